@@ -1,19 +1,36 @@
-"""Compiles kernels by several processes before any is needed: what they leave in CuPy's disk cache is quick to load."""
+"""Compiles kernels by several processes before any is needed: what they leave in CuPy's disk cache is quick to load.
+
+    python benchmarks/ahead.py --out FILE.jsonl --budget SECONDS [--dry-run]
+
+does so for the problems that a GPU is asked first (tests/gpu/first.py), and adds a line to the file. A dry run compiles to PTX what
+a few of them launch.
+"""
 
 from __future__ import annotations
 
+import argparse
 import os
+import sys
 import time
-from collections.abc import Callable, Iterable
-from concurrent.futures import Executor, ProcessPoolExecutor, as_completed
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor, as_completed
+from contextlib import suppress
 from multiprocessing import get_context
+from pathlib import Path
 from typing import Any
 
-from records import told
+ROOT = Path(__file__).resolve().parent.parent
+sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks"), str(ROOT / "tests" / "gpu")]
 
-from cupyflash.schedules import Kernel
+from machine import stand_in  # noqa: E402
+from records import Records, told  # noqa: E402
+
+from cupyflash import Device  # noqa: E402
+from cupyflash.schedules import Kernel  # noqa: E402
+from cupyflash.schedules.base import DoesNotFit  # noqa: E402
 
 MOST_PROCESSES = 16
+DRY_SHARE = 40  # of a dry run: every so many-th
 
 
 def compile_for_gpu(kernel: Kernel) -> None:
@@ -46,3 +63,41 @@ def compile_all(
             executor.shutdown(wait=False, cancel_futures=True)
     found = {"kernels": len(futures), "compiled": done, "seconds": time.monotonic() - begun}
     return found | ({"errors": len(errors), "first_error": errors[0]} if errors else {})
+
+
+def needed(device: Device) -> Iterator[Kernel]:
+    """A kernel of each binary that the first problems need, in their order."""
+    from first import FIRST
+
+    seen = set()
+    for asked in FIRST:
+        with suppress(DoesNotFit):
+            for kernel in () if asked.lacking(device) else asked.kernels(device):
+                if (binary := (kernel.source, kernel.constants)) not in seen:
+                    seen.add(binary)
+                    yield kernel
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, required=True, help="a .jsonl file to add to")
+    parser.add_argument("--budget", type=float, required=True, metavar="SECONDS")
+    parser.add_argument("--dry-run", action="store_true", help="to PTX, no GPU")
+    given = parser.parse_args(argv)
+    with Records(given.out, "ahead") as records:
+        if given.dry_run:
+            from cupyflash.compiler import ptx
+
+            device = stand_in()
+            few = list(needed(device))[::DRY_SHARE]
+            to_ptx = lambda kernel: ptx(kernel, device.compute_capability) and None  # noqa: E731
+            found = records.extra("compiled ahead", lambda: compile_all(few, given.budget, ThreadPoolExecutor(1), to_ptx))
+        else:
+            kernels = list(needed(Device.current()))
+            found = records.extra("compiled ahead", lambda: compile_all(kernels, given.budget, processes()))
+    print(f"compiled ahead: {found}", flush=True)
+    return int(found is None or "errors" in found)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -2,9 +2,9 @@
 
     python benchmarks/backward.py [--out FOLDER] [--quick] [--budget SECONDS] [--dry-run]
 
-In one run, on the same memory and stream: cupyflash by algorithm and deterministic, the gradients of PyTorch's
-scaled_dot_product_attention by each backend that answers, those of `flash_attn` when it can be imported; the forward that they
-need is not timed. TFLOP/s count 10 B H N^2 d, half when causal: five products for the forward's two. README.md has the format.
+In one run, on the same memory and stream: cupyflash as users call it ("auto"), by algorithm and deterministic, and the gradients of
+those peers of peers.py that have them; the forward that they need is not timed. What closes the run compares "auto".
+TFLOP/s count 10 B H N^2 d, half when causal: five products for the forward's two. README.md has the format.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from timing import Implementation, Pass  # noqa: E402
 
 import cupyflash  # noqa: E402
 from cupyflash import Device, plan  # noqa: E402
-from cupyflash.schedules import BACKWARD_ALGORITHMS, Kernel, plan_backward  # noqa: E402
+from cupyflash.schedules import BACKWARD_ALGORITHMS, Kernel, choose, plan_backward  # noqa: E402
 
-DEFAULT = "fa2"
+DEFAULT, FIRST = "auto", "fa2"
 WIDEST = 128  # d up to which one launch makes both gradients
-OURS = (DEFAULT, f"{DEFAULT} deterministic", *(name for name in BACKWARD_ALGORITHMS if name != DEFAULT))
+OURS = (DEFAULT, FIRST, f"{FIRST} deterministic", *(name for name in BACKWARD_ALGORITHMS if name != FIRST))
 
 
 def ours(machine: Machine, case: Case, arrays: Sequence[Any]) -> Iterator[Implementation]:
@@ -55,8 +55,8 @@ def ours(machine: Machine, case: Case, arrays: Sequence[Any]) -> Iterator[Implem
 
 
 def kernels(device: Device, case: Case) -> Iterator[Kernel]:
-    yield from plan(case.problem, device, lse=True).kernels()
-    for name in OURS:
+    yield from plan(case.problem, device, choose(case.problem, device).algorithm, lse=True).kernels()
+    for name in OURS[1:]:  # "auto" is among them
         algorithm, _, deterministic = name.partition(" ")
         yield from plan_backward(case.problem, device, algorithm, deterministic=bool(deterministic)).kernels()
 
@@ -78,8 +78,8 @@ def variants(device: Device, cases: Sequence[Case]) -> Iterator[tuple[Mapping[st
     """fa2 for each case of a half type, named as its measurement is, for the clock model."""
     for case in cases:
         if case.problem.itemsize == 2 and case.d <= WIDEST:
-            named = {"pass": "backward", **asdict(case), "implementation": DEFAULT}
-            yield named, Ours("backward", plan_backward(case.problem, device, DEFAULT))
+            named = {"pass": "backward", **asdict(case), "implementation": FIRST}
+            yield named, Ours("backward", plan_backward(case.problem, device, FIRST))
 
 
 def extras(simulated: bool) -> command.Extras:

@@ -10,7 +10,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import fields
+from dataclasses import asdict, fields
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -21,12 +21,14 @@ import report
 from cases import SMALL, TINY, Case, chosen
 from machine import Gpu, Machine, Simulated
 from machine_code import whole
+from peers import all_missing
 from records import ROOT, Budget, Records, attempt, commit, told
 from timing import DeviceLost, Effort, Pass, Session
 
 import cupyflash
 from cupyflash import Device
 from cupyflash.schedules import Kernel
+from cupyflash.sim.measured import read
 
 # Seconds: of the command, and of these, what is kept for the extras behind the measurements.
 SECONDS, QUICK_SECONDS = 450.0, 105.0
@@ -99,6 +101,8 @@ def run(session: Session, cases: Sequence[Case], header: Mapping[str, Any], extr
         if not header["simulated"]:
             kernels, share = list(distinct(session.what, machine, cases)), AHEAD_SHARE * budget.left()
             records.extra("compiled ahead", lambda: ahead.compile_all(kernels, share, ahead.processes()))
+        if lacking := records.extra("peers missing", all_missing):
+            print("not timed, since not here: " + "; ".join(f"{module} ({reason})" for module, reason in lacking.items()))
         if known := session.what.known:
             session.known = records.extra("machine", lambda: known(machine)) or {}
         session.budget = Budget(budget.left() * (1 - EXTRAS_SHARE))
@@ -142,11 +146,18 @@ def parsed(doc: str | None, argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--quick", action="store_true", help="float16, d 64 and 128, three lengths, fewer repeats")
     parser.add_argument("--budget", type=float, metavar="SECONDS", help=f"stop in time ({SECONDS:.0f}; quick {QUICK_SECONDS:.0f})")
     parser.add_argument("--without", action="append", default=[], help="leave out an implementation, as 'torch math'")
+    parser.add_argument("--resume", action="store_true", help="leave out the cases that the file of --out has already")
     parser.add_argument("--dry-run", action="store_true", help="on the simulated device, tiny: no figure means anything")
     given = parser.parse_args(argv)
     given.out = given.out or (Path(tempfile.mkdtemp(prefix="cupyflash-")) if given.dry_run else ROOT / "benchmarks" / "results")
     given.budget = given.budget or (QUICK_SECONDS if given.quick else SECONDS)
     return given
+
+
+def remaining(cases: Sequence[Case], what: Pass, path: Path) -> list[Case]:
+    """The cases of which a file has no measurement of this pass."""
+    lines = [line for line in read(path) if line.get("pass") == what.name] if path.is_file() else []
+    return [case for case in cases if not any(asdict(case).items() <= line.items() for line in lines)]
 
 
 def main(
@@ -165,6 +176,8 @@ def main(
             cases: Sequence[Case] = [what.tiny or TINY]
         else:
             cases = what.cases(machine, given.quick) if what.cases else chosen(machine.device, given.quick)
+        if given.resume:
+            cases = remaining(cases, what, given.out)
         name = f"{'simulated ' if dry else ''}{machine.device.name} {what.name}"
         with Records(given.out, name) as records:
             print(f"writing {records.path}\n{report.heading(what.name)}")

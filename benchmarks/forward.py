@@ -2,9 +2,10 @@
 
     python benchmarks/forward.py [--out FOLDER] [--quick] [--budget SECONDS] [--dry-run]
 
-In one run, on the same memory and stream: cupyflash by algorithm, fa3 on a Hopper, and fa2 with each of the tiles that its model
-chooses between, with the clocks that its model gives them; PyTorch's scaled_dot_product_attention with each backend that answers;
-`flash_attn` when it can be imported. TFLOP/s count 4 B H N^2 d, half when causal. README.md has the format.
+In one run, on the same memory and stream: cupyflash as users call it ("auto"), by algorithm, fa3 on a Hopper, and fa2 with each of
+the tiles that its model chooses between, with the clocks that its model gives them; the peers of peers.py, of which those that are
+missing are said. What closes the run compares "auto" with the best of them.
+TFLOP/s count 4 B H N^2 d, half when causal. README.md has the format.
 """
 
 from __future__ import annotations
@@ -36,10 +37,10 @@ from timing import Implementation, Pass  # noqa: E402
 
 import cupyflash  # noqa: E402
 from cupyflash import Device, plan  # noqa: E402
-from cupyflash.schedules import Kernel, fa2_tiles, fa3_tiles  # noqa: E402
+from cupyflash.schedules import Kernel, choose, fa2_tiles, fa3_tiles  # noqa: E402
 from cupyflash.sim import theory  # noqa: E402
 
-DEFAULT, OTHERS = "fa2", ("fa1", "standard")
+DEFAULT, TILED, OTHERS = "auto", "fa2", ("fa1", "standard")
 # What ncu counts: bytes of L2 that its callers asked for, and of device memory. Our counts are requested bytes (docs/ptx.md).
 NCU_METRICS = ("lts__t_bytes.sum", "dram__bytes_read.sum", "dram__bytes_write.sum")
 NCU_CASE = Case("float16", 64, 2048, False, 2, 8)
@@ -51,11 +52,11 @@ def tiles(device: Device, case: Case) -> Iterator[tuple[str, tuple[int, int], Ma
         blocks = each.config.block_rows, each.config.block_cols
         size = f"{blocks[0]}x{blocks[1]}"
         says = {"tile": size, "model_clocks": each.clocks, "model_waves": each.waves, "model_bound": each.bound}
-        yield f"{DEFAULT} {size}" if rank else DEFAULT, blocks, says
+        yield f"{TILED} {size}" if rank else TILED, blocks, says
 
 
 def others(device: Device, case: Case) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """The algorithms beside the default, with what a model says of them: fa3 where it runs."""
+    """The algorithms beside fa2, with what a model says of them: fa3 where it runs."""
     if not fa3_tiles.refusal(case.problem, device):
         best = fa3_tiles.choose(case.problem, device)
         size = f"{best.config.team.block_rows}x{best.config.block_cols}"
@@ -65,21 +66,23 @@ def others(device: Device, case: Case) -> Iterator[tuple[str, Mapping[str, Any]]
 
 
 def ours(machine: Machine, case: Case, arrays: Sequence[Any]) -> Iterator[Implementation]:
-    """O by cupyflash: what a call takes, then the other tiles and algorithms."""
+    """O by cupyflash: what a call takes, then fa2's tiles and the other algorithms."""
     q, k, v = arrays
 
     def by(algorithm: str, tiling: tuple[int, int] | None = None) -> Call:
         return partial(cupyflash.attention, q, k, v, causal=case.causal, algorithm=algorithm, tiling=tiling)
 
+    yield Implementation(DEFAULT, by(DEFAULT), ours=True, facts={"algorithm": choose(case.problem, machine.device).algorithm})
     for name, blocks, says in tiles(machine.device, case):
-        yield Implementation(name, by(DEFAULT, None if name == DEFAULT else blocks), ours=True, facts=says)
+        yield Implementation(name, by(TILED, None if name == TILED else blocks), ours=True, facts=says)
     for algorithm, says in others(machine.device, case):
         yield Implementation(algorithm, by(algorithm), ours=True, facts=says)
 
 
 def kernels(device: Device, case: Case) -> Iterator[Kernel]:
+    yield from plan(case.problem, device, choose(case.problem, device).algorithm).kernels()
     for _, blocks, _ in tiles(device, case):
-        yield from plan(case.problem, device, DEFAULT, blocks).kernels()
+        yield from plan(case.problem, device, TILED, blocks).kernels()
     for algorithm, _ in others(device, case):
         yield from plan(case.problem, device, algorithm).kernels()
 
@@ -142,14 +145,14 @@ def profiled(case: Case, seconds: float) -> dict[str, Any]:
         raise RuntimeError("ncu is not on the PATH")
     code = (
         f"import cupy, cupyflash; q, k, v = (cupy.ones({case.shape}, cupy.{case.dtype}) for _ in range(3)); "
-        f"cupyflash.attention(q, k, v, causal={case.causal}, algorithm={DEFAULT!r}); cupy.cuda.Device().synchronize()"
+        f"cupyflash.attention(q, k, v, causal={case.causal}, algorithm={TILED!r}); cupy.cuda.Device().synchronize()"
     )
     ncu = ["ncu", "--csv", "--print-units", "base", "--metrics", ",".join(NCU_METRICS), "--kernel-name", "fa2_forward"]
     done = subprocess.run([*ncu, sys.executable, "-c", code], env=_environment(), capture_output=True, text=True, timeout=seconds)
     theirs = ncu_metrics(done.stdout)
     if not theirs:
         raise RuntimeError((done.stdout + done.stderr).strip()[-250:])
-    form = theory.traffic(plan(case.problem, Device.current(), DEFAULT))
+    form = theory.traffic(plan(case.problem, Device.current(), TILED))
     return asdict(case) | {"ncu": theirs, "theory": {"read_bytes": form.read_bytes, "write_bytes": form.write_bytes}}
 
 
@@ -168,7 +171,7 @@ def variants(device: Device, cases: Sequence[Case]) -> Iterator[tuple[Mapping[st
     for case in cases:
         for name, blocks, _ in tiles(device, case) if case.problem.itemsize == 2 else ():
             named = {"pass": "forward", **asdict(case), "implementation": name}
-            yield named, Ours("forward", plan(case.problem, device, DEFAULT, blocks))
+            yield named, Ours("forward", plan(case.problem, device, TILED, blocks))
 
 
 def extras(simulated: bool) -> command.Extras:

@@ -223,7 +223,7 @@ def gpu_versions() -> dict[str, Any]:
 def library_versions() -> dict[str, str | None]:
     """Of the libraries by name, None where one is not installed; none is imported that was not."""
     found: dict[str, str | None] = {"cupy": sys.modules["cupy"].__version__ if "cupy" in sys.modules else None}
-    for name in ("numpy", "torch", "flash_attn", "flashinfer-python"):
+    for name in ("numpy", "torch", "triton", "flash_attn", "flash_attn_3", "flash-attn-4", "flashinfer-python"):
         try:
             found[name] = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
@@ -238,7 +238,7 @@ class Nvml:
     """The driver's own library for clocks, power and temperature of the GPU at a PCI bus address. OSError where it is not there."""
 
     def __init__(self, bus_id: str, library: Any = None) -> None:
-        self._library = library or ctypes.CDLL("libnvidia-ml.so.1")
+        self._library = library or ctypes.CDLL("nvml.dll" if sys.platform == "win32" else "libnvidia-ml.so.1")
         self._handle = ctypes.c_void_p()
         for status in (
             self._library.nvmlInit_v2(),
@@ -263,6 +263,12 @@ class Nvml:
         return None if failed else int(answer.value)
 
 
+def stand_in() -> Device:
+    """What a dry run is a rehearsal for: the device that CUPYFLASH_STAND_IN names, as for tests/gpu; the A100-40GB without it."""
+    name = os.environ.get("CUPYFLASH_STAND_IN", "1")
+    return Device.named("A100-40GB" if name == "1" else name)
+
+
 class Simulated:
     """The simulated device, by a wall clock: figures of no meaning, every line run."""
 
@@ -270,7 +276,7 @@ class Simulated:
     fill_seconds: float | None = None
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
-        self.device, self._clock = Device.named("A100-40GB"), clock
+        self.device, self._clock = stand_in(), clock
 
     def __enter__(self) -> Simulated:
         self._context = simulated_device(self.device)

@@ -1,16 +1,75 @@
-"""Other implementations of attention, on the same memory and stream: PyTorch's backends, and flash_attn on top of PyTorch."""
+"""Other implementations of attention, on the same memory and stream, on top of PyTorch: its scaled_dot_product_attention by each
+backend, its flex_attention compiled, a fused kernel in Triton (fused_triton.py), flash_attn (2, 3 and 4) and FlashInfer."""
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
+from records import told
+
 Call = Callable[[], Any]
 BACKENDS = ("FLASH_ATTENTION", "CUDNN_ATTENTION", "EFFICIENT_ATTENTION")
 # Elements of S up to which PyTorch's own products are timed too, which hold several matrices of that size.
 MATH_SCORES = 1 << 30
+# By name, where a function of (b, n, h, d) is: FlashAttention-2, FlashAttention-3 (its folder hopper/) and FlashAttention-4.
+FLASH_ATTENTIONS = {
+    "flash_attn": ("flash_attn", "flash_attn_func"),
+    "flash_attn 3": ("flash_attn_interface", "flash_attn_func"),
+    "flash_attn 4": ("flash_attn.cute", "flash_attn_func"),
+}
+MODULES = ("torch", "triton", *(module for module, _ in FLASH_ATTENTIONS.values()), "flashinfer")
+
+
+@cache
+def missing(module: str) -> str | None:
+    """Why a peer's module cannot be imported, None where it can."""
+    try:
+        importlib.import_module(module)
+    except Exception as error:  # a broken one raises whatever it likes
+        return told(error)
+    return None
+
+
+def all_missing() -> dict[str, str]:
+    """The peers' modules that are not there, each with the reason."""
+    return {module: reason for module in MODULES if (reason := missing(module))}
+
+
+def heads_second(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Of (b, h, n, d) what a function makes of (b, n, h, d); one that gives L as well gives O first."""
+
+    def attention(q: Any, k: Any, v: Any, causal: bool) -> Any:
+        out = function(*(tensor.transpose(1, 2) for tensor in (q, k, v)), causal=causal)
+        return (out[0] if isinstance(out, tuple) else out).transpose(1, 2)
+
+    return attention
+
+
+@cache
+def _flex_of(n: int, device: str, causal: bool) -> tuple[Callable[..., Any], Any]:
+    """flex_attention compiled, and its mask of N x N scores."""
+    import torch
+    from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+
+    seen = create_block_mask(lambda b, h, q, k: q >= k, None, None, n, n, device=device) if causal else None
+    return torch.compile(flex_attention, dynamic=False), seen
+
+
+@cache
+def _planned_flashinfer(shape: tuple[int, int, int, int], dtype: Any, device: str, causal: bool) -> Any:
+    """FlashInfer's wrapper, planned for sequences of one length (b, n, h, d)."""
+    import torch
+    from flashinfer import BatchPrefillWithRaggedKVCacheWrapper
+
+    batch, n, heads, d = shape
+    wrapper = BatchPrefillWithRaggedKVCacheWrapper(torch.zeros(128 << 20, dtype=torch.uint8, device=device), "NHD")
+    starts = torch.arange(batch + 1, dtype=torch.int32, device=device) * n
+    wrapper.plan(starts, starts, heads, heads, d, causal=causal, q_data_type=dtype, kv_data_type=dtype)
+    return wrapper
 
 
 @dataclass(frozen=True)
@@ -21,22 +80,38 @@ class Torch:
     tensors: Sequence[Any]
 
     def functions(self, math: bool) -> Iterator[tuple[str, Callable[..., Any], Sequence[Any]]]:
-        """By name: a function of (q, k, v, causal), and the tensors to call it with."""
+        """By name: a function of (q, k, v, causal) that has gradients, and the tensors to call it with."""
         from torch.nn.attention import SDPBackend
 
         for name in (*BACKENDS, "MATH") if math else BACKENDS:
             if hasattr(SDPBackend, name):
                 yield f"torch {name.lower().removesuffix('_attention')}", self._by(getattr(SDPBackend, name)), self.tensors
-        try:
-            from flash_attn import flash_attn_func
-        except ImportError:
-            return
+        yield "torch flex", self._flex, self.tensors
+        there = {name: place for name, place in FLASH_ATTENTIONS.items() if not missing(place[0])}
+        if there:  # with (b, n, h, d) in memory, which these read without copies
+            own = [tensor.transpose(1, 2).contiguous().transpose(1, 2) for tensor in self.tensors]
+            for name, (module, function) in there.items():
+                yield name, heads_second(getattr(importlib.import_module(module), function)), own
 
-        def attention(q: Any, k: Any, v: Any, causal: bool) -> Any:
-            return flash_attn_func(*(tensor.transpose(1, 2) for tensor in (q, k, v)), causal=causal).transpose(1, 2)
+    def forward_only(self) -> Iterator[tuple[str, Callable[..., Any], Sequence[Any]]]:
+        """Those that have no gradients."""
+        if not missing("triton"):
+            import fused_triton
 
-        # With (b, n, h, d) in memory, which it reads without copies.
-        yield "flash_attn", attention, [tensor.transpose(1, 2).contiguous().transpose(1, 2) for tensor in self.tensors]
+            yield "triton", fused_triton.attention, self.tensors
+        if not missing("flashinfer"):
+            yield "flashinfer", self._flashinfer, [tensor.transpose(1, 2).contiguous() for tensor in self.tensors]
+
+    def _flex(self, q: Any, k: Any, v: Any, causal: bool) -> Any:
+        """flex_attention, compiled once a shape, which its first call waits for."""
+        compiled, mask = _flex_of(q.shape[-2], str(q.device), causal)
+        return compiled(q, k, v, block_mask=mask)
+
+    def _flashinfer(self, q: Any, k: Any, v: Any, causal: bool) -> Any:
+        """Its prefill of ragged sequences, planned once, which is not timed; of and to (b, n, h, d)."""
+        wrapper = _planned_flashinfer(tuple(q.shape), q.dtype, str(q.device), causal)
+        out = wrapper.run(*(tensor.flatten(0, 1) for tensor in (q, k, v)))
+        return out.unflatten(0, q.shape[:2]).transpose(1, 2)
 
     def _by(self, backend: Any) -> Callable[..., Any]:
         """scaled_dot_product_attention by one backend; RuntimeError where it does not take such tensors."""
@@ -50,7 +125,7 @@ class Torch:
 
     def forward(self, causal: bool, scores: int) -> Iterator[tuple[str, Call]]:
         """O of the tensors Q, K and V, with S of so many elements."""
-        for name, function, tensors in self.functions(math=scores <= MATH_SCORES):
+        for name, function, tensors in (*self.functions(math=scores <= MATH_SCORES), *self.forward_only()):
             yield name, self._without_graph(function, tensors, causal)
 
     def _without_graph(self, function: Callable[..., Any], tensors: Sequence[Any], causal: bool) -> Call:

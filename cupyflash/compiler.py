@@ -10,7 +10,7 @@ import threading
 from functools import cache
 from typing import Any
 
-from cupyflash import cubins, dispatch, kernels_cu
+from cupyflash import cubins, dispatch, first_use, kernels_cu
 from cupyflash.nvrtc import compile_to_ptx, header_directories
 from cupyflash.schedules import Kernel
 
@@ -67,7 +67,8 @@ def gpu_kernel(kernel: Kernel, device_id: int) -> tuple[Kernel, Any]:
         with _compiling:
             found = _functions.get(key)
             if found is None:
-                found = _functions[key] = _without_fault(kernel, device_id)
+                with first_use.patience(f"{kernel.name} ({kernel.source})"):
+                    found = _functions[key] = _without_fault(kernel, device_id)
     place, function = found
     return (kernel, *kernel.instead)[place], function
 
@@ -105,8 +106,9 @@ def _by_cupy(kernel: Kernel) -> Any:
     module = cupy.RawModule(code=kernels_cu.source(kernel.source), options=(*options(kernel), *includes))
     try:
         module.compile()
-    except OSError:
+    except OSError as error:
         # A cache directory that cannot be made or written: compile all the same, and keep the result in memory only.
+        first_use.cache_is_unusable(str(cubins.folder()), str(error))
         before = os.environ.get(cubins.IN_MEMORY)
         os.environ[cubins.IN_MEMORY] = "1"
         try:

@@ -16,6 +16,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from cupyflash import first_use
 from cupyflash.nvrtc import CompileError, compile_to_cubin, compile_to_ptx, header_directories, remarks
 
 # CuPy's switches: for keeping nothing on disk, for another folder, for the source beside the cubin, for a source that fails.
@@ -72,14 +73,18 @@ def compiled(program: Program) -> Cubin:
 
 def function(program: Program, name: str) -> tuple[Any, tuple[str, ...]]:
     """A kernel of a program, as a CuPy RawKernel on the current device, and the compiler's remarks on the program."""
-    folder = None if _asked(IN_MEMORY) else Path(os.environ.get(FOLDER) or os.path.expanduser(DEFAULT_FOLDER))
-    path = None if folder is None else folder / f"cupyflash_{program.key}.cubin"
+    path = None if _asked(IN_MEMORY) else folder() / f"cupyflash_{program.key}.cubin"
     cubin = None if path is None else read(path)
     if cubin is None:
         cubin = compiled(program)
         if path is not None and not write(path, cubin, program.source):
             path = None
     return _function(name, cubin.code, path, program), remarks(cubin.log)
+
+
+def folder() -> Path:
+    """That of CuPy's kernel cache."""
+    return Path(os.environ.get(FOLDER) or os.path.expanduser(DEFAULT_FOLDER))
 
 
 def read(path: Path) -> Cubin | None:
@@ -105,7 +110,8 @@ def write(path: Path, cubin: Cubin, source: str) -> bool:
         path.parent.mkdir(parents=True, exist_ok=True)
         for each, data in files.items():
             _put(each, data)
-    except OSError:
+    except OSError as error:
+        first_use.cache_is_unusable(str(path.parent), str(error))
         return False
     return True
 

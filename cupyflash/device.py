@@ -18,6 +18,8 @@ from numbers import Integral
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from cupyflash import first_use
+
 __all__ = ["PEAK_DTYPES", "Device"]
 
 PEAK_DTYPES = ("float16", "bfloat16", "float32", "tf32")
@@ -200,16 +202,15 @@ class Device:
         try:
             import cupy
         except ImportError as error:
-            raise ImportError(
-                f"cannot import CuPy ({error}): pip install 'cupyflash[cuda13]', or [cuda12] for a CUDA 12 driver"
-            ) from error
+            way = "pip install 'cupyflash[cuda13]', or [cuda12] for a CUDA 12 driver"
+            raise ImportError(first_use.two_packages() or f"cannot import CuPy ({error}): {way}") from error
         runtime = cupy.cuda.runtime
         if runtime.is_hip:
             raise RuntimeError("CuPy was built for ROCm: cupyflash's kernels are CUDA C, they need an NVIDIA GPU")
         try:
             count = runtime.getDeviceCount()
         except RuntimeError as error:  # CUDARuntimeError: no driver, a driver too old, no device
-            raise RuntimeError(f"no GPU that CUDA can use: {error}") from error
+            raise RuntimeError(first_use.no_gpu(runtime, error)) from error
         if count == 0:
             raise RuntimeError("no GPU that CUDA can use: CUDA counts 0 devices")
         if ordinal is None:

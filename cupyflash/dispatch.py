@@ -65,6 +65,11 @@ def as_array(name: str, array: Any, others: str = "") -> Any:
         if hasattr(array, "__dlpack__") and hasattr(array, "__dlpack_device__"):
             try:
                 if array.__dlpack_device__()[0] in DLPACK_HOST:
+                    if str(getattr(array, "dtype", None)) == "torch.bfloat16":
+                        raise TypeError(
+                            "NumPy has no bfloat16 of its own: "
+                            f"pass {name}.view(torch.int16).numpy().view(ml_dtypes.bfloat16), the same memory, or {name}.float()"
+                        )
                     return np.from_dlpack(array)
                 return importlib.import_module("cupy").from_dlpack(array)
             except (BufferError, RuntimeError, TypeError, ValueError) as error:

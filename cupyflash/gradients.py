@@ -61,6 +61,7 @@ def attention_backward(
     dropout_origin: tuple[int, int, int, int] = NO_ORIGIN,
     scale: float | None = None,
     algorithm: str = "auto",
+    score_dtype: str | None = None,
     tiling: TilingChoice = None,
     deterministic: bool = False,
     return_dbias: bool = False,
@@ -72,15 +73,15 @@ def attention_backward(
     All else as for `attention`, and with the values of that call. S and P are computed again, from L. Query heads that share a
     key head add up in its dk and dv; a row that sees no key has a gradient of zero, and so has a key that no row sees. A NaN or
     an infinity in a masked row of k or v makes the dq of rows that share a tile with it NaN, being multiplied by a weight of zero;
-    what is behind `key_lengths` is not read. Rows whose L is beyond 4096 take "fa2" longer: it goes through their scores once more,
-    where the other two take P from what float32 leaves of L.
+    what is behind `key_lengths` is not read. P = exp(S - L) would be off by what float32 rounds off L: in float32 each row goes
+    through its scores once more, for m and log(l), and so do, by "fa2", rows of half types whose L is beyond 4096.
     With a `score` function (`softcap` and `alibi_slopes` are two) dq and dk have its derivative by s. That does not enter where a
     score is masked, or its weight is 0, whatever it is. What the function has captured gets no gradient.
 
     `algorithm`: "fa2" (FlashAttention-2), or "auto", which is "fa2". It sums dq by atomics, in float32 and in no order;
     `deterministic` takes a kernel of its own for dq instead, which gives the same bits each time. "fa1" (FlashAttention's
     Algorithm 4) and "standard" (Algorithm 3, three matrices of n_q x n_k in memory) are here to be measured, up to a d of 256; they
-    give the same bits each time as they are.
+    give the same bits each time as they are. "standard" rounds S as its forward did: `score_dtype` is that call's.
 
     Returns arrays of q's dtype on q's device, of the shapes of q, k and v;
     with `sinks` their gradient, float32 ("fa2");
@@ -92,7 +93,8 @@ def attention_backward(
     captured, numbers = captured_values(score, given.function)
     dropped = Dropout.asked(dropout, seed, offset, dropout_origin)
     form = None if score is None else score.form
-    options = Options.asked(causal=causal, window=window, scale=scale, score=form, dropout=dropped is not None)
+    dropping = dropped is not None
+    options = Options.asked(causal=causal, window=window, scale=scale, score=form, dropout=dropping, score_dtype=score_dtype)
     ways = _ways(algorithm, tiling, deterministic=deterministic, dbias=return_dbias, bias=bias)
     beside = {"mask": given.array, "bias": bias, "block_mask": block_mask, "sinks": sinks, **captured}
     arrays = as_arrays(dout=dout, q=q, k=k, v=v, out=out, lse=lse, **beside)
@@ -309,8 +311,7 @@ def attention_vjp(
 
     The pullback holds q, k, v, out and the log-sum-exps, 4 bytes a row; it may be called as often as one likes. `algorithm` and
     `tiling` are those of both passes ("auto" is what each takes by default); `options` are `attention`'s, but for `return_lse` and
-    `out` (`score_dtype` is for the forward: the pullback has S in registers, in float32). Raises as `attention` and
-    `attention_backward` do, for both before anything is computed.
+    `out`. Raises as `attention` and `attention_backward` do, for both before anything is computed.
     """
     if unknown := {"return_lse", "out"} & set(options):
         raise TypeError(f"attention_vjp has no {unknown.pop()}")
@@ -332,7 +333,6 @@ def attention_vjp(
         out, lse = attention(q, k, v, algorithm=algorithm, tiling=tiling, return_lse=True, score=score, **options)
         if gpu:
             hold_for_graph(lse)  # which nobody but the pullback has
-    options.pop("score_dtype", None)
     options |= {
         "score": score,
         "algorithm": algorithm,

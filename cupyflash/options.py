@@ -125,7 +125,7 @@ class Options:
 
     What a query row sees: under `causal`, aligned bottom-right, row r sees key column c when c <= r + seqlen_k - seqlen_q;
     with `window` = (left, right), when r + seqlen_k - seqlen_q - left <= c <= r + seqlen_k - seqlen_q + right, None for no
-    limit (`causal` and a window together have right = 0; a window of (None, 0) is kept as `causal`);
+    limit (beside `causal` right is 0 or None, and then 0; a window of (None, 0) is kept as `causal`);
     with `padded`, batch b sees its first `key_lengths[b]` keys (None where the lengths are not known to the host: counts
     are then of full length); with `mask`, a boolean a (row, column) says so too; with `bias`, a number is added to each
     score; with `block_mask`, only blocks of S that it keeps are visited. Scores are multiplied by `scale`, 1 / sqrt(head_dim)
@@ -263,7 +263,7 @@ DEFAULTS = {each.name: each.default for each in fields(Options)}
 # Which of them are True or False; the arrays that may come beside q, k and v; what `attention` and its backward take as it is.
 FLAGS = ("causal", "mask", "bias", "padded", "packed", "sinks", "dropout", "tiles_given")
 ARRAYS = ("mask", "bias", "key_lengths", "block_mask", "sinks")
-KEYWORDS = ("causal", "window", "scale")
+KEYWORDS = ("causal", "window", "scale", "score_dtype")
 
 _BACKWARD = ("standard backward", "fa1 backward", "fa2 backward")
 _EVERY = ("standard", "fa1", "fa2", "fa3", "decode", *_BACKWARD, "attention_decode", "attention_varlen", "ring_attention")
@@ -282,7 +282,7 @@ TAKEN_BY: dict[str, tuple[str, tuple[str, ...]]] = {
     "packed": ("packed sequences", ("fa2", "fa3", "fa2 backward", "attention_varlen")),
     "sinks": ("sinks", tuple(name for name in _EVERY if name not in ("standard backward", "fa1 backward"))),
     "dropout": ("dropout", (*_BY_SCORE, "attention_varlen", "ring_attention")),
-    "score_dtype": ("score_dtype, the dtype of an S in memory", ("standard",)),
+    "score_dtype": ("score_dtype, the dtype of an S in memory", ("standard", "standard backward")),
     "score": ("a score function", _EVERY),
     "mask_function": ("a mask function", (*_MASKED, "attention_varlen", "ring_attention")),
     "pattern": ("a mask's pattern", _MASKED),
@@ -364,7 +364,10 @@ def _checked_window(window: object, causal: bool) -> tuple[Window | None, bool]:
     if left is not None and right is not None and left + right < 0:
         raise ValueError(f"window must leave each row a key of its own: left + right of at least 0, got {window!r}")
     if causal:
-        right = 0 if right is None else min(right, 0)
+        if right not in (None, 0):
+            allowed = "(left, None) or (left, 0) beside causal, which ends each row at its own key"
+            raise ValueError(f"window must be {allowed}, got {window!r}")
+        right = 0
     if left is None and (right is None or right == 0):
         return None, right == 0
     return (Band(left, right) if isinstance(window, Band) else (left, right)), False

@@ -26,6 +26,7 @@ from cupyflash.schedules import (
     plan_decode,
     plan_varlen,
 )
+from cupyflash.schedules.fa3 import Fa3Schedule
 from cupyflash.score import Form, Mask, Score, captured_values
 from cupyflash.simulated import current_simulation
 from cupyflash.tiling import TilingChoice
@@ -71,7 +72,8 @@ def warmup(
     if varlen and algorithm not in ("auto", *VARLEN_ALGORITHMS):
         raise ValueError(f"algorithm must be one of auto, {', '.join(VARLEN_ALGORITHMS)} for varlen, got {algorithm!r}")
     schedules = list(_schedules(problem, device, algorithm, tiling))
-    _compile([kernel for schedule in schedules for kernel in schedule.kernels()], device, simulated)
+    queues = [schedule.queue_kernel for schedule in schedules if isinstance(schedule, Fa3Schedule) and schedule.unlike]
+    _compile([*queues, *(kernel for schedule in schedules for kernel in schedule.kernels())], device, simulated)
 
 
 def warmup_decode(

@@ -12,7 +12,7 @@ DIRECTORY = Path(__file__).resolve().parent
 @cache
 def source(name: str) -> str:
     """The text of a kernel file, "fa1_forward.cu" say."""
-    return (DIRECTORY / name).read_text()
+    return (DIRECTORY / name).read_text(encoding="utf-8")
 
 
 @cache

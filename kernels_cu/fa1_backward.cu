@@ -2,8 +2,8 @@
 //
 // K/V blocks are the outer loop, Q blocks the inner, of each query head that shares the key head: dK~_j and dV~_j stay on chip,
 // dQ lives in HBM and is read and written at each visit. dQ is float32 there until the last visit of its row block, which
-// writes it in its own type: for float inputs that is one array, else dQ_acc and dQ. L stands for l and m, one float a row:
-// diag(l)^-1 exp(S - m) = exp(S - L).
+// writes it in its own type: for float inputs that is one array, else dQ_acc and dQ. For half types L stands for l and m, one float
+// a row: diag(l)^-1 exp(S - m) = exp(S - L); float inputs have m and log(l), which row_bases.cu finds before.
 // Products are of S^T = K_j Q_i^T, 16 keys a warp at a time, so that P^T and dS^T lie in registers as dV~ += P^T dO and
 // dK~ += dS^T Q want them. A sum of dK~ or dV~ belongs to one thread for good, and so does an element of dQ: no atomics, and
 // the same bits each time.
@@ -21,6 +21,7 @@
 #include "row_pair.cuh"
 #include "tile_copy.cuh"
 #include "warp_product.cuh"
+#include "weight.cuh"
 
 constexpr int WARPS = BR / 16, THREADS = 32 * WARPS;  // a warp for every 16 rows of a Q block, and for every so many 16 keys
 constexpr int DS_ROW = row_elements(BR);
@@ -73,8 +74,8 @@ fa1_backward(__grid_constant__ const Params given) {
   Element* Q_smem = V_smem + BC * DV_ROW;                             // (BR x D_ROW)
   Element* dO_smem = Q_smem + BR * D_ROW;                             // (BR x DV_ROW)
   Element* dS_smem = dO_smem + BR * DV_ROW;                           // (BC x DS_ROW), transposed
-  float* L_smem = reinterpret_cast<float*>(dS_smem + BC * DS_ROW);    // (BR)
-  float* D_smem = L_smem + BR;                                        // (BR)
+  OfRow* rows_smem = reinterpret_cast<OfRow*>(dS_smem + BC * DS_ROW);  // (BR): L, or m and log(l)
+  float* D_smem = reinterpret_cast<float*>(rows_smem + BR);           // (BR)
   unsigned* kept = reinterpret_cast<unsigned*>(D_smem + BR);          // SPARSE: group x Tr rows of `words`
 
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
@@ -161,7 +162,7 @@ fa1_backward(__grid_constant__ const Params given) {
       for (int i = first_row / BR; i <= last_row / BR; i++) {
         const Blocks blocks = blocks_of(member, i);
         if (SPARSE && !blocks.visits(j)) continue;
-        // Line 10: load Q_i, dO_i and, of each row, L. A warp loads the 16 rows that it owns.
+        // Line 10: load Q_i, dO_i and, of each row, L or m and log(l). A warp loads the 16 rows that it owns.
         const int row0 = i * BR + warp * 16, rows = max(0, min(16, Nq - row0));
         const Element* Q_rows = p.Q.of(batch, head) + (rows ? row0 * p.Q.row : 0);
         const Element* dO_rows = p.dO.of(batch, head) + (rows ? row0 * p.dO.row : 0);
@@ -184,8 +185,8 @@ fa1_backward(__grid_constant__ const Params given) {
           }
           sum = row_sum(sum);
           if (t == 0) {
-            const float l = r < rows ? p.L[pair * Nq + row0 + r] : 0.f;
-            L_smem[warp * 16 + r] = l == NEG_INF ? 0.f : l;  // a row that sees nothing
+            const OfRow given = r < rows ? given_of_rows(p)[pair * Nq + row0 + r] : OfRow();
+            rows_smem[warp * 16 + r] = where_nothing_is_seen(given);
             D_smem[warp * 16 + r] = sum;
           }
         }
@@ -194,7 +195,7 @@ fa1_backward(__grid_constant__ const Params given) {
         for (int key = warp * 16; key < cols; key += WARPS * 16) {
 #pragma unroll 1
           for (int query = 0; query < BR; query += SUB) {
-            // Lines 11 to 13: S^T = scale K_j Q_i^T, P^T = exp(S^T - L), 0 where a row does not see a key
+            // Lines 11 to 13: S^T = scale K_j Q_i^T, P^T = diag(l)^-1 exp(S^T - m), 0 where a row does not see a key
             float P_regs[SUB / 8][4], dS_regs[SUB / 8][4], slopes[SUB / 8][4];  // (16 x SUB)
             scores(P_regs, K_smem + key * D_ROW, Q_smem + query * D_ROW);
             const int first = i * BR + query;
@@ -204,8 +205,8 @@ fa1_backward(__grid_constant__ const Params given) {
                 Scored scored = {};
                 if (seen || !SCORE_LOADS) scored = scored_at(masks, of_row(masks, row), __fmul_rn(s, p.scale), row, col, Nq);
                 s = scored.value, slopes[n][e] = scored.slope;
-              } else {
-                s *= p.scale;
+              } else if constexpr (SCALED || !EXACT) {
+                s = EXACT ? __fmul_rn(s, p.scale) : s * p.scale;  // float32 is rounded as scale_and_mask does
               }
               if constexpr (BIAS) {
                 if (seen) s += load_in_place(masks.bias + row * masks.bias_row + col * masks.bias_col);
@@ -213,7 +214,7 @@ fa1_backward(__grid_constant__ const Params given) {
               if constexpr (MASK) {
                 if (seen) seen = mask_says(masks, {}, row, col, Nq);
               }
-              s = seen ? exp_of(s - L_smem[row - i * BR]) : 0.f;
+              s = seen ? exp_of(exponent_of(rows_smem[row - i * BR], s, SCALED ? 1.f : p.scale)) : 0.f;
             });
             if constexpr (DROPOUT)
               each_weight_transposed<BR % 32 == 0 && SUB % 32 == 0>(P_regs, dropout, j * BC + key, i * BR + query, MarkDropped());

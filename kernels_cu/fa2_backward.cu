@@ -8,7 +8,7 @@
 // above 256): each product is made once. Of 16 rows one of the two makes all.
 //
 // Three kernels: what is done for each row before and behind (fa2_backward_rows.cuh; dQ has its own type from there, where no kernel
-// of its own makes it, fa2_backward_queries.cu), and between them the gradients. large_rows.cu comes before the second.
+// of its own makes it, fa2_backward_queries.cu), and between them the gradients. row_bases.cu comes before them.
 //
 // Constants, all from the tile schedule:
 //   ELEMENT     __half, __nv_bfloat16 or float       HEAD_DIM, VALUE_DIM  d of Q and K, of V and O
@@ -73,6 +73,9 @@ __device__ __forceinline__ Item item_at(int n) {
 // Elements that a Q block and a dO block have room for
 constexpr int SLOT = BR * (!BY_TURNS ? KeyTile::PAD + ValueTile::PAD : KeyTile::PAD > ValueTile::PAD ? KeyTile::PAD : ValueTile::PAD);
 
+// Floats of what a row block's rows are given, and of its D
+constexpr int ROW_SLOT = BR * (sizeof(OfRow) / sizeof(float) + 1);
+
 // What a thread block has
 struct ColumnBlock {
   int batch, kv_head, j;
@@ -85,7 +88,8 @@ __device__ __forceinline__ ColumnBlock column_block(int Nk, int kv_heads, int in
 // Room in SRAM for what a row block brings
 struct Slot {
   Element *Q, *dO;  // (BR x d), (BR x d_v)
-  float *L, *D_i;   // (BR), (BR)
+  OfRow* of_rows;   // (BR): L, or what the row's weights are relative to
+  float* D_i;       // (BR)
 };
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
@@ -97,13 +101,14 @@ fa2_backward(__grid_constant__ const Params given) {
   Element* dS_smem = V_smem + BC * ValueTile::PAD;        // (BC x BR), transposed
   Element* P_smem = dS_smem + (WIDE ? 0 : BC * ScoreTile::PAD);  // (BC x BR), transposed, where two warps share their keys
   Element* ring = P_smem + (WIDE ? 1 : ROW_WARPS - 1) * BC * ScoreTile::PAD;  // SLOTS x (BR x d), (BR x d_v)
-  float* row_ring = reinterpret_cast<float*>(ring + SLOTS * SLOT);                // SLOTS x 2 BR
-  unsigned* row_parts = reinterpret_cast<unsigned*>(row_ring + SLOTS * 2 * BR);  // SLOTS x those of score_parts.cuh
+  float* row_ring = reinterpret_cast<float*>(ring + SLOTS * SLOT);                       // SLOTS x (BR of OfRow, BR)
+  unsigned* row_parts = reinterpret_cast<unsigned*>(row_ring + SLOTS * ROW_SLOT);  // SLOTS x those of score_parts.cuh
   unsigned* key_parts = row_parts + SLOTS * ROW_LOADS * BR;
   unsigned* kept = key_parts + KEY_LOADS * BC;
   auto slot_at = [&](int s) {
     Element* at = ring + s * SLOT;
-    return Slot{at, !BY_TURNS ? at + BR * KeyTile::PAD : WITH_DK ? at : V_smem, row_ring + s * 2 * BR, row_ring + s * 2 * BR + BR};
+    float* of_rows = row_ring + s * ROW_SLOT;
+    return Slot{at, !BY_TURNS ? at + BR * KeyTile::PAD : WITH_DK ? at : V_smem, reinterpret_cast<OfRow*>(of_rows), of_rows + ROW_SLOT - BR};
   };
 
   auto parts_at = [&](int s) { return shared_address(row_parts + s * ROW_LOADS * BR); };
@@ -211,8 +216,9 @@ fa2_backward(__grid_constant__ const Params given) {
         const int r = r0 + threadIdx.x;
         if (BR % THREADS != 0 && r >= BR) break;
         const bool inside = r < rows;
-        copy_float(slot.L + r, inside ? p.L + row0 + i * BR + r : p.L, inside);
-        if constexpr (WITH_DK) copy_float(slot.D_i + r, inside ? p.D + row0 + i * BR + r : p.D, inside);
+        const OfRow* given = given_of_rows(p);
+        copy_floats(slot.of_rows + r, inside ? given + row0 + i * BR + r : given, inside);
+        if constexpr (WITH_DK) copy_floats(slot.D_i + r, inside ? p.D + row0 + i * BR + r : p.D, inside);
       }
       if constexpr (ROW_LOADS > 0)
         coming.ask(p, masks.of_head, score_at(masks, i * BR, 0, Nq), rows, MASK && blocks.asks(i));
@@ -226,15 +232,7 @@ fa2_backward(__grid_constant__ const Params given) {
       const Slot slot = slot_at(which);
       if constexpr (ROW_LOADS > 0) masks.of_rows = parts_at(which) - 4 * i * BR;
       wait_for_groups<0>();
-      bool large = false;  // any of the rows whose L this thread copied
-#pragma unroll
-      for (int r0 = 0; r0 < BR; r0 += THREADS) {
-        const int r = r0 + threadIdx.x;
-        if (BR % THREADS != 0 && r >= BR) break;
-        large |= is_large(slot.L[r]);
-        if (slot.L[r] == NEG_INF) slot.L[r] = 0.f;  // a row that sees nothing, and has scores of -inf where they are not masked
-      }
-      large = __syncthreads_or(large);  // Q_i and dO_i are there for all; all are done with the step before
+      const bool large = any_large<BR, THREADS>(slot.of_rows);  // Q_i and dO_i are there for all; all are done with the step before
       auto fetch_next = [&] {
         which = STAGES == 2 ? 1 - which : 0;
         if (next >= blocks.begin) fetch(next, slot_at(which));
@@ -293,12 +291,11 @@ fa2_backward(__grid_constant__ const Params given) {
           auto subtract = [&] {
 #pragma unroll
             for (int n = 0; n < N; n++) {
-              const float2 l = *reinterpret_cast<const float2*>(slot.L + row + 8 * n + 2 * t);
-              const float offset[2] = {-l.x * UNIT, -l.y * UNIT};
+              const TwoRows of_two(slot.of_rows + row + 8 * n + 2 * t);
 #pragma unroll
               for (int m = 0; m < M; m++)
 #pragma unroll
-                for (int e = 0; e < 4; e++) P[m][n][e] = fmaf(P[m][n][e], factor, offset[e % 2]);
+                for (int e = 0; e < 4; e++) P[m][n][e] = of_two.exponent(P[m][n][e], e % 2, factor);
             }
           };
           auto subtract_large = [&] {
@@ -307,14 +304,11 @@ fa2_backward(__grid_constant__ const Params given) {
 #pragma unroll
               for (int e = 0; e < 2; e++) {
                 const int r = 8 * n + 2 * t + e;
-                const Base base = base_of(slot.L[row + r], p.bases, row0 + unknown(first) + r);
+                const Base base = base_of(slot.of_rows[row + r], p.bases, row0 + unknown(first) + r);
 #pragma unroll
                 for (int m = 0; m < M; m++)
 #pragma unroll
-                  for (int h = 0; h < 2; h++) {
-                    float& s = P[m][n][2 * h + e];
-                    s = fmaf(s - base.score, factor, -base.log_sum);
-                  }
+                  for (int h = 0; h < 2; h++) P[m][n][2 * h + e] = base.exponent(P[m][n][2 * h + e], factor);
               }
           };
           if (large || !whole) {

@@ -90,8 +90,8 @@ fa2_backward_queries(__grid_constant__ const Params given) {
   Element* ring = dO_smem + BR * ValueTile::PAD;       // STAGES x (BC x d), (BC x d_v); at the end sums of dQ
   constexpr int RING = STAGES * BC * (KeyTile::PAD + ValueTile::PAD), ONE = BC * (KeyTile::PAD > ValueTile::PAD ? KeyTile::PAD : ValueTile::PAD);
   Element* dS_smem = ring + (BY_TURNS ? ONE : RING);                                     // (BR x BC), where dQ is wide
-  float* L_smem = reinterpret_cast<float*>(dS_smem + (WIDE ? BR * ScoreTile::PAD : 0));  // (BR)
-  float* D_smem = L_smem + BR;                                                           // (BR)
+  OfRow* rows_smem = reinterpret_cast<OfRow*>(dS_smem + (WIDE ? BR * ScoreTile::PAD : 0));  // (BR): L, or what weights are relative to
+  float* D_smem = reinterpret_cast<float*>(rows_smem + BR);                                 // (BR)
   unsigned* row_parts = reinterpret_cast<unsigned*>(D_smem + BR);  // score_parts.cuh
   unsigned* key_parts = row_parts + ROW_LOADS * BR;          // two blocks'
   unsigned* kept = key_parts + 2 * KEY_LOADS * BC;
@@ -140,8 +140,9 @@ fa2_backward_queries(__grid_constant__ const Params given) {
     ValueTile::load<BR, THREADS, false>(dO_smem, place.query(p.dO, row_block), p.dO.row, rows, threadIdx.x);
     for (int r = threadIdx.x; r < BR; r += THREADS) {
       const bool inside = r < rows;
-      copy_float(L_smem + r, inside ? p.L + row0 + r : p.L, inside);
-      copy_float(D_smem + r, inside ? p.D + row0 + r : p.D, inside);
+      const OfRow* given = given_of_rows(p);
+      copy_floats(rows_smem + r, inside ? given + row0 + r : given, inside);
+      copy_floats(D_smem + r, inside ? p.D + row0 + r : p.D, inside);
     }
     close_group();
     stream.start(ring, j);
@@ -167,8 +168,8 @@ fa2_backward_queries(__grid_constant__ const Params given) {
 #pragma unroll
       for (int h = 0; h < 2; h++) {
         const int row = own_rows + 16 * m + g + 8 * h;
-        large |= is_large(L_smem[row]);
-        base[m][h] = base_of(L_smem[row], p.bases, row0 + row);
+        large |= is_large(rows_smem[row]);
+        base[m][h] = base_of(rows_smem[row], p.bases, row0 + row);
         D_i[m][h] = D_smem[row];
       }
     large = __any_sync(~0u, large);
@@ -231,7 +232,7 @@ fa2_backward_queries(__grid_constant__ const Params given) {
 #pragma unroll
           for (int n = 0; n < N; n++)
 #pragma unroll
-            for (int e = 0; e < 4; e++) P[m][n][e] = fmaf(P[m][n][e], factor, -base[m][e / 2].log_sum);
+            for (int e = 0; e < 4; e++) P[m][n][e] = EXACT ? base[m][e / 2].exponent(P[m][n][e], factor) : fmaf(P[m][n][e], factor, -base[m][e / 2].log_sum);
       } else {
 #pragma unroll
         for (int m = 0; m < M; m++) {
@@ -239,10 +240,7 @@ fa2_backward_queries(__grid_constant__ const Params given) {
 #pragma unroll
           for (int n = 0; n < N; n++)
 #pragma unroll
-            for (int e = 0; e < 4; e++) {
-              const Base of_row = base[m][e / 2];
-              P[m][n][e] = P[m][n][e] == NEG_INF ? NEG_INF : fmaf(P[m][n][e] - of_row.score, factor, -of_row.log_sum);
-            }
+            for (int e = 0; e < 4; e++) P[m][n][e] = P[m][n][e] == NEG_INF ? NEG_INF : base[m][e / 2].exponent(P[m][n][e], factor);
         }
       }
       // Nothing branches from here on, so that weights are made beside products.

@@ -3,9 +3,11 @@
 // Constants: HEAD_DIM, VALUE_DIM, COPY_BYTES, WITH_DQ, SINKS (fa2_backward.cu).
 #pragma once
 #include "element.cuh"
+#include "mask.cuh"
 #include "params.cuh"
 #include "query_sum.cuh"
 #include "row_piece.cuh"
+#include "weight.cuh"
 
 // The first kernel gives a row to so many lanes, a piece each at a time.
 __device__ constexpr int lanes_for(int pieces, int lanes = 1) {
@@ -57,7 +59,7 @@ fa2_backward_rows(__grid_constant__ const Params given) {
   for (int other = ROW_LANES / 2; other > 0; other /= 2) sum += __shfl_xor_sync(~0u, sum, other);
   if (first == 0 && place.row < p.total_q) p.D[place.at] = sum;
   if (SINKS && first == 0 && place.row < p.total_q)
-    p.dsinks[place.at] = p.L[place.at] == NEG_INF ? 0.f : -sum * expf(p.sinks[place.head] - p.L[place.at]);
+    p.dsinks[place.at] = -sum * sink_weight(p.sinks[place.head], given_of_rows(p)[place.at], SCALED ? 1.f : p.scale);
 }
 
 // dQ = scale dQ_acc: a thread takes 16 columns of a row.

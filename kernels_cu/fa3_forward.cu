@@ -7,14 +7,14 @@
 //   BR, BC      rows of a Q block, of a K/V block     STAGES     slots of the ring, a K and a V block each
 //   CONSUMER_REGISTERS, PRODUCER_REGISTERS            of a thread, once the roles are known
 //   PING_PONG   whether warpgroups issue their products in turns
+//   O_APART     whether O has room of its own, where it leaves while the next Q comes; else it leaves through Q's
 //   PACK        query heads of one K/V head whose rows share blocks: row r of a block is of query r / PACK, of the head r % PACK
 //   CAUSAL, WINDOW, PADDED, SINKS  0 or 1: mask.cuh, sinks.cuh            VARLEN  sequence.cuh            SCORE  score.cuh
 #define SUB BC
 #include "tensor_map.cuh"
 #include "params.cuh"
-#include "mask.cuh"
+#include "fa3_work.cuh"
 #include "mma.cuh"
-#include "sequence.cuh"
 #include "sinks.cuh"
 #include "softmax_origin.cuh"
 #include "tma.cuh"
@@ -23,22 +23,24 @@
 constexpr int CONSUMERS = BR / 64, WARPS = 4 * CONSUMERS, THREADS = WARPGROUP * (1 + CONSUMERS);
 constexpr int K_SLABS = slabs(HEAD_DIM), V_SLABS = slabs(VALUE_DIM);
 constexpr int DV = (VALUE_DIM + 15) / 16 * 16;  // columns of O that products make
-constexpr int Q_BYTES = BR * SLAB_ROW * (K_SLABS > V_SLABS ? K_SLABS : V_SLABS);
+constexpr int Q_BYTES = BR * SLAB_ROW * (O_APART || K_SLABS > V_SLABS ? K_SLABS : V_SLABS), O_BYTES = BR * SLAB_ROW * V_SLABS;
 constexpr int K_BYTES = BC * SLAB_ROW * K_SLABS, V_BYTES = BC * SLAB_ROW * V_SLABS;
 constexpr int TURN = 1 + CONSUMERS;  // named barriers: 1 + g where a warpgroup meets itself, TURN + g where it waits for its turn
 
 // Shared memory: addresses. Of a slot's barriers `full` says that a block is there, `empty` that all warps are done with it.
 struct Shared {
-  unsigned Q, K, V;  // (BR x d), later O (BR x d_v); STAGES x (BC x d); STAGES x (BC x d_v)
-  unsigned Q_full, Q_empty, V_came, K_full, K_empty, V_full, V_empty;
+  unsigned Q, O, K, V;  // (BR x d); (BR x d_v), which may be Q's; STAGES x (BC x d); STAGES x (BC x d_v)
+  unsigned Q_full, Q_empty, V_came, work_full, work_empty, work, K_full, K_empty, V_full, V_empty;
 
   __device__ __forceinline__ explicit Shared(unsigned base) {
-    Q = base, K = Q + Q_BYTES, V = K + STAGES * K_BYTES;
-    Q_full = V + STAGES * V_BYTES, Q_empty = Q_full + 8, V_came = Q_full + 16, K_full = Q_full + 24;
+    Q = base, O = O_APART ? Q + Q_BYTES : Q, K = Q + Q_BYTES + (O_APART ? O_BYTES : 0), V = K + STAGES * K_BYTES;
+    Q_full = V + STAGES * V_BYTES, Q_empty = Q_full + 8, V_came = Q_full + 16;
+    work_full = Q_full + 24, work_empty = Q_full + 32, work = Q_full + 40, K_full = Q_full + 48;
     K_empty = K_full + 8 * STAGES, V_full = K_full + 16 * STAGES, V_empty = K_full + 24 * STAGES;
   }
   __device__ __forceinline__ void init_barriers() const {
-    init_barrier(Q_full, 1), init_barrier(Q_empty, CONSUMERS), init_barrier(V_came, 1);
+    init_barrier(Q_full, 1), init_barrier(Q_empty, O_APART ? WARPS : CONSUMERS), init_barrier(V_came, 1);
+    init_barrier(work_full, 1), init_barrier(work_empty, WARPS);
     for (int slot = 0; slot < STAGES; slot++) {
       init_barrier(K_full + 8 * slot, 1), init_barrier(K_empty + 8 * slot, WARPS);
       init_barrier(V_full + 8 * slot, 1), init_barrier(V_empty + 8 * slot, WARPS);
@@ -47,67 +49,16 @@ struct Shared {
   }
 };
 
+__device__ __forceinline__ int read_shared(unsigned at) {
+  int value;
+  asm volatile("ld.shared.b32 %0, [%1];" : "=r"(value) : "r"(at) : "memory");
+  return value;
+}
+
 // A place in the ring: the slot, and the parity of the phase in which it is filled
 struct Slot {
   int index, parity;
   __device__ __forceinline__ Slot next() const { return index + 1 < STAGES ? Slot{index + 1, parity} : Slot{0, parity ^ 1}; }
-};
-
-// One row block of a query head (of PACK heads from that one on), and the K/V blocks that some row of it sees: from `first` to
-// before `end`. Every row sees all of those from `whole_begin` to `whole_end`.
-struct Work {
-  RowBlock place;
-  Masks masks;
-  int first, end, whole_begin, whole_end;
-
-  __device__ __forceinline__ int row() const { return place.i * BR; }
-  __device__ __forceinline__ int turns() const { return end - first; }
-};
-
-// The work of a thread block, one after the other: in each round the thread blocks take the longest that is left, in turn from the front
-// and from the back. Heads come by sections whose K and V stay in L2.
-struct Works {
-  int round = 0;
-
-  __device__ __forceinline__ int index() const {
-    const int block = block_index();
-    return round * gridDim.x + (round & 1 ? gridDim.x - 1 - block : block);
-  }
-  __device__ __forceinline__ bool left(const Params& p) const { return index() < p.works; }
-
-  __device__ __forceinline__ RowBlock place(const Params& p) const {
-    const int blocks = VARLEN ? p.total_q / BR + p.sequences : (p.Nq * PACK + BR - 1) / BR, in_section = p.section * blocks;
-    const int work = index(), section = work / in_section, rest = work - section * in_section;
-    const int heads = min(p.section, (VARLEN ? p.heads : p.heads / PACK * p.sequences) - section * p.section);
-    const int pair = section * p.section + rest % heads, block = rest / heads;
-    if constexpr (VARLEN) {
-      const Sequence sequence = find_sequence<BR>(p, block);
-      const int Tr = (sequence.queries + BR - 1) / BR;
-      const long long L_row = pair * static_cast<long long>(p.total_q) + sequence.first_query;
-      return {Tr - 1 - sequence.block, 0,     pair, pair / p.group, sequence.queries, sequence.keys, sequence.first_query,
-              sequence.first_key,      L_row, sequence.block < Tr, sequence.number};
-    } else {
-      const int batch = pair / (p.heads / PACK), head = pair * PACK - batch * p.heads;
-      const long long L_row = static_cast<long long>(pair) * PACK * p.Nq;
-      return {blocks - 1 - block, batch, head, head / p.group, p.Nq, p.Nk, 0, 0, L_row, true, batch};
-    }
-  }
-
-  __device__ __forceinline__ Work work(const Params& p) const {
-    Work w;
-    w.place = place(p);
-    int keys = w.place.Nk;
-    if constexpr (PADDED) {
-      if (threadIdx.x % 32 == 0) keys = max(0, min(keys, p.key_lengths[w.place.batch]));
-      keys = __shfl_sync(~0u, keys, 0);
-    }
-    w.masks = masks_of(p, w.place.batch, w.place.head, w.place.Nq, w.place.Nk, keys);
-    const int row = w.row() / PACK, last_row = min((w.row() + BR) / PACK, w.place.Nq) - 1;
-    const int first_key = visible_begin(w.masks, row), end_key = visible_end(w.masks, last_row);
-    w.first = first_key / BC, w.end = first_key < end_key ? (end_key + BC - 1) / BC : w.first;
-    w.whole_begin = (visible_begin(w.masks, last_row) + BC - 1) / BC, w.whole_end = visible_end(w.masks, row) / BC;
-    return w;
-  }
 };
 
 // --- the producer: one warp, whose first lane copies
@@ -124,6 +75,26 @@ __device__ __forceinline__ void clear_rows(unsigned V, int from) {
       asm volatile("st.shared.v4.b32 [%0], {%1, %1, %1, %1};" ::"r"(V + slab * BC * SLAB_ROW + chunk * 16), "r"(0) : "memory");
   publish_writes();
   __syncwarp();
+}
+
+// The row block at a place: of the queue, or where row blocks have none, being alike or no more than thread blocks, the one of that
+// number. The first lane asks.
+__device__ __forceinline__ int take(const Params& p, int place) {
+  const int work = threadIdx.x > 0 || place >= p.works ? NO_WORK : p.queue ? p.queue[place] : place;
+  return __shfl_sync(~0u, work, 0);
+}
+// The next place: one that nobody has, or the one a grid further. Asked for late: who takes a row block before it can begin keeps it
+// from those who could.
+__device__ __forceinline__ int next_place(const Params& p, const Shared& s) {
+  if (threadIdx.x > 0) return 0;
+  return gridDim.x + (p.queue ? atomicAdd(p.taken, 1) : read_shared(s.work));
+}
+
+// To the consumers, behind their having read the one before
+__device__ __forceinline__ void hand_on(const Shared& s, int work, int parity) {
+  wait_for(s.work_empty, parity);
+  asm volatile("st.shared.b32 [%0], %1;" ::"r"(s.work), "r"(work) : "memory");
+  arrive(s.work_full);
 }
 
 __device__ __forceinline__ void produce(const Params& p, const Params& given, const Shared& s) {
@@ -157,9 +128,14 @@ __device__ __forceinline__ void produce(const Params& p, const Params& given, co
     V_slot = V_slot.next();
   };
 
-  for (Works works; works.left(p); works.round++) {
-    const Work w = works.work(p);
-    if (!w.place.exists) continue;
+  for (int work = take(p, block_index());; work = take(p, next_place(p, s))) {
+    if (work == NO_WORK) {
+      if (copies) hand_on(s, NO_WORK, parity);
+      break;
+    }
+    const Work w = work_of(p, place_of(p, work));
+    if (copies) hand_on(s, w.place.exists ? work : NO_WORK, parity);
+    if (!w.place.exists) break;  // a block that its sequence has not: all after it in the queue are such
     if (w.turns() > 0) load_keys(w, w.end - 1);
     if (copies) {
       wait_for(s.Q_empty, parity);
@@ -353,7 +329,7 @@ struct Consumer {
   }
 };
 
-// O = diag(l)^-1 O, L = m + log(l). O leaves through the room of the warpgroup's rows of Q.
+// O = diag(l)^-1 O, L = m + log(l). The first warp stores what its warpgroup has put into O's room, or that of its rows of Q.
 __device__ __forceinline__ void write_rows(Consumer& c, const Params& p, const Params& given, const RowBlock& place, int warp, int lane) {
   const Shared& s = c.s;
   float by[2];
@@ -368,10 +344,11 @@ __device__ __forceinline__ void write_rows(Consumer& c, const Params& p, const P
     if (p.L && lane % 4 == 0 && query < place.Nq) p.L[place.L_row + static_cast<long long>(of_pack) * place.Nq + query] = L;
   }
   c.scale_values(by);
+  if constexpr (O_APART) meet(1 + c.group, WARPGROUP);  // the one before has left
   const int row = c.group * 64 + warp * 16 + lane % 16;  // of four 8 x 8 matrices, the row whose address this lane gives
 #pragma unroll
   for (int n = 0; n < DV / 16; n++) {
-    const unsigned chunk = (n % 4 * 2 + lane / 16) ^ row % 8, at = s.Q + n / 4 * BR * SLAB_ROW + row * SLAB_ROW + chunk * 16;
+    const unsigned chunk = (n % 4 * 2 + lane / 16) ^ row % 8, at = s.O + n / 4 * BR * SLAB_ROW + row * SLAB_ROW + chunk * 16;
     const float(&left)[4] = c.O[2 * n], (&right)[4] = c.O[2 * n + 1];
     store_matrices(at, pack(Element(), left[0], left[1]), pack(Element(), left[2], left[3]), pack(Element(), right[0], right[1]),
                    pack(Element(), right[2], right[3]));
@@ -380,7 +357,7 @@ __device__ __forceinline__ void write_rows(Consumer& c, const Params& p, const P
   meet(1 + c.group, WARPGROUP);
   const int first = place.i * BR + c.group * 64;
   const long long query = place.first_query + first / PACK;
-  const unsigned from = s.Q + c.group * 64 * SLAB_ROW;
+  const unsigned from = s.O + c.group * 64 * SLAB_ROW;
 #if VARLEN
   // Of the last rows of a sequence each goes by itself, since those behind them are another sequence's.
   const int rows = place.Nq - first;
@@ -392,7 +369,7 @@ __device__ __forceinline__ void write_rows(Consumer& c, const Params& p, const P
         }
       wait_for_stores();
       __syncwarp();
-      if (lane == 0) arrive(s.Q_empty);
+      if (!O_APART && lane == 0) arrive(s.Q_empty);
     }
     return;
   }
@@ -401,18 +378,27 @@ __device__ __forceinline__ void write_rows(Consumer& c, const Params& p, const P
     for (int slab = 0; slab < V_SLABS; slab++)
       store_box<PACK>(given.O, from + slab * BR * SLAB_ROW, slab * SLAB, query, place.head / PACK, place.batch);
     wait_for_stores();
-    arrive(s.Q_empty);
+    if constexpr (!O_APART) arrive(s.Q_empty);
   }
+}
+
+// What the producer has handed on; each warp reads it.
+__device__ __forceinline__ int next_work(const Shared& s, int parity) {
+  wait_for(s.work_full, parity);
+  const int work = read_shared(s.work);
+  __syncwarp();
+  if (threadIdx.x % 32 == 0) arrive(s.work_empty);
+  return work;
 }
 
 __device__ __forceinline__ void consume(const Params& p, const Params& given, const Shared& s, int group) {
   const int warp = threadIdx.x % WARPGROUP / 32, lane = threadIdx.x % 32;
   Consumer c = {s, group, SCORE ? 1.f : p.scale_log2, {0, 0}};
-  int Q_parity = 0;
   if (PING_PONG && group == CONSUMERS - 1) c.pass_turn();
-  for (Works works; works.left(p); works.round++) {
-    Work w = works.work(p);
-    if (!w.place.exists) continue;
+  for (int parity = 0;; parity ^= 1) {
+    const int work = next_work(s, parity);
+    if (work == NO_WORK) break;
+    Work w = work_of(p, place_of(p, work));
     const int row = w.row() + group * 64 + warp * 16 + lane / 4;
     if constexpr (SCORE) {
       static_assert(!SCORE || 8 % PACK == 0, "rows g and g + 8 are of one head");
@@ -425,8 +411,7 @@ __device__ __forceinline__ void consume(const Params& p, const Params& given, co
     for (int n = 0; n < DV / 8; n++)
 #pragma unroll
       for (int e = 0; e < 4; e++) c.O[n][e] = 0.f;
-    wait_for(s.Q_full, Q_parity);
-    Q_parity ^= 1;
+    wait_for(s.Q_full, parity);
     if (w.turns() > 0) {
       int j = w.end - 1;
       c.begin(j, w, row);
@@ -438,9 +423,12 @@ __device__ __forceinline__ void consume(const Params& p, const Params& given, co
         c.turns<false>(j, max(w.whole_begin, w.first), w, row);
         if constexpr (WINDOW) c.turns<true>(j, w.first, w, row);
       }
+      if constexpr (O_APART) c.release(s.Q_empty);
       c.end();
+    } else if constexpr (O_APART) {
+      c.release(s.Q_empty);
     }
-    const RowBlock place = VARLEN ? w.place : works.place(p);  // the same; registers are free again
+    const RowBlock place = VARLEN ? w.place : place_of(p, work);  // the same; registers are free again
     write_rows(c, p, given, place, warp, lane);
   }
   if (PING_PONG && group == 0) c.take_turn();  // which is passed once more than it is taken

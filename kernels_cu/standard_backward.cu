@@ -1,7 +1,7 @@
 // Standard attention's backward, Algorithm 3 (arXiv 2205.14135, appendix B): dV = P^T dO, dP = dO V^T,
 // dS = P * (dP - rowsum(P * dP)), dQ = scale dS K, dK = scale dS^T Q, with P, dP and dS in HBM in the element type. Nobody kept
-// P, which the paper takes for granted: a kernel before the five makes it again, P = exp(scale Q K^T - L), 0 where a row does not
-// see a key. With a score function dS is multiplied by its slopes: those lie in dS until then. Of dropped weights dP is 0, and dV
+// P, which the paper takes for granted: a kernel before the five makes it again, P = exp(S - L), with S = scale Q K^T rounded as the
+// forward kept it, from which L is, and 0 where a row does not see a key; in float32 from m and log(l), which row_bases.cu finds. With a score function dS is multiplied by its slopes: those lie in dS until then. Of dropped weights dP is 0, and dV
 // takes none. Nothing is skipped.
 //
 // Constants, all from the tile schedule:
@@ -9,11 +9,16 @@
 //   BR, BC      rows and columns of a tile           SUB            depth of a product held at a time; divides BR and BC
 //   CAUSAL, WINDOW, MASK, BIAS, SCORE, PADDED, DROPOUT  0 or 1: mask.cuh, score.cuh, dropout.cuh
 //   COPY_BYTES  width of a copy                      SOFTMAX_WARPS  rows that a block of the third step does at a time
+//   SCORE_TYPE  of the forward's S in HBM: ELEMENT where it is not defined
 #include "dropout.cuh"
 #include "element.cuh"
 #include "mask.cuh"
 #include "params.cuh"
 #include "tiled_products.cuh"
+#include "weight.cuh"
+#ifndef SCORE_TYPE
+#define SCORE_TYPE Element
+#endif
 
 // P = exp(scale Q K^T - L), and in dS the slopes of a score function, a BR x BC tile a thread block
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
@@ -27,22 +32,23 @@ standard_backward_weights(__grid_constant__ const Params given) {
   const int lane = threadIdx.x % 32;
   Element* dS = p.dS + at.score;
 
-  float offset[2];  // L of the rows of this thread, which one of the four lanes that share a row reads
+  OfRow of_rows[2];  // of this thread: L, or m and log(l); one of the four lanes that share a row reads them
 #pragma unroll
   for (int h = 0; h < 2; h++) {
     const int row = threadIdx.x / 32 * 16 + lane / 4 + 8 * h;
-    const float l = lane % 4 == 0 && row < at.rows ? p.L[at.row0 + row] : 0.f;
-    offset[h] = __shfl_sync(~0u, l == NEG_INF ? 0.f : l, 0, 4);  // a row that sees nothing
+    of_rows[h] = of_first(where_nothing_is_seen(lane % 4 == 0 && row < at.rows ? given_of_rows(p)[at.row0 + row] : OfRow()));
   }
   tile_product<HEAD_DIM>(sram, at.query(p.Q), at.keys(p.K), at, keys, p.P + at.score, p.Nk,
                          [&](float(&S_regs)[SUB / 8][4], int row, int col) {
                            float slopes[SUB / 8][4];
-                           scale_and_mask<SCORE>(S_regs, p.scale, 1.f, masks, at.i * BR + row, at.j * BC + col, p.Nq, true, slopes);
+                           scale_and_mask<SCORE>(S_regs, SCALED || !EXACT ? p.scale : 1.f, 1.f, masks, at.i * BR + row, at.j * BC + col,
+                                                 p.Nq, true, slopes);
 #pragma unroll
                            for (int n = 0; n < SUB / 8; n++)
 #pragma unroll
                              for (int e = 0; e < 4; e++) {
-                               S_regs[n][e] = exp_of(S_regs[n][e] - offset[e / 2]);
+                               const float s = to_float(from_float<SCORE_TYPE>(S_regs[n][e]));
+                               S_regs[n][e] = s == NEG_INF ? 0.f : exp_of(exponent_of(of_rows[e / 2], s, SCALED ? 1.f : p.scale));
                                const int own_row = row + e / 2 * 8, own_col = col + 8 * n + 2 * (lane % 4) + e % 2;
                                if (SCORE && own_row < at.rows && own_col < at.cols)
                                  dS[static_cast<long long>(own_row) * p.Nk + own_col] = from_float<Element>(slopes[n][e]);

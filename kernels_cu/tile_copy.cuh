@@ -56,14 +56,14 @@ __device__ __forceinline__ void copy_chunk(unsigned to, const Element* from_gmem
   if (wanted) copy_chunk(static_cast<Element*>(__cvta_shared_to_generic(to)), from_gmem, inside);
 }
 
-// Starts the copy of one float, or of a zero when `inside` is false.
-__device__ __forceinline__ void copy_float(float* to_smem, const float* from_gmem, bool inside) {
+// Starts the copy of one float or of a pair, or of zeros when `inside` is false.
+template <typename T> __device__ __forceinline__ void copy_floats(T* to_smem, const T* from_gmem, bool inside) {
 #if __CUDA_ARCH__ >= 800
   const unsigned to = static_cast<unsigned>(__cvta_generic_to_shared(to_smem));
-  const int bytes = inside ? 4 : 0;
-  asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(to), "l"(from_gmem), "r"(bytes) : "memory");
+  const int bytes = inside ? sizeof(T) : 0;
+  asm volatile("cp.async.ca.shared.global [%0], [%1], %3, %2;" ::"r"(to), "l"(from_gmem), "r"(bytes), "n"(sizeof(T)) : "memory");
 #else
-  *to_smem = inside ? *from_gmem : 0.f;
+  *to_smem = inside ? *from_gmem : T();
 #endif
 }
 

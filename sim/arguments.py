@@ -54,7 +54,7 @@ def read_arguments(text: str) -> Arguments:
     path = Path("." if inline else text)
     where = "the arguments" if inline else str(path)
     try:
-        spec = json.loads(text if inline else path.read_text(), object_pairs_hook=_object)
+        spec = json.loads(text if inline else path.read_text(encoding="utf-8"), object_pairs_hook=_object)
     except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ValueError(f"{where} are not valid JSON: {error}" if inline else f"{where} is not valid JSON: {error}") from error
     return make_arguments(spec, Path() if inline else path.parent)

@@ -196,7 +196,7 @@ def load(path: Path, options: Sequence[str] = ()) -> Module:
     Raises OSError, `cupyflash.nvrtc.CompileError`, `ptx.PtxError`, and ValueError for a file that is no text.
     """
     try:
-        text = path.read_text()
+        text = path.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
         raise ValueError(f"{path} is not a text file") from error
     if path.suffix == ".ptx":
@@ -215,7 +215,7 @@ def registers_of(path: Path, options: Sequence[str], kernel: str) -> int | None:
     made = [option.replace("compute_", "sm_") if option.startswith(of_arch) else option for option in options]
     made += ["-arch=sm_80"] * (not any(option.startswith(of_arch) for option in options))
     try:
-        _, log = compile_to_cubin(path.read_text(), (*made, f"-I{path.parent}"), str(path))
+        _, log = compile_to_cubin(path.read_text(encoding="utf-8"), (*made, f"-I{path.parent}"), str(path))
         return parse_account(log)[kernel][0]["registers"]
     except (CompileError, KeyError):
         return None

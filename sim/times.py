@@ -59,15 +59,15 @@ class Times:
 
     busy: of each part of the device, were it alone: all its work at its peak, on all multiprocessors; DRAM's of the bytes behind
     the L2, absent where its bandwidth is not known. kernel: the launches one after another, their thread blocks by the model, with
-    what they wait for, waves and the tail. waves: how often the longest launch's fill the device; idle: the share of their places
-    that is empty meanwhile, in turns. flops: of the tiles that are computed. peak, bandwidth and l2_bandwidth in FLOP/s and
+    what they wait for, waves and the tail. waves: how often the longest launch's fill the device; balance: the busiest of their
+    places over the mean, in turns. flops: of the tiles that are computed. peak, bandwidth and l2_bandwidth in FLOP/s and
     bytes/s, None where not known.
     """
 
     busy: Mapping[str, float]
     kernel: float
     waves: float
-    idle: float
+    balance: float
     flops: int
     behind: l2.Behind
     peak: float | None
@@ -78,6 +78,11 @@ class Times:
     def seconds(self) -> float:
         """Of the pass: the kernel, or DRAM where that takes longer."""
         return max(self.kernel, self.busy.get(DRAM, 0.0))
+
+    @property
+    def idle(self) -> float:
+        """The share of places that is empty while the longest launch runs."""
+        return 1 - 1 / self.balance
 
     @property
     def bound(self) -> str:
@@ -125,18 +130,27 @@ def times(schedule: TileSchedule, given: Given | None = None) -> Times:
         busy[DRAM] = behind.dram.total_bytes / device.hbm_bandwidth
     most = max(works, key=lambda work: work.seconds)
     longest = most.launch
-    places = longest.slots * int((longest.starts() + longest.turns).max(initial=0))
     return Times(
         busy,
         sum(work.seconds for work in works) + (len(works) - 1) * LAUNCH,
         waves=most.pieces / longest.slots,
-        idle=1 - int(longest.turns.sum()) / places if places else 0.0,
+        balance=longest.balance,
         flops=sum(work.turns * work.flops for work in works),
         behind=behind,
         peak=device.tensor_peak.get(p.dtype),
         bandwidth=device.hbm_bandwidth,
         l2_bandwidth=l2_bandwidth,
     )
+
+
+def balance(schedule: TileSchedule, given: Given | None = None) -> float:
+    """Turns of the busiest place for a thread block over the mean of all, of the launch with the most turns.
+
+    ValueError for what the L2's model does not follow.
+    """
+    l2.require_followed(schedule, "rows")
+    launches = l2.launches_of(schedule, "rows", Memory(), given)
+    return max(launches, key=lambda launch: int(launch.turns.sum())).balance
 
 
 def works_of(schedule: TileSchedule, given: Given | None = None) -> Iterator[Work]:
@@ -163,11 +177,11 @@ def forward(launch: RowBlocks) -> Work:
     if isinstance(schedule, Fa3Schedule):
         best = fa3_tiles.choose(p, device, (schedule.tiling.used.block_rows, schedule.block_cols))
         parts = dict(best.parts)
-        clocks = fa3_tiles.spread(best, device, schedule.works, launch.visits) if counted else fa3_tiles.clocks(p, device, best)
+        clocks = fa3_tiles.spread(best, device, launch.visits[: schedule.blocks_there])
     else:
         found = schedule.candidate
         parts = dict(found.parts)
-        clocks = fa2_tiles.spread(found, device, schedule.works, float(launch.visits.mean())) if counted else found.clocks
+        clocks = fa2_tiles.spread(found, device, launch.visits) if counted else found.clocks
     tiles, used = int(launch.visits.sum()), schedule.tiling.used
     flops = 2 * used.block_rows * used.block_cols * (p.head_dim + p.head_dim_v)
     return Work(launch, schedule.works, tiles, parts, flops, clocks / clock_rate(device))

@@ -119,7 +119,8 @@ FORWARD = {
     "fa3": Algorithm(
         "Algorithm 1 of its paper",
         (
-            (2, 0, "producer warp:"),
+            (1, 0, "each row block's place in the queue, the longest first; taken = 0"),
+            (2, 0, "producer warp: take the next row block i"),
             (4, 1, "load Q_i by TMA"),
             (6, 1, "for 0 ≤ j < Tc"),
             (8, 2, "load K_j, V_j by TMA into the ring"),
@@ -134,10 +135,11 @@ FORWARD = {
             (25, 1, "write O_i, L_i"),
         ),
         {
+            "fa3_queue": Step("128 blocks of rows of all heads a thread block", {}, {"queue": 1, "taken": 1}),
             "fa3_forward": Step(
                 "row blocks, one after the other a thread block",
-                {"Q": 4, "K": 8, "V": 8},
-                {"O": 25, "L": 25},
+                {"queue": 2, "taken": 2, "Q": 4, "K": 8, "V": 8},
+                {"taken": 2, "O": 25, "L": 25},
                 scores=(17, 18, 19, 21),
                 registers="S_ij, P̃_ij, O_i, l_i, m_i",
             )
@@ -187,6 +189,13 @@ FORWARD = {
     ),
 }
 
+
+def _row_bases(line: int) -> Step:
+    """What comes before a backward; half types only look at L."""
+    reads = dict.fromkeys(("Q", "K", "L", "sinks"), line)
+    return Step("m and log(l) of each row, made again", reads, {"bases": line}, scores=(line,), registers="S_ij, m_i, l_i")
+
+
 BACKWARD = {
     "standard": Algorithm(
         "Algorithm 3",
@@ -199,9 +208,10 @@ BACKWARD = {
             (5, 0, "load dS, Q by blocks, dK = dSᵀ Q, write dK"),
         ),
         {
+            "row_bases": _row_bases(0),
             "standard_backward_weights": Step(
                 "P = exp(Q Kᵀ − L), a tile a thread block",
-                {"Q": 0, "K": 0, "L": 0},
+                {"Q": 0, "K": 0, "L": 0, "bases": 0},
                 {"P": 0, "dS": 0},
                 scores=(0,),
                 registers="P_ij",
@@ -233,9 +243,10 @@ BACKWARD = {
             (24, 1, "write dK_j = dK̃_j, dV_j = dṼ_j"),
         ),
         {
+            "row_bases": _row_bases(5),
             "fa1_backward": Step(
                 "one thread block a key head",
-                {"K": 7, "V": 7, "Q": 10, "O": 10, "dO": 10, "L": 10, "dQ_acc": 10, "dQ": 10},
+                {"K": 7, "V": 7, "Q": 10, "O": 10, "dO": 10, "L": 10, "bases": 10, "dQ_acc": 10, "dQ": 10},
                 {"dQ_acc": 21, "dQ": 21, "dK": 24, "dV": 24},
                 first=5,
                 scores=(11, 13, 16, 17, 20, 22),
@@ -266,21 +277,21 @@ BACKWARD = {
         {
             "fa2_backward_rows": Step(
                 "D = rowsum(dO ∘ O), dQ = 0",
-                {"O": 4, "dO": 4, "sinks": 4, "L": 4},
+                {"O": 4, "dO": 4, "sinks": 4, "L": 4, "bases": 4},
                 {"dQ_acc": 3, "D": 4, "dsinks": 4},
                 registers="D_i",
             ),
-            "large_rows": Step("looks for rows with an L beyond float32's reach", {"L": 4}, {"bases": 4}, registers="L_i"),
+            "row_bases": _row_bases(4),
             "fa2_backward": Step(
                 "a column block a thread block",
-                {"K": 6, "V": 6, "Q": 9, "dO": 9, "L": 9, "D": 9, "dQ_acc": 15},
+                {"K": 6, "V": 6, "Q": 9, "dO": 9, "L": 9, "bases": 9, "D": 9, "dQ_acc": 15},
                 {"dQ_acc": 15, "dK": 18, "dV": 18},
                 scores=(10, 11, 12, 13, 14, 16),
                 registers="S_ij, dP_ij, dK_j, dV_j",
             ),
             "fa2_backward_queries": Step(
                 "dQ by itself, a row block a thread block (deterministic)",
-                {"Q": 9, "dO": 9, "L": 9, "D": 9, "K": 6, "V": 6},
+                {"Q": 9, "dO": 9, "L": 9, "bases": 9, "D": 9, "K": 6, "V": 6},
                 {"dQ": 15},
                 scores=(10, 11, 13, 14),
                 registers="S_ij, dP_ij, dQ_i",

@@ -18,7 +18,6 @@ from cupyflash.sim.execution import Watch, execute, execute_backward, execute_de
 from cupyflash.sim.inputs import Decoding, Inputs
 from cupyflash.sim.l2.executed import Beside, observed
 from cupyflash.sim.machine import replay
-from cupyflash.sim.reference import forward
 from cupyflash.sim.traffic import TENSORS, TensorTraffic, Traffic
 from cupyflash.sim.yardstick import (
     DROPPED,
@@ -29,6 +28,7 @@ from cupyflash.sim.yardstick import (
     draw_mask,
     draw_score,
     drawn,
+    handed_on,
     knowing_mask,
     measure,
     measure_decode,
@@ -244,10 +244,9 @@ def _decode(schedule: DecodeSchedule, decoding: Decoding, watch: Watch | None, s
 
 
 def _backward(schedule: BackwardSchedule, inputs: Inputs, given: Drawn, seed: int | None) -> Run:
-    dout, made = draw_gradient(schedule.problem, given.seed), forward(inputs)
-    out, lse = made.O.astype(inputs.q.dtype), made.L.astype(np.float32)
+    dout, (out, lse) = draw_gradient(schedule.problem, given.seed), handed_on(inputs, schedule.algorithm)
     execution = execute_backward(schedule, dout, *inputs.qkv, out, lse, **_given(inputs, given), seed=seed)
-    numbers = measure_gradients(execution.gradients, dout, inputs, from_weights=schedule.algorithm == "standard")
+    numbers = measure_gradients(execution.gradients, dout, inputs)
     return Run(execution.traffic, numbers, execution.findings)
 
 

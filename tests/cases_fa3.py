@@ -153,7 +153,7 @@ def cases(draw: st.DrawFn, dtype: str, most: int = 420) -> list[Case]:
     d = draw(widths)
     d_v = draw(st.just(d) | widths)
     causal, windowed, padded, sinks = (draw(st.sampled_from([False, False, True])) for _ in range(4))
-    window, score = (most, most) if windowed else None, draw(lines.some)
+    window, score = (most, 0 if causal else most) if windowed else None, draw(lines.some)
     tiling = draw(tilings(Problem(1, 1, 1, 1, 1, d, dtype, head_dim_v=d_v, causal=causal, window=window, score=score)))
     heads, kv_heads = draw(st.sampled_from(HEADS))
 

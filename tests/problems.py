@@ -13,6 +13,11 @@ TILINGS = ((16, 16), (48, 32), (32, 64))
 sides = st.none() | st.integers(0, 5) | st.integers(0, 200)  # of a window
 
 
+def reach(causal: bool, left: int | None, right: int | None) -> tuple[int | None, int | None]:
+    """A window that may stand beside `causal`."""
+    return left, None if causal else right
+
+
 def longest(tiling: tuple[int, int] | None, most: int = 150) -> int:
     """Lengths of at most five blocks: what more there is happens again."""
     return most if tiling is None else min(most, 5 * max(tiling))
@@ -39,7 +44,7 @@ def any_problems(draw: st.DrawFn, dtype: str, fewest_keys: int = 0, most: int = 
             d,
             dtype,
             causal=causal,
-            window=(draw(sides), draw(sides)) if windowed else None,
+            window=reach(causal, draw(sides), draw(sides)) if windowed else None,
             scale=draw(st.sampled_from([None, 0.3, -0.2, 1.0])),
             head_dim_v=d_v,
             mask=mask,
@@ -107,7 +112,7 @@ def sparse_problems(draw: st.DrawFn, tiling: tuple[int, int], most: int = 200, b
             bias=bias,
             padded=padded,
             key_lengths=draw(st.tuples(*[st.integers(0, n_k)] * batch)) if padded else None,
-            window=(draw(sides), draw(sides)) if windowed else None,
+            window=reach(causal, draw(sides), draw(sides)) if windowed else None,
             block_mask=block_mask,
             pattern=draw(patterns(batch, 2, n_q, n_k)) if known else None,
         )

@@ -16,7 +16,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
     # sim/ptx/
     "machine": ("ptx_*", "profile*", "timeline*", "diary", "rawkernel", "mutants_pipeline"),
     # sim/theory/, sim/machine.py and what a schedule says
-    "theory": ("counts", "schedule", "theorem2", "theorem5", "sweep", "l2*", "times"),
+    "theory": ("balance", "counts", "schedule", "theorem2", "theorem5", "sweep", "l2*", "times"),
     # sim/cli/
     "commands": (
         *("cli", "decode_commands", "demo", "explain", "fa3_commands", "flags", "paper", "resources"),
@@ -26,7 +26,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "calls": (
         *("attention", "captured", "cubins", "decode_refusals", "device", "foreign_arrays", "gradients", "launcher", "merge"),
         *("prepared", "problem", "options", "refusals", "dropout", "named_scores", "score*", "stand_in", "tensor_maps", "torch"),
-        "warmup_decode",
+        "first_use", "warmup_decode",
     ),
     # cupyflash/distributed/, and what counts it
     "ranks": ("ring*", "mpi", "benchmark_ring"),

@@ -16,8 +16,7 @@ from cupyflash.schedules.fa2_backward import Fa2BackwardSchedule
 from cupyflash.sim import replay, theory
 from cupyflash.sim.execution import BackwardExecution, execute_backward
 from cupyflash.sim.inputs import Inputs
-from cupyflash.sim.reference import forward
-from cupyflash.sim.yardstick import Numbers, draw_gradient, drawn, knowing_mask, measure_gradients
+from cupyflash.sim.yardstick import Numbers, draw_gradient, drawn, handed_on, knowing_mask, measure_gradients
 from problems import any_problems, longest, orders
 from suites import sample, sweep, wide
 
@@ -32,13 +31,12 @@ def backward_with_errors(
     schedule_seed: int | None = None,
 ) -> tuple[BackwardExecution, dict[str, Numbers]]:
     """An execution, and its gradients' errors."""
-    made, q = forward(inputs), inputs.q
     dbias = {"dbias": np.zeros(inputs.beside["bias"].shape, np.float32)} if schedule.dbias else {}
-    given = (dout, *inputs.qkv, made.O.astype(q.dtype), made.L.astype(np.float32))
+    given = (dout, *inputs.qkv, *handed_on(inputs, schedule.algorithm))
     asked = {"score": inputs.score, "dropout": inputs.dropout}
     execution = execute_backward(schedule, *given, **inputs.beside, **dbias, **asked, seed=schedule_seed)
     gradients = execution.gradients | dbias
-    return execution, measure_gradients(gradients, dout, inputs, from_weights=schedule.algorithm == "standard")
+    return execution, measure_gradients(gradients, dout, inputs)
 
 
 def check_backward(

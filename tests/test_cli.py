@@ -127,7 +127,6 @@ def test_paper_tiling_of_standard_attention_is_refused_by_the_sram_but_predicted
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (("predict", "--seqlen", "64"), "--head-dim"),
         (("predict", "--seqlen", "64", "--head-dim", "600"), "head_dim must be between 1 and 512"),
         (("predict", "--seqlen", "64", "--head-dim", "300", "--algorithm", "fa1"), "1 and 256 for algorithm 'fa1', got 300"),
         (("predict", "--seqlen", "64", "--head-dim", "256", "--sram", "8KB", "--algorithm", "fa1"), "25,344 bytes"),
@@ -378,3 +377,27 @@ def test_plurals() -> None:
         refuse_findings(["here"])
     with pytest.raises(RuntimeError, match=r"found 2 faults in the kernel, the first: here$"):
         refuse_findings(["here", "there"])
+
+
+@pytest.mark.parametrize(
+    ("short", "long"),
+    [
+        (["predict", "--seqlen", "4k"], ["predict"]),
+        (["predict", "--seqlen", "1M", "--seqlen-k", "16K"], ["predict", "--seqlen", str(2**20), "--seqlen-k", "16384"]),
+        (["predict", "--window", "1k,-", "--key-lengths", "2k"], ["predict", "--window", "1024,-", "--key-lengths", "2048"]),
+        (["predict", "--decode", "--cache-seqlens", "3k"], ["predict", "--decode", "--cache-seqlens", "3072"]),
+        (
+            ["sweep", "--over", "seqlen", "--from", "1k", "--to", "4k", "--points", "3"],
+            ["sweep", "--over", "seqlen", "--from", "1024", "--to", "4096", "--points", "3"],
+        ),
+    ],
+)
+def test_sizes_by_k_and_m(short: list[str], long: list[str]) -> None:
+    """And `predict` has defaults as its siblings have."""
+    one, other = (CliRunner().invoke(main, [*command, "--json"]) for command in (short, long))
+    assert one.exit_code == other.exit_code == 0 and one.stdout == other.stdout
+
+
+@pytest.mark.parametrize("size", ["4kk", "k", "4g", "4.5k", "-1k"])
+def test_what_is_no_size_is_refused(size: str) -> None:
+    assert CliRunner().invoke(main, ["predict", "--seqlen", size]).exit_code == 2

@@ -28,6 +28,7 @@ from cupyflash.sim.sweep import sweep
 from cupyflash.sim.theory.sums import clipped_sum, count_below, floor_sum
 from cupyflash.sim.theory.visits import columns_of, scores_of, seen_blocks, span, visits_of
 from cupyflash.tiling import TileSize
+from problems import reach
 
 A100 = Device.named("A100-40GB")
 POSITIONS: tuple[dict[str, Any], ...] = (
@@ -96,7 +97,7 @@ def test_the_sums_are_those_of_every_tile(
     """Against the definition: a matrix of which scores are seen, and its tiles one by one."""
     (n_q, n_k), (br, bc) = lengths, tiling
     keys = data.draw(st.integers(0, n_k))
-    problem = Problem(1, 1, 1, n_q, n_k, 16, "float16", causal=causal, mask=True, window=window)
+    problem = Problem(1, 1, 1, n_q, n_k, 16, "float16", causal=causal, mask=True, window=reach(causal, *window))
     schedule = in_blocks(problem, *tiling)
     r, c = np.arange(n_q)[:, None] + n_k - n_q, np.arange(n_k)
     left, right = problem.options.left, problem.options.right

@@ -443,7 +443,6 @@ def test_the_picture_is_drawn(tmp_path: Path) -> None:
         ("sweep --over cache --tiling paper", "--tiling cannot go with --decode"),
         ("verify --decode --max-seconds 0.0001", "--max-seconds"),
         ("verify --decode --batch 64 --heads 32 --kv-heads 8 --seqlen-k 8192", "estimated to take"),
-        ("predict", "--seqlen"),
     ],
 )
 def test_wrong_input_is_one_line(command: str, says: str) -> None:

@@ -56,13 +56,14 @@ SMALL = Problem(1, 1, 1, 150, 45, 64, "float16", causal=True, padded=True, key_l
 @pytest.mark.wide
 @pytest.mark.parametrize("orders", [1, wide(2)])
 def test_the_same_bits_each_time_and_in_every_order(orders: int) -> None:
-    """Also when one thread block does all the work."""
+    """Also when one thread block does all the work, from a queue."""
     case = one(SMALL, (128, 16))
     first, _ = check(case)
     alone = replace(case, device=replace(H100, sm_count=1))
     for again in (case, alone, *(replace((alone, case)[seed % 2], order=seed) for seed in range(orders))):
         found, _ = check(again)
-        assert found.out.tobytes() == first.out.tobytes() and found.traffic == first.traffic
+        assert found.out.tobytes() == first.out.tobytes()
+        assert found.traffic == first.traffic or again.device.sm_count == 1  # which takes its row blocks from a queue
         assert found.lse is not None and first.lse is not None and found.lse.tobytes() == first.lse.tobytes()
 
 

@@ -49,7 +49,8 @@ FLAGS = {
     "tree": ("--decode", "--tree"),
     "num_splits": ("--decode", "--num-splits 2"),
 }
-POSING = {one.name for one in click.command()(problem_options(backward=True, decode={})(lambda request: None)).params}
+POSED = problem_options(seqlen=1, head_dim=1, backward=True, decode={})
+POSING = {one.name for one in click.command()(POSED(lambda request: None)).params}
 # What commands are given besides: those that execute say that it would take longer than this.
 COMMANDS = {
     "predict": "",

@@ -92,7 +92,7 @@ def test_random_streams_are_those_of_a_plain_simulator(data: st.DataObject) -> N
             st.tuples(st.integers(0, 3), st.integers(0, 1), st.integers(0, 1), st.integers(0, 55), size, st.booleans()), max_size=60
         )
     )
-    model, plain = Cache(cache, [0, base], unit), Plain(cache)
+    model, plain = Cache(cache, [0, base], unit, [False, False]), Plain(cache)
     parts = [Requests.of(t, m, base * x + a * unit, n * unit, write=w) for t, m, x, a, n, w in drawn]
     served = sorted({(t, m, base * x + a * unit, n * unit, w, x) for t, m, x, a, n, w in drawn})
     for some in (range(2), range(2, 4)):  # a turn is served whole

@@ -34,6 +34,7 @@ from cupyflash.sim.cli import main
 from cupyflash.sim.l2 import L2, LINE, executed
 from cupyflash.sim.l2.launch import Memory
 from cupyflash.sim.times import times
+from cupyflash.sim.traffic import Traffic
 from cupyflash.sim.yardstick import knowing_mask
 from problems import patterns, sides
 from suites import sample, sweep
@@ -144,10 +145,10 @@ def test_random_calls_ask_for_what_theory_counts(data: st.DataObject) -> None:
 
 @sweep(3, 18)
 def test_random_calls_are_served_as_lines_are(data: st.DataObject) -> None:
-    """Runs of lines are no other than their lines, and no request leaves its tensor."""
+    """Runs of lines are no other than their lines, and no request leaves its tensor; words have a cache of their own."""
     schedule = data.draw(schedules(data.draw(st.sampled_from(KINDS + GRADIENTS)), 130))
     cache = data.draw(geometries.map(lambda made: replace(made, nbytes=8 * made.nbytes)))
-    found, plain, memory = l2.run(schedule, l2=cache), Plain(cache), Memory()
+    found, plain, of_words, memory = l2.run(schedule, l2=cache), Plain(cache), Plain(cache), Memory()
     for launch in l2.launches_of(schedule, "rows", memory):
         names = sorted(memory.bases, key=memory.bases.__getitem__)
         bases = np.array([memory.bases[name] for name in names])
@@ -157,8 +158,9 @@ def test_random_calls_are_served_as_lines_are(data: st.DataObject) -> None:
             for _, _, first, nbytes, write in asked:
                 tensor, last = np.searchsorted(bases, [first, first + nbytes - 1], "right") - 1
                 assert tensor == last
-                plain.access(names[tensor], first, nbytes, bool(write))
-    assert found.dram == plain.dram
+                lines = of_words if names[tensor] in memory.of_words else plain
+                lines.access(names[tensor], first, nbytes, bool(write))
+    assert found.dram == Traffic({**plain.dram, **of_words.dram})
 
 
 TOUCHED = ("fa2", "fa1", "fa3", "deterministic gradients", "decode")

@@ -89,8 +89,9 @@ def errors(found: dict[str, np.ndarray], arrays: list[np.ndarray], options: dict
     q, k, v, dout = arrays
     expected = reference_gradients(dout, q, k, v, **options)
     _, L = reference(q, k, v, **options)
-    # Up to 4096, P is off by what float32 rounds off L and S.
-    rounded = 2 * steps_of(q.dtype.name) + 2.0**-22 * min(4096, np.abs(L[np.isfinite(L)]).max())
+    # Up to 4096, P of half types is off by what float32 rounds off L and S.
+    of_lse = 0.0 if q.dtype == np.float32 else 2.0**-22 * min(4096, np.abs(L[np.isfinite(L)]).max())
+    rounded = 2 * steps_of(q.dtype.name) + of_lse
     # As large as the sums would be if nothing cancelled: P and dS are rounded, and D, of O that is
     exact = backward(dout, Inputs.of(q, k, v, **options))
     P = exact.P
@@ -125,7 +126,7 @@ def test_gradients(dtype: str, kind: str, deterministic: bool) -> None:
         assert max(found.values()) <= 1, (powers, found)
 
 
-LARGE, BWD, DQ = "large_rows.cu", "fa2_backward.cu", "fa2_backward_queries.cu"
+LARGE, BWD, DQ, WEIGHT = "row_bases.cu", "fa2_backward.cu", "fa2_backward_queries.cu", "weight.cuh"
 # What breaks the way of rows with a large L, by whether dQ has a kernel of its own
 MUTANTS = {
     "no row is large": Mutant(LARGE, "if (!__syncthreads_or(large)) return;", "return;", "uninitialised", ("return bases[row]",)),
@@ -136,11 +137,13 @@ MUTANTS = {
     "m is a lane's": Mutant(LARGE, "m_all = row_max(m[h])", "m_all = m[h]", "numbers"),
     "l is a lane's": Mutant(LARGE, "row_sum(m[h]", "(m[h]", "numbers"),
     "what is masked counts": Mutant(LARGE, "scale_and_mask(S[0]", "if (false) scale_and_mask(S[0]", "numbers"),
-    "L is believed": Mutant(LARGE, "> fabsf(given) * ROUNDED", ">= 0.f", "numbers"),
-    "a row's score is forgotten": Mutant(BWD, "s - base.score", "s", "numbers"),
-    "the loop is not told": Mutant(BWD, "large = __syncthreads_or(large)", "__syncthreads(), large = false", "numbers"),
-    "dQ: a row's score is forgotten": Mutant(DQ, "P[m][n][e] - of_row.score", "P[m][n][e]", "numbers"),
-    "dQ: no row is large": Mutant(DQ, "large |= is_large(L_smem[row]);", "", "numbers"),
+    "L is believed": Mutant(LARGE, "> fmaxf(S_all, fmaxf(fabsf(L * UNIT), fabsf(m_all * size))) * ROUNDED", ">= 0.f", "numbers"),
+    "a row's score is forgotten": Mutant(WEIGHT, "fmaf(s - score,", "fmaf(s,", "numbers"),
+    "the loop is not told": Mutant(
+        BWD, "any_large<BR, THREADS>(slot.of_rows);", "any_large<BR, THREADS>(slot.of_rows) && false;", "numbers"
+    ),
+    "dQ: a row's score is forgotten": Mutant(WEIGHT, "fmaf(s - score,", "fmaf(s,", "numbers"),
+    "dQ: no row is large": Mutant(DQ, "large |= is_large(rows_smem[row]);", "", "numbers"),
 }
 
 
@@ -225,6 +228,30 @@ def test_standard_attention_of_scores_beyond_float16() -> None:
     assert not np.isfinite(beyond[np.abs(expected_lse) > 65504]).any()
 
 
+ONE_HOT = (24, 75, 150)  # scores of 101, 994 and 3,977
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "size"), [("fa2", 150), *(wide(name, size) for name in ("fa1", "fa2", "standard") for size in ONE_HOT)]
+)
+def test_one_hot_rows_in_float32_have_weights_of_one(algorithm: str, size: int) -> None:
+    """Each row sees its own key alone: dV is dout, whatever float32 rounds off L."""
+    x, dout = np.eye(32, dtype=np.float32) * size, np.random.default_rng(0).standard_normal((32, 32)).astype(np.float32)
+    _, pullback = cupyflash.attention_vjp(x, x, dout, algorithm=algorithm)
+    assert np.array_equal(pullback(dout)[2], dout)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "size"), [("float16", 17), *(wide(dtype, size) for dtype in ("float16", "bfloat16") for size in (10.5, 41.0))]
+)
+def test_standard_attention_s_weights_go_with_its_own_lse(dtype: str, size: float) -> None:
+    """L comes from S as it was rounded to be kept, and so must P: of a row with one key it is 1."""
+    x = (np.eye(32, dtype=np.float32) * size).astype(DTYPES[dtype])
+    dout = np.random.default_rng(0).standard_normal((32, 32)).astype(DTYPES[dtype])
+    _, pullback = cupyflash.attention_vjp(x, x, dout, algorithm="standard", causal=True, window=(0, 0))
+    assert np.array_equal(pullback(dout)[2], dout)
+
+
 @pytest.mark.wide
 def test_gradients_of_standard_attention_of_scores_beyond_float16() -> None:
     """P is taken from an L that float32 rounds to a 64th at most: weights are off by that."""
@@ -259,7 +286,8 @@ def test_what_has_no_scores_in_memory_says_so() -> None:
         lambda: plan(problem, A100, "decode"),
         lambda: plan_decode(problem, A100),
         lambda: plan_varlen(problem, A100),
-        lambda: plan_backward(problem, A100, "standard"),
+        lambda: plan_backward(problem, A100, "fa2"),
+        lambda: plan_backward(problem, A100, "fa1"),
         lambda: cupyflash.attention(x, x, x, score_dtype="float32"),
         lambda: cupyflash.attention(x, x, x, algorithm="standard", score_dtype="float16"),
     ):

@@ -51,7 +51,7 @@ MUTANTS = {
         BWD, SYNC + "  // all are done with Q_i", ";  // all", "race", MOVED, "wide"
     ),
     "Q comes before dO has gone": Mutant(BWD, SYNC + "  // all are done with dO_i", "// all", "race", MOVED, "wide, by turns"),
-    "Q and dO are read early": Mutant(BWD, "large = __syncthreads_or(large);", "", "race", MOVED),
+    "Q and dO are read early": Mutant("weight.cuh", "return __syncthreads_or(large);", "return large;", "race", MOVED),
     "nobody waits for Q and dO": Mutant(BWD, "wait_for_groups<0>();\n", "", "in flight|race", MOVED),
     "Q and dO are waited for one too late": Mutant(BWD, "wait_for_groups<0>", "wait_for_groups<1>", "in flight|race", MOVED),
     "the first blocks are not committed": Mutant(
@@ -96,13 +96,13 @@ MUTANTS = {
     "slots overlap": Mutant(BWD, "ring + s * SLOT", "ring + s * (SLOT / BR) * (BR - 1)", "race|in flight", MOVED),
     "slots of L and D overlap": Mutant(
         BWD,
-        "row_ring + s * 2 * BR, row_ring + s * 2 * BR + BR}",
-        "row_ring + s * BR, row_ring + s * BR + BR}",
+        "row_ring + s * ROW_SLOT;",
+        "row_ring + s * (ROW_SLOT / 2);",
         "race|in flight",
         MOVED,
     ),
     "dO lies in Q's last row": Mutant(BWD, "at + BR * KeyTile::PAD", "at + (BR - 1) * KeyTile::PAD", "race|in flight", MOVED),
-    "D lies in L": Mutant(BWD, "row_ring + s * 2 * BR + BR}", "row_ring + s * 2 * BR + BR - 1}", "race|in flight", (COPY_FLOAT,)),
+    "D lies in L": Mutant(BWD, "of_rows + ROW_SLOT - BR}", "of_rows + ROW_SLOT - BR - 1}", "race|in flight", (COPY_FLOAT,)),
     "V lies in K's last row": Mutant(BWD, "K_smem + BC *", "K_smem + (BC - 1) *", "race", MOVED),
     "dS lies in V's last row": Mutant(BWD, "V_smem + BC *", "V_smem + (BC - 1) *", "race", (*DS, COPY)),
     "the ring begins in dS's last row": Mutant(BWD, "WIDE ? 0 : BC *", "WIDE ? 0 : (BC - 1) *", "race|in flight", (*DS, COPY)),
@@ -111,8 +111,8 @@ MUTANTS = {
     ),
     "the block mask begins in the last slot": Mutant(
         BWD,
-        "row_ring + SLOTS * 2 * BR)",
-        "row_ring + SLOTS * 2 * BR - 1)",
+        "row_ring + SLOTS * ROW_SLOT)",
+        "row_ring + SLOTS * ROW_SLOT - 1)",
         "race|in flight|uninitialised",
         ("kept[", COPY_FLOAT),
         "blocks",
@@ -205,7 +205,9 @@ MUTANTS = {
         "for (int h = 1; h < p.group; h++, Q +=",
         "bytes",
     ),
-    "rows without keys have L = -inf": Mutant(BWD, "if (slot.L[r] == NEG_INF) slot.L[r] = 0.f;", "", "numbers", (), "bias"),
+    "rows without keys have L = -inf": Mutant(
+        "weight.cuh", "if (L_smem[r] == NEG_INF) L_smem[r] = 0.f;", "", "numbers", (), "bias"
+    ),
     "the bias is in the wrong base": Mutant(BWD, "fmaf(UNIT, load", "fmaf(1.f, load", "numbers", (), "bias"),
     "the diagonal is taken for whole": Mutant(
         BWD, "warp_key + WARP_KEYS <= visible_end(masks, first)", "warp_key < visible_end(masks, first)", "numbers", (), "causal"

@@ -20,7 +20,7 @@ from cupyflash.sim.yardstick import measure
 from mutants import Mutant, check_mutant, check_unbroken
 from suites import MORE, sample
 
-FA3, PRODUCTS, COPIES = "fa3_forward.cu", "wgmma.cuh", "tma.cuh"
+FA3, WORK, QUEUE, PRODUCTS = "fa3_forward.cu", "fa3_work.cuh", "fa3_queue.cu", "wgmma.cuh"
 LOAD, STORE, PRODUCT = "d.shared::cluster.global.tile", "d.global.shared::cta.tile", "PRODUCT("
 PUT, WAIT, ARRIVE = "stmatrix", "mbarrier.try_wait", "mbarrier.arrive"
 LOADED = (LOAD, PRODUCT)
@@ -38,7 +38,9 @@ CASES = {
     "heads": Problem(1, 8, 1, 20, 77, 80, "float16", causal=True, sinks=True),
     "groups": Problem(1, 3, 1, 100, 20, 80, "float16"),
     "few": replace(PROBLEM.asking(causal=True), seqlen_q=200, seqlen_k=20),
-    "sections": Problem(3, 2, 1, 250, 20, 80, "float16"),
+    "sections": Problem(2, 3, 3, 250, 20, 80, "float16", padded=True, key_lengths=(20, 15)),
+    "apart": replace(PROBLEM, head_dim=64, head_dim_v=64),
+    "apart, short": replace(PROBLEM, head_dim=64, head_dim_v=64, seqlen_k=16),  # a turn each, in which warpgroups do not meet
 }
 
 
@@ -78,11 +80,26 @@ MUTANTS = {
     "a warp releases V for all": mutant(
         "init_barrier(V_empty + 8 * slot, WARPS)", "init_barrier(V_empty + 8 * slot, 1)", "race|deadlock", *LOADED, WAIT
     ),
-    "a warpgroup releases Q for all": mutant(
-        "init_barrier(Q_empty, CONSUMERS)", "init_barrier(Q_empty, 1)", "race|deadlock", LOAD, STORE, PUT, WAIT
+    "a warpgroup releases Q for all": mutant("O_APART ? WARPS : CONSUMERS", "1", "race|deadlock", LOAD, STORE, PUT, WAIT),
+    "Q is released before O has left": mutant(
+        "    wait_for_stores();\n    if constexpr (!O_APART) arrive(s.Q_empty);\n",
+        "    if constexpr (!O_APART) arrive(s.Q_empty);\n    wait_for_stores();\n",
+        "race",
+        LOAD,
+        STORE,
     ),
-    "Q is released before O has left": swapped("wait_for_stores();", "arrive(s.Q_empty);", "race", LOAD, STORE),
-    "nobody waits until O has left": mutant("    wait_for_stores();\n", "", "race", LOAD, STORE),
+    "nobody waits until O has left": mutant("    wait_for_stores();\n    if", "    if", "race", LOAD, STORE),
+    "O is put where O has not left": mutant("    wait_for_stores();\n    if", "    if", "race", STORE, PUT, problem="apart"),
+    "a warp does not know that O has left": mutant(
+        "  if constexpr (O_APART) meet(1 + c.group, WARPGROUP);", "", "race", STORE, PUT, problem="apart, short"
+    ),
+    "Q is not released": mutant(
+        "      if constexpr (O_APART) c.release(s.Q_empty);\n      c.end();\n    } else",
+        "      c.end();\n    } else",
+        "deadlock",
+        WAIT,
+        problem="apart",
+    ),
     # barriers
     "a slot is not empty at first": mutant("K_slot = {0, 1}", "K_slot = {0, 0}", "deadlock", WAIT),
     "V's slot is not empty at first": mutant("V_slot = {0, 1}", "V_slot = {0, 0}", "deadlock", WAIT),
@@ -106,8 +123,8 @@ MUTANTS = {
         *LOADED,
         WAIT,
     ),
-    "Q is not waited for": mutant("    wait_for(s.Q_full, Q_parity);\n", "", "in flight|race|uninitialised", *LOADED),
-    "Q's parity stays": mutant("    Q_parity ^= 1;\n", "", "in flight|race|deadlock", *LOADED, WAIT),
+    "Q is not waited for": mutant("    wait_for(s.Q_full, parity);\n", "", "in flight|race|uninitialised", *LOADED),
+    "the consumers' parity stays": mutant("parity = 0;; parity ^= 1)", "parity = 0;;)", "race|in flight|deadlock", *LOADED, WAIT),
     "Q's room is taken early": mutant("      wait_for(s.Q_empty, parity);\n", "", "race", *LOADED),
     "Q's room has one parity": mutant("    parity ^= 1;\n", "", "race|deadlock", *LOADED, WAIT),
     "cut blocks have one parity": mutant(
@@ -134,6 +151,50 @@ MUTANTS = {
         "BR * SLAB_ROW * K_SLABS);", "(BR - 1) * SLAB_ROW * K_SLABS);", "in flight|race|bad arrival|deadlock", *LOADED, ARRIVE, WAIT
     ),
     "a row block without keys does not count": mutant("        arrive(s.Q_full);\n", "", "deadlock", WAIT, problem="few"),
+    # the queue, and what is handed on
+    "what is taken is not counted from 0": mutant(
+        "  if (own == 0) *p.taken = 0;\n", "", "uninitialised", "p.taken", problem="causal", file=QUEUE
+    ),
+    "what is taken is counted by several": mutant("atomicAdd(p.taken, 1)", "(*p.taken)++", "race", "p.taken", problem="sections"),
+    "all of the grid take the first": mutant("gridDim.x + (p.queue", "1 + (p.queue", "bytes", problem="sections"),
+    "a row block is skipped": mutant("gridDim.x + (p.queue", "gridDim.x + 1 + (p.queue", "bytes"),
+    "who takes one does not say so": mutant("  arrive(s.work_full);\n", "", "deadlock", WAIT, problem="causal"),
+    "nobody waits for what is handed on": mutant(
+        "  wait_for(s.work_full, parity);\n",
+        "",
+        "race|uninitialised",
+        "next_work",
+        "read_shared(s.work)",
+        "ld.shared.b32",
+        "st.shared.b32",
+        problem="causal",
+    ),
+    "what was not read is overwritten": mutant(
+        "  wait_for(s.work_empty, parity);\n",
+        "",
+        "race|bad arrival",
+        "next_work",
+        "read_shared(s.work)",
+        "ld.shared.b32",
+        "st.shared.b32",
+        ARRIVE,
+        problem="few",
+    ),
+    "who has read does not say so": mutant(
+        "  if (threadIdx.x % 32 == 0) arrive(s.work_empty);\n", "", "deadlock", WAIT, problem="causal"
+    ),
+    "a warp has read for all": mutant(
+        "init_barrier(work_empty, WARPS)",
+        "init_barrier(work_empty, 1)",
+        "race|bad arrival|deadlock",
+        "next_work",
+        "read_shared(s.work)",
+        "ld.shared.b32",
+        "st.shared.b32",
+        ARRIVE,
+        WAIT,
+    ),
+    "the last one is not handed on": mutant("      if (copies) hand_on(s, NO_WORK, parity);\n", "", "deadlock", WAIT),
     # products
     "S is not fenced": mutant(
         "    begin_products();\n#pragma unroll\n    for (int k = 0; k < (HEAD",
@@ -185,17 +246,25 @@ MUTANTS = {
     ),
     "O is not swizzled": mutant("(n % 4 * 2 + lane / 16) ^ row % 8", "(n % 4 * 2 + lane / 16)", "numbers"),
     "O's slabs are one": mutant("from + slab * BR * SLAB_ROW", "from", "numbers"),
-    "every key head is its query head": mutant("head, head / p.group, p.Nq", "head, head, p.Nq", "bytes", problem="groups"),
+    "every key head is its query head": mutant(
+        "head, head / p.group, p.Nq", "head, head, p.Nq", "bytes", problem="groups", file=WORK
+    ),
     "zeros begin a row late": mutant("chunk = from * 8 + ", "chunk = (from + 1) * 8 + ", "numbers", problem="lengths"),
     "no block is cut": mutant("cut = (PADDED || VARLEN) &&", "cut = false &&", "numbers", problem="lengths"),
-    "the batch's length is the first's": mutant("p.key_lengths[w.place.batch]", "p.key_lengths[0]", "numbers", problem="lengths"),
-    "every lane asks for the length": mutant("if (threadIdx.x % 32 == 0) keys", "keys", "bytes", problem="lengths"),
+    "the batch's length is the first's": mutant(
+        "p.key_lengths[place.batch]", "p.key_lengths[0]", "numbers", problem="lengths", file=WORK
+    ),
+    "every lane asks for the length": mutant("if (threadIdx.x % 32 == 0) keys", "keys", "bytes", problem="lengths", file=WORK),
     # which blocks
     "the diagonal is taken for whole": mutant(
-        "visible_end(w.masks, row) / BC", "(visible_end(w.masks, row) + BC) / BC", "numbers", problem="causal"
+        "visible_end(w.masks, row) / BC", "(visible_end(w.masks, row) + BC) / BC", "numbers", problem="causal", file=WORK
     ),
     "the window's left edge is taken for whole": mutant(
-        "(visible_begin(w.masks, last_row) + BC - 1) / BC", "visible_begin(w.masks, row) / BC", "numbers", problem="window"
+        "(visible_begin(w.masks, last_row) + BC - 1) / BC",
+        "visible_begin(w.masks, row) / BC",
+        "numbers",
+        problem="window",
+        file=WORK,
     ),
     "the mask is a key off": mutant(
         "w.masks, row, j * BC, w.place.Nq", "w.masks, row, j * BC + 1, w.place.Nq", "numbers", problem="causal"
@@ -206,23 +275,23 @@ MUTANTS = {
         "numbers",
         problem="causal",
     ),
-    "the last keys are not visited": mutant("(end_key + BC - 1) / BC", "end_key / BC", "bytes"),
+    "the last keys are not visited": mutant("(end_key + BC - 1) / BC", "end_key / BC", "bytes", file=WORK),
     "the first keys are not visited": mutant(
-        "w.first = first_key / BC", "w.first = (first_key + BC - 1) / BC", "bytes", problem="window"
+        "w.first = first_key / BC", "w.first = (first_key + BC - 1) / BC", "bytes", problem="window", file=WORK
     ),
-    "a row block is done twice": mutant("{blocks - 1 - block, batch", "{max(0, blocks - 2 - block), batch", "bytes"),
-    "a round skips a row block": mutant("? gridDim.x - 1 - block", "? gridDim.x - block", "bytes"),
+    "a row block is done twice": mutant("return {i, batch", "return {max(0, i - 1), batch", "bytes", file=WORK),
     "a section is as long as the others": mutant(
-        "min(p.section, (VARLEN ? p.heads : p.heads / PACK * p.sequences) - section * p.section)",
-        "p.section",
-        "bytes",
-        problem="sections",
+        "min(p.section, heads - begin)", "p.section", "out of bounds|race", "p.queue[", problem="sections", file=QUEUE
+    ),
+    "two have the same place": mutant(
+        "other.turns == mine.turns && first + n < own", "false", "race|uninitialised", "p.queue[", problem="lengths", file=QUEUE
     ),
     "batches are heads": mutant(
         "pair / (p.heads / PACK), head = pair * PACK - batch * p.heads",
         "pair % p.sequences, head = pair / p.sequences",
         "numbers",
         problem="sections",
+        file=WORK,
     ),
     # the softmax
     "O is not rescaled": mutant("      if (grown) scale_values(rescale);\n", "", "numbers", problem="sharp"),
@@ -262,7 +331,9 @@ MUTANTS = {
         problem="heads",
     ),
     "the mask knows one head": mutant("(row0 + 8 * h) / PACK", "row0 + 8 * h", "numbers", problem="heads", file="mask.cuh"),
-    "the block's last query is a head's": mutant("(w.row() + BR) / PACK", "w.row() / PACK + 1", "bytes", problem="heads"),
+    "the block's last query is a head's": mutant(
+        "(w.row() + BR) / PACK", "w.row() / PACK + 1", "bytes", problem="heads", file=WORK
+    ),
     "O of one head": mutant("first / PACK;", "first;", "bytes", problem="heads"),
     # packed sequences
     "a sequence's last rows go together": mutant("if (rows < 64) {", "if (rows < 0) {", "race", STORE, problem="packed"),
@@ -276,9 +347,7 @@ MUTANTS = {
     "what is behind a sequence counts": mutant("(PADDED || VARLEN) &&", "PADDED &&", "numbers", problem="packed"),
     "the keys are the first sequence's": mutant("w.place.first_key + j * BC", "j * BC", "numbers", problem="packed"),
     "the queries are the first sequence's": mutant("w.place.first_query + w.row()", "w.row()", "numbers", problem="packed"),
-    "a block too many is done": mutant(
-        "L_row, sequence.block < Tr,", "L_row, true,", "out of bounds|race|deadlock", "", problem="packed"
-    ),
+    "a block too many is done": mutant("sequence.block * BR < sequence.queries,", "true,", "bytes", problem="packed", file=WORK),
     # warpgroups and their registers
     "nobody has the first turn": mutant("  if (PING_PONG && group == CONSUMERS - 1) c.pass_turn();\n", "", "deadlock", ""),
     "a turn is passed to oneself": mutant("TURN + (group + 1 < CONSUMERS ? group + 1 : 0)", "TURN + group", "deadlock", ""),
@@ -357,7 +426,10 @@ WIDE = {
     "O is stored before the warpgroup has put it down",
     "O is not swizzled",
     "the mask is a key off",
-    "a round skips a row block",
+    "a row block is skipped",
+    "what is taken is not counted from 0",
+    "what was not read is overwritten",
+    "O is put where O has not left",
     "O is not rescaled",
     "warps wait apart",
     "the sink is forgotten",

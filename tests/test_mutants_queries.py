@@ -58,7 +58,7 @@ MUTANTS = {
     "L begins in the first slot": Mutant(
         DQ, "ring + (BY_TURNS ? ONE : RING)", "ring + RING / STAGES / BC * (BC - 1)", "race|in flight", MOVED_ROWS, "rows"
     ),
-    "D lies in L": Mutant(DQ, "L_smem + BR;", "L_smem + BR - 1;", "race|in flight", (COPY_FLOAT,), "rows"),
+    "D lies in L": Mutant(DQ, "(rows_smem + BR);", "(rows_smem + BR) - 1;", "race|in flight", (COPY_FLOAT,), "rows"),
     "the block mask begins in D": Mutant(
         DQ, "D_smem + BR)", "D_smem + BR - 1)", "race|in flight|uninitialised", ("kept[", COPY_FLOAT), "blocks"
     ),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import dataclasses
 import importlib
 import json
 import signal
@@ -58,7 +59,7 @@ def test_failures_and_counts_of_tests_are_lines_as_they_come(tmp_path: Path) -> 
         "@pytest.fixture\ndef bad(): raise OSError('no')\ndef test_d(bad): pass\n"
     )
     path = tmp_path / "lines.jsonl"
-    status = on_gpu.finished(on_gpu.pytest_command(path, tests, quick=False, parallel=1), 60, tmp_path / "tests.txt")
+    status = on_gpu.finished(on_gpu.pytest_command(path, [tests], quick=False, parallel=1), 60, tmp_path / "tests.txt")
     failed, error, counts = read(path)
     assert status == 1 and "one is not two" in (tmp_path / "tests.txt").read_text()
     assert failed["test"].endswith("::test_b") and failed["outcome"] == "failed" and "one is not two" in failed["text"]
@@ -68,12 +69,15 @@ def test_failures_and_counts_of_tests_are_lines_as_they_come(tmp_path: Path) -> 
     assert "1 passed, 1 failed, 1 skipped, 1 error" in list(report.summary(read(path)))
 
 
-def test_one_command_runs_the_four_and_a_step_that_fails_takes_no_other_along(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    ran = []
+Command = tuple[Sequence[str], float]
 
-    def finished(command: Sequence[str], seconds: float, log: Path | None = None) -> int:
+
+@pytest.fixture
+def ran(monkeypatch: pytest.MonkeyPatch) -> list[Command]:
+    """The commands, with the seconds that each has, of a run on a T4; those of pytest fail."""
+    ran: list[Command] = []
+
+    def finished(command: Sequence[str], seconds: float, log: Path | None = None, **environment: str) -> int:
         ran.append((command, seconds))
         return int("pytest" in command)
 
@@ -81,17 +85,66 @@ def test_one_command_runs_the_four_and_a_step_that_fails_takes_no_other_along(
     monkeypatch.setattr(on_gpu, "processes", lambda: 4)
     monkeypatch.setattr(on_gpu.Device, "current", lambda: Device.named("T4"))
     monkeypatch.setattr(on_gpu.machine, "gpu_versions", lambda: {"cupy": "14"})
+    return ran
+
+
+QUICK = ["correctness", "forward", "backward", "decode", "accuracy", "machine"]
+
+
+def test_one_command_runs_correctness_first_and_a_step_that_fails_takes_no_other_along(
+    ran: list[Command], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert on_gpu.main(["--quick", str(tmp_path)]) == 1
     (path,) = tmp_path.iterdir()
-    assert path.name.startswith("T4-2") and f"written: {path}" in capsys.readouterr().out
+    assert path.name.startswith("T4-2") and f"written: {path}; failed: correctness, accuracy, machine" in capsys.readouterr().out
     header, *ends = read(path)
     assert header["device"]["name"] == "T4" and header["versions"] == {"cupy": "14"} and not header["simulated"]
-    passes = [f"{name}: exit status 0" for name in ("forward", "backward", "decode")]
-    assert [end["reason"] for end in ends] == ["tests: exit status 1", *passes]
-    for command, seconds in ran:
-        assert str(path) in command and seconds <= 125 and ("--quick" in command) == ("pytest" not in command)
-    assert on_gpu.main(["--only", "forward", str(tmp_path)]) == 0 and len(ran) == 5 and ran[-1][1] < 8 * 60
-    assert on_gpu.main(["--only", "tests", str(tmp_path)]) == 1 and ran[-1][0][ran[-1][0].index("-m", 3) + 1] == ""
+    pytests = ("correctness", "accuracy", "machine")
+    assert [end["reason"] for end in ends] == [f"{name}: exit status {int(name in pytests)}" for name in QUICK]
+    ahead, first, *others = ran
+    assert ahead[0][1].endswith("ahead.py") and str(ROOT / "tests" / "gpu" / "test_gpu_first.py") in first[0]
+    for command, _ in ran[2:5]:
+        assert str(path) in command and "--quick" in command
+    assert all(str(path) in command for command, _ in ran)
+    assert sum(on_gpu.SECONDS[name][0] for name in QUICK) + 2 * on_gpu.GRACE < 9 * 60 > 60 + others[0][1]
+    ran.clear()
+    assert on_gpu.main(["--only", "tests", str(tmp_path)]) == 1
+    ((command, _),) = ran
+    files = {Path(word).name for word in command if "/tests/gpu/test_" in word}
+    every = {path.name for path in (ROOT / "tests" / "gpu").glob("test_*.py")}
+    assert command[command.index("-m", 3) + 1] == "" and files == every - set(on_gpu.FILES.values())
+
+
+def test_what_a_step_leaves_of_its_time_is_the_next_one_s(ran: list[Command], tmp_path: Path) -> None:
+    on_gpu.main(["--quick", str(tmp_path)])
+    seconds = [on_gpu.SECONDS[name][0] for name in QUICK]
+    assert ran[-1][1] == pytest.approx(sum(seconds), abs=5) and ran[2][1] == pytest.approx(sum(seconds[:2]), abs=5)
+
+
+def test_a_run_that_was_cut_goes_on_with_the_same_file(ran: list[Command], tmp_path: Path) -> None:
+    on_gpu.main(["--quick", "--only", "correctness", "--only", "forward", str(tmp_path)])
+    (path,) = tmp_path.iterdir()
+    with path.open("a") as file:
+        file.write('{"kind": "end", "reason": "backward: exit status -9", "seconds": 1}\n')
+    ran.clear()
+    assert on_gpu.main(["--quick", "--resume", str(tmp_path)]) == 1 and list(tmp_path.iterdir()) == [path]
+    assert [Path(command[1]).stem for command, _ in ran[:2]] == ["backward", "decode"] and len(ran) == 4
+    assert all("--resume" in command for command, _ in ran[:2])
+    assert next(line["resumed"] for line in read(path) if line.get("resumed")) == ["correctness", "forward"]
+    ran.clear()
+    on_gpu.main(["--quick", "--resume", str(tmp_path / "other")])
+    assert len(ran) == 7  # nothing to go on with
+
+
+def test_a_case_that_the_file_has_is_not_measured_again(tmp_path: Path) -> None:
+    command, cases = importlib.import_module("command"), importlib.import_module("cases")
+    given = [cases.TINY, cases.SMALL]
+    with records.Records(tmp_path / "some.jsonl", "") as file:
+        file.write("measurement", {"pass": "forward", **dataclasses.asdict(cases.TINY), "seconds": 1.0})
+    forward = importlib.import_module("forward").FORWARD
+    assert command.remaining(given, forward, file.path) == [cases.SMALL]
+    assert command.remaining(given, importlib.import_module("backward").BACKWARD, file.path) == given
+    assert command.remaining(given, forward, tmp_path / "none.jsonl") == given
 
 
 class Child:
@@ -127,17 +180,36 @@ def test_a_step_that_takes_too_long_is_asked_to_stop_and_then_killed(
     assert on_gpu.finished(["it"], 5) == -(obeys or 0) and child.blows == blows
 
 
+def gpu_tests(folder: Path, first: str) -> Path:
+    """A folder of tests in the place of tests/gpu."""
+    folder.mkdir()
+    for name in (*on_gpu.FILES.values(), "test_others.py"):
+        (folder / name).write_text("import os\ndef test(): assert os.environ['CUPYFLASH_STAND_IN'] == 'A100-40GB'\n")
+    (folder / "test_gpu_first.py").write_text(first)
+    return folder
+
+
 @pytest.mark.wide
-def test_the_one_command_s_dry_run_measures_every_implementation(tmp_path: Path) -> None:
-    test = tmp_path / "test_one.py"
-    test.write_text("def test(): pass\n")
-    assert on_gpu.main(["--dry-run", "--tests", str(test), str(tmp_path / "out")]) == 0
+def test_a_dry_run_in_which_a_test_fails_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CUPYFLASH_STAND_IN", raising=False)
+    tests = gpu_tests(tmp_path / "gpu", "def test(): assert False\n")
+    only = [word for name in ("correctness", "machine") for word in ("--only", name)]
+    assert on_gpu.main(["--dry-run", *only, "--tests", str(tests), str(tmp_path / "out")]) == 1
+    (path,) = (tmp_path / "out").glob("*.jsonl")
+    assert [line["counts"] for line in read(path) if line["kind"] == "tests"] == [{"failed": 1}, {"passed": 1}]
+
+
+@pytest.mark.wide
+def test_the_one_command_s_dry_run_measures_every_implementation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CUPYFLASH_STAND_IN", raising=False)
+    tests = gpu_tests(tmp_path / "gpu", "def test(): pass\n")
+    assert on_gpu.main(["--dry-run", "--tests", str(tests), str(tmp_path / "out")]) == 0
     (path,) = (tmp_path / "out").glob("*.jsonl")
     lines = list(read(path))
     assert [line["what"] for line in lines if line["kind"] == "run"] == ["on_gpu", "forward", "backward", "decode"]
     assert all(line["simulated"] for line in lines if line["kind"] == "run")
-    assert [line["counts"] for line in lines if line["kind"] == "tests"] == [{"passed": 1}]
-    ours = {"forward": {"fa2", "fa1", "standard"}, "backward": {*BACKWARD_ALGORITHMS, "fa2 deterministic"}}
+    assert [line["counts"] for line in lines if line["kind"] == "tests"] == [{"passed": 1}] * 4
+    ours = {"forward": {"auto", "fa2", "fa1", "standard"}, "backward": {"auto", *BACKWARD_ALGORITHMS, "fa2 deterministic"}}
     for name, outputs in (("forward", {"O"}), ("backward", {"dQ", "dK", "dV"})):
         rows = {line["implementation"]: line for line in lines if line.get("pass") == name}
         assert {*ours[name], "numpy"} <= set(rows) and all(row["right"] for row in rows.values())
@@ -149,7 +221,7 @@ def test_the_one_command_s_dry_run_measures_every_implementation(tmp_path: Path)
     # `predict --time` finds each of them again, once a GPU has taken them.
     cases, device = importlib.import_module("cases"), Device.named("A100-40GB")
     decoding = importlib.import_module("decode").planned(device, cases.TINY_DECODE)
-    schedules = [*(plan(cases.TINY.problem, device, name) for name in ours["forward"]), decoding]
+    schedules = [*(plan(cases.TINY.problem, device, name) for name in ours["forward"] - {"auto"}), decoding]
     schedules += [plan_backward(cases.TINY.problem, device, deterministic=each) for each in (False, True)]
     assert not any(measured(schedule, path.parent) for schedule in schedules)
     path.write_text(path.read_text().replace('"simulated": true', '"simulated": false'))

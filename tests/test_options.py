@@ -114,7 +114,7 @@ def test_keywords_are_those_of_the_forward_and_its_gradients() -> None:
 
 
 def test_what_was_made_before_is_given_again_if_types_agree() -> None:
-    asked = {"causal": True, "window": (3, 1), "scale": 0.5}
+    asked = {"causal": False, "window": (3, 1), "scale": 0.5}
     assert Options.asked(**asked) is Options.asked(**asked) == Options(**asked)
     for wrong in ({"causal": 1}, {"window": (3, True)}, {"window": [3, True]}):
         with pytest.raises(TypeError, match=next(iter(wrong))):

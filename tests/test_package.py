@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import ast
 import json
+import re
 import subprocess
 import sys
 import types
+from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -110,6 +112,12 @@ def test_nothing_imports_what_is_optional_before_it_is_asked_for() -> None:
                 names += [statement.module or ""] if isinstance(statement, ast.ImportFrom) and not statement.level else []
                 found += [(path.name, name) for name in names if name.split(".")[0] in OPTIONAL]
     assert found == [FOR_PYTORCH]
+
+
+def test_no_extra_brings_pytorch() -> None:
+    """Whose usual wheel for Linux takes gigabytes of CUDA along."""
+    required = {re.split(r"[^\w.-]", one)[0].lower() for one in metadata.requires("cupyflash") or ()}
+    assert {"numpy", "pytest", "mpich"} <= required and not {name for name in required if name.startswith("torch")}
 
 
 @pytest.mark.parametrize("pathfinder", ["missing", "finding nothing"])

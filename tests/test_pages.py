@@ -26,6 +26,12 @@ def anchors(page: Path) -> set[str]:
     return {re.sub(r"\s", "-", each) for each in words} | {re.sub(r"[-\s]+", "-", each) for each in words}
 
 
+@pytest.mark.parametrize("page", sorted(DOCS.glob("*.md")), ids=lambda page: page.name)
+def test_a_link_to_a_page_is_named_by_what_it_is_about(page: Path) -> None:
+    """And not by its file, which the site does not show."""
+    assert not re.findall(r"\[\w+\.md[^\]]*\]\(", FENCED.sub("", page.read_text()))
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_every_link_leads_somewhere(page: Path) -> None:
     for target in re.findall(r"\]\((?!\w+:)([^)\s]+)\)", FENCED.sub("", page.read_text())):

@@ -118,3 +118,9 @@ def flash_attention_2(d: int, Bc: int, blocks: int) -> tuple[int, np.ndarray]:
         count += d
         m = m_new
     return count, out / total
+
+
+def test_json_is_a_format_too() -> None:
+    as_format, as_flag = (CliRunner().invoke(main, ["paper", "softmax", *flag]) for flag in (("--format", "json"), ("--json",)))
+    assert as_flag.exit_code == 0 and as_flag.stdout == as_format.stdout and json.loads(as_flag.stdout)
+    assert CliRunner().invoke(main, ["paper", "--json", "--format", "markdown"]).exit_code == 2

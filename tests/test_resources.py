@@ -188,7 +188,7 @@ def test_inspect_knows_the_backward(deterministic: bool) -> None:
     assert report["backward"] and report["deterministic"] is deterministic
     names = [row["name"] for row in report["kernels"]]
     last = "fa2_backward_queries" if deterministic else "fa2_backward_finish"
-    assert names == ["fa2_backward_rows", "large_rows", "fa2_backward", last]
+    assert names == ["row_bases", "fa2_backward_rows", "fa2_backward", last]
     assert all(row["registers"] > 0 and row["blocks_per_sm"] > 0 and row["spill_bytes"] == 0 for row in report["kernels"])
 
 
@@ -255,12 +255,13 @@ def test_the_gate_compiles_every_kernel_dtype_and_head_dimension_on_every_chip(g
             seen.setdefault(kernel.name, set()).add((job.device.sm, constants["ELEMENT"], constants.get("HEAD_DIM")))
     assert {"fa1_forward", "standard_scores", "standard_softmax", "standard_values", "softmax_safe", "softmax_online"} <= set(seen)
     architectures = {"sm_75", "sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120"}
-    backward = {name: seen.pop(name) for name in list(seen) if "backward" in name or name == "large_rows"}
-    assert {"fa1_backward", "fa2_backward", "fa2_backward_queries", "large_rows"} <= set(backward)
+    backward = {name: seen.pop(name) for name in list(seen) if "backward" in name or name == "row_bases"}
+    assert {"fa1_backward", "fa2_backward", "fa2_backward_queries", "row_bases"} <= set(backward)
     assert {sm for found in backward.values() for sm, _, _ in found} == {"sm_75", "sm_80", "sm_90", "sm_120"}
     hopper = seen.pop("fa3_forward")
     assert {(sm, element) for sm, element, _ in hopper} == {("sm_90", "__half"), ("sm_90", "__nv_bfloat16")}
     assert {64, 96, 128, 192, 256} <= {d for _, _, d in hopper}
+    assert {sm for sm, _, _ in seen.pop("fa3_queue")} == {"sm_90"}  # which reads no elements
     of_decoding = seen.pop("decode") | seen.pop("merge_splits")
     assert {sm for sm, _, _ in of_decoding} == architectures
     for element in ("__half", "__nv_bfloat16", "float"):

@@ -27,6 +27,7 @@ from cupyflash.sim import replay, theory
 from cupyflash.sim.inputs import Inputs
 from cupyflash.sim.reference import reference, reference_gradients
 from cupyflash.sim.yardstick import measure, measure_gradients
+from problems import reach
 from rings import A100, LAYOUTS, arrays, over_ranks, plain_backward, plain_forward, plain_pieces, refusals  # noqa: F401 (a fixture)
 from suites import sweep
 
@@ -49,7 +50,7 @@ def test_any_ring(
 ) -> None:
     """The whole is one device's to float32's rounding: ranks that do not divide, empty parts, windows that end the ring."""
     q, k, v, dout = arrays(n_q, n_q if n_k is None else n_k, d=4, dtype=np.float32)
-    options = {"causal": causal, "window": window}
+    options = {"causal": causal, "window": window and reach(causal, *window)}
     (out, lse, *made), _ = over_ranks(ranks, q, k, v, dout, layout=layout, gather_kv=gather, **options)
     expected = reference(q, k, v, **options)
     assert np.allclose(out, expected[0], atol=1e-5) and np.allclose(lse, expected[1], atol=1e-5)

@@ -19,12 +19,14 @@ from suites import sweep
 
 side = st.none() | st.integers(0, 60) | st.integers(0, 400)
 rings = st.builds(
-    plan_ring,
+    lambda *sizes, seen, **asked: plan_ring(*sizes, **seen, **asked),
     *(st.integers(0, 400),) * 2,
     st.integers(1, 9),
     st.sampled_from(LAYOUTS),
-    causal=st.booleans(),
-    window=st.none() | st.tuples(side, side),
+    seen=st.one_of(
+        st.fixed_dictionaries({"window": st.none() | st.tuples(side, side)}),
+        st.fixed_dictionaries({"causal": st.just(True), "window": st.none() | st.tuples(side, st.none())}),
+    ),
     gather=st.booleans(),
     by_position=st.booleans(),
 )

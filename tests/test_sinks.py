@@ -96,7 +96,7 @@ MUTANTS = {
     "the head's neighbour": Mutant("sinks.cuh", "p.sinks + head", "p.sinks + head + 1", "out of bounds", ("ld.global.f32",)),
 }
 OF_GRADIENTS = {
-    "dsinks has the wrong sign": Mutant("fa2_backward_rows.cuh", "-sum * expf(p.sinks", "sum * expf(p.sinks", "numbers"),
+    "dsinks has the wrong sign": Mutant("fa2_backward_rows.cuh", "-sum * sink_weight(", "sum * sink_weight(", "numbers"),
 }
 
 

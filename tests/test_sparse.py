@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import math
+import re
 from typing import Any
 
 import numpy as np
 import pytest
+from click.testing import CliRunner
 from hypothesis import strategies as st
 
+import cupyflash
 from cupyflash import Device, Problem, attention, plan
+from cupyflash.distributed.plan import plan_ring
 from cupyflash.options import BlockMask
 from cupyflash.sim import execute, theory
+from cupyflash.sim.cli import main
 from cupyflash.sim.machine import replay
 from cupyflash.sim.reference import reference
 from cupyflash.sim.verification import verify
-from problems import TILINGS, longest, orders, sides, sparse_problems
+from problems import TILINGS, longest, orders, reach, sides, sparse_problems
 from suites import sweep, wide
 
 A100 = Device.named("A100-40GB")
@@ -62,7 +67,7 @@ def test_heads_that_take_half_of_the_registers(device: str, dtype: str, d: int, 
 @sweep(2, 20, n_q=st.integers(1, 100), n_k=st.integers(0, 100), left=sides, right=sides, causal=st.booleans())
 def test_a_window_in_standard_attention(n_q: int, n_k: int, left: int | None, right: int | None, causal: bool) -> None:
     """Algorithm 0 skips nothing, but masks alike."""
-    problem = Problem(1, 1, 1, n_q, n_k, 16, "float16", causal=causal, window=(left, right))
+    problem = Problem(1, 1, 1, n_q, n_k, 16, "float16", causal=causal, window=reach(causal, left, right))
     assert verify(plan(problem, A100, "standard", (32, 32), lse=True)).good
 
 
@@ -71,8 +76,29 @@ def test_a_window_without_limits_is_none_and_one_to_the_left_is_causal() -> None
         return Problem(1, 1, 1, 64, 64, 16, "float16", **more)
 
     assert posed(window=(None, None)) == posed() and posed(window=(None, 0)) == posed(causal=True)
-    assert posed(window=(None, 7), causal=True) == posed(causal=True)
-    assert posed(window=(3, 7), causal=True) == posed(window=(3, 0))
+    assert posed(window=(None, 0), causal=True) == posed(window=(None, None), causal=True) == posed(causal=True)
+    assert posed(window=(3, None), causal=True) == posed(window=(3, 0), causal=True) == posed(window=(3, 0))
+
+
+@pytest.mark.parametrize("call", ["attention", "attention_vjp", "attention_decode", "attention_varlen", "plan_ring", "--window"])
+def test_a_right_side_beside_causal_is_refused(call: str) -> None:
+    """They contradict each other: `causal` ends each row at its own key."""
+    refused = r"window must be \(left, None\) or \(left, 0\) beside causal, which ends each row at its own key, got \(5, 3\)"
+    x, asked = np.zeros((1, 1, 8, 16), np.float16), {"causal": True, "window": (5, 3)}
+    if call == "--window":
+        shape = ("--seqlen", "64", "--head-dim", "64")
+        result = CliRunner().invoke(main, ["predict", *shape, "--causal", "--window", "5,3"])
+        assert result.exit_code == 2 and re.search(refused, " ".join(result.stderr.split()))
+        return
+    with pytest.raises(ValueError, match=refused):
+        if call == "plan_ring":
+            plan_ring(64, 64, 2, **asked)
+        elif call == "attention_decode":
+            cupyflash.attention_decode(x, x, x, np.array([8], np.int32), **asked)
+        elif call == "attention_varlen":
+            cupyflash.attention_varlen(*3 * [x[0].swapaxes(0, 1)], [0, 8], [0, 8], **asked)
+        else:
+            getattr(cupyflash, call)(x, x, x, **asked)
 
 
 @pytest.mark.parametrize("algorithm", ["fa1", "fa2"])

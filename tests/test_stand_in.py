@@ -17,6 +17,7 @@ pytest.importorskip("cupy.cuda._compiler_cache")  # of CuPy 14, whose classes st
 
 import stand_in_cupy as cupy
 
+from cupyflash.sim.ptx.state import segments
 from cupyflash.sim.yardstick import DTYPES
 
 ROOT = Path(__file__).parents[1]
@@ -44,7 +45,7 @@ def gpu_tests(report: Path, *arguments: str, device: str = "1") -> dict[str, lis
 
 def device_of(file: str) -> str:
     """What stands in for the GPU that a file's tests need; "1" is the A100-40GB."""
-    return "H100-SXM" if "hopper" in file else "1"
+    return "H200" if "hopper" in file or "streams" in file else "1"
 
 
 def first_cases(device: str) -> list[str]:
@@ -62,10 +63,10 @@ def first_cases(device: str) -> list[str]:
 
 
 @pytest.mark.wide
-@pytest.mark.parametrize("device", ["1", "H100-SXM"])
+@pytest.mark.parametrize("device", ["1", "H200"])
 def test_every_gpu_test_runs_on_the_stand_in(device: str, tmp_path: Path) -> None:
-    """The first case of each function passes; PyTorch alone needs the chip. All cases:
-    `CUPYFLASH_STAND_IN=1 python -m pytest tests/gpu`."""
+    """The first case of each function passes; PyTorch alone needs the chip. All cases
+    passed as T4, A100-40GB, H100-SXM, H200 and B200: `CUPYFLASH_STAND_IN=H200 python -m pytest tests/gpu -m ""`, two minutes."""
     found = gpu_tests(tmp_path / "report.xml", *first_cases(device), device=device)
     only_skipped = {name for name, outcomes in found.items() if all(outcome == "skipped" for outcome, _ in outcomes)}
     assert found and only_skipped <= {"test_gpu_foreign::test_tensors_of_pytorch"}
@@ -87,6 +88,12 @@ def test_without_a_gpu_they_are_skipped_and_say_so() -> None:
     ran = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
     assert ran.returncode == 0 and f"SKIPPED [{len(GPU_TESTS)}]" in ran.stdout and "needs a GPU: " in ran.stdout, ran.stdout
     assert ran.stdout.splitlines()[-1].startswith(f"{len(GPU_TESTS)} skipped")
+
+
+def test_memory_is_as_aligned_for_a_kernel_as_it_is_on_a_gpu() -> None:
+    """CuPy's is at multiples of 512 bytes, wherever NumPy has put what stands in for it."""
+    starts = {segments.Segment("x", 0, cupy.empty(1 << size, np.uint8).host).pointer % 512 for size in range(16)}
+    assert starts == {0}
 
 
 def kernel() -> tuple[Any, Any, Any]:

@@ -110,6 +110,7 @@ PUBLIC = {
     *("attention_decode", "warmup_decode", "execute_decode", "execute_varlen", "execute_varlen_backward"),
     *("ring_attention", "ring_attention_backward", "ring_attention_varlen", "ring_attention_varlen_backward", "options_asked"),
     *("Problem.__init__", "profile", "Module.launch"),
+    "fused",  # a kernel of Triton, whose tensors come one by one with their strides
 }
 
 

@@ -48,15 +48,16 @@ def test_the_grid_is_sixteen_thousand_tokens_each_and_begins_with_what_matters()
     every = cases.chosen(Device.named("H100-SXM"), quick=False)
     assert len(set(every)) == len(every) == 3 * 3 * 6 * 2
     assert all(case.batch * case.n == 16384 and case.heads * case.d == 2048 for case in every)
-    assert [(case.dtype, case.d, case.n) for case in every[:2]] == [("float16", 128, 4096)] * 2
+    assert [(case.dtype, case.d, case.n) for case in every[:2]] == [("bfloat16", 128, 4096)] * 2
     full = next(case for case in every if (case.d, case.n, case.causal) == (128, 16384, False))
     assert full.flops == 4 * 16 * 16384**2 * 128 == full.problem.flops and 2.5 * full.flops == full.problem.backward_flops
     quick = cases.chosen(Device.named("H100-SXM"), quick=True)
-    assert len(quick) == 12 and {case.dtype for case in quick} == {"float16"}
+    assert len(quick) == 12 and {case.dtype for case in quick} == {"bfloat16"}
 
 
 def test_a_device_without_bfloat16_is_not_asked_for_it() -> None:
     assert {case.dtype for case in cases.chosen(Device.named("T4"), quick=False)} == {"float16", "float32"}
+    assert {case.dtype for case in cases.chosen(Device.named("T4"), quick=True)} == {"float16"}
 
 
 # --- turns, figures
@@ -278,7 +279,7 @@ def test_an_extra_that_is_interrupted_ends_the_run_behind_the_measurements(tmp_p
 
     status, lines = measured(tmp_path, scripted([Scenario("ours")]), extras={"stop": stop, "never": lambda seconds: 1})
     assert status == command.INTERRUPTED and lines[-1]["reason"] == "interrupted"
-    assert [line["kind"] for line in lines] == ["run", "measurement", "extra", "end"]
+    assert [line["kind"] for line in lines] == ["run", "extra", "measurement", "extra", "end"]
 
 
 def test_a_program_that_is_killed_leaves_whole_lines(tmp_path: Path) -> None:

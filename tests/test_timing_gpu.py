@@ -149,7 +149,7 @@ def test_the_whole_command_runs_on_a_gpu_of_numpy_s_arrays(
     (path,) = tmp_path.iterdir()
     lines = list(read(path))
     assert lines[0]["quick"] and not lines[0]["simulated"] and lines[0]["fill_seconds"] == 1
-    ahead_of, _, row, *_ = lines[1:]
+    ahead_of, _, _, row, *_ = lines[1:]
     assert ahead_of["value"]["kernels"] == ahead_of["value"]["compiled"] > 3
     assert row["right"] and row["clocks"]["before"]["error"]  # NumPy has no PCI bus
     assert "RuntimeError: PyTorch" in capsys.readouterr().out
@@ -197,20 +197,76 @@ def test_clocks_are_read_from_the_driver_s_library() -> None:
 def test_peers_of_pytorch_compute_the_same_on_the_cpu() -> None:
     torch = pytest.importorskip("torch")
     peers = importlib.import_module("peers")
+    others = ["triton"] * (not peers.missing("triton"))
     arrays = drawn(64, "float16")
     wide = [array.astype(np.float32) for array in arrays]
     for causal in (False, True):
         tensors = [torch.from_numpy(array.copy()) for array in arrays]
         (out,) = accuracy.forward(np, wide[:3], causal)
         forwards = dict(peers.Torch(torch, tensors[:3]).forward(causal, scores=1))
-        assert list(forwards) == ["torch flash", "torch cudnn", "torch efficient", "torch math"]
+        assert list(forwards) == ["torch flash", "torch cudnn", "torch efficient", "torch math", "torch flex", *others]
         for name in ("torch flash", "torch math"):
             assert accuracy.relative_rms(np, forwards[name]().float().numpy(), out) < accuracy.bound("float16")
         gradients = dict(peers.Torch(torch, tensors).backward(causal))
-        assert list(gradients) == ["torch flash", "torch cudnn", "torch efficient"]
+        assert list(gradients) == ["torch flash", "torch cudnn", "torch efficient", "torch flex"]
         for _ in range(2):  # may be called again
             for ours, right in zip(gradients["torch flash"](), accuracy.gradients(np, wide, causal), strict=True):
                 assert accuracy.relative_rms(np, ours.float().numpy(), right) < accuracy.bound("float16")
+
+
+def test_a_peer_that_is_not_there_or_broken_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    peers = importlib.import_module("peers")
+    peers.missing.cache_clear()
+    monkeypatch.setitem(sys.modules, "flashinfer", None)
+    monkeypatch.setattr(peers, "MODULES", ("flashinfer", "json"))
+    assert list(peers.all_missing()) == ["flashinfer"] and peers.missing("flashinfer").startswith("ModuleNotFoundError: ")
+    peers.missing.cache_clear()
+
+
+def test_flash_attentions_and_flashinfer_are_called_as_they_are_laid_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Stubs of theirs on PyTorch's own products: each takes (b, n, h, d) without copies, and one gives L beside O."""
+    torch = pytest.importorskip("torch")
+    peers = importlib.import_module("peers")
+
+    def own(q: Any, k: Any, v: Any, causal: bool) -> Any:
+        assert q.is_contiguous() and q.shape == (1, 64, 2, 32)
+        each = [tensor.transpose(1, 2) for tensor in (q, k, v)]
+        return torch.nn.functional.scaled_dot_product_attention(*each, is_causal=causal).transpose(1, 2)
+
+    class Wrapper:
+        def __init__(self, workspace: Any, layout: str) -> None:
+            assert layout == "NHD"
+
+        def plan(self, q_starts: Any, k_starts: Any, heads: int, kv_heads: int, d: int, *, causal: bool, **types: Any) -> None:
+            assert q_starts.tolist() == k_starts.tolist() == [0, 64] and (heads, kv_heads, d) == (2, 2, 32)
+            self.causal = causal
+
+        def run(self, q: Any, k: Any, v: Any) -> Any:
+            return own(q[None], k[None], v[None], self.causal)[0]
+
+    cute = types.SimpleNamespace(flash_attn_func=lambda *given, causal: (own(*given, causal), "L"))
+    stubs = {
+        "flash_attn": types.SimpleNamespace(flash_attn_func=own, cute=cute),
+        "flash_attn.cute": cute,
+        "flash_attn_interface": types.SimpleNamespace(flash_attn_func=own),
+        "flashinfer": types.SimpleNamespace(BatchPrefillWithRaggedKVCacheWrapper=Wrapper),
+        "triton": None,
+    }
+    for name, stub in stubs.items():
+        monkeypatch.setitem(sys.modules, name, stub)
+    peers.missing.cache_clear()
+    arrays = drawn(64, "float16")
+    wide = [array.astype(np.float32) for array in arrays]
+    tensors = [torch.from_numpy(array.copy()) for array in arrays]
+    forwards = dict(peers.Torch(torch, tensors[:3]).forward(True, scores=1))
+    gradients = dict(peers.Torch(torch, tensors).backward(True))
+    peers.missing.cache_clear()
+    (out,) = accuracy.forward(np, wide[:3], True)
+    for name in ("flash_attn", "flash_attn 3", "flash_attn 4", "flashinfer"):
+        assert accuracy.relative_rms(np, forwards[name]().float().numpy(), out) < accuracy.bound("float16"), name
+    assert list(gradients)[-3:] == ["flash_attn", "flash_attn 3", "flash_attn 4"]
+    for ours, right in zip(gradients["flash_attn 4"](), accuracy.gradients(np, wide, True), strict=True):
+        assert accuracy.relative_rms(np, ours.float().numpy(), right) < accuracy.bound("float16")
 
 
 # --- dry runs: the benchmarks themselves
@@ -220,7 +276,8 @@ def test_the_model_s_clocks_stand_beside_each_tile_that_it_chooses_between() -> 
     case = cases.Case("float16", 128, 4096, False, 4, 16)
     arrays = [np.empty((0,), np.float16)] * 3
     found = {each.name: each.facts for each in forward.ours(types.SimpleNamespace(device=A100), case, arrays)}
-    assert next(iter(found)) == "fa2" and list(found)[-2:] == ["fa1", "standard"] and len(found) == 5
+    assert list(found)[:2] == ["auto", "fa2"] and list(found)[-2:] == ["fa1", "standard"] and len(found) == 6
+    assert found.pop("auto") == {"algorithm": "fa2"}
     clocks = [facts["model_clocks"] for facts in found.values() if facts]
     assert clocks == sorted(clocks) and all(0 < each < math.inf for each in clocks)
     assert {facts["tile"] for name, facts in found.items() if facts and name != "fa2"} == {
@@ -264,10 +321,12 @@ def test_a_dry_run_measures_and_writes_nothing_into_the_checkout(tmp_path: Path,
     lines = dry(forward, None, ["fa1", "standard", *tiles])
     assert set((ROOT / "benchmarks").rglob("*.json*")) == before
     rows = rows_of(lines)
-    assert list(rows) == ["fa2", "numpy"] and rows["fa2"]["right"] and rows["fa2"]["repeats"] == 2
+    assert list(rows) == ["auto", "fa2", "numpy"] and all(row["right"] and row["repeats"] == 2 for row in rows.values())
+    assert rows["auto"]["algorithm"] == "fa2"
     row = rows["fa2"]
     assert row["tflops"] == pytest.approx(4 * 2 * 32**2 * 16 / 2 / row["seconds"] / 1e12) and row["model_clocks"] > 0
-    assert {line["name"] for line in lines if line["kind"] == "extra"} == {"warm call, host", "first call", "clock model"}
+    extras = {"warm call, host", "first call", "clock model", "peers missing"}
+    assert {line["name"] for line in lines if line["kind"] == "extra"} == extras
     assert lines[0]["simulated"] and lines[0]["versions"]["numpy"] == np.__version__ and lines[-1]["reason"] == "done"
 
 

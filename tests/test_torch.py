@@ -10,9 +10,11 @@ import pytest
 import cupyflash
 from cupyflash.sim.inputs import Inputs
 from cupyflash.sim.reference import reference_gradients
-from cupyflash.sim.yardstick import measure_gradients, plain, ulp
+from cupyflash.sim.yardstick import DTYPES, measure_gradients, plain, ulp
 
-torch = pytest.importorskip("torch")
+torch = pytest.importorskip("torch", reason="beside PyTorch, which is not installed")
+pytestmark = pytest.mark.wide
+GROUPED = (4, 40), (2, 40), (2, 24)  # heads and d of q, k and v
 scaled_dot_product_attention = torch.nn.functional.scaled_dot_product_attention
 
 
@@ -29,19 +31,18 @@ def theirs(q: np.ndarray, k: np.ndarray, v: np.ndarray, **options: Any) -> np.nd
     return out
 
 
-def agrees(ours: np.ndarray, expected: np.ndarray, q: np.ndarray, k: np.ndarray, v: np.ndarray, **masks: Any) -> None:
+def agrees(ours: np.ndarray, expected: np.ndarray, q: np.ndarray, k: np.ndarray, v: np.ndarray, **asked: Any) -> None:
     """The 2x rule, with PyTorch in float64 for the truth."""
-    rounded = plain(q, k, v, masks.pop("causal", False), masks.pop("scale", None), **masks)
+    rounded = plain(Inputs.of(q, k, v, **asked))
     allowed = 2 * np.abs(rounded.astype(np.float64) - expected).max() + 2 * ulp(np.abs(expected).max(), q.dtype)
     assert np.abs(ours.astype(np.float64) - expected).max() <= allowed
 
 
 @pytest.mark.parametrize("algorithm", ["fa1", "fa2", "standard"])
 @pytest.mark.parametrize("dtype", [np.float16, np.float32])
-@pytest.mark.parametrize("n", [64, 97])
 @pytest.mark.parametrize("causal", [False, True])
-def test_grouped_heads_and_causal(algorithm: str, dtype: Any, n: int, causal: bool) -> None:
-    q, k, v = normal(2, 4, n, 40, dtype=dtype), normal(2, 2, n, 40, dtype=dtype, seed=1), normal(2, 2, n, 24, dtype=dtype, seed=2)
+def test_grouped_heads_and_causal(algorithm: str, dtype: Any, causal: bool) -> None:
+    q, k, v = (normal(1, heads, 97, d, dtype=dtype, seed=seed) for seed, (heads, d) in enumerate(GROUPED))
     ours = cupyflash.attention(q, k, v, causal=causal, scale=0.3, algorithm=algorithm)
     agrees(ours, theirs(q, k, v, is_causal=causal, scale=0.3), q, k, v, causal=causal, scale=0.3)
 
@@ -95,16 +96,13 @@ def their_gradients(dout: np.ndarray, q: np.ndarray, k: np.ndarray, v: np.ndarra
     return tuple(gradient.numpy() for gradient in found)
 
 
-@pytest.mark.parametrize("deterministic", [False, True])
-@pytest.mark.parametrize("dtype", [np.float16, np.float32])
-@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize(
+    ("dtype", "causal", "deterministic"),
+    [(np.float16, False, False), (np.float16, True, True), (np.float32, False, True), (np.float32, True, False)],
+)
 def test_gradients_of_grouped_heads_and_causal(dtype: Any, causal: bool, deterministic: bool) -> None:
-    q, k, v = (
-        normal(2, 4, 70, 40, dtype=dtype),
-        normal(2, 2, 70, 40, dtype=dtype, seed=1),
-        normal(2, 2, 70, 24, dtype=dtype, seed=2),
-    )
-    dout = normal(2, 4, 70, 24, dtype=dtype, seed=3)
+    q, k, v = (normal(1, heads, 70, d, dtype=dtype, seed=seed) for seed, (heads, d) in enumerate(GROUPED))
+    dout = normal(1, 4, 70, 24, dtype=dtype, seed=3)
     expected = their_gradients(dout, q, k, v, is_causal=causal, scale=0.3)
     gradients_agree(dout, q, k, v, expected, deterministic, causal=causal, scale=0.3)
 
@@ -152,8 +150,12 @@ def test_tensors_that_cannot_be_taken_are_refused_by_name() -> None:
     out = torch.empty_like(q)
     assert cupyflash.attention(q, k.detach(), v, out=out) is out
     assert np.array_equal(out.numpy(), cupyflash.attention(q, k.detach(), v))
-    with pytest.raises(TypeError, match=r"q, of dtype torch\.bfloat16, cannot be taken through DLPack"):
-        cupyflash.attention(*(each.detach().bfloat16() for each in (q, k, v)))
+    rounded = [each.detach().bfloat16() for each in (q, k, v)]
+    way_out = r"pass q\.view\(torch\.int16\)\.numpy\(\)\.view\(ml_dtypes\.bfloat16\), the same memory, or q\.float\(\)"
+    with pytest.raises(TypeError, match=r"q, of dtype torch\.bfloat16, cannot be taken through DLPack: .*" + way_out):
+        cupyflash.attention(*rounded)
+    views = [each.view(torch.int16).numpy().view(DTYPES["bfloat16"]) for each in rounded]
+    assert cupyflash.attention(*views).dtype == DTYPES["bfloat16"] and views[0].ctypes.data == rounded[0].data_ptr()
 
 
 def test_the_gradient_of_a_sum_is_broadcast() -> None:

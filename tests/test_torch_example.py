@@ -17,6 +17,7 @@ from cupyflash.sim.yardstick import measure, measure_gradients
 torch = pytest.importorskip("torch", reason="examples/torch_attention.py needs PyTorch, which is not installed")
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "examples"))
 example = importlib.import_module("torch_attention")
+pytestmark = pytest.mark.wide
 
 CASES: list[dict[str, Any]] = [
     {"causal": True},

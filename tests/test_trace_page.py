@@ -195,6 +195,22 @@ def test_others_side_by_side_end_at_the_theory_s_bytes_too(purpose: str, browser
     assert browser.execute_script("return document.documentElement.scrollWidth <= innerWidth")
 
 
+BACK_WHILE_MOVING = """
+const place = Math.floor(players[0].ends.length / 2), found = [];
+jump(players[0].ends[place]);
+const before = t;
+step();
+const moving = goal !== null && t < goal.to;
+back();
+return [moving, before, t];
+"""
+
+
+def test_back_from_a_step_that_still_moves_is_where_it_began(opened: Any) -> None:
+    moving, before, after = opened.execute_script(BACK_WHILE_MOVING)
+    assert moving and before == after
+
+
 LOOK_OF_DECODING = """
 const player = players[0], found = [];
 for (const [at, move] of player.moves.entries()) {

@@ -12,7 +12,17 @@ import numpy as np
 
 from cupyflash import params
 from cupyflash.params import Field, Params
-from cupyflash.schedules.base import Phase, Tiles, TileSchedule, attention_params, require_block_mask
+from cupyflash.schedules.base import (
+    Move,
+    Phase,
+    Room,
+    Tiles,
+    TileSchedule,
+    Visit,
+    Visited,
+    attention_params,
+    require_block_mask,
+)
 
 
 def gradient_params(*own: Field) -> Params:
@@ -21,6 +31,7 @@ def gradient_params(*own: Field) -> Params:
         Field("dO", "const Element", params.ROWS),
         *params.arrays("Element", params.ROWS, ("dQ", "dK", "dV")),
         Field("dbias", "float", params.SCORES),
+        Field("bases", "Base", params.POINTER),
         *own,
     )
 
@@ -66,6 +77,10 @@ class BackwardSchedule(TileSchedule):
         """The phases of one (batch, key head) with `keys` keys, all seqlen_k when None, whose query heads visit the tiles that are
         `kept` (group, Tr, Tc), or all."""
 
+    def visited(self, keys: int, kept: Tiles | None) -> list[Visited]:
+        """What each query head of the group visits."""
+        return [Visited.of(self, keys, None if kept is None else kept.at(head)) for head in range(self.group)]
+
     def _by_heads(self, block_mask: np.ndarray) -> np.ndarray:
         rows, cols = self.shares
         spread = block_mask.repeat(rows, axis=2).repeat(cols, axis=3)[:, :, : self.row_blocks, : self.col_blocks]
@@ -83,6 +98,49 @@ class BackwardSchedule(TileSchedule):
         counted = {None: p.batch} if p.options.key_lengths is None else Counter(p.options.key_lengths)
         for keys, batches in counted.items():
             yield batches * p.kv_heads, self.phases(literal=literal, keys=keys)
+
+
+@dataclass(frozen=True)
+class RowBlocksOutside(BackwardSchedule):
+    """A kernel beside the gradients' main one whose thread blocks are row blocks: a phase is one, its visits the column blocks that
+    it sees, from the last one on."""
+
+    @abstractmethod
+    def _enter(self, seen: int) -> tuple[Move, ...]:
+        """What comes first, for so many rows of row blocks that visit any column block."""
+
+    @abstractmethod
+    def _visit(self, cols: int) -> tuple[Move, ...]:
+        """What a visit brings, of so many keys."""
+
+    @abstractmethod
+    def _leave(self, rows: int) -> tuple[Move, ...]:
+        """What is written for so many rows, whatever they see."""
+
+    @abstractmethod
+    def _tiles(self) -> tuple[Room, ...]:
+        """What is in shared memory."""
+
+    @abstractmethod
+    def _beside(self, heads: list[Visited], keys: int) -> Iterator[Phase]:
+        """What is read besides, of the query heads that visit so."""
+
+    def phases(self, *, literal: bool = False, keys: int | None = None, kept: Tiles | None = None) -> Iterator[Phase]:
+        keys = self.problem.seqlen_k if keys is None else keys
+        heads, rows = self.visited(keys, kept), self._rows()
+        tail = (keys - 1) // self.block_cols
+        for each in heads:
+            visits = np.array([each.count(0, tail), each.count(tail, tail + 1)])
+            for i in range(self.row_blocks) if literal else [slice(None)]:
+                yield self._row_blocks(np.atleast_1d(rows[i]), np.atleast_2d(visits[:, i].T).T, keys - tail * self.block_cols)
+        yield from self._beside(heads, keys)
+
+    def _row_blocks(self, rows: np.ndarray, visits: np.ndarray, tail_cols: int) -> Phase:
+        """Row blocks of `rows` rows that visit full and ragged column blocks so often (2, row blocks); in one phase."""
+        seen = int(rows[visits.sum(axis=0) > 0].sum())
+        sizes = zip(visits.sum(axis=1), (self.block_cols, tail_cols), strict=True)
+        counted = tuple(Visit(int(times), self._visit(cols)) for times, cols in sizes if times)
+        return Phase(1, enter=self._enter(seen), visits=counted, leave=self._leave(int(rows.sum())), tiles=self._tiles())
 
 
 def require_mask_blocks(schedule: BackwardSchedule) -> None:

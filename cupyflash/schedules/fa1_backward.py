@@ -1,6 +1,7 @@
 """FlashAttention, Algorithm 4 (arXiv 2205.14135, appendix B.4): K/V blocks outside, Q blocks inside, dQ in HBM between.
 
-L, one float a row, stands for the paper's l and m: diag(l)^-1 exp(S - m) = exp(S - L).
+For half types L, one float a row, stands for the paper's l and m: diag(l)^-1 exp(S - m) = exp(S - L). Of float32 a kernel before
+finds m and log(l) (row_bases.py), but in the paper's own count, which has them.
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ from cupyflash.schedules.base import (
 )
 from cupyflash.schedules.columns_outside import ColumnsOutside, fit_paper_blocks
 from cupyflash.schedules.moves import block_mask_bytes, block_mask_moves, head_moves, length_moves
+from cupyflash.schedules.row_bases import RowBasesSchedule, given_floats, given_move, has_bases
 from cupyflash.tiling import TileSize
 
 # Queries of S^T in registers at a time: S^T and dP^T together take as many registers of a thread.
@@ -54,7 +56,7 @@ def tiles(problem: Problem, block_rows: int, block_cols: int) -> dict[str, Room]
         "Q": block_rows * row,
         "dO": block_rows * value_row,
         "dS": block_cols * (padded_dim(block_rows) * p.itemsize + ROW_PADDING_BYTES),
-        "L": block_rows * FLOAT32,
+        "L": given_floats(p) * block_rows * FLOAT32,
         "D": block_rows * FLOAT32,
         "block_mask": block_mask_bytes(p, query_heads * -(-p.seqlen_q // block_rows), block_cols),
     }
@@ -80,6 +82,12 @@ class Fa1BackwardSchedule(ColumnsOutside, BackwardSchedule):
 
     algorithm: ClassVar[str] = "fa1"
     params: ClassVar[Params] = gradient_params(Field("dQ_acc", "float", POINTER))
+
+    @property
+    def bases(self) -> RowBasesSchedule | None:
+        """What finds m and l, where they are needed."""
+        exact = has_bases(self.problem) and self.tiling.used != self.tiling.paper
+        return RowBasesSchedule.before(self) if exact else None
 
     @property
     def _accumulator(self) -> str:
@@ -124,7 +132,7 @@ class Fa1BackwardSchedule(ColumnsOutside, BackwardSchedule):
             load("Q", p.head_dim, p.itemsize),
             load("dO", p.head_dim_v, p.itemsize),
             load("O", p.head_dim_v, p.itemsize),
-            load("L", 1, FLOAT32),
+            given_move(p, rows, "L") if self.bases else load("L", 1, FLOAT32),
             *masks,
             Move(self._accumulator, rows * p.head_dim, FLOAT32),
             Move("dQ", rows * p.head_dim, p.itemsize, write=True)
@@ -153,8 +161,15 @@ class Fa1BackwardSchedule(ColumnsOutside, BackwardSchedule):
         yield self._initialise(heads, alike)
         yield from self._outer_steps(heads, alike, keys, literal)  # line 6
 
+    def parts(self, *, literal: bool = False) -> Iterator[tuple[int, Iterator[Phase]]]:
+        yield from super().parts(literal=literal)
+        if self.bases:
+            yield from self.bases.parts(literal=literal)
+
     def workspaces(self) -> Mapping[str, Workspace]:
         p = self.problem
+        if self.bases:
+            return self.bases.workspaces()
         return {"dQ_acc": Workspace((p.head_count, p.seqlen_q, p.head_dim), "float32")} if self._accumulator == "dQ_acc" else {}
 
     def kernels(self) -> tuple[Kernel, ...]:
@@ -170,4 +185,5 @@ class Fa1BackwardSchedule(ColumnsOutside, BackwardSchedule):
             ("SUB", next(width for width in SUB_TILES if self.block_rows % width == 0)),
         )
         threads = self.block_rows // GRANULE * WARP
-        return (Kernel("fa1_backward.cu", "fa1_backward", constants, self.repeats, threads, shared, self.struct),)
+        before = self.bases.kernels() if self.bases else ()
+        return (*before, Kernel("fa1_backward.cu", "fa1_backward", constants, self.repeats, threads, shared, self.struct))

@@ -103,7 +103,7 @@ class Fa2Schedule(TileSchedule):
         if visits:
             enter.append(Move("Q", self.pack * self.copied_rows(rows) * p.head_dim, p.itemsize, tile="Q"))
             enter += row_moves(p, rows) if self.by_tiles else ()
-        leave = [Move("O", self.pack * rows * p.head_dim_v, p.itemsize, write=True, tile="Q")]
+        leave = [Move("O", self.pack * rows * p.head_dim_v, p.itemsize, write=True, tile=self.out_room)]
         if self.lse:
             leave.append(Move("L", self.pack * rows, FLOAT32, write=True))
         return Phase(times, enter=tuple(enter), visits=visits, leave=tuple(leave), tiles=self._tiles())
@@ -130,6 +130,11 @@ class Fa2Schedule(TileSchedule):
         yield Phase(self.pack, enter=score_moves(self, [visited], keys, self.by_tiles))
         if self.by_tiles:
             yield Phase(1, enter=key_moves(p, 0, keys_read(self, visited.asked, keys)))
+
+    @property
+    def out_room(self) -> str:
+        """What O leaves through."""
+        return "Q"
 
     @property
     def pack(self) -> int:

@@ -1,7 +1,7 @@
 """FlashAttention-2's backward (arXiv 2307.08691, Algorithm 2): column blocks are thread blocks, dK and dV stay on chip.
 
 dQ is summed by atomics, or, `deterministic`, made by a kernel of its own, in which row blocks are thread blocks. They are too in
-the kernel that goes through the keys of rows with a large L once more. What it then moves is not counted: only the device knows.
+the kernel before all, which finds what weights are relative to (row_bases.py).
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from typing import ClassVar
 import numpy as np
 
 from cupyflash.dropout import with_dropout
-from cupyflash.params import POINTER, Field, Params, arrays
+from cupyflash.params import POINTER, Params, arrays
 from cupyflash.schedules import fa2_backward_tiles as tiles
-from cupyflash.schedules.backward import BackwardSchedule, gradient_params, require_mask_blocks
+from cupyflash.schedules.backward import BackwardSchedule, RowBlocksOutside, gradient_params, require_mask_blocks
 from cupyflash.schedules.base import (
     FLOAT32,
     GRANULE,
@@ -48,6 +48,7 @@ from cupyflash.schedules.moves import (
     score_moves,
     visited_scores,
 )
+from cupyflash.schedules.row_bases import RowBasesSchedule, given_move, has_bases
 
 ROW_THREADS = 128
 # Rows that dQ's sum has together (query_sum.cuh)
@@ -57,14 +58,12 @@ SUMMED_ROWS = 8
 class _Fa2Kernels(BackwardSchedule):
     """What the two schedules of this file share."""
 
-    params: ClassVar[Params] = gradient_params(
-        Field("bases", "Base", POINTER), *arrays("float", POINTER, ("D", "dQ_acc", "dsinks"))
-    )
+    params: ClassVar[Params] = gradient_params(*arrays("float", POINTER, ("D", "dQ_acc", "dsinks")))
 
-    def constants(self, of_gradients: bool = True) -> tuple[tuple[str, int | str], ...]:
+    def constants(self) -> tuple[tuple[str, int | str], ...]:
         rows, cols = self.shares
         return (
-            *element_constants(self.problem, of_gradients, of_gradients),
+            *element_constants(self.problem, with_derivative=True, by_tiles=True),
             ("BR", self.block_rows),
             ("BC", self.block_cols),
             ("KEPT_ROWS", rows),
@@ -79,10 +78,6 @@ class _Fa2Kernels(BackwardSchedule):
         tiles = ("tiles", "query_tiles") if asked.masked else ()
         return with_dropout(with_captured(self.params, (asked.score, asked.mask_function), tiles), asked.dropout)
 
-    def visited(self, keys: int, kept: Tiles | None) -> list[Visited]:
-        """What each query head of the group visits."""
-        return [Visited.of(self, keys, None if kept is None else kept.at(head)) for head in range(self.group)]
-
     def extras(self, heads: list[Visited], keys: int, blocks: int, heads_each: int) -> Iterator[Phase]:
         """What `blocks` thread blocks read of masks, each its batch's length, what the block mask says of it, and what a score
         function reads once for each of the heads that it has."""
@@ -93,45 +88,32 @@ class _Fa2Kernels(BackwardSchedule):
 
 
 @dataclass(frozen=True)
-class QueriesSchedule(_Fa2Kernels):
-    """dQ by itself: a phase is a row block, its visits the column blocks that it sees."""
+class QueriesSchedule(_Fa2Kernels, RowBlocksOutside):
+    """dQ by itself."""
 
     algorithm: ClassVar[str] = "fa2"
 
-    def phases(self, *, literal: bool = False, keys: int | None = None, kept: Tiles | None = None) -> Iterator[Phase]:
+    def _enter(self, seen: int) -> tuple[Move, ...]:
         p = self.problem
-        keys = p.seqlen_k if keys is None else keys
-        heads, rows = self.visited(keys, kept), self._rows()
-        tail = (keys - 1) // self.block_cols
-        for each in heads:
-            visits = np.array([each.count(0, tail), each.count(tail, tail + 1)])
-            for i in range(self.row_blocks) if literal else [slice(None)]:
-                yield self._row_blocks(np.atleast_1d(rows[i]), np.atleast_2d(visits[:, i].T).T, keys - tail * self.block_cols)
-        yield Phase(1, enter=key_moves(p, 0, sum(keys_read(self, each.asked, keys) for each in heads)))
-        yield from self.extras(heads, keys, self.group * self.row_blocks, 1)
-
-    def _row_blocks(self, rows: np.ndarray, visits: np.ndarray, tail_cols: int) -> Phase:
-        """Row blocks of `rows` rows that visit full and ragged column blocks so often (2, row blocks); in one phase."""
-        p = self.problem
-        seen = int(rows[visits.sum(axis=0) > 0].sum())
-        d, dv, size = p.head_dim, p.head_dim_v, p.itemsize
-        values = "V" if self.stages else "K"
-        counted = tuple(
-            Visit(
-                int(times), (Move("K", cols * d, size, tile="K"), Move("V", cols * dv, size, tile=values), *key_moves(p, cols, 0))
-            )
-            for times, cols in zip(visits.sum(axis=1), (self.block_cols, tail_cols), strict=True)
-            if times
-        )
-        enter = (
+        return (
             Move("Q", seen * p.head_dim, p.itemsize),
             Move("dO", seen * p.head_dim_v, p.itemsize),
-            Move("L", seen, FLOAT32),
+            given_move(p, seen),
             Move("D", seen, FLOAT32),
             *row_moves(p, seen),
         )
-        leave = (Move("dQ", int(rows.sum()) * p.head_dim, p.itemsize, write=True),)
-        return Phase(1, enter=enter, visits=counted, leave=leave, tiles=self._tiles())
+
+    def _visit(self, cols: int) -> tuple[Move, ...]:
+        p, values = self.problem, "V" if self.stages else "K"
+        K, V = Move("K", cols * p.head_dim, p.itemsize, tile="K"), Move("V", cols * p.head_dim_v, p.itemsize, tile=values)
+        return (K, V, *key_moves(p, cols, 0))
+
+    def _leave(self, rows: int) -> tuple[Move, ...]:
+        return (Move("dQ", rows * self.problem.head_dim, self.problem.itemsize, write=True),)
+
+    def _beside(self, heads: list[Visited], keys: int) -> Iterator[Phase]:
+        yield Phase(1, enter=key_moves(self.problem, 0, sum(keys_read(self, each.asked, keys) for each in heads)))
+        yield from self.extras(heads, keys, self.group * self.row_blocks, 1)
 
     @property
     def state_words(self) -> int:
@@ -140,6 +122,11 @@ class QueriesSchedule(_Fa2Kernels):
     @property
     def mask_tiles(self) -> tuple[MaskTiles, ...]:
         return tuple(replace(each, field="query_tiles") for each in super().mask_tiles)
+
+    @property
+    def found_tiles(self) -> tuple[MaskTiles, ...]:
+        """None where what comes before, in the same blocks, has found them."""
+        return () if has_bases(self.problem) else super().found_tiles
 
     @property
     def grid(self) -> int:
@@ -178,12 +165,6 @@ class QueriesSchedule(_Fa2Kernels):
         )
         name, threads = "fa2_backward_queries", warps.count(self.block_rows) * WARP
         return Kernel(f"{name}.cu", name, constants, self.grid, threads, total_bytes(self._tiles()), self.struct)
-
-    @property
-    def large_rows(self) -> Kernel:
-        """What finds `bases`, in the same blocks."""
-        shared, threads = tiles.large_rows_bytes(self.problem, self.block_rows, self.block_cols), self.block_rows // GRANULE * WARP
-        return Kernel("large_rows.cu", "large_rows", self.constants(False), self.grid, threads, shared, self.struct)
 
 
 @dataclass(frozen=True)
@@ -232,9 +213,24 @@ class Fa2BackwardSchedule(_Fa2Kernels):
         """What makes dQ, where atomics do not."""
         return self.by_rows if self.deterministic else None
 
+    @cached_property
+    def bases(self) -> RowBasesSchedule:
+        """What finds m and l, in the same blocks as dQ's kernel."""
+        rows, struct = self.by_rows, self.struct
+        skips, own = has_bases(rows.problem) and bool(rows.mask_tiles), rows.mask_blocks
+        return RowBasesSchedule(
+            rows.problem, rows.device, rows.tiling, mask_blocks=own, given=struct, skips=skips, packed=rows.together
+        )
+
+    @property
+    def beside(self) -> tuple[RowBasesSchedule | QueriesSchedule, ...]:
+        """What has row blocks as thread blocks."""
+        return (self.bases, *((self.queries,) if self.queries else ()))
+
     @property
     def given_tiles(self) -> tuple[MaskTiles, ...]:
-        return (*super().given_tiles, *(self.queries.given_tiles if self.queries else ()))
+        of_rows = next((each.given_tiles for each in self.beside if each.mask_tiles), ())
+        return (*super().given_tiles, *of_rows)
 
     def _tiles(self) -> tuple[Room, ...]:
         return self._rooms(self.warps)
@@ -247,7 +243,7 @@ class Fa2BackwardSchedule(_Fa2Kernels):
         moves = [
             Move("Q", rows * p.head_dim, p.itemsize, tile="Q, dO"),
             Move("dO", rows * p.head_dim_v, p.itemsize, tile="Q, dO" if launch.dk or self.stages else "V"),
-            Move("L", rows, FLOAT32, tile="L, D"),
+            given_move(p, rows, "L, D"),
             *row_moves(p, rows, asked=0),
         ]
         if launch.dk:
@@ -275,8 +271,9 @@ class Fa2BackwardSchedule(_Fa2Kernels):
         sums = Move("dQ_acc", p.seqlen_q * padded_dim(p.head_dim), FLOAT32)
         if not self.deterministic:
             enter.append(Move("dQ_acc", sums.elements, FLOAT32, write=True))
-        enter += [Move(name, p.seqlen_q, FLOAT32, write=name == "dsinks") for name in ("sinks", "L", "dsinks") if p.options.sinks]
-        enter.append(Move("L", p.seqlen_q, FLOAT32))  # the second, which finds no large row
+        if p.options.sinks:
+            enter += [Move(name, p.seqlen_q, FLOAT32, write=name == "dsinks") for name in ("sinks", "dsinks")]
+            enter.append(given_move(p, p.seqlen_q))
         yield Phase(group, enter=tuple(enter))
 
         of_keys = sum(self._keys(each, keys) for each in heads)
@@ -313,16 +310,18 @@ class Fa2BackwardSchedule(_Fa2Kernels):
 
     def parts(self, *, literal: bool = False) -> Iterator[tuple[int, Iterator[Phase]]]:
         yield from super().parts(literal=literal)
-        if self.queries is not None:
-            yield from self.queries.parts(literal=literal)
+        for each in self.beside:
+            yield from each.parts(literal=literal)
 
     def workspaces(self) -> Mapping[str, Workspace]:
-        spaces = {"D": Workspace(self.query_shape, "float32"), "bases": Workspace((*self.query_shape, 2), "float32")}
+        spaces = {"D": Workspace(self.query_shape, "float32")}
         if not self.deterministic:
             heads, rows = self.query_shape
             whole = -(-rows // SUMMED_ROWS) * SUMMED_ROWS
             spaces["dQ_acc"] = Workspace((heads, whole, padded_dim(self.problem.head_dim)), "float32")
-        return {**spaces, **self.tile_workspaces(), **(self.queries.workspaces() if self.queries else {})}
+        for each in self.beside:
+            spaces |= each.workspaces()
+        return spaces | self.tile_workspaces()
 
     def kernels(self) -> tuple[Kernel, ...]:
         p = self.problem
@@ -339,7 +338,7 @@ class Fa2BackwardSchedule(_Fa2Kernels):
         rows = Kernel(source, "fa2_backward_rows", beside_main, row_grid, ROW_THREADS, 0, self.struct)
         others = tiles.narrower(self.warps, self.block_rows)
         main = [replace(self._main(each, self.warps), instead=tuple(self._main(each, warps) for warps in others)) for each in made]
-        before_main = *self.tile_kernels(), rows, self.by_rows.large_rows
+        before_main = *self.tile_kernels(), *self.bases.kernels(), rows
         if self.queries is not None:
             return (*before_main, *main, *self.queries.kernels())
         pieces = padded_dim(p.head_dim) // GRANULE  # side by side, of as many threads as they have rows

@@ -14,6 +14,7 @@ from cupyflash.schedules.fa2_tiles import narrow as narrow_copies
 from cupyflash.schedules.fa2_tiles import positioned
 from cupyflash.schedules.mask_tiles import kept_bytes, words
 from cupyflash.schedules.moves import part_bytes
+from cupyflash.schedules.row_bases import given_floats
 from cupyflash.tiling import DoesNotFit, TileSize
 from cupyflash.words import plural
 
@@ -95,7 +96,7 @@ def main_tiles(problem: Problem, block_rows: int, block_cols: int, stages: int, 
         Room("dS", block_cols * block_rows * size),
         Room("P", (beside - 1) * block_cols * block_rows * size if both else 0),
         Room("Q, dO", block_rows * (stages * (row + value_row) or max(row, value_row))),
-        Room("L, D", slots * 2 * block_rows * FLOAT32),
+        Room("L, D", slots * (given_floats(problem) + 1) * block_rows * FLOAT32),
         Room("block_mask", block_mask_column_bytes(problem, block_rows)),
         Room("parts", part_bytes(problem, slots * block_rows, block_cols)),
     )
@@ -117,16 +118,10 @@ def query_tiles(problem: Problem, block_rows: int, block_cols: int, stages: int)
         Room("K", block_cols * (stages * row or max(row, value_row))),
         Room("V", stages * block_cols * value_row),
         Room("dS", wide * block_rows * block_cols * size),
-        Room("L, D", 2 * block_rows * FLOAT32),
+        Room("L, D", (given_floats(problem) + 1) * block_rows * FLOAT32),
         Room("block_mask", kept_bytes(problem, words(problem.seqlen_k, block_cols))),
         Room("parts", part_bytes(problem, block_rows, 2 * block_cols)),
     )
-
-
-def large_rows_bytes(problem: Problem, block_rows: int, block_cols: int) -> int:
-    """Shared memory of the kernel that looks for rows with a large L, which has the same blocks: Q_i, K_j and the block mask."""
-    row = padded_dim(problem.head_dim) * problem.itemsize
-    return (block_rows + block_cols) * row + kept_bytes(problem, words(problem.seqlen_k, block_cols))
 
 
 def warps_for(problem: Problem, device: Device, block_rows: int, block_cols: int) -> Warps:

@@ -22,6 +22,7 @@ import numpy as np
 from cupyflash.device import Device
 from cupyflash.multiprocessor import EXPONENTIALS, L2_BYTES, PARTITIONS, SHARED_BYTES, WARP, Multiprocessor, mma_rate, occupancy
 from cupyflash.problem import Problem
+from cupyflash.schedules.balance import busiest
 from cupyflash.schedules.base import FLOAT32, GRANULE, padded_dim
 from cupyflash.schedules.mask_tiles import kept_bytes, words
 from cupyflash.schedules.moves import part_bytes
@@ -321,21 +322,24 @@ def whole(problem: Problem, device: Device, candidate: Candidate) -> Candidate:
     """A candidate with the problem's clocks and waves: row blocks spread over the multiprocessors."""
     p, config = problem, candidate.config
     row_blocks = -(-max(p.seqlen_q, 1) // config.block_rows)
-    starts = np.arange(0, row_blocks, max(1, row_blocks // 128)) * config.block_rows  # a sample
+    starts = np.arange(row_blocks) * config.block_rows
     first, _ = p.keys_seen(starts, p.seqlen_k)
     _, end = p.keys_seen(np.minimum(starts + config.block_rows, max(p.seqlen_q, 1)) - 1, p.seqlen_k)
-    seen = float(np.maximum(0, -(-end // config.block_cols) - first // config.block_cols).mean())
+    seen = np.maximum(0, -(-end // config.block_cols) - first // config.block_cols)
     blocks = row_blocks * max(p.head_count, 1)
-    clocks = spread(candidate, device, blocks, seen)
+    clocks = spread(candidate, device, np.tile(seen[::-1], max(p.head_count, 1)))
     return replace(candidate, clocks=clocks, waves=blocks / (config.blocks * device.sm_count))
 
 
-def spread(candidate: Candidate, device: Device, blocks: int, visits: float) -> float:
-    """Clocks of so many row blocks that visit so many column blocks each, on average."""
-    config, parts = candidate.config, dict(candidate.parts)
-    full, rest = divmod(-(-blocks // device.sm_count), config.blocks)  # of the busiest multiprocessor
-    clocks = full * (visits * turn(config, parts, config.blocks) + BLOCK_LATENCY)
-    return clocks + (visits * turn(config, parts, rest) + BLOCK_LATENCY if rest else 0)
+def spread(candidate: Candidate, device: Device, visits: np.ndarray) -> float:
+    """Clocks of row blocks that visit so many column blocks, in launch order: those of the busiest multiprocessor, which shares its
+    time among as many as it has room for."""
+    config, parts, blocks = candidate.config, dict(candidate.parts), len(visits)
+    full, rest = divmod(-(-blocks // device.sm_count), config.blocks)
+    places = config.blocks * device.sm_count
+    each = busiest(visits, places) / -(-blocks // places)  # of the row blocks of the busiest place
+    clocks = full * (each * turn(config, parts, config.blocks) + BLOCK_LATENCY)
+    return clocks + (each * turn(config, parts, rest) + BLOCK_LATENCY if rest else 0)
 
 
 def _best(able: Iterable[Candidate], least: Callable[[Candidate], int]) -> Candidate:

@@ -2,21 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from functools import cached_property
 from typing import ClassVar
 
-from cupyflash.params import Params, numbers
-from cupyflash.schedules import fa3_tiles
-from cupyflash.schedules.base import GRANULE, Kernel, Move, Room, attention_params, element_constants
+import numpy as np
+
+from cupyflash.params import POINTER, Params, arrays, numbers
+from cupyflash.schedules import fa3_queue, fa3_tiles
+from cupyflash.schedules.base import (
+    GRANULE,
+    Kernel,
+    Move,
+    Phase,
+    Room,
+    Visited,
+    Workspace,
+    attention_params,
+    element_constants,
+)
 from cupyflash.schedules.fa2 import Fa2Schedule
+from cupyflash.schedules.fa3_queue import Items
 from cupyflash.schedules.moves import head_moves
 from cupyflash.tensor_maps import Box
 
 SWIZZLE = 128
 MAPPED = ("Q", "K", "V", "O")
-OWN = numbers("int", "works", "section")
-LENGTH = 4  # bytes of a key length
+OWN = (
+    *numbers("int", "works", "section", "exact"),
+    *numbers("long long", "keys_together"),
+    *arrays("int", POINTER, ("queue", "taken")),
+)
+LENGTH = 4  # bytes of a key length, of a place in the queue
 # Of the L2, what the K and V of the heads at work are to take: the other half is Q's and O's, which only pass through.
 L2_SHARE = 2
 
@@ -24,9 +42,9 @@ L2_SHARE = 2
 class Fa3Schedule(Fa2Schedule):
     """FlashAttention-3's schedule: a phase is a row block, its visits the column blocks that it sees, from the last one on.
 
-    A thread block takes one row block after the other (`works` in all). TMA copies of a block what is in the tensor: where a
-    batch has fewer keys than k, the block that they end in comes whole. `room_q` and `room_k` are the rows that the tensors have
-    from a head's first on.
+    A thread block takes one row block after the other (`works` in all), from a queue where they are not alike. TMA copies of a
+    block what is in the tensor: where a batch has fewer keys than k, the block that they end in comes whole. `room_q` and `room_k`
+    are the rows that the tensors have from a head's first on.
     """
 
     algorithm: ClassVar[str] = "fa3"
@@ -43,13 +61,17 @@ class Fa3Schedule(Fa2Schedule):
         return tuple(Room(name, nbytes) for name, nbytes in fa3_tiles.rooms(self.problem, self._replayed).items())
 
     @property
+    def out_room(self) -> str:
+        return "O" if self._replayed.o_apart else "Q"
+
+    @property
     def _replayed(self) -> fa3_tiles.Config:
         """The configuration, or for block sizes that no kernel runs one like it."""
         try:
             return self.config
         except ValueError:
             team = replace(fa3_tiles.TEAMS[0], consumers=-(-self.tiling.used.block_rows // fa3_tiles.WARPGROUP_ROWS))
-            return fa3_tiles.Config(team, self.block_cols, fa3_tiles.STAGES[-1], False, team.registers[0])
+            return fa3_tiles.Config(team, self.block_cols, fa3_tiles.STAGES[-1], False, team.registers[0], o_apart=False)
 
     @property
     def pack(self) -> int:
@@ -99,22 +121,124 @@ class Fa3Schedule(Fa2Schedule):
         }
 
     @property
+    def _sets(self) -> int:
+        """Key heads whose K and V thread blocks read at a time, all sequences' counted: as many as half of the L2 holds of what a
+        window leaves, or so few that some thread blocks read each at about the same time."""
+        p, keys = self.problem, self.problem.seqlen_k
+        if p.options.left is not None and p.options.right is not None:
+            keys = min(keys, p.options.left + p.options.right + self.block_rows)
+        held = self.device.l2_bytes // L2_SHARE // max(1, keys * (p.head_dim + p.head_dim_v) * p.itemsize)
+        return max(1, held, self.device.sm_count // fa3_queue.LOCKSTEP)
+
+    @property
     def section(self) -> int:
-        """Heads (or sets of `pack` heads) whose row blocks are taken together, so that their K and V stay in L2: whole groups that
-        share them."""
+        """Heads (or sets of `pack` heads) of a sequence whose row blocks are taken together: whole groups that share K and V, about
+        as many in each section."""
         p = self.problem
-        group = p.heads // p.kv_heads
-        keys = p.seqlen_k * (p.head_dim + p.head_dim_v) * p.itemsize
-        return min(self.repeats, max(1, self.device.l2_bytes // L2_SHARE // max(1, keys)) * group // self.pack)
+        sections = -(-p.kv_heads // self._sets)
+        return -(-p.kv_heads // sections) * (p.heads // p.kv_heads) // self.pack
+
+    @property
+    def keys_together(self) -> int:
+        """Those that begin within so many keys are the sequences whose row blocks are taken together."""
+        p = self.problem
+        parts = -(-p.batch // max(1, self._sets // p.kv_heads))
+        return -(-p.batch // parts) * p.seqlen_k
+
+    @property
+    def exact(self) -> int:
+        """By how many bits classes of the queue tell lengths apart. Under a causal mask by itself the shortest even out what the
+        longer ones leave."""
+        asked, rounds = self.problem.options, self.works / self.grid
+        alike = asked.window is None and not asked.padded and not asked.packed
+        return next(bits for most, bits in (fa3_queue.ALIKE if alike else fa3_queue.UNLIKE) if rounds <= most)
 
     def numbers(self) -> Mapping[str, int]:
-        return {"works": self.works, "section": self.section}
+        return {"works": self.works, "section": self.section, "exact": self.exact, "keys_together": self.keys_together}
+
+    @property
+    def queued(self) -> bool:
+        """Whether thread blocks take row blocks from a queue. Where those are alike, or no more than thread blocks, its two
+        microseconds would be in vain."""
+        return self.works > self.grid and self.unlike
+
+    @property
+    def unlike(self) -> bool:
+        """Whether some row blocks may be longer than others."""
+        asked = self.problem.options
+        return asked.causal or asked.window is not None or asked.padded or asked.packed
+
+    @cached_property
+    def items(self) -> Items:
+        """The blocks of rows of a head, of all batches."""
+        p, starts = self.problem, np.arange(self.problem.batch) * self.problem.seqlen_k
+        every = p.options.key_lengths or (p.seqlen_k,) * p.batch
+        turns = {keys: Visited.of(self, keys, None).count(0, self.col_blocks) for keys in set(every)}
+        together = np.repeat(starts // self.keys_together, self.row_blocks)
+        return Items(np.concatenate([turns[keys] for keys in every]), together, p.heads // self.pack, self.section, self.exact)
+
+    def order(self) -> tuple[np.ndarray, np.ndarray]:
+        """The items, and the sets of heads, in the order in which they are taken."""
+        if self.queued:
+            return self.items.order()
+        pair, i = np.divmod(np.arange(self.works), self.row_blocks)
+        batch, head = np.divmod(pair, self.items.heads)
+        return batch * self.row_blocks + i, head
+
+    @property
+    def blocks_there(self) -> int:
+        """Row blocks that there are, of those that have a number."""
+        return self.works
+
+    @property
+    def asked_for(self) -> int:
+        """Row blocks that producers ask for, up to the first that a sequence has not."""
+        return self.blocks_there + max(0, min(self.grid, self.works - self.blocks_there))
+
+    def parts(self, *, literal: bool = False) -> Iterator[tuple[int, Iterator[Phase]]]:
+        yield from super().parts(literal=literal)
+        if self.queued:
+            yield 1, iter(self._queue_phases())
+
+    def _queue_phases(self) -> tuple[Phase, ...]:
+        """Each item looks at itself, its thread block at all. The queue is written once; behind each row block one more is
+        taken."""
+        items = self.works // self.items.heads
+        looks = Phase(items * (1 + -(-items // fa3_queue.THREADS)), enter=self._look_moves())
+        made = Move("queue", self.works, LENGTH, write=True), Move("taken", 1, LENGTH, write=True)
+        counted = (Move("taken", self.blocks_there, LENGTH, write=write) for write in (False, True))
+        return looks, Phase(1, enter=made), Phase(1, enter=(Move("queue", self.asked_for, LENGTH), *counted))
+
+    def _look_moves(self) -> tuple[Move, ...]:
+        """What a thread reads to know how long an item is."""
+        return (Move("key_lengths", 1, LENGTH),) if self.problem.options.padded else ()
+
+    def workspaces(self) -> Mapping[str, Workspace]:
+        return {"queue": Workspace((self.works,), "int32"), "taken": Workspace((1,), "int32")} if self.queued else {}
 
     @property
     def grid(self) -> int:
         return min(self.works, self.device.sm_count)
 
     def kernels(self) -> tuple[Kernel, ...]:
+        return (*((self.queue_kernel,) if self.queued else ()), self.main_kernel)
+
+    @property
+    def queue_kernel(self) -> Kernel:
+        """What makes the queue."""
+        items = self.works // self.items.heads
+        return replace(
+            self.main_kernel,
+            source="fa3_queue.cu",
+            name="fa3_queue",
+            grid=-(-items // fa3_queue.THREADS),
+            threads=fa3_queue.THREADS,
+            shared_bytes=0,
+            accelerated=False,
+        )
+
+    @property
+    def main_kernel(self) -> Kernel:
         config, p = self.config, self.problem
         constants = (
             *element_constants(p),
@@ -124,12 +248,11 @@ class Fa3Schedule(Fa2Schedule):
             ("CONSUMER_REGISTERS", config.registers[0]),
             ("PRODUCER_REGISTERS", config.registers[1]),
             ("PING_PONG", int(config.ping_pong)),
+            ("O_APART", int(config.o_apart)),
             ("PACK", self.pack),
             ("VARLEN", int(p.options.packed)),
         )
         shared = sum(fa3_tiles.rooms(p, config).values())
-        return (
-            Kernel(
-                "fa3_forward.cu", "fa3_forward", constants, self.grid, config.team.threads, shared, self.struct, accelerated=True
-            ),
+        return Kernel(
+            "fa3_forward.cu", "fa3_forward", constants, self.grid, config.team.threads, shared, self.struct, accelerated=True
         )

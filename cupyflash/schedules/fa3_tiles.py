@@ -16,6 +16,7 @@ from cupyflash.expressions.tree import Apply, walk
 from cupyflash.multiprocessor import EXPONENTIALS, PARTITIONS, WARP, Multiprocessor, tensor_rate
 from cupyflash.options import TAKEN_BY, refused
 from cupyflash.problem import USUAL_HEAD_DIM, Problem
+from cupyflash.schedules.balance import busiest
 from cupyflash.schedules.base import GRANULE, padded_dim
 from cupyflash.schedules.score_cost import of_score, reads_scores
 from cupyflash.tiling import DoesNotFit, TileSize
@@ -42,6 +43,8 @@ HEADS_OF_A_LANE = 8
 STAGES = (4, 3, 2)
 """Slots of the rings: as many as fit."""
 BARRIER_BYTES = 8
+WORK_BYTES = 8
+"""For the number of the row block that the producer hands on."""
 ALIGNMENT = 16
 """Bytes that TMA wants to divide every row's address."""
 ISSUED = 2.75, 70
@@ -98,6 +101,7 @@ class Config:
     stages: int
     ping_pong: bool
     registers: tuple[int, int]
+    o_apart: bool
 
     @property
     def roles(self) -> dict[str, dict[str, int]]:
@@ -181,13 +185,15 @@ def slab_bytes(columns: int) -> int:
 
 
 def rooms(problem: Problem, config: Config) -> dict[str, int]:
-    """Bytes of shared memory by what is held there: Q, which O leaves through, the two rings, and the barriers."""
+    """Bytes of shared memory by what is held there: Q, which O leaves through where it has no room of its own, the two rings, and
+    the barriers with what they hand on."""
     k, v = slab_bytes(problem.head_dim), slab_bytes(problem.head_dim_v)
     return {
-        "Q": config.team.block_rows * max(k, v),
+        "Q": config.team.block_rows * (k if config.o_apart else max(k, v)),
+        **({"O": config.team.block_rows * v} if config.o_apart else {}),
         "K": config.stages * config.block_cols * k,
         "V": config.stages * config.block_cols * v,
-        "barriers": BARRIER_BYTES * (3 + 4 * config.stages),
+        "barriers": BARRIER_BYTES * (5 + 4 * config.stages) + WORK_BYTES,
     }
 
 
@@ -214,10 +220,10 @@ def kept(problem: Problem) -> int:
 
 
 def candidate(problem: Problem, device: Device, team: Team, block_cols: int) -> Candidate:
-    """A configuration, with as many slots as fit; its needs, and its rejection or its clocks."""
+    """A configuration, with as many slots as fit, then O's own room; its needs, and its rejection or its clocks."""
     turns, registers = problem.head_dim_v <= MOST_DIM_IN_TURNS, team.registers[bool(kept(problem) or problem.options.padded)]
     held, most = accumulators(problem, block_cols), team.accumulators[kept(problem)]
-    configs = [Config(team, block_cols, stages, turns, registers) for stages in STAGES]
+    configs = [Config(team, block_cols, stages, turns, registers, apart) for stages in STAGES for apart in (True, False)]
     needs = [Candidate(config, tuple(rooms(problem, config).items()), held, most) for config in configs]
     each = next((each for each in needs if each.shared_bytes <= device.sram_per_block), needs[-1])
     if held > most:
@@ -295,19 +301,18 @@ def part_clocks(problem: Problem, device: Device, config: Config) -> dict[str, f
 
 
 def clocks(problem: Problem, device: Device, best: Candidate) -> float:
-    """What the model takes the problem to need, in clocks; row blocks are spread over the multiprocessors."""
+    """What the model takes the problem to need, in clocks."""
     p, block_cols = problem, best.config.block_cols
     pack = packed_heads(p, best.config.team.block_rows)
     block_rows = best.config.team.block_rows // pack  # queries
     row_blocks = -(-p.seqlen_q // block_rows)
-    starts = np.arange(0, row_blocks, max(1, row_blocks // 128)) * block_rows  # a sample
+    starts = np.arange(row_blocks) * block_rows
     first, _ = p.keys_seen(starts, p.seqlen_k)
     _, end = p.keys_seen(np.minimum(starts + block_rows, p.seqlen_q) - 1, p.seqlen_k)
     turns = np.maximum(0, -(-end // block_cols) - first // block_cols)
-    return spread(best, device, row_blocks * (p.head_count // pack), turns)
+    return spread(best, device, np.repeat(np.sort(turns)[::-1], p.head_count // pack))
 
 
-def spread(best: Candidate, device: Device, works: int, turns: np.ndarray) -> float:
-    """Clocks of so many row blocks, of which some take `turns`."""
-    rounds = -(-works // device.sm_count)
-    return max(rounds * float(turns.mean()), float(turns.max())) * best.turn + rounds * WORK_LATENCY
+def spread(best: Candidate, device: Device, turns: np.ndarray) -> float:
+    """Clocks of row blocks that take so many turns, in the order in which multiprocessors take them: the busiest one's."""
+    return busiest(turns * best.turn + WORK_LATENCY, device.sm_count)

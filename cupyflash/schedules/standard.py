@@ -72,6 +72,11 @@ def fit_square(
     return TileSize(rows, cols, f"{residents}: {shared_bytes(problem, rows, cols):,} of {device.sram_per_block:,} bytes")
 
 
+def score_type(problem: Problem) -> tuple[tuple[str, str], ...]:
+    """The constant that says what S is in memory where that is not q's type."""
+    return (("SCORE_TYPE", "float"),) if problem.score_itemsize != problem.itemsize else ()
+
+
 def extents(length: int, block: int, literal: bool) -> list[tuple[int, int]]:
     """(times, extent) of the blocks along an axis, each on its own where `literal`."""
     full, tail = divmod(length, block)
@@ -163,7 +168,7 @@ class StandardSchedule(TileSchedule):
             ("BC", self.block_cols),
             ("SUB", sub_tile(p, self.block_cols)),
             ("SOFTMAX_WARPS", SOFTMAX_WARPS),
-            *((("SCORE_TYPE", "float"),) if p.score_itemsize != p.itemsize else ()),
+            *score_type(p),
         )
         threads = self.block_rows // GRANULE * WARP
 

@@ -2,7 +2,8 @@
 in HBM.
 
 The paper has P from the forward and counts each input of a product once: `tiling="paper"`. The kernels, which are given L and no P,
-make P again in a kernel before the five, and a tiled product reads its inputs again.
+make P again in a kernel before the five, and a tiled product reads its inputs again. Half types take P from L and from S rounded as
+the forward kept it; float32 takes m and log(l) (row_bases.py).
 """
 
 from __future__ import annotations
@@ -17,7 +18,6 @@ from cupyflash.params import POINTER, Params, arrays
 from cupyflash.problem import Problem
 from cupyflash.schedules.backward import BackwardSchedule, gradient_params, require_no_dbias
 from cupyflash.schedules.base import (
-    FLOAT32,
     GRANULE,
     MAX_BLOCK_ROWS,
     WARP,
@@ -35,7 +35,8 @@ from cupyflash.schedules.base import (
     value_row_bytes,
 )
 from cupyflash.schedules.moves import head_moves, length_moves, mask_moves, scores_seen
-from cupyflash.schedules.standard import SOFTMAX_WARPS, extents, fit_square
+from cupyflash.schedules.row_bases import RowBasesSchedule, given_move, has_bases
+from cupyflash.schedules.standard import SOFTMAX_WARPS, extents, fit_square, score_type
 from cupyflash.tiling import TileSize
 
 
@@ -57,6 +58,11 @@ class StandardBackwardSchedule(BackwardSchedule):
     params: ClassVar[Params] = gradient_params(*arrays("Element", POINTER, ("P", "dP", "dS")))
 
     @property
+    def bases(self) -> RowBasesSchedule | None:
+        """What finds m and l, where they are needed."""
+        return RowBasesSchedule.before(self) if has_bases(self.problem) and not self.ideal else None
+
+    @property
     def ideal(self) -> bool:
         """Whether this is the paper's count and not the kernels': with P given."""
         return self.tiling.used == self.tiling.paper
@@ -66,7 +72,7 @@ class StandardBackwardSchedule(BackwardSchedule):
         keys = p.seqlen_k if keys is None else keys
         for heads in [1] * self.group if literal else [self.group]:
             if not self.ideal:
-                enter = Move("L", 1, FLOAT32)
+                enter = given_move(p, 1)
                 yield from self._tile_product(heads, literal, keys, "Q", "K", "P", p.head_dim, row_bytes(p), enter)
                 yield Phase(heads * self.row_blocks * self.col_blocks, enter=head_moves(p))
                 yield Phase(heads, enter=mask_moves(p, scores_seen(p, range(p.seqlen_q), range(keys))))
@@ -136,9 +142,15 @@ class StandardBackwardSchedule(BackwardSchedule):
             leave = (Move(out, cols * d, p.itemsize, write=True),)
             yield Phase(col_times, visits=visits, leave=leave, tiles=(Room(right, self.block_rows * row),))
 
+    def parts(self, *, literal: bool = False) -> Iterator[tuple[int, Iterator[Phase]]]:
+        yield from super().parts(literal=literal)
+        if self.bases:
+            yield from self.bases.parts(literal=literal)
+
     def workspaces(self) -> Mapping[str, Workspace]:
         p = self.problem
-        return {name: Workspace((p.head_count, p.seqlen_q, p.seqlen_k), p.dtype) for name in ("P", "dP", "dS")}
+        matrices = {name: Workspace((p.head_count, p.seqlen_q, p.seqlen_k), p.dtype) for name in ("P", "dP", "dS")}
+        return {**matrices, **(self.bases.workspaces() if self.bases else {})}
 
     def kernels(self) -> tuple[Kernel, ...]:
         p = self.problem
@@ -155,6 +167,7 @@ class StandardBackwardSchedule(BackwardSchedule):
             ("BC", self.block_cols),
             ("SUB", sub_tile(p, math.gcd(self.block_rows, self.block_cols))),
             ("SOFTMAX_WARPS", SOFTMAX_WARPS),
+            *score_type(p),
         )
         row_warps, col_warps = self.block_rows // GRANULE, self.block_cols // GRANULE
         tiles, row, value_row = p.head_count * self.row_blocks * self.col_blocks, row_bytes(p), value_row_bytes(p)
@@ -166,6 +179,7 @@ class StandardBackwardSchedule(BackwardSchedule):
 
         columns = self.repeats * self.col_blocks
         return (
+            *(self.bases.kernels() if self.bases else ()),
             kernel("weights", tiles, row_warps, both * row),
             kernel("values", columns, col_warps, self.block_rows * value_row),
             kernel("weight_gradients", tiles, row_warps, both * value_row),

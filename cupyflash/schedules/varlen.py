@@ -9,14 +9,17 @@ from functools import cached_property
 from numbers import Integral
 from typing import Any, ClassVar
 
+import numpy as np
+
 from cupyflash.options import Pattern, require_taken
 from cupyflash.params import Params
 from cupyflash.problem import Problem
-from cupyflash.schedules.base import Move, Phase, TileSchedule, attention_params
+from cupyflash.schedules.base import Move, Phase, TileSchedule, Visited, attention_params
 from cupyflash.schedules.fa2 import Fa2Schedule
 from cupyflash.schedules.fa2_backward import Fa2BackwardSchedule, QueriesSchedule
 from cupyflash.schedules.fa2_backward_tiles import launches
-from cupyflash.schedules.fa3 import MAPPED, OWN, Fa3Schedule
+from cupyflash.schedules.fa3 import LENGTH, MAPPED, OWN, Fa3Schedule
+from cupyflash.schedules.fa3_queue import Items
 from cupyflash.schedules.mask_tiles import MaskTiles
 from cupyflash.schedules.packed import NO_SEQUENCES, Packed
 from cupyflash.score import seen_by
@@ -77,8 +80,8 @@ class VarlenSchedule(Fa2Schedule):
 
     @property
     def searches(self) -> int:
-        """How often a row block's sequence is looked for."""
-        return 1
+        """How often the sequence of a row block is looked for."""
+        return self.works
 
     def sequences(self) -> Mapping[Fa2Schedule, int]:
         """The schedule of each sequence, as a batch of its own, and how many are like it."""
@@ -93,7 +96,7 @@ class VarlenSchedule(Fa2Schedule):
         return Fa2Sequence(problem, self.device, self.tiling, self.lse, bool(self.mask_tiles))
 
     def parts(self, *, literal: bool = False) -> Iterator[tuple[int, Iterator[Phase]]]:
-        yield 1, iter([search(self.packed, "q", self.works * self.searches)])
+        yield 1, iter([search(self.packed, "q", self.searches)])
         yield from tile_searches(self)
         for schedule, count in self.sequences().items():
             for repeats, phases in schedule.parts(literal=literal):
@@ -114,6 +117,10 @@ class Fa3Sequence(Fa3Schedule):
     def pack(self) -> int:
         return 1
 
+    @property
+    def queued(self) -> bool:
+        return False
+
 
 @dataclass(frozen=True)
 class Fa3VarlenSchedule(VarlenSchedule, Fa3Schedule):
@@ -124,7 +131,35 @@ class Fa3VarlenSchedule(VarlenSchedule, Fa3Schedule):
 
     @property
     def searches(self) -> int:
-        return self.warps
+        """The producer asks for some more than there are."""
+        return self.asked_for + self.blocks_there * (self.warps - 1)
+
+    @cached_property
+    def items(self) -> Items:
+        """The blocks of rows of a head, of all sequences."""
+        turns = np.full(self.packed.blocks("q", self.block_rows), -1)
+        together, first_q, first_k = np.zeros_like(turns), 0, 0
+        for number, one in enumerate(self.in_order()):
+            first = first_q // self.block_rows + number
+            turns[first : first + one.row_blocks] = Visited.of(one, one.problem.seqlen_k, None).count(0, one.col_blocks)
+            together[first:] = first_k // self.keys_together
+            first_q, first_k = first_q + one.problem.seqlen_q, first_k + one.problem.seqlen_k
+        return Items(turns, together, self.problem.heads, self.section, self.exact)
+
+    @property
+    def blocks_there(self) -> int:
+        return self.problem.heads * sum(one.row_blocks for one in self.in_order())
+
+    def order(self) -> tuple[np.ndarray, np.ndarray]:
+        if self.queued:
+            return self.items.order()
+        head, item = np.divmod(np.arange(self.works), len(self.items.turns))
+        return item, head
+
+    def _look_moves(self) -> tuple[Move, ...]:
+        """A thread looks for the sequence by itself."""
+        steps = max(1, (self.packed.sequences - 1).bit_length())
+        return Move("cu_seqlens_q", steps + 2, LENGTH), Move("cu_seqlens_k", 2, LENGTH)
 
     def maps(self) -> Mapping[str, Box]:
         maps = super().maps()
@@ -232,10 +267,10 @@ class VarlenBackwardSchedule(Fa2BackwardSchedule):
 
     def parts(self, *, literal: bool = False) -> Iterator[tuple[int, Iterator[Phase]]]:
         yield len(launches(self.problem)), iter([search(self.packed, "k", self.grid)])
-        yield 1 if self.queries is None else 2, iter([search(self.packed, "q", self.by_rows.grid)])
         yield from tile_searches(self)
-        if self.queries is not None:
-            yield from tile_searches(self.queries)
+        for each in self.beside:
+            yield 1, iter([search(self.packed, "q", each.grid)])
+            yield from tile_searches(each)
         for schedule, count in self.sequences().items():
             for repeats, phases in schedule.parts(literal=literal):
                 yield count * repeats, phases

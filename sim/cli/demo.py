@@ -15,7 +15,7 @@ from cupyflash.problem import Problem
 from cupyflash.schedules import ALGORITHMS, BackwardSchedule, TileSchedule, plan, plan_backward
 from cupyflash.sim import machine, theory
 from cupyflash.sim.cli.group import Found
-from cupyflash.sim.cli.options import AS_JSON, DEVICE, MAX_SECONDS, SRAM, examples, on, refuse_longer
+from cupyflash.sim.cli.options import AS_JSON, DEVICE, MAX_SECONDS, SRAM, Count, examples, on, refuse_longer
 from cupyflash.sim.cli.show import NAMES, detected, flat, say, show_table, show_tiling, tiling_report, worst_error
 from cupyflash.sim.estimate import seconds
 from cupyflash.sim.reference import reference, reference_gradients
@@ -32,7 +32,7 @@ FLASH = tuple(name for name in ALGORITHMS if name != "standard")
 
 
 @click.command(epilog=EXAMPLES)
-@click.option("--seqlen", metavar="N", default=512, show_default=True, type=click.IntRange(1), help="Queries and keys a head.")
+@click.option("--seqlen", metavar="N", default=512, show_default=True, type=Count(1), help="Queries and keys a head.")
 @click.option("--heads", metavar="N", default=4, show_default=True, type=click.IntRange(1), help="Heads of Q, K and V.")
 @click.option(
     "--algorithm",

@@ -13,7 +13,8 @@ from cupyflash.schedules import BackwardSchedule, DecodeSchedule, TileSchedule, 
 from cupyflash.sim import theory
 from cupyflash.sim.cli import explain_backward, explain_decode, explain_fa2, explain_fa3
 from cupyflash.sim.cli.options import AS_JSON, Request, examples, problem_options
-from cupyflash.sim.cli.show import NAMES, flat, say, show_tiling, tiling_report
+from cupyflash.sim.cli.show import NAMES, flat, say, show_balance, show_tiling, tiling_report
+from cupyflash.sim.times import balance
 
 EXAMPLES = examples(
     "cupyflash explain --head-dim 128 --heads 16 --device H100-SXM",
@@ -65,6 +66,7 @@ def explain(request: Request, everything: bool, as_json: bool) -> None:
         "tiling": tiling_report(schedule),
         "fa1_tiling": fa1_tiling(schedule),
         **found,
+        "balance": balance(schedule),
         "traffic": theory.traffic(schedule).as_dict(),
         "flops": problem.backward_flops if request.backward else problem.flops,
     }
@@ -105,6 +107,8 @@ def show(report: dict[str, Any], request: Request, everything: bool) -> None:
     click.echo()
     way(request).show(report, request, everything)
     total, passing = report["traffic"]["total"], ("Q and dO", "column") if request.backward else ("K and V", "row")
+    click.echo()
+    show_balance(report)
     click.echo()
     say(
         f"HBM bytes by theory: {total['read_bytes']:,} read, {total['write_bytes']:,} written (cupyflash predict"

@@ -14,7 +14,8 @@ from cupyflash.schedules.base import GRANULE
 from cupyflash.schedules.decode_tiles import Candidate, Config
 from cupyflash.sim import theory
 from cupyflash.sim.cli.options import Request
-from cupyflash.sim.cli.show import NAMES, say, show_table
+from cupyflash.sim.cli.show import NAMES, say, show_balance, show_table
+from cupyflash.sim.times import balance
 from cupyflash.words import plural
 
 
@@ -59,6 +60,7 @@ def explanation(request: Request, schedule: DecodeSchedule) -> dict[str, Any]:
             "bandwidth": device.hbm_bandwidth or decode_tiles.BANDWIDTH,
         },
         "notes": notes(schedule),
+        "balance": balance(schedule),
         "traffic": theory.traffic(schedule).as_dict(),
     }
 
@@ -204,6 +206,8 @@ def show(report: dict[str, Any], request: Request) -> None:
         say(note)
     click.echo()
     total = report["traffic"]["total"]
+    show_balance(report)
+    click.echo()
     say(
         f"HBM bytes by theory: {total['read_bytes']:,} read, {total['write_bytes']:,} written (cupyflash predict"
         f"{' --decode' * (request.cache is not None)} tells them by tensor)"

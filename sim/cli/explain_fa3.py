@@ -9,6 +9,7 @@ import click
 from cupyflash.multiprocessor import Multiprocessor
 from cupyflash.schedules import TileSchedule, fa3_tiles
 from cupyflash.schedules.fa3 import Fa3Schedule
+from cupyflash.schedules.fa3_queue import LOCKSTEP
 from cupyflash.schedules.fa3_tiles import Candidate
 from cupyflash.sim.cli.options import Request
 from cupyflash.sim.cli.show import say, show_table
@@ -37,6 +38,7 @@ def explanation(schedule: TileSchedule, request: Request) -> dict[str, Any]:
             "thread_blocks": schedule.grid,
             "heads_a_row_block": schedule.pack,
             "heads_at_a_time": schedule.pack * schedule.section,
+            "queued": schedule.queued,
             "products_in_turns": chosen.config.ping_pong,
         },
     }
@@ -113,7 +115,10 @@ def show_rooms(report: dict[str, Any], best: dict[str, Any]) -> None:
     """Shared memory by what is held."""
     p, rows, cols, slots = report["problem"], best["block_rows"], best["block_cols"], best["stages"]
     held = {
-        "Q": ("Q, which O leaves through", f"{rows} x {max(p['head_dim'], p['head_dim_v'])}"),
+        "Q": ("Q", f"{rows} x {p['head_dim']}")
+        if "O" in report["rooms"]
+        else ("Q, which O leaves through", f"{rows} x {max(p['head_dim'], p['head_dim_v'])}"),
+        "O": ("O, which leaves while the next Q comes", f"{rows} x {p['head_dim_v']}"),
         "K": ("K", f"{slots} slots of {cols} x {p['head_dim']}"),
         "V": ("V", f"{slots} slots of {cols} x {p['head_dim_v']}"),
         "barriers": ("barriers", ""),
@@ -153,11 +158,17 @@ def order(report: dict[str, Any], request: Request) -> str:
     )
     heads = grid["heads_a_row_block"]
     together = f" A row block has rows of {heads} heads, which share K and V: queries are few." if heads > 1 else ""
+    taken = (
+        "which take the next from a queue when they have done one, the longest first"
+        if grid["queued"]
+        else "each of which has those that are a grid apart: all are alike, or no more than thread blocks"
+    )
     return (
         f"{plural(grid['row_blocks'], 'row block')} of all heads on {plural(grid['thread_blocks'], 'thread block')}, one a "
-        f"multiprocessor, the longest first: {grid['row_blocks'] / grid['thread_blocks']:.2f} each. "
+        f"multiprocessor, {taken}: {grid['row_blocks'] / grid['thread_blocks']:.2f} each. "
         f"{plural(grid['heads_at_a_time'], 'head')} at a time, whose K and V are {megabytes:,.1f} MB: as many as take half of the "
-        f"L2 ({request.device.l2_bytes / 2**20:.0f} MB), and at least one.{together} {turns}."
+        f"L2 ({request.device.l2_bytes / 2**20:.0f} MB), or so few that {LOCKSTEP} thread blocks read each at about the same "
+        f"time.{together} {turns}."
     )
 
 

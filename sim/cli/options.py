@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
@@ -90,6 +91,20 @@ def gathered(**kinds: type[Any]) -> Callable[[Command], Command]:
     return decorate
 
 
+def whole_number(text: str) -> int | None:
+    """'4096', '4k' or '1M' (k is 1,024, M 1,024 k); None for all else."""
+    found = re.fullmatch(r"\s*([0-9]{1,19})([kKmM]?)\s*", text)
+    return int(found[1]) * {"": 1, "k": 2**10, "m": 2**20}[found[2].lower()] if found else None
+
+
+class Count(click.IntRange):
+    """A whole number, as `whole_number` reads it."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        found = whole_number(value) if isinstance(value, str) else None
+        return super().convert(value if found is None else found, param, ctx)
+
+
 AS_JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of text.")
 DEVICE = click.option(
     "--device",
@@ -119,19 +134,27 @@ BACKWARD = (
 )
 
 
-def size_options(seqlen: int | None, head_dim: int | None) -> tuple[Any, ...]:
-    """The shapes, of which `seqlen` and `head_dim` are required where they have no default."""
-
-    def default(value: int | None) -> dict[str, Any]:
-        return {"required": True} if value is None else {"default": value, "show_default": True}
-
-    at_least_0, at_least_1 = click.IntRange(0), click.IntRange(1)
+def size_options(seqlen: int, head_dim: int) -> tuple[Any, ...]:
+    """The shapes, with a command's own defaults."""
+    at_least_0, at_least_1 = Count(0), Count(1)
     return (
         click.option(
-            "--seqlen", metavar="N", type=at_least_0, help="Queries a head, and keys unless --seqlen-k.", **default(seqlen)
+            "--seqlen",
+            metavar="N",
+            type=at_least_0,
+            default=seqlen,
+            show_default=True,
+            help="Queries a head, and keys unless --seqlen-k; 4k is 4,096, as of all sizes.",
         ),
         click.option("--seqlen-k", metavar="N", type=at_least_0, help="Keys a head, when not as many."),
-        click.option("--head-dim", metavar="D", type=int, help="d of Q and K, and of V unless --head-dim-v.", **default(head_dim)),
+        click.option(
+            "--head-dim",
+            metavar="D",
+            type=int,
+            default=head_dim,
+            show_default=True,
+            help="d of Q and K, and of V unless --head-dim-v.",
+        ),
         click.option("--head-dim-v", metavar="D", type=int, help="d of V and O, when another."),
         click.option("--heads", metavar="N", default=1, show_default=True, type=at_least_1, help="Heads of Q."),
         click.option("--kv-heads", metavar="N", type=at_least_1, help="Heads of K and V, when fewer."),
@@ -179,7 +202,7 @@ def decode_options(sizes: Mapping[str, int]) -> tuple[Any, ...]:
 
     own = options_of({name: size for name, size in {**DECODING, **sizes}.items() if name != "causal"})
     about = "What `attention_decode` does: --seqlen queries of each sequence against a cache with room for --seqlen-k keys."
-    at_least_0, at_least_1 = click.IntRange(0), click.IntRange(1)
+    at_least_0, at_least_1 = Count(0), Count(1)
     lengths = "Keys that each sequence has in the cache, or all have.  [default: what there is room for]"
     return (
         click.option("--decode", is_flag=True, is_eager=True, callback=decoding, help=f"{about}  [default then: {own}]"),
@@ -196,8 +219,8 @@ DECODE_ONLY = ("cache_seqlens", "page_size", "append", "tree", "num_splits")
 
 def problem_options(
     *,
-    seqlen: int | None = None,
-    head_dim: int | None = None,
+    seqlen: int,
+    head_dim: int,
     algorithm: str = "auto",
     algorithms: Sequence[str] = ALGORITHMS,
     tiling: str = "fitted",
@@ -408,10 +431,11 @@ def contiguous(problem: Problem) -> Problem:
 
 def parse_lengths(text: str, option: str = "--key-lengths") -> tuple[int, ...]:
     """The value of --key-lengths, or of another option: whole numbers with commas between."""
-    parts = text.split(",")
-    if not all(part.strip().isdecimal() for part in parts):
+    found = [whole_number(part) for part in text.split(",")]
+    lengths = tuple(each for each in found if each is not None)
+    if len(lengths) != len(found):
         raise click.BadParameter(f"lengths such as 100,80, got {text!r}", param_hint=option)
-    return tuple(int(part) for part in parts)
+    return lengths
 
 
 def cached_lengths(text: str | None, batch: int, most: int, appended: int) -> tuple[int, ...] | None:
@@ -442,9 +466,10 @@ def first_given(names: Sequence[str]) -> str | None:
 def parse_window(text: str) -> Window:
     """--window's value as `Problem` takes it."""
     sides = [part.strip() for part in text.split(",")]
-    if len(sides) != 2 or not all(side == "-" or side.isdecimal() for side in sides):
+    numbers = [whole_number(side) for side in sides]
+    if len(sides) != 2 or any(side != "-" and number is None for side, number in zip(sides, numbers, strict=True)):
         raise click.BadParameter(f"two numbers such as 128,0, or - for no limit on a side, got {text!r}", param_hint="--window")
-    left, right = (None if side == "-" else int(side) for side in sides)
+    left, right = numbers
     return left, right
 
 

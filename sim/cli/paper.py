@@ -19,9 +19,8 @@ EXAMPLES = examples("cupyflash paper", "cupyflash paper training block_size", "c
 
 @click.command(epilog=EXAMPLES)
 @click.argument("names", metavar="[FIGURE]...", type=click.Choice([*FIGURES]), nargs=-1)
-@click.option(
-    "--format", "form", type=click.Choice(["text", "markdown", "json"]), default="text", help="What to print.  [default: text]"
-)
+@click.option("--format", "form", type=click.Choice(["text", "markdown", "json"]), help="What to print.  [default: text]")
+@click.option("--json", "as_json", is_flag=True, help="As --format json.")
 @click.option("--output", metavar="FILE", type=NewFile(), help="Write there instead of to stdout.")
 @click.option(
     "--plot",
@@ -29,7 +28,7 @@ EXAMPLES = examples("cupyflash paper", "cupyflash paper training block_size", "c
     type=click.Path(exists=True, file_okay=False, writable=True, path_type=Path),
     help="Draw each one, too, as paper_FIGURE.png in a folder.",
 )
-def paper(names: Sequence[str], form: str, output: Path | None, plot: Path | None) -> None:
+def paper(names: Sequence[str], form: str | None, as_json: bool, output: Path | None, plot: Path | None) -> None:
     """Show the papers' figures anew.
 
     Each is a table of our counts, with what the paper says and what explains the difference.
@@ -37,6 +36,9 @@ def paper(names: Sequence[str], form: str, output: Path | None, plot: Path | Non
     FlashAttention's Figure 2 (left: training, middle: block_size, right: block_sparse) and its Theorem 2 (sram), the passes of
     online softmax (softmax), and FlashAttention-2's operations besides the products (operations). Without a name, all of them.
     """
+    if as_json and form not in (None, "json"):
+        raise click.UsageError(f"--json is --format json: it cannot go with --format {form}")
+    form = "json" if as_json else form or "text"
     figures = [FIGURES[name]() for name in dict.fromkeys(names or FIGURES)]
     if plot is not None:
         from cupyflash.sim.plot_paper import draw
@@ -52,7 +54,7 @@ def paper(names: Sequence[str], form: str, output: Path | None, plot: Path | Non
     if output is None:
         click.echo(content, nl=False)
     else:
-        output.write_text(content)
+        output.write_text(content, encoding="utf-8")
         click.echo(f"wrote {output}", err=True)
 
 

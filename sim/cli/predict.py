@@ -21,7 +21,7 @@ from cupyflash.sim.traffic import Traffic
 
 IDEAL = "standard, each input read once"
 EXAMPLES = examples(
-    "cupyflash predict --seqlen 4096 --head-dim 64",
+    "cupyflash predict --seqlen 4k --head-dim 64",
     "cupyflash predict --seqlen 8192 --head-dim 128 --heads 16 --causal",
     "cupyflash predict --seqlen 4096 --head-dim 64 --algorithm fa1 --sram 8KB",
     "cupyflash predict --seqlen 4096 --head-dim 64 --backward --json",
@@ -33,7 +33,7 @@ EXAMPLES = examples(
 
 
 @click.command(epilog=EXAMPLES)
-@problem_options(backward=True, decode={})
+@problem_options(seqlen=4096, head_dim=64, backward=True, decode={})
 @l2.OPTION
 @times.options
 @RANKS

@@ -135,3 +135,8 @@ def detected() -> Device | None:
 def worst_error(out: np.ndarray, expected: np.ndarray) -> float:
     """The largest absolute difference."""
     return float(np.abs(out.astype(np.float64) - expected).max(initial=0))
+
+
+def show_balance(report: dict[str, Any]) -> None:
+    """How evenly the work is shared out."""
+    say(f"Balance: the busiest place for a thread block has {report['balance']:.3f} times the mean of all, in turns.")

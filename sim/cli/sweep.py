@@ -18,7 +18,7 @@ from cupyflash.problem import Problem
 from cupyflash.sim import sweep as sweeping
 from cupyflash.sim import text
 from cupyflash.sim.cli import sweep_decode, sweep_ring
-from cupyflash.sim.cli.options import NewFile, Request, examples, first_given, gathered, options_of, problem_options
+from cupyflash.sim.cli.options import NewFile, Request, examples, first_given, gathered, options_of, problem_options, whole_number
 from cupyflash.sim.cli.ranks import Split, refuse_without_ranks, split_options
 from cupyflash.sim.cli.show import NAMES, describe, flat, width
 from cupyflash.sim.sweep import AXES, Axis, Point, Sweep, default_range, spaced
@@ -176,7 +176,7 @@ def sweep(request: Request, over: Over, span: Span, split: Split, report: Report
     if report.output is None:
         click.echo(content, nl=False)
     else:
-        report.output.write_text(content)
+        report.output.write_text(content, encoding="utf-8")
         click.echo(f"wrote {report.output}", err=True)
 
 
@@ -240,11 +240,12 @@ def parse_value(over: Over, option: str, value: str) -> int:
             return Device.named("T4", sram=value).sram_per_block
         except ValueError as error:
             raise click.BadParameter(str(error), param_hint=option) from error
-    if not (value.isdecimal() and len(value) <= LONGEST):
+    number = whole_number(value)
+    if number is None or len(value) > LONGEST:
         raise click.BadParameter(f"a whole number of at most {LONGEST} digits, got {value!r}", param_hint=option)
-    if over == "ranks" and not 1 <= int(value) <= MOST_RANKS:
+    if over == "ranks" and not 1 <= number <= MOST_RANKS:
         raise click.BadParameter(f"ranks from 1 to {MOST_RANKS:,}, got {value}", param_hint=option)
-    return int(value)
+    return number
 
 
 def rows(over: Axis, found: Sweep) -> list[dict[str, Any]]:

@@ -50,6 +50,7 @@ class Timing:
             "bound": found.bound,
             "waves": found.waves,
             "idle": found.idle,
+            "balance": found.balance,
             "tile_flops": found.flops,
             "flops_a_second": found.rate,
             "peak_flops_a_second": found.peak,
@@ -86,8 +87,8 @@ def show(report: dict[str, Any]) -> None:
     share = f", {report['flops_a_second'] / peak:.0%} of the peak" if peak else ""
     say(
         f"the pass: {seconds * 1e6:,.1f} microseconds, with what thread blocks wait for, in {report['waves']:.2f} waves, in which "
-        f"{report['idle']:.0%} of their places are empty; {report['flops_a_second'] / 1e12:,.1f} TFLOP/s{share}, of whole tiles; "
-        f"busiest: {report['bound']}"
+        f"{report['idle']:.0%} of their places are empty (the busiest has {report['balance']:.2f} times the mean); "
+        f"{report['flops_a_second'] / 1e12:,.1f} TFLOP/s{share}, of whole tiles; busiest: {report['bound']}"
     )
     for each in report["measured"]:
         click.echo()

@@ -21,7 +21,7 @@ from cupyflash.words import plural
 EXAMPLES = examples(
     "cupyflash trace --seqlen 128 --sram 16KB --causal --html out.html",
     "cupyflash trace --backward --sram 32KB --html backward.html",
-    "cupyflash trace --device H100-SXM --algorithms fa2,fa3 --html hopper.html",
+    "cupyflash trace --device H100-SXM --seqlen 1k --algorithms fa3 --html h.html",
     "cupyflash trace --algorithms fa2,fa2-backward --sram 32KB --html both.html",
     "cupyflash trace --decode --page-size 16 --append 1 --html decode.html",
     "cupyflash trace --algorithms fa1 --sram 8KB --head-dim 32 --json",

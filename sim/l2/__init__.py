@@ -96,7 +96,8 @@ def run(schedule: TileSchedule, *, order: Order = "rows", l2: L2 | None = None, 
     memory = Memory()
     launches = launches_of(schedule, order, memory, given)
     names, bases = list(memory.bases), list(memory.bases.values())
-    cache = Cache(l2 or L2.of(schedule.device), bases, int(np.gcd.reduce([launch.unit for launch in launches])))
+    unit = int(np.gcd.reduce([launch.unit for launch in launches]))
+    cache = Cache(l2 or L2.of(schedule.device), bases, unit, [name in memory.of_words for name in names])
     if (turns := sum(launch.heft * int(launch.turns.sum()) for launch in launches)) > MOST_TURNS:
         raise TooLong(f"the L2 model plays at most {MOST_TURNS:,} turns of thread blocks, this takes {turns:,}")
     for launch in launches:

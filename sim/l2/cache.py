@@ -224,13 +224,20 @@ class Cache:
     """An L2 that is asked for tensors, which begin at the addresses `bases`, in order, each at a line's begin; no two share a line.
 
     `unit` bytes divide where each request begins and its size: where those are whole lines, runs of so many of them are always
-    asked for together, so that their sets act alike and one stands for all. That is exact.
+    asked for together, so that their sets act alike and one stands for all. That is exact. Tensors `of_words` may be asked for any
+    bytes: their few lines are taken to be in use too often to be pushed out by others, and have a cache of their own.
     """
 
-    def __init__(self, l2: L2, bases: Sequence[int], unit: int) -> None:
-        self.bases = np.array(bases, np.int64)
-        self.run = math.gcd(unit // LINE, l2.rotated) if unit % LINE == 0 else 1  # lines
-        self.sets, self.counts, self.looked_up = Sets(l2, self.run), Counts.zero(len(bases)), 0
+    def __init__(self, l2: L2, bases: Sequence[int], unit: int, of_words: Sequence[bool]) -> None:
+        self.bases, self.of_words = np.array(bases, np.int64), np.array(of_words, bool)
+        run = math.gcd(unit // LINE, l2.rotated) if unit % LINE == 0 else 1  # lines
+        self.sets, self.words = Sets(l2, run), Sets(l2)
+        self.counts, self.looked_up = Counts.zero(len(bases)), 0
+
+    @property
+    def run(self) -> int:
+        """Lines that are asked for together."""
+        return self.sets.run
 
     def serve(self, requests: Requests) -> None:
         """Some turns' requests, all of which come behind those before."""
@@ -241,22 +248,24 @@ class Cache:
         np.add.at(counts.read_bytes, tensor[reads], moved[reads])
         np.add.at(counts.write_bytes, tensor[~reads], moved[~reads])
         np.add.at(counts.sectors, tensor[reads], (sectors * asked.times)[reads])
-        # Runs of lines of each
-        number = (asked.first + asked.nbytes - 1) // (self.run * LINE) - asked.first // (self.run * LINE) + 1
-        self.looked_up += int(number.sum())
-        parts = np.flatnonzero(np.diff(np.cumsum(number) // AT_ONCE, prepend=0))
-        for some in np.split(np.arange(len(number)), parts):
-            runs, masks = self._runs_of(asked, number, some)
-            write = np.repeat(~reads[some], number[some])
-            counts.add_dram(self.sets.look_up(runs, masks, write), write, np.repeat(tensor[some], number[some]))
+        apart = self.of_words[tensor]
+        for sets, which in ((self.sets, np.flatnonzero(~apart)), (self.words, np.flatnonzero(apart))):
+            first, end = asked.first[which], (asked.first + asked.nbytes)[which]
+            number = (end - 1) // (sets.run * LINE) - first // (sets.run * LINE) + 1  # runs of lines of each
+            self.looked_up += int(number.sum())
+            parts = np.flatnonzero(np.diff(np.cumsum(number) // AT_ONCE, prepend=0))
+            for some in np.split(np.arange(len(number)), parts):
+                runs, masks = _runs_of(sets.run, first[some], end[some], number[some])
+                write, of = (np.repeat(each[which[some]], number[some]) for each in (~reads, tensor))
+                counts.add_dram(sets.look_up(runs, masks, write), write, of)
 
-    def _runs_of(self, asked: Requests, number: np.ndarray, some: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """The runs of lines of some requests, and of each the sectors that are asked for, as a mask."""
-        first, end, number = asked.first[some], (asked.first + asked.nbytes)[some], number[some]
-        ends = np.cumsum(number)
-        runs = np.repeat(first // (self.run * LINE) - (ends - number), number) + np.arange(number.sum())
-        masks = np.full(len(runs), _VALID)
-        if self.run == 1:  # sectors of the first line before the request, and of the last behind it
-            masks[ends - number] &= _VALID << (first % LINE // SECTOR)
-            masks[ends - 1] &= _VALID >> (SECTORS - 1 - (end - 1) % LINE // SECTOR)
-        return runs, masks
+
+def _runs_of(run: int, first: np.ndarray, end: np.ndarray, number: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The runs of lines of some requests, and of each the sectors that are asked for, as a mask."""
+    ends = np.cumsum(number)
+    runs = np.repeat(first // (run * LINE) - (ends - number), number) + np.arange(number.sum())
+    masks = np.full(len(runs), _VALID)
+    if run == 1:  # sectors of the first line before the request, and of the last behind it
+        masks[ends - number] &= _VALID << (first % LINE // SECTOR)
+        masks[ends - 1] &= _VALID >> (SECTORS - 1 - (end - 1) % LINE // SECTOR)
+    return runs, masks

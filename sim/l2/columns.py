@@ -16,8 +16,9 @@ from cupyflash.sim.l2.cache import Requests
 from cupyflash.sim.l2.launch import Launch, Memory, Tensor, resident, unit_of
 from cupyflash.sim.l2.parts import Bounds, Part, key_count, parts_of, row_count
 from cupyflash.sim.l2.reads import At, Given, Known, Reads
+from cupyflash.sim.l2.row_bases import given_rows, row_bases
 from cupyflash.sim.l2.rows import RowBlocks, Tensors, Works, lengths
-from cupyflash.sim.l2.streamed import FEW_REGISTERS, Passed, Streamed
+from cupyflash.sim.l2.streamed import Passed, Streamed
 from cupyflash.sim.l2.tiles import states_found
 
 # Within a turn
@@ -147,20 +148,6 @@ def whole(rows: int) -> int:
     return -(-rows // SUMMED_ROWS) * SUMMED_ROWS
 
 
-class Searched(Launch):
-    """Of packed sequences, the kernel that looks for rows with a large L, and finds none: a row block a thread block."""
-
-    def __init__(self, slots: int, works: Works, parts: list[Part], bounds: Bounds, L: Tensor) -> None:
-        self.slots, self.works, self.parts, self.bounds, self.L = slots, works, parts, bounds, L
-        self.grid, self.turns, self.unit = len(works.i), np.ones(len(works.i), np.int64), FLOAT32
-
-    def requests(self, block: int, first: int, end: int) -> Requests:
-        batch, head, i = (int(each[block]) for each in (self.works.batch, self.works.head, self.works.i))
-        part, row0 = self.parts[batch], i * self.bounds.size
-        rows = min(self.bounds.size, part.problem.seqlen_q - row0) if i >= 0 else 0
-        return Requests.together([*self.bounds.search(0, batch), self.L.of(0, 1, part.query(head) + row0, rows)])
-
-
 class Backward:
     """All of FlashAttention-2's backward, where no row's L is large. Of sums of dQ that end within 8 rows, the first ones."""
 
@@ -170,7 +157,7 @@ class Backward:
         row, value_row, sums_row = p.head_dim * p.itemsize, p.head_dim_v * p.itemsize, padded_dim(p.head_dim) * FLOAT32
         self.Q, self.dQ = (memory.rows(name, queries, row) for name in ("Q", "dQ"))
         self.O, self.dO = (memory.rows(name, queries, value_row) for name in ("O", "dO"))
-        self.L, self.D = (memory.rows(name, queries, FLOAT32) for name in ("L", "D"))
+        self.of_rows, self.D = given_rows(schedule, memory), memory.rows("D", queries, FLOAT32)
         self.K, self.dK = (memory.rows(name, keys, row) for name in ("K", "dK"))
         self.V, self.dV = (memory.rows(name, keys, value_row) for name in ("V", "dV"))
         heads, length = schedule.query_shape
@@ -183,7 +170,9 @@ class Backward:
 
     def launches(self) -> list[Launch]:
         """In order."""
-        made = [*states_found(self.schedule, self.parts, self.memory, self.given), self._rows(), self._large_rows(), *self._main()]
+        found = states_found(self.schedule, self.parts, self.memory, self.given)
+        bases = row_bases(self.schedule, self.schedule.bases, self.memory, self.given)
+        made = [*found, *bases, self._rows(), *self._main()]
         if self.schedule.queries is not None:
             return made + self._queries()
         assert self.sums is not None
@@ -199,21 +188,12 @@ class Backward:
         if self.sums:
             passed.append(Passed(self.sums, write=True, length=whole(length)))
         if self.sinks:
-            passed += [Passed(self.sinks[0], shared=length), Passed(self.L), Passed(self.sinks[1], write=True)]
+            passed += [Passed(self.sinks[0], shared=length), Passed(self.of_rows), Passed(self.sinks[1], write=True)]
         return self._streamed(self.by_name["fa2_backward_rows"], ROW_THREADS // row_lanes(self.schedule.problem), *passed)
 
     def _bounds(self, axis: str, size: int) -> Bounds | None:
         s = self.schedule
         return Bounds.of(s.packed, axis, size, self.parts, self.memory) if isinstance(s, VarlenBackwardSchedule) else None
-
-    def _large_rows(self) -> Launch:
-        by_rows, kernel = self.schedule.by_rows, self.by_name["large_rows"]
-        bounds = self._bounds("q", by_rows.block_rows)
-        if bounds is None:
-            return self._streamed(kernel, by_rows.block_rows, Passed(self.L))
-        parts = parts_of(self.schedule, lambda one: one.by_rows)
-        slots = resident(self.schedule.device, kernel.threads, kernel.shared_bytes, FEW_REGISTERS)
-        return Searched(slots, Works.of_packed(by_rows, parts, bounds), parts, bounds, self.L)
 
     def _main(self) -> Iterator[Launch]:
         s = self.schedule
@@ -221,7 +201,7 @@ class Backward:
         for launch, each in zip(main_launches(s.problem), main, strict=True):
             tensors = Gradients(
                 (self.K, self.V) if launch.dk else (self.K,),
-                ((OF_Q, self.Q), (OF_DO, self.dO), (OF_ROWS, self.L), *(((OF_ROWS, self.D),) if launch.dk else ())),
+                ((OF_Q, self.Q), (OF_DO, self.dO), (OF_ROWS, self.of_rows), *(((OF_ROWS, self.D),) if launch.dk else ())),
                 self.sums if launch.dk else None,
                 (*((self.dK,) if launch.dk else ()), *((self.dV,) if launch.dv else ())),
                 Reads(s, self.memory, self.given, by_tiles=True, dbias=s.dbias and launch.dk),
@@ -238,7 +218,7 @@ class Backward:
         bounds = self._bounds("q", schedule.block_rows)
         works = Works.of_rows(schedule) if bounds is None else Works.of_packed(schedule, parts, bounds)
         reads, known = Reads(schedule, self.memory, self.given, by_tiles=True), Known(schedule, self.memory)
-        enter = self.Q, self.dO, self.L, self.D
+        enter = self.Q, self.dO, self.of_rows, self.D
         tensors = Tensors(enter, (self.K, self.V), (self.dQ,), reads, known, self.lengths, bounds=bounds)
         slots = resident(self.schedule.device, kernel.threads, kernel.shared_bytes)
         found = states_found(schedule, parts, self.memory, self.given)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import heapq
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
@@ -12,11 +11,13 @@ import numpy as np
 
 from cupyflash.device import Device
 from cupyflash.multiprocessor import occupancy
+from cupyflash.schedules.balance import taken
 from cupyflash.sim.l2.cache import LINE, ROTATED, Many, Requests
 
 # Requests of thread blocks that are looked at together, about
 TOGETHER = 1 << 18
 MOST_REGISTERS = 255
+WORD = 4
 
 
 @dataclass(frozen=True)
@@ -39,6 +40,7 @@ class Memory:
     """HBM: tensors one behind the other, each at its own address."""
 
     bases: dict[str, int] = field(default_factory=dict)
+    of_words: set[str] = field(default_factory=set)
     _end: int = 0
 
     def rows(self, name: str, rows: int, row: int) -> Tensor:
@@ -47,6 +49,11 @@ class Memory:
             self.bases[name] = self._end
             self._end += -(-max(rows * row, 1) // (ROTATED * LINE)) * ROTATED * LINE
         return Tensor(self.bases[name], row)
+
+    def words(self, name: str, count: int) -> Tensor:
+        """A tensor of words that are asked for one by one beside whole tiles."""
+        self.of_words.add(name)
+        return self.rows(name, count, WORD)
 
 
 class Blocks:
@@ -63,18 +70,21 @@ class Blocks:
     def starts(self) -> np.ndarray:
         """The turn in which each thread block starts: the next in launch order takes the place of one that ends."""
         clusters = self.turns.reshape(-1, self.cluster).max(axis=1)
-        found, free = np.zeros(len(clusters), np.int64), [0] * max(1, self.slots // self.cluster)
-        for cluster, turns in enumerate(clusters.tolist()):
-            found[cluster] = free[0]
-            heapq.heapreplace(free, free[0] + turns)
+        _, found = taken(clusters, max(1, self.slots // self.cluster))
         return np.repeat(found, self.cluster)
+
+    @property
+    def balance(self) -> float:
+        """The turns of the busiest of the `slots` over their mean, those that have nothing to do counted; 1 where none has."""
+        mean = int(self.turns.sum()) / self.slots
+        return int((self.starts() + self.turns).max()) / mean if mean else 1.0
 
 
 class Launch(Blocks, ABC):
     """A kernel of a schedule, of which it is known what a thread block asks for in a turn.
 
-    `unit` divides, in bytes, where each request begins and its size. `heft`: how much a turn is to play, of one that asks for a
-    few tiles.
+    `unit` divides, in bytes, where each request begins and its size, but for those of words. `heft`: how much a turn is to play, of
+    one that asks for a few tiles.
     """
 
     heft = 1

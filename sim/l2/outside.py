@@ -16,6 +16,7 @@ from cupyflash.sim.l2.cache import Requests
 from cupyflash.sim.l2.launch import Launch, Memory, Tensor, resident, unit_of
 from cupyflash.sim.l2.parts import Part, key_count, parts_of, row_count
 from cupyflash.sim.l2.reads import At, Given, Known, Reads
+from cupyflash.sim.l2.row_bases import given_rows, row_bases
 from cupyflash.sim.l2.rows import lengths
 
 # Within a turn
@@ -54,7 +55,7 @@ class Tensors:
         K, dK = (memory.rows(name, keys, row) for name in ("K", "dK"))
         V, dV = (memory.rows(name, keys, value_row) for name in ("V", "dV"))
         sums = dQ if p.dtype == "float32" else memory.rows("dQ_acc", rows, p.head_dim * FLOAT32)
-        return cls((Q, dO, O, memory.rows("L", rows, FLOAT32), sums), (), sums, (dQ,), (K, V), (dK, dV))
+        return cls((Q, dO, O, given_rows(schedule, memory), sums), (), sums, (dQ,), (K, V), (dK, dV))
 
 
 class Steps(NamedTuple):
@@ -66,11 +67,11 @@ class Steps(NamedTuple):
 
 
 class Heads(Launch):
-    """The one kernel."""
+    """The kernel of the algorithm, the last one."""
 
     def __init__(self, schedule: ColumnsOutside, tensors: Tensors, memory: Memory, given: Given) -> None:
         self.schedule, self.tensors, p = schedule, tensors, schedule.problem
-        (kernel,) = schedule.kernels()
+        kernel = schedule.kernels()[-1]
         self.grid, self.slots = kernel.grid, resident(schedule.device, kernel.threads, kernel.shared_bytes)
         self.group = p.head_count // schedule.repeats
         self.backward = isinstance(schedule, Fa1BackwardSchedule)
@@ -184,5 +185,6 @@ class Heads(Launch):
 def columns_outside(schedule: Fa1Schedule | Fa1BackwardSchedule, memory: Memory, given: Given) -> list[Launch]:
     """Algorithm 1's kernel, or Algorithm 4's."""
     if isinstance(schedule, Fa1BackwardSchedule):
-        return [Heads(schedule, Tensors.backward(schedule, memory), memory, given)]
+        before = row_bases(schedule, schedule.bases, memory, given) if schedule.bases else ()
+        return [*before, Heads(schedule, Tensors.backward(schedule, memory), memory, given)]
     return [Heads(schedule, Tensors.forward(schedule, memory), memory, given)]

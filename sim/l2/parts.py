@@ -136,6 +136,16 @@ class Bounds:
         sequence = np.searchsorted(first, index, "right") - 1
         return sequence, index - first[sequence]
 
+    def halvings(self, index: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """The bounds of both axes that threads read which each look for one by themselves (`sequence_of` in fa3_queue.cu)."""
+        sequence, read = np.zeros_like(index), []
+        for bit in reversed(range(max(1, (self.packed.sequences - 1).bit_length()))):
+            nearer = np.minimum(sequence + (1 << bit), self.packed.sequences - 1)
+            read.append(nearer)
+            sequence = np.where(self.first_blocks[nearer] <= index, nearer, sequence)
+        of_one = [sequence, sequence + 1]
+        return np.concatenate(read + of_one), np.concatenate(of_one)
+
     def search(self, move: int, sequence: int, times: int = 1) -> Iterator[Requests]:
         """What is read to find one: 32 bounds at a time (`search_sequence` in sequence.cuh), then its own two of both axes."""
         steps = [1]

@@ -10,12 +10,14 @@ import numpy as np
 
 from cupyflash.problem import Problem
 from cupyflash.schedules import VarlenSchedule
+from cupyflash.schedules.balance import taken
 from cupyflash.schedules.base import FLOAT32, TileSchedule
 from cupyflash.schedules.fa2 import Fa2Schedule
 from cupyflash.schedules.fa3 import LENGTH, Fa3Schedule
 from cupyflash.sim.l2.cache import Requests
 from cupyflash.sim.l2.launch import Launch, Memory, Tensor, unit_of
 from cupyflash.sim.l2.parts import Bounds, Part, key_count, parts_of, row_count
+from cupyflash.sim.l2.queue import Queue
 from cupyflash.sim.l2.reads import At, Given, Known, Reads
 from cupyflash.sim.l2.tiles import states_found
 
@@ -51,43 +53,37 @@ class Works:
 
     @classmethod
     def of_fa3(cls, schedule: Fa3Schedule) -> Works:
-        """Heads by sections, whose row blocks come longest first (`Works` in fa3_forward.cu)."""
-        Tr, pairs = schedule.row_blocks, schedule.problem.heads // schedule.pack
-        pair, block = _sections(schedule, Tr, schedule.repeats)
-        return cls(pair // pairs, pair % pairs * schedule.pack, Tr - 1 - block)
+        """As they are taken."""
+        item, head = schedule.order()
+        batch, i = np.divmod(item, schedule.row_blocks)
+        return cls(batch, head * schedule.pack, i)
 
     @classmethod
     def of_packed(cls, schedule: TileSchedule, parts: list[Part], bounds: Bounds) -> Works:
-        """A head's sequences one behind the other, of each the last row block first."""
-        heads = schedule.problem.heads
+        """A head's sequences one behind the other, of each the last row block first; fa3's as they are taken."""
         if isinstance(schedule, Fa3Schedule):
-            head, block = _sections(schedule, bounds.blocks, heads)
+            block, head = schedule.order()
         else:
-            head, block = np.divmod(np.arange(heads * bounds.blocks), max(1, bounds.blocks))
+            head, block = np.divmod(np.arange(schedule.problem.heads * bounds.blocks), max(1, bounds.blocks))
         sequence, i = (each[block] for each in bounds.found())
         last = np.array([part.schedule.row_blocks - 1 for part in parts])[sequence]
-        return cls(sequence, head, np.maximum(last - i, -1))
-
-
-def _sections(schedule: Fa3Schedule, blocks: int, heads: int) -> tuple[np.ndarray, np.ndarray]:
-    """The head (or set of heads) and the row block, of so many a head, of each of its works."""
-    section, rest = np.divmod(np.arange(schedule.works), schedule.section * max(1, blocks))
-    among = np.minimum(schedule.section, heads - section * schedule.section)
-    return section * schedule.section + rest % among, rest // among
+        return cls(sequence, head, np.where(i > last, -1, i) if isinstance(schedule, Fa3Schedule) else np.maximum(last - i, -1))
 
 
 @dataclass(frozen=True)
 class Tensors:
-    """What row blocks read first, a column block at a time, and write in the end; what else they read."""
+    """What row blocks read first, a column block at a time (of K, or of K and V), and write in the end; what else they read."""
 
     enter: tuple[Tensor, ...]
-    keys: tuple[Tensor, Tensor]
+    keys: tuple[Tensor, ...]
     leave: tuple[Tensor, ...]
     reads: Reads
     known: Known
     lengths: Tensor | None = None
     sinks: Tensor | None = None
     bounds: Bounds | None = None
+    closing: tuple[Tensor, ...] = ()
+    """Read in the end, of each row"""
 
 
 class RowBlocks(Launch):
@@ -100,7 +96,6 @@ class RowBlocks(Launch):
 
     def __init__(self, schedule: TileSchedule, slots: int, works: Works, parts: list[Part], tensors: Tensors) -> None:
         self.schedule, self.slots, self.works, self.parts, self.tensors = schedule, slots, works, parts, tensors
-        self.by_tiles = not isinstance(schedule, Fa2Schedule) or schedule.by_tiles
         visits = {}
         for part in parts:
             for head in range(0, schedule.problem.heads, self.pack) if part.kept is not None else [0]:
@@ -125,7 +120,7 @@ class RowBlocks(Launch):
         s, tensors = self.schedule, self.tensors
         rows = {n for part in self.parts for n in (part.query(0), part.query(1), part.problem.seqlen_q)}
         keys = {n for part in self.parts for n in (part.key(0), part.key(1), part.keys, self.tail(part))}
-        for tensor in (*tensors.enter, *tensors.leave):
+        for tensor in (*tensors.enter, *tensors.closing, *tensors.leave):
             yield from (tensor.row * n for n in {s.block_rows, *rows, *map(self.copied, self.parts)})
         for tensor in tensors.keys:
             yield from (tensor.row * n for n in {s.block_cols, *keys})
@@ -172,7 +167,7 @@ class RowBlocks(Launch):
         query = part.query(head + np.arange(self.pack)) + row0  # the first row of each head in the tile
         if lo == 0:
             if tensors.bounds:
-                yield from tensors.bounds.search(FIRST, batch, self.looks)
+                yield from tensors.bounds.search(FIRST, batch, self.looks if i >= 0 else 1)
             if i < 0:
                 return
             yield from self._first(part, head, i, rows if visits else 0)
@@ -185,6 +180,8 @@ class RowBlocks(Launch):
         if hi == last + 1:
             if tensors.sinks:
                 yield tensors.sinks.of(last, LAST, head + np.arange(self.pack), 1, times=rows)
+            for tensor in tensors.closing:
+                yield tensor.of(last, LAST, query, rows)
             for tensor in tensors.leave:
                 yield tensor.of(last, LAST, query, rows, write=True)
 
@@ -196,8 +193,7 @@ class RowBlocks(Launch):
         yield from tensors.known.of(part, head, FIRST, i, np.arange(visited.first[i], visited.end[i]))
         for each in range(head, head + self.pack):
             yield from tensors.reads.of_head(At.of(part, each), 0, FIRST, max(1, self.looks - 1))  # the producer warp has no scores
-        if self.by_tiles:
-            yield from tensors.reads.of_rows(At.of(part, head), FIRST, 0, i * self.schedule.block_rows, rows)
+        yield from tensors.reads.of_rows(At.of(part, head), FIRST, 0, i * self.schedule.block_rows, rows)
 
     def _visits(self, part: Part, head: int, rows: tuple[int, int], turn: np.ndarray) -> Iterator[Requests]:
         """Of some turns of a row block, from the last column block on."""
@@ -208,10 +204,9 @@ class RowBlocks(Launch):
         at_tail = j == -(-part.keys // s.block_cols) - 1
         col0, there = j * s.block_cols, np.minimum(s.block_cols, part.keys - j * s.block_cols)
         key = part.key(part.kv_head(head)) + col0
-        for move, tensor in zip((OF_K, OF_V), tensors.keys, strict=True):
+        for move, tensor in zip((OF_K, OF_V), tensors.keys, strict=False):
             yield tensor.of(turn, move, key, np.where(at_tail, self.tail(part), s.block_cols))
-        if self.by_tiles:
-            yield from tensors.reads.of_keys(At.of(part, head), OF_SCORES, turn, col0, there, asked)
+        yield from tensors.reads.of_keys(At.of(part, head), OF_SCORES, turn, col0, there, asked)
         for each in range(head, head + self.pack):
             every = tuple(np.full(len(turn), n) for n in rows)
             yield from tensors.reads.of_tiles(part, each, OF_SCORES, turn, (every[0], every[1]), (col0, there), asked)
@@ -222,19 +217,33 @@ class Persistent(RowBlocks):
 
     schedule: Fa3Schedule
 
-    def __init__(self, schedule: Fa3Schedule, works: Works, parts: list[Part], tensors: Tensors) -> None:
+    def __init__(self, schedule: Fa3Schedule, works: Works, parts: list[Part], tensors: Tensors, memory: Memory) -> None:
         self.pack, self.looks = schedule.pack, schedule.warps
+        self.queue = (memory.words("queue", schedule.works), memory.words("taken", 1)) if schedule.queued else None
         super().__init__(schedule, schedule.device.sm_count, works, parts, tensors)
 
     def blocks_turns(self) -> np.ndarray:
-        return np.array([self.work_turns[self.of_block(block)].sum() for block in range(self.schedule.grid)])
+        """Who is free first takes the next; at the end each asks once more, as far as there are numbers."""
+        s = self.schedule
+        whose, _ = taken(self.work_turns[: s.blocks_there] if s.queued else np.ones(s.asked_for), s.grid)
+        whose = np.append(whose, np.arange(s.asked_for - len(whose)))
+        self._of_block = np.split(np.argsort(whose, kind="stable"), np.cumsum(np.bincount(whose, minlength=s.grid))[:-1])
+        return np.array([self.work_turns[works].sum() for works in self._of_block])
 
     def of_block(self, block: int) -> list[int]:
-        """In turn from the front and from the back."""
-        grid, rounds = self.schedule.grid, np.arange(-(-self.schedule.works // self.schedule.grid))
-        taken = rounds * grid + np.where(rounds % 2, grid - 1 - block, block)
-        found: list[int] = taken[taken < self.schedule.works].tolist()
-        return found
+        works: list[int] = self._of_block[block].tolist()
+        return works
+
+    def _of_work(self, work: int, lo: int, hi: int) -> Iterator[Requests]:
+        yield from super()._of_work(work, lo, hi)
+        if self.queue:
+            queue, count = self.queue
+            last = int(self.work_turns[work])
+            if lo == 0:
+                yield queue.of(0, FIRST, work, 1)
+            if hi == last and work < self.schedule.blocks_there:
+                for write in (False, True):
+                    yield count.of(last - 1, LAST, 0, 1, write=write)
 
 
 def forward(schedule: Fa2Schedule, order: Order, memory: Memory, given: Given) -> list[Launch]:
@@ -257,7 +266,9 @@ def forward(schedule: Fa2Schedule, order: Order, memory: Memory, given: Given) -
         works = Works.of_rows(schedule, order)
     made = list(states_found(schedule, parts, memory, given))
     if isinstance(schedule, Fa3Schedule):
-        return [*made, Persistent(schedule, works, parts, tensors)]
+        if schedule.queued:
+            made.append(Queue(schedule, memory, tensors.lengths, tensors.bounds))
+        return [*made, Persistent(schedule, works, parts, tensors, memory)]
     slots = schedule.device.sm_count * schedule.candidate.config.blocks  # what the planner lets share a multiprocessor
     return [*made, RowBlocks(schedule, slots, works, parts, tensors)]
 

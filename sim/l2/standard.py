@@ -16,6 +16,7 @@ from cupyflash.sim.l2.cache import Requests
 from cupyflash.sim.l2.launch import Launch, Memory, Tensor, resident, unit_of
 from cupyflash.sim.l2.parts import Part, key_count, parts_of, row_count
 from cupyflash.sim.l2.reads import At, Given, Reads
+from cupyflash.sim.l2.row_bases import given_rows, row_bases
 from cupyflash.sim.l2.rows import lengths
 from cupyflash.sim.l2.streamed import Passed, Streamed
 
@@ -25,15 +26,15 @@ FIRST, LEFT, RIGHT, OF_SCORES, LAST = range(5)
 
 @dataclass(frozen=True)
 class Product:
-    """What a product is of, and where it goes. One of Q and K `reads` masks and the like; where it makes P again it reads L of each
-    row, and writes the `slopes` of a score function."""
+    """What a product is of, and where it goes. One of Q and K `reads` masks and the like; where it makes P again it reads of
+    each row what its weights are relative to, and writes the `slopes` of a score function."""
 
     left: Tensor
     right: Tensor
     out: Tensor
     reads: Reads | None = None
     slopes: Tensor | None = None
-    L: Tensor | None = None
+    of_rows: Tensor | None = None
 
 
 class Products(Launch):
@@ -46,7 +47,7 @@ class Products(Launch):
         # Rows of a tile of S are apart, and no two thread blocks ask for the same
         self.heft = max(1, schedule.block_rows // 2)
         self.heft += product.reads.heft(schedule.block_rows, schedule.block_cols) if product.reads else 0
-        each = (product.left, product.right, product.out, product.slopes, product.L)
+        each = (product.left, product.right, product.out, product.slopes, product.of_rows)
         of_rows = {schedule.block_rows, schedule.block_cols, p.seqlen_q, p.seqlen_k, *(part.keys for part in self.parts)}
         sizes = [tensor.row * rows for tensor in each if tensor for rows in of_rows]
         self.unit = unit_of([*sizes, of_lengths.row if of_lengths else 0, product.reads.unit if product.reads else 0])
@@ -88,8 +89,8 @@ class Scores(Products):
             yield self.lengths.of(0, FIRST, part.number, 1)
         yield product.left.of(0, LEFT, part.query(head) + row0, rows)
         yield product.right.of(0, RIGHT, part.key(part.kv_head(head)) + col0, keys)
-        if product.L:
-            yield product.L.of(0, LEFT, part.query(head) + row0, rows)
+        if product.of_rows:
+            yield product.of_rows.of(0, LEFT, part.query(head) + row0, rows)
         if product.reads:
             yield from product.reads.of_head(At.of(part, head), 0, FIRST)
             yield from product.reads.of_tiles(part, head, OF_SCORES, 0, (row0, rows), (col0, keys))
@@ -152,7 +153,7 @@ class Standard:
     """The kernels of one schedule, by their names."""
 
     def __init__(self, schedule: StandardSchedule | StandardBackwardSchedule, memory: Memory, given: Given) -> None:
-        self.schedule, self.memory, self.p = schedule, memory, schedule.problem
+        self.schedule, self.memory, self.given, self.p = schedule, memory, given, schedule.problem
         self.kernels = {kernel.name: kernel for kernel in schedule.kernels()}
         self.reads, self.lengths = Reads(schedule, memory, given, by_tiles=False), lengths(self.p, memory)
 
@@ -194,7 +195,7 @@ class Standard:
     def backward(self, schedule: StandardBackwardSchedule) -> list[Launch]:
         """P made again, and Algorithm 3's five."""
         slopes = self.scores("dS") if self.p.options.score else None  # they lie where dS will
-        weights = Product(self.rows("Q"), self.rows("K"), self.scores("P"), self.reads, slopes, self.rows("L"))
+        weights = Product(self.rows("Q"), self.rows("K"), self.scores("P"), self.reads, slopes, given_rows(schedule, self.memory))
         values = Product(self.scores("P"), self.rows("dO"), self.rows("dV"))
         of_weights = Product(self.rows("dO"), self.rows("V"), self.scores("dP"))
         queries = Product(self.scores("dS"), self.rows("K"), self.rows("dQ"))
@@ -204,7 +205,9 @@ class Standard:
         def made(kind: type[Products], step: str, product: Product) -> Launch:
             return kind(schedule, self.kernels[f"standard_backward_{step}"], product, self.lengths)
 
+        before = row_bases(schedule, schedule.bases, self.memory, self.given) if schedule.bases else ()
         return [
+            *before,
             made(Scores, "weights", weights),
             made(Transposed, "values", values),
             made(Scores, "weight_gradients", of_weights),

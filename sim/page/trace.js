@@ -494,7 +494,7 @@ function step() {
 }
 function back() {
   if (playing) set(false);
-  const from = goal === null ? t : goal.from;
+  const from = goal === null ? t : goal.to;
   goal = null;
   t = Math.max(0, ...players.map(player => { const at = lower(player.ends, from); return at ? player.ends[at - 1] : 0; }));
   show();

@@ -129,7 +129,7 @@ def place_of(code: str, name: str) -> tuple[str, int]:
 def place_in(file: str, code: str, name: str) -> tuple[str, int]:
     """(file, line) of `code` in a file where it stands once, letter by letter; else line 1 of a file of the kernel's name."""
     try:
-        text = Path(file).read_text()
+        text = Path(file).read_text(encoding="utf-8")
     except (OSError, ValueError):
         text = ""
     found = text.find(code) if code.strip() else -1

@@ -10,8 +10,10 @@ import numpy as np
 
 from cupyflash.problem import Problem
 from cupyflash.schedules import BackwardSchedule, VarlenBackwardSchedule
+from cupyflash.schedules.fa1_backward import Fa1BackwardSchedule
 from cupyflash.schedules.fa2_backward import Fa2BackwardSchedule, QueriesSchedule
 from cupyflash.schedules.fa2_backward_tiles import launches
+from cupyflash.schedules.row_bases import RowBasesSchedule
 from cupyflash.sim.theory.visits import (
     FLOAT32,
     Kept,
@@ -63,10 +65,10 @@ def _varlen(schedule: VarlenBackwardSchedule) -> Traffic:
             total[name, True] += count * moved.write_bytes
     main = searched_bytes(p.kv_heads, p.batch, packed.total_k, schedule.block_cols)
     by_rows = searched_bytes(p.heads, p.batch, packed.total_q, schedule.by_rows.block_rows)
-    times, row_kernels = len(launches(p)), 1 if schedule.queries is None else 2
+    times, row_kernels = len(launches(p)), len(schedule.beside)
     total["cu_seqlens_q", False] = times * main[1] + row_kernels * by_rows[0]
     total["cu_seqlens_k", False] = times * main[0] + row_kernels * by_rows[1]
-    for part in (schedule, *((schedule.queries,) if schedule.queries else ())):
+    for part in (schedule, *schedule.beside):
         for name, read in searched_tiles(part).items():
             total[name, False] += read
     return Traffic({name: TensorTraffic(total[name, False], total[name, True]) for name, _ in total})
@@ -74,7 +76,11 @@ def _varlen(schedule: VarlenBackwardSchedule) -> Traffic:
 
 def _forms(schedule: BackwardSchedule) -> Iterator[tuple[BackwardSchedule, Callable[[Any, int, Heads], Form]]]:
     """The closed forms whose sum a schedule's traffic is."""
-    yield schedule, {"fa1": _fa1, "fa2": _fa2, "standard": _standard}[schedule.algorithm]
+    forms: dict[str, Callable[[Any, int, Heads], Form]] = {"fa1": _fa1, "fa2": _fa2, "standard": _standard}
+    yield schedule, forms[schedule.algorithm]
+    bases = None if isinstance(schedule, RowBasesSchedule | QueriesSchedule) else getattr(schedule, "bases", None)
+    if bases is not None:
+        yield bases, _bases
     if isinstance(schedule, Fa2BackwardSchedule) and schedule.queries is not None:
         yield schedule.queries, _queries
 
@@ -109,7 +115,7 @@ def _loaded(schedule: BackwardSchedule, keys: int, heads: Heads) -> int:
     return columns_of(schedule, keys, np.any(masks, axis=0) if masks else None)
 
 
-def _fa1(schedule: BackwardSchedule, keys: int, heads: Heads) -> Form:
+def _fa1(schedule: Fa1BackwardSchedule, keys: int, heads: Heads) -> Form:
     """R = sum r_i c_i visits of a row: Q, O, dO, dQ and L are read at each, dQ is written at each and once to begin.
 
     K and V of the visited column blocks are read once; dK and dV are written once to begin, and once for those blocks.
@@ -123,7 +129,7 @@ def _fa1(schedule: BackwardSchedule, keys: int, heads: Heads) -> Form:
         "V": (loaded * dv * p.itemsize, 0),
         "O": (R * dv * p.itemsize, 0),
         "dO": (R * dv * p.itemsize, 0),
-        "L": (R * FLOAT32, 0),
+        **_given(p, R, schedule.bases is not None),
         "dK": (0, (p.seqlen_k + loaded) * d * p.itemsize),
         "dV": (0, (p.seqlen_k + loaded) * dv * p.itemsize),
         "key_lengths": (4 if p.options.padded else 0, 0),
@@ -141,10 +147,10 @@ def _fa1(schedule: BackwardSchedule, keys: int, heads: Heads) -> Form:
 
 
 def _fa2(schedule: Fa2BackwardSchedule, keys: int, heads: Heads) -> Form:
-    """Q, dO, L and D once a visit of a row, K and V once, dK and dV once; dQ is read and written by an atomic at each visit.
+    """Q, dO, D and L (float32: m and log l) once a visit of a row, K and V once, dK and dV once; dQ is read and written by an
+    atomic at each visit.
 
-    Before it O and dO are read for D, dQ's sum is cleared, and L is looked through for large rows, of which there are none: what
-    they take is not counted. Behind it the sum is read, and dQ written in its own type.
+    Before it O and dO are read for D, and dQ's sum is cleared. Behind it the sum is read, and dQ written in its own type.
     """
     p, group = schedule.problem, schedule.group
     visits = _visits(schedule, keys, heads)
@@ -158,7 +164,7 @@ def _fa2(schedule: Fa2BackwardSchedule, keys: int, heads: Heads) -> Form:
         "V": (loaded * dv * p.itemsize, 0),
         "O": (Nq * dv * p.itemsize, 0),
         "dO": ((Nq + len(made) * R) * dv * p.itemsize, 0),
-        "L": (((1 + p.options.sinks) * Nq + len(made) * R) * FLOAT32, 0),
+        **_given(p, p.options.sinks * Nq + len(made) * R),
         "sinks": (p.options.sinks * Nq * FLOAT32, 0),
         "dsinks": (0, p.options.sinks * Nq * FLOAT32),
         "D": (R * FLOAT32, Nq * FLOAT32),
@@ -179,6 +185,32 @@ def _fa2(schedule: Fa2BackwardSchedule, keys: int, heads: Heads) -> Form:
     return form | added(*[added(scores, of_head, by_tiles)] * len(made))
 
 
+def _given(p: Problem, rows: int, exact: bool = True) -> Form:
+    """What so many rows bring of what their weights are relative to: m and log l in float32, where that is `exact`, else L."""
+    return {"bases": (2 * rows * FLOAT32, 0)} if p.dtype == "float32" and exact else {"L": (rows * FLOAT32, 0)}
+
+
+def _bases(schedule: RowBasesSchedule, keys: int, heads: Heads) -> Form:
+    """m and log l again, as a forward has them: Q once where a row block visits any column block, K at each visit, L (and its
+    head's sink) once a row, two floats of each row written. Half types read L and are done: what rows with a large one take is not
+    counted."""
+    p, rows = schedule.problem, schedule.group * schedule.problem.seqlen_q
+    if p.dtype != "float32":
+        return {"L": (rows * FLOAT32, 0)}
+    visits, blocks = _visits(schedule, keys, heads), schedule.group * blocks_in(p.seqlen_q, schedule.block_rows)
+    form = {
+        "Q": (visits.rows * p.head_dim * FLOAT32, 0),
+        "K": (visits.keys * p.head_dim * FLOAT32, 0),
+        "L": (rows * FLOAT32, 0),
+        "sinks": (p.options.sinks * rows * FLOAT32, 0),
+        "bases": (0, 2 * rows * FLOAT32),
+        "key_lengths": (4 * blocks if p.options.padded else 0, 0),
+        "block_mask": (0 if p.options.block_mask is None else visits.blocks, 0),
+        **state_bytes(schedule, visits.blocks),
+    }
+    return form | added(_mask_bytes(schedule, keys, heads), head_bytes(p, blocks))
+
+
 def _queries(schedule: QueriesSchedule, keys: int, heads: Heads) -> Form:
     """As the forward: Q, dO, L and D once where a row block visits any column block, K and V at each visit, dQ once."""
     p, size = schedule.problem, schedule.problem.itemsize
@@ -187,7 +219,7 @@ def _queries(schedule: QueriesSchedule, keys: int, heads: Heads) -> Form:
     form = {
         "Q": (seen * p.head_dim * size, 0),
         "dO": (seen * p.head_dim_v * size, 0),
-        "L": (seen * FLOAT32, 0),
+        **_given(p, seen),
         "D": (seen * FLOAT32, 0),
         "K": (loaded * p.head_dim * size, 0),
         "V": (loaded * p.head_dim_v * size, 0),
@@ -218,7 +250,7 @@ def _standard(schedule: BackwardSchedule, keys: int, heads: Heads) -> Form:
         "K": ((1 + again) * group * Tr * keys * p.head_dim * size, 0),
         "V": (group * Tr * keys * p.head_dim_v * size, 0),
         "dO": (2 * Tc * Nq * p.head_dim_v * size, 0),
-        "L": (again * Tc * Nq * FLOAT32, 0),
+        **_given(p, again * Tc * Nq),
         "P": ((2 + again) * scores, again * scores),
         "dP": ((1 + again) * scores, scores),
         "dS": ((2 + sloped) * scores, (1 + again * sloped) * scores),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterator
+from typing import NamedTuple
 
 import numpy as np
 
@@ -64,7 +65,7 @@ def forward_traffic(schedule: TileSchedule | SoftmaxSchedule | DropoutMaskSchedu
         for name, moved in of_all.items():
             for write, nbytes in enumerate(moved):
                 total[name, bool(write)] += times * nbytes
-    for name, moved in states_made(schedule).items():
+    for name, moved in (states_made(schedule) | (_queue(schedule) if isinstance(schedule, Fa3Schedule) else {})).items():
         for write, nbytes in enumerate(moved):
             total[name, bool(write)] += nbytes
     return Traffic({name: TensorTraffic(total[name, False], total[name, True]) for name, _ in total})
@@ -106,8 +107,15 @@ def _varlen(schedule: VarlenSchedule) -> Traffic:
             total[name, False] += count * moved.read_bytes
             total[name, True] += count * moved.write_bytes
     looked, given = searched_bytes(p.heads, p.batch, packed.total_q, schedule.block_rows)
-    warps = 1 + schedule.block_rows // 16 if schedule.algorithm == "fa3" else 1
-    total["cu_seqlens_q", False], total["cu_seqlens_k", False] = warps * looked, warps * given
+    if isinstance(schedule, Fa3Schedule):
+        blocks, every = _taken(schedule), p.heads * (packed.total_q // schedule.block_rows + packed.sequences)
+        looks = blocks.asked_for + schedule.block_rows // 16 * blocks.there
+        looked, given = looked // every * looks, given // every * looks
+        for name, (read, written) in _queue(schedule).items():
+            total[name, False] += read
+            total[name, True] += written
+    total["cu_seqlens_q", False] += looked
+    total["cu_seqlens_k", False] += given
     for name, read in searched_tiles(schedule).items():
         total[name, False] += read
     return Traffic({name: TensorTraffic(total[name, False], total[name, True]) for name, _ in total})
@@ -171,6 +179,41 @@ def _fa3(schedule: TileSchedule, keys: int, kept: np.ndarray | None) -> dict[str
         "V": ((visits.keys + behind_k) * p.head_dim_v * p.itemsize, 0),
         "key_lengths": (4 * warps * Tr if p.options.padded else 0, 0),
     }
+
+
+class _Taken(NamedTuple):
+    """Row blocks of all heads that have a number, that there are, and that thread blocks ask for."""
+
+    numbers: int
+    there: int
+    asked_for: int
+
+
+def _taken(schedule: Fa3Schedule) -> _Taken:
+    """Each of `grid` thread blocks asks for row blocks until it gets one that a sequence has not, or a number behind the last."""
+    p, rows = schedule.problem, schedule.block_rows
+    heads = p.heads // schedule.pack
+    if isinstance(schedule, VarlenSchedule):
+        there = heads * sum(count * blocks_in(one.problem.seqlen_q, rows) for one, count in schedule.sequences().items())
+        numbers = heads * (schedule.packed.total_q // rows + schedule.packed.sequences)
+    else:
+        there = numbers = heads * p.batch * blocks_in(p.seqlen_q, rows)
+    return _Taken(numbers, there, there + max(0, min(schedule.grid, numbers - there)))
+
+
+def _queue(schedule: Fa3Schedule) -> dict[str, tuple[int, int]]:
+    """An int32 for each number is written, and read where it is asked for; what is taken is set to 0 and counted by an atomic
+    behind each row block. The length of each of a head's numbers is found out for itself, and for every 128 of them once more."""
+    if not schedule.queued:
+        return {}
+    p, taken = schedule.problem, _taken(schedule)
+    items = taken.numbers // (p.heads // schedule.pack)
+    looks = 4 * items * (1 + blocks_in(items, 128))
+    found = {"queue": (4 * taken.asked_for, 4 * taken.numbers), "taken": (4 * taken.there, 4 * (1 + taken.there))}
+    if isinstance(schedule, VarlenSchedule):
+        halvings = max(1, (schedule.packed.sequences - 1).bit_length())
+        return found | {"cu_seqlens_q": (looks * (halvings + 2), 0), "cu_seqlens_k": (looks * 2, 0)}
+    return found | {"key_lengths": (looks if p.options.padded else 0, 0)}
 
 
 def _standard(schedule: TileSchedule, keys: int, kept: np.ndarray | None) -> dict[str, tuple[int, int]]:

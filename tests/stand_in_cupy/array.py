@@ -26,8 +26,9 @@ class Memory:
 
     def __init__(self, size: int, device_id: int) -> None:
         room = np.zeros(size + ALIGNMENT, np.uint8) if size > FILLED else np.full(size + ALIGNMENT, 0xFF, np.uint8)
-        start = -room.ctypes.data % ALIGNMENT
-        self.bytes, self.device_id = room[start : start + size], device_id
+        # Over a memoryview, not a view of `room`: the machine places what NumPy allocated anew, and anything else as it is aligned.
+        self.bytes = np.frombuffer(memoryview(room), np.uint8, size, -room.ctypes.data % ALIGNMENT)
+        self.device_id = device_id
         Memory.living.add(self)
 
     @classmethod
