@@ -310,8 +310,7 @@ def markdown(figures: Sequence[Figure]) -> str:
         "",
         "`cupyflash paper --format markdown` writes this page, `python docs/pictures.py` draws its pictures. Nothing on it is "
         "measured",
-        "by us: the tables are closed forms, which replay and execution equal to the byte ([Bytes](traffic.md)); what the "
-        "papers",
+        "by us: the tables are closed forms, which replay and execution equal to the byte ([Bytes](traffic.md)); what the papers",
         "measured is named so. 1 GB is 10^9 bytes.",
     ]
     for figure in figures:

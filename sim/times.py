@@ -24,6 +24,7 @@ from cupyflash.schedules import (
     require_schedule,
 )
 from cupyflash.schedules import fa2_backward_clocks as backward_clocks
+from cupyflash.schedules.balance import Pieces
 from cupyflash.schedules.decode_tiles import LAUNCH
 from cupyflash.schedules.fa2 import Fa2Schedule
 from cupyflash.schedules.fa2_backward import Fa2BackwardSchedule, QueriesSchedule
@@ -177,11 +178,11 @@ def forward(launch: RowBlocks) -> Work:
     if isinstance(schedule, Fa3Schedule):
         best = fa3_tiles.choose(p, device, (schedule.tiling.used.block_rows, schedule.block_cols))
         parts = dict(best.parts)
-        clocks = fa3_tiles.spread(best, device, launch.visits[: schedule.blocks_there])
+        clocks = fa3_tiles.spread(best, device, Pieces.listed(launch.visits[: schedule.blocks_there]))
     else:
         found = schedule.candidate
         parts = dict(found.parts)
-        clocks = fa2_tiles.spread(found, device, launch.visits) if counted else found.clocks
+        clocks = fa2_tiles.spread(found, device, Pieces.listed(launch.visits)) if counted else found.clocks
     tiles, used = int(launch.visits.sum()), schedule.tiling.used
     flops = 2 * used.block_rows * used.block_cols * (p.head_dim + p.head_dim_v)
     return Work(launch, schedule.works, tiles, parts, flops, clocks / clock_rate(device))

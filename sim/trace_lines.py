@@ -142,7 +142,7 @@ FORWARD = {
                 {"taken": 2, "O": 25, "L": 25},
                 scores=(17, 18, 19, 21),
                 registers="S_ij, P̃_ij, O_i, l_i, m_i",
-            )
+            ),
         },
     ),
     "decode": Algorithm(
@@ -251,7 +251,7 @@ BACKWARD = {
                 first=5,
                 scores=(11, 13, 16, 17, 20, 22),
                 registers="S_ij, dP_ij, O_i, dQ_i",
-            )
+            ),
         },
     ),
     "fa2": Algorithm(

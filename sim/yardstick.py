@@ -280,14 +280,14 @@ def plain_gradients(dout: np.ndarray, inputs: Inputs, *, from_out: bool) -> dict
 def measure_gradients(gradients: Mapping[str, np.ndarray], dout: np.ndarray, inputs: Inputs) -> dict[str, Numbers]:
     """The errors of gradients by name (dQ, dK, dV, dbias, dsinks), each held to the 2x rule. What is allowed is the sum of
 
-        2 x the plain computation's error         of the worse of its two ways to D
-        1 unit in the last place                  of the gradient's dtype, at its largest element
-        2 units in the last place of float32      at the largest term of which dP - D cancels a part
-        1 unit in the last place of float32       of the largest score, or of 4 (about log l): so much S, whose terms cancel, is off
-                                                  by, and the exponent of P; times what gradients move by as scores do, P (1 - P)
-                                                  of the weights: nothing where a row has one weight
-        1/2 unit of O, in its dtype               of dsinks: what D = rowsum(dO O) of a row is off by when such errors add up as
-                                                  random ones do; few rows have no larger one in the plain computation by chance
+    2 x the plain computation's error         of the worse of its two ways to D
+    1 unit in the last place                  of the gradient's dtype, at its largest element
+    2 units in the last place of float32      at the largest term of which dP - D cancels a part
+    1 unit in the last place of float32       of the largest score, or of 4 (about log l): so much S, whose terms cancel, is off
+                                              by, and the exponent of P; times what gradients move by as scores do, P (1 - P)
+                                              of the weights: nothing where a row has one weight
+    1/2 unit of O, in its dtype               of dsinks: what D = rowsum(dO O) of a row is off by when such errors add up as
+                                              random ones do; few rows have no larger one in the plain computation by chance
     """
     exact, p = backward(dout, inputs), inputs.problem
     rough = [plain_gradients(dout, inputs, from_out=from_out) for from_out in (False, True)]

@@ -233,9 +233,7 @@ def _nearest(
     return min(near, key=lambda size: sum(abs(math.log(a / b)) for a, b in zip(size, blocks, strict=True)), default=None)
 
 
-def _checked_choice(
-    problem: Problem, device: Device, algorithm: str, tiling: TilingChoice, backward: bool = False
-) -> TilingChoice:
+def _checked_choice(problem: Problem, device: Device, algorithm: str, tiling: TilingChoice, backward: bool = False) -> TilingChoice:
     """The tiling in its one form. TypeError or ValueError for what is none, for the other arguments, and for what is asked of the
     algorithm that it has not."""
     if not isinstance(problem, Problem):

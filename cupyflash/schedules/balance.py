@@ -3,11 +3,46 @@
 from __future__ import annotations
 
 import heapq
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
 
 import numpy as np
 
-MOST_PIECES = 1 << 13
-"""Whose takers are followed one by one, which takes some 3 ms; those before them are taken to be spread evenly, as many are."""
+MOST_PIECES = 1 << 10
+"""Whose takers are followed one by one, which takes a millisecond; those before them are taken to be spread evenly, as many are."""
+SAMPLE = 1 << 9
+"""Pieces that are looked at together, and that speak for many."""
+
+
+class Pieces(NamedTuple):
+    """Pieces of work in the order in which they are taken.
+
+    lengths: of the pieces of an array of numbers, each below `number`. period: after so many the same lengths come again.
+    """
+
+    number: int
+    lengths: Callable[[np.ndarray], np.ndarray]
+    period: int
+
+    @classmethod
+    def listed(cls, lengths: np.ndarray) -> Pieces:
+        return cls(len(lengths), lengths.__getitem__, len(lengths))
+
+    def total(self, end: int) -> float:
+        """The lengths of the first `end`, by an even sample where there are many."""
+
+        def added(first: int) -> float:
+            some = min(first, SAMPLE)
+            sample = (np.arange(some) * 2 + 1) * first // max(1, 2 * some)
+            return float(self.lengths(sample).sum()) * first / max(1, some)
+
+        whole, part = divmod(end, max(1, self.period))
+        return whole * added(self.period) + added(part)
+
+    def since(self, begin: int) -> Iterator[float]:
+        """The lengths from `begin` on."""
+        for index in range(begin, self.number, SAMPLE):
+            yield from self.lengths(np.arange(index, min(index + SAMPLE, self.number))).tolist()
 
 
 def taken(lengths: np.ndarray, takers: int) -> tuple[np.ndarray, np.ndarray]:
@@ -20,14 +55,16 @@ def taken(lengths: np.ndarray, takers: int) -> tuple[np.ndarray, np.ndarray]:
     return whose, begins
 
 
-def busiest(lengths: np.ndarray, takers: int) -> float:
+def busiest(pieces: Pieces, takers: int) -> float:
     """How long who is busy longest is."""
-    many = max(0, len(lengths) - MOST_PIECES)
-    _, begins = taken(lengths[many:], takers)
-    return float(lengths[:many].sum()) / takers + float((begins + lengths[many:]).max(initial=0))
+    before = max(0, pieces.number - MOST_PIECES) // takers * takers  # so that equal ones end together
+    free = [pieces.total(before) / takers] * takers  # when each is
+    for length in pieces.since(before):
+        heapq.heapreplace(free, free[0] + length)
+    return max(free)
 
 
 def balance(lengths: np.ndarray, takers: int) -> float:
     """The busiest over the mean, 1 where there is nothing to do."""
     mean = float(lengths.sum()) / takers
-    return busiest(lengths, takers) / mean if mean else 1.0
+    return busiest(Pieces.listed(lengths), takers) / mean if mean else 1.0

@@ -22,7 +22,7 @@ import numpy as np
 from cupyflash.device import Device
 from cupyflash.multiprocessor import EXPONENTIALS, L2_BYTES, PARTITIONS, SHARED_BYTES, WARP, Multiprocessor, mma_rate, occupancy
 from cupyflash.problem import Problem
-from cupyflash.schedules.balance import busiest
+from cupyflash.schedules.balance import Pieces, busiest
 from cupyflash.schedules.base import FLOAT32, GRANULE, padded_dim
 from cupyflash.schedules.mask_tiles import kept_bytes, words
 from cupyflash.schedules.moves import part_bytes
@@ -321,20 +321,23 @@ def turn(config: Config, parts: dict[str, float], resident: int) -> float:
 def whole(problem: Problem, device: Device, candidate: Candidate) -> Candidate:
     """A candidate with the problem's clocks and waves: row blocks spread over the multiprocessors."""
     p, config = problem, candidate.config
-    row_blocks = -(-max(p.seqlen_q, 1) // config.block_rows)
-    starts = np.arange(row_blocks) * config.block_rows
-    first, _ = p.keys_seen(starts, p.seqlen_k)
-    _, end = p.keys_seen(np.minimum(starts + config.block_rows, max(p.seqlen_q, 1)) - 1, p.seqlen_k)
-    seen = np.maximum(0, -(-end // config.block_cols) - first // config.block_cols)
-    blocks = row_blocks * max(p.head_count, 1)
-    clocks = spread(candidate, device, np.tile(seen[::-1], max(p.head_count, 1)))
-    return replace(candidate, clocks=clocks, waves=blocks / (config.blocks * device.sm_count))
+    row_blocks, heads = -(-max(p.seqlen_q, 1) // config.block_rows), max(p.head_count, 1)
+
+    def visits(pieces: np.ndarray) -> np.ndarray:  # in launch order a head's last rows come first
+        starts = (row_blocks - 1 - pieces % row_blocks) * config.block_rows
+        first, _ = p.keys_seen(starts, p.seqlen_k)
+        _, end = p.keys_seen(np.minimum(starts + config.block_rows, max(p.seqlen_q, 1)) - 1, p.seqlen_k)
+        seen: np.ndarray = np.maximum(0, -(-end // config.block_cols) - first // config.block_cols)
+        return seen
+
+    clocks = spread(candidate, device, Pieces(row_blocks * heads, visits, row_blocks))
+    return replace(candidate, clocks=clocks, waves=row_blocks * heads / (config.blocks * device.sm_count))
 
 
-def spread(candidate: Candidate, device: Device, visits: np.ndarray) -> float:
+def spread(candidate: Candidate, device: Device, visits: Pieces) -> float:
     """Clocks of row blocks that visit so many column blocks, in launch order: those of the busiest multiprocessor, which shares its
     time among as many as it has room for."""
-    config, parts, blocks = candidate.config, dict(candidate.parts), len(visits)
+    config, parts, blocks = candidate.config, dict(candidate.parts), visits.number
     full, rest = divmod(-(-blocks // device.sm_count), config.blocks)
     places = config.blocks * device.sm_count
     each = busiest(visits, places) / -(-blocks // places)  # of the row blocks of the busiest place

@@ -16,7 +16,7 @@ from cupyflash.expressions.tree import Apply, walk
 from cupyflash.multiprocessor import EXPONENTIALS, PARTITIONS, WARP, Multiprocessor, tensor_rate
 from cupyflash.options import TAKEN_BY, refused
 from cupyflash.problem import USUAL_HEAD_DIM, Problem
-from cupyflash.schedules.balance import busiest
+from cupyflash.schedules.balance import MOST_PIECES, Pieces, busiest
 from cupyflash.schedules.base import GRANULE, padded_dim
 from cupyflash.schedules.score_cost import of_score, reads_scores
 from cupyflash.tiling import DoesNotFit, TileSize
@@ -305,14 +305,16 @@ def clocks(problem: Problem, device: Device, best: Candidate) -> float:
     p, block_cols = problem, best.config.block_cols
     pack = packed_heads(p, best.config.team.block_rows)
     block_rows = best.config.team.block_rows // pack  # queries
-    row_blocks = -(-p.seqlen_q // block_rows)
-    starts = np.arange(row_blocks) * block_rows
+    row_blocks, heads = -(-p.seqlen_q // block_rows), p.head_count // pack
+    some = min(row_blocks, MOST_PIECES)  # of many row blocks a sample, which has their lengths but for a column block or two
+    starts = np.arange(some) * row_blocks // max(some, 1) * block_rows
     first, _ = p.keys_seen(starts, p.seqlen_k)
     _, end = p.keys_seen(np.minimum(starts + block_rows, p.seqlen_q) - 1, p.seqlen_k)
-    turns = np.maximum(0, -(-end // block_cols) - first // block_cols)
-    return spread(best, device, np.repeat(np.sort(turns)[::-1], p.head_count // pack))
+    turns = np.sort(np.maximum(0, -(-end // block_cols) - first // block_cols))[::-1]
+    work = row_blocks * heads
+    return spread(best, device, Pieces(work, lambda pieces: turns[pieces // heads * some // row_blocks], work))
 
 
-def spread(best: Candidate, device: Device, turns: np.ndarray) -> float:
+def spread(best: Candidate, device: Device, turns: Pieces) -> float:
     """Clocks of row blocks that take so many turns, in the order in which multiprocessors take them: the busiest one's."""
-    return busiest(turns * best.turn + WORK_LATENCY, device.sm_count)
+    return busiest(turns._replace(lengths=lambda pieces: turns.lengths(pieces) * best.turn + WORK_LATENCY), device.sm_count)
