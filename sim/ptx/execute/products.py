@@ -185,14 +185,14 @@ def _compute(machine: Host, steps: list[Step]) -> None:
     control, sums = steps[0][0][0].bound.control, steps[0][0][0].sums
     slots, adds = (gathered([getattr(p, name)[at] for p, at in steps[0]]) for name in ("slots", "adds"))
     a, b = factor(machine, steps, 0), factor(machine, steps, 1)
-    # Warpgroups that have B in common are one with more rows.
-    a = a.reshape(len(b), len(slots) // len(b) * ROWS, a.shape[2])
+    # Those that have B in common stay apart all the same: by how many rows there are BLAS chooses how it sums, and with it the bits.
+    a = a.reshape(len(b), len(slots) // len(b), ROWS, a.shape[2])
     product = np.empty((len(slots), ROWS, control.columns), np.float32)
     total = sums.of(slots)
     # Step after step, so that sums have the same bits whichever steps of a chain are computed at a time.
-    for first in range(0, a.shape[2], control.depth):
+    for first in range(0, a.shape[3], control.depth):
         depth = slice(first, first + control.depth)
-        multiply(a[:, :, depth], b[:, depth], product.reshape(*a.shape[:2], control.columns))
+        multiply(a[..., depth], b[:, None, depth], product.reshape(*a.shape[:3], control.columns))
         if control.sign < 0:
             np.negative(product, product)
         if first == 0 and not adds.all():
@@ -281,9 +281,9 @@ def fragments(machine: Host, product: Product) -> Array:
 
 def multiply(a: Array, b: Array, out: Array) -> None:
     """a b for each warpgroup, some columns at a time: for larger products OpenBLAS calls other threads, and waits for them."""
-    step = max(8, ALONE // (a.shape[1] * a.shape[2]))
-    for first in range(0, out.shape[2], step):
-        np.matmul(a, b[:, :, first : first + step], out=out[:, :, first : first + step])
+    step = max(8, ALONE // (a.shape[-2] * a.shape[-1]))
+    for first in range(0, out.shape[-1], step):
+        np.matmul(a, b[..., first : first + step], out=out[..., first : first + step])
 
 
 def joins(before: Product, after: Product) -> bool:
