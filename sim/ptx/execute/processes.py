@@ -90,7 +90,7 @@ def may_run_apart(machine: Machine) -> bool:
     """Whether waves can be told apart: nobody looks on, and no block of one can wait for one of another."""
     code, memory = machine.code, machine.memory
     looks_on = machine.on_barrier is not None or memory.observer is not None or machine.setup.diary is not None
-    if machine.random is not None or looks_on or memory.races is None:
+    if machine.random is not None or looks_on or memory.races is None or machine.setup.limits.max_instructions is not None:
         return False
     if any_shared([(one.address, one.address + one.size) for one in memory.segments.values()]):
         return False
