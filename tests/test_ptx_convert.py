@@ -252,8 +252,8 @@ def test_pack_and_unpack(rng: np.random.Generator) -> None:
     body = """mov.b64 {%lo, %hi}, %a0; mov.b64 %d0, {%hi, %lo};
     mov.b64 {%h0, %h1, %h2, %h3}, %a0; mov.b64 %d1, {%h3, %h2, %h1, %h0};
     mov.b32 {%h0, _}, %a1; mov.b32 %d2, {%h0, %h0}; mov.b32 {_, %h1}, %a1; cvt.u32.u16 %d3, %h1;
-    mov.b64 %w, {%a1, 7}; mov.b64 {%lo, %hi}, %w; mov.b32 %d4, %hi;"""
-    registers = ".reg .b32 %lo, %hi; .reg .b16 %h<4>; .reg .b64 %w;"
+    mov.b64 %wide, {%a1, 7}; mov.b64 {%lo, %hi}, %wide; mov.b32 %d4, %hi;"""
+    registers = ".reg .b32 %lo, %hi; .reg .b16 %h<4>; .reg .b64 %wide;"
     swapped, reversed_, low, high, seven = apply(body, [a, b], [np.uint64, np.uint64, np.uint32, np.uint32, np.uint32], registers)
     assert (swapped == (a >> np.uint64(32) | a << np.uint64(32))).all()
     assert (reversed_.view(np.uint16).reshape(-1, 4) == a.view(np.uint16).reshape(-1, 4)[:, ::-1]).all()

@@ -138,8 +138,8 @@ def test_match(rng: np.random.Generator) -> None:
     a = rng.integers(0, 4, N, dtype=np.uint32)
     a[32:64] = 3
     body = """match.any.sync.b32 %d0, %a0, -1; match.all.sync.b32 %d1|%p, %a0, -1; selp.u32 %d2, 1, 0, %p;
-    cvt.u64.u32 %w, %a0; shl.b64 %w, %w, 40; match.any.sync.b64 %d3, %w, -1;"""
-    anyone, everyone, flag, wide = apply(body, [a], [np.uint32] * 4, ".reg .pred %p; .reg .b64 %w;")
+    cvt.u64.u32 %wide, %a0; shl.b64 %wide, %wide, 40; match.any.sync.b64 %d3, %wide, -1;"""
+    anyone, everyone, flag, wide = apply(body, [a], [np.uint32] * 4, ".reg .pred %p; .reg .b64 %wide;")
     rows = a.reshape(-1, 32)
     want = ((rows[:, :, None] == rows[:, None, :]) * (1 << LANE)).sum(axis=2)
     assert (anyone.reshape(-1, 32) == want).all() and (wide == anyone).all()

@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -27,8 +28,8 @@ from .report.findings import Finding, Findings
 from .state.segments import UNWRITTEN, Segment, mark_unwritten, may_hold_nan
 from .text.names import find_kernel, variable_name
 from .text.parser import parse
-from .text.syntax import Function, Program, Refusal
-from .text.types import Array, UnsupportedPTX
+from .text.syntax import Function, Program, Refusal, Variable
+from .text.types import Array, PtxError, UnsupportedPTX, brief
 
 
 @dataclass(frozen=True)
@@ -99,6 +100,16 @@ def geometry_of(
     return Geometry(grid, block, size, explicit=True)
 
 
+def contents(variable: Variable) -> Array:
+    """A variable's bytes before anybody writes to it; those that nothing initialises take memory once they are touched."""
+    try:
+        found = np.zeros(variable.size, np.uint8)
+    except MemoryError:
+        raise PtxError(f"there is no memory for the {variable.size:,} bytes of {brief(variable.name)}") from None
+    found[: len(variable.init)] = np.frombuffer(variable.init, np.uint8)
+    return found
+
+
 class Module:
     """A loaded PTX module. Variables in global memory keep their values between launches, as on a device.
 
@@ -113,18 +124,15 @@ class Module:
         found = {kernel: tuple(self._decoded.refusals(kernel)) for kernel in program.kernels}
         self.refused: Mapping[str, tuple[Refusal, ...]] = {kernel: items for kernel, items in found.items() if items}
         self._codes: dict[str, Code] = {}
-        self._variables = {
-            v.name: np.frombuffer(bytearray(v.init.ljust(v.size, b"\0")), np.uint8)
-            for v in program.variables.values()
-            if v.space in ("global", "const") and v.size
-        }
 
     @classmethod
-    def from_ptx(cls, text: str) -> Module:
+    def from_ptx(cls, text: str | bytes) -> Module:
         """Load PTX text. A kernel with statements that the machine does not execute is in `refused`, and the others run.
 
-        Raises `UnsupportedPTX`, which lists every such statement, where no kernel is left to run.
+        Raises `UnsupportedPTX`, which has every such statement, where no kernel is left to run, and `PtxError` for what is no PTX.
         """
+        if isinstance(text, bytes):
+            text = text.decode(errors="replace")
         if not isinstance(text, str):
             raise TypeError(f"text must be PTX as text (of a file, what Path.read_text gives), got {type(text).__name__}")
         with collection_paused():
@@ -145,6 +153,10 @@ class Module:
         from cupyflash.nvrtc import compile_to_ptx
 
         return cls.from_ptx(compile_to_ptx(str(cuda), options, name))
+
+    @cached_property
+    def _variables(self) -> dict[str, Array]:
+        return {v.name: contents(v) for v in self.program.variables.values() if v.space in ("global", "const") and v.size}
 
     @property
     def kernels(self) -> tuple[str, ...]:

@@ -6,10 +6,14 @@ import re
 from dataclasses import dataclass
 
 from ..text.syntax import Function, Program, Refusal, symbols
-from ..text.types import Unsupported, UnsupportedPTX
+from ..text.types import Unsupported, UnsupportedPTX, brief
 from . import ops
 from .calls import BUILTINS, address_taken, reachable, shared_frames
+from .legal import require_legal, require_names
 from .registry import Call, Plan, replace
+
+MOST_STATIC = 227 << 10
+"""Bytes of shared memory that a thread block of any device can have."""
 
 
 @dataclass(frozen=True)
@@ -26,6 +30,12 @@ class Decoded:
     def refusals(self, kernel: str) -> list[Refusal]:
         """What is not executed of a kernel and of the functions and declarations that it can reach."""
         names = reachable(kernel, self.plans)[0]
+        used = {s.name for name in names for i in self.program.functions[name].instructions for s in symbols(i.operands)}
+        own = [v for name in names for v in self.program.functions[name].variables]
+        static = sum(v.size for v in (*self.program.variables.values(), *own) if v.space == "shared" and v.name in used)
+        if static > MOST_STATIC:
+            reason = f"{static:,} bytes of static shared memory; a thread block has at most {MOST_STATIC:,}"
+            return [(0, brief(kernel), reason)]
         found = {*self.program.unsupported, *(item for name in names for item in self.refused[name])}
         if self.program.unreadable:
             operands = [o for name in names for i in self.program.functions[name].instructions for o in i.operands]
@@ -43,6 +53,8 @@ def decode_all(program: Program) -> Decoded:
         for instruction in function.instructions:
             try:
                 plan = ops.decode(instruction)
+                require_legal(instruction, plan)
+                require_names(program, function, instruction, plan)
                 if isinstance(plan.control, Call):
                     plan = resolve_call(program, function, plan, plan.control)
             except Unsupported as error:
@@ -69,6 +81,9 @@ def resolve_call(program: Program, caller: Function, plan: Plan, control: Call) 
     """The plan with what the call can reach: one function, one of the device, or all that fit a call through a pointer."""
     if not control.function:
         sizes = {v.name: v.size for v in caller.variables}
+        undeclared = [name for name in (*control.arguments, *control.results) if name not in sizes]
+        if undeclared:
+            raise Unsupported(f"{brief(undeclared[0])} is no parameter that is declared here")
         wanted = [[sizes[name] for name in names] for names in (control.arguments, control.results)]
         fit = tuple(
             name

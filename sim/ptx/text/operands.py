@@ -7,17 +7,17 @@ from __future__ import annotations
 
 import re
 import struct
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 from .syntax import SINK, Function, Group, Imm, Mem, Not, Operand, Pair, Reg, Sym, Vec
-from .types import TYPES, PtxError, PtxType
+from .types import TYPES, PtxError, PtxType, brief
 
 NAME = r"[A-Za-z_$%][\w$]*"
 SPLIT = re.compile(r"[,\s]+")
 _DELIMITER = re.compile(r"[,{}\[\]()]")
-FLOAT = re.compile(r"0([fFdD])([0-9a-fA-F]{8,16})$")
-INTEGER = re.compile(r"-?(?:0[xX][0-9a-fA-F]+|0[bB][01]+|\d+)U?$")
-DECIMAL = re.compile(r"-?\d+\.\d*(?:[eE][-+]?\d+)?$")
+FLOAT = re.compile(r"0(?:([fF])([0-9a-fA-F]{8})|([dD])([0-9a-fA-F]{16}))\Z")
+INTEGER = re.compile(r"-?(?:0[xX][0-9a-fA-F]+|0[bB][01]+|0[0-7]*|[1-9]\d*)U?\Z")
+DECIMAL = re.compile(r"-?\d+(?:\.\d*(?:[eE][-+]?\d+)?|[eE][-+]?\d+)\Z")
 _SPECIAL = re.compile(
     r"%(tid|ntid|ctaid|nctaid|clusterid|nclusterid|cluster_ctaid|cluster_nctaid)\.[xyz]$|%(laneid|warpid|nwarpid|smid|nsmid|gridid|clock|clock_hi|clock64|globaltimer"
     r"|globaltimer_lo|globaltimer_hi|lanemask_(eq|le|lt|ge|gt)|envreg([0-9]|[12][0-9]|3[01])|dynamic_smem_size|total_smem_size|aggr_smem_size"
@@ -33,13 +33,37 @@ _ANY_SPECIAL = re.compile(
 """All that the PTX ISA has, "Special Registers", executed or not."""
 
 
+LONGEST = 68
+"""Characters of an integer constant: a sign and 64 binary digits with what goes before and behind them."""
+
+DEEPEST = 200
+"""Most braces around a statement."""
+
+NESTED = 8
+"""Most brackets of an operand in one another: PTX has three."""
+
+
 def integer(text: str) -> int:
-    """An integer constant; a leading 0 means octal as in C."""
-    text = text.rstrip("U")
-    sign, body = (-1, text[1:]) if text.startswith("-") else (1, text)
-    if re.fullmatch(r"0[0-7]+", body):
-        return sign * int(body, 8)
-    return sign * int(body, 0)
+    """An integer constant; a leading 0 means octal as in C. Raises `PtxError` for what is none, or takes more than 64 bits."""
+    if len(text) <= LONGEST and INTEGER.match(text):
+        digits = text.rstrip("U").lstrip("-")
+        found = int(digits, 8) if re.fullmatch(r"0[0-7]+", digits) else int(digits, 0)
+        if found < 1 << 64:
+            return -found if text.startswith("-") else found
+    raise PtxError(f"{brief(text)!r} is no integer constant of 64 bits")
+
+
+def float_bits(text: str) -> tuple[int, int] | None:
+    """The bits of a 0f or 0d constant and their number, 32 or 64."""
+    match = FLOAT.match(text)
+    if not match:
+        return None
+    return (int(match[2], 16), 32) if match[1] else (int(match[4], 16), 64)
+
+
+def is_special(name: str) -> bool:
+    """Whether it is a register that only the machine writes."""
+    return _ANY_SPECIAL.match(name) is not None or name == "%dynamic_smem_size"
 
 
 class Scope:
@@ -50,7 +74,8 @@ class Scope:
         self.suffix = suffix
         self.registers: dict[str, PtxType] = {}
         self.ranges: dict[str, tuple[PtxType, int]] = {}
-        self.labels: set[str] = set()
+        self.labels: Collection[str] = ()
+        self.depth: int = parent.depth + 1 if parent else 0
         self._seen: dict[str, Reg] = {}
 
     def register(self, name: str) -> Reg | None:
@@ -63,19 +88,26 @@ class Scope:
     def declare(self, names: str, kind: PtxType) -> None:
         """Registers as `.reg` has them: names with commas between, name<n> for name0 to name(n - 1)."""
         self._seen.clear()
-        for name in SPLIT.split(names.strip()):
-            if ranged := re.fullmatch(r"(.*)<(\d+)>", name):
-                self.ranges[ranged[1]] = (kind, int(ranged[2]))
+        for name in map(str.strip, names.split(",")):
+            ranged = re.fullmatch(rf"({NAME})(?:<(\d+)>)?", name)
+            if not ranged:
+                raise PtxError(f"{brief(name)!r} is no name of a register")
+            if ranged[1] in (self.ranges if ranged[2] else self.registers):
+                raise PtxError(f"{brief(ranged[1])} is declared twice")
+            if ranged[2]:
+                self.ranges[ranged[1]] = (kind, integer(ranged[2].lstrip("0") or "0"))
             else:
                 self.registers[name] = kind
 
     def find(self, name: str) -> Reg | None:
+        digits = name[len(name.rstrip("0123456789")) :].lstrip("0") or ("0" if name.endswith("0") else "")
+        number = int(digits) if 0 < len(digits) <= LONGEST else None
         scope: Scope | None = self
         while scope is not None:
             found = scope.registers.get(name)
-            if found is None and (match := re.fullmatch(r"(.*?)(0|[1-9]\d*)", name)):
-                prefix = scope.ranges.get(match[1])
-                if prefix and int(match[2]) < prefix[1]:
+            if found is None and number is not None:
+                prefix = scope.ranges.get(name[: -len(digits)])
+                if prefix and number < prefix[1]:
                     found = prefix[0]
             if found is not None:
                 return Reg(name + scope.suffix, found)
@@ -83,36 +115,41 @@ class Scope:
         return None
 
 
-def operand(function: Function, scope: Scope, text: str) -> Operand:
+def operand(function: Function, scope: Scope, text: str, depth: int = 0) -> Operand:
     """What stands between two commas. Raises `PtxError` on a form that is not executed and on names that are not declared."""
     if (reg := scope.register(text)) is not None:
         return reg
 
+    unknown = PtxError(f"operand {brief(text)} has a form that is not executed")
+    if depth > NESTED:
+        raise unknown
+
     def sub(part: str) -> Operand:
-        return operand(function, scope, part)
+        return operand(function, scope, part, depth + 1)
 
     if text.startswith("{"):
         return Vec(tuple(sub(t) for t in split_operands(text[1:-1])))
     if text.startswith("("):
         return Group(tuple(sub(t) for t in split_operands(text[1:-1])))
     if text.startswith("["):
-        address, *rest = split_operands(text[1:-1])
+        address, *rest = [*split_operands(text[1:-1])] or [""]
         coordinates = sub(rest[0]) if len(rest) == 1 else Vec(())
         if len(rest) > 1 or not isinstance(coordinates, Vec):
-            raise PtxError(f"address {text} has a form that is not executed")
-        found = memory(function, scope, address)
+            raise PtxError(f"address {brief(text)} has a form that is not executed")
+        found = memory(function, scope, address, depth)
         return Mem(found.base, found.offset, coordinates.items)
     if "|" in text:
-        first, second = text.split("|")
+        first, _, second = text.partition("|")
         return Pair(sub(first.strip()), sub(second.strip()))
     if text.startswith("!"):
         inner = sub(text[1:].strip())
-        assert isinstance(inner, Reg)
+        if not isinstance(inner, Reg):
+            raise unknown
         return Not(inner)
     if text == "_":
         return SINK
-    if match := FLOAT.match(text):
-        return Imm(int(match[2], 16), 32 if match[1] in "fF" else 64)
+    if (bits := float_bits(text)) is not None:
+        return Imm(*bits)
     if INTEGER.match(text):
         return Imm(integer(text))
     if DECIMAL.match(text):
@@ -125,15 +162,16 @@ def operand(function: Function, scope: Scope, text: str) -> Operand:
     if match := re.fullmatch(rf"({NAME})\s*([+-]\s*\d+)?", text):
         if text.startswith("%"):
             if _ANY_SPECIAL.match(text):
-                raise PtxError(f"special register {text} is not executed")
-            raise PtxError(f"register {text} is not declared" if _NUMBERED.match(text) else f"unknown special register {text}")
+                raise PtxError(f"special register {brief(text)} is not executed")
+            what = brief(text)
+            raise PtxError(f"register {what} is not declared" if _NUMBERED.match(text) else f"unknown special register {what}")
         return Sym(symbol(function, scope, match[1]), integer((match[2] or "0").replace(" ", "").lstrip("+")))
-    raise PtxError(f"operand {text} has a form that is not executed")
+    raise unknown
 
 
 def symbol(function: Function, scope: Scope, name: str) -> str:
     at: Scope | None = scope
-    names = {v.name for v in (*function.variables, *function.params, *function.returns)}
+    names = function.names
     while at is not None:
         if name in at.labels or name + at.suffix in names:
             return name + at.suffix
@@ -141,15 +179,17 @@ def symbol(function: Function, scope: Scope, name: str) -> str:
     return name
 
 
-def memory(function: Function, scope: Scope, text: str) -> Mem:
-    match = re.fullmatch(r"(.+?)\s*(?:\+\s*(-?\s*\w+)|(-\s*\d\w*))?", text, re.S)
-    assert match is not None
-    base = operand(function, scope, match[1].strip())
-    offset = integer((match[2] or match[3] or "0").replace(" ", ""))
+def memory(function: Function, scope: Scope, text: str, depth: int) -> Mem:
+    match = re.fullmatch(r"(.+?)(?:\+(-?\w+)|(-\d\w*))?", "".join(text.split()))
+    unknown = PtxError(f"address [{brief(text)}] has a form that is not executed")
+    if match is None:
+        raise unknown
+    base = operand(function, scope, match[1], depth + 1)
+    offset = integer(match[2] or match[3] or "0")
     if isinstance(base, Sym):
         return Mem(Sym(base.name), base.offset + offset)
     if not isinstance(base, (Reg, Imm)):
-        raise PtxError(f"address [{text}] has a form that is not executed")
+        raise unknown
     return Mem(base, offset)
 
 

@@ -11,13 +11,15 @@ from __future__ import annotations
 import bisect
 import math
 import re
-import struct
+from collections.abc import Mapping, Sequence
 
-from .operands import DECIMAL, FLOAT, INTEGER, NAME, SPLIT, Scope, integer, operand, split_operands
+import numpy as np
+
+from .operands import DECIMAL, DEEPEST, INTEGER, NAME, SPLIT, Scope, float_bits, integer, operand, split_operands
 from .syntax import Function, Instruction, Program, Refusal, Variable
-from .types import TYPES, PtxError, PtxType
+from .types import TYPES, PtxError, PtxType, brief
 
-_COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.S)
+_COMMENT = re.compile(r"//[^\n]*|/\*.*?(?:\*/|\Z)", re.S)
 _LABEL = re.compile(rf"({NAME})\s*:(?!:)")
 _PREDICATE = re.compile(rf"@(!?)\s*({NAME})\s*")
 _OPCODE = re.compile(r"([a-z][\w.:]*)\s*")
@@ -28,15 +30,19 @@ _VARIABLE = re.compile(
     rf"(?P<quals2>(?:\s+\.ptr(?:\s*\.\w+)?(?:\s*\.align\s+\d+)?)?)\s+(?P<name>{NAME})(?P<rest>.*)",
     re.S,
 )
-_DECLARED = re.compile(rf"({NAME})\s*(?:\[[^\]]*\]\s*)*(?:=.*)?$", re.S)
 _ALIGN = re.compile(r"\.align\s+(\d+)")
+_MARK = re.compile(rf"[{{}}]|(?:^|(?<=[;{{}}\n]))[^\S\n]*({NAME})\s*:(?!:)")
 _BLANK = re.compile(r"\s*")
 
 
 def file_name(text: str) -> str:
     """The name between the quotes of a .file, in which compilers write bytes beyond ASCII in octal: \\303\\251 is é."""
     escaped = re.compile(rb"\\([0-7]{1,3})|\\(.)")
-    name = escaped.sub(lambda m: bytes([int(m[1], 8) & 0xFF]) if m[1] else m[2], text.encode(errors="surrogateescape"))
+    try:
+        octets = text.encode(errors="surrogateescape")
+    except UnicodeEncodeError:  # half a character, which is in no file
+        octets = text.encode(errors="replace")
+    name = escaped.sub(lambda m: bytes([int(m[1], 8) & 0xFF]) if m[1] else m[2], octets)
     return name.decode(errors="surrogateescape")
 
 
@@ -47,7 +53,7 @@ class _Parser:
         self.newlines = [m.start() for m in re.finditer("\n", text)]
         self.functions: dict[str, Function] = {}
         self.variables: dict[str, Variable] = {}
-        self.files = {int(m[1]): file_name(m[2]) for m in _FILE.finditer(self.text)}
+        self.files = {m[1].lstrip("0"): file_name(m[2]) for m in _FILE.finditer(self.text)}
         self.bad: list[Refusal] = []
         self.unreadable: dict[str, Refusal] = {}
         self.function_now: Function | None = None
@@ -63,7 +69,7 @@ class _Parser:
 
     def fail(self, pos: int, reason: str) -> None:
         end = self.text.find("\n", pos)
-        self.refuse((self.line(pos), self.text[pos : end if end >= 0 else None].strip()[:100], reason))
+        self.refuse((self.line(pos), brief(self.text[pos : min(end, pos + 200) if end >= 0 else pos + 200].strip()), reason))
 
     def refuse(self, item: Refusal, name: str = "") -> None:
         """A statement that cannot be read: of the function that it stands in, the declaration of `name`, or of the whole module."""
@@ -74,6 +80,20 @@ class _Parser:
         else:
             self.bad.append(item)
 
+    def wrong(self, pos: int, reason: object) -> PtxError:
+        """What is no PTX."""
+        return PtxError(f"line {self.line(pos)}: {reason}")
+
+    def integer(self, pos: int, text: str, least: int = 0, most: int = (1 << 64) - 1) -> int:
+        """An integer constant in a declaration or directive."""
+        try:
+            found = integer(text)
+        except PtxError as error:
+            raise self.wrong(pos, error) from None
+        if not least <= found <= most:
+            raise self.wrong(pos, f"{found} is not {f'{least} to {most}' if most < 1 << 63 else f'at least {least}'}")
+        return found
+
     def skip(self, pos: int) -> int:
         match = _BLANK.match(self.text, pos)
         return match.end() if match else pos
@@ -81,7 +101,7 @@ class _Parser:
     def until(self, pos: int, mark: str) -> int:
         end = self.text.find(mark, pos)
         if end < 0:
-            raise PtxError(f"line {self.line(pos)}: no {mark!r} after {self.text[pos : pos + 40]!r}")
+            raise self.wrong(pos, f"no {mark!r} after {self.text[pos : pos + 40]!r}")
         return end
 
     def close(self, pos: int) -> int:
@@ -91,7 +111,7 @@ class _Parser:
             depth += 1 if match[0] == "{" else -1
             if depth == 0:
                 return match.end()
-        raise PtxError(f"line {self.line(pos)}: brace is never closed")
+        raise self.wrong(pos, "brace is never closed")
 
     # -- module level -------------------------------------------------------------------------------------------
 
@@ -99,6 +119,9 @@ class _Parser:
         pos = self.skip(0)
         while pos < len(self.text):
             pos = self.skip(self.statement(pos))
+        constant = sum(variable.size for variable in self.variables.values() if variable.space == "const")
+        if constant > MOST_CONSTANT:
+            raise PtxError(f"{constant:,} bytes of constant memory; a module has at most {MOST_CONSTANT:,}")
         return Program(self.functions, self.variables, self.target, self.bad, self.unreadable)
 
     def statement(self, pos: int) -> int:
@@ -122,6 +145,8 @@ class _Parser:
             if re.compile(r"\.(global|const|shared)\b").match(text, body):
                 end = self.until(body, ";")
                 if variable := self.variable(body, text[body:end], "extern" in linkage):
+                    if variable.name in self.variables and "extern" not in linkage:
+                        raise self.wrong(pos, f"{brief(variable.name)} is declared twice")
                     self.variables[variable.name] = variable
                 return end + 1
         self.fail(pos, "unknown directive")
@@ -131,44 +156,52 @@ class _Parser:
     def variable(self, pos: int, text: str, extern: bool = False) -> Variable | None:
         match = _VARIABLE.match(text)
         if not match or match["type"] not in TYPES:
-            name = _DECLARED.search(text)
-            self.refuse((self.line(pos), " ".join(text.split())[:100], "this declaration is not read"), name[1] if name else "")
+            words = text.partition("=")[0].partition("[")[0].split()
+            self.refuse((self.line(pos), brief(" ".join(text.split())), "this declaration is not read"), words[-1] if words else "")
             return None
         elem = TYPES[match["type"]]
         quals = match["quals"] + match["quals2"]
         vector = re.search(r"\.v(\d)", quals)
         width = elem.bytes * (int(vector[1]) if vector else 1)
         align = _ALIGN.search(match["quals"])
+        alignment = self.integer(pos, align[1], 1) if align else width
+        if alignment & (alignment - 1):
+            raise self.wrong(pos, f".align {alignment} is no power of two")
         dims, _, init = match["rest"].partition("=")
-        sizes = [integer(d) if d.strip() else 0 for d in re.findall(r"\[([^\]]*)\]", dims)]
-        count = 1
-        for size in sizes:
-            count *= size
-        variable = Variable(
-            match["name"], match["space"], elem, int(align[1]) if align else width, width * count, is_array=bool(sizes)
-        )
+        sizes = [self.integer(pos, d.strip()) if d.strip() else 0 for d in re.findall(r"\[([^\]]*)\]", dims)]
+        size = width * math.prod(sizes)
+        if size >= 1 << 63:
+            raise self.wrong(pos, f"{brief(match['name'])} has {size:,} bytes")
+        variable = Variable(match["name"], match["space"], elem, alignment, size, is_array=bool(sizes))
         if init.strip():
-            self.initialise(variable, elem, init.strip())
+            self.initialise(pos, variable, elem, init.strip())
+            if variable.size and len(variable.init) > variable.size:
+                raise self.wrong(pos, f"{brief(variable.name)} of {variable.size} bytes has initialisers for {len(variable.init)}")
             variable.size = max(variable.size, len(variable.init))
+        if not extern and variable.size == 0 and match["space"] != "param":
+            raise self.wrong(pos, f"{brief(variable.name)} has no size")
         if extern and match["space"] != "shared" and variable.size == 0:
-            item = (self.line(pos), " ".join(text.split())[:100], "extern variable without a size")
+            item = (self.line(pos), brief(" ".join(text.split())), "extern variable without a size")
             self.refuse(item, variable.name)
         return variable
 
-    def initialise(self, variable: Variable, elem: PtxType, init: str) -> None:
-        data = bytearray()
+    def initialise(self, pos: int, variable: Variable, elem: PtxType, init: str) -> None:
+        data, width = bytearray(), elem.bytes
         for item in SPLIT.split(re.sub(r"[{}]", " ", init).strip()):
-            width = elem.bytes
-            if match := FLOAT.match(item):
-                data += int(match[2], 16).to_bytes(width, "little")
-            elif INTEGER.match(item):
-                data += (integer(item) & ((1 << (8 * width)) - 1)).to_bytes(width, "little")
-            elif DECIMAL.match(item):
-                data += struct.pack("<f" if width == 4 else "<d", float(item))
-            else:
-                name, _, offset = item.replace("generic(", "").replace(")", "").partition("+")
-                variable.pointers.append((len(data), name, integer(offset or "0"), width))
+            bits = float_bits(item)
+            if bits is not None and bits[1] == 8 * width:
+                data += bits[0].to_bytes(width, "little")
+            elif bits is not None and (bits[1], width) == (64, 4):
+                data += np.array(bits[0], np.uint64).view(np.float64).astype("<f4").tobytes()
+            elif INTEGER.match(item) and elem.kind != "f":
+                data += (self.integer(pos, item, -(1 << 64)) & ((1 << (8 * width)) - 1)).to_bytes(width, "little")
+            elif DECIMAL.match(item) and elem.kind in "fb" and width in (4, 8):
+                data += np.dtype(f"<f{width}").type(item).tobytes()
+            elif match := re.fullmatch(rf"(?:generic\()?({NAME})\)?(?:\+(\w+))?\)?", item):
+                variable.pointers.append((len(data), match[1], self.integer(pos, match[2] or "0"), width))
                 data += bytes(width)
+            else:
+                raise self.wrong(pos, f"{brief(item)!r} is no initialiser of .{elem.name}")
         variable.init = bytes(data)
 
     # -- functions ----------------------------------------------------------------------------------------------
@@ -184,11 +217,11 @@ class _Parser:
 
     def function(self, pos: int) -> int:
         head = re.compile(
-            rf"\.(entry|func)\s*(?:\((?P<ret>[^)]*)\)\s*)?(?P<name>{NAME})\s*(?:\((?P<params>[^)]*)\))?"
+            rf"\.(entry|func)\s*(?:\((?P<ret>[^(){{}};]*)\)\s*)?(?P<name>{NAME})\s*(?:\((?P<params>[^(){{}};]*)\))?"
             r"(?P<attrs>[^{;]*)(?P<end>[{;])"
         ).match(self.text, pos)
         if not head:
-            raise PtxError(f"line {self.line(pos)}: cannot read this function header")
+            raise self.wrong(pos, "cannot read this function header")
         self.function_now = function = Function(head["name"], head[1] == "entry", [], [])
         function.params += self.params(head["params"] or "", pos)
         function.returns += self.params(head["ret"] or "", pos)
@@ -197,28 +230,39 @@ class _Parser:
             self.functions.setdefault(function.name, function)
             self.function_now = None
             return head.end()
+        if function.name in self.functions and self.functions[function.name].defined:
+            raise self.wrong(pos, f"{brief(function.name)} has two bodies")
         self.functions[function.name] = function
-        function.registers = registers_at_launch(head["attrs"])
-        self.directives(function, head["attrs"])
+        limits = {
+            name: [self.integer(pos, n, 1, MOST_THREADS) for n in SPLIT.split(text)] for name, text in _LIMIT.findall(head["attrs"])
+        }
+        function.registers = registers_at_launch(limits)
+        self.directives(function, head["attrs"], pos)
         self.source, self.inlined_at, self.calls = None, (), {}
         if not function.is_entry:
             # All device functions call their result func_retval0.
             for variable in function.params + function.returns:
                 if variable.space == "param":
                     variable.name += f"@{function.name}"
+        own = function.params + function.returns
+        function.names = {variable.name for variable in own}
+        if len(function.names) < len(own):
+            raise self.wrong(pos, f"two parameters of {brief(function.name)} have one name")
+        if function.is_entry and sum(variable.size for variable in own) > MOST_PARAMETERS:
+            raise self.wrong(pos, f"{brief(function.name)} has more than {MOST_PARAMETERS:,} bytes of parameters")
         end = self.body(function, head.end())
         self.function_now = None
         return end
 
-    def directives(self, function: Function, text: str) -> None:
+    def directives(self, function: Function, text: str, pos: int) -> None:
         """What stands between the parameters of a kernel and its body, as far as a launch must know it."""
         if ".explicitcluster" in text:
             function.cluster = ()
         if match := re.search(r"\.reqnctapercluster\s+(\d+(?:\s*,\s*\d+)*)", text):
-            x, y, z = (*(int(each) for each in match[1].split(",")), 1, 1)[:3]
+            x, y, z = (*(self.integer(pos, each.strip(), 0, MOST_THREADS) for each in match[1].split(",")), 1, 1)[:3]
             function.cluster = x, y, z
         if match := re.search(r"\.maxclusterrank\s+(\d+)", text):
-            function.most_blocks = int(match[1])
+            function.most_blocks = self.integer(pos, match[1], 0, MOST_THREADS)
 
     def body(self, function: Function, pos: int) -> int:
         # Kernels keep their names; those of device functions are told apart, for a call runs in the same registers.
@@ -227,17 +271,20 @@ class _Parser:
         for variable in function.params + function.returns:
             if variable.space == "reg":
                 scope.registers[variable.name] = variable.type
-        self.collect(scope, pos)
+        labels = self.labels(pos)
+        scope.labels = labels.get(pos, ())
         while True:
             pos = self.skip(pos)
             if pos >= len(self.text):
-                raise PtxError(f"function {function.name} is never closed")
+                raise PtxError(f"function {brief(function.name)} is never closed")
             assert scope is not None
             if self.text[pos] == "{":
                 self.scopes += 1
                 scope = Scope(scope, f"#{self.scopes}")
                 pos += 1
-                self.collect(scope, pos)
+                scope.labels = labels.get(pos, ())
+                if scope.depth > DEEPEST:
+                    raise self.wrong(pos, f"braces lie in one another more than {DEEPEST} deep")
             elif self.text[pos] == "}":
                 scope = scope.parent
                 pos += 1
@@ -255,6 +302,8 @@ class _Parser:
                 elif proto := re.compile(r"\s*\.(callprototype|calltargets)\b[^;]*;").match(self.text, match.end()):
                     pos = proto.end()
                 else:
+                    if match[1] + scope.suffix in function.labels:
+                        raise self.wrong(pos, f"there are two labels {brief(match[1])}")
                     function.labels[match[1] + scope.suffix] = len(function.instructions)
                     pos = match.end()
             elif self.text[pos] == ".":
@@ -266,21 +315,24 @@ class _Parser:
                 try:
                     self.instruction(function, scope, pos, end)
                 except PtxError as error:
-                    self.refuse((self.line(pos), " ".join(self.text[pos:end].split()), str(error)))
+                    self.refuse((self.line(pos), brief(" ".join(self.text[pos:end].split())), str(error)))
                 pos = end + 1
 
-    def collect(self, scope: Scope, pos: int) -> None:
-        """Note the labels of this brace level beforehand: branches may go forward."""
-        depth = 0
-        for match in re.compile(rf"[{{}}]|(?:^|(?<=[;{{}}\n]))\s*({NAME})\s*:(?!:)").finditer(self.text, pos):
+    def labels(self, pos: int) -> dict[int, set[str]]:
+        """The labels of each brace level of a function by where it begins, beforehand: branches may go forward."""
+        levels = [pos]
+        found: dict[int, set[str]] = {pos: set()}
+        for match in _MARK.finditer(self.text, pos):
             if match[0] == "{":
-                depth += 1
-            elif match[0] == "}":
-                depth -= 1
-                if depth < 0:
-                    return
-            elif depth == 0:
-                scope.labels.add(match[1])
+                levels.append(match.end())
+                found[match.end()] = set()
+            elif match[0] != "}":
+                found[levels[-1]].add(match[1])
+            elif len(levels) == 1:
+                break
+            else:
+                levels.pop()
+        return found
 
     def label(self, scope: Scope, name: str) -> str:
         at: Scope | None = scope
@@ -292,7 +344,7 @@ class _Parser:
 
     def directive(self, function: Function, scope: Scope, pos: int) -> int:
         if match := _LOC.match(self.text, pos):
-            if int(match[2]) > 0:
+            if match[2].strip("0"):
                 self.source = self.place(match[1], match[2])
                 self.inlined_at = ()
                 if match[4]:
@@ -308,20 +360,26 @@ class _Parser:
             if not match or match[1] not in TYPES:
                 self.fail(pos, "register type is not executed")
                 return end + 1
-            scope.declare(match[2], TYPES[match[1]])
+            try:
+                scope.declare(match[2], TYPES[match[1]])
+            except PtxError as error:
+                raise self.wrong(pos, error) from None
             return end + 1
         if re.match(r"\.(local|shared|param|global|const)\b", text):
             variable = self.variable(pos, text)
             if variable:
                 # One name can stand in two brace levels (call sequences do that): the later one has its own storage.
                 variable.name += scope.suffix
+                if variable.name in function.names:
+                    raise self.wrong(pos, f"{brief(variable.name)} is declared twice")
+                function.names.add(variable.name)
                 function.variables.append(variable)
             return end + 1
         self.fail(pos, "unknown directive")
         return end + 1
 
     def place(self, file: str, line: str) -> tuple[str, int]:
-        return self.files.get(int(file), "?"), int(line)
+        return self.files.get(file.lstrip("0"), "?"), min(int(line[:18]), MOST_LINES)
 
     def instruction(self, function: Function, scope: Scope, pos: int, end: int) -> None:
         text = self.text[pos:end]
@@ -329,7 +387,7 @@ class _Parser:
         if match := _PREDICATE.match(text):
             reg = scope.register(match[2])
             if reg is None:
-                raise PtxError(f"predicate {match[2]} is not declared")
+                raise PtxError(f"predicate {brief(match[2])} is not declared")
             predicate, at = (reg, match[1] == "!"), match.end()
         match = _OPCODE.match(text, at)
         if not match:
@@ -348,19 +406,29 @@ def parse(text: str) -> Program:
     return _Parser(text).parse()
 
 
+MOST_CONSTANT = 64 << 10
+"""Bytes of a module's constant memory."""
+
+MOST_PARAMETERS = 32764
+"""Bytes of a kernel's parameters."""
+
 REGISTERS_OF_SM = 65536
 
 
-def registers_at_launch(directives: str) -> int | None:
+def registers_at_launch(limits: Mapping[str, Sequence[int]]) -> int | None:
     """Registers per thread by .maxnreg, else the most for which .maxntid or .reqntid and .minnctapersm leave room, by 8."""
-    found = {name: [int(n) for n in re.split(r"\s*,\s*", text)] for name, text in _LIMIT.findall(directives)}
-    if "maxnreg" in found:
-        return -(-found["maxnreg"][0] // 8) * 8
-    sizes = found.get("reqntid", found.get("maxntid"))
+    if "maxnreg" in limits:
+        return -(-limits["maxnreg"][0] // 8) * 8
+    sizes = limits.get("reqntid", limits.get("maxntid"))
     if sizes is None:
         return None
-    threads = -(-math.prod(sizes) // 128) * 128 * found.get("minnctapersm", [1])[0]
+    threads = -(-math.prod(sizes) // 128) * 128 * limits.get("minnctapersm", [1])[0]
     return min(256, REGISTERS_OF_SM // threads // 8 * 8)
 
+
+MOST_THREADS = (1 << 31) - 1
+"""Of a block or a grid in one direction, and whatever else a directive limits."""
+
+MOST_LINES = (1 << 31) - 1
 
 _LIMIT = re.compile(r"\.(maxnreg|maxntid|reqntid|minnctapersm)\s+(\d+(?:\s*,\s*\d+)*)")

@@ -164,6 +164,8 @@ class Function:
     """Blocks of a cluster in x, y and z (.reqnctapercluster); () if the launch must say it (.explicitcluster alone)."""
     most_blocks: int | None = None
     """Of a cluster (.maxclusterrank)."""
+    names: set[str] = field(default_factory=set)
+    """Of its parameters, returns and variables."""
 
 
 @dataclass

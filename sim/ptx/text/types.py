@@ -57,13 +57,30 @@ class PtxError(RuntimeError):
     """Base of the errors that this package raises about a PTX text or its execution."""
 
 
+QUOTED = 100
+"""Most characters of a text that a message repeats."""
+
+MOST_LISTED = 10
+"""Statements that a message names one by one."""
+
+
+def brief(text: str) -> str:
+    """A text as a message repeats it."""
+    return text if len(text) <= QUOTED else f"{text[: QUOTED - 3]}..."
+
+
 class UnsupportedPTX(PtxError):
-    """A kernel uses what the machine does not execute (opcodes, modifiers, directives): `items`, all as (line, text, reason)."""
+    """A kernel uses what the machine does not execute (opcodes, modifiers, directives): `items`, all as (line, text, reason).
+
+    The message has the first ten.
+    """
 
     def __init__(self, items: list[tuple[int, str, str]], kernel: str = ""):
         self.items = items
         self.kernel = kernel
-        lines = "\n".join(f"  line {line}: {text}  ({reason})" for line, text, reason in items)
+        lines = "\n".join(f"  line {line}: {brief(text)}  ({reason})" for line, text, reason in items[:MOST_LISTED])
+        if len(items) > MOST_LISTED:
+            lines += f"\n  and {len(items) - MOST_LISTED:,} more"
         super().__init__(f"{kernel + ': ' if kernel else ''}{plural(len(items), 'unsupported PTX statement')}:\n{lines}")
 
 

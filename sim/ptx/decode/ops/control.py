@@ -11,6 +11,7 @@ import numpy as np
 
 from ...memory.tensormap import MAP_BYTES
 from ...order.order import BLOCK, CLUSTER, DEVICE
+from ...state.lanes import WARP
 from ...text.types import TYPES, Array
 from ..registry import (
     SINK,
@@ -37,6 +38,9 @@ from ..registry import (
     opcode,
 )
 from .access import address_arg
+
+MOST_BARRIERS = 16
+"""Of a thread block."""
 
 
 @opcode("bra", forms="{.uni} label")
@@ -130,6 +134,10 @@ def bar(i: Instruction) -> Plan:
     if reduction:
         reads.append(arg(predicate.reg if isinstance(predicate, Not) else predicate, TYPES["pred"]))
     counted = len(operands) == 2
+    if operands and isinstance(operands[0], Imm) and not 0 <= operands[0].value < MOST_BARRIERS:
+        raise Unsupported(f"a barrier's number is from 0 to {MOST_BARRIERS - 1}")
+    if counted and isinstance(operands[1], Imm) and operands[1].value % WARP:
+        raise Unsupported("whole warps take part in a barrier")
     if action == "arrive" and not counted:
         raise Unsupported("arrive without a number of threads")
     return Plan(writes, tuple(reads), control=Barrier(counted, action != "arrive", reduction, negated))

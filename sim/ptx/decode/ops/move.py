@@ -58,6 +58,8 @@ def unpack(bits: int, d: Vec, a: object) -> Plan:
 
 
 def pack(bits: int, d: object, a: Vec) -> Plan:
+    if len(a.items) not in (2, 4, 8):
+        raise Unsupported(f"packing {len(a.items)} registers")
     part = TYPES[f"b{bits // len(a.items)}"]
     count = len(a.items)
     if not isinstance(d, Reg):
