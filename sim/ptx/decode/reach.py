@@ -169,6 +169,11 @@ def joins(i: Instruction) -> bool:
     return i.opcode == "shl" and i.operands[2] == Imm(32) and i.type.bits == 64
 
 
+def copies_address(i: Instruction) -> bool:
+    """Whether an instruction gives an address as it got it: of another space, or of 32 bits in 64."""
+    return i.opcode in ("mov", "cvta") or (i.opcode == "cvt" and {one.bits for one in i.types} <= {32, 64})
+
+
 Addresses = set[tuple[str, int | None]]
 """Parameters with a byte offset in each, None where that is not known."""
 
@@ -224,7 +229,7 @@ class ParameterAddresses:
         if i.opcode in ("ld", "ldu", "atom"):
             return set()
         found = [self.of(operand) for operand in i.operands[1:]]
-        if i.opcode in ("mov", "cvta"):
+        if copies_address(i):
             return found[0]
         if i.opcode == "add" and isinstance(i.operands[2], Imm):
             plus = i.operands[2].value
@@ -237,7 +242,7 @@ class ParameterAddresses:
         found = [isinstance(o, Sym | Reg) and o.name in sure for o in i.operands[1:]]
         if i.opcode == "selp":
             return all(found[:2])
-        return found[0] if i.opcode in ("mov", "cvta") else i.opcode in ("add", "sub", "mad") and any(found)
+        return found[0] if copies_address(i) else i.opcode in ("add", "sub", "mad") and any(found)
 
     def read(self, i: Instruction, plus: int) -> Addresses:
         """The parameters and offsets that a load reads, `plus` bytes behind its address; ("*", None) for memory of another kind."""

@@ -29,6 +29,10 @@ from .swizzles import Swizzles
 
 SHARED_WINDOW = 1 << 56
 LOCAL_WINDOW = 2 << 56
+PARAM_WINDOW = 4 << 56
+"""Of the kernel's parameters; an address of .param may come with it or, from a register of 32 bits, without."""
+PARAM_START = 1 << 20
+"""Where in it the parameters begin: an address in 32 bits that is not near 0, and has room in front for what goes astray."""
 SPACE_BITS = 56
 
 LOOK = 1 << 16

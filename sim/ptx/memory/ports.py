@@ -18,7 +18,7 @@ from ..state.segments import IN_FLIGHT, UNWRITTEN, WINDOW_BITS, WRITTEN, Segment
 from ..text.syntax import Instruction
 from ..text.types import ELEMENT, UNSIGNED, Array
 from .cluster import NOBODY, names_rank, targets
-from .memory import LOCAL_WINDOW, SHARED_WINDOW, SPACE_BITS, STORES, Memory, Reached
+from .memory import LOCAL_WINDOW, PARAM_WINDOW, SHARED_WINDOW, SPACE_BITS, STORES, Memory, Reached
 
 ALL = slice(None)
 """Of the bytes of an element."""
@@ -192,6 +192,13 @@ class GlobalPort(Port):
             offset = int(addresses[np.flatnonzero(fresh)[0]]) - segment.start
             message = f": offset {offset} of {segment.name!r}, which nobody wrote"
             self.report("uninitialised", message, lanes, fresh, addresses, segment.name)
+
+
+class ParamPort(GlobalPort):
+    """The kernel's parameters, by addresses of .param."""
+
+    def resolve(self, lanes: Lanes, addresses: Array) -> list[Part]:
+        return super().resolve(lanes, addresses.astype(np.uint64) | np.uint64(PARAM_WINDOW))
 
 
 class _BlockPort(Port):
@@ -404,7 +411,7 @@ class GenericPort(Port):
 PORTS: dict[str, type[Port]] = {
     "global": GlobalPort,
     "const": GlobalPort,
-    "param": GlobalPort,
+    "param": ParamPort,
     "shared": SharedPort,
     "shared::cluster": ClusterPort,
     "local": LocalPort,
