@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from ..memory.tensormap import ADDRESS_AT
-from ..order.sharing import WIDEST, Sharing, is_async, is_phase, is_strong
+from ..order.sharing import WIDEST, Sharing, is_async, is_narrow, is_phase, is_strong
 from ..state.segments import Field, Place
 from ..text.syntax import Imm, Instruction, Mem, Operand, Reg, Sym, Variable, Vec
 from ..text.types import TYPES
@@ -29,6 +29,7 @@ def sharing_of(instructions: list[Instruction], plans: list[Plan], params: Seque
         None if "*" in written else written,
         any(is_async(i) for i in instructions),
         any(i.opcode == "wgmma" for i in instructions),
+        any(is_narrow(i) and touches(i, {"global", "shared::cluster"}) for i in instructions),
     )
 
 
