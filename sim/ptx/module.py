@@ -230,6 +230,7 @@ class Module:
             shared_size = -(-shared_size // 128) * 128 + reserved
         memory = Memory([*segments, *tensors, params, workspace], shared_size, code.local.size, findings, tally)
         memory.observer, memory.reserved = observer, reserved
+        memory.homes = code.homes
         memory.shared_names = {variable_name(name): offset for name, offset in code.shared.offsets.items()}
         if races:
             watched = [*segments, *tensors, workspace]
