@@ -223,6 +223,45 @@ INSTRUCTIONS = {
     "ld.global.u32 %r2, [%rd1]; add.u32 %r4, %r2, 1;": 0,
     "@%p1 bra L; mov.u32 %r2, 5; L: add.u32 %r4, %r2, 1;": 14,
     "vote.sync.ballot.b32 %r4, %p2, -1;": 96,
+    # What a mask clears is known; what it leaves of a register that nobody wrote is still what nobody wrote.
+    "and.b32 %r4, %r2, 0; add.u32 %r5, %r4, 1;": 0,
+    "and.b32 %r4, %r2, 31; add.u32 %r5, %r4, 1;": 96,
+    "and.b32 %r4, %r2, 255; add.u32 %r5, %r4, 1;": 96,
+    "and.b32 %r4, %r2, -256; cvt.u64.u32 %rd3, %r4; add.u64 %rd4, %rd1, %rd3; st.global.u32 [%rd1], %r1;": 96,
+    "mov.u32 %r4, -256; and.b32 %r5, %r2, %r4; add.u32 %r6, %r5, 1;": 96,
+    "or.b32 %r4, %r2, -1; add.u32 %r5, %r4, 1;": 0,
+    "or.b32 %r4, %r2, 1; add.u32 %r5, %r4, 1;": 96,
+    "not.b32 %r4, %r2; shr.u32 %r5, %r4, 3; add.u32 %r6, %r5, 1;": 96,
+    "shl.b32 %r4, %r2, 8; shr.s32 %r5, %r4, 24; add.u32 %r6, %r5, 1;": 96,
+    "shl.b32 %r4, %r2, 32; add.u32 %r5, %r4, 1;": 0,
+    "bfe.u32 %r4, %r2, 4, 4; add.u32 %r5, %r4, 1;": 96,
+    "lop3.b32 %r4, %r2, 255, 0, 0xC0; add.u32 %r5, %r4, 1;": 96,
+    "lop3.b32 %r4, %r2, %r3, 0, 0xFF; add.u32 %r5, %r4, 1;": 0,
+    "cvt.u32.u8 %r4, %h2; add.u32 %r5, %r4, 1;": 96,
+    "shf.l.wrap.b32 %r4, %r2, %r3, 7; add.u32 %r5, %r4, 1;": 96,
+    # Bytes that are built in a register, by the ways that compilers take.
+    "and.b32 %r4, %r2, -256; or.b32 %r5, %r4, %r1; st.global.u32 [%rd1], %r5;": 0,
+    "and.b32 %r4, %r2, -256; or.b32 %r5, %r4, %r1; and.b32 %r6, %r5, 255; add.u32 %r7, %r6, 1;": 0,
+    "and.b32 %r4, %r2, -256; or.b32 %r5, %r4, %r1; cvt.u16.u32 %h1, %r5; st.global.u8 [%rd1], %h1;": 0,
+    "and.b32 %r4, %r2, -256; or.b32 %r5, %r4, %r1; shr.u32 %r6, %r5, 8; add.u32 %r7, %r6, 1;": 0,  # upper bytes with written ones
+    "and.b32 %r4, %r2, -256; or.b32 %r5, %r4, %r1; cvt.u64.u32 %rd3, %r5; ld.global.u32 %r6, [%rd3];": 96 + 96,
+    "and.b32 %r4, %r2, -256; or.b32 %r5, %r4, %r1; setp.eq.u32 %p3, %r5, 3;": 96,
+    "bfi.b32 %r4, %r1, %r2, 0, 8; bfe.u32 %r5, %r4, 0, 8; add.u32 %r6, %r5, 1; setp.eq.u32 %p3, %r5, 3;": 0,
+    "bfi.b32 %r4, %r1, %r2, 0, 8; bfe.u32 %r5, %r4, 4, 8; setp.eq.u32 %p3, %r5, 3;": 96,
+    "bfi.b32 %r4, %r2, %r1, 0, 8;": 96,
+    "prmt.b32 %r4, %r1, %r2, 0x7650; and.b32 %r5, %r4, 255; setp.eq.u32 %p3, %r5, 3;": 0,
+    "lop3.b32 %r4, %r2, -256, %r1, 0xEA; and.b32 %r5, %r4, 255; setp.eq.u32 %p3, %r5, 3;": 0,
+    "lop3.b32 %r4, %r2, -256, %r1, 0xEA; setp.eq.u32 %p3, %r4, 3;": 96,
+    "and.b16 %h1, %h2, -256; mov.u16 %h3, 7; or.b16 %h4, %h1, %h3; and.b16 %h5, %h4, 255; setp.eq.s16 %p3, %h5, 3;": 0,
+    "mov.u16 %h1, 7; shl.b16 %h3, %h2, 8; or.b16 %h4, %h3, %h1; mov.b32 %r4, {%h4, %h2}; cvt.u16.u32 %h5, %r4; "
+    "and.b16 %h6, %h5, 255; setp.eq.s16 %p3, %h6, 3;": 0,
+    "mov.u32 %r3, 255; and.b32 %r4, %r2, 255; xor.b32 %r5, %r4, %r3; setp.eq.u32 %p3, %r5, 3;": 96,
+    # What is mixed with what is written, and not cleared before, is used there.
+    "or.b32 %r4, %r2, %r1;": 96,
+    "xor.b32 %r4, %r1, %r2; add.u32 %r5, %r4, 1;": 96,
+    "lop3.b32 %r4, %r1, %r2, %r1, 0x96;": 96,
+    "or.pred %p3, %p2, %p1;": 96,
+    "and.pred %p3, %p2, %p1; @%p3 mov.u32 %r4, 1;": 14,
 }
 
 
