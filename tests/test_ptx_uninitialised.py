@@ -130,6 +130,20 @@ PREDICATED = (
     "y[t] = v;"
 )
 
+# Bytes that are built one by one in the registers of a word, as bitsandbytes' 4-bit product has the last of a row.
+BYTES = """unsigned char b[16];
+if (16 * t + 16 <= 200 * n) *(int4 *)b = ((const int4 *)x)[t];
+else
+#pragma unroll
+for (int j = 0; j < 16; j++)
+if (16 * t + j < 200 * n) b[j] = ((const unsigned char *)x)[16 * t + j];
+else b[j] = 0x77;
+float s = 0;
+#pragma unroll
+for (int j = 0; j < 16; j++)
+s += (b[j] >> 4) * x[j] + (b[j] & 15);
+y[t] = s;"""
+
 # Each uses at the given line, first in the given thread, what it never wrote; where it shows only without optimisation, DEBUG.
 UNWRITTEN = {
     "a sum": ("float s;\nfor (int i = 0; i < n; i++)\ns += x[i * t];\ny[t] = s;", "s +=", 0, ()),
@@ -150,6 +164,7 @@ UNWRITTEN = {
     ),
     "a pointer": ("float *p;\nfor (int i = 0; i < n; i++) if (x[i] == i + t) p = x + i;\n*p = 1;", "*p = 1", 1, DEBUG),
     "under a predicate": (PREDICATED % "@p mov.f32 %0, f; @!p neg.f32 %0, f;", "asm", 5, ()),
+    "bytes of a word": (BYTES.replace("else b[j] = 0x77;\n", ""), "s +=", 63, ()),
     "stored": (PREDICATED % "st.global.f32 [%3], f;", "asm", 5, ()),
 }
 
@@ -165,6 +180,7 @@ if (x[i] >= 0) { v = i; have = true; }
 }""",
     "a vector": "float4 v, w;\nv.x = x[t];\nif (t < n) v.y = 1;\nw = v;\n((float4 *)x)[t] = w;",
     "a part of a pair": "ushort2 v;\nv.x = t;\nif (t < n) v.y = 1;\n((ushort2 *)y)[t] = v;\ny[t + 64] = v.x;",
+    "bytes of a word": BYTES,
     "under a predicate": PREDICATED % "@p mov.f32 %0, f;",
     "under either predicate": PREDICATED % "@!p mov.f32 f, 0f3F800000; add.f32 %0, f, f;",
     "selected": PREDICATED % "selp.f32 f, f, %0, p; add.f32 %0, f, f;",
@@ -243,7 +259,8 @@ INSTRUCTIONS = {
     "and.b32 %r4, %r2, -256; or.b32 %r5, %r4, %r1; st.global.u32 [%rd1], %r5;": 0,
     "and.b32 %r4, %r2, -256; or.b32 %r5, %r4, %r1; and.b32 %r6, %r5, 255; add.u32 %r7, %r6, 1;": 0,
     "and.b32 %r4, %r2, -256; or.b32 %r5, %r4, %r1; cvt.u16.u32 %h1, %r5; st.global.u8 [%rd1], %h1;": 0,
-    "and.b32 %r4, %r2, -256; or.b32 %r5, %r4, %r1; shr.u32 %r6, %r5, 8; add.u32 %r7, %r6, 1;": 0,  # upper bytes with written ones
+    "and.b32 %r4, %r2, -256; or.b32 %r5, %r4, %r1; shr.u32 %r6, %r5, 8; add.u32 %r7, %r6, 1;": 96,
+    "and.b32 %r4, %r2, -256; or.b32 %r5, %r4, %r1; shr.u32 %r6, %r5, 4; add.u32 %r7, %r6, 1;": 0,
     "and.b32 %r4, %r2, -256; or.b32 %r5, %r4, %r1; cvt.u64.u32 %rd3, %r5; ld.global.u32 %r6, [%rd3];": 96 + 96,
     "and.b32 %r4, %r2, -256; or.b32 %r5, %r4, %r1; setp.eq.u32 %p3, %r5, 3;": 96,
     "bfi.b32 %r4, %r1, %r2, 0, 8; bfe.u32 %r5, %r4, 0, 8; add.u32 %r6, %r5, 1; setp.eq.u32 %p3, %r5, 3;": 0,

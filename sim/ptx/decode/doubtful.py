@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from ..text.syntax import SINK, Instruction, Reg
 from .registry import Arg, Plan
 
-
 COPIED = {
     "selp": (0, 1),
     "prmt": (0, 1),

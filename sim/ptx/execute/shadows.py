@@ -40,8 +40,9 @@ class Shadows:
         self.code = code
         self.findings = findings
         self.rows: dict[str, Array] = {}
-        self.empty: dict[str, Array] = {}
-        """Of which lanes nothing that anybody wrote is in a register: what a mask left of a blank one is that, too."""
+        self.written: dict[str, Array] = {}
+        """The bits in which there is anything that somebody wrote: not those that a mask has cleared of a blank register, either.
+        Where no bit is set in a lane of `rows` it does not matter."""
         self.open: set[str] = set()
         # By set of lanes: registers of which none of them has such bits, though others do (warps of other roles, mostly).
         self.clean: dict[Lanes, set[str]] = {}
@@ -55,7 +56,7 @@ class Shadows:
             row = np.zeros(wave.size, np.bool_ if width == 1 else UNSIGNED[width // 8])
             self.rows[name] = ~row if name in code.doubtful.blank else row
             self.rows[name][~wave.alive] = 0
-            self.empty[name] = self.rows[name] != 0
+            self.written[name] = ~self.rows[name]
         self.open = set(code.doubtful.blank)
         self.clean = {}
 
@@ -140,48 +141,20 @@ class Shadows:
         return np.asarray(found == low)
 
     def blank(self, arg: Arg, lanes: Lanes) -> Array:
-        """In which lanes nobody wrote any bit of an operand but for constants."""
+        """In which lanes nobody wrote any bit of an operand but for those of which constants have made something."""
         found, low = self.bits(arg, lanes)
         if not isinstance(arg.operand, Reg) or arg.operand.name not in self.rows:
             return np.zeros(lanes.n, np.bool_)
-        return np.asarray((found == low) | ((found != 0) & self.empty[arg.operand.name][lanes.index]))
-
-    def emptied(self, pc: int, lanes: Lanes, frame: Frame) -> Array:
-        """In which lanes the result of a copying instruction has nothing in it that anybody wrote, but for constants."""
-        plan, i = self.code.plans[pc], self.code.instructions[pc]
-        data = [self.blank(plan.reads[k], lanes) for k in copied(plan, i) if isinstance(plan.reads[k].operand, Reg)]
-        if not data:
-            return np.zeros(lanes.n, np.bool_)
-        if i.opcode == "selp":
-            sides = [self.blank(arg, lanes) for arg in plan.reads[:2]]
-            return np.where(frame.array(plan.reads[2]), *sides)
-        if i.opcode == "shfl":
-            return np.full(lanes.n, bool(data[0].all()))
-        # A mask that is not constant takes away, and puts nothing in.
-        return np.asarray((np.logical_or if i.opcode == "and" else np.logical_and).reduce(data))
+        nothing = self.written[arg.operand.name][lanes.index] & low == 0
+        return np.asarray((found == low) | ((found != 0) & nothing))
 
     def watch(self, frame: Frame, pc: int, thunk: Thunk) -> Thunk:
         """An instruction's thunk with what it does to the shadows before it."""
         plan, i = self.code.plans[pc], self.code.instructions[pc]
-        copies, kept = copied(plan, i), results(plan, i)
-        rows = {n: np.empty(frame.n, self.rows[n].dtype) for n in names((*plan.reads, *plan.writes)) if n in self.rows}
+        read = [n for n in names((*plan.reads, *plan.writes)) if n in self.rows]
+        rows, written = ({n: np.empty(frame.n, self.rows[n].dtype) for n in read} for _ in range(2))
         targets = [n for n in names(plan.writes) if n in rows]
-
-        def shadow(arg: Arg) -> Array:
-            if isinstance(arg.operand, Reg) and arg.operand.name in rows:
-                return frame.view(arg.operand, rows[arg.operand.name], arg)
-            return np.zeros(frame.n * (2 if arg.packed else 1), arg.dtype)
-
-        if copies:
-            out = [shadow(a) if a in kept else np.empty(frame.n, a.dtype) for a in plan.writes]
-            ins = [shadow(a) if k in copies else frame.array(a) for k, a in enumerate(plan.reads)]
-            twin = on_shadows(plan, i)
-            if twin is not plan:
-                ins = [*ins, *(frame.array(plan.reads[k]) for k in copies)]
-        else:
-            out, ins = [rows[n] for n in targets], []
-            twin = replace(plan, bind=lambda frame, out, ins: lambda: clear(out), pure=True)
-        change = frame.guarded(twin, i, out, ins, defaultdict(int))
+        changes = [self.twin(frame, pc, rows, False), self.twin(frame, pc, written, True)]
         predicate = None if i.predicate is None else frame.array(Arg(i.predicate[0], TYPES["pred"].dtype))
         touched = frozenset(rows).union([i.predicate[0].name] if i.predicate else [])
 
@@ -192,27 +165,50 @@ class Shadows:
                 return
             told = self.judge(pc, lanes, predicate)
             if targets:
-                empty = self.emptied(pc, lanes, frame) & ~told if copies else None
                 for name, row in rows.items():
                     row[:] = self.rows[name][lanes.index]
-                change()
+                    # Who has written all of a register may have done so unwatched.
+                    written[name][:] = np.where(row == 0, ~np.zeros_like(row), self.written[name][lanes.index])
+                for change in changes:
+                    change()
                 for name in targets:
-                    if not copies or name not in names(kept):
-                        self.rows[name][lanes.index] = rows[name] if not copies else 0
-                    else:
-                        self.rows[name][lanes.index] = np.where(told, rows[name].dtype.type(0), rows[name])
-                        self.filled(name, lanes, empty, i, predicate)
+                    rows[name][told] = 0
+                    self.rows[name][lanes.index] = rows[name]
+                    # Zeros that come with a byte do not decide what is above it.
+                    self.written[name][lanes.index] = written[name] & ~rows[name]
                     self.changed(name, lanes)
             thunk()
 
         return run
 
-    def filled(self, name: str, lanes: Lanes, empty: Array | None, i: Instruction, predicate: Array | None) -> None:
-        """A copy has been written to a register, where the predicate holds; `empty`: where there is nothing in it."""
-        assert empty is not None
-        if predicate is not None and i.predicate is not None:
-            empty = np.where(predicate != i.predicate[1], empty, self.empty[name][lanes.index])
-        self.empty[name][lanes.index] = empty
+    def twin(self, frame: Frame, pc: int, rows: dict[str, Array], written: bool) -> Thunk:
+        """What an instruction does to shadows in `rows`: of bits that somebody has `written`, or that nobody has."""
+        plan, i = self.code.plans[pc], self.code.instructions[pc]
+        copies, kept = copied(plan, i), results(plan, i)
+
+        def shadow(arg: Arg) -> Array:
+            if isinstance(arg.operand, Reg) and arg.operand.name in rows:
+                return frame.view(arg.operand, rows[arg.operand.name], arg)
+            bits = np.full(frame.n * arg.dtype.itemsize * (2 if arg.packed else 1), 0xFF if written else 0, np.uint8)
+            return bits != 0 if arg.dtype == np.bool_ else bits.view(arg.dtype)
+
+        targets = [rows[n] for n in names(plan.writes) if n in rows]
+        if not copies:
+            plain = replace(plan, bind=lambda frame, out, ins: lambda: fill(out, written), pure=True)
+            return frame.guarded(plain, i, targets, [], defaultdict(int))
+        out = [shadow(a) if a in kept else np.empty(frame.n, a.dtype) for a in plan.writes]
+        ins = [shadow(a) if k in copies else frame.array(a) for k, a in enumerate(plan.reads)]
+        twin = on_shadows(plan, i, written)
+        if twin is not plan:
+            ins += [frame.array(plan.reads[k]) for k in copies]
+        change = frame.guarded(twin, i, out, ins, defaultdict(int))
+        others = [rows[n] for n in names(plan.writes) if n in rows and n not in names(kept)]
+
+        def run() -> None:
+            change()
+            fill(others, written)
+
+        return run
 
     def known(self, lanes: Lanes, touched: Iterable[str]) -> bool:
         """Whether these lanes have written all of these registers."""
@@ -247,6 +243,7 @@ class Shadows:
                 self.changed(name, lanes)
 
 
-def clear(rows: Sequence[Array]) -> None:
+def fill(rows: Sequence[Array], written: bool) -> None:
+    """Shadows of what an instruction has written."""
     for row in rows:
-        row[:] = 0
+        row[:] = ~np.zeros_like(row) if written else 0
