@@ -134,6 +134,7 @@ ACCESSES = {
     "a shuffle": "shfl.sync.bfly.b32 %r6, %r4, 1, 31, -1; ld.shared.u64 %rd2, [%r6+{}];",
     "ldmatrix": "shl.b32 %r9, %r0, 4; and.b32 %r10, %r9, 127; add.u32 %r6, %r2, %r10;"
     "ldmatrix.sync.aligned.m8n8.x1.shared.b16 {{%r7}}, [%r6+{}];",
+    "an index from memory": "ld.shared.u32 %r9, [%r5]; add.u32 %r6, %r4, %r9; ld.shared.u64 %rd2, [%r6+{}];",
     "volatile": "ld.volatile.shared.u64 %rd2, [%r4+{}];",
     "an atomic": "atom.shared.exch.b64 %rd2, [%r4+{}], %rd1;",
 }
@@ -159,8 +160,9 @@ MIXED = {
     "either": "setp.gt.u32 %p1, %r0, 15; selp.b32 %r6, %r2, %r3, %p1; ld.shared.u64 %rd2, [%r6+256];",
     "by two moves": "setp.gt.u32 %p1, %r0, 15; mov.u32 %r6, %r3; @%p1 mov.u32 %r6, %r2;"
     "sub.u32 %r6, %r6, 256; ld.shared.u64 %rd2, [%r6+256];",
-    "the distance of two": "sub.u32 %r6, %r3, %r2; add.u32 %r6, %r6, %r4; ld.shared.u64 %rd2, [%r6];",
-    "a place in a line": "and.b32 %r6, %r4, 127; add.u32 %r6, %r6, %r3; ld.shared.u64 %rd2, [%r6];",
+    "the distance of two": "sub.u32 %r6, %r3, %r2; add.u32 %r7, %r6, %r4; ld.shared.u64 %rd2, [%r7];",
+    "a place in a line": "and.b32 %r6, %r5, 127; ld.shared.u64 %rd2, [%r6];",
+    "a place in a line of another": "and.b32 %r6, %r4, 127; add.u32 %r7, %r6, %r3; ld.shared.u64 %rd2, [%r7];",
     "kept in memory": "st.shared.u32 [%r4], %r5; ld.shared.u32 %r6, [%r4]; ld.shared.u64 %rd2, [%r6];",
     "a number": "mov.u32 %r6, 256; ld.shared.u64 %rd2, [%r6];",
 }

@@ -38,6 +38,12 @@ def passed(send: str, receive: str, apart: str, seed: int | None = None) -> Laun
     return found
 
 
+def raced(found: Launch) -> set[str | None]:
+    """The tensors with races, the flag left out: an access to it may be one itself, if its scope is too narrow."""
+    assert {f.kind for f in found.findings} <= {"race"}, found.findings
+    return {f.tensor for f in found.findings} - {"n"}
+
+
 SENDS = {
     "release": "st.release.{}.global.u32 [%rd2], %r5;",
     "fence, relaxed": "fence.acq_rel.{}; st.relaxed.{}.global.u32 [%rd2], %r5;",
@@ -68,8 +74,7 @@ def text_of(form: str, scope: str) -> str:
 def test_a_message_is_heard_in_its_scope(send: str, scope: str, apart: str, seed: int | None) -> None:
     for receive in RECEIVES.values():
         found = passed(text_of(SENDS[send], scope), receive.format("gpu"), apart, seed)
-        kinds = {f.kind for f in found.findings}
-        assert kinds == (set() if apart in REACHES[scope] else {"race"}), (receive, found.findings)
+        assert raced(found) == (set() if apart in REACHES[scope] else {"x"}), (receive, found.findings)
 
 
 @pytest.mark.parametrize("seed", SEEDS)
@@ -79,17 +84,17 @@ def test_a_message_is_heard_in_its_scope(send: str, scope: str, apart: str, seed
 def test_a_message_is_heard_by_the_scope_of_who_reads_it(receive: str, scope: str, apart: str, seed: int | None) -> None:
     text = RECEIVES[receive].format(scope)
     found = passed(SENDS["release"].format("gpu"), text, apart, seed)
-    assert {f.kind for f in found.findings} == (set() if apart in REACHES[scope] else {"race"}), found.findings
+    assert raced(found) == (set() if apart in REACHES[scope] else {"x"}), found.findings
 
 
 def test_a_wide_fence_does_not_widen_what_follows_it_nor_a_wide_store_its_fence() -> None:
     for fence, store in (("gpu", "cta"), ("cta", "gpu")):
         send = f"fence.acq_rel.{fence}; st.relaxed.{store}.global.u32 [%rd2], %r5;"
-        assert {f.kind for f in passed(send, RECEIVES["acquire"].format("gpu"), "blocks").findings} == {"race"}
+        assert raced(passed(send, RECEIVES["acquire"].format("gpu"), "blocks")) == {"x"}
         assert passed(send, RECEIVES["acquire"].format("gpu"), "warps").findings == ()
     narrow = "ld.relaxed.gpu.global.u32 %r6, [%rd2];"
     AFTER[narrow] = "fence.acq_rel.cta;"
-    assert {f.kind for f in passed(SENDS["release"].format("gpu"), narrow, "blocks").findings} == {"race"}
+    assert raced(passed(SENDS["release"].format("gpu"), narrow, "blocks")) == {"x"}
 
 
 def counted(add: str, grid: int, cluster: int | None = None, seed: int | None = None) -> Launch:
@@ -121,7 +126,7 @@ def test_atomics_are_atomic_in_their_scope(add: str, seed: int | None) -> None:
 
 def test_one_narrow_access_is_enough() -> None:
     """Of a pair one atomic of the block races with those of other blocks, unless both only read."""
-    mixed = "setp.eq.u32 %p1, %r2, 0; @%p1 {} @!%p1 {}"
+    mixed = "setp.eq.u32 %p1, %r2, 0; @%p1 {} @!%p1 {} setp.eq.u32 %p2, %r2, 9; @%p2 st.global.u32 [%rd2], %r5;"
     wide, narrow = "red.global.add.u32 [%rd2], %r5;", "red.relaxed.cta.global.add.u32 [%rd2], %r5;"
     read = "ld.relaxed.cta.global.u32 %r6, [%rd2];"
     for one, other, races in (
@@ -133,6 +138,13 @@ def test_one_narrow_access_is_enough() -> None:
     ):
         found = counted(mixed.format(one, other), 2)
         assert {f.kind for f in found.findings} == ({"race"} if races else set()), (one, other, found.findings)
+
+
+def test_an_atomic_of_several_blocks_and_then_a_narrow_one_of_the_last() -> None:
+    """Who came last does not stand for all who came at once."""
+    both = "red.global.add.u32 [%rd2], %r5; setp.eq.u32 %p1, %r2, {}; @%p1 red.relaxed.cta.global.add.u32 [%rd2], %r5;"
+    for block in (0, 1):
+        assert {f.kind for f in counted(both.format(block), 2).findings} == {"race"}
 
 
 def test_counters_of_a_block_each_are_its_own() -> None:

@@ -273,6 +273,10 @@ INSTRUCTIONS = {
     "mov.u16 %h1, 7; shl.b16 %h3, %h2, 8; or.b16 %h4, %h3, %h1; mov.b32 %r4, {%h4, %h2}; cvt.u16.u32 %h5, %r4; "
     "and.b16 %h6, %h5, 255; setp.eq.s16 %p3, %h6, 3;": 0,
     "mov.u32 %r3, 255; and.b32 %r4, %r2, 255; xor.b32 %r5, %r4, %r3; setp.eq.u32 %p3, %r5, 3;": 96,
+    "bfi.b32 %r4, %r1, %r2, 0, 8; and.b32 %r5, %r4, -256; add.u32 %r6, %r5, 1;": 96,
+    "bfi.b32 %r4, %r1, %r2, 0, 8; cvt.sat.s16.s32 %h1, %r4; mul.lo.s16 %h3, %h1, 3;": 96,
+    # A register that held nothing but constants is written meanwhile.
+    "and.b32 %r4, %r2, 0; mov.u32 %r4, %r1; and.b32 %r5, %r2, -256; or.b32 %r6, %r5, %r4; st.global.u32 [%rd1], %r6;": 0,
     # What is mixed with what is written, and not cleared before, is used there.
     "or.b32 %r4, %r2, %r1;": 96,
     "xor.b32 %r4, %r1, %r2; add.u32 %r5, %r4, 1;": 96,
