@@ -246,6 +246,8 @@ def profile(
     races: bool = True,
     unwritten: Collection[str] = (),
     cluster: int | Sequence[int] | None = None,
+    max_instructions: int | None = None,
+    stall_seconds: float | None = None,
     banks: bool = False,
     l2: Device | None = None,
     timeline_block: int | None = None,
@@ -253,10 +255,10 @@ def profile(
     """Run a kernel on the PTX machine and say what it did: traffic, bank conflicts, instruction mix, divergence, findings.
 
     source: a file of CUDA C, a `.ptx` file, or a loaded `ptx.Module`. kernel: its name, in the PTX or in the source; not
-    needed where there is only one. grid, block, cluster, args, shared_bytes, seed, races, unwritten: as in `ptx.Module.launch`;
-    NumPy arrays are tensors, written in place. options: NVRTC's (-arch=compute_90, -DN=64, -Ifolder), for CUDA C. banks: keep
-    what `Profile.banks` has, for the page. l2: a device, through the model of whose L2 all lines that the kernel asks for go.
-    timeline_block: the thread block (linear index in the grid) of which to keep a diary.
+    needed where there is only one. grid, block, cluster, args, shared_bytes, seed, races, unwritten, max_instructions and
+    stall_seconds: as in `ptx.Module.launch`; NumPy arrays are tensors, written in place. options: NVRTC's (-arch=compute_90, -DN=64,
+    -Ifolder), for CUDA C. banks: keep what `Profile.banks` has, for the page. l2: a device, through the model of whose L2 all lines
+    that the kernel asks for go. timeline_block: the thread block (linear index in the grid) of which to keep a diary.
 
     Raises ValueError or TypeError for arguments that do not fit, OSError for a file that cannot be read,
     `cupyflash.nvrtc.CompileError`, `ptx.PtxError` for what the machine cannot execute, ImportError without NVRTC. What is
@@ -265,6 +267,7 @@ def profile(
     module = source if isinstance(source, Module) else load(Path(source), options)
     kernel = find_kernel(module.kernels, kernel)
     how: dict[str, Any] = {"shared_bytes": shared_bytes, "seed": seed, "races": races, "unwritten": unwritten, "cluster": cluster}
+    how |= {"max_instructions": max_instructions, "stall_seconds": stall_seconds}
     diary = None if timeline_block is None else Diary(timeline_block)
     blocks, threads = (math.prod(triple(each, name)) for each, name in ((grid, "grid"), (block, "block")))
     if diary is not None and diary.block >= blocks:

@@ -2,16 +2,28 @@
 
 from __future__ import annotations
 
+import re
 from functools import cache
+from itertools import count
+from typing import Any
 
 import numpy as np
 import pytest
 
 from cupyflash.sim.ptx import Launch, Module
+from cupyflash.sim.ptx.execute import budgets
 from suites import wide
 
-SEEDS_AND_SIZES = [(None, 1), (0, 1), wide(1, 1), wide(2, 1), wide(None, 10), wide(0, 10)]
-"""Ten times the steps take ten times as long."""
+SEEDS = [None, wide(0), wide(1)]
+
+FUNCTION = """__device__ __noinline__ unsigned f(unsigned x, int n) { for (int i = 0; i < n; i++) x = x * 3 + i; return x; }
+"""
+
+
+@pytest.fixture(autouse=True)
+def ticks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An eighth of a second of processor time goes by at every look at the clock, whatever this machine takes."""
+    monkeypatch.setattr(budgets, "processor_seconds", count(step=1 / 8).__next__)
 
 
 @cache
@@ -19,10 +31,11 @@ def compiled(source: str) -> Module:
     return Module.from_source(source)
 
 
-def launch(body: str, grid: int = 1, block: int = 64, seed: int | None = None, max_steps: int = 300) -> Launch:
-    source = f'extern "C" __global__ void k(unsigned *x, volatile unsigned *flag) {{\nint t = threadIdx.x;\n{body}\n}}'
-    args = {"x": np.zeros(256, np.uint32), "flag": np.zeros(4, np.uint32)}
-    return compiled(source).launch("k", grid, block, args, seed=seed, max_steps=max_steps)
+def launch(body: str, grid: int = 1, block: int = 64, seed: int | None = None, **limits: Any) -> Launch:
+    head = 'extern "C" __global__ void k(unsigned *x, volatile unsigned *flag, int n) {\nint t = threadIdx.x;\n'
+    source = f"{FUNCTION if 'f(' in body else ''}{head}{body}\n}}"
+    args = {"x": np.zeros(256, np.uint32), "flag": np.zeros(4, np.uint32), "n": np.int32(500)}
+    return compiled(source).launch("k", grid, block, args, seed=seed, **limits)
 
 
 # The bodies that never end, and what stands in the line that they wait at.
@@ -32,33 +45,90 @@ ENDLESS = {
     "a lock that is taken": ("while (atomicCAS(x, 0u, 1u) != 0) {}\nx[t + 1] = t;", "atomicCAS"),
     "a counter that stands still": ("for (int i = 0; i < 4; i += flag[0])\nx[t + i] = i;", "flag[0]"),
     "stores for ever": ("while (true)\nx[t]++;", "x[t]"),
+    "a loop that goes away from its end": ("for (int i = 0; i >= -n; i += 2)\nx[t] += i;", "x[t]"),
+    "loops that end in one that does not": (
+        "while (flag[0] == 0) {\nfor (int i = 0; i < n; i++)\nx[t] = x[t] * 3 + i;\n}",
+        "flag[0]",
+    ),
+    "what it calls ends": ("while (flag[0] == 0)\nx[t] = f(x[t], n);", "flag[0]"),
     "in a body of several stretches": ("while (flag[0] == 0) {\nif (t > 7) flag[2] = 1; else flag[3] = 1;\n}", "flag[0]"),
 }
 
 
-@pytest.mark.parametrize(("seed", "size"), SEEDS_AND_SIZES)
+@pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("name", ENDLESS)
-def test_what_never_ends_is_found_at_its_line(name: str, seed: int | None, size: int) -> None:
-    (body, text), steps = ENDLESS[name], 300 * size
-    found = [f for f in launch(body, seed=seed, max_steps=steps).findings if f.kind != "race"]
-    line = 3 + body[: body.index(text)].count("\n")
-    assert [(f.kind, f.source and f.source[1]) for f in found] == [("endless", line)], found
-    assert f"kernel.cu:{line}" in found[0].message and f"max_steps is {steps}" in found[0].message
+def test_what_never_ends_is_found_at_its_line(name: str, seed: int | None) -> None:
+    body, text = ENDLESS[name]
+    found = [f for f in launch(body, seed=seed).findings if f.kind != "race"]
+    first = 4 if "f(" in body else 3
+    line = first + body[: body.index(text)].count("\n")
+    assert [f.kind for f in found] == ["endless"]
+    assert "in 20 seconds of processor time (stall_seconds) no loop has come nearer to its end" in found[0].message
+    place = found[0].source
+    assert place is not None and f"kernel.cu:{place[1]}" in found[0].message.partition("of late at")[2]
+    if "for" in body and "flag[0]" in body:  # of late it may have been in the loop inside
+        assert place[1] >= (1 if "f(" in body else line)
+    else:
+        assert place[1] == line
+    around = re.search(r"in the loop at kernel.cu:(\d+)(?: to (\d+))?,", found[0].message)
+    assert around is not None
+    begin, end = (int(number or around[1]) for number in around.groups())
+    assert begin <= line <= end
     if "t == 33" in body:
         assert (found[0].block, found[0].warp, found[0].lane) == (0, 1, 1)
 
 
-@pytest.mark.parametrize(("seed", "size"), SEEDS_AND_SIZES)
-def test_what_ends_is_left_alone(seed: int | None, size: int) -> None:
-    """However many warps take turns: the steps of one count, not of all."""
-    rounds = 200 * size
-    counted = f"for (unsigned i = 0; i < {rounds} + flag[0]; i++) if (flag[1]) x[t] = i;"
-    assert launch(counted, 5, 128, seed, max_steps=rounds * 5 // 2).findings == ()
-    assert {f.kind for f in launch(counted, 5, 128, seed, max_steps=rounds * 3 // 4).findings} == {"endless"}
-    handed = "if (t == 0) flag[0] = 1;\nwhile (flag[0] == 0) {}"
-    assert launch(handed, 1, 256, seed, max_steps=2000).findings == ()
+# Bodies that take thousands of seconds by the tests' clock, and end.
+LONG = {
+    "counts": "for (int i = 0; i < 20 * n + (int)flag[0]; i++) if (flag[1]) x[t] = i;",
+    "counts down": "for (unsigned i = 20 * n; i-- > flag[0];) if (flag[1]) x[t] = i;",
+    "loops in loops": "for (int j = 0; j < 20 + (int)flag[0]; j++) for (int i = 0; i < n; i++) x[t] += flag[1] + i;",
+    "as long as each warp needs": "for (int j = 0; j < 9; j++) for (int i = 0; i < n * (1 + t / 32) / 2; i++) x[t] += flag[1] + i;",
+    "one works, the others wait": "if (t < 32) { for (int i = 0; i < 9 * n; i++) x[t] += flag[1]; __threadfence(); flag[0] = 1; }\n"
+    "else while (flag[0] == 0) {}",
+    "together": "__shared__ unsigned s[256];\n"
+    "for (int i = 0; i < 2 * n; i++) { s[t] = x[t] + i; __syncthreads(); x[t] = s[t ^ 1]; __syncthreads(); }",
+    "takes items": "__shared__ unsigned item;\nwhile (true) { if (t == 0) item = atomicAdd(x + 255, 1); __syncthreads();\n"
+    "unsigned i = item; __syncthreads(); if (i >= 2 * n) break; x[t] += f(i, 20); }",
+    "calls": "for (int j = 0; j < n / 8; j++) x[t] = f(x[t], n / 8);",
+    "runs through memory": "for (unsigned *p = x; p != x + 9 * n; p++) if (flag[0]) x[t] = p - x;",
+}
 
 
-def test_the_limit_must_be_a_number_of_steps() -> None:
-    with pytest.raises(ValueError, match="max_steps must be at least 1, got 0"):
-        launch("x[t] = 1;", max_steps=0)
+@pytest.mark.parametrize("seed", [None, wide(0)])
+@pytest.mark.parametrize("name", LONG)
+def test_what_ends_is_left_alone(name: str, seed: int | None) -> None:
+    blocks = 1 if name == "one works, the others wait" else 2
+    found = launch(LONG[name], blocks, 128, seed).findings
+    assert [f for f in found if f.kind != "race"] == []
+
+
+def test_a_launch_may_have_a_budget_of_instructions() -> None:
+    body = LONG["counts"]
+    spent = launch(body).counters.instructions
+    assert launch(body, max_instructions=spent).findings == ()
+    for less in (1, spent // 2, spent - 1):
+        (found,) = launch(body, max_instructions=less).findings
+        assert found.kind == "budget" and f"has run {less:,} instructions (max_instructions) and goes on" in found.message
+
+
+def test_limits_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUPYFLASH_MAX_INSTRUCTIONS", "100")
+    assert [f.kind for f in launch(LONG["counts"]).findings] == ["budget"]
+    assert launch(LONG["counts"], max_instructions=10**9).findings == ()
+    monkeypatch.delenv("CUPYFLASH_MAX_INSTRUCTIONS")
+    monkeypatch.setenv("CUPYFLASH_STALL_SECONDS", "7.5")
+    (found,) = launch("while (true)\nx[t]++;").findings
+    assert "in 7.5 seconds of processor time" in found.message
+
+
+@pytest.mark.parametrize("wrong", [0, -1, True, "many", 1.5, float("nan")])
+def test_what_is_no_limit(wrong: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ValueError, match="max_instructions must be a whole number from 1, got "):
+        launch("x[t] = 1;", max_instructions=wrong)
+    if wrong != 1.5:
+        with pytest.raises(ValueError, match="stall_seconds must be a number of seconds above 0, got "):
+            launch("x[t] = 1;", stall_seconds=wrong)
+    monkeypatch.setenv("CUPYFLASH_MAX_INSTRUCTIONS", str(wrong))
+    with pytest.raises(ValueError, match="CUPYFLASH_MAX_INSTRUCTIONS must be a whole number from 1, got "):
+        launch("x[t] = 1;")

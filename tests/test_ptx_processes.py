@@ -37,7 +37,9 @@ APART = ("apart", "in place")
 FAULTY = ("reads what the wave before wrote", "writes where the wave before did", "one store is out of bounds")
 
 SCRIPT = """
+import mmap
 import sys
+import tempfile
 import numpy as np
 from cupyflash.sim.ptx import Module
 from cupyflash.sim.ptx import module
@@ -50,8 +52,21 @@ inner = processes.run_apart
 module.run_apart = lambda *given: apart.append(inner(*given)) or apart[-1]
 
 
-def run(text, processes, blocks):
-    x, y = np.arange(1024, dtype=np.uint32), np.full(1024, 7, np.uint32)
+def ordinary(size):
+    return np.zeros(size, np.uint32)
+
+
+def mapped(size):
+    return np.frombuffer(mmap.mmap(-1, 4 * size), np.uint32)
+
+
+def on_file(size):
+    return np.memmap(tempfile.TemporaryFile(), np.uint32, "w+", shape=size)
+
+
+def run(text, processes, blocks, memory=ordinary):
+    x, y = memory(1024), memory(1024)
+    x[:], y[:] = np.arange(1024), 7
     unwritten = ["y"] if "bar.sync" in text else []
     found = Module.from_ptx(text).launch("k", blocks, 64, {"x": x, "y": y}, processes=processes, unwritten=unwritten)
     left = {name: mask.tobytes() for name, mask in found.unwritten.items()}
@@ -63,6 +78,8 @@ for text in sys.stdin.read().split("// ----"):
         apart.clear()
         one = run(text, 1, blocks)
         print([run(text, count, blocks) == one for count in (2, 3)], apart, bool(one[4]))
+        apart.clear()
+        print([run(text, 3, blocks, memory) == one for memory in (mapped, on_file)], apart)
 """
 
 
@@ -75,7 +92,8 @@ def test_the_same_outcome_in_several_processes() -> None:
     lines = iter(out.stdout.splitlines())
     for name in BODIES:
         expected = f"[True, True] {[False, name in APART, name in APART]} {name in FAULTY}"
-        assert [next(lines, ""), next(lines, "")] == [expected, expected], (name, out.stderr)
+        common = "[True, True] [False, False]"  # memory that processes share: there they must not be used
+        assert [next(lines, "") for _ in range(4)] == [expected, common] * 2, (name, out.stderr)
 
 
 def test_what_is_no_number_of_processes(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -60,7 +60,7 @@ def pipe(text: str, *, seed: int | None, **given: Any) -> tuple[Launch, str]:
     x, y = np.ones((40, 32), np.float32), np.zeros((16, 32), np.float32)
     maps = {"x": TensorMap(x, (32, 16), swizzle=128), "y": TensorMap(y, (32, 16), swizzle=128)}
     args = {**maps, "g": np.zeros(128, np.uint8), "q": y, **given}
-    launch = Module.from_ptx(whole).launch("k", 1, 64, args, seed=seed, max_steps=2000)
+    launch = Module.from_ptx(whole).launch("k", 1, 64, args, seed=seed, max_instructions=100_000)
     return launch, whole
 
 

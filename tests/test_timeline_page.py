@@ -233,8 +233,8 @@ def test_what_is_drawn_is_what_is_said(opened: Any, page: Path) -> None:
         hatched = opened.execute_script("return 'hatch' in chart.looks[arguments[0]]", kind)
         assert hatched or wanted != "wait"
         wide, high = (7, 12) if hatched else (3, 2)  # of what is hatched, a whole turn; of the rest, above the words
-        inside = "const [row, n, wide, high] = arguments, x = chart.x(chart.span({ row, n })[1]) - 4 - wide, y = chart.tops[row] + 2;"
-        found = opened.execute_script(f"{PIXELS} {inside} return [...new Set(pixels(x, y, wide, high))]", row, n, wide, high)
+        inside = "[row, n, ...size] = arguments, x = chart.x(chart.span({ row, n })[1]) - 4 - size[0], y = chart.tops[row] + 2;"
+        found = opened.execute_script(f"{PIXELS} const {inside} return [...new Set(pixels(x, y, ...size))]", row, n, wide, high)
         if hatched:
             assert len(found) > 1
         else:

@@ -68,6 +68,8 @@ class Launch:
     shared_bytes: int
     seed: int | None
     cluster: tuple[int, ...] | None
+    max_instructions: int | None
+    stall_seconds: float | None
 
 
 @dataclass(frozen=True)
@@ -103,6 +105,12 @@ class Behind:
 @click.option("-I", "--include", "includes", multiple=True, type=click.Path(path_type=Path), help="A folder of headers.")
 @click.option("--shared-bytes", default=0, show_default=True, type=click.IntRange(0), help="Dynamic shared memory of a block.")
 @click.option("--seed", type=click.IntRange(0), help="Run warps apart from each other, in a random order drawn from this.")
+@click.option("--max-instructions", type=click.IntRange(1), help="End a launch that has run so many, of all warps together.")
+@click.option(
+    "--stall-seconds",
+    type=click.FloatRange(0, min_open=True),
+    help="End a launch whose loops come no nearer to their ends for so long, in processor time (20 if not said otherwise).",
+)
 @click.option("--top", default=10, show_default=True, type=click.IntRange(1), help="How many lines a table shows.")
 @click.option(
     "--save",
@@ -164,6 +172,8 @@ def profile(source: Source, launch: Launch, report: Report, behind: Behind) -> N
             shared_bytes=launch.shared_bytes,
             seed=launch.seed,
             cluster=launch.cluster,
+            max_instructions=launch.max_instructions,
+            stall_seconds=launch.stall_seconds,
             unwritten=arguments.unwritten,
             banks=report.html is not None,
             l2=behind.device if behind.l2 else None,

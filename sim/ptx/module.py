@@ -14,10 +14,10 @@ import numpy as np
 from .decode.calls import function_addresses
 from .decode.code import Code
 from .decode.resolve import decode_all
+from .execute.budgets import Limits
 from .execute.machine import Machine
 from .execute.processes import processes_asked, run_apart
 from .execute.setup import Geometry, Setup
-from .execute.steps import MAX_STEPS
 from .memory.memory import PARAM_START, PARAM_WINDOW, Memory, Observer
 from .order.races import Races
 from .parameters import POINTER_BYTES, Bound, Tensor, bind
@@ -168,7 +168,8 @@ class Module:
         observer: Observer | None = None,
         races: bool = True,
         unwritten: Collection[str] | Mapping[str, Array] = (),
-        max_steps: int = MAX_STEPS,
+        max_instructions: int | None = None,
+        stall_seconds: float | None = None,
         approximate: bool = True,
         cluster: int | Sequence[int] | None = None,
         processes: int | None = None,
@@ -190,9 +191,11 @@ class Module:
         observer is shown every memory access. races: whether to look for them. unwritten: names of the arrays in args whose
         contents nobody wrote (outputs, workspaces), so that to read them before this launch has stored there is a finding;
         a mapping says of which of their bytes that is so, as `Launch.unwritten` does.
-        max_steps: about how many stretches of straight code (from branch to branch) a warp may run before the launch ends
-        with an "endless" finding. approximate: whether approximate instructions (ex2.approx and so on) have an error of the size
-        that the PTX ISA allows; without, their results are rounded to nearest. cluster: blocks of a cluster, a number or up to
+        max_instructions: how many all warps together may execute before the launch ends with a "budget" finding (None: the
+        environment's CUPYFLASH_MAX_INSTRUCTIONS, else any number). stall_seconds: of processor time, after which a launch ends with
+        an "endless" finding if no loop has come nearer to its end (`execute.budgets`; None: the environment's
+        CUPYFLASH_STALL_SECONDS, else 20). approximate: whether approximate instructions (ex2.approx and so on) have an error of the
+        size that the PTX ISA allows; without, their results are rounded to nearest. cluster: blocks of a cluster, a number or up to
         three (x, y, z), of which the grid is a multiple; None: what the kernel says (__cluster_dims__), else one block.
         processes: in how many at most the blocks of a large grid run (None: CUPYFLASH_PROCESSES of the environment, else 1), as
         far as there are processors and the blocks do not depend on each other. What comes out is the same. It needs races, no
@@ -207,8 +210,7 @@ class Module:
         geometry = geometry_of(self.program, entry, triple(grid, "grid"), triple(block, "block"), cluster)
         if seed is not None and (isinstance(seed, bool) or not isinstance(seed, (int, np.integer)) or seed < 0):
             raise ValueError(f"seed must be None or a whole number from 0, got {seed!r}")
-        if max_steps < 1:
-            raise ValueError(f"max_steps must be at least 1, got {max_steps}")
+        limits = Limits.asked(max_instructions, stall_seconds)
         processes = processes_asked(processes)
         if diary is not None:
             diary.open(kernel, geometry.blocks)
@@ -235,7 +237,7 @@ class Module:
         if races:
             watched = [*segments, *tensors, workspace]
             memory.races = Races(code.sharing, len(code.instructions), watched, memory.shared_stride, findings, geometry.blocks)
-        schedule = seed, on_barrier, max_steps
+        schedule = seed, on_barrier, limits
         setup = Setup(geometry, packed, params, shared_bytes, symbols, *schedule, workspace.start, approximate, diary)
         machine = Machine(code, setup, memory, findings, tally)
         ended = run_apart(machine, processes) or machine.run()

@@ -23,6 +23,7 @@ from .doubtful import Doubtful
 from .flight import in_flight
 from .guesses import Flow, guesses
 from .homes import Home, homes
+from .loops import Blocks, exit_tests, loops
 from .reach import sharing_of
 from .registry import Branch, Call, Exit, Plan, Return
 from .spins import spins, waits
@@ -111,6 +112,9 @@ class Code:
         self.lay_out(program)
         self.blocks()
         self.liveness()
+        blocks = Blocks.of(self.instructions, self.plans, self.leaders, self.successors)
+        self.loops = loops(blocks)
+        self.exit_tests = exit_tests(blocks, self.loops)
         self.in_flight = in_flight(self)
         self.allocate()
         # The floating-point environment between regions: the one of the two nearest-rounding ones that is asked for most.
@@ -147,13 +151,16 @@ class Code:
         return any(o.name.startswith("%reserved_smem_offset") for o in mentioned)
 
     @cached_property
+    def flow(self) -> Flow:
+        return Flow(self.instructions, self.plans, self.successors, self.target)
+
+    @cached_property
     def sharing(self) -> Sharing:
-        flow = Flow(self.instructions, self.plans, self.successors, self.target)
         found = sharing_of(self.instructions, self.plans, self.params)
         if not found.atomics:
             return found
-        lockstep = {i for i in self.instructions if i.opcode in ("ld", "st") and "volatile" in i.mods} - spins(flow)
-        return replace(found, guesses=guesses(flow), lockstep=frozenset(lockstep))
+        lockstep = {i for i in self.instructions if i.opcode in ("ld", "st") and "volatile" in i.mods} - spins(self.flow)
+        return replace(found, guesses=guesses(self.flow), lockstep=frozenset(lockstep))
 
     @cached_property
     def homes(self) -> dict[Instruction, Home]:
@@ -163,8 +170,7 @@ class Code:
     @cached_property
     def listing(self) -> Listing:
         """The code as a diary has it."""
-        flow = Flow(self.instructions, self.plans, self.successors, self.target)
-        return Listing(self.instructions, self.reads, self.writes, [plan.flops for plan in self.plans], waits(flow))
+        return Listing(self.instructions, self.reads, self.writes, [plan.flops for plan in self.plans], waits(self.flow))
 
     def target(self, label: str) -> int:
         if label not in self.labels:
@@ -311,6 +317,15 @@ class Code:
         # What a product of wgmma writes when somebody waits for it has its place until then.
         for number, (start, end) in self.in_flight.spans.items() if self.in_flight else ():
             first[number], last[number] = min(first[number], start), max(last[number], end)
+        # What a loop compares has its place wherever the loop is, so that it can be seen how near its end it is.
+        self.compared = 0
+        for test in self.exit_tests:
+            for register in test.registers:
+                if not is_constant(register):
+                    mask = 1 << self.ids[register.name]
+                    self.compared |= mask
+                    extend(mask, min(test.loop.body))
+                    extend(mask, self.block_end(max(test.loop.body)))
         self.slots: dict[str, tuple[int, int]] = {}
         self.rows_of_width = dict.fromkeys(WIDTHS, 1)  # row 0 is the bit bucket
         free: dict[int, list[int]] = {width: [] for width in WIDTHS}
@@ -388,7 +403,7 @@ class Code:
         for at in range(pc, end):
             used |= self.reads[at] & ~defined
             defined |= self.writes[at]
-        live = self.live_after(end)
+        live = self.live_after(end) | self.compared
         if ends is not None:
             used |= self.reads[ends] & ~defined
             live |= self.writes[ends]

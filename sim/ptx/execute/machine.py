@@ -35,6 +35,7 @@ from ..state.lanes import WARP, Lanes, Wave
 from ..text.syntax import Instruction, Mem, Reg, Sym
 from ..text.types import Array, PtxError
 from .barriers import Barriers, WarpBarriers
+from .budgets import Budgets
 from .clusters import ClusterBarriers
 from .flights import Flights
 from .functions import Functions
@@ -43,7 +44,6 @@ from .registers import FILE_DTYPES, Frame
 from .scheduler import Ready, make_ready
 from .setup import Setup
 from .shadows import Shadows
-from .steps import Steps
 from .warpgroups import Warpgroups
 
 WAVE_LANES = 4096
@@ -113,7 +113,7 @@ class Machine:
         self.maps = Maps(memory)
         self.shadows = Shadows(code, findings)
         self.flights = Flights(code, findings)
-        self.steps = Steps(code, findings, setup.max_steps)
+        self.budgets = Budgets(code, findings, setup.limits, self.everywhere)
         self._compact: dict[int, Frame] = {}
         self._full_frames: dict[int, Frame] = {}
         self._clock = 0
@@ -223,7 +223,7 @@ class Machine:
         self.fill_special_registers()
         self.shadows.begin_wave(self.wave)
         self.flights.begin_wave(self.wave)
-        self.steps.begin_wave(self.wave)
+        self.budgets.begin_wave(self.wave)
         self.ready: Ready = make_ready(self.random, self.wave, self.code.in_flight is not None)
         self.parked: dict[int, Lanes] = {}
         self.functions = Functions(self)
@@ -345,12 +345,15 @@ class Machine:
             frame.load(self.row_bit(arg), self.full)
         return np.broadcast_to(frame.array(arg), lanes.n)
 
+    def everywhere(self, arg: Arg) -> Array:
+        """An operand as the lanes of the wave had it last, also those that run elsewhere now."""
+        self.flush()
+        return np.broadcast_to(self.full.array(arg), self.wave.size)
+
     # -- one step -------------------------------------------------------------------------------------------------------
 
     def step(self, pc: int, lanes: Lanes) -> None:
         """Run `lanes` from `pc` to the end of the straight code, and say where they go on."""
-        if self.steps.exceeded(pc, lanes):
-            raise Stop
         code = self.code
         converged = lanes.converged
         if not converged and code.plans[pc].collective is not None:
@@ -359,6 +362,8 @@ class Machine:
                 return
             lanes = together
         region = code.region(pc, converged)
+        if self.budgets.exceeded(region, lanes):
+            raise Stop
         frame = self.activate(lanes)
         if frame is not self.full:
             frame.load(region.uses, self.full)

@@ -17,6 +17,7 @@ import warnings
 from dataclasses import dataclass
 from itertools import combinations
 from multiprocessing.connection import Connection, wait
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -89,13 +90,22 @@ def may_run_apart(machine: Machine) -> bool:
     """Whether waves can be told apart: nobody looks on, and no block of one can wait for one of another."""
     code, memory = machine.code, machine.memory
     looks_on = machine.on_barrier is not None or memory.observer is not None or machine.setup.diary is not None
-    if machine.random is not None or looks_on or memory.races is None:
+    if machine.random is not None or looks_on or memory.races is None or machine.setup.limits.max_instructions is not None:
+        return False
+    if any_shared([(one.address, one.address + one.size) for one in memory.segments.values()]):
         return False
     return not (
         code.communicates
         or any(i.opcode == "red" or (i.opcode == "cp" and "reduce" in i.mods) for i in code.instructions)
         or any(isinstance(plan.control, Call) and plan.control.builtin for plan in code.plans)
     )
+
+
+def any_shared(ranges: list[tuple[int, int]]) -> bool:
+    """Whether any of these addresses is of memory that stays common to processes after a fork, as a mapped file does (Linux)."""
+    mappings = (line.split(maxsplit=2)[:2] for line in Path("/proc/self/maps").read_text().splitlines())
+    shared = [[int(end, 16) for end in place.split("-")] for place, permissions in mappings if permissions.endswith("s")]
+    return any(low < end and begin < high for low, high in ranges for begin, end in shared)
 
 
 # -- in the other processes ------------------------------------------------------------------------------------------------------

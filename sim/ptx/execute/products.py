@@ -185,7 +185,7 @@ def _compute(machine: Host, steps: list[Step]) -> None:
     control, sums = steps[0][0][0].bound.control, steps[0][0][0].sums
     slots, adds = (gathered([getattr(p, name)[at] for p, at in steps[0]]) for name in ("slots", "adds"))
     a, b = factor(machine, steps, 0), factor(machine, steps, 1)
-    # Those that have B in common stay apart all the same: by how many rows there are BLAS chooses how it sums, and with it the bits.
+    # Those that have B in common stay apart: BLAS chooses by the number of rows how it sums, and with that the bits.
     a = a.reshape(len(b), len(slots) // len(b), ROWS, a.shape[2])
     product = np.empty((len(slots), ROWS, control.columns), np.float32)
     total = sums.of(slots)

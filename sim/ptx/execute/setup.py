@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
 from ..report.diary import Diary
 from ..state.segments import Segment
 from ..text.types import Array
-from .steps import MAX_STEPS
+from .budgets import Limits
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ class Setup:
     symbols: dict[str, int]
     seed: int | None = None
     on_barrier: Callable[[int, int], None] | None = None
-    max_steps: int = MAX_STEPS
+    limits: Limits = field(default_factory=Limits)
     workspace: int = 0
     approximate: bool = True
     diary: Diary | None = None

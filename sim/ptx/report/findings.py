@@ -20,11 +20,11 @@ class Finding:
     `kind` is one of: "out of bounds", "misaligned", "null pointer", "read-only", "uninitialised" (memory or a register),
     "in flight" (shared memory whose asynchronous copy, or registers whose wgmma, nobody waited for), "missing fence" (wgmma's, of
     registers), "swizzle" and "disagreement" (of wgmma's descriptors with a tile, of the warps of a warpgroup), "register budget"
-    (setmaxnreg), "race" (`order.races`), "proxy" (`order.proxy`), "deadlock", "endless" (a warp has run `max_steps` stretches
-    of code), "partial barrier" (threads had exited before a barrier of the whole block), "missing lanes" (a warp-wide
-    instruction without all lanes that it names), "inactive source" (a shuffle from a lane that does not take part), "bad
-    arrival" (at an mbarrier), "bad tensor map" (`memory.maps`), "bad call" (through a pointer that is no such function), "stack
-    overflow", "trap" (also a failed assertion).
+    (setmaxnreg), "race" (`order.races`), "proxy" (`order.proxy`), "deadlock", "endless" (no loop comes nearer to its end), "budget"
+    (all instructions that the launch may run are spent), "partial barrier" (threads had exited before a barrier of the whole
+    block), "missing lanes" (a warp-wide instruction without all lanes that it names), "inactive source" (a shuffle from a lane
+    that does not take part), "bad arrival" (at an mbarrier), "bad tensor map" (`memory.maps`), "bad call" (through a pointer that
+    is no such function), "stack overflow", "trap" (also a failed assertion).
     `source` is (file, line) of the CUDA source where the PTX has line information; where that is in an inlined function,
     `inlined_at` has the lines of the calls, the kernel's own last. `block` is the linear block index, `warp` counts within the
     block, `lane` within the warp. `address` is the virtual address (shared: the offset). `instructions`: how many PTX
