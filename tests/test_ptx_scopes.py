@@ -138,6 +138,11 @@ def test_one_narrow_access_is_enough() -> None:
     ):
         found = counted(mixed.format(one, other), 2)
         assert {f.kind for f in found.findings} == ({"race"} if races else set()), (one, other, found.findings)
+    # The narrower of two scopes counts, be it of who came first or last.
+    near = "red.relaxed.cluster.global.add.u32 [%rd2], %r5;"
+    for one, other, races in ((narrow, near, True), (near, narrow, True), (near, wide, False), (wide, near, False)):
+        found = counted(mixed.format(one, other), 2, 2)
+        assert {f.kind for f in found.findings} == ({"race"} if races else set()), (one, other, found.findings)
 
 
 def test_an_atomic_of_several_blocks_and_then_a_narrow_one_of_the_last() -> None:
