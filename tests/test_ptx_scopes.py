@@ -138,6 +138,7 @@ def test_one_narrow_access_is_enough() -> None:
     ):
         found = counted(mixed.format(one, other), 2)
         assert {f.kind for f in found.findings} == ({"race"} if races else set()), (one, other, found.findings)
+    assert counted(f"{read} setp.eq.u32 %p2, %r2, 9; @%p2 st.global.u32 [%rd2], %r5;", 4).findings == ()
     # The narrower of two scopes counts, be it of who came first or last.
     near = "red.relaxed.cluster.global.add.u32 [%rd2], %r5;"
     for one, other, races in ((narrow, near, True), (near, narrow, True), (near, wide, False), (wide, near, False)):

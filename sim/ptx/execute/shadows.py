@@ -97,12 +97,12 @@ class Shadows:
     def mixed(self, pc: int, lanes: Lanes, holds: Array) -> Array:
         """Report what is mixed, bit by bit, of registers that somebody wrote and such that nobody did; in which lanes it is."""
         plan, i = self.code.plans[pc], self.code.instructions[pc]
-        blank = [(plan.reads[k], self.blank(plan.reads[k], lanes)) for k in merged(plan, i)]
+        every = [plan.reads[k] for k in merged(plan, i)]
         others = [self.blank(plan.reads[k], lanes) for k in copied(plan, i) if isinstance(plan.reads[k].operand, Reg)]
         found = np.zeros(lanes.n, np.bool_)
-        for arg, where in blank:
-            bad = where & holds & ~np.logical_and.reduce(others) & self.all_bits(arg, lanes)
-            if bad.any() and not (found & bad).all():
+        for arg in every:
+            bad = holds & ~found & ~np.logical_and.reduce(others) & self.all_bits(arg, lanes)
+            if bad.any():
                 self.report(i, lanes, bad, [arg])
             found |= bad
         return found
