@@ -156,6 +156,16 @@ def test_another_blocks_array() -> None:
     assert found.lane == 31 and found.lanes == 2
 
 
+def test_a_copy_from_one_array_to_another() -> None:
+    """Of both ends in shared memory neither is taken for the other's variable."""
+    body = """mov.u32 %r9, bar; setp.ne.u32 %p1, %r0, 0; @!%p1 mbarrier.init.shared::cta.b64 [%r9], 1;
+    @!%p1 fence.mbarrier_init.release.cluster; bar.sync 0; fence.proxy.async; @%p1 bra W;
+    mbarrier.arrive.expect_tx.shared::cta.b64 _, [%r9], 256;
+    cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes [%r3], [%r2], 256, [%r9];
+    W: mbarrier.try_wait.parity.shared::cta.b64 %p2, [%r9], 0; @!%p2 bra W;"""
+    assert assembled(f".shared .align 8 .b64 bar; {body}").findings == ()
+
+
 MIXED = {
     "either": "setp.gt.u32 %p1, %r0, 15; selp.b32 %r6, %r2, %r3, %p1; ld.shared.u64 %rd2, [%r6+256];",
     "by two moves": "setp.gt.u32 %p1, %r0, 15; mov.u32 %r6, %r3; @%p1 mov.u32 %r6, %r2;"

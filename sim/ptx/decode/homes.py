@@ -40,7 +40,9 @@ def homes(instructions: Sequence[Instruction], plans: Sequence[Plan], variables:
 
 
 def own_address(i: Instruction) -> Mem | None:
-    """The address in shared memory, or the generic one, that an instruction accesses."""
+    """The address in shared memory, or the generic one, that an instruction accesses; None: there are two, or none."""
+    if i.opcode == "cp" and {"shared::cluster", "shared::cta"} <= set(i.mods):
+        return None
     found = [operand for operand in i.operands if isinstance(operand, Mem)]
     outward = i.opcode == "cp" and "bulk_group" in i.mods
     return None if not found else found[1] if outward and len(found) > 1 else found[0]
