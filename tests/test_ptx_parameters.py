@@ -97,8 +97,8 @@ MAPS = {
 @pytest.mark.parametrize("seed", [None, 0])
 @pytest.mark.parametrize("way", MAPS)
 def test_a_tensor_map_of_the_host(way: str, seed: int | None) -> None:
-    body = f"{MAPS[way]} prefetch.tensormap [%rd1]; mov.b32 %r22, m; prefetch.param.tensormap [%r22];
-    prefetch.param.tensormap [m]; {INIT} mov.u32 %r20, 8; {load(2, '0, %r20', 1024)} {WAIT} {OUT}"
+    prefetch = "prefetch.tensormap [%rd1]; mov.b32 %r22, m; prefetch.param.tensormap [%r22]; prefetch.param.tensormap [m];"
+    body = f"{MAPS[way]} {prefetch} {INIT} mov.u32 %r20, 8; {load(2, '0, %r20', 1024)} {WAIT} {OUT}"
     x = np.arange(32 * 32, dtype=np.float32).reshape(32, 32)
     y = np.zeros((8, 32), np.float32)
     module = Module.from_ptx(program(body, size=1024))
