@@ -146,6 +146,22 @@ def test_one_narrow_access_is_enough() -> None:
         assert {f.kind for f in found.findings} == ({"race"} if races else set()), (one, other, found.findings)
 
 
+def test_shared_memory_of_another_block() -> None:
+    """Atomics of the block on a word in shared memory are atomic within it, not towards those of the cluster's other blocks."""
+    text = f"""{HEAD}.visible .entry k(.param .u64 n)\n{{\n{REGISTERS} .shared .b32 s; mov.u32 %r0, s; mov.u32 %r1, %tid.x;
+    mov.u32 %r5, 1; mov.u32 %r2, %cluster_ctarank; setp.eq.u32 %p1, %r1, 0; @%p1 st.shared.u32 [%r0], %r2;
+    barrier.cluster.arrive; barrier.cluster.wait; WHOSE mapa.shared::cluster.u32 %r4, %r0, %r3;
+    red.relaxed.SCOPE.shared::cluster.add.u32 [%r4], %r5; barrier.cluster.arrive; barrier.cluster.wait; ret;\n}}\n"""
+    for whose, kinds in (
+        ("mov.u32 %r3, %r2;", {"cta": set(), "cluster": set()}),
+        ("mov.u32 %r3, 0;", {"cta": {"race"}, "cluster": set()}),
+    ):
+        for scope, expected in kinds.items():
+            module = compiled(text.replace("WHOSE", whose).replace("SCOPE", scope))
+            found = module.launch("k", 2, 64, {"n": np.zeros(1, np.uint32)}, cluster=2)
+            assert {f.kind for f in found.findings} == expected, (whose, scope, found.findings)
+
+
 def test_an_atomic_of_several_blocks_and_then_a_narrow_one_of_the_last() -> None:
     """Who came last does not stand for all who came at once."""
     both = "red.global.add.u32 [%rd2], %r5; setp.eq.u32 %p1, %r2, {}; @%p1 red.relaxed.cta.global.add.u32 [%rd2], %r5;"

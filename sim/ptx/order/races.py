@@ -150,7 +150,7 @@ class Races(Order):
             if self.tiles is not None and shadow.shared:
                 self.tiles.look(access, "atomic access")
             self.note(access, shadow.atomics)
-            if self.sharing.narrow and not is_phase(i):
+            if self.sharing.narrow and not is_phase(i) and not (shadow.shared and self.wave.cluster == 1):
                 scopes.look(self, access, kind != "ld")
             if self.fences and not is_phase(i) and i.opcode != "cp":
                 where = rows.reshape(lanes.n, -1)[:, 0] if len(rows) != lanes.n else rows
