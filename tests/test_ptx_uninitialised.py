@@ -130,6 +130,20 @@ PREDICATED = (
     "y[t] = v;"
 )
 
+# Bytes that are built one by one in the registers of a word, as bitsandbytes' 4-bit product has the last of a row.
+BYTES = """unsigned char b[16];
+if (16 * t + 16 <= 200 * n) *(int4 *)b = ((const int4 *)x)[t];
+else
+#pragma unroll
+for (int j = 0; j < 16; j++)
+if (16 * t + j < 200 * n) b[j] = ((const unsigned char *)x)[16 * t + j];
+else b[j] = 0x77;
+float s = 0;
+#pragma unroll
+for (int j = 0; j < 16; j++)
+s += (b[j] >> 4) * x[j] + (b[j] & 15);
+y[t] = s;"""
+
 # Each uses at the given line, first in the given thread, what it never wrote; where it shows only without optimisation, DEBUG.
 UNWRITTEN = {
     "a sum": ("float s;\nfor (int i = 0; i < n; i++)\ns += x[i * t];\ny[t] = s;", "s +=", 0, ()),
@@ -150,6 +164,7 @@ UNWRITTEN = {
     ),
     "a pointer": ("float *p;\nfor (int i = 0; i < n; i++) if (x[i] == i + t) p = x + i;\n*p = 1;", "*p = 1", 1, DEBUG),
     "under a predicate": (PREDICATED % "@p mov.f32 %0, f; @!p neg.f32 %0, f;", "asm", 5, ()),
+    "bytes of a word": (BYTES.replace("else b[j] = 0x77;\n", ""), "s +=", 63, ()),
     "stored": (PREDICATED % "st.global.f32 [%3], f;", "asm", 5, ()),
 }
 
@@ -165,6 +180,7 @@ if (x[i] >= 0) { v = i; have = true; }
 }""",
     "a vector": "float4 v, w;\nv.x = x[t];\nif (t < n) v.y = 1;\nw = v;\n((float4 *)x)[t] = w;",
     "a part of a pair": "ushort2 v;\nv.x = t;\nif (t < n) v.y = 1;\n((ushort2 *)y)[t] = v;\ny[t + 64] = v.x;",
+    "bytes of a word": BYTES,
     "under a predicate": PREDICATED % "@p mov.f32 %0, f;",
     "under either predicate": PREDICATED % "@!p mov.f32 f, 0f3F800000; add.f32 %0, f, f;",
     "selected": PREDICATED % "selp.f32 f, f, %0, p; add.f32 %0, f, f;",
@@ -223,6 +239,50 @@ INSTRUCTIONS = {
     "ld.global.u32 %r2, [%rd1]; add.u32 %r4, %r2, 1;": 0,
     "@%p1 bra L; mov.u32 %r2, 5; L: add.u32 %r4, %r2, 1;": 14,
     "vote.sync.ballot.b32 %r4, %p2, -1;": 96,
+    # What a mask clears is known; what it leaves of a register that nobody wrote is still what nobody wrote.
+    "and.b32 %r4, %r2, 0; add.u32 %r5, %r4, 1;": 0,
+    "and.b32 %r4, %r2, 31; add.u32 %r5, %r4, 1;": 96,
+    "and.b32 %r4, %r2, 255; add.u32 %r5, %r4, 1;": 96,
+    "and.b32 %r4, %r2, -256; cvt.u64.u32 %rd3, %r4; add.u64 %rd4, %rd1, %rd3; st.global.u32 [%rd1], %r1;": 96,
+    "mov.u32 %r4, -256; and.b32 %r5, %r2, %r4; add.u32 %r6, %r5, 1;": 96,
+    "or.b32 %r4, %r2, -1; add.u32 %r5, %r4, 1;": 0,
+    "or.b32 %r4, %r2, 1; add.u32 %r5, %r4, 1;": 96,
+    "not.b32 %r4, %r2; shr.u32 %r5, %r4, 3; add.u32 %r6, %r5, 1;": 96,
+    "shl.b32 %r4, %r2, 8; shr.s32 %r5, %r4, 24; add.u32 %r6, %r5, 1;": 96,
+    "shl.b32 %r4, %r2, 32; add.u32 %r5, %r4, 1;": 0,
+    "bfe.u32 %r4, %r2, 4, 4; add.u32 %r5, %r4, 1;": 96,
+    "lop3.b32 %r4, %r2, 255, 0, 0xC0; add.u32 %r5, %r4, 1;": 96,
+    "lop3.b32 %r4, %r2, %r3, 0, 0xFF; add.u32 %r5, %r4, 1;": 0,
+    "cvt.u32.u8 %r4, %h2; add.u32 %r5, %r4, 1;": 96,
+    "shf.l.wrap.b32 %r4, %r2, %r3, 7; add.u32 %r5, %r4, 1;": 96,
+    # Bytes that are built in a register, by the ways that compilers take.
+    "and.b32 %r4, %r2, -256; or.b32 %r5, %r4, %r1; st.global.u32 [%rd1], %r5;": 0,
+    "and.b32 %r4, %r2, -256; or.b32 %r5, %r4, %r1; and.b32 %r6, %r5, 255; add.u32 %r7, %r6, 1;": 0,
+    "and.b32 %r4, %r2, -256; or.b32 %r5, %r4, %r1; cvt.u16.u32 %h1, %r5; st.global.u8 [%rd1], %h1;": 0,
+    "and.b32 %r4, %r2, -256; or.b32 %r5, %r4, %r1; shr.u32 %r6, %r5, 8; add.u32 %r7, %r6, 1;": 96,
+    "and.b32 %r4, %r2, -256; or.b32 %r5, %r4, %r1; shr.u32 %r6, %r5, 4; add.u32 %r7, %r6, 1;": 0,
+    "and.b32 %r4, %r2, -256; or.b32 %r5, %r4, %r1; cvt.u64.u32 %rd3, %r5; ld.global.u32 %r6, [%rd3];": 96 + 96,
+    "and.b32 %r4, %r2, -256; or.b32 %r5, %r4, %r1; setp.eq.u32 %p3, %r5, 3;": 96,
+    "bfi.b32 %r4, %r1, %r2, 0, 8; bfe.u32 %r5, %r4, 0, 8; add.u32 %r6, %r5, 1; setp.eq.u32 %p3, %r5, 3;": 0,
+    "bfi.b32 %r4, %r1, %r2, 0, 8; bfe.u32 %r5, %r4, 4, 8; setp.eq.u32 %p3, %r5, 3;": 96,
+    "bfi.b32 %r4, %r2, %r1, 0, 8;": 96,
+    "prmt.b32 %r4, %r1, %r2, 0x7650; and.b32 %r5, %r4, 255; setp.eq.u32 %p3, %r5, 3;": 0,
+    "lop3.b32 %r4, %r2, -256, %r1, 0xEA; and.b32 %r5, %r4, 255; setp.eq.u32 %p3, %r5, 3;": 0,
+    "lop3.b32 %r4, %r2, -256, %r1, 0xEA; setp.eq.u32 %p3, %r4, 3;": 96,
+    "and.b16 %h1, %h2, -256; mov.u16 %h3, 7; or.b16 %h4, %h1, %h3; and.b16 %h5, %h4, 255; setp.eq.s16 %p3, %h5, 3;": 0,
+    "mov.u16 %h1, 7; shl.b16 %h3, %h2, 8; or.b16 %h4, %h3, %h1; mov.b32 %r4, {%h4, %h2}; cvt.u16.u32 %h5, %r4; "
+    "and.b16 %h6, %h5, 255; setp.eq.s16 %p3, %h6, 3;": 0,
+    "mov.u32 %r3, 255; and.b32 %r4, %r2, 255; xor.b32 %r5, %r4, %r3; setp.eq.u32 %p3, %r5, 3;": 96,
+    "bfi.b32 %r4, %r1, %r2, 0, 8; and.b32 %r5, %r4, -256; add.u32 %r6, %r5, 1;": 96,
+    "bfi.b32 %r4, %r1, %r2, 0, 8; cvt.sat.s16.s32 %h1, %r4; mul.lo.s16 %h3, %h1, 3;": 96,
+    # A register that held nothing but constants is written meanwhile.
+    "and.b32 %r4, %r2, 0; mov.u32 %r4, %r1; and.b32 %r5, %r2, -256; or.b32 %r6, %r5, %r4; st.global.u32 [%rd1], %r6;": 0,
+    # What is mixed with what is written, and not cleared before, is used there.
+    "or.b32 %r4, %r2, %r1;": 96,
+    "xor.b32 %r4, %r1, %r2; add.u32 %r5, %r4, 1;": 96,
+    "lop3.b32 %r4, %r1, %r2, %r1, 0x96;": 96,
+    "or.pred %p3, %p2, %p1;": 96,
+    "and.pred %p3, %p2, %p1; @%p3 mov.u32 %r4, 1;": 14,
 }
 
 

@@ -19,7 +19,7 @@ from .execute.budgets import Limits
 from .execute.machine import Machine
 from .execute.processes import processes_asked, run_apart
 from .execute.setup import Geometry, Setup
-from .memory.memory import Memory, Observer
+from .memory.memory import PARAM_START, PARAM_WINDOW, Memory, Observer
 from .order.races import Races
 from .parameters import POINTER_BYTES, Bound, Tensor, bind
 from .report.counters import Counters, Tally, Traffic
@@ -232,8 +232,9 @@ class Module:
         tensors = placed_tensors(bound, len(segments))
         packed = bytes(bound.data)
         number = len(segments) + len(tensors)
-        params = Segment("parameters", number, np.frombuffer(packed or b"\0", np.uint8), "param")
-        workspace = Segment("grid workspace", number + 1, np.zeros(64, np.uint8))
+        data = np.frombuffer(packed or b"\0", np.uint8)
+        params = Segment("parameters", number, data, "param", PARAM_WINDOW + PARAM_START)
+        workspace = Segment("grid workspace", number, np.zeros(64, np.uint8))
         symbols |= {name: params.start + offset for name, offset in bound.offsets.items()}
         parts = unwritten_parts(bound.tensors, tensors, unwritten)
         mark_unwritten(parts, [*segments, *tensors])
@@ -243,6 +244,7 @@ class Module:
             shared_size = -(-shared_size // 128) * 128 + reserved
         memory = Memory([*segments, *tensors, params, workspace], shared_size, code.local.size, findings, tally)
         memory.observer, memory.reserved = observer, reserved
+        memory.homes = code.homes
         memory.shared_names = {variable_name(name): offset for name, offset in code.shared.offsets.items()}
         if races:
             watched = [*segments, *tensors, workspace]

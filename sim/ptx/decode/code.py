@@ -15,12 +15,14 @@ from ..order.sharing import Sharing
 from ..report.counters import Mix, mix_of
 from ..report.diary import Listing
 from ..state.fpenv import FLUSH, KEEP
+from ..text.names import variable_name
 from ..text.syntax import SINK, Instruction, Program, Reg, Variable, symbols
 from ..text.types import Array, PtxError
 from .calls import callees, function_addresses, reachable
 from .doubtful import Doubtful
 from .flight import in_flight
 from .guesses import Flow, guesses
+from .homes import Home, homes
 from .loops import Blocks, exit_tests, loops
 from .reach import sharing_of
 from .registry import Branch, Call, Exit, Plan, Return
@@ -67,10 +69,12 @@ class Layout:
 
     offsets: dict[str, int] = field(default_factory=dict)
     size: int = 0
+    homes: dict[str, Home] = field(default_factory=dict)
 
     def add(self, variable: Variable) -> None:
         self.size = -(-self.size // variable.align) * variable.align
         self.offsets[variable.name] = self.size
+        self.homes[variable.name] = Home(variable_name(variable.name), self.size, self.size + variable.size)
         self.size += variable.size
 
 
@@ -159,6 +163,11 @@ class Code:
         return replace(found, guesses=guesses(self.flow), lockstep=frozenset(lockstep))
 
     @cached_property
+    def homes(self) -> dict[Instruction, Home]:
+        """The accesses that may only be of one variable of shared memory, each with that."""
+        return homes(self.instructions, self.plans, self.shared.homes)
+
+    @cached_property
     def listing(self) -> Listing:
         """The code as a diary has it."""
         return Listing(self.instructions, self.reads, self.writes, [plan.flops for plan in self.plans], waits(self.flow))
@@ -194,6 +203,7 @@ class Code:
             align = max(v.align for v in dynamic)
             self.shared.size = -(-self.shared.size // align) * align
             self.shared.offsets |= {v.name: self.shared.size for v in dynamic}
+            self.shared.homes |= {v.name: Home(variable_name(v.name), self.shared.size, None) for v in dynamic}
 
     # -- control flow -------------------------------------------------------------------------------------------------
 

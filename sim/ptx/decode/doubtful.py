@@ -8,14 +8,43 @@ from dataclasses import dataclass
 from ..text.syntax import SINK, Instruction, Reg
 from .registry import Arg, Plan
 
+COPIED = {
+    "selp": (0, 1),
+    "prmt": (0, 1),
+    "shfl": (0,),
+    "and": (0, 1),
+    "or": (0, 1),
+    "xor": (0, 1),
+    "not": (0,),
+    "lop3": (0, 1, 2),
+    "shl": (0,),
+    "shr": (0,),
+    "shf": (0, 1),
+    "bfe": (0,),
+    "bfi": (0, 1),
+}
+"""By opcode, the operands whose bits go where other bits say."""
+
 
 def copied(plan: Plan, instruction: Instruction) -> Sequence[int]:
-    """Which of the operands in `plan.reads` the instruction only copies, as a whole or in parts."""
+    """Which of the operands in `plan.reads` the instruction only moves about: as a whole, in parts or bit by bit."""
     if instruction.opcode == "mov":
         return range(len(plan.reads))
     if instruction.opcode == "cvt" and all(t.kind != "f" for t in instruction.types):
         return (0,)
-    return {"selp": (0, 1), "prmt": (0, 1), "shfl": (0,)}.get(instruction.opcode, ())
+    return COPIED.get(instruction.opcode, ())
+
+
+def merged(plan: Plan, instruction: Instruction) -> Sequence[int]:
+    """Which of those it mixes with others bit by bit, so that a register of which nobody wrote any bit is used there.
+
+    Compilers clear with constants what nobody wrote before they put bits in: `or`, `xor` and `lop3` of registers alone do not, nor
+    do they insert (`bfi`) it into what is written.
+    """
+    if instruction.opcode in ("or", "xor", "lop3"):
+        data = copied(plan, instruction)
+        return data if all(isinstance(plan.reads[k].operand, Reg) for k in data) else ()
+    return (0,) if instruction.opcode == "bfi" else ()
 
 
 def results(plan: Plan, instruction: Instruction) -> tuple[Arg, ...]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from ..memory.tensormap import ADDRESS_AT
-from ..order.sharing import WIDEST, Sharing, is_async, is_phase, is_strong
+from ..order.sharing import WIDEST, Sharing, is_async, is_narrow, is_phase, is_strong
 from ..state.segments import Field, Place
 from ..text.syntax import Imm, Instruction, Mem, Operand, Reg, Sym, Variable, Vec
 from ..text.types import TYPES
@@ -29,6 +29,7 @@ def sharing_of(instructions: list[Instruction], plans: list[Plan], params: Seque
         None if "*" in written else written,
         any(is_async(i) for i in instructions),
         any(i.opcode == "wgmma" for i in instructions),
+        any(is_narrow(i) and touches(i, {"global", "shared::cluster"}) for i in instructions),
     )
 
 
@@ -169,6 +170,11 @@ def joins(i: Instruction) -> bool:
     return i.opcode == "shl" and i.operands[2] == Imm(32) and i.type.bits == 64
 
 
+def copies_address(i: Instruction) -> bool:
+    """Whether an instruction gives an address as it got it: of another space, or of 32 bits in 64."""
+    return i.opcode in ("mov", "cvta") or (i.opcode == "cvt" and {one.bits for one in i.types} <= {32, 64})
+
+
 Addresses = set[tuple[str, int | None]]
 """Parameters with a byte offset in each, None where that is not known."""
 
@@ -224,7 +230,7 @@ class ParameterAddresses:
         if i.opcode in ("ld", "ldu", "atom"):
             return set()
         found = [self.of(operand) for operand in i.operands[1:]]
-        if i.opcode in ("mov", "cvta"):
+        if copies_address(i):
             return found[0]
         if i.opcode == "add" and isinstance(i.operands[2], Imm):
             plus = i.operands[2].value
@@ -237,7 +243,7 @@ class ParameterAddresses:
         found = [isinstance(o, Sym | Reg) and o.name in sure for o in i.operands[1:]]
         if i.opcode == "selp":
             return all(found[:2])
-        return found[0] if i.opcode in ("mov", "cvta") else i.opcode in ("add", "sub", "mad") and any(found)
+        return found[0] if copies_address(i) else i.opcode in ("add", "sub", "mad") and any(found)
 
     def read(self, i: Instruction, plus: int) -> Addresses:
         """The parameters and offsets that a load reads, `plus` bytes behind its address; ("*", None) for memory of another kind."""

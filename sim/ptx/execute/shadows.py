@@ -2,8 +2,9 @@
 
 Liveness says which registers of a kernel may be read before they are written: mostly none, and then nothing here runs. For
 those that may, and for all that they may be copied into, the wave keeps a shadow: a row of bits a lane, set where nobody
-wrote. Copying instructions run a second time on the shadows. Whatever else reads a value of which nobody wrote any bit is a
-finding; compilers copy, merge and shuffle such values freely as long as nobody looks at them.
+wrote. Instructions that move bits about run a second time on the shadows (`execute.undefined`). Whatever else reads a value of
+which nobody wrote any bit is a finding; compilers copy, merge and shuffle such values freely as long as nobody looks at them,
+and build bytes in a register of which they clear the rest with a mask.
 """
 
 from __future__ import annotations
@@ -15,13 +16,17 @@ from dataclasses import replace
 import numpy as np
 
 from ..decode.code import Code
-from ..decode.doubtful import copied, names, results
+from ..decode.doubtful import copied, merged, names, results
 from ..decode.registry import Arg, Multiply, Thunk
 from ..report.findings import Findings
 from ..state.lanes import Lanes, Wave
 from ..text.syntax import Instruction, Reg
 from ..text.types import TYPES, UNSIGNED, Array
 from .registers import Frame
+from .undefined import on_shadows
+
+ADDRESSED = frozenset({"ld", "ldu", "st", "atom", "red"})
+"""Instructions whose first operand that is read is an address."""
 
 
 class Shadows:
@@ -35,6 +40,9 @@ class Shadows:
         self.code = code
         self.findings = findings
         self.rows: dict[str, Array] = {}
+        self.written: dict[str, Array] = {}
+        """The bits in which there is anything that somebody wrote: not those that a mask has cleared of a blank register, either.
+        Where no bit is set in a lane of `rows` it does not matter."""
         self.open: set[str] = set()
         # By set of lanes: registers of which none of them has such bits, though others do (warps of other roles, mostly).
         self.clean: dict[Lanes, set[str]] = {}
@@ -48,6 +56,7 @@ class Shadows:
             row = np.zeros(wave.size, np.bool_ if width == 1 else UNSIGNED[width // 8])
             self.rows[name] = ~row if name in code.doubtful.blank else row
             self.rows[name][~wave.alive] = 0
+            self.written[name] = ~self.rows[name]
         self.open = set(code.doubtful.blank)
         self.clean = {}
 
@@ -63,8 +72,8 @@ class Shadows:
         else:
             self.open.discard(name)
 
-    def judge(self, pc: int, lanes: Lanes, predicate: Array | None) -> None:
-        """Report what instruction `pc` makes of registers that nobody wrote, where its predicate holds."""
+    def judge(self, pc: int, lanes: Lanes, predicate: Array | None) -> Array:
+        """Report what instruction `pc` makes of registers that nobody wrote, where its predicate holds; where it mixes them."""
         plan, i = self.code.plans[pc], self.code.instructions[pc]
         used = [a for k, a in enumerate(plan.reads) if k not in copied(plan, i)]
         stored: list[Arg] = []
@@ -73,55 +82,79 @@ class Shadows:
         if i.opcode == "st":
             # A vector may be stored whole for the sake of some of its elements, and an argument may be one to shuffle.
             used, stored = used[:1], used[1:] if "param" not in i.mods else []
-        groups = [[arg] for arg in used] + ([stored] if stored else [])
         everywhere = np.ones(lanes.n, np.bool_)
         holds = everywhere if predicate is None or i.predicate is None else ~predicate if i.predicate[1] else predicate
         if i.predicate is not None:
             self.report(i, lanes, everywhere, [Arg(i.predicate[0], TYPES["pred"].dtype)])
-        for group in groups:
-            self.report(i, lanes, holds, group)
+        # Of an address and of what is compared each bit matters; numbers may be packed with others that nobody looks at.
+        whole = len(used) if i.opcode == "setp" else 1 if i.opcode in ADDRESSED else 0
+        for k, arg in enumerate(used):
+            self.report(i, lanes, holds, [arg], any_bit=k < whole and not arg.packed)
+        if stored:
+            self.report(i, lanes, holds, stored)
+        return self.mixed(pc, lanes, holds)
 
-    def report(self, i: Instruction, lanes: Lanes, holds: Array, args: list[Arg]) -> None:
-        """The operands of a group, if nobody wrote any of them."""
+    def mixed(self, pc: int, lanes: Lanes, holds: Array) -> Array:
+        """Report what is mixed, bit by bit, of registers that somebody wrote and such that nobody did; in which lanes it is."""
+        plan, i = self.code.plans[pc], self.code.instructions[pc]
+        every = [plan.reads[k] for k in merged(plan, i)]
+        others = [self.blank(plan.reads[k], lanes) for k in copied(plan, i) if isinstance(plan.reads[k].operand, Reg)]
+        found = np.zeros(lanes.n, np.bool_)
+        for arg in every:
+            bad = holds & ~found & ~np.logical_and.reduce(others) & self.all_bits(arg, lanes)
+            if bad.any():
+                self.report(i, lanes, bad, [arg])
+            found |= bad
+        return found
+
+    def report(self, i: Instruction, lanes: Lanes, holds: Array, args: list[Arg], any_bit: bool = False) -> None:
+        """The operands of a group, if nobody wrote any of them, or `any_bit` of one."""
         doubtful = [name for name in names(args) if name in self.rows]
         if len(doubtful) < len(args):
             return
-        bad = np.logical_and.reduce([holds, *(self.blank(arg, lanes) for arg in args)])
+        told = self.some_bit if any_bit else self.blank
+        bad = np.logical_and.reduce([holds, *(told(arg, lanes) for arg in args)])
         if bad.any():
             message = f"register {doubtful[0]}, which the thread never wrote, in {i.text!r}"
             position = int(np.flatnonzero(bad)[0])
             self.findings.report("uninitialised", message, i, lanes, position, count=int(np.count_nonzero(bad)))
 
+    def bits(self, arg: Arg, lanes: Lanes) -> tuple[Array, Array]:
+        """The bits of an operand that nobody wrote, one word a lane, and a word of all its bits."""
+        row = self.rows.get(arg.operand.name) if isinstance(arg.operand, Reg) else None
+        if row is None:
+            return np.zeros(lanes.n, np.uint8), np.array(0xFF, np.uint8)
+        mine = row[lanes.index]
+        if mine.dtype == np.bool_:
+            return mine, np.array(True)
+        bits = 8 * min(mine.itemsize, arg.dtype.itemsize * (2 if arg.packed else 1))
+        low = np.array((1 << bits) - 1, mine.dtype)
+        return mine & low, low
+
+    def some_bit(self, arg: Arg, lanes: Lanes) -> Array:
+        """In which lanes nobody wrote some bit of an operand."""
+        return np.asarray(self.bits(arg, lanes)[0] != 0)
+
+    def all_bits(self, arg: Arg, lanes: Lanes) -> Array:
+        """In which lanes nobody wrote any bit of an operand."""
+        found, low = self.bits(arg, lanes)
+        return np.asarray(found == low)
+
     def blank(self, arg: Arg, lanes: Lanes) -> Array:
-        """In which lanes nobody wrote any bit of an operand that has a shadow."""
-        assert isinstance(arg.operand, Reg)
-        row = self.rows[arg.operand.name][lanes.index]
-        if row.dtype == np.bool_:
-            return row
-        bits = 8 * min(row.itemsize, arg.dtype.itemsize * (2 if arg.packed else 1))
-        low = row.dtype.type((1 << bits) - 1)
-        return np.asarray(row & low == low)
+        """In which lanes nobody wrote any bit of an operand but for those of which constants have made something."""
+        found, low = self.bits(arg, lanes)
+        if not isinstance(arg.operand, Reg) or arg.operand.name not in self.rows:
+            return np.zeros(lanes.n, np.bool_)
+        nothing = self.written[arg.operand.name][lanes.index] & low == 0
+        return np.asarray((found == low) | ((found != 0) & nothing))
 
     def watch(self, frame: Frame, pc: int, thunk: Thunk) -> Thunk:
         """An instruction's thunk with what it does to the shadows before it."""
         plan, i = self.code.plans[pc], self.code.instructions[pc]
-        copies, kept = copied(plan, i), results(plan, i)
-        rows = {n: np.empty(frame.n, self.rows[n].dtype) for n in names((*plan.reads, *plan.writes)) if n in self.rows}
+        read = [n for n in names((*plan.reads, *plan.writes)) if n in self.rows]
+        rows, written = ({n: np.empty(frame.n, self.rows[n].dtype) for n in read} for _ in range(2))
         targets = [n for n in names(plan.writes) if n in rows]
-
-        def shadow(arg: Arg) -> Array:
-            if isinstance(arg.operand, Reg) and arg.operand.name in rows:
-                return frame.view(arg.operand, rows[arg.operand.name], arg)
-            return np.zeros(frame.n * (2 if arg.packed else 1), arg.dtype)
-
-        if copies:
-            out = [shadow(a) if a in kept else np.empty(frame.n, a.dtype) for a in plan.writes]
-            ins = [shadow(a) if k in copies else frame.array(a) for k, a in enumerate(plan.reads)]
-            twin = plan if i.opcode != "cvt" else replace(plan, bind=lambda frame, out, ins: lambda: widen(out[0], ins[0]))
-        else:
-            out, ins = [rows[n] for n in targets], []
-            twin = replace(plan, bind=lambda frame, out, ins: lambda: clear(out), pure=True)
-        change = frame.guarded(twin, i, out, ins, defaultdict(int))
+        changes = [self.twin(frame, pc, rows, False), self.twin(frame, pc, written, True)]
         predicate = None if i.predicate is None else frame.array(Arg(i.predicate[0], TYPES["pred"].dtype))
         touched = frozenset(rows).union([i.predicate[0].name] if i.predicate else [])
 
@@ -130,15 +163,50 @@ class Shadows:
             if self.open.isdisjoint(touched) or self.known(lanes, touched):
                 thunk()
                 return
-            self.judge(pc, lanes, predicate)
+            told = self.judge(pc, lanes, predicate)
             if targets:
                 for name, row in rows.items():
                     row[:] = self.rows[name][lanes.index]
-                change()
+                    # Who has written all of a register may have done so unwatched.
+                    written[name][:] = np.where(row == 0, ~np.zeros_like(row), self.written[name][lanes.index])
+                for change in changes:
+                    change()
                 for name in targets:
-                    self.rows[name][lanes.index] = rows[name] if not copies or name in names(kept) else 0
+                    rows[name][told] = 0
+                    self.rows[name][lanes.index] = rows[name]
+                    # Zeros that come with a byte do not decide what is above it.
+                    self.written[name][lanes.index] = written[name] & ~rows[name]
                     self.changed(name, lanes)
             thunk()
+
+        return run
+
+    def twin(self, frame: Frame, pc: int, rows: dict[str, Array], written: bool) -> Thunk:
+        """What an instruction does to shadows in `rows`: of bits that somebody has `written`, or that nobody has."""
+        plan, i = self.code.plans[pc], self.code.instructions[pc]
+        copies, kept = copied(plan, i), results(plan, i)
+
+        def shadow(arg: Arg) -> Array:
+            if isinstance(arg.operand, Reg) and arg.operand.name in rows:
+                return frame.view(arg.operand, rows[arg.operand.name], arg)
+            bits = np.full(frame.n * arg.dtype.itemsize * (2 if arg.packed else 1), 0xFF if written else 0, np.uint8)
+            return bits != 0 if arg.dtype == np.bool_ else bits.view(arg.dtype)
+
+        targets = [rows[n] for n in names(plan.writes) if n in rows]
+        if not copies:
+            plain = replace(plan, bind=lambda frame, out, ins: lambda: fill(out, written), pure=True)
+            return frame.guarded(plain, i, targets, [], defaultdict(int))
+        out = [shadow(a) if a in kept else np.empty(frame.n, a.dtype) for a in plan.writes]
+        ins = [shadow(a) if k in copies else frame.array(a) for k, a in enumerate(plan.reads)]
+        twin = on_shadows(plan, i, written)
+        if twin is not plan:
+            ins += [frame.array(plan.reads[k]) for k in copies]
+        change = frame.guarded(twin, i, out, ins, defaultdict(int))
+        others = [rows[n] for n in names(plan.writes) if n in rows and n not in names(kept)]
+
+        def run() -> None:
+            change()
+            fill(others, written)
 
         return run
 
@@ -175,13 +243,7 @@ class Shadows:
                 self.changed(name, lanes)
 
 
-def clear(rows: Sequence[Array]) -> None:
+def fill(rows: Sequence[Array], written: bool) -> None:
+    """Shadows of what an instruction has written."""
     for row in rows:
-        row[:] = 0
-
-
-def widen(out: Array, source: Array) -> None:
-    """A conversion of what nobody wrote is all of it what nobody wrote."""
-    blank = source.view(UNSIGNED[source.itemsize]) == np.iinfo(UNSIGNED[source.itemsize]).max
-    unsigned = UNSIGNED[out.itemsize]
-    out[...] = np.where(blank, np.iinfo(unsigned).max, 0).astype(unsigned).view(out.dtype)
+        row[:] = ~np.zeros_like(row) if written else 0

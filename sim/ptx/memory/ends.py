@@ -169,6 +169,10 @@ class Ends:
             ("out of bounds", (offsets < 0) | (offsets > room), f"it has {plural(self.room, 'byte')}"),
             ("exited block", self.wave.alive_by_block[blocks] == 0, "the block that is to get it has exited"),
         )
+        strays = (offsets >= 0) & (offsets <= room) & self.memory.strays(i, offsets, shape.size)
+        if strays.any():
+            why = self.memory.strayed(i, int(offsets[strays][0])).removeprefix(": ")
+            checks = (*checks, ("out of bounds", strays, why))
         what = f"{i.name} of {plural(shape.size, 'byte')}"
         return self.judged(checks, lanes, spot, i, lambda at: f"{what} at {int(offsets[at]):#x} of shared memory: ")
 

@@ -13,6 +13,8 @@ from typing import Any
 
 import numpy as np
 
+from cupyflash.words import plural
+
 from ..order.lifetimes import Lifetimes
 from ..order.races import Races
 from ..order.shadow import windows
@@ -29,6 +31,10 @@ from .swizzles import Swizzles
 
 SHARED_WINDOW = 1 << 56
 LOCAL_WINDOW = 2 << 56
+PARAM_WINDOW = 4 << 56
+"""Of the kernel's parameters; an address of .param may come with it or, from a register of 32 bits, without."""
+PARAM_START = 1 << 20
+"""Where in it the parameters begin: an address in 32 bits that is not near 0, and has room in front for what goes astray."""
 SPACE_BITS = 56
 
 LOOK = 1 << 16
@@ -89,6 +95,8 @@ class Memory:
         """Bytes at the end of each block's shared memory that are the system's: zero at first."""
         self.shared_names: Mapping[str, int] = {}
         """Offsets of the variables of shared memory."""
+        self.homes: Mapping[Instruction, tuple[str, int, int | None]] = {}
+        """Of accesses to shared memory that may only be of one variable: its name, where it begins and ends (None: with all)."""
         self.lifetimes: Lifetimes | None = None
         """Of the blocks of a wave of clusters, where races are looked for."""
         self._shared = np.empty(0, np.uint8)
@@ -151,6 +159,19 @@ class Memory:
             start, limit, data = 0, segment.size, segment.window(1)[0]
             offset = address - segment.start
         return data[start + offset : start + min(offset + size, limit)].tobytes() if 0 <= offset < limit else b""
+
+    def strays(self, i: Instruction, offsets: Array, size: int) -> Array:
+        """Which accesses of `size` bytes at these offsets in shared memory (int64) leave the variable that they are of."""
+        _, start, end = self.homes.get(i, ("", 0, None))
+        return (offsets < start) | (offsets > (self.shared_size if end is None else end) - size)
+
+    def strayed(self, i: Instruction, offset: int) -> str:
+        """What there is to say about an access that does so."""
+        name, start, end = self.homes[i]
+        where = f"{start - offset} before {name!r}" if offset < start else f"offset {offset - start} of {name!r}"
+        size = "" if end is None else f", which has {plural(end - start, 'byte')}"
+        inside = start <= offset and (end is None or offset < end)
+        return f": {where}{size}" + ("" if inside else f"; what lies there is {self.shared_name(offset)}")
 
     def shared_name(self, offset: int) -> str:
         """An offset in shared memory with the name of the variable that lies there, if it is known."""

@@ -18,7 +18,7 @@ from ..state.segments import IN_FLIGHT, UNWRITTEN, WINDOW_BITS, WRITTEN, Segment
 from ..text.syntax import Instruction
 from ..text.types import ELEMENT, UNSIGNED, Array
 from .cluster import NOBODY, names_rank, targets
-from .memory import LOCAL_WINDOW, SHARED_WINDOW, SPACE_BITS, STORES, Memory, Reached
+from .memory import LOCAL_WINDOW, PARAM_WINDOW, SHARED_WINDOW, SPACE_BITS, STORES, Memory, Reached
 
 ALL = slice(None)
 """Of the bytes of an element."""
@@ -194,6 +194,13 @@ class GlobalPort(Port):
             self.report("uninitialised", message, lanes, fresh, addresses, segment.name)
 
 
+class ParamPort(GlobalPort):
+    """The kernel's parameters, by addresses of .param."""
+
+    def resolve(self, lanes: Lanes, addresses: Array) -> list[Part]:
+        return super().resolve(lanes, addresses.astype(np.uint64) | np.uint64(PARAM_WINDOW))
+
+
 class _BlockPort(Port):
     """Memory with a copy for each block or lane: 32-bit offsets, one base a lane."""
 
@@ -215,12 +222,21 @@ class _BlockPort(Port):
         """What there is to say about addresses that are out of bounds."""
         return ""
 
+    def astray(self, lanes: Lanes, offsets: Array, inside: Array) -> Array:
+        """Which of the accesses that are inside are so of another variable; a finding."""
+        return np.zeros(lanes.n, np.bool_)
+
     def checked(self, lanes: Lanes, offsets: Array, index: Array) -> None:
         """Hook for what a space wants to know about an access that is in bounds and aligned."""
 
+    def room(self) -> tuple[int, int]:
+        """Where in a copy the accesses of the instruction may begin and end."""
+        return 0, self.capacity()
+
     def resolve(self, lanes: Lanes, addresses: Array) -> list[Part]:
         first, pattern = lanes.pattern(addresses, self.size)
-        if not pattern.fits(first, self.capacity()):
+        start, end = self.room()
+        if not pattern.fits(first, end, start):
             return self.search(lanes, addresses)
         if addresses.itemsize == 8:
             addresses = addresses.astype(np.uint32)
@@ -242,7 +258,9 @@ class _BlockPort(Port):
         if (crooked & ~outside).any():
             message = f" of {self.space} memory is not aligned to {self.size} bytes"
             self.report("misaligned", message, lanes, crooked & ~outside, addresses, None)
-        positions = np.flatnonzero(~(outside | crooked))
+        good = ~(outside | crooked)
+        good &= ~self.astray(lanes, addresses, good)
+        positions = np.flatnonzero(good)
         if not len(positions):
             return []
         subset, at = lanes.subset(positions), addresses[positions].astype(np.uint32)
@@ -260,9 +278,24 @@ class SharedPort(_BlockPort):
         self.state = np.empty(n, ELEMENT[size])
         self.words = self.state.view(np.uint64) if size > 8 else self.state
         self.written = pattern(WRITTEN, min(size, 8))
+        self.home = memory.homes.get(instruction)
 
     def capacity(self) -> int:
         return self.memory.shared_size
+
+    def room(self) -> tuple[int, int]:
+        if self.home is None:
+            return 0, self.memory.shared_size
+        return self.home[1], self.memory.shared_size if self.home[2] is None else self.home[2]
+
+    def astray(self, lanes: Lanes, offsets: Array, inside: Array) -> Array:
+        if self.home is None:
+            return np.zeros(lanes.n, np.bool_)
+        bad = inside & self.memory.strays(self.instruction, offsets.astype(np.int64), self.size)
+        if bad.any():
+            message = self.memory.strayed(self.instruction, int(offsets[bad][0]))
+            self.report("out of bounds", message, lanes, bad, offsets, None)
+        return bad
 
     def elements(self) -> Array:
         return self.memory.shared_view(self.size)
@@ -333,6 +366,7 @@ class ClusterPort(SharedPort):
             if bad.any():
                 self.report(kind, message, lanes, bad, np.where(nobody, addresses.astype(np.int64), offsets), None)
         good = ~(nobody | outside | crooked | gone)
+        good &= ~self.astray(lanes, offsets, good)
         parts: list[Part] = []
         own = np.flatnonzero(good & (blocks == lanes.block))
         if len(own):
@@ -404,7 +438,7 @@ class GenericPort(Port):
 PORTS: dict[str, type[Port]] = {
     "global": GlobalPort,
     "const": GlobalPort,
-    "param": GlobalPort,
+    "param": ParamPort,
     "shared": SharedPort,
     "shared::cluster": ClusterPort,
     "local": LocalPort,

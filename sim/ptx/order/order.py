@@ -36,7 +36,12 @@ MANY = 64
 """From so many pairs on it pays to look for repeated ones."""
 
 DEVICE, CLUSTER, BLOCK = range(3)
-"""Scopes of fences: who hears of them."""
+"""Scopes of fences, atomics and strong accesses, the widest first: who hears of them."""
+
+
+def scope_of(mods: Sequence[str]) -> int:
+    """The scope that modifiers name; of the device where they name none (PTX ISA, "atom", "membar/fence")."""
+    return BLOCK if "cta" in mods else CLUSTER if "cluster" in mods else DEVICE
 
 
 class Released(NamedTuple):
@@ -66,7 +71,8 @@ class Order:
         # What lanes have learnt of other lanes through atomics: stamps over the lanes of the grid.
         self._lane_knows: dict[int, Array] = {}
         self._block_knows: dict[int, Array] = {}
-        self._heard: dict[int, Array] = {}
+        # By scope of the message, what lanes have read that acquires nothing before their next fence.
+        self._heard: tuple[dict[int, Array], ...] = ({}, {}, {})
         self._messages: dict[tuple[int, int, int, int], Array] = {}
         # When each lane of the grid last fenced, by how far: for the whole device, for its cluster, for its block.
         self._fenced: tuple[Array, Array, Array] | None = None
@@ -319,11 +325,11 @@ class Order:
         for moments in self._fenced[scope:]:
             moments[lanes.index + self.first] = self.now
         self.now += 1
-        if self._heard:
-            for lane in (lanes.index + self.first).tolist():
-                heard = self._heard.pop(lane, None)
-                if heard is not None:
-                    self._lane_knows[lane] = highest([heard, self._lane_knows.get(lane)])
+        for heard in self._heard[scope:]:
+            for lane in (lanes.index + self.first).tolist() if heard else ():
+                news = heard.pop(lane, None)
+                if news is not None:
+                    self._lane_knows[lane] = highest([news, self._lane_knows.get(lane)])
 
     def fence_inits(self, lanes: Lanes) -> None:
         """fence.mbarrier_init: a relaxed arrival at the barrier of the cluster hands on what these lanes did before."""
@@ -345,16 +351,18 @@ class Order:
     def strong(self, lanes: Lanes, where: Array, area: int, reads: bool, writes: bool, mods: frozenset[str]) -> None:
         """Atomics and strong accesses at `where`, one a lane: they carry what their lanes knew at their last fence."""
         releases, acquires = bool(mods & {"release", "acq_rel"}), bool(mods & {"acquire", "acq_rel"})
-        # What was fenced for a block or a cluster is heard in it only; shared memory is theirs anyway.
+        # What was fenced, or is written or read, for a block or a cluster is heard in it only; shared memory is theirs anyway.
         areas = {DEVICE: 0, CLUSTER: self.per, BLOCK: self.wave.lanes_per_block}
         scopes = [s for s in areas if (s != DEVICE or area >= 0) and (s != CLUSTER or self.wave.cluster > 1)]
+        own = scope_of(tuple(mods))
+        scopes = [s for s in scopes if s >= own]
         for lane, at in zip((lanes.index + self.first).tolist(), where.tolist(), strict=True):
             for scope in scopes:
                 key = (area, scope, 1 + lane // areas[scope] if scope else 0, at)
                 message = self._messages.get(key)
                 if reads and message is not None:
                     # An atomic is taken to acquire at once, as the code that counts finished blocks relies on.
-                    into = self._lane_knows if acquires or writes else self._heard
+                    into = self._lane_knows if acquires or writes else self._heard[scope]
                     into[lane] = highest([message, into.get(lane)])
                 fences = None if self._fenced is None else self._fenced[scope]
                 moment = self.now if releases else 0 if fences is None else int(fences[lane])

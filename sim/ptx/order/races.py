@@ -13,6 +13,7 @@ from ..state.lanes import WARP, Lanes, Wave
 from ..state.segments import Segment
 from ..text.syntax import Instruction
 from ..text.types import Array
+from . import scopes
 from .copies import Copies
 from .order import BLOCKS, CLUSTERS, LANE, LANES, LEVEL, LOW, ONE, STAMP, WARPS, Order
 from .shadow import Access, Area, Boxes, Rows, Shadow, Table, TileAccess, Touch, Who, same_for_warps, windows
@@ -149,6 +150,8 @@ class Races(Order):
             if self.tiles is not None and shadow.shared:
                 self.tiles.look(access, "atomic access")
             self.note(access, shadow.atomics)
+            if self.sharing.narrow and not is_phase(i) and not (shadow.shared and self.wave.cluster == 1):
+                scopes.look(self, access, kind != "ld")
             if self.fences and not is_phase(i) and i.opcode != "cp":
                 where = rows.reshape(lanes.n, -1)[:, 0] if len(rows) != lanes.n else rows
                 reads = kind in ("ld", "atom") and i.opcode != "st"

@@ -74,6 +74,8 @@ class Shadow:
     copies: Table | None = None
     volatile: Table | None = None
     landing: Table | None = None
+    scoped: dict[tuple[int, bool], Table] = field(default_factory=dict)
+    """Where some strong accesses leave out other blocks, all strong accesses by (scope, whether they write)."""
     ragged: bool = False
     """Some copy to or from a tensor began or ended within a granule, which may then say nothing of it."""
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from ..state.segments import Place, meets
 from ..text.syntax import Instruction
+from .order import DEVICE, scope_of
 
 STRONG = frozenset({"volatile", "relaxed", "acquire", "release", "acq_rel", "mmio"})
 """Modifiers of loads and stores that, like atomics, do not race with each other."""
@@ -30,6 +31,11 @@ def is_strong(i: Instruction) -> bool:
     return i.opcode in ("atom", "red") or (i.opcode in ("ld", "st") and bool(STRONG & set(i.mods)))
 
 
+def is_narrow(i: Instruction) -> bool:
+    """Atomics and strong accesses that leave out threads of other blocks or clusters."""
+    return is_strong(i) and not is_phase(i) and scope_of(i.mods) != DEVICE
+
+
 WIDEST = 16
 """Bytes of the widest granule: an access of more has several."""
 
@@ -41,7 +47,8 @@ class Sharing:
     `shared_granule`: the smallest width of an access; `global_granules` by the place of the pointer that it may have come
     from, under "*" that of accesses to anywhere. `atomics`: there are atomics or strong loads and stores; `releases`: and fences
     or releases. `written`: places of the pointers that stores may have come from, None where that cannot be told. `proxies`:
-    something accesses memory through the asynchronous proxy, `products`: wgmma does.
+    something accesses memory through the asynchronous proxy, `products`: wgmma does. `narrow`: there are atomics or strong
+    accesses whose scope is less than the device, to memory that other blocks may reach.
     `guesses`: plain loads whose values only a compare-and-swap looks at, so that atomics do not race with them.
     `lockstep`: volatile loads and stores, but for loads on which a loop waits: between lanes of a warp they need an order, too.
     """
@@ -53,6 +60,7 @@ class Sharing:
     written: frozenset[Place] | None
     proxies: bool = False
     products: bool = False
+    narrow: bool = False
     guesses: frozenset[Instruction] = frozenset()
     lockstep: frozenset[Instruction] = frozenset()
 

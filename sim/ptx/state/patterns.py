@@ -51,9 +51,9 @@ class Pattern:
         self._wavefronts: dict[int, tuple[int, int]] = {}
         self._sectors: dict[int, int] = {}
 
-    def fits(self, first: int, capacity: int) -> bool:
-        """Whether every access is aligned and inside of `capacity` bytes when the first is at offset `first`."""
-        return self.aligned and not first & (self.size - 1) and first + self.low >= 0 and first + self.high <= capacity - self.size
+    def fits(self, first: int, end: int, start: int = 0) -> bool:
+        """Whether every access is aligned and inside of the bytes from `start` to `end` when the first is at offset `first`."""
+        return self.aligned and not first & (self.size - 1) and first + self.low >= start and first + self.high <= end - self.size
 
     def index(self, space: str, base: Callable[[int], Array], first: int) -> Array:
         """Index of each lane's element (int64) in the memory of all blocks or lanes, of which `base` says whose is where."""

@@ -48,7 +48,8 @@ def meets(found: Place, place: Place) -> bool:
 class Segment:
     """A named range of global (or constant, or parameter) memory that shows the bytes of a NumPy array."""
 
-    def __init__(self, name: str, number: int, array: Array, space: str = "global"):
+    def __init__(self, name: str, number: int, array: Array, space: str = "global", start: int | None = None):
+        """`start`: its virtual address, where it is not that of tensor `number`."""
         low, high = byte_bounds(array)
         root = array
         while isinstance(root.base, np.ndarray):
@@ -62,7 +63,8 @@ class Segment:
         self.space = space
         self.array = array
         self.size = high - low if array.size else 0
-        self.start = ((number + 1) << WINDOW_BITS) + (1 << (WINDOW_BITS - 1)) + place % ALIGNMENT
+        middle = ((number + 1) << WINDOW_BITS) + (1 << (WINDOW_BITS - 1)) + place % ALIGNMENT
+        self.start = middle if start is None else start
         self.writable = array.flags.writeable
         self.address = low
         base = array.__array_interface__["data"][0]

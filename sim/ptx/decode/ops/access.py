@@ -30,6 +30,8 @@ def take_space(mods: Mods) -> str:
         return "shared"
     if mods.flag("shared::cluster"):
         return "shared::cluster"
+    if mods.flag("param::entry"):
+        return "param"
     return mods.choice(SPACES, "generic")
 
 
@@ -40,10 +42,10 @@ def address_arg(memory: Operand, space: str) -> tuple[Arg, int]:
     if memory.coordinates:
         raise Unsupported("coordinates of a tensor")
     base = memory.base
-    narrow_space = space in ("shared", "shared::cluster", "local")
+    narrow_space = space in ("shared", "shared::cluster", "local", "param")
     bits = base.type.bits if isinstance(base, Reg) else 32 if narrow_space else 64
     if bits < 64 and not narrow_space:
-        raise Unsupported("a 32-bit address outside of shared and local memory")
+        raise Unsupported("a 32-bit address outside of shared and local memory and of parameters")
     return Arg(base, TYPES[f"u{bits}"].dtype), memory.offset
 
 
@@ -75,7 +77,11 @@ def vector(mods: Mods) -> int:
     return int(mods.choice(("v2", "v4", "v8"), "v1")[1:])
 
 
-@opcode("ld", "ldu", forms="{.v2 .v4 .v8} .global .shared{::cta ::cluster} .local .const .param, generic; .b8-.f64; hints ignored")
+@opcode(
+    "ld",
+    "ldu",
+    forms="{.v2 .v4 .v8} .global .shared{::cta ::cluster} .local .const .param{::entry}, generic; .b8-.f64; hints ignored",
+)
 def ld(i: Instruction) -> Plan:
     mods = Mods(i, *hints(i))
     space, count, type_ = take_space(mods), vector(mods), mods.type()

@@ -10,43 +10,51 @@ import numpy as np
 from cupyflash.words import plural
 
 from ...memory.cluster import cluster_address, rank_of
-from ...memory.memory import LOCAL_WINDOW, SHARED_WINDOW, SPACE_BITS
+from ...memory.memory import LOCAL_WINDOW, PARAM_WINDOW, SHARED_WINDOW, SPACE_BITS
 from ...text.types import TYPES, Array, PtxType
 from ..registry import Frame, Instruction, Mods, Plan, Thunk, Unsupported, arg, opcode, pure
 
-WINDOWS = {"shared": SHARED_WINDOW, "local": LOCAL_WINDOW, "global": 0, "const": 0, "param": 0}
+WINDOWS = {"shared": SHARED_WINDOW, "local": LOCAL_WINDOW, "global": 0, "const": 0, "param": PARAM_WINDOW}
 SHARED = ("shared", "shared::cta", "shared::cluster")
 
 
-@opcode("cvta", forms="{.to} .global .shared{::cta ::cluster} .local .const .param .u64 .u32")
+def named_space(i: Instruction, mods: Mods) -> str:
+    """The space that an instruction names."""
+    if set(SHARED) & set(i.mods):
+        return "shared"
+    return "param" if mods.flag("param::entry") else mods.choice(tuple(WINDOWS))
+
+
+@opcode("cvta", forms="{.to} .global .shared{::cta ::cluster} .local .const .param{::entry} .u64 .u32")
 def cvta(i: Instruction) -> Plan:
     mods = Mods(i, *SHARED)
     backward, type_ = mods.flag("to"), mods.type("u64", "u32")
-    space = "shared" if set(SHARED) & set(i.mods) else mods.choice(tuple(WINDOWS))
+    space = named_space(i, mods)
     mods.done()
     window = WINDOWS[space]
     d, a = (arg(o, type_) for o in i.operands)
     if not window:
         return pure(lambda d, a: partial(np.copyto, d, a), [d], [a])
     base = np.array(window, np.uint64)
-    fn = np.subtract if backward else np.add
+    fn = np.subtract if backward else np.bitwise_or if space == "param" else np.add
     return pure(lambda d, a: partial(fn, a, base, d), [d], [a])
 
 
-@opcode("isspacep", forms=".global .shared{::cta ::cluster} .local .const .param")
+@opcode("isspacep", forms=".global .shared{::cta ::cluster} .local .param{::entry}")
 def isspacep(i: Instruction) -> Plan:
     mods = Mods(i, *SHARED)
-    space = "shared" if set(SHARED) & set(i.mods) else mods.choice(tuple(WINDOWS))
+    space = named_space(i, mods)
     mods.done()
-    if space in ("const", "param"):
-        raise Unsupported(f"isspacep.{space}")
-    tag = np.array(WINDOWS[space] >> SPACE_BITS, np.uint64)
+    if space == "const":
+        raise Unsupported("isspacep.const")
+    tags = [np.array(WINDOWS[one] >> SPACE_BITS, np.uint64) for one in (space, *(["param"] if space == "global" else []))]
 
     p, a = i.operands
 
     def bind(frame: Frame, out: Sequence[Array], ins: Sequence[Array]) -> Thunk:
         def run() -> None:
-            out[0][...] = ins[0] >> np.uint64(SPACE_BITS) == tag
+            of = ins[0] >> np.uint64(SPACE_BITS)
+            out[0][...] = np.logical_or.reduce([of == tag for tag in tags])  # the window of parameters is within that of .global
             if space == "shared" and "shared::cluster" not in i.mods and frame.lanes.wave.cluster > 1:
                 # The own block's, be it with its rank or without.
                 address = np.broadcast_to(ins[0], frame.n)

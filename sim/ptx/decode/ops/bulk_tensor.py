@@ -10,6 +10,7 @@ import numpy as np
 from ...memory.bulkcopy import Reduction
 from ...memory.ends import Shape
 from ...memory.maps import BAD
+from ...memory.memory import PARAM_WINDOW
 from ...memory.regions import Region
 from ...state.lanes import Lanes
 from ...text.types import TYPES, Array, PtxError
@@ -169,14 +170,16 @@ def tensor_prefetch(i: Instruction, rank: int, operands: list[Operand]) -> Plan:
 
 
 def map_prefetch(i: Instruction) -> Plan:
-    """prefetch.tensormap: the map is checked."""
+    """prefetch.tensormap: the map is checked; its address is one of .param if the instruction says so."""
     (memory,) = i.operands
-    base, offset = address_arg(memory, "generic")
+    param = bool({"param", "param::entry"} & set(i.mods))
+    base, offset = address_arg(memory, "param" if param else "generic")
 
     def bind(frame: Frame, out: Sequence[Array], ins: Sequence[Array]) -> Thunk:
         def run() -> None:
             (address,) = values_of(frame, ins)
-            frame.machine.bulks.maps.find(frame.lanes, address + offset, 0, i)
+            generic = address + offset | (PARAM_WINDOW if param else 0)
+            frame.machine.bulks.maps.find(frame.lanes, generic, 0, i)
 
         return run
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from ...memory.tensormap import MAP_BYTES
-from ...order.order import BLOCK, CLUSTER, DEVICE
+from ...order.order import BLOCK, scope_of
 from ...state.lanes import WARP
 from ...text.types import TYPES, Array
 from ..registry import (
@@ -147,7 +147,7 @@ def bar(i: Instruction) -> Plan:
 def fence(i: Instruction) -> Plan:
     if "tensormap::generic" in i.mods:
         return map_fence(i)
-    scope = BLOCK if "cta" in i.mods else CLUSTER if "cluster" in i.mods else DEVICE
+    scope = scope_of(i.mods)
     inits = "mbarrier_init" in i.mods
     proxy = any(m.startswith("proxy") for m in i.mods) and any("async" in m for m in i.mods)
     # fence.mbarrier_init.release.cluster is the part of such a fence that concerns mbarrier.init.
