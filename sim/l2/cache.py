@@ -104,7 +104,7 @@ class Requests:
         nbytes: Many,
         *,
         write: bool = False,
-        times: int = 1,
+        times: Many = 1,
         asked: Many | None = None,
     ) -> Requests:
         """From numbers or arrays, of which there are as many of each; `asked` None: each byte once."""

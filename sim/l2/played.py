@@ -1,0 +1,365 @@
+"""A kernel's thread blocks as its schedule's walk has them: which run when, and what they ask for at which addresses."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import partial
+from typing import Any, Literal, NamedTuple, get_args
+
+import numpy as np
+
+from cupyflash.schedules import BackwardSchedule, Kernel, Move, Walk
+from cupyflash.schedules.balance import taken
+from cupyflash.schedules.fa3 import Fa3Schedule
+from cupyflash.schedules.moves import Of, When
+from cupyflash.schedules.parts import Axis
+from cupyflash.sim.l2.bounds import Bounds
+from cupyflash.sim.l2.cache import Requests
+from cupyflash.sim.l2.launch import TOGETHER, Launch, Memory, Tensor, unit_of
+from cupyflash.sim.l2.reads import Given, Place, Reading, reading
+from cupyflash.sim.steps import OF_WORKS, Events, Heads, Steps
+
+Order = Literal["rows", "batch", "heads"]
+ORDERS: tuple[Order, ...] = get_args(Order)
+"""Which thread blocks are neighbours in a grid: "rows": row blocks of one head, then its heads, then the batch, as the kernels have
+it. "batch": row blocks, then the batch, then heads, as in FlashAttention-2's own grid. "heads": the same row block of all heads."""
+
+
+class Works(NamedTuple):
+    """Pieces of work in the order in which they are taken, by their part, key head and tile; `there`: those that there are."""
+
+    part: np.ndarray
+    k: np.ndarray
+    g: np.ndarray
+    i: np.ndarray
+    j: np.ndarray
+    there: np.ndarray
+
+    @classmethod
+    def of(cls, walk: Walk, order: str, bounds: Bounds | None) -> Works:
+        """A walk's."""
+        rows, cols = (np.array([part.extents(walk.blocks)[axis].size for part in walk.parts], np.int64) for axis in range(2))
+        sizes = {"b": len(walk.parts), "k": walk.key_heads, "g": walk.group, "i": rows.max(initial=0), "j": cols.max(initial=0)}
+        taken = walk.schedule.order() if isinstance(walk.schedule, Fa3Schedule) else None
+        along = "i" if "i" in walk.block.lower() else "j"
+        if taken is not None:
+            item, head = taken
+            k, g = np.divmod(head, walk.group)
+            part, i = np.divmod(item, sizes["i"]) if bounds is None else (each[item] for each in bounds.found())
+            return cls(part, k, g, i, np.zeros_like(i), i < rows[part])
+        if bounds is None:
+            axes = {"rows": "bk" + walk.block, "batch": "kgbI", "heads": "Ibkg"}[order]
+        else:
+            axes = "k" + "".join("b" if axis.lower() == along else axis for axis in walk.block)
+            sizes["b"] = bounds.blocks
+        found = dict(zip(axes.lower(), np.indices([sizes[axis] for axis in axes.lower()]).reshape(len(axes), -1), strict=True))
+        for axis in filter(str.isupper, axes):
+            found[axis.lower()] = sizes[axis.lower()] - 1 - found[axis.lower()]
+        if bounds is not None:
+            found["b"], index = (each[found["b"]] for each in bounds.found())
+            last = (rows if along == "i" else cols)[found["b"]] - 1
+            found[along] = last - index if along.upper() in walk.block else index
+        part, k, g, i, j = (found.get(axis, np.zeros_like(found["b"])) for axis in "bkgij")
+        here = [(at >= 0) & (at < size[part]) for axis, at, size in (("i", i, rows), ("j", j, cols)) if axis in walk.block.lower()]
+        return cls(part, k, g, i, j, np.logical_and.reduce(here) if here else np.ones(len(part), bool))
+
+
+class Asked(NamedTuple):
+    """Turns in which something moves: whose piece of work, when, and of which tile."""
+
+    work: np.ndarray
+    turn: np.ndarray
+    g: np.ndarray
+    i: np.ndarray
+    j: np.ndarray
+
+    def repeated(self, number: np.ndarray | int) -> tuple[Asked, np.ndarray]:
+        """Each so often, and for the how manieth time."""
+        each = np.broadcast_to(number, self.work.shape)
+        again = np.arange(each.sum()) - np.repeat(np.cumsum(each) - each, each)
+        return Asked(*(np.repeat(one, each) for one in self)), again
+
+
+class Tables:
+    """The turns of all thread blocks of a walk, numbered through its parts and key heads; those that are alike once."""
+
+    def __init__(self, walk: Walk, works: Works) -> None:
+        self.steps: list[Steps] = []
+        known: dict[object, int] = {}
+        whose = np.zeros((len(walk.parts), walk.key_heads), np.int64)
+        for number, part in enumerate(walk.parts):
+            for k in range(walk.key_heads):
+                key = part.kind, 0 if part.alike or walk.every else k
+                if key not in known:
+                    known[key] = len(self.steps)
+                    self.steps.append(Steps(walk, part, Heads.of(walk, part, k)))
+                whose[number, k] = known[key]
+        self.first = np.cumsum([0, *(each.blocks for each in self.steps)])
+        self._visits = np.concatenate([np.zeros(1, np.int64), *(each.visits for each in self.steps)])
+        self.width = int(self._visits.max()) + 2
+        self._events: dict[When, tuple[np.ndarray, Events]] = {}
+        # The number of each piece of work
+        table = whose[works.part, works.k]
+        number = np.zeros(len(table), np.int64)
+        for axis in walk.block.lower():
+            number = number * np.array([each.sizes[axis] for each in self.steps], np.int64)[table] + getattr(works, axis)
+        self.block = np.where(works.there, self.first[table] + number, -1)
+
+    @property
+    def visits(self) -> np.ndarray:
+        """The tiles that each piece of work visits."""
+        found: np.ndarray = self._visits[self.block + 1]
+        return found
+
+    def asked(self, when: When, works: np.ndarray, first: np.ndarray, end: np.ndarray) -> Asked:
+        """What pieces of work move in their turns from `first` to `end`."""
+        if when not in self._events:
+            every = [each.events(when) for each in self.steps]
+            blocks = np.concatenate([each.block + first for each, first in zip(every, self.first, strict=False)])
+            events = Events(*map(np.concatenate, zip(*every, strict=True)))
+            self._events[when] = blocks * self.width + events.turn, events
+        order, events = self._events[when]
+        block = self.block[works] * self.width
+        begin, behind = (np.searchsorted(order, block + turn) for turn in (first, end))
+        number = behind - begin
+        at = np.arange(number.sum()) + np.repeat(begin - np.cumsum(number) + number, number)
+        return Asked(np.repeat(works, number), *(each[at] for each in events[1:]))
+
+
+class Played(Launch):
+    """A walk's kernel on a device that runs `slots` of its thread blocks at a time."""
+
+    def __init__(self, walk: Walk, kernel: Kernel, slots: int, memory: Memory, given: Given, order: Order = "rows") -> None:
+        self.schedule: Any = walk.schedule
+        self.slots, self.grid, self._resident = slots, kernel.grid, slots
+        if walk.streamed:
+            # Those of a multiprocessor are one: their requests are too small to be followed one by one.
+            self.slots = self.schedule.device.sm_count
+            walk = replace(walk, sizes=(walk.streamed * (slots // self.slots), walk.blocks[1]))
+        self.walk, self.memory, self.given = walk, memory, given
+        packed = None if walk.works is None else self.schedule.together
+        axis, size = ("q", walk.blocks[0]) if "i" in walk.block.lower() else ("k", walk.blocks[1])
+        self.bounds = None if packed is None else Bounds.of(packed, axis, size, walk.parts, memory)
+        self.works = Works.of(walk, order, self.bounds)
+        self.tables = Tables(walk, self.works)
+        self.visits = self.tables.visits
+        self.work_turns = np.maximum(self.visits, 1)
+        self.begins = np.zeros(len(self.visits), np.int64)  # the turn in which each piece of work begins
+        self.shared = self._shared()
+        together = self.work_turns if self.shared is None else [self.work_turns[some].sum() for some in self.shared]
+        self.turns = np.asarray(together, np.int64)
+        self.q, self.k = (Axis(*np.array(each).T) for each in ([part.q for part in walk.parts], [part.k for part in walk.parts]))
+        self.numbers, self.lengths = (np.array(each) for each in ([p.number for p in walk.parts], [p.sizes for p in walk.parts]))
+        self.together = walk.parts[0].heads_together
+        self.units, self.heft = [0], 1
+        self.made = [self._made(move, number) for number, move in enumerate(walk.moves)]
+        self.unit = unit_of(self.units)
+
+    @property
+    def resident(self) -> int:
+        return self._resident
+
+    def _shared(self) -> list[np.ndarray] | None:
+        """The pieces of work of each thread block, where it has several."""
+        s = self.schedule
+        if not isinstance(s, Fa3Schedule):
+            return None
+        # Who is free first takes the next; at the end each asks once more, as far as there are numbers.
+        whose, _ = taken(self.work_turns[: s.blocks_there] if s.queued else np.ones(s.asked_for), s.grid)
+        whose = np.append(whose, np.arange(s.asked_for - len(whose)))
+        return np.split(np.argsort(whose, kind="stable"), np.cumsum(np.bincount(whose, minlength=s.grid))[:-1])
+
+    def played(self) -> Iterator[tuple[float, Requests]]:
+        works, starts = np.arange(len(self.visits)), self.starts()
+        if self.shared is not None:
+            works = np.concatenate(self.shared)
+            turns = self.work_turns[works]
+            before = np.cumsum(self.turns) - self.turns  # turns of the thread blocks before
+            starts = np.cumsum(turns) - turns - np.repeat(before - starts, [len(some) for some in self.shared])
+            order = np.argsort(starts, kind="stable")
+            works, starts = works[order], starts[order]
+        self.begins[works] = starts
+        ends, step = starts + self.work_turns[works], max(1, TOGETHER // (self.slots * self.heft))
+        last, launched, running = int(ends.max(initial=0)), 0, works[:0]
+        for now in range(0, last, step):
+            upto = int(np.searchsorted(starts, now + step))
+            running = np.append(running[ends[running] > now], np.arange(launched, upto))
+            launched = upto
+            begin, end = np.maximum(now, starts[running]), np.minimum(now + step, ends[running])
+            yield min(1.0, (now + step) / last), self.requests(works[running], begin - starts[running], end - starts[running])
+
+    def requests(self, works: np.ndarray, first: np.ndarray, end: np.ndarray) -> Requests:
+        """What pieces of work ask for in their turns from `first` to `end`, which are numbered from their own begin."""
+        new = works[first == 0]
+        asked: dict[When | None, Asked] = {None: Asked(new, *[np.zeros_like(new)] * 4)}
+        parts = []
+        for move, made in zip(self.walk.moves, self.made, strict=True):
+            when = None if move.tensor.of in OF_WORKS else move.when
+            if when is not None and when not in asked:
+                asked[when] = self.tables.asked(when, works, first, end)
+            at = asked[when]
+            if len(at.work):
+                parts.append(made(at._replace(turn=at.turn + self.begins[at.work])))
+        return Requests.together(parts)
+
+    def _made(self, move: Move, number: int) -> Callable[[Asked], Requests]:
+        """What makes the requests of a move, which comes as so many do before it in a turn."""
+        moved, memory = move.tensor, self.memory
+        if moved.of in ("one", "work"):
+            return partial(self._words, move, number, memory.words(moved.name, len(self.visits)))
+        self.units.append(moved.itemsize)
+        if moved.of == "search":
+            return partial(self._search, move, number)
+        if moved.of == "tile":
+            return partial(self._state, move, number, self._states(moved.name))
+        if moved.load or moved.name in ("mask", "bias", "dbias", "tree_mask"):
+            found = reading(self.schedule, moved, memory, self.given)
+            if moved.of in ("query", "key", "head"):
+                return partial(self._line, move, number, found)
+            self.heft += found.heft(*self.walk.blocks)
+            return partial(self._scores, move, number, found)
+        return self._placed(move, number)
+
+    def _placed(self, move: Move, number: int) -> Callable[[Asked], Requests]:
+        """The same of what lies row by row."""
+        moved, p = move.tensor, self.schedule.problem
+        of_keys, (Br, Bc) = moved.of == "key", self.walk.blocks
+        axis, heads, size = (self.k, p.kv_heads, Bc) if of_keys else (self.q, p.heads, Br)
+        count = {"head": p.heads, "batch": len(self.numbers)}.get(moved.of)
+        if count is None:
+            length = -(-int(axis.length.max()) // moved.rounded) * moved.rounded
+            count = (int(axis.plane.max()) + heads) * length
+            whole = np.concatenate([np.array([size if moved.along[0] in self.walk.axes(move.when) else 0, length]), *axis[2:]])
+            self.units[-1] *= moved.width * int(np.gcd.reduce(whole))
+        if moved.of == "scores":
+            self.heft = max(self.heft, Br // 2)  # its rows are apart, and no two thread blocks ask for the same
+            self.units[-1] = moved.itemsize * int(np.gcd.reduce([p.seqlen_k, Bc, *self.k.there, *self.k.room]))
+            return partial(self._squares, move, number, self.memory.rows(moved.name, count * p.seqlen_k, moved.itemsize))
+        tensor = self.memory.rows(moved.name, count, moved.row_bytes)
+        made = {"query": self._rows, "key": self._keys, "head": self._heads, "batch": self._batches}[moved.of]
+        return partial(made, move, number, tensor)
+
+    def _by_heads(self, move: Move, at: Asked) -> tuple[Asked, np.ndarray]:
+        """What is moved for each query head, with that."""
+        if "g" not in self.walk.axes(move.when):
+            at, g = at.repeated(self.walk.group)
+            at = at._replace(g=g)
+        head = (self.works.k[at.work] * self.walk.group + at.g) * self.walk.pack * self.together
+        if self.walk.pack > 1:
+            at, member = at.repeated(self.walk.pack)
+            head = np.repeat(head, self.walk.pack) + member
+        return at, head
+
+    def _extent(self, move: Move, at: Asked, letter: str) -> tuple[np.ndarray, np.ndarray]:
+        """The first row or key of a part that is moved, and how many."""
+        axis, size, tile = (self.q, self.walk.blocks[0], at.i) if letter == "i" else (self.k, self.walk.blocks[1], at.j)
+        part = self.works.part[at.work]
+        ends = (axis.room if move.room else axis.there)[part]
+        if letter not in self.walk.axes(move.when):
+            return np.zeros_like(ends), ends
+        first = self.walk.parts[0].rows(tile, size) if letter == "i" else tile * size
+        return first, np.clip(ends - first, 0, size)
+
+    def _row(self, move: Move, at: Asked, head: np.ndarray, row: np.ndarray) -> np.ndarray:
+        """The numbers of queries' rows."""
+        part, rounded = self.works.part[at.work], move.tensor.rounded
+        length = -(-self.q.length[part] // rounded) * rounded
+        found: np.ndarray = (self.q.plane[part] + head) * length + self.q.begin[part] + row
+        return found
+
+    def _rows(self, move: Move, number: int, tensor: Tensor, at: Asked) -> Requests:
+        at, head = self._by_heads(move, at)
+        first, rows = self._extent(move, at, "i")
+        return tensor.of(at.turn, number, self._row(move, at, head, first), rows, write=move.write, times=move.times)
+
+    def _keys(self, move: Move, number: int, tensor: Tensor, at: Asked) -> Requests:
+        part, (first, keys) = self.works.part[at.work], self._extent(move, at, "j")
+        key = (self.k.plane[part] + self.works.k[at.work]) * self.k.length[part] + self.k.begin[part] + first
+        return tensor.of(at.turn, number, key, keys, write=move.write, times=move.times)
+
+    def _squares(self, move: Move, number: int, tensor: Tensor, at: Asked) -> Requests:
+        """Of S or what is like it, some columns of each row."""
+        at, head = self._by_heads(move, at)
+        (row, rows), (col, cols) = self._extent(move, at, "i"), self._extent(move, at, "j")
+        at, n = at.repeated(rows)
+        head, row, col, cols = (np.repeat(each, rows) for each in (head, row, col, cols))
+        first = self._row(move, at, head, row + n) * self.schedule.problem.seqlen_k + col
+        return tensor.of(at.turn, number, first, cols, write=move.write)
+
+    def _heads(self, move: Move, number: int, tensor: Tensor, at: Asked) -> Requests:
+        at, head = self._by_heads(move, at)
+        times = self._extent(move, at, "i")[1] if move.by_rows else move.times
+        return tensor.of(at.turn, number, head, 1, times=times)
+
+    def _batches(self, move: Move, number: int, tensor: Tensor, at: Asked) -> Requests:
+        return tensor.of(at.turn, number, self.numbers[self.works.part[at.work]], 1, times=move.times)
+
+    def _words(self, move: Move, number: int, tensor: Tensor, at: Asked) -> Requests:
+        return tensor.of(at.turn, number, at.work if move.tensor.of == "work" else 0, 1, write=move.write)
+
+    def _search(self, move: Move, number: int, at: Asked) -> Requests:
+        assert self.bounds is not None
+        times = np.where(self.works.there[at.work], move.times, 1)
+        return self.bounds.search(move.tensor.name, at.turn, number, self.works.part[at.work], times)
+
+    def _states(self, name: str) -> tuple[Place, tuple[int, int]]:
+        """Where what is said of tiles lies, and how many row blocks and column blocks share an element."""
+        s, block_mask = self.schedule, self.schedule.problem.options.block_mask
+        if name == "block_mask" and block_mask is not None:
+            return Place.of(name, block_mask.shape, 1, self.memory), s.shares if isinstance(s, BackwardSchedule) else (1, 1)
+        return Place.of(name, s.mask_tiles[0].shape, 1, self.memory), (1, 1)
+
+    def _state(self, move: Move, number: int, states: tuple[Place, tuple[int, int]], at: Asked) -> Requests:
+        at, head = self._by_heads(move, at)
+        (place, shares), part = states, self.works.part[at.work]
+        before = 0 if self.schedule.together is None else self.q.begin[part] // self.walk.blocks[0] + self.numbers[part]
+        index = self.numbers[part], head, before + at.i // shares[0], at.j // shares[1]
+        steps = (step if length > 1 else 0 for length, step in zip(place.lengths, place.steps, strict=True))
+        address = place.first + sum(n * step for n, step in zip(index, steps, strict=True))
+        return Requests.of_elements(at.turn, number, address, np.ones_like(address), 1, write=move.write)
+
+    def _names(self, at: Asked, head: np.ndarray, row: np.ndarray, k: np.ndarray) -> dict[str, np.ndarray]:
+        """What an expression knows of elements, (moves, elements of each)."""
+        p, part = self.schedule.problem, self.works.part[at.work][:, None]
+        n_q, n_k = self.lengths[part, 0], self.lengths[part, 1]
+        place = {"b": self.numbers[part], "h": head, "kv_h": head // (p.heads // p.kv_heads), "n_q": n_q, "n_k": n_k}
+        return {**place, "row": row, "q": row + n_k - n_q, "k": k}
+
+    def _line(self, move: Move, number: int, found: Reading, at: Asked) -> Requests:
+        """What is one for a head, or for each of a tile's rows or keys."""
+        at, head = self._by_heads(move, at)
+        along, none = move.tensor.along or "i" * move.by_rows, np.zeros((len(head), 1), np.int64)
+        if not along:
+            return found.of_each(at.turn[:, None], number, self._names(at, head[:, None], none, none), none + move.times)
+        first, length = self._extent(move, at, along)
+        n = np.arange(length.max(initial=0))
+        query, member = np.divmod(first[:, None] + n, self.together)
+        row, k = (query, none) if along == "i" else (none, query)
+        often = (n < length[:, None]) * move.times
+        return found.of_each(at.turn[:, None], number, self._names(at, head[:, None] + member, row, k), often)
+
+    def _scores(self, move: Move, number: int, found: Reading, at: Asked) -> Requests:
+        """What is one for each score of a tile, or for each that position leaves."""
+        at, head = self._by_heads(move, at)
+        (row0, rows), (col0, cols) = self._extent(move, at, "i"), self._extent(move, at, "j")
+        of, n = move.tensor.of, np.arange(rows.max(initial=0))
+        row, first, end = row0[:, None] + n, col0[:, None], (col0 + cols)[:, None]
+        query, member = np.divmod(row, self.together)
+        if of == "scores":
+            first, end = (np.broadcast_to(each, row.shape) for each in (first, end))
+        else:
+            first, end = self._seen(at, row, of, first, col0[:, None] + self.walk.blocks[1])
+        if of == "newest":
+            n_q, n_k = self.lengths[self.works.part[at.work]].T
+            first, end = (each - (n_k - n_q)[:, None] for each in (first, end))
+        end = np.where(n < rows[:, None], end, 0)
+        names = self._names(at, head[:, None] + member, query, first)
+        return found.of_tiles(at.turn[:, None], number, names, first, end, write=move.write, alike=self.together == 1)
+
+    def _seen(self, at: Asked, row: np.ndarray, of: Of, lo: np.ndarray, hi: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """The keys of tiles from `lo` to before `hi` that rows see for their position."""
+        first, end, whose = np.zeros_like(row), np.zeros_like(row), self.works.part[at.work]
+        for part in np.unique(whose).tolist():
+            first[whose == part], end[whose == part] = self.walk.parts[part].keys_seen(row[whose == part], of)
+        return np.maximum(first, lo), np.minimum(end, hi)
