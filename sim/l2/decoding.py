@@ -52,7 +52,8 @@ class Decoding(Played):
         head = np.repeat(head, rows) + member
         if of == "head":
             often = np.ones_like(head)
-            return Requests.of_elements(at.turn, number, tensor.first + head * tensor.row, often, tensor.row)
+            address = tensor.first + head * tensor.row
+            return Requests.of_elements(at.turn, number, address, often, tensor.row, whose=at.work)
         split = 0 if of == "query" else at.j if self.walk.kernel == "merge_splits" else at.i % s.splits
         row = split * p.head_count * p.seqlen_q + self._row(move, at, head, query)
         return tensor.of(at.turn, number, row, 1, write=move.write)

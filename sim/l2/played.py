@@ -317,7 +317,7 @@ class Played(Launch):
         index = self.numbers[part], head, before + at.i // shares[0], at.j // shares[1]
         steps = (step if length > 1 else 0 for length, step in zip(place.lengths, place.steps, strict=True))
         address = place.first + sum(n * step for n, step in zip(index, steps, strict=True))
-        return Requests.of_elements(at.turn, number, address, np.ones_like(address), 1, write=move.write)
+        return Requests.of_elements(at.turn, number, address, np.ones_like(address), 1, write=move.write, whose=at.work)
 
     def _names(self, at: Asked, head: np.ndarray, row: np.ndarray, k: np.ndarray) -> dict[str, np.ndarray]:
         """What an expression knows of elements, (moves, elements of each)."""
