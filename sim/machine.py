@@ -110,6 +110,12 @@ class Tally:
         every = self.walk.group if of in OF_HEADS and "g" not in self.walk.axes(when) else 1
         return number * every * self._row(move) * move.times
 
+    def turns(self, move: Move) -> int:
+        """How often."""
+        axes = self.walk.axes(move.when)
+        every = self.part.extents(self.walk.blocks)
+        return self._sum(move.when, *(np.ones_like(n) if axis in axes else ONE for axis, n in zip("ij", every, strict=True)))
+
     def largest(self, move: Move) -> int:
         """Of one turn, at most."""
         axes = self.walk.axes(move.when)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
@@ -65,14 +66,34 @@ class Steps:
         rows, cols = part.extents(walk.blocks)
         self.sizes = {"g": walk.group, "i": len(rows), "j": len(cols)}
         self.blocks = int(np.prod([self.sizes[axis] for axis in walk.block.lower()], dtype=np.int64))
-        tiles = self._listed(heads.each)
-        order = np.argsort(self._number(walk.block.lower() + walk.loop, tiles), kind="stable")
-        self.tiles = tuple(each[order] for each in tiles)
-        self.block = self._number(walk.block.lower(), self.tiles)
-        self.visits = np.bincount(self.block, minlength=self.blocks)
+        self.visits = self._counted()
         self.turns = np.maximum(self.visits, 1)
-        self.turn = np.arange(len(order)) - np.repeat(np.cumsum(self.visits) - self.visits, self.visits)
         self._events: dict[When, Events] = {}
+
+    def _counted(self) -> np.ndarray:
+        """The tiles that each thread block visits."""
+        block, heads = self.walk.block.lower(), self.heads.each
+        if "i" in block and "j" in block:
+            return np.ones(self.blocks, np.int64)
+        if "i" in block or "j" in block:
+            each = np.array([visited.counts if "i" in block else visited.column_counts(self.sizes["j"]) for visited in heads])
+        else:
+            each = np.array([[int(visited.counts.sum())] for visited in heads])
+        counted: np.ndarray = each.ravel() if "g" in block else each.sum(axis=0)
+        return counted
+
+    @cached_property
+    def tiles(self) -> tuple[np.ndarray, ...]:
+        """g, i and j of all visits, thread block by thread block."""
+        tiles = self._listed(self.heads.each)
+        order = np.argsort(self._number(self.walk.block.lower() + self.walk.loop, tiles), kind="stable")
+        return tuple(each[order] for each in tiles)
+
+    @cached_property
+    def turn(self) -> np.ndarray:
+        """The turns in which they come."""
+        counted: np.ndarray = np.arange(self.visits.sum()) - np.repeat(np.cumsum(self.visits) - self.visits, self.visits)
+        return counted
 
     def _listed(self, heads: tuple[Visited, ...]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """g, i and j of the tiles that heads visit."""

@@ -11,7 +11,7 @@ from cupyflash import Device, Problem
 from cupyflash.arrays import Layout
 from cupyflash.launcher import prepare
 from cupyflash.params import Params
-from cupyflash.schedules import Kernel, Phase, TileSchedule, Workspace
+from cupyflash.schedules import Kernel, TileSchedule, Walk, Workspace
 from cupyflash.schedules.base import attention_params, element_constants
 from cupyflash.simulated import Simulation
 from cupyflash.tensor_maps import Box
@@ -41,7 +41,7 @@ class TileCopy(TileSchedule):
     def maps(self) -> Mapping[str, Box]:
         return {f"{tensor}_map": Box(tensor, ROWS, self.columns, 128) for tensor in "QO"}
 
-    def phases(self, **_: Any) -> Iterator[Phase]:
+    def walks(self) -> Iterator[Walk]:
         yield from ()
 
     def workspaces(self) -> Mapping[str, Workspace]:

@@ -142,6 +142,10 @@ class TileSchedule(Schedule):
         """The rows of Q and of K that the tensors have room for, from a head's first on."""
         return self.problem.seqlen_q, self.problem.seqlen_k
 
+    def sharing(self, kernel: str) -> int | None:
+        """Thread blocks of a kernel that the planner lets share a multiprocessor; None where it leaves that to their sizes."""
+        return None
+
     def tile_walks(self, parts: tuple[Part, ...]) -> Iterator[Walk]:
         """What finds the states of a mask's tiles."""
         for each in self.found_tiles:

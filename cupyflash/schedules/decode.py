@@ -147,6 +147,9 @@ class DecodeSchedule(TileSchedule):
         """How many sequences have how many keys cached."""
         return Counter(self.cached)
 
+    def sharing(self, kernel: str) -> int | None:
+        return max(1, self.candidate.resident) if kernel == "decode" else None
+
     def walks(self) -> Iterator[Walk]:
         p, cache, cached = self.problem, self.cache, [Cached.of(self, number) for number in range(self.problem.batch)]
         lengths = reads(p, BEGIN, *["cache_seqlens"] * p.options.padded)
@@ -237,7 +240,7 @@ class Cached(Part):
     @property
     def keys(self) -> int:
         """Cached and new."""
-        return self.k.there + self.schedule.cache.appended
+        return int(self.k.there) + self.schedule.cache.appended
 
     @property
     def sizes(self) -> tuple[int, int]:

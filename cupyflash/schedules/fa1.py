@@ -77,11 +77,11 @@ class Fa1Schedule(TileSchedule):
         if self.tiling.used == self.tiling.paper:
             # The paper's own residency: K_j, V_j, Q_i and O_i in elements of the input type.
             row, value_row = p.head_dim * p.itemsize, p.head_dim_v * p.itemsize
-            sizes = {"O": self.block_rows * value_row}
+            beside = {"O": self.block_rows * value_row}
         else:
             row, value_row = row_bytes(p), value_row_bytes(p)
-            sizes = {"block_mask": block_mask_bytes(p, self.row_blocks, self.block_cols)}
-        sizes |= {"K": self.block_cols * row, "V": self.block_cols * value_row, "Q": self.block_rows * row}
+            beside = {"block_mask": block_mask_bytes(p, self.row_blocks, self.block_cols)}
+        sizes = {"K": self.block_cols * row, "V": self.block_cols * value_row, **beside, "Q": self.block_rows * row}
         return tuple(Room(name, nbytes) for name, nbytes in sizes.items())
 
     def walks(self) -> Iterator[Walk]:

@@ -69,12 +69,12 @@ def tiles(problem: Problem, block_rows: int, block_cols: int) -> dict[str, Room]
         "dV": block_cols * padded_dim(p.head_dim_v) * FLOAT32,
         "K": block_cols * row,
         "V": block_cols * value_row,
+        "block_mask": block_mask_bytes(p, query_heads * -(-p.seqlen_q // block_rows), block_cols),
         "Q": block_rows * row,
         "dO": block_rows * value_row,
         "dS": block_cols * (padded_dim(block_rows) * p.itemsize + ROW_PADDING_BYTES),
         "L": given_floats(p) * block_rows * FLOAT32,
         "D": block_rows * FLOAT32,
-        "block_mask": block_mask_bytes(p, query_heads * -(-p.seqlen_q // block_rows), block_cols),
     }
     return {name: Room(name, nbytes) for name, nbytes in sizes.items()}
 

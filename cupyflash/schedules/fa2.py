@@ -109,6 +109,9 @@ class Fa2Schedule(TileSchedule):
         yield from writes(p, END, "O", tile=self.out_room)
         yield from writes(p, END, *["L"] * self.lse)
 
+    def sharing(self, kernel: str) -> int | None:
+        return self.candidate.config.blocks if kernel == "fa2_forward" else None
+
     @property
     def out_room(self) -> str:
         """What O leaves through."""

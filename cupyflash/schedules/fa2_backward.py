@@ -92,7 +92,8 @@ class QueriesSchedule(_Fa2Kernels, RowBlocksOutside):
     def walks(self, parts: tuple[Part, ...] | None = None) -> Iterator[Walk]:
         p, parts, values = self.problem, self.parts if parts is None else parts, "V" if self.stages else "K"
         moves = (
-            *reads(p, SEEN, "Q", "dO", given_name(p), "D"),
+            *(Move(tensor(p, name), SEEN, tile=name) for name in ("Q", "dO")),
+            *reads(p, SEEN, given_name(p), "D", tile="L, D"),
             *captured(p, "row", SEEN),
             Move(tensor(p, "K"), VISIT, tile="K"),
             *captured(p, "key", VISIT, MIXED),

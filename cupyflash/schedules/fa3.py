@@ -187,6 +187,9 @@ class Fa3Schedule(Fa2Schedule):
         """Row blocks that producers ask for, up to the first that a sequence has not."""
         return self.blocks_there + max(0, min(self.grid, self.works - self.blocks_there))
 
+    def sharing(self, kernel: str) -> int | None:
+        return 1
+
     def walks(self) -> Iterator[Walk | Totals]:
         (main,) = super().walks()
         assert isinstance(main, Walk)

@@ -165,7 +165,7 @@ def passing(kernel: str, schedule: TileSchedule, parts: tuple[Part, ...], moves:
 
 
 D, D_V, ONE = "head_dim", "head_dim_v", 1
-_TENSORS: dict[str, tuple[Of, str | int, str | int]] = {
+TENSORS: dict[str, tuple[Of, str | int, str | int]] = {
     **dict.fromkeys(("Q", "dQ"), ("query", D, "itemsize")),
     **dict.fromkeys(("O", "dO"), ("query", D_V, "itemsize")),
     **dict.fromkeys(("K", "dK"), ("key", D, "itemsize")),
@@ -183,7 +183,8 @@ _TENSORS: dict[str, tuple[Of, str | int, str | int]] = {
     **dict.fromkeys(("key_lengths", "cache_seqlens"), ("batch", ONE, WORD)),
     "K_new": ("new", D, "itemsize"),
     "V_new": ("new", D_V, "itemsize"),
-    **dict.fromkeys(("O_part", "m_part", "l_part"), ("part", ONE, FLOAT32)),
+    "O_part": ("part", D_V, FLOAT32),
+    **dict.fromkeys(("m_part", "l_part"), ("part", ONE, FLOAT32)),
     "block_table": ("pages", ONE, WORD),
     "tree_mask": ("newest", ONE, 1),
     **dict.fromkeys(("block_mask", "tiles", "query_tiles"), ("tile", ONE, 1)),
@@ -193,7 +194,7 @@ _TENSORS: dict[str, tuple[Of, str | int, str | int]] = {
 
 def tensor(p: Problem, name: str, of: Of | None = None, width: int | None = None, rounded: int = 1) -> Tensor:
     """A tensor by its name; `of` another, in rows of another `width`, where a kernel sees it so."""
-    usual, wide, size = _TENSORS[name]
+    usual, wide, size = TENSORS[name]
     own, itemsize = (getattr(p, each) if isinstance(each, str) else each for each in (wide, size))
     return Tensor(name, of or usual, own if width is None else width, itemsize, rounded)
 

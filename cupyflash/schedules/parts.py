@@ -82,6 +82,13 @@ class Visited:
         counted: np.ndarray = self.end - self.first if self.kept is None else self.kept.sum(axis=1)
         return counted
 
+    def column_counts(self, col_blocks: int) -> np.ndarray:
+        """How many row blocks visit each column block."""
+        if self.kept is not None:
+            return np.asarray(self.kept.sum(axis=0))
+        begin, behind = (np.bincount(each, minlength=col_blocks + 1)[: col_blocks + 1] for each in (self.first, self.end))
+        return np.cumsum(begin - behind)[:col_blocks]
+
     @property
     def columns(self) -> np.ndarray:
         """The column blocks that any row block visits."""

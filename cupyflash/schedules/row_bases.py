@@ -135,7 +135,7 @@ class RowBasesSchedule(RowBlocksOutside):
         p, parts = self.problem, self.parts if parts is None else parts
         if has_bases(p):
             moves = (
-                *reads(p, SEEN, "Q"),
+                *reads(p, SEEN, "Q", tile="Q"),
                 Move(tensor(p, "K"), VISIT, tile="K"),
                 *score_reads(p),
                 *sink_reads(p, END),

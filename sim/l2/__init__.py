@@ -117,10 +117,8 @@ def launches_of(schedule: TileSchedule, order: Order, memory: Memory, given: Giv
             continue
         registers = FEW_REGISTERS if walk.few else MOST_REGISTERS
         slots = resident(schedule.device, kernel.threads, kernel.shared_bytes, registers)
-        if walk.kernel.endswith("_forward") and isinstance(schedule, Fa2Schedule):  # what the planner lets share a multiprocessor
-            slots = schedule.device.sm_count * (1 if isinstance(schedule, Fa3Schedule) else schedule.candidate.config.blocks)
-        if walk.kernel == "decode":
-            slots = schedule.device.sm_count * max(1, schedule.candidate.resident)
+        if (sharing := schedule.sharing(walk.kernel)) is not None:
+            slots = schedule.device.sm_count * sharing
         kind = Decoding if isinstance(schedule, DecodeSchedule) else Played
         made.append(kind(walk, kernel, slots, memory, given or {}, order if walk.kernel == "fa2_forward" else "rows"))
     return made

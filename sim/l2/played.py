@@ -101,10 +101,10 @@ class Tables:
         self._events: dict[When, tuple[np.ndarray, Events]] = {}
         # The number of each piece of work
         table = whose[works.part, works.k]
-        number = np.zeros(len(table), np.int64)
+        block = np.zeros(len(table), np.int64)
         for axis in walk.block.lower():
-            number = number * np.array([each.sizes[axis] for each in self.steps], np.int64)[table] + getattr(works, axis)
-        self.block = np.where(works.there, self.first[table] + number, -1)
+            block = block * np.array([each.sizes[axis] for each in self.steps], np.int64)[table] + getattr(works, axis)
+        self.block = np.where(works.there, self.first[table] + block, -1)
 
     @property
     def visits(self) -> np.ndarray:
