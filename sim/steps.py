@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 from functools import cached_property
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -92,14 +92,15 @@ class Steps:
     @cached_property
     def turn(self) -> np.ndarray:
         """The turns in which they come."""
-        counted: np.ndarray = np.arange(self.visits.sum()) - np.repeat(np.cumsum(self.visits) - self.visits, self.visits)
+        before = (np.cumsum(self.visits) - self.visits).astype(np.int32)
+        counted: np.ndarray = np.arange(self.visits.sum(), dtype=np.int32) - np.repeat(before, self.visits)
         return counted
 
     def _listed(self, heads: tuple[Visited, ...]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """g, i and j of the tiles that heads visit."""
         pairs = [each.pairs for each in heads]
-        g = np.repeat(np.arange(len(pairs)), [len(i) for i, _ in pairs])
-        none = np.zeros(0, np.int64)
+        g = np.repeat(np.arange(len(pairs), dtype=np.int32), [len(i) for i, _ in pairs])
+        none = np.zeros(0, np.int32)
         return g, np.concatenate([none, *(i for i, _ in pairs)]), np.concatenate([none, *(j for _, j in pairs)])
 
     def _number(self, axes: str, tiles: tuple[np.ndarray, ...]) -> np.ndarray:
@@ -123,7 +124,7 @@ class Steps:
             turn, tiles = self.turn[at], tuple(each[at] for each in self.tiles)
         else:
             tiles = self._others(when, axes)
-            turn = np.zeros(len(tiles[0]), np.int64)
+            turn = np.zeros(len(tiles[0]), np.int32)
         tiles = tuple(each if axis in axes else np.zeros_like(each) for axis, each in zip("gij", tiles, strict=True))
         block = self._number(self.walk.block.lower(), tiles)
         if when.at in ("begin", "end"):
@@ -132,19 +133,19 @@ class Steps:
             turn = np.zeros_like(block) if when.at == "begin" else self.turns[block] - 1
         return Events(block, turn, *tiles)
 
-    def _visits(self, when: When, axes: str) -> np.ndarray:
+    def _visits(self, when: When, axes: str) -> Any:
         """Which of the visits."""
+        if axes == "gij" and when.tiles == "visited":
+            return slice(None)
         every = np.arange(len(self.turn))
         if when.tiles == "mixed":
             mixed = [each.asked for each in self.heads.each]
             if mixed[0].kept is None:
-                return every
+                return slice(None)
             g, i, j = self.tiles
             return np.flatnonzero(np.array([each.kept for each in mixed])[g, i, j])
         if when.tiles == "earlier":
             return np.setdiff1d(every, self._visits(When("gi", at="last"), "gi"))
-        if axes == "gij":
-            return every
         number = self._number(axes, self.tiles)
         if when.at == "last":
             return np.sort(len(every) - 1 - np.unique(number[::-1], return_index=True)[1])

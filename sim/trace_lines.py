@@ -10,8 +10,6 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
-NO_LINES: Mapping[str, int] = {}
-
 
 @dataclass(frozen=True)
 class Step:

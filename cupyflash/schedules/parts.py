@@ -99,13 +99,14 @@ class Visited:
 
     @property
     def pairs(self) -> tuple[np.ndarray, np.ndarray]:
-        """i and j of all that are visited."""
+        """i and j of all that are visited, in 32 bits, for they may be many."""
         if self.kept is not None:
             rows, cols = np.nonzero(self.kept)
-            return rows, cols
+            return rows.astype(np.int32), cols.astype(np.int32)
         counts = self.counts
-        i: np.ndarray = np.repeat(np.arange(len(counts)), counts)
-        return i, np.arange(len(i)) - np.repeat(np.cumsum(counts) - counts - self.first, counts)
+        i: np.ndarray = np.repeat(np.arange(len(counts), dtype=np.int32), counts)
+        before = (np.cumsum(counts) - counts - self.first).astype(np.int32)
+        return i, np.arange(len(i), dtype=np.int32) - before[i]
 
     def sum(self, rows: np.ndarray, cols: np.ndarray) -> int:
         """The sum of rows[i] * cols[j] over the tiles (i, j) that are visited."""

@@ -117,14 +117,14 @@ class Tables:
         if when not in self._events:
             every = [each.events(when) for each in self.steps]
             blocks = np.concatenate([each.block + first for each, first in zip(every, self.first, strict=False)])
-            events = Events(*map(np.concatenate, zip(*every, strict=True)))
+            events = every[0] if len(every) == 1 else Events(*map(np.concatenate, zip(*every, strict=True)))
             self._events[when] = blocks * self.width + events.turn, events
         order, events = self._events[when]
         block = self.block[works] * self.width
         begin, behind = (np.searchsorted(order, block + turn) for turn in (first, end))
         number = behind - begin
         at = np.arange(number.sum()) + np.repeat(begin - np.cumsum(number) + number, number)
-        return Asked(np.repeat(works, number), *(each[at] for each in events[1:]))
+        return Asked(np.repeat(works, number), *(each[at].astype(np.int64) for each in events[1:]))
 
 
 class Played(Launch):
@@ -146,9 +146,8 @@ class Played(Launch):
         self.visits = self.tables.visits
         self.work_turns = np.maximum(self.visits, 1)
         self.begins = np.zeros(len(self.visits), np.int64)  # the turn in which each piece of work begins
-        self.shared = self._shared()
-        together = self.work_turns if self.shared is None else [self.work_turns[some].sum() for some in self.shared]
-        self.turns = np.asarray(together, np.int64)
+        self.whose = self._takers()
+        self.turns = np.bincount(self.whose, self.work_turns[: len(self.whose)]).astype(np.int64)
         self.q, self.k = (Axis(*np.array(each).T) for each in ([part.q for part in walk.parts], [part.k for part in walk.parts]))
         self.numbers, self.lengths = (np.array(each) for each in ([p.number for p in walk.parts], [p.sizes for p in walk.parts]))
         self.together = walk.parts[0].heads_together
@@ -160,25 +159,21 @@ class Played(Launch):
     def resident(self) -> int:
         return self._resident
 
-    def _shared(self) -> list[np.ndarray] | None:
-        """The pieces of work of each thread block, where it has several."""
+    def _takers(self) -> np.ndarray:
+        """The thread block of each piece of work."""
         s = self.schedule
         if not isinstance(s, Fa3Schedule):
-            return None
+            return np.arange(len(self.visits))
         # Who is free first takes the next; at the end each asks once more, as far as there are numbers.
         whose, _ = taken(self.work_turns[: s.blocks_there] if s.queued else np.ones(s.asked_for), s.grid)
-        whose = np.append(whose, np.arange(s.asked_for - len(whose)))
-        return np.split(np.argsort(whose, kind="stable"), np.cumsum(np.bincount(whose, minlength=s.grid))[:-1])
+        return np.append(whose, np.arange(s.asked_for - len(whose)))
 
     def played(self) -> Iterator[tuple[float, Requests]]:
-        works, starts = np.arange(len(self.visits)), self.starts()
-        if self.shared is not None:
-            works = np.concatenate(self.shared)
-            turns = self.work_turns[works]
-            before = np.cumsum(self.turns) - self.turns  # turns of the thread blocks before
-            starts = np.cumsum(turns) - turns - np.repeat(before - starts, [len(some) for some in self.shared])
-            order = np.argsort(starts, kind="stable")
-            works, starts = works[order], starts[order]
+        works = np.argsort(self.whose, kind="stable")
+        turns = self.work_turns[works]
+        starts = np.cumsum(turns) - turns + (self.starts() - np.cumsum(self.turns) + self.turns)[self.whose[works]]
+        order = np.argsort(starts, kind="stable")
+        works, starts = works[order], starts[order]
         self.begins[works] = starts
         ends, step = starts + self.work_turns[works], max(1, TOGETHER // (self.slots * self.heft))
         last, launched, running = int(ends.max(initial=0)), 0, works[:0]
