@@ -170,7 +170,7 @@ class StatesSchedule(TileSchedule):
         return 0
 
     def walks(self) -> Iterator[Walk]:
-        return self.tile_walks(())
+        return self.tile_walks(self.parts)
 
     def kernels(self) -> tuple[Kernel, ...]:
         return self.tile_kernels()

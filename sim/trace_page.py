@@ -13,10 +13,10 @@ from cupyflash import kernels_cu
 from cupyflash.problem import Problem
 from cupyflash.schedules import BackwardSchedule
 from cupyflash.schedules.moves import VISIT
-from cupyflash.sim import theory
 from cupyflash.sim import timeline as timelines
 from cupyflash.sim.execution import module
 from cupyflash.sim.inputs import Decoding
+from cupyflash.sim.machine import replay
 from cupyflash.sim.page_file import filled
 from cupyflash.sim.ptx.text.syntax import Line
 from cupyflash.sim.reference import visible
@@ -114,7 +114,7 @@ def player(trace: Trace, name: str) -> dict[str, Any]:
     algorithm, schedule = algorithm_of(trace), trace.schedule
     lines = algorithm.lines_with(trace.tensors)
     places = {number: place for place, (number, _, _) in enumerate(lines)}
-    form, sources = theory.traffic(schedule), list(dict.fromkeys(move.source for move in trace.moves))
+    form, sources = replay(schedule), list(dict.fromkeys(move.source for move in trace.moves))
     tensors = sorted(trace.tensors, key=lambda name: TENSORS.index(name) if name in TENSORS else len(TENSORS))
     rows: list[list[Any]] = []
     begun: set[tuple[int, int]] = set()

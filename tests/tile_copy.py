@@ -13,6 +13,7 @@ from cupyflash.launcher import prepare
 from cupyflash.params import Params
 from cupyflash.schedules import Kernel, TileSchedule, Walk, Workspace
 from cupyflash.schedules.base import attention_params, element_constants
+from cupyflash.schedules.moves import BEGIN, END, Move, Room, tensor
 from cupyflash.simulated import Simulation
 from cupyflash.tensor_maps import Box
 from cupyflash.tiling import TileSize, Tiling
@@ -42,7 +43,9 @@ class TileCopy(TileSchedule):
         return {f"{tensor}_map": Box(tensor, ROWS, self.columns, 128) for tensor in "QO"}
 
     def walks(self) -> Iterator[Walk]:
-        yield from ()
+        p, room = self.problem, Room("Q", ROWS * 128)
+        moves = Move(tensor(p, "Q"), BEGIN, tile=room.name), Move(tensor(p, "O"), END, write=True, tile=room.name)
+        yield Walk("copy_tiles", self, self.parts, "gi", "", moves, (room,), every=True)
 
     def workspaces(self) -> Mapping[str, Workspace]:
         return {}
