@@ -19,7 +19,7 @@ from cupyflash.sim.traffic import TensorTraffic, Traffic
 # A replay goes through every row, up to some 50 bytes each.
 MOST_ROWS = 1 << 22
 OF_HEADS = frozenset({"query", "part", "scores", "seen", "newest", "head"})
-"""What each query head has of its own."""
+"""Kinds of tensors that each query head has of its own."""
 WORK = Move(Tensor("", "batch", 1, 0), BEGIN)
 LAST = When("gi", at="last")
 ONE = np.ones(1, np.int64)
@@ -73,7 +73,7 @@ class Machine:
         (self._written if move.write else self._read)[move.tensor.name] += elements * move.tensor.itemsize
 
     def run(self, walk: Walk | Totals, literal: bool = False) -> None:
-        """All of a walk; `literal`: turn by turn."""
+        """Make all moves of a walk; `literal`: turn by turn."""
         with self.hold(walk.rooms):
             if isinstance(walk, Totals):
                 for move in walk.moves:
@@ -97,27 +97,27 @@ class Machine:
 
 
 class Tally:
-    """What the thread blocks of a part's key head move, counted."""
+    """The moves of the thread blocks of a part's key head, counted by sums."""
 
     def __init__(self, walk: Walk, part: Part, heads: Heads) -> None:
         self.walk, self.part, self.heads = walk, part, heads
         self.works = self.elements(WORK)
 
     def elements(self, move: Move) -> int:
-        """Of all turns together."""
+        """Elements that a move has in all turns together."""
         of, when = move.tensor.of, move.when
         number = self._seen(when, of) if of in ("seen", "newest") else self._sum(when, *self._extents(move))
         every = self.walk.group if of in OF_HEADS and "g" not in self.walk.axes(when) else 1
         return number * every * self._row(move) * move.times
 
     def turns(self, move: Move) -> int:
-        """How often."""
+        """The number of turns in which a move comes."""
         axes = self.walk.axes(move.when)
         every = self.part.extents(self.walk.blocks)
         return self._sum(move.when, *(np.ones_like(n) if axis in axes else ONE for axis, n in zip("ij", every, strict=True)))
 
     def largest(self, move: Move) -> int:
-        """Of one turn, at most."""
+        """Elements of its largest box."""
         axes = self.walk.axes(move.when)
         rows, cols = (int(n.max(initial=0) if axis in axes else n.sum()) for axis, n in zip("ij", self._extents(move), strict=True))
         return rows * cols * self._row(move)
@@ -181,7 +181,7 @@ def _projected(visited: Visited, axes: str, rows: np.ndarray, cols: np.ndarray) 
 
 
 class Literal(Tally):
-    """The same, turn by turn."""
+    """The same moves, turn by turn."""
 
     def __init__(self, walk: Walk, part: Part, heads: Heads) -> None:
         self.steps = Steps(walk, part, heads)

@@ -13,29 +13,28 @@ from cupyflash.schedules.moves import Walk, When
 from cupyflash.schedules.parts import Part, Visited
 
 OF_WORKS = frozenset({"search", "work"})
-"""What each thread block reads to know what it has to do, if anything."""
+"""Kinds of tensors that each thread block reads to find a piece of work, if there is one."""
 
 
 class Heads(NamedTuple):
-    """The query heads of key head `number`: what each visits, or once what all do."""
+    """The query heads of a key head: the visited tiles of each, or once those of all, who are `alike` so many."""
 
-    number: int
     visited: tuple[Visited, ...]
     alike: int
 
     @classmethod
     def of(cls, walk: Walk, part: Part, number: int) -> Heads:
-        """Those of a part's key head."""
+        """The heads of a part's key head."""
         if walk.every:
             tiles = Visited.every(*map(len, part.extents(walk.blocks)))
-            return cls(number, (tiles,), walk.group)
+            return cls((tiles,), walk.group)
         if part.alike:
-            return cls(number, (part.visited(0),), walk.group)
-        return cls(number, tuple(part.visited(number * walk.group + g) for g in range(walk.group)), 1)
+            return cls((part.visited(0),), walk.group)
+        return cls(tuple(part.visited(number * walk.group + g) for g in range(walk.group)), 1)
 
     @property
     def each(self) -> tuple[Visited, ...]:
-        """What each visits."""
+        """The visited tiles of each."""
         return self.visited * self.alike
 
 
@@ -112,7 +111,7 @@ class Steps:
         return found
 
     def events(self, when: When) -> Events:
-        """When something moves."""
+        """The turns in which something moves then."""
         if when not in self._events:
             self._events[when] = self._found(when)
         return self._events[when]
@@ -134,7 +133,7 @@ class Steps:
         return Events(block, turn, *tiles)
 
     def _visits(self, when: When, axes: str) -> Any:
-        """Which of the visits."""
+        """The places of those visits among all."""
         if axes == "gij" and when.tiles == "visited":
             return slice(None)
         every = np.arange(len(self.turn))

@@ -35,18 +35,18 @@ INNER_FIRST = frozenset({"fa3_forward"})
 
 
 def axes_of(name: str) -> str:
-    """What the rows and columns of a tensor's tiles count: i, j, both, or nothing."""
+    """The axes that the rows and columns of a tensor's tiles count: i, j, both, or none."""
     of = TENSORS[name][0] if name in TENSORS else None
     return {"query": "i", "part": "i", "key": "j", "new": "j", "scores": "ij", "seen": "ij"}.get(of or "", "")
 
 
 def is_vector(name: str) -> bool:
-    """Whether a tensor has one element for each query."""
+    """True for a tensor with one element for each query."""
     return axes_of(name) == "i" and TENSORS[name][1] == ONE
 
 
 def inner_of(walk: Walk | Totals) -> str | None:
-    """Where S = Q K^T is made for O, gradients or itself: the tensor whose tiles come and go while the other's stays."""
+    """The tensor whose tiles come and go while the other's stays, where S = Q K^T is made for O, gradients or itself."""
     read, written = ({move.tensor.name for move in walk.moves if move.write == write} for write in (False, True))
     if isinstance(walk, Totals) or not {"Q", "K"} <= read or not ({"V", "dO"} & read or {"S", "P"} & written):
         return None
@@ -159,7 +159,7 @@ class Trace:
         return Traffic({name: TensorTraffic(*both) for name, both in sums.items()})
 
     def walk(self, launch: int) -> Walk | Totals:
-        """What the schedule says of a launch."""
+        """The schedule's walk of a launch."""
         name = self.kernels[launch].name
         before = sum(kernel.name == name for kernel in self.kernels[:launch])
         return [walk for walk in self.schedule.walks() if walk.kernel == name][before]
@@ -231,7 +231,7 @@ def _steps(walk: Walk | Totals) -> int:
 
 
 def _pieces(schedule: TileSchedule, move: Move) -> int:
-    """Those that a tile comes in, in decoding: heads of a group have rows of their own, and K_j comes by its pages."""
+    """Pieces in which a tile comes: in decoding heads of a group have rows of their own, and K_j comes by its pages."""
     if not isinstance(schedule, DecodeSchedule):
         return 1
     if "i" in move.tensor.along:

@@ -1,4 +1,4 @@
-"""What a schedule says that moves: counted and turn by turn the same, and all that a kernel needs to be replayed and drawn."""
+"""Moves of a schedule: counted and turn by turn the same, and all that a kernel needs to be replayed and drawn."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ NESTS = (("gI", "J"), ("j", "gI"), ("g", "ji"), ("", "jgi"), ("g", "ij"))
 
 @st.composite
 def walks(draw: st.DrawFn) -> Walk:
-    """Of one key head with two query heads, by any nest of loops; masks leave any tiles."""
+    """A walk through one key head with two query heads, by any nest of loops; masks leave any tiles."""
     block, loop = draw(st.sampled_from(NESTS))
     n_q, n_k = draw(st.integers(1, 60)), draw(st.integers(1, 60))
     options = {"causal": True} if draw(st.booleans()) else {"window": (draw(st.integers(0, 40)), draw(st.integers(0, 40)))}
@@ -51,7 +51,7 @@ def walks(draw: st.DrawFn) -> Walk:
 
 
 def played(walk: Walk, heads: Heads, when: When) -> list[tuple[Any, int, Any]]:
-    """Of each move its thread block, its turn and its tile, by plain loops."""
+    """The thread block, the turn and the tile of each move, by plain loops."""
     (part,), (rows, cols) = walk.parts, (np.arange(n.size) for n in walk.parts[0].extents(walk.blocks))
     axes, own, every = walk.axes(when), walk.block.lower(), list(product(range(2), rows.tolist(), cols.tolist()))
 

@@ -81,10 +81,10 @@ class RowBlocksOutside(BackwardSchedule):
 
     @abstractmethod
     def walks(self, parts: tuple[Part, ...] | None = None) -> Iterator[Walk]:
-        """What they do for some parts, by default the schedule's own."""
+        """The walks through some parts, by default the schedule's own."""
 
     def row_walk(self, kernel: str, parts: tuple[Part, ...], moves: Iterable[Move], rooms: tuple[Room, ...]) -> Walk:
-        """By `moves`, and what all such kernels read to know what to do."""
+        """A walk that makes `moves`, behind the reads by which all such kernels know what to do."""
         p, packed = self.problem, self.together
         first = (*search_reads(packed, "q"), *length_reads(p), *tile_reads(self), *captured(p, "head", BEGIN))
         return Walk(kernel, self, parts, "gI", "J", (*first, *moves), rooms, works=self.grid if packed else None)

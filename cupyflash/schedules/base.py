@@ -86,7 +86,7 @@ class Schedule(ABC):
 
     @abstractmethod
     def walks(self) -> Iterator[Walk | Totals]:
-        """What its kernels' thread blocks do, in the order of `kernels`."""
+        """A walk for each of its kernels, in the order of `kernels`."""
 
     @abstractmethod
     def kernels(self) -> tuple[Kernel, ...]:
@@ -134,7 +134,7 @@ class TileSchedule(Schedule):
 
     @property
     def parts(self) -> tuple[Part, ...]:
-        """Its batches, or its packed sequences."""
+        """The batches, or the packed sequences."""
         return batches(self)
 
     @property

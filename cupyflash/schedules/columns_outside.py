@@ -11,11 +11,11 @@ from cupyflash.schedules.moves import When
 from cupyflash.tiling import TileSize, paper_blocks, round_down, shrink_to_fit
 
 COLUMN, COLUMN_END = When("j"), When("j", at="last")
-"""Of an outer step: as it begins, and as it ends."""
+"""The begin and the end of an outer step."""
 EARLIER, LAST = When(tiles="earlier"), When("gi", at="last")
-"""The visits of a row block but the last, and that."""
+"""The visits of a row block but the last, and the last."""
 SEEN_ROWS, UNSEEN, EVERY_ROW = (When("gi", tiles, "begin") for tiles in ("visited", "unseen", "every"))
-"""Before all, of each row block: of those that are visited, that are not, or all."""
+"""The begin of a thread block: once for each row block that is visited, that is not, or for all."""
 
 
 def fit_paper_blocks(

@@ -144,7 +144,7 @@ class DecodeSchedule(TileSchedule):
         return p.options.key_lengths or (p.seqlen_k - self.cache.appended,) * p.batch
 
     def lengths(self) -> Mapping[int, int]:
-        """How many sequences have how many keys cached."""
+        """The number of sequences by the keys that they have cached."""
         return Counter(self.cached)
 
     def sharing(self, kernel: str) -> int | None:
@@ -302,7 +302,7 @@ class Merged(Part):
 
     @classmethod
     def of(cls, cached: Cached) -> Merged:
-        """Those of a sequence."""
+        """The rows of a sequence."""
         s, n = cached.schedule, cached.schedule.problem.seqlen_q
         return cls(cached.number, s, cached.q._replace(there=n, room=n), Axis(0, 0, 0, s.splits, s.splits), cached=cached)
 

@@ -93,7 +93,7 @@ class Fa2Schedule(TileSchedule):
         yield Walk(name, self, parts, "gI", "J", moves, self._tiles(), pack=self.pack, works=self.searching)
 
     def _moves(self) -> Iterator[Move]:
-        """Of a row block: Q, each K and V that it sees from the last on, O and L."""
+        """A row block's moves: Q, each K and V that it sees from the last on, O and L."""
         p, by_tiles, whole = self.problem, self.by_tiles, self.whole_boxes
         yield from search_reads(self.together, "q", self.looks)
         yield from length_reads(p, self.looks)
@@ -124,7 +124,7 @@ class Fa2Schedule(TileSchedule):
 
     @property
     def looks(self) -> int:
-        """How often a row block looks for what it has to do: how many keys its batch has, which sequence it is of."""
+        """Warps of a row block that each look for what it has to do: the keys of its batch, its sequence."""
         return 1
 
     @property

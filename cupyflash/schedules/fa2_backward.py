@@ -251,7 +251,7 @@ class Fa2BackwardSchedule(_Fa2Kernels):
             yield passing("fa2_backward_finish", self, every, (Move(sums, BEGIN), *writes(p, END, "dQ")), self.finished_rows)
 
     def _main_walk(self, launch: Launch, parts: tuple[Part, ...], sums: Tensor) -> Walk:
-        """Of a column block: K and V, Q and dO of the row blocks that see it, of every query head of the group, dK and dV."""
+        """A column block's walk: K and V, Q and dO of the row blocks that see it, of every query head of the group, dK and dV."""
         p, packed = self.problem, self.together
 
         def load(name: str, when: When, tile: str) -> Move:
@@ -312,7 +312,7 @@ class Fa2BackwardSchedule(_Fa2Kernels):
 
     @property
     def _row_pieces(self) -> int:
-        """Those of a row that lie side by side, of as many threads as they have rows."""
+        """Pieces of a row that lie side by side, each with as many threads as there are rows together."""
         return padded_dim(self.problem.head_dim) // GRANULE
 
     @property

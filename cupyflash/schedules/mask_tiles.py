@@ -86,7 +86,7 @@ class MaskTiles:
         return p.options.pattern.states((p.seqlen_q, p.seqlen_k), self.blocks)
 
     def moves(self) -> tuple[Move, ...]:
-        """What a thread block reads of its tile, and writes."""
+        """The moves of a thread block: what it asks of its tile, and the state."""
         p, form, here = self.problem, self.problem.options.mask_function, partial(Move, when=BEGIN, room=True)
         state = Move(tensor(p, self.field), END, write=True)
         if form is None:

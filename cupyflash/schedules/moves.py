@@ -1,7 +1,7 @@
-"""What thread blocks move between HBM and the chip: each move once, with its tensor, its box, its turn and its direction.
+"""Moves between HBM and the chip: each once, with its tensor, its box, its turn and its direction.
 
-A walk is what the thread blocks of one kernel do: tile by tile through the scores of their heads. The replay and its SRAM, counted
-bytes, what the L2 is asked for and the traces' pages come from it.
+A walk says how the thread blocks of one kernel go through the tiles of scores, and what they move on the way. The replay and its
+SRAM, counted bytes, the L2's requests and the traces' pages come from it.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ WORD = 4
 
 Beside = Literal["seen", "newest", "head", "batch", "tile", "one", "search", "work", "whole"]
 Of = Literal["query", "key", "scores", "part", "new", "added", "pages", Beside]
-"""What a tensor has a row for. "scores": each score of a head; "seen": an element that only those scores ask for which their
-position lets be seen; "tile": each tile; "one": it is a word; "search": the bounds among which a thread block looks for its
-sequence; "work": each piece of work in the order in which it is taken; "whole": its width is all that moves.
+"""A tensor has a row for each query of a head, each key of a key head, and so on.
 
-Of decoding "part": each query of a head and each split of its keys; "new": each new key; "added": the same behind the cached ones,
-where the last row tile puts them; "pages": each page of a sequence; "newest": as "seen", of as many of the newest keys as there are
-queries."""
+"scores": each score of a head; "seen": an element that only those scores ask for which their position lets be seen; "tile": each
+tile; "one": it is a word; "search": the bounds among which a thread block looks for its sequence; "work": each piece of work in the
+order in which it is taken; "whole": its width is all that moves. Of decoding "part": each query of a head and each split of its
+keys; "new": each new key; "added": the same behind the cached ones, where the last row tile puts them; "pages": each page of a
+sequence; "newest": as "seen", of as many of the newest keys as there are queries."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class Tensor:
 
     @property
     def along(self) -> str:
-        """Of the axes i and j, those whose tiles it has."""
+        """The axes, i and j, by whose tiles it is moved."""
         return {"query": "i", "part": "i", "key": "j", "scores": "ij", "new": "j", "added": "ij", "pages": "i"}.get(self.of, "")
 
 
@@ -104,7 +104,7 @@ class Move:
 
 @dataclass(frozen=True)
 class Totals:
-    """All that a kernel moves, of which it is not said here what comes when."""
+    """A kernel's moves by their sums, where nothing is said of their order."""
 
     kernel: str
     moves: tuple[Move, ...]
@@ -113,7 +113,7 @@ class Totals:
 
 @dataclass(frozen=True)
 class Walk:
-    """What the thread blocks of one kernel do.
+    """The way of one kernel's thread blocks through the tiles of scores.
 
     A thread block has one batch (or packed sequence) and key head, and of the axes g, i and j those in `block`; it goes through
     the others as `loop` has them, the last one fastest, through those in capitals from the last one on. It visits what position
@@ -140,7 +140,7 @@ class Walk:
 
     @property
     def key_heads(self) -> int:
-        """Those of a batch."""
+        """Key heads of a batch."""
         return self.schedule.problem.kv_heads if self.heads is None else self.heads[0]
 
     @property
@@ -155,7 +155,7 @@ class Walk:
         return self.sizes or (self.schedule.block_rows, self.schedule.block_cols)
 
     def axes(self, when: When) -> str:
-        """By what a thread block's moves of that kind differ."""
+        """The axes in which moves of a kernel that come then differ: its thread blocks' and their own."""
         return self.block.lower() + when.axes
 
 
@@ -189,7 +189,7 @@ TENSORS: dict[str, tuple[Of, str | int, str | int]] = {
     "tree_mask": ("newest", ONE, 1),
     **dict.fromkeys(("block_mask", "tiles", "query_tiles"), ("tile", ONE, 1)),
 }
-"""By name what it has a row for, and of which width and item size, or which of a problem's they are."""
+"""By name: what a tensor has a row for, its width and its item size, as numbers or as the problem's attributes."""
 
 
 def tensor(p: Problem, name: str, of: Of | None = None, width: int | None = None, rounded: int = 1) -> Tensor:
@@ -215,7 +215,7 @@ PLACES: dict[str, Of] = {"head": "head", "row": "query", "key": "key", "score": 
 def captured(
     p: Problem, place: str, when: When, asked: When | None = None, *, by_tiles: bool = True, times: int = 1
 ) -> tuple[Move, ...]:
-    """What score and mask functions load at a place (`score.Parts`); the mask's as it is `asked`."""
+    """The loads of score and mask functions at a place (`score.Parts`); the mask's as it is `asked`."""
     return tuple(
         Move(loaded(form, load, PLACES[place]), asked if asked and form.kind == "mask" else when, times=times)
         for form in functions(p)
@@ -229,7 +229,7 @@ def loaded(form: score.Form, load: Load, of: Of) -> Tensor:
 
 
 def score_reads(p: Problem, *, by_tiles: bool = False) -> tuple[Move, ...]:
-    """What scores read at each visit of a mask, where it is asked, of the bias and of functions' arrays."""
+    """The reading, score by score, of a mask where it is asked, of the bias and of functions' arrays."""
     mask, bias = reads(p, MIXED, *["mask"] * p.options.mask), reads(p, VISIT, *["bias"] * p.options.bias)
     return (*mask, *bias, *captured(p, "score", VISIT, MIXED, by_tiles=by_tiles))
 
@@ -240,7 +240,7 @@ def length_reads(p: Problem, times: int = 1) -> tuple[Move, ...]:
 
 
 def tile_reads(schedule: TileSchedule) -> tuple[Move, ...]:
-    """What a thread block reads of the block mask and of the states of tiles."""
+    """A thread block's reading of the block mask and of the states of tiles."""
     names = ["block_mask"] if schedule.problem.options.block_mask is not None else []
     return reads(schedule.problem, SPANNED, *names, *(each.field for each in schedule.mask_tiles[:1]))
 
@@ -251,7 +251,7 @@ def sink_reads(p: Problem, when: When) -> tuple[Move, ...]:
 
 
 def search_reads(packed: Packed | None, axis: str, times: int = 1) -> tuple[Move, ...]:
-    """What a thread block reads to find its sequence among the bounds along one axis, and those of both."""
+    """A thread block's reading of the bounds along one axis to find its sequence, and of that one's along both."""
     bounds = {} if packed is None else packed.searched(axis)
     return tuple(Move(Tensor(name, "search", number, WORD), BEGIN, times=times) for name, number in bounds.items())
 

@@ -78,12 +78,12 @@ class Visited:
 
     @property
     def counts(self) -> np.ndarray:
-        """How many column blocks each row block visits."""
+        """The number of column blocks that each row block visits."""
         counted: np.ndarray = self.end - self.first if self.kept is None else self.kept.sum(axis=1)
         return counted
 
     def column_counts(self, col_blocks: int) -> np.ndarray:
-        """How many row blocks visit each column block."""
+        """The number of row blocks that visit each column block."""
         if self.kept is not None:
             return np.asarray(self.kept.sum(axis=0))
         begin, behind = (np.bincount(each, minlength=col_blocks + 1)[: col_blocks + 1] for each in (self.first, self.end))
@@ -117,7 +117,7 @@ class Visited:
 
 
 class Axis(NamedTuple):
-    """Where a batch or sequence has its rows, or its keys, in what has planes of `length` rows, one for each head.
+    """The place of a batch's or sequence's rows, or keys, in a tensor that has a plane of `length` rows for each head.
 
     Head 0 has plane `plane`, in which its rows begin at `begin`. `there` is how many there are, `room` for how many there is room:
     what a tensor map's boxes reach, or keys beyond a batch's length. Numbers, or arrays of several parts'.
@@ -156,13 +156,13 @@ class Part:
 
     @cached_property
     def _visited(self) -> list[Visited]:
-        """Of each query head, or once for all."""
+        """The visited tiles of each query head, or once for all."""
         kept = [None] if self.kept is None else [self.kept.at(head) for head in range(len(self.kept.kept))]
         return [Visited.of(self.schedule, self.k.there, each) for each in kept]
 
     @property
     def kind(self) -> tuple[object, ...]:
-        """What parts agree in that visit the same tiles, of the same sizes."""
+        """A key that parts share which visit the same tiles, of the same sizes."""
         return id(self.schedule), self.q[3:], self.k[3:], id(self.kept)
 
     @property
@@ -177,7 +177,7 @@ class Part:
 
     @property
     def alike(self) -> bool:
-        """Whether all heads visit the same tiles."""
+        """True where all heads visit the same tiles."""
         return self.kept is None
 
     def visited(self, head: int) -> Visited:
@@ -198,7 +198,7 @@ class Part:
 
 
 def batches(schedule: TileSchedule) -> tuple[Part, ...]:
-    """Those of a schedule, with the keys that each has."""
+    """The batches of a schedule, with the keys that each has."""
     p, tiles, rooms = schedule.problem, schedule.kept_tiles(), schedule.rooms_beyond
     return tuple(
         Part(

@@ -87,7 +87,7 @@ def score_type(problem: Problem) -> tuple[tuple[str, str], ...]:
 
 
 def score_product_reads(p: Problem) -> tuple[Move, ...]:
-    """What a tile of S = Q K^T reads beside Q and K."""
+    """A tile's reading, for S = Q K^T, of all but Q and K."""
     return (*length_reads(p), *captured(p, "head", BEGIN), *score_reads(p))
 
 

@@ -28,9 +28,10 @@ from cupyflash.sim.l2.cache import L2, LINE, SECTOR, WAYS, Cache, Counts
 from cupyflash.sim.l2.decoding import Decoding
 from cupyflash.sim.l2.given import require_given
 from cupyflash.sim.l2.launch import FEW_REGISTERS, MOST_REGISTERS, Blocks, Launch, Memory, resident
-from cupyflash.sim.l2.played import ORDERS, Order, Played
+from cupyflash.sim.l2.played import Played
 from cupyflash.sim.l2.queue import Queue
 from cupyflash.sim.l2.reads import Given
+from cupyflash.sim.l2.works import ORDERS, Order
 from cupyflash.sim.traffic import TOTAL, TensorTraffic, Traffic, row_of
 
 __all__ = ["L2", "LINE", "ORDERS", "SECTOR", "WAYS", "Behind", "Given", "Order", "TooLong", "run"]

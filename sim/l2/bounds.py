@@ -1,4 +1,4 @@
-"""Where packed sequences begin, and how thread blocks find theirs."""
+"""The bounds of packed sequences, among which thread blocks find theirs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from cupyflash.sim.l2.launch import Memory, Tensor
 
 @dataclass(frozen=True)
 class Bounds:
-    """Where packed sequences begin along one axis ("q" or "k"), of which thread blocks have `size` rows, and how one is found."""
+    """The bounds of packed sequences along one axis ("q" or "k"), of which thread blocks have `size` rows."""
 
     packed: Packed
     axis: str
@@ -43,7 +43,7 @@ class Bounds:
         return self.packed.blocks(self.axis, self.size)
 
     def found(self) -> tuple[np.ndarray, np.ndarray]:
-        """Of all of them: the sequence, and which of its blocks, which may be one more than it has."""
+        """The sequence of each of them, and which of its blocks it is, which may be one more than it has."""
         index, first = np.arange(self.blocks), self.first_blocks
         sequence = np.searchsorted(first, index, "right") - 1
         return sequence, index - first[sequence]
@@ -59,7 +59,7 @@ class Bounds:
         return np.concatenate(read + of_one), np.concatenate(of_one)
 
     def search(self, name: str, turn: np.ndarray, move: int, sequence: np.ndarray, times: np.ndarray) -> Requests:
-        """What is read of a tensor to find sequences: 32 bounds of the own axis at a time (`search_sequence` in sequence.cuh), then
+        """Requests to find sequences, of one tensor: 32 bounds of the own axis at a time (`search_sequence` in sequence.cuh), then
         its two of both."""
         tensor = self.own if name == f"cu_seqlens_{self.axis}" else self.other
         found = [tensor.of(turn, move, sequence, 2, asked=2 * times)]

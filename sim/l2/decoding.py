@@ -11,7 +11,8 @@ import numpy as np
 from cupyflash.schedules import DecodeSchedule, Move
 from cupyflash.sim.l2.cache import Requests
 from cupyflash.sim.l2.launch import Tensor
-from cupyflash.sim.l2.played import Asked, Played
+from cupyflash.sim.l2.played import Played
+from cupyflash.sim.l2.works import Asked
 
 
 class Decoding(Played):

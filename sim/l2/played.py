@@ -1,11 +1,11 @@
-"""A kernel's thread blocks as its schedule's walk has them: which run when, and what they ask for at which addresses."""
+"""A kernel's thread blocks as its schedule's walk has them, and the addresses for which they ask."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any
 
 import numpy as np
 
@@ -18,113 +18,8 @@ from cupyflash.sim.l2.bounds import Bounds
 from cupyflash.sim.l2.cache import Requests
 from cupyflash.sim.l2.launch import TOGETHER, Launch, Memory, Tensor, unit_of
 from cupyflash.sim.l2.reads import Given, Place, Reading, reading
-from cupyflash.sim.steps import OF_WORKS, Events, Heads, Steps
-
-Order = Literal["rows", "batch", "heads"]
-ORDERS: tuple[Order, ...] = get_args(Order)
-"""Which thread blocks are neighbours in a grid: "rows": row blocks of one head, then its heads, then the batch, as the kernels have
-it. "batch": row blocks, then the batch, then heads, as in FlashAttention-2's own grid. "heads": the same row block of all heads."""
-
-
-class Works(NamedTuple):
-    """Pieces of work in the order in which they are taken, by their part, key head and tile; `there`: those that there are."""
-
-    part: np.ndarray
-    k: np.ndarray
-    g: np.ndarray
-    i: np.ndarray
-    j: np.ndarray
-    there: np.ndarray
-
-    @classmethod
-    def of(cls, walk: Walk, order: str, bounds: Bounds | None) -> Works:
-        """A walk's."""
-        rows, cols = (np.array([part.extents(walk.blocks)[axis].size for part in walk.parts], np.int64) for axis in range(2))
-        sizes = {"b": len(walk.parts), "k": walk.key_heads, "g": walk.group, "i": rows.max(initial=0), "j": cols.max(initial=0)}
-        taken = walk.schedule.order() if isinstance(walk.schedule, Fa3Schedule) else None
-        along = "i" if "i" in walk.block.lower() else "j"
-        if taken is not None:
-            item, head = taken
-            k, g = np.divmod(head, walk.group)
-            part, i = np.divmod(item, sizes["i"]) if bounds is None else (each[item] for each in bounds.found())
-            return cls(part, k, g, i, np.zeros_like(i), i < rows[part])
-        if bounds is None:
-            axes = {"rows": "bk" + walk.block, "batch": "kgbI", "heads": "Ibkg"}[order]
-        else:
-            axes = "k" + "".join("b" if axis.lower() == along else axis for axis in walk.block)
-            sizes["b"] = bounds.blocks
-        found = dict(zip(axes.lower(), np.indices([sizes[axis] for axis in axes.lower()]).reshape(len(axes), -1), strict=True))
-        for axis in filter(str.isupper, axes):
-            found[axis.lower()] = sizes[axis.lower()] - 1 - found[axis.lower()]
-        if bounds is not None:
-            found["b"], index = (each[found["b"]] for each in bounds.found())
-            last = (rows if along == "i" else cols)[found["b"]] - 1
-            found[along] = last - index if along.upper() in walk.block else index
-        part, k, g, i, j = (found.get(axis, np.zeros_like(found["b"])) for axis in "bkgij")
-        here = [(at >= 0) & (at < size[part]) for axis, at, size in (("i", i, rows), ("j", j, cols)) if axis in walk.block.lower()]
-        return cls(part, k, g, i, j, np.logical_and.reduce(here) if here else np.ones(len(part), bool))
-
-
-class Asked(NamedTuple):
-    """Turns in which something moves: whose piece of work, when, and of which tile."""
-
-    work: np.ndarray
-    turn: np.ndarray
-    g: np.ndarray
-    i: np.ndarray
-    j: np.ndarray
-
-    def repeated(self, number: np.ndarray | int) -> tuple[Asked, np.ndarray]:
-        """Each so often, and for the how manieth time."""
-        each = np.broadcast_to(number, self.work.shape)
-        again = np.arange(each.sum()) - np.repeat(np.cumsum(each) - each, each)
-        return Asked(*(np.repeat(one, each) for one in self)), again
-
-
-class Tables:
-    """The turns of all thread blocks of a walk, numbered through its parts and key heads; those that are alike once."""
-
-    def __init__(self, walk: Walk, works: Works) -> None:
-        self.steps: list[Steps] = []
-        known: dict[object, int] = {}
-        whose = np.zeros((len(walk.parts), walk.key_heads), np.int64)
-        for number, part in enumerate(walk.parts):
-            for k in range(walk.key_heads):
-                key = part.kind, 0 if part.alike or walk.every else k
-                if key not in known:
-                    known[key] = len(self.steps)
-                    self.steps.append(Steps(walk, part, Heads.of(walk, part, k)))
-                whose[number, k] = known[key]
-        self.first = np.cumsum([0, *(each.blocks for each in self.steps)])
-        self._visits = np.concatenate([np.zeros(1, np.int64), *(each.visits for each in self.steps)])
-        self.width = int(self._visits.max()) + 2
-        self._events: dict[When, tuple[np.ndarray, Events]] = {}
-        # The number of each piece of work
-        table = whose[works.part, works.k]
-        block = np.zeros(len(table), np.int64)
-        for axis in walk.block.lower():
-            block = block * np.array([each.sizes[axis] for each in self.steps], np.int64)[table] + getattr(works, axis)
-        self.block = np.where(works.there, self.first[table] + block, -1)
-
-    @property
-    def visits(self) -> np.ndarray:
-        """The tiles that each piece of work visits."""
-        found: np.ndarray = self._visits[self.block + 1]
-        return found
-
-    def asked(self, when: When, works: np.ndarray, first: np.ndarray, end: np.ndarray) -> Asked:
-        """What pieces of work move in their turns from `first` to `end`."""
-        if when not in self._events:
-            every = [each.events(when) for each in self.steps]
-            blocks = np.concatenate([each.block + first for each, first in zip(every, self.first, strict=False)])
-            events = every[0] if len(every) == 1 else Events(*map(np.concatenate, zip(*every, strict=True)))
-            self._events[when] = blocks * self.width + events.turn, events
-        order, events = self._events[when]
-        block = self.block[works] * self.width
-        begin, behind = (np.searchsorted(order, block + turn) for turn in (first, end))
-        number = behind - begin
-        at = np.arange(number.sum()) + np.repeat(begin - np.cumsum(number) + number, number)
-        return Asked(np.repeat(works, number), *(each[at].astype(np.int64) for each in events[1:]))
+from cupyflash.sim.l2.works import Asked, Order, Tables, Works
+from cupyflash.sim.steps import OF_WORKS
 
 
 class Played(Launch):
@@ -185,7 +80,7 @@ class Played(Launch):
             yield min(1.0, (now + step) / last), self.requests(works[running], begin - starts[running], end - starts[running])
 
     def requests(self, works: np.ndarray, first: np.ndarray, end: np.ndarray) -> Requests:
-        """What pieces of work ask for in their turns from `first` to `end`, which are numbered from their own begin."""
+        """The requests of pieces of work in their turns from `first` to `end`, which are numbered from their own begin."""
         new = works[first == 0]
         asked: dict[When | None, Asked] = {None: Asked(new, *[np.zeros_like(new)] * 4)}
         parts = []
@@ -199,7 +94,7 @@ class Played(Launch):
         return Requests.together(parts)
 
     def _made(self, move: Move, number: int) -> Callable[[Asked], Requests]:
-        """What makes the requests of a move, which comes as so many do before it in a turn."""
+        """A function that makes the requests of a move, which is the `number`th of a turn."""
         moved, memory = move.tensor, self.memory
         if moved.of in ("one", "work"):
             return partial(self._words, move, number, memory.words(moved.name, len(self.visits)))
@@ -217,7 +112,7 @@ class Played(Launch):
         return self._placed(move, number)
 
     def _placed(self, move: Move, number: int) -> Callable[[Asked], Requests]:
-        """The same of what lies row by row."""
+        """The same for tensors that lie row by row."""
         moved, p = move.tensor, self.schedule.problem
         of_keys, (Br, Bc) = moved.of == "key", self.walk.blocks
         axis, heads, size = (self.k, p.kv_heads, Bc) if of_keys else (self.q, p.heads, Br)
@@ -236,7 +131,7 @@ class Played(Launch):
         return partial(made, move, number, tensor)
 
     def _by_heads(self, move: Move, at: Asked) -> tuple[Asked, np.ndarray]:
-        """What is moved for each query head, with that."""
+        """Moves for each query head, and the heads."""
         if "g" not in self.walk.axes(move.when):
             at, g = at.repeated(self.walk.group)
             at = at._replace(g=g)
@@ -274,7 +169,7 @@ class Played(Launch):
         return tensor.of(at.turn, number, key, keys, write=move.write, times=move.times)
 
     def _squares(self, move: Move, number: int, tensor: Tensor, at: Asked) -> Requests:
-        """Of S or what is like it, some columns of each row."""
+        """Requests for some columns of each row of S or its like."""
         at, head = self._by_heads(move, at)
         (row, rows), (col, cols) = self._extent(move, at, "i"), self._extent(move, at, "j")
         at, n = at.repeated(rows)
@@ -299,7 +194,7 @@ class Played(Launch):
         return self.bounds.search(move.tensor.name, at.turn, number, self.works.part[at.work], times)
 
     def _states(self, name: str) -> tuple[Place, tuple[int, int]]:
-        """Where what is said of tiles lies, and how many row blocks and column blocks share an element."""
+        """The place of an array with a byte a tile, and the row blocks and column blocks that share one."""
         s, block_mask = self.schedule, self.schedule.problem.options.block_mask
         if name == "block_mask" and block_mask is not None:
             return Place.of(name, block_mask.shape, 1, self.memory), s.shares if isinstance(s, BackwardSchedule) else (1, 1)
@@ -315,14 +210,14 @@ class Played(Launch):
         return Requests.of_elements(at.turn, number, address, np.ones_like(address), 1, write=move.write, whose=at.work)
 
     def _names(self, at: Asked, head: np.ndarray, row: np.ndarray, k: np.ndarray) -> dict[str, np.ndarray]:
-        """What an expression knows of elements, (moves, elements of each)."""
+        """The values of an expression's names for elements, (moves, elements of each)."""
         p, part = self.schedule.problem, self.works.part[at.work][:, None]
         n_q, n_k = self.lengths[part, 0], self.lengths[part, 1]
         place = {"b": self.numbers[part], "h": head, "kv_h": head // (p.heads // p.kv_heads), "n_q": n_q, "n_k": n_k}
         return {**place, "row": row, "q": row + n_k - n_q, "k": k}
 
     def _line(self, move: Move, number: int, found: Reading, at: Asked) -> Requests:
-        """What is one for a head, or for each of a tile's rows or keys."""
+        """Requests for an element of each head, or of each of a tile's rows or keys."""
         at, head = self._by_heads(move, at)
         along, none = move.tensor.along or "i" * move.by_rows, np.zeros((len(head), 1), np.int64)
         if not along:
@@ -335,7 +230,7 @@ class Played(Launch):
         return found.of_each(at.turn[:, None], number, self._names(at, head[:, None] + member, row, k), often)
 
     def _scores(self, move: Move, number: int, found: Reading, at: Asked) -> Requests:
-        """What is one for each score of a tile, or for each that position leaves."""
+        """Requests for an element of each score of a tile, or of each that position leaves."""
         at, head = self._by_heads(move, at)
         (row0, rows), (col0, cols) = self._extent(move, at, "i"), self._extent(move, at, "j")
         of, n = move.tensor.of, np.arange(rows.max(initial=0))

@@ -1,4 +1,4 @@
-"""Where the elements of masks, biases and captured arrays lie that scores, rows, keys and heads look into."""
+"""Addresses in masks, biases and captured arrays, for the elements that scores, rows, keys and heads look up."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Place(NamedTuple):
 
 
 Names = Mapping[str, Any]
-"""What an expression knows: of an element that is read its batch, head, row, key"""
+"""Values of an expression's names for elements: batch, head, row, key."""
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,7 @@ class Reading:
         return cls(itemsize, at, "row" in along, "column" in along, contiguous)
 
     def heft(self, rows: int, columns: int) -> int:
-        """How much a tile of so many scores that look into it is to play."""
+        """The work of playing a tile of so many scores that look into it, as a multiple of a plain turn's."""
         if self.along_column and not self.contiguous:
             return rows * columns // EVALUATED
         return rows // 2 if self.along_row else 1
@@ -126,7 +126,7 @@ class Reading:
 
 
 def reading(schedule: TileSchedule, moved: Tensor, memory: Memory, given: Given) -> Reading:
-    """How the elements of a tensor are found that scores, rows, keys or heads look into."""
+    """The reading of a tensor into which scores, rows, keys or heads look."""
     p = schedule.problem
     if moved.load is not None:
         form, load = moved.load
