@@ -47,7 +47,9 @@ class Played(Launch):
         self.numbers, self.lengths = (np.array(each) for each in ([p.number for p in walk.parts], [p.sizes for p in walk.parts]))
         self.together = walk.parts[0].heads_together
         self.units, self.heft = [0], 1
-        self.made = [self._made(move, number) for number, move in enumerate(walk.moves)]
+        tiles_first = sorted(enumerate(walk.moves), key=lambda each: not each[1].tensor.along or each[1].tensor.load is not None)
+        made = {number: self._made(move, number) for number, move in tiles_first}  # in this order they lie in memory
+        self.made = [made[number] for number in range(len(made))]
         self.unit = unit_of(self.units)
 
     @property
