@@ -88,9 +88,10 @@ class StandardBackwardSchedule(BackwardSchedule):
         yield self._transposed_product("values", parts, "P", "dO", "dV")  # line 1
         yield self._tile_product("weight_gradients", parts, ("dO", "V"), ("dP",))  # line 2
         # Line 3. The kernel reads a row once for the sum and once for dS, the paper once.
-        both = tuple(Move(score_rows(p, name), BEGIN) for name in ("P", "dP"))
+        passes = 1 if self.ideal else 2
+        twice = tuple(Move(score_rows(p, name), BEGIN) for name in ("P", "dP") for _ in range(passes))
         found = tuple(Move(score_rows(p, name), BEGIN) for name in slopes)
-        moves = (*both * (1 if self.ideal else 2), *found, Move(score_rows(p, "dS"), END, write=True))
+        moves = (*twice, *found, Move(score_rows(p, "dS"), END, write=True))
         yield passing("standard_backward_softmax", self, parts, moves, SOFTMAX_WARPS)
         moves = (
             *length_reads(p),
