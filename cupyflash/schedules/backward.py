@@ -68,7 +68,6 @@ class BackwardSchedule(TileSchedule):
         return super()._by_heads(spread)
 
 
-
 @dataclass(frozen=True)
 class RowBlocksOutside(BackwardSchedule):
     """A kernel beside the gradients' main one whose thread blocks are row blocks, which visit the column blocks that they see, from
