@@ -15,9 +15,9 @@ from dataclasses import dataclass, field
 class Step:
     """What one kernel does of an algorithm.
 
-    `reads` and `writes` have the line of each tensor's moves; the line of tensors that are not named there (masks and the like) is
-    `usual`, or the first of `scores`. `first` is that of what is written before anything is read. `scores` are the lines that work on a tile of S.
-    `registers`: what the kernel holds there of the current tiles.
+    `reads` and `writes` have the line of each tensor's moves; that of tensors that are not named there (masks and the like) is
+    `usual`, or the first of `scores`. `first` is that of what is written before anything is read. `scores` are the lines that work
+    on a tile of S. `registers`: what the kernel holds there of the current tiles.
     """
 
     does: str

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import numpy as np
@@ -12,7 +12,9 @@ import numpy as np
 from cupyflash import params
 from cupyflash.params import Field, Params
 from cupyflash.schedules.base import TileSchedule, attention_params, require_block_mask
+from cupyflash.schedules.mask_tiles import MaskTiles, words
 from cupyflash.schedules.moves import BEGIN, Move, Room, Walk, captured, length_reads, search_reads, tile_reads
+from cupyflash.schedules.packed import Packed
 from cupyflash.schedules.parts import Part
 
 
@@ -71,12 +73,29 @@ class BackwardSchedule(TileSchedule):
 @dataclass(frozen=True)
 class RowBlocksOutside(BackwardSchedule):
     """A kernel beside the gradients' main one whose thread blocks are row blocks, which visit the column blocks that they see, from
-    the last one on."""
+    the last one on. `packed`: the sequences, where they are packed. `skips`: whether tiles that a mask leaves empty are left out,
+    where there is room for their states."""
+
+    packed: Packed | None = None
+    skips: bool = True
 
     @property
-    @abstractmethod
+    def together(self) -> Packed | None:
+        return self.packed
+
+    @property
+    def state_words(self) -> int | None:
+        return words(self.problem.seqlen_k, self.block_cols) if self.skips else None
+
+    @property
+    def mask_tiles(self) -> tuple[MaskTiles, ...]:
+        return tuple(replace(each, field="query_tiles") for each in super().mask_tiles)
+
+    @property
     def grid(self) -> int:
         """Thread blocks."""
+        p = self.problem
+        return p.head_count * self.row_blocks if self.packed is None else p.heads * self.packed.blocks("q", self.block_rows)
 
     @abstractmethod
     def walks(self, parts: tuple[Part, ...] | None = None) -> Iterator[Walk]:
@@ -84,7 +103,7 @@ class RowBlocksOutside(BackwardSchedule):
 
     def row_walk(self, kernel: str, parts: tuple[Part, ...], moves: Iterable[Move], rooms: tuple[Room, ...]) -> Walk:
         """A walk that makes `moves`, behind the reads by which all such kernels know what to do."""
-        p, packed = self.problem, self.together
+        p, packed = self.problem, self.packed
         first = (*search_reads(packed, "q"), *length_reads(p), *tile_reads(self), *captured(p, "head", BEGIN))
         return Walk(kernel, self, parts, "gI", "J", (*first, *moves), rooms, works=self.grid if packed else None)
 

@@ -105,22 +105,9 @@ class QueriesSchedule(_Fa2Kernels, RowBlocksOutside):
         yield self.row_walk("fa2_backward_queries", parts, moves, self._tiles())
 
     @property
-    def state_words(self) -> int:
-        return words(self.problem.seqlen_k, self.block_cols)
-
-    @property
-    def mask_tiles(self) -> tuple[MaskTiles, ...]:
-        return tuple(replace(each, field="query_tiles") for each in super().mask_tiles)
-
-    @property
     def found_tiles(self) -> tuple[MaskTiles, ...]:
         """None where what comes before, in the same blocks, has found them."""
         return () if has_bases(self.problem) else super().found_tiles
-
-    @property
-    def grid(self) -> int:
-        """Thread blocks."""
-        return self.problem.head_count * self.row_blocks
 
     @cached_property
     def stages(self) -> int:
@@ -195,7 +182,8 @@ class Fa2BackwardSchedule(_Fa2Kernels):
     def by_rows(self) -> QueriesSchedule:
         """Row blocks as thread blocks."""
         used = tiles.fit_queries(self.problem, self.device, self.mask_blocks)
-        return QueriesSchedule(self.problem, self.device, replace(self.tiling, used=used), mask_blocks=self.mask_blocks)
+        tiling, packed = replace(self.tiling, used=used), self.together
+        return QueriesSchedule(self.problem, self.device, tiling, mask_blocks=self.mask_blocks, packed=packed)
 
     @property
     def queries(self) -> QueriesSchedule | None:

@@ -24,7 +24,7 @@ from cupyflash.schedules.base import (
     tile_constants,
     total_bytes,
 )
-from cupyflash.schedules.mask_tiles import MaskTiles, kept_bytes, words
+from cupyflash.schedules.mask_tiles import kept_bytes, words
 from cupyflash.schedules.moves import (
     BEGIN,
     END,
@@ -41,7 +41,6 @@ from cupyflash.schedules.moves import (
     tensor,
     writes,
 )
-from cupyflash.schedules.packed import Packed
 from cupyflash.schedules.parts import Part
 from cupyflash.tiling import DoesNotFit, TileSize, Tiling
 
@@ -89,15 +88,13 @@ def fit(problem: Problem, device: Device, within: tuple[int, int] | None) -> Til
 class RowBasesSchedule(RowBlocksOutside):
     """The forward's S, once more.
 
-    It comes before the kernels of another schedule and takes their struct, `given`. `skips`: whether the tiles that a mask leaves
-    empty are left out. `packed`: the sequences, where they are packed.
+    It comes before the kernels of another schedule and takes their struct, `given`.
     """
 
     algorithm: ClassVar[str] = "row_bases"
 
     given: Params = field(kw_only=True)
     skips: bool = False
-    packed: Packed | None = None
 
     @classmethod
     def before(cls, schedule: BackwardSchedule) -> RowBasesSchedule:
@@ -109,24 +106,6 @@ class RowBasesSchedule(RowBlocksOutside):
     @property
     def struct(self) -> Params:
         return self.given
-
-    @property
-    def together(self) -> Packed | None:
-        return self.packed
-
-    @property
-    def state_words(self) -> int | None:
-        return words(self.problem.seqlen_k, self.block_cols) if self.skips else None
-
-    @property
-    def mask_tiles(self) -> tuple[MaskTiles, ...]:
-        return tuple(replace(each, field="query_tiles") for each in super().mask_tiles)
-
-    @property
-    def grid(self) -> int:
-        """Thread blocks."""
-        p = self.problem
-        return p.head_count * self.row_blocks if self.packed is None else p.heads * self.packed.blocks("q", self.block_rows)
 
     def _tiles(self) -> tuple[Room, ...]:
         return _rooms(self.problem, self.block_rows, self.block_cols)

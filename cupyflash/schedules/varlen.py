@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from numbers import Integral
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Generic, TypeVar
 
 import numpy as np
 
@@ -15,7 +16,7 @@ from cupyflash.options import Pattern, require_taken
 from cupyflash.params import Params
 from cupyflash.problem import Problem
 from cupyflash.schedules.backward import RowBlocksOutside
-from cupyflash.schedules.base import attention_params
+from cupyflash.schedules.base import TileSchedule, attention_params
 from cupyflash.schedules.fa2 import Fa2Schedule
 from cupyflash.schedules.fa2_backward import Fa2BackwardSchedule, QueriesSchedule
 from cupyflash.schedules.fa3 import MAPPED, OWN, Fa3Schedule
@@ -33,20 +34,12 @@ Seqlens = tuple[tuple[int, int], ...]
 Patterns = tuple[Pattern, ...]
 
 
-@dataclass(frozen=True)
-class Fa2Sequence(Fa2Schedule):
-    """One of several packed sequences by itself. `skips`: whether there is room for the states of the longest one's tiles."""
-
-    skips: bool = True
-
-    @property
-    def mask_tiles(self) -> tuple[MaskTiles, ...]:
-        return super().mask_tiles if self.skips else ()
+One = TypeVar("One", bound=TileSchedule)
 
 
 @dataclass(frozen=True)
-class VarlenSchedule(Fa2Schedule):
-    """FlashAttention-2's schedule for `problem.batch` sequences, the longest of `seqlen_q` queries and `seqlen_k` keys.
+class PackedSchedule(TileSchedule, Generic[One]):
+    """A schedule for `problem.batch` sequences, the longest of `seqlen_q` queries and `seqlen_k` keys.
 
     `seqlens` has the (queries, keys) of each; None where the host does not know them: counts are then of full length. A thread
     block looks for its sequence; a sequence has one more than it needs at most, which leaves at once. `patterns` are what a mask
@@ -65,26 +58,46 @@ class VarlenSchedule(Fa2Schedule):
         return self.packed
 
     @property
+    def parts(self) -> tuple[Part, ...]:
+        return packed_parts(self.packed, self.in_order())
+
+    def sequences(self) -> Mapping[One, int]:
+        """The schedule of each sequence, as a batch of its own, and how many are like it."""
+        return Counter(self.in_order())
+
+    def in_order(self) -> list[One]:
+        """The schedule of each sequence, one after the other; those that are alike are one object."""
+        problems = _each(self.problem, self.seqlens, self.patterns)
+        made = {problem: self._one(problem) for problem in dict.fromkeys(problems)}
+        return [made[problem] for problem in problems]
+
+    @abstractmethod
+    def _one(self, problem: Problem) -> One:
+        """The schedule of a sequence."""
+
+
+@dataclass(frozen=True)
+class Fa2Sequence(Fa2Schedule):
+    """One of several packed sequences by itself. `skips`: whether there is room for the states of the longest one's tiles."""
+
+    skips: bool = True
+
+    @property
+    def mask_tiles(self) -> tuple[MaskTiles, ...]:
+        return super().mask_tiles if self.skips else ()
+
+
+@dataclass(frozen=True)
+class VarlenSchedule(PackedSchedule[Fa2Schedule], Fa2Schedule):
+    """FlashAttention-2's schedule of packed sequences."""
+
+    @property
     def works(self) -> int:
         return self.problem.heads * self.packed.blocks("q", self.block_rows)
 
     @property
     def searching(self) -> int:
         return self.works
-
-    @property
-    def parts(self) -> tuple[Part, ...]:
-        return packed_parts(self.packed, self.in_order())
-
-    def sequences(self) -> Mapping[Fa2Schedule, int]:
-        """The schedule of each sequence, as a batch of its own, and how many are like it."""
-        return Counter(self.in_order())
-
-    def in_order(self) -> list[Fa2Schedule]:
-        """The schedule of each sequence, one after the other; those that are alike are one object."""
-        problems = _each(self.problem, self.seqlens, self.patterns)
-        made = {problem: self._one(problem) for problem in dict.fromkeys(problems)}
-        return [made[problem] for problem in problems]
 
     def _one(self, problem: Problem) -> Fa2Schedule:
         return Fa2Sequence(problem, self.device, self.tiling, self.lse, bool(self.mask_tiles))
@@ -169,32 +182,6 @@ class Fa3VarlenSchedule(VarlenSchedule, Fa3Schedule):
 
 
 @dataclass(frozen=True)
-class VarlenQueriesSchedule(QueriesSchedule):
-    """The backward's row blocks, of packed sequences."""
-
-    packed: Packed = NO_SEQUENCES
-
-    @property
-    def together(self) -> Packed:
-        return self.packed
-
-    @property
-    def grid(self) -> int:
-        return self.problem.heads * self.packed.blocks("q", self.block_rows)
-
-
-@dataclass(frozen=True)
-class QueriesOfSequence(QueriesSchedule):
-    """As `Fa2Sequence`."""
-
-    skips: bool = True
-
-    @property
-    def mask_tiles(self) -> tuple[MaskTiles, ...]:
-        return super().mask_tiles if self.skips else ()
-
-
-@dataclass(frozen=True)
 class BackwardOfSequence(Fa2BackwardSchedule):
     """As `Fa2Sequence`: whether there is room in the main kernel, and in that of row blocks, whose blocks are `of_rows`."""
 
@@ -206,24 +193,13 @@ class BackwardOfSequence(Fa2BackwardSchedule):
         return super().mask_tiles if self.skips[0] else ()
 
     @cached_property
-    def by_rows(self) -> QueriesOfSequence:
-        return QueriesOfSequence(self.problem, self.device, self.of_rows, skips=self.skips[1])
+    def by_rows(self) -> QueriesSchedule:
+        return QueriesSchedule(self.problem, self.device, self.of_rows, skips=self.skips[1])
 
 
 @dataclass(frozen=True)
-class VarlenBackwardSchedule(Fa2BackwardSchedule):
-    """FlashAttention-2's backward of packed sequences, as `VarlenSchedule`."""
-
-    seqlens: Seqlens | None = None
-    packed: Packed = NO_SEQUENCES
-    patterns: Patterns | None = None
-
-    def __post_init__(self) -> None:
-        _require_packed(self.problem, self.seqlens, self.patterns)
-
-    @property
-    def together(self) -> Packed:
-        return self.packed
+class VarlenBackwardSchedule(PackedSchedule[Fa2BackwardSchedule], Fa2BackwardSchedule):
+    """FlashAttention-2's backward of packed sequences."""
 
     @property
     def query_shape(self) -> tuple[int, int]:
@@ -232,25 +208,6 @@ class VarlenBackwardSchedule(Fa2BackwardSchedule):
     @property
     def grid(self) -> int:
         return self.problem.kv_heads * self.packed.blocks("k", self.block_cols)
-
-    @cached_property
-    def by_rows(self) -> VarlenQueriesSchedule:
-        one = super().by_rows
-        return VarlenQueriesSchedule(one.problem, one.device, one.tiling, packed=self.packed)
-
-    @property
-    def parts(self) -> tuple[Part, ...]:
-        return packed_parts(self.packed, self.in_order())
-
-    def sequences(self) -> Mapping[Fa2BackwardSchedule, int]:
-        """The schedule of each sequence, as a batch of its own, and how many are like it."""
-        return Counter(self.in_order())
-
-    def in_order(self) -> list[Fa2BackwardSchedule]:
-        """The schedule of each sequence, one after the other; those that are alike are one object."""
-        problems = _each(self.problem, self.seqlens, self.patterns)
-        made = {problem: self._one(problem) for problem in dict.fromkeys(problems)}
-        return [made[problem] for problem in problems]
 
     def _one(self, problem: Problem) -> Fa2BackwardSchedule:
         skips, of_rows = (bool(self.mask_tiles), bool(self.by_rows.mask_tiles)), self.by_rows.tiling
