@@ -36,8 +36,8 @@ class Queue(Launch):
         items = np.arange(len(self.places))
         looks = [self._look(turn, items[items // THREADS == turn], self.grid) for turn in range(self.grid)]
         looks.append(self._look(0, items, 1))
-        at = self.queue.first + self.places.ravel() * LENGTH
-        made = Requests.of_elements(np.full(at.shape, self.grid - 1), LAST, at, np.array(1), LENGTH, write=True)
+        at, turn = self.queue.first + self.places * LENGTH, np.full((len(items), 1), self.grid - 1)
+        made = Requests.of_elements(turn, LAST, at, np.array(1), LENGTH, write=True, whose=items // THREADS)
         yield 1.0, Requests.together([*looks, self.taken.of(0, LAST, 0, 1, write=True), made])
 
     def _look(self, turn: int, items: np.ndarray, times: int) -> Requests:
@@ -47,7 +47,5 @@ class Queue(Launch):
             asked.append((self.lengths, items // self.schedule.row_blocks))
         if self.bounds:
             asked += zip((self.bounds.own, self.bounds.other), self.bounds.halvings(items), strict=True)
-        turns, often = np.array(turn), np.array(times)
-        return Requests.together(
-            [Requests.of_elements(turns, LOOK, tensor.first + at * LENGTH, often, LENGTH) for tensor, at in asked]
-        )
+        places = [(tensor.first + at * LENGTH)[None] for tensor, at in asked]
+        return Requests.together([Requests.of_elements(np.array(turn), LOOK, at, np.array(times), LENGTH) for at in places])
