@@ -70,7 +70,7 @@ def run(text, processes, blocks, memory=ordinary):
     unwritten = ["y"] if "bar.sync" in text else []
     found = Module.from_ptx(text).launch("k", blocks, 64, {"x": x, "y": y}, processes=processes, unwritten=unwritten)
     left = {name: mask.tobytes() for name, mask in found.unwritten.items()}
-    return x.tobytes(), y.tobytes(), found.counters, dict(found.traffic), found.findings, found.warnings, found.findings_total, left
+    return x.tobytes(), y.tobytes(), found.counters, dict(found.traffic), found.findings, found.notes, found.findings_total, left
 
 
 for text in sys.stdin.read().split("// ----"):

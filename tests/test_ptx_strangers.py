@@ -207,10 +207,10 @@ def test_matrices_with_rows_that_nobody_wrote(scores: Module, seed: int | None) 
     for n, masked in ((8, 0), (5, 1), (5, 0)):
         s = np.zeros((16, 8), np.float32)
         launch = scores.launch("scores", 1, 32, [q, k, s, n, masked], seed=seed)
-        kinds = [[f.kind for f in found] for found in (launch.findings, launch.warnings)]
+        kinds = [[f.kind for f in found] for found in (launch.findings, launch.notes)]
         assert kinds == {(8, 0): [[], []], (5, 1): [[], ["uninitialised"]], (5, 0): [["uninitialised"], []]}[n, masked]
         assert np.allclose(s[:, :n], (q.astype(np.float32) @ k.astype(np.float32).T)[:, :n], atol=1e-3)
-        for finding in (*launch.findings, *launch.warnings):
+        for finding in (*launch.findings, *launch.notes):
             assert line_of(finding.source) == ("scores.cu", 14) and finding.lanes == 6
         assert launch.findings_total == (6 if n == 5 and not masked else 0)
 
@@ -224,7 +224,7 @@ def test_a_raw_kernel_warns_of_them() -> None:
     with simulation(findings="keep") as launches, warnings.catch_warnings():
         warnings.simplefilter("error")
         kernel((1,), (32,), (q, k, s, 5, 1))
-    assert len(launches[0].warnings) == 1
+    assert len(launches[0].notes) == 1
 
 
 def test_a_warning_is_told_and_is_no_fault(scores: Module) -> None:

@@ -170,7 +170,7 @@ class Machine:
 
     def clean(self) -> bool:
         """Whether there is nothing to report so far."""
-        return not (self.findings.found or self.findings.doubts)
+        return self.findings.clean
 
     def run(self, part: int = 0, of: int = 1) -> bool:
         """Run all blocks; False if a fault ended the launch. Findings and counts are in `findings` and `tally` afterwards.
