@@ -278,7 +278,8 @@ class Module:
         still = {name: where for name, where in left.items() if where.any()}
         suppressed = tuple(Suppressed(by, findings.closed(records)) for by, records in findings.suppressed.items())
         unmatched = tuple(one for one in allowed if one not in findings.suppressed)
-        return Launch(counters, traffic, findings.closed(findings.found), tuple(notes), findings.total, still, suppressed, unmatched)
+        found = findings.closed(findings.found)
+        return Launch(counters, traffic, found, tuple(notes), findings.total, still, suppressed, unmatched)
 
     def _allowed(self, code: Code) -> list[Suppression]:
         """What comments in the source let pass on lines of a kernel, and on lines of which no kernel has code."""

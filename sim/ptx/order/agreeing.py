@@ -139,5 +139,6 @@ def join(races: Detector, access: Touch, where: Array, entries: Array, by: Array
     flat[at], numbers[at] = entries, by
     newest = flat[at]
     levels = np.maximum(races.relation(lane, newest), entries & np.uint64(LEVEL))
-    levels[apart] = np.maximum(levels[apart], np.maximum(races.relation(lane[apart], before[apart]), before[apart] & np.uint64(LEVEL)))
+    wider = np.maximum(races.relation(lane[apart], before[apart]), before[apart] & np.uint64(LEVEL))
+    levels[apart] = np.maximum(levels[apart], wider)
     np.maximum.at(flat, at, (newest & ~np.uint64(LEVEL)) | levels)

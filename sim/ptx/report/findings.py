@@ -20,6 +20,9 @@ LIMIT = 100
 ERROR, WARNING, NOTE = SEVERITIES = "error", "warning", "note"
 """Wrong on some chip or in some order; undefined, yet every known chip does it; wrong by the letter, and nothing came of it."""
 
+FAIL_ON = {ERROR: (ERROR,), WARNING: (ERROR, WARNING)}
+"""What fails a test or a command that is told to fail on errors only, or on warnings too."""
+
 KINDS = {
     "bad arrival": "at an mbarrier",
     "bad call": "through a pointer that is no such function",

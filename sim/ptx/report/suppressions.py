@@ -79,11 +79,12 @@ class Suppressed:
 
 def asked(given: str | os.PathLike[str] | Sequence[Suppression]) -> tuple[Suppression, ...]:
     """The suppressions of an argument: a file, or what `Suppression.read` gave. Raises as that, and TypeError."""
-    if isinstance(given, str | os.PathLike):
+    if isinstance(given, (str, os.PathLike)):
         return Suppression.read(given)
-    if not isinstance(given, Sequence) or not all(isinstance(one, Suppression) for one in given):
+    found = tuple(given) if isinstance(given, Sequence) else (None,)
+    if not all(isinstance(one, Suppression) for one in found):
         raise TypeError(f"suppressions must be a file, or a sequence of Suppression, got {given!r}")
-    return tuple(given)
+    return found  # type: ignore[return-value]
 
 
 def entries(text: str, file: str) -> Iterator[Suppression]:
