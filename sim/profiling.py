@@ -266,8 +266,8 @@ def profile(
     needed where there is only one. grid, block, cluster, args, shared_bytes, seed, races, unwritten, max_instructions,
     stall_seconds and suppressions: as in `ptx.Module.launch`; NumPy arrays are tensors, written in place. options: NVRTC's, for
     CUDA C (-arch=compute_90, -DN=64, -Ifolder). banks: keep what `Profile.banks` has, for the page. l2: a device, through the model
-    of whose L2 all lines that the kernel asks for go. timeline_block: the thread block (linear index in the grid) of which to keep a
-    diary.
+    of whose L2 all lines that the kernel asks for go. timeline_block: the thread block (linear index in the grid) of which to keep
+    a diary.
 
     Raises ValueError or TypeError for arguments that do not fit, OSError for a file that cannot be read,
     `cupyflash.nvrtc.CompileError`, `ptx.PtxError` for what the machine cannot execute, ImportError without NVRTC. What is

@@ -27,7 +27,7 @@ from .parameters import POINTER_BYTES, Bound, Tensor, bind
 from .report.counters import Counters, Tally, Traffic
 from .report.diary import Diary
 from .report.findings import Finding, Findings
-from .report.suppressions import Suppressed, Suppression, asked, comments, source_text
+from .report.suppressions import Comment, Suppressed, Suppression, asked, comments, source_text
 from .state.segments import UNWRITTEN, Segment, mark_unwritten, may_hold_nan
 from .text.names import find_kernel, variable_name
 from .text.parser import parse
@@ -129,7 +129,7 @@ class Module:
         self.program = program
         self.text = text
         self.sources = dict(sources)
-        self._comments: dict[str, tuple[Suppression, ...]] = {}
+        self._comments: dict[str, tuple[Comment, ...]] = {}
         self._decoded = decode_all(program)
         found = {kernel: tuple(self._decoded.refusals(kernel)) for kernel in program.kernels}
         self.refused: Mapping[str, tuple[Refusal, ...]] = {kernel: items for kernel, items in found.items() if items}
@@ -282,17 +282,18 @@ class Module:
         return Launch(counters, traffic, found, tuple(notes), findings.total, still, suppressed, unmatched)
 
     def _allowed(self, code: Code) -> list[Suppression]:
-        """What comments in the source let pass on lines of a kernel, and on lines of which no kernel has code."""
+        """What comments let pass on lines of a kernel; of sources that were given, on lines of which no kernel has code, too."""
         mine = lines_of(code.instructions)
-        files = {file for file, _ in mine}
-        for file in files - self._comments.keys():
-            text = self.sources.get(file)
-            self._comments[file] = tuple(comments(source_text(file) if text is None else text, file))
-        found = [one for file in sorted(files) for one in self._comments[file]]
-        if not found:
-            return []
-        anybody = lines_of(i for function in self.program.functions.values() for i in function.instructions)
-        return [one for one in found if any(map(one.at, mine)) or not any(map(one.at, anybody))]
+        found: list[Comment] = []
+        for file in sorted({file for file, _ in mine}):
+            # A compiler may have put its folder before the name that it was given.
+            text = next((text for name, text in self.sources.items() if f"/{file}".endswith(f"/{name}")), None)
+            if file not in self._comments:
+                self._comments[file] = tuple(comments(source_text(file) if text is None else text, file))
+            lost = self._comments[file] if text is not None else ()
+            anybody = lines_of(i for function in self.program.functions.values() for i in function.instructions) if lost else mine
+            found += [one for one in self._comments[file] if one.at in mine or (one in lost and one.at not in anybody)]
+        return [one.read() for one in found]
 
     def _placed_variables(self) -> tuple[list[Segment], dict[str, int]]:
         """The module's variables as tensors, pointers among them filled in; the addresses of variables and functions."""

@@ -26,7 +26,7 @@ from ..text.syntax import Line
 from .findings import KINDS, Finding, counted
 
 ENTRY = re.compile(r"(\S+)\s+(\S+)\s+(\S+?)(?::(\d+)(?:-(\d+))?)?\s+(\S.*)")
-COMMENT = re.compile(r"(?P<alone>^\s*)?(?://|/\*)\s*cupyflash:\s*allow\b\s*(?P<what>.*?)\s*(?=//\s*cupyflash:|\*/|$)")
+COMMENT = re.compile(r"(?://|/\*)\s*cupyflash:\s*allow\b\s*(.*?)\s*(?=//\s*cupyflash:|\*/|$)")
 BY_LENGTH = sorted(KINDS, key=len, reverse=True)
 MOST = 1 << 24
 """Bytes of a source file that is read for its comments."""
@@ -101,20 +101,32 @@ def entries(text: str, file: str) -> Iterator[Suppression]:
         yield Suppression(known(kind.replace("-", " "), (file, number)), kernel, place, lines, reason, (file, number))
 
 
-def comments(text: str, file: str) -> Iterator[Suppression]:
-    """What the comments of a source let pass, in any kernel. Raises ValueError for one without a known kind or a reason."""
-    if "cupyflash:" not in text:
-        return
-    for number, line in enumerate(text.splitlines(), 1):
-        for found in COMMENT.finditer(line) if "cupyflash:" in line else ():
-            what = found["what"].replace("-", " ", 2)
-            kind = next((kind for kind in BY_LENGTH if re.match(rf"{kind}\b", what)), "")
-            reason = found["what"][len(kind) :].strip(" :,;-")
-            known(kind or what.partition(":")[0], (file, number))
-            if not reason:
-                raise ValueError(f"{file}:{number}: a comment that allows {kind} gives a reason: // cupyflash: allow {kind}: WHY")
-            at = number + (found["alone"] is not None)
-            yield Suppression(kind, "*", literal(file), (at, at), reason, (file, number))
+@dataclass(frozen=True)
+class Comment:
+    """A comment that lets findings pass, not yet read: for which line, where it stands, what follows `allow`."""
+
+    at: Line
+    written: Line
+    what: str
+
+    def read(self) -> Suppression:
+        """What it lets pass, in any kernel. Raises ValueError where it has no known kind, or no reason."""
+        what = self.what.replace("-", " ", 2)
+        kind = next((kind for kind in BY_LENGTH if re.match(rf"{kind}\b", what)), "")
+        known(kind or what.partition(":")[0], self.written)
+        reason = self.what[len(kind) :].strip(" :,;-")
+        if not reason:
+            place = f"{self.written[0]}:{self.written[1]}"
+            raise ValueError(f"{place}: a comment that allows {kind} gives a reason: // cupyflash: allow {kind}: WHY")
+        return Suppression(kind, "*", literal(self.at[0]), (self.at[1], self.at[1]), reason, self.written)
+
+
+def comments(text: str, file: str) -> Iterator[Comment]:
+    """The comments of a source file."""
+    for number, line in enumerate(text.splitlines(), 1) if "cupyflash:" in text else ():
+        alone = re.match(r"\s*(//|/\*.*\*/\s*$)", line) is not None
+        for found in COMMENT.finditer(line):
+            yield Comment((file, number + alone), (file, number), found[1])
 
 
 def literal(text: str) -> str:
