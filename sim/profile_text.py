@@ -92,7 +92,7 @@ def findings(profile: Profile, top: int, width: int) -> list[str]:
         lines += paragraph(shorten(finding), first="  ", rest="    ", width=width)
     lines += [f"  ... and {len(found) - top} more"] * (len(found) > top)
     others = [*map(shorten, launch.notes), *(shorten(line) for line in told(launch.suppressed, launch.unmatched))]
-    return lines + [line for one in others for line in paragraph(one[0].upper() + one[1:], first="", rest="    ", width=width)]
+    return lines + [line for one in others for line in paragraph(one, first="", rest="    ", width=width)]
 
 
 def shorten(finding: object) -> str:

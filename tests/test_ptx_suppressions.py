@@ -212,7 +212,7 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     status, text = profile("--suppressions", "known.supp")
     assert status == 1 and "findings 32 (1 warning); 1 finding suppressed" in text
     assert "1 warning suppressed by known.supp:1 (race: all write 7)" in text
-    assert "Nothing to suppress for known.supp:2 (race: not there)" in text
+    assert "nothing to suppress for known.supp:2 (race: not there)" in text
     told = json.loads(profile("--suppressions", "known.supp", "--json")[1])
     assert [one["severity"] for one in told["findings"]] == ["warning"] and told["notes"] == []
     assert [(one["by"]["reason"], len(one["findings"])) for one in told["suppressed"]] == [("all write 7", 1)]
