@@ -276,8 +276,8 @@ class Module:
         traffic = {s.name: counters.traffic[s.name] for s in tensors}
         left = {segment.name: segment.array_states() == UNWRITTEN for segment, _ in parts if segment.array.size}
         still = {name: where for name, where in left.items() if where.any()}
-        suppressed = tuple(Suppressed(by, findings.closed(records)) for by, records in findings.suppressed.items())
-        unmatched = tuple(one for one in allowed if one not in findings.suppressed)
+        suppressed = tuple(Suppressed(allowed[k], findings.closed(records)) for k, records in findings.suppressed.items())
+        unmatched = tuple(one for k, one in enumerate(allowed) if k not in findings.suppressed)
         found = findings.closed(findings.found)
         return Launch(counters, traffic, found, tuple(notes), findings.total, still, suppressed, unmatched)
 

@@ -18,7 +18,7 @@ import numpy as np
 from cupyflash.words import plural
 
 from ..order.order import BLOCK, CLUSTER
-from ..report.findings import ERROR, WARNING, Stuck
+from ..report.findings import ERROR, WARNING, Stuck, Verdict
 from ..state.lanes import Lanes, merged
 from ..state.segments import WRITTEN
 from ..text.syntax import Instruction
@@ -155,8 +155,8 @@ class MBarriers:
             )
             what = f"the mbarrier at {self.name(int(keys[at[0]]))} is used by {i.name}"
             message = f"{what}, but no fence.mbarrier_init (or fence.proxy.async) is behind its mbarrier.init"
-            severity = WARNING if met else ERROR
-            self.memory.findings.report("proxy", message, i, lanes, int(row[at[0]]), severity=severity, count=len(at))
+            verdict = Verdict("proxy", WARNING if met else ERROR)
+            self.memory.findings.report(verdict, message, i, lanes, int(row[at[0]]), count=len(at))
 
     def invalidate(self, keys: Array) -> None:
         for key in keys.tolist():

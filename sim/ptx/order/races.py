@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ..report.findings import ERROR, WARNING, Findings, place_of, source_and_call
+from ..report.findings import ERROR, WARNING, Findings, Verdict, place_of, source_and_call
 from ..state.lanes import WARP, Lanes, Wave
 from ..state.segments import Segment
 from ..text.syntax import Instruction
@@ -483,12 +483,11 @@ class Races(Order):
             )
             key = ("race", *sorted((place_of(i), place_of(theirs)), key=str), segment.name if segment else None)
             self.findings.record(
-                "race",
+                Verdict("race", severity),
                 message,
                 (at_fault, second),
                 main,
                 key,
-                severity=severity,
                 count=int(np.count_nonzero(by == number)),
                 address=address,
                 tensor=segment.name if segment is not None else None,

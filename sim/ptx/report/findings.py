@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import NamedTuple, Protocol
 
 from cupyflash.words import plural
 
 from ..state.lanes import Lanes
 from ..text.syntax import Instruction, Line
-
-if TYPE_CHECKING:
-    from .suppressions import Suppression
 
 LIMIT = 100
 """How many findings a launch keeps; the rest is only counted."""
@@ -104,6 +101,20 @@ def counted(findings: Sequence[Finding]) -> str:
     return " and ".join(plural(number, severity) for number, severity in zip(numbers, SEVERITIES, strict=True) if number)
 
 
+class Verdict(NamedTuple):
+    """What is wrong, and how bad that is."""
+
+    kind: str
+    severity: str
+
+
+class Allowance(Protocol):
+    """What lets some findings pass (`report.suppressions`)."""
+
+    def matches(self, finding: Finding) -> bool:
+        """Whether this is one of them."""
+
+
 Key = tuple[object, ...]
 """What the findings have in common of which a launch keeps the first."""
 
@@ -126,52 +137,52 @@ class Findings:
     """Collects the findings of a launch: the first of each kind, place in the source and tensor; `total` counts all lanes.
 
     `doubts` are those of which only the end of the launch shows whether anything came of them (`settle`). What one of
-    `suppressions` matches is in `suppressed` only.
+    `allowed` matches is in `suppressed` only, by its number there.
     """
 
     kernel: str
-    suppressions: Sequence[Suppression] = ()
+    allowed: Sequence[Allowance] = ()
     total: int = 0
     found: dict[Key, Record] = field(default_factory=dict)
     doubts: dict[Key, Record] = field(default_factory=dict)
-    suppressed: dict[Suppression, dict[Key, Record]] = field(default_factory=dict)
+    suppressed: dict[int, dict[Key, Record]] = field(default_factory=dict)
     begun: int = 0
     """Records so far."""
 
     def report(
         self,
-        kind: str,
+        what: str | Verdict,
         message: str,
         instruction: Instruction,
         lanes: Lanes,
         position: int,
         *,
-        severity: str = ERROR,
         count: int = 1,
         address: int | None = None,
         tensor: str | None = None,
     ) -> None:
-        """Record a finding at `position` within `lanes`; `count` lanes did the same in this execution."""
+        """Record a finding at `position` within `lanes`, by its kind an error; `count` lanes did the same in this execution."""
         i = instruction
+        kind = what if isinstance(what, str) else what.kind
         # Who waits is told apart at each instruction, whatever the line.
         key = (kind, (i.line, i.text) if kind == "deadlock" else place_of(i), tensor)
         place = lanes.place(position)
-        self.record(kind, message, (i,), place, key, severity=severity, count=count, address=address, tensor=tensor)
+        self.record(what, message, (i,), place, key, count=count, address=address, tensor=tensor)
 
     def record(
         self,
-        kind: str,
+        what: str | Verdict,
         message: str,
         sides: tuple[Instruction, ...],
         place: tuple[int, int, int],
         key: Key,
         *,
-        severity: str = ERROR,
         count: int,
         address: int | None,
         tensor: str | None,
     ) -> None:
         """Record a finding of (block, warp, lane) `place`, the first with this key; `sides`: the instruction, a race's other."""
+        kind, severity = (what, ERROR) if isinstance(what, str) else what
         assert kind in KINDS, kind
         i, *others = sides
         theirs = others[0].place if others else None
@@ -187,7 +198,7 @@ class Findings:
 
     def note(self, records: dict[Key, Record], key: Key, finding: Finding, count: int) -> bool:
         """Enter a finding; False where it is suppressed. Of several with one key the first of the worst severity stays."""
-        by = next((one for one in self.suppressions if one.matches(finding)), None)
+        by = next((number for number, one in enumerate(self.allowed) if one.matches(finding)), None)
         if by is not None:
             records = self.suppressed.setdefault(by, {})
         known = records.get(key)
