@@ -89,6 +89,18 @@ def test_in_the_memory_of_another_block(seed: int | None) -> None:
         assert [(f.kind, f.severity) for f in found.findings] == [("race", severity)]
 
 
+@pytest.mark.parametrize("seed", SEEDS)
+def test_lanes_of_several_blocks_at_once(seed: int | None) -> None:
+    """What the lanes of another block are about to write counts, not what is there before one instruction writes for both."""
+    for own, other, severity in (("7", "7", WARNING), ("7", "9", ERROR), ("9", "7", ERROR)):
+        body = f"""@%p2 st.shared.u32 [%r4], 9;
+        {SYNC.replace(chr(10), " ")} mapa.shared::cluster.u32 %r20, %r4, 0; selp.u32 %r21, {own}, {other}, %p2;
+        st.shared::cluster.u32 [%r20], %r21;
+        {SYNC}"""
+        found, _ = of_cluster(body, block=32, seed=seed)
+        assert [(f.kind, f.severity) for f in found.findings] == [("race", severity)], (own, other, found.findings)
+
+
 def test_writers_are_told_apart_by_who_comes_later() -> None:
     """Of eight warps that wrote the same a barrier of four of them orders those only, so the others' writes still race."""
     first = FIRST.replace("x", "m")
@@ -98,6 +110,37 @@ def test_writers_are_told_apart_by_who_comes_later() -> None:
         assert severities(found)[line_of(body, "m[n")] == ERROR
         four = launch(body.replace("t % 32 == 0", "t % 32 == 0 && t < 128"), block=256, seed=seed)
         assert severities(four) == {line_of(body, first): WARNING}
+
+
+def test_writers_that_are_over_are_forgotten() -> None:
+    """All warps' stores of before a barrier do not count in what two of them order between them later."""
+    body = (
+        FIRST
+        + '\n__syncthreads();\nif (t == 0 || t == 32)\nx[n[0]] = 7;\nif (t < 64) asm volatile("bar.sync 1, 64;" ::: "memory");'
+    )
+    for seed in (None, 1, 2):
+        found = launch(body + "\nif (t == 0)\nx[n[1]] = 8;", block=128, seed=seed)
+        assert severities(found) == {line_of(body, FIRST): WARNING, line_of(body, "x[n[0]]"): WARNING}
+
+
+def test_each_of_three_writers_counts() -> None:
+    """Who is behind the second and the third still races with the first."""
+    body = """if (t == 0) x[0] = 7;
+    if (t == 32) x[n[0]] = 7;
+    if (t == 64) x[n[1]] = 7;
+    if (t >= 32) asm volatile("bar.sync 1, 64;" ::: "memory");
+    if (t == 64) x[n[2]] = 8;"""
+    for seed in (None, 1, 2):
+        assert severities(launch(body, block=96, seed=seed))[line_of(body, "x[n[2]]")] == ERROR
+
+
+def test_several_values_of_a_warp_are_over_once_overwritten() -> None:
+    body = """if (t < 32) x[0] = t;
+    __syncthreads();
+    if (t == 0) x[n[0]] = 7;
+    if (t == 32) x[n[1]] = 7;"""
+    for seed in (None, 1, 2):
+        assert set(severities(launch(body, seed=seed)).values()) == {WARNING}
 
 
 def test_the_worst_is_what_is_said() -> None:
@@ -148,3 +191,5 @@ def test_notes_are_no_findings() -> None:
     found = launch(body, block=32)
     assert found.findings == () and [(f.kind, f.severity) for f in found.notes] == [("uninitialised", NOTE)]
     assert ": note: uninitialised: " in str(found.notes[0])
+    used = launch("x[0] = t;\n" + body.replace("if (t < 28) y", "y"), block=64)
+    assert [(f.kind, f.severity) for f in used.findings] == [("race", ERROR), ("uninitialised", ERROR)] and used.notes == ()

@@ -6,7 +6,7 @@ the shadow, in `Shadow.agreeing`: who reads or writes there later, or read befor
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
@@ -23,10 +23,11 @@ STORES = frozenset({"st", "stmatrix", "wmma"})
 
 @dataclass(frozen=True)
 class Stored:
-    """What a store is about to write: of each lane one element of `values`."""
+    """What a store is about to write: of each lane one element of `values`. `earlier`: its parts that are in the shadow already."""
 
     lanes: Lanes
     values: Array
+    earlier: list[Access] = field(default_factory=list)
 
 
 class Contents(Protocol):
@@ -81,6 +82,13 @@ def there(races: Detector, access: Access, where: Array, size: int) -> Array:
         memory = access.segment.window(1)[0]
         starts = access.addresses[access.who.position[where]].astype(np.int64) - access.segment.start + where % count * size
     found: Array = memory[starts[:, None] + np.arange(size)]
+    for one in races.contents.storing.earlier if races.contents.storing is not None else ():
+        # Nothing of the store is in memory yet.
+        if one.shadow is access.shadow:
+            order = np.argsort(one.rows, kind="stable")
+            last = order[np.searchsorted(one.rows, access.rows[where], sorter=order, side="right") - 1]
+            hit = np.flatnonzero(one.rows[last] == access.rows[where])
+            found[hit] = written(races, one, last[hit])
     return found
 
 
@@ -107,6 +115,12 @@ def same_at_once(races: Detector, access: Touch, lost: Array, winners: Array) ->
     wanted = access.rows[lost] << np.int64(STAMP) | winners
     theirs = written(races, access, order[np.searchsorted(keys, wanted, sorter=order, side="right") - 1])
     return np.asarray((mine == theirs).all(axis=1))
+
+
+def remember(races: Detector, access: Touch) -> None:
+    """A part of a store is in the shadow; what it writes will be in memory with the other parts."""
+    if races.contents is not None and races.contents.storing is not None and isinstance(access, Access):
+        races.contents.storing.earlier.append(access)
 
 
 def mix(shadow: Shadow, rows: Array) -> None:

@@ -182,6 +182,7 @@ class Races(Order):
             if self.has_atomics:
                 self.look(access, shadow.atomics, "write", "atomic access")
             self.overwrite(access)
+            agreeing.remember(self, access)
 
     def look_at_writers(self, access: Touch, verb: str) -> None:
         """Report the plain writes that an access is not ordered behind."""
