@@ -101,6 +101,18 @@ def test_lanes_of_several_blocks_at_once(seed: int | None) -> None:
         assert [(f.kind, f.severity) for f in found.findings] == [("race", severity)], (own, other, found.findings)
 
 
+def test_several_threads_make_one_barrier() -> None:
+    """As where `threadIdx.x == 0` is asked of a block of 16 x 16; of different counts nobody knows which one it has."""
+    for count, severity in (("64", WARNING), ("64 + t / 32", ERROR)):
+        body = f"""__shared__ unsigned long long bar;
+        unsigned a = __cvta_generic_to_shared(&bar), c = {count};
+        if (t % 32 == 0) asm volatile("mbarrier.init.shared.b64 [%0], %1;" :: "r"(a), "r"(c) : "memory");
+        __syncthreads();
+        asm volatile("{{ .reg .b64 s; mbarrier.arrive.shared.b64 s, [%0]; }}" :: "r"(a) : "memory");"""
+        for seed in (None, 1):
+            assert [(f.kind, f.severity) for f in launch(body, seed=seed).findings] == [("race", severity)], (count, seed)
+
+
 def test_writers_are_told_apart_by_who_comes_later() -> None:
     """Of eight warps that wrote the same a barrier of four of them orders those only, so the others' writes still race."""
     first = FIRST.replace("x", "m")

@@ -18,7 +18,8 @@ from .order import LANE, LEVEL, STAMP
 from .shadow import Access, Shadow, Table, Touch
 
 SAME = "are not ordered; both write the same bytes"
-STORES = frozenset({"st", "stmatrix", "wmma"})
+STORES = frozenset({"st", "stmatrix", "wmma", "mbarrier"})
+"""Of mbarrier it is init: all else that it may be is strong."""
 
 
 @dataclass(frozen=True)
