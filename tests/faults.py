@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+import contextvars
 import errno
 import gc
 import io
@@ -37,6 +38,7 @@ class Nth:
 def drawn(places: Sequence[Hashable], most: int) -> list[int]:
     """Which of some events to have fail, from 1 on: the first and the last at each place, evenly fewer where they are more than
     `most`; the rest, evenly, where they are fewer."""
+    assert places, "nothing has happened"
     first = {place: number for number, place in reversed([*enumerate(places, 1)])}
     last = {place: number for number, place in enumerate(places, 1)}
     chosen = sorted({*first.values(), *last.values()})
@@ -84,7 +86,7 @@ def within(seconds: float, work: Callable[[], Any]) -> Any:
         except BaseException as error:
             errors.append(error)
 
-    thread = threading.Thread(target=run, daemon=True)
+    thread = threading.Thread(target=contextvars.copy_context().run, args=(run,), daemon=True)
     thread.start()
     thread.join(seconds)
     assert not thread.is_alive(), "it hangs"
