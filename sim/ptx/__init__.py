@@ -19,6 +19,7 @@ from .report.counters import Counters, Counts, SharedCounts, Traffic
 from .report.diary import Diary
 from .report.findings import Finding
 from .simulation import KernelFault, KernelFaultWarning, KernelWarning, simulation
+from .streams import Event, History, Stream
 from .text.types import PtxError, UnsupportedPTX
 
 __all__ = [
@@ -27,7 +28,9 @@ __all__ = [
     "Counts",
     "Coverage",
     "Diary",
+    "Event",
     "Finding",
+    "History",
     "KernelFault",
     "KernelFaultWarning",
     "KernelWarning",
@@ -37,6 +40,7 @@ __all__ = [
     "RawKernel",
     "RawModule",
     "SharedCounts",
+    "Stream",
     "TensorMap",
     "Traffic",
     "UnsupportedPTX",

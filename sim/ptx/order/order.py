@@ -372,8 +372,19 @@ class Order:
 
     def _release(self, lane: int, moment: int, fences: Array | None) -> Array:
         """What a lane hands on that fenced at `moment`: its own past, what it heard of, its cluster as far as it fenced too."""
-        per = self.per
         out = np.zeros(self.blocks * self.wave.lanes_per_block, np.int64)
+        start = lane - lane % self.per
+        out[start : start + self.per] = self._own_release(lane, moment, fences)
+        return highest([out, self.learnt(lane)])
+
+    def handed_on(self, lane: int) -> Array | None:
+        """Until when the accesses of each lane of its cluster are behind the last fence of a lane for the device; None: none is."""
+        fences = None if self._fenced is None else self._fenced[DEVICE]
+        return None if fences is None or not fences[lane] else self._own_release(lane, int(fences[lane]), fences)
+
+    def _own_release(self, lane: int, moment: int, fences: Array | None) -> Array:
+        """Of what a lane hands on the part that is of its cluster."""
+        per = self.per
         local, mine = (lane - self.first) // per, lane % per >> 5
         moments = np.repeat(self.known[local, mine], WARP)
         moments[mine * WARP : (mine + 1) * WARP] = self.synced[lane - self.first >> 5]
@@ -384,9 +395,9 @@ class Order:
         start = lane - lane % per
         if fences is not None:
             limit = np.maximum(limit, fences[start : start + per])
-        out[start : start + per] = np.minimum(moments, limit)
-        out[lane] = moment
-        return highest([out, self.learnt(lane)])
+        out: Array = np.minimum(moments, limit)
+        out[lane - start] = moment
+        return out
 
 
 def highest(arrays: Sequence[Array | None]) -> Array:
