@@ -160,6 +160,8 @@ class Past:
     def __init__(self) -> None:
         self.regions: dict[tuple[int, int], Region] = {}
         self.sites: list[Site | None] = [None]
+        self.messages: dict[int, tuple[Run, Array]] = {}
+        """By address, what the last launch to do so released there for the whole device: until when, of each lane of its grid."""
         self._kept = 0
 
     # -- asked --------------------------------------------------------------------------------------------------------------
@@ -247,6 +249,7 @@ class Past:
         self.regions = {place: one for place, one in self.regions.items() if any(one.kinds)}
         self.sites = [None, *(site for site, keep in zip(self.sites, kept.tolist(), strict=True) if keep)]
         self._kept = len(self.sites)
+        self.messages = {at: (run, one) for at, (run, one) in self.messages.items() if not over.knows(run.launch)}
 
     def tables(self) -> Iterator[Marks]:
         for region in self.regions.values():
@@ -259,6 +262,8 @@ def forget(past: weakref.ref[Past], place: tuple[int, int]) -> None:
     found = past()
     if found is not None:
         found.regions.pop(place, None)
+        low, high = place
+        found.messages = {at: one for at, one in found.messages.items() if not low <= at < high} if found.messages else {}
 
 
 def entries_of(table: Table | None) -> Iterator[tuple[Array, Array, Array]]:

@@ -8,6 +8,8 @@ does, or where its thread fenced for the device before it let dependents go. So 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
@@ -41,11 +43,23 @@ class Detector(Protocol):
     def touched(self) -> list[tuple[Segment, Area]]:
         """The shadows of tensors that anybody has accessed, each with a segment that it is of."""
 
+    def messages(self) -> Iterator[tuple[int, int, Array]]:
+        """What was released to the whole device: an area, where in it, and until when that is so of each lane of the grid."""
+
     def unordered(self, mine: Array, entries: Array, collective: bool) -> Array:
         """Which of the accesses `entries` did not happen before what the grid-wide lanes `mine` do now."""
 
-    def handed_on(self, lane: int) -> Array | None:
-        """Until when the accesses of each lane of its cluster are behind the last fence of a lane for the device; None: none is."""
+    def handed_on(self, lanes: Array) -> Array | None:
+        """Until when the accesses of each lane of its block are behind the last fences of lanes of one warp; None: none is."""
+
+
+@dataclass(frozen=True)
+class Heard:
+    """A lane has acquired what another launch released: from `entry` on, `until` when that is over by lane of its grid."""
+
+    entry: np.uint64
+    run: Run
+    until: Array
 
 
 class Launches:
@@ -56,10 +70,12 @@ class Launches:
         self.open_at_start, self.open_behind = past.open(run.start), past.open(run.wait)
         self.anything = bool(self.open_at_start.any())
         self._regions: dict[int, list[Region]] = {}
-        self.dependent = run.behind is not None
         # Of each lane of the grid whether it has waited, or heard of one that has; the waits as entries.
         self._waited = np.zeros(0, np.bool_)
         self._waits = np.zeros(0, np.uint64)
+        # What lanes acquired of launches that are not over, and what they will with their next fence.
+        self._heard: list[Heard] = []
+        self._pending: dict[int, list[tuple[Run, Array]]] = {}
         # Of each block of the grid, once it let dependents go: whether its threads had waited by then, what they released.
         self._told: dict[int, bool] = {}
         self._released: dict[int, Array | None] = {}
@@ -68,7 +84,7 @@ class Launches:
 
     def wait(self, lanes: Lanes) -> None:
         """The launch in front is over for these lanes."""
-        if not self.dependent:
+        if self.run.behind is None:
             return
         races = self.races
         if not len(self._waited):
@@ -90,30 +106,13 @@ class Launches:
         heads = np.flatnonzero(np.diff(lanes.warp, prepend=-1))
         for at, end in zip(heads.tolist(), [*heads[1:].tolist(), lanes.n], strict=True):
             block = int(lanes.block[at]) + races.wave.first_block
-            released = self.released_by((lanes.index[at:end] + races.first).tolist())
+            released = races.handed_on(lanes.index[at:end] + races.first)
             if block not in self._told:
                 self._told[block], self._released[block] = bool(behind[at:end].all()), released
                 continue
             self._told[block] &= bool(behind[at:end].all())
             before = self._released[block]
             self._released[block] = None if before is None or released is None else np.minimum(before, released)
-
-    def released_by(self, lanes: list[int]) -> Array | None:
-        """What lanes of one warp have fenced for the device: until when it is over for each lane of the block."""
-        per = self.races.wave.lanes_per_block
-        handed = [(lane, one) for lane in lanes if (one := self.races.handed_on(lane)) is not None]
-        if not handed:
-            return None
-        start = lanes[0] // per * per
-        around = handed[0][1][start - self.around(lanes[0]) :][:per].copy()
-        for lane, one in handed:
-            around[lane - start] = one[lane - self.around(lane)]
-        return around
-
-    def around(self, lane: int) -> int:
-        """The first lane of the cluster of a lane of the grid."""
-        per = self.races.wave.cluster * self.races.wave.lanes_per_block
-        return lane // per * per
 
     def behind_wait(self, mine: Array) -> Array:
         """Which of these lanes of the grid are behind a wait."""
@@ -127,6 +126,34 @@ class Launches:
             self._waited[some[~pairs.reshape(-1, count).all(axis=1)]] = True
             out = self._waited[mine]
         return out
+
+    # -- atomics and fences ---------------------------------------------------------------------------------------------------
+
+    def hear(self, access: Access, atomic: bool) -> None:
+        """Lanes read with an atomic or strong access: they hear of it if a launch that is not over has released there."""
+        i, segment, messages = access.instruction, access.segment, self.past.messages
+        if not messages or segment is None or scope_of(i.mods) != DEVICE:
+            return
+        at_once = atomic or bool({"acquire", "acq_rel"} & set(i.mods))
+        places = access.addresses.astype(np.int64) + (segment.address - segment.start)
+        for lane, at in zip((access.lanes.index + self.races.first).tolist(), places.tolist(), strict=True):
+            found = messages.get(at)
+            if found is not None and not self.run.start.knows(found[0].launch):
+                self._pending.setdefault(lane, []).append(found)
+                if at_once:
+                    self.acquire([lane])
+
+    def fence(self, lanes: Lanes) -> None:
+        """A fence for the device: what these lanes have read until now they acquire."""
+        if self._pending:
+            self.acquire((lanes.index + self.races.first).tolist())
+
+    def acquire(self, lanes: list[int]) -> None:
+        for lane in lanes:
+            for run, until in self._pending.pop(lane, ()):
+                entry = np.uint64(self.races.now << STAMP | lane)
+                self._heard.append(Heard(entry, run, until))
+        self.races.now += 1
 
     # -- accesses -------------------------------------------------------------------------------------------------------------
 
@@ -173,31 +200,30 @@ class Launches:
         if not len(at):
             return
         mine = access.who.lane[position[at]]
-        if self.dependent:
+        if self.run.behind is not None:
             race = self.open_behind[sites[at]] | ~self.behind_wait(mine)
-            race &= ~self.let(entries[at], sites[at])
-            at = at[race]
+            if self.run.behind.released is not None:
+                race &= ~self.within(self.run.behind.released, self.run.behind, entries[at], sites[at])
+            at, mine = at[race], mine[race]
+        for heard in self._heard if len(at) else ():
+            over = self.within(heard.until, heard.run, entries[at], sites[at])
+            over[over] = ~self.races.unordered(mine[over], np.full(int(over.sum()), heard.entry), False)
+            at, mine = at[~over], mine[~over]
         for number in np.unique(sites[at]).tolist():
             those = at[sites[at] == number]
             first = int(those[0])
             self.report(access, int(position[first]), int(entries[first]), self.site(number), verbs, len(those))
 
-    def let(self, entries: Array, sites: Array) -> Array:
-        """Which accesses the launch in front released to this one when it let it go."""
-        released = None if self.run.behind is None else self.run.behind.released
-        out = np.zeros(len(entries), np.bool_)
-        if released is None:
-            return out
-        per = self.run.behind.lanes_per_block if self.run.behind is not None else 1
-        low = (entries & LOW).astype(np.int64)
-        lane, level, stamp = low & LANE, low & LEVEL, (entries >> np.uint64(STAMP)).astype(np.int64)
+    def within(self, released: Array, run: Run, entries: Array, sites: Array) -> Array:
+        """Which accesses are of this run, and not later than what it released of each lane of its grid."""
+        low, stamp = (entries & LOW).astype(np.int64), (entries >> np.uint64(STAMP)).astype(np.int64)
+        lane, level = low & LANE, low & LEVEL
         until = released[lane]
-        for size, levels in ((WARP, level == LANES), (per, level == WARPS)):
-            until = np.where(levels, released.reshape(-1, size).min(axis=1)[lane // size], until)
+        for size, several in ((WARP, level == LANES), (run.lanes_per_block, level == WARPS)):
+            until = np.where(several, released.reshape(-1, size).min(axis=1)[lane // size], until)
         until = np.where(level >= BLOCKS, released.min(), until)
-        for number in np.unique(sites).tolist():
-            out[sites == number] = self.site(number).run is self.run.behind
-        return np.asarray(out & (stamp <= until))
+        mine = [number for number in np.unique(sites).tolist() if self.site(number).run is run]
+        return np.asarray(np.isin(sites, mine) & (stamp <= until))
 
     def report(self, access: Access, at: int, entry: int, theirs: Site, verbs: tuple[str, str], count: int) -> None:
         """A finding of this launch, the later one; `at`: the granule of the access, `entry`: the other side."""
@@ -232,7 +258,7 @@ class Launches:
         """The launch has been executed: what it did is in the past, and what it means for later ones is in `run`."""
         run, races = self.run, self.races
         run.lanes_per_block, run.number = races.wave.lanes_per_block, races.wave.number
-        if self.dependent:
+        if self.run.behind is not None:
             waited = set(np.unique(np.flatnonzero(self._waited) // run.lanes_per_block).tolist())
             if all(self._told.get(block, block in waited) for block in range(races.blocks)):
                 run.told = run.wait
@@ -243,4 +269,7 @@ class Launches:
             for block, one in self._released.items():
                 if one is not None:
                     run.released[block * run.lanes_per_block :][: run.lanes_per_block] = one
-        self.past.add(run, races.touched(), races.instructions)
+        areas = races.touched()
+        self.past.add(run, areas, races.instructions)
+        places = {area.low: area.shift for _, area in areas}
+        self.past.messages |= {area + (at << places[area]): (run, until) for area, at, until in races.messages()}

@@ -16,7 +16,7 @@ cluster, or several CLUSTERS).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -370,6 +370,12 @@ class Order:
                     self._messages[key] = highest([self._release(lane, moment, fences), message])
         self.now += 1
 
+    def messages(self) -> Iterator[tuple[int, int, Array]]:
+        """What was released to the whole device: an area, where in it, and until when that is so of each lane of the grid."""
+        for (area, scope, _, at), message in self._messages.items():
+            if scope == DEVICE and area >= 0:
+                yield area, at, message
+
     def _release(self, lane: int, moment: int, fences: Array | None) -> Array:
         """What a lane hands on that fenced at `moment`: its own past, what it heard of, its cluster as far as it fenced too."""
         out = np.zeros(self.blocks * self.wave.lanes_per_block, np.int64)
@@ -377,10 +383,16 @@ class Order:
         out[start : start + self.per] = self._own_release(lane, moment, fences)
         return highest([out, self.learnt(lane)])
 
-    def handed_on(self, lane: int) -> Array | None:
-        """Until when the accesses of each lane of its cluster are behind the last fence of a lane for the device; None: none is."""
+    def handed_on(self, lanes: Array) -> Array | None:
+        """Until when the accesses of each lane of its block are behind the last fences, for the device, of lanes of one warp; None:
+        none of them has fenced."""
         fences = None if self._fenced is None else self._fenced[DEVICE]
-        return None if fences is None or not fences[lane] else self._own_release(lane, int(fences[lane]), fences)
+        if fences is None or not (fenced := lanes[fences[lanes] > 0]).size:
+            return None
+        lane, block = int(fenced[0]), self.wave.lanes_per_block
+        out = self._own_release(lane, int(fences[lane]), fences)[lane % self.per // block * block :][:block].copy()
+        out[fenced % block] = fences[fenced]
+        return out
 
     def _own_release(self, lane: int, moment: int, fences: Array | None) -> Array:
         """Of what a lane hands on the part that is of its cluster."""

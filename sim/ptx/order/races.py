@@ -16,7 +16,7 @@ from ..text.types import Array
 from . import scopes
 from .copies import Copies
 from .launches import Launches
-from .order import BLOCKS, CLUSTERS, LANE, LANES, LEVEL, LOW, ONE, STAMP, WARPS, Order
+from .order import BLOCKS, CLUSTERS, DEVICE, LANE, LANES, LEVEL, LOW, ONE, STAMP, WARPS, Order
 from .shadow import Access, Area, Boxes, Rows, Shadow, Table, TileAccess, Touch, Who, same_for_warps, windows
 from .sharing import Sharing, is_async, is_phase, is_strong
 from .tiles import Tiles
@@ -55,6 +55,11 @@ class Races(Order):
         self.granules = self.shared_stride >> self.shared_shift
         self.shared = Shadow.of(wave.blocks * self.granules, self.warps, True, self.numbers, self.sharing.proxies)
         self.tiles = Tiles(self) if self.sharing.products else None
+
+    def fence(self, lanes: Lanes, scope: int) -> None:
+        super().fence(lanes, scope)
+        if self.launches is not None and scope == DEVICE:
+            self.launches.fence(lanes)
 
     # -- accesses -----------------------------------------------------------------------------------------------------
 
@@ -149,7 +154,10 @@ class Races(Order):
         """What the access is not ordered behind; then it is in the shadow itself."""
         i, lanes, shadow, segment, rows = access.instruction, access.lanes, access.shadow, access.segment, access.rows
         if self.launches is not None and isinstance(access, Access) and segment is not None:
-            self.launches.look(access, kind not in ("ld", "ldmatrix"), self.has_atomics and (kind == "atom" or is_strong(i)))
+            strong = self.has_atomics and (kind == "atom" or is_strong(i))
+            if strong and (kind == "ld" or i.opcode == "atom"):
+                self.launches.hear(access, kind != "ld")
+            self.launches.look(access, kind not in ("ld", "ldmatrix"), strong)
         if shadow.landing is not None:
             self.look(access, shadow.landing, "read" if kind in ("ld", "ldmatrix") else "write", LANDING)
         if self.has_atomics and (kind == "atom" or is_strong(i)):
