@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import gc
 import mmap
+import weakref
 from functools import cache
 from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import strategies as st
+from test_ptx_tma import HEAD, REGISTERS
+from test_ptx_tma_faults import MAP_STORE, PIPE, PIPE_PARAMS
 
 from cupyflash.sim import ptx
+from cupyflash.sim.ptx.order import history
 from suites import sample, sweep
 
 SEEDS = sample([None, 0, 1, 2], [0])
@@ -29,6 +33,19 @@ KERNEL(late)(const float* a, float* b) { b[I] = a[I] + 1; GO; }
 KERNEL(fenced)(const float* a, float* b) { b[I] = a[I] + 1; __threadfence(); __syncthreads(); GO; }
 KERNEL(fenced_block)(const float* a, float* b) { b[I] = a[I] + 1; __threadfence_block(); __syncthreads(); GO; }
 KERNEL(fenced_alone)(const float* a, float* b) { if (threadIdx.x < 32) GO; b[I] = a[I] + 1; __threadfence(); GO; }
+KERNEL(fenced_early)(const float* a, float* b) { b[I] = 0; __threadfence(); __syncthreads(); GO; b[I] = a[I] + 1; }
+KERNEL(fenced_warp)(const float* a, float* b) { b[I] = a[I] + 1; __threadfence(); GO; }
+KERNEL(fenced_copy)(const float* a, float* b) {
+    __shared__ float tile[64];
+    unsigned to = (unsigned)__cvta_generic_to_shared(tile + threadIdx.x);
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" :: "r"(to), "l"(a + I) : "memory");
+    __threadfence();
+    __syncthreads();
+    GO;
+}
+KERNEL(one_warp_early)(const float* a, float* b) { if (threadIdx.x < 32) { WAIT; GO; } else { GO; b[I] = a[I] + 1; } }
+KERNEL(one_block_waits)(const float* a, float* b) { if (blockIdx.x == 0) WAIT; b[I] = a[I] + 1; }
+KERNEL(reads_volatile)(const float* a, float* b) { b[I] = *(const volatile float*)(a + I); }
 KERNEL(one_waits)(const float* a, float* b) { if (threadIdx.x == 0) WAIT; __syncthreads(); b[I] = a[I] + 1; }
 KERNEL(one_waits_alone)(const float* a, float* b) { if (threadIdx.x == 0) WAIT; b[I] = a[I] + 1; }
 KERNEL(reads_early)(const float* a, float* b) { float x = a[I]; WAIT; b[I] = x; }
@@ -45,6 +62,30 @@ KERNEL(sends_unfenced)(const float* a, float* b, int* flag) {
     b[I] = a[I];
     __syncthreads();
     if (threadIdx.x == 0) atomicExch(flag + blockIdx.x, 1);
+}
+KERNEL(sends_early)(const float* a, float* b, int* flag) {
+    b[I] = 0;
+    __threadfence();
+    __syncthreads();
+    if (threadIdx.x == 0) atomicExch(flag + blockIdx.x, 1);
+    b[I] = a[I];
+}
+#define RECEIVES(name, load, then) KERNEL(name)(const float* a, float* b, int* flag) { \
+    if (threadIdx.x == 0) { \
+        int there = 0; \
+        while (there == 0) asm volatile("ld." load ".global.s32 %0, [%1];" : "=r"(there) : "l"(flag + blockIdx.x) : "memory"); \
+        then; \
+    } \
+    __syncthreads(); \
+    b[I] = a[I]; \
+}
+RECEIVES(acquires, "acquire.gpu", )
+RECEIVES(acquires_for_block, "acquire.cta", )
+RECEIVES(relaxed, "relaxed.gpu", )
+RECEIVES(relaxed_and_fenced, "relaxed.gpu", __threadfence())
+KERNEL(receives_alone)(const float* a, float* b, int* flag) {
+    if (threadIdx.x == 0) while (atomicAdd(flag + blockIdx.x, 0) == 0);
+    b[I] = a[I];
 }
 KERNEL(receives)(const float* a, float* b, int* flag) {
     if (threadIdx.x == 0) { while (atomicAdd(flag + blockIdx.x, 0) == 0); __threadfence(); }
@@ -81,9 +122,10 @@ KERNEL(stores_in_bulk)(const float* a, float* b) {
     }
 }
 KERNEL(halves)(const short* a, short* b) { b[I] = a[I]; }
+KERNEL(one_half)(const short* a, short* b) { if (I == 0) b[1] = a[0]; }
 KERNEL(quads)(const float4* a, float4* b) { b[I] = a[I]; }
 
-// FlashAttention's backward pass, as it was: the layer behind writes dO, a first kernel sums O * dO by row, a second needs the sums.
+// FlashAttention's backward pass, as it was: the layer behind writes dO, a first kernel sums O * dO by row, a second needs it.
 KERNEL(output_projection)(const float* dY, float* dO) { GO; dO[I] = 0.5f * dY[I]; }
 template <bool waits> __device__ void preprocess(const float* O, const float* dO, float* dPsum) {
     __shared__ float part[64];
@@ -182,8 +224,17 @@ def test_a_fence_before_the_launch_of_dependents_orders_what_was_written() -> No
     """PTX ISA, "griddepcontrol": a release fence before launch_dependents synchronizes with the start of the dependent grid."""
     assert not pair("fenced", "plain")
     assert pair("late", "plain") and pair("fenced_block", "plain")
-    # Only the first of a block's calls counts.
-    assert pair("fenced_alone", "plain")
+    # Only the first of a block's calls counts, and what is written before the fence.
+    assert pair("fenced_alone", "plain") and pair("fenced_early", "plain")
+    # It says nothing of the launch in front of the one that fenced.
+    assert chain(("plain", "fenced", "plain"))
+    x, y, stream = floats(), floats(), ptx.Stream()
+    module().launch("fenced_warp", 4, 32, (x, y), stream=stream)
+    assert not module().launch("plain", 4, 32, (y, x), stream=stream, programmatic=True).findings
+    # A copy that nobody waits for reads until the end.
+    launch = module().launch("fenced_copy", BLOCKS, THREADS, (x, y), stream=stream)
+    (finding,) = run("plain", y, x, stream=stream, programmatic=True).findings
+    assert not launch.findings and "read at" in finding.message
 
 
 def chain(kernels: tuple[str, str, str]) -> tuple[ptx.Finding, ...]:
@@ -202,6 +253,7 @@ def test_a_wait_is_for_the_launch_in_front_and_what_that_has_waited_for() -> Non
     # Who begins once all blocks of the second one have waited is behind the first one; who begins before that is not.
     assert not chain(("plain", "waits", "plain"))
     assert chain(("plain", "early", "plain")) and not chain(("plain", "early", "waits"))
+    assert chain(("plain", "one_warp_early", "plain")) and chain(("plain", "one_block_waits", "plain"))
 
 
 def test_an_ordinary_launch_is_behind_everything_in_its_stream() -> None:
@@ -229,6 +281,11 @@ def test_two_streams_are_ordered_by_events_only(seed: int | None) -> None:
     assert not run("plain", x, y, stream=third, seed=seed).findings
     one.wait(third.record())
     assert not run("plain", y, x, stream=one, seed=seed).findings
+    # A dependent launch need not wait for what an event has ordered.
+    run("plain", floats(), z, stream=other, seed=seed)
+    run("plain", floats(), floats(), stream=one, seed=seed)
+    one.wait(other.record())
+    assert not run("plain", z, floats(), stream=one, programmatic=True, seed=seed).findings
 
 
 def test_readers_of_several_streams_all_count() -> None:
@@ -264,6 +321,12 @@ def test_atomics_of_the_whole_device_do_not_race_with_each_other() -> None:
     assert not both("counts", "counts") and not both("counts", "reduces_in_bulk")
     assert both("counts", "counts_block") and both("counts_block", "counts")
     assert both("counts", "plain") and both("plain", "counts")
+    # Loads do not race with each other, whatever they are.
+    for first, second in (("plain", "reads_volatile"), ("reads_volatile", "plain"), ("reads_volatile", "reads_volatile")):
+        x, one = floats(), ptx.Stream()
+        assert not run(first, x, floats(), stream=one).findings
+        assert not run(second, x, floats(), stream=one.history.stream()).findings
+        assert run("plain", floats(), x, stream=one.history.stream()).findings
 
 
 def test_bulk_copies_go_through_the_same_tables() -> None:
@@ -280,13 +343,18 @@ def test_bulk_copies_go_through_the_same_tables() -> None:
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_what_one_launch_releases_another_one_may_acquire(seed: int | None) -> None:
-    def told(sender: str) -> bool:
+    def told(sender: str, receiver: str = "receives") -> bool:
         x, y, z, flag = floats(), floats(), floats(), np.zeros(BLOCKS, np.int32)
         one = ptx.Stream()
         run(sender, x, y, flag, stream=one, seed=seed)
-        return not run("receives", y, z, flag, stream=one.history.stream(), seed=seed).findings
+        launch = run(receiver, y, z, flag, stream=one.history.stream(), seed=seed)
+        found = {finding.tensor for finding in launch.findings}
+        assert found <= {"arg0", *({"arg2"} if receiver == "acquires_for_block" else ())}
+        return "arg0" not in found
 
-    assert told("sends") and not told("sends_unfenced")
+    assert told("sends") and not told("sends_unfenced") and not told("sends_early")
+    assert told("sends", "acquires") and told("sends", "relaxed_and_fenced")
+    assert not told("sends", "acquires_for_block") and not told("sends", "relaxed") and not told("sends", "receives_alone")
 
 
 def test_accesses_of_different_widths_meet() -> None:
@@ -306,6 +374,20 @@ def test_accesses_of_different_widths_meet() -> None:
             assert not run("plain", floats(), part("plain", memory, 1), stream=other).findings
 
 
+def test_neighbours_in_one_granule_of_another_launch_do_not_meet() -> None:
+    memory, out = np.zeros(16 * COUNT + 1024, np.uint8), np.zeros(16 * COUNT, np.uint8)
+    one = ptx.Stream()
+    run("quads", out.view(np.float32), memory[1024:].view(np.float32), stream=one)
+    run("halves", out[: 2 * COUNT].view(np.int16), memory[2 : 2 + 2 * COUNT].view(np.int16), stream=one)
+    other = one.history.stream()
+    assert not run("halves", memory[2 + 2 * COUNT :][: 2 * COUNT].view(np.int16), np.zeros(COUNT, np.int16), stream=other).findings
+    # One element of two bytes meets the sixteen bytes that it is among.
+    memory, out = np.zeros_like(memory), np.zeros_like(memory)
+    run("one_half", out.view(np.int16), memory.view(np.int16), stream=one)
+    (finding,) = run("quads", memory.view(np.float32), np.zeros_like(out).view(np.float32), stream=other).findings
+    assert finding.lanes == 1
+
+
 def test_views_of_one_array_meet_and_freed_memory_is_forgotten() -> None:
     whole = np.zeros(3 * COUNT, np.float32)
     one = ptx.Stream()
@@ -318,6 +400,20 @@ def test_views_of_one_array_meet_and_freed_memory_is_forgotten() -> None:
         assert run("plain", np.frombuffer(mapped, np.float32), floats(), stream=other).findings
         one.history.synchronize()
         gc.collect()
+
+    class Buffer(bytearray):
+        pass
+
+    # Memory of others is held until nobody asks for it any more: it could become another array's.
+    buffer = Buffer(4 * COUNT)
+    held = weakref.ref(buffer)
+    run("plain", floats(), np.frombuffer(buffer, np.float32), stream=one)
+    del buffer
+    gc.collect()
+    assert held() is not None
+    one.history.synchronize()
+    gc.collect()
+    assert held() is None
     run("plain", floats(), whole[:COUNT], stream=one)
     assert one.history.past.regions
     del whole
@@ -325,10 +421,9 @@ def test_views_of_one_array_meet_and_freed_memory_is_forgotten() -> None:
     assert not one.history.past.regions
 
 
-def test_a_history_stays_small() -> None:
+def test_a_history_stays_small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Who is behind another launch stands for it: so many launches take the tables of one, and few sites."""
-    from cupyflash.sim.ptx.order import history
-
+    monkeypatch.setattr(history, "MANY_SITES", 2)
     x, y = floats(), floats()
     for kernels in (("plain", False), ("waits", True), ("early", True)):
         stream = ptx.Stream()
@@ -336,10 +431,20 @@ def test_a_history_stays_small() -> None:
         for _ in range(12):
             assert not run(kernels[0], x, y, stream=stream, programmatic=kernels[1]).findings
         assert sorted(len(tables) for one in past.regions.values() for tables in one.kinds) == [0, 0, 0, 0, 1, 1]
+        assert len(past.sites) < 16
+        gc.collect()
+        runs = [one for one in gc.get_objects() if isinstance(one, history.Run) and one.kernel == kernels[0]]
+        assert len(runs) < 8
         past.drop(history.Clock())
         assert len(past.sites) == 1 + 2
         stream.synchronize()
         assert not past.regions and len(past.sites) == 1
+    flag = np.zeros(BLOCKS, np.int32)
+    for forget in (lambda: stream.synchronize(), lambda: flag.resize(0, refcheck=False)):
+        run("sends", x, y, flag, stream=stream)
+        assert past.messages
+        forget()
+        assert not past.messages
 
 
 def test_flash_attention_sums_rows_of_a_gradient_that_is_still_being_written() -> None:
@@ -378,6 +483,26 @@ def test_outside_of_a_stream_it_is_of_no_effect() -> None:
         np.testing.assert_array_equal(y, 2)
         assert not run(kernel, x, y, stream=ptx.Stream(), programmatic=True).findings
         assert not run(kernel, x, y, stream=ptx.Stream(), races=False).findings
+
+
+def test_a_map_that_another_launch_stores_must_be_waited_for() -> None:
+    x, y, g = np.ones((40, 32), np.float32), np.zeros((16, 32), np.float32), np.zeros(128, np.uint8)
+    maps = {"x": ptx.TensorMap(x, (32, 16), swizzle=128), "y": ptx.TensorMap(y, (32, 16), swizzle=128)}
+    heads = f"{HEAD}.visible .entry k({PIPE_PARAMS})\n{{\n{REGISTERS}\n"
+    stores, uses = (
+        ptx.Module.from_ptx(f"{heads}{text}\nret;\n}}\n") for text in (PIPE, PIPE.replace(MAP_STORE, "mov.u64 %rd10, 0;"))
+    )
+    one = ptx.Stream()
+    for module, stream, found in ((stores, one, False), (uses, one, False), (uses, one.history.stream(), True)):
+        launch = module.launch("k", 1, 64, {**maps, "g": g, "q": y}, stream=stream)
+        assert ("g" in {finding.tensor for finding in launch.findings}) == found
+
+
+def test_waves_of_a_launch_in_a_stream_stay_in_one_process() -> None:
+    x, y = np.zeros((2, 128 * 64), np.float32)
+    one = ptx.Stream()
+    for stream, found in ((one, 0), (one.history.stream(), 1)):
+        assert len(module().launch("plain", 128, 64, (x, y), stream=stream, processes=2).findings) == found
 
 
 def test_what_is_no_stream_is_refused() -> None:
