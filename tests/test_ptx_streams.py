@@ -119,6 +119,8 @@ KERNEL(stores_in_bulk)(const float* a, float* b) {
         unsigned from = (unsigned)__cvta_generic_to_shared(tile);
         asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], 256;" :: "l"(b + I), "r"(from));
         asm volatile("cp.async.bulk.commit_group; cp.async.bulk.wait_group.read 0;" ::: "memory");
+        __threadfence();
+        GO;
     }
 }
 KERNEL(halves)(const short* a, short* b) { b[I] = a[I]; }
@@ -335,6 +337,9 @@ def test_bulk_copies_go_through_the_same_tables() -> None:
     run("stores_in_bulk", x, y, stream=one)
     other = one.history.stream()
     assert run("plain", y, x, stream=other).findings and run("reduces_in_bulk", x, y, stream=other).findings
+    # The store was not waited for: it may be written after the fence.
+    run("stores_in_bulk", x, y, stream=one)
+    assert run("plain", y, floats(), stream=one, programmatic=True).findings
     total = floats()
     run("reduces_in_bulk", x, total, stream=one)
     (finding,) = run("stores_in_bulk", x, total, stream=other).findings
@@ -439,11 +444,15 @@ def test_a_history_stays_small(monkeypatch: pytest.MonkeyPatch) -> None:
         assert len(past.sites) == 1 + 2
         stream.synchronize()
         assert not past.regions and len(past.sites) == 1
-    flag = np.zeros(BLOCKS, np.int32)
-    for forget in (lambda: stream.synchronize(), lambda: flag.resize(0, refcheck=False)):
+    for synchronize in (False, True):
+        flag = np.zeros(BLOCKS, np.int32)
         run("sends", x, y, flag, stream=stream)
         assert past.messages
-        forget()
+        if synchronize:
+            stream.synchronize()
+        else:
+            del flag
+            gc.collect()
         assert not past.messages
 
 
