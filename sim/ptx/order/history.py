@@ -236,11 +236,14 @@ class Past:
 
     def drop(self, over: Clock) -> None:
         """Forget launches that are over for all that come, and sites that no granule has any more."""
-        used = np.zeros(len(self.sites), np.bool_)
-        for table in self.tables():
-            used[table.sites] = True
-        used[0] = False
-        kept = used & self.open(over)
+        kept = self.open(over)
+        if kept.any():
+            used = np.zeros(len(kept), np.bool_)
+            for table in self.tables():
+                used[table.sites] = True
+            kept &= used
+        else:
+            self.regions.clear()
         numbers = np.cumsum(kept, dtype=np.int32)
         numbers[~kept] = 0
         for region in self.regions.values():

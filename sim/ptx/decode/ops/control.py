@@ -212,7 +212,7 @@ def map_fence(i: Instruction) -> Plan:
     return Plan((), (base,) if base else (), bind, pure=False)
 
 
-@opcode("griddepcontrol", forms=".wait .launch_dependents; of no effect in a launch that is in no stream, or behind nothing")
+@opcode("griddepcontrol", forms=".wait .launch_dependents: order launches of one stream, else of no effect")
 def griddepcontrol(i: Instruction) -> Plan:
     mods = Mods(i)
     action = mods.choice(("wait", "launch_dependents"))
