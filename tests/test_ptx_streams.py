@@ -47,6 +47,23 @@ KERNEL(one_warp_early)(const float* a, float* b) { if (threadIdx.x < 32) { WAIT;
 KERNEL(one_block_waits)(const float* a, float* b) { if (blockIdx.x == 0) WAIT; b[I] = a[I] + 1; }
 KERNEL(reads_volatile)(const float* a, float* b) { b[I] = *(const volatile float*)(a + I); }
 KERNEL(one_waits)(const float* a, float* b) { if (threadIdx.x == 0) WAIT; __syncthreads(); b[I] = a[I] + 1; }
+KERNEL(one_waits_for_phase)(const float* a, float* b) {
+    __shared__ __align__(8) unsigned long long phase;
+    unsigned at = (unsigned)__cvta_generic_to_shared(&phase), done = 0;
+    if (threadIdx.x == 0) asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" :: "r"(at) : "memory");
+    __syncthreads();
+    if (threadIdx.x == 32) { WAIT; asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" :: "r"(at) : "memory"); }
+    while (!done)
+        asm volatile("{ .reg .pred p; mbarrier.try_wait.parity.shared::cta.b64 p, [%1], 0; selp.u32 %0, 1, 0, p; }"
+                     : "=r"(done) : "r"(at) : "memory");
+    b[I] = a[I] + 1;
+}
+KERNEL(one_waits_for_grid)(const float* a, float* b, int* flag) {
+    if (I == 0) { WAIT; __threadfence(); atomicExch(flag, 1); }
+    if (threadIdx.x == 0) { while (atomicAdd(flag, 0) == 0); __threadfence(); }
+    __syncthreads();
+    b[I] = a[I] + 1;
+}
 KERNEL(one_waits_alone)(const float* a, float* b) { if (threadIdx.x == 0) WAIT; b[I] = a[I] + 1; }
 KERNEL(reads_early)(const float* a, float* b) { float x = a[I]; WAIT; b[I] = x; }
 KERNEL(writes_early)(const float* a, float* b) { b[I] = 1; WAIT; b[I] += a[I]; }
@@ -203,7 +220,11 @@ def test_a_dependent_launch_must_wait_for_what_it_reads(seed: int | None) -> Non
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_who_hears_of_a_wait_is_behind_it(seed: int | None) -> None:
-    assert not pair("plain", "one_waits", seed)
+    assert not pair("plain", "one_waits", seed) and not pair("plain", "one_waits_for_phase", seed)
+    x, y, stream = floats(), floats(), ptx.Stream()
+    run("plain", x, y, stream=stream, seed=seed)
+    flag = np.zeros(1, np.int32)
+    assert not run("one_waits_for_grid", y, x, flag, stream=stream, programmatic=True, seed=seed).findings
     (finding,) = pair("plain", "one_waits_alone", seed)
     assert finding.lanes == COUNT - BLOCKS
 
@@ -236,6 +257,11 @@ def test_a_fence_before_the_launch_of_dependents_orders_what_was_written() -> No
     x, y, stream = floats(), floats(), ptx.Stream()
     module().launch("fenced_warp", 4, 32, (x, y), stream=stream)
     assert not module().launch("plain", 4, 32, (y, x), stream=stream, programmatic=True).findings
+    # Nor of a larger grid.
+    large, stream = np.zeros((3, 4 * COUNT), np.float32), ptx.Stream()
+    module().launch("plain", 4 * BLOCKS, THREADS, (large[0], large[1]), stream=stream)
+    run("fenced", x, y, stream=stream, programmatic=True)
+    assert module().launch("plain", 4 * BLOCKS, THREADS, (large[1], large[2]), stream=stream, programmatic=True).findings
     # A copy that nobody waits for reads until the end.
     launch = module().launch("fenced_copy", BLOCKS, THREADS, (x, y), stream=stream)
     (finding,) = run("plain", y, x, stream=stream, programmatic=True).findings

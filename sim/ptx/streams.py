@@ -91,7 +91,10 @@ class Stream:
         self._count += 1
         behind = self._last if programmatic else None
         if self._last is not None:
-            self._last.behind = None  # it has been executed: who asks about it asks by its clocks
+            # It has been executed, and is not asked any more of what was in front of it.
+            if self._last.behind is not None:
+                self._last.behind.released = None
+            self._last.behind = None
         if behind is None:
             start = wait = self.issued.join(self.history.host)
         else:

@@ -9,7 +9,7 @@ does, or where its thread fenced for the device before it let dependents go. So 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
@@ -31,11 +31,17 @@ class Detector(Protocol):
 
     now: int
     first: int
+    per: int
+    """Lanes of a cluster."""
     wave: Wave
     blocks: int
     findings: Findings
     instructions: list[Instruction]
     segments: list[Segment]
+
+    @property
+    def learns(self) -> bool:
+        """Whether any lane has learnt of other clusters."""
 
     def area(self, segment: Segment) -> Area | None:
         """The shadow of a tensor."""
@@ -53,13 +59,14 @@ class Detector(Protocol):
         """Until when the accesses of each lane of its block are behind the last fences of lanes of one warp; None: none is."""
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class Heard:
-    """A lane has acquired what another launch released: from `entry` on, `until` when that is over by lane of its grid."""
+    """What another launch released, `until` when by lane of its grid; the lanes of this one that acquired it, entries of when."""
 
-    entry: np.uint64
     run: Run
     until: Array
+    lanes: set[int] = field(default_factory=set)
+    entries: Array = field(default_factory=lambda: np.zeros(0, np.uint64))
 
 
 class Launches:
@@ -73,9 +80,9 @@ class Launches:
         # Of each lane of the grid whether it has waited, or heard of one that has; the waits as entries.
         self._waited = np.zeros(0, np.bool_)
         self._waits = np.zeros(0, np.uint64)
-        # What lanes acquired of launches that are not over, and what they will with their next fence.
-        self._heard: list[Heard] = []
-        self._pending: dict[int, list[tuple[Run, Array]]] = {}
+        # By address what lanes acquired of launches that are not over; what lanes will with their next fence.
+        self._heard: dict[int, Heard] = {}
+        self._pending: dict[int, set[int]] = {}
         # Of each block of the grid, once it let dependents go: whether its threads had waited by then, what they released.
         self._told: dict[int, bool] = {}
         self._released: dict[int, Array | None] = {}
@@ -119,13 +126,27 @@ class Launches:
         if not len(self._waits):
             return np.zeros(len(mine), np.bool_)
         out: Array = self._waited[mine]
-        some = np.unique(mine[~out])
-        if len(some):
-            count = len(self._waits)
-            pairs = self.races.unordered(np.repeat(some, count), np.tile(self._waits, len(some)), False)
-            self._waited[some[~pairs.reshape(-1, count).all(axis=1)]] = True
+        if not out.all():
+            some = np.unique(mine[~out])
+            self._waited[some[self.behind(some, self._waits)]] = True
             out = self._waited[mine]
         return out
+
+    def behind(self, mine: Array, entries: Array) -> Array:
+        """Which of these lanes of the grid are behind some of these entries, mostly of their own cluster."""
+        out, per = np.zeros(len(mine), np.bool_), self.races.per
+        cluster, theirs = mine // per, (entries & np.uint64(LANE)).astype(np.int64) // per
+        for unit in np.unique(cluster).tolist():
+            at = np.flatnonzero(cluster == unit)
+            out[at] = self.behind_any(mine[at], entries[theirs == unit])
+        if self.races.learns and not out.all():
+            out[~out] = self.behind_any(mine[~out], entries)
+        return out
+
+    def behind_any(self, mine: Array, entries: Array) -> Array:
+        """The same, pair by pair."""
+        pairs = self.races.unordered(np.repeat(mine, len(entries)), np.tile(entries, len(mine)), False)
+        return np.asarray(~pairs.reshape(len(mine), -1).all(axis=1))
 
     # -- atomics and fences ---------------------------------------------------------------------------------------------------
 
@@ -139,9 +160,11 @@ class Launches:
         for lane, at in zip((access.lanes.index + self.races.first).tolist(), places.tolist(), strict=True):
             found = messages.get(at)
             if found is not None and not self.run.start.knows(found[0].launch):
-                self._pending.setdefault(lane, []).append(found)
-                if at_once:
-                    self.acquire([lane])
+                heard = self._heard.setdefault(at, Heard(*found))
+                if lane not in heard.lanes:
+                    self._pending.setdefault(lane, set()).add(at)
+        if at_once and self._pending:
+            self.acquire((access.lanes.index + self.races.first).tolist())
 
     def fence(self, lanes: Lanes) -> None:
         """A fence for the device: what these lanes have read until now they acquire."""
@@ -149,10 +172,12 @@ class Launches:
             self.acquire((lanes.index + self.races.first).tolist())
 
     def acquire(self, lanes: list[int]) -> None:
+        """What is pending for these lanes of the grid, they know now."""
         for lane in lanes:
-            for run, until in self._pending.pop(lane, ()):
-                entry = np.uint64(self.races.now << STAMP | lane)
-                self._heard.append(Heard(entry, run, until))
+            for at in self._pending.pop(lane, ()):
+                heard = self._heard[at]
+                heard.lanes.add(lane)
+                heard.entries = np.append(heard.entries, np.uint64(self.races.now << STAMP | lane))
         self.races.now += 1
 
     # -- accesses -------------------------------------------------------------------------------------------------------------
@@ -205,10 +230,12 @@ class Launches:
             if self.run.behind.released is not None:
                 race &= ~self.within(self.run.behind.released, self.run.behind, entries[at], sites[at])
             at, mine = at[race], mine[race]
-        for heard in self._heard if len(at) else ():
+        for heard in self._heard.values():
             over = self.within(heard.until, heard.run, entries[at], sites[at])
-            over[over] = ~self.races.unordered(mine[over], np.full(int(over.sum()), heard.entry), False)
-            at, mine = at[~over], mine[~over]
+            if over.any():
+                some, which = np.unique(mine[over], return_inverse=True)
+                over[over] = self.behind(some, heard.entries)[which]
+                at, mine = at[~over], mine[~over]
         for number in np.unique(sites[at]).tolist():
             those = at[sites[at] == number]
             first = int(those[0])
@@ -216,14 +243,15 @@ class Launches:
 
     def within(self, released: Array, run: Run, entries: Array, sites: Array) -> Array:
         """Which accesses are of this run, and not later than what it released of each lane of its grid."""
-        low, stamp = (entries & LOW).astype(np.int64), (entries >> np.uint64(STAMP)).astype(np.int64)
+        out = np.isin(sites, [number for number in np.unique(sites).tolist() if self.site(number).run is run])
+        low, stamp = (entries[out] & LOW).astype(np.int64), (entries[out] >> np.uint64(STAMP)).astype(np.int64)
         lane, level = low & LANE, low & LEVEL
         until = released[lane]
         for size, several in ((WARP, level == LANES), (run.lanes_per_block, level == WARPS)):
             until = np.where(several, released.reshape(-1, size).min(axis=1)[lane // size], until)
         until = np.where(level >= BLOCKS, released.min(), until)
-        mine = [number for number in np.unique(sites).tolist() if self.site(number).run is run]
-        return np.asarray(np.isin(sites, mine) & (stamp <= until))
+        out[out] = stamp <= until
+        return out
 
     def report(self, access: Access, at: int, entry: int, theirs: Site, verbs: tuple[str, str], count: int) -> None:
         """A finding of this launch, the later one; `at`: the granule of the access, `entry`: the other side."""

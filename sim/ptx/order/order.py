@@ -296,7 +296,7 @@ class Order:
                 race[at] &= moments is None or stamp[at] > moments[mine[at] & 31, other[at] & 31]
         if self.heard and race.any():
             race &= stamp > self.heard.moments(mine, other, (who == LANES) | (who == WARPS), who == WARPS)
-        if (self._lane_knows or self._block_knows) and race.any():
+        if self.learns and race.any():
             for lane in np.unique(mine[race]):
                 learnt = self.learnt(int(lane))
                 if learnt is None:
@@ -317,6 +317,11 @@ class Order:
         """For each lane of the grid until when this one has heard of it through atomics; None: of nobody."""
         mine, block = self._lane_knows.get(lane), self._block_knows.get(lane // self.wave.lanes_per_block)
         return highest([mine, block]) if mine is not None or block is not None else None
+
+    @property
+    def learns(self) -> bool:
+        """Whether any lane has learnt of others through atomics."""
+        return bool(self._lane_knows or self._block_knows)
 
     def fence(self, lanes: Lanes, scope: int) -> None:
         if self._fenced is None:
