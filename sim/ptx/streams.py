@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from .order.history import Clock, Past, Run
 from .order.launches import Launches
 from .order.races import Races
+from .text.names import base_name
 
 
 class History:
@@ -100,7 +101,7 @@ class Stream:
         else:
             start = self._joined.join(self.history.host, behind.told)
             wait = start.join(behind.done)
-        self._last = run = Run(kernel, (self.number, self._count), start, wait, behind)
+        self._last = run = Run(base_name(kernel), (self.number, self._count), start, wait, behind)
         self.issued = self.issued.join(Clock({self.number: self._count}))
         if races is not None:
             races.launches = Launches(races, self.history.past, run)
