@@ -254,6 +254,8 @@ def test_a_fence_before_the_launch_of_dependents_orders_what_was_written() -> No
     assert pair("fenced_alone", "plain") and pair("fenced_early", "plain")
     # It says nothing of the launch in front of the one that fenced.
     assert chain(("plain", "fenced", "plain"))
+    # Who begins behind a launch that began behind the fence is behind it, too.
+    assert not chain(("fenced", "never", "plain")) and not chain(("fenced", "never", "waits"))
     x, y, stream = floats(), floats(), ptx.Stream()
     module().launch("fenced_warp", 4, 32, (x, y), stream=stream)
     assert not module().launch("plain", 4, 32, (y, x), stream=stream, programmatic=True).findings
@@ -564,7 +566,7 @@ ARRAYS, STREAMS = 3, 3
 LAUNCH = st.tuples(
     st.just("launch"),
     st.integers(0, STREAMS - 1),
-    st.sampled_from(["plain", "waits", "early", "never"]),
+    st.sampled_from(["plain", "waits", "early", "never", "fenced"]),
     st.booleans(),
     st.integers(0, ARRAYS - 1),
     st.integers(0, ARRAYS - 1),
@@ -604,10 +606,10 @@ class Graph:
             begin |= {("go", front)}
             wait |= {("end", front)}
         self.before |= {("begin", k): begin, ("wait", k): wait}
-        # Who waits does so first; its blocks let go at their exit, or before they wait.
-        first = ("begin", k) if kernel in ("plain", "never") else ("wait", k)
+        # Who waits does so first; its blocks let go at their exit, or before they wait, or when they have fenced what they did.
+        first = ("begin", k) if kernel in ("plain", "never", "fenced") else ("wait", k)
         self.before |= {("access", k): {first}, ("end", k): {("access", k)}}
-        self.before["go", k] = {first if kernel in ("plain", "waits") else ("begin", k)}
+        self.before["go", k] = {("access", k) if kernel == "fenced" else first if kernel in ("plain", "waits") else ("begin", k)}
         self.in_stream[stream].append(k)
         self.launches.append((kernel, programmatic, reads, writes))
         over = self.behind(("access", k))

@@ -90,18 +90,18 @@ class Stream:
     def begin(self, kernel: str, programmatic: bool, races: Races | None) -> None:
         """The next launch, and its race detector. A programmatic one may begin before the one in front of it is over."""
         self._count += 1
-        behind = self._last if programmatic else None
-        if self._last is not None:
-            # It has been executed, and is not asked any more of what was in front of it.
-            if self._last.behind is not None:
-                self._last.behind.released = None
-            self._last.behind = None
+        behind, parts = self._last if programmatic else None, []
         if behind is None:
             start = wait = self.issued.join(self.history.host)
         else:
             start = self._joined.join(self.history.host, behind.told)
             wait = start.join(behind.done)
-        self._last = run = Run(base_name(kernel), (self.number, self._count), start, wait, behind)
+            released = [] if behind.released is None else [(behind, behind.released)]
+            parts = [part for part in (*released, *behind.parts) if not start.knows(part[0].launch)]
+        if self._last is not None:
+            # It has been executed, and nobody asks it any more of what was in front of it.
+            self._last.behind, self._last.parts, self._last.released = None, (), None
+        self._last = run = Run(base_name(kernel), (self.number, self._count), start, wait, behind, tuple(parts))
         self.issued = self.issued.join(Clock({self.number: self._count}))
         if races is not None:
             races.launches = Launches(races, self.history.past, run)

@@ -56,8 +56,9 @@ class Clock:
 class Run:
     """One launch: what is over when it begins, and what is when it has waited (griddepcontrol.wait).
 
-    `behind`: the launch that it may begin before the end of. `told` is over for whoever begins once all its blocks have let
-    dependents go, `done` once it is over itself. `released`: of each lane of its grid until when that is so of its accesses.
+    `behind`: the launch that it may begin before the end of. `parts`: launches that are over in part when it begins, each with
+    until when by lane of its grid. For whoever begins once all its blocks have let dependents go, `told` is over, and itself in
+    part, as `released` says; once it is over, `done` is.
     """
 
     kernel: str
@@ -65,6 +66,7 @@ class Run:
     start: Clock
     wait: Clock
     behind: Run | None = None
+    parts: tuple[tuple[Run, Array], ...] = ()
     told: Clock = field(init=False)
     done: Clock = field(init=False)
     released: Array | None = None

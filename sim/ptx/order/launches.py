@@ -227,9 +227,10 @@ class Launches:
         mine = access.who.lane[position[at]]
         if self.run.behind is not None:
             race = self.open_behind[sites[at]] | ~self.behind_wait(mine)
-            if self.run.behind.released is not None:
-                race &= ~self.within(self.run.behind.released, self.run.behind, entries[at], sites[at])
             at, mine = at[race], mine[race]
+            for run, until in self.run.parts:
+                over = self.within(until, run, entries[at], sites[at])
+                at, mine = at[~over], mine[~over]
         for heard in self._heard.values():
             over = self.within(heard.until, heard.run, entries[at], sites[at])
             if over.any():
