@@ -388,6 +388,7 @@ def test_what_one_launch_releases_another_one_may_acquire(seed: int | None) -> N
         run(sender, x, y, flag, stream=one, seed=seed)
         launch = run(receiver, y, z, flag, stream=one.history.stream(), seed=seed)
         found = {finding.tensor for finding in launch.findings}
+        assert not run("counts", floats(), floats(), stream=one.history.stream(), seed=seed).findings
         assert found <= {"arg0", *({"arg2"} if receiver == "acquires_for_block" else ())}
         return "arg0" not in found
 
@@ -443,6 +444,11 @@ def test_views_of_one_array_meet_and_freed_memory_is_forgotten() -> None:
     class Buffer(bytearray):
         pass
 
+    # Arrays on the same memory of others may begin and end anywhere.
+    memory = bytearray(8 * COUNT)
+    run("plain", floats(), np.frombuffer(memory, np.float32, offset=4 * COUNT), stream=one)
+    assert not run("plain", np.frombuffer(memory, np.float32), floats(), stream=other).findings
+    assert run("plain", np.frombuffer(memory, np.float32)[1:], floats(), stream=other).findings
     # Memory of others is held until nobody asks for it any more: it could become another array's.
     buffer = Buffer(4 * COUNT)
     held = weakref.ref(buffer)
