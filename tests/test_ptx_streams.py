@@ -554,6 +554,15 @@ def test_waves_of_a_launch_in_a_stream_stay_in_one_process() -> None:
         assert len(module().launch("plain", 128, 64, (x, y), stream=stream, processes=2).findings) == found
 
 
+def test_a_raw_kernel_takes_a_stream() -> None:
+    kernel = ptx.RawKernel('extern "C" __global__ void k(float* x) { x[threadIdx.x] = 1; }', "k")
+    x, stream = floats(), ptx.Stream()
+    with ptx.simulation(findings="keep") as launches:
+        for each in (stream, stream, stream.history.stream(), None):
+            kernel((1,), (32,), (x,), stream=each)
+    assert [len(launch.findings) for launch in launches] == [0, 0, 1, 0]
+
+
 def test_what_is_no_stream_is_refused() -> None:
     x, y = floats(), floats()
     with pytest.raises(TypeError, match=r"stream must be a ptx\.Stream or None, got int"):
