@@ -223,7 +223,9 @@ class RawKernel:
         holds = settings()
         grid, block = (tuple(max(1, int(length)) for length in lengths) for lengths in (grid, block))
         races, stream = bool(holds.races), stream if isinstance(stream, Stream) else None
-        launch = loaded.module.launch(name, grid, block, given, shared_bytes=shared_mem, seed=holds.seed, races=races, stream=stream)
+        launch = loaded.module.launch(
+            name, grid, block, given, shared_bytes=shared_mem, seed=holds.seed, races=races, stream=stream
+        )
         deliver(self.name, launch, 2)
 
     @property
