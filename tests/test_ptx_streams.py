@@ -397,6 +397,24 @@ def test_what_one_launch_releases_another_one_may_acquire(seed: int | None) -> N
     assert not told("sends", "acquires_for_block") and not told("sends", "relaxed") and not told("sends", "receives_alone")
 
 
+def test_what_was_acquired_is_handed_on() -> None:
+    """To what comes behind in the stream, and with a flag of its own to a third stream; and so is what was over before a launch."""
+    for sender, ordered in (("sends", True), ("sends_unfenced", False)):
+        x, y, z = floats(), floats(), floats()
+        first, second = np.zeros((2, BLOCKS), np.int32)
+        one = ptx.Stream()
+        other, third = one.history.stream(), one.history.stream()
+        run("plain", floats(), x, stream=one)
+        run(sender, x, y, first, stream=one)
+        run("receives", floats(), floats(), first, stream=other)
+        assert bool(run("plain", y, floats(), stream=other).findings) != ordered
+        assert bool(run("plain", x, floats(), stream=other).findings) != ordered
+        run("sends", floats(), z, second, stream=other)
+        assert not run("receives", z, floats(), second, stream=third).findings
+        assert bool(run("plain", y, floats(), stream=third).findings) != ordered
+        assert run("plain", z, floats(), stream=one).findings
+
+
 def test_accesses_of_different_widths_meet() -> None:
     for first, second in (("plain", "halves"), ("halves", "plain"), ("quads", "halves"), ("halves", "quads")):
         memory, out = np.zeros(16 * COUNT, np.uint8), np.zeros(16 * COUNT, np.uint8)

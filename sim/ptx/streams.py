@@ -66,11 +66,14 @@ class Stream:
         self.history = History() if history is None else history
         self.number = len(self.history.streams)
         self.history.streams.append(self)
-        self.issued = Clock()
-        """What is over once everything is that was issued so far."""
-        self._joined = Clock()
+        self._issued = self._joined = Clock()
         self._count = 0
         self._last: Run | None = None
+
+    @property
+    def issued(self) -> Clock:
+        """What is over once everything is that was issued so far."""
+        return self._issued if self._last is None else self._issued.join(self._last.done)
 
     def record(self) -> Event:
         """An event behind everything that was issued so far (cudaEventRecord)."""
@@ -81,7 +84,7 @@ class Stream:
         if not isinstance(event, Event) or event.history is not self.history:
             raise ValueError("event must be one that a stream of the same history recorded")
         self._joined = self._joined.join(event.clock)
-        self.issued = self.issued.join(event.clock)
+        self._issued = self._issued.join(event.clock)
 
     def synchronize(self) -> None:
         """Wait for everything that was issued so far (cudaStreamSynchronize)."""
@@ -90,18 +93,17 @@ class Stream:
     def begin(self, kernel: str, programmatic: bool, races: Races | None) -> None:
         """The next launch, and its race detector. A programmatic one may begin before the one in front of it is over."""
         self._count += 1
-        behind, parts = self._last if programmatic else None, []
+        behind = self._last if programmatic else None
         if behind is None:
             start = wait = self.issued.join(self.history.host)
         else:
             start = self._joined.join(self.history.host, behind.told)
             wait = start.join(behind.done)
-            released = [] if behind.released is None else [(behind, behind.released)]
-            parts = [part for part in (*released, *behind.parts) if not start.knows(part[0].launch)]
-        if self._last is not None:
-            # It has been executed, and nobody asks it any more of what was in front of it.
-            self._last.behind, self._last.parts, self._last.released = None, (), None
-        self._last = run = Run(base_name(kernel), (self.number, self._count), start, wait, behind, tuple(parts))
-        self.issued = self.issued.join(Clock({self.number: self._count}))
+        self._issued = self.issued.join(Clock({self.number: self._count}))
+        if self._last is not None and self._last.behind is not None:
+            self._last.behind.forget()
+        if self._last is not None and behind is None:
+            self._last.forget()
+        self._last = run = Run(base_name(kernel), (self.number, self._count), start, wait, behind)
         if races is not None:
             races.launches = Launches(races, self.history.past, run)

@@ -1,9 +1,10 @@
 """Launches of one history: which are over before which, and who touched what of the memory that they share.
 
 The order between launches is a partial one. A launch is known by its stream and its number there; a clock says which launches
-are over for somebody: of each stream the first so many, and some besides (a launch that began early may be over while one before
-it is not). The memory of the host's arrays has tables beside it, as that of one launch has (`order.shadow`), which stay: the last
-writer of each granule, its readers and its atomics, as far as no later one stands for them.
+are over for somebody: of each stream the first so many, some besides (a launch that began early may be over while one before it
+is not), and some in part (as far as they released by fences or atomics what others acquired). The memory of the host's arrays has
+tables beside it, as that of one launch has (`order.shadow`), which stay: the last writer of each granule, its readers and its
+atomics, as far as no later one stands for them.
 """
 
 from __future__ import annotations
@@ -11,38 +12,60 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.lib.array_utils import byte_bounds
 
+from ..state.lanes import WARP
 from ..state.segments import Segment
 from ..text.syntax import Instruction
 from ..text.types import Array
-from .order import DEVICE, scope_of
+from .order import BLOCKS, DEVICE, LANE, LANES, LEVEL, LOW, STAMP, WARPS, scope_of
 from .shadow import Area, Table, zeros
 
 MANY_SITES = 1 << 12
 """Sites beyond those in use from which on the others are dropped."""
 
 
+class Part(NamedTuple):
+    """A launch that is over `until` these moments, by lane of its grid."""
+
+    run: Run
+    until: Array
+
+    def covers(self, entries: Array, own: Array) -> Array:
+        """Which entries, of those that are its `own`, are not later."""
+        out = own.copy()
+        low, stamp = (entries[out] & LOW).astype(np.int64), (entries[out] >> np.uint64(STAMP)).astype(np.int64)
+        lane, level = low & LANE, low & LEVEL
+        until = self.until[lane]
+        for size, several in ((WARP, level == LANES), (self.run.lanes_per_block, level == WARPS)):
+            until = np.where(several, self.until.reshape(-1, size).min(axis=1)[lane // size], until)
+        out[out] = stamp <= np.where(level >= BLOCKS, self.until.min(), until)
+        return out
+
+
 @dataclass(frozen=True)
 class Clock:
-    """Launches that are over: of each stream the `first` so many, and those `besides`, each a (stream, number)."""
+    """Launches that are over: of each stream the `first` so many, and those `besides`, each a (stream, number); some in `parts`."""
 
     first: dict[int, int] = field(default_factory=dict)
     besides: frozenset[tuple[int, int]] = frozenset()
+    parts: tuple[Part, ...] = ()
 
     def knows(self, launch: tuple[int, int]) -> bool:
         return launch[1] <= self.first.get(launch[0], 0) or launch in self.besides
 
     def join(self, *others: Clock) -> Clock:
-        first, besides = dict(self.first), self.besides
+        first, besides, parts = dict(self.first), self.besides, {id(part.until): part for part in self.parts}
         for other in others:
             besides |= other.besides
+            parts |= {id(part.until): part for part in other.parts}
             for stream, count in other.first.items():
                 first[stream] = max(count, first.get(stream, 0))
-        return Clock(first, frozenset(one for one in besides if one[1] > first.get(one[0], 0)))
+        over = Clock(first, frozenset(one for one in besides if one[1] > first.get(one[0], 0)))
+        return replace(over, parts=tuple(part for part in parts.values() if not over.knows(part.run.launch)))
 
     def plus(self, launch: tuple[int, int]) -> Clock:
         """This one launch is over, too."""
@@ -56,9 +79,8 @@ class Clock:
 class Run:
     """One launch: what is over when it begins, and what is when it has waited (griddepcontrol.wait).
 
-    `behind`: the launch that it may begin before the end of. `parts`: launches that are over in part when it begins, each with
-    until when by lane of its grid. For whoever begins once all its blocks have let dependents go, `told` is over, and itself in
-    part, as `released` says; once it is over, `done` is.
+    `behind`: the launch that it may begin before the end of. `told` is over for whoever begins once all its blocks have let
+    dependents go, `done` once it is over itself.
     """
 
     kernel: str
@@ -66,16 +88,18 @@ class Run:
     start: Clock
     wait: Clock
     behind: Run | None = None
-    parts: tuple[tuple[Run, Array], ...] = ()
     told: Clock = field(init=False)
     done: Clock = field(init=False)
-    released: Array | None = None
     lanes_per_block: int = 1
     number: Callable[[int], int] = int
     """The linear index in the grid of the n-th block that ran."""
 
     def __post_init__(self) -> None:
         self.told, self.done = self.start, self.wait.plus(self.launch)
+
+    def forget(self) -> None:
+        """Nobody asks any more what was over."""
+        self.behind, self.start, self.wait, self.told, self.done = None, Clock(), Clock(), Clock(), Clock()
 
 
 @dataclass(frozen=True)
@@ -162,8 +186,8 @@ class Past:
     def __init__(self) -> None:
         self.regions: dict[tuple[int, int], Region] = {}
         self.sites: list[Site | None] = [None]
-        self.messages: dict[int, tuple[Run, Array]] = {}
-        """By address, what the last launch to do so released there for the whole device: until when, of each lane of its grid."""
+        self.messages: dict[int, tuple[Part, Clock]] = {}
+        """By address, what the last launch to do so released there for the whole device: of its own, and what was over for it."""
         self._kept = 0
 
     # -- asked --------------------------------------------------------------------------------------------------------------
@@ -183,6 +207,10 @@ class Past:
     def meeting(self, low: int, high: int) -> list[Region]:
         """The regions that have some of these addresses."""
         return [one for one in list(self.regions.values()) if one.low < high and low < one.high]
+
+    def own(self, run: Run) -> Array:
+        """Which sites are of this launch."""
+        return np.array([site is not None and site.run is run for site in self.sites], np.bool_)
 
     # -- a launch is over -----------------------------------------------------------------------------------------------------
 
@@ -254,7 +282,7 @@ class Past:
         self.regions = {place: one for place, one in self.regions.items() if any(one.kinds)}
         self.sites = [None, *(site for site, keep in zip(self.sites, kept.tolist(), strict=True) if keep)]
         self._kept = len(self.sites)
-        self.messages = {at: (run, one) for at, (run, one) in self.messages.items() if not over.knows(run.launch)}
+        self.messages = {at: told for at, told in self.messages.items() if not over.knows(told[0].run.launch)}
 
     def tables(self) -> Iterator[Marks]:
         for region in self.regions.values():

@@ -19,8 +19,8 @@ from ..state.lanes import WARP, Lanes, Wave
 from ..state.segments import Segment
 from ..text.syntax import Instruction
 from ..text.types import Array
-from .history import Past, Region, Run, Site
-from .order import BLOCKS, DEVICE, LANE, LANES, LEVEL, LOW, ONE, STAMP, WARPS, scope_of
+from .history import Clock, Part, Past, Region, Run, Site
+from .order import DEVICE, LANE, LANES, LEVEL, ONE, STAMP, scope_of
 from .shadow import Access, Area
 
 CROWD = ("", " and other lanes", " and other warps", " and other blocks", " and other blocks")
@@ -59,12 +59,26 @@ class Detector(Protocol):
         """Until when the accesses of each lane of its block are behind the last fences of lanes of one warp; None: none is."""
 
 
+class Known:
+    """Which of the past's entries are over by a clock."""
+
+    def __init__(self, past: Past, clock: Clock):
+        self.open = past.open(clock)
+        self.parts = [(part, past.own(part.run)) for part in clock.parts]
+
+    def covers(self, entries: Array, sites: Array) -> Array:
+        out: Array = ~self.open[sites]
+        for part, own in self.parts:
+            out |= part.covers(entries, own[sites])
+        return out
+
+
 @dataclass(eq=False)
 class Heard:
-    """What another launch released, `until` when by lane of its grid; the lanes of this one that acquired it, entries of when."""
+    """What another launch released, the lanes of this one that acquired it, and entries of when they did."""
 
-    run: Run
-    until: Array
+    clock: Clock
+    known: Known
     lanes: set[int] = field(default_factory=set)
     entries: Array = field(default_factory=lambda: np.zeros(0, np.uint64))
 
@@ -74,8 +88,8 @@ class Launches:
 
     def __init__(self, races: Detector, past: Past, run: Run):
         self.races, self.past, self.run = races, past, run
-        self.open_at_start, self.open_behind = past.open(run.start), past.open(run.wait)
-        self.anything = bool(self.open_at_start.any())
+        self.at_start, self.behind_wait = Known(past, run.start), Known(past, run.wait)
+        self.anything = bool(self.at_start.open.any())
         self._regions: dict[int, list[Region]] = {}
         # Of each lane of the grid whether it has waited, or heard of one that has; the waits as entries.
         self._waited = np.zeros(0, np.bool_)
@@ -109,7 +123,7 @@ class Launches:
         """These lanes let dependents begin (griddepcontrol.launch_dependents). Only the first of a block to do so counts: what all
         warps that do have in common is believed."""
         races = self.races
-        behind = self.behind_wait(lanes.index + races.first)
+        behind = self.have_waited(lanes.index + races.first)
         heads = np.flatnonzero(np.diff(lanes.warp, prepend=-1))
         for at, end in zip(heads.tolist(), [*heads[1:].tolist(), lanes.n], strict=True):
             block = int(lanes.block[at]) + races.wave.first_block
@@ -121,7 +135,7 @@ class Launches:
             before = self._released[block]
             self._released[block] = None if before is None or released is None else np.minimum(before, released)
 
-    def behind_wait(self, mine: Array) -> Array:
+    def have_waited(self, mine: Array) -> Array:
         """Which of these lanes of the grid are behind a wait."""
         if not len(self._waits):
             return np.zeros(len(mine), np.bool_)
@@ -159,8 +173,11 @@ class Launches:
         places = access.addresses.astype(np.int64) + (segment.address - segment.start)
         for lane, at in zip((access.lanes.index + self.races.first).tolist(), places.tolist(), strict=True):
             found = messages.get(at)
-            if found is not None and not self.run.start.knows(found[0].launch):
-                heard = self._heard.setdefault(at, Heard(*found))
+            if found is not None and not self.run.start.knows(found[0].run.launch):
+                heard = self._heard.get(at)
+                if heard is None:
+                    clock = found[1].join(Clock(parts=(found[0],)))
+                    heard = self._heard[at] = Heard(clock, Known(self.past, clock))
                 if lane not in heard.lanes:
                     self._pending.setdefault(lane, set()).add(at)
         if at_once and self._pending:
@@ -221,18 +238,16 @@ class Launches:
 
     def judge(self, access: Access, entries: Array, sites: Array, position: Array, verbs: tuple[str, str]) -> None:
         """Report those of earlier accesses, one a granule of the access, that nothing orders it behind."""
-        at = np.flatnonzero(self.open_at_start[sites])
+        at = np.flatnonzero(self.at_start.open[sites])
         if not len(at):
             return
+        at = at[~self.at_start.covers(entries[at], sites[at])]
         mine = access.who.lane[position[at]]
         if self.run.behind is not None:
-            race = self.open_behind[sites[at]] | ~self.behind_wait(mine)
+            race = ~(self.behind_wait.covers(entries[at], sites[at]) & self.have_waited(mine))
             at, mine = at[race], mine[race]
-            for run, until in self.run.parts:
-                over = self.within(until, run, entries[at], sites[at])
-                at, mine = at[~over], mine[~over]
         for heard in self._heard.values():
-            over = self.within(heard.until, heard.run, entries[at], sites[at])
+            over = heard.known.covers(entries[at], sites[at])
             if over.any():
                 some, which = np.unique(mine[over], return_inverse=True)
                 over[over] = self.behind(some, heard.entries)[which]
@@ -241,18 +256,6 @@ class Launches:
             those = at[sites[at] == number]
             first = int(those[0])
             self.report(access, int(position[first]), int(entries[first]), self.site(number), verbs, len(those))
-
-    def within(self, released: Array, run: Run, entries: Array, sites: Array) -> Array:
-        """Which accesses are of this run, and not later than what it released of each lane of its grid."""
-        out = np.isin(sites, [number for number in np.unique(sites).tolist() if self.site(number).run is run])
-        low, stamp = (entries[out] & LOW).astype(np.int64), (entries[out] >> np.uint64(STAMP)).astype(np.int64)
-        lane, level = low & LANE, low & LEVEL
-        until = released[lane]
-        for size, several in ((WARP, level == LANES), (run.lanes_per_block, level == WARPS)):
-            until = np.where(several, released.reshape(-1, size).min(axis=1)[lane // size], until)
-        until = np.where(level >= BLOCKS, released.min(), until)
-        out[out] = stamp <= until
-        return out
 
     def report(self, access: Access, at: int, entry: int, theirs: Site, verbs: tuple[str, str], count: int) -> None:
         """A finding of this launch, the later one; `at`: the granule of the access, `entry`: the other side."""
@@ -287,18 +290,18 @@ class Launches:
         """The launch has been executed: what it did is in the past, and what it means for later ones is in `run`."""
         run, races = self.run, self.races
         run.lanes_per_block, run.number = races.wave.lanes_per_block, races.wave.number
-        if self.run.behind is not None:
-            waited = set(np.unique(np.flatnonzero(self._waited) // run.lanes_per_block).tolist())
-            if all(self._told.get(block, block in waited) for block in range(races.blocks)):
-                run.told = run.wait
-            if not waited:
-                run.done = run.start.plus(run.launch)
+        waited = set(np.unique(np.flatnonzero(self._waited) // run.lanes_per_block).tolist())
+        if all(self._told.get(block, block in waited) for block in range(races.blocks)):
+            run.told = run.wait
+        before = (run.wait if waited else run.start).join(*(heard.clock for heard in self._heard.values() if heard.lanes))
+        run.done = before.plus(run.launch)
         if any(one is not None for one in self._released.values()):
-            run.released = np.zeros(races.blocks * run.lanes_per_block, np.int64)
+            until = np.zeros((races.blocks, run.lanes_per_block), np.int64)
             for block, one in self._released.items():
-                if one is not None:
-                    run.released[block * run.lanes_per_block :][: run.lanes_per_block] = one
+                until[block] = 0 if one is None else one
+            run.told = run.told.join(Clock(parts=(Part(run, until.reshape(-1)),)))
         areas = races.touched()
         self.past.add(run, areas, races.instructions)
         places = {area.low: area.shift for _, area in areas}
-        self.past.messages |= {area + (at << places[area]): (run, until) for area, at, until in races.messages()}
+        released = {area + (at << places[area]): Part(run, until) for area, at, until in races.messages()}
+        self.past.messages |= {at: (part, before) for at, part in released.items()}
