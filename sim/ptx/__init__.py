@@ -20,6 +20,7 @@ from .report.diary import Diary
 from .report.findings import Finding
 from .report.suppressions import Suppressed, Suppression
 from .simulation import KernelFault, KernelFaultWarning, KernelWarning, simulation
+from .streams import Event, History, Stream
 from .text.types import PtxError, UnsupportedPTX
 
 __all__ = [
@@ -28,7 +29,9 @@ __all__ = [
     "Counts",
     "Coverage",
     "Diary",
+    "Event",
     "Finding",
+    "History",
     "KernelFault",
     "KernelFaultWarning",
     "KernelWarning",
@@ -38,6 +41,7 @@ __all__ = [
     "RawKernel",
     "RawModule",
     "SharedCounts",
+    "Stream",
     "Suppressed",
     "Suppression",
     "TensorMap",

@@ -29,6 +29,7 @@ from .report.diary import Diary
 from .report.findings import Finding, Findings
 from .report.suppressions import Comment, Suppressed, Suppression, asked, comments, source_text
 from .state.segments import UNWRITTEN, Segment, mark_unwritten, may_hold_nan
+from .streams import Stream
 from .text.names import find_kernel, variable_name
 from .text.parser import parse
 from .text.syntax import Function, Instruction, Line, Program, Refusal, Variable
@@ -197,6 +198,8 @@ class Module:
         processes: int | None = None,
         diary: Diary | None = None,
         suppressions: str | os.PathLike[str] | Sequence[Suppression] = (),
+        stream: Stream | None = None,
+        programmatic: bool = False,
     ) -> Launch:
         """Run a kernel to its end.
 
@@ -223,8 +226,11 @@ class Module:
         processes: in how many at most the blocks of a large grid run (None: CUPYFLASH_PROCESSES of the environment, else 1), as
         far as there are processors and the blocks do not depend on each other. What comes out is the same. It needs races, no
         seed and nobody that looks on, and forks: on Linux, in a program with one thread. diary: a new one, which gets what the
-        warps of its thread block do, in order. suppressions: a file of findings to let pass, or what `Suppression.read` made of it;
-        comments in the source count too (`report.suppressions`). They are in `Launch.suppressed`.
+        warps of its thread block do, in order. suppressions: a file of findings to let pass, or what `Suppression.read` made of
+        it; comments in the source count too (`report.suppressions`). They are in `Launch.suppressed`. stream: what orders the
+        launch with others of a history, whose races with it are findings, too (`streams`); None: it is the only one.
+        programmatic: it may begin before the launch in front of it in the stream is over (programmatic stream serialization):
+        griddepcontrol.wait, cudaGridDependencySynchronize, waits for that.
 
         Raises ValueError or TypeError for arguments that do not fit the kernel, `UnsupportedPTX` for a kernel in `refused`.
         What is wrong with the kernel itself is in `Launch.findings`.
@@ -236,6 +242,10 @@ class Module:
             raise ValueError(f"seed must be None or a whole number from 0, got {seed!r}")
         limits = Limits.asked(max_instructions, stall_seconds)
         processes = processes_asked(processes)
+        if stream is not None and not isinstance(stream, Stream):
+            raise TypeError(f"stream must be a ptx.Stream or None, got {type(stream).__name__}")
+        if programmatic and stream is None:
+            raise ValueError("programmatic needs a stream, in which another launch is in front of this one")
         if diary is not None:
             diary.open(kernel, geometry.blocks)
         code = self.code(kernel)
@@ -263,10 +273,14 @@ class Module:
             watched = [*segments, *tensors, workspace]
             memory.races = Races(code.sharing, len(code.instructions), watched, memory.shared_stride, findings, geometry.blocks)
             memory.races.contents = memory
+        if stream is not None:
+            stream.begin(kernel, programmatic, memory.races)
         schedule = seed, on_barrier, limits
         setup = Setup(geometry, packed, params, shared_bytes, symbols, *schedule, workspace.start, approximate, diary)
         machine = Machine(code, setup, memory, findings, tally)
         ended = run_apart(machine, processes) or machine.run()
+        if memory.races is not None and memory.races.launches is not None:
+            memory.races.launches.end()
         written = [s for s in (*segments, *tensors) if tally.wrote(s)]
         doubted = bool(findings.doubts)
         notes = findings.settle(doubted and (not ended or code.integer_products or any(map(may_hold_nan, written))))

@@ -27,6 +27,7 @@ from .module import Module
 from .parameters import POINTER_BYTES, is_maps
 from .simulation import deliver, settings
 from .state.host import DeviceArray
+from .streams import Stream
 from .text.names import base_name, parameter_names
 from .text.syntax import Variable
 from .text.types import Array
@@ -205,7 +206,7 @@ class RawKernel:
         array is a pointer to its first element (strides are the kernel's business), None a null pointer. Other values have
         CuPy's types: Python's int is int64 (a shorter parameter takes the low bytes), its float float64, its bool one byte.
         A structure is a NumPy structured scalar; fields of objects in it are pointers, as in a mapping.
-        shared_mem: bytes of dynamic shared memory. stream: of no effect.
+        shared_mem: bytes of dynamic shared memory. stream: a `ptx.Stream` orders the launch among others, another is of no effect.
         Raises TypeError where CuPy would pass bytes that are not the parameter's, ValueError for a launch that CUDA refuses, and
         `KernelFault` for findings, unless a `simulation` says otherwise.
         """
@@ -223,8 +224,8 @@ class RawKernel:
         given = {each: argument(self.name, each, value, param) for each, value, param in zipped}
         holds = settings()
         grid, block = (tuple(max(1, int(length)) for length in lengths) for lengths in (grid, block))
-        races = bool(holds.races)
-        how: dict[str, Any] = {"seed": holds.seed, "races": races, "suppressions": holds.suppressions or ()}
+        how: dict[str, Any] = {"seed": holds.seed, "races": bool(holds.races), "suppressions": holds.suppressions or ()}
+        how["stream"] = stream if isinstance(stream, Stream) else None
         launch = loaded.module.launch(name, grid, block, given, shared_bytes=shared_mem, **how)
         deliver(self.name, launch, 2)
 

@@ -92,6 +92,8 @@ def may_run_apart(machine: Machine) -> bool:
     looks_on = machine.on_barrier is not None or memory.observer is not None or machine.setup.diary is not None
     if machine.random is not None or looks_on or memory.races is None or machine.setup.limits.max_instructions is not None:
         return False
+    if memory.races.launches is not None:
+        return False
     if any_shared([(one.address, one.address + one.size) for one in memory.segments.values()]):
         return False
     return not (

@@ -16,7 +16,8 @@ from ..text.types import Array
 from . import agreeing, scopes
 from .agreeing import SAME, Contents
 from .copies import Copies
-from .order import BLOCKS, CLUSTERS, LANE, LANES, LEVEL, LOW, ONE, STAMP, WARPS, Order
+from .launches import Launches
+from .order import BLOCKS, CLUSTERS, DEVICE, LANE, LANES, LEVEL, LOW, ONE, STAMP, WARPS, Order
 from .shadow import Access, Area, Boxes, Rows, Shadow, Table, TileAccess, Touch, Who, same_for_warps, windows
 from .sharing import Sharing, is_async, is_phase, is_strong
 from .tiles import Tiles
@@ -49,12 +50,19 @@ class Races(Order):
         self.copies = Copies(self)
         self.contents: Contents | None = None
         """What memory holds, and what a store is about to write."""
+        self.launches: Launches | None = None
+        """Of the history that the launch is part of."""
 
     def begin_wave(self, wave: Wave) -> None:
         super().begin_wave(wave)
         self.granules = self.shared_stride >> self.shared_shift
         self.shared = Shadow.of(wave.blocks * self.granules, self.warps, True, self.numbers, self.sharing.proxies)
         self.tiles = Tiles(self) if self.sharing.products else None
+
+    def fence(self, lanes: Lanes, scope: int) -> None:
+        super().fence(lanes, scope)
+        if self.launches is not None and scope == DEVICE:
+            self.launches.fence(lanes)
 
     # -- accesses -----------------------------------------------------------------------------------------------------
 
@@ -77,12 +85,13 @@ class Races(Order):
         return found
 
     def area(self, segment: Segment) -> Area | None:
-        """The shadow of a tensor; None where no store of the kernel can reach it or an array that shares its memory."""
+        """The shadow of a tensor; None where no store of the kernel, nor another launch of its history, can reach it or an array
+        that shares its memory."""
         if id(segment) in self._areas:
             return self._areas[id(segment)]
         group, low, high = segment.neighbours(self.segments)
         area = None
-        if any(one.writable and self.sharing.writes(one.place) for one in group):
+        if self.launches is not None or any(one.writable and self.sharing.writes(one.place) for one in group):
             shift = self.sharing.global_granule([one.place for one in group]).bit_length() - 1
             low = low >> shift << shift
             area = Area(low, shift, Shadow.of(((high - low - 1) >> shift) + 1, 1, False, self.numbers))
@@ -91,7 +100,13 @@ class Races(Order):
 
     def areas(self) -> list[Area]:
         """The shadows of tensors that anybody has accessed."""
-        return list({area.low: area for area in self._areas.values() if area is not None}.values())
+        return [area for _, area in self.touched()]
+
+    def touched(self) -> list[tuple[Segment, Area]]:
+        """The same, each with a segment that it is of."""
+        found = {id(one): one for one in self.segments}
+        pairs = {id(area): (found[key], area) for key, area in self._areas.items() if area is not None}
+        return list(pairs.values())
 
     def access(
         self, space: str, segment: Segment | None, lanes: Lanes, addresses: Array, size: int | Array, kind: str, i: Instruction
@@ -141,6 +156,11 @@ class Races(Order):
     def judge(self, access: Touch, kind: str) -> None:
         """What the access is not ordered behind; then it is in the shadow itself."""
         i, lanes, shadow, segment, rows = access.instruction, access.lanes, access.shadow, access.segment, access.rows
+        if self.launches is not None and isinstance(access, Access) and segment is not None:
+            strong = self.has_atomics and (kind == "atom" or is_strong(i))
+            if strong and (kind == "ld" or i.opcode == "atom"):
+                self.launches.hear(access, kind != "ld")
+            self.launches.look(access, kind not in ("ld", "ldmatrix"), strong)
         if shadow.landing is not None:
             self.look(access, shadow.landing, "read" if kind in ("ld", "ldmatrix") else "write", LANDING)
         if self.has_atomics and (kind == "atom" or is_strong(i)):
