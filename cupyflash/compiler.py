@@ -6,13 +6,13 @@ CuPy compiles, but for kernels that need their architecture's own instructions, 
 from __future__ import annotations
 
 import os
-import threading
 from functools import cache
 from typing import Any
 
 from cupyflash import cubins, dispatch, first_use, kernels_cu
 from cupyflash.nvrtc import compile_to_ptx, header_directories
 from cupyflash.schedules import Kernel
+from cupyflash.turns import Turns
 
 # Dynamic shared memory above this has to be asked for (CUDA C Programming Guide, "Shared Memory").
 SHARED_WITHOUT_ASKING = 48 * 1024
@@ -64,7 +64,7 @@ def gpu_kernel(kernel: Kernel, device_id: int) -> tuple[Kernel, Any]:
     key = (kernel.source, kernel.name, options(kernel), kernel.shared_bytes, kernel.accelerated, device_id)
     found = _functions.get(key)
     if found is None:
-        with _compiling:
+        with _compiling.lock:
             found = _functions.get(key)
             if found is None:
                 with first_use.patience(f"{kernel.name} ({kernel.source})"):
@@ -74,7 +74,7 @@ def gpu_kernel(kernel: Kernel, device_id: int) -> tuple[Kernel, Any]:
 
 
 _functions: dict[tuple[object, ...], tuple[int, Any]] = {}
-_compiling = threading.Lock()
+_compiling = Turns()
 
 
 def _without_fault(kernel: Kernel, device_id: int) -> tuple[int, Any]:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import contextvars
+import ctypes
 import sys
 import threading
 from collections import Counter
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -39,14 +40,25 @@ def threads(ranks: int, function: Callable[..., Any], *arguments: Any) -> list[A
             errors[rank] = error
             meeting.leave(rank, f"{type(error).__name__}: {error}")
 
+    def begin(rank: int) -> None:
+        with suppress(KeyboardInterrupt):  # one that comes when all is done
+            work(rank)
+
     started = [
-        threading.Thread(target=contextvars.copy_context().run, args=(work, rank), name=f"rank {rank}", daemon=True)
+        threading.Thread(target=contextvars.copy_context().run, args=(begin, rank), name=f"rank {rank}", daemon=True)
         for rank in range(ranks)
     ]
-    for thread in started:
-        thread.start()
-    for thread in started:
-        thread.join()
+    try:
+        for thread in started:
+            thread.start()
+        for thread in started:
+            thread.join()
+    except BaseException:  # KeyboardInterrupt, or what a program's own handlers of signals raise
+        meeting.interrupt(started)
+        for thread in started:
+            if thread.ident is not None:
+                thread.join()
+        raise
     own = [errors[rank] for rank in sorted(errors) if not isinstance(errors[rank], RankFailed)]
     for error in [*own, *errors.values()]:
         raise error
@@ -75,19 +87,35 @@ class _Meeting:
     """What the ranks have in common."""
 
     size: int
-    changed: threading.Condition = field(default_factory=threading.Condition)
+    lock: threading.RLock = field(default_factory=threading.RLock)
     boxes: dict[tuple[int, int, int], _Message] = field(default_factory=dict)  # by sender, receiver and which of theirs it is
     rounds: dict[int, dict[int, bytes]] = field(default_factory=dict)
     left: dict[int, str] = field(default_factory=dict)
+    interrupted: bool = False
+
+    def __post_init__(self) -> None:
+        # `with` takes the lock itself, not the condition, whose Python an interrupt may leave with the lock taken.
+        self.changed = threading.Condition(self.lock)
 
     def leave(self, rank: int, why: str) -> None:
-        with self.changed:
+        with self.lock:
             self.left[rank] = why
             self.changed.notify_all()
 
+    def interrupt(self, started: Sequence[threading.Thread]) -> None:
+        """Raise KeyboardInterrupt in the ranks that are still there, whether they wait or compute."""
+        with self.lock:
+            self.interrupted = True
+            self.changed.notify_all()
+            for rank, thread in enumerate(started):
+                if thread.ident is not None and rank not in self.left:
+                    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread.ident), ctypes.py_object(KeyboardInterrupt))
+
     def wait_for(self, there: Callable[[], bool], *ranks: int) -> None:
-        """Until something is `there`, which one of `ranks` has yet to do; within `changed`."""
+        """Until something is `there`, which one of `ranks` has yet to do; within `lock`."""
         while not there():
+            if self.interrupted:
+                raise KeyboardInterrupt
             gone = [rank for rank in ranks if rank in self.left]
             if gone:
                 raise RankFailed(gone[0], self.left[gone[0]])
@@ -105,7 +133,7 @@ class ThreadCommunicator:
 
     def exchange(self, send: Sequence[Any], to: int, receive: Sequence[Any], source: int) -> _Exchange:
         message = _Message(send, _mark(send))
-        with self._meeting.changed:
+        with self._meeting.lock:
             self._meeting.boxes[self.rank, to, self._sent[to]] = message
             self._meeting.changed.notify_all()
         box = source, self.rank, self._expected[source]
@@ -116,7 +144,7 @@ class ThreadCommunicator:
     def gather(self, message: bytes) -> list[bytes]:
         number, meeting = self._rounds, self._meeting
         self._rounds += 1
-        with meeting.changed:
+        with meeting.lock:
             said = meeting.rounds.setdefault(number, {})
             said[self.rank] = message
             meeting.changed.notify_all()
@@ -137,7 +165,7 @@ class _Exchange:
 
     def wait(self) -> None:
         meeting, source = self.meeting, self.box[0]
-        with meeting.changed:
+        with meeting.lock:
             meeting.wait_for(lambda: self.box in meeting.boxes, source)
             coming = meeting.boxes.pop(self.box)
         _after(coming.ready)
@@ -145,7 +173,7 @@ class _Exchange:
             if array.nbytes != sent.nbytes:
                 raise ValueError(f"rank {source} sent {sent.nbytes:,} bytes, expected were {array.nbytes:,}")
             _copy(array, sent)
-        with meeting.changed:
+        with meeting.lock:
             coming.copied, coming.taken = _mark(self.receive), True
             meeting.changed.notify_all()
             meeting.wait_for(lambda: self.message.taken, self.to)
