@@ -30,7 +30,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
         "warmup_decode",
     ),
     # cupyflash/distributed/, and what counts it
-    "ranks": ("ring*", "mpi", "benchmark_ring"),
+    "ranks": ("ring*", "mpi", "interrupts", "benchmark_ring"),
     # all else: packaging, documents, benchmarks, examples
     "project": (
         *("package", "readme", "pages", "snippets", "decoding_page", "masks_page", "benchmarks", "benchmark_decode", "timing*"),
