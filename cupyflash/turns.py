@@ -7,7 +7,7 @@ import threading
 
 
 class Turns:
-    """A lock, `with turns.lock:`; a process that is forked while another thread has it, which is not there, begins with a new one."""
+    """A lock, `with turns.lock:`; a process that is forked while another thread has it, begins with a new one."""
 
     def __init__(self) -> None:
         self._renew()

@@ -71,8 +71,16 @@ def test_ctrl_c_among_threads_ends_all_ranks(name: str) -> None:
 @pytest.mark.wide
 def test_a_rank_that_swallows_an_interrupt_gets_another() -> None:
     """As Python itself does with what is raised in a destructor."""
-    swallows = "def work(comm):\n    for _ in range(2):\n        try:\n            while True:\n                pass\n        except BaseException:\n"
-    swallows += "            pass\n    raise RuntimeError\n"
+    swallows = """
+def work(comm):
+    for _ in range(2):
+        try:
+            while True:
+                pass
+        except BaseException:
+            pass
+    raise RuntimeError
+"""
     python(f"{swallows}\nDELAYS = [0.1]\nX2 = np.concatenate([x, x], axis=1)\n{AMONG_THREADS}")
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, Protocol
 
 
@@ -43,6 +44,23 @@ class RankFailed(RuntimeError):
     def __init__(self, rank: int, why: str) -> None:
         super().__init__(f"rank {rank} failed: {why}")
         self.rank = rank
+
+
+@contextmanager
+def taking_part(comm: Any) -> Iterator[Communicator]:
+    """The communicator of a call over ranks, for as long as it takes.
+
+    What ends this rank alone in the middle (Ctrl-C, an exit) is told to a transport that has `abandon`, since others would wait.
+    """
+    communicator = as_communicator(comm)
+    try:
+        yield communicator
+    except Exception:
+        raise
+    except BaseException as end:
+        if hasattr(communicator, "abandon"):
+            communicator.abandon(end)
+        raise
 
 
 def as_communicator(comm: Any) -> Communicator:

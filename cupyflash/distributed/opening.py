@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +15,7 @@ from cupyflash.arrays import last_axis_contiguous
 from cupyflash.dispatch import as_arrays, device_of, on_gpu
 from cupyflash.distributed.agreement import require_alike, together
 from cupyflash.distributed.asked import Asked, PieceCalls, contiguous
-from cupyflash.distributed.communicator import Communicator
+from cupyflash.distributed.communicator import Communicator, taking_part
 from cupyflash.distributed.layout import LAYOUTS, part_length, parts
 from cupyflash.distributed.ring import Ring, row_sums
 from cupyflash.distributed.ring_backward import sums
@@ -118,21 +118,22 @@ class Call:
     plan: Any
 
     @classmethod
-    def opened(cls, comm: Communicator, check: Callable[[], Checked]) -> Call:
-        """The opening exchange: what is wrong on a rank, and what ranks differ in, is raised on all of them."""
-        checked, told = together(comm, check, lambda checked: checked.said)
-        require_alike([each["alike"] for each in told])
-        lengths = {name: [each["lengths"][name] for each in told] for name in "qk"}
-        for name, held in lengths.items():
-            require_parts(name, held, checked.asked.layout)
-        return cls(comm, checked, checked.plan(sum(lengths["q"]), sum(lengths["k"]), comm.size))
+    @contextmanager
+    def opened(cls, comm: Any, check: Callable[[], Checked]) -> Iterator[Call]:
+        """A call from its opening exchange, in which what is wrong on a rank, and what ranks differ in, is raised on all."""
+        with taking_part(comm) as communicator:
+            checked, told = together(communicator, check, lambda checked: checked.said)
+            require_alike([each["alike"] for each in told])
+            lengths = {name: [each["lengths"][name] for each in told] for name in "qk"}
+            for name, held in lengths.items():
+                require_parts(name, held, checked.asked.layout)
+            plan = checked.plan(sum(lengths["q"]), sum(lengths["k"]), communicator.size)
+            with device_of(checked.gpu, **checked.arrays):
+                yield cls(communicator, checked, plan)
 
     @property
     def arrays(self) -> Mapping[str, Any]:
         return self.checked.arrays
-
-    def device(self) -> AbstractContextManager[object]:
-        return device_of(self.checked.gpu, **self.checked.arrays)
 
     def forward(self) -> Ring:
         def prepare() -> Ring:

@@ -26,8 +26,8 @@ def threads(ranks: int, function: Callable[..., Any], *arguments: Any) -> list[A
 
     A thread begins with the caller's context (the simulated device, say) and the caller's current GPU; for a GPU each, begin with
     `with cupy.cuda.Device(comm.rank)`. When functions raise, the first rank's own error is raised again; ranks that wait for one
-    that has returned or failed get a `RankFailed`. Ctrl-C ends all ranks: KeyboardInterrupt is raised in each of them, and here once
-    they have ended; one in a call that is not Python's ends behind it, which a second Ctrl-C does not wait for.
+    that has returned or failed get a `RankFailed`. Ctrl-C ends all ranks: KeyboardInterrupt is raised in each, and here once they
+    have ended; one in a call that is not Python's ends behind it, which a second Ctrl-C does not wait for.
     """
     meeting = _Meeting(checked_ranks(ranks))
     results: list[Any] = [None] * ranks
