@@ -11,12 +11,13 @@ import numpy as np
 from cupyflash import decode, tensor_maps
 from cupyflash.arrays import check_array, numpy_dtype
 from cupyflash.binding import argument_values, by_tensor
-from cupyflash.compiler import ptx
+from cupyflash.compiler import MOST_PTX, ptx
 from cupyflash.dropout import Dropout
 from cupyflash.gradients import check_beside, of_heads
 from cupyflash.launcher import VECTORS
 from cupyflash.params import flat
 from cupyflash.problem import Problem
+from cupyflash.recent import Recent
 from cupyflash.rows import Rows, softmax_values
 from cupyflash.schedules import (
     BackwardSchedule,
@@ -450,12 +451,11 @@ def machine_value(value: Any) -> Any:
     )
 
 
-_modules: dict[str, Module] = {}
+# By their PTX; each takes some thirty bytes for a character of it.
+_modules: Recent[str, Module] = Recent(MOST_PTX, lambda text, _: len(text))
 
 
 def module(kernel: Kernel, compute_capability: tuple[int, int]) -> Module:
-    """The kernel's PTX, parsed once."""
+    """The kernel's PTX, parsed once for as long as it is among the recent ones."""
     text = ptx(kernel, compute_capability)
-    if text not in _modules:
-        _modules[text] = Module.from_ptx(text)
-    return _modules[text]
+    return _modules.get(text) or _modules.keep(text, Module.from_ptx(text))

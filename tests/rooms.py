@@ -24,6 +24,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
     ),
     # what a user calls: cupyflash/
     "calls": (
+        "recent",
         *("attention", "captured", "cubins", "decode_refusals", "device", "foreign_arrays", "gradients", "launcher", "merge"),
         *("prepared", "problem", "options", "refusals", "dropout", "named_scores", "score*", "stand_in", "tensor_maps", "torch"),
         "first_use",
