@@ -99,22 +99,22 @@ class PreparedSimulation:
 
     # The two places where attention reaches into the simulator.
     def compile(self) -> None:
-        """What else the first launch would do. RuntimeError for what takes too long."""
-        from cupyflash.sim.estimate import refuse_slow
+        """What else the first launch would do. RuntimeError for what takes too long, MemoryError for what is too large."""
+        from cupyflash.sim.estimate import refuse_large
         from cupyflash.sim.execution import module
 
-        refuse_slow(self.schedule, self.simulation.max_seconds)
+        refuse_large(self.schedule, self.simulation.max_seconds)
         with _machine.lock:
             for kernel in self.schedule.kernels():
                 if kernel.grid:
                     module(kernel, self.schedule.chip.compute_capability)
 
     def launch(self, arrays: Mapping[str, Any], numbers: Mapping[str, Any] | None = None) -> dict[str, Any]:
-        """Run the kernels and return the outputs, by name. RuntimeError for what takes too long, or findings."""
-        from cupyflash.sim.estimate import refuse_slow
+        """Run the kernels and return the outputs, by name. RuntimeError for what takes too long, or findings; MemoryError."""
+        from cupyflash.sim.estimate import refuse_large
         from cupyflash.sim.execution import run_kernels
 
-        refuse_slow(self.schedule, self.simulation.max_seconds)
+        refuse_large(self.schedule, self.simulation.max_seconds)
         outputs = {name: np.empty(made.shape, made.dtype) for name, made in self.outputs.items()}
         workspaces = {name: np.empty(made.shape, made.dtype) for name, made in self.workspaces.items()}
         values = with_arrays(self.values, {**arrays, **outputs, **workspaces}) | dict(numbers or {})

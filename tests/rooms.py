@@ -19,6 +19,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "theory": ("balance", "counts", "schedule", "theorem2", "theorem5", "sweep", "l2*", "times"),
     # sim/cli/
     "commands": (
+        "host_memory",
         *("cli", "decode_commands", "demo", "explain", "fa3_commands", "flags", "paper", "resources"),
         *("trace*", "verify", "pictures"),
     ),
