@@ -347,7 +347,7 @@ def execute_decode(
 
 def allocate(schedule: TileSchedule) -> dict[str, np.ndarray]:
     """The schedule's workspaces as NumPy arrays, by tensor name. MemoryError where a run is estimated to need more than is free."""
-    require_room(launched(schedule), f"to run {schedule.algorithm}")
+    require_room(launched(schedule), f"running {schedule.algorithm}")
     return {name: np.empty(space.shape, numpy_dtype(space.dtype)) for name, space in schedule.workspaces().items()}
 
 
@@ -379,7 +379,7 @@ def execute_softmax(schedule: SoftmaxSchedule, x: np.ndarray, *, axis: int = -1,
     _require_numpy(x=x)
     if x.ndim == 0:
         raise ValueError("x must have at least one axis, got an array of shape ()")
-    require_room(launched(schedule), "to run softmax")
+    require_room(launched(schedule), "running softmax")
     out = np.empty_like(x)
     if isinstance(axis, bool) or not isinstance(axis, int | np.integer) or not -x.ndim <= axis < x.ndim:
         raise ValueError(f"axis must be an integer between {-x.ndim} and {x.ndim - 1}, got {axis!r}")

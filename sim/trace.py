@@ -184,7 +184,7 @@ def trace(
 
     schedule.kernels()  # refuses what no kernel runs
     refuse_longer(schedule)
-    require_room(verified(schedule), f"to trace {schedule.algorithm}")
+    require_room(verified(schedule), f"tracing {schedule.algorithm}")
     schedule = with_lengths(schedule)
     decoding = draw_decode(schedule.problem, schedule.cache, data_seed) if has_cache(schedule) else None
     recorder = Recorder(schedule, decoding, timeline_block)

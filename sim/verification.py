@@ -138,7 +138,7 @@ def verify(
         raise ValueError("tiling 'paper' of standard attention is a count, each input read once, that no kernel makes")
     schedule.kernels()  # refuses what no kernel runs, before anything is drawn
     schedule = with_lengths(schedule)
-    require_room(verified(schedule), f"to verify {schedule.algorithm}")
+    require_room(verified(schedule), f"verifying {schedule.algorithm}")
     given = Drawn.of(schedule.problem, data_seed, score, mask, dropped)
     if not has_cache(schedule):
         schedule = knowing_mask(schedule, data_seed, given.mask)

@@ -103,7 +103,7 @@ def test_long_sequences_are_verified_where_there_is_memory(monkeypatch: pytest.M
     """The reference holds all scores: 30,000 by 30,000 take seven gigabytes for one array of float64."""
     monkeypatch.setattr(host_memory, "available", lambda: 24e9)
     found = CliRunner().invoke(main, ["verify", "--seqlen", "30000", "--max-seconds", "inf"])
-    assert found.exit_code == 2 and "to verify fa2 is estimated to need 45." in found.output, found.output
+    assert found.exit_code == 2 and "verifying fa2 is estimated to need 45." in found.output, found.output
 
 
 def test_what_is_free(monkeypatch: pytest.MonkeyPatch) -> None:

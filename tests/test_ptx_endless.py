@@ -96,7 +96,8 @@ LONG = {
     "for (int i = 0; i < 2 * n; i++) { s[t] = x[t] + i; __syncthreads(); x[t] = s[t ^ 1]; __syncthreads(); }",
     "takes items": "__shared__ unsigned item;\nwhile (true) { if (t == 0) item = atomicAdd(x + 255, 1); __syncthreads();\n"
     "unsigned i = item; __syncthreads(); if (i >= 2 * n) break; x[t] += f(i, 20); }",
-    "searches": "for (unsigned i = 1; i < n / 5; i++) { unsigned v = i; while (v != 1 + flag[0]) v = v % 2 ? 3 * v + 1 : v / 2; x[t] = v; }",
+    "searches": "for (unsigned i = 1; i < n / 5; i++) {\n"
+    "unsigned v = i; while (v != 1 + flag[0]) v = v % 2 ? 3 * v + 1 : v / 2; x[t] = v; }",
     "calls": "for (int j = 0; j < n / 8; j++) x[t] = f(x[t], n / 8);",
     "runs through memory": "for (unsigned *p = x; p != x + 9 * n; p++) if (flag[0]) x[t] = p - x;",
 }
