@@ -51,10 +51,10 @@ def dropout_mask(
     if simulation is None:
         Prepared((kernel,), values).launch({"kept": kept})
         return kept
-    from cupyflash.sim.estimate import refuse_large
+    from cupyflash.sim.estimate import refuse_slow
     from cupyflash.sim.execution import run_kernels
 
-    refuse_large(schedule, simulation.max_seconds)
+    refuse_slow(schedule, simulation.max_seconds)
     _, _, findings = run_kernels(schedule, values, ("kept",))
     refuse_findings(findings)
     return kept

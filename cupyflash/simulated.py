@@ -100,10 +100,10 @@ class PreparedSimulation:
     # The two places where attention reaches into the simulator.
     def compile(self) -> None:
         """What else the first launch would do. RuntimeError for what takes too long, MemoryError for what is too large."""
-        from cupyflash.sim.estimate import refuse_large
+        from cupyflash.sim.estimate import refuse_slow
         from cupyflash.sim.execution import module
 
-        refuse_large(self.schedule, self.simulation.max_seconds)
+        refuse_slow(self.schedule, self.simulation.max_seconds)
         with _machine.lock:
             for kernel in self.schedule.kernels():
                 if kernel.grid:
@@ -111,10 +111,10 @@ class PreparedSimulation:
 
     def launch(self, arrays: Mapping[str, Any], numbers: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """Run the kernels and return the outputs, by name. RuntimeError for what takes too long, or findings; MemoryError."""
-        from cupyflash.sim.estimate import refuse_large
+        from cupyflash.sim.estimate import refuse_slow
         from cupyflash.sim.execution import run_kernels
 
-        refuse_large(self.schedule, self.simulation.max_seconds)
+        refuse_slow(self.schedule, self.simulation.max_seconds)
         outputs = {name: np.empty(made.shape, made.dtype) for name, made in self.outputs.items()}
         workspaces = {name: np.empty(made.shape, made.dtype) for name, made in self.workspaces.items()}
         values = with_arrays(self.values, {**arrays, **outputs, **workspaces}) | dict(numbers or {})

@@ -50,9 +50,9 @@ def softmax(x: Any, *, algorithm: str = "online", axis: int = -1, out: Any | Non
         schedule = plan_softmax(rows.rows, rows.cols, str(x.dtype), device, algorithm, adjacent_rows=rows.adjacent)
         schedule.kernels()  # refuses what no kernel runs, before anything is allocated
         if simulation is not None and 0 not in x.shape:
-            from cupyflash.sim.estimate import refuse_large
+            from cupyflash.sim.estimate import refuse_slow
 
-            refuse_large(schedule, simulation.max_seconds)
+            refuse_slow(schedule, simulation.max_seconds)
         if y is None:
             out = y = (sys.modules["cupy"] if gpu else np).empty_like(x)
             rows = Rows.of(x, y, axis)

@@ -26,7 +26,7 @@ SECONDS_PER_LANE = 3e-9
 LANES_PER_WAVE = 1 << 16
 
 
-def refuse_large(schedule: Planned, max_seconds: float) -> None:
+def refuse_slow(schedule: Planned, max_seconds: float) -> None:
     """RuntimeError when a simulated call is estimated to take longer than `max_seconds`, MemoryError when it needs more memory than
     there is."""
     estimate = seconds(schedule)

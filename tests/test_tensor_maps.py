@@ -154,7 +154,7 @@ def test_a_kernel_copies_by_the_maps_of_its_struct(name: str, seed: int | None) 
 
 
 def test_a_prepared_simulation_copies_by_the_maps_of_each_calls_arrays(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("cupyflash.sim.estimate.refuse_large", lambda *_: None)  # which knows no such algorithm
+    monkeypatch.setattr("cupyflash.sim.estimate.refuse_slow", lambda *_: None)  # which knows no such algorithm
     q = drawn(2, 37, 64)
     copy = prepared(q, Simulation(Device.named("H100-SXM"), math.inf))
     for turn in range(2):

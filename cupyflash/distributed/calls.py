@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from cupyflash.distributed.communicator import as_communicator
 from cupyflash.distributed.opening import Call, Checked, options_asked
 from cupyflash.distributed.ring import run_forward
 from cupyflash.distributed.ring_backward import run_backward
@@ -60,7 +61,8 @@ def ring_attention(
         asked = options_asked(layout, gather_kv, **options)
         return Checked.of(asked, "ring_attention", q=q, k=k, v=v, sinks=sinks)
 
-    with Call.opened(comm, check) as call:
+    call = Call.opened(as_communicator(comm), check)
+    with call.device():
         out, lse = run_forward(call.forward(), call.arrays["q"], call.arrays.get("sinks"))
     return (out, lse) if return_lse else out
 
@@ -104,7 +106,8 @@ def ring_attention_backward(
         asked = options_asked(layout, gather_kv, deterministic, **options)
         return Checked.of(asked, "ring_attention_backward", q=q, k=k, v=v, sinks=sinks, dout=dout, out=out, lse=lse)
 
-    with Call.opened(comm, check) as call:
+    call = Call.opened(as_communicator(comm), check)
+    with call.device():
         return run_backward(call.backward(), call.rows(), call.arrays.get("sinks"))
 
 

@@ -47,14 +47,10 @@ class RankFailed(RuntimeError):
 
 
 @contextmanager
-def taking_part(comm: Any) -> Iterator[Communicator]:
-    """The communicator of a call over ranks, for as long as it takes.
-
-    What ends this rank alone in the middle (Ctrl-C, an exit) is told to a transport that has `abandon`, since others would wait.
-    """
-    communicator = as_communicator(comm)
+def taking_part(communicator: Communicator) -> Iterator[None]:
+    """Tell a transport that has `abandon` what ends this rank alone in the middle of a call (Ctrl-C, an exit): others wait for it."""
     try:
-        yield communicator
+        yield
     except Exception:
         raise
     except BaseException as end:

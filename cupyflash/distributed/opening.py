@@ -118,22 +118,25 @@ class Call:
     plan: Any
 
     @classmethod
-    @contextmanager
-    def opened(cls, comm: Any, check: Callable[[], Checked]) -> Iterator[Call]:
-        """A call from its opening exchange, in which what is wrong on a rank, and what ranks differ in, is raised on all."""
-        with taking_part(comm) as communicator:
-            checked, told = together(communicator, check, lambda checked: checked.said)
-            require_alike([each["alike"] for each in told])
-            lengths = {name: [each["lengths"][name] for each in told] for name in "qk"}
-            for name, held in lengths.items():
-                require_parts(name, held, checked.asked.layout)
-            plan = checked.plan(sum(lengths["q"]), sum(lengths["k"]), communicator.size)
-            with device_of(checked.gpu, **checked.arrays):
-                yield cls(communicator, checked, plan)
+    def opened(cls, comm: Communicator, check: Callable[[], Checked]) -> Call:
+        """The opening exchange: what is wrong on a rank, and what ranks differ in, is raised on all of them."""
+        with taking_part(comm):
+            checked, told = together(comm, check, lambda checked: checked.said)
+        require_alike([each["alike"] for each in told])
+        lengths = {name: [each["lengths"][name] for each in told] for name in "qk"}
+        for name, held in lengths.items():
+            require_parts(name, held, checked.asked.layout)
+        return cls(comm, checked, checked.plan(sum(lengths["q"]), sum(lengths["k"]), comm.size))
 
     @property
     def arrays(self) -> Mapping[str, Any]:
         return self.checked.arrays
+
+    @contextmanager
+    def device(self) -> Iterator[None]:
+        """Where the rest of the call is done."""
+        with taking_part(self.comm), device_of(self.checked.gpu, **self.checked.arrays):
+            yield
 
     def forward(self) -> Ring:
         def prepare() -> Ring:

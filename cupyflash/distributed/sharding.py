@@ -32,7 +32,8 @@ def unshard(x: Any, comm: Any, layout: str = "zigzag", axis: int = -2) -> Any:
 
     Raises on every rank ValueError for parts that do not go together, before anything is sent.
     """
-    with taking_part(comm) as communicator:
+    communicator = as_communicator(comm)
+    with taking_part(communicator):
         return _joined(x, communicator, layout, axis)
 
 

@@ -14,6 +14,7 @@ import numpy as np
 from cupyflash import varlen
 from cupyflash.dispatch import as_arrays, as_integers
 from cupyflash.distributed.asked import Asked, PieceCalls, contiguous
+from cupyflash.distributed.communicator import as_communicator
 from cupyflash.distributed.opening import Call, Checked, options_asked
 from cupyflash.distributed.ring import run_forward
 from cupyflash.distributed.ring_backward import run_backward
@@ -66,7 +67,8 @@ def ring_attention_varlen(
         given = heads_first(q=q, k=k, v=v) | {"sinks": sinks}
         return VarlenChecked.of_sequences(asked, "ring_attention_varlen", (cu_seqlens_q, cu_seqlens_k), given)
 
-    with Call.opened(comm, check) as call:
+    call = Call.opened(as_communicator(comm), check)
+    with call.device():
         out, lse = run_forward(call.forward(), call.arrays["q"], call.arrays.get("sinks"))
         out = contiguous(call.xp, out.swapaxes(0, 1))
     return (out, lse) if return_lse else out
@@ -110,7 +112,8 @@ def ring_attention_varlen_backward(
         given = heads_first(dout=dout, q=q, k=k, v=v, out=out) | {"lse": lse, "sinks": sinks}
         return VarlenChecked.of_sequences(asked, "ring_attention_varlen_backward", (cu_seqlens_q, cu_seqlens_k), given)
 
-    with Call.opened(comm, check) as call:
+    call = Call.opened(as_communicator(comm), check)
+    with call.device():
         made = run_backward(call.backward(), call.rows(), call.arrays.get("sinks"))
         return *(contiguous(call.xp, x.swapaxes(0, 1)) for x in made[:3]), *made[3:]
 
