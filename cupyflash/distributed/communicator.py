@@ -48,7 +48,7 @@ class RankFailed(RuntimeError):
 
 @contextmanager
 def taking_part(communicator: Communicator) -> Iterator[None]:
-    """Tell a transport that has `abandon` what ends this rank alone in the middle of a call (Ctrl-C, an exit): others wait for it."""
+    """Tell a transport that has `abandon` what ends this rank alone in the middle of a call (Ctrl-C, an exit): others wait."""
     try:
         yield
     except Exception:
