@@ -6,6 +6,7 @@ CuPy compiles, but for kernels that need their architecture's own instructions, 
 from __future__ import annotations
 
 import os
+import sys
 from typing import Any
 
 from cupyflash import cubins, dispatch, first_use, kernels_cu
@@ -109,15 +110,15 @@ def _compile_for_gpu(kernel: Kernel, device_id: int) -> tuple[Any, bool]:
 
 
 def _by_cupy(kernel: Kernel) -> Any:
-    import cupy
-
+    cupy = sys.modules["cupy"]
     includes = tuple(f"-I{path}" for path in header_directories())
     module = cupy.RawModule(code=kernels_cu.source(kernel.source), options=(*options(kernel), *includes))
     try:
         module.compile()
+        first_use.say_what_is_not_kept()
     except OSError as error:
         # A cache directory that cannot be made or written: compile all the same, and keep the result in memory only.
-        first_use.cache_is_unusable(str(cubins.folder()), str(error))
+        first_use.cache_is_unusable(first_use.cache_folder(), error)
         before = os.environ.get(cubins.IN_MEMORY)
         os.environ[cubins.IN_MEMORY] = "1"
         try:

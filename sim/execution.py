@@ -435,7 +435,7 @@ def run_kernels(
             before = tensors.get(tensor, TensorTraffic())
             tensors[tensor] = TensorTraffic(before.read_bytes + moved.read_bytes, before.write_bytes + moved.write_bytes)
         counters.setdefault(kernel.name, Counters()).join(launch.counters)
-        findings.extend((*launch.findings, *launch.warnings))
+        findings.extend((*launch.findings, *launch.notes))
     return Traffic(tensors), counters, tuple(findings)
 
 

@@ -6,6 +6,8 @@ import json
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
+import numpy as np
+
 from cupyflash.distributed.communicator import Communicator, RankFailed
 from cupyflash.words import cut, plural
 
@@ -57,15 +59,18 @@ class Watch:
         self.error: Exception | None = None
 
     def run(self, work: Callable[[], object]) -> None:
-        """Do something, unless something went wrong before."""
+        """Do something, unless something went wrong before. NumPy warns of no number, as a GPU: a rank that failed sends any."""
         if self.error is None:
             try:
-                work()
+                with np.errstate(all="ignore"):
+                    work()
             except Exception as error:
                 self.error = error
 
-    def close(self, comm: Communicator) -> None:
-        """At the end of a call: raises what was raised here, or `RankFailed` for what was on another rank."""
+    def close(self, comm: Communicator, make: Callable[[], Made]) -> Made:
+        """What `make` gives, at the end of a call. Raises what was raised here, or `RankFailed` for what was on another rank."""
+        made: list[Made] = []
+        self.run(lambda: made.append(make()))
         try:
             told = comm.gather(b"" if self.error is None else _shown(self.error).encode())
         except Exception:
@@ -77,6 +82,7 @@ class Watch:
         for rank, why in enumerate(told):
             if why:
                 raise RankFailed(rank, why.decode())
+        return made[0]
 
 
 def _shown(error: Exception) -> str:

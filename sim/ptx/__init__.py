@@ -18,6 +18,7 @@ from .rawkernel import RawKernel, RawModule
 from .report.counters import Counters, Counts, SharedCounts, Traffic
 from .report.diary import Diary
 from .report.findings import Finding
+from .report.suppressions import Suppressed, Suppression
 from .simulation import KernelFault, KernelFaultWarning, KernelWarning, simulation
 from .text.types import PtxError, UnsupportedPTX
 
@@ -37,6 +38,8 @@ __all__ = [
     "RawKernel",
     "RawModule",
     "SharedCounts",
+    "Suppressed",
+    "Suppression",
     "TensorMap",
     "Traffic",
     "UnsupportedPTX",

@@ -107,7 +107,9 @@ def _load(source: Source, arch: str) -> Loaded:
     if source.jitify:
         raise ValueError("jitify must be None or False: headers of the host's C++ library are not taken apart here")
     made = compile_named(source.text, source.compiler_options(arch), source.place[0], source.expressions)
-    return Loaded(source, arch, Module.from_ptx(made.text), made.lowered, made.log)
+    file, line = source.place
+    known = {file: source.code} if line == 1 else {}  # else it stands in a Python file, which is there to be read
+    return Loaded(source, arch, Module.from_ptx(made.text, sources=known), made.lowered, made.log)
 
 
 def cupy_headers() -> tuple[list[str], list[str]]:
@@ -222,7 +224,8 @@ class RawKernel:
         holds = settings()
         grid, block = (tuple(max(1, int(length)) for length in lengths) for lengths in (grid, block))
         races = bool(holds.races)
-        launch = loaded.module.launch(name, grid, block, given, shared_bytes=shared_mem, seed=holds.seed, races=races)
+        how: dict[str, Any] = {"seed": holds.seed, "races": races, "suppressions": holds.suppressions or ()}
+        launch = loaded.module.launch(name, grid, block, given, shared_bytes=shared_mem, **how)
         deliver(self.name, launch, 2)
 
     @property
