@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import os
 import sys
-import threading
-from functools import cache
 from typing import Any
 
 from cupyflash import cubins, dispatch, first_use, kernels_cu
 from cupyflash.nvrtc import compile_to_ptx, header_directories
+from cupyflash.recent import Recent
 from cupyflash.schedules import Kernel
+from cupyflash.turns import Turns
 
 # Dynamic shared memory above this has to be asked for (CUDA C Programming Guide, "Shared Memory").
 SHARED_WITHOUT_ASKING = 48 * 1024
@@ -42,12 +42,17 @@ def architecture(kernel: Kernel, compute_capability: tuple[int, int]) -> str:
 
 def ptx(kernel: Kernel, compute_capability: tuple[int, int]) -> str:
     """The PTX of a kernel's file for compute_XY, or compute_XYa."""
-    return _ptx(kernel.source, options(kernel), architecture(kernel, compute_capability))
+    source, given, arch = kernel.source, options(kernel), architecture(kernel, compute_capability)
+    found = _texts.get((source, given, arch))
+    if found is not None:
+        return found
+    made = compile_to_ptx(kernels_cu.source(source), (f"-arch=compute_{arch}", FLUSH_DENORMALS, *given), source)
+    return _texts.keep((source, given, arch), made)
 
 
-@cache
-def _ptx(source: str, options: tuple[str, ...], architecture: str) -> str:
-    return compile_to_ptx(kernels_cu.source(source), (f"-arch=compute_{architecture}", FLUSH_DENORMALS, *options), source)
+# Characters of PTX that are kept: of some hundred kernels
+MOST_PTX = 1 << 24
+_texts: Recent[tuple[object, ...], str] = Recent(MOST_PTX, lambda _, text: len(text))
 
 
 def program(kernel: Kernel, compute_capability: tuple[int, int]) -> cubins.Program:
@@ -65,17 +70,21 @@ def gpu_kernel(kernel: Kernel, device_id: int) -> tuple[Kernel, Any]:
     key = (kernel.source, kernel.name, options(kernel), kernel.shared_bytes, kernel.accelerated, device_id)
     found = _functions.get(key)
     if found is None:
-        with _compiling:
+        with _compiling.lock:
             found = _functions.get(key)
             if found is None:
                 with first_use.patience(f"{kernel.name} ({kernel.source})"):
                     found = _functions[key] = _without_fault(kernel, device_id)
+                for old in list(_functions)[:-MOST_FUNCTIONS]:
+                    del _functions[old]
     place, function = found
     return (kernel, *kernel.instead)[place], function
 
 
+# The oldest go; a call that is prepared holds its own.
+MOST_FUNCTIONS = 1024
 _functions: dict[tuple[object, ...], tuple[int, Any]] = {}
-_compiling = threading.Lock()
+_compiling = Turns()
 
 
 def _without_fault(kernel: Kernel, device_id: int) -> tuple[int, Any]:

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from cupyflash.distributed.communicator import Communicator, RankFailed
-from cupyflash.words import plural
+from cupyflash.words import cut, plural
 
 Made = TypeVar("Made")
 # Of a rank's error that others are told
@@ -41,7 +41,7 @@ def require_alike(told: list[Mapping[str, str]]) -> None:
         for rank, each in enumerate(told):
             values.setdefault(each.get(name, "none"), []).append(rank)
         if len(values) > 1:
-            shown = "; ".join(f"{value} on {_ranks(ranks)}" for value, ranks in values.items())
+            shown = "; ".join(f"{cut(value)} on {_ranks(ranks)}" for value, ranks in values.items())
             raise ValueError(f"{name} must be the same on all {plural(len(told), 'rank')}, got {shown}")
 
 

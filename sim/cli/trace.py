@@ -73,6 +73,7 @@ def trace(
     from cupyflash.sim import trace as traces
     from cupyflash.sim import trace_page
     from cupyflash.sim.estimate import seconds
+    from cupyflash.sim.host_memory import require_room, verified
     from cupyflash.sim.yardstick import draw_mask, draw_score
 
     asked = asked_for(algorithms, request)
@@ -86,6 +87,7 @@ def trace(
         why = f"{timeline_block}: no launch has more than {plural(most, 'thread block')}"
         raise click.BadParameter(why, param_hint="--timeline-block")
     refuse_longer(sum(map(seconds, schedules)), max_seconds)
+    require_room(max(map(verified, schedules)), "this")
     names, made = names_of(asked), []
     for name, schedule in zip(names, schedules, strict=True):
         click.echo(f"executing {name} on the simulated {request.device.name} ...", err=True)

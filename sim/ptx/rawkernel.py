@@ -12,7 +12,7 @@ import re
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cached_property, lru_cache
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -95,7 +95,7 @@ class Loaded:
         return {name: figures for name, (figures, _) in parse_account(log).items()}
 
 
-@cache
+@lru_cache(maxsize=128)
 def _load(source: Source, arch: str) -> Loaded:
     if source.code is None:
         assert source.path is not None
