@@ -193,7 +193,7 @@ def rooms(problem: Problem, config: Config) -> dict[str, int]:
         **({"O": config.team.block_rows * v} if config.o_apart else {}),
         "K": config.stages * config.block_cols * k,
         "V": config.stages * config.block_cols * v,
-        "barriers": BARRIER_BYTES * (5 + 4 * config.stages) + WORK_BYTES,
+        "barriers": BARRIER_BYTES * (3 + 2 * config.team.consumers + 4 * config.stages) + WORK_BYTES,
     }
 
 
