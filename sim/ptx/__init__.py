@@ -18,6 +18,7 @@ from .rawkernel import RawKernel, RawModule
 from .report.counters import Counters, Counts, SharedCounts, Traffic
 from .report.diary import Diary
 from .report.findings import Finding
+from .report.suppressions import Suppressed, Suppression
 from .simulation import KernelFault, KernelFaultWarning, KernelWarning, simulation
 from .streams import Event, History, Stream
 from .text.types import PtxError, UnsupportedPTX
@@ -41,6 +42,8 @@ __all__ = [
     "RawModule",
     "SharedCounts",
     "Stream",
+    "Suppressed",
+    "Suppression",
     "TensorMap",
     "Traffic",
     "UnsupportedPTX",

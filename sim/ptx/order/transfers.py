@@ -50,7 +50,7 @@ def read(races: Races, access: Access) -> None:
     """A tensor map is read: by a proxy of its own, at once."""
     if races.launches is not None:
         races.launches.look(access, False, False)
-    races.look(access, access.shadow.writes, "read", "write")
+    races.look_at_writers(access, "read")
     if races.has_atomics:
         races.look(access, access.shadow.atomics, "read", "atomic access")
     races.note(access, access.shadow.reads)
