@@ -64,8 +64,10 @@ class Watch:
             except Exception as error:
                 self.error = error
 
-    def close(self, comm: Communicator) -> None:
-        """At the end of a call: raises what was raised here, or `RankFailed` for what was on another rank."""
+    def close(self, comm: Communicator, make: Callable[[], Made]) -> Made:
+        """What `make` gives, at the end of a call. Raises what was raised here, or `RankFailed` for what was on another rank."""
+        made: list[Made] = []
+        self.run(lambda: made.append(make()))
         try:
             told = comm.gather(b"" if self.error is None else _shown(self.error).encode())
         except Exception:
@@ -77,6 +79,7 @@ class Watch:
         for rank, why in enumerate(told):
             if why:
                 raise RankFailed(rank, why.decode())
+        return made[0]
 
 
 def _shown(error: Exception) -> str:

@@ -143,12 +143,14 @@ class Call:
 
         return together(self.comm, prepare, lambda _: {})[0]
 
-    def backward(self) -> Ring:
-        def prepare() -> Ring:
-            ring = self._ring()
-            ring.ready(ring.calls.prepare_backward, self.rows())
+    def backward(self) -> tuple[Ring, dict[str, Any]]:
+        """And what the gradients take of this rank's rows."""
+
+        def prepare() -> tuple[Ring, dict[str, Any]]:
+            ring, rows = self._ring(), self.rows()
+            ring.ready(ring.calls.prepare_backward, rows)
             sums(ring, self.arrays["q"])
-            return ring
+            return ring, rows
 
         return together(self.comm, prepare, lambda _: {})[0]
 
@@ -158,6 +160,10 @@ class Call:
         if not last_axis_contiguous(found["dout"]):
             found["dout"] = contiguous(self.xp, found["dout"])
         return found
+
+    def tokens_first(self, array: Any) -> Any:
+        """(h, tokens, d) as packed sequences are returned."""
+        return contiguous(self.xp, array.swapaxes(0, 1))
 
     @property
     def xp(self) -> Any:

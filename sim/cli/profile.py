@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +12,7 @@ import numpy as np
 from click.core import ParameterSource
 
 from cupyflash.device import Device
+from cupyflash.sim import files
 from cupyflash.sim.cli.group import Found
 from cupyflash.sim.cli.options import AS_JSON, DEVICE, NewFile, examples, gathered
 from cupyflash.sim.cli.show import width
@@ -182,9 +184,11 @@ def profile(source: Source, launch: Launch, report: Report, behind: Behind) -> N
     except PtxError as error:
         raise click.UsageError(f"{source.file}: {first_reason(error)}") from error
     for name, path in report.saves.items():
-        np.save(path, arrays[name])
+        saved = io.BytesIO()
+        np.save(saved, arrays[name])
+        files.write(path, saved.getvalue())
     if report.html is not None:
-        report.html.write_text(found.html(), encoding="utf-8")
+        files.write(report.html, found.html())
         click.echo(f"wrote {report.html}", err=True)
     click.echo(json.dumps(found.to_dict(), indent=2) if report.as_json else found.text(report.top, width()))
     if found.launch.findings:

@@ -12,6 +12,7 @@ import click
 
 from cupyflash.attention import ALGORITHMS
 from cupyflash.schedules import BACKWARD_ALGORITHMS
+from cupyflash.sim import files
 from cupyflash.sim.cli.group import Found
 from cupyflash.sim.cli.options import AS_JSON, MAX_SECONDS, NewFile, Request, examples, first_given, problem_options, refuse_longer
 from cupyflash.sim.cli.show import NAMES, describe, describe_cache, say, show_table
@@ -92,7 +93,7 @@ def trace(
         made.append(traces.trace(schedule, data_seed, draw_score(*drawn), draw_mask(*drawn), block))
     told = trace_page.report(made, names, title_of(request, asked))
     if html is not None:
-        html.write_text(trace_page.page(told), encoding="utf-8")
+        files.write(html, trace_page.page(told))
         click.echo(f"wrote {html}", err=True)
     click.echo(json.dumps(told)) if as_json else show(told, request)
     for name, each in zip(names, made, strict=True):
