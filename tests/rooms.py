@@ -26,8 +26,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "calls": (
         *("attention", "captured", "cubins", "decode_refusals", "device", "foreign_arrays", "gradients", "launcher", "merge"),
         *("prepared", "problem", "options", "refusals", "dropout", "named_scores", "score*", "stand_in", "tensor_maps", "torch"),
-        "first_use",
-        "warmup_decode",
+        *("first_use", "injected_faults", "warmup_decode"),
     ),
     # cupyflash/distributed/, and what counts it
     "ranks": ("ring*", "mpi", "benchmark_ring"),

@@ -11,7 +11,7 @@ import shutil
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -534,3 +534,40 @@ def test_a_ranks_memory_fails(
         assert sum(isinstance(each, MemoryError) for each in found) == 1
         assert all("Unable to allocate" in str(each) for each in found), (n, found)
     assert all(map(same, each_rank(name, gather, lambda comm: comm), expected))
+
+
+@pytest.mark.wide
+@pytest.mark.parametrize("gather", [False, True])
+def test_a_ranks_gpu_fails(gather: bool, cupy: Any, temporary: Path) -> None:
+    """Its memory, in a call whose kernels are there: an error on all ranks, and the next call is right."""
+    given = {name: cupy.asarray(array) for name, array in RING.items()}
+
+    def each(nth: Nth) -> list[Any]:
+        found: list[Any] = [None] * 2
+
+        def work(comm: Any) -> None:
+            own = [shard(x, comm) for x in given.values()]
+            allocating = cupy.cuda.using_allocator(allocator(cupy, nth)) if comm.rank else nullcontext()
+            try:
+                with allocating:
+                    out, lse = ring_attention(*own[:3], comm, causal=True, gather_kv=gather, return_lse=True)
+                    made = ring_attention_backward(own[3], *own[:3], out, lse, comm, causal=True, gather_kv=gather)
+                found[comm.rank] = [*map(host, (out, lse, *made))]
+            except Exception as error:
+                found[comm.rank] = error
+                raise
+
+        def over() -> None:
+            with suppress(Exception):
+                threads(2, work)
+
+        within(120, over)
+        return found
+
+    expected = each(counting := Nth(out_of_memory))
+    for n in drawn(range(len(counting.places)), 8):
+        with left_as_found(temporary):
+            other, own = each(Nth(out_of_memory, n))
+        assert isinstance(own, MemoryError) and isinstance(other, RankFailed | ValueError), (n, own, other)
+        assert "rank 1" in str(other) and "OutOfMemoryError" in str(other), n
+    assert all(map(same, each(Nth(out_of_memory)), expected))
