@@ -150,7 +150,7 @@ def done_by(machine: Machine) -> Done:
 
 
 def results(machine: Machine, count: int) -> list[Done] | None:
-    """What each of `count` processes did; None if any of them has something to report."""
+    """What each of `count` processes did; None if any of them has something to report, did not come to its end, or could not begin."""
     instructions, segments = machine.code.instructions, machine.memory.segments
 
     class In(pickle.Unpickler):
@@ -181,6 +181,8 @@ def results(machine: Machine, count: int) -> list[Done] | None:
                     return None
                 found[pipe] = In(io.BytesIO(message)).load()
         return [found[pipe] for pipe in pipes]
+    except OSError:  # no process or pipe more, or one that was killed within its message
+        return None
     finally:
         for child in children:
             child.kill()
