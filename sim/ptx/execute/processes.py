@@ -150,7 +150,7 @@ def done_by(machine: Machine) -> Done:
 
 
 def results(machine: Machine, count: int) -> list[Done] | None:
-    """What each of `count` processes did; None if any of them has something to report, did not come to its end, or could not begin."""
+    """What each of `count` processes did; None if any of them has something to report, could not begin, or did not end."""
     instructions, segments = machine.code.instructions, machine.memory.segments
 
     class In(pickle.Unpickler):
