@@ -8,6 +8,7 @@ import errno
 import gc
 import io
 import os
+import sys
 import tempfile
 import threading
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
@@ -18,7 +19,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cupyflash import compiler, first_use, simulated
 from cupyflash.distributed.communicator import Communicator
 
 
@@ -57,13 +57,20 @@ def left_as_found(folder: Path) -> Iterator[None]:
     """Whatever happens within leaves no lock held, no thread, no file in `folder`, and the process' settings as they were."""
 
     def state() -> tuple[object, ...]:
-        locks = simulated._machine, compiler._compiling, first_use._importing
-        settings = gc.isenabled(), np.geterr(), os.environ.copy()
-        return [lock.locked() for lock in locks], {*threading.enumerate()}, sorted(folder.rglob("*")), settings
+        return {*threading.enumerate()}, sorted(folder.rglob("*")), gc.isenabled(), np.geterr(), os.environ.copy()
 
     before = state()
     yield
-    assert state() == before
+    assert state() == before and not held()
+
+
+def held() -> list[str]:
+    """The locks of the package's modules that somebody holds."""
+    ours = [(name, module) for name, module in sys.modules.items() if name.partition(".")[0] == "cupyflash"]
+    locks = [(f"{name}.{each}", getattr(value, "lock", value)) for name, module in ours for each, value in vars(module).items()]
+    known = [(name, lock) for name, lock in locks if isinstance(lock, type(threading.Lock()))]
+    assert known
+    return [name for name, lock in known if lock.locked()]
 
 
 @pytest.fixture(name="temporary")

@@ -12,6 +12,8 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
+from functools import partial
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -155,10 +157,10 @@ def test_numpys_memory_fails(name: str, most: int, temporary: Path) -> None:
 
 def test_a_fresh_programs_memory_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     """While PTX is taken apart: nothing half is kept."""
-    arrays = fresh("softmax")
+    arrays, text = fresh("softmax"), execution.ptx
     expected = [*map(host, call("softmax", arrays))]
     for n in (1, 2, 5, 20):
-        monkeypatch.setattr(execution, "_modules", {})
+        monkeypatch.setattr(execution, "ptx", lambda *asked, n=n: f"{text(*asked)}\n// {n}")
         with pytest.raises(MemoryError), MEMORY.failing_at(n):
             call("softmax", arrays)
         assert same(map(host, call("softmax", arrays)), expected), n
@@ -304,19 +306,26 @@ WORKS: dict[str, Callable[[], object]] = {
 }
 
 
+TURNS = count()  # each makes other programs, which nobody has compiled yet
 COMPILED = [(what, error) for what in WORKS for error in (not_compiled, MemoryError)]
 
 
 @pytest.mark.parametrize(("what", "error"), sample(COMPILED, [("warmup", not_compiled)]))
 def test_a_compiler_fails(what: str, error: Callable[[], Exception], temporary: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """At each program: what was compiled before stays, and the rest is compiled by the next call."""
-    own, work = nvrtc._compile, WORKS[what]
+    own, options, work = nvrtc._compile, compiler.options, WORKS[what]
+
+    def compile_anew(nth: Nth, source: str, options: Sequence[str], *more: Any) -> Any:
+        nth.event("compile")
+        return own(source, [option for option in options if not option.startswith("-DTURN=")], *more)
+
     n, failed = 0, True
     while failed:
-        n, nth = n + 1, Nth(error, n + 1)
-        compiler._ptx.cache_clear()
+        n, nth, turn = n + 1, Nth(error, n + 1), f"-DTURN={next(TURNS)}"
+        monkeypatch.setattr(compiler, "options", lambda kernel, turn=turn: (*options(kernel), turn))
+        monkeypatch.setattr(nvrtc, "_compile", partial(compile_anew, Nth(error)))
         with monkeypatch.context() as patched, left_as_found(temporary):
-            patched.setattr(nvrtc, "_compile", lambda *arguments, nth=nth: nth.event("compile") or own(*arguments))
+            patched.setattr(nvrtc, "_compile", partial(compile_anew, nth))
             try:
                 work()
             except type(error()):
