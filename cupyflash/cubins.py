@@ -97,13 +97,15 @@ def read(path: Path) -> Cubin | None:
 
 
 def _own(path: Path) -> bytes:
-    """Contents of a file that is this user's and that nobody else may write. OSError for all else: links, pipes."""
-    # Windows has no such files, users or flags.
+    """Contents of a file that is this user's and that nobody else may write. OSError for all else, and for links.
+
+    It waits for no pipe. Windows has no such files, users or flags.
+    """
     flags = os.O_RDONLY | getattr(os, "O_BINARY", 0) | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
     with open(os.open(path, flags), "rb") as file:
         found = os.fstat(file.fileno())
         others = hasattr(os, "geteuid") and (found.st_uid != os.geteuid() or found.st_mode & (stat.S_IWGRP | stat.S_IWOTH))
-        if others or not stat.S_ISREG(found.st_mode):
+        if others:
             raise PermissionError("files there are not this user's alone")
         return file.read()
 

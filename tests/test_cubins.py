@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from faults import within
 from tile_copy import TileCopy
 
 from cupyflash import Problem, compiler, cubins, first_use, nvrtc
@@ -179,7 +180,7 @@ def test_a_damaged_file_is_compiled_again(name: str, cupy: Recorded, compiled: l
     cubins.function(PROGRAM, "set")
     whole = files()
     DAMAGE[name](path, path.with_suffix(".json"))
-    assert cubins.read(path) is None
+    assert within(20, lambda: cubins.read(path)) is None
     assert cubins.function(PROGRAM, "set")[0].code == KEPT.code
     assert compiled == [PROGRAM] * 2 and whole.items() <= files().items()
     assert all(stat.S_IMODE((folder() / each).lstat().st_mode) == 0o600 for each in whole)
