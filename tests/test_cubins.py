@@ -17,13 +17,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from faults import within
 from tile_copy import TileCopy
 
 from cupyflash import Problem, compiler, cubins, first_use, nvrtc
 from cupyflash.cubins import Cubin, Program
 from cupyflash.nvrtc import CompileError, remarks
 from cupyflash.resources import parse_account
+from faults import within
 
 ELF = b"\x7fELF"
 PROGRAM = Program('extern "C" __global__ void set(int* x) { *x = VALUE; }', "set.cu", ("-DVALUE=1",), "90a")

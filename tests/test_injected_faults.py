@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import shutil
 import sys
+import threading
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
@@ -20,8 +21,6 @@ from typing import Any
 import numpy as np
 import pytest
 from click.testing import CliRunner
-from failing_memory import MEMORY
-from faults import Disk, Killed, Lossy, Nth, drawn, left_as_found, no_right, no_space, same, temporary_folder, within  # noqa: F401 (a fixture)
 
 import cupyflash
 from cupyflash import Mask, attention, compiler, cubins, dispatch, driver, first_use, launcher, nvrtc
@@ -31,12 +30,16 @@ from cupyflash.distributed import (
     ring_attention_backward,
     ring_attention_varlen,
     ring_attention_varlen_backward,
+    ring_backward,
     shard,
     threads,
 )
+from cupyflash.distributed import ring as ring_forward
 from cupyflash.nvrtc import CompileError
 from cupyflash.sim import execution, files
 from cupyflash.sim.cli import main
+from failing_memory import MEMORY
+from faults import Disk, Killed, Lossy, Nth, drawn, left_as_found, no_right, no_space, same, temporary_folder, within  # noqa: F401 (a fixture)
 from rings import arrays as of_a_ring
 from rings import plain_pieces  # noqa: F401 (a fixture)
 from suites import MORE, sample, wide
@@ -448,8 +451,14 @@ def test_a_report_goes_where_it_is_sent(tmp_path: Path) -> None:
     link.symlink_to(target)
     files.write(link, "after")
     assert link.is_symlink() and target.read_text() == "after" and target.stat().st_mode & 0o777 == 0o640
-    files.write(Path(os.devnull), "nothing")
-    assert not Path(os.devnull).is_file()
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    read: list[str] = []
+    reader = threading.Thread(target=lambda: read.append(pipe.read_text()), daemon=True)
+    reader.start()
+    within(20, lambda: files.write(pipe, "through"))
+    reader.join(20)
+    assert read == ["through"] and pipe.is_fifo()
     with pytest.raises(OSError, match=r"No such file or directory: .*/absent/report'$"):
         files.write(tmp_path / "absent" / "report", "")
 
@@ -517,6 +526,47 @@ def test_messages_fail(gather: bool, most: int, temporary: Path, plainly: None) 
             if n % 10 == 1:
                 assert all(map(same, each_rank("", gather, lambda comm: comm), expected)), (rank, n)
     assert all(map(same, each_rank("", gather, lambda comm: comm), expected))
+
+
+ARITHMETIC = (
+    *((ring_forward, "add_state"), (ring_forward.Ring, "put")),
+    *((ring_backward, "add"), (ring_backward.GatheredSums, "take")),
+)
+
+
+@pytest.mark.parametrize("gather", sample((False, True), [True]))
+def test_a_rank_that_fails_passes_on_what_others_wait_for(gather: bool, plainly: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where a rank's own sums fail, as launches do, all messages of the call still go round: no transport is left waiting."""
+
+    def steps() -> tuple[list[Any], list[int]]:
+        counted = [Nth(lost) for _ in range(RANKS)]
+        return each_rank("", gather, lambda comm: Lossy(comm, counted[comm.rank])), [len(each.places) for each in counted]
+
+    whole, failed = steps()[1], 0
+    for owner, name in ARITHMETIC:
+        own = getattr(owner, name)
+        for n in (1, 2, 3):
+            nth = Nth(refused_numbers, n)
+
+            def act(*given: Any, own: Any = own, nth: Nth = nth) -> Any:
+                if threading.current_thread().name == "rank 1":
+                    nth.event("sum")
+                return own(*given)
+
+            with monkeypatch.context() as patched:
+                patched.setattr(owner, name, act)
+                found, passed = steps()
+            if len(nth.places) < n:
+                continue
+            failed += 1
+            assert isinstance(found[1], FloatingPointError), (name, n, found)
+            assert all(isinstance(found[rank], RankFailed) and "rank 1 failed" in str(found[rank]) for rank in (0, 2)), (name, n)
+            assert len(set(passed)) == 1 and passed[0] <= whole[0], (name, n, passed)
+    assert failed >= 3
+
+
+def refused_numbers() -> Exception:
+    return FloatingPointError("the sum is refused")
 
 
 OF_A_RING = [(name, gather, True, most) for name in ("", "packed") for gather in (False, True) for most in (12, 100)]
