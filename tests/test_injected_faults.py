@@ -506,7 +506,7 @@ def lost() -> Exception:
 
 
 @pytest.mark.parametrize(
-    ("gather", "most"), sample([(gather, most) for gather in (False, True) for most in (6, 200)], [(False, 6)])
+    ("gather", "most"), sample([(gather, most) for gather in (False, True) for most in (3, 200)], [(False, 3)])
 )
 def test_messages_fail(gather: bool, most: int, temporary: Path, plainly: None) -> None:
     """A rank's n-th step of a message, or with all: an error on every rank, its own on that one, and the next call is right."""
