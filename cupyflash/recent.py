@@ -42,5 +42,3 @@ class Recent(Generic[Key, Made]):
             over -= self.size(old, each)
             self._kept.pop(old, None)
         return made
-
-
