@@ -94,7 +94,8 @@ def attention(
     that scores beyond its range overflow; with `score_dtype` "float32" it keeps S in that. `tiling`: None for these,
     (block_rows, block_cols) that the kernel runs, or "paper" for the formula to the letter, which runs where it gives multiples of
     16 that fit.
-    `out`, if given, receives O: q's dtype, shape (..., n_q, d_v), positive strides, no memory shared with an input.
+    `out`, if given, receives O: q's dtype, shape (..., n_q, d_v), positive strides, no memory shared with an input. Where a call
+    fails after its arguments were checked, for want of memory or by the device, a part of O may be there.
 
     Returns O in q's dtype on q's device; with `return_lse` also L, the natural logarithm of the sum of exponentials of each
     row, float32 of shape q.shape[:-1]. CuPy arrays run on their device and the current stream; NumPy arrays run the same

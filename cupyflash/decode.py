@@ -76,7 +76,8 @@ def attention_decode(
     sequences that share a page overwrite one another. Lengths and pages in lists or NumPy arrays are checked.
 
     Raises TypeError or ValueError for bad arguments before anything is compiled, launched or written; RuntimeError for NumPy
-    arrays that would take the simulated device too long.
+    arrays that would take the simulated device too long. Where a call fails later, for want of memory or by the device, new keys
+    may be in their places already, and nothing else of the caches has changed: the same call again puts that right.
     """
     score = one_score(score, softcap, alibi_slopes)
     captured, numbers = captured_values(score, mask)

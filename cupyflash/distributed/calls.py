@@ -108,7 +108,7 @@ def ring_attention_backward(
 
     call = Call.opened(as_communicator(comm), check)
     with call.device():
-        return run_backward(call.backward(), call.rows(), call.arrays.get("sinks"))
+        return run_backward(*call.backward(), call.arrays.get("sinks"))
 
 
 def ring_attention_vjp(

@@ -13,7 +13,7 @@ import numpy as np
 
 from cupyflash import varlen
 from cupyflash.dispatch import as_arrays, as_integers
-from cupyflash.distributed.asked import Asked, PieceCalls, contiguous
+from cupyflash.distributed.asked import Asked, PieceCalls
 from cupyflash.distributed.communicator import as_communicator
 from cupyflash.distributed.opening import Call, Checked, options_asked
 from cupyflash.distributed.ring import run_forward
@@ -69,8 +69,7 @@ def ring_attention_varlen(
 
     call = Call.opened(as_communicator(comm), check)
     with call.device():
-        out, lse = run_forward(call.forward(), call.arrays["q"], call.arrays.get("sinks"))
-        out = contiguous(call.xp, out.swapaxes(0, 1))
+        out, lse = run_forward(call.forward(), call.arrays["q"], call.arrays.get("sinks"), call.tokens_first)
     return (out, lse) if return_lse else out
 
 
@@ -114,8 +113,7 @@ def ring_attention_varlen_backward(
 
     call = Call.opened(as_communicator(comm), check)
     with call.device():
-        made = run_backward(call.backward(), call.rows(), call.arrays.get("sinks"))
-        return *(contiguous(call.xp, x.swapaxes(0, 1)) for x in made[:3]), *made[3:]
+        return run_backward(*call.backward(), call.arrays.get("sinks"), call.tokens_first)
 
 
 def heads_first(**arrays: Any) -> dict[str, Any]:

@@ -106,7 +106,7 @@ class Fa3Schedule(Fa2Schedule):
         return self.warps
 
     def maps(self) -> Mapping[str, Box]:
-        rows = {"Q": self.block_rows, "O": fa3_tiles.WARPGROUP_ROWS // self.pack}
+        rows = {"Q": self.block_rows // self.config.q_parts, "O": fa3_tiles.WARPGROUP_ROWS // self.pack}
         return {
             **{tensor: Box(tensor, each, fa3_tiles.SLAB, SWIZZLE, heads=self.pack) for tensor, each in rows.items()},
             **{tensor: Box(tensor, self.block_cols, fa3_tiles.SLAB, SWIZZLE) for tensor in "KV"},
