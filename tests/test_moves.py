@@ -28,7 +28,7 @@ A100 = Device.named("A100-40GB")
 EVENTS = (
     *(BEGIN, END, SEEN, VISIT, MIXED, SPANNED, When("gi", "unseen", "begin"), When("gi", "visited", "begin")),
     *(When(axes, "visited", at) for axes in ("j", "gj", "gi") for at in ("first", "last")),
-    When("gi", "every", "begin"),
+    *(When("gi", "every", "begin"), When(tiles="earlier")),
 )
 NESTS = (("gI", "J"), ("j", "gI"), ("g", "ji"), ("", "jgi"), ("g", "ij"))
 
@@ -45,7 +45,8 @@ def walks(draw: st.DrawFn) -> Walk:
     tiles = Tiles(kept, kept & (rng.random(kept.shape) < 0.5)) if draw(st.booleans()) else None
     part = Part(0, schedule, Axis(0, n_q, 0, n_q, n_q), Axis(0, n_k, 0, n_k, n_k), tiles)
     of = draw(st.sampled_from(["query", "key", "scores", "batch"]))
-    events = [when for when in EVENTS if (of != "scores" or when == VISIT) and (when.tiles != "unseen" or block != "j")]
+    of_rows = ("unseen", "earlier") if block == "j" or of == "key" else ()  # of whole row blocks
+    events = [when for when in EVENTS if (of != "scores" or when == VISIT) and when.tiles not in of_rows]
     moves = tuple(Move(Tensor(of, of, 1, 1), when) for when in events)
     return Walk("any", schedule, (part,), block, loop, moves)
 
@@ -66,7 +67,7 @@ def played(walk: Walk, heads: Heads, when: When) -> list[tuple[Any, int, Any]]:
         spanned = bool(visited.first[tile[1]] <= tile[2] < visited.end[tile[1]])
         kept = spanned and (part.kept is None or bool(part.kept.kept[tile]))
         mixed = kept and (part.kept is None or bool(part.kept.mixed[tile]))
-        return {"visited": kept, "mixed": mixed, "spanned": spanned, "every": True, "unseen": True}[tiles]
+        return {"visited": kept, "mixed": mixed, "spanned": spanned, "every": True}.get(tiles, True)
 
     blocks: dict[Any, list[Any]] = {along(tile, own): [] for tile in every}
     for tile in every:
@@ -80,6 +81,8 @@ def played(walk: Walk, heads: Heads, when: When) -> list[tuple[Any, int, Any]]:
             chosen = [tile for tile in chosen if all(tile[:2] != other[:2] for other in visits)]
         if when.tiles == "mixed":
             chosen = [tile for tile in visits if tile in set(chosen)]
+        if when.tiles == "earlier":
+            chosen = [tile for at, tile in enumerate(visits) if any(tile[:2] == other[:2] for other in visits[at + 1 :])]
         seen: dict[Any, int] = {}
         for tile in chosen:
             place, turn = along(tile, axes), visits.index(tile) if tile in visits else 0
@@ -89,7 +92,7 @@ def played(walk: Walk, heads: Heads, when: When) -> list[tuple[Any, int, Any]]:
     return found
 
 
-@sweep(8, 60, walk=walks())
+@sweep(12, 60, walk=walks())
 def test_moves_are_those_of_plain_loops(walk: Walk) -> None:
     """Counted, turn by turn, and each in its turn."""
     for _, part, heads in distinct(walk):

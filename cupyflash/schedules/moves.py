@@ -66,10 +66,10 @@ class When(NamedTuple):
     """In which turns of a thread block something moves.
 
     tiles: for which tiles (g, i, j): query head of the group, row block, column block. "visited"; "mixed", those of them whose
-    scores a mask is asked for; "earlier", all visits of a row block but the last; "spanned", those that position lets be seen,
-    whether masks leave them out or not; "unseen", row blocks that visit nothing; "every". axes: once for all of those tiles that
-    agree in these, beside what a thread block has of its own. at: in the first or the last of their turns, or as the thread block
-    begins or ends.
+    scores a mask is asked for; "earlier", all visits of a row block but the last (of tensors of rows); "spanned", those that
+    position lets be seen, whether masks leave them out or not; "unseen", row blocks that visit nothing; "every". axes: once for all
+    of those tiles that agree in these, beside what a thread block has of its own. at: in the first or the last of their turns, or
+    as the thread block begins or ends.
 
     Axes of a tensor that are not among these are moved whole.
     """
