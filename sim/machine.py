@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -112,9 +112,7 @@ class Tally:
 
     def turns(self, move: Move) -> int:
         """The number of turns in which a move comes."""
-        axes = self.walk.axes(move.when)
-        every = self.part.extents(self.walk.blocks)
-        return self._sum(move.when, *(np.ones_like(n) if axis in axes else ONE for axis, n in zip("ij", every, strict=True)))
+        return self.elements(replace(WORK, when=move.when))
 
     def largest(self, move: Move) -> int:
         """Elements of its largest box."""
