@@ -129,8 +129,7 @@ class Played(Launch):
             self.units[-1] = moved.itemsize * int(np.gcd.reduce([p.seqlen_k, Bc, *self.k.there, *self.k.room]))
             return partial(self._squares, move, number, self.memory.rows(moved.name, count * p.seqlen_k, moved.itemsize))
         tensor = self.memory.rows(moved.name, count, moved.row_bytes)
-        made = {"query": self._rows, "key": self._keys, "head": self._heads, "batch": self._batches}[moved.of]
-        return partial(made, move, number, tensor)
+        return partial(self._rows if moved.along else self._one, move, number, tensor)
 
     def _by_heads(self, move: Move, at: Asked) -> tuple[Asked, np.ndarray]:
         """Moves for each query head, and the heads."""
@@ -154,21 +153,16 @@ class Played(Launch):
         return first, np.clip(ends - first, 0, size)
 
     def _row(self, move: Move, at: Asked, head: np.ndarray, row: np.ndarray) -> np.ndarray:
-        """The numbers of queries' rows."""
-        part, rounded = self.works.part[at.work], move.tensor.rounded
-        length = -(-self.q.length[part] // rounded) * rounded
-        found: np.ndarray = (self.q.plane[part] + head) * length + self.q.begin[part] + row
+        """The numbers of heads' rows."""
+        axis, part, rounded = self.k if move.tensor.of == "key" else self.q, self.works.part[at.work], move.tensor.rounded
+        length = -(-axis.length[part] // rounded) * rounded
+        found: np.ndarray = (axis.plane[part] + head) * length + axis.begin[part] + row
         return found
 
     def _rows(self, move: Move, number: int, tensor: Tensor, at: Asked) -> Requests:
-        at, head = self._by_heads(move, at)
-        first, rows = self._extent(move, at, "i")
+        at, head = (at, self.works.k[at.work]) if move.tensor.of == "key" else self._by_heads(move, at)
+        first, rows = self._extent(move, at, move.tensor.along)
         return tensor.of(at.turn, number, self._row(move, at, head, first), rows, write=move.write, times=move.times)
-
-    def _keys(self, move: Move, number: int, tensor: Tensor, at: Asked) -> Requests:
-        part, (first, keys) = self.works.part[at.work], self._extent(move, at, "j")
-        key = (self.k.plane[part] + self.works.k[at.work]) * self.k.length[part] + self.k.begin[part] + first
-        return tensor.of(at.turn, number, key, keys, write=move.write, times=move.times)
 
     def _squares(self, move: Move, number: int, tensor: Tensor, at: Asked) -> Requests:
         """Requests for some columns of each row of S or its like."""
@@ -179,13 +173,11 @@ class Played(Launch):
         first = self._row(move, at, head, row + n) * self.schedule.problem.seqlen_k + col
         return tensor.of(at.turn, number, first, cols, write=move.write)
 
-    def _heads(self, move: Move, number: int, tensor: Tensor, at: Asked) -> Requests:
-        at, head = self._by_heads(move, at)
+    def _one(self, move: Move, number: int, tensor: Tensor, at: Asked) -> Requests:
+        """Requests for the one element of a head or a batch."""
+        at, head = self._by_heads(move, at) if move.tensor.of == "head" else (at, self.numbers[self.works.part[at.work]])
         times = self._extent(move, at, "i")[1] if move.by_rows else move.times
         return tensor.of(at.turn, number, head, 1, times=times)
-
-    def _batches(self, move: Move, number: int, tensor: Tensor, at: Asked) -> Requests:
-        return tensor.of(at.turn, number, self.numbers[self.works.part[at.work]], 1, times=move.times)
 
     def _words(self, move: Move, number: int, tensor: Tensor, at: Asked) -> Requests:
         return tensor.of(at.turn, number, at.work if move.tensor.of == "work" else 0, 1, write=move.write)
