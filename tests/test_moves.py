@@ -14,7 +14,8 @@ from tile_copy import TileCopy
 
 from cupyflash import Device, Problem, plan
 from cupyflash.binding import argument_values
-from cupyflash.schedules.moves import BEGIN, END, MIXED, SEEN, SPANNED, VISIT, Move, Room, Tensor, Walk, When
+from cupyflash.schedules import TileSchedule, plan_backward
+from cupyflash.schedules.moves import BEGIN, END, MIXED, SEEN, SPANNED, VISIT, Move, Of, Room, Tensor, Walk, When
 from cupyflash.schedules.parts import Axis, Part, Tiles
 from cupyflash.sim import SramOverflow, l2, replay
 from cupyflash.sim.execution import run_kernels
@@ -44,7 +45,8 @@ def walks(draw: st.DrawFn) -> Walk:
     kept = rng.random((2, schedule.row_blocks, schedule.col_blocks)) < draw(st.sampled_from([0.0, 0.4, 1.0]))
     tiles = Tiles(kept, kept & (rng.random(kept.shape) < 0.5)) if draw(st.booleans()) else None
     part = Part(0, schedule, Axis(0, n_q, 0, n_q, n_q), Axis(0, n_k, 0, n_k, n_k), tiles)
-    of = draw(st.sampled_from(["query", "key", "scores", "batch"]))
+    kinds: tuple[Of, ...] = ("query", "key", "scores", "batch")
+    of = draw(st.sampled_from(kinds))
     of_rows = ("unseen", "earlier") if block == "j" or of == "key" else ()  # of whole row blocks
     events = [when for when in EVENTS if (of != "scores" or when == VISIT) and when.tiles not in of_rows]
     moves = tuple(Move(Tensor(of, of, 1, 1), when) for when in events)
@@ -130,6 +132,24 @@ def test_a_schedule_of_which_nothing_else_knows() -> None:
     (player,) = report([made], ["copy"], "t")["players"]
     assert player["total_bytes"] == traffic.total_bytes and len(player["moves"]) == 12
     assert player["launches"][0]["inside"] == {"Q": ["Q", 1], "O": ["Q", 1]} and player["lines"] == []
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+def test_the_rooms_of_a_kernel_are_its_shared_memory(dtype: str) -> None:
+    """Whatever is launched, walk by walk; of half types `row_bases` only looks at L, and holds nothing."""
+    p = Problem(1, 4, 2, 200, 300, 64, dtype, causal=True)
+    masked = p.asking(mask=True)
+    made: list[TileSchedule] = [plan(each, A100, name) for each in (p, masked) for name in ("fa1", "fa2", "standard")]
+    made += [plan_backward(p, A100, name) for name in ("fa1", "standard")]
+    made += [plan_backward(masked, A100, deterministic=how) for how in (False, True)]
+    made.append(plan(replace(p, seqlen_q=2), A100, "decode"))
+    if dtype == "float16":
+        made.append(plan(p, Device.named("H100-SXM"), "fa3"))
+    for schedule in made:
+        for walk, kernel in zip(schedule.walks(), schedule.kernels(), strict=True):
+            assert walk.kernel == kernel.name
+            if (walk.kernel, dtype) != ("row_bases", "float16"):
+                assert sum(room.nbytes for room in walk.rooms) == kernel.shared_bytes, kernel.name
 
 
 def test_what_does_not_fit_its_tile_is_refused() -> None:
