@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Hashable, Mapping
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -24,6 +25,14 @@ class Array(Protocol):
     def dtype(self) -> Any: ...
     @property
     def ndim(self) -> int: ...
+
+
+class Held:
+    """What holds arrays of a call: a function, a mask that was looked through."""
+
+    def held(self) -> tuple[Hashable, Mapping[str, Any]]:
+        """What it is but for them, and they by their names in a call."""
+        raise NotImplementedError
 
 
 class Layout(NamedTuple):
@@ -161,3 +170,9 @@ def check_scores_like(name: str, array: Array, scores: tuple[int, ...], dtype: s
     tail = scores[len(scores) - array.ndim :] if array.ndim <= len(scores) else None
     if tail is None or any(length not in (1, whole) for length, whole in zip(array.shape, tail, strict=True)):
         raise ValueError(f"{name} must broadcast to (..., n_q, n_k) = {scores}, got shape {array.shape}")
+
+
+def of_heads(rows: Any) -> Any:
+    """The sums over each head's rows, (h,), of an array (..., h, n) or (n,) of NumPy or CuPy."""
+    heads = rows.shape[-2] if rows.ndim > 1 else 1
+    return rows.reshape(math.prod(rows.shape[:-2]), heads, rows.shape[-1]).sum(axis=(0, 2))

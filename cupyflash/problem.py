@@ -242,3 +242,18 @@ def check_sinks(q: Array, sinks: Array) -> None:
     check_array("sinks", sinks)
     if sinks.shape != (heads := q.shape[-3:-2] or (1,)) or sinks.dtype != np.float32:
         raise ValueError(f"sinks must be float32 of shape {heads}, a number a head, got {sinks.dtype} of {sinks.shape}")
+
+
+def check_rows(arrays: Mapping[str, Any], rows: tuple[int, ...]) -> int:
+    """TypeError or ValueError for a dout, out or lse that does not go with the others; the alignment of the first two's rows."""
+    q, v, lse = (arrays[name] for name in ("q", "v", "lse"))
+    check_array("lse", lse)
+    for name in ("out", "dout"):
+        check_operand(name, arrays[name], q)
+        if arrays[name].shape != (*q.shape[:-1], v.shape[-1]):
+            raise ValueError(f"{name} must have shape {(*q.shape[:-1], v.shape[-1])}, got {arrays[name].shape}")
+    if lse.dtype != np.float32:
+        raise TypeError(f"lse must be of dtype float32, got {lse.dtype}")
+    if lse.shape != rows:
+        raise ValueError(f"lse must have shape {rows}, got {lse.shape}")
+    return min(row_alignment(arrays[name]) for name in ("out", "dout"))

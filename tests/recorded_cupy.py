@@ -52,9 +52,16 @@ class Recorded(types.ModuleType):
                     self.host.strides,
                     self.host.ndim,
                 )
-                self.data = types.SimpleNamespace(ptr=self.host.ctypes.data)
-                self.device = 0
+                self.data = types.SimpleNamespace(ptr=self.host.ctypes.data, device_id=0)
                 recorded.by_address[self.data.ptr] = self
+
+            @property
+            def device(self) -> int:
+                return int(self.data.device_id)
+
+            @device.setter
+            def device(self, ordinal: int) -> None:
+                self.data.device_id = ordinal
 
             def __len__(self) -> int:
                 return self.shape[0]
@@ -174,6 +181,6 @@ def cupy(monkeypatch: pytest.MonkeyPatch) -> Iterator[Recorded]:
     monkeypatch.setitem(sys.modules, "cupy", recorded)
     monkeypatch.setattr("cupyflash.dispatch.current_gpu", lambda ordinal: Device.named("B200"))
     monkeypatch.setattr(compiler, "_functions", {})
-    launcher._kept.cache_clear()
+    launcher.KEPT.clear()
     yield recorded
-    launcher._kept.cache_clear()
+    launcher.KEPT.clear()

@@ -15,7 +15,7 @@ from test_prepared import array
 
 import cupyflash
 from cupyflash import Device, Mask, Problem, Score, TileSchedule, compiler, launcher, plan
-from cupyflash.attention import pose
+from cupyflash.cold import pose
 from cupyflash.expressions.evaluate import evaluate
 from cupyflash.options import EMPTY, MIXED, WHOLE, Options, Pattern
 from cupyflash.schedules import Kernel, choose, mask_tiles, plan_backward, plan_varlen

@@ -20,7 +20,7 @@ from tile_copy import ROWS, TileCopy, doubled, prepared
 from cupyflash import Device, Problem, compiler, cubins, driver, launcher
 from cupyflash.arrays import Layout, numpy_dtype
 from cupyflash.binding import argument_values
-from cupyflash.launcher import aligned_copy
+from cupyflash.driver import aligned
 from cupyflash.nvrtc import CompileError
 from cupyflash.params import Params, arrays, maps, numbers
 from cupyflash.schedules import TileSchedule
@@ -344,10 +344,10 @@ def test_a_kept_call_depends_on_layouts_and_alignment_only(cupy: Any) -> None:
         asked.append(arrays)
         return Box("Q", ROWS, 64, 128).of(arrays["q"])
 
-    launcher._kept.cache_clear()
+    launcher.KEPT.clear()
     room = cupy.zeros(4096, np.float16)
     first, second, between = (room[start : start + 1024].reshape(16, 64) for start in (0, 1024, 1028))
     assert launcher.kept(make, True, {"q": first}) is launcher.kept(make, True, {"q": second}) and len(asked) == 1
     with pytest.raises(ValueError, match="Q's is 8 bytes off"):
         launcher.kept(make, True, {"q": between})
-    launcher._kept.cache_clear()
+    launcher.KEPT.clear()

@@ -12,6 +12,7 @@ import numpy as np
 
 import cupyflash
 from cupyflash.arrays import last_axis_contiguous
+from cupyflash.cold import readable
 from cupyflash.dispatch import as_arrays, device_of, on_gpu
 from cupyflash.distributed.agreement import require_alike, together
 from cupyflash.distributed.asked import Asked, PieceCalls, contiguous
@@ -19,12 +20,12 @@ from cupyflash.distributed.communicator import Communicator
 from cupyflash.distributed.layout import LAYOUTS, part_length, parts
 from cupyflash.distributed.ring import Ring, row_sums
 from cupyflash.distributed.ring_backward import sums
-from cupyflash.dropout import NO_ORIGIN, Dropout
-from cupyflash.gradients import check_beside, readable
+from cupyflash.dropout import Dropout
+from cupyflash.keywords import NO_ORIGIN
 from cupyflash.launcher import capturing
 from cupyflash.named_scores import one_score
 from cupyflash.options import Options, require_choice, require_flag
-from cupyflash.problem import Problem
+from cupyflash.problem import Problem, check_rows
 from cupyflash.score import Mask, captured_values, sizes_of
 
 
@@ -72,7 +73,7 @@ class Checked:
     def of(cls, asked: Asked, name: str, **given: Any) -> Checked:
         """TypeError or ValueError for arrays that do not go together."""
         arrays = as_arrays(**given)
-        captured = as_arrays(**asked.captured[0])
+        captured = as_arrays(**captured_values(asked.score, asked.mask)[0])
         gpu = on_gpu(**arrays, **captured)
         with device_of(gpu, **arrays, **captured):
             if gpu and capturing():
@@ -81,7 +82,7 @@ class Checked:
         options = Options(asked.causal, asked.window, asked.scale, dropout=asked.dropout is not None)
         problem = Problem.from_arrays(arrays["q"], arrays["k"], arrays["v"], options, **beside)
         if "dout" in arrays:
-            check_beside(readable(arrays), arrays["q"].shape[:-1])
+            check_rows(readable(arrays), arrays["q"].shape[:-1])
         return cls(asked, name, arrays, gpu, problem)
 
     def plan(self, n_q: int, n_k: int, ranks: int) -> Any:

@@ -15,12 +15,11 @@ import click
 from click.core import ParameterSource
 
 from cupyflash.arrays import ITEMSIZE, MAX_ALIGNMENT
-from cupyflash.attention import ALGORITHMS
 from cupyflash.device import Device
 from cupyflash.dropout import checked_probability
 from cupyflash.options import FLAGS, Window, not_taken
 from cupyflash.problem import Problem
-from cupyflash.schedules import Cache, Choice, DecodeSchedule, TileSchedule, choose, plan, plan_backward, plan_decode
+from cupyflash.schedules import ALGORITHMS, Cache, Choice, DecodeSchedule, TileSchedule, choose, plan, plan_backward, plan_decode
 from cupyflash.sim.cli.functions import FUNCTIONS, Functions
 from cupyflash.sim.cli.show import NAMES, describe, describe_cache, flat
 from cupyflash.simulated import DEFAULT_DEVICE, DEFAULT_SECONDS
@@ -222,7 +221,7 @@ def problem_options(
     seqlen: int,
     head_dim: int,
     algorithm: str = "auto",
-    algorithms: Sequence[str] = ALGORITHMS,
+    algorithms: Sequence[str] = ("auto", *ALGORITHMS),
     tiling: str = "fitted",
     backward: bool = False,
     decode: Mapping[str, int] | None = None,
