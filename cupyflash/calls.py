@@ -105,9 +105,7 @@ def attention_backward(
 
 
 @asks(keywords.Backward)
-def attention_vjp(
-    q: Any, k: Any, v: Any, **asked: Unpack[keywords.Backward]
-) -> tuple[Any, Callable[[Any], tuple[Any, ...]]]:
+def attention_vjp(q: Any, k: Any, v: Any, **asked: Unpack[keywords.Backward]) -> tuple[Any, Callable[[Any], tuple[Any, ...]]]:
     """`attention(q, k, v, ...)` and its pullback, which takes dout and returns what `attention_backward` does: dq, dk, dv, then
     dsinks where there are sinks, then dbias with `return_dbias`.
 

@@ -18,7 +18,7 @@ from cupyflash.dispatch import as_array, as_integers, device_of, placed, reach_o
 from cupyflash.dropout import ARGUMENTS, Dropout
 from cupyflash.launcher import KEPT, Arrays, Call, Key, Numbers, Ready, as_contiguous, read, refuse_copy, zeros
 from cupyflash.named_scores import one_score
-from cupyflash.options import ARRAYS, Options, Pattern, check_key_lengths, require_choice, require_flag
+from cupyflash.options import ARRAYS, OPTIONS, Options, Pattern, check_key_lengths, require_choice, require_flag
 from cupyflash.problem import Problem, check_rows
 from cupyflash.schedules import (
     ALGORITHMS,
@@ -87,7 +87,7 @@ class Request:
         captured, numbers = captured_values(score, mask.function)
         dropped = Dropout.asked(*(asked.get(name, usual) for name, usual in ARGUMENTS.items()))
         packed = varlen.BOUNDS[0] in asked
-        taken = {name: asked[name] for name in ("causal", "window", "scale", "score_dtype") if name in asked}
+        taken = {name: asked[name] for name, each in OPTIONS.items() if each.kind == "value" and name in asked}
         options = Options(**taken, packed=packed, dropout=dropped is not None, score=None if score is None else score.form)
         _check_choices(asked)
         views = {name: asked[name] for name in asked if name in TENSORS and name not in INTEGERS} | {"mask": mask.array} | captured
@@ -208,9 +208,9 @@ def pose(gpu: bool, arrays: Mapping[str, Array], options: Options, numbers: Mapp
 
 
 def _forward(r: Request, device: Device) -> tuple[TileSchedule, Made, Made]:
+    problem, tiling, algorithm = r.problem, r.asked["tiling"], r.asked.get("algorithm", "auto")
     q, v, packed, lse = r.layouts["q"], r.layouts["v"], r.options.packed, bool(r.asked["return_lse"])
     made = {} if "out" in r.layouts else {"O": Layout.contiguous((*q.shape[:-1], v.shape[-1]), q.dtype)}
-    problem, tiling, algorithm = r.problem, r.asked["tiling"], r.asked.get("algorithm", "auto")
     if lse:
         made["L"] = Layout.contiguous(q.shape[1::-1] if packed else q.shape[:-1], np.float32)
     if algorithm == "auto":
@@ -331,9 +331,7 @@ def _require_tiles(given: Mapping[str, Any], arrays: Arrays, numbers: Numbers) -
     given["mask"].require(arrays["Q"], arrays["K"], bounds)
 
 
-def _find_tiles(
-    gpu: bool, tiles: tuple[MaskTiles, ...], given: Mapping[str, Any], arrays: Arrays, numbers: Numbers
-) -> None:
+def _find_tiles(gpu: bool, tiles: tuple[MaskTiles, ...], given: Mapping[str, Any], arrays: Arrays, numbers: Numbers) -> None:
     arrays |= given["mask"].states(tiles, gpu, {**arrays, **numbers})
 
 

@@ -63,7 +63,7 @@ class EncodedMap:
         if made is None:
             if len(self._made) >= self.most:
                 self._made.clear()
-            room, at = aligned(self._first)
+            room, at = aligned(self._first.tobytes())
             (replace_address if self._first else encode)(self.map, address, at)
             self._made[address] = made = array("Q", ctypes.string_at(at, 8 * WORDS))
             self._first = self._first or made
@@ -71,11 +71,11 @@ class EncodedMap:
         return made
 
 
-def aligned(words: array[int]) -> tuple[Any, int]:
+def aligned(words: bytes = b"") -> tuple[Any, int]:
     """Room for a tensor map, with these words in it, and the address in it where the map may be; the room is to be held."""
     room = (c_uint64 * (WORDS + ALIGNMENT // 8))()
     at = ctypes.addressof(room) + -ctypes.addressof(room) % ALIGNMENT
-    ctypes.memmove(at, words.tobytes(), 8 * len(words))
+    ctypes.memmove(at, words, len(words))
     return room, at
 
 

@@ -17,7 +17,7 @@ from click.core import ParameterSource
 from cupyflash.arrays import ITEMSIZE, MAX_ALIGNMENT
 from cupyflash.device import Device
 from cupyflash.dropout import checked_probability
-from cupyflash.options import FLAGS, Window, not_taken
+from cupyflash.options import OPTIONS, Window, not_taken
 from cupyflash.problem import Problem
 from cupyflash.schedules import ALGORITHMS, Cache, Choice, DecodeSchedule, TileSchedule, choose, plan, plan_backward, plan_decode
 from cupyflash.sim.cli.functions import FUNCTIONS, Functions
@@ -308,7 +308,7 @@ class Request:
             given["head_dim"],
             given["dtype"],
             head_dim_v=given["head_dim_v"],
-            **{name: given[name] for name in FLAGS if name in given and name != "dropout"},
+            **{name: given[name] for name, each in OPTIONS.items() if each.is_flag and name in given and name != "dropout"},
             padded=key_lengths is not None,
             key_lengths=None if key_lengths is None else parse_lengths(key_lengths),
             window=None if window is None else parse_window(window),
