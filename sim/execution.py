@@ -221,7 +221,7 @@ def run_backward(
 
 def _as_given(schedule: TileSchedule, arrays: Mapping[str, np.ndarray | None]) -> dict[str, Any]:
     """A call's arrays as the kernels take them: by their names for them, contiguous and of one type where they have no strides."""
-    names = TENSORS | CACHED if isinstance(schedule, DecodeSchedule) else TENSORS
+    names = TENSORS | CACHED if "k_cache" in arrays else TENSORS
     named = {names.get(name, name): array for name, array in arrays.items()}
     pointers = schedule.struct.pointers.items()
     return named | {name: np.ascontiguousarray(named[name], kind) for name, kind in pointers if named.get(name) is not None}

@@ -150,6 +150,7 @@ class PieceCalls:
 
     def _origin(self, piece: Any) -> tuple[int, int, int, int]:
         """Where dropout has a call's first batch, head, row and key."""
+        piece = self.aligned(piece)
         return 0, 0, piece.row, piece.key
 
 

@@ -100,7 +100,10 @@ class VarlenCalls(PieceCalls):
         return made
 
     def _origin(self, piece: Any) -> tuple[int, int, int, int]:
-        return (piece.sequence, 0, 0, 0) if isinstance(piece, Packed) else (piece.sequence, 0, piece.row, piece.key)
+        if isinstance(piece, Packed):
+            return piece.sequence, 0, 0, 0
+        rows, keys = self._ahead(piece)
+        return piece.sequence, 0, piece.row - rows, piece.key - keys
 
     def _function(self, form: Form, piece: Any) -> tuple[Form, dict[str, int]]:
         if isinstance(piece, Packed):
