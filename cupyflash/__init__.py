@@ -11,6 +11,8 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING
 
+from cupyflash.version import __version__ as __version__
+
 if TYPE_CHECKING:
     from cupyflash.ahead import warmup as warmup
     from cupyflash.ahead import warmup_decode as warmup_decode
@@ -35,7 +37,6 @@ if TYPE_CHECKING:
     from cupyflash.tiling import TileSize as TileSize
     from cupyflash.tiling import Tiling as Tiling
 
-__version__ = "0.1.0"
 # What is not called is not loaded: a name's module is imported when somebody first asks for it.
 _HOMES = {
     "ahead": "warmup warmup_decode",

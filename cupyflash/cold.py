@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import Any
@@ -14,7 +14,7 @@ from cupyflash import decode, varlen
 from cupyflash.arrays import Array, Layout, last_axis_contiguous
 from cupyflash.binding import prepare
 from cupyflash.device import Device
-from cupyflash.dispatch import as_array, as_integers, device_of, placed, reach_of, refuse_overlap, target
+from cupyflash.dispatch import as_array, as_integers, device_of, placed, reach_of, refuse_written, target
 from cupyflash.dropout import ARGUMENTS, Dropout
 from cupyflash.launcher import KEPT, Arrays, Call, Key, Numbers, Ready, as_contiguous, read, refuse_copy, zeros
 from cupyflash.named_scores import one_score
@@ -31,7 +31,6 @@ from cupyflash.schedules import (
     plan_varlen,
     plan_varlen_backward,
 )
-from cupyflash.schedules.mask_tiles import MaskTiles
 from cupyflash.score import Mask, Score, captured_among, captured_by, captured_values, check_captured, seen_by
 from cupyflash.tensor_maps import first_refusal
 from cupyflash.tiled_mask import Given, TiledMask
@@ -97,9 +96,8 @@ class Request:
         on_host = {name: as_integers(name, value) for name, value in lists.items()}
         on_host |= {name: arrays.pop(name) for name in ("block_table",) if name in arrays}
         gpu, beside = placed(arrays, on_host)
-        bounds = {name: on_host[name] for name in varlen.BOUNDS if packed}
-        options = mask.asked(options, arrays.get("q"), arrays.get("k"), bounds)
         views = arrays | on_host
+        options = mask.asked(options, views)
         views |= {each.kind: each.over(views) for each in (asked["score"], asked["mask"]) if isinstance(each, Score | Mask)}
         own = {name: views.get(call.fields.get(name, name), views.get(name, value)) for name, value in given.items()}
         return cls(call, asked, own, arrays | on_host, arrays | beside, gpu, options, mask, dict(numbers))
@@ -273,15 +271,16 @@ def steps(r: Request, schedule: TileSchedule) -> Iterator[Step]:
     gpu, names = r.gpu, {r.call.fields.get(name, name): name for name in r.arrays}
     on_host = {field for field, name in names.items() if gpu and isinstance(r.arrays[name], np.ndarray)}
     if {"cache_seqlens", "key_lengths"} & on_host:  # of layouts, nobody could look into them
-        yield partial(_check_lengths, names)
+        yield lambda given, arrays, numbers: _check_lengths({name: arrays[field] for field, name in names.items()})
     of_caches = ("k_cache", "v_cache") if "k" in r.arrays and "k_cache" in r.arrays else ()
     written = [name for name in (*of_caches, "out") if name in r.arrays and "lse" not in r.arrays]
     if written:
-        fields = {name: r.call.fields.get(name, name) for name in r.placed}
-        reach = {name: reach_of(r.arrays[name]) for name in fields}
-        yield partial(_refuse_written, written, fields, reach)
-    if r.mask.tiled is not None:
-        yield _require_tiles
+        reach = {name: reach_of(array) for name, array in r.placed.items()}
+        fields = [(name, r.call.fields.get(name, name)) for name in reach]
+        yield lambda given, arrays, numbers: refuse_written({name: arrays[field] for name, field in fields}, written, reach)
+    tiled = r.mask.tiled is not None
+    if tiled:
+        yield lambda given, arrays, numbers: given["mask"].require(arrays["Q"], arrays["K"], arrays)
     if "tree_mask" in names:
         yield lambda given, arrays, numbers: arrays.update(tree_mask=decode.for_all_heads(arrays["tree_mask"]))
     wanted: dict[str, Any] = {field: kind for field, kind in schedule.struct.pointers.items() if field in names}
@@ -290,66 +289,42 @@ def steps(r: Request, schedule: TileSchedule) -> Iterator[Step]:
     for field, kind in wanted.items():
         array = r.arrays[names[field]]
         if field in on_host or (array.dtype, array.strides) != (kind, Layout.contiguous(array.shape, kind).strides):
-            yield partial(_make_contiguous, gpu, field, names[field] if field in on_host else None, kind)
+            yield partial(_make_contiguous, gpu, names[field], field, kind)
     if r.numbers:
         yield _bring_numbers
     if r.options.dropout or {"seed", "offset", "dropout"} & r.given.keys():
         yield _drop
-    if r.mask.tiled is not None:
-        yield partial(_find_tiles, gpu, schedule.given_tiles)
+    if tiled:
+        tiles = schedule.given_tiles
+        yield lambda given, arrays, numbers: arrays.update(given["mask"].states(tiles, gpu, {**arrays, **numbers}))
     if r.asked.get("return_dbias"):
         shape = r.arrays["bias"].shape
         yield lambda given, arrays, numbers: arrays.update(dbias=zeros(gpu, shape, np.float32))
 
 
-def _check_lengths(names: Mapping[str, str], given: Mapping[str, Any], arrays: Arrays, numbers: Numbers) -> None:
-    own = {name: arrays[field] for field, name in names.items()}
-    if "k_cache" in own:
-        decode.check_contents(own)
+def _check_lengths(arrays: Arrays) -> None:
+    if "k_cache" in arrays:
+        decode.check_contents(arrays)
     else:
-        check_key_lengths(own["key_lengths"], len(own["key_lengths"]), own["k"].shape[-2])
-
-
-def _refuse_written(
-    written: Sequence[str],
-    fields: Mapping[str, str],
-    reach: Mapping[str, tuple[int, int]],
-    given: Mapping[str, Any],
-    arrays: Arrays,
-    numbers: Numbers,
-) -> None:
-    """ValueError where what is written cannot be, or is something else's memory."""
-    own = {name: arrays[field] for name, field in fields.items()}
-    for name in written:
-        if isinstance(own[name], np.ndarray) and not own[name].flags.writeable:
-            raise ValueError(f"{name} must be writeable, got a read-only array")
-    refuse_overlap(own, *written, reach=reach)
-
-
-def _require_tiles(given: Mapping[str, Any], arrays: Arrays, numbers: Numbers) -> None:
-    bounds = {name: arrays[name] for name in varlen.BOUNDS if name in arrays}
-    given["mask"].require(arrays["Q"], arrays["K"], bounds)
-
-
-def _find_tiles(gpu: bool, tiles: tuple[MaskTiles, ...], given: Mapping[str, Any], arrays: Arrays, numbers: Numbers) -> None:
-    arrays |= given["mask"].states(tiles, gpu, {**arrays, **numbers})
+        check_key_lengths(arrays["key_lengths"], len(arrays["key_lengths"]), arrays["k"].shape[-2])
 
 
 def _make_contiguous(
-    gpu: bool, field: str, copied: str | None, kind: Any, given: Mapping[str, Any], arrays: Arrays, numbers: Numbers
+    gpu: bool, name: str, field: str, kind: Any, given: Mapping[str, Any], arrays: Arrays, numbers: Numbers
 ) -> None:
-    """As kernels take an array; from the host, if it is `copied`, which is its name."""
-    if copied is not None:
-        refuse_copy(copied)
+    """An array as kernels take it."""
+    if gpu and isinstance(arrays[field], np.ndarray):
+        refuse_copy(name)
     arrays[field] = as_contiguous(gpu, arrays[field], kind)
 
 
 def _bring_numbers(given: Mapping[str, Any], arrays: Arrays, numbers: Numbers) -> None:
-    """Those that functions have captured, which have a cap."""
-    for function in (given.get("score") or one_score(None, given.get("softcap"), None), given.get("mask")):
-        inner = function.mask if isinstance(function, TiledMask) else function
-        if isinstance(inner, Score | Mask):
-            numbers |= inner.fields
+    """Those that functions have captured, of which a cap is one."""
+    mask = given.get("mask")
+    score = given.get("score") or one_score(None, given.get("softcap"), None)
+    for function in (score, mask.mask if isinstance(mask, TiledMask) else mask):
+        if isinstance(function, Score | Mask):
+            numbers |= function.fields
 
 
 def _drop(given: Mapping[str, Any], arrays: Arrays, numbers: Numbers) -> None:

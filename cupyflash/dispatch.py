@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from functools import cache
 from numbers import Integral
@@ -118,15 +118,15 @@ def device_of(gpu: bool, **arrays: Any) -> AbstractContextManager[object]:
     return here
 
 
-def refuse_overlap(arrays: Mapping[str, Any], *written: str, reach: Mapping[str, tuple[int, int]] | None = None) -> None:
-    """ValueError when one of those that are written shares memory with another: the kernels read after they have begun to write.
-
-    `reach` is what `reach_of` says of each, where that is known.
-    """
+def refuse_written(arrays: Mapping[str, Any], written: Iterable[str], reach: Mapping[str, tuple[int, int]] | None = None) -> None:
+    """ValueError when one of those that are written cannot be, or shares memory with another: the kernels read after they have
+    begun to write. `reach` is what `reach_of` says of each, where that is known."""
     known = reach or {name: reach_of(array) for name, array in arrays.items()}
     starts = {name: address(array) for name, array in arrays.items()}
     spans = {name: (at - known[name][0], at + known[name][1]) for name, at in starts.items()}
     for one in written:
+        if isinstance(arrays[one], np.ndarray) and not arrays[one].flags.writeable:
+            raise ValueError(f"{one} must be writeable, got a read-only array")
         first, end = spans[one]
         for other, (other_first, other_end) in spans.items():
             near = other_first < end and first < other_end and other != one
@@ -140,13 +140,6 @@ def reach_of(array: Any) -> tuple[int, int]:
         return 0, 0
     steps = [(length - 1) * stride for length, stride in zip(array.shape, array.strides, strict=True)]
     return -sum(step for step in steps if step < 0), array.dtype.itemsize + sum(step for step in steps if step > 0)
-
-
-def refuse_out(out: Any, **inputs: Any) -> None:
-    """ValueError when `out` cannot be written, or shares memory with an input."""
-    if isinstance(out, np.ndarray) and not out.flags.writeable:
-        raise ValueError("out must be writeable, got a read-only array")
-    refuse_overlap({"out": out, **inputs}, "out")
 
 
 class _Extent:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from cupyflash.arrays import address, array_dtype, overlaps_itself
-from cupyflash.dispatch import as_array, device_of, on_gpu, refuse_out
+from cupyflash.dispatch import as_array, device_of, on_gpu, refuse_written
 from cupyflash.launcher import held_for_graph
 
 
@@ -74,7 +74,7 @@ def _check_out(out: Any, **inputs: Any) -> None:
     """ValueError for an out that cannot hold the result, or of which an input, o_a and o_b themselves apart, has a part."""
     if 0 not in out.shape and overlaps_itself(out):
         raise ValueError(f"out must have a place for every element, got strides {out.strides} bytes for shape {out.shape}")
-    refuse_out(out, **{name: array for name, array in inputs.items() if not _same(array, out)})
+    refuse_written({"out": out} | {name: array for name, array in inputs.items() if not _same(array, out)}, ("out",))
 
 
 def _same(a: Any, b: Any) -> bool:

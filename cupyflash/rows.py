@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from cupyflash.arrays import Array, address, array_dtype, overlaps_itself
-from cupyflash.dispatch import as_array, device_of, on_gpu, refuse_overlap, target
+from cupyflash.dispatch import as_array, device_of, on_gpu, refuse_written, target
 from cupyflash.launcher import Prepared
 from cupyflash.options import require_choice
 from cupyflash.schedules.softmax import PARAMS, SOFTMAX_ALGORITHMS, SoftmaxSchedule, plan_softmax
@@ -161,10 +161,8 @@ def _check_out(out: Any, x: Any) -> None:
         raise TypeError(f"out must have x's dtype {x.dtype}, got {out.dtype}")
     if out.shape != x.shape:
         raise ValueError(f"out must have x's shape {x.shape}, got {out.shape}")
-    if isinstance(out, np.ndarray) and not out.flags.writeable:
-        raise ValueError("out must be writeable, got a read-only array")
     _check_elements("out", out)
     if 0 not in out.shape and overlaps_itself(out):
         raise ValueError(f"out must have a place for every element, got strides {out.strides} bytes for shape {out.shape}")
-    if (address(out), out.strides) != (address(x), x.strides):  # x itself may be written: a thread reads what it writes
-        refuse_overlap({"out": out, "x": x}, "out")
+    itself = (address(out), out.strides) == (address(x), x.strides)  # may be written: a thread reads what it writes
+    refuse_written({"out": out} if itself else {"out": out, "x": x}, ("out",))

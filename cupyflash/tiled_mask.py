@@ -21,8 +21,6 @@ from cupyflash.schedules.packed import Packed
 from cupyflash.score import Mask
 from cupyflash.tiling import TileSize, Tiling
 
-NO_BOUNDS: Mapping[str, Any] = {}
-
 
 class TiledMask(Held):
     """`mask`, as it was given, and which of its tiles are empty, mixed or whole, for calls of one shape of q and k; and with the
@@ -43,13 +41,13 @@ class TiledMask(Held):
         """The mask; what is known of its tiles is each call's own."""
         return "tiled", {"mask": self.mask}
 
-    def require(self, q: Any, k: Any, bounds: Mapping[str, Any]) -> None:
-        """ValueError for arrays of other shapes, and for other bounds as far as the host can look at them."""
-        if bounds.keys() != self.bounds.keys():
+    def require(self, q: Any, k: Any, arrays: Mapping[str, Any]) -> None:
+        """ValueError for arrays of other shapes, and for other bounds of sequences as far as the host can look at them."""
+        if ("cu_seqlens_q" in arrays) != bool(self.bounds):
             other = "packed sequences" if self.bounds else "a call without packed sequences (cu_seqlens)"
             raise ValueError(f"mask is a block_mask for {other}, which this call is not")
         for name, mine in self.bounds.items():
-            given, known = bounds[name], isinstance(mine, np.ndarray) and isinstance(bounds[name], np.ndarray)
+            given, known = arrays[name], isinstance(mine, np.ndarray) and isinstance(arrays[name], np.ndarray)
             if mine.shape != given.shape or (known and not np.array_equal(mine, given)):
                 raise ValueError(f"mask is a block_mask for another {name} than this call's")
         if (q.shape[:-1], k.shape[:-1]) != self.shapes:
@@ -130,11 +128,11 @@ class Given(NamedTuple):
             return cls(None, inner, tiled)
         return cls(as_array("mask", inner, ", a cupyflash.Mask or a block_mask"), None, tiled)
 
-    def asked(self, options: Options, q: Any, k: Any, bounds: Mapping[str, Any] = NO_BOUNDS) -> Options:
-        """The options of a call with such a mask; `bounds` are those of packed sequences. ValueError for q and k of other shapes
-        than its tiles were found for, or other bounds."""
+    def asked(self, options: Options, arrays: Mapping[str, Any]) -> Options:
+        """The options of a call with such a mask. ValueError for arrays of other shapes than its tiles were found for, or other
+        bounds of sequences."""
         if self.tiled is not None:
-            self.tiled.require(q, k, bounds)
+            self.tiled.require(arrays["q"], arrays["k"], arrays)
         if self.function is None and self.tiled is None:
             return options
         form = None if self.function is None else self.function.form

@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 
-from cupyflash import __version__
 from cupyflash.arrays import last_axis_contiguous
 from cupyflash.cold import readable
 from cupyflash.dispatch import as_arrays, device_of, on_gpu
@@ -27,6 +26,7 @@ from cupyflash.named_scores import one_score
 from cupyflash.options import Options, require_choice, require_flag
 from cupyflash.problem import Problem, check_rows
 from cupyflash.score import Mask, captured_values, sizes_of
+from cupyflash.version import __version__
 
 # What a call is given beside options, of which all but sinks have to be there
 ARRAYS = ("dout", "q", "k", "v", "out", "lse", "sinks")
