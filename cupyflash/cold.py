@@ -126,10 +126,8 @@ class Request:
     @cached_property
     def layouts(self) -> dict[str, Any]:
         """All that what is kept may depend on: of arrays on a GPU their layouts; of a dout that kernels cannot read, its copy's."""
-        found = {name: Layout.of(array) for name, array in self.arrays.items()} if self.gpu else dict(self.arrays)
-        if "tree_mask" in found:
-            found["tree_mask"] = decode.for_all_heads(found["tree_mask"])
-        return readable(found)
+        arrays = {name: decode.for_all_heads(array) if name == "tree_mask" else array for name, array in self.arrays.items()}
+        return readable({name: Layout.of(array) for name, array in arrays.items()} if self.gpu else arrays)
 
     @property
     def inputs(self) -> dict[str, Any]:
@@ -275,9 +273,9 @@ def steps(r: Request, schedule: TileSchedule) -> Iterator[Step]:
     of_caches = ("k_cache", "v_cache") if "k" in r.arrays and "k_cache" in r.arrays else ()
     written = [name for name in (*of_caches, "out") if name in r.arrays and "lse" not in r.arrays]
     if written:
-        reach = {name: reach_of(array) for name, array in r.placed.items()}
-        fields = [(name, r.call.fields.get(name, name)) for name in reach]
-        yield lambda given, arrays, numbers: refuse_written({name: arrays[field] for name, field in fields}, written, reach)
+        fields = {name: r.call.fields.get(name, name) for name in r.placed}
+        reach = [(fields[name], *reach_of(array)) for name, array in r.placed.items()]
+        yield partial(_refuse_written, gpu, written, fields, reach)
     tiled = r.mask.tiled is not None
     if tiled:
         yield lambda given, arrays, numbers: given["mask"].require(arrays["Q"], arrays["K"], arrays)
@@ -307,6 +305,27 @@ def _check_lengths(arrays: Arrays) -> None:
         decode.check_contents(arrays)
     else:
         check_key_lengths(arrays["key_lengths"], len(arrays["key_lengths"]), arrays["k"].shape[-2])
+
+
+def _refuse_written(
+    gpu: bool,
+    written: list[str],
+    fields: Mapping[str, str],
+    reach: list[tuple[str, int, int]],
+    given: Mapping[str, Any],
+    arrays: Arrays,
+    numbers: Numbers,
+) -> None:
+    """Looks more closely only where what is written may be near something else, as it seldom is."""
+    if gpu:
+        spans = [(field, (at := arrays[field].data.ptr) - before, at + behind) for field, before, behind in reach]
+        own = {field: (first, end) for field, first, end in spans}
+        for first, end in [own[fields[name]] for name in written]:
+            if sum([each[1] < end and first < each[2] for each in spans]) > 1:
+                break
+        else:
+            return
+    refuse_written({name: arrays[field] for name, field in fields.items()}, written)
 
 
 def _make_contiguous(

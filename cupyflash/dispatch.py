@@ -118,12 +118,11 @@ def device_of(gpu: bool, **arrays: Any) -> AbstractContextManager[object]:
     return here
 
 
-def refuse_written(arrays: Mapping[str, Any], written: Iterable[str], reach: Mapping[str, tuple[int, int]] | None = None) -> None:
+def refuse_written(arrays: Mapping[str, Any], written: Iterable[str]) -> None:
     """ValueError when one of those that are written cannot be, or shares memory with another: the kernels read after they have
-    begun to write. `reach` is what `reach_of` says of each, where that is known."""
-    known = reach or {name: reach_of(array) for name, array in arrays.items()}
-    starts = {name: address(array) for name, array in arrays.items()}
-    spans = {name: (at - known[name][0], at + known[name][1]) for name, at in starts.items()}
+    begun to write."""
+    known = {name: (address(array), *reach_of(array)) for name, array in arrays.items()}
+    spans = {name: (at - before, at + behind) for name, (at, before, behind) in known.items()}
     for one in written:
         if isinstance(arrays[one], np.ndarray) and not arrays[one].flags.writeable:
             raise ValueError(f"{one} must be writeable, got a read-only array")

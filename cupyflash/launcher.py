@@ -182,14 +182,13 @@ class Prepared:
 
         `arrays` are the other arrays, by their names in the struct; `numbers` fields of it that are this call's own.
         """
-        empty = sys.modules["cupy"].empty
-        made = {name: empty(shape, dtype) for name, shape, dtype in self._outputs}
-        every = {**arrays, **made}
+        empty, words, every, made = sys.modules["cupy"].empty, self._template[:], dict(arrays), {}
+        for name, shape, dtype in self._outputs:
+            every[name] = made[name] = empty(shape, dtype)
         if self._workspaces:
             workspaces = {name: empty(shape, dtype) for name, shape, dtype in self._workspaces}
-            hold_for_graph(workspaces)
             every |= workspaces
-        words = self._template[:]
+            hold_for_graph(workspaces)
         for name, place in self._places:
             words[place] = every[name].data.ptr
         for encoded, name, place in self._maps:
@@ -197,8 +196,9 @@ class Prepared:
         struct: Any = np.ndarray((), self._dtype, words)[()]  # a view would be checked at length
         for name in numbers or ():
             struct[name] = numbers[name]  # type: ignore[index]
+        given = (struct,)
         for function, grid, block, shared_bytes in self._functions:
-            function(grid, block, (struct,), shared_mem=shared_bytes)
+            function(grid, block, given, shared_mem=shared_bytes)
         return made
 
 
