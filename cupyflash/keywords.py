@@ -72,14 +72,16 @@ class VarlenBackward(Packed, Gradients, total=False):
     """`attention_varlen_backward`'s."""
 
 
-class Decode(Scores, Returned, total=False):
-    """`attention_decode`'s."""
-
+class Cached(TypedDict, total=False):
     k: Any | None
     v: Any | None
     block_table: Any | None
     tree_mask: Any | None
     num_splits: int | None
+
+
+class Decode(Cached, Scores, Returned, total=False):
+    """`attention_decode`'s."""
 
 
 class RingGradients(Dropped, Gradients, total=False):
