@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -99,6 +100,7 @@ class Request:
         views = arrays | on_host
         options = mask.asked(options, views)
         views |= {each.kind: each.over(views) for each in (asked["score"], asked["mask"]) if isinstance(each, Score | Mask)}
+        views |= {} if mask.tiled is None else {"mask": mask.tiled}
         own = {name: views.get(call.fields.get(name, name), views.get(name, value)) for name, value in given.items()}
         return cls(call, asked, own, arrays | on_host, arrays | beside, gpu, options, mask, dict(numbers))
 
@@ -140,8 +142,19 @@ class Request:
         """What the bounds of packed sequences say; ValueError for none that go with q and k."""
         varlen.check_bounds(self.arrays)
         longest = [self.asked[name] for name in varlen.LONGEST]
-        found = varlen.sequences(self.arrays, self.arrays["q"].shape[0], self.arrays["k"].shape[0], *longest)
+        found = varlen.sequences(self.arrays, *self.totals, *longest)
         return replace(found, lengths=None) if self.gpu else found
+
+    @property
+    def totals(self) -> tuple[int, int]:
+        """Rows of q, and of k, of all sequences together."""
+        return self.arrays["q"].shape[0], self.arrays["k"].shape[0]
+
+    @property
+    def rows(self) -> tuple[int, ...]:
+        """The shape of what there is one of for each row of q."""
+        shape: tuple[int, ...] = self.arrays["q"].shape
+        return shape[1::-1] if self.options.packed else shape[:-1]
 
     @cached_property
     def problem(self) -> Problem:
@@ -205,55 +218,53 @@ def pose(gpu: bool, arrays: Mapping[str, Array], options: Options, numbers: Mapp
 
 def _forward(r: Request, device: Device) -> tuple[TileSchedule, Made, Made]:
     problem, tiling, algorithm = r.problem, r.asked["tiling"], r.asked.get("algorithm", "auto")
-    q, v, packed, lse = r.layouts["q"], r.layouts["v"], r.options.packed, bool(r.asked["return_lse"])
-    made = {} if "out" in r.layouts else {"O": Layout.contiguous((*q.shape[:-1], v.shape[-1]), q.dtype)}
-    if lse:
-        made["L"] = Layout.contiguous(q.shape[1::-1] if packed else q.shape[:-1], np.float32)
+    lse = bool(r.asked["return_lse"])
+    made = _rows(r, problem, lse)
     if algorithm == "auto":
         tensors = r.tensors(made)
         algorithm = choose(problem, device, tiling, first_refusal({name: tensors[name] for name in "QKVO"})).algorithm
-    if not packed:
+    if not r.options.packed:
         return plan(problem, device, algorithm, tiling, lse=lse), made, {}
-    totals = q.shape[0], r.layouts["k"].shape[0]
-    return plan_varlen(problem, device, r.sequences.lengths, tiling, lse=lse, totals=totals, algorithm=algorithm), made, {}
+    lengths, totals = r.sequences.lengths, r.totals
+    return plan_varlen(problem, device, lengths, tiling, lse=lse, totals=totals, algorithm=algorithm), made, {}
+
+
+def _rows(r: Request, problem: Problem, lse: bool) -> Made:
+    """O and L, as far as they are made."""
+    q = r.layouts["q"]
+    made = {} if "out" in r.layouts else {"O": Layout.contiguous((*q.shape[:-1], problem.head_dim_v), q.dtype)}
+    return made | ({"L": Layout.contiguous(r.rows, np.float32)} if lse else {})
 
 
 def _backward(r: Request, device: Device) -> tuple[TileSchedule, Made, Made]:
     arrays, problem, asked = r.layouts, r.problem, r.asked
-    q, deterministic, dbias = arrays["q"], bool(asked["deterministic"]), bool(asked.get("return_dbias"))
+    deterministic, dbias = bool(asked["deterministic"]), bool(asked.get("return_dbias"))
     bias: Any = arrays.get("bias")
-    rows = q.shape[1::-1] if r.options.packed else q.shape[:-1]
     if "dout" in arrays:
-        problem = replace(problem, alignment=min(problem.alignment, check_rows(arrays, rows)))
+        problem = replace(problem, alignment=min(problem.alignment, check_rows(arrays, r.rows)))
     if dbias and deterministic and not _spans(bias, problem):
         raise ValueError(f"deterministic has no sum over what a bias is broadcast along, got shape {bias.shape}")
     if r.options.packed:
-        totals = q.shape[0], arrays["k"].shape[0]
-        schedule: Any = plan_varlen_backward(
-            problem, device, r.sequences.lengths, asked["tiling"], deterministic=deterministic, totals=totals
-        )
+        lengths, totals = r.sequences.lengths, r.totals
+        schedule: Any = plan_varlen_backward(problem, device, lengths, asked["tiling"], deterministic=deterministic, totals=totals)
     else:
         algorithm = "fa2" if asked["algorithm"] == "auto" else asked["algorithm"]
         schedule = plan_backward(problem, device, algorithm, asked["tiling"], deterministic=deterministic, dbias=dbias)
     made = {f"d{name.upper()}": Layout.contiguous(arrays[name].shape, arrays[name].dtype) for name in "qkv"}
-    made |= {name: Layout.contiguous(rows, np.float32) for name in schedule.row_results}
+    made |= {name: Layout.contiguous(r.rows, np.float32) for name in schedule.row_results}
     return schedule, made, {"dbias": Layout.contiguous(bias.shape, np.float32)} if dbias else {}
 
 
 def _spans(bias: Any, problem: Problem) -> bool:
     """Whether a bias has an element of its own for every score."""
-    whole = problem.batch * problem.heads * problem.seqlen_q * problem.seqlen_k
-    return bool(np.prod(bias.shape, dtype=object) == whole) and all(
-        bias.strides[n] for n, size in enumerate(bias.shape) if size > 1
-    )
+    whole = problem.head_count * problem.seqlen_q * problem.seqlen_k
+    return math.prod(bias.shape) == whole and all(bias.strides[n] for n, size in enumerate(bias.shape) if size > 1)
 
 
 def _decode(r: Request, device: Device) -> tuple[TileSchedule, Made, Made]:
     problem, cache = decode.pose(r.layouts, r.options)
-    q, lse = r.layouts["q"], bool(r.asked["return_lse"])
-    schedule = plan_decode(problem, device, cache, num_splits=r.asked["num_splits"], lse=lse)
-    made = {} if "out" in r.layouts else {"O": Layout.contiguous((*q.shape[:-1], problem.head_dim_v), q.dtype)}
-    return schedule, made | ({"L": Layout.contiguous(q.shape[:-1], np.float32)} if lse else {}), {}
+    lse = bool(r.asked["return_lse"])
+    return plan_decode(problem, device, cache, num_splits=r.asked["num_splits"], lse=lse), _rows(r, problem, lse), {}
 
 
 def readable(arrays: dict[str, Any]) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cupyflash import Mask, attention, attention_varlen, calls, launcher
+from cupyflash import Mask, attention, attention_varlen, block_mask, calls, launcher
 from cupyflash.arrays import Layout
 from cupyflash.sim.yardstick import DTYPES
 from recorded_cupy import Recorded
@@ -240,6 +240,18 @@ def test_out_between_the_rows_of_an_input_is_no_overlap(cupy: Recorded) -> None:
     q, out = (cupy.ndarray((96, 64), both.dtype, both[:, side]) for side in range(2))
     k, v = (array(cupy, 96, 64) for _ in "kv")
     same_as_first(cupy, attention, q=q, k=k, v=v, out=out)
+
+
+def test_a_mask_and_one_that_was_looked_through_are_two(cupy: Recorded) -> None:
+    q, k, v = (array(cupy, 2, 96, 64) for _ in "qkv")
+    mask = array(cupy, 96, 96, dtype=bool)
+    tiled = block_mask(mask, q, k)
+    before, launches = launcher.KEPT.prepared, []
+    for given in (tiled, mask, tiled, mask):
+        cupy.launches.clear()
+        attention(q, k, v, mask=given)
+        launches.append(len(cupy.launches))
+    assert launches == [2, 2, 1, 2] and launcher.KEPT.prepared - before == len(launcher.KEPT) == 2
 
 
 def test_packed_sequences_launch_what_they_launch_first(cupy: Recorded) -> None:
