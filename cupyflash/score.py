@@ -381,11 +381,6 @@ def as_given(number: float) -> np.generic:
     return np.float32(number) if isinstance(number, float) else np.int32(number)
 
 
-def of_mask(numbers: Numbers) -> Numbers:
-    """Those that a mask function has captured, on which depends what it says of the scores: a call is prepared for them."""
-    return tuple(each for each in numbers if each[0].startswith(field("", "mask")))
-
-
 def no_numbers(*forms: Form | None) -> dict[str, int]:
     """Zeros in place of the numbers that functions have captured, which each launch brings."""
     return {field(one.name, form.kind): 0 for form in forms if form for one in form.captured if one.axes is None}

@@ -8,11 +8,12 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from cupyflash.calls import BACKWARD, FORWARD, attention, attention_backward
+from cupyflash.calls import BACKWARD, FORWARD
 from cupyflash.cold import compile_first
 from cupyflash.distributed.plan import Piece, RingPlan, plan_ring
 from cupyflash.distributed.positions import by_position, numbers_of_part, of_part
 from cupyflash.dropout import KEY_GROUP, ROW_GROUP, Dropout
+from cupyflash.launcher import Call
 from cupyflash.options import Band, Window
 from cupyflash.score import Form, Mask, Score
 
@@ -98,21 +99,28 @@ class PieceCalls:
         window = None if left is None else left - beyond, None if right is None else right + beyond
         return Piece(rows, keys, row, key, False, None if window == (None, None) else window)
 
-    def forward(self, piece: Stretch, q: Any, k: Any, v: Any) -> tuple[Any, Any]:
+    def forward(self, piece: Stretch, q: Any, k: Any, v: Any) -> tuple[Any, ...]:
         """O and L of a piece's rows over its keys, given a part's rows and the keys of its source."""
-        out, lse = attention(**self._forward(piece, q, k, v))
-        return out, lse
+        return self._own(piece, self._calls(piece)[0](self._forward(piece, q, k, v)))
 
     def prepare_forward(self, piece: Stretch, q: Any, k: Any, v: Any) -> None:
         """Plan and compile for it; of the arrays only the layouts count, and what functions have captured."""
-        compile_first(FORWARD, self._forward(piece, q, k, v))
+        compile_first(self._calls(piece)[0], self._forward(piece, q, k, v))
 
     def backward(self, piece: Stretch, rows: Mapping[str, Any], k: Any, v: Any) -> tuple[Any, ...]:
         """dQ of a piece's rows and dK and dV of its keys. `rows` are a part's q, dout, out and lse."""
-        return attention_backward(**self._backward(piece, rows, k, v))
+        return self._own(piece, self._calls(piece)[1](self._backward(piece, rows, k, v)))
 
     def prepare_backward(self, piece: Stretch, rows: Mapping[str, Any], k: Any, v: Any) -> None:
-        compile_first(BACKWARD, self._backward(piece, rows, k, v))
+        compile_first(self._calls(piece)[1], self._backward(piece, rows, k, v))
+
+    def _calls(self, piece: Stretch) -> tuple[Call, Call]:
+        """The forward and the backward that a piece is."""
+        return FORWARD, BACKWARD
+
+    def _own(self, piece: Stretch, made: tuple[Any, ...]) -> tuple[Any, ...]:
+        """What is the piece's of what its call made."""
+        return made
 
     def _forward(self, piece: Stretch, q: Any, k: Any, v: Any) -> dict[str, Any]:
         return self._of(piece, q, k, v) | {"return_lse": True}

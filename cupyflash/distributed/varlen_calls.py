@@ -11,12 +11,12 @@ from typing import Any
 import numpy as np
 
 from cupyflash import varlen
-from cupyflash.calls import BACKWARD, FORWARD, VARLEN, VARLEN_BACKWARD, attention_varlen, attention_varlen_backward
-from cupyflash.cold import compile_first
+from cupyflash.calls import BACKWARD, FORWARD, VARLEN, VARLEN_BACKWARD
 from cupyflash.distributed.asked import PieceCalls
 from cupyflash.distributed.positions import BATCH, NUMBERS, numbers_of_part, of_part, without_first
-from cupyflash.distributed.varlen_plan import Cut, Packed
+from cupyflash.distributed.varlen_plan import Packed
 from cupyflash.dropout import KEY_GROUP, ROW_GROUP
+from cupyflash.launcher import Call
 from cupyflash.score import Form, Mask
 
 # What sequences of a packed call see moved: their numbers; rows and keys by nothing, so that an axis which one of them indexes may
@@ -39,26 +39,17 @@ class VarlenCalls(PieceCalls):
         """As it is: the rows and keys before those of a part are none of the sequence's, or not here."""
         return piece
 
-    def forward(self, piece: Any, q: Any, k: Any, v: Any) -> tuple[Any, Any]:
-        if isinstance(piece, Cut):
-            rows, _ = self._ahead(piece)
-            out, lse = super().forward(piece, q, k, v)
-            return out[..., rows:, :], lse[..., rows:]
-        out, lse = attention_varlen(**self._forward(piece, q, k, v))
-        return out.swapaxes(0, 1), lse
+    def _calls(self, piece: Any) -> tuple[Call, Call]:
+        return (VARLEN, VARLEN_BACKWARD) if isinstance(piece, Packed) else (FORWARD, BACKWARD)
 
-    def prepare_forward(self, piece: Any, q: Any, k: Any, v: Any) -> None:
-        compile_first(FORWARD if isinstance(piece, Cut) else VARLEN, self._forward(piece, q, k, v))
-
-    def backward(self, piece: Any, rows: Mapping[str, Any], k: Any, v: Any) -> tuple[Any, ...]:
-        if isinstance(piece, Cut):
-            first_row, first_key = self._ahead(piece)
-            dq, dk, dv = super().backward(piece, rows, k, v)
-            return dq[..., first_row:, :], dk[..., first_key:, :], dv[..., first_key:, :]
-        return tuple(each.swapaxes(0, 1) for each in attention_varlen_backward(**self._backward(piece, rows, k, v)))
-
-    def prepare_backward(self, piece: Any, rows: Mapping[str, Any], k: Any, v: Any) -> None:
-        compile_first(BACKWARD if isinstance(piece, Cut) else VARLEN_BACKWARD, self._backward(piece, rows, k, v))
+    def _own(self, piece: Any, made: tuple[Any, ...]) -> tuple[Any, ...]:
+        """With heads first, and without the rows and keys ahead."""
+        if isinstance(piece, Packed):
+            return tuple(array.swapaxes(0, 1) if array.ndim == 3 else array for array in made)
+        rows, keys = self._ahead(piece)
+        if len(made) == 2:
+            return made[0][..., rows:, :], made[1][..., rows:]
+        return tuple(array[..., more:, :] for array, more in zip(made, (rows, keys, keys), strict=True))
 
     def _of(self, piece: Any, q: Any, k: Any, v: Any) -> dict[str, Any]:
         if isinstance(piece, Packed):
