@@ -58,7 +58,8 @@ def attention(q: Any, k: Any, v: Any, **asked: Unpack[keywords.Forward]) -> Any:
     that scores beyond its range overflow; with `score_dtype` "float32" it keeps S in that. `tiling`: None for these,
     (block_rows, block_cols) that the kernel runs, or "paper" for the formula to the letter, which runs where it gives multiples of
     16 that fit.
-    `out`, if given, receives O: q's dtype, shape (..., n_q, d_v), positive strides, no memory shared with an input.
+    `out`, if given, receives O: q's dtype, shape (..., n_q, d_v), positive strides, no memory shared with an input. Where a call
+    fails after its arguments were checked, for want of memory or by the device, a part of O may be there.
 
     Returns O in q's dtype on q's device; with `return_lse` also L, the natural logarithm of the sum of exponentials of each
     row, float32 of shape q.shape[:-1]. CuPy arrays run on their device and the current stream; NumPy arrays run the same
@@ -223,7 +224,8 @@ def attention_decode(q: Any, k_cache: Any, v_cache: Any, cache_seqlens: Any, **a
     sequences that share a page overwrite one another. Lengths and pages in lists or NumPy arrays are checked.
 
     Raises TypeError or ValueError for bad arguments before anything is compiled, launched or written; RuntimeError for NumPy
-    arrays that would take the simulated device too long.
+    arrays that would take the simulated device too long. Where a call fails later, for want of memory or by the device, new keys
+    may be in their places already, and nothing else of the caches has changed: the same call again puts that right.
     """
     return DECODE({"q": q, "k_cache": k_cache, "v_cache": v_cache, "cache_seqlens": cache_seqlens, **asked})
 

@@ -6,13 +6,14 @@ CuPy compiles, but for kernels that need their architecture's own instructions, 
 from __future__ import annotations
 
 import os
-import threading
-from functools import cache
+import sys
 from typing import Any
 
 from cupyflash import cubins, dispatch, first_use, kernels_cu
 from cupyflash.nvrtc import compile_to_ptx, header_directories
+from cupyflash.recent import Recent
 from cupyflash.schedules import Kernel
+from cupyflash.turns import Turns
 
 # Dynamic shared memory above this has to be asked for (CUDA C Programming Guide, "Shared Memory").
 SHARED_WITHOUT_ASKING = 48 * 1024
@@ -41,12 +42,17 @@ def architecture(kernel: Kernel, compute_capability: tuple[int, int]) -> str:
 
 def ptx(kernel: Kernel, compute_capability: tuple[int, int]) -> str:
     """The PTX of a kernel's file for compute_XY, or compute_XYa."""
-    return _ptx(kernel.source, options(kernel), architecture(kernel, compute_capability))
+    source, given, arch = kernel.source, options(kernel), architecture(kernel, compute_capability)
+    found = _texts.get((source, given, arch))
+    if found is not None:
+        return found
+    made = compile_to_ptx(kernels_cu.source(source), (f"-arch=compute_{arch}", FLUSH_DENORMALS, *given), source)
+    return _texts.keep((source, given, arch), made)
 
 
-@cache
-def _ptx(source: str, options: tuple[str, ...], architecture: str) -> str:
-    return compile_to_ptx(kernels_cu.source(source), (f"-arch=compute_{architecture}", FLUSH_DENORMALS, *options), source)
+# Characters of PTX that are kept: of some hundred kernels
+MOST_PTX = 1 << 24
+_texts: Recent[tuple[object, ...], str] = Recent(MOST_PTX, lambda _, text: len(text))
 
 
 def program(kernel: Kernel, compute_capability: tuple[int, int]) -> cubins.Program:
@@ -64,17 +70,21 @@ def gpu_kernel(kernel: Kernel, device_id: int) -> tuple[Kernel, Any]:
     key = (kernel.source, kernel.name, options(kernel), kernel.shared_bytes, kernel.accelerated, device_id)
     found = _functions.get(key)
     if found is None:
-        with _compiling:
+        with _compiling.lock:
             found = _functions.get(key)
             if found is None:
                 with first_use.patience(f"{kernel.name} ({kernel.source})"):
                     found = _functions[key] = _without_fault(kernel, device_id)
+                for old in list(_functions)[:-MOST_FUNCTIONS]:
+                    del _functions[old]
     place, function = found
     return (kernel, *kernel.instead)[place], function
 
 
+# The oldest go; a call that is prepared holds its own.
+MOST_FUNCTIONS = 1024
 _functions: dict[tuple[object, ...], tuple[int, Any]] = {}
-_compiling = threading.Lock()
+_compiling = Turns()
 
 
 def _without_fault(kernel: Kernel, device_id: int) -> tuple[int, Any]:
@@ -100,15 +110,15 @@ def _compile_for_gpu(kernel: Kernel, device_id: int) -> tuple[Any, bool]:
 
 
 def _by_cupy(kernel: Kernel) -> Any:
-    import cupy
-
+    cupy = sys.modules["cupy"]
     includes = tuple(f"-I{path}" for path in header_directories())
     module = cupy.RawModule(code=kernels_cu.source(kernel.source), options=(*options(kernel), *includes))
     try:
         module.compile()
+        first_use.say_what_is_not_kept()
     except OSError as error:
         # A cache directory that cannot be made or written: compile all the same, and keep the result in memory only.
-        first_use.cache_is_unusable(str(cubins.folder()), str(error))
+        first_use.cache_is_unusable(first_use.cache_folder(), error)
         before = os.environ.get(cubins.IN_MEMORY)
         os.environ[cubins.IN_MEMORY] = "1"
         try:

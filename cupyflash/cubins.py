@@ -1,8 +1,8 @@
 """Machine code for an architecture's own instructions (sm_90a), which CuPy does not compile for: NVRTC to a cubin, kept on disk.
 
 The cubins lie in the folder of CuPy's kernel cache, and its environment variables hold for them: CUPY_CACHE_DIR,
-CUPY_CACHE_IN_MEMORY, CUPY_CACHE_SAVE_CUDA_SOURCE, CUPY_DUMP_CUDA_SOURCE_ON_ERROR. Beside each lies a file that tells its hash, by
-which a damaged one is known and compiled again, and the compiler's log.
+CUPY_CACHE_IN_MEMORY, CUPY_CACHE_SAVE_CUDA_SOURCE, CUPY_DUMP_CUDA_SOURCE_ON_ERROR. Beside each lies a file with the compiler's log
+and a hash of all, by which one that is damaged or another's is known and compiled again. Only the user's own files are read.
 """
 
 from __future__ import annotations
@@ -10,8 +10,11 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import stat
 import sys
 import tempfile
+import time
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,14 +22,10 @@ from typing import Any, NamedTuple
 from cupyflash import first_use
 from cupyflash.nvrtc import CompileError, compile_to_cubin, compile_to_ptx, header_directories, remarks
 
-# CuPy's switches: for keeping nothing on disk, for another folder, for the source beside the cubin, for a source that fails.
-IN_MEMORY, FOLDER, SAVE_SOURCE, DUMP = (
-    "CUPY_CACHE_IN_MEMORY",
-    "CUPY_CACHE_DIR",
-    "CUPY_CACHE_SAVE_CUDA_SOURCE",
-    "CUPY_DUMP_CUDA_SOURCE_ON_ERROR",
-)
-DEFAULT_FOLDER = "~/.cupy/kernel_cache"
+# CuPy's switches: for keeping nothing on disk, for the source beside the cubin, for a source that fails.
+IN_MEMORY, SAVE_SOURCE, DUMP = "CUPY_CACHE_IN_MEMORY", "CUPY_CACHE_SAVE_CUDA_SOURCE", "CUPY_DUMP_CUDA_SOURCE_ON_ERROR"
+# A file that is being written: it is this user's, and so old only where the process was killed.
+UNFINISHED, SECONDS = ("cupyflash_", ".tmp"), 3600.0
 
 
 class Program(NamedTuple):
@@ -73,36 +72,55 @@ def compiled(program: Program) -> Cubin:
 
 def function(program: Program, name: str) -> tuple[Any, tuple[str, ...]]:
     """A kernel of a program, as a CuPy RawKernel on the current device, and the compiler's remarks on the program."""
-    path = None if _asked(IN_MEMORY) else folder() / f"cupyflash_{program.key}.cubin"
+    path = None if _asked(IN_MEMORY) else first_use.cache_folder() / f"cupyflash_{program.key}.cubin"
     cubin = None if path is None else read(path)
     if cubin is None:
         cubin = compiled(program)
-        if path is not None and not write(path, cubin, program.source):
-            path = None
-    return _function(name, cubin.code, path, program), remarks(cubin.log)
-
-
-def folder() -> Path:
-    """That of CuPy's kernel cache."""
-    return Path(os.environ.get(FOLDER) or os.path.expanduser(DEFAULT_FOLDER))
+        if path is not None:
+            write(path, cubin, program.source)
+    # What was read is what is loaded, and nobody else may write there. CuPy keeps a module by its path for as long as the process
+    # lives: none may come back with other contents.
+    with tempfile.TemporaryDirectory(prefix="cupyflash_") as folder:
+        copy = Path(folder) / f"{program.key}.cubin"
+        copy.write_bytes(cubin.code)
+        return sys.modules["cupy"].RawModule(path=str(copy)).get_function(name), remarks(cubin.log)
 
 
 def read(path: Path) -> Cubin | None:
-    """What `write` put there; None where nothing is, or something else than was written."""
+    """What `write` put there; None where nothing is, or something else than this user has written for that program."""
     try:
-        told, code = json.loads(path.with_suffix(".json").read_bytes()), path.read_bytes()
-        good = hashlib.sha256(code).hexdigest() == told["sha256"]
-        return Cubin(code, str(told["log"])) if good else None
-    except (OSError, ValueError, KeyError, TypeError):
+        told, code = json.loads(_own(path.with_suffix(".json"))), _own(path)
+        cubin = Cubin(code, str(told["log"]))
+        return cubin if told["sha256"] == _digest(path, cubin) else None
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return None
 
 
-def write(path: Path, cubin: Cubin, source: str) -> bool:
-    """Put a cubin there, what tells of it beside, and the source where CuPy's is kept too; False where that cannot be done.
+def _own(path: Path) -> bytes:
+    """Contents of a file that is this user's and that nobody else may write. OSError for all else, and for links.
 
-    Files appear whole. Where others write the same at the same time, the last ones stay.
+    It waits for no pipe. Windows has no such files, users or flags.
     """
-    told = json.dumps({"sha256": hashlib.sha256(cubin.code).hexdigest(), "log": cubin.log})
+    flags = os.O_RDONLY | getattr(os, "O_BINARY", 0) | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
+    with open(os.open(path, flags), "rb") as file:
+        found = os.fstat(file.fileno())
+        others = hasattr(os, "geteuid") and (found.st_uid != os.geteuid() or found.st_mode & (stat.S_IWGRP | stat.S_IWOTH))
+        if others:
+            raise PermissionError("files there are not this user's alone")
+        return file.read()
+
+
+def _digest(path: Path, cubin: Cubin) -> str:
+    """A hash of what a file has: the program by its key, which is its name, the code and the log."""
+    return hashlib.sha256(repr((path.stem, *cubin)).encode()).hexdigest()
+
+
+def write(path: Path, cubin: Cubin, source: str) -> None:
+    """Put a cubin there, what tells of it beside, and the source where CuPy's is kept too; a warning where that cannot be done.
+
+    Files appear whole. Where others write the same at the same time, the last ones stay. What killed writers have left goes.
+    """
+    told = json.dumps({"sha256": _digest(path, cubin), "log": cubin.log})
     files = {path: cubin.code, path.with_suffix(".json"): told.encode()}
     if os.environ.get(SAVE_SOURCE):
         files[path.with_suffix(".cubin.cu")] = source.encode()
@@ -110,37 +128,32 @@ def write(path: Path, cubin: Cubin, source: str) -> bool:
         path.parent.mkdir(parents=True, exist_ok=True)
         for each, data in files.items():
             _put(each, data)
+        _own(path)  # as the next process: there are file systems on which nobody owns a file
+        _sweep(path.parent)
     except OSError as error:
-        first_use.cache_is_unusable(str(path.parent), str(error))
-        return False
-    return True
+        first_use.cache_is_unusable(path.parent, error)
 
 
 def _put(path: Path, data: bytes) -> None:
-    with tempfile.NamedTemporaryFile(dir=path.parent, prefix="cupyflash_", suffix=".tmp", delete=False) as file:
-        try:
+    before, behind = UNFINISHED
+    descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=before, suffix=behind)
+    try:
+        with open(descriptor, "wb") as file:
             file.write(data)
-            file.close()
-            os.replace(file.name, path)
-        except OSError:
-            os.unlink(file.name)
-            raise
+        os.replace(name, path)
+    except BaseException:
+        with suppress(OSError):
+            os.unlink(name)
+        raise
 
 
-def _function(name: str, code: bytes, path: Path | None, program: Program) -> Any:
-    """A kernel of machine code that lies at a path, or nowhere."""
-    load = sys.modules["cupy"].RawModule
-    if path is not None:
-        try:
-            return load(path=str(path)).get_function(name)
-        except RuntimeError:
-            if path.exists():
-                raise  # the driver refuses it; but somebody else may empty the folder at any time
-    # CuPy keeps a module by its path for as long as the process lives: no path may come back with other contents.
-    with tempfile.TemporaryDirectory(prefix="cupyflash_") as folder:
-        copy = Path(folder) / f"{program.key}.cubin"
-        copy.write_bytes(code)
-        return load(path=str(copy)).get_function(name)
+def _sweep(folder: Path) -> None:
+    """Remove what writers that were killed have left."""
+    before, behind = UNFINISHED
+    for left in folder.glob(f"{before}*{behind}"):
+        with suppress(OSError):  # another's, or just gone
+            if time.time() - left.lstat().st_mtime > SECONDS:
+                left.unlink()
 
 
 def _asked(switch: str) -> bool:

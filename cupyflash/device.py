@@ -200,7 +200,7 @@ class Device:
             ValueError: no device of that number.
         """
         try:
-            import cupy
+            cupy = first_use.import_cupy()
         except ImportError as error:
             way = "pip install 'cupyflash[cuda13]', or [cuda12] for a CUDA 12 driver"
             raise ImportError(first_use.two_packages() or f"cannot import CuPy ({error}): {way}") from error

@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
+import atexit
+import os
 import re
+import shutil
 import sys
+import tempfile
 import threading
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 PATIENCE = 2.0
 """Seconds that a terminal waits for a compiler before it is told why."""
+
+FOLDER = "CUPY_CACHE_DIR"
+"""CuPy's name for the folder of its kernel cache."""
 
 _NO_DEVICE = 100  # cudaErrorNoDevice (driver_types.h)
 _told = threading.Event()
@@ -57,14 +66,65 @@ def no_gpu(runtime: Any, error: Exception) -> str:
     return f"the driver shows no GPU ({error}): nvidia-smi lists those there are, and CUDA_VISIBLE_DEVICES which of them count"
 
 
+_importing = threading.Lock()
+# Why CuPy's kernels are kept as long as the process lives only
+_not_kept: list[OSError] = []
+
+
+def import_cupy() -> Any:
+    """CuPy; ImportError where it is not installed.
+
+    Its import makes the folder of its kernel cache. Where that cannot be made, which would leave half of it imported, a folder
+    that goes with the process is taken instead.
+    """
+    with _importing:
+        if "cupy" not in sys.modules and find_spec("cupy") is not None:
+            before = os.environ.get(FOLDER)
+            try:
+                os.makedirs(cache_folder() if before is None else before, exist_ok=True)
+            except OSError as error:
+                _not_kept.append(error)
+                os.environ[FOLDER] = tempfile.mkdtemp(prefix="cupyflash_")
+                atexit.register(_remove, os.environ[FOLDER], os.getpid())
+            try:
+                import cupy
+            finally:
+                os.environ.pop(FOLDER, None)
+                if before is not None:
+                    os.environ[FOLDER] = before
+    import cupy
+
+    return cupy
+
+
+def _remove(folder: str, process: int) -> None:
+    if process == os.getpid():  # and not a fork of it
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def cache_folder() -> Path:
+    """Where CuPy's environment variable says that kernels are kept, or where it keeps them by itself."""
+    return Path(os.environ.get(FOLDER) or os.path.expanduser("~/.cupy/kernel_cache"))
+
+
+def say_what_is_not_kept() -> None:
+    """Warn where CuPy's kernels go with the process."""
+    for error in _not_kept:
+        cache_is_unusable(cache_folder(), error)
+
+
+def cache_is_unusable(folder: Path, error: OSError) -> None:
+    """Say, once a folder and reason, that kernels are kept in memory only."""
+    _say_unusable(str(folder), error.strerror or str(error))
+
+
 @cache
-def cache_is_unusable(folder: str, error: str) -> None:
-    """Say, once a folder, that kernels are kept in memory only."""
+def _say_unusable(folder: str, why: str) -> None:
     warnings.warn(
-        f"compiled kernels cannot be kept in {folder} ({error}), so each process compiles them anew: "
-        "set CUPY_CACHE_DIR to a folder that you may write",
+        f"compiled kernels cannot be kept in {folder} ({why}), so each process compiles them anew: "
+        f"set {FOLDER} to a folder that you may write",
         RuntimeWarning,
-        stacklevel=2,
+        stacklevel=3,
     )
 
 

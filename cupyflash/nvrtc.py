@@ -12,6 +12,8 @@ from functools import cache
 from importlib.util import find_spec
 from typing import NamedTuple
 
+from cupyflash import first_use
+
 INSTALL = "pip install 'cupyflash[sim]', or a CUDA toolkit of CuPy's CUDA version (CUDA_PATH says where, if not in its usual place)"
 
 
@@ -122,6 +124,7 @@ def remarks(log: str) -> tuple[str, ...]:
 def _compile(source: str, options: Sequence[str], name: str, product: str, expressions: Sequence[str] = ()) -> Compiled:
     """Run NVRTC; `product` is the binding's function that hands over what it made."""
     try:
+        first_use.import_cupy()
         from cupy.cuda import nvrtc
     except ImportError as error:
         raise ImportError(f"compiling CUDA C needs NVRTC ({error}): {INSTALL}") from error

@@ -14,10 +14,12 @@ import numpy as np
 
 from cupyflash.arrays import Held, check_array, check_strides
 from cupyflash.expressions.c import ELEMENTS, Statements
+from cupyflash.expressions.cost import require_affordable
 from cupyflash.expressions.derivative import derivative
 from cupyflash.expressions.evaluate import evaluate, positions
 from cupyflash.expressions.parse import ArrayType, out_of_range, parse
 from cupyflash.expressions.tree import FUNCTIONS, POSITIONS, Load, Name, Node, Type, convert, counted, depends_on, loads, walk
+from cupyflash.words import cut
 
 MAX_AXES = 4
 Kind = Literal["score", "mask"]
@@ -50,6 +52,9 @@ class Form:
     captured: tuple[Captured, ...] = ()
     kind: Kind = "score"
     text: str = dataclasses.field(default="", compare=False)
+
+    def __repr__(self) -> str:
+        return f"Form({cut(self.text)!r}, captured={self.captured})"
 
     @cached_property
     def _hash(self) -> int:
@@ -143,7 +148,7 @@ class _Function(Held):
         return {field(name, self.kind): as_given(number) for name, number in self.numbers.items()}
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}({', '.join([repr(self.text), *(f'{one.name}=...' for one in self.form.captured)])})"
+        return f"{type(self).__name__}({', '.join([repr(cut(self.text)), *(f'{one.name}=...' for one in self.form.captured)])})"
 
 
 class Score(_Function):
@@ -200,15 +205,16 @@ def _form(text: str, captured: tuple[Captured, ...], kind: Kind) -> Form:
     names: dict[str, Node | ArrayType] = {"s": Name("float", "s")} if kind == "score" else {}
     names |= {name: Name("int", name) for name in POSITIONS}
     names |= {one.name: Name(one.type, one.name) if one.axes is None else ArrayType(one.type, one.axes) for one in captured}
-    tree = parse(text, names)
+    tree, shown = parse(text, names), cut(text)
+    require_affordable(tree, f"the {kind} {shown!r}")
     if kind == "score" and tree.type == "bool":
-        raise ValueError(f"a score is a number, {text!r} is a condition: where({text.strip()}, s, ...), say")
+        raise ValueError(f"a score is a number, {shown!r} is a condition: where({shown.strip()}, s, ...), say")
     if kind == "mask" and tree.type != "bool":
-        raise ValueError(f"a mask is a condition, {text!r} is a number: ({text.strip()}) != 0, say")
+        raise ValueError(f"a mask is a condition, {shown!r} is a number: ({shown.strip()}) != 0, say")
     used = {node.name for node in walk(tree) if isinstance(node, Name | Load)}
     for one in captured:
         if one.name not in used:
-            raise ValueError(f"{one.name} is captured, but {text!r} does not use it")
+            raise ValueError(f"{one.name} is captured, but {shown!r} does not use it")
     return Form(tree if kind == "mask" else convert(tree, "float"), captured, kind, text=text)
 
 

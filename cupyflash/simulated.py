@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import os
-import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -18,6 +17,7 @@ from cupyflash.device import Device, find_device
 from cupyflash.params import with_arrays
 from cupyflash.schedules import TileSchedule
 from cupyflash.schedules.mask_tiles import MaskTiles
+from cupyflash.turns import Turns
 from cupyflash.words import plural
 
 DEFAULT_DEVICE = "A100-40GB"
@@ -33,7 +33,7 @@ class Simulation:
 
 
 # What a kernel has run is counted where its code is: threads take turns.
-_machine = threading.Lock()
+_machine = Turns()
 _chosen: ContextVar[Simulation | None] = ContextVar("cupyflash_simulation", default=None)
 
 
@@ -99,18 +99,18 @@ class PreparedSimulation:
 
     # The two places where attention reaches into the simulator.
     def compile(self) -> None:
-        """What else the first launch would do. RuntimeError for what takes too long."""
+        """What else the first launch would do. RuntimeError for what takes too long, MemoryError for what is too large."""
         from cupyflash.sim.estimate import refuse_slow
         from cupyflash.sim.execution import module
 
         refuse_slow(self.schedule, self.simulation.max_seconds)
-        with _machine:
+        with _machine.lock:
             for kernel in self.schedule.kernels():
                 if kernel.grid:
                     module(kernel, self.schedule.chip.compute_capability)
 
     def launch(self, arrays: Mapping[str, Any], numbers: Mapping[str, Any] | None = None) -> dict[str, Any]:
-        """Run the kernels and return the outputs, by name. RuntimeError for what takes too long, or findings."""
+        """Run the kernels and return the outputs, by name. RuntimeError for what takes too long, or findings; MemoryError."""
         from cupyflash.sim.estimate import refuse_slow
         from cupyflash.sim.execution import run_kernels
 
@@ -118,7 +118,7 @@ class PreparedSimulation:
         outputs = {name: np.empty(made.shape, made.dtype) for name, made in self.outputs.items()}
         workspaces = {name: np.empty(made.shape, made.dtype) for name, made in self.workspaces.items()}
         values = with_arrays(self.values, {**arrays, **outputs, **workspaces}) | dict(numbers or {})
-        with _machine:
+        with _machine.lock:
             _, _, findings = run_kernels(self.schedule, values, (*self.schedule.results, *workspaces))
         refuse_findings(findings)
         return outputs

@@ -10,6 +10,15 @@ def plural(count: int, noun: str, many: str | None = None) -> str:
     return f"{count:,} {noun if count == 1 else many or f'{noun}s'}"
 
 
+QUOTED = 100
+"""Characters that a message has of a text that somebody gave."""
+
+
+def cut(text: str) -> str:
+    """A text, or its beginning and dots."""
+    return text if len(text) <= QUOTED else f"{text[: QUOTED - 3]}..."
+
+
 def listed(words: Sequence[str]) -> str:
     """One or more in a sentence: a, b and c."""
     return " and ".join(filter(None, (", ".join(words[:-1]), words[-1])))

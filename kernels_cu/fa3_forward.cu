@@ -27,20 +27,24 @@ constexpr int Q_BYTES = BR * SLAB_ROW * (O_APART || K_SLABS > V_SLABS ? K_SLABS 
 constexpr int K_BYTES = BC * SLAB_ROW * K_SLABS, V_BYTES = BC * SLAB_ROW * V_SLABS;
 constexpr int TURN = 1 + CONSUMERS;  // named barriers: 1 + g where a warpgroup meets itself, TURN + g where it waits for its turn
 
-// Shared memory: addresses. Of a slot's barriers `full` says that a block is there, `empty` that all warps are done with it.
+// Shared memory: addresses. Of a slot's barriers `full` says that a block is there, `empty` that all warps are done with it. Each
+// warpgroup has its own of its rows of Q: the first one's next rows come while the others are not done.
 struct Shared {
   unsigned Q, O, K, V;  // (BR x d); (BR x d_v), which may be Q's; STAGES x (BC x d); STAGES x (BC x d_v)
   unsigned Q_full, Q_empty, V_came, work_full, work_empty, work, K_full, K_empty, V_full, V_empty;
 
   __device__ __forceinline__ explicit Shared(unsigned base) {
     Q = base, O = O_APART ? Q + Q_BYTES : Q, K = Q + Q_BYTES + (O_APART ? O_BYTES : 0), V = K + STAGES * K_BYTES;
-    Q_full = V + STAGES * V_BYTES, Q_empty = Q_full + 8, V_came = Q_full + 16;
-    work_full = Q_full + 24, work_empty = Q_full + 32, work = Q_full + 40, K_full = Q_full + 48;
+    Q_full = V + STAGES * V_BYTES, Q_empty = Q_full + 8 * CONSUMERS, V_came = Q_empty + 8 * CONSUMERS;
+    work_full = V_came + 8, work_empty = V_came + 16, work = V_came + 24, K_full = V_came + 32;
     K_empty = K_full + 8 * STAGES, V_full = K_full + 16 * STAGES, V_empty = K_full + 24 * STAGES;
   }
+  // The barrier by which a consumer gives back its warpgroup's rows of Q, found from its thread: no register is kept for it.
+  __device__ __forceinline__ unsigned own_Q_empty() const { return Q_empty + (threadIdx.x / WARPGROUP - 1) * 8; }
   __device__ __forceinline__ void init_barriers() const {
-    init_barrier(Q_full, 1), init_barrier(Q_empty, O_APART ? WARPS : CONSUMERS), init_barrier(V_came, 1);
-    init_barrier(work_full, 1), init_barrier(work_empty, WARPS);
+    for (int group = 0; group < CONSUMERS; group++)
+      init_barrier(Q_full + 8 * group, 1), init_barrier(Q_empty + 8 * group, O_APART ? 4 : 1);
+    init_barrier(V_came, 1), init_barrier(work_full, 1), init_barrier(work_empty, WARPS);
     for (int slot = 0; slot < STAGES; slot++) {
       init_barrier(K_full + 8 * slot, 1), init_barrier(K_empty + 8 * slot, WARPS);
       init_barrier(V_full + 8 * slot, 1), init_barrier(V_empty + 8 * slot, WARPS);
@@ -63,6 +67,7 @@ struct Slot {
 
 // --- the producer: one warp, whose first lane copies
 
+// Rows of a tile whose slabs have so many
 template <int ROWS, int HEADS = 1>
 __device__ __forceinline__ void load_tile(unsigned to, const TensorMap& map, unsigned full, int slabs, int row, int head, int batch) {
   for (int slab = 0; slab < slabs; slab++) load_box<HEADS>(to + slab * ROWS * SLAB_ROW, map, full, slab * SLAB, row, head, batch);
@@ -138,12 +143,17 @@ __device__ __forceinline__ void produce(const Params& p, const Params& given, co
     if (!w.place.exists) break;  // a block that its sequence has not: all after it in the queue are such
     if (w.turns() > 0) load_keys(w, w.end - 1);
     if (copies) {
-      wait_for(s.Q_empty, parity);
-      if (w.turns() > 0) {
-        arrive_expecting(s.Q_full, BR * SLAB_ROW * K_SLABS);
-        load_tile<BR, PACK>(s.Q, given.Q, s.Q_full, K_SLABS, w.place.first_query + w.row() / PACK, w.place.head / PACK, w.place.batch);
-      } else {
-        arrive(s.Q_full);
+#pragma unroll 1
+      for (int group = 0; group < CONSUMERS; group++) {
+        const unsigned full = s.Q_full + 8 * group;
+        wait_for(s.Q_empty + 8 * group, parity);
+        if (w.turns() > 0) {
+          arrive_expecting(full, 64 * SLAB_ROW * K_SLABS);
+          load_tile<BR, PACK>(s.Q + group * 64 * SLAB_ROW, given.Q, full, K_SLABS, w.place.first_query + (w.row() + group * 64) / PACK,
+                              w.place.head / PACK, w.place.batch);
+        } else {
+          arrive(full);
+        }
       }
     }
     parity ^= 1;
@@ -369,7 +379,7 @@ __device__ __forceinline__ void write_rows(Consumer& c, const Params& p, const P
         }
       wait_for_stores();
       __syncwarp();
-      if (!O_APART && lane == 0) arrive(s.Q_empty);
+      if (!O_APART && lane == 0) arrive(s.own_Q_empty());
     }
     return;
   }
@@ -378,7 +388,7 @@ __device__ __forceinline__ void write_rows(Consumer& c, const Params& p, const P
     for (int slab = 0; slab < V_SLABS; slab++)
       store_box<PACK>(given.O, from + slab * BR * SLAB_ROW, slab * SLAB, query, place.head / PACK, place.batch);
     wait_for_stores();
-    if constexpr (!O_APART) arrive(s.Q_empty);
+    if constexpr (!O_APART) arrive(s.own_Q_empty());
   }
 }
 
@@ -411,7 +421,7 @@ __device__ __forceinline__ void consume(const Params& p, const Params& given, co
     for (int n = 0; n < DV / 8; n++)
 #pragma unroll
       for (int e = 0; e < 4; e++) c.O[n][e] = 0.f;
-    wait_for(s.Q_full, parity);
+    wait_for(s.Q_full + 8 * group, parity);
     if (w.turns() > 0) {
       int j = w.end - 1;
       c.begin(j, w, row);
@@ -423,10 +433,10 @@ __device__ __forceinline__ void consume(const Params& p, const Params& given, co
         c.turns<false>(j, max(w.whole_begin, w.first), w, row);
         if constexpr (WINDOW) c.turns<true>(j, w.first, w, row);
       }
-      if constexpr (O_APART) c.release(s.Q_empty);
+      if constexpr (O_APART) c.release(s.own_Q_empty());
       c.end();
     } else if constexpr (O_APART) {
-      c.release(s.Q_empty);
+      c.release(s.own_Q_empty());
     }
     const RowBlock place = VARLEN ? w.place : place_of(p, work);  // the same; registers are free again
     write_rows(c, p, given, place, warp, lane);

@@ -15,6 +15,7 @@ from cupyflash.schedules.fa2_backward import Fa2BackwardSchedule
 from cupyflash.schedules.fa2_backward_tiles import SHARING
 from cupyflash.schedules.fa3 import Fa3Schedule
 from cupyflash.schedules.mask_tiles import THREADS, MaskTiles
+from cupyflash.sim.host_memory import Planned, launched, require_room
 from cupyflash.sim.theory.visits import seen_blocks, span, visits_of
 from cupyflash.words import plural
 
@@ -23,11 +24,11 @@ from cupyflash.words import plural
 SECONDS_PER_STEP = 2.6e-6
 SECONDS_PER_LANE = 3e-9
 LANES_PER_WAVE = 1 << 16
-Planned = TileSchedule | SoftmaxSchedule | DropoutMaskSchedule
 
 
 def refuse_slow(schedule: Planned, max_seconds: float) -> None:
-    """RuntimeError when a simulated call is estimated to take longer than `max_seconds`."""
+    """RuntimeError when a simulated call is estimated to take longer than `max_seconds`, MemoryError when it needs more memory than
+    there is."""
     estimate = seconds(schedule)
     if estimate > max_seconds:
         raise RuntimeError(
@@ -35,6 +36,7 @@ def refuse_slow(schedule: Planned, max_seconds: float) -> None:
             f"{max_seconds:g} s. For a GPU pass CuPy arrays (cupy.asarray); to allow it here: "
             "with cupyflash.simulated_device(max_seconds=math.inf), or CUPYFLASH_MAX_SECONDS=inf"
         )
+    require_room(launched(schedule), _what(schedule))
 
 
 def _what(schedule: Planned) -> str:

@@ -11,11 +11,12 @@ import numpy as np
 from cupyflash import decode, tensor_maps
 from cupyflash.arrays import check_array, numpy_dtype, of_heads
 from cupyflash.binding import argument_values
-from cupyflash.compiler import ptx
+from cupyflash.compiler import MOST_PTX, ptx
 from cupyflash.dropout import Dropout
 from cupyflash.launcher import CACHED, TENSORS
 from cupyflash.params import flat
 from cupyflash.problem import Problem, check_rows
+from cupyflash.recent import Recent
 from cupyflash.rows import Rows, softmax_values
 from cupyflash.schedules import (
     BackwardSchedule,
@@ -29,6 +30,7 @@ from cupyflash.schedules import (
     require_schedule,
 )
 from cupyflash.score import Mask, Score, captured_values, check_captured
+from cupyflash.sim.host_memory import launched, require_room
 from cupyflash.sim.ptx import Counters, Diary, Finding, Module, TensorMap
 from cupyflash.sim.ptx.memory.memory import Observer
 from cupyflash.sim.traffic import TensorTraffic, Traffic
@@ -343,7 +345,8 @@ def execute_decode(
 
 
 def allocate(schedule: TileSchedule) -> dict[str, np.ndarray]:
-    """The schedule's workspaces as NumPy arrays, by tensor name."""
+    """The schedule's workspaces as NumPy arrays, by tensor name. MemoryError where a run is estimated to need more than is free."""
+    require_room(launched(schedule), f"running {schedule.algorithm}")
     return {name: np.empty(space.shape, numpy_dtype(space.dtype)) for name, space in schedule.workspaces().items()}
 
 
@@ -375,6 +378,7 @@ def execute_softmax(schedule: SoftmaxSchedule, x: np.ndarray, *, axis: int = -1,
     _require_numpy(x=x)
     if x.ndim == 0:
         raise ValueError("x must have at least one axis, got an array of shape ()")
+    require_room(launched(schedule), "running softmax")
     out = np.empty_like(x)
     if isinstance(axis, bool) or not isinstance(axis, int | np.integer) or not -x.ndim <= axis < x.ndim:
         raise ValueError(f"axis must be an integer between {-x.ndim} and {x.ndim - 1}, got {axis!r}")
@@ -430,7 +434,7 @@ def run_kernels(
             before = tensors.get(tensor, TensorTraffic())
             tensors[tensor] = TensorTraffic(before.read_bytes + moved.read_bytes, before.write_bytes + moved.write_bytes)
         counters.setdefault(kernel.name, Counters()).join(launch.counters)
-        findings.extend((*launch.findings, *launch.warnings))
+        findings.extend((*launch.findings, *launch.notes))
     return Traffic(tensors), counters, tuple(findings)
 
 
@@ -449,12 +453,11 @@ def machine_value(value: Any) -> Any:
     )
 
 
-_modules: dict[str, Module] = {}
+# By their PTX; each takes some thirty bytes for a character of it.
+_modules: Recent[str, Module] = Recent(MOST_PTX, lambda text, _: len(text))
 
 
 def module(kernel: Kernel, compute_capability: tuple[int, int]) -> Module:
-    """The kernel's PTX, parsed once."""
+    """The kernel's PTX, parsed once for as long as it is among the recent ones."""
     text = ptx(kernel, compute_capability)
-    if text not in _modules:
-        _modules[text] = Module.from_ptx(text)
-    return _modules[text]
+    return _modules.get(text) or _modules.keep(text, Module.from_ptx(text))

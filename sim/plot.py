@@ -10,6 +10,7 @@ from cupyflash.device import Device
 from cupyflash.problem import Problem
 from cupyflash.schedules import fa3_tiles
 from cupyflash.sim import text
+from cupyflash.sim.files import save
 from cupyflash.sim.sweep import Axis, Sweep, at, sweep
 from cupyflash.sim.sweep_decode import CachePoint
 from cupyflash.sim.theory import theorem2_holds_for
@@ -54,12 +55,12 @@ def plot_sweep(path: Path, problem: Problem, device: Device, over: Axis, values:
 
     Raises ImportError without matplotlib, ValueError for a kind of file that it does not write.
     """
-    draw(problem, device, over, values, with_l2=with_l2).savefig(path, dpi=150)
+    save(draw(problem, device, over, values, with_l2=with_l2), path)
 
 
 def plot_cache(path: Path, points: Sequence[CachePoint], problem: str, device: str) -> None:
     """Write the picture that `draw_cache` draws; raises as `plot_sweep` does."""
-    draw_cache(points, problem, device).savefig(path, dpi=150)
+    save(draw_cache(points, problem, device), path)
 
 
 def draw_cache(points: Sequence[CachePoint], problem: str, device: str) -> Figure:

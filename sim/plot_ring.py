@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from cupyflash.device import Device
 from cupyflash.problem import Problem
 from cupyflash.sim import text
+from cupyflash.sim.files import save
 from cupyflash.sim.plot import TITLE_WIDTH, along_x, in_bytes, new_figure
 from cupyflash.sim.ring_model import RingModel, ring_of
 
@@ -24,7 +25,7 @@ WAYS: tuple[tuple[str, str, bool, dict[str, Any]], ...] = (
 
 def plot_ranks(path: Path, problem: Problem, device: Device, link: float, ranks: Sequence[int], title: str) -> None:
     """Write the picture that `draw_ranks` draws; raises as `plot_sweep` does."""
-    draw_ranks(problem, device, link, ranks, title).savefig(path, dpi=150)
+    save(draw_ranks(problem, device, link, ranks, title), path)
 
 
 def draw_ranks(problem: Problem, device: Device, link: float, ranks: Sequence[int], title: str) -> Figure:

@@ -49,7 +49,7 @@ def places(told: dict[str, Any]) -> Iterator[tuple[str, int]]:
     for line in told["lines"]:
         yield line["file"], line["line"]
         yield from ((at["file"], at["line"]) for at in line["inlined_at"])
-    for finding in (*told["findings"], *told["warnings"]):
+    for finding in (*told["findings"], *told["notes"]):
         yield finding["source"] or ("PTX", finding["ptx_line"])
         yield from finding["inlined_at"]
         if finding["other"] is not None:

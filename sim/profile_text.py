@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 
 from cupyflash.sim.ptx import Counts, Traffic
 from cupyflash.sim.ptx.report.counters import total
+from cupyflash.sim.ptx.report.findings import counted
+from cupyflash.sim.ptx.report.suppressions import suppressed_count, told
 from cupyflash.sim.ptx.text.names import base_name
 from cupyflash.sim.ptx.text.syntax import Line, Refusal
 from cupyflash.sim.text import paragraph, table
@@ -66,6 +68,8 @@ def summary(profile: Profile, width: int) -> list[str]:
     if counters.predicated_off and counters.instructions:
         lanes += f", {on / counters.instructions:.1f} less those that their predicate switches off"
     moved, conflicts = counters.global_memory, counters.shared_memory
+    launch = profile.launch
+    found = f"{launch.findings_total:,} ({counted(launch.findings)})" if launch.findings else "none"
     rows = [
         ("warp instructions", f"{counters.instructions:,}"),
         ("active lanes", lanes),
@@ -75,19 +79,20 @@ def summary(profile: Profile, width: int) -> list[str]:
         ("bank conflicts", f"{conflicts.conflicts:,} of {plural(conflicts.wavefronts, 'wavefront')}"),
         ("tensor cores", plural(counters.mma_flops, "FLOP")),
         ("barriers", f"{counters.barriers:,} (completed by a block)"),
-        ("findings", f"{profile.launch.findings_total:,}" if profile.launch.findings else "none"),
+        ("findings", "; ".join(filter(None, (found, suppressed_count(launch.suppressed))))),
     ]
     label = max(len(name) for name, _ in rows) + 4
     return [line for name, text in rows for line in paragraph(text, first=f"  {name}".ljust(label), rest=" " * label, width=width)]
 
 
 def findings(profile: Profile, top: int, width: int) -> list[str]:
-    found, warnings = profile.launch.findings, profile.launch.warnings
+    found, launch = profile.launch.findings, profile.launch
     lines = [f"Findings: {plural(profile.launch.findings_total, 'lane')} at {plural(len(found), 'place')}"] if found else []
     for finding in found[:top]:
         lines += paragraph(shorten(finding), first="  ", rest="    ", width=width)
     lines += [f"  ... and {len(found) - top} more"] * (len(found) > top)
-    return lines + [line for one in warnings for line in paragraph(f"Warning: {shorten(one)}", first="", rest="    ", width=width)]
+    others = [*map(shorten, launch.notes), *(shorten(line) for line in told(launch.suppressed, launch.unmatched))]
+    return lines + [line for one in others for line in paragraph(one, first="", rest="    ", width=width)]
 
 
 def shorten(finding: object) -> str:

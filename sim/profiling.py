@@ -14,13 +14,13 @@ from pathlib import Path
 from typing import Any
 
 from cupyflash.device import Device
-from cupyflash.nvrtc import CompileError, compile_to_cubin, compile_to_ptx
+from cupyflash.nvrtc import CompileError, compile_to_cubin
 from cupyflash.resources import parse_account
 from cupyflash.sim.banks import BankAccess, WorstAccesses
 from cupyflash.sim.l2 import L2, Behind
 from cupyflash.sim.l2.executed import Observed
 from cupyflash.sim.l2.launch import resident
-from cupyflash.sim.ptx import Access, Counts, Diary, Launch, Module, SharedCounts, Traffic
+from cupyflash.sim.ptx import Access, Counts, Diary, Finding, Launch, Module, SharedCounts, Suppression, Traffic
 from cupyflash.sim.ptx.memory.memory import Observer
 from cupyflash.sim.ptx.module import triple
 from cupyflash.sim.ptx.text.names import base_name, find_kernel
@@ -142,12 +142,19 @@ class Profile:
                 | counts_dict(counts)
                 for line, counts in launch.counters.lines.items()
             ],
-            "findings": [vars(finding) | {"text": str(finding)} for finding in launch.findings],
+            "findings": told(launch.findings),
             "findings_total": launch.findings_total,
-            "warnings": [vars(finding) | {"text": str(finding)} for finding in launch.warnings],
+            "notes": told(launch.notes),
+            "suppressed": [{"by": vars(one.by), "findings": told(one.findings), "text": str(one)} for one in launch.suppressed],
+            "unmatched": told(launch.unmatched),
             **({"l2": self.l2.to_dict()} if self.l2 else {}),
             **self.timeline,
         }
+
+
+def told(items: Sequence[Finding | Suppression]) -> list[dict[str, Any]]:
+    """Findings or suppressions, for JSON: their fields, and the whole as text."""
+    return [vars(one) | {"text": str(one)} for one in items]
 
 
 def counts_dict(counts: Counts) -> dict[str, Any]:
@@ -202,7 +209,7 @@ def load(path: Path, options: Sequence[str] = ()) -> Module:
     if path.suffix == ".ptx":
         return Module.from_ptx(text)
     path = path.resolve()
-    return Module.from_ptx(compile_to_ptx(text, (*options, f"-I{path.parent}"), str(path)))
+    return Module.from_source(text, (*options, f"-I{path.parent}"), name=str(path))
 
 
 def registers_of(path: Path, options: Sequence[str], kernel: str) -> int | None:
@@ -248,6 +255,7 @@ def profile(
     cluster: int | Sequence[int] | None = None,
     max_instructions: int | None = None,
     stall_seconds: float | None = None,
+    suppressions: str | os.PathLike[str] | Sequence[Suppression] = (),
     banks: bool = False,
     l2: Device | None = None,
     timeline_block: int | None = None,
@@ -255,11 +263,11 @@ def profile(
     """Run a kernel on the PTX machine and say what it did: traffic, bank conflicts, instruction mix, divergence, findings.
 
     source: a file of CUDA C, a `.ptx` file, or a loaded `ptx.Module`. kernel: its name, in the PTX or in the source; not
-    needed where there is only one. grid, block, cluster, args, shared_bytes, seed, races, unwritten, max_instructions and
-    stall_seconds: as in `ptx.Module.launch`; NumPy arrays are tensors, written in place. options: NVRTC's, for CUDA C
-    (-arch=compute_90, -DN=64, -Ifolder). banks: keep what `Profile.banks` has, for the page. l2: a device, through the model of
-    whose L2 all lines that the kernel asks for go. timeline_block: the thread block (linear index in the grid) of which to keep a
-    diary.
+    needed where there is only one. grid, block, cluster, args, shared_bytes, seed, races, unwritten, max_instructions,
+    stall_seconds and suppressions: as in `ptx.Module.launch`; NumPy arrays are tensors, written in place. options: NVRTC's, for
+    CUDA C (-arch=compute_90, -DN=64, -Ifolder). banks: keep what `Profile.banks` has, for the page. l2: a device, through the model
+    of whose L2 all lines that the kernel asks for go. timeline_block: the thread block (linear index in the grid) of which to keep
+    a diary.
 
     Raises ValueError or TypeError for arguments that do not fit, OSError for a file that cannot be read,
     `cupyflash.nvrtc.CompileError`, `ptx.PtxError` for what the machine cannot execute, ImportError without NVRTC. What is
@@ -268,7 +276,7 @@ def profile(
     module = source if isinstance(source, Module) else load(Path(source), options)
     kernel = find_kernel(module.kernels, kernel)
     how: dict[str, Any] = {"shared_bytes": shared_bytes, "seed": seed, "races": races, "unwritten": unwritten, "cluster": cluster}
-    how |= {"max_instructions": max_instructions, "stall_seconds": stall_seconds}
+    how |= {"max_instructions": max_instructions, "stall_seconds": stall_seconds, "suppressions": suppressions}
     diary = None if timeline_block is None else Diary(timeline_block)
     blocks, threads = (math.prod(triple(each, name)) for each, name in ((grid, "grid"), (block, "block")))
     if diary is not None and diary.block >= blocks:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from cupyflash.sim.files import save
 from cupyflash.sim.plot import TITLE_WIDTH, log_log
 from cupyflash.sim.text import paragraph
 from cupyflash.sim.times import DRAM, Times
@@ -21,7 +22,7 @@ NOTE = (
 
 def plot_roofline(path: Path, found: Times, problem: str, device: str) -> None:
     """Write the picture that `draw_roofline` draws to a .png, .svg or .pdf. Raises as `plot.plot_sweep` does."""
-    draw_roofline(found, problem, device).savefig(path, dpi=150)
+    save(draw_roofline(found, problem, device), path)
 
 
 def draw_roofline(found: Times, problem: str, device: str) -> Figure:

@@ -20,6 +20,7 @@ from cupyflash.schedules.decode_tiles import part_width
 from cupyflash.score import Mask, Score
 from cupyflash.sim import theory
 from cupyflash.sim.execution import Onlookers
+from cupyflash.sim.host_memory import require_room, verified
 from cupyflash.sim.inputs import Decoding
 from cupyflash.sim.ptx import Access, Diary
 from cupyflash.sim.traffic import TensorTraffic, Traffic
@@ -175,13 +176,15 @@ def trace(
 
     `score` and `mask` have the values of what the problem's functions capture, as for `verify`. `timeline_block`: of which thread
     block of each launch to keep a diary. ValueError for a schedule of
-    more than about `MOST_STEPS` moves, or one that no kernel runs; ImportError without a compiler.
+    more than about `MOST_STEPS` moves, or one that no kernel runs; MemoryError for one that is estimated to need more memory than
+    there is; ImportError without a compiler.
     """
     from cupyflash.sim.verification import Drawn, has_cache, run_drawn, with_lengths
     from cupyflash.sim.yardstick import draw_decode, knowing_mask
 
     schedule.kernels()  # refuses what no kernel runs
     refuse_longer(schedule)
+    require_room(verified(schedule), f"tracing {schedule.algorithm}")
     schedule = with_lengths(schedule)
     decoding = draw_decode(schedule.problem, schedule.cache, data_seed) if has_cache(schedule) else None
     recorder = Recorder(schedule, decoding, timeline_block)

@@ -15,6 +15,7 @@ from cupyflash.score import Mask, Score, captured_values
 from cupyflash.sim import theory
 from cupyflash.sim.estimate import seconds
 from cupyflash.sim.execution import Watch, execute, execute_backward, execute_decode
+from cupyflash.sim.host_memory import require_room, verified
 from cupyflash.sim.inputs import Decoding, Inputs
 from cupyflash.sim.l2.executed import Beside, observed
 from cupyflash.sim.machine import replay
@@ -130,12 +131,14 @@ def verify(
     are drawn from `data_seed`, V about each of V_MEANS; O and L are then float64's, rounded. `seed` is the schedule's, as for
     `execute`. `l2`: with what DRAM sees behind the device's. Decoding's caches are drawn as `draw_decode` does, and compared
     with what they should be afterwards, bit by bit.
-    Raises ValueError when no kernel runs the schedule, ImportError without a compiler, SramOverflow when a tile does not fit.
+    Raises ValueError when no kernel runs the schedule, MemoryError where it is estimated to need more than is free, ImportError
+    without a compiler, SramOverflow when a tile does not fit.
     """
     if isinstance(schedule, StandardSchedule) and schedule.ideal:
         raise ValueError("tiling 'paper' of standard attention is a count, each input read once, that no kernel makes")
     schedule.kernels()  # refuses what no kernel runs, before anything is drawn
     schedule = with_lengths(schedule)
+    require_room(verified(schedule), f"verifying {schedule.algorithm}")
     given = Drawn.of(schedule.problem, data_seed, score, mask, dropped)
     if not has_cache(schedule):
         schedule = knowing_mask(schedule, data_seed, given.mask)

@@ -206,14 +206,13 @@ def measure(out: np.ndarray, lse: np.ndarray | None, case: Case, arrays: Arrays)
     errors = [_largest(found, right) for found in (out, rounded)]
     of_scores = ulp(max(largest), np.float32) if p.dtype == "float32" and max(largest) > LARGE else 0.0
     of_scores *= np.nanmax(np.abs(arrays["v_cache"].astype(np.float64)), initial=0)
-    numbers = {"O": Numbers(errors[0], 2 * errors[1] + 2 * ulp(np.abs(right).max(initial=0), out.dtype) + of_scores)}
+    numbers = {"O": Numbers(errors[0], 2 * errors[1] + ulp(np.abs(right).max(initial=0), out.dtype) + of_scores)}
     if lse is None:
         return numbers
     seen = np.isfinite(L)
     agree = np.array_equal(np.isfinite(lse), seen) and bool(np.all(np.isneginf(lse[~seen])))
-    least = 1e-5 if p.dtype == "float32" else 1e-3
     error = _largest(lse[seen], L[seen]) if agree else np.inf
-    return numbers | {"L": Numbers(error, least + 4 * ulp(max(largest), np.float32))}
+    return numbers | {"L": Numbers(error, 1e-5 + 4 * ulp(max(largest), np.float32))}
 
 
 Result = tuple[np.ndarray, np.ndarray]

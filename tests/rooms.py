@@ -19,18 +19,19 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "theory": ("balance", "counts", "schedule", "theorem2", "theorem5", "sweep", "l2*", "times"),
     # sim/cli/
     "commands": (
+        "host_memory",
         *("cli", "decode_commands", "demo", "explain", "fa3_commands", "flags", "paper", "resources"),
         *("trace*", "verify", "pictures"),
     ),
     # what a user calls: cupyflash/
     "calls": (
+        "recent",
         *("attention", "captured", "cubins", "decode_refusals", "device", "foreign_arrays", "gradients", "launcher", "merge"),
         *("prepared", "problem", "options", "refusals", "dropout", "named_scores", "score*", "stand_in", "tensor_maps", "torch"),
-        "first_use",
-        "warmup_decode",
+        *("first_use", "injected_faults", "warmup_decode"),
     ),
     # cupyflash/distributed/, and what counts it
-    "ranks": ("ring*", "mpi", "benchmark_ring"),
+    "ranks": ("ring*", "mpi", "interrupts", "benchmark_ring"),
     # all else: packaging, documents, benchmarks, examples
     "project": (
         *("package", "readme", "pages", "snippets", "decoding_page", "masks_page", "benchmarks", "benchmark_decode", "timing*"),

@@ -191,6 +191,13 @@ def test_where_row_blocks_are_alike_or_few_there_is_no_queue() -> None:
 # --- what is told
 
 
+@pytest.mark.parametrize(("heads", "uneven"), [("1", True), ("16", False)])
+def test_where_longest_first_is_uneven_too_it_is_said_why_keys_are_not_split(heads: str, uneven: bool) -> None:
+    options = ["explain", "--device", "H100-SXM", "--head-dim", "128", "--causal", "--heads", heads, "--seqlen", "4k"]
+    text = " ".join(CliRunner().invoke(main, options).stdout.split())
+    assert ("Keys of a row block are not split" in text) is uneven and (report(*options)["balance"] > 1.05) is uneven
+
+
 def report(*options: str) -> dict[str, Any]:
     result = CliRunner().invoke(main, [*options, "--json"])
     assert result.exit_code == 0, result.output

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import shutil
+import signal
+import stat
 import struct
+import subprocess
 import sys
 import types
 from collections.abc import Iterator
@@ -17,10 +19,11 @@ from typing import Any
 import pytest
 from tile_copy import TileCopy
 
-from cupyflash import Problem, compiler, cubins, nvrtc
+from cupyflash import Problem, compiler, cubins, first_use, nvrtc
 from cupyflash.cubins import Cubin, Program
 from cupyflash.nvrtc import CompileError, remarks
 from cupyflash.resources import parse_account
+from faults import within
 
 ELF = b"\x7fELF"
 PROGRAM = Program('extern "C" __global__ void set(int* x) { *x = VALUE; }', "set.cu", ("-DVALUE=1",), "90a")
@@ -54,7 +57,7 @@ def cupy(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Recorded]:
     cubins.compiler()  # while CuPy, which has NVRTC's binding, is itself
     for name in (cubins.IN_MEMORY, cubins.SAVE_SOURCE, cubins.DUMP):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv(cubins.FOLDER, str(tmp_path / "cache"))
+    monkeypatch.setenv(first_use.FOLDER, str(tmp_path / "cache"))
     recorded = Recorded()
     monkeypatch.setitem(sys.modules, "cupy", recorded)
     yield recorded
@@ -69,7 +72,7 @@ def compiled(monkeypatch: pytest.MonkeyPatch) -> list[Program]:
 
 
 def folder() -> Path:
-    return Path(os.environ[cubins.FOLDER])
+    return Path(os.environ[first_use.FOLDER])
 
 
 def files() -> dict[str, bytes]:
@@ -83,9 +86,30 @@ def test_a_program_is_compiled_once_and_read_from_its_file(cupy: Recorded, compi
     for _ in range(2):
         function, said = cubins.function(PROGRAM, "set")
         assert (function.name, function.code, said) == ("set", KEPT.code, ())
-    assert compiled == [PROGRAM] and set(cupy.paths) == {folder() / f"cupyflash_{PROGRAM.key}.cubin"}
-    told = json.loads(files()[f"cupyflash_{PROGRAM.key}.json"])
-    assert told == {"sha256": hashlib.sha256(KEPT.code).hexdigest(), "log": "a log"} and len(files()) == 2
+    assert compiled == [PROGRAM] and set(files()) == {f"cupyflash_{PROGRAM.key}.{kind}" for kind in ("cubin", "json")}
+    assert json.loads(files()[f"cupyflash_{PROGRAM.key}.json"])["log"] == "a log"
+    assert len(set(cupy.paths)) == 2 and not any(path.parent.exists() for path in cupy.paths)  # CuPy keeps a path's contents
+
+
+def test_what_is_loaded_is_what_was_read(cupy: Recorded, compiled: list[Program], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever may write in the folder may write there between; a folder that is emptied meanwhile is no matter either."""
+    cubins.function(PROGRAM, "set")
+    read = cubins.read
+
+    def read_and_change(path: Path) -> Cubin | None:
+        found = read(path)
+        path.write_bytes(ELF + b"another's")
+        return found
+
+    def read_and_lose(path: Path) -> Cubin | None:
+        found = read(path)
+        shutil.rmtree(path.parent)
+        return found
+
+    for changing in (read_and_change, read_and_lose):
+        cubins.write(folder() / f"cupyflash_{PROGRAM.key}.cubin", KEPT, "")
+        monkeypatch.setattr(cubins, "read", changing)
+        assert cubins.function(PROGRAM, "set")[0].code == KEPT.code and compiled == [PROGRAM]
 
 
 CHANGES: dict[str, dict[str, Any]] = {
@@ -107,27 +131,104 @@ def test_all_that_can_change_the_machine_code_is_in_the_key(monkeypatch: pytest.
     assert len({*keys, PROGRAM.key}) == len(CHANGES) + 3
 
 
+def deep(cubin: Path, told: Path) -> None:
+    told.write_text("[" * 200_000)
+
+
+def of_another_program(cubin: Path, told: Path) -> None:
+    """Whole, the user's own, and under another's name."""
+    other = cubin.with_name(f"cupyflash_{PROGRAM._replace(source='other').key}.cubin")
+    cubins.write(other, Cubin(ELF + b"other", ""), "")
+    other.replace(cubin), other.with_suffix(".json").replace(told)
+
+
+def a_link(cubin: Path, told: Path) -> None:
+    cubin.symlink_to(cubin.rename(cubin.with_suffix(".elsewhere")))
+
+
+def a_pipe(cubin: Path, told: Path) -> None:
+    told.unlink()
+    os.mkfifo(told)
+
+
 DAMAGE = {
     "truncated": lambda cubin, told: cubin.write_bytes(cubin.read_bytes()[:500]),
     "emptied": lambda cubin, told: cubin.write_bytes(b""),
     "a bit that flipped": lambda cubin, told: cubin.write_bytes(ELF + b"\1" + cubin.read_bytes()[5:]),
     "another's hash": lambda cubin, told: told.write_text(json.dumps({"sha256": "0" * 64, "log": ""})),
+    "another log": lambda cubin, told: told.write_text(told.read_text().replace("a log", "a lie")),
     "half of what tells of it": lambda cubin, told: told.write_text(told.read_text()[:20]),
     "something else there": lambda cubin, told: told.write_text("[]"),
+    "a text without a log": lambda cubin, told: told.write_text('{"sha256": 1e999}'),
+    "a number of many digits": lambda cubin, told: told.write_text("9" * 100_000),
+    "no text": lambda cubin, told: told.write_bytes(b"\xff\xfe\0"),
+    "brackets without end": deep,
+    "a program under another's name": of_another_program,
     "nothing beside it": lambda cubin, told: told.unlink(),
     "only what tells of it": lambda cubin, told: cubin.unlink(),
+    "others may write it": lambda cubin, told: cubin.chmod(0o666),
+    "others may write what tells of it": lambda cubin, told: told.chmod(0o660),
+    "a link": a_link,
+    "a pipe, which nobody writes": a_pipe,
 }
 
 
 @pytest.mark.parametrize("name", DAMAGE)
 def test_a_damaged_file_is_compiled_again(name: str, cupy: Recorded, compiled: list[Program]) -> None:
+    """And its place is taken by a whole one, which links and pipes make way for."""
+    path = folder() / f"cupyflash_{PROGRAM.key}.cubin"
     cubins.function(PROGRAM, "set")
     whole = files()
-    DAMAGE[name](*(folder() / f"cupyflash_{PROGRAM.key}.{kind}" for kind in ("cubin", "json")))
-    assert files() != whole
-    cupy.modules.clear()  # another process
+    DAMAGE[name](path, path.with_suffix(".json"))
+    assert within(20, lambda: cubins.read(path)) is None
     assert cubins.function(PROGRAM, "set")[0].code == KEPT.code
-    assert compiled == [PROGRAM] * 2 and files() == whole
+    assert compiled == [PROGRAM] * 2 and whole.items() <= files().items()
+    assert all(stat.S_IMODE((folder() / each).lstat().st_mode) == 0o600 for each in whole)
+
+
+def test_files_of_another_user_are_not_read(cupy: Recorded, compiled: list[Program], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Though they are whole and of the right name, as in a folder where everybody may put some."""
+    cubins.function(PROGRAM, "set")
+    me = os.geteuid()
+    monkeypatch.setattr(os, "geteuid", lambda: me + 1)
+    first_use._say_unusable.cache_clear()
+    with pytest.warns(RuntimeWarning, match="files there are not this user's alone"):  # what we write is another's, too
+        assert cubins.function(PROGRAM, "set")[0].code == KEPT.code
+    assert compiled == [PROGRAM] * 2
+
+
+def test_a_folder_at_a_files_place_is_no_error(cupy: Recorded, compiled: list[Program]) -> None:
+    (folder() / f"cupyflash_{PROGRAM.key}.cubin").mkdir(parents=True)
+    first_use._say_unusable.cache_clear()
+    with pytest.warns(RuntimeWarning, match="cannot be kept"):
+        assert cubins.function(PROGRAM, "set")[0].code == KEPT.code
+    assert [each.name for each in folder().iterdir()] == [f"cupyflash_{PROGRAM.key}.cubin"]
+
+
+WRITER = """
+import os, signal, sys
+from pathlib import Path
+from cupyflash import cubins
+os.{call} = lambda *_, **__: os.kill(os.getpid(), signal.SIGKILL)
+cubins.write(Path(sys.argv[1]), cubins.Cubin(b"half", ""), "")
+"""
+
+
+def test_what_a_killed_writer_leaves_is_swept(tmp_path: Path) -> None:
+    """When it is so old that nobody is still writing it; a reader has never seen it."""
+    path = tmp_path / "cupyflash_1.cubin"
+    cubins.write(path, KEPT, "")
+    killed = subprocess.run([sys.executable, "-c", WRITER.format(call="replace"), str(path)], check=False)
+    (left,) = (each for each in tmp_path.iterdir() if each.suffix not in (".cubin", ".json"))
+    assert killed.returncode == -signal.SIGKILL and cubins.read(path) == KEPT
+    cubins.write(path, KEPT, "")
+    assert left.exists()
+    strangers = tmp_path / "cupyflash_notes.txt", tmp_path / "other.tmp"
+    for old in (left, *strangers):
+        old.touch()
+        os.utime(old, (0, 0))
+    cubins.write(path, KEPT, "")
+    assert not left.exists() and all(each.exists() for each in strangers) and cubins.read(path) == KEPT
 
 
 def test_many_may_write_and_read_at_once(tmp_path: Path) -> None:
@@ -135,7 +236,7 @@ def test_many_may_write_and_read_at_once(tmp_path: Path) -> None:
     path, options = tmp_path / "cupyflash_1.cubin", [Cubin(bytes([n]) * (1000 + n), str(n)) for n in range(8)]
 
     def work(turn: int) -> Cubin | None:
-        assert cubins.write(path, options[turn % 8], "")
+        cubins.write(path, options[turn % 8], "")
         return cubins.read(path)
 
     with ThreadPoolExecutor(8) as pool:
@@ -156,7 +257,7 @@ def test_an_unusable_folder_is_no_error(
 
         monkeypatch.setattr(cubins, "_put", full)
     else:
-        monkeypatch.setenv(cubins.FOLDER, str(tmp_path / "file" / ("below" if mode == "below a file" else "")))
+        monkeypatch.setenv(first_use.FOLDER, str(tmp_path / "file" / ("below" if mode == "below a file" else "")))
     for _ in range(2):
         assert cubins.function(PROGRAM, "set")[0].code == KEPT.code
     assert len(set(cupy.paths)) == 2 and not any(path.exists() or path.parent.exists() for path in cupy.paths)
@@ -168,12 +269,11 @@ def test_a_full_disk_leaves_nothing_half(cupy: Recorded, tmp_path: Path, monkeyp
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "replace", replace)
-    assert not cubins.write(tmp_path / "cupyflash_1.cubin", KEPT, "") and list(tmp_path.iterdir()) == []
+    cubins.write(tmp_path / "cupyflash_1.cubin", KEPT, "")
+    assert list(tmp_path.iterdir()) == []
 
 
-def test_cupys_switches(
-    cupy: Recorded, compiled: list[Program], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_cupys_switches(cupy: Recorded, compiled: list[Program], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv(cubins.IN_MEMORY, "1")
     cubins.function(PROGRAM, "set")
     assert not folder().exists() and not cupy.paths[0].exists()
@@ -185,30 +285,18 @@ def test_cupys_switches(
     other = PROGRAM._replace(name="other.cu")
     cubins.function(other, "set")
     assert files()[f"cupyflash_{other.key}.cubin.cu"].decode() == PROGRAM.source
-    monkeypatch.delenv(cubins.FOLDER)
-    monkeypatch.setenv("HOME", str(folder().parent if cubins.FOLDER in os.environ else Path(cupy.paths[-1]).parents[1]))
+    monkeypatch.delenv(first_use.FOLDER)
+    monkeypatch.setenv("HOME", str(tmp_path))
     cubins.function(PROGRAM, "set")
-    assert cupy.paths[-1].parent == Path.home() / ".cupy" / "kernel_cache"
+    assert (tmp_path / ".cupy" / "kernel_cache" / f"cupyflash_{PROGRAM.key}.cubin").read_bytes() == KEPT.code
 
 
-def test_a_folder_that_is_emptied_meanwhile(cupy: Recorded, compiled: list[Program], monkeypatch: pytest.MonkeyPatch) -> None:
-    cubins.function(PROGRAM, "set")
-    cupy.modules.clear()
-    read = cubins.read
-
-    def read_and_lose(path: Path) -> Cubin | None:
-        found = read(path)
-        shutil.rmtree(path.parent)
-        return found
-
-    monkeypatch.setattr(cubins, "read", read_and_lose)
-    assert cubins.function(PROGRAM, "set")[0].code == KEPT.code and compiled == [PROGRAM]
+def test_what_the_driver_refuses_is_no_files_fault(cupy: Recorded, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cubins, "read", lambda path: Cubin(b"no ELF", ""))
     monkeypatch.setattr(cubins, "compiled", lambda program: pytest.fail("compiled"))
-    with pytest.raises(RuntimeError, match="INVALID_IMAGE"):  # what the driver refuses is no other file's fault
-        folder().mkdir()
-        (folder() / f"cupyflash_{PROGRAM.key}.cubin").write_bytes(b"no ELF")
+    with pytest.raises(RuntimeError, match="INVALID_IMAGE"):
         cubins.function(PROGRAM, "set")
+    assert not cupy.paths[-1].parent.exists()
 
 
 # -- compiled ---------------------------------------------------------------------------------------------------------------

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 
 import pytest
 from click.testing import CliRunner, Result
@@ -286,6 +287,9 @@ def test_fa3_s_candidates_are_tried_in_order_and_the_first_that_fits_is_what_run
         team = each.config.team
         assert sum(role["threads"] * role["registers"] for role in each.config.roles.values()) <= 65536
         assert team.launch_registers * team.threads <= 65536 < (team.launch_registers + 8) * team.threads
+        if not each.rejected and not each.config.o_apart:  # O leaves through Q's room only where two slots leave it none
+            needed = fa3_tiles.rooms(problem, replace(each.config, stages=2, o_apart=True))
+            assert sum(needed.values()) > device.sram_per_block
     if not able:
         with pytest.raises(DoesNotFit, match="fa3 at head_dim"):
             plan(problem, device, "fa3", tiling)

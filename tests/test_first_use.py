@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import os
+import subprocess
 import sys
 import types
 from pathlib import Path
@@ -12,6 +14,7 @@ import pytest
 
 from cupyflash import compiler, cubins, first_use
 from cupyflash.device import Device
+from suites import wide
 
 
 class Terminal(io.StringIO):
@@ -80,14 +83,66 @@ def test_two_cupys_are_named_whether_it_can_be_imported_or_not(cupy: Any, monkey
     assert first_use.two_packages() is None
 
 
-def test_a_cache_that_cannot_be_written_is_said_once(tmp_path: Path, recwarn: pytest.WarningsRecorder) -> None:
-    first_use.cache_is_unusable.cache_clear()
-    (tmp_path / "file").touch()
+def test_a_cache_that_cannot_be_written_is_said_once(
+    tmp_path: Path, recwarn: pytest.WarningsRecorder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever the file was called."""
+
+    def replace(before: str, after: Path) -> None:
+        raise OSError(28, "No space left on device", before, None, str(after))
+
+    first_use._say_unusable.cache_clear()
+    monkeypatch.setattr(os, "replace", replace)
     for name in ("a", "b"):
-        assert not cubins.write(tmp_path / "file" / f"{name}.cubin", cubins.Cubin(b"", ""), "")
+        cubins.write(tmp_path / "cache" / f"{name}.cubin", cubins.Cubin(b"", ""), "")
     (said,) = recwarn
     assert "each process compiles them anew: set CUPY_CACHE_DIR to a folder that you may write" in str(said.message)
-    assert said.category is RuntimeWarning and str(tmp_path / "file") in str(said.message)
+    assert said.category is RuntimeWarning and f"{tmp_path / 'cache'} (No space left on device)" in str(said.message)
+
+
+WITHOUT_A_FOLDER = """
+import os, sys, threading, warnings
+import numpy as np
+warnings.simplefilter("error")
+import cupyflash
+from cupyflash import first_use
+x = np.ones((4, 16), np.float16)
+threads = [threading.Thread(target=first_use.import_cupy) for _ in range(4)]
+for thread in threads: thread.start()
+for thread in threads: thread.join()
+try:
+    cupyflash.Device.current()
+except RuntimeError:
+    pass  # as on any machine without a GPU
+assert (cupyflash.attention(x, x, x) == 1).all()
+assert os.environ.get("CUPY_CACHE_DIR", "unset") == sys.argv[1]
+import cupy
+folder = cupy.cuda.compiler._kernel_cache_backend._cache_dir
+if os.fork() == 0:
+    sys.exit()
+os.wait()
+assert os.path.isdir(folder)
+try:
+    first_use.say_what_is_not_kept()
+except RuntimeWarning as told:
+    assert str(first_use.cache_folder()) in str(told), told
+else:
+    raise AssertionError("nothing was said")
+print(folder)
+"""
+
+
+@pytest.mark.parametrize("given", ["unset", wide("below a file"), wide("")])
+def test_a_cache_that_cannot_be_made_does_not_stop_the_simulation(given: str, tmp_path: Path) -> None:
+    """CuPy cannot be imported then, for its NVRTC either; the folder that it is given instead goes with the process."""
+    home = tmp_path / "file"
+    home.touch()
+    given = str(home / "below") if given == "below a file" else given
+    env = {name: value for name, value in os.environ.items() if name != "CUPY_CACHE_DIR"} | {"HOME": str(home)}
+    env |= {} if given == "unset" else {"CUPY_CACHE_DIR": given}
+    ran = subprocess.run([sys.executable, "-W", "error", "-c", WITHOUT_A_FOLDER, given], env=env, capture_output=True, text=True)
+    assert ran.returncode == 0 and ran.stderr == "", ran.stderr
+    assert not Path(ran.stdout.strip()).exists() and home.read_bytes() == b""
 
 
 def impatient(monkeypatch: pytest.MonkeyPatch, stderr: io.StringIO, seconds: float) -> io.StringIO:

@@ -18,6 +18,7 @@ from cupyflash import (
     attention_backward,
     attention_varlen,
     compiler,
+    first_use,
     launcher,
     plan,
 )
@@ -208,6 +209,14 @@ def test_a_cache_directory_that_cannot_be_written_does_not_stop_a_call(cupy: Rec
     cupy.disk_is_full = True
     attention(*(cupy.array(16, 64) for _ in range(3)))
     assert len(cupy.launches) == 1 and "CUPY_CACHE_IN_MEMORY" not in os.environ
+
+
+def test_a_cache_that_goes_with_the_process_is_said(cupy: Recorded, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(first_use, "_not_kept", [OSError(13, "Permission denied")])
+    first_use._say_unusable.cache_clear()
+    with pytest.warns(RuntimeWarning, match=r"cannot be kept in .* \(Permission denied\)"):
+        attention(*(cupy.array(16, 64) for _ in range(3)))
+    assert len(cupy.launches) == 1
 
 
 def test_a_gpu_too_old_is_refused(cupy: Recorded, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,7 +20,7 @@ from cupyflash.sim.execution import BackwardExecution, execute_backward
 from cupyflash.sim.inputs import Inputs
 from cupyflash.sim.reference import backward, reference, reference_gradients
 from cupyflash.sim.verification import verify
-from cupyflash.sim.yardstick import DTYPES
+from cupyflash.sim.yardstick import DTYPES, plain, plain_gradients
 from mutants import Mutant, check_mutant
 from suites import sample, wide
 
@@ -81,7 +81,7 @@ def test_weights(dtype: str, kind: str, algorithm: str) -> None:
         assert np.abs(out.astype(np.float64) - expected).max() <= steps_of(dtype) * np.abs(v.astype(np.float64)).max(), powers
         seen = np.isfinite(expected_lse)
         assert np.array_equal(np.isfinite(lse), seen), powers
-        assert np.allclose(lse[seen], expected_lse[seen], rtol=2e-6, atol=1e-3 if dtype != "float32" else 1e-5), powers
+        assert np.allclose(lse[seen], expected_lse[seen], rtol=2.0**-21, atol=1e-5), powers
 
 
 def errors(found: dict[str, np.ndarray], arrays: list[np.ndarray], options: dict[str, Any]) -> dict[str, float]:
@@ -223,7 +223,7 @@ def test_standard_attention_of_scores_beyond_float16() -> None:
     asked = options | {"algorithm": "standard", "score_dtype": "float32"}
     out, lse = cupyflash.attention(q, k, v, return_lse=True, **asked)
     assert np.abs(out.astype(np.float64) - expected).max() <= steps_of("float16") * np.abs(v.astype(np.float64)).max()
-    assert np.allclose(lse, expected_lse, rtol=2e-6, atol=1e-3)
+    assert np.allclose(lse, expected_lse, rtol=2.0**-21, atol=1e-5)
     beyond = cupyflash.attention(q, k, v, return_lse=True, **asked | {"score_dtype": None})[1]
     assert not np.isfinite(beyond[np.abs(expected_lse) > 65504]).any()
 
@@ -239,6 +239,25 @@ def test_one_hot_rows_in_float32_have_weights_of_one(algorithm: str, size: int) 
     x, dout = np.eye(32, dtype=np.float32) * size, np.random.default_rng(0).standard_normal((32, 32)).astype(np.float32)
     _, pullback = cupyflash.attention_vjp(x, x, dout, algorithm=algorithm)
     assert np.array_equal(pullback(dout)[2], dout)
+
+
+@pytest.mark.wide
+def test_of_large_normal_inputs_in_float32_nothing_is_further_off_than_plain_computation() -> None:
+    """By the median: of one draw a row or two decide, whose largest scores nearly agree, and which computation has those right is
+    chance. P = exp(S - L) with an L of float32 alone is off by several times as much."""
+    found = []
+    for seed in range(9):
+        rng = np.random.default_rng(seed)
+        q, k = (rng.standard_normal((1, 1, 24, 16)).astype(np.float32) * 10 for _ in range(2))
+        v, dout = (rng.standard_normal((1, 1, 24, 16)).astype(np.float32) for _ in range(2))
+        inputs = Inputs.of(q, k, v)
+        out, pullback = cupyflash.attention_vjp(q, k, v)
+        expected, plainly = backward(dout, inputs).gradients, plain_gradients(dout, inputs, from_out=True)
+        exact = reference(q, k, v)[0]
+        pairs = [(out, exact, plain(inputs))]
+        pairs += [(made, expected[name], plainly[name]) for name, made in zip(("dQ", "dK", "dV"), pullback(dout), strict=True)]
+        found.append([np.abs(made - right).max() / np.abs(rough - right).max() for made, right, rough in pairs])
+    assert (np.median(found, axis=0) <= 1.5).all(), found
 
 
 @pytest.mark.parametrize(

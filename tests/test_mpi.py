@@ -22,12 +22,12 @@ def mpiexec() -> str:
     return shutil.which("mpiexec", path=beside) or pytest.skip("needs mpiexec: pip install mpich, or an MPI of the system's")
 
 
-def under_mpi(ranks: int, *arguments: str) -> subprocess.CompletedProcess[str]:
+def under_mpi(ranks: int, *arguments: str, seconds: float = 300) -> subprocess.CompletedProcess[str]:
     """What became of Python with these arguments under mpiexec."""
     pytest.importorskip("mpi4py")
     environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(TESTS.parent), str(TESTS), os.environ.get("PYTHONPATH", "")])}
     command = [mpiexec(), "-n", str(ranks), sys.executable, *arguments]
-    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=seconds)
 
 
 def check_ranks(ranks: int, *arguments: str) -> None:
@@ -57,6 +57,27 @@ def test_the_example_of_a_long_context() -> None:
     assert all(line[3] == line[-1] or abs(float(line[3]) - float(line[-1])) < 1e-4 for line in told[1:])
     refused = under_mpi(1, "-c", code, *length)
     assert refused.returncode and "a rank has room for 32 characters, 64 over 1 would take 64 each" in refused.stderr
+
+
+@pytest.mark.wide
+@pytest.mark.parametrize("doing", ["computing", "waiting"])
+def test_ctrl_c_in_one_rank_ends_all(doing: str) -> None:
+    """Rank 1 is interrupted while it computes, or waits for rank 0, which never comes."""
+    code = (
+        "import compiled, os, signal, sys, threading, time; from pathlib import Path\n"
+        f"compiled.share(Path({str(compiled.shared[0])!r}))\n"
+        "import numpy as np; from mpi4py import MPI; from cupyflash.distributed import ring_attention\n"
+        "world, x = MPI.COMM_WORLD, np.ones((2, 64, 16), np.float16)\n"
+        "ring_attention(x, x, x, world)\n"
+        "if world.rank == 1:\n"
+        "    threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT)).start()\n"
+        f"while {doing!r} == 'waiting' and world.rank == 0:\n"
+        "    time.sleep(1)\n"
+        "while True:\n"
+        "    ring_attention(x, x, x, world)\n"
+    )
+    ran = under_mpi(2, "-c", code, seconds=60)
+    assert ran.returncode and "rank 1 of 2 is stopped by KeyboardInterrupt in the middle of a call over ranks" in ran.stderr, ran
 
 
 @pytest.mark.wide

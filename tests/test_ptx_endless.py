@@ -51,6 +51,12 @@ ENDLESS = {
         "flag[0]",
     ),
     "what it calls ends": ("while (flag[0] == 0)\nx[t] = f(x[t], n);", "flag[0]"),
+    "two warps to and fro": (
+        "__shared__ volatile int turn;\nif (t == 0) turn = 0;\n__syncthreads();\nif (t % 32 == 0) while (true) {\n"
+        "while (turn != t / 32) {}\nturn = 1 - t / 32;\n}",
+        "turn != t",
+    ),
+    "work in floats": ("float a = x[t];\nwhile (a * a > -1.0f) {\na = 0.5f * (a + 2.0f / a);\nx[t] = a;\n}", "0.5f"),
     "in a body of several stretches": ("while (flag[0] == 0) {\nif (t > 7) flag[2] = 1; else flag[3] = 1;\n}", "flag[0]"),
 }
 
@@ -90,6 +96,8 @@ LONG = {
     "for (int i = 0; i < 2 * n; i++) { s[t] = x[t] + i; __syncthreads(); x[t] = s[t ^ 1]; __syncthreads(); }",
     "takes items": "__shared__ unsigned item;\nwhile (true) { if (t == 0) item = atomicAdd(x + 255, 1); __syncthreads();\n"
     "unsigned i = item; __syncthreads(); if (i >= 2 * n) break; x[t] += f(i, 20); }",
+    "searches": "for (unsigned i = 1; i < n / 5; i++) {\n"
+    "unsigned v = i; while (v != 1 + flag[0]) v = v % 2 ? 3 * v + 1 : v / 2; x[t] = v; }",
     "calls": "for (int j = 0; j < n / 8; j++) x[t] = f(x[t], n / 8);",
     "runs through memory": "for (unsigned *p = x; p != x + 9 * n; p++) if (flag[0]) x[t] = p - x;",
 }

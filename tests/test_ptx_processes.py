@@ -70,7 +70,7 @@ def run(text, processes, blocks, memory=ordinary):
     unwritten = ["y"] if "bar.sync" in text else []
     found = Module.from_ptx(text).launch("k", blocks, 64, {"x": x, "y": y}, processes=processes, unwritten=unwritten)
     left = {name: mask.tobytes() for name, mask in found.unwritten.items()}
-    return x.tobytes(), y.tobytes(), found.counters, dict(found.traffic), found.findings, found.warnings, found.findings_total, left
+    return x.tobytes(), y.tobytes(), found.counters, dict(found.traffic), found.findings, found.notes, found.findings_total, left
 
 
 for text in sys.stdin.read().split("// ----"):
@@ -94,6 +94,66 @@ def test_the_same_outcome_in_several_processes() -> None:
         expected = f"[True, True] {[False, name in APART, name in APART]} {name in FAULTY}"
         common = "[True, True] [False, False]"  # memory that processes share: there they must not be used
         assert [next(lines, "") for _ in range(4)] == [expected, common] * 2, (name, out.stderr)
+
+
+FAULTS = """
+import errno, multiprocessing, os, signal, struct, sys
+import numpy as np
+from cupyflash.sim.ptx import Module
+from cupyflash.sim.ptx.execute import machine, processes
+
+machine.WAVE_LANES = 128
+processes.cores = lambda: 3
+module, own = Module.from_ptx(sys.stdin.read()), processes.work
+
+
+def killed(machine, part, of, pipe):
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def killed_within_its_message(machine, part, of, pipe):
+    os.write(pipe.fileno(), struct.pack("!i", 1000) + b"half")
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def without_memory(machine, part, of, pipe):
+    def run(*_):
+        raise MemoryError
+
+    machine.run = run
+    own(machine, part, of, pipe)
+
+
+def refused(*_):
+    raise OSError(errno.EAGAIN, "Resource temporarily unavailable")
+
+
+def outcome(count):
+    x, y = np.arange(1024, dtype=np.uint32), np.zeros(1024, np.uint32)
+    launch = module.launch("k", 16, 64, {"x": x, "y": y}, processes=count)
+    return x.tobytes(), y.tobytes(), launch.counters, launch.findings
+
+
+expected = outcome(1)
+for faulty in (killed, killed_within_its_message, without_memory):
+    processes.work = lambda *given: (faulty if given[1] else own)(*given)
+    print(outcome(3) == expected, multiprocessing.active_children())
+processes.work = own
+fork, os.fork = os.fork, refused
+print(outcome(3) == expected, multiprocessing.active_children())
+os.fork, os.pipe = fork, refused
+print(outcome(3) == expected, multiprocessing.active_children())
+"""
+
+
+@pytest.mark.wide
+@pytest.mark.skipif(sys.platform != "linux", reason="processes are forked on Linux only")
+def test_processes_that_fail_change_nothing() -> None:
+    """One that is killed, or cannot begin: the launch is run in this process."""
+    text = kernel(INDEX + BODIES["in place"], [".u64 x", ".u64 y"], REGISTERS)
+    env = os.environ | {"PYTHONPATH": str(ROOT)}
+    out = subprocess.run([sys.executable, "-c", FAULTS], input=text, capture_output=True, text=True, env=env, cwd=ROOT, timeout=120)
+    assert out.stdout.splitlines() == ["True []"] * 5, out.stderr
 
 
 def test_what_is_no_number_of_processes(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -201,16 +201,16 @@ def scores() -> Module:
 
 @pytest.mark.parametrize("seed", [None, 0])
 def test_matrices_with_rows_that_nobody_wrote(scores: Module, seed: int | None) -> None:
-    """Masked away they are one warning; what comes into the result is a finding."""
+    """Masked away they are one note; what comes into the result is a finding."""
     rng = np.random.default_rng(0)
     q, k = (rng.standard_normal((rows, 16)).astype(np.float16) for rows in (16, 8))
     for n, masked in ((8, 0), (5, 1), (5, 0)):
         s = np.zeros((16, 8), np.float32)
         launch = scores.launch("scores", 1, 32, [q, k, s, n, masked], seed=seed)
-        kinds = [[f.kind for f in found] for found in (launch.findings, launch.warnings)]
+        kinds = [[f.kind for f in found] for found in (launch.findings, launch.notes)]
         assert kinds == {(8, 0): [[], []], (5, 1): [[], ["uninitialised"]], (5, 0): [["uninitialised"], []]}[n, masked]
         assert np.allclose(s[:, :n], (q.astype(np.float32) @ k.astype(np.float32).T)[:, :n], atol=1e-3)
-        for finding in (*launch.findings, *launch.warnings):
+        for finding in (*launch.findings, *launch.notes):
             assert line_of(finding.source) == ("scores.cu", 14) and finding.lanes == 6
         assert launch.findings_total == (6 if n == 5 and not masked else 0)
 
@@ -218,17 +218,17 @@ def test_matrices_with_rows_that_nobody_wrote(scores: Module, seed: int | None) 
 def test_a_raw_kernel_warns_of_them() -> None:
     q, k, s = np.ones((16, 16), np.float16), np.ones((8, 16), np.float16), np.zeros((16, 8), np.float32)
     kernel = RawKernel(SCORES, "scores")
-    with pytest.warns(KernelWarning, match=r"kernel scores has 1 warning:\n .*uninitialised") as warned:
+    with pytest.warns(KernelWarning, match=r"kernel scores has 1 note:\n .*uninitialised") as warned:
         kernel((1,), (32,), (q, k, s, 5, 1))
     assert warned[0].filename == __file__
     with simulation(findings="keep") as launches, warnings.catch_warnings():
         warnings.simplefilter("error")
         kernel((1,), (32,), (q, k, s, 5, 1))
-    assert len(launches[0].warnings) == 1
+    assert len(launches[0].notes) == 1
 
 
-def test_a_warning_is_told_and_is_no_fault(scores: Module) -> None:
+def test_a_note_is_told_and_is_no_fault(scores: Module) -> None:
     q, k, s = (np.zeros(shape, kind) for shape, kind in (((16, 16), np.float16), ((8, 16), np.float16), ((16, 8), np.float32)))
     found = profile(scores, grid=1, block=32, args=[q, k, s, 5, 1])
-    assert "scores.cu:14: uninitialised: read of 16 bytes" in " ".join(found.text().split())
-    assert [one["kind"] for one in found.to_dict()["warnings"]] == ["uninitialised"] and found.to_dict()["findings"] == []
+    assert "scores.cu:14: note: uninitialised: read of 16 bytes" in " ".join(found.text().split())
+    assert [one["kind"] for one in found.to_dict()["notes"]] == ["uninitialised"] and found.to_dict()["findings"] == []

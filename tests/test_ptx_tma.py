@@ -256,6 +256,15 @@ def test_a_multicast_to_who_is_not_there(seed: int | None) -> None:
     assert "not begun" in {f.kind for f in early.findings}, early.findings
 
 
+def test_barriers_of_the_blocks_do_not_do_for_a_multicast() -> None:
+    """Without fence.mbarrier_init they do for a copy to the own block, which is a warning: another block's is an error."""
+    relaxed = "barrier.cluster.arrive.relaxed.aligned; barrier.cluster.wait.aligned; bar.sync 0;"
+    released = "barrier.cluster.arrive.release.aligned; barrier.cluster.wait.acquire.aligned;"
+    unfenced = CLUSTER.replace("@%p1 fence.mbarrier_init.release.cluster;", "").replace(released, relaxed, 1).replace("MASK", "15")
+    found, _, _ = multicast(unfenced, seed=None)
+    assert [f.severity for f in found.findings if f.kind == "proxy" and "mbarrier_init" in f.message] == ["error"], found.findings
+
+
 REMOTE = f"""{START}
 mov.u32 %r20, %cluster_ctarank; shl.b32 %r11, %r0, 2; add.u32 %r12, %r1, %r11; add.u32 %r13, %r0, %r20;
 st.shared.u32 [%r12], %r13; st.shared.u32 [%r12+1024], %r0;

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from fractions import Fraction
 from typing import Any
 
@@ -9,14 +10,21 @@ import numpy as np
 import pytest
 from hypothesis import strategies as st
 
+from cupyflash.expressions.cost import MOST, cost
 from cupyflash.expressions.evaluate import evaluate
-from cupyflash.expressions.parse import MAX_DEPTH, parse
+from cupyflash.expressions.parse import MAX_DEPTH, MAX_LENGTH, MAX_PARTS, parse
 from cupyflash.expressions.tree import Name
-from cupyflash.score import Score, statements
+from cupyflash.score import Mask, Score, statements
 from suites import sweep
 
 TABLE = np.arange(6, dtype=np.float32)
 PAIR = TABLE.reshape(2, 3)
+
+
+def chained(levels: int, inside: str = "s") -> str:
+    """A text whose tree, in which what stands between two signs is there twice, has 2**levels parts."""
+    return f"where({'(0 < ' * levels}{inside}{' < 1)' * levels}, s, 1)"
+
 
 # text, column (0 for any: Python's own parser says where), what is said
 REFUSED = [
@@ -76,12 +84,15 @@ REFUSED = [
     ("s; import os", 0, "not a Python expression"),
     ("s\nk", 0, "not a Python expression"),
     ("-" * 300 + "s", MAX_DEPTH + 1, f"nested deeper than {MAX_DEPTH} levels"),
-    ("-" * 100_000 + "s", 0, "nested"),
+    ("-" * 9_000 + "s", 0, "nested"),
     ("(" * 300 + "s" + ")" * 300, 0, "not a Python expression: too many nested parentheses"),
     ("+".join("s" * 100), 1, "nested deeper"),
     (" or ".join(["s > 0"] * 100), 1, "nested deeper"),
     (f"max({', '.join('s' * 100)})", 5, "nested deeper"),
     ("s < " * 100 + "s", 1, "nested deeper"),
+    ("a" * 200 + " + s", 1, f"'{'a' * 97}...' is not a name here"),
+    ("s + " + "1" * 150, 5, "a number of 496 bits is no integer of 32 bits"),
+    (chained(30), 0, f"larger than {MAX_PARTS:,} parts"),
 ]
 
 
@@ -91,9 +102,62 @@ def test_a_refusal_shows_the_place(text: str, column: int, said: str) -> None:
     with pytest.raises(ValueError) as error:
         Score(text, **arrays)
     first, line, mark = str(error.value).split("\n")
-    at = mark.index("^") - 3
-    assert first.startswith("at ") and f"column {at}: " in first and said in first
-    assert line.strip() in text and column in (0, at)
+    found = re.match(r"at (?:line (\d+), )?column (\d+): ", first)
+    assert found is not None and said in first and column in (0, int(found[2])) and len(first) < 400
+    at, whole = mark.index("^"), text.split("\n")[int(found[1] or 1) - 1]
+    assert line[at : at + 1] == whole[int(found[2]) - 1 : int(found[2])]
+    assert line[4:] == whole or (len(whole) > len(line[4:].strip(".")) >= 94 and len(line) <= 110)
+
+
+def balanced(parts: list[str]) -> str:
+    """Their sum, no deeper than need be."""
+    half = len(parts) // 2
+    return parts[0] if len(parts) == 1 else f"({balanced(parts[:half])} + {balanced(parts[half:])})"
+
+
+# A part with its number in it, and how many of these are more than NVRTC takes in some seconds (cupyflash/expressions/cost.py)
+TOO_MANY = {
+    "exp(s * 0.{}1)": 171,
+    "sin(s * {}.5)": 16,
+    "cos(s * {}.5)": 16,
+    "s % {}.5": 16,
+    "log(s + {})": 57,
+    "exp(s / {}1.0)": 79,
+    "tanh(s + {})": 103,
+    "table[k + {}]": 171,
+}
+
+
+@pytest.mark.parametrize("part", TOO_MANY)
+def test_what_takes_the_compiler_too_long_is_refused(part: str) -> None:
+    most = TOO_MANY[part] - 1
+    captured = {"table": TABLE} if "table" in part else {}
+    parts = [part.replace("{}", str(number)) for number in range(10, most + 11)]
+    assert cost(Score(balanced(parts[:-1]), **captured).form.tree) <= MOST
+    with pytest.raises(ValueError) as error:
+        Score(balanced(parts), **captured)
+    assert "is too long to compile in seconds: its parts cost 1," in str(error.value) and len(str(error.value)) < 500
+    assert str(error.value).count(parts[0][:3]) < 10
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "a" * (MAX_LENGTH + 1),
+        "s" + " + s" * MAX_LENGTH,
+        f"{'s + ' * 200}q > 0",
+        chained(40).replace("s, 1", "table[where(" + chained(40, "k")[6:-7] + ", 0, 1)], 1"),
+        balanced([f"(s > {n})" for n in range(200)]) + " > 0",
+    ],
+)
+def test_messages_quote_a_hundred_characters(text: str) -> None:
+    """And come at once, however long the text."""
+    for function in (Score, Mask):
+        with pytest.raises(ValueError) as error:
+            function(text, unused_one=1)
+        assert max(map(len, str(error.value).split("\n"))) < 250 + 8 * len("unused_one"), str(error.value)
+    long = Score(balanced([f"s * {n}" for n in range(99)]))
+    assert len(repr(long)) < 120 and len(repr(long.form)) < 130
 
 
 def test_columns_count_letters_and_not_bytes() -> None:

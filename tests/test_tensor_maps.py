@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 from tile_copy import ROWS, TileCopy, doubled, prepared
 
-from cupyflash import Device, Problem, calls, compiler, cubins, driver, launcher
+from cupyflash import Device, Problem, calls, compiler, cubins, driver, first_use, launcher
 from cupyflash.arrays import Layout, numpy_dtype
 from cupyflash.binding import argument_values
 from cupyflash.driver import aligned
@@ -272,7 +272,7 @@ def cupy(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
     import stand_in_cupy
 
     hopper = Device.named("H100-SXM")
-    monkeypatch.setenv(cubins.FOLDER, str(tmp_path))
+    monkeypatch.setenv(first_use.FOLDER, str(tmp_path))
     monkeypatch.setattr(cubins, "compiled", stand_in_cupy.machine_code)
     monkeypatch.setattr(cubins, "compiler", stand_in_cupy.compiler)
     monkeypatch.setattr(driver, "functions", lambda: stand_in_cupy.functions)
@@ -297,7 +297,7 @@ def test_a_map_is_encoded_once_a_layout_and_brings_each_calls_address(cupy: Any,
     outs = [doubled(array, copy) for array in arrays]
     assert asked == ["encode"] * 2 + ["replace_address"] * 4
     assert all((out.get() == 2 * array.get()).all() for out, array in zip(outs, arrays, strict=True))
-    (cubin,) = [path for path in Path(os.environ[cubins.FOLDER]).iterdir() if path.suffix == ".cubin"]
+    (cubin,) = [path for path in Path(os.environ[first_use.FOLDER]).iterdir() if path.suffix == ".cubin"]
     assert ".target sm_90a" in cubin.read_text()
 
 

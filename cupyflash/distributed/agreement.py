@@ -6,8 +6,10 @@ import json
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
+import numpy as np
+
 from cupyflash.distributed.communicator import Communicator, RankFailed
-from cupyflash.words import plural
+from cupyflash.words import cut, plural
 
 Made = TypeVar("Made")
 # Of a rank's error that others are told
@@ -39,7 +41,7 @@ def require_alike(told: list[Mapping[str, str]]) -> None:
         for rank, each in enumerate(told):
             values.setdefault(each.get(name, "none"), []).append(rank)
         if len(values) > 1:
-            shown = "; ".join(f"{value} on {_ranks(ranks)}" for value, ranks in values.items())
+            shown = "; ".join(f"{cut(value)} on {_ranks(ranks)}" for value, ranks in values.items())
             raise ValueError(f"{name} must be the same on all {plural(len(told), 'rank')}, got {shown}")
 
 
@@ -57,15 +59,18 @@ class Watch:
         self.error: Exception | None = None
 
     def run(self, work: Callable[[], object]) -> None:
-        """Do something, unless something went wrong before."""
+        """Do something, unless something went wrong before. NumPy warns of no number, as a GPU: a rank that failed sends any."""
         if self.error is None:
             try:
-                work()
+                with np.errstate(all="ignore"):
+                    work()
             except Exception as error:
                 self.error = error
 
-    def close(self, comm: Communicator) -> None:
-        """At the end of a call: raises what was raised here, or `RankFailed` for what was on another rank."""
+    def close(self, comm: Communicator, make: Callable[[], Made]) -> Made:
+        """What `make` gives, at the end of a call. Raises what was raised here, or `RankFailed` for what was on another rank."""
+        made: list[Made] = []
+        self.run(lambda: made.append(make()))
         try:
             told = comm.gather(b"" if self.error is None else _shown(self.error).encode())
         except Exception:
@@ -77,6 +82,7 @@ class Watch:
         for rank, why in enumerate(told):
             if why:
                 raise RankFailed(rank, why.decode())
+        return made[0]
 
 
 def _shown(error: Exception) -> str:

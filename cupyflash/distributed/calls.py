@@ -121,13 +121,11 @@ def _opened(function: Callable[..., Any], comm: Any, given: Mapping[str, Any]) -
 def _forward(function: Callable[..., Any], comm: Any, given: Mapping[str, Any]) -> Any:
     call = _opened(function, comm, given)
     with call.device():
-        out, lse = run_forward(call.forward(), call.arrays["q"], call.arrays.get("sinks"))
-        out = call.checked.returned(out)
+        out, lse = run_forward(call.forward(), call.arrays["q"], call.arrays.get("sinks"), call.checked.returned)
     return (out, lse) if given.get("return_lse") else out
 
 
 def _backward(function: Callable[..., Any], comm: Any, given: Mapping[str, Any]) -> tuple[Any, ...]:
     call = _opened(function, comm, given)
     with call.device():
-        made = run_backward(call.backward(), call.rows(), call.arrays.get("sinks"))
-        return *map(call.checked.returned, made[:3]), *made[3:]
+        return run_backward(*call.backward(), call.arrays.get("sinks"), call.checked.returned)

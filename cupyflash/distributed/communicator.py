@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, Protocol
 
 
@@ -43,6 +44,19 @@ class RankFailed(RuntimeError):
     def __init__(self, rank: int, why: str) -> None:
         super().__init__(f"rank {rank} failed: {why}")
         self.rank = rank
+
+
+@contextmanager
+def taking_part(communicator: Communicator) -> Iterator[None]:
+    """Tell a transport that has `abandon` what ends this rank alone in the middle of a call (Ctrl-C, an exit): others wait."""
+    try:
+        yield
+    except Exception:
+        raise
+    except BaseException as end:
+        if hasattr(communicator, "abandon"):
+            communicator.abandon(end)
+        raise
 
 
 def as_communicator(comm: Any) -> Communicator:

@@ -25,6 +25,7 @@ class MpiCommunicator:
         if comm.Is_inter():
             raise ValueError("comm must be one group of ranks, got an intercommunicator: comm.Merge() makes one of its two")
         self._comm, self.rank, self.size, self._begun = comm, comm.Get_rank(), comm.Get_size(), 0
+        self._mpi = importlib.import_module("mpi4py.MPI")
 
     def exchange(self, send: Sequence[Any], to: int, receive: Sequence[Any], source: int) -> _Exchange | _StagedExchange:
         self._begun += 1
@@ -34,8 +35,24 @@ class MpiCommunicator:
         return _StagedExchange(messages, send, receive)
 
     def gather(self, message: bytes) -> list[bytes]:
-        found: list[bytes] = self._comm.allgather(message)
-        return found
+        mpi, lengths = self._mpi, np.empty(self.size, np.int64)
+        _wait(mpi, [self._comm.Iallgather(np.array([len(message)], np.int64), lengths)])
+        every, ends = bytearray(int(lengths.sum())), np.cumsum(lengths)
+        starts = ends - lengths
+        _wait(mpi, [self._comm.Iallgatherv([message, mpi.BYTE], [every, lengths.tolist(), starts.tolist(), mpi.BYTE])])
+        return [bytes(every[start:end]) for start, end in zip(starts, ends, strict=True)]
+
+    def abandon(self, end: BaseException) -> None:
+        """This rank stops in the middle of a call: the others, which would wait for it for ever, are ended with it."""
+        if self.size > 1:
+            name = f"rank {self.rank} of {self.size}"
+            print(
+                f"cupyflash: {name} is stopped by {type(end).__name__} in the middle of a call over ranks, and the others with it, "
+                "since they would wait for it (MPI_Abort)",
+                file=sys.stderr,
+                flush=True,
+            )
+            self._comm.Abort(130 if isinstance(end, KeyboardInterrupt) else 1)
 
 
 class _Messages:
@@ -52,7 +69,13 @@ class _Messages:
         self._requests += [self._comm.Isend([piece, self._mpi.BYTE], self._to, self._tag) for piece in _pieces(arrays)]
 
     def wait(self) -> None:
-        self._mpi.Request.Waitall(self._requests)
+        _wait(self._mpi, self._requests)
+
+
+def _wait(mpi: Any, requests: Sequence[Any]) -> None:
+    """As MPI's own waiting, which spins too, but that Ctrl-C is heard meanwhile."""
+    while not mpi.Request.Testall(requests):
+        pass
 
 
 def _bytes(array: np.ndarray) -> np.ndarray:

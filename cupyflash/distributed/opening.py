@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +15,7 @@ from cupyflash.cold import readable
 from cupyflash.dispatch import as_arrays, device_of, on_gpu
 from cupyflash.distributed.agreement import require_alike, together
 from cupyflash.distributed.asked import Asked, PieceCalls, contiguous
-from cupyflash.distributed.communicator import Communicator
+from cupyflash.distributed.communicator import Communicator, taking_part
 from cupyflash.distributed.layout import LAYOUTS, part_length, parts
 from cupyflash.distributed.ring import Ring, row_sums
 from cupyflash.distributed.ring_backward import sums
@@ -118,7 +118,8 @@ class Call:
     @classmethod
     def opened(cls, comm: Communicator, check: Callable[[], Checked]) -> Call:
         """The opening exchange: what is wrong on a rank, and what ranks differ in, is raised on all of them."""
-        checked, told = together(comm, check, lambda checked: checked.said)
+        with taking_part(comm):
+            checked, told = together(comm, check, lambda checked: checked.said)
         require_alike([each["alike"] for each in told])
         lengths = {name: [each["lengths"][name] for each in told] for name in "qk"}
         for name, held in lengths.items():
@@ -129,8 +130,11 @@ class Call:
     def arrays(self) -> Mapping[str, Any]:
         return self.checked.arrays
 
-    def device(self) -> AbstractContextManager[object]:
-        return device_of(self.checked.gpu, **self.checked.arrays)
+    @contextmanager
+    def device(self) -> Iterator[None]:
+        """Where the rest of the call is done."""
+        with taking_part(self.comm), device_of(self.checked.gpu, **self.checked.arrays):
+            yield
 
     def forward(self) -> Ring:
         def prepare() -> Ring:
@@ -141,12 +145,14 @@ class Call:
 
         return together(self.comm, prepare, lambda _: {})[0]
 
-    def backward(self) -> Ring:
-        def prepare() -> Ring:
-            ring = self._ring()
-            ring.ready(ring.calls.prepare_backward, self.rows())
+    def backward(self) -> tuple[Ring, dict[str, Any]]:
+        """And what the gradients take of this rank's rows."""
+
+        def prepare() -> tuple[Ring, dict[str, Any]]:
+            ring, rows = self._ring(), self.rows()
+            ring.ready(ring.calls.prepare_backward, rows)
             sums(ring, self.arrays["q"])
-            return ring
+            return ring, rows
 
         return together(self.comm, prepare, lambda _: {})[0]
 

@@ -49,6 +49,7 @@ class Ring:
     calls: PieceCalls
     k: Any
     v: Any
+    watch: Watch = field(default_factory=Watch)
     _made: dict[str, Any] = field(default_factory=dict)
 
     def once(self, name: str, make: Callable[[], Made]) -> Made:
@@ -122,14 +123,14 @@ class Ring:
     def gather(self) -> None:
         """K and V of all ranks, each to its positions."""
         own, rank, size = [self.k, self.v], self.comm.rank, self.comm.size
-        self.put(rank, own)
+        self.watch.run(lambda: self.put(rank, own))
         under_way = []
         for shift in range(1, size):
             source = (rank - shift) % size
             under_way.append((source, self.comm.exchange(own, (rank + shift) % size, self.arriving[source], source)))
         for source, request in under_way:
             request.wait()
-            self.put(source, self.arriving[source])
+            self.watch.run(lambda source=source: self.put(source, self.arriving[source]))  # type: ignore[misc]
 
     def put(self, rank: int, arrays: Sequence[Any]) -> None:
         """A rank's part of K and V to where it belongs among all keys."""
@@ -149,9 +150,9 @@ def row_sums(ring: Ring, q: Any) -> tuple[Any, Any]:
     )
 
 
-def run_forward(ring: Ring, q: Any, sinks: Any | None) -> tuple[Any, Any]:
-    """O, in q's dtype, and L of this rank's rows."""
-    xp, watch = ring.xp, Watch()
+def run_forward(ring: Ring, q: Any, sinks: Any | None, shaped: Callable[[Any], Any] = lambda out: out) -> tuple[Any, Any]:
+    """O, in q's dtype and `shaped` as it is returned, and L of this rank's rows."""
+    xp, watch = ring.xp, ring.watch
     out, lse = row_sums(ring, q)
 
     def compute(number: int, step: Step, k: Any, v: Any) -> None:
@@ -167,8 +168,7 @@ def run_forward(ring: Ring, q: Any, sinks: Any | None) -> tuple[Any, Any]:
     ring.each_step(compute)
     if sinks is not None:
         watch.run(lambda: join_sinks(xp, out, lse, sinks))
-    watch.close(ring.comm)
-    return out.astype(q.dtype), lse
+    return watch.close(ring.comm, lambda: (shaped(out.astype(q.dtype)), lse))
 
 
 def join_sinks(xp: Any, out: Any, lse: Any, sinks: Any) -> None:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from cupyflash.arrays import of_heads
-from cupyflash.distributed.agreement import Watch
 from cupyflash.distributed.communicator import Request
 from cupyflash.distributed.plan import Step
 from cupyflash.distributed.ring import Buffers, Ring
@@ -32,8 +31,7 @@ class KeySums:
         if number:
             self.held = self.travelling.part(number % 2, source)
             if self.request is None:
-                for array in self.held:
-                    array.fill(0)
+                self.ring.watch.run(lambda: [array.fill(0) for array in self.held])
             else:
                 self.request.wait()
         return self.held
@@ -48,7 +46,7 @@ class KeySums:
             shift, rank, size = ring.plan.shifts[-1], ring.comm.rank, ring.comm.size
             home = self.travelling.part((number + 1) % 2, rank)
             ring.comm.exchange(self.held, (rank - shift) % size, home, (rank + shift) % size).wait()
-            add(self.own, home)
+            ring.watch.run(lambda: add(self.own, home))
 
 
 class GatheredSums:
@@ -65,14 +63,14 @@ class GatheredSums:
 
     def pass_on(self, number: int) -> None:
         ring, rank, size = self.ring, self.ring.comm.rank, self.ring.comm.size
-        self.take(rank, self.own)
+        ring.watch.run(lambda: self.take(rank, self.own))
         coming = self.travelling.part(0, rank)
         for shift in range(1, size):
             to, source = (rank + shift) % size, (rank - shift) % size
             going = self.travelling.part(1, to)
-            self.take(to, going)
+            ring.watch.run(lambda to=to, going=going: self.take(to, going))  # type: ignore[misc]
             ring.comm.exchange(going, to, coming, source).wait()
-            add(self.own, coming)
+            ring.watch.run(lambda: add(self.own, coming))
 
     def take(self, rank: int, part: Sequence[Any]) -> None:
         """What belongs to a rank's part."""
@@ -96,9 +94,12 @@ def sums(ring: Ring, q: Any) -> tuple[Any, KeySums | GatheredSums]:
     )
 
 
-def run_backward(ring: Ring, rows: Mapping[str, Any], sinks: Any | None) -> tuple[Any, ...]:
-    """dQ, dK and dV of this rank's parts, in their dtypes; with sinks what its rows give of their gradient."""
-    xp, watch = ring.xp, Watch()
+def run_backward(
+    ring: Ring, rows: Mapping[str, Any], sinks: Any | None, shaped: Callable[[Any], Any] = lambda gradient: gradient
+) -> tuple[Any, ...]:
+    """dQ, dK and dV of this rank's parts, in their dtypes and `shaped` as they are returned; with sinks what its rows give of their
+    gradient."""
+    xp, watch = ring.xp, ring.watch
     dq, of_keys = sums(ring, rows["q"])
 
     def compute(number: int, step: Step, k: Any, v: Any) -> None:
@@ -114,10 +115,12 @@ def run_backward(ring: Ring, rows: Mapping[str, Any], sinks: Any | None) -> tupl
         at, keys = slice(piece.rows.start, piece.rows.stop), slice(piece.keys.start, piece.keys.stop)
         add((dq[..., at, :], *(x[..., keys, :] for x in held)), gradients)
 
+    def gradients() -> tuple[Any, ...]:
+        typed = dq.astype(rows["q"].dtype), *(x.astype(ring.k.dtype) for x in of_keys.own)
+        return *map(shaped, typed), *(() if sinks is None else (of_sinks(xp, rows, sinks),))
+
     ring.each_step(compute)
-    watch.close(ring.comm)
-    gradients = dq.astype(rows["q"].dtype), *(x.astype(ring.k.dtype) for x in of_keys.own)
-    return gradients if sinks is None else (*gradients, of_sinks(xp, rows, sinks))
+    return watch.close(ring.comm, gradients)
 
 
 def of_sinks(xp: Any, rows: Mapping[str, Any], sinks: Any) -> Any:

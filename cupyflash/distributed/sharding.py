@@ -10,7 +10,7 @@ import numpy as np
 
 from cupyflash.dispatch import as_array, device_of, on_gpu
 from cupyflash.distributed.agreement import require_alike, together
-from cupyflash.distributed.communicator import as_communicator
+from cupyflash.distributed.communicator import Communicator, as_communicator, taking_part
 from cupyflash.distributed.layout import Part, parts
 from cupyflash.distributed.opening import require_parts
 
@@ -33,7 +33,11 @@ def unshard(x: Any, comm: Any, layout: str = "zigzag", axis: int = -2) -> Any:
     Raises on every rank ValueError for parts that do not go together, before anything is sent.
     """
     communicator = as_communicator(comm)
+    with taking_part(communicator):
+        return _joined(x, communicator, layout, axis)
 
+
+def _joined(x: Any, communicator: Communicator, layout: str, axis: int) -> Any:
     def check() -> tuple[Any, int]:
         array, at = _checked(x, axis)
         parts(0, communicator.size, layout)

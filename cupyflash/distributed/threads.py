@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import contextvars
+import ctypes
 import sys
 import threading
 from collections import Counter
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,13 +17,17 @@ import numpy as np
 from cupyflash.distributed.communicator import RankFailed
 from cupyflash.distributed.layout import checked_ranks
 
+AGAIN_SECONDS = 1.0
+"""After which ranks are interrupted again: Python ignores what is raised while it takes an object apart."""
+
 
 def threads(ranks: int, function: Callable[..., Any], *arguments: Any) -> list[Any]:
     """What `function(comm, *arguments)` returns on each of `ranks` ranks, each a thread with a communicator of its own.
 
     A thread begins with the caller's context (the simulated device, say) and the caller's current GPU; for a GPU each, begin with
     `with cupy.cuda.Device(comm.rank)`. When functions raise, the first rank's own error is raised again; ranks that wait for one
-    that has returned or failed get a `RankFailed`.
+    that has returned or failed get a `RankFailed`. Ctrl-C ends all ranks: KeyboardInterrupt is raised in each, and here once they
+    have ended; one in a call that is not Python's ends behind it, which a second Ctrl-C does not wait for.
     """
     meeting = _Meeting(checked_ranks(ranks))
     results: list[Any] = [None] * ranks
@@ -39,14 +44,38 @@ def threads(ranks: int, function: Callable[..., Any], *arguments: Any) -> list[A
             errors[rank] = error
             meeting.leave(rank, f"{type(error).__name__}: {error}")
 
-    started = [
-        threading.Thread(target=contextvars.copy_context().run, args=(work, rank), name=f"rank {rank}", daemon=True)
-        for rank in range(ranks)
-    ]
-    for thread in started:
-        thread.start()
-    for thread in started:
-        thread.join()
+    def begin(rank: int, busy: threading.Lock) -> None:
+        try:
+            with suppress(KeyboardInterrupt):  # one that comes when all is done
+                meeting.come(rank)
+                work(rank)
+        finally:
+            ended.add(rank)
+            busy.release()
+
+    ended: set[int] = set()
+    started: list[tuple[threading.Thread, threading.Lock]] = []
+
+    def wait() -> None:
+        """Without `join`, since a thread whose `join` was interrupted counts as one that has ended (CPython 3.11)."""
+        for rank, (thread, busy) in enumerate(started):
+            while rank not in ended:
+                if not busy.acquire(timeout=AGAIN_SECONDS) and meeting.interrupted:
+                    meeting.interrupt()
+            thread.join()
+
+    try:
+        for rank in range(ranks):
+            busy, context = threading.Lock(), contextvars.copy_context()
+            busy.acquire()
+            thread = threading.Thread(target=context.run, args=(begin, rank, busy), name=f"rank {rank}", daemon=True)
+            thread.start()
+            started.append((thread, busy))
+        wait()
+    except BaseException:  # KeyboardInterrupt, or what a program's own handlers of signals raise
+        meeting.interrupt()
+        wait()
+        raise
     own = [errors[rank] for rank in sorted(errors) if not isinstance(errors[rank], RankFailed)]
     for error in [*own, *errors.values()]:
         raise error
@@ -75,23 +104,55 @@ class _Meeting:
     """What the ranks have in common."""
 
     size: int
-    changed: threading.Condition = field(default_factory=threading.Condition)
+    lock: threading.RLock = field(default_factory=threading.RLock)
     boxes: dict[tuple[int, int, int], _Message] = field(default_factory=dict)  # by sender, receiver and which of theirs it is
     rounds: dict[int, dict[int, bytes]] = field(default_factory=dict)
+    there: dict[int, int] = field(default_factory=dict)  # the threads by rank
     left: dict[int, str] = field(default_factory=dict)
+    interrupted: bool = False
+
+    def __post_init__(self) -> None:
+        # `with` takes the lock itself, not the condition, whose Python an interrupt may leave with the lock taken.
+        self.changed = threading.Condition(self.lock)
+
+    def come(self, rank: int) -> None:
+        with self.lock:
+            self.require_going_on()
+            self.there[rank] = threading.get_ident()
 
     def leave(self, rank: int, why: str) -> None:
-        with self.changed:
+        with self.lock:
+            self.there.pop(rank, None)
+            _raise_in(threading.get_ident(), None)  # what `interrupt` may have set going, since this rank knows of it
             self.left[rank] = why
             self.changed.notify_all()
 
+    def interrupt(self) -> None:
+        """Raise KeyboardInterrupt in the ranks that are there, whether they wait or compute, and in those that have yet to come."""
+        with self.lock:
+            self.interrupted = True
+            self.changed.notify_all()
+            for thread in self.there.values():
+                _raise_in(thread, KeyboardInterrupt)
+
+    def require_going_on(self) -> None:
+        if self.interrupted:
+            raise KeyboardInterrupt
+
     def wait_for(self, there: Callable[[], bool], *ranks: int) -> None:
-        """Until something is `there`, which one of `ranks` has yet to do; within `changed`."""
+        """Until something is `there`, which one of `ranks` has yet to do; within `lock`."""
         while not there():
+            self.require_going_on()
             gone = [rank for rank in ranks if rank in self.left]
             if gone:
                 raise RankFailed(gone[0], self.left[gone[0]])
             self.changed.wait()
+
+
+def _raise_in(thread: int, error: type[BaseException] | None) -> None:
+    """Have a thread raise an error as soon as it runs Python; None: no longer have it do so."""
+    what = ctypes.py_object() if error is None else ctypes.py_object(error)
+    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), what)
 
 
 class ThreadCommunicator:
@@ -105,7 +166,8 @@ class ThreadCommunicator:
 
     def exchange(self, send: Sequence[Any], to: int, receive: Sequence[Any], source: int) -> _Exchange:
         message = _Message(send, _mark(send))
-        with self._meeting.changed:
+        with self._meeting.lock:
+            self._meeting.require_going_on()
             self._meeting.boxes[self.rank, to, self._sent[to]] = message
             self._meeting.changed.notify_all()
         box = source, self.rank, self._expected[source]
@@ -116,7 +178,8 @@ class ThreadCommunicator:
     def gather(self, message: bytes) -> list[bytes]:
         number, meeting = self._rounds, self._meeting
         self._rounds += 1
-        with meeting.changed:
+        with meeting.lock:
+            meeting.require_going_on()
             said = meeting.rounds.setdefault(number, {})
             said[self.rank] = message
             meeting.changed.notify_all()
@@ -137,7 +200,7 @@ class _Exchange:
 
     def wait(self) -> None:
         meeting, source = self.meeting, self.box[0]
-        with meeting.changed:
+        with meeting.lock:
             meeting.wait_for(lambda: self.box in meeting.boxes, source)
             coming = meeting.boxes.pop(self.box)
         _after(coming.ready)
@@ -145,7 +208,7 @@ class _Exchange:
             if array.nbytes != sent.nbytes:
                 raise ValueError(f"rank {source} sent {sent.nbytes:,} bytes, expected were {array.nbytes:,}")
             _copy(array, sent)
-        with meeting.changed:
+        with meeting.lock:
             coming.copied, coming.taken = _mark(self.receive), True
             meeting.changed.notify_all()
             meeting.wait_for(lambda: self.message.taken, self.to)

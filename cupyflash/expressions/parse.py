@@ -10,8 +10,8 @@ from typing import NamedTuple, NoReturn
 
 import numpy as np
 
-from cupyflash.expressions.tree import FUNCTIONS, OPERATIONS, Load, Node, Number, Type, apply, convert, depends_on
-from cupyflash.words import plural
+from cupyflash.expressions.tree import FUNCTIONS, OPERATIONS, Load, Node, Number, Type, apply, children, convert, depends_on
+from cupyflash.words import QUOTED, cut, plural
 
 ARITHMETIC = {ast.Add: "+", ast.Sub: "-", ast.Mult: "*", ast.Div: "/", ast.Mod: "%"}
 COMPARISONS = {ast.Lt: "<", ast.LtE: "<=", ast.Gt: ">", ast.GtE: ">=", ast.Eq: "==", ast.NotEq: "!="}
@@ -21,6 +21,8 @@ ALLOWED = (
 )
 # What is nested deeper would be too deep for functions that call themselves.
 MAX_DEPTH = 64
+# Characters of a text, and parts of its tree, in which the middle of a < b < c is there twice.
+MAX_LENGTH, MAX_PARTS = 10_000, 10_000
 LARGEST = float(np.finfo(np.float32).max)
 
 
@@ -37,6 +39,8 @@ def parse(text: str, names: Mapping[str, Node | ArrayType]) -> Node:
     Raises ValueError that shows the place in the text and says what is allowed there.
     """
     text = re.sub(r"\r\n?", "\n", text.strip())
+    if len(text) > MAX_LENGTH:
+        raise ValueError(f"an expression may have {MAX_LENGTH:,} characters, got {len(text):,}: {cut(text)!r}")
     try:
         tree = ast.parse(text, mode="eval")
     except SyntaxError as error:
@@ -49,6 +53,7 @@ def parse(text: str, names: Mapping[str, Node | ArrayType]) -> Node:
 class _Reader:
     def __init__(self, text: str, names: Mapping[str, Node | ArrayType]):
         self.text, self.names, self.depth = text, names, 0
+        self.sizes: dict[int, tuple[Node, int]] = {}  # by identity, since to compare trees takes as long as they are large
 
     def read(self, node: ast.expr) -> Node:
         """The tree of a part of the text."""
@@ -59,8 +64,15 @@ class _Reader:
             tree = self.tree(node)
         except TypeError as error:
             self.refuse(node, str(error))
+        if self.size(tree) > MAX_PARTS:
+            self.refuse(node, f"larger than {MAX_PARTS:,} parts, as the middle of a < b < c counts twice")
         self.depth -= 1
         return tree
+
+    def size(self, tree: Node) -> int:
+        if id(tree) not in self.sizes:
+            self.sizes[id(tree)] = tree, 1 + sum(map(self.size, children(tree)))
+        return self.sizes[id(tree)][1]
 
     def tree(self, node: ast.expr) -> Node:
         match node:
@@ -108,7 +120,7 @@ class _Reader:
                 self.refuse(node, f"{name} is a function: {name}(...)")
             case None:
                 known = ", ".join(self.names)
-                self.refuse(node, f"{name!r} is not a name here; names are {known}, others are captured: {name}=...")
+                self.refuse(node, f"{cut(name)!r} is not a name here; names are {known}, others are captured: {cut(name)}=...")
             case ArrayType(type, 0):
                 return Load(type, name, ())
             case ArrayType(type, axes):
@@ -121,7 +133,7 @@ class _Reader:
             case ArrayType(type, axes):
                 pass
             case _:
-                self.refuse(node, f"{name!r} is not a captured array, so it has no elements")
+                self.refuse(node, f"{cut(name)!r} is not a captured array, so it has no elements")
         if len(indices) != axes:
             self.refuse(node, f"{name} takes an index for each of its axes, {axes}, got {len(indices)}")
         return Load(type, name, tuple(self.index(one) for one in indices))
@@ -143,7 +155,7 @@ class _Reader:
         return _joined(name, arguments) if several else apply(name, *arguments)
 
     def piece(self, node: ast.expr) -> str:
-        return repr(ast.get_source_segment(self.text, node) or ast.unparse(node))
+        return repr(cut(ast.get_source_segment(self.text, node) or ast.unparse(node)))
 
     def refuse(self, node: ast.expr, reason: str) -> NoReturn:
         """ValueError with the line of the text, and a mark below the part that a node is."""
@@ -161,12 +173,17 @@ def _refusal(reason: str, text: str, line: int, column: int, length: int = 1) ->
     """What is wrong, and where in the text; lines and columns count from 1."""
     lines = text.split("\n")
     place = f"column {column}" if len(lines) == 1 else f"line {line}, column {column}"
-    shown = lines[min(line, len(lines)) - 1]
-    return ValueError(f"at {place}: {reason}\n    {shown}\n    {' ' * (column - 1)}{'^' * length}")
+    whole = lines[min(line, len(lines)) - 1]
+    first = max(0, min(column - 1 - QUOTED // 2, len(whole) - QUOTED))
+    shown, at = whole[first : first + QUOTED], column - 1 - first
+    before, behind = "..." if first else "", "..." if first + QUOTED < len(whole) else ""
+    mark = " " * (len(before) + at) + "^" * max(1, min(length, len(shown) - at))
+    return ValueError(f"at {place}: {reason}\n    {before}{shown}{behind}\n    {mark}")
 
 
 def out_of_range(value: int | float) -> str:
     """Why a number is none that a kernel can have; empty for one that is."""
     if isinstance(value, int):
-        return "" if -(2**31) <= value < 2**31 else f"{value} is no integer of 32 bits, from {-(2**31)} to {2**31 - 1}"
+        shown = f"{value}" if value.bit_length() <= 128 else f"a number of {value.bit_length():,} bits"
+        return "" if -(2**31) <= value < 2**31 else f"{shown} is no integer of 32 bits, from {-(2**31)} to {2**31 - 1}"
     return "" if not np.isfinite(value) or abs(value) <= LARGEST else f"{value} is beyond the range of float32"

@@ -193,7 +193,7 @@ def rooms(problem: Problem, config: Config) -> dict[str, int]:
         **({"O": config.team.block_rows * v} if config.o_apart else {}),
         "K": config.stages * config.block_cols * k,
         "V": config.stages * config.block_cols * v,
-        "barriers": BARRIER_BYTES * (5 + 4 * config.stages) + WORK_BYTES,
+        "barriers": BARRIER_BYTES * (3 + 2 * config.team.consumers + 4 * config.stages) + WORK_BYTES,
     }
 
 
@@ -220,10 +220,11 @@ def kept(problem: Problem) -> int:
 
 
 def candidate(problem: Problem, device: Device, team: Team, block_cols: int) -> Candidate:
-    """A configuration, with as many slots as fit, then O's own room; its needs, and its rejection or its clocks."""
+    """A configuration, with O's own room and as many slots as fit beside it, or as fit without it; its needs, and its rejection or its
+    clocks."""
     turns, registers = problem.head_dim_v <= MOST_DIM_IN_TURNS, team.registers[bool(kept(problem) or problem.options.padded)]
     held, most = accumulators(problem, block_cols), team.accumulators[kept(problem)]
-    configs = [Config(team, block_cols, stages, turns, registers, apart) for stages in STAGES for apart in (True, False)]
+    configs = [Config(team, block_cols, stages, turns, registers, apart) for apart in (True, False) for stages in STAGES]
     needs = [Candidate(config, tuple(rooms(problem, config).items()), held, most) for config in configs]
     each = next((each for each in needs if each.shared_bytes <= device.sram_per_block), needs[-1])
     if held > most:

@@ -18,6 +18,7 @@ from cupyflash.sim.cli.group import Found
 from cupyflash.sim.cli.options import AS_JSON, DEVICE, MAX_SECONDS, SRAM, Count, examples, on, refuse_longer
 from cupyflash.sim.cli.show import NAMES, detected, flat, say, show_table, show_tiling, tiling_report, worst_error
 from cupyflash.sim.estimate import seconds
+from cupyflash.sim.host_memory import require_room, verified
 from cupyflash.sim.reference import reference, reference_gradients
 from cupyflash.sim.traffic import Traffic
 from cupyflash.words import plural
@@ -61,6 +62,7 @@ def demo(seqlen: int, heads: int, algorithm: str, device: Device, sram: str | No
     schedules = {algorithm: plan(problem, device, algorithm) for algorithm in ("standard", algorithm)}
     backward = plan_backward(problem, device)
     refuse_longer(sum(seconds(schedule) for schedule in (*schedules.values(), backward)), max_seconds)
+    require_room(max(map(verified, (*schedules.values(), backward))), "this")
     rng = np.random.default_rng(0)
     q, k, v = (rng.standard_normal((heads, seqlen, 64)).astype(np.float16) for _ in range(3))
     expected, _ = reference(q, k, v, causal=True)

@@ -16,6 +16,8 @@ from cupyflash.sim.cli.show import say, show_table
 from cupyflash.words import plural
 
 FITTED = "the widest that fits"
+UNEVEN = 1.05
+"""The balance above which it is said why no row block is cut in two."""
 
 
 def explanation(schedule: TileSchedule, request: Request) -> dict[str, Any]:
@@ -158,6 +160,12 @@ def order(report: dict[str, Any], request: Request) -> str:
     )
     heads = grid["heads_a_row_block"]
     together = f" A row block has rows of {heads} heads, which share K and V: queries are few." if heads > 1 else ""
+    whole = (
+        " Keys of a row block are not split, which would even it out: parts are written, read again and merged, and that costs more "
+        "than it gains where there are twice as many row blocks as multiprocessors (docs/performance.md)."
+        if report["balance"] > UNEVEN
+        else ""
+    )
     taken = (
         "which take the next from a queue when they have done one, the longest first"
         if grid["queued"]
@@ -168,7 +176,7 @@ def order(report: dict[str, Any], request: Request) -> str:
         f"multiprocessor, {taken}: {grid['row_blocks'] / grid['thread_blocks']:.2f} each. "
         f"{plural(grid['heads_at_a_time'], 'head')} at a time, whose K and V are {megabytes:,.1f} MB: as many as take half of the "
         f"L2 ({request.device.l2_bytes / 2**20:.0f} MB), or so few that {LOCKSTEP} thread blocks read each at about the same "
-        f"time.{together} {turns}."
+        f"time.{together} {turns}.{whole}"
     )
 
 

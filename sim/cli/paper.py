@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from cupyflash.sim import text
+from cupyflash.sim import files, text
 from cupyflash.sim.cli.options import NewFile, examples
 from cupyflash.sim.cli.show import width
 from cupyflash.sim.paper import FIGURES, Figure, markdown
@@ -45,7 +45,7 @@ def paper(names: Sequence[str], form: str | None, as_json: bool, output: Path | 
 
         for figure in figures:
             path = plot / f"paper_{figure.name}.png"
-            draw(figure).savefig(path, dpi=150)
+            files.save(draw(figure), path)
             click.echo(f"wrote {path}", err=True)
     if form == "text":
         content = "\n\n".join(shown(figure) for figure in figures) + "\n"
@@ -54,7 +54,7 @@ def paper(names: Sequence[str], form: str | None, as_json: bool, output: Path | 
     if output is None:
         click.echo(content, nl=False)
     else:
-        output.write_text(content, encoding="utf-8")
+        files.write(output, content)
         click.echo(f"wrote {output}", err=True)
 
 

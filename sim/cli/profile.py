@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,10 +12,12 @@ import numpy as np
 from click.core import ParameterSource
 
 from cupyflash.device import Device
+from cupyflash.sim import files
 from cupyflash.sim.cli.group import Found
 from cupyflash.sim.cli.options import AS_JSON, DEVICE, NewFile, examples, gathered
 from cupyflash.sim.cli.show import width
 from cupyflash.sim.ptx import PtxError, UnsupportedPTX
+from cupyflash.sim.ptx.report.findings import FAIL_ON
 from cupyflash.words import plural
 
 EXAMPLES = examples(
@@ -70,6 +73,7 @@ class Launch:
     cluster: tuple[int, ...] | None
     max_instructions: int | None
     stall_seconds: float | None
+    suppressions: Path | None
 
 
 @dataclass(frozen=True)
@@ -81,6 +85,7 @@ class Report:
     as_json: bool
     html: Path | None
     timeline_block: int
+    fail_on: str
 
 
 @dataclass(frozen=True)
@@ -110,6 +115,19 @@ class Behind:
     "--stall-seconds",
     type=click.FloatRange(0, min_open=True),
     help="End a launch whose loops come no nearer to their ends for so long, in processor time (20 if not said otherwise).",
+)
+@click.option(
+    "--suppressions",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    metavar="FILE",
+    help="Findings to let pass: a line each, KIND KERNEL FILE[:LINE] REASON. They are counted and said.",
+)
+@click.option(
+    "--fail-on",
+    type=click.Choice(tuple(FAIL_ON)),
+    default="warning",
+    show_default=True,
+    help="Exit with status 1 for errors only, or for warnings too.",
 )
 @click.option("--top", default=10, show_default=True, type=click.IntRange(1), help="How many lines a table shows.")
 @click.option(
@@ -141,7 +159,8 @@ def profile(source: Source, launch: Launch, report: Report, behind: Behind) -> N
     source that cost most. All counts are simulated: of PTX instructions, not of machine code. No GPU is needed. --html writes the
     same as a page, with the source by heat and the banks of shared memory. --l2 says what reaches DRAM on --device.
 
-    Exit status 1 when the machine finds a fault in the kernel, after the report; 2, with one line, for wrong input.
+    Exit status 1 when the machine finds a fault in the kernel, an error or a warning (with --fail-on error, an error), after the
+    report; 2, with one line, for wrong input.
     """
     from cupyflash.nvrtc import architecture
     from cupyflash.sim.arguments import read_arguments
@@ -174,6 +193,7 @@ def profile(source: Source, launch: Launch, report: Report, behind: Behind) -> N
             cluster=launch.cluster,
             max_instructions=launch.max_instructions,
             stall_seconds=launch.stall_seconds,
+            suppressions=() if launch.suppressions is None else launch.suppressions,
             unwritten=arguments.unwritten,
             banks=report.html is not None,
             l2=behind.device if behind.l2 else None,
@@ -182,13 +202,16 @@ def profile(source: Source, launch: Launch, report: Report, behind: Behind) -> N
     except PtxError as error:
         raise click.UsageError(f"{source.file}: {first_reason(error)}") from error
     for name, path in report.saves.items():
-        np.save(path, arrays[name])
+        saved = io.BytesIO()
+        np.save(saved, arrays[name])
+        files.write(path, saved.getvalue())
     if report.html is not None:
-        report.html.write_text(found.html(), encoding="utf-8")
+        files.write(report.html, found.html())
         click.echo(f"wrote {report.html}", err=True)
     click.echo(json.dumps(found.to_dict(), indent=2) if report.as_json else found.text(report.top, width()))
-    if found.launch.findings:
-        raise Found(f"the machine found {plural(len(found.launch.findings), 'fault')} in the kernel")
+    faults = [one for one in found.launch.findings if one.severity in FAIL_ON[report.fail_on]]
+    if faults:
+        raise Found(f"the machine found {plural(len(faults), 'fault')} in the kernel")
 
 
 def first_reason(error: PtxError) -> str:

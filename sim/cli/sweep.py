@@ -15,8 +15,8 @@ from click.core import ParameterSource
 from cupyflash.device import Device
 from cupyflash.distributed.layout import MOST_RANKS
 from cupyflash.problem import Problem
+from cupyflash.sim import files, text
 from cupyflash.sim import sweep as sweeping
-from cupyflash.sim import text
 from cupyflash.sim.cli import sweep_decode, sweep_ring
 from cupyflash.sim.cli.options import NewFile, Request, examples, first_given, gathered, options_of, problem_options, whole_number
 from cupyflash.sim.cli.ranks import Split, refuse_without_ranks, split_options
@@ -176,7 +176,7 @@ def sweep(request: Request, over: Over, span: Span, split: Split, report: Report
     if report.output is None:
         click.echo(content, nl=False)
     else:
-        report.output.write_text(content, encoding="utf-8")
+        files.write(report.output, content)
         click.echo(f"wrote {report.output}", err=True)
 
 

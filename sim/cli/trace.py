@@ -11,6 +11,7 @@ from typing import Any
 import click
 
 from cupyflash.schedules import ALGORITHMS, BACKWARD_ALGORITHMS
+from cupyflash.sim import files
 from cupyflash.sim.cli.group import Found
 from cupyflash.sim.cli.options import AS_JSON, MAX_SECONDS, NewFile, Request, examples, first_given, problem_options, refuse_longer
 from cupyflash.sim.cli.show import NAMES, describe, describe_cache, say, show_table
@@ -71,6 +72,7 @@ def trace(
     from cupyflash.sim import trace as traces
     from cupyflash.sim import trace_page
     from cupyflash.sim.estimate import seconds
+    from cupyflash.sim.host_memory import require_room, verified
     from cupyflash.sim.yardstick import draw_mask, draw_score
 
     asked = asked_for(algorithms, request)
@@ -84,6 +86,7 @@ def trace(
         why = f"{timeline_block}: no launch has more than {plural(most, 'thread block')}"
         raise click.BadParameter(why, param_hint="--timeline-block")
     refuse_longer(sum(map(seconds, schedules)), max_seconds)
+    require_room(max(map(verified, schedules)), "this")
     names, made = names_of(asked), []
     for name, schedule in zip(names, schedules, strict=True):
         click.echo(f"executing {name} on the simulated {request.device.name} ...", err=True)
@@ -91,7 +94,7 @@ def trace(
         made.append(traces.trace(schedule, data_seed, draw_score(*drawn), draw_mask(*drawn), block))
     told = trace_page.report(made, names, title_of(request, asked))
     if html is not None:
-        html.write_text(trace_page.page(told), encoding="utf-8")
+        files.write(html, trace_page.page(told))
         click.echo(f"wrote {html}", err=True)
     click.echo(json.dumps(told)) if as_json else show(told, request)
     for name, each in zip(names, made, strict=True):

@@ -70,10 +70,10 @@ function head() {
   }
 }
 
-function note(finding, warning, here) {
-  const made = el("div", { className: "finding" + (warning ? " warning" : "") });
+function note(finding, here) {
+  const made = el("div", { className: `finding ${finding.severity}` });
   const place = at(finding), others = finding.inlined_at.length ? finding.inlined_at.slice(-1) : [];
-  made.append(el("b", { textContent: warning ? `warning: ${finding.kind}` : finding.kind }), " ");
+  made.append(el("b", { textContent: finding.severity === "error" ? finding.kind : `${finding.severity}: ${finding.kind}` }), " ");
   if (here) made.append(finding.message);
   else made.append(link(...place), ...others.flatMap(other => [" (inlined at ", link(...other), ")"]), ": ", finding.message);
   if (finding.other) made.append(" ", el("span", { className: "who" }, "Other side: ", link(...finding.other), "."));
@@ -83,7 +83,9 @@ function note(finding, warning, here) {
 
 function found() {
   if (data.findings.length) $("findings").append(el("h2", { textContent: `Findings: ${plural(data.findings_total, "lane")} at ${plural(data.findings.length, "place")}` }));
-  $("findings").append(...data.findings.map(one => note(one, false, false)), ...data.warnings.map(one => note(one, true, false)));
+  $("findings").append(...data.findings.concat(data.notes).map(one => note(one, false)));
+  $("findings").append(...data.suppressed.map(one => el("p", { textContent: one.text })));
+  $("findings").append(...data.unmatched.map(one => el("p", { textContent: `Nothing to suppress for ${one.text}` })));
   if (!$("findings").childNodes.length) $("findings").remove();
 }
 
@@ -101,11 +103,11 @@ function sourceRow(file, number, text) {
     rows.set(row, line);
   }
   const out = [row];
-  for (const [list, warning] of [[data.findings, false], [data.warnings, true]]) for (const finding of list) {
+  for (const finding of data.findings.concat(data.notes)) {
     const same = place => place && place[0] === file.file && place[1] === number;
-    if (same(at(finding))) out.push(note(finding, warning, true));
-    else if (same(finding.other)) out.push(el("div", { className: "finding" }, el("b", { textContent: finding.kind }), " other side of ", link(...at(finding)), "."));
-    else if (finding.inlined_at.some(same)) out.push(el("div", { className: "finding" + (warning ? " warning" : "") }, el("b", { textContent: finding.kind }), " in what is called here, ", link(...at(finding)), "."));
+    if (same(at(finding))) out.push(note(finding, true));
+    else if (same(finding.other)) out.push(el("div", { className: `finding ${finding.severity}` }, el("b", { textContent: finding.kind }), " other side of ", link(...at(finding)), "."));
+    else if (finding.inlined_at.some(same)) out.push(el("div", { className: `finding ${finding.severity}` }, el("b", { textContent: finding.kind }), " in what is called here, ", link(...at(finding)), "."));
   }
   return out;
 }

@@ -18,7 +18,9 @@ from .rawkernel import RawKernel, RawModule
 from .report.counters import Counters, Counts, SharedCounts, Traffic
 from .report.diary import Diary
 from .report.findings import Finding
+from .report.suppressions import Suppressed, Suppression
 from .simulation import KernelFault, KernelFaultWarning, KernelWarning, simulation
+from .streams import Event, History, Stream
 from .text.types import PtxError, UnsupportedPTX
 
 __all__ = [
@@ -27,7 +29,9 @@ __all__ = [
     "Counts",
     "Coverage",
     "Diary",
+    "Event",
     "Finding",
+    "History",
     "KernelFault",
     "KernelFaultWarning",
     "KernelWarning",
@@ -37,6 +41,9 @@ __all__ = [
     "RawKernel",
     "RawModule",
     "SharedCounts",
+    "Stream",
+    "Suppressed",
+    "Suppression",
     "TensorMap",
     "Traffic",
     "UnsupportedPTX",

@@ -17,6 +17,8 @@ from typing import Any
 
 import numpy as np
 
+from cupyflash import first_use
+
 from .rawkernel import RawKernel, RawModule, place_in
 from .simulation import settings
 from .state.host import DeviceArray
@@ -158,8 +160,7 @@ def simulated_cupy() -> Iterator[None]:
     other modules hold by a name of their own, made or imported before, are replaced there too. Not replaced, and failing as they
     do without a GPU: ElementwiseKernel, ReductionKernel, `cupyx`, and what NumPy does not have. Raises ImportError without CuPy.
     """
-    import cupy
-
+    cupy = first_use.import_cupy()
     real = (cupy.RawKernel, cupy.RawModule)
     if RawKernel in real:  # simulated already
         yield

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import gc
+import os
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -25,10 +27,12 @@ from .parameters import POINTER_BYTES, Bound, Tensor, bind
 from .report.counters import Counters, Tally, Traffic
 from .report.diary import Diary
 from .report.findings import Finding, Findings
+from .report.suppressions import Comment, Suppressed, Suppression, asked, comments, source_text
 from .state.segments import UNWRITTEN, Segment, mark_unwritten, may_hold_nan
+from .streams import Stream
 from .text.names import find_kernel, variable_name
 from .text.parser import parse
-from .text.syntax import Function, Program, Refusal, Variable
+from .text.syntax import Function, Instruction, Line, Program, Refusal, Variable
 from .text.types import Array, PtxError, UnsupportedPTX, brief
 
 
@@ -36,8 +40,10 @@ from .text.types import Array, PtxError, UnsupportedPTX, brief
 class Launch:
     """What a launch did. `traffic` of the tensors among the arguments by name (`counters.traffic` has the module's variables, too).
 
-    `findings` are what is wrong, the first of each kind and place; `findings_total` counts all lanes. `warnings` are what is
-    wrong by the letter while nothing came of it: matrices that were loaded whole (ldmatrix) with rows that nobody wrote.
+    `findings` are what is wrong, errors and warnings, the first of each kind and place; `findings_total` counts all lanes. `notes`
+    are what is wrong by the letter while nothing came of it: matrices that were loaded whole (ldmatrix) with rows that nobody
+    wrote. `suppressed` are findings and notes that somebody lets pass, by who does; `unmatched` suppressions for this kernel that
+    had nothing to let pass.
 
     `unwritten`: of the arrays that nobody had written before, those that it left so in part; bool, an element's bytes are the
     last axis. It may be given to the next launch.
@@ -46,9 +52,11 @@ class Launch:
     counters: Counters
     traffic: Mapping[str, Traffic]
     findings: tuple[Finding, ...]
-    warnings: tuple[Finding, ...]
+    notes: tuple[Finding, ...]
     findings_total: int
     unwritten: Mapping[str, Array]
+    suppressed: tuple[Suppressed, ...] = ()
+    unmatched: tuple[Suppression, ...] = ()
 
 
 LIMITS = {"grid": ((1 << 31) - 1, 65535, 65535), "block": (1024, 1024, 64), "cluster": (16, 16, 16)}
@@ -114,19 +122,22 @@ class Module:
     """A loaded PTX module. Variables in global memory keep their values between launches, as on a device.
 
     `refused`: of each kernel that cannot be launched the statements that the machine does not execute, in it or in what it can
-    reach, as (line of the PTX, text, reason).
+    reach, as (line of the PTX, text, reason). `sources`: texts of source files by the names that the PTX has for them; others are
+    read where they lie, for the comments that suppress findings.
     """
 
-    def __init__(self, program: Program, text: str):
+    def __init__(self, program: Program, text: str, sources: Mapping[str, str]):
         self.program = program
         self.text = text
+        self.sources = dict(sources)
+        self._comments: dict[str, tuple[Comment, ...]] = {}
         self._decoded = decode_all(program)
         found = {kernel: tuple(self._decoded.refusals(kernel)) for kernel in program.kernels}
         self.refused: Mapping[str, tuple[Refusal, ...]] = {kernel: items for kernel, items in found.items() if items}
         self._codes: dict[str, Code] = {}
 
     @classmethod
-    def from_ptx(cls, text: str | bytes) -> Module:
+    def from_ptx(cls, text: str | bytes, *, sources: Mapping[str, str] = MappingProxyType({})) -> Module:
         """Load PTX text. A kernel with statements that the machine does not execute is in `refused`, and the others run.
 
         Raises `UnsupportedPTX`, which has every such statement, where no kernel is left to run, and `PtxError` for what is no PTX.
@@ -136,7 +147,7 @@ class Module:
         if not isinstance(text, str):
             raise TypeError(f"text must be PTX as text (of a file, what Path.read_text gives), got {type(text).__name__}")
         with collection_paused():
-            return cls(parse(text), text)
+            return cls(parse(text), text, sources)
 
     @classmethod
     def from_source(cls, cuda: str, options: Sequence[str] = (), *, name: str = "kernel.cu") -> Module:
@@ -152,7 +163,7 @@ class Module:
             raise TypeError(f"name must be text, got {name!r}")
         from cupyflash.nvrtc import compile_to_ptx
 
-        return cls.from_ptx(compile_to_ptx(str(cuda), options, name))
+        return cls.from_ptx(compile_to_ptx(str(cuda), options, name), sources={name: str(cuda)})
 
     @cached_property
     def _variables(self) -> dict[str, Array]:
@@ -186,6 +197,9 @@ class Module:
         cluster: int | Sequence[int] | None = None,
         processes: int | None = None,
         diary: Diary | None = None,
+        suppressions: str | os.PathLike[str] | Sequence[Suppression] = (),
+        stream: Stream | None = None,
+        programmatic: bool = False,
     ) -> Launch:
         """Run a kernel to its end.
 
@@ -212,7 +226,11 @@ class Module:
         processes: in how many at most the blocks of a large grid run (None: CUPYFLASH_PROCESSES of the environment, else 1), as
         far as there are processors and the blocks do not depend on each other. What comes out is the same. It needs races, no
         seed and nobody that looks on, and forks: on Linux, in a program with one thread. diary: a new one, which gets what the
-        warps of its thread block do, in order.
+        warps of its thread block do, in order. suppressions: a file of findings to let pass, or what `Suppression.read` made of
+        it; comments in the source count too (`report.suppressions`). They are in `Launch.suppressed`. stream: what orders the
+        launch with others of a history, whose races with it are findings, too (`streams`); None: it is the only one.
+        programmatic: it may begin before the launch in front of it in the stream is over (programmatic stream serialization):
+        griddepcontrol.wait, cudaGridDependencySynchronize, waits for that.
 
         Raises ValueError or TypeError for arguments that do not fit the kernel, `UnsupportedPTX` for a kernel in `refused`.
         What is wrong with the kernel itself is in `Launch.findings`.
@@ -224,9 +242,14 @@ class Module:
             raise ValueError(f"seed must be None or a whole number from 0, got {seed!r}")
         limits = Limits.asked(max_instructions, stall_seconds)
         processes = processes_asked(processes)
+        if stream is not None and not isinstance(stream, Stream):
+            raise TypeError(f"stream must be a ptx.Stream or None, got {type(stream).__name__}")
+        if programmatic and stream is None:
+            raise ValueError("programmatic needs a stream, in which another launch is in front of this one")
         if diary is not None:
             diary.open(kernel, geometry.blocks)
         code = self.code(kernel)
+        allowed = [one for one in asked(suppressions) if one.covers(kernel)] + self._allowed(code)
         segments, symbols = self._placed_variables()
         bound = bind(kernel, code.params, args, self._variables)
         tensors = placed_tensors(bound, len(segments))
@@ -238,7 +261,7 @@ class Module:
         symbols |= {name: params.start + offset for name, offset in bound.offsets.items()}
         parts = unwritten_parts(bound.tensors, tensors, unwritten)
         mark_unwritten(parts, [*segments, *tensors])
-        findings, tally = Findings(kernel), Tally()
+        findings, tally = Findings(kernel, allowed), Tally()
         shared_size, reserved = code.shared.size + shared_bytes, RESERVED_BYTES if code.reserves else 0
         if reserved:
             shared_size = -(-shared_size // 128) * 128 + reserved
@@ -249,20 +272,42 @@ class Module:
         if races:
             watched = [*segments, *tensors, workspace]
             memory.races = Races(code.sharing, len(code.instructions), watched, memory.shared_stride, findings, geometry.blocks)
+            memory.races.contents = memory
+        if stream is not None:
+            stream.begin(kernel, programmatic, memory.races)
         schedule = seed, on_barrier, limits
         setup = Setup(geometry, packed, params, shared_bytes, symbols, *schedule, workspace.start, approximate, diary)
         machine = Machine(code, setup, memory, findings, tally)
         ended = run_apart(machine, processes) or machine.run()
+        if memory.races is not None and memory.races.launches is not None:
+            memory.races.launches.end()
         written = [s for s in (*segments, *tensors) if tally.wrote(s)]
         doubted = bool(findings.doubts)
-        warnings = findings.settle(doubted and (not ended or code.integer_products or any(map(may_hold_nan, written))))
+        notes = findings.settle(doubted and (not ended or code.integer_products or any(map(may_hold_nan, written))))
         counters = tally.fold(code.executed())
         # A tensor that nobody touched has traffic, too: none.
         counters.traffic = {s.name: counters.traffic.get(s.name, Traffic()) for s in (*tensors, *segments)}
         traffic = {s.name: counters.traffic[s.name] for s in tensors}
         left = {segment.name: segment.array_states() == UNWRITTEN for segment, _ in parts if segment.array.size}
         still = {name: where for name, where in left.items() if where.any()}
-        return Launch(counters, traffic, tuple(findings.items), tuple(warnings), findings.total, still)
+        suppressed = tuple(Suppressed(allowed[k], findings.closed(records)) for k, records in findings.suppressed.items())
+        unmatched = tuple(one for k, one in enumerate(allowed) if k not in findings.suppressed)
+        found = findings.closed(findings.found)
+        return Launch(counters, traffic, found, tuple(notes), findings.total, still, suppressed, unmatched)
+
+    def _allowed(self, code: Code) -> list[Suppression]:
+        """What comments let pass on lines of a kernel; of sources that were given, on lines of which no kernel has code, too."""
+        mine = lines_of(code.instructions)
+        found: list[Comment] = []
+        for file in sorted({file for file, _ in mine}):
+            # A compiler may have put its folder before the name that it was given.
+            text = next((text for name, text in self.sources.items() if f"/{file}".endswith(f"/{name}")), None)
+            if file not in self._comments:
+                self._comments[file] = tuple(comments(source_text(file) if text is None else text, file))
+            lost = self._comments[file] if text is not None else ()
+            anybody = lines_of(i for function in self.program.functions.values() for i in function.instructions) if lost else mine
+            found += [one for one in self._comments[file] if one.at in mine or (one in lost and one.at not in anybody)]
+        return [one.read() for one in found]
 
     def _placed_variables(self) -> tuple[list[Segment], dict[str, int]]:
         """The module's variables as tensors, pointers among them filled in; the addresses of variables and functions."""
@@ -291,6 +336,11 @@ class Module:
         if found is None:
             found = self._codes[kernel] = Code(self.program, kernel, self._decoded.plans)
         return found
+
+
+def lines_of(instructions: Iterable[Instruction]) -> set[Line]:
+    """The lines of source that instructions come from, those of the calls that they are inlined at too."""
+    return {line for i in instructions if i.source for line in (i.source, *i.inlined_at)}
 
 
 def placed_tensors(bound: Bound, first: int) -> list[Segment]:

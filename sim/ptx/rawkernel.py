@@ -12,7 +12,7 @@ import re
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cached_property, lru_cache
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,7 @@ from .module import Module
 from .parameters import POINTER_BYTES, is_maps
 from .simulation import deliver, settings
 from .state.host import DeviceArray
+from .streams import Stream
 from .text.names import base_name, parameter_names
 from .text.syntax import Variable
 from .text.types import Array
@@ -94,7 +95,7 @@ class Loaded:
         return {name: figures for name, (figures, _) in parse_account(log).items()}
 
 
-@cache
+@lru_cache(maxsize=128)
 def _load(source: Source, arch: str) -> Loaded:
     if source.code is None:
         assert source.path is not None
@@ -107,7 +108,9 @@ def _load(source: Source, arch: str) -> Loaded:
     if source.jitify:
         raise ValueError("jitify must be None or False: headers of the host's C++ library are not taken apart here")
     made = compile_named(source.text, source.compiler_options(arch), source.place[0], source.expressions)
-    return Loaded(source, arch, Module.from_ptx(made.text), made.lowered, made.log)
+    file, line = source.place
+    known = {file: source.code} if line == 1 else {}  # else it stands in a Python file, which is there to be read
+    return Loaded(source, arch, Module.from_ptx(made.text, sources=known), made.lowered, made.log)
 
 
 def cupy_headers() -> tuple[list[str], list[str]]:
@@ -203,7 +206,7 @@ class RawKernel:
         array is a pointer to its first element (strides are the kernel's business), None a null pointer. Other values have
         CuPy's types: Python's int is int64 (a shorter parameter takes the low bytes), its float float64, its bool one byte.
         A structure is a NumPy structured scalar; fields of objects in it are pointers, as in a mapping.
-        shared_mem: bytes of dynamic shared memory. stream: of no effect.
+        shared_mem: bytes of dynamic shared memory. stream: a `ptx.Stream` orders the launch among others, another is of no effect.
         Raises TypeError where CuPy would pass bytes that are not the parameter's, ValueError for a launch that CUDA refuses, and
         `KernelFault` for findings, unless a `simulation` says otherwise.
         """
@@ -221,8 +224,9 @@ class RawKernel:
         given = {each: argument(self.name, each, value, param) for each, value, param in zipped}
         holds = settings()
         grid, block = (tuple(max(1, int(length)) for length in lengths) for lengths in (grid, block))
-        races = bool(holds.races)
-        launch = loaded.module.launch(name, grid, block, given, shared_bytes=shared_mem, seed=holds.seed, races=races)
+        how: dict[str, Any] = {"seed": holds.seed, "races": bool(holds.races), "suppressions": holds.suppressions or ()}
+        how["stream"] = stream if isinstance(stream, Stream) else None
+        launch = loaded.module.launch(name, grid, block, given, shared_bytes=shared_mem, **how)
         deliver(self.name, launch, 2)
 
     @property

@@ -7,8 +7,9 @@ launches[-1].findings
 
 from __future__ import annotations
 
+import os
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -18,6 +19,7 @@ from cupyflash.words import plural
 
 from .module import Launch
 from .report.findings import Finding
+from .report.suppressions import Suppression, asked, told
 
 POLICIES = ("raise", "warn", "keep")
 
@@ -34,7 +36,7 @@ class KernelFault(RuntimeError):
 
 
 class KernelWarning(UserWarning):
-    """What is in `Launch.warnings`: wrong by the letter, and nothing came of it."""
+    """What is no fault and yet to be said: `Launch.notes`, what was suppressed, suppressions that let nothing pass."""
 
 
 class KernelFaultWarning(KernelWarning):
@@ -53,28 +55,36 @@ class Frame:
     arch: str | None = None
     seed: int | None = None
     races: bool | None = None
+    suppressions: tuple[Suppression, ...] | None = None
     launches: list[Launch] = field(default_factory=list)
 
 
-_DEFAULT = Frame("raise", "compute_80", None, True)
+_DEFAULT = Frame("raise", "compute_80", None, True, ())
 _frames: ContextVar[tuple[Frame, ...]] = ContextVar("_frames", default=())
 
 
 @contextmanager
 def simulation(
-    *, findings: str | None = None, arch: str | None = None, seed: int | None = None, races: bool | None = None
+    *,
+    findings: str | None = None,
+    arch: str | None = None,
+    seed: int | None = None,
+    races: bool | None = None,
+    suppressions: str | os.PathLike[str] | Sequence[Suppression] | None = None,
 ) -> Iterator[list[Launch]]:
     """Set how `RawKernel` and `RawModule` run inside of the `with` block; gives the list of the launches made there, as they come.
 
     findings: "raise" (a `KernelFault`, the default), "warn" (a `KernelFaultWarning`) or "keep": they are in the launches only.
     arch: what is compiled for, "sm_90", "90a", "8.6"; the default is compute_80. seed: None runs warps in lock step where they
-    agree, a number in a random order. races: whether to look for them. What is left out is as in the block around.
+    agree, a number in a random order. races: whether to look for them. suppressions: as in `Module.launch`. What is left out is
+    as in the block around.
     A block that says `findings` keeps its launches from the lists of those around it.
     Settings are those of the thread (of the `contextvars` context). Raises ValueError for wrong settings.
     """
     if findings is not None and findings not in POLICIES:
         raise ValueError(f"findings must be one of {', '.join(map(repr, POLICIES))}, got {findings!r}")
-    frame = Frame(findings, None if arch is None else architecture(str(arch)), seed, races)
+    allowed = None if suppressions is None else asked(suppressions)
+    frame = Frame(findings, None if arch is None else architecture(str(arch)), seed, races, allowed)
     token = _frames.set((*_frames.get(), frame))
     try:
         yield frame.launches
@@ -89,7 +99,7 @@ def settings() -> Frame:
     def last(name: str) -> object:
         return next((value for frame in reversed(frames) if (value := getattr(frame, name)) is not None), None)
 
-    return Frame(*(last(name) for name in ("findings", "arch", "seed", "races")))  # type: ignore[arg-type]
+    return Frame(*(last(name) for name in ("findings", "arch", "seed", "races", "suppressions")))  # type: ignore[arg-type]
 
 
 def deliver(kernel: str, launch: Launch, stacklevel: int) -> None:
@@ -100,8 +110,11 @@ def deliver(kernel: str, launch: Launch, stacklevel: int) -> None:
         if frame.findings is not None:
             policy = frame.findings
             break
-    if launch.warnings and policy != "keep":
-        warnings.warn(fault_text(kernel, launch.warnings, "warning"), KernelWarning, stacklevel + 1)
+    if launch.notes and policy != "keep":
+        warnings.warn(fault_text(kernel, launch.notes, "note"), KernelWarning, stacklevel + 1)
+    if policy != "keep":
+        for line in told(launch.suppressed, launch.unmatched):
+            warnings.warn(f"kernel {kernel}: {line}", KernelWarning, stacklevel + 1)
     if launch.findings and policy == "raise":
         raise KernelFault(kernel, launch)
     if launch.findings and policy == "warn":

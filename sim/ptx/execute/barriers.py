@@ -14,7 +14,7 @@ import numpy as np
 
 from ..decode.registry import Arg, Barrier
 from ..order.order import Released
-from ..report.findings import Stuck
+from ..report.findings import WARNING, Stuck, Verdict
 from ..state.fpenv import ENVIRONMENT, KEEP
 from ..state.lanes import WARP, Lanes
 from ..text.types import Array
@@ -293,7 +293,8 @@ class Barriers:
                 first = int(np.flatnonzero(lanes.block == block)[0])
                 message = f"{count} of {machine.wave.threads} threads of the block had exited before this barrier"
                 i = machine.code.instructions[arrival.pc]
-                machine.memory.findings.report("partial barrier", message, i, lanes, first)
+                # PTX promises nothing; CUDA does from Volta on ("until reached by all non-exited threads in the block").
+                machine.memory.findings.report(Verdict("partial barrier", WARNING), message, i, lanes, first)
         if machine.on_barrier is not None:
             # The callback is not part of the kernel: it computes in the ordinary floating-point environment.
             ENVIRONMENT.setter(KEEP)()

@@ -170,7 +170,7 @@ class Machine:
 
     def clean(self) -> bool:
         """Whether there is nothing to report so far."""
-        return not (self.findings.found or self.findings.doubts)
+        return self.findings.clean
 
     def run(self, part: int = 0, of: int = 1) -> bool:
         """Run all blocks; False if a fault ended the launch. Findings and counts are in `findings` and `tally` afterwards.
@@ -190,8 +190,9 @@ class Machine:
                     if of > 1 and not self.clean():
                         return False
                     self.tally.waves += 1
+                    self.wave, self.diary = self.new_wave(first, min(size, geometry.blocks - first)), None
                     try:
-                        self.run_wave(first, min(size, geometry.blocks - first))
+                        self.run_wave()
                     finally:
                         self.wave.release()
                         if self.diary is not None:
@@ -205,12 +206,15 @@ class Machine:
                     frame.release()
         return True
 
-    def run_wave(self, first_block: int, blocks: int) -> None:
-        memory = self.memory
-        geometry, strides = self.setup.geometry, (memory.shared_stride, memory.local_stride)
-        self.wave = Wave(first_block, blocks, geometry.threads, *strides, geometry.cluster_blocks)
+    def new_wave(self, first_block: int, blocks: int) -> Wave:
+        geometry, strides = self.setup.geometry, (self.memory.shared_stride, self.memory.local_stride)
+        wave = Wave(first_block, blocks, geometry.threads, *strides, geometry.cluster_blocks)
         if geometry.cluster[1:] != (1, 1):
-            self.wave.number = geometry.number
+            wave.number = geometry.number
+        return wave
+
+    def run_wave(self) -> None:
+        memory = self.memory
         memory.begin_wave(self.wave)
         self.open_diary()
         self.copies = Copies(self.wave, memory, self.random)

@@ -92,6 +92,8 @@ def may_run_apart(machine: Machine) -> bool:
     looks_on = machine.on_barrier is not None or memory.observer is not None or machine.setup.diary is not None
     if machine.random is not None or looks_on or memory.races is None or machine.setup.limits.max_instructions is not None:
         return False
+    if memory.races.launches is not None:
+        return False
     if any_shared([(one.address, one.address + one.size) for one in memory.segments.values()]):
         return False
     return not (
@@ -150,7 +152,7 @@ def done_by(machine: Machine) -> Done:
 
 
 def results(machine: Machine, count: int) -> list[Done] | None:
-    """What each of `count` processes did; None if any of them has something to report."""
+    """What each of `count` processes did; None if any of them has something to report, could not begin, or did not end."""
     instructions, segments = machine.code.instructions, machine.memory.segments
 
     class In(pickle.Unpickler):
@@ -181,6 +183,8 @@ def results(machine: Machine, count: int) -> list[Done] | None:
                     return None
                 found[pipe] = In(io.BytesIO(message)).load()
         return [found[pipe] for pipe in pipes]
+    except OSError:  # no process or pipe more, or one that was killed within its message
+        return None
     finally:
         for child in children:
             child.kill()

@@ -15,6 +15,7 @@ import numpy as np
 
 from cupyflash.words import plural
 
+from ..order.agreeing import Stored
 from ..order.lifetimes import Lifetimes
 from ..order.races import Races
 from ..order.shadow import windows
@@ -91,6 +92,8 @@ class Memory:
         self.diary: Diary | None = None
         """Of a block of the wave."""
         self.races: Races | None = None
+        self.storing: Stored | None = None
+        """What the store that is being made writes; nothing while something else accesses memory."""
         self.reserved = 0
         """Bytes at the end of each block's shared memory that are the system's: zero at first."""
         self.shared_names: Mapping[str, int] = {}

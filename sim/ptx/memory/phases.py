@@ -18,7 +18,7 @@ import numpy as np
 from cupyflash.words import plural
 
 from ..order.order import BLOCK, CLUSTER
-from ..report.findings import Stuck
+from ..report.findings import ERROR, WARNING, Stuck, Verdict
 from ..state.lanes import Lanes, merged
 from ..state.segments import WRITTEN
 from ..text.syntax import Instruction
@@ -148,9 +148,15 @@ class MBarriers:
         if at and "tensor" not in i.mods:
             at = [k for k in at if races is not None and races.base[int(keys[k]) // per] < self.unfenced[int(keys[k])]]
         if at:
+            # A barrier of the block does as well on every known chip, and some compilers have no more.
+            met = races is not None and all(
+                key // per == block and races.base[block] >= self.unfenced[key]
+                for key, block in zip(keys[at].tolist(), lanes.block[row[at]].tolist(), strict=True)
+            )
             what = f"the mbarrier at {self.name(int(keys[at[0]]))} is used by {i.name}"
             message = f"{what}, but no fence.mbarrier_init (or fence.proxy.async) is behind its mbarrier.init"
-            self.memory.findings.report("proxy", message, i, lanes, int(row[at[0]]), count=len(at))
+            verdict = Verdict("proxy", WARNING if met else ERROR)
+            self.memory.findings.report(verdict, message, i, lanes, int(row[at[0]]), count=len(at))
 
     def invalidate(self, keys: Array) -> None:
         for key in keys.tolist():

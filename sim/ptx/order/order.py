@@ -16,7 +16,7 @@ cluster, or several CLUSTERS).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -296,7 +296,7 @@ class Order:
                 race[at] &= moments is None or stamp[at] > moments[mine[at] & 31, other[at] & 31]
         if self.heard and race.any():
             race &= stamp > self.heard.moments(mine, other, (who == LANES) | (who == WARPS), who == WARPS)
-        if (self._lane_knows or self._block_knows) and race.any():
+        if self.learns and race.any():
             for lane in np.unique(mine[race]):
                 learnt = self.learnt(int(lane))
                 if learnt is None:
@@ -317,6 +317,11 @@ class Order:
         """For each lane of the grid until when this one has heard of it through atomics; None: of nobody."""
         mine, block = self._lane_knows.get(lane), self._block_knows.get(lane // self.wave.lanes_per_block)
         return highest([mine, block]) if mine is not None or block is not None else None
+
+    @property
+    def learns(self) -> bool:
+        """Whether any lane has learnt of others through atomics."""
+        return bool(self._lane_knows or self._block_knows)
 
     def fence(self, lanes: Lanes, scope: int) -> None:
         if self._fenced is None:
@@ -370,10 +375,33 @@ class Order:
                     self._messages[key] = highest([self._release(lane, moment, fences), message])
         self.now += 1
 
+    def messages(self) -> Iterator[tuple[int, int, Array]]:
+        """What was released to the whole device: an area, where in it, and until when that is so of each lane of the grid."""
+        for (area, scope, _, at), message in self._messages.items():
+            if scope == DEVICE and area >= 0:
+                yield area, at, message
+
     def _release(self, lane: int, moment: int, fences: Array | None) -> Array:
         """What a lane hands on that fenced at `moment`: its own past, what it heard of, its cluster as far as it fenced too."""
-        per = self.per
         out = np.zeros(self.blocks * self.wave.lanes_per_block, np.int64)
+        start = lane - lane % self.per
+        out[start : start + self.per] = self._own_release(lane, moment, fences)
+        return highest([out, self.learnt(lane)])
+
+    def handed_on(self, lanes: Array) -> Array | None:
+        """Until when the accesses of each lane of its block are behind the last fences, for the device, of lanes of one warp; None:
+        none of them has fenced."""
+        fences = None if self._fenced is None else self._fenced[DEVICE]
+        if fences is None or not (fenced := lanes[fences[lanes] > 0]).size:
+            return None
+        lane, block = int(fenced[0]), self.wave.lanes_per_block
+        out = self._own_release(lane, int(fences[lane]), fences)[lane % self.per // block * block :][:block].copy()
+        out[fenced % block] = fences[fenced]
+        return out
+
+    def _own_release(self, lane: int, moment: int, fences: Array | None) -> Array:
+        """Of what a lane hands on the part that is of its cluster."""
+        per = self.per
         local, mine = (lane - self.first) // per, lane % per >> 5
         moments = np.repeat(self.known[local, mine], WARP)
         moments[mine * WARP : (mine + 1) * WARP] = self.synced[lane - self.first >> 5]
@@ -384,9 +412,9 @@ class Order:
         start = lane - lane % per
         if fences is not None:
             limit = np.maximum(limit, fences[start : start + per])
-        out[start : start + per] = np.minimum(moments, limit)
-        out[lane] = moment
-        return highest([out, self.learnt(lane)])
+        out: Array = np.minimum(moments, limit)
+        out[lane - start] = moment
+        return out
 
 
 def highest(arrays: Sequence[Array | None]) -> Array:

@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import numpy as np
 
-from ..report.findings import Findings, place_of, source_and_call
+from ..report.findings import ERROR, WARNING, Findings, Verdict, place_of, source_and_call
 from ..state.lanes import WARP, Lanes, Wave
 from ..state.segments import Segment
 from ..text.syntax import Instruction
 from ..text.types import Array
-from . import scopes
+from . import agreeing, scopes
+from .agreeing import SAME, Contents
 from .copies import Copies
-from .order import BLOCKS, CLUSTERS, LANE, LANES, LEVEL, LOW, ONE, STAMP, WARPS, Order
+from .launches import Launches
+from .order import BLOCKS, CLUSTERS, DEVICE, LANE, LANES, LEVEL, LOW, ONE, STAMP, WARPS, Order
 from .shadow import Access, Area, Boxes, Rows, Shadow, Table, TileAccess, Touch, Who, same_for_warps, windows
 from .sharing import Sharing, is_async, is_phase, is_strong
 from .tiles import Tiles
@@ -46,12 +48,21 @@ class Races(Order):
         self.segments = segments
         self._areas: dict[int, Area | None] = {}
         self.copies = Copies(self)
+        self.contents: Contents | None = None
+        """What memory holds, and what a store is about to write."""
+        self.launches: Launches | None = None
+        """Of the history that the launch is part of."""
 
     def begin_wave(self, wave: Wave) -> None:
         super().begin_wave(wave)
         self.granules = self.shared_stride >> self.shared_shift
         self.shared = Shadow.of(wave.blocks * self.granules, self.warps, True, self.numbers, self.sharing.proxies)
         self.tiles = Tiles(self) if self.sharing.products else None
+
+    def fence(self, lanes: Lanes, scope: int) -> None:
+        super().fence(lanes, scope)
+        if self.launches is not None and scope == DEVICE:
+            self.launches.fence(lanes)
 
     # -- accesses -----------------------------------------------------------------------------------------------------
 
@@ -74,12 +85,13 @@ class Races(Order):
         return found
 
     def area(self, segment: Segment) -> Area | None:
-        """The shadow of a tensor; None where no store of the kernel can reach it or an array that shares its memory."""
+        """The shadow of a tensor; None where no store of the kernel, nor another launch of its history, can reach it or an array
+        that shares its memory."""
         if id(segment) in self._areas:
             return self._areas[id(segment)]
         group, low, high = segment.neighbours(self.segments)
         area = None
-        if any(one.writable and self.sharing.writes(one.place) for one in group):
+        if self.launches is not None or any(one.writable and self.sharing.writes(one.place) for one in group):
             shift = self.sharing.global_granule([one.place for one in group]).bit_length() - 1
             low = low >> shift << shift
             area = Area(low, shift, Shadow.of(((high - low - 1) >> shift) + 1, 1, False, self.numbers))
@@ -88,7 +100,13 @@ class Races(Order):
 
     def areas(self) -> list[Area]:
         """The shadows of tensors that anybody has accessed."""
-        return list({area.low: area for area in self._areas.values() if area is not None}.values())
+        return [area for _, area in self.touched()]
+
+    def touched(self) -> list[tuple[Segment, Area]]:
+        """The same, each with a segment that it is of."""
+        found = {id(one): one for one in self.segments}
+        pairs = {id(area): (found[key], area) for key, area in self._areas.items() if area is not None}
+        return list(pairs.values())
 
     def access(
         self, space: str, segment: Segment | None, lanes: Lanes, addresses: Array, size: int | Array, kind: str, i: Instruction
@@ -138,10 +156,15 @@ class Races(Order):
     def judge(self, access: Touch, kind: str) -> None:
         """What the access is not ordered behind; then it is in the shadow itself."""
         i, lanes, shadow, segment, rows = access.instruction, access.lanes, access.shadow, access.segment, access.rows
+        if self.launches is not None and isinstance(access, Access) and segment is not None:
+            strong = self.has_atomics and (kind == "atom" or is_strong(i))
+            if strong and (kind == "ld" or i.opcode == "atom"):
+                self.launches.hear(access, kind != "ld")
+            self.launches.look(access, kind not in ("ld", "ldmatrix"), strong)
         if shadow.landing is not None:
             self.look(access, shadow.landing, "read" if kind in ("ld", "ldmatrix") else "write", LANDING)
         if self.has_atomics and (kind == "atom" or is_strong(i)):
-            self.look(access, shadow.writes, "atomic access", "write")
+            self.look_at_writers(access, "atomic access")
             self.look(access, shadow.reads, "atomic access", "read")
             if shadow.copies is not None:
                 self.look(access, shadow.copies, "atomic access", COPY)
@@ -158,7 +181,7 @@ class Races(Order):
                 area_key = -1 if segment is None else self._area_number(segment)
                 self.strong(lanes, where, area_key, reads, kind != "ld", frozenset(i.mods))
         elif kind in ("ld", "ldmatrix"):
-            self.look(access, shadow.writes, "read", "write")
+            self.look_at_writers(access, "read")
             if i in self.sharing.guesses:
                 self.note(access, shadow.atomics)
                 return
@@ -170,7 +193,7 @@ class Races(Order):
             if i.opcode == "cp":
                 self.copies.issue(access)
         else:
-            self.look(access, shadow.writes, "write", "write")
+            self.look_at_writers(access, "write")
             if shadow.copies is not None:
                 self.look(access, shadow.copies, "write", COPY)
             self.look(access, shadow.reads, "write", "read")
@@ -179,6 +202,13 @@ class Races(Order):
             if self.has_atomics:
                 self.look(access, shadow.atomics, "write", "atomic access")
             self.overwrite(access)
+            agreeing.remember(self, access)
+
+    def look_at_writers(self, access: Touch, verb: str) -> None:
+        """Report the plain writes that an access is not ordered behind."""
+        if access.shadow.agreeing is not None:
+            self.look(access, access.shadow.agreeing, verb, "write")
+        self.look(access, access.shadow.writes, verb, "write")
 
     def lockstep(self, access: Touch) -> None:
         """A volatile access to shared memory: what another lane of the warp wrote is not there unless the lanes have met."""
@@ -207,6 +237,8 @@ class Races(Order):
             return
         if self.tiles is not None and access.shadow.shared:
             self.tiles.wrote(access.different)
+        if access.shadow.mixed is not None:
+            access.shadow.mixed[access.rows] = False
         who = access.who
         values = self.values(who, LANES if access.collective else ONE)
         entries = table.entries.reshape(-1)
@@ -215,10 +247,13 @@ class Races(Order):
         won = entries[access.rows]
         if np.count_nonzero(won != values):
             # Several lanes wrote there at once: within a warp one of them wins, between warps that is a race.
-            winner = (won & np.uint64(LANE)).astype(np.int64)
-            lost = np.flatnonzero((won != values) & (winner >> 5 != who.lane >> 5))
-            if len(lost):
-                self.report(access, lost, won[lost], np.full(len(lost), number), ("write", "write"))
+            lost = np.flatnonzero(won != values)
+            winner = (won[lost] & np.uint64(LANE)).astype(np.int64)
+            same, apart = agreeing.same_at_once(self, access, lost, winner), winner >> 5 != who.lane[lost] >> 5
+            self.report_writers(access, lost[apart], won[lost[apart]], np.full(np.count_nonzero(apart), number), same[apart])
+            beside = lost[same & apart]
+            agreeing.join(self, access, beside, values[beside], np.full(len(beside), number))
+            agreeing.mix(access.shadow, access.rows[lost[~same & ~apart]])
 
     def stamp(self, access: TileAccess) -> None:
         """The lanes of an access write now, each alone."""
@@ -280,8 +315,14 @@ class Races(Order):
         race = self.unordered(who.lane[where], chosen, collective)
         if race.any():
             where, chosen = where[race], chosen[race]
-            column = 0 if width == 1 else at[1][race]
-            self.report(access, where, chosen, table.by[rows[where], column], (verb, other))
+            by = table.by[rows[where], 0 if width == 1 else at[1][race]]
+            if (verb, other) != ("write", "write"):
+                self.report(access, where, chosen, by, (verb, other))
+                return
+            same = agreeing.same_as_before(self, access, where, by)
+            self.report_writers(access, where, chosen, by, same)
+            if table is access.shadow.writes:
+                agreeing.join(self, access, where[same], chosen[same], by[same])
 
     def clear(self, access: Touch, boxes: Boxes, table: Table, other: str) -> bool:
         """Whether all that `look` would look at in some ranges is in order."""
@@ -423,8 +464,20 @@ class Races(Order):
             return "shared memory"
         return f"the shared memory of block {self.wave.number(block + self.wave.first_block)}"
 
+    def report_writers(self, access: Touch, where: Array, entries: Array, by: Array, same: Array) -> None:
+        """Plain writes that are not ordered; `same`: where they write the same."""
+        for which, what, severity in ((~same, NOT_ORDERED, ERROR), (same, SAME, WARNING)):
+            self.report(access, where[which], entries[which], by[which], ("write", "write"), what, severity)
+
     def report(
-        self, access: Touch, where: Array, entries: Array, by: Array, verbs: tuple[str, str], what: str = NOT_ORDERED
+        self,
+        access: Touch,
+        where: Array,
+        entries: Array,
+        by: Array,
+        verbs: tuple[str, str],
+        what: str = NOT_ORDERED,
+        severity: str = ERROR,
     ) -> None:
         """One finding for each pair of instructions, at the later one in the code; `verbs`: what each did, `what`: how it ended."""
         lanes, segment, i = access.lanes, access.segment, access.instruction
@@ -451,7 +504,7 @@ class Races(Order):
             )
             key = ("race", *sorted((place_of(i), place_of(theirs)), key=str), segment.name if segment else None)
             self.findings.record(
-                "race",
+                Verdict("race", severity),
                 message,
                 (at_fault, second),
                 main,

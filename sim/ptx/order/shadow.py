@@ -76,6 +76,10 @@ class Shadow:
     landing: Table | None = None
     scoped: dict[tuple[int, bool], Table] = field(default_factory=dict)
     """Where some strong accesses leave out other blocks, all strong accesses by (scope, whether they write)."""
+    agreeing: Table | None = None
+    """Plain writers that raced with the last one and wrote the same, in columns as `reads`."""
+    mixed: Array | None = None
+    """Granules whose last writers were lanes of one warp, at once, with several values: which one is there is not said."""
     ragged: bool = False
     """Some copy to or from a tensor began or ended within a granule, which may then say nothing of it."""
 

@@ -48,7 +48,9 @@ def piece_access(
 
 def read(races: Races, access: Access) -> None:
     """A tensor map is read: by a proxy of its own, at once."""
-    races.look(access, access.shadow.writes, "read", "write")
+    if races.launches is not None:
+        races.launches.look(access, False, False)
+    races.look_at_writers(access, "read")
     if races.has_atomics:
         races.look(access, access.shadow.atomics, "read", "atomic access")
     races.note(access, access.shadow.reads)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple, Protocol
 
 from cupyflash.words import plural
 
@@ -12,19 +14,49 @@ from ..text.syntax import Instruction, Line
 LIMIT = 100
 """How many findings a launch keeps; the rest is only counted."""
 
+ERROR, WARNING, NOTE = SEVERITIES = "error", "warning", "note"
+"""Wrong on some chip or in some order; undefined, yet every known chip does it; wrong by the letter, and nothing came of it."""
+
+FAIL_ON = {ERROR: (ERROR,), WARNING: (ERROR, WARNING)}
+"""What fails a test or a command that is told to fail on errors only, or on warnings too."""
+
+KINDS = {
+    "bad arrival": "at an mbarrier",
+    "bad call": "through a pointer that is no such function",
+    "bad rank": "mapa to a rank that the cluster does not have",
+    "bad tensor map": "what is wrong with a map, or with how it is used (`memory.maps`)",
+    "budget": "all instructions that the launch may run are spent",
+    "cluster barrier": "barrier.cluster.wait without an arrival before, or two arrivals without a wait between",
+    "deadlock": "threads wait for what can never come",
+    "disagreement": "of wgmma's descriptors, or of the warps of a warpgroup",
+    "endless": "no loop comes nearer to its end",
+    "exited block": "shared memory of a block that has exited, or may have",
+    "in flight": "shared memory whose asynchronous copy, or registers whose wgmma, nobody waited for",
+    "inactive source": "a shuffle from a lane that does not take part",
+    "misaligned": "an address that is no multiple of what the access asks for",
+    "missing fence": "wgmma's, of registers",
+    "missing lanes": "a warp-wide instruction without all lanes that it names",
+    "not begun": "shared memory of a block that may not run yet",
+    "null pointer": "an access near address 0",
+    "out of bounds": "an access outside of the memory that its address is of",
+    "partial barrier": "threads had exited before a barrier of the whole block",
+    "proxy": "no fence between two ways to memory (`order.proxy`)",
+    "race": "two accesses that nothing orders (`order.races`)",
+    "read-only": "a store to memory that may only be read",
+    "register budget": "setmaxnreg's",
+    "stack overflow": "calls too deep",
+    "swizzle": "of wgmma's descriptors with a tile",
+    "trap": "the kernel's own, or a failed assertion",
+    "uninitialised": "memory or a register that nobody wrote",
+}
+"""What a finding may be."""
+
 
 @dataclass(frozen=True)
 class Finding:
     """One thing that is wrong, at the first lane that did it.
 
-    `kind` is one of: "out of bounds", "misaligned", "null pointer", "read-only", "uninitialised" (memory or a register),
-    "in flight" (shared memory whose asynchronous copy, or registers whose wgmma, nobody waited for), "missing fence" (wgmma's, of
-    registers), "swizzle" and "disagreement" (of wgmma's descriptors with a tile, of the warps of a warpgroup), "register budget"
-    (setmaxnreg), "race" (`order.races`), "proxy" (`order.proxy`), "deadlock", "endless" (no loop comes nearer to its end), "budget"
-    (all instructions that the launch may run are spent), "partial barrier" (threads had exited before a barrier of the whole
-    block), "missing lanes" (a warp-wide instruction without all lanes that it names), "inactive source" (a shuffle from a lane
-    that does not take part), "bad arrival" (at an mbarrier), "bad tensor map" (`memory.maps`), "bad call" (through a pointer that
-    is no such function), "stack overflow", "trap" (also a failed assertion).
+    `kind` is one of `KINDS`, `severity` of `SEVERITIES`.
     `source` is (file, line) of the CUDA source where the PTX has line information; where that is in an inlined function,
     `inlined_at` has the lines of the calls, the kernel's own last. `block` is the linear block index, `warp` counts within the
     block, `lane` within the warp. `address` is the virtual address (shared: the offset). `instructions`: how many PTX
@@ -46,14 +78,45 @@ class Finding:
     instructions: int = 1
     lanes: int = 1
     other: Line | None = None
+    severity: str = ERROR
 
     def __str__(self) -> str:
         place = f"{self.source[0]}:{self.source[1]}" if self.source else f"PTX line {self.ptx_line}"
         if self.inlined_at:
             place += " (inlined at {}:{})".format(*self.inlined_at[-1])
+        less = f"{self.severity}: " if self.severity != ERROR else ""
         copies = f"; {self.instructions} PTX instructions" if self.instructions > 1 else ""
         who = f"[{self.kernel}, block {self.block}, warp {self.warp}, lane {self.lane}{copies}]"
-        return f"{place}: {self.kind}: {self.message} {who}"
+        return f"{place}: {less}{self.kind}: {self.message} {who}"
+
+    @property
+    def places(self) -> tuple[Line, ...]:
+        """All lines that it names: its own (the PTX's where there is no other), the calls, the other side."""
+        return (self.source or ("PTX", self.ptx_line), *self.inlined_at, *([self.other] if self.other else []))
+
+
+def counted(findings: Sequence[Finding]) -> str:
+    """How many there are of each severity, for a message: 2 errors and 1 warning."""
+    numbers = [sum(one.severity == severity for one in findings) for severity in SEVERITIES]
+    return " and ".join(plural(number, severity) for number, severity in zip(numbers, SEVERITIES, strict=True) if number)
+
+
+class Verdict(NamedTuple):
+    """What is wrong, and how bad that is."""
+
+    kind: str
+    severity: str
+
+
+class Allowance(Protocol):
+    """What lets some findings pass (`report.suppressions`)."""
+
+    def matches(self, finding: Finding) -> bool:
+        """Whether this is one of them."""
+
+
+Key = tuple[object, ...]
+"""What the findings have in common of which a launch keeps the first."""
 
 
 @dataclass
@@ -73,17 +136,22 @@ class Record:
 class Findings:
     """Collects the findings of a launch: the first of each kind, place in the source and tensor; `total` counts all lanes.
 
-    `doubts` are those of which only the end of the launch shows whether anything came of them (`settle`).
+    `doubts` are those of which only the end of the launch shows whether anything came of them (`settle`). What one of
+    `allowed` matches is in `suppressed` only, by its number there.
     """
 
     kernel: str
+    allowed: Sequence[Allowance] = ()
     total: int = 0
-    found: dict[tuple[object, ...], Record] = field(default_factory=dict)
-    doubts: dict[tuple[object, ...], Record] = field(default_factory=dict)
+    found: dict[Key, Record] = field(default_factory=dict)
+    doubts: dict[Key, Record] = field(default_factory=dict)
+    suppressed: dict[int, dict[Key, Record]] = field(default_factory=dict)
+    begun: int = 0
+    """Records so far."""
 
     def report(
         self,
-        kind: str,
+        what: str | Verdict,
         message: str,
         instruction: Instruction,
         lanes: Lanes,
@@ -93,62 +161,87 @@ class Findings:
         address: int | None = None,
         tensor: str | None = None,
     ) -> None:
-        """Record a finding at `position` within `lanes`; `count` lanes did the same in this execution."""
+        """Record a finding at `position` within `lanes`, by its kind an error; `count` lanes did the same in this execution."""
         i = instruction
+        kind = what if isinstance(what, str) else what.kind
         # Who waits is told apart at each instruction, whatever the line.
         key = (kind, (i.line, i.text) if kind == "deadlock" else place_of(i), tensor)
-        self.record(kind, message, (i,), lanes.place(position), key, count=count, address=address, tensor=tensor)
+        place = lanes.place(position)
+        self.record(what, message, (i,), place, key, count=count, address=address, tensor=tensor)
 
     def record(
         self,
-        kind: str,
+        what: str | Verdict,
         message: str,
         sides: tuple[Instruction, ...],
         place: tuple[int, int, int],
-        key: tuple[object, ...],
+        key: Key,
         *,
         count: int,
         address: int | None,
         tensor: str | None,
     ) -> None:
         """Record a finding of (block, warp, lane) `place`, the first with this key; `sides`: the instruction, a race's other."""
-        self.total += count
+        kind, severity = (what, ERROR) if isinstance(what, str) else what
+        assert kind in KINDS, kind
         i, *others = sides
         theirs = others[0].place if others else None
-        finding = Finding(kind, message, self.kernel, i.source, i.line, *place, address, tensor, i.inlined_at, other=theirs)
-        self.note(self.found, key, finding, count)
+        of_place = self.kernel, i.source, i.line, *place
+        finding = Finding(kind, message, *of_place, address, tensor, i.inlined_at, other=theirs, severity=severity)
+        if self.note(self.found, key, finding, count):
+            self.total += count
 
     def doubt(self, kind: str, message: str, i: Instruction, place: tuple[int, int, int], count: int, address: int) -> None:
         """Record what may be wrong; `settle` will say whether it is."""
         finding = Finding(kind, message, self.kernel, i.source, i.line, *place, address, None, i.inlined_at)
         self.note(self.doubts, (kind, place_of(i), None), finding, count)
 
-    def note(self, records: dict[tuple[object, ...], Record], key: tuple[object, ...], finding: Finding, count: int) -> None:
+    def note(self, records: dict[Key, Record], key: Key, finding: Finding, count: int) -> bool:
+        """Enter a finding; False where it is suppressed. Of several with one key the first of the worst severity stays."""
+        by = next((number for number, one in enumerate(self.allowed) if one.matches(finding)), None)
+        if by is not None:
+            records = self.suppressed.setdefault(by, {})
         known = records.get(key)
         if known is not None:
             known.ptx_lines.add(finding.ptx_line)
             known.lanes += count
-        elif len(records) < LIMIT:
-            records[key] = Record(finding, len(self.found) + len(self.doubts), {finding.ptx_line}, count)
+            if finding.severity == ERROR != known.finding.severity:
+                known.finding = finding
+            return by is None
+        if len(records) >= LIMIT and by is None and finding.severity == ERROR:
+            # A warning gives way.
+            lesser = [each for each, record in records.items() if record.finding.severity != ERROR]
+            if lesser:
+                del records[lesser[-1]]
+        if len(records) < LIMIT or by is not None:
+            records[key] = Record(finding, self.begun, {finding.ptx_line}, count)
+            self.begun += 1
+        return by is None
 
     @property
-    def items(self) -> list[Finding]:
-        return [record.closed() for record in self.found.values()]
+    def clean(self) -> bool:
+        """Whether there is nothing to tell so far."""
+        return not (self.found or self.doubts or self.suppressed)
+
+    @staticmethod
+    def closed(records: dict[Key, Record]) -> tuple[Finding, ...]:
+        return tuple(record.closed() for record in records.values())
 
     def settle(self, matters: bool) -> list[Finding]:
-        """Doubts become findings if something came of them, else all of them together one warning, which is returned."""
+        """Doubts become findings if something came of them, else all of them together one note, which is returned."""
         doubts, self.doubts = self.doubts, {}
         if matters:
             self.total += sum(record.lanes for record in doubts.values())
-            merged = {**doubts, **self.found}
-            self.found = dict(sorted(merged.items(), key=lambda item: item[1].number)[:LIMIT])
+            merged = sorted({**doubts, **self.found}.items(), key=lambda item: (item[1].finding.severity != ERROR, item[1].number))
+            self.found = dict(sorted(merged[:LIMIT], key=lambda item: item[1].number))
             return []
         if not doubts:
             return []
         records = list(doubts.values())
         lines, lanes = set().union(*(r.ptx_lines for r in records)), sum(r.lanes for r in records)
         first = records[0].finding
-        return [replace(first, message=f"{first.message}; nothing came of it", instructions=len(lines), lanes=lanes)]
+        told = f"{first.message}; nothing came of it"
+        return [replace(first, message=told, instructions=len(lines), lanes=lanes, severity=NOTE)]
 
 
 def place_of(i: Instruction) -> tuple[object, ...]:

@@ -58,6 +58,8 @@ class Segment:
         # Memory that NumPy did not allocate (a mapped file, another library's buffer) keeps its real alignment.
         place = low - origin if root.flags.owndata and origin % 16 == 0 else low
         self.name = name
+        self.root = root
+        """The array whose memory this is."""
         self.place: Place = name
         """The parameter, the field of one, or the variable that points here."""
         self.space = space

@@ -7,6 +7,8 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from ...memory.ports import ALL, PORTS, LocalPort, Part, Port
+from ...order.agreeing import Stored
+from ...state.lanes import Lanes
 from ...text.types import ELEMENT, TYPES, Array, PtxType
 from ..registry import SINK, Arg, Frame, Instruction, Mem, Mods, Operand, Plan, Reg, Sym, Thunk, Unsupported, arg, items, opcode
 from .convert import register_arg
@@ -136,9 +138,12 @@ def gather(parts: list[Part], buffer: Array) -> None:
         buffer[positions if positions is not None else slice(None)] = view[index]
 
 
-def scatter(parts: list[Part], buffer: Array) -> None:
-    for view, index, positions in parts:
+def store(port: Port, lanes: Lanes, addresses: Array, buffer: Array) -> None:
+    """Write what lanes store, an element of `buffer` each, where the port resolves their addresses."""
+    port.memory.storing = Stored(lanes, buffer)
+    for view, index, positions in port.resolve(lanes, addresses):
         view[index] = buffer if positions is None else buffer[positions]
+    port.memory.storing = None
 
 
 @opcode("st", forms="{.v2 .v4 .v8} .global .shared{::cta ::cluster} .local .param, generic; .b8-.f64; hints ignored")
@@ -164,7 +169,7 @@ def st(i: Instruction) -> Plan:
         def run() -> None:
             for column, value in zip(columns, values, strict=False):
                 np.copyto(column, value)
-            scatter(port.resolve(frame.lanes, address()), buffer)
+            store(port, frame.lanes, address(), buffer)
 
         return run
 

@@ -212,7 +212,26 @@ def map_fence(i: Instruction) -> Plan:
     return Plan((), (base,) if base else (), bind, pure=False)
 
 
-@opcode("nanosleep", "pmevent", "griddepcontrol", forms="no effect")
+@opcode("griddepcontrol", forms=".wait .launch_dependents: order launches of one stream, else of no effect")
+def griddepcontrol(i: Instruction) -> Plan:
+    mods = Mods(i)
+    action = mods.choice(("wait", "launch_dependents"))
+    mods.done()
+    if not action or i.operands:
+        raise Unsupported("griddepcontrol takes .wait or .launch_dependents")
+
+    def bind(frame: Frame, out: Sequence[Array], ins: Sequence[Array]) -> Thunk:
+        races = frame.machine.memory.races
+        launches = None if races is None else races.launches
+        if launches is None:
+            return _pass
+        act = launches.wait if action == "wait" else launches.let_go
+        return lambda: act(frame.lanes)
+
+    return Plan((), (), bind, pure=False)
+
+
+@opcode("nanosleep", "pmevent", forms="no effect")
 def nothing(i: Instruction) -> Plan:
     return Plan((), (), lambda frame, out, ins: _pass)
 

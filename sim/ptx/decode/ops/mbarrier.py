@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from ...memory.ports import PORTS
+from ...order.agreeing import Stored
 from ...state.lanes import Lanes
 from ...text.types import TYPES, Array
 from ..registry import (
@@ -43,12 +44,16 @@ def on_objects(i: Instruction, memory: Operand, kind: str, act: Act, result: Arg
 
         def run() -> None:
             values = [np.broadcast_to(v, frame.n) for v in ins[1:]]
+            if kind == "st":
+                # What lies there is the machine's own: the count, so that barriers which are made alike are alike.
+                port.memory.storing = Stored(frame.lanes, values[0].astype(np.uint64))
             for _, index, positions in port.resolve(frame.lanes, address()):
                 lanes = frame.lanes if positions is None else frame.lanes.subset(positions)
                 chosen = [v.copy() if positions is None else v[positions] for v in values]
                 found = act(frame, lanes, index.astype(np.int64), chosen)
                 if found is not None and out:
                     out[0][positions if positions is not None else slice(None)] = found
+            port.memory.storing = None
 
         return run
 
@@ -96,6 +101,7 @@ def mbarrier(i: Instruction) -> Plan:
 
         def init(frame: Frame, lanes: Lanes, keys: Array, values: Sequence[Array]) -> None:
             frame.machine.mbarriers.init(lanes, keys, values[0], i)
+            frame.machine.memory.shared_view(8).view(np.uint64)[keys] = values[0]
 
         return on_objects(i, memory, "st", init, None, [arg(count, word)])
     if action == "inval":

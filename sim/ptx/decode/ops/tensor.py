@@ -14,11 +14,11 @@ from typing import Any
 
 import numpy as np
 
-from ...memory.ports import PORTS, Part
+from ...memory.ports import PORTS
 from ...state.lanes import WARP
 from ...text.types import TYPES, Array
 from ..registry import WHOLE_WARP, DType, Frame, Instruction, Mods, Plan, Thunk, Unsupported, arg, items, opcode
-from .access import address_arg, address_thunk, gather, scatter, take_space
+from .access import address_arg, address_thunk, gather, store, take_space
 from .convert import eight_dtype
 from .rounding import half_bits
 
@@ -146,8 +146,7 @@ def stmatrix(i: Instruction) -> Plan:
             lanes, at = frame.lanes, address()
             if rows is not None:
                 lanes, at = lanes.subset(rows), at[rows]
-            parts: list[Part] = port.resolve(lanes, at)
-            scatter(parts, data.reshape(-1).view(np.complex128))
+            store(port, lanes, at, data.reshape(-1).view(np.complex128))
 
         return run
 

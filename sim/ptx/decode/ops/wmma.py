@@ -15,7 +15,7 @@ from ...memory.ports import PORTS
 from ...state.lanes import WARP
 from ...text.types import ELEMENT, TYPES, UNSIGNED, Array
 from ..registry import WHOLE_WARP, Frame, Instruction, Mods, Plan, Thunk, Unsupported, arg, items, opcode
-from .access import address_arg, gather, scatter, take_space
+from .access import address_arg, gather, store, take_space
 from .half import narrow
 from .tensor import BITS, decoder, whole_warps
 
@@ -119,7 +119,7 @@ def transfer(i: Instruction, mods: Mods, action: str) -> Plan:
                     matrix[:, logical[here]] = buffer.view(UNSIGNED[size]).reshape(warps, WARP)
                 else:
                     buffer[:] = matrix[:, logical[here]].reshape(-1)
-                    scatter(port.resolve(frame.lanes, addresses), buffer)
+                    store(port, frame.lanes, addresses, buffer)
             if load:
                 pack(matrix, out, kind)
 
