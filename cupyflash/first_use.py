@@ -17,6 +17,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from cupyflash.turns import Turns
+
 PATIENCE = 2.0
 """Seconds that a terminal waits for a compiler before it is told why."""
 
@@ -66,7 +68,7 @@ def no_gpu(runtime: Any, error: Exception) -> str:
     return f"the driver shows no GPU ({error}): nvidia-smi lists those there are, and CUDA_VISIBLE_DEVICES which of them count"
 
 
-_importing = threading.Lock()
+_importing = Turns()
 # Why CuPy's kernels are kept as long as the process lives only
 _not_kept: list[OSError] = []
 
@@ -77,7 +79,7 @@ def import_cupy() -> Any:
     Its import makes the folder of its kernel cache. Where that cannot be made, which would leave half of it imported, a folder
     that goes with the process is taken instead.
     """
-    with _importing:
+    with _importing.lock:
         if "cupy" not in sys.modules and find_spec("cupy") is not None:
             before = os.environ.get(FOLDER)
             try:

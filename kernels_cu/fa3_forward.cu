@@ -25,25 +25,27 @@ constexpr int K_SLABS = slabs(HEAD_DIM), V_SLABS = slabs(VALUE_DIM);
 constexpr int DV = (VALUE_DIM + 15) / 16 * 16;  // columns of O that products make
 constexpr int Q_BYTES = BR * SLAB_ROW * (O_APART || K_SLABS > V_SLABS ? K_SLABS : V_SLABS), O_BYTES = BR * SLAB_ROW * V_SLABS;
 constexpr int K_BYTES = BC * SLAB_ROW * K_SLABS, V_BYTES = BC * SLAB_ROW * V_SLABS;
+// Parts in which Q comes: where warpgroups take turns each one's rows, else all; without turns there are no registers for it (d 256).
+constexpr int Q_PARTS = PING_PONG ? CONSUMERS : 1, Q_ROWS = BR / Q_PARTS;
 constexpr int TURN = 1 + CONSUMERS;  // named barriers: 1 + g where a warpgroup meets itself, TURN + g where it waits for its turn
 
 // Shared memory: addresses. Of a slot's barriers `full` says that a block is there, `empty` that all warps are done with it. Each
-// warpgroup has its own of its rows of Q: the first one's next rows come while the others are not done.
+// part of Q has its own: the first warpgroup's next rows come while the others are not done.
 struct Shared {
   unsigned Q, O, K, V;  // (BR x d); (BR x d_v), which may be Q's; STAGES x (BC x d); STAGES x (BC x d_v)
   unsigned Q_full, Q_empty, V_came, work_full, work_empty, work, K_full, K_empty, V_full, V_empty;
 
   __device__ __forceinline__ explicit Shared(unsigned base) {
     Q = base, O = O_APART ? Q + Q_BYTES : Q, K = Q + Q_BYTES + (O_APART ? O_BYTES : 0), V = K + STAGES * K_BYTES;
-    Q_full = V + STAGES * V_BYTES, Q_empty = Q_full + 8 * CONSUMERS, V_came = Q_empty + 8 * CONSUMERS;
+    Q_full = V + STAGES * V_BYTES, Q_empty = Q_full + 8 * Q_PARTS, V_came = Q_empty + 8 * Q_PARTS;
     work_full = V_came + 8, work_empty = V_came + 16, work = V_came + 24, K_full = V_came + 32;
     K_empty = K_full + 8 * STAGES, V_full = K_full + 16 * STAGES, V_empty = K_full + 24 * STAGES;
   }
-  // The barrier by which a consumer gives back its warpgroup's rows of Q, found from its thread: no register is kept for it.
-  __device__ __forceinline__ unsigned own_Q_empty() const { return Q_empty + (threadIdx.x / WARPGROUP - 1) * 8; }
+  // The barrier by which a consumer gives back its rows of Q, found from its thread: no register is kept for it.
+  __device__ __forceinline__ unsigned own_Q_empty() const { return Q_PARTS == 1 ? Q_empty : Q_empty + (threadIdx.x / WARPGROUP - 1) * 8; }
   __device__ __forceinline__ void init_barriers() const {
-    for (int group = 0; group < CONSUMERS; group++)
-      init_barrier(Q_full + 8 * group, 1), init_barrier(Q_empty + 8 * group, O_APART ? 4 : 1);
+    for (int part = 0; part < Q_PARTS; part++)
+      init_barrier(Q_full + 8 * part, 1), init_barrier(Q_empty + 8 * part, Q_ROWS / 64 * (O_APART ? 4 : 1));
     init_barrier(V_came, 1), init_barrier(work_full, 1), init_barrier(work_empty, WARPS);
     for (int slot = 0; slot < STAGES; slot++) {
       init_barrier(K_full + 8 * slot, 1), init_barrier(K_empty + 8 * slot, WARPS);
@@ -67,7 +69,6 @@ struct Slot {
 
 // --- the producer: one warp, whose first lane copies
 
-// Rows of a tile whose slabs have so many
 template <int ROWS, int HEADS = 1>
 __device__ __forceinline__ void load_tile(unsigned to, const TensorMap& map, unsigned full, int slabs, int row, int head, int batch) {
   for (int slab = 0; slab < slabs; slab++) load_box<HEADS>(to + slab * ROWS * SLAB_ROW, map, full, slab * SLAB, row, head, batch);
@@ -144,12 +145,12 @@ __device__ __forceinline__ void produce(const Params& p, const Params& given, co
     if (w.turns() > 0) load_keys(w, w.end - 1);
     if (copies) {
 #pragma unroll 1
-      for (int group = 0; group < CONSUMERS; group++) {
-        const unsigned full = s.Q_full + 8 * group;
-        wait_for(s.Q_empty + 8 * group, parity);
+      for (int part = 0; part < Q_PARTS; part++) {
+        const unsigned full = s.Q_full + 8 * part;
+        wait_for(s.Q_empty + 8 * part, parity);
         if (w.turns() > 0) {
-          arrive_expecting(full, 64 * SLAB_ROW * K_SLABS);
-          load_tile<BR, PACK>(s.Q + group * 64 * SLAB_ROW, given.Q, full, K_SLABS, w.place.first_query + (w.row() + group * 64) / PACK,
+          arrive_expecting(full, Q_ROWS * SLAB_ROW * K_SLABS);
+          load_tile<BR, PACK>(s.Q + part * Q_ROWS * SLAB_ROW, given.Q, full, K_SLABS, w.place.first_query + (w.row() + part * Q_ROWS) / PACK,
                               w.place.head / PACK, w.place.batch);
         } else {
           arrive(full);
@@ -421,7 +422,7 @@ __device__ __forceinline__ void consume(const Params& p, const Params& given, co
     for (int n = 0; n < DV / 8; n++)
 #pragma unroll
       for (int e = 0; e < 4; e++) c.O[n][e] = 0.f;
-    wait_for(s.Q_full + 8 * group, parity);
+    wait_for(Q_PARTS == 1 ? s.Q_full : s.Q_full + 8 * group, parity);
     if (w.turns() > 0) {
       int j = w.end - 1;
       c.begin(j, w, row);

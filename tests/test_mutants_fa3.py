@@ -80,7 +80,7 @@ MUTANTS = {
     "a warp releases V for all": mutant(
         "init_barrier(V_empty + 8 * slot, WARPS)", "init_barrier(V_empty + 8 * slot, 1)", "race|deadlock", *LOADED, WAIT
     ),
-    "a warp releases Q for all": mutant("O_APART ? 4 : 1", "1", "race|deadlock", *LOADED, WAIT, problem="apart"),
+    "a warp releases Q for all": mutant("(O_APART ? 4 : 1)", "1", "race|deadlock", *LOADED, WAIT, problem="apart"),
     "Q is released before O has left": mutant(
         "    wait_for_stores();\n    if constexpr (!O_APART) arrive(s.own_Q_empty());\n",
         "    if constexpr (!O_APART) arrive(s.own_Q_empty());\n    wait_for_stores();\n",
@@ -101,7 +101,7 @@ MUTANTS = {
         problem="apart",
     ),
     "a warpgroup's rows of Q come with another's": mutant(
-        "wait_for(s.Q_full + 8 * group, parity);", "wait_for(s.Q_full, parity);", "in flight|race|uninitialised", *LOADED
+        "s.Q_full + 8 * group, parity);", "s.Q_full, parity);", "in flight|race|uninitialised", *LOADED
     ),
     # barriers
     "a slot is not empty at first": mutant("K_slot = {0, 1}", "K_slot = {0, 0}", "deadlock", WAIT),
@@ -126,9 +126,11 @@ MUTANTS = {
         *LOADED,
         WAIT,
     ),
-    "Q is not waited for": mutant("    wait_for(s.Q_full + 8 * group, parity);\n", "", "in flight|race|uninitialised", *LOADED),
+    "Q is not waited for": mutant(
+        "    wait_for(Q_PARTS == 1 ? s.Q_full : s.Q_full + 8 * group, parity);\n", "", "in flight|race|uninitialised", *LOADED
+    ),
     "the consumers' parity stays": mutant("parity = 0;; parity ^= 1)", "parity = 0;;)", "race|in flight|deadlock", *LOADED, WAIT),
-    "Q's room is taken early": mutant("        wait_for(s.Q_empty + 8 * group, parity);\n", "", "race", *LOADED),
+    "Q's room is taken early": mutant("        wait_for(s.Q_empty + 8 * part, parity);\n", "", "race", *LOADED),
     "Q's room has one parity": mutant("    parity ^= 1;\n", "", "race|deadlock", *LOADED, WAIT),
     "cut blocks have one parity": mutant(
         "      came ^= 1;\n", "", "race|in flight|deadlock", *LOADED, "st.shared.v4", WAIT, problem="lengths"
@@ -151,7 +153,12 @@ MUTANTS = {
     ),
     "V is expected a row long": mutant("s.V_came : full, V_BYTES", "s.V_came : full, V_BYTES + SLAB_ROW", "deadlock", WAIT),
     "Q is expected a row short": mutant(
-        "64 * SLAB_ROW * K_SLABS);", "63 * SLAB_ROW * K_SLABS);", "in flight|race|bad arrival|deadlock", *LOADED, ARRIVE, WAIT
+        "Q_ROWS * SLAB_ROW * K_SLABS);",
+        "(Q_ROWS - 1) * SLAB_ROW * K_SLABS);",
+        "in flight|race|bad arrival|deadlock",
+        *LOADED,
+        ARRIVE,
+        WAIT,
     ),
     "a row block without keys does not count": mutant("          arrive(full);\n", "", "deadlock", WAIT, problem="few"),
     # the queue, and what is handed on

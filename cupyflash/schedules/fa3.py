@@ -114,9 +114,9 @@ class Fa3Schedule(Fa2Schedule):
         return min(self.block_cols, self.room_k - tail * self.block_cols)
 
     def maps(self) -> Mapping[str, Box]:
-        rows = fa3_tiles.WARPGROUP_ROWS // self.pack
+        rows = {"Q": self.block_rows // self.config.q_parts, "O": fa3_tiles.WARPGROUP_ROWS // self.pack}
         return {
-            **{tensor: Box(tensor, rows, fa3_tiles.SLAB, SWIZZLE, heads=self.pack) for tensor in "QO"},
+            **{tensor: Box(tensor, each, fa3_tiles.SLAB, SWIZZLE, heads=self.pack) for tensor, each in rows.items()},
             **{tensor: Box(tensor, self.block_cols, fa3_tiles.SLAB, SWIZZLE) for tensor in "KV"},
         }
 

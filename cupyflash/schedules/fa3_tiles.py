@@ -104,6 +104,11 @@ class Config:
     o_apart: bool
 
     @property
+    def q_parts(self) -> int:
+        """In how many parts Q comes: where warpgroups take turns, each one's rows by themselves."""
+        return self.team.consumers if self.ping_pong else 1
+
+    @property
     def roles(self) -> dict[str, dict[str, int]]:
         """By role: threads, and registers of each."""
         consumer, producer = self.registers
@@ -193,7 +198,7 @@ def rooms(problem: Problem, config: Config) -> dict[str, int]:
         **({"O": config.team.block_rows * v} if config.o_apart else {}),
         "K": config.stages * config.block_cols * k,
         "V": config.stages * config.block_cols * v,
-        "barriers": BARRIER_BYTES * (3 + 2 * config.team.consumers + 4 * config.stages) + WORK_BYTES,
+        "barriers": BARRIER_BYTES * (3 + 2 * config.q_parts + 4 * config.stages) + WORK_BYTES,
     }
 
 
@@ -220,8 +225,7 @@ def kept(problem: Problem) -> int:
 
 
 def candidate(problem: Problem, device: Device, team: Team, block_cols: int) -> Candidate:
-    """A configuration, with O's own room and as many slots as fit beside it, or as fit without it; its needs, and its rejection or its
-    clocks."""
+    """A configuration, with O's own room and as many slots as fit beside it, else without; its needs, its rejection or clocks."""
     turns, registers = problem.head_dim_v <= MOST_DIM_IN_TURNS, team.registers[bool(kept(problem) or problem.options.padded)]
     held, most = accumulators(problem, block_cols), team.accumulators[kept(problem)]
     configs = [Config(team, block_cols, stages, turns, registers, apart) for apart in (True, False) for stages in STAGES]

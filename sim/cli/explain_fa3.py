@@ -161,8 +161,8 @@ def order(report: dict[str, Any], request: Request) -> str:
     heads = grid["heads_a_row_block"]
     together = f" A row block has rows of {heads} heads, which share K and V: queries are few." if heads > 1 else ""
     whole = (
-        " Keys of a row block are not split, which would even it out: parts are written, read again and merged, and that costs more "
-        "than it gains where there are twice as many row blocks as multiprocessors (docs/performance.md)."
+        " Keys of a row block are not split, which would even it out: parts are written, read again and merged, and that costs "
+        "more than it gains where there are twice as many row blocks as multiprocessors (docs/performance.md)."
         if report["balance"] > UNEVEN
         else ""
     )

@@ -25,7 +25,7 @@ from .order import BLOCKS, DEVICE, LANE, LANES, LEVEL, LOW, STAMP, WARPS, scope_
 from .shadow import Area, Table, zeros
 
 MANY_SITES = 1 << 12
-"""Sites beyond those in use from which on the others are dropped."""
+"""Number of sites beyond those that were in use last, from which on unused ones are dropped."""
 
 
 class Part(NamedTuple):
