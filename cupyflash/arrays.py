@@ -153,6 +153,18 @@ def check_array(name: str, array: Any) -> None:
         raise TypeError(f"{name} must have its bytes in the machine's own order, got dtype {array.dtype.str}")
 
 
+def require_shape(name: str, array: Array, shape: tuple[int, ...], what: str = "") -> None:
+    """ValueError for another shape; `what` says more of the right one."""
+    if array.shape != shape:
+        raise ValueError(f"{name} must have shape {shape}{what}, got {array.shape}")
+
+
+def require_dtype(name: str, array: Array, dtype: Any) -> None:
+    """TypeError for another type of elements."""
+    if array.dtype != dtype:
+        raise TypeError(f"{name} must be of dtype {np.dtype(dtype)}, got {array.dtype}")
+
+
 def check_strides(name: str, array: Array) -> None:
     size = array.dtype.itemsize
     if any(stride % size for stride in array.strides):

@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from cupyflash.arrays import Array, check_array, check_operand, overlaps_itself, row_alignment
+from cupyflash.arrays import Array, check_array, check_operand, overlaps_itself, require_dtype, row_alignment
 from cupyflash.options import Options
-from cupyflash.problem import Problem, check_out, check_sinks
+from cupyflash.problem import Problem, check_out, check_sinks, require_lengths
 from cupyflash.schedules import Cache
 from cupyflash.schedules.decode import PAGE_STEP
 from cupyflash.score import captured_among, check_captured
@@ -35,7 +35,7 @@ def pose(arrays: Mapping[str, Any], options: Options) -> tuple[Problem, Cache]:
     if v_cache.shape[:-1] != k_cache.shape[:-1]:
         raise ValueError(f"v_cache must have k_cache's shape {k_cache.shape} but for the last axis, got {v_cache.shape}")
     d_v = v_cache.shape[-1]
-    _check_lengths(batch, arrays["cache_seqlens"])
+    require_lengths("cache_seqlens", arrays["cache_seqlens"], batch)
     if table is None:
         if k_cache.shape[0] != batch:
             raise ValueError(f"k_cache must have q's batch size {batch}, or pages and a block_table, got shape {k_cache.shape}")
@@ -86,19 +86,10 @@ def pose(arrays: Mapping[str, Any], options: Options) -> tuple[Problem, Cache]:
     return problem, Cache(0 if k is None else k.shape[2], tree="tree_mask" in arrays, **paged)
 
 
-def _check_lengths(batch: int, lengths: Array) -> None:
-    check_array("cache_seqlens", lengths)
-    if lengths.dtype.kind not in "iu":
-        raise TypeError(f"cache_seqlens must be of an integer dtype, got {lengths.dtype}")
-    if lengths.shape != (batch,):
-        raise ValueError(f"cache_seqlens must have shape {(batch,)}, a length for each of the batch, got {lengths.shape}")
-
-
 def check_table(batch: int, table: Array) -> None:
     """TypeError or ValueError for a block table of another type or batch."""
     check_array("block_table", table)
-    if table.dtype != np.int32:
-        raise TypeError(f"block_table must be of dtype int32, got {table.dtype}")
+    require_dtype("block_table", table, np.int32)
     if table.ndim != 2 or table.shape[0] != batch:
         raise ValueError(f"block_table must be (b, pages of a sequence) with b = {batch}, got shape {table.shape}")
 
@@ -120,8 +111,7 @@ def for_all_heads(tree: Any) -> Any:
 def check_tree_mask(batch: int, n_q: int, tree: Array) -> None:
     """TypeError or ValueError for one `for_all_heads` of another type or shape."""
     check_array("tree_mask", tree)
-    if tree.dtype != np.bool_:
-        raise TypeError(f"tree_mask must be of dtype bool, got {tree.dtype}")
+    require_dtype("tree_mask", tree, np.bool_)
     if tree.shape not in ((n_q, n_q), (batch, 1, n_q, n_q)):
         given = tree.shape if tree.ndim != 4 else (tree.shape[0], *tree.shape[2:])
         raise ValueError(f"tree_mask must be (n_q, n_q) = {(n_q, n_q)} or (b, n_q, n_q), got shape {given}")

@@ -76,7 +76,7 @@ def read(call: Call, given: Mapping[str, Any], looked_at: bool = False) -> tuple
             key += name, value.shape, value.strides, value.dtype, memory.ptr % 16, memory.device_id
         elif kind in PLAIN:
             key += name, kind, name == "dropout" and not value if name in BROUGHT else value
-        elif issubclass(kind, tuple):
+        elif issubclass(kind, tuple) and PLAIN.issuperset(map(type, value)):
             key += name, kind, value, tuple(map(type, value))  # True, 1 and 1.0 are one to a dictionary
         elif issubclass(kind, Held):
             form, more = value.held()

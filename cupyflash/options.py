@@ -218,6 +218,14 @@ class Options:
         if self.tiles_given and not self.masked:
             raise ValueError("tiles_given is for a mask, got it with mask=False")
 
+    @cached_property
+    def _hash(self) -> int:
+        return hash(tuple(getattr(self, name) for name in OPTIONS))
+
+    def __hash__(self) -> int:
+        """Plans are looked up by it again and again: it is gone through once."""
+        return self._hash
+
     @property
     def keywords(self) -> dict[str, Any]:
         """Those that a call is given as they are."""

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from cupyflash.arrays import Array
+from cupyflash.arrays import Array, require_dtype, require_shape
 from cupyflash.launcher import capturing
 from cupyflash.options import MAX_LENGTH, Options
 from cupyflash.problem import Problem
@@ -63,13 +63,10 @@ def posed(arrays: Mapping[str, Any], options: Options) -> Problem:
 def check_bounds(arrays: Mapping[str, Any]) -> None:
     """TypeError or ValueError for arrays that are none of packed sequences, whatever the bounds say."""
     _check_shapes(**{name: arrays[name] for name in ("q", "k", "v")})
-    out = arrays.get("out")
-    expected = (*arrays["q"].shape[:-1], arrays["v"].shape[-1])
-    if out is not None and out.shape != expected:
-        raise ValueError(f"out must have shape {expected}, got {out.shape}")
+    if "out" in arrays:
+        require_shape("out", arrays["out"], (*arrays["q"].shape[:-1], arrays["v"].shape[-1]))
     for name in BOUNDS:
-        if arrays[name].dtype != np.int32:
-            raise TypeError(f"{name} must be of dtype int32, got {arrays[name].dtype}")
+        require_dtype(name, arrays[name], np.int32)
         if arrays[name].ndim != 1 or arrays[name].shape[0] == 0:
             raise ValueError(f"{name} must have shape (b + 1,), a bound more than there are sequences, got {arrays[name].shape}")
     first, second = (arrays[name].shape for name in BOUNDS)

@@ -185,6 +185,7 @@ WRONG: list[tuple[dict[str, Any], dict[str, Any]]] = [
     ({"return_lse": True}, {"return_lse": 1}),
     ({"window": (1, 0)}, {"window": (True, 0)}),
     ({"window": (1, 0)}, {"window": (1.0, 0)}),
+    ({"window": (1, 0)}, {"window": ([1], 0)}),
     ({"scale": 1.0}, {"scale": True}),
     ({"scale": 0.5}, {"scale": "0.5"}),
     ({"tiling": (64, 32)}, {"tiling": (64.0, 32)}),

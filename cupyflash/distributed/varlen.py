@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from cupyflash import varlen
+from cupyflash.arrays import require_dtype
 from cupyflash.dispatch import as_arrays, as_integers
 from cupyflash.distributed.asked import PieceCalls, contiguous
 from cupyflash.distributed.opening import ARRAYS, Checked
@@ -76,8 +77,7 @@ def _plan(of_rows: tuple[int, ...], of_keys: tuple[int, ...], ranks: int, layout
 def _bounds(name: str, given: Any) -> tuple[int, ...]:
     """As Python's numbers. TypeError or ValueError for what are no bounds of sequences."""
     array = as_integers(name, given)
-    if array.dtype != np.int32:
-        raise TypeError(f"{name} must be of dtype int32, got {array.dtype}")
+    require_dtype(name, array, np.int32)
     if array.ndim != 1 or not array.size:
         raise ValueError(f"{name} must have shape (b + 1,), a bound more than there are sequences, got {array.shape}")
     found = tuple(array.tolist())
