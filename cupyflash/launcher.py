@@ -33,6 +33,7 @@ PLAIN = frozenset((bool, int, float, str, type(None), np.bool_, np.int32, np.int
 BROUGHT = frozenset(("seed", "offset", "dropout", "softcap"))
 Key = tuple[Any, ...]
 # A call's arrays by the struct's names; numbers that are the struct's fields.
+NO_NUMBERS: Mapping[str, Any] = {}
 Arrays = dict[str, Any]
 Numbers = dict[str, Any]
 
@@ -65,15 +66,16 @@ def read(call: Call, given: Mapping[str, Any], looked_at: bool = False) -> tuple
     `looked_at`: so they were. NumPy's arrays are among the others then, by their layouts.
     """
     ndarray = sys.modules["cupy"].ndarray if "cupy" in sys.modules else ()
-    key: list[Any] = [call.keywords.call]
+    fields, known = call.fields, True
     arrays: Arrays = {}
-    known, items = True, list(given.items())
+    key: list[Any] = [call.keywords.call]
+    items = list(given.items())
     for name, value in items:
         kind = type(value)
         if kind is ndarray:
             memory = value.data
-            arrays[call.fields.get(name, name)] = value
-            key += name, value.shape, value.strides, value.dtype, memory.ptr % 16, memory.device_id
+            arrays[fields.get(name, name)] = value
+            key += name, value.shape, value.strides, value.dtype, memory.ptr & 15, memory.device_id
         elif kind in PLAIN:
             key += name, kind, name == "dropout" and not value if name in BROUGHT else value
         elif issubclass(kind, tuple) and PLAIN.issuperset(map(type, value)):
@@ -85,7 +87,7 @@ def read(call: Call, given: Mapping[str, Any], looked_at: bool = False) -> tuple
         elif not looked_at:
             return None, arrays
         elif isinstance(value, (np.ndarray, ndarray)):
-            arrays[call.fields.get(name, name)] = value
+            arrays[fields.get(name, name)] = value
             key += name, kind, value.shape, value.strides, value.dtype, address(value) % 16
         else:
             known = False
@@ -159,10 +161,12 @@ class Prepared:
             for name, place in places.items()
             if isinstance(values[name], TensorMap)
         ]
-        self._places = [(name, place) for name, place in places.items() if not isinstance(values[name], TensorMap)]
-        self._kernels = tuple(kernel for kernel in kernels if kernel.grid)
         made = (outputs or {}, workspaces or {})
         self._outputs, self._workspaces = ([(name, each.shape, each.dtype) for name, each in some.items()] for some in made)
+        pointers = {name: place for name, place in places.items() if not isinstance(values[name], TensorMap)}
+        self._made_places = [(name, pointers.pop(name)) for some in made for name in some if name in pointers]
+        self._places = list(pointers.items())
+        self._kernels = tuple(kernel for kernel in kernels if kernel.grid)
 
     @cached_property
     def _functions(self) -> list[tuple[Any, tuple[int], tuple[int], int]]:
@@ -177,25 +181,26 @@ class Prepared:
         """What else the first launch would do."""
         self._functions  # noqa: B018
 
-    def launch(self, arrays: Mapping[str, Any], numbers: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    def launch(self, arrays: Mapping[str, Any], numbers: Mapping[str, Any] = NO_NUMBERS) -> dict[str, Any]:
         """Launch on the current stream of the device that this was prepared for, and return the outputs, by name.
 
         `arrays` are the other arrays, by their names in the struct; `numbers` fields of it that are this call's own.
         """
-        empty, words, every, made = sys.modules["cupy"].empty, self._template[:], dict(arrays), {}
-        for name, shape, dtype in self._outputs:
-            every[name] = made[name] = empty(shape, dtype)
+        empty, words = sys.modules["cupy"].ndarray, self._template[:]
+        made = every = {name: empty(shape, dtype) for name, shape, dtype in self._outputs}
         if self._workspaces:
             workspaces = {name: empty(shape, dtype) for name, shape, dtype in self._workspaces}
-            every |= workspaces
+            every = made | workspaces
             hold_for_graph(workspaces)
-        for name, place in self._places:
+        for name, place in self._made_places:
             words[place] = every[name].data.ptr
+        for name, place in self._places:
+            words[place] = arrays[name].data.ptr
         for encoded, name, place in self._maps:
-            words[place : place + encoded.WORDS] = encoded.of(every[name].data.ptr)
+            words[place : place + encoded.WORDS] = encoded.of((every if name in every else arrays)[name].data.ptr)
         struct: Any = np.ndarray((), self._dtype, words)[()]  # a view would be checked at length
-        for name in numbers or ():
-            struct[name] = numbers[name]  # type: ignore[index]
+        for name, number in numbers.items():
+            struct[name] = number
         given = (struct,)
         for function, grid, block, shared_bytes in self._functions:
             function(grid, block, given, shared_mem=shared_bytes)
