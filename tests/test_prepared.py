@@ -6,12 +6,13 @@ import gc
 import weakref
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
 
-from cupyflash import Mask, attention, attention_varlen, block_mask, calls, launcher
+from cupyflash import Mask, attention, attention_decode, attention_varlen, block_mask, calls, launcher
 from cupyflash.arrays import Layout
 from cupyflash.sim.yardstick import DTYPES
 from recorded_cupy import Recorded
@@ -241,6 +242,43 @@ def test_out_between_the_rows_of_an_input_is_no_overlap(cupy: Recorded) -> None:
     q, out = (cupy.ndarray((96, 64), both.dtype, both[:, side]) for side in range(2))
     k, v = (array(cupy, 96, 64) for _ in "kv")
     same_as_first(cupy, attention, q=q, k=k, v=v, out=out)
+
+
+def test_decoding_launches_what_it_launches_first_and_refuses_as_at_first(cupy: Recorded) -> None:
+    def draw(**more: Any) -> dict[str, Any]:
+        caches = {name: array(cupy, 2, 2, 64, 32) for name in ("k_cache", "v_cache")}
+        return {"q": array(cupy, 2, 4, 1, 32), **caches, "cache_seqlens": array(cupy, 2, dtype=np.int32), **more}
+
+    def paged(**more: Any) -> dict[str, Any]:
+        return draw(**{name: array(cupy, 9, 2, 16, 32) for name in ("k_cache", "v_cache")}, **more)
+
+    def rows() -> dict[str, Any]:
+        return {name: array(cupy, 2, 2, 1, 32) for name in "kv"}
+
+    def table() -> Any:
+        return array(cupy, 2, 4, dtype=np.int32)
+
+    calls: list[Callable[[], dict[str, Any]]] = [
+        draw,
+        lambda: draw(**rows()),
+        lambda: draw(**rows(), out=array(cupy, 2, 4, 1, 32), return_lse=True),
+        lambda: paged(block_table=table()),
+        lambda: paged(block_table=table(), **rows(), window=(3, None)),
+        lambda: draw(cache_seqlens=array(cupy, 2, dtype=np.int64)),
+        lambda: draw(cache_seqlens=[3, 5]),
+        lambda: draw(softcap=20.0, sinks=array(cupy, 4, dtype=np.float32)),
+    ]
+    for place in np.random.default_rng(0).permutation(list(range(len(calls))) * 2):
+        same_as_first(cupy, attention_decode, **calls[place]())
+    before = launcher.KEPT.prepared
+    launcher.KEPT.clear()
+    for place in np.random.default_rng(1).permutation(list(range(len(calls))) * 3):
+        launched(cupy, attention_decode, **calls[place]())
+    assert launcher.KEPT.prepared - before == len(launcher.KEPT) == len(calls)
+    given = draw(**rows())
+    right = partial(attention_decode, **given)
+    for wrong in ({"v_cache": given["k_cache"]}, {"num_splits": True}, {"cache_seqlens": [3, 64]}):
+        refused_as_at_first(cupy, right, partial(attention_decode, **given | wrong))
 
 
 def test_a_mask_and_one_that_was_looked_through_are_two(cupy: Recorded) -> None:
