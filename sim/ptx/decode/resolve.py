@@ -10,7 +10,9 @@ from ..text.types import Unsupported, UnsupportedPTX, brief
 from . import ops
 from .calls import BUILTINS, address_taken, reachable, shared_frames
 from .legal import require_legal, require_names
-from .registry import Call, Plan, replace
+from dataclasses import replace
+
+from .registry import Call, Plan
 
 MOST_STATIC = 227 << 10
 """Bytes of shared memory that a thread block of any device can have."""

@@ -13,7 +13,7 @@ from functools import partial
 
 import numpy as np
 
-from ..order import transfers
+from ..order.transfers import piece_access, tile_access, bulk_writing, bulk_written
 from ..order.shadow import Access, TileAccess, Touch
 from ..state.lanes import Lanes, Wave
 from ..state.segments import IN_FLIGHT, UNWRITTEN, WRITTEN
@@ -142,7 +142,7 @@ class Store:
         if upto == DONE:
             self.put(memory, rows)
             if self.target is not None and races is not None:
-                transfers.written(races, self.target, self.lanes.index[rows[self.known[rows] < DONE]])
+                bulk_written(races, self.target, self.lanes.index[rows[self.known[rows] < DONE]])
         self.known[rows] = np.maximum(self.known[rows], upto)
 
     def fetch(self, memory: Memory, rows: Array) -> None:
@@ -196,7 +196,7 @@ class Bulks:
                 rows = np.unique(to.row[remote[tile.blocks[remote] == block]])
                 memory.lifetimes.touch(lanes.subset(rows), np.full(len(rows), block), i)
         if memory.races is not None:
-            target = transfers.tile_access(memory.races, lanes, to.row, tile.chunks, tile.offsets, i)
+            target = tile_access(memory.races, lanes, to.row, tile.chunks, tile.offsets, i)
             memory.races.judge(target, "cp.async" if reduction is None else "atom")
         if reduction is None:
             memory.state_view(CHUNK)[tile.chunks] = element(IN_FLIGHT, CHUNK)
@@ -221,11 +221,11 @@ class Bulks:
         self.show(lanes, to, True, i)
         target = None
         if memory.races is not None:
-            target = transfers.piece_access(memory.races, lanes, segment, to.starts, to.lengths, to.row, i)
+            target = piece_access(memory.races, lanes, segment, to.starts, to.lengths, to.row, i)
             if target is not None:
                 memory.races.judge(target, "st" if reduction is None else "atom")
                 if reduction is None:
-                    transfers.writing(memory.races, target)
+                    bulk_writing(memory.races, target)
         to.mark_written()
         target = target if reduction is None else None
         noted = self.noted(lanes, to, source, i, False)
@@ -336,9 +336,9 @@ class Bulks:
         if races is None:
             return []
         access = (
-            transfers.piece_access(races, lanes, source.segment, source.starts, source.lengths, source.row, i)
+            piece_access(races, lanes, source.segment, source.starts, source.lengths, source.row, i)
             if isinstance(source, Region)
-            else transfers.tile_access(races, lanes, np.arange(lanes.n), source.chunks, source.offsets, i)
+            else tile_access(races, lanes, np.arange(lanes.n), source.chunks, source.offsets, i)
         )
         if access is None:
             return []

@@ -10,7 +10,7 @@ import numpy as np
 
 from cupyflash.words import plural
 
-from ..order import transfers
+from ..order.transfers import last_write, piece_access, bulk_read
 from ..state.lanes import Lanes
 from ..state.segments import UNWRITTEN, WINDOW_BITS, Segment
 from ..text.syntax import Instruction
@@ -94,13 +94,13 @@ class Maps:
         races = self.memory.races
         if races is None:
             return
-        access = transfers.piece_access(
+        access = piece_access(
             races, lanes, segment, np.full(lanes.n, address), np.full(lanes.n, MAP_BYTES), np.arange(lanes.n), i
         )
         if access is None:
             return
-        transfers.read(races, access)
-        moment, block = transfers.last_write(races, access)
+        bulk_read(races, access)
+        moment, block = last_write(races, access)
         if moment > self.acquired.get(address, 0) or moment > self.released.get(block, 0):
             release = moment > self.released.get(block, 0)
             missing = "release, after the store" if release else "acquire, before the use"

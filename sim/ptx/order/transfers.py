@@ -46,7 +46,7 @@ def piece_access(
     return Access(i, lanes, addresses, segment, area.shadow, rows, None, who)
 
 
-def read(races: Races, access: Access) -> None:
+def bulk_read(races: Races, access: Access) -> None:
     """A tensor map is read: by a proxy of its own, at once."""
     if races.launches is not None:
         races.launches.look(access, False, False)
@@ -56,7 +56,7 @@ def read(races: Races, access: Access) -> None:
     races.note(access, access.shadow.reads)
 
 
-def writing(races: Races, access: Access) -> None:
+def bulk_writing(races: Races, access: Access) -> None:
     """A copy to a tensor writes at any time until its thread has waited: nobody is ordered behind that, the thread included."""
     shadow = access.shadow
     if shadow.landing is None:
@@ -64,7 +64,7 @@ def writing(races: Races, access: Access) -> None:
     races.copies.pending(access, shadow.landing)
 
 
-def written(races: Races, access: Access, lanes: Array) -> None:
+def bulk_written(races: Races, access: Access, lanes: Array) -> None:
     """These lanes of the wave have waited for their part of such a copy: they wrote now."""
     assert access.shadow.landing is not None
     mine = np.isin(access.who.lane, lanes + races.first)

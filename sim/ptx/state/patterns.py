@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cached_property
-from typing import Protocol
 
 import numpy as np
 
 from ..text.types import Array
+from .lanes import Lanes
 
 SECTOR = 32
 """Bytes of a sector, the unit in which global memory is fetched."""
@@ -22,19 +22,6 @@ REMEMBERED_LANES = 1 << 17
 
 MOST = 16
 """Patterns remembered of one set of lanes and one width."""
-
-
-class Lanes(Protocol):
-    """What a pattern asks of a set of lanes (`state.lanes`)."""
-
-    n: int
-
-    @property
-    def warp(self) -> Array: ...
-
-    def phase(self, columns: int) -> Array: ...
-
-    def pattern(self, addresses: Array, size: int) -> tuple[int, Pattern]: ...
 
 
 class Pattern:

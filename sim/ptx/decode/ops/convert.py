@@ -42,10 +42,10 @@ def integer_to_integer(source: PtxType, target: PtxType, sat: bool, d: Array, a:
     return run
 
 
-def float_to_integer(source: PtxType, target: PtxType, rounding: str, d: Array, a: Array) -> Thunk:
+def float_to_integer(source: PtxType, target: PtxType, direction: str, d: Array, a: Array) -> Thunk:
     """Out of range clamps, NaN is 0 (PTX ISA, cvt, notes)."""
     info = np.iinfo(target.dtype)
-    fn = INTEGER_ROUNDING[rounding]
+    fn = INTEGER_ROUNDING[direction]
     # The largest float64 that fits: for 64-bit targets the limit itself is not representable.
     top = float(np.nextafter(2.0 ** (info.bits - (info.min < 0)), 0)) if info.bits == 64 else float(info.max)
 
@@ -60,7 +60,7 @@ def float_to_integer(source: PtxType, target: PtxType, rounding: str, d: Array, 
     return run
 
 
-def finish(value: Array, target: PtxType, rounding: str, sat: bool, relu: bool) -> Array:
+def finish(value: Array, target: PtxType, direction: str, sat: bool, relu: bool) -> Array:
     """A float32/float64 array to the storage of a half type (or itself), with .sat, .relu and the rounding of halves."""
     if sat:
         value = np.where(np.isnan(value), value.dtype.type(0), np.abs(np.clip(value, 0, 1)))
@@ -68,48 +68,48 @@ def finish(value: Array, target: PtxType, rounding: str, sat: bool, relu: bool) 
         value = np.where(np.isnan(value), value, np.maximum(value, 0))
     if target.name == "f16":
         bits = half_bits(value)
-        if rounding not in ("rn", ""):
-            bits = directed(value, bits, bits.view(np.float16).astype(np.float64), rounding)
+        if direction not in ("rn", ""):
+            bits = directed(value, bits, bits.view(np.float16).astype(np.float64), direction)
         return bits.view(np.float16)
     if target.name == "bf16":
         bits = bfloat_bits(odd_float32(value) if value.dtype == np.float64 else np.asarray(value))
-        if rounding not in ("rn", ""):
-            bits = directed(value, bits, bfloat_value(bits).astype(np.float64), rounding)
+        if direction not in ("rn", ""):
+            bits = directed(value, bits, bfloat_value(bits).astype(np.float64), direction)
         return bits
     return value
 
 
-def float_to_float(source: PtxType, target: PtxType, rounding: str, sat: bool, relu: bool, d: Array, a: Array) -> Thunk:
-    if not (sat or relu or source.bits == 16 or target.bits == 16 or rounding in INTEGER_ROUNDING):
+def float_to_float(source: PtxType, target: PtxType, direction: str, sat: bool, relu: bool, d: Array, a: Array) -> Thunk:
+    if not (sat or relu or source.bits == 16 or target.bits == 16 or direction in INTEGER_ROUNDING):
         if d.dtype == a.dtype:
             return partial(np.multiply, a, np.array(1, d.dtype), d)  # under .ftz this flushes; else it changes nothing
         return partial(np.copyto, d, a, casting="same_kind")
 
     def run() -> None:
         value = wide(a, source) if source.bits == 16 else a
-        if rounding in INTEGER_ROUNDING:
-            value = INTEGER_ROUNDING[rounding](value)
-        out = finish(np.asarray(value), target, rounding, sat, relu)
+        if direction in INTEGER_ROUNDING:
+            value = INTEGER_ROUNDING[direction](value)
+        out = finish(np.asarray(value), target, direction, sat, relu)
         np.copyto(d, out.view(d.dtype) if out.itemsize == d.itemsize else out, casting="same_kind")
 
     return run
 
 
-def integer_to_float(target: PtxType, rounding: str, d: Array, a: Array) -> Thunk:
+def integer_to_float(target: PtxType, direction: str, d: Array, a: Array) -> Thunk:
     if target.bits > 16:
         return partial(np.copyto, d, a, casting="unsafe")
 
     def run() -> None:
-        d[...] = finish(a.astype(np.float64), target, rounding, False, False)
+        d[...] = finish(a.astype(np.float64), target, direction, False, False)
 
     return run
 
 
-def pack(type_: PtxType, rounding: str, relu: bool, d: Array, high: Array, low: Array) -> Thunk:
+def pack(type_: PtxType, direction: str, relu: bool, d: Array, high: Array, low: Array) -> Thunk:
     """cvt.f16x2.f32 and cvt.bf16x2.f32: the first source goes to the upper half."""
     halves = d.reshape(-1, 2)
     target = TYPES["f16" if type_.name == "f16x2" else "bf16"]
-    if target.name == "f16" and rounding == "rn" and not relu:
+    if target.name == "f16" and direction == "rn" and not relu:
         both = np.empty(halves.shape, np.float32)
 
         def fast() -> None:
@@ -120,21 +120,21 @@ def pack(type_: PtxType, rounding: str, relu: bool, d: Array, high: Array, low: 
         return fast
 
     def run() -> None:
-        upper, lower = finish(high, target, rounding, False, relu), finish(low, target, rounding, False, relu)
+        upper, lower = finish(high, target, direction, False, relu), finish(low, target, direction, False, relu)
         halves[:, 1] = upper
         halves[:, 0] = lower
 
     return run
 
 
-def to_tf32(rounding: str, d: Array, a: Array) -> Thunk:
+def to_tf32(direction: str, d: Array, a: Array) -> Thunk:
     """float32 with 10 bits of fraction: rna rounds ties away from zero, rn to even."""
 
     def run() -> None:
         bits = a.view(np.uint32)
-        if rounding == "rz":
+        if direction == "rz":
             rounded = bits
-        elif rounding == "rn":
+        elif direction == "rn":
             rounded = bits + (np.uint32(0xFFF) + ((bits >> np.uint32(13)) & np.uint32(1)))
         else:
             rounded = bits + np.uint32(0x1000)
@@ -222,27 +222,27 @@ def cvt(i: Instruction) -> Plan:
     if set(EIGHTS) & set(i.mods):
         return eights(i)
     mods = Mods(i)
-    rounding = mods.choice((*ROUNDINGS, "rna", *INTEGER_ROUNDING))
+    direction = mods.choice((*ROUNDINGS, "rna", *INTEGER_ROUNDING))
     flush, sat, relu = mods.flag("ftz"), mods.flag("sat"), mods.flag("relu")
     types = mods.types()
     mods.done()
     if len(types) != 2:
         raise Unsupported("expected two types")
     target, source = types
-    code = fpenv.mode(fpenv.ROUNDING.get(rounding, fpenv.NEAREST), flush)
+    code = fpenv.mode(fpenv.ROUNDING.get(direction, fpenv.NEAREST), flush)
     # Narrowing to halves rounds in integer arithmetic; the host's rounding direction must not touch the steps before.
     half_code = fpenv.mode(fpenv.NEAREST, flush)
     if target.name in ("f16x2", "bf16x2"):
-        if source.name != "f32" or rounding not in ("rn", "rz"):
+        if source.name != "f32" or direction not in ("rn", "rz"):
             raise Unsupported(f"cvt to .{target.name}")
         d, high, low = i.operands
-        fn = partial(pack, target, rounding, relu)
+        fn = partial(pack, target, direction, relu)
         return pure(fn, [arg(d, target)], [arg(high, source), arg(low, source)], half_code)
     d, a = i.operands
     if target.name == "tf32":
         if source.name != "f32" or relu:
             raise Unsupported("cvt to .tf32")
-        return pure(partial(to_tf32, rounding), [arg(d, TYPES["b32"])], [arg(a, source)], fpenv.KEEP)
+        return pure(partial(to_tf32, direction), [arg(d, TYPES["b32"])], [arg(a, source)], fpenv.KEEP)
     known = (*INTEGERS, *FLOATS)
     if source.name not in known or target.name not in known:
         raise Unsupported(f"cvt .{target.name}.{source.name}")
@@ -250,8 +250,8 @@ def cvt(i: Instruction) -> Plan:
     if source.kind != "f" and target.kind != "f":
         return pure(partial(integer_to_integer, source, target, sat), [out], [value])
     if target.kind != "f":
-        return pure(partial(float_to_integer, source, target, rounding or "rzi"), [out], [value], half_code)
+        return pure(partial(float_to_integer, source, target, direction or "rzi"), [out], [value], half_code)
     if source.kind != "f":
-        return pure(partial(integer_to_float, target, rounding), [arg(d, target)], [value], code)
+        return pure(partial(integer_to_float, target, direction), [arg(d, target)], [value], code)
     exact = half_code if target.bits == 16 else code
-    return pure(partial(float_to_float, source, target, rounding, sat, relu), [arg(d, target)], [value], exact)
+    return pure(partial(float_to_float, source, target, direction, sat, relu), [arg(d, target)], [value], exact)

@@ -65,12 +65,12 @@ def multiplication(i: Instruction) -> Plan:
 
 def arithmetic(i: Instruction) -> Plan:
     mods = Mods(i)
-    rounding, flush, sat = mods.choice(ROUNDINGS, "rn"), mods.flag("ftz"), mods.flag("sat")
+    direction, flush, sat = mods.choice(ROUNDINGS, "rn"), mods.flag("ftz"), mods.flag("sat")
     type_ = mods.type("f32", "f64", "f32x2")
     mods.done()
     fn = ARITHMETIC[i.opcode]
     d, a, b = (arg(o, type_) for o in i.operands)
-    code = fpenv.mode(fpenv.ROUNDING[rounding], flush)
+    code = fpenv.mode(fpenv.ROUNDING[direction], flush)
 
     def make(d: Array, a: Array, b: Array) -> Thunk:
         thunk = partial(fn, a, b, d)
@@ -108,14 +108,14 @@ def fused(i: Instruction) -> Plan:
     if is_half(i):
         return half.fused(i)
     mods = Mods(i)
-    rounding, flush, sat = mods.choice(ROUNDINGS, "rn"), mods.flag("ftz"), mods.flag("sat")
+    direction, flush, sat = mods.choice(ROUNDINGS, "rn"), mods.flag("ftz"), mods.flag("sat")
     type_ = mods.type("f32", "f64", "f32x2")
     mods.done()
-    if type_.name == "f64" and rounding != "rn":
+    if type_.name == "f64" and direction != "rn":
         raise Unsupported("directed rounding of fma.f64 is not executed")
     d, a, b, c = (arg(o, type_) for o in i.operands)
-    fn = partial(fused_thunk, rounding != "rn", flush, sat)
-    return pure(fn, [d], [a, b, c], fpenv.mode(fpenv.ROUNDING[rounding], flush), scratch=True)
+    fn = partial(fused_thunk, direction != "rn", flush, sat)
+    return pure(fn, [d], [a, b, c], fpenv.mode(fpenv.ROUNDING[direction], flush), scratch=True)
 
 
 @opcode("mad", "madc", forms=".lo .hi .wide .u16-.s64; .hi.sat.s32; {.cc}.u32 .s32 .u64 .s64")
@@ -130,10 +130,10 @@ def division(i: Instruction) -> Plan:
     if {"approx", "full"} & set(i.mods):
         return approximation(i)
     mods = Mods(i)
-    rounding, flush, type_ = mods.choice(ROUNDINGS, "rn"), mods.flag("ftz"), mods.type("f32", "f64")
+    direction, flush, type_ = mods.choice(ROUNDINGS, "rn"), mods.flag("ftz"), mods.type("f32", "f64")
     mods.done()
     d, a, b = (arg(o, type_) for o in i.operands)
-    return pure(lambda d, a, b: partial(np.divide, a, b, d), [d], [a, b], fpenv.mode(fpenv.ROUNDING[rounding], flush))
+    return pure(lambda d, a, b: partial(np.divide, a, b, d), [d], [a, b], fpenv.mode(fpenv.ROUNDING[direction], flush))
 
 
 def rounded(fn: Callable[[Array, Array], Thunk]) -> Callable[[Instruction], Plan]:
@@ -143,10 +143,10 @@ def rounded(fn: Callable[[Array, Array], Thunk]) -> Callable[[Instruction], Plan
         if "approx" in i.mods:
             return approximation(i)
         mods = Mods(i)
-        rounding, flush, type_ = mods.choice(ROUNDINGS, "rn"), mods.flag("ftz"), mods.type("f32", "f64")
+        direction, flush, type_ = mods.choice(ROUNDINGS, "rn"), mods.flag("ftz"), mods.type("f32", "f64")
         mods.done()
         d, a = (arg(o, type_) for o in i.operands)
-        return pure(fn, [d], [a], fpenv.mode(fpenv.ROUNDING[rounding], flush))
+        return pure(fn, [d], [a], fpenv.mode(fpenv.ROUNDING[direction], flush))
 
     return decoder
 
