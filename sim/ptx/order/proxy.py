@@ -20,8 +20,7 @@ from typing import Protocol
 import numpy as np
 
 from ..state.lanes import WARP, Lanes, Wave
-from ..text.syntax import Instruction
-from ..text.types import Array
+from ..text.syntax import Array, Instruction
 
 SPACES = ("shared", "global")
 

@@ -1,4 +1,6 @@
-"""What products of warpgroups (wgmma) read of shared memory, for the race detector.
+"""Asynchronous accesses in the race detector: cp.async, and what products of warpgroups (wgmma) read of shared memory.
+
+What products of warpgroups (wgmma) read of shared memory, for the race detector.
 
 A product reads its tiles at any time from its issue until its warps have waited for it. Who writes there must be behind
 the wait of one of the four warps: they run the product together, and pipelines let one of them give a stage back. What was
@@ -8,6 +10,7 @@ written before must be over for each of the four, and be visible to the asynchro
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import cached_property
 from typing import Protocol
 
@@ -15,13 +18,11 @@ import numpy as np
 
 from ..report.findings import Findings, source
 from ..state.lanes import GROUP, WARP, Lanes, Wave
-from ..state.pages import Pages
-from ..text.syntax import Instruction
-from ..text.types import Array
-from .order import LANE, LANES, LOW, ONE, STAMP
+from ..state.segments import Pages
+from ..text.syntax import Array, Instruction
+from .accesses import Boxes, Shadow, Table, TileAccess, Touch, Who, is_async, windows
+from .clocks import LANE, LANES, LOW, ONE, STAMP
 from .proxy import Proxy
-from .shadow import Boxes, Shadow, Touch
-from .sharing import is_async
 
 UNIT = 16
 REMEMBERED = 1 << 16
@@ -34,7 +35,7 @@ PLACES = 8
 """Writes of which a warpgroup remembers that it is behind them: a tile is often read by several products, some pages each."""
 
 
-class Detector(Protocol):
+class TileDetector(Protocol):
     """The race detector of which this is a part."""
 
     now: int
@@ -57,7 +58,7 @@ class Detector(Protocol):
         """Which of the accesses `entries` did not happen before what the grid-wide lanes `mine` do now."""
 
 
-class Operand(Protocol):
+class TileOperand(Protocol):
     """A matrix for each warpgroup: its pages and its 16-byte units, a row each, of the wave (`execute.operands`)."""
 
     @property
@@ -66,20 +67,20 @@ class Operand(Protocol):
     def units(self) -> Array: ...
 
 
-class Tiles:
+class TileRaces:
     """The readings of a wave: their numbers by page, a column for each warpgroup of a block; by 16-byte unit when asked.
 
     `waited[number]` has when each of the four warps waited, 0 before; `readers` the first warp of the wave, `by` the instruction.
     """
 
-    def __init__(self, races: Detector):
+    def __init__(self, races: TileDetector):
         wave = races.wave
         self.races = races
         self.columns = -(-wave.warps_per_block // GROUP)
         self.pages = Pages(races.shared_stride, wave.blocks)
         self.newest = np.zeros((self.pages.count, self.columns), np.int32)
         self.units = wave.blocks * races.shared_stride // UNIT
-        self.log: list[tuple[Operand, Array, Array]] = []
+        self.log: list[tuple[TileOperand, Array, Array]] = []
         """Readings that `by_unit` has not yet: (operand, column, number)."""
         self.waited, self.readers = np.zeros((64, GROUP), np.int64), np.zeros(64, np.int64)
         self.by: list[Instruction] = []
@@ -107,7 +108,7 @@ class Tiles:
         self.log.clear()
         return self.latest
 
-    def issue(self, i: Instruction, first: Array, operands: Sequence[Operand]) -> Array:
+    def issue(self, i: Instruction, first: Array, operands: Sequence[TileOperand]) -> Array:
         """Products of warpgroups, whose first warps these are, read their operands. Their numbers."""
         column = first % self.races.wave.warps_per_block // GROUP
         for one in operands:
@@ -161,7 +162,7 @@ class Tiles:
 
     # -- what was there before ------------------------------------------------------------------------------------------------
 
-    def look_back(self, i: Instruction, first: Array, column: Array, operand: Operand) -> None:
+    def look_back(self, i: Instruction, first: Array, column: Array, operand: TileOperand) -> None:
         """Report writes that are not over for all of the warps, or that the asynchronous proxy may not see."""
         if not self.races.shared.writes.used or self.in_order(first, column, operand.pages):
             return
@@ -337,3 +338,112 @@ def distinct_pairs(lanes: Array, numbers: Array) -> tuple[Array, Array]:
     found = np.unique(np.concatenate((pairs[:1], pairs[starts])))
     found = found[found & 0xFFFFFFFF != 0]
     return found >> 32, found & 0xFFFFFFFF
+
+
+LATEST = LOW << np.uint64(STAMP)
+"""The stamp of an entry that nobody is ordered behind."""
+
+
+class CopyDetector(Protocol):
+    """The race detector of which this is a part."""
+
+    first: int
+    shared_shift: int
+    numbers: np.dtype
+    shared: Shadow
+    tiles: TileRaces | None
+
+    def number(self, instruction: Instruction) -> int:
+        """What an instruction is called in the tables."""
+
+    def who(self, lanes: Lanes, count: int) -> Who:
+        """The lanes of `count` granules each."""
+
+    def values(self, who: Who, level: int) -> Array:
+        """The entries of accesses at this moment."""
+
+    def note(self, access: Touch, table: Table) -> None:
+        """The access is in a table from now on."""
+
+    def unordered(self, mine: Array, entries: Array, collective: bool) -> Array:
+        """Which of the accesses `entries` did not happen before what the grid-wide lanes `mine` do now."""
+
+
+class CopyRaces:
+    """What the copies of one launch that are under way read, and what becomes of it when threads have waited for them."""
+
+    def __init__(self, races: CopyDetector):
+        self.races = races
+        self._readings: list[Touch] = []
+
+    def issue(self, access: Touch) -> None:
+        """Copies read their sources at any time until their threads have waited: nobody can be ordered behind that yet."""
+        shadow = access.shadow
+        if shadow.copies is None:
+            shadow.copies = Table(shadow.writes.rows, 1, self.races.numbers)
+        self.pending(access, shadow.copies)
+        self._readings.append(access)
+
+    def pending(self, access: Touch, table: Table) -> None:
+        """Entries that nobody is ordered behind."""
+        table.used, number, boxes = True, self.races.number(access.instruction), access.boxes
+        if boxes is None:
+            table.entries[access.rows, 0] = access.who.lane.astype(np.uint64) | LATEST
+            table.by[access.rows, 0] = number
+        else:
+            windows(table.entries, boxes.count)[boxes.starts] = (boxes.lane.astype(np.uint64) | LATEST)[:, None, None]
+            windows(table.by, boxes.count)[boxes.starts] = number
+
+    def issued(self) -> list[Touch]:
+        """What the copies that have just been issued read."""
+        readings, self._readings = self._readings, []
+        return readings
+
+    def copied(self, lanes: Lanes, readings: list[Touch]) -> None:
+        """The lanes have waited for copies that read these: a read at this moment."""
+        for reading in readings:
+            if isinstance(reading, TileAccess):
+                self.copied_tiles(reading, lanes)
+                continue
+            mine = np.isin(reading.who.lane, lanes.index + self.races.first)
+            rows, lane = reading.rows[mine], reading.who.lane[mine]
+            assert reading.shadow.copies is not None
+            reading.shadow.copies.entries[rows] = 0
+            columns = None if reading.columns is None else reading.columns[mine]
+            self.races.note(
+                replace(reading, lanes=lanes, rows=rows, columns=columns, who=Who(lane, lane, lane, lane)), reading.shadow.reads
+            )
+
+    def copied_tiles(self, reading: TileAccess, lanes: Lanes) -> None:
+        """The tiles of these lanes have been read."""
+        at = np.flatnonzero(np.isin(reading.lane, lanes.index + self.races.first))
+        if not len(at):
+            return
+        some, copies = reading.take(at, lanes), reading.shadow.copies
+        assert copies is not None
+        if some.boxes is None:
+            copies.entries[some.rows] = 0
+        else:
+            windows(copies.entries, some.boxes.count)[some.boxes.starts] = 0
+        self.races.note(some, reading.shadow.reads)
+
+    def landed(self, lanes: Lanes, size: int, elements: Array) -> None:
+        """The lanes have waited for their copies into `elements` of `size` bytes: a write at this moment."""
+        count = max(1, size >> self.races.shared_shift)
+        rows = elements.astype(np.int64) * count
+        who = self.races.who(lanes, count)
+        if count > 1:
+            rows = rows[who.position] + np.tile(np.arange(count), lanes.n)
+        self.races.shared.writes.entries.reshape(-1)[rows] = self.races.values(who, ONE)
+        if self.races.tiles is not None:
+            self.races.tiles.wrote(rows)
+
+    def issue_ordered(self, lanes: Lanes, size: int, elements: Array) -> Array:
+        """Whether each lane is behind the issue of the copy that is in flight to its element."""
+        count = max(1, size >> self.races.shared_shift)
+        rows = elements.astype(np.int64) * count
+        entries = self.races.shared.writes.entries.reshape(-1)
+        race = np.zeros(lanes.n, np.bool_)
+        for k in range(count):
+            race |= self.races.unordered(lanes.index + self.races.first, entries[rows + k], False)
+        return ~race

@@ -17,12 +17,11 @@ import numpy as np
 
 from cupyflash.words import plural
 
-from ..order.order import BLOCK, CLUSTER
+from ..order.clocks import BLOCK, CLUSTER
 from ..report.findings import ERROR, WARNING, Stuck, Verdict
 from ..state.lanes import Lanes, merged
 from ..state.segments import WRITTEN
-from ..text.syntax import Instruction
-from ..text.types import Array
+from ..text.syntax import Array, Instruction
 from .memory import Memory
 from .ports import PORTS, element
 
@@ -57,7 +56,7 @@ class Phases:
 
 
 @dataclass(frozen=True)
-class Wait:
+class PhaseWaiting:
     """A test_wait or, `blocking`, a try_wait: at the objects at these addresses for the state or `parity` that is wanted."""
 
     pc: int
@@ -71,7 +70,7 @@ class Wait:
 class Waiter:
     """Lanes that wait for one object, until its phase is not `value`: a state, or its parity."""
 
-    wait: Wait
+    wait: PhaseWaiting
     lanes: Lanes
     key: int
     value: int
@@ -98,7 +97,7 @@ class Relaxed:
     heard: Array | None
 
 
-Answer = tuple[Wait, Lanes, bool]
+Answer = tuple[PhaseWaiting, Lanes, bool]
 """Lanes that are told at their wait whether the phase is complete."""
 
 
@@ -317,7 +316,7 @@ class MBarriers:
 
     # -- waits --------------------------------------------------------------------------------------------------------------
 
-    def wait(self, wait: Wait, lanes: Lanes, addresses: Array, wanted: Array) -> None:
+    def wait(self, wait: PhaseWaiting, lanes: Lanes, addresses: Array, wanted: Array) -> None:
         """Lanes come to a wait at these addresses, for the states or parities `wanted`."""
         port = PORTS[wait.space](self.memory, wait.instruction, lanes.n, 8, "atom")
         left = np.ones(lanes.n, np.bool_)
@@ -355,7 +354,7 @@ class MBarriers:
         races = self.memory.races
         answers, self.answers = self.answers, []
         news: list[tuple[Lanes, Array]] = []
-        groups: dict[tuple[int, bool], tuple[Wait, list[Lanes]]] = {}
+        groups: dict[tuple[int, bool], tuple[PhaseWaiting, list[Lanes]]] = {}
         for waiter, barrier, done in answers:
             groups.setdefault((waiter.wait.pc, done), (waiter.wait, []))[1].append(waiter.lanes)
             if not done or barrier is None:

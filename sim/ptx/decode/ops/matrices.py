@@ -1,9 +1,23 @@
-"""Warp-level matrices: ldmatrix, stmatrix, mma (PTX ISA, "Warp Level Matrix Multiply-Accumulate Instructions").
+"""Matrix instructions: ldmatrix, stmatrix, mma, wmma, wgmma (PTX ISA, "Matrix Multiply-Accumulate Instructions").
+
+Warp-level matrices: ldmatrix, stmatrix, mma (PTX ISA, "Warp Level Matrix Multiply-Accumulate Instructions").
 
 With g = lane >> 2 and t = lane & 3, every fragment is an array whose axes are bits of (register, lane, element):
 A of shape m x k: registers (k half, row half), row g + 8 * row half, columns of k half in order (t, element);
 B of shape k x n: registers (k half), column g; C and D: registers (row half, element), row g, column 2 t + element.
 So a fragment becomes a matrix by reshape and transpose.
+
+wmma: whole matrices in fragments whose layout the ISA leaves open (PTX ISA, "Matrix multiply-accumulate: wmma").
+
+Element e of a matrix (row by row) is in lane e % 32, in element e // 32 of the lane's registers; float16 fragments of A and
+B have eight registers whatever the shape, and hold each element as often as there is room. Memory is read and written in its own
+order, 32 neighbours at a time.
+
+wgmma: products of a warpgroup, four warps (PTX ISA, "Asynchronous Warpgroup Level Matrix Instructions").
+
+Here operands are read; `execute.warpgroups` acts. Of D (64 x N), warp w of the group has rows 16 w to 16 w + 15, with
+g = lane >> 2, t = lane & 3: float32 register 4 j + 2 h + e has row g + 8 h, column 8 j + 2 t + e; with float16, register 2 j + h
+has the two columns. A from registers is the m16nNk16 fragment of `ops.tensor` for each warp.
 """
 
 from __future__ import annotations
@@ -16,11 +30,27 @@ import numpy as np
 
 from ...memory.ports import PORTS
 from ...state.lanes import WARP
-from ...text.types import TYPES, Array
-from ..registry import WHOLE_WARP, DType, Frame, Instruction, Mods, Plan, Thunk, Unsupported, arg, items, opcode
+from ...text.syntax import ELEMENT, TYPES, UNSIGNED, Array
+from ..registry import (
+    WHOLE_WARP,
+    Arg,
+    DType,
+    Frame,
+    Imm,
+    Instruction,
+    Mods,
+    Multiply,
+    MultiplyWait,
+    Plan,
+    Thunk,
+    Unsupported,
+    arg,
+    items,
+    opcode,
+)
 from .access import address_arg, address_thunk, gather, store, take_space
-from .convert import eight_dtype
-from .rounding import half_bits
+from .move import eight_dtype
+from .rounding import half_bits, narrow
 
 HALF_VALUES = np.arange(1 << 16, dtype=np.uint16).view(np.float16).astype(np.float32)
 """float16 bits to float32."""
@@ -192,7 +222,7 @@ SHAPES = {
 """Shapes by type of the factors."""
 
 BITS = {"f16": 16, "bf16": 16, "tf32": 32, "e4m3": 8, "e5m2": 8, "s8": 8, "u8": 8, "s4": 4, "u4": 4, "b1": 1, "f64": 64}
-MIXED = ({"s8", "u8"}, {"s4", "u4"}, {"e4m3", "e5m2"})
+MMA_MIXED = ({"s8", "u8"}, {"s4", "u4"}, {"e4m3", "e5m2"})
 """Types that may stand together."""
 
 Decode = Callable[[Array, Array], None]
@@ -283,7 +313,7 @@ def mma(i: Instruction) -> Plan:
     if len(types) != 4:
         raise Unsupported("expected four types")
     d_type, a_type, b_type, c_type = types
-    together = a_type == b_type or any({a_type, b_type} <= mixed for mixed in MIXED)
+    together = a_type == b_type or any({a_type, b_type} <= mixed for mixed in MMA_MIXED)
     if shape not in SHAPES.get(a_type, ()) or not together or d_type != c_type or (a_type == "b1") != bool(logic):
         raise Unsupported(f"mma {shape} .{a_type}.{b_type} with .{d_type} accumulators")
     if "kind::f8f6f4" in i.mods and a_type not in ("e4m3", "e5m2"):
@@ -377,3 +407,246 @@ def mma(i: Instruction) -> Plan:
         flops=2 * m * n * k,
         keeps=len(a_args),
     )
+
+
+WMMA_SHAPES = {
+    **dict.fromkeys(("f16", "bf16", "s8", "u8"), ("m16n16k16", "m8n32k16", "m32n8k16")),
+    "tf32": ("m16n16k8",),
+    "f64": ("m8n8k4",),
+}
+WMMA_ACCUMULATORS = {"f16": ("f16", "f32"), "s8": ("s32",), "u8": ("s32",), "f64": ("f64",)}
+
+
+def shape_of(mods: Mods) -> tuple[str, int, int, int]:
+    name = mods.choice({s for shapes in WMMA_SHAPES.values() for s in shapes})
+    m, n, k = (int(x) for x in name[1:].replace("n", " ").replace("k", " ").split())
+    return name, m, n, k
+
+
+def width(kind: str) -> int:
+    """Bytes of a register of a fragment."""
+    return 8 if kind == "f64" else 4
+
+
+def element_bytes(kind: str) -> int:
+    return BITS.get(kind, 32) // 8
+
+
+def unpacked(registers: Sequence[Array], n: int, kind: str, elements: int) -> Array:
+    """The bits of a fragment's matrices: (warps, elements) unsigned numbers."""
+    size, word = element_bytes(kind), width(kind)
+    rows = np.stack([np.broadcast_to(r, n) for r in registers]).astype(UNSIGNED[word], copy=False)
+    parts = rows.view(UNSIGNED[size]).reshape(len(registers), -1, WARP, word // size)
+    return np.ascontiguousarray(parts.transpose(1, 0, 3, 2).reshape(parts.shape[1], -1)[:, :elements])
+
+
+def pack(values: Array, registers: Sequence[Array], kind: str) -> None:
+    """(warps, elements) unsigned numbers into the registers of a fragment."""
+    size, word = element_bytes(kind), width(kind)
+    per = word // size
+    warps, elements = values.shape
+    copies = len(registers) * per * WARP // elements
+    parts = np.tile(values, (1, copies)).reshape(warps, len(registers), per, WARP).transpose(1, 0, 3, 2)
+    words = np.ascontiguousarray(parts).view(UNSIGNED[word]).reshape(len(registers), -1)
+    for register, row in zip(registers, words, strict=True):
+        np.copyto(register, row)
+
+
+@opcode(
+    "wmma",
+    forms=".load.a .load.b .load.c .store.d .mma .sync.aligned .row .col: m16n16k16 m8n32k16 m32n8k16 .f16 (f16, f32) .bf16 .s8 "
+    ".u8 {.satfinite}, m16n16k8 .tf32, m8n8k4 .f64",
+)
+def wmma(i: Instruction) -> Plan:
+    mods = Mods(i, "sync", "aligned")
+    action = mods.choice(("load", "store", "mma"))
+    return multiply(i, mods) if action == "mma" else transfer(i, mods, action)
+
+
+def transfer(i: Instruction, mods: Mods, action: str) -> Plan:
+    side, layout = mods.choice(("a", "b", "c", "d")), mods.choice(("row", "col"))
+    shape, m, n, k = shape_of(mods)
+    space = take_space(mods)
+    kind = mods.rest.pop() if mods.rest else ""
+    mods.done()
+    factors = [f for f in WMMA_SHAPES if shape in WMMA_SHAPES[f]]
+    known = factors if side in "ab" else [acc for f in factors for acc in WMMA_ACCUMULATORS.get(f, ("f32",))]
+    if kind not in known or not layout or space not in ("global", "shared", "generic"):
+        raise Unsupported("this wmma")
+    load = action == "load"
+    fragment, memory, *rest = i.operands if load else (i.operands[1], i.operands[0], *i.operands[2:])
+    rows, columns = {"a": (m, k), "b": (k, n)}.get(side, (m, n))
+    elements, size, word = rows * columns, element_bytes(kind), width(kind)
+    inner, outer = (columns, rows) if layout == "row" else (rows, columns)
+    registers = items(fragment, 8 if kind == "f16" and side in "ab" else elements // WARP * size // word)
+    base, offset = address_arg(memory, space)
+    strides = [arg(o, TYPES["u32"]) for o in rest]
+    # Where the elements lie in memory, and which elements of the matrix they are.
+    major, minor = np.divmod(np.arange(elements), inner)
+    number = np.arange(elements).reshape(rows, columns)
+    logical = (number if layout == "row" else number.T).reshape(outer, inner)[major, minor]
+
+    def bind(frame: Frame, out: Sequence[Array], ins: Sequence[Array]) -> Thunk:
+        if frame.n % WARP:
+            return lambda: whole_warps(frame, i)
+        warps = frame.n // WARP
+        port = PORTS[space](frame.machine.memory, i, frame.n, size, "ld" if load else "st")
+        values = ins[1 + len(strides) :] if not load else ()
+
+        def run() -> None:
+            if not whole_warps(frame, i):
+                return
+            start = np.broadcast_to(ins[0], frame.n) + ins[0].dtype.type(offset)
+            stride = np.broadcast_to(ins[1], frame.n).astype(np.int64) if strides else np.full(frame.n, inner)
+            matrix = np.empty((warps, elements), UNSIGNED[size]) if load else unpacked(values, frame.n, kind, elements)
+            for first in range(0, elements, WARP):
+                here = slice(first, first + WARP)
+                steps = stride.reshape(warps, WARP) * major[here] + minor[here]
+                addresses = start + (steps.reshape(-1) * size).astype(start.dtype)
+                buffer = np.empty(frame.n, ELEMENT[size])
+                if load:
+                    gather(port.resolve(frame.lanes, addresses), buffer)
+                    matrix[:, logical[here]] = buffer.view(UNSIGNED[size]).reshape(warps, WARP)
+                else:
+                    buffer[:] = matrix[:, logical[here]].reshape(-1)
+                    store(port, frame.lanes, addresses, buffer)
+            if load:
+                pack(matrix, out, kind)
+
+        return run
+
+    bits = TYPES[f"b{8 * word}"]
+    fragments = tuple(arg(r, bits) for r in registers)
+    reads = (base, *strides) if load else (base, *strides, *fragments)
+    return Plan(fragments if load else (), reads, bind, collective=WHOLE_WARP, pure=False)
+
+
+def multiply(i: Instruction, mods: Mods) -> Plan:
+    satfinite = mods.flag("satfinite")
+    mods.flag("rn", "row", "col")
+    shape, m, n, k = shape_of(mods)
+    types, mods.rest = mods.rest, []
+    if len(types) == 2:
+        types = [types[0], "f16", "f16", types[1]]
+    if len(types) != 4 or shape not in WMMA_SHAPES.get(types[1], ()) or types[1] != types[2]:
+        raise Unsupported("this wmma")
+    d_type, a_type, _, c_type = types
+    if not {d_type, c_type} <= set(WMMA_ACCUMULATORS.get(a_type, ("f32",))):
+        raise Unsupported(f".{d_type} accumulators")
+    d, a, b, c = (items(o) for o in i.operands)
+    real = np.dtype(np.float64 if a_type == "f64" else np.float32)
+    decode = decoder(a_type)
+
+    def bind(frame: Frame, out: Sequence[Array], ins: Sequence[Array]) -> Thunk:
+        if frame.n % WARP:
+            return lambda: whole_warps(frame, i)
+        left, right, addend = ins[: len(a)], ins[len(a) : len(a) + len(b)], ins[len(a) + len(b) :]
+
+        def matrix(registers: Sequence[Array], rows: int, columns: int) -> Array:
+            bits = unpacked(registers, frame.n, a_type, rows * columns)
+            values = np.empty(bits.shape, real)
+            decode(bits, values)
+            return values.reshape(-1, rows, columns)
+
+        def run() -> None:
+            if not whole_warps(frame, i):
+                return
+            product = np.matmul(matrix(left, m, k), matrix(right, k, n)).reshape(-1, m * n)
+            bits = unpacked(addend, frame.n, c_type, m * n)
+            if d_type == "s32":
+                total = product.astype(np.int64) + bits.view(np.int32)
+                total = np.clip(total, -(1 << 31), (1 << 31) - 1) if satfinite else total
+                pack(total.astype(np.uint32), out, d_type)
+                return
+            old = bits.view(TYPES[c_type].dtype)
+            total = product + old.astype(real)
+            if d_type == "f16":
+                pack(narrow(total.astype(np.float32), TYPES["f16"]).view(np.uint16), out, d_type)
+            else:
+                pack(total.view(UNSIGNED[total.itemsize]), out, d_type)
+
+        return run
+
+    bits = TYPES["b64" if a_type == "f64" else "b32"]
+    reads = tuple(arg(r, bits) for r in (*a, *b, *c))
+    writes = tuple(arg(r, bits) for r in d)
+    return Plan(writes, reads, bind, mode=0, collective=WHOLE_WARP, pure=False, flops=2 * m * n * k)
+
+
+DEPTH = {"f16": 16, "bf16": 16, "tf32": 8, "e4m3": 32, "e5m2": 32}
+"""K by type: 32 bytes."""
+
+WGMMA_ACCUMULATORS = {"f16": ("f32", "f16"), "e4m3": ("f32", "f16"), "e5m2": ("f32", "f16")}
+"""Types of D by type of A; for all others float32."""
+
+MIXED = {"e4m3", "e5m2"}
+REGISTERS_OF_A = 4
+
+
+@opcode(
+    "wgmma",
+    forms=".mma_async.sync.aligned: m64nNk16 .f16 .bf16, m64nNk8 .tf32, m64nNk32 .e4m3 .e5m2, every N from 8 to 256 by 8; D .f32 "
+    "(.f16 for .f16 .e4m3 .e5m2); A of registers or descriptor; scale-d, imm-scale, imm-trans; .fence .commit_group .wait_group",
+)
+def wgmma(i: Instruction) -> Plan:
+    mods = Mods(i, "aligned")
+    action = mods.choice(("mma_async", "fence", "commit_group", "wait_group"))
+    if not mods.flag("sync") or not action:
+        raise Unsupported("this form of wgmma")
+    if action == "mma_async":
+        return product(i, mods)
+    mods.done()
+    if action == "wait_group":
+        (newest,) = i.operands
+        if not isinstance(newest, Imm):
+            raise Unsupported("a number of groups that is no constant")
+        return Plan((), (), control=MultiplyWait(newest.value), collective=WHOLE_WARP)
+
+    def bind(frame: Frame, out: Sequence[Array], ins: Sequence[Array]) -> Thunk:
+        if action == "fence":
+            return lambda: frame.machine.warpgroups.fence(i, frame.lanes)
+        return lambda: frame.machine.warpgroups.commit(i, frame.lanes)
+
+    return Plan((), (), bind, collective=WHOLE_WARP, pure=False)
+
+
+def product(i: Instruction, mods: Mods) -> Plan:
+    if mods.flag("sp"):
+        raise Unsupported("sparse wgmma")
+    names = [m for m in mods.rest if m in TYPES or m in DEPTH]
+    for name in names:
+        mods.rest.remove(name)
+    shape = mods.rest.pop(0) if mods.rest else ""
+    if "satfinite" in mods.rest or {"s32", "b1", "s8", "u8"} & set(names):
+        raise Unsupported("wgmma of integers")
+    mods.done()
+    if len(names) != 3:
+        raise Unsupported("expected three types")
+    d_type, a_type, b_type = names
+    depth = DEPTH.get(a_type)
+    head, _, k = shape.rpartition("k")
+    columns = int(head.removeprefix("m64n")) if head.startswith("m64n") else 0
+    if depth is None or int(k) != depth or columns % 8 or not 8 <= columns <= 256:
+        raise Unsupported(f"wgmma {shape} .{a_type}")
+    if (a_type != b_type and not {a_type, b_type} <= MIXED) or d_type not in WGMMA_ACCUMULATORS.get(a_type, ("f32",)):
+        raise Unsupported(f"wgmma .{d_type}.{a_type}.{b_type}")
+    d, a, b, scale, *immediates = i.operands
+    word = TYPES["b32"]
+    # Packed or not, an accumulator is moved as its bits.
+    d_args = [arg(r, word) for r in items(d, columns // (4 if d_type == "f16" else 2))]
+    registers = hasattr(a, "items")
+    a_args = [arg(r, word) for r in items(a, REGISTERS_OF_A)] if registers else [arg(a, TYPES["b64"])]
+    numbers = [operand.value for operand in immediates if isinstance(operand, Imm)]
+    transposable = a_type in ("f16", "bf16")
+    wanted = 2 + (0 if not transposable else 1 if registers else 2)
+    # The signs of A and B, then which of the matrices in shared memory are not K-major.
+    signs, majors = numbers[:2], ([0] if registers else []) + numbers[2:]
+    if len(numbers) != wanted or len(immediates) != wanted or {*signs} - {1, -1} or {*majors} - {0, 1}:
+        raise Unsupported(f"immediates of wgmma .{a_type}: {numbers}")
+    majors += [0] * (2 - len(majors))
+    control = Multiply(
+        columns, depth, d_type, (a_type, b_type), registers, signs[0] * signs[1], (not majors[0], not majors[1]), len(d_args)
+    )
+    reads: list[Arg] = [*d_args, *a_args, arg(b, TYPES["b64"]), arg(scale, TYPES["pred"])]
+    flops = 2 * 16 * columns * depth
+    return Plan(tuple(d_args), tuple(reads), control=control, collective=WHOLE_WARP, flops=flops)

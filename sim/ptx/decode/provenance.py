@@ -1,18 +1,130 @@
-"""Which tensors the accesses of a kernel may reach: from where in its parameters the pointers come."""
+"""Provenance of addresses: which tensor an access may reach, and which variable of shared memory it is of.
+
+Which variable of shared memory an access is of: the one from whose address its own was computed, where that is sure.
+
+A compiler keeps `__shared__` arrays apart as variables and does not know which lies behind which: no address that it makes from
+one is meant for another. Addresses that may come of several variables, or of none, say nothing.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from ..memory.tensormap import ADDRESS_AT
-from ..order.sharing import WIDEST, Sharing, is_async, is_narrow, is_phase, is_strong
-from ..state.segments import Field, Place
-from ..text.syntax import Imm, Instruction, Mem, Operand, Reg, Sym, Variable, Vec
-from ..text.types import TYPES
+from ..memory.layouts import ADDRESS_AT
+from ..order.accesses import WIDEST, Sharing, is_async, is_narrow, is_phase, is_strong
+from ..state.segments import Place, PointerField
+from ..text.syntax import TYPES, Imm, Instruction, Mem, Operand, Reg, Sym, Variable, Vec
 from .registry import Plan
+
+NUMBER, UNSURE = "", "*"
+"""What a register holds that is no address in a variable: a number (or an address of elsewhere), and what may be anything."""
+
+
+class Home(NamedTuple):
+    """A variable of shared memory and where it lies, in bytes; `end` None: to the end of all."""
+
+    name: str
+    start: int
+    end: int | None
+
+
+def homes(instructions: Sequence[Instruction], plans: Sequence[Plan], variables: Mapping[str, Home]) -> dict[Instruction, Home]:
+    """The accesses that may only be of one of these variables, each with that."""
+    if len({home.start for home in variables.values()}) < 2:
+        return {}
+    held = provenance(instructions, plans, frozenset(variables))
+    found = {}
+    for i in instructions:
+        address = own_address(i)
+        if address is not None:
+            home = variables.get(of(address.base, held, frozenset(variables)) or UNSURE)
+            if home is not None:
+                found[i] = home
+    return found
+
+
+def own_address(i: Instruction) -> Mem | None:
+    """The address in shared memory, or the generic one, that an instruction accesses; None: there are two, or none."""
+    if i.opcode == "cp" and {"shared::cluster", "shared::cta"} <= set(i.mods):
+        return None
+    found = [operand for operand in i.operands if isinstance(operand, Mem)]
+    outward = i.opcode == "cp" and "bulk_group" in i.mods
+    return None if not found else found[1] if outward and len(found) > 1 else found[0]
+
+
+def of(operand: Operand, held: Mapping[str, str], names: frozenset[str]) -> str | None:
+    """What an operand holds: the name of a variable, NUMBER or UNSURE; None: nothing is known yet."""
+    if isinstance(operand, Sym):
+        return operand.name if operand.name in names else NUMBER
+    if isinstance(operand, Reg):
+        return held.get(operand.name)
+    return NUMBER if isinstance(operand, Imm) else UNSURE
+
+
+def provenance(instructions: Sequence[Instruction], plans: Sequence[Plan], names: frozenset[str]) -> dict[str, str]:
+    """What each register holds wherever it is written."""
+    written = [[a.operand.name for a in plan.writes if isinstance(a.operand, Reg)] for plan in plans]
+    some = {name for each in written for name in each}
+    read = {a.operand.name for plan in plans for a in plan.reads if isinstance(a.operand, Reg)}
+    held = dict.fromkeys(read - some, NUMBER)  # special registers
+    steps = [(i, plan, targets) for i, plan, targets in zip(instructions, plans, written, strict=True) if targets]
+    changed = True
+    while changed:
+        changed = False
+        for i, plan, targets in steps:
+            found = result(i, [of(a.operand, held, names) for a in plan.reads])
+            for name in targets if found is not None else ():
+                assert found is not None
+                joined = found if held.get(name, found) == found else UNSURE
+                if held.get(name) != joined:
+                    held[name] = joined
+                    changed = True
+    return held
+
+
+def result(i: Instruction, read: Sequence[str | None]) -> str | None:
+    """What an instruction writes that reads this; None: not known yet."""
+    if i.opcode in ("ld", "ldu", "atom"):
+        return NUMBER
+    if None in read:
+        return None
+    sure = [one or NUMBER for one in read]
+    if all(one == NUMBER for one in sure):
+        return NUMBER
+    if i.opcode in ("mov", "cvt") and len(sure) > 1:
+        return UNSURE  # halves put together
+    if i.opcode in ("mov", "cvt", "cvta", "mapa", "shfl"):
+        return only(sure[:1], sure[1:])
+    if i.opcode == "selp":
+        return sure[0] if sure[0] == sure[1] else UNSURE
+    if i.opcode == "sub":
+        return only(sure[:1], sure[1:])
+    if i.opcode in ("add", "or", "xor"):
+        return only(sure[:1], sure[1:]) if sure[1] == NUMBER else only(sure[1:], sure[:1])
+    if i.opcode in ("mad", "mad24"):
+        return only(sure[2:], sure[:2])
+    if i.opcode == "and":
+        # Rounded down, it is an address still; less than the low bits of it are a number of no use.
+        return only(sure[:1], sure[1:]) if aligns(i.operands[2]) else UNSURE
+    return UNSURE
+
+
+def only(address: Sequence[str], numbers: Sequence[str]) -> str:
+    """An address and numbers that are added to it."""
+    return address[0] if all(one == NUMBER for one in numbers) else UNSURE
+
+
+def aligns(operand: Operand) -> bool:
+    """Whether a mask clears low bits only."""
+    return isinstance(operand, Imm) and -(1 << 16) <= signed(operand.value) < 0
+
+
+def signed(value: int) -> int:
+    """A 32-bit constant, which may be written without its sign."""
+    return value - (1 << 32) if 1 << 31 <= value < 1 << 32 else value
 
 
 def sharing_of(instructions: list[Instruction], plans: list[Plan], params: Sequence[Variable]) -> Sharing:
@@ -75,18 +187,18 @@ PARAMETERS = "parameters"
 """The memory of the parameters themselves, which nobody writes."""
 
 
-class Piece(NamedTuple):
+class AddressPiece(NamedTuple):
     """Less than a pointer's bytes of what was loaded from a place: a pointer again once it is put together with others."""
 
     of: Place
 
 
-Origin = Place | Piece
+Origin = Place | AddressPiece
 """What a register's value may be computed from."""
 
 
 @dataclass(frozen=True)
-class Step:
+class AddressStep:
     """What an instruction does to origins: the registers that it writes get those of its sources, and some of its own.
 
     `joins`: it puts two halves of 64 bits together.
@@ -117,7 +229,7 @@ def reached(instructions: list[Instruction], plans: list[Plan], params: Sequence
                 if source in carried:
                     origins |= carried[source]
             if step.joins:
-                origins = frozenset(one.of if isinstance(one, Piece) else one for one in origins)
+                origins = frozenset(one.of if isinstance(one, AddressPiece) else one for one in origins)
             for name in step.written if origins else ():
                 before = carried.get(name, frozenset())
                 if not origins <= before:
@@ -127,7 +239,7 @@ def reached(instructions: list[Instruction], plans: list[Plan], params: Sequence
     def of(address: Mem | None) -> frozenset[Place]:
         (base,) = address_parts(address) or (None,)
         if isinstance(base, Reg):
-            return frozenset(one for one in carried.get(base.name, ()) if not isinstance(one, Piece))
+            return frozenset(one for one in carried.get(base.name, ()) if not isinstance(one, AddressPiece))
         return frozenset({base.name}) if base is not None else frozenset()
 
     found = [global_address(i) for i in instructions]
@@ -136,7 +248,7 @@ def reached(instructions: list[Instruction], plans: list[Plan], params: Sequence
 
 def origin_steps(
     instructions: list[Instruction], plans: list[Plan], params: Sequence[Variable], addresses: ParameterAddresses
-) -> list[Step]:
+) -> list[AddressStep]:
     """The steps of all instructions that may write a pointer or a piece of one."""
     structures = {p.name for p in params if p.is_array}
     some_join = any(joins(i) for i in instructions)
@@ -148,7 +260,9 @@ def origin_steps(
             named = [part.name for part in parts if isinstance(part, Sym)]
             own: frozenset[Origin] = frozenset(PARAMETERS if name in addresses.params else name for name in named)
             if results:
-                steps.append(Step([r.name for _, r in results], [p.name for p in parts if isinstance(p, Reg)], own, joins(i)))
+                steps.append(
+                    AddressStep([r.name for _, r in results], [p.name for p in parts if isinstance(p, Reg)], own, joins(i))
+                )
             continue
         whole = any(register.type.bits == 64 for _, register in results)
         if not whole and not some_join:
@@ -156,10 +270,10 @@ def origin_steps(
         for k, register in results:
             sources = addresses.read(i, k * i.type.bytes)
             places: frozenset[Place] = frozenset(
-                param if offset is None or param not in structures else Field(param, offset, i.type.bytes)
+                param if offset is None or param not in structures else PointerField(param, offset, i.type.bytes)
                 for param, offset in sources
             )
-            steps.append(Step([register.name], [], places if whole else frozenset(map(Piece, places))))
+            steps.append(AddressStep([register.name], [], places if whole else frozenset(map(AddressPiece, places))))
     return steps
 
 
@@ -222,7 +336,8 @@ class ParameterAddresses:
         if isinstance(base, Imm) or not (base.name in self.only or base.name in self.params):
             return ANYWHERE
         return frozenset(
-            param if offset is None else Field(param, offset + address.offset + ADDRESS_AT) for param, offset in self.of(base)
+            param if offset is None else PointerField(param, offset + address.offset + ADDRESS_AT)
+            for param, offset in self.of(base)
         )
 
     def result(self, i: Instruction) -> Addresses:

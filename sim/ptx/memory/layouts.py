@@ -1,4 +1,23 @@
-"""Tensor maps: what cp.async.bulk.tensor copies boxes of (CUDA driver API, "Tensor Map Object Management"; PTX ISA, "Tensors").
+"""Layouts of tiles: tensor maps, the swizzles of what their copies wrote, and the descriptors of wgmma.
+
+How the bytes of shared memory were laid out by the tensor copies that wrote them.
+
+A tensor copy and a wgmma descriptor each name a swizzle: how 16-byte units are permuted. If they differ the numbers are
+those of other rows and columns. For each unit that a tensor copy wrote the mode is kept until something else writes there.
+
+Matrices in shared memory as wgmma's descriptors describe them, in units of 16 bytes.
+
+PTX ISA, "Asynchronous Warpgroup Level Matrix Instructions: Shared Memory Matrix Layout". A descriptor has, in units of 16
+bytes, the start address in bits 0-13, the leading offset L in 16-29 and the stride offset S in 32-45; a base offset in 49-51,
+the swizzle in 62-63. With W = 1, 2, 4, 8 units a row of no, 32-, 64- and 128-byte swizzle, unit (i, j) lies, before swizzling, at
+
+- K-major, row i of M or N, unit j of 2 along K: (i % 8) W + (i / 8) S + j; without swizzle j L for j;
+- M- or N-major, unit i along M or N, row j of K: i % W + (i / W) L + (j % 8) W + (j / 8) S; without swizzle L and S change places.
+
+A swizzle of 128 bytes exchanges units by xor of bits 4-6 of the address with bits 7-9, one of 64 bits 4-5 with 7-8, one of 32
+bit 4 with 7. The base offset is where in its pattern of eight rows the matrix begins, for patterns that are not aligned.
+
+Tensor maps: what cp.async.bulk.tensor copies boxes of (CUDA driver API, "Tensor Map Object Management"; PTX ISA, "Tensors").
 
 On a device a tensor map is 128 opaque bytes that cuTensorMapEncodeTiled makes. Here they are the machine's own, made of the same
 description; a kernel may copy them, but not make sense of them.
@@ -11,11 +30,119 @@ import struct
 import zlib
 from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass, field
+from functools import lru_cache
 
 import numpy as np
 
-from ..state.segments import Segment
-from ..text.types import Array
+from ..state.segments import Pages, Segment
+from ..text.syntax import Array
+
+UNIT = 16
+"""Bytes that stay together whatever the swizzle."""
+
+UNKNOWN = 0
+"""Not written by a tensor copy, or written over since."""
+
+MODES = {"none": 1, "32 bytes": 2, "64 bytes": 3, "128 bytes": 4}
+"""Modes as a record has them, by name."""
+
+
+class Swizzles:
+    """The record of a wave: a mode for each 16-byte unit of the shared memory of all its blocks; made by the first copy."""
+
+    def __init__(self, pages: Pages):
+        self.pages = pages
+        self.modes: Array | None = None
+        self._of_pages = np.zeros(pages.count, np.uint8)
+
+    def landed(self, starts: Array, size: int, mode: str) -> None:
+        """Tensor copies of this mode (a key of MODES) wrote `size` bytes from these bytes of the wave's shared memory on."""
+        if self.modes is None:
+            self.modes = np.zeros(self.pages.count // self.pages.per_block * self.pages.stride // UNIT, np.uint8)
+        self.put(starts, size, MODES[mode])
+
+    def forget(self, starts: Array, size: int) -> None:
+        """Something else writes there."""
+        if self.modes is not None:
+            self.put(starts, size, UNKNOWN)
+
+    def put(self, starts: Array, size: int, mode: int) -> None:
+        assert self.modes is not None
+        for start in starts.tolist():
+            self.modes[start // UNIT : -(-(start + size) // UNIT)] = mode
+        pages, whole = self.pages.of_ranges(starts, size)
+        self._of_pages[pages] = mode if whole else UNKNOWN
+
+    def pages_are(self, pages: Array, modes: Array) -> bool:
+        """Whether tensor copies are known to have written all of these pages in these modes (numbers)."""
+        return not np.count_nonzero(self._of_pages[pages] != modes)
+
+    def all_are(self, units: Array, modes: Array) -> bool:
+        """Whether tensor copies wrote all of these units in these modes (numbers)."""
+        return self.modes is not None and not np.count_nonzero(self.modes[units] != modes)
+
+    def differing(self, units: Array, mode: str) -> str | None:
+        """The mode in which one of these units was written, if a tensor copy wrote it in another one than `mode`."""
+        if self.modes is None:
+            return None
+        found = self.modes[units]
+        other = found[(found != UNKNOWN) & (found != MODES[mode])]
+        return next(name for name, number in MODES.items() if number == other[0]) if len(other) else None
+
+
+DESCRIPTOR_UNIT = 16
+DESCRIPTOR_MODES = {0: "none", 1: "128 bytes", 2: "64 bytes", 3: "32 bytes"}
+"""Swizzles by the descriptor's bits 62-63, named as `memory.swizzles` names them."""
+
+ROW = {0: 1, 1: 8, 2: 4, 3: 2}
+"""Units of a row of the swizzle's pattern."""
+
+PATTERN = 64
+"""Units after which every pattern repeats: 1024 bytes."""
+
+
+@dataclass(frozen=True)
+class Descriptor:
+    """The fields of a descriptor, offsets and start in units."""
+
+    start: int
+    leading: int
+    stride: int
+    base: int
+    swizzle: int
+
+    @classmethod
+    def of(cls, bits: int) -> Descriptor:
+        return cls(bits & 0x3FFF, bits >> 16 & 0x3FFF, bits >> 32 & 0x3FFF, bits >> 49 & 7, bits >> 62 & 3)
+
+    @property
+    def mode(self) -> str:
+        return DESCRIPTOR_MODES[self.swizzle]
+
+    def units(self, rows: int, depth: int, k_major: bool) -> Array:
+        """Offsets of a matrix's units from the shared memory's beginning, row by row as they lie in `rows` x `depth` units.
+
+        K-major: `rows` of M or N by 2 units along K. Else `rows` of K by units along M or N.
+        """
+        phase = self.start % PATTERN
+        found = pattern(phase, self.leading, self.stride, self.base, self.swizzle, (rows, depth, k_major))
+        return found + (self.start - phase)
+
+
+@lru_cache(maxsize=1024)
+def pattern(phase: int, leading: int, stride: int, base: int, swizzle: int, shape: tuple[int, int, bool]) -> Array:
+    """The units of a matrix that begins `phase` units into an aligned pattern, from that pattern's beginning."""
+    rows, depth, k_major = shape
+    i, j = np.arange(rows)[:, None], np.arange(depth)
+    row = ROW[swizzle]
+    if k_major:
+        at = i % 8 * row + i // 8 * stride + (j if swizzle else j * leading)
+    else:
+        outer, inner = (leading, stride) if swizzle else (stride, leading)
+        at = j % row + j // row * outer + i % 8 * row + i // 8 * inner
+    at = (at + phase).reshape(-1)
+    return at ^ ((at >> 3) - base & row - 1)
+
 
 MAP_BYTES = 128
 MAP_ALIGN = 64

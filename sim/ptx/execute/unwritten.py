@@ -1,4 +1,13 @@
-"""Registers that nobody wrote.
+"""Registers that nobody wrote, followed bit by bit as memcheck of Valgrind follows memory.
+
+What instructions that move bits about make of bits that nobody wrote, as memcheck of Valgrind follows them.
+
+Such an instruction runs on shadows, words with ones where nobody wrote: shifts, selections of bytes and insertions do to the
+shadows what they do to the values. Of `and`, `or`, `xor`, `not` and `lop3` a bit is known where the bits that are known decide it:
+what a mask clears is, whatever was there. Other shadows have ones where there is anything in a bit that somebody wrote: not
+where constants have cleared, set or shifted in what is there.
+
+Registers that nobody wrote.
 
 Liveness says which registers of a kernel may be read before they are written: mostly none, and then nothing here runs. For
 those that may, and for all that they may be copied into, the wave keeps a shadow: a row of bits a lane, set where nobody
@@ -12,18 +21,87 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 
 from ..decode.code import Code
-from ..decode.doubtful import copied, merged, names, results
-from ..decode.registry import Arg, Multiply, Thunk
+from ..decode.flow import copied, merged, names, results
+from ..decode.registry import Arg, Frame, Multiply, Plan, Thunk
 from ..report.findings import Findings
 from ..state.lanes import Lanes, Wave
-from ..text.syntax import Instruction, Reg
-from ..text.types import TYPES, UNSIGNED, Array
-from .registers import Frame
-from .undefined import on_shadows
+from ..text.syntax import TYPES, UNSIGNED, Array, Imm, Instruction, Reg
+from .registers import RegisterFrame
+
+TABLES = {"and": 0b1000, "or": 0b1110, "xor": 0b0110, "not": 0b01}
+"""By opcode the result for all values of one bit of each operand, the first operand's the highest: as `lop3` has its tables."""
+
+
+def on_shadows(plan: Plan, i: Instruction, written: bool) -> Plan:
+    """The plan for shadows in place of the operands that are copied, of what is `written` or of what is not. If it is another plan,
+    its reads also end with the values of these operands."""
+    if i.opcode == "cvt" and "sat" in i.mods:
+        return replace(plan, bind=lambda frame, out, ins: partial(spread, out[0], ins[0]))
+    table = table_of(i)
+    if table is None:
+        return plan
+    copies, reads = copied(plan, i), len(plan.reads)
+    constant = [isinstance(plan.reads[k].operand, Imm) for k in copies]
+
+    def bind(frame: Frame, out: Sequence[Array], ins: Sequence[Array]) -> Thunk:
+        shadows, values = ins[: len(copies)], ins[reads : reads + len(copies)]
+        if not written:
+            return partial(undecided, table, out[0], shadows, values)
+        found = [(k, shadow) for k, shadow in enumerate(shadows) if not constant[k]]
+        fixed = {k: value for k, value in enumerate(values) if constant[k]}
+        # A mask that is not constant takes away, and puts nothing in.
+        return partial(brought, table, out[0], found, fixed, np.bitwise_and if i.opcode == "and" else np.bitwise_or)
+
+    return replace(plan, bind=bind)
+
+
+def table_of(i: Instruction) -> int | None:
+    """What an instruction makes of the bits at one place, if it works on each place alone."""
+    if i.opcode == "lop3":
+        last = i.operands[-1]
+        assert isinstance(last, Imm)
+        return last.value & 0xFF
+    return TABLES.get(i.opcode)
+
+
+def undecided(table: int, out: Array, unknown: Sequence[Array], values: Sequence[Array]) -> None:
+    """The bits that may come out as either, given what is not known of the values."""
+    found: list[Array] = [np.zeros_like(out), np.zeros_like(out)]
+    for row in range(1 << len(values)):
+        may = ~np.zeros_like(out)
+        for k, (blank, value) in enumerate(zip(unknown, values, strict=True)):
+            may &= blank | (value if row >> (len(values) - 1 - k) & 1 else ~value)
+        found[table >> row & 1] |= may
+    np.bitwise_and(found[0], found[1], out=out)
+
+
+def brought(table: int, out: Array, shadows: Sequence[tuple[int, Array]], fixed: dict[int, Array], join: np.ufunc) -> None:
+    """The bits into which operands `shadows` bring something, given the constants among the operands."""
+    count = len(shadows) + len(fixed)
+    parts = []
+    for k, shadow in shadows:
+        place = 1 << (count - 1 - k)
+        matters = np.zeros_like(out)
+        for row in range(1 << count):
+            if not row & place and (table >> row ^ table >> (row | place)) & 1:
+                may = ~np.zeros_like(out)
+                for other, value in fixed.items():
+                    may &= value if row >> (count - 1 - other) & 1 else ~value
+                matters |= may
+        parts.append(shadow & matters)
+    out[...] = join.reduce(parts) if parts else 0
+
+
+def spread(out: Array, source: Array) -> None:
+    """What a conversion that saturates makes of a number of which some bit is not known: none is."""
+    unsigned = UNSIGNED[out.itemsize]
+    out[...] = np.where(source != 0, np.iinfo(unsigned).max, 0).astype(unsigned).view(out.dtype)
+
 
 ADDRESSED = frozenset({"ld", "ldu", "st", "atom", "red"})
 """Instructions whose first operand that is read is an address."""
@@ -148,7 +226,7 @@ class Shadows:
         nothing = self.written[arg.operand.name][lanes.index] & low == 0
         return np.asarray((found == low) | ((found != 0) & nothing))
 
-    def watch(self, frame: Frame, pc: int, thunk: Thunk) -> Thunk:
+    def watch(self, frame: RegisterFrame, pc: int, thunk: Thunk) -> Thunk:
         """An instruction's thunk with what it does to the shadows before it."""
         plan, i = self.code.plans[pc], self.code.instructions[pc]
         read = [n for n in names((*plan.reads, *plan.writes)) if n in self.rows]
@@ -181,7 +259,7 @@ class Shadows:
 
         return run
 
-    def twin(self, frame: Frame, pc: int, rows: dict[str, Array], written: bool) -> Thunk:
+    def twin(self, frame: RegisterFrame, pc: int, rows: dict[str, Array], written: bool) -> Thunk:
         """What an instruction does to shadows in `rows`: of bits that somebody has `written`, or that nobody has."""
         plan, i = self.code.plans[pc], self.code.instructions[pc]
         copies, kept = copied(plan, i), results(plan, i)
@@ -220,7 +298,7 @@ class Shadows:
                 clean.add(name)
         return True
 
-    def control(self, pc: int, lanes: Lanes, frame: Frame) -> None:
+    def control(self, pc: int, lanes: Lanes, frame: RegisterFrame) -> None:
         """The lanes come to a control instruction."""
         if not self.open:
             return
