@@ -11,7 +11,7 @@ import pytest
 from test_ptx_harness import HEAD, kernel
 
 from cupyflash.sim.profiling import profile
-from cupyflash.sim.ptx import KernelWarning, Module, RawKernel, UnsupportedPTX, rawkernel
+from cupyflash.sim.ptx import KernelWarning, Module, RawKernel, UnsupportedPTX, simulation
 
 REGISTERS = ".reg .b64 %rd<20>; .reg .b32 %r<20>; .reg .pred %p<6>;"
 STORE = "ld.param.u64 %rd1, [y]; st.global.u32 [%rd1], 7;"
@@ -221,7 +221,7 @@ def test_a_raw_kernel_warns_of_them() -> None:
     with pytest.warns(KernelWarning, match=r"kernel scores has 1 note:\n .*uninitialised") as warned:
         kernel((1,), (32,), (q, k, s, 5, 1))
     assert warned[0].filename == __file__
-    with rawkernel(findings="keep") as launches, warnings.catch_warnings():
+    with simulation(findings="keep") as launches, warnings.catch_warnings():
         warnings.simplefilter("error")
         kernel((1,), (32,), (q, k, s, 5, 1))
     assert len(launches[0].notes) == 1

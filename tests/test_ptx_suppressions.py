@@ -12,7 +12,7 @@ import pytest
 from click.testing import CliRunner
 
 from cupyflash.sim.cli import main
-from cupyflash.sim.ptx import KernelFault, KernelWarning, Launch, Module, RawKernel, Suppression, rawkernel
+from cupyflash.sim.ptx import KernelFault, KernelWarning, Launch, Module, RawKernel, Suppression, simulation
 from cupyflash.sim.ptx.report.findings import asked, comments, entries
 
 CUDA = r"""__device__ void put(int* o, int v) {
@@ -237,7 +237,7 @@ def test_a_simulation_has_suppressions(tmp_path: Path) -> None:
     kernel = RawKernel(CUDA, "all_write")
     with pytest.raises(KernelFault, match="race"):
         kernel((1,), (64,), (np.zeros(64, np.int32),))
-    with rawkernel(suppressions=file), pytest.warns(KernelWarning) as warned:
+    with simulation(suppressions=file), pytest.warns(KernelWarning) as warned:
         kernel((1,), (64,), (np.zeros(64, np.int32),))
     said = [str(one.message) for one in warned]
     assert len(said) == 2 and "1 error and 1 warning suppressed by" in said[0] and "nothing to suppress for" in said[1]

@@ -17,7 +17,7 @@ import pytest
 from cupyflash import Device
 from cupyflash.nvrtc import CompileError
 from cupyflash.sim import ptx
-from cupyflash.sim.ptx import KernelFault, RawKernel, RawModule, pytest_plugin, rawkernel
+from cupyflash.sim.ptx import KernelFault, RawKernel, RawModule, pytest_plugin, rawkernel, simulation
 from cupyflash.sim.ptx.rawkernel import settings
 from cupyflash.sim.ptx.text.syntax import parameter_names
 
@@ -80,24 +80,24 @@ def test_a_fault_is_raised_at_the_line_of_the_python_file() -> None:
 
 def test_what_findings_do_is_settled_by_the_innermost_block_that_says_it() -> None:
     x, y = np.zeros(64, np.float32), np.zeros(64, np.float32)
-    with rawkernel(findings="keep") as outer:
+    with simulation(findings="keep") as outer:
         kernel("shift")((1,), (64,), (x, y))
-        with rawkernel(seed=1) as seeded:
+        with simulation(seed=1) as seeded:
             kernel("shift")((1,), (64,), (x, y))
-        with rawkernel(races=False):
+        with simulation(races=False):
             kernel("shift")((1,), (64,), (x, y))
-        with rawkernel(findings="warn") as own, pytest.warns(ptx.KernelFaultWarning, match="race") as warned:
+        with simulation(findings="warn") as own, pytest.warns(ptx.KernelFaultWarning, match="race") as warned:
             kernel("shift")((1,), (64,), (x, y))
         assert warned[0].filename == __file__
         assert [len(launch.findings) > 0 for launch in outer] == [True, True, False] and outer[1:2] == seeded and len(own) == 1
-        with rawkernel(findings="raise"), pytest.raises(KernelFault, match="race"):
+        with simulation(findings="raise"), pytest.raises(KernelFault, match="race"):
             kernel("shift")((1,), (64,), (x, y))
     assert (settings().findings, settings().arch) == ("raise", "compute_80")
 
 
 @pytest.mark.parametrize("wrong", [{"findings": "ignore"}, {"arch": "fast"}])
 def test_wrong_settings_are_refused(wrong: dict[str, str]) -> None:
-    with pytest.raises(ValueError, match=next(iter(wrong.values()))), rawkernel(**wrong):  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=next(iter(wrong.values()))), simulation(**wrong):  # type: ignore[arg-type]
         pass
 
 
@@ -291,7 +291,7 @@ def test_cupy_is_numpy_for_a_while() -> None:
 def test_a_test_has_its_kernels_faults(request: pytest.FixtureRequest) -> None:
     item: Any = request.node
     for faulty, raises in ((False, False), (True, False), (True, True)):
-        with rawkernel(findings="keep") as launches:
+        with simulation(findings="keep") as launches:
             item.stash[pytest_plugin._LAUNCHES] = launches
             y = np.zeros(64, np.float32)
             kernel("shift" if faulty else "twice")((1,), (64,), (y, y.copy()) if faulty else (y, y.copy(), 64))

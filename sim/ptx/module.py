@@ -329,7 +329,7 @@ class Module:
         a mapping says of which of their bytes that is so, as `Launch.unwritten` does.
         max_instructions: how many all warps together may execute before the launch ends with a "budget" finding (None: the
         environment's CUPYFLASH_MAX_INSTRUCTIONS, else any number). stall_seconds: of processor time, after which a launch ends with
-        an "endless" finding if no loop has come nearer to its end (`execute.budgets`; None: the environment's
+        an "endless" finding if no loop has come nearer to its end (`execute.scheduler`; None: the environment's
         CUPYFLASH_STALL_SECONDS, else 20). approximate: whether approximate instructions (ex2.approx and so on) have an error of the
         size that the PTX ISA allows; without, their results are rounded to nearest. cluster: blocks of a cluster, a number or up to
         three (x, y, z), of which the grid is a multiple; None: what the kernel says (__cluster_dims__), else one block.
@@ -337,7 +337,7 @@ class Module:
         far as there are processors and the blocks do not depend on each other. What comes out is the same. It needs races, no
         seed and nobody that looks on, and forks: on Linux, in a program with one thread. diary: a new one, which gets what the
         warps of its thread block do, in order. suppressions: a file of findings to let pass, or what `Suppression.read` made of
-        it; comments in the source count too (`report.suppressions`). They are in `Launch.suppressed`. stream: what orders the
+        it; comments in the source count too (`report.findings`). They are in `Launch.suppressed`. stream: what orders the
         launch with others of a history, whose races with it are findings, too (`streams`); None: it is the only one.
         programmatic: it may begin before the launch in front of it in the stream is over (programmatic stream serialization):
         griddepcontrol.wait, cudaGridDependencySynchronize, waits for that.

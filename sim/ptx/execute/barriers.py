@@ -388,7 +388,7 @@ ALL = np.zeros(1, np.int64)
 
 @dataclass
 class Told:
-    """What the arrivals of a phase hand on: those of whole warps, and of the other lanes the moments (`order.order`)."""
+    """What the arrivals of a phase hand on: those of whole warps, and of the other lanes the moments (`order.clocks`)."""
 
     warps: list[Released] = field(default_factory=list)
     lanes: Array | None = None

@@ -1,6 +1,6 @@
 """Products of warpgroups as numbers: from registers and tiles of shared memory to sums, and back to registers.
 
-With g = lane >> 2, t = lane & 3, warp w of a group has rows 16 w + g and 8 more of D and of A (`decode.ops.wgmma`).
+With g = lane >> 2, t = lane & 3, warp w of a group has rows 16 w + g and 8 more of D and of A (`decode.ops.matrices`).
 """
 
 from __future__ import annotations
@@ -98,7 +98,8 @@ class Operands:
         limit = self.machine.memory.shared_size // DESCRIPTOR_UNIT
         if units.max() >= limit:
             last = int(units.max()) * DESCRIPTOR_UNIT
-            message = f"wgmma reads up to offset {last + DESCRIPTOR_UNIT:#x} of shared memory, which has {limit * DESCRIPTOR_UNIT:#x} bytes"
+            end, size = last + DESCRIPTOR_UNIT, limit * DESCRIPTOR_UNIT
+            message = f"wgmma reads up to offset {end:#x} of shared memory, which has {size:#x} bytes"
             self.machine.memory.findings.report("out of bounds", message, i, lanes, 0, count=lanes.n, address=last)
             units = np.minimum(units, limit - 1)
         if len(self._matrices) > REMEMBERED:

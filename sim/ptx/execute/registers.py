@@ -50,14 +50,14 @@ def register_name(arg: Arg) -> str:
 
 
 class Watcher(Protocol):
-    """Follows instructions on registers that may be read before anybody wrote them (`execute.shadows`)."""
+    """Follows instructions on registers that may be read before anybody wrote them (`execute.unwritten`)."""
 
     def watch(self, frame: RegisterFrame, pc: int, thunk: Thunk) -> Thunk:
         """An instruction's thunk with what it does to the shadows before it."""
 
 
 class Flying(Watcher, Protocol):
-    """Follows instructions on registers of wgmma that may be on their way (`execute.flights`)."""
+    """Follows instructions on registers of wgmma that may be on their way (`execute.warpgroup_rules`)."""
 
     @property
     def watched(self) -> frozenset[int]:

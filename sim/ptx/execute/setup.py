@@ -1,4 +1,4 @@
-"""The given of a launch: how many blocks of which size, memory, parameters, how to schedule; and the machine as its parts see it."""
+"""The given of a launch: how many blocks of which size, memory, parameters, how to schedule; the machine as its parts see it."""
 
 from __future__ import annotations
 

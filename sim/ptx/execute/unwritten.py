@@ -11,7 +11,7 @@ Registers that nobody wrote.
 
 Liveness says which registers of a kernel may be read before they are written: mostly none, and then nothing here runs. For
 those that may, and for all that they may be copied into, the wave keeps a shadow: a row of bits a lane, set where nobody
-wrote. Instructions that move bits about run a second time on the shadows (`execute.undefined`). Whatever else reads a value of
+wrote. Instructions that move bits about run a second time on the shadows (`execute.unwritten`). Whatever else reads a value of
 which nobody wrote any bit is a finding; compilers copy, merge and shuffle such values freely as long as nobody looks at them,
 and build bytes in a register of which they clear the rest with a mask.
 """

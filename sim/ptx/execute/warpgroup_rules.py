@@ -14,7 +14,7 @@ waits until the block's pool has them. Without such directives ptxas ignores the
 
 Registers of wgmma on their way: who touches them before the product was waited for, or with no wgmma.fence behind it.
 
-For each register that `decode.flight` names, and each warp: which product writes it (a code: the product's number and which of
+For each register that `decode.flow` names, and each warp: which product writes it (a code: the product's number and which of
 its registers), which product last reads it as a fragment of A, and who accessed it since the warp's last fence. A move of a
 register hands all that on, as it is how compilers rename.
 """

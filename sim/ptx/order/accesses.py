@@ -247,7 +247,7 @@ STRONG = frozenset({"volatile", "relaxed", "acquire", "release", "acq_rel", "mmi
 
 
 def is_phase(i: Instruction) -> bool:
-    """Instructions on an mbarrier object, whose orders `order.heard` keeps."""
+    """Instructions on an mbarrier object, whose orders `order.clocks` keeps."""
     return i.opcode == "mbarrier" or (i.opcode == "cp" and "mbarrier" in i.mods)
 
 

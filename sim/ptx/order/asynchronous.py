@@ -59,7 +59,7 @@ class TileDetector(Protocol):
 
 
 class TileOperand(Protocol):
-    """A matrix for each warpgroup: its pages and its 16-byte units, a row each, of the wave (`execute.operands`)."""
+    """A matrix for each warpgroup: its pages and its 16-byte units, a row each, of the wave (`execute.products`)."""
 
     @property
     def pages(self) -> Array: ...

@@ -8,7 +8,7 @@ is over for the first. A barrier of the block says more, and where the block is 
 Mostly all lanes of a warp hear the same, and many blocks hear at once: there is a row for each warp, and one for a lane only
 where it heard something alone. What groups of lanes do together (a group for each block, say) is done in one go.
 
-What happens before what: the clocks of barriers, fences and atomics (those of mbarriers are in `order.heard`).
+What happens before what, by barriers, fences and atomics:
 
 What orders: a lane its own accesses; barriers their threads; bar.warp.sync its members; a fence and then an atomic (or a
 store that is volatile, relaxed or release) with a later atomic (or such a load, and then a fence) on the same address.
@@ -41,7 +41,7 @@ REMEMBERED = 1 << 10
 
 
 class Clocks(Protocol):
-    """What is known besides (`order.order`): the clock, and until when warps, and lanes of a warp, have heard of each other."""
+    """What is known besides (of `Order`): the clock, and until when warps, and lanes of a warp, have heard of each other."""
 
     now: int
     wave: Wave

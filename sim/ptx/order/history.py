@@ -5,7 +5,7 @@ Launches of one history: which are over before which, and who touched what of th
 The order between launches is a partial one. A launch is known by its stream and its number there; a clock says which launches
 are over for somebody: of each stream the first so many, some besides (a launch that began early may be over while one before it
 is not), and some in part (as far as they released by fences or atomics what others acquired). The memory of the host's arrays has
-tables beside it, as that of one launch has (`order.shadow`), which stay: the last writer of each granule, its readers and its
+tables beside it, as that of one launch has (`order.accesses`), which stay: the last writer of each granule, its readers and its
 atomics, as far as no later one stands for them.
 
 Races of a launch with earlier ones of its history, for the race detector.
@@ -129,7 +129,7 @@ class Site:
 
 
 class Marks:
-    """One entry a granule, as in a launch (`order.order`), with the number of its site; 0: none."""
+    """One entry a granule, as in a launch (`order.clocks`), with the number of its site; 0: none."""
 
     def __init__(self, rows: int):
         self.entries = zeros((rows, 1), np.dtype(np.uint64), True).reshape(-1)

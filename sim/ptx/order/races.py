@@ -7,7 +7,7 @@ all threads of other blocks, `.cluster` those of other clusters, whatever the ot
 
 Data races by happens-before, whatever order the machine ran the warps in.
 
-Two accesses to the same bytes, one of them writing, race unless one happens before the other (`order.order` says what does).
+Two accesses to the same bytes, one of them writing, race unless one happens before the other (`order.clocks` says what does).
 Atomics and strong accesses (volatile, relaxed, acquire, release) do not race with each other.
 
 From its begin to its exit: when other blocks of a cluster may reach a block's shared memory.

@@ -187,7 +187,7 @@ def total(kind: type[Addable], parts: Iterable[Addable]) -> Addable:
 class Counts:
     """What some instructions did: those of a line, or of a whole kernel.
 
-    `instructions` are warp instructions (predicated-off ones included), by opcode in `by_opcode`, by class (`report.classes`) in
+    `instructions` are warp instructions (predicated-off ones included), by opcode in `by_opcode`, by class (`report.counters`) in
     `by_class`. `thread_instructions` are those of the single active lanes, `predicated_off` as many of them as their
     predicate switched off (a conditional branch that is not taken counts as switched off). `divergent_branches` counts the
     warps whose active lanes went different ways at a branch, once for each way beyond the first. `mma_flops` is 2 m n k for

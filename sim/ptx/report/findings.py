@@ -40,7 +40,7 @@ KINDS = {
     "bad arrival": "at an mbarrier",
     "bad call": "through a pointer that is no such function",
     "bad rank": "mapa to a rank that the cluster does not have",
-    "bad tensor map": "what is wrong with a map, or with how it is used (`memory.maps`)",
+    "bad tensor map": "what is wrong with a map, or with how it is used (`memory.regions`)",
     "budget": "all instructions that the launch may run are spent",
     "cluster barrier": "barrier.cluster.wait without an arrival before, or two arrivals without a wait between",
     "deadlock": "threads wait for what can never come",
@@ -125,7 +125,7 @@ class Verdict(NamedTuple):
 
 
 class Allowance(Protocol):
-    """What lets some findings pass (`report.suppressions`)."""
+    """What lets some findings pass (`report.findings`)."""
 
     def matches(self, finding: Finding) -> bool:
         """Whether this is one of them."""

@@ -6,7 +6,7 @@ Grammar: PTX ISA, "Syntax" ("Constants", "Identifiers") and "Instruction Operand
 
 PTX text to functions, variables and instructions, each of these with its predicate, PTX line and CUDA source line.
 
-What stands between commas is read by `text.operands`.
+What stands between commas is read by `text.parser`.
 
 Grammar: PTX ISA, chapters "Syntax" and "State Spaces, Types, and Variables". Nothing is executed or checked for
 support here except directives, which have no decoder of their own.
