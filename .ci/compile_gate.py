@@ -3,7 +3,7 @@
 tensor cores wait: where ptxas remarks on wgmma (C75xx), or where a kernel for an architecture's own instructions has older products
 (HMMA; that takes a disassembler).
 
-    python .ci/compile_gate.py [--all] [--write] [--planned] [--sample] [--only NAME] [--processes N] [--json FILE] [--markdown docs/kernels.md]
+    python .ci/compile_gate.py [--all] [--write] [--sample] [--only NAME] [--processes N] [--json FILE] [--markdown docs/kernels.md]
         [--nvrtc FOLDER]
 
 The kernels come from their schedules. For every architecture (the backward: for one of each kind of chip), dtype and head
@@ -20,22 +20,19 @@ every combination, and takes an hour. `--nvrtc` takes another compiler (other_nv
 
 What a program came to is kept in .ci/accounts/ (accounts.py): only programs that are not there as they are now are compiled, and a
 sample of those that are, which has to agree. `--write` keeps what was compiled: run it when kernels or tiles have changed, with
-both compilers. planned.txt there has how each kernel is launched and a digest of its constants, which tests/test_drawn_mutants.py
-holds to: `--planned` alone renews that. `--sample` compiles that sample and nothing else; `--only` the programs with a kernel
+both compilers. `--sample` compiles that sample and nothing else; `--only` the programs with a kernel
 whose name has NAME in it, to try a change.
 """
 
 from __future__ import annotations
 
 import argparse
-import hashlib
 import itertools
 import json
 import math
 import sys
 import time
-from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -118,8 +115,6 @@ DECODE_CALLS: tuple[tuple[dict[str, Any], Cache], ...] = (
     ({"padded": False}, Cache()),
     ({"causal": True, "scale": -1.0}, Cache(appended=20, page_size=256, pages=400, tree=True)),
 )
-# How each kernel is launched, and a digest of its constants: a choice that changes is to be seen.
-PLANNED = Path(__file__).parent / "accounts" / "planned.txt"
 # Of the programs whose account is known, one in so many is compiled all the same.
 SAMPLED = 24
 
@@ -386,24 +381,6 @@ def jobs(everything: bool = False) -> list[Job]:
     return list(programs.values())
 
 
-def planned(jobs: Iterable[Job]) -> list[str]:
-    """What is planned, a line each kernel: how it is launched, and a digest of its constants."""
-    lines = []
-    for job in jobs:
-        for each in job.kernels:
-            launch = f"{each.grid} x {each.threads} threads, {each.shared_bytes} bytes"
-            constants = hashlib.sha256(repr((each.source, each.constants, each.params.constants)).encode()).hexdigest()[:8]
-            lines.append(f"{job.device.sm} {job.label}: {each.name}, {launch}, {constants}\n")
-    return sorted(lines)
-
-
-def unplanned(jobs: Iterable[Job]) -> Iterator[str]:
-    """What is planned and not written down, and the other way round."""
-    now, then = Counter(planned(jobs)), Counter(PLANNED.read_text().splitlines(keepends=True))
-    yield from (f"planned: {line.strip()}" for line in now - then)
-    yield from (f"planned no more: {line.strip()}" for line in then - now)
-
-
 def compiled(job: Job) -> tuple[Resources, ...]:
     return resources(job.kernels, job.device.compute_capability, old_products)
 
@@ -505,7 +482,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--processes", type=int, help="how many compile at a time; as many as there are cores when not given")
     parser.add_argument("--nvrtc", type=Path, help="a folder of wheels with another NVRTC and its headers")
     parser.add_argument("--write", action="store_true", help="keep what was compiled in .ci/accounts")
-    parser.add_argument("--planned", action="store_true", help="keep how kernels are launched, and compile nothing")
     parser.add_argument("--sample", action="store_true", help=f"every {SAMPLED}th program only, whatever was kept")
     parser.add_argument("--only", metavar="NAME", default="", help="programs with a kernel whose name has this in it")
     arguments = parser.parse_args(argv)
@@ -515,9 +491,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         arguments.markdown.write_text(documented(arguments.markdown))
         return 0
     start, work = time.perf_counter(), jobs(arguments.all)
-    if arguments.planned:
-        PLANNED.write_text("".join(planned(work)))
-        return 0
     names = sorted({kernel.name for job in work for kernel in job.kernels})
     work = [job for job in work if any(arguments.only in kernel.name for kernel in job.kernels)]
     if not work:
@@ -533,7 +506,6 @@ def main(argv: Sequence[str] | None = None) -> int:
             wrong.append(f"{job.device.sm}, {job.label}: {account}; {kept.path.name} has {accounts[job]}")
         accounts[job] = account
     if arguments.write:
-        PLANNED.write_text("".join(planned(work)))
         kept.write((job.program, accounts[job]) for job in work)
     found = [(job, needs) for job in work for needs in accounts[job]]
     print("\n".join(table(found)))

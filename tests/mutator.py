@@ -5,8 +5,7 @@
 
 A mutant is one change: a relation or an operator, a constant, a statement that is dropped, a barrier that is dropped, two arguments or
 indices that are swapped, a condition that always or never holds. It dies by the problems of killers.toml (killers.py says what is held
-against each); one of a schedule also by what the accounts of the compile gate say of tiles (.ci/accounts), and by the quick tests of
-QUICK. What does not compile or import is drawn again. Mutants that change nothing are listed, with reasons, in equivalent_mutants.toml.
+against each), one of a schedule also by what is written down of choices and models (.ci/choices.py), and by quick tests. What does not compile or import is drawn again. Mutants that change nothing are listed, with reasons, in equivalent_mutants.toml.
 `--renew` draws those 60 that the wide suite runs (drawn_mutants.jsonl), each with the problem that it dies by.
 
 CUPYFLASH_TEST_PROGRAMS is a folder that keeps compiled programs from run to run.

@@ -36,8 +36,25 @@ from mutator import ROOT, VARIABLE, Mutant, use
 
 # Of processor time, for one problem: an endless loop
 LONGEST = 8
-# Quick tests of what schedules say beside counts: what is chosen, in which order, how long it is taken to last
-QUICK = ("balance", "schedule", "explain", "times", "resources", "fa3_commands", "decode_commands", "theorem2", "counts", "package")
+# The check of what is written down of choices
+CHOICES = "choices"
+# Quick tests of what schedules refuse and say: of all, and of files whose names begin so
+QUICK: dict[str, tuple[str, ...]] = {
+    "": ("schedule", "balance", "refusals", "resources"),
+    "decode": ("decode_refusals", "decode_commands"),
+    "fa3": ("fa3", "fa3_commands"),
+    "varlen": ("varlen", "masks_sequences"),
+    "packed": ("varlen",),
+    "softmax": ("softmax",),
+    "rows": ("softmax",),
+    "mask_tiles": ("masks",),
+    "tiled_mask": ("masks", "masks_sequences"),
+    "tiling": ("paper", "theorem2", "device"),
+    "base": ("sparse", "problem"),
+    "__init__": ("varlen", "sparse", "problem"),
+    "add_state": ("ring_sums",),
+    "dropout_mask": ("dropout",),
+}
 
 
 @dataclass(frozen=True)
@@ -188,6 +205,9 @@ def of_schedule(mutant: Mutant, right: dict[str, str], by: str = "") -> Iterator
     compiled.share(compiled.shared[0])
     again = sys.modules["killers"].killers()
     changed = []
+    if by == CHOICES and (found := by_choices()):
+        yield Verdict("killed", found, CHOICES)
+        return
     for problem in sorted(again, key=lambda each: each.name != by):
         try:
             now = in_time(lambda problem=problem: said(problem))
@@ -206,29 +226,31 @@ def of_schedule(mutant: Mutant, right: dict[str, str], by: str = "") -> Iterator
             yield Verdict("killed", last_line(error), problem.name)
             return
     ran = len(changed)
-    found = by_accounts()
-    if found:
-        yield Verdict("killed", found, "accounts")
+    if found := by_choices():
+        yield Verdict("killed", found, CHOICES)
         return
     yield from by_tests(mutant, by, ran)
 
 
-def by_accounts() -> str:
-    """What the compile gate would compile that its accounts do not know: other tiles, other kernels."""
+def by_choices() -> str:
+    """What is chosen or modelled otherwise than .ci/accounts has it written down."""
     sys.path.insert(0, str(ROOT / ".ci"))
     try:
-        gate = in_time(lambda: importlib.import_module("compile_gate"))
-        jobs = in_time(gate.jobs)
+        choices = in_time(lambda: importlib.import_module("choices"))
+        for name in ("modelled.txt", "planned.txt"):
+            if found := in_time(lambda name=name: next(choices.differences(name), "")):
+                return f"{name}: {found}"
     except BaseException as error:
         return last_line(error)
-    return next(gate.unplanned(jobs), "")
+    return ""
 
 
 def by_tests(mutant: Mutant, by: str, ran: int) -> Iterator[Verdict]:
     """The quick tests of what schedules say."""
     environment = {**os.environ, VARIABLE: json.dumps(asdict(mutant)), "CUPYFLASH_TEST_PROGRAMS": str(compiled.shared[0])}
     environment["PYTHONPATH"] = os.pathsep.join([str(ROOT), str(ROOT / "tests")])
-    names = [f"tests/test_{each}.py" for each in QUICK]
+    chosen = [names for begin, names in QUICK.items() if mutant.path.stem.startswith(begin)]
+    names = [f"tests/test_{each}.py" for some in reversed(chosen) for each in some]
     command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "mutator", "-p", "no:cacheprovider", *names]
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=900)
     failed = re.search(r"^(?:FAILED|ERROR) (\S+)(.*)", done.stdout, re.MULTILINE)
