@@ -6,9 +6,11 @@ found, results NaN until they are written, caches right to the bit. V is about o
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 import tomllib
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from pathlib import Path
@@ -26,7 +28,7 @@ import test_varlen
 from cupyflash import Device, dropout_mask, kernels_cu, simulated_device
 from cupyflash.dropout import Dropout
 from cupyflash.distributed import sums
-from cupyflash.options import BlockMask
+from cupyflash.options import BlockMask, Pattern
 from cupyflash.schedules import (
     BackwardSchedule,
     Kernel,
@@ -45,11 +47,13 @@ from cupyflash.sim.cli.options import Request
 from cupyflash.sim.cli.verify import verify as command
 from cupyflash.sim.execution import execute, run_kernels
 from cupyflash.sim.inputs import Inputs
+from cupyflash.sim.ptx import Counters
 from cupyflash.sim.reference import dropped
 from cupyflash.sim.verification import Drawn, has_cache, run_drawn, score_dtype, with_lengths
 from cupyflash.sim.yardstick import DROPPED, draw_gradient, draw_mask, drawn, knowing_mask, measure
 
 LIST = Path(__file__).with_suffix(".toml")
+SPENT = Path(__file__).with_name("killers_spent.json")
 A100 = Device.named("A100-40GB")
 SEED = 2**40 + 77
 INCLUDED = re.compile(r'^\s*#\s*include\s+"([^"]+)"', re.MULTILINE)
@@ -79,6 +83,8 @@ class Killer:
     alignment: int = 0
     power: int = 0
     scale: float = 0.0
+    sms: int = 0
+    patches: int = 0
     large: str = ""
     softmax: str = ""
     add_state: str = ""
@@ -104,6 +110,13 @@ class Killer:
             tiles = (-(-length // size) for length, size in zip((problem.seqlen_q, problem.seqlen_k), request.tiling, strict=True))
             kept = np.random.default_rng(0).random((problem.batch, problem.heads, *tiles)) < self.blocks
             problem = problem.asking(block_mask=BlockMask.of(kept))
+        if self.patches:
+            b, h, n_q, n_k, size = problem.batch, problem.heads, problem.seqlen_q, problem.seqlen_k, self.patches
+            each = np.random.default_rng(0).random((b, h, n_q // size + 1, n_k // size + 1)) < 0.5
+            said = each[..., np.arange(n_q)[:, None] // size, np.arange(n_k) // size]
+            problem = problem.asking(pattern=Pattern.of(said))
+        if self.sms:
+            request = replace(request, device=replace(request.device, sm_count=self.sms))
         if self.packed:
             lengths = self.sequences
             longest = (max(each[side] for each in lengths) for side in (0, 1))
@@ -121,7 +134,7 @@ class Killer:
         if self.softmax:
             algorithm, shape, dtype, *down = self.softmax.split()
             rows, cols = (int(length) for length in shape.split("x"))
-            return plan_softmax(rows, cols, dtype, A100, algorithm, adjacent_rows=bool(down))
+            return plan_softmax(rows, cols, dtype, A100, algorithm, adjacent_rows=down == ["down"])
         if self.add_state:
             return sums.schedule_of(self._sums(), A100)
         if self.dropout_mask:
@@ -162,12 +175,20 @@ class Killer:
         elif self.dropout_mask:
             self._dropout_mask()
         elif isinstance(schedule, VarlenBackwardSchedule):
-            test_backward_sparse.check_packed(schedule)
+            self._spent(test_backward_sparse.check_packed(schedule).counters)
         elif isinstance(schedule, VarlenSchedule):
-            (cases_fa3 if self.request.algorithm == "fa3" else test_varlen).check_packed(schedule)
+            self._spent((cases_fa3 if self.request.algorithm == "fa3" else test_varlen).check_packed(schedule).counters)
         else:
             assert isinstance(schedule, TileSchedule)
             self._attention(schedule)
+
+    def _spent(self, counters: Mapping[str, Counters]) -> None:
+        """Raises `Killed` where kernels take more than is written down, by the NVRTC of which it is known."""
+        now = spent(counters)
+        OBSERVED[self.name] = now
+        allowed = written().get(self.name) if nvrtc_version() == written().get("nvrtc") else None
+        more = {name: f"{now[name]:,} for {allowed[name]:,}" for name in now if now[name] > allowed[name]} if allowed else {}
+        require(not more, f"takes more than it did: {more}")
 
     def _attention(self, schedule: TileSchedule) -> None:
         self.counts()
@@ -176,18 +197,19 @@ class Killer:
         if has_cache(schedule):
             run = run_drawn(schedule, given, 1.0)
             self._holds(run.traffic, run.numbers, (*run.findings, *run.caches))
+            self._spent(run.counters)
             return
         inputs = self._laid(replace(drawn(p, 0, 1.0, blocks_of(schedule), dropped), score=given.score))
         mask = {} if given.mask is None else {"mask": given.mask}
         if isinstance(schedule, BackwardSchedule):
-            execution, numbers = test_backward.backward_with_errors(
-                schedule, inputs, draw_gradient(p), given=mask
-            )
+            execution, numbers = test_backward.backward_with_errors(schedule, inputs, draw_gradient(p), given=mask)
             self._holds(execution.traffic, numbers, execution.findings)
+            self._spent(execution.counters)
             return
         asked: dict[str, Any] = {**inputs.beside, **mask, "score": inputs.score, "dropout": inputs.dropout}
         done = execute(schedule, *inputs.qkv, **asked)
         self._holds(done.traffic, measure(done.out, done.lse, inputs, score_dtype(schedule)), done.findings)
+        self._spent(done.counters)
 
     def _holds(self, traffic: Any, numbers: Any, findings: tuple[object, ...]) -> None:
         require(not findings, findings[0] if findings else "")
@@ -216,12 +238,14 @@ class Killer:
         found, right = test_magnitudes.backward_of(schedule, arrays, options)
         require(not found.findings, found.findings[:1])
         require(right, "numbers")
+        self._spent(found.counters)
 
     def _softmax(self) -> None:
         algorithm, shape, dtype, *down = self.softmax.split()
         rows, cols = (int(length) for length in shape.split("x"))
-        x = test_softmax.rows_of((cols, rows) if down else (rows, cols), dtype)
-        test_softmax.check_softmax(x, algorithm, 0 if down else -1, adjacent_rows=bool(down))
+        x = test_softmax.rows_of((cols, 2 * rows) if down else (rows, 2 * cols), dtype)[:, :: 1 + (down != ["down"])][:, : rows if down else cols]
+        adjacent = down == ["down"]
+        self._spent(test_softmax.check_softmax(x, algorithm, 0 if down else -1, adjacent_rows=adjacent).counters)
 
     def _sums(self) -> dict[str, Any]:
         dtype, d = self.add_state.split()
@@ -230,12 +254,13 @@ class Killer:
     def _add_state(self) -> None:
         given = self._sums()
         right = test_ring_sums.expected_of(given)
-        traffic, _, findings = run_kernels(self.schedule, sums.values(given), ())
+        traffic, counters, findings = run_kernels(self.schedule, sums.values(given), ())
         found = given["O"], given["L"][..., 0]
         close = all(np.allclose(a, b, rtol=2e-6, atol=2e-6) for a, b in zip(found, right, strict=True))
         require(not findings, findings)
         require(traffic == theory.traffic(self.schedule) == replay(self.schedule), traffic)
         require(close, "numbers")
+        self._spent(counters)
 
     def _dropped(self) -> tuple[float, tuple[int, int, int, int]]:
         p, shape = self.dropout_mask.split()
@@ -248,6 +273,35 @@ class Killer:
         with simulated_device(A100):
             kept = dropout_mask(shape, p, seed=SEED, offset=3, dropout_origin=origin)
         require(np.array_equal(kept, ~dropped(Dropout(p, SEED, 3, origin), shape)), "numbers")
+
+
+# What problems have taken in this process
+OBSERVED: dict[str, dict[str, int]] = {}
+
+
+def spent(counters: Mapping[str, Counters]) -> dict[str, int]:
+    """Of all launches: what costs time and changes no number."""
+    each = counters.values()
+    return {
+        "instructions": sum(one.instructions for one in each),
+        "FLOPs of tensor cores": sum(one.mma_flops for one in each),
+        "barriers": sum(one.barriers for one in each),
+        "shared wavefronts": sum(one.shared_memory.wavefronts for one in each),
+        "sectors": sum(one.global_memory.sectors for one in each),
+    }
+
+
+@cache
+def written() -> dict[str, Any]:
+    """What each problem takes, by name, and with which "nvrtc": `python tests/mutator.py --spent` writes it."""
+    found: dict[str, Any] = json.loads(SPENT.read_text()) if SPENT.exists() else {}
+    return found
+
+
+def nvrtc_version() -> str:
+    from cupy.cuda import nvrtc
+
+    return "{}.{}".format(*nvrtc.getVersion())
 
 
 def blocks_of(schedule: TileSchedule) -> tuple[int, int]:

@@ -95,7 +95,7 @@ RELATIONS |= {"in": "not in", "is": "is not"}
 BARRIER = re.compile(
     r"__sync|\bmeet\(|wait|commit|close_group|fence|publish|arrive|mbarrier|release|\bbar\.|barrier|__nanosleep|acquire|expect"
 )
-WORDS = re.compile(r'//[^\n]*|/\*.*?\*/|"(?:\\.|[^"\\\n])*"|\'(?:\\.|[^\'\\\n])*\'|^[ \t]*#(?:[^\n]*\\\n)*[^\n]*', re.DOTALL | re.MULTILINE)
+WORDS = re.compile(r'//[^\n]*|/\*.*?\*/|"(?:\\.|[^"\\\n])*"|\'(?:\\.|[^\'\\\n])*\'|^[ \t]*#(?:[^\n]*\\\n)*[^\n]*|static_assert\([^;]*;', re.DOTALL | re.MULTILINE)
 NUMBER = re.compile(r"(?<![\w.])(\d+)(?:(\.\d*)f?|u|ull)?(?![\w.])")
 
 
@@ -106,7 +106,7 @@ def other_numbers(digits: str) -> list[str]:
 
 
 def blanked(text: str) -> str:
-    """CUDA C without comments, texts and lines of the preprocessor, every character where it was."""
+    """CUDA C without comments, texts, lines of the preprocessor and asserts at compile time, every character where it was."""
     return WORDS.sub(lambda found: re.sub(r"[^\n]", " ", found[0]), text)
 
 
@@ -362,6 +362,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--kind", choices=KINDS)
     parser.add_argument("--json", type=Path, help="a file to which each verdict is added, a line each")
     parser.add_argument("--again", type=Path, help="such a file, whose survivors are tried again")
+    parser.add_argument("--spent", action="store_true", help="write down what each problem takes, unchanged")
     parser.add_argument("--renew", action="store_true", help="draw those of the wide suite")
     return parser.parse_args()
 
@@ -379,6 +380,9 @@ def main() -> int:
     import verdicts
 
     asked, counts, spent, survivors = arguments(), Counter[str](), 0.0, []
+    if asked.spent:
+        verdicts.write_spent()
+        return 0
     known, seen, kept = equivalent(), set[tuple[str, str, str]](), []
     examiner = verdicts.Examiner(os.environ.get("CUPYFLASH_TEST_PROGRAMS"))
     for mutant in wanted(asked):

@@ -260,6 +260,18 @@ def by_tests(mutant: Mutant, by: str, ran: int) -> Iterator[Verdict]:
         yield Verdict("survives", f"{ran} problems launch or move something else; the quick tests pass")
 
 
+def write_spent() -> None:
+    """Runs all problems on the kernels as they are, and writes down what each takes."""
+    folder = os.environ.get("CUPYFLASH_TEST_PROGRAMS")
+    if folder:
+        compiled.share(Path(folder))
+    killers.written = dict  # type: ignore[assignment]
+    for problem in killers.killers():
+        problem.check()
+    lines = [f'"nvrtc": "{killers.nvrtc_version()}"', *(f"{json.dumps(name)}: {json.dumps(own)}" for name, own in killers.OBSERVED.items())]
+    killers.SPENT.write_text("{\n" + ",\n".join(lines) + "\n}\n")
+
+
 class Examiner:
     """Says what becomes of mutants, each in a forked process; programs are kept in a folder."""
 
