@@ -3,10 +3,10 @@
 
     python .ci/choices.py [--write]
 
-planned.txt in .ci/accounts has how each kernel of the compile gate's is launched, and a digest of its constants; modelled.txt digests
-of what `cupyflash explain` says of some problems, part by part, numbers to six digits, and of the order in which FlashAttention-3's
-queue hands out row blocks. tests/test_drawn_mutants.py holds to them. `--write` makes them what they are now: run it where a change
-of tiles or models is meant, and look at what else has changed.
+planned.txt in .ci/accounts has how each kernel of the compile gate's is launched, and a digest of its constants; modelled.txt has
+digests of what `cupyflash explain` says of some problems, part by part, numbers to six digits, and of the order in which
+FlashAttention-3's queue hands out row blocks. tests/test_drawn_mutants.py holds to them. `--write` makes them what they are now:
+run it where a change of tiles or models is meant, and look at what else has changed.
 """
 
 from __future__ import annotations

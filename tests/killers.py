@@ -16,7 +16,6 @@ from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
-import cases_fa3
 import numpy as np
 import test_backward
 import test_backward_sparse
@@ -25,9 +24,10 @@ import test_ring_sums
 import test_softmax
 import test_varlen
 
+import cases_fa3
 from cupyflash import Device, dropout_mask, kernels_cu, simulated_device
-from cupyflash.dropout import Dropout
 from cupyflash.distributed import sums
+from cupyflash.dropout import Dropout
 from cupyflash.options import BlockMask, Pattern
 from cupyflash.schedules import (
     BackwardSchedule,
@@ -70,7 +70,8 @@ def require(right: bool, wrong: object) -> None:
 
 @dataclass(frozen=True)
 class Killer:
-    """A problem, or with `more` the same program again: the kernel that it is listed for, why, and what is asked (killers.toml says what each means)."""
+    """A problem, or with `more` the same program again: the kernel that it is listed for, why, and what is asked, by the names of
+    killers.toml, which says what each means."""
 
     kernel: str
     number: int
@@ -241,11 +242,12 @@ class Killer:
         self._spent(found.counters)
 
     def _softmax(self) -> None:
-        algorithm, shape, dtype, *down = self.softmax.split()
-        rows, cols = (int(length) for length in shape.split("x"))
-        x = test_softmax.rows_of((cols, 2 * rows) if down else (rows, 2 * cols), dtype)[:, :: 1 + (down != ["down"])][:, : rows if down else cols]
+        algorithm, lengths, dtype, *down = self.softmax.split()
+        rows, cols = (int(length) for length in lengths.split("x"))
+        apart, shape = 2 if down == ["apart"] else 1, (cols, rows) if down == ["down"] else (rows, cols)
+        x = test_softmax.rows_of((shape[0], shape[1] * apart), dtype, scale=3 * 2.0**self.power)[:, ::apart]
         adjacent = down == ["down"]
-        self._spent(test_softmax.check_softmax(x, algorithm, 0 if down else -1, adjacent_rows=adjacent).counters)
+        self._spent(test_softmax.check_softmax(x, algorithm, 0 if adjacent else -1, adjacent_rows=adjacent).counters)
 
     def _sums(self) -> dict[str, Any]:
         dtype, d = self.add_state.split()

@@ -3,12 +3,15 @@
 
     python tests/mutator.py --seed 7 --count 60 [--room kernels|schedules] [--file PATTERN] [--kind KIND] [--json FILE] [--renew]
 
-A mutant is one change: a relation or an operator, a constant, a statement that is dropped, a barrier that is dropped, two arguments or
-indices that are swapped, a condition that always or never holds. It dies by the problems of killers.toml (killers.py says what is held
-against each), one of a schedule also by what is written down of choices and models (.ci/choices.py), and by quick tests. What does not compile or import is drawn again. Mutants that change nothing are listed, with reasons, in equivalent_mutants.toml.
-`--renew` draws those 60 that the wide suite runs (drawn_mutants.jsonl), each with the problem that it dies by.
+A mutant is one change: a relation or an operator, a constant, a statement that is dropped, a barrier that is dropped, two
+arguments or indices that are swapped, a condition that always or never holds. It dies by the problems of killers.toml (killers.py
+says what is held against each); one of a schedule also by what is written down of choices and models (.ci/choices.py), and by quick
+tests. What does not compile or import is drawn again. Mutants that change nothing are listed, with reasons, in
+equivalent_mutants.toml.
 
-CUPYFLASH_TEST_PROGRAMS is a folder that keeps compiled programs from run to run.
+`--again FILE` tries the survivors of a --json file again. `--renew` writes the first that die to drawn_mutants.jsonl, which the
+wide suite runs, each with what it dies by. `--spent` runs all problems on the kernels as they are, and writes down what each takes
+(killers_spent.json), for who changes a kernel so that it takes more. CUPYFLASH_TEST_PROGRAMS is a folder for programs.
 """
 
 from __future__ import annotations
@@ -29,6 +32,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -87,15 +91,33 @@ class Mutant:
 
 Site = tuple[str, int, int, str]
 OPERATORS = {
-    **{"+": "-", "-": "+", "*": "/", "/": "*", "%": "/", "<<": ">>", ">>": "<<", "&": "|", "|": "&", "^": "|"},
-    **{"+=": "-=", "-=": "+=", "*=": "/=", "|=": "&=", "&=": "|=", "//": "*", "**": "*"},
+    "+": "-",
+    "-": "+",
+    "*": "/",
+    "/": "*",
+    "%": "/",
+    "<<": ">>",
+    ">>": "<<",
+    "&": "|",
+    "|": "&",
+    "^": "|",
+    "+=": "-=",
+    "-=": "+=",
+    "*=": "/=",
+    "|=": "&=",
+    "&=": "|=",
+    "//": "*",
+    "**": "*",
 }
 RELATIONS = {"<": "<=", "<=": "<", ">": ">=", ">=": ">", "==": "!=", "!=": "==", "&&": "||", "||": "&&", "and": "or", "or": "and"}
 RELATIONS |= {"in": "not in", "is": "is not"}
 BARRIER = re.compile(
     r"__sync|\bmeet\(|wait|commit|close_group|fence|publish|arrive|mbarrier|release|\bbar\.|barrier|__nanosleep|acquire|expect"
 )
-WORDS = re.compile(r'//[^\n]*|/\*.*?\*/|"(?:\\.|[^"\\\n])*"|\'(?:\\.|[^\'\\\n])*\'|^[ \t]*#(?:[^\n]*\\\n)*[^\n]*|static_assert\([^;]*;', re.DOTALL | re.MULTILINE)
+WORDS = re.compile(
+    r'//[^\n]*|/\*.*?\*/|"(?:\\.|[^"\\\n])*"|\'(?:\\.|[^\'\\\n])*\'|^[ \t]*#(?:[^\n]*\\\n)*[^\n]*|static_assert\([^;]*;',
+    re.DOTALL | re.MULTILINE,
+)
 NUMBER = re.compile(r"(?<![\w.])(\d+)(?:(\.\d*)f?|u|ull)?(?![\w.])")
 
 
@@ -126,7 +148,7 @@ def of_cuda(text: str) -> Iterator[Site]:
     yield from dropped_of_cuda(text, bare)
     for begin, end in calls(bare):
         parts = split(bare, begin, end)
-        for (a, b), (c, d) in zip(parts, parts[1:], strict=False):
+        for (a, b), (c, d) in pairwise(parts):
             if bare[a:b].strip() and bare[a:b].strip() != bare[c:d].strip():
                 yield "swap", a, d, text[c:d] + text[b:c] + text[a:b]
     for found in re.finditer(r"\]\[", bare):
@@ -179,7 +201,10 @@ def split(bare: str, begin: int, end: int) -> list[tuple[int, int]]:
     return parts
 
 
-DECLARES = re.compile(r"^(return|using|typedef|template|struct|static|constexpr|enum|extern|break|continue|friend|namespace|__device__)\b")
+DECLARES = re.compile(
+    r"(return|using|typedef|template|struct|static|constexpr|enum|extern|break|continue|friend|namespace|__device__|const|int|unsigned"
+    r"|float|bool|long|if|for|while|else|do)\b"
+)
 
 
 def dropped_of_cuda(text: str, bare: str) -> Iterator[Site]:
@@ -187,10 +212,13 @@ def dropped_of_cuda(text: str, bare: str) -> Iterator[Site]:
     for found in re.finditer(r"(?<=[;{})\n])[ \t]*((?:asm volatile|[\w*&(])[^;{}]*);", bare):
         begin, end = found.span(1)
         statement = bare[begin:end]
-        simple = re.match(r"(asm volatile|[\w.\->*\[\]:()<>, +&]+\(|[\w.\->*\[\]()+ /%]+ ?([-+*|&^]|<<|>>)?= |\+\+|--|[\w.\[\]]+(\+\+|--)$)", statement)
-        if DECLARES.match(statement) or re.match(r"(const|int|unsigned|float|bool|long|if|for|while|else|do)\b", statement) or not simple:
-            if not re.match(r"(return|continue|break)$", statement):
-                continue
+        simple = re.match(
+            r"(asm volatile|[\w.\->*\[\]:()<>, +&]+\(|[\w.\->*\[\]()+ /%]+ ?([-+*|&^]|<<|>>)?= |\+\+|--|[\w.\[\]]+(\+\+|--)$)",
+            statement,
+        )
+        jumps = re.match(r"(return|continue|break)$", statement)
+        if not jumps and (not simple or DECLARES.match(statement)):
+            continue
         if re.match(r"[A-Za-z_][\w:<>, ]*[*&]? +[*&]?\w+ ?(=|\(|$)", statement):
             continue  # a declaration
         kind = "barrier" if BARRIER.search(text[begin:end]) else "statement"
@@ -226,7 +254,9 @@ def of_python(text: str) -> Iterator[Site]:
             continue
         two_sided = text[begin - 1 : begin] == " " and text[end : end + 1] == " "
         if token.type in (tokenize.OP, tokenize.NAME) and two_sided:
-            if word in RELATIONS and not (word == "in" and re.match(r"[^\n]*\bfor\b[^\n]*$", text[text.rfind("\n", 0, begin) + 1 : begin])):
+            if word in RELATIONS and not (
+                word == "in" and re.match(r"[^\n]*\bfor\b[^\n]*$", text[text.rfind("\n", 0, begin) + 1 : begin])
+            ):
                 yield "relation", begin, end, RELATIONS[word]
             elif word in OPERATORS:
                 yield "operator", begin, end, OPERATORS[word]
@@ -243,7 +273,9 @@ def of_python(text: str) -> Iterator[Site]:
         if not hasattr(node, "lineno") or stays(*span(node)):
             continue
         begin, end = span(node)
-        if isinstance(node, ast.AugAssign | ast.Delete) or (isinstance(node, ast.Expr) and isinstance(node.value, ast.Call | ast.Yield | ast.YieldFrom)):
+        if isinstance(node, ast.AugAssign | ast.Delete) or (
+            isinstance(node, ast.Expr) and isinstance(node.value, ast.Call | ast.Yield | ast.YieldFrom)
+        ):
             yield "statement", begin, end, "pass" + "\n" * text[begin:end].count("\n")
         if isinstance(node, ast.If | ast.While | ast.IfExp):
             for other in ("True", "False"):
@@ -253,7 +285,7 @@ def of_python(text: str) -> Iterator[Site]:
             yield "swap", a, d, text[c:d] + text[b:c] + text[a:b]
         if isinstance(node, ast.Call | ast.Tuple):
             parts = node.args if isinstance(node, ast.Call) else node.elts
-            for one, two in zip(parts, parts[1:], strict=False):
+            for one, two in pairwise(parts):
                 (a, b), (c, d) = span(one), span(two)
                 if text[a:b] != text[c:d] and text[a - 1 : a] != "*":
                     yield "swap", a, d, text[c:d] + text[b:c] + text[a:b]
@@ -379,14 +411,14 @@ def wanted(asked: argparse.Namespace) -> Iterator[Mutant]:
 def main() -> int:
     import verdicts
 
-    asked, counts, spent, survivors = arguments(), Counter[str](), 0.0, []
+    asked, counts, spent = arguments(), Counter[str](), 0.0
     if asked.spent:
         verdicts.write_spent()
         return 0
-    known, seen, kept = equivalent(), set[tuple[str, str, str]](), []
+    known, seen, kept = equivalent(), set[tuple[str, str, str]](), list[dict[str, str]]()
     examiner = verdicts.Examiner(os.environ.get("CUPYFLASH_TEST_PROGRAMS"))
     for mutant in wanted(asked):
-        if sum(counts[each] for each in ("killed", "survives", "equivalent")) >= asked.count:
+        if (len(kept) if asked.renew else sum(counts.values()) - counts["no program"]) >= asked.count:
             break
         if mutant.key in seen:
             continue
@@ -395,18 +427,16 @@ def main() -> int:
         counts[found.verdict] += 1
         spent += found.seconds
         print(f"{found.verdict:<12}{found.seconds:6.1f} s  {mutant}\n{'':12}{found.why}", flush=True)
-        if found.verdict == "survives":
-            survivors.append(mutant)
         if asked.json and found.verdict != "no program":
             with asked.json.open("a") as file:
                 file.write(json.dumps(asdict(mutant) | asdict(found)) + "\n")
         if found.verdict == "killed":
             kept.append(asdict(mutant) | {"by": found.by})
-    died, lived = counts["killed"], counts["survives"]
-    print(f"\n{died} of {died + lived} die, {counts['equivalent']} more are equivalent, {counts['no program']} were no program; {spent:.0f} s")
+    died, lived, others = counts["killed"], counts["survives"], (counts["equivalent"], counts["no program"])
+    print(f"\n{died} of {died + lived} die; equivalent: {others[0]}, no program: {others[1]}; {spent:.0f} s of processor time")
     if asked.renew:
         DRAWN.write_text("".join(json.dumps(each) + "\n" for each in kept))
-    return 1 if survivors else 0
+    return 0 if counts["killed"] + counts["equivalent"] + counts["no program"] == sum(counts.values()) else 1
 
 
 if __name__ == "__main__":

@@ -1,7 +1,8 @@
 """What becomes of a mutant: a process of its own runs killers.toml's problems on it until one fails.
 
 A kernel's mutant is compiled for each problem; where that gives the same program as without the change, there is nothing to run.
-A schedule's is imported anew; theory and replay are compared for all problems first, and executed are those whose launches have changed.
+A schedule's is imported anew; theory and replay are compared for all problems first, and executed are those whose launches have
+changed.
 """
 
 from __future__ import annotations
@@ -17,7 +18,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import redirect_stderr, redirect_stdout
@@ -146,12 +146,12 @@ def of_kernel(mutant: Mutant, by: str = "") -> Iterator[Verdict]:
         for problem in sorted(problems, key=lambda each: first.get(each.name, 0 if reaches(each, mutant) else 1)):
             capability = problem.schedule.chip.compute_capability
             try:
-                differs = any([broken.changes(kernel, capability) for kernel in problem.kernels])
+                differs = [broken.changes(kernel, capability) for kernel in problem.kernels]
             except CompileError as error:
                 yield Verdict("killed", "does not compile") if reached else Verdict("no program", error.log.strip()[-200:])
                 return
             reached += 1
-            if not differs:
+            if not any(differs):
                 continue
             changed += 1
             execution.module = broken.module  # type: ignore[assignment]
@@ -194,7 +194,9 @@ def of_schedule(mutant: Mutant, right: dict[str, str], by: str = "") -> Iterator
     """Plans, counts and runs the problems by a broken schedule, the one named `by` first; then other checks."""
     for name in [*sys.modules]:
         path = getattr(sys.modules[name], "__file__", None) or ""
-        if name.split(".")[0] == "cupyflash" or Path(path).parent == ROOT / "tests" and name not in ("verdicts", "mutator", "compiled"):
+        if name.split(".")[0] == "cupyflash" or (
+            Path(path).parent == ROOT / "tests" and name not in ("verdicts", "mutator", "compiled")
+        ):
             del sys.modules[name]
     use(mutant)
     try:
@@ -251,7 +253,18 @@ def by_tests(mutant: Mutant, by: str, ran: int) -> Iterator[Verdict]:
     environment["PYTHONPATH"] = os.pathsep.join([str(ROOT), str(ROOT / "tests")])
     chosen = [names for begin, names in QUICK.items() if mutant.path.stem.startswith(begin)]
     names = [f"tests/test_{each}.py" for some in reversed(chosen) for each in some]
-    command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "mutator", "-p", "no:cacheprovider", *names]
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-x",
+        "-q",
+        "-p",
+        "mutator",
+        "-p",
+        "no:cacheprovider",
+        *([by] if "::" in by else names),
+    ]
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=900)
     failed = re.search(r"^(?:FAILED|ERROR) (\S+)(.*)", done.stdout, re.MULTILINE)
     if done.returncode:
@@ -268,7 +281,10 @@ def write_spent() -> None:
     killers.written = dict  # type: ignore[assignment]
     for problem in killers.killers():
         problem.check()
-    lines = [f'"nvrtc": "{killers.nvrtc_version()}"', *(f"{json.dumps(name)}: {json.dumps(own)}" for name, own in killers.OBSERVED.items())]
+    lines = [
+        f'"nvrtc": "{killers.nvrtc_version()}"',
+        *(f"{json.dumps(name)}: {json.dumps(own)}" for name, own in killers.OBSERVED.items()),
+    ]
     killers.SPENT.write_text("{\n" + ",\n".join(lines) + "\n}\n")
 
 
