@@ -88,10 +88,15 @@ def execute(
     require_schedule(schedule, TileSchedule, "plan", (BackwardSchedule, VarlenSchedule))
     arrays, captured = _given(schedule, score, beside)
     _require_posed(schedule.problem, q, k, v, arrays)
-    out = np.empty((*q.shape[:-1], v.shape[-1]), q.dtype)
-    lse = np.empty(q.shape[:-1], np.float32) if schedule.lse else None
+    out = _result((*q.shape[:-1], v.shape[-1]), q.dtype)
+    lse = _result(q.shape[:-1]) if schedule.lse else None
     captured |= _numbers_of(schedule, dropout)
     return run(schedule, {"q": q, "k": k, "v": v, "out": out, "lse": lse, **arrays, **captured}, seed=seed, watch=watch)
+
+
+def _result(shape: tuple[int, ...], dtype: Any = np.float32) -> np.ndarray:
+    """An array for kernels to write: NaN until they do, so that what they leave out is a wrong number and not what memory held."""
+    return np.full(shape, np.nan, dtype)
 
 
 def _given(schedule: TileSchedule, score: Score | None, beside: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -197,7 +202,7 @@ def execute_backward(
         raise ValueError(
             f"dbias must be {'zeros in float32 of the shape of bias' if wanted else 'None, as the schedule makes none'}"
         )
-    dq, dk, dv = (np.empty_like(array, order="C") for array in (q, k, v))
+    dq, dk, dv = (_result(array.shape, array.dtype) for array in (q, k, v))
     arrays = {"q": q, "k": k, "v": v, "out": out, "lse": np.ascontiguousarray(lse), "dout": dout, **beside}
     rows = _of_rows(schedule, lse)
     made = {"dQ": dq, "dK": dk, "dV": dv, "dbias": dbias, **rows, **captured, **_numbers_of(schedule, dropout)}
@@ -205,7 +210,7 @@ def execute_backward(
 
 
 def _of_rows(schedule: BackwardSchedule, lse: np.ndarray) -> dict[str, np.ndarray]:
-    return {name: np.empty(lse.shape, np.float32) for name in schedule.row_results}
+    return {name: _result(lse.shape) for name in schedule.row_results}
 
 
 def run_backward(
@@ -250,8 +255,8 @@ def execute_varlen(
     require_schedule(schedule, VarlenSchedule, "plan_varlen")
     captured, numbers = _captured(schedule.problem, score, mask)
     bounds = _posed_varlen(schedule, q, k, v, beside | captured)
-    out = np.empty((*q.shape[:-1], v.shape[-1]), q.dtype)
-    lse = np.empty(q.shape[1::-1], np.float32) if schedule.lse else None
+    out = _result((*q.shape[:-1], v.shape[-1]), q.dtype)
+    lse = _result(q.shape[1::-1]) if schedule.lse else None
     views = {name: heads_first(array) for name, array in (("q", q), ("k", k), ("v", v), ("out", out))}
     arrays = {**views, "lse": lse, **bounds, **beside, **captured, **numbers, **_numbers_of(schedule, dropout)}
     return replace(run(schedule, arrays, seed=seed, watch=watch), out=out)
@@ -282,7 +287,7 @@ def execute_varlen_backward(
     captured, numbers = _captured(schedule.problem, score, mask)
     bounds = _posed_varlen(schedule, q, k, v, beside | captured)
     check_rows({"dout": dout, "q": q, "v": v, "out": out, "lse": lse}, q.shape[1::-1])
-    dq, dk, dv = (np.empty_like(array, order="C") for array in (q, k, v))
+    dq, dk, dv = (_result(array.shape, array.dtype) for array in (q, k, v))
     named = {"q": q, "k": k, "v": v, "out": out, "dout": dout, "dQ": dq, "dK": dk, "dV": dv}
     arrays = {name: heads_first(array) for name, array in named.items()} | {"lse": np.ascontiguousarray(lse)} | bounds | beside
     rows = _of_rows(schedule, lse)
@@ -337,8 +342,8 @@ def execute_decode(
     _require_same(posed, schedule.problem)
     if cache != schedule.cache:
         raise ValueError(f"the arrays pose {cache}, but the schedule is for {schedule.cache}")
-    out = np.empty((*q.shape[:-1], v_cache.shape[-1]), q.dtype)
-    lse = np.empty(q.shape[:-1], np.float32) if schedule.lse else None
+    out = _result((*q.shape[:-1], v_cache.shape[-1]), q.dtype)
+    lse = _result(q.shape[:-1]) if schedule.lse else None
     spaces = allocate(schedule)
     values = argument_values(schedule, {**_as_given(schedule, arrays), "O": out, "L": lse, **spaces, **numbers})
     return Execution(out, lse, *run_kernels(schedule, values, (*schedule.results, *spaces), seed=seed, watch=watch))
@@ -380,6 +385,7 @@ def execute_softmax(schedule: SoftmaxSchedule, x: np.ndarray, *, axis: int = -1,
         raise ValueError("x must have at least one axis, got an array of shape ()")
     require_room(launched(schedule), "running softmax")
     out = np.empty_like(x)
+    out[...] = np.nan
     if isinstance(axis, bool) or not isinstance(axis, int | np.integer) or not -x.ndim <= axis < x.ndim:
         raise ValueError(f"axis must be an integer between {-x.ndim} and {x.ndim - 1}, got {axis!r}")
     rows = Rows.of(x, out, int(axis) % x.ndim)

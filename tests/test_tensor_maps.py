@@ -25,7 +25,7 @@ from cupyflash.nvrtc import CompileError
 from cupyflash.params import Params, arrays, maps, numbers
 from cupyflash.schedules import TileSchedule
 from cupyflash.sim.execution import machine_value, run_kernels
-from cupyflash.sim.ptx.memory.tensormap import FILLS, INTERLEAVES, PROMOTIONS, SWIZZLES, TYPES, Description, decode
+from cupyflash.sim.ptx.memory.layouts import FILLS, INTERLEAVES, PROMOTIONS, SWIZZLES, TYPES, Description, decode
 from cupyflash.sim.traffic import TensorTraffic
 from cupyflash.simulated import Simulation
 from cupyflash.tensor_maps import ALIGNMENT, WORDS, Box, first_refusal, refusal

@@ -197,6 +197,10 @@ class Fa3Schedule(Fa2Schedule):
 
     def parts(self, *, literal: bool = False) -> Iterator[tuple[int, Iterator[Phase]]]:
         yield from super().parts(literal=literal)
+        yield from self.queue_parts()
+
+    def queue_parts(self) -> Iterator[tuple[int, Iterator[Phase]]]:
+        """What making the queue and taking from it moves."""
         if self.queued:
             yield 1, iter(self._queue_phases())
 

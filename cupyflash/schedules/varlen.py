@@ -129,6 +129,10 @@ class Fa3VarlenSchedule(VarlenSchedule, Fa3Schedule):
     algorithm: ClassVar[str] = "fa3"
     params: ClassVar[Params] = attention_params(*OWN, maps=(*MAPPED, "O_row"))
 
+    def parts(self, *, literal: bool = False) -> Iterator[tuple[int, Iterator[Phase]]]:
+        yield from super().parts(literal=literal)
+        yield from self.queue_parts()
+
     @property
     def searches(self) -> int:
         """The producer asks for some more than there are."""
