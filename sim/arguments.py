@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from cupyflash.sim.ptx.memory.tensormap import TensorMap
+from cupyflash.sim.ptx.memory.layouts import TensorMap
 
 FILLS = ("zeros", "ones", "normal", "uniform", "arange", "empty")
 

@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 
 from cupyflash.sim.ptx.memory.memory import Access
-from cupyflash.sim.ptx.state.lanes import WARP
-from cupyflash.sim.ptx.state.patterns import Pattern, bank_columns, bank_turns
+from cupyflash.sim.ptx.state.lanes import WARP, AddressPattern, bank_columns, bank_turns
 from cupyflash.sim.ptx.text.syntax import Line
 
 BANKS = 32
@@ -73,7 +72,7 @@ class WorstAccesses:
 
     def __init__(self) -> None:
         self._worst: dict[tuple[Line, str, int], tuple[int, BankAccess]] = {}
-        self._last: dict[tuple[Line, str, int], tuple[Pattern, int]] = {}
+        self._last: dict[tuple[Line, str, int], tuple[AddressPattern, int]] = {}
 
     def __call__(self, access: Access) -> None:
         size = access.size

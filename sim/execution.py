@@ -9,14 +9,13 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from cupyflash import decode, tensor_maps
-from cupyflash.arrays import check_array, numpy_dtype
-from cupyflash.binding import argument_values, by_tensor
+from cupyflash.arrays import check_array, numpy_dtype, of_heads
+from cupyflash.binding import argument_values
 from cupyflash.compiler import MOST_PTX, ptx
 from cupyflash.dropout import Dropout
-from cupyflash.gradients import check_beside, of_heads
-from cupyflash.launcher import VECTORS
+from cupyflash.launcher import CACHED, TENSORS
 from cupyflash.params import flat
-from cupyflash.problem import Problem
+from cupyflash.problem import Problem, check_rows
 from cupyflash.recent import Recent
 from cupyflash.rows import Rows, softmax_values
 from cupyflash.schedules import (
@@ -89,10 +88,15 @@ def execute(
     require_schedule(schedule, TileSchedule, "plan", (BackwardSchedule, VarlenSchedule))
     arrays, captured = _given(schedule, score, beside)
     _require_posed(schedule.problem, q, k, v, arrays)
-    out = np.empty((*q.shape[:-1], v.shape[-1]), q.dtype)
-    lse = np.empty(q.shape[:-1], np.float32) if schedule.lse else None
+    out = _result((*q.shape[:-1], v.shape[-1]), q.dtype)
+    lse = _result(q.shape[:-1]) if schedule.lse else None
     captured |= _numbers_of(schedule, dropout)
     return run(schedule, {"q": q, "k": k, "v": v, "out": out, "lse": lse, **arrays, **captured}, seed=seed, watch=watch)
+
+
+def _result(shape: tuple[int, ...], dtype: Any = np.float32) -> np.ndarray:
+    """An array for kernels to write: NaN until they do, so that what they leave out is a wrong number and not what memory held."""
+    return np.full(shape, np.nan, dtype)
 
 
 def _given(schedule: TileSchedule, score: Score | None, beside: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -189,7 +193,7 @@ def execute_backward(
     require_schedule(schedule, BackwardSchedule, "plan_backward", (VarlenBackwardSchedule,))
     beside, captured = _given(schedule, score, given)
     _require_posed(schedule.problem, q, k, v, beside)
-    check_beside({"dout": dout, "q": q, "v": v, "out": out, "lse": lse}, q.shape[:-1])
+    check_rows({"dout": dout, "q": q, "v": v, "out": out, "lse": lse}, q.shape[:-1])
     if dbias is not None:
         check_array("dbias", dbias)
     bias = beside.get("bias")
@@ -198,7 +202,7 @@ def execute_backward(
         raise ValueError(
             f"dbias must be {'zeros in float32 of the shape of bias' if wanted else 'None, as the schedule makes none'}"
         )
-    dq, dk, dv = (np.empty_like(array, order="C") for array in (q, k, v))
+    dq, dk, dv = (_result(array.shape, array.dtype) for array in (q, k, v))
     arrays = {"q": q, "k": k, "v": v, "out": out, "lse": np.ascontiguousarray(lse), "dout": dout, **beside}
     rows = _of_rows(schedule, lse)
     made = {"dQ": dq, "dK": dk, "dV": dv, "dbias": dbias, **rows, **captured, **_numbers_of(schedule, dropout)}
@@ -206,7 +210,7 @@ def execute_backward(
 
 
 def _of_rows(schedule: BackwardSchedule, lse: np.ndarray) -> dict[str, np.ndarray]:
-    return {name: np.empty(lse.shape, np.float32) for name in schedule.row_results}
+    return {name: _result(lse.shape) for name in schedule.row_results}
 
 
 def run_backward(
@@ -218,14 +222,16 @@ def run_backward(
 ) -> tuple[Traffic, dict[str, Counters], tuple[Finding, ...]]:
     """Run a backward schedule's kernels into given gradients; `arrays` by `attention_backward`'s names, and dQ, dK, dV, dbias."""
     workspaces = allocate(schedule)
-    values = argument_values(schedule, _as_given({**arrays, **workspaces}))
+    values = argument_values(schedule, _as_given(schedule, {**arrays, **workspaces}))
     return run_kernels(schedule, values, (*schedule.results, *schedule.row_results, *workspaces), seed=seed, watch=watch)
 
 
-def _as_given(arrays: Mapping[str, np.ndarray | None]) -> dict[str, Any]:
-    """A call's arrays as the kernels take them: by their names for them, integers as int32 and contiguous."""
-    vectors = {name: np.ascontiguousarray(arrays[name], kind) for name, kind in VECTORS.items() if arrays.get(name) is not None}
-    return by_tensor({**arrays, **vectors})
+def _as_given(schedule: TileSchedule, arrays: Mapping[str, np.ndarray | None]) -> dict[str, Any]:
+    """A call's arrays as the kernels take them: by their names for them, contiguous and of one type where they have no strides."""
+    names = TENSORS | CACHED if "k_cache" in arrays else TENSORS
+    named = {names.get(name, name): array for name, array in arrays.items()}
+    pointers = schedule.struct.pointers.items()
+    return named | {name: np.ascontiguousarray(named[name], kind) for name, kind in pointers if named.get(name) is not None}
 
 
 def execute_varlen(
@@ -249,8 +255,8 @@ def execute_varlen(
     require_schedule(schedule, VarlenSchedule, "plan_varlen")
     captured, numbers = _captured(schedule.problem, score, mask)
     bounds = _posed_varlen(schedule, q, k, v, beside | captured)
-    out = np.empty((*q.shape[:-1], v.shape[-1]), q.dtype)
-    lse = np.empty(q.shape[1::-1], np.float32) if schedule.lse else None
+    out = _result((*q.shape[:-1], v.shape[-1]), q.dtype)
+    lse = _result(q.shape[1::-1]) if schedule.lse else None
     views = {name: heads_first(array) for name, array in (("q", q), ("k", k), ("v", v), ("out", out))}
     arrays = {**views, "lse": lse, **bounds, **beside, **captured, **numbers, **_numbers_of(schedule, dropout)}
     return replace(run(schedule, arrays, seed=seed, watch=watch), out=out)
@@ -280,8 +286,8 @@ def execute_varlen_backward(
     require_schedule(schedule, VarlenBackwardSchedule, "plan_varlen_backward")
     captured, numbers = _captured(schedule.problem, score, mask)
     bounds = _posed_varlen(schedule, q, k, v, beside | captured)
-    check_beside({"dout": dout, "q": q, "v": v, "out": out, "lse": lse}, q.shape[1::-1])
-    dq, dk, dv = (np.empty_like(array, order="C") for array in (q, k, v))
+    check_rows({"dout": dout, "q": q, "v": v, "out": out, "lse": lse}, q.shape[1::-1])
+    dq, dk, dv = (_result(array.shape, array.dtype) for array in (q, k, v))
     named = {"q": q, "k": k, "v": v, "out": out, "dout": dout, "dQ": dq, "dK": dk, "dV": dv}
     arrays = {name: heads_first(array) for name, array in named.items()} | {"lse": np.ascontiguousarray(lse)} | bounds | beside
     rows = _of_rows(schedule, lse)
@@ -336,12 +342,10 @@ def execute_decode(
     _require_same(posed, schedule.problem)
     if cache != schedule.cache:
         raise ValueError(f"the arrays pose {cache}, but the schedule is for {schedule.cache}")
-    out = np.empty((*q.shape[:-1], v_cache.shape[-1]), q.dtype)
-    lse = np.empty(q.shape[:-1], np.float32) if schedule.lse else None
+    out = _result((*q.shape[:-1], v_cache.shape[-1]), q.dtype)
+    lse = _result(q.shape[:-1]) if schedule.lse else None
     spaces = allocate(schedule)
-    vectors = {name: np.ascontiguousarray(array, VECTORS[name]) for name, array in arrays.items() if name in VECTORS}
-    named = {decode.TENSORS.get(name, name): array for name, array in (arrays | vectors).items()}
-    values = argument_values(schedule, {**named, "O": out, "L": lse, **spaces, **numbers})
+    values = argument_values(schedule, {**_as_given(schedule, arrays), "O": out, "L": lse, **spaces, **numbers})
     return Execution(out, lse, *run_kernels(schedule, values, (*schedule.results, *spaces), seed=seed, watch=watch))
 
 
@@ -363,7 +367,7 @@ def run(
     """Run the kernels on arrays by `attention`'s names, into given "out" and "lse" and, where given, workspaces, whose contents
     count as nobody's; `on_barrier` may look at them while a kernel runs; `watch` as for `execute`."""
     spaces = allocate(schedule) if workspaces is None else workspaces
-    values = argument_values(schedule, _as_given({**arrays, **spaces}))
+    values = argument_values(schedule, _as_given(schedule, {**arrays, **spaces}))
     found = run_kernels(schedule, values, (*schedule.results, *spaces), seed=seed, on_barrier=on_barrier, watch=watch)
     out = arrays["out"]
     assert out is not None
@@ -381,6 +385,7 @@ def execute_softmax(schedule: SoftmaxSchedule, x: np.ndarray, *, axis: int = -1,
         raise ValueError("x must have at least one axis, got an array of shape ()")
     require_room(launched(schedule), "running softmax")
     out = np.empty_like(x)
+    out[...] = np.nan
     if isinstance(axis, bool) or not isinstance(axis, int | np.integer) or not -x.ndim <= axis < x.ndim:
         raise ValueError(f"axis must be an integer between {-x.ndim} and {x.ndim - 1}, got {axis!r}")
     rows = Rows.of(x, out, int(axis) % x.ndim)

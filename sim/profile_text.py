@@ -8,10 +8,8 @@ from typing import TYPE_CHECKING
 
 from cupyflash.sim.ptx import Counts, Traffic
 from cupyflash.sim.ptx.report.counters import total
-from cupyflash.sim.ptx.report.findings import counted
-from cupyflash.sim.ptx.report.suppressions import suppressed_count, told
-from cupyflash.sim.ptx.text.names import base_name
-from cupyflash.sim.ptx.text.syntax import Line, Refusal
+from cupyflash.sim.ptx.report.findings import counted, suppressed_count, told
+from cupyflash.sim.ptx.text.syntax import Line, Refusal, base_name
 from cupyflash.sim.text import paragraph, table
 from cupyflash.words import plural
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeGuard
 
 import numpy as np
@@ -19,6 +19,7 @@ from cupyflash.sim.host_memory import require_room, verified
 from cupyflash.sim.inputs import Decoding, Inputs
 from cupyflash.sim.l2.executed import Beside, observed
 from cupyflash.sim.machine import replay
+from cupyflash.sim.ptx import Counters
 from cupyflash.sim.traffic import TENSORS, TensorTraffic, Traffic
 from cupyflash.sim.yardstick import (
     DROPPED,
@@ -45,12 +46,13 @@ SECONDS_PER_ELEMENT = 4e-8
 
 @dataclass(frozen=True)
 class Run:
-    """One execution: numbers by tensor, what the machine found, and what is wrong in the caches."""
+    """One execution: numbers by tensor, what the machine found, what is wrong in the caches, of decoding counters by kernel."""
 
     traffic: Traffic
     numbers: dict[str, Numbers]
     findings: tuple[object, ...]
     caches: tuple[str, ...] = ()
+    counters: Mapping[str, Counters] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -243,7 +245,8 @@ def _decode(schedule: DecodeSchedule, decoding: Decoding, watch: Watch | None, s
         others = int((given[name].view(bits) != cache.view(bits)).sum())
         if others:
             wrong.append(f"{name}: {plural(others, 'element')} are not, to the bit, what they were or what was appended")
-    return Run(execution.traffic, measure_decode(execution.out, execution.lse, sequences), execution.findings, tuple(wrong))
+    numbers = measure_decode(execution.out, execution.lse, sequences)
+    return Run(execution.traffic, numbers, execution.findings, tuple(wrong), execution.counters)
 
 
 def _backward(schedule: BackwardSchedule, inputs: Inputs, given: Drawn, seed: int | None) -> Run:

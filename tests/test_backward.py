@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from itertools import product
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,7 +18,7 @@ from cupyflash.schedules.fa2_backward import Fa2BackwardSchedule
 from cupyflash.sim import replay, theory
 from cupyflash.sim.execution import BackwardExecution, execute_backward
 from cupyflash.sim.inputs import Inputs
-from cupyflash.sim.yardstick import Numbers, draw_gradient, drawn, handed_on, knowing_mask, measure_gradients
+from cupyflash.sim.yardstick import NOTHING_GIVEN, Numbers, draw_gradient, drawn, handed_on, knowing_mask, measure_gradients
 from problems import any_problems, longest, orders
 from suites import sample, sweep, wide
 
@@ -29,12 +31,13 @@ def backward_with_errors(
     inputs: Inputs,
     dout: np.ndarray,
     schedule_seed: int | None = None,
+    given: Mapping[str, Any] = NOTHING_GIVEN,
 ) -> tuple[BackwardExecution, dict[str, Numbers]]:
-    """An execution, and its gradients' errors."""
+    """An execution, and its gradients' errors; `given` takes the place of what comes beside q, k and v."""
     dbias = {"dbias": np.zeros(inputs.beside["bias"].shape, np.float32)} if schedule.dbias else {}
-    given = (dout, *inputs.qkv, *handed_on(inputs, schedule.algorithm))
-    asked = {"score": inputs.score, "dropout": inputs.dropout}
-    execution = execute_backward(schedule, *given, **inputs.beside, **dbias, **asked, seed=schedule_seed)
+    arrays = (dout, *inputs.qkv, *handed_on(inputs, schedule.algorithm))
+    asked = {"score": inputs.score, "dropout": inputs.dropout, **inputs.beside, **given}
+    execution = execute_backward(schedule, *arrays, **dbias, **asked, seed=schedule_seed)
     gradients = execution.gradients | dbias
     return execution, measure_gradients(gradients, dout, inputs)
 

@@ -149,10 +149,17 @@ MUTANTS = {
 
 def backward_of_large_scores(schedule: BackwardSchedule, seed: int | None = None) -> tuple[BackwardExecution, bool]:
     """Of scores about 2^28, some of them equal."""
-    arrays, options = pose("float16", 13, -3, "causal", 100)
+    return backward_of(schedule, *pose("float16", 13, -3, "causal", 100), seed)
+
+
+def backward_of(
+    schedule: BackwardSchedule, arrays: list[np.ndarray], options: dict[str, Any], seed: int | None = None
+) -> tuple[BackwardExecution, bool]:
+    """An execution on what `pose` gives, and whether its errors are allowed."""
     q, k, v, dout = arrays
     out, lse = reference(q, k, v, **options)
-    execution = execute_backward(schedule, dout, q, k, v, out.astype(q.dtype), lse.astype(np.float32), seed=seed)
+    beside = {name: options[name] for name in ("mask", "bias", "key_lengths") if name in options}
+    execution = execute_backward(schedule, dout, q, k, v, out.astype(q.dtype), lse.astype(np.float32), seed=seed, **beside)
     found = errors({"dQ": execution.dq, "dK": execution.dk, "dV": execution.dv}, arrays, options)
     return execution, max(found.values()) <= 1
 

@@ -17,7 +17,7 @@ from cupyflash.sim.arguments import make_arguments, read_arguments
 from cupyflash.sim.cli import main
 from cupyflash.sim.ptx import Module
 from cupyflash.sim.ptx.parameters import arrays_by_name
-from cupyflash.sim.ptx.text.names import base_name, find_kernel
+from cupyflash.sim.ptx.text.syntax import base_name, find_kernel
 
 DOCS = (Path(__file__).resolve().parent.parent / "docs" / "profile.md").read_text()
 BLOCKS = dict(re.findall(r"<!-- (\S+) -->\n```\w+\n(.*?)```", DOCS, re.DOTALL))

@@ -17,8 +17,7 @@ from cupyflash import sim
 from cupyflash.sim.banks import BankAccess
 from cupyflash.sim.cli import main
 from cupyflash.sim.profile_page import report
-from cupyflash.sim.ptx.state.lanes import Wave
-from cupyflash.sim.ptx.state.patterns import bank_passes
+from cupyflash.sim.ptx.state.lanes import Wave, bank_passes
 
 pytest.importorskip("cupy")
 

@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 from test_ptx_harness import HEAD, compile_cuda, run
 
 from cupyflash.sim.ptx import Counts, Launch, Traffic, coverage
-from cupyflash.sim.ptx.report.classes import instruction_class
-from cupyflash.sim.ptx.report.counters import SharedCounts
+from cupyflash.sim.ptx.report.counters import SharedCounts, instruction_class
 from cupyflash.sim.ptx.text.syntax import Instruction
 from suites import sweep
 

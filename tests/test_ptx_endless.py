@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from cupyflash.sim.ptx import Launch, Module
-from cupyflash.sim.ptx.execute import budgets
+from cupyflash.sim.ptx.execute import scheduler
 from suites import wide
 
 SEEDS = [None, wide(0), wide(1)]
@@ -23,7 +23,7 @@ FUNCTION = """__device__ __noinline__ unsigned f(unsigned x, int n) { for (int i
 @pytest.fixture(autouse=True)
 def ticks(monkeypatch: pytest.MonkeyPatch) -> None:
     """An eighth of a second of processor time goes by at every look at the clock, whatever this machine takes."""
-    monkeypatch.setattr(budgets, "processor_seconds", count(step=1 / 8).__next__)
+    monkeypatch.setattr(scheduler, "processor_seconds", count(step=1 / 8).__next__)
 
 
 @cache

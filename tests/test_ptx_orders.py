@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from test_ptx_harness import kernel, run
 
-from cupyflash.sim.ptx.execute.machine import Machine
+from cupyflash.sim.ptx.execute.machine import PtxMachine
 from cupyflash.sim.ptx.execute.scheduler import SeededReady
 from cupyflash.sim.ptx.state.lanes import Lanes, Wave
 
@@ -75,13 +75,13 @@ def test_a_warp_runs_ahead_as_far_as_a_barrier_allows() -> None:
 def steps(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
     """The lanes of every stretch of code that machines run from now on."""
     seen: list[int] = []
-    step = Machine.step
+    step = PtxMachine.step
 
-    def counted(self: Machine, pc: int, lanes: Lanes) -> None:
+    def counted(self: PtxMachine, pc: int, lanes: Lanes) -> None:
         seen.append(lanes.n)
         step(self, pc, lanes)
 
-    monkeypatch.setattr(Machine, "step", counted)
+    monkeypatch.setattr(PtxMachine, "step", counted)
     yield seen
 
 

@@ -7,7 +7,7 @@ import pytest
 from test_ptx_tma import INIT, OUT, WAIT, load, program
 
 from cupyflash.sim.ptx import Launch, Module, TensorMap
-from cupyflash.sim.ptx.state.segments import Field
+from cupyflash.sim.ptx.state.segments import PointerField
 
 HEAD = ".version 8.6\n.target sm_90a\n.address_size 64\n"
 REGISTERS = ".reg .b64 %rd<9>; .reg .b32 %r<9>; .reg .pred %p<4>;"
@@ -114,6 +114,6 @@ def test_a_generic_load_through_a_field_of_a_parameter_races() -> None:
     text = f"{HEAD}.visible .entry k(.param .align 8 .b8 p[16])\n{{\n{REGISTERS}\n{body}\nret;\n}}\n"
     x, y = np.zeros(4, np.uint32), np.zeros(4, np.uint32)
     module = Module.from_ptx(text)
-    assert module.code("k").sharing.written == {Field("p", 8)}
+    assert module.code("k").sharing.written == {PointerField("p", 8)}
     found = module.launch("k", 1, 64, {"p": {"x": x, "y": y}})
     assert [(f.kind, f.tensor) for f in found.findings] == [("race", "y")]

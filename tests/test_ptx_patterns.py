@@ -13,10 +13,9 @@ from test_ptx_harness import compile_cuda
 
 from cupyflash import Device, Problem, plan
 from cupyflash.sim.execution import allocate, run
-from cupyflash.sim.ptx.decode.ops.tensor import HALF_VALUES, widen_halves
-from cupyflash.sim.ptx.state.lanes import Grid, Lanes, Wave
-from cupyflash.sim.ptx.state.pages import PAGE, Pages
-from cupyflash.sim.ptx.state.patterns import REMEMBERED_LANES, wavefronts
+from cupyflash.sim.ptx.decode.ops.matrices import HALF_VALUES, widen_halves
+from cupyflash.sim.ptx.state.lanes import REMEMBERED_LANES, Grid, Lanes, Wave, wavefronts
+from cupyflash.sim.ptx.state.segments import PAGE, Pages
 from suites import wide
 
 SIZES = [1, 2, 4, 8, 16]

@@ -14,8 +14,8 @@ from test_ptx_gallery_tensor import gallery as tensor_gallery
 from test_ptx_harness import compile_cuda, kernel
 
 from cupyflash.sim.ptx import Access, Launch, Module
-from cupyflash.sim.ptx.decode.reach import reached
-from cupyflash.sim.ptx.state.segments import Field, meets
+from cupyflash.sim.ptx.decode.provenance import reached
+from cupyflash.sim.ptx.state.segments import PointerField, meets
 from suites import sample, sweep
 
 SEEDS = sample([None, 0, 1, 2], [None, 0])
@@ -303,11 +303,11 @@ def test_what_no_store_reaches_costs_nothing() -> None:
     """Fields are told apart where the code says which one it takes."""
     source = f'{STRUCT}extern "C" __global__ void k(const __grid_constant__ P p) {{ p.z[threadIdx.x] = p.x[threadIdx.x] + p.n; }}'
     sharing = compiled(source).code("k").sharing
-    assert sharing.written == {Field("k_param_0", 24)}
+    assert sharing.written == {PointerField("k_param_0", 24)}
     # NVRTC reads n by its name or, now and then, by a generic address in the parameters.
     granules = {place: width for place, width in sharing.global_granules.items() if place != "parameters"}
-    assert granules == {Field("k_param_0", 8): 4, Field("k_param_0", 24): 4}
-    assert [sharing.writes(Field("k_param_0", at)) for at in (8, 16, 24, 32)] == [False, False, True, False]
+    assert granules == {PointerField("k_param_0", 8): 4, PointerField("k_param_0", 24): 4}
+    assert [sharing.writes(PointerField("k_param_0", at)) for at in (8, 16, 24, 32)] == [False, False, True, False]
 
 
 # -- how code may come by a pointer of a structure ------------------------------------------------------------------------
@@ -359,7 +359,7 @@ def test_every_way_to_a_pointer_of_a_structure(name: str) -> None:
     found = module.launch("k", 2, 1, {"p": arrays, "k": 1, "other": np.zeros(4)})
     assert told(found) == [("race", "b")] and found.traffic["b"].write_bytes == 8
     sharing = module.code("k").sharing
-    reached = [sharing.writes(place) for place in (*(Field("p", at) for at in (0, 8, 16)), "other")]
+    reached = [sharing.writes(place) for place in (*(PointerField("p", at) for at in (0, 8, 16)), "other")]
     assert reached == {True: [False, True, False, False], False: [True, True, True, False], None: [True] * 4}[known]
 
 

@@ -9,7 +9,7 @@ import pytest
 from test_ptx_harness import compile_cuda
 
 from cupyflash.sim.ptx import Launch, Module, TensorMap
-from cupyflash.sim.ptx.execute.machine import Machine
+from cupyflash.sim.ptx.execute.machine import PtxMachine
 from cupyflash.sim.ptx.state.lanes import Lanes
 
 SEEDS = [None, 0, 1]
@@ -132,14 +132,14 @@ def test_gemm(seed: int | None) -> None:
 def test_a_random_order_takes_a_few_times_the_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     """What a launch costs is by its steps, each for all warps that are together: of sixteen blocks many must stay so."""
     steps = {None: 0, 2: 0}
-    step = Machine.step
+    step = PtxMachine.step
     for seed in steps:
 
-        def counted(machine: Machine, pc: int, lanes: Lanes, seed: int | None = seed) -> None:
+        def counted(machine: PtxMachine, pc: int, lanes: Lanes, seed: int | None = seed) -> None:
             steps[seed] += 1
             step(machine, pc, lanes)
 
-        monkeypatch.setattr(Machine, "step", counted)
+        monkeypatch.setattr(PtxMachine, "step", counted)
         found, _ = launch(module(), (512, 256, 192), seed)
         assert found.findings == ()
     assert steps[None] < steps[2] < 7 * steps[None], steps

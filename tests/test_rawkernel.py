@@ -18,8 +18,8 @@ from cupyflash import Device
 from cupyflash.nvrtc import CompileError
 from cupyflash.sim import ptx
 from cupyflash.sim.ptx import KernelFault, RawKernel, RawModule, pytest_plugin, rawkernel, simulation
-from cupyflash.sim.ptx.simulation import settings
-from cupyflash.sim.ptx.text.names import parameter_names
+from cupyflash.sim.ptx.rawkernel import settings
+from cupyflash.sim.ptx.text.syntax import parameter_names
 
 cupy = pytest.importorskip("cupy")
 

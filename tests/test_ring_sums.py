@@ -37,6 +37,12 @@ def drawn(shape: tuple[int, ...], rows: slice, d: int, dtype: str) -> dict[str, 
     return sums.arrays(part, lse[..., rows], o, own)
 
 
+def expected_of(given: dict[str, Any]) -> Any:
+    """O and L when the kernel is done."""
+    o, lse, part, own = (given[name].copy() for name in ("O", "L", "O_part", "L_part"))
+    return merged(np, o, lse[..., 0], part.astype(np.float32), own[..., 0])
+
+
 @pytest.mark.parametrize(
     ("shape", "rows", "d", "dtype"),
     [
@@ -50,8 +56,8 @@ def test_the_kernel_merges_as_merge_states_does_and_moves_what_theory_says(
     shape: tuple[int, ...], rows: slice, d: int, dtype: str
 ) -> None:
     given = drawn(shape, rows, d, dtype)
-    o, lse, part, own = (given[name] for name in ("O", "L", "O_part", "L_part"))
-    expected, expected_lse = merged(np, o.copy(), lse[..., 0].copy(), part.astype(np.float32), own[..., 0])
+    o, lse = given["O"], given["L"]
+    expected, expected_lse = expected_of(given)
     schedule = sums.schedule_of(given, A100)
     traffic, _, findings = run_kernels(schedule, sums.values(given), ())
     assert not findings
@@ -76,8 +82,7 @@ FAULTS = [
 @pytest.mark.parametrize(("old", "new", "finds"), [FAULTS[1], *(wide(*fault) for fault in FAULTS if fault != FAULTS[1])])
 def test_a_seeded_fault_is_found(old: str, new: str, finds: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     given = drawn((2, 3, 25), slice(3, 22), 40, "float16")  # 114 rows: the last thread block has some too many
-    start = {name: array.copy() for name, array in given.items()}
-    expected = merged(np, start["O"], start["L"][..., 0], start["O_part"].astype(np.float32), start["L_part"][..., 0])
+    expected = expected_of(given)
 
     def run(schedule: AddStateSchedule, seed: int | None) -> tuple[Any, bool]:
         traffic, _, findings = run_kernels(schedule, sums.values(given), (), seed=seed)

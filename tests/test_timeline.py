@@ -18,7 +18,7 @@ from cupyflash import Device, Problem, plan
 from cupyflash.multiprocessor import L2_BYTES, L2_LATENCY, PARTITIONS
 from cupyflash.sim.cli import main
 from cupyflash.sim.ptx import Diary, Launch, Module
-from cupyflash.sim.ptx.report.diary import Copy, Multiply, Product, Promise, Row, Sign, Start, Stretch, Wait
+from cupyflash.sim.ptx.report.diary import CopySpan, MultiplyIssue, ProductSpan, Promise, Row, Sign, Start, Stretch, WaitSpan
 from cupyflash.sim.timeline import KINDS, MOST_COPIES, MOST_SPANS, device_of, timeline, why_not
 from cupyflash.sim.timeline.clocks import Played, Replay, play
 from cupyflash.sim.timeline.order import Orders
@@ -51,8 +51,8 @@ def instructions(row: Row) -> int:
     return sum(stretch.end - stretch.first for stretch in row.stretches)
 
 
-def waits(row: Row) -> Iterator[Wait]:
-    return (act for stretch in row.stretches for _, act in stretch.acts if isinstance(act, Wait))
+def waits(row: Row) -> Iterator[WaitSpan]:
+    return (act for stretch in row.stretches for _, act in stretch.acts if isinstance(act, WaitSpan))
 
 
 def check(diary: Diary, device: Device) -> Played:
@@ -112,7 +112,7 @@ def test_a_block_of_attention_has_its_copies_products_and_waits(name: str) -> No
     assert played.clocks > 1000
 
 
-def waits_for_copies(diary: Diary, wait: Wait) -> bool:
+def waits_for_copies(diary: Diary, wait: WaitSpan) -> bool:
     return wait.kind == "phase" and any(number in diary.copies for number in wait.on)
 
 
@@ -320,23 +320,23 @@ def random_diary(rng: np.random.Generator) -> Diary:
         known = tuple(rng.choice(past, min(len(past), 3), replace=False).tolist()) if past else ()
         if kind == "copy" or kind == "out":
             one = number(past if kind == "copy" else out)
-            diary.copies[one] = Copy(row, pc, "TMA", "x", "", int(rng.integers(1, 9999)), -1, kind == "copy")
+            diary.copies[one] = CopySpan(row, pc, "TMA", "x", "", int(rng.integers(1, 9999)), -1, kind == "copy")
             diary.note(row, pc, Start(one))
             if kind == "out":
-                diary.note(row, pc, Wait("stores", "", tuple(out[-2:]), read=bool(rng.integers(2))))
+                diary.note(row, pc, WaitSpan("stores", "", tuple(out[-2:]), read=bool(rng.integers(2))))
         elif kind == "product" and warps >= 4:
             first = 4 * int(rng.integers(warps // 4))
             one = number(past)
-            diary.products[one] = Product(first, pc, 64 * 64 * 16, 16)
+            diary.products[one] = ProductSpan(first, pc, 64 * 64 * 16, 16)
             for each in range(first, first + 4):
-                diary.note(each, step(each), Multiply(one))
+                diary.note(each, step(each), MultiplyIssue(one))
         elif kind == "promise":
             mine = tuple(n for n, copy in diary.copies.items() if copy.row == row)
             one = number(past)
             diary.signs[one] = row
             diary.note(row, pc, Promise(one, mine))
         elif kind == "wait":
-            diary.note(row, pc, Wait(str(rng.choice(["phase", "copies", "products", "registers"])), "", known))
+            diary.note(row, pc, WaitSpan(str(rng.choice(["phase", "copies", "products", "registers"])), "", known))
         elif kind == "barrier":
             places = {each: step(each) for each in some}
             signs = [number(past) for _ in some]
@@ -344,7 +344,7 @@ def random_diary(rng: np.random.Generator) -> Diary:
                 diary.signs[one] = each
                 diary.note(each, places[each], Sign(one))
             for each in some[: int(rng.integers(1, len(some) + 1))]:
-                diary.note(each, places[each], Wait("barrier", "barrier 0", tuple(signs), turn))
+                diary.note(each, places[each], WaitSpan("barrier", "barrier 0", tuple(signs), turn))
         elif kind == "sign":
             one = number(past)
             diary.signs[one] = row
@@ -436,9 +436,9 @@ def test_more_copies_at_a_time_than_a_page_has_rows_for_are_counted() -> None:
     diary.listing, diary.rows = Module.from_ptx(kernel(CODE, [".u64 y"])).code("k").listing, [Row([Stretch(0, 1)])]
     for turn in range(2):
         for number in range(1000 * turn, 1000 * turn + 200):
-            diary.copies[number] = Copy(0, 0, "bulk", "x", "s", 16, -1, True)
+            diary.copies[number] = CopySpan(0, 0, "bulk", "x", "s", 16, -1, True)
             diary.note(0, 0, Start(number))
-        diary.note(0, 0, Wait("copies", "", tuple(diary.copies)))
+        diary.note(0, 0, WaitSpan("copies", "", tuple(diary.copies)))
     told = timeline(diary, A100, "", lambda line: "")
     rows = [row for row in told["rows"] if row["group"] == "copies"]
     assert len(rows) == MOST_COPIES + 1

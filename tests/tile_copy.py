@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 from cupyflash import Device, Problem
 from cupyflash.arrays import Layout
-from cupyflash.launcher import prepare
+from cupyflash.binding import prepare
 from cupyflash.params import Params
 from cupyflash.schedules import Kernel, TileSchedule, Walk, Workspace
 from cupyflash.schedules.base import attention_params, element_constants

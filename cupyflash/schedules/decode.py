@@ -214,7 +214,7 @@ class DecodeSchedule(TileSchedule):
             ("PAGE", c.page_size or 0),
             ("APPEND", int(c.appended > 0)),
             ("TREE", int(c.tree)),
-            ("SCALE_FIRST", int(p.options.score is not None or p.softmax_scale <= 0)),
+            ("SCALE_FIRST", int(p.options.transformed or p.softmax_scale <= 0)),
             ("MOST_SPLITS", decode_tiles.MOST_SPLITS),
         )
         split = Kernel("decode.cu", "decode", constants, self.grid, config.threads, candidate.shared_bytes, self.struct)

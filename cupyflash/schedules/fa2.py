@@ -165,7 +165,7 @@ class Fa2Schedule(TileSchedule):
             ("STAGES", config.stages),
             ("BLOCKS", config.blocks),
             ("Q_IN_REGS", int(config.q_in_regs)),
-            ("SCALE_FIRST", int(p.options.bias or p.options.score is not None or p.softmax_scale <= 0)),
+            ("SCALE_FIRST", int(p.options.bias or p.options.transformed or p.softmax_scale <= 0)),
             ("VARLEN", int(p.options.packed)),
         )
         return Kernel("fa2_forward.cu", "fa2_forward", constants, self.grid, config.threads, candidate.shared_bytes, self.struct)

@@ -187,7 +187,7 @@ def most_accumulators(problem: Problem, device: Device, config: Config) -> int:
 
 def masked(problem: Problem) -> bool:
     """Whether each score of every block has something of its own: a mask speaks of some blocks' only."""
-    return problem.options.bias or problem.options.score is not None
+    return problem.options.bias or problem.options.transformed
 
 
 def positioned(problem: Problem) -> bool:

@@ -22,8 +22,7 @@ from cupyflash.sim.l2 import run as model
 from cupyflash.sim.l2.cache import L2, LINE, ROTATED, SECTOR, SECTORS, Counts, Sets
 from cupyflash.sim.l2.launch import Blocks, Memory, resident
 from cupyflash.sim.ptx import Access
-from cupyflash.sim.ptx.state.lanes import Wave
-from cupyflash.sim.ptx.state.patterns import Pattern
+from cupyflash.sim.ptx.state.lanes import AddressPattern, Wave
 from cupyflash.sim.ptx.state.segments import ALIGNMENT, Segment
 
 SECTOR_BITS, SECTORS_BITS = SECTOR.bit_length() - 1, SECTORS.bit_length() - 1
@@ -99,7 +98,7 @@ class Asked(Blocks):
         self._whose: list[tuple[int, bool]] = []  # of each part the tensor, and whether it is written
         self._noted = 0
         self._wave: Wave | None = None
-        self._known: dict[tuple[Pattern, int], Lines] = {}
+        self._known: dict[tuple[AddressPattern, int], Lines] = {}
         self._known_lanes = 0
 
     def __call__(self, access: Access) -> None:

@@ -11,17 +11,14 @@ from __future__ import annotations
 
 from .decode.ops import Coverage, coverage
 from .device_names import simulated_cupy
+from .memory.layouts import TensorMap
 from .memory.memory import Access
-from .memory.tensormap import TensorMap
-from .module import Launch, Module
-from .rawkernel import RawKernel, RawModule
+from .module import Event, History, Launch, Module, Stream
+from .rawkernel import KernelFault, KernelFaultWarning, KernelWarning, RawKernel, RawModule, simulation
 from .report.counters import Counters, Counts, SharedCounts, Traffic
 from .report.diary import Diary
-from .report.findings import Finding
-from .report.suppressions import Suppressed, Suppression
-from .simulation import KernelFault, KernelFaultWarning, KernelWarning, simulation
-from .streams import Event, History, Stream
-from .text.types import PtxError, UnsupportedPTX
+from .report.findings import Finding, Suppressed, Suppression
+from .text.syntax import PtxError, UnsupportedPTX
 
 __all__ = [
     "Access",

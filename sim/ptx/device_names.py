@@ -19,9 +19,7 @@ import numpy as np
 
 from cupyflash import first_use
 
-from .rawkernel import RawKernel, RawModule, place_in
-from .simulation import settings
-from .state.host import DeviceArray
+from .rawkernel import DeviceArray, RawKernel, RawModule, place_in, settings
 
 
 def on_device(value: Any) -> Any:

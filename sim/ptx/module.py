@@ -1,4 +1,14 @@
-"""The public face: load PTX (or compile CUDA C to it) and launch kernels on NumPy arrays."""
+"""The public face: load PTX (or compile CUDA C to it) and launch kernels on NumPy arrays, alone or in streams.
+
+Streams and events: what orders launches of one history, as CUDA's streams order those of one device.
+
+    stream = Stream()
+    module.launch("produce", grid, block, args, stream=stream)
+    module.launch("consume", grid, block, args, stream=stream, programmatic=True)
+
+Launches are executed one after the other, as they are issued; what neither a stream nor an event orders is concurrent all the
+same, and a race between two launches is a finding of the later one.
+"""
 
 from __future__ import annotations
 
@@ -14,26 +24,126 @@ from typing import Any
 
 import numpy as np
 
-from .decode.calls import function_addresses
-from .decode.code import Code
-from .decode.resolve import decode_all
-from .execute.budgets import Limits
-from .execute.machine import Machine
+from .decode.code import Code, decode_all, function_addresses
+from .execute.machine import PtxMachine
 from .execute.processes import processes_asked, run_apart
+from .execute.scheduler import Limits
 from .execute.setup import Geometry, Setup
 from .memory.memory import PARAM_START, PARAM_WINDOW, Memory, Observer
+from .order.history import Clock, Launches, Past, Run
 from .order.races import Races
-from .parameters import POINTER_BYTES, Bound, Tensor, bind
+from .parameters import POINTER_BYTES, BoundArguments, Tensor, bind
 from .report.counters import Counters, Tally, Traffic
 from .report.diary import Diary
-from .report.findings import Finding, Findings
-from .report.suppressions import Comment, Suppressed, Suppression, asked, comments, source_text
+from .report.findings import Comment, Finding, Findings, Suppressed, Suppression, asked, comments, source_text
 from .state.segments import UNWRITTEN, Segment, mark_unwritten, may_hold_nan
-from .streams import Stream
-from .text.names import find_kernel, variable_name
 from .text.parser import parse
-from .text.syntax import Function, Instruction, Line, Program, Refusal, Variable
-from .text.types import Array, PtxError, UnsupportedPTX, brief
+from .text.syntax import (
+    Array,
+    Function,
+    Instruction,
+    Line,
+    Program,
+    PtxError,
+    Refusal,
+    UnsupportedPTX,
+    Variable,
+    base_name,
+    brief,
+    find_kernel,
+    variable_name,
+)
+
+
+class History:
+    """The launches of one device: those of its streams, and what the host has waited for.
+
+    It keeps who touched which bytes (about 12 bytes for each 4 that were written, read or updated) until the array is freed, or
+    the host has waited.
+    """
+
+    def __init__(self) -> None:
+        self.past = Past()
+        self.host = Clock()
+        """Launches that are over for the host, and so for all that it issues from now on."""
+        self.streams: list[Stream] = []
+
+    def stream(self) -> Stream:
+        """A further stream."""
+        return Stream(self)
+
+    def synchronize(self) -> None:
+        """Wait for all streams (cudaDeviceSynchronize)."""
+        self.wait(*(stream.issued for stream in self.streams))
+
+    def wait(self, *clocks: Clock) -> None:
+        """These launches are over for the host."""
+        self.host = self.host.join(*clocks)
+        self.past.drop(self.host)
+
+
+@dataclass(frozen=True)
+class Event:
+    """A moment of a stream: everything that was issued to it before is over."""
+
+    history: History
+    clock: Clock
+
+    def synchronize(self) -> None:
+        """Wait for it (cudaEventSynchronize)."""
+        self.history.wait(self.clock)
+
+
+class Stream:
+    """Launches that run in the order in which they are issued. Without a history it is the first stream of a new one."""
+
+    def __init__(self, history: History | None = None):
+        if history is not None and not isinstance(history, History):
+            raise TypeError(f"history must be a History (of another stream: stream.history), got {type(history).__name__}")
+        self.history = History() if history is None else history
+        self.number = len(self.history.streams)
+        self.history.streams.append(self)
+        self._issued = self._joined = Clock()
+        self._count = 0
+        self._last: Run | None = None
+
+    @property
+    def issued(self) -> Clock:
+        """What is over once everything is that was issued so far."""
+        return self._issued if self._last is None else self._issued.join(self._last.done)
+
+    def record(self) -> Event:
+        """An event behind everything that was issued so far (cudaEventRecord)."""
+        return Event(self.history, self.issued)
+
+    def wait(self, event: Event) -> None:
+        """What is issued from now on begins once the event has happened (cudaStreamWaitEvent)."""
+        if not isinstance(event, Event) or event.history is not self.history:
+            raise ValueError("event must be one that a stream of the same history recorded")
+        self._joined = self._joined.join(event.clock)
+        self._issued = self._issued.join(event.clock)
+
+    def synchronize(self) -> None:
+        """Wait for everything that was issued so far (cudaStreamSynchronize)."""
+        self.history.wait(self.issued)
+
+    def begin(self, kernel: str, programmatic: bool, races: Races | None) -> None:
+        """The next launch, and its race detector. A programmatic one may begin before the one in front of it is over."""
+        self._count += 1
+        behind = self._last if programmatic else None
+        if behind is None:
+            start = wait = self.issued.join(self.history.host)
+        else:
+            start = self._joined.join(self.history.host, behind.told)
+            wait = start.join(behind.done)
+        self._issued = self.issued.join(Clock({self.number: self._count}))
+        if self._last is not None and self._last.behind is not None:
+            self._last.behind.forget()
+        if self._last is not None and behind is None:
+            self._last.forget()
+        self._last = run = Run(base_name(kernel), (self.number, self._count), start, wait, behind)
+        if races is not None:
+            races.launches = Launches(races, self.history.past, run)
 
 
 @dataclass(frozen=True)
@@ -219,7 +329,7 @@ class Module:
         a mapping says of which of their bytes that is so, as `Launch.unwritten` does.
         max_instructions: how many all warps together may execute before the launch ends with a "budget" finding (None: the
         environment's CUPYFLASH_MAX_INSTRUCTIONS, else any number). stall_seconds: of processor time, after which a launch ends with
-        an "endless" finding if no loop has come nearer to its end (`execute.budgets`; None: the environment's
+        an "endless" finding if no loop has come nearer to its end (`execute.scheduler`; None: the environment's
         CUPYFLASH_STALL_SECONDS, else 20). approximate: whether approximate instructions (ex2.approx and so on) have an error of the
         size that the PTX ISA allows; without, their results are rounded to nearest. cluster: blocks of a cluster, a number or up to
         three (x, y, z), of which the grid is a multiple; None: what the kernel says (__cluster_dims__), else one block.
@@ -227,7 +337,7 @@ class Module:
         far as there are processors and the blocks do not depend on each other. What comes out is the same. It needs races, no
         seed and nobody that looks on, and forks: on Linux, in a program with one thread. diary: a new one, which gets what the
         warps of its thread block do, in order. suppressions: a file of findings to let pass, or what `Suppression.read` made of
-        it; comments in the source count too (`report.suppressions`). They are in `Launch.suppressed`. stream: what orders the
+        it; comments in the source count too (`report.findings`). They are in `Launch.suppressed`. stream: what orders the
         launch with others of a history, whose races with it are findings, too (`streams`); None: it is the only one.
         programmatic: it may begin before the launch in front of it in the stream is over (programmatic stream serialization):
         griddepcontrol.wait, cudaGridDependencySynchronize, waits for that.
@@ -277,7 +387,7 @@ class Module:
             stream.begin(kernel, programmatic, memory.races)
         schedule = seed, on_barrier, limits
         setup = Setup(geometry, packed, params, shared_bytes, symbols, *schedule, workspace.start, approximate, diary)
-        machine = Machine(code, setup, memory, findings, tally)
+        machine = PtxMachine(code, setup, memory, findings, tally)
         ended = run_apart(machine, processes) or machine.run()
         if memory.races is not None and memory.races.launches is not None:
             memory.races.launches.end()
@@ -343,7 +453,7 @@ def lines_of(instructions: Iterable[Instruction]) -> set[Line]:
     return {line for i in instructions if i.source for line in (i.source, *i.inlined_at)}
 
 
-def placed_tensors(bound: Bound, first: int) -> list[Segment]:
+def placed_tensors(bound: BoundArguments, first: int) -> list[Segment]:
     """The tensors of a launch at virtual addresses, numbered from `first`; their pointers are in `bound.data` afterwards."""
     segments = []
     for number, tensor in enumerate(bound.tensors, first):

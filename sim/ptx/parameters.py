@@ -16,10 +16,9 @@ import numpy as np
 
 from cupyflash.words import plural
 
-from .memory.tensormap import ADDRESS_AT, MAP_ALIGN, MAP_BYTES, TensorMap
-from .state.segments import Field, Place
-from .text.syntax import Variable
-from .text.types import Array
+from .memory.layouts import ADDRESS_AT, MAP_ALIGN, MAP_BYTES, TensorMap
+from .state.segments import Place, PointerField
+from .text.syntax import Array, Variable
 
 POINTER_BYTES = 8
 
@@ -41,7 +40,7 @@ class Tensor:
 
 
 @dataclass
-class Bound:
+class BoundArguments:
     """Parameters with their arguments: `data` are the bytes of all, without the pointers; `offsets` by parameter."""
 
     data: bytearray = field(default_factory=bytearray)
@@ -67,7 +66,7 @@ class Pointer:
 
 
 @dataclass
-class Piece:
+class ParameterPiece:
     """The bytes of a value with their alignment, the pointers in them, and (path, offset) of each value that has no parts."""
 
     data: bytearray
@@ -75,14 +74,14 @@ class Piece:
     pointers: list[Pointer] = field(default_factory=list)
     leaves: list[tuple[str, int]] = field(default_factory=list)
 
-    def add(self, part: Piece, at: int) -> None:
+    def add(self, part: ParameterPiece, at: int) -> None:
         """Put a part at an offset, behind what is there or in a gap of it."""
         self.data += bytes(max(0, at + len(part.data) - len(self.data)))
         self.data[at : at + len(part.data)] = part.data
         self.pointers += [pointer.moved(at) for pointer in part.pointers]
         self.leaves += [(path, at + offset) for path, offset in part.leaves]
 
-    def append(self, part: Piece) -> None:
+    def append(self, part: ParameterPiece) -> None:
         """Put a part behind all others, at the next multiple of its alignment."""
         self.align = max(self.align, part.align)
         self.add(part, aligned(len(self.data), part.align))
@@ -95,14 +94,16 @@ def aligned(offset: int, align: int) -> int:
     return -(-offset // align) * align
 
 
-def bind(kernel: str, params: Sequence[Variable], args: Mapping[str, Any] | Sequence[Any], taken: Collection[str]) -> Bound:
+def bind(
+    kernel: str, params: Sequence[Variable], args: Mapping[str, Any] | Sequence[Any], taken: Collection[str]
+) -> BoundArguments:
     """The arguments of a launch in the order of the kernel's parameters; `taken` are names that no field may have alone.
 
     A tensor in a structure has its field's name where no other tensor of the launch has it, else its path. Raises TypeError for
     values that do not fit the parameters, and where two tensors would have one name.
     """
     names, values = name_arguments(kernel, params, args)
-    bound = Bound()
+    bound = BoundArguments()
     found: list[tuple[Pointer, Variable, int]] = []
     for name, value, param in zip(names, values, params, strict=True):
         bound.data += bytes(-len(bound.data) % param.align)
@@ -120,7 +121,7 @@ def bind(kernel: str, params: Sequence[Variable], args: Mapping[str, Any] | Sequ
         if pointer.holder is not None:  # a pointer that comes out of memory
             bound.tensors.append(Tensor(name, pointer.path, pointer.array, "*", pointer.offset, pointer.holder))
             continue
-        place = Field(param.name, pointer.offset) if param.is_array else param.name
+        place = PointerField(param.name, pointer.offset) if param.is_array else param.name
         bound.tensors.append(Tensor(name, pointer.path, pointer.array, place, at + pointer.offset))
     return bound
 
@@ -136,7 +137,7 @@ def name_arguments(kernel: str, params: Sequence[Variable], args: Mapping[str, A
     return names, values
 
 
-def argument(kernel: str, name: str, value: Any, param: Variable) -> Piece:
+def argument(kernel: str, name: str, value: Any, param: Variable) -> ParameterPiece:
     """One argument, as many bytes as its parameter has."""
     value = unwrapped(value)
     if is_maps(value):
@@ -146,7 +147,7 @@ def argument(kernel: str, name: str, value: Any, param: Variable) -> Piece:
             raise TypeError(f"{kernel}: argument {name!r} is an array, parameter {param.name} is no pointer")
         return leaf(f"{kernel}: argument", name, name, value)
     if not isinstance(value, Mapping) and not (isinstance(value, np.void) and value.dtype.hasobject):
-        return Piece(bytearray(pack_scalar(kernel, name, value, param)), param.align)
+        return ParameterPiece(bytearray(pack_scalar(kernel, name, value, param)), param.align)
     piece = structure(f"{kernel}: argument", name, value)
     if isinstance(value, Mapping) and aligned(len(piece.data), param.align) == param.size:
         piece.pad(param.align)  # the structure is declared to be aligned to more than its fields are
@@ -178,13 +179,15 @@ def is_maps(value: Any) -> bool:
     )
 
 
-def tensor_maps(kernel: str, name: str, value: TensorMap | Sequence[TensorMap], param: Variable) -> Piece:
+def tensor_maps(kernel: str, name: str, value: TensorMap | Sequence[TensorMap], param: Variable) -> ParameterPiece:
     """Tensor maps by value, or in global memory where the parameter is a pointer."""
     maps = [value] if isinstance(value, TensorMap) else list(value)
     if param.size == POINTER_BYTES and param.type.kind != "f":
         holder = np.zeros((len(maps), MAP_BYTES), np.uint8)
         own = [name] if isinstance(value, TensorMap) else [f"{name}[{k}]" for k in range(len(maps))]
-        piece = Piece(bytearray(POINTER_BYTES), POINTER_BYTES, [Pointer(0, f"{name}.map", f"{name}.map", holder)], [(name, 0)])
+        piece = ParameterPiece(
+            bytearray(POINTER_BYTES), POINTER_BYTES, [Pointer(0, f"{name}.map", f"{name}.map", holder)], [(name, 0)]
+        )
         for k, each in enumerate(maps):
             holder[k] = np.frombuffer(each.description.encode(0), np.uint8)
             piece.pointers.append(Pointer(k * MAP_BYTES + ADDRESS_AT, own[k], own[k], each.array, holder))
@@ -202,9 +205,9 @@ def unwrapped(value: Any) -> Any:
     return value[()] if isinstance(value, np.ndarray) and value.ndim == 0 and value.dtype.names is not None else value
 
 
-def structure(where: str, path: str, value: Mapping[str, Any] | np.void) -> Piece:
+def structure(where: str, path: str, value: Mapping[str, Any] | np.void) -> ParameterPiece:
     """A structure: in C's layout, or at a structured type's own offsets."""
-    piece = Piece(bytearray(), 1)
+    piece = ParameterPiece(bytearray(), 1)
     if isinstance(value, Mapping):
         for name, part in value.items():
             if not isinstance(name, str):
@@ -234,7 +237,7 @@ def unrolled(array: Array, index: tuple[int, ...] = ()) -> Any:
     return [unrolled(array, (*index, k)) for k in range(array.shape[len(index)])]
 
 
-def member(where: str, path: str, own: str, value: Any) -> Piece:
+def member(where: str, path: str, own: str, value: Any) -> ParameterPiece:
     """One field, or one element of a field that is an array."""
     value = unwrapped(value)
     if isinstance(value, Mapping) or (isinstance(value, np.void) and value.dtype.names is not None):
@@ -244,28 +247,28 @@ def member(where: str, path: str, own: str, value: Any) -> Piece:
         if len({(len(part.data), part.align) for part in parts}) > 1:
             sizes = [len(part.data) for part in parts]
             raise TypeError(f"{where} {path!r}: the elements of an array are of one type, got {sizes} bytes")
-        piece = Piece(bytearray(), 1)
+        piece = ParameterPiece(bytearray(), 1)
         for part in parts:
             piece.append(part)
         return piece
     return leaf(where, path, own, value)
 
 
-def leaf(where: str, path: str, own: str, value: Any) -> Piece:
+def leaf(where: str, path: str, own: str, value: Any) -> ParameterPiece:
     """A pointer, a number or a tensor map."""
     if isinstance(value, TensorMap):
         data = bytearray(value.description.encode(0))
-        return Piece(data, MAP_ALIGN, [Pointer(ADDRESS_AT, own, path, value.array)], [(path, 0)])
+        return ParameterPiece(data, MAP_ALIGN, [Pointer(ADDRESS_AT, own, path, value.array)], [(path, 0)])
     if isinstance(value, np.ndarray):
         if value.dtype.hasobject:
             raise TypeError(f"{where} {path!r}: an array of objects cannot be a tensor")
-        return Piece(bytearray(POINTER_BYTES), POINTER_BYTES, [Pointer(0, own, path, value)], [(path, 0)])
+        return ParameterPiece(bytearray(POINTER_BYTES), POINTER_BYTES, [Pointer(0, own, path, value)], [(path, 0)])
     if value is None:
-        return Piece(bytearray(POINTER_BYTES), POINTER_BYTES, leaves=[(path, 0)])
+        return ParameterPiece(bytearray(POINTER_BYTES), POINTER_BYTES, leaves=[(path, 0)])
     if isinstance(value, (bytes, bytearray)) and not isinstance(value, np.generic):
-        return Piece(bytearray(value), 1, leaves=[(path, 0)])
+        return ParameterPiece(bytearray(value), 1, leaves=[(path, 0)])
     if isinstance(value, np.generic) and value.dtype.kind not in "OUMm":
-        return Piece(bytearray(value.tobytes()), value.dtype.alignment, leaves=[(path, 0)])
+        return ParameterPiece(bytearray(value.tobytes()), value.dtype.alignment, leaves=[(path, 0)])
     if isinstance(value, (bool, int, float)):
         kind = "bool_" if isinstance(value, bool) else "int32" if isinstance(value, int) else "float32"
         raise TypeError(f"{where} {path!r}: the type of {value!r} in the structure is not known; pass np.{kind}({value!r}), say")

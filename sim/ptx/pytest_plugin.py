@@ -16,9 +16,8 @@ import pytest
 
 from .device_names import simulated_cupy as replaced
 from .module import Launch
-from .report.findings import FAIL_ON, WARNING, Finding
-from .report.suppressions import Suppression, told
-from .simulation import fault_text, simulation
+from .rawkernel import fault_text, simulation
+from .report.findings import FAIL_ON, WARNING, Finding, Suppression, told
 
 _LAUNCHES = pytest.StashKey[list[Launch]]()
 _FATAL = pytest.StashKey[tuple[str, ...]]()

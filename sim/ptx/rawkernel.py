@@ -1,4 +1,12 @@
-"""CuPy's `RawKernel` and `RawModule` on NumPy arrays: compiled as CuPy does, executed by the PTX machine, without a GPU.
+"""CuPy's `RawKernel` and `RawModule` on NumPy arrays, run by the PTX machine, and the fate of findings.
+
+How the kernels of a program are run, and what becomes of their findings: settings for a `with` block.
+
+with simulation(arch="sm_90", findings="keep") as launches:
+    kernel((8,), (128,), (x, y))
+launches[-1].findings
+
+CuPy's `RawKernel` and `RawModule` on NumPy arrays: compiled as CuPy does, executed by the PTX machine, without a GPU.
 
 from cupyflash.sim.ptx import RawKernel  # instead of: from cupy import RawKernel
 kernel = RawKernel(code, "twice")
@@ -10,8 +18,11 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -20,24 +31,135 @@ from typing import Any
 import numpy as np
 
 from cupyflash.compiler import SHARED_WITHOUT_ASKING
-from cupyflash.nvrtc import compile_named, compile_to_cubin
+from cupyflash.nvrtc import architecture, compile_named, compile_to_cubin
 from cupyflash.words import plural
 
-from .module import Module
+from .module import Launch, Module, Stream
 from .parameters import POINTER_BYTES, is_maps
-from .simulation import deliver, settings
-from .state.host import DeviceArray
-from .streams import Stream
-from .text.names import base_name, parameter_names
-from .text.syntax import Variable
-from .text.types import Array
+from .report.findings import Finding, Suppression, asked, told
+from .text.syntax import Array, Variable, base_name, parameter_names
+
+
+class DeviceArray(np.ndarray):
+    """What stands for `cupy.ndarray`. To a kernel it is always a pointer, of one element too."""
+
+    def get(self, *_: Any, **__: Any) -> np.ndarray:
+        """A copy for the host."""
+        return np.array(self, subok=False)
+
+    def set(self, arr: Any, *_: Any, **__: Any) -> None:
+        self[...] = arr
+
+    def __array_wrap__(self, array: Any, context: Any = None, return_scalar: bool = False) -> Any:
+        return np.asarray(array).view(DeviceArray)  # CuPy has arrays of no dimensions where NumPy has scalars
+
+
+POLICIES = ("raise", "warn", "keep")
+
+
+class KernelFault(RuntimeError):
+    """A launch had findings; its results stand in the arrays all the same. `launch` is all that it did."""
+
+    def __init__(self, kernel: str, launch: Launch):
+        self.kernel, self.launch = kernel, launch
+        super().__init__(fault_text(kernel, launch.findings))
+
+    def __reduce__(self) -> tuple[type, tuple[str, Launch]]:
+        return KernelFault, (self.kernel, self.launch)  # from one process to another
+
+
+class KernelWarning(UserWarning):
+    """What is no fault and yet to be said: `Launch.notes`, what was suppressed, suppressions that let nothing pass."""
+
+
+class KernelFaultWarning(KernelWarning):
+    """What `KernelFault` says, as a warning."""
+
+
+def fault_text(kernel: str, findings: tuple[Finding, ...], called: str = "fault") -> str:
+    return "\n  ".join([f"kernel {kernel} has {plural(len(findings), called)}:", *map(str, findings)])
+
+
+@dataclass
+class SettingsFrame:
+    """One `simulation`: what it sets, None for what is as outside of it, and the launches that it saw."""
+
+    findings: str | None = None
+    arch: str | None = None
+    seed: int | None = None
+    races: bool | None = None
+    suppressions: tuple[Suppression, ...] | None = None
+    launches: list[Launch] = field(default_factory=list)
+
+
+_DEFAULT = SettingsFrame("raise", "compute_80", None, True, ())
+_frames: ContextVar[tuple[SettingsFrame, ...]] = ContextVar("_frames", default=())
+
+
+@contextmanager
+def simulation(
+    *,
+    findings: str | None = None,
+    arch: str | None = None,
+    seed: int | None = None,
+    races: bool | None = None,
+    suppressions: str | os.PathLike[str] | Sequence[Suppression] | None = None,
+) -> Iterator[list[Launch]]:
+    """Set how `RawKernel` and `RawModule` run inside of the `with` block; gives the list of the launches made there, as they come.
+
+    findings: "raise" (a `KernelFault`, the default), "warn" (a `KernelFaultWarning`) or "keep": they are in the launches only.
+    arch: what is compiled for, "sm_90", "90a", "8.6"; the default is compute_80. seed: None runs warps in lock step where they
+    agree, a number in a random order. races: whether to look for them. suppressions: as in `Module.launch`. What is left out is
+    as in the block around.
+    A block that says `findings` keeps its launches from the lists of those around it.
+    Settings are those of the thread (of the `contextvars` context). Raises ValueError for wrong settings.
+    """
+    if findings is not None and findings not in POLICIES:
+        raise ValueError(f"findings must be one of {', '.join(map(repr, POLICIES))}, got {findings!r}")
+    allowed = None if suppressions is None else asked(suppressions)
+    frame = SettingsFrame(findings, None if arch is None else architecture(str(arch)), seed, races, allowed)
+    token = _frames.set((*_frames.get(), frame))
+    try:
+        yield frame.launches
+    finally:
+        _frames.reset(token)
+
+
+def settings() -> SettingsFrame:
+    """What holds here, of all blocks around."""
+    frames = (_DEFAULT, *_frames.get())
+
+    def last(name: str) -> object:
+        return next((value for frame in reversed(frames) if (value := getattr(frame, name)) is not None), None)
+
+    return SettingsFrame(*(last(name) for name in ("findings", "arch", "seed", "races", "suppressions")))  # type: ignore[arg-type]
+
+
+def deliver(kernel: str, launch: Launch, stacklevel: int) -> None:
+    """Enter a launch in the lists of the blocks around, and raise or warn as they say. `stacklevel` as for `warnings.warn`."""
+    policy = _DEFAULT.findings
+    for frame in reversed(_frames.get()):
+        frame.launches.append(launch)
+        if frame.findings is not None:
+            policy = frame.findings
+            break
+    if launch.notes and policy != "keep":
+        warnings.warn(fault_text(kernel, launch.notes, "note"), KernelWarning, stacklevel + 1)
+    if policy != "keep":
+        for line in told(launch.suppressed, launch.unmatched):
+            warnings.warn(f"kernel {kernel}: {line}", KernelWarning, stacklevel + 1)
+    if launch.findings and policy == "raise":
+        raise KernelFault(kernel, launch)
+    if launch.findings and policy == "warn":
+        warnings.warn(fault_text(kernel, launch.findings), KernelFaultWarning, stacklevel + 1)
+
 
 OPT_IN = {75: 64, 80: 163, 86: 99, 87: 163, 88: 99, 89: 99, 90: 227, 100: 227, 103: 227, 110: 227, 120: 99, 121: 99}
 """KB of shared memory that a block may ask for, by compute capability (the same guide, "Technical Specifications")."""
 
 
 @dataclass(frozen=True)
-class Source:
+class SourceText:
     """What is compiled, or the file of PTX that is read. `place` is (file, line) of the first line of `code`."""
 
     code: str | None
@@ -76,7 +198,7 @@ class Source:
 class Loaded:
     """A module with the PTX names of its name expressions, and the compiler's log."""
 
-    source: Source
+    source: SourceText
     arch: str
     module: Module
     lowered: Mapping[str, str]
@@ -96,7 +218,7 @@ class Loaded:
 
 
 @lru_cache(maxsize=128)
-def _load(source: Source, arch: str) -> Loaded:
+def _load(source: SourceText, arch: str) -> Loaded:
     if source.code is None:
         assert source.path is not None
         data = Path(source.path).read_bytes()
@@ -168,10 +290,10 @@ class RawKernel:
     ):
         _checked("code", code, str), _checked("name", name, str), _checked("options", options, tuple)
         place = place_of(code, name)
-        self._set(Source(code, None, options, backend, bool(translate_cucomplex), bool(jitify), (), place), name)
+        self._set(SourceText(code, None, options, backend, bool(translate_cucomplex), bool(jitify), (), place), name)
         self.enable_cooperative_groups = enable_cooperative_groups
 
-    def _set(self, source: Source, name: str) -> None:
+    def _set(self, source: SourceText, name: str) -> None:
         self._source = source
         self.name = self.__name__ = name
         self.code, self.file_path, self.options, self.backend = source.code, source.path, source.options, source.backend
@@ -313,7 +435,7 @@ class RawModule:
         place = ("", 1) if code is None else place_of(_checked("code", code, str), "module")
         file = None if path is None else os.fspath(path)
         complex_, expressions = bool(translate_cucomplex), tuple(name_expressions or ())
-        self._source = Source(code, file, options, backend, complex_, bool(jitify), expressions, place)
+        self._source = SourceText(code, file, options, backend, complex_, bool(jitify), expressions, place)
         self.enable_cooperative_groups = enable_cooperative_groups
         self.code, self.file_path, self.options, self.backend = code, file, options, backend
         self.name_expressions = expressions or None

@@ -12,7 +12,7 @@ from math import inf
 from typing import Any, NamedTuple
 
 from cupyflash.device import Device
-from cupyflash.sim.ptx.report.diary import MOST_KEPT, Copy, Diary
+from cupyflash.sim.ptx.report.diary import MOST_KEPT, CopySpan, Diary
 from cupyflash.sim.ptx.state.lanes import GROUP
 from cupyflash.sim.ptx.text.syntax import Line
 from cupyflash.sim.timeline.clocks import SHORT, Flight, Played, Span, own_line, play
@@ -258,7 +258,7 @@ def copies(diary: Diary, played: Played, lines: Lines) -> list[Drawn]:
 
 def crowd(diary: Diary, copies: Sequence[Sequence[Flight]], lines: Lines) -> list[tuple[float, float, str, int, str]]:
     """Spans of copies that have no row of their own, in the order of their begins: those that overlap are one."""
-    groups: list[tuple[float, float, list[Copy]]] = []
+    groups: list[tuple[float, float, list[CopySpan]]] = []
     for flights in copies:
         begin, landed = min(flight.begin for flight in flights), max(flight.landed for flight in flights)
         some = [diary.copies[flight.number] for flight in flights]

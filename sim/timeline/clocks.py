@@ -26,9 +26,8 @@ from cupyflash.multiprocessor import (
     SHARED_BYTES,
     SHARED_QUEUE,
 )
-from cupyflash.sim.ptx.report.diary import Act, Copy, Diary, Global, Multiply, Promise, Row, Shared, Sign, Start, Wait
-from cupyflash.sim.ptx.state.lanes import GROUP
-from cupyflash.sim.ptx.state.patterns import SECTOR
+from cupyflash.sim.ptx.report.diary import Act, CopySpan, Diary, Global, MultiplyIssue, Promise, Row, Shared, Sign, Start, WaitSpan
+from cupyflash.sim.ptx.state.lanes import GROUP, SECTOR
 from cupyflash.sim.ptx.text.syntax import Instruction, Line
 from cupyflash.sim.timeline.order import Orders
 from cupyflash.sim.timeline.units import EXP, FREE, PIPES, SHARED, TENSOR, Rates, Step
@@ -122,7 +121,7 @@ class Warp:
     ready: float = 0.0
     slow: tuple[float, bool, int] | None = None
     since: float = 0.0
-    held: tuple[Wait, int, int, list[Act]] | None = None
+    held: tuple[WaitSpan, int, int, list[Act]] | None = None
     """A wait, its instruction, how much of it is not known yet, and the acts behind it."""
     boards: dict[int, tuple[float, bool, int]] = field(default_factory=dict)
     spans: list[Span] = field(default_factory=list)
@@ -165,7 +164,7 @@ class Played:
     cores: list[list[Span]]
     copies: list[Flight]
     products: list[tuple[float, float, int]]
-    waits: list[tuple[int, Wait, float]]
+    waits: list[tuple[int, WaitSpan, float]]
     busy: dict[str, float]
     signs: dict[int, float]
     takes: dict[int, float]
@@ -188,7 +187,7 @@ class Replay:
         self.coming: defaultdict[int, int] = defaultdict(int)
         self.products: list[tuple[float, float, int]] = []
         self.cores: list[list[Span]] = [[] for _ in range(PARTITIONS)]
-        self.waits: list[tuple[int, Wait, float]] = []
+        self.waits: list[tuple[int, WaitSpan, float]] = []
         self.warps: list[list[Warp]] = [[] for _ in range(PARTITIONS)]
         self.last: list[Warp | None] = [None] * PARTITIONS
         self.times: list[tuple[float, int]] = []
@@ -418,7 +417,7 @@ class Replay:
     def go_on(self, warp: Warp, now: float, pc: int, acts: list[Act]) -> None:
         """The acts of an instruction, up to a wait that is not over; then the next instruction."""
         for at, act in enumerate(acts):
-            if isinstance(act, Wait):
+            if isinstance(act, WaitSpan):
                 left = [number for number in act.on if number not in self.signs]
                 warp.held = act, pc, len(left), acts[at + 1 :]
                 for number in left:
@@ -446,7 +445,7 @@ class Replay:
             read = self.hand(copy.nbytes, now) if copy.how == "DSMEM" else self.move(copy.nbytes, now)
             self.flights[act.number] = Flight(act.number, now, read, read + L2_LATENCY)
             self.came(act.number, read + L2_LATENCY)
-        elif isinstance(act, Multiply):
+        elif isinstance(act, MultiplyIssue):
             self.coming[act.number] += 1
             if self.coming[act.number] == GROUP:
                 self.multiply(act.number, now)
@@ -476,7 +475,7 @@ class Replay:
                 self.go_on(warp, warp.ready, pc, rest)
                 self.wake(warp.core, warp.ready)
 
-    def over(self, warp: Warp, wait: Wait, pc: int) -> None:
+    def over(self, warp: Warp, wait: WaitSpan, pc: int) -> None:
         """All that a wait waited for has a time: the warp goes on when the last of it has come."""
         end, last = warp.ready, -1
         for number in wait.on:
@@ -503,7 +502,7 @@ class Replay:
                 self.flights[number].seen = min(self.flights[number].seen, at)
             todo += self.promises.pop(number, ())
 
-    def note(self, warp: Warp, wait: Wait, last: int) -> str:
+    def note(self, warp: Warp, wait: WaitSpan, last: int) -> str:
         """What a warp's wait waited for, and what of it came last, if not its own arrival (-1: it was all there)."""
         diary, parts = self.diary, [wait.what] if wait.what else []
         if last in diary.copies:
@@ -513,7 +512,7 @@ class Replay:
         return ", ".join(parts) + (OUTSIDE if wait.outside else "")
 
 
-def copy_text(copy: Copy) -> str:
+def copy_text(copy: CopySpan) -> str:
     """A copy in words."""
     way = f"{'to' if copy.inward else 'from'} {copy.where}"
     way = f"to another block's shared memory at {copy.where}" if copy.across else way

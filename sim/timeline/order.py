@@ -13,10 +13,9 @@ from collections import defaultdict
 from collections.abc import Callable
 
 from cupyflash.multiprocessor import L2_LATENCY, PARTITIONS
-from cupyflash.sim.ptx.report.classes import copies_by_lanes, instruction_class
+from cupyflash.sim.ptx.report.counters import copies_by_lanes, instruction_class
 from cupyflash.sim.ptx.report.diary import Listing
-from cupyflash.sim.ptx.text.syntax import Instruction
-from cupyflash.sim.ptx.text.types import TYPES
+from cupyflash.sim.ptx.text.syntax import TYPES, Instruction
 from cupyflash.sim.timeline.units import FREE, SHARED, Step
 
 FIXED_CLASSES = frozenset({"control", "other"})

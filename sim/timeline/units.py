@@ -18,9 +18,9 @@ from cupyflash.multiprocessor import (
     mma_rate,
     tensor_rate,
 )
-from cupyflash.sim.ptx.report.classes import copies_by_lanes, instruction_class
-from cupyflash.sim.ptx.report.diary import Listing, Product
-from cupyflash.sim.ptx.text.types import TYPES
+from cupyflash.sim.ptx.report.counters import copies_by_lanes, instruction_class
+from cupyflash.sim.ptx.report.diary import Listing, ProductSpan
+from cupyflash.sim.ptx.text.syntax import TYPES
 
 TENSOR, EXP, FLOAT, INTEGER, SHARED, NONE, FREE = 0, 1, 2, 3, 4, -1, -2
 """Units: of a sub-core, the pipe to shared memory, no unit but the issue slot, and not even that."""
@@ -97,7 +97,7 @@ class Rates:
         mma_sync = mma_rate(device)
         return cls(mma_sync, tensor_rate(device) or mma_sync, sm.fp64_mma or sm.fp64_lanes, sm.fma_lanes, sm.fp64_lanes)
 
-    def product_clocks(self, product: Product) -> float:
+    def product_clocks(self, product: ProductSpan) -> float:
         """Of a warpgroup's product, on all four tensor cores: elements of 8 bits take half as long as those of 16."""
         return product.fmas * product.bits / HALF_BITS / self.wgmma
 

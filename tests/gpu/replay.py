@@ -19,8 +19,8 @@ from numpy.lib.array_utils import byte_bounds
 from cupyflash import Device
 from cupyflash.sim.ptx import Launch, Module
 from cupyflash.sim.ptx.module import triple
-from cupyflash.sim.ptx.parameters import POINTER_BYTES, Bound, bind
-from cupyflash.sim.ptx.text.names import find_kernel
+from cupyflash.sim.ptx.parameters import POINTER_BYTES, BoundArguments, bind
+from cupyflash.sim.ptx.text.syntax import find_kernel
 
 MACHINE = Module.launch
 
@@ -147,7 +147,7 @@ def repeat(
     module: Module,
     kernel: str,
     shape: tuple[Any, Any],
-    bound: Bound,
+    bound: BoundArguments,
     on_chip: Mapping[tuple[int, int], Any],
     shared_bytes: int,
 ) -> None:

@@ -6,7 +6,7 @@ import ctypes
 from typing import Any
 
 from cupyflash import driver
-from cupyflash.sim.ptx.memory.tensormap import (
+from cupyflash.sim.ptx.memory.layouts import (
     FILLS,
     INTERLEAVES,
     MAP_ALIGN,

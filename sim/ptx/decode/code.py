@@ -1,8 +1,9 @@
-"""From a kernel's instructions to what the machine runs: control flow, liveness, register slots, memory layout."""
+"""From a kernel's instructions to what the machine runs: calls, control flow, liveness, register slots, memory layout."""
 
 from __future__ import annotations
 
 import heapq
+import re
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
@@ -11,22 +12,168 @@ from itertools import pairwise
 
 import numpy as np
 
-from ..order.sharing import Sharing
+from ..order.accesses import Sharing
 from ..report.counters import Mix, mix_of
 from ..report.diary import Listing
-from ..state.fpenv import FLUSH, KEEP
-from ..text.names import variable_name
-from ..text.syntax import SINK, Instruction, Program, Reg, Variable, symbols
-from ..text.types import Array, PtxError
-from .calls import callees, function_addresses, reachable
-from .doubtful import Doubtful
-from .flight import in_flight
-from .guesses import Flow, guesses
-from .homes import Home, homes
-from .loops import Blocks, exit_tests, loops
-from .reach import sharing_of
-from .registry import Branch, Call, Exit, Plan, Return
-from .spins import spins, waits
+from ..text.syntax import (
+    SINK,
+    Array,
+    Function,
+    Instruction,
+    Program,
+    PtxError,
+    Refusal,
+    Reg,
+    Unsupported,
+    UnsupportedPTX,
+    Variable,
+    brief,
+    symbols,
+    variable_name,
+)
+from . import ops
+from .flow import BasicBlocks, ControlFlow, Doubtful, exit_tests, guesses, in_flight, loops, spins, waits
+from .ops.rounding import FLUSH, KEEP
+from .provenance import Home, homes, sharing_of
+from .registry import Branch, Call, Exit, Plan, Return, require_legal, require_names
+
+FUNCTION_WINDOW = 3 << 56
+"""Addresses of functions, 16 apart in the order of the module."""
+
+
+BUILTINS = {"vprintf": 2, "__assertfail": 5}
+"""Functions without a body that the machine executes, with the number of their parameters."""
+
+
+def address_taken(program: Program) -> set[str]:
+    """Functions whose address is a value somewhere: a call through a pointer may go to them."""
+    taken = {name for v in program.variables.values() for _, name, _, _ in v.pointers}
+    for function in program.functions.values():
+        for instruction in function.instructions:
+            if instruction.opcode != "call":
+                taken |= {o.name for o in instruction.operands if hasattr(o, "name")}
+    return {name for name in taken if name in program.functions and program.functions[name].defined}
+
+
+def callees(control: Call) -> tuple[str, ...]:
+    return () if control.builtin else (control.function,) if control.function else control.candidates
+
+
+def reachable(kernel: str, plans: dict[str, list[Plan]]) -> tuple[list[str], set[tuple[str, str]]]:
+    """The kernel and the functions it may call, and which (caller, callee) of them are part of a recursion."""
+    order, calls = [kernel], dict[str, set[str]]()
+    for name in order:
+        calls[name] = {c for plan in plans[name] if isinstance(plan.control, Call) for c in callees(plan.control)}
+        order += [callee for callee in sorted(calls[name]) if callee not in order]
+    beyond = {name: set(direct) for name, direct in calls.items()}
+    for middle in order:
+        for name in order:
+            if middle in beyond[name]:
+                beyond[name] |= beyond[middle]
+    return order, {(name, callee) for name in order for callee in calls[name] if name in beyond[callee]}
+
+
+def shared_frames(program: Program, plans: dict[str, list[Plan]]) -> list[tuple[str, Refusal]]:
+    """(function, call) within a recursion by functions with local arrays: all levels would have the same ones."""
+    return [
+        (name, (function.instructions[pc].line, function.instructions[pc].text, "recursion of a function with local arrays"))
+        for name, function in program.functions.items()
+        if any(v.space == "local" for v in function.variables)
+        for pc, plan in enumerate(plans[name])
+        if isinstance(plan.control, Call) and any((name, callee) in reachable(name, plans)[1] for callee in callees(plan.control))
+    ]
+
+
+def function_addresses(program: Program) -> dict[str, int]:
+    return {name: FUNCTION_WINDOW + 16 * number for number, name in enumerate(program.functions)}
+
+
+MOST_STATIC = 227 << 10
+"""Bytes of shared memory that a thread block of any device can have."""
+
+
+@dataclass(frozen=True)
+class Decoded:
+    """The plans of all functions, and what of each function, of the declarations and of the whole module is not executed.
+
+    A function with refused statements has plans that stand for nothing in their place.
+    """
+
+    program: Program
+    plans: dict[str, list[Plan]]
+    refused: dict[str, list[Refusal]]
+
+    def refusals(self, kernel: str) -> list[Refusal]:
+        """What is not executed of a kernel and of the functions and declarations that it can reach."""
+        names = reachable(kernel, self.plans)[0]
+        used = {s.name for name in names for i in self.program.functions[name].instructions for s in symbols(i.operands)}
+        own = [v for name in names for v in self.program.functions[name].variables]
+        static = sum(v.size for v in (*self.program.variables.values(), *own) if v.space == "shared" and v.name in used)
+        if static > MOST_STATIC:
+            reason = f"{static:,} bytes of static shared memory; a thread block has at most {MOST_STATIC:,}"
+            return [(0, brief(kernel), reason)]
+        found = {*self.program.unsupported, *(item for name in names for item in self.refused[name])}
+        if self.program.unreadable:
+            operands = [o for name in names for i in self.program.functions[name].instructions for o in i.operands]
+            found |= {item for name, item in self.program.unreadable.items() if any(s.name == name for s in symbols(operands))}
+        return sorted(found)
+
+
+def decode_all(program: Program) -> Decoded:
+    """Plans of all functions. Raises `UnsupportedPTX`, with everything that is not executed, where no kernel is left to run."""
+    plans: dict[str, list[Plan]] = {}
+    refused: dict[str, list[Refusal]] = {}
+    for function in program.functions.values():
+        plans[function.name] = []
+        refused[function.name] = bad = [unread(item) for item in function.unsupported]
+        for instruction in function.instructions:
+            try:
+                plan = ops.decode(instruction)
+                require_legal(instruction, plan)
+                require_names(program, function, instruction, plan)
+                if isinstance(plan.control, Call):
+                    plan = resolve_call(program, function, plan, plan.control)
+            except Unsupported as error:
+                plan = Plan((), ())
+                bad.append((instruction.line, instruction.text, str(error)))
+            plans[function.name].append(plan)
+    for name, item in shared_frames(program, plans):
+        refused[name].append(item)
+    decoded = Decoded(program, plans, refused)
+    every = {*program.unsupported, *program.unreadable.values(), *(item for bad in refused.values() for item in bad)}
+    if every and all(decoded.refusals(name) for name in program.kernels):
+        raise UnsupportedPTX(sorted(every))
+    return decoded
+
+
+def unread(item: Refusal) -> Refusal:
+    """A statement that the parser could not read: of an opcode that is not executed it does not matter why."""
+    line, text, _ = item
+    match = re.match(r"(?:@!?\S+\s+)?([a-z]\w*)", text)
+    return (line, text, f"opcode {match[1]} is not executed") if match and not ops.known(match[1]) else item
+
+
+def resolve_call(program: Program, caller: Function, plan: Plan, control: Call) -> Plan:
+    """The plan with what the call can reach: one function, one of the device, or all that fit a call through a pointer."""
+    if not control.function:
+        sizes = {v.name: v.size for v in caller.variables}
+        undeclared = [name for name in (*control.arguments, *control.results) if name not in sizes]
+        if undeclared:
+            raise Unsupported(f"{brief(undeclared[0])} is no parameter that is declared here")
+        wanted = [[sizes[name] for name in names] for names in (control.arguments, control.results)]
+        fit = tuple(
+            name
+            for name in sorted(address_taken(program))
+            if [[v.size for v in part] for part in (program.functions[name].params, program.functions[name].returns)] == wanted
+        )
+        return replace(plan, control=replace(control, candidates=fit))
+    function = program.functions.get(control.function)
+    if function is not None and function.defined:
+        return plan
+    if BUILTINS.get(control.function) == len(control.arguments):
+        return replace(plan, control=replace(control, function="", builtin=control.function))
+    raise Unsupported(f"function {control.function} has no body")
+
 
 WIDTHS = (1, 16, 32, 64)
 """Register files by width in bits; 1 holds predicates."""
@@ -46,7 +193,7 @@ INTEGERS = frozenset({"s8", "u8", "s4", "u4", "b1"})
 
 
 @dataclass
-class Region:
+class CodeRegion:
     """Straight code from `start` to `end` (exclusive) with no branch in it; `ends` is the control instruction or None.
 
     `uses`, `defs`, `live`: rows of the register files (as bit masks) that it reads before writing, writes, and that
@@ -64,7 +211,7 @@ class Region:
 
 
 @dataclass
-class Layout:
+class FrameLayout:
     """Offsets of the variables of one address space, and its size in bytes."""
 
     offsets: dict[str, int] = field(default_factory=dict)
@@ -112,7 +259,7 @@ class Code:
         self.lay_out(program)
         self.blocks()
         self.liveness()
-        blocks = Blocks.of(self.instructions, self.plans, self.leaders, self.successors)
+        blocks = BasicBlocks.of(self.instructions, self.plans, self.leaders, self.successors)
         self.loops = loops(blocks)
         self.exit_tests = exit_tests(blocks, self.loops)
         self.in_flight = in_flight(self)
@@ -121,7 +268,7 @@ class Code:
         modes = Counter(plan.mode for plan in self.plans if plan.mode in (KEEP, FLUSH))
         self.base_mode: int = modes.most_common(1)[0][0] if modes else KEEP
         self.communicates = any(may_wait_for_other_blocks(i) for i in self.instructions)
-        self._regions: dict[tuple[int, bool], Region] = {}
+        self._regions: dict[tuple[int, bool], CodeRegion] = {}
         self._mixes: dict[tuple[int, int], Mix] = {}
         self._rows: dict[int, list[tuple[int, Array, list[slice]]]] = {0: []}
 
@@ -151,8 +298,8 @@ class Code:
         return any(o.name.startswith("%reserved_smem_offset") for o in mentioned)
 
     @cached_property
-    def flow(self) -> Flow:
-        return Flow(self.instructions, self.plans, self.successors, self.target)
+    def flow(self) -> ControlFlow:
+        return ControlFlow(self.instructions, self.plans, self.successors, self.target)
 
     @cached_property
     def sharing(self) -> Sharing:
@@ -182,7 +329,7 @@ class Code:
     def lay_out(self, program: Program) -> None:
         """Offsets of shared and local variables; call parameters are local memory. Dynamic shared memory comes last."""
         used = {o.name for i in self.instructions for o in symbols(i.operands)}
-        self.shared, self.local = Layout(), Layout()
+        self.shared, self.local = FrameLayout(), FrameLayout()
         dynamic: list[Variable] = []
         own = [v for f in self.functions for v in f.variables]
         for variable in [*(v for v in program.variables.values() if v.name in used), *own]:
@@ -385,7 +532,7 @@ class Code:
 
     # -- regions --------------------------------------------------------------------------------------------------------
 
-    def region(self, pc: int, converged: bool) -> Region:
+    def region(self, pc: int, converged: bool) -> CodeRegion:
         """The straight code from `pc`. Where warps are not converged it stops before the next warp-wide instruction."""
         found = self._regions.get((pc, converged))
         if found is not None:
@@ -409,11 +556,11 @@ class Code:
             live |= self.writes[ends]
             for nxt in self.successors(ends):
                 live |= self.block_in[nxt]
-        region = Region(pc, end, ends, self.row_mask(used), self.row_mask(defined), self.row_mask(live))
+        region = CodeRegion(pc, end, ends, self.row_mask(used), self.row_mask(defined), self.row_mask(live))
         self._regions[pc, converged] = region
         return region
 
-    def mix(self, region: Region) -> Mix:
+    def mix(self, region: CodeRegion) -> Mix:
         """What one warp executes in a region, by line."""
         end = region.end + (region.ends is not None)
         found = self._mixes.get((region.start, end))
@@ -423,7 +570,7 @@ class Code:
             self._mixes[region.start, end] = found
         return found
 
-    def regions(self) -> dict[tuple[int, bool], Region]:
+    def regions(self) -> dict[tuple[int, bool], CodeRegion]:
         """By what `region` was asked for."""
         return self._regions
 

@@ -1,28 +1,35 @@
-"""Barriers of blocks (bar.sync, bar.arrive, bar.red) and of warps (bar.warp.sync).
+"""Barriers: of blocks (bar.sync, bar.arrive, bar.red), of warps (bar.warp.sync) and of clusters (barrier.cluster).
+
+Barriers of blocks (bar.sync, bar.arrive, bar.red) and of warps (bar.warp.sync).
 
 PTX ISA, "Parallel Synchronization and Communication: bar, barrier". A barrier of the whole block completes when all
 threads of the block that have not exited have arrived, as the hardware does since sm_70. One with a thread count
 completes when that many threads have: a warp counts 32 each time that all its living lanes have arrived, twice if it
 arrives (bar.arrive) and then waits.
+
+The barrier of a cluster (PTX ISA, "barrier.cluster"): all its threads arrive, which does not block, and wait.
+
+A phase is complete when all threads of the cluster that have not exited have arrived. Nobody can arrive at the next phase
+before it has waited for this one.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from ..decode.registry import Arg, Barrier
-from ..order.order import Released
-from ..report.findings import WARNING, Stuck, Verdict
-from ..state.fpenv import ENVIRONMENT, KEEP
+from ..decode.ops.rounding import ENVIRONMENT, KEEP
+from ..decode.registry import Arg, Barrier, ClusterBarrier
+from ..order.clocks import Released, highest
+from ..report.findings import WARNING, Stuck, Verdict, crowd
 from ..state.lanes import WARP, Lanes
-from ..text.types import Array
-from .host import Host
+from ..text.syntax import Array
+from .setup import Host
 
 
 @dataclass
-class Arrival:
+class BarrierArrival:
     """Lanes that came to `barrier` of their blocks at `pc`, the `number`-th to come to any; `values` are predicates for bar.red.
 
     `released`: what they hand on, a row a block; None where a barrier of the whole block says it all.
@@ -36,7 +43,7 @@ class Arrival:
     values: Array | None = None
     released: Released | None = None
 
-    def of(self, chosen: Array) -> Arrival | None:
+    def of(self, chosen: Array) -> BarrierArrival | None:
         """Those in the chosen blocks (booleans, one a block of the wave), if there are any."""
         mine = chosen[self.lanes.block_ids]
         if mine.all():
@@ -59,9 +66,9 @@ class Meeting:
     def __init__(self, blocks: int):
         self.arrived, self.expected = np.zeros(blocks, np.int64), np.zeros(blocks, np.int64)
         self.apart = np.zeros(blocks, np.bool_)
-        self.arrivals: list[Arrival] = []
+        self.arrivals: list[BarrierArrival] = []
 
-    def add(self, arrival: Arrival, expected: Array, apart: bool) -> None:
+    def add(self, arrival: BarrierArrival, expected: Array, apart: bool) -> None:
         """Lanes come, the first ones of a block with what that waits for (`expected`, one a block of them)."""
         blocks = arrival.lanes.block_ids
         fresh = self.arrived[blocks] == 0
@@ -70,7 +77,7 @@ class Meeting:
         self.arrived += np.bincount(arrival.lanes.block, minlength=len(self.arrived))
         self.arrivals.append(arrival)
 
-    def take(self, blocks: Array) -> list[Arrival]:
+    def take(self, blocks: Array) -> list[BarrierArrival]:
         """Who has come in these blocks; the meeting forgets them."""
         chosen = self.chosen(blocks)
         every = self.arrivals
@@ -85,7 +92,7 @@ class Meeting:
         return found
 
 
-def parts_of(arrivals: list[Arrival], chosen: Array) -> list[Arrival]:
+def parts_of(arrivals: list[BarrierArrival], chosen: Array) -> list[BarrierArrival]:
     return [mine for arrival in arrivals if (mine := arrival.of(chosen)) is not None]
 
 
@@ -116,7 +123,7 @@ class Barriers:
             values = machine.read(lanes, plan.reads[-1]).copy()
             values = ~values if control.negated else values
         self.arrivals += 1
-        arrival = Arrival(self.arrivals, int(number[0]), pc, lanes, control.waits, values)
+        arrival = BarrierArrival(self.arrivals, int(number[0]), pc, lanes, control.waits, values)
         if lanes.n == 1 or not np.count_nonzero(number != number[0]):
             self.come(arrival, expected)
             return
@@ -126,7 +133,7 @@ class Barriers:
             part = replace(arrival, barrier=barrier, lanes=lanes.subset(at), values=None if values is None else values[at])
             self.come(part, None if expected is None else expected[at])
 
-    def come(self, arrival: Arrival, expected: Array | None) -> None:
+    def come(self, arrival: BarrierArrival, expected: Array | None) -> None:
         """Lanes come to a barrier: for so many threads (one number a lane), or for all of the block (None)."""
         lanes, barrier = arrival.lanes, arrival.barrier
         meeting = self.meetings.get(barrier)
@@ -151,7 +158,7 @@ class Barriers:
             apart = rest
         self.come_apart(barrier, meeting, apart, every)
 
-    def come_apart(self, barrier: int, meeting: Meeting, arrival: Arrival, expected: Array) -> None:
+    def come_apart(self, barrier: int, meeting: Meeting, arrival: BarrierArrival, expected: Array) -> None:
         """Lanes come that hand on something of their own."""
         lanes = arrival.lanes
         blocks = lanes.block_ids
@@ -222,7 +229,7 @@ class Barriers:
         found: Array = WARP * np.where(alive.any(axis=2), living, times.max(axis=2)).sum(axis=1)
         return found
 
-    def release(self, blocks: Array, arrivals: list[Arrival]) -> None:
+    def release(self, blocks: Array, arrivals: list[BarrierArrival]) -> None:
         """All of these blocks have met: their threads go on."""
         if self.machine.memory.races is not None:
             self.machine.memory.races.block_barrier(blocks)
@@ -235,7 +242,7 @@ class Barriers:
             self.complete(first, arrival)
             self.machine.push(arrival.pc + 1, arrival.lanes)
 
-    def release_apart(self, blocks: Array, arrivals: list[Arrival], expected: Array) -> None:
+    def release_apart(self, blocks: Array, arrivals: list[BarrierArrival], expected: Array) -> None:
         """The same arrivals have met in each of these blocks: who waits goes on, behind what everybody did before arriving."""
         waiting = [arrival for arrival in arrivals if arrival.waits]
         self.reduce(blocks, arrivals)
@@ -257,13 +264,13 @@ class Barriers:
         for arrival in waiting:
             self.machine.push(arrival.pc + 1, arrival.lanes)
 
-    def tell(self, blocks: Array, arrivals: list[Arrival]) -> None:
+    def tell(self, blocks: Array, arrivals: list[BarrierArrival]) -> None:
         """The diary hears of it where it is of one of these blocks."""
         diary = self.machine.diary
         if diary is not None and (blocks == diary.local).any():
             diary.met("barrier", arrivals[0].barrier, [(each.lanes, each.pc) for each in arrivals if each.waits])
 
-    def reduce(self, blocks: Array, arrivals: list[Arrival]) -> None:
+    def reduce(self, blocks: Array, arrivals: list[BarrierArrival]) -> None:
         """bar.red: every waiting lane gets the reduction over all arrived ones of its block."""
         if all(arrival.values is None for arrival in arrivals):
             return
@@ -281,7 +288,7 @@ class Barriers:
                 machine.full.array(target)[arrival.lanes.index] = result
                 machine.rewritten(-1)
 
-    def complete(self, blocks: Array, arrival: Arrival) -> None:
+    def complete(self, blocks: Array, arrival: BarrierArrival) -> None:
         """A barrier of each of these blocks is complete, at which this arrival waited."""
         machine, lanes = self.machine, arrival.lanes
         machine.memory.tally.barriers += len(blocks)
@@ -305,7 +312,7 @@ class Barriers:
     def stuck(self) -> list[Stuck]:
         """Who waits in each block, at barriers of the whole block last."""
         wave = self.machine.wave
-        found: dict[tuple[bool, int, int], list[Arrival]] = {}
+        found: dict[tuple[bool, int, int], list[BarrierArrival]] = {}
         every = [(arrival, barrier) for barrier, meeting in self.meetings.items() for arrival in meeting.arrivals]
         for arrival, barrier in sorted(every, key=lambda pair: pair[0].number):
             for block in arrival.lanes.block_ids.tolist():
@@ -373,3 +380,158 @@ class WarpBarriers:
             for (_, mask), groups in self.waiting.items()
             for pc, lanes in groups
         ]
+
+
+ALL = np.zeros(1, np.int64)
+"""Lanes as one group: where it begins."""
+
+
+@dataclass
+class Told:
+    """What the arrivals of a phase hand on: those of whole warps, and of the other lanes the moments (`order.clocks`)."""
+
+    warps: list[Released] = field(default_factory=list)
+    lanes: Array | None = None
+    relaxed: bool = False
+    split: bool = False
+    """Somebody may have done something between its arrival and its wait."""
+
+
+@dataclass
+class ClusterPhases:
+    """The barrier of one cluster: how many phases are complete, what this one's arrivals and the last one's released."""
+
+    completed: int = 0
+    told: Told = field(default_factory=Told)
+    heard: Told = field(default_factory=Told)
+
+
+class ClusterBarriers:
+    """The barriers of the clusters of a wave."""
+
+    def __init__(self, machine: Host):
+        self.machine = machine
+        wave = machine.wave
+        self.per = wave.cluster * wave.lanes_per_block
+        self.phases: dict[int, ClusterPhases] = {}
+        self.owed = np.full(wave.size, -1, np.int64)
+        """The phase that each lane has arrived at and not yet waited for."""
+        self.waiting: list[tuple[int, Lanes]] = []
+
+    def __bool__(self) -> bool:
+        return bool(self.waiting)
+
+    def come(self, pc: int, control: ClusterBarrier, lanes: Lanes) -> None:
+        clusters = lanes.index // self.per
+        for cluster in np.unique(clusters).tolist():
+            some = lanes.subset(np.flatnonzero(clusters == cluster))
+            phases = self.phases.setdefault(cluster, ClusterPhases())
+            arrived = self.owed[some.index] >= 0
+            wrong = arrived != control.waits
+            if wrong.any():
+                self.complain(pc, some, wrong, control.waits)
+            if not wrong.all():
+                right = some.subset(np.flatnonzero(~wrong))
+                if control.waits:
+                    self.wait(pc, phases, right)
+                else:
+                    self.arrive(pc, phases, right, control.relaxed)
+                    self.check(cluster)
+        if not control.waits:
+            self.machine.push(pc + 1, lanes)
+
+    def complain(self, pc: int, lanes: Lanes, wrong: Array, waits: bool) -> None:
+        """Threads that wait without having arrived go on at once; an arrival that is one too many is not counted."""
+        machine = self.machine
+        message = (
+            "wait at the barrier of the cluster without an arrival before"
+            if waits
+            else ("second arrival at the barrier of the cluster without a wait for the first")
+        )
+        i, first = machine.code.instructions[pc], int(np.flatnonzero(wrong)[0])
+        machine.memory.findings.report("cluster barrier", message, i, lanes, first, count=int(wrong.sum()))
+        if waits:
+            machine.push(pc + 1, lanes.subset(np.flatnonzero(wrong)))
+
+    def arrive(self, pc: int, phases: ClusterPhases, lanes: Lanes, relaxed: bool) -> None:
+        self.owed[lanes.index] = phases.completed
+        if self.machine.diary is not None:
+            self.machine.diary.came("cluster", phases.completed, lanes, pc)
+        if not relaxed:
+            # A release for the cluster, so no less than fence.mbarrier_init.
+            self.machine.mbarriers.fence(lanes)
+        races, told, code = self.machine.memory.races, phases.told, self.machine.code
+        if races is None:
+            return
+        then = code.plans[pc + 1].control if code.instructions[pc + 1].predicate is None else None
+        told.split |= not (isinstance(then, ClusterBarrier) and then.waits)
+        if not relaxed and lanes.converged:
+            told.warps.append(races.arrive(races.heard.groups(lanes, ALL)))
+            return
+        told.relaxed |= relaxed
+        released = races.fenced(lanes) if relaxed else races.heard.released(lanes)
+        told.lanes = released if told.lanes is None else np.maximum(told.lanes, released)
+
+    def wait(self, pc: int, phases: ClusterPhases, lanes: Lanes) -> None:
+        over = self.owed[lanes.index] < phases.completed
+        if over.any():
+            self.go(pc, phases, lanes.subset(np.flatnonzero(over)))
+        if not over.all():
+            self.waiting.append((pc, lanes.subset(np.flatnonzero(~over))))
+
+    def go(self, pc: int, phases: ClusterPhases, lanes: Lanes) -> None:
+        """The phase that these lanes wait for is over."""
+        self.owed[lanes.index] = -1
+        if self.machine.diary is not None:
+            self.machine.diary.met("cluster", phases.completed - 1, [(lanes, pc)], self.machine.wave.cluster > 1)
+        races, heard = self.machine.memory.races, phases.heard
+        if races is not None:
+            # Whatever is ordered or not: all threads of the cluster have begun.
+            begun = np.full((1, races.warps), races.start)
+            moments = [*heard.warps, Released(begun, None)]
+            if lanes.converged:
+                races.depart(races.heard.groups(lanes, ALL), moments)
+            else:
+                races.heard.hear(lanes, np.repeat(highest([each.moments[0] for each in moments]), WARP))
+                for each in heard.warps:
+                    if each.rows is not None:
+                        races.heard.hear(lanes, each.rows[0])
+                    if each.fenced is not None and races.proxy is not None:
+                        races.proxy.hear(lanes, each.fenced[0])
+            if heard.lanes is not None:
+                races.heard.hear(lanes, heard.lanes)
+        self.machine.push(pc + 1, lanes)
+
+    def missing(self, cluster: int) -> Array:
+        """Which lanes of the cluster the phase still waits for."""
+        part = slice(cluster * self.per, (cluster + 1) * self.per)
+        found: Array = self.machine.wave.alive[part] & (self.owed[part] != self.phases[cluster].completed)
+        return found
+
+    def check(self, cluster: int) -> None:
+        phases = self.phases[cluster]
+        if self.missing(cluster).any():
+            return
+        phases.completed += 1
+        phases.heard, phases.told = phases.told, Told()
+        races = self.machine.memory.races
+        if races is not None:
+            races.cluster_barrier(cluster, phases.heard.relaxed, phases.heard.split)
+        ready = [one for one in self.waiting if int(one[1].index[0]) // self.per == cluster]
+        self.waiting = [one for one in self.waiting if int(one[1].index[0]) // self.per != cluster]
+        for pc, lanes in ready:
+            self.go(pc, phases, lanes)
+
+    def recheck(self) -> None:
+        """Threads have exited: phases that somebody waits for may be complete without them."""
+        for cluster in {int(lanes.index[0]) // self.per for _, lanes in self.waiting}:
+            self.check(cluster)
+
+    def stuck(self) -> list[Stuck]:
+        out = []
+        for pc, lanes in self.waiting:
+            cluster = int(lanes.index[0]) // self.per
+            missing = self.machine.wave.lanes(np.flatnonzero(self.missing(cluster)) + cluster * self.per)
+            what = f"at the barrier of the cluster, at which {crowd(missing)} have not arrived"
+            out.append(Stuck(self.machine.code.instructions[pc], lanes, what))
+        return out

@@ -6,7 +6,8 @@ from typing import NoReturn, Protocol
 
 import numpy as np
 
-from ..decode.code import Code, Region
+from ..decode.code import Code, CodeRegion
+from ..decode.ops.rounding import ENVIRONMENT, KEEP
 from ..decode.registry import (
     WHOLE_WARP,
     Arg,
@@ -24,26 +25,21 @@ from ..decode.registry import (
 )
 from ..memory.asynccopy import Copies
 from ..memory.bulkcopy import Bulks
-from ..memory.maps import Maps
+from ..memory.mbarriers import MBarriers, PhaseWaiting
 from ..memory.memory import Memory
-from ..memory.phases import MBarriers, Wait
+from ..memory.regions import Maps
 from ..report.counters import Tally
 from ..report.diary import Diary
 from ..report.findings import Findings, Stuck, report_deadlock
-from ..state.fpenv import ENVIRONMENT, KEEP
 from ..state.lanes import WARP, Lanes, Wave
-from ..text.syntax import Instruction, Mem, Reg, Sym
-from ..text.types import Array, PtxError
-from .barriers import Barriers, WarpBarriers
-from .budgets import Budgets
-from .clusters import ClusterBarriers
-from .flights import Flights
-from .functions import Functions
-from .registerpool import RegisterPools
-from .registers import FILE_DTYPES, Frame
-from .scheduler import Ready, make_ready
+from ..text.syntax import Array, Instruction, Mem, PtxError, Reg, Sym
+from .barriers import Barriers, ClusterBarriers, WarpBarriers
+from .functions import DeviceFunctions
+from .registers import FILE_DTYPES, RegisterFrame
+from .scheduler import Budgets, Ready, make_ready
 from .setup import Setup
-from .shadows import Shadows
+from .unwritten import Shadows
+from .warpgroup_rules import Flights, RegisterPools
 from .warpgroups import Warpgroups
 
 WAVE_LANES = 4096
@@ -75,7 +71,7 @@ class Stop(Exception):
     """The launch cannot go on; a finding says why."""
 
 
-class Machine:
+class PtxMachine:
     """One launch of one kernel."""
 
     def __init__(self, code: Code, setup: Setup, memory: Memory, findings: Findings, tally: Tally):
@@ -107,15 +103,15 @@ class Machine:
         self.constants |= {"%reserved_smem_offset_end": start + reserved, "%reserved_smem_offset_cap": reserved}
         self.diary: Diary | None = None
         """The one that was asked for, in the wave that has its block."""
-        self.full: Frame
+        self.full: RegisterFrame
         self.wave: Wave
         self.copies: Copies
         self.maps = Maps(memory)
         self.shadows = Shadows(code, findings)
         self.flights = Flights(code, findings)
         self.budgets = Budgets(code, findings, setup.limits, self.everywhere)
-        self._compact: dict[int, Frame] = {}
-        self._full_frames: dict[int, Frame] = {}
+        self._compact: dict[int, RegisterFrame] = {}
+        self._full_frames: dict[int, RegisterFrame] = {}
         self._clock = 0
 
     # -- what operands ask for ------------------------------------------------------------------------------------------
@@ -221,7 +217,7 @@ class Machine:
         frame = self._full_frames.get(self.wave.size)
         if frame is None:
             self._full_frames.clear()
-            frame = self._full_frames[self.wave.size] = Frame(self, self.wave.size)
+            frame = self._full_frames[self.wave.size] = RegisterFrame(self, self.wave.size)
         self.full = self.frame = frame
         self.current: Lanes | None = None
         self.fill_special_registers()
@@ -230,7 +226,7 @@ class Machine:
         self.budgets.begin_wave(self.wave)
         self.ready: Ready = make_ready(self.random, self.wave, self.code.in_flight is not None)
         self.parked: dict[int, Lanes] = {}
-        self.functions = Functions(self)
+        self.functions = DeviceFunctions(self)
         self.barriers = Barriers(self)
         self.warp_barriers = WarpBarriers(self)
         self.cluster_barriers = ClusterBarriers(self)
@@ -297,7 +293,7 @@ class Machine:
 
     # -- frames ---------------------------------------------------------------------------------------------------------
 
-    def activate(self, lanes: Lanes) -> Frame:
+    def activate(self, lanes: Lanes) -> RegisterFrame:
         """The frame in which `lanes` run; the one before gives back what it holds."""
         if self.current is lanes:
             return self.frame
@@ -309,7 +305,7 @@ class Machine:
             if found is None:
                 while sum(self._compact) > COMPACT_LANES:
                     self._compact.pop(next(iter(self._compact))).release()
-                found = self._compact[lanes.n] = Frame(self, lanes.n)
+                found = self._compact[lanes.n] = RegisterFrame(self, lanes.n)
                 found.lanes = lanes
             frame = found
             if frame.lanes is not lanes:
@@ -410,7 +406,7 @@ class Machine:
         self.parked[pc] = waiting if before is None else union(before, waiting)
         return lanes.subset(np.flatnonzero(complete)) if complete.any() else None
 
-    def control(self, region: Region, lanes: Lanes, frame: Frame) -> None:
+    def control(self, region: CodeRegion, lanes: Lanes, frame: RegisterFrame) -> None:
         assert region.ends is not None
         pc = region.ends
         plan, instruction = self.code.plans[pc], self.code.instructions[pc]
@@ -452,7 +448,7 @@ class Machine:
             self.cluster_barriers.come(pc, control, lanes)
         elif isinstance(control, PhaseWait):
             addresses = self.read(lanes, plan.reads[0])
-            wait = Wait(pc, instruction, control.space, control.parity, control.blocking)
+            wait = PhaseWaiting(pc, instruction, control.space, control.parity, control.blocking)
             wanted = self.read(lanes, plan.reads[1]).astype(np.uint64)
             self.mbarriers.wait(wait, lanes, addresses + addresses.dtype.type(control.offset), wanted)
         elif isinstance(control, Multiply):

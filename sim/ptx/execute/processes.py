@@ -24,9 +24,8 @@ import numpy as np
 
 from ..decode.registry import Call
 from ..state.segments import UNWRITTEN, WRITTEN, Segment
-from ..text.syntax import Instruction
-from ..text.types import Array
-from .machine import Machine
+from ..text.syntax import Array, Instruction
+from .machine import PtxMachine
 
 VARIABLE = "CUPYFLASH_PROCESSES"
 """In the environment: in how many processes launches that do not say so run."""
@@ -51,7 +50,7 @@ class Done:
     unwritten: dict[int, Array]
 
 
-def run_apart(machine: Machine, processes: int) -> bool:
+def run_apart(machine: PtxMachine, processes: int) -> bool:
     """Run a launch in up to so many processes; False: nothing has happened, it must be run in this one."""
     count = min(processes, machine.waves, cores())
     if count < 2 or not may_run_apart(machine):
@@ -86,7 +85,7 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if sys.platform == "linux" and alone else 1
 
 
-def may_run_apart(machine: Machine) -> bool:
+def may_run_apart(machine: PtxMachine) -> bool:
     """Whether waves can be told apart: nobody looks on, and no block of one can wait for one of another."""
     code, memory = machine.code, machine.memory
     looks_on = machine.on_barrier is not None or memory.observer is not None or machine.setup.diary is not None
@@ -113,7 +112,7 @@ def any_shared(ranges: list[tuple[int, int]]) -> bool:
 # -- in the other processes ------------------------------------------------------------------------------------------------------
 
 
-def work(machine: Machine, part: int, of: int, pipe: Connection) -> None:
+def work(machine: PtxMachine, part: int, of: int, pipe: Connection) -> None:
     """Run the waves of one of the processes, and send what was done; nothing (an empty message) if nobody must build on it."""
     names = {id(i): ("instruction", k) for k, i in enumerate(machine.code.instructions)}
     names |= {id(segment): ("segment", number) for number, segment in machine.memory.segments.items()}
@@ -132,7 +131,7 @@ def work(machine: Machine, part: int, of: int, pipe: Connection) -> None:
     pipe.close()
 
 
-def done_by(machine: Machine) -> Done:
+def done_by(machine: PtxMachine) -> Done:
     tally, memory, races = machine.tally, machine.memory, machine.memory.races
     assert races is not None
     if machine.asked_time:
@@ -151,7 +150,7 @@ def done_by(machine: Machine) -> Done:
 # -- in this one -----------------------------------------------------------------------------------------------------------------
 
 
-def results(machine: Machine, count: int) -> list[Done] | None:
+def results(machine: PtxMachine, count: int) -> list[Done] | None:
     """What each of `count` processes did; None if any of them has something to report, could not begin, or did not end."""
     instructions, segments = machine.code.instructions, machine.memory.segments
 
@@ -227,7 +226,7 @@ def changed(segment: Segment, number: int, found: list[Done]) -> list[Change]:
     return out
 
 
-def add(machine: Machine, done: Done) -> None:
+def add(machine: PtxMachine, done: Done) -> None:
     """Enter what a process did in the counts of the launch."""
     tally = machine.tally
     for key, (warps, threads) in done.executed.items():

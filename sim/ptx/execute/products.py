@@ -1,6 +1,6 @@
 """Products of warpgroups as numbers: from registers and tiles of shared memory to sums, and back to registers.
 
-With g = lane >> 2, t = lane & 3, warp w of a group has rows 16 w + g and 8 more of D and of A (`decode.ops.wgmma`).
+With g = lane >> 2, t = lane & 3, warp w of a group has rows 16 w + g and 8 more of D and of A (`decode.ops.matrices`).
 """
 
 from __future__ import annotations
@@ -11,16 +11,102 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from ..decode.code import runs
-from ..decode.ops.rounding import half_bits
-from ..decode.ops.tensor import Decode
+from ..decode.ops.matrices import Decode
+from ..decode.ops.rounding import ENVIRONMENT, KEEP, half_bits
 from ..decode.registry import Arg, Multiply
-from ..memory.descriptors import UNIT
-from ..state.fpenv import ENVIRONMENT, KEEP
+from ..memory.layouts import DESCRIPTOR_UNIT, Descriptor
 from ..state.lanes import GROUP, WARP, Lanes
-from ..text.syntax import Instruction
-from ..text.types import Array
-from .host import Host
-from .operands import Operand
+from ..state.segments import PAGE
+from ..text.syntax import Array, Instruction
+from .setup import Host
+
+REMEMBERED = 512
+"""Matrices whose units are kept."""
+
+Shape = tuple[int, int, bool]
+"""Rows of units, units of a row, and whether K-major, as descriptors count them."""
+
+
+@dataclass(frozen=True)
+class Matrix:
+    """The units of a matrix and the pages that they are in, both from the beginning of its block's shared memory."""
+
+    units: Array
+    pages: Array
+
+
+@dataclass(eq=False)
+class MatrixOperand:
+    """One matrix for each warpgroup: `matrices[which[k]]` in block `blocks[k]` of the wave. `base`: units before the block's."""
+
+    descriptors: Array
+    shape: Shape
+    blocks: Array
+    base: Array
+    matrices: list[Matrix]
+    which: Array
+    pages: Array
+    """(warpgroups, any), of the wave."""
+
+    @property
+    def size(self) -> int:
+        """Units of all of them."""
+        return len(self.blocks) * len(self.matrices[0].units)
+
+    def keys(self) -> Array:
+        """(warpgroups, 2): equal where the matrix is the same."""
+        return np.stack((self.descriptors, self.blocks.astype(np.uint64)), axis=1)
+
+    def units(self) -> Array:
+        """(warpgroups, rows of units, units of a row) of the wave."""
+        each = self.matrices[0].units
+        if len(self.matrices) > 1:
+            each = np.stack([one.units for one in self.matrices])[self.which]
+        return np.asarray((each + self.base[:, None]).reshape(len(self.blocks), *self.shape[:2]))
+
+
+class Operands:
+    """Makes the operands of a wave."""
+
+    def __init__(self, machine: Host):
+        self.machine = machine
+        self._matrices: dict[tuple[int, Shape], Matrix] = {}
+
+    def of(self, descriptors: Array, lanes: Lanes, shape: Shape, i: Instruction) -> MatrixOperand:
+        """The matrices of these descriptors, one for each warpgroup of `lanes`."""
+        memory = self.machine.memory
+        blocks = lanes.block[:: lanes.n // len(descriptors)]
+        if np.count_nonzero(descriptors != descriptors[0]):
+            each, which = np.unique(descriptors, return_inverse=True)
+        else:
+            each, which = descriptors[:1], np.zeros(len(descriptors), np.int64)
+        matrices = [self.matrix(bits, shape, i, lanes) for bits in each.tolist()]
+        if len(matrices) == 1:
+            pages = matrices[0].pages
+        else:
+            most = max(len(one.pages) for one in matrices)
+            pages = np.stack([np.pad(one.pages, (0, most - len(one.pages)), "edge") for one in matrices])[which]
+        pages = pages + (blocks * memory.pages.per_block)[:, None]
+        return MatrixOperand(descriptors, shape, blocks, blocks * (memory.shared_stride // DESCRIPTOR_UNIT), matrices, which, pages)
+
+    def matrix(self, bits: int, shape: Shape, i: Instruction, lanes: Lanes) -> Matrix:
+        """One matrix in its block's shared memory, in bounds."""
+        found = self._matrices.get((bits, shape))
+        if found is not None:
+            return found
+        units = Descriptor.of(bits).units(*shape)
+        limit = self.machine.memory.shared_size // DESCRIPTOR_UNIT
+        if units.max() >= limit:
+            last = int(units.max()) * DESCRIPTOR_UNIT
+            end, size = last + DESCRIPTOR_UNIT, limit * DESCRIPTOR_UNIT
+            message = f"wgmma reads up to offset {end:#x} of shared memory, which has {size:#x} bytes"
+            self.machine.memory.findings.report("out of bounds", message, i, lanes, 0, count=lanes.n, address=last)
+            units = np.minimum(units, limit - 1)
+        if len(self._matrices) > REMEMBERED:
+            self._matrices.clear()
+        found = self._matrices[bits, shape] = Matrix(units, np.unique(units // (PAGE // DESCRIPTOR_UNIT)))
+        return found
+
 
 THREADS = GROUP * WARP
 ROWS = 64
@@ -33,7 +119,7 @@ ALONE = 1 << 18
 
 
 @dataclass
-class Bound:
+class BoundProduct:
     """What an instruction asks for: places of the registers in the file of 32 bits, and their rows in `Flights`."""
 
     instruction: Instruction
@@ -45,7 +131,7 @@ class Bound:
     others: tuple[Arg, ...]
     decode: tuple[Decode, Decode]
 
-    def goes_on(self, other: Bound) -> bool:
+    def goes_on(self, other: BoundProduct) -> bool:
         """Whether a product of `other` may go on with the sums of one of this."""
         mine, theirs = self.control, other.control
         return (mine.columns, mine.result) == (theirs.columns, theirs.result)
@@ -87,10 +173,10 @@ class Product:
     """
 
     number: int
-    bound: Bound
+    bound: BoundProduct
     lanes: Lanes
     first: Array
-    operands: tuple[Operand | None, Operand]
+    operands: tuple[MatrixOperand | None, MatrixOperand]
     adds: Array
     sums: Sums
     slots: Array
@@ -224,15 +310,15 @@ def factor(machine: Host, steps: list[Step], side: int) -> Array:
     k_major = control.k_major[side]
     shared = 1 if side == 0 else min(in_common(step) for step in steps)
     tiles = [gathered([operand_of(p, side).units()[at] for p, at in step])[::shared] for step in steps]
-    data = machine.memory.shared_view(UNIT).take(gathered(tiles, axis=2 if k_major else 1))
+    data = machine.memory.shared_view(DESCRIPTOR_UNIT).take(gathered(tiles, axis=2 if k_major else 1))
     size = 32 // control.depth
-    out = np.empty((data.shape[0], data.shape[1], data.shape[2] * UNIT // size), np.float32)
+    out = np.empty((data.shape[0], data.shape[1], data.shape[2] * DESCRIPTOR_UNIT // size), np.float32)
     decode(data.view(np.uint32), out)
     # As it lies: rows of M or N if K-major, rows of K if not; A is wanted by rows of M, B by rows of K.
     return out if k_major == (side == 0) else out.transpose(0, 2, 1)
 
 
-def operand_of(product: Product, side: int) -> Operand:
+def operand_of(product: Product, side: int) -> MatrixOperand:
     operand = product.operands[side]
     assert operand is not None
     return operand

@@ -15,12 +15,11 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from ..decode.code import Code, Region
+from ..decode.code import Code, CodeRegion
+from ..decode.ops.rounding import ENVIRONMENT
 from ..decode.registry import Arg, Plan, Surroundings, Thunk
-from ..state.fpenv import ENVIRONMENT
 from ..state.lanes import Lanes
-from ..text.syntax import Imm, Instruction, Reg, Sym
-from ..text.types import Array, PtxError
+from ..text.syntax import Array, Imm, Instruction, PtxError, Reg, Sym
 
 FILE_DTYPES: dict[int, np.dtype[Any]] = {
     1: np.dtype(np.bool_),
@@ -51,21 +50,21 @@ def register_name(arg: Arg) -> str:
 
 
 class Watcher(Protocol):
-    """Follows instructions on registers that may be read before anybody wrote them (`execute.shadows`)."""
+    """Follows instructions on registers that may be read before anybody wrote them (`execute.unwritten`)."""
 
-    def watch(self, frame: Frame, pc: int, thunk: Thunk) -> Thunk:
+    def watch(self, frame: RegisterFrame, pc: int, thunk: Thunk) -> Thunk:
         """An instruction's thunk with what it does to the shadows before it."""
 
 
 class Flying(Watcher, Protocol):
-    """Follows instructions on registers of wgmma that may be on their way (`execute.flights`)."""
+    """Follows instructions on registers of wgmma that may be on their way (`execute.warpgroup_rules`)."""
 
     @property
     def watched(self) -> frozenset[int]:
         """Which instructions."""
 
 
-class Home(Surroundings, Protocol):
+class FrameHome(Surroundings, Protocol):
     """What a frame asks of the machine besides: its code, constants and addresses."""
 
     @property
@@ -85,7 +84,7 @@ class Home(Surroundings, Protocol):
         """The address of a variable or parameter: an offset in shared or local memory, else a virtual address."""
 
 
-class Frame:
+class RegisterFrame:
     """The registers of `n` lanes. `lanes` says which lanes these are at the moment.
 
     `kept` is set while an instruction with `Plan.keeps` is bound: its converted operands are still in the lent buffer.
@@ -93,7 +92,7 @@ class Frame:
 
     kept = False
 
-    def __init__(self, machine: Home, n: int):
+    def __init__(self, machine: FrameHome, n: int):
         self.machine = machine
         self.code: Code = machine.code
         self.n = n
@@ -167,7 +166,7 @@ class Frame:
 
     # -- code -------------------------------------------------------------------------------------------------------
 
-    def thunks(self, region: Region) -> list[Thunk]:
+    def thunks(self, region: CodeRegion) -> list[Thunk]:
         """The bound instructions of a region, with the switches of the floating-point environment between them."""
         key = (region.start, region.end)
         found = self._thunks.get(key)
@@ -258,7 +257,7 @@ class Frame:
 
     # -- exchange with the full frame -----------------------------------------------------------------------------------
 
-    def load(self, mask: int, full: Frame) -> None:
+    def load(self, mask: int, full: RegisterFrame) -> None:
         """Have the rows of `mask` here."""
         missing = mask & ~self.valid
         if not missing:
@@ -276,7 +275,7 @@ class Frame:
                 target[rows] = source[rows[:, None], self.lanes.index]
         self.valid |= missing
 
-    def store(self, full: Frame) -> None:
+    def store(self, full: RegisterFrame) -> None:
         """Give back the rows that were written and are still alive."""
         grid = self.lanes.grid if self.n >= MANY else None
         for width, rows, runs in self.code.rows(self.dirty & self.live):
@@ -292,10 +291,10 @@ class Frame:
         self.dirty = 0
 
 
-class SubFrame(Frame):
+class SubFrame(RegisterFrame):
     """The lanes for which one predicated instruction holds: only its operands, gathered and scattered around it."""
 
-    def __init__(self, parent: Frame, plan: Plan, n: int, out: list[Array], ins: list[Array]):
+    def __init__(self, parent: RegisterFrame, plan: Plan, n: int, out: list[Array], ins: list[Array]):
         self.machine = parent.machine
         self.code = parent.code
         self.n = n

@@ -10,20 +10,16 @@ from __future__ import annotations
 
 import numpy as np
 
-from ..decode.ops.tensor import decoder
+from ..decode.ops.matrices import decoder
 from ..decode.registry import Arg, Multiply, MultiplyWait
-from ..memory.descriptors import UNIT, Descriptor
-from ..memory.swizzles import MODES
+from ..memory.layouts import DESCRIPTOR_UNIT, MODES, Descriptor
 from ..report.findings import Stuck, source
 from ..state.lanes import GROUP, WARP, Lanes
 from ..state.segments import IN_FLIGHT, UNWRITTEN
-from ..text.syntax import Instruction, Reg
-from ..text.types import Array
-from .agreement import Agreement
-from .flights import BITS, SLOTS, Flights
-from .host import Host
-from .operands import Operand, Operands
-from .products import ROWS, THREADS, Bound, Product, Sums, land, matrix, put_rows, rows_of
+from ..text.syntax import Array, Instruction, Reg
+from .products import ROWS, THREADS, BoundProduct, MatrixOperand, Operands, Product, Sums, land, matrix, put_rows, rows_of
+from .setup import Host
+from .warpgroup_rules import BITS, SLOTS, Agreement, Flights
 
 MODE_NUMBERS = np.array([MODES[Descriptor.of(bits << 62).mode] for bits in range(4)], np.uint8)
 """Swizzles as the record of tensor copies has them, by the descriptor's bits."""
@@ -54,7 +50,7 @@ class Warpgroups:
         # The newest product, and how often registers on their way had changed hands when it was issued.
         self.last: Product | None = None
         self.last_change = 0
-        self._bound: dict[int, Bound] = {}
+        self._bound: dict[int, BoundProduct] = {}
 
     def __bool__(self) -> bool:
         return bool(self.waiting)
@@ -110,7 +106,7 @@ class Warpgroups:
 
     # -- issue ----------------------------------------------------------------------------------------------------------------
 
-    def bound(self, pc: int) -> Bound:
+    def bound(self, pc: int) -> BoundProduct:
         found = self._bound.get(pc)
         if found is None:
             code = self.machine.code
@@ -121,7 +117,7 @@ class Warpgroups:
             d, a = plan.reads[:at], plan.reads[at : at + 4] if control.a_in_registers else ()
             others = plan.reads[at + len(a) :]
             decode = decoder(control.types[0]), decoder(control.types[1])
-            found = self._bound[pc] = Bound(i, control, *self.places(d), *self.places(a), others, decode)
+            found = self._bound[pc] = BoundProduct(i, control, *self.places(d), *self.places(a), others, decode)
         return found
 
     def places(self, args: tuple[Arg, ...]) -> tuple[Array, Array]:
@@ -181,7 +177,7 @@ class Warpgroups:
             self.machine.memory.findings.report("disagreement", message, i, lanes, at, count=int(np.count_nonzero(differ)))
         return found[:, 0].copy()
 
-    def operand(self, descriptors: Array, lanes: Lanes, rows: int, k_major: bool, bound: Bound) -> Operand:
+    def operand(self, descriptors: Array, lanes: Lanes, rows: int, k_major: bool, bound: BoundProduct) -> MatrixOperand:
         """`rows` of M or N in shared memory, for each warpgroup."""
         shape = (rows, 2, True) if k_major else (bound.control.depth, rows // 8, False)
         found = self.operands.of(descriptors, lanes, shape, bound.instruction)
@@ -189,7 +185,7 @@ class Warpgroups:
             self.look_at_swizzles(found, bound.instruction, lanes)
         return found
 
-    def look_at_swizzles(self, operand: Operand, i: Instruction, lanes: Lanes) -> None:
+    def look_at_swizzles(self, operand: MatrixOperand, i: Instruction, lanes: Lanes) -> None:
         """Report tiles that tensor copies wrote in another swizzle than that of the descriptor."""
         memory, descriptors = self.machine.memory, operand.descriptors
         modes = MODE_NUMBERS[(descriptors >> np.uint64(62)).astype(np.int64)]
@@ -209,13 +205,13 @@ class Warpgroups:
                 count = THREADS * len(at)
                 memory.findings.report("swizzle", message, i, lanes, int(at[0]) * THREADS, count=count)
 
-    def look(self, i: Instruction, lanes: Lanes, operands: list[Operand]) -> None:
+    def look(self, i: Instruction, lanes: Lanes, operands: list[MatrixOperand]) -> None:
         """Count what a product reads; report what nobody wrote, and what is on its way."""
         memory = self.machine.memory
-        counts = memory.tally.shared[i, "wgmma", UNIT]
+        counts = memory.tally.shared[i, "wgmma", DESCRIPTOR_UNIT]
         counts.requests += len(operands[0].blocks) * len(operands)
         for operand in operands:
-            counts.bytes += operand.size * UNIT
+            counts.bytes += operand.size * DESCRIPTOR_UNIT
             counts.wavefronts += operand.size // 8
             counts.ideal_wavefronts += operand.size // 8
             if memory.settled or memory.all_written(operand.pages):
@@ -233,7 +229,7 @@ class Warpgroups:
                         memory.findings.report(kind, f"wgmma reads shared memory {text}", i, lanes, at, count=int(bad.sum()))
             memory.settle()
 
-    def chain(self, bound: Bound, lanes: Lanes, first: Array, adds: Array) -> Array:
+    def chain(self, bound: BoundProduct, lanes: Lanes, first: Array, adds: Array) -> Array:
         """Where the sums of a product go (slots): on with those of the product before it, or from what the registers hold."""
         before = self.last
         if (
@@ -273,7 +269,7 @@ class Warpgroups:
                 sums.pool[slots[added]] = matrix(rows_of(self.machine, bound.d_places, some), len(added), control)
         return slots
 
-    def begin_anew(self, bound: Bound, lanes: Lanes, which: Array, found: tuple[Array, Array]) -> None:
+    def begin_anew(self, bound: BoundProduct, lanes: Lanes, which: Array, found: tuple[Array, Array]) -> None:
         """Some of the warpgroups are to add to what products of other registers make: those must be over first."""
         some = lanes if which.size * THREADS == lanes.n else lanes.subset(lanes_of(which))
         columns = (which[:, None] * GROUP + np.arange(GROUP)).reshape(-1)
@@ -289,7 +285,7 @@ class Warpgroups:
             self._sums[columns] = Sums(columns)
         return self._sums[columns]
 
-    def mixed(self, bound: Bound, lanes: Lanes, codes: Array, pending: Array) -> None:
+    def mixed(self, bound: BoundProduct, lanes: Lanes, codes: Array, pending: Array) -> None:
         """Accumulators of products of another shape, or of other registers of them, must be waited for."""
         for number in np.unique(codes[pending] >> BITS).tolist():
             other = self.products.get(number)

@@ -11,17 +11,16 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from ..order.shadow import Touch
+from ..order.accesses import Touch
 from ..state.lanes import Lanes, Wave
 from ..state.segments import IN_FLIGHT, WRITTEN
-from ..text.syntax import Instruction
-from ..text.types import ELEMENT, Array
+from ..text.syntax import ELEMENT, Array, Instruction
 from .memory import Memory
 from .ports import Part, element
 
 
 @dataclass
-class Copy:
+class PendingCopy:
     """One executed cp.async. Arrays have one entry a lane; `group` is the number of commits its thread had done, `readings`
     what the race detector knows of its sources."""
 
@@ -61,7 +60,7 @@ class Copies:
         self.memory = memory
         self.random = random
         self.committed = np.zeros(wave.size, np.int64)
-        self.pending: list[Copy] = []
+        self.pending: list[PendingCopy] = []
         self.serial = 0
         self._member = np.zeros(wave.size, np.bool_)
 
@@ -71,7 +70,7 @@ class Copies:
         group, landed = self.committed[lanes.index], np.zeros(lanes.n, np.bool_)
         readings = self.memory.races.copies.issued() if self.memory.races is not None else []
         noted = {} if self.memory.diary is None else self.memory.diary.issued(lanes)
-        copy = Copy(lanes, size, destination, whole, pieces, sizes, group, landed, readings, self.serial, noted)
+        copy = PendingCopy(lanes, size, destination, whole, pieces, sizes, group, landed, readings, self.serial, noted)
         self.serial += 1
         self.memory.state_view(size)[destination] = element(IN_FLIGHT, size)
         self.memory.unsettle()
@@ -141,13 +140,13 @@ class Copies:
         self.memory.flying = len(kept)
         self._member[lanes.index] = False
 
-    def _waited(self, copy: Copy, lanes: Lanes, destination: Array) -> None:
+    def _waited(self, copy: PendingCopy, lanes: Lanes, destination: Array) -> None:
         self.memory.state_view(copy.size)[destination] = element(WRITTEN, copy.size)
         if self.memory.races is not None:
             self.memory.races.copies.landed(lanes, copy.size, destination)
             self.memory.races.copies.copied(lanes, copy.readings)
 
-    def _land(self, copy: Copy, due: Array) -> None:
+    def _land(self, copy: PendingCopy, due: Array) -> None:
         now = due & ~copy.landed
         if np.count_nonzero(now):
             target = self.memory.shared_view(copy.size)
@@ -163,7 +162,7 @@ class Copies:
                 self._land(copy, self.random.random(copy.lanes.n) < self.random.choice([0.5, 1.0]))
 
 
-def _rest(copy: Copy, keep: Array) -> Copy:
+def _rest(copy: PendingCopy, keep: Array) -> PendingCopy:
     """The lanes `keep` of a copy."""
     positions = np.flatnonzero(keep)
     place = np.full(copy.lanes.n, -1)

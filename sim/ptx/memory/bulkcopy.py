@@ -1,5 +1,7 @@
 """cp.async.bulk: whole ranges and boxes between global and shared memory, copied behind the threads' back.
 
+cp.async.bulk: whole ranges and boxes between global and shared memory, copied behind the threads' back.
+
 PTX ISA, "Data Movement: Bulk copy", "Bulk tensor copy". A copy into shared memory tells an mbarrier how many bytes it brought; one
 into global memory belongs to a bulk group of its thread. All that lanes issue together is checked, counted and ordered together;
 the bytes move when somebody waits for them, or with a seed at any moment before.
@@ -7,25 +9,207 @@ the bytes move when somebody waits for them, or with a seed at any moment before
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
 import numpy as np
 
-from ..order import transfers
-from ..order.shadow import Access, TileAccess, Touch
+from cupyflash.words import plural
+
+from ..order.accesses import ShadowAccess, TileAccess, Touch
+from ..order.races import bulk_writing, bulk_written, piece_access, tile_access
 from ..state.lanes import Lanes, Wave
-from ..state.segments import IN_FLIGHT, UNWRITTEN, WRITTEN
-from ..text.syntax import Instruction
-from ..text.types import Array
-from .ends import Arrival, Ends
-from .maps import Maps
+from ..state.segments import IN_FLIGHT, UNWRITTEN, WINDOW_BITS, WRITTEN, Segment
+from ..text.syntax import Array, Instruction
+from .mbarriers import MBarriers
 from .memory import Access as Seen
 from .memory import Memory
-from .phases import MBarriers
-from .ports import element
-from .regions import CHUNK, Region, Tile, extent
+from .ports import NOBODY, element, targets
+from .regions import CHUNK, Maps, Region, Tile, byte_region, extent
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Of tiles in shared memory: bytes, what their addresses must be a multiple of, and the swizzle."""
+
+    size: int
+    align: int = CHUNK
+    swizzle: int = 0
+
+
+@dataclass(frozen=True)
+class Spot:
+    """Addresses of tiles, one each: the lane (row) that copies, the block of the wave, the offset in its shared memory."""
+
+    row: Array
+    blocks: Array
+    offsets: Array
+
+    @classmethod
+    def of(cls, lanes: Lanes, addresses: Array) -> Spot:
+        return cls(np.arange(lanes.n), *targets(lanes, addresses))
+
+    def take(self, at: Array) -> Spot:
+        return Spot(self.row[at], self.blocks[at], self.offsets[at])
+
+
+@dataclass(frozen=True)
+class Arrival:
+    """Where loads go, one entry a destination: the copy (row) it belongs to, the tile, and its mbarrier's key."""
+
+    row: Array
+    tile: Tile
+    keys: Array
+
+
+class Ends:
+    """Checks the ends of a wave's bulk copies."""
+
+    def __init__(self, wave: Wave, memory: Memory, mbarriers: MBarriers):
+        self.wave = wave
+        self.memory = memory
+        self.mbarriers = mbarriers
+        self.room = memory.shared_size - memory.reserved
+        """Bytes of shared memory that a block may use."""
+
+    # -- tensors ------------------------------------------------------------------------------------------------------------
+
+    def ranges(self, lanes: Lanes, addresses: Array, sizes: Array, i: Instruction) -> list[tuple[Array, Region]]:
+        """Plain bytes of tensors, together where size and tensor are the same: (positions of their lanes, region)."""
+        found: list[tuple[Array, Region]] = []
+        crooked = (addresses | sizes) % CHUNK != 0
+        if crooked.any():
+            first = int(np.flatnonzero(crooked)[0])
+            message = f"{i.name} of {plural(int(sizes[first]), 'byte')}: addresses and size are multiples of {CHUNK}"
+            self.report("misaligned", message, lanes, np.flatnonzero(crooked), i)
+        numbers = addresses >> WINDOW_BITS
+        for number, size in sorted(set(zip(numbers[~crooked].tolist(), sizes[~crooked].tolist(), strict=True))):
+            at = np.flatnonzero(~crooked & (numbers == number) & (sizes == size))
+            segment = self.memory.segments.get(number)
+            if segment is None:
+                message = f"{i.name} of {plural(size, 'byte')} at {int(addresses[at[0]]):#x} of no tensor"
+                self.report("out of bounds", message, lanes, at, i)
+            elif size:
+                region = byte_region(segment, addresses[at], size)
+                found += self.inside(lanes, at, region, i)
+        return found
+
+    def own_ranges(self, lanes: Lanes, addresses: Array, sizes: Array, i: Instruction) -> list[tuple[Array, Tile]]:
+        """Bytes of the lanes' own shared memory, together where sizes are the same: (positions of their lanes, tiles)."""
+        found: list[tuple[Array, Tile]] = []
+        for size in set(sizes.tolist()):
+            at = np.flatnonzero(sizes == size)
+            if size % CHUNK:
+                message = f"{i.name} of {plural(size, 'byte')}: the size is a multiple of {CHUNK}"
+                self.report("misaligned", message, lanes, at, i)
+            elif size and (good := self.own(lanes.subset(at), addresses[at], Shape(size), i)):
+                found.append((at[good[0]], good[1]))
+        return found
+
+    def inside(self, lanes: Lanes, at: Array, region: Region, i: Instruction) -> list[tuple[Array, Region]]:
+        """Those of the copies by lanes `at` that stay within the bytes of their tensor."""
+        segment, bad = region.segment, region.outside()
+        if not len(bad):
+            return [(at, region)]
+        where = f"{segment.name!r}, which has {plural(segment.size, 'byte')}"
+        first = int(region.starts[np.flatnonzero(region.row == bad[0])].max()) - segment.start
+        message = f"{i.name} of {plural(region.size, 'byte')}, some at offset {first:#x} of {where}"
+        self.report("out of bounds", message, lanes, at[bad], i, segment.name)
+        good = np.setdiff1d(np.arange(len(at)), bad)
+        return [(at[good], region.take(good))] if len(good) else []
+
+    def writable(self, segment: Segment, lanes: Lanes, i: Instruction) -> bool:
+        if not segment.writable:
+            message = f"{i.name} to {segment.name!r}, which is read-only"
+            self.memory.findings.report("read-only", message, i, lanes, 0, count=lanes.n)
+        return segment.writable
+
+    # -- shared memory ------------------------------------------------------------------------------------------------------
+
+    def own(self, lanes: Lanes, addresses: Array, shape: Shape, i: Instruction) -> tuple[Array, Tile] | None:
+        """Tiles of the lanes' own blocks: (positions of the lanes, tiles)."""
+        spot = Spot.of(lanes, addresses)
+        foreign = np.flatnonzero(spot.blocks != lanes.block)
+        if len(foreign):
+            message = f"{i.name} of another block's shared memory: the source is the own block's"
+            self.report("out of bounds", message, lanes, foreign, i)
+        good = np.flatnonzero(self.places(lanes, spot, shape, i) & (spot.blocks == lanes.block))
+        if not len(good):
+            return None
+        return good, Tile.of(self.memory, spot.blocks[good], spot.offsets[good], shape.size, shape.swizzle)
+
+    def arrival(
+        self, lanes: Lanes, ends: tuple[Array, Array, Array | None], shape: Shape, i: Instruction
+    ) -> tuple[Array, Arrival] | None:
+        """Destinations of copies: (positions of the lanes, tiles and mbarriers). `ends`: addresses of the tiles, of the
+        mbarriers, and masks of the ranks of a multicast."""
+        to, bar, masks = ends
+        spot, barrier = Spot.of(lanes, to), Spot.of(lanes, bar)
+        if masks is not None:
+            spot, barrier = self.spread(lanes, spot, barrier, masks, i)
+        good = self.places(lanes, spot, shape, i) & self.barriers(lanes, spot, barrier, i)
+        if not good.any():
+            return None
+        spot, barrier = spot.take(np.flatnonzero(good)), barrier.take(np.flatnonzero(good))
+        keys = (barrier.blocks * self.memory.shared_stride + barrier.offsets) >> 3
+        at, row = np.unique(spot.row, return_inverse=True)
+        tile = Tile.of(self.memory, spot.blocks, spot.offsets, shape.size, shape.swizzle)
+        self.mbarriers.used_by_copy(keys, lanes, spot.row, i)
+        return at, Arrival(row, tile, keys)
+
+    def spread(self, lanes: Lanes, spot: Spot, barrier: Spot, masks: Array, i: Instruction) -> tuple[Spot, Spot]:
+        """A multicast: the same offsets in each block of the cluster whose bit is set."""
+        cluster = self.wave.cluster
+        beyond = np.flatnonzero(masks >> cluster)
+        if len(beyond):
+            message = f"multicast to the blocks of mask {int(masks[beyond[0]]):#x}: the cluster has {plural(cluster, 'block')}"
+            self.report("out of bounds", message, lanes, beyond, i)
+        row, rank = np.nonzero(masks[:, None] >> np.arange(cluster) & 1)
+        blocks = lanes.block[row] // cluster * cluster + rank
+        return Spot(row, blocks, spot.offsets[row]), Spot(row, blocks, barrier.offsets[row])
+
+    def places(self, lanes: Lanes, spot: Spot, shape: Shape, i: Instruction) -> Array:
+        """Which tiles lie in the shared memory of a living block; the others are findings."""
+        blocks, offsets = spot.blocks, spot.offsets
+        room = self.room - extent(shape.size, shape.swizzle)
+        checks: Sequence[tuple[str, Array, str]] = (
+            ("out of bounds", blocks == NOBODY, "the address names a block outside of the cluster"),
+            ("misaligned", offsets % shape.align != 0, f"the address is no multiple of {shape.align}"),
+            ("out of bounds", (offsets < 0) | (offsets > room), f"it has {plural(self.room, 'byte')}"),
+            ("exited block", self.wave.alive_by_block[blocks] == 0, "the block that is to get it has exited"),
+        )
+        strays = (offsets >= 0) & (offsets <= room) & self.memory.strays(i, offsets, shape.size)
+        if strays.any():
+            why = self.memory.strayed(i, int(offsets[strays][0])).removeprefix(": ")
+            checks = (*checks, ("out of bounds", strays, why))
+        what = f"{i.name} of {plural(shape.size, 'byte')}"
+        return self.judged(checks, lanes, spot, i, lambda at: f"{what} at {int(offsets[at]):#x} of shared memory: ")
+
+    def barriers(self, lanes: Lanes, spot: Spot, barrier: Spot, i: Instruction) -> Array:
+        """Which mbarriers lie where they may, in their tile's block; the others are findings."""
+        checks = (
+            ("misaligned", barrier.offsets % 8 != 0, "is not aligned to 8 bytes"),
+            ("out of bounds", (barrier.offsets < 0) | (barrier.offsets > self.room - 8), "is not in shared memory"),
+            ("out of bounds", barrier.blocks != spot.blocks, "is not in the block that gets the bytes"),
+        )
+        return self.judged(checks, lanes, spot, i, lambda at: f"{i.name}: the mbarrier at {int(barrier.offsets[at]):#x} ")
+
+    def judged(
+        self, checks: Sequence[tuple[str, Array, str]], lanes: Lanes, spot: Spot, i: Instruction, subject: Callable[[int], str]
+    ) -> Array:
+        """Which ends pass all checks (kind, where it is wrong, why); `subject` names the first that does not."""
+        good = np.ones(len(spot.row), np.bool_)
+        for kind, wrong, why in checks:
+            bad = np.flatnonzero(good & wrong)
+            if len(bad):
+                self.report(kind, subject(int(bad[0])) + why, lanes, spot.row[bad], i)
+                good[bad] = False
+        return good
+
+    def report(self, kind: str, message: str, lanes: Lanes, at: Array, i: Instruction, tensor: str | None = None) -> None:
+        self.memory.findings.report(kind, message, i, lanes, int(at[0]), count=len(at), tensor=tensor)
+
 
 Update = Callable[[Array, Array, Array], Array]
 """A reduction: old value, operand, and one that is not looked at."""
@@ -49,7 +233,7 @@ class Reduction:
 
 
 @dataclass(eq=False)
-class Load:
+class BulkLoad:
     """Copies into shared memory on their way, issued together by `lanes`, one each; a multicast has several destinations."""
 
     bulks: Bulks
@@ -107,7 +291,7 @@ class Load:
 
 
 @dataclass(eq=False)
-class Store:
+class BulkStore:
     """Copies to a tensor on their way, issued together by `lanes`, one each; `group`: the commits that each had done before.
 
     read, written: what has happened; known: what the threads have waited for, READ or DONE.
@@ -120,7 +304,7 @@ class Store:
     instruction: Instruction
     reduction: Reduction | None
     readings: list[Touch]
-    target: Access | None
+    target: ShadowAccess | None
     noted: list[int]
     data: Array = field(init=False)
     read: Array = field(init=False)
@@ -142,7 +326,7 @@ class Store:
         if upto == DONE:
             self.put(memory, rows)
             if self.target is not None and races is not None:
-                transfers.written(races, self.target, self.lanes.index[rows[self.known[rows] < DONE]])
+                bulk_written(races, self.target, self.lanes.index[rows[self.known[rows] < DONE]])
         self.known[rows] = np.maximum(self.known[rows], upto)
 
     def fetch(self, memory: Memory, rows: Array) -> None:
@@ -179,7 +363,7 @@ class Bulks:
         self.ends = Ends(wave, memory, mbarriers)
         self.maps = maps
         self.committed = np.zeros(wave.size, np.int64)
-        self.stores: list[Store] = []
+        self.stores: list[BulkStore] = []
         self._member = np.zeros(wave.size, np.bool_)
 
     # -- issue ------------------------------------------------------------------------------------------------------------
@@ -196,14 +380,14 @@ class Bulks:
                 rows = np.unique(to.row[remote[tile.blocks[remote] == block]])
                 memory.lifetimes.touch(lanes.subset(rows), np.full(len(rows), block), i)
         if memory.races is not None:
-            target = transfers.tile_access(memory.races, lanes, to.row, tile.chunks, tile.offsets, i)
+            target = tile_access(memory.races, lanes, to.row, tile.chunks, tile.offsets, i)
             memory.races.judge(target, "cp.async" if reduction is None else "atom")
         if reduction is None:
             memory.state_view(CHUNK)[tile.chunks] = element(IN_FLIGHT, CHUNK)
             memory.unsettle(tile.blocks * memory.shared_stride + tile.offsets, extent(tile.size, tile.swizzle))
             memory.landing += len(to.row)
         noted = self.noted(lanes, source, tile.take(np.unique(to.row, return_index=True)[1]), i, True)
-        copy = Load(self, lanes, source, to, i, reduction, readings, target, noted)
+        copy = BulkLoad(self, lanes, source, to, i, reduction, readings, target, noted)
         for at, (row, key) in enumerate(zip(to.row.tolist(), to.keys.tolist(), strict=True)):
             self.mbarriers.defer(lanes.subset(np.array([row])), key, partial(copy.land, at), i)
 
@@ -221,15 +405,15 @@ class Bulks:
         self.show(lanes, to, True, i)
         target = None
         if memory.races is not None:
-            target = transfers.piece_access(memory.races, lanes, segment, to.starts, to.lengths, to.row, i)
+            target = piece_access(memory.races, lanes, segment, to.starts, to.lengths, to.row, i)
             if target is not None:
                 memory.races.judge(target, "st" if reduction is None else "atom")
                 if reduction is None:
-                    transfers.writing(memory.races, target)
+                    bulk_writing(memory.races, target)
         to.mark_written()
         target = target if reduction is None else None
         noted = self.noted(lanes, to, source, i, False)
-        self.stores.append(Store(lanes, self.committed[lanes.index], source, to, i, reduction, readings, target, noted))
+        self.stores.append(BulkStore(lanes, self.committed[lanes.index], source, to, i, reduction, readings, target, noted))
 
     def noted(self, lanes: Lanes, far: Region | Tile, near: Tile, i: Instruction, inward: bool) -> list[int]:
         """Copies in the diary, one a lane: from or to the far end, with the bytes that they move there."""
@@ -257,7 +441,7 @@ class Bulks:
             store.wait(self.memory, due, READ if read else DONE)
         self.stores = [store for store in self.stores if (store.known < DONE).any()]
 
-    def tell(self, lanes: Lanes, found: list[tuple[Store, Array]], read: bool, i: Instruction) -> None:
+    def tell(self, lanes: Lanes, found: list[tuple[BulkStore, Array]], read: bool, i: Instruction) -> None:
         """The diary hears what threads have waited for."""
         diary, on = self.memory.diary, dict[int, list[int]]()
         assert diary is not None
@@ -266,7 +450,7 @@ class Bulks:
                 on.setdefault(part.row, []).extend(store.noted[k] for k in due.tolist() if part.start <= k < part.end)
         diary.waited(lanes, i, "stores", on, read)
 
-    def due(self, lanes: Lanes, limit: Array) -> list[tuple[Store, Array]]:
+    def due(self, lanes: Lanes, limit: Array) -> list[tuple[BulkStore, Array]]:
         """The stores of these threads in groups below the limit: (store, rows)."""
         if not self.stores:
             return []
@@ -336,9 +520,9 @@ class Bulks:
         if races is None:
             return []
         access = (
-            transfers.piece_access(races, lanes, source.segment, source.starts, source.lengths, source.row, i)
+            piece_access(races, lanes, source.segment, source.starts, source.lengths, source.row, i)
             if isinstance(source, Region)
-            else transfers.tile_access(races, lanes, np.arange(lanes.n), source.chunks, source.offsets, i)
+            else tile_access(races, lanes, np.arange(lanes.n), source.chunks, source.offsets, i)
         )
         if access is None:
             return []

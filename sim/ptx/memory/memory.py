@@ -15,20 +15,15 @@ import numpy as np
 
 from cupyflash.words import plural
 
-from ..order.agreeing import Stored
-from ..order.lifetimes import Lifetimes
-from ..order.races import Races
-from ..order.shadow import windows
+from ..order.accesses import Stored, windows
+from ..order.races import Lifetimes, Races
 from ..report.counters import Tally
 from ..report.diary import Diary
 from ..report.findings import Findings
-from ..state.lanes import Lanes, Wave
-from ..state.pages import PAGE, Pages
-from ..state.patterns import wavefronts
-from ..state.segments import UNWRITTEN, WINDOW_BITS, WRITTEN, Segment
-from ..text.syntax import Instruction
-from ..text.types import ELEMENT, Array
-from .swizzles import Swizzles
+from ..state.lanes import Lanes, Wave, wavefronts
+from ..state.segments import PAGE, UNWRITTEN, WINDOW_BITS, WRITTEN, Pages, Segment
+from ..text.syntax import ELEMENT, Array, Instruction
+from .layouts import Swizzles
 
 SHARED_WINDOW = 1 << 56
 LOCAL_WINDOW = 2 << 56

@@ -6,7 +6,7 @@ read *and* a `fence.proxy.async` lies on the way: in the writer behind its write
 thread between them. What the asynchronous proxy wrote needs no fence once its completion was seen, nor does a write of
 the asynchronous proxy behind ordinary reads.
 
-So there is a second clock beside that of `order.order`: for each warp and lane the moment until which the lane's writes
+So there is a second clock beside that of `order.clocks`: for each warp and lane the moment until which the lane's writes
 are behind a fence on their way to the warp. A fence raises it to what the warp knows at that moment; barriers and mbarriers
 hand it on as they hand on what is known. Rows are made by the first fence: before it nothing is visible.
 """
@@ -20,8 +20,7 @@ from typing import Protocol
 import numpy as np
 
 from ..state.lanes import WARP, Lanes, Wave
-from ..text.syntax import Instruction
-from ..text.types import Array
+from ..text.syntax import Array, Instruction
 
 SPACES = ("shared", "global")
 
@@ -61,7 +60,7 @@ class Groups:
 
 
 class Knowing(Protocol):
-    """What is known besides (`order.heard`)."""
+    """What is known besides (`order.clocks`)."""
 
     per: int
     """Lanes that hear of each other by moments of their own: those of a block, or of a cluster."""
@@ -74,7 +73,7 @@ class Knowing(Protocol):
 
 
 class Clock(Protocol):
-    """The clock of `order.order`."""
+    """The clock of `order.clocks`."""
 
     now: int
     wave: Wave

@@ -1,26 +1,111 @@
-"""Data races by happens-before, whatever order the machine ran the warps in.
+"""Data races by happens-before, whatever order the machine ran the warps in: of threads, scopes, blocks that exit, bulk copies.
 
-Two accesses to the same bytes, one of them writing, race unless one happens before the other (`order.order` says what does).
+Atomics and strong accesses of too narrow a scope, for the race detector.
+
+Two of them are no race because each is in the scope of the other (PTX ISA, "Morally strong operations"): `.cta` of one leaves out
+all threads of other blocks, `.cluster` those of other clusters, whatever the other one says.
+
+Data races by happens-before, whatever order the machine ran the warps in.
+
+Two accesses to the same bytes, one of them writing, race unless one happens before the other (`order.clocks` says what does).
 Atomics and strong accesses (volatile, relaxed, acquire, release) do not race with each other.
+
+From its begin to its exit: when other blocks of a cluster may reach a block's shared memory.
+
+CUDA C++ Programming Guide, "Distributed Shared Memory": a block must have begun before others access its memory, and may not
+exit before they are done. Both must follow from what orders the threads, whatever the machine did first.
+
+Bulk copies for the race detector: accesses of many bytes each, which last from the issue until somebody has waited.
+
+A copy reads its source and writes its destination at any moment until its wait. A granule belongs to the copy that has its
+first byte: rows of a tensor may begin and end anywhere.
 """
 
 from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Protocol
 
 import numpy as np
 
 from ..report.findings import ERROR, WARNING, Findings, Verdict, place_of, source_and_call
 from ..state.lanes import WARP, Lanes, Wave
 from ..state.segments import Segment
-from ..text.syntax import Instruction
-from ..text.types import Array
-from . import agreeing, scopes
-from .agreeing import SAME, Contents
-from .copies import Copies
-from .launches import Launches
-from .order import BLOCKS, CLUSTERS, DEVICE, LANE, LANES, LEVEL, LOW, ONE, STAMP, WARPS, Order
-from .shadow import Access, Area, Boxes, Rows, Shadow, Table, TileAccess, Touch, Who, same_for_warps, windows
-from .sharing import Sharing, is_async, is_phase, is_strong
-from .tiles import Tiles
+from ..text.syntax import Array, Instruction
+from . import accesses
+from .accesses import (
+    SAME,
+    Area,
+    Boxes,
+    Contents,
+    Rows,
+    Shadow,
+    ShadowAccess,
+    Sharing,
+    Table,
+    TileAccess,
+    Touch,
+    Who,
+    is_async,
+    is_phase,
+    is_strong,
+    same_for_warps,
+    windows,
+)
+from .asynchronous import CopyRaces, TileRaces
+from .clocks import BLOCKS, CLUSTER, CLUSTERS, DEVICE, LANE, LANES, LEVEL, LOW, ONE, STAMP, WARPS, Order, highest, scope_of
+from .history import Launches
+
+LEFT_OUT = "are in blocks that the scope of one of them leaves out: they are neither ordered nor atomic to each other"
+
+
+class ScopeDetector(Protocol):
+    """The race detector of which this is a part."""
+
+    wave: Wave
+    per: int
+    numbers: np.dtype
+
+    def unordered(self, mine: Array, entries: Array, collective: bool) -> Array:
+        """Which of the accesses `entries` did not happen before what the grid-wide lanes `mine` do now."""
+
+    def note(self, access: Touch, table: Table) -> None:
+        """The access is in a table from now on."""
+
+    def report(self, access: Touch, where: Array, entries: Array, by: Array, verbs: tuple[str, str], what: str) -> None:
+        """The access and those of `entries`, by these instructions, end so."""
+
+
+def look(races: ScopeDetector, access: Touch, writes: bool) -> None:
+    """Report the strong accesses that this one is neither ordered behind nor strong towards; it is one of them from now on."""
+    shadow, scope = access.shadow, scope_of(access.instruction.mods)
+    for (theirs, wrote), table in shadow.scoped.items():
+        if (writes or wrote) and max(scope, theirs) != DEVICE:
+            judge(races, access, table, max(scope, theirs))
+    kept = shadow.scoped.get((scope, writes))
+    if kept is None:
+        kept = shadow.scoped[scope, writes] = Table(shadow.writes.rows, 1, races.numbers)
+    if isinstance(access, ShadowAccess):
+        access = replace(access, columns=None, last=None)
+    races.note(access, kept)
+    if writes and scope != DEVICE:
+        judge(races, access, kept, scope, at_once=True)
+
+
+def judge(races: ScopeDetector, access: Touch, table: Table, scope: int, at_once: bool = False) -> None:
+    """Report the entries of other blocks, or of other clusters; `at_once`: of those that came with this very access."""
+    entries, lane = table.entries.reshape(-1).take(access.rows), access.who.lane
+    low = (entries & LOW).astype(np.int64)
+    near, several = (races.per, CLUSTERS) if scope == CLUSTER else (races.wave.lanes_per_block, BLOCKS)
+    apart = (low & LANE) // near != lane // near
+    if not at_once:
+        apart |= low & LEVEL >= several
+    where = np.flatnonzero(apart & (entries != 0))
+    where = where[races.unordered(lane[where], entries[where], False)]
+    if len(where):
+        by = table.by.reshape(-1)[access.rows[where]]
+        races.report(access, where, entries[where], by, ("atomic access", "atomic access"), LEFT_OUT)
+
 
 WARP_BITS = np.uint64(((1 << STAMP) - 1) & ~(LANES | WARP - 1))
 """Of an entry: zero where two are of the same warp, be it one lane or some."""
@@ -47,7 +132,7 @@ class Races(Order):
         self.has_atomics, self.fences = sharing.atomics, sharing.releases
         self.segments = segments
         self._areas: dict[int, Area | None] = {}
-        self.copies = Copies(self)
+        self.copies = CopyRaces(self)
         self.contents: Contents | None = None
         """What memory holds, and what a store is about to write."""
         self.launches: Launches | None = None
@@ -57,7 +142,7 @@ class Races(Order):
         super().begin_wave(wave)
         self.granules = self.shared_stride >> self.shared_shift
         self.shared = Shadow.of(wave.blocks * self.granules, self.warps, True, self.numbers, self.sharing.proxies)
-        self.tiles = Tiles(self) if self.sharing.products else None
+        self.tiles = TileRaces(self) if self.sharing.products else None
 
     def fence(self, lanes: Lanes, scope: int) -> None:
         super().fence(lanes, scope)
@@ -116,7 +201,7 @@ class Races(Order):
         if found is None:
             return
         shadow, rows, columns, who = found
-        access = Access(i, lanes, addresses, segment, shadow, rows, columns, who, kind in ("ldmatrix", "stmatrix"))
+        access = ShadowAccess(i, lanes, addresses, segment, shadow, rows, columns, who, kind in ("ldmatrix", "stmatrix"))
         if columns is not None and not access.collective:
             access.last = same_for_warps(lanes, rows)
         self.judge(access, kind)
@@ -156,7 +241,7 @@ class Races(Order):
     def judge(self, access: Touch, kind: str) -> None:
         """What the access is not ordered behind; then it is in the shadow itself."""
         i, lanes, shadow, segment, rows = access.instruction, access.lanes, access.shadow, access.segment, access.rows
-        if self.launches is not None and isinstance(access, Access) and segment is not None:
+        if self.launches is not None and isinstance(access, ShadowAccess) and segment is not None:
             strong = self.has_atomics and (kind == "atom" or is_strong(i))
             if strong and (kind == "ld" or i.opcode == "atom"):
                 self.launches.hear(access, kind != "ld")
@@ -174,7 +259,7 @@ class Races(Order):
                 self.tiles.look(access, "atomic access")
             self.note(access, shadow.atomics)
             if self.sharing.narrow and not is_phase(i) and not (shadow.shared and self.wave.cluster == 1):
-                scopes.look(self, access, kind != "ld")
+                look(self, access, kind != "ld")
             if self.fences and not is_phase(i) and i.opcode != "cp":
                 where = rows.reshape(lanes.n, -1)[:, 0] if len(rows) != lanes.n else rows
                 reads = kind in ("ld", "atom") and i.opcode != "st"
@@ -202,7 +287,7 @@ class Races(Order):
             if self.has_atomics:
                 self.look(access, shadow.atomics, "write", "atomic access")
             self.overwrite(access)
-            agreeing.remember(self, access)
+            accesses.remember(self, access)
 
     def look_at_writers(self, access: Touch, verb: str) -> None:
         """Report the plain writes that an access is not ordered behind."""
@@ -249,11 +334,11 @@ class Races(Order):
             # Several lanes wrote there at once: within a warp one of them wins, between warps that is a race.
             lost = np.flatnonzero(won != values)
             winner = (won[lost] & np.uint64(LANE)).astype(np.int64)
-            same, apart = agreeing.same_at_once(self, access, lost, winner), winner >> 5 != who.lane[lost] >> 5
+            same, apart = accesses.same_at_once(self, access, lost, winner), winner >> 5 != who.lane[lost] >> 5
             self.report_writers(access, lost[apart], won[lost[apart]], np.full(np.count_nonzero(apart), number), same[apart])
             beside = lost[same & apart]
-            agreeing.join(self, access, beside, values[beside], np.full(len(beside), number))
-            agreeing.mix(access.shadow, access.rows[lost[~same & ~apart]])
+            accesses.join(self, access, beside, values[beside], np.full(len(beside), number))
+            accesses.mix(access.shadow, access.rows[lost[~same & ~apart]])
 
     def stamp(self, access: TileAccess) -> None:
         """The lanes of an access write now, each alone."""
@@ -319,10 +404,10 @@ class Races(Order):
             if (verb, other) != ("write", "write"):
                 self.report(access, where, chosen, by, (verb, other))
                 return
-            same = agreeing.same_as_before(self, access, where, by)
+            same = accesses.same_as_before(self, access, where, by)
             self.report_writers(access, where, chosen, by, same)
             if table is access.shadow.writes:
-                agreeing.join(self, access, where[same], chosen[same], by[same])
+                accesses.join(self, access, where[same], chosen[same], by[same])
 
     def clear(self, access: Touch, boxes: Boxes, table: Table, other: str) -> bool:
         """Whether all that `look` would look at in some ranges is in order."""
@@ -520,3 +605,136 @@ def told(verb: str, i: Instruction) -> str:
     if i.opcode != "cp":
         return verb
     return i.name if verb == COPY else f"{verb.removesuffix(f' of an {COPY}')} of {i.name}"
+
+
+@dataclass
+class Touches:
+    """Of each lane of the cluster when it last reached a block's shared memory from another one, and with which instruction."""
+
+    stamps: Array
+    by: Array
+
+
+class Lifetimes:
+    """The blocks of a wave of clusters."""
+
+    def __init__(self, races: Races, wave: Wave, findings: Findings):
+        self.races, self.wave, self.findings = races, wave, findings
+        self.touched: dict[int, Touches] = {}
+        self.over: dict[int, Array] = {}
+        """Of each lane of the cluster until when its accesses were over for some thread of the block that has exited."""
+
+    def touch(self, lanes: Lanes, blocks: Array, i: Instruction) -> None:
+        """The lanes reach the shared memory of these blocks of the wave, one a lane, none its own."""
+        races, place = self.races, lanes.index % self.races.per
+        early = ~races.begun(lanes, blocks)
+        if early.any():
+            first = int(np.flatnonzero(early)[0])
+            block = self.number(int(blocks[first]))
+            message = f"access to the shared memory of block {block}, which may not have begun: no cluster barrier is before it"
+            self.findings.report("not begun", message, i, lanes, first, count=int(early.sum()))
+        if is_phase(i) and "arrive" not in i.mods:
+            return  # a phase is not complete without the bytes that are expected: who waits for it waits for this
+        for block in np.unique(blocks).tolist():
+            found = self.touched.get(block)
+            if found is None:
+                found = self.touched[block] = Touches(np.zeros(races.per, np.int64), np.zeros(races.per, np.int64))
+            at = place[blocks == block]
+            found.stamps[at], found.by[at] = races.now, races.number(i)
+
+    def leave(self, lanes: Lanes) -> None:
+        """These threads have exited (`wave.alive` knows): if a block has none left, everything that reached it must be over."""
+        races, per = self.races, self.races.per
+        for block in lanes.block_ids.tolist():
+            part = lanes.subset(np.flatnonzero(lanes.block == block))
+            start = int(part.index[0]) // per * per + races.first
+            learnt = [races.learnt(lane) for lane in (part.index + races.first).tolist()]
+            known = [one[start : start + per] for one in learnt if one is not None]
+            self.over[block] = highest([races.heard.released(part)[:per], *known, self.over.get(block)])
+            if block in self.touched and not self.wave.alive_by_block[block]:
+                self.check(block)
+
+    def check(self, block: int) -> None:
+        touched, per = self.touched[block], self.wave.lanes_per_block
+        late = np.flatnonzero(touched.stamps > self.over[block])
+        for number in np.unique(touched.by[late]).tolist():
+            lanes = late[touched.by[late] == number]
+            i = self.races.instructions[number]
+            other, thread = divmod(block // self.wave.cluster * self.races.per + int(lanes[0]), per)
+            key = ("exited block", i.line, i.text, None)
+            place = self.number(other), thread // WARP, thread % WARP
+            count = len(lanes)
+            self.findings.record("exited block", self.message(block), (i,), place, key, count=count, address=None, tensor=None)
+
+    def message(self, block: int) -> str:
+        number = self.number(block)
+        return f"access to the shared memory of block {number}, which may have exited: nothing makes its threads wait for this"
+
+    def number(self, block: int) -> int:
+        return self.wave.number(self.wave.first_block + block)
+
+
+def tile_access(races: Races, lanes: Lanes, row: Array, chunks: Array, offsets: Array, i: Instruction) -> TileAccess:
+    """Tiles of shared memory, the k-th by lane row[k]: (tiles, chunks) 16-byte elements of the wave's, `offsets` of each tile."""
+    addresses = np.zeros(lanes.n, np.int64)
+    addresses[row] = offsets
+    lane, column = lanes.index[row] + races.first, lanes.warp[row] % races.warps
+    return TileAccess(i, lanes, addresses, races.shared, chunks, 4 - races.shared_shift, row, lane, column)
+
+
+def piece_access(
+    races: Races, lanes: Lanes, segment: Segment, starts: Array, lengths: Array, row: Array, i: Instruction
+) -> ShadowAccess | None:
+    """Ranges of bytes of a tensor, the k-th by lane row[k]; None where no store of the kernel reaches the tensor."""
+    area = races.area(segment) if segment.space == "global" else None
+    if area is None:
+        return None
+    up = (1 << area.shift) - 1
+    begin = starts + (segment.address - segment.start - area.low)
+    area.shadow.ragged |= bool(((begin | begin + lengths) & up).any())
+    first = (begin + up) >> area.shift
+    count = ((begin + lengths + up) >> area.shift) - first
+    before = np.cumsum(count) - count
+    rows = np.repeat(first - before, count) + np.arange(int(count.sum()))
+    position = np.repeat(row, count)
+    addresses = np.zeros(lanes.n, np.int64)
+    addresses[row[::-1]] = starts[::-1]
+    who = Who(lanes.index[position] + races.first, position, position, position)
+    return ShadowAccess(i, lanes, addresses, segment, area.shadow, rows, None, who)
+
+
+def bulk_read(races: Races, access: ShadowAccess) -> None:
+    """A tensor map is read: by a proxy of its own, at once."""
+    if races.launches is not None:
+        races.launches.look(access, False, False)
+    races.look_at_writers(access, "read")
+    if races.has_atomics:
+        races.look(access, access.shadow.atomics, "read", "atomic access")
+    races.note(access, access.shadow.reads)
+
+
+def bulk_writing(races: Races, access: ShadowAccess) -> None:
+    """A copy to a tensor writes at any time until its thread has waited: nobody is ordered behind that, the thread included."""
+    shadow = access.shadow
+    if shadow.landing is None:
+        shadow.landing = Table(shadow.writes.rows, 1, races.numbers)
+    races.copies.pending(access, shadow.landing)
+
+
+def bulk_written(races: Races, access: ShadowAccess, lanes: Array) -> None:
+    """These lanes of the wave have waited for their part of such a copy: they wrote now."""
+    assert access.shadow.landing is not None
+    mine = np.isin(access.who.lane, lanes + races.first)
+    rows = access.rows[mine]
+    access.shadow.landing.entries[rows] = 0
+    who = access.who
+    values = races.values(Who(who.lane[mine], who.position, who.row, who.column), ONE)
+    access.shadow.writes.entries.reshape(-1)[rows] = values
+
+
+def last_write(races: Races, access: ShadowAccess) -> tuple[int, int]:
+    """(moment, block of the grid) of the last plain write to the bytes of an access; moment 0: nobody wrote there."""
+    if not access.shadow.writes.used or not len(access.rows):
+        return 0, 0
+    entry = int(access.shadow.writes.entries[access.rows].max())
+    return entry >> STAMP, (entry & LANE) // races.wave.lanes_per_block

@@ -16,13 +16,64 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ..state.lanes import GROUP, WARP, Lanes, Wave
-from ..state.patterns import wavefronts
+from ..state.lanes import GROUP, WARP, Lanes, Wave, wavefronts
 from ..state.segments import Segment
-from ..text.syntax import Instruction
-from ..text.types import Array
-from .classes import copies_by_lanes
-from .writers import WORD, Writers
+from ..text.syntax import Array, Instruction
+from .counters import copies_by_lanes
+
+WORD = 4
+
+
+class Written(NamedTuple):
+    """What made a word what it is: numbers of the block's own stores and atomics, and whether other blocks had a part in it."""
+
+    by: tuple[int, ...]
+    outside: bool
+
+
+class Writers:
+    """The last store of each word, and the atomics since. `rows`: of each number its warp."""
+
+    def __init__(self, wave: Wave, rows: Mapping[int, int]):
+        self.rows = rows
+        self.shared = wave.blocks * wave.shared_stride
+        self.every = [Written((), False), Written((), True)]
+        """Of which tables have the places: nobody, another block, and so on."""
+        self.tables: dict[Segment | None, Array] = {}
+
+    def table(self, segment: Segment | None) -> Array:
+        """Of a tensor, or of the wave's shared memory."""
+        found = self.tables.get(segment)
+        if found is None:
+            nbytes = self.shared if segment is None else segment.size
+            found = self.tables[segment] = np.zeros(nbytes // WORD + 1, np.int32)
+        return found
+
+    def stored(self, segment: Segment | None, words: Array, numbers: Array) -> None:
+        """Lanes (rows of `words`) store; `numbers`: of each its store, 0 for lanes of other blocks."""
+        places = np.ones(len(numbers), np.int32)
+        for number in np.unique(numbers[numbers > 0]).tolist():
+            places[numbers == number] = len(self.every)
+            self.every.append(Written((number,), False))
+        self.table(segment)[words] = places[:, None]
+
+    def added(self, segment: Segment | None, words: Array, numbers: Array) -> None:
+        """Lanes change what is there: theirs joins what others did, of each warp the last."""
+        table, each = self.table(segment), np.repeat(numbers, words.shape[1])
+        order = np.argsort(words, axis=None, kind="stable")
+        found, each = words.reshape(-1)[order], each[order]
+        for a, b in pairwise([*np.flatnonzero(np.diff(found, prepend=-1)).tolist(), len(found)]):
+            before, mine = self.every[table[found[a]]], np.unique(each[a:b]).tolist()
+            rows = {self.rows[number] for number in mine if number}
+            kept = [number for number in before.by if self.rows[number] not in rows]
+            table[found[a]] = len(self.every)
+            self.every.append(Written((*kept, *(number for number in mine if number)), before.outside or 0 in mine))
+
+    def of(self, segment: Segment | None, words: Array) -> Written:
+        """Of all these words together."""
+        some = [self.every[place] for place in sorted(set(self.table(segment)[words].ravel().tolist()))]
+        return Written(tuple(dict.fromkeys(n for one in some for n in one.by)), any(one.outside for one in some))
+
 
 MOST_KEPT = 1_000_000
 """Stretches and acts of all warps together: beyond it a diary is given up, since they take some 300 and 150 bytes each."""
@@ -65,13 +116,13 @@ class Start(NamedTuple):
     number: int
 
 
-class Multiply(NamedTuple):
+class MultiplyIssue(NamedTuple):
     """A warp's part of a product of its warpgroup, which begins when the last of the four warps has come."""
 
     number: int
 
 
-class Wait(NamedTuple):
+class WaitSpan(NamedTuple):
     """A wait: over when all of `on` have come. `read`: of copies to global memory, only until they have read their source.
 
     kind: barrier, cluster, phase (mbarrier), memory (what a loop that asks it reads), copies (cp.async), stores (bulk groups),
@@ -87,7 +138,7 @@ class Wait(NamedTuple):
     outside: bool = False
 
 
-Act = Shared | Global | Sign | Promise | Start | Multiply | Wait
+Act = Shared | Global | Sign | Promise | Start | MultiplyIssue | WaitSpan
 
 
 @dataclass(slots=True)
@@ -100,7 +151,7 @@ class Stretch:
 
 
 @dataclass(slots=True)
-class Copy:
+class CopySpan:
     """An asynchronous copy: by warp `row`, with instruction `pc`; of `tensor`, of which it moves `nbytes`, and to `where`.
 
     how: cp.async, bulk, TMA or DSMEM. group: of cp.async, how many groups its warp had closed before. inward: into the block's
@@ -119,7 +170,7 @@ class Copy:
 
 
 @dataclass(frozen=True, slots=True)
-class Product:
+class ProductSpan:
     """A product of a warpgroup, the first of whose warps is `row`: FMAs, and the bits of an element of its operands."""
 
     row: int
@@ -142,7 +193,7 @@ class Row:
     """Where it last came to the head of a loop that only waits: head, stretches, and end and acts of the last of them then."""
 
 
-class Part(NamedTuple):
+class DiaryPart(NamedTuple):
     """Lanes of one of the block's warps in a set of lanes, from position `start` to `end`."""
 
     row: int
@@ -190,8 +241,8 @@ class Diary:
         self.blocks = 0
         self.listing: Listing
         self.rows: list[Row] = []
-        self.copies: dict[int, Copy] = {}
-        self.products: dict[int, Product] = {}
+        self.copies: dict[int, CopySpan] = {}
+        self.products: dict[int, ProductSpan] = {}
         self.signs: dict[int, int] = {}
         """Rows of arrivals and promises."""
         self.too_long = False
@@ -222,7 +273,7 @@ class Diary:
         self.local = next(k for k in range(wave.blocks) if wave.number(wave.first_block + k) == self.block)
         self._first, self._end = self.local * wave.lanes_per_block, (self.local + 1) * wave.lanes_per_block
         self.rows = [Row() for _ in range(wave.warps_per_block)]
-        self._parts: dict[Lanes, list[Part]] = {}
+        self._parts: dict[Lanes, list[DiaryPart]] = {}
         self._met: defaultdict[tuple[str, int], list[int]] = defaultdict(list)
         self._over: dict[str, tuple[int, tuple[int, ...]]] = dict.fromkeys(("barrier", "cluster"), (-1, ()))
         self._phases: defaultdict[tuple[int, int, int], list[int]] = defaultdict(list)
@@ -243,7 +294,7 @@ class Diary:
         self._writers = None
         del self.name
 
-    def parts(self, lanes: Lanes) -> list[Part]:
+    def parts(self, lanes: Lanes) -> list[DiaryPart]:
         """The block's warps in a set of lanes."""
         found = [] if self.too_long else self._parts.get(lanes)
         if found is None:
@@ -253,7 +304,7 @@ class Diary:
             rows = (lanes.index[first:end] - self._first) // WARP
             starts = np.flatnonzero(np.diff(rows, prepend=-1)).tolist()
             found = self._parts[lanes] = [
-                Part(int(rows[a]), first + a, first + b, lanes.subset(np.arange(first + a, first + b)))
+                DiaryPart(int(rows[a]), first + a, first + b, lanes.subset(np.arange(first + a, first + b)))
                 for a, b in pairwise([*starts, end - first])
             ]
         return found
@@ -299,7 +350,7 @@ class Diary:
     def note(self, row: int, pc: int, act: Act) -> None:
         """An act of instruction `pc`, the last that the row has run, or one of its stretch."""
         stretches = self.rows[row].stretches
-        if not isinstance(act, Shared | Global) and not (isinstance(act, Wait) and act.kind == "memory"):
+        if not isinstance(act, Shared | Global) and not (isinstance(act, WaitSpan) and act.kind == "memory"):
             self.rows[row].spin = None  # what is behind it stays
         last = stretches[-1]
         if not last.first <= pc < last.end or (last.acts and last.acts[-1][0] > pc):
@@ -377,7 +428,7 @@ class Diary:
             if by or outside:
                 at = int(addresses[part.start]) % lanes.wave.shared_stride if segment is None else 0
                 what = f"shared memory at {self.name(at)}" if segment is None else segment.name
-                self.note(part.row, pc, Wait("memory", what, by, outside=outside))
+                self.note(part.row, pc, WaitSpan("memory", what, by, outside=outside))
 
     def _wrote(
         self, space: str, segment: Segment | None, lanes: Lanes, addresses: Array, size: int | Array, i: Instruction
@@ -394,7 +445,7 @@ class Diary:
     def _copy(self, row: int, pc: int, offset: int) -> None:
         number = self._issued[row] = self.number()
         warp = self.rows[row]
-        self.copies[number] = Copy(row, pc, "cp.async", "", self.name(offset), 0, warp.groups, True)
+        self.copies[number] = CopySpan(row, pc, "cp.async", "", self.name(offset), 0, warp.groups, True)
         warp.flying.append(number)
         self.note(row, pc, Start(number))
 
@@ -415,7 +466,7 @@ class Diary:
             if kind == "copies":
                 row = self.rows[part.row]
                 row.flying = [number for number in row.flying if number not in mine]
-            self.note(part.row, self.at[i], Wait(kind, "", mine, read=read))
+            self.note(part.row, self.at[i], WaitSpan(kind, "", mine, read=read))
 
     def promised(self, lanes: Lanes, instruction: Instruction) -> dict[int, int]:
         """Warps will arrive somewhere when their copies have landed: the promises by row."""
@@ -447,7 +498,7 @@ class Diary:
                 number, out = self.number(), bool(across[k])
                 found[k] = number
                 place = part.row, self.at[i], how, tensor, where[k]
-                self.copies[number] = Copy(*place, int(nbytes[k]), -1, inward and not out, out)
+                self.copies[number] = CopySpan(*place, int(nbytes[k]), -1, inward and not out, out)
                 self.note(part.row, self.at[i], Start(number))
         return found
 
@@ -466,7 +517,7 @@ class Diary:
         what = f"barrier {number}" if kind == "barrier" else "the cluster's barrier"
         for lanes, pc in waits:
             for part in self.parts(lanes):
-                self.note(part.row, pc, Wait(kind, what, on, meeting, outside=outside))
+                self.note(part.row, pc, WaitSpan(kind, what, on, meeting, outside=outside))
 
     # -- mbarriers --------------------------------------------------------------------------------------------------------
 
@@ -500,7 +551,7 @@ class Diary:
         at = key, self._lives[key], phase
         which = f"phase {phase}" if phase >= 0 else "the phase before the first"
         what = f"{which} of the mbarrier at {self.name(key % self._per * 8)}"
-        wait = Wait("phase", what, tuple(self._phases.get(at, ())), outside=at in self._outside)
+        wait = WaitSpan("phase", what, tuple(self._phases.get(at, ())), outside=at in self._outside)
         for part in self.parts(lanes):
             self.note(part.row, pc, wait)
 
@@ -513,14 +564,14 @@ class Diary:
             first = part.row - part.row % GROUP
             if first not in found:
                 found[first] = self.number()
-                self.products[found[first]] = Product(first, pc, *size)
-            self.note(part.row, pc, Multiply(found[first]))
+                self.products[found[first]] = ProductSpan(first, pc, *size)
+            self.note(part.row, pc, MultiplyIssue(found[first]))
         return found
 
     def resized(self, lanes: Lanes, pc: int, more: bool) -> None:
         """A warp has the registers that it asked for: from then on, if it gives some back, others may."""
         if more:
             for part in self.parts(lanes):
-                self.note(part.row, pc, Wait("registers", "", tuple(self._given)))
+                self.note(part.row, pc, WaitSpan("registers", "", tuple(self._given)))
         else:
             self._given += self.signs_of(lanes, pc)

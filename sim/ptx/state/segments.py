@@ -1,4 +1,6 @@
-"""The tensors of a launch: named ranges of memory at virtual addresses, and where the pointers to them come from.
+"""Named ranges of memory at virtual addresses: the tensors of a launch, and the pages of shared memory.
+
+The tensors of a launch: named ranges of memory at virtual addresses, and where the pointers to them come from.
 
 Tensor number i owns the window of 2**40 bytes from (i + 1) << 40 and lies in the middle of it. So a stray access is charged to the
 tensor whose pointer it came from, and two arguments that are views of the same memory stay apart in every count although they
@@ -6,6 +8,10 @@ share their bytes.
 
 A NumPy allocation starts at an aligned address, as one on a device does, and a view of it keeps its offset: sector
 counts and misalignment are those of the view, and do not change with where the host put the bytes.
+
+Pages of shared memory: what is true of all bytes of a page need not be asked byte by byte.
+
+Tiles of wgmma and of bulk copies are mostly whole pages: 1024 bytes are eight rows of the widest swizzle. Each block has its own.
 """
 
 from __future__ import annotations
@@ -16,7 +22,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.lib.array_utils import byte_bounds
 
-from ..text.types import ELEMENT, Array
+from ..text.syntax import ELEMENT, Array
 
 WINDOW_BITS = 40
 ALIGNMENT = 4096
@@ -26,7 +32,7 @@ WRITTEN, UNWRITTEN, IN_FLIGHT = 0, 1, 2
 elements: fresh memory is zero without being touched, and they may be many."""
 
 
-class Field(NamedTuple):
+class PointerField(NamedTuple):
     """A pointer, or some of its bytes, at a byte offset of a parameter that is a structure."""
 
     parameter: str
@@ -34,15 +40,15 @@ class Field(NamedTuple):
     width: int = 8
 
 
-Place = str | Field
+Place = str | PointerField
 """Where a pointer comes from: a parameter, the address of a variable, or a field. Of a structure, its name is any of its fields."""
 
 
 def meets(found: Place, place: Place) -> bool:
     """Whether what was loaded from `found` may be (part of) the pointer at `place`."""
-    if isinstance(found, Field) and isinstance(place, Field):
+    if isinstance(found, PointerField) and isinstance(place, PointerField):
         return found.parameter == place.parameter and -found.width < found.offset - place.offset < place.width
-    return found == place or (isinstance(place, Field) and found == place.parameter)
+    return found == place or (isinstance(place, PointerField) and found == place.parameter)
 
 
 class Segment:
@@ -145,3 +151,36 @@ def may_hold_nan(segment: Segment) -> bool:
         return True
     limit = LARGEST_FINITE[array.itemsize]
     return bool((bits & bits.dtype.type((1 << (8 * array.itemsize - 1)) - 1) > limit).any())
+
+
+PAGE = 1024
+"""Bytes of a page."""
+
+
+class Pages:
+    """The pages of a wave whose blocks have `stride` bytes of shared memory each; the last page of a block may be shorter."""
+
+    def __init__(self, stride: int, blocks: int):
+        self.stride = stride
+        self.per_block = -(-stride // PAGE)
+        self.count = blocks * self.per_block
+
+    def of(self, at: Array) -> Array:
+        """The pages of bytes of the wave's shared memory."""
+        block = at // self.stride
+        return np.asarray(block * self.per_block + (at - block * self.stride) // PAGE)
+
+    def of_ranges(self, starts: Array, size: int) -> tuple[Array, bool]:
+        """The pages of ranges of `size` bytes, (ranges, n), the last again where there are fewer; and whether they are whole."""
+        first, last = self.of(starts), self.of(starts + (size - 1))
+        found = np.minimum(first[:, None] + np.arange(int((last - first).max()) + 1), last[:, None])
+        return found, size % PAGE == 0 and not (starts % self.stride % PAGE).any()
+
+    def start(self, pages: Array) -> Array:
+        """The first byte of each of these pages in the wave's shared memory."""
+        block = pages // self.per_block
+        return np.asarray(block * self.stride + (pages - block * self.per_block) * PAGE)
+
+    def whole(self, pages: Array) -> Array:
+        """Which of these pages have all their bytes."""
+        return np.asarray((pages % self.per_block + 1) * PAGE <= self.stride)

@@ -1,12 +1,95 @@
-"""What PTX text is made of: operands, instructions, variables, functions, modules."""
+"""What PTX text is made of: types, operands, instructions, variables, functions, the names of kernels."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import takewhile
+from typing import Any
 
-from .types import TYPES, PtxError, PtxType
+import numpy as np
+from numpy.typing import NDArray
+
+from cupyflash.words import plural
+
+Array = NDArray[Any]
+
+
+@dataclass(frozen=True)
+class PtxType:
+    """One fundamental type. `kind`: b(its), u, s, f(loat) or p(redicate); `dtype` views the bits (halves as float16)."""
+
+    name: str
+    bits: int
+    kind: str
+    dtype: np.dtype[Any]
+
+    @property
+    def bytes(self) -> int:
+        return max(1, self.bits // 8)
+
+
+def _table() -> dict[str, PtxType]:
+    types = {"pred": PtxType("pred", 1, "p", np.dtype(np.bool_))}
+    for bits in (8, 16, 32, 64):
+        for kind, code in (("b", "u"), ("u", "u"), ("s", "i")):
+            name = f"{kind}{bits}"
+            types[name] = PtxType(name, bits, kind, np.dtype(f"{code}{bits // 8}"))
+    for bits in (16, 32, 64):
+        types[f"f{bits}"] = PtxType(f"f{bits}", bits, "f", np.dtype(f"f{bits // 8}"))
+    # NumPy has no bfloat16 and no packed types: their bits are kept as unsigned integers.
+    types["bf16"] = PtxType("bf16", 16, "f", np.dtype(np.uint16))
+    types["f16x2"] = PtxType("f16x2", 32, "f", np.dtype(np.uint32))
+    types["bf16x2"] = PtxType("bf16x2", 32, "f", np.dtype(np.uint32))
+    types["f32x2"] = PtxType("f32x2", 64, "f", np.dtype(np.uint64))
+    types["tf32"] = PtxType("tf32", 32, "f", np.dtype(np.uint32))
+    return types
+
+
+TYPES = _table()
+
+UNSIGNED: dict[int, np.dtype[Any]] = {1: np.dtype(np.uint8), 2: np.dtype(np.uint16), 4: np.dtype(np.uint32), 8: np.dtype(np.uint64)}
+"""Unsigned dtype of a width in bytes."""
+
+ELEMENT: dict[int, np.dtype[Any]] = {**UNSIGNED, 16: np.dtype(np.complex128), 32: np.dtype("V32")}
+"""Dtype that moves a memory element of 1..32 bytes as raw bits."""
+
+
+class PtxError(RuntimeError):
+    """Base of the errors that this package raises about a PTX text or its execution."""
+
+
+QUOTED = 100
+"""Most characters of a text that a message repeats."""
+
+MOST_LISTED = 10
+"""Statements that a message names one by one."""
+
+
+def brief(text: str) -> str:
+    """A text as a message repeats it."""
+    return text if len(text) <= QUOTED else f"{text[: QUOTED - 3]}..."
+
+
+class UnsupportedPTX(PtxError):
+    """A kernel uses what the machine does not execute (opcodes, modifiers, directives): `items`, all as (line, text, reason).
+
+    The message has the first ten.
+    """
+
+    def __init__(self, items: list[tuple[int, str, str]], kernel: str = ""):
+        self.items = items
+        self.kernel = kernel
+        lines = "\n".join(f"  line {line}: {brief(text)}  ({reason})" for line, text, reason in items[:MOST_LISTED])
+        if len(items) > MOST_LISTED:
+            lines += f"\n  and {len(items) - MOST_LISTED:,} more"
+        super().__init__(f"{kernel + ': ' if kernel else ''}{plural(len(items), 'unsupported PTX statement')}:\n{lines}")
+
+
+class Unsupported(Exception):
+    """Raised by a decoder for one instruction; collected into `UnsupportedPTX` at load."""
+
 
 Line = tuple[str, int]
 """A line of source: (file, line). Where the PTX has no line information the file is "PTX" and the line is the PTX's."""
@@ -195,3 +278,84 @@ def symbols(operands: Sequence[Operand]) -> list[Sym]:
         elif isinstance(operand, Vec | Group):
             out += symbols(operand.items)
     return out
+
+
+_SOURCE_NAME = re.compile(r"L?(\d+)")
+
+
+def base_name(mangled: str) -> str:
+    """The name that stands in the source, with its namespaces, without template arguments and parameters.
+
+    `_ZN3cub6KernelIfEEvPT_` is `cub::Kernel`. A name that C++ did not mangle is itself. Unnamed namespaces are left out.
+    """
+    if not mangled.startswith("_Z"):
+        return mangled
+    nested = mangled.startswith("_ZN")
+    at, parts = 3 if nested else 2, list[str]()
+    while match := _SOURCE_NAME.match(mangled, at):
+        at = match.end() + int(match[1])
+        parts.append(mangled[match.end() : at])
+        if not nested:
+            break
+    named = [part for part in parts if not part.startswith(("_GLOBAL__N_", "_INTERNAL_"))]
+    return "::".join(named) or mangled
+
+
+def variable_name(mangled: str) -> str:
+    """The name of a variable that stands in the source; that of one in a function (`_ZZ1kvE4tile`) is `tile`."""
+    if mangled.startswith("_ZZ"):
+        for match in re.finditer(r"E(\d+)(?=[A-Za-z_])", mangled):
+            name, rest = mangled[match.end() : match.end() + int(match[1])], mangled[match.end() + int(match[1]) :]
+            if re.fullmatch(r"(_\d+)?", rest):
+                return name
+    return base_name(mangled)
+
+
+def find_kernel(kernels: Sequence[str], name: str | None) -> str:
+    """The kernel that is meant: by its name in the PTX, else by its name in the source where that is unique; None: the only one.
+
+    Raises ValueError that lists the kernels.
+    """
+    listed = ", ".join(k if base_name(k) == k else f"{base_name(k)} ({k})" for k in kernels) or "none"
+    if name is None:
+        if len(kernels) == 1:
+            return kernels[0]
+        raise ValueError(f"say which kernel: this module has {listed}")
+    if name in kernels:
+        return name
+    found = [k for k in kernels if name in (base_name(k), base_name(k).rpartition("::")[2])]
+    if len(found) == 1:
+        return found[0]
+    if found:
+        raise ValueError(f"kernel {name!r} is not unique: take one of {', '.join(found)}")
+    raise ValueError(f"kernel {name!r} is not in this module; it has {listed}")
+
+
+_COMMENTS = re.compile(r"//[^\n]*|/\*.*?\*/", re.DOTALL)
+_LAST_WORD = re.compile(r"([A-Za-z_]\w*)\s*(?:\[[^\]]*\]\s*)*$")
+
+
+def parameter_names(cuda: str, kernel: str, count: int) -> list[str]:
+    """The names of a kernel's parameters, of the last function of its name in CUDA C that has `count`; else arg0, arg1, ..."""
+    text = _COMMENTS.sub(" ", cuda)
+    for match in reversed(list(re.finditer(rf"\b{re.escape(kernel.rpartition('::')[2])}\s*\(", text))):
+        parts = top_level(text, match.end())
+        names = [found[1] for part in parts if (found := _LAST_WORD.search(part.partition("=")[0].strip()))]
+        before = text[: match.start()].rstrip()[-1:]
+        if len(set(names)) == len(parts) == count and (before.isalnum() or before in "_)>&*"):
+            return names
+    return [f"arg{n}" for n in range(count)]
+
+
+def top_level(text: str, start: int) -> list[str]:
+    """What stands between the commas from `start`, behind a parenthesis, to where it closes."""
+    depth, parts, at = 0, [""], start
+    while at < len(text) and depth >= 0:
+        letter = text[at]
+        depth += (letter in "([{<") - (letter in ")]}>")
+        if letter == "," and depth == 0:
+            parts.append("")
+        elif depth >= 0:
+            parts[-1] += letter
+        at += 1
+    return [] if parts == [""] else parts

@@ -1,47 +1,22 @@
 """The opcodes, one module a family. Importing this package fills the table of `decode.registry`."""
 
 from ..registry import Coverage, Plan, coverage, decode, known
-from . import (
-    access,
-    address,
-    approximate,
-    compare,
-    control,
-    convert,
-    copy,
-    floating,
-    half,
-    integer,
-    logic,
-    mbarrier,
-    move,
-    tensor,
-    warp,
-    wgmma,
-    wmma,
-)
+from . import access, control, copies, floating, integer, logic, matrices, move, rounding, warp
 
 __all__ = [
     "Coverage",
     "Plan",
     "access",
-    "address",
-    "approximate",
-    "compare",
     "control",
-    "convert",
-    "copy",
+    "copies",
     "coverage",
     "decode",
     "floating",
-    "half",
     "integer",
     "known",
     "logic",
-    "mbarrier",
+    "matrices",
     "move",
-    "tensor",
+    "rounding",
     "warp",
-    "wgmma",
-    "wmma",
 ]

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from ...text.types import TYPES, Array, PtxType
+from ...text.syntax import TYPES, Array, PtxType
 from ..registry import Arg, Instruction, Mods, Plan, Reg, Thunk, Unsupported, arg, opcode, pure
 
 INTEGERS = ("u16", "s16", "u32", "s32", "u64", "s64")

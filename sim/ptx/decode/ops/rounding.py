@@ -1,16 +1,108 @@
-"""Correct rounding where NumPy has no instruction for it: fused multiply-add, and narrowing to half types.
+"""Rounding: the host's floating-point environment, what NumPy cannot round, arithmetic in half types.
+
+The floating-point environment of the host: rounding direction and flushing of subnormals.
+
+PTX has both as instruction modifiers (.rn/.rz/.rm/.rp, .ftz). The host's vector unit has them as control bits of the
+thread, and NumPy's loops obey them, so `.ftz` and directed rounding cost nothing per lane. The bits are set through
+`fesetenv` of the C library, whose `fenv_t` holds them on the platforms below; elsewhere only the default environment
+exists: subnormals are kept, and directed rounding is refused.
+
+Correct rounding where NumPy has no instruction for it: fused multiply-add, and narrowing to half types.
 
 The tool is rounding to odd (Boldo and Melquiond, "Emulation of FMA and correctly rounded sums", 2008): a sum that is
 inexact gets an odd last bit, so that rounding it once more to at most half the precision less two bits is correct.
+
+Arithmetic in float16, bfloat16 and their packed pairs (PTX ISA, "Half Precision Floating Point Instructions").
+
+Values are widened to float32, where sums, products and quotients of halves round correctly twice (24 >= 2 * 11 + 2),
+or for fused operations to float64 with rounding to odd. A packed register is an array of two elements a lane.
 """
 
 from __future__ import annotations
 
+import ctypes
+import ctypes.util
+import platform
+from collections.abc import Callable
 from fractions import Fraction
+from functools import partial
 
 import numpy as np
 
-from ...text.types import Array
+from ...text.syntax import Array, PtxError, PtxType
+from ..registry import Instruction, Mods, Plan, Thunk, arg, pure
+
+NEAREST, DOWN, UP, ZERO = 0, 1, 2, 3
+ROUNDING = {"rn": NEAREST, "rna": NEAREST, "rm": DOWN, "rp": UP, "rz": ZERO}
+
+
+def mode(rounding: int = NEAREST, flush: bool = False) -> int:
+    """The code of an environment: what `Environment.setters` is indexed by."""
+    return rounding * 2 + flush
+
+
+KEEP = mode()
+"""Round to nearest, keep subnormals: the environment that everything outside of the run loop expects."""
+
+
+def _layout() -> tuple[int, int, int, tuple[int, int, int, int], int] | None:
+    """(offset of the control word, its bytes, flush bits, rounding bits by direction, mask) inside fenv_t."""
+    machine, system = platform.machine(), platform.system()
+    if system == "Linux" and machine == "x86_64":  # MXCSR: FTZ, DAZ; RC in bits 13-14
+        return 28, 4, 0x8040, (0, 1 << 13, 2 << 13, 3 << 13), 0x8040 | 3 << 13
+    if machine in ("aarch64", "arm64"):  # FPCR: FZ; RMode in bits 22-23 counts nearest, up, down, zero
+        offset, width = (0, 4) if system == "Linux" else (8, 8)
+        return offset, width, 1 << 24, (0, 2 << 22, 1 << 22, 3 << 22), 1 << 24 | 3 << 22
+    return None
+
+
+FLUSH = mode(NEAREST, True)
+"""Round to nearest, flush subnormals: what `.ftz` asks for."""
+
+
+class Environment:
+    """`setters[mode]()` switches the calling thread; `native` says whether modes other than `KEEP` exist here."""
+
+    def __init__(self) -> None:
+        self.setters: dict[int, Callable[[], object]] = {KEEP: _nothing}
+        self.native = False
+        layout = _layout()
+        if layout is None:
+            return
+        offset, width, flush_bits, rounding_bits, mask = layout
+        libm = ctypes.CDLL(ctypes.util.find_library("m") or None)
+        base = (ctypes.c_ubyte * 64)()
+        libm.fegetenv(base)
+        control = int.from_bytes(bytes(base)[offset : offset + width], "little") & ~mask
+        setters: dict[int, Callable[[], object]] = {}
+        for rounding in (NEAREST, DOWN, UP, ZERO):
+            for flush in (False, True):
+                env = (ctypes.c_ubyte * 64).from_buffer_copy(base)
+                word = control | rounding_bits[rounding] | (flush_bits if flush else 0)
+                env[offset : offset + width] = list(word.to_bytes(width, "little"))
+                setters[mode(rounding, flush)] = partial(libm.fesetenv, env)
+        tiny = np.full(8, 1e-39, np.float32)
+        setters[FLUSH]()
+        self.native = not (tiny * np.float32(1)).any()
+        setters[KEEP]()
+        if self.native:
+            self.setters = setters
+
+    def setter(self, code: int) -> Callable[[], object]:
+        """The switch to environment `code`; without host support flushing is dropped, directed rounding refused."""
+        if code in self.setters:
+            return self.setters[code]
+        if code == FLUSH:
+            return _nothing
+        raise PtxError("directed rounding (.rz, .rm, .rp) needs Linux on x86-64, or an ARM64 host")
+
+
+def _nothing() -> None:
+    pass
+
+
+ENVIRONMENT = Environment()
+
 
 _MIDPOINT_MASK = np.array((1 << 29) - 1, np.uint64)
 _MIDPOINT = np.array(1 << 28, np.uint64)
@@ -149,3 +241,115 @@ def directed(x: Array, bits: Array, value: Array, rounding: str) -> Array:
     # Downwards a positive value shrinks and a negative one grows; upwards the other way round.
     grows = np.signbit(value) == (rounding == "rm")
     return np.where(wrong, np.where(grows, bits + up, bits - up), bits)
+
+
+HALF_TYPES = ("f16", "f16x2", "bf16", "bf16x2")
+
+
+def wide(x: Array, type_: PtxType) -> Array:
+    """Half values (float16, or bfloat16 bits) as float32."""
+    return bfloat_value(x) if type_.name.startswith("b") else x.astype(np.float32)
+
+
+def narrow(value: Array, type_: PtxType) -> Array:
+    """float32 (or odd-rounded float64) to the array that stores the half type."""
+    if type_.name.startswith("b"):
+        return bfloat_bits(odd_float32(value) if value.dtype == np.float64 else np.asarray(value))
+    return half_bits(np.asarray(value)).view(np.float16)
+
+
+def flush(x: Array, type_: PtxType) -> Array:
+    """.ftz of float16: subnormals become zeros of their sign."""
+    tiny = np.float32(2.0**-14) if not type_.name.startswith("b") else np.float32(2.0**-126)
+    return np.where(np.abs(x) < tiny, np.copysign(x.dtype.type(0), x), x)
+
+
+def plan(i: Instruction, fn: Callable[..., Array], *, ftz: bool = False, sat: bool = False, relu: bool = False) -> Plan:
+    """A plan that widens the operands, applies `fn`, post-processes and narrows."""
+    type_ = i.type
+
+    def make(d: Array, *inputs: Array) -> Thunk:
+        def run() -> None:
+            values = [wide(x, type_) for x in inputs]
+            if ftz:
+                values = [flush(x, type_) for x in values]
+            result = fn(*values)
+            if sat:
+                result = np.where(np.isnan(result), result.dtype.type(0), np.clip(result, 0, 1))
+            if relu:
+                result = np.where(np.isnan(result), result, np.maximum(result, 0))
+            d[...] = narrow(flush(result, type_) if ftz else result, type_)
+
+        return run
+
+    d, *inputs = (arg(o, type_) for o in i.operands)
+    return pure(make, [d], inputs, KEEP)
+
+
+def half_arithmetic(i: Instruction) -> Plan:
+    mods = Mods(i, "rn")
+    ftz, sat = mods.flag("ftz"), mods.flag("sat")
+    mods.type(*HALF_TYPES)
+    mods.done()
+    return plan(i, {"add": np.add, "sub": np.subtract, "mul": np.multiply}[i.opcode], ftz=ftz, sat=sat)
+
+
+def half_fused(i: Instruction) -> Plan:
+    mods = Mods(i, "rn")
+    ftz, sat, relu = mods.flag("ftz"), mods.flag("sat"), mods.flag("relu")
+    mods.type(*HALF_TYPES)
+    mods.done()
+    return plan(i, fused_odd, ftz=ftz, sat=sat, relu=relu)
+
+
+def approximated(
+    type_: PtxType,
+    result: Callable[..., Array],
+    move: Callable[..., Array],
+    ftz: bool,
+    approximate: bool,
+    _: object,
+    d: Array,
+    a: Array,
+) -> Thunk:
+    """The thunk of an approximate function: `result(move, inputs)` is its value as float64, exact without a move."""
+
+    def run() -> None:
+        value = wide(a, type_).astype(np.float64)
+        found = result(move if approximate else None, [flush(value, type_) if ftz else value])
+        d[...] = narrow(flush(found, type_) if ftz else found, type_)
+
+    return run
+
+
+def half_sign(i: Instruction) -> Plan:
+    mods = Mods(i)
+    ftz = mods.flag("ftz")
+    mods.type(*HALF_TYPES)
+    mods.done()
+    return plan(i, np.absolute if i.opcode == "abs" else np.negative, ftz=ftz)
+
+
+def half_extreme(i: Instruction) -> Plan:
+    mods = Mods(i)
+    ftz, nan, magnitude = mods.flag("ftz"), mods.flag("NaN"), mods.flag("xorsign")
+    magnitude = mods.flag("abs") or magnitude
+    mods.type(*HALF_TYPES)
+    mods.done()
+    maximum = i.opcode == "max"
+    table = {(True, True): np.maximum, (True, False): np.fmax, (False, True): np.minimum, (False, False): np.fmin}
+    fn = table[maximum, nan]
+
+    def choose(*values: Array) -> Array:
+        signs = np.signbit(values[0])
+        for value in values[1:]:
+            signs = signs ^ np.signbit(value)
+        total = values[0]
+        for value in values[1:]:
+            a, b = (np.abs(total), np.abs(value)) if magnitude else (total, value)
+            zero = (a == 0) & (b == 0)
+            negative = np.signbit(a) & np.signbit(b) if maximum else np.signbit(a) | np.signbit(b)
+            total = np.where(zero, np.where(negative, np.float32(-0.0), np.float32(0)), fn(a, b))
+        return np.where(signs, -total, total) if magnitude else total
+
+    return plan(i, choose, ftz=ftz)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ...state.lanes import WARP, warp_bits
-from ...text.types import TYPES, Array
+from ...text.syntax import TYPES, Array
 from ..registry import SINK, Frame, Instruction, Mods, Not, Pair, Plan, Thunk, Unsupported, arg, opcode
 
 if TYPE_CHECKING:

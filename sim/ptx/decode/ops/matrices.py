@@ -1,0 +1,652 @@
+"""Matrix instructions: ldmatrix, stmatrix, mma, wmma, wgmma (PTX ISA, "Matrix Multiply-Accumulate Instructions").
+
+Warp-level matrices: ldmatrix, stmatrix, mma (PTX ISA, "Warp Level Matrix Multiply-Accumulate Instructions").
+
+With g = lane >> 2 and t = lane & 3, every fragment is an array whose axes are bits of (register, lane, element):
+A of shape m x k: registers (k half, row half), row g + 8 * row half, columns of k half in order (t, element);
+B of shape k x n: registers (k half), column g; C and D: registers (row half, element), row g, column 2 t + element.
+So a fragment becomes a matrix by reshape and transpose.
+
+wmma: whole matrices in fragments whose layout the ISA leaves open (PTX ISA, "Matrix multiply-accumulate: wmma").
+
+Element e of a matrix (row by row) is in lane e % 32, in element e // 32 of the lane's registers; float16 fragments of A and
+B have eight registers whatever the shape, and hold each element as often as there is room. Memory is read and written in its own
+order, 32 neighbours at a time.
+
+wgmma: products of a warpgroup, four warps (PTX ISA, "Asynchronous Warpgroup Level Matrix Instructions").
+
+Here operands are read; `execute.warpgroups` acts. Of D (64 x N), warp w of the group has rows 16 w to 16 w + 15, with
+g = lane >> 2, t = lane & 3: float32 register 4 j + 2 h + e has row g + 8 h, column 8 j + 2 t + e; with float16, register 2 j + h
+has the two columns. A from registers is the m16nNk16 fragment of `ops.tensor` for each warp.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from ...memory.ports import PORTS
+from ...state.lanes import WARP
+from ...text.syntax import ELEMENT, TYPES, UNSIGNED, Array
+from ..registry import (
+    WHOLE_WARP,
+    Arg,
+    DType,
+    Frame,
+    Imm,
+    Instruction,
+    Mods,
+    Multiply,
+    MultiplyWait,
+    Plan,
+    Thunk,
+    Unsupported,
+    arg,
+    items,
+    opcode,
+)
+from .access import address_arg, address_thunk, gather, store, take_space
+from .move import eight_dtype
+from .rounding import half_bits, narrow
+
+HALF_VALUES = np.arange(1 << 16, dtype=np.uint16).view(np.float16).astype(np.float32)
+"""float16 bits to float32."""
+
+# float16 bits, sign-extended and moved to where float32 has its fraction, are the value times 2**-112: four passes of the
+# vector unit, several times as fast as NumPy's conversion or a look-up. Infinities and NaN have no such neighbours.
+HALF_SHIFT = np.array(13, np.int32)
+HALF_MASK = np.array(0x8FFFE000 - (1 << 32), np.int32)
+HALF_SCALE = np.array(2.0**112, np.float32)
+POSITIVE_INFINITY, NEGATIVE_INFINITY = 0x7C00, 0xFC00
+
+FOUR_LANES: dict[int, np.dtype[Any]] = {4: np.dtype(np.complex128), 8: np.dtype("V32")}
+"""One element for the words (of 4 or 8 bytes) of the four lanes that hold a row of a fragment."""
+
+
+def widen_halves(bits: Array, out: Array) -> None:
+    """float16 bits (uint16) to float32; both arrays are contiguous."""
+    signed = bits.view(np.int16)
+    if np.maximum.reduce(signed, None) >= POSITIVE_INFINITY or np.maximum.reduce(bits, None) >= NEGATIVE_INFINITY:
+        HALF_VALUES.take(bits, None, out, "clip")
+        return
+    words = out.view(np.int32)
+    np.copyto(words, signed)
+    np.left_shift(words, HALF_SHIFT, words)
+    np.bitwise_and(words, HALF_MASK, words)
+    np.multiply(out, HALF_SCALE, out)
+
+
+def whole_warps(frame: Frame, i: Instruction) -> bool:
+    """Whether the frame has whole warps; else the instruction's result is undefined, and that is a finding."""
+    if frame.lanes.whole_warps:
+        return True
+    message = f"{i.opcode} needs all 32 lanes of the warp; some have exited or never existed"
+    frame.machine.memory.findings.report("missing lanes", message, i, frame.lanes, 0)
+    return False
+
+
+def matrix_mods(i: Instruction) -> tuple[int, bool, str]:
+    mods = Mods(i, "sync", "aligned")
+    if not mods.flag("m8n8"):
+        raise Unsupported("only m8n8")
+    count = {"x1": 1, "x2": 2, "x4": 4}[mods.choice(("x1", "x2", "x4"))]
+    transposed, space = mods.flag("trans"), take_space(mods)
+    mods.type("b16")
+    mods.done()
+    if space not in ("shared", "generic"):
+        raise Unsupported(f"{i.opcode} of .{space}")
+    return count, transposed, space
+
+
+def row_addresses(frame: Frame, count: int) -> Array | None:
+    """Positions of the lanes that give row addresses: lanes 8 i to 8 i + 7 for matrix i."""
+    if count == 4:
+        return None
+    return np.flatnonzero(np.arange(frame.n) % WARP < 8 * count)
+
+
+@opcode("ldmatrix", forms=".sync.aligned.m8n8 .x1 .x2 .x4 {.trans} .shared.b16")
+def ldmatrix(i: Instruction) -> Plan:
+    count, transposed, space = matrix_mods(i)
+    target, memory = i.operands
+    registers = items(target, count)
+    base, offset = address_arg(memory, space)
+
+    def bind(frame: Frame, out: Sequence[Array], ins: Sequence[Array]) -> Thunk:
+        if frame.n % WARP:
+            return lambda: whole_warps(frame, i)
+        address, rows = address_thunk(frame, ins[0], offset), row_addresses(frame, count)
+        warps = frame.n // WARP
+        port = PORTS[space](frame.machine.memory, i, warps * 8 * count, 16, "ldmatrix")
+        buffer = frame.temp("ldmatrix", (warps * 8 * count,), np.complex128)
+        # (warp, matrix, row, column pair): the lane with number 4 row + pair receives that word.
+        words = buffer.view(np.uint32).reshape(warps, count, WARP)
+        halves = buffer.view(np.uint16).reshape(warps, count, 8, 8)
+        turned = frame.temp("ldmatrix.trans", (count, warps, 8, 8), np.uint16)
+        turned_words = turned.view(np.uint32).reshape(count, warps, WARP)
+        targets = [o.reshape(warps, WARP) for o in out]
+
+        def run() -> None:
+            if not whole_warps(frame, i):
+                return
+            lanes, at = frame.lanes, address()
+            if rows is not None:
+                lanes, at = lanes.subset(rows), at[rows]
+            gather(port.resolve(lanes, at), buffer)
+            if transposed:
+                np.copyto(turned, halves.transpose(1, 0, 3, 2))
+                for k, register in enumerate(targets):
+                    np.copyto(register, turned_words[k])
+            else:
+                for k, register in enumerate(targets):
+                    np.copyto(register, words[:, k])
+
+        return run
+
+    return Plan(tuple(arg(r, TYPES["b32"]) for r in registers), (base,), bind, collective=WHOLE_WARP, pure=False)
+
+
+@opcode("stmatrix", forms=".sync.aligned.m8n8 .x1 .x2 .x4 {.trans} .shared.b16")
+def stmatrix(i: Instruction) -> Plan:
+    count, transposed, space = matrix_mods(i)
+    memory, source = i.operands
+    registers = items(source, count)
+    base, offset = address_arg(memory, space)
+
+    def bind(frame: Frame, out: Sequence[Array], ins: Sequence[Array]) -> Thunk:
+        if frame.n % WARP:
+            return lambda: whole_warps(frame, i)
+        address, rows = address_thunk(frame, ins[0], offset), row_addresses(frame, count)
+        warps = frame.n // WARP
+        port = PORTS[space](frame.machine.memory, i, warps * 8 * count, 16, "stmatrix")
+        words = np.empty((warps, count, WARP), np.uint32)
+
+        def run() -> None:
+            if not whole_warps(frame, i):
+                return
+            for k, register in enumerate(ins[1:]):
+                words[:, k] = np.broadcast_to(register, frame.n).reshape(warps, WARP)
+            data = words
+            if transposed:
+                halves = words.view(np.uint16).reshape(warps, count, 8, 8)
+                data = np.ascontiguousarray(halves.transpose(0, 1, 3, 2)).view(np.uint32)
+            lanes, at = frame.lanes, address()
+            if rows is not None:
+                lanes, at = lanes.subset(rows), at[rows]
+            store(port, lanes, at, data.reshape(-1).view(np.complex128))
+
+        return run
+
+    reads = (base, *(arg(r, TYPES["b32"]) for r in registers))
+    return Plan((), reads, bind, collective=WHOLE_WARP, pure=False)
+
+
+@opcode("movmatrix", forms=".sync.aligned.m8n8.trans.b16")
+def movmatrix(i: Instruction) -> Plan:
+    mods = Mods(i, "sync", "aligned")
+    if not (mods.flag("m8n8") and mods.flag("trans")):
+        raise Unsupported("only m8n8.trans")
+    type_ = mods.type("b16")
+    mods.done()
+    d, a = i.operands
+
+    def bind(frame: Frame, out: Sequence[Array], ins: Sequence[Array]) -> Thunk:
+        if frame.n % WARP:
+            return lambda: whole_warps(frame, i)
+
+        def run() -> None:
+            if whole_warps(frame, i):
+                halves = np.ascontiguousarray(np.broadcast_to(ins[0], frame.n)).view(type_.dtype).reshape(-1, 8, 8)
+                np.copyto(out[0], np.ascontiguousarray(halves.transpose(0, 2, 1)).view(np.uint32).reshape(-1))
+
+        return run
+
+    word = TYPES["b32"]
+    return Plan((arg(d, word),), (arg(a, word),), bind, collective=WHOLE_WARP, pure=False)
+
+
+# -- mma ----------------------------------------------------------------------------------------------------------------
+
+SHAPES = {
+    **dict.fromkeys(("f16", "bf16"), ("m16n8k8", "m16n8k16")),
+    "tf32": ("m16n8k4", "m16n8k8"),
+    **dict.fromkeys(("e4m3", "e5m2"), ("m16n8k32",)),
+    **dict.fromkeys(("s8", "u8"), ("m8n8k16", "m16n8k16", "m16n8k32")),
+    **dict.fromkeys(("s4", "u4"), ("m8n8k32", "m16n8k32", "m16n8k64")),
+    "b1": ("m8n8k128", "m16n8k128", "m16n8k256"),
+    "f64": ("m8n8k4", "m16n8k4", "m16n8k8", "m16n8k16"),
+}
+"""Shapes by type of the factors."""
+
+BITS = {"f16": 16, "bf16": 16, "tf32": 32, "e4m3": 8, "e5m2": 8, "s8": 8, "u8": 8, "s4": 4, "u4": 4, "b1": 1, "f64": 64}
+MMA_MIXED = ({"s8", "u8"}, {"s4", "u4"}, {"e4m3", "e5m2"})
+"""Types that may stand together."""
+
+Decode = Callable[[Array, Array], None]
+
+
+class Fragments:
+    """The arrays in which the mma of one shape run for `w` warps, lent from one to the next.
+
+    `a_bits`, `b_bits`: the registers' words, put together to rows; `a_rows`, `b_rows`: where each register's words go, by
+    single words and by the four that are side by side. `product` and its `fragments` are the same numbers, the latter as
+    (row half, element, warp, row, pair): accumulator register 2 * row half + element; so is `total`.
+    """
+
+    def __init__(self, w: int, m: int, n: int, k: int, row_halves: int, k_halves: int, word: DType, real: DType):
+        self.a_bits = np.empty((w, row_halves, 8, k_halves, 4), word)
+        self.b_bits = np.empty((w, 8, k_halves, 4), word)
+        a_words = [self.a_bits[:, r % row_halves, :, r // row_halves] for r in range(row_halves * k_halves)]
+        b_words = [self.b_bits[:, :, r] for r in range(k_halves)]
+        self.row = FOUR_LANES[word.itemsize]
+        self.a_rows = [(words, words.view(self.row)[..., 0]) for words in a_words]
+        self.b_rows = [(words, words.view(self.row)[..., 0]) for words in b_words]
+        self.a, self.b = np.empty((w, m, k), real), np.empty((w, n, k), real)
+        self.b_columns = self.b.transpose(0, 2, 1)
+        self.product = np.empty((w, m, n), real)
+        self.fragments = self.product.reshape(w, row_halves, 8, 4, 2).transpose(1, 4, 0, 2, 3)
+        self.total = np.empty((row_halves * 2, w * WARP), real)
+        self.sums = self.total.reshape(row_halves, 2, w, 8, 4)
+
+    def moves(self, rows: list[tuple[Array, Array]], registers: Sequence[Array]) -> list[tuple[Array, Array]]:
+        """What to copy, and where, to put registers into their rows."""
+        out = []
+        for (words, together), register in zip(rows, registers, strict=True):
+            if register.ndim and register.flags.c_contiguous:
+                out.append((together, register.view(self.row).reshape(together.shape)))
+            else:
+                out.append((words, register.reshape(words.shape) if register.ndim else register))
+        return out
+
+
+def decoder(kind: str) -> Decode:
+    """Fills a float array from registers' bits (same number of elements, same order)."""
+    if kind == "f16":
+        return lambda bits, out: widen_halves(bits.view(np.uint16).reshape(out.shape), out)
+    if kind == "bf16":
+
+        def widen(bits: Array, out: Array) -> None:
+            words = out.view(np.uint32)
+            np.copyto(words, bits.view(np.uint16).reshape(out.shape))
+            np.left_shift(words, np.uint32(16), words)
+
+        return widen
+    if kind == "tf32":
+        # The hardware reads 10 bits of fraction.
+        return lambda bits, out: np.bitwise_and(bits.reshape(out.shape), 0xFFFFE000, out.view(np.uint32))  # type: ignore[return-value]
+    if kind in ("e4m3", "e5m2"):
+        eights = np.arange(256, dtype=np.uint8).view(eight_dtype(f"{kind}x2")).astype(np.float32)
+        return lambda bits, out: eights.take(bits.view(np.uint8).reshape(out.shape), None, out, "clip")
+    if kind in ("s4", "u4"):
+
+        def nibbles(bits: Array, out: Array) -> None:
+            pairs = bits.view(np.uint8)
+            parts = np.stack((pairs & 15, pairs >> 4), axis=-1).astype(np.int8)
+            np.copyto(out, (parts - (parts > 7) * np.int8(16) if kind == "s4" else parts).reshape(out.shape))
+
+        return nibbles
+    if kind == "b1":
+        return lambda bits, out: np.copyto(out, np.unpackbits(bits.view(np.uint8), bitorder="little").reshape(out.shape))
+    dtype = {"s8": np.int8, "u8": np.uint8, "f64": np.float64}[kind]
+    return lambda bits, out: np.copyto(out, bits.view(dtype).reshape(out.shape), casting="unsafe")
+
+
+@opcode(
+    "mma",
+    forms=".sync.aligned .row.col: m16n8k8 m16n8k16 .f16 .bf16 (f32; f16 accumulators for .f16), m16n8k4 m16n8k8 .tf32, "
+    "m16n8k32 .e4m3 .e5m2, m8n8k16 m16n8k16 m16n8k32 .s8 .u8 {.satfinite}, m8n8k32 m16n8k32 m16n8k64 .s4 .u4 {.satfinite}, "
+    "m8n8k128 m16n8k128 m16n8k256 .b1 .xor.popc .and.popc, m8n8k4 m16n8k4 m16n8k8 m16n8k16 .f64",
+)
+def mma(i: Instruction) -> Plan:
+    mods = Mods(i, "sync", "aligned", "row", "col", "kind::f8f6f4")
+    satfinite, logic = mods.flag("satfinite"), mods.choice(("xor", "and")) if mods.flag("popc") else ""
+    shape = mods.choice({s for shapes in SHAPES.values() for s in shapes})
+    types = [m for m in mods.rest if m in TYPES or m in SHAPES]
+    for name in types:
+        mods.rest.remove(name)
+    mods.done()
+    if "col" not in i.mods or i.mods.count("row") != 1:
+        raise Unsupported("only .row.col")
+    if len(types) != 4:
+        raise Unsupported("expected four types")
+    d_type, a_type, b_type, c_type = types
+    together = a_type == b_type or any({a_type, b_type} <= mixed for mixed in MMA_MIXED)
+    if shape not in SHAPES.get(a_type, ()) or not together or d_type != c_type or (a_type == "b1") != bool(logic):
+        raise Unsupported(f"mma {shape} .{a_type}.{b_type} with .{d_type} accumulators")
+    if "kind::f8f6f4" in i.mods and a_type not in ("e4m3", "e5m2"):
+        raise Unsupported(f"mma {shape} .{a_type} with scales")
+    m, n, k = (int(x) for x in shape[1:].replace("n", " ").replace("k", " ").split())
+    whole = a_type in ("s8", "u8", "s4", "u4", "b1")
+    allowed = {"f64": ("f64",), "f16": ("f32", "f16"), "e4m3": ("f32", "f16"), "e5m2": ("f32", "f16")}
+    if d_type not in (("s32",) if whole else allowed.get(a_type, ("f32",))):
+        raise Unsupported(f".{d_type} accumulators")
+    word = 8 if a_type == "f64" else 4
+    per = 8 * word // BITS[a_type]
+    row_halves, k_halves = m // 8, k // (4 * per)
+    accumulators = (m * n) // WARP // (2 if d_type == "f16" else 1)
+    d, a, b, c = i.operands
+    bits = TYPES[f"b{8 * word}"]
+    a_args = [arg(r, bits) for r in items(a, row_halves * k_halves)]
+    b_args = [arg(r, bits) for r in items(b, k_halves)]
+    acc = TYPES["b32"] if d_type == "f16" else TYPES[d_type]
+    c_items, d_items = items(c, accumulators), items(d, accumulators)
+    c_args, d_args = [arg(r, acc) for r in c_items], [arg(r, acc) for r in d_items]
+    # A sum may not go where a later addend still stands.
+    crossed = any(c_items[later] == d_items[k] for later in range(accumulators) for k in range(later))
+    a_decode, b_decode = decoder(a_type), decoder(b_type)
+    real = np.dtype(np.float64 if a_type == "f64" else np.float32)
+
+    def bind(frame: Frame, out: Sequence[Array], ins: Sequence[Array]) -> Thunk:
+        if frame.n % WARP:
+            return lambda: whole_warps(frame, i)
+        w = frame.n // WARP
+        a_regs, b_regs, c_regs = ins[: len(a_args)], ins[len(a_args) : len(a_args) + len(b_args)], ins[-accumulators:]
+
+        make = partial(Fragments, w, m, n, k, row_halves, k_halves, bits.dtype, real)
+        f: Fragments = frame.lend(("mma", a_type, shape), make)
+        a_moves, b_moves, total = f.moves(f.a_rows, a_regs), f.moves(f.b_rows, b_regs), f.total
+        kept = frame.kept
+
+        def multiply() -> None:
+            if not kept:
+                for to, register in a_moves:
+                    np.copyto(to, register)
+                a_decode(f.a_bits, f.a)
+            for to, register in b_moves:
+                np.copyto(to, register)
+            b_decode(f.b_bits, f.b)
+            if logic == "xor":
+                # Bits as 1 and -1: equal ones give 1, different ones -1.
+                np.matmul(1 - 2 * f.a, 1 - 2 * f.b_columns, f.product)
+                np.copyto(f.product, (k - f.product) / 2)
+            else:
+                np.matmul(f.a, f.b_columns, f.product)
+            np.copyto(f.sums, f.fragments)
+
+        def add_integers() -> None:
+            for register, part, addend in zip(out, total, c_regs, strict=True):
+                value = part.astype(np.int64) + addend
+                if satfinite:
+                    value = np.clip(value, -(1 << 31), (1 << 31) - 1)
+                np.copyto(register, value, casting="unsafe")
+
+        def add_halves() -> None:
+            for half, (register, addend) in enumerate(zip(out, c_regs, strict=True)):
+                addends = np.broadcast_to(addend, frame.n).copy().view(np.float16).reshape(-1, 2)
+                both = total[2 * half : 2 * half + 2].T + addends.astype(np.float32)
+                np.copyto(register, np.ascontiguousarray(half_bits(both)).view(np.uint32).reshape(-1))
+
+        sums = list(zip(total, c_regs, total if crossed else out, strict=False))
+
+        def add_reals() -> None:
+            for part, addend, to in sums:
+                np.add(part, addend, to)
+            if crossed:
+                for register, part in zip(out, total, strict=True):
+                    np.copyto(register, part)
+
+        accumulate = {"s32": add_integers, "f16": add_halves}.get(d_type, add_reals)
+
+        def run() -> None:
+            if whole_warps(frame, i):
+                multiply()
+                accumulate()
+
+        return run
+
+    return Plan(
+        tuple(d_args),
+        (*a_args, *b_args, *c_args),
+        bind,
+        mode=0,
+        collective=WHOLE_WARP,
+        pure=False,
+        flops=2 * m * n * k,
+        keeps=len(a_args),
+    )
+
+
+WMMA_SHAPES = {
+    **dict.fromkeys(("f16", "bf16", "s8", "u8"), ("m16n16k16", "m8n32k16", "m32n8k16")),
+    "tf32": ("m16n16k8",),
+    "f64": ("m8n8k4",),
+}
+WMMA_ACCUMULATORS = {"f16": ("f16", "f32"), "s8": ("s32",), "u8": ("s32",), "f64": ("f64",)}
+
+
+def shape_of(mods: Mods) -> tuple[str, int, int, int]:
+    name = mods.choice({s for shapes in WMMA_SHAPES.values() for s in shapes})
+    m, n, k = (int(x) for x in name[1:].replace("n", " ").replace("k", " ").split())
+    return name, m, n, k
+
+
+def width(kind: str) -> int:
+    """Bytes of a register of a fragment."""
+    return 8 if kind == "f64" else 4
+
+
+def element_bytes(kind: str) -> int:
+    return BITS.get(kind, 32) // 8
+
+
+def unpacked(registers: Sequence[Array], n: int, kind: str, elements: int) -> Array:
+    """The bits of a fragment's matrices: (warps, elements) unsigned numbers."""
+    size, word = element_bytes(kind), width(kind)
+    rows = np.stack([np.broadcast_to(r, n) for r in registers]).astype(UNSIGNED[word], copy=False)
+    parts = rows.view(UNSIGNED[size]).reshape(len(registers), -1, WARP, word // size)
+    return np.ascontiguousarray(parts.transpose(1, 0, 3, 2).reshape(parts.shape[1], -1)[:, :elements])
+
+
+def pack(values: Array, registers: Sequence[Array], kind: str) -> None:
+    """(warps, elements) unsigned numbers into the registers of a fragment."""
+    size, word = element_bytes(kind), width(kind)
+    per = word // size
+    warps, elements = values.shape
+    copies = len(registers) * per * WARP // elements
+    parts = np.tile(values, (1, copies)).reshape(warps, len(registers), per, WARP).transpose(1, 0, 3, 2)
+    words = np.ascontiguousarray(parts).view(UNSIGNED[word]).reshape(len(registers), -1)
+    for register, row in zip(registers, words, strict=True):
+        np.copyto(register, row)
+
+
+@opcode(
+    "wmma",
+    forms=".load.a .load.b .load.c .store.d .mma .sync.aligned .row .col: m16n16k16 m8n32k16 m32n8k16 .f16 (f16, f32) .bf16 .s8 "
+    ".u8 {.satfinite}, m16n16k8 .tf32, m8n8k4 .f64",
+)
+def wmma(i: Instruction) -> Plan:
+    mods = Mods(i, "sync", "aligned")
+    action = mods.choice(("load", "store", "mma"))
+    return multiply(i, mods) if action == "mma" else transfer(i, mods, action)
+
+
+def transfer(i: Instruction, mods: Mods, action: str) -> Plan:
+    side, layout = mods.choice(("a", "b", "c", "d")), mods.choice(("row", "col"))
+    shape, m, n, k = shape_of(mods)
+    space = take_space(mods)
+    kind = mods.rest.pop() if mods.rest else ""
+    mods.done()
+    factors = [f for f in WMMA_SHAPES if shape in WMMA_SHAPES[f]]
+    known = factors if side in "ab" else [acc for f in factors for acc in WMMA_ACCUMULATORS.get(f, ("f32",))]
+    if kind not in known or not layout or space not in ("global", "shared", "generic"):
+        raise Unsupported("this wmma")
+    load = action == "load"
+    fragment, memory, *rest = i.operands if load else (i.operands[1], i.operands[0], *i.operands[2:])
+    rows, columns = {"a": (m, k), "b": (k, n)}.get(side, (m, n))
+    elements, size, word = rows * columns, element_bytes(kind), width(kind)
+    inner, outer = (columns, rows) if layout == "row" else (rows, columns)
+    registers = items(fragment, 8 if kind == "f16" and side in "ab" else elements // WARP * size // word)
+    base, offset = address_arg(memory, space)
+    strides = [arg(o, TYPES["u32"]) for o in rest]
+    # Where the elements lie in memory, and which elements of the matrix they are.
+    major, minor = np.divmod(np.arange(elements), inner)
+    number = np.arange(elements).reshape(rows, columns)
+    logical = (number if layout == "row" else number.T).reshape(outer, inner)[major, minor]
+
+    def bind(frame: Frame, out: Sequence[Array], ins: Sequence[Array]) -> Thunk:
+        if frame.n % WARP:
+            return lambda: whole_warps(frame, i)
+        warps = frame.n // WARP
+        port = PORTS[space](frame.machine.memory, i, frame.n, size, "ld" if load else "st")
+        values = ins[1 + len(strides) :] if not load else ()
+
+        def run() -> None:
+            if not whole_warps(frame, i):
+                return
+            start = np.broadcast_to(ins[0], frame.n) + ins[0].dtype.type(offset)
+            stride = np.broadcast_to(ins[1], frame.n).astype(np.int64) if strides else np.full(frame.n, inner)
+            matrix = np.empty((warps, elements), UNSIGNED[size]) if load else unpacked(values, frame.n, kind, elements)
+            for first in range(0, elements, WARP):
+                here = slice(first, first + WARP)
+                steps = stride.reshape(warps, WARP) * major[here] + minor[here]
+                addresses = start + (steps.reshape(-1) * size).astype(start.dtype)
+                buffer = np.empty(frame.n, ELEMENT[size])
+                if load:
+                    gather(port.resolve(frame.lanes, addresses), buffer)
+                    matrix[:, logical[here]] = buffer.view(UNSIGNED[size]).reshape(warps, WARP)
+                else:
+                    buffer[:] = matrix[:, logical[here]].reshape(-1)
+                    store(port, frame.lanes, addresses, buffer)
+            if load:
+                pack(matrix, out, kind)
+
+        return run
+
+    bits = TYPES[f"b{8 * word}"]
+    fragments = tuple(arg(r, bits) for r in registers)
+    reads = (base, *strides) if load else (base, *strides, *fragments)
+    return Plan(fragments if load else (), reads, bind, collective=WHOLE_WARP, pure=False)
+
+
+def multiply(i: Instruction, mods: Mods) -> Plan:
+    satfinite = mods.flag("satfinite")
+    mods.flag("rn", "row", "col")
+    shape, m, n, k = shape_of(mods)
+    types, mods.rest = mods.rest, []
+    if len(types) == 2:
+        types = [types[0], "f16", "f16", types[1]]
+    if len(types) != 4 or shape not in WMMA_SHAPES.get(types[1], ()) or types[1] != types[2]:
+        raise Unsupported("this wmma")
+    d_type, a_type, _, c_type = types
+    if not {d_type, c_type} <= set(WMMA_ACCUMULATORS.get(a_type, ("f32",))):
+        raise Unsupported(f".{d_type} accumulators")
+    d, a, b, c = (items(o) for o in i.operands)
+    real = np.dtype(np.float64 if a_type == "f64" else np.float32)
+    decode = decoder(a_type)
+
+    def bind(frame: Frame, out: Sequence[Array], ins: Sequence[Array]) -> Thunk:
+        if frame.n % WARP:
+            return lambda: whole_warps(frame, i)
+        left, right, addend = ins[: len(a)], ins[len(a) : len(a) + len(b)], ins[len(a) + len(b) :]
+
+        def matrix(registers: Sequence[Array], rows: int, columns: int) -> Array:
+            bits = unpacked(registers, frame.n, a_type, rows * columns)
+            values = np.empty(bits.shape, real)
+            decode(bits, values)
+            return values.reshape(-1, rows, columns)
+
+        def run() -> None:
+            if not whole_warps(frame, i):
+                return
+            product = np.matmul(matrix(left, m, k), matrix(right, k, n)).reshape(-1, m * n)
+            bits = unpacked(addend, frame.n, c_type, m * n)
+            if d_type == "s32":
+                total = product.astype(np.int64) + bits.view(np.int32)
+                total = np.clip(total, -(1 << 31), (1 << 31) - 1) if satfinite else total
+                pack(total.astype(np.uint32), out, d_type)
+                return
+            old = bits.view(TYPES[c_type].dtype)
+            total = product + old.astype(real)
+            if d_type == "f16":
+                pack(narrow(total.astype(np.float32), TYPES["f16"]).view(np.uint16), out, d_type)
+            else:
+                pack(total.view(UNSIGNED[total.itemsize]), out, d_type)
+
+        return run
+
+    bits = TYPES["b64" if a_type == "f64" else "b32"]
+    reads = tuple(arg(r, bits) for r in (*a, *b, *c))
+    writes = tuple(arg(r, bits) for r in d)
+    return Plan(writes, reads, bind, mode=0, collective=WHOLE_WARP, pure=False, flops=2 * m * n * k)
+
+
+DEPTH = {"f16": 16, "bf16": 16, "tf32": 8, "e4m3": 32, "e5m2": 32}
+"""K by type: 32 bytes."""
+
+WGMMA_ACCUMULATORS = {"f16": ("f32", "f16"), "e4m3": ("f32", "f16"), "e5m2": ("f32", "f16")}
+"""Types of D by type of A; for all others float32."""
+
+MIXED = {"e4m3", "e5m2"}
+REGISTERS_OF_A = 4
+
+
+@opcode(
+    "wgmma",
+    forms=".mma_async.sync.aligned: m64nNk16 .f16 .bf16, m64nNk8 .tf32, m64nNk32 .e4m3 .e5m2, every N from 8 to 256 by 8; D .f32 "
+    "(.f16 for .f16 .e4m3 .e5m2); A of registers or descriptor; scale-d, imm-scale, imm-trans; .fence .commit_group .wait_group",
+)
+def wgmma(i: Instruction) -> Plan:
+    mods = Mods(i, "aligned")
+    action = mods.choice(("mma_async", "fence", "commit_group", "wait_group"))
+    if not mods.flag("sync") or not action:
+        raise Unsupported("this form of wgmma")
+    if action == "mma_async":
+        return product(i, mods)
+    mods.done()
+    if action == "wait_group":
+        (newest,) = i.operands
+        if not isinstance(newest, Imm):
+            raise Unsupported("a number of groups that is no constant")
+        return Plan((), (), control=MultiplyWait(newest.value), collective=WHOLE_WARP)
+
+    def bind(frame: Frame, out: Sequence[Array], ins: Sequence[Array]) -> Thunk:
+        if action == "fence":
+            return lambda: frame.machine.warpgroups.fence(i, frame.lanes)
+        return lambda: frame.machine.warpgroups.commit(i, frame.lanes)
+
+    return Plan((), (), bind, collective=WHOLE_WARP, pure=False)
+
+
+def product(i: Instruction, mods: Mods) -> Plan:
+    if mods.flag("sp"):
+        raise Unsupported("sparse wgmma")
+    names = [m for m in mods.rest if m in TYPES or m in DEPTH]
+    for name in names:
+        mods.rest.remove(name)
+    shape = mods.rest.pop(0) if mods.rest else ""
+    if "satfinite" in mods.rest or {"s32", "b1", "s8", "u8"} & set(names):
+        raise Unsupported("wgmma of integers")
+    mods.done()
+    if len(names) != 3:
+        raise Unsupported("expected three types")
+    d_type, a_type, b_type = names
+    depth = DEPTH.get(a_type)
+    head, _, k = shape.rpartition("k")
+    columns = int(head.removeprefix("m64n")) if head.startswith("m64n") else 0
+    if depth is None or int(k) != depth or columns % 8 or not 8 <= columns <= 256:
+        raise Unsupported(f"wgmma {shape} .{a_type}")
+    if (a_type != b_type and not {a_type, b_type} <= MIXED) or d_type not in WGMMA_ACCUMULATORS.get(a_type, ("f32",)):
+        raise Unsupported(f"wgmma .{d_type}.{a_type}.{b_type}")
+    d, a, b, scale, *immediates = i.operands
+    word = TYPES["b32"]
+    # Packed or not, an accumulator is moved as its bits.
+    d_args = [arg(r, word) for r in items(d, columns // (4 if d_type == "f16" else 2))]
+    registers = hasattr(a, "items")
+    a_args = [arg(r, word) for r in items(a, REGISTERS_OF_A)] if registers else [arg(a, TYPES["b64"])]
+    numbers = [operand.value for operand in immediates if isinstance(operand, Imm)]
+    transposable = a_type in ("f16", "bf16")
+    wanted = 2 + (0 if not transposable else 1 if registers else 2)
+    # The signs of A and B, then which of the matrices in shared memory are not K-major.
+    signs, majors = numbers[:2], ([0] if registers else []) + numbers[2:]
+    if len(numbers) != wanted or len(immediates) != wanted or {*signs} - {1, -1} or {*majors} - {0, 1}:
+        raise Unsupported(f"immediates of wgmma .{a_type}: {numbers}")
+    majors += [0] * (2 - len(majors))
+    control = Multiply(
+        columns, depth, d_type, (a_type, b_type), registers, signs[0] * signs[1], (not majors[0], not majors[1]), len(d_args)
+    )
+    reads: list[Arg] = [*d_args, *a_args, arg(b, TYPES["b64"]), arg(scale, TYPES["pred"])]
+    flops = 2 * 16 * columns * depth
+    return Plan(tuple(d_args), tuple(reads), control=control, collective=WHOLE_WARP, flops=flops)

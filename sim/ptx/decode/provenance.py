@@ -1,0 +1,386 @@
+"""Provenance of addresses: which tensor an access may reach, and which variable of shared memory it is of.
+
+Which variable of shared memory an access is of: the one from whose address its own was computed, where that is sure.
+
+A compiler keeps `__shared__` arrays apart as variables and does not know which lies behind which: no address that it makes from
+one is meant for another. Addresses that may come of several variables, or of none, say nothing.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from ..memory.layouts import ADDRESS_AT
+from ..order.accesses import WIDEST, Sharing, is_async, is_narrow, is_phase, is_strong
+from ..state.segments import Place, PointerField
+from ..text.syntax import TYPES, Imm, Instruction, Mem, Operand, Reg, Sym, Variable, Vec
+from .registry import Plan
+
+NUMBER, UNSURE = "", "*"
+"""What a register holds that is no address in a variable: a number (or an address of elsewhere), and what may be anything."""
+
+
+class Home(NamedTuple):
+    """A variable of shared memory and where it lies, in bytes; `end` None: to the end of all."""
+
+    name: str
+    start: int
+    end: int | None
+
+
+def homes(instructions: Sequence[Instruction], plans: Sequence[Plan], variables: Mapping[str, Home]) -> dict[Instruction, Home]:
+    """The accesses that may only be of one of these variables, each with that."""
+    if len({home.start for home in variables.values()}) < 2:
+        return {}
+    held = provenance(instructions, plans, frozenset(variables))
+    found = {}
+    for i in instructions:
+        address = own_address(i)
+        if address is not None:
+            home = variables.get(of(address.base, held, frozenset(variables)) or UNSURE)
+            if home is not None:
+                found[i] = home
+    return found
+
+
+def own_address(i: Instruction) -> Mem | None:
+    """The address in shared memory, or the generic one, that an instruction accesses; None: there are two, or none."""
+    if i.opcode == "cp" and {"shared::cluster", "shared::cta"} <= set(i.mods):
+        return None
+    found = [operand for operand in i.operands if isinstance(operand, Mem)]
+    outward = i.opcode == "cp" and "bulk_group" in i.mods
+    return None if not found else found[1] if outward and len(found) > 1 else found[0]
+
+
+def of(operand: Operand, held: Mapping[str, str], names: frozenset[str]) -> str | None:
+    """What an operand holds: the name of a variable, NUMBER or UNSURE; None: nothing is known yet."""
+    if isinstance(operand, Sym):
+        return operand.name if operand.name in names else NUMBER
+    if isinstance(operand, Reg):
+        return held.get(operand.name)
+    return NUMBER if isinstance(operand, Imm) else UNSURE
+
+
+def provenance(instructions: Sequence[Instruction], plans: Sequence[Plan], names: frozenset[str]) -> dict[str, str]:
+    """What each register holds wherever it is written."""
+    written = [[a.operand.name for a in plan.writes if isinstance(a.operand, Reg)] for plan in plans]
+    some = {name for each in written for name in each}
+    read = {a.operand.name for plan in plans for a in plan.reads if isinstance(a.operand, Reg)}
+    held = dict.fromkeys(read - some, NUMBER)  # special registers
+    steps = [(i, plan, targets) for i, plan, targets in zip(instructions, plans, written, strict=True) if targets]
+    changed = True
+    while changed:
+        changed = False
+        for i, plan, targets in steps:
+            found = result(i, [of(a.operand, held, names) for a in plan.reads])
+            for name in targets if found is not None else ():
+                assert found is not None
+                joined = found if held.get(name, found) == found else UNSURE
+                if held.get(name) != joined:
+                    held[name] = joined
+                    changed = True
+    return held
+
+
+def result(i: Instruction, read: Sequence[str | None]) -> str | None:
+    """What an instruction writes that reads this; None: not known yet."""
+    if i.opcode in ("ld", "ldu", "atom"):
+        return NUMBER
+    if None in read:
+        return None
+    sure = [one or NUMBER for one in read]
+    if all(one == NUMBER for one in sure):
+        return NUMBER
+    if i.opcode in ("mov", "cvt") and len(sure) > 1:
+        return UNSURE  # halves put together
+    if i.opcode in ("mov", "cvt", "cvta", "mapa", "shfl"):
+        return only(sure[:1], sure[1:])
+    if i.opcode == "selp":
+        return sure[0] if sure[0] == sure[1] else UNSURE
+    if i.opcode == "sub":
+        return only(sure[:1], sure[1:])
+    if i.opcode in ("add", "or", "xor"):
+        return only(sure[:1], sure[1:]) if sure[1] == NUMBER else only(sure[1:], sure[:1])
+    if i.opcode in ("mad", "mad24"):
+        return only(sure[2:], sure[:2])
+    if i.opcode == "and":
+        # Rounded down, it is an address still; less than the low bits of it are a number of no use.
+        return only(sure[:1], sure[1:]) if aligns(i.operands[2]) else UNSURE
+    return UNSURE
+
+
+def only(address: Sequence[str], numbers: Sequence[str]) -> str:
+    """An address and numbers that are added to it."""
+    return address[0] if all(one == NUMBER for one in numbers) else UNSURE
+
+
+def aligns(operand: Operand) -> bool:
+    """Whether a mask clears low bits only."""
+    return isinstance(operand, Imm) and -(1 << 16) <= signed(operand.value) < 0
+
+
+def signed(value: int) -> int:
+    """A 32-bit constant, which may be written without its sign."""
+    return value - (1 << 32) if 1 << 31 <= value < 1 << 32 else value
+
+
+def sharing_of(instructions: list[Instruction], plans: list[Plan], params: Sequence[Variable]) -> Sharing:
+    """The facts about a kernel with these parameters, the device functions that it calls included."""
+    reach = reached(instructions, plans, params)
+    # A store whose address comes from nowhere that is known may go anywhere.
+    stores = [r or (ANYWHERE if touches(i, {"global"}) else r) for i, r in zip(instructions, reach, strict=True) if may_write(i)]
+    written = frozenset[Place]().union(*stores)
+    return Sharing(
+        min((width(i) for i in instructions if touches(i, {"shared", "shared::cta", "shared::cluster"})), default=WIDEST),
+        global_granules(instructions, reach),
+        any(is_strong(i) or (i.opcode == "cp" and "reduce" in i.mods) for i in instructions),
+        any(i.opcode in ("fence", "membar") or {"release", "acq_rel"} & set(i.mods) for i in instructions),
+        None if "*" in written else written,
+        any(is_async(i) for i in instructions),
+        any(i.opcode == "wgmma" for i in instructions),
+        any(is_narrow(i) and touches(i, {"global", "shared::cluster"}) for i in instructions),
+    )
+
+
+def may_write(i: Instruction) -> bool:
+    """Whether an instruction may write global memory."""
+    return i.opcode in ("st", "atom", "red") or bool({"bulk_group", "store"} & set(i.mods))
+
+
+def touches(i: Instruction, spaces: set[str]) -> bool:
+    """Whether an instruction accesses one of these spaces, or generic addresses."""
+    if i.opcode == "cp" and not is_phase(i):
+        return "prefetch" not in i.mods and any(isinstance(operand, Mem) for operand in i.operands)
+    named = {"global", "shared", "shared::cta", "shared::cluster", "local", "const", "param"} & set(i.mods)
+    accesses = i.opcode in ("ld", "ldu", "st", "atom", "red") or is_phase(i) or (i.opcode == "wmma" and "mma" not in i.mods)
+    return accesses and (not named or bool(named & spaces))
+
+
+def width(i: Instruction) -> int:
+    """Bytes that a lane accesses, WIDEST at most."""
+    if is_phase(i):
+        return 8
+    if i.opcode == "cp":
+        # A source size may be any number of bytes up to the width; such sources are rounded up to granules.
+        size = i.operands[2] if len(i.operands) > 2 else None
+        return min(WIDEST, size.value) if isinstance(size, Imm) and isinstance(size.value, int) else WIDEST
+    count = max(vector * (f"v{vector}" in i.mods) for vector in (1, 2, 4, 8)) or 1
+    return min(WIDEST, count * [TYPES[m] for m in i.mods if m in TYPES][-1].bytes)
+
+
+def global_granules(instructions: list[Instruction], reach: list[frozenset[Place]]) -> dict[Place, int]:
+    """Of each place in global memory, the narrowest access in bytes: races there are told apart no finer than that."""
+    found: dict[Place, int] = {}
+    for i, places in zip(instructions, reach, strict=True):
+        if touches(i, {"global"}):
+            for place in places or ANYWHERE:
+                found[place] = min(found.get(place, WIDEST), width(i))
+    return found
+
+
+ANYWHERE: frozenset[Place] = frozenset({"*"})
+
+PARAMETERS = "parameters"
+"""The memory of the parameters themselves, which nobody writes."""
+
+
+class AddressPiece(NamedTuple):
+    """Less than a pointer's bytes of what was loaded from a place: a pointer again once it is put together with others."""
+
+    of: Place
+
+
+Origin = Place | AddressPiece
+"""What a register's value may be computed from."""
+
+
+@dataclass(frozen=True)
+class AddressStep:
+    """What an instruction does to origins: the registers that it writes get those of its sources, and some of its own.
+
+    `joins`: it puts two halves of 64 bits together.
+    """
+
+    written: list[str]
+    sources: list[str]
+    own: frozenset[Origin]
+    joins: bool = False
+
+
+def reached(instructions: list[Instruction], plans: list[Plan], params: Sequence[Variable]) -> list[frozenset[Place]]:
+    """For each instruction the places of the pointers that the global address it accesses may be computed from.
+
+    A register carries the places of all that it may be computed from. A pointer that comes out of memory is of anywhere ("*").
+    """
+    if any(i.opcode == "call" for i in instructions):
+        return [ANYWHERE] * len(instructions)
+    carried: dict[str, frozenset[Origin]] = dict.fromkeys(("%envreg1", "%envreg2"), frozenset({"grid workspace"}))
+    addresses = ParameterAddresses(instructions, plans, {p.name for p in params})
+    steps = origin_steps(instructions, plans, params, addresses)
+    changed = True
+    while changed:
+        changed = False
+        for step in steps:
+            origins = step.own
+            for source in step.sources:
+                if source in carried:
+                    origins |= carried[source]
+            if step.joins:
+                origins = frozenset(one.of if isinstance(one, AddressPiece) else one for one in origins)
+            for name in step.written if origins else ():
+                before = carried.get(name, frozenset())
+                if not origins <= before:
+                    carried[name] = before | origins
+                    changed = True
+
+    def of(address: Mem | None) -> frozenset[Place]:
+        (base,) = address_parts(address) or (None,)
+        if isinstance(base, Reg):
+            return frozenset(one for one in carried.get(base.name, ()) if not isinstance(one, AddressPiece))
+        return frozenset({base.name}) if base is not None else frozenset()
+
+    found = [global_address(i) for i in instructions]
+    return [addresses.of_map(each) if each is not None and each.coordinates else of(each) for each in found]
+
+
+def origin_steps(
+    instructions: list[Instruction], plans: list[Plan], params: Sequence[Variable], addresses: ParameterAddresses
+) -> list[AddressStep]:
+    """The steps of all instructions that may write a pointer or a piece of one."""
+    structures = {p.name for p in params if p.is_array}
+    some_join = any(joins(i) for i in instructions)
+    steps = []
+    for i, plan in zip(instructions, plans, strict=True):
+        results = [(k, a.operand) for k, a in enumerate(plan.writes) if isinstance(a.operand, Reg)]
+        if i.opcode not in ("ld", "ldu", "atom"):
+            parts = [part for operand in i.operands for part in address_parts(operand)] if results else []
+            named = [part.name for part in parts if isinstance(part, Sym)]
+            own: frozenset[Origin] = frozenset(PARAMETERS if name in addresses.params else name for name in named)
+            if results:
+                steps.append(
+                    AddressStep([r.name for _, r in results], [p.name for p in parts if isinstance(p, Reg)], own, joins(i))
+                )
+            continue
+        whole = any(register.type.bits == 64 for _, register in results)
+        if not whole and not some_join:
+            continue  # no pointer
+        for k, register in results:
+            sources = addresses.read(i, k * i.type.bytes)
+            places: frozenset[Place] = frozenset(
+                param if offset is None or param not in structures else PointerField(param, offset, i.type.bytes)
+                for param, offset in sources
+            )
+            steps.append(AddressStep([register.name], [], places if whole else frozenset(map(AddressPiece, places))))
+    return steps
+
+
+def joins(i: Instruction) -> bool:
+    """Whether an instruction may make 64 bits of two halves, loaded apart: mov.b64 of a pair, a shift of one to the upper half."""
+    if i.opcode == "mov":
+        return isinstance(i.operands[1], Vec) and i.type.bits == 64
+    return i.opcode == "shl" and i.operands[2] == Imm(32) and i.type.bits == 64
+
+
+def copies_address(i: Instruction) -> bool:
+    """Whether an instruction gives an address as it got it: of another space, or of 32 bits in 64."""
+    return i.opcode in ("mov", "cvta") or (i.opcode == "cvt" and {one.bits for one in i.types} <= {32, 64})
+
+
+Addresses = set[tuple[str, int | None]]
+"""Parameters with a byte offset in each, None where that is not known."""
+
+
+class ParameterAddresses:
+    """Registers that hold the address of a parameter: compilers take it of a structure whose fields they index.
+
+    `at`: where each may point. `only`: those that point to nothing else, so that a generic load from there reads a parameter.
+    """
+
+    def __init__(self, instructions: list[Instruction], plans: list[Plan], params: set[str]):
+        self.params = params
+        self.at: dict[str, Addresses] = {}
+        self.only: set[str] = set()
+        makers = [
+            (i, [a.operand.name for a in plan.writes if isinstance(a.operand, Reg)])
+            for i, plan in zip(instructions, plans, strict=True)
+        ]
+        if not any(isinstance(o, Sym) and o.name in params for i, _ in makers for o in i.operands):
+            return
+        writers = Counter(name for _, written in makers for name in written)
+        changed = True
+        while changed:
+            changed = False
+            for i, written in makers:
+                found = self.result(i)
+                for name in written if found else ():
+                    # A register with several writers may grow in a loop.
+                    places = found if writers[name] == 1 else {(param, None) for param, _ in found}
+                    if not places <= self.at.setdefault(name, set()):
+                        self.at[name] |= places
+                        changed = True
+        self.only = set(self.at)
+        while mixed := {name for i, written in makers for name in written if name in self.only and not self.pure(i)}:
+            self.only -= mixed
+
+    def of(self, operand: Operand) -> Addresses:
+        if isinstance(operand, Sym) and operand.name in self.params:
+            return {(operand.name, operand.offset)}
+        return self.at.get(operand.name, set()) if isinstance(operand, Reg) else set()
+
+    def of_map(self, address: Mem) -> frozenset[Place]:
+        """The tensors of the tensor maps that may be at an address: of parameters, or of any in memory."""
+        base = address.base
+        if isinstance(base, Imm) or not (base.name in self.only or base.name in self.params):
+            return ANYWHERE
+        return frozenset(
+            param if offset is None else PointerField(param, offset + address.offset + ADDRESS_AT)
+            for param, offset in self.of(base)
+        )
+
+    def result(self, i: Instruction) -> Addresses:
+        """Where the result of an instruction may point."""
+        if i.opcode in ("ld", "ldu", "atom"):
+            return set()
+        found = [self.of(operand) for operand in i.operands[1:]]
+        if copies_address(i):
+            return found[0]
+        if i.opcode == "add" and isinstance(i.operands[2], Imm):
+            plus = i.operands[2].value
+            return {(param, None if offset is None else offset + plus) for param, offset in found[0]}
+        return {(param, None) for places in found for param, _ in places}
+
+    def pure(self, i: Instruction) -> bool:
+        """Whether the result of an instruction points to a parameter and nowhere else."""
+        sure = self.params | self.only
+        found = [isinstance(o, Sym | Reg) and o.name in sure for o in i.operands[1:]]
+        if i.opcode == "selp":
+            return all(found[:2])
+        return found[0] if copies_address(i) else i.opcode in ("add", "sub", "mad") and any(found)
+
+    def read(self, i: Instruction, plus: int) -> Addresses:
+        """The parameters and offsets that a load reads, `plus` bytes behind its address; ("*", None) for memory of another kind."""
+        address = next(operand for operand in i.operands[1:] if isinstance(operand, Mem))
+        places = {(param, None if offset is None else offset + address.offset + plus) for param, offset in self.of(address.base)}
+        known = "param" in i.mods or (isinstance(address.base, Reg) and address.base.name in self.only)
+        return places if known and places else places | {("*", None)}
+
+
+def address_parts(operand: object) -> tuple[Reg | Sym, ...]:
+    """The registers and names that an address, or anything computed from the operand, may be made of."""
+    if isinstance(operand, Reg | Sym):
+        return (operand,)
+    if isinstance(operand, Mem):
+        return address_parts(operand.base)
+    if isinstance(operand, Vec):
+        return tuple(part for item in operand.items for part in address_parts(item))
+    return ()
+
+
+def global_address(i: Instruction) -> Mem | None:
+    """The address in global memory that an instruction accesses, if any: of a copy into shared memory the second one."""
+    found = [o for o in i.operands if isinstance(o, Mem)]
+    inward = i.opcode == "cp" and "bulk_group" not in i.mods
+    return found[1] if inward and len(found) > 1 else found[0] if found else None

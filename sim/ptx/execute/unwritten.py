@@ -1,0 +1,327 @@
+"""Registers that nobody wrote, followed bit by bit as memcheck of Valgrind follows memory.
+
+What instructions that move bits about make of bits that nobody wrote, as memcheck of Valgrind follows them.
+
+Such an instruction runs on shadows, words with ones where nobody wrote: shifts, selections of bytes and insertions do to the
+shadows what they do to the values. Of `and`, `or`, `xor`, `not` and `lop3` a bit is known where the bits that are known decide it:
+what a mask clears is, whatever was there. Other shadows have ones where there is anything in a bit that somebody wrote: not
+where constants have cleared, set or shifted in what is there.
+
+Registers that nobody wrote.
+
+Liveness says which registers of a kernel may be read before they are written: mostly none, and then nothing here runs. For
+those that may, and for all that they may be copied into, the wave keeps a shadow: a row of bits a lane, set where nobody
+wrote. Instructions that move bits about run a second time on the shadows (`execute.unwritten`). Whatever else reads a value of
+which nobody wrote any bit is a finding; compilers copy, merge and shuffle such values freely as long as nobody looks at them,
+and build bytes in a register of which they clear the rest with a mask.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from functools import partial
+
+import numpy as np
+
+from ..decode.code import Code
+from ..decode.flow import copied, merged, names, results
+from ..decode.registry import Arg, Frame, Multiply, Plan, Thunk
+from ..report.findings import Findings
+from ..state.lanes import Lanes, Wave
+from ..text.syntax import TYPES, UNSIGNED, Array, Imm, Instruction, Reg
+from .registers import RegisterFrame
+
+TABLES = {"and": 0b1000, "or": 0b1110, "xor": 0b0110, "not": 0b01}
+"""By opcode the result for all values of one bit of each operand, the first operand's the highest: as `lop3` has its tables."""
+
+
+def on_shadows(plan: Plan, i: Instruction, written: bool) -> Plan:
+    """The plan for shadows in place of the operands that are copied, of what is `written` or of what is not. If it is another plan,
+    its reads also end with the values of these operands."""
+    if i.opcode == "cvt" and "sat" in i.mods:
+        return replace(plan, bind=lambda frame, out, ins: partial(spread, out[0], ins[0]))
+    table = table_of(i)
+    if table is None:
+        return plan
+    copies, reads = copied(plan, i), len(plan.reads)
+    constant = [isinstance(plan.reads[k].operand, Imm) for k in copies]
+
+    def bind(frame: Frame, out: Sequence[Array], ins: Sequence[Array]) -> Thunk:
+        shadows, values = ins[: len(copies)], ins[reads : reads + len(copies)]
+        if not written:
+            return partial(undecided, table, out[0], shadows, values)
+        found = [(k, shadow) for k, shadow in enumerate(shadows) if not constant[k]]
+        fixed = {k: value for k, value in enumerate(values) if constant[k]}
+        # A mask that is not constant takes away, and puts nothing in.
+        return partial(brought, table, out[0], found, fixed, np.bitwise_and if i.opcode == "and" else np.bitwise_or)
+
+    return replace(plan, bind=bind)
+
+
+def table_of(i: Instruction) -> int | None:
+    """What an instruction makes of the bits at one place, if it works on each place alone."""
+    if i.opcode == "lop3":
+        last = i.operands[-1]
+        assert isinstance(last, Imm)
+        return last.value & 0xFF
+    return TABLES.get(i.opcode)
+
+
+def undecided(table: int, out: Array, unknown: Sequence[Array], values: Sequence[Array]) -> None:
+    """The bits that may come out as either, given what is not known of the values."""
+    found: list[Array] = [np.zeros_like(out), np.zeros_like(out)]
+    for row in range(1 << len(values)):
+        may = ~np.zeros_like(out)
+        for k, (blank, value) in enumerate(zip(unknown, values, strict=True)):
+            may &= blank | (value if row >> (len(values) - 1 - k) & 1 else ~value)
+        found[table >> row & 1] |= may
+    np.bitwise_and(found[0], found[1], out=out)
+
+
+def brought(table: int, out: Array, shadows: Sequence[tuple[int, Array]], fixed: dict[int, Array], join: np.ufunc) -> None:
+    """The bits into which operands `shadows` bring something, given the constants among the operands."""
+    count = len(shadows) + len(fixed)
+    parts = []
+    for k, shadow in shadows:
+        place = 1 << (count - 1 - k)
+        matters = np.zeros_like(out)
+        for row in range(1 << count):
+            if not row & place and (table >> row ^ table >> (row | place)) & 1:
+                may = ~np.zeros_like(out)
+                for other, value in fixed.items():
+                    may &= value if row >> (count - 1 - other) & 1 else ~value
+                matters |= may
+        parts.append(shadow & matters)
+    out[...] = join.reduce(parts) if parts else 0
+
+
+def spread(out: Array, source: Array) -> None:
+    """What a conversion that saturates makes of a number of which some bit is not known: none is."""
+    unsigned = UNSIGNED[out.itemsize]
+    out[...] = np.where(source != 0, np.iinfo(unsigned).max, 0).astype(unsigned).view(out.dtype)
+
+
+ADDRESSED = frozenset({"ld", "ldu", "st", "atom", "red"})
+"""Instructions whose first operand that is read is an address."""
+
+
+class Shadows:
+    """The shadows of a wave's doubtful registers, one row of their width each: all ones where nobody wrote.
+
+    `open` names those of which some lane has bits that nobody wrote: most are written by all before the first loop is over,
+    and from then on cost nothing.
+    """
+
+    def __init__(self, code: Code, findings: Findings):
+        self.code = code
+        self.findings = findings
+        self.rows: dict[str, Array] = {}
+        self.written: dict[str, Array] = {}
+        """The bits in which there is anything that somebody wrote: not those that a mask has cleared of a blank register, either.
+        Where no bit is set in a lane of `rows` it does not matter."""
+        self.open: set[str] = set()
+        # By set of lanes: registers of which none of them has such bits, though others do (warps of other roles, mostly).
+        self.clean: dict[Lanes, set[str]] = {}
+        self._touched: dict[int, set[str]] = {}
+        """Registers with a shadow that a control instruction names."""
+
+    def begin_wave(self, wave: Wave) -> None:
+        code = self.code
+        for name in code.doubtful.registers:
+            width = code.slots[name][0]
+            row = np.zeros(wave.size, np.bool_ if width == 1 else UNSIGNED[width // 8])
+            self.rows[name] = ~row if name in code.doubtful.blank else row
+            self.rows[name][~wave.alive] = 0
+            self.written[name] = ~self.rows[name]
+        self.open = set(code.doubtful.blank)
+        self.clean = {}
+
+    def changed(self, name: str, lanes: Lanes) -> None:
+        """The row of a register is not what it was, for these lanes."""
+        if self.rows[name][lanes.index].any():
+            for names_of in self.clean.values():
+                names_of.discard(name)
+        else:
+            self.clean.setdefault(lanes, set()).add(name)
+        if self.rows[name].any():
+            self.open.add(name)
+        else:
+            self.open.discard(name)
+
+    def judge(self, pc: int, lanes: Lanes, predicate: Array | None) -> Array:
+        """Report what instruction `pc` makes of registers that nobody wrote, where its predicate holds; where it mixes them."""
+        plan, i = self.code.plans[pc], self.code.instructions[pc]
+        used = [a for k, a in enumerate(plan.reads) if k not in copied(plan, i)]
+        stored: list[Arg] = []
+        if isinstance(plan.control, Multiply):
+            used = used[plan.control.registers :]
+        if i.opcode == "st":
+            # A vector may be stored whole for the sake of some of its elements, and an argument may be one to shuffle.
+            used, stored = used[:1], used[1:] if "param" not in i.mods else []
+        everywhere = np.ones(lanes.n, np.bool_)
+        holds = everywhere if predicate is None or i.predicate is None else ~predicate if i.predicate[1] else predicate
+        if i.predicate is not None:
+            self.report(i, lanes, everywhere, [Arg(i.predicate[0], TYPES["pred"].dtype)])
+        # Of an address and of what is compared each bit matters; numbers may be packed with others that nobody looks at.
+        whole = len(used) if i.opcode == "setp" else 1 if i.opcode in ADDRESSED else 0
+        for k, arg in enumerate(used):
+            self.report(i, lanes, holds, [arg], any_bit=k < whole and not arg.packed)
+        if stored:
+            self.report(i, lanes, holds, stored)
+        return self.mixed(pc, lanes, holds)
+
+    def mixed(self, pc: int, lanes: Lanes, holds: Array) -> Array:
+        """Report what is mixed, bit by bit, of registers that somebody wrote and such that nobody did; in which lanes it is."""
+        plan, i = self.code.plans[pc], self.code.instructions[pc]
+        every = [plan.reads[k] for k in merged(plan, i)]
+        others = [self.blank(plan.reads[k], lanes) for k in copied(plan, i) if isinstance(plan.reads[k].operand, Reg)]
+        found = np.zeros(lanes.n, np.bool_)
+        for arg in every:
+            bad = holds & ~found & ~np.logical_and.reduce(others) & self.all_bits(arg, lanes)
+            if bad.any():
+                self.report(i, lanes, bad, [arg])
+            found |= bad
+        return found
+
+    def report(self, i: Instruction, lanes: Lanes, holds: Array, args: list[Arg], any_bit: bool = False) -> None:
+        """The operands of a group, if nobody wrote any of them, or `any_bit` of one."""
+        doubtful = [name for name in names(args) if name in self.rows]
+        if len(doubtful) < len(args):
+            return
+        told = self.some_bit if any_bit else self.blank
+        bad = np.logical_and.reduce([holds, *(told(arg, lanes) for arg in args)])
+        if bad.any():
+            message = f"register {doubtful[0]}, which the thread never wrote, in {i.text!r}"
+            position = int(np.flatnonzero(bad)[0])
+            self.findings.report("uninitialised", message, i, lanes, position, count=int(np.count_nonzero(bad)))
+
+    def bits(self, arg: Arg, lanes: Lanes) -> tuple[Array, Array]:
+        """The bits of an operand that nobody wrote, one word a lane, and a word of all its bits."""
+        row = self.rows.get(arg.operand.name) if isinstance(arg.operand, Reg) else None
+        if row is None:
+            return np.zeros(lanes.n, np.uint8), np.array(0xFF, np.uint8)
+        mine = row[lanes.index]
+        if mine.dtype == np.bool_:
+            return mine, np.array(True)
+        bits = 8 * min(mine.itemsize, arg.dtype.itemsize * (2 if arg.packed else 1))
+        low = np.array((1 << bits) - 1, mine.dtype)
+        return mine & low, low
+
+    def some_bit(self, arg: Arg, lanes: Lanes) -> Array:
+        """In which lanes nobody wrote some bit of an operand."""
+        return np.asarray(self.bits(arg, lanes)[0] != 0)
+
+    def all_bits(self, arg: Arg, lanes: Lanes) -> Array:
+        """In which lanes nobody wrote any bit of an operand."""
+        found, low = self.bits(arg, lanes)
+        return np.asarray(found == low)
+
+    def blank(self, arg: Arg, lanes: Lanes) -> Array:
+        """In which lanes nobody wrote any bit of an operand but for those of which constants have made something."""
+        found, low = self.bits(arg, lanes)
+        if not isinstance(arg.operand, Reg) or arg.operand.name not in self.rows:
+            return np.zeros(lanes.n, np.bool_)
+        nothing = self.written[arg.operand.name][lanes.index] & low == 0
+        return np.asarray((found == low) | ((found != 0) & nothing))
+
+    def watch(self, frame: RegisterFrame, pc: int, thunk: Thunk) -> Thunk:
+        """An instruction's thunk with what it does to the shadows before it."""
+        plan, i = self.code.plans[pc], self.code.instructions[pc]
+        read = [n for n in names((*plan.reads, *plan.writes)) if n in self.rows]
+        rows, written = ({n: np.empty(frame.n, self.rows[n].dtype) for n in read} for _ in range(2))
+        targets = [n for n in names(plan.writes) if n in rows]
+        changes = [self.twin(frame, pc, rows, False), self.twin(frame, pc, written, True)]
+        predicate = None if i.predicate is None else frame.array(Arg(i.predicate[0], TYPES["pred"].dtype))
+        touched = frozenset(rows).union([i.predicate[0].name] if i.predicate else [])
+
+        def run() -> None:
+            lanes = frame.lanes
+            if self.open.isdisjoint(touched) or self.known(lanes, touched):
+                thunk()
+                return
+            told = self.judge(pc, lanes, predicate)
+            if targets:
+                for name, row in rows.items():
+                    row[:] = self.rows[name][lanes.index]
+                    # Who has written all of a register may have done so unwatched.
+                    written[name][:] = np.where(row == 0, ~np.zeros_like(row), self.written[name][lanes.index])
+                for change in changes:
+                    change()
+                for name in targets:
+                    rows[name][told] = 0
+                    self.rows[name][lanes.index] = rows[name]
+                    # Zeros that come with a byte do not decide what is above it.
+                    self.written[name][lanes.index] = written[name] & ~rows[name]
+                    self.changed(name, lanes)
+            thunk()
+
+        return run
+
+    def twin(self, frame: RegisterFrame, pc: int, rows: dict[str, Array], written: bool) -> Thunk:
+        """What an instruction does to shadows in `rows`: of bits that somebody has `written`, or that nobody has."""
+        plan, i = self.code.plans[pc], self.code.instructions[pc]
+        copies, kept = copied(plan, i), results(plan, i)
+
+        def shadow(arg: Arg) -> Array:
+            if isinstance(arg.operand, Reg) and arg.operand.name in rows:
+                return frame.view(arg.operand, rows[arg.operand.name], arg)
+            bits = np.full(frame.n * arg.dtype.itemsize * (2 if arg.packed else 1), 0xFF if written else 0, np.uint8)
+            return bits != 0 if arg.dtype == np.bool_ else bits.view(arg.dtype)
+
+        targets = [rows[n] for n in names(plan.writes) if n in rows]
+        if not copies:
+            plain = replace(plan, bind=lambda frame, out, ins: lambda: fill(out, written), pure=True)
+            return frame.guarded(plain, i, targets, [], defaultdict(int))
+        out = [shadow(a) if a in kept else np.empty(frame.n, a.dtype) for a in plan.writes]
+        ins = [shadow(a) if k in copies else frame.array(a) for k, a in enumerate(plan.reads)]
+        twin = on_shadows(plan, i, written)
+        if twin is not plan:
+            ins += [frame.array(plan.reads[k]) for k in copies]
+        change = frame.guarded(twin, i, out, ins, defaultdict(int))
+        others = [rows[n] for n in names(plan.writes) if n in rows and n not in names(kept)]
+
+        def run() -> None:
+            change()
+            fill(others, written)
+
+        return run
+
+    def known(self, lanes: Lanes, touched: Iterable[str]) -> bool:
+        """Whether these lanes have written all of these registers."""
+        clean = self.clean.setdefault(lanes, set())
+        for name in self.open.intersection(touched):
+            if name not in clean:
+                if self.rows[name][lanes.index].any():
+                    return False
+                clean.add(name)
+        return True
+
+    def control(self, pc: int, lanes: Lanes, frame: RegisterFrame) -> None:
+        """The lanes come to a control instruction."""
+        if not self.open:
+            return
+        plan, i = self.code.plans[pc], self.code.instructions[pc]
+        touched = self._touched.get(pc)
+        if touched is None:
+            named = [*names((*plan.reads, *plan.writes)), *([i.predicate[0].name] if i.predicate else [])]
+            touched = self._touched[pc] = self.rows.keys() & set(named)
+        if self.known(lanes, touched):
+            return
+        self.judge(pc, lanes, None if i.predicate is None else frame.array(Arg(i.predicate[0], TYPES["pred"].dtype)))
+        if isinstance(plan.control, Multiply):
+            # What is added to matters only if it is.
+            adds = np.broadcast_to(frame.array(plan.reads[-1]), lanes.n)
+            for one in plan.reads[: plan.control.registers]:
+                self.report(i, lanes, adds, [one])
+        for name in names(plan.writes):
+            if name in self.rows:
+                self.rows[name][lanes.index] = 0
+                self.changed(name, lanes)
+
+
+def fill(rows: Sequence[Array], written: bool) -> None:
+    """Shadows of what an instruction has written."""
+    for row in rows:
+        row[:] = ~np.zeros_like(row) if written else 0

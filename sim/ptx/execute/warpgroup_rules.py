@@ -1,0 +1,400 @@
+"""Rules of warpgroups: what all four warps must run, registers that products hold, setmaxnreg.
+
+What the four warps of a warpgroup must all run: wgmma.fence, .mma_async, .commit_group, .wait_group and setmaxnreg.
+
+PTX ISA: `.aligned` of these asks that all threads of the warpgroup run the same instruction. The warps may come to it at any
+times, so what one of them runs is kept until the other three have run something too; then they are compared. And between two
+setmaxnreg the warps of a warpgroup must synchronise.
+
+setmaxnreg: how many registers the warps of a block hold (PTX ISA, "Miscellaneous Instructions: setmaxnreg").
+
+A block gets the registers per thread that its directives say (`Function.registers`), times its threads; but no more than the
+largest count that an .inc of the kernel asks for, as ptxas 13.0 has it. A warp gives some back (.dec) or takes more (.inc), which
+waits until the block's pool has them. Without such directives ptxas ignores the instruction.
+
+Registers of wgmma on their way: who touches them before the product was waited for, or with no wgmma.fence behind it.
+
+For each register that `decode.flow` names, and each warp: which product writes it (a code: the product's number and which of
+its registers), which product last reads it as a fragment of A, and who accessed it since the warp's last fence. A move of a
+register hands all that on, as it is how compilers rename.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from ..decode.code import Code
+from ..decode.registry import Arg, RegisterCount, Thunk
+from ..report.findings import Findings, Stuck, source, source_and_call
+from ..state.lanes import GROUP, WARP, Lanes, Wave
+from ..text.syntax import TYPES, Array, Instruction
+from .registers import RegisterFrame
+from .setup import Host
+
+
+class Agreement:
+    """The warpgroups of a wave, by their first warp: `ahead`, what each warp has run that not all have; `broken`, who disagreed."""
+
+    def __init__(self, machine: Host):
+        self.machine = machine
+        self.per_block = machine.wave.warps_per_block
+        self.ahead: dict[int, list[list[Instruction]]] = {}
+        self.broken: set[int] = set()
+        self.resized: dict[int, list[tuple[int, Instruction]]] = {}
+        """By warp: when it ran each setmaxnreg so far, and which."""
+        self._whole: dict[Lanes, Array | None] = {}
+
+    def whole(self, lanes: Lanes) -> Array | None:
+        """The first warps of the warpgroups that these lanes are, if they are whole ones."""
+        if lanes not in self._whole:
+            found = None
+            if lanes.whole_warps and lanes.warps % GROUP == 0:
+                warps = lanes.warp_ids.reshape(-1, GROUP)
+                if (self.first_of(warps) == warps[:, :1]).all() and (warps - warps[:, :1] == np.arange(GROUP)).all():
+                    found = warps[:, 0].copy()
+            self._whole[lanes] = found
+        return self._whole[lanes]
+
+    def first_of(self, warps: Array) -> Array:
+        """The first warps of the warpgroups that these warps belong to."""
+        found: Array = warps - warps % self.per_block % GROUP
+        return found
+
+    def size(self, first: int) -> int:
+        """Warps of a warpgroup: the last one of a block may have less than four."""
+        return min(GROUP, self.per_block - first % self.per_block)
+
+    # -- the same instructions ------------------------------------------------------------------------------------------------
+
+    def come(self, i: Instruction, lanes: Lanes) -> None:
+        """Lanes run such an instruction."""
+        if not self.ahead and self.whole(lanes) is not None:
+            return
+        if not lanes.converged:
+            self.partial(i, lanes)
+            return
+        warps = lanes.warp_ids
+        for warp, first in zip(warps.tolist(), self.first_of(warps).tolist(), strict=True):
+            if first not in self.broken:
+                self.ahead.setdefault(first, [[] for _ in range(self.size(first))])[warp - first].append(i)
+        for first in np.unique(self.first_of(warps)).tolist():
+            if first in self.ahead:
+                self.compare(first)
+
+    def compare(self, first: int) -> None:
+        """Drop what all warps have run; report the first thing in which they differ."""
+        logs, alive = self.ahead[first], self.machine.wave.alive_by_warp
+        while any(logs) and all(log or not alive[first + k] for k, log in enumerate(logs)):
+            # None: exited, without having run what another warp has.
+            heads = [log[0] if log else None for log in logs]
+            if any(head is not heads[0] for head in heads):
+                self.report(first, heads)
+                self.broken.add(first)
+                break
+            for log in logs:
+                del log[0]
+        if first in self.broken or not any(logs):
+            del self.ahead[first]
+
+    def report(self, first: int, heads: list[Instruction | None]) -> None:
+        """Stands at the first of the instructions in the text: who runs a later one has passed it by."""
+        machine = self.machine
+        i = next(one for one in machine.code.instructions if any(one is head for head in heads))
+        here = [k for k, head in enumerate(heads) if head is i]
+        other, instead = next((k, head) for k, head in enumerate(heads) if head is not i)
+        start = first % self.per_block
+        does = "has exited" if instead is None else f"runs {name(instead)} at {source_and_call(instead)} instead"
+        message = (
+            f"{name(i)} must be run by all warps of a warpgroup: of warps {start} to {start + len(heads) - 1} "
+            f"warp {start + other} {does}"
+        )
+        lanes = machine.wave.lanes(np.arange((first + here[0]) * WARP, (first + here[0] + 1) * WARP))
+        machine.memory.findings.report("disagreement", message, i, lanes, 0, count=WARP * len(here))
+
+    def partial(self, i: Instruction, lanes: Lanes) -> None:
+        """Its predicate holds for some threads of a warp only."""
+        few = np.flatnonzero(np.bincount(lanes.warp)[lanes.warp] < self.machine.wave.alive_by_warp[lanes.warp])
+        message = f"{name(i)} must be run by all threads of a warpgroup, but its predicate holds for some threads of a warp only"
+        self.machine.memory.findings.report("disagreement", message, i, lanes, int(few[0]), count=len(few))
+
+    def leave(self) -> None:
+        """Threads have exited: what they have not run they never will."""
+        for first in list(self.ahead):
+            self.compare(first)
+
+    # -- two setmaxnreg -------------------------------------------------------------------------------------------------------
+
+    def resize(self, i: Instruction, lanes: Lanes) -> None:
+        """Warps run a setmaxnreg: for a second one they must be behind the first one of all warps of their warpgroup."""
+        self.come(i, lanes)
+        races = self.machine.memory.races
+        if races is None:
+            return
+        for warp in lanes.warp_ids.tolist():
+            before = self.resized.get(warp)
+            if before:
+                self.look(i, lanes.subset(np.flatnonzero(lanes.warp == warp)), warp, before[-1][1], len(before) - 1)
+        for warp in lanes.warp_ids.tolist():
+            self.resized.setdefault(warp, []).append((races.now, i))
+        races.now += 1
+
+    def look(self, i: Instruction, lanes: Lanes, warp: int, previous: Instruction, last: int) -> None:
+        """Lanes of one warp run a setmaxnreg behind their `last` one: who of the warpgroup may not have run that yet."""
+        machine, races = self.machine, self.machine.memory.races
+        assert races is not None
+        known = races.heard.knows(races.heard.groups(lanes, np.zeros(1, np.int64)))[0].reshape(-1, WARP).max(axis=1)
+        first = int(self.first_of(np.array([warp]))[0])
+        for other in range(first, first + self.size(first)):
+            ran = self.resized.get(other, [])
+            behind = last < len(ran) and known[other % len(known)] >= ran[last][0]
+            if behind or other == warp or not machine.wave.alive_by_warp[other]:
+                continue
+            message = (
+                f"{name(i)} while warp {other % self.per_block} of the warpgroup may not have run the one at "
+                f"{source_and_call(previous)}: its warps must synchronise between the two"
+            )
+            machine.memory.findings.report("register budget", message, i, lanes, 0, count=lanes.n)
+            return
+
+
+def name(i: Instruction) -> str:
+    """wgmma.fence and the like."""
+    return f"{i.opcode}.{i.mods[0]}"
+
+
+class RegisterPools:
+    """The pools of a wave's blocks. `held`: registers per thread of each warp; `free`: registers of each block."""
+
+    def __init__(self, machine: Host, agreement: Agreement):
+        self.machine = machine
+        self.agreement = agreement
+        self.launch = machine.code.registers
+        counts = [p.control.count for p in machine.code.plans if isinstance(p.control, RegisterCount) and p.control.more]
+        if self.launch is not None and counts:
+            self.launch = min(self.launch, max(counts))
+        self.per_block = machine.wave.warps_per_block
+        self.held = np.full(machine.wave.size // WARP, self.launch or 0, np.int64)
+        self.free = np.zeros(machine.wave.blocks, np.int64)
+        self.waiting: list[tuple[int, Lanes]] = []
+
+    def __bool__(self) -> bool:
+        return bool(self.waiting)
+
+    def arrive(self, pc: int, lanes: Lanes) -> None:
+        """Whole warps come to a setmaxnreg."""
+        self.agreement.resize(self.machine.code.instructions[pc], lanes)
+        if self.launch is None:
+            self.machine.push(pc + 1, lanes)
+            return
+        for warp in lanes.warp_ids.tolist():
+            self.waiting.append((pc, lanes.subset(np.flatnonzero(lanes.warp == warp))))
+        # Who gives back goes first; then whoever waits, as long as somebody gets on.
+        moved = True
+        while moved:
+            moved = False
+            for one in list(self.waiting):
+                moved |= self.settle(one)
+
+    def settle(self, one: tuple[int, Lanes]) -> bool:
+        """Whether a warp gets on."""
+        pc, lanes = one
+        control = self.machine.code.plans[pc].control
+        assert isinstance(control, RegisterCount)
+        warp = int(lanes.warp_ids[0])
+        block, held = warp // self.per_block, int(self.held[warp])
+        more = (control.count - held) * WARP
+        if control.more != (more >= 0) and more:
+            message = f"setmaxnreg.{'inc' if control.more else 'dec'} to {control.count} registers in a warp that has {held}"
+            instruction = self.machine.code.instructions[pc]
+            self.machine.memory.findings.report("register budget", message, instruction, lanes, 0, count=lanes.n)
+        elif more > self.free[block]:
+            return False
+        self.free[block] -= more
+        if self.machine.diary is not None:
+            self.machine.diary.resized(lanes, pc, control.more)
+        self.held[warp] = control.count
+        self.waiting.remove(one)
+        self.machine.push(pc + 1, lanes)
+        return True
+
+    def stuck(self) -> list[Stuck]:
+        machine, out = self.machine, []
+        for pc, lanes in self.waiting:
+            control = machine.code.plans[pc].control
+            assert isinstance(control, RegisterCount)
+            block = int(lanes.block[0])
+            held = self.held[block * self.per_block : (block + 1) * self.per_block]
+            pool = (self.launch or 0) * WARP * self.per_block
+            shares = ", ".join(f"{np.count_nonzero(held == count)} of {count}" for count in np.unique(held).tolist())
+            what = (
+                f"for {control.count} registers a thread: of the block's {pool} registers {int(self.free[block])} are free; "
+                f"its warps hold, a thread: {shares}"
+            )
+            out.append(Stuck(machine.code.instructions[pc], lanes, what))
+        return out
+
+
+BITS = 8
+SLOTS = 1 << BITS
+"""A code is a product's number times this, plus the number of its register."""
+
+
+class Flights:
+    """The state of a wave: (registers, warps) each; `done[warp]` is the last product that the warp has waited for."""
+
+    def __init__(self, code: Code, findings: Findings):
+        self.code = code
+        self.findings = findings
+        self.facts = code.in_flight
+        self.products: list[Instruction] = []
+        """The instruction of each product, by its number less one."""
+        watched = self.facts.watched | self.facts.touching if self.facts else set()
+        self.watched = frozenset(watched)
+
+    def begin_wave(self, wave: Wave) -> None:
+        if self.facts is None:
+            return
+        shape = len(self.facts.rows), wave.size >> 5
+        self.codes, self.reading = np.zeros(shape, np.int64), np.zeros(shape, np.int64)
+        self.touched = np.zeros(shape, np.int64)
+        self.done = np.zeros(shape[1], np.int64)
+        self.fenced = np.zeros(shape[1], np.bool_)
+        self.changes = 0
+        """How often codes were changed."""
+        self.products.clear()
+
+    def numbers(self, names: list[str]) -> Array:
+        assert self.facts is not None
+        return np.array([self.facts.rows[name] for name in names], np.int64)
+
+    # -- what a product does --------------------------------------------------------------------------------------------------
+
+    def fence(self, warps: Array) -> None:
+        self.fenced[warps] = True
+        assert self.facts is not None
+        if self.facts.touching:
+            self.touched[:, warps] = 0
+
+    def issue(self, i: Instruction, lanes: Lanes, written: Array, read: Array) -> int:
+        """A product of these warps, with the registers of D and A (rows); its number. Reports what had to be fenced before."""
+        self.products.append(i)
+        number, warps = len(self.products), lanes.warp_ids
+        if not self.fenced[warps].all():
+            self.report("missing fence", "no wgmma.fence before the first wgmma of the warp", i, lanes, ~self.fenced[warps])
+        assert self.facts is not None
+        if self.facts.touching:
+            rows = np.concatenate((written, read))
+            found = self.touched[rows[:, None], warps]
+            if found.any():
+                at, warp = (int(k[0]) for k in np.nonzero(found))
+                name = list(self.facts.rows)[int(rows[at])]
+                other = self.code.instructions[int(found[at, warp]) - 1]
+                message = f"no wgmma.fence between {source(other)}, which accesses register {name}, and the wgmma that uses it"
+                self.report("missing fence", message, i, lanes, (found != 0).any(axis=0))
+        self.changes += 1
+        self.codes[written[:, None], warps] = (number * SLOTS + np.arange(len(written)))[:, None]
+        if len(read):
+            self.reading[read[:, None], warps] = number
+        return number
+
+    # -- what everybody else does ---------------------------------------------------------------------------------------------
+
+    def watch(self, frame: RegisterFrame, pc: int, thunk: Thunk) -> Thunk:
+        """An instruction's thunk with what it does to registers on their way before it."""
+        assert self.facts is not None
+        i, plan, rows = self.code.instructions[pc], self.code.plans[pc], self.facts.rows
+        predicate = None if i.predicate is None else frame.array(Arg(i.predicate[0], TYPES["pred"].dtype))
+        negated = i.predicate is not None and i.predicate[1]
+        act = self.mover(pc) if pc in self.facts.moves else self.toucher(pc, *accessed(plan.reads, plan.writes, rows))
+
+        def run() -> None:
+            lanes = frame.lanes
+            if predicate is not None:
+                holds = np.flatnonzero(~predicate if negated else predicate)
+                if not len(holds):
+                    thunk()
+                    return
+                lanes = lanes.subset(holds)
+            act(i, lanes)
+            thunk()
+
+        return run
+
+    def mover(self, pc: int) -> Callable[[Instruction, Lanes], None]:
+        assert self.facts is not None
+        to, origin = self.facts.moves[pc]
+        target, start = self.facts.rows.get(to), None if origin is None else self.facts.rows.get(origin)
+
+        def move(i: Instruction, lanes: Lanes) -> None:
+            if target is None:
+                return
+            warps = lanes.warp_ids
+            now = 0 if start is None else self.codes[start, warps]
+            before = self.codes[target, warps]
+            # Another register has the old contents, if anybody still wants them; or nobody does, and the product writes over these.
+            lost = (before >> BITS > self.done[warps]) & (before != now)
+            if lost.any():
+                lost &= (self.codes[:, warps] == before).sum(axis=0) == 1
+            lost |= self.reading[target, warps] > self.done[warps]
+            if lost.any():
+                self.complain("writes", np.array([target]), i, lanes, lost[None])
+            self.changes += 1
+            self.codes[target, warps] = now
+            self.touched[target, warps] = 0 if start is None else self.touched[start, warps]
+
+        return move
+
+    def toucher(self, pc: int, read: Array, written: Array) -> Callable[[Instruction, Lanes], None]:
+        assert self.facts is not None
+        flying, touching = pc in self.facts.watched, pc in self.facts.touching
+        both = np.union1d(read, written)
+
+        def touch(i: Instruction, lanes: Lanes) -> None:
+            warps = lanes.warp_ids
+            for rows, verb in ((written, "writes"), (read, "reads")) if flying else ():
+                if len(rows):
+                    bad = (self.codes[rows[:, None], warps] >> BITS > self.done[warps]) | (
+                        self.reading[rows[:, None], warps] > self.done[warps]
+                    )
+                    if bad.any():
+                        self.complain(verb, rows, i, lanes, bad)
+            if flying and len(written):
+                self.changes += 1
+                self.codes[written[:, None], warps] = 0
+            if touching:
+                self.touched[both[:, None], warps] = pc + 1
+
+        return touch
+
+    # -- findings -------------------------------------------------------------------------------------------------------------
+
+    def complain(self, verb: str, rows: Array, i: Instruction, lanes: Lanes, bad: Array) -> None:
+        """An access to registers on their way; `bad` is (registers, warps)."""
+        at, warp = (int(k[0]) for k in np.nonzero(bad))
+        row, number = int(rows[at]), int(lanes.warp_ids[warp])
+        assert self.facts is not None
+        written = int(self.codes[row, number]) >> BITS > int(self.done[number])
+        product = int(self.codes[row, number]) >> BITS if written else int(self.reading[row, number])
+        role = "accumulates in" if written else "reads as A"
+        name = list(self.facts.rows)[row]
+        message = (
+            f"{verb} register {name}, which {source(self.products[product - 1])} {role}, with no wgmma.wait_group for it in between"
+        )
+        self.report("in flight", message, i, lanes, np.asarray(bad.any(axis=0)))
+
+    def report(self, kind: str, message: str, i: Instruction, lanes: Lanes, bad: Array) -> None:
+        """A finding of some of the warps of these lanes."""
+        position = int(np.searchsorted(lanes.warp, lanes.warp_ids[int(np.flatnonzero(bad)[0])]))
+        self.findings.report(kind, message, i, lanes, position, count=32 * int(np.count_nonzero(bad)))
+
+
+def accessed(reads: tuple[Arg, ...], writes: tuple[Arg, ...], rows: dict[str, int]) -> tuple[Array, Array]:
+    """The rows of the registers among operands that are read, and written."""
+
+    def of(args: tuple[Arg, ...]) -> Array:
+        names = dict.fromkeys(getattr(a.operand, "name", "") for a in args)
+        return np.array([rows[name] for name in names if name in rows], np.int64)
+
+    return of(reads), of(writes)

@@ -1,0 +1,436 @@
+"""mbarrier objects: barriers in shared memory with phases, counts of arrivals and bytes of asynchronous copies.
+
+PTX ISA, "Parallel Synchronization and Communication Instructions: mbarrier". An object counts down the arrivals and the
+bytes that its phase waits for; when both are zero the phase completes and the next one begins. The machine keeps the
+counts beside the memory: the ISA says that the 64 bits of an object are opaque.
+
+A thread that waits is put aside until the phase completes. Where only test_wait could go on, it answers "not yet".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+import numpy as np
+
+from cupyflash.words import plural
+
+from ..order.clocks import BLOCK, CLUSTER
+from ..report.findings import ERROR, WARNING, Stuck, Verdict
+from ..state.lanes import Lanes, merged
+from ..state.segments import WRITTEN
+from ..text.syntax import Array, Instruction
+from .memory import Memory
+from .ports import PORTS, element
+
+MOST = (1 << 20) - 1
+"""Arrivals, and bytes, that a phase can wait for (PTX ISA, "mbarrier", "Contents of the mbarrier object")."""
+
+PATIENCE = 100
+"""How often test_wait may say "not yet" to everybody, with nothing else happening to an mbarrier, before that is a deadlock."""
+
+
+@dataclass
+class Deferred:
+    """What an asynchronous copy brings to a phase when it lands: `run` does it."""
+
+    lanes: Lanes
+    run: Callable[[], None]
+
+
+@dataclass
+class Phases:
+    """One mbarrier object. `phase` counts completed phases; `heard` is what their arrivals released, `told` those of this one."""
+
+    expected: int
+    pending: int
+    transactions: int = 0
+    phase: int = 0
+    told: Array | None = None
+    heard: Array | None = None
+    deferred: list[Deferred] = field(default_factory=list)
+    unseen: list[tuple[int, Array]] = field(default_factory=list)
+    """(phase, 16-byte elements of shared memory) of copies that are over, though nobody has seen the phase complete."""
+
+
+@dataclass(frozen=True)
+class PhaseWaiting:
+    """A test_wait or, `blocking`, a try_wait: at the objects at these addresses for the state or `parity` that is wanted."""
+
+    pc: int
+    instruction: Instruction
+    space: str
+    parity: bool
+    blocking: bool
+
+
+@dataclass
+class Waiter:
+    """Lanes that wait for one object, until its phase is not `value`: a state, or its parity."""
+
+    wait: PhaseWaiting
+    lanes: Lanes
+    key: int
+    value: int
+
+
+@dataclass(frozen=True)
+class Arrivals:
+    """Lanes that arrive `counts` times each at the objects `keys`: those in a row at one object from `starts` on, `sums` in all."""
+
+    lanes: Lanes
+    keys: Array
+    counts: Array
+    starts: Array
+    sums: Array
+
+
+@dataclass(frozen=True)
+class Relaxed:
+    """Lanes whose relaxed wait has seen `phase` phases complete, and what their arrivals handed on: heard of at a fence."""
+
+    lanes: Lanes
+    barrier: Phases
+    phase: int
+    heard: Array | None
+
+
+Answer = tuple[PhaseWaiting, Lanes, bool]
+"""Lanes that are told at their wait whether the phase is complete."""
+
+
+class MBarriers:
+    """The mbarrier objects of a wave, by index of their 8 bytes in its shared memory."""
+
+    def __init__(self, memory: Memory):
+        self.memory = memory
+        self.objects: dict[int, Phases] = {}
+        self.waiting: dict[int, list[Waiter]] = {}
+        """By object."""
+        self.answers: list[tuple[Waiter, Phases | None, bool]] = []
+        """What the run loop will fetch between two steps: within one the registers of lanes are somewhere on the way."""
+        self.relaxed: list[Relaxed] = []
+        """Waits that order nothing until their lanes fence."""
+        self.refusals = 0
+        self.unfenced: dict[int, int] = {}
+        """Objects whose initialisation no fence has made visible to asynchronous copies, and when that was."""
+
+    def __bool__(self) -> bool:
+        return bool(self.waiting)
+
+    def init(self, lanes: Lanes, keys: Array, counts: Array, i: Instruction) -> None:
+        wrong = np.flatnonzero((counts < 1) | (counts > MOST))
+        if len(wrong):
+            message = f"mbarrier for {plural(int(counts[wrong[0]]), 'arrival')}; it counts 1 to {MOST}"
+            self.memory.findings.report("bad arrival", message, i, lanes, int(wrong[0]), count=len(wrong))
+        for key, count in zip(keys.tolist(), counts.tolist(), strict=True):
+            self.objects[key] = Phases(count, count)
+            if self.memory.diary is not None:
+                self.memory.diary.made(key, self.memory.shared_stride >> 3)
+            self.unfenced[key] = 0 if self.memory.races is None else self.memory.races.now
+
+    def fence(self, lanes: Lanes) -> None:
+        """fence.mbarrier_init, or fence.proxy.async, by threads of these blocks."""
+        if self.unfenced:
+            per, blocks = self.memory.shared_stride >> 3, set(lanes.block_ids.tolist())
+            self.unfenced = {key: moment for key, moment in self.unfenced.items() if key // per not in blocks}
+
+    def used_by_copy(self, keys: Array, lanes: Lanes, row: Array, i: Instruction) -> None:
+        """Asynchronous copies of lanes `row` are to arrive at these objects.
+
+        For plain bytes a barrier of the block is taken to do as well as a fence: NVIDIA's cuda::memcpy_async relies on that.
+        """
+        at = [k for k, key in enumerate(keys.tolist()) if key in self.unfenced] if self.unfenced else []
+        races, per = self.memory.races, self.memory.shared_stride >> 3
+        if at and "tensor" not in i.mods:
+            at = [k for k in at if races is not None and races.base[int(keys[k]) // per] < self.unfenced[int(keys[k])]]
+        if at:
+            # A barrier of the block does as well on every known chip, and some compilers have no more.
+            met = races is not None and all(
+                key // per == block and races.base[block] >= self.unfenced[key]
+                for key, block in zip(keys[at].tolist(), lanes.block[row[at]].tolist(), strict=True)
+            )
+            what = f"the mbarrier at {self.name(int(keys[at[0]]))} is used by {i.name}"
+            message = f"{what}, but no fence.mbarrier_init (or fence.proxy.async) is behind its mbarrier.init"
+            verdict = Verdict("proxy", WARNING if met else ERROR)
+            self.memory.findings.report(verdict, message, i, lanes, int(row[at[0]]), count=len(at))
+
+    def invalidate(self, keys: Array) -> None:
+        for key in keys.tolist():
+            self.objects.pop(key, None)
+
+    def find(self, key: int, lanes: Lanes, i: Instruction) -> Phases | None:
+        found = self.objects.get(key)
+        if found is None:
+            self.memory.findings.report("uninitialised", "mbarrier that nobody has initialised", i, lanes, 0, count=lanes.n)
+        return found
+
+    def each(self, keys: Array) -> list[tuple[int, Array]]:
+        """(object, positions of its lanes)."""
+        starts = runs(keys)
+        if starts is None:
+            return [(key, np.flatnonzero(keys == key)) for key in np.unique(keys).tolist()]
+        return [(int(keys[a]), np.arange(a, b)) for a, b in pairwise([*starts.tolist(), len(keys)])]
+
+    # -- arrivals ---------------------------------------------------------------------------------------------------------
+
+    def arrive(self, lanes: Lanes, keys: Array, counts: Array, drop: bool, i: Instruction) -> Array:
+        """Each lane arrives `counts` times; the states before, phase << 32 | pending. With `drop` for all phases to come."""
+        starts = runs(keys)
+        if starts is not None and "relaxed" not in i.mods:
+            sums = np.add.reduceat(counts, starts)
+            found = [self.objects.get(key) for key in keys[starts].tolist()]
+            if all(barrier is not None and count <= barrier.pending for barrier, count in zip(found, sums.tolist(), strict=True)):
+                barriers = [barrier for barrier in found if barrier is not None]
+                if self.memory.diary is not None:
+                    for one, (key, at) in zip(barriers, self.each(keys), strict=True):
+                        self.memory.diary.arrived(key, one.phase, lanes.subset(at), i)
+                return self.arrive_at(barriers, Arrivals(lanes, keys, counts, starts, sums), drop)
+        states = np.zeros(lanes.n, np.uint64)
+        for key, at in self.each(keys):
+            barrier = self.find(key, lanes.subset(at), i)
+            if barrier is None:
+                continue
+            # All at once, unless the phase completes in between.
+            together = int(counts[at].sum()) <= barrier.pending
+            for some in [at] if together else at.reshape(-1, 1):
+                count = int(counts[some].sum())
+                if count > barrier.pending:
+                    message = f"{plural(count, 'arrival')} at an mbarrier whose phase waits for {barrier.pending}"
+                    self.memory.findings.report("bad arrival", message, i, lanes, int(some[0]), count=len(some))
+                    continue
+                before = barrier.pending - np.concatenate(([0], np.cumsum(counts[some])[:-1])).astype(np.int64)
+                states[some] = (barrier.phase << 32) + before
+                if drop:
+                    barrier.expected -= count
+                if self.memory.diary is not None:
+                    self.memory.diary.arrived(key, barrier.phase, lanes.subset(some), i)
+                self.arrived(key, barrier, self.told(lanes.subset(some), key, i), count)
+        return states
+
+    def told(self, lanes: Lanes, key: int, i: Instruction) -> Array | None:
+        """What an arrival of lanes of one cluster hands on: if relaxed, no more than they fenced, and that they have begun."""
+        races = self.memory.races
+        if races is None or "relaxed" not in i.mods:
+            return None if races is None else races.heard.released(lanes)
+        near = (lanes.block_ids == key // (self.memory.shared_stride >> 3)).all()
+        told = races.fenced(lanes, BLOCK if near else CLUSTER)
+        mine = lanes.index % races.per
+        told[mine] = np.maximum(told[mine], races.start)
+        return told
+
+    def arrive_at(self, barriers: list[Phases], many: Arrivals, drop: bool) -> Array:
+        """Arrivals at several objects, of which each completes one phase at most: they release together."""
+        lanes, starts, sums, races = many.lanes, many.starts, many.sums, self.memory.races
+        sizes = np.diff(starts, append=lanes.n)
+        earlier = np.cumsum(many.counts) - many.counts
+        pending = np.array([barrier.pending for barrier in barriers]) + earlier[starts]
+        phase = np.array([barrier.phase << 32 for barrier in barriers])
+        states = np.repeat(phase + pending, sizes) - earlier
+        told = None if races is None else races.heard.released_by(races.heard.groups(lanes, starts))
+        for k, (key, barrier, count) in enumerate(zip(many.keys[starts].tolist(), barriers, sums.tolist(), strict=True)):
+            if drop:
+                barrier.expected -= count
+            self.arrived(key, barrier, None if told is None else told[k], count)
+        out: Array = states.astype(np.uint64)
+        return out
+
+    def must_stay(self, lanes: Lanes, keys: Array, counts: Array, i: Instruction) -> None:
+        """Arrivals that say they complete no phase (.noComplete)."""
+        for key, at in self.each(keys):
+            barrier = self.objects.get(key)
+            if barrier is not None and int(counts[at].sum()) >= barrier.pending:
+                message = (
+                    f".noComplete at the mbarrier at {self.name(key)}, whose phase waits for {plural(barrier.pending, 'arrival')}"
+                )
+                self.memory.findings.report("bad arrival", message, i, lanes, int(at[0]), count=len(at))
+
+    def arrived(self, key: int, barrier: Phases, told: Array | None, count: int) -> None:
+        """So many arrivals, and what they hand on."""
+        if told is not None:
+            barrier.told = told if barrier.told is None else np.maximum(barrier.told, told)
+        self.refusals = 0
+        barrier.pending -= count
+        self.check(key, barrier)
+
+    def expect(self, lanes: Lanes, keys: Array, amounts: Array, i: Instruction) -> None:
+        """The phase waits for so many more bytes (complete_tx: negative ones)."""
+        for key, at in self.each(keys):
+            barrier = self.find(key, lanes.subset(at), i)
+            if barrier is not None:
+                self.refusals = 0
+                if self.memory.diary is not None and "complete_tx" in i.mods:
+                    self.memory.diary.arrived(key, barrier.phase, lanes.subset(at), i)
+                barrier.transactions += int(amounts[at].sum())
+                if abs(barrier.transactions) > MOST:
+                    message = f"the mbarrier at {self.name(key)} would count {plural(barrier.transactions, 'byte')}, at most {MOST}"
+                    self.memory.findings.report("bad arrival", message, i, lanes, int(at[0]), count=len(at))
+                self.check(key, barrier)
+
+    def brought(self, key: int, size: int, lane: Lanes, i: Instruction) -> None:
+        """A copy of this lane has brought its bytes."""
+        barrier = self.find(key, lane, i)
+        if barrier is not None:
+            self.refusals = 0
+            barrier.transactions -= size
+            self.check(key, barrier)
+
+    def check(self, key: int, barrier: Phases) -> None:
+        if barrier.pending or barrier.transactions:
+            return
+        barrier.phase += 1
+        barrier.pending = barrier.expected
+        if barrier.told is not None:
+            barrier.heard = barrier.told if barrier.heard is None else np.maximum(barrier.heard, barrier.told)
+            barrier.told = None
+        self.answers += [(waiter, barrier, True) for waiter in self.waiting.pop(key, ())]
+
+    # -- asynchronous copies ----------------------------------------------------------------------------------------------
+
+    def defer(self, lanes: Lanes, key: int, run: Callable[[], None], i: Instruction) -> None:
+        """Somewhen `run` happens to this object: when somebody waits for it at the latest."""
+        barrier = self.find(key, lanes, i)
+        if barrier is not None:
+            barrier.deferred.append(Deferred(lanes, run))
+            if key in self.waiting:
+                self.land(barrier)
+
+    def land(self, barrier: Phases) -> None:
+        while barrier.deferred:
+            barrier.deferred.pop(0).run()
+
+    def stir(self, random: np.random.Generator) -> None:
+        for barrier in list(self.objects.values()):
+            if barrier.deferred and random.random() < 0.25:
+                barrier.deferred.pop(0).run()
+
+    def leave(self, lanes: Lanes) -> None:
+        """The threads exit: what they still have on the way lands."""
+        for barrier in list(self.objects.values()):
+            mine = [d for d in barrier.deferred if np.isin(d.lanes.index, lanes.index).any()]
+            for one in mine:
+                barrier.deferred.remove(one)
+                one.run()
+
+    # -- waits --------------------------------------------------------------------------------------------------------------
+
+    def wait(self, wait: PhaseWaiting, lanes: Lanes, addresses: Array, wanted: Array) -> None:
+        """Lanes come to a wait at these addresses, for the states or parities `wanted`."""
+        port = PORTS[wait.space](self.memory, wait.instruction, lanes.n, 8, "atom")
+        left = np.ones(lanes.n, np.bool_)
+        for _, index, positions in port.resolve(lanes, addresses):
+            where = np.arange(lanes.n) if positions is None else positions
+            remote = index.astype(np.int64) * 8 // self.memory.shared_stride != lanes.block[where]
+            if remote.any():
+                message = "wait for an mbarrier of another block: a thread can only wait for its own block's"
+                place, count = int(where[remote][0]), int(remote.sum())
+                self.memory.findings.report("out of bounds", message, wait.instruction, lanes, place, count=count)
+            left[where] = False
+            keys, values = index.astype(np.int64), wanted[where]
+            # Lanes in a row that wait for the same.
+            ends = np.flatnonzero((keys[1:] != keys[:-1]) | (values[1:] != values[:-1])) + 1
+            for a, b in pairwise([0, *ends.tolist(), len(keys)]):
+                self.look(Waiter(wait, lanes.subset(where[a:b]), int(keys[a]), int(values[a])))
+        if left.any():
+            self.answers.append((Waiter(wait, lanes.subset(np.flatnonzero(left)), -1, 0), None, True))
+
+    def look(self, waiter: Waiter) -> None:
+        barrier, value = self.find(waiter.key, waiter.lanes, waiter.wait.instruction), waiter.value
+
+        def complete() -> bool:
+            return barrier is None or (barrier.phase & 1 != value & 1 if waiter.wait.parity else barrier.phase != value >> 32)
+
+        if not complete() and barrier is not None:
+            self.land(barrier)
+        if complete():
+            self.answers.append((waiter, barrier, True))
+        else:
+            self.waiting.setdefault(waiter.key, []).append(waiter)
+
+    def answer(self) -> list[Answer]:
+        """Who goes on, and with which answer; they have then heard of what the phase's arrivals released."""
+        races = self.memory.races
+        answers, self.answers = self.answers, []
+        news: list[tuple[Lanes, Array]] = []
+        groups: dict[tuple[int, bool], tuple[PhaseWaiting, list[Lanes]]] = {}
+        for waiter, barrier, done in answers:
+            groups.setdefault((waiter.wait.pc, done), (waiter.wait, []))[1].append(waiter.lanes)
+            if not done or barrier is None:
+                continue
+            self.tell(waiter, barrier)
+            heard = barrier.heard
+            if "relaxed" not in waiter.wait.instruction.mods:
+                self.see(barrier, barrier.phase)
+            else:
+                self.relaxed.append(Relaxed(waiter.lanes, barrier, barrier.phase, heard))
+                # That those who arrived have begun is so whatever is ordered.
+                heard = None if heard is None or races is None else np.minimum(heard, races.start)
+            if heard is not None:
+                news.append((waiter.lanes, heard))
+        if races is not None and news:
+            races.heard.hear_all(news)
+        return [(wait, merged(some), done) for (_, done), (wait, some) in groups.items()]
+
+    def tell(self, waiter: Waiter, barrier: Phases) -> None:
+        """The diary hears which phase lanes have waited for: the last one of their parity."""
+        if self.memory.diary is not None:
+            behind = 2 - (barrier.phase ^ waiter.value) % 2
+            phase = barrier.phase - behind if waiter.wait.parity else waiter.value >> 32
+            self.memory.diary.saw(waiter.lanes, waiter.key, phase, waiter.wait.pc)
+
+    def acquire(self, lanes: Lanes) -> None:
+        """A fence: lanes that saw phases complete by relaxed waits hear now of what their arrivals handed on."""
+        pending, self.relaxed = self.relaxed, []
+        for one in pending:
+            here = np.isin(one.lanes.index, lanes.index)
+            if here.any():
+                self.see(one.barrier, one.phase)
+                if self.memory.races is not None and one.heard is not None:
+                    self.memory.races.heard.hear(one.lanes.subset(np.flatnonzero(here)), one.heard)
+            if not here.all():
+                self.relaxed.append(Relaxed(one.lanes.subset(np.flatnonzero(~here)), one.barrier, one.phase, one.heard))
+
+    def see(self, barrier: Phases, now: int) -> None:
+        """Somebody has seen all phases before `now` complete: what their copies brought is there."""
+        over = [chunks for phase, chunks in barrier.unseen if phase < now]
+        if over:
+            barrier.unseen = [(phase, chunks) for phase, chunks in barrier.unseen if phase >= now]
+            self.memory.landing -= len(over)
+            for chunks in over:
+                self.memory.state_view(16)[chunks] = element(WRITTEN, 16)
+
+    def give_up(self) -> bool:
+        """Nobody else can go on: who only tests is told that the phase is not complete. False: nobody does."""
+        if self.refusals >= PATIENCE:
+            return False
+        self.refusals += 1
+        every = [w for waiters in self.waiting.values() for w in waiters]
+        self.answers += [(w, None, False) for w in every if not w.wait.blocking]
+        self.waiting = {}
+        for waiter in every:
+            if waiter.wait.blocking:
+                self.waiting.setdefault(waiter.key, []).append(waiter)
+        return bool(self.answers)
+
+    def stuck(self) -> list[Stuck]:
+        out = []
+        for waiter in (w for waiters in self.waiting.values() for w in waiters):
+            barrier, lanes = self.objects[waiter.key], waiter.lanes
+            number = plural(abs(barrier.transactions), "byte")
+            state = f"{plural(barrier.pending, 'arrival')} and {number if barrier.transactions >= 0 else f'has {number} too many'}"
+            parity = f" (parity {barrier.phase & 1})" if waiter.wait.parity else ""
+            what = f"for phase {barrier.phase}{parity} of the mbarrier at {self.name(waiter.key)} that lacks {state}"
+            out.append(Stuck(waiter.wait.instruction, lanes, what))
+        return out
+
+    def name(self, key: int) -> str:
+        """Where an object lies: its offset, and the variable there."""
+        return self.memory.shared_name(key * 8 % self.memory.shared_stride)
+
+
+def runs(keys: Array) -> Array | None:
+    """Where each object's lanes begin, if they are in a row and in the order of the objects, as they are most often."""
+    steps = keys[1:] - keys[:-1]
+    return None if (steps < 0).any() else np.concatenate(([0], np.flatnonzero(steps) + 1))

@@ -1,0 +1,450 @@
+"""Accesses to memory, as the race detector keeps them: tables of the last writers and readers, and what threads may share at all.
+
+Who touched what: the tables of the race detector, and accesses as the rows of them.
+
+Memory is looked at in granules: the smallest width with which the kernel accesses shared memory, or a tensor, so that an
+access of 16 bytes is often one entry. There is one for the last writer of a granule, and a summary of who read it. In
+shared memory each warp of the cluster has its own summary.
+
+Races of writers that write the same value, for the race detector.
+
+Every known chip leaves that value there, in whatever order they come, so such a race is a warning. Each of the writers stays in
+the shadow, in `Shadow.agreeing`: who reads or writes there later, or read before, must be ordered with all of them.
+"""
+
+from __future__ import annotations
+
+import mmap
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.lib.stride_tricks import as_strided
+
+from ..state.lanes import WARP, Lanes
+from ..state.segments import Place, Segment, meets
+from ..text.syntax import Array, Instruction
+from .clocks import DEVICE, LANE, LEVEL, STAMP, scope_of
+
+
+@dataclass
+class Table:
+    """Entries of all granules, one row a granule, with the number of the instruction of each entry; made when first used.
+
+    `sparse`: few of them are ever touched, and only those take memory.
+    """
+
+    rows: int
+    columns: int
+    numbers: np.dtype[Any]
+    sparse: bool = False
+    used: bool = False
+
+    @cached_property
+    def entries(self) -> Array:
+        return zeros((self.rows, self.columns), np.dtype(np.uint64), self.sparse)
+
+    def marked(self) -> Array:
+        """Rows with an entry."""
+        return (self.entries != 0).any(axis=1) if "entries" in vars(self) else np.zeros(self.rows, np.bool_)
+
+    @cached_property
+    def touched(self) -> Array:
+        """Rows of shared memory in which there is any entry."""
+        return np.zeros(self.rows, np.bool_)
+
+    @cached_property
+    def by(self) -> Array:
+        return zeros((self.rows, self.columns), self.numbers, self.sparse)
+
+
+def zeros(shape: tuple[int, int], dtype: np.dtype[Any], sparse: bool) -> Array:
+    """Zeros; `sparse` ones take memory where they are touched, a page at a time, not 2 MiB at a time as NumPy's large arrays do."""
+    size = shape[0] * shape[1] * dtype.itemsize
+    if not sparse or not size or not hasattr(mmap, "MADV_NOHUGEPAGE"):
+        return np.zeros(shape, dtype)
+    memory = mmap.mmap(-1, size)
+    memory.madvise(mmap.MADV_NOHUGEPAGE)
+    return np.frombuffer(memory, dtype).reshape(shape)
+
+
+@dataclass
+class Shadow:
+    """Who touched each granule: the last plain writer, the plain readers, the atomics; what asynchronous copies may yet read
+    (`copies`) and, in tensors, write (`landing`); the last `volatile` writer of shared memory, as far as lockstep matters."""
+
+    writes: Table
+    reads: Table
+    atomics: Table
+    shared: bool
+    copies: Table | None = None
+    volatile: Table | None = None
+    landing: Table | None = None
+    scoped: dict[tuple[int, bool], Table] = field(default_factory=dict)
+    """Where some strong accesses leave out other blocks, all strong accesses by (scope, whether they write)."""
+    agreeing: Table | None = None
+    """Plain writers that raced with the last one and wrote the same, in columns as `reads`."""
+    mixed: Array | None = None
+    """Granules whose last writers were lanes of one warp, at once, with several values: which one is there is not said."""
+    ragged: bool = False
+    """Some copy to or from a tensor began or ended within a granule, which may then say nothing of it."""
+
+    @classmethod
+    def of(cls, granules: int, columns: int, shared: bool, numbers: np.dtype[Any], sparse: bool = False) -> Shadow:
+        """`sparse`: bulk copies are what reads most of it, each for one warp."""
+        reads, atomics = (Table(granules, columns, numbers, sparse) for _ in range(2))
+        return cls(Table(granules, 1, numbers), reads, atomics, shared)
+
+    def touched(self) -> tuple[Array, Array]:
+        """Which granules somebody may have written, and which anybody may have touched."""
+        wrote = self.writes.marked() | self.atomics.marked() | self.ragged
+        touched = wrote | self.reads.marked()
+        for table in (self.landing, self.copies):
+            touched |= table.marked() if table is not None else False
+        return wrote if self.landing is None else wrote | self.landing.marked(), touched
+
+
+@dataclass
+class Who:
+    """The lanes of an access, one entry for each granule: grid-wide lane, position in the `Lanes`, shared row, column."""
+
+    lane: Array
+    position: Array
+    row: Array
+    column: Array
+
+
+@dataclass
+class ShadowAccess:
+    """One access as its granules: `rows` of the shadow (and `columns`, where readers have one each), and who made it.
+
+    `collective`: the lanes of a warp made it together, so that none of them made it alone.
+    """
+
+    instruction: Instruction
+    lanes: Lanes
+    addresses: Array
+    segment: Segment | None
+    shadow: Shadow
+    rows: Array
+    columns: Array | None
+    who: Who
+    collective: bool = False
+    last: Array | None = None
+    """Where the last lane of each warp is in `rows`, if the warps are whole and the lanes of each access the same granules."""
+
+    boxes: None = None
+
+    @property
+    def different(self) -> Array:
+        """The rows without those that are there again for other lanes of a warp."""
+        return self.rows if self.last is None else self.rows[self.last]
+
+
+@dataclass(frozen=True)
+class Boxes:
+    """Ranges of rows, `count` each from `starts` on, of which no two meet; the k-th is accessed by `lane[k]` of the grid."""
+
+    starts: Array
+    count: int
+    lane: Array
+    column: Array
+
+    def take(self, at: Array) -> Boxes:
+        return Boxes(self.starts[at], self.count, self.lane[at], self.column[at])
+
+
+@dataclass
+class TileAccess:
+    """Tiles of shared memory that bulk copies move, the k-th by lane row[k] of `lanes`: an `Access`, seen as granules when asked.
+
+    chunks: (tiles, n) 16-byte elements of the wave's, each of 1 << per granules. `boxes`: the same as ranges, where they are that.
+    """
+
+    instruction: Instruction
+    lanes: Lanes
+    addresses: Array
+    shadow: Shadow
+    chunks: Array
+    per: int
+    row: Array
+    lane: Array
+    column: Array
+    collective = False
+    segment = None
+    last = None
+    boxes: Boxes | None = field(init=False)
+
+    def __post_init__(self) -> None:
+        low, count = self.chunks.min(axis=1), self.chunks.shape[1]
+        order = np.sort(low)
+        ranges = not np.count_nonzero(self.chunks.max(axis=1) - low != count - 1)
+        if ranges and not np.count_nonzero(order[1:] - order[:-1] < count):
+            self.boxes = Boxes(low << self.per, count << self.per, self.lane, self.column)
+        else:
+            self.boxes = None
+
+    def take(self, at: Array, lanes: Lanes) -> TileAccess:
+        """Only these tiles, for lanes that have waited for them."""
+        some = self.chunks[at], self.per, self.row[at], self.lane[at], self.column[at]
+        return TileAccess(self.instruction, lanes, self.addresses, self.shadow, *some)
+
+    @cached_property
+    def rows(self) -> Array:
+        rows = self.chunks
+        if self.per:
+            rows = (rows[:, :, None] << self.per) + np.arange(1 << self.per)
+        return rows.reshape(-1)
+
+    @cached_property
+    def who(self) -> Who:
+        count = self.chunks.shape[1] << self.per
+        return Who(np.repeat(self.lane, count), np.repeat(self.row, count), self.rows, self.columns)
+
+    @cached_property
+    def columns(self) -> Array:
+        return np.repeat(self.column, self.chunks.shape[1] << self.per)
+
+    @property
+    def different(self) -> Array:
+        return self.rows
+
+
+Touch = ShadowAccess | TileAccess
+
+Rows = tuple[Shadow, Array, Array | None, Who]
+"""Shadow, rows and columns of an access, and who made it."""
+
+
+@dataclass(frozen=True)
+class Area:
+    """Tensors that share memory have one shadow: granules of 1 << shift bytes from host address `low` on."""
+
+    low: int
+    shift: int
+    shadow: Shadow
+
+
+def windows(array: Array, count: int) -> Array:
+    """For each row of `array` the `count` rows from there on, without a copy: to be indexed with where ranges start."""
+    return as_strided(array, (len(array) - count + 1, count, *array.shape[1:]), (array.strides[0], *array.strides))
+
+
+def same_for_warps(lanes: Lanes, rows: Array) -> Array | None:
+    """Where the granules of the last lane of each warp are in `rows`, if all lanes of whole warps access the same; None: not so."""
+    count = len(rows) // lanes.n
+    if lanes.n < WARP or rows[0] != rows[count] or not lanes.whole_warps:
+        return None
+    each = rows.reshape(-1, WARP, count)
+    if np.count_nonzero(each != each[:, :1]):
+        return None
+    return np.asarray((np.arange(0, len(rows), WARP * count)[:, None] + np.arange((WARP - 1) * count, WARP * count)).reshape(-1))
+
+
+STRONG = frozenset({"volatile", "relaxed", "acquire", "release", "acq_rel", "mmio"})
+"""Modifiers of loads and stores that, like atomics, do not race with each other."""
+
+
+def is_phase(i: Instruction) -> bool:
+    """Instructions on an mbarrier object, whose orders `order.clocks` keeps."""
+    return i.opcode == "mbarrier" or (i.opcode == "cp" and "mbarrier" in i.mods)
+
+
+def is_async(i: Instruction) -> bool:
+    """Instructions that access memory through the asynchronous proxy (PTX ISA, "Async proxy")."""
+    if i.opcode == "cp":
+        return "bulk" in i.mods and len(i.operands) > 1
+    return i.opcode == "wgmma" and "mma_async" in i.mods
+
+
+def is_strong(i: Instruction) -> bool:
+    """Atomics, and loads and stores that other threads may make at the same time."""
+    if is_phase(i):
+        return "init" not in i.mods
+    return i.opcode in ("atom", "red") or (i.opcode in ("ld", "st") and bool(STRONG & set(i.mods)))
+
+
+def is_narrow(i: Instruction) -> bool:
+    """Atomics and strong accesses that leave out threads of other blocks or clusters."""
+    return is_strong(i) and not is_phase(i) and scope_of(i.mods) != DEVICE
+
+
+WIDEST = 16
+"""Bytes of the widest granule: an access of more has several."""
+
+
+@dataclass(frozen=True)
+class Sharing:
+    """Facts about a kernel that the race detector works from.
+
+    `shared_granule`: the smallest width of an access; `global_granules` by the place of the pointer that it may have come
+    from, under "*" that of accesses to anywhere. `atomics`: there are atomics or strong loads and stores; `releases`: and fences
+    or releases. `written`: places of the pointers that stores may have come from, None where that cannot be told. `proxies`:
+    something accesses memory through the asynchronous proxy, `products`: wgmma does. `narrow`: there are atomics or strong
+    accesses whose scope is less than the device, to memory that other blocks may reach.
+    `guesses`: plain loads whose values only a compare-and-swap looks at, so that atomics do not race with them.
+    `lockstep`: volatile loads and stores, but for loads on which a loop waits: between lanes of a warp they need an order, too.
+    """
+
+    shared_granule: int
+    global_granules: dict[Place, int]
+    atomics: bool
+    releases: bool
+    written: frozenset[Place] | None
+    proxies: bool = False
+    products: bool = False
+    narrow: bool = False
+    guesses: frozenset[Instruction] = frozenset()
+    lockstep: frozenset[Instruction] = frozenset()
+
+    def global_granule(self, places: list[Place]) -> int:
+        """The smallest width of an access to memory that the pointers at these places point to."""
+        widths = (width for found, width in self.global_granules.items() if any(meets(found, place) for place in places))
+        return min([WIDEST, self.global_granules.get("*", WIDEST), *widths])
+
+    def writes(self, place: Place) -> bool:
+        """Whether a store may go where the pointer at this place points to."""
+        return self.written is None or any(meets(found, place) for found in self.written)
+
+
+SAME = "are not ordered; both write the same bytes"
+STORES = frozenset({"st", "stmatrix", "wmma", "mbarrier"})
+"""Of mbarrier it is init: all else that it may be is strong."""
+
+
+@dataclass(frozen=True)
+class Stored:
+    """What a store is about to write: of each lane one element of `values`. `earlier`: its parts that are in the shadow already."""
+
+    lanes: Lanes
+    values: Array
+    earlier: list[ShadowAccess] = field(default_factory=list)
+
+
+class Contents(Protocol):
+    """The memory that a kernel stores to."""
+
+    storing: Stored | None
+
+    def shared_view(self, size: int) -> Array:
+        """Shared memory of all blocks of the wave as elements of `size` bytes."""
+
+
+class Detector(Protocol):
+    """The race detector of which this is a part."""
+
+    warps: int
+    shared_shift: int
+    numbers: np.dtype
+    instructions: list[Instruction]
+
+    @property
+    def contents(self) -> Contents | None: ...
+
+    def unordered(self, mine: Array, entries: Array, collective: bool) -> Array:
+        """Which of the accesses `entries` did not happen before what the grid-wide lanes `mine` do now."""
+
+    def relation(self, mine: Array, entries: Array) -> Array:
+        """What one entry must say to stand for both."""
+
+
+def written(races: Detector, access: Touch, where: Array) -> Array | None:
+    """The bytes that an access is about to store at these of its granules, a row each; None where that is not known."""
+    storing = None if races.contents is None else races.contents.storing
+    if storing is None or not isinstance(access, ShadowAccess) or access.instruction.opcode not in STORES:
+        return None
+    count = len(access.rows) // access.lanes.n
+    row = access.who.position[where]
+    if access.lanes is not storing.lanes:
+        order = np.argsort(storing.lanes.index)
+        row = order[np.searchsorted(storing.lanes.index, access.lanes.index[row], sorter=order)]
+    bytes_ = storing.values.view(np.uint8).reshape(storing.lanes.n, count, -1)
+    found: Array = bytes_[row, where % count]
+    return found
+
+
+def there(races: Detector, access: ShadowAccess, where: Array, size: int) -> Array:
+    """The bytes in memory at these granules, `size` of each, before the access."""
+    assert races.contents is not None
+    if access.segment is None:
+        memory, starts = races.contents.shared_view(1), access.rows[where] << races.shared_shift
+    else:
+        count = len(access.rows) // access.lanes.n
+        memory = access.segment.window(1)[0]
+        starts = access.addresses[access.who.position[where]].astype(np.int64) - access.segment.start + where % count * size
+    found: Array = memory[starts[:, None] + np.arange(size)]
+    for one in races.contents.storing.earlier if races.contents.storing is not None else ():
+        # Nothing of the store is in memory yet.
+        if one.shadow is access.shadow:
+            order = np.argsort(one.rows, kind="stable")
+            last = order[np.searchsorted(one.rows, access.rows[where], sorter=order, side="right") - 1]
+            hit = np.flatnonzero(one.rows[last] == access.rows[where])
+            found[hit] = written(races, one, last[hit])
+    return found
+
+
+def same_as_before(races: Detector, access: Touch, where: Array, by: Array) -> Array:
+    """At which of its granules an access is about to store what plain stores, the instructions `by`, have left there."""
+    values = written(races, access, where)
+    if values is None:
+        return np.zeros(len(where), np.bool_)
+    assert isinstance(access, ShadowAccess)
+    stores = np.array([one.opcode in STORES for one in races.instructions], np.bool_)[by]
+    if access.shadow.mixed is not None:
+        stores &= ~access.shadow.mixed[access.rows[where]]
+    return np.asarray(stores & (values == there(races, access, where, values.shape[1])).all(axis=1))
+
+
+def same_at_once(races: Detector, access: Touch, lost: Array, winners: Array) -> Array:
+    """Of granules that several lanes of one access store to, at which `lost` ones it is what the lane `winners` stores."""
+    mine = written(races, access, lost)
+    if mine is None:
+        return np.zeros(len(lost), np.bool_)
+    # The winner's own entry of each granule.
+    keys = access.rows << np.int64(STAMP) | access.who.lane
+    order = np.argsort(keys, kind="stable")
+    wanted = access.rows[lost] << np.int64(STAMP) | winners
+    theirs = written(races, access, order[np.searchsorted(keys, wanted, sorter=order, side="right") - 1])
+    return np.asarray((mine == theirs).all(axis=1))
+
+
+def remember(races: Detector, access: Touch) -> None:
+    """A part of a store is in the shadow; what it writes will be in memory with the other parts."""
+    if races.contents is not None and races.contents.storing is not None and isinstance(access, ShadowAccess):
+        races.contents.storing.earlier.append(access)
+
+
+def mix(shadow: Shadow, rows: Array) -> None:
+    """Lanes of one warp have written several values to these granules at once."""
+    if len(rows) and shadow.mixed is None:
+        shadow.mixed = np.zeros(shadow.writes.rows, np.bool_)
+    if shadow.mixed is not None:
+        shadow.mixed[rows] = True
+
+
+def join(races: Detector, access: Touch, where: Array, entries: Array, by: Array) -> None:
+    """Writers (entries of the table of writers, or lanes of the access) stay in the shadow beside the one that has their place."""
+    shadow = access.shadow
+    if not len(where):
+        return
+    if shadow.agreeing is None:
+        shadow.agreeing = Table(shadow.writes.rows, shadow.reads.columns, races.numbers)
+    table = shadow.agreeing
+    table.used = True
+    rows, lane = access.rows[where], (entries & np.uint64(LANE)).astype(np.int64)
+    at = rows
+    if table.columns > 1:
+        table.touched[rows] = True
+        at = rows * table.columns + lane // WARP % races.warps
+    flat, numbers = table.entries.reshape(-1), table.by.reshape(-1)
+    before = flat[at]
+    # Whoever this access is behind needs no place of its own: who is ordered behind the access is behind that one too.
+    apart = np.flatnonzero(before)
+    apart = apart[races.unordered(access.who.lane[where[apart]], before[apart], False)]
+    flat[at], numbers[at] = entries, by
+    newest = flat[at]
+    levels = np.maximum(races.relation(lane, newest), entries & np.uint64(LEVEL))
+    wider = np.maximum(races.relation(lane[apart], before[apart]), before[apart] & np.uint64(LEVEL))
+    levels[apart] = np.maximum(levels[apart], wider)
+    np.maximum.at(flat, at, (newest & ~np.uint64(LEVEL)) | levels)

@@ -1,0 +1,449 @@
+"""Asynchronous accesses in the race detector: cp.async, and what products of warpgroups (wgmma) read of shared memory.
+
+What products of warpgroups (wgmma) read of shared memory, for the race detector.
+
+A product reads its tiles at any time from its issue until its warps have waited for it. Who writes there must be behind
+the wait of one of the four warps: they run the product together, and pipelines let one of them give a stage back. What was
+written before must be over for each of the four, and be visible to the asynchronous proxy (`order.proxy`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import cached_property
+from typing import Protocol
+
+import numpy as np
+
+from ..report.findings import Findings, source
+from ..state.lanes import GROUP, WARP, Lanes, Wave
+from ..state.segments import Pages
+from ..text.syntax import Array, Instruction
+from .accesses import Boxes, Shadow, Table, TileAccess, Touch, Who, is_async, windows
+from .clocks import LANE, LANES, LOW, ONE, STAMP
+from .proxy import Proxy
+
+UNIT = 16
+REMEMBERED = 1 << 16
+"""Pairs of a reader and a write that are remembered to be in order."""
+
+LOGGED = 1 << 12
+"""Readings that are kept by page and operand before they are noted unit by unit."""
+
+PLACES = 8
+"""Writes of which a warpgroup remembers that it is behind them: a tile is often read by several products, some pages each."""
+
+
+class TileDetector(Protocol):
+    """The race detector of which this is a part."""
+
+    now: int
+    first: int
+    wave: Wave
+    base: Array
+    proxy: Proxy | None
+    findings: Findings
+    instructions: list[Instruction]
+    shared_stride: int
+    shared_shift: int
+
+    @property
+    def shared(self) -> Shadow: ...
+
+    def alike(self, lanes: Lanes) -> bool:
+        """Whether nothing is known to some lanes only of the warps of these."""
+
+    def unordered(self, mine: Array, entries: Array, collective: bool) -> Array:
+        """Which of the accesses `entries` did not happen before what the grid-wide lanes `mine` do now."""
+
+
+class TileOperand(Protocol):
+    """A matrix for each warpgroup: its pages and its 16-byte units, a row each, of the wave (`execute.products`)."""
+
+    @property
+    def pages(self) -> Array: ...
+
+    def units(self) -> Array: ...
+
+
+class TileRaces:
+    """The readings of a wave: their numbers by page, a column for each warpgroup of a block; by 16-byte unit when asked.
+
+    `waited[number]` has when each of the four warps waited, 0 before; `readers` the first warp of the wave, `by` the instruction.
+    """
+
+    def __init__(self, races: TileDetector):
+        wave = races.wave
+        self.races = races
+        self.columns = -(-wave.warps_per_block // GROUP)
+        self.pages = Pages(races.shared_stride, wave.blocks)
+        self.newest = np.zeros((self.pages.count, self.columns), np.int32)
+        self.units = wave.blocks * races.shared_stride // UNIT
+        self.log: list[tuple[TileOperand, Array, Array]] = []
+        """Readings that `by_unit` has not yet: (operand, column, number)."""
+        self.waited, self.readers = np.zeros((64, GROUP), np.int64), np.zeros(64, np.int64)
+        self.by: list[Instruction] = []
+        self.count = 1
+        self.over: set[tuple[int, int]] = set()
+        """Warpgroups (by first warp) and entries that were looked at."""
+        self.written = np.zeros(self.pages.count, np.uint64)
+        """Of pages that one lane wrote the entry of that write, of others 0."""
+        self.seen = np.zeros((self.pages.count, self.columns), np.uint64)
+        """Of such a write, by warpgroup, that it was in order."""
+        shape = wave.size // WARP, PLACES
+        self.behind, self.behind_by = np.zeros(shape, np.uint64), np.zeros(shape, np.int64)
+        """By first warp, the same for some of the latest writes wherever they went: entry and instruction."""
+        self._asynchronous = np.zeros(0, np.bool_)
+
+    @cached_property
+    def latest(self) -> Array:
+        return np.zeros((self.units, self.columns), np.int32)
+
+    def by_unit(self) -> Array:
+        """The newest reading of each unit, by column."""
+        for operand, column, numbers in self.log:
+            units = operand.units().reshape(len(column), -1)
+            self.latest.reshape(-1)[units * self.columns + column[:, None]] = numbers[:, None]
+        self.log.clear()
+        return self.latest
+
+    def issue(self, i: Instruction, first: Array, operands: Sequence[TileOperand]) -> Array:
+        """Products of warpgroups, whose first warps these are, read their operands. Their numbers."""
+        column = first % self.races.wave.warps_per_block // GROUP
+        for one in operands:
+            self.look_back(i, first, column, one)
+        numbers = np.arange(self.count, self.count + len(first))
+        self.count += len(first)
+        while self.count > len(self.readers):
+            self.waited, self.readers = np.concatenate((self.waited, 0 * self.waited)), np.concatenate((self.readers, self.readers))
+        self.readers[numbers] = first
+        self.by += [i] * len(first)
+        for one in operands:
+            self.newest[one.pages, column[:, None]] = numbers[:, None]
+            self.log.append((one, column, numbers))
+        if len(self.log) > LOGGED:
+            self.by_unit()
+        return numbers
+
+    # -- who writes -----------------------------------------------------------------------------------------------------------
+
+    def wrote(self, rows: Array) -> None:
+        """Somebody wrote these granules."""
+        self.written[self.pages.of(rows << self.races.shared_shift)] = 0
+
+    def wrote_ranges(self, boxes: Boxes, entries: Array) -> None:
+        """Somebody wrote these ranges, each with one entry."""
+        shift = self.races.shared_shift
+        pages, whole = self.pages.of_ranges(boxes.starts << shift, boxes.count << shift)
+        self.written[pages] = entries[:, None] if whole else np.uint64(0)
+
+    def wait(self, numbers: Array, over: Array) -> None:
+        """Of these readings (product by product) the warps of `over` have waited now."""
+        self.waited[numbers] = np.where(over, self.races.now, self.waited[numbers])
+
+    def asynchronous(self) -> Array:
+        """Which of the detector's instructions access memory through the asynchronous proxy."""
+        if len(self._asynchronous) != len(self.races.instructions):
+            self._asynchronous = np.array([is_async(one) for one in self.races.instructions], np.bool_)
+        return self._asynchronous
+
+    def of_tensor_copies(self, units: Array) -> Array:
+        """Which of these units a tensor copy wrote last."""
+        races = self.races
+        if not races.shared.writes.used or not races.instructions:
+            return np.zeros(len(units), np.bool_)
+        by = races.shared.writes.by.reshape(-1)[units * (UNIT >> races.shared_shift)]
+        return np.asarray(np.array([is_async(one) and "tensor" in one.mods for one in races.instructions])[by])
+
+    def floor(self, blocks: Array) -> Array:
+        """Until when everything that may touch the memory of these blocks is over for all of each: unknown where clusters do."""
+        return np.asarray(self.races.base[blocks]) if self.races.wave.cluster == 1 else np.zeros(len(blocks), np.int64)
+
+    # -- what was there before ------------------------------------------------------------------------------------------------
+
+    def look_back(self, i: Instruction, first: Array, column: Array, operand: TileOperand) -> None:
+        """Report writes that are not over for all of the warps, or that the asynchronous proxy may not see."""
+        if not self.races.shared.writes.used or self.in_order(first, column, operand.pages):
+            return
+        units = operand.units()
+        table = self.races.shared.writes
+        wide = UNIT >> self.races.shared_shift
+        entries = table.entries.reshape(-1, wide).take(units.reshape(-1), 0).reshape(len(first), -1)
+        head, end = entries[:, 0], entries[:, -1]
+        if not np.count_nonzero((entries != head[:, None]) & (entries != end[:, None])):
+            # A tile that one or two copies wrote: the entries at its ends stand for all.
+            who, found = np.tile(np.arange(len(first)), 2), np.concatenate((head, end))
+            where = np.repeat([0, entries.shape[1] - 1], len(first))
+        else:
+            parts = [np.unique(row, return_index=True) for row in entries]
+            who = np.repeat(np.arange(len(first)), [len(values) for values, _ in parts])
+            found, where = np.concatenate([values for values, _ in parts]), np.concatenate([at for _, at in parts])
+        pairs = list(zip(first[who].tolist(), found.tolist(), strict=True))
+        some = np.array([entry != 0 and (one, entry) not in self.over for one, entry in pairs], np.bool_)
+        if not some.any():
+            return
+        # Who is behind a write stays so.
+        if len(self.over) > REMEMBERED:
+            self.over.clear()
+        self.over.update(pairs)
+        who, found, where = who[some], found[some], where[some]
+        rows = units.reshape(len(first), -1)[who, where // wide] * wide + where % wide
+        self.judge(i, first[who], found, rows)
+
+    def in_order(self, first: Array, column: Array, pages: Array) -> bool:
+        """Whether one lane wrote each of these pages, all of it, and that is over for all four warps and visible to them."""
+        entries = self.written[pages]
+        fresh = entries != self.seen[pages, column[:, None]]
+        if not fresh.any():
+            return bool(entries.all())
+        if not entries.all():
+            return False
+        at, k = np.nonzero(fresh)
+        entry, page = entries[at, k], pages[at, k]
+        heads = np.concatenate(([True], (entry[1:] != entry[:-1]) | (at[1:] != at[:-1])))
+        rows = self.pages.start(page[heads]) >> self.races.shared_shift
+        reader, head, by = first[at[heads]], entry[heads], self.races.shared.writes.by.reshape(-1)[rows].astype(np.int64)
+        place = (head >> np.uint64(STAMP)).astype(np.int64) % PLACES
+        new = np.flatnonzero((self.behind[reader, place] != head) | (self.behind_by[reader, place] != by))
+        if len(new):
+            reader, place, head, by = reader[new], place[new], head[new], by[new]
+            race, bad = self.verdicts(reader, head, by)
+            if race.any() or bad.any():
+                return False
+            self.behind[reader, place], self.behind_by[reader, place] = head, by
+        self.seen[page, column[at]] = entry
+        return True
+
+    def judge(self, i: Instruction, first: Array, entries: Array, rows: Array) -> None:
+        """The entries at these granules, each read by the warpgroup of a first warp."""
+        races, per = self.races, self.races.wave.lanes_per_block
+        by = races.shared.writes.by.reshape(-1)[rows]
+        race, bad = self.verdicts(first, entries, by)
+        for kind, which in (("race", race), ("proxy", bad)):
+            for number in np.unique(by[which]).tolist():
+                mine = np.flatnonzero(which & (by == number))
+                theirs, writer = races.instructions[number], int(entries[mine[0]]) & LANE
+                who = f"by block {writer // per}, warp {writer % per // WARP}, lane {writer % WARP}"
+                address = int(rows[mine[0]] << races.shared_shift) % races.shared_stride
+                message = (
+                    f"read at offset {address:#x} of shared memory and write at {source(theirs)} {who} are not ordered"
+                    if kind == "race"
+                    else f"wgmma reads shared memory through the asynchronous proxy; what {source(theirs)} wrote at offset "
+                    f"{address:#x}, {who}, has no fence.proxy.async behind it"
+                )
+                self.record(kind, message, (i, theirs), self.place(int(first[mine[0]])), (len(mine), address))
+
+    def verdicts(self, first: Array, entries: Array, by: Array) -> tuple[Array, Array]:
+        """Which of the writes `entries`, by these instructions, are not over for all warps of a group, or not visible to one."""
+        races = self.races
+        readers = (first[:, None] + np.arange(GROUP)) * WARP + races.first
+        stamps = (entries >> np.uint64(STAMP)).astype(np.int64)
+        race = stamps > self.floor(first // races.wave.warps_per_block)
+        if race.any():
+            at = np.flatnonzero(race)
+            four = races.unordered(readers[at].reshape(-1), np.repeat(entries[at], GROUP), True)
+            race[at] = four.reshape(-1, GROUP).any(axis=1)
+        bad = np.zeros(len(first), np.bool_)
+        if races.proxy is not None:
+            ordinary = ~self.asynchronous()[by] & ~race
+            at = np.flatnonzero(ordinary)
+            if len(at):
+                low = (entries[at] & LOW).astype(np.int64)
+                lane, several = np.repeat(low & LANE, GROUP), np.repeat(low & ~LANE != ONE, GROUP)
+                four = races.proxy.unfenced("shared", readers[at].reshape(-1), lane, np.repeat(stamps[at], GROUP), several)
+                bad[at] = four.reshape(-1, GROUP).any(axis=1)
+        return race, bad
+
+    # -- who comes later ------------------------------------------------------------------------------------------------------
+
+    def look(self, access: Touch, verb: str) -> None:
+        """Report products that may still read what this access writes."""
+        if self.count == 1:
+            return
+        shift, lanes = self.races.shared_shift, access.lanes
+        if access.boxes is not None:
+            pages, _ = self.pages.of_ranges(access.boxes.starts << shift, access.boxes.count << shift)
+            if self.clear(access.boxes.lane, self.newest[pages]):
+                return
+        else:
+            near = self.newest[self.pages.of(access.different << shift)]
+            if not near.any():
+                return
+            by_warps = lanes.whole_warps and len(near) % lanes.warps == 0 and self.races.alike(lanes)
+            if by_warps and self.clear(lanes.warp_ids * WARP + self.races.first, near.reshape(lanes.warps, -1, self.columns)):
+                return
+        found = self.by_unit()[access.rows * (1 << shift) // UNIT]
+        if not found.any():
+            return
+        for mine, number in self.open(*distinct_pairs(access.who.lane, found)):
+            self.report(access, verb, mine, number)
+
+    def clear(self, mine: Array, found: Array) -> bool:
+        """Whether of these readings (lanes, any, columns) none is open for its lane of the grid. A warp waits for its products in
+        order: the newest one of a column says so for all."""
+        newest = found.max(axis=1)
+        at, column = np.nonzero(newest)
+        return not self.open(mine[at], newest[at, column].astype(np.int64))
+
+    def open(self, mine: Array, number: Array) -> list[tuple[int, int]]:
+        """The pairs of a lane of the grid and a reading that are not known to be in order."""
+        races = self.races
+        moments = self.waited[number]
+        floor = self.floor((mine - races.first) // races.wave.lanes_per_block)
+        race = moments.max(axis=1) == 0
+        race |= ~((moments > 0) & (moments <= floor[:, None])).any(axis=1)
+        open_ = np.flatnonzero(race & (moments.max(axis=1) > 0))
+        if len(open_):
+            warps = self.readers[number[open_]][:, None] + np.arange(GROUP)
+            lane = warps * WARP + races.first
+            entries = (lane | LANES | (moments[open_] << STAMP)).astype(np.uint64)
+            entries[moments[open_] == 0] = (LOW << np.uint64(STAMP)) | np.uint64(LANES)
+            four = races.unordered(np.repeat(mine[open_], GROUP), entries.reshape(-1), True).reshape(-1, GROUP)
+            # A warp that has waited is behind its own wait.
+            four &= (moments[open_] == 0) | (lane >> 5 != mine[open_][:, None] >> 5)
+            race[open_] = four.all(axis=1)
+        return list(zip(mine[race].tolist(), number[race].tolist(), strict=True))
+
+    def report(self, access: Touch, verb: str, mine: int, number: int) -> None:
+        i, theirs = access.instruction, self.by[number - 1]
+        k = int(np.flatnonzero(access.who.lane == mine)[0])
+        position = int(access.who.position[k])
+        block, warp, _ = self.place(int(self.readers[number]))
+        address = int(access.addresses[position])
+        over = "has not been waited for" if not self.waited[number].any() else "is not known to be over"
+        message = (
+            f"{verb} at offset {address:#x} of shared memory, which {source(theirs)} of block {block}, warps {warp} to "
+            f"{warp + GROUP - 1}, reads and which {over}"
+        )
+        self.record("race", message, (i, theirs), access.lanes.place(position), (1, address))
+
+    def place(self, warp: int) -> tuple[int, int, int]:
+        block, local = divmod(warp, self.races.wave.warps_per_block)
+        return self.races.wave.first_block + block, local, 0
+
+    def record(
+        self, kind: str, message: str, pair: tuple[Instruction, Instruction], place: tuple[int, int, int], size: tuple[int, int]
+    ) -> None:
+        """A finding at the first instruction of a pair; (how often, address)."""
+        key = (kind, *sorted(one.line for one in pair), None)
+        count, address = size
+        self.races.findings.record(kind, message, pair, place, key, count=count, address=address, tensor=None)
+
+
+def distinct_pairs(lanes: Array, numbers: Array) -> tuple[Array, Array]:
+    """The different pairs of a lane and a reading other than 0 in `numbers` (lanes, columns)."""
+    pairs = (lanes.astype(np.int64)[:, None] << 32 | numbers).T.reshape(-1)
+    starts = np.flatnonzero(pairs[1:] != pairs[:-1]) + 1
+    found = np.unique(np.concatenate((pairs[:1], pairs[starts])))
+    found = found[found & 0xFFFFFFFF != 0]
+    return found >> 32, found & 0xFFFFFFFF
+
+
+LATEST = LOW << np.uint64(STAMP)
+"""The stamp of an entry that nobody is ordered behind."""
+
+
+class CopyDetector(Protocol):
+    """The race detector of which this is a part."""
+
+    first: int
+    shared_shift: int
+    numbers: np.dtype
+    shared: Shadow
+    tiles: TileRaces | None
+
+    def number(self, instruction: Instruction) -> int:
+        """What an instruction is called in the tables."""
+
+    def who(self, lanes: Lanes, count: int) -> Who:
+        """The lanes of `count` granules each."""
+
+    def values(self, who: Who, level: int) -> Array:
+        """The entries of accesses at this moment."""
+
+    def note(self, access: Touch, table: Table) -> None:
+        """The access is in a table from now on."""
+
+    def unordered(self, mine: Array, entries: Array, collective: bool) -> Array:
+        """Which of the accesses `entries` did not happen before what the grid-wide lanes `mine` do now."""
+
+
+class CopyRaces:
+    """What the copies of one launch that are under way read, and what becomes of it when threads have waited for them."""
+
+    def __init__(self, races: CopyDetector):
+        self.races = races
+        self._readings: list[Touch] = []
+
+    def issue(self, access: Touch) -> None:
+        """Copies read their sources at any time until their threads have waited: nobody can be ordered behind that yet."""
+        shadow = access.shadow
+        if shadow.copies is None:
+            shadow.copies = Table(shadow.writes.rows, 1, self.races.numbers)
+        self.pending(access, shadow.copies)
+        self._readings.append(access)
+
+    def pending(self, access: Touch, table: Table) -> None:
+        """Entries that nobody is ordered behind."""
+        table.used, number, boxes = True, self.races.number(access.instruction), access.boxes
+        if boxes is None:
+            table.entries[access.rows, 0] = access.who.lane.astype(np.uint64) | LATEST
+            table.by[access.rows, 0] = number
+        else:
+            windows(table.entries, boxes.count)[boxes.starts] = (boxes.lane.astype(np.uint64) | LATEST)[:, None, None]
+            windows(table.by, boxes.count)[boxes.starts] = number
+
+    def issued(self) -> list[Touch]:
+        """What the copies that have just been issued read."""
+        readings, self._readings = self._readings, []
+        return readings
+
+    def copied(self, lanes: Lanes, readings: list[Touch]) -> None:
+        """The lanes have waited for copies that read these: a read at this moment."""
+        for reading in readings:
+            if isinstance(reading, TileAccess):
+                self.copied_tiles(reading, lanes)
+                continue
+            mine = np.isin(reading.who.lane, lanes.index + self.races.first)
+            rows, lane = reading.rows[mine], reading.who.lane[mine]
+            assert reading.shadow.copies is not None
+            reading.shadow.copies.entries[rows] = 0
+            columns = None if reading.columns is None else reading.columns[mine]
+            self.races.note(
+                replace(reading, lanes=lanes, rows=rows, columns=columns, who=Who(lane, lane, lane, lane)), reading.shadow.reads
+            )
+
+    def copied_tiles(self, reading: TileAccess, lanes: Lanes) -> None:
+        """The tiles of these lanes have been read."""
+        at = np.flatnonzero(np.isin(reading.lane, lanes.index + self.races.first))
+        if not len(at):
+            return
+        some, copies = reading.take(at, lanes), reading.shadow.copies
+        assert copies is not None
+        if some.boxes is None:
+            copies.entries[some.rows] = 0
+        else:
+            windows(copies.entries, some.boxes.count)[some.boxes.starts] = 0
+        self.races.note(some, reading.shadow.reads)
+
+    def landed(self, lanes: Lanes, size: int, elements: Array) -> None:
+        """The lanes have waited for their copies into `elements` of `size` bytes: a write at this moment."""
+        count = max(1, size >> self.races.shared_shift)
+        rows = elements.astype(np.int64) * count
+        who = self.races.who(lanes, count)
+        if count > 1:
+            rows = rows[who.position] + np.tile(np.arange(count), lanes.n)
+        self.races.shared.writes.entries.reshape(-1)[rows] = self.races.values(who, ONE)
+        if self.races.tiles is not None:
+            self.races.tiles.wrote(rows)
+
+    def issue_ordered(self, lanes: Lanes, size: int, elements: Array) -> Array:
+        """Whether each lane is behind the issue of the copy that is in flight to its element."""
+        count = max(1, size >> self.races.shared_shift)
+        rows = elements.astype(np.int64) * count
+        entries = self.races.shared.writes.entries.reshape(-1)
+        race = np.zeros(lanes.n, np.bool_)
+        for k in range(count):
+            race |= self.races.unordered(lanes.index + self.races.first, entries[rows + k], False)
+        return ~race

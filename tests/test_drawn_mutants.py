@@ -1,0 +1,128 @@
+"""Drawn mutants of kernels and schedules: what is drawn, that it dies, and by what; and what schedules choose is written down."""
+
+from __future__ import annotations
+
+import ast
+import json
+import sys
+from itertools import islice
+from pathlib import Path
+
+import pytest
+
+import mutator
+import verdicts
+from cupyflash import kernels_cu
+from killers import killers
+from mutator import KINDS, Mutant
+
+sys.path.insert(0, str(mutator.ROOT / ".ci"))
+
+DRAWN = [json.loads(line) for line in mutator.DRAWN.read_text().splitlines()]
+STEPS = Mutant("cupyflash/schedules/packed.py", "constant", "            steps += 1", "            steps += 0")
+
+
+def of(one: dict[str, str]) -> tuple[Mutant, str]:
+    return Mutant(*(one[name] for name in ("file", "kind", "old", "new"))), one["by"]
+
+
+@pytest.fixture(scope="module")
+def examiner(tmp_path_factory: pytest.TempPathFactory) -> verdicts.Examiner:
+    """With the programs that this run has compiled."""
+    return verdicts.Examiner(str(verdicts.compiled.shared[0]))
+
+
+def add_state(old: str, new: str) -> Mutant:
+    """A change of the kernel that compiles fastest."""
+    lines = (kernels_cu.DIRECTORY / "add_state.cu").read_text().split("\n")
+    (line,) = (each for each in lines if old in each)
+    return Mutant("kernels_cu/add_state.cu", "statement", line, line.replace(old, new))
+
+
+def test_a_mutant_is_one_change_of_a_file() -> None:
+    """Of every kind, the same for a seed; as many lines as before, of which one statement's differ; Python stays Python."""
+    some = list(islice(mutator.drawn(5), 150))
+    assert some == list(islice(mutator.drawn(5), 150)) != list(islice(mutator.drawn(6), 150))
+    assert {each.kind for each in some} == set(KINDS) and {each.is_kernel for each in some} == {True, False}
+    for mutant in some:
+        before, after = mutant.path.read_text(), mutant.text()
+        assert before != after and before.count("\n") == after.count("\n")
+        if not mutant.is_kernel:
+            ast.parse(after)
+
+
+def test_drawn_ones_are_of_what_is_asked_for() -> None:
+    for room, kind, pattern in (("kernels", "barrier", "fa3"), ("schedules", "relation", "decode")):
+        some = list(islice(mutator.drawn(1, room, pattern, kind), 20))
+        assert all(pattern in each.file and each.kind == kind and each.is_kernel == (room == "kernels") for each in some)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "verdict", "says"),
+    [
+        ("m == NEG_INF ? 0.0f : m", "m", "killed", "numbers"),
+        ("if (at >= p.rows) return;", "if (at >= p.rows)  return;", "survives", "0 of 1 problems have another program"),
+        ("if (at >= p.rows) return;", "if (at >= rows) return;", "no program", "rows"),
+    ],
+)
+def test_verdicts(examiner: verdicts.Examiner, old: str, new: str, verdict: str, says: str) -> None:
+    """What breaks a kernel dies, what changes no program lives, and what is none is neither."""
+    found = examiner.examine(add_state(old, new))
+    assert found.verdict == verdict and says in found.why, found
+
+
+def test_what_takes_more_dies() -> None:
+    """Numbers and bytes as they were, and instructions more."""
+    (problem,) = (each for each in killers() if each.add_state)
+    more = {"instructions": 1, "FLOPs of tensor cores": 0, "barriers": 0, "shared wavefronts": 0, "sectors": 0}
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(AssertionError, match="takes more than it did"):
+        patch.setattr("killers.written", lambda: {"nvrtc": verdicts.killers.nvrtc_version(), problem.name: more})
+        problem.check()
+
+
+def test_listed_mutants_are_there() -> None:
+    """Those that are equivalent, each with a reason, and those that the wide suite runs: their lines stand in the files."""
+    listed = [Mutant(file, "", old, new) for file, old, new in mutator.equivalent()]
+    assert all(len(why) > 20 for why in mutator.equivalent().values())
+    for mutant in (*listed, *(of(one)[0] for one in DRAWN)):
+        assert mutant.text()
+    assert len(DRAWN) == 60 and not {of(one)[0].key for one in DRAWN} & set(mutator.equivalent())
+
+
+def test_every_kernel_has_problems() -> None:
+    """Each file of CUDA C is in a program of some problem, and each problem says why it is there."""
+    seen = {file for each in killers() for kernel in each.kernels for file in verdicts.killers.closure(kernel.source)}
+    assert {path.name for path in kernels_cu.DIRECTORY.glob("*.cu*")} == seen
+    assert all(each.why for each in killers()) and len({each.name for each in killers()}) == len(killers())
+
+
+@pytest.mark.wide
+@pytest.mark.parametrize("one", DRAWN, ids=lambda one: Path(one["file"]).name)
+def test_a_drawn_mutant_dies(examiner: verdicts.Examiner, one: dict[str, str]) -> None:
+    mutant, by = of(one)
+    found = examiner.examine(mutant, by)
+    assert found.verdict == "killed", f"{mutant}: {found.verdict}, {found.why}"
+
+
+@pytest.mark.wide
+def test_a_search_without_end_dies(examiner: verdicts.Examiner) -> None:
+    """Only more sequences than a warp looks at in a step come to a second one."""
+    found = examiner.examine(STEPS, "fa2_forward 15")
+    assert found.verdict == "killed" and "Endless" in found.why, found
+
+
+@pytest.mark.wide
+@pytest.mark.parametrize("name", sorted({one["by"] for one in DRAWN} & {each.name for each in killers()}))
+def test_a_problem_holds_without_mutants(name: str) -> None:
+    """Otherwise mutants would die of it."""
+    (problem,) = (each for each in killers() if each.name == name)
+    problem.check()
+
+
+@pytest.mark.wide
+@pytest.mark.parametrize("name", ["planned.txt", "modelled.txt"])
+def test_choices_are_as_they_are_written_down(name: str) -> None:
+    """`python .ci/choices.py --write` writes what they are now."""
+    import choices
+
+    assert list(choices.differences(name)) == []

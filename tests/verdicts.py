@@ -1,0 +1,333 @@
+"""What becomes of a mutant: a process of its own runs killers.toml's problems on it until one fails.
+
+A kernel's mutant is compiled for each problem; where that gives the same program as without the change, there is nothing to run.
+A schedule's is imported anew; theory and replay are compared for all problems first, and executed are those whose launches have
+changed.
+"""
+
+from __future__ import annotations
+
+import importlib
+import io
+import json
+import os
+import re
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import redirect_stderr, redirect_stdout
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import compiled
+import killers
+from cupyflash import compiler, kernels_cu
+from cupyflash.nvrtc import CompileError, compile_to_ptx
+from cupyflash.schedules import Kernel
+from cupyflash.sim import execution
+from cupyflash.sim.ptx import Module
+from mutator import ROOT, VARIABLE, Mutant, use
+
+# Of processor time, for one problem: an endless loop
+LONGEST = 8
+# The check of what is written down of choices
+CHOICES = "choices"
+# Quick tests of what schedules refuse and say: of all, and of files whose names begin so
+QUICK: dict[str, tuple[str, ...]] = {
+    "": ("schedule", "balance", "refusals", "resources"),
+    "decode": ("decode_refusals", "decode_commands"),
+    "fa3": ("fa3", "fa3_commands"),
+    "varlen": ("varlen", "masks_sequences"),
+    "packed": ("varlen",),
+    "softmax": ("softmax",),
+    "rows": ("softmax",),
+    "mask_tiles": ("masks",),
+    "tiled_mask": ("masks", "masks_sequences"),
+    "tiling": ("paper", "theorem2", "device"),
+    "base": ("sparse", "problem"),
+    "__init__": ("varlen", "sparse", "problem"),
+    "add_state": ("ring_sums",),
+    "dropout_mask": ("dropout",),
+}
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """killed, survives, equivalent, or no program; why; the problem or test it died `by`; seconds of processor time."""
+
+    verdict: str
+    why: str = ""
+    by: str = ""
+    seconds: float = 0.0
+
+
+class Endless(Exception):
+    """More than `LONGEST`."""
+
+
+def in_time(act: Callable[[], Any]) -> Any:
+    """What `act` returns. Endless where it takes too long."""
+
+    def stop(*_: object) -> None:
+        raise Endless(f"more than {LONGEST} s of processor time")
+
+    before = signal.signal(signal.SIGPROF, stop)
+    signal.setitimer(signal.ITIMER_PROF, LONGEST)
+    try:
+        return act()
+    finally:
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        signal.signal(signal.SIGPROF, before)
+
+
+def same_program(one: str, other: str) -> bool:
+    """Whether two texts of PTX differ in line numbers only."""
+    return _bare(one) == _bare(other)
+
+
+def _bare(ptx: str) -> str:
+    return re.sub(r"^\s*\.(loc|file)\b.*\n", "", ptx.partition(".section")[0], flags=re.MULTILINE)
+
+
+class Broken:
+    """Our kernels with one file changed."""
+
+    def __init__(self, mutant: Mutant, folder: Path) -> None:
+        self.name, self.folder = Path(mutant.file).name, folder
+        for path in kernels_cu.DIRECTORY.glob("*.cu*"):
+            shutil.copyfile(path, folder / path.name)
+        (folder / self.name).write_text(mutant.text())
+        self.ours = execution.module
+        self.texts: dict[tuple[str, ...], str] = {}
+        self.modules: dict[str, Module] = {}
+
+    def touches(self, kernel: Kernel) -> bool:
+        return self.name in killers.closure(kernel.source)
+
+    def ptx(self, kernel: Kernel, capability: tuple[int, int]) -> str:
+        options = [each.replace(str(kernels_cu.DIRECTORY), str(self.folder)) for each in compiler.options(kernel)]
+        key = kernel.source, f"-arch=compute_{compiler.architecture(kernel, capability)}", compiler.FLUSH_DENORMALS, *options
+        if key not in self.texts:
+            source = (self.folder / kernel.source).read_text()
+            self.texts[key] = compile_to_ptx(source, key[1:], kernel.source)
+        return self.texts[key]
+
+    def changes(self, kernel: Kernel, capability: tuple[int, int]) -> bool:
+        """Whether another program comes of it."""
+        return self.touches(kernel) and not same_program(self.ptx(kernel, capability), compiler.ptx(kernel, capability))
+
+    def module(self, kernel: Kernel, capability: tuple[int, int]) -> Module:
+        if not self.touches(kernel):
+            return self.ours(kernel, capability)
+        text = self.ptx(kernel, capability)
+        if text not in self.modules:
+            self.modules[text] = Module.from_ptx(text)
+        return self.modules[text]
+
+
+def last_line(error: BaseException) -> str:
+    return " ".join(traceback.format_exception_only(error)[-1].split())[:240]
+
+
+def of_kernel(mutant: Mutant, by: str = "") -> Iterator[Verdict]:
+    """Runs the problems of a broken kernel, the one named `by` first."""
+    changed = 0
+    with tempfile.TemporaryDirectory(prefix="mutant-") as folder:
+        broken = Broken(mutant, Path(folder))
+        problems = killers.of_source(broken.name)
+        first = {by: -1}
+        reached = 0
+        for problem in sorted(problems, key=lambda each: first.get(each.name, 0 if reaches(each, mutant) else 1)):
+            capability = problem.schedule.chip.compute_capability
+            try:
+                differs = [broken.changes(kernel, capability) for kernel in problem.kernels]
+            except CompileError as error:
+                yield Verdict("killed", "does not compile") if reached else Verdict("no program", error.log.strip()[-200:])
+                return
+            reached += 1
+            if not any(differs):
+                continue
+            changed += 1
+            execution.module = broken.module  # type: ignore[assignment]
+            try:
+                in_time(problem.check)
+            except BaseException as error:
+                yield Verdict("killed", last_line(error), problem.name)
+                return
+            finally:
+                execution.module = broken.ours  # type: ignore[assignment]
+    yield Verdict("survives", f"{changed} of {len(problems)} problems have another program")
+
+
+_lines: dict[str, set[tuple[str, int]]] = {}
+
+
+def reaches(problem: killers.Killer, mutant: Mutant) -> bool:
+    """Whether the mutant's line is among those that a problem's programs say they are of."""
+    if problem.name not in _lines:
+        found = _lines[problem.name] = set()
+        for kernel in problem.kernels:
+            ptx = compiler.ptx(kernel, problem.schedule.chip.compute_capability)
+            names = {number: Path(name).name for number, name in re.findall(r'\.file\s+(\d+)\s+"([^"]+)"', ptx)}
+            found |= {(names.get(file, ""), int(line)) for file, line in re.findall(r"\.loc\s+(\d+) (\d+)", ptx)}
+    first = mutant.line
+    lines = range(first, first + 1 + mutant.old.count("\n"))
+    return any((Path(mutant.file).name, line) in _lines[problem.name] for line in lines)
+
+
+def said(problem: Any) -> str:
+    """All that decides what a problem's execution does: its kernels, workspaces and counts."""
+    schedule = problem.schedule
+    spaces = schedule.workspaces() if hasattr(schedule, "workspaces") else {}
+    from cupyflash.sim import theory
+
+    return repr((schedule.kernels(), spaces, dict(theory.traffic(schedule))))
+
+
+def of_schedule(mutant: Mutant, right: dict[str, str], by: str = "") -> Iterator[Verdict]:
+    """Plans, counts and runs the problems by a broken schedule, the one named `by` first; then other checks."""
+    for name in [*sys.modules]:
+        path = getattr(sys.modules[name], "__file__", None) or ""
+        if name.split(".")[0] == "cupyflash" or (
+            Path(path).parent == ROOT / "tests" and name not in ("verdicts", "mutator", "compiled")
+        ):
+            del sys.modules[name]
+    use(mutant)
+    try:
+        in_time(lambda: importlib.import_module("killers"))
+    except BaseException as error:
+        yield Verdict("no program", last_line(error))
+        return
+    compiled.share(compiled.shared[0])
+    again = sys.modules["killers"].killers()
+    changed = []
+    if by == CHOICES and (found := by_choices()):
+        yield Verdict("killed", found, CHOICES)
+        return
+    for problem in sorted(again, key=lambda each: each.name != by):
+        try:
+            now = in_time(lambda problem=problem: said(problem))
+            in_time(problem.counts)
+            if now != right[problem.name]:
+                changed.append(problem)
+            if problem.name == by and changed:
+                in_time(problem.check)
+        except BaseException as error:
+            yield Verdict("killed", last_line(error), problem.name)
+            return
+    for problem in changed:
+        try:
+            in_time(problem.check)
+        except BaseException as error:
+            yield Verdict("killed", last_line(error), problem.name)
+            return
+    ran = len(changed)
+    if found := by_choices():
+        yield Verdict("killed", found, CHOICES)
+        return
+    yield from by_tests(mutant, by, ran)
+
+
+def by_choices() -> str:
+    """What is chosen or modelled otherwise than .ci/accounts has it written down."""
+    sys.path.insert(0, str(ROOT / ".ci"))
+    try:
+        choices = in_time(lambda: importlib.import_module("choices"))
+        for name in ("modelled.txt", "planned.txt"):
+            if found := in_time(lambda name=name: next(choices.differences(name), "")):
+                return f"{name}: {found}"
+    except BaseException as error:
+        return last_line(error)
+    return ""
+
+
+def by_tests(mutant: Mutant, by: str, ran: int) -> Iterator[Verdict]:
+    """The quick tests of what schedules say."""
+    environment = {**os.environ, VARIABLE: json.dumps(asdict(mutant)), "CUPYFLASH_TEST_PROGRAMS": str(compiled.shared[0])}
+    environment["PYTHONPATH"] = os.pathsep.join([str(ROOT), str(ROOT / "tests")])
+    chosen = [names for begin, names in QUICK.items() if mutant.path.stem.startswith(begin)]
+    names = [f"tests/test_{each}.py" for some in reversed(chosen) for each in some]
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-x",
+        "-q",
+        "-p",
+        "mutator",
+        "-p",
+        "no:cacheprovider",
+        *([by] if "::" in by else names),
+    ]
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=900)
+    failed = re.search(r"^(?:FAILED|ERROR) (\S+)(.*)", done.stdout, re.MULTILINE)
+    if done.returncode:
+        yield Verdict("killed", failed[2][:200] if failed else done.stdout[-200:], failed[1] if failed else "tests")
+    else:
+        yield Verdict("survives", f"{ran} problems launch or move something else; the quick tests pass")
+
+
+def write_spent() -> None:
+    """Runs all problems on the kernels as they are, and writes down what each takes."""
+    folder = os.environ.get("CUPYFLASH_TEST_PROGRAMS")
+    if folder:
+        compiled.share(Path(folder))
+    killers.written = dict  # type: ignore[assignment]
+    for problem in killers.killers():
+        problem.check()
+    lines = [
+        f'"nvrtc": "{killers.nvrtc_version()}"',
+        *(f"{json.dumps(name)}: {json.dumps(own)}" for name, own in killers.OBSERVED.items()),
+    ]
+    killers.SPENT.write_text("{\n" + ",\n".join(lines) + "\n}\n")
+
+
+class Examiner:
+    """Says what becomes of mutants, each in a forked process; programs are kept in a folder."""
+
+    def __init__(self, folder: str | None) -> None:
+        self.kept = folder or tempfile.mkdtemp(prefix="mutator-")
+        Path(self.kept).mkdir(exist_ok=True)
+        compiled.share(Path(self.kept))
+        self.right: dict[str, str] = {}
+
+    def examine(self, mutant: Mutant, by: str = "") -> Verdict:
+        if mutant.is_kernel:
+            for problem in killers.of_source(Path(mutant.file).name) if not by else ():
+                reaches(problem, mutant)  # once for all mutants
+        elif not self.right:
+            self.right = {problem.name: said(problem) for problem in killers.killers()}
+        read, write = os.pipe()
+        child = os.fork()
+        if child == 0:
+            os.close(read)
+            _leave(write, lambda: next(of_kernel(mutant, by) if mutant.is_kernel else of_schedule(mutant, self.right, by)))
+        os.close(write)
+        with os.fdopen(read) as answer:
+            text = answer.read()
+        _, status, used = os.wait4(child, 0)
+        seconds = used.ru_utime + used.ru_stime
+        if not text:
+            return Verdict("killed", f"the process ended with {status}", "memory or time", seconds)
+        return Verdict(**json.loads(text) | {"seconds": round(seconds, 2)})
+
+
+def _leave(write: int, act: Callable[[], Verdict]) -> None:
+    """Ends this process with a verdict in the pipe."""
+    resource.setrlimit(resource.RLIMIT_CPU, (300, 300))
+    resource.setrlimit(resource.RLIMIT_AS, (12 << 30, 12 << 30))
+    try:
+        with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
+            found = act()
+    except BaseException as error:
+        traceback.print_exc()
+        found = Verdict("broken", last_line(error))
+    os.write(write, json.dumps(asdict(found)).encode())
+    os.close(write)
+    os._exit(0)
