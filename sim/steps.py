@@ -66,7 +66,7 @@ class Steps:
         self.sizes = {"g": walk.group, "i": len(rows), "j": len(cols)}
         self.blocks = int(np.prod([self.sizes[axis] for axis in walk.block.lower()], dtype=np.int64))
         self.visits = self._counted()
-        self.turns = np.maximum(self.visits, 1)
+        self.turns = np.maximum(self.visits, 1) if walk.loop else np.ones_like(self.visits)
         self._events: dict[When, Events] = {}
 
     def _counted(self) -> np.ndarray:
@@ -90,7 +90,9 @@ class Steps:
 
     @cached_property
     def turn(self) -> np.ndarray:
-        """The turns in which they come."""
+        """The turns in which they come, all in one where there is no loop."""
+        if not self.walk.loop:
+            return np.zeros(int(self.visits.sum()), np.int32)
         before = (np.cumsum(self.visits) - self.visits).astype(np.int32)
         counted: np.ndarray = np.arange(self.visits.sum(), dtype=np.int32) - np.repeat(before, self.visits)
         return counted

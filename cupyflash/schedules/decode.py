@@ -176,7 +176,7 @@ class DecodeSchedule(TileSchedule):
         yield Walk("decode", self, tuple(cached), "i", "j", moves, rooms, heads=(p.kv_heads, 1))
         if self.splits > 1:
             merged = (*lengths, *(Move(each, VISIT) for each in parts), *results)
-            yield Walk("merge_splits", self, tuple(map(Merged.of, cached)), "gi", "j", merged, sizes=(1, 1), few=True)
+            yield Walk("merge_splits", self, tuple(map(Merged.of, cached)), "gi", "", merged, sizes=(1, 1), few=True)
 
     def workspaces(self) -> Mapping[str, Workspace]:
         p = self.problem

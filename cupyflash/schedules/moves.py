@@ -116,11 +116,11 @@ class Walk:
     """The way of one kernel's thread blocks through the tiles of scores.
 
     A thread block has one batch (or packed sequence) and key head, and of the axes g, i and j those in `block`; it goes through
-    the others as `loop` has them, the last one fastest, through those in capitals from the last one on. It visits what position
-    and masks leave, or `every` tile. `sizes` are rows and columns of a tile, where they are not the schedule's. `heads` are (key
-    heads, query heads of each), where they are not the problem's; `pack` query heads share a tile of rows. Blocks that only pass
-    over rows take `few` registers; `streamed`: they have so many rows, too few to be followed one by one. `works`: how many pieces
-    of work there are, where not all thread blocks find one.
+    the others as `loop` has them, the last one fastest, through those in capitals from the last one on; through all in one turn
+    where that is empty. It visits what position and masks leave, or `every` tile. `sizes` are rows and columns of a tile, where
+    they are not the schedule's. `heads` are (key heads, query heads of each), where they are not the problem's; `pack` query heads
+    share a tile of rows. Blocks that only pass over rows take `few` registers; `streamed`: they have so many rows, too few to be
+    followed one by one. `works`: how many pieces of work there are, where not all thread blocks find one.
     """
 
     kernel: str

@@ -38,8 +38,7 @@ class Played(Launch):
         self.bounds = None if packed is None else Bounds.of(packed, axis, size, walk.parts, memory)
         self.works = Works.of(walk, order, self.bounds)
         self.tables = Tables(walk, self.works)
-        self.visits = self.tables.visits
-        self.work_turns = np.maximum(self.visits, 1)
+        self.visits, self.work_turns = self.tables.visits, self.tables.turns
         self.begins = np.zeros(len(self.visits), np.int64)  # the turn in which each piece of work begins
         self.whose = self._takers()
         self.turns = np.bincount(self.whose, self.work_turns[: len(self.whose)]).astype(np.int64)

@@ -89,7 +89,8 @@ class Tables:
                 whose[number, k] = known[key]
         self.first = np.cumsum([0, *(each.blocks for each in self.steps)])
         self._visits = np.concatenate([np.zeros(1, np.int64), *(each.visits for each in self.steps)])
-        self.width = int(self._visits.max()) + 2
+        self._turns = np.concatenate([np.ones(1, np.int64), *(each.turns for each in self.steps)])
+        self.width = int(self._turns.max()) + 2
         self._events: dict[When, tuple[np.ndarray, Events]] = {}
         # The number of each piece of work
         table = whose[works.part, works.k]
@@ -102,6 +103,12 @@ class Tables:
     def visits(self) -> np.ndarray:
         """The tiles that each piece of work visits."""
         found: np.ndarray = self._visits[self.block + 1]
+        return found
+
+    @property
+    def turns(self) -> np.ndarray:
+        """The turns that each piece of work takes."""
+        found: np.ndarray = self._turns[self.block + 1]
         return found
 
     def asked(self, when: When, works: np.ndarray, first: np.ndarray, end: np.ndarray) -> Asked:
