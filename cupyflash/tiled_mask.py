@@ -15,8 +15,9 @@ from cupyflash.dispatch import as_array, as_integers, target
 from cupyflash.launcher import capturing, hold_for_graph
 from cupyflash.options import Options
 from cupyflash.params import Params
-from cupyflash.schedules.base import Kernel, Phase, Tiles, TileSchedule, attention_params
+from cupyflash.schedules.base import Kernel, TileSchedule, attention_params
 from cupyflash.schedules.mask_tiles import MaskTiles
+from cupyflash.schedules.moves import Walk
 from cupyflash.schedules.packed import Packed
 from cupyflash.score import Mask
 from cupyflash.tiling import TileSize, Tiling
@@ -157,8 +158,8 @@ class StatesSchedule(TileSchedule):
     def state_words(self) -> int:
         return 0
 
-    def phases(self, *, literal: bool = False, keys: int | None = None, kept: Tiles | None = None) -> Iterator[Phase]:
-        return iter(())
+    def walks(self) -> Iterator[Walk]:
+        return self.tile_walks(self.parts)
 
     def kernels(self) -> tuple[Kernel, ...]:
         return self.tile_kernels()
