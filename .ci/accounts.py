@@ -14,9 +14,9 @@ from functools import cache
 from pathlib import Path
 
 from cupyflash import kernels_cu
-from cupyflash.compiler import FLUSH_DENORMALS, architecture, options
-from cupyflash.nvrtc import header_directories
-from cupyflash.resources import Resources
+from cupyflash.launch.compiler import FLUSH_DENORMALS, architecture, options
+from cupyflash.launch.nvrtc import header_directories
+from cupyflash.launch.resources import Resources
 from cupyflash.schedules import Kernel
 
 FOLDER = Path(__file__).parent / "accounts"

@@ -25,7 +25,8 @@ sys.path.insert(0, str(Path(__file__).parent))
 from click.testing import CliRunner
 from compile_gate import jobs
 
-from cupyflash import Device, Problem, compiler, kernels_cu, plan
+from cupyflash import Device, Problem, kernels_cu, plan
+from cupyflash.launch import compiler
 from cupyflash.schedules import Kernel, plan_varlen
 from cupyflash.schedules.fa3 import Fa3Schedule
 from cupyflash.sim.cli import main as command

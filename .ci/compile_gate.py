@@ -47,7 +47,7 @@ from machine_code import sass
 
 from cupyflash import Device, Mask, Problem, Score, plan
 from cupyflash.arrays import MAX_ALIGNMENT
-from cupyflash.resources import Resources, resources
+from cupyflash.launch.resources import Resources, resources
 from cupyflash.schedules import (
     ALGORITHMS,
     BACKWARD_ALGORITHMS,

@@ -73,7 +73,7 @@ def use(folder: Path) -> tuple[int, int]:
     """From now on this process compiles with the folder's NVRTC and headers; its version."""
     import cupy.cuda
 
-    from cupyflash import nvrtc
+    from cupyflash.launch import nvrtc
 
     includes = tuple(str(path.parent) for name in ("cuda_fp16.h", "cuda/std/cstdint") for path in sorted(folder.rglob(name))[:1])
     roots = tuple(each.removesuffix("/cuda/std") for each in includes)

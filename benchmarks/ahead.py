@@ -37,7 +37,7 @@ def compile_for_gpu(kernel: Kernel) -> None:
     """Compiles and loads a kernel for the current GPU."""
     import cupy
 
-    from cupyflash.compiler import gpu_kernel
+    from cupyflash.launch.compiler import gpu_kernel
 
     gpu_kernel(kernel, cupy.cuda.runtime.getDevice())
 
@@ -86,7 +86,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     given = parser.parse_args(argv)
     with Records(given.out, "ahead") as records:
         if given.dry_run:
-            from cupyflash.compiler import ptx
+            from cupyflash.launch.compiler import ptx
 
             device = stand_in()
             few = list(needed(device))[::DRY_SHARE]

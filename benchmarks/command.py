@@ -28,7 +28,7 @@ from timing import DeviceLost, Effort, Pass, Session
 import cupyflash
 from cupyflash import Device
 from cupyflash.schedules import Kernel
-from cupyflash.sim.measured import read
+from cupyflash.sim.clock.measured import read
 
 # Seconds: of the command, and of these, what is kept for the extras behind the measurements.
 SECONDS, QUICK_SECONDS = 450.0, 105.0

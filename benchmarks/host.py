@@ -71,7 +71,8 @@ class WithoutGpu(types.ModuleType):
 
 def without_gpu() -> WithoutGpu:
     """From here on cupyflash finds this in CuPy's place, and an H100."""
-    from cupyflash import Device, cubins, dispatch, driver
+    from cupyflash import Device
+    from cupyflash.launch import cubins, dispatch, driver
 
     cupy.cuda.set_allocator(memory)
     sys.modules["cupy"] = stand_in = WithoutGpu()
@@ -143,8 +144,9 @@ def arguments(stand_in: WithoutGpu, runs: int) -> str:
 
 def cold() -> Iterator[str]:
     """NVRTC's time for the kernels of plain calls, to machine code."""
-    from cupyflash import Device, Problem, cubins, plan
-    from cupyflash.compiler import program
+    from cupyflash import Device, Problem, plan
+    from cupyflash.launch import cubins
+    from cupyflash.launch.compiler import program
 
     for name in DEVICES:
         for d in HEAD_DIMS:

@@ -34,7 +34,7 @@ from command import surroundings  # noqa: E402
 from records import Budget, Records  # noqa: E402
 
 from cupyflash import Device  # noqa: E402
-from cupyflash.sim.measured import read  # noqa: E402
+from cupyflash.sim.clock.measured import read  # noqa: E402
 
 TABLE = ("forward", "backward", "decode")
 FILES = {"correctness": "test_gpu_first.py", "accuracy": "test_gpu_large.py", "machine": "test_machine.py"}

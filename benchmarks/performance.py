@@ -24,8 +24,8 @@ from cupyflash import Device, Problem, kernels_cu  # noqa: E402
 from cupyflash.multiprocessor import EXPONENTIALS, Multiprocessor  # noqa: E402
 from cupyflash.schedules import BackwardSchedule, decode_tiles, fa2_tiles, fa3_tiles, plan_backward  # noqa: E402
 from cupyflash.sim import execute_backward, ptx  # noqa: E402
+from cupyflash.sim.numbers.yardstick import draw, draw_gradient  # noqa: E402
 from cupyflash.sim.ptx import Counters  # noqa: E402
-from cupyflash.sim.yardstick import draw, draw_gradient  # noqa: E402
 
 PAGE = ROOT / "docs" / "performance.md"
 DEVICES, HEAD_DIMS = ("A100-40GB", "RTX 4090", "H100-SXM"), (64, 128)

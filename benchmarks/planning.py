@@ -23,7 +23,7 @@ sys.path.insert(0, str(ROOT))
 
 from cupyflash import Device, Problem, plan  # noqa: E402
 from cupyflash.sim import replay  # noqa: E402
-from cupyflash.sim.sweep import default_range, spaced, sweep  # noqa: E402
+from cupyflash.sim.pictures.sweep import default_range, spaced, sweep  # noqa: E402
 
 IMPORT = "import numpy, time; start = time.perf_counter(); import cupyflash; print(time.perf_counter() - start)"
 SHOWN = 8

@@ -10,7 +10,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
 
-from cupyflash.sim.measured import read  # noqa: E402
+from cupyflash.sim.clock.measured import read  # noqa: E402
 
 CASE = ("pass", "dtype", "d", "n", "causal")
 HEAD = f"{'':<9}{'dtype':<9}{'d':>4}{'N':>7} {'causal':<7}{'implementation':<20}{'ms':>9}{'spread':>8}{'TFLOP/s':>9}{'RMS':>9}"

@@ -41,7 +41,7 @@ from cupyflash import Device, Problem  # noqa: E402
 from cupyflash.distributed import ring_attention, ring_attention_backward, shard, threads  # noqa: E402
 from cupyflash.distributed.communicator import Communicator, as_communicator  # noqa: E402
 from cupyflash.sim.cli.ranks import DEFAULT_LINK, bytes_a_second  # noqa: E402
-from cupyflash.sim.ring_model import RingModel, ring_of  # noqa: E402
+from cupyflash.sim.clock.ring_model import RingModel, ring_of  # noqa: E402
 
 SECONDS, QUICK_SECONDS = 450.0, 105.0
 LENGTHS, HEADS, KV_HEADS, DIM = (131072, 65536, 262144, 32768), 32, 8, 128

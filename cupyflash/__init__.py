@@ -24,15 +24,15 @@ if TYPE_CHECKING:
     from cupyflash.calls import attention_vjp as attention_vjp
     from cupyflash.device import Device as Device
     from cupyflash.dropped import dropout_mask as dropout_mask
+    from cupyflash.launch.simulated import simulated_device as simulated_device
     from cupyflash.merge import merge_states as merge_states
-    from cupyflash.options import Options as Options
-    from cupyflash.problem import Problem as Problem
+    from cupyflash.request.options import Options as Options
+    from cupyflash.request.problem import Problem as Problem
+    from cupyflash.request.score import Mask as Mask
+    from cupyflash.request.score import Score as Score
     from cupyflash.rows import softmax as softmax
     from cupyflash.schedules import TileSchedule as TileSchedule
     from cupyflash.schedules import plan as plan
-    from cupyflash.score import Mask as Mask
-    from cupyflash.score import Score as Score
-    from cupyflash.simulated import simulated_device as simulated_device
     from cupyflash.tiled_mask import block_mask as block_mask
     from cupyflash.tiling import TileSize as TileSize
     from cupyflash.tiling import Tiling as Tiling
@@ -44,12 +44,12 @@ _HOMES = {
     "device": "Device",
     "dropped": "dropout_mask",
     "merge": "merge_states",
-    "options": "Options",
-    "problem": "Problem",
+    "request.options": "Options",
+    "request.problem": "Problem",
     "rows": "softmax",
     "schedules": "TileSchedule plan",
-    "score": "Mask Score",
-    "simulated": "simulated_device",
+    "request.score": "Mask Score",
+    "launch.simulated": "simulated_device",
     "tiled_mask": "block_mask",
     "tiling": "TileSize Tiling",
 }

@@ -12,9 +12,11 @@ import numpy as np
 
 from cupyflash.arrays import MAX_ALIGNMENT
 from cupyflash.device import Device
-from cupyflash.named_scores import one_score
-from cupyflash.options import Options, require_choice, require_flag
-from cupyflash.problem import Problem, checked_size
+from cupyflash.launch.simulated import current_simulation
+from cupyflash.request.named_scores import one_score
+from cupyflash.request.options import Options, require_choice, require_flag
+from cupyflash.request.problem import Problem, checked_size
+from cupyflash.request.score import Form, Mask, Score, captured_values
 from cupyflash.schedules import (
     ALGORITHMS,
     VARLEN_ALGORITHMS,
@@ -27,8 +29,6 @@ from cupyflash.schedules import (
     plan_varlen,
 )
 from cupyflash.schedules.fa3 import Fa3Schedule
-from cupyflash.score import Form, Mask, Score, captured_values
-from cupyflash.simulated import current_simulation
 from cupyflash.tiling import TilingChoice
 
 
@@ -164,7 +164,7 @@ def _compile(kernels: Iterable[Kernel], device: Device, simulated: bool) -> None
 
             module(kernel, device.compute_capability)
         else:
-            from cupyflash.compiler import gpu_kernel
+            from cupyflash.launch.compiler import gpu_kernel
 
             gpu_kernel(kernel, sys.modules["cupy"].cuda.runtime.getDevice())
 

@@ -7,10 +7,10 @@ from typing import Any, Unpack
 
 import numpy as np
 
-from cupyflash import keywords
 from cupyflash.arrays import of_heads
-from cupyflash.keywords import asks, keywords_of
-from cupyflash.launcher import CACHED, TENSORS, Arrays, Call, held_for_graph, hold_for_graph
+from cupyflash.launch.launcher import CACHED, TENSORS, Arrays, Call, held_for_graph, hold_for_graph
+from cupyflash.request import keywords
+from cupyflash.request.keywords import asks, keywords_of
 
 
 @asks(keywords.Forward)

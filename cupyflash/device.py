@@ -18,7 +18,7 @@ from numbers import Integral
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from cupyflash import first_use
+from cupyflash.launch import first_use
 
 __all__ = ["PEAK_DTYPES", "Device"]
 

@@ -9,14 +9,14 @@ from typing import Any
 
 import numpy as np
 
-from cupyflash.dispatch import target
-from cupyflash.dropout import MOST_PAIRS, Dropout
-from cupyflash.keywords import NO_ORIGIN
-from cupyflash.launcher import Prepared
-from cupyflash.options import MAX_LENGTH
-from cupyflash.problem import checked_size
+from cupyflash.launch.dispatch import target
+from cupyflash.launch.launcher import Prepared
+from cupyflash.launch.simulated import refuse_findings
+from cupyflash.request.dropout import MOST_PAIRS, Dropout
+from cupyflash.request.keywords import NO_ORIGIN
+from cupyflash.request.options import MAX_LENGTH
+from cupyflash.request.problem import checked_size
 from cupyflash.schedules.dropout_mask import THREADS, DropoutMaskSchedule
-from cupyflash.simulated import refuse_findings
 
 
 def dropout_mask(

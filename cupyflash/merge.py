@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from cupyflash.arrays import address, array_dtype, overlaps_itself, require_dtype, require_shape
-from cupyflash.dispatch import as_array, device_of, on_gpu, refuse_written
-from cupyflash.launcher import held_for_graph
+from cupyflash.launch.dispatch import as_array, device_of, on_gpu, refuse_written
+from cupyflash.launch.launcher import held_for_graph
 
 
 def merge_states(o_a: Any, lse_a: Any, o_b: Any, lse_b: Any, *, out: Any | None = None) -> tuple[Any, Any]:

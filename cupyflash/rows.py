@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 
 from cupyflash.arrays import Array, address, array_dtype, overlaps_itself
-from cupyflash.dispatch import as_array, device_of, on_gpu, refuse_written, target
-from cupyflash.launcher import Prepared
-from cupyflash.options import require_choice
+from cupyflash.launch.dispatch import as_array, device_of, on_gpu, refuse_written, target
+from cupyflash.launch.launcher import Prepared
+from cupyflash.launch.simulated import Simulation, refuse_findings
+from cupyflash.request.options import require_choice
 from cupyflash.schedules.softmax import PARAMS, SOFTMAX_ALGORITHMS, SoftmaxSchedule, plan_softmax
-from cupyflash.simulated import Simulation, refuse_findings
 
 OUTER_AXES = ("outer", "middle", "inner")
 

@@ -10,16 +10,16 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 
 from cupyflash.arrays import Held, Layout
-from cupyflash.binding import prepare
-from cupyflash.dispatch import as_array, as_integers, target
-from cupyflash.launcher import capturing, hold_for_graph
-from cupyflash.options import Options
-from cupyflash.params import Params
+from cupyflash.launch.binding import prepare
+from cupyflash.launch.dispatch import as_array, as_integers, target
+from cupyflash.launch.launcher import capturing, hold_for_graph
+from cupyflash.launch.params import Params
+from cupyflash.request.options import Options
+from cupyflash.request.score import Mask
 from cupyflash.schedules.base import Kernel, TileSchedule, attention_params
 from cupyflash.schedules.mask_tiles import MaskTiles
 from cupyflash.schedules.moves import Walk
 from cupyflash.schedules.packed import Packed
-from cupyflash.score import Mask
 from cupyflash.tiling import TileSize, Tiling
 
 

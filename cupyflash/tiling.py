@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from cupyflash.device import Device
-from cupyflash.problem import Problem
+from cupyflash.request.problem import Problem
 
 
 @dataclass(frozen=True)

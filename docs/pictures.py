@@ -13,15 +13,15 @@ from pathlib import Path
 from typing import Any
 
 from cupyflash import Device, Mask, Problem, TileSchedule, plan
-from cupyflash.options import Pattern
-from cupyflash.score import seen_by
-from cupyflash.sim import paper, plot_paper
+from cupyflash.request.options import Pattern
+from cupyflash.request.score import seen_by
 from cupyflash.sim.cli.show import describe
-from cupyflash.sim.plot import draw
-from cupyflash.sim.plot_ring import draw_ranks
-from cupyflash.sim.roofline import draw_roofline
-from cupyflash.sim.sweep import default_range, spaced
-from cupyflash.sim.times import times
+from cupyflash.sim.clock.roofline import draw_roofline
+from cupyflash.sim.clock.times import times
+from cupyflash.sim.pictures import paper, plot_paper
+from cupyflash.sim.pictures.plot import draw
+from cupyflash.sim.pictures.plot_ring import draw_ranks
+from cupyflash.sim.pictures.sweep import default_range, spaced
 
 HERE = Path(__file__).resolve().parent
 KEY = "Drawn"  # of the digest, in a PNG's text

@@ -1,4 +1,4 @@
-"""CUDA C sources, read as text; `cupyflash.compiler` turns them into machine code."""
+"""CUDA C sources, read as text; `cupyflash.launch.compiler` turns them into machine code."""
 
 from __future__ import annotations
 

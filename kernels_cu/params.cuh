@@ -1,4 +1,4 @@
-// What a kernel is given: one struct, by value. Its fields come from the tile schedule, which fills it (cupyflash/params.py); a pointer
+// What a kernel is given: one struct, by value. Its fields come from the tile schedule, which fills it (cupyflash/launch/params.py); a pointer
 // is null where a call has no such array, strides are in elements, and 0 along what an array is broadcast.
 // A kernel takes a copy of it first: what is read of the parameter itself is read again behind asm statements that may write to
 // memory (fa1 at d 256 in float32: 91 loads of parameters in its PTX and spills, for 23 and none).

@@ -12,8 +12,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from cupyflash.sim import theory
-from cupyflash.sim.machine import Machine, Replay, SramOverflow, replay, run
 from cupyflash.sim.traffic import TensorTraffic, Traffic
+from cupyflash.sim.two_level.machine import Machine, Replay, SramOverflow, replay, run
 
 if TYPE_CHECKING:
     from cupyflash.sim import l2, ptx

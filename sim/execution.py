@@ -8,15 +8,18 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from cupyflash import decode, tensor_maps
 from cupyflash.arrays import check_array, numpy_dtype, of_heads
-from cupyflash.binding import argument_values
-from cupyflash.compiler import MOST_PTX, ptx
-from cupyflash.dropout import Dropout
-from cupyflash.launcher import CACHED, TENSORS
-from cupyflash.params import flat
-from cupyflash.problem import Problem, check_rows
-from cupyflash.recent import Recent
+from cupyflash.launch import tensor_maps
+from cupyflash.launch.binding import argument_values
+from cupyflash.launch.compiler import MOST_PTX, ptx
+from cupyflash.launch.launcher import CACHED, TENSORS
+from cupyflash.launch.params import flat
+from cupyflash.launch.recent import Recent
+from cupyflash.request import decode
+from cupyflash.request.dropout import Dropout
+from cupyflash.request.problem import Problem, check_rows
+from cupyflash.request.score import Mask, Score, captured_values, check_captured
+from cupyflash.request.varlen import heads_first, pose
 from cupyflash.rows import Rows, softmax_values
 from cupyflash.schedules import (
     BackwardSchedule,
@@ -29,12 +32,10 @@ from cupyflash.schedules import (
     VarlenSchedule,
     require_schedule,
 )
-from cupyflash.score import Mask, Score, captured_values, check_captured
 from cupyflash.sim.host_memory import launched, require_room
 from cupyflash.sim.ptx import Counters, Diary, Finding, Module, TensorMap
 from cupyflash.sim.ptx.memory.memory import Observer
 from cupyflash.sim.traffic import TensorTraffic, Traffic
-from cupyflash.varlen import heads_first, pose
 
 # Called when a thread block has completed a barrier, with the block's index and how many barriers it has completed.
 OnBarrier = Callable[[int, int], None]

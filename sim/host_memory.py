@@ -13,7 +13,7 @@ from pathlib import Path
 
 from cupyflash.arrays import numpy_dtype
 from cupyflash.expressions.tree import Apply, Node, walk
-from cupyflash.problem import Problem
+from cupyflash.request.problem import Problem
 from cupyflash.schedules import BackwardSchedule, DecodeSchedule, SoftmaxSchedule, TileSchedule, VarlenSchedule
 from cupyflash.schedules.dropout_mask import DropoutMaskSchedule
 

@@ -12,7 +12,7 @@ import numpy as np
 from cupyflash.device import Device
 from cupyflash.distributed.layout import part_length
 from cupyflash.distributed.plan import Piece, RingPlan
-from cupyflash.problem import Problem
+from cupyflash.request.problem import Problem
 from cupyflash.schedules import TileSchedule, choose, plan, plan_backward
 from cupyflash.sim import theory
 from cupyflash.sim.theory.ring import FLOAT32, Carried

@@ -8,20 +8,17 @@ from typing import Any, TypeGuard
 
 import numpy as np
 
-from cupyflash.problem import Problem
+from cupyflash.request.problem import Problem
+from cupyflash.request.score import Mask, Score, captured_values
 from cupyflash.schedules import BackwardSchedule, Cache, DecodeSchedule, TileSchedule
 from cupyflash.schedules.standard import StandardSchedule
-from cupyflash.score import Mask, Score, captured_values
 from cupyflash.sim import theory
 from cupyflash.sim.estimate import seconds
 from cupyflash.sim.execution import Watch, execute, execute_backward, execute_decode
 from cupyflash.sim.host_memory import require_room, verified
-from cupyflash.sim.inputs import Decoding, Inputs
 from cupyflash.sim.l2.executed import Beside, observed
-from cupyflash.sim.machine import replay
-from cupyflash.sim.ptx import Counters
-from cupyflash.sim.traffic import TENSORS, TensorTraffic, Traffic
-from cupyflash.sim.yardstick import (
+from cupyflash.sim.numbers.inputs import Decoding, Inputs
+from cupyflash.sim.numbers.yardstick import (
     DROPPED,
     DTYPES,
     Numbers,
@@ -36,6 +33,9 @@ from cupyflash.sim.yardstick import (
     measure_decode,
     measure_gradients,
 )
+from cupyflash.sim.ptx import Counters
+from cupyflash.sim.traffic import TENSORS, TensorTraffic, Traffic
+from cupyflash.sim.two_level.machine import replay
 from cupyflash.words import plural
 
 # The means of V that are drawn: about zero, an error in the weights hides; about one, it shows.

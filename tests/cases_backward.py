@@ -10,10 +10,10 @@ import test_backward
 from test_backward_sparse import run_packed
 
 from cupyflash import Device, Problem
-from cupyflash.options import BlockMask
+from cupyflash.request.options import BlockMask
 from cupyflash.schedules import BackwardSchedule, VarlenBackwardSchedule, plan_backward, plan_varlen_backward
 from cupyflash.sim.execution import BackwardExecution
-from cupyflash.sim.yardstick import draw_gradient, drawn
+from cupyflash.sim.numbers.yardstick import draw_gradient, drawn
 
 A100, H100, T4 = (Device.named(name) for name in ("A100-40GB", "H100-SXM", "T4"))
 BWD, DQ, PRODUCTS, MASK = "fa2_backward.cu", "fa2_backward_queries.cu", "row_products.cuh", "mask.cuh"

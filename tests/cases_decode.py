@@ -13,13 +13,13 @@ from hypothesis import strategies as st
 
 from cases_fa3 import Layout
 from cupyflash import Device, Problem
-from cupyflash.decode import pose
 from cupyflash.expressions.evaluate import evaluate, positions
+from cupyflash.request.decode import pose
+from cupyflash.request.score import Mask, Score, captured_values, seen_by, sizes_of
 from cupyflash.schedules import Cache, DecodeSchedule, decode_tiles, plan_decode
-from cupyflash.score import Mask, Score, captured_values, seen_by, sizes_of
 from cupyflash.sim import replay, theory
 from cupyflash.sim.execution import Execution, execute_decode
-from cupyflash.sim.yardstick import DTYPES, Numbers, draw_mask, draw_score, to, ulp
+from cupyflash.sim.numbers.yardstick import DTYPES, Numbers, draw_mask, draw_score, to, ulp
 from cupyflash.tiling import DoesNotFit, TileSize
 from suites import problems_each
 

@@ -12,12 +12,12 @@ import test_varlen
 from hypothesis import strategies as st
 
 from cupyflash import Device, Problem, TileSchedule, plan
+from cupyflash.request.score import captured_values
 from cupyflash.schedules import VarlenSchedule, fa3_tiles, plan_varlen
-from cupyflash.score import captured_values
 from cupyflash.sim import execute_varlen, replay, theory
 from cupyflash.sim.execution import Execution, run
-from cupyflash.sim.inputs import Inputs
-from cupyflash.sim.yardstick import Numbers, draw_score, drawn, measure
+from cupyflash.sim.numbers.inputs import Inputs
+from cupyflash.sim.numbers.yardstick import Numbers, draw_score, drawn, measure
 from cupyflash.tiling import DoesNotFit
 from problems import sides
 from suites import problems_each

@@ -8,7 +8,7 @@ import pickle
 from collections.abc import Sequence
 from pathlib import Path
 
-from cupyflash import nvrtc
+from cupyflash.launch import nvrtc
 
 _compile = nvrtc._compile  # as the library has it
 

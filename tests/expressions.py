@@ -11,7 +11,7 @@ import numpy as np
 
 from cupyflash.arrays import numpy_dtype
 from cupyflash.expressions.evaluate import positions
-from cupyflash.score import Score
+from cupyflash.request.score import Score
 
 SIZES = {"b": 2, "h": 4, "kv_h": 2, "row": 3, "k": 5}
 SHAPE = (2, 4, 3, 5)

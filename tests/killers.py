@@ -27,8 +27,8 @@ import test_varlen
 import cases_fa3
 from cupyflash import Device, dropout_mask, kernels_cu, simulated_device
 from cupyflash.distributed import sums
-from cupyflash.dropout import Dropout
-from cupyflash.options import BlockMask, Pattern
+from cupyflash.request.dropout import Dropout
+from cupyflash.request.options import BlockMask, Pattern
 from cupyflash.schedules import (
     BackwardSchedule,
     Kernel,
@@ -46,11 +46,11 @@ from cupyflash.sim import replay, theory
 from cupyflash.sim.cli.options import Request
 from cupyflash.sim.cli.verify import verify as command
 from cupyflash.sim.execution import execute, run_kernels
-from cupyflash.sim.inputs import Inputs
+from cupyflash.sim.numbers.inputs import Inputs
+from cupyflash.sim.numbers.reference import dropped
+from cupyflash.sim.numbers.yardstick import DROPPED, draw_gradient, draw_mask, drawn, knowing_mask, measure
 from cupyflash.sim.ptx import Counters
-from cupyflash.sim.reference import dropped
 from cupyflash.sim.verification import Drawn, has_cache, run_drawn, score_dtype, with_lengths
-from cupyflash.sim.yardstick import DROPPED, draw_gradient, draw_mask, drawn, knowing_mask, measure
 
 LIST = Path(__file__).with_suffix(".toml")
 SPENT = Path(__file__).with_name("killers_spent.json")

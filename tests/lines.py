@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import strategies as st
 
 from cupyflash import Mask, Score
-from cupyflash.score import Form
+from cupyflash.request.score import Form
 
 
 def one(axes: int, dtype: str = "float32") -> np.ndarray:

@@ -14,8 +14,8 @@ import compiled
 from cupyflash.distributed import RankFailed, mpi, ring_attention, ring_attention_vjp, shard, unshard
 from cupyflash.distributed.asked import PieceCalls
 from cupyflash.distributed.communicator import as_communicator
-from cupyflash.sim.inputs import Inputs
-from cupyflash.sim.yardstick import measure, measure_gradients
+from cupyflash.sim.numbers.inputs import Inputs
+from cupyflash.sim.numbers.yardstick import measure, measure_gradients
 
 compiled.share(Path(sys.argv[1]))
 WORLD = MPI.COMM_WORLD

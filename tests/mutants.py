@@ -10,8 +10,9 @@ from typing import TypeVar
 
 import pytest
 
-from cupyflash import compiler, kernels_cu
-from cupyflash.nvrtc import compile_to_ptx
+from cupyflash import kernels_cu
+from cupyflash.launch import compiler
+from cupyflash.launch.nvrtc import compile_to_ptx
 from cupyflash.schedules import Kernel, Schedule
 from cupyflash.sim import execution, theory
 from cupyflash.sim.execution import BackwardExecution, Execution

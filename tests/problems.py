@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import strategies as st
 
 from cupyflash import Problem
-from cupyflash.options import BlockMask, Pattern
+from cupyflash.request.options import BlockMask, Pattern
 from suites import problems_each
 
 TILINGS = ((16, 16), (48, 32), (32, 64))

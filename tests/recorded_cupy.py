@@ -15,12 +15,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cupyflash import (
-    Device,
-    compiler,
-    launcher,
-)
+from cupyflash import Device
 from cupyflash.kernels_cu import source
+from cupyflash.launch import compiler, launcher
 
 
 class Recorded(types.ModuleType):
@@ -181,7 +178,7 @@ class Recorded(types.ModuleType):
 def cupy(monkeypatch: pytest.MonkeyPatch) -> Iterator[Recorded]:
     recorded = Recorded()
     monkeypatch.setitem(sys.modules, "cupy", recorded)
-    monkeypatch.setattr("cupyflash.dispatch.current_gpu", lambda ordinal: Device.named("B200"))
+    monkeypatch.setattr("cupyflash.launch.dispatch.current_gpu", lambda ordinal: Device.named("B200"))
     monkeypatch.setattr(compiler, "_functions", {})
     launcher.KEPT.clear()
     yield recorded

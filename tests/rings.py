@@ -18,9 +18,9 @@ from cupyflash.distributed import (
 )
 from cupyflash.distributed.asked import PieceCalls
 from cupyflash.distributed.threads import ThreadCommunicator
-from cupyflash.options import Options
-from cupyflash.sim.inputs import Inputs
-from cupyflash.sim.reference import masked_scores, reference
+from cupyflash.request.options import Options
+from cupyflash.sim.numbers.inputs import Inputs
+from cupyflash.sim.numbers.reference import masked_scores, reference
 
 LAYOUTS = ("zigzag", "contiguous")
 A100 = Device.named("A100-40GB")

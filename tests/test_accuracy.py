@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 
 from cupyflash.sim import ptx
-from cupyflash.sim.inputs import Inputs
-from cupyflash.sim.reference import reference, reference_gradients
-from cupyflash.sim.yardstick import DTYPES, plain, plain_gradients
+from cupyflash.sim.numbers.inputs import Inputs
+from cupyflash.sim.numbers.reference import reference, reference_gradients
+from cupyflash.sim.numbers.yardstick import DTYPES, plain, plain_gradients
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "benchmarks"))

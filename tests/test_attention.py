@@ -10,8 +10,8 @@ import pytest
 
 import cupyflash
 from cupyflash import Device, Problem
-from cupyflash.sim.reference import reference
-from cupyflash.sim.yardstick import DTYPES
+from cupyflash.sim.numbers.reference import reference
+from cupyflash.sim.numbers.yardstick import DTYPES
 from suites import wide
 from yardstick import check_numbers
 
@@ -195,7 +195,7 @@ def test_warmup_leaves_nothing_to_compile() -> None:
     q, k, v = normal_arrays((2, 24, 48), (2, 24, 48), (2, 24, 48))
     cupyflash.warmup(head_dim=48, causal=True)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("cupyflash.compiler.compile_to_ptx", lambda *_: pytest.fail("something was compiled"))
+        patch.setattr("cupyflash.launch.compiler.compile_to_ptx", lambda *_: pytest.fail("something was compiled"))
         cupyflash.attention(q, k, v, causal=True)
 
 
@@ -308,7 +308,7 @@ BAD_OPTIONS = [
 def refused(error: type[Exception], says: str, arguments: tuple[object, ...], options: dict[str, object]) -> None:
     """One clear error, and nothing was compiled, run or written."""
     with pytest.MonkeyPatch.context() as patch, pytest.raises(error, match=says):
-        patch.setattr("cupyflash.compiler.compile_to_ptx", lambda *_: pytest.fail("something was compiled"))
+        patch.setattr("cupyflash.launch.compiler.compile_to_ptx", lambda *_: pytest.fail("something was compiled"))
         cupyflash.attention(*arguments, **options)
 
 

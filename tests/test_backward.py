@@ -17,8 +17,8 @@ from cupyflash.schedules import fa2_backward_tiles as tiles
 from cupyflash.schedules.fa2_backward import Fa2BackwardSchedule
 from cupyflash.sim import replay, theory
 from cupyflash.sim.execution import BackwardExecution, execute_backward
-from cupyflash.sim.inputs import Inputs
-from cupyflash.sim.yardstick import NOTHING_GIVEN, Numbers, draw_gradient, drawn, handed_on, knowing_mask, measure_gradients
+from cupyflash.sim.numbers.inputs import Inputs
+from cupyflash.sim.numbers.yardstick import NOTHING_GIVEN, Numbers, draw_gradient, drawn, handed_on, knowing_mask, measure_gradients
 from problems import any_problems, longest, orders
 from suites import sample, sweep, wide
 

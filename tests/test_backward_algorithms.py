@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 
 from cupyflash import Device, Problem, attention_vjp
-from cupyflash.options import BlockMask
+from cupyflash.request.options import BlockMask
 from cupyflash.schedules import plan_backward
 from cupyflash.sim.execution import execute_backward
-from cupyflash.sim.inputs import Inputs
-from cupyflash.sim.reference import reference
-from cupyflash.sim.yardstick import draw_gradient, measure_gradients
+from cupyflash.sim.numbers.inputs import Inputs
+from cupyflash.sim.numbers.reference import reference
+from cupyflash.sim.numbers.yardstick import draw_gradient, measure_gradients
 from cupyflash.tiling import DoesNotFit
 from suites import wide
 from yardstick import draw

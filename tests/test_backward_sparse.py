@@ -13,13 +13,13 @@ from test_varlen import any_schedule, dropout_of, packed
 
 import cupyflash
 from cupyflash import Problem, Score
-from cupyflash.options import BlockMask
+from cupyflash.request.options import BlockMask
 from cupyflash.schedules import VarlenBackwardSchedule, plan_backward, plan_varlen_backward
 from cupyflash.sim import execute_backward, execute_varlen_backward, replay, theory
 from cupyflash.sim.execution import BackwardExecution
-from cupyflash.sim.inputs import Inputs
-from cupyflash.sim.reference import forward, reference, reference_gradients
-from cupyflash.sim.yardstick import Numbers, draw_gradient, measure_gradients
+from cupyflash.sim.numbers.inputs import Inputs
+from cupyflash.sim.numbers.reference import forward, reference, reference_gradients
+from cupyflash.sim.numbers.yardstick import Numbers, draw_gradient, measure_gradients
 from problems import TILINGS, longest, sparse_problems
 from suites import sweep, wide
 from yardstick import draw, draw_masks

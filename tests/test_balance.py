@@ -13,14 +13,14 @@ from click.testing import CliRunner
 from hypothesis import strategies as st
 
 from cupyflash import Device, Problem, plan
-from cupyflash.binding import argument_values
+from cupyflash.launch.binding import argument_values
 from cupyflash.schedules import balance, fa3_tiles, plan_varlen
 from cupyflash.schedules.fa3 import Fa3Schedule
 from cupyflash.schedules.fa3_queue import THREADS
 from cupyflash.sim import l2, theory
 from cupyflash.sim.cli import main
+from cupyflash.sim.clock.times import balance as told
 from cupyflash.sim.execution import run_kernels
-from cupyflash.sim.times import balance as told
 from suites import sweep
 
 H100 = Device.named("H100-SXM")

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from cupyflash import Device
-from cupyflash.sim.measured import read
+from cupyflash.sim.clock.measured import read
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "benchmarks"))

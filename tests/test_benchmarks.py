@@ -60,7 +60,7 @@ def test_our_kernel_moves_what_split_q_says(performance: types.ModuleType) -> No
     """A tile more of K and V costs the closed form's bytes, in the real kernel."""
     from cupyflash import Device, Problem, plan
     from cupyflash.sim import execute
-    from cupyflash.sim.yardstick import draw
+    from cupyflash.sim.numbers.yardstick import draw
 
     device, moved = Device.named("A100-40GB"), []
     for n in (128, 192):
@@ -113,7 +113,7 @@ def test_imports_are_those_behind_numpy() -> None:
         "import time: self [us] | cumulative | imported package\nimport time:       900 |        900 | numpy\n\n"
         "import time:       250 |        250 |     cupyflash.problem\nimport time:        50 |        300 |   cupyflash\n"
     )
-    assert load("planning").module_times(listed) == {"cupyflash.problem": 250, "cupyflash": 50}
+    assert load("planning").module_times(listed) == {"cupyflash.request.problem": 250, "cupyflash": 50}
     found = load("planning").imports(1)
     assert found["seconds"] > 0 and found["modules"] > 10 and not any(name.startswith("numpy") for name in found["slowest_us"])
 

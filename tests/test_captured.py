@@ -16,9 +16,9 @@ from cupyflash import (
     attention_varlen,
     attention_varlen_backward,
     attention_vjp,
-    launcher,
     merge_states,
 )
+from cupyflash.launch import launcher
 from cupyflash.schedules import plan_backward
 from recorded_cupy import Recorded
 

@@ -16,12 +16,12 @@ import pytest
 from click.testing import CliRunner, Result
 
 from cupyflash import Device, Problem, plan
+from cupyflash.launch.simulated import refuse_findings
 from cupyflash.schedules import BACKWARD_ALGORITHMS, plan_backward
 from cupyflash.sim import text, theory
 from cupyflash.sim.cli import main
 from cupyflash.sim.cli.group import INTERRUPTED, PIPE_CLOSED
 from cupyflash.sim.traffic import Traffic
-from cupyflash.simulated import refuse_findings
 from cupyflash.words import plural
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -18,15 +18,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cupyflash import Device, Problem, plan
-from cupyflash.options import MAX_LENGTH, BlockMask
+from cupyflash.request.options import MAX_LENGTH, BlockMask
 from cupyflash.schedules import TileSchedule, plan_backward, plan_varlen, plan_varlen_backward
 from cupyflash.sim import replay, theory
 from cupyflash.sim.cli import main
 from cupyflash.sim.estimate import seconds
-from cupyflash.sim.machine import TooLong
-from cupyflash.sim.sweep import sweep
+from cupyflash.sim.pictures.sweep import sweep
 from cupyflash.sim.theory.sums import clipped_sum, count_below, floor_sum
 from cupyflash.sim.theory.visits import columns_of, scores_of, seen_blocks, span, visits_of
+from cupyflash.sim.two_level.machine import TooLong
 from cupyflash.tiling import TileSize
 from problems import reach
 

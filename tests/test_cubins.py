@@ -19,10 +19,11 @@ from typing import Any
 import pytest
 from tile_copy import TileCopy
 
-from cupyflash import Problem, compiler, cubins, first_use, nvrtc
-from cupyflash.cubins import Cubin, Program
-from cupyflash.nvrtc import CompileError, remarks
-from cupyflash.resources import parse_account
+from cupyflash import Problem
+from cupyflash.launch import compiler, cubins, first_use, nvrtc
+from cupyflash.launch.cubins import Cubin, Program
+from cupyflash.launch.nvrtc import CompileError, remarks
+from cupyflash.launch.resources import parse_account
 from faults import within
 
 ELF = b"\x7fELF"
@@ -368,7 +369,7 @@ def test_a_kernel_that_waits_makes_way_for_the_next(cupy: Recorded, monkeypatch:
 
     monkeypatch.setattr(cubins, "compiled", made)
     monkeypatch.setattr(compiler, "_functions", {})
-    monkeypatch.setattr("cupyflash.dispatch.current_gpu", lambda ordinal: types.SimpleNamespace(compute_capability=(9, 0)))
+    monkeypatch.setattr("cupyflash.launch.dispatch.current_gpu", lambda ordinal: types.SimpleNamespace(compute_capability=(9, 0)))
     found, function = compiler.gpu_kernel(first, 0)
     assert found == others[1] and function.code == KEPT.code and len(asked) == 3
     assert all(each.architecture == "90a" and "-ftz=true" in each.options for each in asked)

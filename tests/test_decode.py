@@ -13,15 +13,15 @@ from hypothesis import strategies as st
 import cupyflash
 from cases_decode import CACHES, Arrays, Case, cases, check, measure
 from cupyflash import Device, Problem, plan
-from cupyflash.binding import argument_values
-from cupyflash.launcher import CACHED, TENSORS
+from cupyflash.launch.binding import argument_values
+from cupyflash.launch.launcher import CACHED, TENSORS
 from cupyflash.schedules import Cache, decode_tiles, plan_decode
 from cupyflash.sim import execute, replay
 from cupyflash.sim.execution import allocate, execute_decode, run_kernels
-from cupyflash.sim.reference import reference
+from cupyflash.sim.numbers.reference import reference
+from cupyflash.sim.numbers.yardstick import drawn
+from cupyflash.sim.numbers.yardstick import measure as measure_attention
 from cupyflash.sim.theory import traffic
-from cupyflash.sim.yardstick import drawn
-from cupyflash.sim.yardstick import measure as measure_attention
 from suites import sweep, wide
 
 A100 = Device.named("A100-40GB")

@@ -19,11 +19,11 @@ from cupyflash.schedules import Cache, decode_tiles, plan_decode
 from cupyflash.sim import replay, theory, verification
 from cupyflash.sim.cli import main
 from cupyflash.sim.cli.explain_decode import least_splits
-from cupyflash.sim.inputs import Decoding
-from cupyflash.sim.plot import draw_cache
-from cupyflash.sim.reference import reference, reference_decode
-from cupyflash.sim.sweep_decode import sweep_cache
-from cupyflash.sim.yardstick import draw_decode, measure_decode
+from cupyflash.sim.numbers.inputs import Decoding
+from cupyflash.sim.numbers.reference import reference, reference_decode
+from cupyflash.sim.numbers.yardstick import draw_decode, measure_decode
+from cupyflash.sim.pictures.plot import draw_cache
+from cupyflash.sim.pictures.sweep_decode import sweep_cache
 from suites import wide
 
 H100 = Device.named("H100-SXM")

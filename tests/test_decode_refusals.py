@@ -175,7 +175,7 @@ REFUSED: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
 
 @pytest.mark.parametrize("what", REFUSED)
 def test_refused_before_anything_is_done(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("cupyflash.simulated.PreparedSimulation.launch", lambda *_: pytest.fail("it was launched"))
+    monkeypatch.setattr("cupyflash.launch.simulated.PreparedSimulation.launch", lambda *_: pytest.fail("it was launched"))
     given, error, says = REFUSED[what]
     before = {name: np.array(array) for name, array in given.items() if isinstance(array, np.ndarray)}
     with pytest.raises(error, match=says) as raised:

@@ -13,16 +13,16 @@ from test_backward import backward_with_errors, check_backward
 
 import cupyflash
 from cupyflash import Device, Options, Problem, Score, TileSchedule, dropout_mask, kernels_cu, plan
-from cupyflash.dropout import ARGUMENTS, Dropout
-from cupyflash.nvrtc import compile_to_ptx
+from cupyflash.launch.nvrtc import compile_to_ptx
+from cupyflash.request.dropout import ARGUMENTS, Dropout
 from cupyflash.schedules import BackwardSchedule, choose, plan_backward, plan_decode, plan_varlen, plan_varlen_backward
 from cupyflash.schedules.dropout_mask import DropoutMaskSchedule
 from cupyflash.sim import execute, replay, theory
 from cupyflash.sim.execution import BackwardExecution, Execution
+from cupyflash.sim.numbers.reference import dropped, philox, reference, reference_gradients
+from cupyflash.sim.numbers.yardstick import draw_gradient, drawn, measure
 from cupyflash.sim.ptx import Module
-from cupyflash.sim.reference import dropped, philox, reference, reference_gradients
 from cupyflash.sim.verification import verify
-from cupyflash.sim.yardstick import draw_gradient, drawn, measure
 from mutants import Mutant, check_mutant
 from suites import sample
 
@@ -176,7 +176,7 @@ def test_warmup_leaves_nothing_to_compile() -> None:
     x = np.ones((2, 24, 16), np.float16)
     cupyflash.warmup(head_dim=16, causal=True, dropout=True, tiling=(32, 32))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("cupyflash.compiler.compile_to_ptx", lambda *_: pytest.fail("something was compiled"))
+        patch.setattr("cupyflash.launch.compiler.compile_to_ptx", lambda *_: pytest.fail("something was compiled"))
         cupyflash.attention(x, x, x, causal=True, dropout=0.2, seed=1, tiling=(32, 32))
 
 

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from cupyflash import Device, Problem, TileSchedule, plan
 from cupyflash.sim import execute, replay, theory
 from cupyflash.sim.execution import Execution, allocate, run
-from cupyflash.sim.reference import reference
+from cupyflash.sim.numbers.reference import reference
+from cupyflash.sim.numbers.yardstick import draw, drawn, knowing_mask, measure
 from cupyflash.sim.verification import score_dtype
-from cupyflash.sim.yardstick import draw, drawn, knowing_mask, measure
 from problems import any_problems, longest, orders
 from suites import sample, sweep, wide
 

@@ -16,13 +16,13 @@ from lines import LINES
 import cupyflash
 from cases_fa3 import H100, Case, Layout, cases, check, check_packed, packed
 from cupyflash import Device, Problem, Score, plan
+from cupyflash.request.score import Form
 from cupyflash.schedules import Kernel, choose, fa3_tiles, plan_varlen
 from cupyflash.schedules.fa3 import Fa3Schedule
-from cupyflash.score import Form
 from cupyflash.sim import execution
-from cupyflash.sim.inputs import Inputs
-from cupyflash.sim.reference import reference
-from cupyflash.sim.yardstick import DTYPES, measure, measure_gradients
+from cupyflash.sim.numbers.inputs import Inputs
+from cupyflash.sim.numbers.reference import reference
+from cupyflash.sim.numbers.yardstick import DTYPES, measure, measure_gradients
 from suites import sweep, wide
 
 Arrays = dict[str, np.ndarray]

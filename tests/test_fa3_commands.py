@@ -15,10 +15,11 @@ from click.testing import CliRunner, Result
 import cupyflash
 from cupyflash import Device, Problem, plan
 from cupyflash.schedules import choose, fa3_tiles
-from cupyflash.sim import plot, theory
+from cupyflash.sim import theory
 from cupyflash.sim.cli import main
 from cupyflash.sim.estimate import seconds
-from cupyflash.sim.sweep import sweep
+from cupyflash.sim.pictures import plot
+from cupyflash.sim.pictures.sweep import sweep
 from suites import wide
 
 H100, A100 = Device.named("H100-SXM"), Device.named("A100-40GB")

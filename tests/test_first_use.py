@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from cupyflash import compiler, cubins, first_use
 from cupyflash.device import Device
+from cupyflash.launch import compiler, cubins, first_use
 from suites import wide
 
 

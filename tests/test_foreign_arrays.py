@@ -12,7 +12,7 @@ from cupyflash import (
     attention_varlen,
     attention_vjp,
 )
-from cupyflash.sim.yardstick import DTYPES
+from cupyflash.sim.numbers.yardstick import DTYPES
 from recorded_cupy import Recorded
 
 

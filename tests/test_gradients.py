@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 import cupyflash
-from cupyflash.sim.inputs import Inputs
-from cupyflash.sim.yardstick import measure_gradients
+from cupyflash.sim.numbers.inputs import Inputs
+from cupyflash.sim.numbers.yardstick import measure_gradients
 from suites import wide
 
 pytest.importorskip("cupy")
@@ -283,7 +283,7 @@ def test_wrong_arguments_are_refused_by_name(changed: dict[str, Any], error: typ
 def test_vjp_refuses_what_either_pass_would_before_it_computes(
     monkeypatch: pytest.MonkeyPatch, options: dict[str, Any], error: type[Exception], says: str
 ) -> None:
-    monkeypatch.setattr("cupyflash.simulated.PreparedSimulation.launch", never)
+    monkeypatch.setattr("cupyflash.launch.simulated.PreparedSimulation.launch", never)
     with pytest.raises(error, match=says):
         cupyflash.attention_vjp(*(GOOD[name] for name in "qkv"), **options)
 
@@ -296,6 +296,6 @@ def test_vjp_refuses_an_sram_that_holds_the_forward_alone(monkeypatch: pytest.Mo
     q, k, v = (normal(2, 20, 64, dtype=np.float16, seed=seed) for seed in range(3))
     with cupyflash.simulated_device(sram="8KB"):
         cupyflash.attention(q, k, v)
-        monkeypatch.setattr("cupyflash.simulated.PreparedSimulation.launch", never)
+        monkeypatch.setattr("cupyflash.launch.simulated.PreparedSimulation.launch", never)
         with pytest.raises(ValueError, match="fa2's backward at head_dim 64 float16 needs at least"):
             cupyflash.attention_vjp(q, k, v)

@@ -14,12 +14,12 @@ from click.testing import CliRunner
 
 import cupyflash
 from cupyflash.device import Device
-from cupyflash.problem import Problem
+from cupyflash.request.problem import Problem
+from cupyflash.request.score import Score
 from cupyflash.schedules import plan, plan_backward, plan_softmax
-from cupyflash.score import Score
 from cupyflash.sim import execution, host_memory, verification
 from cupyflash.sim.cli import main
-from cupyflash.sim.yardstick import draw_gradient, drawn, handed_on, measure, measure_gradients
+from cupyflash.sim.numbers.yardstick import draw_gradient, drawn, handed_on, measure, measure_gradients
 
 A100 = Device.named("A100-40GB")
 FORM = Score("s + tanh(s) * exp(s - k)").form

@@ -23,7 +23,7 @@ import pytest
 from click.testing import CliRunner
 
 import cupyflash
-from cupyflash import Mask, attention, compiler, cubins, dispatch, driver, first_use, launcher, nvrtc
+from cupyflash import Mask, attention
 from cupyflash.distributed import (
     RankFailed,
     ring_attention,
@@ -35,7 +35,8 @@ from cupyflash.distributed import (
     threads,
 )
 from cupyflash.distributed import ring as ring_forward
-from cupyflash.nvrtc import CompileError
+from cupyflash.launch import compiler, cubins, dispatch, driver, first_use, launcher, nvrtc
+from cupyflash.launch.nvrtc import CompileError
 from cupyflash.sim import execution, files
 from cupyflash.sim.cli import main
 from failing_memory import MEMORY

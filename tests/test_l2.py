@@ -23,7 +23,7 @@ from cupyflash.sim.l2 import L2, LINE, SECTOR
 from cupyflash.sim.l2.cache import Cache, Requests
 from cupyflash.sim.l2.launch import Memory
 from cupyflash.sim.l2.played import Played
-from cupyflash.sim.plot import draw
+from cupyflash.sim.pictures.plot import draw
 from cupyflash.sim.traffic import TensorTraffic, Traffic
 from suites import sample, sweep
 

@@ -17,7 +17,8 @@ from hypothesis import strategies as st
 from test_l2 import PAGE, Plain, geometries
 
 from cupyflash import Device, Mask, Problem, Score, plan
-from cupyflash.options import BlockMask, Pattern
+from cupyflash.request.options import BlockMask, Pattern
+from cupyflash.request.score import field
 from cupyflash.schedules import (
     Cache,
     DecodeSchedule,
@@ -28,14 +29,13 @@ from cupyflash.schedules import (
     plan_varlen,
     plan_varlen_backward,
 )
-from cupyflash.score import field
 from cupyflash.sim import l2, replay, theory
 from cupyflash.sim.cli import main
+from cupyflash.sim.clock.times import times
 from cupyflash.sim.l2 import L2, LINE, executed
 from cupyflash.sim.l2.launch import Memory
-from cupyflash.sim.times import times
+from cupyflash.sim.numbers.yardstick import knowing_mask
 from cupyflash.sim.traffic import Traffic
-from cupyflash.sim.yardstick import knowing_mask
 from problems import patterns, sides
 from suites import sample, sweep
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from cupyflash import Device, Mask, Problem, Score, plan
-from cupyflash.options import BlockMask
+from cupyflash.request.options import BlockMask
 from cupyflash.schedules import Cache, TileSchedule, fa2, plan_backward, plan_decode
 from cupyflash.sim import l2, theory
 

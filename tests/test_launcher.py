@@ -11,17 +11,8 @@ import numpy as np
 import pytest
 
 import cupyflash
-from cupyflash import (
-    Device,
-    Problem,
-    attention,
-    attention_backward,
-    attention_varlen,
-    compiler,
-    first_use,
-    launcher,
-    plan,
-)
+from cupyflash import Device, Problem, attention, attention_backward, attention_varlen, plan
+from cupyflash.launch import compiler, first_use, launcher
 from cupyflash.schedules import plan_backward, plan_varlen
 from recorded_cupy import Recorded
 
@@ -221,7 +212,7 @@ def test_a_cache_that_goes_with_the_process_is_said(cupy: Recorded, monkeypatch:
 
 def test_a_gpu_too_old_is_refused(cupy: Recorded, monkeypatch: pytest.MonkeyPatch) -> None:
     old = dataclasses.replace(Device.named("T4"), name="V100", compute_capability=(7, 0))
-    monkeypatch.setattr("cupyflash.dispatch.current_gpu", lambda ordinal: old)
+    monkeypatch.setattr("cupyflash.launch.dispatch.current_gpu", lambda ordinal: old)
     with pytest.raises(ValueError, match=r"needs compute capability 7.5 or later; V100 has 7.0"):
         attention(*(cupy.array(16, 64) for _ in range(3)))
     assert cupy.compiled == [] and cupy.allocated == []

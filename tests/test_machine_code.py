@@ -28,7 +28,7 @@ from machine_code.rates import Rates  # noqa: E402
 from machine_code.sass import Control, Instruction  # noqa: E402
 
 from cupyflash import Device, Problem  # noqa: E402
-from cupyflash.nvrtc import compile_to_cubin  # noqa: E402
+from cupyflash.launch.nvrtc import compile_to_cubin  # noqa: E402
 from cupyflash.schedules import fa2_tiles  # noqa: E402
 
 PAGE = (ROOT / "docs" / "performance.md").read_text()

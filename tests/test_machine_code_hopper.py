@@ -19,7 +19,7 @@ from machine_code.ours import DEVICES, Code  # noqa: E402
 from machine_code.sass import Control, Instruction  # noqa: E402
 
 from cupyflash import Device  # noqa: E402
-from cupyflash.nvrtc import compile_to_cubin, remarks  # noqa: E402
+from cupyflash.launch.nvrtc import compile_to_cubin, remarks  # noqa: E402
 
 PAGE = (ROOT / "docs" / "performance.md").read_text()
 # A turn: S (64 x 16) = Q K^T of two products, O (64 x 8) += P V of one, eight exponentials, four conversions. In `under` they stand

@@ -17,10 +17,10 @@ from cupyflash import Device, Problem, plan
 from cupyflash.schedules import BackwardSchedule, plan_backward, plan_decode, plan_varlen
 from cupyflash.sim import replay, theory
 from cupyflash.sim.execution import BackwardExecution, execute_backward
-from cupyflash.sim.inputs import Inputs
-from cupyflash.sim.reference import backward, reference, reference_gradients
+from cupyflash.sim.numbers.inputs import Inputs
+from cupyflash.sim.numbers.reference import backward, reference, reference_gradients
+from cupyflash.sim.numbers.yardstick import DTYPES, plain, plain_gradients
 from cupyflash.sim.verification import verify
-from cupyflash.sim.yardstick import DTYPES, plain, plain_gradients
 from mutants import Mutant, check_mutant
 from suites import sample, wide
 

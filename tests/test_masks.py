@@ -13,22 +13,23 @@ from hypothesis import strategies as st
 from test_prepared import array
 
 import cupyflash
-from cupyflash import Device, Mask, Problem, Score, TileSchedule, compiler, launcher, plan
-from cupyflash.cold import pose
+from cupyflash import Device, Mask, Problem, Score, TileSchedule, plan
 from cupyflash.expressions.evaluate import evaluate
-from cupyflash.options import EMPTY, MIXED, WHOLE, Options, Pattern
+from cupyflash.launch import compiler, launcher
+from cupyflash.launch.cold import pose
+from cupyflash.request.options import EMPTY, MIXED, WHOLE, Options, Pattern
+from cupyflash.request.score import Form, captured_values, parts, seen_by
 from cupyflash.schedules import Kernel, choose, mask_tiles, plan_backward, plan_varlen
 from cupyflash.schedules.mask_tiles import MaskTiles
-from cupyflash.score import Form, captured_values, parts, seen_by
 from cupyflash.sim import theory
 from cupyflash.sim.execution import Execution, argument_values, execute, execute_backward, run_kernels
-from cupyflash.sim.inputs import Inputs
-from cupyflash.sim.machine import replay
-from cupyflash.sim.reference import forward
+from cupyflash.sim.numbers.inputs import Inputs
+from cupyflash.sim.numbers.reference import forward
+from cupyflash.sim.numbers.yardstick import measure, measure_gradients
 from cupyflash.sim.theory.visits import states_made
 from cupyflash.sim.traffic import TensorTraffic, Traffic
+from cupyflash.sim.two_level.machine import replay
 from cupyflash.sim.verification import verify
-from cupyflash.sim.yardstick import measure, measure_gradients
 from cupyflash.tiled_mask import StatesSchedule
 from cupyflash.tiling import TileSize, Tiling
 from expressions import SHAPE, VALUES, by_python, conditions, named

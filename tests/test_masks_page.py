@@ -11,9 +11,9 @@ import pytest
 from test_pictures import DOCS, script
 
 import cupyflash
-from cupyflash.options import EMPTY, MIXED, WHOLE
+from cupyflash.request.options import EMPTY, MIXED, WHOLE
 from cupyflash.sim import theory
-from cupyflash.sim.reference import reference
+from cupyflash.sim.numbers.reference import reference
 from snippets import pages
 
 PAGE = (DOCS / "masks.md").read_text()

@@ -15,7 +15,7 @@ from test_varlen import UNEVEN, packed
 
 import cupyflash
 from cupyflash import Device, Mask, Problem
-from cupyflash.options import EMPTY, MIXED, WHOLE, Pattern
+from cupyflash.request.options import EMPTY, MIXED, WHOLE, Pattern
 from cupyflash.schedules import (
     Cache,
     VarlenBackwardSchedule,
@@ -29,9 +29,9 @@ from cupyflash.schedules import (
 from cupyflash.schedules.varlen import Seqlens
 from cupyflash.sim import execute_decode, execute_varlen, execute_varlen_backward, replay, theory
 from cupyflash.sim.execution import BackwardExecution, Execution
-from cupyflash.sim.inputs import Inputs
-from cupyflash.sim.reference import forward
-from cupyflash.sim.yardstick import draw_decode, measure, measure_decode, measure_gradients
+from cupyflash.sim.numbers.inputs import Inputs
+from cupyflash.sim.numbers.reference import forward
+from cupyflash.sim.numbers.yardstick import draw_decode, measure, measure_decode, measure_gradients
 from mutants import Mutant, check_mutant
 from recorded_cupy import Recorded
 from suites import sweep, wide

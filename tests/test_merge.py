@@ -13,7 +13,7 @@ from numpy.lib.stride_tricks import as_strided
 
 import cupyflash
 from cupyflash import merge_states
-from cupyflash.sim.yardstick import DTYPES, ulp
+from cupyflash.sim.numbers.yardstick import DTYPES, ulp
 from suites import sweep, wide
 from yardstick import check_numbers
 

@@ -13,16 +13,16 @@ from hypothesis import strategies as st
 from tile_copy import TileCopy
 
 from cupyflash import Device, Problem, plan
-from cupyflash.binding import argument_values
+from cupyflash.launch.binding import argument_values
 from cupyflash.schedules import TileSchedule, plan_backward
 from cupyflash.schedules.moves import BEGIN, END, MIXED, SEEN, SPANNED, VISIT, Move, Of, Room, Tensor, Walk, When
 from cupyflash.schedules.parts import Axis, Part, Tiles
 from cupyflash.sim import SramOverflow, l2, replay
 from cupyflash.sim.execution import run_kernels
-from cupyflash.sim.machine import Literal, Machine, Tally
-from cupyflash.sim.steps import Heads, Steps, distinct
 from cupyflash.sim.trace import Recorder, Trace, rooms_of
-from cupyflash.sim.trace_page import report
+from cupyflash.sim.trace.page import report
+from cupyflash.sim.two_level.machine import Literal, Machine, Tally
+from cupyflash.sim.two_level.steps import Heads, Steps, distinct
 from suites import sweep
 
 A100 = Device.named("A100-40GB")

@@ -13,8 +13,8 @@ from cupyflash import Device, Problem, TileSchedule, plan
 from cupyflash.schedules import SoftmaxSchedule, plan_softmax
 from cupyflash.sim import execute, execute_softmax
 from cupyflash.sim.execution import Execution
+from cupyflash.sim.numbers.yardstick import drawn, measure
 from cupyflash.sim.verification import score_dtype
-from cupyflash.sim.yardstick import drawn, measure
 from mutants import Mutant, check_mutant, check_unbroken
 from suites import sample, wide
 

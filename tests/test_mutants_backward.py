@@ -36,11 +36,11 @@ from cases_backward import (
     schedule,
 )
 from cupyflash import Device, Problem
-from cupyflash.binding import argument_values
+from cupyflash.launch.binding import argument_values
 from cupyflash.schedules import plan_backward
 from cupyflash.schedules.fa2_backward import Fa2BackwardSchedule
 from cupyflash.sim.execution import execute_backward, run_kernels
-from cupyflash.sim.yardstick import draw_gradient
+from cupyflash.sim.numbers.yardstick import draw_gradient
 from mutants import Mutant, check_mutant, check_unbroken
 from suites import sample, wide
 from yardstick import draw

@@ -11,8 +11,8 @@ import pytest
 
 from cases_decode import CACHES, Case, executed
 from cupyflash import Device, Problem
-from cupyflash.binding import argument_values
-from cupyflash.launcher import CACHED, TENSORS
+from cupyflash.launch.binding import argument_values
+from cupyflash.launch.launcher import CACHED, TENSORS
 from cupyflash.schedules import Cache, DecodeSchedule
 from cupyflash.sim.execution import Execution, allocate, run_kernels
 from mutants import Mutant, check_mutant, check_unbroken

@@ -12,7 +12,7 @@ import test_varlen
 from test_mutants import forward_or_softmax
 
 from cupyflash import Device, Problem, TileSchedule, plan
-from cupyflash.options import BlockMask
+from cupyflash.request.options import BlockMask
 from cupyflash.schedules import plan_varlen
 from cupyflash.sim import execute
 from mutants import Mutant, check_mutant, check_unbroken

@@ -13,8 +13,8 @@ from cases_decode import executed as decoded
 from cupyflash import Device, Problem, Score, TileSchedule, plan
 from cupyflash.schedules import Cache, DecodeSchedule, VarlenSchedule, plan_varlen
 from cupyflash.sim.execution import Execution, execute, execute_varlen
-from cupyflash.sim.inputs import Inputs
-from cupyflash.sim.yardstick import draw_score, drawn, measure
+from cupyflash.sim.numbers.inputs import Inputs
+from cupyflash.sim.numbers.yardstick import draw_score, drawn, measure
 from mutants import Mutant, check_mutant
 from suites import sample
 

@@ -10,7 +10,7 @@ import pytest
 import cupyflash
 from cupyflash import Problem, Score, plan
 from cupyflash.expressions.evaluate import evaluate, positions
-from cupyflash.named_scores import one_score
+from cupyflash.request.named_scores import one_score
 from cupyflash.schedules import choose, plan_decode, plan_varlen
 
 SLOPES = (2.0 ** -np.arange(1, 5)).astype(np.float32)

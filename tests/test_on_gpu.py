@@ -18,7 +18,7 @@ import pytest
 
 from cupyflash import Device, plan
 from cupyflash.schedules import BACKWARD_ALGORITHMS, plan_backward
-from cupyflash.sim.measured import measured, read
+from cupyflash.sim.clock.measured import measured, read
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "benchmarks"))

@@ -14,10 +14,10 @@ from test_refusals import CALLS, Accepted
 
 import cupyflash
 from cupyflash import Device, Mask, Options, Problem, Score, plan
-from cupyflash.options import OPTIONS, BlockMask, Pattern, not_taken
+from cupyflash.request.options import OPTIONS, BlockMask, Pattern, not_taken
 from cupyflash.schedules import ALGORITHMS, BACKWARD_ALGORITHMS, choose, plan_backward, plan_decode, plan_varlen
 from cupyflash.sim.cli.show import describe
-from cupyflash.sim.ring_model import ring_of
+from cupyflash.sim.clock.ring_model import ring_of
 
 A100, H100 = Device.named("A100-40GB"), Device.named("H100-SXM")
 FUNCTION = {"mask_function": Mask("k <= q").form}
@@ -122,7 +122,7 @@ def test_a_call_hands_on_what_its_signature_has(call: str, monkeypatch: pytest.M
         given.update(options)
         raise Accepted
 
-    monkeypatch.setattr("cupyflash.cold.Options", asked)
+    monkeypatch.setattr("cupyflash.launch.cold.Options", asked)
     function, right, _ = CALLS[call]
     with pytest.raises(Accepted):
         function(**right)

@@ -14,7 +14,8 @@ from pathlib import Path
 import pytest
 
 import cupyflash
-from cupyflash import kernels_cu, nvrtc
+from cupyflash import kernels_cu
+from cupyflash.launch import nvrtc
 
 
 def python(code: str) -> str:

@@ -11,7 +11,7 @@ from click.testing import CliRunner, Result
 
 from cupyflash.sim import theory
 from cupyflash.sim.cli import main
-from cupyflash.sim.paper import FIGURES, GPT2, beside_products, markdown
+from cupyflash.sim.pictures.paper import FIGURES, GPT2, beside_products, markdown
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "paper.md"
 

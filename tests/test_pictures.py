@@ -9,7 +9,7 @@ from types import ModuleType
 
 import pytest
 
-from cupyflash.sim.paper import FIGURES
+from cupyflash.sim.pictures.paper import FIGURES
 from suites import wide
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"

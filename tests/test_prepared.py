@@ -12,9 +12,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cupyflash import Mask, attention, attention_decode, attention_varlen, block_mask, calls, launcher
+from cupyflash import Mask, attention, attention_decode, attention_varlen, block_mask, calls
 from cupyflash.arrays import Layout
-from cupyflash.sim.yardstick import DTYPES
+from cupyflash.launch import launcher
+from cupyflash.sim.numbers.yardstick import DTYPES
 from recorded_cupy import Recorded
 
 
@@ -384,7 +385,7 @@ def test_numpy_arrays_are_prepared_for_anew(cupy: Recorded, monkeypatch: pytest.
         launched.append(prepared)
         return {"O": None}
 
-    monkeypatch.setattr("cupyflash.simulated.PreparedSimulation.launch", launch)
+    monkeypatch.setattr("cupyflash.launch.simulated.PreparedSimulation.launch", launch)
     q = np.zeros((1, 2, 16, 16), np.float16)
     for length in (3, 5):
         attention(q, q, q, key_lengths=np.array([length]))

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from cupyflash import Problem
-from cupyflash.options import Band, BlockMask
+from cupyflash.request.options import Band, BlockMask
 
 GOOD = {"batch": 2, "heads": 4, "kv_heads": 2, "seqlen_q": 5, "seqlen_k": 7, "head_dim": 64, "dtype": "float16"}
 

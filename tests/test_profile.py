@@ -12,9 +12,9 @@ import pytest
 from click.testing import CliRunner, Result
 
 from cupyflash import sim
-from cupyflash.nvrtc import CompileError, architecture
-from cupyflash.sim.arguments import make_arguments, read_arguments
+from cupyflash.launch.nvrtc import CompileError, architecture
 from cupyflash.sim.cli import main
+from cupyflash.sim.profiling.arguments import make_arguments, read_arguments
 from cupyflash.sim.ptx import Module
 from cupyflash.sim.ptx.parameters import arrays_by_name
 from cupyflash.sim.ptx.text.syntax import base_name, find_kernel

@@ -14,9 +14,9 @@ from click.testing import CliRunner
 
 import browsers
 from cupyflash import sim
-from cupyflash.sim.banks import BankAccess
 from cupyflash.sim.cli import main
-from cupyflash.sim.profile_page import report
+from cupyflash.sim.profiling.banks import BankAccess
+from cupyflash.sim.profiling.page import report
 from cupyflash.sim.ptx.state.lanes import Wave, bank_passes
 
 pytest.importorskip("cupy")

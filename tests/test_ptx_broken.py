@@ -17,7 +17,7 @@ import pytest
 import test_ptx_gallery
 from ptx_noise import broken
 
-from cupyflash.nvrtc import compile_to_ptx
+from cupyflash.launch.nvrtc import compile_to_ptx
 from cupyflash.sim.ptx import Module, PtxError, UnsupportedPTX
 from suites import wide
 

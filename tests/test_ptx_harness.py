@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cupyflash.nvrtc import compile_to_ptx
+from cupyflash.launch.nvrtc import compile_to_ptx
 from cupyflash.sim.ptx import Launch, Module
 
 HEAD = ".version 8.3\n.target sm_80\n.address_size 64\n"

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from test_ptx_harness import compile_cuda
 
-from cupyflash.nvrtc import CompileError
+from cupyflash.launch.nvrtc import CompileError
 from cupyflash.sim.ptx import Module, coverage
 from suites import wide
 

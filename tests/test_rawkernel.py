@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from cupyflash import Device
-from cupyflash.nvrtc import CompileError
+from cupyflash.launch.nvrtc import CompileError
 from cupyflash.sim import ptx
 from cupyflash.sim.ptx import KernelFault, RawKernel, RawModule, pytest_plugin, rawkernel, simulation
 from cupyflash.sim.ptx.rawkernel import settings

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 import cupyflash
-from cupyflash import compiler
 from cupyflash.device import Device
-from cupyflash.recent import Recent
+from cupyflash.launch import compiler
+from cupyflash.launch.recent import Recent
 from cupyflash.schedules import plan_softmax
 from cupyflash.sim import execution
 

@@ -12,7 +12,7 @@ import pytest
 
 import cupyflash
 from cupyflash import Device, Problem, plan, schedules, sim
-from cupyflash.options import ARRAYS, OPTIONS
+from cupyflash.request.options import ARRAYS, OPTIONS
 from cupyflash.sim import ptx, theory
 
 A100 = Device.named("A100-40GB")

@@ -20,11 +20,12 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from cupyflash import Device, Problem, plan, resources
-from cupyflash.cubins import Cubin, Program, compiled
+from cupyflash import Device, Problem, plan
+from cupyflash.launch import resources
+from cupyflash.launch.cubins import Cubin, Program, compiled
+from cupyflash.launch.nvrtc import CompileError, compile_to_cubin, header_directories
+from cupyflash.launch.resources import Resources, parse_account
 from cupyflash.multiprocessor import Multiprocessor
-from cupyflash.nvrtc import CompileError, compile_to_cubin, header_directories
-from cupyflash.resources import Resources, parse_account
 from cupyflash.sim.cli import main
 from suites import sample
 

@@ -21,12 +21,12 @@ from cupyflash.distributed import (
 from cupyflash.distributed.communicator import as_communicator
 from cupyflash.distributed.positions import NUMBERS, numbers_of_part, of_part
 from cupyflash.expressions.evaluate import evaluate, positions
-from cupyflash.options import Band, Options
+from cupyflash.request.options import Band, Options
 from cupyflash.schedules import plan_backward
 from cupyflash.sim import replay, theory
-from cupyflash.sim.inputs import Inputs
-from cupyflash.sim.reference import reference, reference_gradients
-from cupyflash.sim.yardstick import measure, measure_gradients
+from cupyflash.sim.numbers.inputs import Inputs
+from cupyflash.sim.numbers.reference import reference, reference_gradients
+from cupyflash.sim.numbers.yardstick import measure, measure_gradients
 from problems import reach
 from rings import A100, LAYOUTS, arrays, over_ranks, plain_backward, plain_forward, plain_pieces, refusals  # noqa: F401 (a fixture)
 from suites import sweep

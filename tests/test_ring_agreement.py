@@ -22,7 +22,7 @@ from cupyflash.distributed import (
 )
 from cupyflash.distributed.asked import PieceCalls
 from cupyflash.distributed.threads import ThreadCommunicator
-from cupyflash.sim.reference import reference
+from cupyflash.sim.numbers.reference import reference
 from rings import A100, LAYOUTS, arrays, over_ranks, plain_backward, plain_forward, plain_pieces, refusals  # noqa: F401 (a fixture)
 
 

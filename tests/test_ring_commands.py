@@ -14,8 +14,8 @@ from click.testing import CliRunner, Result
 from cupyflash import Device, Problem
 from cupyflash.sim.cli import main
 from cupyflash.sim.cli.sweep_ring import HEADINGS
-from cupyflash.sim.plot_ring import WAYS, draw_ranks
-from cupyflash.sim.ring_model import RingModel, ring_of
+from cupyflash.sim.clock.ring_model import RingModel, ring_of
+from cupyflash.sim.pictures.plot_ring import WAYS, draw_ranks
 from cupyflash.sim.theory.ring import link_bytes
 
 H100 = Device.named("H100-SXM")

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from cupyflash.distributed import layout, parts
 from cupyflash.distributed.layout import LAYOUTS, UNIT, part_length
 from cupyflash.distributed.plan import Piece, RingPlan, plan_ring
-from cupyflash.options import Options
-from cupyflash.problem import Problem
+from cupyflash.request.options import Options
+from cupyflash.request.problem import Problem
 from cupyflash.sim.theory import ring as theory
 from suites import sweep
 

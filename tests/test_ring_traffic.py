@@ -21,9 +21,9 @@ from cupyflash.distributed.ring_backward import run_backward
 from cupyflash.distributed.threads import ThreadCommunicator
 from cupyflash.sim import ring as simulated
 from cupyflash.sim import theory
-from cupyflash.sim.machine import replay
-from cupyflash.sim.ring_model import RingModel, ring_of
+from cupyflash.sim.clock.ring_model import RingModel, ring_of
 from cupyflash.sim.theory.ring import Carried, link_bytes
+from cupyflash.sim.two_level.machine import replay
 from problems import reach
 from suites import sweep, wide
 

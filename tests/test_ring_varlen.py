@@ -22,8 +22,8 @@ from cupyflash.distributed import (
 from cupyflash.distributed.asked import Asked
 from cupyflash.distributed.varlen_calls import VarlenCalls
 from cupyflash.distributed.varlen_plan import Cut, Packed, VarlenPlan
-from cupyflash.dropout import KEY_GROUP, MOST_PAIRS, ROW_GROUP, Dropout
 from cupyflash.expressions.evaluate import evaluate, positions
+from cupyflash.request.dropout import KEY_GROUP, MOST_PAIRS, ROW_GROUP, Dropout
 from rings import A100, LAYOUTS, arrays, over_ranks, plain_backward, plain_forward, plain_pieces, refusals  # noqa: F401 (a fixture)
 from suites import sweep
 

@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 
 from cupyflash import Device, Problem, plan
 from cupyflash.schedules import TileSchedule, plan_backward
-from cupyflash.sim import SramOverflow, machine, replay, run, theory
-from cupyflash.sim.steps import Steps
+from cupyflash.sim import SramOverflow, replay, run, theory
+from cupyflash.sim.two_level import machine
+from cupyflash.sim.two_level.steps import Steps
 from cupyflash.tiling import DoesNotFit, TileSize
 
 A100 = Device.named("A100-40GB")

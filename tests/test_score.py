@@ -12,8 +12,8 @@ from cupyflash import kernels_cu
 from cupyflash.expressions.c import ELEMENTS, Statements
 from cupyflash.expressions.evaluate import evaluate, positions
 from cupyflash.expressions.tree import POSITIONS, depends_on
-from cupyflash.nvrtc import compile_to_ptx
-from cupyflash.score import Form, Score, statements
+from cupyflash.launch.nvrtc import compile_to_ptx
+from cupyflash.request.score import Form, Score, statements
 from cupyflash.sim.ptx import Module
 from expressions import CAPTURED, COUNT, SCORES, SHAPE, SIZES, VALUES, by_python, score, texts
 from suites import sweep

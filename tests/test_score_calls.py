@@ -14,7 +14,7 @@ from cupyflash.expressions.evaluate import evaluate, positions
 from cupyflash.schedules import choose
 from cupyflash.sim import theory
 from cupyflash.sim.execution import execute
-from cupyflash.sim.machine import replay
+from cupyflash.sim.two_level.machine import replay
 from suites import sample
 
 B, H, HKV, NQ, NK, D = 2, 4, 2, 37, 70, 24

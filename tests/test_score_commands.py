@@ -11,8 +11,8 @@ import pytest
 from click.testing import CliRunner, Result
 
 from cupyflash import Device, Mask, Problem, plan
-from cupyflash.options import Pattern
-from cupyflash.score import seen_by
+from cupyflash.request.options import Pattern
+from cupyflash.request.score import seen_by
 from cupyflash.sim import theory
 from cupyflash.sim.cli import main
 

@@ -15,14 +15,14 @@ from test_backward_sparse import run_packed
 import cupyflash
 import mutants
 from cupyflash import Device, Problem, Score, plan
-from cupyflash.options import BlockMask
+from cupyflash.request.options import BlockMask
 from cupyflash.schedules import BackwardSchedule, plan_backward, plan_varlen_backward
 from cupyflash.schedules.fa2_backward import Fa2BackwardSchedule
 from cupyflash.sim import execute, replay, theory
 from cupyflash.sim.execution import BackwardExecution
-from cupyflash.sim.inputs import Inputs
-from cupyflash.sim.reference import backward, forward, reference_gradients
-from cupyflash.sim.yardstick import draw_gradient, drawn, measure
+from cupyflash.sim.numbers.inputs import Inputs
+from cupyflash.sim.numbers.reference import backward, forward, reference_gradients
+from cupyflash.sim.numbers.yardstick import draw_gradient, drawn, measure
 from expressions import captured, score, texts
 from mutants import Mutant
 from problems import sparse_problems

@@ -14,7 +14,7 @@ from cupyflash.expressions.cost import MOST, cost
 from cupyflash.expressions.evaluate import evaluate
 from cupyflash.expressions.parse import MAX_DEPTH, MAX_LENGTH, MAX_PARTS, parse
 from cupyflash.expressions.tree import Name
-from cupyflash.score import Mask, Score, statements
+from cupyflash.request.score import Mask, Score, statements
 from suites import sweep
 
 TABLE = np.arange(6, dtype=np.float32)

@@ -17,9 +17,9 @@ from cupyflash import Device, Problem, plan
 from cupyflash.schedules import BackwardSchedule, TileSchedule, plan_backward, plan_varlen
 from cupyflash.sim import execute, execute_varlen, replay, theory
 from cupyflash.sim.execution import BackwardExecution, Execution
-from cupyflash.sim.reference import reference, reference_gradients
+from cupyflash.sim.numbers.reference import reference, reference_gradients
+from cupyflash.sim.numbers.yardstick import draw_gradient, drawn, measure
 from cupyflash.sim.verification import verify
-from cupyflash.sim.yardstick import draw_gradient, drawn, measure
 from mutants import Mutant
 from problems import any_problems, longest
 from suites import sample, sweep, wide

@@ -17,7 +17,7 @@ from cupyflash.schedules.base import WARP
 from cupyflash.schedules.softmax import LONG_ROW_LANES, MAX_GRID, WARP_COLS
 from cupyflash.sim import execute_softmax, replay, theory
 from cupyflash.sim.execution import Execution
-from cupyflash.sim.yardstick import DTYPES, ulp
+from cupyflash.sim.numbers.yardstick import DTYPES, ulp
 from recorded_cupy import Recorded
 from suites import sample, sweep, wide
 

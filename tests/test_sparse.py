@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 import cupyflash
 from cupyflash import Device, Problem, attention, plan
 from cupyflash.distributed.plan import plan_ring
-from cupyflash.options import BlockMask
+from cupyflash.request.options import BlockMask
 from cupyflash.sim import execute, theory
 from cupyflash.sim.cli import main
-from cupyflash.sim.machine import replay
-from cupyflash.sim.reference import reference
+from cupyflash.sim.numbers.reference import reference
+from cupyflash.sim.two_level.machine import replay
 from cupyflash.sim.verification import verify
 from problems import TILINGS, longest, orders, reach, sides, sparse_problems
 from suites import sweep, wide

@@ -17,8 +17,8 @@ pytest.importorskip("cupy.cuda._compiler_cache")  # of CuPy 14, whose classes st
 
 import stand_in_cupy as cupy
 
+from cupyflash.sim.numbers.yardstick import DTYPES
 from cupyflash.sim.ptx.state import segments
-from cupyflash.sim.yardstick import DTYPES
 
 ROOT = Path(__file__).parents[1]
 GPU_TESTS = sorted(path.name for path in (ROOT / "tests" / "gpu").glob("test_*.py"))

@@ -13,7 +13,8 @@ import pytest
 from hypothesis import strategies as st
 
 import compiled
-from cupyflash import kernels_cu, nvrtc
+from cupyflash import kernels_cu
+from cupyflash.launch import nvrtc
 from mutants import Mutant
 from rooms import left_out, rooms_of
 from suites import MORE, sample, sweep, wide

@@ -16,12 +16,12 @@ from click.testing import CliRunner, Result
 
 from cupyflash import Device, Problem, plan
 from cupyflash.schedules import fa2_tiles
-from cupyflash.sim import sweep as sweeping
 from cupyflash.sim import theory
 from cupyflash.sim.cli import main
 from cupyflash.sim.cli.sweep import COLUMNS
-from cupyflash.sim.plot import NOTE, draw
-from cupyflash.sim.sweep import AXES, at, default_range, spaced, sweep
+from cupyflash.sim.pictures import sweep as sweeping
+from cupyflash.sim.pictures.plot import NOTE, draw
+from cupyflash.sim.pictures.sweep import AXES, at, default_range, spaced, sweep
 from cupyflash.sim.theory import forward, visits
 
 A100 = Device.named("A100-40GB")
@@ -258,7 +258,9 @@ def test_the_picture_is_where_it_is_said_to_be(given: str, written: str, begins:
 def test_a_picture_that_cannot_be_written_is_refused_before_any_work(
     file: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sys.modules["cupyflash.sim.sweep"], "sweep", lambda *arguments, **more: pytest.fail("work was done"))
+    monkeypatch.setattr(
+        sys.modules["cupyflash.sim.pictures.sweep"], "sweep", lambda *arguments, **more: pytest.fail("work was done")
+    )
     monkeypatch.chdir(tmp_path)
     Path("folder.png").mkdir()
     result = swept("--over", "sram", "--plot", file)

@@ -17,18 +17,19 @@ import numpy as np
 import pytest
 from tile_copy import ROWS, TileCopy, doubled, prepared
 
-from cupyflash import Device, Problem, calls, compiler, cubins, driver, first_use, launcher
+from cupyflash import Device, Problem, calls
 from cupyflash.arrays import Layout, numpy_dtype
-from cupyflash.binding import argument_values
-from cupyflash.driver import aligned
-from cupyflash.nvrtc import CompileError
-from cupyflash.params import Params, arrays, maps, numbers
+from cupyflash.launch import compiler, cubins, driver, first_use, launcher
+from cupyflash.launch.binding import argument_values
+from cupyflash.launch.driver import aligned
+from cupyflash.launch.nvrtc import CompileError
+from cupyflash.launch.params import Params, arrays, maps, numbers
+from cupyflash.launch.simulated import Simulation
+from cupyflash.launch.tensor_maps import ALIGNMENT, WORDS, Box, first_refusal, refusal
 from cupyflash.schedules import TileSchedule
 from cupyflash.sim.execution import machine_value, run_kernels
 from cupyflash.sim.ptx.memory.layouts import FILLS, INTERLEAVES, PROMOTIONS, SWIZZLES, TYPES, Description, decode
 from cupyflash.sim.traffic import TensorTraffic
-from cupyflash.simulated import Simulation
-from cupyflash.tensor_maps import ALIGNMENT, WORDS, Box, first_refusal, refusal
 
 HALF = np.dtype(np.float16)
 
@@ -110,7 +111,7 @@ def test_maps_lie_first_at_multiples_of_their_own_size_as_in_c() -> None:
 
 
 def test_the_compiler_holds_the_places_of_maps_to_numpys(monkeypatch: pytest.MonkeyPatch) -> None:
-    from cupyflash.compiler import ptx
+    from cupyflash.launch.compiler import ptx
 
     (kernel,) = TileCopy.of(Problem(1, 1, 1, 16, 16, 64, "float16")).kernels()
     assert ".target sm_90a" in ptx(kernel, (9, 0))
@@ -259,7 +260,7 @@ def test_without_a_driver_only_the_first_map_says_so(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(driver, "LIBRARY", None)  # this process itself, which has no such function
     with pytest.raises(RuntimeError, match="cuTensorMapEncodeTiled"):
         driver.functions()
-    code = "import ctypes; ctypes.CDLL = None; import cupyflash, cupyflash.launcher, cupyflash.cubins"
+    code = "import ctypes; ctypes.CDLL = None; import cupyflash, cupyflash.launch.launcher, cupyflash.launch.cubins"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
 
 
@@ -277,7 +278,7 @@ def cupy(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
     monkeypatch.setattr(cubins, "compiler", stand_in_cupy.compiler)
     monkeypatch.setattr(driver, "functions", lambda: stand_in_cupy.functions)
     monkeypatch.setattr(stand_in_cupy.runtime, "figures", hopper)
-    monkeypatch.setattr("cupyflash.dispatch.current_gpu", lambda ordinal: hopper)
+    monkeypatch.setattr("cupyflash.launch.dispatch.current_gpu", lambda ordinal: hopper)
     monkeypatch.setattr(compiler, "_functions", {})
     monkeypatch.setitem(sys.modules, "cupy", stand_in_cupy)
     return stand_in_cupy

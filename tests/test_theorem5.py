@@ -11,7 +11,7 @@ from test_theorem2 import GRID
 from cupyflash import Device, Problem, plan
 from cupyflash.schedules import plan_backward
 from cupyflash.sim import SramOverflow, replay, theory
-from cupyflash.sim.paper import in_two_bytes
+from cupyflash.sim.pictures.paper import in_two_bytes
 
 BASE = Device.named("A100-40GB")
 # GPT-2 medium in FlashAttention's Figure 2 (left): N 1024, d 64, 16 heads, batch 64; forward and backward on an A100.

@@ -14,7 +14,7 @@ from click.testing import CliRunner
 
 import browsers
 from cupyflash.sim.cli import main
-from cupyflash.sim.page_file import PAGE
+from cupyflash.sim.page import PAGE
 from cupyflash.sim.timeline import KINDS
 
 pytest.importorskip("cupy")

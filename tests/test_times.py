@@ -17,9 +17,9 @@ from cupyflash.schedules import Cache, plan_backward, plan_decode
 from cupyflash.schedules.fa2 import Fa2Schedule
 from cupyflash.sim import l2
 from cupyflash.sim.cli import main
-from cupyflash.sim.measured import measured
-from cupyflash.sim.roofline import draw_roofline
-from cupyflash.sim.times import DRAM, times
+from cupyflash.sim.clock.measured import measured
+from cupyflash.sim.clock.roofline import draw_roofline
+from cupyflash.sim.clock.times import DRAM, times
 
 A100, H100 = (Device.named(name) for name in ("A100-40GB", "H100-SXM"))
 PROBLEM = Problem(1, 4, 4, 2048, 2048, 128, "float16")

@@ -16,8 +16,8 @@ import numpy as np
 import pytest
 
 from cupyflash import Device
-from cupyflash.sim.measured import read
-from cupyflash.sim.yardstick import DTYPES
+from cupyflash.sim.clock.measured import read
+from cupyflash.sim.numbers.yardstick import DTYPES
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "benchmarks"))

@@ -38,7 +38,7 @@ from test_timing import (
 )
 
 from cupyflash.schedules import fa2_tiles
-from cupyflash.sim.measured import read
+from cupyflash.sim.clock.measured import read
 
 # --- the GPU's own code
 

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 import cupyflash
-from cupyflash.sim.inputs import Inputs
-from cupyflash.sim.reference import reference_gradients
-from cupyflash.sim.yardstick import DTYPES, measure_gradients, plain, ulp
+from cupyflash.sim.numbers.inputs import Inputs
+from cupyflash.sim.numbers.reference import reference_gradients
+from cupyflash.sim.numbers.yardstick import DTYPES, measure_gradients, plain, ulp
 
 torch = pytest.importorskip("torch", reason="beside PyTorch, which is not installed")
 pytestmark = pytest.mark.wide

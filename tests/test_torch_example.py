@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 import cupyflash
-from cupyflash.sim.inputs import Inputs
-from cupyflash.sim.yardstick import measure, measure_gradients
+from cupyflash.sim.numbers.inputs import Inputs
+from cupyflash.sim.numbers.yardstick import measure, measure_gradients
 
 torch = pytest.importorskip("torch", reason="examples/torch_attention.py needs PyTorch, which is not installed")
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "examples"))

@@ -14,13 +14,13 @@ import pytest
 from click.testing import CliRunner, Result
 
 from cupyflash import Device, Problem, plan
-from cupyflash.options import Pattern
+from cupyflash.request.options import Pattern
 from cupyflash.schedules import TileSchedule, plan_backward
 from cupyflash.sim import theory
 from cupyflash.sim.cli import main
 from cupyflash.sim.trace import Span, TileMove, Trace, inner_of, refuse_longer, trace, with_scores
-from cupyflash.sim.trace_lines import BACKWARD, FORWARD
-from cupyflash.sim.trace_page import COLUMNS, masked, page, report, seen
+from cupyflash.sim.trace.lines import BACKWARD, FORWARD
+from cupyflash.sim.trace.page import COLUMNS, masked, page, report, seen
 from suites import wide
 
 A100, H100 = Device.named("A100-40GB", sram="64KB"), Device.named("H100-SXM")

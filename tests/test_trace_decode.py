@@ -18,10 +18,10 @@ from cupyflash.schedules import Cache, DecodeSchedule, plan_decode
 from cupyflash.schedules.decode import seen_keys
 from cupyflash.sim import theory
 from cupyflash.sim.cli import main
-from cupyflash.sim.gathered import one_call
+from cupyflash.sim.numbers.gathered import one_call
+from cupyflash.sim.numbers.yardstick import draw_decode
 from cupyflash.sim.trace import Trace, refuse_longer, rooms_of, trace
-from cupyflash.sim.trace_page import COLUMNS, report, seen, seen_by_sequence
-from cupyflash.sim.yardstick import draw_decode
+from cupyflash.sim.trace.page import COLUMNS, report, seen, seen_by_sequence
 from suites import sweep, wide
 
 pytest.importorskip("cupy")

@@ -17,8 +17,8 @@ from cupyflash.schedules import Cache
 from cupyflash.sim import theory
 from cupyflash.sim.cli import main
 from cupyflash.sim.trace import trace
-from cupyflash.sim.trace_page import page as page_of
-from cupyflash.sim.trace_page import report
+from cupyflash.sim.trace.page import page as page_of
+from cupyflash.sim.trace.page import report
 
 pytest.importorskip("cupy")
 pytestmark = pytest.mark.wide

@@ -13,14 +13,14 @@ from hypothesis import strategies as st
 
 import cupyflash
 from cupyflash import Device, Problem
-from cupyflash.dropout import Dropout
-from cupyflash.options import Options
+from cupyflash.request.dropout import Dropout
+from cupyflash.request.options import Options
+from cupyflash.request.score import Score
 from cupyflash.schedules import VarlenSchedule, plan, plan_varlen, plan_varlen_backward
-from cupyflash.score import Score
 from cupyflash.sim import execute_varlen, execute_varlen_backward, replay, theory
 from cupyflash.sim.execution import Execution
-from cupyflash.sim.inputs import NOTHING, Inputs
-from cupyflash.sim.yardstick import DTYPES, draw_score, measure
+from cupyflash.sim.numbers.inputs import NOTHING, Inputs
+from cupyflash.sim.numbers.yardstick import DTYPES, draw_score, measure
 from suites import sample, sweep, wide
 
 A100 = Device.named("A100-40GB")
@@ -192,7 +192,7 @@ def test_warmup_leaves_nothing_to_compile() -> None:
     q, k, v, cu_q, cu_k = packed(((24, 24), (3, 5)), 2, 2, 56, 56)
     cupyflash.warmup(head_dim=56, varlen=True)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("cupyflash.compiler.compile_to_ptx", lambda *_: pytest.fail("something was compiled"))
+        patch.setattr("cupyflash.launch.compiler.compile_to_ptx", lambda *_: pytest.fail("something was compiled"))
         cupyflash.attention_varlen(q, k, v, cu_q, cu_k)
 
 
@@ -250,7 +250,7 @@ BAD: list[tuple[dict[str, object], type[Exception], str]] = [
 def test_wrong_input_is_refused_before_any_work(changed: dict[str, object], error: type[Exception], says: str) -> None:
     given: dict[str, Any] = {"q": q, "k": k, "v": v, "cu_seqlens_q": cu_q, "cu_seqlens_k": cu_k} | changed
     with pytest.MonkeyPatch.context() as patch, pytest.raises(error, match=says):
-        patch.setattr("cupyflash.compiler.compile_to_ptx", lambda *_: pytest.fail("something was compiled"))
+        patch.setattr("cupyflash.launch.compiler.compile_to_ptx", lambda *_: pytest.fail("something was compiled"))
         cupyflash.attention_varlen(**given)
 
 

@@ -15,10 +15,10 @@ from click.testing import CliRunner, Result
 from cupyflash import Device, Problem, plan
 from cupyflash.sim import verification
 from cupyflash.sim.cli import main
-from cupyflash.sim.inputs import Inputs
+from cupyflash.sim.numbers.inputs import Inputs
+from cupyflash.sim.numbers.yardstick import Numbers, measure
 from cupyflash.sim.traffic import TensorTraffic, Traffic
 from cupyflash.sim.verification import Difference
-from cupyflash.sim.yardstick import Numbers, measure
 from suites import sample, wide
 
 pytest.importorskip("cupy")

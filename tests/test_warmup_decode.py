@@ -31,7 +31,7 @@ def test_it_leaves_nothing_to_compile(n_q: int, page: int | None, append: bool) 
         sizes: dict[str, Any] = {"heads": 4, "kv_heads": 2, "head_dim": 16, "room": 96, "queries": n_q, "page_size": page}
         cupyflash.warmup_decode(batch=batches, append=append, **sizes)
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("cupyflash.compiler.compile_to_ptx", lambda *_: pytest.fail("something was compiled"))
+            patch.setattr("cupyflash.launch.compiler.compile_to_ptx", lambda *_: pytest.fail("something was compiled"))
             for batch in batches:
                 given, beside = arrays(batch, n_q, 96, page, append)
                 cupyflash.attention_decode(*given, **beside)

@@ -12,12 +12,12 @@ from test_wide_heads import A10, A100, DEVICES, H100, T4
 
 import cupyflash
 from cupyflash import Device, Mask, Problem, Score
-from cupyflash.options import BlockMask, Pattern
+from cupyflash.request.options import BlockMask, Pattern
 from cupyflash.schedules import fa2_backward_tiles as tiles
 from cupyflash.schedules import plan, plan_backward, plan_varlen_backward
 from cupyflash.schedules.fa2_backward import Fa2BackwardSchedule
 from cupyflash.sim import replay, theory
-from cupyflash.sim.reference import reference_gradients
+from cupyflash.sim.numbers.reference import reference_gradients
 from cupyflash.sim.verification import verify
 from suites import sample
 

@@ -16,7 +16,7 @@ import cupyflash
 from cupyflash import Device, Problem, plan
 from cupyflash.schedules import Cache, choose, fa2_tiles, plan_backward, plan_decode, plan_varlen
 from cupyflash.sim.cli import main
-from cupyflash.sim.reference import reference
+from cupyflash.sim.numbers.reference import reference
 from problems import orders
 from suites import problems_each, sample, sweep
 

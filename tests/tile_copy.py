@@ -9,13 +9,13 @@ from typing import Any, ClassVar
 
 from cupyflash import Device, Problem
 from cupyflash.arrays import Layout
-from cupyflash.binding import prepare
-from cupyflash.params import Params
+from cupyflash.launch.binding import prepare
+from cupyflash.launch.params import Params
+from cupyflash.launch.simulated import Simulation
+from cupyflash.launch.tensor_maps import Box
 from cupyflash.schedules import Kernel, TileSchedule, Walk, Workspace
 from cupyflash.schedules.base import attention_params, element_constants
 from cupyflash.schedules.moves import BEGIN, END, Move, Room, tensor
-from cupyflash.simulated import Simulation
-from cupyflash.tensor_maps import Box
 from cupyflash.tiling import TileSize, Tiling
 
 SOURCE = str(Path(__file__).parent / "kernels" / "tile_copy.cu")

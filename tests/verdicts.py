@@ -27,8 +27,9 @@ from typing import Any
 
 import compiled
 import killers
-from cupyflash import compiler, kernels_cu
-from cupyflash.nvrtc import CompileError, compile_to_ptx
+from cupyflash import kernels_cu
+from cupyflash.launch import compiler
+from cupyflash.launch.nvrtc import CompileError, compile_to_ptx
 from cupyflash.schedules import Kernel
 from cupyflash.sim import execution
 from cupyflash.sim.ptx import Module

@@ -1,4 +1,4 @@
-"""The numeric yardstick of `cupyflash.sim.yardstick`, as an assertion."""
+"""The numeric yardstick of `cupyflash.sim.numbers.yardstick`, as an assertion."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from cupyflash.sim.inputs import Inputs
-from cupyflash.sim.yardstick import draw, draw_masks, measure
+from cupyflash.sim.numbers.inputs import Inputs
+from cupyflash.sim.numbers.yardstick import draw, draw_masks, measure
 
 __all__ = ["check_numbers", "draw", "draw_masks"]
 

@@ -9,10 +9,11 @@ from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
-from cupyflash import Device, Problem, cubins, plan
-from cupyflash.compiler import program
+from cupyflash import Device, Problem, plan
+from cupyflash.launch import cubins
+from cupyflash.launch.compiler import program
+from cupyflash.launch.nvrtc import remarks
 from cupyflash.multiprocessor import WARP, occupancy
-from cupyflash.nvrtc import remarks
 from cupyflash.schedules import Kernel, plan_backward
 from cupyflash.schedules.base import TileSchedule
 from machine_code import sass

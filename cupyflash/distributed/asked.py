@@ -9,13 +9,13 @@ from typing import Any, Protocol
 import numpy as np
 
 from cupyflash.calls import BACKWARD, FORWARD
-from cupyflash.cold import compile_first
 from cupyflash.distributed.plan import Piece, RingPlan, plan_ring
 from cupyflash.distributed.positions import by_position, numbers_of_part, of_part
-from cupyflash.dropout import KEY_GROUP, ROW_GROUP, Dropout
-from cupyflash.launcher import Call
-from cupyflash.options import Band, Window
-from cupyflash.score import Form, Mask, Score
+from cupyflash.launch.cold import compile_first
+from cupyflash.launch.launcher import Call
+from cupyflash.request.dropout import KEY_GROUP, ROW_GROUP, Dropout
+from cupyflash.request.options import Band, Window
+from cupyflash.request.score import Form, Mask, Score
 
 
 @dataclass(frozen=True)

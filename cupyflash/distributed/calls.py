@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, Unpack
 
-from cupyflash import keywords
 from cupyflash.distributed.communicator import as_communicator
 from cupyflash.distributed.opening import Call, Checked
 from cupyflash.distributed.ring import run_forward
 from cupyflash.distributed.ring_backward import run_backward
 from cupyflash.distributed.varlen import VarlenChecked
-from cupyflash.keywords import asks, keywords_of
+from cupyflash.request import keywords
+from cupyflash.request.keywords import asks, keywords_of
 
 
 @asks(keywords.Ring)

@@ -7,8 +7,8 @@ from itertools import accumulate, pairwise
 from numbers import Integral
 from typing import NamedTuple
 
-from cupyflash.options import require_choice
-from cupyflash.problem import checked_size
+from cupyflash.request.options import require_choice
+from cupyflash.request.problem import checked_size
 
 LAYOUTS = ("zigzag", "contiguous")
 # Chunks begin at multiples of this: whole tiles of rows, whole 16 bytes of anything that is a number a row.

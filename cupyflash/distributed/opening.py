@@ -11,21 +11,21 @@ from typing import Any
 import numpy as np
 
 from cupyflash.arrays import last_axis_contiguous
-from cupyflash.cold import readable
-from cupyflash.dispatch import as_arrays, device_of, on_gpu
 from cupyflash.distributed.agreement import require_alike, together
 from cupyflash.distributed.asked import Asked, PieceCalls, contiguous
 from cupyflash.distributed.communicator import Communicator, taking_part
 from cupyflash.distributed.layout import LAYOUTS, part_length, parts
 from cupyflash.distributed.ring import Ring, row_sums
 from cupyflash.distributed.ring_backward import sums
-from cupyflash.dropout import Dropout
-from cupyflash.keywords import NO_ORIGIN, Keywords
-from cupyflash.launcher import capturing
-from cupyflash.named_scores import one_score
-from cupyflash.options import Options, require_choice, require_flag
-from cupyflash.problem import Problem, check_rows
-from cupyflash.score import Mask, captured_values, sizes_of
+from cupyflash.launch.cold import readable
+from cupyflash.launch.dispatch import as_arrays, device_of, on_gpu
+from cupyflash.launch.launcher import capturing
+from cupyflash.request.dropout import Dropout
+from cupyflash.request.keywords import NO_ORIGIN, Keywords
+from cupyflash.request.named_scores import one_score
+from cupyflash.request.options import Options, require_choice, require_flag
+from cupyflash.request.problem import Problem, check_rows
+from cupyflash.request.score import Mask, captured_values, sizes_of
 from cupyflash.version import __version__
 
 # What a call is given beside options, of which all but sinks have to be there

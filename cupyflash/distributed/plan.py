@@ -10,8 +10,8 @@ from typing import NamedTuple
 import numpy as np
 
 from cupyflash.distributed.layout import Part, arrivals, checked_ranks, parts, placed
-from cupyflash.options import Options, Window, require_flag
-from cupyflash.problem import checked_size
+from cupyflash.request.options import Options, Window, require_flag
+from cupyflash.request.problem import checked_size
 
 
 class Piece(NamedTuple):

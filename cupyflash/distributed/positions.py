@@ -7,7 +7,7 @@ from functools import lru_cache
 from types import MappingProxyType
 
 from cupyflash.expressions.tree import Apply, Load, Name, Node, apply, walk
-from cupyflash.score import Captured, Form
+from cupyflash.request.score import Captured, Form
 
 # What an expression says of position, by the number that a part adds to its own or has in its place.
 NUMBERS = {"row": "first_row", "q": "first_query", "k": "first_key", "n_q": "queries", "n_k": "keys"}

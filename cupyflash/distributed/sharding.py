@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from cupyflash.dispatch import as_array, device_of, on_gpu
 from cupyflash.distributed.agreement import require_alike, together
 from cupyflash.distributed.communicator import Communicator, as_communicator, taking_part
 from cupyflash.distributed.layout import Part, parts
 from cupyflash.distributed.opening import require_parts
+from cupyflash.launch.dispatch import as_array, device_of, on_gpu
 
 
 def shard(x: Any, comm: Any, layout: str = "zigzag", axis: int = -2) -> Any:

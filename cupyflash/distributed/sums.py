@@ -11,7 +11,7 @@ import numpy as np
 
 from cupyflash.arrays import Layout
 from cupyflash.device import Device
-from cupyflash.launcher import KEPT, Prepared
+from cupyflash.launch.launcher import KEPT, Prepared
 from cupyflash.merge import merged
 from cupyflash.schedules.add_state import PARAMS, AddStateSchedule
 

@@ -11,16 +11,16 @@ from typing import Any
 
 import numpy as np
 
-from cupyflash import varlen
 from cupyflash.arrays import require_dtype
-from cupyflash.dispatch import as_arrays, as_integers
 from cupyflash.distributed.asked import PieceCalls, contiguous
 from cupyflash.distributed.opening import ARRAYS, Checked
 from cupyflash.distributed.varlen_calls import VarlenCalls
 from cupyflash.distributed.varlen_plan import VarlenPlan
-from cupyflash.dropout import MOST_PAIRS
-from cupyflash.keywords import Keywords
-from cupyflash.options import Options, Window
+from cupyflash.launch.dispatch import as_arrays, as_integers
+from cupyflash.request import varlen
+from cupyflash.request.dropout import MOST_PAIRS
+from cupyflash.request.keywords import Keywords
+from cupyflash.request.options import Options, Window
 
 
 @dataclass(frozen=True)

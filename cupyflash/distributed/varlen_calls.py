@@ -10,14 +10,14 @@ from typing import Any
 
 import numpy as np
 
-from cupyflash import varlen
 from cupyflash.calls import BACKWARD, FORWARD, VARLEN, VARLEN_BACKWARD
 from cupyflash.distributed.asked import PieceCalls
 from cupyflash.distributed.positions import BATCH, NUMBERS, numbers_of_part, of_part, without_first
 from cupyflash.distributed.varlen_plan import Packed
-from cupyflash.dropout import KEY_GROUP, ROW_GROUP
-from cupyflash.launcher import Call
-from cupyflash.score import Form, Mask
+from cupyflash.launch.launcher import Call
+from cupyflash.request import varlen
+from cupyflash.request.dropout import KEY_GROUP, ROW_GROUP
+from cupyflash.request.score import Form, Mask
 
 # What sequences of a packed call see moved: their numbers; rows and keys by nothing, so that an axis which one of them indexes may
 # be as long as the longest of all sequences asks for.

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from cupyflash.distributed.layout import Chunk, Part, arrivals, parts, placed
 from cupyflash.distributed.plan import piece_of
-from cupyflash.options import Window
+from cupyflash.request.options import Window
 
 
 class Cut(NamedTuple):

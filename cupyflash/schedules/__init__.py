@@ -13,8 +13,8 @@ from typing import Any, TypeVar
 
 from cupyflash.device import Device
 from cupyflash.multiprocessor import clock_rate
-from cupyflash.options import BlockMask, refused, require_choice, require_flag, require_taken
-from cupyflash.problem import USUAL_HEAD_DIM, Problem, require_usual_head_dim
+from cupyflash.request.options import BlockMask, refused, require_choice, require_flag, require_taken
+from cupyflash.request.problem import USUAL_HEAD_DIM, Problem, require_usual_head_dim
 from cupyflash.schedules import (
     decode_tiles,
     fa1,

@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from cupyflash.arrays import ITEMSIZE
 from cupyflash.device import Device
-from cupyflash.params import ROWS, Params, arrays, numbers
+from cupyflash.launch.params import ROWS, Params, arrays, numbers
 from cupyflash.schedules.base import ELEMENT_TYPE, WARP, Kernel, Schedule
 from cupyflash.schedules.moves import FLOAT32, Totals, whole
 

@@ -9,8 +9,8 @@ from typing import ClassVar
 
 import numpy as np
 
-from cupyflash import params
-from cupyflash.params import Field, Params
+from cupyflash.launch import params
+from cupyflash.launch.params import Field, Params
 from cupyflash.schedules.base import TileSchedule, attention_params, require_block_mask
 from cupyflash.schedules.mask_tiles import MaskTiles, words
 from cupyflash.schedules.moves import BEGIN, Move, Room, Walk, captured, length_reads, search_reads, tile_reads

@@ -15,20 +15,21 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from cupyflash import params, score
 from cupyflash.arrays import numpy_dtype
 from cupyflash.device import Device
-from cupyflash.dropout import with_dropout
 from cupyflash.expressions.c import ELEMENTS
-from cupyflash.options import EMPTY, MIXED
-from cupyflash.params import CapturedField, Field, Params
-from cupyflash.problem import Problem
+from cupyflash.launch import params
+from cupyflash.launch.params import CapturedField, Field, Params
+from cupyflash.launch.tensor_maps import Box
+from cupyflash.request import score
+from cupyflash.request.dropout import with_dropout
+from cupyflash.request.options import EMPTY, MIXED
+from cupyflash.request.problem import Problem
 from cupyflash.schedules import mask_tiles
 from cupyflash.schedules.mask_tiles import MaskTiles
 from cupyflash.schedules.moves import Room, Totals, Walk, search_reads
 from cupyflash.schedules.packed import Packed
 from cupyflash.schedules.parts import Part, Tiles, batches
-from cupyflash.tensor_maps import Box
 from cupyflash.tiling import DoesNotFit, Tiling
 
 # Rows and columns of one tensor core tile (mma m16n8k16): blocks are whole multiples of it.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from cupyflash.device import Device
-from cupyflash.problem import Problem
+from cupyflash.request.problem import Problem
 from cupyflash.schedules.base import GRANULE, MAX_BLOCK_ROWS
 from cupyflash.schedules.moves import When
 from cupyflash.tiling import TileSize, paper_blocks, round_down, shrink_to_fit

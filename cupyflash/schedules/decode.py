@@ -12,10 +12,10 @@ from typing import Any, ClassVar
 import numpy as np
 
 from cupyflash.device import Device
-from cupyflash.options import require_taken
-from cupyflash.params import POINTER, ROWS, SCORES, Field, Params, numbers
-from cupyflash.params import arrays as array_fields
-from cupyflash.problem import Problem, require_usual_head_dim
+from cupyflash.launch.params import POINTER, ROWS, SCORES, Field, Params, numbers
+from cupyflash.launch.params import arrays as array_fields
+from cupyflash.request.options import require_taken
+from cupyflash.request.problem import Problem, require_usual_head_dim
 from cupyflash.schedules import decode_tiles
 from cupyflash.schedules.base import Kernel, TileSchedule, Workspace, attention_params, element_constants
 from cupyflash.schedules.moves import (

@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from cupyflash import score
 from cupyflash.device import Device
 from cupyflash.multiprocessor import PARTITIONS, WARP, clock_rate, occupancy
-from cupyflash.problem import Problem
+from cupyflash.request import score
+from cupyflash.request.problem import Problem
 from cupyflash.schedules import fa2_tiles
 from cupyflash.schedules.base import GRANULE, padded_dim, require_dtype
 from cupyflash.schedules.moves import FLOAT32, functions

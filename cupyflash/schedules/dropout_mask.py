@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from cupyflash.device import Device
-from cupyflash.dropout import with_dropout
-from cupyflash.params import POINTER, Field, Params, numbers
+from cupyflash.launch.params import POINTER, Field, Params, numbers
+from cupyflash.request.dropout import with_dropout
 from cupyflash.schedules.base import Kernel, Schedule
 from cupyflash.schedules.moves import Totals, whole
 

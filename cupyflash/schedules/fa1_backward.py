@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from cupyflash.device import Device
-from cupyflash.params import POINTER, Field, Params
-from cupyflash.problem import Problem
+from cupyflash.launch.params import POINTER, Field, Params
+from cupyflash.request.problem import Problem
 from cupyflash.schedules.backward import BackwardSchedule, gradient_params, require_no_dbias
 from cupyflash.schedules.base import (
     GRANULE,

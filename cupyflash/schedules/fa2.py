@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import ClassVar
 
-from cupyflash.params import Params
+from cupyflash.launch.params import Params
 from cupyflash.schedules import fa2_tiles
 from cupyflash.schedules.base import (
     GRANULE,

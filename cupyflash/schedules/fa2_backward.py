@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import ClassVar
 
-from cupyflash.dropout import with_dropout
-from cupyflash.params import POINTER, Params, arrays
+from cupyflash.launch.params import POINTER, Params, arrays
+from cupyflash.request.dropout import with_dropout
 from cupyflash.schedules import fa2_backward_tiles as tiles
 from cupyflash.schedules.backward import BackwardSchedule, RowBlocksOutside, gradient_params, require_mask_blocks
 from cupyflash.schedules.base import (

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 
 from cupyflash.device import Device
 from cupyflash.multiprocessor import EXPONENTIALS, L2_BYTES, PARTITIONS, SHARED_BYTES, WARP, Multiprocessor
-from cupyflash.problem import Problem
+from cupyflash.request.problem import Problem
 from cupyflash.schedules.base import GRANULE, padded_dim
 from cupyflash.schedules.fa2_backward_tiles import Launch, Warps
 from cupyflash.schedules.fa2_tiles import TILE_LATENCY, fma_rate

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from cupyflash.device import Device
-from cupyflash.problem import USUAL_HEAD_DIM, Problem
+from cupyflash.request.problem import USUAL_HEAD_DIM, Problem
 from cupyflash.schedules.base import GRANULE, padded_dim, total_bytes
 from cupyflash.schedules.fa2_tiles import narrow as narrow_copies
 from cupyflash.schedules.fa2_tiles import positioned

@@ -21,7 +21,7 @@ import numpy as np
 
 from cupyflash.device import Device
 from cupyflash.multiprocessor import EXPONENTIALS, L2_BYTES, PARTITIONS, SHARED_BYTES, WARP, Multiprocessor, mma_rate, occupancy
-from cupyflash.problem import Problem
+from cupyflash.request.problem import Problem
 from cupyflash.schedules.balance import Pieces, busiest
 from cupyflash.schedules.base import GRANULE, padded_dim
 from cupyflash.schedules.mask_tiles import kept_bytes, words

@@ -9,7 +9,8 @@ from typing import ClassVar
 
 import numpy as np
 
-from cupyflash.params import POINTER, Params, arrays, numbers
+from cupyflash.launch.params import POINTER, Params, arrays, numbers
+from cupyflash.launch.tensor_maps import Box
 from cupyflash.schedules import fa3_queue, fa3_tiles
 from cupyflash.schedules.base import (
     GRANULE,
@@ -22,7 +23,6 @@ from cupyflash.schedules.fa2 import Fa2Schedule
 from cupyflash.schedules.fa3_queue import Items
 from cupyflash.schedules.moves import BEGIN, END, Move, Room, Tensor, Totals, Walk, whole
 from cupyflash.schedules.parts import Visited
-from cupyflash.tensor_maps import Box
 
 SWIZZLE = 128
 MAPPED = ("Q", "K", "V", "O")

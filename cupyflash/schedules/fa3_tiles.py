@@ -14,8 +14,8 @@ import numpy as np
 from cupyflash.device import Device
 from cupyflash.expressions.tree import Apply, walk
 from cupyflash.multiprocessor import EXPONENTIALS, PARTITIONS, WARP, Multiprocessor, tensor_rate
-from cupyflash.options import OPTIONS, refused
-from cupyflash.problem import USUAL_HEAD_DIM, Problem
+from cupyflash.request.options import OPTIONS, refused
+from cupyflash.request.problem import USUAL_HEAD_DIM, Problem
 from cupyflash.schedules.balance import MOST_PIECES, Pieces, busiest
 from cupyflash.schedules.base import GRANULE, padded_dim
 from cupyflash.schedules.score_cost import of_score, reads_scores

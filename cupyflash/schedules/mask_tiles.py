@@ -9,9 +9,9 @@ from functools import partial
 
 import numpy as np
 
-from cupyflash import score
 from cupyflash.expressions.tree import depends_on
-from cupyflash.problem import Problem
+from cupyflash.request import score
+from cupyflash.request.problem import Problem
 from cupyflash.schedules.moves import BEGIN, END, PLACES, Move, Of, loaded, tensor
 from cupyflash.schedules.packed import Packed
 

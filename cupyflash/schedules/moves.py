@@ -9,9 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
-from cupyflash import score
 from cupyflash.expressions.tree import Load
-from cupyflash.problem import Problem
+from cupyflash.request import score
+from cupyflash.request.problem import Problem
 
 if TYPE_CHECKING:
     from cupyflash.schedules.base import TileSchedule

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from cupyflash.problem import Problem
+from cupyflash.request.problem import Problem
 
 if TYPE_CHECKING:
     from cupyflash.schedules.base import TileSchedule

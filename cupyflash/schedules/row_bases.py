@@ -11,8 +11,8 @@ from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 from cupyflash.device import Device
-from cupyflash.params import Params
-from cupyflash.problem import Problem
+from cupyflash.launch.params import Params
+from cupyflash.request.problem import Problem
 from cupyflash.schedules.backward import BackwardSchedule, RowBlocksOutside
 from cupyflash.schedules.base import (
     GRANULE,

@@ -5,8 +5,8 @@ from __future__ import annotations
 from functools import lru_cache
 
 from cupyflash.expressions.tree import Apply, Load, depends_on, walk
-from cupyflash.problem import Problem
-from cupyflash.score import Form, of_head
+from cupyflash.request.problem import Problem
+from cupyflash.request.score import Form, of_head
 
 # Instructions of an operation of one score, where not one (machine code of sm_80 and sm_90); of a load, and of each of its axes.
 ISSUED = {"/": 6, "%": 20, "tanh": 14, "exp": 4, "log": 14, "sqrt": 4, "sin": 40, "cos": 40}

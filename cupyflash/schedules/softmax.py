@@ -12,8 +12,8 @@ from typing import ClassVar
 
 from cupyflash.arrays import ITEMSIZE, dtype_name
 from cupyflash.device import Device
-from cupyflash.options import require_choice, require_flag
-from cupyflash.params import POINTER, Field, Params, numbers
+from cupyflash.launch.params import POINTER, Field, Params, numbers
+from cupyflash.request.options import require_choice, require_flag
 from cupyflash.schedules.base import ELEMENT_TYPE, WARP, Kernel, Schedule, require_dtype
 from cupyflash.schedules.moves import FLOAT32, Room, Totals, whole
 

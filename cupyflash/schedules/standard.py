@@ -11,8 +11,8 @@ from functools import lru_cache
 from typing import ClassVar
 
 from cupyflash.device import Device
-from cupyflash.params import POINTER, Params, arrays
-from cupyflash.problem import Problem
+from cupyflash.launch.params import POINTER, Params, arrays
+from cupyflash.request.problem import Problem
 from cupyflash.schedules.base import (
     GRANULE,
     WARP,

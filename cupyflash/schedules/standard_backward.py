@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from cupyflash.device import Device
-from cupyflash.params import POINTER, Params, arrays
-from cupyflash.problem import Problem
+from cupyflash.launch.params import POINTER, Params, arrays
+from cupyflash.request.problem import Problem
 from cupyflash.schedules.backward import BackwardSchedule, gradient_params, require_no_dbias
 from cupyflash.schedules.base import (
     GRANULE,

@@ -12,9 +12,11 @@ from typing import Any, ClassVar, Generic, TypeVar
 
 import numpy as np
 
-from cupyflash.options import Pattern, require_taken
-from cupyflash.params import Params
-from cupyflash.problem import Problem
+from cupyflash.launch.params import Params
+from cupyflash.launch.tensor_maps import Box
+from cupyflash.request.options import Pattern, require_taken
+from cupyflash.request.problem import Problem
+from cupyflash.request.score import seen_by
 from cupyflash.schedules.backward import RowBlocksOutside
 from cupyflash.schedules.base import TileSchedule, attention_params
 from cupyflash.schedules.fa2 import Fa2Schedule
@@ -25,8 +27,6 @@ from cupyflash.schedules.mask_tiles import MaskTiles
 from cupyflash.schedules.packed import NO_SEQUENCES, Packed
 from cupyflash.schedules.parts import Part, Visited, packed_parts
 from cupyflash.schedules.row_bases import RowBasesSchedule
-from cupyflash.score import seen_by
-from cupyflash.tensor_maps import Box
 from cupyflash.tiling import Tiling
 
 Seqlens = tuple[tuple[int, int], ...]

@@ -11,16 +11,17 @@ import numpy as np
 
 from cupyflash.calls import attention
 from cupyflash.device import Device
-from cupyflash.problem import Problem
+from cupyflash.request.problem import Problem
 from cupyflash.schedules import ALGORITHMS, BackwardSchedule, TileSchedule, plan, plan_backward
-from cupyflash.sim import machine, theory
+from cupyflash.sim import theory
 from cupyflash.sim.cli.group import Found
 from cupyflash.sim.cli.options import AS_JSON, DEVICE, MAX_SECONDS, SRAM, Count, examples, on, refuse_longer
 from cupyflash.sim.cli.show import NAMES, detected, flat, say, show_table, show_tiling, tiling_report, worst_error
 from cupyflash.sim.estimate import seconds
 from cupyflash.sim.host_memory import require_room, verified
-from cupyflash.sim.reference import reference, reference_gradients
+from cupyflash.sim.numbers.reference import reference, reference_gradients
 from cupyflash.sim.traffic import Traffic
+from cupyflash.sim.two_level import machine
 from cupyflash.words import plural
 
 EXAMPLES = examples(

@@ -9,9 +9,9 @@ from typing import Any
 import click
 
 from cupyflash.device import Device
+from cupyflash.launch.simulated import default_device
 from cupyflash.sim.cli.options import AS_JSON, examples
 from cupyflash.sim.cli.show import detected, say, show_table
-from cupyflash.simulated import default_device
 
 EXAMPLES = examples("cupyflash devices", "cupyflash devices --json", "CUPYFLASH_DEVICE=H100-SXM cupyflash devices")
 HEADS = ("device", "cc", "SRAM a block", "SRAM an SM", "SMs", "L2 MB", "HBM GB/s", "f16 TFLOP/s")

@@ -8,13 +8,13 @@ from typing import Any
 
 import click
 
-from cupyflash.problem import USUAL_HEAD_DIM, Problem
+from cupyflash.request.problem import USUAL_HEAD_DIM, Problem
 from cupyflash.schedules import BackwardSchedule, DecodeSchedule, TileSchedule, fa3_tiles, plan, plan_backward
 from cupyflash.sim import theory
 from cupyflash.sim.cli import explain_backward, explain_decode, explain_fa2, explain_fa3
 from cupyflash.sim.cli.options import AS_JSON, Request, examples, problem_options
 from cupyflash.sim.cli.show import NAMES, flat, say, show_balance, show_tiling, tiling_report
-from cupyflash.sim.times import balance
+from cupyflash.sim.clock.times import balance
 
 EXAMPLES = examples(
     "cupyflash explain --head-dim 128 --heads 16 --device H100-SXM",

@@ -15,7 +15,7 @@ from cupyflash.schedules.decode_tiles import Candidate, Config
 from cupyflash.sim import theory
 from cupyflash.sim.cli.options import Request
 from cupyflash.sim.cli.show import NAMES, say, show_balance, show_table
-from cupyflash.sim.times import balance
+from cupyflash.sim.clock.times import balance
 from cupyflash.words import plural
 
 

@@ -14,12 +14,12 @@ import numpy as np
 
 from cupyflash.expressions.c import ELEMENTS
 from cupyflash.expressions.tree import depends_on
-from cupyflash.named_scores import one_score
-from cupyflash.options import Pattern
-from cupyflash.problem import Problem
-from cupyflash.score import MAX_AXES, Mask, Score, seen_by, sizes_of
-from cupyflash.score import field as field_of
-from cupyflash.sim.yardstick import DTYPES
+from cupyflash.request.named_scores import one_score
+from cupyflash.request.options import Pattern
+from cupyflash.request.problem import Problem
+from cupyflash.request.score import MAX_AXES, Mask, Score, seen_by, sizes_of
+from cupyflash.request.score import field as field_of
+from cupyflash.sim.numbers.yardstick import DTYPES
 
 FUNCTIONS = (
     click.option("--softcap", metavar="X", type=float, help="Scores become X tanh(score / X)."),

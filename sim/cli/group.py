@@ -11,7 +11,7 @@ from typing import Any
 
 import click
 
-from cupyflash.nvrtc import CompileError
+from cupyflash.launch.nvrtc import CompileError
 
 WRONG_INPUT = 2
 INTERRUPTED = 130  # as shells say that SIGINT ended a command, and

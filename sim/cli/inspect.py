@@ -29,7 +29,7 @@ def inspect(request: Request, as_json: bool) -> None:
 
     Needs the compiler (NVRTC), no GPU. Figures are a thread's (registers, stack, spills) or a block's (shared memory).
     """
-    from cupyflash.resources import resources
+    from cupyflash.launch.resources import resources
 
     schedule, device = request.schedule(), request.device
     kernels = schedule.kernels()

@@ -16,13 +16,13 @@ from click.core import ParameterSource
 
 from cupyflash.arrays import ITEMSIZE, MAX_ALIGNMENT
 from cupyflash.device import Device
-from cupyflash.dropout import checked_probability
-from cupyflash.options import OPTIONS, Window, not_taken
-from cupyflash.problem import Problem
+from cupyflash.launch.simulated import DEFAULT_DEVICE, DEFAULT_SECONDS
+from cupyflash.request.dropout import checked_probability
+from cupyflash.request.options import OPTIONS, Window, not_taken
+from cupyflash.request.problem import Problem
 from cupyflash.schedules import ALGORITHMS, Cache, Choice, DecodeSchedule, TileSchedule, choose, plan, plan_backward, plan_decode
 from cupyflash.sim.cli.functions import FUNCTIONS, Functions
 from cupyflash.sim.cli.show import NAMES, describe, describe_cache, flat
-from cupyflash.simulated import DEFAULT_DEVICE, DEFAULT_SECONDS
 from cupyflash.tiling import TilingChoice
 from cupyflash.words import plural
 

@@ -12,7 +12,7 @@ import click
 from cupyflash.sim import files, text
 from cupyflash.sim.cli.options import NewFile, examples
 from cupyflash.sim.cli.show import width
-from cupyflash.sim.paper import FIGURES, Figure, markdown
+from cupyflash.sim.pictures.paper import FIGURES, Figure, markdown
 
 EXAMPLES = examples("cupyflash paper", "cupyflash paper training block_size", "cupyflash paper --plot .")
 
@@ -41,7 +41,7 @@ def paper(names: Sequence[str], form: str | None, as_json: bool, output: Path | 
     form = "json" if as_json else form or "text"
     figures = [FIGURES[name]() for name in dict.fromkeys(names or FIGURES)]
     if plot is not None:
-        from cupyflash.sim.plot_paper import draw
+        from cupyflash.sim.pictures.plot_paper import draw
 
         for figure in figures:
             path = plot / f"paper_{figure.name}.png"

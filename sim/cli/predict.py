@@ -8,9 +8,9 @@ from typing import Any
 
 import click
 
-from cupyflash.options import EMPTY, MIXED, WHOLE
+from cupyflash.request.options import EMPTY, MIXED, WHOLE
 from cupyflash.schedules import TileSchedule, fa3_tiles
-from cupyflash.sim import machine, theory
+from cupyflash.sim import theory
 from cupyflash.sim.cli import l2, predict_decode, predict_ring, times
 from cupyflash.sim.cli.functions import MOST_SCORES
 from cupyflash.sim.cli.group import Found
@@ -18,6 +18,7 @@ from cupyflash.sim.cli.options import AS_JSON, Request, examples, gathered, prob
 from cupyflash.sim.cli.ranks import RANKS, Split, refuse_without_ranks, split_options
 from cupyflash.sim.cli.show import NAMES, say, show_table, show_tiling, tiling_report
 from cupyflash.sim.traffic import Traffic
+from cupyflash.sim.two_level import machine
 
 IDEAL = "standard, each input read once"
 EXAMPLES = examples(

@@ -8,13 +8,14 @@ from typing import Any
 import click
 
 from cupyflash.schedules import DecodeSchedule
-from cupyflash.sim import machine, theory
+from cupyflash.sim import theory
 from cupyflash.sim.cli import l2, times
 from cupyflash.sim.cli.group import Found
 from cupyflash.sim.cli.options import Request
 from cupyflash.sim.cli.show import NAMES, say, show_table
-from cupyflash.sim.gathered import KEYS, PAGES, PARTS, bytes_of, gathered, together
+from cupyflash.sim.numbers.gathered import KEYS, PAGES, PARTS, bytes_of, gathered, together
 from cupyflash.sim.traffic import Traffic
+from cupyflash.sim.two_level import machine
 from cupyflash.words import plural
 
 

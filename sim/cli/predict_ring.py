@@ -10,7 +10,7 @@ import click
 from cupyflash.sim.cli.options import Request
 from cupyflash.sim.cli.ranks import Split, require_over_ranks
 from cupyflash.sim.cli.show import describe, flat, say, show_table
-from cupyflash.sim.ring_model import RingModel
+from cupyflash.sim.clock.ring_model import RingModel
 from cupyflash.sim.theory.ring import link_bytes
 from cupyflash.words import plural
 

@@ -162,9 +162,9 @@ def profile(source: Source, launch: Launch, report: Report, behind: Behind) -> N
     Exit status 1 when the machine finds a fault in the kernel, an error or a warning (with --fail-on error, an error), after the
     report; 2, with one line, for wrong input.
     """
-    from cupyflash.nvrtc import architecture
-    from cupyflash.sim.arguments import read_arguments
+    from cupyflash.launch.nvrtc import architecture
     from cupyflash.sim.profiling import profile as run
+    from cupyflash.sim.profiling.arguments import read_arguments
     from cupyflash.sim.ptx.parameters import arrays_by_name
 
     asked = click.get_current_context().get_parameter_source("device")
@@ -216,6 +216,6 @@ def profile(source: Source, launch: Launch, report: Report, behind: Behind) -> N
 
 def first_reason(error: PtxError) -> str:
     """What the machine cannot execute, in one line."""
-    from cupyflash.sim.profile_text import first_refusal
+    from cupyflash.sim.profiling.text import first_refusal
 
     return f"the machine does not execute {first_refusal(error.items)}" if isinstance(error, UnsupportedPTX) else str(error)

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 import click
 
 from cupyflash.distributed.layout import LAYOUTS, MOST_RANKS
-from cupyflash.options import not_taken
+from cupyflash.request.options import not_taken
 from cupyflash.sim.cli.options import Command, Request, first_given
-from cupyflash.sim.ring_model import RingModel, ring_of
+from cupyflash.sim.clock.ring_model import RingModel, ring_of
 
 # Of the options of a problem, what attention over ranks has not; and what is for it alone.
 NOT_OVER_RANKS = ("algorithm", "tiling", "lse", "deterministic", "decode", *not_taken("ring_attention"))

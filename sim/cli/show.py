@@ -13,10 +13,10 @@ import click
 import numpy as np
 
 from cupyflash.device import Device
-from cupyflash.options import OPTIONS
-from cupyflash.problem import Problem
+from cupyflash.request.options import OPTIONS
+from cupyflash.request.problem import Problem
+from cupyflash.request.score import Form
 from cupyflash.schedules import Cache, TileSchedule
-from cupyflash.score import Form
 from cupyflash.sim import text
 from cupyflash.words import plural
 

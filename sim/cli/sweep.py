@@ -14,15 +14,15 @@ from click.core import ParameterSource
 
 from cupyflash.device import Device
 from cupyflash.distributed.layout import MOST_RANKS
-from cupyflash.problem import Problem
+from cupyflash.request.problem import Problem
 from cupyflash.sim import files, text
-from cupyflash.sim import sweep as sweeping
 from cupyflash.sim.cli import sweep_decode, sweep_ring
 from cupyflash.sim.cli.options import NewFile, Request, examples, first_given, gathered, options_of, problem_options, whole_number
 from cupyflash.sim.cli.ranks import Split, refuse_without_ranks, split_options
 from cupyflash.sim.cli.show import NAMES, describe, flat, width
-from cupyflash.sim.sweep import AXES, Axis, Point, Sweep, default_range, spaced
-from cupyflash.sim.sweep_decode import DEFAULT_RANGE as CACHES
+from cupyflash.sim.pictures import sweep as sweeping
+from cupyflash.sim.pictures.sweep import AXES, Axis, Point, Sweep, default_range, spaced
+from cupyflash.sim.pictures.sweep_decode import DEFAULT_RANGE as CACHES
 from cupyflash.words import plural
 
 HEADINGS = {"sram": "SRAM bytes", "seqlen": "N", "head-dim": "d", "block-cols": "paper's Bc"}
@@ -193,7 +193,7 @@ def of_axis(request: Request, over: Axis, span: Span, report: Report) -> str:
         points_skipped = f"{len(skipped)} of {plural(len(values), 'point')}"
         click.echo(f"skipped {points_skipped}, the first at {skipped[0][0]:,}: {skipped[0][1]}", err=True)
     if report.plot is not None:
-        from cupyflash.sim.plot import plot_sweep
+        from cupyflash.sim.pictures.plot import plot_sweep
 
         plot_sweep(report.plot, request.problem, request.device, over, values, with_l2=report.with_l2)
     return {"table": table, "csv": comma_separated, "json": json_report}[report.kind](request, over, found)

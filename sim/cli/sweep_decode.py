@@ -11,7 +11,7 @@ from typing import Any
 from cupyflash.sim import text
 from cupyflash.sim.cli.options import Request
 from cupyflash.sim.cli.show import NAMES, describe_cache, width
-from cupyflash.sim.sweep_decode import CachePoint, sweep_cache
+from cupyflash.sim.pictures.sweep_decode import CachePoint, sweep_cache
 
 OVER = "cache"
 # Of the table, whose columns have the names of `rows`
@@ -33,7 +33,7 @@ def content(request: Request, values: list[int], kind: str, plot: Path | None) -
     assert request.cache is not None
     points = sweep_cache(request.problem, request.device, request.cache, values, num_splits=request.num_splits, lse=request.lse)
     if plot is not None:
-        from cupyflash.sim.plot import plot_cache
+        from cupyflash.sim.pictures.plot import plot_cache
 
         plot_cache(plot, points, describe_cache(request.problem, request.cache, swept=True), request.device.name)
     return {"table": table, "csv": comma_separated, "json": json_report}[kind](request, points)

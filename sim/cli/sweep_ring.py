@@ -13,7 +13,7 @@ from cupyflash.sim.cli.options import Request
 from cupyflash.sim.cli.predict_ring import better
 from cupyflash.sim.cli.ranks import Split, require_over_ranks
 from cupyflash.sim.cli.show import describe, flat, width
-from cupyflash.sim.ring_model import RingModel
+from cupyflash.sim.clock.ring_model import RingModel
 
 OVER = "ranks"
 DEFAULT_RANGE = (1, 1024, 11, True)
@@ -40,7 +40,7 @@ def content(request: Request, values: list[int], split: Split, kind: str, plot: 
     require_over_ranks("--over ranks")
     rows = [row(split.model(request, ranks), split.model(request, ranks, gather=not split.gather_kv)) for ranks in values]
     if plot is not None:
-        from cupyflash.sim.plot_ring import plot_ranks
+        from cupyflash.sim.pictures.plot_ring import plot_ranks
 
         title = f"{describe(request.problem)}; {request.device.name}, {split.link / 1e9:g} GB/s each way, by models"
         plot_ranks(plot, request.problem, request.device, split.link, values, title)

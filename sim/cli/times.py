@@ -10,8 +10,8 @@ import click
 
 from cupyflash.sim.cli.options import Command, NewFile, Request
 from cupyflash.sim.cli.show import say, show_table
-from cupyflash.sim.measured import RESULTS, measured
-from cupyflash.sim.times import times
+from cupyflash.sim.clock.measured import RESULTS, measured
+from cupyflash.sim.clock.times import times
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class Timing:
         schedule = request.decode_schedule() if request.cache is not None else request.schedule()
         found, beside = times(schedule, request.functions.fields), measured(schedule, self.results or RESULTS)
         if self.roofline is not None:
-            from cupyflash.sim.roofline import plot_roofline
+            from cupyflash.sim.clock.roofline import plot_roofline
 
             plot_roofline(self.roofline, found, request.title, request.device.name)
             click.echo(f"wrote {self.roofline}", err=True)

@@ -15,7 +15,7 @@ from cupyflash.sim import files
 from cupyflash.sim.cli.group import Found
 from cupyflash.sim.cli.options import AS_JSON, MAX_SECONDS, NewFile, Request, examples, first_given, problem_options, refuse_longer
 from cupyflash.sim.cli.show import NAMES, describe, describe_cache, say, show_table
-from cupyflash.sim.gathered import one_call
+from cupyflash.sim.numbers.gathered import one_call
 from cupyflash.words import plural
 
 EXAMPLES = examples(
@@ -70,10 +70,10 @@ def trace(
     Exit status 1 when the moves do not sum to the theory's bytes, or the machine finds a fault.
     """
     from cupyflash.sim import trace as traces
-    from cupyflash.sim import trace_page
     from cupyflash.sim.estimate import seconds
     from cupyflash.sim.host_memory import require_room, verified
-    from cupyflash.sim.yardstick import draw_mask, draw_score
+    from cupyflash.sim.numbers.yardstick import draw_mask, draw_score
+    from cupyflash.sim.trace import page
 
     asked = asked_for(algorithms, request)
     schedules = [each.schedule() for each in asked]
@@ -92,9 +92,9 @@ def trace(
         click.echo(f"executing {name} on the simulated {request.device.name} ...", err=True)
         drawn = schedule.problem, data_seed, request.functions.given
         made.append(traces.trace(schedule, data_seed, draw_score(*drawn), draw_mask(*drawn), block))
-    told = trace_page.report(made, names, title_of(request, asked))
+    told = page.report(made, names, title_of(request, asked))
     if html is not None:
-        files.write(html, trace_page.page(told))
+        files.write(html, page.page(told))
         click.echo(f"wrote {html}", err=True)
     click.echo(json.dumps(told)) if as_json else show(told, request)
     for name, each in zip(names, made, strict=True):

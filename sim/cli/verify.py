@@ -62,7 +62,7 @@ def verify(request: Request, seed: int | None, data_seed: int, l2: bool, max_sec
     that `predict --l2` has.
     """
     from cupyflash.sim import verification
-    from cupyflash.sim.yardstick import DROPPED, draw_mask, draw_score
+    from cupyflash.sim.numbers.yardstick import DROPPED, draw_mask, draw_score
 
     schedule = request.schedule()
     schedule.kernels()  # refuses what no kernel runs

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from cupyflash.options import require_choice
+from cupyflash.request.options import require_choice
 from cupyflash.schedules import (
     DecodeSchedule,
     TileSchedule,

@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 from numpy.lib.array_utils import byte_bounds
 
+from cupyflash.request.score import Mask, Score
 from cupyflash.schedules import TileSchedule
-from cupyflash.score import Mask, Score
 from cupyflash.sim.execution import Onlookers, Watch
 from cupyflash.sim.l2 import Behind, Given, TooLong, behind, launches_of, require_followed
 from cupyflash.sim.l2 import run as model
@@ -249,8 +249,8 @@ def run(
     `score` and `mask` have the values of what the problem's functions capture, as for `verify`. ValueError for a schedule that no
     kernel runs, ImportError without a compiler.
     """
+    from cupyflash.sim.numbers.yardstick import knowing_mask
     from cupyflash.sim.verification import Drawn, run_drawn
-    from cupyflash.sim.yardstick import knowing_mask
 
     given = Drawn.of(schedule.problem, data_seed, score, mask)
     execution, watch = observed(knowing_mask(schedule, data_seed, given.mask))

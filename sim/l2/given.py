@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from cupyflash import score
 from cupyflash.arrays import check_scores_like
-from cupyflash.decode import check_pages, check_table, check_tree_mask, for_all_heads
+from cupyflash.request import score
+from cupyflash.request.decode import check_pages, check_table, check_tree_mask, for_all_heads
 from cupyflash.schedules import BackwardSchedule, DecodeSchedule, TileSchedule
 from cupyflash.schedules.moves import functions
 from cupyflash.sim.l2.reads import Given

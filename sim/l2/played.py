@@ -19,7 +19,7 @@ from cupyflash.sim.l2.cache import Requests
 from cupyflash.sim.l2.launch import TOGETHER, Launch, Memory, Tensor, unit_of
 from cupyflash.sim.l2.reads import Given, Place, Reading, reading
 from cupyflash.sim.l2.works import Asked, Order, Tables, Works
-from cupyflash.sim.steps import OF_WORKS
+from cupyflash.sim.two_level.steps import OF_WORKS
 
 
 class Played(Launch):

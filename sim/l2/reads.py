@@ -8,11 +8,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from cupyflash import score
-from cupyflash.decode import for_all_heads
 from cupyflash.expressions.evaluate import evaluate
 from cupyflash.expressions.tree import Apply, Load, Name, Node, Number, counted, depends_on
-from cupyflash.problem import Problem
+from cupyflash.request import score
+from cupyflash.request.decode import for_all_heads
+from cupyflash.request.problem import Problem
 from cupyflash.schedules import TileSchedule
 from cupyflash.schedules.moves import Tensor
 from cupyflash.sim.l2.cache import Requests

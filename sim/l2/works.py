@@ -10,7 +10,7 @@ from cupyflash.schedules import Walk
 from cupyflash.schedules.fa3 import Fa3Schedule
 from cupyflash.schedules.moves import When
 from cupyflash.sim.l2.bounds import Bounds
-from cupyflash.sim.steps import Events, Heads, Steps
+from cupyflash.sim.two_level.steps import Events, Heads, Steps
 
 Order = Literal["rows", "batch", "heads"]
 ORDERS: tuple[Order, ...] = get_args(Order)

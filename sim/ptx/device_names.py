@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from cupyflash import first_use
+from cupyflash.launch import first_use
 
 from .rawkernel import DeviceArray, RawKernel, RawModule, place_in, settings
 

@@ -271,7 +271,7 @@ class Module:
             raise TypeError(f"options must be a sequence of texts, as ('-arch=compute_90',), got {options!r}")
         if not isinstance(name, str):
             raise TypeError(f"name must be text, got {name!r}")
-        from cupyflash.nvrtc import compile_to_ptx
+        from cupyflash.launch.nvrtc import compile_to_ptx
 
         return cls.from_ptx(compile_to_ptx(str(cuda), options, name), sources={name: str(cuda)})
 

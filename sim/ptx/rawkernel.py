@@ -30,8 +30,8 @@ from typing import Any
 
 import numpy as np
 
-from cupyflash.compiler import SHARED_WITHOUT_ASKING
-from cupyflash.nvrtc import architecture, compile_named, compile_to_cubin
+from cupyflash.launch.compiler import SHARED_WITHOUT_ASKING
+from cupyflash.launch.nvrtc import architecture, compile_named, compile_to_cubin
 from cupyflash.words import plural
 
 from .module import Launch, Module, Stream
@@ -207,7 +207,7 @@ class Loaded:
     @cached_property
     def figures(self) -> dict[str, dict[str, int]]:
         """ptxas' account of each kernel (registers, stack, stores, loads) in machine code for the PTX's own architecture."""
-        from cupyflash.resources import parse_account
+        from cupyflash.launch.resources import parse_account
 
         if self.source.code is None:
             raise AttributeError("registers and local memory are not known of a kernel that was read from PTX: ptxas makes them")
@@ -305,7 +305,7 @@ class RawKernel:
         return f"<RawKernel {self.name} on the PTX machine>"
 
     def compile(self, log_stream: Any = None) -> None:
-        """Compile now; what the compiler says is written to `log_stream`. Raises `cupyflash.nvrtc.CompileError`."""
+        """Compile now; what the compiler says is written to `log_stream`. Raises `cupyflash.launch.nvrtc.CompileError`."""
         loaded, _ = self._loaded()
         if log_stream is not None:
             log_stream.write(loaded.log)

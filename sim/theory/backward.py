@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from cupyflash.problem import Problem
+from cupyflash.request.problem import Problem
 from cupyflash.schedules import BackwardSchedule, VarlenBackwardSchedule
 from cupyflash.schedules.fa1_backward import Fa1BackwardSchedule
 from cupyflash.schedules.fa2_backward import Fa2BackwardSchedule, QueriesSchedule

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from cupyflash.arrays import ITEMSIZE
-from cupyflash.problem import Problem
+from cupyflash.request.problem import Problem
 from cupyflash.schedules import DecodeSchedule, SoftmaxSchedule, TileSchedule, VarlenSchedule
 from cupyflash.schedules.add_state import AddStateSchedule
 from cupyflash.schedules.dropout_mask import DropoutMaskSchedule

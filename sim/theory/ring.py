@@ -18,7 +18,7 @@ import numpy as np
 
 from cupyflash.distributed.layout import UNIT
 from cupyflash.distributed.plan import RingPlan
-from cupyflash.problem import Problem
+from cupyflash.request.problem import Problem
 
 FLOAT32 = 4
 GRADIENTS = {"K": "dK", "V": "dV"}

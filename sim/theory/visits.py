@@ -15,12 +15,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from cupyflash import score
 from cupyflash.expressions.tree import Load, depends_on
-from cupyflash.options import EMPTY, MIXED
-from cupyflash.problem import Problem
+from cupyflash.request import score
+from cupyflash.request.options import EMPTY, MIXED
+from cupyflash.request.problem import Problem
+from cupyflash.request.score import Form
 from cupyflash.schedules import BackwardSchedule, TileSchedule
-from cupyflash.score import Form
 from cupyflash.sim.theory.sums import clipped_sum, count_below
 
 FLOAT32 = 4

@@ -15,8 +15,8 @@ import pytest
 
 import cupyflash
 from cupyflash import Device, Problem, Score
-from cupyflash.sim.inputs import Inputs
-from cupyflash.sim.yardstick import draw_gradient, drawn, measure, measure_gradients
+from cupyflash.sim.numbers.inputs import Inputs
+from cupyflash.sim.numbers.yardstick import draw_gradient, drawn, measure, measure_gradients
 
 T = TypeVar("T")
 STAND_IN = os.environ.get("CUPYFLASH_STAND_IN")

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from cupyflash import Device, Problem, plan
-from cupyflash.options import refused
+from cupyflash.request.options import refused
 from cupyflash.schedules import Kernel, choose, fa3_tiles, plan_backward
 
 HALF, DTYPES = ("bfloat16", "float16"), ("bfloat16", "float16", "float32")

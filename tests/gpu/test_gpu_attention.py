@@ -10,7 +10,7 @@ from chip import DTYPES, check_forward, choose, held_in, on_gpu, on_host
 
 import cupyflash
 from cupyflash import Device, Problem, plan
-from cupyflash.options import BlockMask
+from cupyflash.request.options import BlockMask
 from cupyflash.schedules import fa2_tiles
 from cupyflash.sim import execute
 from yardstick import check_numbers, draw

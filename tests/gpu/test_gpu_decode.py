@@ -11,8 +11,8 @@ from chip import DTYPES, choose, on_gpu, on_host, skipping_what_has_no_room
 import cupyflash
 from cases_decode import CACHES, Arrays, Case, measure
 from cupyflash import Mask, Problem
-from cupyflash.named_scores import one_score
-from cupyflash.options import not_taken
+from cupyflash.request.named_scores import one_score
+from cupyflash.request.options import not_taken
 from cupyflash.schedules import Cache
 
 # One kernel each, on several problems.

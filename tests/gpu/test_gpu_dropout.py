@@ -8,8 +8,8 @@ from chip import DTYPES, check_backward, check_forward, choose, on_host
 
 import cupyflash
 from cupyflash import Problem
-from cupyflash.dropout import Dropout
-from cupyflash.sim.reference import dropped
+from cupyflash.request.dropout import Dropout
+from cupyflash.sim.numbers.reference import dropped
 
 ALGORITHMS = ("fa2", "fa1", "standard")
 

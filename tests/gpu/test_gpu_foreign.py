@@ -11,8 +11,8 @@ from test_gpu_streams import busy
 
 import cupyflash
 from cupyflash import Problem
-from cupyflash.sim.inputs import Inputs
-from cupyflash.sim.yardstick import measure_gradients
+from cupyflash.sim.numbers.inputs import Inputs
+from cupyflash.sim.numbers.yardstick import measure_gradients
 from yardstick import check_numbers, draw
 
 PROBLEM = Problem(1, 2, 2, choose(100, 20), choose(150, 33), 64, "float16")

@@ -10,9 +10,9 @@ from chip import DTYPES, check_backward, choose, on_gpu, on_host
 
 import cupyflash
 from cupyflash import Problem
-from cupyflash.options import BlockMask
-from cupyflash.sim.reference import reference_gradients
-from cupyflash.sim.yardstick import draw_gradient
+from cupyflash.request.options import BlockMask
+from cupyflash.sim.numbers.reference import reference_gradients
+from cupyflash.sim.numbers.yardstick import draw_gradient
 from yardstick import draw
 
 KINDS = (("fa2", False), ("fa2", True), ("fa1", False), ("standard", False))

@@ -12,7 +12,7 @@ from test_varlen import check_sequences, packed
 
 import cupyflash
 from cupyflash import Device, Problem
-from cupyflash.options import Options
+from cupyflash.request.options import Options
 from cupyflash.schedules import choose as chosen
 from yardstick import check_numbers, draw
 

@@ -11,9 +11,9 @@ from chip import DTYPES, choose, dtypes, held_in, needs_cublas, needs_memory, on
 
 import cupyflash
 from cupyflash import Problem
-from cupyflash.sim.inputs import Inputs
-from cupyflash.sim.yardstick import DTYPES as NUMPY
-from cupyflash.sim.yardstick import draw_gradient, measure_gradients
+from cupyflash.sim.numbers.inputs import Inputs
+from cupyflash.sim.numbers.yardstick import DTYPES as NUMPY
+from cupyflash.sim.numbers.yardstick import draw_gradient, measure_gradients
 from yardstick import check_numbers, draw
 
 # Relative root mean square error against float32: about three times what rounding S, P, O and dS to the type gives, worst for dQ

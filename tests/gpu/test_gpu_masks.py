@@ -12,8 +12,8 @@ from test_varlen import bounds
 
 import cupyflash
 from cupyflash import Mask
-from cupyflash.sim.inputs import Decoding, Inputs
-from cupyflash.sim.yardstick import measure, measure_decode, measure_gradients
+from cupyflash.sim.numbers.inputs import Decoding, Inputs
+from cupyflash.sim.numbers.yardstick import measure, measure_decode, measure_gradients
 
 LENGTHS = choose(((5, 17), (130, 1000), (0, 9), (70, 0), (700, 700)), ((5, 17), (0, 9), (7, 0), (33, 20)))
 B, ROOM = len(LENGTHS), max(n for _, n in LENGTHS)

@@ -14,8 +14,8 @@ from test_mpi import check_ranks
 from cupyflash import Mask
 from cupyflash.distributed import ring_attention_varlen, ring_attention_vjp, shard, threads, unshard
 from cupyflash.distributed.communicator import as_communicator
-from cupyflash.sim.inputs import Inputs
-from cupyflash.sim.yardstick import measure, measure_gradients
+from cupyflash.sim.numbers.inputs import Inputs
+from cupyflash.sim.numbers.yardstick import measure, measure_gradients
 
 RNG = np.random.default_rng(0)
 ARRAYS = [RNG.standard_normal((heads, 96, 16)).astype(np.float16) for heads in (2, 1, 1, 2)]

@@ -11,9 +11,10 @@ from lines import LINES
 from test_varlen import check_sequences, packed
 
 import cupyflash
-from cupyflash import Options, Problem, launcher
+from cupyflash import Options, Problem
+from cupyflash.launch import launcher
 from cupyflash.schedules import Cache
-from cupyflash.sim.yardstick import draw_decode, draw_score, measure_decode
+from cupyflash.sim.numbers.yardstick import draw_decode, draw_score, measure_decode
 
 PLACES = choose([*range(len(LINES))], [2])
 

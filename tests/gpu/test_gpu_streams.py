@@ -14,11 +14,11 @@ from test_varlen import check_sequences, packed
 
 import cupyflash
 from cupyflash import Device, Problem
-from cupyflash.options import Options
+from cupyflash.request.options import Options
 from cupyflash.schedules import fa3_tiles
-from cupyflash.sim.inputs import Inputs
-from cupyflash.sim.reference import reference_gradients
-from cupyflash.sim.yardstick import draw_gradient, drawn, measure_gradients
+from cupyflash.sim.numbers.inputs import Inputs
+from cupyflash.sim.numbers.reference import reference_gradients
+from cupyflash.sim.numbers.yardstick import draw_gradient, drawn, measure_gradients
 from yardstick import check_numbers, draw, draw_masks
 
 N = choose(512, 40)

@@ -11,9 +11,9 @@ from chip import DTYPES, choose, on_gpu, on_host
 from test_varlen import bounds, check_sequences, packed
 
 import cupyflash
-from cupyflash.options import Options
-from cupyflash.sim.inputs import Inputs
-from cupyflash.sim.yardstick import measure_gradients
+from cupyflash.request.options import Options
+from cupyflash.sim.numbers.inputs import Inputs
+from cupyflash.sim.numbers.yardstick import measure_gradients
 
 Seqlens = tuple[tuple[int, int], ...]
 

@@ -26,7 +26,7 @@ from cupy.cuda import nvrtc
 from numpy.lib import stride_tricks
 
 from cupyflash import Device as Figures
-from cupyflash import cubins, driver
+from cupyflash.launch import cubins, driver
 
 from . import nccl
 from .array import Memory, MemoryPointer, MemoryPool, alloc_pinned_memory, elementwise, empty, host_of, ndarray, using_allocator

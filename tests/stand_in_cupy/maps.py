@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 from typing import Any
 
-from cupyflash import driver
+from cupyflash.launch import driver
 from cupyflash.sim.ptx.memory.layouts import (
     FILLS,
     INTERLEAVES,

@@ -12,8 +12,8 @@ import numpy as np
 from cupy._core._scalar import CScalar
 from cupy.cuda._compiler_cache import DiskKernelCacheBackend
 
-from cupyflash import cubins
-from cupyflash.nvrtc import compile_to_ptx
+from cupyflash.launch import cubins
+from cupyflash.launch.nvrtc import compile_to_ptx
 from cupyflash.sim.ptx import Module, TensorMap
 from cupyflash.sim.ptx.memory.layouts import MAP_BYTES, Description, decode
 

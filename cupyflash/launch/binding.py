@@ -1,0 +1,69 @@
+"""Gives the fields of a schedule's struct their values: the one place that knows what each number means."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from cupyflash.arrays import Array, Layout, numpy_dtype
+from cupyflash.launch.launcher import Prepared
+from cupyflash.launch.simulated import PreparedSimulation, Simulation
+from cupyflash.request.dropout import NO_NUMBERS
+from cupyflash.request.score import no_numbers
+from cupyflash.schedules import TileSchedule
+
+
+def prepare(
+    schedule: TileSchedule, simulation: Simulation | None, arrays: Mapping[str, Array], outputs: Mapping[str, Layout]
+) -> Prepared | PreparedSimulation:
+    """A schedule's kernels for arrays of such layouts, by the kernels' names, on the GPU or in a simulation.
+
+    `outputs`, which are among the arrays, and the schedule's workspaces are made by each launch. ValueError when no kernel runs
+    the schedule.
+    """
+    workspaces = {name: Layout.contiguous(space.shape, numpy_dtype(space.dtype)) for name, space in schedule.workspaces().items()}
+    kernels = schedule.kernels()  # refuses what no kernel runs
+    tiles = {each.field: Layout.contiguous(each.shape, np.uint8) for each in schedule.given_tiles}
+    pointers = schedule.struct.pointers.items()
+    vectors = {name: Layout.contiguous(arrays[name].shape, kind) for name, kind in pointers if arrays.get(name) is not None}
+    values = argument_values(schedule, {**arrays, **vectors, **workspaces, **tiles})
+    if simulation is None:
+        return Prepared(kernels, values, outputs, workspaces, schedule.given_tiles)
+    return PreparedSimulation(simulation, schedule, values, outputs, workspaces)
+
+
+def argument_values(schedule: TileSchedule, arrays: Mapping[str, Array | None]) -> dict[str, Any]:
+    """What the kernels' struct holds for arrays (or layouts) by the kernels' names, workspaces too; an array is in place of its
+    address, None of a null pointer. TypeError for an array of another type than the kernels read, ValueError for one that a tensor
+    map of the schedule's does not take."""
+    p, q = schedule.problem, arrays["Q"]
+    assert q is not None
+    # No limit is one that no row reaches, and that no sum with a row exceeds 32 bits.
+    unlimited = np.iinfo(np.int32).max - max(p.seqlen_q, p.seqlen_k)
+    left, right = (unlimited if side is None else min(side, unlimited) for side in (p.options.left, p.options.right))
+    numbers = {
+        "Nq": p.seqlen_q,
+        "Nk": p.seqlen_k,
+        "total_q": q.shape[-2],
+        "heads": p.heads,
+        "sequences": p.batch,
+        "group": p.heads // p.kv_heads if p.kv_heads else 1,
+        "left": left,
+        "right": right,
+        "rows": math.prod(q.shape[:-1]),
+        "scale": p.softmax_scale,
+        "scale_log2": np.float32(p.softmax_scale) * np.float32(math.log2(math.e)),  # for exponents of two
+        **schedule.numbers(),
+    }
+    maps = {name: box.of(_there(box.tensor, arrays)) for name, box in schedule.maps().items()}
+    none = {**NO_NUMBERS, **no_numbers(p.options.score, p.options.mask_function)}
+    return schedule.struct.values({**none, **arrays, **numbers, **maps}, p.dtype)
+
+
+def _there(tensor: str, arrays: Mapping[str, Array | None]) -> Array:
+    array = arrays[tensor]
+    assert array is not None
+    return array

@@ -1,0 +1,164 @@
+"""Machine code for an architecture's own instructions (sm_90a), which CuPy does not compile for: NVRTC to a cubin, kept on disk.
+
+The cubins lie in the folder of CuPy's kernel cache, and its environment variables hold for them: CUPY_CACHE_DIR,
+CUPY_CACHE_IN_MEMORY, CUPY_CACHE_SAVE_CUDA_SOURCE, CUPY_DUMP_CUDA_SOURCE_ON_ERROR. Beside each lies a file with the compiler's log
+and a hash of all, by which one that is damaged or another's is known and compiled again. Only the user's own files are read.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import stat
+import sys
+import tempfile
+import time
+from contextlib import suppress
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from cupyflash.launch import first_use
+from cupyflash.launch.nvrtc import CompileError, compile_to_cubin, compile_to_ptx, header_directories, remarks
+
+# CuPy's switches: for keeping nothing on disk, for the source beside the cubin, for a source that fails.
+IN_MEMORY, SAVE_SOURCE, DUMP = "CUPY_CACHE_IN_MEMORY", "CUPY_CACHE_SAVE_CUDA_SOURCE", "CUPY_DUMP_CUDA_SOURCE_ON_ERROR"
+# A file that is being written: it is this user's, and so old only where the process was killed.
+UNFINISHED, SECONDS = ("cupyflash_", ".tmp"), 3600.0
+
+
+class Program(NamedTuple):
+    """What is compiled: CUDA C of a name, NVRTC's options, which say the sources that it includes, and an architecture ("90a")."""
+
+    source: str
+    name: str
+    options: tuple[str, ...]
+    architecture: str
+
+    @property
+    def every_option(self) -> tuple[str, ...]:
+        return f"-arch=sm_{self.architecture}", *self.options
+
+    @property
+    def key(self) -> str:
+        """A name for all that can change the machine code."""
+        return hashlib.sha256(repr((*self, compiler(), header_directories())).encode()).hexdigest()[:40]
+
+
+class Cubin(NamedTuple):
+    """Machine code, and the compiler's log with ptxas' account."""
+
+    code: bytes
+    log: str
+
+
+@cache
+def compiler() -> str:
+    """Which NVRTC this is, to its build: what it says of itself in the PTX of nothing."""
+    return compile_to_ptx("", (), "nothing.cu")
+
+
+def compiled(program: Program) -> Cubin:
+    """The program's machine code by NVRTC, whatever lies on disk. Raises `CompileError`."""
+    try:
+        return Cubin(*compile_to_cubin(program.source, program.every_option, program.name))
+    except CompileError as error:
+        if _asked(DUMP):
+            lines = "\n".join(f"{number:4} {line}" for number, line in enumerate(program.source.split("\n"), 1))
+            print(f"{error}\nOptions: {' '.join(program.every_option)}\nCUDA source:\n{lines}", file=sys.stderr)
+        raise
+
+
+def function(program: Program, name: str) -> tuple[Any, tuple[str, ...]]:
+    """A kernel of a program, as a CuPy RawKernel on the current device, and the compiler's remarks on the program."""
+    path = None if _asked(IN_MEMORY) else first_use.cache_folder() / f"cupyflash_{program.key}.cubin"
+    cubin = None if path is None else read(path)
+    if cubin is None:
+        cubin = compiled(program)
+        if path is not None:
+            write(path, cubin, program.source)
+    # What was read is what is loaded, and nobody else may write there. CuPy keeps a module by its path for as long as the process
+    # lives: none may come back with other contents.
+    with tempfile.TemporaryDirectory(prefix="cupyflash_") as folder:
+        copy = Path(folder) / f"{program.key}.cubin"
+        copy.write_bytes(cubin.code)
+        return sys.modules["cupy"].RawModule(path=str(copy)).get_function(name), remarks(cubin.log)
+
+
+def read(path: Path) -> Cubin | None:
+    """What `write` put there; None where nothing is, or something else than this user has written for that program."""
+    try:
+        told, code = json.loads(_own(path.with_suffix(".json"))), _own(path)
+        cubin = Cubin(code, str(told["log"]))
+        return cubin if told["sha256"] == _digest(path, cubin) else None
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return None
+
+
+def _own(path: Path) -> bytes:
+    """Contents of a file that is this user's and that nobody else may write. OSError for all else, and for links.
+
+    It waits for no pipe. Windows has no such files, users or flags.
+    """
+    flags = os.O_RDONLY | getattr(os, "O_BINARY", 0) | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
+    with open(os.open(path, flags), "rb") as file:
+        found = os.fstat(file.fileno())
+        others = hasattr(os, "geteuid") and (found.st_uid != os.geteuid() or found.st_mode & (stat.S_IWGRP | stat.S_IWOTH))
+        if others:
+            raise PermissionError("files there are not this user's alone")
+        return file.read()
+
+
+def _digest(path: Path, cubin: Cubin) -> str:
+    """A hash of what a file has: the program by its key, which is its name, the code and the log."""
+    return hashlib.sha256(repr((path.stem, *cubin)).encode()).hexdigest()
+
+
+def write(path: Path, cubin: Cubin, source: str) -> None:
+    """Put a cubin there, what tells of it beside, and the source where CuPy's is kept too; a warning where that cannot be done.
+
+    Files appear whole. Where others write the same at the same time, the last ones stay. What killed writers have left goes.
+    """
+    told = json.dumps({"sha256": _digest(path, cubin), "log": cubin.log})
+    files = {path: cubin.code, path.with_suffix(".json"): told.encode()}
+    if os.environ.get(SAVE_SOURCE):
+        files[path.with_suffix(".cubin.cu")] = source.encode()
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        for each, data in files.items():
+            _put(each, data)
+        _own(path)  # as the next process: there are file systems on which nobody owns a file
+        _sweep(path.parent)
+    except OSError as error:
+        first_use.cache_is_unusable(path.parent, error)
+
+
+def _put(path: Path, data: bytes) -> None:
+    before, behind = UNFINISHED
+    descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=before, suffix=behind)
+    try:
+        with open(descriptor, "wb") as file:
+            file.write(data)
+        os.replace(name, path)
+    except BaseException:
+        with suppress(OSError):
+            os.unlink(name)
+        raise
+
+
+def _sweep(folder: Path) -> None:
+    """Remove what writers that were killed have left."""
+    before, behind = UNFINISHED
+    for left in folder.glob(f"{before}*{behind}"):
+        with suppress(OSError):  # another's, or just gone
+            if time.time() - left.lstat().st_mtime > SECONDS:
+                left.unlink()
+
+
+def _asked(switch: str) -> bool:
+    """Whether one of CuPy's switches is on, as CuPy reads it."""
+    try:
+        return int(os.environ.get(switch) or 0) == 1
+    except ValueError:
+        return False

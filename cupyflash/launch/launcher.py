@@ -1,0 +1,271 @@
+"""Runs kernels on the GPU: CuPy's current device and stream, memory from its pool, nothing waited for.
+
+A warm call, in the order of this page: `read` looks at its arrays' layouts and its options, at no address and no element; `Kept`
+has what was prepared for these; `Ready` brings what is the call's own, and `Prepared` fills the struct and launches. What is not
+there yet, and what has to be looked at (NumPy's arrays, lists), goes through `cupyflash.cold`.
+"""
+
+from __future__ import annotations
+
+import sys
+from array import array as words_of
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from cupyflash.arrays import Held, Layout, address
+from cupyflash.request.keywords import Keywords
+
+if TYPE_CHECKING:
+    from cupyflash.schedules import Kernel
+    from cupyflash.schedules.mask_tiles import MaskTiles
+
+# The kernels' names for the arrays of a call; the others have one name.
+TENSORS = {"q": "Q", "k": "K", "v": "V", "out": "O", "lse": "L", "dout": "dO", "alibi_slopes": "score_alibi_slopes"}
+# Those of a call with a cache.
+CACHED = {"k_cache": "K", "v_cache": "V", "k": "K_new", "v": "V_new"}
+# Options whose value is all of them; others of a call are arrays, functions, tuples of these, or are looked at.
+PLAIN = frozenset((bool, int, float, str, type(None), np.bool_, np.int32, np.int64, np.float32, np.float64))
+# Numbers that each call brings; whether weights are dropped at all is another matter.
+BROUGHT = frozenset(("seed", "offset", "dropout", "softcap"))
+Key = tuple[Any, ...]
+# A call's arrays by the struct's names; numbers that are the struct's fields.
+NO_NUMBERS: Mapping[str, Any] = {}
+Arrays = dict[str, Any]
+Numbers = dict[str, Any]
+
+
+class Call(NamedTuple):
+    """One of the calls: what it may be given, how a first one is prepared, and what it returns.
+
+    `fields` are the struct's names for the arrays of a call; others have one name. `masks`: which it takes (`tiled_mask.Given`).
+    """
+
+    keywords: Keywords
+    fields: Mapping[str, str]
+    returned: Callable[[Mapping[str, Any], Arrays, dict[str, Any]], Any]
+    masks: str = "any"
+
+    def __call__(self, given: Mapping[str, Any]) -> Any:
+        """Makes a call: a warm one looks up and launches."""
+        key, arrays = read(self, given)
+        ready = KEPT.get(key)
+        if ready is not None:
+            return ready.launch(given, arrays)
+        from cupyflash.launch import cold
+
+        return cold.first(self, given)
+
+
+def read(call: Call, given: Mapping[str, Any], looked_at: bool = False) -> tuple[Key | None, Arrays]:
+    """All of a call that decides how it is prepared, None where a value has to be looked at; and its arrays.
+
+    `looked_at`: so they were. NumPy's arrays are among the others then, by their layouts.
+    """
+    ndarray = sys.modules["cupy"].ndarray if "cupy" in sys.modules else ()
+    fields, known = call.fields, True
+    arrays: Arrays = {}
+    key: list[Any] = [call.keywords.call]
+    items = list(given.items())
+    for name, value in items:
+        kind = type(value)
+        if kind is ndarray:
+            memory = value.data
+            arrays[fields.get(name, name)] = value
+            key += name, value.shape, value.strides, value.dtype, memory.ptr & 15, memory.device_id
+        elif kind in PLAIN:
+            key += name, kind, name == "dropout" and not value if name in BROUGHT else value
+        elif issubclass(kind, tuple) and PLAIN.issuperset(map(type, value)):
+            key += name, kind, value, tuple(map(type, value))  # True, 1 and 1.0 are one to a dictionary
+        elif issubclass(kind, Held):
+            form, more = value.held()
+            key += name, kind, form
+            items += more.items()
+        elif not looked_at:
+            return None, arrays
+        elif isinstance(value, (np.ndarray, ndarray)):
+            arrays[fields.get(name, name)] = value
+            key += name, kind, value.shape, value.strides, value.dtype, address(value) % 16
+        else:
+            known = False
+    return tuple(key) if known else None, arrays
+
+
+class Kept(dict[Key | None, Any]):
+    """The newest of what was prepared. `prepared` counts it."""
+
+    most = 1024
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.prepared = 0
+
+    def keep(self, key: Key, made: Any) -> Any:
+        while len(self) >= self.most:
+            self.pop(next(iter(self)), None)
+        self[key], self.prepared = made, self.prepared + 1
+        return made
+
+
+KEPT = Kept()
+
+
+class Ready(NamedTuple):
+    """A call of some layouts and options, prepared: `steps` check or add what is each call's own."""
+
+    call: Call
+    prepared: Any
+    steps: tuple[Callable[[Mapping[str, Any], Arrays, Numbers], None], ...]
+    device: int | None
+
+    def launch(self, given: Mapping[str, Any], arrays: Arrays) -> Any:
+        """Launch on the current stream of the arrays' device, which is made the current one. Returns what the call does."""
+        if self.device is not None:
+            cuda = sys.modules["cupy"].cuda
+            if cuda.runtime.getDevice() != self.device:
+                with cuda.Device(self.device):
+                    return self.launch(given, arrays)
+        numbers: Numbers = {}
+        for step in self.steps:
+            step(given, arrays, numbers)
+        return self.call.returned(given, arrays, self.prepared.launch(arrays, numbers))
+
+
+class Prepared:
+    """Kernels to be launched one after another, all given one struct, in which the arrays' addresses are yet to be set.
+
+    `values` are the struct's, with arrays or layouts in place of addresses. It makes `outputs` and `workspaces`, contiguous. Each
+    launch has a struct of its own, so that threads may launch at once. `given_tiles`: of which a launch is given the states.
+    """
+
+    def __init__(
+        self,
+        kernels: Sequence[Kernel],
+        values: Mapping[str, Any],
+        outputs: Mapping[str, Layout] | None = None,
+        workspaces: Mapping[str, Layout] | None = None,
+        given_tiles: tuple[MaskTiles, ...] = (),
+    ) -> None:
+        from cupyflash.launch.driver import EncodedMap
+        from cupyflash.launch.tensor_maps import TensorMap
+
+        self.given_tiles = given_tiles
+        self._dtype = kernels[0].params.dtype
+        words, places = kernels[0].params.packed(values)
+        self._template = words_of("Q", words.tobytes())
+        self._maps = [
+            (EncodedMap(values[name]), values[name].tensor, place)
+            for name, place in places.items()
+            if isinstance(values[name], TensorMap)
+        ]
+        made = (outputs or {}, workspaces or {})
+        self._outputs, self._workspaces = ([(name, each.shape, each.dtype) for name, each in some.items()] for some in made)
+        pointers = {name: place for name, place in places.items() if not isinstance(values[name], TensorMap)}
+        self._made_places = [(name, pointers.pop(name)) for some in made for name in some if name in pointers]
+        self._places = list(pointers.items())
+        self._kernels = tuple(kernel for kernel in kernels if kernel.grid)
+
+    @cached_property
+    def _functions(self) -> list[tuple[Any, tuple[int], tuple[int], int]]:
+        """Compiled at the first launch, since a call may still be refused for where its arrays lie."""
+        from cupyflash.launch.compiler import gpu_kernel
+
+        device_id = sys.modules["cupy"].cuda.runtime.getDevice()
+        found = [gpu_kernel(kernel, device_id) for kernel in self._kernels]
+        return [(function, (kernel.grid,), (kernel.threads,), kernel.shared_bytes) for kernel, function in found]
+
+    def compile(self) -> None:
+        """What else the first launch would do."""
+        self._functions  # noqa: B018
+
+    def launch(self, arrays: Mapping[str, Any], numbers: Mapping[str, Any] = NO_NUMBERS) -> dict[str, Any]:
+        """Launch on the current stream of the device that this was prepared for, and return the outputs, by name.
+
+        `arrays` are the other arrays, by their names in the struct; `numbers` fields of it that are this call's own.
+        """
+        empty, words = sys.modules["cupy"].ndarray, self._template[:]
+        made = every = {name: empty(shape, dtype) for name, shape, dtype in self._outputs}
+        if self._workspaces:
+            workspaces = {name: empty(shape, dtype) for name, shape, dtype in self._workspaces}
+            every = made | workspaces
+            hold_for_graph(workspaces)
+        for name, place in self._made_places:
+            words[place] = every[name].data.ptr
+        for name, place in self._places:
+            words[place] = arrays[name].data.ptr
+        for encoded, name, place in self._maps:
+            words[place : place + encoded.WORDS] = encoded.of((every if name in every else arrays)[name].data.ptr)
+        struct: Any = np.ndarray((), self._dtype, words)[()]  # a view would be checked at length
+        for name, number in numbers.items():
+            struct[name] = number
+        given = (struct,)
+        for function, grid, block, shared_bytes in self._functions:
+            function(grid, block, given, shared_mem=shared_bytes)
+        return made
+
+
+def refuse_copy(name: str) -> None:
+    """ValueError while a CUDA graph is captured, which cannot hold a copy from the host."""
+    if capturing():
+        raise ValueError(
+            f"{name} must be on the GPU while a CUDA graph is captured, since a copy from the host cannot be part of it: "
+            f"pass cupy.asarray({name}, dtype=cupy.int32), made before the capture"
+        )
+
+
+def as_contiguous(gpu: bool, array: Any, dtype: type[np.generic]) -> Any:
+    """Contiguous and of a dtype, on the device."""
+    if not gpu:
+        return np.ascontiguousarray(array, dtype)
+    converted = sys.modules["cupy"].ascontiguousarray(array, dtype)
+    if converted is not array:
+        hold_for_graph(converted)
+    return converted
+
+
+def zeros(gpu: bool, shape: tuple[int, ...], dtype: type[np.generic]) -> Any:
+    """Zeros for kernels to add to. On a GPU they are set in stream order, so that a graph sets them at each replay."""
+    if not gpu:
+        return np.zeros(shape, dtype)
+    made = sys.modules["cupy"].zeros(shape, dtype)
+    hold_for_graph(made)
+    return made
+
+
+def capturing() -> bool:
+    """Whether CuPy's current stream captures a CUDA graph."""
+    return bool(sys.modules["cupy"].cuda.get_current_stream().is_capturing())
+
+
+def hold_for_graph(arrays: Any) -> None:
+    """While a CUDA graph is captured, keep arrays for good.
+
+    A graph replays with the addresses that it was captured with, so the memory pool must not hand what a captured call
+    allocated for itself to anyone else, and CuPy does not say when a graph is gone. What a call returns is its caller's to keep.
+    """
+    if capturing():
+        _held_for_graphs.append(arrays)
+
+
+@contextmanager
+def held_for_graph(gpu: bool) -> Iterator[None]:
+    """The same for all that CuPy's own functions allocate in this context, temporaries too."""
+    if not gpu or not capturing():
+        yield
+        return
+    cuda = sys.modules["cupy"].cuda
+    allocate = cuda.get_allocator()
+
+    def hold(size: int) -> Any:
+        memory = allocate(size)
+        _held_for_graphs.append(memory)
+        return memory
+
+    with cuda.using_allocator(hold):
+        yield
+
+
+_held_for_graphs: list[Any] = []

@@ -1,0 +1,155 @@
+"""CUDA C to PTX through NVRTC, which needs neither a GPU nor a driver."""
+
+from __future__ import annotations
+
+import glob
+import os
+import re
+import shutil
+import struct
+from collections.abc import Iterator, Sequence
+from functools import cache
+from importlib.util import find_spec
+from typing import NamedTuple
+
+from cupyflash.launch import first_use
+
+INSTALL = "pip install 'cupyflash[sim]', or a CUDA toolkit of CuPy's CUDA version (CUDA_PATH says where, if not in its usual place)"
+
+
+class CompileError(RuntimeError):
+    """NVRTC refused the source. `log` is the compiler's own text."""
+
+    def __init__(self, name: str, log: str):
+        self.name, self.log = name, log
+        super().__init__(f"{name} does not compile:\n{log}")
+
+    def __reduce__(self) -> tuple[type, tuple[str, str]]:
+        return CompileError, (self.name, self.log)  # from one process to another
+
+
+@cache
+def header_directories() -> tuple[str, ...]:
+    """Where the CUDA headers are, which the CuPy wheel does not have: the directories for -I, none where they are not found.
+
+    cuda-pathfinder, by which CuPy 14 finds them too, knows the CUDA extra's wheels, conda, CUDA_PATH and the system's toolkit.
+    Without it: what earlier CuPy looks at, which is the wheels, CUDA_PATH, the toolkit of the nvcc on the PATH, /usr/local/cuda.
+    """
+    try:
+        from cuda.pathfinder import find_nvidia_header_directory
+    except ImportError:
+        found = []
+    else:
+        found = [find_nvidia_header_directory(library) for library in ("cudart", "cccl")]
+    if not any(found):
+        found = [next((path for path in _usual_places() if os.path.isfile(os.path.join(path, "cuda_fp16.h"))), None)]
+    return tuple(path for path in found if path)
+
+
+def _usual_places() -> Iterator[str]:
+    """Directories where a CUDA toolkit has its headers."""
+    wheels = find_spec("nvidia")
+    for root in (wheels.submodule_search_locations or ()) if wheels else ():
+        yield from sorted(glob.glob(os.path.join(root, "cu[0-9]*", "include")), reverse=True)
+        yield os.path.join(root, "cuda_runtime", "include")
+    roots = [os.environ.get(name) for name in ("CUDA_PATH", "CUDA_HOME")]
+    nvcc = shutil.which("nvcc")
+    roots += [os.path.dirname(os.path.dirname(os.path.realpath(nvcc))) if nvcc else None, "/usr/local/cuda"]
+    yield from (os.path.join(root, "include") for root in roots if root)
+
+
+def architecture(text: str) -> str:
+    """NVRTC's -arch for what people write: 80, 8.0, sm_80, compute_80, 90a. Raises ValueError."""
+    match = re.fullmatch(r"(?:sm_|compute_)?(\d+)\.?(\d)([a-z]?)", text.strip())
+    if not match:
+        raise ValueError(f"architecture {text!r} is none: compute_80, sm_90 or 8.0, say")
+    return f"compute_{match[1]}{match[2]}{match[3]}"
+
+
+class Compiled(NamedTuple):
+    """What NVRTC made of a program: PTX or machine code, its log, and the PTX names of the C++ names that were asked for."""
+
+    code: bytes
+    log: str
+    lowered: dict[str, str]
+
+    @property
+    def text(self) -> str:
+        return self.code.decode().rstrip("\0")
+
+
+def compile_to_ptx(source: str, options: Sequence[str], name: str) -> str:
+    """Compile CUDA C to PTX text.
+
+    `options` are NVRTC's; without an architecture among them it is compute_80. Line information is always on, the
+    language is C++17 unless the options say otherwise.
+    Raises `CompileError` with NVRTC's log, ImportError where CuPy, NVRTC or a CUDA header is missing.
+    """
+    return compile_named(source, options, name, ()).text
+
+
+def compile_named(source: str, options: Sequence[str], name: str, expressions: Sequence[str]) -> Compiled:
+    """Compile CUDA C to PTX as `compile_to_ptx`, with the kernels that C++ name expressions ("twice<float>") instantiate."""
+    lineinfo = () if {"-lineinfo", "--generate-line-info"} & set(options) else ("-lineinfo",)
+    return _compile(source, (*options, *lineinfo), name, "getPTX", expressions)
+
+
+def compile_to_cubin(source: str, options: Sequence[str], name: str, expressions: Sequence[str] = ()) -> tuple[bytes, str]:
+    """Compile CUDA C for an architecture among `options` (-arch=sm_90, say) to machine code, with ptxas' account of it.
+
+    The account is the text of `ptxas -v`: registers, stack, spills and shared memory of each kernel.
+    Raises as `compile_to_ptx` does.
+    """
+    made = _compile(source, (*options, "--ptxas-options=-v"), name, "getCUBIN", expressions)
+    return whole(made.code), made.log
+
+
+def whole(cubin: bytes) -> bytes:
+    """Machine code with its last byte, a zero of the ELF file's last table, which CuPy's binding takes for the end of a text.
+
+    CuPy loads from memory, where a zero follows anyway; a file would be short of it.
+    """
+    # ELF-64's header: where the tables of segments and of sections begin; how long an entry is, and how many each has.
+    tables, entries = struct.unpack_from("<QQ", cubin, 32), struct.unpack_from("<HHHH", cubin, 54)
+    end = max(table + length * count for table, length, count in zip(tables, entries[::2], entries[1::2], strict=True))
+    return cubin.ljust(end, b"\0") if end == len(cubin) + 1 else cubin
+
+
+def remarks(log: str) -> tuple[str, ...]:
+    """The lines of ptxas' account that say what it did to wgmma: products that it made wait for each other (C7510 to C7519), which
+    costs most of their speed."""
+    return tuple(line.strip() for line in log.splitlines() if re.search(r"\(C75\d\d\)", line))
+
+
+def _compile(source: str, options: Sequence[str], name: str, product: str, expressions: Sequence[str] = ()) -> Compiled:
+    """Run NVRTC; `product` is the binding's function that hands over what it made."""
+    try:
+        first_use.import_cupy()
+        from cupy.cuda import nvrtc
+    except ImportError as error:
+        raise ImportError(f"compiling CUDA C needs NVRTC ({error}): {INSTALL}") from error
+    full = list(options)
+    if not any(o.startswith(("-arch", "--gpu-architecture")) for o in full):
+        full.append("-arch=compute_80")
+    if not any(o.startswith(("-std", "--std")) for o in full):
+        full.append("-std=c++17")
+    directories = header_directories()
+    full += [f"-I{path}" for path in directories]
+    try:
+        program = nvrtc.createProgram(source, name, [], [])
+    except (ImportError, RuntimeError) as error:  # the first call loads the library
+        raise ImportError(f"compiling CUDA C needs NVRTC ({' '.join(str(error).split())}): {INSTALL}") from error
+    try:
+        for expression in expressions:
+            nvrtc.addNameExpression(program, expression)
+        nvrtc.compileProgram(program, full)
+        made, log = getattr(nvrtc, product)(program), nvrtc.getProgramLog(program)
+        lowered = {expression: nvrtc.getLoweredName(program, expression) for expression in expressions}
+    except nvrtc.NVRTCError as error:
+        log = nvrtc.getProgramLog(program) or str(error)
+        if not directories and "could not open source file" in log:
+            raise ImportError(f"compiling CUDA C needs the CUDA headers ({log.strip().splitlines()[0]}): {INSTALL}") from error
+        raise CompileError(name, log) from error
+    finally:
+        nvrtc.destroyProgram(program)
+    return Compiled(made if isinstance(made, bytes) else str(made).encode(), log, lowered)

@@ -1,0 +1,116 @@
+"""What a kernel takes of a multiprocessor, from its machine code: registers, stack, spills, shared memory, occupancy.
+
+Compiled by NVRTC for any compute capability, without a GPU.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from cupyflash.device import Device
+from cupyflash.launch.compiler import program
+from cupyflash.launch.cubins import Cubin, Program, compiled
+from cupyflash.launch.nvrtc import remarks
+from cupyflash.multiprocessor import Occupancy, occupancy
+from cupyflash.schedules import Kernel
+
+_ENTRY = re.compile(r"Compiling entry function '(?P<name>\w+)'(?P<account>.*?)(?=Compiling entry function|\Z)", re.DOTALL)
+_FIGURES = {
+    "registers": re.compile(r"Used (\d+) registers"),
+    "stack": re.compile(r"(\d+) bytes stack frame"),
+    "stores": re.compile(r"(\d+) bytes spill stores"),
+    "loads": re.compile(r"(\d+) bytes spill loads"),
+}
+_STATIC = re.compile(r"(\d+) bytes smem")
+Examine = Callable[[Kernel, bytes], Iterable[str]]
+
+
+@dataclass(frozen=True)
+class Resources:
+    """One kernel's needs: registers a thread, bytes of stack and of spills a thread, bytes of shared memory a block.
+
+    `remarks` are ptxas' on what it did to wgmma, which a kernel at its full speed has none of, and those of whoever examined it.
+    """
+
+    name: str
+    threads: int
+    registers: int
+    stack_bytes: int
+    spill_bytes: int
+    shared_bytes: int
+    remarks: tuple[str, ...] = ()
+
+    @property
+    def clean(self) -> bool:
+        """Whether everything is in registers, no spills, no local memory, and there are no remarks."""
+        return self.stack_bytes == 0 and self.spill_bytes == 0 and not self.remarks
+
+    def occupancy(self, device: Device) -> Occupancy:
+        """Blocks that one multiprocessor of a device holds, and what limits them."""
+        return occupancy(device, self.threads, self.registers, self.shared_bytes)
+
+    def report(self, device: Device) -> dict[str, Any]:
+        """For JSON: the needs, and the occupancy on a device."""
+        occupancy = self.occupancy(device)
+        return asdict(self) | {
+            "blocks_per_sm": occupancy.blocks,
+            "occupancy": occupancy.fraction,
+            "limits": occupancy.limits,
+            "limited_by": list(occupancy.limited_by),
+        }
+
+
+def resources(
+    kernels: Iterable[Kernel], compute_capability: tuple[int, int], examine: Examine | None = None
+) -> tuple[Resources, ...]:
+    """Compile kernels to machine code for sm_XY (or sm_XYa) and read ptxas' account of them, each file with its constants once.
+
+    `examine` is given each kernel with its machine code, and its remarks are added. Needs NVRTC, no GPU. Raises
+    `cupyflash.nvrtc.CompileError` for a kernel that does not compile.
+    """
+    made: dict[Program, tuple[Cubin, dict[str, tuple[dict[str, int], int]]]] = {}
+    found = []
+    for kernel in kernels:
+        of = program(kernel, compute_capability)
+        if of not in made:
+            cubin = compiled(of)
+            made[of] = cubin, parse_account(cubin.log)
+        cubin, account = made[of]
+        figures, static_shared = account[kernel.name]
+        others = [f"'{name}'" for name in account if name != kernel.name]
+        said = [remark for remark in remarks(cubin.log) if not any(other in remark for other in others)]
+        found.append(
+            Resources(
+                kernel.name,
+                kernel.threads,
+                figures["registers"],
+                figures["stack"],
+                figures["stores"] + figures["loads"],
+                kernel.shared_bytes + static_shared,
+                (*said, *(examine(kernel, cubin.code) if examine else ())),
+            )
+        )
+    return tuple(found)
+
+
+def parse_account(log: str) -> dict[str, tuple[dict[str, int], int]]:
+    """`ptxas -v`'s account: (registers, stack, stores, loads; static shared memory in bytes) of each entry.
+
+    Raises RuntimeError when a figure is missing: an account that cannot be read must not pass for one without spills.
+    """
+    entries = {}
+    for entry in _ENTRY.finditer(log):
+        figures = {}
+        for figure, pattern in _FIGURES.items():
+            told = pattern.findall(entry["account"])  # once, and once for each function that was not inlined
+            if not told:
+                raise RuntimeError(f"ptxas' account of {entry['name']} does not tell {figure}:\n{log}")
+            figures[figure] = max(int(value) for value in told)
+        static = _STATIC.search(entry["account"])
+        entries[entry["name"]] = figures, int(static[1]) if static else 0
+    if not entries:
+        raise RuntimeError(f"ptxas gave no account of any kernel:\n{log}")
+    return entries

@@ -1,0 +1,125 @@
+"""Batches of sequences of different lengths, packed one behind the other: what their bounds say, and the problem they pose."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from numbers import Integral
+from typing import Any
+
+import numpy as np
+
+from cupyflash.arrays import Array, require_dtype, require_shape
+from cupyflash.launch.launcher import capturing
+from cupyflash.request.options import MAX_LENGTH, Options
+from cupyflash.request.problem import Problem
+from cupyflash.request.score import captured_among, check_captured
+
+BOUNDS = ("cu_seqlens_q", "cu_seqlens_k")
+LONGEST = ("max_seqlen_q", "max_seqlen_k")
+
+
+@dataclass(frozen=True)
+class Sequences:
+    """The (queries, keys) of each sequence, None where they are on a GPU and need not be looked at; and of the longest."""
+
+    lengths: tuple[tuple[int, int], ...] | None
+    longest: tuple[int, int]
+
+    def of(self, problem: Problem) -> Problem:
+        """A problem that is yet to know how long its sequences are."""
+        return replace(problem, seqlen_q=self.longest[0], seqlen_k=self.longest[1])
+
+
+def heads_first(array: Any) -> Any:
+    """(total, h, d) as the kernels' (h, total, d), a view."""
+    return array.swapaxes(0, 1)
+
+
+def pose(
+    arrays: Mapping[str, Any], options: Options, max_seqlen_q: int | None = None, max_seqlen_k: int | None = None
+) -> tuple[Problem, Sequences]:
+    """The problem of the longest sequence, as often as there are sequences, and what the sequences' bounds say.
+
+    `arrays` are `attention_varlen`'s by name, and so is what this raises.
+    """
+    problem = posed(arrays, options)
+    found = sequences(arrays, len(arrays["q"]), len(arrays["k"]), max_seqlen_q, max_seqlen_k)
+    problem = found.of(problem)
+    check_captured(problem, captured_among(arrays))
+    return problem, found
+
+
+def posed(arrays: Mapping[str, Any], options: Options) -> Problem:
+    """As many sequences as there are, of lengths that are yet to be looked at."""
+    check_bounds(arrays)
+    views = {name: heads_first(arrays[name]) for name in ("q", "k", "v", "out") if name in arrays}
+    known = {*views, *BOUNDS, *captured_among(arrays)}
+    beside = {name: array for name, array in arrays.items() if name not in known}
+    return replace(Problem.from_arrays(**views, **beside, options=options), batch=arrays[BOUNDS[0]].shape[0] - 1)
+
+
+def check_bounds(arrays: Mapping[str, Any]) -> None:
+    """TypeError or ValueError for arrays that are none of packed sequences, whatever the bounds say."""
+    _check_shapes(**{name: arrays[name] for name in ("q", "k", "v")})
+    if "out" in arrays:
+        require_shape("out", arrays["out"], (*arrays["q"].shape[:-1], arrays["v"].shape[-1]))
+    for name in BOUNDS:
+        require_dtype(name, arrays[name], np.int32)
+        if arrays[name].ndim != 1 or arrays[name].shape[0] == 0:
+            raise ValueError(f"{name} must have shape (b + 1,), a bound more than there are sequences, got {arrays[name].shape}")
+    first, second = (arrays[name].shape for name in BOUNDS)
+    if second != first:
+        raise ValueError(f"cu_seqlens_k must have cu_seqlens_q's shape {first}, got {second}")
+
+
+def sequences(
+    bounds: Mapping[str, Any], total_q: int, total_k: int, max_seqlen_q: int | None, max_seqlen_k: int | None
+) -> Sequences:
+    """What bounds by name say."""
+    queries, longest_q = _lengths("q", bounds["cu_seqlens_q"], total_q, max_seqlen_q)
+    keys, longest_k = _lengths("k", bounds["cu_seqlens_k"], total_k, max_seqlen_k)
+    lengths = None if queries is None or keys is None else tuple(zip(queries, keys, strict=True))
+    return Sequences(lengths, (longest_q, longest_k))
+
+
+def _check_shapes(q: Array, k: Array, v: Array) -> None:
+    """What `Problem.from_arrays` would say of other axes."""
+    for name, array in (("q", q), ("k", k), ("v", v)):
+        if array.ndim != 3:
+            raise ValueError(f"{name} must be (total, h, d), got shape {array.shape}")
+    if k.shape[-1] != q.shape[-1]:
+        raise ValueError(f"k must have q's head dimension {q.shape[-1]}, got shape {k.shape}")
+    if v.shape[:-1] != k.shape[:-1]:
+        raise ValueError(f"v must have k's shape {k.shape} but for the last axis, got {v.shape}")
+
+
+def _lengths(side: str, cu_seqlens: Any, total: int, longest: int | None) -> tuple[tuple[int, ...] | None, int]:
+    """The lengths of the sequences, None where they are on a GPU and `longest` is given; and the longest."""
+    if longest is not None:
+        if isinstance(longest, bool) or not isinstance(longest, Integral):
+            raise TypeError(f"max_seqlen_{side} must be an integer or None, got {longest!r}")
+        if not 0 <= longest <= MAX_LENGTH:
+            raise ValueError(f"max_seqlen_{side} must be between 0 and {MAX_LENGTH:,}, got {longest}")
+        if not isinstance(cu_seqlens, np.ndarray):
+            return None, int(longest)
+    if not isinstance(cu_seqlens, np.ndarray) and capturing():
+        raise ValueError(
+            f"max_seqlen_{side} must be given while a CUDA graph is captured: to look into cu_seqlens_{side} waits for the GPU"
+        )
+    found = cu_seqlens.tolist()  # from a GPU, this waits
+    lengths = tuple(end - begin for begin, end in pairwise(found))
+    if found[0] != 0 or found[-1] != total or min(lengths, default=0) < 0:
+        raise ValueError(
+            f"cu_seqlens_{side} must begin with 0, not decrease, and end with {total}, the length of {side}, "
+            f"got {_shortened(found)}"
+        )
+    if longest is not None and longest < max(lengths, default=0):
+        raise ValueError(f"max_seqlen_{side} must be at least the longest sequence's {max(lengths)}, got {longest}")
+    return lengths, max(lengths, default=0) if longest is None else int(longest)
+
+
+def _shortened(numbers: list[int]) -> str:
+    """A list in one line."""
+    return str(numbers) if len(numbers) <= 12 else f"[{', '.join(map(str, numbers[:6]))}, ..., {', '.join(map(str, numbers[-3:]))}]"

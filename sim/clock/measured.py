@@ -1,0 +1,127 @@
+"""What benchmarks measured of a schedule's problem on its device: the lines of their files that are of the same case."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from cupyflash.device import Device
+from cupyflash.request.options import Options
+from cupyflash.schedules import BackwardSchedule, DecodeSchedule, TileSchedule
+
+RESULTS = Path(__file__).resolve().parents[2] / "benchmarks" / "results"
+"""Where a checkout has them; an installed package has none."""
+
+
+@dataclass(frozen=True)
+class Measured:
+    """One measurement: the median of a call's seconds on the device, and the distance of its quartiles; the day and the commit, the
+    file's name. `exposed`: the device may have waited for the host."""
+
+    implementation: str
+    seconds: float
+    spread: float
+    exposed: bool
+    date: str
+    commit: str
+    file: str
+
+
+def measured(schedule: TileSchedule, folder: Path = RESULTS) -> tuple[Measured, ...]:
+    """Of the schedule's own kernels, newest first: on the same device, the same case, the same tile where the line has one.
+
+    Left out is what was wrong, what the device cannot reach, and what the simulated device "took". None for a problem with options
+    that no benchmark times. ValueError, with the file, for a line that is no JSON.
+    """
+    case = case_of(schedule)
+    if case is None or not folder.is_dir():
+        return ()
+    found: list[Measured] = []
+    for file in sorted(folder.glob("*.jsonl")):
+        run: Mapping[str, Any] = {}
+        for number, line in numbered(file):
+            run = line if line["kind"] == "run" else run
+            try:
+                if line["kind"] == "measurement" and is_of(schedule, case, run, line):
+                    found.append(measurement(run, line, file))
+            except (KeyError, TypeError, ValueError) as error:
+                raise ValueError(f"{file.name}, line {number}: no measurement of a benchmark's: {error!r}") from None
+    return tuple(sorted(found, key=lambda each: each.date, reverse=True))
+
+
+def measurement(run: Mapping[str, Any], line: Mapping[str, Any], file: Path) -> Measured:
+    """A line of a run. KeyError, TypeError or ValueError where it is none."""
+    seconds, spread = float(line["seconds"]), float(line["spread_s"])
+    if not 0 < seconds < math.inf:
+        raise ValueError(f"seconds = {seconds}")
+    exposed = bool(line.get("exposed"))
+    return Measured(line["implementation"], seconds, spread, exposed, str(run["date"]), str(run["commit"]), file.name)
+
+
+def read(file: Path) -> Iterator[dict[str, Any]]:
+    """A benchmark file's lines; the last one is left out where it was cut off in the middle."""
+    return (line for _, line in numbered(file))
+
+
+def numbered(file: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    """The same with their numbers. ValueError, with file and line, for what a benchmark does not write."""
+    try:
+        lines = file.read_text(encoding="utf-8").splitlines()
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{file.name}: not UTF-8: {error}") from None
+    for number, text in enumerate(lines, 1):
+        try:
+            line = json.loads(text)
+        except ValueError:
+            if number < len(lines):
+                raise ValueError(f"{file.name}, line {number}: no JSON: {text[:80]!r}") from None
+            return
+        if not isinstance(line, dict) or not isinstance(line.get("kind"), str):
+            raise ValueError(f"{file.name}, line {number}: no record of a benchmark, an object with its kind: {text[:80]!r}")
+        yield number, line
+
+
+def case_of(schedule: TileSchedule) -> dict[str, Any] | None:
+    """What lines about the same problem say, as benchmarks/cases.py names it; None where no benchmark times such a one."""
+    p, asked = schedule.problem, schedule.problem.options
+    decoding = isinstance(schedule, DecodeSchedule)
+    full = asked.key_lengths in (None, (p.seqlen_k,) * p.batch)
+    plain = replace(asked, causal=False, padded=False, key_lengths=None, scale=None) == Options()
+    shape = p.seqlen_q == 1 if decoding else p.seqlen_q == p.seqlen_k and p.heads == p.kv_heads
+    if not (full and plain and shape and p.head_dim == p.head_dim_v):
+        return None
+    case = {"dtype": p.dtype, "d": p.head_dim, "n": p.seqlen_k, "causal": asked.causal, "batch": p.batch, "heads": p.heads}
+    if decoding:  # a single query sees every key, causal or not
+        return {"pass": "decode", **case, "causal": True, "kv_heads": p.kv_heads}
+    return {"pass": "backward" if isinstance(schedule, BackwardSchedule) else "forward", **case}
+
+
+def is_of(schedule: TileSchedule, case: Mapping[str, Any], run: Mapping[str, Any], line: Mapping[str, Any]) -> bool:
+    """Whether a line has a figure, a right one, of the schedule's kernels on its device."""
+    good = not run.get("simulated", True) and "seconds" in line and "invalid" not in line and line.get("right") is not False
+    same = good and all(line.get(name) == value for name, value in case.items()) and same_chip(schedule.device, run["device"])
+    return same and implements(schedule, line)
+
+
+def implements(schedule: TileSchedule, line: Mapping[str, Any]) -> bool:
+    """Whether a line is of the schedule's kernels: as a benchmark names them, with its tile or splits where the line has them."""
+    size, named = f"{schedule.block_rows}x{schedule.block_cols}", line["implementation"]
+    if isinstance(schedule, DecodeSchedule):
+        page = schedule.cache.page_size
+        return named == ("decode" if page is None else f"decode, pages of {page}") and line.get("splits") == schedule.splits
+    if isinstance(schedule, BackwardSchedule):
+        return bool(named == schedule.algorithm + " deterministic" * schedule.deterministic)
+    return named in (schedule.algorithm, f"{schedule.algorithm} {size}") and line.get("tile", size) == size
+
+
+def same_chip(device: Device, told: Mapping[str, Any]) -> bool:
+    """Whether a file's device, which CUDA named, is this one: of the same name in the catalogue, and as large."""
+    try:
+        known = Device.named(str(told["name"])).name
+    except ValueError:
+        known = told["name"]
+    return known == device.name and told["sm_count"] == device.sm_count

@@ -1,0 +1,1 @@
+"""Numbers: attention in NumPy, when a result is right, and the inputs that are drawn."""

@@ -1,0 +1,143 @@
+"""Calls on NumPy arrays, as the simulator hands them on: q, k and v, what comes beside them, and what is asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from cupyflash.request.dropout import ARGUMENTS, Dropout
+from cupyflash.request.named_scores import one_score
+from cupyflash.request.options import ARRAYS, Options
+from cupyflash.request.problem import Problem
+from cupyflash.request.score import Mask, Score, seen_by
+
+NOTHING = Options()
+NEWEST = Options(causal=True)
+
+
+@dataclass(frozen=True, eq=False)
+class Inputs:
+    """Arrays as `cupyflash.attention` takes them: q, k, v and, by name, those `beside` them (`cupyflash.options.ARRAYS`).
+
+    `blocks` (Br, Bc) are a block mask's. `options` need not say which arrays there are, and what they say of a score function is
+    `score`'s form. `dropout` says which weights are dropped, where the options have it. Of several sequences this may be the one of
+    number `sequence`, which is then b in the score's line.
+    """
+
+    q: np.ndarray
+    k: np.ndarray
+    v: np.ndarray
+    options: Options = NOTHING
+    beside: Mapping[str, np.ndarray] = field(default_factory=dict)
+    blocks: tuple[int, int] | None = None
+    score: Score | None = None
+    sequence: int = 0
+    dropout: Dropout | None = None
+
+    @classmethod
+    def of(cls, q: np.ndarray, k: np.ndarray, v: np.ndarray, *, blocks: tuple[int, int] | None = None, **asked: Any) -> Inputs:
+        """From `attention`'s keywords. TypeError or ValueError for what is none of them."""
+        beside = {name: asked.pop(name) for name in ARRAYS if name in asked}
+        dropout = Dropout.asked(*(asked.pop(name, default) for name, default in ARGUMENTS.items()))
+        score, options = _score_and_options(asked)
+        there = {name: array for name, array in beside.items() if array is not None}
+        return cls(q, k, v, replace(options, dropout=dropout is not None), there, blocks, score, dropout=dropout)
+
+    @property
+    def qkv(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        return self.q, self.k, self.v
+
+    @property
+    def keywords(self) -> dict[str, Any]:
+        """What `attention` is to be given by name."""
+        own: dict[str, Any] = {} if self.score is None else {"score": self.score}
+        own |= {} if self.dropout is None else self.dropout.keywords
+        return {**self.beside, **own, **self.options.keywords}
+
+    @cached_property
+    def problem(self) -> Problem:
+        """What the arrays pose. Raises as `Problem.from_arrays` does."""
+        options = self.options if self.score is None else replace(self.options, score=self.score.form)
+        return Problem.from_arrays(self.q, self.k, self.v, options, **self.beside)
+
+
+@dataclass(frozen=True, eq=False)
+class Decoding:
+    """Arrays as `cupyflash.attention_decode` takes them, by its names, with what it is asked for; None among them is as not given.
+
+    A tree mask is (n_q, n_q) or (b, n_q, n_q). `mask` is a function.
+    """
+
+    arrays: Mapping[str, np.ndarray]
+    options: Options = NEWEST
+    score: Score | None = None
+    mask: Mask | None = None
+
+    @classmethod
+    def of(cls, q: np.ndarray, k_cache: np.ndarray, v_cache: np.ndarray, cache_seqlens: Any, **asked: Any) -> Decoding:
+        """From `attention_decode`'s arguments. TypeError for what is none of them."""
+        beside = {name: asked.pop(name, None) for name in ("k", "v", "block_table", "tree_mask", "sinks")}
+        mask = asked.pop("mask", None)
+        score, options = _score_and_options({"causal": True, **asked})
+        arrays = {"q": q, "k_cache": k_cache, "v_cache": v_cache, "cache_seqlens": np.asarray(cache_seqlens)}
+        arrays |= {name: array for name, array in beside.items() if array is not None}
+        return cls(arrays, options, score, mask)
+
+    def rows(self, name: str, sequence: int) -> np.ndarray:
+        """All rows of `k_cache` or `v_cache` that there is room for in a sequence, (h_kv, n, d): its pages one behind the other."""
+        cache, table = self.arrays[name], self.arrays.get("block_table")
+        if table is None:
+            own: np.ndarray = cache[sequence]
+            return own
+        pages = cache[np.clip(table[sequence], 0, len(cache) - 1)]  # (pages of the sequence, h_kv, page_size, d)
+        behind: np.ndarray = np.moveaxis(pages, 1, 0).reshape(cache.shape[1], -1, cache.shape[3])
+        return behind
+
+    def appended(self, name: str) -> np.ndarray:
+        """`k_cache` or `v_cache` as it is to be when the new keys are in their places."""
+        cache: np.ndarray = self.arrays[name].copy()
+        new, table = self.arrays.get(name[0]), self.arrays.get("block_table")
+        if new is None:
+            return cache
+        for b, length in enumerate(self.arrays["cache_seqlens"]):
+            for row, key in enumerate(range(length, length + new.shape[2])):
+                page, place = (b, key) if table is None else (table[b, key // cache.shape[2]], key % cache.shape[2])
+                cache[page, :, place] = new[b, :, row]
+        return cache
+
+    @cached_property
+    def sequences(self) -> tuple[Inputs, ...]:
+        """Each sequence as an ordinary call of a batch of one, with its new keys behind those of the cache before the call."""
+        return tuple(self._sequence(b, int(length)) for b, length in enumerate(self.arrays["cache_seqlens"]))
+
+    def _sequence(self, b: int, length: int) -> Inputs:
+        q, tree = self.arrays["q"][b : b + 1], self.arrays.get("tree_mask")
+        both = []
+        for cache, new in (("k_cache", "k"), ("v_cache", "v")):
+            rows = self.rows(cache, b)[:, :length]
+            both.append(np.concatenate([rows, self.arrays[new][b]], axis=1) if new in self.arrays else rows)
+        k, v = (rows[None].copy() for rows in both)
+        beside = {name: self.arrays[name] for name in ("sinks",) if name in self.arrays}
+        n_q, keys = q.shape[2], k.shape[2]
+        if tree is not None:
+            seen = np.ones((n_q, keys), bool)
+            newest = min(n_q, keys)  # a sequence may have fewer keys than queries: the mask's last columns are its newest
+            seen[:, keys - newest :] = (tree if tree.ndim == 2 else tree[b])[:, n_q - newest :]
+            beside["mask"] = seen
+        if self.mask is not None:
+            own = Problem(1, q.shape[1], k.shape[1], n_q, keys, q.shape[3], str(q.dtype), head_dim_v=v.shape[3])
+            said = seen_by(self.mask.form, own, self.mask.arrays | self.mask.numbers, b)
+            beside["mask"] = np.broadcast_to(said & beside.get("mask", np.True_), (1, q.shape[1], n_q, keys))
+        options = replace(self.options, mask_function=None)  # which the array then says
+        return Inputs(q, k, v, options, beside, score=self.score, sequence=b)
+
+
+def _score_and_options(asked: Mapping[str, Any]) -> tuple[Score | None, Options]:
+    """From a call's keywords."""
+    own = {name: asked.get(name) for name in ("score", "softcap", "alibi_slopes")}
+    score = one_score(**own)
+    return score, Options(**{name: each for name, each in asked.items() if name not in own}, score=score.form if score else None)

@@ -1,0 +1,234 @@
+"""Attention and its gradients with NumPy: in float64, which every other result is measured against, or rounded on the way."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from cupyflash.expressions.evaluate import evaluate, positions
+from cupyflash.expressions.tree import Node
+from cupyflash.request.dropout import Dropout
+from cupyflash.request.score import sizes_of
+from cupyflash.sim.numbers.inputs import Decoding, Inputs
+
+# What is done to S, P, O, dP and dS when they are stored.
+Rounding = Callable[[np.ndarray], np.ndarray]
+
+
+def exactly(x: np.ndarray) -> np.ndarray:
+    """No rounding."""
+    return x
+
+
+@dataclass(frozen=True)
+class Forward:
+    """S (..., n_q, n_k) with -inf where a row does not see a key, P = softmax(S), L = log sum exp; V has a head for each of q's.
+
+    `kept` is 1 / (1 - p) where a weight is kept and 0 where it is dropped, 1 without dropout; `weights` are P * kept.
+    """
+
+    S: np.ndarray
+    P: np.ndarray
+    kept: Any
+    weights: np.ndarray
+    L: np.ndarray
+    V: np.ndarray
+    O: np.ndarray  # noqa: E741 (the paper's name)
+
+
+def forward(inputs: Inputs, dtype: type[np.floating[Any]] = np.float64, rounded: Rounding = exactly) -> Forward:
+    """O = softmax(scale Q K^T + bias) V, computed in `dtype`; a row that sees no key has O = 0 and L = -inf.
+
+    Holds all of S: memory grows as n_q n_k.
+    """
+    S = rounded(masked_scores(inputs, dtype))
+    sinks = sinks_of(inputs, dtype)
+    m = np.maximum(S.max(axis=-1, keepdims=True, initial=-np.inf), sinks)
+    safe = np.where(np.isneginf(m), dtype(0), m)
+    P = np.exp(S - safe)
+    l = P.sum(axis=-1, keepdims=True) + np.exp(sinks - safe)  # noqa: E741 (the paper's name)
+    with np.errstate(divide="ignore"):
+        L = m + np.log(l)
+    P = rounded(P / np.where(l == 0, dtype(1), l))
+    V = every_head(inputs, inputs.v.astype(dtype))
+    kept = dtype(1) if inputs.dropout is None else kept_of(inputs.dropout, S.shape).astype(dtype)
+    weights = rounded(P * kept)
+    return Forward(S, P, kept, weights, L[..., 0], V, rounded(weights @ V))
+
+
+def kept_of(dropout: Dropout, shape: tuple[int, ...]) -> np.ndarray:
+    """1 / (1 - p) where a weight is kept and 0 where it is dropped, of S's shape (..., n_q, n_k)."""
+    return np.where(dropped(dropout, shape), 0.0, dropout.scale)
+
+
+def dropped(dropout: Dropout, shape: tuple[int, ...]) -> np.ndarray:
+    """Which weights are dropped, of S's shape (..., n_q, n_k)."""
+    *pairs, n_q, n_k = shape
+    sizes = (1,) * (2 - len(pairs)) + (*pairs, n_q, n_k)
+    batch, head, row, key = (at + np.arange(size, dtype=np.uint64) for at, size in zip(dropout.origin, sizes, strict=True))
+    counter = (
+        (row // 32 * 8 + row % 8)[:, None],
+        key // 16 * 8 + key % 8,
+        (batch[:, None] << 16 | head)[:, :, None, None],
+        np.uint64(dropout.offset),
+    )
+    words = np.stack(philox(counter, (dropout.seed % 2**32, dropout.seed >> 32)))
+    word = np.take_along_axis(words, (row // 8 % 4).astype(np.intp)[None, None, None, :, None], axis=0)[0]
+    numbers = word >> 16 * (key // 8 % 2) & 0xFFFF
+    found: np.ndarray = (numbers < dropout.threshold).reshape(shape)
+    return found
+
+
+def philox(counter: Sequence[Any], key: tuple[int, int]) -> tuple[np.ndarray, ...]:
+    """The four words of 32 bits that Philox4x32-10 makes of four, each an array of uint64 that broadcasts against the others."""
+    c0, c1, c2, c3 = np.broadcast_arrays(*(np.asarray(word, np.uint64) for word in counter))
+    low = np.uint64(2**32 - 1)
+    for turn in range(10):
+        k0, k1 = ((word + turn * step) % 2**32 for word, step in zip(key, (0x9E3779B9, 0xBB67AE85), strict=True))
+        a, b = c0 * np.uint64(0xD2511F53), c2 * np.uint64(0xCD9E8D57)
+        c0, c1, c2, c3 = b >> np.uint64(32) ^ c1 ^ np.uint64(k0), b & low, a >> np.uint64(32) ^ c3 ^ np.uint64(k1), a & low
+    return c0, c1, c2, c3
+
+
+def sinks_of(inputs: Inputs, dtype: type[np.floating[Any]]) -> np.ndarray:
+    """The sink of each row, -inf for none."""
+    given = inputs.beside.get("sinks", np.full(inputs.problem.heads, -np.inf)).astype(dtype)
+    return given[:, None, None] if inputs.q.ndim > 2 else given
+
+
+def masked_scores(inputs: Inputs, dtype: type[np.floating[Any]] = np.float64) -> np.ndarray:
+    """S = scale Q K^T in `dtype`, or what a score function makes of it, plus bias, with -inf where a row does not see a key."""
+    S = scaled_scores(inputs, dtype)
+    if inputs.score is not None:
+        S = of_scores(inputs, S, inputs.score.form.tree)
+    if "bias" in inputs.beside:
+        S = S + inputs.beside["bias"].astype(dtype)
+    return np.where(visible(inputs, S.shape), S, dtype(-np.inf))
+
+
+def scaled_scores(inputs: Inputs, dtype: type[np.floating[Any]]) -> np.ndarray:
+    """scale Q K^T in `dtype`."""
+    keys = np.swapaxes(every_head(inputs, inputs.k.astype(dtype)), -1, -2)
+    scaled: np.ndarray = dtype(inputs.problem.softmax_scale) * (inputs.q.astype(dtype) @ keys)
+    return scaled
+
+
+def of_scores(inputs: Inputs, scaled: np.ndarray, tree: Node | None) -> np.ndarray:
+    """The value of a score function's tree for each scaled score, in their dtype; 0 for no tree."""
+    p, score, dtype = inputs.problem, inputs.score, scaled.dtype.type
+    assert score is not None
+    shape, at = (p.batch, p.heads, p.seqlen_q, p.seqlen_k), positions(sizes_of(p))
+    values = at | {"b": at["b"] + inputs.sequence, "s": scaled.reshape(shape)} | score.arrays | score.numbers
+    found = dtype(0) if tree is None else evaluate(tree, values, dtype)
+    return np.broadcast_to(found, shape).reshape(scaled.shape).copy()
+
+
+def before_function(inputs: Inputs, P: np.ndarray, dS: np.ndarray) -> np.ndarray:
+    """dS of the scores that the score function is given: times its derivative, but 0 where P is, whatever that is."""
+    if inputs.score is None:
+        return dS
+    slopes = of_scores(inputs, scaled_scores(inputs, P.dtype.type), inputs.score.form.derivative)
+    with np.errstate(invalid="ignore", over="ignore"):
+        made: np.ndarray = np.where(P == 0, P.dtype.type(0), dS * slopes)
+    return made
+
+
+def visible(inputs: Inputs, shape: tuple[int, ...]) -> np.ndarray:
+    """Which keys each row sees, of S's shape (..., n_q, n_k)."""
+    p, beside = inputs.problem, inputs.beside
+    rows, cols = np.arange(p.seqlen_q), np.arange(p.seqlen_k)
+    seen = np.broadcast_to(p.sees(rows, p.seqlen_k), shape).copy()
+    if "mask" in beside:
+        seen &= beside["mask"]
+    if "key_lengths" in beside:
+        seen &= cols < np.asarray(beside["key_lengths"]).reshape(-1, *(1,) * 3)[(0,) * (4 - len(shape))]
+    if "block_mask" in beside and inputs.blocks is not None:
+        seen &= beside["block_mask"][..., rows[:, None] // inputs.blocks[0], cols // inputs.blocks[1]]
+    return seen
+
+
+def every_head(inputs: Inputs, array: np.ndarray) -> np.ndarray:
+    """K or V with a head for each of q's."""
+    p = inputs.problem
+    return array if array.ndim == 2 or p.heads == p.kv_heads else np.repeat(array, p.heads // p.kv_heads, axis=-3)
+
+
+@dataclass(frozen=True)
+class Backward:
+    """P, `weights` of V, dP = dO V^T (times what keeps a weight), D = rowsum(P * dP) and, by name, the gradients.
+
+    dS = P * (dP - D) is that of S, and dbias before what was broadcast is summed; dQ and dK are made from `before_function` of it.
+    """
+
+    P: np.ndarray
+    weights: np.ndarray
+    dP: np.ndarray
+    D: np.ndarray
+    gradients: dict[str, np.ndarray]
+
+
+def backward(
+    dout: np.ndarray,
+    inputs: Inputs,
+    dtype: type[np.floating[Any]] = np.float64,
+    rounded: Rounding = exactly,
+    *,
+    from_out: bool = False,
+) -> Backward:
+    """The gradients of sum(dout * O), computed in `dtype`; D is rowsum(dO * O) with `from_out`, as Algorithm 4 has it.
+
+    Source: FlashAttention (arXiv 2205.14135), Appendix B.2.
+    """
+    made = forward(inputs, dtype, rounded)
+    dO = dout.astype(dtype)
+    dP = rounded((dO @ np.swapaxes(made.V, -1, -2)) * made.kept)
+    D = (dO * made.O if from_out else made.P * dP).sum(axis=-1, keepdims=True)
+    dS = made.P * (dP - D)
+    given, dS = rounded(before_function(inputs, made.P, dS)), rounded(dS)
+    q, k = inputs.q.astype(dtype), inputs.k.astype(dtype)
+    of_sink = np.exp(sinks_of(inputs, dtype) - np.where(np.isneginf(made.L), dtype(0), made.L)[..., None])
+    more = {"dbias": dS, "dsinks": -(of_sink * D)[..., 0]}
+    return Backward(made.P, made.weights, dP, D, products(inputs, made.weights, given, dO, q, k) | more)
+
+
+def products(
+    inputs: Inputs, weights: np.ndarray, dS: np.ndarray, dO: np.ndarray, Q: np.ndarray, K: np.ndarray
+) -> dict[str, np.ndarray]:
+    """dQ = scale dS K, dK = scale dS^T Q and dV = weights^T dO, the last two summed over the query heads of each key head."""
+    p, scale = inputs.problem, Q.dtype.type(inputs.problem.softmax_scale)
+
+    def grouped(gradient: np.ndarray) -> np.ndarray:
+        if gradient.ndim == 2 or p.heads == p.kv_heads:
+            return gradient
+        heads = (*gradient.shape[:-3], p.kv_heads, p.heads // p.kv_heads, *gradient.shape[-2:])
+        summed: np.ndarray = gradient.reshape(heads).sum(axis=-3)
+        return summed
+
+    return {
+        "dQ": scale * (dS @ every_head(inputs, K)),
+        "dK": grouped(scale * (np.swapaxes(dS, -1, -2) @ Q)),
+        "dV": grouped(np.swapaxes(weights, -1, -2) @ dO),
+    }
+
+
+def reference(q: np.ndarray, k: np.ndarray, v: np.ndarray, **asked: Any) -> tuple[np.ndarray, np.ndarray]:
+    """O and L in float64; arguments as `cupyflash.attention` takes them, and `blocks` (Br, Bc) of a block mask."""
+    made = forward(Inputs.of(q, k, v, **asked))
+    return made.O, made.L
+
+
+def reference_decode(*arrays: Any, **asked: Any) -> tuple[np.ndarray, np.ndarray]:
+    """O and L of decoding in float64, each sequence by itself; arguments as `cupyflash.attention_decode` takes them.
+
+    New keys, `k` and `v`, count, and the cache is left as it is.
+    """
+    made = [forward(inputs) for inputs in Decoding.of(*arrays, **asked).sequences]
+    return np.concatenate([each.O for each in made]), np.concatenate([each.L for each in made])
+
+
+def reference_gradients(dout: np.ndarray, q: np.ndarray, k: np.ndarray, v: np.ndarray, **asked: Any) -> dict[str, np.ndarray]:
+    """dQ, dK, dV and dbias (of S's shape) of sum(dout * O), in float64; arguments as for `reference`."""
+    return backward(dout, Inputs.of(q, k, v, **asked)).gradients

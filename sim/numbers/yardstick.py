@@ -1,0 +1,338 @@
+"""When numbers are right: error against float64 at most twice that of the plain computation in the low precision.
+
+`verify` and the tests hold kernels to the same rule, which stands here only.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
+
+import numpy as np
+
+from cupyflash.arrays import numpy_dtype, of_heads
+from cupyflash.expressions.tree import counted
+from cupyflash.request.dropout import Dropout
+from cupyflash.request.options import Options, Pattern
+from cupyflash.request.problem import Problem
+from cupyflash.request.score import Form, Mask, Score, seen_by, sizes_of
+from cupyflash.schedules import Cache, TileSchedule
+from cupyflash.sim.numbers.inputs import Decoding, Inputs
+from cupyflash.sim.numbers.reference import (
+    Backward,
+    Forward,
+    Rounding,
+    backward,
+    before_function,
+    forward,
+    masked_scores,
+    products,
+    sinks_of,
+)
+
+AnyTiles = TypeVar("AnyTiles", bound=TileSchedule)
+
+
+class _Dtypes(dict[str, np.dtype[Any]]):
+    """NumPy's dtypes by name, looked up when they are asked for: bfloat16 needs a package that nothing else does."""
+
+    def __missing__(self, name: str) -> np.dtype[Any]:
+        return self.setdefault(name, numpy_dtype(name))
+
+
+DTYPES = _Dtypes()
+# The probability with which weights are dropped where a problem does not say
+DROPPED = 0.25
+# Of bfloat16, which NumPy's own finfo does not know.
+BFLOAT16_EPS = 2.0**-7
+NOTHING_GIVEN: Mapping[str, Any] = {}
+# Elements of a captured array along an axis that no position counts
+FREE_AXIS = 40
+
+
+@dataclass(frozen=True)
+class Numbers:
+    """One tensor's largest absolute error against float64, and what is allowed.
+
+    A NaN, or a log-sum-exp that is finite where it should be -inf or the other way round, is an infinite error.
+    """
+
+    error: float
+    allowed: float
+
+    @property
+    def good(self) -> bool:
+        return bool(self.error <= self.allowed)
+
+
+def draw(problem: Problem, seed: int = 0, v_mean: float = 0.0) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Normal q, k and v of shape (b, h, n, d); V about `v_mean`, since a mean of zero hides errors in the weights."""
+    rng = np.random.default_rng(seed)
+    p = problem
+    q = rng.standard_normal((p.batch, p.heads, p.seqlen_q, p.head_dim))
+    k = rng.standard_normal((p.batch, p.kv_heads, p.seqlen_k, p.head_dim))
+    v = rng.standard_normal((p.batch, p.kv_heads, p.seqlen_k, p.head_dim_v)) + v_mean
+    return tuple(array.astype(np.float32).astype(DTYPES[p.dtype]) for array in (q, k, v))  # type: ignore[return-value]
+
+
+def draw_gradient(problem: Problem, seed: int = 0) -> np.ndarray:
+    """A normal gradient of O, of shape (b, h, n_q, d_v)."""
+    rng, p = np.random.default_rng([seed, 2]), problem
+    dout: np.ndarray = rng.standard_normal((p.batch, p.heads, p.seqlen_q, p.head_dim_v)).astype(np.float32).astype(DTYPES[p.dtype])
+    return dout
+
+
+def draw_masks(problem: Problem, seed: int = 0) -> dict[str, np.ndarray]:
+    """The mask, bias and key lengths that a problem says it has, by argument name: mask and bias vary in all four axes."""
+    rng = np.random.default_rng([seed, 1])
+    p, scores = problem, (problem.batch, problem.heads, problem.seqlen_q, problem.seqlen_k)
+    drawn: dict[str, np.ndarray] = {}
+    if p.options.mask:
+        known = p.options.pattern
+        random = rng.random(scores) < 0.7
+        drawn["mask"] = random if known is None or known.bits is None else known.kept
+    if p.options.mask_function is not None and p.options.pattern is not None:
+        drawn["mask"] = np.broadcast_to(p.options.pattern.kept, scores)
+    if p.options.bias:
+        drawn["bias"] = rng.standard_normal(scores).astype(np.float32).astype(DTYPES[p.dtype])
+    if p.options.padded:
+        lengths = rng.integers(0, p.seqlen_k + 1, p.batch) if p.options.key_lengths is None else p.options.key_lengths
+        drawn["key_lengths"] = np.array(lengths, np.int32)
+    if p.options.sinks:
+        drawn["sinks"] = rng.standard_normal(p.heads).astype(np.float32)
+    if p.options.block_mask is not None:
+        drawn["block_mask"] = p.options.block_mask.kept
+    return drawn
+
+
+def knowing_mask(schedule: AnyTiles, seed: int = 0, mask: Mask | None = None) -> AnyTiles:
+    """The schedule of a problem that knows what the mask says that is drawn for it, or `mask`, a function, which its counts depend
+    on."""
+    p = schedule.problem
+    if p.options.pattern is not None or not (p.options.mask or mask is not None):
+        return schedule
+    said = draw_masks(p, seed)["mask"] if mask is None else seen_by(mask.form, p, mask.arrays | mask.numbers)
+    return replace(schedule, problem=p.asking(pattern=Pattern.of(said)))
+
+
+def drawn(
+    problem: Problem, seed: int = 0, v_mean: float = 0.0, blocks: tuple[int, int] | None = None, dropped: float = DROPPED
+) -> Inputs:
+    """q, k, v and what a problem says comes beside them, of a mask function that is known what it says; a block mask is one of
+    `blocks` (Br, Bc); weights are `dropped` with that probability, where any are."""
+    options = replace(problem.options, block_mask=None, mask_function=None, pattern=None, tiles_given=False)
+    score, dropout = draw_score(problem, seed), Dropout(dropped, 2**40 + seed, 1) if problem.options.dropout else None
+    return Inputs(*draw(problem, seed, v_mean), options, draw_masks(problem, seed), blocks, score, dropout=dropout)
+
+
+def draw_score(problem: Problem, seed: int = 0, given: Mapping[str, Any] = NOTHING_GIVEN) -> Score | None:
+    """A problem's score function with values for what it captures: from 1/4 to 1, or 0 to 3, but for those that are `given`.
+
+    An axis that a position counts has as many elements as that has places, any other one `FREE_AXIS`.
+    """
+    form = problem.options.score
+    return None if form is None else Score(form.text, **_drawn(problem, form, seed, given))
+
+
+def draw_mask(problem: Problem, seed: int = 0, given: Mapping[str, Any] = NOTHING_GIVEN) -> Mask | None:
+    """The same of its mask function; integers grow along the last axis, as the numbers of documents do."""
+    form = problem.options.mask_function
+    return None if form is None else Mask(form.text, **_drawn(problem, form, seed, given))
+
+
+def _drawn(problem: Problem, form: Form, seed: int, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Values by name."""
+    rng = np.random.default_rng([seed, 4 if form.kind == "score" else 5])
+    sizes, values = sizes_of(problem), dict[str, Any]()
+    for captured in form.captured:
+        counts = [[counted(index) for index in load.indices] for load in form.loads if load.name == captured.name]
+        free = [next(filter(None, each), None) for each in zip(*counts, strict=True)]
+        shape = tuple(FREE_AXIS if each is None else sizes[each] for each in free)
+        drawn = {"float": rng.uniform(0.25, 1, shape), "int": rng.integers(0, 4, shape), "bool": rng.random(shape) < 0.5}
+        array = np.asarray(drawn[captured.type])
+        if form.kind == "mask" and captured.type == "int" and captured.axes:
+            array = np.sort(array, axis=-1)
+        values[captured.name] = array.item() if captured.axes is None else array.astype(DTYPES[captured.dtype])
+    return values | {name: value for name, value in given.items() if name in values}
+
+
+def draw_decode(problem: Problem, cache: Cache, seed: int = 0, v_mean: float = 0.0) -> Decoding:
+    """Decoding's arrays, as `draw` and `draw_masks` draw them; caches are NaN wherever no sequence has a key.
+
+    Lengths that the problem does not know are as many as there is room for. Pages are in random order, and places of the table
+    that are not to be read name none. The tree mask lets each query see its own key.
+    """
+    p, rng = problem, np.random.default_rng([seed, 3])
+    room = p.seqlen_k - cache.appended
+    lengths = p.options.key_lengths or (room,) * p.batch
+    q, *kv = draw(p, seed, v_mean)
+    arrays: dict[str, np.ndarray] = {"q": q, "cache_seqlens": np.array(lengths, np.int32)}
+    places = np.full((p.batch, p.seqlen_k // (cache.page_size or max(1, p.seqlen_k))), -1, np.int32)
+    if cache.page_size:
+        used = [-(-(length + cache.appended) // cache.page_size) for length in lengths]
+        if sum(used) > cache.pages:
+            raise ValueError(f"pages must be at least {sum(used)}, what the sequences fill, got {cache.pages}")
+        places[np.arange(places.shape[1]) < np.array(used)[:, None]] = rng.permutation(cache.pages)[: sum(used)]
+        arrays["block_table"] = places
+    for (name, new), rows in zip((("k_cache", "k"), ("v_cache", "v")), kv, strict=True):
+        drawn = rows[:, :, :room].copy()
+        if cache.appended:
+            arrays[new] = rows[:, :, room:].copy()
+        for own, length in zip(drawn, lengths, strict=True):
+            own[:, length:] = np.nan
+        arrays[name] = _in_places(drawn, places, cache, p.seqlen_k)
+    if cache.tree:
+        arrays["tree_mask"] = (rng.random((p.batch, p.seqlen_q, p.seqlen_q)) < 0.6) | np.eye(p.seqlen_q, dtype=bool)
+    arrays |= {name: array for name, array in draw_masks(p, seed).items() if name == "sinks"}
+    return Decoding(arrays, p.options.beside({}), draw_score(p, seed), draw_mask(p, seed))
+
+
+def _in_places(rows: np.ndarray, places: np.ndarray, cache: Cache, keys: int) -> np.ndarray:
+    """A cache with room for so many keys that holds rows (b, h_kv, fewer, d), in pages where it has any; NaN in the rest."""
+    b, heads, given, d = rows.shape
+    filled = np.full((b, heads, keys, d), np.nan, rows.dtype)
+    filled[:, :, :given] = rows
+    if cache.page_size is None:
+        return filled
+    pages = np.full((cache.pages, heads, cache.page_size, d), np.nan, rows.dtype)
+    of_sequences = np.moveaxis(filled.reshape(b, heads, -1, cache.page_size, d), 1, 2)
+    pages[places[places >= 0]] = of_sequences[places >= 0]
+    return pages
+
+
+def to(dtype: Any) -> Rounding:
+    """Rounding to a dtype, in float32."""
+    return lambda x: x.astype(dtype).astype(np.float32)
+
+
+def plain(inputs: Inputs) -> np.ndarray:
+    """Attention done plainly in q's dtype: S, P and O each rounded to it, sums in float32."""
+    return forward(inputs, np.float32, to(inputs.q.dtype)).O.astype(inputs.q.dtype)
+
+
+def ulp(x: float, dtype: object) -> float:
+    """The unit in the last place of x in a dtype."""
+    finfo: Any = np.finfo
+    eps = BFLOAT16_EPS if np.dtype(dtype).name == "bfloat16" else float(finfo(dtype).eps)  # type: ignore[call-overload]
+    return eps * 2.0 ** math.floor(math.log2(max(x, 1e-30)))
+
+
+def measure(out: np.ndarray, lse: np.ndarray | None, inputs: Inputs, score_dtype: object = np.float32) -> dict[str, Numbers]:
+    """The errors of O, and of L where there is one, and what is allowed of them.
+
+    O: twice the plain computation's error plus one unit in the last place of the output. L: 1e-5 plus four units in the last place
+    of the largest score. `score_dtype` is what S is held in: float32 on chip, the element type where S goes to HBM.
+    """
+    exact = forward(inputs)
+    step = ulp(np.abs(exact.O).max(initial=0), out.dtype)
+    numbers = {"O": Numbers(_largest(out, exact.O), 2 * _largest(plain(inputs), exact.O) + step)}
+    if lse is None:
+        return numbers
+    seen = np.isfinite(exact.L)
+    shapes_agree = np.array_equal(np.isfinite(lse), seen) and bool(np.all(np.isneginf(lse[~seen])))
+    error = _largest(lse[seen], exact.L[seen]) if shapes_agree else float("inf")
+    return numbers | {"L": Numbers(error, 1e-5 + 4 * ulp(largest_score(inputs), score_dtype))}
+
+
+def measure_decode(out: np.ndarray, lse: np.ndarray | None, sequences: Sequence[Inputs]) -> dict[str, Numbers]:
+    """As `measure`, of each of `Decoding.sequences` by itself: the numbers of the one that is nearest to what is allowed of it, or
+    beyond."""
+    each = [measure(out[b : b + 1], None if lse is None else lse[b : b + 1], inputs) for b, inputs in enumerate(sequences)]
+    return {name: max((numbers[name] for numbers in each), key=lambda own: own.error / own.allowed) for name in each[0]}
+
+
+def largest_score(inputs: Inputs) -> float:
+    """Of all scores, seen or not."""
+    bias = {name: array for name, array in inputs.beside.items() if name == "bias"}
+    options = Options(scale=inputs.options.scale, score=inputs.options.score)
+    S = masked_scores(replace(inputs, options=options, beside=bias, blocks=None))
+    return float(np.abs(S[np.isfinite(S)]).max(initial=0))
+
+
+def _largest(ours: np.ndarray, expected: np.ndarray) -> float:
+    """The largest absolute difference; infinite where one is not a number."""
+    with np.errstate(invalid="ignore"):  # an infinity less an infinity
+        largest = float(np.abs(ours.astype(np.float64) - expected).max(initial=0))
+    return float("inf") if np.isnan(largest) else largest
+
+
+def handed_on(inputs: Inputs, algorithm: str) -> tuple[np.ndarray, np.ndarray]:
+    """O and L for a backward, as its forward hands them on: exact, then rounded; standard attention's L is of S as it is kept."""
+    exact = forward(inputs)
+    kept = numpy_dtype(inputs.options.score_dtype or inputs.q.dtype.name)
+    L = forward(inputs, np.float32, to(kept)).L if algorithm == "standard" else exact.L
+    return exact.O.astype(inputs.q.dtype), L.astype(np.float32)
+
+
+def plain_gradients(dout: np.ndarray, inputs: Inputs, *, from_out: bool) -> dict[str, np.ndarray]:
+    """The gradients done plainly in q's dtype: S, P, O, dP, dS and the results each rounded to it, sums in float32 (Algorithm 3).
+
+    D is rowsum(P dP), or with `from_out` rowsum(dO O): as the paper's Algorithms 3 and 4 have it.
+    """
+    dtype = inputs.q.dtype
+    made = backward(dout, inputs, np.float32, to(dtype), from_out=from_out).gradients
+    return {name: gradient.astype(dtype) for name, gradient in made.items()}
+
+
+def measure_gradients(gradients: Mapping[str, np.ndarray], dout: np.ndarray, inputs: Inputs) -> dict[str, Numbers]:
+    """The errors of gradients by name (dQ, dK, dV, dbias, dsinks), each held to the 2x rule. What is allowed is the sum of
+
+    2 x the plain computation's error         of the worse of its two ways to D
+    1 unit in the last place                  of the gradient's dtype, at its largest element
+    2 units in the last place of float32      at the largest term of which dP - D cancels a part
+    1 unit in the last place of float32       of the largest score, or of 4 (about log l): so much S, whose terms cancel, is off
+                                              by, and the exponent of P; times what gradients move by as scores do, P (1 - P)
+                                              of the weights: nothing where a row has one weight
+    1/2 unit of O, in its dtype               of dsinks: what D = rowsum(dO O) of a row is off by when such errors add up as
+                                              random ones do; few rows have no larger one in the plain computation by chance
+    """
+    exact, p = backward(dout, inputs), inputs.problem
+    rough = [plain_gradients(dout, inputs, from_out=from_out) for from_out in (False, True)]
+    dO, Q, K = (np.abs(array.astype(np.float64)) for array in (dout, inputs.q, inputs.k))
+    whole = exact.P * (np.abs(exact.dP) + np.abs(exact.D))
+    cancels = np.maximum(whole, np.abs(before_function(inputs, exact.P, whole))).max(initial=0)
+    scale = abs(p.softmax_scale)
+    cancelled = {"dQ": scale * cancels * K.max(initial=0), "dK": scale * cancels * Q.max(initial=0), "dV": 0.0}
+    moves, of_score = _moved(inputs, exact, dO, Q, K), ulp(max(4.0, largest_score(inputs)), np.float32)
+    of_out = {"dsinks": _of_out(dO, inputs, forward(inputs))} if "dsinks" in gradients else {}
+    numbers = {}
+    for name, ours in gradients.items():
+        expected, *plainly, moved = (_summed(each[name], ours.shape) for each in (exact.gradients, *rough, moves))
+        sums = exact.gradients[name].size / max(ours.size, 1)  # that a broadcast axis adds up
+        numbers[name] = Numbers(
+            _largest(ours, expected),
+            2 * max(_largest(each, expected) for each in plainly)
+            + ulp(np.abs(expected).max(initial=0), ours.dtype)
+            + 2 * ulp(cancelled.get(name, cancels), np.float32) * sums
+            + of_score * moved.max(initial=0)
+            + of_out.get(name, 0.0),
+        )
+    return numbers
+
+
+def _moved(inputs: Inputs, exact: Backward, dO: np.ndarray, Q: np.ndarray, K: np.ndarray) -> dict[str, np.ndarray]:
+    """What each gradient moves by at most, to a factor of 2, as each score does by 1; dO, Q and K without their signs."""
+    rest, left = 1 - exact.P, np.abs(exact.dP - exact.D)
+    of_D = (exact.P * rest * left).sum(axis=-1, keepdims=True)
+    dS = exact.P * (rest * left + of_D)
+    dsinks = np.abs(exact.gradients["dsinks"]) + of_D[..., 0]
+    given = np.abs(before_function(inputs, exact.P, dS))
+    return products(inputs, exact.weights * rest, given, dO, Q, K) | {"dbias": dS, "dsinks": dsinks}
+
+
+def _of_out(dO: np.ndarray, inputs: Inputs, made: Forward) -> float:
+    """What dsinks of a row is off by at most because the O that D is made of was rounded: by half a unit at its largest element, in
+    each of d_v products at random."""
+    of_sink = np.exp(sinks_of(inputs, np.float64)[..., 0] - np.where(np.isneginf(made.L), 0, made.L))
+    row = np.linalg.norm(dO, axis=-1) * ulp(np.abs(made.O).max(initial=0), inputs.q.dtype) / 2
+    return float((of_sink * row).max(initial=0))
+
+
+def _summed(gradient: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
+    """The gradient of an array of `shape` that was broadcast to the axes of `gradient`."""
+    if len(shape) == 1:  # a number a head, of which each row had one
+        return np.asarray(of_heads(gradient), np.float64)
+    axes = tuple(axis for axis, length in enumerate(shape) if length == 1)
+    return gradient.sum(axis=axes, keepdims=True, dtype=np.float64) if axes else gradient

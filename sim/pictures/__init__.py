@@ -1,0 +1,1 @@
+"""Sweeps, the papers' figures, and what draws them."""

@@ -1,0 +1,324 @@
+"""What a profiler's first page says of a kernel, counted while the PTX machine runs it: no GPU needed.
+
+profile("softmax.cu", grid=4, block=128, args={"x": x, "y": y, "n": 1000}).text()
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from cupyflash.device import Device
+from cupyflash.launch.nvrtc import CompileError, compile_to_cubin
+from cupyflash.launch.resources import parse_account
+from cupyflash.sim.l2 import L2, Behind
+from cupyflash.sim.l2.executed import Observed
+from cupyflash.sim.l2.launch import resident
+from cupyflash.sim.profiling.banks import BankAccess, WorstAccesses
+from cupyflash.sim.ptx import Access, Counts, Diary, Finding, Launch, Module, SharedCounts, Suppression, Traffic
+from cupyflash.sim.ptx.memory.memory import Observer
+from cupyflash.sim.ptx.module import triple
+from cupyflash.sim.ptx.text.syntax import Line, Refusal, base_name, find_kernel
+from cupyflash.words import plural
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """An array that a kernel was given: shape, dtype, size in bytes."""
+
+    shape: tuple[int, ...]
+    dtype: str
+    nbytes: int
+
+
+@dataclass(frozen=True)
+class BehindL2:
+    """What DRAM sees of a launch behind a device's L2 (`sim.l2`). `registers` are a thread's, in machine code for the architecture
+    that was compiled for; None where only PTX is known: then they do not limit how many thread blocks run at a time."""
+
+    device: Device
+    registers: int | None
+    found: Behind
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        cache = L2.of(self.device).as_dict()
+        return {"device": self.device.name, **cache, "registers": self.registers, **self.found.as_dict()}
+
+
+@dataclass(frozen=True)
+class Profile:
+    """What a kernel did in one launch. All counts are simulated: of PTX instructions, not of machine code or caches.
+
+    `kernel` is its name in the PTX, `name` that in the source, `file` where it was read, `target` the PTX's (sm_80, say).
+    `cluster`: blocks of a cluster, where the launch said so. `static_shared`, `dynamic_shared`: bytes of shared memory of a block.
+    `tensors` are the arrays among the arguments, by name.
+    `refused`: other kernels of the module that the machine does not execute, with their statements (`ptx.Module.refused`).
+    `launch` has counters (whole kernel and `launch.counters.lines`), traffic by tensor and findings. `sources` maps a file of
+    `launch.counters.lines` to its lines of text, where it could be read. `banks`: where they were asked for, the access to shared
+    memory with the most bank conflicts of each line, kind and width. `l2`: where a device was given, what its DRAM sees. `diary`:
+    where it was asked for, what one thread block did.
+    """
+
+    kernel: str
+    name: str
+    file: str
+    target: str
+    grid: tuple[int, int, int]
+    block: tuple[int, int, int]
+    static_shared: int
+    dynamic_shared: int
+    seed: int | None
+    tensors: Mapping[str, Tensor]
+    refused: Mapping[str, Sequence[Refusal]]
+    launch: Launch
+    sources: Mapping[str, Sequence[str]]
+    cluster: tuple[int, int, int] | None = None
+    banks: Sequence[BankAccess] = ()
+    l2: BehindL2 | None = None
+    diary: Diary | None = None
+
+    def source_text(self, line: Line) -> str:
+        """The text of a line of source, "" where it is not known."""
+        file, number = line
+        lines = self.sources.get(file, ())
+        return lines[number - 1].strip() if number <= len(lines) else ""
+
+    def text(self, top: int = 10, width: int = 100) -> str:
+        """The profile for people, `width` columns wide; tables by line show the `top` lines each."""
+        from cupyflash.sim.profiling.text import profile_text
+
+        return profile_text(self, top, width)
+
+    def html(self) -> str:
+        """The profile as one page that needs nothing else: what `to_dict` says, the source, and `banks`."""
+        from cupyflash.sim.profiling.page import page
+
+        return page(self)
+
+    @cached_property
+    def timeline(self) -> dict[str, Any]:
+        """The thread block's "timeline", for JSON, or null and "timeline_why"; docs/trace.md has the model of its clocks."""
+        from cupyflash.sim import timeline
+
+        why = "it was not asked for" if self.diary is None else timeline.why_not(self.diary)
+        if self.diary is None or why is not None:
+            return {"timeline": None, "timeline_why": why}
+        return {"timeline": timeline.timeline(self.diary, timeline.device_of(self.target), self.target, self.source_text)}
+
+    def to_dict(self) -> dict[str, Any]:
+        """The profile for JSON, every line of it; docs/profile.md describes the keys."""
+        launch = self.launch
+        return {
+            "kernel": self.kernel,
+            "name": self.name,
+            "file": self.file,
+            "target": self.target,
+            "grid": list(self.grid),
+            "block": list(self.block),
+            "cluster": list(self.cluster) if self.cluster else None,
+            "shared_bytes": {"static": self.static_shared, "dynamic": self.dynamic_shared},
+            "seed": self.seed,
+            "refused": {
+                name: [{"line": line, "text": text, "reason": reason} for line, text, reason in items]
+                for name, items in self.refused.items()
+            },
+            "counts": "simulated, of PTX instructions",
+            "barriers": launch.counters.barriers,
+            "tensors": {
+                name: {"shape": list(tensor.shape), "dtype": tensor.dtype, "bytes": tensor.nbytes}
+                for name, tensor in self.tensors.items()
+            },
+            "total": counts_dict(launch.counters),
+            "lines": [
+                {"file": line[0], "line": line[1], "text": self.source_text(line)}
+                | {"inlined_at": [{"file": file, "line": number} for file, number in sorted(counts.inlined_at)]}
+                | counts_dict(counts)
+                for line, counts in launch.counters.lines.items()
+            ],
+            "findings": told(launch.findings),
+            "findings_total": launch.findings_total,
+            "notes": told(launch.notes),
+            "suppressed": [{"by": vars(one.by), "findings": told(one.findings), "text": str(one)} for one in launch.suppressed],
+            "unmatched": told(launch.unmatched),
+            **({"l2": self.l2.to_dict()} if self.l2 else {}),
+            **self.timeline,
+        }
+
+
+def told(items: Sequence[Finding | Suppression]) -> list[dict[str, Any]]:
+    """Findings or suppressions, for JSON: their fields, and the whole as text."""
+    return [vars(one) | {"text": str(one)} for one in items]
+
+
+def counts_dict(counts: Counts) -> dict[str, Any]:
+    """The counts of a line or a kernel, for JSON."""
+    return {
+        "instructions": counts.instructions,
+        "thread_instructions": counts.thread_instructions,
+        "active_lanes": counts.active_lanes,
+        "predicated_off": counts.predicated_off,
+        "divergent_branches": counts.divergent_branches,
+        "mma_flops": counts.mma_flops,
+        "by_class": counts.by_class,
+        "by_opcode": counts.by_opcode,
+        "global": {name: traffic_dict(traffic) for name, traffic in counts.traffic.items()},
+        "shared": shared_list(counts.shared),
+        "distributed": shared_list(counts.distributed),
+    }
+
+
+def shared_list(counts: Mapping[tuple[str, int], SharedCounts]) -> list[dict[str, Any]]:
+    """Accesses to shared memory, for JSON: one entry for each kind and width."""
+    return [
+        {"kind": kind, "width": width} | vars(passed) | {"conflicts": passed.conflicts}
+        for (kind, width), passed in sorted(counts.items())
+    ]
+
+
+def traffic_dict(traffic: Traffic) -> dict[str, Any]:
+    """The traffic of one tensor, for JSON: reads and writes apart, the ratios null where there are none."""
+    return {
+        side: {
+            "bytes": one.requested_bytes,
+            "unique_bytes": one.unique_read_bytes + one.unique_write_bytes,
+            "requests": one.requests,
+            "sectors": one.sectors,
+            "sectors_per_request": one.sectors / one.requests if one.requests else None,
+            "coalescing": one.coalescing,
+        }
+        for side, one in traffic.sides().items()
+    }
+
+
+def load(path: Path, options: Sequence[str] = ()) -> Module:
+    """A module from a file: `.ptx` is read, anything else is compiled as CUDA C; its own folder is searched for includes.
+
+    Raises OSError, `cupyflash.nvrtc.CompileError`, `ptx.PtxError`, and ValueError for a file that is no text.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path} is not a text file") from error
+    if path.suffix == ".ptx":
+        return Module.from_ptx(text)
+    path = path.resolve()
+    return Module.from_source(text, (*options, f"-I{path.parent}"), name=str(path))
+
+
+def registers_of(path: Path, options: Sequence[str], kernel: str) -> int | None:
+    """A thread's registers in machine code that NVRTC makes of a file with the options of `load`; None for PTX, and for what is no
+    machine code of that architecture."""
+    if path.suffix == ".ptx":
+        return None
+    path = path.resolve()
+    of_arch = "-arch", "--gpu-architecture"
+    made = [option.replace("compute_", "sm_") if option.startswith(of_arch) else option for option in options]
+    made += ["-arch=sm_80"] * (not any(option.startswith(of_arch) for option in options))
+    try:
+        _, log = compile_to_cubin(path.read_text(encoding="utf-8"), (*made, f"-I{path.parent}"), str(path))
+        return parse_account(log)[kernel][0]["registers"]
+    except (CompileError, KeyError):
+        return None
+
+
+def together(*observers: Observer) -> Observer | None:
+    """One observer for several."""
+    if len(observers) < 2:
+        return observers[0] if observers else None
+
+    def observe(access: Access) -> None:
+        for observer in observers:
+            observer(access)
+
+    return observe
+
+
+def profile(
+    source: str | os.PathLike[str] | Module,
+    kernel: str | None = None,
+    *,
+    grid: int | Sequence[int],
+    block: int | Sequence[int],
+    args: Mapping[str, Any] | Sequence[Any] = (),
+    options: Sequence[str] = (),
+    shared_bytes: int = 0,
+    seed: int | None = None,
+    races: bool = True,
+    unwritten: Collection[str] = (),
+    cluster: int | Sequence[int] | None = None,
+    max_instructions: int | None = None,
+    stall_seconds: float | None = None,
+    suppressions: str | os.PathLike[str] | Sequence[Suppression] = (),
+    banks: bool = False,
+    l2: Device | None = None,
+    timeline_block: int | None = None,
+) -> Profile:
+    """Run a kernel on the PTX machine and say what it did: traffic, bank conflicts, instruction mix, divergence, findings.
+
+    source: a file of CUDA C, a `.ptx` file, or a loaded `ptx.Module`. kernel: its name, in the PTX or in the source; not
+    needed where there is only one. grid, block, cluster, args, shared_bytes, seed, races, unwritten, max_instructions,
+    stall_seconds and suppressions: as in `ptx.Module.launch`; NumPy arrays are tensors, written in place. options: NVRTC's, for
+    CUDA C (-arch=compute_90, -DN=64, -Ifolder). banks: keep what `Profile.banks` has, for the page. l2: a device, through the model
+    of whose L2 all lines that the kernel asks for go. timeline_block: the thread block (linear index in the grid) of which to keep
+    a diary.
+
+    Raises ValueError or TypeError for arguments that do not fit, OSError for a file that cannot be read,
+    `cupyflash.nvrtc.CompileError`, `ptx.PtxError` for what the machine cannot execute, ImportError without NVRTC. What is
+    wrong with the kernel itself is in `Profile.launch.findings`.
+    """
+    module = source if isinstance(source, Module) else load(Path(source), options)
+    kernel = find_kernel(module.kernels, kernel)
+    how: dict[str, Any] = {"shared_bytes": shared_bytes, "seed": seed, "races": races, "unwritten": unwritten, "cluster": cluster}
+    how |= {"max_instructions": max_instructions, "stall_seconds": stall_seconds, "suppressions": suppressions}
+    diary = None if timeline_block is None else Diary(timeline_block)
+    blocks, threads = (math.prod(triple(each, name)) for each, name in ((grid, "grid"), (block, "block")))
+    if diary is not None and diary.block >= blocks:
+        raise ValueError(f"timeline_block must be one of the grid's {plural(blocks, 'thread block')}, from 0, got {timeline_block}")
+    worst, asked = WorstAccesses() if banks else None, Observed()
+    if l2 is not None:
+        registers = None if isinstance(source, Module) else registers_of(Path(source), options, kernel)
+        shared = module.code(kernel).shared.size + shared_bytes
+        if shared > l2.sram_per_block:
+            raise ValueError(
+                f"l2: a thread block has {shared:,} bytes of shared memory, more than the {l2.sram_per_block:,} of {l2.name}"
+            )
+        asked.launch(blocks, resident(l2, threads, shared, registers or 0))
+    how["observer"] = together(*([worst] if worst else []), *asked.launches)
+    launch = module.launch(kernel, grid, block, args, diary=diary, **how)
+    arrays = module.tensors(kernel, args)
+    tensors = {name: Tensor(array.shape, str(array.dtype), array.nbytes) for name, array in arrays.items()}
+    return Profile(
+        kernel,
+        base_name(kernel),
+        "" if isinstance(source, Module) else os.fspath(source),
+        module.program.target.partition(",")[0],
+        triple(grid, "grid"),
+        triple(block, "block"),
+        module.code(kernel).shared.size,
+        shared_bytes,
+        seed,
+        tensors,
+        module.refused,
+        launch,
+        {file: lines_of(file, module) for file in {file for file, _ in launch.counters.lines}},
+        None if cluster is None else triple(cluster, "cluster"),
+        worst.accesses if worst is not None else (),
+        None if l2 is None else BehindL2(l2, registers, asked.behind(L2.of(l2))),
+        diary,
+    )
+
+
+def lines_of(file: str, module: Module) -> list[str]:
+    """The lines of a source file, none where it cannot be read any more."""
+    if file == "PTX":
+        return module.text.splitlines()
+    try:
+        return Path(file).read_text(errors="replace").splitlines()
+    except (OSError, ValueError):
+        return []
