@@ -296,8 +296,8 @@ Constants = tuple[tuple[str, int | str], ...]
 
 @lru_cache(maxsize=256)
 def constants(form: Form, with_derivative: bool = False, by_tiles: bool = False) -> Constants:
-    """The compile-time constants of a score function: score.cuh. The slope is 0 unless `with_derivative`. With `by_tiles`, loads for
-    a row or a key are made once for a tile."""
+    """The compile-time constants of a score function: score.cuh. The slope is 0 unless `with_derivative`; `by_tiles` makes the
+    loads of a row or a key once for a tile."""
     names, made, known = _parts_in_c(form, by_tiles)
     lines = statements(form, names, with_derivative, known)
     results = f"const float value = {lines.value}, slope = {lines.derivative or '0.0f'};"
