@@ -202,8 +202,8 @@ def _taken(schedule: Fa3Schedule) -> _Taken:
 
 
 def _queue(schedule: Fa3Schedule) -> dict[str, tuple[int, int]]:
-    """An int32 for each number is written, and read on request; a counter is set to 0, and an atomic counts up after each row block.
-    Each of a head's numbers reads its length, and every 128 of them read all lengths once more."""
+    """An int32 for each number is written, and read on request; a counter starts at 0, and each row block increments it by an
+    atomic. Each of a head's numbers reads its length, and every 128 of them read all lengths once more."""
     if not schedule.queued:
         return {}
     p, taken = schedule.problem, _taken(schedule)
