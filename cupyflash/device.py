@@ -123,7 +123,7 @@ class Device:
 
         Args:
             sram: bytes, or text such as '100KB', '100 KiB', '8kb', '166912', '1MB'; K is 1024, as NVIDIA uses it, with
-                or without the i. At most 2**40 bytes, whatever a chip could hold. It replaces sram_per_block, and
+                or without the i. At most 2**40 bytes, far beyond any chip. It replaces sram_per_block, and
                 raises sram_per_sm where that is smaller.
 
         Raises:
