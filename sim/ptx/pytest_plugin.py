@@ -82,7 +82,7 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, None, None]:
 
 
 class Summary:
-    """Counts the findings that launches of the whole session let pass, and the suppressions that let nothing pass."""
+    """The findings that launches of the whole session let pass, and the suppressions that let nothing pass."""
 
     def __init__(self, allowed: Sequence[Suppression]):
         self.passed: dict[str, int] = {}

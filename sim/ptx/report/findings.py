@@ -349,7 +349,7 @@ MOST = 1 << 24
 
 @dataclass(frozen=True)
 class Suppression:
-    """Lets findings of a kind pass, in kernels and places that match patterns, for a reason. `written`: its own file and line."""
+    """A rule that lets findings of a kind pass in matching kernels and places, for a reason. `written`: its file and line."""
 
     kind: str
     kernel: str
