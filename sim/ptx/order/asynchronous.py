@@ -233,7 +233,7 @@ class TileRaces:
                 self.record(kind, message, (i, theirs), self.place(int(first[mine[0]])), (len(mine), address))
 
     def verdicts(self, first: Array, entries: Array, by: Array) -> tuple[Array, Array]:
-        """Returns masks of the writes `entries`, by these instructions, that are not over for all warps of a group, or invisible."""
+        """Returns masks of the writes `entries`, by instructions `by`: not over for all warps of a group; not visible to one."""
         races = self.races
         readers = (first[:, None] + np.arange(GROUP)) * WARP + races.first
         stamps = (entries >> np.uint64(STAMP)).astype(np.int64)
