@@ -1,8 +1,6 @@
 """Control flow, barriers and mbarriers (PTX ISA, "Control Flow Instructions", "Parallel Synchronization and Communication").
 
-Control flow and barriers (PTX ISA, "Control Flow Instructions", "Parallel Synchronization: bar, barrier, membar").
-
-The scheduler acts on these; here they are only read.
+The scheduler acts on these; here they are only decoded.
 """
 
 from __future__ import annotations
@@ -49,7 +47,7 @@ from ..registry import (
 from .access import address_arg, address_thunk
 
 MOST_BARRIERS = 16
-"""Of a thread block."""
+"""Most barriers of a thread block."""
 
 
 @opcode("bra", forms="{.uni} label")
@@ -250,11 +248,11 @@ def _pass() -> None:
 
 
 Act = Callable[["Frame", Lanes, Array, Sequence[Array]], Array | None]
-"""What to do for lanes at objects (int64, one a lane), given the other operands; the result is one a lane."""
+"""The operation for lanes at objects (int64, one a lane), given the other operands; the result is one a lane."""
 
 
 def on_objects(i: Instruction, memory: Operand, kind: str, act: Act, result: Arg | None, others: Sequence[Arg]) -> Plan:
-    """A plan that calls `act` for the lanes whose address is good."""
+    """Returns a plan that calls `act` for the lanes whose address is good."""
     space = object_space(i)
     base, offset = address_arg(memory, space)
 

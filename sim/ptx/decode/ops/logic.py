@@ -30,7 +30,7 @@ COMPARED = ("b16", "b32", "b64", "u16", "u32", "u64", "s16", "s32", "s64", "f32"
 
 
 def comparison(name: str, type_: PtxType) -> Callable[[Array, Array, Array], Thunk]:
-    """Maker of the thunk d = a <name> b. An ordered float comparison with NaN is false, an unordered one is true."""
+    """Returns the maker of the thunk d = a <name> b. An ordered float comparison with NaN is false, an unordered one is true."""
     floating = type_.kind == "f"
     halves = type_.bits == 16 or type_.name.endswith("x2")
 
@@ -240,7 +240,7 @@ def shifts(i: Instruction) -> Plan:
 
 
 def funnel(left: bool, wrap: bool, d: Array, a: Array, b: Array, c: Array) -> Thunk:
-    """The pair b:a shifted; left keeps the upper word, right the lower one. `c` wraps at 32 or is clamped to it."""
+    """Shifts the pair b:a; left keeps the upper word, right the lower one. `c` wraps at 32 or is clamped to it."""
 
     def run() -> None:
         pair = (b.astype(np.uint64) << np.uint64(32)) | a
@@ -435,7 +435,7 @@ def bfi(i: Instruction) -> Plan:
 
 
 def top_bit(a: Array) -> Array:
-    """Number of the highest set bit, -1 for zero, of an unsigned array (exact: halves are below 2**53)."""
+    """Returns the number of the highest set bit, -1 for zero, of an unsigned array (exact: halves are below 2**53)."""
     high = (a.astype(np.uint64) >> np.uint64(32)).astype(np.float64)
     low = (a.astype(np.uint64) & np.uint64(0xFFFFFFFF)).astype(np.float64)
     found = np.where(high > 0, np.frexp(high)[1] + 32, np.frexp(low)[1])
