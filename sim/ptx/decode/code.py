@@ -254,7 +254,7 @@ class Code:
             self.function_at += [function.name] * len(function.instructions)
             self.labels |= {name: base + at for name, at in function.labels.items()}
             tables |= function.tables
-            # A function may end without a ret: behind it nothing runs.
+            # A function may end without a ret: nothing runs behind its end.
         self.tables = {name: [self.target(t) for t in targets] for name, targets in tables.items()}
         self.lay_out(program)
         self.blocks()
@@ -264,7 +264,7 @@ class Code:
         self.exit_tests = exit_tests(blocks, self.loops)
         self.in_flight = in_flight(self)
         self.allocate()
-        # The floating-point environment between regions: the one of the two nearest-rounding ones that is asked for most.
+        # The floating-point environment between regions: of the two that round to nearest, the one that more instructions need.
         modes = Counter(plan.mode for plan in self.plans if plan.mode in (KEEP, FLUSH))
         self.base_mode: int = modes.most_common(1)[0][0] if modes else KEEP
         self.communicates = any(may_wait_for_other_blocks(i) for i in self.instructions)
@@ -286,7 +286,7 @@ class Code:
     @cached_property
     def doubtful(self) -> Doubtful:
         alive = self.block_in[self.starts[self.kernel]]
-        # Every step of a carry chain names the flag as an operand, also the first, which does not look at it.
+        # Every step of a carry chain has the flag as an operand, also the first, which does not use it.
         known = {*PER_LANE, "%carry"}
         blank = {r.name for n, r in enumerate(self.types) if alive >> n & 1 and r.name not in known}
         return Doubtful.of(self.plans, self.instructions, blank)
@@ -366,7 +366,7 @@ class Code:
         if isinstance(control, Exit):
             return stay
         if isinstance(control, Call):
-            # Who calls itself overwrites registers that the restored ones will need: they are alive at the call.
+            # A recursive call overwrites registers that the restored lanes will need: they are alive at the call.
             again = any((self.function_at[pc], name) in self.cycles for name in callees(control))
             return [self.starts[name] for name in callees(control)] + (after if control.builtin or again else stay)
         if isinstance(control, Return):
@@ -461,10 +461,10 @@ class Code:
         for start in self.leaders:
             extend(self.block_in[start], start)
             extend(self.block_out[start], self.block_end(start))
-        # What a product of wgmma writes when somebody waits for it has its place until then.
+        # Registers that a product of wgmma writes at its wait keep their rows until then.
         for number, (start, end) in self.in_flight.spans.items() if self.in_flight else ():
             first[number], last[number] = min(first[number], start), max(last[number], end)
-        # What a loop compares has its place wherever the loop is, so that it can be seen how near its end it is.
+        # Registers that a loop compares keep their rows in the whole loop, so that `Budgets` can see how near its end it is.
         self.compared = 0
         for test in self.exit_tests:
             for register in test.registers:

@@ -362,7 +362,7 @@ def branched(flow: ControlFlow, pc: int, state: GuessState) -> list[tuple[int, G
         return None
     wrong = (register.name in state.differs) != negated
     target = flow.jump(plan.control.target)
-    # Where the swap has happened the guess was right, and nothing is a guess any more.
+    # If the swap has happened, the guess was right, and nothing is a guess any more.
     stale = GuessState(stale=state.tainted)
     return [(target, stale)] if wrong else [(pc + 1, stale)]
 

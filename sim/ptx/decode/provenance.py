@@ -106,7 +106,7 @@ def result(i: Instruction, read: Sequence[str | None]) -> str | None:
     if i.opcode in ("mad", "mad24"):
         return only(sure[2:], sure[:2])
     if i.opcode == "and":
-        # Rounded down, it is an address still; less than the low bits of it are a number of no use.
+        # An address rounded down is still an address; the result of any other mask is not sure.
         return only(sure[:1], sure[1:]) if aligns(i.operands[2]) else UNSURE
     return UNSURE
 
@@ -129,7 +129,7 @@ def signed(value: int) -> int:
 def sharing_of(instructions: list[Instruction], plans: list[Plan], params: Sequence[Variable]) -> Sharing:
     """Returns the facts about a kernel with these parameters, the device functions that it calls included."""
     reach = reached(instructions, plans, params)
-    # A store whose address comes from nowhere that is known may go anywhere.
+    # A store with an address of unknown origin may go anywhere.
     stores = [r or (ANYWHERE if touches(i, {"global"}) else r) for i, r in zip(instructions, reach, strict=True) if may_write(i)]
     written = frozenset[Place]().union(*stores)
     return Sharing(

@@ -318,7 +318,7 @@ def decode(instruction: Instruction) -> Plan:
     except PtxError as error:
         raise Unsupported(str(error)) from error
     except (ValueError, IndexError, KeyError, AttributeError) as error:
-        # A decoder unpacks the operands it knows of; what does not fit is a form that it does not know.
+        # A decoder unpacks the operands of the forms that it knows; if they do not fit, the form is unknown.
         raise Unsupported(f"unknown operand form: {error}") from error
 
 

@@ -207,7 +207,7 @@ class Barriers:
             self.release(done[~apart], parts_of(arrivals, meeting.chosen(done[~apart])))
             done = done[apart]
             arrivals = parts_of(arrivals, meeting.chosen(done))
-        # Blocks at a time in which the same arrivals met.
+        # Handles together blocks in which the same arrivals met.
         present = np.array([meeting.chosen(arrival.lanes.block_ids)[done] for arrival in arrivals])
         while len(done):
             alike = (present == present[:, :1]).all(axis=0)
@@ -279,7 +279,7 @@ class Barriers:
                 plan = machine.code.plans[arrival.pc]
                 assert isinstance(plan.control, Barrier)
                 result: object = {"popc": everyone.sum(), "and": everyone.all(), "or": everyone.any()}[plan.control.reduction]
-                # Straight into the registers of the wave: no frame may hold these lanes meanwhile.
+                # Write into the registers of the wave: no frame may hold these lanes meanwhile.
                 machine.deactivate()
                 target: Arg = plan.writes[0]
                 machine.full.array(target)[arrival.lanes.index] = result
@@ -483,7 +483,7 @@ class ClusterBarriers:
             self.machine.diary.met("cluster", phases.completed - 1, [(lanes, pc)], self.machine.wave.cluster > 1)
         races, heard = self.machine.memory.races, phases.heard
         if races is not None:
-            # Whatever is ordered or not: all threads of the cluster have begun.
+            # All threads of the cluster have begun, even if the barrier orders nothing.
             begun = np.full((1, races.warps), races.start)
             moments = [*heard.warps, Released(begun, None)]
             if lanes.converged:

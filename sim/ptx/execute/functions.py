@@ -101,7 +101,7 @@ class DeviceFunctions:
         self.machine = machine
         self.code = machine.code
         self.wave = machine.wave
-        # For each device function: the call instruction that each lane came from.
+        # The call instruction from which each lane came, by device function.
         self.sites = {f.name: np.zeros(self.wave.size, np.int64) for f in self.code.functions}
         self.by_name = {f.name: f for f in self.code.functions}
         self.depth = np.zeros(self.wave.size, np.int64)

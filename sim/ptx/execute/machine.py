@@ -94,7 +94,7 @@ class PtxMachine:
         self.constants |= {"%nwarpid": max(warps, 32), "%smid": 0, "%nsmid": 1, "%gridid": 1}
         self.constants |= {"%dynamic_smem_size": setup.shared_bytes}
         self.constants |= dict.fromkeys((f"%envreg{n}" for n in range(32)), 0)
-        # Where the driver puts the memory through which the blocks of a cooperative launch meet.
+        # The memory, placed by the driver, through which the blocks of a cooperative launch meet.
         self.constants |= {"%envreg1": setup.workspace >> 32, "%envreg2": setup.workspace & 0xFFFFFFFF}
         reserved = memory.reserved
         start = memory.shared_size - reserved
@@ -259,7 +259,7 @@ class PtxMachine:
             self.diary.begin(self.wave, self.code.listing, self.memory.shared_name)
 
     def asynchronous(self) -> bool:
-        """Whether something may be on its way behind the threads' backs."""
+        """True if asynchronous copies, phases of mbarriers or bulk stores may be pending."""
         return bool(self.copies.pending or self.mbarriers.objects or self.bulks.stores)
 
     def fill_special_registers(self) -> None:

@@ -166,7 +166,7 @@ def results(machine: PtxMachine, count: int) -> list[Done] | None:
             mine, theirs = context.Pipe(duplex=False)
             child = context.Process(target=work, args=(machine, part, count, theirs), daemon=True)
             with warnings.catch_warnings():
-                # Of the threads of a BLAS, which knows of forks; others there are none (`cores`).
+                # The warning is about threads of a BLAS, which handles forks; there are no others (`cores`).
                 warnings.simplefilter("ignore", DeprecationWarning)
                 child.start()
             theirs.close()

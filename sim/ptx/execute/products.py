@@ -272,7 +272,7 @@ def _compute(machine: Host, steps: list[Step]) -> None:
     control, sums = steps[0][0][0].bound.control, steps[0][0][0].sums
     slots, adds = (gathered([getattr(p, name)[at] for p, at in steps[0]]) for name in ("slots", "adds"))
     a, b = factor(machine, steps, 0), factor(machine, steps, 1)
-    # Those that have B in common stay apart: BLAS chooses by the number of rows how it sums, and with that the bits.
+    # Warpgroups with the same B stay apart: BLAS chooses its order of summation, and so the bits, by the number of rows.
     a = a.reshape(len(b), len(slots) // len(b), ROWS, a.shape[2])
     product = np.empty((len(slots), ROWS, control.columns), np.float32)
     total = sums.of(slots)
@@ -316,7 +316,7 @@ def factor(machine: Host, steps: list[Step], side: int) -> Array:
     size = 32 // control.depth
     out = np.empty((data.shape[0], data.shape[1], data.shape[2] * DESCRIPTOR_UNIT // size), np.float32)
     decode(data.view(np.uint32), out)
-    # As it lies: rows of M or N if K-major, rows of K if not; A is wanted by rows of M, B by rows of K.
+    # In memory: rows of M or N if K-major, rows of K if not; A is needed by rows of M, B by rows of K.
     return out if k_major == (side == 0) else out.transpose(0, 2, 1)
 
 

@@ -107,7 +107,7 @@ class SeededReady(Ready):
         self.teams: dict[int, dict[int, list[Lanes]]] = {}
         self.team = -1
         self.stretch = 0
-        # Where each warp was last seen to go on: what is not ready waits there.
+        # The last known instruction of each warp: lanes that are not ready wait there.
         self.place = np.full(wave.blocks * wave.warps_per_block, GONE)
         self.exits = wave.exits
         self.kinds = random.permutation(wave.blocks) % KINDS if warpgroups else None

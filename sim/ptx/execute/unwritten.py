@@ -50,7 +50,7 @@ def on_shadows(plan: Plan, i: Instruction, written: bool) -> Plan:
             return partial(undecided, table, out[0], shadows, values)
         found = [(k, shadow) for k, shadow in enumerate(shadows) if not constant[k]]
         fixed = {k: value for k, value in enumerate(values) if constant[k]}
-        # A mask that is not constant takes away, and puts nothing in.
+        # A mask that is not constant clears bits, and contributes none.
         return partial(brought, table, out[0], found, fixed, np.bitwise_and if i.opcode == "and" else np.bitwise_or)
 
     return replace(plan, bind=bind)
@@ -119,7 +119,7 @@ class Shadows:
         only in lanes in which `rows` has a bit.
         """
         self.open: set[str] = set()
-        # By set of lanes: registers of which none of them has such bits, though others do (warps of other roles, mostly).
+        # By set of lanes: registers without such bits in these lanes, though others have some (mostly warps of other roles).
         self.clean: dict[Lanes, set[str]] = {}
         self._touched: dict[int, set[str]] = {}
         """Registers with a shadow that a control instruction names."""
@@ -155,13 +155,13 @@ class Shadows:
         if isinstance(plan.control, Multiply):
             used = used[plan.control.registers :]
         if i.opcode == "st":
-            # A vector may be stored whole for the sake of some of its elements, and an argument may be one to shuffle.
+            # A vector may be stored whole though only some of its elements matter, and an argument may be passed on to a shuffle.
             used, stored = used[:1], used[1:] if "param" not in i.mods else []
         everywhere = np.ones(lanes.n, np.bool_)
         holds = everywhere if predicate is None or i.predicate is None else ~predicate if i.predicate[1] else predicate
         if i.predicate is not None:
             self.report(i, lanes, everywhere, [Arg(i.predicate[0], TYPES["pred"].dtype)])
-        # Of an address and of what is compared each bit matters; numbers may be packed with others that nobody looks at.
+        # Each bit of an address or of a compared value matters; numbers may be packed with others that are never used.
         whole = len(used) if i.opcode == "setp" else 1 if i.opcode in ADDRESSED else 0
         for k, arg in enumerate(used):
             self.report(i, lanes, holds, [arg], any_bit=k < whole and not arg.packed)
@@ -242,14 +242,14 @@ class Shadows:
             if targets:
                 for name, row in rows.items():
                     row[:] = self.rows[name][lanes.index]
-                    # Who has written all of a register may have done so unwatched.
+                    # A lane may have written all of a register unwatched.
                     written[name][:] = np.where(row == 0, ~np.zeros_like(row), self.written[name][lanes.index])
                 for change in changes:
                     change()
                 for name in targets:
                     rows[name][told] = 0
                     self.rows[name][lanes.index] = rows[name]
-                    # Zeros that come with a byte do not decide what is above it.
+                    # Zeros that come with a byte do not decide the bits above it.
                     self.written[name][lanes.index] = written[name] & ~rows[name]
                     self.changed(name, lanes)
             thunk()
@@ -308,7 +308,7 @@ class Shadows:
             return
         self.judge(pc, lanes, None if i.predicate is None else frame.array(Arg(i.predicate[0], TYPES["pred"].dtype)))
         if isinstance(plan.control, Multiply):
-            # What is added to matters only if it is.
+            # The accumulator matters only if the product adds to it.
             adds = np.broadcast_to(frame.array(plan.reads[-1]), lanes.n)
             for one in plan.reads[: plan.control.registers]:
                 self.report(i, lanes, adds, [one])

@@ -187,7 +187,7 @@ class RegisterPools:
             return
         for warp in lanes.warp_ids.tolist():
             self.waiting.append((pc, lanes.subset(np.flatnonzero(lanes.warp == warp))))
-        # Who gives back goes first; then whoever waits, as long as somebody gets on.
+        # Warps that give registers back go first; then the waiting ones, as long as one of them can go on.
         moved = True
         while moved:
             moved = False
@@ -330,7 +330,7 @@ class Flights:
             warps = lanes.warp_ids
             now = 0 if start is None else self.codes[start, warps]
             before = self.codes[target, warps]
-            # Another register has the old contents, if anybody still wants them; or nobody does, and the product writes over these.
+            # Another register has the old contents, if they are still needed; else the product overwrites these.
             lost = (before >> BITS > self.done[warps]) & (before != now)
             if lost.any():
                 lost &= (self.codes[:, warps] == before).sum(axis=0) == 1

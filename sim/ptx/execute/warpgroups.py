@@ -47,7 +47,7 @@ class Warpgroups:
         self.waiting: dict[tuple[int, int], list[Lanes]] = {}
         self.operands = Operands(machine)
         self._sums: dict[int, Sums] = {}
-        # The newest product, and how often registers on their way had changed hands when it was issued.
+        # The newest product, and the number of changes of registers in flight at its issue.
         self.last: Product | None = None
         self.last_change = 0
         self._bound: dict[int, BoundProduct] = {}
@@ -307,7 +307,7 @@ class Warpgroups:
         warps = lanes.warp_ids
         codes, done = self.flights.codes[rows[:, None], warps], self.flights.done[warps]
         if (codes[:, 1:] == codes[:, :-1]).all() and (done == done[0]).all() and np.all(newest == np.ravel(newest)[0]):
-            # The same for all warps: one says it.
+            # It is the same for all warps: look at one.
             codes, done, newest = codes[:, :1], done[:1], np.ravel(newest)[:1]
         numbers = codes >> BITS
         due = (numbers > done) & (numbers <= newest)
@@ -330,7 +330,7 @@ class Warpgroups:
             of = np.flatnonzero(mine.any(axis=0))
             block = codes[some[:, None], of]
             if mine[some[:, None], of].all() and (block == block[:, :1]).all():
-                # All of some warps: they come with others than those that the product began with.
+                # All of some warps: they arrive with other warps than those with which the product began.
                 values, part = chosen(held, block[:, 0] % SLOTS), product.lanes
                 if len(of) < part.warps:
                     part = lanes.subset(np.flatnonzero(np.isin(lanes.warp, warps[of])))
@@ -426,7 +426,7 @@ class Warpgroups:
         if self.random.random() < 0.5:
             facts = self.machine.code.in_flight
             assert facts is not None
-            # Only where the products stand last: of a chain the newest one writes.
+            # Only registers that these products write last: the newest one of a chain writes.
             self.deliver(chosen.lanes, chosen.number, chosen.bound.d_rows, chosen.bound.d_places)
 
     def leave(self) -> None:

@@ -280,7 +280,7 @@ class BulkLoad:
         if self.reduction is None and found is not None:
             found.unseen.append((found.phase, self.to.tile.chunks[at]))
         if races is not None and found is not None:
-            # The copy is over for whoever sees the phase complete.
+            # The copy is over for each lane that sees the phase complete.
             if self.readings:
                 races.copies.copied(lane, self.readings)
             found.told = races.heard.copied(int(lane.index[0]), found.told)

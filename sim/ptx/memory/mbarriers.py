@@ -147,7 +147,7 @@ class MBarriers:
         if at and "tensor" not in i.mods:
             at = [k for k in at if races is not None and races.base[int(keys[k]) // per] < self.unfenced[int(keys[k])]]
         if at:
-            # A barrier of the block does as well on every known chip, and some compilers have no more.
+            # A barrier of the block suffices on every known chip, and some compilers emit nothing else.
             met = races is not None and all(
                 key // per == block and races.base[block] >= self.unfenced[key]
                 for key, block in zip(keys[at].tolist(), lanes.block[row[at]].tolist(), strict=True)
@@ -329,7 +329,7 @@ class MBarriers:
                 self.memory.findings.report("out of bounds", message, wait.instruction, lanes, place, count=count)
             left[where] = False
             keys, values = index.astype(np.int64), wanted[where]
-            # Lanes in a row that wait for the same.
+            # Contiguous lanes that wait for the same phase.
             ends = np.flatnonzero((keys[1:] != keys[:-1]) | (values[1:] != values[:-1])) + 1
             for a, b in pairwise([0, *ends.tolist(), len(keys)]):
                 self.look(Waiter(wait, lanes.subset(where[a:b]), int(keys[a]), int(values[a])))
@@ -365,7 +365,7 @@ class MBarriers:
                 self.see(barrier, barrier.phase)
             else:
                 self.relaxed.append(Relaxed(waiter.lanes, barrier, barrier.phase, heard))
-                # That those who arrived have begun is so whatever is ordered.
+                # The begin of the arrived lanes is known even if nothing is ordered.
                 heard = None if heard is None or races is None else np.minimum(heard, races.start)
             if heard is not None:
                 news.append((waiter.lanes, heard))

@@ -103,7 +103,7 @@ class Memory:
         self._local = np.empty(0, np.uint8)
 
     def begin_wave(self, wave: Wave) -> None:
-        # Nobody has written yet: all ones is NaN in every floating-point format, so that a use of it shows.
+        # Unwritten memory is all ones: NaN in every floating-point format, so that a use of it shows.
         if len(self._shared) != wave.blocks * self.shared_stride:
             self._shared = np.empty(wave.blocks * self.shared_stride, np.uint8)
             self._state = np.empty_like(self._shared)
@@ -194,7 +194,7 @@ class Memory:
         self._checks += 1
         if self._checks % 32:
             return
-        # Most often the byte is still unwritten that was last time.
+        # Most often the byte that was unwritten last time still is.
         while self._unwritten < len(self._state):
             part = self._state[self._unwritten : self._unwritten + LOOK]
             if part[0] != WRITTEN or part.any():

@@ -103,7 +103,7 @@ class Port(ABC):
         address = int(addresses[first])
         message = f"{self.verb} of {plural(self.size, 'byte')} at {address:#x}{message}"
         if kind == "uninitialised" and self.kind == "ldmatrix":
-            # A tile is loaded whole, also where the algorithm masks away what comes of some rows.
+            # A tile is loaded whole, even if the algorithm masks away the results of some rows.
             i = self.instruction
             self.memory.findings.doubt(kind, message, i, lanes.place(first), len(positions), address)
             return
@@ -384,7 +384,7 @@ class SharedPort(_BlockPort):
     def complain_of_flight(self, lanes: Lanes, offsets: Array, index: Array, flying: Array) -> None:
         races = self.memory.races
         if flying.any() and races is not None:
-            # Who is not even behind the issue of the copy races with it, whatever became of the wait.
+            # A lane that is not even ordered behind the issue of the copy races with it, with or without a wait.
             flying = flying & races.copies.issue_ordered(lanes, self.size, index)
         if flying.any():
             message = " of shared memory: its asynchronous copy has not been waited for by the thread that issued it"

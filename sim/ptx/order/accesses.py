@@ -437,7 +437,7 @@ def join(races: Detector, access: Touch, where: Array, entries: Array, by: Array
         at = rows * table.columns + lane // WARP % races.warps
     flat, numbers = table.entries.reshape(-1), table.by.reshape(-1)
     before = flat[at]
-    # Whoever this access is behind needs no place of its own: who is ordered behind the access is behind that one too.
+    # A writer that precedes this access needs no place of its own: all that is ordered behind the access is behind it, too.
     apart = np.flatnonzero(before)
     apart = apart[races.unordered(access.who.lane[where[apart]], before[apart], False)]
     flat[at], numbers[at] = entries, by

@@ -181,7 +181,7 @@ class TileRaces:
         some = np.array([entry != 0 and (one, entry) not in self.over for one, entry in pairs], np.bool_)
         if not some.any():
             return
-        # Who is behind a write stays so.
+        # Order behind a write is never lost.
         if len(self.over) > REMEMBERED:
             self.over.clear()
         self.over.update(pairs)

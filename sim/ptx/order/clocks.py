@@ -59,7 +59,7 @@ class ClockRows:
 
 
 class Heard:
-    """What lanes have heard through mbarriers; true once any lane has heard something."""
+    """The clocks that lanes have heard through mbarriers; true once any lane has heard something."""
 
     def __init__(self, order: Clocks):
         self.order = order
@@ -319,13 +319,13 @@ class Order:
         self.proxies = proxies
         self.proxy: Proxy | None = None
         self.now = 1
-        # What lanes have learnt of other lanes through atomics: stamps over the lanes of the grid.
+        # Stamps that lanes have learnt of the lanes of the grid through atomics.
         self._lane_knows: dict[int, Array] = {}
         self._block_knows: dict[int, Array] = {}
-        # By scope of the message, what lanes have read that acquires nothing before their next fence.
+        # Messages that lanes have read and will acquire with their next fence, by scope of the message.
         self._heard: tuple[dict[int, Array], ...] = ({}, {}, {})
         self._messages: dict[tuple[int, int, int, int], Array] = {}
-        # When each lane of the grid last fenced, by how far: for the whole device, for its cluster, for its block.
+        # Time of the last fence of each lane of the grid, by scope: the whole device, its cluster, its block.
         self._fenced: tuple[Array, Array, Array] | None = None
         self._inits: dict[int, int] = {}
 
@@ -341,13 +341,13 @@ class Order:
         self.synced = np.full(wave.blocks * wave.warps_per_block, start, np.int64)
         self.known = np.full((wave.blocks // wave.cluster, warps, warps), start, np.int64)
         if wave.cluster > 1:
-            # That other blocks of its cluster have begun nobody knows yet.
+            # No lane knows yet that other blocks of its cluster have begun.
             block = np.arange(warps) // wave.warps_per_block
             self.known[:, block[:, None] != block] = start - 1
         self.heard = Heard(self)
         if self.proxies:
             self.proxy = Proxy(self)
-        # Whether threads did something between arriving at a barrier of a cluster and waiting there.
+        # True if threads did something between arriving at a barrier of a cluster and waiting there.
         self.split = False
         # Only after bar.warp.sync of some lanes: moments between the lanes of a warp.
         self.partial: dict[int, Array] = {}
@@ -451,7 +451,7 @@ class Order:
             self.heard.forget(np.array([cluster * self.per]), self.per)
             self._floors.clear()
             self.now += 1
-        # What some learnt of other clusters through atomics, all know now.
+        # All lanes now know what some learnt of other clusters through atomics.
         first = cluster * self.wave.cluster + self.wave.first_block
         blocks, per = range(first, first + self.wave.cluster), self.wave.lanes_per_block
         lanes = [lane for lane in self._lane_knows if lane // per in blocks]
@@ -530,7 +530,7 @@ class Order:
         place = np.where(near, mine - self.first, 0)
         cluster, warp = place // per, place % per >> 5
         moment = self.known[cluster, warp, np.where(near, other % per >> 5, 0)]
-        # An entry has the stamp of its latest reader, before which others may have arrived: if `split` only that one is looked at.
+        # An entry has the stamp of its latest reader, before which others may have arrived: if `split`, only that one counts.
         if not self.split and (who >= WARPS).any():
             least = self.known.min(axis=2)[cluster, warp]
             if self.wave.cluster > 1:
@@ -557,7 +557,7 @@ class Order:
                 found[who == LANES] = learnt.reshape(-1, WARP).min(axis=1)[other[who == LANES] // WARP]
                 block = self.wave.lanes_per_block
                 found[who == WARPS] = learnt.reshape(-1, block).min(axis=1)[other[who == WARPS] // block]
-                # Readers in many blocks are not told apart: whoever has heard of other blocks is believed.
+                # Readers in many blocks share an entry: a lane that has heard of other blocks counts as ordered behind all.
                 found[who >= BLOCKS] = self.now
                 race &= ~(heard & (stamp <= found))
         return np.asarray(race)
@@ -608,7 +608,7 @@ class Order:
     def strong(self, lanes: Lanes, where: Array, area: int, reads: bool, writes: bool, mods: frozenset[str]) -> None:
         """Atomics and strong accesses at `where`, one a lane: they carry the clocks that their lanes had at their last fence."""
         releases, acquires = bool(mods & {"release", "acq_rel"}), bool(mods & {"acquire", "acq_rel"})
-        # What was fenced, or is written or read, for a block or a cluster is heard in it only; shared memory is theirs anyway.
+        # A fence, write or read of the scope of a block or cluster is heard in it only; shared memory is theirs anyway.
         areas = {DEVICE: 0, CLUSTER: self.per, BLOCK: self.wave.lanes_per_block}
         scopes = [s for s in areas if (s != DEVICE or area >= 0) and (s != CLUSTER or self.wave.cluster > 1)]
         own = scope_of(tuple(mods))
@@ -618,7 +618,7 @@ class Order:
                 key = (area, scope, 1 + lane // areas[scope] if scope else 0, at)
                 message = self._messages.get(key)
                 if reads and message is not None:
-                    # An atomic is taken to acquire at once, as the code that counts finished blocks relies on.
+                    # An atomic acquires at once, as code that counts finished blocks relies on.
                     into = self._lane_knows if acquires or writes else self._heard[scope]
                     into[lane] = highest([message, into.get(lane)])
                 fences = None if self._fenced is None else self._fenced[scope]

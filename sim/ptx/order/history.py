@@ -383,13 +383,13 @@ class Launches:
         self.at_start, self.behind_wait = Known(past, run.start), Known(past, run.wait)
         self.anything = bool(self.at_start.open.any())
         self._regions: dict[int, list[SharedRegion]] = {}
-        # Of each lane of the grid whether it has waited, or heard of one that has; the waits as entries.
+        # Mask of the lanes of the grid that have waited, or heard of one that has; the waits as entries.
         self._waited = np.zeros(0, np.bool_)
         self._waits = np.zeros(0, np.uint64)
-        # By address what lanes acquired of launches that are not over; what lanes will with their next fence.
+        # By address, acquired releases of launches that are not over; by lane, those that its next fence acquires.
         self._heard: dict[int, Heard] = {}
         self._pending: dict[int, set[int]] = {}
-        # Of each block of the grid, once it let dependents go: whether its threads had waited by then, what they released.
+        # For each block of the grid that has let dependents go: True if its threads had waited by then; their released clocks.
         self._told: dict[int, bool] = {}
         self._released: dict[int, Array | None] = {}
 
@@ -412,7 +412,7 @@ class Launches:
         races.now += 1
 
     def let_go(self, lanes: Lanes) -> None:
-        """These lanes let dependents begin (griddepcontrol.launch_dependents). Only the first of a block counts, which
+        """Lets dependents of these lanes begin (griddepcontrol.launch_dependents). Only the first of a block counts, which
         may be any of them: so the detector keeps what all warps that do so have in common.
         """
         races = self.races

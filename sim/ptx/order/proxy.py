@@ -90,7 +90,7 @@ class Proxy:
         self.order = order
         self.per = order.heard.per
         self.rows: dict[str, Array] = {}
-        # For whom no moments are kept (other blocks): when each lane of the grid last fenced.
+        # Time of the last fence of each lane of the grid, for other blocks, of which no moments are kept.
         self.fenced: dict[str, Array] = {}
 
     def made(self, space: str) -> Array:
@@ -100,7 +100,7 @@ class Proxy:
         return self.rows[space]
 
     def fence(self, lanes: Lanes, i: Instruction) -> None:
-        """These lanes run a fence.proxy.async, for both spaces or for the one that it names."""
+        """Runs a fence.proxy.async of these lanes, for both spaces or for the one that it names."""
         named = [space for space in SPACES if any(mod.endswith(space) or f"{space}::" in mod for mod in i.mods)]
         order = self.order
         warps = order.heard.groups(lanes, np.flatnonzero(np.diff(lanes.warp, prepend=-1)))
@@ -186,6 +186,6 @@ class Proxy:
                 moment[at] = rows.reshape(len(rows), -1, WARP).min(axis=2)[warp[at], other[at] // WARP]
         fenced = self.fenced.get(space)
         if fenced is not None and not same.all():
-            # Between blocks a fence of the writer behind its write, or of the reader at all since then, is believed.
+            # Between blocks a fence of the writer behind its write suffices, or any fence of the reader since then.
             moment[~same] = np.maximum(fenced[writer[~same]], fenced[reader[~same]])
         return np.asarray((stamp > moment) & (stamp > 0))

@@ -410,7 +410,7 @@ class Races(Order):
         shared = access.shadow.shared and other not in (COPY, LANDING)
         if int(found.max()) >> STAMP <= (self.floors(access.lanes)[0] if shared else 0):
             return True
-        # A range is mostly what one or two copies wrote: one entry for all of its rows that are equal in a row.
+        # One or two copies wrote most ranges: look at one entry for each run of equal rows.
         flat = found.transpose(0, 2, 1).reshape(-1)
         heads = flat[1:] != flat[:-1]
         heads[boxes.count - 1 :: boxes.count] = True
@@ -443,7 +443,7 @@ class Races(Order):
             by[at] = number
             return
         if access.last is not None and columns is not None:
-            # A warp has its own summary, which is then of this moment and of several lanes, whoever was there before.
+            # A warp has its own summary, which now gets this moment and several lanes, whatever it was before.
             at = at[access.last]
             flat[at] = (who.lane[access.last] | (self.now << STAMP | LANES)).view(np.uint64)
             by[at] = number
@@ -508,7 +508,7 @@ class Races(Order):
         stamp, low = (entries >> np.uint64(STAMP)).astype(np.int64), (entries & LOW).astype(np.int64)
         space = "shared" if access.segment is None else access.segment.space
         bad = self.proxy.unfenced(space, reader, low & LANE, stamp, (low & ~LANE) != ONE)
-        # What is not even ordered is a race, and said to be one.
+        # Accesses that are not even ordered are a race, and reported as one.
         bad &= ~self.unordered(reader, entries, False)
         for number in np.unique(by[bad]).tolist():
             at = int(np.flatnonzero(bad & (by == number))[0])
@@ -636,7 +636,7 @@ class Lifetimes:
             found.stamps[at], found.by[at] = races.now, races.number(i)
 
     def leave(self, lanes: Lanes) -> None:
-        """These threads have exited (see `wave.alive`): if a block has none left, every access to its memory must be over."""
+        """Checks blocks whose last thread is among these, which have exited: every access to their memory must be over."""
         races, per = self.races, self.races.per
         for block in lanes.block_ids.tolist():
             part = lanes.subset(np.flatnonzero(lanes.block == block))
@@ -715,7 +715,7 @@ def bulk_writing(races: Races, access: ShadowAccess) -> None:
 
 
 def bulk_written(races: Races, access: ShadowAccess, lanes: Array) -> None:
-    """These lanes of the wave have waited for their part of such a copy: their write is of this moment."""
+    """Turns the parts of such a copy for which these lanes of the wave have waited into writes at this moment."""
     assert access.shadow.landing is not None
     mine = np.isin(access.who.lane, lanes + races.first)
     rows = access.rows[mine]

@@ -180,7 +180,7 @@ class Findings:
         """Records a finding at `position` within `lanes`, by its kind an error; `count` lanes did the same in this execution."""
         i = instruction
         kind = what if isinstance(what, str) else what.kind
-        # Who waits is told apart at each instruction, whatever the line.
+        # Waiting lanes have a finding for each instruction, even on one line.
         key = (kind, (i.line, i.text) if kind == "deadlock" else place_of(i), tensor)
         place = lanes.place(position)
         self.record(what, message, (i,), place, key, count=count, address=address, tensor=tensor)
@@ -225,7 +225,7 @@ class Findings:
                 known.finding = finding
             return by is None
         if len(records) >= LIMIT and by is None and finding.severity == ERROR:
-            # A warning gives way.
+            # An error replaces a warning.
             lesser = [each for each, record in records.items() if record.finding.severity != ERROR]
             if lesser:
                 del records[lesser[-1]]

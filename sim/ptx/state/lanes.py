@@ -383,7 +383,7 @@ class Lanes:
         return base
 
     def bits(self) -> Array:
-        """For each warp of the wave: a uint32 with the bits of its lanes that are in the set."""
+        """Returns, for each warp of the wave, a uint32 with the bits of its lanes that are in the set."""
         member = np.zeros(self.wave.size, np.bool_)
         member[self.index] = True
         return warp_bits(member)

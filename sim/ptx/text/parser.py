@@ -277,7 +277,7 @@ class _Parser:
         self.target = ""
         self.source: tuple[str, int] | None = None
         self.inlined_at: tuple[tuple[str, int], ...] = ()
-        # For each (file, line, column) of a .loc where that stands, if in an inlined function: calls, innermost first.
+        # The calls, innermost first, of each (file, line, column) of a .loc in an inlined function.
         self.calls: dict[tuple[str, ...], tuple[tuple[str, int], ...]] = {}
         self.scopes = 0
 
@@ -506,7 +506,7 @@ class _Parser:
                 scope = scope.parent
                 pos += 1
                 if scope is None:
-                    # The end of the body is a return, also for a label that stands there.
+                    # The end of the body is a return, also for a label there.
                     line = self.line(pos - 1)
                     function.instructions.append(Instruction("ret", (), (), None, line, self.source, "}"))
                     return pos

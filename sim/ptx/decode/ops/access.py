@@ -77,7 +77,7 @@ def isspacep(i: Instruction) -> Plan:
             of = ins[0] >> np.uint64(SPACE_BITS)
             out[0][...] = np.logical_or.reduce([of == tag for tag in tags])  # the window of parameters is within that of .global
             if space == "shared" and "shared::cluster" not in i.mods and frame.lanes.wave.cluster > 1:
-                # The own block's, be it with its rank or without.
+                # An address of the lane's own block, with its rank or without.
                 address = np.broadcast_to(ins[0], frame.n)
                 out[0][...] &= (
                     rank_of(frame.lanes, address - np.uint64(SHARED_WINDOW)) == frame.lanes.block % frame.lanes.wave.cluster
@@ -235,7 +235,7 @@ def ld(i: Instruction) -> Plan:
             constant = frame.machine.parameter(memory.base, offset, size)
             if constant is not None:
                 return constants(out, np.frombuffer(constant, view.dtype))
-        # A vector may be loaded whole for the sake of some of its elements.
+        # A vector may be loaded whole though only some of its elements matter.
         read = [isinstance(r, Reg) and r.name in frame.read_somewhere for r in registers]
         used = np.repeat(read, type_.bytes) if count > 1 else ALL
         address, port = address_thunk(frame, ins[0], offset), make_port(frame, i, space, size, "ld", used)

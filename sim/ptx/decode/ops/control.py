@@ -103,7 +103,7 @@ def call(i: Instruction) -> Plan:
     arguments = names(operands.pop(0)) if operands and isinstance(operands[0], Group) else ()
     if isinstance(function, Sym):
         return Plan((), (), control=Call(function.name, results, arguments))
-    # What follows is the prototype or the list of targets: the functions that fit are found without.
+    # The prototype or the list of targets follows: the functions that fit are found without it.
     return Plan((), (arg(function, TYPES["u64"]),), control=Call("", results, arguments))
 
 
@@ -168,7 +168,7 @@ def fence(i: Instruction) -> Plan:
             machine.mbarriers.fence(frame.lanes)
             if inits and races is not None:
                 races.fence_inits(frame.lanes)
-            # One that orders ordinary accesses behind asynchronous ones is nothing to that proxy.
+            # A fence that orders ordinary accesses behind asynchronous ones has no effect on that proxy.
             if races is not None and races.proxy is not None and proxy and "acquire" not in i.mods:
                 races.proxy.fence(frame.lanes, i)
 
@@ -263,7 +263,7 @@ def on_objects(i: Instruction, memory: Operand, kind: str, act: Act, result: Arg
         def run() -> None:
             values = [np.broadcast_to(v, frame.n) for v in ins[1:]]
             if kind == "st":
-                # What lies there is the machine's own: the count, so that barriers which are made alike are alike.
+                # The content is the machine's own: the count, so that barriers with equal initialisation have equal bytes.
                 port.memory.storing = Stored(frame.lanes, values[0].astype(np.uint64))
             for _, index, positions in port.resolve(frame.lanes, address()):
                 lanes = frame.lanes if positions is None else frame.lanes.subset(positions)

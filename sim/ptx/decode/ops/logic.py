@@ -385,7 +385,7 @@ def extract(d: Array, a: Array, position: Array, length: Array) -> Thunk:
             top = np.minimum(pos + size - 1, bits - 1)
             sign = (wide.astype(unsigned) >> np.maximum(top, 0).astype(unsigned)) & unsigned.type(1)
             fill = np.where((sign != 0) & (size > 0), ~mask, unsigned.type(0))
-            # Where the field reaches past the msb only the bits that exist come from it.
+            # If the field reaches past the msb, only existing bits come from it.
             kept = np.maximum(bits - pos, 0)
             real = np.where(
                 kept >= bits,

@@ -331,7 +331,7 @@ def mma(i: Instruction) -> Plan:
     acc = TYPES["b32"] if d_type == "f16" else TYPES[d_type]
     c_items, d_items = items(c, accumulators), items(d, accumulators)
     c_args, d_args = [arg(r, acc) for r in c_items], [arg(r, acc) for r in d_items]
-    # A sum may not go where a later addend still stands.
+    # A sum must not overwrite a later addend.
     crossed = any(c_items[later] == d_items[k] for later in range(accumulators) for k in range(later))
     a_decode, b_decode = decoder(a_type), decoder(b_type)
     real = np.dtype(np.float64 if a_type == "f64" else np.float32)
@@ -478,7 +478,7 @@ def transfer(i: Instruction, mods: Mods, action: str) -> Plan:
     registers = items(fragment, 8 if kind == "f16" and side in "ab" else elements // WARP * size // word)
     base, offset = address_arg(memory, space)
     strides = [arg(o, TYPES["u32"]) for o in rest]
-    # Where the elements lie in memory, and which elements of the matrix they are.
+    # The places of the elements in memory, and their numbers in the matrix.
     major, minor = np.divmod(np.arange(elements), inner)
     number = np.arange(elements).reshape(rows, columns)
     logical = (number if layout == "row" else number.T).reshape(outer, inner)[major, minor]
@@ -636,7 +636,7 @@ def product(i: Instruction, mods: Mods) -> Plan:
     numbers = [operand.value for operand in immediates if isinstance(operand, Imm)]
     transposable = a_type in ("f16", "bf16")
     wanted = 2 + (0 if not transposable else 1 if registers else 2)
-    # The signs of A and B, then which of the matrices in shared memory are not K-major.
+    # The signs of A and B, then flags of the matrices in shared memory that are not K-major.
     signs, majors = numbers[:2], ([0] if registers else []) + numbers[2:]
     if len(numbers) != wanted or len(immediates) != wanted or {*signs} - {1, -1} or {*majors} - {0, 1}:
         raise Unsupported(f"immediates of wgmma .{a_type}: {numbers}")
