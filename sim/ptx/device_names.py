@@ -48,7 +48,7 @@ def wrapped(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def copied(a: Any, dtype: Any = None, **kwargs: Any) -> DeviceArray:
-    """`asarray` and its like: arrays of the device stay as they are, the host's are copied."""
+    """Does what `asarray` and its like do: arrays of the device stay as they are, the host's are copied."""
     kwargs.pop("blocking", None)
     made = np.asanyarray(a, dtype, **kwargs) if isinstance(a, DeviceArray) else np.array(a, dtype, **kwargs)
     return np.asarray(made).view(DeviceArray)
@@ -151,7 +151,7 @@ def remade(value: Any, file: str) -> RawKernel | RawModule:
 
 @contextmanager
 def simulated_cupy() -> Iterator[None]:
-    """Have `cupy` work without a GPU in the `with` block, as far as arrays and raw kernels go.
+    """Makes `cupy` work without a GPU in the `with` block, as far as arrays and raw kernels go.
 
     Functions that NumPy has under the same name are NumPy's, on a subclass of its arrays with `get` and `set`; RawKernel and
     RawModule are those of the PTX machine; streams, events and devices have nothing to do. Kernels, modules and functions that

@@ -73,7 +73,7 @@ class History:
         return Stream(self)
 
     def synchronize(self) -> None:
-        """Wait for all streams (cudaDeviceSynchronize)."""
+        """Waits for all streams (cudaDeviceSynchronize)."""
         self.wait(*(stream.issued for stream in self.streams))
 
     def wait(self, *clocks: Clock) -> None:
@@ -90,7 +90,7 @@ class Event:
     clock: Clock
 
     def synchronize(self) -> None:
-        """Wait for it (cudaEventSynchronize)."""
+        """Waits for it (cudaEventSynchronize)."""
         self.history.wait(self.clock)
 
 
@@ -117,18 +117,18 @@ class Stream:
         return Event(self.history, self.issued)
 
     def wait(self, event: Event) -> None:
-        """Make later launches wait for the event (cudaStreamWaitEvent). Raises ValueError for an event of another history."""
+        """Makes later launches wait for the event (cudaStreamWaitEvent). Raises ValueError for an event of another history."""
         if not isinstance(event, Event) or event.history is not self.history:
             raise ValueError("event must be one that a stream of the same history recorded")
         self._joined = self._joined.join(event.clock)
         self._issued = self._issued.join(event.clock)
 
     def synchronize(self) -> None:
-        """Wait for everything that was issued so far (cudaStreamSynchronize)."""
+        """Waits for everything that was issued so far (cudaStreamSynchronize)."""
         self.history.wait(self.issued)
 
     def begin(self, kernel: str, programmatic: bool, races: Races | None) -> None:
-        """Begin the next launch, with its race detector. A programmatic launch may begin before the one in front of it is over."""
+        """Begins the next launch, with its race detector. A programmatic launch may begin before the one in front of it is over."""
         self._count += 1
         behind = self._last if programmatic else None
         if behind is None:
@@ -249,7 +249,7 @@ class Module:
 
     @classmethod
     def from_ptx(cls, text: str | bytes, *, sources: Mapping[str, str] = MappingProxyType({})) -> Module:
-        """Load PTX text. A kernel with statements that the machine does not execute is in `refused`, and the others run.
+        """Loads PTX text. A kernel with statements that the machine does not execute is in `refused`, and the others run.
 
         Raises `UnsupportedPTX`, which lists all such statements, if no kernel is left to run, `PtxError` for text that is not PTX.
         """
@@ -262,7 +262,7 @@ class Module:
 
     @classmethod
     def from_source(cls, cuda: str, options: Sequence[str] = (), *, name: str = "kernel.cu") -> Module:
-        """Compile CUDA C with NVRTC (default -arch=compute_80, C++17, line information) and load the PTX.
+        """Compiles CUDA C with NVRTC (default -arch=compute_80, C++17, line information) and loads the PTX.
 
         Raises `cupyflash.nvrtc.CompileError` with the compiler's log, ImportError where CuPy or NVRTC is missing.
         """
@@ -286,7 +286,7 @@ class Module:
         return self.program.kernels
 
     def variable(self, name: str) -> Array:
-        """The bytes (uint8) of a variable in global or constant memory; writing to them sets the variable."""
+        """Returns the bytes (uint8) of a variable in global or constant memory; writing to them sets the variable."""
         return self._variables[name]
 
     def launch(
@@ -312,7 +312,7 @@ class Module:
         stream: Stream | None = None,
         programmatic: bool = False,
     ) -> Launch:
-        """Run a kernel to its end.
+        """Runs a kernel to its end.
 
         kernel: its name in the PTX, or that in the source if only one kernel has it; None is the only one of the module.
         grid, block: a number or up to three (x, y, z). args: values in the order of the kernel's parameters; a mapping

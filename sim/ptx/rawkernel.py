@@ -67,11 +67,11 @@ class KernelFault(RuntimeError):
 
 
 class KernelWarning(UserWarning):
-    """Warns of what is no fault: `Launch.notes`, suppressed findings, suppressions that let nothing pass."""
+    """The warning of what is no fault: `Launch.notes`, suppressed findings, suppressions that let nothing pass."""
 
 
 class KernelFaultWarning(KernelWarning):
-    """Warns of the findings for which `KernelFault` would be raised."""
+    """The warning in place of `KernelFault`, with the same text."""
 
 
 def fault_text(kernel: str, findings: tuple[Finding, ...], called: str = "fault") -> str:
@@ -103,7 +103,7 @@ def simulation(
     races: bool | None = None,
     suppressions: str | os.PathLike[str] | Sequence[Suppression] | None = None,
 ) -> Iterator[list[Launch]]:
-    """Set how `RawKernel` and `RawModule` run in the `with` block; gives the list of the launches made there, in order.
+    """Sets how `RawKernel` and `RawModule` run in the `with` block; gives the list of the launches made there, in order.
 
     findings: "raise" (a `KernelFault`, the default), "warn" (a `KernelFaultWarning`) or "keep" (only in the launches).
     arch: the architecture to compile for, "sm_90", "90a", "8.6"; the default is compute_80. seed: None runs warps in lock step
@@ -303,7 +303,7 @@ class RawKernel:
         return f"<RawKernel {self.name} on the PTX machine>"
 
     def compile(self, log_stream: Any = None) -> None:
-        """Compile now; writes the compiler's log to `log_stream`. Raises `cupyflash.nvrtc.CompileError`."""
+        """Compiles now; writes the compiler's log to `log_stream`. Raises `cupyflash.nvrtc.CompileError`."""
         loaded, _ = self._loaded()
         if log_stream is not None:
             log_stream.write(loaded.log)
@@ -320,7 +320,7 @@ class RawKernel:
     def __call__(
         self, grid: tuple[int, ...], block: tuple[int, ...], args: Sequence[Any], *, shared_mem: int = 0, stream: Any = None
     ) -> None:
-        """Launch the kernel and wait for it.
+        """Launches the kernel and waits for it.
 
         grid, block: tuples of up to three lengths; a zero counts as one, as in CuPy. args: in the order of the parameters. A NumPy
         array is a pointer to its first element (the kernel must know its strides), None a null pointer. Other values have
@@ -439,7 +439,7 @@ class RawModule:
         self.name_expressions = expressions or None
 
     def compile(self, log_stream: Any = None) -> None:
-        """Compile now; writes the compiler's log to `log_stream`. Raises `cupyflash.nvrtc.CompileError`."""
+        """Compiles now; writes the compiler's log to `log_stream`. Raises `cupyflash.nvrtc.CompileError`."""
         log = self._source.load().log
         if log_stream is not None:
             log_stream.write(log)

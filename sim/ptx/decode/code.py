@@ -447,7 +447,7 @@ class Code:
                     changed = True
 
     def allocate(self) -> None:
-        """Linear scan: a register holds its row from the first to the last place where it is alive."""
+        """Assigns rows by linear scan: a register holds its row from the first to the last place where it is alive."""
         first, last = [first for first, _ in self.mentions], [last for _, last in self.mentions]
 
         def extend(mask: int, position: int) -> None:

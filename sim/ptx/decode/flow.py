@@ -426,8 +426,8 @@ def copied(plan: Plan, instruction: Instruction) -> Sequence[int]:
 def merged(plan: Plan, instruction: Instruction) -> Sequence[int]:
     """Returns those of them that it mixes with others bit by bit, which uses a register of which nobody wrote any bit.
 
-    Compilers clear unwritten bits with constants before they put bits in: `or`, `xor` and `lop3` of registers alone do not, nor
-    does the inserted operand of `bfi`.
+    Compilers clear unwritten bits with constants before they put bits in: not by `or`, `xor` and `lop3` of registers alone, nor do
+    they insert unwritten bits (`bfi`) into written ones.
     """
     if instruction.opcode in ("or", "xor", "lop3"):
         data = copied(plan, instruction)

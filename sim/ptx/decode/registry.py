@@ -323,7 +323,7 @@ def decode(instruction: Instruction) -> Plan:
 
 
 class Mods:
-    """Takes the modifiers of an instruction one by one; one that nobody takes is unsupported."""
+    """The modifiers of an instruction, taken one by one; a modifier that no decoder takes is unsupported."""
 
     def __init__(self, instruction: Instruction, *ignored: str):
         self.rest = [m for m in instruction.mods if m not in ignored]

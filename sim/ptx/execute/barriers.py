@@ -131,7 +131,7 @@ class Barriers:
             self.come(part, None if expected is None else expected[at])
 
     def come(self, arrival: BarrierArrival, expected: Array | None) -> None:
-        """Lanes come to a barrier: for so many threads (one number a lane), or for all of the block (None)."""
+        """Adds lanes that come to a barrier: for so many threads (one number a lane), or for all of the block (None)."""
         lanes, barrier = arrival.lanes, arrival.barrier
         meeting = self.meetings.get(barrier)
         if self.machine.diary is not None:
@@ -156,7 +156,7 @@ class Barriers:
         self.come_apart(barrier, meeting, apart, every)
 
     def come_apart(self, barrier: int, meeting: Meeting, arrival: BarrierArrival, expected: Array) -> None:
-        """Lanes come that hand on a clock of their own."""
+        """Adds lanes that come and hand on a clock of their own."""
         lanes = arrival.lanes
         blocks = lanes.block_ids
         self.tell_apart(meeting, blocks[(meeting.arrived[blocks] > 0) & ~meeting.apart[blocks]])

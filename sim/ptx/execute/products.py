@@ -66,7 +66,7 @@ class MatrixOperand:
 
 
 class Operands:
-    """Makes the operands of a wave."""
+    """The maker of the operands of a wave."""
 
     def __init__(self, machine: Host):
         self.machine = machine

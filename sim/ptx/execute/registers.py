@@ -50,14 +50,14 @@ def register_name(arg: Arg) -> str:
 
 
 class Watcher(Protocol):
-    """Follows instructions on registers that may be read before they are written (`execute.unwritten`)."""
+    """A follower of instructions on registers that may be read before they are written (`execute.unwritten`)."""
 
     def watch(self, frame: RegisterFrame, pc: int, thunk: Thunk) -> Thunk:
         """Returns an instruction's thunk, preceded by its effect on the shadows."""
 
 
 class Flying(Watcher, Protocol):
-    """Follows instructions on registers of wgmma that may be on their way (`execute.warpgroup_rules`)."""
+    """A follower of instructions on registers of wgmma that may be in flight (`execute.warpgroup_rules`)."""
 
     @property
     def watched(self) -> frozenset[int]:

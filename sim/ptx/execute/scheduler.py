@@ -255,7 +255,7 @@ def _asked(name: str, value: float | None, kind: Callable[[Any], float], wanted:
 
 
 class Budgets:
-    """Reports that a wave makes no progress, or that a launch has used its instructions.
+    """The limits of a launch at work: a wave without progress, or too many instructions, is a finding.
 
     Progress is that threads end, that code runs which had not run before, or that a loop comes nearer to its end: of the lanes that
     have been in it since the last look and whose comparison at one of its exits (`ExitTest`) has changed, most compare numbers

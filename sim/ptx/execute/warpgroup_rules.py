@@ -32,7 +32,7 @@ from .setup import Host
 
 
 class Agreement:
-    """Warpgroups of a wave, by first warp: `ahead`: instructions of each warp that not all have run; `broken`: they disagreed."""
+    """Warpgroups of a wave, by first warp: `ahead`, instructions of each warp that not all have run; `broken`, disagreements."""
 
     def __init__(self, machine: Host):
         self.machine = machine

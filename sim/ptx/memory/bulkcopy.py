@@ -62,7 +62,7 @@ class Arrival:
 
 
 class Ends:
-    """Checks the ends of a wave's bulk copies."""
+    """The checks of both ends of a wave's bulk copies."""
 
     def __init__(self, wave: Wave, memory: Memory, mbarriers: MBarriers):
         self.wave = wave

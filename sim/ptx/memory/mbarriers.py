@@ -381,7 +381,7 @@ class MBarriers:
             self.memory.diary.saw(waiter.lanes, waiter.key, phase, waiter.wait.pc)
 
     def acquire(self, lanes: Lanes) -> None:
-        """A fence: lanes that saw phases complete by relaxed waits hear now what their arrivals handed on."""
+        """Makes lanes that fence hear what the arrivals handed on of phases that they saw complete by relaxed waits."""
         pending, self.relaxed = self.relaxed, []
         for one in pending:
             here = np.isin(one.lanes.index, lanes.index)
@@ -402,7 +402,7 @@ class MBarriers:
                 self.memory.state_view(16)[chunks] = element(WRITTEN, 16)
 
     def give_up(self) -> bool:
-        """Nobody else can go on: tells lanes that only test that the phase is not complete. Returns False if there are none."""
+        """Tells lanes that only test, when no lane can go on, that the phase is not complete. Returns False if there are none."""
         if self.refusals >= PATIENCE:
             return False
         self.refusals += 1

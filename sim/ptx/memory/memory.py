@@ -190,7 +190,7 @@ class Memory:
         return out.partition(b"\0")[0].decode(errors="replace")
 
     def settle(self) -> None:
-        """Called now and then: once every shared byte is written, reads need no check any more."""
+        """Looks, now and then, if every shared byte is written: then reads need no check any more."""
         self._checks += 1
         if self._checks % 32:
             return

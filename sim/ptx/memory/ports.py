@@ -76,7 +76,7 @@ Part = tuple[Array, Array, Array | None]
 
 
 class Port(ABC):
-    """Resolves the addresses of one bound instruction: `resolve(lanes, addresses)` gives the valid parts.
+    """A resolver of the addresses of one bound instruction: `resolve(lanes, addresses)` gives the valid parts.
 
     `size`: bytes a lane accesses; `kind`: as in `Access`; `used`: the bytes of these that the kernel uses once they are read. Lanes
     with an invalid address are reported and left out.
@@ -275,10 +275,10 @@ class _BlockPort(Port):
         return np.zeros(lanes.n, np.bool_)
 
     def checked(self, lanes: Lanes, offsets: Array, index: Array) -> None:
-        """Hook for the checks of a space on an access that is in bounds and aligned."""
+        """Makes the checks of a space on an access that is in bounds and aligned: here none."""
 
     def room(self) -> tuple[int, int]:
-        """Returns the first and last position in a copy that accesses of the instruction may have."""
+        """Returns the start and end of the bytes in a copy that the instruction may access."""
         return 0, self.capacity()
 
     def resolve(self, lanes: Lanes, addresses: Array) -> list[Part]:

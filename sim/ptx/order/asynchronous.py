@@ -376,7 +376,7 @@ class CopyRaces:
         self._readings: list[Touch] = []
 
     def issue(self, access: Touch) -> None:
-        """Copies read their sources at any time until their threads have waited: no access can be ordered behind that yet."""
+        """Notes copies that read their sources until their threads have waited: no access can be ordered behind that yet."""
         shadow = access.shadow
         if shadow.copies is None:
             shadow.copies = Table(shadow.writes.rows, 1, self.races.numbers)
@@ -399,7 +399,7 @@ class CopyRaces:
         return readings
 
     def copied(self, lanes: Lanes, readings: list[Touch]) -> None:
-        """The lanes have waited for copies with these readings: each becomes a read at this moment."""
+        """Makes readings of copies for which the lanes have waited reads at this moment."""
         for reading in readings:
             if isinstance(reading, TileAccess):
                 self.copied_tiles(reading, lanes)
@@ -427,7 +427,7 @@ class CopyRaces:
         self.races.note(some, reading.shadow.reads)
 
     def landed(self, lanes: Lanes, size: int, elements: Array) -> None:
-        """The lanes have waited for their copies into `elements` of `size` bytes: a write at this moment."""
+        """Makes copies into `elements` of `size` bytes, for which the lanes have waited, writes at this moment."""
         count = max(1, size >> self.races.shared_shift)
         rows = elements.astype(np.int64) * count
         who = self.races.who(lanes, count)

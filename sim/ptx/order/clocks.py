@@ -355,7 +355,7 @@ class Order:
     # -- barriers ------------------------------------------------------------------------------------------------------
 
     def block_barrier(self, blocks: Array) -> None:
-        """All threads of these blocks have met."""
+        """Joins the clocks of all threads of these blocks, which have met."""
         moment = self.now
         self.base[blocks] = moment
         self.synced.reshape(self.wave.blocks, -1)[blocks] = moment
@@ -441,7 +441,7 @@ class Order:
             self._lane_knows[lane] = news if known is None else together[id(known)]
 
     def cluster_barrier(self, cluster: int, relaxed: bool, split: bool) -> None:
-        """All threads of a cluster of the wave have met; `relaxed` or `split` arrivals have said themselves what they order."""
+        """Joins the clocks of all threads of a cluster, which have met, except for arrivals that were `relaxed` or `split`."""
         self.split |= split
         if relaxed:
             return
@@ -476,7 +476,7 @@ class Order:
         return found
 
     def warp_sync(self, warps: Array) -> None:
-        """All lanes of these warps of the wave have met."""
+        """Joins the clocks of all lanes of these warps of the wave, which have met."""
         self.synced[warps] = self.now
         self._floors.clear()
         self.now += 1
@@ -488,7 +488,7 @@ class Order:
                 self._share(range(self.first + warp * WARP, self.first + (warp + 1) * WARP))
 
     def lanes_sync(self, warp: int, mask: int) -> None:
-        """Some lanes of a warp have met."""
+        """Joins the clocks of some lanes of a warp, which have met."""
         members = np.array([lane for lane in range(WARP) if mask >> lane & 1])
         moments = self.partial.setdefault(warp, np.zeros((WARP, WARP), np.int64))
         heard = moments[members].max(axis=0)
@@ -588,7 +588,7 @@ class Order:
                     self._lane_knows[lane] = highest([news, self._lane_knows.get(lane)])
 
     def fence_inits(self, lanes: Lanes) -> None:
-        """fence.mbarrier_init: a relaxed arrival at the barrier of the cluster hands on what these lanes did before."""
+        """Notes fence.mbarrier_init: a relaxed arrival at the barrier of the cluster then hands on what these lanes did before."""
         self._inits |= dict.fromkeys((lanes.index + self.first).tolist(), self.now)
         self.now += 1
 

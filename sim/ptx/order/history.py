@@ -458,7 +458,7 @@ class Launches:
     # -- atomics and fences ---------------------------------------------------------------------------------------------------
 
     def hear(self, access: ShadowAccess, atomic: bool) -> None:
-        """Lanes read with an atomic or strong access: they hear of a release at that address by a launch that is not over."""
+        """Makes lanes, which read with an atomic or strong access, hear of a release there by a launch that is not over."""
         i, segment, messages = access.instruction, access.segment, self.past.messages
         if not messages or segment is None or scope_of(i.mods) != DEVICE:
             return
@@ -477,7 +477,7 @@ class Launches:
             self.acquire((access.lanes.index + self.races.first).tolist())
 
     def fence(self, lanes: Lanes) -> None:
-        """A fence for the device: these lanes acquire what they have read until now."""
+        """Makes lanes, which fence for the device, acquire what they have read until now."""
         if self._pending:
             self.acquire((lanes.index + self.races.first).tolist())
 
@@ -580,7 +580,7 @@ class Launches:
     # -- the end ------------------------------------------------------------------------------------------------------------
 
     def end(self) -> None:
-        """The launch has been executed: adds its accesses to the past, and its effect on later launches to `run`."""
+        """Adds the accesses of this launch, which has been executed, to the past, and its effect on later ones to `run`."""
         run, races = self.run, self.races
         run.lanes_per_block, run.number = races.wave.lanes_per_block, races.wave.number
         waited = set(np.unique(np.flatnonzero(self._waited) // run.lanes_per_block).tolist())

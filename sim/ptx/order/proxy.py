@@ -161,7 +161,7 @@ class Proxy:
                 np.maximum.at(rows, warps, told[which])
 
     def meet(self, blocks: Array) -> None:
-        """All threads of each of these blocks have met."""
+        """Joins the fences of all threads of each of these blocks, which have met."""
         for rows in self.rows.values():
             mine = rows.reshape(self.order.wave.blocks, -1, self.per)
             mine[blocks] = mine[blocks].max(axis=1, keepdims=True)

@@ -618,7 +618,7 @@ class Lifetimes:
         """Moments, for each lane of the cluster, until which its accesses were over for a thread of the block that has exited."""
 
     def touch(self, lanes: Lanes, blocks: Array, i: Instruction) -> None:
-        """The lanes access the shared memory of these blocks of the wave, one a lane, none its own."""
+        """Notes that the lanes access the shared memory of these blocks of the wave, one a lane, none its own."""
         races, place = self.races, lanes.index % self.races.per
         early = ~races.begun(lanes, blocks)
         if early.any():

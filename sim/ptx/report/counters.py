@@ -40,7 +40,7 @@ _SPACES = ("global", "shared", "local", "const", "param")
 
 
 def instruction_class(instruction: Instruction) -> str:
-    """The class of an instruction.
+    """Returns the class of an instruction.
 
     Loads and stores, those of wmma too, go by their state space ("load global", "store shared", "load generic", ...),
     arithmetic by its last type: "fp32", "fp16, bf16", "fp64", "integer" (logic and shifts among them). "special function" are
@@ -116,7 +116,7 @@ class Traffic:
         _add_fields(self, other)
 
     def count(self, lanes: Lanes, addresses: Array, size: int | Array, write: bool) -> None:
-        """Count one access of `size` bytes a lane at aligned virtual `addresses` (uint64, one a lane).
+        """Counts one access of `size` bytes a lane at aligned virtual `addresses` (uint64, one a lane).
 
         `size` is an array where lanes differ (cp.async with a source size); then each address has one size.
         """
@@ -142,7 +142,7 @@ class Traffic:
 
 
 def _add_fields(to: object, other: object) -> None:
-    """Add the numbers of one dataclass of numbers to those of another."""
+    """Adds the numbers of one dataclass of numbers to those of another."""
     mine = vars(to)
     for name, value in vars(other).items():
         mine[name] += value
@@ -174,7 +174,7 @@ Addable = TypeVar("Addable", Traffic, SharedCounts)
 
 
 def total(kind: type[Addable], parts: Iterable[Addable]) -> Addable:
-    """The sum of counts of one kind."""
+    """Returns the sum of counts of one kind."""
     out = kind()
     for part in parts:
         out.add(part)
@@ -208,7 +208,7 @@ class Counts:
     inlined_at: set[Line] = field(default_factory=set)
 
     def add(self, other: Counts, times: int = 1) -> None:
-        """Add the counts of other instructions, those that every warp has in common `times` over."""
+        """Adds the counts of other instructions, those that every warp has in common `times` over."""
         self.instructions += other.instructions * times
         self.mma_flops += other.mma_flops * times
         for mine, theirs in ((self.by_opcode, other.by_opcode), (self.by_class, other.by_class)):
@@ -245,7 +245,7 @@ class Counts:
         return total(SharedCounts, self.distributed.values())
 
     def shared_kind(self, kind: str) -> SharedCounts:
-        """Shared memory of one kind, all widths."""
+        """Returns shared memory counts of one kind, all widths together."""
         return total(SharedCounts, (counts for (name, _), counts in self.shared.items() if name == kind))
 
 
@@ -261,7 +261,7 @@ class Counters(Counts):
     waves: int = 0
 
     def join(self, other: Counters) -> None:
-        """Add the counts of another launch."""
+        """Adds the counts of another launch."""
         self.add(other)
         for line, counts in other.lines.items():
             self.lines.setdefault(line, Counts()).add(counts)

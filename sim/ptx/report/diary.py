@@ -50,7 +50,7 @@ class Writers:
         return found
 
     def stored(self, segment: Segment | None, words: Array, numbers: Array) -> None:
-        """Lanes (rows of `words`) store; `numbers`: the store of each lane, 0 for lanes of other blocks."""
+        """Records that lanes (rows of `words`) store; `numbers`: the store of each lane, 0 for lanes of other blocks."""
         places = np.ones(len(numbers), np.int32)
         for number in np.unique(numbers[numbers > 0]).tolist():
             places[numbers == number] = len(self.every)
@@ -58,7 +58,7 @@ class Writers:
         self.table(segment)[words] = places[:, None]
 
     def added(self, segment: Segment | None, words: Array, numbers: Array) -> None:
-        """Lanes update words: their numbers join those of others, the last one of each warp."""
+        """Adds updates by lanes: their numbers join those of others, the last one of each warp."""
         table, each = self.table(segment), np.repeat(numbers, words.shape[1])
         order = np.argsort(words, axis=None, kind="stable")
         found, each = words.reshape(-1)[order], each[order]
@@ -313,7 +313,7 @@ class Diary:
     # -- instructions -----------------------------------------------------------------------------------------------------
 
     def ran(self, lanes: Lanes, first: int, end: int) -> None:
-        """Lanes run instructions from `first` to `end`; their acts are recorded after this call."""
+        """Records that lanes run instructions from `first` to `end`; their acts are recorded after this call."""
         for part in self.parts(lanes):
             row = self.rows[part.row]
             if row.spin is not None or first in self.listing.spins:
@@ -421,7 +421,7 @@ class Diary:
         return found
 
     def _asked(self, space: str, segment: Segment | None, lanes: Lanes, addresses: Array, size: int | Array, pc: int) -> None:
-        """A loop that only waits reads memory: it waits for the last writer there."""
+        """Records that a loop that only waits reads memory: it waits for the last writer there."""
         assert self._writers is not None
         words = self._words(space, segment, lanes, addresses, size)
         for part in self.parts(lanes):

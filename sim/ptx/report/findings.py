@@ -150,7 +150,7 @@ class Record:
 
 @dataclass
 class Findings:
-    """Collects the findings of a launch: the first of each kind, place in the source and tensor; `total` counts all lanes.
+    """The findings of a launch: the first of each kind, place in the source and tensor; `total` counts all lanes.
 
     `doubts` become findings or a note only at the end of the launch (`settle`). A finding that one of `allowed` matches is in
     `suppressed` only, by the number of that suppression.

@@ -69,7 +69,7 @@ class AddressPattern:
         return self.size * distinct((self.lanes.warp << 48) + self.relative)
 
     def sectors(self, first: int) -> int:
-        """Distinct 32-byte sectors, counted for each warp."""
+        """Returns the number of distinct 32-byte sectors, counted for each warp."""
         first &= SECTOR - 1
         found = self._sectors.get(first)
         if found is None:
@@ -149,7 +149,7 @@ def bank_turns(lanes: Lanes, addresses: Array, size: int) -> Array:
 
 
 def bank_columns(size: int) -> int:
-    """Lanes of a turn: as many accesses of `size` bytes as the 32 banks of 4 bytes serve at once."""
+    """Returns the lanes of a turn: as many accesses of `size` bytes as the 32 banks of 4 bytes serve at once."""
     return 128 // max(size, 4)
 
 
@@ -291,7 +291,7 @@ class Lanes:
         self._converged = (-1, False)
 
     def subset(self, positions: Array) -> Lanes:
-        """The lanes at `positions` (sorted) of this set."""
+        """Returns the lanes at `positions` (sorted) of this set."""
         return self.wave.lanes(self.index[positions])
 
     @cached_property
@@ -361,11 +361,11 @@ class Lanes:
         return self.full or int(self.wave.alive_by_block[self.block_ids].sum()) == self.n
 
     def pattern(self, addresses: Array, size: int) -> tuple[int, AddressPattern]:
-        """(first address, pattern) of accesses of `size` bytes by these lanes."""
+        """Returns (first address, pattern) of accesses of `size` bytes by these lanes."""
         return self.wave.patterns.of(self, addresses, size)
 
     def shared_base(self, shift: int) -> Array:
-        """Index of each lane's shared memory in an array of elements of 1 << shift bytes (uint32)."""
+        """Returns the index of each lane's shared memory in an array of elements of 1 << shift bytes (uint32)."""
         base = self._bases.get(shift)
         if base is None:
             base = self._bases[shift] = (self.block * (self.wave.shared_stride >> shift)).astype(np.uint32)
@@ -376,7 +376,7 @@ class Lanes:
         return self.index & -columns
 
     def local_base(self, shift: int) -> Array:
-        """Index of each lane's local memory in an array of elements of 1 << shift bytes."""
+        """Returns the index of each lane's local memory in an array of elements of 1 << shift bytes."""
         base = self._local_bases.get(shift)
         if base is None:
             base = self._local_bases[shift] = self.index * (self.wave.local_stride >> shift)
@@ -389,14 +389,14 @@ class Lanes:
         return warp_bits(member)
 
     def place(self, position: int) -> tuple[int, int, int]:
-        """(linear block index in the grid, warp in the block, lane in the warp) of one lane."""
+        """Returns (linear block index in the grid, warp in the block, lane in the warp) of one lane."""
         lane = int(self.index[position])
         block, thread = divmod(lane, self.wave.lanes_per_block)
         return self.wave.number(self.wave.first_block + block), thread // WARP, thread % WARP
 
 
 def merged(parts: list[Lanes]) -> Lanes:
-    """One set of the lanes of disjoint sets."""
+    """Returns one set of the lanes of disjoint sets."""
     if len(parts) == 1:
         return parts[0]
     return parts[0].wave.lanes(np.sort(np.concatenate([p.index for p in parts])))

@@ -619,7 +619,7 @@ class _Parser:
 
 
 def parse(text: str) -> Program:
-    """Parse a PTX module. Raises `PtxError` on text that is no PTX; what it cannot read is in `Program.unsupported`."""
+    """Parses a PTX module. Raises `PtxError` on text that is not PTX; unreadable statements are in `Program.unsupported`."""
     return _Parser(text).parse()
 
 

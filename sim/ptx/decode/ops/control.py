@@ -200,7 +200,7 @@ def setmaxnreg(i: Instruction) -> Plan:
 
 
 def map_fence(i: Instruction) -> Plan:
-    """fence.proxy.tensormap::generic: .release of what the threads stored into tensor maps, .acquire of the 128 bytes of one."""
+    """fence.proxy.tensormap::generic: .release of stores of the threads into tensor maps, .acquire of the 128 bytes of one."""
     acquires = "acquire" in i.mods
     base, offset = address_arg(i.operands[0], "generic") if acquires else (None, 0)
     if acquires and i.operands[1] != Imm(MAP_BYTES):

@@ -214,7 +214,7 @@ def inverse(i: Instruction) -> Plan:
 
 
 def shift(fn: np.ufunc, d: Array, a: Array, amount: Array) -> Thunk:
-    """NumPy shifts out everything where the amount is at least the width, as PTX does."""
+    """Shifts by NumPy, which shifts out everything if the amount is at least the width, as PTX does."""
     if amount.ndim == 0:
         return partial(fn, a, np.array(min(int(amount), 64), d.dtype), d)
     if d.itemsize == 4:

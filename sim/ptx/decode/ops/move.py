@@ -127,7 +127,7 @@ def integer_to_integer(source: PtxType, target: PtxType, sat: bool, d: Array, a:
 
 
 def float_to_integer(source: PtxType, target: PtxType, direction: str, d: Array, a: Array) -> Thunk:
-    """Out of range clamps, NaN is 0 (PTX ISA, cvt, notes)."""
+    """Converts floats to integers: out of range clamps, NaN is 0 (PTX ISA, cvt, notes)."""
     info = np.iinfo(target.dtype)
     fn = INTEGER_ROUNDING[direction]
     # The largest float64 that fits: for 64-bit targets the limit itself is not representable.
