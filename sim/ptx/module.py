@@ -256,7 +256,7 @@ class Module:
         if isinstance(text, bytes):
             text = text.decode(errors="replace")
         if not isinstance(text, str):
-            raise TypeError(f"text must be PTX as text (of a file, what Path.read_text gives), got {type(text).__name__}")
+            raise TypeError(f"text must be PTX as text (of a file: Path.read_text), got {type(text).__name__}")
         with collection_paused():
             return cls(parse(text), text, sources)
 
@@ -267,7 +267,7 @@ class Module:
         Raises `cupyflash.nvrtc.CompileError` with the compiler's log, ImportError where CuPy or NVRTC is missing.
         """
         if not isinstance(cuda, str):
-            raise TypeError(f"cuda must be CUDA C as text (of a file, what Path.read_text gives), got {type(cuda).__name__}")
+            raise TypeError(f"cuda must be CUDA C as text (of a file: Path.read_text), got {type(cuda).__name__}")
         if not isinstance(options, Sequence) or isinstance(options, str) or not all(isinstance(each, str) for each in options):
             raise TypeError(f"options must be a sequence of texts, as ('-arch=compute_90',), got {options!r}")
         if not isinstance(name, str):

@@ -67,7 +67,7 @@ class KernelFault(RuntimeError):
 
 
 class KernelWarning(UserWarning):
-    """The warning of what is no fault: `Launch.notes`, suppressed findings, suppressions that let nothing pass."""
+    """The warning of anything that is not a fault: `Launch.notes`, suppressed findings, suppressions that let nothing pass."""
 
 
 class KernelFaultWarning(KernelWarning):

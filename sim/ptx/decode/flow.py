@@ -295,7 +295,7 @@ def address(operand: Operand, sole: dict[str, Instruction]) -> tuple[str, int]:
     return base.name, offset + (base.offset if isinstance(base, Sym) else 0)
 
 
-# -- where a guess goes -------------------------------------------------------------------------------------------------
+# -- uses of a guess ----------------------------------------------------------------------------------------------------
 
 
 def written(plan: Plan) -> list[str]:

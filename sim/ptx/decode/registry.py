@@ -125,7 +125,7 @@ class Arg:
     packed: bool = False
 
 
-# -- what ends a stretch of straight code: the machine acts on these, not a thunk ---------------------------------------
+# -- ends of straight code: the machine acts on these, not a thunk ------------------------------------------------------
 
 
 @dataclass(frozen=True)

@@ -182,7 +182,7 @@ class Barriers:
         races = self.machine.memory.races
         return None if races is None else races.arrive(races.heard.groups(lanes, lanes.block_starts))
 
-    # -- who goes on ------------------------------------------------------------------------------------------------------
+    # -- completion -------------------------------------------------------------------------------------------------------
 
     def recheck(self) -> None:
         """Checks barriers after threads have exited: they may be complete without them."""

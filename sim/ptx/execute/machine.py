@@ -114,7 +114,7 @@ class PtxMachine:
         self._full_frames: dict[int, RegisterFrame] = {}
         self._clock = 0
 
-    # -- what operands ask for ------------------------------------------------------------------------------------------
+    # -- addresses and parameters ---------------------------------------------------------------------------------------
 
     def address_of(self, symbol: Sym) -> int:
         """Returns the address of a variable or parameter: an offset in shared or local memory, else a virtual address."""
@@ -505,7 +505,7 @@ class PtxMachine:
         self.warp_barriers.recheck()
         self.cluster_barriers.recheck()
 
-    # -- the end of the road ----------------------------------------------------------------------------------------------
+    # -- deadlock ---------------------------------------------------------------------------------------------------------
 
     def waiting(self) -> tuple[Waiting, ...]:
         """Returns the places in which lanes may wait, besides waiting for other lanes of their warp."""

@@ -347,7 +347,7 @@ class Budgets:
         self.report("endless", f"in {seconds} no loop has come nearer to its end, and the launch goes on{{}}")
         return True
 
-    # -- what is said of it ------------------------------------------------------------------------------------------------------
+    # -- findings ----------------------------------------------------------------------------------------------------------------
 
     def report(self, kind: str, message: str) -> None:
         """Reports a finding at the first load or atomic on which the busiest warp waited lately, else at the first instruction."""

@@ -266,7 +266,7 @@ class Flights:
         assert self.facts is not None
         return np.array([self.facts.rows[name] for name in names], np.int64)
 
-    # -- what a product does --------------------------------------------------------------------------------------------------
+    # -- products -------------------------------------------------------------------------------------------------------------
 
     def fence(self, warps: Array) -> None:
         self.fenced[warps] = True
@@ -296,7 +296,7 @@ class Flights:
             self.reading[read[:, None], warps] = number
         return number
 
-    # -- what everybody else does ---------------------------------------------------------------------------------------------
+    # -- other instructions ---------------------------------------------------------------------------------------------------
 
     def watch(self, frame: RegisterFrame, pc: int, thunk: Thunk) -> Thunk:
         """Returns an instruction's thunk, preceded by its effect on registers in flight."""

@@ -55,7 +55,7 @@ class Warpgroups:
     def __bool__(self) -> bool:
         return bool(self.waiting)
 
-    # -- simple ones ----------------------------------------------------------------------------------------------------------
+    # -- fence and commit -----------------------------------------------------------------------------------------------------
 
     def fence(self, i: Instruction, lanes: Lanes) -> None:
         self.agreement.come(i, lanes)

@@ -220,7 +220,7 @@ class Memory:
         self._written_pages[some] = ~words.any(axis=1)
         return bool(self._written_pages[pages].all())
 
-    # -- the one place that every access passes ---------------------------------------------------------------------
+    # -- counts and the observer: every access passes here ----------------------------------------------------------
 
     def accessed(
         self,

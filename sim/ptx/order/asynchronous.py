@@ -124,7 +124,7 @@ class TileRaces:
             self.by_unit()
         return numbers
 
-    # -- who writes -----------------------------------------------------------------------------------------------------------
+    # -- writes and waits -----------------------------------------------------------------------------------------------------
 
     def wrote(self, rows: Array) -> None:
         """Records a write to these granules."""
@@ -158,7 +158,7 @@ class TileRaces:
         """Returns until when all accesses to these blocks' memory are over for all of each block: 0 (unknown) in clusters."""
         return np.asarray(self.races.base[blocks]) if self.races.wave.cluster == 1 else np.zeros(len(blocks), np.int64)
 
-    # -- what was there before ------------------------------------------------------------------------------------------------
+    # -- earlier writes -------------------------------------------------------------------------------------------------------
 
     def look_back(self, i: Instruction, first: Array, column: Array, operand: TileOperand) -> None:
         """Reports writes that are not over for all of the warps, or that the asynchronous proxy may not see."""
@@ -253,7 +253,7 @@ class TileRaces:
                 bad[at] = four.reshape(-1, GROUP).any(axis=1)
         return race, bad
 
-    # -- who comes later ------------------------------------------------------------------------------------------------------
+    # -- later writes ---------------------------------------------------------------------------------------------------------
 
     def look(self, access: Touch, verb: str) -> None:
         """Reports products that may still read what this access writes."""
@@ -399,7 +399,7 @@ class CopyRaces:
         return readings
 
     def copied(self, lanes: Lanes, readings: list[Touch]) -> None:
-        """Makes readings of copies for which the lanes have waited reads at this moment."""
+        """Notes readings of copies, for which the lanes have waited, as reads at this moment."""
         for reading in readings:
             if isinstance(reading, TileAccess):
                 self.copied_tiles(reading, lanes)
@@ -427,7 +427,7 @@ class CopyRaces:
         self.races.note(some, reading.shadow.reads)
 
     def landed(self, lanes: Lanes, size: int, elements: Array) -> None:
-        """Makes copies into `elements` of `size` bytes, for which the lanes have waited, writes at this moment."""
+        """Notes copies into `elements` of `size` bytes, for which the lanes have waited, as writes at this moment."""
         count = max(1, size >> self.races.shared_shift)
         rows = elements.astype(np.int64) * count
         who = self.races.who(lanes, count)

@@ -441,7 +441,7 @@ class Order:
             self._lane_knows[lane] = news if known is None else together[id(known)]
 
     def cluster_barrier(self, cluster: int, relaxed: bool, split: bool) -> None:
-        """Joins the clocks of all threads of a cluster, which have met, except for arrivals that were `relaxed` or `split`."""
+        """Joins the clocks of a cluster's threads, which have met; `relaxed` or `split` arrivals hand on their own."""
         self.split |= split
         if relaxed:
             return
@@ -562,7 +562,7 @@ class Order:
                 race &= ~(heard & (stamp <= found))
         return np.asarray(race)
 
-    # -- atomics and fences: what a lane has heard -------------------------------------------------------------------------
+    # -- atomics and fences ------------------------------------------------------------------------------------------------
 
     def learnt(self, lane: int) -> Array | None:
         """Returns for each lane of the grid until when this one has heard of it through atomics; None: of nobody."""

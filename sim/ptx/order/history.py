@@ -195,7 +195,7 @@ class Past:
         """The last release to the whole device at each address: the releasing launch's part, and the launches over for it."""
         self._kept = 0
 
-    # -- asked --------------------------------------------------------------------------------------------------------------
+    # -- queries ------------------------------------------------------------------------------------------------------------
 
     def open(self, clock: Clock) -> Array:
         """Returns a mask of the sites of launches that are not over by this clock."""
@@ -268,7 +268,7 @@ class Past:
         found.refine(area.shift)
         return found
 
-    # -- what nobody asks for any more ------------------------------------------------------------------------------------------
+    # -- old launches and sites -------------------------------------------------------------------------------------------------
 
     def drop(self, over: Clock) -> None:
         """Forgets launches that are over for all later ones, and sites to which no granule refers any more."""

@@ -114,7 +114,7 @@ class Proxy:
             self.fenced[space][lanes.index + order.wave.first_block * order.wave.lanes_per_block] = order.now
         order.now += 1
 
-    # -- handed on ----------------------------------------------------------------------------------------------------------
+    # -- moments handed on --------------------------------------------------------------------------------------------------
 
     def told_by(self, groups: Groups) -> Array:
         """Returns the moments that each group hands on: both spaces, one behind the other."""
@@ -166,7 +166,7 @@ class Proxy:
             mine = rows.reshape(self.order.wave.blocks, -1, self.per)
             mine[blocks] = mine[blocks].max(axis=1, keepdims=True)
 
-    # -- asked --------------------------------------------------------------------------------------------------------------
+    # -- queries ------------------------------------------------------------------------------------------------------------
 
     def unfenced(self, space: str, reader: Array, writer: Array, stamp: Array, collective: Array) -> Array:
         """Returns a mask of the writes without a fence on their way to the reader.

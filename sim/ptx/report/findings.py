@@ -38,34 +38,34 @@ FAIL_ON = {ERROR: (ERROR,), WARNING: (ERROR, WARNING)}
 
 KINDS = {
     "bad arrival": "at an mbarrier",
-    "bad call": "through a pointer that is no such function",
+    "bad call": "through a pointer to no suitable function",
     "bad rank": "mapa to a rank that the cluster does not have",
-    "bad tensor map": "what is wrong with a map, or with how it is used (`memory.regions`)",
+    "bad tensor map": "an invalid map, or a wrong use of one (`memory.regions`)",
     "budget": "all instructions that the launch may run are spent",
     "cluster barrier": "barrier.cluster.wait without an arrival before, or two arrivals without a wait between",
-    "deadlock": "threads wait for what can never come",
-    "disagreement": "of wgmma's descriptors, or of the warps of a warpgroup",
+    "deadlock": "threads wait for an event that can never come",
+    "disagreement": "between wgmma's descriptors, or between the warps of a warpgroup",
     "endless": "no loop comes nearer to its end",
     "exited block": "shared memory of a block that has exited, or may have",
     "in flight": "shared memory whose asynchronous copy, or registers whose wgmma, nobody waited for",
     "inactive source": "a shuffle from a lane that does not take part",
-    "misaligned": "an address that is no multiple of what the access asks for",
-    "missing fence": "wgmma's, of registers",
+    "misaligned": "an address that is no multiple of the access's alignment",
+    "missing fence": "no wgmma.fence between accesses to a product's registers",
     "missing lanes": "a warp-wide instruction without all lanes that it names",
     "not begun": "shared memory of a block that may not run yet",
     "null pointer": "an access near address 0",
-    "out of bounds": "an access outside of the memory that its address is of",
+    "out of bounds": "an access outside of the memory that its address belongs to",
     "partial barrier": "threads had exited before a barrier of the whole block",
     "proxy": "no fence between two ways to memory (`order.proxy`)",
     "race": "two accesses that nothing orders (`order.races`)",
     "read-only": "a store to memory that may only be read",
-    "register budget": "setmaxnreg's",
+    "register budget": "a setmaxnreg that the warp or its warpgroup may not run",
     "stack overflow": "calls too deep",
-    "swizzle": "of wgmma's descriptors with a tile",
+    "swizzle": "of a wgmma descriptor, other than that of the copy that wrote the tile",
     "trap": "the kernel's own, or a failed assertion",
     "uninitialised": "memory or a register that nobody wrote",
 }
-"""All kinds of findings."""
+"""All kinds of findings, with their meanings."""
 
 
 @dataclass(frozen=True)
