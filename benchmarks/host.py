@@ -30,6 +30,7 @@ from cupy.cuda import function  # noqa: E402
 
 DEVICES, HEAD_DIMS = ("A100-40GB", "H100-SXM"), (64, 128)
 SHAPE = (4, 16, 1024, 64)
+CACHE, PAGES = (8, 8, 4096, 128), (2048, 8, 16, 128)
 CALLS = 200  # in a run, of which the fastest counts: other processes lengthen many, not all
 GIB = 1 << 30
 
@@ -88,13 +89,18 @@ def microseconds(call: Callable[[], Any], runs: int) -> float:
 
 def warm(runs: int) -> Iterator[str]:
     """Calls that were made before, and what of them is CuPy's allocation."""
-    from cupyflash import Score, attention, attention_varlen
+    from cupyflash import Score, attention, attention_backward, attention_decode, attention_varlen
 
     q, k, v, out = (array(number) for number in range(4))
     packed = [array(number, (4096, 16, 64)) for number in range(3)]
     bounds = [array(4 + number, (5,), np.int32) for number in range(2)]
     slopes, line = array(6, (SHAPE[1],), np.float32), "s + slope[h] * (k - q)"
     score = Score(line, slope=slopes)
+    rows, lse = [array(number) for number in range(5)], array(6, SHAPE[:-1], np.float32)
+    cached, pages = ([array(7, (8, 32, 1, 128)), *(array(number, shape) for number in (8, 9))] for shape in (CACHE, PAGES))
+    new = {name: array(number, (8, 8, 1, 128)) for name, number in (("k", 10), ("v", 11))}
+    written = array(14, (8, 32, 1, 128))
+    lengths, table = array(12, (8,), np.int32), array(13, (8, 256), np.int32)
     yield f"{'a warm call, us of the host':<34}{'all':>7}"
     for name, call in {
         "causal": lambda: attention(q, k, v, causal=True),
@@ -106,6 +112,10 @@ def warm(runs: int) -> Iterator[str]:
         "fa2, causal, Score(...)": lambda: attention(q, k, v, causal=True, algorithm="fa2", score=Score(line, slope=slopes)),
         "fa2, causal, the same Score": lambda: attention(q, k, v, causal=True, algorithm="fa2", score=score),
         "fa1, causal": lambda: attention(q, k, v, causal=True, algorithm="fa1"),
+        "backward, causal": lambda: attention_backward(*rows, lse, causal=True),
+        "decode": lambda: attention_decode(*cached, lengths),
+        "decode, append": lambda: attention_decode(*cached, lengths, **new),
+        "paged, append, out given": lambda: attention_decode(*pages, lengths, **new, block_table=table, out=written),
         "varlen, causal": lambda: attention_varlen(*packed, *bounds, 1024, 1024, causal=True),
         "cupy.empty alone": lambda: cupy.empty(SHAPE, np.float16),
     }.items():

@@ -8,45 +8,61 @@ runs on the GPU for CuPy arrays, and for NumPy arrays the same kernel on a simul
 
 from __future__ import annotations
 
-from cupyflash.attention import attention
-from cupyflash.decode import attention_decode
-from cupyflash.device import Device
-from cupyflash.dropout_mask import dropout_mask
-from cupyflash.gradients import attention_backward, attention_varlen_backward, attention_vjp
-from cupyflash.merge import merge_states
-from cupyflash.options import Options
-from cupyflash.problem import Problem
-from cupyflash.schedules import TileSchedule, plan
-from cupyflash.score import Mask, Score
-from cupyflash.simulated import simulated_device
-from cupyflash.softmax import softmax
-from cupyflash.tiled_mask import block_mask
-from cupyflash.tiling import TileSize, Tiling
-from cupyflash.varlen import attention_varlen
-from cupyflash.warmup import warmup, warmup_decode
+from importlib import import_module
+from typing import TYPE_CHECKING
 
-__version__ = "0.1.0"
-__all__ = [
-    "Device",
-    "Mask",
-    "Options",
-    "Problem",
-    "Score",
-    "TileSchedule",
-    "TileSize",
-    "Tiling",
-    "attention",
-    "attention_backward",
-    "attention_decode",
-    "attention_varlen",
-    "attention_varlen_backward",
-    "attention_vjp",
-    "block_mask",
-    "dropout_mask",
-    "merge_states",
-    "plan",
-    "simulated_device",
-    "softmax",
-    "warmup",
-    "warmup_decode",
-]
+from cupyflash.version import __version__ as __version__
+
+if TYPE_CHECKING:
+    from cupyflash.ahead import warmup as warmup
+    from cupyflash.ahead import warmup_decode as warmup_decode
+    from cupyflash.calls import attention as attention
+    from cupyflash.calls import attention_backward as attention_backward
+    from cupyflash.calls import attention_decode as attention_decode
+    from cupyflash.calls import attention_varlen as attention_varlen
+    from cupyflash.calls import attention_varlen_backward as attention_varlen_backward
+    from cupyflash.calls import attention_vjp as attention_vjp
+    from cupyflash.device import Device as Device
+    from cupyflash.dropped import dropout_mask as dropout_mask
+    from cupyflash.merge import merge_states as merge_states
+    from cupyflash.options import Options as Options
+    from cupyflash.problem import Problem as Problem
+    from cupyflash.rows import softmax as softmax
+    from cupyflash.schedules import TileSchedule as TileSchedule
+    from cupyflash.schedules import plan as plan
+    from cupyflash.score import Mask as Mask
+    from cupyflash.score import Score as Score
+    from cupyflash.simulated import simulated_device as simulated_device
+    from cupyflash.tiled_mask import block_mask as block_mask
+    from cupyflash.tiling import TileSize as TileSize
+    from cupyflash.tiling import Tiling as Tiling
+
+# What is not called is not loaded: a name's module is imported when somebody first asks for it.
+_HOMES = {
+    "ahead": "warmup warmup_decode",
+    "calls": "attention attention_backward attention_decode attention_varlen attention_varlen_backward attention_vjp",
+    "device": "Device",
+    "dropped": "dropout_mask",
+    "merge": "merge_states",
+    "options": "Options",
+    "problem": "Problem",
+    "rows": "softmax",
+    "schedules": "TileSchedule plan",
+    "score": "Mask Score",
+    "simulated": "simulated_device",
+    "tiled_mask": "block_mask",
+    "tiling": "TileSize Tiling",
+}
+_HOME = {name: home for home, names in _HOMES.items() for name in names.split()}
+__all__ = sorted(_HOME)
+
+
+def __getattr__(name: str) -> object:
+    if name in _HOME:
+        found = globals()[name] = getattr(import_module(f"cupyflash.{_HOME[name]}"), name)
+        return found
+    raise AttributeError(f"module 'cupyflash' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return [*__all__, *globals()]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Hashable, Mapping
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -24,6 +25,14 @@ class Array(Protocol):
     def dtype(self) -> Any: ...
     @property
     def ndim(self) -> int: ...
+
+
+class Held:
+    """What holds arrays of a call: a function, a mask that was looked through."""
+
+    def held(self) -> tuple[Hashable, Mapping[str, Any]]:
+        """What it is but for them, and they by their names in a call."""
+        raise NotImplementedError
 
 
 class Layout(NamedTuple):
@@ -144,6 +153,18 @@ def check_array(name: str, array: Any) -> None:
         raise TypeError(f"{name} must have its bytes in the machine's own order, got dtype {array.dtype.str}")
 
 
+def require_shape(name: str, array: Array, shape: tuple[int, ...], what: str = "") -> None:
+    """ValueError for another shape; `what` says more of the right one."""
+    if array.shape != shape:
+        raise ValueError(f"{name} must have shape {shape}{what}, got {array.shape}")
+
+
+def require_dtype(name: str, array: Array, dtype: Any) -> None:
+    """TypeError for another type of elements."""
+    if array.dtype != dtype:
+        raise TypeError(f"{name} must be of dtype {np.dtype(dtype)}, got {array.dtype}")
+
+
 def check_strides(name: str, array: Array) -> None:
     size = array.dtype.itemsize
     if any(stride % size for stride in array.strides):
@@ -161,3 +182,9 @@ def check_scores_like(name: str, array: Array, scores: tuple[int, ...], dtype: s
     tail = scores[len(scores) - array.ndim :] if array.ndim <= len(scores) else None
     if tail is None or any(length not in (1, whole) for length, whole in zip(array.shape, tail, strict=True)):
         raise ValueError(f"{name} must broadcast to (..., n_q, n_k) = {scores}, got shape {array.shape}")
+
+
+def of_heads(rows: Any) -> Any:
+    """The sums over each head's rows, (h,), of an array (..., h, n) or (n,) of NumPy or CuPy."""
+    heads = rows.shape[-2] if rows.ndim > 1 else 1
+    return rows.reshape(math.prod(rows.shape[:-2]), heads, rows.shape[-1]).sum(axis=(0, 2))

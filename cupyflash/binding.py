@@ -8,18 +8,31 @@ from typing import Any
 
 import numpy as np
 
-from cupyflash.arrays import Array
+from cupyflash.arrays import Array, Layout, numpy_dtype
 from cupyflash.dropout import NO_NUMBERS
+from cupyflash.launcher import Prepared
 from cupyflash.schedules import TileSchedule
 from cupyflash.score import no_numbers
-
-# The kernels' names for the arrays of a call; the others have one name.
-TENSORS = {"Q": "q", "K": "k", "V": "v", "O": "out", "L": "lse", "dO": "dout"}
+from cupyflash.simulated import PreparedSimulation, Simulation
 
 
-def by_tensor(arrays: Mapping[str, Any]) -> dict[str, Any]:
-    """A call's arrays by the kernels' names for them."""
-    return {**arrays, **{tensor: arrays[name] for tensor, name in TENSORS.items() if name in arrays}}
+def prepare(
+    schedule: TileSchedule, simulation: Simulation | None, arrays: Mapping[str, Array], outputs: Mapping[str, Layout]
+) -> Prepared | PreparedSimulation:
+    """A schedule's kernels for arrays of such layouts, by the kernels' names, on the GPU or in a simulation.
+
+    `outputs`, which are among the arrays, and the schedule's workspaces are made by each launch. ValueError when no kernel runs
+    the schedule.
+    """
+    workspaces = {name: Layout.contiguous(space.shape, numpy_dtype(space.dtype)) for name, space in schedule.workspaces().items()}
+    kernels = schedule.kernels()  # refuses what no kernel runs
+    tiles = {each.field: Layout.contiguous(each.shape, np.uint8) for each in schedule.given_tiles}
+    pointers = schedule.struct.pointers.items()
+    vectors = {name: Layout.contiguous(arrays[name].shape, kind) for name, kind in pointers if arrays.get(name) is not None}
+    values = argument_values(schedule, {**arrays, **vectors, **workspaces, **tiles})
+    if simulation is None:
+        return Prepared(kernels, values, outputs, workspaces, schedule.given_tiles)
+    return PreparedSimulation(simulation, schedule, values, outputs, workspaces)
 
 
 def argument_values(schedule: TileSchedule, arrays: Mapping[str, Array | None]) -> dict[str, Any]:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from functools import cache, lru_cache
+from functools import cache
 from numbers import Integral
 from typing import Any
 
@@ -18,9 +18,6 @@ from cupyflash.simulated import Simulation, current_simulation
 
 # DLPack's numbers for memory of the host: kDLCPU, kDLCUDAHost (pinned).
 DLPACK_HOST = (1, 3)
-
-
-REQUIRED = ("q", "k", "v", "dout", "out", "lse")
 
 
 def on_gpu(**arrays: Any) -> bool:
@@ -43,8 +40,8 @@ def on_gpu(**arrays: Any) -> bool:
 
 
 def as_arrays(**given: Any) -> dict[str, Any]:
-    """`as_array` of each but those that are None, which only q, k, v and what came of them may not be."""
-    return {name: as_array(name, array) for name, array in given.items() if array is not None or name in REQUIRED}
+    """`as_array` of each but those that are None, which only sinks may be."""
+    return {name: as_array(name, array) for name, array in given.items() if array is not None or name != "sinks"}
 
 
 def as_array(name: str, array: Any, others: str = "") -> Any:
@@ -121,10 +118,14 @@ def device_of(gpu: bool, **arrays: Any) -> AbstractContextManager[object]:
     return here
 
 
-def refuse_overlap(arrays: Mapping[str, Any], *written: str) -> None:
-    """ValueError when one of those that are written shares memory with another: the kernels read after they have begun to write."""
-    spans = {name: _span(array) for name, array in arrays.items()}
+def refuse_written(arrays: Mapping[str, Any], written: Iterable[str]) -> None:
+    """ValueError when one of those that are written cannot be, or shares memory with another: the kernels read after they have
+    begun to write."""
+    known = {name: (address(array), *reach_of(array)) for name, array in arrays.items()}
+    spans = {name: (at - before, at + behind) for name, (at, before, behind) in known.items()}
     for one in written:
+        if isinstance(arrays[one], np.ndarray) and not arrays[one].flags.writeable:
+            raise ValueError(f"{one} must be writeable, got a read-only array")
         first, end = spans[one]
         for other, (other_first, other_end) in spans.items():
             near = other_first < end and first < other_end and other != one
@@ -132,27 +133,12 @@ def refuse_overlap(arrays: Mapping[str, Any], *written: str) -> None:
                 raise ValueError(f"{one} must not overlap {other}, but they share memory")
 
 
-def _span(array: Any) -> tuple[int, int]:
-    """The addresses that all bytes of an array lie between: first <= byte < end."""
-    before, behind = _reach(array.shape, array.strides, array.dtype.itemsize)
-    start = address(array)
-    return start - before, start + behind
-
-
-@lru_cache(maxsize=1024)
-def _reach(shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int) -> tuple[int, int]:
+def reach_of(array: Any) -> tuple[int, int]:
     """How many bytes an array has before its first element's address, and from there on."""
-    if 0 in shape:
+    if 0 in array.shape:
         return 0, 0
-    steps = [(length - 1) * stride for length, stride in zip(shape, strides, strict=True)]
-    return -sum(step for step in steps if step < 0), itemsize + sum(step for step in steps if step > 0)
-
-
-def refuse_out(out: Any, **inputs: Any) -> None:
-    """ValueError when `out` cannot be written, or shares memory with an input."""
-    if isinstance(out, np.ndarray) and not out.flags.writeable:
-        raise ValueError("out must be writeable, got a read-only array")
-    refuse_overlap({"out": out, **inputs}, "out")
+    steps = [(length - 1) * stride for length, stride in zip(array.shape, array.strides, strict=True)]
+    return -sum(step for step in steps if step < 0), array.dtype.itemsize + sum(step for step in steps if step > 0)
 
 
 class _Extent:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import ctypes
 import sys
+from array import array
 from collections.abc import Callable
 from ctypes import c_int, c_uint32, c_uint64, c_void_p
 from functools import cache
-from typing import NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
-from cupyflash.tensor_maps import L2_PROMOTION, TensorMap
+from cupyflash.tensor_maps import ALIGNMENT, L2_PROMOTION, WORDS, TensorMap
 
 LIBRARY = "nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1"
 # CUDA's prototypes (cuda.h); enumerations are int. A function of the library, and what stands in for it, is made with these.
@@ -44,6 +45,38 @@ def functions() -> Functions:
         return Functions(ENCODE(("cuTensorMapEncodeTiled", library)), REPLACE_ADDRESS(("cuTensorMapReplaceAddress", library)))
     except (OSError, AttributeError) as error:
         raise RuntimeError(f"tensor maps need the driver of CUDA 12 or later ({LIBRARY}): {error}") from error
+
+
+class EncodedMap:
+    """A tensor map's words for tensors at several addresses, as the driver makes them. What was made is kept for a while."""
+
+    WORDS: ClassVar[int] = WORDS
+    most = 64
+
+    def __init__(self, tensor_map: TensorMap) -> None:
+        self.map, self._first = tensor_map, array("Q")
+        self._made: dict[int, array[int]] = {}
+
+    def of(self, address: int) -> array[int]:
+        """Encoded at the first address; for later ones it is replaced."""
+        made = self._made.get(address)
+        if made is None:
+            if len(self._made) >= self.most:
+                self._made.clear()
+            room, at = aligned(self._first.tobytes())
+            (replace_address if self._first else encode)(self.map, address, at)
+            self._made[address] = made = array("Q", ctypes.string_at(at, 8 * WORDS))
+            self._first = self._first or made
+            del room
+        return made
+
+
+def aligned(words: bytes = b"") -> tuple[Any, int]:
+    """Room for a tensor map, with these words in it, and the address in it where the map may be; the room is to be held."""
+    room = (c_uint64 * (WORDS + ALIGNMENT // 8))()
+    at = ctypes.addressof(room) + -ctypes.addressof(room) % ALIGNMENT
+    ctypes.memmove(at, words, len(words))
+    return room, at
 
 
 def encode(tensor_map: TensorMap, address: int, at: int) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from cupyflash.keywords import NO_ORIGIN
 from cupyflash.params import Params, numbers
 
 # A weight is dropped where a number of so many bits (kernels_cu/dropout.cuh) is below p times 2 to this.
@@ -18,7 +19,6 @@ BITS = 16
 MOST_PAIRS = 2**16
 # Rows and keys that a call of the generator is for are in groups of so many, which an origin must not cut.
 ROW_GROUP, KEY_GROUP = 32, 16
-NO_ORIGIN = (0, 0, 0, 0)
 UNSIGNED = tuple(f"dropout_{name}" for name in ("threshold", "seed_low", "seed_high", "offset", "pair", "row", "key"))
 FIELDS = (*numbers("unsigned", *UNSIGNED), *numbers("float", "dropout_scale"))
 

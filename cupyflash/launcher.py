@@ -1,41 +1,137 @@
 """Runs kernels on the GPU: CuPy's current device and stream, memory from its pool, nothing waited for.
 
-A call is prepared, then launched. What is prepared depends on the arrays' layouts and the call's options, on no address and no
-element, so that it is kept: the next call of the same layouts and options only brings its arrays.
+A warm call, in the order of this page: `read` looks at its arrays' layouts and its options, at no address and no element; `Kept`
+has what was prepared for these; `Ready` brings what is the call's own, and `Prepared` fills the struct and launches. What is not
+there yet, and what has to be looked at (NumPy's arrays, lists), goes through `cupyflash.cold`.
 """
 
 from __future__ import annotations
 
-import ctypes
 import sys
+from array import array as words_of
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import cached_property, lru_cache
-from typing import Any
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from cupyflash import driver
-from cupyflash.arrays import Array, Layout, numpy_dtype
-from cupyflash.binding import argument_values
-from cupyflash.compiler import gpu_kernel
-from cupyflash.options import check_key_lengths
-from cupyflash.schedules import Kernel, TileSchedule
-from cupyflash.schedules.mask_tiles import MaskTiles
-from cupyflash.simulated import PreparedSimulation, Simulation
-from cupyflash.tensor_maps import ALIGNMENT, TensorMap
+from cupyflash.arrays import Held, Layout, address
+from cupyflash.keywords import Keywords
 
-# What all calls alike have
+if TYPE_CHECKING:
+    from cupyflash.schedules import Kernel
+    from cupyflash.schedules.mask_tiles import MaskTiles
+
+# The kernels' names for the arrays of a call; the others have one name.
+TENSORS = {"q": "Q", "k": "K", "v": "V", "out": "O", "lse": "L", "dout": "dO", "alibi_slopes": "score_alibi_slopes"}
+# Those of a call with a cache.
+CACHED = {"k_cache": "K", "v_cache": "V", "k": "K_new", "v": "V_new"}
+# Options whose value is all of them; others of a call are arrays, functions, tuples of these, or are looked at.
+PLAIN = frozenset((bool, int, float, str, type(None), np.bool_, np.int32, np.int64, np.float32, np.float64))
+# Numbers that each call brings; whether weights are dropped at all is another matter.
+BROUGHT = frozenset(("seed", "offset", "dropout", "softcap"))
+Key = tuple[Any, ...]
+# A call's arrays by the struct's names; numbers that are the struct's fields.
 NO_NUMBERS: Mapping[str, Any] = {}
-# What the kernels are given contiguous and of one type, whatever a call has
-VECTORS: dict[str, type[np.generic]] = {
-    "key_lengths": np.int32,
-    "cu_seqlens_q": np.int32,
-    "cu_seqlens_k": np.int32,
-    "sinks": np.float32,
-    "cache_seqlens": np.int32,
-    "block_table": np.int32,
-}
+Arrays = dict[str, Any]
+Numbers = dict[str, Any]
+
+
+class Call(NamedTuple):
+    """One of the calls: what it may be given, how a first one is prepared, and what it returns.
+
+    `fields` are the struct's names for the arrays of a call; others have one name. `masks`: which it takes (`tiled_mask.Given`).
+    """
+
+    keywords: Keywords
+    fields: Mapping[str, str]
+    returned: Callable[[Mapping[str, Any], Arrays, dict[str, Any]], Any]
+    masks: str = "any"
+
+    def __call__(self, given: Mapping[str, Any]) -> Any:
+        """Makes a call: a warm one looks up and launches."""
+        key, arrays = read(self, given)
+        ready = KEPT.get(key)
+        if ready is not None:
+            return ready.launch(given, arrays)
+        from cupyflash import cold
+
+        return cold.first(self, given)
+
+
+def read(call: Call, given: Mapping[str, Any], looked_at: bool = False) -> tuple[Key | None, Arrays]:
+    """All of a call that decides how it is prepared, None where a value has to be looked at; and its arrays.
+
+    `looked_at`: so they were. NumPy's arrays are among the others then, by their layouts.
+    """
+    ndarray = sys.modules["cupy"].ndarray if "cupy" in sys.modules else ()
+    fields, known = call.fields, True
+    arrays: Arrays = {}
+    key: list[Any] = [call.keywords.call]
+    items = list(given.items())
+    for name, value in items:
+        kind = type(value)
+        if kind is ndarray:
+            memory = value.data
+            arrays[fields.get(name, name)] = value
+            key += name, value.shape, value.strides, value.dtype, memory.ptr & 15, memory.device_id
+        elif kind in PLAIN:
+            key += name, kind, name == "dropout" and not value if name in BROUGHT else value
+        elif issubclass(kind, tuple) and PLAIN.issuperset(map(type, value)):
+            key += name, kind, value, tuple(map(type, value))  # True, 1 and 1.0 are one to a dictionary
+        elif issubclass(kind, Held):
+            form, more = value.held()
+            key += name, kind, form
+            items += more.items()
+        elif not looked_at:
+            return None, arrays
+        elif isinstance(value, (np.ndarray, ndarray)):
+            arrays[fields.get(name, name)] = value
+            key += name, kind, value.shape, value.strides, value.dtype, address(value) % 16
+        else:
+            known = False
+    return tuple(key) if known else None, arrays
+
+
+class Kept(dict[Key | None, Any]):
+    """The newest of what was prepared. `prepared` counts it."""
+
+    most = 1024
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.prepared = 0
+
+    def keep(self, key: Key, made: Any) -> Any:
+        while len(self) >= self.most:
+            self.pop(next(iter(self)), None)
+        self[key], self.prepared = made, self.prepared + 1
+        return made
+
+
+KEPT = Kept()
+
+
+class Ready(NamedTuple):
+    """A call of some layouts and options, prepared: `steps` check or add what is each call's own."""
+
+    call: Call
+    prepared: Any
+    steps: tuple[Callable[[Mapping[str, Any], Arrays, Numbers], None], ...]
+    device: int | None
+
+    def launch(self, given: Mapping[str, Any], arrays: Arrays) -> Any:
+        """Launch on the current stream of the arrays' device, which is made the current one. Returns what the call does."""
+        if self.device is not None:
+            cuda = sys.modules["cupy"].cuda
+            if cuda.runtime.getDevice() != self.device:
+                with cuda.Device(self.device):
+                    return self.launch(given, arrays)
+        numbers: Numbers = {}
+        for step in self.steps:
+            step(given, arrays, numbers)
+        return self.call.returned(given, arrays, self.prepared.launch(arrays, numbers))
 
 
 class Prepared:
@@ -53,20 +149,33 @@ class Prepared:
         workspaces: Mapping[str, Layout] | None = None,
         given_tiles: tuple[MaskTiles, ...] = (),
     ) -> None:
+        from cupyflash.driver import EncodedMap
+        from cupyflash.tensor_maps import TensorMap
+
         self.given_tiles = given_tiles
-        self._params = kernels[0].params
-        words, places = self._params.packed(values)
-        self._maps = [(8 * place, values[name]) for name, place in places.items() if isinstance(values[name], TensorMap)]
-        self._places = {name: place for name, place in places.items() if not isinstance(values[name], TensorMap)}
-        self._template = words, not self._maps  # and whether its maps are encoded
+        self._dtype = kernels[0].params.dtype
+        words, places = kernels[0].params.packed(values)
+        self._template = words_of("Q", words.tobytes())
+        self._maps = [
+            (EncodedMap(values[name]), values[name].tensor, place)
+            for name, place in places.items()
+            if isinstance(values[name], TensorMap)
+        ]
+        made = (outputs or {}, workspaces or {})
+        self._outputs, self._workspaces = ([(name, each.shape, each.dtype) for name, each in some.items()] for some in made)
+        pointers = {name: place for name, place in places.items() if not isinstance(values[name], TensorMap)}
+        self._made_places = [(name, pointers.pop(name)) for some in made for name in some if name in pointers]
+        self._places = list(pointers.items())
         self._kernels = tuple(kernel for kernel in kernels if kernel.grid)
-        self._outputs, self._workspaces = outputs or {}, workspaces or {}
 
     @cached_property
-    def _functions(self) -> list[tuple[Kernel, Any]]:
+    def _functions(self) -> list[tuple[Any, tuple[int], tuple[int], int]]:
         """Compiled at the first launch, since a call may still be refused for where its arrays lie."""
+        from cupyflash.compiler import gpu_kernel
+
         device_id = sys.modules["cupy"].cuda.runtime.getDevice()
-        return [gpu_kernel(kernel, device_id) for kernel in self._kernels]
+        found = [gpu_kernel(kernel, device_id) for kernel in self._kernels]
+        return [(function, (kernel.grid,), (kernel.threads,), kernel.shared_bytes) for kernel, function in found]
 
     def compile(self) -> None:
         """What else the first launch would do."""
@@ -77,92 +186,34 @@ class Prepared:
 
         `arrays` are the other arrays, by their names in the struct; `numbers` fields of it that are this call's own.
         """
-        empty = sys.modules["cupy"].empty
-        outputs = {name: empty(made.shape, made.dtype) for name, made in self._outputs.items()}
-        workspaces = {name: empty(made.shape, made.dtype) for name, made in self._workspaces.items()}
-        if workspaces:
+        empty, words = sys.modules["cupy"].ndarray, self._template[:]
+        made = every = {name: empty(shape, dtype) for name, shape, dtype in self._outputs}
+        if self._workspaces:
+            workspaces = {name: empty(shape, dtype) for name, shape, dtype in self._workspaces}
+            every = made | workspaces
             hold_for_graph(workspaces)
-        every = {**arrays, **outputs, **workspaces}
-        struct = (np.ndarray((), self._params.dtype, self._words(every))[()],)  # a view would be checked at length
-        for name, number in numbers.items():
-            struct[0][name] = number
-        for kernel, function in self._functions:
-            function((kernel.grid,), (kernel.threads,), struct, shared_mem=kernel.shared_bytes)
-        return outputs
-
-    def _words(self, arrays: Mapping[str, Any]) -> np.ndarray:
-        """The struct's words of one call. Tensor maps are encoded at the first one; later ones bring their addresses."""
-        template, encoded = self._template
-        if not self._maps:
-            words = template.copy()
-        else:
-            words, start = aligned_copy(template)
-            set_map = driver.replace_address if encoded else driver.encode
-            for offset, tensor_map in self._maps:
-                set_map(tensor_map, arrays[tensor_map.tensor].data.ptr, start + offset)
-            if not encoded:
-                self._template = words.copy(), True
-        for name, place in self._places.items():
+        for name, place in self._made_places:
+            words[place] = every[name].data.ptr
+        for name, place in self._places:
             words[place] = arrays[name].data.ptr
-        return words
+        for encoded, name, place in self._maps:
+            words[place : place + encoded.WORDS] = encoded.of((every if name in every else arrays)[name].data.ptr)
+        struct: Any = np.ndarray((), self._dtype, words)[()]  # a view would be checked at length
+        for name, number in numbers.items():
+            struct[name] = number
+        given = (struct,)
+        for function, grid, block, shared_bytes in self._functions:
+            function(grid, block, given, shared_mem=shared_bytes)
+        return made
 
 
-def aligned_copy(words: np.ndarray) -> tuple[np.ndarray, int]:
-    """A copy of words of 8 bytes that lies where tensor maps may begin, and its address."""
-    room: Any = (ctypes.c_uint64 * (len(words) + ALIGNMENT // 8))()  # its address costs a tenth of what that of NumPy's array does
-    start = ctypes.addressof(room)
-    skipped = -start % ALIGNMENT
-    copy: np.ndarray = np.ndarray(words.shape, words.dtype, room, skipped)
-    copy[:] = words
-    return copy, start + skipped
-
-
-def prepare(
-    schedule: TileSchedule, simulation: Simulation | None, arrays: Mapping[str, Array], outputs: Mapping[str, Layout]
-) -> Prepared | PreparedSimulation:
-    """A schedule's kernels for arrays of such layouts, by the kernels' names, on the GPU or in a simulation.
-
-    `outputs`, which are among the arrays, and the schedule's workspaces are made by each launch. ValueError when no kernel runs
-    the schedule.
-    """
-    workspaces = {name: Layout.contiguous(space.shape, numpy_dtype(space.dtype)) for name, space in schedule.workspaces().items()}
-    vectors = {name: Layout.contiguous(arrays[name].shape, kind) for name, kind in VECTORS.items() if arrays.get(name) is not None}
-    kernels = schedule.kernels()  # refuses what no kernel runs
-    tiles = {each.field: Layout.contiguous(each.shape, np.uint8) for each in schedule.given_tiles}
-    values = argument_values(schedule, {**arrays, **vectors, **workspaces, **tiles})
-    if simulation is None:
-        return Prepared(kernels, values, outputs, workspaces, schedule.given_tiles)
-    return PreparedSimulation(simulation, schedule, values, outputs, workspaces)
-
-
-def kept(prepare: Callable[..., Any], gpu: bool, arrays: Mapping[str, Array], *options: Any) -> Any:
-    """What `prepare(gpu, arrays, *options)` gives; for arrays on the current GPU it is kept for the next call.
-
-    `prepare` is given the layouts of arrays on a GPU, and has to depend on nothing else. Options that cannot be hashed are
-    prepared for anew, and so are NumPy arrays, whose contents may decide too. What `prepare` raises is not kept.
-    """
-    if not gpu:
-        return prepare(gpu, arrays, *options)
-    layouts = tuple([(name, Layout.of(array)) for name, array in arrays.items()])
-    # True, 1 and 1.0 are one to a cache and may not be one to `prepare`.
-    types = _types(options)
-    look_up: Callable[..., Any] = _kept
-    try:
-        hash(options)
-    except TypeError:
-        look_up = _kept.__wrapped__
-    return look_up(prepare, sys.modules["cupy"].cuda.runtime.getDevice(), layouts, options, types)
-
-
-def _types(option: Any) -> object:
-    return tuple([_types(part) for part in option]) if isinstance(option, tuple) else type(option)
-
-
-@lru_cache(maxsize=1024)
-def _kept(
-    prepare: Callable[..., Any], device_id: int, layouts: tuple[tuple[str, Layout], ...], options: tuple[Any, ...], types: object
-) -> Any:
-    return prepare(True, dict(layouts), *options)
+def refuse_copy(name: str) -> None:
+    """ValueError while a CUDA graph is captured, which cannot hold a copy from the host."""
+    if capturing():
+        raise ValueError(
+            f"{name} must be on the GPU while a CUDA graph is captured, since a copy from the host cannot be part of it: "
+            f"pass cupy.asarray({name}, dtype=cupy.int32), made before the capture"
+        )
 
 
 def as_contiguous(gpu: bool, array: Any, dtype: type[np.generic]) -> Any:
@@ -173,28 +224,6 @@ def as_contiguous(gpu: bool, array: Any, dtype: type[np.generic]) -> Any:
     if converted is not array:
         hold_for_graph(converted)
     return converted
-
-
-def vectors_on_device(gpu: bool, arrays: Mapping[str, Any]) -> dict[str, Any]:
-    """Those of `VECTORS` among the arrays, as the kernels take them.
-
-    ValueError while a CUDA graph is captured for NumPy's, whose copy cannot be part of the graph.
-    """
-    vectors = {name: arrays[name] for name in VECTORS if name in arrays}
-    on_host = [name for name, array in vectors.items() if isinstance(array, np.ndarray)]
-    if gpu and on_host and capturing():
-        raise ValueError(
-            f"{on_host[0]} must be on the GPU while a CUDA graph is captured, since a copy from the host cannot be part of it: "
-            f"pass cupy.asarray({on_host[0]}, dtype=cupy.int32), made before the capture"
-        )
-    return {name: as_contiguous(gpu, array, VECTORS[name]) for name, array in vectors.items()}
-
-
-def require_lengths(gpu: bool, arrays: Mapping[str, Any]) -> None:
-    """ValueError for `key_lengths` on the host, of arrays on a GPU, that are longer than k."""
-    lengths = arrays.get("key_lengths")
-    if gpu and isinstance(lengths, np.ndarray):
-        check_key_lengths(lengths.tolist(), len(lengths), arrays["k"].shape[-2])
 
 
 def zeros(gpu: bool, shape: tuple[int, ...], dtype: type[np.generic]) -> Any:

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from cupyflash.arrays import address, array_dtype, overlaps_itself
-from cupyflash.dispatch import as_array, device_of, on_gpu, refuse_out
+from cupyflash.arrays import address, array_dtype, overlaps_itself, require_dtype, require_shape
+from cupyflash.dispatch import as_array, device_of, on_gpu, refuse_written
 from cupyflash.launcher import held_for_graph
 
 
@@ -64,17 +64,15 @@ def _check(o_a: Any, lse_a: Any, o_b: Any, lse_b: Any, out: Any | None = None) -
         ("lse_b", lse_b, o_a.shape[:-1], np.dtype(np.float32)),
         *((("out", out, o_a.shape, o_a.dtype),) if out is not None else ()),
     ):
-        if array.dtype != dtype:
-            raise TypeError(f"{name} must be of dtype {dtype}, got {array.dtype}")
-        if array.shape != shape:
-            raise ValueError(f"{name} must have shape {shape}, got {array.shape}")
+        require_dtype(name, array, dtype)
+        require_shape(name, array, shape)
 
 
 def _check_out(out: Any, **inputs: Any) -> None:
     """ValueError for an out that cannot hold the result, or of which an input, o_a and o_b themselves apart, has a part."""
     if 0 not in out.shape and overlaps_itself(out):
         raise ValueError(f"out must have a place for every element, got strides {out.strides} bytes for shape {out.shape}")
-    refuse_out(out, **{name: array for name, array in inputs.items() if not _same(array, out)})
+    refuse_written({"out": out} | {name: array for name, array in inputs.items() if not _same(array, out)}, ("out",))
 
 
 def _same(a: Any, b: Any) -> bool:

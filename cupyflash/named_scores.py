@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from cupyflash.arrays import require_dtype
 from cupyflash.dispatch import as_array
 from cupyflash.score import Score
 
@@ -29,8 +30,7 @@ def one_score(score: Score | None, softcap: float | None, alibi_slopes: Any | No
     if alibi_slopes is None:
         return capped
     slopes = as_array("alibi_slopes", alibi_slopes)
-    if slopes.dtype != np.float32:
-        raise TypeError(f"alibi_slopes must be of dtype float32, got {slopes.dtype}")
+    require_dtype("alibi_slopes", slopes, np.float32)
     if slopes.ndim not in (1, 2):
         raise ValueError(f"alibi_slopes must have shape (h,) or (b, h), got {slopes.shape}")
     text = f"{'s' if capped is None else capped.text} - alibi_slopes[{'h' if slopes.ndim == 1 else 'b, h'}] * abs(q - k)"

@@ -119,6 +119,36 @@ class Band(NamedTuple):
     right: int | None
 
 
+class Option(NamedTuple):
+    """A field of `Options`: in words, which kind of thing says it in a call, who takes it, what it is where nothing is asked for.
+
+    Kinds: a "value" is taken as a call has it; an "array" comes beside q, k and v by this name; "found" is what is seen in others.
+    Who takes it: an algorithm, its backward, a call that is planned in another way. All others refuse it.
+    """
+
+    words: str
+    kind: str
+    takers: tuple[str, ...]
+    default: Any
+
+    @property
+    def is_flag(self) -> bool:
+        """Whether it is True or False."""
+        return self.default is False
+
+
+def option(words: str, kind: str, takers: tuple[str, ...], default: Any = None) -> Any:
+    """A field of `Options`."""
+    return field(default=default, metadata={"option": Option(words, kind, takers, default)})
+
+
+_BACKWARD = ("standard backward", "fa1 backward", "fa2 backward")
+_EVERY = ("standard", "fa1", "fa2", "fa3", "decode", *_BACKWARD, "attention_decode", "attention_varlen", "ring_attention")
+_BY_SCORE = ("standard", "fa1", "fa2", *_BACKWARD)
+_MASKED = (*_BY_SCORE, "decode", "attention_decode")
+_PADDED = (*_BY_SCORE, "fa3", "attention_decode")
+
+
 @dataclass(frozen=True)
 class Options:
     """What a call asks for besides its arrays: which scores count, and what is done to them.
@@ -142,25 +172,25 @@ class Options:
     Raises TypeError or ValueError that names the argument, its value and what is allowed.
     """
 
-    causal: bool = False
-    window: Window | None = None
-    scale: float | None = None
-    mask: bool = False
-    bias: bool = False
-    padded: bool = False
-    key_lengths: tuple[int, ...] | None = None
-    block_mask: BlockMask | None = None
-    packed: bool = False
-    sinks: bool = False
-    dropout: bool = False
-    score_dtype: str | None = None
-    score: Form | None = None
-    mask_function: Form | None = None
-    pattern: Pattern | None = None
-    tiles_given: bool = False
+    causal: bool = option("a causal mask", "value", _EVERY, False)
+    window: Window | None = option("a window", "value", _EVERY)
+    scale: float | None = option("a scale", "value", _EVERY)
+    mask: bool = option("a mask of bool", "array", _BY_SCORE, False)
+    bias: bool = option("a bias", "array", _BY_SCORE, False)
+    padded: bool = option("key lengths", "found", _PADDED, False)
+    key_lengths: tuple[int, ...] | None = option("key lengths", "array", _PADDED)
+    block_mask: BlockMask | None = option("a block mask", "array", ("fa1", "fa2", "fa1 backward", "fa2 backward"))
+    packed: bool = option("packed sequences", "found", ("fa2", "fa3", "fa2 backward", "attention_varlen"), False)
+    sinks: bool = option("sinks", "array", tuple(by for by in _EVERY if by not in ("standard backward", "fa1 backward")), False)
+    dropout: bool = option("dropout", "found", (*_BY_SCORE, "attention_varlen", "ring_attention"), False)
+    score_dtype: str | None = option("score_dtype, the dtype of an S in memory", "value", ("standard", "standard backward"))
+    score: Form | None = option("a score function", "found", _EVERY)
+    mask_function: Form | None = option("a mask function", "found", (*_MASKED, "attention_varlen", "ring_attention"))
+    pattern: Pattern | None = option("a mask's pattern", "found", _MASKED)
+    tiles_given: bool = option("a mask's tiles", "found", (*_BY_SCORE, "decode", "attention_varlen"), False)
 
     def __post_init__(self) -> None:
-        for name in FLAGS:
+        for name in (name for name, each in OPTIONS.items() if each.is_flag):
             require_flag(name, getattr(self, name))
             object.__setattr__(self, name, bool(getattr(self, name)))
         if self.window is not None:
@@ -190,32 +220,21 @@ class Options:
 
     @cached_property
     def _hash(self) -> int:
-        return hash(tuple(getattr(self, name) for name in DEFAULTS))
+        return hash(tuple(getattr(self, name) for name in OPTIONS))
 
     def __hash__(self) -> int:
-        """Each warm call looks up by its options, more than once: they are gone through once."""
+        """Plans are looked up by it again and again: it is gone through once."""
         return self._hash
-
-    @classmethod
-    def asked(cls, **given: Any) -> Options:
-        """As the constructor, but what was made before is given again, as a warm call has no time to check it anew."""
-        window = given["window"]
-        types = tuple(map(type, window)) if isinstance(window, tuple) else None  # (1, 0) and (True, False) are one to a cache
-        try:
-            made = _asked(types, **given)
-        except TypeError:  # a window in a list, say, which no cache takes
-            made = None
-        return made or cls(**given)
 
     @property
     def keywords(self) -> dict[str, Any]:
-        """Those of `KEYWORDS`."""
-        return {name: getattr(self, name) for name in KEYWORDS}
+        """Those that a call is given as they are."""
+        return {name: getattr(self, name) for name, each in OPTIONS.items() if each.kind == "value"}
 
     def beside(self, arrays: Mapping[str, Any]) -> Options:
         """The same with the arrays that come beside q, k and v, by name: what NumPy's key lengths and block mask say is known."""
         lengths = arrays.get("key_lengths")
-        said: dict[str, Any] = {name: arrays.get(name) is not None for name in ARRAYS if name in FLAGS}
+        said: dict[str, Any] = {name: arrays.get(name) is not None for name in ARRAYS if OPTIONS[name].is_flag}
         said |= {"padded": lengths is not None, "block_mask": arrays.get("block_mask")}
         said["pattern"] = Pattern.of(arrays["mask"]) if said["mask"] else self.pattern if self.mask_function else None
         return replace(self, **said, key_lengths=tuple(lengths.tolist()) if isinstance(lengths, np.ndarray) else None)
@@ -240,7 +259,12 @@ class Options:
     @property
     def of_scores(self) -> bool:
         """Whether each score has something of its own: a mask, a bias, a score function."""
-        return self.masked or self.bias or self.score is not None
+        return self.masked or self.bias or self.transformed
+
+    @property
+    def transformed(self) -> bool:
+        """Whether a scaled score becomes something else, by a score function, before bias and masks."""
+        return self.score is not None
 
     @property
     def left(self) -> int | None:
@@ -253,61 +277,29 @@ class Options:
         return 0 if self.causal else self.window[1] if self.window else None
 
 
-@lru_cache(maxsize=1024, typed=True)
-def _asked(types: object, **given: Any) -> Options:
-    return Options(**given)
-
-
-# What is asked for where nothing is said, by field.
-DEFAULTS = {each.name: each.default for each in fields(Options)}
-# Which of them are True or False; the arrays that may come beside q, k and v; what `attention` and its backward take as it is.
-FLAGS = ("causal", "mask", "bias", "padded", "packed", "sinks", "dropout", "tiles_given")
-ARRAYS = ("mask", "bias", "key_lengths", "block_mask", "sinks")
-KEYWORDS = ("causal", "window", "scale", "score_dtype")
-
-_BACKWARD = ("standard backward", "fa1 backward", "fa2 backward")
-_EVERY = ("standard", "fa1", "fa2", "fa3", "decode", *_BACKWARD, "attention_decode", "attention_varlen", "ring_attention")
-_BY_SCORE = ("standard", "fa1", "fa2", *_BACKWARD)
-_MASKED = (*_BY_SCORE, "decode", "attention_decode")
-# Each field in words, and who takes it: an algorithm, its backward, a call that is planned in another way. All others refuse it.
-TAKEN_BY: dict[str, tuple[str, tuple[str, ...]]] = {
-    "causal": ("a causal mask", _EVERY),
-    "window": ("a window", _EVERY),
-    "scale": ("a scale", _EVERY),
-    "mask": ("a mask of bool", _BY_SCORE),
-    "bias": ("a bias", _BY_SCORE),
-    "padded": ("key lengths", (*_BY_SCORE, "fa3", "attention_decode")),
-    "key_lengths": ("key lengths", (*_BY_SCORE, "fa3", "attention_decode")),
-    "block_mask": ("a block mask", ("fa1", "fa2", "fa1 backward", "fa2 backward")),
-    "packed": ("packed sequences", ("fa2", "fa3", "fa2 backward", "attention_varlen")),
-    "sinks": ("sinks", tuple(name for name in _EVERY if name not in ("standard backward", "fa1 backward"))),
-    "dropout": ("dropout", (*_BY_SCORE, "attention_varlen", "ring_attention")),
-    "score_dtype": ("score_dtype, the dtype of an S in memory", ("standard", "standard backward")),
-    "score": ("a score function", _EVERY),
-    "mask_function": ("a mask function", (*_MASKED, "attention_varlen", "ring_attention")),
-    "pattern": ("a mask's pattern", _MASKED),
-    "tiles_given": ("a mask's tiles", (*_BY_SCORE, "decode", "attention_varlen")),
-}
+# Each field's description; the arrays that may come beside q, k and v.
+OPTIONS: dict[str, Option] = {each.name: each.metadata["option"] for each in fields(Options)}
+ARRAYS = tuple(name for name, each in OPTIONS.items() if each.kind == "array")
 
 
 @lru_cache(maxsize=64)
 def not_taken(by: str) -> tuple[str, ...]:
-    """The fields of `Options` that one of those in `TAKEN_BY` does not take."""
+    """The fields that an algorithm, its backward or a call does not take."""
     assert by in _EVERY, by
-    return tuple(name for name in DEFAULTS if by not in TAKEN_BY.get(name, (name, ()))[1])
+    return tuple(name for name, each in OPTIONS.items() if by not in each.takers)
 
 
 def refused(options: Options, by: str) -> str | None:
     """The first field that is asked for and not taken; None where all are."""
-    return next((name for name in not_taken(by) if getattr(options, name) != DEFAULTS[name]), None)
+    return next((name for name in not_taken(by) if getattr(options, name) != OPTIONS[name].default), None)
 
 
 def require_taken(options: Options, by: str) -> None:
-    """ValueError for what one of those in `TAKEN_BY` does not take."""
+    """ValueError for what an algorithm, its backward or a call does not take."""
     name = refused(options, by)
     if name is None:
         return
-    words, takers = TAKEN_BY.get(name, (name, ()))
+    words, _, takers, _ = OPTIONS[name]
     algorithm, _, backward = by.partition(" ")
     whose = f"the backward of {algorithm!r}" if backward else by if "_" in by else f"algorithm {by!r}"
     alike = [each for each in takers if each.endswith("backward") == bool(backward)]

@@ -134,6 +134,12 @@ class Params:
         return np.dtype({"names": list(found), "formats": formats, "offsets": offsets, "itemsize": size}, align=True)
 
     @cached_property
+    def pointers(self) -> dict[str, np.dtype[Any]]:
+        """The arrays that kernels take without strides, contiguous and of one type whatever a call has; and their types."""
+        of = {field.name: field.type.removeprefix("const ") for field in self.fields if field.axes == POINTER}
+        return {name: numpy_dtype(ELEMENTS[element]) for name, element in of.items() if element in ELEMENTS}
+
+    @cached_property
     def constants(self) -> tuple[tuple[str, str], ...]:
         """For the compiler: the fields, and that their places are NumPy's."""
         # NVRTC of CUDA 12 has no __builtin_offsetof.

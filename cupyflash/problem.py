@@ -20,6 +20,8 @@ from cupyflash.arrays import (
     check_scores_like,
     dtype_name,
     overlaps_itself,
+    require_dtype,
+    require_shape,
     row_alignment,
 )
 from cupyflash.options import ARRAYS, MAX_LENGTH, Options
@@ -202,8 +204,7 @@ def require_usual_head_dim(problem: Problem, what: str) -> None:
 
 def check_out(out: Array, shape: tuple[int, ...]) -> None:
     """ValueError for an array that O cannot be written to."""
-    if out.shape != shape:
-        raise ValueError(f"out must have shape {shape}, got {out.shape}")
+    require_shape("out", out, shape)
     filled = 0 not in out.shape  # the strides of an empty array do not matter
     if filled and any(stride <= 0 for length, stride in zip(out.shape, out.strides, strict=True) if length > 1):
         raise ValueError(f"out must have positive strides, got {out.strides} bytes")
@@ -228,13 +229,17 @@ def _check_beside(
         check_scores_like("bias", bias, scores, dtype_name(q.dtype))
     if key_lengths is not None:
         batch = q.shape[0] if q.ndim == 4 else 1
-        check_array("key_lengths", key_lengths)
-        if key_lengths.dtype.kind not in "iu":
-            raise TypeError(f"key_lengths must be of an integer dtype, got {key_lengths.dtype}")
-        if key_lengths.shape != (batch,):
-            raise ValueError(f"key_lengths must have shape {(batch,)}, a length for each of the batch, got {key_lengths.shape}")
+        require_lengths("key_lengths", key_lengths, batch)
     if sinks is not None:
         check_sinks(q, sinks)
+
+
+def require_lengths(name: str, lengths: Array, batch: int) -> None:
+    """TypeError or ValueError for what is not an integer for each of a batch."""
+    check_array(name, lengths)
+    if lengths.dtype.kind not in "iu":
+        raise TypeError(f"{name} must be of an integer dtype, got {lengths.dtype}")
+    require_shape(name, lengths, (batch,), ", a length for each of the batch")
 
 
 def check_sinks(q: Array, sinks: Array) -> None:
@@ -242,3 +247,15 @@ def check_sinks(q: Array, sinks: Array) -> None:
     check_array("sinks", sinks)
     if sinks.shape != (heads := q.shape[-3:-2] or (1,)) or sinks.dtype != np.float32:
         raise ValueError(f"sinks must be float32 of shape {heads}, a number a head, got {sinks.dtype} of {sinks.shape}")
+
+
+def check_rows(arrays: Mapping[str, Any], rows: tuple[int, ...]) -> int:
+    """TypeError or ValueError for a dout, out or lse that does not go with the others; the alignment of the first two's rows."""
+    q, v, lse = (arrays[name] for name in ("q", "v", "lse"))
+    check_array("lse", lse)
+    for name in ("out", "dout"):
+        check_operand(name, arrays[name], q)
+        require_shape(name, arrays[name], (*q.shape[:-1], v.shape[-1]))
+    require_dtype("lse", lse, np.float32)
+    require_shape("lse", lse, rows)
+    return min(row_alignment(arrays[name]) for name in ("out", "dout"))

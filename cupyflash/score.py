@@ -8,11 +8,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from numbers import Integral, Real
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple, Self
 
 import numpy as np
 
-from cupyflash.arrays import check_array, check_strides
+from cupyflash.arrays import Held, check_array, check_strides
 from cupyflash.expressions.c import ELEMENTS, Statements
 from cupyflash.expressions.cost import require_affordable
 from cupyflash.expressions.derivative import derivative
@@ -94,10 +94,14 @@ class Form:
                     raise ValueError(f"{load.name} must have a length from 1 to {2**31 - 1:,} along axis {axis}, got shape {shape}")
 
 
-class _Function:
+class _Function(Held):
     """An expression in a text, and the values that it has captured."""
 
     kind: ClassVar[Kind]
+    text: str
+    form: Form
+    numbers: dict[str, bool | int | float]
+    arrays: dict[str, Any]
 
     def __init__(self, text: str, /, **captured: Any) -> None:
         if not isinstance(text, str):
@@ -107,18 +111,41 @@ class _Function:
                 raise ValueError(f"{name} already has a meaning in an expression: capture it by another name")
             if not name.isascii():
                 raise ValueError(f"{name} has letters that CUDA C may not know: capture it by a name of ASCII letters")
-        self.text = text
-        self.numbers: dict[str, bool | int | float] = {}
-        self.arrays: dict[str, Any] = {}
+        numbers: dict[str, bool | int | float] = {}
+        arrays: dict[str, Any] = {}
         for name, value in captured.items():
             if hasattr(value, "shape") and not isinstance(value, np.generic):
                 _check_captured(name, value)
-                self.arrays[name] = value
+                arrays[name] = value
             else:
-                self.numbers[name] = _number(name, value)
-        kinds = [Captured(name, _dtype_name(array.dtype), array.ndim) for name, array in self.arrays.items()]
-        kinds += [Captured(name, type(number).__name__) for name, number in self.numbers.items()]
-        self.form = _form(text, tuple(sorted(kinds, key=lambda one: one.name)), self.kind)
+                numbers[name] = _number(name, value)
+        kinds = [Captured(name, _dtype_name(array.dtype), array.ndim) for name, array in arrays.items()]
+        kinds += [Captured(name, type(number).__name__) for name, number in numbers.items()]
+        self._set(_form(text, tuple(sorted(kinds, key=lambda one: one.name)), self.kind), arrays, numbers)
+
+    def _set(self, form: Form, arrays: dict[str, Any], numbers: dict[str, bool | int | float]) -> None:
+        self.text, self.form, self.arrays, self.numbers = form.text, form, arrays, numbers
+        self._held = form, {field(name, self.kind): array for name, array in arrays.items()}
+
+    @classmethod
+    def of(cls, form: Form, arrays: dict[str, Any], numbers: dict[str, bool | int | float]) -> Self:
+        """The function of a form that has captured these."""
+        made = cls.__new__(cls)
+        made._set(form, arrays, numbers)
+        return made
+
+    def over(self, arrays: Mapping[str, Any]) -> Self:
+        """The same with these of a call's arrays in place of those that it has captured."""
+        return self.of(self.form, {name: arrays[field(name, self.kind)] for name in self.arrays}, self.numbers)
+
+    def held(self) -> tuple[Form, Mapping[str, Any]]:
+        """The form, and the arrays by the names of the kernels' struct."""
+        return self._held
+
+    @property
+    def fields(self) -> dict[str, Any]:
+        """The numbers by the names of the kernels' struct, and as that has them."""
+        return {field(name, self.kind): as_given(number) for name, number in self.numbers.items()}
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({', '.join([repr(cut(self.text)), *(f'{one.name}=...' for one in self.form.captured)])})"
@@ -351,19 +378,13 @@ def captured_values(score: Score | None, mask: Mask | None = None) -> tuple[dict
     if not isinstance(mask, Mask | None):
         raise TypeError(f"mask must be a cupyflash.Mask or None, got {type(mask).__name__}")
     given = [each for each in (score, mask) if each is not None]
-    arrays = {field(name, each.kind): array for each in given for name, array in each.arrays.items()}
-    numbers = tuple((field(name, each.kind), as_given(number)) for each in given for name, number in each.numbers.items())
-    return arrays, numbers
+    arrays = {name: array for each in given for name, array in each.held()[1].items()}
+    return arrays, tuple(number for each in given for number in each.fields.items())
 
 
 def as_given(number: float) -> np.generic:
     """A captured number as the kernels' struct has it."""
     return np.float32(number) if isinstance(number, float) else np.int32(number)
-
-
-def of_mask(numbers: Numbers) -> Numbers:
-    """Those that a mask function has captured, on which depends what it says of the scores: a call is prepared for them."""
-    return tuple(each for each in numbers if each[0].startswith(field("", "mask")))
 
 
 def no_numbers(*forms: Form | None) -> dict[str, int]:

@@ -9,22 +9,21 @@ from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
-from cupyflash.arrays import Layout
-from cupyflash.binding import by_tensor
+from cupyflash.arrays import Held, Layout
+from cupyflash.binding import prepare
 from cupyflash.dispatch import as_array, as_integers, target
-from cupyflash.launcher import capturing, hold_for_graph, prepare
+from cupyflash.launcher import capturing, hold_for_graph
 from cupyflash.options import Options
 from cupyflash.params import Params
-from cupyflash.schedules.base import Kernel, Phase, Tiles, TileSchedule, attention_params
+from cupyflash.schedules.base import Kernel, TileSchedule, attention_params
 from cupyflash.schedules.mask_tiles import MaskTiles
+from cupyflash.schedules.moves import Walk
 from cupyflash.schedules.packed import Packed
 from cupyflash.score import Mask
 from cupyflash.tiling import TileSize, Tiling
 
-NO_BOUNDS: Mapping[str, Any] = {}
 
-
-class TiledMask:
+class TiledMask(Held):
     """`mask`, as it was given, and which of its tiles are empty, mixed or whole, for calls of one shape of q and k; and with the
     same `bounds` by name, where these are packed sequences.
 
@@ -39,13 +38,17 @@ class TiledMask:
         self.bounds = {name: array.copy() if isinstance(array, np.ndarray) else array for name, array in bounds.items()}
         self._found: dict[tuple[object, ...], Any] = {}
 
-    def require(self, q: Any, k: Any, bounds: Mapping[str, Any]) -> None:
-        """ValueError for arrays of other shapes, and for other bounds as far as the host can look at them."""
-        if bounds.keys() != self.bounds.keys():
+    def held(self) -> tuple[str, Mapping[str, Any]]:
+        """The mask; what is known of its tiles is each call's own."""
+        return "tiled", {"mask": self.mask}
+
+    def require(self, q: Any, k: Any, arrays: Mapping[str, Any]) -> None:
+        """ValueError for arrays of other shapes, and for other bounds of sequences as far as the host can look at them."""
+        if ("cu_seqlens_q" in arrays) != bool(self.bounds):
             other = "packed sequences" if self.bounds else "a call without packed sequences (cu_seqlens)"
             raise ValueError(f"mask is a block_mask for {other}, which this call is not")
         for name, mine in self.bounds.items():
-            given, known = bounds[name], isinstance(mine, np.ndarray) and isinstance(bounds[name], np.ndarray)
+            given, known = arrays[name], isinstance(mine, np.ndarray) and isinstance(arrays[name], np.ndarray)
             if mine.shape != given.shape or (known and not np.array_equal(mine, given)):
                 raise ValueError(f"mask is a block_mask for another {name} than this call's")
         if (q.shape[:-1], k.shape[:-1]) != self.shapes:
@@ -113,41 +116,28 @@ class Given(NamedTuple):
     tiled: TiledMask | None
 
     @classmethod
-    def of(cls, mask: Any) -> Given:
-        """TypeError for what is no mask."""
-        given = cls._of(mask)
-        if given.array is None:
-            return given
-        return given._replace(array=as_array("mask", given.array, ", a cupyflash.Mask or a block_mask"))
-
-    @classmethod
-    def _of(cls, mask: Any) -> Given:
-        tiled = mask if isinstance(mask, TiledMask) else None
+    def of(cls, mask: Any, taken: str = "any") -> Given:
+        """TypeError for what is no mask, or none of those that a call takes: "any", of "sequences" a function or a `block_mask` of
+        one, or a "function"."""
+        tiled = mask if isinstance(mask, TiledMask) and taken != "function" else None
         inner = mask if tiled is None else tiled.mask
-        function = inner if isinstance(inner, Mask) else None
-        return cls(None if function else inner, function, tiled)
+        if inner is not None and not isinstance(inner, Mask) and taken != "any":
+            if taken == "function":
+                raise TypeError(f"mask must be a cupyflash.Mask or None, got {type(mask).__name__}")
+            require_function(inner, " or a block_mask of one")
+        if isinstance(inner, Mask) or inner is None:
+            return cls(None, inner, tiled)
+        return cls(as_array("mask", inner, ", a cupyflash.Mask or a block_mask"), None, tiled)
 
-    @classmethod
-    def of_sequences(cls, mask: Any) -> Given:
-        """As `of`, where sequences of their own lengths have no array in common. TypeError for one."""
-        given = cls._of(mask)
-        if given.array is not None:
-            require_function(given.array, " or a block_mask of one")
-        return given
-
-    def asked(self, options: Options, q: Any, k: Any, bounds: Mapping[str, Any] = NO_BOUNDS) -> Options:
-        """The options of a call with such a mask; `bounds` are those of packed sequences. ValueError for q and k of other shapes
-        than its tiles were found for, or other bounds."""
+    def asked(self, options: Options, arrays: Mapping[str, Any]) -> Options:
+        """The options of a call with such a mask. ValueError for arrays of other shapes than its tiles were found for, or other
+        bounds of sequences."""
         if self.tiled is not None:
-            self.tiled.require(q, k, bounds)
+            self.tiled.require(arrays["q"], arrays["k"], arrays)
         if self.function is None and self.tiled is None:
             return options
         form = None if self.function is None else self.function.form
         return replace(options, mask=form is None, mask_function=form, tiles_given=self.tiled is not None)
-
-    def states(self, tiles: tuple[MaskTiles, ...], gpu: bool, arrays: Mapping[str, Any]) -> dict[str, Any]:
-        """What is known of the tiles, by the kernels' names; `arrays` are the call's, and its captured numbers."""
-        return {} if self.tiled is None else self.tiled.states(tiles, gpu, arrays)
 
 
 @dataclass(frozen=True)
@@ -168,8 +158,8 @@ class StatesSchedule(TileSchedule):
     def state_words(self) -> int:
         return 0
 
-    def phases(self, *, literal: bool = False, keys: int | None = None, kept: Tiles | None = None) -> Iterator[Phase]:
-        return iter(())
+    def walks(self) -> Iterator[Walk]:
+        return self.tile_walks(self.parts)
 
     def kernels(self) -> tuple[Kernel, ...]:
         return self.tile_kernels()
@@ -180,5 +170,4 @@ def _find(tiles: MaskTiles, gpu: bool, arrays: Mapping[str, Any]) -> Any:
     size = TileSize(*tiles.blocks, reason="of the calls")
     schedule = StatesSchedule(tiles.problem.asking(tiles_given=False), device, Tiling(size, size, size), packed=tiles.packed)
     made = {"tiles": Layout.contiguous(tiles.shape, "uint8")}
-    call = prepare(schedule, simulation, by_tensor(arrays) | made, made)
-    return call.launch(by_tensor(arrays))["tiles"]
+    return prepare(schedule, simulation, {**arrays, **made}, made).launch(arrays)["tiles"]

@@ -9,14 +9,13 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from cupyflash import decode, tensor_maps
-from cupyflash.arrays import check_array, numpy_dtype
-from cupyflash.binding import argument_values, by_tensor
+from cupyflash.arrays import check_array, numpy_dtype, of_heads
+from cupyflash.binding import argument_values
 from cupyflash.compiler import MOST_PTX, ptx
 from cupyflash.dropout import Dropout
-from cupyflash.gradients import check_beside, of_heads
-from cupyflash.launcher import VECTORS
+from cupyflash.launcher import CACHED, TENSORS
 from cupyflash.params import flat
-from cupyflash.problem import Problem
+from cupyflash.problem import Problem, check_rows
 from cupyflash.recent import Recent
 from cupyflash.rows import Rows, softmax_values
 from cupyflash.schedules import (
@@ -194,7 +193,7 @@ def execute_backward(
     require_schedule(schedule, BackwardSchedule, "plan_backward", (VarlenBackwardSchedule,))
     beside, captured = _given(schedule, score, given)
     _require_posed(schedule.problem, q, k, v, beside)
-    check_beside({"dout": dout, "q": q, "v": v, "out": out, "lse": lse}, q.shape[:-1])
+    check_rows({"dout": dout, "q": q, "v": v, "out": out, "lse": lse}, q.shape[:-1])
     if dbias is not None:
         check_array("dbias", dbias)
     bias = beside.get("bias")
@@ -223,14 +222,16 @@ def run_backward(
 ) -> tuple[Traffic, dict[str, Counters], tuple[Finding, ...]]:
     """Run a backward schedule's kernels into given gradients; `arrays` by `attention_backward`'s names, and dQ, dK, dV, dbias."""
     workspaces = allocate(schedule)
-    values = argument_values(schedule, _as_given({**arrays, **workspaces}))
+    values = argument_values(schedule, _as_given(schedule, {**arrays, **workspaces}))
     return run_kernels(schedule, values, (*schedule.results, *schedule.row_results, *workspaces), seed=seed, watch=watch)
 
 
-def _as_given(arrays: Mapping[str, np.ndarray | None]) -> dict[str, Any]:
-    """A call's arrays as the kernels take them: by their names for them, integers as int32 and contiguous."""
-    vectors = {name: np.ascontiguousarray(arrays[name], kind) for name, kind in VECTORS.items() if arrays.get(name) is not None}
-    return by_tensor({**arrays, **vectors})
+def _as_given(schedule: TileSchedule, arrays: Mapping[str, np.ndarray | None]) -> dict[str, Any]:
+    """A call's arrays as the kernels take them: by their names for them, contiguous and of one type where they have no strides."""
+    names = TENSORS | CACHED if "k_cache" in arrays else TENSORS
+    named = {names.get(name, name): array for name, array in arrays.items()}
+    pointers = schedule.struct.pointers.items()
+    return named | {name: np.ascontiguousarray(named[name], kind) for name, kind in pointers if named.get(name) is not None}
 
 
 def execute_varlen(
@@ -285,7 +286,7 @@ def execute_varlen_backward(
     require_schedule(schedule, VarlenBackwardSchedule, "plan_varlen_backward")
     captured, numbers = _captured(schedule.problem, score, mask)
     bounds = _posed_varlen(schedule, q, k, v, beside | captured)
-    check_beside({"dout": dout, "q": q, "v": v, "out": out, "lse": lse}, q.shape[1::-1])
+    check_rows({"dout": dout, "q": q, "v": v, "out": out, "lse": lse}, q.shape[1::-1])
     dq, dk, dv = (_result(array.shape, array.dtype) for array in (q, k, v))
     named = {"q": q, "k": k, "v": v, "out": out, "dout": dout, "dQ": dq, "dK": dk, "dV": dv}
     arrays = {name: heads_first(array) for name, array in named.items()} | {"lse": np.ascontiguousarray(lse)} | bounds | beside
@@ -344,9 +345,7 @@ def execute_decode(
     out = _result((*q.shape[:-1], v_cache.shape[-1]), q.dtype)
     lse = _result(q.shape[:-1]) if schedule.lse else None
     spaces = allocate(schedule)
-    vectors = {name: np.ascontiguousarray(array, VECTORS[name]) for name, array in arrays.items() if name in VECTORS}
-    named = {decode.TENSORS.get(name, name): array for name, array in (arrays | vectors).items()}
-    values = argument_values(schedule, {**named, "O": out, "L": lse, **spaces, **numbers})
+    values = argument_values(schedule, {**_as_given(schedule, arrays), "O": out, "L": lse, **spaces, **numbers})
     return Execution(out, lse, *run_kernels(schedule, values, (*schedule.results, *spaces), seed=seed, watch=watch))
 
 
@@ -368,7 +367,7 @@ def run(
     """Run the kernels on arrays by `attention`'s names, into given "out" and "lse" and, where given, workspaces, whose contents
     count as nobody's; `on_barrier` may look at them while a kernel runs; `watch` as for `execute`."""
     spaces = allocate(schedule) if workspaces is None else workspaces
-    values = argument_values(schedule, _as_given({**arrays, **spaces}))
+    values = argument_values(schedule, _as_given(schedule, {**arrays, **spaces}))
     found = run_kernels(schedule, values, (*schedule.results, *spaces), seed=seed, on_barrier=on_barrier, watch=watch)
     out = arrays["out"]
     assert out is not None

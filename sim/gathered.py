@@ -45,7 +45,7 @@ def one_call(schedule: DecodeSchedule) -> Problem:
     options = replace(p.options, padded=differ, key_lengths=lengths if differ else None)
     call, rows = replace(p, seqlen_k=max(lengths), options=options), np.arange(p.seqlen_q)
     same = all(_same_keys(call.keys_seen(rows, keys), seen_keys(schedule, keys, rows)) for keys in set(lengths))
-    function = p.options.score is not None or p.options.mask_function is not None
+    function = p.options.transformed or p.options.mask_function is not None
     if differ and (function or not same):
         asked = "a score or mask function" if function else "a window" if p.options.window else "causal"
         raise ValueError(

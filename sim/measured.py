@@ -9,12 +9,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import cupyflash
 from cupyflash.device import Device
 from cupyflash.options import Options
 from cupyflash.schedules import BackwardSchedule, DecodeSchedule, TileSchedule
 
-RESULTS = Path(cupyflash.__file__).resolve().parent.parent / "benchmarks" / "results"
+RESULTS = Path(__file__).resolve().parent.parent / "benchmarks" / "results"
 """Where a checkout has them; an installed package has none."""
 
 

@@ -6,7 +6,7 @@ backward, `fa2_backward_clocks`. Nothing here is measured.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -32,11 +32,9 @@ from cupyflash.schedules.fa2_backward_tiles import Launch as Gradients
 from cupyflash.schedules.fa2_backward_tiles import launches as main_launches
 from cupyflash.schedules.fa3 import Fa3Schedule
 from cupyflash.sim import l2
-from cupyflash.sim.l2.columns import ColumnBlocks
-from cupyflash.sim.l2.decode import Splits, lengths_of
 from cupyflash.sim.l2.launch import Launch, Memory
+from cupyflash.sim.l2.played import Played
 from cupyflash.sim.l2.reads import Given
-from cupyflash.sim.l2.rows import RowBlocks
 
 DRAM = "DRAM"
 
@@ -158,23 +156,22 @@ def works_of(schedule: TileSchedule, given: Given | None = None) -> Iterator[Wor
     """Its launches, in order."""
     gradients = iter(main_launches(schedule.problem))
     for launch in l2.launches_of(schedule, "rows", Memory(), given):
-        if isinstance(launch, ColumnBlocks):
+        kernel = launch.walk.kernel if isinstance(launch, Played) else ""
+        if isinstance(launch, Played) and kernel == "fa2_backward":
             yield columns(launch, next(gradients))
-        elif isinstance(launch, Splits):
-            yield splits(launch)
-        elif isinstance(launch, RowBlocks):
-            yield queries(launch) if isinstance(launch.schedule, QueriesSchedule) else forward(launch)
+        elif isinstance(launch, Played) and kernel in WORKS:
+            yield WORKS[kernel](launch)
         elif not isinstance(schedule, DecodeSchedule):  # the seconds of its merge are in those of its splits
             yield Work(launch, launch.grid, 0, {}, 0, passed(launch, schedule.device))
 
 
-def forward(launch: RowBlocks) -> Work:
+def forward(launch: Played) -> Work:
     """A forward of fa2 or fa3: the planner's clocks; of packed sequences, key lengths and known masks by the tiles that are
     visited, of which it knows less."""
     schedule = launch.schedule
     assert isinstance(schedule, Fa2Schedule)
     p, device = schedule.problem, schedule.device
-    counted = p.options.packed or p.options.padded or any(part.kept is not None for part in launch.parts)
+    counted = p.options.packed or p.options.padded or any(part.kept is not None for part in launch.walk.parts)
     if isinstance(schedule, Fa3Schedule):
         best = fa3_tiles.choose(p, device, (schedule.tiling.used.block_rows, schedule.block_cols))
         parts = dict(best.parts)
@@ -188,11 +185,11 @@ def forward(launch: RowBlocks) -> Work:
     return Work(launch, schedule.works, tiles, parts, flops, clocks / clock_rate(device))
 
 
-def splits(launch: Splits) -> Work:
+def splits(launch: Played) -> Work:
     """Decoding, merge included: the model by which the number of splits is chosen, of the keys that there are."""
     schedule = launch.schedule
     p, best = schedule.problem, schedule.candidate
-    keys = [each + schedule.cache.appended for each in lengths_of(schedule)]
+    keys = [each + schedule.cache.appended for each in schedule.cached]
     full = replace(p.asking(key_lengths=None), seqlen_k=max(keys))
     seconds = decode_tiles.times(full, schedule.device, best.config, best.resident, np.array([schedule.splits]))
     seconds["memory"] *= sum(keys) / max(1, len(keys) * max(keys))
@@ -201,7 +198,7 @@ def splits(launch: Splits) -> Work:
     return Work(launch, launch.grid, int(launch.visits.sum()), parts, flops, float(decode_tiles.overall(seconds)[0]))
 
 
-def columns(launch: ColumnBlocks, made: Gradients) -> Work:
+def columns(launch: Played, made: Gradients) -> Work:
     """A launch of the main kernel of the backward, which makes these gradients."""
     schedule = launch.schedule
     p, device, blocks = schedule.problem, schedule.device, (schedule.block_rows, schedule.block_cols)
@@ -212,7 +209,7 @@ def columns(launch: ColumnBlocks, made: Gradients) -> Work:
     return Work(launch, launch.grid, int(launch.visits.sum()), parts, flops, seconds)
 
 
-def queries(launch: RowBlocks) -> Work:
+def queries(launch: Played) -> Work:
     """The kernel of dQ by itself."""
     schedule = launch.schedule
     assert isinstance(schedule, QueriesSchedule)
@@ -221,6 +218,14 @@ def queries(launch: RowBlocks) -> Work:
     flops = 2 * blocks[0] * blocks[1] * backward_clocks.query_fmas(p.head_dim, p.head_dim_v)
     seconds = in_turns(launch, device, parts, schedule.warps.count(blocks[0]))
     return Work(launch, launch.grid, int(launch.visits.sum()), parts, flops, seconds)
+
+
+WORKS: Mapping[str, Callable[[Played], Work]] = {
+    "fa2_forward": forward,
+    "fa3_forward": forward,
+    "decode": splits,
+    "fa2_backward_queries": queries,
+}
 
 
 def in_turns(launch: Launch, device: Device, parts: Mapping[str, float], warps: int) -> float:

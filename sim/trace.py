@@ -14,44 +14,44 @@ from typing import NamedTuple
 
 import numpy as np
 
-from cupyflash.schedules import DecodeSchedule, TileSchedule
-from cupyflash.schedules.base import FLOAT32, Kernel, Phase, Room
-from cupyflash.schedules.decode_tiles import part_width
+from cupyflash.schedules import DecodeSchedule, Kernel, Move, Room, TileSchedule, Walk
+from cupyflash.schedules.moves import ONE, TENSORS, Totals
 from cupyflash.score import Mask, Score
 from cupyflash.sim import theory
 from cupyflash.sim.execution import Onlookers
 from cupyflash.sim.host_memory import require_room, verified
 from cupyflash.sim.inputs import Decoding
+from cupyflash.sim.machine import Tally
 from cupyflash.sim.ptx import Access, Diary
+from cupyflash.sim.steps import distinct
 from cupyflash.sim.traffic import TensorTraffic, Traffic
 from cupyflash.words import plural
 
 MOST_STEPS = 20_000
 """Moves of a trace: what a page plays without delay, and keeps below about two megabytes."""
 
-# Tensors by what their last two axes are; of the vectors, what the last one is.
-QUERY_VECTORS = frozenset({"L", "l", "m", "D", "l_part", "m_part"})
-QUERY_ROWS = frozenset({"Q", "O", "O_acc", "O_part", "dO", "dQ", "dQ_acc", "bases"})
-KEY_ROWS = frozenset({"K", "V", "dK", "dV", "K_new", "V_new"})
-SCORES = frozenset({"S", "P", "dP", "dS", "mask", "bias", "dbias"})
-TABLES = frozenset({"block_table", "tree_mask"})
-TILED = QUERY_VECTORS | QUERY_ROWS | KEY_ROWS | SCORES
-
-# Where S = Q K^T is made: the tensor whose tiles come and go while the other's stays
-INNER = {
-    "standard_scores": "K",
-    "standard_backward_weights": "K",
-    "fa1_forward": "Q",
-    "fa1_backward": "Q",
-    "fa2_forward": "K",
-    "fa2_backward": "Q",
-    "fa2_backward_queries": "K",
-    "fa3_forward": "K",
-    "decode": "K",
-}
 KEYS = frozenset({"K", "K_new"})
 INNER_FIRST = frozenset({"fa3_forward"})
-"""Of these, where the first of them is asked for before what stays."""
+"""Kernels in which the first of what passes by is asked for before what stays."""
+
+
+def axes_of(name: str) -> str:
+    """The axes that the rows and columns of a tensor's tiles count: i, j, both, or none."""
+    of = TENSORS[name][0] if name in TENSORS else None
+    return {"query": "i", "part": "i", "key": "j", "new": "j", "scores": "ij", "seen": "ij"}.get(of or "", "")
+
+
+def is_vector(name: str) -> bool:
+    """True for a tensor with one element for each query."""
+    return axes_of(name) == "i" and TENSORS[name][1] == ONE
+
+
+def inner_of(walk: Walk | Totals) -> str | None:
+    """The tensor whose tiles come and go while the other's stays, where S = Q K^T is made for O, gradients or itself."""
+    read, written = ({move.tensor.name for move in walk.moves if move.write == write} for write in (False, True))
+    if isinstance(walk, Totals) or not {"Q", "K"} <= read or not ({"V", "dO"} & read or {"S", "P"} & written):
+        return None
+    return "K" if "i" in walk.block.lower() else "Q"
 
 
 class Span(NamedTuple):
@@ -159,6 +159,12 @@ class Trace:
             sums[move.tensor][move.write] += move.nbytes
         return Traffic({name: TensorTraffic(*both) for name, both in sums.items()})
 
+    def walk(self, launch: int) -> Walk | Totals:
+        """The schedule's walk of a launch."""
+        name = self.kernels[launch].name
+        before = sum(kernel.name == name for kernel in self.kernels[:launch])
+        return [walk for walk in self.schedule.walks() if walk.kernel == name][before]
+
     @property
     def agrees(self) -> bool:
         """Whether the moves sum to the executed traffic, and that is the theory's."""
@@ -207,10 +213,7 @@ def refuse_longer(schedule: TileSchedule) -> None:
     """ValueError for a schedule of more than about `MOST_STEPS` moves."""
     steps = schedule.row_blocks + schedule.col_blocks  # at least: beyond that nothing is gone through
     if steps <= MOST_STEPS:
-        if isinstance(schedule, DecodeSchedule):
-            steps = _decode_steps(schedule)
-        else:
-            steps = sum(times * sum(map(_steps, phases)) for times, phases in schedule.parts())
+        steps = sum(map(_steps, schedule.walks()))
     if steps > MOST_STEPS:
         p = schedule.problem
         raise ValueError(
@@ -220,20 +223,23 @@ def refuse_longer(schedule: TileSchedule) -> None:
         )
 
 
-def _steps(phase: Phase) -> int:
-    """Moves of a phase, about: what is summed over rows counts as one."""
-    own = sum(move.elements > 0 for move in (*phase.enter, *phase.leave))
-    return phase.times * own + sum(visit.times * len(visit.moves) for visit in phase.visits)
+def _steps(walk: Walk | Totals) -> int:
+    """Moves of a walk, about: what scores look into one by one counts as one."""
+    steps = len(walk.moves)
+    if isinstance(walk, Walk):
+        for times, part, heads in distinct(walk):
+            tally, placed = Tally(walk, part, heads), [move for move in walk.moves if move.tensor.along]
+            steps += times * sum(tally.turns(move) * _pieces(walk.schedule, move) for move in placed)
+    return steps
 
 
-def _decode_steps(s: DecodeSchedule) -> int:
-    """Moves of decoding, about: heads of a group have rows of their own, K_j comes by its pages, a row's parts one by one."""
-    p, working = s.problem, theory.splits_with_keys(s)
-    keys = theory.key_bytes(s) // ((p.head_dim + p.head_dim_v) * p.itemsize)
-    pieces = -(-s.block_cols // (s.cache.page_size or s.block_cols))
-    of_rows = (4 if s.splits > 1 else 2) * s.group * working
-    merged = theory.traffic(s)["O_part"].read_bytes // (part_width(p) * FLOAT32)
-    return s.grid + of_rows + 2 * pieces * s.row_tiles * -(-keys // s.block_cols) + 3 * merged
+def _pieces(schedule: TileSchedule, move: Move) -> int:
+    """Pieces in which a tile comes: in decoding heads of a group have rows of their own, and K_j comes by its pages."""
+    if not isinstance(schedule, DecodeSchedule):
+        return 1
+    if "i" in move.tensor.along:
+        return schedule.group
+    return -(-schedule.block_cols // (schedule.cache.page_size or schedule.block_cols))
 
 
 class Touch(NamedTuple):
@@ -255,6 +261,7 @@ class Launch:
 
     number: int
     kernel: Kernel
+    inner: str | None
     tile_rows: int
     tile_cols: int
     moves: dict[tuple[int, str, bool, int, int], TileMove] = field(default_factory=dict)
@@ -278,7 +285,7 @@ class Launch:
             here = np.flatnonzero(tiles == tile)
             key = block, held.name, touch.write, tile
             turns = self.turns.setdefault(key, np.zeros(tile_rows * tile_cols, np.int32))
-            if held.name in TILED:
+            if axes_of(held.name):
                 now = turns[inside[here]]
                 turns[np.unique(inside[here])] += 1
             else:  # of these, what is accessed without anything between
@@ -294,11 +301,10 @@ class Launch:
     def tile_of(self, held: Held) -> tuple[int, int]:
         """Rows and columns of a tensor's tile; all of one that has none."""
         _, rows, cols = held.shape
-        if held.name in SCORES:
-            return min(rows, self.tile_rows), min(cols, self.tile_cols)
-        if held.name in QUERY_ROWS | QUERY_VECTORS:
-            return min(rows, self.tile_rows), cols
-        return (self.tile_cols if held.name in KEY_ROWS else rows), cols
+        axes = axes_of(held.name)
+        return min(rows, self.tile_rows) if "i" in axes else self.tile_cols if axes else rows, (
+            min(cols, self.tile_cols) if axes == "ij" else cols
+        )
 
     def in_order(self, tensors: Mapping[str, Held]) -> Iterator[TileMove]:
         """Block by block, in each by the first accesses."""
@@ -309,7 +315,7 @@ class Launch:
             if self.kernel.name == "decode":
                 yield from with_scores_of_pieces(blocks[block], tensors, self.tile_cols)
             else:
-                yield from with_scores(self.kernel.name, blocks[block])
+                yield from with_scores(self.inner, blocks[block], first=self.kernel.name in INNER_FIRST)
 
 
 class Recorder:
@@ -321,6 +327,7 @@ class Recorder:
         self.diaries: list[Diary | None] = []
         self.tensors: dict[str, Held] = {}
         self._mapped = {name: box.tensor for name, box in schedule.maps().items()}
+        self._inner = {walk.kernel: inner_of(walk) for walk in schedule.walks()}
 
     def watch(self, kernel: Kernel) -> Onlookers:
         """Of the next launch."""
@@ -328,7 +335,7 @@ class Recorder:
         rows, cols = int(constants.get("BR", used.block_rows)), int(constants.get("BC", used.block_cols))
         if "softmax" in kernel.name:
             rows, cols = int(constants["SOFTMAX_WARPS"]), max(1, self.schedule.problem.seqlen_k)
-        launch = Launch(len(self.launches), kernel, rows, cols)
+        launch = Launch(len(self.launches), kernel, self._inner.get(kernel.name), rows, cols)
         self.launches.append(launch)
         block = self.timeline_block
         self.diaries.append(Diary(block) if block is not None and block < kernel.grid else None)
@@ -395,9 +402,9 @@ def by_heads(elements: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
 
 def shape_of(name: str, array: np.ndarray) -> tuple[int, int, int]:
     """An array as (slabs, rows, cols)."""
-    if name in QUERY_VECTORS:
+    if is_vector(name):
         return math.prod(array.shape[:-1]), array.shape[-1], 1
-    if name not in TILED | TABLES:
+    if not axes_of(name) and name not in ("block_table", "tree_mask"):
         return 1, array.size, 1
     return math.prod(array.shape[:-2]), array.shape[-2], array.shape[-1]
 
@@ -421,9 +428,9 @@ def joined(one: TileMove, more: TileMove) -> TileMove:
     return replace(one, rows=rows, cols=cols, nbytes=one.nbytes + more.nbytes)
 
 
-def with_scores(kernel: str, moves: Iterable[TileMove]) -> Iterator[TileMove]:
-    """A thread block's moves, with the tiles of S at the move with which Q_i and K_j are both there."""
-    inner = INNER.get(kernel)
+def with_scores(inner: str | None, moves: Iterable[TileMove], *, first: bool = False) -> Iterator[TileMove]:
+    """A thread block's moves, with the tiles of S at the move with which Q_i and K_j are both there, where `inner` passes by, and
+    perhaps is asked for `first`."""
     outer = {"Q": "K", "K": "Q", None: None}[inner]
     every = list(moves)
     # Of the two, what comes next
@@ -442,7 +449,7 @@ def with_scores(kernel: str, moves: Iterable[TileMove]) -> Iterator[TileMove]:
             stays = [move] if passed else [*stays, move]
             passed = False
             made = tuple(scores_of(move, other) for other in before)
-        elif not stays or (kernel in INNER_FIRST and then == outer):
+        elif not stays or (first and then == outer):
             before, stays, passed = [*([] if stays else before), move], [], False
         else:
             made = tuple(scores_of(other, move) for other in stays)
@@ -471,22 +478,13 @@ def scores_of(one: TileMove, other: TileMove) -> Scores:
 
 
 def rooms_of(trace: Trace, launch: int) -> tuple[tuple[Room, ...], dict[str, str]]:
-    """The rooms in SRAM of a launch, and in which of them a tensor's tiles are; those of others are in registers.
-
-    They are those of the schedule's phases all of whose moves the launch makes.
-    """
+    """The rooms in SRAM of a launch, and in which of them a tensor's tiles are; those of others are in registers."""
     moved = {(move.tensor, move.write) for move in trace.moves if move.launch == launch}
-    rooms: dict[str, Room] = {}
-    inside: dict[str, str] = {}
     if not trace.kernels[launch].shared_bytes:
         return (), {}
-    for phase in (phase for _, phases in trace.schedule.parts() for phase in phases):
-        every = (*phase.enter, *phase.leave, *(move for visit in phase.visits for move in visit.moves))
-        own = [move for move in every if move.elements]
-        if own and {(move.tensor, move.write) for move in own} <= moved:
-            held = (*phase.tiles, *(room for visit in phase.visits for room in visit.tiles))
-            rooms |= {room.name: room for room in held if room.nbytes}
-            inside |= {move.tensor: move.tile for move in own if move.tile}
+    walk = trace.walk(launch)
+    rooms = {room.name: room for room in walk.rooms if room.nbytes}
+    inside = {move.tensor.name: move.tile for move in walk.moves if move.tile and (move.tensor.name, move.write) in moved}
     if "pages" in rooms:  # decoding's length comes there, then some of the table's places at a time
         paged = isinstance(trace.schedule, DecodeSchedule) and trace.schedule.cache.page_size
         name = "pages" if paged else "length"

@@ -10,16 +10,14 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
-NO_LINES: Mapping[str, int] = {}
-
 
 @dataclass(frozen=True)
 class Step:
     """What one kernel does of an algorithm.
 
-    `reads` and `writes` have the line of each tensor's moves; of tensors that are not named there (masks and the like) the line is
-    that of `scores`. `first` is that of what is written before anything is read. `scores` are the lines that work on a tile of S.
-    `registers`: what the kernel holds there of the current tiles.
+    `reads` and `writes` have the line of each tensor's moves; that of tensors that are not named there (masks and the like) is
+    `usual`, or the first of `scores`. `first` is that of what is written before anything is read. `scores` are the lines that work
+    on a tile of S. `registers`: what the kernel holds there of the current tiles.
     """
 
     does: str
@@ -28,12 +26,14 @@ class Step:
     first: int | None = None
     scores: tuple[int, ...] = ()
     registers: str = ""
+    usual: int | None = None
 
     def line(self, tensor: str, write: bool, first: bool) -> int | None:
         """Of a move; `first`: whether the thread block has read nothing yet."""
         if write and first and self.first is not None:
             return self.first
-        return (self.writes if write else self.reads).get(tensor, self.scores[0] if self.scores else None)
+        usual = self.usual if self.usual is not None or not self.scores else self.scores[0]
+        return (self.writes if write else self.reads).get(tensor, usual)
 
 
 @dataclass(frozen=True)
@@ -60,9 +60,9 @@ FORWARD = {
             (3, 0, "load P, V by blocks, O = P V, write O"),
         ),
         {
-            "standard_scores": Step("S = Q Kᵀ, a tile a thread block", {"Q": 1, "K": 1}, {"S": 1}, scores=(1,), registers="S_ij"),
-            "standard_softmax": Step("P = softmax(S), a row a warp", {"S": 2}, {"P": 2, "L": 2}, registers="m, l of each row"),
-            "standard_values": Step("O = P V, a row block a thread block", {"P": 3, "V": 3}, {"O": 3}, registers="P_ij, O_i"),
+            "standard_scores": Step("S = Q Kᵀ, a tile a thread block", scores=(1,), registers="S_ij"),
+            "standard_softmax": Step("P = softmax(S), a row a warp", registers="m, l of each row", usual=2),
+            "standard_values": Step("O = P V, a row block a thread block", registers="P_ij, O_i", usual=3),
         },
     ),
     "fa1": Algorithm(
@@ -135,7 +135,7 @@ FORWARD = {
             (25, 1, "write O_i, L_i"),
         ),
         {
-            "fa3_queue": Step("128 blocks of rows of all heads a thread block", {}, {"queue": 1, "taken": 1}),
+            "fa3_queue": Step("128 blocks of rows of all heads a thread block", usual=1),
             "fa3_forward": Step(
                 "row blocks, one after the other a thread block",
                 {"queue": 2, "taken": 2, "Q": 4, "K": 8, "V": 8},
@@ -192,8 +192,7 @@ FORWARD = {
 
 def _row_bases(line: int) -> Step:
     """What comes before a backward; half types only look at L."""
-    reads = dict.fromkeys(("Q", "K", "L", "sinks"), line)
-    return Step("m and log(l) of each row, made again", reads, {"bases": line}, scores=(line,), registers="S_ij, m_i, l_i")
+    return Step("m and log(l) of each row, made again", scores=(line,), registers="S_ij, m_i, l_i")
 
 
 BACKWARD = {
@@ -209,18 +208,12 @@ BACKWARD = {
         ),
         {
             "row_bases": _row_bases(0),
-            "standard_backward_weights": Step(
-                "P = exp(Q Kᵀ − L), a tile a thread block",
-                {"Q": 0, "K": 0, "L": 0, "bases": 0},
-                {"P": 0, "dS": 0},
-                scores=(0,),
-                registers="P_ij",
-            ),
-            "standard_backward_values": Step("dV = Pᵀ dO", {"P": 1, "dO": 1}, {"dV": 1}, registers="dV_j"),
-            "standard_backward_weight_gradients": Step("dP = dO Vᵀ", {"dO": 2, "V": 2}, {"dP": 2}, registers="dP_ij"),
-            "standard_backward_softmax": Step("dS, a row a warp", {"P": 3, "dP": 3, "dS": 3}, {"dS": 3}, registers="a sum a row"),
-            "standard_backward_queries": Step("dQ = dS K", {"dS": 4, "K": 4}, {"dQ": 4}, registers="dQ_i"),
-            "standard_backward_keys": Step("dK = dSᵀ Q", {"dS": 5, "Q": 5}, {"dK": 5}, registers="dK_j"),
+            "standard_backward_weights": Step("P = exp(Q Kᵀ − L), a tile a thread block", scores=(0,), registers="P_ij"),
+            "standard_backward_values": Step("dV = Pᵀ dO", registers="dV_j", usual=1),
+            "standard_backward_weight_gradients": Step("dP = dO Vᵀ", registers="dP_ij", usual=2),
+            "standard_backward_softmax": Step("dS, a row a warp", registers="a sum a row", usual=3),
+            "standard_backward_queries": Step("dQ = dS K", registers="dQ_i", usual=4),
+            "standard_backward_keys": Step("dK = dSᵀ Q", registers="dK_j", usual=5),
         },
     ),
     "fa1": Algorithm(
@@ -277,9 +270,9 @@ BACKWARD = {
         {
             "fa2_backward_rows": Step(
                 "D = rowsum(dO ∘ O), dQ = 0",
-                {"O": 4, "dO": 4, "sinks": 4, "L": 4, "bases": 4},
-                {"dQ_acc": 3, "D": 4, "dsinks": 4},
+                writes={"dQ_acc": 3},
                 registers="D_i",
+                usual=4,
             ),
             "row_bases": _row_bases(4),
             "fa2_backward": Step(
@@ -296,7 +289,7 @@ BACKWARD = {
                 scores=(10, 11, 13, 14),
                 registers="S_ij, dP_ij, dQ_i",
             ),
-            "fa2_backward_finish": Step("dQ rounded to its own type", {"dQ_acc": 20}, {"dQ": 20}, registers="dQ_i"),
+            "fa2_backward_finish": Step("dQ rounded to its own type", registers="dQ_i", usual=20),
         },
     ),
 }

@@ -12,14 +12,15 @@ import numpy as np
 from cupyflash import kernels_cu
 from cupyflash.problem import Problem
 from cupyflash.schedules import BackwardSchedule
-from cupyflash.sim import theory
+from cupyflash.schedules.moves import VISIT
 from cupyflash.sim import timeline as timelines
 from cupyflash.sim.execution import module
 from cupyflash.sim.inputs import Decoding
+from cupyflash.sim.machine import replay
 from cupyflash.sim.page_file import filled
 from cupyflash.sim.ptx.text.syntax import Line
 from cupyflash.sim.reference import visible
-from cupyflash.sim.trace import INNER, KEY_ROWS, QUERY_ROWS, QUERY_VECTORS, SCORES, Held, Trace, rooms_of
+from cupyflash.sim.trace import Held, Trace, axes_of, inner_of, rooms_of
 from cupyflash.sim.trace_lines import BACKWARD, FORWARD, MASK_TILES, Algorithm, Step
 from cupyflash.sim.traffic import TENSORS, TensorTraffic, Traffic
 from cupyflash.words import plural
@@ -29,13 +30,12 @@ COLUMNS = ("launch", "block", "tensor", "write", "slab", "row", "row_end", "col"
 each of the scores is (head, row, row_end, col, col_end)."""
 # Runs of keys that are drawn as masked out, their ends
 MOST_PIECES = 40_000
-# What comes with the tensor that passes by: as many tiles of each are held as the kernel has stages.
-RINGS = {"K": ("K", "V", "K_new", "V_new"), "Q": ("Q", "dO", "L", "D")}
 
 
 def algorithm_of(trace: Trace) -> Algorithm:
-    """The paper's."""
-    return (BACKWARD if isinstance(trace.schedule, BackwardSchedule) else FORWARD)[trace.schedule.algorithm]
+    """The paper's, or of one of which none is known here its name alone."""
+    name = trace.schedule.algorithm
+    return (BACKWARD if isinstance(trace.schedule, BackwardSchedule) else FORWARD).get(name, Algorithm(name, (), {}))
 
 
 def step_of(trace: Trace, launch: int) -> Step:
@@ -114,7 +114,7 @@ def player(trace: Trace, name: str) -> dict[str, Any]:
     algorithm, schedule = algorithm_of(trace), trace.schedule
     lines = algorithm.lines_with(trace.tensors)
     places = {number: place for place, (number, _, _) in enumerate(lines)}
-    form, sources = theory.traffic(schedule), list(dict.fromkeys(move.source for move in trace.moves))
+    form, sources = replay(schedule), list(dict.fromkeys(move.source for move in trace.moves))
     tensors = sorted(trace.tensors, key=lambda name: TENSORS.index(name) if name in TENSORS else len(TENSORS))
     rows: list[list[Any]] = []
     begun: set[tuple[int, int]] = set()
@@ -162,19 +162,13 @@ def tensor(held: Held, form: Traffic) -> dict[str, Any]:
     }
 
 
-def axes_of(name: str) -> str:
-    """What the rows and columns of a tensor's tiles count: i, j, both, or nothing."""
-    if name in SCORES:
-        return "ij"
-    return "i" if name in QUERY_ROWS | QUERY_VECTORS else "j" if name in KEY_ROWS else ""
-
-
 def launch(trace: Trace, number: int, places: dict[int, int]) -> dict[str, Any]:
     """A launch: its kernel, and what the SRAM of one of its thread blocks holds."""
     kernel, step = trace.kernels[number], step_of(trace, number)
     constants, (rooms, inside) = dict(kernel.constants), rooms_of(trace, number)
-    ring = RINGS.get(INNER.get(kernel.name, ""), ())
-    stages = int(constants.get("STAGES", 1))
+    walk, stages = trace.walk(number), int(constants.get("STAGES", 1))
+    # As many tiles of each are held as the kernel has stages.
+    ring = {move.tensor.name for move in walk.moves if inner_of(walk) and move.when == VISIT}
     return {
         "kernel": kernel.name,
         "does": step.does,

@@ -12,10 +12,9 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from cupyflash.arrays import numpy_dtype
+from cupyflash.arrays import numpy_dtype, of_heads
 from cupyflash.dropout import Dropout
 from cupyflash.expressions.tree import counted
-from cupyflash.gradients import of_heads
 from cupyflash.options import Options, Pattern
 from cupyflash.problem import Problem
 from cupyflash.schedules import Cache, TileSchedule

@@ -267,7 +267,9 @@ def of_python(text: str) -> Iterator[Site]:
             continue
         two_sided = text[begin - 1 : begin] == " " and text[end : end + 1] == " "
         if token.type in (tokenize.OP, tokenize.NAME) and two_sided:
-            if word in RELATIONS and not (
+            if word == "is" and text[end : end + 5] == " not ":
+                yield "relation", begin, end + 4, "is"
+            elif word in RELATIONS and not (
                 word == "in" and re.match(r"[^\n]*\bfor\b[^\n]*$", text[text.rfind("\n", 0, begin) + 1 : begin])
             ):
                 yield "relation", begin, end, RELATIONS[word]

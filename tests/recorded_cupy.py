@@ -45,6 +45,8 @@ class Recorded(types.ModuleType):
             """An array with CuPy's attributes, and nothing of NumPy's."""
 
             def __init__(self, shape: tuple[int, ...], dtype: np.dtype, host: np.ndarray | None = None) -> None:
+                if host is None:
+                    recorded.allocated.append((shape, np.dtype(dtype)))
                 self.host = np.empty(shape, dtype) if host is None else host
                 self.shape, self.dtype, self.strides, self.ndim = (
                     shape,
@@ -52,9 +54,16 @@ class Recorded(types.ModuleType):
                     self.host.strides,
                     self.host.ndim,
                 )
-                self.data = types.SimpleNamespace(ptr=self.host.ctypes.data)
-                self.device = 0
+                self.data = types.SimpleNamespace(ptr=self.host.ctypes.data, device_id=0)
                 recorded.by_address[self.data.ptr] = self
+
+            @property
+            def device(self) -> int:
+                return int(self.data.device_id)
+
+            @device.setter
+            def device(self, ordinal: int) -> None:
+                self.data.device_id = ordinal
 
             def __len__(self) -> int:
                 return self.shape[0]
@@ -64,14 +73,15 @@ class Recorded(types.ModuleType):
                 return ndarray(host.shape, host.dtype, host)
 
             def astype(self, dtype: Any) -> ndarray:
-                return ndarray(self.shape, np.dtype(dtype))
+                return ndarray(self.shape, np.dtype(dtype), np.empty(self.shape, dtype))
 
             def reshape(self, *shape: int) -> ndarray:
                 host = self.host.reshape(shape)
                 return ndarray(host.shape, host.dtype, host)
 
             def sum(self, axis: tuple[int, ...]) -> ndarray:
-                return ndarray(tuple(n for place, n in enumerate(self.shape) if place not in axis), self.dtype)
+                shape = tuple(n for place, n in enumerate(self.shape) if place not in axis)
+                return ndarray(shape, self.dtype, np.empty(shape, self.dtype))
 
             def tolist(self) -> Any:
                 recorded.looked_at += 1
@@ -108,7 +118,6 @@ class Recorded(types.ModuleType):
                 return Function()
 
         def empty(shape: tuple[int, ...], dtype: np.dtype) -> ndarray:
-            recorded.allocated.append((shape, np.dtype(dtype)))
             return ndarray(shape, dtype)
 
         def zeros(shape: tuple[int, ...], dtype: type) -> ndarray:
@@ -163,7 +172,7 @@ class Recorded(types.ModuleType):
         return found
 
     def array(self, *shape: int, dtype: object = np.float16, device: int = 0) -> Any:
-        made = self.ndarray(shape, np.dtype(dtype))
+        made = self.ndarray(shape, np.dtype(dtype), np.empty(shape, np.dtype(dtype)))
         made.device = device
         return made
 
@@ -174,6 +183,6 @@ def cupy(monkeypatch: pytest.MonkeyPatch) -> Iterator[Recorded]:
     monkeypatch.setitem(sys.modules, "cupy", recorded)
     monkeypatch.setattr("cupyflash.dispatch.current_gpu", lambda ordinal: Device.named("B200"))
     monkeypatch.setattr(compiler, "_functions", {})
-    launcher._kept.cache_clear()
+    launcher.KEPT.clear()
     yield recorded
-    launcher._kept.cache_clear()
+    launcher.KEPT.clear()

@@ -53,15 +53,14 @@ def over_ranks(
 
 
 def plain_forward(calls: PieceCalls, piece: Any, q: Any, k: Any, v: Any) -> Any:
-    given, options, _ = calls._of(piece, q, k, v)
-    return reference(given["q"], given["k"], given["v"], causal=options.causal, window=options.window)
+    given = calls._of(piece, q, k, v)
+    return reference(given["q"], given["k"], given["v"], causal=given["causal"], window=given["window"])
 
 
 def plain_backward(calls: PieceCalls, piece: Any, rows: Any, k: Any, v: Any) -> Any:
     """From the whole's L and O, in float64."""
-    given, options, _ = calls._of(piece, rows["q"], k, v)
-    given |= calls._rows(piece, rows)
-    inputs = Inputs(given["q"], given["k"], given["v"], Options(causal=options.causal, window=options.window))
+    given = calls._of(piece, rows["q"], k, v) | calls._rows(piece, rows)
+    inputs = Inputs(given["q"], given["k"], given["v"], Options(causal=given["causal"], window=given["window"]))
     lse = np.where(np.isneginf(given["lse"]), 0, given["lse"])[..., None]
     P = np.exp(masked_scores(inputs).astype(np.float64) - lse)
     dP = given["dout"] @ np.swapaxes(given["v"], -1, -2)

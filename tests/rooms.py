@@ -16,7 +16,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
     # sim/ptx/
     "machine": ("ptx_*", "profile*", "timeline*", "diary", "rawkernel", "mutants_pipeline"),
     # sim/theory/, sim/machine.py and what a schedule says
-    "theory": ("balance", "counts", "schedule", "theorem2", "theorem5", "sweep", "l2*", "times"),
+    "theory": ("balance", "counts", "schedule", "moves", "theorem2", "theorem5", "sweep", "l2*", "times"),
     # sim/cli/
     "commands": (
         "host_memory",

@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 
 import cupyflash
 from cases_decode import CACHES, Arrays, Case, cases, check, measure
-from cupyflash import Device, Problem, decode, plan
+from cupyflash import Device, Problem, plan
 from cupyflash.binding import argument_values
+from cupyflash.launcher import CACHED, TENSORS
 from cupyflash.schedules import Cache, decode_tiles, plan_decode
 from cupyflash.sim import execute, replay
 from cupyflash.sim.execution import allocate, execute_decode, run_kernels
@@ -89,7 +90,7 @@ def test_values_that_only_the_device_knows_are_clamped(page: int | None) -> None
     lengths = np.array([-1, n - new + 1, -(2**31), 2**31 - 1], np.int32)
     before = {name: arrays[name].copy() for name in CACHES}
     out, lse = np.empty((4, 8, 3, 16), np.float16), np.empty((4, 8, 3), np.float32)
-    kernels = {decode.TENSORS.get(name, name): array for name, array in arrays.items()}
+    kernels = {(TENSORS | CACHED).get(name, name): array for name, array in arrays.items()}
     spaces = allocate(schedule)
     values = argument_values(schedule, {**kernels, "cache_seqlens": lengths, "O": out, "L": lse, **spaces})
     _, _, findings = run_kernels(schedule, values, ("O", "L", *spaces))

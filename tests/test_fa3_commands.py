@@ -26,7 +26,7 @@ LONG = Problem(1, 16, 16, 4096, 4096, 64, "float16")
 TINY = Problem(1, 1, 1, 16, 16, 8, "float16")
 SHORT = Problem(1, 1, 1, 256, 256, 64, "float16", causal=True)
 ON_H100 = ("--device", "H100-SXM")
-WARMUP: Any = importlib.import_module("cupyflash.warmup")
+WARMUP: Any = importlib.import_module("cupyflash.ahead")
 
 
 def run(command: str, *options: str) -> Result:

@@ -200,11 +200,11 @@ def cupy(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Any]:
     monkeypatch.setattr(compiler, "_functions", {})
     monkeypatch.setattr(raw, "_disk", raw.DiskKernelCacheBackend())
     monkeypatch.setitem(sys.modules, "cupy", stand_in_cupy)
-    for kept in (launcher._kept, dispatch.current_gpu, raw._load):
-        kept.cache_clear()
+    for kept in (launcher.KEPT.clear, dispatch.current_gpu.cache_clear, raw._load.cache_clear):
+        kept()
     yield stand_in_cupy
-    for kept in (launcher._kept, dispatch.current_gpu, raw._load):
-        kept.cache_clear()
+    for kept in (launcher.KEPT.clear, dispatch.current_gpu.cache_clear, raw._load.cache_clear):
+        kept()
 
 
 def out_of_memory() -> Exception:
@@ -227,7 +227,7 @@ def forget() -> None:
     """As a new process: nothing is prepared, nothing loaded."""
     from stand_in_cupy import raw
 
-    launcher._kept.cache_clear()
+    launcher.KEPT.clear()
     raw._load.cache_clear()
     compiler._functions.clear()
 

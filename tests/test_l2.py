@@ -19,9 +19,10 @@ from cupyflash import Device, Problem, plan
 from cupyflash.schedules import TileSchedule, plan_backward, plan_decode
 from cupyflash.sim import l2, theory
 from cupyflash.sim.cli import main
-from cupyflash.sim.l2 import L2, LINE, SECTOR, columns
+from cupyflash.sim.l2 import L2, LINE, SECTOR
 from cupyflash.sim.l2.cache import Cache, Requests
 from cupyflash.sim.l2.launch import Memory
+from cupyflash.sim.l2.played import Played
 from cupyflash.sim.plot import draw
 from cupyflash.sim.traffic import TensorTraffic, Traffic
 from suites import sample, sweep
@@ -215,8 +216,10 @@ def test_the_backward_s_row_blocks_come_from_the_last_one_on() -> None:
     schedule = plan_backward(Problem(1, 2, 1, 512, 512, 64, "float16", causal=True), A100)
     memory = Memory()
     main = l2.launches_of(schedule, "rows", memory)[2]
-    first = main.requests(1, 0, int(main.turns[1]))
-    rows = (first.first[first.move == columns.OF_Q] - memory.bases["Q"]) // (schedule.block_rows * 128)
+    assert isinstance(main, Played)
+    first = main.requests(np.array([1]), np.array([0]), main.turns[1:2])
+    of_q = [move.tensor.name for move in main.walk.moves].index("Q")
+    rows = (first.first[first.move == of_q] - memory.bases["Q"]) // (schedule.block_rows * 128)
     blocks = 512 // schedule.block_rows
     seen = list(range(blocks - 1, schedule.block_cols // schedule.block_rows - 1, -1))
     assert rows.tolist() == [*seen, *(blocks + i for i in seen)]

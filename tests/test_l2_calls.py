@@ -29,7 +29,7 @@ from cupyflash.schedules import (
     plan_varlen_backward,
 )
 from cupyflash.score import field
-from cupyflash.sim import l2, theory
+from cupyflash.sim import l2, replay, theory
 from cupyflash.sim.cli import main
 from cupyflash.sim.l2 import L2, LINE, executed
 from cupyflash.sim.l2.launch import Memory
@@ -134,10 +134,10 @@ def schedules(kind: str, most: int) -> st.SearchStrategy[TileSchedule]:
 
 @sweep(12, 55)
 def test_random_calls_ask_for_what_theory_counts(data: st.DataObject) -> None:
-    """Per tensor, to the byte, by launches that are the kernels'."""
+    """Per tensor, to the byte, by launches that are the kernels'; and so does a replay, counted and turn by turn."""
     schedule = data.draw(schedules(data.draw(st.sampled_from(KINDS + GRADIENTS)), 300))
     found = l2.run(schedule, l2=ALL)
-    assert found.asked == theory.traffic(schedule)
+    assert found.asked == theory.traffic(schedule) == replay(schedule) == replay(schedule, literal=True)
     assert found.blocks == tuple(kernel.grid for kernel in schedule.kernels())
     for name, moved in found.dram.items():
         assert moved.read_bytes <= -(-found.asked[name].read_bytes // 2) * LINE, name  # a sector for each element, at most

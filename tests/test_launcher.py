@@ -58,7 +58,7 @@ def test_a_kernel_with_local_memory_makes_way_for_the_next_of_its_blocks(cupy: R
     attention(*arrays)
     attention(*[cupy.array(65, 4096, 64) for _ in range(3)])
     assert [launch[:2] for launch in cupy.launches[1:]] == [((grid,), (other.threads,)) for grid in (64 * 32, 65 * 32)]
-    launcher._kept.cache_clear()
+    launcher.KEPT.clear()
     compiler._functions.clear()
     cupy.spilled = {f"BR={dict(sizes)['BR']}"}
     attention(*arrays)
@@ -85,7 +85,7 @@ def test_a_kernel_of_the_backward_makes_way_too(cupy: Recorded, name: str, size:
         spilled.append(also)
         cupy.spilled = set(spilled)
         cupy.launches.clear()
-        launcher._kept.cache_clear()
+        launcher.KEPT.clear()
         compiler._functions.clear()
         attention_backward(**arrays, deterministic=True)
         other = kernel.instead[taken - 1]
@@ -140,7 +140,7 @@ def test_each_call_has_its_own_seed_and_offset_and_one_kernel(cupy: Recorded) ->
     asked = [(0.1, 2**32 + 5, 0), (0.1, 2**32 + 5, 1), (0.5, 6, 1)]
     for p, seed, offset in asked:
         attention(q, k, v, dropout=p, seed=seed, offset=offset)
-    assert len(cupy.compiled) == 1 and launcher._kept.cache_info().currsize == 1
+    assert len(cupy.compiled) == 1 and len(launcher.KEPT) == 1
     names = ("threshold", "seed_low", "seed_high", "offset", "scale")
     found = [tuple(float(given[f"dropout_{name}"]) for name in names) for _, _, given, _ in cupy.launches]
     tenth = round(0.1 * 2**16)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import sys
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ from test_prepared import array
 
 import cupyflash
 from cupyflash import Device, Mask, Problem, Score, TileSchedule, compiler, launcher, plan
-from cupyflash.attention import pose
+from cupyflash.cold import pose
 from cupyflash.expressions.evaluate import evaluate
 from cupyflash.options import EMPTY, MIXED, WHOLE, Options, Pattern
 from cupyflash.schedules import Kernel, choose, mask_tiles, plan_backward, plan_varlen
@@ -92,7 +91,7 @@ def posed(q: np.ndarray, k: np.ndarray, v: np.ndarray, mask: Any, score: Score |
         return Problem.from_arrays(q, k, v, mask=mask, **asked)
     captured, numbers = captured_values(score, mask)
     options = Options(mask_function=mask.form, score=score.form if score else None, **asked)
-    return pose(False, {"q": q, "k": k, "v": v, **captured}, options, numbers)
+    return pose(False, {"q": q, "k": k, "v": v, **captured}, options, dict(numbers))
 
 
 def as_array(problem: Problem) -> np.ndarray:
@@ -232,7 +231,7 @@ def test_a_graph_finds_tiles_for_itself(cupy: Recorded, monkeypatch: pytest.Monk
 
 def test_warmup_compiles_what_a_call_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     compiled: list[Kernel] = []
-    monkeypatch.setattr(sys.modules["cupyflash.warmup"], "_compile", lambda kernels, *_: compiled.extend(kernels))
+    monkeypatch.setattr("cupyflash.ahead._compile", lambda kernels, *_: compiled.extend(kernels))
     q, k, v = arrays()
     for mask in (STEPS, np.ones((B, 1, NQ, NK), bool)):
         compiled.clear()

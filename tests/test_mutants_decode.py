@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 
 from cases_decode import CACHES, Case, executed
-from cupyflash import Device, Problem, decode
+from cupyflash import Device, Problem
 from cupyflash.binding import argument_values
+from cupyflash.launcher import CACHED, TENSORS
 from cupyflash.schedules import Cache, DecodeSchedule
 from cupyflash.sim.execution import Execution, allocate, run_kernels
 from mutants import Mutant, check_mutant, check_unbroken
@@ -165,7 +166,7 @@ def run_lost(schedule: DecodeSchedule) -> Execution:
         arrays[name][...] = 0
     out = np.empty(arrays["q"].shape, np.float16)
     made = {"O": out, "L": np.empty(out.shape[:-1], np.float32), **allocate(schedule)}
-    kernels = {decode.TENSORS.get(name, name): array for name, array in arrays.items()}
+    kernels = {(TENSORS | CACHED).get(name, name): array for name, array in arrays.items()}
     values = argument_values(schedule, {**kernels, **dict(zip(("cache_seqlens", "block_table"), LOST, strict=True)), **made})
     return Execution(out, None, *run_kernels(schedule, values, made))
 

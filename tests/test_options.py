@@ -13,8 +13,8 @@ import pytest
 from test_refusals import CALLS, Accepted
 
 import cupyflash
-from cupyflash import Device, Mask, Options, Problem, Score, options, plan
-from cupyflash.options import ARRAYS, DEFAULTS, KEYWORDS, TAKEN_BY, BlockMask, Pattern, not_taken
+from cupyflash import Device, Mask, Options, Problem, Score, plan
+from cupyflash.options import OPTIONS, BlockMask, Pattern, not_taken
 from cupyflash.schedules import ALGORITHMS, BACKWARD_ALGORITHMS, choose, plan_backward, plan_decode, plan_varlen
 from cupyflash.sim.cli.show import describe
 from cupyflash.sim.ring_model import ring_of
@@ -63,8 +63,8 @@ TAKERS = (*ALGORITHMS, *BACKWARDS, "attention_decode", "attention_varlen", "ring
 
 
 def test_the_table_names_every_field_and_nobody_else() -> None:
-    assert set(TAKEN_BY) == set(ASKED) == {each.name for each in fields(Options)}
-    assert {by for _, takers in TAKEN_BY.values() for by in takers} == set(TAKERS)
+    assert set(OPTIONS) == set(ASKED) == {each.name for each in fields(Options)}
+    assert {by for each in OPTIONS.values() for by in each.takers} == set(TAKERS)
 
 
 @pytest.mark.parametrize("by", TAKERS)
@@ -94,35 +94,27 @@ def test_auto_takes_nothing_that_it_would_then_refuse() -> None:
 
 def test_a_field_that_nobody_listed_is_refused_by_all(monkeypatch: pytest.MonkeyPatch) -> None:
     """A call that ignored it would give another answer than was asked for."""
-    monkeypatch.delitem(options.TAKEN_BY, "window")
+    monkeypatch.setitem(OPTIONS, "window", OPTIONS["window"]._replace(takers=()))
     not_taken.cache_clear()
     problem = Problem(1, 2, 2, 64, 64, 16, "float16", window=(5, 3))
     try:
         for by in TAKERS:
-            with pytest.raises(ValueError, match="has no place for window"):
+            with pytest.raises(ValueError, match="has no place for a window"):
                 planner(by)(problem)
     finally:
         monkeypatch.undo()
         not_taken.cache_clear()
 
 
-def test_keywords_are_those_of_the_forward_and_its_gradients() -> None:
-    """`attention_vjp` hands them to both."""
+def test_values_are_those_of_the_forward_and_its_gradients() -> None:
+    """`attention_vjp` hands them to both; a "value" is a keyword of the calls as it is, an "array" one by its name."""
     forward, backward = (set(signature(call).parameters) for call in (cupyflash.attention, cupyflash.attention_backward))
-    not_as_they_are = {*ARRAYS, "score", "dropout"}  # of which the field says that there are some
-    assert set(KEYWORDS) == forward & backward & set(DEFAULTS) - not_as_they_are
+    of_kind = {kind: {name for name, each in OPTIONS.items() if each.kind == kind} for kind in ("value", "array", "found")}
+    assert of_kind["value"] | of_kind["array"] == forward & backward & set(OPTIONS) - of_kind["found"]
+    assert {"causal", "window", "scale", "score_dtype"} == of_kind["value"] and set().union(*of_kind.values()) == set(OPTIONS)
 
 
-def test_what_was_made_before_is_given_again_if_types_agree() -> None:
-    asked = {"causal": False, "window": (3, 1), "scale": 0.5}
-    assert Options.asked(**asked) is Options.asked(**asked) == Options(**asked)
-    for wrong in ({"causal": 1}, {"window": (3, True)}, {"window": [3, True]}):
-        with pytest.raises(TypeError, match=next(iter(wrong))):
-            Options.asked(**asked | wrong)
-    assert Options.asked(**asked | {"window": [3, 1]}) == Options(**asked)
-
-
-@pytest.mark.parametrize("call", [name for name in CALLS if name.startswith("attention") and name != "attention_vjp"])
+@pytest.mark.parametrize("call", [name for name in CALLS if name.startswith("attention")])
 def test_a_call_hands_on_what_its_signature_has(call: str, monkeypatch: pytest.MonkeyPatch) -> None:
     given: dict[str, Any] = {}
 
@@ -130,18 +122,31 @@ def test_a_call_hands_on_what_its_signature_has(call: str, monkeypatch: pytest.M
         given.update(options)
         raise Accepted
 
-    monkeypatch.setattr(Options, "asked", asked)
+    monkeypatch.setattr("cupyflash.cold.Options", asked)
     function, right, _ = CALLS[call]
     with pytest.raises(Accepted):
         function(**right)
-    assert set(signature(function).parameters) & set(DEFAULTS) - set(ARRAYS) <= set(given)
+    of_call = set(signature(function).parameters)
+    assert of_call & {name for name, each in OPTIONS.items() if each.kind == "value"} <= set(given)
+
+
+@pytest.mark.parametrize("name", ["attention", "attention_backward", "attention_vjp", "attention_varlen", "attention_decode"])
+def test_a_signature_says_names_types_and_defaults(name: str) -> None:
+    """`help` shows them, and what is no such keyword is refused as Python does."""
+    function, right, _ = CALLS[name]
+    parameters = signature(function).parameters
+    assert parameters["causal"].annotation == "bool" and parameters["causal"].default is (name == "attention_decode")
+    assert not [each for each in parameters.values() if each.kind is each.VAR_KEYWORD]
+    assert "scale: 'float | None' = None" in str(signature(function))
+    with pytest.raises(TypeError, match=rf"{name}\(\) got an unexpected keyword argument 'casual'"):
+        function(**right, casual=True)
 
 
 def taken() -> str:
     """The table for users: a field that says more of another has no row."""
     rows = ["|  | " + " | ".join(TAKERS) + " |", "| --- |" + " --- |" * len(TAKERS)]
-    for name in DEFAULTS:
-        words, takers = TAKEN_BY[name]
+    for name in OPTIONS:
+        words, _, takers, _ = OPTIONS[name]
         if name not in ("key_lengths", "pattern", "tiles_given"):
             rows.append(f"| {words} | " + " | ".join("x" if by in takers else "" for by in TAKERS) + " |")
     return "\n".join(rows)
@@ -164,4 +169,4 @@ def test_a_title_tells_of_each_field() -> None:
     plain = describe(Problem(1, 2, 2, 64, 64, 16, "float16"))
     told = {name for name, asked in ASKED.items() if describe(Problem(1, 2, 2, 64, 64, 16, "float16", **asked)) != plain}
     said_beside = {"key_lengths", "pattern"}  # which come with what is told of
-    assert told - said_beside == set(DEFAULTS) - set(UNTOLD)
+    assert told - said_beside == set(OPTIONS) - set(UNTOLD)

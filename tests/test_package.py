@@ -31,14 +31,19 @@ def count(frame, event, argument):
     calls += event == "call"
 sys.setprofile(count)
 import cupyflash
+own = calls
+loaded = [name for name in sys.modules if name.startswith("cupyflash.")]
+for name in cupyflash.__all__:
+    getattr(cupyflash, name)
 sys.setprofile(None)
-print(json.dumps([sorted(set(sys.modules) - before), calls]))
+print(json.dumps([own, loaded, sorted(set(sys.modules) - before), calls]))
 """
 
 
 def test_an_import_beyond_numpy_is_small() -> None:
-    """What a user waits for, in counts: which modules come along, and how many functions run (18,000 when this was written)."""
-    modules, calls = json.loads(python(IMPORT))
+    """What a user waits for, in counts: which modules come along, and how many functions run; by itself it loads nothing more."""
+    own, loaded, modules, calls = json.loads(python(IMPORT))
+    assert own < 1000 and loaded == ["cupyflash.version"]
     others = {name.split(".")[0] for name in modules} - set(sys.stdlib_module_names)
     assert "cupyflash" in others and others <= {"cupyflash", "ml_dtypes"}
     assert not [name for name in modules if name.startswith("cupyflash.sim.")]
@@ -175,6 +180,16 @@ def test_a_missing_compiler_is_an_import_error(monkeypatch: pytest.MonkeyPatch) 
 def test_kernels_are_beside_the_package() -> None:
     assert "fa1_forward" in kernels_cu.source("fa1_forward.cu")
     assert len(kernels_cu.fingerprint()) == 16
+
+
+def test_the_names_that_are_loaded_when_asked_for_are_those_that_editors_see() -> None:
+    tree = ast.parse(Path(cupyflash.__file__).read_text())
+    (seen,) = [each.body for each in tree.body if isinstance(each, ast.If)]
+    pairs = [(each.module, alias.name, alias.asname) for each in seen if isinstance(each, ast.ImportFrom) for alias in each.names]
+    assert pairs == sorted((f"cupyflash.{home}", name, name) for name, home in cupyflash._HOME.items())
+    assert {*cupyflash.__all__, "__version__"} <= set(dir(cupyflash))
+    with pytest.raises(AttributeError, match="'cupyflash' has no attribute 'nothing'"):
+        cupyflash.nothing  # noqa: B018
 
 
 @pytest.mark.parametrize("name", cupyflash.__all__)

@@ -6,12 +6,13 @@ import gc
 import weakref
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
 
-from cupyflash import Mask, attention, attention_varlen, launcher
+from cupyflash import Mask, attention, attention_decode, attention_varlen, block_mask, calls, launcher
 from cupyflash.arrays import Layout
 from cupyflash.sim.yardstick import DTYPES
 from recorded_cupy import Recorded
@@ -50,7 +51,7 @@ def launched(cupy: Recorded, call: Callable[..., Any], **arguments: Any) -> tupl
 def same_as_first(cupy: Recorded, call: Callable[..., Any], **arguments: Any) -> None:
     """A call that was made before with the same layouts, or is the first after others, does what it does in a new process."""
     now, again = launched(cupy, call, **arguments), launched(cupy, call, **arguments)
-    launcher._kept.cache_clear()
+    launcher.KEPT.clear()
     assert now == again == launched(cupy, call, **arguments)
 
 
@@ -125,14 +126,14 @@ def test_a_call_launches_what_it_launches_first_whatever_was_called_before(cupy:
     drawn = variations(cupy)
     cold = {}
     for name, draw in drawn.items():
-        launcher._kept.cache_clear()
+        launcher.KEPT.clear()
         cold[name] = _shape_of(launched(cupy, attention, **draw()))
-    launcher._kept.cache_clear()
+    launcher.KEPT.clear()
+    before = launcher.KEPT.prepared
     for name in random.permutation(list(drawn) * 3):
         assert _shape_of(launched(cupy, attention, **drawn[name]())) == cold[name], name
-    info = launcher._kept.cache_info()
-    assert info.hits >= 2 * (len(drawn) - 2)  # all but a list can be kept, and offsets of 0 and 16 are one
-    assert info.currsize <= len(drawn)
+    # All but a list can be kept, and offsets of 0 and 16 are one.
+    assert launcher.KEPT.prepared - before == len(launcher.KEPT) <= len(drawn) - 2
 
 
 def _shape_of(told: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -185,6 +186,7 @@ WRONG: list[tuple[dict[str, Any], dict[str, Any]]] = [
     ({"return_lse": True}, {"return_lse": 1}),
     ({"window": (1, 0)}, {"window": (True, 0)}),
     ({"window": (1, 0)}, {"window": (1.0, 0)}),
+    ({"window": (1, 0)}, {"window": ([1], 0)}),
     ({"scale": 1.0}, {"scale": True}),
     ({"scale": 0.5}, {"scale": "0.5"}),
     ({"tiling": (64, 32)}, {"tiling": (64.0, 32)}),
@@ -208,7 +210,7 @@ def refused_as_at_first(cupy: Recorded, right: Callable[[], Any], wrong: Callabl
     before = len(cupy.launches), len(cupy.allocated), len(cupy.compiled)
     with pytest.raises((TypeError, ValueError)) as warm:
         wrong()
-    launcher._kept.cache_clear()
+    launcher.KEPT.clear()
     with pytest.raises(type(warm.value)) as cold:
         wrong()
     assert str(warm.value) == str(cold.value) and warm.value.__context__ is None
@@ -242,6 +244,55 @@ def test_out_between_the_rows_of_an_input_is_no_overlap(cupy: Recorded) -> None:
     same_as_first(cupy, attention, q=q, k=k, v=v, out=out)
 
 
+def test_decoding_launches_what_it_launches_first_and_refuses_as_at_first(cupy: Recorded) -> None:
+    def draw(**more: Any) -> dict[str, Any]:
+        caches = {name: array(cupy, 2, 2, 64, 32) for name in ("k_cache", "v_cache")}
+        return {"q": array(cupy, 2, 4, 1, 32), **caches, "cache_seqlens": array(cupy, 2, dtype=np.int32), **more}
+
+    def paged(**more: Any) -> dict[str, Any]:
+        return draw(**{name: array(cupy, 9, 2, 16, 32) for name in ("k_cache", "v_cache")}, **more)
+
+    def rows() -> dict[str, Any]:
+        return {name: array(cupy, 2, 2, 1, 32) for name in "kv"}
+
+    def table() -> Any:
+        return array(cupy, 2, 4, dtype=np.int32)
+
+    calls: list[Callable[[], dict[str, Any]]] = [
+        draw,
+        lambda: draw(**rows()),
+        lambda: draw(**rows(), out=array(cupy, 2, 4, 1, 32), return_lse=True),
+        lambda: paged(block_table=table()),
+        lambda: paged(block_table=table(), **rows(), window=(3, None)),
+        lambda: draw(cache_seqlens=array(cupy, 2, dtype=np.int64)),
+        lambda: draw(cache_seqlens=[3, 5]),
+        lambda: draw(softcap=20.0, sinks=array(cupy, 4, dtype=np.float32)),
+    ]
+    for place in np.random.default_rng(0).permutation(list(range(len(calls))) * 2):
+        same_as_first(cupy, attention_decode, **calls[place]())
+    before = launcher.KEPT.prepared
+    launcher.KEPT.clear()
+    for place in np.random.default_rng(1).permutation(list(range(len(calls))) * 3):
+        launched(cupy, attention_decode, **calls[place]())
+    assert launcher.KEPT.prepared - before == len(launcher.KEPT) == len(calls)
+    given = draw(**rows())
+    right = partial(attention_decode, **given)
+    for wrong in ({"v_cache": given["k_cache"]}, {"num_splits": True}, {"cache_seqlens": [3, 64]}):
+        refused_as_at_first(cupy, right, partial(attention_decode, **given | wrong))
+
+
+def test_a_mask_and_one_that_was_looked_through_are_two(cupy: Recorded) -> None:
+    q, k, v = (array(cupy, 2, 96, 64) for _ in "qkv")
+    mask = array(cupy, 96, 96, dtype=bool)
+    tiled = block_mask(mask, q, k)
+    before, launches = launcher.KEPT.prepared, []
+    for given in (tiled, mask, tiled, mask):
+        cupy.launches.clear()
+        attention(q, k, v, mask=given)
+        launches.append(len(cupy.launches))
+    assert launches == [2, 2, 1, 2] and launcher.KEPT.prepared - before == len(launcher.KEPT) == 2
+
+
 def test_packed_sequences_launch_what_they_launch_first(cupy: Recorded) -> None:
     def draw(*lengths: int, on_gpu: bool = True, **more: Any) -> dict[str, Any]:
         bounds = np.cumsum([0, *lengths], dtype=np.int32)
@@ -266,9 +317,11 @@ def test_packed_sequences_launch_what_they_launch_first(cupy: Recorded) -> None:
     ]
     for place in np.random.default_rng(0).permutation(list(range(len(calls))) * 2):
         same_as_first(cupy, attention_varlen, **calls[place]())
+    launcher.KEPT.clear()
+    before = launcher.KEPT.prepared
     for place in np.random.default_rng(1).permutation(list(range(len(calls))) * 3):
         launched(cupy, attention_varlen, **calls[place]())
-    assert launcher._kept.cache_info().hits >= 3 * len(calls)
+    assert launcher.KEPT.prepared - before <= len(calls)
 
 
 def test_bounds_are_looked_at_on_every_call(cupy: Recorded) -> None:
@@ -298,30 +351,21 @@ def test_one_device_after_the_other(cupy: Recorded) -> None:
     assert cupy.functions[0] is cupy.functions[2] is not cupy.functions[1]
 
 
-@pytest.mark.wide
 def test_what_is_kept_is_bounded_and_holds_no_array(cupy: Recorded) -> None:
-    arrays = {"x": array(cupy, 16, 64)}
-    made = []
+    kept = launcher.Kept()
+    for number in range(kept.most + 10):
+        made = object()
+        assert kept.keep((number,), made) is made is kept.get((number,))
+    assert len(kept) == kept.most and kept.get((9,)) is None and kept.get((10,)) is not None
 
-    def prepare(gpu: bool, layouts: Mapping[str, Layout], number: Any) -> object:
-        assert gpu and layouts["x"] == Layout.of(arrays["x"])
-        made.append(number)
-        if number is None:
-            raise ValueError("refused")
-        return object()
-
-    most = launcher._kept.cache_info().maxsize
-    assert most is not None
-    for number in range(most + 10):
-        assert launcher.kept(prepare, True, arrays, number) is launcher.kept(prepare, True, arrays, number)
-    assert launcher._kept.cache_info().currsize == most and made == list(range(most + 10))
-    one, true, number = (launcher.kept(prepare, True, arrays, value) for value in (1, True, 1.0))
-    assert len({id(each) for each in (one, true, number)}) == 3
-    assert launcher.kept(prepare, True, arrays, [1]) is not launcher.kept(prepare, True, arrays, [1])
+    x = array(cupy, 16, 64)
+    keys = [launcher.read(calls.FORWARD, {"q": x, "scale": value})[0] for value in (1, True, 1.0, np.float32(1), [1])]
+    assert keys.pop() is None and len(set(keys)) == len(keys)
+    arguments = dict.fromkeys("qkv", x) | {"scale": 0.5}
     for _ in range(2):
-        with pytest.raises(ValueError, match="refused"):
-            launcher.kept(prepare, True, arrays, None)
-    assert made[-4:] == [[1], [1], None, None]
+        with pytest.raises(ValueError, match="in steps of 16"):
+            attention(**arguments, tiling=(7, 7))
+    assert not launcher.KEPT
 
     q, k, v, out = (array(cupy, 96, 64) for _ in range(4))
     seen = [weakref.ref(each) for each in (q, k, v, out)]
@@ -332,11 +376,19 @@ def test_what_is_kept_is_bounded_and_holds_no_array(cupy: Recorded) -> None:
     assert [ref() for ref in seen] == [None] * 4
 
 
-def test_numpy_arrays_are_prepared_for_anew(cupy: Recorded) -> None:
+def test_numpy_arrays_are_prepared_for_anew(cupy: Recorded, monkeypatch: pytest.MonkeyPatch) -> None:
     """What they hold decides: key lengths, say; and which device is simulated."""
-    arrays = {"x": np.zeros(3)}
-    made = [launcher.kept(lambda gpu, given: (gpu, given, object()), False, arrays) for _ in range(2)]
-    assert [one[:2] for one in made] == [(False, arrays)] * 2 and made[0][2] is not made[1][2]
+    launched: list[Any] = []
+
+    def launch(prepared: Any, *_: Any) -> dict[str, Any]:
+        launched.append(prepared)
+        return {"O": None}
+
+    monkeypatch.setattr("cupyflash.simulated.PreparedSimulation.launch", launch)
+    q = np.zeros((1, 2, 16, 16), np.float16)
+    for length in (3, 5):
+        attention(q, q, q, key_lengths=np.array([length]))
+    assert [one.schedule.problem.options.key_lengths for one in launched] == [(3,), (5,)] and not launcher.KEPT
 
 
 def test_threads_share_what_is_kept(cupy: Recorded) -> None:

@@ -12,7 +12,7 @@ import pytest
 
 import cupyflash
 from cupyflash import Device, Problem, plan, schedules, sim
-from cupyflash.options import ARRAYS, DEFAULTS
+from cupyflash.options import ARRAYS, OPTIONS
 from cupyflash.sim import ptx, theory
 
 A100 = Device.named("A100-40GB")
@@ -56,9 +56,9 @@ CALLS: dict[str, tuple[Callable[..., Any], dict[str, Any], Iterable[str]]] = {
     "Problem": (
         Problem,
         {"batch": 1, "heads": 2, "kv_heads": 2, "seqlen_q": 20, "seqlen_k": 20, "head_dim": 16, "dtype": "float16", "padded": True},
-        DEFAULTS,
+        OPTIONS,
     ),
-    "Problem.from_arrays": (Problem.from_arrays, qkv, {**DEFAULTS, **dict.fromkeys(ARRAYS)}),
+    "Problem.from_arrays": (Problem.from_arrays, qkv, {**OPTIONS, **dict.fromkeys(ARRAYS)}),
     "Device.named": (Device.named, {"name": "T4"}, ()),
     "Device.from_file": (Device.from_file, {"path": CATALOGUE, "name": "T4"}, ()),
     "simulated_device": (

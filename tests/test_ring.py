@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 import cupyflash
 from cupyflash import Mask, Problem, Score, plan
+from cupyflash.arrays import of_heads
 from cupyflash.distributed import (
     parts,
     shard,
@@ -20,7 +21,6 @@ from cupyflash.distributed import (
 from cupyflash.distributed.communicator import as_communicator
 from cupyflash.distributed.positions import NUMBERS, numbers_of_part, of_part
 from cupyflash.expressions.evaluate import evaluate, positions
-from cupyflash.gradients import of_heads
 from cupyflash.options import Band, Options
 from cupyflash.schedules import plan_backward
 from cupyflash.sim import replay, theory

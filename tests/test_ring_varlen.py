@@ -88,14 +88,9 @@ def says(form: Any, values: Any, sequence: int, n_q: int, n_k: int) -> np.ndarra
 
 def masked_in(calls: VarlenCalls, piece: Cut | Packed, rows: int, keys: int) -> np.ndarray:
     """What the mask of a piece's call says of the piece, which has nothing else to see."""
-    if isinstance(piece, Packed):
-        forms, numbers = calls._forms(piece)
-        form = forms["mask"]
-    else:
-        q, k = (np.zeros((1, n, 1)) for n in (rows, keys))
-        form, numbers = (calls._of(piece, q, k, k)[i] for i in (1, 2))
-        form = form.mask_function
-    values = {name.removeprefix("mask_"): number for name, number in numbers} | IN_PACKED.arrays
+    q, k = (np.zeros((1, n, 1)) for n in (rows, keys))
+    mask = calls._of(piece, q, k, k)["mask"]
+    form, values = mask.form, mask.numbers | mask.arrays
     if isinstance(piece, Cut):
         row, key = calls._ahead(piece)
         whole = says(form, values, 0, row + len(piece.rows), key + len(piece.keys))

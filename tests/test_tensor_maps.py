@@ -17,10 +17,10 @@ import numpy as np
 import pytest
 from tile_copy import ROWS, TileCopy, doubled, prepared
 
-from cupyflash import Device, Problem, compiler, cubins, driver, first_use, launcher
+from cupyflash import Device, Problem, calls, compiler, cubins, driver, first_use, launcher
 from cupyflash.arrays import Layout, numpy_dtype
 from cupyflash.binding import argument_values
-from cupyflash.launcher import aligned_copy
+from cupyflash.driver import aligned
 from cupyflash.nvrtc import CompileError
 from cupyflash.params import Params, arrays, maps, numbers
 from cupyflash.schedules import TileSchedule
@@ -220,14 +220,14 @@ def test_the_driver_is_told_what_the_machine_is(recorded: Driver, dtype: str, sw
         array = array.astype(numpy_dtype(dtype))
         columns = (swizzle or 128) // array.itemsize
         made = Box("K", rows=80, columns=columns, swizzle=swizzle).of(array)
-        words, start = aligned_copy(np.zeros(WORDS, np.uint64))
+        room, start = aligned()
         driver.encode(made, 0x7F00_0000_1000, start)
         assert recorded.encoded.pop() == (0x7F00_0000_1000, machine_value(made).description)
-        assert words.tobytes() == b"\1" * 128
+        assert room and ctypes.string_at(start, 8 * WORDS) == b"\1" * 128
 
 
 def test_what_the_driver_refuses_is_one_error(recorded: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
-    made, (_, start) = Box("K", 64, 64, 128).of(drawn(37, 64)), aligned_copy(np.zeros(WORDS, np.uint64))
+    made, (_room, start) = Box("K", 64, 64, 128).of(drawn(37, 64)), aligned()
     recorded.statuses = [1]
     with pytest.raises(RuntimeError, match=r"refuses a map of K at 0x1000: float16, dims=\(64, 37, 1, 1\).*INVALID_VALUE"):
         driver.encode(made, 0x1000, start)
@@ -328,26 +328,19 @@ def test_the_struct_of_a_launch_is_as_prepared_and_its_maps_first(cupy: Any) -> 
     given: list[Any] = []
     q = cupy.asarray(drawn(37, 64))
     copy = prepared(q)
-    function = copy._functions[0][1]
-    copy._functions = [(copy._functions[0][0], lambda grid, block, args, **rest: given.append((args, rest)))]
+    ((function, *launch),) = copy._functions
+    copy._functions = [(lambda grid, block, args, **rest: given.append((args, rest)), *launch)]
     doubled(q, copy)
     ((struct,), rest) = given[0]
     assert struct.dtype == TileCopy.params.dtype and rest == {"shared_mem": ROWS * 128} and function
     assert decode(struct["Q_map"].tobytes())[1] == q.data.ptr  # type: ignore[index]
 
 
-def test_a_kept_call_depends_on_layouts_and_alignment_only(cupy: Any) -> None:
-    """Arrays at other addresses find what was prepared; one that begins between 16 bytes does not, and is refused."""
-    asked: list[Any] = []
-
-    def make(gpu: bool, arrays: Any) -> Any:
-        asked.append(arrays)
-        return Box("Q", ROWS, 64, 128).of(arrays["q"])
-
-    launcher._kept.cache_clear()
+def test_a_key_depends_on_layouts_and_alignment_only(cupy: Any) -> None:
+    """Arrays at other addresses find what was prepared; one that begins between 16 bytes does not, and has no map."""
     room = cupy.zeros(4096, np.float16)
-    first, second, between = (room[start : start + 1024].reshape(16, 64) for start in (0, 1024, 1028))
-    assert launcher.kept(make, True, {"q": first}) is launcher.kept(make, True, {"q": second}) and len(asked) == 1
+    arrays = [room[start : start + 1024].reshape(16, 64) for start in (0, 1024, 1028)]
+    first, second, between = (launcher.read(calls.FORWARD, {"q": each})[0] for each in arrays)
+    assert None is not first == second != between
     with pytest.raises(ValueError, match="Q's is 8 bytes off"):
-        launcher.kept(make, True, {"q": between})
-    launcher._kept.cache_clear()
+        Box("Q", ROWS, 64, 128).of(arrays[2])

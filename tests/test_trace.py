@@ -18,7 +18,7 @@ from cupyflash.options import Pattern
 from cupyflash.schedules import TileSchedule, plan_backward
 from cupyflash.sim import theory
 from cupyflash.sim.cli import main
-from cupyflash.sim.trace import INNER, Span, TileMove, Trace, refuse_longer, trace, with_scores
+from cupyflash.sim.trace import Span, TileMove, Trace, inner_of, refuse_longer, trace, with_scores
 from cupyflash.sim.trace_lines import BACKWARD, FORWARD
 from cupyflash.sim.trace_page import COLUMNS, masked, page, report, seen
 from suites import wide
@@ -88,7 +88,7 @@ def test_the_moves_are_what_the_theory_counts(name: str) -> None:
 def assert_scores(made: Trace) -> None:
     """The tiles of S that are made are those that the schedule visits, each as often as there are launches that make them."""
     s, p = made.schedule, made.schedule.problem
-    makers = {number for number, kernel in enumerate(made.kernels) if kernel.name in INNER}
+    makers = {number for number in range(len(made.kernels)) if inner_of(made.walk(number))}
     for number in makers:
         constants = dict(made.kernels[number].constants)
         rows, cols = (int(constants.get(side, size)) for side, size in zip(("BR", "BC"), (s.block_rows, s.block_cols), strict=True))
@@ -116,17 +116,17 @@ def moved(tensor: str, first: int) -> TileMove:
 
 
 def test_a_tile_of_s_begins_with_the_later_of_its_q_and_k() -> None:
-    def made(kernel: str, *tiles: tuple[str, int]) -> list[tuple[int, int, int]]:
-        found = with_scores(kernel, [moved(*tile) for tile in tiles])
+    def made(inner: str | None, *tiles: tuple[str, int], first: bool = False) -> list[tuple[int, int, int]]:
+        found = with_scores(inner, [moved(*tile) for tile in tiles], first=first)
         return [(at, each.rows.first, each.cols.first) for at, move in enumerate(found) for each in move.scores]
 
-    assert made("fa2_forward", ("Q", 0), ("K", 0), ("V", 0), ("K", 16)) == [(1, 0, 0), (3, 0, 16)]
-    assert made("fa1_forward", ("K", 0), ("Q", 0), ("Q", 16), ("K", 16), ("Q", 0)) == [(1, 0, 0), (2, 16, 0), (4, 0, 16)]
+    assert made("K", ("Q", 0), ("K", 0), ("V", 0), ("K", 16)) == [(1, 0, 0), (3, 0, 16)]
+    assert made("Q", ("K", 0), ("Q", 0), ("Q", 16), ("K", 16), ("Q", 0)) == [(1, 0, 0), (2, 16, 0), (4, 0, 16)]
     rows_of_two_heads = ("K", 16), ("Q", 0), ("Q", 16), ("K", 0)
-    assert made("fa3_forward", *rows_of_two_heads) == [(1, 0, 16), (2, 16, 16), (3, 0, 0), (3, 16, 0)]
+    assert made("K", *rows_of_two_heads, first=True) == [(1, 0, 16), (2, 16, 16), (3, 0, 0), (3, 16, 0)]
     two_row_blocks = ("K", 16), ("Q", 0), ("V", 16), ("K", 0), ("K", 32), ("Q", 48), ("K", 16)
-    assert made("fa3_forward", *two_row_blocks) == [(1, 0, 16), (3, 0, 0), (5, 48, 32), (6, 48, 16)]
-    assert made("fa2_backward_rows", ("K", 0), ("Q", 0)) == []
+    assert made("K", *two_row_blocks, first=True) == [(1, 0, 16), (3, 0, 0), (5, 48, 32), (6, 48, 16)]
+    assert made(None, ("K", 0), ("Q", 0)) == []
 
 
 def test_what_is_too_long_for_a_page_is_refused_before_it_runs() -> None:

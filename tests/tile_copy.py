@@ -9,10 +9,11 @@ from typing import Any, ClassVar
 
 from cupyflash import Device, Problem
 from cupyflash.arrays import Layout
-from cupyflash.launcher import prepare
+from cupyflash.binding import prepare
 from cupyflash.params import Params
-from cupyflash.schedules import Kernel, Phase, TileSchedule, Workspace
+from cupyflash.schedules import Kernel, TileSchedule, Walk, Workspace
 from cupyflash.schedules.base import attention_params, element_constants
+from cupyflash.schedules.moves import BEGIN, END, Move, Room, tensor
 from cupyflash.simulated import Simulation
 from cupyflash.tensor_maps import Box
 from cupyflash.tiling import TileSize, Tiling
@@ -41,8 +42,10 @@ class TileCopy(TileSchedule):
     def maps(self) -> Mapping[str, Box]:
         return {f"{tensor}_map": Box(tensor, ROWS, self.columns, 128) for tensor in "QO"}
 
-    def phases(self, **_: Any) -> Iterator[Phase]:
-        yield from ()
+    def walks(self) -> Iterator[Walk]:
+        p, room = self.problem, Room("Q", ROWS * 128)
+        moves = Move(tensor(p, "Q"), BEGIN, tile=room.name), Move(tensor(p, "O"), END, write=True, tile=room.name)
+        yield Walk("copy_tiles", self, self.parts, "gi", "", moves, (room,), every=True)
 
     def workspaces(self) -> Mapping[str, Workspace]:
         return {}

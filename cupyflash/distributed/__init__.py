@@ -7,12 +7,17 @@ on each rank, with its part of the sequence (`shard` cuts, `unshard` joins). `Co
 
 from __future__ import annotations
 
-from cupyflash.distributed.calls import ring_attention, ring_attention_backward, ring_attention_vjp
+from cupyflash.distributed.calls import (
+    ring_attention,
+    ring_attention_backward,
+    ring_attention_varlen,
+    ring_attention_varlen_backward,
+    ring_attention_vjp,
+)
 from cupyflash.distributed.communicator import Communicator, RankFailed, Request
 from cupyflash.distributed.layout import parts
 from cupyflash.distributed.sharding import shard, unshard
 from cupyflash.distributed.threads import threads
-from cupyflash.distributed.varlen import ring_attention_varlen, ring_attention_varlen_backward
 
 __all__ = [
     "Communicator",

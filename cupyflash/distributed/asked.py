@@ -4,21 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import Any, Protocol
 
 import numpy as np
 
-from cupyflash.attention import prepare_forward
-from cupyflash.binding import by_tensor
+from cupyflash.calls import BACKWARD, FORWARD
+from cupyflash.cold import compile_first
 from cupyflash.distributed.plan import Piece, RingPlan, plan_ring
 from cupyflash.distributed.positions import by_position, numbers_of_part, of_part
 from cupyflash.dropout import KEY_GROUP, ROW_GROUP, Dropout
-from cupyflash.gradients import Ways, prepare_backward, readable, rows_beside
-from cupyflash.launcher import Prepared, kept
-from cupyflash.options import Band, Options, Window
-from cupyflash.score import Form, Mask, Numbers, Score, as_given, captured_values, field, of_mask
-from cupyflash.simulated import PreparedSimulation
+from cupyflash.launcher import Call
+from cupyflash.options import Band, Window
+from cupyflash.score import Form, Mask, Score
 
 
 @dataclass(frozen=True)
@@ -34,10 +31,6 @@ class Asked:
     mask: Mask | None
     dropout: Dropout | None
     deterministic: bool = False
-
-    @cached_property
-    def captured(self) -> tuple[dict[str, Any], Numbers]:
-        return captured_values(self.score, self.mask)
 
     @property
     def functions(self) -> tuple[Score | Mask, ...]:
@@ -106,79 +99,62 @@ class PieceCalls:
         window = None if left is None else left - beyond, None if right is None else right + beyond
         return Piece(rows, keys, row, key, False, None if window == (None, None) else window)
 
-    def forward(self, piece: Stretch, q: Any, k: Any, v: Any) -> tuple[Any, Any]:
+    def forward(self, piece: Stretch, q: Any, k: Any, v: Any) -> tuple[Any, ...]:
         """O and L of a piece's rows over its keys, given a part's rows and the keys of its source."""
-        arrays, options, numbers = self._of(piece, q, k, v)
-        made = self._prepared_forward(arrays, options, numbers).launch(by_tensor(arrays), self._launched(piece, numbers))
-        return made["O"], made["L"]
+        return self._own(piece, self._calls(piece)[0](self._forward(piece, q, k, v)))
 
     def prepare_forward(self, piece: Stretch, q: Any, k: Any, v: Any) -> None:
         """Plan and compile for it; of the arrays only the layouts count, and what functions have captured."""
-        self._prepared_forward(*self._of(piece, q, k, v)).compile()
+        compile_first(self._calls(piece)[0], self._forward(piece, q, k, v))
 
-    def _prepared_forward(self, arrays: Mapping[str, Any], options: Options, numbers: Numbers) -> Prepared | PreparedSimulation:
-        found: Prepared | PreparedSimulation = kept(
-            prepare_forward, self.gpu, arrays, options, "auto", None, True, of_mask(numbers)
-        )
-        return found
-
-    def backward(self, piece: Stretch, rows: Mapping[str, Any], k: Any, v: Any) -> tuple[Any, Any, Any]:
+    def backward(self, piece: Stretch, rows: Mapping[str, Any], k: Any, v: Any) -> tuple[Any, ...]:
         """dQ of a piece's rows and dK and dV of its keys. `rows` are a part's q, dout, out and lse."""
-        arrays, options, numbers = self._of(piece, rows["q"], k, v)
-        arrays |= self._rows(piece, rows)
-        call = self._prepared_backward(arrays, options, numbers)
-        arrays |= rows_beside(self.gpu, arrays)
-        made = call.launch(by_tensor(arrays), self._launched(piece, numbers))
-        return made["dQ"], made["dK"], made["dV"]
+        return self._own(piece, self._calls(piece)[1](self._backward(piece, rows, k, v)))
 
     def prepare_backward(self, piece: Stretch, rows: Mapping[str, Any], k: Any, v: Any) -> None:
-        arrays, options, numbers = self._of(piece, rows["q"], k, v)
-        self._prepared_backward(arrays | self._rows(piece, rows), options, numbers).compile()
+        compile_first(self._calls(piece)[1], self._backward(piece, rows, k, v))
 
-    def _prepared_backward(self, arrays: dict[str, Any], options: Options, numbers: Numbers) -> Prepared | PreparedSimulation:
-        ways = Ways("fa2", None, self.asked.deterministic, False)
-        found: Prepared | PreparedSimulation = kept(prepare_backward, self.gpu, readable(arrays), options, ways, of_mask(numbers))
-        return found
+    def _calls(self, piece: Stretch) -> tuple[Call, Call]:
+        """The forward and the backward that a piece is."""
+        return FORWARD, BACKWARD
+
+    def _own(self, piece: Stretch, made: tuple[Any, ...]) -> tuple[Any, ...]:
+        """What is the piece's of what its call made."""
+        return made
+
+    def _forward(self, piece: Stretch, q: Any, k: Any, v: Any) -> dict[str, Any]:
+        return self._of(piece, q, k, v) | {"return_lse": True}
+
+    def _backward(self, piece: Stretch, rows: Mapping[str, Any], k: Any, v: Any) -> dict[str, Any]:
+        own = self._of(piece, rows["q"], k, v) | self._rows(piece, rows)
+        return own | {"deterministic": self.asked.deterministic}
 
     def _rows(self, piece: Stretch, rows: Mapping[str, Any]) -> dict[str, Any]:
         stretch = self.aligned(piece).rows
         found = {name: rows[name][..., stretch.start : stretch.stop, :] for name in ("dout", "out")}
         return found | {"lse": rows["lse"][..., stretch.start : stretch.stop]}
 
-    def _of(self, piece: Stretch, q: Any, k: Any, v: Any) -> tuple[dict[str, Any], Options, Numbers]:
-        """A call's arrays, options and captured numbers."""
+    def _of(self, piece: Stretch, q: Any, k: Any, v: Any) -> dict[str, Any]:
+        """What a call is given."""
         piece = self.aligned(piece)
         cut = {"q": q[..., piece.rows.start : piece.rows.stop, :]}
         cut |= {name: array[..., piece.keys.start : piece.keys.stop, :] for name, array in (("k", k), ("v", v))}
-        forms, numbers = self._forms(piece)
-        options = Options(
-            causal=piece.causal,
-            window=None if piece.window is None else Band(*piece.window),
-            scale=self.asked.scale,
-            dropout=self.asked.dropout is not None,
-            score=forms["score"],
-            mask_function=forms["mask"],
-        )
-        return cut | self.asked.captured[0], options, numbers
+        window = None if piece.window is None else Band(*piece.window)
+        return cut | {"causal": piece.causal, "window": window} | self._said(piece)
 
-    def _forms(self, piece: Any) -> tuple[dict[str, Form | None], Numbers]:
-        """The functions by kind as a piece has them, and all numbers that are captured."""
-        forms: dict[str, Form | None] = {"score": None, "mask": None}
-        numbers = self.asked.captured[1]
+    def _said(self, piece: Any) -> dict[str, Any]:
+        """What is asked of scores: the scale, the functions as a piece has them, the dropout."""
+        said: dict[str, Any] = {"scale": self.asked.scale}
         for each in self.asked.functions:
-            forms[each.kind], own = self._function(each.form, piece)
-            numbers += tuple((field(name, each.kind), as_given(number)) for name, number in own.items())
-        return forms, numbers
+            form, own = self._function(each.form, piece)
+            said[each.kind] = each.of(form, each.arrays, each.numbers | own)
+        dropped = self.asked.dropout
+        return said | ({} if dropped is None else replace(dropped, origin=self._origin(piece)).keywords)
 
     def _function(self, form: Form, piece: Any) -> tuple[Form, dict[str, int]]:
         """A score or mask function as a piece has it, and the numbers that this captures besides."""
         part, names = of_part(form)
         return part, numbers_of_part(names, piece.row, piece.key, self.plan.n_q, self.plan.n_k)
-
-    def _launched(self, piece: Any, numbers: Numbers) -> dict[str, Any]:
-        """The fields of the kernels' struct that a launch brings."""
-        dropped = self.asked.dropout
-        return dict(numbers) | ({} if dropped is None else replace(dropped, origin=self._origin(piece)).numbers)
 
     def _origin(self, piece: Any) -> tuple[int, int, int, int]:
         """Where dropout has a call's first batch, head, row and key."""

@@ -1,39 +1,21 @@
-"""The calls over ranks: attention of a sequence of which each rank holds a part, and its gradients."""
+"""The calls over ranks: attention of a sequence of which each rank holds a part, of packed ones too, and its gradients."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, Unpack
 
+from cupyflash import keywords
 from cupyflash.distributed.communicator import as_communicator
-from cupyflash.distributed.opening import Call, Checked, options_asked
+from cupyflash.distributed.opening import Call, Checked
 from cupyflash.distributed.ring import run_forward
 from cupyflash.distributed.ring_backward import run_backward
-from cupyflash.options import require_flag
-from cupyflash.score import Mask, Score
+from cupyflash.distributed.varlen import VarlenChecked
+from cupyflash.keywords import asks, keywords_of
 
 
-def ring_attention(
-    q: Any,
-    k: Any,
-    v: Any,
-    comm: Any,
-    *,
-    causal: bool = False,
-    window: tuple[int | None, int | None] | None = None,
-    layout: str = "zigzag",
-    mask: Mask | None = None,
-    sinks: Any | None = None,
-    score: Score | None = None,
-    softcap: float | None = None,
-    alibi_slopes: Any | None = None,
-    dropout: float = 0.0,
-    seed: int | None = None,
-    offset: int = 0,
-    scale: float | None = None,
-    gather_kv: bool = False,
-    return_lse: bool = False,
-) -> Any:
+@asks(keywords.Ring)
+def ring_attention(q: Any, k: Any, v: Any, comm: Any, **asked: Unpack[keywords.Ring]) -> Any:
     """`attention` of a sequence that is cut over the ranks of `comm`: each gives its part of q, k and v, and gets its part of O.
 
     comm: an `mpi4py.MPI.Comm`, a communicator of `cupy.cuda.nccl` or `nccl4py`, what `threads` hands over, or a `Communicator` of
@@ -53,43 +35,12 @@ def ring_attention(
     Raises on every rank what is wrong on one: ValueError that names it, before anything is sent; `RankFailed` where a rank failed
     in the middle.
     """
-    options: dict[str, Any] = {"causal": causal, "window": window, "scale": scale, "dropout": dropout, "seed": seed}
-    options |= {"offset": offset, "mask": mask, "score": score, "softcap": softcap, "alibi_slopes": alibi_slopes}
-
-    def check() -> Checked:
-        require_flag("return_lse", return_lse)
-        asked = options_asked(layout, gather_kv, **options)
-        return Checked.of(asked, "ring_attention", q=q, k=k, v=v, sinks=sinks)
-
-    call = Call.opened(as_communicator(comm), check)
-    with call.device():
-        out, lse = run_forward(call.forward(), call.arrays["q"], call.arrays.get("sinks"))
-    return (out, lse) if return_lse else out
+    return _forward(ring_attention, comm, {"q": q, "k": k, "v": v, **asked})
 
 
+@asks(keywords.RingGradients)
 def ring_attention_backward(
-    dout: Any,
-    q: Any,
-    k: Any,
-    v: Any,
-    out: Any,
-    lse: Any,
-    comm: Any,
-    *,
-    causal: bool = False,
-    window: tuple[int | None, int | None] | None = None,
-    layout: str = "zigzag",
-    mask: Mask | None = None,
-    sinks: Any | None = None,
-    score: Score | None = None,
-    softcap: float | None = None,
-    alibi_slopes: Any | None = None,
-    dropout: float = 0.0,
-    seed: int | None = None,
-    offset: int = 0,
-    scale: float | None = None,
-    gather_kv: bool = False,
-    deterministic: bool = False,
+    dout: Any, q: Any, k: Any, v: Any, out: Any, lse: Any, comm: Any, **asked: Unpack[keywords.RingGradients]
 ) -> tuple[Any, ...]:
     """dq, dk and dv of this rank's part: what it does to sum(dout * O) over all ranks.
 
@@ -99,31 +50,82 @@ def ring_attention_backward(
     With `sinks`, of which all ranks have the same, their gradient too: of this rank's rows, so that the sum over the ranks is that
     of the whole, as for every parameter that ranks share.
     """
-    options: dict[str, Any] = {"causal": causal, "window": window, "scale": scale, "dropout": dropout, "seed": seed}
-    options |= {"offset": offset, "mask": mask, "score": score, "softcap": softcap, "alibi_slopes": alibi_slopes}
-
-    def check() -> Checked:
-        asked = options_asked(layout, gather_kv, deterministic, **options)
-        return Checked.of(asked, "ring_attention_backward", q=q, k=k, v=v, sinks=sinks, dout=dout, out=out, lse=lse)
-
-    call = Call.opened(as_communicator(comm), check)
-    with call.device():
-        return run_backward(*call.backward(), call.arrays.get("sinks"))
+    return _backward(ring_attention_backward, comm, {"dout": dout, "q": q, "k": k, "v": v, "out": out, "lse": lse, **asked})
 
 
+@asks(keywords.RingGradients)
 def ring_attention_vjp(
-    q: Any, k: Any, v: Any, comm: Any, *, deterministic: bool = False, **options: Any
+    q: Any, k: Any, v: Any, comm: Any, **asked: Unpack[keywords.RingGradients]
 ) -> tuple[Any, Callable[[Any], tuple[Any, ...]]]:
     """`ring_attention(q, k, v, comm, ...)` and its pullback, which takes dout and returns what `ring_attention_backward` does.
 
     `options` are `ring_attention`'s but for `return_lse`. All ranks call the pullback, as often as they like. It holds q, k, v, out
     and the log-sum-exps of this rank.
     """
-    if "return_lse" in options:
+    if "return_lse" in asked:
         raise TypeError("ring_attention_vjp has no return_lse")
-    out, lse = ring_attention(q, k, v, comm, return_lse=True, **options)
+    forward: dict[str, Any] = {name: value for name, value in asked.items() if name not in keywords.OF_GRADIENTS}
+    out, lse = ring_attention(q, k, v, comm, return_lse=True, **forward)
 
     def pullback(dout: Any) -> tuple[Any, ...]:
-        return ring_attention_backward(dout, q, k, v, out, lse, comm, deterministic=deterministic, **options)
+        return ring_attention_backward(dout, q, k, v, out, lse, comm, **asked)
 
     return out, pullback
+
+
+@asks(keywords.Ring)
+def ring_attention_varlen(
+    q: Any, k: Any, v: Any, cu_seqlens_q: Any, cu_seqlens_k: Any, comm: Any, **asked: Unpack[keywords.Ring]
+) -> Any:
+    """`attention_varlen` of packed sequences whose tokens are cut over the ranks of `comm`, wherever the cuts fall.
+
+    q, k and v are this rank's tokens, (tokens, h, d), as `shard(..., axis=0)` cuts them. cu_seqlens_q and cu_seqlens_k are the
+    bounds of all sequences in all tokens, as `attention_varlen` takes them, the same on all ranks; those on a GPU are copied to the
+    host, which waits for it. All else as for `ring_attention`, in each sequence. What score and mask functions and dropout see is
+    what `attention_varlen` has: b is the sequence's number, row, q and k count from its own beginning, n_q and n_k are its lengths.
+    What they have captured is whole on each rank; an axis that row or k indexes has as many elements as the longest sequence.
+
+    Returns this rank's O, (tokens, h, d_v), and with `return_lse` L, float32 of shape (h, tokens). Raises as `ring_attention`.
+    """
+    bounds = {"cu_seqlens_q": cu_seqlens_q, "cu_seqlens_k": cu_seqlens_k}
+    return _forward(ring_attention_varlen, comm, {"q": q, "k": k, "v": v, **bounds, **asked})
+
+
+@asks(keywords.RingGradients)
+def ring_attention_varlen_backward(
+    dout: Any,
+    q: Any,
+    k: Any,
+    v: Any,
+    out: Any,
+    lse: Any,
+    cu_seqlens_q: Any,
+    cu_seqlens_k: Any,
+    comm: Any,
+    **asked: Unpack[keywords.RingGradients],
+) -> tuple[Any, ...]:
+    """dq, dk and dv of this rank's tokens (and its share of dsinks), of what `ring_attention_varlen` returned with `return_lse`.
+
+    All else as there, and as for `ring_attention_backward`.
+    """
+    rows = {"dout": dout, "q": q, "k": k, "v": v, "out": out, "lse": lse}
+    bounds = {"cu_seqlens_q": cu_seqlens_q, "cu_seqlens_k": cu_seqlens_k}
+    return _backward(ring_attention_varlen_backward, comm, {**rows, **bounds, **asked})
+
+
+def _opened(function: Callable[..., Any], comm: Any, given: Mapping[str, Any]) -> Call:
+    kind = VarlenChecked if "cu_seqlens_q" in given else Checked
+    return Call.opened(as_communicator(comm), lambda: kind.of(keywords_of(function), given))
+
+
+def _forward(function: Callable[..., Any], comm: Any, given: Mapping[str, Any]) -> Any:
+    call = _opened(function, comm, given)
+    with call.device():
+        out, lse = run_forward(call.forward(), call.arrays["q"], call.arrays.get("sinks"), call.checked.returned)
+    return (out, lse) if given.get("return_lse") else out
+
+
+def _backward(function: Callable[..., Any], comm: Any, given: Mapping[str, Any]) -> tuple[Any, ...]:
+    call = _opened(function, comm, given)
+    with call.device():
+        return run_backward(*call.backward(), call.arrays.get("sinks"), call.checked.returned)

@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-import cupyflash
 from cupyflash.arrays import last_axis_contiguous
+from cupyflash.cold import readable
 from cupyflash.dispatch import as_arrays, device_of, on_gpu
 from cupyflash.distributed.agreement import require_alike, together
 from cupyflash.distributed.asked import Asked, PieceCalls, contiguous
@@ -19,43 +19,33 @@ from cupyflash.distributed.communicator import Communicator, taking_part
 from cupyflash.distributed.layout import LAYOUTS, part_length, parts
 from cupyflash.distributed.ring import Ring, row_sums
 from cupyflash.distributed.ring_backward import sums
-from cupyflash.dropout import NO_ORIGIN, Dropout
-from cupyflash.gradients import check_beside, readable
+from cupyflash.dropout import Dropout
+from cupyflash.keywords import NO_ORIGIN, Keywords
 from cupyflash.launcher import capturing
 from cupyflash.named_scores import one_score
 from cupyflash.options import Options, require_choice, require_flag
-from cupyflash.problem import Problem
+from cupyflash.problem import Problem, check_rows
 from cupyflash.score import Mask, captured_values, sizes_of
+from cupyflash.version import __version__
+
+# What a call is given beside options, of which all but sinks have to be there
+ARRAYS = ("dout", "q", "k", "v", "out", "lse", "sinks")
 
 
-def options_asked(
-    layout: str,
-    gather_kv: bool,
-    deterministic: bool = False,
-    *,
-    causal: Any,
-    window: Any,
-    scale: Any,
-    score: Any,
-    softcap: Any,
-    alibi_slopes: Any,
-    mask: Any = None,
-    dropout: Any = 0.0,
-    seed: Any = None,
-    offset: Any = 0,
-) -> Asked:
+def options_asked(given: Mapping[str, Any]) -> Asked:
     """TypeError or ValueError for options that are none, whatever the arrays."""
+    layout, mask, deterministic = given["layout"], given["mask"], given.get("deterministic", False)
     require_choice("layout", layout, LAYOUTS)
-    require_flag("gather_kv", gather_kv)
-    require_flag("deterministic", deterministic)
+    for name in ("gather_kv", "return_lse", "deterministic"):
+        require_flag(name, given.get(name, False))
     if not isinstance(mask, Mask | None):
         raise TypeError(f"mask must be a cupyflash.Mask or None over ranks, got {type(mask).__name__}")
-    function = one_score(score, softcap, alibi_slopes)
+    function = one_score(given["score"], given["softcap"], given["alibi_slopes"])
     captured_values(function, mask)
-    dropped = Dropout.asked(dropout, seed, offset, NO_ORIGIN)
-    options = Options(causal=causal, window=window, scale=scale)
+    dropped = Dropout.asked(given["dropout"], given["seed"], given["offset"], NO_ORIGIN)
+    options = Options(causal=given["causal"], window=given["window"], scale=given["scale"])
     of_positions = options.causal, options.window, options.scale
-    return Asked(*of_positions, layout, bool(gather_kv), function, mask, dropped, bool(deterministic))
+    return Asked(*of_positions, layout, bool(given["gather_kv"]), function, mask, dropped, bool(deterministic))
 
 
 @dataclass(frozen=True)
@@ -69,20 +59,28 @@ class Checked:
     problem: Problem
 
     @classmethod
-    def of(cls, asked: Asked, name: str, **given: Any) -> Checked:
-        """TypeError or ValueError for arrays that do not go together."""
-        arrays = as_arrays(**given)
-        captured = as_arrays(**asked.captured[0])
+    def of(cls, call: Keywords, given: Mapping[str, Any]) -> Checked:
+        """TypeError or ValueError for options that are none, and for arrays that do not go together."""
+        asked = options_asked(call.complete(given))
+        arrays = as_arrays(**{name: given[name] for name in ARRAYS if name in given})
+        captured = as_arrays(**captured_values(asked.score, asked.mask)[0])
         gpu = on_gpu(**arrays, **captured)
         with device_of(gpu, **arrays, **captured):
             if gpu and capturing():
                 raise ValueError("a CUDA graph cannot hold attention over ranks, which wait for each other on the host")
-        beside = {"sinks": arrays.get("sinks")}
         options = Options(asked.causal, asked.window, asked.scale, dropout=asked.dropout is not None)
-        problem = Problem.from_arrays(arrays["q"], arrays["k"], arrays["v"], options, **beside)
+        problem = Problem.from_arrays(arrays["q"], arrays["k"], arrays["v"], options, sinks=arrays.get("sinks"))
         if "dout" in arrays:
-            check_beside(readable(arrays), arrays["q"].shape[:-1])
-        return cls(asked, name, arrays, gpu, problem)
+            check_rows(readable(arrays), arrays["q"].shape[:-1])
+        return cls(asked, call.call, arrays, gpu, problem)
+
+    @property
+    def xp(self) -> Any:
+        return sys.modules["cupy"] if self.gpu else np
+
+    def returned(self, array: Any) -> Any:
+        """As the caller has its arrays."""
+        return array
 
     def plan(self, n_q: int, n_k: int, ranks: int) -> Any:
         """Which calls ranks make. ValueError for what only shows with the whole's lengths."""
@@ -98,7 +96,7 @@ class Checked:
     @property
     def said(self) -> dict[str, Any]:
         """What others are told: what has to be alike, and the lengths, which need not be."""
-        texts = {"cupyflash": cupyflash.__version__, "the call": self.name, "arrays": "CuPy's" if self.gpu else "NumPy's"}
+        texts = {"cupyflash": __version__, "the call": self.name, "arrays": "CuPy's" if self.gpu else "NumPy's"}
         for name, array in self.arrays.items():
             shape = [str(length) for length in array.shape]
             if name not in ("sinks", "lse"):
@@ -165,13 +163,9 @@ class Call:
             found["dout"] = contiguous(self.xp, found["dout"])
         return found
 
-    def tokens_first(self, array: Any) -> Any:
-        """(h, tokens, d) as packed sequences are returned."""
-        return contiguous(self.xp, array.swapaxes(0, 1))
-
     @property
     def xp(self) -> Any:
-        return sys.modules["cupy"] if self.checked.gpu else np
+        return self.checked.xp
 
     def _ring(self) -> Ring:
         """ValueError for captured arrays that are not the whole's."""

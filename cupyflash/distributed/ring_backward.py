@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
+from cupyflash.arrays import of_heads
 from cupyflash.distributed.communicator import Request
 from cupyflash.distributed.plan import Step
 from cupyflash.distributed.ring import Buffers, Ring
-from cupyflash.gradients import of_heads
 
 
 class KeySums:

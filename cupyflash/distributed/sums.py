@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
+from cupyflash.arrays import Layout
 from cupyflash.device import Device
-from cupyflash.launcher import Prepared, kept
+from cupyflash.launcher import KEPT, Prepared
 from cupyflash.merge import merged
 from cupyflash.schedules.add_state import PARAMS, AddStateSchedule
 
@@ -24,7 +26,10 @@ def add_state(gpu: bool, out: Any, lse: Any, o: Any, own: Any) -> None:
         return
     given = arrays(out, lse, o, own)
     if out.size:
-        kept(_prepared, gpu, given).launch(given)
+        device = sys.modules["cupy"].cuda.runtime.getDevice()
+        key = "add_state", device, *(Layout.of(array) for array in given.values())
+        prepared = KEPT.get(key) or KEPT.keep(key, Prepared(schedule_of(given, Device.current()).kernels(), values(given)))
+        prepared.launch(given)
 
 
 def arrays(out: Any, lse: Any, o: Any, own: Any) -> dict[str, Any]:
@@ -43,7 +48,3 @@ def values(given: Mapping[str, Any]) -> dict[str, Any]:
     *pairs, n_q, _ = given["O"].shape
     sizes = {"rows": math.prod(pairs) * n_q, "Nq": n_q, "heads": pairs[-1] if pairs else 1}
     return PARAMS.values({**given, **sizes}, given["O_part"].dtype.name)
-
-
-def _prepared(gpu: bool, given: Mapping[str, Any]) -> Prepared:
-    return Prepared(schedule_of(given, Device.current()).kernels(), values(given))

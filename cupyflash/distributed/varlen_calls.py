@@ -4,22 +4,20 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
 
 from cupyflash import varlen
-from cupyflash.binding import by_tensor
+from cupyflash.calls import BACKWARD, FORWARD, VARLEN, VARLEN_BACKWARD
 from cupyflash.distributed.asked import PieceCalls
 from cupyflash.distributed.positions import BATCH, NUMBERS, numbers_of_part, of_part, without_first
-from cupyflash.distributed.varlen_plan import Cut, Packed
+from cupyflash.distributed.varlen_plan import Packed
 from cupyflash.dropout import KEY_GROUP, ROW_GROUP
-from cupyflash.gradients import Ways, posed_backward, prepare_varlen_backward, readable, rows_beside
-from cupyflash.launcher import vectors_on_device
-from cupyflash.options import Options
-from cupyflash.score import Form, Numbers, as_given, field
+from cupyflash.launcher import Call
+from cupyflash.score import Form, Mask
 
 # What sequences of a packed call see moved: their numbers; rows and keys by nothing, so that an axis which one of them indexes may
 # be as long as the longest of all sequences asks for.
@@ -41,81 +39,39 @@ class VarlenCalls(PieceCalls):
         """As it is: the rows and keys before those of a part are none of the sequence's, or not here."""
         return piece
 
-    def forward(self, piece: Any, q: Any, k: Any, v: Any) -> tuple[Any, Any]:
-        if isinstance(piece, Cut):
-            rows, _ = self._ahead(piece)
-            out, lse = super().forward(piece, q, k, v)
-            return out[..., rows:, :], lse[..., rows:]
-        call, arrays, numbers = self._forward(piece, q, k, v)
-        made = call.launch(arrays, self._launched(piece, numbers))
-        return made["O"].swapaxes(0, 1), made["L"]
+    def _calls(self, piece: Any) -> tuple[Call, Call]:
+        return (VARLEN, VARLEN_BACKWARD) if isinstance(piece, Packed) else (FORWARD, BACKWARD)
 
-    def prepare_forward(self, piece: Any, q: Any, k: Any, v: Any) -> None:
-        if isinstance(piece, Cut):
-            super().prepare_forward(piece, q, k, v)
-        else:
-            self._forward(piece, q, k, v)[0].compile()
-
-    def _forward(self, piece: Packed, q: Any, k: Any, v: Any) -> tuple[Any, dict[str, Any], Numbers]:
-        arrays, bounds, options, numbers = self._packed(piece, q, k, v)
-        functions = varlen.posed, varlen.prepare_varlen
-        call = varlen.kept_sequences(functions, self.gpu, arrays, bounds, _longest(piece), options, None, True)
-        return call, by_tensor(arrays | vectors_on_device(self.gpu, arrays | bounds)), numbers
-
-    def backward(self, piece: Any, rows: Mapping[str, Any], k: Any, v: Any) -> tuple[Any, Any, Any]:
-        if isinstance(piece, Cut):
-            first_row, first_key = self._ahead(piece)
-            dq, dk, dv = super().backward(piece, rows, k, v)
-            return dq[..., first_row:, :], dk[..., first_key:, :], dv[..., first_key:, :]
-        call, arrays, numbers = self._backward(piece, rows, k, v)
-        arrays |= rows_beside(self.gpu, arrays)
-        made = call.launch(by_tensor(arrays), self._launched(piece, numbers))
-        return made["dQ"].swapaxes(0, 1), made["dK"].swapaxes(0, 1), made["dV"].swapaxes(0, 1)
-
-    def prepare_backward(self, piece: Any, rows: Mapping[str, Any], k: Any, v: Any) -> None:
-        if isinstance(piece, Cut):
-            super().prepare_backward(piece, rows, k, v)
-        else:
-            self._backward(piece, rows, k, v)[0].compile()
-
-    def _backward(self, piece: Packed, rows: Mapping[str, Any], k: Any, v: Any) -> tuple[Any, dict[str, Any], Numbers]:
-        arrays, bounds, options, numbers = self._packed(piece, rows["q"], k, v)
-        own = self._rows(piece, rows)
-        arrays |= own | {name: own[name].swapaxes(0, 1) for name in ("out", "dout")}
-        functions = posed_backward, prepare_varlen_backward
-        ways = Ways("fa2", None, self.asked.deterministic, False)
-        call = varlen.kept_sequences(functions, self.gpu, readable(arrays), bounds, _longest(piece), options, ways)
-        return call, arrays | vectors_on_device(self.gpu, arrays | bounds), numbers
-
-    def _packed(self, piece: Packed, q: Any, k: Any, v: Any) -> tuple[dict[str, Any], dict[str, Any], Options, Numbers]:
-        """A call's arrays, the bounds of its sequences, its options, and its captured numbers."""
-        rows, keys = (slice(each.start, each.stop) for each in (piece.rows, piece.keys))
-        arrays = {"q": q[:, rows].swapaxes(0, 1), "k": k[:, keys].swapaxes(0, 1), "v": v[:, keys].swapaxes(0, 1)}
-        bounds = {name: np.array(getattr(piece, name), np.int32) for name in varlen.BOUNDS}
-        asked, (forms, numbers) = self.asked, self._forms(piece)
-        options = Options(
-            causal=asked.causal,
-            window=asked.window,
-            scale=asked.scale,
-            packed=True,
-            dropout=asked.dropout is not None,
-            score=forms["score"],
-            mask_function=forms["mask"],
-        )
-        return arrays | asked.captured[0], bounds, options, numbers
-
-    def _of(self, piece: Any, q: Any, k: Any, v: Any) -> tuple[dict[str, Any], Options, Numbers]:
+    def _own(self, piece: Any, made: tuple[Any, ...]) -> tuple[Any, ...]:
+        """With heads first, and without the rows and keys ahead."""
+        if isinstance(piece, Packed):
+            return tuple(array.swapaxes(0, 1) if array.ndim == 3 else array for array in made)
         rows, keys = self._ahead(piece)
-        if rows == keys == 0:
+        if len(made) == 2:
+            return made[0][..., rows:, :], made[1][..., rows:]
+        return tuple(array[..., more:, :] for array, more in zip(made, (rows, keys, keys), strict=True))
+
+    def _of(self, piece: Any, q: Any, k: Any, v: Any) -> dict[str, Any]:
+        if isinstance(piece, Packed):
+            cuts = (("q", q, piece.rows), ("k", k, piece.keys), ("v", v, piece.keys))
+            arrays = {name: array[:, cut.start : cut.stop].swapaxes(0, 1) for name, array, cut in cuts}
+            bounds = {name: np.array(getattr(piece, name), np.int32) for name in varlen.BOUNDS}
+            asked = {"causal": self.asked.causal, "window": self.asked.window}
+            return arrays | bounds | dict(zip(varlen.LONGEST, _longest(piece), strict=True)) | asked | self._said(piece)
+        first = rows, keys = self._ahead(piece)
+        if first == (0, 0):
             return super()._of(piece, q, k, v)
-        arrays, options, numbers = super()._of(piece._replace(row=piece.row - rows, key=piece.key - keys), q, k, v)
-        mask, names = without_first(options.mask_function)
-        numbers += tuple((field(name, "mask"), as_given(number)) for name, number in zip(names, (rows, keys), strict=True))
-        arrays |= {name: self._behind(arrays[name], more, 0) for name, more in (("q", rows), ("k", keys), ("v", keys))}
-        return arrays, replace(options, mask_function=mask), numbers
+        given = super()._of(piece._replace(row=piece.row - rows, key=piece.key - keys), q, k, v)
+        mask: Mask | None = given.get("mask")
+        form, names = without_first(None if mask is None else mask.form)
+        captured, numbers = ({}, {}) if mask is None else (mask.arrays, mask.numbers)
+        given |= {name: self._behind(given[name], more, 0) for name, more in (("q", rows), ("k", keys), ("v", keys))}
+        return given | {"mask": Mask.of(form, captured, numbers | dict(zip(names, first, strict=True)))}
 
     def _rows(self, piece: Any, rows: Mapping[str, Any]) -> dict[str, Any]:
         found, (more, _) = super()._rows(piece, rows), self._ahead(piece)
+        if isinstance(piece, Packed):
+            return found | {name: found[name].swapaxes(0, 1) for name in ("out", "dout")}
         if not more:
             return found
         behind = {name: self._behind(found[name], more, 0) for name in ("dout", "out")}

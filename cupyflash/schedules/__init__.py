@@ -32,17 +32,14 @@ from cupyflash.schedules.backward import BackwardSchedule
 from cupyflash.schedules.base import (
     GRANULE,
     Kernel,
-    Move,
-    Phase,
-    Room,
     Schedule,
     TileSchedule,
-    Visit,
     Workspace,
     has_dtype,
     require_schedule,
 )
 from cupyflash.schedules.decode import Cache, DecodeSchedule, plan_decode
+from cupyflash.schedules.moves import Move, Room, Walk
 from cupyflash.schedules.softmax import SoftmaxSchedule, plan_softmax
 from cupyflash.schedules.varlen import (
     Fa3VarlenSchedule,
@@ -65,14 +62,13 @@ __all__ = [
     "DecodeSchedule",
     "Kernel",
     "Move",
-    "Phase",
     "Room",
     "Schedule",
     "SoftmaxSchedule",
     "TileSchedule",
     "VarlenBackwardSchedule",
     "VarlenSchedule",
-    "Visit",
+    "Walk",
     "Workspace",
     "choose",
     "patterns_of",

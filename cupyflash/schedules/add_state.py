@@ -9,7 +9,8 @@ from typing import ClassVar
 from cupyflash.arrays import ITEMSIZE
 from cupyflash.device import Device
 from cupyflash.params import ROWS, Params, arrays, numbers
-from cupyflash.schedules.base import ELEMENT_TYPE, FLOAT32, WARP, Kernel, Move, Phase, Schedule
+from cupyflash.schedules.base import ELEMENT_TYPE, WARP, Kernel, Schedule
+from cupyflash.schedules.moves import FLOAT32, Totals, whole
 
 THREADS = 128
 PARAMS = Params(
@@ -38,17 +39,11 @@ class AddStateSchedule(Schedule):
     def chip(self) -> Device:
         return self.device
 
-    @property
-    def repeats(self) -> int:
-        return 1
-
-    def phases(self, *, literal: bool = False) -> Iterator[Phase]:
-        elements = self.head_dim_v
-        reads = Move("O", elements, FLOAT32), Move("L", 1, FLOAT32)
-        parts = Move("O_part", elements, ITEMSIZE[self.dtype]), Move("L_part", 1, FLOAT32)
-        yield Phase(
-            self.rows, enter=reads + parts, leave=(Move("O", elements, FLOAT32, write=True), Move("L", 1, FLOAT32, write=True))
-        )
+    def walks(self) -> Iterator[Totals]:
+        elements = self.rows * self.head_dim_v
+        parts = whole("O_part", elements, ITEMSIZE[self.dtype]), whole("L_part", self.rows, FLOAT32)
+        both = (whole(name, n, FLOAT32, write=write) for name, n in (("O", elements), ("L", self.rows)) for write in (False, True))
+        yield Totals("add_state", (*both, *parts))
 
     def kernels(self) -> tuple[Kernel, ...]:
         constants = (("ELEMENT", ELEMENT_TYPE[self.dtype]), ("DV", self.head_dim_v), ("THREADS", THREADS))

@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -26,7 +25,9 @@ from cupyflash.params import CapturedField, Field, Params
 from cupyflash.problem import Problem
 from cupyflash.schedules import mask_tiles
 from cupyflash.schedules.mask_tiles import MaskTiles
+from cupyflash.schedules.moves import Room, Totals, Walk, search_reads
 from cupyflash.schedules.packed import Packed
+from cupyflash.schedules.parts import Part, Tiles, batches
 from cupyflash.tensor_maps import Box
 from cupyflash.tiling import DoesNotFit, Tiling
 
@@ -37,59 +38,12 @@ WARP = 32
 MAX_BLOCK_ROWS = 8 * GRANULE
 # A row in shared memory is padded by one 16-byte chunk, so that eight rows start in different banks.
 ROW_PADDING_BYTES = 16
-FLOAT32 = 4
 ELEMENT_TYPE = {"float16": "__half", "bfloat16": "__nv_bfloat16", "float32": "float"}
-
-
-@dataclass(frozen=True)
-class Room:
-    """Room in SRAM, in bytes."""
-
-    name: str
-    nbytes: int
 
 
 def total_bytes(tiles: Iterable[Room]) -> int:
     """Of all tiles together."""
     return sum(tile.nbytes for tile in tiles)
-
-
-@dataclass(frozen=True)
-class Move:
-    """Elements of one tensor between HBM and the chip: into or out of `tile`, or registers when that is None."""
-
-    tensor: str
-    elements: int
-    itemsize: int
-    write: bool = False
-    tile: str | None = None
-
-    @property
-    def nbytes(self) -> int:
-        return self.elements * self.itemsize
-
-
-@dataclass(frozen=True)
-class Visit:
-    """One turn of the inner loop, done `times` times in all: hold `tiles`, do `moves`, let go."""
-
-    times: int
-    moves: tuple[Move, ...]
-    tiles: tuple[Room, ...] = ()
-
-
-@dataclass(frozen=True)
-class Phase:
-    """`times` equal turns of the outer loop: hold `tiles`, `enter`, the visits, `leave`, let go.
-
-    A visit's `times` counts over all turns of its phase together, since masks make turns differ only in that.
-    """
-
-    times: int
-    enter: tuple[Move, ...] = ()
-    visits: tuple[Visit, ...] = ()
-    leave: tuple[Move, ...] = ()
-    tiles: tuple[Room, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -128,20 +82,11 @@ class Schedule(ABC):
     @property
     @abstractmethod
     def chip(self) -> Device:
-        """The device whose SRAM the phases run in."""
-
-    @property
-    @abstractmethod
-    def repeats(self) -> int:
-        """How often the phases run: once a (batch, head)."""
+        """The device whose SRAM the tiles are in."""
 
     @abstractmethod
-    def phases(self, *, literal: bool = False) -> Iterator[Phase]:
-        """The phases, once: equal ones counted together, or every step on its own when `literal`."""
-
-    def parts(self, *, literal: bool = False) -> Iterator[tuple[int, Iterator[Phase]]]:
-        """How often which phases run: what a replay walks through."""
-        yield self.repeats, self.phases(literal=literal)
+    def walks(self) -> Iterator[Walk | Totals]:
+        """A walk for each of its kernels, in the order of `kernels`."""
 
     @abstractmethod
     def kernels(self) -> tuple[Kernel, ...]:
@@ -157,18 +102,6 @@ class Schedule(ABC):
         return sum(math.prod(space.shape) * numpy_dtype(space.dtype).itemsize for space in self.workspaces().values())
 
 
-class Tiles(NamedTuple):
-    """What masks say of tiles, (Tr, Tc), or as many of those as heads: which are visited, and of those the ones whose scores a mask
-    is asked for one by one."""
-
-    kept: np.ndarray
-    mixed: np.ndarray
-
-    def at(self, *place: Any) -> Tiles:
-        """Those of some heads."""
-        return Tiles(self.kept[place], self.mixed[place])
-
-
 def require_schedule(schedule: object, kind: type[Any], maker: str, but: tuple[type[Any], ...] = ()) -> None:
     """TypeError unless an argument is a schedule of a kind, which the function `maker` makes, and of none of `but`."""
     if not isinstance(schedule, kind) or isinstance(schedule, but):
@@ -179,8 +112,7 @@ def require_schedule(schedule: object, kind: type[Any], maker: str, but: tuple[t
 class TileSchedule(Schedule):
     """A problem, a device, an algorithm's tiling, and all that follows from the three.
 
-    `results` are the tensors that the kernels make. `lse` says whether L, the log-sum-exp of each row, is written. Each of
-    `repeats` (batch, head) pairs runs `phases`, with as many keys as its batch has.
+    `results` are the tensors that the kernels make. `lse` says whether L, the log-sum-exp of each row, is written.
     """
 
     results: ClassVar[tuple[str, ...]] = ("O", "L")
@@ -197,32 +129,40 @@ class TileSchedule(Schedule):
 
     @property
     def repeats(self) -> int:
+        """(Batch, head) pairs, of which each goes through its tiles."""
         return self.problem.head_count
 
-    @abstractmethod
-    def phases(self, *, literal: bool = False, keys: int | None = None, kept: Tiles | None = None) -> Iterator[Phase]:
-        """The phases of one (batch, head) of `keys` keys, all seqlen_k when None, that visits the tiles that are `kept`, or all."""
+    @property
+    def parts(self) -> tuple[Part, ...]:
+        """The batches, or the packed sequences."""
+        return batches(self)
 
-    def parts(self, *, literal: bool = False) -> Iterator[tuple[int, Iterator[Phase]]]:
-        p, tiles = self.problem, self.kept_tiles()
-        yield from self.tile_parts()
-        if p.options.sinks:
-            yield p.head_count, iter([Phase(1, enter=(Move("sinks", p.seqlen_q, FLOAT32),))])
-        if tiles is not None:
-            for batch in range(p.batch):
-                keys = p.options.key_lengths[batch] if p.options.key_lengths else None
-                for head in range(p.heads):
-                    yield 1, self.phases(literal=literal, keys=keys, kept=tiles.at(batch, head))
-            return
-        counted = {None: p.batch} if p.options.key_lengths is None else Counter(p.options.key_lengths)
-        for keys, batches in counted.items():
-            yield batches * self.repeats // p.batch, self.phases(literal=literal, keys=keys)
+    @property
+    def rooms_beyond(self) -> tuple[int, int]:
+        """The rows of Q and of K that the tensors have room for, from a head's first on."""
+        return self.problem.seqlen_q, self.problem.seqlen_k
 
-    def tile_parts(self) -> Iterator[tuple[int, Iterator[Phase]]]:
+    def sharing(self, kernel: str) -> int | None:
+        """Thread blocks of a kernel that the planner lets share a multiprocessor; None where it leaves that to their sizes."""
+        return None
+
+    def tile_walks(self, parts: tuple[Part, ...]) -> Iterator[Walk]:
         """What finds the states of a mask's tiles."""
         for each in self.found_tiles:
-            reads = tuple(Move(name, elements, itemsize) for name, elements, itemsize in each.reads())
-            yield 1, iter([Phase(1, enter=reads, leave=(Move(each.field, each.count, 1, write=True),))])
+            planes, heads = each.planes
+            yield Walk(
+                "mask_tiles",
+                self,
+                parts if each.packed else parts[:planes],
+                "gij",
+                "",
+                (*search_reads(each.packed, "q"), *each.moves()),
+                every=True,
+                sizes=each.blocks,
+                heads=(1, heads),
+                few=True,
+                works=each.count if each.packed else None,
+            )
 
     @property
     def together(self) -> Packed | None:
@@ -311,12 +251,6 @@ class TileSchedule(Schedule):
         """Tc = ceil(Nk / Bc)."""
         return -(-self.problem.seqlen_k // self.block_cols)
 
-    def _rows(self) -> np.ndarray:
-        """Rows of each row block."""
-        starts = np.arange(self.row_blocks) * self.block_rows
-        rows: np.ndarray = np.minimum(starts + self.block_rows, self.problem.seqlen_q) - starts
-        return rows
-
 
 def padded_dim(d: int) -> int:
     """d rounded up to the tensor core's 16; the padding is zero and exists on chip only."""
@@ -331,69 +265,6 @@ def row_bytes(problem: Problem) -> int:
 def value_row_bytes(problem: Problem) -> int:
     """Bytes of one row of a V tile in shared memory."""
     return padded_dim(problem.head_dim_v) * problem.itemsize + ROW_PADDING_BYTES
-
-
-@dataclass(frozen=True)
-class Visited:
-    """Which column blocks each row block visits: first <= j < end and, where masks leave out others, what those keep."""
-
-    first: np.ndarray
-    end: np.ndarray
-    kept: np.ndarray | None = None  # (Tr, Tc), within first and end
-    mixed: np.ndarray | None = None  # of those, the ones whose scores a mask is asked for; None for all
-
-    @classmethod
-    def of(cls, schedule: TileSchedule, keys: int, tiles: Tiles | None) -> Visited:
-        """`tiles` are what is kept of one (batch, head), None for all."""
-        p = schedule.problem
-        starts = np.arange(schedule.row_blocks) * schedule.block_rows
-        first, _ = p.keys_seen(starts, keys)
-        _, end = p.keys_seen(np.minimum(starts + schedule.block_rows, p.seqlen_q) - 1, keys)
-        none = first >= end
-        first = np.where(none, 0, first // schedule.block_cols)
-        end = np.where(none, 0, -(-end // schedule.block_cols))
-        if tiles is None:
-            return cls(first, end)
-        j = np.arange(tiles.kept.shape[1])
-        inside = (first[:, None] <= j) & (j < end[:, None])
-        return cls(first, end, tiles.kept & inside, tiles.mixed & inside)
-
-    @property
-    def asked(self) -> Visited:
-        """The blocks for whose scores a mask is asked."""
-        return self if self.mixed is None else Visited(self.first, self.end, self.mixed)
-
-    @property
-    def blocks(self) -> int:
-        """How many blocks a block mask, or the states of tiles, are read for."""
-        return int((self.end - self.first).sum())
-
-    def count(self, lo: int, hi: int) -> np.ndarray:
-        """How many of the column blocks from lo to hi each row block visits."""
-        if self.kept is not None:
-            return np.asarray(self.kept[:, max(lo, 0) : max(hi, 0)].sum(axis=1))
-        counted: np.ndarray = np.maximum(0, np.minimum(self.end, hi) - np.maximum(self.first, lo))
-        return counted
-
-    @property
-    def last(self) -> np.ndarray:
-        """The last column block that each row block visits, -1 where it visits none."""
-        if self.kept is None:
-            return np.where(self.first < self.end, self.end - 1, -1)
-        columns = self.kept.shape[1]
-        return np.where(self.kept.any(axis=1), columns - 1 - np.argmax(self.kept[:, ::-1], axis=1), -1)
-
-    @property
-    def columns(self) -> np.ndarray:
-        """The column blocks that any row block visits."""
-        if self.kept is not None:
-            return np.flatnonzero(self.kept.any(axis=0))
-        seen = self.first < self.end
-        return np.arange(self.first[seen].min(), self.end.max()) if seen.any() else np.arange(0)
-
-    def rows(self, j: int) -> np.ndarray:
-        """The row blocks that visit column block j."""
-        return np.flatnonzero(self.kept[:, j] if self.kept is not None else (self.first <= j) & (j < self.end))
 
 
 def require_block_mask(schedule: TileSchedule, blocks: tuple[int, int] | None = None) -> None:

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
-from collections.abc import Callable, Iterator
-
-import numpy as np
+from collections.abc import Callable
 
 from cupyflash.device import Device
 from cupyflash.problem import Problem
-from cupyflash.schedules.base import GRANULE, MAX_BLOCK_ROWS, Move, Phase, TileSchedule, Visit, Visited
-from cupyflash.schedules.moves import mask_moves, scores_seen, visited_scores
+from cupyflash.schedules.base import GRANULE, MAX_BLOCK_ROWS
+from cupyflash.schedules.moves import When
 from cupyflash.tiling import TileSize, paper_blocks, round_down, shrink_to_fit
+
+COLUMN, COLUMN_END = When("j"), When("j", at="last")
+"""The begin and the end of an outer step."""
+EARLIER, LAST = When(tiles="earlier"), When("gi", at="last")
+"""The visits of a row block but the last, and the last."""
+SEEN_ROWS, UNSEEN, EVERY_ROW = (When("gi", tiles, "begin") for tiles in ("visited", "unseen", "every"))
+"""The begin of a thread block: once for each row block that is visited, that is not, or for all."""
 
 
 def fit_paper_blocks(
@@ -45,50 +49,3 @@ def fit_paper_blocks(
         reasons.append(f"the register file holds {MAX_BLOCK_ROWS} rows")
     reasons.append(f"{shared_bytes(problem, block_rows, block_cols):,} of {device.sram_per_block:,} bytes")
     return TileSize(block_rows, block_cols, "; ".join(reasons))
-
-
-class ColumnsOutside(TileSchedule):
-    """A schedule whose outer steps are column blocks, each of which the row blocks that see it visit."""
-
-    @abstractmethod
-    def _visit(self, times: int, rows: int, last: bool, masks: tuple[Move, ...] = ()) -> Visit:
-        """A row block of `rows` rows in an outer step; `last` if it is its last visit."""
-
-    @abstractmethod
-    def _outer(self, times: int, cols: int, visits: tuple[Visit, ...]) -> Phase:
-        """An outer step with `cols` rows of K and V, and its visits."""
-
-    def _outer_steps(self, heads: list[Visited], alike: int, keys: int, literal: bool) -> Iterator[Phase]:
-        """All of them, for query heads of which `alike` each visit what one of `heads` says."""
-        # The column blocks that any row block of any head visits; only the one with the last key may be short.
-        columns = np.unique(np.concatenate([visited.columns for visited in heads]))
-        tail = (keys - 1) // self.block_cols
-        tail_cols = keys - tail * self.block_cols
-        if literal:
-            for j in columns.tolist():
-                cols = tail_cols if j == tail else self.block_cols
-                yield self._outer(1, cols, tuple(visit for each in heads * alike for visit in self._walk(j, cols, each)))
-            return
-        for cols, lo, hi in ((self.block_cols, 0, tail), (tail_cols, tail, tail + 1)):
-            steps = int(((lo <= columns) & (columns < hi)).sum())
-            if steps:
-                yield self._outer(steps, cols, tuple(visit for each in heads for visit in self._count(lo, hi, each, alike)))
-        # What masks read differs from visit to visit; counted, it is one sum.
-        yield Phase(alike, enter=mask_moves(self.problem, sum(visited_scores(self, each, keys) for each in heads)))
-
-    def _walk(self, j: int, cols: int, visited: Visited) -> Iterator[Visit]:
-        """The visits of outer step j by one query head, one by one."""
-        p, columns = self.problem, range(j * self.block_cols, j * self.block_cols + cols)
-        for i in visited.rows(j).tolist():
-            rows = range(i * self.block_rows, min((i + 1) * self.block_rows, p.seqlen_q))
-            yield self._visit(1, len(rows), j == visited.last[i], mask_moves(p, scores_seen(p, rows, columns)))
-
-    def _count(self, lo: int, hi: int, visited: Visited, alike: int) -> Iterator[Visit]:
-        """The visits of the outer steps from lo to hi by `alike` query heads, by kind: full or ragged row block, last or not."""
-        visits, finished = visited.count(lo, hi), (lo <= visited.last) & (visited.last < hi)
-        for rows in np.unique(self._rows()).tolist():
-            of_kind = self._rows() == rows
-            last = int(finished[of_kind].sum())
-            for times, is_last in ((int(visits[of_kind].sum()) - last, False), (last, True)):
-                if times:
-                    yield self._visit(alike * times, rows, is_last)

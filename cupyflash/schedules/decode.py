@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from numbers import Integral
 from typing import Any, ClassVar
 
@@ -16,24 +17,30 @@ from cupyflash.params import POINTER, ROWS, SCORES, Field, Params, numbers
 from cupyflash.params import arrays as array_fields
 from cupyflash.problem import Problem, require_usual_head_dim
 from cupyflash.schedules import decode_tiles
-from cupyflash.schedules.base import (
-    FLOAT32,
-    Kernel,
+from cupyflash.schedules.base import Kernel, TileSchedule, Workspace, attention_params, element_constants
+from cupyflash.schedules.moves import (
+    BEGIN,
+    END,
+    SEEN,
+    VISIT,
     Move,
-    Phase,
+    Of,
     Room,
-    Tiles,
-    TileSchedule,
-    Visit,
-    Workspace,
-    attention_params,
-    element_constants,
+    Walk,
+    When,
+    captured,
+    reads,
+    score_reads,
+    sink_reads,
+    tensor,
+    writes,
 )
-from cupyflash.schedules.moves import head_moves, mask_moves
+from cupyflash.schedules.parts import Axis, Part, Visited
 from cupyflash.tiling import TileSize, Tiling, paper_blocks
 
 LENGTH = 4  # bytes of a sequence's length, and of a page's place
 MERGE_THREADS = 128
+DONE = When("", at="last")  # of splits that have keys
 PAGE_STEP = 16  # keys: what a page's size is a multiple of
 OWN = (
     *array_fields("const Element", ROWS, ("K_new", "V_new")),
@@ -80,7 +87,7 @@ class Cache:
 
 @dataclass(frozen=True)
 class DecodeSchedule(TileSchedule):
-    """A phase is a split of a row tile of a key head, its visits the blocks of keys that it has.
+    """A thread block has a split of the keys of a row tile of a key head.
 
     `problem.options.key_lengths` are the keys that each sequence has cached, before any are appended; None where they are not known
     to the host: counts are then of full length.
@@ -130,47 +137,46 @@ class DecodeSchedule(TileSchedule):
         """Thread blocks."""
         return self.repeats * self.row_tiles * self.splits
 
+    @property
+    def cached(self) -> tuple[int, ...]:
+        """The keys that each sequence has cached."""
+        p = self.problem
+        return p.options.key_lengths or (p.seqlen_k - self.cache.appended,) * p.batch
+
     def lengths(self) -> Mapping[int, int]:
-        """How many sequences have how many keys cached."""
-        p = self.problem
-        known = p.options.key_lengths
-        return {p.seqlen_k - self.cache.appended: p.batch} if known is None else Counter(known)
+        """The number of sequences by the keys that they have cached."""
+        return Counter(self.cached)
 
-    def parts(self, *, literal: bool = False) -> Iterator[tuple[int, Iterator[Phase]]]:
-        for cached, batches in self.lengths().items():
-            yield batches * self.problem.kv_heads, self.phases(literal=literal, keys=cached)
+    def sharing(self, kernel: str) -> int | None:
+        return max(1, self.candidate.resident) if kernel == "decode" else None
 
-    def phases(self, *, literal: bool = False, keys: int | None = None, kept: Tiles | None = None) -> Iterator[Phase]:
-        """Of one key head of a sequence that has `keys` keys cached."""
-        cached = self.problem.seqlen_k - self.cache.appended if keys is None else keys
-        for tile in range(self.row_tiles):
-            row_tile = RowTile.of(self, cached, tile)
-            yield Phase(self.splits, enter=self._length_moves())
-            yield from row_tile.phases(literal)
-        if self.splits > 1:
-            yield Phase(self.rows, enter=self._length_moves(), leave=self._results(1))
+    def walks(self) -> Iterator[Walk]:
+        p, cache, cached = self.problem, self.cache, [Cached.of(self, number) for number in range(self.problem.batch)]
+        lengths = reads(p, BEGIN, *["cache_seqlens"] * p.options.padded)
+        results = (*sink_reads(p, END), *writes(p, END, "O", *["L"] * self.lse))
+        parts = (tensor(p, "O_part", width=decode_tiles.part_width(p)), tensor(p, "m_part"), tensor(p, "l_part"))
 
-    def _length_moves(self) -> tuple[Move, ...]:
-        """What a thread block reads to learn how many keys its sequence has."""
-        return (Move("cache_seqlens", 1, LENGTH),) if self.problem.options.padded else ()
+        def load(name: str) -> Move:
+            return Move(tensor(p, name), VISIT, tile="K, V")
 
-    def _results(self, rows: int) -> tuple[Move, ...]:
-        """What is written of so many rows in the end, and read for it."""
-        p = self.problem
-        moves = [Move("O", rows * p.head_dim_v, p.itemsize, write=True)]
-        if self.lse:
-            moves.append(Move("L", rows, FLOAT32, write=True))
-        if p.options.sinks:
-            moves.append(Move("sinks", rows, FLOAT32))
-        return tuple(moves)
-
-    def _parts_of(self, rows: int, write: bool) -> tuple[Move, ...]:
-        """A split's results of so many rows."""
-        return (
-            Move("O_part", rows * decode_tiles.part_width(self.problem), FLOAT32, write=write),
-            Move("m_part", rows, FLOAT32, write=write),
-            Move("l_part", rows, FLOAT32, write=write),
+        new = cache.appended > 0
+        moves = (
+            *lengths,
+            Move(tensor(p, "Q"), SEEN, tile="Q"),
+            *(replace(each, by_rows=True) for each in captured(p, "head", SEEN)),
+            *reads(p, SEEN, *["block_table"] * bool(cache.page_size)),
+            *(load(name) for name in ("K", *["K_new"] * new)),
+            *score_reads(p),
+            *reads(p, VISIT, *["tree_mask"] * cache.tree),
+            *(load(name) for name in ("V", *["V_new"] * new)),
+            *(Move(tensor(p, name, of="added"), VISIT, write=True, tile="K, V") for name in "KV" if new),
+            *(results if self.splits == 1 else (Move(each, DONE, write=True) for each in parts)),
         )
+        rooms = tuple(Room(name, nbytes) for name, nbytes in decode_tiles.rooms(p, self.config).items())
+        yield Walk("decode", self, tuple(cached), "i", "j", moves, rooms, heads=(p.kv_heads, 1))
+        if self.splits > 1:
+            merged = (*lengths, *(Move(each, VISIT) for each in parts), *results)
+            yield Walk("merge_splits", self, tuple(map(Merged.of, cached)), "gi", "", merged, sizes=(1, 1), few=True)
 
     def workspaces(self) -> Mapping[str, Workspace]:
         p = self.problem
@@ -208,7 +214,7 @@ class DecodeSchedule(TileSchedule):
             ("PAGE", c.page_size or 0),
             ("APPEND", int(c.appended > 0)),
             ("TREE", int(c.tree)),
-            ("SCALE_FIRST", int(p.options.score is not None or p.softmax_scale <= 0)),
+            ("SCALE_FIRST", int(p.options.transformed or p.softmax_scale <= 0)),
             ("MOST_SPLITS", decode_tiles.MOST_SPLITS),
         )
         split = Kernel("decode.cu", "decode", constants, self.grid, config.threads, candidate.shared_bytes, self.struct)
@@ -218,89 +224,100 @@ class DecodeSchedule(TileSchedule):
         return split, merge
 
 
-@dataclass(frozen=True)
-class RowTile:
-    """A row tile of a sequence's key head: which of the sequence's keys were cached, and the blocks of keys it goes through."""
+@dataclass(frozen=True, eq=False)
+class Cached(Part):
+    """A sequence: its row blocks are (row tile, split), in whose rows its heads go before its queries."""
 
     schedule: DecodeSchedule
-    tile: int
-    cached: int
-    all: int
-    first: int
-    end: int
 
     @classmethod
-    def of(cls, schedule: DecodeSchedule, cached: int, tile: int) -> RowTile:
-        p, cols = schedule.problem, schedule.block_cols
-        every = cached + schedule.cache.appended
-        begin, behind = schedule_keys(schedule, every, *queries(schedule, tile))
-        if schedule.cache.appended and tile == schedule.row_tiles - 1:
-            begin = min(begin, cached)  # it sees the last key
-        first, end = (begin // cols, -(-behind // cols)) if begin < behind and p.seqlen_q else (0, 0)
-        return cls(schedule, tile, cached, every, first, end)
+    def of(cls, schedule: DecodeSchedule, number: int) -> Cached:
+        """Sequence `number`."""
+        p, rows = schedule.problem, schedule.rows
+        keys = Axis(number * p.kv_heads, p.seqlen_k, 0, schedule.cached[number], p.seqlen_k)
+        return cls(number, schedule, Axis(number * p.heads, p.seqlen_q, 0, rows, rows), keys)
 
     @property
-    def rows(self) -> int:
-        s = self.schedule
-        return min(s.block_rows, s.rows - self.tile * s.block_rows)
+    def keys(self) -> int:
+        """Cached and new."""
+        return int(self.k.there) + self.schedule.cache.appended
 
-    def phases(self, literal: bool) -> Iterator[Phase]:
-        s = self.schedule
-        blocks = self.end - self.first
-        splits = min(s.splits, blocks)
-        for split in range(splits):
-            begin, end = (self.first + blocks * each // splits for each in (split, split + 1))
-            yield self._split(begin, end, literal)
-        if s.splits == 1 and not blocks:
-            yield Phase(1, leave=s._results(self.rows))
-        if s.splits > 1:
-            yield Phase(splits, leave=s._parts_of(self.rows, write=False))
+    @property
+    def sizes(self) -> tuple[int, int]:
+        return self.schedule.problem.seqlen_q, self.keys
 
-    def _split(self, begin: int, end: int, literal: bool) -> Phase:
-        s = self.schedule
-        p, cols, page = s.problem, s.block_cols, s.cache.page_size
-        enter = [Move("Q", self.rows * p.head_dim, p.itemsize, tile="Q")]
-        enter += head_moves(p, self.rows)
-        if page:
-            pages = -(-min(end * cols, self.all) // page) - begin * cols // page
-            enter.append(Move("block_table", pages, LENGTH))
-        kinds: Counter[tuple[int, int]] = Counter()
-        mixed = min(max(self.cached // cols, begin), end)  # blocks before hold cached keys only
-        if literal:
-            mixed = begin
-        else:
-            kinds[cols, 0] += mixed - begin
-        for block in range(mixed, end):
-            behind = min((block + 1) * cols, self.all)
-            old = min(max(self.cached - block * cols, 0), behind - block * cols)
-            kinds[old, behind - block * cols - old] += 1
-        visits = tuple(Visit(times, self._visit(*kind)) for kind, times in kinds.items() if times)
-        leave = s._parts_of(self.rows, write=True) if s.splits > 1 else s._results(self.rows)
-        keys = begin * cols, min(end * cols, self.all)
-        tree = Move("tree_mask", self._scores(max(keys[0], self.all - p.seqlen_q), keys[1]), 1)
-        enter += mask_moves(p, self._scores(*keys))
-        rooms = decode_tiles.rooms(p, s.config)
-        tiles = tuple(Room(name, nbytes) for name, nbytes in rooms.items())
-        return Phase(1, enter=tuple(enter), visits=visits, leave=(*leave, *((tree,) if s.cache.tree else ())), tiles=tiles)
+    @property
+    def heads_together(self) -> int:
+        return self.schedule.group
 
-    def _visit(self, old: int, new: int) -> tuple[Move, ...]:
-        """A block with so many cached and so many new keys."""
-        p, last = self.schedule.problem, self.tile == self.schedule.row_tiles - 1
-        moves = []
-        for tensor, d in (("K", p.head_dim), ("V", p.head_dim_v)):
-            moves.append(Move(tensor, old * d, p.itemsize, tile="K, V"))
-            if new:
-                moves.append(Move(f"{tensor}_new", new * d, p.itemsize, tile="K, V"))
-            if new and last:
-                moves.append(Move(tensor, new * d, p.itemsize, write=True, tile="K, V"))
-        return tuple(moves)
+    def tile(self, number: int) -> tuple[int, int]:
+        """The blocks of keys that a row tile goes through, first <= j < end."""
+        s, cols = self.schedule, self.schedule.block_cols
+        begin, behind = schedule_keys(s, self.keys, *queries(s, number))
+        if s.cache.appended and number == s.row_tiles - 1:
+            begin = min(begin, self.k.there)  # it sees the last key
+        return (begin // cols, -(-behind // cols)) if begin < behind and s.problem.seqlen_q else (0, 0)
 
-    def _scores(self, begin: int, end: int) -> int:
-        """How many scores of these keys position lets a row see."""
-        s = self.schedule
-        rows = self.tile * s.block_rows + np.arange(self.rows)
-        first, behind = seen_keys(s, self.all, rows // s.group)
-        return int(np.maximum(0, np.minimum(behind, end) - np.maximum(first, begin)).sum())
+    @cached_property
+    def splits(self) -> tuple[np.ndarray, np.ndarray]:
+        """The blocks of keys of each row tile and each split that has any; and how many those are of each row tile."""
+        tiles = [self.tile(number) for number in range(self.schedule.row_tiles)]
+        first, end = np.array(tiles, np.int64).reshape(-1, 2).T[..., None]
+        working = np.minimum(self.schedule.splits, end - first)
+        split = np.arange(self.schedule.splits + 1)
+        bounds = np.where(split <= working, first + (end - first) * split // np.maximum(1, working), 0)
+        return bounds, working[:, 0]
+
+    @cached_property
+    def _visited(self) -> list[Visited]:
+        bounds, working = self.splits
+        there = np.arange(self.schedule.splits) < working[:, None]
+        return [Visited(*(np.where(there, each, 0).ravel() for each in (bounds[:, :-1], bounds[:, 1:])))]
+
+    def extents(self, blocks: tuple[int, int], room: bool = False, of: Of = "scores") -> tuple[np.ndarray, np.ndarray]:
+        (visited,), page, (rows, cols) = self._visited, self.schedule.cache.page_size, super().extents(blocks, room, of)
+        rows = np.repeat(rows, self.schedule.splits)
+        if of == "pages" and page:
+            ends = np.minimum(visited.end * blocks[1], self.keys)
+            return np.where(visited.counts > 0, -(-ends // page) - visited.first * blocks[1] // page, 0), cols
+        if of in ("new", "added"):
+            begins = np.arange(len(cols)) * blocks[1]
+            cols = np.maximum(0, np.minimum(begins + blocks[1], self.keys) - np.maximum(begins, self.k.there))
+        return np.arange(len(rows)) // self.schedule.splits == self.schedule.row_tiles - 1 if of == "added" else rows, cols
+
+    def rows(self, i: np.ndarray, size: int) -> np.ndarray:
+        return i // self.schedule.splits * size
+
+    def keys_seen(self, rows: np.ndarray, of: Of = "seen") -> tuple[np.ndarray, np.ndarray]:
+        first, end = seen_keys(self.schedule, self.keys, rows // self.schedule.group)
+        return np.maximum(first, self.keys - self.schedule.problem.seqlen_q) if of == "newest" else first, end
+
+
+@dataclass(frozen=True, eq=False)
+class Merged(Part):
+    """The rows of a sequence, each with the splits that have a part of it."""
+
+    schedule: DecodeSchedule
+    cached: Cached = field(kw_only=True)
+
+    @classmethod
+    def of(cls, cached: Cached) -> Merged:
+        """The rows of a sequence."""
+        s, n = cached.schedule, cached.schedule.problem.seqlen_q
+        return cls(cached.number, s, cached.q._replace(there=n, room=n), Axis(0, 0, 0, s.splits, s.splits), cached=cached)
+
+    @property
+    def kind(self) -> tuple[object, ...]:
+        return self.cached.kind
+
+    @property
+    def alike(self) -> bool:
+        return self.schedule.row_tiles == 1
+
+    def visited(self, head: int) -> Visited:
+        s, (_, working) = self.schedule, self.cached.splits
+        tiles = (np.arange(self.q.there) * s.group + head % s.group) // s.block_rows
+        return Visited(np.zeros_like(tiles), working[tiles])
 
 
 def queries(schedule: DecodeSchedule, tile: int) -> tuple[int, int]:

@@ -14,8 +14,8 @@ from cupyflash.device import Device
 from cupyflash.multiprocessor import PARTITIONS, WARP, clock_rate, occupancy
 from cupyflash.problem import Problem
 from cupyflash.schedules import fa2_tiles
-from cupyflash.schedules.base import FLOAT32, GRANULE, padded_dim, require_dtype
-from cupyflash.schedules.moves import functions
+from cupyflash.schedules.base import GRANULE, padded_dim, require_dtype
+from cupyflash.schedules.moves import FLOAT32, functions
 from cupyflash.tiling import DoesNotFit
 
 # Keys of a block, and slots of the ring: those that are tried first are taken where others are not faster.

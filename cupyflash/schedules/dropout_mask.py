@@ -10,7 +10,8 @@ from typing import ClassVar
 from cupyflash.device import Device
 from cupyflash.dropout import with_dropout
 from cupyflash.params import POINTER, Field, Params, numbers
-from cupyflash.schedules.base import Kernel, Move, Phase, Schedule
+from cupyflash.schedules.base import Kernel, Schedule
+from cupyflash.schedules.moves import Totals, whole
 
 THREADS = 128
 PARAMS = with_dropout(
@@ -31,12 +32,8 @@ class DropoutMaskSchedule(Schedule):
     def chip(self) -> Device:
         return self.device
 
-    @property
-    def repeats(self) -> int:
-        return 1
-
-    def phases(self, *, literal: bool = False) -> Iterator[Phase]:
-        yield Phase(1, leave=(Move("kept", math.prod(self.shape), 1, write=True),))
+    def walks(self) -> Iterator[Totals]:
+        yield Totals("dropout_mask", (whole("kept", math.prod(self.shape), 1, write=True),))
 
     def kernels(self) -> tuple[Kernel, ...]:
         constants = (("ELEMENT", "float"), ("DROPOUT", 1), ("THREADS", THREADS))

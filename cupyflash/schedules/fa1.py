@@ -9,16 +9,10 @@ from cupyflash.device import Device
 from cupyflash.params import POINTER, Params, arrays
 from cupyflash.problem import Problem
 from cupyflash.schedules.base import (
-    FLOAT32,
     GRANULE,
     WARP,
     Kernel,
-    Move,
-    Phase,
-    Room,
-    Tiles,
-    Visit,
-    Visited,
+    TileSchedule,
     Workspace,
     attention_params,
     element_constants,
@@ -28,8 +22,31 @@ from cupyflash.schedules.base import (
     sub_tile,
     value_row_bytes,
 )
-from cupyflash.schedules.columns_outside import ColumnsOutside, fit_paper_blocks
-from cupyflash.schedules.moves import block_mask_bytes, block_mask_moves, head_moves, length_moves
+from cupyflash.schedules.columns_outside import (
+    COLUMN,
+    EARLIER,
+    EVERY_ROW,
+    LAST,
+    SEEN_ROWS,
+    UNSEEN,
+    fit_paper_blocks,
+)
+from cupyflash.schedules.mask_tiles import block_mask_bytes
+from cupyflash.schedules.moves import (
+    BEGIN,
+    VISIT,
+    Move,
+    Room,
+    Walk,
+    captured,
+    length_reads,
+    reads,
+    score_reads,
+    sink_reads,
+    tensor,
+    tile_reads,
+    writes,
+)
 from cupyflash.tiling import TileSize
 
 
@@ -44,7 +61,7 @@ def fit(problem: Problem, device: Device) -> TileSize:
     return fit_paper_blocks(problem, device, shared_bytes, "fa1", "K, V and Q with padded rows")
 
 
-class Fa1Schedule(ColumnsOutside):
+class Fa1Schedule(TileSchedule):
     """Algorithm 1's schedule. O is float32 in HBM between visits: O_acc for half types, O itself for float32."""
 
     algorithm: ClassVar[str] = "fa1"
@@ -54,69 +71,42 @@ class Fa1Schedule(ColumnsOutside):
     def _accumulator(self) -> str:
         return "O" if self.problem.dtype == "float32" else "O_acc"
 
-    def _tiles(self) -> dict[str, Room]:
+    def _tiles(self) -> tuple[Room, ...]:
+        """K_j and V_j, which stay in SRAM while the row blocks come by, and what those bring."""
         p = self.problem
         if self.tiling.used == self.tiling.paper:
             # The paper's own residency: K_j, V_j, Q_i and O_i in elements of the input type.
             row, value_row = p.head_dim * p.itemsize, p.head_dim_v * p.itemsize
-            sizes = {"O": self.block_rows * value_row}
+            beside = {"O": self.block_rows * value_row}
         else:
             row, value_row = row_bytes(p), value_row_bytes(p)
-            sizes = {}
-        sizes |= {"K": self.block_cols * row, "V": self.block_cols * value_row, "Q": self.block_rows * row}
-        return {name: Room(name, nbytes) for name, nbytes in sizes.items()}
+            beside = {"block_mask": block_mask_bytes(p, self.row_blocks, self.block_cols)}
+        sizes = {"K": self.block_cols * row, "V": self.block_cols * value_row, **beside, "Q": self.block_rows * row}
+        return tuple(Room(name, nbytes) for name, nbytes in sizes.items())
 
-    def _initialise(self, visited: Visited) -> Phase:
-        """Line 2: O = 0, l = 0, m = -inf. A row block that no column block will visit has its O and L for good."""
-        p = self.problem
-        unseen = int(self._rows()[visited.last < 0].sum())
-        moves = [
-            *length_moves(p),
-            *head_moves(p),
-            *block_mask_moves(self, visited.blocks),
-            Move(self._accumulator, (p.seqlen_q - unseen) * p.head_dim_v, FLOAT32, write=True),
-            Move("O", unseen * p.head_dim_v, p.itemsize, write=True),
-            Move("l", p.seqlen_q, FLOAT32, write=True),
-            Move("m", p.seqlen_q, FLOAT32, write=True),
-        ]
-        if self.lse:
-            moves.append(Move("L", unseen, FLOAT32, write=True))
-        return Phase(1, enter=tuple(moves))
-
-    def _visit(self, times: int, rows: int, last: bool, masks: tuple[Move, ...] = ()) -> Visit:
-        """Lines 8 to 13 for a row block of `rows` rows; its last visit writes O in the output's own type, and L."""
-        p, tiles = self.problem, self._tiles()
-        moves = [
-            Move("Q", rows * p.head_dim, p.itemsize, tile="Q"),
-            *masks,
-            Move(self._accumulator, rows * p.head_dim_v, FLOAT32),
-            Move("l", rows, FLOAT32),
-            Move("m", rows, FLOAT32),
-            Move("O", rows * p.head_dim_v, p.itemsize, write=True)
-            if last
-            else Move(self._accumulator, rows * p.head_dim_v, FLOAT32, write=True),
-            Move("l", rows, FLOAT32, write=True),
-            Move("m", rows, FLOAT32, write=True),
-        ]
-        if last and self.lse:
-            moves.append(Move("L", rows, FLOAT32, write=True))
-        return Visit(times, tuple(moves), tuple(tile for name, tile in tiles.items() if name in "QO"))
-
-    def _outer(self, times: int, cols: int, visits: tuple[Visit, ...]) -> Phase:
-        """Line 6: K_j and V_j, `cols` rows of them, stay in SRAM while the row blocks come by."""
-        p, tiles = self.problem, self._tiles()
-        load = (
-            Move("K", cols * p.head_dim, p.itemsize, tile="K"),
-            Move("V", cols * p.head_dim_v, p.itemsize, tile="V"),
+    def walks(self) -> Iterator[Walk]:
+        p, state = self.problem, ("l", "m")
+        sums, results = self._accumulator, ("O", *["L"] * self.lse)
+        moves = (
+            *length_reads(p),
+            *captured(p, "head", BEGIN),
+            *tile_reads(self),
+            # Line 2: O = 0, l = 0, m = -inf. A row block that no column block will visit has its O and L for good.
+            *writes(p, SEEN_ROWS, sums),
+            *sink_reads(p, UNSEEN),
+            *writes(p, UNSEEN, *results),
+            *writes(p, EVERY_ROW, *state),
+            *(Move(tensor(p, name), COLUMN, tile=name) for name in "KV"),  # line 6
+            Move(tensor(p, "Q"), VISIT, tile="Q"),  # line 8
+            *reads(p, VISIT, sums),
+            *reads(p, VISIT, *state),
+            *score_reads(p),
+            *sink_reads(p, LAST),
+            *writes(p, EARLIER, sums),  # lines 12 and 13: the last visit writes O in its own type, and L
+            *writes(p, LAST, *results),
+            *writes(p, VISIT, *state),
         )
-        kept = Room("block_mask", block_mask_bytes(p, self.row_blocks, self.block_cols))
-        return Phase(times, enter=load, visits=visits, tiles=(tiles["K"], tiles["V"], kept))
-
-    def phases(self, *, literal: bool = False, keys: int | None = None, kept: Tiles | None = None) -> Iterator[Phase]:
-        keys = self.problem.seqlen_k if keys is None else keys
-        visited = Visited.of(self, keys, kept)
-        yield self._initialise(visited)
-        yield from self._outer_steps([visited], 1, keys, literal)  # line 5
+        yield Walk("fa1_forward", self, self.parts, "g", "ji", moves, self._tiles())
 
     def workspaces(self) -> Mapping[str, Workspace]:
         p = self.problem

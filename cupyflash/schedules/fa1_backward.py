@@ -7,7 +7,7 @@ finds m and log(l) (row_bases.py), but in the paper's own count, which has them.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from cupyflash.device import Device
@@ -15,17 +15,10 @@ from cupyflash.params import POINTER, Field, Params
 from cupyflash.problem import Problem
 from cupyflash.schedules.backward import BackwardSchedule, gradient_params, require_no_dbias
 from cupyflash.schedules.base import (
-    FLOAT32,
     GRANULE,
     ROW_PADDING_BYTES,
     WARP,
     Kernel,
-    Move,
-    Phase,
-    Room,
-    Tiles,
-    Visit,
-    Visited,
     Workspace,
     element_constants,
     padded_dim,
@@ -35,9 +28,32 @@ from cupyflash.schedules.base import (
     total_bytes,
     value_row_bytes,
 )
-from cupyflash.schedules.columns_outside import ColumnsOutside, fit_paper_blocks
-from cupyflash.schedules.moves import block_mask_bytes, block_mask_moves, head_moves, length_moves
-from cupyflash.schedules.row_bases import RowBasesSchedule, given_floats, given_move, has_bases
+from cupyflash.schedules.columns_outside import (
+    COLUMN,
+    COLUMN_END,
+    EARLIER,
+    LAST,
+    SEEN_ROWS,
+    UNSEEN,
+    fit_paper_blocks,
+)
+from cupyflash.schedules.mask_tiles import block_mask_bytes
+from cupyflash.schedules.moves import (
+    BEGIN,
+    FLOAT32,
+    VISIT,
+    Move,
+    Room,
+    Walk,
+    captured,
+    length_reads,
+    reads,
+    score_reads,
+    tensor,
+    tile_reads,
+    writes,
+)
+from cupyflash.schedules.row_bases import RowBasesSchedule, given_floats, given_name, has_bases
 from cupyflash.tiling import TileSize
 
 # Queries of S^T in registers at a time: S^T and dP^T together take as many registers of a thread.
@@ -53,12 +69,12 @@ def tiles(problem: Problem, block_rows: int, block_cols: int) -> dict[str, Room]
         "dV": block_cols * padded_dim(p.head_dim_v) * FLOAT32,
         "K": block_cols * row,
         "V": block_cols * value_row,
+        "block_mask": block_mask_bytes(p, query_heads * -(-p.seqlen_q // block_rows), block_cols),
         "Q": block_rows * row,
         "dO": block_rows * value_row,
         "dS": block_cols * (padded_dim(block_rows) * p.itemsize + ROW_PADDING_BYTES),
         "L": given_floats(p) * block_rows * FLOAT32,
         "D": block_rows * FLOAT32,
-        "block_mask": block_mask_bytes(p, query_heads * -(-p.seqlen_q // block_rows), block_cols),
     }
     return {name: Room(name, nbytes) for name, nbytes in sizes.items()}
 
@@ -74,7 +90,7 @@ def fit(problem: Problem, device: Device) -> TileSize:
 
 
 @dataclass(frozen=True)
-class Fa1BackwardSchedule(ColumnsOutside, BackwardSchedule):
+class Fa1BackwardSchedule(BackwardSchedule):
     """Algorithm 4's schedule. dQ is float32 in HBM between visits: dQ_acc for half types, dQ itself for float32.
 
     It is deterministic as it is: a thread block sums for all row blocks of its key head, in their order.
@@ -93,78 +109,44 @@ class Fa1BackwardSchedule(ColumnsOutside, BackwardSchedule):
     def _accumulator(self) -> str:
         return "dQ" if self.problem.dtype == "float32" else "dQ_acc"
 
-    def _tiles(self) -> tuple[tuple[Room, ...], tuple[Room, ...]]:
+    def _tiles(self) -> tuple[Room, ...]:
         """What stays for an outer step, and what a visit brings."""
         p = self.problem
         if self.tiling.used == self.tiling.paper:
             # Line 2's ceil(M / 4d) is for four tiles of Bc rows in elements of the input type. It leaves no room for what a
             # visit brings: that passes through.
             rows = {"K": p.head_dim, "V": p.head_dim_v, "dK": p.head_dim, "dV": p.head_dim_v}
-            return tuple(Room(name, self.block_cols * d * p.itemsize) for name, d in rows.items()), ()
-        made = tiles(p, self.block_rows, self.block_cols)
-        visit = tuple(made.pop(name) for name in ("Q", "dO", "dS", "L", "D"))
-        return tuple(made.values()), visit
+            return tuple(Room(name, self.block_cols * d * p.itemsize) for name, d in rows.items())
+        return tuple(tiles(p, self.block_rows, self.block_cols).values())
 
-    def _initialise(self, heads: list[Visited], alike: int) -> Phase:
-        """Line 5: dQ = 0, dK = 0, dV = 0. A row block that no column block will visit has its dQ for good."""
-        p = self.problem
-        unseen = alike * sum(int(self._rows()[visited.last < 0].sum()) for visited in heads)
-        seen = self.group * p.seqlen_q - unseen
+    def walks(self) -> Iterator[Walk]:
+        p, sums, rooms = self.problem, self._accumulator, self._tiles()
+        names = {room.name for room in rooms}
+
+        def load(name: str) -> Move:
+            return Move(tensor(p, name), VISIT, tile=name if name in names else None)
+
+        given = replace(load(given_name(p)), tile="L") if self.bases else load("L")
         moves = (
-            *length_moves(p),
-            *block_mask_moves(self, alike * sum(visited.blocks for visited in heads)),
-            Move(self._accumulator, seen * p.head_dim, FLOAT32, write=True),
-            Move("dQ", unseen * p.head_dim, p.itemsize, write=True),
-            Move("dK", p.seqlen_k * p.head_dim, p.itemsize, write=True),
-            Move("dV", p.seqlen_k * p.head_dim_v, p.itemsize, write=True),
+            *length_reads(p),
+            *tile_reads(self),
+            # Line 5: dQ = 0, dK = 0, dV = 0. A row block that no column block will visit has its dQ for good.
+            *writes(p, SEEN_ROWS, sums),
+            *writes(p, UNSEEN, "dQ"),
+            *writes(p, BEGIN, "dK", "dV", room=True),
+            *(Move(tensor(p, name), COLUMN, tile=name) for name in "KV"),  # line 7
+            *captured(p, "head", COLUMN),
+            *(load(name) for name in ("Q", "dO", "O")),  # line 10
+            given,
+            *score_reads(p),
+            *reads(p, VISIT, sums),
+            *writes(p, EARLIER, sums),  # line 21: the last visit writes dQ in its own type
+            *writes(p, LAST, "dQ"),
+            *(Move(tensor(p, name), COLUMN_END, write=True, tile=name) for name in ("dK", "dV")),  # line 24
         )
-        return Phase(1, enter=moves)
-
-    def _visit(self, times: int, rows: int, last: bool, masks: tuple[Move, ...] = ()) -> Visit:
-        """Lines 10 to 22 for a row block of `rows` rows; its last visit writes dQ in its own type."""
-        p, (_, visit_tiles) = self.problem, self._tiles()
-        names = {tile.name for tile in visit_tiles}
-
-        def load(tensor: str, d: int, itemsize: int) -> Move:
-            return Move(tensor, rows * d, itemsize, tile=tensor if tensor in names else None)
-
-        moves = (
-            load("Q", p.head_dim, p.itemsize),
-            load("dO", p.head_dim_v, p.itemsize),
-            load("O", p.head_dim_v, p.itemsize),
-            given_move(p, rows, "L") if self.bases else load("L", 1, FLOAT32),
-            *masks,
-            Move(self._accumulator, rows * p.head_dim, FLOAT32),
-            Move("dQ", rows * p.head_dim, p.itemsize, write=True)
-            if last
-            else Move(self._accumulator, rows * p.head_dim, FLOAT32, write=True),
-        )
-        return Visit(times, moves, visit_tiles)
-
-    def _outer(self, times: int, cols: int, visits: tuple[Visit, ...]) -> Phase:
-        """Lines 7, 8 and 24: `cols` rows of K_j and V_j, and their gradients, stay in SRAM while the row blocks come by."""
-        p, (stays, _) = self.problem, self._tiles()
-        rows = (("K", p.head_dim), ("V", p.head_dim_v))
-        return Phase(
-            times,
-            enter=(*(Move(name, cols * d, p.itemsize, tile=name) for name, d in rows), *head_moves(p, self.group)),
-            visits=visits,
-            leave=tuple(Move(f"d{name}", cols * d, p.itemsize, write=True, tile=f"d{name}") for name, d in rows),
-            tiles=stays,
-        )
-
-    def phases(self, *, literal: bool = False, keys: int | None = None, kept: Tiles | None = None) -> Iterator[Phase]:
-        keys = self.problem.seqlen_k if keys is None else keys
-        each: list[Tiles | None] = [None] if kept is None else [kept.at(head) for head in range(self.group)]
-        heads = [Visited.of(self, keys, tiles) for tiles in each]
-        alike = self.group if kept is None else 1  # query heads that visit the same
-        yield self._initialise(heads, alike)
-        yield from self._outer_steps(heads, alike, keys, literal)  # line 6
-
-    def parts(self, *, literal: bool = False) -> Iterator[tuple[int, Iterator[Phase]]]:
-        yield from super().parts(literal=literal)
         if self.bases:
-            yield from self.bases.parts(literal=literal)
+            yield from self.bases.walks()
+        yield Walk("fa1_backward", self, self.parts, "", "jgi", moves, rooms)
 
     def workspaces(self) -> Mapping[str, Workspace]:
         p = self.problem

@@ -6,21 +6,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import ClassVar
 
-import numpy as np
-
 from cupyflash.params import Params
 from cupyflash.schedules import fa2_tiles
 from cupyflash.schedules.base import (
-    FLOAT32,
     GRANULE,
     Kernel,
-    Move,
-    Phase,
-    Room,
-    Tiles,
     TileSchedule,
-    Visit,
-    Visited,
     Workspace,
     attention_params,
     element_constants,
@@ -30,14 +21,24 @@ from cupyflash.schedules.base import (
 )
 from cupyflash.schedules.mask_tiles import kept_bytes, words
 from cupyflash.schedules.moves import (
-    block_mask_moves,
-    head_moves,
-    key_moves,
-    keys_read,
-    length_moves,
+    BEGIN,
+    END,
+    MIXED,
+    SEEN,
+    VISIT,
+    Move,
+    Room,
+    Totals,
+    Walk,
+    captured,
+    length_reads,
     part_bytes,
-    row_moves,
-    score_moves,
+    score_reads,
+    search_reads,
+    sink_reads,
+    tensor,
+    tile_reads,
+    writes,
 )
 
 # What the ring holds in a replay of block sizes that no kernel runs: one K and one V block.
@@ -45,7 +46,7 @@ LEAST_STAGES = 1
 
 
 class Fa2Schedule(TileSchedule):
-    """FlashAttention-2's schedule: a phase is a row block, its visits the column blocks that it sees."""
+    """FlashAttention-2's schedule: a thread block is a row block, and visits the column blocks that it sees."""
 
     algorithm: ClassVar[str] = "fa2"
     params: ClassVar[Params] = attention_params()
@@ -53,6 +54,8 @@ class Fa2Schedule(TileSchedule):
     rings: ClassVar[Mapping[str, str]] = {"K": "K, V", "V": "K, V"}
     # Whether what score and mask functions read for a row or a key is read once for a tile of them, and not for each score
     by_tiles: ClassVar[bool] = True
+    # Whether boxes are copied whole, as far as there is room
+    whole_boxes: ClassVar[bool] = False
 
     @property
     def state_words(self) -> int:
@@ -84,52 +87,30 @@ class Fa2Schedule(TileSchedule):
         }
         return tuple(Room(name, nbytes) for name, nbytes in rooms.items())
 
-    def _row_block(self, times: int, rows: int, full_visits: int, tail_visits: int, tail_cols: int) -> Phase:
-        """`times` row blocks of `rows` rows that visit full and ragged column blocks so often in all, or see none."""
-        p = self.problem
-        visits = tuple(
-            Visit(
-                count,
-                (
-                    Move("K", cols * p.head_dim, p.itemsize, tile=self.rings["K"]),
-                    Move("V", cols * p.head_dim_v, p.itemsize, tile=self.rings["V"]),
-                    *(key_moves(p, cols, asked=0) if self.by_tiles else ()),
-                ),
-            )
-            for count, cols in ((full_visits, self.block_cols), (tail_visits, tail_cols))
-            if count
-        )
-        enter = [*self._length_moves(), *self._head_moves()]
-        if visits:
-            enter.append(Move("Q", self.pack * self.copied_rows(rows) * p.head_dim, p.itemsize, tile="Q"))
-            enter += row_moves(p, rows) if self.by_tiles else ()
-        leave = [Move("O", self.pack * rows * p.head_dim_v, p.itemsize, write=True, tile=self.out_room)]
-        if self.lse:
-            leave.append(Move("L", self.pack * rows, FLOAT32, write=True))
-        return Phase(times, enter=tuple(enter), visits=visits, leave=tuple(leave), tiles=self._tiles())
+    def walks(self) -> Iterator[Walk | Totals]:
+        parts, moves, name = self.parts, tuple(self._moves()), f"{self.algorithm}_forward"
+        yield from self.tile_walks(parts)
+        yield Walk(name, self, parts, "gI", "J", moves, self._tiles(), pack=self.pack, works=self.searching)
 
-    def phases(self, *, literal: bool = False, keys: int | None = None, kept: Tiles | None = None) -> Iterator[Phase]:
-        p = self.problem
-        keys = p.seqlen_k if keys is None else keys
-        if self.row_blocks == 0:
-            return
-        visited = Visited.of(self, keys, kept)
-        tail = -(-keys // self.block_cols) - 1  # of the column blocks, the one that may be short
-        tail_rows, tail_cols = p.seqlen_q - (self.row_blocks - 1) * self.block_rows, self.tail_cols(tail, keys)
-        full_visits, tail_visits = visited.count(0, tail), visited.count(tail, tail + 1)
-        every = np.arange(self.row_blocks)
-        last, none = every == self.row_blocks - 1, full_visits + tail_visits == 0
-        kinds = (~last & none, ~last & ~none, last)
-        for blocks in every[:, None] if literal else [every[kind] for kind in kinds]:
-            if not len(blocks):
-                continue
-            rows = tail_rows if blocks[0] == self.row_blocks - 1 else self.block_rows
-            visits = int(full_visits[blocks].sum()), int(tail_visits[blocks].sum())
-            yield self._row_block(len(blocks), rows, *visits, tail_cols)
-        yield Phase(1, enter=block_mask_moves(self, visited.blocks))
-        yield Phase(self.pack, enter=score_moves(self, [visited], keys, self.by_tiles))
-        if self.by_tiles:
-            yield Phase(1, enter=key_moves(p, 0, keys_read(self, visited.asked, keys)))
+    def _moves(self) -> Iterator[Move]:
+        """A row block's moves: Q, each K and V that it sees from the last on, O and L."""
+        p, by_tiles, whole = self.problem, self.by_tiles, self.whole_boxes
+        yield from search_reads(self.together, "q", self.looks)
+        yield from length_reads(p, self.looks)
+        yield from tile_reads(self)
+        yield from captured(p, "head", BEGIN, times=max(1, self.looks - 1))  # the producer warp has no scores
+        yield Move(tensor(p, "Q"), SEEN, tile="Q", room=whole)
+        yield from captured(p, "row", SEEN, by_tiles=by_tiles)
+        yield Move(tensor(p, "K"), VISIT, tile=self.rings["K"], room=whole)
+        yield from captured(p, "key", VISIT, MIXED, by_tiles=by_tiles)
+        yield from score_reads(p, by_tiles=by_tiles)
+        yield Move(tensor(p, "V"), VISIT, tile=self.rings["V"], room=whole)
+        yield from sink_reads(p, END)
+        yield from writes(p, END, "O", tile=self.out_room)
+        yield from writes(p, END, *["L"] * self.lse)
+
+    def sharing(self, kernel: str) -> int | None:
+        return self.candidate.config.blocks if kernel == "fa2_forward" else None
 
     @property
     def out_room(self) -> str:
@@ -141,21 +122,15 @@ class Fa2Schedule(TileSchedule):
         """Query heads whose rows share a row block."""
         return 1
 
-    def _length_moves(self) -> tuple[Move, ...]:
-        """What a row block reads to learn how many keys its batch has."""
-        return length_moves(self.problem)
+    @property
+    def looks(self) -> int:
+        """Warps of a row block that each look for what it has to do: the keys of its batch, its sequence."""
+        return 1
 
-    def _head_moves(self) -> tuple[Move, ...]:
-        """What a row block reads of a score function's arrays that is one for its head."""
-        return head_moves(self.problem)
-
-    def copied_rows(self, rows: int) -> int:
-        """Rows that are copied of a row block of so many."""
-        return rows
-
-    def tail_cols(self, tail: int, keys: int) -> int:
-        """Columns that are copied of the column block `tail`, where the keys end."""
-        return keys - tail * self.block_cols
+    @property
+    def searching(self) -> int | None:
+        """Thread blocks that look for a row block, where not each finds one."""
+        return None
 
     @property
     def works(self) -> int:
@@ -190,7 +165,7 @@ class Fa2Schedule(TileSchedule):
             ("STAGES", config.stages),
             ("BLOCKS", config.blocks),
             ("Q_IN_REGS", int(config.q_in_regs)),
-            ("SCALE_FIRST", int(p.options.bias or p.options.score is not None or p.softmax_scale <= 0)),
+            ("SCALE_FIRST", int(p.options.bias or p.options.transformed or p.softmax_scale <= 0)),
             ("VARLEN", int(p.options.packed)),
         )
         return Kernel("fa2_forward.cu", "fa2_forward", constants, self.grid, config.threads, candidate.shared_bytes, self.struct)

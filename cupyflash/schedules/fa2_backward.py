@@ -11,23 +11,14 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import ClassVar
 
-import numpy as np
-
 from cupyflash.dropout import with_dropout
 from cupyflash.params import POINTER, Params, arrays
 from cupyflash.schedules import fa2_backward_tiles as tiles
 from cupyflash.schedules.backward import BackwardSchedule, RowBlocksOutside, gradient_params, require_mask_blocks
 from cupyflash.schedules.base import (
-    FLOAT32,
     GRANULE,
     WARP,
     Kernel,
-    Move,
-    Phase,
-    Room,
-    Tiles,
-    Visit,
-    Visited,
     Workspace,
     element_constants,
     padded_dim,
@@ -39,16 +30,29 @@ from cupyflash.schedules.base import (
 from cupyflash.schedules.fa2_backward_tiles import Launch, Warps, launches
 from cupyflash.schedules.mask_tiles import MaskTiles, words
 from cupyflash.schedules.moves import (
-    block_mask_moves,
-    head_moves,
-    key_moves,
-    keys_read,
-    length_moves,
-    row_moves,
-    score_moves,
-    visited_scores,
+    BEGIN,
+    END,
+    MIXED,
+    SEEN,
+    VISIT,
+    Move,
+    Room,
+    Tensor,
+    Walk,
+    When,
+    captured,
+    length_reads,
+    passing,
+    reads,
+    score_reads,
+    search_reads,
+    sink_reads,
+    tensor,
+    tile_reads,
+    writes,
 )
-from cupyflash.schedules.row_bases import RowBasesSchedule, given_move, has_bases
+from cupyflash.schedules.parts import NOWHERE, Axis, Part
+from cupyflash.schedules.row_bases import RowBasesSchedule, given_name, has_bases
 
 ROW_THREADS = 128
 # Rows that dQ's sum has together (query_sum.cuh)
@@ -78,14 +82,6 @@ class _Fa2Kernels(BackwardSchedule):
         tiles = ("tiles", "query_tiles") if asked.masked else ()
         return with_dropout(with_captured(self.params, (asked.score, asked.mask_function), tiles), asked.dropout)
 
-    def extras(self, heads: list[Visited], keys: int, blocks: int, heads_each: int) -> Iterator[Phase]:
-        """What `blocks` thread blocks read of masks, each its batch's length, what the block mask says of it, and what a score
-        function reads once for each of the heads that it has."""
-        yield Phase(blocks, enter=length_moves(self.problem))
-        yield Phase(blocks * heads_each, enter=head_moves(self.problem))
-        yield Phase(1, enter=block_mask_moves(self, sum(each.blocks for each in heads)))
-        yield Phase(1, enter=score_moves(self, heads, keys, by_tiles=True))
-
 
 @dataclass(frozen=True)
 class QueriesSchedule(_Fa2Kernels, RowBlocksOutside):
@@ -93,45 +89,25 @@ class QueriesSchedule(_Fa2Kernels, RowBlocksOutside):
 
     algorithm: ClassVar[str] = "fa2"
 
-    def _enter(self, seen: int) -> tuple[Move, ...]:
-        p = self.problem
-        return (
-            Move("Q", seen * p.head_dim, p.itemsize),
-            Move("dO", seen * p.head_dim_v, p.itemsize),
-            given_move(p, seen),
-            Move("D", seen, FLOAT32),
-            *row_moves(p, seen),
+    def walks(self, parts: tuple[Part, ...] | None = None) -> Iterator[Walk]:
+        p, parts, values = self.problem, self.parts if parts is None else parts, "V" if self.stages else "K"
+        moves = (
+            *(Move(tensor(p, name), SEEN, tile=name) for name in ("Q", "dO")),
+            *reads(p, SEEN, given_name(p), "D", tile="L, D"),
+            *captured(p, "row", SEEN),
+            Move(tensor(p, "K"), VISIT, tile="K"),
+            *captured(p, "key", VISIT, MIXED),
+            *score_reads(p, by_tiles=True),
+            Move(tensor(p, "V"), VISIT, tile=values),
+            *writes(p, END, "dQ"),
         )
-
-    def _visit(self, cols: int) -> tuple[Move, ...]:
-        p, values = self.problem, "V" if self.stages else "K"
-        K, V = Move("K", cols * p.head_dim, p.itemsize, tile="K"), Move("V", cols * p.head_dim_v, p.itemsize, tile=values)
-        return (K, V, *key_moves(p, cols, 0))
-
-    def _leave(self, rows: int) -> tuple[Move, ...]:
-        return (Move("dQ", rows * self.problem.head_dim, self.problem.itemsize, write=True),)
-
-    def _beside(self, heads: list[Visited], keys: int) -> Iterator[Phase]:
-        yield Phase(1, enter=key_moves(self.problem, 0, sum(keys_read(self, each.asked, keys) for each in heads)))
-        yield from self.extras(heads, keys, self.group * self.row_blocks, 1)
-
-    @property
-    def state_words(self) -> int:
-        return words(self.problem.seqlen_k, self.block_cols)
-
-    @property
-    def mask_tiles(self) -> tuple[MaskTiles, ...]:
-        return tuple(replace(each, field="query_tiles") for each in super().mask_tiles)
+        yield from self.tile_walks(parts)
+        yield self.row_walk("fa2_backward_queries", parts, moves, self._tiles())
 
     @property
     def found_tiles(self) -> tuple[MaskTiles, ...]:
         """None where what comes before, in the same blocks, has found them."""
         return () if has_bases(self.problem) else super().found_tiles
-
-    @property
-    def grid(self) -> int:
-        """Thread blocks."""
-        return self.problem.head_count * self.row_blocks
 
     @cached_property
     def stages(self) -> int:
@@ -169,7 +145,7 @@ class QueriesSchedule(_Fa2Kernels, RowBlocksOutside):
 
 @dataclass(frozen=True)
 class Fa2BackwardSchedule(_Fa2Kernels):
-    """A phase is a column block of a key head, its visits the row blocks that see it, of every query head of the group."""
+    """A thread block is a column block of a key head, and visits the row blocks that see it, of every query head of the group."""
 
     algorithm: ClassVar[str] = "fa2"
 
@@ -206,7 +182,8 @@ class Fa2BackwardSchedule(_Fa2Kernels):
     def by_rows(self) -> QueriesSchedule:
         """Row blocks as thread blocks."""
         used = tiles.fit_queries(self.problem, self.device, self.mask_blocks)
-        return QueriesSchedule(self.problem, self.device, replace(self.tiling, used=used), mask_blocks=self.mask_blocks)
+        tiling, packed = replace(self.tiling, used=used), self.together
+        return QueriesSchedule(self.problem, self.device, tiling, mask_blocks=self.mask_blocks, packed=packed)
 
     @property
     def queries(self) -> QueriesSchedule | None:
@@ -238,80 +215,56 @@ class Fa2BackwardSchedule(_Fa2Kernels):
     def _rooms(self, warps: Warps) -> tuple[Room, ...]:
         return tiles.main_tiles(self.problem, self.block_rows, self.block_cols, self.stages, warps.beside)
 
-    def _visit(self, launch: Launch, times: int, rows: int) -> Visit:
-        p = self.problem
-        moves = [
-            Move("Q", rows * p.head_dim, p.itemsize, tile="Q, dO"),
-            Move("dO", rows * p.head_dim_v, p.itemsize, tile="Q, dO" if launch.dk or self.stages else "V"),
-            given_move(p, rows, "L, D"),
-            *row_moves(p, rows, asked=0),
-        ]
-        if launch.dk:
-            moves.append(Move("D", rows, FLOAT32, tile="L, D"))
-            if not self.deterministic:
-                # An atomic reads and writes.
-                moves += [Move("dQ_acc", rows * padded_dim(p.head_dim), FLOAT32, write=write) for write in (False, True)]
-        return Visit(times, tuple(moves))
+    def parts_beside(self, each: RowBlocksOutside) -> tuple[Part, ...]:
+        """The parts of what has row blocks as thread blocks."""
+        return each.parts
 
-    def _column_block(self, launch: Launch, times: int, cols: int, visits: tuple[Visit, ...]) -> Phase:
-        """`times` column blocks that are visited, of `cols` keys that there are."""
-        p = self.problem
-        enter = [Move("K", cols * p.head_dim, p.itemsize, tile="K")]
-        if launch.dk:
-            enter.append(Move("V", cols * p.head_dim_v, p.itemsize, tile="V"))
-        return Phase(times, enter=tuple(enter), visits=visits, tiles=self._tiles())
-
-    def phases(self, *, literal: bool = False, keys: int | None = None, kept: Tiles | None = None) -> Iterator[Phase]:
-        p, group = self.problem, self.group
-        keys = p.seqlen_k if keys is None else keys
-        heads = self.visited(keys, kept)
-
-        every = (p.seqlen_q * p.head_dim_v, p.itemsize)  # the first kernel: D, dQ = 0
-        enter = [Move("O", *every), Move("dO", *every), Move("D", p.seqlen_q, FLOAT32, write=True)]
-        sums = Move("dQ_acc", p.seqlen_q * padded_dim(p.head_dim), FLOAT32)
+    def walks(self) -> Iterator[Walk]:
+        p, parts, rows = self.problem, self.parts, self.query_shape[1]
+        every = parts if self.together is None else (Part(0, self, Axis(0, rows, 0, rows, rows), NOWHERE),)
+        sums = tensor(p, "dQ_acc", width=padded_dim(p.head_dim), rounded=SUMMED_ROWS)
+        yield from self.tile_walks(parts)
+        yield from self.bases.walks(self.parts_beside(self.bases))
+        moves = (*reads(p, BEGIN, "O", "dO"), *writes(p, END, "D"))
         if not self.deterministic:
-            enter.append(Move("dQ_acc", sums.elements, FLOAT32, write=True))
+            moves += (Move(sums, END, write=True),)
         if p.options.sinks:
-            enter += [Move(name, p.seqlen_q, FLOAT32, write=name == "dsinks") for name in ("sinks", "dsinks")]
-            enter.append(given_move(p, p.seqlen_q))
-        yield Phase(group, enter=tuple(enter))
-
-        of_keys = sum(self._keys(each, keys) for each in heads)
-        asked = int(sum(each.asked.count(0, self.col_blocks) @ self._rows() for each in heads))
+            moves += (*sink_reads(p, BEGIN), *reads(p, BEGIN, given_name(p)), *writes(p, END, "dsinks"))
+        yield passing("fa2_backward_rows", self, every, moves, ROW_THREADS // tiles.row_lanes(p))
         for launch in launches(p):
-            yield Phase(1, enter=(*key_moves(p, of_keys), *row_moves(p, 0, asked)))
-            yield from self._launch(launch, literal, keys, heads)
-            yield from self.extras(heads, keys, self.col_blocks, self.group)
-            gradients = (("dK", p.head_dim, launch.dk), ("dV", p.head_dim_v, launch.dv))
-            leave = (Move(name, p.seqlen_k * d, p.itemsize, write=True) for name, d, made in gradients if made)
-            yield Phase(1, leave=tuple(leave))
-        if self.dbias:
-            scores = sum(visited_scores(self, each, keys) for each in heads)
-            yield Phase(1, enter=tuple(Move("dbias", scores, FLOAT32, write=write) for write in (False, True)))
-        if not self.deterministic:
-            yield Phase(group, enter=(sums,), leave=(Move("dQ", p.seqlen_q * p.head_dim, p.itemsize, write=True),))
+            yield self._main_walk(launch, parts, sums)
+        if self.queries is not None:
+            yield from self.queries.walks(self.parts_beside(self.queries))
+        else:
+            yield passing("fa2_backward_finish", self, every, (Move(sums, BEGIN), *writes(p, END, "dQ")), self.finished_rows)
 
-    def _keys(self, visited: Visited, keys: int) -> int:
-        """Those of the column blocks that a query head visits."""
-        return int(np.clip(keys - visited.columns * self.block_cols, 0, self.block_cols).sum())
+    def _main_walk(self, launch: Launch, parts: tuple[Part, ...], sums: Tensor) -> Walk:
+        """A column block's walk: K and V, Q and dO of the row blocks that see it, of every query head of the group, dK and dV."""
+        p, packed = self.problem, self.together
 
-    def _launch(self, launch: Launch, literal: bool, keys: int, heads: list[Visited]) -> Iterator[Phase]:
-        """The column blocks that any row block visits."""
-        columns = np.unique(np.concatenate([each.columns for each in heads]))
-        tail = (keys - 1) // self.block_cols
-        tail_cols, rows = keys - tail * self.block_cols, self._rows()
-        spans = [(j, j + 1) for j in columns.tolist()] if literal else [(0, tail), (tail, tail + 1)]
-        for lo, hi in spans:
-            steps = int(((lo <= columns) & (columns < hi)).sum())
-            if steps:
-                visits = np.sum([each.count(lo, hi) for each in heads], axis=0)
-                kinds = tuple(self._visit(launch, int(visits[rows == extent].sum()), extent) for extent in np.unique(rows).tolist())
-                yield self._column_block(launch, steps, tail_cols if lo == tail else self.block_cols, kinds)
+        def load(name: str, when: When, tile: str) -> Move:
+            return Move(tensor(p, name), when, tile=tile)
 
-    def parts(self, *, literal: bool = False) -> Iterator[tuple[int, Iterator[Phase]]]:
-        yield from super().parts(literal=literal)
-        for each in self.beside:
-            yield from each.parts(literal=literal)
+        moves = [
+            *search_reads(packed, "k"),
+            *length_reads(p),
+            *tile_reads(self),
+            *captured(p, "head", BEGIN),
+            load("K", SEEN, "K"),
+            *([load("V", SEEN, "V")] if launch.dk else []),
+            *captured(p, "key", When("gj")),
+            load("Q", VISIT, "Q, dO"),
+            load("dO", VISIT, "Q, dO" if launch.dk or self.stages else "V"),
+            load(given_name(p), VISIT, "L, D"),
+            *([load("D", VISIT, "L, D")] if launch.dk else []),
+            *captured(p, "row", VISIT, MIXED),
+            *score_reads(p, by_tiles=True),
+        ]
+        # An atomic reads and writes.
+        added = [tensor(p, "dbias")] * self.dbias + [sums] * (not self.deterministic)
+        moves += [Move(each, VISIT, write) for each in added if launch.dk for write in (False, True)]
+        moves += writes(p, END, *["dK"] * launch.dk, *["dV"] * launch.dv, room=True)
+        return Walk("fa2_backward", self, parts, "j", "gI", tuple(moves), self._tiles(), works=self.grid if packed else None)
 
     def workspaces(self) -> Mapping[str, Workspace]:
         spaces = {"D": Workspace(self.query_shape, "float32")}
@@ -341,11 +294,23 @@ class Fa2BackwardSchedule(_Fa2Kernels):
         before_main = *self.tile_kernels(), *self.bases.kernels(), rows
         if self.queries is not None:
             return (*before_main, *main, *self.queries.kernels())
-        pieces = padded_dim(p.head_dim) // GRANULE  # side by side, of as many threads as they have rows
-        threads = ROW_THREADS * (1 if pieces * SUMMED_ROWS <= ROW_THREADS else 2)
-        of_block = threads // SUMMED_ROWS // pieces * SUMMED_ROWS
-        finish = Kernel(source, "fa2_backward_finish", beside_main, pairs * -(-total_q // of_block), threads, 0, self.struct)
+        grid = pairs * -(-total_q // self.finished_rows)
+        finish = Kernel(source, "fa2_backward_finish", beside_main, grid, self._finish_threads, 0, self.struct)
         return (*before_main, *main, finish)
+
+    @property
+    def _row_pieces(self) -> int:
+        """Pieces of a row that lie side by side, each with as many threads as there are rows together."""
+        return padded_dim(self.problem.head_dim) // GRANULE
+
+    @property
+    def _finish_threads(self) -> int:
+        return ROW_THREADS * (1 if self._row_pieces * SUMMED_ROWS <= ROW_THREADS else 2)
+
+    @property
+    def finished_rows(self) -> int:
+        """Rows that a thread block of the last kernel has."""
+        return self._finish_threads // SUMMED_ROWS // self._row_pieces * SUMMED_ROWS
 
     def _main(self, launch: Launch, warps: Warps) -> Kernel:
         """The main kernel, whose warps share a block so."""

@@ -11,9 +11,10 @@ from collections.abc import Mapping
 from cupyflash.device import Device
 from cupyflash.multiprocessor import EXPONENTIALS, L2_BYTES, PARTITIONS, SHARED_BYTES, WARP, Multiprocessor
 from cupyflash.problem import Problem
-from cupyflash.schedules.base import FLOAT32, GRANULE, padded_dim
+from cupyflash.schedules.base import GRANULE, padded_dim
 from cupyflash.schedules.fa2_backward_tiles import Launch, Warps
 from cupyflash.schedules.fa2_tiles import TILE_LATENCY, fma_rate
+from cupyflash.schedules.moves import FLOAT32
 from cupyflash.schedules.score_cost import of_score
 
 # Instructions of a turn beside products, reads and writes: of each score, for 32 lanes; and of a warp. At d 64 and 128 all are 3.80

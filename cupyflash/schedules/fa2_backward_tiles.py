@@ -9,11 +9,11 @@ from functools import partial
 
 from cupyflash.device import Device
 from cupyflash.problem import USUAL_HEAD_DIM, Problem
-from cupyflash.schedules.base import FLOAT32, GRANULE, Room, padded_dim, total_bytes
+from cupyflash.schedules.base import GRANULE, padded_dim, total_bytes
 from cupyflash.schedules.fa2_tiles import narrow as narrow_copies
 from cupyflash.schedules.fa2_tiles import positioned
 from cupyflash.schedules.mask_tiles import kept_bytes, words
-from cupyflash.schedules.moves import part_bytes
+from cupyflash.schedules.moves import FLOAT32, Room, part_bytes
 from cupyflash.schedules.row_bases import given_floats
 from cupyflash.tiling import DoesNotFit, TileSize
 from cupyflash.words import plural

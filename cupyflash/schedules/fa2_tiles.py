@@ -23,9 +23,9 @@ from cupyflash.device import Device
 from cupyflash.multiprocessor import EXPONENTIALS, L2_BYTES, PARTITIONS, SHARED_BYTES, WARP, Multiprocessor, mma_rate, occupancy
 from cupyflash.problem import Problem
 from cupyflash.schedules.balance import Pieces, busiest
-from cupyflash.schedules.base import FLOAT32, GRANULE, padded_dim
+from cupyflash.schedules.base import GRANULE, padded_dim
 from cupyflash.schedules.mask_tiles import kept_bytes, words
-from cupyflash.schedules.moves import part_bytes
+from cupyflash.schedules.moves import FLOAT32, part_bytes
 from cupyflash.schedules.score_cost import of_score
 from cupyflash.tiling import DoesNotFit, TileSize
 from cupyflash.words import plural
@@ -187,7 +187,7 @@ def most_accumulators(problem: Problem, device: Device, config: Config) -> int:
 
 def masked(problem: Problem) -> bool:
     """Whether each score of every block has something of its own: a mask speaks of some blocks' only."""
-    return problem.options.bias or problem.options.score is not None
+    return problem.options.bias or problem.options.transformed
 
 
 def positioned(problem: Problem) -> bool:

@@ -14,17 +14,14 @@ from cupyflash.schedules import fa3_queue, fa3_tiles
 from cupyflash.schedules.base import (
     GRANULE,
     Kernel,
-    Move,
-    Phase,
-    Room,
-    Visited,
     Workspace,
     attention_params,
     element_constants,
 )
 from cupyflash.schedules.fa2 import Fa2Schedule
 from cupyflash.schedules.fa3_queue import Items
-from cupyflash.schedules.moves import head_moves
+from cupyflash.schedules.moves import BEGIN, END, Move, Room, Tensor, Totals, Walk, whole
+from cupyflash.schedules.parts import Visited
 from cupyflash.tensor_maps import Box
 
 SWIZZLE = 128
@@ -40,17 +37,17 @@ L2_SHARE = 2
 
 
 class Fa3Schedule(Fa2Schedule):
-    """FlashAttention-3's schedule: a phase is a row block, its visits the column blocks that it sees, from the last one on.
+    """FlashAttention-3's schedule: a row block visits the column blocks that it sees, from the last one on.
 
     A thread block takes one row block after the other (`works` in all), from a queue where they are not alike. TMA copies of a
-    block what is in the tensor: where a batch has fewer keys than k, the block that they end in comes whole. `room_q` and `room_k`
-    are the rows that the tensors have from a head's first on.
+    block what is in the tensor: where a batch has fewer keys than k, the block that they end in comes whole.
     """
 
     algorithm: ClassVar[str] = "fa3"
     params: ClassVar[Params] = attention_params(*OWN, maps=MAPPED)
     rings: ClassVar[Mapping[str, str]] = {"K": "K", "V": "V"}
     by_tiles: ClassVar[bool] = False
+    whole_boxes: ClassVar[bool] = True
 
     @property
     def config(self) -> fa3_tiles.Config:
@@ -95,23 +92,18 @@ class Fa3Schedule(Fa2Schedule):
         return self.problem.seqlen_k
 
     @property
+    def rooms_beyond(self) -> tuple[int, int]:
+        return self.room_q, self.room_k
+
+    @property
     def warps(self) -> int:
         """Those with something to do: the producer and the consumers. Roles do not wait for one another at the start of a row
         block, so each of these warps finds out by itself what there is to do."""
         return 1 + self.tiling.used.block_rows // GRANULE
 
-    def _length_moves(self) -> tuple[Move, ...]:
-        return (Move("key_lengths", self.warps, LENGTH),) if self.problem.options.padded else ()
-
-    def _head_moves(self) -> tuple[Move, ...]:
-        """Each consumer warp reads them, of each head that its rows have."""
-        return head_moves(self.problem, (self.warps - 1) * self.pack)
-
-    def copied_rows(self, rows: int) -> int:
-        return min(self.block_rows, self.room_q - (self.row_blocks - 1) * self.block_rows) if rows < self.block_rows else rows
-
-    def tail_cols(self, tail: int, keys: int) -> int:
-        return min(self.block_cols, self.room_k - tail * self.block_cols)
+    @property
+    def looks(self) -> int:
+        return self.warps
 
     def maps(self) -> Mapping[str, Box]:
         rows = {"Q": self.block_rows // self.config.q_parts, "O": fa3_tiles.WARPGROUP_ROWS // self.pack}
@@ -173,7 +165,7 @@ class Fa3Schedule(Fa2Schedule):
         """The blocks of rows of a head, of all batches."""
         p, starts = self.problem, np.arange(self.problem.batch) * self.problem.seqlen_k
         every = p.options.key_lengths or (p.seqlen_k,) * p.batch
-        turns = {keys: Visited.of(self, keys, None).count(0, self.col_blocks) for keys in set(every)}
+        turns = {keys: Visited.of(self, keys, None).counts for keys in set(every)}
         together = np.repeat(starts // self.keys_together, self.row_blocks)
         return Items(np.concatenate([turns[keys] for keys in every]), together, p.heads // self.pack, self.section, self.exact)
 
@@ -195,27 +187,29 @@ class Fa3Schedule(Fa2Schedule):
         """Row blocks that producers ask for, up to the first that a sequence has not."""
         return self.blocks_there + max(0, min(self.grid, self.works - self.blocks_there))
 
-    def parts(self, *, literal: bool = False) -> Iterator[tuple[int, Iterator[Phase]]]:
-        yield from super().parts(literal=literal)
-        yield from self.queue_parts()
+    def sharing(self, kernel: str) -> int | None:
+        return 1
 
-    def queue_parts(self) -> Iterator[tuple[int, Iterator[Phase]]]:
-        """What making the queue and taking from it moves."""
-        if self.queued:
-            yield 1, iter(self._queue_phases())
-
-    def _queue_phases(self) -> tuple[Phase, ...]:
-        """Each item looks at itself, its thread block at all. The queue is written once; behind each row block one more is
-        taken."""
+    def walks(self) -> Iterator[Walk | Totals]:
+        (main,) = super().walks()
+        assert isinstance(main, Walk)
+        if not self.queued:
+            yield main
+            return
+        # Each item looks at itself, its thread block at all. The queue is written once; behind each row block one more is taken.
         items = self.works // self.items.heads
-        looks = Phase(items * (1 + -(-items // fa3_queue.THREADS)), enter=self._look_moves())
-        made = Move("queue", self.works, LENGTH, write=True), Move("taken", 1, LENGTH, write=True)
-        counted = (Move("taken", self.blocks_there, LENGTH, write=write) for write in (False, True))
-        return looks, Phase(1, enter=made), Phase(1, enter=(Move("queue", self.asked_for, LENGTH), *counted))
+        often = items * (1 + -(-items // fa3_queue.THREADS))
+        looks = (whole(name, often * words, LENGTH) for name, words in self.look_words.items())
+        queue, count = Tensor("queue", "work", 1, LENGTH), Tensor("taken", "one", 1, LENGTH)
+        made = whole("queue", self.works, LENGTH, write=True), whole("taken", 1, LENGTH, write=True)
+        yield Totals("fa3_queue", (*looks, *made))
+        taken = Move(queue, BEGIN), Move(count, END), Move(count, END, write=True)
+        yield replace(main, moves=(*main.moves, *taken))
 
-    def _look_moves(self) -> tuple[Move, ...]:
+    @property
+    def look_words(self) -> Mapping[str, int]:
         """What a thread reads to know how long an item is."""
-        return (Move("key_lengths", 1, LENGTH),) if self.problem.options.padded else ()
+        return {"key_lengths": 1} if self.problem.options.padded else {}
 
     def workspaces(self) -> Mapping[str, Workspace]:
         return {"queue": Workspace((self.works,), "int32"), "taken": Workspace((1,), "int32")} if self.queued else {}

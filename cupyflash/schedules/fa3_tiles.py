@@ -14,7 +14,7 @@ import numpy as np
 from cupyflash.device import Device
 from cupyflash.expressions.tree import Apply, walk
 from cupyflash.multiprocessor import EXPONENTIALS, PARTITIONS, WARP, Multiprocessor, tensor_rate
-from cupyflash.options import TAKEN_BY, refused
+from cupyflash.options import OPTIONS, refused
 from cupyflash.problem import USUAL_HEAD_DIM, Problem
 from cupyflash.schedules.balance import MOST_PIECES, Pieces, busiest
 from cupyflash.schedules.base import GRANULE, padded_dim
@@ -170,7 +170,7 @@ def refusal(problem: Problem, device: Device) -> str | None:
     if (widest := max(p.head_dim, p.head_dim_v)) > USUAL_HEAD_DIM:
         return f"the kernel takes d and d_v up to {USUAL_HEAD_DIM}, and this has {widest}"
     if lacking := refused(asked, "fa3"):
-        return f"the kernel has no place for {TAKEN_BY[lacking][0]}"
+        return f"the kernel has no place for {OPTIONS[lacking].words}"
     if stacked := sorted(
         STACKED & {node.operation for node in walk(asked.score.tree) if isinstance(node, Apply)} if asked.score else ()
     ):
@@ -211,7 +211,7 @@ def packed_heads(problem: Problem, block_rows: int) -> int:
     """Query heads whose rows share blocks of so many rows: those that share K and V, as far as the kernel can, where this makes
     fewer blocks, which is where queries are few."""
     p = problem
-    pack = math.gcd(p.heads // max(1, p.kv_heads), WARPGROUP_ROWS if p.options.score is None else HEADS_OF_A_LANE)
+    pack = math.gcd(p.heads // max(1, p.kv_heads), WARPGROUP_ROWS if not p.options.transformed else HEADS_OF_A_LANE)
     apart, together = pack * -(-p.seqlen_q // block_rows), -(-pack * p.seqlen_q // block_rows)
     return pack if together < apart and not p.options.packed and block_rows % pack == 0 else 1
 

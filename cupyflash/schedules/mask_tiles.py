@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
 from cupyflash import score
 from cupyflash.expressions.tree import depends_on
 from cupyflash.problem import Problem
+from cupyflash.schedules.moves import BEGIN, END, PLACES, Move, Of, loaded, tensor
 from cupyflash.schedules.packed import Packed
 
 # Of a launch of the kernel; a thread block has a tile.
@@ -32,6 +35,11 @@ def kept_bytes(problem: Problem, words: int) -> int:
     if problem.options.masked and 8 * words <= MOST_STATE_BYTES:
         return -(-8 * words // STEP_BYTES) * STEP_BYTES
     return 4 * words if problem.options.block_mask is not None else 0
+
+
+def block_mask_bytes(problem: Problem, row_blocks: int, block_cols: int) -> int:
+    """Bytes of shared memory for the block masks of `row_blocks` row blocks, a bit a block in words of 32."""
+    return 4 * row_blocks * words(problem.seqlen_k, block_cols) if problem.options.block_mask is not None else 0
 
 
 @dataclass(frozen=True)
@@ -77,19 +85,15 @@ class MaskTiles:
             return None
         return p.options.pattern.states((p.seqlen_q, p.seqlen_k), self.blocks)
 
-    def reads(self) -> tuple[tuple[str, int, int], ...]:
-        """What the kernel reads: tensor, elements and bytes of one."""
-        p, (batches, heads, row_blocks, col_blocks) = self.problem, self.shape
-        planes, form = batches * heads, p.options.mask_function
+    def moves(self) -> tuple[Move, ...]:
+        """The moves of a thread block: what it asks of its tile, and the state."""
+        p, form, here = self.problem, self.problem.options.mask_function, partial(Move, when=BEGIN, room=True)
+        state = Move(tensor(p, self.field), END, write=True)
         if form is None:
-            return (("mask", planes * p.seqlen_q * p.seqlen_k, 1),)
-        # Once a tile, a row of each tile, a column of each, a score
-        once = row_blocks * col_blocks, p.seqlen_q * col_blocks, p.seqlen_k * row_blocks, p.seqlen_q * p.seqlen_k
-        return tuple(
-            (score.field(load.name, "mask"), planes * times, score.itemsize(form, load))
-            for loads, times in zip(score.parts(form), once, strict=True)
-            for load in loads
-        )
+            return here(tensor(p, "mask", of="scores")), state
+        of: Mapping[str, Of] = {**PLACES, "score": "scores"}  # each of the tile's, whatever its position
+        places = zip(score.Parts._fields, score.parts(form), strict=True)
+        return (*(here(loaded(form, load, of[place])) for place, loads in places for load in loads), state)
 
     def constants(self) -> tuple[tuple[str, int | str], ...]:
         """What the kernel is compiled with."""

@@ -1,73 +1,264 @@
-"""What thread blocks read of masks, biases, lengths, and of what score and mask functions have captured."""
+"""Moves between HBM and the chip: each once, with its tensor, its box, its turn and its direction.
+
+A walk says how the thread blocks of one kernel go through the tiles of scores, and what they move on the way. The replay and its
+SRAM, counted bytes, the L2's requests and the traces' pages come from it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
-import numpy as np
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from cupyflash import score
+from cupyflash.expressions.tree import Load
 from cupyflash.problem import Problem
-from cupyflash.schedules import mask_tiles
-from cupyflash.schedules.base import FLOAT32, Move, TileSchedule, Visited
+
+if TYPE_CHECKING:
+    from cupyflash.schedules.base import TileSchedule
+    from cupyflash.schedules.packed import Packed
+    from cupyflash.schedules.parts import Part
+
+FLOAT32 = 4
+WORD = 4
+
+Beside = Literal["seen", "newest", "head", "batch", "tile", "one", "search", "work", "whole"]
+Of = Literal["query", "key", "scores", "part", "new", "added", "pages", Beside]
+"""A tensor has a row for each query of a head, each key of a key head, and so on.
+
+"scores": each score of a head; "seen": an element that only those scores ask for which their position lets be seen; "tile": each
+tile; "one": it is a word; "search": the bounds among which a thread block looks for its sequence; "work": each piece of work in the
+order in which it is taken; "whole": its width is all that moves. Of decoding "part": each query of a head and each split of its
+keys; "new": each new key; "added": the same behind the cached ones, where the last row tile puts them; "pages": each page of a
+sequence; "newest": as "seen", of as many of the newest keys as there are queries."""
 
 
-def scores_seen(problem: Problem, rows: range, cols: range) -> int:
-    """How many scores of these rows and columns are seen for their position: each reads its own mask and bias element."""
-    first, end = problem.keys_seen(np.arange(rows.start, rows.stop), problem.seqlen_k)
-    return int(np.maximum(0, np.minimum(end, cols.stop) - np.maximum(first, cols.start)).sum())
+@dataclass(frozen=True)
+class Room:
+    """Room in SRAM, in bytes."""
+
+    name: str
+    nbytes: int
 
 
-def visited_scores(schedule: TileSchedule, visited: Visited, keys: int, mixed: bool = False) -> int:
-    """How many scores are seen for their position, in blocks that are visited; `mixed`: in those where a mask is asked."""
-    p, kept = schedule.problem, visited.mixed if mixed else visited.kept
-    if kept is None or not p.options.of_scores:
-        return scores_seen(p, range(p.seqlen_q), range(keys))
-    rows, cols = np.arange(p.seqlen_q), np.arange(schedule.col_blocks) * schedule.block_cols
-    first, end = p.keys_seen(rows, keys)
-    each = np.minimum(end[:, None], cols + schedule.block_cols) - np.maximum(first[:, None], cols)
-    return int((np.maximum(0, each) * kept[rows // schedule.block_rows]).sum())
+@dataclass(frozen=True)
+class Tensor:
+    """A tensor in HBM, with rows of `width` elements. A head has whole multiples of `rounded` rows. `load` is that of a score or
+    mask function by which its elements are found."""
+
+    name: str
+    of: Of
+    width: int
+    itemsize: int
+    rounded: int = 1
+    load: tuple[score.Form, Load] | None = None
+
+    @property
+    def row_bytes(self) -> int:
+        return self.width * self.itemsize
+
+    @property
+    def along(self) -> str:
+        """The axes, i and j, by whose tiles it is moved."""
+        return {"query": "i", "part": "i", "key": "j", "scores": "ij", "new": "j", "added": "ij", "pages": "i"}.get(self.of, "")
 
 
-def score_moves(schedule: TileSchedule, visited: Iterable[Visited], keys: int, by_tiles: bool = False) -> tuple[Move, ...]:
-    """What the scores of the visited blocks read, as `mask_moves`."""
-    heads = list(visited)
-    scores, asked = (sum(visited_scores(schedule, each, keys, mixed) for each in heads) for mixed in (False, True))
-    return mask_moves(schedule.problem, scores, asked, by_tiles)
+class When(NamedTuple):
+    """In which turns of a thread block something moves.
+
+    tiles: for which tiles (g, i, j): query head of the group, row block, column block. "visited"; "mixed", those of them whose
+    scores a mask is asked for; "earlier", all visits of a row block but the last (of tensors of rows); "spanned", those that
+    position lets be seen, whether masks leave them out or not; "unseen", row blocks that visit nothing; "every". axes: once for all
+    of those tiles that agree in these, beside what a thread block has of its own. at: in the first or the last of their turns, or
+    as the thread block begins or ends.
+
+    Axes of a tensor that are not among these are moved whole.
+    """
+
+    axes: str = "gij"
+    tiles: Literal["visited", "mixed", "earlier", "spanned", "unseen", "every"] = "visited"
+    at: Literal["first", "last", "begin", "end"] = "first"
 
 
-def mask_moves(problem: Problem, scores: int, asked: int | None = None, by_tiles: bool = False) -> tuple[Move, ...]:
-    """What `scores` scores read of the bias and of a score function's arrays, and those for which a mask is asked (all where
-    `asked` is None) of that: not what is one for a row or a key, where that is read `by_tiles`."""
-    asked = scores if asked is None else asked
-    mask = (Move("mask", asked, 1),) if problem.options.mask else ()
-    bias = (Move("bias", scores, problem.itemsize),) if problem.options.bias else ()
-    return (*mask, *bias, *_parts(problem, "score", scores, asked, by_tiles))
+BEGIN, END = When("", "every", "begin"), When("", "every", "end")
+VISIT, MIXED = When(), When(tiles="mixed")
+SEEN = When("")
+SPANNED = When(tiles="spanned", at="begin")
 
 
-def head_moves(problem: Problem, heads: int = 1) -> tuple[Move, ...]:
-    """What a thread block reads of the arrays of score and mask functions that is one for each of its heads."""
-    return _parts(problem, "head", heads)
+@dataclass(frozen=True)
+class Move:
+    """Rows of a tensor into or out of `tile`, or registers when that is None.
+
+    room: with the rows that only have room there: keys that a batch has not, what a tensor map's box reaches. times: by so many
+    threads that each ask for all of it. by_rows: by a thread for each row of the row block.
+    """
+
+    tensor: Tensor
+    when: When
+    write: bool = False
+    tile: str | None = None
+    room: bool = False
+    times: int = 1
+    by_rows: bool = False
 
 
-def row_moves(problem: Problem, rows: int, asked: int | None = None) -> tuple[Move, ...]:
-    """What is read of them, by tiles, for so many rows; for those of tiles in which a mask is asked (None: all) of that."""
-    return _parts(problem, "row", rows, asked)
+@dataclass(frozen=True)
+class Totals:
+    """A kernel's moves by their sums, where nothing is said of their order."""
+
+    kernel: str
+    moves: tuple[Move, ...]
+    rooms: tuple[Room, ...] = ()
 
 
-def key_moves(problem: Problem, keys: int, asked: int | None = None) -> tuple[Move, ...]:
-    """And for so many keys."""
-    return _parts(problem, "key", keys, asked)
+@dataclass(frozen=True)
+class Walk:
+    """The way of one kernel's thread blocks through the tiles of scores.
+
+    A thread block has one batch (or packed sequence) and key head, and of the axes g, i and j those in `block`; it goes through
+    the others as `loop` has them, the last one fastest, through those in capitals from the last one on; through all in one turn
+    where that is empty. It visits what position and masks leave, or `every` tile. `sizes` are rows and columns of a tile, where
+    they are not the schedule's. `heads` are (key heads, query heads of each), where they are not the problem's; `pack` query heads
+    share a tile of rows. Blocks that only pass over rows take `few` registers; `streamed`: they have so many rows, too few to be
+    followed one by one. `works`: how many pieces of work there are, where not all thread blocks find one.
+    """
+
+    kernel: str
+    schedule: TileSchedule
+    parts: tuple[Part, ...]
+    block: str
+    loop: str
+    moves: tuple[Move, ...]
+    rooms: tuple[Room, ...] = ()
+    every: bool = False
+    sizes: tuple[int, int] | None = None
+    heads: tuple[int, int] | None = None
+    pack: int = 1
+    few: bool = False
+    streamed: int = 0
+    works: int | None = None
+
+    @property
+    def key_heads(self) -> int:
+        """Key heads of a batch."""
+        return self.schedule.problem.kv_heads if self.heads is None else self.heads[0]
+
+    @property
+    def group(self) -> int:
+        """Query heads of a key head, or sets of `pack`."""
+        p = self.schedule.problem
+        return (p.heads // max(1, p.kv_heads) if self.heads is None else self.heads[1]) // self.pack
+
+    @property
+    def blocks(self) -> tuple[int, int]:
+        """Br and Bc."""
+        return self.sizes or (self.schedule.block_rows, self.schedule.block_cols)
+
+    def axes(self, when: When) -> str:
+        """The axes in which moves of a kernel that come then differ: its thread blocks' and their own."""
+        return self.block.lower() + when.axes
 
 
-def _parts(problem: Problem, place: str, times: int, asked: int | None = None, by_tiles: bool = True) -> tuple[Move, ...]:
-    """The loads of both functions at a place (`score.Parts`), so often each."""
-    often = {"score": times, "mask": times if asked is None else asked}
+def passing(kernel: str, schedule: TileSchedule, parts: tuple[Part, ...], moves: tuple[Move, ...], rows: int) -> Walk:
+    """A kernel that passes over rows once, so many a thread block."""
+    return Walk(kernel, schedule, parts, "gi", "", moves, every=True, few=True, streamed=rows)
+
+
+D, D_V, ONE = "head_dim", "head_dim_v", 1
+TENSORS: dict[str, tuple[Of, str | int, str | int]] = {
+    **dict.fromkeys(("Q", "dQ"), ("query", D, "itemsize")),
+    **dict.fromkeys(("O", "dO"), ("query", D_V, "itemsize")),
+    **dict.fromkeys(("K", "dK"), ("key", D, "itemsize")),
+    **dict.fromkeys(("V", "dV"), ("key", D_V, "itemsize")),
+    "O_acc": ("query", D_V, FLOAT32),
+    "dQ_acc": ("query", D, FLOAT32),
+    **dict.fromkeys(("L", "l", "m", "D", "dsinks"), ("query", ONE, FLOAT32)),
+    "bases": ("query", 2, FLOAT32),
+    "S": ("scores", ONE, "score_itemsize"),
+    **dict.fromkeys(("P", "dP", "dS"), ("scores", ONE, "itemsize")),
+    "mask": ("seen", ONE, 1),
+    "bias": ("seen", ONE, "itemsize"),
+    "dbias": ("seen", ONE, FLOAT32),
+    "sinks": ("head", ONE, FLOAT32),
+    **dict.fromkeys(("key_lengths", "cache_seqlens"), ("batch", ONE, WORD)),
+    "K_new": ("new", D, "itemsize"),
+    "V_new": ("new", D_V, "itemsize"),
+    "O_part": ("part", D_V, FLOAT32),
+    **dict.fromkeys(("m_part", "l_part"), ("part", ONE, FLOAT32)),
+    "block_table": ("pages", ONE, WORD),
+    "tree_mask": ("newest", ONE, 1),
+    **dict.fromkeys(("block_mask", "tiles", "query_tiles"), ("tile", ONE, 1)),
+}
+"""By name: what a tensor has a row for, its width and its item size, as numbers or as the problem's attributes."""
+
+
+def tensor(p: Problem, name: str, of: Of | None = None, width: int | None = None, rounded: int = 1) -> Tensor:
+    """A tensor by its name; `of` another, in rows of another `width`, where a kernel sees it so."""
+    usual, wide, size = TENSORS[name]
+    own, itemsize = (getattr(p, each) if isinstance(each, str) else each for each in (wide, size))
+    return Tensor(name, of or usual, own if width is None else width, itemsize, rounded)
+
+
+def reads(p: Problem, when: When, *names: str, tile: str | None = None) -> tuple[Move, ...]:
+    """The reading of tensors."""
+    return tuple(Move(tensor(p, name), when, tile=tile) for name in names)
+
+
+def writes(p: Problem, when: When, *names: str, tile: str | None = None, room: bool = False) -> tuple[Move, ...]:
+    """The writing of tensors."""
+    return tuple(Move(tensor(p, name), when, write=True, tile=tile, room=room) for name in names)
+
+
+PLACES: dict[str, Of] = {"head": "head", "row": "query", "key": "key", "score": "seen"}
+
+
+def captured(
+    p: Problem, place: str, when: When, asked: When | None = None, *, by_tiles: bool = True, times: int = 1
+) -> tuple[Move, ...]:
+    """The loads of score and mask functions at a place (`score.Parts`); the mask's as it is `asked`."""
     return tuple(
-        Move(score.field(load.name, form.kind), often[form.kind], score.itemsize(form, load))
-        for form in functions(problem)
+        Move(loaded(form, load, PLACES[place]), asked if asked and form.kind == "mask" else when, times=times)
+        for form in functions(p)
         for load in getattr(score.parts(form, by_tiles), place)
     )
+
+
+def loaded(form: score.Form, load: Load, of: Of) -> Tensor:
+    """An array that a function has captured, as one load sees it."""
+    return Tensor(score.field(load.name, form.kind), of, 1, score.itemsize(form, load), load=(form, load))
+
+
+def score_reads(p: Problem, *, by_tiles: bool = False) -> tuple[Move, ...]:
+    """The reading, score by score, of a mask where it is asked, of the bias and of functions' arrays."""
+    mask, bias = reads(p, MIXED, *["mask"] * p.options.mask), reads(p, VISIT, *["bias"] * p.options.bias)
+    return (*mask, *bias, *captured(p, "score", VISIT, MIXED, by_tiles=by_tiles))
+
+
+def length_reads(p: Problem, times: int = 1) -> tuple[Move, ...]:
+    """A thread block's reading of its batch's key length."""
+    return (Move(tensor(p, "key_lengths"), BEGIN, times=times),) if p.options.padded else ()
+
+
+def tile_reads(schedule: TileSchedule) -> tuple[Move, ...]:
+    """A thread block's reading of the block mask and of the states of tiles."""
+    names = ["block_mask"] if schedule.problem.options.block_mask is not None else []
+    return reads(schedule.problem, SPANNED, *names, *(each.field for each in schedule.mask_tiles[:1]))
+
+
+def sink_reads(p: Problem, when: When) -> tuple[Move, ...]:
+    """Each row's reading of its head's sink."""
+    return (Move(tensor(p, "sinks"), when, by_rows=True),) if p.options.sinks else ()
+
+
+def search_reads(packed: Packed | None, axis: str, times: int = 1) -> tuple[Move, ...]:
+    """A thread block's reading of the bounds along one axis to find its sequence, and of that one's along both."""
+    bounds = {} if packed is None else packed.searched(axis)
+    return tuple(Move(Tensor(name, "search", number, WORD), BEGIN, times=times) for name, number in bounds.items())
+
+
+def whole(name: str, elements: int, itemsize: int, *, write: bool = False, tile: str | None = None) -> Move:
+    """So many elements in all, wherever they are."""
+    return Move(Tensor(name, "whole", elements, itemsize), BEGIN, write, tile)
 
 
 def functions(problem: Problem) -> tuple[score.Form, ...]:
@@ -79,26 +270,3 @@ def part_bytes(problem: Problem, rows: int, keys: int) -> int:
     """Bytes of shared memory for what score and mask functions read by tiles, for so many rows and keys."""
     found = [score.parts(form) for form in functions(problem)]
     return FLOAT32 * sum(rows * len(each.row) + keys * len(each.key) for each in found)
-
-
-def keys_read(schedule: TileSchedule, visited: Visited, keys: int) -> int:
-    """Keys of the column blocks that each row block visits, together."""
-    tail = (keys - 1) // schedule.block_cols  # of the column blocks, the one that may be short
-    whole, short = (int(visited.count(*span).sum()) for span in ((0, tail), (tail, tail + 1)))
-    return whole * schedule.block_cols + short * (keys - tail * schedule.block_cols)
-
-
-def block_mask_moves(schedule: TileSchedule, blocks: int) -> tuple[Move, ...]:
-    """What `blocks` blocks read of the block mask and of the states of tiles, a byte each."""
-    names = ["block_mask"] if schedule.problem.options.block_mask is not None else []
-    return tuple(Move(name, blocks, 1) for name in (*names, *(each.field for each in schedule.mask_tiles[:1])))
-
-
-def block_mask_bytes(problem: Problem, row_blocks: int, block_cols: int) -> int:
-    """Bytes of shared memory for the block masks of `row_blocks` row blocks, a bit a block in words of 32."""
-    return 4 * row_blocks * mask_tiles.words(problem.seqlen_k, block_cols) if problem.options.block_mask is not None else 0
-
-
-def length_moves(problem: Problem) -> tuple[Move, ...]:
-    """A thread block's reading of its batch's key length, an int32."""
-    return (Move("key_lengths", 1, 4),) if problem.options.padded else ()

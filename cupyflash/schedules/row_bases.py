@@ -15,24 +15,33 @@ from cupyflash.params import Params
 from cupyflash.problem import Problem
 from cupyflash.schedules.backward import BackwardSchedule, RowBlocksOutside
 from cupyflash.schedules.base import (
-    FLOAT32,
     GRANULE,
     WARP,
     Kernel,
-    Move,
-    Phase,
-    Room,
-    Tiles,
-    Visited,
     Workspace,
     element_constants,
     padded_dim,
     tile_constants,
     total_bytes,
 )
-from cupyflash.schedules.mask_tiles import MaskTiles, kept_bytes, words
-from cupyflash.schedules.moves import block_mask_moves, head_moves, length_moves, score_moves
-from cupyflash.schedules.packed import Packed
+from cupyflash.schedules.mask_tiles import kept_bytes, words
+from cupyflash.schedules.moves import (
+    BEGIN,
+    END,
+    SEEN,
+    VISIT,
+    Move,
+    Room,
+    Walk,
+    passing,
+    reads,
+    score_reads,
+    search_reads,
+    sink_reads,
+    tensor,
+    writes,
+)
+from cupyflash.schedules.parts import Part
 from cupyflash.tiling import DoesNotFit, TileSize, Tiling
 
 # Rows and columns, the best first
@@ -49,9 +58,9 @@ def given_floats(problem: Problem) -> int:
     return 2 if has_bases(problem) else 1
 
 
-def given_move(problem: Problem, rows: int, tile: str | None = None) -> Move:
-    """The reading of them for so many rows."""
-    return Move("bases" if has_bases(problem) else "L", given_floats(problem) * rows, FLOAT32, tile=tile)
+def given_name(problem: Problem) -> str:
+    """The tensor of them."""
+    return "bases" if has_bases(problem) else "L"
 
 
 def _rooms(problem: Problem, block_rows: int, block_cols: int) -> tuple[Room, ...]:
@@ -77,17 +86,15 @@ def fit(problem: Problem, device: Device, within: tuple[int, int] | None) -> Til
 
 @dataclass(frozen=True)
 class RowBasesSchedule(RowBlocksOutside):
-    """A phase is a row block, its visits the column blocks that it sees: the forward's S, once more.
+    """The forward's S, once more.
 
-    It comes before the kernels of another schedule and takes their struct, `given`. `skips`: whether the tiles that a mask leaves
-    empty are left out. `packed`: the sequences, where they are packed.
+    It comes before the kernels of another schedule and takes their struct, `given`.
     """
 
     algorithm: ClassVar[str] = "row_bases"
 
     given: Params = field(kw_only=True)
     skips: bool = False
-    packed: Packed | None = None
 
     @classmethod
     def before(cls, schedule: BackwardSchedule) -> RowBasesSchedule:
@@ -100,48 +107,29 @@ class RowBasesSchedule(RowBlocksOutside):
     def struct(self) -> Params:
         return self.given
 
-    @property
-    def together(self) -> Packed | None:
-        return self.packed
-
-    @property
-    def state_words(self) -> int | None:
-        return words(self.problem.seqlen_k, self.block_cols) if self.skips else None
-
-    @property
-    def mask_tiles(self) -> tuple[MaskTiles, ...]:
-        return tuple(replace(each, field="query_tiles") for each in super().mask_tiles)
-
-    @property
-    def grid(self) -> int:
-        """Thread blocks."""
-        p = self.problem
-        return p.head_count * self.row_blocks if self.packed is None else p.heads * self.packed.blocks("q", self.block_rows)
-
     def _tiles(self) -> tuple[Room, ...]:
         return _rooms(self.problem, self.block_rows, self.block_cols)
 
-    def _enter(self, seen: int) -> tuple[Move, ...]:
-        return (Move("Q", seen * self.problem.head_dim, self.problem.itemsize),)
-
-    def _visit(self, cols: int) -> tuple[Move, ...]:
-        return (Move("K", cols * self.problem.head_dim, self.problem.itemsize, tile="K"),)
-
-    def _leave(self, rows: int) -> tuple[Move, ...]:
-        return (Move("bases", given_floats(self.problem) * rows, FLOAT32, write=True),)
-
-    def _beside(self, heads: list[Visited], keys: int) -> Iterator[Phase]:
-        p, blocks = self.problem, self.group * self.row_blocks
-        yield Phase(self.group, enter=tuple(Move(name, p.seqlen_q, FLOAT32) for name in ("L", *("sinks",) * p.options.sinks)))
-        yield Phase(blocks, enter=(*length_moves(p), *head_moves(p)))
-        yield Phase(1, enter=block_mask_moves(self, sum(each.blocks for each in heads)))
-        yield Phase(1, enter=score_moves(self, heads, keys))
-
-    def phases(self, *, literal: bool = False, keys: int | None = None, kept: Tiles | None = None) -> Iterator[Phase]:
-        if has_bases(self.problem):
-            yield from super().phases(literal=literal, keys=keys, kept=kept)
+    def walks(self, parts: tuple[Part, ...] | None = None) -> Iterator[Walk]:
+        p, parts = self.problem, self.parts if parts is None else parts
+        if has_bases(p):
+            moves = (
+                *reads(p, SEEN, "Q", tile="Q"),
+                Move(tensor(p, "K"), VISIT, tile="K"),
+                *score_reads(p),
+                *sink_reads(p, END),
+                *reads(p, END, "L"),
+                *writes(p, END, "bases"),
+            )
+            yield from self.tile_walks(parts)
+            yield self.row_walk("row_bases", parts, moves, self._tiles())
+            return
+        looked = passing("row_bases", self, parts, reads(p, BEGIN, "L"), self.block_rows)
+        if self.packed is None:
+            yield looked
         else:
-            yield Phase(self.group, enter=(Move("L", self.problem.seqlen_q, FLOAT32),))
+            moves = (*search_reads(self.packed, "q"), *looked.moves)
+            yield replace(looked, block="gI", moves=moves, streamed=0, works=self.grid)
 
     def workspaces(self) -> Mapping[str, Workspace]:
         p = self.problem

@@ -14,7 +14,8 @@ from cupyflash.arrays import ITEMSIZE, dtype_name
 from cupyflash.device import Device
 from cupyflash.options import require_choice, require_flag
 from cupyflash.params import POINTER, Field, Params, numbers
-from cupyflash.schedules.base import ELEMENT_TYPE, FLOAT32, WARP, Kernel, Move, Phase, Room, Schedule, require_dtype
+from cupyflash.schedules.base import ELEMENT_TYPE, WARP, Kernel, Schedule, require_dtype
+from cupyflash.schedules.moves import FLOAT32, Room, Totals, whole
 
 MAX_GRID = 2**31 - 1
 THREADS = 128
@@ -57,10 +58,6 @@ class SoftmaxSchedule(Schedule):
         return self.device
 
     @property
-    def repeats(self) -> int:
-        return 1
-
-    @property
     def itemsize(self) -> int:
         """Bytes of one element."""
         return ITEMSIZE[self.dtype]
@@ -75,11 +72,10 @@ class SoftmaxSchedule(Schedule):
         """m and d of each warp, where several warps share a row; a row of one warp needs registers only."""
         return self.lanes // WARP * 2 * FLOAT32 if self.lanes > WARP else 0
 
-    def phases(self, *, literal: bool = False) -> Iterator[Phase]:
-        x, y = Move("x", self.cols, self.itemsize), Move("y", self.cols, self.itemsize, write=True)
-        tiles = (Room("m and d", self.shared_bytes),) if self.shared_bytes else ()
-        for times in [1] * self.rows if literal else [self.rows]:
-            yield Phase(times, enter=(x,) * self.passes, leave=(y,), tiles=tiles)
+    def walks(self) -> Iterator[Totals]:
+        elements, room = self.rows * self.cols, self.shared_bytes
+        moves = (*(whole("x", elements, self.itemsize),) * self.passes, whole("y", elements, self.itemsize, write=True))
+        yield Totals(self.entry, moves, (Room("m and d", room),) if room else ())
 
     def kernels(self) -> tuple[Kernel, ...]:
         require_dtype(self.dtype, self.device)

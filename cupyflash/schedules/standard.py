@@ -14,16 +14,10 @@ from cupyflash.device import Device
 from cupyflash.params import POINTER, Params, arrays
 from cupyflash.problem import Problem
 from cupyflash.schedules.base import (
-    FLOAT32,
     GRANULE,
     WARP,
     Kernel,
-    Move,
-    Phase,
-    Room,
-    Tiles,
     TileSchedule,
-    Visit,
     Workspace,
     attention_params,
     element_constants,
@@ -32,7 +26,22 @@ from cupyflash.schedules.base import (
     sub_tile,
     value_row_bytes,
 )
-from cupyflash.schedules.moves import head_moves, length_moves, mask_moves, scores_seen
+from cupyflash.schedules.moves import (
+    BEGIN,
+    END,
+    VISIT,
+    Move,
+    Room,
+    Tensor,
+    Walk,
+    captured,
+    length_reads,
+    passing,
+    score_reads,
+    sink_reads,
+    tensor,
+    writes,
+)
 from cupyflash.tiling import TileSize, shrink_to_fit
 
 WIDEST = 64
@@ -77,11 +86,14 @@ def score_type(problem: Problem) -> tuple[tuple[str, str], ...]:
     return (("SCORE_TYPE", "float"),) if problem.score_itemsize != problem.itemsize else ()
 
 
-def extents(length: int, block: int, literal: bool) -> list[tuple[int, int]]:
-    """(times, extent) of the blocks along an axis, each on its own where `literal`."""
-    full, tail = divmod(length, block)
-    blocks = [(1, block)] * full if literal else [(full, block)] * (full > 0)
-    return blocks + [(1, tail)] * (tail > 0)
+def score_product_reads(p: Problem) -> tuple[Move, ...]:
+    """A tile's reading, for S = Q K^T, of all but Q and K."""
+    return (*length_reads(p), *captured(p, "head", BEGIN), *score_reads(p))
+
+
+def score_rows(p: Problem, name: str) -> Tensor:
+    """S or what is like it, by its rows."""
+    return tensor(p, name, of="query", width=p.seqlen_k)
 
 
 @lru_cache(maxsize=256)
@@ -112,46 +124,27 @@ class StandardSchedule(TileSchedule):
         """How often softmax reads S: the kernel once for m and l and once for P, the paper once."""
         return 1 if self.ideal else 2
 
-    def phases(self, *, literal: bool = False, keys: int | None = None, kept: Tiles | None = None) -> Iterator[Phase]:
-        p = self.problem
-        keys = p.seqlen_k if keys is None else keys
-        rows_of = extents(p.seqlen_q, self.block_rows, literal)
-        cols_of = extents(p.seqlen_k, self.block_cols, literal)
-        keys_of = extents(keys, self.block_cols, literal)  # S and P have columns for all, K and V rows for these
-        row = row_bytes(p)
+    def walks(self) -> Iterator[Walk]:
+        p, parts, row = self.problem, self.parts, row_bytes(self.problem)
         q_tile, k_tile = Room("Q", self.block_rows * row), Room("K", self.block_cols * row)
-        v_tile = Room("V", self.block_cols * value_row_bytes(p))
-
-        for row_times, rows in rows_of:  # S = scale Q K^T
-            for col_times, cols in cols_of:
-                yield Phase(
-                    row_times * col_times,
-                    enter=(
-                        *length_moves(p),
-                        *head_moves(p),
-                        Move("Q", rows * p.head_dim, p.itemsize, tile="Q"),
-                    ),
-                    leave=(Move("S", rows * cols, p.score_itemsize, write=True),),
-                    tiles=(q_tile, k_tile),
-                )
-            for times, cols in keys_of:
-                yield Phase(row_times * times, enter=(Move("K", cols * p.head_dim, p.itemsize, tile="K"),), tiles=(k_tile,))
-        yield Phase(1, enter=mask_moves(p, scores_seen(p, range(p.seqlen_q), range(keys))))
-
-        reads = (Move("S", p.seqlen_k, p.score_itemsize),) * self.softmax_passes  # P = softmax(S)
-        writes: tuple[Move, ...] = (Move("P", p.seqlen_k, p.itemsize, write=True),)
-        if self.lse:
-            writes += (Move("L", 1, FLOAT32, write=True),)
-        for times, rows in extents(p.seqlen_q, 1, literal):
-            yield Phase(times * rows, enter=reads, leave=writes)
-
-        for row_times, rows in rows_of:  # O = P V
-            visits = tuple(Visit(row_times * times, (Move("P", rows * cols, p.itemsize),)) for times, cols in cols_of)
-            visits += tuple(
-                Visit(row_times * times, (Move("V", cols * p.head_dim_v, p.itemsize, tile="V"),)) for times, cols in keys_of
-            )
-            leave = (Move("O", rows * p.head_dim_v, p.itemsize, write=True),)
-            yield Phase(row_times, enter=length_moves(p), visits=visits, leave=leave, tiles=(v_tile,))
+        if self.col_blocks:
+            moves = (*(Move(tensor(p, name), BEGIN, tile=name) for name in "QK"), *writes(p, END, "S", room=True))
+            yield Walk("standard_scores", self, parts, "gij", "", (*score_product_reads(p), *moves), (q_tile, k_tile), every=True)
+        moves = (
+            *(Move(score_rows(p, "S"), BEGIN),) * self.softmax_passes,
+            *sink_reads(p, BEGIN),
+            Move(score_rows(p, "P"), END, write=True),
+            *writes(p, END, *["L"] * self.lse),
+        )
+        yield passing("standard_softmax", self, parts, moves, SOFTMAX_WARPS)
+        moves = (
+            *length_reads(p),
+            Move(tensor(p, "P"), VISIT, room=True),
+            Move(tensor(p, "V"), VISIT, tile="V"),
+            *writes(p, END, "O"),
+        )
+        rooms = (Room("V", self.block_cols * value_row_bytes(p)),)
+        yield Walk("standard_values", self, parts, "gi", "j", moves, rooms, every=True)
 
     def workspaces(self) -> Mapping[str, Workspace]:
         p = self.problem

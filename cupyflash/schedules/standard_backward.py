@@ -22,11 +22,6 @@ from cupyflash.schedules.base import (
     MAX_BLOCK_ROWS,
     WARP,
     Kernel,
-    Move,
-    Phase,
-    Room,
-    Tiles,
-    Visit,
     Workspace,
     element_constants,
     require_kernel_tiling,
@@ -34,9 +29,24 @@ from cupyflash.schedules.base import (
     sub_tile,
     value_row_bytes,
 )
-from cupyflash.schedules.moves import head_moves, length_moves, mask_moves, scores_seen
-from cupyflash.schedules.row_bases import RowBasesSchedule, given_move, has_bases
-from cupyflash.schedules.standard import SOFTMAX_WARPS, extents, fit_square, score_type
+from cupyflash.schedules.moves import (
+    BEGIN,
+    END,
+    VISIT,
+    Move,
+    Room,
+    Walk,
+    captured,
+    length_reads,
+    passing,
+    reads,
+    score_reads,
+    tensor,
+    writes,
+)
+from cupyflash.schedules.parts import Part
+from cupyflash.schedules.row_bases import RowBasesSchedule, given_name, has_bases
+from cupyflash.schedules.standard import SOFTMAX_WARPS, fit_square, score_rows, score_type
 from cupyflash.tiling import TileSize
 
 
@@ -67,85 +77,59 @@ class StandardBackwardSchedule(BackwardSchedule):
         """Whether this is the paper's count and not the kernels': with P given."""
         return self.tiling.used == self.tiling.paper
 
-    def phases(self, *, literal: bool = False, keys: int | None = None, kept: Tiles | None = None) -> Iterator[Phase]:
-        p = self.problem
-        keys = p.seqlen_k if keys is None else keys
-        for heads in [1] * self.group if literal else [self.group]:
-            if not self.ideal:
-                enter = given_move(p, 1)
-                yield from self._tile_product(heads, literal, keys, "Q", "K", "P", p.head_dim, row_bytes(p), enter)
-                yield Phase(heads * self.row_blocks * self.col_blocks, enter=head_moves(p))
-                yield Phase(heads, enter=mask_moves(p, scores_seen(p, range(p.seqlen_q), range(keys))))
-                yield Phase(heads, leave=self._slopes(p.seqlen_q, write=True))
-        yield from self._transposed_product(literal, "P", "dO", "dV", p.head_dim_v, value_row_bytes(p))  # line 1
-        for heads in [1] * self.group if literal else [self.group]:
-            yield from self._tile_product(heads, literal, keys, "dO", "V", "dP", p.head_dim_v, value_row_bytes(p))  # line 2
-            # Line 3. The kernel reads a row once for the sum and once for dS, the paper once.
-            reads = (Move("P", p.seqlen_k, p.itemsize), Move("dP", p.seqlen_k, p.itemsize)) * (1 if self.ideal else 2)
-            reads += self._slopes(1, write=False)
-            for times, rows in extents(p.seqlen_q, 1, literal):
-                yield Phase(heads * times * rows, enter=reads, leave=(Move("dS", p.seqlen_k, p.itemsize, write=True),))
-            yield from self._queries(heads, literal, keys)  # line 4
-        yield from self._transposed_product(literal, "dS", "Q", "dK", p.head_dim, row_bytes(p))  # line 5
+    def walks(self) -> Iterator[Walk]:
+        p, parts = self.problem, self.parts
+        slopes = ["dS"] * (p.options.score is not None)  # they lie where dS will
+        given = (*captured(p, "head", BEGIN), *reads(p, BEGIN, given_name(p)), *score_reads(p))
+        if self.bases:
+            yield from self.bases.walks()
+        if not self.ideal:
+            yield self._tile_product("weights", parts, ("Q", "K"), ("P", *slopes), given)
+        yield self._transposed_product("values", parts, "P", "dO", "dV")  # line 1
+        yield self._tile_product("weight_gradients", parts, ("dO", "V"), ("dP",))  # line 2
+        # Line 3. The kernel reads a row once for the sum and once for dS, the paper once.
+        passes = 1 if self.ideal else 2
+        twice = tuple(Move(score_rows(p, name), BEGIN) for name in ("P", "dP") for _ in range(passes))
+        found = tuple(Move(score_rows(p, name), BEGIN) for name in slopes)
+        moves = (*twice, *found, Move(score_rows(p, "dS"), END, write=True))
+        yield passing("standard_backward_softmax", self, parts, moves, SOFTMAX_WARPS)
+        moves = (
+            *length_reads(p),
+            Move(tensor(p, "dS"), VISIT, room=True),
+            Move(tensor(p, "K"), VISIT, tile="K"),
+            *writes(p, END, "dQ"),
+        )
+        rooms = (Room("K", self.block_cols * row_bytes(p)),)
+        yield Walk("standard_backward_queries", self, parts, "gi", "j", moves, rooms, every=True)  # line 4
+        yield self._transposed_product("keys", parts, "dS", "Q", "dK")  # line 5
 
-    def _slopes(self, rows: int, write: bool) -> tuple[Move, ...]:
-        """Of the score function, if there is one: they lie where dS will."""
-        p = self.problem
-        return (Move("dS", rows * p.seqlen_k, p.itemsize, write=write),) if p.options.score else ()
+    def _row_bytes(self, name: str) -> int:
+        return value_row_bytes(self.problem) if name[-1] in "OV" else row_bytes(self.problem)
 
     def _tile_product(
-        self, heads: int, literal: bool, keys: int, left: str, right: str, out: str, d: int, row: int, *row_moves: Move
-    ) -> Iterator[Phase]:
-        """out = left right^T, (Nq x d) by (Nk x d), a tile at a time; `row_moves` are what each row of a tile brings besides."""
-        p = self.problem
-        left_tile, right_tile = Room(left, self.block_rows * row), Room(right, self.block_cols * row)
-        for row_times, rows in extents(p.seqlen_q, self.block_rows, literal):
-            for times, cols in extents(p.seqlen_k, self.block_cols, literal):
-                enter = (
-                    *length_moves(p),
-                    Move(left, rows * d, p.itemsize, tile=left),
-                    *(Move(move.tensor, rows * move.elements, move.itemsize) for move in row_moves),
-                )
-                leave = (Move(out, rows * cols, p.itemsize, write=True),)
-                yield Phase(heads * row_times * times, enter=enter, leave=leave, tiles=(left_tile, right_tile))
-            for times, cols in extents(keys, self.block_cols, literal):  # of the keys that there are
-                yield Phase(heads * row_times * times, enter=(Move(right, cols * d, p.itemsize, tile=right),), tiles=(right_tile,))
+        self, step: str, parts: tuple[Part, ...], of: tuple[str, str], out: tuple[str, ...], beside: tuple[Move, ...] = ()
+    ) -> Walk:
+        """out = left right^T, (Nq x d) by (Nk x d), a tile a thread block."""
+        p, sizes = self.problem, (self.block_rows, self.block_cols)
+        moves = (
+            *length_reads(p),
+            *beside,
+            *(Move(tensor(p, name), BEGIN, tile=name) for name in of),
+            *writes(p, END, *out, room=True),
+        )
+        rooms = tuple(Room(name, size * self._row_bytes(name)) for name, size in zip(of, sizes, strict=True))
+        return Walk(f"standard_backward_{step}", self, parts, "gij", "", moves, rooms, every=True)
 
-    def _queries(self, heads: int, literal: bool, keys: int) -> Iterator[Phase]:
-        """dQ = dS K, a row block at a time."""
+    def _transposed_product(self, step: str, parts: tuple[Part, ...], scores: str, right: str, out: str) -> Walk:
+        """out = scores^T right, summed over the query heads, a column block a thread block."""
         p = self.problem
-        for row_times, rows in extents(p.seqlen_q, self.block_rows, literal):
-            turns = heads * row_times
-            visits = [
-                Visit(turns * times, (Move("dS", rows * cols, p.itemsize),))
-                for times, cols in extents(p.seqlen_k, self.block_cols, literal)
-            ]
-            visits += [
-                Visit(turns * times, (Move("K", cols * p.head_dim, p.itemsize, tile="K"),))
-                for times, cols in extents(keys, self.block_cols, literal)
-            ]
-            leave = (Move("dQ", rows * p.head_dim, p.itemsize, write=True),)
-            tiles = (Room("K", self.block_cols * row_bytes(p)),)
-            yield Phase(turns, enter=length_moves(p), visits=tuple(visits), leave=leave, tiles=tiles)
-
-    def _transposed_product(self, literal: bool, scores: str, right: str, out: str, d: int, row: int) -> Iterator[Phase]:
-        """out = scores^T right, summed over the query heads, a column block at a time."""
-        p = self.problem
-        for col_times, cols in extents(p.seqlen_k, self.block_cols, literal):
-            visits = tuple(
-                Visit(
-                    self.group * col_times * times,
-                    (Move(scores, rows * cols, p.itemsize), Move(right, rows * d, p.itemsize, tile=right)),
-                )
-                for times, rows in extents(p.seqlen_q, self.block_rows, literal)
-            )
-            leave = (Move(out, cols * d, p.itemsize, write=True),)
-            yield Phase(col_times, visits=visits, leave=leave, tiles=(Room(right, self.block_rows * row),))
-
-    def parts(self, *, literal: bool = False) -> Iterator[tuple[int, Iterator[Phase]]]:
-        yield from super().parts(literal=literal)
-        if self.bases:
-            yield from self.bases.parts(literal=literal)
+        moves = (
+            Move(tensor(p, scores), VISIT, room=True),
+            Move(tensor(p, right), VISIT, tile=right),
+            *writes(p, END, out, room=True),
+        )
+        rooms = (Room(right, self.block_rows * self._row_bytes(right)),)
+        return Walk(f"standard_backward_{step}", self, parts, "j", "gi", moves, rooms, every=True)
 
     def workspaces(self) -> Mapping[str, Workspace]:
         p = self.problem

@@ -2,26 +2,29 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from numbers import Integral
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Generic, TypeVar
 
 import numpy as np
 
 from cupyflash.options import Pattern, require_taken
 from cupyflash.params import Params
 from cupyflash.problem import Problem
-from cupyflash.schedules.base import Move, Phase, TileSchedule, Visited, attention_params
+from cupyflash.schedules.backward import RowBlocksOutside
+from cupyflash.schedules.base import TileSchedule, attention_params
 from cupyflash.schedules.fa2 import Fa2Schedule
 from cupyflash.schedules.fa2_backward import Fa2BackwardSchedule, QueriesSchedule
-from cupyflash.schedules.fa2_backward_tiles import launches
-from cupyflash.schedules.fa3 import LENGTH, MAPPED, OWN, Fa3Schedule
+from cupyflash.schedules.fa3 import MAPPED, OWN, Fa3Schedule
 from cupyflash.schedules.fa3_queue import Items
 from cupyflash.schedules.mask_tiles import MaskTiles
 from cupyflash.schedules.packed import NO_SEQUENCES, Packed
+from cupyflash.schedules.parts import Part, Visited, packed_parts
+from cupyflash.schedules.row_bases import RowBasesSchedule
 from cupyflash.score import seen_by
 from cupyflash.tensor_maps import Box
 from cupyflash.tiling import Tiling
@@ -31,32 +34,12 @@ Seqlens = tuple[tuple[int, int], ...]
 Patterns = tuple[Pattern, ...]
 
 
-def search(packed: Packed, tensor: str, blocks: int) -> Phase:
-    """What so many thread blocks read to find their sequences among the bounds of a tensor, and those of both tensors."""
-    return Phase(blocks, enter=tuple(Move(name, bounds, 4) for name, bounds in packed.searched(tensor).items()))
-
-
-def tile_searches(schedule: TileSchedule) -> Iterator[tuple[int, Iterator[Phase]]]:
-    """The same of the thread blocks that find the states of a mask's tiles."""
-    for each in schedule.found_tiles:
-        assert each.packed is not None
-        yield 1, iter([search(each.packed, "q", each.count)])
+One = TypeVar("One", bound=TileSchedule)
 
 
 @dataclass(frozen=True)
-class Fa2Sequence(Fa2Schedule):
-    """One of several packed sequences by itself. `skips`: whether there is room for the states of the longest one's tiles."""
-
-    skips: bool = True
-
-    @property
-    def mask_tiles(self) -> tuple[MaskTiles, ...]:
-        return super().mask_tiles if self.skips else ()
-
-
-@dataclass(frozen=True)
-class VarlenSchedule(Fa2Schedule):
-    """FlashAttention-2's schedule for `problem.batch` sequences, the longest of `seqlen_q` queries and `seqlen_k` keys.
+class PackedSchedule(TileSchedule, Generic[One]):
+    """A schedule for `problem.batch` sequences, the longest of `seqlen_q` queries and `seqlen_k` keys.
 
     `seqlens` has the (queries, keys) of each; None where the host does not know them: counts are then of full length. A thread
     block looks for its sequence; a sequence has one more than it needs at most, which leaves at once. `patterns` are what a mask
@@ -75,32 +58,49 @@ class VarlenSchedule(Fa2Schedule):
         return self.packed
 
     @property
+    def parts(self) -> tuple[Part, ...]:
+        return packed_parts(self.packed, self.in_order())
+
+    def sequences(self) -> Mapping[One, int]:
+        """The schedule of each sequence, as a batch of its own, and how many are like it."""
+        return Counter(self.in_order())
+
+    def in_order(self) -> list[One]:
+        """The schedule of each sequence, one after the other; those that are alike are one object."""
+        problems = _each(self.problem, self.seqlens, self.patterns)
+        made = {problem: self._one(problem) for problem in dict.fromkeys(problems)}
+        return [made[problem] for problem in problems]
+
+    @abstractmethod
+    def _one(self, problem: Problem) -> One:
+        """The schedule of a sequence."""
+
+
+@dataclass(frozen=True)
+class Fa2Sequence(Fa2Schedule):
+    """One of several packed sequences by itself. `skips`: whether there is room for the states of the longest one's tiles."""
+
+    skips: bool = True
+
+    @property
+    def mask_tiles(self) -> tuple[MaskTiles, ...]:
+        return super().mask_tiles if self.skips else ()
+
+
+@dataclass(frozen=True)
+class VarlenSchedule(PackedSchedule[Fa2Schedule], Fa2Schedule):
+    """FlashAttention-2's schedule of packed sequences."""
+
+    @property
     def works(self) -> int:
         return self.problem.heads * self.packed.blocks("q", self.block_rows)
 
     @property
-    def searches(self) -> int:
-        """How often the sequence of a row block is looked for."""
+    def searching(self) -> int:
         return self.works
-
-    def sequences(self) -> Mapping[Fa2Schedule, int]:
-        """The schedule of each sequence, as a batch of its own, and how many are like it."""
-        return {self._one(problem): count for problem, count in _problems(self.problem, self.seqlens, self.patterns).items()}
-
-    def in_order(self) -> list[Fa2Schedule]:
-        """The schedule of each sequence, one after the other."""
-        made = {problem: self._one(problem) for problem in _problems(self.problem, self.seqlens, self.patterns)}
-        return [made[problem] for problem in _each(self.problem, self.seqlens, self.patterns)]
 
     def _one(self, problem: Problem) -> Fa2Schedule:
         return Fa2Sequence(problem, self.device, self.tiling, self.lse, bool(self.mask_tiles))
-
-    def parts(self, *, literal: bool = False) -> Iterator[tuple[int, Iterator[Phase]]]:
-        yield 1, iter([search(self.packed, "q", self.searches)])
-        yield from tile_searches(self)
-        for schedule, count in self.sequences().items():
-            for repeats, phases in schedule.parts(literal=literal):
-                yield count * repeats, phases
 
 
 @dataclass(frozen=True)
@@ -129,14 +129,10 @@ class Fa3VarlenSchedule(VarlenSchedule, Fa3Schedule):
     algorithm: ClassVar[str] = "fa3"
     params: ClassVar[Params] = attention_params(*OWN, maps=(*MAPPED, "O_row"))
 
-    def parts(self, *, literal: bool = False) -> Iterator[tuple[int, Iterator[Phase]]]:
-        yield from super().parts(literal=literal)
-        yield from self.queue_parts()
-
     @property
-    def searches(self) -> int:
+    def searching(self) -> int:
         """The producer asks for some more than there are."""
-        return self.asked_for + self.blocks_there * (self.warps - 1)
+        return self.asked_for
 
     @cached_property
     def items(self) -> Items:
@@ -145,7 +141,7 @@ class Fa3VarlenSchedule(VarlenSchedule, Fa3Schedule):
         together, first_q, first_k = np.zeros_like(turns), 0, 0
         for number, one in enumerate(self.in_order()):
             first = first_q // self.block_rows + number
-            turns[first : first + one.row_blocks] = Visited.of(one, one.problem.seqlen_k, None).count(0, one.col_blocks)
+            turns[first : first + one.row_blocks] = Visited.of(one, one.problem.seqlen_k, None).counts
             together[first:] = first_k // self.keys_together
             first_q, first_k = first_q + one.problem.seqlen_q, first_k + one.problem.seqlen_k
         return Items(turns, together, self.problem.heads, self.section, self.exact)
@@ -160,56 +156,29 @@ class Fa3VarlenSchedule(VarlenSchedule, Fa3Schedule):
         head, item = np.divmod(np.arange(self.works), len(self.items.turns))
         return item, head
 
-    def _look_moves(self) -> tuple[Move, ...]:
+    @property
+    def look_words(self) -> Mapping[str, int]:
         """A thread looks for the sequence by itself."""
         steps = max(1, (self.packed.sequences - 1).bit_length())
-        return Move("cu_seqlens_q", steps + 2, LENGTH), Move("cu_seqlens_k", 2, LENGTH)
+        return {"cu_seqlens_q": steps + 2, "cu_seqlens_k": 2}
 
     def maps(self) -> Mapping[str, Box]:
         maps = super().maps()
         return {**maps, "O_row": replace(maps["O"], rows=1)}
 
-    def sequences(self) -> Mapping[Fa2Schedule, int]:
-        return Counter(self.in_order())
-
     def in_order(self) -> list[Fa2Schedule]:
         p, packed = self.problem, self.packed
         each = ((p.seqlen_q, p.seqlen_k),) * p.batch if self.seqlens is None else self.seqlens
-        found: list[Fa2Schedule] = []
+        found: list[tuple[Problem, int, int]] = []
         first_q = first_k = 0
         for n_q, n_k in each:
             room_q = min(packed.total_q - first_q, -(-n_q // self.block_rows) * self.block_rows)
             room_k = min(packed.total_k - first_k, -(-n_k // self.block_cols) * self.block_cols)
             one = replace(p.asking(packed=False), batch=1, seqlen_q=n_q, seqlen_k=n_k)
-            found.append(Fa3Sequence(one, self.device, self.tiling, self.lse, room_q, room_k))
+            found.append((one, room_q, room_k))
             first_q, first_k = first_q + n_q, first_k + n_k
-        return found
-
-
-@dataclass(frozen=True)
-class VarlenQueriesSchedule(QueriesSchedule):
-    """The backward's row blocks, of packed sequences."""
-
-    packed: Packed = NO_SEQUENCES
-
-    @property
-    def together(self) -> Packed:
-        return self.packed
-
-    @property
-    def grid(self) -> int:
-        return self.problem.heads * self.packed.blocks("q", self.block_rows)
-
-
-@dataclass(frozen=True)
-class QueriesOfSequence(QueriesSchedule):
-    """As `Fa2Sequence`."""
-
-    skips: bool = True
-
-    @property
-    def mask_tiles(self) -> tuple[MaskTiles, ...]:
-        return super().mask_tiles if self.skips else ()
+        made = {each: Fa3Sequence(each[0], self.device, self.tiling, self.lse, *each[1:]) for each in dict.fromkeys(found)}
+        return [made[each] for each in found]
 
 
 @dataclass(frozen=True)
@@ -224,24 +193,13 @@ class BackwardOfSequence(Fa2BackwardSchedule):
         return super().mask_tiles if self.skips[0] else ()
 
     @cached_property
-    def by_rows(self) -> QueriesOfSequence:
-        return QueriesOfSequence(self.problem, self.device, self.of_rows, skips=self.skips[1])
+    def by_rows(self) -> QueriesSchedule:
+        return QueriesSchedule(self.problem, self.device, self.of_rows, skips=self.skips[1])
 
 
 @dataclass(frozen=True)
-class VarlenBackwardSchedule(Fa2BackwardSchedule):
-    """FlashAttention-2's backward of packed sequences, as `VarlenSchedule`."""
-
-    seqlens: Seqlens | None = None
-    packed: Packed = NO_SEQUENCES
-    patterns: Patterns | None = None
-
-    def __post_init__(self) -> None:
-        _require_packed(self.problem, self.seqlens, self.patterns)
-
-    @property
-    def together(self) -> Packed:
-        return self.packed
+class VarlenBackwardSchedule(PackedSchedule[Fa2BackwardSchedule], Fa2BackwardSchedule):
+    """FlashAttention-2's backward of packed sequences."""
 
     @property
     def query_shape(self) -> tuple[int, int]:
@@ -251,33 +209,13 @@ class VarlenBackwardSchedule(Fa2BackwardSchedule):
     def grid(self) -> int:
         return self.problem.kv_heads * self.packed.blocks("k", self.block_cols)
 
-    @cached_property
-    def by_rows(self) -> VarlenQueriesSchedule:
-        one = super().by_rows
-        return VarlenQueriesSchedule(one.problem, one.device, one.tiling, packed=self.packed)
-
-    def sequences(self) -> Mapping[Fa2BackwardSchedule, int]:
-        """The schedule of each sequence, as a batch of its own, and how many are like it."""
-        return {self._one(problem): count for problem, count in _problems(self.problem, self.seqlens, self.patterns).items()}
-
-    def in_order(self) -> list[Fa2BackwardSchedule]:
-        """The schedule of each sequence, one after the other."""
-        made = {problem: self._one(problem) for problem in _problems(self.problem, self.seqlens, self.patterns)}
-        return [made[problem] for problem in _each(self.problem, self.seqlens, self.patterns)]
-
     def _one(self, problem: Problem) -> Fa2BackwardSchedule:
         skips, of_rows = (bool(self.mask_tiles), bool(self.by_rows.mask_tiles)), self.by_rows.tiling
         return BackwardOfSequence(problem, self.device, self.tiling, deterministic=self.deterministic, skips=skips, of_rows=of_rows)
 
-    def parts(self, *, literal: bool = False) -> Iterator[tuple[int, Iterator[Phase]]]:
-        yield len(launches(self.problem)), iter([search(self.packed, "k", self.grid)])
-        yield from tile_searches(self)
-        for each in self.beside:
-            yield 1, iter([search(self.packed, "q", each.grid)])
-            yield from tile_searches(each)
-        for schedule, count in self.sequences().items():
-            for repeats, phases in schedule.parts(literal=literal):
-                yield count * repeats, phases
+    def parts_beside(self, each: RowBlocksOutside) -> tuple[Part, ...]:
+        own = (one.bases if isinstance(each, RowBasesSchedule) else one.by_rows for one in self.in_order())
+        return packed_parts(self.packed, own)
 
 
 def packed_totals(problem: Problem, seqlens: Seqlens | None, totals: tuple[int, int] | None) -> Packed:
@@ -330,11 +268,6 @@ def _each(p: Problem, seqlens: Seqlens | None, patterns: Patterns | None) -> lis
     said = list(zip(each, patterns or (None,) * p.batch, strict=True))
     made = {(lengths, pattern): of_sequence(p, *lengths, pattern) for lengths, pattern in dict.fromkeys(said)}
     return [made[one] for one in said]
-
-
-def _problems(p: Problem, seqlens: Seqlens | None, patterns: Patterns | None) -> Mapping[Problem, int]:
-    """The same, and how many are alike."""
-    return Counter(_each(p, seqlens, patterns))
 
 
 def of_sequence(p: Problem, queries: int, keys: int, pattern: Pattern | None = None) -> Problem:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import click
 
-from cupyflash import __version__
 from cupyflash.sim.cli.demo import demo
 from cupyflash.sim.cli.devices import devices
 from cupyflash.sim.cli.explain import explain
@@ -17,6 +16,7 @@ from cupyflash.sim.cli.profile import profile
 from cupyflash.sim.cli.sweep import sweep
 from cupyflash.sim.cli.trace import trace
 from cupyflash.sim.cli.verify import verify
+from cupyflash.version import __version__
 
 EXAMPLES = examples(
     "cupyflash demo",

@@ -9,7 +9,7 @@ from typing import Any
 import click
 import numpy as np
 
-from cupyflash.attention import attention
+from cupyflash.calls import attention
 from cupyflash.device import Device
 from cupyflash.problem import Problem
 from cupyflash.schedules import ALGORITHMS, BackwardSchedule, TileSchedule, plan, plan_backward

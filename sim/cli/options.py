@@ -15,12 +15,11 @@ import click
 from click.core import ParameterSource
 
 from cupyflash.arrays import ITEMSIZE, MAX_ALIGNMENT
-from cupyflash.attention import ALGORITHMS
 from cupyflash.device import Device
 from cupyflash.dropout import checked_probability
-from cupyflash.options import FLAGS, Window, not_taken
+from cupyflash.options import OPTIONS, Window, not_taken
 from cupyflash.problem import Problem
-from cupyflash.schedules import Cache, Choice, DecodeSchedule, TileSchedule, choose, plan, plan_backward, plan_decode
+from cupyflash.schedules import ALGORITHMS, Cache, Choice, DecodeSchedule, TileSchedule, choose, plan, plan_backward, plan_decode
 from cupyflash.sim.cli.functions import FUNCTIONS, Functions
 from cupyflash.sim.cli.show import NAMES, describe, describe_cache, flat
 from cupyflash.simulated import DEFAULT_DEVICE, DEFAULT_SECONDS
@@ -222,7 +221,7 @@ def problem_options(
     seqlen: int,
     head_dim: int,
     algorithm: str = "auto",
-    algorithms: Sequence[str] = ALGORITHMS,
+    algorithms: Sequence[str] = ("auto", *ALGORITHMS),
     tiling: str = "fitted",
     backward: bool = False,
     decode: Mapping[str, int] | None = None,
@@ -309,7 +308,7 @@ class Request:
             given["head_dim"],
             given["dtype"],
             head_dim_v=given["head_dim_v"],
-            **{name: given[name] for name in FLAGS if name in given and name != "dropout"},
+            **{name: given[name] for name, each in OPTIONS.items() if each.is_flag and name in given and name != "dropout"},
             padded=key_lengths is not None,
             key_lengths=None if key_lengths is None else parse_lengths(key_lengths),
             window=None if window is None else parse_window(window),

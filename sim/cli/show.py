@@ -13,7 +13,7 @@ import click
 import numpy as np
 
 from cupyflash.device import Device
-from cupyflash.options import FLAGS
+from cupyflash.options import OPTIONS
 from cupyflash.problem import Problem
 from cupyflash.schedules import Cache, TileSchedule
 from cupyflash.score import Form
@@ -75,7 +75,8 @@ def describe(problem: Problem, swept: Sequence[str] = ()) -> str:
         "head_dim_v": f"d_v {p.head_dim_v}" if p.head_dim_v != p.head_dim else "",
         "dtype": p.dtype,
     }
-    masks = [name for name in FLAGS if getattr(p.options, name) and name != "padded"] + ["key lengths"] * p.options.padded
+    flags = [name for name, each in OPTIONS.items() if each.is_flag and name != "padded"]
+    masks = [name for name in flags if getattr(p.options, name)] + ["key lengths"] * p.options.padded
     if p.options.window:
         masks.append("window of {} and {}".format(*("-" if side is None else side for side in p.options.window)))
     if p.options.score:

@@ -10,8 +10,7 @@ from typing import Any
 
 import click
 
-from cupyflash.attention import ALGORITHMS
-from cupyflash.schedules import BACKWARD_ALGORITHMS
+from cupyflash.schedules import ALGORITHMS, BACKWARD_ALGORITHMS
 from cupyflash.sim import files
 from cupyflash.sim.cli.group import Found
 from cupyflash.sim.cli.options import AS_JSON, MAX_SECONDS, NewFile, Request, examples, first_given, problem_options, refuse_longer
@@ -143,7 +142,7 @@ def able(requests: list[Request]) -> list[Request]:
 
 def known_names(request: Request) -> list[str]:
     """What --algorithms may name. A cache has no gradients; with --backward, names without it are backwards too."""
-    forward = [name for name in ALGORITHMS if name != "auto"]
+    forward = list(ALGORITHMS)
     if request.cache is not None:
         return forward
     backward = [*(f"{name}-{BACKWARD}" for name in BACKWARD_ALGORITHMS), f"fa2-{BACKWARD}-{DETERMINISTIC}"]

@@ -19,21 +19,19 @@ from cupyflash.schedules import (
     TileSchedule,
     VarlenBackwardSchedule,
     VarlenSchedule,
+    Walk,
     require_schedule,
 )
-from cupyflash.schedules.fa1 import Fa1Schedule
-from cupyflash.schedules.fa1_backward import Fa1BackwardSchedule
 from cupyflash.schedules.fa2 import Fa2Schedule
-from cupyflash.schedules.fa2_backward import Fa2BackwardSchedule
 from cupyflash.schedules.fa3 import Fa3Schedule
-from cupyflash.schedules.standard import StandardSchedule
-from cupyflash.schedules.standard_backward import StandardBackwardSchedule
-from cupyflash.sim.l2 import columns, decode, outside, rows, standard
 from cupyflash.sim.l2.cache import L2, LINE, SECTOR, WAYS, Cache, Counts
+from cupyflash.sim.l2.decoding import Decoding
 from cupyflash.sim.l2.given import require_given
-from cupyflash.sim.l2.launch import Blocks, Launch, Memory
+from cupyflash.sim.l2.launch import FEW_REGISTERS, MOST_REGISTERS, Blocks, Launch, Memory, resident
+from cupyflash.sim.l2.played import Played
+from cupyflash.sim.l2.queue import Queue
 from cupyflash.sim.l2.reads import Given
-from cupyflash.sim.l2.rows import ORDERS, Order
+from cupyflash.sim.l2.works import ORDERS, Order
 from cupyflash.sim.traffic import TOTAL, TensorTraffic, Traffic, row_of
 
 __all__ = ["L2", "LINE", "ORDERS", "SECTOR", "WAYS", "Behind", "Given", "Order", "TooLong", "run"]
@@ -112,19 +110,19 @@ def run(schedule: TileSchedule, *, order: Order = "rows", l2: L2 | None = None, 
 
 def launches_of(schedule: TileSchedule, order: Order, memory: Memory, given: Given | None = None) -> list[Launch]:
     """Its kernels, in order, with their tensors placed in memory."""
-    given = given or {}
-    if isinstance(schedule, Fa2Schedule):
-        return rows.forward(schedule, order, memory, given)
-    if isinstance(schedule, Fa2BackwardSchedule):
-        return columns.Backward(schedule, memory, given).launches()
-    if isinstance(schedule, StandardSchedule):
-        return standard.Standard(schedule, memory, given).forward(schedule)
-    if isinstance(schedule, StandardBackwardSchedule):
-        return standard.Standard(schedule, memory, given).backward(schedule)
-    if isinstance(schedule, DecodeSchedule):
-        return decode.decode(schedule, memory, given)
-    assert isinstance(schedule, Fa1Schedule | Fa1BackwardSchedule)
-    return outside.columns_outside(schedule, memory, given)
+    made: list[Launch] = []
+    for walk, kernel in zip(schedule.walks(), schedule.kernels(), strict=True):
+        if not isinstance(walk, Walk):
+            assert isinstance(schedule, Fa3Schedule)
+            made.append(Queue(schedule, memory))
+            continue
+        registers = FEW_REGISTERS if walk.few else MOST_REGISTERS
+        slots = resident(schedule.device, kernel.threads, kernel.shared_bytes, registers)
+        if (sharing := schedule.sharing(walk.kernel)) is not None:
+            slots = schedule.device.sm_count * sharing
+        kind = Decoding if isinstance(schedule, DecodeSchedule) else Played
+        made.append(kind(walk, kernel, slots, memory, given or {}, order if walk.kernel == "fa2_forward" else "rows"))
+    return made
 
 
 def require_followed(schedule: TileSchedule, order: Order) -> None:

@@ -104,7 +104,7 @@ class Requests:
         nbytes: Many,
         *,
         write: bool = False,
-        times: int = 1,
+        times: Many = 1,
         asked: Many | None = None,
     ) -> Requests:
         """From numbers or arrays, of which there are as many of each; `asked` None: each byte once."""
@@ -113,17 +113,30 @@ class Requests:
 
     @classmethod
     def of_elements(
-        cls, turn: np.ndarray, move: int, at: np.ndarray, often: np.ndarray, itemsize: int, *, write: bool = False
+        cls,
+        turn: np.ndarray,
+        move: int,
+        at: np.ndarray,
+        often: np.ndarray,
+        itemsize: int,
+        *,
+        write: bool = False,
+        whose: np.ndarray | None = None,
     ) -> Requests:
-        """For elements at so many addresses, each asked for so `often` in its turn, by sectors: one request for neighbours."""
-        turn, sector, often = (np.ravel(each) for each in np.broadcast_arrays(turn, at // SECTOR, often))
+        """For elements at so many addresses, each asked for so `often`, by sectors: one request for neighbours of those that
+        thread blocks ask for together, which have the same place along the first axis, or the same `whose`; and one `turn`."""
+        turn, sector, often = (np.atleast_1d(each) for each in np.broadcast_arrays(turn, at // SECTOR, often))
+        asks = np.arange(len(turn)) if whose is None else np.unique(whose, return_inverse=True)[1]
+        turns = np.zeros(len(turn), np.int64)
+        turns[asks] = turn.reshape(len(turn), -1)[:, 0] if turn.size else 0
+        asks = np.broadcast_to(asks.reshape(-1, *[1] * (turn.ndim - 1)), turn.shape)
         there = often > 0
-        turn, sector, often = turn[there], sector[there], often[there]
-        if not len(turn):
-            return cls.of(turn, move, turn, turn, write=write)
-        turn0, sector0 = int(turn.min()), int(sector.min())
-        width = int(sector.max()) - sector0 + 2  # a turn's last sector is no neighbour of the next one's first
-        place = (turn - turn0) * width + sector - sector0
+        asks, sector, often = asks[there], sector[there], often[there]
+        if not len(asks):
+            return cls.of(asks, move, asks, asks, write=write)
+        sector0 = int(sector.min())
+        width = int(sector.max()) - sector0 + 2  # the last sector of one is no neighbour of the next one's first
+        place = asks * width + sector - sector0
         if place.max() < DENSE * len(place):
             counted = np.bincount(place, often)
             found = np.flatnonzero(counted)
@@ -133,9 +146,9 @@ class Requests:
             counted = np.bincount(inverse, often)
         begins = np.flatnonzero(np.diff(found, prepend=-2) > 1)
         number = np.diff(np.append(begins, len(found)))
-        turn, sector = np.divmod(found[begins], width)
+        asks, sector = np.divmod(found[begins], width)
         asked = np.add.reduceat(counted, begins).astype(np.int64) * itemsize
-        return cls.of(turn0 + turn, move, (sector0 + sector) * SECTOR, number * SECTOR, write=write, asked=asked)
+        return cls.of(turns[asks], move, (sector0 + sector) * SECTOR, number * SECTOR, write=write, asked=asked)
 
     @classmethod
     def together(cls, parts: Sequence[Requests]) -> Requests:

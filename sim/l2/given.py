@@ -12,7 +12,6 @@ from cupyflash.arrays import check_scores_like
 from cupyflash.decode import check_pages, check_table, check_tree_mask, for_all_heads
 from cupyflash.schedules import BackwardSchedule, DecodeSchedule, TileSchedule
 from cupyflash.schedules.moves import functions
-from cupyflash.sim.l2.decode import lengths_of
 from cupyflash.sim.l2.reads import Given
 
 
@@ -61,4 +60,4 @@ def _check_table(schedule: DecodeSchedule, table: Any) -> None:
     if table.shape[1] * cache.page_size != p.seqlen_k:
         shape = p.batch, p.seqlen_k // cache.page_size
         raise ValueError(f"block_table must be (b, pages of a sequence) = {shape}, room for {p.seqlen_k:,} keys, got {table.shape}")
-    check_pages(table, lengths_of(schedule), cache.appended, cache.page_size, max(1, cache.pages))
+    check_pages(table, schedule.cached, cache.appended, cache.page_size, max(1, cache.pages))

@@ -17,6 +17,8 @@ from cupyflash.sim.l2.cache import LINE, ROTATED, Many, Requests
 # Requests of thread blocks that are looked at together, about
 TOGETHER = 1 << 18
 MOST_REGISTERS = 255
+# What kernels that only pass over rows are taken to need a thread
+FEW_REGISTERS = 32
 WORD = 4
 
 
@@ -28,7 +30,7 @@ class Tensor:
     row: int
 
     def of(
-        self, turn: Many, move: int, first: Many, rows: Many, *, write: bool = False, times: int = 1, asked: Many | None = None
+        self, turn: Many, move: int, first: Many, rows: Many, *, write: bool = False, times: Many = 1, asked: Many | None = None
     ) -> Requests:
         """A request for `rows` rows from one on; `asked` is in rows."""
         of_lanes = None if asked is None else asked * self.row
@@ -96,27 +98,8 @@ class Launch(Blocks, ABC):
         return self.slots
 
     @abstractmethod
-    def requests(self, block: int, first: int, end: int) -> Requests:
-        """What a thread block asks for in its turns from `first` to `end`, which are numbered from its own start."""
-
     def played(self) -> Iterator[tuple[float, Requests]]:
         """The requests of all thread blocks, some turns at a time, and how much of the launch is then played, of 1."""
-        starts = self.starts()
-        ends, step = starts + self.turns, max(1, TOGETHER // (self.slots * self.heft))
-        last = int(ends.max(initial=0))
-        launched = 0
-        running: list[int] = []
-        for now in range(0, last, step):
-            upto = int(np.searchsorted(starts, now + step))
-            running = [*(block for block in running if ends[block] > now), *range(launched, upto)]
-            launched = upto
-            parts = []
-            for block in running:
-                start = int(starts[block])
-                part = self.requests(block, max(0, now - start), min(now + step, int(ends[block])) - start)
-                part.turn[:] += start
-                parts.append(part)
-            yield min(1.0, (now + step) / last), Requests.together(parts)
 
 
 def resident(device: Device, threads: int, shared_bytes: int, registers: int = MOST_REGISTERS) -> int:

@@ -8,50 +8,44 @@ import numpy as np
 
 from cupyflash.schedules.fa3 import LENGTH, Fa3Schedule
 from cupyflash.schedules.fa3_queue import THREADS
+from cupyflash.sim.l2.bounds import Bounds
 from cupyflash.sim.l2.cache import Requests
-from cupyflash.sim.l2.launch import Launch, Memory, Tensor, resident
-from cupyflash.sim.l2.parts import Bounds
-from cupyflash.sim.l2.streamed import FEW_REGISTERS
+from cupyflash.sim.l2.launch import FEW_REGISTERS, Launch, Memory, Tensor, resident
 
 # Within a turn
 LOOK, LAST = range(2)
 
 
 class Queue(Launch):
-    """A turn is a tile of as many items as there are threads; the first has the thread block's own besides."""
+    """A turn is a tile of as many items as there are threads; the first has the thread block's own besides. All run at a time."""
 
-    def __init__(self, schedule: Fa3Schedule, memory: Memory, lengths: Tensor | None, bounds: Bounds | None) -> None:
-        self.schedule, self.lengths, self.bounds = schedule, lengths, bounds
+    def __init__(self, schedule: Fa3Schedule, memory: Memory) -> None:
+        self.schedule, p = schedule, schedule.problem
         self.grid, self.slots = schedule.queue_kernel.grid, resident(schedule.device, THREADS, 0, FEW_REGISTERS)
         self.turns = np.full(self.grid, self.grid)
         self.queue, self.taken = memory.words("queue", schedule.works), memory.words("taken", 1)
-        self.unit = LENGTH if lengths or bounds else 0
+        self.lengths = memory.rows("key_lengths", p.batch, LENGTH) if p.options.padded else None
+        self.bounds = None
+        if schedule.together is not None:
+            self.bounds = Bounds.of(schedule.together, "q", schedule.block_rows, schedule.parts, memory)
+        self.unit = LENGTH if self.lengths or self.bounds else 0
         item, _ = schedule.order()
         self.places = np.argsort(item, kind="stable").reshape(-1, schedule.items.heads)  # of each item, all heads'
 
-    def requests(self, block: int, first: int, end: int) -> Requests:
-        parts = [each for turn in range(first, end) for each in self._look(turn, turn)]
-        own = self._of_tile(block)
-        if first == 0:
-            parts += self._look(0, block)
-            if block == 0:
-                parts.append(self.taken.of(0, LAST, 0, 1, write=True))
-        if end == self.grid:
-            at = self.queue.first + self.places[own] * LENGTH
-            parts.append(Requests.of_elements(np.full(at.shape, end - 1), LAST, at, np.array(1), LENGTH, write=True))
-        return Requests.together(parts)
+    def played(self) -> Iterator[tuple[float, Requests]]:
+        items = np.arange(len(self.places))
+        looks = [self._look(turn, items[items // THREADS == turn], self.grid) for turn in range(self.grid)]
+        looks.append(self._look(0, items, 1))
+        at, turn = self.queue.first + self.places * LENGTH, np.full((len(items), 1), self.grid - 1)
+        made = Requests.of_elements(turn, LAST, at, np.array(1), LENGTH, write=True, whose=items // THREADS)
+        yield 1.0, Requests.together([*looks, self.taken.of(0, LAST, 0, 1, write=True), made])
 
-    def _of_tile(self, tile: int) -> np.ndarray:
-        return np.arange(tile * THREADS, min((tile + 1) * THREADS, len(self.places)))
-
-    def _look(self, turn: int, tile: int) -> Iterator[Requests]:
-        """At the items of a tile."""
-        items = self._of_tile(tile)
+    def _look(self, turn: int, items: np.ndarray, times: int) -> Requests:
+        """At some items, by so many thread blocks."""
+        asked: list[tuple[Tensor, np.ndarray]] = []
         if self.lengths:
-            at = self.lengths.first + items // self.schedule.row_blocks * LENGTH
-            yield Requests.of_elements(np.full(len(at), turn), LOOK, at, np.array(1), LENGTH)
+            asked.append((self.lengths, items // self.schedule.row_blocks))
         if self.bounds:
-            own, other = self.bounds.halvings(items)
-            for tensor, indices in ((self.bounds.own, own), (self.bounds.other, other)):
-                at = tensor.first + indices * LENGTH
-                yield Requests.of_elements(np.full(len(at), turn), LOOK, at, np.array(1), LENGTH)
+            asked += zip((self.bounds.own, self.bounds.other), self.bounds.halvings(items), strict=True)
+        places = [(tensor.first + at * LENGTH)[None] for tensor, at in asked]
+        return Requests.together([Requests.of_elements(np.array(turn), LOOK, at, np.array(times), LENGTH) for at in places])

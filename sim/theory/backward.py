@@ -243,7 +243,7 @@ def _standard(schedule: BackwardSchedule, keys: int, heads: Heads) -> Form:
     p, group, size = schedule.problem, schedule.group, schedule.problem.itemsize
     Tr, Tc = blocks_in(p.seqlen_q, schedule.block_rows), blocks_in(p.seqlen_k, schedule.block_cols)
     again = 0 if schedule.tiling.used == schedule.tiling.paper else 1  # whether P is made again
-    sloped = 0 if p.options.score is None else 1
+    sloped = int(p.options.transformed)
     Nq, scores = group * p.seqlen_q, group * p.seqlen_q * p.seqlen_k * size
     form = {
         "Q": ((1 + again) * Tc * Nq * p.head_dim * size, 0),
@@ -284,7 +284,7 @@ def standard_backward_ideal(problem: Problem) -> Traffic:
         {
             "P": TensorTraffic(2 * scores, 0),
             "dP": TensorTraffic(scores, scores),
-            "dS": TensorTraffic((2 + (p.options.score is not None)) * scores, scores),
+            "dS": TensorTraffic((2 + p.options.transformed) * scores, scores),
             "dO": TensorTraffic(2 * rows * p.head_dim_v, 0),
             "Q": TensorTraffic(rows * p.head_dim, 0),
             "K": TensorTraffic(keys * p.head_dim, 0),

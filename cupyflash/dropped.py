@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 
 from cupyflash.dispatch import target
-from cupyflash.dropout import MOST_PAIRS, NO_ORIGIN, Dropout
+from cupyflash.dropout import MOST_PAIRS, Dropout
+from cupyflash.keywords import NO_ORIGIN
 from cupyflash.launcher import Prepared
 from cupyflash.options import MAX_LENGTH
 from cupyflash.problem import checked_size

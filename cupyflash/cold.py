@@ -1,0 +1,364 @@
+"""The first call of some layouts and options: checked, planned, and prepared for those that follow it."""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
+from typing import Any
+
+import numpy as np
+
+from cupyflash import decode, varlen
+from cupyflash.arrays import Array, Layout, last_axis_contiguous
+from cupyflash.binding import prepare
+from cupyflash.device import Device
+from cupyflash.dispatch import as_array, as_integers, device_of, placed, reach_of, refuse_written, target
+from cupyflash.dropout import ARGUMENTS, Dropout
+from cupyflash.launcher import KEPT, Arrays, Call, Key, Numbers, Ready, as_contiguous, read, refuse_copy, zeros
+from cupyflash.named_scores import one_score
+from cupyflash.options import ARRAYS, OPTIONS, Options, Pattern, check_key_lengths, require_choice, require_flag
+from cupyflash.problem import Problem, check_rows
+from cupyflash.schedules import (
+    ALGORITHMS,
+    BACKWARD_ALGORITHMS,
+    TileSchedule,
+    choose,
+    plan,
+    plan_backward,
+    plan_decode,
+    plan_varlen,
+    plan_varlen_backward,
+)
+from cupyflash.score import Mask, Score, captured_among, captured_by, captured_values, check_captured, seen_by
+from cupyflash.tensor_maps import first_refusal
+from cupyflash.tiled_mask import Given, TiledMask
+
+# What may be a list; and what may stay on the host beside arrays on a GPU, to be looked at there and copied by the call.
+INTEGERS = ("key_lengths", *varlen.BOUNDS, "cache_seqlens")
+ON_HOST = (*INTEGERS, "block_table")
+TENSORS = ("q", "k", "v", "dout", "out", "lse", "k_cache", "v_cache", "tree_mask", *ARRAYS, *ON_HOST)
+# Tensors of (total, h, d), which the kernels take with their heads first
+ROWS = ("Q", "K", "V", "O", "dO", "dQ", "dK", "dV")
+Made = dict[str, Layout]
+Step = Callable[[Mapping[str, Any], Arrays, Numbers], None]
+
+
+def first(call: Call, given: Mapping[str, Any]) -> Any:
+    """Makes a call that has to be looked at, which may then be found to be like one before."""
+    request = Request.of(call, given)
+    with device_of(request.gpu, **request.placed):
+        return request.ready().launch(given, request.by_field)
+
+
+def compile_first(call: Call, given: Mapping[str, Any]) -> None:
+    """Does what such a call does before it launches; of the arrays only the layouts count, and what functions have captured."""
+    request = Request.of(call, given)
+    with device_of(request.gpu, **request.placed):
+        request.ready().prepared.compile()
+
+
+@dataclass(frozen=True)
+class Request:
+    """All that a call asks for: `asked`, complete, and of it `given` with arrays as views.
+
+    `arrays` are these by argument, and by the struct's names what functions have captured, with its `numbers`; `placed` those that
+    are where the call runs.
+    """
+
+    call: Call
+    asked: Mapping[str, Any]
+    given: Mapping[str, Any]
+    arrays: Mapping[str, Any]
+    placed: Mapping[str, Any]
+    gpu: bool
+    options: Options
+    mask: Given
+    numbers: Numbers
+
+    @classmethod
+    def of(cls, call: Call, given: Mapping[str, Any]) -> Request:
+        """TypeError or ValueError for what is none, whatever the shapes."""
+        asked = call.keywords.complete(given)
+        score = one_score(asked["score"], asked["softcap"], asked["alibi_slopes"])
+        mask = Given.of(asked["mask"], call.masks)
+        captured, numbers = captured_values(score, mask.function)
+        dropped = Dropout.asked(*(asked.get(name, usual) for name, usual in ARGUMENTS.items()))
+        packed = varlen.BOUNDS[0] in asked
+        taken = {name: asked[name] for name, each in OPTIONS.items() if each.kind == "value" and name in asked}
+        options = Options(**taken, packed=packed, dropout=dropped is not None, score=None if score is None else score.form)
+        _check_choices(asked)
+        views = {name: asked[name] for name in asked if name in TENSORS and name not in INTEGERS} | {"mask": mask.array} | captured
+        there = call.keywords.required
+        arrays = {name: as_array(name, value) for name, value in views.items() if value is not None or name in there}
+        lists = {name: asked[name] for name in INTEGERS if name in there or asked.get(name) is not None}
+        on_host = {name: as_integers(name, value) for name, value in lists.items()}
+        on_host |= {name: arrays.pop(name) for name in ("block_table",) if name in arrays}
+        gpu, beside = placed(arrays, on_host)
+        views = arrays | on_host
+        options = mask.asked(options, views)
+        views |= {each.kind: each.over(views) for each in (asked["score"], asked["mask"]) if isinstance(each, Score | Mask)}
+        views |= {} if mask.tiled is None else {"mask": mask.tiled}
+        own = {name: views.get(call.fields.get(name, name), views.get(name, value)) for name, value in given.items()}
+        return cls(call, asked, own, arrays | on_host, arrays | beside, gpu, options, mask, dict(numbers))
+
+    def ready(self) -> Ready:
+        """Prepared, or found."""
+        key = self.key if self.gpu else None
+        found: Ready | None = KEPT.get(key)
+        if found is not None:
+            return found
+        made = self._prepared()
+        return made if key is None else KEPT.keep(key, made)
+
+    @property
+    def key(self) -> Key | None:
+        """As `launcher.read` has it, of packed sequences with the lengths of the longest."""
+        packed = self.options.packed
+        longest = dict(zip(varlen.LONGEST, self.sequences.longest, strict=True)) if packed else {}
+        return read(self.call, {**self.given, **longest}, looked_at=True)[0]
+
+    @property
+    def by_field(self) -> Arrays:
+        """The arrays by the struct's names."""
+        return {self.call.fields.get(name, name): array for name, array in self.arrays.items()}
+
+    @cached_property
+    def layouts(self) -> dict[str, Any]:
+        """All that what is kept may depend on: of arrays on a GPU their layouts; of a dout that kernels cannot read, its copy's."""
+        arrays = {name: decode.for_all_heads(array) if name == "tree_mask" else array for name, array in self.arrays.items()}
+        return readable({name: Layout.of(array) for name, array in arrays.items()} if self.gpu else arrays)
+
+    @property
+    def inputs(self) -> dict[str, Any]:
+        """Those of the forward, whose O a backward is given."""
+        backward = ("dout", "out", "lse") if "deterministic" in self.asked else ()
+        return {name: array for name, array in self.layouts.items() if name not in backward}
+
+    @cached_property
+    def sequences(self) -> varlen.Sequences:
+        """What the bounds of packed sequences say; ValueError for none that go with q and k."""
+        varlen.check_bounds(self.arrays)
+        longest = [self.asked[name] for name in varlen.LONGEST]
+        found = varlen.sequences(self.arrays, *self.totals, *longest)
+        return replace(found, lengths=None) if self.gpu else found
+
+    @property
+    def totals(self) -> tuple[int, int]:
+        """Rows of q, and of k, of all sequences together."""
+        return self.arrays["q"].shape[0], self.arrays["k"].shape[0]
+
+    @property
+    def rows(self) -> tuple[int, ...]:
+        """The shape of what there is one of for each row of q."""
+        shape: tuple[int, ...] = self.arrays["q"].shape
+        return shape[1::-1] if self.options.packed else shape[:-1]
+
+    @cached_property
+    def problem(self) -> Problem:
+        if not self.options.packed:
+            return pose(self.gpu, self.inputs, self.options, self.numbers)
+        problem = self.sequences.of(varlen.posed(self.inputs, self.options))
+        check_captured(problem, captured_among(self.arrays))
+        return problem
+
+    def tensors(self, *made: Made) -> dict[str, Any]:
+        """The arrays and what is made beside, by the kernels' names, as these have them."""
+        found = {self.call.fields.get(name, name): array for name, array in self.layouts.items()}
+        for more in made:
+            found |= more
+        if self.options.packed:
+            found |= {name: varlen.heads_first(found[name]) for name in ROWS if name in found}
+        return found | self.numbers
+
+    def _prepared(self) -> Ready:
+        device, simulation = target(self.gpu)
+        kind = _decode if "cache_seqlens" in self.asked else _backward if "deterministic" in self.asked else _forward
+        schedule, made, sums = kind(self, device)
+        device_id = sys.modules["cupy"].cuda.runtime.getDevice() if self.gpu else None
+        if "dout" not in self.asked and kind is _backward:  # of a pullback that is yet to be called
+            schedule.kernels()
+            return Ready(self.call, NOTHING, (), device_id)
+        prepared = prepare(schedule, simulation, self.tensors(made, sums), made)
+        return Ready(self.call, prepared, tuple(steps(self, schedule)), device_id)
+
+
+class _Nothing:
+    """What is prepared of a call that only checks."""
+
+    def launch(self, arrays: Arrays, numbers: Numbers) -> dict[str, Any]:
+        return {}
+
+
+NOTHING = _Nothing()
+
+
+def _check_choices(asked: Mapping[str, Any]) -> None:
+    if "algorithm" in asked:
+        algorithms = BACKWARD_ALGORITHMS if "deterministic" in asked else ALGORITHMS
+        require_choice("algorithm", asked["algorithm"], ("auto", *algorithms))
+    for name in ("return_lse", "deterministic", "return_dbias"):
+        require_flag(name, asked.get(name, False))
+    if asked.get("return_dbias") and asked["bias"] is None:
+        raise ValueError("return_dbias is for a call with a bias, and there is none")
+
+
+def pose(gpu: bool, arrays: Mapping[str, Array], options: Options, numbers: Mapping[str, Any]) -> Problem:
+    """The problem of a call's arrays, captured ones among them, and captured numbers; of NumPy's also what a mask function says."""
+    captured = captured_among(arrays)
+    problem = Problem.from_arrays(**{name: array for name, array in arrays.items() if name not in captured}, options=options)
+    check_captured(problem, captured)
+    form = options.mask_function
+    if gpu or form is None:
+        return problem
+    return problem.asking(pattern=Pattern.of(seen_by(form, problem, captured_by(form, {**captured, **numbers}))))
+
+
+def _forward(r: Request, device: Device) -> tuple[TileSchedule, Made, Made]:
+    problem, tiling, algorithm = r.problem, r.asked["tiling"], r.asked.get("algorithm", "auto")
+    lse = bool(r.asked["return_lse"])
+    made = _rows(r, problem, lse)
+    if algorithm == "auto":
+        tensors = r.tensors(made)
+        algorithm = choose(problem, device, tiling, first_refusal({name: tensors[name] for name in "QKVO"})).algorithm
+    if not r.options.packed:
+        return plan(problem, device, algorithm, tiling, lse=lse), made, {}
+    lengths, totals = r.sequences.lengths, r.totals
+    return plan_varlen(problem, device, lengths, tiling, lse=lse, totals=totals, algorithm=algorithm), made, {}
+
+
+def _rows(r: Request, problem: Problem, lse: bool) -> Made:
+    """O and L, as far as they are made."""
+    q = r.layouts["q"]
+    made = {} if "out" in r.layouts else {"O": Layout.contiguous((*q.shape[:-1], problem.head_dim_v), q.dtype)}
+    return made | ({"L": Layout.contiguous(r.rows, np.float32)} if lse else {})
+
+
+def _backward(r: Request, device: Device) -> tuple[TileSchedule, Made, Made]:
+    arrays, problem, asked = r.layouts, r.problem, r.asked
+    deterministic, dbias = bool(asked["deterministic"]), bool(asked.get("return_dbias"))
+    bias: Any = arrays.get("bias")
+    if "dout" in arrays:
+        problem = replace(problem, alignment=min(problem.alignment, check_rows(arrays, r.rows)))
+    if dbias and deterministic and not _spans(bias, problem):
+        raise ValueError(f"deterministic has no sum over what a bias is broadcast along, got shape {bias.shape}")
+    if r.options.packed:
+        lengths, totals = r.sequences.lengths, r.totals
+        schedule: Any = plan_varlen_backward(problem, device, lengths, asked["tiling"], deterministic=deterministic, totals=totals)
+    else:
+        algorithm = "fa2" if asked["algorithm"] == "auto" else asked["algorithm"]
+        schedule = plan_backward(problem, device, algorithm, asked["tiling"], deterministic=deterministic, dbias=dbias)
+    made = {f"d{name.upper()}": Layout.contiguous(arrays[name].shape, arrays[name].dtype) for name in "qkv"}
+    made |= {name: Layout.contiguous(r.rows, np.float32) for name in schedule.row_results}
+    return schedule, made, {"dbias": Layout.contiguous(bias.shape, np.float32)} if dbias else {}
+
+
+def _spans(bias: Any, problem: Problem) -> bool:
+    """Whether a bias has an element of its own for every score."""
+    whole = problem.head_count * problem.seqlen_q * problem.seqlen_k
+    return math.prod(bias.shape) == whole and all(bias.strides[n] for n, size in enumerate(bias.shape) if size > 1)
+
+
+def _decode(r: Request, device: Device) -> tuple[TileSchedule, Made, Made]:
+    problem, cache = decode.pose(r.layouts, r.options)
+    lse = bool(r.asked["return_lse"])
+    return plan_decode(problem, device, cache, num_splits=r.asked["num_splits"], lse=lse), _rows(r, problem, lse), {}
+
+
+def readable(arrays: dict[str, Any]) -> dict[str, Any]:
+    """The arrays as kernels get them: of a dout that they cannot read, as a broadcast one is, the layout of its copy."""
+    dout = arrays.get("dout")
+    if dout is None or last_axis_contiguous(dout):
+        return arrays
+    return arrays | {"dout": Layout.contiguous(dout.shape, dout.dtype)}
+
+
+def steps(r: Request, schedule: TileSchedule) -> Iterator[Step]:
+    """What each such call checks of its own arrays, and brings, before it launches. Nothing of this call's is held."""
+    gpu, names = r.gpu, {r.call.fields.get(name, name): name for name in r.arrays}
+    on_host = {field for field, name in names.items() if gpu and isinstance(r.arrays[name], np.ndarray)}
+    if {"cache_seqlens", "key_lengths"} & on_host:  # of layouts, nobody could look into them
+        yield lambda given, arrays, numbers: _check_lengths({name: arrays[field] for field, name in names.items()})
+    of_caches = ("k_cache", "v_cache") if "k" in r.arrays and "k_cache" in r.arrays else ()
+    written = [name for name in (*of_caches, "out") if name in r.arrays and "lse" not in r.arrays]
+    if written:
+        fields = {name: r.call.fields.get(name, name) for name in r.placed}
+        reach = [(fields[name], *reach_of(array)) for name, array in r.placed.items()]
+        yield partial(_refuse_written, gpu, written, fields, reach)
+    tiled = r.mask.tiled is not None
+    if tiled:
+        yield lambda given, arrays, numbers: given["mask"].require(arrays["Q"], arrays["K"], arrays)
+    if "tree_mask" in names:
+        yield lambda given, arrays, numbers: arrays.update(tree_mask=decode.for_all_heads(arrays["tree_mask"]))
+    wanted: dict[str, Any] = {field: kind for field, kind in schedule.struct.pointers.items() if field in names}
+    if "dO" in names and not last_axis_contiguous(r.arrays["dout"]):
+        wanted["dO"] = r.arrays["dout"].dtype
+    for field, kind in wanted.items():
+        array = r.arrays[names[field]]
+        if field in on_host or (array.dtype, array.strides) != (kind, Layout.contiguous(array.shape, kind).strides):
+            yield partial(_make_contiguous, gpu, names[field], field, kind)
+    if r.numbers:
+        yield _bring_numbers
+    if r.options.dropout or {"seed", "offset", "dropout"} & r.given.keys():
+        yield _drop
+    if tiled:
+        tiles = schedule.given_tiles
+        yield lambda given, arrays, numbers: arrays.update(given["mask"].states(tiles, gpu, {**arrays, **numbers}))
+    if r.asked.get("return_dbias"):
+        shape = r.arrays["bias"].shape
+        yield lambda given, arrays, numbers: arrays.update(dbias=zeros(gpu, shape, np.float32))
+
+
+def _check_lengths(arrays: Arrays) -> None:
+    if "k_cache" in arrays:
+        decode.check_contents(arrays)
+    else:
+        check_key_lengths(arrays["key_lengths"], len(arrays["key_lengths"]), arrays["k"].shape[-2])
+
+
+def _refuse_written(
+    gpu: bool,
+    written: list[str],
+    fields: Mapping[str, str],
+    reach: list[tuple[str, int, int]],
+    given: Mapping[str, Any],
+    arrays: Arrays,
+    numbers: Numbers,
+) -> None:
+    """Looks more closely only where what is written may be near something else, as it seldom is."""
+    if gpu:
+        spans = [(field, (at := arrays[field].data.ptr) - before, at + behind) for field, before, behind in reach]
+        own = {field: (first, end) for field, first, end in spans}
+        for first, end in [own[fields[name]] for name in written]:
+            if sum([each[1] < end and first < each[2] for each in spans]) > 1:
+                break
+        else:
+            return
+    refuse_written({name: arrays[field] for name, field in fields.items()}, written)
+
+
+def _make_contiguous(
+    gpu: bool, name: str, field: str, kind: Any, given: Mapping[str, Any], arrays: Arrays, numbers: Numbers
+) -> None:
+    """An array as kernels take it."""
+    if gpu and isinstance(arrays[field], np.ndarray):
+        refuse_copy(name)
+    arrays[field] = as_contiguous(gpu, arrays[field], kind)
+
+
+def _bring_numbers(given: Mapping[str, Any], arrays: Arrays, numbers: Numbers) -> None:
+    """Those that functions have captured, of which a cap is one."""
+    mask = given.get("mask")
+    score = given.get("score") or one_score(None, given.get("softcap"), None)
+    for function in (score, mask.mask if isinstance(mask, TiledMask) else mask):
+        if isinstance(function, Score | Mask):
+            numbers |= function.fields
+
+
+def _drop(given: Mapping[str, Any], arrays: Arrays, numbers: Numbers) -> None:
+    """A dropout's, checked."""
+    dropped = Dropout.asked(*(given.get(name, usual) for name, usual in ARGUMENTS.items()))
+    if dropped is not None:
+        numbers |= dropped.numbers

@@ -1,0 +1,150 @@
+"""The keywords of the calls: one list, which editors read as it stands and `help` as the calls' signatures."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict, TypeVar
+
+if TYPE_CHECKING:
+    from cupyflash.score import Score
+    from cupyflash.tiling import TilingChoice
+
+NO_ORIGIN = (0, 0, 0, 0)
+
+
+class Scores(TypedDict, total=False):
+    """Of every call: which scores count, and what becomes of them."""
+
+    causal: bool
+    window: tuple[int | None, int | None] | None
+    mask: Any | None
+    sinks: Any | None
+    score: Score | None
+    softcap: float | None
+    alibi_slopes: Any | None
+    scale: float | None
+
+
+class Dropped(Scores, total=False):
+    dropout: float
+    seed: int | None
+    offset: int
+
+
+class Packed(Dropped, total=False):
+    dropout_origin: tuple[int, int, int, int]
+    tiling: TilingChoice
+
+
+class Heads(Packed, total=False):
+    bias: Any | None
+    key_lengths: Any | None
+    block_mask: Any | None
+    score_dtype: str | None
+    algorithm: str
+
+
+class Returned(TypedDict, total=False):
+    return_lse: bool
+    out: Any | None
+
+
+class Forward(Heads, Returned, total=False):
+    """`attention`'s."""
+
+
+class Gradients(TypedDict, total=False):
+    deterministic: bool
+
+
+class Backward(Heads, Gradients, total=False):
+    """`attention_backward`'s and `attention_vjp`'s."""
+
+    return_dbias: bool
+
+
+class Varlen(Packed, Returned, total=False):
+    """`attention_varlen`'s."""
+
+
+class VarlenBackward(Packed, Gradients, total=False):
+    """`attention_varlen_backward`'s."""
+
+
+class Cached(TypedDict, total=False):
+    k: Any | None
+    v: Any | None
+    block_table: Any | None
+    tree_mask: Any | None
+    num_splits: int | None
+
+
+class Decode(Cached, Scores, Returned, total=False):
+    """`attention_decode`'s."""
+
+
+class RingGradients(Dropped, Gradients, total=False):
+    """`ring_attention_backward`'s and `ring_attention_vjp`'s."""
+
+    layout: str
+    gather_kv: bool
+
+
+class Ring(Dropped, total=False):
+    """`ring_attention`'s."""
+
+    layout: str
+    gather_kv: bool
+    return_lse: bool
+
+
+# What only gradients have.
+OF_GRADIENTS = frozenset(("deterministic", "return_dbias"))
+# What is asked for where a call says nothing; None of all others.
+DEFAULTS: Mapping[str, Any] = MappingProxyType(
+    dict.fromkeys(("causal", "return_lse", "deterministic", "return_dbias", "gather_kv"), False)
+    | {"dropout": 0.0, "offset": 0, "dropout_origin": NO_ORIGIN, "algorithm": "auto", "layout": "zigzag"}
+)
+
+
+class Keywords(NamedTuple):
+    """What a call may be given: by name, with what it is by default; and those of them that it must be."""
+
+    call: str
+    defaults: Mapping[str, Any]
+    required: frozenset[str]
+
+    def complete(self, given: Mapping[str, Any]) -> dict[str, Any]:
+        """With the defaults of what is not given. TypeError for names that the call has not."""
+        for name in given:
+            if name not in self.defaults:
+                raise TypeError(f"{self.call}() got an unexpected keyword argument {name!r}")
+        return {**self.defaults, **given}
+
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+def asks(keywords: Any, **other: Any) -> Callable[[Function], Function]:
+    """Gives a function that takes `**asked` the signature with these keywords, and `other` defaults than the usual ones."""
+
+    def signed(function: Function) -> Function:
+        import inspect
+
+        own = [each for each in inspect.signature(function).parameters.values() if each.kind is not each.VAR_KEYWORD]
+        of_name = {name: getattr(each, "__forward_arg__", each) for name, each in keywords.__annotations__.items()}
+        usual = {name: DEFAULTS.get(name) for name in of_name} | other
+        named = [inspect.Parameter(name, own[0].KEYWORD_ONLY, default=usual[name], annotation=of_name[name]) for name in of_name]
+        function.__signature__ = inspect.signature(function).replace(parameters=[*own, *named])  # type: ignore[attr-defined]
+        return function
+
+    return signed
+
+
+def keywords_of(function: Callable[..., Any]) -> Keywords:
+    """What a function that `asks` may be given."""
+    parameters: Mapping[str, Any] = function.__signature__.parameters  # type: ignore[attr-defined]
+    defaults = {name: None if each.default is each.empty else each.default for name, each in parameters.items()}
+    required = frozenset(name for name, each in parameters.items() if each.default is each.empty)
+    return Keywords(function.__name__, MappingProxyType(defaults), required)

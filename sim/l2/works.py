@@ -1,0 +1,126 @@
+"""Pieces of work of a kernel: which thread blocks take them in which order, and when each moves what."""
+
+from __future__ import annotations
+
+from typing import Literal, NamedTuple, get_args
+
+import numpy as np
+
+from cupyflash.schedules import Walk
+from cupyflash.schedules.fa3 import Fa3Schedule
+from cupyflash.schedules.moves import When
+from cupyflash.sim.l2.bounds import Bounds
+from cupyflash.sim.steps import Events, Heads, Steps
+
+Order = Literal["rows", "batch", "heads"]
+ORDERS: tuple[Order, ...] = get_args(Order)
+"""Which thread blocks are neighbours in a grid: "rows": row blocks of one head, then its heads, then the batch, as the kernels have
+it. "batch": row blocks, then the batch, then heads, as in FlashAttention-2's own grid. "heads": the same row block of all heads."""
+
+
+class Works(NamedTuple):
+    """Pieces of work in the order in which they are taken, by their part, key head and tile; `there`: those that there are."""
+
+    part: np.ndarray
+    k: np.ndarray
+    g: np.ndarray
+    i: np.ndarray
+    j: np.ndarray
+    there: np.ndarray
+
+    @classmethod
+    def of(cls, walk: Walk, order: str, bounds: Bounds | None) -> Works:
+        """A walk's."""
+        rows, cols = (np.array([part.extents(walk.blocks)[axis].size for part in walk.parts], np.int64) for axis in range(2))
+        sizes = {"b": len(walk.parts), "k": walk.key_heads, "g": walk.group, "i": rows.max(initial=0), "j": cols.max(initial=0)}
+        taken = walk.schedule.order() if isinstance(walk.schedule, Fa3Schedule) else None
+        along = "i" if "i" in walk.block.lower() else "j"
+        if taken is not None:
+            item, head = taken
+            k, g = np.divmod(head, walk.group)
+            part, i = np.divmod(item, sizes["i"]) if bounds is None else (each[item] for each in bounds.found())
+            return cls(part, k, g, i, np.zeros_like(i), i < rows[part])
+        if bounds is None:
+            axes = {"rows": "bk" + walk.block, "batch": "kgbI", "heads": "Ibkg"}[order]
+        else:
+            axes = "k" + "".join("b" if axis.lower() == along else axis for axis in walk.block)
+            sizes["b"] = bounds.blocks
+        found = dict(zip(axes.lower(), np.indices([sizes[axis] for axis in axes.lower()]).reshape(len(axes), -1), strict=True))
+        for axis in filter(str.isupper, axes):
+            found[axis.lower()] = sizes[axis.lower()] - 1 - found[axis.lower()]
+        if bounds is not None:
+            found["b"], index = (each[found["b"]] for each in bounds.found())
+            last = (rows if along == "i" else cols)[found["b"]] - 1
+            found[along] = last - index if along.upper() in walk.block else index
+        part, k, g, i, j = (found.get(axis, np.zeros_like(found["b"])) for axis in "bkgij")
+        here = [(at >= 0) & (at < size[part]) for axis, at, size in (("i", i, rows), ("j", j, cols)) if axis in walk.block.lower()]
+        return cls(part, k, g, i, j, np.logical_and.reduce(here) if here else np.ones(len(part), bool))
+
+
+class Asked(NamedTuple):
+    """Turns in which something moves: whose piece of work, when, and of which tile."""
+
+    work: np.ndarray
+    turn: np.ndarray
+    g: np.ndarray
+    i: np.ndarray
+    j: np.ndarray
+
+    def repeated(self, number: np.ndarray | int) -> tuple[Asked, np.ndarray]:
+        """Each repeated so often, and the index of the repetition."""
+        each = np.broadcast_to(number, self.work.shape)
+        again = np.arange(each.sum()) - np.repeat(np.cumsum(each) - each, each)
+        return Asked(*(np.repeat(one, each) for one in self)), again
+
+
+class Tables:
+    """The turns of all thread blocks of a walk, numbered through its parts and key heads; those that are alike once."""
+
+    def __init__(self, walk: Walk, works: Works) -> None:
+        self.steps: list[Steps] = []
+        known: dict[object, int] = {}
+        whose = np.zeros((len(walk.parts), walk.key_heads), np.int64)
+        for number, part in enumerate(walk.parts):
+            for k in range(walk.key_heads):
+                key = part.kind, 0 if part.alike or walk.every else k
+                if key not in known:
+                    known[key] = len(self.steps)
+                    self.steps.append(Steps(walk, part, Heads.of(walk, part, k)))
+                whose[number, k] = known[key]
+        self.first = np.cumsum([0, *(each.blocks for each in self.steps)])
+        self._visits = np.concatenate([np.zeros(1, np.int64), *(each.visits for each in self.steps)])
+        self._turns = np.concatenate([np.ones(1, np.int64), *(each.turns for each in self.steps)])
+        self.width = int(self._turns.max()) + 2
+        self._events: dict[When, tuple[np.ndarray, Events]] = {}
+        # The number of each piece of work
+        table = whose[works.part, works.k]
+        block = np.zeros(len(table), np.int64)
+        for axis in walk.block.lower():
+            block = block * np.array([each.sizes[axis] for each in self.steps], np.int64)[table] + getattr(works, axis)
+        self.block = np.where(works.there, self.first[table] + block, -1)
+
+    @property
+    def visits(self) -> np.ndarray:
+        """The tiles that each piece of work visits."""
+        found: np.ndarray = self._visits[self.block + 1]
+        return found
+
+    @property
+    def turns(self) -> np.ndarray:
+        """The turns that each piece of work takes."""
+        found: np.ndarray = self._turns[self.block + 1]
+        return found
+
+    def asked(self, when: When, works: np.ndarray, first: np.ndarray, end: np.ndarray) -> Asked:
+        """The moves of pieces of work in their turns from `first` to `end`."""
+        if when not in self._events:
+            every = [each.events(when) for each in self.steps]
+            blocks = np.concatenate([each.block + first for each, first in zip(every, self.first, strict=False)])
+            events = every[0] if len(every) == 1 else Events(*map(np.concatenate, zip(*every, strict=True)))
+            self._events[when] = blocks * self.width + events.turn, events
+        order, events = self._events[when]
+        block = self.block[works] * self.width
+        begin, behind = (np.searchsorted(order, block + turn) for turn in (first, end))
+        number = behind - begin
+        at = np.arange(number.sum()) + np.repeat(begin - np.cumsum(number) + number, number)
+        return Asked(np.repeat(works, number), *(each[at].astype(np.int64) for each in events[1:]))
