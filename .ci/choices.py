@@ -5,8 +5,8 @@
 
 planned.txt in .ci/accounts has how each kernel of the compile gate's is launched, and a digest of its constants; modelled.txt has
 digests of what `cupyflash explain` and `predict` say of some problems, part by part, numbers to six digits, and of the order in
-which FlashAttention-3's queue hands out row blocks. tests/test_drawn_mutants.py holds to them. `--write` makes them what they are now:
-run it where a change of tiles or models is meant, and look at what else has changed.
+which FlashAttention-3's queue hands out row blocks. tests/test_drawn_mutants.py holds to them. `--write` makes them what they are
+now: run it where a change of tiles or models is meant, and look at what else has changed.
 """
 
 from __future__ import annotations
@@ -46,6 +46,7 @@ EXPLAINED = (
     "--seqlen 2000 --head-dim 64 --heads 8 --backward --causal",
     "--seqlen 1500 --head-dim 128 --heads 8 --kv-heads 2 --backward --device H100-SXM",
     "--seqlen 1500 --head-dim 128 --heads 8 --backward --deterministic --window 200,0",
+    "--seqlen 900 --head-dim 128 --heads 4 --backward --deterministic --tiling 64x64 --device H100-SXM",
     "--seqlen 900 --head-dim 40 --heads 4 --backward --deterministic --dtype float32 --device T4",
     "--seqlen 900 --head-dim 320 --heads 2 --backward --bias",
     "--seqlen 900 --head-dim 320 --heads 2 --backward --deterministic --dropout 0.1",

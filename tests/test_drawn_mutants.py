@@ -67,6 +67,24 @@ def test_verdicts(examiner: verdicts.Examiner, old: str, new: str, verdict: str,
     assert found.verdict == verdict and says in found.why, found
 
 
+def test_by_one_problem_is_by_that_alone(examiner: verdicts.Examiner) -> None:
+    """What dies by another one survives."""
+    mutant = add_state("m == NEG_INF ? 0.0f : m", "m")
+    assert [examiner.examine(mutant, by).verdict for by in ("add_state 1", "softmax 1")] == ["killed", "survives"]
+
+
+def test_a_room_is_renewed_by_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The other room's stay, kernels first; and a mutant whose lines are gone says what to do."""
+    kernels, schedules = ([one for one in DRAWN if Mutant.of(one).room == room] for room in mutator.SHARES)
+    monkeypatch.setattr(mutator, "DRAWN", tmp_path / "drawn.jsonl")
+    mutator.DRAWN.write_text("")
+    for room, some in (("schedules", schedules), ("kernels", kernels), ("schedules", schedules[:1])):
+        mutator.keep(room, some)
+    assert mutator.kept() == [*kernels, *schedules[:1]]
+    with pytest.raises(ValueError, match="--renew"):
+        Mutant("kernels_cu/add_state.cu", "statement", "gone", "").text()
+
+
 def test_what_takes_more_dies() -> None:
     """Numbers and bytes as they were, and instructions more."""
     (problem,) = (each for each in killers() if each.add_state)
