@@ -356,7 +356,9 @@ MUTANTS = {
     ),
     "what is behind a sequence counts": mutant("(PADDED || VARLEN) &&", "PADDED &&", "numbers", problem="packed"),
     "the keys are the first sequence's": mutant("w.place.first_key + j * BC", "j * BC", "numbers", problem="packed"),
-    "the queries are the first sequence's": mutant("w.place.first_query + (w.row() + part", "(w.row() + part", "numbers", problem="packed"),
+    "the queries are the first sequence's": mutant(
+        "w.place.first_query + (w.row() + part", "(w.row() + part", "numbers", problem="packed"
+    ),
     "a block too many is done": mutant("sequence.block * BR < sequence.queries,", "true,", "bytes", problem="packed", file=WORK),
     # warpgroups and their registers
     "nobody has the first turn": mutant("  if (PING_PONG && group == CONSUMERS - 1) c.pass_turn();\n", "", "deadlock", ""),
