@@ -4,9 +4,9 @@
     python .ci/choices.py [--write]
 
 planned.txt in .ci/accounts has how each kernel of the compile gate's is launched, and a digest of its constants; modelled.txt has
-digests of what `cupyflash explain` says of some problems, part by part, numbers to six digits, and of the order in which
-FlashAttention-3's queue hands out row blocks. tests/test_drawn_mutants.py holds to them. `--write` makes them what they are now:
-run it where a change of tiles or models is meant, and look at what else has changed.
+digests of what `cupyflash explain` and `predict` say of some problems, part by part, numbers to six digits, and of the order in
+which FlashAttention-3's queue hands out row blocks. tests/test_drawn_mutants.py holds to them. `--write` makes them what they are
+now: run it where a change of tiles or models is meant, and look at what else has changed.
 """
 
 from __future__ import annotations
@@ -43,9 +43,11 @@ EXPLAINED = (
     "--seqlen 1000 --head-dim 40 --heads 8 --softcap 30 --sinks --dtype bfloat16",
     "--seqlen 1000 --head-dim 64 --heads 4 --score s+near[h,q-k]+far[k] --capture near=float16 --capture far=float32",
     "--seqlen 20 --seqlen-k 9000 --head-dim 128 --heads 4",
+    "--seqlen 100 --seqlen-k 1000 --head-dim 128 --heads 16",
     "--seqlen 2000 --head-dim 64 --heads 8 --backward --causal",
     "--seqlen 1500 --head-dim 128 --heads 8 --kv-heads 2 --backward --device H100-SXM",
     "--seqlen 1500 --head-dim 128 --heads 8 --backward --deterministic --window 200,0",
+    "--seqlen 900 --head-dim 128 --heads 4 --backward --deterministic --tiling 64x64 --device H100-SXM",
     "--seqlen 900 --head-dim 40 --heads 4 --backward --deterministic --dtype float32 --device T4",
     "--seqlen 900 --head-dim 320 --heads 2 --backward --bias",
     "--seqlen 900 --head-dim 320 --heads 2 --backward --deterministic --dropout 0.1",
@@ -66,6 +68,15 @@ EXPLAINED = (
     "--decode --device H100-SXM --batch 8 --cache-seqlens 8000,100,20,3000,70,8000,1,900 --page-size 64 --append 1",
     "--decode --seqlen 20 --heads 16 --kv-heads 2 --head-dim 64 --window 900,0 --sinks --softcap 30",
     "--decode --dtype float32 --device T4 --batch 2 --seqlen-k 3000 --head-dim 256 --num-splits 7",
+)
+# Bytes, times and the L2 of small ones
+PREDICTED = (
+    "--decode --seqlen-k 300 --l2 --time",
+    "--decode --batch 2 --cache-seqlens 300,40 --page-size 16 --append 1 --l2 --time",
+    "--seqlen 300 --head-dim 64 --causal --key-lengths 200 --l2 --time",
+    "--seqlen 200 --head-dim 64 --backward --dropout 0.1 --l2 --time",
+    "--seqlen 200 --head-dim 64 --backward --deterministic --window 100,20 --l2 --time",
+    "--device H100-SXM --algorithm fa3 --seqlen 300 --head-dim 64 --causal --l2 --time",
 )
 
 
@@ -97,14 +108,14 @@ def planned() -> Iterator[str]:
 
 
 def modelled() -> Iterator[str]:
-    """A line for each part of what `explain` says, and for each order of the queue."""
-    for line in EXPLAINED:
-        done = CliRunner().invoke(command, ["explain", *line.split(), "--json"])
+    """A line for each part of what `explain` and `predict` say, and for each order of the queue."""
+    for line in (*(f"explain {each}" for each in EXPLAINED), *(f"predict {each}" for each in PREDICTED)):
+        done = CliRunner().invoke(command, [*line.split(), "--json"])
         if done.exit_code:
-            raise RuntimeError(f"explain {line}: {done.output}")
+            raise RuntimeError(f"{line}: {done.output or done.exception!r}")
         for name, part in json.loads(done.stdout).items():
             if name != "device":
-                yield f"explain {line}: {name} {digest(six(part))}"
+                yield f"{line}: {name} {digest(six(part))}"
     for name, schedule in queues():
         yield f"queue {name}: {digest([each.tolist() for each in schedule.order()])}"
 

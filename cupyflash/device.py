@@ -1,6 +1,6 @@
-"""What the tiling is chosen for: one GPU's on-chip memory, its bandwidth and its arithmetic peaks.
+"""The figures of a GPU for which a tiling is chosen: on-chip memory, bandwidth, arithmetic peaks.
 
-A `Device` is figures only. It comes from the catalogue (`Device.named`), from a user's file (`Device.from_file`) or
+A `Device` holds figures only. It comes from the catalogue (`Device.named`), from a user's file (`Device.from_file`) or
 from the GPU at hand (`Device.current`); the first two need neither CuPy nor a GPU.
 """
 
@@ -25,7 +25,7 @@ __all__ = ["PEAK_DTYPES", "Device"]
 PEAK_DTYPES = ("float16", "bfloat16", "float32", "tf32")
 """The keys that `Device.tensor_peak` may have."""
 
-_MAX_SRAM = 2**40  # an override is for theory (Theorem 2 wants M up to N d), so far beyond any chip
+_MAX_SRAM = 2**40  # an override serves theory (Theorem 2 needs M up to N d), so the limit is far beyond any chip
 _SIZE = re.compile(r"([0-9]{1,16})\s*([KMG]?)(?:I?B)?", re.IGNORECASE)
 _UNIT = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30}
 _SIZES_ALLOWED = f"1 to {_MAX_SRAM} bytes, as an integer or as text: '166912', '100KB', '100 KiB', '1MB' (K = 1024)"
@@ -119,11 +119,11 @@ class Device:
         return "sm_{}{}".format(*self.compute_capability)
 
     def with_sram(self, sram: int | str) -> Device:
-        """The same device with another SRAM size M, as one varies it to study Theorem 2.
+        """The same device with another SRAM size M, to study Theorem 2.
 
         Args:
             sram: bytes, or text such as '100KB', '100 KiB', '8kb', '166912', '1MB'; K is 1024, as NVIDIA uses it, with
-                or without the i. At most 2**40 bytes, whatever a chip could hold. It replaces sram_per_block, and
+                or without the i. At most 2**40 bytes, far beyond any chip. It replaces sram_per_block, and
                 raises sram_per_sm where that is smaller.
 
         Raises:
@@ -187,9 +187,9 @@ class Device:
     def current(cls, ordinal: int | None = None) -> Device:
         """The GPU at hand, from CUDA's device attributes through CuPy.
 
-        The tensor peaks, which CUDA does not tell, come from the catalogue where name, compute capability and
-        multiprocessor count are those of a catalogue device (so a MIG slice gets none), else they are empty. So does
-        the bandwidth where the driver does not tell memory clock and bus width, else it is None.
+        CUDA does not report tensor peaks. They come from the catalogue if name, compute capability and multiprocessor
+        count match a catalogue device (a MIG slice matches none), else they are empty. The bandwidth comes from there
+        too if the driver does not report memory clock and bus width, else it is None.
 
         Args:
             ordinal: CUDA's device number; the current device by default.
@@ -233,7 +233,7 @@ class Device:
             ),
             None,
         )
-        # kHz, bits; two transfers a clock. The deviceQuery formula. 0 or absent where the driver does not tell.
+        # kHz, bits; two transfers a clock. The deviceQuery formula. 0 or absent if the driver does not report it.
         bandwidth: float | None = attributes.get("MemoryClockRate", 0) * 1000 * 2 * attributes.get("GlobalMemoryBusWidth", 0) / 8
         return cls(
             name=name,
@@ -249,7 +249,7 @@ class Device:
 
 
 def find_device(argument: str, name: str | os.PathLike[str], sram: int | str | None = None) -> Device:
-    """`Device.named`, for a caller who has the name from another `argument`, which errors then say."""
+    """`Device.named`, with errors that name the caller's `argument`."""
     if not isinstance(name, str | os.PathLike):
         raise TypeError(f"{argument} must be a device's name or the path of a .toml file, got {name!r}")
     if isinstance(name, os.PathLike) or name.lower().endswith(".toml"):
@@ -303,7 +303,7 @@ def _entry(label: str, name: str, table: Any) -> _Entry:
 
 
 def _key(name: str) -> str:
-    """What is compared of a name; older drivers leave out the leading 'NVIDIA'."""
+    """The part of a name that is compared; older drivers leave out the leading 'NVIDIA'."""
     return re.sub(r"[\s_-]+", "", name).casefold().removeprefix("nvidia")
 
 
@@ -311,7 +311,7 @@ def _pick(entries: tuple[_Entry, ...], argument: str, name: str, where: str, als
     known = {_key(each): entry for entry in entries for each in (entry.device.name, *entry.cuda_names)}
     if found := known.get(_key(name)):
         return found
-    import difflib  # only an error needs it
+    import difflib  # only an error needs this import
 
     close = dict.fromkeys(known[key].device.name for key in difflib.get_close_matches(_key(name), known))
     hint = f"did you mean {' or '.join(close)}? " if close else ""

@@ -1,6 +1,6 @@
-"""Multiprocessors by compute capability: what they hold, what they do in a clock, and how many blocks share one.
+"""Multiprocessors by compute capability: their limits, their rates per clock, and occupancy.
 
-The rules of occupancy are those of `cuda_occupancy.h`, which comes with CUDA; a test holds them to that file.
+The rules of occupancy are those of `cuda_occupancy.h`, which comes with CUDA; a test compares them with that file.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ MAX_THREADS_PER_BLOCK = 1024
 # A multiprocessor is four partitions with a quarter of the registers each; a warp's come in units of 256.
 PARTITIONS = 4
 REGISTER_UNIT = 256
-# In a clock, the same for all of them: exponentials, bytes of shared memory, bytes between an SM and the L2.
+# Per clock, equal for all of them: exponentials, bytes of shared memory, bytes between an SM and the L2.
 EXPONENTIALS = 16
 SHARED_BYTES = 128
 L2_BYTES = 64
 # Lanes of integer work, comparisons, maxima, conversions (CUDA C++ Programming Guide, "Throughput of Native Arithmetic
 # Instructions").
 INTEGER_LANES = 64
-# Clocks until a result is there. Shared memory: Luo et al., arXiv 2402.13499, 29.0 on A100 and H100. The rest is assumed: of
+# Latencies in clocks. Shared memory: Luo et al., arXiv 2402.13499, 29.0 on A100 and H100. The rest is assumed: of
 # arithmetic, exponentials and mma.sync where something waits for them, of the L2 under load, from a barrier's last warp until
 # the others go on, of a taken branch.
 FIXED_LATENCY, SHARED_LATENCY, EXP_LATENCY, TENSOR_LATENCY = 4, 29, 18, 24
@@ -33,20 +33,20 @@ GUESSED_CLOCK = 1.4e9
 
 @dataclass(frozen=True)
 class Multiprocessor:
-    """What a multiprocessor of one compute capability holds at most, and does in a clock; shared memory in bytes."""
+    """The limits and rates per clock of a multiprocessor of one compute capability; shared memory in bytes."""
 
     threads: int
     blocks: int
     shared_unit: int = 128
     shared_reserved: int = 1024  # the system's, in each block
     fma_lanes: int = 128  # float32 FMAs a clock
-    mma_sync: int | None = None  # the most FMAs a clock through mma.sync, where that does not reach the tensor cores' peak
+    mma_sync: int | None = None  # the most FMAs a clock through mma.sync, if that is below the tensor cores' peak
     fp64_lanes: int = 2  # float64 FMAs a clock
-    fp64_mma: int | None = None  # the same through mma.sync, where tensor cores have float64
+    fp64_mma: int | None = None  # the same through mma.sync, if tensor cores have float64
 
     @classmethod
     def of(cls, compute_capability: tuple[int, int]) -> Multiprocessor:
-        """The limits of a compute capability; ValueError for one that is not known, rather than a guess."""
+        """The limits of a compute capability; ValueError if it is not known, rather than a guess."""
         if compute_capability not in _MULTIPROCESSORS:
             known = ", ".join("{}.{}".format(*each) for each in _MULTIPROCESSORS)
             raise ValueError("compute_capability = {}.{}: occupancy is known for {}".format(*compute_capability, known))
@@ -54,7 +54,7 @@ class Multiprocessor:
 
     @classmethod
     def like(cls, compute_capability: tuple[int, int]) -> Multiprocessor:
-        """Of a compute capability or, where that is not known, of the last one before it."""
+        """The limits of a compute capability, or of the last known one before it."""
         return _MULTIPROCESSORS[max((known for known in _MULTIPROCESSORS if known <= compute_capability), default=(7, 5))]
 
 
@@ -78,7 +78,7 @@ def clock_rate(device: Device) -> float:
 
 
 # CCCL's cuda/__device/arch_traits.h; cuda_occupancy.h agrees, and has the units. FMA lanes: CUDA C++ Programming Guide,
-# "Throughput of Native Arithmetic Instructions". Of float64 nothing was looked up: A100, H100 and B200 as remembered of their data
+# "Throughput of Native Arithmetic Instructions". float64 was not looked up: A100, H100 and B200 are remembered from their data
 # sheets, the others 2. mma.sync on 9.0: 63% of wgmma's peak (Luo et al., arXiv 2402.13499); no figure for 10.x was found, so it is
 # taken to be as fast.
 _MULTIPROCESSORS = {
@@ -98,9 +98,9 @@ _MULTIPROCESSORS = {
 
 @dataclass(frozen=True)
 class Occupancy:
-    """How many blocks of a kernel a multiprocessor holds at a time.
+    """The number of blocks of a kernel that a multiprocessor holds at a time.
 
-    `limits` is that number as each resource alone allows it: "threads", "blocks", "registers", "shared memory" (absent
+    `limits` is the number that each resource alone allows: "threads", "blocks", "registers", "shared memory" (absent
     where none is used).
     """
 
@@ -120,14 +120,14 @@ class Occupancy:
 
     @property
     def limited_by(self) -> tuple[str, ...]:
-        """The resources that allow no further block."""
+        """The resources that allow no more blocks."""
         return tuple(name for name, blocks in self.limits.items() if blocks == self.blocks)
 
 
 def occupancy(device: Device, threads: int, registers: int, shared_bytes: int, *, estimate: bool = False) -> Occupancy:
-    """The blocks that one multiprocessor holds of a kernel with so many threads and bytes a block, registers a thread.
+    """The occupancy of one multiprocessor by a kernel: `threads` and `shared_bytes` are a block's, `registers` a thread's.
 
-    ValueError for a compute capability that is not known, unless an `estimate` will do.
+    ValueError if the compute capability is not known, unless an `estimate` is enough.
     """
     most = Multiprocessor.like(device.compute_capability) if estimate else Multiprocessor.of(device.compute_capability)
     warps = -(-threads // WARP)

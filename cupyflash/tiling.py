@@ -1,4 +1,4 @@
-"""Block sizes: the paper's formula, what a kernel's layout makes of it, and what is used, each with its reason."""
+"""Block sizes: the paper's formula, the sizes fitted to a kernel's layout, and the sizes used, each with its reason."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from cupyflash.request.problem import Problem
 
 @dataclass(frozen=True)
 class TileSize:
-    """Br x Bc: rows of a Q block, rows of a K/V block, and why these."""
+    """Br x Bc: rows of a Q block, rows of a K/V block, and the reason."""
 
     block_rows: int
     block_cols: int
@@ -22,8 +22,8 @@ class TileSize:
         return f"Br {self.block_rows} x Bc {self.block_cols}"
 
 
-# What `tiling=` may be: None for the fitted sizes, "paper" for the formula's, (block_rows, block_cols) that a kernel runs, or a
-# TileSize to be counted with, whether a kernel runs it or not.
+# The values of `tiling=`: None for the fitted sizes, "paper" for the formula's, (block_rows, block_cols) that a kernel runs, or a
+# TileSize to count with, even if no kernel runs it.
 TilingChoice = Literal["paper"] | tuple[int, int] | TileSize | None
 
 
@@ -31,8 +31,8 @@ TilingChoice = Literal["paper"] | tuple[int, int] | TileSize | None
 class Tiling:
     """The three stages of choosing block sizes.
 
-    `paper` is the formula to the letter, `fitted` what the kernel's real layout allows (None where nothing fits, which
-    only a tiling that the caller chose gets past), `used` what the schedule runs.
+    `paper` is the formula to the letter, `fitted` what the kernel's real layout allows (None if nothing fits: then only a
+    tiling that the caller chose can run), `used` what the schedule runs.
     """
 
     paper: TileSize
@@ -41,7 +41,7 @@ class Tiling:
 
 
 class DoesNotFit(ValueError):
-    """No block of the least size fits the SRAM; the message says how many bytes are needed."""
+    """Even the smallest block does not fit the SRAM; the message says how many bytes it needs."""
 
 
 def paper_blocks(problem: Problem, device: Device) -> TileSize:
@@ -66,7 +66,7 @@ def shrink_to_fit(
     device: Device,
     what: str,
 ) -> tuple[int, int]:
-    """The first of `start`, smaller(start), ... whose SRAM need in bytes fits the device."""
+    """The first of `start`, smaller(start), ... whose bytes of SRAM fit the device."""
     size: tuple[int, int] | None = start
     while size is not None:
         least = size

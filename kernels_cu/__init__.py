@@ -11,13 +11,13 @@ DIRECTORY = Path(__file__).resolve().parent
 
 @cache
 def source(name: str) -> str:
-    """The text of a kernel file, "fa1_forward.cu" say."""
+    """The text of a kernel file such as "fa1_forward.cu"."""
     return (DIRECTORY / name).read_text(encoding="utf-8")
 
 
 @cache
 def fingerprint() -> str:
-    """A hash over every source here: CuPy's disk cache does not see what an #include pulls in, so options carry this."""
+    """A hash of all sources here. NVRTC's options contain it, since CuPy's disk cache does not see included files."""
     digest = hashlib.sha256()
     for path in sorted(DIRECTORY.glob("*.cu*")):
         digest.update(path.name.encode() + b"\0" + path.read_bytes())

@@ -1,4 +1,4 @@
-"""Executes a schedule's kernels on the PTX machine: numbers, and the bytes that the kernels really moved."""
+"""Executes a schedule's kernels on the PTX machine: the results, and the bytes that the kernels really moved."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ from cupyflash.sim.ptx import Counters, Diary, Finding, Module, TensorMap
 from cupyflash.sim.ptx.memory.memory import Observer
 from cupyflash.sim.traffic import TensorTraffic, Traffic
 
-# Called when a thread block has completed a barrier, with the block's index and how many barriers it has completed.
+# Called when a thread block has completed a barrier, with the block's index and its number of completed barriers.
 OnBarrier = Callable[[int, int], None]
 
 
 class Onlookers(NamedTuple):
-    """Who looks on at a launch: at its memory accesses, at one thread block."""
+    """The observers of a launch: one of its memory accesses, one of a thread block."""
 
     observer: Observer | None = None
     diary: Diary | None = None
@@ -54,10 +54,10 @@ Watch = Callable[[Kernel], Onlookers]
 
 @dataclass(frozen=True)
 class Execution:
-    """What executing a schedule gave. All counts are simulated: they are of PTX instructions, not of machine code.
+    """The result of executing a schedule. All counts are simulated: they count PTX instructions, not machine code.
 
     `out` has q's shape and dtype (softmax: x's), `lse` is float32 of shape q.shape[:-1] or None; `traffic` in bytes per tensor;
-    `counters` by kernel name, of all its launches; `findings` what the machine held against the kernels.
+    `counters` by kernel name, over all its launches; `findings` are the faults that the machine found in the kernels.
     """
 
     out: np.ndarray
@@ -80,11 +80,11 @@ def execute(
     **beside: Any,
 ) -> Execution:
     """Run a schedule's real kernels on NumPy arrays that pose its problem: q, k, v, the `score` function and the `dropout`, if it
-    has them, and, by name, what comes `beside` them (mask, also a function, bias, key_lengths, block_mask).
+    has them, and further arguments `beside` them by name (mask, which may be a function, bias, key_lengths, block_mask).
 
-    `seed` None runs warps together where they agree; an integer schedules them in a random order drawn from it. `watch` is asked
-    before each launch who looks on.
-    Raises ValueError when the arrays pose another problem than the schedule's, ImportError without NVRTC.
+    With `seed` None, warps at the same instruction run together; an integer seeds a random order of warps. `watch` returns the
+    observers of each launch before it starts.
+    Raises ValueError if the arrays pose another problem than the schedule's, ImportError without NVRTC.
     """
     require_schedule(schedule, TileSchedule, "plan", (BackwardSchedule, VarlenSchedule))
     arrays, captured = _given(schedule, score, beside)
@@ -96,13 +96,13 @@ def execute(
 
 
 def _result(shape: tuple[int, ...], dtype: Any = np.float32) -> np.ndarray:
-    """An array for kernels to write: NaN until they do, so that what they leave out is a wrong number and not what memory held."""
+    """An array for kernels to write, filled with NaN, so that an element they leave out is a wrong number."""
     return np.full(shape, np.nan, dtype)
 
 
 def _given(schedule: TileSchedule, score: Score | None, beside: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """What comes beside q, k and v as arrays; what functions have captured, by the struct's names. ValueError for other functions
-    than the schedule's, and for arrays that do not fit it."""
+    """The arrays beside q, k and v, and the values that functions have captured, by the struct's names. ValueError for other
+    functions than the schedule's, and for arrays that do not fit it."""
     mask = beside.get("mask")
     function = mask if isinstance(mask, Mask) else None
     captured, numbers = _captured(schedule.problem, score, function)
@@ -121,27 +121,27 @@ def _captured(p: Problem, score: Score | None, mask: Mask | None = None) -> tupl
 
 
 def _numbers_of(schedule: TileSchedule, dropout: Dropout | None) -> dict[str, Any]:
-    """The struct's fields. ValueError for a dropout without a schedule that has one, or the other way round."""
+    """The numbers for the struct's fields. ValueError if only one of call and schedule has dropout."""
     if (dropout is not None) != schedule.problem.options.dropout:
         raise ValueError(f"dropout must be {'a Dropout' if dropout is None else 'None'} for this schedule, got {dropout!r}")
     return {} if dropout is None else dropout.numbers
 
 
 def _require_posed(p: Problem, q: np.ndarray, k: np.ndarray, v: np.ndarray, beside: Mapping[str, np.ndarray | None]) -> None:
-    """TypeError or ValueError unless the arrays are NumPy's and pose the problem `p`."""
+    """Raise TypeError or ValueError unless the arrays are NumPy's and pose the problem `p`."""
     _require_numpy(q=q, k=k, v=v, **beside)
     _require_same(Problem.from_arrays(q, k, v, p.options, **beside), p)
 
 
 def _require_same(posed: Problem, p: Problem) -> None:
     if p.options.pattern is None:
-        posed = posed.asking(pattern=None)  # what a mask says may be unknown to a schedule
+        posed = posed.asking(pattern=None)  # a schedule may not know the values of a mask
     if replace(posed, alignment=p.alignment) != p or posed.alignment < p.alignment:
         raise ValueError(f"the arrays pose {posed}, but the schedule is for {p}")
 
 
 def _require_numpy(**arrays: object) -> None:
-    """TypeError for what is neither a plain NumPy array nor, but for q, k, v and x, None."""
+    """Raise TypeError for anything but a plain NumPy array or None; q, k, v and x may not be None."""
     for name, array in arrays.items():
         plain = isinstance(array, np.ndarray) and not isinstance(array, np.ma.MaskedArray)
         if not plain and (array is not None or name in "qkvx"):
@@ -150,8 +150,8 @@ def _require_numpy(**arrays: object) -> None:
 
 @dataclass(frozen=True)
 class BackwardExecution:
-    """What executing a backward schedule gave: gradients of q's dtype and the shapes of q, k and v; `rows` has what the schedule
-    makes for each row; the rest as `Execution`."""
+    """The result of executing a backward schedule: gradients with q's dtype and the shapes of q, k and v; `rows` has the values
+    that the schedule computes for each row; the rest as in `Execution`."""
 
     dq: np.ndarray
     dk: np.ndarray
@@ -163,7 +163,7 @@ class BackwardExecution:
 
     @property
     def gradients(self) -> dict[str, np.ndarray]:
-        """By the kernels' names; of what a head has one number of, its own."""
+        """The gradients by the kernels' names; one number a head for those that have one."""
         return {"dQ": self.dq, "dK": self.dk, "dV": self.dv, **{name: of_heads(rows) for name, rows in self.rows.items()}}
 
 
@@ -183,13 +183,13 @@ def execute_backward(
     watch: Watch | None = None,
     **given: Any,
 ) -> BackwardExecution:
-    """Run a backward schedule's real kernels on NumPy arrays that pose its problem, with the forward's `out` and `lse`, and the
-    `score` function and the `dropout` that this had.
+    """Run a backward schedule's real kernels on NumPy arrays that pose its problem, with the forward's `out`, `lse`, `score`
+    function and `dropout`.
 
-    `given` are what comes beside them, as for `execute`.
+    `given` has the further arguments, as `beside` of `execute`.
 
-    `dbias`, zeros in float32 of the bias's shape, receives its gradient where the schedule makes it.
-    `seed`, `watch`, and what this raises, as for `execute`.
+    `dbias`, zeros in float32 of the bias's shape, receives its gradient if the schedule computes it.
+    `seed`, `watch` and errors: as in `execute`.
     """
     require_schedule(schedule, BackwardSchedule, "plan_backward", (VarlenBackwardSchedule,))
     beside, captured = _given(schedule, score, given)
@@ -228,7 +228,7 @@ def run_backward(
 
 
 def _as_given(schedule: TileSchedule, arrays: Mapping[str, np.ndarray | None]) -> dict[str, Any]:
-    """A call's arrays as the kernels take them: by their names for them, contiguous and of one type where they have no strides."""
+    """Convert a call's arrays for the kernels: by the kernels' names, arrays without strides contiguous and of one type."""
     names = TENSORS | CACHED if "k_cache" in arrays else TENSORS
     named = {names.get(name, name): array for name, array in arrays.items()}
     pointers = schedule.struct.pointers.items()
@@ -250,7 +250,7 @@ def execute_varlen(
 ) -> Execution:
     """Run the real kernel on packed sequences, q (total_q, h, d), k and v likewise; `lse` is (h, total_q).
 
-    `seed`, `score`, `dropout`, `mask`, a function, and `watch` as in `execute`. Raises ValueError when the schedule does not say
+    `seed`, `score`, `dropout`, `mask`, a function, and `watch` as in `execute`. Raises ValueError if the schedule does not know
     its lengths or the arrays pose another problem.
     """
     require_schedule(schedule, VarlenSchedule, "plan_varlen")
@@ -303,7 +303,7 @@ def _posed_varlen(
     v: np.ndarray,
     beside: Mapping[str, np.ndarray | None],
 ) -> dict[str, np.ndarray]:
-    """The sequences' bounds. ValueError when the schedule does not say their lengths, or the arrays pose another problem."""
+    """The sequences' bounds. ValueError if the schedule does not know their lengths, or the arrays pose another problem."""
     _require_numpy(q=q, k=k, v=v, **beside)
     if schedule.seqlens is None:
         raise ValueError("schedule must say how long its sequences are (seqlens)")
@@ -330,8 +330,8 @@ def execute_decode(
 ) -> Execution:
     """Run the real kernels on `attention_decode`'s arrays; new keys go into the caches.
 
-    `beside` are k, v, block_table, tree_mask, (n_q, n_q) or (b, 1, n_q, n_q), and sinks, by name. `seed`, `score`, `mask`, a
-    function, `watch`, and what this raises, as for `execute`.
+    `beside` has, by name, k, v, block_table, tree_mask, (n_q, n_q) or (b, 1, n_q, n_q), and sinks. `seed`, `score`, `mask`, a
+    function, `watch` and errors: as in `execute`.
     """
     require_schedule(schedule, DecodeSchedule, "plan_decode")
     arrays = {"q": q, "k_cache": k_cache, "v_cache": v_cache, "cache_seqlens": cache_seqlens}
@@ -351,7 +351,7 @@ def execute_decode(
 
 
 def allocate(schedule: TileSchedule) -> dict[str, np.ndarray]:
-    """The schedule's workspaces as NumPy arrays, by tensor name. MemoryError where a run is estimated to need more than is free."""
+    """Allocate the schedule's workspaces, NumPy arrays by tensor name. MemoryError if a run would need more memory than is free."""
     require_room(launched(schedule), f"running {schedule.algorithm}")
     return {name: np.empty(space.shape, numpy_dtype(space.dtype)) for name, space in schedule.workspaces().items()}
 
@@ -365,8 +365,8 @@ def run(
     on_barrier: OnBarrier | None = None,
     watch: Watch | None = None,
 ) -> Execution:
-    """Run the kernels on arrays by `attention`'s names, into given "out" and "lse" and, where given, workspaces, whose contents
-    count as nobody's; `on_barrier` may look at them while a kernel runs; `watch` as for `execute`."""
+    """Run the kernels on arrays by `attention`'s names, into given "out" and "lse" and given workspaces, if any, whose contents
+    count as unwritten; `on_barrier` may read them while a kernel runs; `watch` as in `execute`."""
     spaces = allocate(schedule) if workspaces is None else workspaces
     values = argument_values(schedule, _as_given(schedule, {**arrays, **spaces}))
     found = run_kernels(schedule, values, (*schedule.results, *spaces), seed=seed, on_barrier=on_barrier, watch=watch)
@@ -378,7 +378,7 @@ def run(
 def execute_softmax(schedule: SoftmaxSchedule, x: np.ndarray, *, axis: int = -1, seed: int | None = None) -> Execution:
     """Run a softmax schedule's real kernel on a NumPy array with rows of its length along `axis`; `lse` is None.
 
-    `seed` as in `execute`. Raises ValueError when x has other rows than the schedule's.
+    `seed` as in `execute`. Raises ValueError if x has other rows than the schedule's.
     """
     require_schedule(schedule, SoftmaxSchedule, "plan_softmax")
     _require_numpy(x=x)
@@ -409,8 +409,8 @@ def run_kernels(
 ) -> tuple[Traffic, dict[str, Counters], tuple[Finding, ...]]:
     """Run a schedule's kernels with `values` for their parameters: traffic, counters by kernel, findings.
 
-    `values` are of the kernels' struct. `made` names the outputs and workspaces: until a kernel has stored there, nobody may
-    read them. What goes through a tensor map is its tensor's traffic.
+    `values` are the fields of the kernels' struct. `made` names the outputs and workspaces: reading them before a kernel has
+    stored there is a finding. Traffic through a tensor map counts for its tensor.
     """
     tensors: dict[str, TensorTraffic] = {}
     counters: dict[str, Counters] = {}
@@ -446,7 +446,7 @@ def run_kernels(
 
 
 def machine_value(value: Any) -> Any:
-    """A field's value as the PTX machine takes it: tensor maps as its own."""
+    """Convert a field's value for the PTX machine: tensor maps become the machine's own."""
     if not isinstance(value, tensor_maps.TensorMap):
         return value
     return TensorMap(
@@ -460,11 +460,11 @@ def machine_value(value: Any) -> Any:
     )
 
 
-# By their PTX; each takes some thirty bytes for a character of it.
+# Keyed by PTX; a module takes about thirty bytes a character.
 _modules: Recent[str, Module] = Recent(MOST_PTX, lambda text, _: len(text))
 
 
 def module(kernel: Kernel, compute_capability: tuple[int, int]) -> Module:
-    """The kernel's PTX, parsed once for as long as it is among the recent ones."""
+    """The kernel's parsed PTX, cached while it is among the recent ones."""
     text = ptx(kernel, compute_capability)
     return _modules.get(text) or _modules.keep(text, Module.from_ptx(text))

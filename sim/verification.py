@@ -1,4 +1,4 @@
-"""Theory, replay and execution of one schedule side by side, with the numbers that the kernels computed."""
+"""Theory, replay and execution of one schedule side by side, with the errors of the kernels' results."""
 
 from __future__ import annotations
 
@@ -38,15 +38,15 @@ from cupyflash.sim.traffic import TENSORS, TensorTraffic, Traffic
 from cupyflash.sim.two_level.machine import replay
 from cupyflash.words import plural
 
-# The means of V that are drawn: about zero, an error in the weights hides; about one, it shows.
+# The means of V: at zero, errors in the weights hide; at one, they show.
 V_MEANS = (0.0, 1.0)
-# Of K and V of each query head: to draw it, and to compute with it in float64 and plainly. Fitted on a two-core machine.
+# For each element of K and V of each query head: drawing it, and computing in float64 and plainly. Fitted on a two-core machine.
 SECONDS_PER_ELEMENT = 4e-8
 
 
 @dataclass(frozen=True)
 class Run:
-    """One execution: numbers by tensor, what the machine found, what is wrong in the caches, of decoding counters by kernel."""
+    """One execution: numbers by tensor, the machine's findings, errors in the caches and, for decoding, counters by kernel."""
 
     traffic: Traffic
     numbers: dict[str, Numbers]
@@ -57,7 +57,7 @@ class Run:
 
 @dataclass(frozen=True)
 class Difference:
-    """What a witness counted beyond the theory, in bytes of one tensor; negative where it counted fewer."""
+    """The bytes of one tensor that a witness counted beyond the theory; negative if it counted fewer."""
 
     witness: str
     tensor: str
@@ -67,12 +67,12 @@ class Difference:
 
 @dataclass(frozen=True)
 class Verification:
-    """Three counts of one schedule, the numbers for each mean of V, and what the machine held against the kernels.
+    """Three counts of one schedule, the numbers for each mean of V, and the machine's findings.
 
     `executions` has the traffic of each run, in the order of V_MEANS; counts do not depend on the values, so all must
-    agree. `l2`, where it was asked for: what DRAM sees of the first run. `numbers` are each run's, by tensor: O and L of a
-    forward pass, dQ, dK and dV of a backward. `findings` are the machine's, as text; `caches` says what is not as it should be
-    in decoding's caches, to the bit.
+    agree. `l2`, on request: DRAM's traffic of the first run. `numbers` are each run's, by tensor: O and L of a forward pass,
+    dQ, dK and dV of a backward. `findings` are the machine's, as text; `caches` lists the errors in decoding's caches, compared
+    bit by bit.
     """
 
     theory: Traffic
@@ -85,7 +85,7 @@ class Verification:
 
     @property
     def witnesses(self) -> dict[str, Traffic]:
-        """Each count by name: theory, replay, executed, and executed again where a later run counted otherwise."""
+        """Each count by name: theory, replay, executed, and executed again if a later run's count differs."""
         named = {"theory": self.theory, "replay": self.replay, "executed": self.executions[0]}
         for v_mean, traffic in zip(V_MEANS[1:], self.executions[1:], strict=True):
             if traffic != self.executions[0]:
@@ -94,7 +94,7 @@ class Verification:
 
     @property
     def differences(self) -> tuple[Difference, ...]:
-        """Every tensor of every witness whose count is not the theory's."""
+        """Every tensor of every witness whose count differs from the theory's."""
         return tuple(self._differences())
 
     def _differences(self) -> Iterator[Difference]:
@@ -107,12 +107,12 @@ class Verification:
 
     @property
     def good(self) -> bool:
-        """Whether the three counts agree, the numbers are within what is allowed and nothing was found."""
+        """True if the three counts agree, the errors are within the allowed ones and the machine found nothing."""
         return not (self.differences or self.findings or self.wrong_tensors or self.caches)
 
     @property
     def wrong_tensors(self) -> tuple[str, ...]:
-        """The tensors that are further from float64 than allowed."""
+        """The tensors whose error against float64 is larger than allowed."""
         return tuple(dict.fromkeys(name for run in self.numbers for name, numbers in run.items() if not numbers.good))
 
 
@@ -127,18 +127,18 @@ def verify(
     l2: bool = False,
     progress: Callable[[str], Any] = lambda text: None,
 ) -> Verification:
-    """Count a schedule's traffic by closed form, by replay and by executing its kernels, and measure their numbers.
+    """Count a schedule's traffic by closed form, by replay and by executing its kernels, and measure the errors of their results.
 
-    q, k, v, the masks that the problem has, what functions capture (but for `score` and `mask`) and, for a backward schedule, dO
-    are drawn from `data_seed`, V about each of V_MEANS; O and L are then float64's, rounded. `seed` is the schedule's, as for
-    `execute`. `l2`: with what DRAM sees behind the device's. Decoding's caches are drawn as `draw_decode` does, and compared
-    with what they should be afterwards, bit by bit.
-    Raises ValueError when no kernel runs the schedule, MemoryError where it is estimated to need more than is free, ImportError
-    without a compiler, SramOverflow when a tile does not fit.
+    `data_seed` draws q, k, v, the problem's masks, the values that its functions capture (unless `score` or `mask` are given) and,
+    for a backward schedule, dO; V has each of V_MEANS as its mean, and a backward's O and L are float64's, rounded. `seed` is the
+    order of warps, as in `execute`. `l2` adds DRAM's traffic behind the device's L2. Decoding's caches are drawn by `draw_decode`,
+    and compared afterwards with the expected ones, bit by bit.
+    Raises ValueError if no kernel runs the schedule, MemoryError if it is estimated to need more than is free, ImportError
+    without a compiler, SramOverflow if a tile does not fit.
     """
     if isinstance(schedule, StandardSchedule) and schedule.ideal:
         raise ValueError("tiling 'paper' of standard attention is a count, each input read once, that no kernel makes")
-    schedule.kernels()  # refuses what no kernel runs, before anything is drawn
+    schedule.kernels()  # refuses a schedule that no kernel runs before anything is drawn
     schedule = with_lengths(schedule)
     require_room(verified(schedule), f"verifying {schedule.algorithm}")
     given = Drawn.of(schedule.problem, data_seed, score, mask, dropped)
@@ -163,7 +163,7 @@ def verify(
 
 
 def estimated_seconds(schedule: TileSchedule, seed: int | None) -> float:
-    """About how long `verify` takes; of long caches most of it goes into drawing them and into float64's results."""
+    """An estimate of the time of `verify`; for long caches, drawing them and computing in float64 take most of it."""
     measured = 0.0
     if isinstance(schedule, DecodeSchedule):
         p = schedule.problem
@@ -172,12 +172,12 @@ def estimated_seconds(schedule: TileSchedule, seed: int | None) -> float:
 
 
 def has_cache(schedule: TileSchedule) -> TypeGuard[DecodeSchedule]:
-    """Whether a schedule is `attention_decode`'s; one without lengths and cache is `attention`'s, whose keys are split."""
+    """True for a schedule of `attention_decode`; one without lengths and cache is `attention`'s with split keys."""
     return isinstance(schedule, DecodeSchedule) and (schedule.problem.options.padded or schedule.cache != Cache())
 
 
 def with_lengths(schedule: TileSchedule) -> TileSchedule:
-    """A decoding schedule whose cache is as full as there is room, where it does not know the lengths."""
+    """A decoding schedule with known lengths: its own, or those of full caches."""
     if not has_cache(schedule) or schedule.problem.options.key_lengths is not None:
         return schedule
     full = (schedule.problem.seqlen_k - schedule.cache.appended,) * schedule.problem.batch
@@ -186,8 +186,8 @@ def with_lengths(schedule: TileSchedule) -> TileSchedule:
 
 @dataclass(frozen=True)
 class Drawn:
-    """What is drawn for a schedule's runs: its functions' values, the probability of dropout, the seed of all else; `watch` as for
-    `execute`."""
+    """The drawn inputs of a schedule's runs: its functions' values, the probability of dropout, the seed for the rest; `watch` as
+    in `execute`."""
 
     score: Score | None
     mask: Mask | None
@@ -205,7 +205,7 @@ class Drawn:
         dropped: float = DROPPED,
         watch: Watch | None = None,
     ) -> Drawn:
-        """With functions drawn where none are given."""
+        """Draw the functions that are not given."""
         return cls(score or draw_score(problem, seed), mask or draw_mask(problem, seed), dropped, seed, watch)
 
 
@@ -222,7 +222,7 @@ def run_drawn(schedule: TileSchedule, given: Drawn, v_mean: float = 0.0, seed: i
 
 
 def _given(inputs: Inputs, given: Drawn) -> dict[str, Any]:
-    """What is executed beside q, k and v: in place of what a mask function says of each score that function."""
+    """The arguments beside q, k and v for execution: a mask function replaces its values for each score."""
     beside = dict(inputs.beside) | ({} if given.mask is None else {"mask": given.mask})
     return beside | {"score": inputs.score, "dropout": inputs.dropout, "watch": given.watch}
 
@@ -236,7 +236,7 @@ def _decode(schedule: DecodeSchedule, decoding: Decoding, watch: Watch | None, s
     given: dict[str, Any] = dict(decoding.arrays)
     tree = given.pop("tree_mask", None)
     expected = {name: decoding.appended(name) for name in ("k_cache", "v_cache")}
-    sequences = decoding.sequences  # of the caches as they are before the call
+    sequences = decoding.sequences  # from the caches before the call
     given |= {"tree_mask": None if tree is None else tree[:, None], "score": decoding.score, "mask": decoding.mask}
     execution = execute_decode(schedule, **given, seed=seed, watch=watch)
     wrong = []
@@ -263,12 +263,12 @@ def mask_blocks(schedule: TileSchedule) -> tuple[int, int]:
 
 
 def _moved(traffic: Traffic, tensor: str) -> TensorTraffic:
-    """A tensor's bytes, also for one that the traffic does not name."""
+    """A tensor's bytes, 0 if the traffic does not name it."""
     return traffic[tensor] if tensor in (*TENSORS, *traffic) else TensorTraffic()
 
 
 def score_dtype(schedule: TileSchedule) -> np.dtype:
-    """What S is held in: float32 on chip, the workspace's type where S goes to HBM."""
+    """The type of S: float32 on chip, the workspace's type if S goes to HBM."""
     workspace = schedule.workspaces().get("S")
     held: np.dtype = DTYPES[workspace.dtype if workspace else "float32"]
     return held

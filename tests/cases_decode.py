@@ -194,7 +194,7 @@ def check(case: Case) -> tuple[Execution, dict[str, Numbers]]:
 
 
 def measure(out: np.ndarray, lse: np.ndarray | None, case: Case, arrays: Arrays) -> dict[str, Numbers]:
-    """The errors of O and L by the 2x rule (cupyflash.sim.yardstick), from caches in which the new keys are.
+    """The errors of O and L by the 2x rule (cupyflash.sim.numbers.yardstick), from caches in which the new keys are.
 
     Of O in float32 also what a score is off by, times the largest value, where scores are large: of few rows whose weights they
     decide, the plain computation's may by chance be right to more digits than float32 has.

@@ -9,8 +9,10 @@ says what is held against each); one of a schedule also by what is written down 
 tests. What does not compile or import is drawn again. Mutants that change nothing are listed, with reasons, in
 equivalent_mutants.toml.
 
-`--again FILE` tries the survivors of a --json file again. `--renew` writes the first that die to drawn_mutants.jsonl, which the
-wide suite runs, each with what it dies by. `--spent` runs all problems on the kernels as they are, and writes down what each takes
+`--again FILE` tries the survivors of a --json file again. `--renew` writes drawn_mutants.jsonl, which the wide suite runs, or a
+room's part of it: the first of a room's draw that die, each with what it dies by, but for those whose death takes long; where one
+survives, it writes nothing.
+`--spent` runs all problems on the kernels as they are, with `--file` those of some kernels, and writes down what each takes
 (killers_spent.json), for who changes a kernel so that it takes more. CUPYFLASH_TEST_PROGRAMS is a folder for programs.
 """
 
@@ -43,6 +45,9 @@ PYTHON = ("schedules/*.py", "tiling.py", "rows.py", "tiled_mask.py", "multiproce
 KINDS = ("relation", "operator", "constant", "statement", "barrier", "swap", "condition")
 # A mutant of a schedule with which pytest runs tests (-p mutator)
 VARIABLE = "CUPYFLASH_MUTANT"
+# The wide suite's draw: its seed, how many of each room, and the processor time in s that the death of one may take
+SEED, SHARES, DEAREST = 31, {"kernels": 45, "schedules": 15}, 3.0
+RENEW = "draw the wide suite's again: python tests/mutator.py --renew"
 EQUIVALENT = Path(__file__).with_name("equivalent_mutants.toml")
 DRAWN = Path(__file__).with_name("drawn_mutants.jsonl")
 
@@ -64,6 +69,14 @@ class Mutant:
     def is_kernel(self) -> bool:
         return self.file.startswith(KERNELS + "/")
 
+    @classmethod
+    def of(cls, fields: dict[str, str]) -> Mutant:
+        return cls(*(fields[name] for name in ("file", "kind", "old", "new")))
+
+    @property
+    def room(self) -> str:
+        return "kernels" if self.is_kernel else "schedules"
+
     @property
     def key(self) -> tuple[str, str, str]:
         """What stays when lines move."""
@@ -73,7 +86,7 @@ class Mutant:
         """The file with the change. ValueError where `old` is not there once."""
         text = self.path.read_text()
         if text.count(self.old) != 1:
-            raise ValueError(f"{self.file} has {text.count(self.old)} times {self.old!r}: draw again (tests/mutator.py --renew)")
+            raise ValueError(f"{self.file} has {text.count(self.old)} times {self.old!r}: {RENEW}")
         return text.replace(self.old, self.new)
 
     @property
@@ -321,7 +334,7 @@ def files(room: str | None = None, pattern: str = "") -> list[str]:
 
 
 def drawn(seed: int, room: str | None = None, pattern: str = "", kind: str | None = None) -> Iterator[Mutant]:
-    """Mutants without end: a room, two of three times the kernels; a kind; then each place of that kind as often as the others."""
+    """Mutants without end: a room, three of four times the kernels; a kind; then each place of that kind as often as the others."""
     rng = random.Random(seed)
     known: dict[str | None, dict[str, list[tuple[str, Site]]]] = {}
     for one in ("kernels", "schedules") if room is None else (room,):
@@ -331,7 +344,7 @@ def drawn(seed: int, room: str | None = None, pattern: str = "", kind: str | Non
                 known[one].setdefault(site[0], []).append((file, site))
     rooms = [one for one, places in known.items() if places]
     while True:
-        places = known[rng.choices(rooms, [2 if one == "kernels" else 1 for one in rooms])[0]]
+        places = known[rng.choices(rooms, [3 if one == "kernels" else 1 for one in rooms])[0]]
         chosen = kind if kind in places else rng.choice([each for each in KINDS if each in places])
         file, site = rng.choice(places[chosen])
         made = mutant_at(file, (ROOT / file).read_text(), site)
@@ -389,7 +402,7 @@ if VARIABLE in os.environ:
 
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--seed", type=int, default=SEED)
     parser.add_argument("--count", type=int, default=60)
     parser.add_argument("--room", choices=("kernels", "schedules"))
     parser.add_argument("--file", default="", help="only files whose path has this in it")
@@ -401,44 +414,73 @@ def arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
+def kept() -> list[dict[str, str]]:
+    """The wide suite's: the fields of a mutant, and what it dies `by`."""
+    return [json.loads(line) for line in DRAWN.read_text().splitlines()]
+
+
+def keep(room: str, some: list[dict[str, str]]) -> None:
+    """Makes these a room's part of the wide suite's."""
+    others = [one for one in kept() if Mutant.of(one).room != room]
+    DRAWN.write_text("".join(json.dumps(one) + "\n" for one in sorted(some + others, key=lambda one: Mutant.of(one).room)))
+
+
 def wanted(asked: argparse.Namespace) -> Iterator[Mutant]:
     if asked.again is None:
         yield from drawn(asked.seed, asked.room, asked.file, asked.kind)
     for line in asked.again.read_text().splitlines():
         found = json.loads(line)
         if found["verdict"] == "survives":
-            yield Mutant(*(found[name] for name in ("file", "kind", "old", "new")))
+            yield Mutant.of(found)
+
+
+def examine(asked: argparse.Namespace, examiner: Any, enough: int) -> tuple[bool, list[dict[str, str]]]:
+    """Says what becomes of so many; returns whether none survives, and with --renew those to keep, which it then counts."""
+    counts, spent, known, seen = Counter[str](), 0.0, equivalent(), set[tuple[str, str, str]]()
+    kept: list[dict[str, str]] = []
+    for mutant in wanted(asked):
+        if (len(kept) if asked.renew else counts.total() - counts["no program"]) >= enough:
+            break
+        if mutant.key in seen:
+            continue
+        seen.add(mutant.key)
+        verdict, why = ("equivalent", known[mutant.key]) if mutant.key in known else ("", "")
+        found = {"verdict": verdict, "why": why, "by": "", "seconds": 0.0} if verdict else asdict(examiner.examine(mutant))
+        counts[found["verdict"]] += 1
+        spent += found["seconds"]
+        print(f"{found['verdict']:<12}{found['seconds']:6.1f} s  {mutant}\n{'':12}{found['why']}", flush=True)
+        if asked.json and found["verdict"] != "no program":
+            with asked.json.open("a") as file:
+                file.write(json.dumps(asdict(mutant) | found) + "\n")
+        if asked.renew and found["verdict"] == "killed" and found["by"]:
+            # By that alone it may die sooner
+            again = found if found["seconds"] <= DEAREST else asdict(examiner.examine(mutant, found["by"]))
+            if again["verdict"] == "killed" and again["seconds"] <= DEAREST:
+                kept.append(asdict(mutant) | {"by": found["by"]})
+    died, others = counts["killed"], (counts["equivalent"], counts["no program"])
+    lived = counts.total() - died - sum(others)
+    print(f"\n{died} of {died + lived} die; equivalent: {others[0]}, no program: {others[1]}; {spent:.0f} s of processor time")
+    return lived == 0, kept
 
 
 def main() -> int:
     import verdicts
 
-    asked, counts, spent = arguments(), Counter[str](), 0.0
+    asked = arguments()
     if asked.spent:
-        verdicts.write_spent()
+        verdicts.write_spent(asked.file)
         return 0
-    known, seen, kept = equivalent(), set[tuple[str, str, str]](), list[dict[str, str]]()
     examiner = verdicts.Examiner(os.environ.get("CUPYFLASH_TEST_PROGRAMS"))
-    for mutant in wanted(asked):
-        if (len(kept) if asked.renew else sum(counts.values()) - counts["no program"]) >= asked.count:
-            break
-        if mutant.key in seen:
-            continue
-        seen.add(mutant.key)
-        found = verdicts.Verdict("equivalent", known[mutant.key]) if mutant.key in known else examiner.examine(mutant)
-        counts[found.verdict] += 1
-        spent += found.seconds
-        print(f"{found.verdict:<12}{found.seconds:6.1f} s  {mutant}\n{'':12}{found.why}", flush=True)
-        if asked.json and found.verdict != "no program":
-            with asked.json.open("a") as file:
-                file.write(json.dumps(asdict(mutant) | asdict(found)) + "\n")
-        if found.verdict == "killed":
-            kept.append(asdict(mutant) | {"by": found.by})
-    died, lived, others = counts["killed"], counts["survives"], (counts["equivalent"], counts["no program"])
-    print(f"\n{died} of {died + lived} die; equivalent: {others[0]}, no program: {others[1]}; {spent:.0f} s of processor time")
-    if asked.renew:
-        DRAWN.write_text("".join(json.dumps(each) + "\n" for each in kept))
-    return 0 if counts["killed"] + counts["equivalent"] + counts["no program"] == sum(counts.values()) else 1
+    if not asked.renew:
+        return 0 if examine(asked, examiner, asked.count)[0] else 1
+    for room in [asked.room] if asked.room else SHARES:
+        asked.room = room
+        fine, some = examine(asked, examiner, SHARES[room])
+        if not fine:
+            print(f"{DRAWN.name} stays as it was: first a problem for each survivor, or its reason in {EQUIVALENT.name}")
+            return 1
+        keep(room, some)
+    return 0
 
 
 if __name__ == "__main__":

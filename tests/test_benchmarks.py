@@ -111,7 +111,7 @@ def test_planning_s_figures_are_of_what_they_say(tmp_path: Path, monkeypatch: py
 def test_imports_are_those_behind_numpy() -> None:
     listed = (
         "import time: self [us] | cumulative | imported package\nimport time:       900 |        900 | numpy\n\n"
-        "import time:       250 |        250 |     cupyflash.problem\nimport time:        50 |        300 |   cupyflash\n"
+        "import time:       250 |        250 |     cupyflash.request.problem\nimport time:        50 |        300 |   cupyflash\n"
     )
     assert load("planning").module_times(listed) == {"cupyflash.request.problem": 250, "cupyflash": 50}
     found = load("planning").imports(1)

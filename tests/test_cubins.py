@@ -209,7 +209,7 @@ def test_a_folder_at_a_files_place_is_no_error(cupy: Recorded, compiled: list[Pr
 WRITER = """
 import os, signal, sys
 from pathlib import Path
-from cupyflash import cubins
+from cupyflash.launch import cubins
 os.{call} = lambda *_, **__: os.kill(os.getpid(), signal.SIGKILL)
 cubins.write(Path(sys.argv[1]), cubins.Cubin(b"half", ""), "")
 """

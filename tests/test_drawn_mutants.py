@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import ast
-import json
 import sys
+from collections import Counter
 from itertools import islice
 from pathlib import Path
 
@@ -18,12 +18,8 @@ from mutator import KINDS, Mutant
 
 sys.path.insert(0, str(mutator.ROOT / ".ci"))
 
-DRAWN = [json.loads(line) for line in mutator.DRAWN.read_text().splitlines()]
+DRAWN = mutator.kept()
 STEPS = Mutant("cupyflash/schedules/packed.py", "constant", "            steps += 1", "            steps += 0")
-
-
-def of(one: dict[str, str]) -> tuple[Mutant, str]:
-    return Mutant(*(one[name] for name in ("file", "kind", "old", "new"))), one["by"]
 
 
 @pytest.fixture(scope="module")
@@ -71,6 +67,24 @@ def test_verdicts(examiner: verdicts.Examiner, old: str, new: str, verdict: str,
     assert found.verdict == verdict and says in found.why, found
 
 
+def test_by_one_problem_is_by_that_alone(examiner: verdicts.Examiner) -> None:
+    """What dies by another one survives."""
+    mutant = add_state("m == NEG_INF ? 0.0f : m", "m")
+    assert [examiner.examine(mutant, by).verdict for by in ("add_state 1", "softmax 1")] == ["killed", "survives"]
+
+
+def test_a_room_is_renewed_by_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The other room's stay, kernels first; and a mutant whose lines are gone says what to do."""
+    kernels, schedules = ([one for one in DRAWN if Mutant.of(one).room == room] for room in mutator.SHARES)
+    monkeypatch.setattr(mutator, "DRAWN", tmp_path / "drawn.jsonl")
+    mutator.DRAWN.write_text("")
+    for room, some in (("schedules", schedules), ("kernels", kernels), ("schedules", schedules[:1])):
+        mutator.keep(room, some)
+    assert mutator.kept() == [*kernels, *schedules[:1]]
+    with pytest.raises(ValueError, match="--renew"):
+        Mutant("kernels_cu/add_state.cu", "statement", "gone", "").text()
+
+
 def test_what_takes_more_dies() -> None:
     """Numbers and bytes as they were, and instructions more."""
     (problem,) = (each for each in killers() if each.add_state)
@@ -81,12 +95,17 @@ def test_what_takes_more_dies() -> None:
 
 
 def test_listed_mutants_are_there() -> None:
-    """Those that are equivalent, each with a reason, and those that the wide suite runs: their lines stand in the files."""
-    listed = [Mutant(file, "", old, new) for file, old, new in mutator.equivalent()]
+    """Those that are equivalent, each with a reason, and those that the wide suite runs: their lines stand in the files once."""
     assert all(len(why) > 20 for why in mutator.equivalent().values())
-    for mutant in (*listed, *(of(one)[0] for one in DRAWN)):
-        assert mutant.text()
-    assert len(DRAWN) == 60 and not {of(one)[0].key for one in DRAWN} & set(mutator.equivalent())
+    known = [Mutant(file, "", old, new) for file, old, new in mutator.equivalent()]
+    for name, advice, some in (
+        (mutator.EQUIVALENT.name, "write down their lines as they are now, or take them out", known),
+        (mutator.DRAWN.name, mutator.RENEW, [Mutant.of(one) for one in DRAWN]),
+    ):
+        gone = [f"{each.file}: {each.old!r}" for each in some if each.path.read_text().count(each.old) != 1]
+        assert not gone, f"{name} has mutants of lines that are not in the files once; {advice}\n" + "\n".join(gone)
+    assert Counter(Mutant.of(one).room for one in DRAWN) == mutator.SHARES
+    assert not {Mutant.of(one).key for one in DRAWN} & set(mutator.equivalent())
 
 
 def test_every_kernel_has_problems() -> None:
@@ -99,14 +118,15 @@ def test_every_kernel_has_problems() -> None:
 @pytest.mark.wide
 @pytest.mark.parametrize("one", DRAWN, ids=lambda one: Path(one["file"]).name)
 def test_a_drawn_mutant_dies(examiner: verdicts.Examiner, one: dict[str, str]) -> None:
-    mutant, by = of(one)
+    mutant, by = Mutant.of(one), one["by"]
     found = examiner.examine(mutant, by)
-    assert found.verdict == "killed", f"{mutant}: {found.verdict}, {found.why}"
+    assert found.verdict == "killed", f"{mutant}: {found.verdict}, {found.why} ({by}); or {mutator.RENEW}"
 
 
 @pytest.mark.wide
-def test_a_search_without_end_dies(examiner: verdicts.Examiner) -> None:
+def test_a_search_without_end_dies(examiner: verdicts.Examiner, monkeypatch: pytest.MonkeyPatch) -> None:
     """Only more sequences than a warp looks at in a step come to a second one."""
+    monkeypatch.setattr(verdicts, "LONGEST", 2)
     found = examiner.examine(STEPS, "fa2_forward 15")
     assert found.verdict == "killed" and "Endless" in found.why, found
 

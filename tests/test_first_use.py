@@ -105,7 +105,7 @@ import os, sys, threading, warnings
 import numpy as np
 warnings.simplefilter("error")
 import cupyflash
-from cupyflash import first_use
+from cupyflash.launch import first_use
 x = np.ones((4, 16), np.float16)
 threads = [threading.Thread(target=first_use.import_cupy) for _ in range(4)]
 for thread in threads: thread.start()

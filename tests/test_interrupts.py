@@ -86,7 +86,7 @@ def work(comm):
 
 def test_a_child_that_is_forked_in_the_middle_of_a_call() -> None:
     python("""
-from cupyflash import compiler, simulated
+from cupyflash.launch import compiler, simulated
 large = np.zeros((64, 512, 64), np.float16)
 thread = threading.Thread(target=lambda: cupyflash.attention(large, large, large), daemon=True)
 thread.start()

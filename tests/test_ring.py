@@ -142,7 +142,7 @@ def test_messages_of_threads() -> None:
     assert threads(4, work) == [[(r - 1) % 4, float((r - 1) % 4), 10.0 + (r + 1) % 4] for r in range(4)]
     assert threads(2, lambda comm: as_communicator(comm) is comm) == [True, True]
     with cupyflash.simulated_device("H100-SXM"):
-        assert threads(2, lambda comm: cupyflash.simulated.current_simulation().device.name) == ["H100-SXM"] * 2
+        assert threads(2, lambda comm: cupyflash.launch.simulated.current_simulation().device.name) == ["H100-SXM"] * 2
 
 
 @sweep(10, 50, length=st.integers(0, 300), ranks=st.integers(1, 9), layout=st.sampled_from(LAYOUTS), axis=st.integers(-2, 1))

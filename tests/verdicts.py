@@ -137,14 +137,13 @@ def last_line(error: BaseException) -> str:
 
 
 def of_kernel(mutant: Mutant, by: str = "") -> Iterator[Verdict]:
-    """Runs the problems of a broken kernel, the one named `by` first."""
+    """Runs the problems of a broken kernel, or only the one named `by`."""
     changed = 0
     with tempfile.TemporaryDirectory(prefix="mutant-") as folder:
         broken = Broken(mutant, Path(folder))
-        problems = killers.of_source(broken.name)
-        first = {by: -1}
+        problems = [each for each in killers.of_source(broken.name) if by in ("", each.name)]
         reached = 0
-        for problem in sorted(problems, key=lambda each: first.get(each.name, 0 if reaches(each, mutant) else 1)):
+        for problem in problems if by else sorted(problems, key=lambda each: not reaches(each, mutant)):
             capability = problem.schedule.chip.compute_capability
             try:
                 differs = [broken.changes(kernel, capability) for kernel in problem.kernels]
@@ -192,7 +191,10 @@ def said(problem: Any) -> str:
 
 
 def of_schedule(mutant: Mutant, right: dict[str, str], by: str = "") -> Iterator[Verdict]:
-    """Plans, counts and runs the problems by a broken schedule, the one named `by` first; then other checks."""
+    """Plans, counts and runs the problems by a broken schedule, then other checks; or only what is named `by`."""
+    if "::" in by:
+        yield from by_tests(mutant, by, 0)
+        return
     for name in [*sys.modules]:
         path = getattr(sys.modules[name], "__file__", None) or ""
         if name.split(".")[0] == "cupyflash" or (
@@ -206,19 +208,14 @@ def of_schedule(mutant: Mutant, right: dict[str, str], by: str = "") -> Iterator
         yield Verdict("no program", last_line(error))
         return
     compiled.share(compiled.shared[0])
-    again = sys.modules["killers"].killers()
+    again = [each for each in sys.modules["killers"].killers() if by in ("", each.name)]
     changed = []
-    if by == CHOICES and (found := by_choices()):
-        yield Verdict("killed", found, CHOICES)
-        return
-    for problem in sorted(again, key=lambda each: each.name != by):
+    for problem in again:
         try:
             now = in_time(lambda problem=problem: said(problem))
             in_time(problem.counts)
             if now != right[problem.name]:
                 changed.append(problem)
-            if problem.name == by and changed:
-                in_time(problem.check)
         except BaseException as error:
             yield Verdict("killed", last_line(error), problem.name)
             return
@@ -228,11 +225,12 @@ def of_schedule(mutant: Mutant, right: dict[str, str], by: str = "") -> Iterator
         except BaseException as error:
             yield Verdict("killed", last_line(error), problem.name)
             return
-    ran = len(changed)
-    if found := by_choices():
+    if by in ("", CHOICES) and (found := by_choices()):
         yield Verdict("killed", found, CHOICES)
-        return
-    yield from by_tests(mutant, by, ran)
+    elif by:
+        yield Verdict("survives", f"not by {by}")
+    else:
+        yield from by_tests(mutant, by, len(changed))
 
 
 def by_choices() -> str:
@@ -274,17 +272,20 @@ def by_tests(mutant: Mutant, by: str, ran: int) -> Iterator[Verdict]:
         yield Verdict("survives", f"{ran} problems launch or move something else; the quick tests pass")
 
 
-def write_spent() -> None:
-    """Runs all problems on the kernels as they are, and writes down what each takes."""
+def write_spent(pattern: str) -> None:
+    """Runs the problems of kernels whose names have `pattern` in them, as they are, and writes down what each takes."""
     folder = os.environ.get("CUPYFLASH_TEST_PROGRAMS")
     if folder:
         compiled.share(Path(folder))
+    then, known = killers.written(), [problem.name for problem in killers.killers()]
     killers.written = dict  # type: ignore[assignment]
     for problem in killers.killers():
-        problem.check()
+        if pattern in problem.kernel:
+            problem.check()
+    now = {**then, **killers.OBSERVED}
     lines = [
         f'"nvrtc": "{killers.nvrtc_version()}"',
-        *(f"{json.dumps(name)}: {json.dumps(own)}" for name, own in killers.OBSERVED.items()),
+        *(f"{json.dumps(name)}: {json.dumps(now[name])}" for name in known if name in now),
     ]
     killers.SPENT.write_text("{\n" + ",\n".join(lines) + "\n}\n")
 
@@ -299,11 +300,14 @@ class Examiner:
         self.right: dict[str, str] = {}
 
     def examine(self, mutant: Mutant, by: str = "") -> Verdict:
+        """What becomes of it by all that is known here, or only by what is named `by`."""
         if mutant.is_kernel:
             for problem in killers.of_source(Path(mutant.file).name) if not by else ():
                 reaches(problem, mutant)  # once for all mutants
-        elif not self.right:
-            self.right = {problem.name: said(problem) for problem in killers.killers()}
+        else:
+            for problem in killers.killers():
+                if by in ("", problem.name) and problem.name not in self.right:
+                    self.right[problem.name] = said(problem)
         read, write = os.pipe()
         child = os.fork()
         if child == 0:

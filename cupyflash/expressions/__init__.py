@@ -1,5 +1,5 @@
-"""One expression in what Python and C have in common: read, derived, evaluated by NumPy, written in C.
+"""Expressions in the common part of Python and C: parsed, differentiated, evaluated by NumPy, written in C.
 
-`tree` says what an expression is made of and, in one table, what each operation is everywhere; `parse` reads one from text,
-`derivative` makes another of it, `evaluate` is the reference, `c` what a kernel runs.
+`tree` has the nodes of an expression and one table that defines each operation; `parse` reads an expression from text,
+`derivative` differentiates it, `evaluate` is the reference, `c` writes what a kernel runs.
 """

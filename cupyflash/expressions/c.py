@@ -1,6 +1,6 @@
 """An expression in C: float32 throughout, a statement for each operation, an FMA for a sum or difference with a product.
 
-What the statements call is in kernels_cu/captured.cuh.
+The functions that the statements call are in kernels_cu/captured.cuh.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ ELEMENTS = {
     "int32": "int",
     "int64": "long long",
 }
-# From an element to the type that it has in an expression; to_float is element.cuh's.
+# Converts an element to its type in an expression; to_float is in element.cuh.
 LOADED = {"bool": "{} != 0", "int": "int({})", "float": "to_float({})"}
 
 
 class Statements:
-    """Lines of C that compute trees, every subtree once; what was computed before is known to whatever comes later.
+    """Lines of C that compute trees, every subtree once; later trees reuse what earlier ones computed.
 
-    So loads, say, can be written out where a row begins, and the rest where each score is: take `lines` between.
+    Loads, for example, can be written where a row begins and the rest where each score is: take `lines` in between.
 
-    names: in C, s, the positions, captured numbers, and captured arrays (each a `Captured`), where trees have them. Positions must
-        be those of a score: an index that is b, h, kv_h, row or k alone is not clamped. float s; ints otherwise.
-    prefix: that of the temporaries' names, which a number follows.
-    known: what has been computed elsewhere, and what it is called.
+    names: the C names of s, the positions, captured numbers, and captured arrays (each a `Captured`), if trees use them. Positions
+        must be those of a score: an index that is b, h, kv_h, row or k alone is not clamped. s is a float; positions are ints.
+    prefix: the start of each temporary's name; a number follows.
+    known: nodes that were computed elsewhere, and their names.
     """
 
     def __init__(self, names: Mapping[str, str], prefix: str = "score_", known: Mapping[Node, str] | None = None):
@@ -42,7 +42,7 @@ class Statements:
         self._known = dict(known or {})
 
     def value(self, node: Node) -> str:
-        """The C name, or the literal, that has a node's value behind the lines."""
+        """The C name or literal that holds a node's value after the lines."""
         if isinstance(node, Number):
             return f"{node.value}f" if node.type == "float" else str(node.value)
         if isinstance(node, Name):

@@ -1,4 +1,4 @@
-"""How long NVRTC takes for an expression, so that none takes minutes and gigabytes."""
+"""The compile time of an expression, with a limit: no expression may cost NVRTC minutes and gigabytes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ MOST = 1024
 
 
 def cost(tree: Node) -> int:
-    """That of all parts, equal ones once."""
+    """The sum of the costs of all parts; equal parts count once."""
     return sum(map(_own, set(walk(tree))))
 
 
@@ -25,7 +25,7 @@ def _own(node: Node) -> int:
 
 
 def require_affordable(tree: Node, what: str) -> None:
-    """ValueError, of `what` by name, for a tree beyond `MOST`."""
+    """Raise a ValueError that names `what` if a tree costs more than `MOST`."""
     found = cost(tree)
     if found > MOST:
         raise ValueError(

@@ -1,7 +1,7 @@
 """The derivative by the score, as a tree of the same kind.
 
-The rules stand beside each operation (`tree.OPERATIONS`), in the language itself. What does not depend on s has no term at all: it
-may be infinite, or not a number, and the derivative is none the less right.
+The rule of each operation is in `tree.OPERATIONS`, in the language itself. A part that does not depend on s has no term: it may be
+infinite or NaN, and the derivative is still right.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def derivative(tree: Node) -> Node | None:
 
 
 def _of_operation(tree: Apply, inner: Sequence[Node | None]) -> Node | None:
-    """By the rule of the operation, whose operands have the derivatives `inner`."""
+    """Apply the operation's rule; its operands have the derivatives `inner`."""
     rule, operands = OPERATIONS[tree.operation], list(tree.operands)
     if not any(inner):
         return None

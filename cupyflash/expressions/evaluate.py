@@ -1,4 +1,4 @@
-"""An expression evaluated by NumPy, for all scores at a time: the reference."""
+"""The reference: NumPy evaluates an expression for all scores at a time."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def positions(sizes: Mapping[str, int]) -> dict[str, Any]:
 
 
 def evaluate(tree: Node, values: Mapping[str, Any], dtype: type[np.floating[Any]] = np.float64) -> Any:
-    """The value of a tree, with floats in `dtype`, of the shape to which what it names broadcasts.
+    """The value of a tree, with floats in `dtype`; the values of its names broadcast to its shape.
 
     `values` has, by name, s and the positions (arrays that broadcast with each other), captured numbers and captured NumPy arrays.
     """

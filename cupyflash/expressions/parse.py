@@ -1,4 +1,4 @@
-"""From one Python expression to a tree. Python's own parser reads it; what is not listed here is refused, with its place."""
+"""Parse one Python expression to a tree. Python's own parser reads it; anything not listed here is refused, with its place."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ALLOWED = (
     "+ - * / %, comparisons, and, or, not, 'a if c else b', "
     f"{', '.join(FUNCTIONS)}, numbers, names, and array[i, j] with an index an axis"
 )
-# What is nested deeper would be too deep for functions that call themselves.
+# Deeper nesting would exceed Python's recursion limit.
 MAX_DEPTH = 64
 # Characters of a text, and parts of its tree, in which the middle of a < b < c is there twice.
 MAX_LENGTH, MAX_PARTS = 10_000, 10_000
@@ -27,7 +27,7 @@ LARGEST = float(np.finfo(np.float32).max)
 
 
 class ArrayType(NamedTuple):
-    """What has to be known of an array whose elements may be loaded."""
+    """The type and number of axes of an array whose elements may be loaded."""
 
     type: Type
     axes: int
@@ -53,7 +53,7 @@ def parse(text: str, names: Mapping[str, Node | ArrayType]) -> Node:
 class _Reader:
     def __init__(self, text: str, names: Mapping[str, Node | ArrayType]):
         self.text, self.names, self.depth = text, names, 0
-        self.sizes: dict[int, tuple[Node, int]] = {}  # by identity, since to compare trees takes as long as they are large
+        self.sizes: dict[int, tuple[Node, int]] = {}  # by identity: comparing trees takes time in proportion to their size
 
     def read(self, node: ast.expr) -> Node:
         """The tree of a part of the text."""
@@ -101,7 +101,7 @@ class _Reader:
         self.refuse(node, f"{self.piece(node)} is not allowed; allowed are {ALLOWED}")
 
     def row(self, nodes: list[ast.expr]) -> list[Node]:
-        """The trees of parts that may be joined two by two, which makes them as deep as they are many."""
+        """Read parts that are joined two by two: n parts make a tree n deep, which counts towards the limit."""
         deeper = max(0, len(nodes) - 2)
         self.depth += deeper
         trees = [self.read(node) for node in nodes]
@@ -158,7 +158,7 @@ class _Reader:
         return repr(cut(ast.get_source_segment(self.text, node) or ast.unparse(node)))
 
     def refuse(self, node: ast.expr, reason: str) -> NoReturn:
-        """ValueError with the line of the text, and a mark below the part that a node is."""
+        """Raise a ValueError with the line of the text and a mark below the node."""
         line = self.text.split("\n")[node.lineno - 1].encode()
         first = len(line[: node.col_offset].decode())
         last = len(line[: node.end_col_offset].decode()) if node.end_lineno == node.lineno else len(line.decode())
@@ -170,7 +170,7 @@ def _joined(operation: str, nodes: Sequence[Node]) -> Node:
 
 
 def _refusal(reason: str, text: str, line: int, column: int, length: int = 1) -> ValueError:
-    """What is wrong, and where in the text; lines and columns count from 1."""
+    """The error with its reason and its place in the text; lines and columns count from 1."""
     lines = text.split("\n")
     place = f"column {column}" if len(lines) == 1 else f"line {line}, column {column}"
     whole = lines[min(line, len(lines)) - 1]
@@ -182,7 +182,7 @@ def _refusal(reason: str, text: str, line: int, column: int, length: int = 1) ->
 
 
 def out_of_range(value: int | float) -> str:
-    """Why a number is none that a kernel can have; empty for one that is."""
+    """The reason why a kernel cannot use a number; empty if it can."""
     if isinstance(value, int):
         shown = f"{value}" if value.bit_length() <= 128 else f"a number of {value.bit_length():,} bits"
         return "" if -(2**31) <= value < 2**31 else f"{shown} is no integer of 32 bits, from {-(2**31)} to {2**31 - 1}"

@@ -1,4 +1,4 @@
-"""What an expression is made of, and what each operation is: in types, in NumPy, in C, and its derivative.
+"""The nodes of an expression, and each operation's definition: types, NumPy, C, derivative.
 
 Types: an int has 32 bits and wraps around; a float has 32 bits in the kernels, 64 in the reference; a bool is a condition. Where
 types meet, the operands become the latest of bool, int and float; an int beyond 2**24 is rounded by that.
@@ -15,15 +15,15 @@ import numpy as np
 Type = Literal["bool", "int", "float"]
 TYPES: tuple[Type, ...] = ("bool", "int", "float")
 
-# The names that every expression has, each with what it depends on. q is on the keys' axis: q = row + n_k - n_q.
+# The names that every expression may use, each with what it depends on. q is on the keys' axis: q = row + n_k - n_q.
 POSITIONS = {"b": "batch", "h": "head", "kv_h": "head", "row": "row", "q": "row", "k": "column", "n_q": "", "n_k": ""}
-# Those that go from 0 to a length, which an axis that they index by themselves has.
+# The positions that count from 0 to a length; an axis that one of them indexes alone has that length.
 COUNTED = ("b", "h", "kv_h", "row", "k")
 
 
 @dataclass(frozen=True)
 class Number:
-    """A number that stands in the text."""
+    """A number in the text."""
 
     type: Type
     value: int | float
@@ -60,14 +60,14 @@ ONE = Number("float", 1.0)
 
 
 class Operation(NamedTuple):
-    """What an operation is, everywhere.
+    """The one definition of an operation.
 
-    `kind`: what it takes and gives. "number": ints or floats, and gives one of the same; "float": floats; "compare": numbers, and
-    gives a condition; "condition": conditions; "choice": a condition and two alike, and gives one of these; or the type into which
-    it converts. `c` has {0}, {1}, ... where operands go, and is `c_int` for ints.
+    `kind`: the types of operands and result. "number": ints or floats, the result is of the same type; "float": floats; "compare":
+    numbers, the result is a condition; "condition": conditions; "choice": a condition and two values of one type, the result is one
+    of these; or the type to which it converts. `c` has {0}, {1}, ... in the operands' places; `c_int` replaces it for ints.
 
     The derivative is written in the language itself: a and b are operands, y is the value. `terms` are added up, one for each
-    operand that has a derivative, d; `choice` selects among da and db, so that what is not chosen may be infinite.
+    operand that has a derivative, d; `choice` selects da or db, so that the other may be infinite.
     """
 
     kind: str
@@ -116,12 +116,12 @@ OPERATIONS = {
     "int": Operation("int", 1, _same, "int({0})"),
     "float": Operation("float", 1, _same, "float({0})"),
 }
-# Those that are called by their names.
+# The operations that the text calls by name.
 FUNCTIONS = ("where", "abs", "min", "max", "floor", "exp", "log", "sqrt", "sin", "cos", "tanh")
 
 
 def apply(operation: str, *operands: Node) -> Node:
-    """An operation of operands in whatever types, converted to what it takes. TypeError for a number in place of a condition."""
+    """Apply an operation to operands of any type, after conversion. TypeError for a number in place of a condition."""
     kind = OPERATIONS[operation].kind
     conditions, values = {"condition": (operands, ()), "choice": (operands[:1], operands[1:])}.get(kind, ((), operands))
     if any(one.type != "bool" for one in conditions):
@@ -138,7 +138,7 @@ def apply(operation: str, *operands: Node) -> Node:
 
 
 def convert(node: Node, to: Type) -> Node:
-    """A node as a type that is not before its own."""
+    """Convert a node to its own type or a later one."""
     if node.type == to:
         return node
     if isinstance(node, Number):
@@ -147,31 +147,31 @@ def convert(node: Node, to: Type) -> Node:
 
 
 def children(node: Node) -> tuple[Node, ...]:
-    """What a node is made of."""
+    """The nodes directly below a node."""
     return node.operands if isinstance(node, Apply) else node.indices if isinstance(node, Load) else ()
 
 
 def counted(index: Node) -> str | None:
-    """The position that an index is, if it is one that needs no clamping; None for others."""
+    """The position that an index names alone, which needs no clamping; None for other indices."""
     return index.name if isinstance(index, Name) and index.name in COUNTED else None
 
 
 def walk(node: Node) -> Iterator[Node]:
-    """A node and all that it is made of, the parts first."""
+    """Yield a node and all nodes below it, the parts first."""
     for child in children(node):
         yield from walk(child)
     yield node
 
 
 def loads(*trees: Node) -> tuple[Load, ...]:
-    """The loads of trees, equal ones once, each behind those that its indices need."""
+    """The loads of trees, equal ones once, each after those that its indices need."""
     return tuple(dict.fromkeys(node for tree in trees for node in walk(tree) if isinstance(node, Load)))
 
 
 def depends_on(node: Node) -> frozenset[str]:
-    """Along what a value changes: of "batch", "head", "row" and "column"; and "score" where s is in it.
+    """The axes along which a value changes: "batch", "head", "row", "column"; and "score" if it contains s.
 
-    Of a load that is what its indices depend on: it need be done no more than once for each of them. n_q and n_k count as constant.
+    A load depends on what its indices depend on: once for each of these is enough. n_q and n_k count as constant.
     """
     names = {part.name for part in walk(node) if isinstance(part, Name)}
     return frozenset("score" if name == "s" else POSITIONS.get(name, "") for name in names) - {""}

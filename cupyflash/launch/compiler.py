@@ -1,6 +1,6 @@
 """A schedule's kernel to PTX (for the simulated device) or to a CuPy function (for a GPU), from the same options.
 
-CuPy compiles, but for kernels that need their architecture's own instructions, whose machine code is `cupyflash.cubins`'.
+CuPy compiles all kernels but those that need their architecture's own instructions: `cupyflash.launch.cubins` compiles these.
 """
 
 from __future__ import annotations
@@ -16,17 +16,16 @@ from cupyflash.launch.recent import Recent
 from cupyflash.launch.turns import Turns
 from cupyflash.schedules import Kernel
 
-# Dynamic shared memory above this has to be asked for (CUDA C Programming Guide, "Shared Memory").
+# A kernel must request dynamic shared memory above this (CUDA C Programming Guide, "Shared Memory").
 SHARED_WITHOUT_ASKING = 48 * 1024
-# CuPy compiles with this, so everything else here does.
+# CuPy compiles with this option, so all other compilations here do too.
 FLUSH_DENORMALS = "-ftz=true"
 
 
 def options(kernel: Kernel) -> tuple[str, ...]:
-    """NVRTC's options for a kernel, less architecture and CUDA's own headers: language, includes, constants, its struct.
+    """NVRTC's options for a kernel, without architecture and CUDA's own headers: language, includes, constants, its struct.
 
-    The sources' fingerprint is among them, so that CuPy's disk cache, which does not see included files, misses when a
-    `.cuh` has changed.
+    They contain the sources' fingerprint: CuPy's disk cache does not see included files, and must miss when a `.cuh` has changed.
     """
     return (
         "-std=c++17",
@@ -37,7 +36,7 @@ def options(kernel: Kernel) -> tuple[str, ...]:
 
 
 def architecture(kernel: Kernel, compute_capability: tuple[int, int]) -> str:
-    """What a kernel is compiled for, less "sm_" or "compute_": "90", or "90a" where it needs its own generation's instructions."""
+    """The architecture of a kernel, without "sm_" or "compute_": "90", or "90a" for its own generation's instructions."""
     return "{}{}".format(*compute_capability) + ("a" if kernel.accelerated else "")
 
 
@@ -51,13 +50,13 @@ def ptx(kernel: Kernel, compute_capability: tuple[int, int]) -> str:
     return _texts.keep((source, given, arch), made)
 
 
-# Characters of PTX that are kept: of some hundred kernels
+# Characters of PTX in the cache: enough for about a hundred kernels
 MOST_PTX = 1 << 24
 _texts: Recent[tuple[object, ...], str] = Recent(MOST_PTX, lambda _, text: len(text))
 
 
 def program(kernel: Kernel, compute_capability: tuple[int, int]) -> cubins.Program:
-    """What NVRTC makes a kernel's machine code of, for sm_XY or sm_XYa."""
+    """The program from which NVRTC makes a kernel's machine code for sm_XY or sm_XYa."""
     whole = (FLUSH_DENORMALS, *options(kernel))
     return cubins.Program(kernels_cu.source(kernel.source), kernel.source, whole, architecture(kernel, compute_capability))
 
@@ -65,8 +64,8 @@ def program(kernel: Kernel, compute_capability: tuple[int, int]) -> cubins.Progr
 def gpu_kernel(kernel: Kernel, device_id: int) -> tuple[Kernel, Any]:
     """The kernel and its CuPy RawKernel on device `device_id`, which must be the current one.
 
-    Where the compiler at hand puts something of a thread's into local memory, or makes the tensor cores wait, the first of the
-    kernels `instead` of it with which it does not; the kernel itself where there is none. Threads compile one at a time.
+    If the installed compiler spills the kernel to local memory or makes the tensor cores wait, returns the first kernel of
+    `instead` with neither fault, or the kernel itself if all have one. Threads compile one at a time.
     """
     key = (kernel.source, kernel.name, options(kernel), kernel.shared_bytes, kernel.accelerated, device_id)
     found = _functions.get(key)
@@ -82,14 +81,14 @@ def gpu_kernel(kernel: Kernel, device_id: int) -> tuple[Kernel, Any]:
     return (kernel, *kernel.instead)[place], function
 
 
-# The oldest go; a call that is prepared holds its own.
+# The oldest are dropped; a prepared call keeps its own.
 MOST_FUNCTIONS = 1024
 _functions: dict[tuple[object, ...], tuple[int, Any]] = {}
 _compiling = Turns()
 
 
 def _without_fault(kernel: Kernel, device_id: int) -> tuple[int, Any]:
-    """Which of the kernel and those instead of it is taken (their grids are each call's own), and the function."""
+    """The index of the chosen kernel, among the kernel and its replacements (each call has its own grids), and the function."""
     first, good = _compile_for_gpu(kernel, device_id)
     if good:
         return 0, first
@@ -98,7 +97,7 @@ def _without_fault(kernel: Kernel, device_id: int) -> tuple[int, Any]:
 
 
 def _compile_for_gpu(kernel: Kernel, device_id: int) -> tuple[Any, bool]:
-    """The function, and whether the compiler made of it what it should."""
+    """The function, and whether its machine code is without faults."""
     remarks: tuple[str, ...] = ()
     if kernel.accelerated:
         function, remarks = cubins.function(program(kernel, dispatch.current_gpu(device_id).compute_capability), kernel.name)
@@ -118,7 +117,7 @@ def _by_cupy(kernel: Kernel) -> Any:
         module.compile()
         first_use.say_what_is_not_kept()
     except OSError as error:
-        # A cache directory that cannot be made or written: compile all the same, and keep the result in memory only.
+        # If the cache directory cannot be created or written, compile anyway and keep the result in memory only.
         first_use.cache_is_unusable(first_use.cache_folder(), error)
         before = os.environ.get(cubins.IN_MEMORY)
         os.environ[cubins.IN_MEMORY] = "1"

@@ -1,8 +1,8 @@
 """Machine code for an architecture's own instructions (sm_90a), which CuPy does not compile for: NVRTC to a cubin, kept on disk.
 
-The cubins lie in the folder of CuPy's kernel cache, and its environment variables hold for them: CUPY_CACHE_DIR,
-CUPY_CACHE_IN_MEMORY, CUPY_CACHE_SAVE_CUDA_SOURCE, CUPY_DUMP_CUDA_SOURCE_ON_ERROR. Beside each lies a file with the compiler's log
-and a hash of all, by which one that is damaged or another's is known and compiled again. Only the user's own files are read.
+The cubins are in the folder of CuPy's kernel cache, and its environment variables apply to them: CUPY_CACHE_DIR,
+CUPY_CACHE_IN_MEMORY, CUPY_CACHE_SAVE_CUDA_SOURCE, CUPY_DUMP_CUDA_SOURCE_ON_ERROR. A second file has the compiler's log and a
+hash of everything: a damaged or foreign cubin is recognized by it and compiled again. Only the user's own files are read.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from typing import Any, NamedTuple
 from cupyflash.launch import first_use
 from cupyflash.launch.nvrtc import CompileError, compile_to_cubin, compile_to_ptx, header_directories, remarks
 
-# CuPy's switches: for keeping nothing on disk, for the source beside the cubin, for a source that fails.
+# CuPy's switches: keep nothing on disk, store the source beside the cubin, print a source that fails.
 IN_MEMORY, SAVE_SOURCE, DUMP = "CUPY_CACHE_IN_MEMORY", "CUPY_CACHE_SAVE_CUDA_SOURCE", "CUPY_DUMP_CUDA_SOURCE_ON_ERROR"
-# A file that is being written: it is this user's, and so old only where the process was killed.
+# A file that is being written belongs to this user; it is this old only if its process was killed.
 UNFINISHED, SECONDS = ("cupyflash_", ".tmp"), 3600.0
 
 
 class Program(NamedTuple):
-    """What is compiled: CUDA C of a name, NVRTC's options, which say the sources that it includes, and an architecture ("90a")."""
+    """A program to compile: CUDA C and its name, NVRTC's options, which name the included sources, and an architecture ("90a")."""
 
     source: str
     name: str
@@ -42,12 +42,12 @@ class Program(NamedTuple):
 
     @property
     def key(self) -> str:
-        """A name for all that can change the machine code."""
+        """A hash of everything that can change the machine code."""
         return hashlib.sha256(repr((*self, compiler(), header_directories())).encode()).hexdigest()[:40]
 
 
 class Cubin(NamedTuple):
-    """Machine code, and the compiler's log with ptxas' account."""
+    """Machine code, and the compiler's log with the report of ptxas."""
 
     code: bytes
     log: str
@@ -55,12 +55,12 @@ class Cubin(NamedTuple):
 
 @cache
 def compiler() -> str:
-    """Which NVRTC this is, to its build: what it says of itself in the PTX of nothing."""
+    """The version and build of NVRTC, as it writes them into the PTX of an empty program."""
     return compile_to_ptx("", (), "nothing.cu")
 
 
 def compiled(program: Program) -> Cubin:
-    """The program's machine code by NVRTC, whatever lies on disk. Raises `CompileError`."""
+    """Compile the program with NVRTC, without the disk cache. Raises `CompileError`."""
     try:
         return Cubin(*compile_to_cubin(program.source, program.every_option, program.name))
     except CompileError as error:
@@ -78,8 +78,8 @@ def function(program: Program, name: str) -> tuple[Any, tuple[str, ...]]:
         cubin = compiled(program)
         if path is not None:
             write(path, cubin, program.source)
-    # What was read is what is loaded, and nobody else may write there. CuPy keeps a module by its path for as long as the process
-    # lives: none may come back with other contents.
+    # Load the bytes that were read, from a folder where nobody else may write. CuPy keeps a module by its path while the process
+    # lives, so no path may be used again for other contents.
     with tempfile.TemporaryDirectory(prefix="cupyflash_") as folder:
         copy = Path(folder) / f"{program.key}.cubin"
         copy.write_bytes(cubin.code)
@@ -87,7 +87,7 @@ def function(program: Program, name: str) -> tuple[Any, tuple[str, ...]]:
 
 
 def read(path: Path) -> Cubin | None:
-    """What `write` put there; None where nothing is, or something else than this user has written for that program."""
+    """Read what `write` stored; None if there is no file, or not the one that this user wrote for that program."""
     try:
         told, code = json.loads(_own(path.with_suffix(".json"))), _own(path)
         cubin = Cubin(code, str(told["log"]))
@@ -97,9 +97,9 @@ def read(path: Path) -> Cubin | None:
 
 
 def _own(path: Path) -> bytes:
-    """Contents of a file that is this user's and that nobody else may write. OSError for all else, and for links.
+    """Read a file that belongs to this user and that nobody else may write. OSError for any other file, and for links.
 
-    It waits for no pipe. Windows has no such files, users or flags.
+    Never waits on a pipe. Windows has no such files, users or flags.
     """
     flags = os.O_RDONLY | getattr(os, "O_BINARY", 0) | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
     with open(os.open(path, flags), "rb") as file:
@@ -111,14 +111,14 @@ def _own(path: Path) -> bytes:
 
 
 def _digest(path: Path, cubin: Cubin) -> str:
-    """A hash of what a file has: the program by its key, which is its name, the code and the log."""
+    """A hash of a file's contents: the program's key, which is the file's name, the code and the log."""
     return hashlib.sha256(repr((path.stem, *cubin)).encode()).hexdigest()
 
 
 def write(path: Path, cubin: Cubin, source: str) -> None:
-    """Put a cubin there, what tells of it beside, and the source where CuPy's is kept too; a warning where that cannot be done.
+    """Store a cubin, its log and hash, and the source if CuPy keeps sources too; warn if that fails.
 
-    Files appear whole. Where others write the same at the same time, the last ones stay. What killed writers have left goes.
+    Files appear whole. If several processes write the same file, the last one wins. Files that killed writers left are removed.
     """
     told = json.dumps({"sha256": _digest(path, cubin), "log": cubin.log})
     files = {path: cubin.code, path.with_suffix(".json"): told.encode()}
@@ -128,7 +128,7 @@ def write(path: Path, cubin: Cubin, source: str) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         for each, data in files.items():
             _put(each, data)
-        _own(path)  # as the next process: there are file systems on which nobody owns a file
+        _own(path)  # as the next process does: on some file systems nobody owns a file
         _sweep(path.parent)
     except OSError as error:
         first_use.cache_is_unusable(path.parent, error)
@@ -148,16 +148,16 @@ def _put(path: Path, data: bytes) -> None:
 
 
 def _sweep(folder: Path) -> None:
-    """Remove what writers that were killed have left."""
+    """Remove the files that killed writers left."""
     before, behind = UNFINISHED
     for left in folder.glob(f"{before}*{behind}"):
-        with suppress(OSError):  # another's, or just gone
+        with suppress(OSError):  # belongs to another user, or was just removed
             if time.time() - left.lstat().st_mtime > SECONDS:
                 left.unlink()
 
 
 def _asked(switch: str) -> bool:
-    """Whether one of CuPy's switches is on, as CuPy reads it."""
+    """True if one of CuPy's switches is on, as CuPy reads it."""
     try:
         return int(os.environ.get(switch) or 0) == 1
     except ValueError:

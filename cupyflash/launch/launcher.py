@@ -2,7 +2,7 @@
 
 A warm call, in the order of this page: `read` looks at its arrays' layouts and its options, at no address and no element; `Kept`
 has what was prepared for these; `Ready` brings what is the call's own, and `Prepared` fills the struct and launches. What is not
-there yet, and what has to be looked at (NumPy's arrays, lists), goes through `cupyflash.cold`.
+there yet, and what has to be looked at (NumPy's arrays, lists), goes through `cupyflash.launch.cold`.
 """
 
 from __future__ import annotations

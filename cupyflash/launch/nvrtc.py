@@ -30,10 +30,10 @@ class CompileError(RuntimeError):
 
 @cache
 def header_directories() -> tuple[str, ...]:
-    """Where the CUDA headers are, which the CuPy wheel does not have: the directories for -I, none where they are not found.
+    """Find the CUDA headers, which the CuPy wheel lacks: the directories for -I, none if they are not found.
 
-    cuda-pathfinder, by which CuPy 14 finds them too, knows the CUDA extra's wheels, conda, CUDA_PATH and the system's toolkit.
-    Without it: what earlier CuPy looks at, which is the wheels, CUDA_PATH, the toolkit of the nvcc on the PATH, /usr/local/cuda.
+    cuda-pathfinder, which CuPy 14 uses too, knows the CUDA extra's wheels, conda, CUDA_PATH and the system's toolkit.
+    Without it: the places of earlier CuPy, which are the wheels, CUDA_PATH, the toolkit of the nvcc on the PATH, /usr/local/cuda.
     """
     try:
         from cuda.pathfinder import find_nvidia_header_directory
@@ -59,7 +59,7 @@ def _usual_places() -> Iterator[str]:
 
 
 def architecture(text: str) -> str:
-    """NVRTC's -arch for what people write: 80, 8.0, sm_80, compute_80, 90a. Raises ValueError."""
+    """NVRTC's -arch for 80, 8.0, sm_80, compute_80, 90a and the like. Raises ValueError."""
     match = re.fullmatch(r"(?:sm_|compute_)?(\d+)\.?(\d)([a-z]?)", text.strip())
     if not match:
         raise ValueError(f"architecture {text!r} is none: compute_80, sm_90 or 8.0, say")
@@ -67,7 +67,7 @@ def architecture(text: str) -> str:
 
 
 class Compiled(NamedTuple):
-    """What NVRTC made of a program: PTX or machine code, its log, and the PTX names of the C++ names that were asked for."""
+    """NVRTC's result: PTX or machine code, its log, and the PTX names of the requested C++ names."""
 
     code: bytes
     log: str
@@ -81,8 +81,7 @@ class Compiled(NamedTuple):
 def compile_to_ptx(source: str, options: Sequence[str], name: str) -> str:
     """Compile CUDA C to PTX text.
 
-    `options` are NVRTC's; without an architecture among them it is compute_80. Line information is always on, the
-    language is C++17 unless the options say otherwise.
+    `options` are NVRTC's; the default architecture is compute_80, the default language C++17. Line information is always on.
     Raises `CompileError` with NVRTC's log, ImportError where CuPy, NVRTC or a CUDA header is missing.
     """
     return compile_named(source, options, name, ()).text
@@ -95,9 +94,9 @@ def compile_named(source: str, options: Sequence[str], name: str, expressions: S
 
 
 def compile_to_cubin(source: str, options: Sequence[str], name: str, expressions: Sequence[str] = ()) -> tuple[bytes, str]:
-    """Compile CUDA C for an architecture among `options` (-arch=sm_90, say) to machine code, with ptxas' account of it.
+    """Compile CUDA C for an architecture among `options` (such as -arch=sm_90) to machine code, with the report of ptxas.
 
-    The account is the text of `ptxas -v`: registers, stack, spills and shared memory of each kernel.
+    The report is the text of `ptxas -v`: registers, stack, spills and shared memory of each kernel.
     Raises as `compile_to_ptx` does.
     """
     made = _compile(source, (*options, "--ptxas-options=-v"), name, "getCUBIN", expressions)
@@ -105,9 +104,9 @@ def compile_to_cubin(source: str, options: Sequence[str], name: str, expressions
 
 
 def whole(cubin: bytes) -> bytes:
-    """Machine code with its last byte, a zero of the ELF file's last table, which CuPy's binding takes for the end of a text.
+    """Restore the last byte of machine code: a zero of the ELF file's last table, which CuPy's binding takes for the end of a text.
 
-    CuPy loads from memory, where a zero follows anyway; a file would be short of it.
+    CuPy loads from memory, where a zero follows anyway; a file would lack it.
     """
     # ELF-64's header: where the tables of segments and of sections begin; how long an entry is, and how many each has.
     tables, entries = struct.unpack_from("<QQ", cubin, 32), struct.unpack_from("<HHHH", cubin, 54)
@@ -116,13 +115,13 @@ def whole(cubin: bytes) -> bytes:
 
 
 def remarks(log: str) -> tuple[str, ...]:
-    """The lines of ptxas' account that say what it did to wgmma: products that it made wait for each other (C7510 to C7519), which
-    costs most of their speed."""
+    """The lines of ptxas' report about wgmma: products that it makes wait for each other (C7510 to C7519), which costs most of
+    their speed."""
     return tuple(line.strip() for line in log.splitlines() if re.search(r"\(C75\d\d\)", line))
 
 
 def _compile(source: str, options: Sequence[str], name: str, product: str, expressions: Sequence[str] = ()) -> Compiled:
-    """Run NVRTC; `product` is the binding's function that hands over what it made."""
+    """Run NVRTC; `product` is the binding's function that returns the result."""
     try:
         first_use.import_cupy()
         from cupy.cuda import nvrtc

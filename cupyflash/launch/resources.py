@@ -1,6 +1,6 @@
-"""What a kernel takes of a multiprocessor, from its machine code: registers, stack, spills, shared memory, occupancy.
+"""A kernel's resources, from its machine code: registers, stack, spills, shared memory, occupancy.
 
-Compiled by NVRTC for any compute capability, without a GPU.
+NVRTC compiles for any compute capability, without a GPU.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ Examine = Callable[[Kernel, bytes], Iterable[str]]
 class Resources:
     """One kernel's needs: registers a thread, bytes of stack and of spills a thread, bytes of shared memory a block.
 
-    `remarks` are ptxas' on what it did to wgmma, which a kernel at its full speed has none of, and those of whoever examined it.
+    `remarks` are those of ptxas about wgmma, none for a kernel at full speed, and those of `examine`.
     """
 
     name: str
@@ -45,11 +45,11 @@ class Resources:
 
     @property
     def clean(self) -> bool:
-        """Whether everything is in registers, no spills, no local memory, and there are no remarks."""
+        """True if everything is in registers, without spills or local memory, and there are no remarks."""
         return self.stack_bytes == 0 and self.spill_bytes == 0 and not self.remarks
 
     def occupancy(self, device: Device) -> Occupancy:
-        """Blocks that one multiprocessor of a device holds, and what limits them."""
+        """The blocks that one multiprocessor of a device holds, and their limits."""
         return occupancy(device, self.threads, self.registers, self.shared_bytes)
 
     def report(self, device: Device) -> dict[str, Any]:
@@ -66,10 +66,10 @@ class Resources:
 def resources(
     kernels: Iterable[Kernel], compute_capability: tuple[int, int], examine: Examine | None = None
 ) -> tuple[Resources, ...]:
-    """Compile kernels to machine code for sm_XY (or sm_XYa) and read ptxas' account of them, each file with its constants once.
+    """Compile kernels to machine code for sm_XY (or sm_XYa) and read the report of ptxas, each file with its constants once.
 
-    `examine` is given each kernel with its machine code, and its remarks are added. Needs NVRTC, no GPU. Raises
-    `cupyflash.nvrtc.CompileError` for a kernel that does not compile.
+    `examine` receives each kernel with its machine code and returns further remarks. Needs NVRTC, no GPU. Raises
+    `cupyflash.launch.nvrtc.CompileError` for a kernel that does not compile.
     """
     made: dict[Program, tuple[Cubin, dict[str, tuple[dict[str, int], int]]]] = {}
     found = []
@@ -97,9 +97,9 @@ def resources(
 
 
 def parse_account(log: str) -> dict[str, tuple[dict[str, int], int]]:
-    """`ptxas -v`'s account: (registers, stack, stores, loads; static shared memory in bytes) of each entry.
+    """Parse the report of `ptxas -v`: (registers, stack, stores, loads; static shared memory in bytes) of each entry.
 
-    Raises RuntimeError when a figure is missing: an account that cannot be read must not pass for one without spills.
+    Raises RuntimeError when a figure is missing: a report that cannot be read must not pass as one without spills.
     """
     entries = {}
     for entry in _ENTRY.finditer(log):

@@ -1,5 +1,5 @@
 """Tensor maps: which box of a tensor one bulk copy (TMA) moves, and of which arrays a map can be made. What encodes them is
-`cupyflash.driver` on a GPU, and the PTX machine's own `TensorMap` on the simulated device.
+`cupyflash.launch.driver` on a GPU, and the PTX machine's own `TensorMap` on the simulated device.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Score and mask functions: one expression that becomes a part of the kernels; of a score, with its derivative."""
+"""Score and mask functions: one expression that is compiled into the kernels, a score's with its derivative."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Kind = Literal["score", "mask"]
 
 
 class Captured(NamedTuple):
-    """What the kernels are compiled for of a captured array, or, where `axes` is None, of a captured number.
+    """The properties of a captured array that kernels are compiled for, or of a captured number if `axes` is None.
 
     `dtype` is an array's NumPy name, one of `ELEMENTS`; a number's is "bool", "int" or "float".
     """
@@ -37,7 +37,7 @@ class Captured(NamedTuple):
 
     @property
     def type(self) -> Type:
-        """That of the number, or of an element, in the expression."""
+        """The type of the number, or of an element, in the expression."""
         return "bool" if self.dtype == "bool" else "float" if "float" in self.dtype else "int"
 
     def __str__(self) -> str:
@@ -46,7 +46,7 @@ class Captured(NamedTuple):
 
 @dataclass(frozen=True)
 class Form:
-    """All of a score or mask function but the captured values: what a kernel is compiled for. Equal for equal texts and types."""
+    """A score or mask function without the captured values, as a kernel is compiled for it. Equal for equal texts and types."""
 
     tree: Node
     captured: tuple[Captured, ...] = ()
@@ -61,12 +61,12 @@ class Form:
         return hash((self.tree, self.captured, self.kind))
 
     def __hash__(self) -> int:
-        """Each warm call looks up by it: it is gone through once."""
+        """Computed once, since each warm call looks up by it."""
         return self._hash
 
     @cached_property
     def derivative(self) -> Node | None:
-        """By s, a tree too; None where it is 0 whatever s is."""
+        """The derivative by s, a tree too; None if it is 0 for every s."""
         return derivative(self.tree)
 
     @cached_property
@@ -75,11 +75,11 @@ class Form:
         return loads(self.tree)
 
     def check(self, shapes: Mapping[str, tuple[int, ...]], sizes: Mapping[str, int]) -> None:
-        """ValueError unless captured arrays of these shapes, or those of them that there are, fit a problem.
+        """Raise ValueError unless captured arrays of these shapes fit a problem; `shapes` may lack some.
 
         `sizes` are the lengths of "b" (batch), "h" (heads), "kv_h" (heads of K and V), "row" (n_q) and "k" (n_k). An axis that
-        one of these indexes alone must have just this length, so that the kernel need not clamp it (what is the same along an axis
-        is said by leaving it out, or by `broadcast_to`); every other one may have any from 1 to 2**31 - 1 (any, where
+        one of these indexes alone must have exactly its length, so that the kernel need not clamp it (leave out an axis, or use
+        `broadcast_to`, for values that are the same along it); any other axis may have 1 to 2**31 - 1 elements (any number, if
         there are no rows).
         """
         there = all(sizes[name] for name in ("b", "h", "row"))
@@ -95,7 +95,7 @@ class Form:
 
 
 class _Function(Held):
-    """An expression in a text, and the values that it has captured."""
+    """An expression as text, and the values that it has captured."""
 
     kind: ClassVar[Kind]
     text: str
@@ -152,7 +152,7 @@ class _Function(Held):
 
 
 class Score(_Function):
-    """What becomes of a scaled score s before bias and masks: one expression, compiled into the kernels, with its derivative.
+    """A function of the scaled score s, before bias and masks: one expression, compiled into the kernels with its derivative.
 
         Score("s + slope[h] * (k - q)", slope=slopes)
 
@@ -170,31 +170,31 @@ class Score(_Function):
     modulo 0 is 0. and, or, not, where and if take conditions (comparisons, bool arrays), never numbers. min and max ignore a NaN
     beside a number. Both sides of where are computed, one is taken. An integer result becomes a float; a condition is no score.
 
-    The derivative by s: at a tie min and max have their first argument's; abs has 1 at 0; floor and comparisons have 0. What does
-    not depend on s, or is not chosen, does not enter it, whatever its value.
+    The derivative by s: at a tie min and max have their first argument's; abs has 1 at 0; floor and comparisons have 0. Parts that
+    do not depend on s, or are not chosen, do not enter it, even if they are infinite or NaN.
 
     form: tree and types, hashable; arrays, numbers: the captured values by name.
 
-    Raises ValueError with the place in the text for what is not allowed there, and for captured names that the text does not use;
-    TypeError for a text that is not str, or captured values of other types.
+    Raises ValueError, with the place in the text, for anything not allowed there, and for captured names that the text does not
+    use; TypeError for a text that is not str, or captured values of other types.
     """
 
     kind: ClassVar[Kind] = "score"
 
 
 class Mask(_Function):
-    """Which keys a row sees: one condition, compiled into the kernels.
+    """A mask function: one condition that says which keys a row sees, compiled into the kernels.
 
         Mask("document[q] == document[k] and k <= q", document=ids)
 
     text, captured: a condition in `Score`'s language and with its names, but for s: a comparison, an element of a bool array, and
         what and, or, not and where make of them.
 
-    What a mask says is found by tiles first: those in which no row sees any key are neither loaded nor computed, those in which
-    every row sees every key take the unmasked path, and the condition is evaluated in the others only. `block_mask` keeps what
-    was found for further calls.
+    A first pass classifies tiles: those in which no row sees any key are neither loaded nor computed, those in which every row
+    sees every key take the unmasked path, and the condition is evaluated in the others only. `block_mask` keeps the result for
+    further calls.
 
-    form, arrays, numbers, and what this raises: as `Score`.
+    form, arrays, numbers and errors: as in `Score`.
     """
 
     kind: ClassVar[Kind] = "mask"
@@ -220,12 +220,12 @@ def _form(text: str, captured: tuple[Captured, ...], kind: Kind) -> Form:
 
 @lru_cache(maxsize=256)
 def _dtype_name(dtype: Any) -> str:
-    """NumPy takes as long for it as for the rest of a warm call's Score."""
+    """The name of a dtype, cached: NumPy takes as long for it as a warm call takes for the rest of a Score."""
     return str(dtype.name)
 
 
 def _check_captured(name: str, array: Any) -> None:
-    """TypeError or ValueError unless the kernels can load elements of an array."""
+    """Raise TypeError or ValueError unless the kernels can load elements of an array."""
     check_array(name, array)
     if _dtype_name(array.dtype) not in ELEMENTS:
         raise TypeError(f"{name} must be of dtype {', '.join(ELEMENTS)}, got {array.dtype}")
@@ -235,7 +235,7 @@ def _check_captured(name: str, array: Any) -> None:
 
 
 def _number(name: str, value: Any) -> bool | int | float:
-    """A captured number as Python's."""
+    """Convert a captured number to Python's type."""
     if isinstance(value, bool | np.bool_):
         return bool(value)
     if not isinstance(value, Real):
@@ -248,7 +248,7 @@ def _number(name: str, value: Any) -> bool | int | float:
 
 
 class Lines(NamedTuple):
-    """A score function in C: the statements, and the names that then have value and derivative (None where it was not asked)."""
+    """A score function in C: the statements, and the names of value and derivative (None if not requested)."""
 
     lines: tuple[str, ...]
     value: str
@@ -258,7 +258,7 @@ class Lines(NamedTuple):
 def statements(
     form: Form, names: Mapping[str, str], with_derivative: bool = False, known: Mapping[Node, str] | None = None
 ) -> Lines:
-    """A form in C; `names` and `known` as `Statements` takes them. The derivative is "0.0f" where it is 0 whatever s is."""
+    """Write a form in C; `names` and `known` as in `Statements`. The derivative is "0.0f" if it is 0 for every s."""
     written = Statements(names, known=known)
     value = written.value(form.tree)
     if not with_derivative:
@@ -267,7 +267,7 @@ def statements(
     return Lines(tuple(written.lines), value, slope)
 
 
-# In the kernels' C (score.cuh), of the names that every expression has.
+# The names that every expression may use, in the kernels' C (score.cuh).
 PLACES = {
     "s": "s",
     "b": "at.batch",
@@ -283,12 +283,12 @@ C_TYPES = {"bool": "int", "int": "int", "float": "float"}
 
 
 def field(name: str, kind: Kind = "score") -> str:
-    """What the kernels' struct calls an array or number that a function of a kind has captured."""
+    """The name in the kernels' struct of an array or number that a function of a kind has captured."""
     return f"{kind}_{name}"
 
 
 class Parts(NamedTuple):
-    """A form's loads by what they are one for: a whole head, a row or a key of a tile, or a score."""
+    """A form's loads by how often they are made: once a head, a row of a tile, a key of a tile, or a score."""
 
     head: tuple[Load, ...]
     row: tuple[Load, ...]
@@ -296,13 +296,13 @@ class Parts(NamedTuple):
     score: tuple[Load, ...]
 
 
-# Of a row, and of a key: as many as there is room for in shared memory. Further ones are loaded for each score.
+# The most loads for a row, and for a key, that shared memory has room for. Further ones are made for each score.
 MOST_PARTS = 16
 
 
 @lru_cache(maxsize=256)
 def parts(form: Form, by_tiles: bool = True) -> Parts:
-    """The loads that a kernel makes at each of these places; one that is not `by_tiles` has none for rows and keys."""
+    """The loads that a kernel makes at each of these places; without `by_tiles` it has none for rows and keys."""
     of_head, of_row, of_key = {"batch", "head"}, {"batch", "head", "row"}, {"batch", "head", "column"}
     found: dict[str, list[Load]] = {name: [] for name in Parts._fields}
     for load in form.loads:
@@ -314,7 +314,7 @@ def parts(form: Form, by_tiles: bool = True) -> Parts:
 
 
 def of_head(form: Form) -> tuple[Load, ...]:
-    """The loads that are one for a whole head."""
+    """The loads that are made once a head."""
     return parts(form).head
 
 
@@ -323,8 +323,8 @@ Constants = tuple[tuple[str, int | str], ...]
 
 @lru_cache(maxsize=256)
 def constants(form: Form, with_derivative: bool = False, by_tiles: bool = False) -> Constants:
-    """What the kernels are compiled with for a score function: score.cuh. The slope is 0 but `with_derivative`; what is one for a
-    row or a key is read once for a tile if `by_tiles`."""
+    """The compile-time constants of a score function: score.cuh. The slope is 0 unless `with_derivative`; `by_tiles` makes the
+    loads of a row or a key once for a tile."""
     names, made, known = _parts_in_c(form, by_tiles)
     lines = statements(form, names, with_derivative, known)
     results = f"const float value = {lines.value}, slope = {lines.derivative or '0.0f'};"
@@ -341,8 +341,8 @@ def mask_constants(form: Form, by_tiles: bool = False) -> Constants:
 
 
 def _parts_in_c(form: Form, by_tiles: bool) -> tuple[Mapping[str, str], Constants, Mapping[Node, str]]:
-    """The names of a form in C, the constants of what is read once for a head, a row or a key, and what the loads are called then.
-    Those of a mask have names of their own, since they are read beside a score's."""
+    """A form's names in C, the constants for its loads once a head, a row or a key, and the names of the loaded values.
+    A mask's have names of their own, since a kernel may have a score function too."""
     names = PLACES | {one.name: f"p.{field(one.name, form.kind)}" for one in form.captured}
     found, own, prefix = parts(form, by_tiles), form.kind.upper(), "" if form.kind == "score" else f"{form.kind}_"
     known: dict[Node, str] = {}
@@ -362,7 +362,7 @@ def _parts_in_c(form: Form, by_tiles: bool) -> tuple[Mapping[str, str], Constant
 
 
 def itemsize(form: Form, load: Load) -> int:
-    """Bytes of what a load reads."""
+    """The bytes that a load reads."""
     dtype = next(one.dtype for one in form.captured if one.name == load.name)
     return 2 if dtype == "bfloat16" else np.dtype(dtype).itemsize
 
@@ -372,7 +372,7 @@ Numbers = tuple[tuple[str, Any], ...]
 
 
 def captured_values(score: Score | None, mask: Mask | None = None) -> tuple[dict[str, Any], Numbers]:
-    """A call's captured arrays and numbers, by the names of the kernels' struct. TypeError for what is no Score or Mask."""
+    """A call's captured arrays and numbers, by the names of the kernels' struct. TypeError unless given a Score and a Mask."""
     if not isinstance(score, Score | None):
         raise TypeError(f"score must be a cupyflash.Score or None, got {type(score).__name__}")
     if not isinstance(mask, Mask | None):
@@ -383,34 +383,34 @@ def captured_values(score: Score | None, mask: Mask | None = None) -> tuple[dict
 
 
 def as_given(number: float) -> np.generic:
-    """A captured number as the kernels' struct has it."""
+    """Convert a captured number to its type in the kernels' struct."""
     return np.float32(number) if isinstance(number, float) else np.int32(number)
 
 
 def no_numbers(*forms: Form | None) -> dict[str, int]:
-    """Zeros in place of the numbers that functions have captured, which each launch brings."""
+    """Zeros in place of the captured numbers, which each launch supplies."""
     return {field(one.name, form.kind): 0 for form in forms if form for one in form.captured if one.axes is None}
 
 
 def is_captured(name: str) -> bool:
-    """Whether an array of a call is one that its score or mask function has captured."""
+    """True if the call's score or mask function has captured this array."""
     return name.startswith((field("", "score"), field("", "mask")))
 
 
 def captured_among(arrays: Mapping[str, Any]) -> dict[str, Any]:
-    """Those of a call's arrays that its score function has captured."""
+    """The arrays of a call that its score function has captured."""
     return {name: array for name, array in arrays.items() if is_captured(name)}
 
 
 def check_captured(problem: Any, arrays: Mapping[str, Any]) -> None:
-    """ValueError unless captured arrays, by the struct's names, fit a problem."""
+    """Raise ValueError unless captured arrays, by the struct's names, fit a problem."""
     for form in (problem.options.score, problem.options.mask_function):
         if form is not None:
             form.check({name: array.shape for name, array in captured_by(form, arrays).items()}, sizes_of(problem))
 
 
 def check_value(one: Captured, name: str, value: Any) -> None:
-    """TypeError or ValueError, by `name`, for a value in place of one that was captured, with another type."""
+    """Raise TypeError or ValueError, with `name`, if a value's type is not that of the captured one that it replaces."""
     if one.axes is not None:
         _check_captured(name, value)
         found = str(Captured(one.name, _dtype_name(value.dtype), value.ndim))
@@ -424,26 +424,26 @@ def check_value(one: Captured, name: str, value: Any) -> None:
 
 
 def captured_by(form: Form, arrays: Mapping[str, Any]) -> dict[str, Any]:
-    """Those of a call's arrays that a function has captured, by its own names."""
+    """The arrays of a call that a function has captured, by the function's own names."""
     prefix = field("", form.kind)
     return {name.removeprefix(prefix): array for name, array in arrays.items() if name.startswith(prefix)}
 
 
-# Scores that a mask function is evaluated for by NumPy
+# Scores for which NumPy evaluates a mask function at a time
 AT_A_TIME = 1 << 22
 
 
 def seen_by(form: Form, problem: Any, values: Mapping[str, Any], sequence: int = 0) -> np.ndarray:
-    """What a mask function says of each score of a problem, as the kernels compute it, in float32; it broadcasts to S's shape.
+    """Evaluate a mask function for each score of a problem, in float32 as the kernels do; the result broadcasts to S's shape.
 
-    `values` are the captured NumPy arrays and numbers, by the function's names. Of several sequences the problem may be the one of
-    number `sequence`, which is then b in the line.
+    `values` are the captured NumPy arrays and numbers, by the function's names. If the problem is one of several sequences,
+    `sequence` is its number, b in the expression.
     """
     at = positions(sizes_of(problem))
     at |= {"b": at["b"] + sequence, **values}
 
     def of_rows(rows: slice) -> np.ndarray:
-        """A few at a time, since each operation makes an array of 32 bits a score."""
+        """The mask of a few rows at a time, since each operation makes an array of 32 bits a score."""
         found: np.ndarray = evaluate(form.tree, at | {name: at[name][..., rows, :] for name in ("row", "q")}, np.float32)
         return found
 
@@ -454,6 +454,6 @@ def seen_by(form: Form, problem: Any, values: Mapping[str, Any], sequence: int =
 
 
 def sizes_of(problem: Any) -> dict[str, int]:
-    """A problem's lengths by the positions that count them."""
+    """A problem's lengths, each by the position that runs over it."""
     p = problem
     return {"b": p.batch, "h": p.heads, "kv_h": p.kv_heads, "row": p.seqlen_q, "k": p.seqlen_k}

@@ -1,4 +1,4 @@
-"""Calls on NumPy arrays, as the simulator hands them on: q, k and v, what comes beside them, and what is asked for."""
+"""Calls on NumPy arrays, as the simulator passes them on: q, k, v, further arrays, and options."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ NEWEST = Options(causal=True)
 
 @dataclass(frozen=True, eq=False)
 class Inputs:
-    """Arrays as `cupyflash.attention` takes them: q, k, v and, by name, those `beside` them (`cupyflash.options.ARRAYS`).
+    """Arrays as `cupyflash.attention` takes them: q, k, v and, by name, those `beside` them (`cupyflash.request.options.ARRAYS`).
 
-    `blocks` (Br, Bc) are a block mask's. `options` need not say which arrays there are, and what they say of a score function is
-    `score`'s form. `dropout` says which weights are dropped, where the options have it. Of several sequences this may be the one of
-    number `sequence`, which is then b in the score's line.
+    `blocks` (Br, Bc) are a block mask's. `options` need not list the arrays; their score function is `score`'s form. `dropout` says
+    which weights are dropped, if the options have it. If the call is one of several sequences, `sequence` is its number, b in the
+    score's expression.
     """
 
     q: np.ndarray
@@ -40,7 +40,7 @@ class Inputs:
 
     @classmethod
     def of(cls, q: np.ndarray, k: np.ndarray, v: np.ndarray, *, blocks: tuple[int, int] | None = None, **asked: Any) -> Inputs:
-        """From `attention`'s keywords. TypeError or ValueError for what is none of them."""
+        """Make inputs from `attention`'s keywords. TypeError or ValueError for other keywords."""
         beside = {name: asked.pop(name) for name in ARRAYS if name in asked}
         dropout = Dropout.asked(*(asked.pop(name, default) for name, default in ARGUMENTS.items()))
         score, options = _score_and_options(asked)
@@ -53,21 +53,21 @@ class Inputs:
 
     @property
     def keywords(self) -> dict[str, Any]:
-        """What `attention` is to be given by name."""
+        """The keyword arguments for `attention`."""
         own: dict[str, Any] = {} if self.score is None else {"score": self.score}
         own |= {} if self.dropout is None else self.dropout.keywords
         return {**self.beside, **own, **self.options.keywords}
 
     @cached_property
     def problem(self) -> Problem:
-        """What the arrays pose. Raises as `Problem.from_arrays` does."""
+        """The problem that the arrays pose. Raises as `Problem.from_arrays` does."""
         options = self.options if self.score is None else replace(self.options, score=self.score.form)
         return Problem.from_arrays(self.q, self.k, self.v, options, **self.beside)
 
 
 @dataclass(frozen=True, eq=False)
 class Decoding:
-    """Arrays as `cupyflash.attention_decode` takes them, by its names, with what it is asked for; None among them is as not given.
+    """Arrays as `cupyflash.attention_decode` takes them, by its names, and its options; None means not given.
 
     A tree mask is (n_q, n_q) or (b, n_q, n_q). `mask` is a function.
     """
@@ -79,7 +79,7 @@ class Decoding:
 
     @classmethod
     def of(cls, q: np.ndarray, k_cache: np.ndarray, v_cache: np.ndarray, cache_seqlens: Any, **asked: Any) -> Decoding:
-        """From `attention_decode`'s arguments. TypeError for what is none of them."""
+        """Make it from `attention_decode`'s arguments. TypeError for other arguments."""
         beside = {name: asked.pop(name, None) for name in ("k", "v", "block_table", "tree_mask", "sinks")}
         mask = asked.pop("mask", None)
         score, options = _score_and_options({"causal": True, **asked})
@@ -88,7 +88,7 @@ class Decoding:
         return cls(arrays, options, score, mask)
 
     def rows(self, name: str, sequence: int) -> np.ndarray:
-        """All rows of `k_cache` or `v_cache` that there is room for in a sequence, (h_kv, n, d): its pages one behind the other."""
+        """All rows of `k_cache` or `v_cache` that a sequence has room for, (h_kv, n, d): its pages one after the other."""
         cache, table = self.arrays[name], self.arrays.get("block_table")
         if table is None:
             own: np.ndarray = cache[sequence]
@@ -98,7 +98,7 @@ class Decoding:
         return behind
 
     def appended(self, name: str) -> np.ndarray:
-        """`k_cache` or `v_cache` as it is to be when the new keys are in their places."""
+        """`k_cache` or `v_cache` with the new keys in their places."""
         cache: np.ndarray = self.arrays[name].copy()
         new, table = self.arrays.get(name[0]), self.arrays.get("block_table")
         if new is None:
@@ -111,7 +111,7 @@ class Decoding:
 
     @cached_property
     def sequences(self) -> tuple[Inputs, ...]:
-        """Each sequence as an ordinary call of a batch of one, with its new keys behind those of the cache before the call."""
+        """Each sequence as an ordinary call of a batch of one, with its new keys after the keys cached before the call."""
         return tuple(self._sequence(b, int(length)) for b, length in enumerate(self.arrays["cache_seqlens"]))
 
     def _sequence(self, b: int, length: int) -> Inputs:
@@ -125,19 +125,19 @@ class Decoding:
         n_q, keys = q.shape[2], k.shape[2]
         if tree is not None:
             seen = np.ones((n_q, keys), bool)
-            newest = min(n_q, keys)  # a sequence may have fewer keys than queries: the mask's last columns are its newest
+            newest = min(n_q, keys)  # a sequence may have fewer keys than queries: the mask's last columns are its newest keys
             seen[:, keys - newest :] = (tree if tree.ndim == 2 else tree[b])[:, n_q - newest :]
             beside["mask"] = seen
         if self.mask is not None:
             own = Problem(1, q.shape[1], k.shape[1], n_q, keys, q.shape[3], str(q.dtype), head_dim_v=v.shape[3])
             said = seen_by(self.mask.form, own, self.mask.arrays | self.mask.numbers, b)
             beside["mask"] = np.broadcast_to(said & beside.get("mask", np.True_), (1, q.shape[1], n_q, keys))
-        options = replace(self.options, mask_function=None)  # which the array then says
+        options = replace(self.options, mask_function=None)  # the array has its values now
         return Inputs(q, k, v, options, beside, score=self.score, sequence=b)
 
 
 def _score_and_options(asked: Mapping[str, Any]) -> tuple[Score | None, Options]:
-    """From a call's keywords."""
+    """Split a call's keywords into score function and options."""
     own = {name: asked.get(name) for name in ("score", "softcap", "alibi_slopes")}
     score = one_score(**own)
     return score, Options(**{name: each for name, each in asked.items() if name not in own}, score=score.form if score else None)

@@ -1,4 +1,4 @@
-"""Attention and its gradients with NumPy: in float64, which every other result is measured against, or rounded on the way."""
+"""Attention and its gradients with NumPy: in float64, the measure of all other results, or rounded at each step."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from cupyflash.request.dropout import Dropout
 from cupyflash.request.score import sizes_of
 from cupyflash.sim.numbers.inputs import Decoding, Inputs
 
-# What is done to S, P, O, dP and dS when they are stored.
+# The rounding of S, P, O, dP and dS when they are stored.
 Rounding = Callable[[np.ndarray], np.ndarray]
 
 
 def exactly(x: np.ndarray) -> np.ndarray:
-    """No rounding."""
+    """Return x without rounding."""
     return x
 
 
@@ -27,7 +27,7 @@ def exactly(x: np.ndarray) -> np.ndarray:
 class Forward:
     """S (..., n_q, n_k) with -inf where a row does not see a key, P = softmax(S), L = log sum exp; V has a head for each of q's.
 
-    `kept` is 1 / (1 - p) where a weight is kept and 0 where it is dropped, 1 without dropout; `weights` are P * kept.
+    `kept` is 1 / (1 - p) for a kept weight and 0 for a dropped one, 1 without dropout; `weights` are P * kept.
     """
 
     S: np.ndarray
@@ -42,7 +42,7 @@ class Forward:
 def forward(inputs: Inputs, dtype: type[np.floating[Any]] = np.float64, rounded: Rounding = exactly) -> Forward:
     """O = softmax(scale Q K^T + bias) V, computed in `dtype`; a row that sees no key has O = 0 and L = -inf.
 
-    Holds all of S: memory grows as n_q n_k.
+    It holds all of S: memory grows as n_q n_k.
     """
     S = rounded(masked_scores(inputs, dtype))
     sinks = sinks_of(inputs, dtype)
@@ -60,12 +60,12 @@ def forward(inputs: Inputs, dtype: type[np.floating[Any]] = np.float64, rounded:
 
 
 def kept_of(dropout: Dropout, shape: tuple[int, ...]) -> np.ndarray:
-    """1 / (1 - p) where a weight is kept and 0 where it is dropped, of S's shape (..., n_q, n_k)."""
+    """1 / (1 - p) for a kept weight and 0 for a dropped one, in S's shape (..., n_q, n_k)."""
     return np.where(dropped(dropout, shape), 0.0, dropout.scale)
 
 
 def dropped(dropout: Dropout, shape: tuple[int, ...]) -> np.ndarray:
-    """Which weights are dropped, of S's shape (..., n_q, n_k)."""
+    """True for each dropped weight, in S's shape (..., n_q, n_k)."""
     *pairs, n_q, n_k = shape
     sizes = (1,) * (2 - len(pairs)) + (*pairs, n_q, n_k)
     batch, head, row, key = (at + np.arange(size, dtype=np.uint64) for at, size in zip(dropout.origin, sizes, strict=True))
@@ -83,7 +83,7 @@ def dropped(dropout: Dropout, shape: tuple[int, ...]) -> np.ndarray:
 
 
 def philox(counter: Sequence[Any], key: tuple[int, int]) -> tuple[np.ndarray, ...]:
-    """The four words of 32 bits that Philox4x32-10 makes of four, each an array of uint64 that broadcasts against the others."""
+    """Philox4x32-10: four words of 32 bits from four words, each an array of uint64 that broadcasts against the others."""
     c0, c1, c2, c3 = np.broadcast_arrays(*(np.asarray(word, np.uint64) for word in counter))
     low = np.uint64(2**32 - 1)
     for turn in range(10):
@@ -94,13 +94,13 @@ def philox(counter: Sequence[Any], key: tuple[int, int]) -> tuple[np.ndarray, ..
 
 
 def sinks_of(inputs: Inputs, dtype: type[np.floating[Any]]) -> np.ndarray:
-    """The sink of each row, -inf for none."""
+    """The sink of each row, -inf if there is none."""
     given = inputs.beside.get("sinks", np.full(inputs.problem.heads, -np.inf)).astype(dtype)
     return given[:, None, None] if inputs.q.ndim > 2 else given
 
 
 def masked_scores(inputs: Inputs, dtype: type[np.floating[Any]] = np.float64) -> np.ndarray:
-    """S = scale Q K^T in `dtype`, or what a score function makes of it, plus bias, with -inf where a row does not see a key."""
+    """S = scale Q K^T in `dtype`, or the score function of that, plus bias, with -inf where a row does not see a key."""
     S = scaled_scores(inputs, dtype)
     if inputs.score is not None:
         S = of_scores(inputs, S, inputs.score.form.tree)
@@ -127,7 +127,7 @@ def of_scores(inputs: Inputs, scaled: np.ndarray, tree: Node | None) -> np.ndarr
 
 
 def before_function(inputs: Inputs, P: np.ndarray, dS: np.ndarray) -> np.ndarray:
-    """dS of the scores that the score function is given: times its derivative, but 0 where P is, whatever that is."""
+    """The gradient of the score function's input: dS times its derivative, and 0 where P is 0, whatever the derivative."""
     if inputs.score is None:
         return dS
     slopes = of_scores(inputs, scaled_scores(inputs, P.dtype.type), inputs.score.form.derivative)
@@ -137,7 +137,7 @@ def before_function(inputs: Inputs, P: np.ndarray, dS: np.ndarray) -> np.ndarray
 
 
 def visible(inputs: Inputs, shape: tuple[int, ...]) -> np.ndarray:
-    """Which keys each row sees, of S's shape (..., n_q, n_k)."""
+    """True where a row sees a key, in S's shape (..., n_q, n_k)."""
     p, beside = inputs.problem, inputs.beside
     rows, cols = np.arange(p.seqlen_q), np.arange(p.seqlen_k)
     seen = np.broadcast_to(p.sees(rows, p.seqlen_k), shape).copy()
@@ -151,16 +151,16 @@ def visible(inputs: Inputs, shape: tuple[int, ...]) -> np.ndarray:
 
 
 def every_head(inputs: Inputs, array: np.ndarray) -> np.ndarray:
-    """K or V with a head for each of q's."""
+    """Repeat the heads of K or V to have one for each of q's."""
     p = inputs.problem
     return array if array.ndim == 2 or p.heads == p.kv_heads else np.repeat(array, p.heads // p.kv_heads, axis=-3)
 
 
 @dataclass(frozen=True)
 class Backward:
-    """P, `weights` of V, dP = dO V^T (times what keeps a weight), D = rowsum(P * dP) and, by name, the gradients.
+    """P, `weights` of V, dP = dO V^T (times `kept`), D = rowsum(P * dP) and, by name, the gradients.
 
-    dS = P * (dP - D) is that of S, and dbias before what was broadcast is summed; dQ and dK are made from `before_function` of it.
+    dS = P * (dP - D) is the gradient of S, and dbias before the sum over broadcast axes; `before_function` of it gives dQ and dK.
     """
 
     P: np.ndarray
@@ -223,7 +223,7 @@ def reference(q: np.ndarray, k: np.ndarray, v: np.ndarray, **asked: Any) -> tupl
 def reference_decode(*arrays: Any, **asked: Any) -> tuple[np.ndarray, np.ndarray]:
     """O and L of decoding in float64, each sequence by itself; arguments as `cupyflash.attention_decode` takes them.
 
-    New keys, `k` and `v`, count, and the cache is left as it is.
+    New keys, `k` and `v`, count; the cache is not changed.
     """
     made = [forward(inputs) for inputs in Decoding.of(*arrays, **asked).sequences]
     return np.concatenate([each.O for each in made]), np.concatenate([each.L for each in made])

@@ -1,6 +1,6 @@
-"""When numbers are right: error against float64 at most twice that of the plain computation in the low precision.
+"""The rule for correct numbers: an error against float64 of at most twice the plain low-precision computation's.
 
-`verify` and the tests hold kernels to the same rule, which stands here only.
+`verify` and the tests apply the same rule, which is only here.
 """
 
 from __future__ import annotations
@@ -36,16 +36,16 @@ AnyTiles = TypeVar("AnyTiles", bound=TileSchedule)
 
 
 class _Dtypes(dict[str, np.dtype[Any]]):
-    """NumPy's dtypes by name, looked up when they are asked for: bfloat16 needs a package that nothing else does."""
+    """NumPy's dtypes by name, looked up on first use: only bfloat16 needs another package."""
 
     def __missing__(self, name: str) -> np.dtype[Any]:
         return self.setdefault(name, numpy_dtype(name))
 
 
 DTYPES = _Dtypes()
-# The probability with which weights are dropped where a problem does not say
+# The probability of dropout if a problem does not give one
 DROPPED = 0.25
-# Of bfloat16, which NumPy's own finfo does not know.
+# The epsilon of bfloat16, which NumPy's own finfo does not know.
 BFLOAT16_EPS = 2.0**-7
 NOTHING_GIVEN: Mapping[str, Any] = {}
 # Elements of a captured array along an axis that no position counts
@@ -54,9 +54,9 @@ FREE_AXIS = 40
 
 @dataclass(frozen=True)
 class Numbers:
-    """One tensor's largest absolute error against float64, and what is allowed.
+    """One tensor's largest absolute error against float64, and the allowed one.
 
-    A NaN, or a log-sum-exp that is finite where it should be -inf or the other way round, is an infinite error.
+    A NaN is an infinite error, and so is a log-sum-exp that is finite where it should be -inf, or the reverse.
     """
 
     error: float
@@ -85,7 +85,7 @@ def draw_gradient(problem: Problem, seed: int = 0) -> np.ndarray:
 
 
 def draw_masks(problem: Problem, seed: int = 0) -> dict[str, np.ndarray]:
-    """The mask, bias and key lengths that a problem says it has, by argument name: mask and bias vary in all four axes."""
+    """Draw the problem's mask, bias and key lengths, by argument name; mask and bias vary along all four axes."""
     rng = np.random.default_rng([seed, 1])
     p, scores = problem, (problem.batch, problem.heads, problem.seqlen_q, problem.seqlen_k)
     drawn: dict[str, np.ndarray] = {}
@@ -108,8 +108,7 @@ def draw_masks(problem: Problem, seed: int = 0) -> dict[str, np.ndarray]:
 
 
 def knowing_mask(schedule: AnyTiles, seed: int = 0, mask: Mask | None = None) -> AnyTiles:
-    """The schedule of a problem that knows what the mask says that is drawn for it, or `mask`, a function, which its counts depend
-    on."""
+    """The schedule with the values of the mask drawn for its problem, or of `mask`, a function: its counts depend on them."""
     p = schedule.problem
     if p.options.pattern is not None or not (p.options.mask or mask is not None):
         return schedule
@@ -120,30 +119,30 @@ def knowing_mask(schedule: AnyTiles, seed: int = 0, mask: Mask | None = None) ->
 def drawn(
     problem: Problem, seed: int = 0, v_mean: float = 0.0, blocks: tuple[int, int] | None = None, dropped: float = DROPPED
 ) -> Inputs:
-    """q, k, v and what a problem says comes beside them, of a mask function that is known what it says; a block mask is one of
-    `blocks` (Br, Bc); weights are `dropped` with that probability, where any are."""
+    """Draw q, k, v and the problem's further arrays; a mask function becomes the array of its values. A block mask has blocks of
+    `blocks` (Br, Bc); `dropped` is the probability of dropout, if the problem has it."""
     options = replace(problem.options, block_mask=None, mask_function=None, pattern=None, tiles_given=False)
     score, dropout = draw_score(problem, seed), Dropout(dropped, 2**40 + seed, 1) if problem.options.dropout else None
     return Inputs(*draw(problem, seed, v_mean), options, draw_masks(problem, seed), blocks, score, dropout=dropout)
 
 
 def draw_score(problem: Problem, seed: int = 0, given: Mapping[str, Any] = NOTHING_GIVEN) -> Score | None:
-    """A problem's score function with values for what it captures: from 1/4 to 1, or 0 to 3, but for those that are `given`.
+    """Draw the values that a problem's score function captures, from 1/4 to 1, or 0 to 3, except those that are `given`.
 
-    An axis that a position counts has as many elements as that has places, any other one `FREE_AXIS`.
+    An axis that a position indexes has the position's length, any other one `FREE_AXIS` elements.
     """
     form = problem.options.score
     return None if form is None else Score(form.text, **_drawn(problem, form, seed, given))
 
 
 def draw_mask(problem: Problem, seed: int = 0, given: Mapping[str, Any] = NOTHING_GIVEN) -> Mask | None:
-    """The same of its mask function; integers grow along the last axis, as the numbers of documents do."""
+    """Draw the same for its mask function; integers grow along the last axis, as document numbers do."""
     form = problem.options.mask_function
     return None if form is None else Mask(form.text, **_drawn(problem, form, seed, given))
 
 
 def _drawn(problem: Problem, form: Form, seed: int, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Values by name."""
+    """Draw the values by name."""
     rng = np.random.default_rng([seed, 4 if form.kind == "score" else 5])
     sizes, values = sizes_of(problem), dict[str, Any]()
     for captured in form.captured:
@@ -159,10 +158,10 @@ def _drawn(problem: Problem, form: Form, seed: int, given: Mapping[str, Any]) ->
 
 
 def draw_decode(problem: Problem, cache: Cache, seed: int = 0, v_mean: float = 0.0) -> Decoding:
-    """Decoding's arrays, as `draw` and `draw_masks` draw them; caches are NaN wherever no sequence has a key.
+    """Draw decoding's arrays as `draw` and `draw_masks` do; caches are NaN wherever no sequence has a key.
 
-    Lengths that the problem does not know are as many as there is room for. Pages are in random order, and places of the table
-    that are not to be read name none. The tree mask lets each query see its own key.
+    Unknown lengths fill the cache. Pages are in random order, and table entries that must not be read name no page. The tree mask
+    lets each query see its own key.
     """
     p, rng = problem, np.random.default_rng([seed, 3])
     room = p.seqlen_k - cache.appended
@@ -190,7 +189,7 @@ def draw_decode(problem: Problem, cache: Cache, seed: int = 0, v_mean: float = 0
 
 
 def _in_places(rows: np.ndarray, places: np.ndarray, cache: Cache, keys: int) -> np.ndarray:
-    """A cache with room for so many keys that holds rows (b, h_kv, fewer, d), in pages where it has any; NaN in the rest."""
+    """A cache with room for `keys` keys that holds rows (b, h_kv, fewer, d), in pages if it is paged; NaN elsewhere."""
     b, heads, given, d = rows.shape
     filled = np.full((b, heads, keys, d), np.nan, rows.dtype)
     filled[:, :, :given] = rows
@@ -203,12 +202,12 @@ def _in_places(rows: np.ndarray, places: np.ndarray, cache: Cache, keys: int) ->
 
 
 def to(dtype: Any) -> Rounding:
-    """Rounding to a dtype, in float32."""
+    """A function that rounds to a dtype and returns float32."""
     return lambda x: x.astype(dtype).astype(np.float32)
 
 
 def plain(inputs: Inputs) -> np.ndarray:
-    """Attention done plainly in q's dtype: S, P and O each rounded to it, sums in float32."""
+    """Plain attention in q's dtype: S, P and O each rounded to it, sums in float32."""
     return forward(inputs, np.float32, to(inputs.q.dtype)).O.astype(inputs.q.dtype)
 
 
@@ -220,10 +219,10 @@ def ulp(x: float, dtype: object) -> float:
 
 
 def measure(out: np.ndarray, lse: np.ndarray | None, inputs: Inputs, score_dtype: object = np.float32) -> dict[str, Numbers]:
-    """The errors of O, and of L where there is one, and what is allowed of them.
+    """Measure the errors of O, and of L if there is one, with the allowed ones.
 
     O: twice the plain computation's error plus one unit in the last place of the output. L: 1e-5 plus four units in the last place
-    of the largest score. `score_dtype` is what S is held in: float32 on chip, the element type where S goes to HBM.
+    of the largest score. `score_dtype` is the type of S: float32 on chip, the element type if S goes to HBM.
     """
     exact = forward(inputs)
     step = ulp(np.abs(exact.O).max(initial=0), out.dtype)
@@ -237,14 +236,14 @@ def measure(out: np.ndarray, lse: np.ndarray | None, inputs: Inputs, score_dtype
 
 
 def measure_decode(out: np.ndarray, lse: np.ndarray | None, sequences: Sequence[Inputs]) -> dict[str, Numbers]:
-    """As `measure`, of each of `Decoding.sequences` by itself: the numbers of the one that is nearest to what is allowed of it, or
-    beyond."""
+    """Measure each of `Decoding.sequences` by itself as `measure` does; returns the numbers of the one nearest to its limit, or
+    beyond it."""
     each = [measure(out[b : b + 1], None if lse is None else lse[b : b + 1], inputs) for b, inputs in enumerate(sequences)]
     return {name: max((numbers[name] for numbers in each), key=lambda own: own.error / own.allowed) for name in each[0]}
 
 
 def largest_score(inputs: Inputs) -> float:
-    """Of all scores, seen or not."""
+    """The largest absolute score, seen or not."""
     bias = {name: array for name, array in inputs.beside.items() if name == "bias"}
     options = Options(scale=inputs.options.scale, score=inputs.options.score)
     S = masked_scores(replace(inputs, options=options, beside=bias, blocks=None))
@@ -252,14 +251,14 @@ def largest_score(inputs: Inputs) -> float:
 
 
 def _largest(ours: np.ndarray, expected: np.ndarray) -> float:
-    """The largest absolute difference; infinite where one is not a number."""
+    """The largest absolute difference; infinite if it is NaN."""
     with np.errstate(invalid="ignore"):  # an infinity less an infinity
         largest = float(np.abs(ours.astype(np.float64) - expected).max(initial=0))
     return float("inf") if np.isnan(largest) else largest
 
 
 def handed_on(inputs: Inputs, algorithm: str) -> tuple[np.ndarray, np.ndarray]:
-    """O and L for a backward, as its forward hands them on: exact, then rounded; standard attention's L is of S as it is kept."""
+    """O and L for a backward, as its forward returns them: exact, then rounded; standard attention's L comes from the stored S."""
     exact = forward(inputs)
     kept = numpy_dtype(inputs.options.score_dtype or inputs.q.dtype.name)
     L = forward(inputs, np.float32, to(kept)).L if algorithm == "standard" else exact.L
@@ -267,9 +266,9 @@ def handed_on(inputs: Inputs, algorithm: str) -> tuple[np.ndarray, np.ndarray]:
 
 
 def plain_gradients(dout: np.ndarray, inputs: Inputs, *, from_out: bool) -> dict[str, np.ndarray]:
-    """The gradients done plainly in q's dtype: S, P, O, dP, dS and the results each rounded to it, sums in float32 (Algorithm 3).
+    """Plain gradients in q's dtype: S, P, O, dP, dS and the results each rounded to it, sums in float32 (Algorithm 3).
 
-    D is rowsum(P dP), or with `from_out` rowsum(dO O): as the paper's Algorithms 3 and 4 have it.
+    D is rowsum(P dP), as in the paper's Algorithm 3, or with `from_out` rowsum(dO O), as in Algorithm 4.
     """
     dtype = inputs.q.dtype
     made = backward(dout, inputs, np.float32, to(dtype), from_out=from_out).gradients
@@ -277,16 +276,16 @@ def plain_gradients(dout: np.ndarray, inputs: Inputs, *, from_out: bool) -> dict
 
 
 def measure_gradients(gradients: Mapping[str, np.ndarray], dout: np.ndarray, inputs: Inputs) -> dict[str, Numbers]:
-    """The errors of gradients by name (dQ, dK, dV, dbias, dsinks), each held to the 2x rule. What is allowed is the sum of
+    """Measure the errors of gradients by name (dQ, dK, dV, dbias, dsinks) under the 2x rule. The allowed error is the sum of
 
     2 x the plain computation's error         of the worse of its two ways to D
     1 unit in the last place                  of the gradient's dtype, at its largest element
     2 units in the last place of float32      at the largest term of which dP - D cancels a part
-    1 unit in the last place of float32       of the largest score, or of 4 (about log l): so much S, whose terms cancel, is off
-                                              by, and the exponent of P; times what gradients move by as scores do, P (1 - P)
-                                              of the weights: nothing where a row has one weight
-    1/2 unit of O, in its dtype               of dsinks: what D = rowsum(dO O) of a row is off by when such errors add up as
-                                              random ones do; few rows have no larger one in the plain computation by chance
+    1 unit in the last place of float32       of the largest score, or of 4 (about log l), the error of S, whose terms cancel,
+                                              and of P's exponent; times the change of gradients with scores, P (1 - P) for the
+                                              weights: 0 if a row has one weight
+    1/2 unit of O, in its dtype               for dsinks: the error of a row's D = rowsum(dO O) when such errors add up as random
+                                              ones do; with few rows, the plain computation's may all be smaller by chance
     """
     exact, p = backward(dout, inputs), inputs.problem
     rough = [plain_gradients(dout, inputs, from_out=from_out) for from_out in (False, True)]
@@ -300,7 +299,7 @@ def measure_gradients(gradients: Mapping[str, np.ndarray], dout: np.ndarray, inp
     numbers = {}
     for name, ours in gradients.items():
         expected, *plainly, moved = (_summed(each[name], ours.shape) for each in (exact.gradients, *rough, moves))
-        sums = exact.gradients[name].size / max(ours.size, 1)  # that a broadcast axis adds up
+        sums = exact.gradients[name].size / max(ours.size, 1)  # summed by a broadcast axis
         numbers[name] = Numbers(
             _largest(ours, expected),
             2 * max(_largest(each, expected) for each in plainly)
@@ -313,7 +312,7 @@ def measure_gradients(gradients: Mapping[str, np.ndarray], dout: np.ndarray, inp
 
 
 def _moved(inputs: Inputs, exact: Backward, dO: np.ndarray, Q: np.ndarray, K: np.ndarray) -> dict[str, np.ndarray]:
-    """What each gradient moves by at most, to a factor of 2, as each score does by 1; dO, Q and K without their signs."""
+    """The largest change of each gradient, to a factor of 2, if each score changes by 1; dO, Q and K without their signs."""
     rest, left = 1 - exact.P, np.abs(exact.dP - exact.D)
     of_D = (exact.P * rest * left).sum(axis=-1, keepdims=True)
     dS = exact.P * (rest * left + of_D)
@@ -323,16 +322,16 @@ def _moved(inputs: Inputs, exact: Backward, dO: np.ndarray, Q: np.ndarray, K: np
 
 
 def _of_out(dO: np.ndarray, inputs: Inputs, made: Forward) -> float:
-    """What dsinks of a row is off by at most because the O that D is made of was rounded: by half a unit at its largest element, in
-    each of d_v products at random."""
+    """The largest error of a row's dsinks because D is computed from a rounded O: half a unit at O's largest element, at random in
+    each of d_v products."""
     of_sink = np.exp(sinks_of(inputs, np.float64)[..., 0] - np.where(np.isneginf(made.L), 0, made.L))
     row = np.linalg.norm(dO, axis=-1) * ulp(np.abs(made.O).max(initial=0), inputs.q.dtype) / 2
     return float((of_sink * row).max(initial=0))
 
 
 def _summed(gradient: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
-    """The gradient of an array of `shape` that was broadcast to the axes of `gradient`."""
-    if len(shape) == 1:  # a number a head, of which each row had one
+    """Sum `gradient` over the axes along which an array of `shape` was broadcast."""
+    if len(shape) == 1:  # one number a head, which each row used
         return np.asarray(of_heads(gradient), np.float64)
     axes = tuple(axis for axis, length in enumerate(shape) if length == 1)
     return gradient.sum(axis=axes, keepdims=True, dtype=np.float64) if axes else gradient

@@ -1,7 +1,7 @@
-"""The papers' own figures, from our counts: each a table and a picture, beside what the paper says, with what explains the rest.
+"""The papers' own figures from our counts: for each a table, a picture, the paper's statement, and the reasons for differences.
 
 Sources: FlashAttention (arXiv 2205.14135: Figure 2, Theorem 2, Proposition 4), FlashAttention-2 (arXiv 2307.08691, section 3.1),
-online softmax (Milakov and Gimelshein, arXiv 1805.02867). Nothing here is measured; what a paper measured is its own. 1 GB is
+online softmax (Milakov and Gimelshein, arXiv 1805.02867). Nothing here is measured, except figures quoted from a paper. 1 GB is
 10^9 bytes.
 """
 
@@ -40,7 +40,7 @@ class Line:
 
 @dataclass(frozen=True)
 class Picture:
-    """What is drawn over x, in its logarithm: y is so, too, or `y_from_0`, or 1, 2, ... for one of `places`."""
+    """A picture over log x: y is logarithmic too, or linear from 0 with `y_from_0`, or 1, 2, ... for each of `places`."""
 
     x: str
     y: str
@@ -51,7 +51,7 @@ class Picture:
 
 @dataclass(frozen=True)
 class Figure:
-    """One figure: what the paper shows with it, our table, and what explains where they differ."""
+    """One figure: the paper's statement, our table, and the reasons for differences."""
 
     name: str
     title: str
@@ -63,12 +63,12 @@ class Figure:
 
 
 def in_two_bytes(traffic: Traffic) -> float:
-    """GB of float32's count if each element had two bytes, but l, m and L four: O and dQ between visits, too."""
+    """GB of a float32 count if each element had two bytes, O and dQ between visits too, but l, m and L four."""
     return sum(moved.total_bytes / (1 if name in ("l", "m", "L") else 2) for name, moved in traffic.items()) / GB
 
 
 def both_passes(problem: Problem, device: Device, algorithm: str, tiling: TilingChoice = None) -> tuple[Traffic, Traffic]:
-    """What the forward and the backward move."""
+    """The traffic of the forward and of the backward."""
     forward, backward = plan(problem, device, algorithm, tiling), plan_backward(problem, device, algorithm, tiling)
     return theory.traffic(forward), theory.traffic(backward)
 
@@ -84,7 +84,7 @@ def bytes_of_training() -> Figure:
     one_pass, rows = (p.head_count * p.seqlen_k * length * 2 / GB for length in (p.seqlen_q, p.head_dim))
     standard = tuple(map(in_two_bytes, (theory.standard_ideal(wide), theory.standard_backward_ideal(wide))))
     baselines = {"standard: Algorithms 0 and 3, 11 passes over S": standard}
-    # Of each direction: P (or dP) read and written once more, its mask a byte a score; S (or dS) read and written once more.
+    # Each direction moves P (or dP) once more each way, with a mask of a byte a score for it; then S (or dS) once more each way.
     for what, passes in (("dropout, 16 passes", 2.5), ("dropout and a mask in memory, 20 passes", 2.0)):
         standard = (standard[0] + passes * one_pass, standard[1] + passes * one_pass)
         baselines[f"standard with {what}"] = standard
@@ -162,7 +162,7 @@ def _slope(points: Sequence[tuple[float, float]], power: int, under: float = 0.6
 
 
 def bytes_of_sparse_blocks() -> Figure:
-    """Figure 2, right: block-sparse attention, by the share of blocks that are kept."""
+    """Figure 2, right: block-sparse attention by the share of kept blocks."""
     p = Problem(1, 16, 16, 4096, 4096, 64, "float16")
     dense = plan(p, A100, "fa1", (64, 128))
     Tr, Tc = -(-p.seqlen_q // dense.block_rows), -(-p.seqlen_k // dense.block_cols)
@@ -234,7 +234,7 @@ def bytes_by_sram() -> Figure:
 
 
 def passes_of_softmax() -> Figure:
-    """Online softmax: three accesses an element for four."""
+    """Online softmax: three accesses an element instead of four."""
     rows, lines = [], []
     lengths = (128, 1024, 8192, 65536)
     for algorithm, reads in (("safe", 3), ("online", 2)):
@@ -259,7 +259,7 @@ def passes_of_softmax() -> Figure:
 
 
 def operations_beside_products() -> Figure:
-    """FlashAttention-2's operations that are no products, a score, beside Algorithm 1's."""
+    """FlashAttention-2's operations other than products, per score, beside Algorithm 1's."""
     rows, sizes = [], (32, 64, 128, 256)
     for d in (64, 128):
         for Bc in sizes:
@@ -283,12 +283,12 @@ def operations_beside_products() -> Figure:
 
 
 def beside_products(head_dim: int, block_cols: int) -> tuple[float, float]:
-    """Operations besides the products, a score, of Algorithm 1 (its lines 10 to 15) and of FlashAttention-2 (its lines 9 to 12).
+    """Operations per score, other than the products, of Algorithm 1 (lines 10 to 15) and of FlashAttention-2 (lines 9 to 12).
 
     A score in both: scaled, the maximum, less m, the exponential, the sum: 5. A visit of a row, Algorithm 1: m_new 1; l_new two
     differences, exponentials and products, a sum: 7; 1 / l_new and the factor of O: 2; an element of O: its two terms' factors,
-    their sum, 1 / l_new: 4. FlashAttention-2: m 1; e^(m_old - m) 2, l 2; an element of O: the factor. What is done once a row
-    (the division by l, L) is nothing beside them in long rows.
+    their sum, 1 / l_new: 4. FlashAttention-2: m 1; e^(m_old - m) 2, l 2; an element of O: the factor. In long rows,
+    the work once a row (the division by l, L) is negligible.
     """
     return 5 + (10 + 4 * head_dim) / block_cols, 5 + (5 + head_dim) / block_cols
 

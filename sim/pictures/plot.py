@@ -1,4 +1,4 @@
-"""A sweep as a picture, log-log: the counts of each algorithm, and the theorem's slope beside them."""
+"""A sweep as a log-log picture: the counts of each algorithm and the theorem's slope."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from cupyflash.tiling import TilingChoice
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-# (label, algorithm, tiling, how it is drawn), in the order of the legend. The two tilings often coincide: one is wide and
-# pale, the other narrow over it. Markers tell the lines apart without colour.
+# (label, algorithm, tiling, style), in the order of the legend. The two tilings often coincide: one is wide and pale, the
+# other narrow on top of it. Markers distinguish the lines without colour.
 SERIES: tuple[tuple[str, str, TilingChoice, dict[str, Any]], ...] = (
     ("standard attention, each input of a step read once", "standard", "paper", {"color": "#c0392b", "marker": "D"}),
     ("FlashAttention, the paper's tiling", "fa1", "paper", {"color": "#9cc3e6", "marker": "o", "linewidth": 5, "markersize": 8}),
     ("FlashAttention, fitted to the kernel", "fa1", None, {"color": "#0b5394", "marker": "s"}),
     ("FlashAttention-2 (the default), tile of long rows", "fa2", None, {"color": "#38761d", "marker": "^"}),
 )
-# On a Hopper, for problems that fa3 runs, in place of the last one.
+# Replaces the last one on a Hopper, for problems that fa3 runs.
 HOPPER: tuple[tuple[str, str, TilingChoice, dict[str, Any]], ...] = (
     ("FlashAttention-2, tile of long rows", "fa2", None, {"color": "#38761d", "marker": "^"}),
     ("FlashAttention-3 (the default of long rows)", "fa3", None, {"color": "#b45f06", "marker": "v"}),
@@ -36,10 +36,10 @@ NOTE = (
     "Counted is what kernels ask for. FlashAttention-2 asks for K and V again for each row block: on a chip mostly the L2 cache\n"
     "answers, at the cost of an L2 access, and memory sees less, down to Q, K, V and O once."
 )
-# Whose bytes behind the L2 are drawn
+# The algorithms whose bytes behind the L2 are drawn
 FOLLOWED = ("fa2", "fa3")
 TITLE_WIDTH = 90  # letters of a title's line
-MANY = 60  # points, from which on markers would hide the lines
+MANY = 60  # points; with more of them markers would hide the lines
 XLABELS = {
     "sram": "SRAM of one thread block, M (bytes)",
     "seqlen": "sequence length N",
@@ -53,7 +53,7 @@ SLOPES = {"sram": -1, "seqlen": 2, "head-dim": 2, "block-cols": -1}
 def plot_sweep(path: Path, problem: Problem, device: Device, over: Axis, values: list[int], *, with_l2: bool = False) -> None:
     """Write the picture that `draw` draws to a .png, .svg or .pdf.
 
-    Raises ImportError without matplotlib, ValueError for a kind of file that it does not write.
+    Raises ImportError without matplotlib, ValueError for another kind of file.
     """
     save(draw(problem, device, over, values, with_l2=with_l2), path)
 
@@ -64,7 +64,7 @@ def plot_cache(path: Path, points: Sequence[CachePoint], problem: str, device: s
 
 
 def draw_cache(points: Sequence[CachePoint], problem: str, device: str) -> Figure:
-    """The bytes of decoding and of what it has apart along the length of the cache, and those of fa2; a problem in words.
+    """Draw the bytes of decoding, in all and by part, along the length of the cache, and those of fa2; `problem` is its text.
 
     Raises ImportError without matplotlib.
     """
@@ -106,8 +106,8 @@ def log_log() -> tuple[Figure, Any]:
 
 
 def draw(problem: Problem, device: Device, over: Axis, values: list[int], *, with_l2: bool = False) -> Figure:
-    """The bytes of FlashAttention (both tilings), FlashAttention-2, on a Hopper FlashAttention-3, and standard attention along an
-    axis, of those that run the problem; `with_l2` those of DRAM too, behind the L2, of those whose kernels a model of it follows.
+    """Draw bytes along an axis: FlashAttention (both tilings), FlashAttention-2, FlashAttention-3 on a Hopper, and standard
+    attention, if they run the problem; `with_l2` adds DRAM's bytes behind the L2 for kernels that the L2 model follows.
 
     Raises ImportError without matplotlib.
     """
@@ -117,7 +117,7 @@ def draw(problem: Problem, device: Device, over: Axis, values: list[int], *, wit
         followed = with_l2 and algorithm in FOLLOWED
         try:
             found = sweep(problem, device, over, values, algorithm, tiling)
-        except ValueError:  # it does not run such a problem: heads wider than 256, say
+        except ValueError:  # it does not run such a problem, for example heads wider than 256
             continue
         points = [point for point in found.points if point.total_bytes]
         if points:
@@ -146,12 +146,12 @@ def draw(problem: Problem, device: Device, over: Axis, values: list[int], *, wit
 
 
 def series(problem: Problem, device: Device) -> tuple[tuple[str, str, TilingChoice, dict[str, Any]], ...]:
-    """The lines to draw, fa3's only where it runs."""
+    """The lines to draw, fa3's only if it runs."""
     return SERIES if fa3_tiles.refusal(problem, device) else (*SERIES[:-1], *HOPPER)
 
 
 def _slope(axes: Any, problem: Problem, device: Device, over: Axis, found: Sweep) -> None:
-    """Theorem 2's N^2 d^2 / M, as a line of its slope, where the theorem speaks: d <= M <= N d."""
+    """Draw a line with the slope of Theorem 2's N^2 d^2 / M, where the theorem holds: d <= M <= N d."""
     points = []
     for point in found.points:
         posed, _ = at(problem, device, over, point.value)
@@ -159,7 +159,7 @@ def _slope(axes: Any, problem: Problem, device: Device, over: Axis, found: Sweep
             points.append(point)
     if len(points) < 2:
         return
-    # Half of the leading constant, so that it runs below the counts: a visit reads Q in s bytes an element, reads and writes
+    # Half of the leading constant, so that the line is below the counts: a visit reads Q in s bytes an element, reads and writes
     # O in 4 each, and there are N^2 / Bc with Bc = M / 4d: 4 (s + 8) N^2 d^2 / M bytes; under a causal mask half as many.
     constant = 4 * (problem.itemsize + 8) * (0.5 if problem.options.causal else 1)
     x, y = [point.value for point in points], [constant / 2 * point.theorem2_elements for point in points]
@@ -171,7 +171,7 @@ def _slope(axes: Any, problem: Problem, device: Device, over: Axis, found: Sweep
 
 
 def _least(axes: Any, problem: Problem, device: Device, over: Axis, values: list[int]) -> None:
-    """Q, K, V and O once: what is left of any of them where a cache answers all that is read again."""
+    """Draw the bytes of Q, K, V and O once: the least that remains if a cache serves all repeated reads."""
     y = []
     for value in values:
         p, _ = at(problem, device, over, value)
@@ -181,27 +181,27 @@ def _least(axes: Any, problem: Problem, device: Device, over: Axis, values: list
 
 
 def _label(axes: Any, problem: Problem, device: Device, over: Axis) -> None:
-    """Axes, grid and title."""
+    """Set axes, grid and title."""
     _axes(axes, XLABELS[over], _size if over == "sram" else lambda x: f"{x:,.0f}")
     axes.set_title(_title(problem, device, over), fontsize=11, loc="left")
 
 
 def _axes(axes: Any, label: str, told: Callable[[float], str]) -> None:
-    """Both axes, that of x with a label and its values in words, and the grid."""
+    """Set both axes, x with a label and its values as text, and the grid."""
     axes.set_ylabel("HBM traffic, read + written (bytes)", fontsize=11)
     along_x(axes, label, told)
     in_bytes(axes)
 
 
 def in_bytes(axes: Any) -> None:
-    """The axis of y counts bytes."""
+    """Make the y axis count bytes."""
     from matplotlib.ticker import FuncFormatter
 
     axes.yaxis.set_major_formatter(FuncFormatter(lambda y, _: _amount(y)))
 
 
 def along_x(axes: Any, label: str, told: Callable[[float], str]) -> None:
-    """The axis of x in powers of two, with a label and its values in words, and the grid."""
+    """Set the x axis in powers of two, with a label and its values as text, and the grid."""
     from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
     axes.set_xlabel(label, fontsize=11)

@@ -10,7 +10,7 @@ from cupyflash.sim.pictures.plot import new_figure
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-# Colours that are told apart by whoever sees few of them; markers tell the lines apart without any.
+# Colours for readers with limited colour vision; markers distinguish the lines without colour.
 STYLES = ({"color": "#0b5394", "marker": "s"}, {"color": "#c0392b", "marker": "D"})
 GUIDE = {"color": "#444444", "linestyle": (0, (5, 3)), "linewidth": 1.4}
 
@@ -35,7 +35,7 @@ def draw(of_paper: OfPaper) -> Figure:
 
 
 def _label(axes: Any, of_paper: OfPaper) -> None:
-    """Axes with plain numbers, grid, title, legend."""
+    """Set axes with plain numbers, grid, title, legend."""
     from matplotlib.ticker import FuncFormatter, NullFormatter
 
     picture = of_paper.picture

@@ -1,4 +1,4 @@
-"""A sequence split over more and more ranks, as a picture: the share of the ideal, and the busiest rank's bytes."""
+"""A picture of a sequence split over more and more ranks: the share of the ideal, and the busiest rank's bytes."""
 
 from __future__ import annotations
 
@@ -29,7 +29,8 @@ def plot_ranks(path: Path, problem: Problem, device: Device, link: float, ranks:
 
 
 def draw_ranks(problem: Problem, device: Device, link: float, ranks: Sequence[int], title: str) -> Figure:
-    """Each way's share of the ideal by the models, and by counts alone; what the busiest rank receives, moves in HBM and holds.
+    """Draw each way's share of the ideal, by the models and by counts alone, and the bytes that the busiest rank receives, moves in
+    HBM and holds.
 
     Raises ImportError without matplotlib.
     """

@@ -1,4 +1,4 @@
-"""Traffic along one axis, by the closed forms alone: how Theorem 2's counts move with M, N, d or Bc."""
+"""Traffic along one axis, by the closed forms alone: Theorem 2's counts as functions of M, N, d or Bc."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from cupyflash.tiling import DoesNotFit, TilingChoice
 
 Axis = Literal["sram", "seqlen", "head-dim", "block-cols"]
 AXES: tuple[Axis, ...] = get_args(Axis)
-# Rows that fill any device many times over.
+# Enough rows to fill any device many times over.
 LONG = 1 << 30
 
 
 @dataclass(frozen=True)
 class Point:
-    """One point of a sweep; `value` is what was swept (sram in bytes), bytes are over all heads.
+    """One point of a sweep; `value` is its place on the axis (sram in bytes), bytes are over all heads.
 
-    `ideal_bytes` is what standard attention moves if it reads each input of each step once; `theorem2_elements` is
-    N^2 d^2 / M, the argument of Theorem 2, over all heads. `behind` the L2 is what a model says, where it was asked.
+    `ideal_bytes` are standard attention's if it reads each input of each step once; `theorem2_elements` is
+    N^2 d^2 / M, the argument of Theorem 2, over all heads. `behind` has the bytes behind the L2 by a model, on request.
     """
 
     value: int
@@ -45,13 +45,13 @@ class Point:
 
     @property
     def ratio(self) -> float | None:
-        """Bytes beside standard attention's; None where that moves nothing."""
+        """Bytes over standard attention's; None if that moves nothing."""
         return self.total_bytes / self.ideal_bytes if self.ideal_bytes else None
 
 
 @dataclass(frozen=True)
 class Sweep:
-    """The points where blocks fit, and (value, why not) for the others."""
+    """The points where blocks fit, and (value, reason) for the others."""
 
     points: tuple[Point, ...]
     skipped: tuple[tuple[int, str], ...]
@@ -68,17 +68,17 @@ def sweep(
     lse: bool = False,
     with_l2: bool = False,
 ) -> Sweep:
-    """The closed form's traffic of `algorithm` at each value of an axis, all else as `problem` and `device` say.
+    """Compute the closed form's traffic of `algorithm` at each value of an axis; `problem` and `device` give everything else.
 
-    `tiling` is "paper" for the formula's sizes, (block_rows, block_cols), or None for what is fitted to the kernel: of
-    FlashAttention-2 the tile that long rows take, whatever the lengths, since a call too small to fill the device takes small row
-    blocks, to have more of them, and reads K and V once for each (`cupyflash.plan` says which).
+    `tiling` is "paper" for the formula's sizes, (block_rows, block_cols), or None for sizes fitted to the kernel. For
+    FlashAttention-2 that is the tile of long rows at all lengths: a call too small to fill the device takes smaller row blocks, to
+    have more of them, and reads K and V once for each (`cupyflash.plan` says which).
 
-    sram: bytes of one block's SRAM. seqlen: queries, and keys with them where the problem has as many of
-    both. head-dim: d, of V too where the problem has one d.
-    block-cols: Bc, and with it M = 4 d Bc, the SRAM for which the paper's formula asks for that Bc.
+    sram: bytes of one block's SRAM. seqlen: queries, and keys too if the problem has as many of both. head-dim: d, of V too if
+    the problem has one d.
+    block-cols: Bc, and with it M = 4 d Bc, the SRAM at which the paper's formula gives that Bc.
 
-    `with_l2` has the L2 model's bytes of DRAM too (`sim.l2`); values that are too long for it are skipped.
+    `with_l2` adds the L2 model's bytes of DRAM (`sim.l2`); values that are too long for it are skipped.
 
     Raises ValueError for values that no problem or device can have.
     """
@@ -111,7 +111,7 @@ def sweep(
 
 
 def schedule_at(problem: Problem, device: Device, algorithm: str, tiling: TilingChoice, *, lse: bool) -> TileSchedule:
-    """A point's schedule, with the tile of long rows where that would depend on lengths and heads. Raises as `plan` does."""
+    """A point's schedule, with the tile of long rows if the tile would depend on lengths and heads. Raises as `plan` does."""
     if algorithm != "fa2" or tiling is not None or problem.options.block_mask is not None:
         return plan(problem, device, algorithm, tiling, lse=lse)
     return replace(plan(replace(problem, seqlen_q=LONG, seqlen_k=LONG), device, algorithm, lse=lse), problem=problem)
@@ -131,7 +131,7 @@ def at(problem: Problem, device: Device, over: Axis, value: int) -> tuple[Proble
 
 
 def default_range(problem: Problem, over: Axis) -> tuple[int, int, int, bool]:
-    """(first, last, points, whether spaced evenly in the logarithm) that show an axis well.
+    """(first, last, points, true for logarithmic spacing) that show an axis well.
 
     SRAM goes from the 4 d elements that make Bc = 1 to the N d of the theorem, Bc likewise; two points for each doubling.
     """
@@ -146,7 +146,7 @@ def default_range(problem: Problem, over: Axis) -> tuple[int, int, int, bool]:
 
 
 def spaced(first: int, last: int, points: int, log: bool) -> list[int]:
-    """Whole numbers from first to last, evenly spaced or in their logarithm; fewer than `points` where they coincide."""
+    """Whole numbers from first to last, evenly spaced or in the logarithm; fewer than `points` if some coincide."""
     if not 0 < first <= last:
         raise ValueError(f"a sweep goes from a positive value up, got {first:,} to {last:,}")
     between = np.geomspace(first, last, points) if log else np.linspace(first, last, points)

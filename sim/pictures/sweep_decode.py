@@ -1,4 +1,4 @@
-"""Decoding's traffic along the length of the cache, by the closed forms alone, beside what fa2 would move."""
+"""Decoding's traffic along the length of the cache, by the closed forms alone, beside fa2's."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from cupyflash.schedules import Cache, plan_decode
 from cupyflash.sim import theory
 from cupyflash.sim.numbers.gathered import PAGES, PARTS, bytes_of, gathered, together
 
-# Lengths that show the axis well: from no more than a few blocks to a long context, each twice the one before.
+# Lengths that show the axis well: from a few blocks to a long context, each twice the one before.
 DEFAULT_RANGE = (1024, 131072, 8, True)
 
 
 @dataclass(frozen=True)
 class CachePoint:
-    """One point: a cache that is full with so many keys a sequence, of which the last are new where any are appended.
+    """One point: a full cache with a number of keys a sequence, the last of which are new if the call appends any.
 
-    `part_bytes` are those of partial results, `page_bytes` of the block table, `fa2_bytes` what calls of fa2 would move for the
-    same queries on gathered keys (None where fa2 does not fit the device), `seconds` what the planner's model takes it to need.
+    `part_bytes` are those of partial results, `page_bytes` of the block table, `fa2_bytes` of fa2 calls with the same queries on
+    gathered keys (None if fa2 does not fit the device), `seconds` the time by the planner's model.
     """
 
     value: int
@@ -39,7 +39,7 @@ class CachePoint:
 
     @property
     def part_share(self) -> float:
-        """Of all bytes."""
+        """The share of all bytes that are partial results'."""
         return self.part_bytes / self.total_bytes
 
     @property
@@ -57,9 +57,9 @@ def sweep_cache(
     num_splits: int | None = None,
     lse: bool = False,
 ) -> tuple[CachePoint, ...]:
-    """Decoding of `problem`'s queries against full caches of `values` keys, all else as `problem`, `device` and `cache` say.
+    """Decode `problem`'s queries against full caches of `values` keys; `problem`, `device` and `cache` give everything else.
 
-    Lengths are rounded up to whole pages, and to room for the new keys; how many pages there are changes nothing. Raises as
+    Lengths are rounded up to whole pages, and to room for the new keys; the number of pages changes nothing. Raises as
     `plan_decode` does.
     """
     page, points = cache.page_size or 1, []
@@ -69,7 +69,7 @@ def sweep_cache(
         traffic = theory.traffic(schedule)
         try:
             fa2 = together(gathered(schedule)).total_bytes
-        except ValueError:  # no block of its fits
+        except ValueError:  # none of its blocks fits
             fa2 = None
         parts, pages = bytes_of(traffic, PARTS), bytes_of(traffic, PAGES)
         moved = traffic.read_bytes, traffic.write_bytes

@@ -1,4 +1,4 @@
-"""What a profiler's first page says of a kernel, counted while the PTX machine runs it: no GPU needed.
+"""A profiler's first page for a kernel, counted while the PTX machine runs it, without a GPU.
 
 profile("softmax.cu", grid=4, block=128, args={"x": x, "y": y, "n": 1000}).text()
 """
@@ -29,7 +29,7 @@ from cupyflash.words import plural
 
 @dataclass(frozen=True)
 class Tensor:
-    """An array that a kernel was given: shape, dtype, size in bytes."""
+    """An array argument of a kernel: shape, dtype, size in bytes."""
 
     shape: tuple[int, ...]
     dtype: str
@@ -38,31 +38,31 @@ class Tensor:
 
 @dataclass(frozen=True)
 class BehindL2:
-    """What DRAM sees of a launch behind a device's L2 (`sim.l2`). `registers` are a thread's, in machine code for the architecture
-    that was compiled for; None where only PTX is known: then they do not limit how many thread blocks run at a time."""
+    """DRAM's traffic of a launch behind a device's L2 (`sim.l2`). `registers` are a thread's, in machine code for the target
+    architecture; None if only PTX is known: then registers do not limit the number of resident thread blocks."""
 
     device: Device
     registers: int | None
     found: Behind
 
     def to_dict(self) -> dict[str, Any]:
-        """For JSON."""
+        """The traffic for JSON."""
         cache = L2.of(self.device).as_dict()
         return {"device": self.device.name, **cache, "registers": self.registers, **self.found.as_dict()}
 
 
 @dataclass(frozen=True)
 class Profile:
-    """What a kernel did in one launch. All counts are simulated: of PTX instructions, not of machine code or caches.
+    """The profile of one launch of a kernel. All counts are simulated: of PTX instructions, not of machine code or caches.
 
-    `kernel` is its name in the PTX, `name` that in the source, `file` where it was read, `target` the PTX's (sm_80, say).
-    `cluster`: blocks of a cluster, where the launch said so. `static_shared`, `dynamic_shared`: bytes of shared memory of a block.
+    `kernel` is its name in the PTX, `name` its name in the source, `file` its source file, `target` the PTX's (such as sm_80).
+    `cluster`: blocks of a cluster, if the launch has clusters. `static_shared`, `dynamic_shared`: bytes of a block's shared memory.
     `tensors` are the arrays among the arguments, by name.
     `refused`: other kernels of the module that the machine does not execute, with their statements (`ptx.Module.refused`).
     `launch` has counters (whole kernel and `launch.counters.lines`), traffic by tensor and findings. `sources` maps a file of
-    `launch.counters.lines` to its lines of text, where it could be read. `banks`: where they were asked for, the access to shared
-    memory with the most bank conflicts of each line, kind and width. `l2`: where a device was given, what its DRAM sees. `diary`:
-    where it was asked for, what one thread block did.
+    `launch.counters.lines` to its lines of text, if it could be read. `banks`, on request: the access to shared memory with the
+    most bank conflicts of each line, kind and width. `l2`, if a device was given: its DRAM's traffic. `diary`, on request: the
+    events of one thread block.
     """
 
     kernel: str
@@ -84,19 +84,19 @@ class Profile:
     diary: Diary | None = None
 
     def source_text(self, line: Line) -> str:
-        """The text of a line of source, "" where it is not known."""
+        """The text of a line of source, "" if it is not known."""
         file, number = line
         lines = self.sources.get(file, ())
         return lines[number - 1].strip() if number <= len(lines) else ""
 
     def text(self, top: int = 10, width: int = 100) -> str:
-        """The profile for people, `width` columns wide; tables by line show the `top` lines each."""
+        """The profile as text, `width` columns wide; each table by line shows the `top` lines."""
         from cupyflash.sim.profiling.text import profile_text
 
         return profile_text(self, top, width)
 
     def html(self) -> str:
-        """The profile as one page that needs nothing else: what `to_dict` says, the source, and `banks`."""
+        """The profile as one self-contained page: the data of `to_dict`, the source, and `banks`."""
         from cupyflash.sim.profiling.page import page
 
         return page(self)
@@ -152,12 +152,12 @@ class Profile:
 
 
 def told(items: Sequence[Finding | Suppression]) -> list[dict[str, Any]]:
-    """Findings or suppressions, for JSON: their fields, and the whole as text."""
+    """Findings or suppressions for JSON: their fields, and their text."""
     return [vars(one) | {"text": str(one)} for one in items]
 
 
 def counts_dict(counts: Counts) -> dict[str, Any]:
-    """The counts of a line or a kernel, for JSON."""
+    """The counts of a line or a kernel for JSON."""
     return {
         "instructions": counts.instructions,
         "thread_instructions": counts.thread_instructions,
@@ -174,7 +174,7 @@ def counts_dict(counts: Counts) -> dict[str, Any]:
 
 
 def shared_list(counts: Mapping[tuple[str, int], SharedCounts]) -> list[dict[str, Any]]:
-    """Accesses to shared memory, for JSON: one entry for each kind and width."""
+    """Accesses to shared memory for JSON: one entry for each kind and width."""
     return [
         {"kind": kind, "width": width} | vars(passed) | {"conflicts": passed.conflicts}
         for (kind, width), passed in sorted(counts.items())
@@ -182,7 +182,7 @@ def shared_list(counts: Mapping[tuple[str, int], SharedCounts]) -> list[dict[str
 
 
 def traffic_dict(traffic: Traffic) -> dict[str, Any]:
-    """The traffic of one tensor, for JSON: reads and writes apart, the ratios null where there are none."""
+    """The traffic of one tensor for JSON: reads and writes apart; ratios are null where nothing was accessed."""
     return {
         side: {
             "bytes": one.requested_bytes,
@@ -197,9 +197,9 @@ def traffic_dict(traffic: Traffic) -> dict[str, Any]:
 
 
 def load(path: Path, options: Sequence[str] = ()) -> Module:
-    """A module from a file: `.ptx` is read, anything else is compiled as CUDA C; its own folder is searched for includes.
+    """Load a module from a file: read `.ptx`, compile anything else as CUDA C, with the file's folder searched for includes.
 
-    Raises OSError, `cupyflash.nvrtc.CompileError`, `ptx.PtxError`, and ValueError for a file that is no text.
+    Raises OSError, `cupyflash.launch.nvrtc.CompileError`, `ptx.PtxError`, and ValueError for a file that is not text.
     """
     try:
         text = path.read_text(encoding="utf-8")
@@ -212,8 +212,8 @@ def load(path: Path, options: Sequence[str] = ()) -> Module:
 
 
 def registers_of(path: Path, options: Sequence[str], kernel: str) -> int | None:
-    """A thread's registers in machine code that NVRTC makes of a file with the options of `load`; None for PTX, and for what is no
-    machine code of that architecture."""
+    """A thread's registers in the machine code that NVRTC makes from a file with the options of `load`; None for PTX, and
+    for a file that does not compile to machine code."""
     if path.suffix == ".ptx":
         return None
     path = path.resolve()
@@ -228,7 +228,7 @@ def registers_of(path: Path, options: Sequence[str], kernel: str) -> int | None:
 
 
 def together(*observers: Observer) -> Observer | None:
-    """One observer for several."""
+    """Combine several observers into one."""
     if len(observers) < 2:
         return observers[0] if observers else None
 
@@ -259,18 +259,17 @@ def profile(
     l2: Device | None = None,
     timeline_block: int | None = None,
 ) -> Profile:
-    """Run a kernel on the PTX machine and say what it did: traffic, bank conflicts, instruction mix, divergence, findings.
+    """Run a kernel on the PTX machine and report traffic, bank conflicts, instruction mix, divergence and findings.
 
     source: a file of CUDA C, a `.ptx` file, or a loaded `ptx.Module`. kernel: its name, in the PTX or in the source; not
-    needed where there is only one. grid, block, cluster, args, shared_bytes, seed, races, unwritten, max_instructions,
+    needed if there is only one. grid, block, cluster, args, shared_bytes, seed, races, unwritten, max_instructions,
     stall_seconds and suppressions: as in `ptx.Module.launch`; NumPy arrays are tensors, written in place. options: NVRTC's, for
-    CUDA C (-arch=compute_90, -DN=64, -Ifolder). banks: keep what `Profile.banks` has, for the page. l2: a device, through the model
-    of whose L2 all lines that the kernel asks for go. timeline_block: the thread block (linear index in the grid) of which to keep
-    a diary.
+    CUDA C (-arch=compute_90, -DN=64, -Ifolder). banks: keep `Profile.banks`, for the page. l2: a device; all lines that the kernel
+    requests go through the model of its L2. timeline_block: the thread block (linear index in the grid) whose diary to keep.
 
     Raises ValueError or TypeError for arguments that do not fit, OSError for a file that cannot be read,
-    `cupyflash.nvrtc.CompileError`, `ptx.PtxError` for what the machine cannot execute, ImportError without NVRTC. What is
-    wrong with the kernel itself is in `Profile.launch.findings`.
+    `cupyflash.launch.nvrtc.CompileError`, `ptx.PtxError` for code that the machine cannot execute, ImportError without NVRTC.
+    Faults of the kernel itself are in `Profile.launch.findings`.
     """
     module = source if isinstance(source, Module) else load(Path(source), options)
     kernel = find_kernel(module.kernels, kernel)
@@ -315,7 +314,7 @@ def profile(
 
 
 def lines_of(file: str, module: Module) -> list[str]:
-    """The lines of a source file, none where it cannot be read any more."""
+    """The lines of a source file, none if it can no longer be read."""
     if file == "PTX":
         return module.text.splitlines()
     try:

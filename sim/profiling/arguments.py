@@ -38,16 +38,16 @@ class Arguments:
 
 @dataclass(frozen=True)
 class Around:
-    """What a description may refer to: files relative to `folder`, arrays of arguments before it."""
+    """The surroundings of a description: the `folder` of relative file names, and the arrays of earlier arguments."""
 
     folder: Path
     values: Mapping[str, Any]
 
 
 def read_arguments(text: str) -> Arguments:
-    """Arguments from a JSON file's path, or from JSON itself (what starts with a brace or bracket).
+    """Read arguments from a JSON file's path, or from JSON itself (text that starts with a brace or bracket).
 
-    An object names its values, a list has names arg0, arg1, ... Files in it are relative to the JSON file's folder.
+    An object names its values; a list's values are named arg0, arg1, ... File names are relative to the JSON file's folder.
     Raises ValueError that names the argument and what is wrong with it.
     """
     inline = text.lstrip().startswith(("{", "["))
@@ -101,7 +101,7 @@ Position = tuple[int, ...]
 
 
 def make_value(spec: Any, around: Around, position: Position) -> Any:
-    """One argument. `position` seeds the random fills without a seed of their own, so that no two arrays are equal."""
+    """Make one argument. `position` seeds the random fills without a seed of their own, so that no two arrays are equal."""
     if spec is None or isinstance(spec, (bool, int, float)):
         return spec
     if isinstance(spec, dict):
@@ -136,7 +136,7 @@ def _field(name: str, spec: Any, around: Around, position: Position) -> Any:
 
 
 def dtype_of(name: Any) -> np.dtype[Any]:
-    """A NumPy type by name; bfloat16 and the small floats are those of ml_dtypes. ImportError where that is missing."""
+    """A NumPy type by name; bfloat16 and the small floats come from ml_dtypes. ImportError if that is missing."""
     try:
         if isinstance(name, str):
             found = np.dtype(_small_float(name) if re.fullmatch(r"bfloat16|float[468]_\w+", name) else name)
@@ -148,7 +148,7 @@ def dtype_of(name: Any) -> np.dtype[Any]:
 
 
 def _small_float(name: str) -> Any:
-    """A floating-point type that NumPy does not have; AttributeError for one that ml_dtypes has not either."""
+    """A floating-point type that NumPy lacks; AttributeError if ml_dtypes lacks it too."""
     try:
         import ml_dtypes
     except ImportError as error:
@@ -157,7 +157,7 @@ def _small_float(name: str) -> Any:
 
 
 def is_float(dtype: np.dtype[Any]) -> bool:
-    """Whether a type is a floating-point type, NumPy's or of ml_dtypes."""
+    """True for a floating-point type of NumPy or ml_dtypes."""
     return dtype.kind == "f" or (dtype.kind == "V" and "float" in dtype.name)
 
 
@@ -182,7 +182,7 @@ def _array(spec: Mapping[str, Any], around: Around, position: Position) -> np.nd
     if fill == "ones":
         return np.ones(lengths, dtype)
     if fill == "empty":
-        # In memory of NumPy's own, so that it starts where a device's would, at an aligned address.
+        # Copied into NumPy's own memory, so that it starts at an aligned address, as on a device.
         return np.full(math.prod(lengths) * dtype.itemsize, 0xFF, np.uint8).view(dtype).reshape(lengths)
     if fill == "arange":
         return np.arange(math.prod(lengths)).reshape(lengths).astype(dtype)
@@ -202,7 +202,7 @@ def _array(spec: Mapping[str, Any], around: Around, position: Position) -> np.nd
 
 
 def scalar(dtype: np.dtype[Any], value: Any) -> Any:
-    """A number as a NumPy scalar of `dtype`. Raises ValueError where it does not fit."""
+    """Convert a number to a NumPy scalar of `dtype`. Raises ValueError if it does not fit."""
     if not isinstance(value, (bool, int, float)):
         raise ValueError(f"must be a number, got {json.dumps(value)}")
     if dtype.kind in "iu":
@@ -225,7 +225,7 @@ def _file(spec: Mapping[str, Any], around: Around, position: Position) -> np.nda
     if not isinstance(array, np.ndarray):
         raise ValueError(f"{path} has several arrays: a .npy file has one")
     if "dtype" in spec:
-        # NumPy's files know nothing of bfloat16: it comes back as two nameless bytes.
+        # NumPy's files do not know bfloat16: they return it as two bytes without a type.
         dtype = dtype_of(spec["dtype"])
         if array.dtype.itemsize != dtype.itemsize or array.dtype.kind not in ("V", dtype.kind):
             raise ValueError(f"{path} has {array.dtype}, not {dtype}")
@@ -247,7 +247,7 @@ def _bytes(spec: Mapping[str, Any], around: Around, position: Position) -> bytes
 
 
 def _map(spec: Mapping[str, Any], around: Around, position: Position) -> TensorMap:
-    """A tensor map of an array described here, or of the argument of that name before it."""
+    """A tensor map of an array described here, or of an earlier argument by its name."""
     of = spec["map"]
     if isinstance(of, str):
         array = around.values.get(of)

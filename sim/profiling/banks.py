@@ -31,7 +31,7 @@ class BankAccess:
     def passes(self) -> list[int]:
         """The wavefront, from 0, in which each lane is served.
 
-        Lanes go in turns of as many as 32 banks serve at once; in a turn, a wavefront has one word of each bank.
+        Lanes take turns, each of as many lanes as 32 banks serve at once; in a turn, a wavefront has one word of each bank.
         """
         unit, columns = max(self.width, 4), bank_columns(self.width)
         served: dict[tuple[int, int], dict[int, int]] = {}
@@ -46,7 +46,7 @@ class BankAccess:
         return [begun[turn] + served[turn, word % columns][word] for turn, word in places]
 
     def to_dict(self) -> dict[str, Any]:
-        """For the page: `banks` are the banks that a lane takes, first and number of them."""
+        """The access for the page; `banks` has the first bank of each lane and their number."""
         passes, columns = self.passes, bank_columns(self.width)
         wavefronts = max(passes) + 1
         ideal = len({lane // columns for lane in self.lanes})
@@ -81,7 +81,7 @@ class WorstAccesses:
         key = access.instruction.place, access.kind, size
         first, pattern = access.lanes.pattern(access.addresses, size)
         known, last = self._worst.get(key), self._last.get(key)
-        # A loop runs the same access again and again.
+        # A loop repeats the same access.
         if last is not None and last[0] is pattern and last[1] == first & 3:
             return
         self._last[key] = pattern, first & 3
@@ -96,7 +96,7 @@ class WorstAccesses:
         conflicts = int(extra.max())
         if known is not None and conflicts <= known[0]:
             return
-        # Of those with as many conflicts, the first warp whose lanes take part.
+        # Among warps with equally many conflicts, the first one whose lanes take part.
         there = access.lanes.warp_ids - warps[0]
         warp = int(there[np.argmax(extra[there])]) + int(warps[0])
         positions = np.flatnonzero(access.lanes.warp == warp)
@@ -106,5 +106,5 @@ class WorstAccesses:
 
     @property
     def accesses(self) -> Sequence[BankAccess]:
-        """Those with the most conflicts first."""
+        """The accesses kept, those with the most conflicts first."""
         return [access for _, access in sorted(self._worst.values(), key=lambda item: -item[0])]

@@ -16,13 +16,13 @@ AROUND = 12
 
 
 def report(profile: Profile) -> dict[str, Any]:
-    """What the page is made of: `Profile.to_dict`, `sources` (parts of files) and `banks` (accesses to shared memory)."""
+    """The data of the page: `Profile.to_dict`, `sources` (parts of files) and `banks` (accesses to shared memory)."""
     told = profile.to_dict()
     return told | {"sources": sources(profile, told), "banks": [access.to_dict() for access in profile.banks]}
 
 
 def sources(profile: Profile, told: dict[str, Any]) -> list[dict[str, Any]]:
-    """Parts of the files that were executed, the kernel's own first, then by instructions; without text where one can't be read."""
+    """Parts of the executed files, the kernel's own first, then by instructions; without text if a file cannot be read."""
     needed: dict[str, set[int]] = {}
     work: dict[str, int] = {}
     for file, number in places(told):
@@ -45,7 +45,7 @@ def sources(profile: Profile, told: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def places(told: dict[str, Any]) -> Iterator[tuple[str, int]]:
-    """Every line that a profile names."""
+    """Yield every line that a profile names."""
     for line in told["lines"]:
         yield line["file"], line["line"]
         yield from ((at["file"], at["line"]) for at in line["inlined_at"])

@@ -22,7 +22,7 @@ def share(part: float, whole: float) -> str:
 
 
 def profile_text(profile: Profile, top: int, width: int) -> str:
-    """The whole page, `width` columns wide; sections without anything to say are left out."""
+    """The whole profile as text, `width` columns wide, without empty sections."""
     sections = (
         head(profile, width),
         summary(profile, width),
@@ -53,7 +53,7 @@ def head(profile: Profile, width: int) -> list[str]:
 
 
 def first_refusal(items: Sequence[Refusal]) -> str:
-    """What the machine does not execute in one line: the first of these statements, and how many more there are."""
+    """One line on the statements that the machine does not execute: the first one, and the number of others."""
     line, text, reason = items[0]
     more = f" (and {len(items) - 1} more)" if len(items) > 1 else ""
     return f"line {line} of the PTX, {text}: {reason}{more}"
@@ -94,12 +94,12 @@ def findings(profile: Profile, top: int, width: int) -> list[str]:
 
 
 def shorten(finding: object) -> str:
-    """A finding with file names as seen from here."""
+    """A finding with file names relative to the current folder."""
     return str(finding).replace(os.getcwd() + os.sep, "")
 
 
 def numbers(one: Traffic) -> list[str]:
-    """Bytes, sectors, sectors a request and coalescing of one side of some traffic."""
+    """Bytes, sectors, sectors a request and coalescing of one direction of traffic."""
     return [
         f"{one.requested_bytes:,}",
         f"{one.sectors:,}",
@@ -133,7 +133,7 @@ def global_memory(profile: Profile, width: int) -> list[str]:
 
 
 def behind_l2(profile: Profile, width: int) -> list[str]:
-    """What DRAM sees of global memory."""
+    """The section on DRAM's traffic behind the L2."""
     if profile.l2 is None or not profile.l2.found.asked:
         return []
     told, device = profile.l2.to_dict(), profile.l2.device
@@ -175,14 +175,14 @@ def mix(profile: Profile, width: int) -> list[str]:
 
 
 def label(profile: Profile, line: Line) -> str:
-    """The number of a line of the kernel's own file; with the file's name where it is another."""
+    """A line's number, with the file's name unless it is the kernel's own file."""
     file, number = line
     own = profile.file and os.path.realpath(profile.file) == file
     return str(number) if own else f"{os.path.basename(file)}:{number}"
 
 
 def source(profile: Profile, line: Line, counts: Counts) -> str:
-    """The text of a line; for inlined code first the kernel's lines that call it."""
+    """The text of a line; inlined code begins with the kernel's lines that call it."""
     text = " ".join(profile.source_text(line).split())
     if not counts.inlined_at:
         return text
@@ -192,14 +192,14 @@ def source(profile: Profile, line: Line, counts: Counts) -> str:
 
 
 def ranked(profile: Profile, weights: dict[Line, float], top: int) -> list[tuple[Line, Counts]]:
-    """The lines that weigh most."""
+    """The `top` lines with the largest weights."""
     lines = profile.launch.counters.lines
     heavy = sorted((line for line in weights if weights[line]), key=lambda line: (-weights[line], line))
     return [(line, lines[line]) for line in heavy[:top]]
 
 
 def by_line(title: str, profile: Profile, weights: dict[Line, float], top: int) -> tuple[str, list[tuple[Line, Counts]]]:
-    """The title with how many lines are shown, and the lines."""
+    """The title with the number of lines shown, and the lines."""
     chosen = ranked(profile, weights, top)
     known = sum(1 for weight in weights.values() if weight)
     return (f"{title}, the first {len(chosen)} of {known} lines" if known > len(chosen) else title), chosen

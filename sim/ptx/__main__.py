@@ -8,7 +8,7 @@ from cupyflash.sim.ptx import coverage
 
 
 def table() -> str:
-    """The coverage as Markdown, a table a family."""
+    """Returns the coverage as Markdown, a table for each family of opcodes."""
     lines = [
         "# Opcodes that the PTX machine executes",
         "",

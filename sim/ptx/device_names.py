@@ -1,4 +1,4 @@
-"""The module `cupy` for a while without a GPU: its array functions are NumPy's, its raw kernels run on the PTX machine.
+"""Replaces the module `cupy` for a while, without a GPU: array functions are NumPy's, raw kernels run on the PTX machine.
 
 with simulated_cupy():
     x = cupy.arange(1000, dtype=cupy.float32)
@@ -23,7 +23,7 @@ from .rawkernel import DeviceArray, RawKernel, RawModule, place_in, settings
 
 
 def on_device(value: Any) -> Any:
-    """NumPy's result as CuPy gives it: arrays of the device, of no dimensions where NumPy has a scalar."""
+    """Returns NumPy's result as CuPy gives it: arrays of the device, without dimensions where NumPy has a scalar."""
     if isinstance(value, (np.ndarray, np.generic)):
         return np.asarray(value).view(DeviceArray)
     if isinstance(value, (tuple, list)):
@@ -32,7 +32,7 @@ def on_device(value: Any) -> Any:
 
 
 def wrapped(function: Callable[..., Any]) -> Callable[..., Any]:
-    """A function of NumPy's that gives arrays of the device, of `dtype` also where NumPy has no such argument (random)."""
+    """Wraps a NumPy function: it returns arrays of the device, and takes `dtype` even if NumPy's does not (random)."""
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -48,7 +48,7 @@ def wrapped(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def copied(a: Any, dtype: Any = None, **kwargs: Any) -> DeviceArray:
-    """`asarray` and its like: what is on the device stays as it is, the host's comes over as a copy."""
+    """Does what `asarray` and its like do: arrays of the device stay as they are, the host's are copied."""
     kwargs.pop("blocking", None)
     made = np.asanyarray(a, dtype, **kwargs) if isinstance(a, DeviceArray) else np.array(a, dtype, **kwargs)
     return np.asarray(made).view(DeviceArray)
@@ -98,7 +98,7 @@ Stream.null = Stream()
 
 
 def replacements(cupy: ModuleType) -> Iterator[tuple[Any, str, Any]]:
-    """What is replaced while it is simulated: (module, name, value)."""
+    """Yields the names to replace during the simulation: (module, name, value)."""
     own = {
         "RawKernel": RawKernel,
         "RawModule": RawModule,
@@ -134,7 +134,7 @@ def replacements(cupy: ModuleType) -> Iterator[tuple[Any, str, Any]]:
 
 
 def remade(value: Any, file: str) -> RawKernel | RawModule:
-    """A kernel or module that the real CuPy made before, in a Python file, as one of ours."""
+    """Returns a kernel or module that the real CuPy made before, in a Python file, as one of ours."""
     made: RawKernel | RawModule
     if type(value).__name__ == "RawModule":
         kept = {"backend": value.backend, "enable_cooperative_groups": value.enable_cooperative_groups}
@@ -151,7 +151,7 @@ def remade(value: Any, file: str) -> RawKernel | RawModule:
 
 @contextmanager
 def simulated_cupy() -> Iterator[None]:
-    """Have `cupy` work without a GPU inside of the `with` block, as far as arrays and raw kernels go.
+    """Makes `cupy` work without a GPU in the `with` block, as far as arrays and raw kernels go.
 
     Functions that NumPy has under the same name are NumPy's, on a subclass of its arrays with `get` and `set`; RawKernel and
     RawModule are those of the PTX machine; streams, events and devices have nothing to do. Kernels, modules and functions that

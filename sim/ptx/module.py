@@ -1,13 +1,13 @@
-"""The public face: load PTX (or compile CUDA C to it) and launch kernels on NumPy arrays, alone or in streams.
+"""The public interface: loads PTX (or compiles CUDA C to it) and launches kernels on NumPy arrays, alone or in streams.
 
-Streams and events: what orders launches of one history, as CUDA's streams order those of one device.
+Streams and events order the launches of one history, as CUDA's order those of one device.
 
     stream = Stream()
     module.launch("produce", grid, block, args, stream=stream)
     module.launch("consume", grid, block, args, stream=stream, programmatic=True)
 
-Launches are executed one after the other, as they are issued; what neither a stream nor an event orders is concurrent all the
-same, and a race between two launches is a finding of the later one.
+The machine executes launches one after the other, as they are issued. Launches that neither a stream nor an event orders still
+count as concurrent, and a race between two launches is a finding of the later one.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ from .text.syntax import (
 
 
 class History:
-    """The launches of one device: those of its streams, and what the host has waited for.
+    """The launches of one device: those of its streams, and those that the host has waited for.
 
     It keeps who touched which bytes (about 12 bytes for each 4 that were written, read or updated) until the array is freed, or
     the host has waited.
@@ -65,19 +65,19 @@ class History:
     def __init__(self) -> None:
         self.past = Past()
         self.host = Clock()
-        """Launches that are over for the host, and so for all that it issues from now on."""
+        """The launches that the host has waited for, and which therefore precede all that it issues from now on."""
         self.streams: list[Stream] = []
 
     def stream(self) -> Stream:
-        """A further stream."""
+        """Returns another stream of this history."""
         return Stream(self)
 
     def synchronize(self) -> None:
-        """Wait for all streams (cudaDeviceSynchronize)."""
+        """Waits for all streams (cudaDeviceSynchronize)."""
         self.wait(*(stream.issued for stream in self.streams))
 
     def wait(self, *clocks: Clock) -> None:
-        """These launches are over for the host."""
+        """Records that the host has waited for these launches."""
         self.host = self.host.join(*clocks)
         self.past.drop(self.host)
 
@@ -90,7 +90,7 @@ class Event:
     clock: Clock
 
     def synchronize(self) -> None:
-        """Wait for it (cudaEventSynchronize)."""
+        """Waits for it (cudaEventSynchronize)."""
         self.history.wait(self.clock)
 
 
@@ -109,26 +109,26 @@ class Stream:
 
     @property
     def issued(self) -> Clock:
-        """What is over once everything is that was issued so far."""
+        """The launches that are over once everything issued so far is over."""
         return self._issued if self._last is None else self._issued.join(self._last.done)
 
     def record(self) -> Event:
-        """An event behind everything that was issued so far (cudaEventRecord)."""
+        """Returns an event that follows everything issued so far (cudaEventRecord)."""
         return Event(self.history, self.issued)
 
     def wait(self, event: Event) -> None:
-        """What is issued from now on begins once the event has happened (cudaStreamWaitEvent)."""
+        """Makes later launches wait for the event (cudaStreamWaitEvent). Raises ValueError for an event of another history."""
         if not isinstance(event, Event) or event.history is not self.history:
             raise ValueError("event must be one that a stream of the same history recorded")
         self._joined = self._joined.join(event.clock)
         self._issued = self._issued.join(event.clock)
 
     def synchronize(self) -> None:
-        """Wait for everything that was issued so far (cudaStreamSynchronize)."""
+        """Waits for everything that was issued so far (cudaStreamSynchronize)."""
         self.history.wait(self.issued)
 
     def begin(self, kernel: str, programmatic: bool, races: Races | None) -> None:
-        """The next launch, and its race detector. A programmatic one may begin before the one in front of it is over."""
+        """Begins the next launch, with its race detector. A programmatic launch may begin before the one in front of it is over."""
         self._count += 1
         behind = self._last if programmatic else None
         if behind is None:
@@ -148,15 +148,15 @@ class Stream:
 
 @dataclass(frozen=True)
 class Launch:
-    """What a launch did. `traffic` of the tensors among the arguments by name (`counters.traffic` has the module's variables, too).
+    """The result of a launch. `traffic`: counts of tensor arguments by name (`counters.traffic` has the module's variables, too).
 
-    `findings` are what is wrong, errors and warnings, the first of each kind and place; `findings_total` counts all lanes. `notes`
-    are what is wrong by the letter while nothing came of it: matrices that were loaded whole (ldmatrix) with rows that nobody
-    wrote. `suppressed` are findings and notes that somebody lets pass, by who does; `unmatched` suppressions for this kernel that
-    had nothing to let pass.
+    `findings` are errors and warnings, the first of each kind and place; `findings_total` counts all lanes. `notes` are violations
+    of the PTX ISA that had no effect: matrices that were loaded whole (ldmatrix) with rows that nobody wrote. `suppressed` are the
+    findings and notes that a suppression let pass, by suppression; `unmatched` are the suppressions for this kernel that let
+    nothing pass.
 
-    `unwritten`: of the arrays that nobody had written before, those that it left so in part; bool, an element's bytes are the
-    last axis. It may be given to the next launch.
+    `unwritten` maps arrays that nobody had written before, by name, to a mask of the bytes still unwritten after the launch: bool,
+    an element's bytes are the last axis; arrays without such bytes are left out. It may be given to the next launch.
     """
 
     counters: Counters
@@ -174,7 +174,7 @@ LIMITS = {"grid": ((1 << 31) - 1, 65535, 65535), "block": (1024, 1024, 64), "clu
 
 
 def triple(value: int | Sequence[int], what: str) -> tuple[int, int, int]:
-    """Grid, block or cluster as (x, y, z)."""
+    """Returns grid, block or cluster as (x, y, z)."""
     numbers = [value] if isinstance(value, (int, np.integer)) else list(value) if isinstance(value, Sequence | np.ndarray) else []
     if not 1 <= len(numbers) <= 3 or not all(isinstance(v, (int, np.integer)) and v >= 1 for v in numbers):
         raise ValueError(f"{what} must be one to three positive whole numbers, got {value!r}")
@@ -186,17 +186,18 @@ def triple(value: int | Sequence[int], what: str) -> tuple[int, int, int]:
 
 
 RESERVED_BYTES = 1024
-"""Shared memory of a block that is the system's own (CUDA C++ Programming Guide, "Compute Capability 9.0: Shared Memory"). The
-machine has it behind the kernel's, and only for kernels that ask where it is."""
+"""Bytes of a block's shared memory that the system reserves (CUDA C++ Programming Guide, "Compute Capability 9.0: Shared Memory").
+The machine places them behind the kernel's, and only for kernels that ask where they are.
+"""
 
 MOST_BLOCKS = 16
-"""Of a cluster; every device can run 8, more only kernels that are allowed a size that is not portable."""
+"""Most blocks of a cluster. Every device can run 8; more need a kernel that allows a non-portable cluster size."""
 
 
 def geometry_of(
     program: Program, kernel: Function, grid: tuple[int, int, int], block: tuple[int, int, int], cluster: Any
 ) -> Geometry:
-    """Grid, block and cluster of a launch; without `cluster` the kernel's own. Raises ValueError for what the chip would refuse."""
+    """Returns grid, block and cluster; `cluster` defaults to the kernel's own. Raises ValueError for what the chip would refuse."""
     if block[0] * block[1] * block[2] > 1024:
         raise ValueError(f"a block has at most 1024 threads, got {block}")
     if cluster is None and kernel.cluster is None:
@@ -219,7 +220,7 @@ def geometry_of(
 
 
 def contents(variable: Variable) -> Array:
-    """A variable's bytes before anybody writes to it; those that nothing initialises take memory once they are touched."""
+    """Returns a variable's initial bytes; those without an initialiser take memory once they are touched."""
     try:
         found = np.zeros(variable.size, np.uint8)
     except MemoryError:
@@ -231,9 +232,9 @@ def contents(variable: Variable) -> Array:
 class Module:
     """A loaded PTX module. Variables in global memory keep their values between launches, as on a device.
 
-    `refused`: of each kernel that cannot be launched the statements that the machine does not execute, in it or in what it can
-    reach, as (line of the PTX, text, reason). `sources`: texts of source files by the names that the PTX has for them; others are
-    read where they lie, for the comments that suppress findings.
+    `refused` maps each kernel that cannot be launched to the statements, in it or in functions that it can reach, that the machine
+    does not execute: (line of the PTX, text, reason). `sources` maps file names in the PTX to source texts; other files are read
+    from disk, for the comments that suppress findings.
     """
 
     def __init__(self, program: Program, text: str, sources: Mapping[str, str]):
@@ -248,25 +249,25 @@ class Module:
 
     @classmethod
     def from_ptx(cls, text: str | bytes, *, sources: Mapping[str, str] = MappingProxyType({})) -> Module:
-        """Load PTX text. A kernel with statements that the machine does not execute is in `refused`, and the others run.
+        """Loads PTX text. A kernel with statements that the machine does not execute is in `refused`, and the others run.
 
-        Raises `UnsupportedPTX`, which has every such statement, where no kernel is left to run, and `PtxError` for what is no PTX.
+        Raises `UnsupportedPTX`, which lists all such statements, if no kernel is left to run, `PtxError` for text that is not PTX.
         """
         if isinstance(text, bytes):
             text = text.decode(errors="replace")
         if not isinstance(text, str):
-            raise TypeError(f"text must be PTX as text (of a file, what Path.read_text gives), got {type(text).__name__}")
+            raise TypeError(f"text must be PTX as text (of a file: Path.read_text), got {type(text).__name__}")
         with collection_paused():
             return cls(parse(text), text, sources)
 
     @classmethod
     def from_source(cls, cuda: str, options: Sequence[str] = (), *, name: str = "kernel.cu") -> Module:
-        """Compile CUDA C with NVRTC (default -arch=compute_80, C++17, line information) and load the PTX.
+        """Compiles CUDA C with NVRTC (default -arch=compute_80, C++17, line information) and loads the PTX.
 
-        Raises `cupyflash.nvrtc.CompileError` with the compiler's log, ImportError where CuPy or NVRTC is missing.
+        Raises `cupyflash.launch.nvrtc.CompileError` with the compiler's log, ImportError where CuPy or NVRTC is missing.
         """
         if not isinstance(cuda, str):
-            raise TypeError(f"cuda must be CUDA C as text (of a file, what Path.read_text gives), got {type(cuda).__name__}")
+            raise TypeError(f"cuda must be CUDA C as text (of a file: Path.read_text), got {type(cuda).__name__}")
         if not isinstance(options, Sequence) or isinstance(options, str) or not all(isinstance(each, str) for each in options):
             raise TypeError(f"options must be a sequence of texts, as ('-arch=compute_90',), got {options!r}")
         if not isinstance(name, str):
@@ -285,7 +286,7 @@ class Module:
         return self.program.kernels
 
     def variable(self, name: str) -> Array:
-        """The bytes (uint8) of a variable in global or constant memory; writing to them sets the variable."""
+        """Returns the bytes (uint8) of a variable in global or constant memory; writing to them sets the variable."""
         return self._variables[name]
 
     def launch(
@@ -311,7 +312,7 @@ class Module:
         stream: Stream | None = None,
         programmatic: bool = False,
     ) -> Launch:
-        """Run a kernel to its end.
+        """Runs a kernel to its end.
 
         kernel: its name in the PTX, or that in the source if only one kernel has it; None is the only one of the module.
         grid, block: a number or up to three (x, y, z). args: values in the order of the kernel's parameters; a mapping
@@ -320,30 +321,30 @@ class Module:
         highest byte. None is a null pointer; numbers, NumPy scalars and bytes are packed by the parameter's type.
         A structure is a mapping from field names to arrays (pointers), None, NumPy scalars of the fields' own types, bytes,
         mappings (structures) and lists of those (arrays), laid out as C does: {"p": {"Q": q, "O": o, "n": np.int32(5)}}. Or it is a
-        NumPy structured scalar, at its own offsets; fields of objects in it are pointers. A tensor's name, in all that is
-        reported and in `unwritten`, is its field's ("Q"), or its path ("p.Q") where that is not the only one of the launch.
-        shared_bytes: dynamic shared memory of a block. seed: None runs warps in lock step where they agree, a number
+        NumPy structured scalar, at its own offsets; fields of objects in it are pointers. A tensor's name, in all reports and in
+        `unwritten`, is its field's ("Q"), or its path ("p.Q") if several tensors of the launch have that field name.
+        shared_bytes: dynamic shared memory of a block, in bytes. seed: None runs warps in lock step where they agree, a number
         runs them in a random order. on_barrier(block, count) is called when a block has completed its count-th barrier.
-        observer is shown every memory access. races: whether to look for them. unwritten: names of the arrays in args whose
-        contents nobody wrote (outputs, workspaces), so that to read them before this launch has stored there is a finding;
-        a mapping says of which of their bytes that is so, as `Launch.unwritten` does.
-        max_instructions: how many all warps together may execute before the launch ends with a "budget" finding (None: the
-        environment's CUPYFLASH_MAX_INSTRUCTIONS, else any number). stall_seconds: of processor time, after which a launch ends with
-        an "endless" finding if no loop has come nearer to its end (`execute.scheduler`; None: the environment's
-        CUPYFLASH_STALL_SECONDS, else 20). approximate: whether approximate instructions (ex2.approx and so on) have an error of the
-        size that the PTX ISA allows; without, their results are rounded to nearest. cluster: blocks of a cluster, a number or up to
-        three (x, y, z), of which the grid is a multiple; None: what the kernel says (__cluster_dims__), else one block.
-        processes: in how many at most the blocks of a large grid run (None: CUPYFLASH_PROCESSES of the environment, else 1), as
-        far as there are processors and the blocks do not depend on each other. What comes out is the same. It needs races, no
-        seed and nobody that looks on, and forks: on Linux, in a program with one thread. diary: a new one, which gets what the
-        warps of its thread block do, in order. suppressions: a file of findings to let pass, or what `Suppression.read` made of
-        it; comments in the source count too (`report.findings`). They are in `Launch.suppressed`. stream: what orders the
-        launch with others of a history, whose races with it are findings, too (`streams`); None: it is the only one.
+        observer is called with every memory access. races: True looks for data races. unwritten: names of the arrays in args whose
+        contents nobody wrote (outputs, workspaces): reading them before this launch has stored there is a finding. A mapping gives
+        for each array a mask of such bytes, as `Launch.unwritten` does.
+        max_instructions: warp instructions that the launch may execute before it ends with a "budget" finding (None: the
+        environment's CUPYFLASH_MAX_INSTRUCTIONS, else no limit). stall_seconds: processor time, in seconds, without progress of any
+        loop towards its end, after which the launch ends with an "endless" finding (`execute.scheduler`; None: the environment's
+        CUPYFLASH_STALL_SECONDS, else 20). approximate: True gives approximate instructions (ex2.approx and so on) an error of the
+        size that the PTX ISA allows; False rounds their exact results to nearest. cluster: blocks of a cluster, a number or up to
+        three (x, y, z), which must divide the grid; None: the kernel's own (__cluster_dims__), else one block.
+        processes: the most processes that run the blocks of a large grid (None: the environment's CUPYFLASH_PROCESSES, else 1), as
+        far as there are processors and the blocks do not depend on each other. The result is the same. It needs races, no seed and
+        no observer, and forks: on Linux, in a program with one thread. diary: a new `Diary`, which records in order what the
+        warps of its thread block do. suppressions: a file of findings to let pass, or the result of `Suppression.read`;
+        comments in the source count too (`report.findings`). Suppressed findings are in `Launch.suppressed`. stream: orders the
+        launch among others of a history, races with which are findings, too; None: the launch is the only one.
         programmatic: it may begin before the launch in front of it in the stream is over (programmatic stream serialization):
         griddepcontrol.wait, cudaGridDependencySynchronize, waits for that.
 
         Raises ValueError or TypeError for arguments that do not fit the kernel, `UnsupportedPTX` for a kernel in `refused`.
-        What is wrong with the kernel itself is in `Launch.findings`.
+        Faults of the kernel itself are in `Launch.findings`.
         """
         kernel = find_kernel(self.kernels, kernel)
         entry = self.program.functions[kernel]
@@ -406,7 +407,7 @@ class Module:
         return Launch(counters, traffic, found, tuple(notes), findings.total, still, suppressed, unmatched)
 
     def _allowed(self, code: Code) -> list[Suppression]:
-        """What comments let pass on lines of a kernel; of sources that were given, on lines of which no kernel has code, too."""
+        """Returns the suppressions in comments on a kernel's lines; in given sources, also on lines of which no kernel has code."""
         mine = lines_of(code.instructions)
         found: list[Comment] = []
         for file in sorted({file for file, _ in mine}):
@@ -420,7 +421,7 @@ class Module:
         return [one.read() for one in found]
 
     def _placed_variables(self) -> tuple[list[Segment], dict[str, int]]:
-        """The module's variables as tensors, pointers among them filled in; the addresses of variables and functions."""
+        """Returns the module's variables as tensors with their pointers filled in, and the addresses of variables and functions."""
         segments: list[Segment] = []
         symbols = function_addresses(self.program)
         for name, data in self._variables.items():
@@ -435,7 +436,7 @@ class Module:
         return segments, symbols
 
     def tensors(self, kernel: str | None, args: Mapping[str, Any] | Sequence[Any]) -> dict[str, Array]:
-        """The arrays among a kernel's arguments by the names that a launch gives them. Raises as `launch`."""
+        """Returns the arrays among a kernel's arguments by the names that a launch gives them. Raises as `launch`."""
         kernel = find_kernel(self.kernels, kernel)
         return {each.name: each.array for each in bind(kernel, self.code(kernel).params, args, self._variables).tensors}
 
@@ -449,12 +450,12 @@ class Module:
 
 
 def lines_of(instructions: Iterable[Instruction]) -> set[Line]:
-    """The lines of source that instructions come from, those of the calls that they are inlined at too."""
+    """Returns the source lines of instructions, with the lines of the calls that they are inlined at."""
     return {line for i in instructions if i.source for line in (i.source, *i.inlined_at)}
 
 
 def placed_tensors(bound: BoundArguments, first: int) -> list[Segment]:
-    """The tensors of a launch at virtual addresses, numbered from `first`; their pointers are in `bound.data` afterwards."""
+    """Places a launch's tensors at virtual addresses, numbered from `first`, and writes their pointers into `bound.data`."""
     segments = []
     for number, tensor in enumerate(bound.tensors, first):
         segment = Segment(tensor.name, number, tensor.array)
@@ -471,7 +472,7 @@ def placed_tensors(bound: BoundArguments, first: int) -> list[Segment]:
 def unwritten_parts(
     tensors: Sequence[Tensor], segments: Sequence[Segment], unwritten: Collection[str] | Mapping[str, Array]
 ) -> list[tuple[Segment, Array | bool]]:
-    """The segments that `unwritten` names, by name or path, each with which of its bytes. Raises ValueError."""
+    """Returns the segments that `unwritten` names, by name or path, each with a mask of its bytes. Raises ValueError."""
     known = {key: one for tensor, one in zip(tensors, segments, strict=True) for key in (tensor.path, tensor.name)}
     for name in unwritten:
         if name not in known:
@@ -483,7 +484,7 @@ def unwritten_parts(
 
 @contextmanager
 def collection_paused() -> Iterator[None]:
-    """No garbage collection meanwhile: loading makes many objects that stay, and looking through them took half of its time."""
+    """Pauses garbage collection: loading makes many objects that stay, and looking through them took half of its time."""
     if not gc.isenabled():
         yield
         return

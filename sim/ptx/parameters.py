@@ -1,4 +1,4 @@
-"""What a launch is given, as the bytes of the kernel's parameters and the arrays that their pointers point to.
+"""The arguments of a launch: the bytes of the kernel's parameters, and the arrays that their pointers point to.
 
 A parameter is a value or a structure of values. A structure is a mapping from field names to values, laid out as C does: each
 field at the next multiple of its alignment, the whole padded to a multiple of the largest. Or it is a NumPy structured scalar,
@@ -27,7 +27,7 @@ POINTER_BYTES = 8
 class Tensor:
     """An array that a parameter points to.
 
-    `name` is that of all counts and findings, `path` leads to it from its parameter ("p.x[2]"). `place` is the parameter or its
+    `name` is its name in counts and findings, `path` leads to it from its parameter ("p.x[2]"). `place` is the parameter or its
     field, `at` the pointer's offset in the bytes of all parameters, or in `holder`, an array of tensor maps in global memory.
     """
 
@@ -41,7 +41,7 @@ class Tensor:
 
 @dataclass
 class BoundArguments:
-    """Parameters with their arguments: `data` are the bytes of all, without the pointers; `offsets` by parameter."""
+    """The arguments of a launch: `data`, the bytes of all parameters without the pointers; `offsets`, by parameter."""
 
     data: bytearray = field(default_factory=bytearray)
     offsets: dict[str, int] = field(default_factory=dict)
@@ -75,14 +75,14 @@ class ParameterPiece:
     leaves: list[tuple[str, int]] = field(default_factory=list)
 
     def add(self, part: ParameterPiece, at: int) -> None:
-        """Put a part at an offset, behind what is there or in a gap of it."""
+        """Places a part at an offset, behind the others or in a gap between them."""
         self.data += bytes(max(0, at + len(part.data) - len(self.data)))
         self.data[at : at + len(part.data)] = part.data
         self.pointers += [pointer.moved(at) for pointer in part.pointers]
         self.leaves += [(path, at + offset) for path, offset in part.leaves]
 
     def append(self, part: ParameterPiece) -> None:
-        """Put a part behind all others, at the next multiple of its alignment."""
+        """Places a part behind all others, at the next multiple of its alignment."""
         self.align = max(self.align, part.align)
         self.add(part, aligned(len(self.data), part.align))
 
@@ -97,7 +97,7 @@ def aligned(offset: int, align: int) -> int:
 def bind(
     kernel: str, params: Sequence[Variable], args: Mapping[str, Any] | Sequence[Any], taken: Collection[str]
 ) -> BoundArguments:
-    """The arguments of a launch in the order of the kernel's parameters; `taken` are names that no field may have alone.
+    """Returns the arguments of a launch in the order of the kernel's parameters; `taken` are names that no field may have alone.
 
     A tensor in a structure has its field's name where no other tensor of the launch has it, else its path. Raises TypeError for
     values that do not fit the parameters, and where two tensors would have one name.
@@ -138,7 +138,7 @@ def name_arguments(kernel: str, params: Sequence[Variable], args: Mapping[str, A
 
 
 def argument(kernel: str, name: str, value: Any, param: Variable) -> ParameterPiece:
-    """One argument, as many bytes as its parameter has."""
+    """Returns one argument, as many bytes as its parameter has."""
     value = unwrapped(value)
     if is_maps(value):
         return tensor_maps(kernel, name, value, param)
@@ -161,7 +161,7 @@ def argument(kernel: str, name: str, value: Any, param: Variable) -> ParameterPi
 
 
 def arrays_by_name(args: Mapping[str, Any]) -> dict[str, Array]:
-    """The arrays among arguments and in their structures, by path and also by their own names, where only one has it."""
+    """Returns the arrays among arguments and in their structures, by path and, where only one has it, by their own name."""
     pointers: list[Pointer] = []
     for name, value in args.items():
         value = unwrapped(value)
@@ -173,14 +173,14 @@ def arrays_by_name(args: Mapping[str, Any]) -> dict[str, Array]:
 
 
 def is_maps(value: Any) -> bool:
-    """Whether a value is a tensor map or a list of them."""
+    """True if a value is a tensor map or a list of them."""
     return isinstance(value, TensorMap) or (
         isinstance(value, (list, tuple)) and bool(value) and all(isinstance(each, TensorMap) for each in value)
     )
 
 
 def tensor_maps(kernel: str, name: str, value: TensorMap | Sequence[TensorMap], param: Variable) -> ParameterPiece:
-    """Tensor maps by value, or in global memory where the parameter is a pointer."""
+    """Packs tensor maps by value, or in global memory where the parameter is a pointer."""
     maps = [value] if isinstance(value, TensorMap) else list(value)
     if param.size == POINTER_BYTES and param.type.kind != "f":
         holder = np.zeros((len(maps), MAP_BYTES), np.uint8)
@@ -201,12 +201,12 @@ def tensor_maps(kernel: str, name: str, value: TensorMap | Sequence[TensorMap], 
 
 
 def unwrapped(value: Any) -> Any:
-    """One structure in an array of no dimensions is a value; an array of structures is a tensor."""
+    """Returns the single structure of an array without dimensions as a value, any other array as it is."""
     return value[()] if isinstance(value, np.ndarray) and value.ndim == 0 and value.dtype.names is not None else value
 
 
 def structure(where: str, path: str, value: Mapping[str, Any] | np.void) -> ParameterPiece:
-    """A structure: in C's layout, or at a structured type's own offsets."""
+    """Packs a structure: in C's layout, or at a structured type's own offsets."""
     piece = ParameterPiece(bytearray(), 1)
     if isinstance(value, Mapping):
         for name, part in value.items():
@@ -231,14 +231,14 @@ def structure(where: str, path: str, value: Mapping[str, Any] | np.void) -> Para
 
 
 def unrolled(array: Array, index: tuple[int, ...] = ()) -> Any:
-    """An array's elements in nested lists, those that are arrays as they are."""
+    """Returns an array's elements as nested lists; elements that are arrays stay as they are."""
     if len(index) == array.ndim:
         return array[index]
     return [unrolled(array, (*index, k)) for k in range(array.shape[len(index)])]
 
 
 def member(where: str, path: str, own: str, value: Any) -> ParameterPiece:
-    """One field, or one element of a field that is an array."""
+    """Packs one field, or one element of a field that is an array."""
     value = unwrapped(value)
     if isinstance(value, Mapping) or (isinstance(value, np.void) and value.dtype.names is not None):
         return structure(where, path, value)
@@ -255,7 +255,7 @@ def member(where: str, path: str, own: str, value: Any) -> ParameterPiece:
 
 
 def leaf(where: str, path: str, own: str, value: Any) -> ParameterPiece:
-    """A pointer, a number or a tensor map."""
+    """Packs a pointer, a number or a tensor map."""
     if isinstance(value, TensorMap):
         data = bytearray(value.description.encode(0))
         return ParameterPiece(data, MAP_ALIGN, [Pointer(ADDRESS_AT, own, path, value.array)], [(path, 0)])
@@ -276,7 +276,7 @@ def leaf(where: str, path: str, own: str, value: Any) -> ParameterPiece:
 
 
 def pack_scalar(kernel: str, name: str, value: Any, param: Variable) -> bytes:
-    """The bytes of a by-value argument."""
+    """Returns the bytes of a by-value argument."""
     where = f"{kernel}: argument {name!r} for parameter {param.name} (.{param.type.name}, {plural(param.size, 'byte')})"
     if value is None:
         if param.size != 8 or param.type.kind == "f":

@@ -1,11 +1,11 @@
-"""A pytest plugin: tests of CuPy's raw kernels run without a GPU, and a kernel's faults are the test's.
+"""A pytest plugin: tests of CuPy's raw kernels run without a GPU, and a test fails if its kernels have faults.
 
     pytest -p cupyflash.sim.ptx.pytest_plugin  # or, in the root conftest.py: pytest_plugins = ["cupyflash.sim.ptx.pytest_plugin"]
 
 A test that asks for the fixture `simulated_cupy` runs with the module `cupy` replaced (`device_names.simulated_cupy`). Its
-kernels run to their end whatever they do; a test whose launches had findings fails, with each finding's line and text. In the
+kernels always run to their end; a test whose launches had findings fails, with each finding's line and text. In the
 ini file, `cupyflash_suppressions` names files of findings to let pass, and `cupyflash_fail_on = error` lets warnings pass; the
-summary says what was let pass, and which suppressions let nothing pass.
+summary lists the findings that were let pass, and the suppressions that let nothing pass.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def pytest_configure(config: pytest.Config) -> None:
 def simulated_cupy(request: pytest.FixtureRequest) -> Iterator[list[Launch]]:
     """CuPy without a GPU for this test; the value is the list of its launches so far.
 
-    Launches in a `ptx.simulation(findings=...)` of the test's own are not judged.
+    Launches in a `ptx.simulation(findings=...)` of the test's own cannot fail the test.
     """
     with replaced(), simulation(findings="keep", suppressions=request.config.stash.get(_ALLOWED, ())) as launches:
         request.node.stash[_LAUNCHES] = launches
@@ -56,7 +56,7 @@ def simulated_cupy(request: pytest.FixtureRequest) -> Iterator[list[Launch]]:
 
 
 def _faults(item: pytest.Item) -> str:
-    """What fails a test; what does not, and is to be said, goes into its report."""
+    """Returns the text of the faults that fail a test; adds findings that do not fail it to its report."""
     launches, fatal = item.stash.get(_LAUNCHES, []), item.config.stash.get(_FATAL, FAIL_ON[WARNING])
     faulty: list[tuple[Finding, ...]] = []
     for launch in launches:
@@ -82,7 +82,7 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, None, None]:
 
 
 class Summary:
-    """What launches let pass, and which suppressions let nothing pass, of the whole session."""
+    """The findings that launches of the whole session let pass, and the suppressions that let nothing pass."""
 
     def __init__(self, allowed: Sequence[Suppression]):
         self.passed: dict[str, int] = {}

@@ -1,16 +1,14 @@
-"""CuPy's `RawKernel` and `RawModule` on NumPy arrays, run by the PTX machine, and the fate of findings.
-
-How the kernels of a program are run, and what becomes of their findings: settings for a `with` block.
-
-with simulation(arch="sm_90", findings="keep") as launches:
-    kernel((8,), (128,), (x, y))
-launches[-1].findings
-
-CuPy's `RawKernel` and `RawModule` on NumPy arrays: compiled as CuPy does, executed by the PTX machine, without a GPU.
+"""CuPy's `RawKernel` and `RawModule` on NumPy arrays: compiled as CuPy does, executed by the PTX machine, without a GPU.
 
 from cupyflash.sim.ptx import RawKernel  # instead of: from cupy import RawKernel
 kernel = RawKernel(code, "twice")
 kernel((8,), (128,), (x, y, np.int32(1000)))
+
+`simulation` sets, for a `with` block, how kernels run and whether findings raise, warn or are kept:
+
+with simulation(arch="sm_90", findings="keep") as launches:
+    kernel((8,), (128,), (x, y))
+launches[-1].findings
 """
 
 from __future__ import annotations
@@ -41,10 +39,10 @@ from .text.syntax import Array, Variable, base_name, parameter_names
 
 
 class DeviceArray(np.ndarray):
-    """What stands for `cupy.ndarray`. To a kernel it is always a pointer, of one element too."""
+    """The array type in place of `cupy.ndarray`. A kernel takes it as a pointer, even if it has only one element."""
 
     def get(self, *_: Any, **__: Any) -> np.ndarray:
-        """A copy for the host."""
+        """Returns a copy for the host."""
         return np.array(self, subok=False)
 
     def set(self, arr: Any, *_: Any, **__: Any) -> None:
@@ -58,7 +56,7 @@ POLICIES = ("raise", "warn", "keep")
 
 
 class KernelFault(RuntimeError):
-    """A launch had findings; its results stand in the arrays all the same. `launch` is all that it did."""
+    """Raised when a launch had findings; the arrays hold its results all the same. `launch` is the whole `Launch`."""
 
     def __init__(self, kernel: str, launch: Launch):
         self.kernel, self.launch = kernel, launch
@@ -69,11 +67,11 @@ class KernelFault(RuntimeError):
 
 
 class KernelWarning(UserWarning):
-    """What is no fault and yet to be said: `Launch.notes`, what was suppressed, suppressions that let nothing pass."""
+    """The warning of anything that is not a fault: `Launch.notes`, suppressed findings, suppressions that let nothing pass."""
 
 
 class KernelFaultWarning(KernelWarning):
-    """What `KernelFault` says, as a warning."""
+    """The warning in place of `KernelFault`, with the same text."""
 
 
 def fault_text(kernel: str, findings: tuple[Finding, ...], called: str = "fault") -> str:
@@ -82,7 +80,7 @@ def fault_text(kernel: str, findings: tuple[Finding, ...], called: str = "fault"
 
 @dataclass
 class SettingsFrame:
-    """One `simulation`: what it sets, None for what is as outside of it, and the launches that it saw."""
+    """The settings of one `simulation`, None where the block around decides, and the launches made in it."""
 
     findings: str | None = None
     arch: str | None = None
@@ -105,13 +103,13 @@ def simulation(
     races: bool | None = None,
     suppressions: str | os.PathLike[str] | Sequence[Suppression] | None = None,
 ) -> Iterator[list[Launch]]:
-    """Set how `RawKernel` and `RawModule` run inside of the `with` block; gives the list of the launches made there, as they come.
+    """Sets how `RawKernel` and `RawModule` run in the `with` block; gives the list of the launches made there, in order.
 
-    findings: "raise" (a `KernelFault`, the default), "warn" (a `KernelFaultWarning`) or "keep": they are in the launches only.
-    arch: what is compiled for, "sm_90", "90a", "8.6"; the default is compute_80. seed: None runs warps in lock step where they
-    agree, a number in a random order. races: whether to look for them. suppressions: as in `Module.launch`. What is left out is
-    as in the block around.
-    A block that says `findings` keeps its launches from the lists of those around it.
+    findings: "raise" (a `KernelFault`, the default), "warn" (a `KernelFaultWarning`) or "keep" (only in the launches).
+    arch: the architecture to compile for, "sm_90", "90a", "8.6"; the default is compute_80. seed: None runs warps in lock step
+    where they agree, a number in a random order. races: True looks for data races. suppressions: as in `Module.launch`. An omitted
+    setting is that of the block around.
+    A block with `findings` keeps its launches from the lists of the blocks around it.
     Settings are those of the thread (of the `contextvars` context). Raises ValueError for wrong settings.
     """
     if findings is not None and findings not in POLICIES:
@@ -126,7 +124,7 @@ def simulation(
 
 
 def settings() -> SettingsFrame:
-    """What holds here, of all blocks around."""
+    """Returns the settings in force: for each one the innermost block's that sets it, else the default."""
     frames = (_DEFAULT, *_frames.get())
 
     def last(name: str) -> object:
@@ -136,7 +134,7 @@ def settings() -> SettingsFrame:
 
 
 def deliver(kernel: str, launch: Launch, stacklevel: int) -> None:
-    """Enter a launch in the lists of the blocks around, and raise or warn as they say. `stacklevel` as for `warnings.warn`."""
+    """Adds a launch to the lists of the blocks around, and raises or warns as they say. `stacklevel` as for `warnings.warn`."""
     policy = _DEFAULT.findings
     for frame in reversed(_frames.get()):
         frame.launches.append(launch)
@@ -155,12 +153,12 @@ def deliver(kernel: str, launch: Launch, stacklevel: int) -> None:
 
 
 OPT_IN = {75: 64, 80: 163, 86: 99, 87: 163, 88: 99, 89: 99, 90: 227, 100: 227, 103: 227, 110: 227, 120: 99, 121: 99}
-"""KB of shared memory that a block may ask for, by compute capability (the same guide, "Technical Specifications")."""
+"""Most KB of shared memory of a block, by compute capability (the same guide, "Technical Specifications")."""
 
 
 @dataclass(frozen=True)
 class SourceText:
-    """What is compiled, or the file of PTX that is read. `place` is (file, line) of the first line of `code`."""
+    """Source code to compile, or a file of PTX to read. `place` is (file, line) of the first line of `code`."""
 
     code: str | None
     path: str | None
@@ -173,7 +171,7 @@ class SourceText:
 
     @property
     def text(self) -> str:
-        """What NVRTC is given: the code, its lines numbered as in the file that it stands in."""
+        """Returns the text for NVRTC: the code, its lines numbered as in the file that contains it."""
         code, headers = self.code or "", ""
         if self.translate_cucomplex:  # CuPy's own types of complex numbers under the names of cuComplex.h
             bridge = "#include <cupy/cuComplex_bridge.h>"
@@ -183,14 +181,14 @@ class SourceText:
         return f'{headers}#line {line} "{file}"\n{code}'
 
     def compiler_options(self, arch: str) -> tuple[str, ...]:
-        """CuPy's: its headers, the caller's, denormals flushed, functions without a mark are the device's."""
+        """Returns CuPy's options: its headers, the caller's options, subnormals flushed, unmarked functions made the device's."""
         given = any(option.startswith(("-arch", "--gpu-architecture")) for option in self.options)
         bundled, own = cupy_headers()
         fixed = ("-ftz=true", "--device-as-default-execution-space", *(() if given else (f"-arch={arch}",)))
         return (*(f"-I{path}" for path in bundled), *self.options, *(f"-I{path}" for path in own), *fixed)
 
     def load(self) -> Loaded:
-        """The module for the architecture that holds here; one for all who ask for the same, as in CuPy."""
+        """Returns the module for the current architecture; equal requests share one, as in CuPy."""
         return _load(self, settings().arch or "")
 
 
@@ -206,7 +204,7 @@ class Loaded:
 
     @cached_property
     def figures(self) -> dict[str, dict[str, int]]:
-        """ptxas' account of each kernel (registers, stack, stores, loads) in machine code for the PTX's own architecture."""
+        """Returns, by kernel, ptxas' registers, stack, stores and loads in machine code for the PTX's own architecture."""
         from cupyflash.launch.resources import parse_account
 
         if self.source.code is None:
@@ -236,7 +234,7 @@ def _load(source: SourceText, arch: str) -> Loaded:
 
 
 def cupy_headers() -> tuple[list[str], list[str]]:
-    """The folders for -I that CuPy puts before the caller's (CCCL's copy) and behind them (its own), where they are."""
+    """Returns the existing folders for -I that CuPy puts before the caller's (CCCL's copy) and after them (its own)."""
     spec = find_spec("cupy")
     root = os.path.join(os.path.dirname(spec.origin), "_core", "include") if spec and spec.origin else ""
     bundled = [os.path.join(root, "cupy", "_cccl", part) for part in ("cub", "thrust", "libcudacxx")]
@@ -244,7 +242,7 @@ def cupy_headers() -> tuple[list[str], list[str]]:
 
 
 def place_of(code: str, name: str) -> tuple[str, int]:
-    """(file, line) of the first line of `code` in the Python file of who makes a kernel of it."""
+    """Returns (file, line) of the first line of `code` in the Python file that makes a kernel of it."""
     frame = sys._getframe(1)
     while frame.f_globals.get("__name__") == __name__ and frame.f_back:
         frame = frame.f_back
@@ -252,7 +250,7 @@ def place_of(code: str, name: str) -> tuple[str, int]:
 
 
 def place_in(file: str, code: str, name: str) -> tuple[str, int]:
-    """(file, line) of `code` in a file where it stands once, letter by letter; else line 1 of a file of the kernel's name."""
+    """Returns (file, line) of `code` in a file that contains it once, literally; else line 1 of a file of the kernel's name."""
     try:
         text = Path(file).read_text(encoding="utf-8")
     except (OSError, ValueError):
@@ -270,11 +268,11 @@ def _checked(name: str, value: Any, kind: type) -> Any:
 
 
 class RawKernel:
-    """As `cupy.RawKernel`: the kernel `name` (extern "C", or as it stands in the PTX) of CUDA C, compiled when it is first used.
+    """`cupy.RawKernel` on the PTX machine: the kernel `name` (extern "C", or its name in the PTX) of CUDA C, compiled at first use.
 
-    code, name, options, translate_cucomplex: as CuPy has them. backend must be 'nvrtc', jitify None or False; both are looked
-    at when it is compiled. enable_cooperative_groups is taken, and every launch may synchronise its grid.
-    The compiler's options are CuPy's, `-ftz=true` among them; `simulation` sets the architecture and what findings do.
+    code, name, options, translate_cucomplex: as in CuPy. backend must be 'nvrtc', jitify None or False; both are checked when
+    it is compiled. enable_cooperative_groups is accepted, and every launch may synchronise its grid.
+    The compiler's options are CuPy's, `-ftz=true` among them; `simulation` sets the architecture and whether findings raise.
     """
 
     def __init__(
@@ -299,13 +297,13 @@ class RawKernel:
         self.code, self.file_path, self.options, self.backend = source.code, source.path, source.options, source.backend
         self._dynamic: int | None = None
         self.preferred_shared_memory_carveout = -1
-        """Taken and without effect: there is no cache."""
+        """Accepted without effect: there is no cache."""
 
     def __repr__(self) -> str:
         return f"<RawKernel {self.name} on the PTX machine>"
 
     def compile(self, log_stream: Any = None) -> None:
-        """Compile now; what the compiler says is written to `log_stream`. Raises `cupyflash.launch.nvrtc.CompileError`."""
+        """Compiles now; writes the compiler's log to `log_stream`. Raises `cupyflash.launch.nvrtc.CompileError`."""
         loaded, _ = self._loaded()
         if log_stream is not None:
             log_stream.write(loaded.log)
@@ -322,13 +320,13 @@ class RawKernel:
     def __call__(
         self, grid: tuple[int, ...], block: tuple[int, ...], args: Sequence[Any], *, shared_mem: int = 0, stream: Any = None
     ) -> None:
-        """Launch the kernel and wait for it.
+        """Launches the kernel and waits for it.
 
         grid, block: tuples of up to three lengths; a zero counts as one, as in CuPy. args: in the order of the parameters. A NumPy
-        array is a pointer to its first element (strides are the kernel's business), None a null pointer. Other values have
+        array is a pointer to its first element (the kernel must know its strides), None a null pointer. Other values have
         CuPy's types: Python's int is int64 (a shorter parameter takes the low bytes), its float float64, its bool one byte.
         A structure is a NumPy structured scalar; fields of objects in it are pointers, as in a mapping.
-        shared_mem: bytes of dynamic shared memory. stream: a `ptx.Stream` orders the launch among others, another is of no effect.
+        shared_mem: bytes of dynamic shared memory. stream: a `ptx.Stream` orders the launch among others; any other has no effect.
         Raises TypeError where CuPy would pass bytes that are not the parameter's, ValueError for a launch that CUDA refuses, and
         `KernelFault` for findings, unless a `simulation` says otherwise.
         """
@@ -359,7 +357,7 @@ class RawKernel:
 
     @property
     def max_dynamic_shared_size_bytes(self) -> int:
-        """The most bytes of `shared_mem`; may be set up to what the architecture has for a block, less the static ones."""
+        """Most bytes of `shared_mem`; settable up to the architecture's bytes for a block, less the static ones."""
         return SHARED_WITHOUT_ASKING - self.shared_size_bytes if self._dynamic is None else self._dynamic
 
     @max_dynamic_shared_size_bytes.setter
@@ -371,7 +369,7 @@ class RawKernel:
 
     @property
     def ptx_version(self) -> int:
-        """10 * major + minor of the architecture that was compiled for."""
+        """10 * major + minor of the architecture of the compilation."""
         found = re.match(r"sm_(\d+)", self._loaded()[0].module.program.target)
         return int(found[1]) if found else -1
 
@@ -379,13 +377,13 @@ class RawKernel:
 
     @property
     def num_regs(self) -> int:
-        """Registers of a thread, by NVRTC's ptxas. AttributeError for a kernel that was read from PTX."""
+        """Registers of a thread, by NVRTC's ptxas. Raises AttributeError for a kernel read from PTX."""
         loaded, name = self._loaded()
         return loaded.figures[name]["registers"]
 
     @property
     def local_size_bytes(self) -> int:
-        """Bytes of local memory of a thread (its stack), by NVRTC's ptxas. AttributeError for a kernel that was read from PTX."""
+        """Bytes of local memory of a thread (its stack), by NVRTC's ptxas. Raises AttributeError for a kernel read from PTX."""
         loaded, name = self._loaded()
         return loaded.figures[name]["stack"]
 
@@ -395,22 +393,22 @@ class RawKernel:
         return sum(v.size for v in self._loaded()[0].module.program.variables.values() if v.space == "const")
 
     max_threads_per_block = 1024
-    """Of every architecture; a kernel of many registers may be held to fewer on a device."""
+    """Most threads of a block on every architecture; on a device a kernel of many registers may be limited to fewer."""
 
     cache_mode_ca = 0
 
     @property
     def attributes(self) -> dict[str, int]:
-        """All of them by CuPy's names, -1 for what is not known."""
+        """All attributes by CuPy's names, -1 for unknown values."""
         names = ("max_threads_per_block", "shared_size_bytes", "const_size_bytes", "local_size_bytes", "num_regs", "ptx_version")
         more = ("binary_version", "cache_mode_ca", "max_dynamic_shared_size_bytes", "preferred_shared_memory_carveout")
         return {name: getattr(self, name, -1) for name in (*names, *more)}
 
 
 class RawModule:
-    """As `cupy.RawModule`: kernels and variables of one source (`code`) or of one file of PTX (`path`).
+    """`cupy.RawModule` on the PTX machine: kernels and variables of one source (`code`) or of one file of PTX (`path`).
 
-    name_expressions: C++ names ("twice<float>") of templates' kernels, by which `get_function` finds them. The rest as `RawKernel`.
+    name_expressions: C++ names ("twice<float>") of templates' kernels, for `get_function`. The rest as `RawKernel`.
     """
 
     def __init__(
@@ -441,18 +439,18 @@ class RawModule:
         self.name_expressions = expressions or None
 
     def compile(self, log_stream: Any = None) -> None:
-        """As `RawKernel.compile`."""
+        """Compiles now; writes the compiler's log to `log_stream`. Raises `cupyflash.launch.nvrtc.CompileError`."""
         log = self._source.load().log
         if log_stream is not None:
             log_stream.write(log)
 
     @property
     def module(self) -> Module:
-        """The module of the PTX machine, for the architecture that holds here."""
+        """The machine's `Module`, compiled for the current architecture."""
         return self._source.load().module
 
     def get_function(self, name: str) -> RawKernel:
-        """The kernel of that name, in the PTX or among the name expressions. Raises ValueError where there is none."""
+        """Returns the kernel of that name, in the PTX or among the name expressions. Raises ValueError if there is none."""
         kernel = RawKernel.__new__(RawKernel)
         kernel._set(self._source, self._source.load().lowered.get(name, name))
         kernel.enable_cooperative_groups = self.enable_cooperative_groups
@@ -460,9 +458,9 @@ class RawModule:
         return kernel
 
     def get_global(self, name: str) -> Array:
-        """The bytes of a variable in global or constant memory, a buffer for `np.ndarray(shape, dtype, buffer)`; writing sets it.
+        """Returns the bytes of a variable in global or constant memory, a buffer for `np.ndarray(shape, dtype, buffer)`.
 
-        The name is that in the PTX. Raises ValueError where there is none.
+        Writing to them sets the variable. The name is that in the PTX. Raises ValueError if there is none.
         """
         module = self.module
         try:
@@ -473,7 +471,7 @@ class RawModule:
 
 
 def argument(kernel: str, name: str, value: Any, param: Variable) -> Any:
-    """An argument as the machine takes it. Raises TypeError where the bytes that CuPy passes are not the parameter's."""
+    """Returns an argument as the machine takes it. Raises TypeError where the bytes that CuPy passes are not the parameter's."""
     where = f"{kernel}: argument {name!r}"
     if hasattr(value, "__cuda_array_interface__"):
         raise TypeError(f"{where} is on a GPU; this machine runs on NumPy arrays")

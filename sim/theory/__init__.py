@@ -1,7 +1,7 @@
 """Closed forms of HBM traffic, with their constants; Theorems 2 and 5 and the lower bounds.
 
-Everything here is derived from sizes and block sizes alone, from the rows' point of view; it shares no code with the
-schedules' steps, so that its equality with their replay says something. Sources: FlashAttention (arXiv 2205.14135),
+Everything here is derived from sizes and block sizes alone, from the rows' point of view. It shares no code with the
+schedules' steps, so that equality with their replay is evidence. Sources: FlashAttention (arXiv 2205.14135),
 FlashAttention-2 (arXiv 2307.08691), Saha and Ye (arXiv 2402.07443), Milakov and Gimelshein (arXiv 1805.02867).
 """
 

@@ -36,7 +36,7 @@ from cupyflash.sim.traffic import TensorTraffic, Traffic
 
 # Bytes read and written, by tensor
 Form = dict[str, tuple[int, int]]
-# How many query heads of a group visit what masks keep, or all
+# Numbers of query heads of a group, with the tiles that their masks keep (None: all)
 Heads = list[tuple[int, Kept | None]]
 
 
@@ -57,7 +57,7 @@ def backward_traffic(schedule: BackwardSchedule) -> Traffic:
 
 
 def _varlen(schedule: VarlenBackwardSchedule) -> Traffic:
-    """The sum of its sequences, and what thread blocks read to find theirs."""
+    """The sum over its sequences, and the bounds that thread blocks read to find theirs."""
     p, packed, total = schedule.problem, schedule.packed, Counter[tuple[str, bool]]()
     for one, count in schedule.sequences().items():
         for name, moved in backward_traffic(one).items():
@@ -86,7 +86,7 @@ def _forms(schedule: BackwardSchedule) -> Iterator[tuple[BackwardSchedule, Calla
 
 
 def _groups(schedule: BackwardSchedule) -> Iterator[tuple[int, int, Heads]]:
-    """How many (batch, key head) pairs have how many keys, and the query heads of the group by their block mask."""
+    """Yield (number of (batch, key head) pairs, their keys, the query heads of their groups by block mask)."""
     p = schedule.problem
     for batches, keys, own in masks_and_lengths(schedule):
         if own is None:
@@ -100,12 +100,12 @@ def _groups(schedule: BackwardSchedule) -> Iterator[tuple[int, int, Heads]]:
 
 
 def _visits(schedule: BackwardSchedule, keys: int, heads: Heads) -> Visits:
-    """What the query heads of a group visit together."""
+    """The visits of all query heads of a group."""
     return Visits.of_heads((times, visits_of(schedule, keys, None if kept is None else kept.visited)) for times, kept in heads)
 
 
 def _asked(schedule: BackwardSchedule, keys: int, heads: Heads) -> Visits:
-    """The same of the blocks where a mask is asked."""
+    """The visits of the blocks where a mask is evaluated."""
     return _visits(schedule, keys, [(times, kept and Kept(kept.asked, kept.asked)) for times, kept in heads])
 
 
@@ -142,15 +142,15 @@ def _fa1(schedule: Fa1BackwardSchedule, keys: int, heads: Heads) -> Form:
         # Of the R + Nq writes of each element, the last goes to dQ in its own type and the others to dQ_acc.
         form["dQ_acc"] = (R * d * FLOAT32, R * d * FLOAT32)
         form["dQ"] = (0, rows * d * p.itemsize)
-    of_blocks = schedule.group * blocks_in(loaded, schedule.block_cols)  # as often a head's part of a score function is loaded
+    of_blocks = schedule.group * blocks_in(loaded, schedule.block_cols)  # a head's part of a score function is loaded this often
     return form | added(_mask_bytes(schedule, keys, heads), head_bytes(p, of_blocks))
 
 
 def _fa2(schedule: Fa2BackwardSchedule, keys: int, heads: Heads) -> Form:
-    """Q, dO, D and L (float32: m and log l) once a visit of a row, K and V once, dK and dV once; dQ is read and written by an
-    atomic at each visit.
+    """Q, dO, D and L (float32: m and log l) once a visit of a row, K and V once, dK and dV once; an atomic reads and writes dQ
+    at each visit.
 
-    Before it O and dO are read for D, and dQ's sum is cleared. Behind it the sum is read, and dQ written in its own type.
+    Before the pass, O and dO are read for D, and dQ's sum is cleared. After it, the sum is read and dQ written in its own type.
     """
     p, group = schedule.problem, schedule.group
     visits = _visits(schedule, keys, heads)
@@ -186,13 +186,13 @@ def _fa2(schedule: Fa2BackwardSchedule, keys: int, heads: Heads) -> Form:
 
 
 def _given(p: Problem, rows: int, exact: bool = True) -> Form:
-    """What so many rows bring of what their weights are relative to: m and log l in float32, where that is `exact`, else L."""
+    """The bytes of the bases of the rows' weights: m and log l in float32 if that is `exact`, else L."""
     return {"bases": (2 * rows * FLOAT32, 0)} if p.dtype == "float32" and exact else {"L": (rows * FLOAT32, 0)}
 
 
 def _bases(schedule: RowBasesSchedule, keys: int, heads: Heads) -> Form:
-    """m and log l again, as a forward has them: Q once where a row block visits any column block, K at each visit, L (and its
-    head's sink) once a row, two floats of each row written. Half types read L and are done: what rows with a large one take is not
+    """m and log l again, as a forward computes them: Q once if a row block visits any column block, K at each visit, L (and its
+    head's sink) once a row, two floats written a row. Half types only read L: further reads for rows with a large L are not
     counted."""
     p, rows = schedule.problem, schedule.group * schedule.problem.seqlen_q
     if p.dtype != "float32":
@@ -212,7 +212,7 @@ def _bases(schedule: RowBasesSchedule, keys: int, heads: Heads) -> Form:
 
 
 def _queries(schedule: QueriesSchedule, keys: int, heads: Heads) -> Form:
-    """As the forward: Q, dO, L and D once where a row block visits any column block, K and V at each visit, dQ once."""
+    """As in the forward: Q, dO, L and D once if a row block visits any column block, K and V at each visit, dQ once."""
     p, size = schedule.problem, schedule.problem.itemsize
     visits = _visits(schedule, keys, heads)
     seen, loaded = visits.rows, visits.keys
@@ -234,15 +234,14 @@ def _queries(schedule: QueriesSchedule, keys: int, heads: Heads) -> Form:
 
 
 def _standard(schedule: BackwardSchedule, keys: int, heads: Heads) -> Form:
-    """Of N^2, Algorithm 3 reads P, dP and dS twice, once and twice, and writes dP and dS: 7 in all, the paper's own P given.
+    """Algorithm 3 moves 7 N^2: it reads P twice, dP once and dS twice, and writes dP and dS, if P is given as in the paper.
 
-    The kernels write P, from Q, K and L, and read a row of P and dP once more. The slopes of a score function go through HBM, too,
-    where dS then lies. Tr x Tc tiles: what has Nq rows is read for each column of tiles, K and V, as many keys as there are, for
-    each row of tiles.
+    The kernels write P, from Q, K and L, and read P and dP once more by rows. The slopes of a score function go through HBM too,
+    in dS's place. Tr x Tc tiles: tensors of Nq rows are read for each column of tiles, all keys of K and V for each row of tiles.
     """
     p, group, size = schedule.problem, schedule.group, schedule.problem.itemsize
     Tr, Tc = blocks_in(p.seqlen_q, schedule.block_rows), blocks_in(p.seqlen_k, schedule.block_cols)
-    again = 0 if schedule.tiling.used == schedule.tiling.paper else 1  # whether P is made again
+    again = 0 if schedule.tiling.used == schedule.tiling.paper else 1  # 1 if P is computed again
     sloped = int(p.options.transformed)
     Nq, scores = group * p.seqlen_q, group * p.seqlen_q * p.seqlen_k * size
     form = {
@@ -263,18 +262,18 @@ def _standard(schedule: BackwardSchedule, keys: int, heads: Heads) -> Form:
 
 
 def _mask_bytes(schedule: BackwardSchedule, keys: int, heads: Heads, by_tiles: bool = False) -> Form:
-    """What one look at every visited score reads of mask, bias and a score function."""
+    """The bytes of mask, bias and score function for one pass over all visited scores."""
     blocks = schedule.block_rows, schedule.block_cols
     of_each = [[mask_bytes(schedule.problem, keys, kept, blocks, by_tiles)] * times for times, kept in heads]
     return added(*(one for each in of_each for one in each))
 
 
 def standard_backward_ideal(problem: Problem) -> Traffic:
-    """Algorithm 3 with each input of each step read once, P being there: what standard attention's gradients move.
+    """Algorithm 3 with each input of each step read once and P given: the bytes of standard attention's gradients.
 
-    dV = P^T dO; dP = dO V^T; dS = P * (dP - rowsum(P * dP)); dQ = dS K; dK = dS^T Q. Of each query head Nq (d + 2 d_v) +
-    Nk (d + d_v) + 5 Nq Nk elements are read, and the gradients, dP and dS written; dK and dV once a key head. Masks change
-    nothing, since P has them; key lengths shorten K and V.
+    dV = P^T dO; dP = dO V^T; dS = P * (dP - rowsum(P * dP)); dQ = dS K; dK = dS^T Q. Each query head reads Nq (d + 2 d_v) +
+    Nk (d + d_v) + 5 Nq Nk elements and writes the gradients, dP and dS; dK and dV once a key head. Masks change nothing, since
+    P has them; key lengths shorten K and V.
     """
     p, size = problem, problem.head_count * problem.itemsize
     scores, rows = p.seqlen_q * p.seqlen_k * size, p.seqlen_q * size

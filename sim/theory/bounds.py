@@ -16,14 +16,14 @@ def theorem2_flash(seqlen: int, head_dim: int, sram_elements: float) -> float:
 
 
 def theorem2_holds_for(seqlen: int, head_dim: int, sram_elements: float) -> bool:
-    """Whether M is in the theorem's range, d <= M <= N d."""
+    """True if M is in the theorem's range, d <= M <= N d."""
     return head_dim <= sram_elements <= seqlen * head_dim
 
 
 def lower_bound(seqlen: int, head_dim: int, sram_elements: float) -> float:
-    """What any exact algorithm must move, up to a constant that the proofs leave open; in elements.
+    """The lower bound for any exact algorithm, in elements, up to a constant that the proofs leave open.
 
-    M >= d^2: N^2 d^2 / M; M < d^2: N^2 d / sqrt(M) (Saha and Ye; of the backward pass Li et al., arXiv 2410.09397). Compare
+    M >= d^2: N^2 d^2 / M; M < d^2: N^2 d / sqrt(M) (Saha and Ye; for the backward pass Li et al., arXiv 2410.09397). Compare
     shapes and ratios with it, not levels.
     """
     if sram_elements >= head_dim**2:

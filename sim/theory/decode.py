@@ -1,4 +1,4 @@
-"""The closed form of decoding's HBM traffic: K and V once a key head and row tile, partial results written and read again."""
+"""The closed form of decoding's HBM traffic: K and V once a key head and row tile, partial results written, then read."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ INT32 = 4
 
 
 def decode_traffic(schedule: DecodeSchedule) -> Traffic:
-    """Bytes per tensor, of every sequence by its own length."""
+    """Bytes per tensor, each sequence with its own length."""
     total: Counter[tuple[str, bool]] = Counter()
     for cached, batches in schedule.lengths().items():
         for name, moved in _key_head(schedule, cached).items():
@@ -22,7 +22,7 @@ def decode_traffic(schedule: DecodeSchedule) -> Traffic:
 
 
 def _key_head(schedule: DecodeSchedule, cached: int) -> dict[str, tuple[int, int]]:
-    """Of a key head whose sequence has so many keys cached: (bytes read, bytes written)."""
+    """(Bytes read, bytes written) of a key head whose sequence has `cached` keys."""
     p, cache, group = schedule.problem, schedule.cache, schedule.group
     rows, keys, split = p.seqlen_q * group, cached + cache.appended, schedule.splits > 1
     old = new = queries = parts = pages = 0  # keys of the cache, new keys, rows, rows of splits, places of pages
@@ -57,7 +57,7 @@ def _key_head(schedule: DecodeSchedule, cached: int) -> dict[str, tuple[int, int
 
 
 def key_bytes(schedule: DecodeSchedule) -> int:
-    """Bytes of K and V, each row once, that some query of its sequence sees or that are new."""
+    """Bytes of the rows of K and V that some query of their sequence sees or that are new, each row once."""
     p, appended = schedule.problem, schedule.cache.appended
     rows = 0
     for cached, batches in schedule.lengths().items():
@@ -70,7 +70,7 @@ def key_bytes(schedule: DecodeSchedule) -> int:
 
 
 def splits_with_keys(schedule: DecodeSchedule) -> int:
-    """Thread blocks that read any keys, of all sequences."""
+    """The number of thread blocks, over all sequences, that read any keys."""
     total = 0
     for cached, batches in schedule.lengths().items():
         for tile in range(schedule.row_tiles):
@@ -80,14 +80,14 @@ def splits_with_keys(schedule: DecodeSchedule) -> int:
 
 
 def _sides(schedule: DecodeSchedule, keys: int) -> tuple[int, int]:
-    """(left, right): query i sees the keys from i - left to i + right; no limit is beyond all keys."""
+    """(left, right): query i sees the keys from i - left to i + right; "no limit" is a number beyond all keys."""
     p, far = schedule.problem, schedule.problem.seqlen_q + keys
     left, right = (far if side is None else side for side in (p.options.left, p.options.right))
     return left - (keys - p.seqlen_q), right + keys - p.seqlen_q
 
 
 def _read(schedule: DecodeSchedule, cached: int, tile: int) -> tuple[int, int]:
-    """The keys begin <= key < end that a row tile reads: whole blocks, up to the last key. The last tile has all new ones."""
+    """The keys begin <= key < end that a row tile reads: whole blocks, up to the last key. The last tile reads all new keys."""
     keys, cols, rows = cached + schedule.cache.appended, schedule.block_cols, schedule.block_rows
     left, right = _sides(schedule, keys)
     first, last = tile * rows // schedule.group, (min((tile + 1) * rows, schedule.rows) - 1) // schedule.group
@@ -98,7 +98,7 @@ def _read(schedule: DecodeSchedule, cached: int, tile: int) -> tuple[int, int]:
 
 
 def _pages(schedule: DecodeSchedule, begin: int, end: int, splits: int) -> int:
-    """Pages that hold some of these keys; one that two splits share, twice."""
+    """The number of pages that hold some of these keys; a page that two splits share counts twice."""
     page, cols = schedule.cache.page_size, schedule.block_cols
     if page is None or begin == end:
         return 0
@@ -108,6 +108,6 @@ def _pages(schedule: DecodeSchedule, begin: int, end: int, splits: int) -> int:
 
 
 def _scores(schedule: DecodeSchedule, keys: int, first: int = 0) -> int:
-    """Scores of the keys from `first` on that position lets a query see."""
+    """The number of scores, for keys from `first` on, that position lets a query see."""
     n_q, (left, right) = schedule.problem.seqlen_q, _sides(schedule, keys)
     return schedule.group * sum(max(0, min(keys, i + right + 1) - max(first, i - left)) for i in range(n_q))

@@ -72,14 +72,14 @@ def forward_traffic(schedule: TileSchedule | SoftmaxSchedule | DropoutMaskSchedu
 
 
 def _of_tiles(schedule: TileSchedule, keys: int, kept: Kept | None) -> dict[str, tuple[int, int]]:
-    """What functions read for rows, once where they visit any column block, and for keys, at each visit; a mask's at those where it
-    is asked."""
+    """The bytes that functions read for rows, once if they visit any column block, and for keys, at each visit; a mask's only at
+    visits where it is evaluated."""
     visits, asked = (visits_of(schedule, keys, kept and kept[place]) for place in range(2))
     return tile_bytes(schedule.problem, visits.rows, visits.keys, visits.rows, asked.keys)
 
 
 def _blocks_of_scores(schedule: TileSchedule) -> int:
-    """How often what is one for a head is read for it: by each thread block that computes scores, or by each of its warps."""
+    """The number of times that a head's own values are read: by each thread block that computes scores, or by each of its warps."""
     p = schedule.problem
     if isinstance(schedule, Fa3Schedule):
         return blocks_in(p.seqlen_q, schedule.block_rows) * (schedule.pack * schedule.block_rows // 16) * schedule.pack
@@ -88,7 +88,7 @@ def _blocks_of_scores(schedule: TileSchedule) -> int:
 
 
 def _heads(schedule: TileSchedule) -> Iterator[tuple[int, int, Kept | None]]:
-    """How many (batch, head) pairs have how many keys, and what masks keep."""
+    """Yield (number of (batch, head) pairs, their keys, the tiles that masks keep)."""
     p = schedule.problem
     for batches, keys, masks in masks_and_lengths(schedule):
         if masks is None:
@@ -99,7 +99,7 @@ def _heads(schedule: TileSchedule) -> Iterator[tuple[int, int, Kept | None]]:
 
 
 def _varlen(schedule: VarlenSchedule) -> Traffic:
-    """The sum of its sequences, and what thread blocks read to find theirs."""
+    """The sum over its sequences, and the bounds that thread blocks read to find theirs."""
     p, packed = schedule.problem, schedule.packed
     total: Counter[tuple[str, bool]] = Counter()
     for one, count in schedule.sequences().items():
@@ -148,7 +148,7 @@ def _fa1(schedule: TileSchedule, keys: int, kept: np.ndarray | None) -> dict[str
 
 
 def _fa2(schedule: TileSchedule, keys: int, kept: np.ndarray | None) -> dict[str, tuple[int, int]]:
-    """Q once where a row block visits any column block, K and V at each visit, O and L once."""
+    """Q once if a row block visits any column block, K and V at each visit, O and L once."""
     p, visits = schedule.problem, visits_of(schedule, keys, kept)
     return {
         "Q": (visits.rows * p.head_dim * p.itemsize, 0),
@@ -163,8 +163,8 @@ def _fa2(schedule: TileSchedule, keys: int, kept: np.ndarray | None) -> dict[str
 
 
 def _fa3(schedule: TileSchedule, keys: int, kept: np.ndarray | None) -> dict[str, tuple[int, int]]:
-    """As FlashAttention-2, but that blocks come whole as far as the tensors go, that each warp asks how many keys there are, and
-    that `pack` heads may have their rows in one block."""
+    """As FlashAttention-2, except that blocks are loaded whole within the tensors, each warp reads the key length, and `pack` heads
+    may share a row block."""
     assert isinstance(schedule, Fa3Schedule)
     p, visits = schedule.problem, visits_of(schedule, keys, kept)
     Tr, Tc = blocks_in(p.seqlen_q, schedule.block_rows), blocks_in(keys, schedule.block_cols)
@@ -182,7 +182,7 @@ def _fa3(schedule: TileSchedule, keys: int, kept: np.ndarray | None) -> dict[str
 
 
 class _Taken(NamedTuple):
-    """Row blocks of all heads that have a number, that there are, and that thread blocks ask for."""
+    """The row blocks of all heads: those with a number, those that exist, and those that thread blocks request."""
 
     numbers: int
     there: int
@@ -190,7 +190,7 @@ class _Taken(NamedTuple):
 
 
 def _taken(schedule: Fa3Schedule) -> _Taken:
-    """Each of `grid` thread blocks asks for row blocks until it gets one that a sequence has not, or a number behind the last."""
+    """Each of `grid` thread blocks requests row blocks until it gets one beyond its sequence's end, or a number past the last."""
     p, rows = schedule.problem, schedule.block_rows
     heads = p.heads // schedule.pack
     if isinstance(schedule, VarlenSchedule):
@@ -202,8 +202,8 @@ def _taken(schedule: Fa3Schedule) -> _Taken:
 
 
 def _queue(schedule: Fa3Schedule) -> dict[str, tuple[int, int]]:
-    """An int32 for each number is written, and read where it is asked for; what is taken is set to 0 and counted by an atomic
-    behind each row block. The length of each of a head's numbers is found out for itself, and for every 128 of them once more."""
+    """An int32 for each number is written, and read on request; a counter starts at 0, and each row block increments it by an
+    atomic. Each of a head's numbers reads its length, and every 128 of them read all lengths once more."""
     if not schedule.queued:
         return {}
     p, taken = schedule.problem, _taken(schedule)
@@ -217,7 +217,7 @@ def _queue(schedule: Fa3Schedule) -> dict[str, tuple[int, int]]:
 
 
 def _standard(schedule: TileSchedule, keys: int, kept: np.ndarray | None) -> dict[str, tuple[int, int]]:
-    """Tr x Tc tiles: Q is read for each column of tiles, K and V, as many keys as there are, for each row of tiles."""
+    """Tr x Tc tiles: Q is read for each column of tiles, all keys of K and V for each row of tiles."""
     p = schedule.problem
     Tr, Tc = blocks_in(p.seqlen_q, schedule.block_rows), blocks_in(p.seqlen_k, schedule.block_cols)
     ideal = schedule.tiling.used == schedule.tiling.paper
@@ -236,14 +236,14 @@ def _standard(schedule: TileSchedule, keys: int, kept: np.ndarray | None) -> dic
 
 
 def add_state_traffic(rows: int, head_dim_v: int, dtype: str) -> Traffic:
-    """Of merging a call's O and L into float32 sums: each once, and the sums once more."""
+    """The traffic of merging a call's O and L into float32 sums: each is read once, the sums are read and written once."""
     sums, part = rows * head_dim_v * FLOAT32, rows * head_dim_v * ITEMSIZE[dtype]
     each = {"O": (sums, sums), "L": (rows * FLOAT32,) * 2, "O_part": (part, 0), "L_part": (rows * FLOAT32, 0)}
     return Traffic({name: TensorTraffic(*moved) for name, moved in each.items()})
 
 
 def softmax_traffic(rows: int, cols: int, dtype: str, algorithm: str) -> Traffic:
-    """Safe softmax reads each element for the largest, the sum and the output; the online form has the first two in one."""
+    """Safe softmax reads each element for the maximum, the sum and the output; online softmax does the first two in one pass."""
     reads = {"softmax-safe": 3, "softmax-online": 2}[algorithm]
     size = rows * cols * ITEMSIZE[dtype]
     return Traffic({"x": TensorTraffic(reads * size, 0), "y": TensorTraffic(0, size)})
@@ -252,7 +252,7 @@ def softmax_traffic(rows: int, cols: int, dtype: str, algorithm: str) -> Traffic
 def standard_ideal(problem: Problem) -> Traffic:
     """Algorithm 0 with each input of each step read once: (Nq + 2 Nk) d + 2 Nq Nk reads, 2 Nq Nk + Nq d writes a head.
 
-    A mask or bias adds an element for each score that the causal mask leaves; key lengths shorten K and V.
+    A mask or bias adds an element for each score that the causal mask keeps; key lengths shorten K and V.
     """
     p, size = problem, problem.head_count * problem.itemsize
     scores = p.head_count * p.seqlen_q * p.seqlen_k

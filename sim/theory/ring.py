@@ -1,11 +1,11 @@
-"""Closed forms of a ring: bytes that each rank sends and receives by tensor, and the scores that it computes.
+"""Closed forms of a ring: the bytes that each rank sends and receives by tensor, and the scores that it computes.
 
-In rows of K, of n_k in all, of which rank r holds p(r): a ring of P ranks that no window cuts short sends n_k - p(r + 1) and
-receives n_k - p(r) of each of K and V: all but one part. Its backward hands on dK and dV too, in float32, from the second step on
-and at last to their owner: it sends n_k - p(r) of each and receives n_k - p(r - 1). Gathered, each rank sends its own part to all
-others, (P - 1) p(r), and receives n_k - p(r); of gradients the other way round.
+Counted in rows of K: there are n_k, and rank r holds p(r). In a ring of P ranks that no window cuts short, rank r sends
+n_k - p(r + 1) and receives n_k - p(r) rows of each of K and V: all but one part. The backward passes on dK and dV too, in float32,
+from the second step on and finally to their owner: it sends n_k - p(r) of each and receives n_k - p(r - 1). In a gather, each rank
+sends its own part to all others, (P - 1) p(r), and receives n_k - p(r); gradients go the other way.
 
-Nothing here looks at a plan's steps: which of them are left is found from units and chunks.
+Nothing here reads a plan's steps: units and chunks determine which steps remain.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Carried(NamedTuple):
 
 
 def link_bytes(plan: RingPlan, problem: Problem, *, backward: bool = False) -> dict[str, Carried]:
-    """What each rank sends and receives of each tensor; `problem` is the whole one."""
+    """The bytes of each tensor that each rank sends and receives; `problem` is the whole one."""
     held = part_lengths(plan.n_k, plan.ranks, plan.layout)
     keys, gradients = _gathered(held) if plan.gather else _passed_on(plan, held)
     carried = {}
@@ -44,7 +44,7 @@ def link_bytes(plan: RingPlan, problem: Problem, *, backward: bool = False) -> d
 
 
 def row_elements(problem: Problem) -> Mapping[str, int]:
-    """Elements of K and V that one position has."""
+    """The elements of K and V at one position."""
     heads = problem.batch * problem.kv_heads
     return {"K": heads * problem.head_dim, "V": heads * problem.head_dim_v}
 
@@ -54,7 +54,7 @@ def _times(rows: Carried, nbytes: int) -> Carried:
 
 
 def _gathered(held: np.ndarray) -> tuple[Carried, Carried]:
-    """Rows of K (or V) and of its gradient: all but a rank's own come, and its own goes to each other rank."""
+    """Rows of K (or V) and of its gradient: a rank receives all parts but its own, and sends its own to each other rank."""
     own, others = (len(held) - 1) * held, held.sum() - held
     return Carried(own, others), Carried(others, own)
 
@@ -74,23 +74,23 @@ def _passed_on(plan: RingPlan, held: np.ndarray) -> tuple[Carried, Carried]:
 
 
 def part_lengths(length: int, ranks: int, layout: str) -> np.ndarray:
-    """How many positions each rank holds."""
+    """The number of positions that each rank holds."""
     bounds = chunk_bounds(length, ranks if layout == "contiguous" else 2 * ranks)
     chunks = np.diff(bounds)
     return chunks if layout == "contiguous" else chunks[:ranks] + chunks[: ranks - 1 : -1]
 
 
 def chunk_bounds(length: int, count: int) -> np.ndarray:
-    """Where each of `count` chunks begins, and the end: chunk c at unit floor(c U / count) of U = ceil(length / 32)."""
+    """The start of each of `count` chunks, and the end: chunk c is at unit floor(c U / count) of U = ceil(length / 32)."""
     units = -(-length // UNIT)
     return np.minimum(length, UNIT * (np.arange(count + 1, dtype=np.int64) * units // count))
 
 
 def shifts(plan: RingPlan) -> tuple[int, ...]:
-    """How many ranks before its own the sources are that any rank sees anything of, and 0.
+    """The distances, in ranks, from a rank back to the sources of which any rank sees anything, and 0.
 
     Unit u of U lies in chunk ceil((u + 1) n / U) - 1 of n. A chunk of rows sees the units from its first row's first key to its
-    last row's last one, so the chunks from that of the first unit to that of the last which are not empty.
+    last row's last key, so it sees the nonempty chunks between those two units.
     """
     if plan.window is None and not plan.causal and plan.n_q and plan.n_k >= UNIT * 2 * plan.ranks:
         return tuple(range(plan.ranks))
@@ -111,7 +111,7 @@ def shifts(plan: RingPlan) -> tuple[int, ...]:
 
 
 def scores(plan: RingPlan) -> tuple[int, ...]:
-    """How many scores each rank computes: those of its rows, whichever rank has the keys.
+    """The number of scores that each rank computes: those of its rows, whichever rank has the keys.
 
     Row r sees keys from min(max(r + n_k - n_q - left, 0), n_k) to min(max(r + n_k - n_q + right + 1, 0), n_k).
     """
@@ -119,7 +119,7 @@ def scores(plan: RingPlan) -> tuple[int, ...]:
     bounds, (left, right), own = chunk_bounds(plan.n_q, count).tolist(), plan.reach, plan.n_k - plan.n_q
 
     def before(row: int) -> int:
-        """Scores of all rows before, but for a constant."""
+        """The number of scores of all earlier rows, up to a constant."""
         ends = row * plan.n_k if right is None else _clipped(row + own + right + 1, plan.n_k)
         return ends - (0 if left is None else _clipped(row + own - left, plan.n_k))
 

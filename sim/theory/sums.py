@@ -6,8 +6,8 @@ from __future__ import annotations
 def floor_sum(n: int, slope: int, start: int, divisor: int) -> int:
     """The sum of (slope i + start) // divisor over 0 <= i < n, in O(log divisor) steps; divisor > 0.
 
-    The lattice points under a line: whole multiples of the divisor are taken out, and the rest counted along the other axis,
-    which exchanges slope and divisor as Euclid's algorithm does.
+    It counts the lattice points under a line: it takes out whole multiples of the divisor and counts the rest along the other
+    axis, which exchanges slope and divisor as Euclid's algorithm does.
     """
     whole, slope = divmod(slope, divisor)
     more, start = divmod(start, divisor)
@@ -17,7 +17,7 @@ def floor_sum(n: int, slope: int, start: int, divisor: int) -> int:
 
 
 def count_below(n: int, slope: int, start: int, level: int) -> int:
-    """How many 0 <= i < n have slope i + start < level; slope > 0."""
+    """The number of 0 <= i < n with slope i + start < level; slope > 0."""
     return min(max(-((start - level) // slope), 0), n)
 
 

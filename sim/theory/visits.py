@@ -1,8 +1,8 @@
-"""What row blocks visit, from the rows' point of view: shared by the closed forms, and with nothing else.
+"""The visits of row blocks, from the rows' point of view: shared by the closed forms and used by nothing else.
 
-Position (causal mask, window, key lengths) leaves row block i the columns from a_i to b_i, both linear in i but for clipping and
-for rounding to whole column blocks. Their sums are taken in closed form, so that a count costs the same at any length; only a
-block mask and a mask that is known are gone through, in time and memory of their own size.
+Position (causal mask, window, key lengths) leaves row block i the columns from a_i to b_i, both linear in i except for clipping
+and rounding to whole column blocks. Their sums have closed forms, so that a count costs the same at any length; only block masks
+and known masks are scanned, in time and memory of their own size.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ from cupyflash.schedules import BackwardSchedule, TileSchedule
 from cupyflash.sim.theory.sums import clipped_sum, count_below
 
 FLOAT32 = 4
-# Lengths up to which the products of two of them, a few times over, are exact in 64 bits.
+# Lengths up to which a few times the product of two of them is exact in 64 bits.
 SAFE_IN_INT64 = 1 << 29
 
 
 @dataclass(frozen=True)
 class Visits:
-    """What the row blocks of one query head visit, summed over them.
+    """The visits of one query head, summed over its row blocks.
 
     row_visits: R = sum of r_i c_i, with r_i the rows of row block i and c_i the column blocks that it visits. rows: r_i where
-    c_i > 0. keys: those in the c_i column blocks. blocks: the column blocks that position leaves, of which a block mask speaks.
-    ends: row blocks that visit the last of the column blocks, where the keys end.
+    c_i > 0. keys: those in the c_i column blocks. blocks: the column blocks that position leaves, to which a block mask applies.
+    ends: row blocks that visit the last column block, where the keys end.
     """
 
     row_visits: int
@@ -45,25 +45,25 @@ class Visits:
 
     @classmethod
     def of_heads(cls, counted: Iterable[tuple[int, Visits]]) -> Visits:
-        """Of so many query heads that visit so."""
+        """The sum of (number of query heads, their visits)."""
         parts = [[times * number for number in astuple(visits)] for times, visits in counted]
         return cls(*map(sum, zip(*parts, strict=True)))
 
 
 def lengths(p: Problem) -> Mapping[int, int]:
-    """How many batches have how many keys."""
+    """The number of batches that have each number of keys, by that number."""
     return {p.seqlen_k: p.batch} if p.options.key_lengths is None else Counter(p.options.key_lengths)
 
 
 class Kept(NamedTuple):
-    """What masks say of the tiles of one query head, (Tr, Tc): which are visited, and in which a mask is asked for each score."""
+    """The tiles of one query head, (Tr, Tc), under its masks: those visited, and those where a mask is evaluated for each score."""
 
     visited: np.ndarray
     asked: np.ndarray
 
 
 def masks_and_lengths(schedule: TileSchedule) -> Iterator[tuple[int, int, list[Kept] | None]]:
-    """How many batches have how many keys, and what masks keep: of each head, of one that all are like, or nothing (all)."""
+    """Yield (number of batches, their keys, the tiles that masks keep by head, or once for all heads; None for all tiles)."""
     p, kept = schedule.problem, _kept(schedule)
     if kept is None or len(kept.visited) == 1:
         for keys, batches in lengths(p).items():
@@ -78,7 +78,7 @@ def _of_heads(kept: Kept, batch: int) -> list[Kept]:
 
 
 def _kept(schedule: TileSchedule) -> Kept | None:
-    """Of all batches and heads, or one of either where they are alike, by the schedule's tiles."""
+    """The kept tiles by the schedule's tiles: of all batches and heads, or of one where all are alike."""
     p, asked = schedule.problem, schedule.problem.options
     known = bool(schedule.mask_tiles) and asked.pattern is not None and asked.pattern.bits is not None
     if asked.block_mask is None and not known:
@@ -93,7 +93,7 @@ def _kept(schedule: TileSchedule) -> Kept | None:
 
 
 def own_blocks(schedule: TileSchedule, mask: np.ndarray) -> np.ndarray:
-    """A block mask (..., Tr, Tc) by the schedule's blocks, which may be parts of the mask's."""
+    """A block mask (..., Tr, Tc) for the schedule's blocks, which may be parts of the mask's blocks."""
     p, br, bc = schedule.problem, schedule.block_rows, schedule.block_cols
     rows, cols = (schedule.mask_blocks if isinstance(schedule, BackwardSchedule) else None) or (br, bc)
     i, j = np.arange(blocks_in(p.seqlen_q, br)) * br // rows, np.arange(blocks_in(p.seqlen_k, bc)) * bc // cols
@@ -102,13 +102,13 @@ def own_blocks(schedule: TileSchedule, mask: np.ndarray) -> np.ndarray:
 
 
 def state_bytes(schedule: TileSchedule, blocks: int) -> dict[str, tuple[int, int]]:
-    """What `blocks` blocks read of a mask's states, a byte each."""
+    """The bytes that `blocks` blocks read of a mask's states, one a block."""
     return {each.field: (blocks, 0) for each in schedule.mask_tiles[:1]}
 
 
 def states_made(schedule: TileSchedule) -> dict[str, tuple[int, int]]:
-    """What finds the states of a mask's tiles moves: of each (batch, head) for which the mask is different, every score is asked
-    for once; what a function loads by the head is loaded once a tile, by the row once a row of it, by the column once a column."""
+    """The bytes of finding the states of a mask's tiles. For each (batch, head) with a mask of its own, the mask is evaluated once
+    a score; a function's loads by head are made once a tile, by row once a tile's row, by column once a tile's column."""
     p, Nq, Nk = schedule.problem, schedule.problem.seqlen_q, schedule.problem.seqlen_k
     total: Counter[str] = Counter()
     written: Counter[str] = Counter()
@@ -126,8 +126,8 @@ def states_made(schedule: TileSchedule) -> dict[str, tuple[int, int]]:
 
 
 def _times_loaded(form: Form, of_tiles: int, of_rows: int, of_columns: int, of_scores: int) -> Iterator[tuple[Load, int]]:
-    """How often the loads of a mask are made: up to MOST_PARTS each that change along rows, or along columns, at those, and further
-    ones at each score; what changes along neither once a tile."""
+    """Yield each load of a mask and how often it is made: up to MOST_PARTS loads that change along rows once a row, as many along
+    columns once a column, further ones once a score; loads that change along neither once a tile."""
     room = [score.MOST_PARTS] * 2
     for load in form.loads:
         changes = depends_on(load) & {"row", "column"}
@@ -142,12 +142,12 @@ def _times_loaded(form: Form, of_tiles: int, of_rows: int, of_columns: int, of_s
 
 
 def blocks_in(length: int, size: int) -> int:
-    """Blocks of `size` that a length takes, the last of which may be short."""
+    """The number of blocks of `size` that cover a length; the last may be short."""
     return -(-length // size)
 
 
 def sides(p: Problem) -> tuple[int, int]:
-    """(left, right): row r sees the columns from r - left to r + right; no limit is a number beyond all columns."""
+    """(left, right): row r sees the columns from r - left to r + right; "no limit" is a number beyond all columns."""
     shift, far = p.seqlen_k - p.seqlen_q, p.seqlen_q + p.seqlen_k
     left, right = (far if side is None else side for side in (p.options.left, p.options.right))
     return left - shift, right + shift
@@ -180,12 +180,12 @@ def visits_of(schedule: TileSchedule, keys: int, kept: np.ndarray | None = None)
     n, start = max(0, min(seen.stop, full) - seen.start), seen.start * br  # the seen row blocks of br rows
     blocks = clipped_sum(n, br, start + br + right, keys, bc, bc - 1) - clipped_sum(n, br, start - left, keys, bc)
     row_visits, rows = br * blocks, br * n
-    last = blocks_in(keys, bc) - 1  # of the column blocks, the one that may be short
+    last = blocks_in(keys, bc) - 1  # the last column block, which may be short
     in_last = n - count_below(n, br, start + br + right, last * bc + 1)
     if tail and full in seen:
         begin, end = span(schedule, keys, full)
         row_visits, rows, blocks = row_visits + tail * (end - begin), rows + tail, blocks + end - begin
-        in_last += schedule.problem.seqlen_q + right > last * bc  # so does the last row, but where a window ends before its own key
+        in_last += schedule.problem.seqlen_q + right > last * bc  # so does the last row, unless a window ends before its own key
     return Visits(row_visits, rows, blocks * bc - in_last * (-keys % bc), blocks, in_last)
 
 
@@ -221,11 +221,11 @@ def _kept_visits(schedule: TileSchedule, keys: int, kept: np.ndarray) -> Visits:
 
 
 def scores_of(p: Problem, keys: int, kept: np.ndarray | None = None, blocks: tuple[int, int] = (1, 1)) -> int:
-    """How many scores of one head position leaves, in the kept blocks of (Br, Bc) where there is a block mask."""
+    """The number of scores of one head that position leaves, in the kept blocks of (Br, Bc) if there is a block mask."""
     left, right = sides(p)
     if kept is None:
         return clipped_sum(p.seqlen_q, 1, right + 1, keys) - clipped_sum(p.seqlen_q, 1, -left, keys)
-    # Of the scores above and left of each corner of the blocks, those within the bounds; differences count a block.
+    # For each corner of the blocks, the scores above and left of it that are within the bounds; differences count a block.
     number = np.int64 if p.seqlen_q + p.seqlen_k < SAFE_IN_INT64 else object
     rows, cols = (
         np.array([min(block * size, length) for block in range(count + 1)], number)
@@ -247,8 +247,8 @@ def _area(x: np.ndarray, most: np.ndarray) -> np.ndarray:
 def mask_bytes(
     p: Problem, keys: int, kept: Kept | None = None, blocks: tuple[int, int] = (1, 1), by_tiles: bool = False
 ) -> dict[str, tuple[int, int]]:
-    """Mask, bias and a score function: each score of the visited blocks that causal mask and window leave reads its own elements,
-    those that are its row's or its key's too, where they are not read `by_tiles`; of a mask where that is asked."""
+    """The bytes of mask, bias and score function: each score that causal mask and window leave in the visited blocks reads its own
+    elements, and its row's and key's unless they are read `by_tiles`; a mask's only where it is evaluated."""
     if not p.options.of_scores:
         return {}
     scores = scores_of(p, keys, None if kept is None else kept.visited, blocks)
@@ -258,22 +258,22 @@ def mask_bytes(
 
 
 def score_bytes(p: Problem, scores: int) -> dict[str, tuple[int, int]]:
-    """What `scores` scores read of the arrays of score and mask functions where nothing is read by tiles."""
+    """The bytes that `scores` scores read of the arrays of score and mask functions if nothing is read by tiles."""
     return _loaded(p, "score", scores, scores, by_tiles=False)
 
 
 def head_bytes(p: Problem, blocks: int) -> dict[str, tuple[int, int]]:
-    """What `blocks` thread blocks read of the arrays of score and mask functions that is one for a head."""
+    """The bytes that `blocks` thread blocks read, once each, of the per-head values of score and mask functions."""
     return _loaded(p, "head", blocks, blocks)
 
 
 def tile_bytes(p: Problem, rows: int, keys: int, asked_rows: int, asked_keys: int) -> dict[str, tuple[int, int]]:
-    """What is read of them by tiles that have so many rows and keys together: of a mask by those in which it is asked."""
+    """The bytes that tiles with `rows` and `keys` in all read of them; a mask's only in tiles where it is evaluated."""
     return added(_loaded(p, "row", rows, asked_rows), _loaded(p, "key", keys, asked_keys))
 
 
 def _loaded(p: Problem, place: str, times: int, asked: int, by_tiles: bool = True) -> dict[str, tuple[int, int]]:
-    """Bytes by array of the loads at one place (`score.Parts`): those of a score function `times` each, of a mask's `asked`."""
+    """Bytes by array of the loads at one place (`score.Parts`): a score function's `times` each, a mask's `asked` each."""
     read: Counter[str] = Counter()
     for form, often in ((p.options.score, times), (p.options.mask_function, asked)):
         if form is not None:
@@ -283,7 +283,7 @@ def _loaded(p: Problem, place: str, times: int, asked: int, by_tiles: bool = Tru
 
 
 def added(*forms: Mapping[str, tuple[int, int]]) -> dict[str, tuple[int, int]]:
-    """The sum of what some read and write, by tensor."""
+    """The sum of bytes read and written, by tensor."""
     total: dict[str, tuple[int, int]] = {}
     for form in forms:
         for name, (read, written) in form.items():
@@ -293,8 +293,8 @@ def added(*forms: Mapping[str, tuple[int, int]]) -> dict[str, tuple[int, int]]:
 
 
 def searched_tiles(schedule: TileSchedule) -> Mapping[str, int]:
-    """Bytes of the bounds that are read to find the states of packed sequences' tiles: a column of tiles looks for its sequences as
-    a head does."""
+    """The bytes of the bounds read to find the states of packed sequences' tiles: a column of tiles searches for its sequences as a
+    head does."""
     total: Counter[str] = Counter()
     for tiles in schedule.found_tiles:
         assert tiles.packed is not None
@@ -306,10 +306,10 @@ def searched_tiles(schedule: TileSchedule) -> Mapping[str, int]:
 
 
 def searched_bytes(heads: int, sequences: int, total: int, block: int) -> tuple[int, int]:
-    """Bytes of the bounds of the tensor whose blocks thread blocks have, and of the other's, to find their sequences.
+    """The bytes that thread blocks read to find their sequences: bounds of the tensor that they divide, and of the other one.
 
-    A head has total // block + sequences of them. Each searches its own bounds 32 at a time, as often as sequences - 1 has digits
-    to the base 32, and then reads the two of its sequence of both tensors, in int32.
+    A head has total // block + sequences thread blocks. Each searches its tensor's bounds 32 at a time, once for each digit of
+    sequences - 1 to the base 32, and then reads the two bounds of its sequence from both tensors, in int32.
     """
     if not sequences:
         return 0, 0

@@ -90,7 +90,7 @@ def test_every_gpu_has_functions_and_maps_of_its_own() -> None:
 CALL = """
 import cupy, numpy
 from tile_copy import doubled
-from cupyflash import cubins
+from cupyflash.launch import cubins
 made, compiled = [], cubins.compiled
 cubins.compiled = lambda program: made.append(program) or compiled(program)
 q = cupy.asarray(numpy.ones((37, 64), numpy.float16))

@@ -1,1 +1,1 @@
-"""From parsed instructions to code that can be bound: a plan for each opcode, control flow, liveness, what pointers may reach."""
+"""Decoding of parsed instructions into code to bind: a plan for each opcode, control flow, liveness, provenance of pointers."""

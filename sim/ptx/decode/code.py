@@ -1,4 +1,4 @@
-"""From a kernel's instructions to what the machine runs: calls, control flow, liveness, register slots, memory layout."""
+"""The code of a kernel for the machine: calls, control flow, liveness, register slots, memory layout."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ BUILTINS = {"vprintf": 2, "__assertfail": 5}
 
 
 def address_taken(program: Program) -> set[str]:
-    """Functions whose address is a value somewhere: a call through a pointer may go to them."""
+    """Returns functions whose address is a value somewhere: a call through a pointer may go to them."""
     taken = {name for v in program.variables.values() for _, name, _, _ in v.pointers}
     for function in program.functions.values():
         for instruction in function.instructions:
@@ -60,7 +60,7 @@ def callees(control: Call) -> tuple[str, ...]:
 
 
 def reachable(kernel: str, plans: dict[str, list[Plan]]) -> tuple[list[str], set[tuple[str, str]]]:
-    """The kernel and the functions it may call, and which (caller, callee) of them are part of a recursion."""
+    """Returns the kernel and the functions it may call, and the (caller, callee) pairs of these that are part of a recursion."""
     order, calls = [kernel], dict[str, set[str]]()
     for name in order:
         calls[name] = {c for plan in plans[name] if isinstance(plan.control, Call) for c in callees(plan.control)}
@@ -74,7 +74,7 @@ def reachable(kernel: str, plans: dict[str, list[Plan]]) -> tuple[list[str], set
 
 
 def shared_frames(program: Program, plans: dict[str, list[Plan]]) -> list[tuple[str, Refusal]]:
-    """(function, call) within a recursion by functions with local arrays: all levels would have the same ones."""
+    """Returns (function, call) within a recursion by functions with local arrays, which all levels would share."""
     return [
         (name, (function.instructions[pc].line, function.instructions[pc].text, "recursion of a function with local arrays"))
         for name, function in program.functions.items()
@@ -94,9 +94,9 @@ MOST_STATIC = 227 << 10
 
 @dataclass(frozen=True)
 class Decoded:
-    """The plans of all functions, and what of each function, of the declarations and of the whole module is not executed.
+    """The plans of all functions, and the statements that are not executed: of each function, of declarations, of the whole module.
 
-    A function with refused statements has plans that stand for nothing in their place.
+    A function with refused statements has empty plans in their place.
     """
 
     program: Program
@@ -104,7 +104,7 @@ class Decoded:
     refused: dict[str, list[Refusal]]
 
     def refusals(self, kernel: str) -> list[Refusal]:
-        """What is not executed of a kernel and of the functions and declarations that it can reach."""
+        """Returns the statements that are not executed, of a kernel and of the functions and declarations that it can reach."""
         names = reachable(kernel, self.plans)[0]
         used = {s.name for name in names for i in self.program.functions[name].instructions for s in symbols(i.operands)}
         own = [v for name in names for v in self.program.functions[name].variables]
@@ -120,7 +120,7 @@ class Decoded:
 
 
 def decode_all(program: Program) -> Decoded:
-    """Plans of all functions. Raises `UnsupportedPTX`, with everything that is not executed, where no kernel is left to run."""
+    """Returns plans of all functions. Raises `UnsupportedPTX`, with all refused statements, if no kernel is left to run."""
     plans: dict[str, list[Plan]] = {}
     refused: dict[str, list[Refusal]] = {}
     for function in program.functions.values():
@@ -147,14 +147,14 @@ def decode_all(program: Program) -> Decoded:
 
 
 def unread(item: Refusal) -> Refusal:
-    """A statement that the parser could not read: of an opcode that is not executed it does not matter why."""
+    """Returns the refusal of a statement that the parser could not read: an opcode that is not executed is reason enough."""
     line, text, _ = item
     match = re.match(r"(?:@!?\S+\s+)?([a-z]\w*)", text)
     return (line, text, f"opcode {match[1]} is not executed") if match and not ops.known(match[1]) else item
 
 
 def resolve_call(program: Program, caller: Function, plan: Plan, control: Call) -> Plan:
-    """The plan with what the call can reach: one function, one of the device, or all that fit a call through a pointer."""
+    """Returns the plan with the functions that the call can reach: one, a builtin, or all that fit a call through a pointer."""
     if not control.function:
         sizes = {v.name: v.size for v in caller.variables}
         undeclared = [name for name in (*control.arguments, *control.results) if name not in sizes]
@@ -194,7 +194,7 @@ INTEGERS = frozenset({"s8", "u8", "s4", "u4", "b1"})
 
 @dataclass
 class CodeRegion:
-    """Straight code from `start` to `end` (exclusive) with no branch in it; `ends` is the control instruction or None.
+    """Straight code from `start` to `end` (exclusive) without a branch; `ends` is the control instruction behind it, or None.
 
     `uses`, `defs`, `live`: rows of the register files (as bit masks) that it reads before writing, writes, and that
     are alive behind it. `executed` counts the warps that ran it, `threads` their active lanes.
@@ -226,7 +226,7 @@ class FrameLayout:
 
 
 class Code:
-    """One kernel with the device functions it calls, ready to be run.
+    """One kernel with the device functions it calls, ready to run.
 
     `slots` maps a register to (width, row) in the register file of its width; registers that are never alive together
     share a row (linear scan over live ranges), so that the files stay small enough for the host's caches.
@@ -254,7 +254,7 @@ class Code:
             self.function_at += [function.name] * len(function.instructions)
             self.labels |= {name: base + at for name, at in function.labels.items()}
             tables |= function.tables
-            # A function may end without a ret: behind it nothing runs.
+            # A function may end without a ret: nothing runs behind its end.
         self.tables = {name: [self.target(t) for t in targets] for name, targets in tables.items()}
         self.lay_out(program)
         self.blocks()
@@ -264,7 +264,7 @@ class Code:
         self.exit_tests = exit_tests(blocks, self.loops)
         self.in_flight = in_flight(self)
         self.allocate()
-        # The floating-point environment between regions: the one of the two nearest-rounding ones that is asked for most.
+        # The floating-point environment between regions: of the two that round to nearest, the one that more instructions need.
         modes = Counter(plan.mode for plan in self.plans if plan.mode in (KEEP, FLUSH))
         self.base_mode: int = modes.most_common(1)[0][0] if modes else KEEP
         self.communicates = any(may_wait_for_other_blocks(i) for i in self.instructions)
@@ -280,20 +280,20 @@ class Code:
 
     @cached_property
     def integer_products(self) -> bool:
-        """Whether tensor cores multiply integers, of which none is NaN."""
+        """True if tensor cores multiply integers, none of which is NaN."""
         return any(i.opcode in ("mma", "wmma", "wgmma") and INTEGERS & set(i.mods) for i in self.instructions)
 
     @cached_property
     def doubtful(self) -> Doubtful:
         alive = self.block_in[self.starts[self.kernel]]
-        # Every step of a carry chain names the flag as an operand, also the first, which does not look at it.
+        # Every step of a carry chain has the flag as an operand, also the first, which does not use it.
         known = {*PER_LANE, "%carry"}
         blank = {r.name for n, r in enumerate(self.types) if alive >> n & 1 and r.name not in known}
         return Doubtful.of(self.plans, self.instructions, blank)
 
     @cached_property
     def reserves(self) -> bool:
-        """Whether it uses the shared memory that is the system's (cooperative groups do)."""
+        """True if it uses the shared memory that the system reserves (cooperative groups do)."""
         mentioned = (o for i in self.instructions for o in i.operands if isinstance(o, Reg))
         return any(o.name.startswith("%reserved_smem_offset") for o in mentioned)
 
@@ -311,12 +311,12 @@ class Code:
 
     @cached_property
     def homes(self) -> dict[Instruction, Home]:
-        """The accesses that may only be of one variable of shared memory, each with that."""
+        """The accesses that may only be of one variable of shared memory, each with that variable."""
         return homes(self.instructions, self.plans, self.shared.homes)
 
     @cached_property
     def listing(self) -> Listing:
-        """The code as a diary has it."""
+        """The code in the form that a diary keeps."""
         return Listing(self.instructions, self.reads, self.writes, [plan.flops for plan in self.plans], waits(self.flow))
 
     def target(self, label: str) -> int:
@@ -327,7 +327,7 @@ class Code:
     # -- memory -----------------------------------------------------------------------------------------------------
 
     def lay_out(self, program: Program) -> None:
-        """Offsets of shared and local variables; call parameters are local memory. Dynamic shared memory comes last."""
+        """Lays out shared and local variables; call parameters are local memory. Dynamic shared memory comes last."""
         used = {o.name for i in self.instructions for o in symbols(i.operands)}
         self.shared, self.local = FrameLayout(), FrameLayout()
         dynamic: list[Variable] = []
@@ -366,7 +366,7 @@ class Code:
         if isinstance(control, Exit):
             return stay
         if isinstance(control, Call):
-            # Who calls itself overwrites registers that the restored ones will need: they are alive at the call.
+            # A recursive call overwrites registers that the restored lanes will need: they are alive at the call.
             again = any((self.function_at[pc], name) in self.cycles for name in callees(control))
             return [self.starts[name] for name in callees(control)] + (after if control.builtin or again else stay)
         if isinstance(control, Return):
@@ -374,7 +374,7 @@ class Code:
         return after
 
     def blocks(self) -> None:
-        """Leaders: targets of branches, and what comes behind a control instruction."""
+        """Finds the leaders of basic blocks: targets of branches, and instructions behind a control instruction."""
         self.return_sites: dict[str, list[int]] = {}
         for pc, plan in enumerate(self.plans):
             if isinstance(plan.control, Call):
@@ -394,7 +394,7 @@ class Code:
     # -- liveness -----------------------------------------------------------------------------------------------------
 
     def registers_of(self, pc: int) -> tuple[list[Reg], list[Reg]]:
-        """(read, written) registers. What a predicated instruction writes keeps its old value in some lanes: read."""
+        """Returns (read, written) registers. A predicated instruction also reads its results: some lanes keep their old values."""
         plan, predicate = self.plans[pc], self.instructions[pc].predicate
         reads = [a.operand for a in plan.reads if isinstance(a.operand, Reg)]
         writes = [a.operand for a in plan.writes if isinstance(a.operand, Reg) and a.operand != SINK]
@@ -447,7 +447,7 @@ class Code:
                     changed = True
 
     def allocate(self) -> None:
-        """Linear scan: a register holds its row from the first to the last place where it is alive."""
+        """Assigns rows by linear scan: a register holds its row from the first to the last place where it is alive."""
         first, last = [first for first, _ in self.mentions], [last for _, last in self.mentions]
 
         def extend(mask: int, position: int) -> None:
@@ -461,10 +461,10 @@ class Code:
         for start in self.leaders:
             extend(self.block_in[start], start)
             extend(self.block_out[start], self.block_end(start))
-        # What a product of wgmma writes when somebody waits for it has its place until then.
+        # Registers that a product of wgmma writes at its wait keep their rows until then.
         for number, (start, end) in self.in_flight.spans.items() if self.in_flight else ():
             first[number], last[number] = min(first[number], start), max(last[number], end)
-        # What a loop compares has its place wherever the loop is, so that it can be seen how near its end it is.
+        # Registers that a loop compares keep their rows in the whole loop, so that `Budgets` can see how near its end it is.
         self.compared = 0
         for test in self.exit_tests:
             for register in test.registers:
@@ -497,7 +497,7 @@ class Code:
             base += self.rows_of_width[width]
 
     def row_mask(self, registers: int) -> int:
-        """Registers (bits by id) to rows of the files (bits by row)."""
+        """Converts registers (bits by id) to rows of the files (bits by row)."""
         mask = 0
         while registers:
             low = registers & -registers
@@ -507,7 +507,7 @@ class Code:
         return mask
 
     def rows(self, mask: int) -> list[tuple[int, Array, list[slice]]]:
-        """A mask of rows as (width, row numbers, the same as runs) for each file that has some."""
+        """Returns a mask of rows as (width, row numbers, the same as runs) for each file that has some."""
         found = self._rows.get(mask)
         if found is None:
             found = []
@@ -520,7 +520,7 @@ class Code:
         return found
 
     def live_after(self, end: int) -> int:
-        """Registers alive before instruction `end`, the first behind a region."""
+        """Returns the registers alive before instruction `end`, the first behind a region."""
         if end >= len(self.plans):
             return 0
         stop = self.block_end(end)
@@ -533,7 +533,7 @@ class Code:
     # -- regions --------------------------------------------------------------------------------------------------------
 
     def region(self, pc: int, converged: bool) -> CodeRegion:
-        """The straight code from `pc`. Where warps are not converged it stops before the next warp-wide instruction."""
+        """Returns the straight code from `pc`. If warps are not converged it stops before the next warp-wide instruction."""
         found = self._regions.get((pc, converged))
         if found is not None:
             return found
@@ -561,7 +561,7 @@ class Code:
         return region
 
     def mix(self, region: CodeRegion) -> Mix:
-        """What one warp executes in a region, by line."""
+        """Returns the counts of one warp's execution of a region, by line."""
         end = region.end + (region.ends is not None)
         found = self._mixes.get((region.start, end))
         if found is None:
@@ -571,7 +571,7 @@ class Code:
         return found
 
     def regions(self) -> dict[tuple[int, bool], CodeRegion]:
-        """By what `region` was asked for."""
+        """Returns all regions, by (start, converged)."""
         return self._regions
 
     def forget_counts(self) -> None:
@@ -579,24 +579,24 @@ class Code:
             region.executed = region.threads = 0
 
     def executed(self) -> Iterator[tuple[Mix, int, int]]:
-        """The regions that ran: what is in each, how many warps and how many threads ran it."""
+        """Yields the regions that ran: the instructions of each, and the numbers of warps and threads that ran it."""
         return ((self.mix(one), one.executed, one.threads) for one in self._regions.values() if one.executed)
 
 
 def runs(numbers: Array) -> list[tuple[slice, slice]]:
-    """Where `numbers` go up by one: the positions of each such run, and its numbers."""
+    """Returns runs of `numbers` that go up by one: the positions of each run, and its numbers."""
     ends = [0, *(np.flatnonzero(numbers[1:] != numbers[:-1] + 1) + 1).tolist(), len(numbers)]
     pairs = [(a, b, int(numbers[a])) for a, b in pairwise(ends) if b > a]
     return [(slice(a, b), slice(first, first + b - a)) for a, b, first in pairs]
 
 
 def is_constant(register: Reg) -> bool:
-    """Special registers that are the same for every lane of a launch."""
+    """True for special registers that are the same for every lane of a launch."""
     return register.name in CONSTANT_REGISTERS
 
 
 def may_wait_for_other_blocks(instruction: Instruction) -> bool:
-    """Global atomics and loads that see other threads' stores: a block might spin on them until another block acts."""
+    """True for global atomics and loads that see other threads' stores: a block might spin on them until another block acts."""
     if instruction.opcode == "atom":
         return not any(mod.startswith("shared") for mod in instruction.mods)
     strong = {"volatile", "relaxed", "acquire", "mmio"} & set(instruction.mods)

@@ -1,17 +1,16 @@
 """Data-flow analyses: loops and what they wait for, guessed loads, registers that may be unwritten or in flight.
 
-Loads that only guess: of a word that an atomic compare-and-swap at the same address then compares with the guess.
+A guess is a load of a word that an atomic compare-and-swap at the same address then compares with the loaded value:
 
     old = *p; do { assumed = old; old = atomicCAS(p, assumed, f(assumed)); } while (assumed != old);
 
-The first read is an ordinary one, which by the letter races with other threads' atomics. It does no harm: a swap with a wrong
-guess does not happen. That is so where whatever is computed from the guess goes nowhere but into such a swap, until the swap's
-answer has been compared with the guess: then the guess was right, or what came of it is not used again.
+This ordinary load races with other threads' atomics by the PTX ISA. It does no harm: a swap with a wrong guess does not happen.
+That holds if all values computed from the guess go only into such a swap, until the swap's answer has been compared with the
+guess: then the guess was right, or the values computed from it are not used again.
 
-Registers of wgmma that may be on their way: between a product's issue and its wait, and between an access and a fence.
-
-A flow analysis over the kernel, made once. Nothing is looked at when the kernel runs but the instructions that it names: of a
-kernel in order, moves between registers, as compilers make them for loops. A move hands on what its source is.
+Registers of wgmma may be in flight between a product's issue and its wait, and between an access and a fence. The analysis of a
+kernel is made once. At run time only the instructions that it names are checked: of a correct kernel, moves between registers, as
+compilers make them for loops. The target of a move takes over the state of its source.
 """
 
 from __future__ import annotations
@@ -26,12 +25,12 @@ from ..text.syntax import SINK, Imm, Instruction, Mem, Not, Operand, Reg, Sym, V
 from .registry import Arg, Branch, Multiply, MultiplyWait, PhaseWait, Plan
 
 MOST_TESTS = 64
-"""Comparisons of a kernel that are looked at, those of the largest loops first."""
+"""Most comparisons of a kernel that are followed, those of the largest loops first."""
 
 
 @dataclass(frozen=True)
 class BasicBlocks:
-    """Straight code of a kernel by its first instructions: `end` of each (exclusive), and `after`, where it may go on."""
+    """The basic blocks of a kernel by their first instructions: `end` of each (exclusive), and `after`, its successors."""
 
     instructions: Sequence[Instruction]
     plans: Sequence[Plan]
@@ -75,7 +74,7 @@ class ExitTest:
 
 
 def loops(blocks: BasicBlocks) -> list[Loop]:
-    """The largest first."""
+    """Returns the loops, the largest first."""
     before: dict[int, list[int]] = defaultdict(list)
     ends: dict[int, list[int]] = defaultdict(list)  # of each loop, by its head, the blocks that go back to it
     for start, nexts in blocks.after.items():
@@ -97,7 +96,7 @@ def loops(blocks: BasicBlocks) -> list[Loop]:
 
 
 def exit_tests(blocks: BasicBlocks, loops: Sequence[Loop]) -> tuple[ExitTest, ...]:
-    """What the exits of each loop compare in it, through whatever their predicates are made of."""
+    """Returns the comparisons in each loop that decide its exits, through all predicates computed from them."""
     makers = {pc for pc, plan in enumerate(blocks.plans) if any(arg.dtype.kind == "b" for arg in plan.writes)}
     found: list[ExitTest] = []
     for loop in loops:
@@ -116,18 +115,18 @@ def exit_tests(blocks: BasicBlocks, loops: Sequence[Loop]) -> tuple[ExitTest, ..
 
 
 def predicates_of_exits(blocks: BasicBlocks, loop: Loop) -> set[str]:
-    """The predicates of the branches that leave a loop, or stay in it."""
+    """Returns the predicates of the branches that leave a loop, or stay in it."""
     leaving = (start for start in loop.body if not loop.body.issuperset(blocks.after[start]))
     last = (blocks.instructions[blocks.end[start] - 1] for start in leaving)
     return {i.predicate[0].name for i in last if i.predicate}
 
 
 QUIET = frozenset({"nanosleep", "fence", "membar"})
-"""What a loop that only waits may do besides arithmetic, its loads and its branches."""
+"""Opcodes that a loop that only waits may have, besides arithmetic, its loads and its branches."""
 
 
 def spins(flow: ControlFlow) -> frozenset[Instruction]:
-    """The loads of a kernel on whose values it depends whether a loop around them goes on."""
+    """Returns the loads of a kernel whose values decide whether a loop around them goes on."""
     found: set[Instruction] = set()
     for last, plan in enumerate(flow.plans):
         if isinstance(plan.control, Branch) and not plan.control.table and (first := flow.jump(plan.control.target)) <= last:
@@ -136,7 +135,7 @@ def spins(flow: ControlFlow) -> frozenset[Instruction]:
 
 
 def deciding(flow: ControlFlow, first: int, last: int) -> set[Instruction]:
-    """The loads of the loop from `first` to `last` that the predicates of the ways out of it are computed from."""
+    """Returns the loads of the loop from `first` to `last` from which the predicates of its exits are computed."""
     names = exits(flow, first, last)
     loads: set[Instruction] = set()
     before = -1
@@ -154,7 +153,7 @@ def deciding(flow: ControlFlow, first: int, last: int) -> set[Instruction]:
 
 
 def exits(flow: ControlFlow, first: int, last: int) -> set[str]:
-    """The predicates of the ways out of a loop."""
+    """Returns the predicates of the exits of a loop."""
     names: set[str] = set()
     for pc in range(first, last + 1):
         i, control = flow.instructions[pc], flow.plans[pc].control
@@ -166,8 +165,9 @@ def exits(flow: ControlFlow, first: int, last: int) -> set[str]:
 
 
 def waits(flow: ControlFlow) -> dict[int, int]:
-    """Loops that only wait, by their heads, with their last instructions: whether they go on depends on memory or an mbarrier
-    alone, and a turn leaves nothing behind."""
+    """Returns loops that only wait, as last instructions by head: memory or an mbarrier alone decides if they go on, and a turn has
+    no other effect.
+    """
     found = {}
     for last, plan in enumerate(flow.plans):
         if isinstance(plan.control, Branch) and not plan.control.table:
@@ -178,7 +178,7 @@ def waits(flow: ControlFlow) -> dict[int, int]:
 
 
 def only_waits(flow: ControlFlow, first: int, last: int) -> bool:
-    """Whether the loop from `first` to `last` only waits."""
+    """True if the loop from `first` to `last` only waits."""
     reads, changed = set[str](), set[str]()
     for pc in range(first, last + 1):
         i, plan = flow.instructions[pc], flow.plans[pc]
@@ -200,7 +200,7 @@ def only_waits(flow: ControlFlow, first: int, last: int) -> bool:
 
 
 def carried(flow: ControlFlow, first: int, last: int) -> set[str]:
-    """Registers that a turn of the loop may read before it writes them."""
+    """Returns registers that a turn of the loop may read before it writes them."""
     found, done = set[str](), set[str]()
     for pc in range(first, last + 1):
         i, plan = flow.instructions[pc], flow.plans[pc]
@@ -215,9 +215,9 @@ NOTHING: Names = frozenset()
 
 
 class GuessState(NamedTuple):
-    """Registers by what they may hold: the `raw` guess, what was `derived` from it, what is left of a wrong one (`stale`).
+    """Registers by what they may hold: the `raw` guess, values `derived` from it, values of a wrong guess (`stale`).
 
-    `answers` hold what the swap found for sure. `differs` and `equals` are predicates that compare the guess with that.
+    `answers` hold the values that the swap found for sure. `differs` and `equals` are predicates that compare the guess with that.
     """
 
     raw: Names = NOTHING
@@ -241,7 +241,7 @@ class GuessState(NamedTuple):
 
 @dataclass(frozen=True)
 class ControlFlow:
-    """The code of a kernel: instructions, plans, and where each may go on; `jump` is the target of a branch."""
+    """The code of a kernel: instructions, plans, and the successors of each; `jump` returns the target of a branch."""
 
     instructions: Sequence[Instruction]
     plans: Sequence[Plan]
@@ -250,7 +250,7 @@ class ControlFlow:
 
 
 def guesses(flow: ControlFlow) -> frozenset[Instruction]:
-    """The loads of a kernel that only guess."""
+    """Returns the loads of a kernel that only guess."""
     swaps = [i for i in flow.instructions if i.opcode == "atom" and "cas" in i.mods]
     if not swaps:
         return frozenset()
@@ -269,7 +269,7 @@ def guesses(flow: ControlFlow) -> frozenset[Instruction]:
 
 
 def sole_writers(flow: ControlFlow) -> dict[str, Instruction]:
-    """For each register that one instruction writes, that instruction."""
+    """Returns, for each register with a single writing instruction, that instruction."""
     found: dict[str, Instruction | None] = {}
     for i, plan in zip(flow.instructions, flow.plans, strict=True):
         for name in written(plan):
@@ -278,7 +278,7 @@ def sole_writers(flow: ControlFlow) -> dict[str, Instruction]:
 
 
 def address(operand: Operand, sole: dict[str, Instruction]) -> tuple[str, int]:
-    """What an address is made of: the first register or name that it can be followed back to, and an offset."""
+    """Returns the origin of an address: the first register or name that it can be followed back to, and an offset."""
     if not isinstance(operand, Mem):
         return "", 0
     base, offset = operand.base, operand.offset
@@ -295,7 +295,7 @@ def address(operand: Operand, sole: dict[str, Instruction]) -> tuple[str, int]:
     return base.name, offset + (base.offset if isinstance(base, Sym) else 0)
 
 
-# -- where a guess goes -------------------------------------------------------------------------------------------------
+# -- uses of a guess ----------------------------------------------------------------------------------------------------
 
 
 def written(plan: Plan) -> list[str]:
@@ -303,7 +303,7 @@ def written(plan: Plan) -> list[str]:
 
 
 def named(operand: Operand) -> Names:
-    """The registers of an operand."""
+    """Returns the registers of an operand."""
     if isinstance(operand, Reg):
         return frozenset({operand.name})
     if isinstance(operand, Not):
@@ -314,7 +314,7 @@ def named(operand: Operand) -> Names:
 
 
 def read(i: Instruction, plan: Plan) -> Names:
-    """The registers that an instruction reads, its predicate among them."""
+    """Returns the registers that an instruction reads, its predicate among them."""
     operands = [a.operand for a in plan.reads] + ([i.predicate[0]] if i.predicate else [])
     return frozenset().union(*map(named, operands)) if operands else NOTHING
 
@@ -324,7 +324,7 @@ Place = tuple[int, tuple[str, int]]
 
 
 def only_guesses(flow: ControlFlow, start: int, register: str, place: Place, sole: dict[str, Instruction]) -> bool:
-    """Whether what the load at `start` gives goes nowhere but into swaps at its own place."""
+    """True if the value of the load at `start` goes nowhere but into swaps at its own place."""
     states: dict[int, GuessState] = {}
     waiting = [(pc, GuessState(raw=frozenset({register}))) for pc in flow.successors(start)]
     while waiting:
@@ -351,7 +351,7 @@ def only_guesses(flow: ControlFlow, start: int, register: str, place: Place, sol
 
 
 def branched(flow: ControlFlow, pc: int, state: GuessState) -> list[tuple[int, GuessState]] | None:
-    """Where a control instruction leads, and with what; None: what it does depends on the guess otherwise."""
+    """Returns the successors of a control instruction with their states; None: the guess decides its effect in another way."""
     i, plan = flow.instructions[pc], flow.plans[pc]
     if not read(i, plan) & state.tainted:
         return [(one, state) for one in flow.successors(pc)]
@@ -362,13 +362,13 @@ def branched(flow: ControlFlow, pc: int, state: GuessState) -> list[tuple[int, G
         return None
     wrong = (register.name in state.differs) != negated
     target = flow.jump(plan.control.target)
-    # Where the swap has happened the guess was right, and nothing is a guess any more.
+    # If the swap has happened, the guess was right, and nothing is a guess any more.
     stale = GuessState(stale=state.tainted)
     return [(target, stale)] if wrong else [(pc + 1, stale)]
 
 
 def passed(i: Instruction, plan: Plan, state: GuessState, place: Place, sole: dict[str, Instruction]) -> GuessState | None:
-    """What registers hold behind an instruction; None where something of the guess goes where it matters."""
+    """Returns the state behind an instruction; None if it uses the guess in another way than the swap."""
     out = frozenset(written(plan))
     used = read(i, plan) & state.tainted
     rest = state if i.predicate else state.less(out)
@@ -411,11 +411,11 @@ COPIED = {
     "bfe": (0,),
     "bfi": (0, 1),
 }
-"""By opcode, the operands whose bits go where other bits say."""
+"""Operands, by opcode, whose bits are moved as other operands' bits say."""
 
 
 def copied(plan: Plan, instruction: Instruction) -> Sequence[int]:
-    """Which of the operands in `plan.reads` the instruction only moves about: as a whole, in parts or bit by bit."""
+    """Returns the operands in `plan.reads` that the instruction only moves: as a whole, in parts or bit by bit."""
     if instruction.opcode == "mov":
         return range(len(plan.reads))
     if instruction.opcode == "cvt" and all(t.kind != "f" for t in instruction.types):
@@ -424,10 +424,10 @@ def copied(plan: Plan, instruction: Instruction) -> Sequence[int]:
 
 
 def merged(plan: Plan, instruction: Instruction) -> Sequence[int]:
-    """Which of those it mixes with others bit by bit, so that a register of which nobody wrote any bit is used there.
+    """Returns those of them that it mixes with others bit by bit, which uses a register of which nobody wrote any bit.
 
-    Compilers clear with constants what nobody wrote before they put bits in: `or`, `xor` and `lop3` of registers alone do not, nor
-    do they insert (`bfi`) it into what is written.
+    Compilers clear unwritten bits with constants before they put bits in: not by `or`, `xor` and `lop3` of registers alone, nor do
+    they insert unwritten bits (`bfi`) into written ones.
     """
     if instruction.opcode in ("or", "xor", "lop3"):
         data = copied(plan, instruction)
@@ -436,7 +436,7 @@ def merged(plan: Plan, instruction: Instruction) -> Sequence[int]:
 
 
 def results(plan: Plan, instruction: Instruction) -> tuple[Arg, ...]:
-    """What a copying instruction writes its copies to: not the predicate of a shuffle."""
+    """Returns the results that are copies: not the predicate of a shuffle."""
     return plan.writes[:1] if instruction.opcode == "shfl" else plan.writes
 
 
@@ -446,8 +446,9 @@ def names(args: Iterable[Arg]) -> list[str]:
 
 @dataclass(frozen=True)
 class Doubtful:
-    """Registers that somebody may read though nobody wrote them: `blank` are so from the start, `registers` are these and
-    all that may get copies of them. `watched` are the instructions that read or write such a register."""
+    """Registers that may be read though nobody wrote them: `blank` are so from the start, `registers` are these and all that may
+    get copies of them. `watched` are the instructions that read or write such a register.
+    """
 
     blank: frozenset[str]
     registers: frozenset[str]
@@ -478,7 +479,7 @@ Pending = tuple[int, ...]
 
 
 class FlightFlow(Protocol):
-    """What is asked of a kernel (`decode.code`)."""
+    """The code of a kernel (`decode.code`), as this analysis uses it."""
 
     instructions: list[Instruction]
     plans: list[Plan]
@@ -494,7 +495,7 @@ class FlightFlow(Protocol):
 
 @dataclass
 class FlightState:
-    """What may hold before an instruction; `touched`: registers that were accessed since the last fence."""
+    """The possible state before an instruction; `touched`: registers that were accessed since the last fence."""
 
     pending: Pending = (0,) * (GROUPS + 1)
     touched: int = 0
@@ -505,13 +506,13 @@ class FlightState:
 
 @dataclass
 class InFlight:
-    """What the analysis found.
+    """The results of the analysis.
 
     `rows`: numbers of the registers that products use, and of all that moves connect with them. `moves`: (to, from) of an
-    instruction that only moves one register, from None for a constant. `watched`: instructions that may access a register on
-    its way. `touching`: those that access a register of `rows`, if some product may come without a fence behind them; else none.
-    `waits`: registers that may be on their way at a wait. `spans`: between which instructions a register (by number in
-    `Flow.ids`) keeps its place.
+    instruction that only moves one register, from None for a constant. `watched`: instructions that may access a register in
+    flight. `touching`: those that access a register of `rows`, if some product may come without a fence behind them; else none.
+    `waits`: registers that may be in flight at a wait. `spans`: the instructions between which a register (by number in
+    `FlightFlow.ids`) keeps its place.
     """
 
     rows: dict[str, int] = field(default_factory=dict)
@@ -531,7 +532,7 @@ class InFlight:
 
 
 def in_flight(code: FlightFlow) -> InFlight | None:
-    """The analysis of a kernel; None where it has no wgmma."""
+    """Returns the analysis of a kernel; None if it has no wgmma."""
     if not any(isinstance(plan.control, Multiply) for plan in code.plans):
         return None
     return Analysis(code).run()
@@ -554,7 +555,7 @@ class Analysis:
         return [self.names[n] for n in range(mask.bit_length()) if mask >> n & 1]
 
     def operands(self, pc: int) -> int:
-        """The registers of D and A of a product."""
+        """Returns the registers of D and A of a product."""
         plan = self.code.plans[pc]
         control = plan.control
         assert isinstance(control, Multiply)
@@ -634,7 +635,7 @@ class Analysis:
         return self.found
 
     def conclude(self, start: int, state: FlightState) -> bool:
-        """Note what holds in a block; whether a product of it may lack a fence."""
+        """Records the state in a block; returns True if a product of it may lack a fence."""
         code, found = self.code, self.found
         found.keep(state.pending[-1], start, start)
         suspicious = False
@@ -654,7 +655,7 @@ class Analysis:
 
 
 def register_moves(code: FlightFlow) -> dict[int, tuple[str, str | None]]:
-    """The instructions that move one register, or a constant, to another one."""
+    """Returns the instructions that move one register, or a constant, to another one."""
     found: dict[int, tuple[str, str | None]] = {}
     for pc, (i, plan) in enumerate(zip(code.instructions, code.plans, strict=True)):
         if i.opcode != "mov" or len(plan.writes) != 1 or len(plan.reads) != 1:

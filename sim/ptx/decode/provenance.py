@@ -1,9 +1,8 @@
-"""Provenance of addresses: which tensor an access may reach, and which variable of shared memory it is of.
+"""Provenance of addresses: the tensors that an access may reach, and the variable of shared memory that it is of.
 
-Which variable of shared memory an access is of: the one from whose address its own was computed, where that is sure.
-
-A compiler keeps `__shared__` arrays apart as variables and does not know which lies behind which: no address that it makes from
-one is meant for another. Addresses that may come of several variables, or of none, say nothing.
+An access to shared memory is of the variable from whose address its own was computed, if that is sure. A compiler keeps
+`__shared__` arrays apart as variables and does not know their order in memory: no address that it computes from one is meant for
+another. Addresses that may come from several variables, or from none, say nothing.
 """
 
 from __future__ import annotations
@@ -20,11 +19,11 @@ from ..text.syntax import TYPES, Imm, Instruction, Mem, Operand, Reg, Sym, Varia
 from .registry import Plan
 
 NUMBER, UNSURE = "", "*"
-"""What a register holds that is no address in a variable: a number (or an address of elsewhere), and what may be anything."""
+"""The contents of a register that is no address in a variable: a number (or an address elsewhere); unknown."""
 
 
 class Home(NamedTuple):
-    """A variable of shared memory and where it lies, in bytes; `end` None: to the end of all."""
+    """A variable of shared memory and its place, in bytes; `end` None: to the end of all."""
 
     name: str
     start: int
@@ -32,7 +31,7 @@ class Home(NamedTuple):
 
 
 def homes(instructions: Sequence[Instruction], plans: Sequence[Plan], variables: Mapping[str, Home]) -> dict[Instruction, Home]:
-    """The accesses that may only be of one of these variables, each with that."""
+    """Returns the accesses that may only be of one of these variables, each with that variable."""
     if len({home.start for home in variables.values()}) < 2:
         return {}
     held = provenance(instructions, plans, frozenset(variables))
@@ -47,7 +46,7 @@ def homes(instructions: Sequence[Instruction], plans: Sequence[Plan], variables:
 
 
 def own_address(i: Instruction) -> Mem | None:
-    """The address in shared memory, or the generic one, that an instruction accesses; None: there are two, or none."""
+    """Returns the address in shared memory, or the generic one, that an instruction accesses; None: there are two, or none."""
     if i.opcode == "cp" and {"shared::cluster", "shared::cta"} <= set(i.mods):
         return None
     found = [operand for operand in i.operands if isinstance(operand, Mem)]
@@ -56,7 +55,7 @@ def own_address(i: Instruction) -> Mem | None:
 
 
 def of(operand: Operand, held: Mapping[str, str], names: frozenset[str]) -> str | None:
-    """What an operand holds: the name of a variable, NUMBER or UNSURE; None: nothing is known yet."""
+    """Returns the contents of an operand: the name of a variable, NUMBER or UNSURE; None: not known yet."""
     if isinstance(operand, Sym):
         return operand.name if operand.name in names else NUMBER
     if isinstance(operand, Reg):
@@ -65,7 +64,7 @@ def of(operand: Operand, held: Mapping[str, str], names: frozenset[str]) -> str 
 
 
 def provenance(instructions: Sequence[Instruction], plans: Sequence[Plan], names: frozenset[str]) -> dict[str, str]:
-    """What each register holds wherever it is written."""
+    """Returns the contents of each register, the same wherever it is written."""
     written = [[a.operand.name for a in plan.writes if isinstance(a.operand, Reg)] for plan in plans]
     some = {name for each in written for name in each}
     read = {a.operand.name for plan in plans for a in plan.reads if isinstance(a.operand, Reg)}
@@ -86,7 +85,7 @@ def provenance(instructions: Sequence[Instruction], plans: Sequence[Plan], names
 
 
 def result(i: Instruction, read: Sequence[str | None]) -> str | None:
-    """What an instruction writes that reads this; None: not known yet."""
+    """Returns the contents that an instruction with these inputs writes; None: not known yet."""
     if i.opcode in ("ld", "ldu", "atom"):
         return NUMBER
     if None in read:
@@ -107,30 +106,30 @@ def result(i: Instruction, read: Sequence[str | None]) -> str | None:
     if i.opcode in ("mad", "mad24"):
         return only(sure[2:], sure[:2])
     if i.opcode == "and":
-        # Rounded down, it is an address still; less than the low bits of it are a number of no use.
+        # An address rounded down is still an address; the result of any other mask is not sure.
         return only(sure[:1], sure[1:]) if aligns(i.operands[2]) else UNSURE
     return UNSURE
 
 
 def only(address: Sequence[str], numbers: Sequence[str]) -> str:
-    """An address and numbers that are added to it."""
+    """Returns the contents of the sum of an address and numbers."""
     return address[0] if all(one == NUMBER for one in numbers) else UNSURE
 
 
 def aligns(operand: Operand) -> bool:
-    """Whether a mask clears low bits only."""
+    """True if a mask clears low bits only."""
     return isinstance(operand, Imm) and -(1 << 16) <= signed(operand.value) < 0
 
 
 def signed(value: int) -> int:
-    """A 32-bit constant, which may be written without its sign."""
+    """Returns a 32-bit constant, which may be written without its sign."""
     return value - (1 << 32) if 1 << 31 <= value < 1 << 32 else value
 
 
 def sharing_of(instructions: list[Instruction], plans: list[Plan], params: Sequence[Variable]) -> Sharing:
-    """The facts about a kernel with these parameters, the device functions that it calls included."""
+    """Returns the facts about a kernel with these parameters, the device functions that it calls included."""
     reach = reached(instructions, plans, params)
-    # A store whose address comes from nowhere that is known may go anywhere.
+    # A store with an address of unknown origin may go anywhere.
     stores = [r or (ANYWHERE if touches(i, {"global"}) else r) for i, r in zip(instructions, reach, strict=True) if may_write(i)]
     written = frozenset[Place]().union(*stores)
     return Sharing(
@@ -146,12 +145,12 @@ def sharing_of(instructions: list[Instruction], plans: list[Plan], params: Seque
 
 
 def may_write(i: Instruction) -> bool:
-    """Whether an instruction may write global memory."""
+    """True if an instruction may write global memory."""
     return i.opcode in ("st", "atom", "red") or bool({"bulk_group", "store"} & set(i.mods))
 
 
 def touches(i: Instruction, spaces: set[str]) -> bool:
-    """Whether an instruction accesses one of these spaces, or generic addresses."""
+    """True if an instruction accesses one of these spaces, or generic addresses."""
     if i.opcode == "cp" and not is_phase(i):
         return "prefetch" not in i.mods and any(isinstance(operand, Mem) for operand in i.operands)
     named = {"global", "shared", "shared::cta", "shared::cluster", "local", "const", "param"} & set(i.mods)
@@ -160,7 +159,7 @@ def touches(i: Instruction, spaces: set[str]) -> bool:
 
 
 def width(i: Instruction) -> int:
-    """Bytes that a lane accesses, WIDEST at most."""
+    """Returns the bytes that a lane accesses, WIDEST at most."""
     if is_phase(i):
         return 8
     if i.opcode == "cp":
@@ -172,7 +171,7 @@ def width(i: Instruction) -> int:
 
 
 def global_granules(instructions: list[Instruction], reach: list[frozenset[Place]]) -> dict[Place, int]:
-    """Of each place in global memory, the narrowest access in bytes: races there are told apart no finer than that."""
+    """Returns the narrowest access, in bytes, of each place in global memory: races there are told apart no finer than that."""
     found: dict[Place, int] = {}
     for i, places in zip(instructions, reach, strict=True):
         if touches(i, {"global"}):
@@ -188,18 +187,18 @@ PARAMETERS = "parameters"
 
 
 class AddressPiece(NamedTuple):
-    """Less than a pointer's bytes of what was loaded from a place: a pointer again once it is put together with others."""
+    """A part of a pointer's bytes, loaded from a place: a pointer again once it is put together with others."""
 
     of: Place
 
 
 Origin = Place | AddressPiece
-"""What a register's value may be computed from."""
+"""A place or part from which a register's value may be computed."""
 
 
 @dataclass(frozen=True)
 class AddressStep:
-    """What an instruction does to origins: the registers that it writes get those of its sources, and some of its own.
+    """The effect of an instruction on origins: its results get those of its sources, and some of its own.
 
     `joins`: it puts two halves of 64 bits together.
     """
@@ -211,9 +210,9 @@ class AddressStep:
 
 
 def reached(instructions: list[Instruction], plans: list[Plan], params: Sequence[Variable]) -> list[frozenset[Place]]:
-    """For each instruction the places of the pointers that the global address it accesses may be computed from.
+    """Returns for each instruction the places of the pointers from which its global address may be computed.
 
-    A register carries the places of all that it may be computed from. A pointer that comes out of memory is of anywhere ("*").
+    A register carries the places of all that it may be computed from. A pointer loaded from memory is of anywhere ("*").
     """
     if any(i.opcode == "call" for i in instructions):
         return [ANYWHERE] * len(instructions)
@@ -249,7 +248,7 @@ def reached(instructions: list[Instruction], plans: list[Plan], params: Sequence
 def origin_steps(
     instructions: list[Instruction], plans: list[Plan], params: Sequence[Variable], addresses: ParameterAddresses
 ) -> list[AddressStep]:
-    """The steps of all instructions that may write a pointer or a piece of one."""
+    """Returns the steps of all instructions that may write a pointer or a piece of one."""
     structures = {p.name for p in params if p.is_array}
     some_join = any(joins(i) for i in instructions)
     steps = []
@@ -278,14 +277,14 @@ def origin_steps(
 
 
 def joins(i: Instruction) -> bool:
-    """Whether an instruction may make 64 bits of two halves, loaded apart: mov.b64 of a pair, a shift of one to the upper half."""
+    """True if an instruction may join two halves, loaded apart, to 64 bits: mov.b64 of a pair, a shift of one to the upper half."""
     if i.opcode == "mov":
         return isinstance(i.operands[1], Vec) and i.type.bits == 64
     return i.opcode == "shl" and i.operands[2] == Imm(32) and i.type.bits == 64
 
 
 def copies_address(i: Instruction) -> bool:
-    """Whether an instruction gives an address as it got it: of another space, or of 32 bits in 64."""
+    """True if an instruction copies an address unchanged: to another space, or from 32 bits to 64."""
     return i.opcode in ("mov", "cvta") or (i.opcode == "cvt" and {one.bits for one in i.types} <= {32, 64})
 
 
@@ -294,9 +293,9 @@ Addresses = set[tuple[str, int | None]]
 
 
 class ParameterAddresses:
-    """Registers that hold the address of a parameter: compilers take it of a structure whose fields they index.
+    """Registers that hold the address of a parameter, as compilers take it of a structure whose fields they index.
 
-    `at`: where each may point. `only`: those that point to nothing else, so that a generic load from there reads a parameter.
+    `at`: the possible targets of each. `only`: those that point to nothing else: a generic load from there reads a parameter.
     """
 
     def __init__(self, instructions: list[Instruction], plans: list[Plan], params: set[str]):
@@ -331,7 +330,7 @@ class ParameterAddresses:
         return self.at.get(operand.name, set()) if isinstance(operand, Reg) else set()
 
     def of_map(self, address: Mem) -> frozenset[Place]:
-        """The tensors of the tensor maps that may be at an address: of parameters, or of any in memory."""
+        """Returns the tensors of the tensor maps that may be at an address: of parameters, or of any in memory."""
         base = address.base
         if isinstance(base, Imm) or not (base.name in self.only or base.name in self.params):
             return ANYWHERE
@@ -341,7 +340,7 @@ class ParameterAddresses:
         )
 
     def result(self, i: Instruction) -> Addresses:
-        """Where the result of an instruction may point."""
+        """Returns the places where the result of an instruction may point."""
         if i.opcode in ("ld", "ldu", "atom"):
             return set()
         found = [self.of(operand) for operand in i.operands[1:]]
@@ -353,7 +352,7 @@ class ParameterAddresses:
         return {(param, None) for places in found for param, _ in places}
 
     def pure(self, i: Instruction) -> bool:
-        """Whether the result of an instruction points to a parameter and nowhere else."""
+        """True if the result of an instruction points to a parameter and nowhere else."""
         sure = self.params | self.only
         found = [isinstance(o, Sym | Reg) and o.name in sure for o in i.operands[1:]]
         if i.opcode == "selp":
@@ -361,7 +360,7 @@ class ParameterAddresses:
         return found[0] if copies_address(i) else i.opcode in ("add", "sub", "mad") and any(found)
 
     def read(self, i: Instruction, plus: int) -> Addresses:
-        """The parameters and offsets that a load reads, `plus` bytes behind its address; ("*", None) for memory of another kind."""
+        """Returns the parameters and offsets that a load reads, `plus` bytes behind its address; ("*", None) for other memory."""
         address = next(operand for operand in i.operands[1:] if isinstance(operand, Mem))
         places = {(param, None if offset is None else offset + address.offset + plus) for param, offset in self.of(address.base)}
         known = "param" in i.mods or (isinstance(address.base, Reg) and address.base.name in self.only)
@@ -369,7 +368,7 @@ class ParameterAddresses:
 
 
 def address_parts(operand: object) -> tuple[Reg | Sym, ...]:
-    """The registers and names that an address, or anything computed from the operand, may be made of."""
+    """Returns the registers and names that an address, or anything computed from the operand, may be made of."""
     if isinstance(operand, Reg | Sym):
         return (operand,)
     if isinstance(operand, Mem):
@@ -380,7 +379,7 @@ def address_parts(operand: object) -> tuple[Reg | Sym, ...]:
 
 
 def global_address(i: Instruction) -> Mem | None:
-    """The address in global memory that an instruction accesses, if any: of a copy into shared memory the second one."""
+    """Returns the address in global memory that an instruction accesses, if any: the second one of a copy into shared memory."""
     found = [o for o in i.operands if isinstance(o, Mem)]
     inward = i.opcode == "cp" and "bulk_group" not in i.mods
     return found[1] if inward and len(found) > 1 else found[0] if found else None

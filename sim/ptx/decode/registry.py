@@ -1,10 +1,8 @@
-"""The table of opcodes: each decoder turns one instruction into a `Plan`, or says what it cannot do or ptxas refuses.
+"""The table of opcodes: each decoder turns one instruction into a `Plan`, or refuses it if the machine or ptxas does not take it.
 
-What ptxas refuses of statements whose opcode is executed.
-
-Registers of another size or kind than the instruction's, results that are none, modifiers that must be there, undeclared names.
-Decoders take an instruction apart; that it may be written so is the PTX ISA's to say ("Operand Type Checking", and the syntax of
-each instruction). docs/limits.md has what ptxas refuses and the machine takes.
+A decoder takes an instruction apart; the checks here refuse instructions that ptxas refuses although their opcode is executed:
+registers of another size or kind than the instruction's, constants as results, missing modifiers, undeclared names (PTX ISA,
+"Operand Type Checking", and the syntax of each instruction). docs/limits.md lists forms that ptxas refuses and the machine takes.
 """
 
 from __future__ import annotations
@@ -54,17 +52,17 @@ Temp = Callable[[str, tuple[int, ...], Any], Array]
 
 
 class WarpgroupUnit(Protocol):
-    """Products of warpgroups on their way (`execute.warpgroups`)."""
+    """The warpgroups' products in flight (`execute.warpgroups`)."""
 
     def fence(self, i: Instruction, lanes: Lanes) -> None:
-        """wgmma.fence of whole warps."""
+        """Runs wgmma.fence of whole warps."""
 
     def commit(self, i: Instruction, lanes: Lanes) -> None:
-        """wgmma.commit_group of whole warps."""
+        """Runs wgmma.commit_group of whole warps."""
 
 
 class Surroundings(Protocol):
-    """What an instruction may ask of the machine that it runs in."""
+    """The machine, as an instruction sees it."""
 
     @property
     def memory(self) -> Memory: ...
@@ -83,20 +81,20 @@ class Surroundings(Protocol):
 
     @property
     def approximate(self) -> bool:
-        """Whether approximate instructions err."""
+        """True if approximate instructions have errors."""
 
     def parameter(self, symbol: Sym, offset: int, size: int) -> bytes | None:
-        """Bytes of a kernel parameter; None where the symbol is a parameter of a call."""
+        """Returns bytes of a kernel parameter; None if the symbol is a parameter of a call."""
 
     def is_call_param(self, instruction: Instruction) -> bool:
-        """Whether a .param access of the instruction is to a variable of a call, not to a kernel parameter."""
+        """True if a .param access of the instruction is to a variable of a call, not to a kernel parameter."""
 
     def clock(self) -> int:
-        """Cycles since the start, of a kind."""
+        """Returns a count of cycles since the start."""
 
 
 class Frame(Protocol):
-    """The lanes for which an instruction is bound (`execute.registers`): how many, which at the moment, and arrays to work in."""
+    """The lanes for which an instruction is bound (`execute.registers`): their number, the current ones, and arrays to work in."""
 
     n: int
     lanes: Lanes
@@ -112,10 +110,10 @@ class Frame(Protocol):
         """Names of the registers that some instruction reads."""
 
     def temp(self, name: str, shape: tuple[int, ...], dtype: Any) -> Array:
-        """An array that an instruction may use while it runs; the next one with the same name gets the same array."""
+        """Lends an array that an instruction may use while it runs; the next one with the same name gets the same array."""
 
     def lend(self, key: tuple[Any, ...], make: Callable[[], Any]) -> Any:
-        """Like `temp`, for a bundle of arrays and views that `make` builds."""
+        """Lends, like `temp`, a bundle of arrays and views that `make` builds."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -127,7 +125,7 @@ class Arg:
     packed: bool = False
 
 
-# -- what ends a stretch of straight code: the machine acts on these, not a thunk ---------------------------------------
+# -- ends of straight code: the machine acts on these, not a thunk ------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -193,7 +191,7 @@ class ClusterBarrier:
 
 @dataclass(frozen=True)
 class PhaseWait:
-    """mbarrier.test_wait and, `blocking`, try_wait: at the object at reads[0] + offset for the state or `parity` in reads[1]."""
+    """mbarrier.test_wait or, `blocking`, try_wait: at the object at reads[0] + offset for the state or `parity` in reads[1]."""
 
     space: str
     offset: int
@@ -206,7 +204,7 @@ class Multiply:
     """wgmma.mma_async: reads are the registers of D, A (registers or one descriptor), B's descriptor, scale-d.
 
     D is 64 x `columns` of type `result` in `registers` registers; A and B are of type `types`, `depth` along K. `sign` is that of
-    the product. `k_major`: how A and B lie in shared memory.
+    the product. `k_major`: the layouts of A and B in shared memory.
     """
 
     columns: int
@@ -249,12 +247,12 @@ def _unbound(frame: Frame, out: Sequence[Array], ins: Sequence[Array]) -> Thunk:
 
 @dataclass(frozen=True)
 class Plan:
-    """How one instruction runs, independent of any launch.
+    """The execution of one instruction, independent of any launch.
 
     `bind(frame, out, ins)` gets the arrays of `writes` and `reads` (0-d for constants) and returns the thunk. A thunk
     reads everything before it writes, unless it is elementwise: registers may be source and destination at once.
-    `mode`: floating-point environment code it needs (None: any). `collective`: None, WHOLE_WARP, or the index in
-    `reads` of its member mask. `pure`: works on the arrays only, without looking at lanes or memory.
+    `mode`: the floating-point environment it needs (None: any). `collective`: None, WHOLE_WARP, or the index in
+    `reads` of its member mask. `pure`: works on the arrays only, without access to lanes or memory.
     `flops` per warp count as tensor-core work. `keeps`: the first so many reads are converted into a lent buffer that
     stays valid for the next such instruction, if that reads the same registers and nobody wrote them (`Frame.kept`).
     """
@@ -275,7 +273,7 @@ Decoder = Callable[[Instruction], Plan]
 
 @dataclass(frozen=True)
 class Coverage:
-    """A row of the opcode table: what the machine executes of one opcode."""
+    """A row of the opcode table: the forms of one opcode that the machine executes."""
 
     opcode: str
     family: str
@@ -287,7 +285,7 @@ _COVERAGE: list[Coverage] = []
 
 
 def opcode(*names: str, forms: str) -> Callable[[Decoder], Decoder]:
-    """Register a decoder for opcodes. `forms` tells the reader of the coverage table which forms are executed."""
+    """Registers a decoder for opcodes. `forms` describes, in the coverage table, the forms that are executed."""
 
     def add(decoder: Decoder) -> Decoder:
         family = decoder.__module__.rpartition(".")[2]
@@ -301,17 +299,17 @@ def opcode(*names: str, forms: str) -> Callable[[Decoder], Decoder]:
 
 
 def coverage() -> list[Coverage]:
-    """Every opcode that the machine executes, by family and name."""
+    """Returns every opcode that the machine executes, by family and name."""
     return sorted(_COVERAGE, key=lambda row: (row.family, row.opcode))
 
 
 def known(opcode: str) -> bool:
-    """Whether some form of an opcode is executed."""
+    """True if some form of an opcode is executed."""
     return opcode in _DECODERS
 
 
 def decode(instruction: Instruction) -> Plan:
-    """The plan of an instruction. Raises `Unsupported` where opcode, modifier or operands are not executed."""
+    """Returns the plan of an instruction. Raises `Unsupported` if opcode, modifier or operands are not executed."""
     decoder = _DECODERS.get(instruction.opcode)
     if decoder is None:
         raise Unsupported(f"opcode {instruction.opcode} is not executed")
@@ -320,12 +318,12 @@ def decode(instruction: Instruction) -> Plan:
     except PtxError as error:
         raise Unsupported(str(error)) from error
     except (ValueError, IndexError, KeyError, AttributeError) as error:
-        # A decoder unpacks the operands it knows of; what does not fit is a form that it does not know.
+        # A decoder unpacks the operands of the forms that it knows; if they do not fit, the form is unknown.
         raise Unsupported(f"unknown operand form: {error}") from error
 
 
 class Mods:
-    """Takes the modifiers of an instruction one by one; what nobody takes is unsupported."""
+    """The modifiers of an instruction, taken one by one; a modifier that no decoder takes is unsupported."""
 
     def __init__(self, instruction: Instruction, *ignored: str):
         self.rest = [m for m in instruction.mods if m not in ignored]
@@ -370,7 +368,7 @@ def pure(
     *,
     scratch: bool = False,
 ) -> Plan:
-    """A plan whose thunk is `fn(*writes, *reads)` of the arrays: arithmetic without memory or neighbours.
+    """Returns a plan whose thunk is `fn(*writes, *reads)` of the arrays: arithmetic without memory or neighbours.
 
     With `scratch`, `fn` first gets `Frame.temp`, which lends arrays that hold nothing from one instruction to the next.
     """
@@ -382,7 +380,7 @@ def pure(
 
 
 def arg(operand: Operand, type_: PtxType) -> Arg:
-    """An operand seen as a PTX type. Packed halves are two elements a lane."""
+    """Returns an operand seen as a PTX type. Packed halves are two elements a lane."""
     if not isinstance(operand, (Reg, Imm, Sym, Not)):
         raise Unsupported(f"operand {operand} is not executed here")
     if type_.name == "f16x2":
@@ -397,7 +395,7 @@ def arg(operand: Operand, type_: PtxType) -> Arg:
 
 
 def items(operand: Operand, count: int | None = None) -> tuple[Operand, ...]:
-    """The elements of a brace list, or the operand itself."""
+    """Returns the elements of a brace list, or the operand itself."""
     found = operand.items if isinstance(operand, (Vec, Group)) else (operand,)
     if count is not None and len(found) != count:
         raise Unsupported(f"expected {count} registers, got {len(found)}")
@@ -452,7 +450,7 @@ __all__ = [
 LOOSE = frozenset(
     {"ld", "ldu", "st", "cvt", "cvta", "atom", "red", "mma", "wgmma", "wmma", "ldmatrix", "stmatrix", "movmatrix", "call"}
 )
-"""Whose registers may be wider than their types, or have types of their own."""
+"""Opcodes whose registers may be wider than their types, or have types of their own."""
 
 ROUNDINGS = frozenset({"rn", "rz", "rm", "rp", "rna", "rs"})
 TO_INTEGER = frozenset({"rni", "rzi", "rmi", "rpi"})
@@ -464,7 +462,7 @@ NEEDED = {
     "rcp": ROUNDINGS | APPROXIMATE,
     **dict.fromkeys(("rsqrt", "ex2", "lg2", "sin", "cos", "tanh"), APPROXIMATE),
 }
-"""Of which modifiers an instruction on floating-point numbers must have one."""
+"""Modifiers, by opcode, of which a floating-point instruction must have one."""
 
 SCOPES = frozenset({"cta", "cluster", "gpu", "sys"})
 PLAIN = frozenset({"u8", "u16", "u32", "u64", "s8", "s16", "s32", "s64", "f16", "bf16", "f32", "f64"})
@@ -488,7 +486,7 @@ def require_legal(i: Instruction, plan: Plan) -> None:
 
 
 def fits(i: Instruction, arg: Arg) -> None:
-    """Whether a register is of the instruction's type."""
+    """Raises `Unsupported` for a register that is not of the instruction's type."""
     register, whole = arg.operand, bool(i.types) and i.types[-1].kind in "us"
     floating = arg.dtype.kind == "f" and arg.dtype.itemsize > 2  # halves are written as whole numbers
     if isinstance(register, Imm) and ((floating and not register.float_bits) or (whole and register.float_bits)):
@@ -528,7 +526,7 @@ def require_modifiers(i: Instruction) -> None:
 
 
 def require_rounding(i: Instruction, mods: set[str]) -> None:
-    """Of a conversion between two plain types: a rounding where something may be lost, and none where nothing can be."""
+    """Raises `Unsupported` if a conversion of plain types lacks a rounding where it may lose bits, or has one where it cannot."""
     names = [mod for mod in i.mods if mod in PLAIN]
     if len(names) != 2 or len(i.types) != 2:
         return
@@ -545,7 +543,7 @@ def require_rounding(i: Instruction, mods: set[str]) -> None:
 
 
 def require_names(program: Program, function: Function, i: Instruction, plan: Plan) -> None:
-    """Raises `Unsupported` for names that nothing has."""
+    """Raises `Unsupported` for undeclared names."""
     if isinstance(plan.control, Branch) and plan.control.target and plan.control.target not in function.labels:
         raise Unsupported(f"there is no label {brief(plan.control.target)}")
     if i.opcode == "call":

@@ -1,16 +1,13 @@
 """Barriers: of blocks (bar.sync, bar.arrive, bar.red), of warps (bar.warp.sync) and of clusters (barrier.cluster).
 
-Barriers of blocks (bar.sync, bar.arrive, bar.red) and of warps (bar.warp.sync).
-
 PTX ISA, "Parallel Synchronization and Communication: bar, barrier". A barrier of the whole block completes when all
 threads of the block that have not exited have arrived, as the hardware does since sm_70. One with a thread count
 completes when that many threads have: a warp counts 32 each time that all its living lanes have arrived, twice if it
 arrives (bar.arrive) and then waits.
 
-The barrier of a cluster (PTX ISA, "barrier.cluster"): all its threads arrive, which does not block, and wait.
-
-A phase is complete when all threads of the cluster that have not exited have arrived. Nobody can arrive at the next phase
-before it has waited for this one.
+At the barrier of a cluster (PTX ISA, "barrier.cluster") all its threads arrive, which does not block, and wait. A phase is
+complete when all threads of the cluster that have not exited have arrived. No thread can arrive at the next phase before it
+has waited for this one.
 """
 
 from __future__ import annotations
@@ -32,7 +29,7 @@ from .setup import Host
 class BarrierArrival:
     """Lanes that came to `barrier` of their blocks at `pc`, the `number`-th to come to any; `values` are predicates for bar.red.
 
-    `released`: what they hand on, a row a block; None where a barrier of the whole block says it all.
+    `released`: the clocks that they hand on, a row a block; None if a barrier of the whole block orders everything.
     """
 
     number: int
@@ -44,7 +41,7 @@ class BarrierArrival:
     released: Released | None = None
 
     def of(self, chosen: Array) -> BarrierArrival | None:
-        """Those in the chosen blocks (booleans, one a block of the wave), if there are any."""
+        """Returns the arrivals in the chosen blocks (booleans, one a block of the wave), if there are any."""
         mine = chosen[self.lanes.block_ids]
         if mine.all():
             return self
@@ -57,10 +54,10 @@ class BarrierArrival:
 
 
 class Meeting:
-    """Who has come to one barrier, in all blocks of a wave.
+    """The arrivals at one barrier, in all blocks of a wave.
 
-    Of each block: `arrived`, how many; `expected` threads, 0 for all that live; `apart`, whether each arrival hands on
-    something of its own (with a thread count, or for a reduction).
+    For each block: `arrived`, the number of arrived threads; `expected` threads, 0 for all that live; `apart`: True if each arrival
+    hands on a clock of its own (with a thread count, or for a reduction).
     """
 
     def __init__(self, blocks: int):
@@ -69,7 +66,7 @@ class Meeting:
         self.arrivals: list[BarrierArrival] = []
 
     def add(self, arrival: BarrierArrival, expected: Array, apart: bool) -> None:
-        """Lanes come, the first ones of a block with what that waits for (`expected`, one a block of them)."""
+        """Adds lanes, with `expected` (one a block of them) for blocks in which they are the first."""
         blocks = arrival.lanes.block_ids
         fresh = self.arrived[blocks] == 0
         self.expected[blocks[fresh]] = expected[fresh]
@@ -78,7 +75,7 @@ class Meeting:
         self.arrivals.append(arrival)
 
     def take(self, blocks: Array) -> list[BarrierArrival]:
-        """Who has come in these blocks; the meeting forgets them."""
+        """Removes and returns the arrivals in these blocks."""
         chosen = self.chosen(blocks)
         every = self.arrivals
         self.arrivals = [left for arrival in every if (left := arrival.of(~chosen)) is not None]
@@ -86,7 +83,7 @@ class Meeting:
         return parts_of(every, chosen)
 
     def chosen(self, blocks: Array) -> Array:
-        """These blocks as booleans."""
+        """Returns a mask of these blocks."""
         found = np.zeros(len(self.arrived), np.bool_)
         found[blocks] = True
         return found
@@ -97,7 +94,7 @@ def parts_of(arrivals: list[BarrierArrival], chosen: Array) -> list[BarrierArriv
 
 
 class Barriers:
-    """The sixteen barriers of each block of a wave: `meetings`, by number, at which somebody has come."""
+    """The sixteen barriers of each block of a wave: `meetings`, by number, with arrivals."""
 
     def __init__(self, machine: Host):
         self.machine = machine
@@ -134,7 +131,7 @@ class Barriers:
             self.come(part, None if expected is None else expected[at])
 
     def come(self, arrival: BarrierArrival, expected: Array | None) -> None:
-        """Lanes come to a barrier: for so many threads (one number a lane), or for all of the block (None)."""
+        """Adds lanes that come to a barrier: for so many threads (one number a lane), or for all of the block (None)."""
         lanes, barrier = arrival.lanes, arrival.barrier
         meeting = self.meetings.get(barrier)
         if self.machine.diary is not None:
@@ -159,7 +156,7 @@ class Barriers:
         self.come_apart(barrier, meeting, apart, every)
 
     def come_apart(self, barrier: int, meeting: Meeting, arrival: BarrierArrival, expected: Array) -> None:
-        """Lanes come that hand on something of their own."""
+        """Adds lanes that come and hand on a clock of their own."""
         lanes = arrival.lanes
         blocks = lanes.block_ids
         self.tell_apart(meeting, blocks[(meeting.arrived[blocks] > 0) & ~meeting.apart[blocks]])
@@ -169,7 +166,7 @@ class Barriers:
         self.check(barrier, blocks)
 
     def tell_apart(self, meeting: Meeting, blocks: Array) -> None:
-        """What waits in these blocks for all of its block hands on something of its own, too."""
+        """Makes arrivals in these blocks that wait for all of the block hand on clocks of their own, too."""
         if not len(blocks):
             return
         meeting.apart[blocks] = True
@@ -185,15 +182,15 @@ class Barriers:
         races = self.machine.memory.races
         return None if races is None else races.arrive(races.heard.groups(lanes, lanes.block_starts))
 
-    # -- who goes on ------------------------------------------------------------------------------------------------------
+    # -- completion -------------------------------------------------------------------------------------------------------
 
     def recheck(self) -> None:
-        """Threads have exited: barriers may be complete without them."""
+        """Checks barriers after threads have exited: they may be complete without them."""
         for barrier in list(self.meetings):
             self.check(barrier, np.flatnonzero(self.meetings[barrier].arrived))
 
     def check(self, barrier: int, blocks: Array) -> None:
-        """Let those of `blocks` go on of which enough threads have come."""
+        """Lets threads go on in those of `blocks` where enough have come."""
         meeting = self.meetings[barrier]
         here = blocks[meeting.arrived[blocks] > 0]
         over = meeting.arrived[here] >= self.machine.wave.alive_by_block[here]
@@ -210,7 +207,7 @@ class Barriers:
             self.release(done[~apart], parts_of(arrivals, meeting.chosen(done[~apart])))
             done = done[apart]
             arrivals = parts_of(arrivals, meeting.chosen(done))
-        # Blocks at a time in which the same arrivals met.
+        # Handles together blocks in which the same arrivals met.
         present = np.array([meeting.chosen(arrival.lanes.block_ids)[done] for arrival in arrivals])
         while len(done):
             alike = (present == present[:, :1]).all(axis=0)
@@ -219,7 +216,7 @@ class Barriers:
             done, present = done[~alike], present[:, ~alike]
 
     def counted(self, meeting: Meeting, blocks: Array) -> Array:
-        """Threads of these blocks that count as arrived at a barrier with a thread count: 32 each time that a warp arrives."""
+        """Returns the arrived threads of these blocks at a barrier with a thread count: 32 for each arrival of a warp."""
         wave = self.machine.wave
         times = np.zeros((wave.blocks, wave.warps_per_block, WARP), np.int64)
         for arrival in meeting.arrivals:
@@ -230,7 +227,7 @@ class Barriers:
         return found
 
     def release(self, blocks: Array, arrivals: list[BarrierArrival]) -> None:
-        """All of these blocks have met: their threads go on."""
+        """Lets the threads of these blocks go on: all have met."""
         if self.machine.memory.races is not None:
             self.machine.memory.races.block_barrier(blocks)
         self.tell(blocks, arrivals)
@@ -243,7 +240,7 @@ class Barriers:
             self.machine.push(arrival.pc + 1, arrival.lanes)
 
     def release_apart(self, blocks: Array, arrivals: list[BarrierArrival], expected: Array) -> None:
-        """The same arrivals have met in each of these blocks: who waits goes on, behind what everybody did before arriving."""
+        """Lets the waiting threads of these blocks, with the same arrivals, go on behind all accesses before the arrivals."""
         waiting = [arrival for arrival in arrivals if arrival.waits]
         self.reduce(blocks, arrivals)
         self.tell(blocks, arrivals)
@@ -265,13 +262,13 @@ class Barriers:
             self.machine.push(arrival.pc + 1, arrival.lanes)
 
     def tell(self, blocks: Array, arrivals: list[BarrierArrival]) -> None:
-        """The diary hears of it where it is of one of these blocks."""
+        """Tells the diary, if it is of one of these blocks."""
         diary = self.machine.diary
         if diary is not None and (blocks == diary.local).any():
             diary.met("barrier", arrivals[0].barrier, [(each.lanes, each.pc) for each in arrivals if each.waits])
 
     def reduce(self, blocks: Array, arrivals: list[BarrierArrival]) -> None:
-        """bar.red: every waiting lane gets the reduction over all arrived ones of its block."""
+        """bar.red: gives every waiting lane the reduction over all arrived ones of its block."""
         if all(arrival.values is None for arrival in arrivals):
             return
         machine = self.machine
@@ -282,14 +279,14 @@ class Barriers:
                 plan = machine.code.plans[arrival.pc]
                 assert isinstance(plan.control, Barrier)
                 result: object = {"popc": everyone.sum(), "and": everyone.all(), "or": everyone.any()}[plan.control.reduction]
-                # Straight into the registers of the wave: no frame may hold these lanes meanwhile.
+                # Write into the registers of the wave: no frame may hold these lanes meanwhile.
                 machine.deactivate()
                 target: Arg = plan.writes[0]
                 machine.full.array(target)[arrival.lanes.index] = result
                 machine.rewritten(-1)
 
     def complete(self, blocks: Array, arrival: BarrierArrival) -> None:
-        """A barrier of each of these blocks is complete, at which this arrival waited."""
+        """Completes a barrier of each of these blocks, at which this arrival waited."""
         machine, lanes = self.machine, arrival.lanes
         machine.memory.tally.barriers += len(blocks)
         self.completed[blocks] += 1
@@ -310,7 +307,7 @@ class Barriers:
             ENVIRONMENT.setter(machine.code.base_mode)()
 
     def stuck(self) -> list[Stuck]:
-        """Who waits in each block, at barriers of the whole block last."""
+        """Returns the waiting lanes of each block, at barriers of the whole block last."""
         wave = self.machine.wave
         found: dict[tuple[bool, int, int], list[BarrierArrival]] = {}
         every = [(arrival, barrier) for barrier, meeting in self.meetings.items() for arrival in meeting.arrivals]
@@ -383,23 +380,23 @@ class WarpBarriers:
 
 
 ALL = np.zeros(1, np.int64)
-"""Lanes as one group: where it begins."""
+"""Start of the only group, for lanes as one group."""
 
 
 @dataclass
 class Told:
-    """What the arrivals of a phase hand on: those of whole warps, and of the other lanes the moments (`order.clocks`)."""
+    """The clocks that the arrivals of a phase hand on: those of whole warps, and moments of the other lanes (`order.clocks`)."""
 
     warps: list[Released] = field(default_factory=list)
     lanes: Array | None = None
     relaxed: bool = False
     split: bool = False
-    """Somebody may have done something between its arrival and its wait."""
+    """True if a thread may have done something between its arrival and its wait."""
 
 
 @dataclass
 class ClusterPhases:
-    """The barrier of one cluster: how many phases are complete, what this one's arrivals and the last one's released."""
+    """The barrier of one cluster: the number of complete phases, and the clocks of this one's and the last one's arrivals."""
 
     completed: int = 0
     told: Told = field(default_factory=Told)
@@ -415,7 +412,7 @@ class ClusterBarriers:
         self.per = wave.cluster * wave.lanes_per_block
         self.phases: dict[int, ClusterPhases] = {}
         self.owed = np.full(wave.size, -1, np.int64)
-        """The phase that each lane has arrived at and not yet waited for."""
+        """The phase for which each lane has arrived and not yet waited."""
         self.waiting: list[tuple[int, Lanes]] = []
 
     def __bool__(self) -> bool:
@@ -441,7 +438,7 @@ class ClusterBarriers:
             self.machine.push(pc + 1, lanes)
 
     def complain(self, pc: int, lanes: Lanes, wrong: Array, waits: bool) -> None:
-        """Threads that wait without having arrived go on at once; an arrival that is one too many is not counted."""
+        """Reports wrong threads: those that wait without having arrived go on at once; an arrival too many is not counted."""
         machine = self.machine
         message = (
             "wait at the barrier of the cluster without an arrival before"
@@ -480,13 +477,13 @@ class ClusterBarriers:
             self.waiting.append((pc, lanes.subset(np.flatnonzero(~over))))
 
     def go(self, pc: int, phases: ClusterPhases, lanes: Lanes) -> None:
-        """The phase that these lanes wait for is over."""
+        """Lets these lanes go on: their phase is complete."""
         self.owed[lanes.index] = -1
         if self.machine.diary is not None:
             self.machine.diary.met("cluster", phases.completed - 1, [(lanes, pc)], self.machine.wave.cluster > 1)
         races, heard = self.machine.memory.races, phases.heard
         if races is not None:
-            # Whatever is ordered or not: all threads of the cluster have begun.
+            # All threads of the cluster have begun, even if the barrier orders nothing.
             begun = np.full((1, races.warps), races.start)
             moments = [*heard.warps, Released(begun, None)]
             if lanes.converged:
@@ -503,7 +500,7 @@ class ClusterBarriers:
         self.machine.push(pc + 1, lanes)
 
     def missing(self, cluster: int) -> Array:
-        """Which lanes of the cluster the phase still waits for."""
+        """Returns a mask of the cluster's lanes for which the phase still waits."""
         part = slice(cluster * self.per, (cluster + 1) * self.per)
         found: Array = self.machine.wave.alive[part] & (self.owed[part] != self.phases[cluster].completed)
         return found
@@ -523,7 +520,7 @@ class ClusterBarriers:
             self.go(pc, phases, lanes)
 
     def recheck(self) -> None:
-        """Threads have exited: phases that somebody waits for may be complete without them."""
+        """Checks phases with waiting lanes after threads have exited: they may be complete without them."""
         for cluster in {int(lanes.index[0]) // self.per for _, lanes in self.waiting}:
             self.check(cluster)
 

@@ -1,9 +1,7 @@
-"""Calls of device functions: direct, through a pointer, recursive; printf and others that the device brings along.
+"""Calls of device functions: direct, through a pointer, recursive; printf and other functions that the device provides.
 
-Calls of device functions: direct, through a pointer, recursive; and the functions that the device brings along.
-
-A call runs in the registers and the local memory that the callee has of its own, laid out once. Only a call within a
-cycle of the call graph needs more: it saves the registers of its lanes, and its return restores them.
+A call runs in the registers and the local memory of the callee, which are laid out once. Only a call within a cycle of the
+call graph needs more: it saves the registers of its lanes, and its return restores them.
 """
 
 from __future__ import annotations
@@ -41,7 +39,7 @@ class _Arguments:
 
 
 def printf(memory: Memory, lane: int, form: int, buffer: int) -> str:
-    """What a lane prints: `form` and `buffer` are the generic addresses that it calls vprintf with."""
+    """Returns the text that a lane prints: `form` and `buffer` are the generic addresses that it calls vprintf with."""
     arguments = _Arguments(memory, lane, buffer)
 
     def convert(match: re.Match[str]) -> str:
@@ -83,12 +81,12 @@ def printf(memory: Memory, lane: int, form: int, buffer: int) -> str:
 
 
 DEEPEST = 1024
-"""Levels of recursion before a thread has overflown its stack (which has 1024 bytes unless the host asks for more)."""
+"""Most levels of recursion; deeper, a thread has overflown its stack (1024 bytes unless the host asks for more)."""
 
 
 @dataclass
 class Level:
-    """What the lanes that are this deep in a recursion find again when they return: one column or row a lane."""
+    """Saved state of the lanes at one level of a recursion, for their return: one column or row a lane."""
 
     files: dict[int, Array]
     local: Array
@@ -103,14 +101,14 @@ class DeviceFunctions:
         self.machine = machine
         self.code = machine.code
         self.wave = machine.wave
-        # For each device function: the call instruction that each lane came from.
+        # The call instruction from which each lane came, by device function.
         self.sites = {f.name: np.zeros(self.wave.size, np.int64) for f in self.code.functions}
         self.by_name = {f.name: f for f in self.code.functions}
         self.depth = np.zeros(self.wave.size, np.int64)
         self.levels: list[Level] = []
 
     def call(self, pc: int, control: Call, lanes: Lanes) -> None:
-        """Take lanes to the function; those that call through a pointer each to its own."""
+        """Takes lanes to the function; each lane that calls through a pointer to its own."""
         if control.builtin:
             self.builtin(pc, control, lanes)
         elif control.function:
@@ -195,7 +193,7 @@ class DeviceFunctions:
     # -- parameters -------------------------------------------------------------------------------------------------------
 
     def bytes_of(self, lanes: Lanes, variable: str, size: int) -> Array:
-        """A parameter or result of a call: (lanes, size) bytes of their local memory."""
+        """Returns a parameter or result of a call: (lanes, size) bytes of their local memory."""
         start = self.code.local.offsets[variable]
         rows = self.machine.memory.local_view(1).reshape(self.wave.size, -1)
         return rows[lanes.index, start : start + size]

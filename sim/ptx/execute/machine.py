@@ -46,7 +46,7 @@ WAVE_LANES = 4096
 """Lanes of a wave, as far as whole blocks allow: enough to spread the cost of a NumPy call, few enough for the caches."""
 
 PRODUCT_LANES = 1 << 15
-"""Lanes of a wave of a kernel with wgmma: what its products cost is by the instruction more than by the lane."""
+"""Lanes of a wave of a kernel with wgmma: the cost of products grows with instructions more than with lanes."""
 
 COMMUNICATING_LANES = 1 << 16
 """Lanes of a wave of a kernel whose blocks may wait for each other: such blocks must be resident together."""
@@ -55,20 +55,20 @@ WAVE_BYTES = 1 << 28
 """Most memory that the shared memory of a wave's blocks may take."""
 
 COMPACT_LANES = 1 << 16
-"""How many lanes the compact frames that keep their registers and bound code may have together."""
+"""Most lanes of all compact frames together that keep their registers and bound code."""
 
 
 class Waiting(Protocol):
-    """Where lanes wait; true while some do."""
+    """A place where lanes wait; true while some do."""
 
     def __bool__(self) -> bool: ...
 
     def stuck(self) -> list[Stuck]:
-        """Who, and for what."""
+        """Returns the waiting lanes, and what they wait for."""
 
 
 class Stop(Exception):
-    """The launch cannot go on; a finding says why."""
+    """Raised when the launch cannot go on; a finding says why."""
 
 
 class PtxMachine:
@@ -94,7 +94,7 @@ class PtxMachine:
         self.constants |= {"%nwarpid": max(warps, 32), "%smid": 0, "%nsmid": 1, "%gridid": 1}
         self.constants |= {"%dynamic_smem_size": setup.shared_bytes}
         self.constants |= dict.fromkeys((f"%envreg{n}" for n in range(32)), 0)
-        # Where the driver puts the memory through which the blocks of a cooperative launch meet.
+        # The memory, placed by the driver, through which the blocks of a cooperative launch meet.
         self.constants |= {"%envreg1": setup.workspace >> 32, "%envreg2": setup.workspace & 0xFFFFFFFF}
         reserved = memory.reserved
         start = memory.shared_size - reserved
@@ -102,7 +102,7 @@ class PtxMachine:
         self.constants |= dict.fromkeys((f"%reserved_smem_offset_{name}" for name in ("begin", "0", "1")), start)
         self.constants |= {"%reserved_smem_offset_end": start + reserved, "%reserved_smem_offset_cap": reserved}
         self.diary: Diary | None = None
-        """The one that was asked for, in the wave that has its block."""
+        """The requested diary, in the wave that has its block."""
         self.full: RegisterFrame
         self.wave: Wave
         self.copies: Copies
@@ -114,10 +114,10 @@ class PtxMachine:
         self._full_frames: dict[int, RegisterFrame] = {}
         self._clock = 0
 
-    # -- what operands ask for ------------------------------------------------------------------------------------------
+    # -- addresses and parameters ---------------------------------------------------------------------------------------
 
     def address_of(self, symbol: Sym) -> int:
-        """The address of a variable or parameter: an offset in shared or local memory, else a virtual address."""
+        """Returns the address of a variable or parameter: an offset in shared or local memory, else a virtual address."""
         for layout in (self.code.shared, self.code.local):
             if symbol.name in layout.offsets:
                 return layout.offsets[symbol.name] + symbol.offset
@@ -126,14 +126,14 @@ class PtxMachine:
         raise PtxError(f"{self.code.kernel}: unknown symbol {symbol.name}")
 
     def parameter(self, symbol: Sym, offset: int, size: int) -> bytes | None:
-        """Bytes of a kernel parameter; None where the symbol is a parameter of a call."""
+        """Returns bytes of a kernel parameter; None if the symbol is a parameter of a call."""
         if symbol.name in self.code.call_params:
             return None
         start = self.address_of(symbol) - self.setup.parameter_segment.start + offset
         return self.setup.parameters[start : start + size]
 
     def is_call_param(self, instruction: Instruction) -> bool:
-        """Whether a .param access of the instruction is to a variable of a call, not to a kernel parameter."""
+        """True if a .param access of the instruction is to a variable of a call, not to a kernel parameter."""
         for operand in instruction.operands:
             if isinstance(operand, Mem) and isinstance(operand.base, Sym):
                 return operand.base.name in self.code.call_params
@@ -141,7 +141,7 @@ class PtxMachine:
 
     @property
     def asked_time(self) -> bool:
-        """Whether any instruction has read a clock."""
+        """True if any instruction has read a clock."""
         return self._clock > 0
 
     def clock(self) -> int:
@@ -151,7 +151,7 @@ class PtxMachine:
     # -- waves ----------------------------------------------------------------------------------------------------------
 
     def wave_size(self) -> int:
-        """Blocks of a wave; the last one may have fewer."""
+        """Returns the blocks of a wave; the last one may have fewer."""
         geometry = self.setup.geometry
         lanes_per_block = -(-geometry.threads // WARP) * WARP
         lanes = COMMUNICATING_LANES if self.code.communicates else PRODUCT_LANES if self.code.in_flight else WAVE_LANES
@@ -165,14 +165,14 @@ class PtxMachine:
         return -(-self.setup.geometry.blocks // self.wave_size())
 
     def clean(self) -> bool:
-        """Whether there is nothing to report so far."""
+        """True if there is nothing to report so far."""
         return self.findings.clean
 
     def run(self, part: int = 0, of: int = 1) -> bool:
-        """Run all blocks; False if a fault ended the launch. Findings and counts are in `findings` and `tally` afterwards.
+        """Runs all blocks; returns False if a fault ended the launch. Findings and counts are then in `findings` and `tally`.
 
-        Of several processes: those waves that are for number `part` of `of`, up to the first one with something to report. They
-        are dealt to and fro, as blocks often have the more to do the earlier they come.
+        In several processes: runs the waves of number `part` of `of`, up to the first one with something to report. Waves are dealt
+        to and fro, as earlier blocks often have more to do.
         """
         geometry, size = self.setup.geometry, self.wave_size()
         turn = [*range(of), *reversed(range(of))]
@@ -259,7 +259,7 @@ class PtxMachine:
             self.diary.begin(self.wave, self.code.listing, self.memory.shared_name)
 
     def asynchronous(self) -> bool:
-        """Whether something may be on its way behind the threads' backs."""
+        """True if asynchronous copies, phases of mbarriers or bulk stores may be pending."""
         return bool(self.copies.pending or self.mbarriers.objects or self.bulks.stores)
 
     def fill_special_registers(self) -> None:
@@ -294,7 +294,7 @@ class PtxMachine:
     # -- frames ---------------------------------------------------------------------------------------------------------
 
     def activate(self, lanes: Lanes) -> RegisterFrame:
-        """The frame in which `lanes` run; the one before gives back what it holds."""
+        """Returns the frame in which `lanes` run; the one before gives back its registers."""
         if self.current is lanes:
             return self.frame
         self.deactivate()
@@ -324,36 +324,36 @@ class PtxMachine:
         self.current = None
 
     def rewritten(self, mask: int) -> None:
-        """Somebody wrote these rows (bits) of the full frame: what compact frames have of them is old."""
+        """Marks these rows (bits) of the full frame as written: copies of them in compact frames are old."""
         for frame in self._compact.values():
             frame.valid &= ~mask
 
     def flush(self) -> None:
-        """The full frame has what the current one wrote; that one goes on."""
+        """Copies the current frame's writes to the full frame; the current frame goes on."""
         if self.current is not None and self.frame is not self.full:
             self.frame.store(self.full)
 
     def row_bit(self, arg: Arg) -> int:
-        """The row of a register as frames count them; 0: it has none."""
+        """Returns the row of a register as frames count them; 0: it has none."""
         slot = self.code.slots.get(arg.operand.name) if isinstance(arg.operand, Reg) else None
         return 0 if slot is None else 1 << (self.code.row_base[slot[0]] + slot[1])
 
     def read(self, lanes: Lanes, arg: Arg) -> Array:
-        """An operand for `lanes`, one value a lane."""
+        """Returns an operand for `lanes`, one value a lane."""
         frame = self.activate(lanes)
         if frame is not self.full and isinstance(arg.operand, Reg) and arg.operand.name in self.code.slots:
             frame.load(self.row_bit(arg), self.full)
         return np.broadcast_to(frame.array(arg), lanes.n)
 
     def everywhere(self, arg: Arg) -> Array:
-        """An operand as the lanes of the wave had it last, also those that run elsewhere now."""
+        """Returns an operand as the lanes of the wave had it last, also those that run elsewhere now."""
         self.flush()
         return np.broadcast_to(self.full.array(arg), self.wave.size)
 
     # -- one step -------------------------------------------------------------------------------------------------------
 
     def step(self, pc: int, lanes: Lanes) -> None:
-        """Run `lanes` from `pc` to the end of the straight code, and say where they go on."""
+        """Runs `lanes` from `pc` to the end of the straight code, and decides where they go on."""
         code = self.code
         converged = lanes.converged
         if not converged and code.plans[pc].collective is not None:
@@ -391,7 +391,7 @@ class PtxMachine:
         self.ready.push(pc, lanes)
 
     def gathered(self, pc: int, lanes: Lanes) -> Lanes | None:
-        """Of lanes at a warp-wide instruction those whose partners are all there; the others are parked."""
+        """Returns the lanes at a warp-wide instruction whose partners are all there; parks the others."""
         plan = self.code.plans[pc]
         alive = np.packbits(self.wave.alive.reshape(-1, WARP), axis=1, bitorder="little").view(np.uint32).reshape(-1)
         needed = alive[lanes.warp]
@@ -467,7 +467,7 @@ class PtxMachine:
             self.leave(lanes)
 
     def answer(self) -> None:
-        """Tell lanes that waited for phases of mbarriers, and let them go on."""
+        """Tells lanes that waited for phases of mbarriers the answer, and lets them go on."""
         self.deactivate()
         for wait, lanes, done in self.mbarriers.answer():
             target = self.code.plans[wait.pc].writes[0]
@@ -476,12 +476,12 @@ class PtxMachine:
             self.push(wait.pc + 1, lanes)
 
     def stop(self, kind: str, message: str, pc: int, lanes: Lanes) -> NoReturn:
-        """A finding that ends the launch."""
+        """Reports a finding that ends the launch."""
         self.findings.report(kind, message, self.code.instructions[pc], lanes, 0, count=lanes.n)
         raise Stop
 
     def switch(self, instruction: Instruction, targets: list[int], lanes: Lanes, index: Array) -> None:
-        """Each lane goes to its target, the last one where its index is too large."""
+        """Sends each lane to its target, the last one if its index is too large."""
         index = np.minimum(index, len(targets) - 1)
         ways = [(int(number), lanes.subset(np.flatnonzero(index == number))) for number in np.unique(index)]
         for number, some in ways:
@@ -490,7 +490,7 @@ class PtxMachine:
             self.tally.divergent[instruction] += sum(some.warps for _, some in ways) - lanes.warps
 
     def leave(self, lanes: Lanes) -> None:
-        """The threads are done; whoever waits for the warp or the block looks again."""
+        """Ends the threads; those that wait for the warp or the block check again."""
         self.mbarriers.leave(lanes)
         self.bulks.leave(lanes)
         self.copies.leave(lanes)
@@ -505,14 +505,14 @@ class PtxMachine:
         self.warp_barriers.recheck()
         self.cluster_barriers.recheck()
 
-    # -- the end of the road ----------------------------------------------------------------------------------------------
+    # -- deadlock ---------------------------------------------------------------------------------------------------------
 
     def waiting(self) -> tuple[Waiting, ...]:
-        """What lanes may wait in, besides for other lanes of their warp."""
+        """Returns the places in which lanes may wait, besides waiting for other lanes of their warp."""
         return self.barriers, self.warp_barriers, self.cluster_barriers, self.mbarriers, self.warpgroups, self.pools
 
     def deadlock(self) -> None:
-        """Nobody can go on: say who waits for what, and stop the launch."""
+        """Reports a deadlock, with all waiting lanes and what they wait for, and stops the launch."""
         parked = [(self.code.instructions[pc], lanes) for pc, lanes in self.parked.items()]
         groups = [Stuck(i, lanes, f"in {i.text!r} for other lanes of their warp") for i, lanes in parked]
         for who in self.waiting():
@@ -525,5 +525,5 @@ class PtxMachine:
 
 
 def union(a: Lanes, b: Lanes) -> Lanes:
-    """Lanes of two disjoint sets of one wave."""
+    """Returns the lanes of two disjoint sets of one wave."""
     return a.wave.lanes(np.sort(np.concatenate((a.index, b.index))))

@@ -1,8 +1,8 @@
-"""The waves of a launch in several processes: each runs some of them on its own copy of memory, and says what it did.
+"""The waves of a launch in several processes: each runs some of them on its own copy of memory, and returns its results.
 
-Whether waves are independent shows afterwards, in what the race detector noted: if nothing that one process wrote was touched in
-another one, all that they did together is what one process does, wave after wave. If it was, or if there is anything to report,
-nothing of it is taken, and the caller runs the launch by itself. So the outcome is the same for any number of processes.
+The race detector's record shows afterwards if waves were independent: if no process touched what another one wrote, all of them
+together did what one process does, wave after wave. Otherwise, or if there is anything to report, their results are discarded,
+and the caller runs the launch by itself. So the outcome is the same for any number of processes.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from ..text.syntax import Array, Instruction
 from .machine import PtxMachine
 
 VARIABLE = "CUPYFLASH_PROCESSES"
-"""In the environment: in how many processes launches that do not say so run."""
+"""Environment variable: the number of processes for launches that give none."""
 
 TABLES = ("traffic", "shared", "distributed")
 COUNTS = ("predicated_off", "divergent")
@@ -36,10 +36,10 @@ COUNTS = ("predicated_off", "divergent")
 
 @dataclass
 class Done:
-    """What a process did. By number of the segment: `contents` of those that it wrote, `unwritten`, their bytes that nobody wrote.
+    """The results of a process. By segment number: `contents` of those that it wrote, and `unwritten`, masks of unwritten bytes.
 
-    `touched`: granules of a tensor, by its address: those that were written, and those that anybody touched. `executed`: warps
-    and threads of each region. `tally`: the tables of the tally, by name.
+    `touched`: masks of the granules of a tensor, by its address: those that were written, and those that anybody touched.
+    `executed`: warps and threads of each region. `tally`: the tables of the tally, by name.
     """
 
     executed: dict[tuple[int, bool], tuple[int, int]]
@@ -51,7 +51,7 @@ class Done:
 
 
 def run_apart(machine: PtxMachine, processes: int) -> bool:
-    """Run a launch in up to so many processes; False: nothing has happened, it must be run in this one."""
+    """Runs a launch in up to so many processes; False: nothing has happened, it must be run in this one."""
     count = min(processes, machine.waves, cores())
     if count < 2 or not may_run_apart(machine):
         return False
@@ -72,7 +72,7 @@ def run_apart(machine: PtxMachine, processes: int) -> bool:
 
 
 def processes_asked(processes: int | None) -> int:
-    """The number of an argument, or of the environment. Raises ValueError for what is none."""
+    """Returns the number of an argument, or of the environment. Raises ValueError for a wrong one."""
     name, value = ("processes", processes) if processes is not None else (VARIABLE, os.environ.get(VARIABLE, "1"))
     if isinstance(value, bool) or not str(value).isdecimal() or int(value) < 1:
         raise ValueError(f"{name} must be a whole number from 1, got {value!r}")
@@ -80,13 +80,13 @@ def processes_asked(processes: int | None) -> int:
 
 
 def cores() -> int:
-    """Processors that this process may use; 1 where it cannot be copied safely."""
+    """Returns the processors that this process may use; 1 if it cannot be copied safely."""
     alone = threading.active_count() == 1 and not multiprocessing.current_process().daemon
     return len(os.sched_getaffinity(0)) if sys.platform == "linux" and alone else 1
 
 
 def may_run_apart(machine: PtxMachine) -> bool:
-    """Whether waves can be told apart: nobody looks on, and no block of one can wait for one of another."""
+    """True if waves may run apart: there is no observer, and no block of one can wait for a block of another."""
     code, memory = machine.code, machine.memory
     looks_on = machine.on_barrier is not None or memory.observer is not None or machine.setup.diary is not None
     if machine.random is not None or looks_on or memory.races is None or machine.setup.limits.max_instructions is not None:
@@ -103,7 +103,7 @@ def may_run_apart(machine: PtxMachine) -> bool:
 
 
 def any_shared(ranges: list[tuple[int, int]]) -> bool:
-    """Whether any of these addresses is of memory that stays common to processes after a fork, as a mapped file does (Linux)."""
+    """True if any of these addresses is of memory that processes share after a fork, as a mapped file is (Linux)."""
     mappings = (line.split(maxsplit=2)[:2] for line in Path("/proc/self/maps").read_text().splitlines())
     shared = [[int(end, 16) for end in place.split("-")] for place, permissions in mappings if permissions.endswith("s")]
     return any(low < end and begin < high for low, high in ranges for begin, end in shared)
@@ -113,7 +113,7 @@ def any_shared(ranges: list[tuple[int, int]]) -> bool:
 
 
 def work(machine: PtxMachine, part: int, of: int, pipe: Connection) -> None:
-    """Run the waves of one of the processes, and send what was done; nothing (an empty message) if nobody must build on it."""
+    """Runs the waves of one process, and sends the results; an empty message if nobody may use them."""
     names = {id(i): ("instruction", k) for k, i in enumerate(machine.code.instructions)}
     names |= {id(segment): ("segment", number) for number, segment in machine.memory.segments.items()}
 
@@ -151,7 +151,7 @@ def done_by(machine: PtxMachine) -> Done:
 
 
 def results(machine: PtxMachine, count: int) -> list[Done] | None:
-    """What each of `count` processes did; None if any of them has something to report, could not begin, or did not end."""
+    """Returns the results of `count` processes; None if any has something to report, could not begin, or did not end."""
     instructions, segments = machine.code.instructions, machine.memory.segments
 
     class In(pickle.Unpickler):
@@ -166,7 +166,7 @@ def results(machine: PtxMachine, count: int) -> list[Done] | None:
             mine, theirs = context.Pipe(duplex=False)
             child = context.Process(target=work, args=(machine, part, count, theirs), daemon=True)
             with warnings.catch_warnings():
-                # Of the threads of a BLAS, which knows of forks; others there are none (`cores`).
+                # The warning is about threads of a BLAS, which handles forks; there are no others (`cores`).
                 warnings.simplefilter("ignore", DeprecationWarning)
                 child.start()
             theirs.close()
@@ -193,7 +193,7 @@ def results(machine: PtxMachine, count: int) -> list[Done] | None:
 
 
 def independent(found: list[Done]) -> bool:
-    """Whether no process touched what another one wrote."""
+    """True if no process touched what another one wrote."""
     for one, other in combinations(found, 2):
         for low in one.touched.keys() & other.touched.keys():
             (wrote, touched), (wrote_too, touched_too) = one.touched[low], other.touched[low]
@@ -203,7 +203,7 @@ def independent(found: list[Done]) -> bool:
 
 
 def meet(view: Array, places: list[Array]) -> bool:
-    """Whether two of these sets of places have one in common."""
+    """True if two of these sets of places have one in common."""
     count = np.zeros(len(view), np.uint8)
     for at in places:
         count[at] += 1
@@ -211,11 +211,11 @@ def meet(view: Array, places: list[Array]) -> bool:
 
 
 Change = tuple[Array, list[tuple[Array, Array]]]
-"""Bytes, and of each process where it changed them and to what."""
+"""Bytes, and for each process the places where it changed them, and the new values."""
 
 
 def changed(segment: Segment, number: int, found: list[Done]) -> list[Change]:
-    """What the processes changed in a tensor, and in what is known of its bytes; the tensor itself is as it was."""
+    """Returns the processes' changes of a tensor, and of the states of its bytes; the tensor itself is as it was."""
     view = segment.window(1)[0]
     parts = [(np.flatnonzero(new != view), new) for done in found if (new := done.contents.get(number)) is not None]
     out: list[Change] = [(view, [(at, new[at]) for at, new in parts])]
@@ -227,7 +227,7 @@ def changed(segment: Segment, number: int, found: list[Done]) -> list[Change]:
 
 
 def add(machine: PtxMachine, done: Done) -> None:
-    """Enter what a process did in the counts of the launch."""
+    """Adds the results of a process to the counts of the launch."""
     tally = machine.tally
     for key, (warps, threads) in done.executed.items():
         region = machine.code.region(*key)

@@ -29,7 +29,7 @@ Shape = tuple[int, int, bool]
 
 @dataclass(frozen=True)
 class Matrix:
-    """The units of a matrix and the pages that they are in, both from the beginning of its block's shared memory."""
+    """The units of a matrix and their pages, both from the beginning of its block's shared memory."""
 
     units: Array
     pages: Array
@@ -50,15 +50,15 @@ class MatrixOperand:
 
     @property
     def size(self) -> int:
-        """Units of all of them."""
+        """Returns the number of units of all matrices."""
         return len(self.blocks) * len(self.matrices[0].units)
 
     def keys(self) -> Array:
-        """(warpgroups, 2): equal where the matrix is the same."""
+        """Returns (warpgroups, 2): equal rows for equal matrices."""
         return np.stack((self.descriptors, self.blocks.astype(np.uint64)), axis=1)
 
     def units(self) -> Array:
-        """(warpgroups, rows of units, units of a row) of the wave."""
+        """Returns (warpgroups, rows of units, units of a row) of the wave."""
         each = self.matrices[0].units
         if len(self.matrices) > 1:
             each = np.stack([one.units for one in self.matrices])[self.which]
@@ -66,14 +66,14 @@ class MatrixOperand:
 
 
 class Operands:
-    """Makes the operands of a wave."""
+    """The maker of the operands of a wave."""
 
     def __init__(self, machine: Host):
         self.machine = machine
         self._matrices: dict[tuple[int, Shape], Matrix] = {}
 
     def of(self, descriptors: Array, lanes: Lanes, shape: Shape, i: Instruction) -> MatrixOperand:
-        """The matrices of these descriptors, one for each warpgroup of `lanes`."""
+        """Returns the matrices of these descriptors, one for each warpgroup of `lanes`."""
         memory = self.machine.memory
         blocks = lanes.block[:: lanes.n // len(descriptors)]
         if np.count_nonzero(descriptors != descriptors[0]):
@@ -90,7 +90,7 @@ class Operands:
         return MatrixOperand(descriptors, shape, blocks, blocks * (memory.shared_stride // DESCRIPTOR_UNIT), matrices, which, pages)
 
     def matrix(self, bits: int, shape: Shape, i: Instruction, lanes: Lanes) -> Matrix:
-        """One matrix in its block's shared memory, in bounds."""
+        """Returns one matrix in its block's shared memory, in bounds."""
         found = self._matrices.get((bits, shape))
         if found is not None:
             return found
@@ -115,12 +115,12 @@ EIGHT = np.dtype("V32")
 """Eight float32 that lie together."""
 
 ALONE = 1 << 18
-"""Multiplications of a matrix product that OpenBLAS makes in one thread."""
+"""Most multiplications of a matrix product that OpenBLAS makes in one thread."""
 
 
 @dataclass
 class BoundProduct:
-    """What an instruction asks for: places of the registers in the file of 32 bits, and their rows in `Flights`."""
+    """The operands of an instruction: places of the registers in the file of 32 bits, and their rows in `Flights`."""
 
     instruction: Instruction
     control: Multiply
@@ -132,7 +132,7 @@ class BoundProduct:
     decode: tuple[Decode, Decode]
 
     def goes_on(self, other: BoundProduct) -> bool:
-        """Whether a product of `other` may go on with the sums of one of this."""
+        """True if a product of `other` may go on with the sums of one of this."""
         mine, theirs = self.control, other.control
         return (mine.columns, mine.result) == (theirs.columns, theirs.result)
 
@@ -143,10 +143,10 @@ class Sums:
     def __init__(self, columns: int):
         self.pool = np.zeros((0, ROWS, columns), np.float32)
         self.newest = np.zeros(0, np.int64)
-        """The newest product that adds to each; 0: nobody does."""
+        """The newest product that adds to each slot; 0: none."""
 
     def take(self, count: int) -> Array:
-        """Slots that nobody uses; what they hold is to be set."""
+        """Returns unused slots; their contents are not set yet."""
         free = np.flatnonzero(self.newest == 0)
         if len(free) < count:
             size = len(self.pool)
@@ -157,7 +157,7 @@ class Sums:
         return free[:count]
 
     def of(self, slots: Array) -> Array:
-        """The sums in these slots, without a copy where they are in a row."""
+        """Returns the sums in these slots, without a copy if they are contiguous."""
         first = int(slots[0])
         if np.count_nonzero(slots - first != np.arange(len(slots))):
             return np.asarray(self.pool[slots])
@@ -168,8 +168,8 @@ class Sums:
 class Product:
     """One executed wgmma of some warpgroups. Arrays have one entry a warpgroup; `over` one a warp.
 
-    `first`: the first warp of each; `operands`: A (none where it is in registers) and B; `slots`: where its sums are, shared by
-    a chain; `adds`: scale-d; `group`: commits before it; `reading`: its numbers in the race detector.
+    `first`: the first warp of each; `operands`: A (none if it is in registers) and B; `slots`: of its sums, shared by a chain;
+    `adds`: scale-d; `group`: commits before it; `reading`: its numbers in the race detector.
     """
 
     number: int
@@ -189,7 +189,7 @@ class Product:
     """Its numbers in the diary, by first row."""
 
     def registers(self) -> Array:
-        """D as (registers, lanes of the warpgroups); kept, once everything of it has landed."""
+        """Returns D as (registers, lanes of the warpgroups); kept, once all of it has landed."""
         if self.held is not None:
             return self.held
         found = registers(self.sums.of(self.slots), self.bound.control)
@@ -198,20 +198,21 @@ class Product:
         return found
 
     def of(self, first: Array) -> Array:
-        """Which of its warpgroups have these first warps."""
+        """Returns a mask of its warpgroups with these first warps."""
         return np.asarray((self.first[:, None] == first).any(axis=1))
 
 
 Step = list[tuple[Product, Array]]
-"""A step along K of some warpgroups: products of one instruction, and which warpgroups of each."""
+"""A step along K of some warpgroups: products of one instruction, and a selection of the warpgroups of each."""
 
 Chain = list[tuple[Product, int]]
 """Steps along K of one warpgroup: a product, and the warpgroup's place in it."""
 
 
 def land(machine: Host, products: list[Product], due: Callable[[Product], Array]) -> None:
-    """Compute what is due (booleans, a warpgroup each) of these products, oldest first: chains of steps at once, also of warpgroups
-    that came to the same instructions one after the other."""
+    """Computes the due parts (booleans, a warpgroup each) of these products, oldest first: chains of steps at once, also of
+    warpgroups that came to the same instructions one after the other.
+    """
     pending: list[tuple[Product, Array]] = []
     for product in products:
         now = due(product) & ~product.landed
@@ -250,7 +251,7 @@ def land(machine: Host, products: list[Product], due: Callable[[Product], Array]
 
 
 def together(step: Sequence[tuple[Product, int]]) -> Step:
-    """Warpgroups of one step, in order, those of one product at once."""
+    """Groups warpgroups of one step, in order, those of one product together."""
     out: list[tuple[Product, list[int]]] = []
     for product, k in step:
         if out and out[-1][0] is product:
@@ -261,7 +262,7 @@ def together(step: Sequence[tuple[Product, int]]) -> Step:
 
 
 def compute(machine: Host, steps: list[Step]) -> None:
-    """Steps of one chain as one product along K."""
+    """Computes steps of one chain as one product along K."""
     ENVIRONMENT.setter(KEEP)()  # tensor cores flush nothing, whatever instructions around them do
     _compute(machine, steps)
     ENVIRONMENT.setter(machine.code.base_mode)()
@@ -271,7 +272,7 @@ def _compute(machine: Host, steps: list[Step]) -> None:
     control, sums = steps[0][0][0].bound.control, steps[0][0][0].sums
     slots, adds = (gathered([getattr(p, name)[at] for p, at in steps[0]]) for name in ("slots", "adds"))
     a, b = factor(machine, steps, 0), factor(machine, steps, 1)
-    # Those that have B in common stay apart: BLAS chooses by the number of rows how it sums, and with that the bits.
+    # Warpgroups with the same B stay apart: BLAS chooses its order of summation, and so the bits, by the number of rows.
     a = a.reshape(len(b), len(slots) // len(b), ROWS, a.shape[2])
     product = np.empty((len(slots), ROWS, control.columns), np.float32)
     total = sums.of(slots)
@@ -299,8 +300,9 @@ def gathered(parts: list[Array], axis: int = 0) -> Array:
 
 
 def factor(machine: Host, steps: list[Step], side: int) -> Array:
-    """A (side 0) as (warpgroups, 64, K), or B as (warpgroups, K, N), of steps side by side along K; B is there once for the
-    warpgroups in a row that have it in common, if they are equally many everywhere."""
+    """Returns A (side 0) as (warpgroups, 64, K), or B as (warpgroups, K, N), of steps side by side along K; B only once for
+    contiguous warpgroups that have it in common, if they are equally many everywhere.
+    """
     control, decode = steps[0][0][0].bound.control, steps[0][0][0].bound.decode[side]
     if side == 0 and control.a_in_registers:
         bits = gathered([gathered([fragments(machine, p)[at] for p, at in step]) for step in steps], axis=2)
@@ -314,7 +316,7 @@ def factor(machine: Host, steps: list[Step], side: int) -> Array:
     size = 32 // control.depth
     out = np.empty((data.shape[0], data.shape[1], data.shape[2] * DESCRIPTOR_UNIT // size), np.float32)
     decode(data.view(np.uint32), out)
-    # As it lies: rows of M or N if K-major, rows of K if not; A is wanted by rows of M, B by rows of K.
+    # In memory: rows of M or N if K-major, rows of K if not; A is needed by rows of M, B by rows of K.
     return out if k_major == (side == 0) else out.transpose(0, 2, 1)
 
 
@@ -325,7 +327,7 @@ def operand_of(product: Product, side: int) -> MatrixOperand:
 
 
 def in_common(step: Step) -> int:
-    """How many warpgroups in a row have the same B, if it is the same number everywhere; else 1."""
+    """Returns the number of contiguous warpgroups with the same B, if it is the same number everywhere; else 1."""
     keys = gathered([operand_of(p, 1).keys()[at] for p, at in step])
     other = np.flatnonzero((keys != keys[0]).any(axis=1))
     count = int(other[0]) if len(other) else len(keys)
@@ -336,7 +338,7 @@ def in_common(step: Step) -> int:
 
 
 def rows_of(machine: Host, places: Array, lanes: Lanes) -> Array:
-    """Registers of 32 bits as (registers, lanes)."""
+    """Returns registers of 32 bits as (registers, lanes)."""
     file, grid = machine.full.files[32], lanes.grid
     if grid is None:
         return file[places[:, None], lanes.index]
@@ -347,7 +349,7 @@ def rows_of(machine: Host, places: Array, lanes: Lanes) -> Array:
 
 
 def put_rows(machine: Host, places: Array, lanes: Lanes, values: Array) -> None:
-    """Write registers of 32 bits, (registers, lanes)."""
+    """Writes registers of 32 bits, (registers, lanes)."""
     file, grid = machine.full.files[32], lanes.grid
     if grid is None:
         file[places[:, None], lanes.index] = values
@@ -358,7 +360,7 @@ def put_rows(machine: Host, places: Array, lanes: Lanes, values: Array) -> None:
 
 
 def fragments(machine: Host, product: Product) -> Array:
-    """A from registers: (warpgroups, 64, 8 words), rows 16 w + g + 8 r, words t + 4 k of a row."""
+    """Returns A from registers: (warpgroups, 64, 8 words), rows 16 w + g + 8 r, words t + 4 k of a row."""
     lanes = product.lanes
     held = rows_of(machine, product.bound.a_places, lanes)
     parts = held.reshape(2, 2, len(product.first), GROUP, 8, 4)
@@ -366,20 +368,20 @@ def fragments(machine: Host, product: Product) -> Array:
 
 
 def multiply(a: Array, b: Array, out: Array) -> None:
-    """a b for each warpgroup, some columns at a time: for larger products OpenBLAS calls other threads, and waits for them."""
+    """Computes a b for each warpgroup, some columns at a time: for larger products OpenBLAS starts threads and waits for them."""
     step = max(8, ALONE // (a.shape[-2] * a.shape[-1]))
     for first in range(0, out.shape[-1], step):
         np.matmul(a, b[..., first : first + step], out=out[..., first : first + step])
 
 
 def joins(before: Product, after: Product) -> bool:
-    """Whether two products may be one along K, if the second adds to the sums of the first."""
+    """True if two products may be one along K, if the second adds to the sums of the first."""
     mine, theirs = before.bound.control, after.bound.control
     return mine == theirs and mine.result == "f32"
 
 
 def registers(total: Array, control: Multiply) -> Array:
-    """D (warpgroups, 64, N) as (registers, lanes of the warpgroups)."""
+    """Returns D (warpgroups, 64, N) as (registers, lanes of the warpgroups)."""
     count, _, columns = total.shape
     if control.result == "f16":
         halves = half_bits(total).reshape(count, GROUP, 2, 8, columns // 8, 4, 2)
@@ -393,7 +395,7 @@ def registers(total: Array, control: Multiply) -> Array:
 
 
 def matrix(held: Array, count: int, control: Multiply) -> Array:
-    """What `registers` makes of D, back."""
+    """Returns D (warpgroups, 64, N) from the result of `registers`."""
     columns = control.columns
     if control.result == "f16":
         halves = np.ascontiguousarray(held).view(np.float16).reshape(columns // 8, 2, count, GROUP, 8, 4, 2)

@@ -29,11 +29,11 @@ FILE_DTYPES: dict[int, np.dtype[Any]] = {
 }
 
 MANY = 256
-"""Lanes from which on registers are copied run by run, where the lanes are a grid."""
+"""Lanes from which on registers are copied run by run, if the lanes are a grid."""
 
 
 def immediate(value: Imm, dtype: np.dtype[Any]) -> Array:
-    """A constant as a 0-d array of `dtype`; floating constants may be written wider than they are used."""
+    """Returns a constant as a 0-d array of `dtype`; floating constants may be written wider than they are used."""
     if dtype == np.bool_:
         return np.array(value.value != 0)
     if value.float_bits == 64 and dtype.itemsize == 4:
@@ -45,27 +45,27 @@ def immediate(value: Imm, dtype: np.dtype[Any]) -> Array:
 
 
 def register_name(arg: Arg) -> str:
-    """The register of an operand, or a text that no register has."""
+    """Returns the register of an operand, or a text that no register has."""
     return arg.operand.name if isinstance(arg.operand, Reg) else str(arg.operand)
 
 
 class Watcher(Protocol):
-    """Follows instructions on registers that may be read before anybody wrote them (`execute.unwritten`)."""
+    """A follower of instructions on registers that may be read before they are written (`execute.unwritten`)."""
 
     def watch(self, frame: RegisterFrame, pc: int, thunk: Thunk) -> Thunk:
-        """An instruction's thunk with what it does to the shadows before it."""
+        """Returns an instruction's thunk, preceded by its effect on the shadows."""
 
 
 class Flying(Watcher, Protocol):
-    """Follows instructions on registers of wgmma that may be on their way (`execute.warpgroup_rules`)."""
+    """A follower of instructions on registers of wgmma that may be in flight (`execute.warpgroup_rules`)."""
 
     @property
     def watched(self) -> frozenset[int]:
-        """Which instructions."""
+        """The instructions to follow."""
 
 
 class FrameHome(Surroundings, Protocol):
-    """What a frame asks of the machine besides: its code, constants and addresses."""
+    """The machine, as a frame sees it: also its code, constants and addresses."""
 
     @property
     def code(self) -> Code: ...
@@ -81,11 +81,11 @@ class FrameHome(Surroundings, Protocol):
     def flights(self) -> Flying: ...
 
     def address_of(self, symbol: Sym) -> int:
-        """The address of a variable or parameter: an offset in shared or local memory, else a virtual address."""
+        """Returns the address of a variable or parameter: an offset in shared or local memory, else a virtual address."""
 
 
 class RegisterFrame:
-    """The registers of `n` lanes. `lanes` says which lanes these are at the moment.
+    """The registers of `n` lanes; `lanes` are the current ones.
 
     `kept` is set while an instruction with `Plan.keeps` is bound: its converted operands are still in the lent buffer.
     """
@@ -113,7 +113,7 @@ class RegisterFrame:
     # -- operands ---------------------------------------------------------------------------------------------------
 
     def array(self, arg: Arg) -> Array:
-        """The operand as an array over the lanes, or 0-d where it is a constant."""
+        """Returns the operand as an array over the lanes, or 0-d if it is a constant."""
         operand, dtype = arg.operand, arg.dtype
         if isinstance(operand, Reg):
             if operand.name == "_":
@@ -135,7 +135,7 @@ class RegisterFrame:
         raise PtxError(f"operand {operand} cannot be read")
 
     def view(self, register: Reg, row: Array, arg: Arg) -> Array:
-        """A row of the register's width as the operand sees it."""
+        """Returns a row of the register's width as the operand's dtype."""
         if arg.packed or row.itemsize == arg.dtype.itemsize:
             return row.view(arg.dtype)
         if row.itemsize < arg.dtype.itemsize:
@@ -144,7 +144,7 @@ class RegisterFrame:
         return row.view(arg.dtype)[:: row.itemsize // arg.dtype.itemsize]
 
     def temp(self, name: str, shape: tuple[int, ...], dtype: Any) -> Array:
-        """An array that an instruction may use while it runs; the next one with the same name gets the same array."""
+        """Lends an array that an instruction may use while it runs; the next one with the same name gets the same array."""
         key = (name, shape, dtype)
         found = self._lent.get(key)
         if found is None:
@@ -153,7 +153,7 @@ class RegisterFrame:
         return array
 
     def lend(self, key: tuple[Any, ...], make: Callable[[], Any]) -> Any:
-        """Like `temp`, for a bundle of arrays and views that `make` builds."""
+        """Lends, like `temp`, a bundle of arrays and views that `make` builds."""
         found = self._lent.get(key)
         if found is None:
             found = self._lent[key] = make()
@@ -167,7 +167,7 @@ class RegisterFrame:
     # -- code -------------------------------------------------------------------------------------------------------
 
     def thunks(self, region: CodeRegion) -> list[Thunk]:
-        """The bound instructions of a region, with the switches of the floating-point environment between them."""
+        """Returns the bound instructions of a region, with the switches of the floating-point environment between them."""
         key = (region.start, region.end)
         found = self._thunks.get(key)
         if found is None:
@@ -198,7 +198,7 @@ class RegisterFrame:
     def guarded(
         self, plan: Plan, instruction: Instruction, out: list[Array], ins: list[Array], off: defaultdict[Instruction, int]
     ) -> Thunk:
-        """A plan bound to arrays, for the lanes in which the instruction's predicate holds; `off` counts the other ones."""
+        """Binds a plan to arrays, for the lanes in which the instruction's predicate holds; `off` counts the other ones."""
         thunk = plan.bind(self, out, ins)
         if instruction.predicate is None:
             return thunk
@@ -221,7 +221,7 @@ class RegisterFrame:
         return run
 
     def _merged(self, plan: Plan, out: list[Array], ins: list[Array]) -> Any:
-        """For arithmetic under a mixed predicate: compute for every lane, keep where it holds."""
+        """Binds arithmetic under a mixed predicate: it computes for every lane, and keeps results where the predicate holds."""
         temporary = [np.empty_like(o) for o in out]
         thunk = plan.bind(self, temporary, ins)
 
@@ -234,7 +234,7 @@ class RegisterFrame:
         return run
 
     def _selected(self, plan: Plan, out: list[Array], ins: list[Array]) -> Any:
-        """For everything else: a frame of its own for the lanes where the predicate holds."""
+        """Binds any other instruction: in a frame of its own for the lanes where the predicate holds."""
         frames: dict[int, SubFrame] = {}
 
         def run(mask: Array) -> None:
@@ -249,7 +249,7 @@ class RegisterFrame:
         return run
 
     def release(self) -> None:
-        """Forget bound code and arrays."""
+        """Forgets bound code and arrays."""
         self._thunks.clear()
         self._lent.clear()
         self._views.clear()
@@ -258,7 +258,7 @@ class RegisterFrame:
     # -- exchange with the full frame -----------------------------------------------------------------------------------
 
     def load(self, mask: int, full: RegisterFrame) -> None:
-        """Have the rows of `mask` here."""
+        """Copies the rows of `mask` from the full frame."""
         missing = mask & ~self.valid
         if not missing:
             return
@@ -276,7 +276,7 @@ class RegisterFrame:
         self.valid |= missing
 
     def store(self, full: RegisterFrame) -> None:
-        """Give back the rows that were written and are still alive."""
+        """Copies the rows that were written and are still alive to the full frame."""
         grid = self.lanes.grid if self.n >= MANY else None
         for width, rows, runs in self.code.rows(self.dirty & self.live):
             source, target = self.files[width], full.files[width]

@@ -24,7 +24,7 @@ PATIENCE = 512
 """Picks by lowest instruction before the groups that have waited longest get their turn."""
 
 TURN = 64
-"""How many picks that turn lasts."""
+"""Picks that such a turn lasts."""
 
 
 class Ready:
@@ -63,16 +63,16 @@ class Ready:
 
 
 TEAMS = 4
-"""In how many groups the warps of a wave run apart under a seed."""
+"""Groups in which the warps of a wave run apart under a seed."""
 
 STRETCHES = (1, 4, 32, 256)
-"""Means of how many picks in a row a team gets."""
+"""Means of the number of picks in a row that a team gets."""
 
 ASIDE = 0.1
-"""How often a team's warps that are not at its lowest instruction go on all the same."""
+"""Probability that a team's warps run although they are not at its lowest instruction."""
 
 KINDS = 4
-"""Of how many kinds the blocks of a kernel with wgmma are."""
+"""Kinds of blocks of a kernel with wgmma."""
 
 WARPGROUP = 4
 
@@ -80,21 +80,21 @@ GONE = np.iinfo(np.int64).max
 """The place of a warp that is not known to wait anywhere."""
 
 REMEMBERED = 1024
-"""Sets of lanes of which the parts in each team are remembered."""
+"""Most sets of lanes whose parts in each team are remembered."""
 
 DRAWS = (64, 512, 4096)
-"""Means of how many picks pass before the teams are drawn anew: the next time that all are at one instruction, where new teams are
-as large as the old ones and nothing is torn apart; after `PATIENCE` more anyway."""
+"""Means of the number of picks before the teams are drawn anew: the next time that all are at one instruction, where new teams are
+as large as the old ones and stay together; after `PATIENCE` more anyway.
+"""
 
 
 class SeededReady(Ready):
     """Warps apart, in random order: they are drawn into `TEAMS` teams, of which one runs for a random stretch, then another.
 
     The warps of a block are spread over the teams as evenly as can be, each block's in its own way, so that up to `TEAMS`
-    warps of a block run apart as far as barriers allow, and so do blocks; who is in a team with whom is drawn anew from time
-    to time. A team runs together where its warps are at the same instruction: a launch takes a few times what one without
-    a seed takes, however many warps it has. Stretches are geometric with a mean that is itself random, so that some teams run
-    far ahead of the others.
+    warps of a block run apart as far as barriers allow, and so do blocks; teams are drawn anew from time to time. A team runs
+    together where its warps are at the same instruction: a launch takes a few times as long as one without a seed, however many
+    warps it has. Stretches are geometric with a mean that is itself random, so that some teams run far ahead of the others.
 
     With `warpgroups` (the kernel has wgmma) blocks are of `KINDS` kinds, and blocks of a kind are spread alike: else few of the
     warps that meet at a wgmma are there at a time. In blocks of the first kind warps are apart, in the others warpgroups.
@@ -107,7 +107,7 @@ class SeededReady(Ready):
         self.teams: dict[int, dict[int, list[Lanes]]] = {}
         self.team = -1
         self.stretch = 0
-        # Where each warp was last seen to go on: what is not ready waits there.
+        # The last known instruction of each warp: lanes that are not ready wait there.
         self.place = np.full(wave.blocks * wave.warps_per_block, GONE)
         self.exits = wave.exits
         self.kinds = random.permutation(wave.blocks) % KINDS if warpgroups else None
@@ -117,7 +117,7 @@ class SeededReady(Ready):
         return bool(self.teams)
 
     def draw(self) -> None:
-        """Who is in which team, until when."""
+        """Draws the teams, and the number of picks until the next draw."""
         self.team_of = (self.by_warps() if self.kinds is None else self.by_kinds(self.kinds)).reshape(-1)
         self.members = [np.flatnonzero(self.team_of == team) for team in range(TEAMS)]
         self.picks = int(self.random.geometric(1 / self.random.choice(DRAWS)))
@@ -129,13 +129,13 @@ class SeededReady(Ready):
                     self.push(pc, lanes)
 
     def by_warps(self) -> Array:
-        """A team for each warp, (blocks, warps)."""
+        """Returns a team for each warp, (blocks, warps)."""
         blocks, warps = self.wave.blocks, self.wave.warps_per_block
         first = self.random.permutation(blocks) * warps
         return np.asarray((first[:, None] + self.random.random((blocks, warps)).argsort(axis=1)) % TEAMS)
 
     def by_kinds(self, kinds: Array) -> Array:
-        """The same where blocks are of these kinds: in those of the first one warps are apart, in the others warpgroups."""
+        """Returns the same for blocks of these kinds: in those of the first one warps are apart, in the others warpgroups."""
         teams, warps = self.by_warps(), self.wave.warps_per_block
         for kind in np.unique(kinds).tolist():
             mine = np.flatnonzero(kinds == kind)
@@ -152,7 +152,7 @@ class SeededReady(Ready):
             self.teams.setdefault(team, {}).setdefault(pc, []).append(part)
 
     def parts(self, lanes: Lanes) -> list[tuple[int, Lanes]]:
-        """Lanes by their teams."""
+        """Returns lanes by their teams."""
         found = self._parts.get(lanes)
         if found is None:
             teams = self.team_of[lanes.warp]
@@ -164,19 +164,19 @@ class SeededReady(Ready):
         return found
 
     def together(self) -> bool:
-        """Whether all that live are ready at one instruction."""
+        """True if all living lanes are ready at one instruction."""
         ready = [(pc, lanes.n) for groups in self.teams.values() for pc, parts in groups.items() for lanes in parts]
         return len({pc for pc, _ in ready}) == 1 and sum(n for _, n in ready) == self.wave.alive_by_warp.sum()
 
     def held(self, team: int) -> bool:
-        """Whether some of a team wait at a lower instruction than those that are ready."""
+        """True if some of a team wait at a lower instruction than those that are ready."""
         if self.exits != self.wave.exits:
             self.exits = self.wave.exits
             self.place[self.wave.alive_by_warp == 0] = GONE
         return int(self.place[self.members[team]].min(initial=GONE)) < min(self.teams[team])
 
     def pop(self) -> tuple[int, Lanes]:
-        """Of a team that is at several instructions mostly the lowest first, so that it meets: if those wait, another team."""
+        """Takes mostly the lowest instruction of a team, so that the team meets: if lanes wait at a lower one, another team."""
         self.picks -= 1
         if self.picks < 0 and (self.picks < -PATIENCE or self.together()):
             self.draw()
@@ -203,35 +203,36 @@ def make_ready(random: np.random.Generator | None, wave: Wave, warpgroups: bool)
 
 
 STALL_SECONDS = 20.0
-"""Seconds of processor time without progress after which a launch is over."""
+"""Seconds of processor time without progress after which a launch is ended."""
 
 LOOK_SECONDS = 1.0
-"""From one look at the loops to the next; of a smaller limit a quarter."""
+"""Seconds between two looks at the loops; with a smaller limit, a quarter of that."""
 
 GLANCE = 16
-"""Steps of the machine from one look at the clock to the next."""
+"""Steps of the machine between two looks at the clock."""
 
 TRAIL = 1024
-"""The newest steps, by which a finding says where a warp goes round."""
+"""The newest steps, from which a finding names the loop of a warp."""
 
 APART = 256
 """Sets of lanes whose places are kept apart before they are entered for their warps."""
 
 processor_seconds = time.thread_time
-"""Of this thread: a launch is not slower for what else the computer does."""
+"""Processor time of this thread, so that a busy computer does not change the limit."""
 
 
 @dataclass(frozen=True)
 class Limits:
-    """What a launch may take. max_instructions: of all its warps together, None: any number."""
+    """The limits of a launch. max_instructions: of all its warps together, None: no limit."""
 
     max_instructions: int | None = None
     stall_seconds: float = STALL_SECONDS
 
     @classmethod
     def asked(cls, max_instructions: int | None, stall_seconds: float | None) -> Limits:
-        """What is not given is taken from the environment (CUPYFLASH_MAX_INSTRUCTIONS, CUPYFLASH_STALL_SECONDS), if it is there.
-        Raises ValueError for what is no limit."""
+        """Returns these limits; a missing one is the environment's (CUPYFLASH_MAX_INSTRUCTIONS, CUPYFLASH_STALL_SECONDS), else the
+        default. Raises ValueError for a wrong limit.
+        """
         most = _asked("max_instructions", max_instructions, int, "a whole number from 1")
         seconds = _asked("stall_seconds", stall_seconds, float, "a number of seconds above 0")
         return cls(None if most is None else int(most), STALL_SECONDS if seconds is None else float(seconds))
@@ -254,12 +255,12 @@ def _asked(name: str, value: float | None, kind: Callable[[Any], float], wanted:
 
 
 class Budgets:
-    """Tells when a wave makes no progress, or a launch has run all it may.
+    """The limits of a launch at work: a wave without progress, or too many instructions, is a finding.
 
-    Progress is that threads end, that code runs which had not run before, or that a loop comes nearer to its end: of those who have
-    been in it all the time since the last look and whose comparison at one of its exits (`ExitTest`) has changed, most compare
-    numbers less far apart than at any look before. What was seen of a loop counts no more once one around it comes nearer.
-    `values`: a register or constant as an array over the lanes of the wave.
+    Progress is that threads end, that code runs which had not run before, or that a loop comes nearer to its end: of the lanes that
+    have been in it since the last look and whose comparison at one of its exits (`ExitTest`) has changed, most compare numbers
+    less far apart than at any look before. The record of a loop is dropped once a loop around it comes nearer to its end.
+    `values`: returns a register or constant as an array over the lanes of the wave.
     """
 
     def __init__(self, code: Code, findings: Findings, limits: Limits, values: Callable[[Arg], Array]):
@@ -286,15 +287,15 @@ class Budgets:
         self.nearness = [Nearness(test, self.outside(test.loop)) for test in self.code.exit_tests]
 
     def nowhere(self) -> Array:
-        """Which blocks of code each warp has run, (warps, blocks): none."""
+        """Returns a mask of the blocks of code that each warp has run, (warps, blocks): none."""
         return np.zeros((self.wave.size // WARP, len(self.code.leaders)), np.bool_)
 
     def outside(self, loop: Loop) -> Array:
-        """The numbers of the blocks that a loop has not."""
+        """Returns the numbers of the basic blocks outside of a loop."""
         return np.array([n for n, start in enumerate(self.code.leaders) if start not in loop.body], np.int64)
 
     def exceeded(self, region: CodeRegion, lanes: Lanes) -> bool:
-        """Lanes are about to run a region: whether the launch has come to a limit, which is reported."""
+        """Returns True, and reports it, if the launch has come to a limit before these lanes run a region."""
         pc = region.start
         self.trail.append((pc, lanes))
         if pc not in self.ran:
@@ -325,7 +326,7 @@ class Budgets:
         self.apart.clear()
 
     def stalls(self, now: float) -> bool:
-        """Look at the loops: whether nothing has come forward for too long."""
+        """Looks at the loops; returns True if none has made progress for too long."""
         self.enter()
         nearer = [one for one in self.nearness if one.look(self.values, self.places)]
         for one in nearer:
@@ -346,10 +347,10 @@ class Budgets:
         self.report("endless", f"in {seconds} no loop has come nearer to its end, and the launch goes on{{}}")
         return True
 
-    # -- what is said of it ------------------------------------------------------------------------------------------------------
+    # -- findings ----------------------------------------------------------------------------------------------------------------
 
     def report(self, kind: str, message: str) -> None:
-        """A finding at the first load or atomic that the busiest warp has waited on lately, else at the first instruction."""
+        """Reports a finding at the first load or atomic on which the busiest warp waited lately, else at the first instruction."""
         code = self.code
         warps = Counter(warp for _, lanes in self.trail for warp in lanes.warp_ids.tolist() if self.wave.alive_by_warp[warp])
         warp = min(warps, key=lambda one: (-warps[one], one))
@@ -365,7 +366,7 @@ class Budgets:
         self.findings.report(kind, said, (loads or round_trip)[0], lanes, int(np.searchsorted(lanes.warp, warp)))
 
     def loop(self, warp: int) -> str:
-        """The smallest loop around all that a warp has run since there was no progress, or else of late, where there is one."""
+        """Returns the smallest loop around all that a warp has run since the last progress, or else of late, if there is one."""
         self.enter()
         seen = [places[warp] for places in (self.stalled, self.latest, self.places) if places is not None]
         around = [[loop for loop in self.code.loops if not ran[self.outside(loop)].any()] for ran in seen if ran.any()]
@@ -377,7 +378,7 @@ class Budgets:
 
 
 def span(instructions: list[Instruction]) -> str:
-    """From where to where code stands in the CUDA source, in the file of most of it; without line information in the PTX."""
+    """Returns the first and last line of code in the CUDA source, in the file of most of it; without line information, in PTX."""
     places = [i.inlined_at[-1] if i.inlined_at else i.source for i in instructions]
     lines = [place for place in places if place is not None]
     if not lines:
@@ -389,7 +390,7 @@ def span(instructions: list[Instruction]) -> str:
 
 
 class Nearness:
-    """How near each lane is to let go in one comparison: by how much the two numbers differ."""
+    """The distance of each lane from its exit in one comparison: the difference of the two numbers."""
 
     def __init__(self, test: ExitTest, outside: Array):
         self.test = test
@@ -401,7 +402,7 @@ class Nearness:
         self.before = self.best = None
 
     def look(self, values: Callable[[Arg], Array], places: Array) -> bool:
-        """Whether most of those for whom it changed are nearer than ever."""
+        """True if most of the lanes for which it changed are nearer than ever."""
         warps = places.any(axis=1) & ~places[:, self.outside].any(axis=1)
         if not warps.any():
             return False
@@ -418,7 +419,7 @@ class Nearness:
 
 
 def distance(left: Array, right: Array) -> Array:
-    """How far numbers of one type are apart, as float64: infinitely far where one is none."""
+    """Returns the difference of numbers of one type, as float64: infinite if one is NaN."""
     if left.dtype.kind == "f":
         apart = np.abs(left.astype(np.float64) - right.astype(np.float64))
         return np.asarray(np.where(np.isnan(apart), math.inf, apart))

@@ -1,4 +1,4 @@
-"""The given of a launch: how many blocks of which size, memory, parameters, how to schedule; the machine as its parts see it."""
+"""The setup of a launch: number and size of blocks, memory, parameters, scheduling; the machine as its parts see it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Geometry:
     """Grid (in blocks), block (in threads) and cluster (in blocks) of a launch, (x, y, z) each.
 
     Blocks run cluster by cluster: the n-th block to run is at `position(n)` of the grid. `explicit`: the launch, or the kernel,
-    says what a cluster is.
+    gives the cluster's size.
     """
 
     grid: tuple[int, int, int]
@@ -47,14 +47,14 @@ class Geometry:
         return self.cluster[0] * self.cluster[1] * self.cluster[2]
 
     def position(self, blocks: Array) -> tuple[list[Array], list[Array]]:
-        """(x, y, z) of the cluster in the grid of clusters, and of the block in its cluster, of the n-th blocks to run."""
+        """Returns (x, y, z) of the cluster in the grid of clusters, and of the block in its cluster, of the n-th blocks to run."""
         cluster, rank = np.divmod(blocks, self.cluster_blocks)
         wide, high = (g // c for g, c in zip(self.grid[:2], self.cluster[:2], strict=True))
         x, y, _ = self.cluster
         return [cluster % wide, cluster // wide % high, cluster // (wide * high)], [rank % x, rank // x % y, rank // (x * y)]
 
     def number(self, block: int) -> int:
-        """Linear index in the grid of the n-th block to run."""
+        """Returns the linear index in the grid of the n-th block to run."""
         where, inside = self.position(np.array(block))
         x, y, z = (int(w * c + i) for w, c, i in zip(where, self.cluster, inside, strict=True))
         return x + self.grid[0] * (y + self.grid[1] * z)
@@ -62,7 +62,7 @@ class Geometry:
 
 @dataclass
 class Setup:
-    """What a launch is given besides code: memory, parameters, and how to schedule."""
+    """The inputs of a launch besides code: memory, parameters, and scheduling."""
 
     geometry: Geometry
     parameters: bytes
@@ -90,33 +90,33 @@ class Host(Protocol):
 
     @property
     def memory(self) -> Memory:
-        """With the findings and the tally of the launch."""
+        """The memory, with the findings and the tally of the launch."""
 
     @property
     def diary(self) -> Diary | None:
-        """Of a block of the wave, where somebody asked for it."""
+        """The diary of a block of the wave, if one was requested."""
 
     @property
     def shadows(self) -> Shadows: ...
 
     @property
     def on_barrier(self) -> Callable[[int, int], None] | None:
-        """Called with a block and how many barriers it has completed."""
+        """Callback with a block and the number of barriers that it has completed."""
 
     def push(self, pc: int, lanes: Lanes) -> None:
-        """Lanes are ready to go on at an instruction."""
+        """Makes lanes ready to go on at an instruction."""
 
     def read(self, lanes: Lanes, arg: Arg) -> Array:
-        """An operand for lanes, one value a lane."""
+        """Returns an operand for lanes, one value a lane."""
 
     def deactivate(self) -> None:
-        """All registers are in `full` afterwards."""
+        """Moves all registers to `full`."""
 
     def rewritten(self, mask: int) -> None:
-        """Somebody wrote these rows (bits; -1: any) of `full`, while no frame was active: none has them any more."""
+        """Marks these rows (bits; -1: any) of `full`, written while no frame was active: no frame has them any more."""
 
     def flush(self) -> None:
-        """All registers are in `full` afterwards; the frame that runs keeps its copies."""
+        """Copies all registers to `full`; the frame that runs keeps its copies."""
 
     def stop(self, kind: str, message: str, pc: int, lanes: Lanes) -> NoReturn:
-        """A finding that ends the launch."""
+        """Reports a finding that ends the launch."""

@@ -1,19 +1,14 @@
 """Registers that nobody wrote, followed bit by bit as memcheck of Valgrind follows memory.
 
-What instructions that move bits about make of bits that nobody wrote, as memcheck of Valgrind follows them.
+Liveness finds the registers of a kernel that may be read before they are written: mostly none, and then nothing here runs. For
+the others, and for all that they may be copied into, the wave keeps a shadow: a row of bits a lane, set where nobody wrote.
+Instructions that move bits about run a second time on the shadows. Any other read of a value of which nobody wrote a bit is a
+finding; compilers copy, merge and shuffle such values freely as long as nothing depends on them, and build bytes in a register
+of which they clear the rest with a mask.
 
-Such an instruction runs on shadows, words with ones where nobody wrote: shifts, selections of bytes and insertions do to the
-shadows what they do to the values. Of `and`, `or`, `xor`, `not` and `lop3` a bit is known where the bits that are known decide it:
-what a mask clears is, whatever was there. Other shadows have ones where there is anything in a bit that somebody wrote: not
-where constants have cleared, set or shifted in what is there.
-
-Registers that nobody wrote.
-
-Liveness says which registers of a kernel may be read before they are written: mostly none, and then nothing here runs. For
-those that may, and for all that they may be copied into, the wave keeps a shadow: a row of bits a lane, set where nobody
-wrote. Instructions that move bits about run a second time on the shadows (`execute.unwritten`). Whatever else reads a value of
-which nobody wrote any bit is a finding; compilers copy, merge and shuffle such values freely as long as nobody looks at them,
-and build bytes in a register of which they clear the rest with a mask.
+Shifts, selections of bytes and insertions do to the shadows what they do to the values. After `and`, `or`, `xor`, `not` and
+`lop3` a bit is known where known bits decide it: a bit that a mask clears is known, whatever was there. A second kind of
+shadow has ones where a bit holds anything that somebody wrote: not where constants have cleared, set or shifted in the bit.
 """
 
 from __future__ import annotations
@@ -34,12 +29,13 @@ from ..text.syntax import TYPES, UNSIGNED, Array, Imm, Instruction, Reg
 from .registers import RegisterFrame
 
 TABLES = {"and": 0b1000, "or": 0b1110, "xor": 0b0110, "not": 0b01}
-"""By opcode the result for all values of one bit of each operand, the first operand's the highest: as `lop3` has its tables."""
+"""Truth tables by opcode: the result for all values of one bit of each operand, the first operand's the highest, as for `lop3`."""
 
 
 def on_shadows(plan: Plan, i: Instruction, written: bool) -> Plan:
-    """The plan for shadows in place of the operands that are copied, of what is `written` or of what is not. If it is another plan,
-    its reads also end with the values of these operands."""
+    """Returns the plan for shadows in place of the copied operands, of the bits that are `written` or of those that are not. If
+    it is another plan, its reads also end with the values of these operands.
+    """
     if i.opcode == "cvt" and "sat" in i.mods:
         return replace(plan, bind=lambda frame, out, ins: partial(spread, out[0], ins[0]))
     table = table_of(i)
@@ -54,14 +50,14 @@ def on_shadows(plan: Plan, i: Instruction, written: bool) -> Plan:
             return partial(undecided, table, out[0], shadows, values)
         found = [(k, shadow) for k, shadow in enumerate(shadows) if not constant[k]]
         fixed = {k: value for k, value in enumerate(values) if constant[k]}
-        # A mask that is not constant takes away, and puts nothing in.
+        # A mask that is not constant clears bits, and contributes none.
         return partial(brought, table, out[0], found, fixed, np.bitwise_and if i.opcode == "and" else np.bitwise_or)
 
     return replace(plan, bind=bind)
 
 
 def table_of(i: Instruction) -> int | None:
-    """What an instruction makes of the bits at one place, if it works on each place alone."""
+    """Returns the truth table of an instruction that works on each bit position alone; else None."""
     if i.opcode == "lop3":
         last = i.operands[-1]
         assert isinstance(last, Imm)
@@ -70,7 +66,7 @@ def table_of(i: Instruction) -> int | None:
 
 
 def undecided(table: int, out: Array, unknown: Sequence[Array], values: Sequence[Array]) -> None:
-    """The bits that may come out as either, given what is not known of the values."""
+    """Computes the bits that may come out as either, given the unknown bits of the values."""
     found: list[Array] = [np.zeros_like(out), np.zeros_like(out)]
     for row in range(1 << len(values)):
         may = ~np.zeros_like(out)
@@ -81,7 +77,7 @@ def undecided(table: int, out: Array, unknown: Sequence[Array], values: Sequence
 
 
 def brought(table: int, out: Array, shadows: Sequence[tuple[int, Array]], fixed: dict[int, Array], join: np.ufunc) -> None:
-    """The bits into which operands `shadows` bring something, given the constants among the operands."""
+    """Computes the bits to which operands `shadows` contribute, given the constants among the operands."""
     count = len(shadows) + len(fixed)
     parts = []
     for k, shadow in shadows:
@@ -98,7 +94,7 @@ def brought(table: int, out: Array, shadows: Sequence[tuple[int, Array]], fixed:
 
 
 def spread(out: Array, source: Array) -> None:
-    """What a conversion that saturates makes of a number of which some bit is not known: none is."""
+    """Marks all bits as unknown after a conversion that saturates, if some bit of its number is."""
     unsigned = UNSIGNED[out.itemsize]
     out[...] = np.where(source != 0, np.iinfo(unsigned).max, 0).astype(unsigned).view(out.dtype)
 
@@ -110,8 +106,8 @@ ADDRESSED = frozenset({"ld", "ldu", "st", "atom", "red"})
 class Shadows:
     """The shadows of a wave's doubtful registers, one row of their width each: all ones where nobody wrote.
 
-    `open` names those of which some lane has bits that nobody wrote: most are written by all before the first loop is over,
-    and from then on cost nothing.
+    `open` names those in which some lane has unwritten bits: most are written by all before the first loop is over, and from then
+    on cost nothing.
     """
 
     def __init__(self, code: Code, findings: Findings):
@@ -119,10 +115,11 @@ class Shadows:
         self.findings = findings
         self.rows: dict[str, Array] = {}
         self.written: dict[str, Array] = {}
-        """The bits in which there is anything that somebody wrote: not those that a mask has cleared of a blank register, either.
-        Where no bit is set in a lane of `rows` it does not matter."""
+        """The bits with anything that somebody wrote: not those that a mask has cleared of a blank register, either. They matter
+        only in lanes in which `rows` has a bit.
+        """
         self.open: set[str] = set()
-        # By set of lanes: registers of which none of them has such bits, though others do (warps of other roles, mostly).
+        # By set of lanes: registers without such bits in these lanes, though others have some (mostly warps of other roles).
         self.clean: dict[Lanes, set[str]] = {}
         self._touched: dict[int, set[str]] = {}
         """Registers with a shadow that a control instruction names."""
@@ -139,7 +136,7 @@ class Shadows:
         self.clean = {}
 
     def changed(self, name: str, lanes: Lanes) -> None:
-        """The row of a register is not what it was, for these lanes."""
+        """Records that the row of a register has changed for these lanes."""
         if self.rows[name][lanes.index].any():
             for names_of in self.clean.values():
                 names_of.discard(name)
@@ -151,20 +148,20 @@ class Shadows:
             self.open.discard(name)
 
     def judge(self, pc: int, lanes: Lanes, predicate: Array | None) -> Array:
-        """Report what instruction `pc` makes of registers that nobody wrote, where its predicate holds; where it mixes them."""
+        """Reports unwritten registers that instruction `pc` uses under its predicate; returns a mask of the lanes that mix them."""
         plan, i = self.code.plans[pc], self.code.instructions[pc]
         used = [a for k, a in enumerate(plan.reads) if k not in copied(plan, i)]
         stored: list[Arg] = []
         if isinstance(plan.control, Multiply):
             used = used[plan.control.registers :]
         if i.opcode == "st":
-            # A vector may be stored whole for the sake of some of its elements, and an argument may be one to shuffle.
+            # A vector may be stored whole though only some of its elements matter, and an argument may be passed on to a shuffle.
             used, stored = used[:1], used[1:] if "param" not in i.mods else []
         everywhere = np.ones(lanes.n, np.bool_)
         holds = everywhere if predicate is None or i.predicate is None else ~predicate if i.predicate[1] else predicate
         if i.predicate is not None:
             self.report(i, lanes, everywhere, [Arg(i.predicate[0], TYPES["pred"].dtype)])
-        # Of an address and of what is compared each bit matters; numbers may be packed with others that nobody looks at.
+        # Each bit of an address or of a compared value matters; numbers may be packed with others that are never used.
         whole = len(used) if i.opcode == "setp" else 1 if i.opcode in ADDRESSED else 0
         for k, arg in enumerate(used):
             self.report(i, lanes, holds, [arg], any_bit=k < whole and not arg.packed)
@@ -173,7 +170,7 @@ class Shadows:
         return self.mixed(pc, lanes, holds)
 
     def mixed(self, pc: int, lanes: Lanes, holds: Array) -> Array:
-        """Report what is mixed, bit by bit, of registers that somebody wrote and such that nobody did; in which lanes it is."""
+        """Reports written and unwritten registers that an instruction mixes bit by bit; returns a mask of the lanes that do so."""
         plan, i = self.code.plans[pc], self.code.instructions[pc]
         every = [plan.reads[k] for k in merged(plan, i)]
         others = [self.blank(plan.reads[k], lanes) for k in copied(plan, i) if isinstance(plan.reads[k].operand, Reg)]
@@ -186,7 +183,7 @@ class Shadows:
         return found
 
     def report(self, i: Instruction, lanes: Lanes, holds: Array, args: list[Arg], any_bit: bool = False) -> None:
-        """The operands of a group, if nobody wrote any of them, or `any_bit` of one."""
+        """Reports the operands of a group, if nobody wrote any bit of them, or `any_bit` of one."""
         doubtful = [name for name in names(args) if name in self.rows]
         if len(doubtful) < len(args):
             return
@@ -198,7 +195,7 @@ class Shadows:
             self.findings.report("uninitialised", message, i, lanes, position, count=int(np.count_nonzero(bad)))
 
     def bits(self, arg: Arg, lanes: Lanes) -> tuple[Array, Array]:
-        """The bits of an operand that nobody wrote, one word a lane, and a word of all its bits."""
+        """Returns the bits of an operand that nobody wrote, one word a lane, and a word of all its bits."""
         row = self.rows.get(arg.operand.name) if isinstance(arg.operand, Reg) else None
         if row is None:
             return np.zeros(lanes.n, np.uint8), np.array(0xFF, np.uint8)
@@ -210,16 +207,16 @@ class Shadows:
         return mine & low, low
 
     def some_bit(self, arg: Arg, lanes: Lanes) -> Array:
-        """In which lanes nobody wrote some bit of an operand."""
+        """Returns a mask of the lanes in which some bit of an operand is unwritten."""
         return np.asarray(self.bits(arg, lanes)[0] != 0)
 
     def all_bits(self, arg: Arg, lanes: Lanes) -> Array:
-        """In which lanes nobody wrote any bit of an operand."""
+        """Returns a mask of the lanes in which all bits of an operand are unwritten."""
         found, low = self.bits(arg, lanes)
         return np.asarray(found == low)
 
     def blank(self, arg: Arg, lanes: Lanes) -> Array:
-        """In which lanes nobody wrote any bit of an operand but for those of which constants have made something."""
+        """Returns a mask of the lanes in which an operand has unwritten bits and, besides, at most bits made by constants."""
         found, low = self.bits(arg, lanes)
         if not isinstance(arg.operand, Reg) or arg.operand.name not in self.rows:
             return np.zeros(lanes.n, np.bool_)
@@ -227,7 +224,7 @@ class Shadows:
         return np.asarray((found == low) | ((found != 0) & nothing))
 
     def watch(self, frame: RegisterFrame, pc: int, thunk: Thunk) -> Thunk:
-        """An instruction's thunk with what it does to the shadows before it."""
+        """Returns an instruction's thunk, preceded by its effect on the shadows."""
         plan, i = self.code.plans[pc], self.code.instructions[pc]
         read = [n for n in names((*plan.reads, *plan.writes)) if n in self.rows]
         rows, written = ({n: np.empty(frame.n, self.rows[n].dtype) for n in read} for _ in range(2))
@@ -245,14 +242,14 @@ class Shadows:
             if targets:
                 for name, row in rows.items():
                     row[:] = self.rows[name][lanes.index]
-                    # Who has written all of a register may have done so unwatched.
+                    # A lane may have written all of a register unwatched.
                     written[name][:] = np.where(row == 0, ~np.zeros_like(row), self.written[name][lanes.index])
                 for change in changes:
                     change()
                 for name in targets:
                     rows[name][told] = 0
                     self.rows[name][lanes.index] = rows[name]
-                    # Zeros that come with a byte do not decide what is above it.
+                    # Zeros that come with a byte do not decide the bits above it.
                     self.written[name][lanes.index] = written[name] & ~rows[name]
                     self.changed(name, lanes)
             thunk()
@@ -260,7 +257,7 @@ class Shadows:
         return run
 
     def twin(self, frame: RegisterFrame, pc: int, rows: dict[str, Array], written: bool) -> Thunk:
-        """What an instruction does to shadows in `rows`: of bits that somebody has `written`, or that nobody has."""
+        """Returns an instruction's effect on shadows in `rows`: of bits that somebody has `written`, or that nobody has."""
         plan, i = self.code.plans[pc], self.code.instructions[pc]
         copies, kept = copied(plan, i), results(plan, i)
 
@@ -289,7 +286,7 @@ class Shadows:
         return run
 
     def known(self, lanes: Lanes, touched: Iterable[str]) -> bool:
-        """Whether these lanes have written all of these registers."""
+        """True if these lanes have written all of these registers."""
         clean = self.clean.setdefault(lanes, set())
         for name in self.open.intersection(touched):
             if name not in clean:
@@ -299,7 +296,7 @@ class Shadows:
         return True
 
     def control(self, pc: int, lanes: Lanes, frame: RegisterFrame) -> None:
-        """The lanes come to a control instruction."""
+        """Checks a control instruction to which the lanes come."""
         if not self.open:
             return
         plan, i = self.code.plans[pc], self.code.instructions[pc]
@@ -311,7 +308,7 @@ class Shadows:
             return
         self.judge(pc, lanes, None if i.predicate is None else frame.array(Arg(i.predicate[0], TYPES["pred"].dtype)))
         if isinstance(plan.control, Multiply):
-            # What is added to matters only if it is.
+            # The accumulator matters only if the product adds to it.
             adds = np.broadcast_to(frame.array(plan.reads[-1]), lanes.n)
             for one in plan.reads[: plan.control.registers]:
                 self.report(i, lanes, adds, [one])
@@ -322,6 +319,6 @@ class Shadows:
 
 
 def fill(rows: Sequence[Array], written: bool) -> None:
-    """Shadows of what an instruction has written."""
+    """Sets the shadows of an instruction's results."""
     for row in rows:
         row[:] = ~np.zeros_like(row) if written else 0

@@ -1,22 +1,19 @@
-"""Rules of warpgroups: what all four warps must run, registers that products hold, setmaxnreg.
+"""Rules of warpgroups: instructions that all four warps must run, registers that products hold, setmaxnreg.
 
-What the four warps of a warpgroup must all run: wgmma.fence, .mma_async, .commit_group, .wait_group and setmaxnreg.
-
-PTX ISA: `.aligned` of these asks that all threads of the warpgroup run the same instruction. The warps may come to it at any
-times, so what one of them runs is kept until the other three have run something too; then they are compared. And between two
+The four warps of a warpgroup must all run wgmma.fence, .mma_async, .commit_group, .wait_group and setmaxnreg: PTX ISA, `.aligned`
+of these asks that all threads of the warpgroup run the same instruction. The warps may come to it at any times, so an
+instruction that one of them runs is kept until the other three have run one too; then they are compared. And between two
 setmaxnreg the warps of a warpgroup must synchronise.
 
-setmaxnreg: how many registers the warps of a block hold (PTX ISA, "Miscellaneous Instructions: setmaxnreg").
+setmaxnreg sets the number of registers that a warp holds (PTX ISA, "Miscellaneous Instructions: setmaxnreg"). A block gets the
+registers per thread of its directives (`Function.registers`), times its threads; but no more than the largest count that an .inc
+of the kernel asks for, as ptxas 13.0 has it. A warp gives some back (.dec) or takes more (.inc), which waits until the block's
+pool has them. Without such directives ptxas ignores the instruction.
 
-A block gets the registers per thread that its directives say (`Function.registers`), times its threads; but no more than the
-largest count that an .inc of the kernel asks for, as ptxas 13.0 has it. A warp gives some back (.dec) or takes more (.inc), which
-waits until the block's pool has them. Without such directives ptxas ignores the instruction.
-
-Registers of wgmma on their way: who touches them before the product was waited for, or with no wgmma.fence behind it.
-
-For each register that `decode.flow` names, and each warp: which product writes it (a code: the product's number and which of
-its registers), which product last reads it as a fragment of A, and who accessed it since the warp's last fence. A move of a
-register hands all that on, as it is how compilers rename.
+Registers of wgmma in flight must not be accessed before the product was waited for, or without a wgmma.fence behind the access.
+For each register that `decode.flow` names, and each warp, there are: the product that writes it (a code: the product's number and
+the number of its register), the last product that reads it as a fragment of A, and its accesses since the warp's last fence. A
+move of a register hands all that on, as compilers rename registers by moves.
 """
 
 from __future__ import annotations
@@ -35,7 +32,7 @@ from .setup import Host
 
 
 class Agreement:
-    """The warpgroups of a wave, by their first warp: `ahead`, what each warp has run that not all have; `broken`, who disagreed."""
+    """Warpgroups of a wave, by first warp: `ahead`, instructions of each warp that not all have run; `broken`, disagreements."""
 
     def __init__(self, machine: Host):
         self.machine = machine
@@ -43,11 +40,11 @@ class Agreement:
         self.ahead: dict[int, list[list[Instruction]]] = {}
         self.broken: set[int] = set()
         self.resized: dict[int, list[tuple[int, Instruction]]] = {}
-        """By warp: when it ran each setmaxnreg so far, and which."""
+        """The setmaxnreg that each warp has run so far, and when."""
         self._whole: dict[Lanes, Array | None] = {}
 
     def whole(self, lanes: Lanes) -> Array | None:
-        """The first warps of the warpgroups that these lanes are, if they are whole ones."""
+        """Returns the first warps of the warpgroups that these lanes are, if they are whole ones."""
         if lanes not in self._whole:
             found = None
             if lanes.whole_warps and lanes.warps % GROUP == 0:
@@ -58,18 +55,18 @@ class Agreement:
         return self._whole[lanes]
 
     def first_of(self, warps: Array) -> Array:
-        """The first warps of the warpgroups that these warps belong to."""
+        """Returns the first warps of the warpgroups that these warps belong to."""
         found: Array = warps - warps % self.per_block % GROUP
         return found
 
     def size(self, first: int) -> int:
-        """Warps of a warpgroup: the last one of a block may have less than four."""
+        """Returns the number of warps of a warpgroup: the last one of a block may have less than four."""
         return min(GROUP, self.per_block - first % self.per_block)
 
     # -- the same instructions ------------------------------------------------------------------------------------------------
 
     def come(self, i: Instruction, lanes: Lanes) -> None:
-        """Lanes run such an instruction."""
+        """Records that lanes run such an instruction."""
         if not self.ahead and self.whole(lanes) is not None:
             return
         if not lanes.converged:
@@ -84,7 +81,7 @@ class Agreement:
                 self.compare(first)
 
     def compare(self, first: int) -> None:
-        """Drop what all warps have run; report the first thing in which they differ."""
+        """Drops instructions that all warps have run; reports the first in which they differ."""
         logs, alive = self.ahead[first], self.machine.wave.alive_by_warp
         while any(logs) and all(log or not alive[first + k] for k, log in enumerate(logs)):
             # None: exited, without having run what another warp has.
@@ -99,7 +96,7 @@ class Agreement:
             del self.ahead[first]
 
     def report(self, first: int, heads: list[Instruction | None]) -> None:
-        """Stands at the first of the instructions in the text: who runs a later one has passed it by."""
+        """Reports a disagreement at the first of the instructions in the text: a warp that runs a later one has passed it by."""
         machine = self.machine
         i = next(one for one in machine.code.instructions if any(one is head for head in heads))
         here = [k for k, head in enumerate(heads) if head is i]
@@ -114,20 +111,20 @@ class Agreement:
         machine.memory.findings.report("disagreement", message, i, lanes, 0, count=WARP * len(here))
 
     def partial(self, i: Instruction, lanes: Lanes) -> None:
-        """Its predicate holds for some threads of a warp only."""
+        """Reports an instruction whose predicate holds for some threads of a warp only."""
         few = np.flatnonzero(np.bincount(lanes.warp)[lanes.warp] < self.machine.wave.alive_by_warp[lanes.warp])
         message = f"{name(i)} must be run by all threads of a warpgroup, but its predicate holds for some threads of a warp only"
         self.machine.memory.findings.report("disagreement", message, i, lanes, int(few[0]), count=len(few))
 
     def leave(self) -> None:
-        """Threads have exited: what they have not run they never will."""
+        """Ends threads: they will never run what they have not run."""
         for first in list(self.ahead):
             self.compare(first)
 
     # -- two setmaxnreg -------------------------------------------------------------------------------------------------------
 
     def resize(self, i: Instruction, lanes: Lanes) -> None:
-        """Warps run a setmaxnreg: for a second one they must be behind the first one of all warps of their warpgroup."""
+        """Checks that warps run a second setmaxnreg only behind the first one of all warps of their warpgroup."""
         self.come(i, lanes)
         races = self.machine.memory.races
         if races is None:
@@ -141,7 +138,7 @@ class Agreement:
         races.now += 1
 
     def look(self, i: Instruction, lanes: Lanes, warp: int, previous: Instruction, last: int) -> None:
-        """Lanes of one warp run a setmaxnreg behind their `last` one: who of the warpgroup may not have run that yet."""
+        """Reports a warp of the warpgroup that may not have run its setmaxnreg number `last`, before these lanes' next one."""
         machine, races = self.machine, self.machine.memory.races
         assert races is not None
         known = races.heard.knows(races.heard.groups(lanes, np.zeros(1, np.int64)))[0].reshape(-1, WARP).max(axis=1)
@@ -160,7 +157,7 @@ class Agreement:
 
 
 def name(i: Instruction) -> str:
-    """wgmma.fence and the like."""
+    """Returns the name of the instruction: wgmma.fence and the like."""
     return f"{i.opcode}.{i.mods[0]}"
 
 
@@ -183,14 +180,14 @@ class RegisterPools:
         return bool(self.waiting)
 
     def arrive(self, pc: int, lanes: Lanes) -> None:
-        """Whole warps come to a setmaxnreg."""
+        """Takes whole warps that come to a setmaxnreg."""
         self.agreement.resize(self.machine.code.instructions[pc], lanes)
         if self.launch is None:
             self.machine.push(pc + 1, lanes)
             return
         for warp in lanes.warp_ids.tolist():
             self.waiting.append((pc, lanes.subset(np.flatnonzero(lanes.warp == warp))))
-        # Who gives back goes first; then whoever waits, as long as somebody gets on.
+        # Warps that give registers back go first; then the waiting ones, as long as one of them can go on.
         moved = True
         while moved:
             moved = False
@@ -198,7 +195,7 @@ class RegisterPools:
                 moved |= self.settle(one)
 
     def settle(self, one: tuple[int, Lanes]) -> bool:
-        """Whether a warp gets on."""
+        """Runs a warp's setmaxnreg; returns False if the warp must wait."""
         pc, lanes = one
         control = self.machine.code.plans[pc].control
         assert isinstance(control, RegisterCount)
@@ -242,7 +239,7 @@ SLOTS = 1 << BITS
 
 
 class Flights:
-    """The state of a wave: (registers, warps) each; `done[warp]` is the last product that the warp has waited for."""
+    """The registers in flight in a wave, arrays of (registers, warps); `done[warp]`: the last product that the warp waited for."""
 
     def __init__(self, code: Code, findings: Findings):
         self.code = code
@@ -262,14 +259,14 @@ class Flights:
         self.done = np.zeros(shape[1], np.int64)
         self.fenced = np.zeros(shape[1], np.bool_)
         self.changes = 0
-        """How often codes were changed."""
+        """Number of changes of codes."""
         self.products.clear()
 
     def numbers(self, names: list[str]) -> Array:
         assert self.facts is not None
         return np.array([self.facts.rows[name] for name in names], np.int64)
 
-    # -- what a product does --------------------------------------------------------------------------------------------------
+    # -- products -------------------------------------------------------------------------------------------------------------
 
     def fence(self, warps: Array) -> None:
         self.fenced[warps] = True
@@ -278,7 +275,7 @@ class Flights:
             self.touched[:, warps] = 0
 
     def issue(self, i: Instruction, lanes: Lanes, written: Array, read: Array) -> int:
-        """A product of these warps, with the registers of D and A (rows); its number. Reports what had to be fenced before."""
+        """Issues a product of these warps, with the registers of D and A (rows); returns its number. Reports missing fences."""
         self.products.append(i)
         number, warps = len(self.products), lanes.warp_ids
         if not self.fenced[warps].all():
@@ -299,10 +296,10 @@ class Flights:
             self.reading[read[:, None], warps] = number
         return number
 
-    # -- what everybody else does ---------------------------------------------------------------------------------------------
+    # -- other instructions ---------------------------------------------------------------------------------------------------
 
     def watch(self, frame: RegisterFrame, pc: int, thunk: Thunk) -> Thunk:
-        """An instruction's thunk with what it does to registers on their way before it."""
+        """Returns an instruction's thunk, preceded by its effect on registers in flight."""
         assert self.facts is not None
         i, plan, rows = self.code.instructions[pc], self.code.plans[pc], self.facts.rows
         predicate = None if i.predicate is None else frame.array(Arg(i.predicate[0], TYPES["pred"].dtype))
@@ -333,7 +330,7 @@ class Flights:
             warps = lanes.warp_ids
             now = 0 if start is None else self.codes[start, warps]
             before = self.codes[target, warps]
-            # Another register has the old contents, if anybody still wants them; or nobody does, and the product writes over these.
+            # Another register has the old contents, if they are still needed; else the product overwrites these.
             lost = (before >> BITS > self.done[warps]) & (before != now)
             if lost.any():
                 lost &= (self.codes[:, warps] == before).sum(axis=0) == 1
@@ -371,7 +368,7 @@ class Flights:
     # -- findings -------------------------------------------------------------------------------------------------------------
 
     def complain(self, verb: str, rows: Array, i: Instruction, lanes: Lanes, bad: Array) -> None:
-        """An access to registers on their way; `bad` is (registers, warps)."""
+        """Reports an access to registers in flight; `bad` is (registers, warps)."""
         at, warp = (int(k[0]) for k in np.nonzero(bad))
         row, number = int(rows[at]), int(lanes.warp_ids[warp])
         assert self.facts is not None
@@ -385,13 +382,13 @@ class Flights:
         self.report("in flight", message, i, lanes, np.asarray(bad.any(axis=0)))
 
     def report(self, kind: str, message: str, i: Instruction, lanes: Lanes, bad: Array) -> None:
-        """A finding of some of the warps of these lanes."""
+        """Reports a finding of some of the warps of these lanes."""
         position = int(np.searchsorted(lanes.warp, lanes.warp_ids[int(np.flatnonzero(bad)[0])]))
         self.findings.report(kind, message, i, lanes, position, count=32 * int(np.count_nonzero(bad)))
 
 
 def accessed(reads: tuple[Arg, ...], writes: tuple[Arg, ...], rows: dict[str, int]) -> tuple[Array, Array]:
-    """The rows of the registers among operands that are read, and written."""
+    """Returns the rows of the registers among operands that are read, and written."""
 
     def of(args: tuple[Arg, ...]) -> Array:
         names = dict.fromkeys(getattr(a.operand, "name", "") for a in args)

@@ -1,9 +1,9 @@
 """wgmma: the products of warpgroups, from their issue to their wait.
 
 A warpgroup is four warps of a block, the first with a number that 4 divides. A product begins when all four have come to it.
-It is computed as late as allowed, at the wait of one of its warps, from what shared memory and A's registers hold then; under
-a seed at a random moment before. Each warp's part of D is in its registers once that warp has waited. Products that add to the same
-registers run in order, and those of one chain that are due together as one product along K.
+It is computed as late as allowed, at the wait of one of its warps, from the contents of shared memory and A's registers then;
+under a seed at a random moment before. Each warp's part of D is in its registers once that warp has waited. Products that add to
+the same registers run in order, and those of one chain that are due together as one product along K.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ MODE_NUMBERS = np.array([MODES[Descriptor.of(bits << 62).mode] for bits in range
 """Swizzles as the record of tensor copies has them, by the descriptor's bits."""
 
 BITS_OF_K = 256
-"""Of a row of A and of a column of B, in every product: 16 elements of a half type, 8 of TF32, 32 of FP8."""
+"""Bits of a row of A and of a column of B, in every product: 16 elements of a half type, 8 of TF32, 32 of FP8."""
 
 EARLY = 0.06
-"""How often, between two steps of a seeded run, a product is computed before its wait."""
+"""Probability, between two steps of a seeded run, that a product is computed before its wait."""
 
 
 class Warpgroups:
@@ -47,7 +47,7 @@ class Warpgroups:
         self.waiting: dict[tuple[int, int], list[Lanes]] = {}
         self.operands = Operands(machine)
         self._sums: dict[int, Sums] = {}
-        # The newest product, and how often registers on their way had changed hands when it was issued.
+        # The newest product, and the number of changes of registers in flight at its issue.
         self.last: Product | None = None
         self.last_change = 0
         self._bound: dict[int, BoundProduct] = {}
@@ -55,7 +55,7 @@ class Warpgroups:
     def __bool__(self) -> bool:
         return bool(self.waiting)
 
-    # -- simple ones ----------------------------------------------------------------------------------------------------------
+    # -- fence and commit -----------------------------------------------------------------------------------------------------
 
     def fence(self, i: Instruction, lanes: Lanes) -> None:
         self.agreement.come(i, lanes)
@@ -68,7 +68,7 @@ class Warpgroups:
     # -- meeting --------------------------------------------------------------------------------------------------------------
 
     def arrive(self, pc: int, lanes: Lanes) -> None:
-        """Lanes come to a wgmma.mma_async: it runs for the warpgroups that are all there."""
+        """Takes lanes to a wgmma.mma_async: it runs for the warpgroups that are all there."""
         first = self.agreement.whole(lanes)
         if first is not None:
             self.issue(pc, lanes, first)
@@ -89,7 +89,7 @@ class Warpgroups:
             self.machine.push(pc + 1, together)
 
     def stuck(self) -> list[Stuck]:
-        """Which warps of a warpgroup wait at which product."""
+        """Returns the warps of each warpgroup that wait at a product."""
         machine, out = self.machine, []
         for (number, pc), parts in self.waiting.items():
             here = sorted({int(w) % self.per_block for part in parts for w in part.warp_ids})
@@ -164,7 +164,7 @@ class Warpgroups:
         self.last, self.last_change = product, self.flights.changes
 
     def uniform(self, one: Arg, i: Instruction, lanes: Lanes, count: int) -> Array:
-        """An operand that all threads of a warpgroup must agree on: one value for each."""
+        """Returns an operand that all threads of a warpgroup must agree on: one value for each warpgroup."""
         value = self.machine.full.array(one)
         if not value.ndim:
             return np.full(count, value)
@@ -178,7 +178,7 @@ class Warpgroups:
         return found[:, 0].copy()
 
     def operand(self, descriptors: Array, lanes: Lanes, rows: int, k_major: bool, bound: BoundProduct) -> MatrixOperand:
-        """`rows` of M or N in shared memory, for each warpgroup."""
+        """Returns `rows` of M or N in shared memory, for each warpgroup."""
         shape = (rows, 2, True) if k_major else (bound.control.depth, rows // 8, False)
         found = self.operands.of(descriptors, lanes, shape, bound.instruction)
         if self.machine.memory.swizzles.modes is not None:
@@ -186,7 +186,7 @@ class Warpgroups:
         return found
 
     def look_at_swizzles(self, operand: MatrixOperand, i: Instruction, lanes: Lanes) -> None:
-        """Report tiles that tensor copies wrote in another swizzle than that of the descriptor."""
+        """Reports tiles that tensor copies wrote in another swizzle than that of the descriptor."""
         memory, descriptors = self.machine.memory, operand.descriptors
         modes = MODE_NUMBERS[(descriptors >> np.uint64(62)).astype(np.int64)]
         if memory.swizzles.pages_are(operand.pages, modes[:, None]):
@@ -206,7 +206,7 @@ class Warpgroups:
                 memory.findings.report("swizzle", message, i, lanes, int(at[0]) * THREADS, count=count)
 
     def look(self, i: Instruction, lanes: Lanes, operands: list[MatrixOperand]) -> None:
-        """Count what a product reads; report what nobody wrote, and what is on its way."""
+        """Counts the reads of a product; reports unwritten bytes and bytes in flight."""
         memory = self.machine.memory
         counts = memory.tally.shared[i, "wgmma", DESCRIPTOR_UNIT]
         counts.requests += len(operands[0].blocks) * len(operands)
@@ -230,7 +230,7 @@ class Warpgroups:
             memory.settle()
 
     def chain(self, bound: BoundProduct, lanes: Lanes, first: Array, adds: Array) -> Array:
-        """Where the sums of a product go (slots): on with those of the product before it, or from what the registers hold."""
+        """Returns the slots for a product's sums: those of the product before it, to go on with, or new ones set from registers."""
         before = self.last
         if (
             before is not None
@@ -270,7 +270,7 @@ class Warpgroups:
         return slots
 
     def begin_anew(self, bound: BoundProduct, lanes: Lanes, which: Array, found: tuple[Array, Array]) -> None:
-        """Some of the warpgroups are to add to what products of other registers make: those must be over first."""
+        """Ends products on other registers for warpgroups that are to add to their sums, and begins anew."""
         some = lanes if which.size * THREADS == lanes.n else lanes.subset(lanes_of(which))
         columns = (which[:, None] * GROUP + np.arange(GROUP)).reshape(-1)
         codes, pending = (each[:, columns] for each in found)
@@ -286,7 +286,7 @@ class Warpgroups:
         return self._sums[columns]
 
     def mixed(self, bound: BoundProduct, lanes: Lanes, codes: Array, pending: Array) -> None:
-        """Accumulators of products of another shape, or of other registers of them, must be waited for."""
+        """Reports accumulators of products of another shape, or of other registers of them, that were not waited for."""
         for number in np.unique(codes[pending] >> BITS).tolist():
             other = self.products.get(number)
             same = codes == number * SLOTS + np.arange(len(codes))[:, None]
@@ -296,18 +296,18 @@ class Warpgroups:
             self.machine.memory.findings.report("in flight", message, bound.instruction, lanes, 0, count=lanes.n)
 
     def of(self, first: Array) -> list[Product]:
-        """The products on their way of warpgroups with these first warps, oldest first."""
+        """Returns the products in flight of warpgroups with these first warps, oldest first."""
         found = {p.number: p for one in first.tolist() for p in self.flying.get(one, ())}
         return [found[number] for number in sorted(found)]
 
     # -- landing --------------------------------------------------------------------------------------------------------------
 
     def deliver(self, lanes: Lanes, newest: int | Array, rows: Array, places: Array) -> None:
-        """Write the sums of products up to `newest` (of all, or of each warp) to those of these registers that wait for them."""
+        """Writes the sums of products up to `newest` (of all, or of each warp) to those of these registers that wait for them."""
         warps = lanes.warp_ids
         codes, done = self.flights.codes[rows[:, None], warps], self.flights.done[warps]
         if (codes[:, 1:] == codes[:, :-1]).all() and (done == done[0]).all() and np.all(newest == np.ravel(newest)[0]):
-            # The same for all warps: one says it.
+            # It is the same for all warps: look at one.
             codes, done, newest = codes[:, :1], done[:1], np.ravel(newest)[:1]
         numbers = codes >> BITS
         due = (numbers > done) & (numbers <= newest)
@@ -330,7 +330,7 @@ class Warpgroups:
             of = np.flatnonzero(mine.any(axis=0))
             block = codes[some[:, None], of]
             if mine[some[:, None], of].all() and (block == block[:, :1]).all():
-                # All of some warps: they come with others than those that the product began with.
+                # All of some warps: they arrive with other warps than those with which the product began.
                 values, part = chosen(held, block[:, 0] % SLOTS), product.lanes
                 if len(of) < part.warps:
                     part = lanes.subset(np.flatnonzero(np.isin(lanes.warp, warps[of])))
@@ -346,7 +346,7 @@ class Warpgroups:
     # -- waits ----------------------------------------------------------------------------------------------------------------
 
     def wait(self, pc: int, control: MultiplyWait, lanes: Lanes) -> None:
-        """Until at most `newest` of each warp's newest groups are pending."""
+        """Waits until at most `newest` of each warp's newest groups are pending."""
         self.agreement.come(self.machine.code.instructions[pc], lanes)
         over = self.finished(lanes, self.committed[lanes.warp_ids] - control.newest)
         if self.machine.diary is not None:
@@ -368,7 +368,7 @@ class Warpgroups:
         self.machine.push(pc + 1, lanes)
 
     def tell(self, i: Instruction, lanes: Lanes, over: dict[int, Array]) -> None:
-        """The diary hears which products warps have now waited for."""
+        """Tells the diary which products warps have now waited for."""
         diary = self.machine.diary
         assert diary is not None
         on: dict[int, list[int]] = {}
@@ -381,7 +381,7 @@ class Warpgroups:
         diary.waited(lanes, i, "products", on)
 
     def finished(self, lanes: Lanes, limit: Array) -> dict[int, Array]:
-        """For each product which of its warps have now waited for it: those whose group is below the warp's limit."""
+        """Returns for each product a mask of its warps that have now waited for it: those whose group is below the warp's limit."""
         found: dict[int, Array] = {}
         limits = np.zeros_like(self.committed)
         limits[lanes.warp_ids] = limit
@@ -392,7 +392,7 @@ class Warpgroups:
         return found
 
     def close(self, over: dict[int, Array]) -> None:
-        """These warps have waited: for the race detector at this moment."""
+        """Records that these warps have waited: for the race detector at this moment."""
         races = self.machine.memory.races
         done = self.flights.done
         for number, now in over.items():
@@ -416,7 +416,7 @@ class Warpgroups:
                 del self.flying[one]
 
     def stir(self) -> None:
-        """Seeded runs call this between stretches: some products are computed early, and reach their registers."""
+        """Computes some products early, which then reach their registers: seeded runs call this between stretches."""
         assert self.random is not None
         if self.random.random() > EARLY:
             return
@@ -426,11 +426,11 @@ class Warpgroups:
         if self.random.random() < 0.5:
             facts = self.machine.code.in_flight
             assert facts is not None
-            # Only where the products stand last: of a chain the newest one writes.
+            # Only registers that these products write last: the newest one of a chain writes.
             self.deliver(chosen.lanes, chosen.number, chosen.bound.d_rows, chosen.bound.d_places)
 
     def leave(self) -> None:
-        """Threads have exited: what is on its way for warps that are gone nobody sees."""
+        """Ends threads: no warp will see the products in flight of warps that are gone."""
         if self.agreement.ahead:
             self.agreement.leave()
         if not self.products:
@@ -442,10 +442,10 @@ class Warpgroups:
 
 
 def chosen(held: Array, rows: Array) -> Array:
-    """Some rows, without a copy where they are all."""
+    """Returns some rows, without a copy if they are all."""
     return held if len(rows) == len(held) and (rows == np.arange(len(rows))).all() else np.asarray(held[rows])
 
 
 def lanes_of(warpgroups: Array) -> Array:
-    """Positions of the lanes of some of the warpgroups of a set."""
+    """Returns positions of the lanes of some of the warpgroups of a set."""
     return np.asarray((warpgroups[:, None] * THREADS + np.arange(THREADS)).reshape(-1))

@@ -22,7 +22,8 @@ from .ports import Part, element
 @dataclass
 class PendingCopy:
     """One executed cp.async. Arrays have one entry a lane; `group` is the number of commits its thread had done, `readings`
-    what the race detector knows of its sources."""
+    the race detector's record of its sources.
+    """
 
     lanes: Lanes
     size: int
@@ -38,7 +39,7 @@ class PendingCopy:
     """Its numbers in the diary, by row."""
 
     def data(self) -> Array:
-        """The bytes of every lane: whole copies, pieces with zeros behind them, zeros."""
+        """Returns the bytes of every lane: whole copies, pieces with zeros behind them, zeros."""
         if len(self.whole) == 1 and self.whole[0][2] is None:
             return self.whole[0][0][self.whole[0][1]]
         out = np.zeros((self.lanes.n, self.size), np.uint8)
@@ -83,7 +84,7 @@ class Copies:
             self.memory.diary.committed(lanes)
 
     def wait(self, lanes: Lanes, newest: int | None, i: Instruction) -> None:
-        """The threads wait until at most `newest` of their newest groups are pending (None: they close one, and wait for all)."""
+        """Waits until at most `newest` of the threads' newest groups are pending (None: they close one, and wait for all)."""
         if newest is None:
             self.commit(lanes)
         limit = self.committed - (newest or 0)
@@ -93,7 +94,7 @@ class Copies:
             self._finish(lanes, limit, True)
 
     def _due(self, lanes: Lanes, limit: Array) -> dict[int, list[int]]:
-        """The numbers in the diary of what these threads have pending below the limit, by row."""
+        """Returns the diary's numbers, by row, of these threads' pending copies below the limit."""
         diary, found = self.memory.diary, dict[int, list[int]]()
         assert diary is not None
         for copy in self.pending if diary.parts(lanes) else ():
@@ -104,7 +105,7 @@ class Copies:
         return found
 
     def land_before(self, lanes: Lanes, serial: int) -> None:
-        """What the threads issued before number `serial` has landed: an mbarrier is told so."""
+        """Lands the copies that the threads issued before number `serial`, for an mbarrier."""
         later = [copy for copy in self.pending if copy.serial >= serial]
         self.pending = [copy for copy in self.pending if copy.serial < serial]
         if self.pending:
@@ -113,7 +114,7 @@ class Copies:
         self.memory.flying = len(self.pending)
 
     def leave(self, lanes: Lanes) -> None:
-        """The threads exit: their copies land, but nobody has waited for them."""
+        """Ends the threads: their copies land, but nobody has waited for them."""
         if self.pending:
             self._finish(lanes, self.committed + 1, False)
 
@@ -155,7 +156,7 @@ class Copies:
             copy.landed |= now
 
     def stir(self) -> None:
-        """Seeded runs call this between stretches: some pending copies land, wholly or in part."""
+        """Lands some pending copies, wholly or in part: seeded runs call this between stretches."""
         assert self.random is not None
         for copy in self.pending:
             if self.random.random() < 0.25:
@@ -163,7 +164,7 @@ class Copies:
 
 
 def _rest(copy: PendingCopy, keep: Array) -> PendingCopy:
-    """The lanes `keep` of a copy."""
+    """Returns the lanes `keep` of a copy."""
     positions = np.flatnonzero(keep)
     place = np.full(copy.lanes.n, -1)
     place[positions] = np.arange(len(positions))

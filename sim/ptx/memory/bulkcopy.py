@@ -1,10 +1,8 @@
-"""cp.async.bulk: whole ranges and boxes between global and shared memory, copied behind the threads' back.
-
-cp.async.bulk: whole ranges and boxes between global and shared memory, copied behind the threads' back.
+"""cp.async.bulk: whole ranges and boxes between global and shared memory, copied asynchronously.
 
 PTX ISA, "Data Movement: Bulk copy", "Bulk tensor copy". A copy into shared memory tells an mbarrier how many bytes it brought; one
-into global memory belongs to a bulk group of its thread. All that lanes issue together is checked, counted and ordered together;
-the bytes move when somebody waits for them, or with a seed at any moment before.
+into global memory belongs to a bulk group of its thread. All copies that lanes issue together are checked, counted and ordered
+together; the bytes move when somebody waits for them, or with a seed at any moment before.
 """
 
 from __future__ import annotations
@@ -31,7 +29,7 @@ from .regions import CHUNK, Maps, Region, Tile, byte_region, extent
 
 @dataclass(frozen=True)
 class Shape:
-    """Of tiles in shared memory: bytes, what their addresses must be a multiple of, and the swizzle."""
+    """The shape of tiles in shared memory: bytes, the alignment of their addresses, and the swizzle."""
 
     size: int
     align: int = CHUNK
@@ -56,7 +54,7 @@ class Spot:
 
 @dataclass(frozen=True)
 class Arrival:
-    """Where loads go, one entry a destination: the copy (row) it belongs to, the tile, and its mbarrier's key."""
+    """Destinations of loads, one entry each: the copy (row) it belongs to, the tile, and its mbarrier's key."""
 
     row: Array
     tile: Tile
@@ -64,7 +62,7 @@ class Arrival:
 
 
 class Ends:
-    """Checks the ends of a wave's bulk copies."""
+    """The checks of both ends of a wave's bulk copies."""
 
     def __init__(self, wave: Wave, memory: Memory, mbarriers: MBarriers):
         self.wave = wave
@@ -76,7 +74,7 @@ class Ends:
     # -- tensors ------------------------------------------------------------------------------------------------------------
 
     def ranges(self, lanes: Lanes, addresses: Array, sizes: Array, i: Instruction) -> list[tuple[Array, Region]]:
-        """Plain bytes of tensors, together where size and tensor are the same: (positions of their lanes, region)."""
+        """Returns plain bytes of tensors, together where size and tensor are the same: (positions of their lanes, region)."""
         found: list[tuple[Array, Region]] = []
         crooked = (addresses | sizes) % CHUNK != 0
         if crooked.any():
@@ -96,7 +94,7 @@ class Ends:
         return found
 
     def own_ranges(self, lanes: Lanes, addresses: Array, sizes: Array, i: Instruction) -> list[tuple[Array, Tile]]:
-        """Bytes of the lanes' own shared memory, together where sizes are the same: (positions of their lanes, tiles)."""
+        """Returns bytes of the lanes' own shared memory, together where sizes are the same: (positions of their lanes, tiles)."""
         found: list[tuple[Array, Tile]] = []
         for size in set(sizes.tolist()):
             at = np.flatnonzero(sizes == size)
@@ -108,7 +106,7 @@ class Ends:
         return found
 
     def inside(self, lanes: Lanes, at: Array, region: Region, i: Instruction) -> list[tuple[Array, Region]]:
-        """Those of the copies by lanes `at` that stay within the bytes of their tensor."""
+        """Returns the copies by lanes `at` that stay within the bytes of their tensor."""
         segment, bad = region.segment, region.outside()
         if not len(bad):
             return [(at, region)]
@@ -128,7 +126,7 @@ class Ends:
     # -- shared memory ------------------------------------------------------------------------------------------------------
 
     def own(self, lanes: Lanes, addresses: Array, shape: Shape, i: Instruction) -> tuple[Array, Tile] | None:
-        """Tiles of the lanes' own blocks: (positions of the lanes, tiles)."""
+        """Returns tiles of the lanes' own blocks: (positions of the lanes, tiles)."""
         spot = Spot.of(lanes, addresses)
         foreign = np.flatnonzero(spot.blocks != lanes.block)
         if len(foreign):
@@ -142,8 +140,9 @@ class Ends:
     def arrival(
         self, lanes: Lanes, ends: tuple[Array, Array, Array | None], shape: Shape, i: Instruction
     ) -> tuple[Array, Arrival] | None:
-        """Destinations of copies: (positions of the lanes, tiles and mbarriers). `ends`: addresses of the tiles, of the
-        mbarriers, and masks of the ranks of a multicast."""
+        """Returns destinations of copies: (positions of the lanes, tiles and mbarriers). `ends`: addresses of the tiles, of the
+        mbarriers, and masks of the ranks of a multicast.
+        """
         to, bar, masks = ends
         spot, barrier = Spot.of(lanes, to), Spot.of(lanes, bar)
         if masks is not None:
@@ -159,7 +158,7 @@ class Ends:
         return at, Arrival(row, tile, keys)
 
     def spread(self, lanes: Lanes, spot: Spot, barrier: Spot, masks: Array, i: Instruction) -> tuple[Spot, Spot]:
-        """A multicast: the same offsets in each block of the cluster whose bit is set."""
+        """Spreads a multicast: the same offsets in each block of the cluster whose bit is set."""
         cluster = self.wave.cluster
         beyond = np.flatnonzero(masks >> cluster)
         if len(beyond):
@@ -170,7 +169,7 @@ class Ends:
         return Spot(row, blocks, spot.offsets[row]), Spot(row, blocks, barrier.offsets[row])
 
     def places(self, lanes: Lanes, spot: Spot, shape: Shape, i: Instruction) -> Array:
-        """Which tiles lie in the shared memory of a living block; the others are findings."""
+        """Returns a mask of the tiles in the shared memory of a living block; the others are findings."""
         blocks, offsets = spot.blocks, spot.offsets
         room = self.room - extent(shape.size, shape.swizzle)
         checks: Sequence[tuple[str, Array, str]] = (
@@ -187,7 +186,7 @@ class Ends:
         return self.judged(checks, lanes, spot, i, lambda at: f"{what} at {int(offsets[at]):#x} of shared memory: ")
 
     def barriers(self, lanes: Lanes, spot: Spot, barrier: Spot, i: Instruction) -> Array:
-        """Which mbarriers lie where they may, in their tile's block; the others are findings."""
+        """Returns a mask of the mbarriers in bounds and in their tile's block; the others are findings."""
         checks = (
             ("misaligned", barrier.offsets % 8 != 0, "is not aligned to 8 bytes"),
             ("out of bounds", (barrier.offsets < 0) | (barrier.offsets > self.room - 8), "is not in shared memory"),
@@ -198,7 +197,7 @@ class Ends:
     def judged(
         self, checks: Sequence[tuple[str, Array, str]], lanes: Lanes, spot: Spot, i: Instruction, subject: Callable[[int], str]
     ) -> Array:
-        """Which ends pass all checks (kind, where it is wrong, why); `subject` names the first that does not."""
+        """Returns a mask of the ends that pass all checks (kind, wrong ends, message); `subject` names the first that does not."""
         good = np.ones(len(spot.row), np.bool_)
         for kind, wrong, why in checks:
             bad = np.flatnonzero(good & wrong)
@@ -212,22 +211,22 @@ class Ends:
 
 
 Update = Callable[[Array, Array, Array], Array]
-"""A reduction: old value, operand, and one that is not looked at."""
+"""A reduction: old value, operand, and an unused third argument."""
 
 
 READ, DONE = 1, 2
-"""What a thread has waited for: that its copy has read its source, that it is over."""
+"""The states that a thread has waited for: its copy has read its source; it is over."""
 
 
 @dataclass(frozen=True)
 class Reduction:
-    """What a copy does instead of storing: `update` on elements of this dtype (of the raw bits)."""
+    """A copy's operation in place of a store: `update` on elements of this dtype (of the raw bits)."""
 
     update: Update
     dtype: np.dtype[np.unsignedinteger]
 
     def __call__(self, old: Array, data: Array) -> Array:
-        """Chunks (size // CHUNK) of the new values."""
+        """Returns chunks (size // CHUNK) of the new values."""
         operand = np.ascontiguousarray(data).view(self.dtype)
         return self.update(np.ascontiguousarray(old).view(self.dtype), operand, operand).view(data.dtype)
 
@@ -249,7 +248,7 @@ class BulkLoad:
     moved: bool = False
 
     def move(self) -> None:
-        """All bytes at once: those of later destinations nobody may read yet, they are marked in flight."""
+        """Moves all bytes at once: later destinations are marked in flight, so that nobody may read them yet."""
         self.moved = True
         memory, tile = self.bulks.memory, self.to.tile
         data = self.bulks.fetch(self.source)
@@ -271,7 +270,7 @@ class BulkLoad:
             memory.races.stamp(self.target)
 
     def land(self, at: int) -> None:
-        """Destination `at` has its bytes, and its mbarrier knows."""
+        """Marks destination `at` as written, and tells its mbarrier."""
         if not self.moved:
             self.move()
         memory, mbarriers = self.bulks.memory, self.bulks.mbarriers
@@ -281,7 +280,7 @@ class BulkLoad:
         if self.reduction is None and found is not None:
             found.unseen.append((found.phase, self.to.tile.chunks[at]))
         if races is not None and found is not None:
-            # The copy is over for whoever sees the phase complete.
+            # The copy is over for each lane that sees the phase complete.
             if self.readings:
                 races.copies.copied(lane, self.readings)
             found.told = races.heard.copied(int(lane.index[0]), found.told)
@@ -294,7 +293,7 @@ class BulkLoad:
 class BulkStore:
     """Copies to a tensor on their way, issued together by `lanes`, one each; `group`: the commits that each had done before.
 
-    read, written: what has happened; known: what the threads have waited for, READ or DONE.
+    read, written: events so far; known: the states that the threads have waited for, READ or DONE.
     """
 
     lanes: Lanes
@@ -317,7 +316,7 @@ class BulkStore:
         self.known = np.zeros(self.lanes.n, np.int8)
 
     def wait(self, memory: Memory, rows: Array, upto: int) -> None:
-        """The threads of these rows have waited for the sources, or for all."""
+        """Records that the threads of these rows have waited for the sources, or for all."""
         races = memory.races
         self.fetch(memory, rows)
         fresh = rows[self.known[rows] < READ]
@@ -330,14 +329,14 @@ class BulkStore:
         self.known[rows] = np.maximum(self.known[rows], upto)
 
     def fetch(self, memory: Memory, rows: Array) -> None:
-        """Read the sources of some rows, if that has not happened yet."""
+        """Reads the sources of some rows, if that has not happened yet."""
         rows = rows[~self.read[rows]]
         if len(rows):
             self.data[rows] = memory.shared_view(CHUNK)[self.source.chunks[rows]]
             self.read[rows] = True
 
     def put(self, memory: Memory, rows: Array) -> None:
-        """Write what rows have read, if that has not happened yet."""
+        """Writes the bytes that rows have read, if that has not happened yet."""
         self.fetch(memory, rows)
         rows = rows[~self.written[rows]]
         if not len(rows):
@@ -369,7 +368,7 @@ class Bulks:
     # -- issue ------------------------------------------------------------------------------------------------------------
 
     def load(self, lanes: Lanes, source: Region | Tile, to: Arrival, i: Instruction, reduction: Reduction | None = None) -> None:
-        """Into shared memory, checked: one copy a lane."""
+        """Issues checked copies into shared memory, one a lane."""
         memory, tile = self.memory, to.tile
         readings = self.reading(lanes, source, i)
         self.count(tile, i)
@@ -392,7 +391,7 @@ class Bulks:
             self.mbarriers.defer(lanes.subset(np.array([row])), key, partial(copy.land, at), i)
 
     def store(self, lanes: Lanes, source: Tile, to: Region, i: Instruction, reduction: Reduction | None = None) -> None:
-        """Into a tensor, checked: one copy a lane."""
+        """Issues checked copies into a tensor, one a lane."""
         memory, segment = self.memory, to.segment
         readings = self.reading(lanes, source, i, to)
         self.count(source, i)
@@ -416,7 +415,7 @@ class Bulks:
         self.stores.append(BulkStore(lanes, self.committed[lanes.index], source, to, i, reduction, readings, target, noted))
 
     def noted(self, lanes: Lanes, far: Region | Tile, near: Tile, i: Instruction, inward: bool) -> list[int]:
-        """Copies in the diary, one a lane: from or to the far end, with the bytes that they move there."""
+        """Records copies in the diary, one a lane: from or to the far end, with the bytes that they move there."""
         diary = self.memory.diary
         if diary is None:
             return []
@@ -433,7 +432,7 @@ class Bulks:
         self.committed[lanes.index] += 1
 
     def wait(self, lanes: Lanes, newest: int, read: bool, i: Instruction) -> None:
-        """Until at most `newest` of the threads' newest groups are pending; with `read` they need only have read their sources."""
+        """Waits until at most `newest` of the threads' newest groups are pending; `read`: until others have read their sources."""
         found = self.due(lanes, self.committed - newest)
         if self.memory.diary is not None:
             self.tell(lanes, found, read, i)
@@ -442,7 +441,7 @@ class Bulks:
         self.stores = [store for store in self.stores if (store.known < DONE).any()]
 
     def tell(self, lanes: Lanes, found: list[tuple[BulkStore, Array]], read: bool, i: Instruction) -> None:
-        """The diary hears what threads have waited for."""
+        """Tells the diary which copies threads have waited for."""
         diary, on = self.memory.diary, dict[int, list[int]]()
         assert diary is not None
         for store, due in found:
@@ -451,7 +450,7 @@ class Bulks:
         diary.waited(lanes, i, "stores", on, read)
 
     def due(self, lanes: Lanes, limit: Array) -> list[tuple[BulkStore, Array]]:
-        """The stores of these threads in groups below the limit: (store, rows)."""
+        """Returns the stores of these threads in groups below the limit: (store, rows)."""
         if not self.stores:
             return []
         self._member[lanes.index] = True
@@ -464,7 +463,7 @@ class Bulks:
         return found
 
     def leave(self, lanes: Lanes) -> None:
-        """The threads exit; their copies must have read shared memory by now, for the block's may go to another."""
+        """Ends the threads; their copies must have read shared memory by now, for the block's may go to another."""
         for store, due in self.due(lanes, self.committed + 1):
             late = due[store.known[due] < READ]
             if len(late):
@@ -476,7 +475,7 @@ class Bulks:
         self.stores = [store for store in self.stores if (store.known < DONE).any()]
 
     def stir(self, random: np.random.Generator) -> None:
-        """Seeded runs call this between stretches: some copies get on with it."""
+        """Advances some copies: seeded runs call this between stretches."""
         for store in self.stores:
             if random.random() < 0.25:
                 some = np.flatnonzero(random.random(store.lanes.n) < 0.5)
@@ -490,9 +489,9 @@ class Bulks:
         return source.fetch() if isinstance(source, Region) else self.memory.shared_view(CHUNK)[source.chunks]
 
     def reading(self, lanes: Lanes, source: Region | Tile, i: Instruction, to: Region | None = None) -> list[Touch]:
-        """Check, count and note what copies read; it lasts until they are over.
+        """Checks, counts and notes the reads of copies, which last until the copies are over.
 
-        What a store leaves out, as it would go `to` outside of the tensor, may be anything.
+        Bytes that a store leaves out, as they would go `to` outside of the tensor, may be anything.
         """
         memory, races = self.memory, self.memory.races
         if isinstance(source, Region):
@@ -530,7 +529,7 @@ class Bulks:
         return races.copies.issued()
 
     def show(self, lanes: Lanes, region: Region, write: bool, i: Instruction) -> None:
-        """To the observer, what each copy reads or writes of a tensor."""
+        """Shows the observer the bytes that each copy reads or writes of a tensor."""
         observer = self.memory.observer
         if observer is None:
             return
@@ -539,7 +538,7 @@ class Bulks:
             observer(Seen(lane, "global", region.segment, region.starts[own], region.lengths[own], "cp.async.bulk", write, i))
 
     def count(self, tile: Tile, i: Instruction) -> None:
-        """Of shared memory, without conflicts: 128 bytes a wavefront."""
+        """Counts accesses to shared memory, without conflicts: 128 bytes a wavefront."""
         counts = self.memory.tally.shared[i, "cp.async.bulk", tile.size]
         passes = -(-tile.size // 128) * len(tile.blocks)
         counts.requests += len(tile.blocks)

@@ -1,26 +1,22 @@
-"""Layouts of tiles: tensor maps, the swizzles of what their copies wrote, and the descriptors of wgmma.
+"""Layouts of tiles: tensor maps, the swizzles of tiles that their copies wrote, and the descriptors of wgmma.
 
-How the bytes of shared memory were laid out by the tensor copies that wrote them.
+A tensor copy and a wgmma descriptor each name a swizzle: a permutation of 16-byte units. If they differ, the product's numbers
+are of other rows and columns. So the mode is kept of each unit that a tensor copy wrote, until something else writes there.
 
-A tensor copy and a wgmma descriptor each name a swizzle: how 16-byte units are permuted. If they differ the numbers are
-those of other rows and columns. For each unit that a tensor copy wrote the mode is kept until something else writes there.
-
-Matrices in shared memory as wgmma's descriptors describe them, in units of 16 bytes.
-
-PTX ISA, "Asynchronous Warpgroup Level Matrix Instructions: Shared Memory Matrix Layout". A descriptor has, in units of 16
-bytes, the start address in bits 0-13, the leading offset L in 16-29 and the stride offset S in 32-45; a base offset in 49-51,
-the swizzle in 62-63. With W = 1, 2, 4, 8 units a row of no, 32-, 64- and 128-byte swizzle, unit (i, j) lies, before swizzling, at
+wgmma's descriptors describe matrices in shared memory in units of 16 bytes (PTX ISA, "Asynchronous Warpgroup Level Matrix
+Instructions: Shared Memory Matrix Layout"). A descriptor has, in such units, the start address in bits 0-13, the leading offset L
+in 16-29 and the stride offset S in 32-45; a base offset in 49-51, the swizzle in 62-63. With W = 1, 2, 4, 8 units a row of no,
+32-, 64- and 128-byte swizzle, unit (i, j) lies, before swizzling, at
 
 - K-major, row i of M or N, unit j of 2 along K: (i % 8) W + (i / 8) S + j; without swizzle j L for j;
 - M- or N-major, unit i along M or N, row j of K: i % W + (i / W) L + (j % 8) W + (j / 8) S; without swizzle L and S change places.
 
 A swizzle of 128 bytes exchanges units by xor of bits 4-6 of the address with bits 7-9, one of 64 bits 4-5 with 7-8, one of 32
-bit 4 with 7. The base offset is where in its pattern of eight rows the matrix begins, for patterns that are not aligned.
+bit 4 with 7. The base offset is the position of the matrix in its pattern of eight rows, for patterns that are not aligned.
 
-Tensor maps: what cp.async.bulk.tensor copies boxes of (CUDA driver API, "Tensor Map Object Management"; PTX ISA, "Tensors").
-
-On a device a tensor map is 128 opaque bytes that cuTensorMapEncodeTiled makes. Here they are the machine's own, made of the same
-description; a kernel may copy them, but not make sense of them.
+A tensor map describes a tensor and the boxes of it that cp.async.bulk.tensor copies (CUDA driver API, "Tensor Map Object
+Management"; PTX ISA, "Tensors"). On a device it is 128 opaque bytes that cuTensorMapEncodeTiled makes. Here the bytes are the
+machine's own, made of the same description; a kernel may copy them, but not interpret them.
 """
 
 from __future__ import annotations
@@ -41,7 +37,7 @@ UNIT = 16
 """Bytes that stay together whatever the swizzle."""
 
 UNKNOWN = 0
-"""Not written by a tensor copy, or written over since."""
+"""Mode of units that no tensor copy wrote, or that were overwritten since."""
 
 MODES = {"none": 1, "32 bytes": 2, "64 bytes": 3, "128 bytes": 4}
 """Modes as a record has them, by name."""
@@ -56,13 +52,13 @@ class Swizzles:
         self._of_pages = np.zeros(pages.count, np.uint8)
 
     def landed(self, starts: Array, size: int, mode: str) -> None:
-        """Tensor copies of this mode (a key of MODES) wrote `size` bytes from these bytes of the wave's shared memory on."""
+        """Records that tensor copies of this mode (a key of MODES) wrote `size` bytes from each of `starts` in shared memory."""
         if self.modes is None:
             self.modes = np.zeros(self.pages.count // self.pages.per_block * self.pages.stride // UNIT, np.uint8)
         self.put(starts, size, MODES[mode])
 
     def forget(self, starts: Array, size: int) -> None:
-        """Something else writes there."""
+        """Forgets the modes of bytes that something else writes."""
         if self.modes is not None:
             self.put(starts, size, UNKNOWN)
 
@@ -74,15 +70,15 @@ class Swizzles:
         self._of_pages[pages] = mode if whole else UNKNOWN
 
     def pages_are(self, pages: Array, modes: Array) -> bool:
-        """Whether tensor copies are known to have written all of these pages in these modes (numbers)."""
+        """True if tensor copies are known to have written all of these pages in these modes (numbers)."""
         return not np.count_nonzero(self._of_pages[pages] != modes)
 
     def all_are(self, units: Array, modes: Array) -> bool:
-        """Whether tensor copies wrote all of these units in these modes (numbers)."""
+        """True if tensor copies wrote all of these units in these modes (numbers)."""
         return self.modes is not None and not np.count_nonzero(self.modes[units] != modes)
 
     def differing(self, units: Array, mode: str) -> str | None:
-        """The mode in which one of these units was written, if a tensor copy wrote it in another one than `mode`."""
+        """Returns the mode in which a tensor copy wrote one of these units, if it is another one than `mode`."""
         if self.modes is None:
             return None
         found = self.modes[units]
@@ -120,7 +116,7 @@ class Descriptor:
         return DESCRIPTOR_MODES[self.swizzle]
 
     def units(self, rows: int, depth: int, k_major: bool) -> Array:
-        """Offsets of a matrix's units from the shared memory's beginning, row by row as they lie in `rows` x `depth` units.
+        """Returns offsets of a matrix's units from the shared memory's beginning, row by row as they lie in `rows` x `depth` units.
 
         K-major: `rows` of M or N by 2 units along K. Else `rows` of K by units along M or N.
         """
@@ -131,7 +127,7 @@ class Descriptor:
 
 @lru_cache(maxsize=1024)
 def pattern(phase: int, leading: int, stride: int, base: int, swizzle: int, shape: tuple[int, int, bool]) -> Array:
-    """The units of a matrix that begins `phase` units into an aligned pattern, from that pattern's beginning."""
+    """Returns the units of a matrix that begins `phase` units into an aligned pattern, from that pattern's beginning."""
     rows, depth, k_major = shape
     i, j = np.arange(rows)[:, None], np.arange(depth)
     row = ROW[swizzle]
@@ -165,25 +161,25 @@ TYPES = {
 """Bytes of an element, in the order of CUtensorMapDataType."""
 
 NAN = {"float16": 0x7FFF, "bfloat16": 0x7FFF, "float64": (1 << 63) - 1}
-"""What stands for an element out of bounds where the map asks for NaN; 0x7FFFFFFF in the types of 32 bits."""
+"""Bits of an element out of bounds for maps with NaN fill; 0x7FFFFFFF in the types of 32 bits."""
 
 INTERLEAVES, SWIZZLES, PROMOTIONS, FILLS = (0, 16, 32), (0, 32, 64, 128), (0, 64, 128, 256), ("zeros", "nan")
-"""In the order of the driver's enumerations."""
+"""Allowed values, in the order of the driver's enumerations."""
 
 MOST_RANK, MOST_BOX, MOST_STEP = 5, 256, 8
 
 _FORMAT = struct.Struct("<8sQ5I4Q5B5B6B")
 _MAGIC = b"tensormp"
 ADDRESS_AT = 8
-"""Where the address of the tensor is in the bytes of a map."""
+"""Byte offset of the tensor's address in a map."""
 
 
 @dataclass(frozen=True)
 class Description:
     """A tensor and the box that one copy moves of it; all tuples begin with the innermost dimension.
 
-    dims: elements. strides: bytes from one to the next along each dimension but the innermost. box: elements that a copy goes
-    over; of them it takes every element_strides[k]-th. interleave, swizzle, l2_promotion: bytes, 0 for none. fill: of elements
+    dims: elements. strides: bytes from one to the next along each dimension but the innermost. box: elements that a copy spans;
+    of them it takes every element_strides[k]-th. interleave, swizzle, l2_promotion: bytes, 0 for none. fill: value of elements
     out of bounds.
     """
 
@@ -208,16 +204,16 @@ class Description:
 
     @property
     def counts(self) -> tuple[int, ...]:
-        """Elements that a copy takes along each dimension; the innermost one knows no element stride."""
+        """Elements that a copy takes along each dimension; the innermost one has no element stride."""
         return (self.box[0], *(-(-box // step) for box, step in zip(self.box[1:], self.element_strides[1:], strict=True)))
 
     @property
     def size(self) -> int:
-        """Of one copy, what is out of bounds included."""
+        """Bytes of one copy, with elements out of bounds."""
         return math.prod(self.counts) * self.element
 
     def check(self) -> None:
-        """Raise ValueError for what cuTensorMapEncodeTiled refuses."""
+        """Raises ValueError for a description that cuTensorMapEncodeTiled refuses."""
         one_of("dtype", self.dtype, tuple(TYPES))
         one_of("interleave", self.interleave, INTERLEAVES)
         one_of("swizzle", self.swizzle, SWIZZLES)
@@ -264,7 +260,7 @@ class Description:
             )
 
     def encode(self, address: int) -> bytes:
-        """The 128 bytes of a map of the tensor at this address."""
+        """Returns the 128 bytes of a map of the tensor at this address."""
         outer = MOST_RANK - self.rank
         choices = (
             (tuple(TYPES), self.dtype),
@@ -291,7 +287,7 @@ class Description:
 
 
 def decode(data: bytes) -> tuple[Description, int] | None:
-    """What 128 bytes describe, and the address in them; None where they are no tensor map."""
+    """Returns the description and the address in 128 bytes; None if they are no tensor map."""
     used = data[: _FORMAT.size]
     if len(data) != MAP_BYTES or data[_FORMAT.size :] != _checksum(used).ljust(MAP_BYTES - _FORMAT.size, b"\0"):
         return None
@@ -315,25 +311,24 @@ def decode(data: bytes) -> tuple[Description, int] | None:
 
 
 def _checksum(data: bytes) -> bytes:
-    """Of all but the address, which a launch fills in."""
+    """Returns the checksum of all but the address, which a launch fills in."""
     return zlib.crc32(data[:ADDRESS_AT] + data[ADDRESS_AT + 8 :]).to_bytes(4, "little")
 
 
 @dataclass(eq=False, repr=False)
 class TensorMap:
-    """A tensor map for a launch: what cuTensorMapEncodeTiled makes, of an array in place of an address.
+    """A tensor map for a launch, as cuTensorMapEncodeTiled makes it, but of an array in place of an address.
 
-    array: the tensor's memory; it begins at the array's first element. box: elements that a copy goes over along each
-    dimension. As for the driver all sequences begin with the **innermost** dimension, the array's last axis. Without `dims` the
-    map has the array's own shape and strides, reversed; with them but without `strides`, rows lie behind each other.
+    array: the tensor's memory; it begins at the array's first element. box: elements that a copy spans along each dimension.
+    As for the driver, all sequences begin with the **innermost** dimension, the array's last axis. Without `dims` the map has the
+    array's own shape and strides, reversed; with them but without `strides`, rows are contiguous.
 
-    dtype: one of the names in `TYPES`; without, the array's (of bytes and 8-bit floats "uint8"). "tfloat32" rounds float32 on
+    dtype: one of the names in `TYPES`; default: the array's (of bytes and 8-bit floats "uint8"). "tfloat32" rounds float32 on
     loading, "..._ftz" makes subnormal numbers 0. element_strides: 1 to 8 each; a copy takes every so-many-th element of the
-    box (not in the innermost dimension). swizzle: 0, 32, 64 or 128 bytes. interleave: 0; the driver knows 16 and 32, too.
-    l2_promotion: 0, 64, 128 or 256, without effect. fill: "zeros" or "nan", of what lies outside of the tensor.
-
-    Raises ValueError or TypeError for what the driver refuses: an address or strides that are no multiples of 16, a box of more
-    than 256 elements along a dimension, or whose innermost dimension is no multiple of 16 bytes or beyond the swizzle.
+    box (not in the innermost dimension). swizzle: 0, 32, 64 or 128 bytes. interleave: 0; the driver has 16 and 32, too.
+    l2_promotion: 0, 64, 128 or 256 bytes, without effect. fill: "zeros" or "nan", the value of elements outside of the tensor.
+    Raises ValueError or TypeError for a map that the driver refuses: an address or strides that are no multiples of 16, a box of
+    more than 256 elements along a dimension, or whose innermost dimension is no multiple of 16 bytes or beyond the swizzle.
     """
 
     array: Array
@@ -348,7 +343,7 @@ class TensorMap:
     l2_promotion: int = 0
     fill: str = "zeros"
     description: Description = field(init=False)
-    """The same, complete and checked."""
+    """The same description, complete and checked."""
 
     def __post_init__(self) -> None:
         array = self.array
@@ -366,7 +361,7 @@ class TensorMap:
             raise ValueError(f"the tensor's address must be a multiple of {unit}: the array begins between two")
 
     def layout(self, dtype: str) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Dims and strides, those of the array where none are given."""
+        """Returns dims and strides, those of the array where none are given."""
         array = self.array
         if self.dims is not None:
             dims = whole("dims", self.dims)
@@ -387,7 +382,7 @@ class TensorMap:
 
 
 def type_of(array: Array) -> str:
-    """The name of an array's type for a tensor map."""
+    """Returns the name of an array's type for a tensor map."""
     name = array.dtype.name
     if name in TYPES:
         return name
@@ -399,7 +394,7 @@ def type_of(array: Array) -> str:
 
 
 def whole(name: str, values: Sequence[int] | int) -> tuple[int, ...]:
-    """Whole numbers as a tuple of Python's."""
+    """Returns whole numbers as a tuple of Python's."""
     found = (values,) if isinstance(values, (int, np.integer)) else tuple(values)
     if not all(isinstance(value, (int, np.integer)) and not isinstance(value, bool) for value in found):
         raise TypeError(f"{name} must be whole numbers, got {values!r}")

@@ -29,12 +29,12 @@ MOST = (1 << 20) - 1
 """Arrivals, and bytes, that a phase can wait for (PTX ISA, "mbarrier", "Contents of the mbarrier object")."""
 
 PATIENCE = 100
-"""How often test_wait may say "not yet" to everybody, with nothing else happening to an mbarrier, before that is a deadlock."""
+"""Most refusals of test_wait to everybody, with nothing else happening to an mbarrier, before that is a deadlock."""
 
 
 @dataclass
 class Deferred:
-    """What an asynchronous copy brings to a phase when it lands: `run` does it."""
+    """An asynchronous copy's effect on a phase when it lands: `run` applies it."""
 
     lanes: Lanes
     run: Callable[[], None]
@@ -42,7 +42,7 @@ class Deferred:
 
 @dataclass
 class Phases:
-    """One mbarrier object. `phase` counts completed phases; `heard` is what their arrivals released, `told` those of this one."""
+    """One mbarrier object. `phase` counts completed phases; `heard`: the clock that their arrivals released, `told`: this one's."""
 
     expected: int
     pending: int
@@ -57,7 +57,7 @@ class Phases:
 
 @dataclass(frozen=True)
 class PhaseWaiting:
-    """A test_wait or, `blocking`, a try_wait: at the objects at these addresses for the state or `parity` that is wanted."""
+    """A test_wait or, `blocking`, a try_wait: at the objects at these addresses for the wanted state or `parity`."""
 
     pc: int
     instruction: Instruction
@@ -89,7 +89,7 @@ class Arrivals:
 
 @dataclass(frozen=True)
 class Relaxed:
-    """Lanes whose relaxed wait has seen `phase` phases complete, and what their arrivals handed on: heard of at a fence."""
+    """Lanes whose relaxed wait has seen `phase` phases complete, and the clock that their arrivals handed on, heard at a fence."""
 
     lanes: Lanes
     barrier: Phases
@@ -98,7 +98,7 @@ class Relaxed:
 
 
 Answer = tuple[PhaseWaiting, Lanes, bool]
-"""Lanes that are told at their wait whether the phase is complete."""
+"""Lanes, and the answer to their wait: True if the phase is complete."""
 
 
 class MBarriers:
@@ -108,9 +108,9 @@ class MBarriers:
         self.memory = memory
         self.objects: dict[int, Phases] = {}
         self.waiting: dict[int, list[Waiter]] = {}
-        """By object."""
+        """Waiters by object."""
         self.answers: list[tuple[Waiter, Phases | None, bool]] = []
-        """What the run loop will fetch between two steps: within one the registers of lanes are somewhere on the way."""
+        """Answers that the run loop fetches between two steps: within a step registers of lanes may be in several frames."""
         self.relaxed: list[Relaxed] = []
         """Waits that order nothing until their lanes fence."""
         self.refusals = 0
@@ -132,22 +132,22 @@ class MBarriers:
             self.unfenced[key] = 0 if self.memory.races is None else self.memory.races.now
 
     def fence(self, lanes: Lanes) -> None:
-        """fence.mbarrier_init, or fence.proxy.async, by threads of these blocks."""
+        """Runs fence.mbarrier_init, or fence.proxy.async, for threads of these blocks."""
         if self.unfenced:
             per, blocks = self.memory.shared_stride >> 3, set(lanes.block_ids.tolist())
             self.unfenced = {key: moment for key, moment in self.unfenced.items() if key // per not in blocks}
 
     def used_by_copy(self, keys: Array, lanes: Lanes, row: Array, i: Instruction) -> None:
-        """Asynchronous copies of lanes `row` are to arrive at these objects.
+        """Checks that asynchronous copies of lanes `row` may arrive at these objects.
 
-        For plain bytes a barrier of the block is taken to do as well as a fence: NVIDIA's cuda::memcpy_async relies on that.
+        For plain bytes a barrier of the block counts as a fence, too: NVIDIA's cuda::memcpy_async relies on that.
         """
         at = [k for k, key in enumerate(keys.tolist()) if key in self.unfenced] if self.unfenced else []
         races, per = self.memory.races, self.memory.shared_stride >> 3
         if at and "tensor" not in i.mods:
             at = [k for k in at if races is not None and races.base[int(keys[k]) // per] < self.unfenced[int(keys[k])]]
         if at:
-            # A barrier of the block does as well on every known chip, and some compilers have no more.
+            # A barrier of the block suffices on every known chip, and some compilers emit nothing else.
             met = races is not None and all(
                 key // per == block and races.base[block] >= self.unfenced[key]
                 for key, block in zip(keys[at].tolist(), lanes.block[row[at]].tolist(), strict=True)
@@ -168,7 +168,7 @@ class MBarriers:
         return found
 
     def each(self, keys: Array) -> list[tuple[int, Array]]:
-        """(object, positions of its lanes)."""
+        """Returns (object, positions of its lanes) for each object."""
         starts = runs(keys)
         if starts is None:
             return [(key, np.flatnonzero(keys == key)) for key in np.unique(keys).tolist()]
@@ -177,7 +177,7 @@ class MBarriers:
     # -- arrivals ---------------------------------------------------------------------------------------------------------
 
     def arrive(self, lanes: Lanes, keys: Array, counts: Array, drop: bool, i: Instruction) -> Array:
-        """Each lane arrives `counts` times; the states before, phase << 32 | pending. With `drop` for all phases to come."""
+        """Makes each lane arrive `counts` times; returns the states before, phase << 32 | pending. `drop`: for all later phases."""
         starts = runs(keys)
         if starts is not None and "relaxed" not in i.mods:
             sums = np.add.reduceat(counts, starts)
@@ -211,7 +211,7 @@ class MBarriers:
         return states
 
     def told(self, lanes: Lanes, key: int, i: Instruction) -> Array | None:
-        """What an arrival of lanes of one cluster hands on: if relaxed, no more than they fenced, and that they have begun."""
+        """Returns the clock that an arrival of lanes of one cluster hands on: if relaxed, only their fences and their begin."""
         races = self.memory.races
         if races is None or "relaxed" not in i.mods:
             return None if races is None else races.heard.released(lanes)
@@ -222,7 +222,7 @@ class MBarriers:
         return told
 
     def arrive_at(self, barriers: list[Phases], many: Arrivals, drop: bool) -> Array:
-        """Arrivals at several objects, of which each completes one phase at most: they release together."""
+        """Makes arrivals at several objects, of which each completes one phase at most: they release together."""
         lanes, starts, sums, races = many.lanes, many.starts, many.sums, self.memory.races
         sizes = np.diff(starts, append=lanes.n)
         earlier = np.cumsum(many.counts) - many.counts
@@ -238,7 +238,7 @@ class MBarriers:
         return out
 
     def must_stay(self, lanes: Lanes, keys: Array, counts: Array, i: Instruction) -> None:
-        """Arrivals that say they complete no phase (.noComplete)."""
+        """Checks arrivals that must not complete a phase (.noComplete)."""
         for key, at in self.each(keys):
             barrier = self.objects.get(key)
             if barrier is not None and int(counts[at].sum()) >= barrier.pending:
@@ -248,7 +248,7 @@ class MBarriers:
                 self.memory.findings.report("bad arrival", message, i, lanes, int(at[0]), count=len(at))
 
     def arrived(self, key: int, barrier: Phases, told: Array | None, count: int) -> None:
-        """So many arrivals, and what they hand on."""
+        """Counts `count` arrivals, and keeps the clock that they hand on."""
         if told is not None:
             barrier.told = told if barrier.told is None else np.maximum(barrier.told, told)
         self.refusals = 0
@@ -256,7 +256,7 @@ class MBarriers:
         self.check(key, barrier)
 
     def expect(self, lanes: Lanes, keys: Array, amounts: Array, i: Instruction) -> None:
-        """The phase waits for so many more bytes (complete_tx: negative ones)."""
+        """Makes the phase wait for so many more bytes (complete_tx: negative ones)."""
         for key, at in self.each(keys):
             barrier = self.find(key, lanes.subset(at), i)
             if barrier is not None:
@@ -270,7 +270,7 @@ class MBarriers:
                 self.check(key, barrier)
 
     def brought(self, key: int, size: int, lane: Lanes, i: Instruction) -> None:
-        """A copy of this lane has brought its bytes."""
+        """Records that a copy of this lane has brought its bytes."""
         barrier = self.find(key, lane, i)
         if barrier is not None:
             self.refusals = 0
@@ -290,7 +290,7 @@ class MBarriers:
     # -- asynchronous copies ----------------------------------------------------------------------------------------------
 
     def defer(self, lanes: Lanes, key: int, run: Callable[[], None], i: Instruction) -> None:
-        """Somewhen `run` happens to this object: when somebody waits for it at the latest."""
+        """Runs `run` on this object at some later time, at the latest when somebody waits for it."""
         barrier = self.find(key, lanes, i)
         if barrier is not None:
             barrier.deferred.append(Deferred(lanes, run))
@@ -307,7 +307,7 @@ class MBarriers:
                 barrier.deferred.pop(0).run()
 
     def leave(self, lanes: Lanes) -> None:
-        """The threads exit: what they still have on the way lands."""
+        """Ends the threads: their copies on the way land."""
         for barrier in list(self.objects.values()):
             mine = [d for d in barrier.deferred if np.isin(d.lanes.index, lanes.index).any()]
             for one in mine:
@@ -317,7 +317,7 @@ class MBarriers:
     # -- waits --------------------------------------------------------------------------------------------------------------
 
     def wait(self, wait: PhaseWaiting, lanes: Lanes, addresses: Array, wanted: Array) -> None:
-        """Lanes come to a wait at these addresses, for the states or parities `wanted`."""
+        """Makes lanes wait at these addresses, for the states or parities `wanted`."""
         port = PORTS[wait.space](self.memory, wait.instruction, lanes.n, 8, "atom")
         left = np.ones(lanes.n, np.bool_)
         for _, index, positions in port.resolve(lanes, addresses):
@@ -329,7 +329,7 @@ class MBarriers:
                 self.memory.findings.report("out of bounds", message, wait.instruction, lanes, place, count=count)
             left[where] = False
             keys, values = index.astype(np.int64), wanted[where]
-            # Lanes in a row that wait for the same.
+            # Contiguous lanes that wait for the same phase.
             ends = np.flatnonzero((keys[1:] != keys[:-1]) | (values[1:] != values[:-1])) + 1
             for a, b in pairwise([0, *ends.tolist(), len(keys)]):
                 self.look(Waiter(wait, lanes.subset(where[a:b]), int(keys[a]), int(values[a])))
@@ -350,7 +350,7 @@ class MBarriers:
             self.waiting.setdefault(waiter.key, []).append(waiter)
 
     def answer(self) -> list[Answer]:
-        """Who goes on, and with which answer; they have then heard of what the phase's arrivals released."""
+        """Returns the lanes that go on, with their answers; they have then heard what the phase's arrivals released."""
         races = self.memory.races
         answers, self.answers = self.answers, []
         news: list[tuple[Lanes, Array]] = []
@@ -365,7 +365,7 @@ class MBarriers:
                 self.see(barrier, barrier.phase)
             else:
                 self.relaxed.append(Relaxed(waiter.lanes, barrier, barrier.phase, heard))
-                # That those who arrived have begun is so whatever is ordered.
+                # The begin of the arrived lanes is known even if nothing is ordered.
                 heard = None if heard is None or races is None else np.minimum(heard, races.start)
             if heard is not None:
                 news.append((waiter.lanes, heard))
@@ -374,14 +374,14 @@ class MBarriers:
         return [(wait, merged(some), done) for (_, done), (wait, some) in groups.items()]
 
     def tell(self, waiter: Waiter, barrier: Phases) -> None:
-        """The diary hears which phase lanes have waited for: the last one of their parity."""
+        """Tells the diary which phase lanes have waited for: the last one of their parity."""
         if self.memory.diary is not None:
             behind = 2 - (barrier.phase ^ waiter.value) % 2
             phase = barrier.phase - behind if waiter.wait.parity else waiter.value >> 32
             self.memory.diary.saw(waiter.lanes, waiter.key, phase, waiter.wait.pc)
 
     def acquire(self, lanes: Lanes) -> None:
-        """A fence: lanes that saw phases complete by relaxed waits hear now of what their arrivals handed on."""
+        """Makes lanes that fence hear what the arrivals handed on of phases that they saw complete by relaxed waits."""
         pending, self.relaxed = self.relaxed, []
         for one in pending:
             here = np.isin(one.lanes.index, lanes.index)
@@ -393,7 +393,7 @@ class MBarriers:
                 self.relaxed.append(Relaxed(one.lanes.subset(np.flatnonzero(~here)), one.barrier, one.phase, one.heard))
 
     def see(self, barrier: Phases, now: int) -> None:
-        """Somebody has seen all phases before `now` complete: what their copies brought is there."""
+        """Records that somebody has seen all phases before `now` complete: the bytes of their copies are there."""
         over = [chunks for phase, chunks in barrier.unseen if phase < now]
         if over:
             barrier.unseen = [(phase, chunks) for phase, chunks in barrier.unseen if phase >= now]
@@ -402,7 +402,7 @@ class MBarriers:
                 self.memory.state_view(16)[chunks] = element(WRITTEN, 16)
 
     def give_up(self) -> bool:
-        """Nobody else can go on: who only tests is told that the phase is not complete. False: nobody does."""
+        """Tells lanes that only test, when no lane can go on, that the phase is not complete. Returns False if there are none."""
         if self.refusals >= PATIENCE:
             return False
         self.refusals += 1
@@ -426,11 +426,11 @@ class MBarriers:
         return out
 
     def name(self, key: int) -> str:
-        """Where an object lies: its offset, and the variable there."""
+        """Returns the place of an object: its offset, and the variable there."""
         return self.memory.shared_name(key * 8 % self.memory.shared_stride)
 
 
 def runs(keys: Array) -> Array | None:
-    """Where each object's lanes begin, if they are in a row and in the order of the objects, as they are most often."""
+    """Returns the start of each object's lanes if they are contiguous and in the order of the objects, as they are most often."""
     steps = keys[1:] - keys[:-1]
     return None if (steps < 0).any() else np.concatenate(([0], np.flatnonzero(steps) + 1))

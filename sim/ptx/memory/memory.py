@@ -2,7 +2,7 @@
 
 Every load, store, atomic and asynchronous copy resolves its addresses through a port (`memory.ports`), which checks bounds,
 alignment and initialisation, and reports each access once to `Memory.accessed`, which counts it and calls the observer.
-Addresses are virtual: those of tensors as `state.segments` says, with windows for shared and local memory above them.
+Addresses are virtual: tensors as in `state.segments`, with windows for shared and local memory above them.
 """
 
 from __future__ import annotations
@@ -28,22 +28,23 @@ from .layouts import Swizzles
 SHARED_WINDOW = 1 << 56
 LOCAL_WINDOW = 2 << 56
 PARAM_WINDOW = 4 << 56
-"""Of the kernel's parameters; an address of .param may come with it or, from a register of 32 bits, without."""
+"""Window of the kernel's parameters; an address of .param may include it or, from a register of 32 bits, not."""
 PARAM_START = 1 << 20
-"""Where in it the parameters begin: an address in 32 bits that is not near 0, and has room in front for what goes astray."""
+"""Offset of the parameters in it: a 32-bit address that is not near 0, and has room in front for stray accesses."""
 SPACE_BITS = 56
 
 LOOK = 1 << 16
-"""Bytes of shared memory that are looked at together for one that nobody wrote."""
+"""Bytes of shared memory that are searched together for an unwritten one."""
 
 
 @dataclass(frozen=True)
 class Access:
     """One memory access of a set of lanes, as an observer sees it. `kind`: ld, st, atom, ldmatrix, cp.async, ...
 
-    `addresses` (uint64 or uint32, one a lane) are virtual; in shared and local memory offsets; of `space` "shared::cluster", the
-    shared memory of another block, `Reached.places`. `segment` is the tensor. A bulk copy between a tensor and shared memory
-    (cp.async.bulk) is seen once, in the tensor: one lane, and the copy's contiguous pieces in `addresses` and `size`.
+    `addresses` (uint64 or uint32, one a lane) are virtual; in shared and local memory they are offsets; in `space`
+    "shared::cluster", the shared memory of another block, `Reached.places`. `segment` is the tensor. A bulk copy between a tensor
+    and shared memory (cp.async.bulk) is one access, to the tensor: one lane, and the copy's contiguous pieces in `addresses` and
+    `size`.
     """
 
     lanes: Lanes
@@ -85,24 +86,24 @@ class Memory:
         self.tally = tally
         self.observer: Observer | None = None
         self.diary: Diary | None = None
-        """Of a block of the wave."""
+        """The diary of a block of the wave."""
         self.races: Races | None = None
         self.storing: Stored | None = None
-        """What the store that is being made writes; nothing while something else accesses memory."""
+        """The values of the store that is being made; None while something else accesses memory."""
         self.reserved = 0
-        """Bytes at the end of each block's shared memory that are the system's: zero at first."""
+        """Bytes at the end of each block's shared memory that the system reserves: zero at first."""
         self.shared_names: Mapping[str, int] = {}
         """Offsets of the variables of shared memory."""
         self.homes: Mapping[Instruction, tuple[str, int, int | None]] = {}
-        """Of accesses to shared memory that may only be of one variable: its name, where it begins and ends (None: with all)."""
+        """The only variable of shared memory that an access may be of, if known: its name, start and end (None: the end of all)."""
         self.lifetimes: Lifetimes | None = None
-        """Of the blocks of a wave of clusters, where races are looked for."""
+        """The lifetimes of the blocks of a wave of clusters, if races are looked for."""
         self._shared = np.empty(0, np.uint8)
         self._state = np.empty(0, np.uint8)
         self._local = np.empty(0, np.uint8)
 
     def begin_wave(self, wave: Wave) -> None:
-        # Nobody has written yet: all ones is NaN in every floating-point format, so that a use of it shows.
+        # Unwritten memory is all ones: NaN in every floating-point format, so that a use of it shows.
         if len(self._shared) != wave.blocks * self.shared_stride:
             self._shared = np.empty(wave.blocks * self.shared_stride, np.uint8)
             self._state = np.empty_like(self._shared)
@@ -123,9 +124,9 @@ class Memory:
         self.swizzles = Swizzles(self.pages)
         self._written_pages = np.zeros(self.pages.count, np.bool_)
         self.flying = 0
-        """Asynchronous copies that somebody has yet to wait for."""
+        """Asynchronous copies for which a wait is still to come."""
         self.landing = 0
-        """Bulk copies to shared memory that nobody has seen to be over."""
+        """Bulk copies to shared memory of which nobody has seen the end."""
         self._checks = 0
         self._unwritten = 0
         self._shared_views = {size: self._shared.view(dtype) for size, dtype in ELEMENT.items()}
@@ -133,18 +134,18 @@ class Memory:
         self._local_views = {size: self._local.view(dtype) for size, dtype in ELEMENT.items()}
 
     def shared_view(self, size: int) -> Array:
-        """Shared memory of all blocks of the wave as elements of `size` bytes; `Lanes.shared_base` says whose is where."""
+        """Returns all shared memory of the wave as elements of `size` bytes; `Lanes.shared_base` gives each block's start."""
         return self._shared_views[size]
 
     def state_view(self, size: int) -> Array:
-        """For each byte of shared memory UNWRITTEN, WRITTEN or IN_FLIGHT, seen as elements of `size` bytes."""
+        """Returns UNWRITTEN, WRITTEN or IN_FLIGHT for each byte of shared memory, as elements of `size` bytes."""
         return self._state_views[size]
 
     def local_view(self, size: int) -> Array:
         return self._local_views[size]
 
     def peek(self, lane: int, address: int, size: int) -> bytes:
-        """Up to `size` bytes at a generic address as lane `lane` of the wave sees it, uncounted; none where it is invalid."""
+        """Returns up to `size` bytes at a generic address as lane `lane` of the wave sees it, uncounted; none if it is invalid."""
         base, offset = address >> SPACE_BITS << SPACE_BITS, address & ((1 << SPACE_BITS) - 1)
         if base == LOCAL_WINDOW:
             start, limit, data = lane * self.local_stride, self.local_stride, self._local
@@ -159,12 +160,12 @@ class Memory:
         return data[start + offset : start + min(offset + size, limit)].tobytes() if 0 <= offset < limit else b""
 
     def strays(self, i: Instruction, offsets: Array, size: int) -> Array:
-        """Which accesses of `size` bytes at these offsets in shared memory (int64) leave the variable that they are of."""
+        """Returns a mask of accesses of `size` bytes at these offsets in shared memory (int64) that leave their variable."""
         _, start, end = self.homes.get(i, ("", 0, None))
         return (offsets < start) | (offsets > (self.shared_size if end is None else end) - size)
 
     def strayed(self, i: Instruction, offset: int) -> str:
-        """What there is to say about an access that does so."""
+        """Returns the end of the message about such an access."""
         name, start, end = self.homes[i]
         where = f"{start - offset} before {name!r}" if offset < start else f"offset {offset - start} of {name!r}"
         size = "" if end is None else f", which has {plural(end - start, 'byte')}"
@@ -172,7 +173,7 @@ class Memory:
         return f": {where}{size}" + ("" if inside else f"; what lies there is {self.shared_name(offset)}")
 
     def shared_name(self, offset: int) -> str:
-        """An offset in shared memory with the name of the variable that lies there, if it is known."""
+        """Returns an offset in shared memory with the name of the variable there, if it is known."""
         found = max(((start, name) for name, start in self.shared_names.items() if start <= offset), default=None)
         if found is None:
             return f"{offset:#x}"
@@ -180,7 +181,7 @@ class Memory:
         return f"{offset:#x} ({name}{f' + {offset - start}' if offset > start else ''})"
 
     def text(self, lane: int, address: int) -> str:
-        """The C string at a generic address."""
+        """Returns the C string at a generic address."""
         out = b""
         while part := self.peek(lane, address + len(out), 256):
             out += part
@@ -189,11 +190,11 @@ class Memory:
         return out.partition(b"\0")[0].decode(errors="replace")
 
     def settle(self) -> None:
-        """Now and then: once every shared byte is written, reads need no check any more."""
+        """Looks, now and then, if every shared byte is written: then reads need no check any more."""
         self._checks += 1
         if self._checks % 32:
             return
-        # Most often the byte is still unwritten that was last time.
+        # Most often the byte that was unwritten last time still is.
         while self._unwritten < len(self._state):
             part = self._state[self._unwritten : self._unwritten + LOOK]
             if part[0] != WRITTEN or part.any():
@@ -204,13 +205,13 @@ class Memory:
         self.settled = not self._state.any()
 
     def unsettle(self, starts: Array | None = None, size: int = 0) -> None:
-        """Shared memory is not written any more in `size` bytes from each of these places of the wave on; None: somewhere."""
+        """Marks shared memory as unwritten in `size` bytes from each of these places of the wave on; None: somewhere."""
         self.settled = False
         where: Any = slice(None) if starts is None else self.pages.of_ranges(starts, size)[0]
         self._written_pages[where] = False
 
     def all_written(self, pages: Array) -> bool:
-        """Whether all bytes of these pages are written."""
+        """True if all bytes of these pages are written."""
         if self._written_pages[pages].all():
             return True
         some = np.unique(pages[~self._written_pages[pages]])
@@ -219,7 +220,7 @@ class Memory:
         self._written_pages[some] = ~words.any(axis=1)
         return bool(self._written_pages[pages].all())
 
-    # -- the one place that every access passes ---------------------------------------------------------------------
+    # -- counts and the observer: every access passes here ----------------------------------------------------------
 
     def accessed(
         self,
@@ -231,7 +232,7 @@ class Memory:
         kind: str,
         instruction: Instruction,
     ) -> None:
-        """Count a checked access and show it to the observer, once as a read and once as a write for an atomic."""
+        """Counts a checked access and shows it to the observer, once as a read and once as a write for an atomic."""
         reads, writes = kind not in STORES, kind in STORES or kind == "atom"
         if segment is not None:
             traffic = self.tally.traffic[instruction, segment]
@@ -257,7 +258,7 @@ class Memory:
                 self.observer(Access(lanes, space, segment, addresses, size, kind, True, instruction))
 
     def reached(self, access: Reached) -> None:
-        """Count a checked access to the shared memory of other blocks, and show it to the observer."""
+        """Counts a checked access to the shared memory of other blocks, and shows it to the observer."""
         lanes, size, kind, i = access.lanes, access.size, access.kind, access.instruction
         counts = self.tally.distributed[i, kind, size]
         counts.requests += lanes.warps

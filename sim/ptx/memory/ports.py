@@ -1,13 +1,12 @@
-"""Ports: where a bound memory instruction resolves its addresses, one kind for each address space.
-
-Addresses of shared::cluster: the shared memory of all blocks of a cluster as one window.
-
-PTX ISA, "State Spaces: Shared State Space", "mapa". Such an address is FLAG | rank of a block in its cluster << RANK_SHIFT |
-offset in that block's shared memory. A plain offset, the address of shared::cta, is one too: it means the own block. A
-generic address to shared memory is SHARED_WINDOW + either.
+"""Ports: they resolve the addresses of a bound memory instruction, one kind for each address space.
 
 A port turns the addresses of the lanes into element indices, after it has checked bounds, alignment, permission and (in
-shared memory) that somebody wrote what is read. Lanes that fail are reported and left out.
+shared memory) that somebody wrote the bytes that are read. Lanes that fail are reported and left out.
+
+Addresses of shared::cluster make one window of the shared memory of all blocks of a cluster (PTX ISA, "State Spaces: Shared State
+Space", "mapa"). Such an address is FLAG | rank of a block in its cluster << RANK_SHIFT | offset in that block's shared memory. A
+plain offset, the address of shared::cta, is one too: it means the lane's own block. A generic address to shared memory is
+SHARED_WINDOW + either.
 """
 
 from __future__ import annotations
@@ -30,18 +29,18 @@ FLAG = 1 << 30
 
 OFFSET = (1 << RANK_SHIFT) - 1
 RANKS = (1 << RANK_BITS) - 1
-"""More than any cluster has: ranks from here on are all nobody's."""
+"""More ranks than any cluster has: from here on no block has the rank."""
 NOBODY = -1
 
 
 def names_rank(addresses: Array) -> Array:
-    """Which of the addresses of shared::cluster (of any integer type, less SHARED_WINDOW) name a rank."""
+    """Returns a mask of the shared::cluster addresses (of any integer type, less SHARED_WINDOW) that name a rank."""
     found: Array = addresses >> addresses.dtype.type(RANK_SHIFT + RANK_BITS) == FLAG >> RANK_SHIFT + RANK_BITS
     return found
 
 
 def cluster_address(rank: Array, addresses: Array) -> Array:
-    """mapa: what `addresses` (less SHARED_WINDOW) are in the blocks of these ranks, in the type of `addresses`."""
+    """mapa: returns `addresses` (less SHARED_WINDOW) moved to the blocks of these ranks, in the type of `addresses`."""
     kind = addresses.dtype.type
     offset = np.where(names_rank(addresses), addresses & kind(OFFSET), addresses)
     address: Array = (kind(FLAG) | (np.minimum(rank, RANKS).astype(addresses.dtype) << kind(RANK_SHIFT)) | offset).astype(
@@ -51,14 +50,14 @@ def cluster_address(rank: Array, addresses: Array) -> Array:
 
 
 def rank_of(lanes: Lanes, addresses: Array) -> Array:
-    """getctarank (int64): the rank that each address names, else that of the lane's own block."""
+    """getctarank (int64): returns the rank that each address names, else that of the lane's own block."""
     named = addresses.astype(np.int64)
     own = lanes.block % lanes.wave.cluster
     return np.where(names_rank(named), named >> RANK_SHIFT & RANKS, own)
 
 
 def targets(lanes: Lanes, addresses: Array) -> tuple[Array, Array]:
-    """(block of the wave, offset in its shared memory), int64, one a lane, of addresses of shared::cluster (less SHARED_WINDOW).
+    """Returns (block of the wave, offset in its shared memory), int64, one a lane, of shared::cluster addresses less SHARED_WINDOW.
 
     The block is NOBODY where the cluster has no such rank. Offsets are not checked.
     """
@@ -70,17 +69,17 @@ def targets(lanes: Lanes, addresses: Array) -> tuple[Array, Array]:
 
 
 ALL = slice(None)
-"""Of the bytes of an element."""
+"""All bytes of an element."""
 
 Part = tuple[Array, Array, Array | None]
-"""(elements, index of each lane's element, positions of those lanes or None for all): what a port resolves to."""
+"""(elements, index of each lane's element, positions of those lanes or None for all): the result of a port."""
 
 
 class Port(ABC):
-    """Resolves the addresses of one bound instruction: `resolve(lanes, addresses)` gives the valid parts.
+    """A resolver of the addresses of one bound instruction: `resolve(lanes, addresses)` gives the valid parts.
 
-    `size` is the bytes a lane accesses, `kind` as in `Access`, `used` which of these bytes anybody looks at once they are
-    read. Lanes with an invalid address are reported and left out.
+    `size`: bytes a lane accesses; `kind`: as in `Access`; `used`: the bytes of these that the kernel uses once they are read. Lanes
+    with an invalid address are reported and left out.
     """
 
     def __init__(self, memory: Memory, instruction: Instruction, n: int, size: int, kind: str, used: Array | slice = ALL):
@@ -96,7 +95,7 @@ class Port(ABC):
 
     @abstractmethod
     def resolve(self, lanes: Lanes, addresses: Array) -> list[Part]:
-        """The parts of memory that the lanes with a valid address reach."""
+        """Returns the parts of memory that the lanes with a valid address reach."""
 
     def report(self, kind: str, message: str, lanes: Lanes, bad: Array, addresses: Array, tensor: str | None) -> None:
         positions = np.flatnonzero(bad)
@@ -104,7 +103,7 @@ class Port(ABC):
         address = int(addresses[first])
         message = f"{self.verb} of {plural(self.size, 'byte')} at {address:#x}{message}"
         if kind == "uninitialised" and self.kind == "ldmatrix":
-            # A tile is loaded whole, also where the algorithm masks away what comes of some rows.
+            # A tile is loaded whole, even if the algorithm masks away the results of some rows.
             i = self.instruction
             self.memory.findings.doubt(kind, message, i, lanes.place(first), len(positions), address)
             return
@@ -147,7 +146,7 @@ class GlobalPort(Port):
         return self.search(lanes, addresses)
 
     def search(self, lanes: Lanes, addresses: Array) -> list[Part]:
-        """Sort the lanes by tensor; report those that hit none, or hit it wrongly."""
+        """Sorts the lanes by tensor; reports those that hit none, or hit it wrongly."""
         parts: list[Part] = []
         owner = addresses >> np.uint64(WINDOW_BITS)
         for number in np.unique(owner):
@@ -191,7 +190,7 @@ class GlobalPort(Port):
         return good
 
     def resolve_sizes(self, lanes: Lanes, addresses: Array, sizes: Array) -> list[Part]:
-        """For cp.async with source sizes below `size`: the parts index single bytes, each lane has sizes[lane] of them."""
+        """Resolves cp.async with source sizes below `size`: the parts index single bytes, sizes[lane] for each lane."""
         parts: list[Part] = []
         owner = addresses >> np.uint64(WINDOW_BITS)
         for number in np.unique(owner):
@@ -222,7 +221,7 @@ class GlobalPort(Port):
         self.memory.accessed(segment.space, segment, lanes, addresses, size, self.kind, self.instruction)
 
     def initialised(self, segment: Segment, lanes: Lanes, addresses: Array, size: int | Array) -> None:
-        """Somebody in this launch must have written what is read of a tensor that came without contents."""
+        """Checks that somebody in this launch has written the bytes that are read of a tensor without initial contents."""
         if isinstance(size, int):
             states, (_, first, _) = segment.states(size), segment.window(size)
             index = ((addresses - first) >> self.bits).view(np.int64)
@@ -257,29 +256,29 @@ class _BlockPort(Port):
 
     @abstractmethod
     def capacity(self) -> int:
-        """Bytes of one copy."""
+        """Returns the bytes of one copy."""
 
     @abstractmethod
     def base(self, lanes: Lanes) -> Callable[[int], Array]:
-        """Where the copies of the lanes begin, in elements of 1 << argument bytes."""
+        """Returns a function that gives the start of each lane's copy, in elements of 1 << argument bytes."""
 
     @abstractmethod
     def elements(self) -> Array:
-        """All copies, as elements of the access's size."""
+        """Returns all copies, as elements of the access's size."""
 
     def elsewhere(self, outside: Array) -> str:
-        """What there is to say about addresses that are out of bounds."""
+        """Returns the end of the message about addresses that are out of bounds."""
         return ""
 
     def astray(self, lanes: Lanes, offsets: Array, inside: Array) -> Array:
-        """Which of the accesses that are inside are so of another variable; a finding."""
+        """Returns a mask of the accesses in bounds that belong to another variable; they are a finding."""
         return np.zeros(lanes.n, np.bool_)
 
     def checked(self, lanes: Lanes, offsets: Array, index: Array) -> None:
-        """Hook for what a space wants to know about an access that is in bounds and aligned."""
+        """Makes the checks of a space on an access that is in bounds and aligned: here none."""
 
     def room(self) -> tuple[int, int]:
-        """Where in a copy the accesses of the instruction may begin and end."""
+        """Returns the start and end of the bytes in a copy that the instruction may access."""
         return 0, self.capacity()
 
     def resolve(self, lanes: Lanes, addresses: Array) -> list[Part]:
@@ -292,7 +291,7 @@ class _BlockPort(Port):
         return [(self.elements(), self.found(lanes, addresses, pattern.index(self.space, self.base(lanes), first)), None)]
 
     def found(self, lanes: Lanes, offsets: Array, index: Array) -> Array:
-        """Check and count an access that is in bounds and aligned; its index again."""
+        """Checks and counts an access that is in bounds and aligned; returns its index."""
         self.checked(lanes, offsets, index)
         self.memory.accessed(self.space, None, lanes, offsets, self.size, self.kind, self.instruction)
         return index
@@ -385,7 +384,7 @@ class SharedPort(_BlockPort):
     def complain_of_flight(self, lanes: Lanes, offsets: Array, index: Array, flying: Array) -> None:
         races = self.memory.races
         if flying.any() and races is not None:
-            # Who is not even behind the issue of the copy races with it, whatever became of the wait.
+            # A lane that is not even ordered behind the issue of the copy races with it, with or without a wait.
             flying = flying & races.copies.issue_ordered(lanes, self.size, index)
         if flying.any():
             message = " of shared memory: its asynchronous copy has not been waited for by the thread that issued it"
@@ -496,10 +495,10 @@ PORTS: dict[str, type[Port]] = {
 
 
 def pattern(state: int, size: int) -> Array:
-    """An element of 1..8 bytes that are all `state`."""
+    """Returns an element of 1..8 bytes that are all `state`."""
     return np.array(int.from_bytes(bytes([state]) * size, "little"), UNSIGNED[size])
 
 
 def element(state: int, size: int) -> Array:
-    """An element of 1..32 bytes that are all `state`, in the dtype that moves such elements."""
+    """Returns an element of 1..32 bytes that are all `state`, in the dtype that moves such elements."""
     return np.frombuffer(bytes([state]) * size, ELEMENT[size])[0]  # type: ignore[no-any-return]

@@ -1,14 +1,11 @@
-"""The two ends of bulk copies as bytes: parts of tensors, tiles of shared memory, tensor maps in memory.
-
-The two ends of bulk copies: bytes of tensors, and tiles of shared memory, of many copies at once.
+"""The two ends of bulk copies, of many copies at once: parts of tensors, tiles of shared memory, tensor maps in memory.
 
 Tensor copies go row by row, the innermost dimension contiguous, as PTX ISA, "Tensors" describes; a swizzle exchanges the 16-byte
 chunks of a tile by the bits of their addresses in shared memory.
 
-Tensor maps in memory: what instructions find at the address of one, and whether the unit that copies boxes may see it.
-
-PTX ISA, "Proxies", "membar/fence". A parameter is never written. What a kernel stores into a map in global memory the copies see
-only behind fence.proxy.tensormap::generic: .release by who stored, .acquire by who uses it.
+A kernel may copy a tensor map in memory, and must make the stores visible to the unit that copies boxes (PTX ISA, "Proxies",
+"membar/fence"). A parameter is never written. Copies see a kernel's stores into a map in global memory only behind
+fence.proxy.tensormap::generic: .release by the storing thread, .acquire by the using one.
 """
 
 from __future__ import annotations
@@ -33,10 +30,10 @@ CHUNK = 16
 
 @dataclass(frozen=True)
 class Region:
-    """What n copies read or write of one tensor, `size` bytes each in shared memory.
+    """The reads or writes of n copies in one tensor, `size` bytes each in shared memory.
 
-    index: (n, size // unit), elements of `unit` bytes of the segment; inside: which of them lie in the tensor, None for all. The
-    pieces are contiguous ranges inside: virtual addresses `starts`, bytes `lengths`, and the copy, `row`, of each.
+    index: (n, size // unit), elements of `unit` bytes of the segment; inside: a mask of those that lie in the tensor, None for all.
+    The pieces are contiguous ranges inside: virtual addresses `starts`, bytes `lengths`, and the copy, `row`, of each.
     """
 
     segment: Segment
@@ -50,7 +47,7 @@ class Region:
     description: Description | None = None
 
     def take(self, rows: Array) -> Region:
-        """The copies at these rows (sorted)."""
+        """Returns the copies at these rows (sorted)."""
         renumbered = np.full(len(self.index), -1)
         renumbered[rows] = np.arange(len(rows))
         pieces = renumbered[self.row] >= 0
@@ -64,13 +61,13 @@ class Region:
         )
 
     def outside(self) -> Array:
-        """The copies (rows) of which something lies outside of the segment's bytes."""
+        """Returns the copies (rows) with something outside of the segment's bytes."""
         end = self.segment.start + self.segment.size
         bad = (self.starts < self.segment.start) | (self.starts + self.lengths > end)
         return np.unique(self.row[bad])
 
     def unwritten(self) -> Array:
-        """The copies (rows) of which nobody wrote something."""
+        """Returns the copies (rows) with bytes that nobody wrote."""
         if self.segment.state is None:
             return np.empty(0, np.int64)
         states = self.segment.states(self.unit).take(self.index, mode="clip").view(np.uint8).reshape(*self.index.shape, -1)
@@ -85,7 +82,7 @@ class Region:
             self.segment.states(self.unit)[where] = np.frombuffer(bytes([WRITTEN]) * self.unit, ELEMENT[self.unit])[0]
 
     def sectors(self) -> int:
-        """Sectors that the copies touch, each copy on its own."""
+        """Returns the sectors that the copies touch, each copy on its own."""
         if not len(self.starts):
             return 0
         if not np.count_nonzero((self.starts | self.lengths) & SECTOR - 1):
@@ -97,7 +94,7 @@ class Region:
         return len(np.unique(np.stack((np.repeat(self.row, count), sector)), axis=1).T)
 
     def fetch(self) -> Array:
-        """The bytes as chunks, (n, size // CHUNK), what is outside of the tensor filled."""
+        """Returns the bytes as chunks, (n, size // CHUNK), filled outside of the tensor."""
         data = self.segment.window(self.unit)[0].take(self.index, mode="clip")
         description = self.description
         if self.inside is not None:
@@ -108,7 +105,7 @@ class Region:
         return data.view(ELEMENT[CHUNK])
 
     def put(self, data: Array, rows: Array) -> None:
-        """Write chunks (n, size // CHUNK) where they belong, those of some rows only."""
+        """Writes chunks (n, size // CHUNK) to their places, those of some rows only."""
         view, units = self.segment.window(self.unit)[0], data.view(ELEMENT[self.unit])
         if self.inside is None:
             view[self.index[rows]] = units[rows]
@@ -121,14 +118,14 @@ _PLAIN = frozenset({"uint8", "uint16", "uint32", "int32", "uint64", "int64", "fl
 
 
 def filler(description: Description, unit: int) -> Array:
-    """An element of `unit` bytes of what the map puts outside of its tensor."""
+    """Returns an element of `unit` bytes of the map's fill outside of its tensor."""
     size = description.element
     value = NAN.get(description.dtype, 0x7FFFFFFF) if description.fill == "nan" else 0
     return np.frombuffer(value.to_bytes(size, "little") * (unit // size), ELEMENT[unit])[0]  # type: ignore[no-any-return]
 
 
 def convert(bits: Array, dtype: str) -> None:
-    """float32 as maps of these types load it: subnormal numbers 0, mantissas of tf32's 10 bits (to nearest, ties away from 0)."""
+    """Converts float32 as maps of these types load it: subnormals to 0, mantissas to tf32's 10 bits (nearest, ties away from 0)."""
     exponent = bits & np.uint32(0x7F800000)
     if dtype.endswith("ftz"):
         bits[exponent == 0] &= np.uint32(0x80000000)
@@ -138,7 +135,7 @@ def convert(bits: Array, dtype: str) -> None:
 
 
 def byte_region(segment: Segment, addresses: Array, size: int) -> Region:
-    """Ranges of `size` bytes from these aligned addresses (int64) on."""
+    """Returns ranges of `size` bytes from these aligned addresses (int64) on."""
     _, first, _ = segment.window(CHUNK)
     index = ((addresses - int(first)) // CHUNK)[:, None] + np.arange(size // CHUNK)
     rows = np.arange(len(addresses))
@@ -160,18 +157,18 @@ class TensorBox:
             along = np.arange(self.counts[k]) * self.steps[k] * self.strides[k]
             offsets = (along[:, None] + offsets).reshape(-1)
         self.offsets = offsets
-        """Of each row of the box, the second dimension fastest."""
+        """Offset of each row of the box, the second dimension fastest."""
         self._elements: dict[int, Array] = {}
 
     def elements(self, unit: int) -> Array:
-        """Offsets of the box's elements of `unit` bytes, in such units (each offset must be a multiple)."""
+        """Returns offsets of the box's elements of `unit` bytes, in such units (each offset must be a multiple)."""
         found = self._elements.get(unit)
         if found is None:
             found = self._elements[unit] = ((self.offsets[:, None] + np.arange(0, self.inner, unit)) // unit).reshape(-1)
         return found
 
     def region(self, segment: Segment, address: int, coordinates: Array) -> Region:
-        """The boxes at (n, rank) coordinates (int64) of the tensor at `address`."""
+        """Returns the boxes at (n, rank) coordinates (int64) of the tensor at `address`."""
         description, n = self.description, len(coordinates)
         corner = address + coordinates @ self.strides
         starts = corner[:, None] + self.offsets
@@ -199,7 +196,7 @@ class TensorBox:
         return Region(segment, description.size, unit, index, inside, starts, lengths, row, description)
 
     def rows_inside(self, coordinates: Array) -> Array:
-        """Of each box (n, rows): whether the outer coordinates of a row are in the tensor."""
+        """Returns a mask (n, rows) of the boxes' rows with outer coordinates in the tensor."""
         ok = np.ones((len(coordinates), 1), np.bool_)
         for k in range(1, self.description.rank):
             at = coordinates[:, k, None] + np.arange(self.counts[k]) * self.steps[k]
@@ -210,7 +207,7 @@ class TensorBox:
 
 @dataclass(frozen=True)
 class Tile:
-    """Where n copies read or write shared memory: `size` bytes from `offsets` on in `blocks` of the wave.
+    """The reads or writes of n copies in shared memory: `size` bytes from `offsets` on in `blocks` of the wave.
 
     chunks: (n, size // CHUNK), 16-byte elements of the wave's shared memory in the order of the data.
     """
@@ -238,16 +235,16 @@ class Tile:
 
 @lru_cache(maxsize=256)
 def swizzled(phase: int, size: int, swizzle: int) -> Array:
-    """Chunks of a tile in the order of its data, relative to its first one, which lies `phase` bytes behind the pattern's start.
+    """Returns a tile's chunks in the order of its data, relative to the first one, `phase` bytes behind the pattern's start.
 
-    Of an address bits 4 to 6 are exclusive-ored with bits 7 to 9 (128 bytes), 4 and 5 with 7 and 8 (64), or 4 with 7 (32).
+    Bits 4 to 6 of an address are exclusive-ored with bits 7 to 9 (128 bytes), 4 and 5 with 7 and 8 (64), or 4 with 7 (32).
     """
     address = phase + np.arange(0, size, CHUNK)
     return ((address ^ (address >> 3 & swizzle - CHUNK)) - phase) // CHUNK
 
 
 def extent(size: int, swizzle: int) -> int:
-    """Bytes of shared memory that a tile may touch: with a swizzle whole lines of it."""
+    """Returns the bytes of shared memory that a tile may touch: with a swizzle, whole lines."""
     return -(-size // max(swizzle, 1)) * max(swizzle, 1)
 
 
@@ -261,12 +258,12 @@ class Maps:
         self.memory = memory
         self.boxes: dict[bytes, tuple[TensorBox, int] | None] = {}
         self.released: dict[int, int] = {}
-        """When a block of the grid fenced what it had stored into maps."""
+        """Moments when a block of the grid fenced its stores into maps."""
         self.acquired: dict[int, int] = {}
-        """When somebody fenced the 128 bytes at this address for their use."""
+        """Moments when somebody fenced the 128 bytes at this address for their use."""
 
     def find(self, lanes: Lanes, addresses: Array, rank: int, i: Instruction) -> list[tuple[Array, TensorBox, Segment, int]]:
-        """The good maps at the lanes' addresses: (positions of lanes, box, tensor, the tensor's address). rank: 0 for any."""
+        """Returns the good maps at the lanes' addresses: (positions of lanes, box, tensor, tensor's address). rank: 0 for any."""
         found = []
         for address in np.unique(addresses).tolist():
             at = np.flatnonzero(addresses == address)
@@ -294,7 +291,7 @@ class Maps:
         return found
 
     def wrong(self, lanes: Lanes, address: int, i: Instruction) -> tuple[str, str] | None:
-        """Why there can be no map at an address, as (kind, message) of a finding."""
+        """Returns why there can be no map at an address, as (kind, message) of a finding."""
         space = address >> SPACE_BITS << SPACE_BITS
         if space == LOCAL_WINDOW:
             return BAD, "the tensor map is in local memory: a parameter that is not const __grid_constant__ is copied there"
@@ -322,7 +319,7 @@ class Maps:
         return None
 
     def look(self, lanes: Lanes, segment: Segment, address: int, i: Instruction) -> None:
-        """Note that a map is read. That this launch stored into it without the fences that make it visible is a finding."""
+        """Notes that a map is read. Reports stores of this launch into it without the fences that make them visible."""
         races = self.memory.races
         if races is None:
             return
@@ -338,14 +335,14 @@ class Maps:
             self.memory.findings.report("proxy", message, i, lanes, 0, count=lanes.n, address=address, tensor=segment.name)
 
     def release(self, lanes: Lanes) -> None:
-        """fence.proxy.tensormap::generic.release by these lanes; believed of their blocks."""
+        """Runs fence.proxy.tensormap::generic.release for these lanes; it counts for their whole blocks."""
         races = self.memory.races
         if races is not None:
             self.released |= dict.fromkeys((lanes.block_ids + lanes.wave.first_block).tolist(), races.now)
             races.now += 1
 
     def acquire(self, addresses: Array) -> None:
-        """fence.proxy.tensormap::generic.acquire of the bytes at these addresses; believed of everybody."""
+        """Runs fence.proxy.tensormap::generic.acquire for the bytes at these addresses; it counts for all threads."""
         races = self.memory.races
         if races is not None:
             self.acquired |= dict.fromkeys(addresses.tolist(), races.now)

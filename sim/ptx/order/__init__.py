@@ -1,1 +1,1 @@
-"""What happens before what, and the races that follow: clocks of barriers, fences and atomics, and who touched each byte."""
+"""Happens-before and the races that follow: clocks of barriers, fences and atomics, and the shadow memory of accesses."""

@@ -1,15 +1,12 @@
-"""Accesses to memory, as the race detector keeps them: tables of the last writers and readers, and what threads may share at all.
+"""Accesses to memory, as the race detector keeps them: tables of the last writers and readers, and facts about shared data.
 
-Who touched what: the tables of the race detector, and accesses as the rows of them.
+The shadow memory has granules: the smallest width with which the kernel accesses shared memory, or a tensor, so that an access
+of 16 bytes is often one entry. Each granule has an entry for its last writer, and a summary of its readers. In shared memory
+each warp of the cluster has its own summary.
 
-Memory is looked at in granules: the smallest width with which the kernel accesses shared memory, or a tensor, so that an
-access of 16 bytes is often one entry. There is one for the last writer of a granule, and a summary of who read it. In
-shared memory each warp of the cluster has its own summary.
-
-Races of writers that write the same value, for the race detector.
-
-Every known chip leaves that value there, in whatever order they come, so such a race is a warning. Each of the writers stays in
-the shadow, in `Shadow.agreeing`: who reads or writes there later, or read before, must be ordered with all of them.
+A race of writers that write the same value is a warning: every known chip leaves that value there, in whatever order they come.
+Each of these writers stays in `Shadow.agreeing`: later readers and writers of the granule, and earlier readers, must be ordered
+with all of them.
 """
 
 from __future__ import annotations
@@ -32,7 +29,7 @@ from .clocks import DEVICE, LANE, LEVEL, STAMP, scope_of
 class Table:
     """Entries of all granules, one row a granule, with the number of the instruction of each entry; made when first used.
 
-    `sparse`: few of them are ever touched, and only those take memory.
+    `sparse`: few rows are ever touched, and only those take memory.
     """
 
     rows: int
@@ -46,12 +43,12 @@ class Table:
         return zeros((self.rows, self.columns), np.dtype(np.uint64), self.sparse)
 
     def marked(self) -> Array:
-        """Rows with an entry."""
+        """Returns a mask of the rows with an entry."""
         return (self.entries != 0).any(axis=1) if "entries" in vars(self) else np.zeros(self.rows, np.bool_)
 
     @cached_property
     def touched(self) -> Array:
-        """Rows of shared memory in which there is any entry."""
+        """Mask of the rows of shared memory with an entry."""
         return np.zeros(self.rows, np.bool_)
 
     @cached_property
@@ -60,7 +57,7 @@ class Table:
 
 
 def zeros(shape: tuple[int, int], dtype: np.dtype[Any], sparse: bool) -> Array:
-    """Zeros; `sparse` ones take memory where they are touched, a page at a time, not 2 MiB at a time as NumPy's large arrays do."""
+    """Returns zeros; `sparse` ones take memory a page at a time, when touched, not 2 MiB at a time as NumPy's large arrays do."""
     size = shape[0] * shape[1] * dtype.itemsize
     if not sparse or not size or not hasattr(mmap, "MADV_NOHUGEPAGE"):
         return np.zeros(shape, dtype)
@@ -71,8 +68,9 @@ def zeros(shape: tuple[int, int], dtype: np.dtype[Any], sparse: bool) -> Array:
 
 @dataclass
 class Shadow:
-    """Who touched each granule: the last plain writer, the plain readers, the atomics; what asynchronous copies may yet read
-    (`copies`) and, in tensors, write (`landing`); the last `volatile` writer of shared memory, as far as lockstep matters."""
+    """The accesses to each granule: the last plain writer, the plain readers, the atomics; those that asynchronous copies may still
+    read (`copies`) and, in tensors, write (`landing`); the last `volatile` writer of shared memory, as far as lockstep matters.
+    """
 
     writes: Table
     reads: Table
@@ -82,22 +80,22 @@ class Shadow:
     volatile: Table | None = None
     landing: Table | None = None
     scoped: dict[tuple[int, bool], Table] = field(default_factory=dict)
-    """Where some strong accesses leave out other blocks, all strong accesses by (scope, whether they write)."""
+    """All strong accesses by (scope, whether they write), if the scope of some excludes other blocks."""
     agreeing: Table | None = None
     """Plain writers that raced with the last one and wrote the same, in columns as `reads`."""
     mixed: Array | None = None
-    """Granules whose last writers were lanes of one warp, at once, with several values: which one is there is not said."""
+    """Granules that lanes of one warp wrote at once, with several values: any of these may be there."""
     ragged: bool = False
-    """Some copy to or from a tensor began or ended within a granule, which may then say nothing of it."""
+    """True if a copy to or from a tensor began or ended within a granule, so that the entries may omit it."""
 
     @classmethod
     def of(cls, granules: int, columns: int, shared: bool, numbers: np.dtype[Any], sparse: bool = False) -> Shadow:
-        """`sparse`: bulk copies are what reads most of it, each for one warp."""
+        """Makes the tables. `sparse`: bulk copies make most of the reads, each for one warp."""
         reads, atomics = (Table(granules, columns, numbers, sparse) for _ in range(2))
         return cls(Table(granules, 1, numbers), reads, atomics, shared)
 
     def touched(self) -> tuple[Array, Array]:
-        """Which granules somebody may have written, and which anybody may have touched."""
+        """Returns masks of the granules that somebody may have written, and of those that anybody may have touched."""
         wrote = self.writes.marked() | self.atomics.marked() | self.ragged
         touched = wrote | self.reads.marked()
         for table in (self.landing, self.copies):
@@ -117,7 +115,7 @@ class Who:
 
 @dataclass
 class ShadowAccess:
-    """One access as its granules: `rows` of the shadow (and `columns`, where readers have one each), and who made it.
+    """The granules of one access: `rows` of the shadow (and `columns`, where readers have one each), and the lanes that made it.
 
     `collective`: the lanes of a warp made it together, so that none of them made it alone.
     """
@@ -132,19 +130,19 @@ class ShadowAccess:
     who: Who
     collective: bool = False
     last: Array | None = None
-    """Where the last lane of each warp is in `rows`, if the warps are whole and the lanes of each access the same granules."""
+    """Positions in `rows` of the last lane of each warp, if the warps are whole and the lanes of each access the same granules."""
 
     boxes: None = None
 
     @property
     def different(self) -> Array:
-        """The rows without those that are there again for other lanes of a warp."""
+        """The rows, without repetitions for other lanes of a warp."""
         return self.rows if self.last is None else self.rows[self.last]
 
 
 @dataclass(frozen=True)
 class Boxes:
-    """Ranges of rows, `count` each from `starts` on, of which no two meet; the k-th is accessed by `lane[k]` of the grid."""
+    """Ranges of rows, `count` each from `starts` on, which do not overlap; the k-th is accessed by `lane[k]` of the grid."""
 
     starts: Array
     count: int
@@ -157,9 +155,9 @@ class Boxes:
 
 @dataclass
 class TileAccess:
-    """Tiles of shared memory that bulk copies move, the k-th by lane row[k] of `lanes`: an `Access`, seen as granules when asked.
+    """Tiles of shared memory that bulk copies move, the k-th by lane row[k] of `lanes`: an `Access`, split into granules on demand.
 
-    chunks: (tiles, n) 16-byte elements of the wave's, each of 1 << per granules. `boxes`: the same as ranges, where they are that.
+    chunks: (tiles, n) 16-byte elements of the wave's, each of 1 << per granules. `boxes`: the same as ranges, if they are ranges.
     """
 
     instruction: Instruction
@@ -186,7 +184,7 @@ class TileAccess:
             self.boxes = None
 
     def take(self, at: Array, lanes: Lanes) -> TileAccess:
-        """Only these tiles, for lanes that have waited for them."""
+        """Returns only these tiles, for lanes that have waited for them."""
         some = self.chunks[at], self.per, self.row[at], self.lane[at], self.column[at]
         return TileAccess(self.instruction, lanes, self.addresses, self.shadow, *some)
 
@@ -214,12 +212,12 @@ class TileAccess:
 Touch = ShadowAccess | TileAccess
 
 Rows = tuple[Shadow, Array, Array | None, Who]
-"""Shadow, rows and columns of an access, and who made it."""
+"""Shadow, rows and columns of an access, and the lanes that made it."""
 
 
 @dataclass(frozen=True)
 class Area:
-    """Tensors that share memory have one shadow: granules of 1 << shift bytes from host address `low` on."""
+    """The shadow that tensors share which share memory: granules of 1 << shift bytes from host address `low` on."""
 
     low: int
     shift: int
@@ -227,12 +225,12 @@ class Area:
 
 
 def windows(array: Array, count: int) -> Array:
-    """For each row of `array` the `count` rows from there on, without a copy: to be indexed with where ranges start."""
+    """Returns, for each row of `array`, the `count` rows from there on, without a copy: an array to index with starts of ranges."""
     return as_strided(array, (len(array) - count + 1, count, *array.shape[1:]), (array.strides[0], *array.strides))
 
 
 def same_for_warps(lanes: Lanes, rows: Array) -> Array | None:
-    """Where the granules of the last lane of each warp are in `rows`, if all lanes of whole warps access the same; None: not so."""
+    """Returns positions in `rows` of each warp's last lane's granules; None unless all lanes of whole warps access the same."""
     count = len(rows) // lanes.n
     if lanes.n < WARP or rows[0] != rows[count] or not lanes.whole_warps:
         return None
@@ -247,26 +245,26 @@ STRONG = frozenset({"volatile", "relaxed", "acquire", "release", "acq_rel", "mmi
 
 
 def is_phase(i: Instruction) -> bool:
-    """Instructions on an mbarrier object, whose orders `order.clocks` keeps."""
+    """True for instructions on an mbarrier object, whose orders `order.clocks` keeps."""
     return i.opcode == "mbarrier" or (i.opcode == "cp" and "mbarrier" in i.mods)
 
 
 def is_async(i: Instruction) -> bool:
-    """Instructions that access memory through the asynchronous proxy (PTX ISA, "Async proxy")."""
+    """True for instructions that access memory through the asynchronous proxy (PTX ISA, "Async proxy")."""
     if i.opcode == "cp":
         return "bulk" in i.mods and len(i.operands) > 1
     return i.opcode == "wgmma" and "mma_async" in i.mods
 
 
 def is_strong(i: Instruction) -> bool:
-    """Atomics, and loads and stores that other threads may make at the same time."""
+    """True for atomics, and for loads and stores that other threads may make at the same time."""
     if is_phase(i):
         return "init" not in i.mods
     return i.opcode in ("atom", "red") or (i.opcode in ("ld", "st") and bool(STRONG & set(i.mods)))
 
 
 def is_narrow(i: Instruction) -> bool:
-    """Atomics and strong accesses that leave out threads of other blocks or clusters."""
+    """True for atomics and strong accesses whose scope excludes threads of other blocks or clusters."""
     return is_strong(i) and not is_phase(i) and scope_of(i.mods) != DEVICE
 
 
@@ -278,13 +276,13 @@ WIDEST = 16
 class Sharing:
     """Facts about a kernel that the race detector works from.
 
-    `shared_granule`: the smallest width of an access; `global_granules` by the place of the pointer that it may have come
-    from, under "*" that of accesses to anywhere. `atomics`: there are atomics or strong loads and stores; `releases`: and fences
-    or releases. `written`: places of the pointers that stores may have come from, None where that cannot be told. `proxies`:
-    something accesses memory through the asynchronous proxy, `products`: wgmma does. `narrow`: there are atomics or strong
-    accesses whose scope is less than the device, to memory that other blocks may reach.
-    `guesses`: plain loads whose values only a compare-and-swap looks at, so that atomics do not race with them.
-    `lockstep`: volatile loads and stores, but for loads on which a loop waits: between lanes of a warp they need an order, too.
+    `shared_granule`: the smallest width of an access; `global_granules`: the same by the place of the pointer that it may have come
+    from, under "*" for accesses to anywhere. `atomics`: the kernel has atomics or strong loads and stores; `releases`: and fences
+    or releases. `written`: places of the pointers that stores may have come from, None if unknown. `proxies`: something accesses
+    memory through the asynchronous proxy, `products`: wgmma does. `narrow`: it has atomics or strong accesses whose scope is less
+    than the device, to memory that other blocks may reach. `guesses`: plain loads whose values only a compare-and-swap uses, so
+    that atomics do not race with them. `lockstep`: volatile loads and stores, except loads on which a loop waits: between lanes of
+    a warp they need an order, too.
     """
 
     shared_granule: int
@@ -299,23 +297,23 @@ class Sharing:
     lockstep: frozenset[Instruction] = frozenset()
 
     def global_granule(self, places: list[Place]) -> int:
-        """The smallest width of an access to memory that the pointers at these places point to."""
+        """Returns the smallest width of an access to memory that the pointers at these places point to."""
         widths = (width for found, width in self.global_granules.items() if any(meets(found, place) for place in places))
         return min([WIDEST, self.global_granules.get("*", WIDEST), *widths])
 
     def writes(self, place: Place) -> bool:
-        """Whether a store may go where the pointer at this place points to."""
+        """True if a store may reach the memory that the pointer at this place points to."""
         return self.written is None or any(meets(found, place) for found in self.written)
 
 
 SAME = "are not ordered; both write the same bytes"
 STORES = frozenset({"st", "stmatrix", "wmma", "mbarrier"})
-"""Of mbarrier it is init: all else that it may be is strong."""
+"""Opcodes of plain stores. mbarrier is here for its init: its other accesses are strong."""
 
 
 @dataclass(frozen=True)
 class Stored:
-    """What a store is about to write: of each lane one element of `values`. `earlier`: its parts that are in the shadow already."""
+    """The values that a store is about to write, one element a lane. `earlier`: its parts that are in the shadow already."""
 
     lanes: Lanes
     values: Array
@@ -328,11 +326,11 @@ class Contents(Protocol):
     storing: Stored | None
 
     def shared_view(self, size: int) -> Array:
-        """Shared memory of all blocks of the wave as elements of `size` bytes."""
+        """Returns shared memory of all blocks of the wave as elements of `size` bytes."""
 
 
 class Detector(Protocol):
-    """The race detector of which this is a part."""
+    """The race detector, as this module uses it."""
 
     warps: int
     shared_shift: int
@@ -343,14 +341,14 @@ class Detector(Protocol):
     def contents(self) -> Contents | None: ...
 
     def unordered(self, mine: Array, entries: Array, collective: bool) -> Array:
-        """Which of the accesses `entries` did not happen before what the grid-wide lanes `mine` do now."""
+        """Returns a mask of the accesses `entries` that did not happen before the current ones of the grid-wide lanes `mine`."""
 
     def relation(self, mine: Array, entries: Array) -> Array:
-        """What one entry must say to stand for both."""
+        """Returns the level (`who`) with which one entry stands for both accesses."""
 
 
 def written(races: Detector, access: Touch, where: Array) -> Array | None:
-    """The bytes that an access is about to store at these of its granules, a row each; None where that is not known."""
+    """Returns the bytes that an access is about to store at these of its granules, a row each; None if unknown."""
     storing = None if races.contents is None else races.contents.storing
     if storing is None or not isinstance(access, ShadowAccess) or access.instruction.opcode not in STORES:
         return None
@@ -365,7 +363,7 @@ def written(races: Detector, access: Touch, where: Array) -> Array | None:
 
 
 def there(races: Detector, access: ShadowAccess, where: Array, size: int) -> Array:
-    """The bytes in memory at these granules, `size` of each, before the access."""
+    """Returns the bytes in memory at these granules, `size` of each, before the access."""
     assert races.contents is not None
     if access.segment is None:
         memory, starts = races.contents.shared_view(1), access.rows[where] << races.shared_shift
@@ -385,7 +383,7 @@ def there(races: Detector, access: ShadowAccess, where: Array, size: int) -> Arr
 
 
 def same_as_before(races: Detector, access: Touch, where: Array, by: Array) -> Array:
-    """At which of its granules an access is about to store what plain stores, the instructions `by`, have left there."""
+    """Returns a mask of the granules where an access is about to store what plain stores, the instructions `by`, left there."""
     values = written(races, access, where)
     if values is None:
         return np.zeros(len(where), np.bool_)
@@ -397,7 +395,7 @@ def same_as_before(races: Detector, access: Touch, where: Array, by: Array) -> A
 
 
 def same_at_once(races: Detector, access: Touch, lost: Array, winners: Array) -> Array:
-    """Of granules that several lanes of one access store to, at which `lost` ones it is what the lane `winners` stores."""
+    """Returns a mask of the `lost` granules, stored to by several lanes of one access, that get what the lane `winners` stores."""
     mine = written(races, access, lost)
     if mine is None:
         return np.zeros(len(lost), np.bool_)
@@ -410,13 +408,13 @@ def same_at_once(races: Detector, access: Touch, lost: Array, winners: Array) ->
 
 
 def remember(races: Detector, access: Touch) -> None:
-    """A part of a store is in the shadow; what it writes will be in memory with the other parts."""
+    """Records that a part of a store is in the shadow; its values will be in memory with the other parts."""
     if races.contents is not None and races.contents.storing is not None and isinstance(access, ShadowAccess):
         races.contents.storing.earlier.append(access)
 
 
 def mix(shadow: Shadow, rows: Array) -> None:
-    """Lanes of one warp have written several values to these granules at once."""
+    """Records that lanes of one warp wrote several values to these granules at once."""
     if len(rows) and shadow.mixed is None:
         shadow.mixed = np.zeros(shadow.writes.rows, np.bool_)
     if shadow.mixed is not None:
@@ -424,7 +422,7 @@ def mix(shadow: Shadow, rows: Array) -> None:
 
 
 def join(races: Detector, access: Touch, where: Array, entries: Array, by: Array) -> None:
-    """Writers (entries of the table of writers, or lanes of the access) stay in the shadow beside the one that has their place."""
+    """Keeps writers (entries of the writers' table, or lanes of the access) in the shadow beside the one that takes their place."""
     shadow = access.shadow
     if not len(where):
         return
@@ -439,7 +437,7 @@ def join(races: Detector, access: Touch, where: Array, entries: Array, by: Array
         at = rows * table.columns + lane // WARP % races.warps
     flat, numbers = table.entries.reshape(-1), table.by.reshape(-1)
     before = flat[at]
-    # Whoever this access is behind needs no place of its own: who is ordered behind the access is behind that one too.
+    # A writer that precedes this access needs no place of its own: all that is ordered behind the access is behind it, too.
     apart = np.flatnonzero(before)
     apart = apart[races.unordered(access.who.lane[where[apart]], before[apart], False)]
     flat[at], numbers[at] = entries, by

@@ -1,10 +1,8 @@
-"""Asynchronous accesses in the race detector: cp.async, and what products of warpgroups (wgmma) read of shared memory.
+"""Asynchronous accesses in the race detector: cp.async, and reads of shared memory by products of warpgroups (wgmma).
 
-What products of warpgroups (wgmma) read of shared memory, for the race detector.
-
-A product reads its tiles at any time from its issue until its warps have waited for it. Who writes there must be behind
-the wait of one of the four warps: they run the product together, and pipelines let one of them give a stage back. What was
-written before must be over for each of the four, and be visible to the asynchronous proxy (`order.proxy`).
+A product reads its tiles at any time from its issue until its warps have waited for it. A later writer must be ordered behind
+the wait of one of the four warps: they run the product together, and pipelines let one of them release a stage. An earlier
+write must be over for each of the four, and be visible to the asynchronous proxy (`order.proxy`).
 """
 
 from __future__ import annotations
@@ -26,17 +24,17 @@ from .proxy import Proxy
 
 UNIT = 16
 REMEMBERED = 1 << 16
-"""Pairs of a reader and a write that are remembered to be in order."""
+"""Most pairs of a reader and a write that are remembered as ordered."""
 
 LOGGED = 1 << 12
-"""Readings that are kept by page and operand before they are noted unit by unit."""
+"""Readings kept by page and operand before they are noted unit by unit."""
 
 PLACES = 8
-"""Writes of which a warpgroup remembers that it is behind them: a tile is often read by several products, some pages each."""
+"""Ordered writes that a warpgroup remembers: a tile is often read by several products, some pages each."""
 
 
 class TileDetector(Protocol):
-    """The race detector of which this is a part."""
+    """The race detector, as this module uses it."""
 
     now: int
     first: int
@@ -52,10 +50,10 @@ class TileDetector(Protocol):
     def shared(self) -> Shadow: ...
 
     def alike(self, lanes: Lanes) -> bool:
-        """Whether nothing is known to some lanes only of the warps of these."""
+        """True if all lanes of a warp know the same, for the warps of these lanes."""
 
     def unordered(self, mine: Array, entries: Array, collective: bool) -> Array:
-        """Which of the accesses `entries` did not happen before what the grid-wide lanes `mine` do now."""
+        """Returns a mask of the accesses `entries` that did not happen before the current ones of the grid-wide lanes `mine`."""
 
 
 class TileOperand(Protocol):
@@ -68,9 +66,9 @@ class TileOperand(Protocol):
 
 
 class TileRaces:
-    """The readings of a wave: their numbers by page, a column for each warpgroup of a block; by 16-byte unit when asked.
+    """The readings of a wave: their numbers by page, a column for each warpgroup of a block; by 16-byte unit on demand.
 
-    `waited[number]` has when each of the four warps waited, 0 before; `readers` the first warp of the wave, `by` the instruction.
+    `waited[number]`: when each of the four warps waited, 0 before; `readers`: the first warp of the wave, `by`: the instruction.
     """
 
     def __init__(self, races: TileDetector):
@@ -81,19 +79,19 @@ class TileRaces:
         self.newest = np.zeros((self.pages.count, self.columns), np.int32)
         self.units = wave.blocks * races.shared_stride // UNIT
         self.log: list[tuple[TileOperand, Array, Array]] = []
-        """Readings that `by_unit` has not yet: (operand, column, number)."""
+        """Readings that `by_unit` does not have yet: (operand, column, number)."""
         self.waited, self.readers = np.zeros((64, GROUP), np.int64), np.zeros(64, np.int64)
         self.by: list[Instruction] = []
         self.count = 1
         self.over: set[tuple[int, int]] = set()
-        """Warpgroups (by first warp) and entries that were looked at."""
+        """Pairs of a warpgroup (its first warp) and an entry that have been checked."""
         self.written = np.zeros(self.pages.count, np.uint64)
-        """Of pages that one lane wrote the entry of that write, of others 0."""
+        """The entry of the write, for pages that one lane wrote; 0 for others."""
         self.seen = np.zeros((self.pages.count, self.columns), np.uint64)
-        """Of such a write, by warpgroup, that it was in order."""
+        """The last such write that was in order, by warpgroup."""
         shape = wave.size // WARP, PLACES
         self.behind, self.behind_by = np.zeros(shape, np.uint64), np.zeros(shape, np.int64)
-        """By first warp, the same for some of the latest writes wherever they went: entry and instruction."""
+        """The same for some of the latest writes anywhere, by first warp: entry and instruction."""
         self._asynchronous = np.zeros(0, np.bool_)
 
     @cached_property
@@ -101,7 +99,7 @@ class TileRaces:
         return np.zeros((self.units, self.columns), np.int32)
 
     def by_unit(self) -> Array:
-        """The newest reading of each unit, by column."""
+        """Returns the newest reading of each unit, by column."""
         for operand, column, numbers in self.log:
             units = operand.units().reshape(len(column), -1)
             self.latest.reshape(-1)[units * self.columns + column[:, None]] = numbers[:, None]
@@ -109,7 +107,7 @@ class TileRaces:
         return self.latest
 
     def issue(self, i: Instruction, first: Array, operands: Sequence[TileOperand]) -> Array:
-        """Products of warpgroups, whose first warps these are, read their operands. Their numbers."""
+        """Records that products of warpgroups with these first warps read their operands. Returns the readings' numbers."""
         column = first % self.races.wave.warps_per_block // GROUP
         for one in operands:
             self.look_back(i, first, column, one)
@@ -126,30 +124,30 @@ class TileRaces:
             self.by_unit()
         return numbers
 
-    # -- who writes -----------------------------------------------------------------------------------------------------------
+    # -- writes and waits -----------------------------------------------------------------------------------------------------
 
     def wrote(self, rows: Array) -> None:
-        """Somebody wrote these granules."""
+        """Records a write to these granules."""
         self.written[self.pages.of(rows << self.races.shared_shift)] = 0
 
     def wrote_ranges(self, boxes: Boxes, entries: Array) -> None:
-        """Somebody wrote these ranges, each with one entry."""
+        """Records a write to these ranges, each with one entry."""
         shift = self.races.shared_shift
         pages, whole = self.pages.of_ranges(boxes.starts << shift, boxes.count << shift)
         self.written[pages] = entries[:, None] if whole else np.uint64(0)
 
     def wait(self, numbers: Array, over: Array) -> None:
-        """Of these readings (product by product) the warps of `over` have waited now."""
+        """Records that the warps of `over` have now waited for these readings (product by product)."""
         self.waited[numbers] = np.where(over, self.races.now, self.waited[numbers])
 
     def asynchronous(self) -> Array:
-        """Which of the detector's instructions access memory through the asynchronous proxy."""
+        """Returns a mask of the detector's instructions that access memory through the asynchronous proxy."""
         if len(self._asynchronous) != len(self.races.instructions):
             self._asynchronous = np.array([is_async(one) for one in self.races.instructions], np.bool_)
         return self._asynchronous
 
     def of_tensor_copies(self, units: Array) -> Array:
-        """Which of these units a tensor copy wrote last."""
+        """Returns a mask of the units that a tensor copy wrote last."""
         races = self.races
         if not races.shared.writes.used or not races.instructions:
             return np.zeros(len(units), np.bool_)
@@ -157,13 +155,13 @@ class TileRaces:
         return np.asarray(np.array([is_async(one) and "tensor" in one.mods for one in races.instructions])[by])
 
     def floor(self, blocks: Array) -> Array:
-        """Until when everything that may touch the memory of these blocks is over for all of each: unknown where clusters do."""
+        """Returns until when all accesses to these blocks' memory are over for all of each block: 0 (unknown) in clusters."""
         return np.asarray(self.races.base[blocks]) if self.races.wave.cluster == 1 else np.zeros(len(blocks), np.int64)
 
-    # -- what was there before ------------------------------------------------------------------------------------------------
+    # -- earlier writes -------------------------------------------------------------------------------------------------------
 
     def look_back(self, i: Instruction, first: Array, column: Array, operand: TileOperand) -> None:
-        """Report writes that are not over for all of the warps, or that the asynchronous proxy may not see."""
+        """Reports writes that are not over for all of the warps, or that the asynchronous proxy may not see."""
         if not self.races.shared.writes.used or self.in_order(first, column, operand.pages):
             return
         units = operand.units()
@@ -183,7 +181,7 @@ class TileRaces:
         some = np.array([entry != 0 and (one, entry) not in self.over for one, entry in pairs], np.bool_)
         if not some.any():
             return
-        # Who is behind a write stays so.
+        # Order behind a write is never lost.
         if len(self.over) > REMEMBERED:
             self.over.clear()
         self.over.update(pairs)
@@ -192,7 +190,7 @@ class TileRaces:
         self.judge(i, first[who], found, rows)
 
     def in_order(self, first: Array, column: Array, pages: Array) -> bool:
-        """Whether one lane wrote each of these pages, all of it, and that is over for all four warps and visible to them."""
+        """True if one lane wrote each of these pages, all of it, and that is over for all four warps and visible to them."""
         entries = self.written[pages]
         fresh = entries != self.seen[pages, column[:, None]]
         if not fresh.any():
@@ -216,7 +214,7 @@ class TileRaces:
         return True
 
     def judge(self, i: Instruction, first: Array, entries: Array, rows: Array) -> None:
-        """The entries at these granules, each read by the warpgroup of a first warp."""
+        """Judges the entries at these granules, each read by the warpgroup of a first warp."""
         races, per = self.races, self.races.wave.lanes_per_block
         by = races.shared.writes.by.reshape(-1)[rows]
         race, bad = self.verdicts(first, entries, by)
@@ -235,7 +233,7 @@ class TileRaces:
                 self.record(kind, message, (i, theirs), self.place(int(first[mine[0]])), (len(mine), address))
 
     def verdicts(self, first: Array, entries: Array, by: Array) -> tuple[Array, Array]:
-        """Which of the writes `entries`, by these instructions, are not over for all warps of a group, or not visible to one."""
+        """Returns masks of the writes `entries`, by instructions `by`: not over for all warps of a group; not visible to one."""
         races = self.races
         readers = (first[:, None] + np.arange(GROUP)) * WARP + races.first
         stamps = (entries >> np.uint64(STAMP)).astype(np.int64)
@@ -255,10 +253,10 @@ class TileRaces:
                 bad[at] = four.reshape(-1, GROUP).any(axis=1)
         return race, bad
 
-    # -- who comes later ------------------------------------------------------------------------------------------------------
+    # -- later writes ---------------------------------------------------------------------------------------------------------
 
     def look(self, access: Touch, verb: str) -> None:
-        """Report products that may still read what this access writes."""
+        """Reports products that may still read what this access writes."""
         if self.count == 1:
             return
         shift, lanes = self.races.shared_shift, access.lanes
@@ -280,14 +278,15 @@ class TileRaces:
             self.report(access, verb, mine, number)
 
     def clear(self, mine: Array, found: Array) -> bool:
-        """Whether of these readings (lanes, any, columns) none is open for its lane of the grid. A warp waits for its products in
-        order: the newest one of a column says so for all."""
+        """True if none of these readings (lanes, any, columns) is open for its lane of the grid. A warp waits for its products in
+        order, so that the newest of a column decides for all.
+        """
         newest = found.max(axis=1)
         at, column = np.nonzero(newest)
         return not self.open(mine[at], newest[at, column].astype(np.int64))
 
     def open(self, mine: Array, number: Array) -> list[tuple[int, int]]:
-        """The pairs of a lane of the grid and a reading that are not known to be in order."""
+        """Returns the pairs of a lane of the grid and a reading that are not known to be in order."""
         races = self.races
         moments = self.waited[number]
         floor = self.floor((mine - races.first) // races.wave.lanes_per_block)
@@ -325,14 +324,14 @@ class TileRaces:
     def record(
         self, kind: str, message: str, pair: tuple[Instruction, Instruction], place: tuple[int, int, int], size: tuple[int, int]
     ) -> None:
-        """A finding at the first instruction of a pair; (how often, address)."""
+        """Records a finding at the first instruction of a pair; (count, address)."""
         key = (kind, *sorted(one.line for one in pair), None)
         count, address = size
         self.races.findings.record(kind, message, pair, place, key, count=count, address=address, tensor=None)
 
 
 def distinct_pairs(lanes: Array, numbers: Array) -> tuple[Array, Array]:
-    """The different pairs of a lane and a reading other than 0 in `numbers` (lanes, columns)."""
+    """Returns the different pairs of a lane and a reading other than 0 in `numbers` (lanes, columns)."""
     pairs = (lanes.astype(np.int64)[:, None] << 32 | numbers).T.reshape(-1)
     starts = np.flatnonzero(pairs[1:] != pairs[:-1]) + 1
     found = np.unique(np.concatenate((pairs[:1], pairs[starts])))
@@ -341,11 +340,11 @@ def distinct_pairs(lanes: Array, numbers: Array) -> tuple[Array, Array]:
 
 
 LATEST = LOW << np.uint64(STAMP)
-"""The stamp of an entry that nobody is ordered behind."""
+"""The stamp of an entry that no access is ordered behind."""
 
 
 class CopyDetector(Protocol):
-    """The race detector of which this is a part."""
+    """The race detector, as copies use it."""
 
     first: int
     shared_shift: int
@@ -354,30 +353,30 @@ class CopyDetector(Protocol):
     tiles: TileRaces | None
 
     def number(self, instruction: Instruction) -> int:
-        """What an instruction is called in the tables."""
+        """Returns the number of an instruction in the tables."""
 
     def who(self, lanes: Lanes, count: int) -> Who:
-        """The lanes of `count` granules each."""
+        """Returns the lanes of `count` granules each."""
 
     def values(self, who: Who, level: int) -> Array:
-        """The entries of accesses at this moment."""
+        """Returns the entries of accesses at this moment."""
 
     def note(self, access: Touch, table: Table) -> None:
-        """The access is in a table from now on."""
+        """Adds the access to a table."""
 
     def unordered(self, mine: Array, entries: Array, collective: bool) -> Array:
-        """Which of the accesses `entries` did not happen before what the grid-wide lanes `mine` do now."""
+        """Returns a mask of the accesses `entries` that did not happen before the current ones of the grid-wide lanes `mine`."""
 
 
 class CopyRaces:
-    """What the copies of one launch that are under way read, and what becomes of it when threads have waited for them."""
+    """The reads of a launch's copies under way, which become ordinary accesses once threads have waited for them."""
 
     def __init__(self, races: CopyDetector):
         self.races = races
         self._readings: list[Touch] = []
 
     def issue(self, access: Touch) -> None:
-        """Copies read their sources at any time until their threads have waited: nobody can be ordered behind that yet."""
+        """Notes copies that read their sources until their threads have waited: no access can be ordered behind that yet."""
         shadow = access.shadow
         if shadow.copies is None:
             shadow.copies = Table(shadow.writes.rows, 1, self.races.numbers)
@@ -385,7 +384,7 @@ class CopyRaces:
         self._readings.append(access)
 
     def pending(self, access: Touch, table: Table) -> None:
-        """Entries that nobody is ordered behind."""
+        """Enters accesses that nothing can be ordered behind."""
         table.used, number, boxes = True, self.races.number(access.instruction), access.boxes
         if boxes is None:
             table.entries[access.rows, 0] = access.who.lane.astype(np.uint64) | LATEST
@@ -395,12 +394,12 @@ class CopyRaces:
             windows(table.by, boxes.count)[boxes.starts] = number
 
     def issued(self) -> list[Touch]:
-        """What the copies that have just been issued read."""
+        """Returns the reads of the copies that have just been issued."""
         readings, self._readings = self._readings, []
         return readings
 
     def copied(self, lanes: Lanes, readings: list[Touch]) -> None:
-        """The lanes have waited for copies that read these: a read at this moment."""
+        """Notes readings of copies, for which the lanes have waited, as reads at this moment."""
         for reading in readings:
             if isinstance(reading, TileAccess):
                 self.copied_tiles(reading, lanes)
@@ -415,7 +414,7 @@ class CopyRaces:
             )
 
     def copied_tiles(self, reading: TileAccess, lanes: Lanes) -> None:
-        """The tiles of these lanes have been read."""
+        """Records that the tiles of these lanes have been read."""
         at = np.flatnonzero(np.isin(reading.lane, lanes.index + self.races.first))
         if not len(at):
             return
@@ -428,7 +427,7 @@ class CopyRaces:
         self.races.note(some, reading.shadow.reads)
 
     def landed(self, lanes: Lanes, size: int, elements: Array) -> None:
-        """The lanes have waited for their copies into `elements` of `size` bytes: a write at this moment."""
+        """Notes copies into `elements` of `size` bytes, for which the lanes have waited, as writes at this moment."""
         count = max(1, size >> self.races.shared_shift)
         rows = elements.astype(np.int64) * count
         who = self.races.who(lanes, count)
@@ -439,7 +438,7 @@ class CopyRaces:
             self.races.tiles.wrote(rows)
 
     def issue_ordered(self, lanes: Lanes, size: int, elements: Array) -> Array:
-        """Whether each lane is behind the issue of the copy that is in flight to its element."""
+        """Returns a mask of the lanes that are ordered behind the issue of the copy in flight to their element."""
         count = max(1, size >> self.races.shared_shift)
         rows = elements.astype(np.int64) * count
         entries = self.races.shared.writes.entries.reshape(-1)

@@ -1,27 +1,22 @@
-"""The clocks of happens-before: of barriers, fences and atomics, and of mbarriers.
+"""The vector clocks of happens-before, made by barriers, fences and atomics (`Order`), and by mbarriers (`Heard`).
 
-What lanes of a cluster (mostly: of a block) have heard of each other through mbarriers, for the race detector.
+Order comes from: program order within a lane; barriers, for their threads; bar.warp.sync, for its members; a fence and then an
+atomic (or a store that is volatile, relaxed or release) with a later atomic (or such a load, and then a fence) on the same
+address. Shuffles, mma and ldmatrix order nothing.
 
-A moment for each (listening lane, lane it heard of), for each cluster that uses them: what the second did until that moment
-is over for the first. A barrier of the block says more, and where the block is all of its cluster, clears it.
-
-Mostly all lanes of a warp hear the same, and many blocks hear at once: there is a row for each warp, and one for a lane only
-where it heard something alone. What groups of lanes do together (a group for each block, say) is done in one go.
-
-What happens before what, by barriers, fences and atomics:
-
-What orders: a lane its own accesses; barriers their threads; bar.warp.sync its members; a fence and then an atomic (or a
-store that is volatile, relaxed or release) with a later atomic (or such a load, and then a fence) on the same address.
-Shuffles, mma and ldmatrix order nothing.
-
-The order of execution is one legal interleaving, so a single clock `now` stamps every access, and ticks when somebody
-synchronises. What a warp knows are then moments: `base` of its block (what the block did until then is over for all of
-it: the last barrier), `synced` of the warp (bar.warp.sync), `known[w, v]` (warp w has heard of what warp v did until
-then: barriers with a thread count, and of clusters). An access is ordered behind an earlier one whose stamp is not above such a
-moment. Blocks of one cluster share memory: warps are numbered in the cluster, which is mostly one block.
+The order of execution is one legal interleaving, so a single clock `now` stamps every access, and ticks when threads synchronise.
+A warp's knowledge consists of moments: `base` of its block (accesses of the block until then are over for all of it: the last
+barrier), `synced` of the warp (bar.warp.sync), `known[w, v]` (warp w has heard of warp v's accesses until then: barriers with a
+thread count, and of clusters). An access is ordered behind an earlier one whose stamp is not above such a moment. Blocks of one
+cluster share memory: warps are numbered in the cluster, which is mostly one block.
 
 An entry stands for accesses: stamp << 32 | who << 29 | lane (who: one lane, LANES of a warp, WARPS of a block, BLOCKS of a
 cluster, or several CLUSTERS).
+
+Through mbarriers, lanes of a cluster (mostly: of a block) hear of each other: for each cluster that uses them, a moment for each
+(listening lane, lane it heard of), until which accesses of the second are over for the first. A barrier of the block says more,
+and where the block is all of its cluster, clears it. Mostly all lanes of a warp hear the same, and many blocks hear at once: each
+warp has a row, and a lane has one only if it heard something alone. Groups of lanes (one a block, say) are handled together.
 """
 
 from __future__ import annotations
@@ -37,11 +32,11 @@ from ..text.syntax import Array
 from .proxy import SPACES, Groups, Proxy
 
 REMEMBERED = 1 << 10
-"""Sets of lanes in groups that are remembered."""
+"""Most remembered sets of lanes in groups."""
 
 
 class Clocks(Protocol):
-    """What is known besides (of `Order`): the clock, and until when warps, and lanes of a warp, have heard of each other."""
+    """The other clocks (of `Order`): the time, and until when warps, and lanes of a warp, have heard of each other."""
 
     now: int
     wave: Wave
@@ -64,7 +59,7 @@ class ClockRows:
 
 
 class Heard:
-    """True once anybody has heard anything."""
+    """The clocks that lanes have heard through mbarriers; true once any lane has heard something."""
 
     def __init__(self, order: Clocks):
         self.order = order
@@ -76,7 +71,7 @@ class Heard:
         return self.rows is not None
 
     def groups(self, lanes: Lanes, starts: Array) -> Groups:
-        """Lanes in groups, the k-th of which begins at position starts[k] and is of one cluster."""
+        """Returns lanes in groups, the k-th of which begins at position starts[k] and is of one cluster."""
         key = lanes, starts.tobytes()
         found = self._groups.get(key)
         if found is None:
@@ -86,7 +81,7 @@ class Heard:
         return found
 
     def made(self) -> ClockRows:
-        """The rows; from now on there are some."""
+        """Returns the rows, and makes them at the first call."""
         if self.rows is None:
             size = self.order.wave.size
             self.rows = ClockRows(
@@ -95,7 +90,7 @@ class Heard:
         return self.rows
 
     def slots(self, index: Array) -> Array:
-        """Rows of their own for these lanes of the wave."""
+        """Returns rows of their own for these lanes of the wave."""
         rows = self.made()
         new = index[rows.slots[index] == 0]
         if len(new):
@@ -107,7 +102,7 @@ class Heard:
         return rows.slots[index]
 
     def forget(self, first: Array, count: int) -> None:
-        """What these lanes heard, `count` from each of `first` on (a multiple of whole warps), is known otherwise."""
+        """Clears what these lanes heard, `count` from each of `first` on (whole warps), since other clocks now include it."""
         if self.rows is None:
             return
         self.rows.warps.reshape(-1, count // WARP, self.per)[first // count] = 0
@@ -123,16 +118,16 @@ class Heard:
             rows.slots[index] = 0
 
     def by_warps(self, lanes: Lanes) -> bool:
-        """Whether none of these lanes has heard something alone."""
+        """True if none of these lanes has heard something alone."""
         return self.rows is None or not self.rows.slots[lanes.index].any()
 
     def row(self, lane: int) -> Array | None:
-        """What a lane of the wave has heard of its cluster; None: nothing."""
+        """Returns the moments that a lane of the wave has heard of its cluster; None: it has heard nothing."""
         rows = self.rows
         return None if rows is None else np.maximum(rows.warps[lane >> 5], rows.lanes[rows.slots[lane]])
 
     def of(self, groups: Groups) -> Array | None:
-        """What the lanes of each group have heard together; None: nothing."""
+        """Returns the moments that the lanes of each group have heard together; None: they have heard nothing."""
         rows = self.rows
         if rows is None:
             return None
@@ -147,12 +142,12 @@ class Heard:
         return out
 
     def of_all(self, lanes: Lanes) -> Array | None:
-        """What lanes of one cluster have heard together."""
+        """Returns the moments that lanes of one cluster have heard together."""
         found = self.of(self.groups(lanes, np.zeros(1, np.int64)))
         return None if found is None else np.asarray(found[0])
 
     def knows(self, groups: Groups) -> Array:
-        """For each lane of the cluster of each group the moment until which it is over for a lane of the group."""
+        """Returns for each group the moments until which each lane of its cluster is over for a lane of the group."""
         order, warps = self.order, groups.warps
         per = self.per // WARP
         here = warps % per
@@ -165,7 +160,7 @@ class Heard:
         return out if heard is None else np.maximum(out, heard, out=out)
 
     def partially(self, groups: Groups, out: Array) -> None:
-        """Add what lanes of a warp have heard of each other by bar.warp.sync of some of them."""
+        """Adds moments that lanes of a warp have of each other by bar.warp.sync of some of them."""
         lanes, per = groups.lanes, self.per // WARP
         for group, warp in zip(groups.owner.tolist(), groups.warps.tolist(), strict=True):
             moments = self.order.partial.get(warp)
@@ -175,7 +170,7 @@ class Heard:
                 np.maximum(part, moments[mine].max(axis=0), out=part)
 
     def released_by(self, groups: Groups) -> Array:
-        """What each group hands on now: what it knows, its own past, and what it fenced for the other proxy."""
+        """Returns the moments that each group hands on now: its own past, all that it knows, and its fences for the other proxy."""
         order = self.order
         out = self.knows(groups)
         out[groups.number, groups.lanes.index % self.per] = order.now
@@ -183,11 +178,11 @@ class Heard:
         return out if order.proxy is None else np.concatenate((out, order.proxy.told_by(groups)), axis=1)
 
     def released(self, lanes: Lanes) -> Array:
-        """What lanes of one cluster hand on now."""
+        """Returns the moments that lanes of one cluster hand on now."""
         return np.asarray(self.released_by(self.groups(lanes, np.zeros(1, np.int64)))[0])
 
     def copied(self, lane: int, told: Array | None) -> Array:
-        """A copy that a lane of the wave issued is over: `told`, what is handed on, and the lane's own past."""
+        """Ends a copy that a lane of the wave issued; returns `told`, the moments to hand on, with the lane's own past."""
         if told is None:
             told = np.zeros(self.per if self.order.proxy is None else (1 + len(SPACES)) * self.per, np.int64)
         told[lane % self.per] = self.order.now
@@ -195,11 +190,11 @@ class Heard:
         return told
 
     def hear(self, lanes: Lanes, told: Array) -> None:
-        """Lanes of one cluster are told what others handed on."""
+        """Gives lanes of one cluster the moments that others handed on."""
         self.hear_all([(lanes, told)])
 
     def hear_by(self, groups: Groups, told: Array) -> None:
-        """Groups that have no warp in common are told what others heard, a row each."""
+        """Gives groups that have no warp in common the moments that others handed on, a row each."""
         rows, lanes = self.made(), groups.lanes
         whole = np.bincount(groups.number) == WARP * np.bincount(groups.owner)
         mine = whole[groups.owner]
@@ -211,7 +206,7 @@ class Heard:
             rows.lanes[slots] = np.maximum(rows.lanes[slots], told[groups.number[alone]])
 
     def hear_all(self, news: Sequence[tuple[Lanes, Array]]) -> None:
-        """Disjoint sets of lanes, each of one cluster, are told what others handed on."""
+        """Gives disjoint sets of lanes, each of one cluster, the moments that others handed on."""
         if self.order.proxy is not None:
             self.order.proxy.hear_all([(lanes, told[self.per :]) for lanes, told in news])
         whole = [one for one in news if one[0].whole_warps]
@@ -224,7 +219,7 @@ class Heard:
             raise_rows(rows.lanes, slots, [told[: self.per] for _, told in alone])
 
     def share(self, warp: int, members: Array) -> None:
-        """Lanes `members` of a warp of the wave have met: each knows what any of them knew."""
+        """Joins the clocks of lanes `members` of a warp of the wave, which have met."""
         rows = self.rows
         if rows is None:
             return
@@ -239,7 +234,7 @@ class Heard:
             rows.lanes[self.slots(index)] = together
 
     def meet(self, block: int) -> None:
-        """All lanes of a block have met: each knows of the rest of the cluster what any of them knew."""
+        """Joins the clocks of all lanes of a block, which have met, about the rest of the cluster."""
         rows = self.rows
         if rows is None:
             return
@@ -250,7 +245,7 @@ class Heard:
         self.unslot(index)
 
     def moments(self, mine: Array, other: Array, several: Array, many: Array) -> Array:
-        """Until when lanes `mine` of the grid have heard of `other`; of `several` lanes or warps of whom it heard most.
+        """Returns until when lanes `mine` of the grid have heard of `other`; of `several` lanes or warps, the latest such moment.
 
         `many` are warps of the block of `other`.
         """
@@ -272,7 +267,7 @@ class Heard:
 
 
 def raise_rows(rows: Array, numbers: list[Array], told: list[Array]) -> None:
-    """Rows `numbers[k]`, all different, have heard told[k]."""
+    """Raises rows `numbers[k]`, all different, to told[k]."""
     if len(numbers) == 1:
         rows[numbers[0]] = np.maximum(rows[numbers[0]], told[0])
         return
@@ -288,21 +283,22 @@ LANE = (1 << 29) - 1
 LOW = np.uint64((1 << STAMP) - 1)
 
 MANY = 64
-"""From so many pairs on it pays to look for repeated ones."""
+"""Number of pairs from which on it pays to look for repeated ones."""
 
 DEVICE, CLUSTER, BLOCK = range(3)
-"""Scopes of fences, atomics and strong accesses, the widest first: who hears of them."""
+"""Scopes of fences, atomics and strong accesses, the widest first."""
 
 
 def scope_of(mods: Sequence[str]) -> int:
-    """The scope that modifiers name; of the device where they name none (PTX ISA, "atom", "membar/fence")."""
+    """Returns the scope that modifiers name; the device's if they name none (PTX ISA, "atom", "membar/fence")."""
     return BLOCK if "cta" in mods else CLUSTER if "cluster" in mods else DEVICE
 
 
 class Released(NamedTuple):
-    """What arrivals at barriers hand on, a row for each group of lanes: until when all of each warp of the cluster is over, what
-    its lanes heard of lanes, what they fenced for the asynchronous proxy, and (by group) what they learnt of other blocks
-    through atomics."""
+    """The clocks that arrivals at barriers release, a row for each group of lanes: moments until which all of each warp of the
+    cluster is over, moments that its lanes heard of lanes, its fences for the asynchronous proxy, and (by group) moments of other
+    blocks learnt through atomics.
+    """
 
     moments: Array
     rows: Array | None
@@ -310,26 +306,26 @@ class Released(NamedTuple):
     learnt: tuple[Array | None, ...] = ()
 
     def of(self, groups: Array) -> Released:
-        """Only these groups."""
+        """Returns only these groups."""
         rows, fenced = (None if each is None else each[groups] for each in (self.rows, self.fenced))
         return Released(self.moments[groups], rows, fenced, tuple(self.learnt[k] for k in groups) if self.learnt else ())
 
 
 class Order:
-    """Who is ordered behind whom in one launch of `blocks` blocks; `proxies`: the kernel uses the asynchronous proxy."""
+    """The happens-before order of one launch of `blocks` blocks; `proxies`: the kernel uses the asynchronous proxy."""
 
     def __init__(self, blocks: int, proxies: bool = False):
         self.blocks = blocks
         self.proxies = proxies
         self.proxy: Proxy | None = None
         self.now = 1
-        # What lanes have learnt of other lanes through atomics: stamps over the lanes of the grid.
+        # Stamps that lanes have learnt of the lanes of the grid through atomics.
         self._lane_knows: dict[int, Array] = {}
         self._block_knows: dict[int, Array] = {}
-        # By scope of the message, what lanes have read that acquires nothing before their next fence.
+        # Messages that lanes have read and will acquire with their next fence, by scope of the message.
         self._heard: tuple[dict[int, Array], ...] = ({}, {}, {})
         self._messages: dict[tuple[int, int, int, int], Array] = {}
-        # When each lane of the grid last fenced, by how far: for the whole device, for its cluster, for its block.
+        # Time of the last fence of each lane of the grid, by scope: the whole device, its cluster, its block.
         self._fenced: tuple[Array, Array, Array] | None = None
         self._inits: dict[int, int] = {}
 
@@ -345,13 +341,13 @@ class Order:
         self.synced = np.full(wave.blocks * wave.warps_per_block, start, np.int64)
         self.known = np.full((wave.blocks // wave.cluster, warps, warps), start, np.int64)
         if wave.cluster > 1:
-            # That other blocks of its cluster have begun nobody knows yet.
+            # No lane knows yet that other blocks of its cluster have begun.
             block = np.arange(warps) // wave.warps_per_block
             self.known[:, block[:, None] != block] = start - 1
         self.heard = Heard(self)
         if self.proxies:
             self.proxy = Proxy(self)
-        # Whether threads did something between arriving at a barrier of a cluster and waiting there.
+        # True if threads did something between arriving at a barrier of a cluster and waiting there.
         self.split = False
         # Only after bar.warp.sync of some lanes: moments between the lanes of a warp.
         self.partial: dict[int, Array] = {}
@@ -359,7 +355,7 @@ class Order:
     # -- barriers ------------------------------------------------------------------------------------------------------
 
     def block_barrier(self, blocks: Array) -> None:
-        """All threads of these blocks have met."""
+        """Joins the clocks of all threads of these blocks, which have met."""
         moment = self.now
         self.base[blocks] = moment
         self.synced.reshape(self.wave.blocks, -1)[blocks] = moment
@@ -386,12 +382,12 @@ class Order:
                     self._block_knows[number] = highest([*learnt, self._block_knows.get(number)])
 
     def warps_of(self, block: int) -> tuple[int, slice]:
-        """The cluster of a block of the wave, and the block's warps in it."""
+        """Returns the cluster of a block of the wave, and the block's warps in it."""
         cluster, rank = divmod(block, self.wave.cluster)
         return cluster, slice(rank * self.wave.warps_per_block, (rank + 1) * self.wave.warps_per_block)
 
     def floors(self, lanes: Lanes) -> tuple[int, int]:
-        """Until when everything in the clusters of these lanes is over for each of them, and everything in their warps."""
+        """Returns until when everything in the clusters of these lanes is over for each of them, and everything in their warps."""
         found = self._floors.get(lanes)
         if found is None:
             if self.wave.cluster == 1:
@@ -402,7 +398,7 @@ class Order:
         return found
 
     def arrive(self, groups: Groups) -> Released:
-        """Groups of lanes, each of one cluster, come to a barrier of it, or of a part of it: what they release, at this moment."""
+        """Groups of lanes, each of one cluster, arrive at a barrier of it, or of a part of it. Returns what they release now."""
         warps = groups.warps % self.warps
         released = groups.highest(self.known[groups.warps // self.warps, warps])
         released[groups.owner, warps] = self.now
@@ -418,7 +414,7 @@ class Order:
         return Released(released, self.heard.of(groups), fenced, together)
 
     def depart(self, groups: Groups, released: list[Released]) -> None:
-        """Groups of lanes have waited for the arrivals of as many groups each that released this."""
+        """Groups of lanes have waited for arrivals that released these clocks, as many for each group."""
         heard = np.maximum.reduce([each.moments for each in released])
         for each in released:
             if self.proxy is not None and each.fenced is not None:
@@ -436,7 +432,7 @@ class Order:
         self._floors.clear()
 
     def _learn(self, lanes: Lanes, news: Array) -> None:
-        """Lanes are told what others learnt through atomics; those that knew the same before share what they know now."""
+        """Gives lanes what others learnt through atomics; those that knew the same before share their new clock."""
         together: dict[int, Array] = {}
         for lane in (lanes.index + self.first).tolist():
             known = self._lane_knows.get(lane)
@@ -445,7 +441,7 @@ class Order:
             self._lane_knows[lane] = news if known is None else together[id(known)]
 
     def cluster_barrier(self, cluster: int, relaxed: bool, split: bool) -> None:
-        """All threads of a cluster of the wave have met; what was ordered at `relaxed` or `split` arrivals, those say."""
+        """Joins the clocks of a cluster's threads, which have met; `relaxed` or `split` arrivals hand on their own."""
         self.split |= split
         if relaxed:
             return
@@ -455,7 +451,7 @@ class Order:
             self.heard.forget(np.array([cluster * self.per]), self.per)
             self._floors.clear()
             self.now += 1
-        # What some learnt of other clusters through atomics, all know now.
+        # All lanes now know what some learnt of other clusters through atomics.
         first = cluster * self.wave.cluster + self.wave.first_block
         blocks, per = range(first, first + self.wave.cluster), self.wave.lanes_per_block
         lanes = [lane for lane in self._lane_knows if lane // per in blocks]
@@ -464,7 +460,7 @@ class Order:
             self._block_knows |= dict.fromkeys(blocks, highest(learnt))
 
     def begun(self, lanes: Lanes, blocks: Array) -> Array:
-        """Whether each lane is behind the begin of a block of its cluster: it has heard anything of one of its threads."""
+        """Returns a mask of the lanes behind the begin of a block of their cluster: they have heard of one of its threads."""
         cluster, index = self.wave.cluster, np.arange(lanes.n)
         known = self.known[lanes.warp // self.warps, lanes.warp % self.warps].reshape(lanes.n, cluster, -1).max(axis=2)
         found: Array = known[index, blocks % cluster] >= self.start
@@ -480,7 +476,7 @@ class Order:
         return found
 
     def warp_sync(self, warps: Array) -> None:
-        """All lanes of these warps of the wave have met."""
+        """Joins the clocks of all lanes of these warps of the wave, which have met."""
         self.synced[warps] = self.now
         self._floors.clear()
         self.now += 1
@@ -492,7 +488,7 @@ class Order:
                 self._share(range(self.first + warp * WARP, self.first + (warp + 1) * WARP))
 
     def lanes_sync(self, warp: int, mask: int) -> None:
-        """Some lanes of a warp have met."""
+        """Joins the clocks of some lanes of a warp, which have met."""
         members = np.array([lane for lane in range(WARP) if mask >> lane & 1])
         moments = self.partial.setdefault(warp, np.zeros((WARP, WARP), np.int64))
         heard = moments[members].max(axis=0)
@@ -510,11 +506,11 @@ class Order:
             self._lane_knows |= dict.fromkeys(lanes, together)
 
     def alike(self, lanes: Lanes) -> bool:
-        """Whether nothing is known to some lanes only of the warps of these."""
+        """True if all lanes of a warp know the same, for the warps of these lanes."""
         return not (self.partial or self._lane_knows) and self.heard.by_warps(lanes)
 
     def unordered(self, mine: Array, entries: Array, collective: bool) -> Array:
-        """Which of the accesses `entries` did not happen before what the grid-wide lanes `mine` do now."""
+        """Returns a mask of the accesses `entries` that did not happen before the current ones of the grid-wide lanes `mine`."""
         if len(mine) > MANY:
             # Tiles that one lane copies, mostly: the same question for all of their granules.
             heads = np.flatnonzero((mine[1:] != mine[:-1]) | (entries[1:] != entries[:-1])) + 1
@@ -524,7 +520,7 @@ class Order:
         return self.judged(mine, entries, collective)
 
     def judged(self, mine: Array, entries: Array, collective: bool) -> Array:
-        """`unordered`, pair by pair."""
+        """Returns `unordered`, pair by pair."""
         stamp = (entries >> np.uint64(STAMP)).astype(np.int64)
         low = (entries & LOW).astype(np.int64)
         other, who = low & LANE, low & ~LANE
@@ -534,7 +530,7 @@ class Order:
         place = np.where(near, mine - self.first, 0)
         cluster, warp = place // per, place % per >> 5
         moment = self.known[cluster, warp, np.where(near, other % per >> 5, 0)]
-        # An entry has the stamp of its latest reader, before which others may have arrived: if `split` only that one is looked at.
+        # An entry has the stamp of its latest reader, before which others may have arrived: if `split`, only that one counts.
         if not self.split and (who >= WARPS).any():
             least = self.known.min(axis=2)[cluster, warp]
             if self.wave.cluster > 1:
@@ -561,21 +557,21 @@ class Order:
                 found[who == LANES] = learnt.reshape(-1, WARP).min(axis=1)[other[who == LANES] // WARP]
                 block = self.wave.lanes_per_block
                 found[who == WARPS] = learnt.reshape(-1, block).min(axis=1)[other[who == WARPS] // block]
-                # Readers in many blocks are not told apart: whoever has heard of other blocks is believed.
+                # Readers in many blocks share an entry: a lane that has heard of other blocks counts as ordered behind all.
                 found[who >= BLOCKS] = self.now
                 race &= ~(heard & (stamp <= found))
         return np.asarray(race)
 
-    # -- atomics and fences: what a lane has heard -------------------------------------------------------------------------
+    # -- atomics and fences ------------------------------------------------------------------------------------------------
 
     def learnt(self, lane: int) -> Array | None:
-        """For each lane of the grid until when this one has heard of it through atomics; None: of nobody."""
+        """Returns for each lane of the grid until when this one has heard of it through atomics; None: of nobody."""
         mine, block = self._lane_knows.get(lane), self._block_knows.get(lane // self.wave.lanes_per_block)
         return highest([mine, block]) if mine is not None or block is not None else None
 
     @property
     def learns(self) -> bool:
-        """Whether any lane has learnt of others through atomics."""
+        """True if any lane has learnt of others through atomics."""
         return bool(self._lane_knows or self._block_knows)
 
     def fence(self, lanes: Lanes, scope: int) -> None:
@@ -592,13 +588,14 @@ class Order:
                     self._lane_knows[lane] = highest([news, self._lane_knows.get(lane)])
 
     def fence_inits(self, lanes: Lanes) -> None:
-        """fence.mbarrier_init: a relaxed arrival at the barrier of the cluster hands on what these lanes did before."""
+        """Notes fence.mbarrier_init: a relaxed arrival at the barrier of the cluster then hands on what these lanes did before."""
         self._inits |= dict.fromkeys((lanes.index + self.first).tolist(), self.now)
         self.now += 1
 
     def fenced(self, lanes: Lanes, scope: int = CLUSTER) -> Array:
-        """What lanes of one cluster hand on that arrive without a release, by their fences for `scope` or more: for each lane of
-        the cluster until when it is over."""
+        """Returns the moments that lanes of one cluster hand on by an arrival without a release, by fences for `scope` or wider:
+        until when each lane of the cluster is over.
+        """
         start = int(lanes.index[0]) // self.per * self.per + self.first
         out = np.zeros(self.per, np.int64)
         for lane in (lanes.index + self.first).tolist():
@@ -609,9 +606,9 @@ class Order:
         return out if self.proxy is None else np.concatenate((out, self.proxy.told(lanes)))
 
     def strong(self, lanes: Lanes, where: Array, area: int, reads: bool, writes: bool, mods: frozenset[str]) -> None:
-        """Atomics and strong accesses at `where`, one a lane: they carry what their lanes knew at their last fence."""
+        """Atomics and strong accesses at `where`, one a lane: they carry the clocks that their lanes had at their last fence."""
         releases, acquires = bool(mods & {"release", "acq_rel"}), bool(mods & {"acquire", "acq_rel"})
-        # What was fenced, or is written or read, for a block or a cluster is heard in it only; shared memory is theirs anyway.
+        # A fence, write or read of the scope of a block or cluster is heard in it only; shared memory is theirs anyway.
         areas = {DEVICE: 0, CLUSTER: self.per, BLOCK: self.wave.lanes_per_block}
         scopes = [s for s in areas if (s != DEVICE or area >= 0) and (s != CLUSTER or self.wave.cluster > 1)]
         own = scope_of(tuple(mods))
@@ -621,7 +618,7 @@ class Order:
                 key = (area, scope, 1 + lane // areas[scope] if scope else 0, at)
                 message = self._messages.get(key)
                 if reads and message is not None:
-                    # An atomic is taken to acquire at once, as the code that counts finished blocks relies on.
+                    # An atomic acquires at once, as code that counts finished blocks relies on.
                     into = self._lane_knows if acquires or writes else self._heard[scope]
                     into[lane] = highest([message, into.get(lane)])
                 fences = None if self._fenced is None else self._fenced[scope]
@@ -631,21 +628,22 @@ class Order:
         self.now += 1
 
     def messages(self) -> Iterator[tuple[int, int, Array]]:
-        """What was released to the whole device: an area, where in it, and until when that is so of each lane of the grid."""
+        """Yields releases to the whole device: an area, the place in it, and the released moments, one a lane of the grid."""
         for (area, scope, _, at), message in self._messages.items():
             if scope == DEVICE and area >= 0:
                 yield area, at, message
 
     def _release(self, lane: int, moment: int, fences: Array | None) -> Array:
-        """What a lane hands on that fenced at `moment`: its own past, what it heard of, its cluster as far as it fenced too."""
+        """Returns the clock that a lane hands on which fenced at `moment`: its past, what it heard, its cluster's fenced part."""
         out = np.zeros(self.blocks * self.wave.lanes_per_block, np.int64)
         start = lane - lane % self.per
         out[start : start + self.per] = self._own_release(lane, moment, fences)
         return highest([out, self.learnt(lane)])
 
     def handed_on(self, lanes: Array) -> Array | None:
-        """Until when the accesses of each lane of its block are behind the last fences, for the device, of lanes of one warp; None:
-        none of them has fenced."""
+        """Returns until when accesses of each lane of the block are behind the last fences, for the device, of lanes of one warp;
+        None: none of them has fenced.
+        """
         fences = None if self._fenced is None else self._fenced[DEVICE]
         if fences is None or not (fenced := lanes[fences[lanes] > 0]).size:
             return None
@@ -655,7 +653,7 @@ class Order:
         return out
 
     def _own_release(self, lane: int, moment: int, fences: Array | None) -> Array:
-        """Of what a lane hands on the part that is of its cluster."""
+        """Returns the part of the clock that a lane hands on which is of its cluster."""
         per = self.per
         local, mine = (lane - self.first) // per, lane % per >> 5
         moments = np.repeat(self.known[local, mine], WARP)

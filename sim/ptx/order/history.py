@@ -1,19 +1,15 @@
 """Launches of one history: which are over before which, and races between those that are not.
 
-Launches of one history: which are over before which, and who touched what of the memory that they share.
+The order between launches is a partial one. A launch is known by its stream and its number there. A clock says which launches are
+over for somebody: of each stream the first so many, some besides (a launch that began early may be over while one before it is
+not), and some in part (as far as they released by fences or atomics what others acquired). The memory of the host's arrays has
+tables, as that of one launch has (`order.accesses`), which stay: the last writer of each granule, its readers and its atomics,
+as far as no later one stands for them.
 
-The order between launches is a partial one. A launch is known by its stream and its number there; a clock says which launches
-are over for somebody: of each stream the first so many, some besides (a launch that began early may be over while one before it
-is not), and some in part (as far as they released by fences or atomics what others acquired). The memory of the host's arrays has
-tables beside it, as that of one launch has (`order.accesses`), which stay: the last writer of each granule, its readers and its
-atomics, as far as no later one stands for them.
-
-Races of a launch with earlier ones of its history, for the race detector.
-
-What an earlier launch touched happens before all of this one where a stream or an event orders them. A programmatic dependent
+Accesses of an earlier launch happen before all of this one if a stream or an event orders the launches. A programmatic dependent
 launch may begin before the launch in front of it in its stream is over (PTX ISA, "griddepcontrol"): as soon as each block of that
-one has let dependents go or has exited. What the launch in front did happens before an access only where a `griddepcontrol.wait`
-does, or where its thread fenced for the device before it let dependents go. So the wait is one more thing that threads hear of.
+one has let dependents go or has exited. Accesses of the launch in front then happen before an access only behind a
+`griddepcontrol.wait`, or if their thread fenced for the device before it let dependents go. So threads hear of that wait, too.
 """
 
 from __future__ import annotations
@@ -44,7 +40,7 @@ class LaunchPart(NamedTuple):
     until: Array
 
     def covers(self, entries: Array, own: Array) -> Array:
-        """Which entries, of those that are its `own`, are not later."""
+        """Returns a mask of the entries, among those that are its `own`, that are not later."""
         out = own.copy()
         low, stamp = (entries[out] & LOW).astype(np.int64), (entries[out] >> np.uint64(STAMP)).astype(np.int64)
         lane, level = low & LANE, low & LEVEL
@@ -77,7 +73,7 @@ class Clock:
         return replace(over, parts=tuple(part for part in parts.values() if not over.knows(part.run.launch)))
 
     def plus(self, launch: tuple[int, int]) -> Clock:
-        """This one launch is over, too."""
+        """Returns a clock for which this one launch is over, too."""
         stream, number = launch
         if number == self.first.get(stream, 0) + 1:
             return replace(self, first=self.first | {stream: number})
@@ -86,9 +82,9 @@ class Clock:
 
 @dataclass(eq=False)
 class Run:
-    """One launch: what is over when it begins, and what is when it has waited (griddepcontrol.wait).
+    """One launch, with the clocks of launches that are over at its begin, and after its wait (griddepcontrol.wait).
 
-    `behind`: the launch that it may begin before the end of. `told` is over for whoever begins once all its blocks have let
+    `behind`: the launch before whose end it may begin. `told` is over for a launch that begins once all its blocks have let
     dependents go, `done` once it is over itself.
     """
 
@@ -107,20 +103,20 @@ class Run:
         self.told, self.done = self.start, self.wait.plus(self.launch)
 
     def forget(self) -> None:
-        """Nobody asks any more what was over."""
+        """Forgets its clocks, once nobody needs them."""
         self.behind, self.start, self.wait, self.told, self.done = None, Clock(), Clock(), Clock(), Clock()
 
 
 @dataclass(frozen=True)
 class Site:
-    """An instruction of a launch: what entries are of."""
+    """An instruction of a launch, to which entries refer."""
 
     run: Run
     instruction: Instruction
 
     @property
     def narrow(self) -> bool:
-        """Whether, as an atomic, it leaves out the threads of other launches."""
+        """True if, as an atomic, its scope excludes the threads of other launches."""
         return scope_of(self.instruction.mods) != DEVICE
 
     @property
@@ -139,13 +135,13 @@ class Marks:
         self.entries[rows], self.sites[rows] = entries, sites
 
     def renumber(self, numbers: Array) -> bool:
-        """Sites get other numbers, 0: they are no more. False if nothing is left."""
+        """Renumbers sites; 0 drops a site's entries. Returns False if nothing is left."""
         at = np.flatnonzero(self.sites)
         self.sites[at] = numbers[self.sites[at]]
         return bool(self.sites[at].any())
 
     def finer(self, by: int) -> Marks:
-        """The same in granules of which `by` make one of these."""
+        """Returns the same in granules of which `by` make one of these."""
         out = Marks(len(self.sites) * by)
         at = np.flatnonzero(self.sites)
         out.put((at[:, None] * by + np.arange(by)).reshape(-1), np.repeat(self.entries[at], by), np.repeat(self.sites[at], by))
@@ -166,7 +162,7 @@ class SharedRegion:
     reads: list[Marks] = field(default_factory=list)
     atomics: list[Marks] = field(default_factory=list)
     owner: Any = None
-    """Of memory that is not an array's own: it is not given to others meanwhile."""
+    """The owner of memory that is not an array's own: it is not reused meanwhile."""
 
     @property
     def kinds(self) -> tuple[list[Marks], ...]:
@@ -179,7 +175,7 @@ class SharedRegion:
             self.shift = shift
 
     def rows(self, area: Area, rows: Array) -> tuple[Array, Array]:
-        """The granules of a launch's area here, those that lie here; and which of `rows` each is of."""
+        """Returns the granules of a launch's area that lie here, and their positions in `rows`."""
         start, width = area.low + (rows << area.shift), 1 << max(0, area.shift - self.shift)
         first = (start - self.low) >> self.shift
         out, position = first, np.arange(len(rows))
@@ -190,19 +186,19 @@ class SharedRegion:
 
 
 class Past:
-    """The memory of a history: regions by where they are, and the sites of their entries."""
+    """The memory of a history: regions by address, and the sites of their entries."""
 
     def __init__(self) -> None:
         self.regions: dict[tuple[int, int], SharedRegion] = {}
         self.sites: list[Site | None] = [None]
         self.messages: dict[int, tuple[LaunchPart, Clock]] = {}
-        """By address, what the last launch to do so released there for the whole device: of its own, and what was over for it."""
+        """The last release to the whole device at each address: the releasing launch's part, and the launches over for it."""
         self._kept = 0
 
-    # -- asked --------------------------------------------------------------------------------------------------------------
+    # -- queries ------------------------------------------------------------------------------------------------------------
 
     def open(self, clock: Clock) -> Array:
-        """Which sites are of launches that are not over by this clock."""
+        """Returns a mask of the sites of launches that are not over by this clock."""
         over: dict[int, bool] = {}
         out = np.zeros(len(self.sites), np.bool_)
         for number, site in enumerate(self.sites):
@@ -214,17 +210,17 @@ class Past:
         return out
 
     def meeting(self, low: int, high: int) -> list[SharedRegion]:
-        """The regions that have some of these addresses."""
+        """Returns the regions that have some of these addresses."""
         return [one for one in list(self.regions.values()) if one.low < high and low < one.high]
 
     def own(self, run: Run) -> Array:
-        """Which sites are of this launch."""
+        """Returns a mask of the sites of this launch."""
         return np.array([site is not None and site.run is run for site in self.sites], np.bool_)
 
     # -- a launch is over -----------------------------------------------------------------------------------------------------
 
     def add(self, run: Run, areas: Iterable[tuple[Segment, Area]], instructions: list[Instruction]) -> None:
-        """A launch has touched these areas, a segment of each; `instructions` as they are numbered in the areas' tables."""
+        """Adds a launch that touched these areas, a segment of each; `instructions` as they are numbered in the areas' tables."""
         if len(self.sites) > 2 * self._kept + MANY_SITES:
             self.drop(Clock())
         unknown = self.open(run.done)
@@ -247,8 +243,9 @@ class Past:
                         self.put(region, tables, where, entries[position], numbers[by[position]], unknown)
 
     def put(self, region: SharedRegion, tables: list[Marks], rows: Array, entries: Array, sites: Array, unknown: Array) -> None:
-        """Enter accesses in the first table where they stand for what is there: that is over once they are. Writes always do, as
-        those that do not are races already."""
+        """Enters accesses in the first table where they stand for the present entry: that is over once they are. Writes always
+        do, as those that do not are races already.
+        """
         for table in tables:
             if tables is region.writes or not unknown[table.sites[rows]].any():
                 break
@@ -258,7 +255,7 @@ class Past:
         table.put(rows, entries, sites)
 
     def region(self, segment: Segment, area: Area) -> SharedRegion:
-        """The region of an area, which forgets all once its memory is freed."""
+        """Returns the region of an area, which forgets all once its memory is freed."""
         low, high = byte_bounds(segment.root)
         low = low & ~15
         found = self.regions.get((low, high))
@@ -271,10 +268,10 @@ class Past:
         found.refine(area.shift)
         return found
 
-    # -- what nobody asks for any more ------------------------------------------------------------------------------------------
+    # -- old launches and sites -------------------------------------------------------------------------------------------------
 
     def drop(self, over: Clock) -> None:
-        """Forget launches that are over for all that come, and sites that no granule has any more."""
+        """Forgets launches that are over for all later ones, and sites to which no granule refers any more."""
         kept = self.open(over)
         if kept.any():
             used = np.zeros(len(kept), np.bool_)
@@ -300,7 +297,7 @@ class Past:
 
 
 def forget(past: weakref.ref[Past], place: tuple[int, int]) -> None:
-    """Memory was freed."""
+    """Forgets memory that was freed."""
     found = past()
     if found is not None:
         found.regions.pop(place, None)
@@ -309,7 +306,7 @@ def forget(past: weakref.ref[Past], place: tuple[int, int]) -> None:
 
 
 def entries_of(table: Table | None) -> Iterator[tuple[Array, Array, Array]]:
-    """Rows with an entry, the entries, and the numbers of their instructions; nothing of a table that nobody used."""
+    """Yields rows with an entry, the entries, and the numbers of their instructions; nothing for an unused table."""
     if table is None or not table.used:
         return
     entries = table.entries.reshape(-1)
@@ -322,7 +319,7 @@ CROWD = ("", " and other lanes", " and other warps", " and other blocks", " and 
 
 
 class Detector(Protocol):
-    """The race detector of which this is a part."""
+    """The race detector, as this module uses it."""
 
     now: int
     first: int
@@ -336,26 +333,26 @@ class Detector(Protocol):
 
     @property
     def learns(self) -> bool:
-        """Whether any lane has learnt of other clusters."""
+        """True if any lane has learnt of other clusters."""
 
     def area(self, segment: Segment) -> Area | None:
-        """The shadow of a tensor."""
+        """Returns the shadow of a tensor."""
 
     def touched(self) -> list[tuple[Segment, Area]]:
-        """The shadows of tensors that anybody has accessed, each with a segment that it is of."""
+        """Returns the shadows of tensors that anybody has accessed, each with one of its segments."""
 
     def messages(self) -> Iterator[tuple[int, int, Array]]:
-        """What was released to the whole device: an area, where in it, and until when that is so of each lane of the grid."""
+        """Yields releases to the whole device: an area, the place in it, and the released moments, one a lane of the grid."""
 
     def unordered(self, mine: Array, entries: Array, collective: bool) -> Array:
-        """Which of the accesses `entries` did not happen before what the grid-wide lanes `mine` do now."""
+        """Returns a mask of the accesses `entries` that did not happen before the current ones of the grid-wide lanes `mine`."""
 
     def handed_on(self, lanes: Array) -> Array | None:
-        """Until when the accesses of each lane of its block are behind the last fences of lanes of one warp; None: none is."""
+        """Returns until when accesses of each lane of its block are behind the last fences of lanes of one warp; None: none is."""
 
 
 class Known:
-    """Which of the past's entries are over by a clock."""
+    """The past's entries that are over by a clock."""
 
     def __init__(self, past: Past, clock: Clock):
         self.open = past.open(clock)
@@ -370,7 +367,7 @@ class Known:
 
 @dataclass(eq=False)
 class Heard:
-    """What another launch released, the lanes of this one that acquired it, and entries of when they did."""
+    """A release of another launch, the lanes of this one that acquired it, and entries of the moments when they did."""
 
     clock: Clock
     known: Known
@@ -386,20 +383,20 @@ class Launches:
         self.at_start, self.behind_wait = Known(past, run.start), Known(past, run.wait)
         self.anything = bool(self.at_start.open.any())
         self._regions: dict[int, list[SharedRegion]] = {}
-        # Of each lane of the grid whether it has waited, or heard of one that has; the waits as entries.
+        # Mask of the lanes of the grid that have waited, or heard of one that has; the waits as entries.
         self._waited = np.zeros(0, np.bool_)
         self._waits = np.zeros(0, np.uint64)
-        # By address what lanes acquired of launches that are not over; what lanes will with their next fence.
+        # By address, acquired releases of launches that are not over; by lane, those that its next fence acquires.
         self._heard: dict[int, Heard] = {}
         self._pending: dict[int, set[int]] = {}
-        # Of each block of the grid, once it let dependents go: whether its threads had waited by then, what they released.
+        # For each block of the grid that has let dependents go: True if its threads had waited by then; their released clocks.
         self._told: dict[int, bool] = {}
         self._released: dict[int, Array | None] = {}
 
     # -- griddepcontrol -----------------------------------------------------------------------------------------------------
 
     def wait(self, lanes: Lanes) -> None:
-        """The launch in front is over for these lanes."""
+        """Records that the launch in front is over for these lanes."""
         if self.run.behind is None:
             return
         races = self.races
@@ -415,8 +412,9 @@ class Launches:
         races.now += 1
 
     def let_go(self, lanes: Lanes) -> None:
-        """These lanes let dependents begin (griddepcontrol.launch_dependents). Only the first of a block to do so counts: what all
-        warps that do have in common is believed."""
+        """Lets dependents of these lanes begin (griddepcontrol.launch_dependents). Only the first of a block counts, which
+        may be any of them: so the detector keeps what all warps that do so have in common.
+        """
         races = self.races
         behind = self.have_waited(lanes.index + races.first)
         heads = np.flatnonzero(np.diff(lanes.warp, prepend=-1))
@@ -431,7 +429,7 @@ class Launches:
             self._released[block] = None if before is None or released is None else np.minimum(before, released)
 
     def have_waited(self, mine: Array) -> Array:
-        """Which of these lanes of the grid are behind a wait."""
+        """Returns a mask of these lanes of the grid that are behind a wait."""
         if not len(self._waits):
             return np.zeros(len(mine), np.bool_)
         out: Array = self._waited[mine]
@@ -442,7 +440,7 @@ class Launches:
         return out
 
     def behind(self, mine: Array, entries: Array) -> Array:
-        """Which of these lanes of the grid are behind some of these entries, mostly of their own cluster."""
+        """Returns a mask of these lanes of the grid that are behind some of these entries, mostly of their own cluster."""
         out, per = np.zeros(len(mine), np.bool_), self.races.per
         cluster, theirs = mine // per, (entries & np.uint64(LANE)).astype(np.int64) // per
         for unit in np.unique(cluster).tolist():
@@ -453,14 +451,14 @@ class Launches:
         return out
 
     def behind_any(self, mine: Array, entries: Array) -> Array:
-        """The same, pair by pair."""
+        """Returns the same, pair by pair."""
         pairs = self.races.unordered(np.repeat(mine, len(entries)), np.tile(entries, len(mine)), False)
         return np.asarray(~pairs.reshape(len(mine), -1).all(axis=1))
 
     # -- atomics and fences ---------------------------------------------------------------------------------------------------
 
     def hear(self, access: ShadowAccess, atomic: bool) -> None:
-        """Lanes read with an atomic or strong access: they hear of it if a launch that is not over has released there."""
+        """Makes lanes, which read with an atomic or strong access, hear of a release there by a launch that is not over."""
         i, segment, messages = access.instruction, access.segment, self.past.messages
         if not messages or segment is None or scope_of(i.mods) != DEVICE:
             return
@@ -479,12 +477,12 @@ class Launches:
             self.acquire((access.lanes.index + self.races.first).tolist())
 
     def fence(self, lanes: Lanes) -> None:
-        """A fence for the device: what these lanes have read until now they acquire."""
+        """Makes lanes, which fence for the device, acquire what they have read until now."""
         if self._pending:
             self.acquire((lanes.index + self.races.first).tolist())
 
     def acquire(self, lanes: list[int]) -> None:
-        """What is pending for these lanes of the grid, they know now."""
+        """Makes these lanes of the grid acquire their pending releases."""
         for lane in lanes:
             for at in self._pending.pop(lane, ()):
                 heard = self._heard[at]
@@ -495,7 +493,7 @@ class Launches:
     # -- accesses -------------------------------------------------------------------------------------------------------------
 
     def look(self, access: ShadowAccess, writes: bool, strong: bool) -> None:
-        """Report what earlier launches did to the same bytes and nothing orders this access behind."""
+        """Reports accesses of earlier launches to the same bytes that nothing orders before this access."""
         if not self.anything:
             return
         assert access.segment is not None
@@ -518,7 +516,7 @@ class Launches:
                 self.judge(access, table.entries[rows], table.sites[rows], position, (did, "read"))
 
     def may_race(self, i: Instruction, sites: Array, writes: bool, strong: bool) -> Array:
-        """Which atomics an access may race with: not a load with loads, nor atomics of the whole device with each other."""
+        """Returns a mask of the atomics an access may race with: loads do not with loads, nor atomics of device scope with such."""
         out: Array = sites != 0
         narrow = strong and scope_of(i.mods) != DEVICE
         for number in np.unique(sites[out]).tolist():
@@ -532,7 +530,7 @@ class Launches:
         return found
 
     def judge(self, access: ShadowAccess, entries: Array, sites: Array, position: Array, verbs: tuple[str, str]) -> None:
-        """Report those of earlier accesses, one a granule of the access, that nothing orders it behind."""
+        """Reports earlier accesses, one a granule of the access, that nothing orders before it."""
         at = np.flatnonzero(self.at_start.open[sites])
         if not len(at):
             return
@@ -553,7 +551,7 @@ class Launches:
             self.report(access, int(position[first]), int(entries[first]), self.site(number), verbs, len(those))
 
     def report(self, access: ShadowAccess, at: int, entry: int, theirs: Site, verbs: tuple[str, str], count: int) -> None:
-        """A finding of this launch, the later one; `at`: the granule of the access, `entry`: the other side."""
+        """Reports a finding of this launch, the later one; `at`: the granule of the access, `entry`: the other side."""
         assert access.segment is not None
         i, run, segment = access.instruction, theirs.run, access.segment
         position = int(access.who.position[at])
@@ -582,7 +580,7 @@ class Launches:
     # -- the end ------------------------------------------------------------------------------------------------------------
 
     def end(self) -> None:
-        """The launch has been executed: what it did is in the past, and what it means for later ones is in `run`."""
+        """Adds the accesses of this launch, which has been executed, to the past, and its effect on later ones to `run`."""
         run, races = self.run, self.races
         run.lanes_per_block, run.number = races.wave.lanes_per_block, races.wave.number
         waited = set(np.unique(np.flatnonzero(self._waited) // run.lanes_per_block).tolist())

@@ -1,14 +1,14 @@
-"""The asynchronous proxy: what its readers may see of what ordinary instructions wrote.
+"""The asynchronous proxy: which writes of ordinary instructions its readers may see.
 
-PTX ISA, "Memory Consistency Model": wgmma, bulk copies and tensor copies go to memory by another way (proxy) than ld, st,
-cp.async and atomics. What those wrote is there for the asynchronous proxy of a reader only if the write happens before the
-read *and* a `fence.proxy.async` lies on the way: in the writer behind its write, in the reader before its read, or in any
-thread between them. What the asynchronous proxy wrote needs no fence once its completion was seen, nor does a write of
-the asynchronous proxy behind ordinary reads.
+PTX ISA, "Memory Consistency Model": wgmma, bulk copies and tensor copies access memory by another way (proxy) than ld, st,
+cp.async and atomics. A write of those is visible to the asynchronous proxy of a reader only if the write happens before the
+read *and* a `fence.proxy.async` lies between them: in the writer behind its write, in the reader before its read, or in any
+thread between them. A write of the asynchronous proxy needs no fence once its completion was seen, nor does one that follows
+ordinary reads.
 
 So there is a second clock beside that of `order.clocks`: for each warp and lane the moment until which the lane's writes
 are behind a fence on their way to the warp. A fence raises it to what the warp knows at that moment; barriers and mbarriers
-hand it on as they hand on what is known. Rows are made by the first fence: before it nothing is visible.
+hand it on with the first clock. Rows are made by the first fence: before it nothing is visible.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Groups:
 
     @classmethod
     def of(cls, lanes: Lanes, starts: Array, per: int) -> Groups:
-        """`starts`: the position at which each group begins, the first one 0."""
+        """Forms groups. `starts`: the position at which each group begins, the first one 0."""
         number = np.zeros(lanes.n, np.int64)
         number[starts[1:]] = 1
         number = np.cumsum(number)
@@ -50,7 +50,7 @@ class Groups:
         return cls(lanes, number, lanes.warp[heads], owner, np.flatnonzero(np.diff(owner, prepend=-1)))
 
     def highest(self, rows: Array) -> Array:
-        """The maximum over the warps of each group of `rows` (warps, any)."""
+        """Returns the maximum over the warps of each group of `rows` (warps, any)."""
         count = len(self.first)
         if len(rows) == count:
             return rows
@@ -60,16 +60,16 @@ class Groups:
 
 
 class Knowing(Protocol):
-    """What is known besides (`order.clocks`)."""
+    """The other clocks (`order.clocks`)."""
 
     per: int
     """Lanes that hear of each other by moments of their own: those of a block, or of a cluster."""
 
     def groups(self, lanes: Lanes, starts: Array) -> Groups:
-        """Lanes in groups, the k-th of which begins at position starts[k]."""
+        """Returns lanes in groups, the k-th of which begins at position starts[k]."""
 
     def knows(self, groups: Groups) -> Array:
-        """For each of the `per` lanes around each group the moment until which it is over for a lane of the group."""
+        """Returns for each of the `per` lanes around each group the moment until which it is over for a lane of the group."""
 
 
 class Clock(Protocol):
@@ -84,23 +84,23 @@ class Clock(Protocol):
 
 
 class Proxy:
-    """Who fenced what. `rows[space]` are (warps, lanes) moments: of each warp of the wave about the `per` lanes around it."""
+    """The fences of lanes. `rows[space]` are (warps, lanes) moments: of each warp of the wave about the `per` lanes around it."""
 
     def __init__(self, order: Clock):
         self.order = order
         self.per = order.heard.per
         self.rows: dict[str, Array] = {}
-        # For whom no moments are kept (other blocks): when each lane of the grid last fenced.
+        # Time of the last fence of each lane of the grid, for other blocks, of which no moments are kept.
         self.fenced: dict[str, Array] = {}
 
     def made(self, space: str) -> Array:
-        """The rows of a space; from now on there are some."""
+        """Returns the rows of a space, and makes them at the first call."""
         if space not in self.rows:
             self.rows[space] = np.zeros((self.order.wave.size // WARP, self.per), np.int64)
         return self.rows[space]
 
     def fence(self, lanes: Lanes, i: Instruction) -> None:
-        """These lanes run a fence.proxy.async, of both spaces or of the one that it names."""
+        """Runs a fence.proxy.async of these lanes, for both spaces or for the one that it names."""
         named = [space for space in SPACES if any(mod.endswith(space) or f"{space}::" in mod for mod in i.mods)]
         order = self.order
         warps = order.heard.groups(lanes, np.flatnonzero(np.diff(lanes.warp, prepend=-1)))
@@ -114,10 +114,10 @@ class Proxy:
             self.fenced[space][lanes.index + order.wave.first_block * order.wave.lanes_per_block] = order.now
         order.now += 1
 
-    # -- handed on ----------------------------------------------------------------------------------------------------------
+    # -- moments handed on --------------------------------------------------------------------------------------------------
 
     def told_by(self, groups: Groups) -> Array:
-        """What each group hands on: both spaces, one behind the other."""
+        """Returns the moments that each group hands on: both spaces, one behind the other."""
         out = np.zeros((len(groups.first), len(SPACES), self.per), np.int64)
         for k, space in enumerate(SPACES):
             if space in self.rows:
@@ -125,15 +125,15 @@ class Proxy:
         return out.reshape(len(out), -1)
 
     def told(self, lanes: Lanes) -> Array:
-        """What lanes of one unit hand on."""
+        """Returns the moments that lanes of one unit hand on."""
         return np.asarray(self.told_by(self.order.heard.groups(lanes, np.zeros(1, np.int64)))[0])
 
     def hear(self, lanes: Lanes, told: Array) -> None:
-        """Lanes of one unit are told what others handed on."""
+        """Gives lanes of one unit the moments that others handed on."""
         self.hear_all([(lanes, told)])
 
     def hear_by(self, groups: Groups, told: Array) -> None:
-        """Groups that have no warp in common are told what others handed on, a row each."""
+        """Gives groups that have no warp in common the moments that others handed on, a row each."""
         every = told.reshape(len(told), len(SPACES), self.per)
         for k, space in enumerate(SPACES):
             if every[:, k].any():
@@ -141,7 +141,7 @@ class Proxy:
                 rows[groups.warps] = np.maximum(rows[groups.warps], every[groups.owner, k])
 
     def hear_all(self, news: Sequence[tuple[Lanes, Array]]) -> None:
-        """Disjoint sets of lanes, each of one unit, are told what others handed on. A warp hears what one of its lanes does."""
+        """Gives disjoint sets of lanes, each of one unit, the moments that others handed on. A warp hears what its lanes hear."""
         some = [one for one in news if len(one[1])]
         if not some:
             return
@@ -161,15 +161,15 @@ class Proxy:
                 np.maximum.at(rows, warps, told[which])
 
     def meet(self, blocks: Array) -> None:
-        """All threads of each of these blocks have met."""
+        """Joins the fences of all threads of each of these blocks, which have met."""
         for rows in self.rows.values():
             mine = rows.reshape(self.order.wave.blocks, -1, self.per)
             mine[blocks] = mine[blocks].max(axis=1, keepdims=True)
 
-    # -- asked --------------------------------------------------------------------------------------------------------------
+    # -- queries ------------------------------------------------------------------------------------------------------------
 
     def unfenced(self, space: str, reader: Array, writer: Array, stamp: Array, collective: Array) -> Array:
-        """Which writes have no fence on their way to the reader.
+        """Returns a mask of the writes without a fence on their way to the reader.
 
         reader, writer: lanes of the grid; stamp: when the write was; collective: the writer's whole warp made it.
         """
@@ -186,6 +186,6 @@ class Proxy:
                 moment[at] = rows.reshape(len(rows), -1, WARP).min(axis=2)[warp[at], other[at] // WARP]
         fenced = self.fenced.get(space)
         if fenced is not None and not same.all():
-            # Between blocks a fence of the writer behind its write, or of the reader at all since then, is believed.
+            # Between blocks a fence of the writer behind its write suffices, or any fence of the reader since then.
             moment[~same] = np.maximum(fenced[writer[~same]], fenced[reader[~same]])
         return np.asarray((stamp > moment) & (stamp > 0))

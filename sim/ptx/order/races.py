@@ -1,24 +1,16 @@
-"""Data races by happens-before, whatever order the machine ran the warps in: of threads, scopes, blocks that exit, bulk copies.
+"""Data races by happens-before, in whatever order the machine ran the warps: of threads, scopes, blocks that exit, bulk copies.
 
-Atomics and strong accesses of too narrow a scope, for the race detector.
+Two accesses to the same bytes, one of them writing, race unless one happens before the other (`order.clocks` decides that).
+Atomics and strong accesses (volatile, relaxed, acquire, release) do not race with each other, as long as each is in the scope of
+the other (PTX ISA, "Morally strong operations"): `.cta` of one excludes all threads of other blocks, `.cluster` those of other
+clusters, whatever the scope of the other one.
 
-Two of them are no race because each is in the scope of the other (PTX ISA, "Morally strong operations"): `.cta` of one leaves out
-all threads of other blocks, `.cluster` those of other clusters, whatever the other one says.
+Other blocks of a cluster may access a block's shared memory only after it has begun, and it may not exit before they are done
+(CUDA C++ Programming Guide, "Distributed Shared Memory"). Both must follow from the order of the threads, whatever the machine
+ran first.
 
-Data races by happens-before, whatever order the machine ran the warps in.
-
-Two accesses to the same bytes, one of them writing, race unless one happens before the other (`order.clocks` says what does).
-Atomics and strong accesses (volatile, relaxed, acquire, release) do not race with each other.
-
-From its begin to its exit: when other blocks of a cluster may reach a block's shared memory.
-
-CUDA C++ Programming Guide, "Distributed Shared Memory": a block must have begun before others access its memory, and may not
-exit before they are done. Both must follow from what orders the threads, whatever the machine did first.
-
-Bulk copies for the race detector: accesses of many bytes each, which last from the issue until somebody has waited.
-
-A copy reads its source and writes its destination at any moment until its wait. A granule belongs to the copy that has its
-first byte: rows of a tensor may begin and end anywhere.
+Bulk copies are accesses of many bytes each. A copy reads its source and writes its destination at any moment from its issue
+until its wait. A granule belongs to the copy that has its first byte: rows of a tensor may begin and end anywhere.
 """
 
 from __future__ import annotations
@@ -60,24 +52,24 @@ LEFT_OUT = "are in blocks that the scope of one of them leaves out: they are nei
 
 
 class ScopeDetector(Protocol):
-    """The race detector of which this is a part."""
+    """The race detector, as checks of scopes use it."""
 
     wave: Wave
     per: int
     numbers: np.dtype
 
     def unordered(self, mine: Array, entries: Array, collective: bool) -> Array:
-        """Which of the accesses `entries` did not happen before what the grid-wide lanes `mine` do now."""
+        """Returns a mask of the accesses `entries` that did not happen before the current ones of the grid-wide lanes `mine`."""
 
     def note(self, access: Touch, table: Table) -> None:
-        """The access is in a table from now on."""
+        """Adds the access to a table."""
 
     def report(self, access: Touch, where: Array, entries: Array, by: Array, verbs: tuple[str, str], what: str) -> None:
-        """The access and those of `entries`, by these instructions, end so."""
+        """Reports the access with those of `entries`, by these instructions; `what`: the outcome."""
 
 
 def look(races: ScopeDetector, access: Touch, writes: bool) -> None:
-    """Report the strong accesses that this one is neither ordered behind nor strong towards; it is one of them from now on."""
+    """Reports the strong accesses that this one is neither ordered behind nor morally strong with; then adds it to them."""
     shadow, scope = access.shadow, scope_of(access.instruction.mods)
     for (theirs, wrote), table in shadow.scoped.items():
         if (writes or wrote) and max(scope, theirs) != DEVICE:
@@ -93,7 +85,7 @@ def look(races: ScopeDetector, access: Touch, writes: bool) -> None:
 
 
 def judge(races: ScopeDetector, access: Touch, table: Table, scope: int, at_once: bool = False) -> None:
-    """Report the entries of other blocks, or of other clusters; `at_once`: of those that came with this very access."""
+    """Reports the entries of other blocks, or of other clusters; `at_once`: those of this very access."""
     entries, lane = table.entries.reshape(-1).take(access.rows), access.who.lane
     low = (entries & LOW).astype(np.int64)
     near, several = (races.per, CLUSTERS) if scope == CLUSTER else (races.wave.lanes_per_block, BLOCKS)
@@ -108,7 +100,7 @@ def judge(races: ScopeDetector, access: Touch, table: Table, scope: int, at_once
 
 
 WARP_BITS = np.uint64(((1 << STAMP) - 1) & ~(LANES | WARP - 1))
-"""Of an entry: zero where two are of the same warp, be it one lane or some."""
+"""Bits of an entry that are equal in two entries of the same warp, be it one lane or some."""
 
 COPY, LANDING = "asynchronous copy", "write of an asynchronous copy"
 
@@ -117,10 +109,10 @@ LOCKSTEP = "work only in lockstep: both are volatile, but nothing lets the lanes
 
 
 class Races(Order):
-    """The race detector of one launch: the order of its events, and a shadow of memory that says who touched what."""
+    """The race detector of one launch: the order of its events, and a shadow of memory with the accesses to it."""
 
     def __init__(self, sharing: Sharing, size: int, segments: list[Segment], shared_stride: int, findings: Findings, blocks: int):
-        """`size`: how many instructions the kernel has; `shared_stride`: bytes from one block's shared memory to the next one's."""
+        """`size`: instructions of the kernel; `shared_stride`: bytes from one block's shared memory to the next one's."""
         super().__init__(blocks, sharing.proxies)
         self.findings = findings
         self.shared_stride = shared_stride
@@ -134,9 +126,9 @@ class Races(Order):
         self._areas: dict[int, Area | None] = {}
         self.copies = CopyRaces(self)
         self.contents: Contents | None = None
-        """What memory holds, and what a store is about to write."""
+        """The contents of memory, and of a store that is about to be made."""
         self.launches: Launches | None = None
-        """Of the history that the launch is part of."""
+        """The history that the launch is part of."""
 
     def begin_wave(self, wave: Wave) -> None:
         super().begin_wave(wave)
@@ -159,7 +151,7 @@ class Races(Order):
         return found
 
     def who(self, lanes: Lanes, count: int) -> Who:
-        """The lanes, each repeated for the `count` granules of its access."""
+        """Returns the lanes, each repeated for the `count` granules of its access."""
         found = lanes.repeated.get(count)
         if found is None:
             position = np.repeat(np.arange(lanes.n), count)
@@ -170,8 +162,9 @@ class Races(Order):
         return found
 
     def area(self, segment: Segment) -> Area | None:
-        """The shadow of a tensor; None where no store of the kernel, nor another launch of its history, can reach it or an array
-        that shares its memory."""
+        """Returns the shadow of a tensor; None if no store of the kernel, nor another launch of its history, can reach it or an
+        array that shares its memory.
+        """
         if id(segment) in self._areas:
             return self._areas[id(segment)]
         group, low, high = segment.neighbours(self.segments)
@@ -184,11 +177,11 @@ class Races(Order):
         return area
 
     def areas(self) -> list[Area]:
-        """The shadows of tensors that anybody has accessed."""
+        """Returns the shadows of tensors that anybody has accessed."""
         return [area for _, area in self.touched()]
 
     def touched(self) -> list[tuple[Segment, Area]]:
-        """The same, each with a segment that it is of."""
+        """Returns the same, each with one of its segments."""
         found = {id(one): one for one in self.segments}
         pairs = {id(area): (found[key], area) for key, area in self._areas.items() if area is not None}
         return list(pairs.values())
@@ -196,7 +189,7 @@ class Races(Order):
     def access(
         self, space: str, segment: Segment | None, lanes: Lanes, addresses: Array, size: int | Array, kind: str, i: Instruction
     ) -> None:
-        """One access that is in bounds and aligned. To "shared::cluster" its addresses are places in the wave's shared memory."""
+        """Checks an access that is in bounds and aligned. In "shared::cluster" addresses are places in the wave's shared memory."""
         found = self.tensor_rows(segment, lanes, addresses, size) if segment else self.shared_rows(space, lanes, addresses, size)
         if found is None:
             return
@@ -207,7 +200,7 @@ class Races(Order):
         self.judge(access, kind)
 
     def tensor_rows(self, segment: Segment, lanes: Lanes, addresses: Array, size: int | Array) -> Rows | None:
-        """The granules of an access to a tensor, if somebody may write it."""
+        """Returns the granules of an access to a tensor, if somebody may write it."""
         area = self.area(segment) if segment.space == "global" else None
         if area is None:
             return None
@@ -226,7 +219,7 @@ class Races(Order):
         return area.shadow, rows, None, who
 
     def shared_rows(self, space: str, lanes: Lanes, addresses: Array, size: int | Array) -> Rows | None:
-        """The granules of an access to shared memory; local memory is a thread's own."""
+        """Returns the granules of an access to shared memory; local memory is a thread's own."""
         if space not in ("shared", "shared::cluster"):
             return None
         assert isinstance(size, int)
@@ -239,7 +232,7 @@ class Races(Order):
         return self.shared, rows, who.column, who
 
     def judge(self, access: Touch, kind: str) -> None:
-        """What the access is not ordered behind; then it is in the shadow itself."""
+        """Reports earlier accesses that this one is not ordered behind; then adds it to the shadow."""
         i, lanes, shadow, segment, rows = access.instruction, access.lanes, access.shadow, access.segment, access.rows
         if self.launches is not None and isinstance(access, ShadowAccess) and segment is not None:
             strong = self.has_atomics and (kind == "atom" or is_strong(i))
@@ -290,13 +283,13 @@ class Races(Order):
             accesses.remember(self, access)
 
     def look_at_writers(self, access: Touch, verb: str) -> None:
-        """Report the plain writes that an access is not ordered behind."""
+        """Reports the plain writes that an access is not ordered behind."""
         if access.shadow.agreeing is not None:
             self.look(access, access.shadow.agreeing, verb, "write")
         self.look(access, access.shadow.writes, verb, "write")
 
     def lockstep(self, access: Touch) -> None:
-        """A volatile access to shared memory: what another lane of the warp wrote is not there unless the lanes have met."""
+        """Checks a volatile access to shared memory: it sees the write of another lane of the warp only if the lanes have met."""
         shadow, who = access.shadow, access.who
         if shadow.volatile is None:
             shadow.volatile = Table(shadow.writes.rows, 1, self.numbers)
@@ -312,7 +305,7 @@ class Races(Order):
             self.report(access, where, written[where], by[access.rows[where]], ("read", "write"), LOCKSTEP)
 
     def overwrite(self, access: Touch) -> None:
-        """The access is the last writer of its granules."""
+        """Makes the access the last writer of its granules."""
         table = access.shadow.writes
         table.used = True
         if access.boxes is not None:
@@ -341,7 +334,7 @@ class Races(Order):
             accesses.mix(access.shadow, access.rows[lost[~same & ~apart]])
 
     def stamp(self, access: TileAccess) -> None:
-        """The lanes of an access write now, each alone."""
+        """Makes the lanes of an access write now, each alone."""
         table = access.shadow.writes
         boxes = access.boxes
         if boxes is None:
@@ -363,11 +356,11 @@ class Races(Order):
         return self.entries(who.lane, level)
 
     def entries(self, lane: Array, level: int) -> Array:
-        """Of lanes of the grid at this moment."""
+        """Returns the entries of lanes of the grid at this moment."""
         return (lane | (self.now << STAMP | level)).view(np.uint64)
 
     def look(self, access: Touch, table: Table, verb: str, other: str) -> None:
-        """Find and report what an access is not ordered behind. A copy is over for nobody, its own lane included."""
+        """Reports earlier accesses that an access is not ordered behind. A copy in flight is over for no lane, its own included."""
         if not table.used or (access.boxes is not None and self.clear(access, access.boxes, table, other)):
             return
         lanes, who, rows = access.lanes, access.who, access.rows
@@ -410,14 +403,14 @@ class Races(Order):
                 accesses.join(self, access, where[same], chosen[same], by[same])
 
     def clear(self, access: Touch, boxes: Boxes, table: Table, other: str) -> bool:
-        """Whether all that `look` would look at in some ranges is in order."""
+        """True if `look` would find everything in some ranges in order."""
         if table.columns > 1 and not windows(table.touched, boxes.count)[boxes.starts].any():
             return True
         found = windows(table.entries, boxes.count)[boxes.starts]
         shared = access.shadow.shared and other not in (COPY, LANDING)
         if int(found.max()) >> STAMP <= (self.floors(access.lanes)[0] if shared else 0):
             return True
-        # A range is mostly what one or two copies wrote: one entry for all of its rows that are equal in a row.
+        # One or two copies wrote most ranges: look at one entry for each run of equal rows.
         flat = found.transpose(0, 2, 1).reshape(-1)
         heads = flat[1:] != flat[:-1]
         heads[boxes.count - 1 :: boxes.count] = True
@@ -429,13 +422,13 @@ class Races(Order):
         return not self.unordered(lane[some], entries[some], other in (COPY, LANDING)).any()
 
     def recent(self, access: Touch, table: Table) -> bool:
-        """Whether somebody touched the granules of an access to shared memory since all of the cluster last met."""
+        """True if somebody touched the granules of an access to shared memory since all of the cluster last met."""
         rows = access.different
         entries = table.entries.reshape(-1).take(rows) if table.columns == 1 else table.entries.take(rows, 0)
         return int(entries.max()) >> STAMP > self.floors(access.lanes)[0]
 
     def note(self, access: Touch, table: Table) -> None:
-        """Add readers (or atomics) to the summaries of their granules."""
+        """Adds readers (or atomics) to the summaries of their granules."""
         number = self.number(access.instruction)
         table.used = True
         if access.boxes is not None and self.note_ranges(access, access.boxes, table, number):
@@ -450,7 +443,7 @@ class Races(Order):
             by[at] = number
             return
         if access.last is not None and columns is not None:
-            # A warp has its own summary, which is then of this moment and of several lanes, whoever was there before.
+            # A warp has its own summary, which now gets this moment and several lanes, whatever it was before.
             at = at[access.last]
             flat[at] = (who.lane[access.last] | (self.now << STAMP | LANES)).view(np.uint64)
             by[at] = number
@@ -482,7 +475,7 @@ class Races(Order):
             flat[at[many]] = (after[many] & ~np.uint64(LEVEL)) | levels
 
     def note_ranges(self, access: Touch, boxes: Boxes, table: Table, number: int) -> bool:
-        """`note` where nobody else of their warps has read these ranges since they met; False: that is not so."""
+        """Runs `note` if nobody else of their warps has read these ranges since they met; else returns False."""
         floor, synced = self.floors(access.lanes)
         places, values = boxes.column, self.entries(boxes.lane, ONE)
         entries, by = windows(table.entries, boxes.count), windows(table.by, boxes.count)
@@ -496,7 +489,7 @@ class Races(Order):
         return True
 
     def through_proxy(self, access: Touch) -> None:
-        """Report what the asynchronous proxy reads and ordinary instructions wrote, with no fence between the two."""
+        """Reports bytes that the asynchronous proxy reads and ordinary instructions wrote, with no fence between the two."""
         shadow, who, rows = access.shadow, access.who, access.rows
         for table in (shadow.writes, shadow.atomics):
             if not table.used:
@@ -510,12 +503,12 @@ class Races(Order):
                 self.judge_proxy(access, where, flat[at], by[at], who.lane[where])
 
     def judge_proxy(self, access: Touch, where: Array, entries: Array, by: Array, reader: Array) -> None:
-        """One finding for each instruction that wrote some of `entries` without a fence on the way to these readers."""
+        """Reports a finding for each instruction that wrote some of `entries` without a fence on the way to these readers."""
         assert self.proxy is not None
         stamp, low = (entries >> np.uint64(STAMP)).astype(np.int64), (entries & LOW).astype(np.int64)
         space = "shared" if access.segment is None else access.segment.space
         bad = self.proxy.unfenced(space, reader, low & LANE, stamp, (low & ~LANE) != ONE)
-        # What is not even ordered is a race, and said to be one.
+        # Accesses that are not even ordered are a race, and reported as one.
         bad &= ~self.unordered(reader, entries, False)
         for number in np.unique(by[bad]).tolist():
             at = int(np.flatnonzero(bad & (by == number))[0])
@@ -534,7 +527,7 @@ class Races(Order):
             self.findings.record("proxy", message, (i, theirs), place, key, count=count, address=address, tensor=tensor)
 
     def relation(self, mine: Array, entries: Array) -> Array:
-        """What one entry must say to stand for both: LANES of a warp, WARPS of a block, BLOCKS of a cluster, CLUSTERS."""
+        """Returns the level of an entry that stands for both: LANES of a warp, WARPS of a block, BLOCKS of a cluster, CLUSTERS."""
         other = (entries & np.uint64(LANE)).astype(np.int64)
         per = self.wave.lanes_per_block
         levels = np.where(other // per != mine // per, BLOCKS, np.where(other >> 5 != mine >> 5, WARPS, LANES))
@@ -544,13 +537,13 @@ class Races(Order):
     # -- findings -----------------------------------------------------------------------------------------------------
 
     def shared_name(self, block: int) -> str:
-        """What to call the shared memory of a block of the wave."""
+        """Returns the name of the shared memory of a block of the wave, for messages."""
         if self.wave.cluster == 1:
             return "shared memory"
         return f"the shared memory of block {self.wave.number(block + self.wave.first_block)}"
 
     def report_writers(self, access: Touch, where: Array, entries: Array, by: Array, same: Array) -> None:
-        """Plain writes that are not ordered; `same`: where they write the same."""
+        """Reports plain writes that are not ordered; `same`: a mask of those that write the same."""
         for which, what, severity in ((~same, NOT_ORDERED, ERROR), (same, SAME, WARNING)):
             self.report(access, where[which], entries[which], by[which], ("write", "write"), what, severity)
 
@@ -564,7 +557,7 @@ class Races(Order):
         what: str = NOT_ORDERED,
         severity: str = ERROR,
     ) -> None:
-        """One finding for each pair of instructions, at the later one in the code; `verbs`: what each did, `what`: how it ended."""
+        """Reports a finding for each pair of instructions, at the later one in the code; `verbs`: their acts; `what`: outcome."""
         lanes, segment, i = access.lanes, access.segment, access.instruction
         for number in np.unique(by).tolist():
             at = int(np.flatnonzero(by == number)[0])
@@ -601,7 +594,7 @@ class Races(Order):
 
 
 def told(verb: str, i: Instruction) -> str:
-    """What an instruction did; a copy by its name."""
+    """Returns the verb for an instruction; a copy's has its name."""
     if i.opcode != "cp":
         return verb
     return i.name if verb == COPY else f"{verb.removesuffix(f' of an {COPY}')} of {i.name}"
@@ -609,23 +602,23 @@ def told(verb: str, i: Instruction) -> str:
 
 @dataclass
 class Touches:
-    """Of each lane of the cluster when it last reached a block's shared memory from another one, and with which instruction."""
+    """The last access of each lane of the cluster to a block's shared memory from another block, and its instruction."""
 
     stamps: Array
     by: Array
 
 
 class Lifetimes:
-    """The blocks of a wave of clusters."""
+    """The lifetimes of a wave's blocks in clusters."""
 
     def __init__(self, races: Races, wave: Wave, findings: Findings):
         self.races, self.wave, self.findings = races, wave, findings
         self.touched: dict[int, Touches] = {}
         self.over: dict[int, Array] = {}
-        """Of each lane of the cluster until when its accesses were over for some thread of the block that has exited."""
+        """Moments, for each lane of the cluster, until which its accesses were over for a thread of the block that has exited."""
 
     def touch(self, lanes: Lanes, blocks: Array, i: Instruction) -> None:
-        """The lanes reach the shared memory of these blocks of the wave, one a lane, none its own."""
+        """Notes that the lanes access the shared memory of these blocks of the wave, one a lane, none its own."""
         races, place = self.races, lanes.index % self.races.per
         early = ~races.begun(lanes, blocks)
         if early.any():
@@ -643,7 +636,7 @@ class Lifetimes:
             found.stamps[at], found.by[at] = races.now, races.number(i)
 
     def leave(self, lanes: Lanes) -> None:
-        """These threads have exited (`wave.alive` knows): if a block has none left, everything that reached it must be over."""
+        """Checks blocks whose last thread is among these, which have exited: every access to their memory must be over."""
         races, per = self.races, self.races.per
         for block in lanes.block_ids.tolist():
             part = lanes.subset(np.flatnonzero(lanes.block == block))
@@ -675,7 +668,7 @@ class Lifetimes:
 
 
 def tile_access(races: Races, lanes: Lanes, row: Array, chunks: Array, offsets: Array, i: Instruction) -> TileAccess:
-    """Tiles of shared memory, the k-th by lane row[k]: (tiles, chunks) 16-byte elements of the wave's, `offsets` of each tile."""
+    """Returns tiles of shared memory, the k-th by lane row[k]: `chunks` (tiles, n), 16-byte elements of the wave; `offsets`."""
     addresses = np.zeros(lanes.n, np.int64)
     addresses[row] = offsets
     lane, column = lanes.index[row] + races.first, lanes.warp[row] % races.warps
@@ -685,7 +678,7 @@ def tile_access(races: Races, lanes: Lanes, row: Array, chunks: Array, offsets: 
 def piece_access(
     races: Races, lanes: Lanes, segment: Segment, starts: Array, lengths: Array, row: Array, i: Instruction
 ) -> ShadowAccess | None:
-    """Ranges of bytes of a tensor, the k-th by lane row[k]; None where no store of the kernel reaches the tensor."""
+    """Returns ranges of bytes of a tensor, the k-th by lane row[k]; None if no store of the kernel reaches the tensor."""
     area = races.area(segment) if segment.space == "global" else None
     if area is None:
         return None
@@ -704,7 +697,7 @@ def piece_access(
 
 
 def bulk_read(races: Races, access: ShadowAccess) -> None:
-    """A tensor map is read: by a proxy of its own, at once."""
+    """Checks the read of a tensor map: by a proxy of its own, at once."""
     if races.launches is not None:
         races.launches.look(access, False, False)
     races.look_at_writers(access, "read")
@@ -714,7 +707,7 @@ def bulk_read(races: Races, access: ShadowAccess) -> None:
 
 
 def bulk_writing(races: Races, access: ShadowAccess) -> None:
-    """A copy to a tensor writes at any time until its thread has waited: nobody is ordered behind that, the thread included."""
+    """Begins a copy to a tensor: it writes at any time until its thread waits; no lane is ordered behind that, its own included."""
     shadow = access.shadow
     if shadow.landing is None:
         shadow.landing = Table(shadow.writes.rows, 1, races.numbers)
@@ -722,7 +715,7 @@ def bulk_writing(races: Races, access: ShadowAccess) -> None:
 
 
 def bulk_written(races: Races, access: ShadowAccess, lanes: Array) -> None:
-    """These lanes of the wave have waited for their part of such a copy: they wrote now."""
+    """Turns the parts of such a copy for which these lanes of the wave have waited into writes at this moment."""
     assert access.shadow.landing is not None
     mine = np.isin(access.who.lane, lanes + races.first)
     rows = access.rows[mine]
@@ -733,7 +726,7 @@ def bulk_written(races: Races, access: ShadowAccess, lanes: Array) -> None:
 
 
 def last_write(races: Races, access: ShadowAccess) -> tuple[int, int]:
-    """(moment, block of the grid) of the last plain write to the bytes of an access; moment 0: nobody wrote there."""
+    """Returns (moment, block of the grid) of the last plain write to the bytes of an access; moment 0: nobody wrote there."""
     if not access.shadow.writes.used or not len(access.rows):
         return 0, 0
     entry = int(access.shadow.writes.entries[access.rows].max())

@@ -1,1 +1,1 @@
-"""What a launch has to say: findings, and counts by instruction, line and tensor."""
+"""The results of a launch: findings, and counts by instruction, line and tensor."""

@@ -1,6 +1,4 @@
-"""Counts of one launch, for the kernel and for each line of its CUDA source, by class of instruction.
-
-Counts of one launch, for the kernel and for each line of its CUDA source: bytes and requests by tensor, bank
+"""Counts of one launch, for the kernel and for each line of its CUDA source: bytes and requests by tensor, bank
 conflicts, instructions by opcode and class, active lanes, work of the tensor cores.
 
 While a kernel runs, everything is recorded for each instruction (`Tally`); lines and totals are sums made at the end, so
@@ -42,7 +40,7 @@ _SPACES = ("global", "shared", "local", "const", "param")
 
 
 def instruction_class(instruction: Instruction) -> str:
-    """The class of an instruction.
+    """Returns the class of an instruction.
 
     Loads and stores, those of wmma too, go by their state space ("load global", "store shared", "load generic", ...),
     arithmetic by its last type: "fp32", "fp16, bf16", "fp64", "integer" (logic and shifts among them). "special function" are
@@ -67,7 +65,7 @@ def instruction_class(instruction: Instruction) -> str:
 
 
 def copies_by_lanes(i: Instruction) -> bool:
-    """Whether it is a cp.async: no bulk copy, nothing of groups, and no arrival at an mbarrier."""
+    """True for a cp.async that copies: not for bulk copies, groups or arrivals at an mbarrier."""
     return i.opcode == "cp" and "global" in i.mods and "bulk" not in i.mods
 
 
@@ -118,7 +116,7 @@ class Traffic:
         _add_fields(self, other)
 
     def count(self, lanes: Lanes, addresses: Array, size: int | Array, write: bool) -> None:
-        """Count one access of `size` bytes a lane at aligned virtual `addresses` (uint64, one a lane).
+        """Counts one access of `size` bytes a lane at aligned virtual `addresses` (uint64, one a lane).
 
         `size` is an array where lanes differ (cp.async with a source size); then each address has one size.
         """
@@ -144,7 +142,7 @@ class Traffic:
 
 
 def _add_fields(to: object, other: object) -> None:
-    """Add the numbers of one dataclass of numbers to those of another."""
+    """Adds the numbers of one dataclass of numbers to those of another."""
     mine = vars(to)
     for name, value in vars(other).items():
         mine[name] += value
@@ -176,7 +174,7 @@ Addable = TypeVar("Addable", Traffic, SharedCounts)
 
 
 def total(kind: type[Addable], parts: Iterable[Addable]) -> Addable:
-    """The sum of counts of one kind."""
+    """Returns the sum of counts of one kind."""
     out = kind()
     for part in parts:
         out.add(part)
@@ -185,16 +183,16 @@ def total(kind: type[Addable], parts: Iterable[Addable]) -> Addable:
 
 @dataclass
 class Counts:
-    """What some instructions did: those of a line, or of a whole kernel.
+    """Counts of some instructions: those of a line, or of a whole kernel.
 
-    `instructions` are warp instructions (predicated-off ones included), by opcode in `by_opcode`, by class (`report.counters`) in
-    `by_class`. `thread_instructions` are those of the single active lanes, `predicated_off` as many of them as their
-    predicate switched off (a conditional branch that is not taken counts as switched off). `divergent_branches` counts the
+    `instructions` are warp instructions (predicated-off ones included), by opcode in `by_opcode`, by class (`instruction_class`) in
+    `by_class`. `thread_instructions` counts active lanes, once for each instruction; `predicated_off` counts those of them whose
+    predicate was false (a conditional branch that is not taken counts as predicated off). `divergent_branches` counts the
     warps whose active lanes went different ways at a branch, once for each way beyond the first. `mma_flops` is 2 m n k for
     each warp-level mma. `traffic` is that of each tensor. `shared` maps (kind, bytes a lane) to counts; the kinds are "ld",
     "st", "atom", "ldmatrix", "stmatrix", "cp.async", "cp.async.bulk" (one lane copies all), "wgmma" (one a tile).
     `distributed` is the same for accesses to the shared memory of other blocks of the cluster, which are not in `shared`.
-    `inlined_at`: the kernel's lines that call the inlined functions in which the code stands.
+    `inlined_at`: the kernel's lines that call the inlined functions with this code.
     """
 
     instructions: int = 0
@@ -210,7 +208,7 @@ class Counts:
     inlined_at: set[Line] = field(default_factory=set)
 
     def add(self, other: Counts, times: int = 1) -> None:
-        """Add the counts of other instructions, those that every warp has in common `times` over."""
+        """Adds the counts of other instructions, those that every warp has in common `times` over."""
         self.instructions += other.instructions * times
         self.mma_flops += other.mma_flops * times
         for mine, theirs in ((self.by_opcode, other.by_opcode), (self.by_class, other.by_class)):
@@ -247,7 +245,7 @@ class Counts:
         return total(SharedCounts, self.distributed.values())
 
     def shared_kind(self, kind: str) -> SharedCounts:
-        """Shared memory of one kind, all widths."""
+        """Returns shared memory counts of one kind, all widths together."""
         return total(SharedCounts, (counts for (name, _), counts in self.shared.items() if name == kind))
 
 
@@ -263,7 +261,7 @@ class Counters(Counts):
     waves: int = 0
 
     def join(self, other: Counters) -> None:
-        """Add the counts of another launch."""
+        """Adds the counts of another launch."""
         self.add(other)
         for line, counts in other.lines.items():
             self.lines.setdefault(line, Counts()).add(counts)
@@ -272,7 +270,7 @@ class Counters(Counts):
 
 
 Mix = tuple[tuple[Line, Counts], ...]
-"""What one warp executes in a stretch of code, by line."""
+"""Counts of one warp's execution of a stretch of code, by line."""
 
 
 @dataclass
@@ -288,11 +286,11 @@ class Tally:
     waves: int = 0
 
     def wrote(self, segment: Segment) -> bool:
-        """Whether any instruction has stored to a tensor."""
+        """True if any instruction has stored to a tensor."""
         return any(moved.write_bytes for (_, one), moved in self.traffic.items() if one is segment)
 
     def fold(self, executed: Iterable[tuple[Mix, int, int]]) -> Counters:
-        """The counts by line and in all; `executed` are stretches of code, with the warps and the threads that ran each."""
+        """Returns the counts by line and in all; `executed` are stretches of code, with the warps and the threads that ran each."""
         lines: defaultdict[Line, Counts] = defaultdict(Counts)
         for mix, warps, threads in executed:
             for line, counts in mix:
@@ -318,7 +316,7 @@ class Tally:
 
 
 def mix_of(instructions: Iterable[tuple[Instruction, int]]) -> Mix:
-    """What (instruction, FLOPs of the tensor cores) executed once by one warp add to each line, less what lanes decide."""
+    """Returns what one warp adds to each line by executing (instruction, tensor-core FLOPs) once, without counts of lanes."""
     lines: defaultdict[Line, Counts] = defaultdict(Counts)
     for instruction, flops in instructions:
         counts = lines[instruction.place]

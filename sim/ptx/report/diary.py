@@ -1,8 +1,8 @@
-"""What the warps of one thread block did, in the order executed: instructions, copies, products, arrivals; what waits waited for.
+"""The diary of one thread block: what its warps did, in the order executed: instructions, copies, products, arrivals, waits.
 
-A row is a warp; lanes that diverge share it, their stretches one after the other. Whatever somebody may wait for has a number: an
-arrival, a copy, a product of a warpgroup. A wait names those that had to come before it. It is noted when it is over, so that in
-the order executed everything stands behind what it waits for.
+A row is a warp; lanes that diverge share it, their stretches one after the other. Each arrival, copy and product of a warpgroup,
+for which others may wait, has a number. A wait names those that had to come before it. It is recorded when it is over, so that
+in the order executed it follows everything that it waited for.
 """
 
 from __future__ import annotations
@@ -25,24 +25,24 @@ WORD = 4
 
 
 class Written(NamedTuple):
-    """What made a word what it is: numbers of the block's own stores and atomics, and whether other blocks had a part in it."""
+    """The writers of a word: numbers of the block's own stores and atomics, and whether other blocks wrote, too."""
 
     by: tuple[int, ...]
     outside: bool
 
 
 class Writers:
-    """The last store of each word, and the atomics since. `rows`: of each number its warp."""
+    """The last store of each word, and the atomics since. `rows` maps each number to its warp."""
 
     def __init__(self, wave: Wave, rows: Mapping[int, int]):
         self.rows = rows
         self.shared = wave.blocks * wave.shared_stride
         self.every = [Written((), False), Written((), True)]
-        """Of which tables have the places: nobody, another block, and so on."""
+        """The values that tables refer to by index: nobody, another block, and so on."""
         self.tables: dict[Segment | None, Array] = {}
 
     def table(self, segment: Segment | None) -> Array:
-        """Of a tensor, or of the wave's shared memory."""
+        """Returns the table of a tensor, or (None) of the wave's shared memory."""
         found = self.tables.get(segment)
         if found is None:
             nbytes = self.shared if segment is None else segment.size
@@ -50,7 +50,7 @@ class Writers:
         return found
 
     def stored(self, segment: Segment | None, words: Array, numbers: Array) -> None:
-        """Lanes (rows of `words`) store; `numbers`: of each its store, 0 for lanes of other blocks."""
+        """Records that lanes (rows of `words`) store; `numbers`: the store of each lane, 0 for lanes of other blocks."""
         places = np.ones(len(numbers), np.int32)
         for number in np.unique(numbers[numbers > 0]).tolist():
             places[numbers == number] = len(self.every)
@@ -58,7 +58,7 @@ class Writers:
         self.table(segment)[words] = places[:, None]
 
     def added(self, segment: Segment | None, words: Array, numbers: Array) -> None:
-        """Lanes change what is there: theirs joins what others did, of each warp the last."""
+        """Adds updates by lanes: their numbers join those of others, the last one of each warp."""
         table, each = self.table(segment), np.repeat(numbers, words.shape[1])
         order = np.argsort(words, axis=None, kind="stable")
         found, each = words.reshape(-1)[order], each[order]
@@ -70,19 +70,19 @@ class Writers:
             self.every.append(Written((*kept, *(number for number in mine if number)), before.outside or 0 in mine))
 
     def of(self, segment: Segment | None, words: Array) -> Written:
-        """Of all these words together."""
+        """Returns the writers of all these words together."""
         some = [self.every[place] for place in sorted(set(self.table(segment)[words].ravel().tolist()))]
         return Written(tuple(dict.fromkeys(n for one in some for n in one.by)), any(one.outside for one in some))
 
 
 MOST_KEPT = 1_000_000
-"""Stretches and acts of all warps together: beyond it a diary is given up, since they take some 300 and 150 bytes each."""
+"""Most stretches and acts of all warps together. Beyond it a diary is given up, since they take some 300 and 150 bytes each."""
 
 WRITES = frozenset({"st", "stmatrix", "atom", "red"})
-"""What writes memory for others, by threads."""
+"""Opcodes by which threads write memory that others may read."""
 
 REMEMBERED = 1024
-"""Sets of lanes of which the block's warps are remembered."""
+"""Most sets of lanes for which the block's warps are remembered."""
 
 
 class Shared(NamedTuple):
@@ -98,13 +98,13 @@ class Global(NamedTuple):
 
 
 class Sign(NamedTuple):
-    """An arrival, or registers given back: there once it is issued."""
+    """An arrival, or registers given back: complete once it is issued."""
 
     number: int
 
 
 class Promise(NamedTuple):
-    """An arrival that comes when these copies have landed, and those of the promise before it."""
+    """An arrival that completes when these copies have landed, and those of the promise before it."""
 
     number: int
     after: tuple[int, ...]
@@ -123,10 +123,10 @@ class MultiplyIssue(NamedTuple):
 
 
 class WaitSpan(NamedTuple):
-    """A wait: over when all of `on` have come. `read`: of copies to global memory, only until they have read their source.
+    """A wait: over when all of `on` have come. `read`: waits for copies to global memory only until they have read their source.
 
-    kind: barrier, cluster, phase (mbarrier), memory (what a loop that asks it reads), copies (cp.async), stores (bulk groups),
-    products, registers. what: which one, in words. meeting: a number that waits share which are over together, -1 for none.
+    kind: barrier, cluster, phase (mbarrier), memory (a loop that reads it), copies (cp.async), stores (bulk groups), products,
+    registers. what: which one, in words. meeting: a number that waits share which are over together, -1 for none.
     outside: another block had a part in it.
     """
 
@@ -152,10 +152,10 @@ class Stretch:
 
 @dataclass(slots=True)
 class CopySpan:
-    """An asynchronous copy: by warp `row`, with instruction `pc`; of `tensor`, of which it moves `nbytes`, and to `where`.
+    """An asynchronous copy: by warp `row`, with instruction `pc`; it moves `nbytes` of `tensor` to `where`.
 
-    how: cp.async, bulk, TMA or DSMEM. group: of cp.async, how many groups its warp had closed before. inward: into the block's
-    shared memory. across: into another block's.
+    how: cp.async, bulk, TMA or DSMEM. group: groups that its warp had closed before (cp.async). inward: into the block's shared
+    memory. across: into another block's.
     """
 
     row: int
@@ -188,9 +188,9 @@ class Row:
     groups: int = 0
     promised: int = -1
     stuck: list[tuple[int, str]] = field(default_factory=list)
-    """Where some of its lanes stood when the launch was stopped: an instruction (-1: none), and what they waited for."""
+    """Position of its stopped lanes at the end of the launch: an instruction (-1: none), and what they waited for."""
     spin: tuple[int, int, int, int] | None = None
-    """Where it last came to the head of a loop that only waits: head, stretches, and end and acts of the last of them then."""
+    """Last arrival at the head of a loop that only waits: head, stretches, and end and acts of the last of these at that time."""
 
 
 class DiaryPart(NamedTuple):
@@ -204,9 +204,9 @@ class DiaryPart(NamedTuple):
 
 @dataclass(frozen=True)
 class Listing:
-    """The code: its instructions, and of each the registers that it reads and writes, as bits.
+    """The code: its instructions, and the registers that each reads and writes, as bits.
 
-    flops: of a warp, on the tensor cores. spins: loops that only wait, from the head to the last instruction.
+    flops: tensor-core FLOPs of a warp. spins: loops that only wait, from the head to the last instruction.
     """
 
     instructions: Sequence[Instruction]
@@ -217,20 +217,20 @@ class Listing:
 
     @cached_property
     def asks(self) -> frozenset[int]:
-        """What reads memory in loops that only wait."""
+        """The instructions that read memory in loops that only wait."""
         every = {pc for first, last in self.spins.items() for pc in range(first, last + 1)}
         return frozenset(pc for pc in every if self.instructions[pc].opcode in ("ld", "atom"))
 
     @cached_property
     def heads(self) -> frozenset[int]:
-        """Of loops that only wait and read memory."""
+        """The heads of loops that only wait and read memory."""
         return frozenset(first for first, last in self.spins.items() if not self.asks.isdisjoint(range(first, last + 1)))
 
 
 class Diary:
-    """Of thread block `block` (linear index in the grid) of one launch: `Module.launch(..., diary=Diary(0))`.
+    """The diary of thread block `block` (linear index in the grid) of one launch: `Module.launch(..., diary=Diary(0))`.
 
-    Raises ValueError for a block that is no whole number from 0.
+    Raises ValueError for a block that is not a whole number from 0.
     """
 
     def __init__(self, block: int = 0):
@@ -244,9 +244,9 @@ class Diary:
         self.copies: dict[int, CopySpan] = {}
         self.products: dict[int, ProductSpan] = {}
         self.signs: dict[int, int] = {}
-        """Rows of arrivals and promises."""
+        """Rows of arrivals and promises, by number."""
         self.too_long = False
-        """It was given up, and has nothing: more than MOST_KEPT."""
+        """True if it was given up, and is empty: it had more than MOST_KEPT entries."""
         self._numbers = 0
         self._meetings = 0
         self._size = 0
@@ -254,7 +254,7 @@ class Diary:
     # -- beginning --------------------------------------------------------------------------------------------------------
 
     def open(self, kernel: str, blocks: int) -> None:
-        """A launch begins. ValueError for a grid without the block, or for a second launch."""
+        """Begins with a launch. Raises ValueError for a grid without the block, or for a second launch."""
         if self.kernel:
             raise ValueError(f"diary must be a new one for each launch: this one is of {self.kernel}")
         if self.block >= blocks:
@@ -262,11 +262,11 @@ class Diary:
         self.kernel, self.blocks = kernel, blocks
 
     def of_wave(self, wave: Wave) -> bool:
-        """Whether the block is in a wave."""
+        """True if the block is in a wave."""
         return any(wave.number(wave.first_block + k) == self.block for k in range(wave.blocks))
 
     def begin(self, wave: Wave, listing: Listing, name: Callable[[int], str]) -> None:
-        """The wave with the block begins; `name` has words for an offset in shared memory."""
+        """Begins the wave with the block; `name` describes an offset in shared memory in words."""
         self.listing, self.name = listing, name
         self.at = {i: pc for pc, i in enumerate(listing.instructions)}
         # The block's place in the wave.
@@ -285,8 +285,9 @@ class Diary:
         self._writers = Writers(wave, self.signs) if listing.asks else None
 
     def close(self, alive: Array) -> None:
-        """The wave is over, with so many threads left alive of each of its warps: none, unless a fault or a deadlock stopped it.
-        What only the noting needed goes, and with it the memory that it refers to."""
+        """Ends the wave; `alive`: threads of each warp still alive, none unless a fault or a deadlock stopped it.
+        Drops state that only recording needed, and with it the memory that it refers to.
+        """
         for row, left in zip(self.rows, alive.reshape(-1, len(self.rows))[self.local], strict=True):
             if left and not row.stuck:
                 row.stuck.append((row.stretches[-1].end - 1 if row.stretches else -1, "the launch was stopped"))
@@ -295,7 +296,7 @@ class Diary:
         del self.name
 
     def parts(self, lanes: Lanes) -> list[DiaryPart]:
-        """The block's warps in a set of lanes."""
+        """Returns the block's warps in a set of lanes."""
         found = [] if self.too_long else self._parts.get(lanes)
         if found is None:
             if len(self._parts) >= REMEMBERED:
@@ -312,7 +313,7 @@ class Diary:
     # -- instructions -----------------------------------------------------------------------------------------------------
 
     def ran(self, lanes: Lanes, first: int, end: int) -> None:
-        """Lanes run instructions from `first` to `end`; what comes of them is noted behind it."""
+        """Records that lanes run instructions from `first` to `end`; their acts are recorded after this call."""
         for part in self.parts(lanes):
             row = self.rows[part.row]
             if row.spin is not None or first in self.listing.spins:
@@ -331,7 +332,7 @@ class Diary:
                 row.stretches.clear()
 
     def _turn(self, row: Row, first: int) -> None:
-        """Of a loop that only waits the last turn stays: how many there are is the machine's doing."""
+        """Keeps only the last turn of a loop that only waits: the number of turns depends on the machine."""
         if row.spin is not None:
             head, count, end, acts = row.spin
             if first == head:
@@ -348,7 +349,7 @@ class Diary:
             row.spin = first, len(row.stretches), last.end if last else 0, len(last.acts) if last else 0
 
     def note(self, row: int, pc: int, act: Act) -> None:
-        """An act of instruction `pc`, the last that the row has run, or one of its stretch."""
+        """Records an act of instruction `pc`, the last that the row has run, or one of its stretch."""
         stretches = self.rows[row].stretches
         if not isinstance(act, Shared | Global) and not (isinstance(act, WaitSpan) and act.kind == "memory"):
             self.rows[row].spin = None  # what is behind it stays
@@ -365,7 +366,7 @@ class Diary:
         return self._numbers
 
     def signs_of(self, lanes: Lanes, pc: int) -> list[int]:
-        """Arrivals of the block's warps, one each."""
+        """Returns the arrivals of the block's warps, one each."""
         found = []
         for part in self.parts(lanes):
             found.append(self.number())
@@ -374,7 +375,7 @@ class Diary:
         return found
 
     def stuck(self, lanes: Lanes, instruction: Instruction, what: str) -> None:
-        """Lanes wait at an instruction for what never comes."""
+        """Records that lanes wait at an instruction for what never comes."""
         for part in self.parts(lanes):
             self.rows[part.row].stuck.append((self.at[instruction], f"{what}; it is never over"))
 
@@ -383,7 +384,7 @@ class Diary:
     def access(
         self, space: str, segment: Segment | None, lanes: Lanes, addresses: Array, size: int | Array, instruction: Instruction
     ) -> None:
-        """A checked access, `addresses` one a lane."""
+        """Records a checked access, `addresses` one a lane."""
         if segment is not None and segment.space != "global":
             return
         pc, copies = self.at[instruction], copies_by_lanes(instruction)
@@ -411,7 +412,7 @@ class Diary:
             self._wrote(space, segment, lanes, addresses, size, instruction)
 
     def _words(self, space: str, segment: Segment | None, lanes: Lanes, addresses: Array, size: int | Array) -> Array:
-        """Words of memory that lanes access, (lanes, words of each)."""
+        """Returns the words of memory that lanes access, (lanes, words of each)."""
         assert isinstance(size, int)
         start = addresses.astype(np.int64) - (0 if segment is None else segment.start)
         if space == "shared":
@@ -420,7 +421,7 @@ class Diary:
         return found
 
     def _asked(self, space: str, segment: Segment | None, lanes: Lanes, addresses: Array, size: int | Array, pc: int) -> None:
-        """A loop that only waits reads memory: that waits for whoever wrote there last."""
+        """Records that a loop that only waits reads memory: it waits for the last writer there."""
         assert self._writers is not None
         words = self._words(space, segment, lanes, addresses, size)
         for part in self.parts(lanes):
@@ -433,7 +434,7 @@ class Diary:
     def _wrote(
         self, space: str, segment: Segment | None, lanes: Lanes, addresses: Array, size: int | Array, i: Instruction
     ) -> None:
-        """Lanes write memory, which a loop may wait for."""
+        """Records that lanes write memory, for which a loop may wait."""
         assert self._writers is not None
         numbers, parts = np.zeros(lanes.n, np.int64), self.parts(lanes)
         for part, number in zip(parts, self.signs_of(lanes, self.at[i]), strict=True):
@@ -452,7 +453,7 @@ class Diary:
     # -- cp.async ---------------------------------------------------------------------------------------------------------
 
     def issued(self, lanes: Lanes) -> dict[int, int]:
-        """The copies of an instruction by row; it is over."""
+        """Returns the copies of an instruction by row; the instruction is over."""
         return {part.row: self._issued.pop(part.row) for part in self.parts(lanes) if part.row in self._issued}
 
     def committed(self, lanes: Lanes) -> None:
@@ -460,7 +461,7 @@ class Diary:
             self.rows[part.row].groups += 1
 
     def waited(self, lanes: Lanes, i: Instruction, kind: str, on: Mapping[int, Iterable[int]], read: bool = False) -> None:
-        """Warps have waited for what is theirs in `on`, by row."""
+        """Records that warps have waited for their entries in `on`, by row."""
         for part in self.parts(lanes):
             mine = tuple(dict.fromkeys(on.get(part.row, ())))
             if kind == "copies":
@@ -469,7 +470,7 @@ class Diary:
             self.note(part.row, self.at[i], WaitSpan(kind, "", mine, read=read))
 
     def promised(self, lanes: Lanes, instruction: Instruction) -> dict[int, int]:
-        """Warps will arrive somewhere when their copies have landed: the promises by row."""
+        """Records that warps will arrive when their copies have landed; returns the promises by row."""
         found = {}
         for part in self.parts(lanes):
             row, number = self.rows[part.row], self.number()
@@ -481,7 +482,7 @@ class Diary:
         return found
 
     def keep(self, promise: dict[int, int] | None) -> None:
-        """Until the next such call, arrivals are those of a promise."""
+        """Makes arrivals, until the next such call, those of a promise."""
         self._kept = promise
 
     # -- bulk copies ------------------------------------------------------------------------------------------------------
@@ -489,8 +490,7 @@ class Diary:
     def bulk(
         self, lanes: Lanes, tensor: str, where: Sequence[str], nbytes: Array, i: Instruction, inward: bool, across: Array
     ) -> list[int]:
-        """Copies start, one a lane: their numbers, -1 for those of other blocks. `across`: which are from shared memory to another
-        block's."""
+        """Starts copies, one a lane; returns their numbers, -1 in other blocks. `across`: from shared memory to another block's."""
         found = [-1] * lanes.n
         how = "TMA" if "tensor" in i.mods else "bulk" if "global" in i.mods else "DSMEM"
         for part in self.parts(lanes):
@@ -505,11 +505,11 @@ class Diary:
     # -- barriers ---------------------------------------------------------------------------------------------------------
 
     def came(self, kind: str, number: int, lanes: Lanes, pc: int) -> None:
-        """Warps arrive at a barrier of the block or of its cluster."""
+        """Records that warps arrive at a barrier of the block or of its cluster."""
         self._met[kind, number] += self.signs_of(lanes, pc)
 
     def met(self, kind: str, number: int, waits: Iterable[tuple[Lanes, int]], outside: bool = False) -> None:
-        """A barrier is complete: lanes go on that wait at an instruction each; a cluster's may do so one after the other."""
+        """Completes a barrier: the lanes that wait, at an instruction each, go on; a cluster's may do so one after the other."""
         if (kind, number) in self._met:
             self._meetings += 1
             self._over[kind] = self._meetings, tuple(self._met.pop((kind, number)))
@@ -522,12 +522,12 @@ class Diary:
     # -- mbarriers --------------------------------------------------------------------------------------------------------
 
     def made(self, key: int, per: int) -> None:
-        """A mbarrier is initialised; there are `per` places for them in a block's shared memory."""
+        """Initialises an mbarrier; a block's shared memory has `per` places for them."""
         self._per = per
         self._lives[key] += 1
 
     def arrived(self, key: int, phase: int, lanes: Lanes, instruction: Instruction) -> None:
-        """Lanes arrive at a phase of an mbarrier, or count bytes down."""
+        """Records that lanes arrive at a phase of an mbarrier, or count bytes down."""
         if key // self._per != self.local:
             return
         at = key, self._lives[key], phase
@@ -540,14 +540,14 @@ class Diary:
             self._outside.add(at)
 
     def brought(self, key: int, phase: int, number: int) -> None:
-        """A bulk copy has brought its bytes to a phase."""
+        """Records that a bulk copy has brought its bytes to a phase."""
         at = key, self._lives[key], phase
         if key // self._per == self.local:
             self._phases[at] += [number] if number >= 0 else []
             self._outside |= {at} if number < 0 else set()
 
     def saw(self, lanes: Lanes, key: int, phase: int, pc: int) -> None:
-        """Lanes have waited until a phase was complete; a negative one is before the first."""
+        """Records that lanes have waited until a phase was complete; a negative one is before the first."""
         at = key, self._lives[key], phase
         which = f"phase {phase}" if phase >= 0 else "the phase before the first"
         what = f"{which} of the mbarrier at {self.name(key % self._per * 8)}"
@@ -558,7 +558,7 @@ class Diary:
     # -- warpgroups, registers --------------------------------------------------------------------------------------------
 
     def multiplied(self, lanes: Lanes, pc: int, size: tuple[int, int]) -> dict[int, int]:
-        """Whole warpgroups issue a product (FMAs of each, bits of an element): its number by the first row of each."""
+        """Records a product of whole warpgroups (FMAs of each, bits of an element); returns its number by the first row of each."""
         found: dict[int, int] = {}
         for part in self.parts(lanes):
             first = part.row - part.row % GROUP
@@ -569,7 +569,7 @@ class Diary:
         return found
 
     def resized(self, lanes: Lanes, pc: int, more: bool) -> None:
-        """A warp has the registers that it asked for: from then on, if it gives some back, others may."""
+        """Records that a warp has the registers that it asked for; if it gives some back, others may have them from then on."""
         if more:
             for part in self.parts(lanes):
                 self.note(part.row, pc, WaitSpan("registers", "", tuple(self._given)))

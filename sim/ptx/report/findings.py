@@ -1,15 +1,15 @@
-"""Findings: what is wrong with a kernel, where and how badly, and which of it somebody lets pass.
+"""Findings: the faults of a kernel, their place and severity, and the suppressions that let some of them pass.
 
-Findings that somebody has looked at and lets pass: by entries of a file, or by comments in the source.
+A suppression is an entry of a file, or a comment in the source.
 
 A file has an entry a line, kind, kernel, place and reason; `#` begins a comment:
 
     race           histogram*   hist.cu:17       every thread writes the same zero
     out-of-bounds  *            vendor/scan.cuh  its tail is masked away
 
-Patterns are the shell's (`*`, `?`). A kernel's name is that of the PTX or of the source, a place FILE, FILE:LINE or
-FILE:FIRST-LAST, of any line that a finding names: its own, the calls that it is inlined at, a race's other side. In the source, on
-such a line or alone on the one before: `// cupyflash: allow race: every thread writes the same zero`.
+Patterns are the shell's (`*`, `?`). A kernel's name is that of the PTX or of the source. A place is FILE, FILE:LINE or
+FILE:FIRST-LAST, of any line that a finding names: its own, the calls that it is inlined at, a race's other side. In the source,
+on such a line or alone on the one before: `// cupyflash: allow race: every thread writes the same zero`.
 """
 
 from __future__ import annotations
@@ -28,56 +28,56 @@ from ..state.lanes import Lanes
 from ..text.syntax import Instruction, Line, base_name
 
 LIMIT = 100
-"""How many findings a launch keeps; the rest is only counted."""
+"""Most findings that a launch keeps; further ones are only counted."""
 
 ERROR, WARNING, NOTE = SEVERITIES = "error", "warning", "note"
-"""Wrong on some chip or in some order; undefined, yet every known chip does it; wrong by the letter, and nothing came of it."""
+"""Wrong on some chip or in some order; undefined, yet every known chip does it; against the PTX ISA, without effect."""
 
 FAIL_ON = {ERROR: (ERROR,), WARNING: (ERROR, WARNING)}
-"""What fails a test or a command that is told to fail on errors only, or on warnings too."""
+"""Severities that fail a test or a command set to fail on errors only, or on warnings too."""
 
 KINDS = {
     "bad arrival": "at an mbarrier",
-    "bad call": "through a pointer that is no such function",
+    "bad call": "through a pointer to no suitable function",
     "bad rank": "mapa to a rank that the cluster does not have",
-    "bad tensor map": "what is wrong with a map, or with how it is used (`memory.regions`)",
+    "bad tensor map": "an invalid map, or a wrong use of one (`memory.regions`)",
     "budget": "all instructions that the launch may run are spent",
     "cluster barrier": "barrier.cluster.wait without an arrival before, or two arrivals without a wait between",
-    "deadlock": "threads wait for what can never come",
-    "disagreement": "of wgmma's descriptors, or of the warps of a warpgroup",
+    "deadlock": "threads wait for an event that can never come",
+    "disagreement": "between wgmma's descriptors, or between the warps of a warpgroup",
     "endless": "no loop comes nearer to its end",
     "exited block": "shared memory of a block that has exited, or may have",
     "in flight": "shared memory whose asynchronous copy, or registers whose wgmma, nobody waited for",
     "inactive source": "a shuffle from a lane that does not take part",
-    "misaligned": "an address that is no multiple of what the access asks for",
-    "missing fence": "wgmma's, of registers",
+    "misaligned": "an address that is no multiple of the access's alignment",
+    "missing fence": "no wgmma.fence between accesses to a product's registers",
     "missing lanes": "a warp-wide instruction without all lanes that it names",
     "not begun": "shared memory of a block that may not run yet",
     "null pointer": "an access near address 0",
-    "out of bounds": "an access outside of the memory that its address is of",
+    "out of bounds": "an access outside of the memory that its address belongs to",
     "partial barrier": "threads had exited before a barrier of the whole block",
     "proxy": "no fence between two ways to memory (`order.proxy`)",
     "race": "two accesses that nothing orders (`order.races`)",
     "read-only": "a store to memory that may only be read",
-    "register budget": "setmaxnreg's",
+    "register budget": "a setmaxnreg that the warp or its warpgroup may not run",
     "stack overflow": "calls too deep",
-    "swizzle": "of wgmma's descriptors with a tile",
+    "swizzle": "of a wgmma descriptor, other than that of the copy that wrote the tile",
     "trap": "the kernel's own, or a failed assertion",
     "uninitialised": "memory or a register that nobody wrote",
 }
-"""What a finding may be."""
+"""All kinds of findings, with their meanings."""
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that is wrong, at the first lane that did it.
+    """One fault of a kernel, at the first lane that has it.
 
     `kind` is one of `KINDS`, `severity` of `SEVERITIES`.
-    `source` is (file, line) of the CUDA source where the PTX has line information; where that is in an inlined function,
+    `source` is (file, line) of the CUDA source if the PTX has line information; if that is in an inlined function,
     `inlined_at` has the lines of the calls, the kernel's own last. `block` is the linear block index, `warp` counts within the
-    block, `lane` within the warp. `address` is the virtual address (shared: the offset). `instructions`: how many PTX
-    instructions of this line did it (an unrolled loop has copies), `lanes`: how many lanes, each as often as it did.
-    `other`: of a race and the like, the other side's line as in `Counters.lines` (the PTX's where there is no other).
+    block, `lane` within the warp. `address` is the virtual address (shared: the offset). `instructions` counts the PTX
+    instructions of this line with the fault (an unrolled loop has copies), `lanes` the lanes, each as often as it had it.
+    `other`: the other side's line of a race and the like, as in `Counters.lines` (the PTX's if there is no other).
     """
 
     kind: str
@@ -107,37 +107,37 @@ class Finding:
 
     @property
     def places(self) -> tuple[Line, ...]:
-        """All lines that it names: its own (the PTX's where there is no other), the calls, the other side."""
+        """Returns all lines that the finding names: its own (the PTX's if there is no other), the calls, the other side."""
         return (self.source or ("PTX", self.ptx_line), *self.inlined_at, *([self.other] if self.other else []))
 
 
 def counted(findings: Sequence[Finding]) -> str:
-    """How many there are of each severity, for a message: 2 errors and 1 warning."""
+    """Returns the number of findings of each severity, for a message: 2 errors and 1 warning."""
     numbers = [sum(one.severity == severity for one in findings) for severity in SEVERITIES]
     return " and ".join(plural(number, severity) for number, severity in zip(numbers, SEVERITIES, strict=True) if number)
 
 
 class Verdict(NamedTuple):
-    """What is wrong, and how bad that is."""
+    """The kind of a fault, and its severity."""
 
     kind: str
     severity: str
 
 
 class Allowance(Protocol):
-    """What lets some findings pass (`report.findings`)."""
+    """A suppression, as `Findings` sees it."""
 
     def matches(self, finding: Finding) -> bool:
-        """Whether this is one of them."""
+        """True if it lets this finding pass."""
 
 
 Key = tuple[object, ...]
-"""What the findings have in common of which a launch keeps the first."""
+"""The key by which findings count as the same: a launch keeps the first of each key."""
 
 
 @dataclass
 class Record:
-    """A finding and what has come to it since: the PTX lines of its copies, its lanes."""
+    """A finding and its later copies: their PTX lines and lanes."""
 
     finding: Finding
     number: int
@@ -150,10 +150,10 @@ class Record:
 
 @dataclass
 class Findings:
-    """Collects the findings of a launch: the first of each kind, place in the source and tensor; `total` counts all lanes.
+    """The findings of a launch: the first of each kind, place in the source and tensor; `total` counts all lanes.
 
-    `doubts` are those of which only the end of the launch shows whether anything came of them (`settle`). What one of
-    `allowed` matches is in `suppressed` only, by its number there.
+    `doubts` become findings or a note only at the end of the launch (`settle`). A finding that one of `allowed` matches is in
+    `suppressed` only, by the number of that suppression.
     """
 
     kernel: str
@@ -177,10 +177,10 @@ class Findings:
         address: int | None = None,
         tensor: str | None = None,
     ) -> None:
-        """Record a finding at `position` within `lanes`, by its kind an error; `count` lanes did the same in this execution."""
+        """Records a finding at `position` within `lanes`, by its kind an error; `count` lanes did the same in this execution."""
         i = instruction
         kind = what if isinstance(what, str) else what.kind
-        # Who waits is told apart at each instruction, whatever the line.
+        # Waiting lanes have a finding for each instruction, even on one line.
         key = (kind, (i.line, i.text) if kind == "deadlock" else place_of(i), tensor)
         place = lanes.place(position)
         self.record(what, message, (i,), place, key, count=count, address=address, tensor=tensor)
@@ -197,7 +197,7 @@ class Findings:
         address: int | None,
         tensor: str | None,
     ) -> None:
-        """Record a finding of (block, warp, lane) `place`, the first with this key; `sides`: the instruction, a race's other."""
+        """Records a finding of (block, warp, lane) `place`, the first with this key; `sides`: the instruction, a race's other."""
         kind, severity = (what, ERROR) if isinstance(what, str) else what
         assert kind in KINDS, kind
         i, *others = sides
@@ -208,12 +208,12 @@ class Findings:
             self.total += count
 
     def doubt(self, kind: str, message: str, i: Instruction, place: tuple[int, int, int], count: int, address: int) -> None:
-        """Record what may be wrong; `settle` will say whether it is."""
+        """Records a possible fault; `settle` decides whether it is one."""
         finding = Finding(kind, message, self.kernel, i.source, i.line, *place, address, None, i.inlined_at)
         self.note(self.doubts, (kind, place_of(i), None), finding, count)
 
     def note(self, records: dict[Key, Record], key: Key, finding: Finding, count: int) -> bool:
-        """Enter a finding; False where it is suppressed. Of several with one key the first of the worst severity stays."""
+        """Enters a finding; False if it is suppressed. Of several with one key the first of the worst severity stays."""
         by = next((number for number, one in enumerate(self.allowed) if one.matches(finding)), None)
         if by is not None:
             records = self.suppressed.setdefault(by, {})
@@ -225,7 +225,7 @@ class Findings:
                 known.finding = finding
             return by is None
         if len(records) >= LIMIT and by is None and finding.severity == ERROR:
-            # A warning gives way.
+            # An error replaces a warning.
             lesser = [each for each, record in records.items() if record.finding.severity != ERROR]
             if lesser:
                 del records[lesser[-1]]
@@ -236,7 +236,7 @@ class Findings:
 
     @property
     def clean(self) -> bool:
-        """Whether there is nothing to tell so far."""
+        """True if there is nothing to report so far."""
         return not (self.found or self.doubts or self.suppressed)
 
     @staticmethod
@@ -244,7 +244,7 @@ class Findings:
         return tuple(record.closed() for record in records.values())
 
     def settle(self, matters: bool) -> list[Finding]:
-        """Doubts become findings if something came of them, else all of them together one note, which is returned."""
+        """Turns doubts into findings if `matters`, else all of them together into one note, which it returns."""
         doubts, self.doubts = self.doubts, {}
         if matters:
             self.total += sum(record.lanes for record in doubts.values())
@@ -261,7 +261,7 @@ class Findings:
 
 
 def place_of(i: Instruction) -> tuple[object, ...]:
-    """What the copies of an instruction in an unrolled loop have in common: line, calls and opcode; without lines the PTX's own."""
+    """Returns what an instruction's copies in an unrolled loop share: line, calls, opcode; without line information, the PTX's."""
     return (i.opcode, i.source, i.inlined_at) if i.source else (i.line, i.text)
 
 
@@ -275,11 +275,11 @@ class Stuck:
 
 
 MOST_GROUPS = 6
-"""Of those that wait elsewhere, how many a deadlock's message names."""
+"""Most other waiting groups that a deadlock's message names."""
 
 
 def report_deadlock(findings: Findings, groups: list[Stuck]) -> None:
-    """Nobody can go on: a finding for each group, with where the others are."""
+    """Reports a deadlock: a finding for each group, with the places of the others."""
     places: dict[tuple[Instruction, str], list[Lanes]] = {}
     for group in groups:
         places.setdefault((group.instruction, group.what), []).append(group.lanes)
@@ -296,7 +296,7 @@ def report_deadlock(findings: Findings, groups: list[Stuck]) -> None:
 
 
 def crowd(*sets: Lanes) -> str:
-    """Which threads these are, shortly: warps 0-3 of block 1."""
+    """Returns a short name of threads: warps 0-3 of block 1."""
     where: dict[tuple[int, ...], list[int]] = {}
     by_block: dict[int, set[int]] = {}
     for lanes in sets:
@@ -310,7 +310,7 @@ def crowd(*sets: Lanes) -> str:
 
 
 def ranges(noun: str, numbers: list[int]) -> str:
-    """warp 3; warps 0-3, 8."""
+    """Returns numbers as text: warp 3; warps 0-3, 8."""
     runs: list[list[int]] = []
     for number in numbers:
         if runs and number == runs[-1][1] + 1:
@@ -322,17 +322,17 @@ def ranges(noun: str, numbers: list[int]) -> str:
 
 
 def stuck(threads: int) -> str:
-    """Who does not go on, for a message: 1 thread waits, 2 threads wait."""
+    """Returns the subject and verb of a message about waiting threads: 1 thread waits, 2 threads wait."""
     return f"{plural(threads, 'thread')} {'waits' if threads == 1 else 'wait'}"
 
 
 def source(i: Instruction) -> str:
-    """Where an instruction comes from: file:line of the CUDA source if the PTX says so."""
+    """Returns an instruction's place: file:line of the CUDA source if the PTX has it, else the PTX line."""
     return at_line(i.source) if i.source else f"PTX line {i.line} ({i.text})"
 
 
 def source_and_call(i: Instruction) -> str:
-    """`source`, and for inlined code the kernel's line that calls it."""
+    """Returns `source`, and for inlined code the kernel's line that calls it."""
     return source(i) + (f" (inlined at {at_line(i.inlined_at[-1])})" if i.inlined_at else "")
 
 
@@ -344,12 +344,12 @@ ENTRY = re.compile(r"(\S+)\s+(\S+)\s+(\S+?)(?::(\d+)(?:-(\d+))?)?\s+(\S.*)")
 COMMENT = re.compile(r"(?://|/\*)\s*cupyflash:\s*allow\b\s*(.*?)\s*(?=//\s*cupyflash:|\*/|$)")
 BY_LENGTH = sorted(KINDS, key=len, reverse=True)
 MOST = 1 << 24
-"""Bytes of a source file that is read for its comments."""
+"""Most bytes of a source file that is read for its comments."""
 
 
 @dataclass(frozen=True)
 class Suppression:
-    """Findings of a kind, of kernels and places that match patterns, are let pass, for a reason. `written`: where this stands."""
+    """A rule that lets findings of a kind pass in matching kernels and places, for a reason. `written`: its file and line."""
 
     kind: str
     kernel: str
@@ -360,18 +360,18 @@ class Suppression:
 
     @staticmethod
     def read(path: str | os.PathLike[str]) -> tuple[Suppression, ...]:
-        """The entries of a file. Raises OSError, and ValueError for what is no entry."""
+        """Returns the entries of a file. Raises OSError, and ValueError for a line that is not an entry."""
         return tuple(entries(Path(path).read_text(encoding="utf-8"), os.fspath(path)))
 
     def covers(self, kernel: str) -> bool:
-        """Whether it is for a kernel, by its name in the PTX."""
+        """True if it is for a kernel, by its name in the PTX."""
         return any(fnmatchcase(name, self.kernel) for name in (kernel, base_name(kernel)))
 
     def matches(self, finding: Finding) -> bool:
         return finding.kind == self.kind and self.covers(finding.kernel) and any(map(self.at, finding.places))
 
     def at(self, place: Line) -> bool:
-        """Whether a line is one of those that it is for."""
+        """True if a line is one of those that it is for."""
         file, line = place
         if self.lines is not None and not self.lines[0] <= line <= self.lines[1]:
             return False
@@ -393,7 +393,7 @@ class Suppressed:
 
 
 def asked(given: str | os.PathLike[str] | Sequence[Suppression]) -> tuple[Suppression, ...]:
-    """The suppressions of an argument: a file, or what `Suppression.read` gave. Raises as that, and TypeError."""
+    """Returns the suppressions of an argument: a file, or the result of `Suppression.read`. Raises as that, and TypeError."""
     if isinstance(given, (str, os.PathLike)):
         return Suppression.read(given)
     found = tuple(given) if isinstance(given, Sequence) else (None,)
@@ -403,7 +403,7 @@ def asked(given: str | os.PathLike[str] | Sequence[Suppression]) -> tuple[Suppre
 
 
 def entries(text: str, file: str) -> Iterator[Suppression]:
-    """What stands in a file of suppressions. Raises ValueError."""
+    """Yields the entries of a file of suppressions. Raises ValueError."""
     for number, line in enumerate(text.splitlines(), 1):
         line = line.strip()
         if not line or line.startswith("#"):
@@ -418,14 +418,14 @@ def entries(text: str, file: str) -> Iterator[Suppression]:
 
 @dataclass(frozen=True)
 class Comment:
-    """A comment that lets findings pass, not yet read: for which line, where it stands, what follows `allow`."""
+    """A comment that lets findings pass, not yet read: the line that it is for, its own place, the text after `allow`."""
 
     at: Line
     written: Line
     what: str
 
     def read(self) -> Suppression:
-        """What it lets pass, in any kernel. Raises ValueError where it has no known kind, or no reason."""
+        """Returns the suppression, which holds in any kernel. Raises ValueError if it has no known kind, or no reason."""
         what = self.what.replace("-", " ", 2)
         kind = next((kind for kind in BY_LENGTH if re.match(rf"{kind}\b", what)), "")
         known(kind or what.partition(":")[0], self.written)
@@ -437,7 +437,7 @@ class Comment:
 
 
 def comments(text: str, file: str) -> Iterator[Comment]:
-    """The comments of a source file."""
+    """Yields the comments of a source file."""
     for number, line in enumerate(text.splitlines(), 1) if "cupyflash:" in text else ():
         alone = re.match(r"\s*(//|/\*.*\*/\s*$)", line) is not None
         for found in COMMENT.finditer(line):
@@ -445,12 +445,12 @@ def comments(text: str, file: str) -> Iterator[Comment]:
 
 
 def literal(text: str) -> str:
-    """A pattern that only this text matches."""
+    """Returns a pattern that only this text matches."""
     return re.sub(r"([*?\[])", r"[\1]", text)
 
 
 def known(kind: str, written: Line) -> str:
-    """A kind of finding. Raises ValueError for what is none."""
+    """Returns a kind of finding. Raises ValueError for an unknown one."""
     if kind not in KINDS:
         allowed = ", ".join(one.replace(" ", "-") for one in KINDS)
         raise ValueError(f"{written[0]}:{written[1]}: a suppression's kind is one of {allowed}, got {kind[:100]!r}")
@@ -458,7 +458,7 @@ def known(kind: str, written: Line) -> str:
 
 
 def source_text(file: str) -> str:
-    """The text of a source file, "" where it is not to be read any more."""
+    """Returns the text of a source file, "" if it cannot be read any more."""
     try:
         path = Path(file)
         if not path.is_file() or path.stat().st_size > MOST:
@@ -469,11 +469,11 @@ def source_text(file: str) -> str:
 
 
 def told(suppressed: Sequence[Suppressed], unmatched: Sequence[Suppression]) -> list[str]:
-    """Lines that say what was suppressed, and what let nothing pass."""
+    """Returns lines that list the suppressed findings, and the suppressions that let nothing pass."""
     return [*map(str, suppressed), *(f"nothing to suppress for {one}" for one in unmatched)]
 
 
 def suppressed_count(suppressed: Sequence[Suppressed]) -> str:
-    """How many findings were suppressed, "" for none."""
+    """Returns the number of suppressed findings as text, "" for none."""
     number = sum(len(one.findings) for one in suppressed)
     return f"{plural(number, 'finding')} suppressed" if number else ""

@@ -1,1 +1,1 @@
-"""What a launch works on: sets of lanes, the patterns of their addresses, named tensors, the host's floating-point environment."""
+"""The state of a launch: sets of lanes, the patterns of their addresses, named tensors, the host's floating-point environment."""

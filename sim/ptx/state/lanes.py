@@ -1,9 +1,8 @@
 """Sets of lanes, which run an instruction together, and the patterns of their addresses.
 
-Access patterns: the addresses of a set of lanes relative to the first one's.
-
-A loop runs the same access again and again with only its start moved, and so do the blocks of a grid. What depends on the
-distances between the lanes (bounds, alignment, bank conflicts, distinct bytes and sectors) is worked out once a pattern.
+A pattern has the addresses of a set of lanes relative to the first one's. A loop runs the same access again and again with only
+its start moved, and so do the blocks of a grid. Results that depend on the distances between the lanes (bounds, alignment, bank
+conflicts, distinct bytes and sectors) are computed once a pattern.
 """
 
 from __future__ import annotations
@@ -21,10 +20,10 @@ SECTOR = 32
 """Bytes of a sector, the unit in which global memory is fetched."""
 
 REMEMBERED_LANES = 1 << 17
-"""How many lanes the remembered patterns of a wave may have together: each takes some 30 bytes a lane."""
+"""Most lanes of the remembered patterns of a wave together: each takes some 30 bytes a lane."""
 
 MOST = 16
-"""Patterns remembered of one set of lanes and one width."""
+"""Most patterns remembered for one set of lanes and one width."""
 
 
 class AddressPattern:
@@ -42,11 +41,11 @@ class AddressPattern:
         self._sectors: dict[int, int] = {}
 
     def fits(self, first: int, end: int, start: int = 0) -> bool:
-        """Whether every access is aligned and inside of the bytes from `start` to `end` when the first is at offset `first`."""
+        """True if, with the first access at offset `first`, all are aligned and lie in the bytes from `start` to `end`."""
         return self.aligned and not first & (self.size - 1) and first + self.low >= start and first + self.high <= end - self.size
 
     def index(self, space: str, base: Callable[[int], Array], first: int) -> Array:
-        """Index of each lane's element (int64) in the memory of all blocks or lanes, of which `base` says whose is where."""
+        """Returns each lane's element index (int64) in the memory of all blocks or lanes; `base`: start of each lane's memory."""
         shift = self.size.bit_length() - 1
         found = self._indices.get(space)
         if found is None:
@@ -57,7 +56,7 @@ class AddressPattern:
     # -- counts -----------------------------------------------------------------------------------------------------------
 
     def wavefronts(self, first: int) -> tuple[int, int]:
-        """(wavefronts, those without bank conflicts) of these lanes where the first one's address is `first`."""
+        """Returns (wavefronts, those without bank conflicts) of these lanes with the first one's address at `first`."""
         first &= 3  # a whole number of words further on, all lanes move by the same number of banks
         found = self._wavefronts.get(first)
         if found is None:
@@ -70,7 +69,7 @@ class AddressPattern:
         return self.size * distinct((self.lanes.warp << 48) + self.relative)
 
     def sectors(self, first: int) -> int:
-        """Distinct 32-byte sectors, counted for each warp."""
+        """Returns the number of distinct 32-byte sectors, counted for each warp."""
         first &= SECTOR - 1
         found = self._sectors.get(first)
         if found is None:
@@ -87,7 +86,7 @@ class Patterns:
         self._lanes = 0
 
     def of(self, lanes: Lanes, addresses: Array, size: int) -> tuple[int, AddressPattern]:
-        """(first address, pattern) of accesses of `size` bytes at `addresses` (uint32 or uint64, one a lane)."""
+        """Returns (first address, pattern) of accesses of `size` bytes at `addresses` (uint32 or uint64, one a lane)."""
         start = addresses[0]
         relative = (addresses - start).view(np.int32 if addresses.itemsize == 4 else np.int64)
         key = relative.tobytes()
@@ -116,7 +115,7 @@ def distinct(keys: Array) -> int:
 
 
 def wavefronts(lanes: Lanes, addresses: Array, size: int) -> tuple[int, int]:
-    """(wavefronts, those without bank conflicts) of a shared access: 32 banks of 4 bytes, one word a bank a pass.
+    """Returns (wavefronts, those without bank conflicts) of a shared access: 32 banks of 4 bytes, one word a bank a pass.
 
     Lanes with 8 or 16 bytes go in halves or quarters of a warp, as the 128 bytes of a pass allow.
     """
@@ -125,13 +124,13 @@ def wavefronts(lanes: Lanes, addresses: Array, size: int) -> tuple[int, int]:
 
 
 def bank_passes(lanes: Lanes, addresses: Array, size: int) -> tuple[int, int]:
-    """(wavefronts, those without bank conflicts) of a shared access; `addresses` (int64) may count from any bank on."""
+    """Returns (wavefronts, those without bank conflicts) of a shared access; `addresses` (int64) may count from any bank on."""
     found = bank_turns(lanes, addresses, size)
     return int(found.sum()), int(np.count_nonzero(found))
 
 
 def bank_turns(lanes: Lanes, addresses: Array, size: int) -> Array:
-    """Wavefronts of each turn of a shared access, from the first lane's turn to the last one's; 0 where no lane takes part."""
+    """Returns the wavefronts of each turn of a shared access, from the first lane's turn to the last one's; 0 without lanes."""
     columns = bank_columns(size)
     row = lanes.phase(columns)
     units = addresses >> (max(size, 4).bit_length() - 1)
@@ -150,7 +149,7 @@ def bank_turns(lanes: Lanes, addresses: Array, size: int) -> Array:
 
 
 def bank_columns(size: int) -> int:
-    """Lanes of a turn: as many accesses of `size` bytes as the 32 banks of 4 bytes serve at once."""
+    """Returns the lanes of a turn: as many accesses of `size` bytes as the 32 banks of 4 bytes serve at once."""
     return 128 // max(size, 4)
 
 
@@ -159,23 +158,23 @@ GROUP = 4
 """Warps of a warpgroup."""
 
 INTERNED_LANES = 1 << 20
-"""How many lanes the remembered sets of a wave may have together: each holds some ten arrays."""
+"""Most lanes of the remembered sets of a wave together: each set holds some ten arrays."""
 
 
 INTERNED_PAIRS = 1 << 12
-"""Pairs of sets of which a wave remembers whether they meet."""
+"""Most pairs of sets for which a wave remembers whether they meet."""
 
 
 class Wave:
-    """The blocks that are resident together, and who of their threads still lives.
+    """The blocks that are resident together, and their living threads.
 
-    Lane `l` of the wave is thread `l % lanes_per_block` of its block `l // lanes_per_block`; a block has whole warps,
-    of which the last may have lanes without a thread (never alive). A wave holds whole clusters of `cluster` blocks: block `b`
-    of the wave has rank `b % cluster` in its own.
+    Lane `l` of the wave is thread `l % lanes_per_block` of its block `l // lanes_per_block`; a block has whole warps, the last of
+    which may have lanes without a thread (never alive). A wave holds whole clusters of `cluster` blocks: block `b` of the wave has
+    rank `b % cluster` in its own.
     """
 
     number: Callable[[int], int] = staticmethod(lambda block: block)
-    """Linear index in the grid of a block that is the n-th to run. They differ where clusters have more than one row of blocks."""
+    """Linear index in the grid of the n-th block to run. It differs from n if clusters have more than one row of blocks."""
 
     def __init__(self, first_block: int, blocks: int, threads: int, shared_stride: int, local_stride: int, cluster: int = 1):
         self.first_block = first_block
@@ -197,7 +196,7 @@ class Wave:
         self._interned_lanes = 0
 
     def lanes(self, index: Array) -> Lanes:
-        """The set of the sorted lane numbers `index`; equal sets are the same object while the cache holds them."""
+        """Returns the set of the sorted lane numbers `index`; equal sets are the same object while the cache holds them."""
         key = index.tobytes()
         found = self._interned.get(key)
         if found is None:
@@ -209,7 +208,7 @@ class Wave:
         return found
 
     def meet(self, some: Lanes, others: Lanes) -> bool:
-        """Whether two sets, of which the second one is of this wave, have a lane in common."""
+        """True if two sets, of which the second is of this wave, have a lane in common."""
         if not some.warp_bits & others.warp_bits:
             return False
         if some.whole_warps or others.whole_warps:
@@ -225,14 +224,14 @@ class Wave:
         return found
 
     def exit(self, lanes: Lanes) -> None:
-        """The threads of `lanes` are done."""
+        """Ends the threads of `lanes`."""
         self.alive[lanes.index] = False
         self.alive_by_warp = self.alive.reshape(-1, WARP).sum(axis=1)
         self.alive_by_block = self.alive.reshape(self.blocks, -1).sum(axis=1)
         self.exits += 1
 
     def release(self) -> None:
-        """Forget the sets of lanes: they refer to the wave, and would live until the next garbage collection."""
+        """Forgets the sets of lanes: they refer to the wave, and would live until the next garbage collection."""
         self._interned.clear()
         self._meet.clear()
         self.patterns = Patterns()
@@ -247,7 +246,7 @@ class Grid(NamedTuple):
 
     @classmethod
     def find(cls, index: Array) -> Grid | None:
-        """The sorted lane numbers `index` as a grid, if they are one."""
+        """Returns the sorted lane numbers `index` as a grid, if they are one."""
         breaks = np.flatnonzero(index[1:] - index[:-1] != 1) + 1
         length, rest = divmod(len(index), len(breaks) + 1)
         if rest or (breaks != np.arange(length, len(index), length)).any():
@@ -269,14 +268,14 @@ class Grid(NamedTuple):
         return cls(int(index[0]), (counts[2], counts[1], counts[0]), (steps[2], steps[1], 1)) if len(starts) == 1 else None
 
     def of(self, rows: Array) -> Array:
-        """The columns of contiguous `rows` at these lanes, (rows, *counts), without a copy."""
+        """Returns the columns of contiguous `rows` at these lanes, (rows, *counts), without a copy."""
         size = rows.itemsize
         steps = (rows.strides[0], *(step * size for step in self.steps))
         return as_strided(rows[:, self.first :], (len(rows), *self.counts), steps)
 
 
 class Lanes:
-    """A non-empty sorted set of lanes of a wave, with what instructions need to know about it (computed when asked)."""
+    """A non-empty sorted set of lanes of a wave, with its properties (computed when asked)."""
 
     def __init__(self, wave: Wave, index: Array):
         self.wave = wave
@@ -288,11 +287,11 @@ class Lanes:
         self._bases: dict[int, Array] = {}
         self._local_bases: dict[int, Array] = {}
         self.repeated: dict[int, object] = {}
-        """What the race detector remembers of the set."""
+        """Data that the race detector remembers for the set."""
         self._converged = (-1, False)
 
     def subset(self, positions: Array) -> Lanes:
-        """The lanes at `positions` (sorted) of this set."""
+        """Returns the lanes at `positions` (sorted) of this set."""
         return self.wave.lanes(self.index[positions])
 
     @cached_property
@@ -362,42 +361,42 @@ class Lanes:
         return self.full or int(self.wave.alive_by_block[self.block_ids].sum()) == self.n
 
     def pattern(self, addresses: Array, size: int) -> tuple[int, AddressPattern]:
-        """(first address, pattern) of accesses of `size` bytes by these lanes."""
+        """Returns (first address, pattern) of accesses of `size` bytes by these lanes."""
         return self.wave.patterns.of(self, addresses, size)
 
     def shared_base(self, shift: int) -> Array:
-        """Index of each lane's shared memory in an array of elements of 1 << shift bytes (uint32)."""
+        """Returns the index of each lane's shared memory in an array of elements of 1 << shift bytes (uint32)."""
         base = self._bases.get(shift)
         if base is None:
             base = self._bases[shift] = (self.block * (self.wave.shared_stride >> shift)).astype(np.uint32)
         return base
 
     def phase(self, columns: int) -> Array:
-        """Lanes go through shared memory `columns` at a time: the first lane (of the wave) of each one's turn."""
+        """Returns the first lane (of the wave) of each lane's turn: lanes go through shared memory `columns` at a time."""
         return self.index & -columns
 
     def local_base(self, shift: int) -> Array:
-        """Index of each lane's local memory in an array of elements of 1 << shift bytes."""
+        """Returns the index of each lane's local memory in an array of elements of 1 << shift bytes."""
         base = self._local_bases.get(shift)
         if base is None:
             base = self._local_bases[shift] = self.index * (self.wave.local_stride >> shift)
         return base
 
     def bits(self) -> Array:
-        """For each warp of the wave: a uint32 with the bits of its lanes that are in the set."""
+        """Returns, for each warp of the wave, a uint32 with the bits of its lanes that are in the set."""
         member = np.zeros(self.wave.size, np.bool_)
         member[self.index] = True
         return warp_bits(member)
 
     def place(self, position: int) -> tuple[int, int, int]:
-        """(linear block index in the grid, warp in the block, lane in the warp) of one lane."""
+        """Returns (linear block index in the grid, warp in the block, lane in the warp) of one lane."""
         lane = int(self.index[position])
         block, thread = divmod(lane, self.wave.lanes_per_block)
         return self.wave.number(self.wave.first_block + block), thread // WARP, thread % WARP
 
 
 def merged(parts: list[Lanes]) -> Lanes:
-    """One set of the lanes of disjoint sets."""
+    """Returns one set of the lanes of disjoint sets."""
     if len(parts) == 1:
         return parts[0]
     return parts[0].wave.lanes(np.sort(np.concatenate([p.index for p in parts])))

@@ -1,17 +1,14 @@
 """Named ranges of memory at virtual addresses: the tensors of a launch, and the pages of shared memory.
 
-The tensors of a launch: named ranges of memory at virtual addresses, and where the pointers to them come from.
-
 Tensor number i owns the window of 2**40 bytes from (i + 1) << 40 and lies in the middle of it. So a stray access is charged to the
 tensor whose pointer it came from, and two arguments that are views of the same memory stay apart in every count although they
 share their bytes.
 
 A NumPy allocation starts at an aligned address, as one on a device does, and a view of it keeps its offset: sector
-counts and misalignment are those of the view, and do not change with where the host put the bytes.
+counts and misalignment are those of the view, and do not depend on where the host put the bytes.
 
-Pages of shared memory: what is true of all bytes of a page need not be asked byte by byte.
-
-Tiles of wgmma and of bulk copies are mostly whole pages: 1024 bytes are eight rows of the widest swizzle. Each block has its own.
+Pages of shared memory: a fact about all bytes of a page need not be checked byte by byte. Tiles of wgmma and of bulk copies are
+mostly whole pages: 1024 bytes are eight rows of the widest swizzle. Each block has its own.
 """
 
 from __future__ import annotations
@@ -41,11 +38,11 @@ class PointerField(NamedTuple):
 
 
 Place = str | PointerField
-"""Where a pointer comes from: a parameter, the address of a variable, or a field. Of a structure, its name is any of its fields."""
+"""The source of a pointer: a parameter, a variable's address, or a field. The name of a structure stands for any of its fields."""
 
 
 def meets(found: Place, place: Place) -> bool:
-    """Whether what was loaded from `found` may be (part of) the pointer at `place`."""
+    """True if a value loaded from `found` may be (part of) the pointer at `place`."""
     if isinstance(found, PointerField) and isinstance(place, PointerField):
         return found.parameter == place.parameter and -found.width < found.offset - place.offset < place.width
     return found == place or (isinstance(place, PointerField) and found == place.parameter)
@@ -55,7 +52,7 @@ class Segment:
     """A named range of global (or constant, or parameter) memory that shows the bytes of a NumPy array."""
 
     def __init__(self, name: str, number: int, array: Array, space: str = "global", start: int | None = None):
-        """`start`: its virtual address, where it is not that of tensor `number`."""
+        """`start`: its virtual address, if that is not the one of tensor `number`."""
         low, high = byte_bounds(array)
         root = array
         while isinstance(root.base, np.ndarray):
@@ -65,7 +62,7 @@ class Segment:
         place = low - origin if root.flags.owndata and origin % 16 == 0 else low
         self.name = name
         self.root = root
-        """The array whose memory this is."""
+        """The array that owns this memory."""
         self.place: Place = name
         """The parameter, the field of one, or the variable that points here."""
         self.space = space
@@ -83,7 +80,7 @@ class Segment:
         self._states: dict[int, Array] = {}
 
     def window(self, size: int) -> tuple[Array, Array, Array]:
-        """(elements of `size` bytes, virtual address of the first aligned one, largest offset of one) as arrays."""
+        """Returns (elements of `size` bytes, virtual address of the first aligned one, largest offset of one) as arrays."""
         found = self._windows.get(size)
         if found is None:
             first = -(-self.start // size) * size
@@ -95,7 +92,7 @@ class Segment:
         return found
 
     def states(self, size: int) -> Array:
-        """`state` as elements of `size` bytes, the same ones as in `window`."""
+        """Returns `state` as elements of `size` bytes, the same ones as in `window`."""
         found = self._states.get(size)
         if found is None:
             view, first, _ = self.window(size)
@@ -105,13 +102,13 @@ class Segment:
         return found
 
     def array_states(self) -> Array:
-        """`state` of the array's elements: their bytes are the last axis."""
+        """Returns `state` of the array's elements: their bytes are the last axis."""
         assert self.state is not None
         own = self.state[self.pointer - self.start :]
         return np.lib.stride_tricks.as_strided(own, (*self.array.shape, self.array.itemsize), (*self.array.strides, 1))
 
     def neighbours(self, segments: list[Segment]) -> tuple[list[Segment], int, int]:
-        """Those that share memory with this one, itself included, and the host addresses where they begin and end."""
+        """Returns the segments that share memory with this one, itself included, and their first and last host addresses."""
         group, low, high = [self], self.address, self.address + self.size
         for _ in segments:
             for one in segments:
@@ -122,8 +119,9 @@ class Segment:
 
 
 def mark_unwritten(chosen: list[tuple[Segment, Array | bool]], segments: list[Segment]) -> None:
-    """Nobody wrote the elements of these arrays, or those of their bytes where a mask says so, nor whatever other segments show
-    of the same memory."""
+    """Marks the elements of these arrays, or those of their bytes where a mask says so, as unwritten, and all that other segments
+    show of the same memory.
+    """
     for segment, where in chosen:
         if segment.state is None:
             group, low, high = segment.neighbours(segments)
@@ -136,11 +134,11 @@ def mark_unwritten(chosen: list[tuple[Segment, Array | bool]], segments: list[Se
 
 
 LARGEST_FINITE = {1: 0x7E, 2: 0x7C00, 4: 0x7F800000, 8: 0x7FF0000000000000}
-"""By width in bytes, where the floating-point types have no NaN up to here; bits of a number without its sign."""
+"""Largest bits, by width in bytes and without the sign, that are no NaN in the floating-point type."""
 
 
 def may_hold_nan(segment: Segment) -> bool:
-    """Whether some element that was written is NaN; in an array of integers, which may hold any bits, as if they were floats."""
+    """True if some written element is NaN; an array of integers, which may hold any bits, is checked as if it held floats."""
     array = segment.array
     whole = np.ones(array.shape, np.bool_) if segment.state is None else (segment.array_states() == WRITTEN).all(axis=-1)
     try:
@@ -166,21 +164,21 @@ class Pages:
         self.count = blocks * self.per_block
 
     def of(self, at: Array) -> Array:
-        """The pages of bytes of the wave's shared memory."""
+        """Returns the pages of bytes of the wave's shared memory."""
         block = at // self.stride
         return np.asarray(block * self.per_block + (at - block * self.stride) // PAGE)
 
     def of_ranges(self, starts: Array, size: int) -> tuple[Array, bool]:
-        """The pages of ranges of `size` bytes, (ranges, n), the last again where there are fewer; and whether they are whole."""
+        """Returns pages of ranges of `size` bytes, (ranges, n), the last repeated where there are fewer; True if all are whole."""
         first, last = self.of(starts), self.of(starts + (size - 1))
         found = np.minimum(first[:, None] + np.arange(int((last - first).max()) + 1), last[:, None])
         return found, size % PAGE == 0 and not (starts % self.stride % PAGE).any()
 
     def start(self, pages: Array) -> Array:
-        """The first byte of each of these pages in the wave's shared memory."""
+        """Returns the first byte of each of these pages in the wave's shared memory."""
         block = pages // self.per_block
         return np.asarray(block * self.stride + (pages - block * self.per_block) * PAGE)
 
     def whole(self, pages: Array) -> Array:
-        """Which of these pages have all their bytes."""
+        """Returns a mask of the pages that have all their bytes."""
         return np.asarray((pages % self.per_block + 1) * PAGE <= self.stride)

@@ -1,1 +1,1 @@
-"""PTX text: its types, what it is made of, the parser. Knows nothing of the other folders."""
+"""PTX text: its types, its syntax, the parser. Knows nothing of the other folders."""

@@ -1,15 +1,9 @@
-"""PTX text to functions, variables and instructions, each of these with its predicate, PTX line and CUDA source line.
+"""Parses PTX text into functions, variables and instructions, each instruction with its predicate, PTX line and CUDA source line.
 
-Operands of PTX statements: registers by name and brace level, numbers, special registers, addresses, vectors.
+Operands are registers by name and brace level, numbers, special registers, addresses, vectors. Nothing is executed or checked
+for support here except directives, which have no decoder of their own.
 
-Grammar: PTX ISA, "Syntax" ("Constants", "Identifiers") and "Instruction Operands".
-
-PTX text to functions, variables and instructions, each of these with its predicate, PTX line and CUDA source line.
-
-What stands between commas is read by `text.parser`.
-
-Grammar: PTX ISA, chapters "Syntax" and "State Spaces, Types, and Variables". Nothing is executed or checked for
-support here except directives, which have no decoder of their own.
+Grammar: PTX ISA, chapters "Syntax" ("Constants", "Identifiers"), "State Spaces, Types, and Variables", "Instruction Operands".
 """
 
 from __future__ import annotations
@@ -56,13 +50,13 @@ _SPECIAL = re.compile(
     r"|cluster_ctarank|cluster_nctarank|is_explicit_cluster|reserved_smem_offset_(begin|end|cap|0|1)|current_graph_exec)$"
 )
 _NUMBERED = re.compile(r"%[A-Za-z]{1,2}\d+$")
-"""What compilers call the registers that they declare."""
+"""Names that compilers give to the registers that they declare."""
 
 _ANY_SPECIAL = re.compile(
     r"%(n?(tid|ctaid|clusterid)|cluster_n?cta(id|rank)|is_explicit_cluster|laneid|n?(warpid|smid)|gridid|lanemask_\w\w|clock\w*"
     r"|globaltimer\w*|pm\d\w*|envreg\d+|reserved_smem_offset_\w+|(total|aggr|dynamic)_smem_size|current_graph_exec)(\.[xyzw])?$"
 )
-"""All that the PTX ISA has, "Special Registers", executed or not."""
+"""All registers in the PTX ISA's "Special Registers", executed or not."""
 
 
 LONGEST = 68
@@ -76,7 +70,7 @@ NESTED = 8
 
 
 def integer(text: str) -> int:
-    """An integer constant; a leading 0 means octal as in C. Raises `PtxError` for what is none, or takes more than 64 bits."""
+    """Parses an integer constant; a leading 0 means octal as in C. Raises `PtxError` if it is none, or takes more than 64 bits."""
     if len(text) <= LONGEST and INTEGER.match(text):
         digits = text.rstrip("U").lstrip("-")
         found = int(digits, 8) if re.fullmatch(r"0[0-7]+", digits) else int(digits, 0)
@@ -86,7 +80,7 @@ def integer(text: str) -> int:
 
 
 def float_bits(text: str) -> tuple[int, int] | None:
-    """The bits of a 0f or 0d constant and their number, 32 or 64."""
+    """Returns the bits of a 0f or 0d constant and their number, 32 or 64."""
     match = FLOAT.match(text)
     if not match:
         return None
@@ -94,7 +88,7 @@ def float_bits(text: str) -> tuple[int, int] | None:
 
 
 def is_special(name: str) -> bool:
-    """Whether it is a register that only the machine writes."""
+    """True for a register that only the machine writes."""
     return _ANY_SPECIAL.match(name) is not None or name == "%dynamic_smem_size"
 
 
@@ -111,14 +105,14 @@ class Scope:
         self._seen: dict[str, Reg] = {}
 
     def register(self, name: str) -> Reg | None:
-        """The register that a name means here, until `declare` may change that."""
+        """Returns the register that a name means here, as long as `declare` does not change that."""
         found = self._seen.get(name)
         if found is None and (register := self.find(name)) is not None:
             found = self._seen[name] = register
         return found
 
     def declare(self, names: str, kind: PtxType) -> None:
-        """Registers as `.reg` has them: names with commas between, name<n> for name0 to name(n - 1)."""
+        """Declares registers as `.reg` lists them: names with commas between, name<n> for name0 to name(n - 1)."""
         self._seen.clear()
         for name in map(str.strip, names.split(",")):
             ranged = re.fullmatch(rf"({NAME})(?:<(\d+)>)?", name)
@@ -148,7 +142,7 @@ class Scope:
 
 
 def operand(function: Function, scope: Scope, text: str, depth: int = 0) -> Operand:
-    """What stands between two commas. Raises `PtxError` on a form that is not executed and on names that are not declared."""
+    """Parses the text between two commas. Raises `PtxError` for a form that is not executed and for undeclared names."""
     if (reg := scope.register(text)) is not None:
         return reg
 
@@ -226,7 +220,7 @@ def memory(function: Function, scope: Scope, text: str, depth: int) -> Mem:
 
 
 def split_operands(text: str) -> Iterator[str]:
-    """Split at commas outside of brackets; empty parts are dropped."""
+    """Splits at commas outside of brackets; drops empty parts."""
     depth, start = 0, 0
     for match in _DELIMITER.finditer(text):
         char = match[0]
@@ -259,7 +253,7 @@ _BLANK = re.compile(r"\s*")
 
 
 def file_name(text: str) -> str:
-    """The name between the quotes of a .file, in which compilers write bytes beyond ASCII in octal: \\303\\251 is é."""
+    """Returns the name between the quotes of a .file, in which compilers write bytes beyond ASCII in octal: \\303\\251 is é."""
     escaped = re.compile(rb"\\([0-7]{1,3})|\\(.)")
     try:
         octets = text.encode(errors="surrogateescape")
@@ -283,7 +277,7 @@ class _Parser:
         self.target = ""
         self.source: tuple[str, int] | None = None
         self.inlined_at: tuple[tuple[str, int], ...] = ()
-        # For each (file, line, column) of a .loc where that stands, if in an inlined function: calls, innermost first.
+        # The calls, innermost first, of each (file, line, column) of a .loc in an inlined function.
         self.calls: dict[tuple[str, ...], tuple[tuple[str, int], ...]] = {}
         self.scopes = 0
 
@@ -295,7 +289,7 @@ class _Parser:
         self.refuse((self.line(pos), brief(self.text[pos : min(end, pos + 200) if end >= 0 else pos + 200].strip()), reason))
 
     def refuse(self, item: Refusal, name: str = "") -> None:
-        """A statement that cannot be read: of the function that it stands in, the declaration of `name`, or of the whole module."""
+        """Refuses an unreadable statement: for its function, for uses of the declaration `name`, or for the whole module."""
         if self.function_now is not None:
             self.function_now.unsupported.append(item)
         elif name:
@@ -304,11 +298,11 @@ class _Parser:
             self.bad.append(item)
 
     def wrong(self, pos: int, reason: object) -> PtxError:
-        """What is no PTX."""
+        """Returns the error for text that is not PTX."""
         return PtxError(f"line {self.line(pos)}: {reason}")
 
     def integer(self, pos: int, text: str, least: int = 0, most: int = (1 << 64) - 1) -> int:
-        """An integer constant in a declaration or directive."""
+        """Parses an integer constant in a declaration or directive."""
         try:
             found = integer(text)
         except PtxError as error:
@@ -328,7 +322,7 @@ class _Parser:
         return end
 
     def close(self, pos: int) -> int:
-        """The position after the brace that closes the one at `pos`."""
+        """Returns the position after the brace that closes the one at `pos`."""
         depth = 0
         for match in re.compile(r"[{}]").finditer(self.text, pos):
             depth += 1 if match[0] == "{" else -1
@@ -478,7 +472,7 @@ class _Parser:
         return end
 
     def directives(self, function: Function, text: str, pos: int) -> None:
-        """What stands between the parameters of a kernel and its body, as far as a launch must know it."""
+        """Reads the directives between a kernel's parameters and its body that a launch needs."""
         if ".explicitcluster" in text:
             function.cluster = ()
         if match := re.search(r"\.reqnctapercluster\s+(\d+(?:\s*,\s*\d+)*)", text):
@@ -512,7 +506,7 @@ class _Parser:
                 scope = scope.parent
                 pos += 1
                 if scope is None:
-                    # The end of the body is a return, also for a label that stands there.
+                    # The end of the body is a return, also for a label there.
                     line = self.line(pos - 1)
                     function.instructions.append(Instruction("ret", (), (), None, line, self.source, "}"))
                     return pos
@@ -542,7 +536,7 @@ class _Parser:
                 pos = end + 1
 
     def labels(self, pos: int) -> dict[int, set[str]]:
-        """The labels of each brace level of a function by where it begins, beforehand: branches may go forward."""
+        """Returns the labels of each brace level of a function by its first position, in advance: branches may go forward."""
         levels = [pos]
         found: dict[int, set[str]] = {pos: set()}
         for match in _MARK.finditer(self.text, pos):
@@ -625,7 +619,7 @@ class _Parser:
 
 
 def parse(text: str) -> Program:
-    """Parse a PTX module. Raises `PtxError` on text that is no PTX; what it cannot read is in `Program.unsupported`."""
+    """Parses a PTX module. Raises `PtxError` on text that is not PTX; unreadable statements are in `Program.unsupported`."""
     return _Parser(text).parse()
 
 
@@ -639,7 +633,7 @@ REGISTERS_OF_SM = 65536
 
 
 def registers_at_launch(limits: Mapping[str, Sequence[int]]) -> int | None:
-    """Registers per thread by .maxnreg, else the most for which .maxntid or .reqntid and .minnctapersm leave room, by 8."""
+    """Returns registers per thread by .maxnreg, else the most, rounded to 8, that .maxntid or .reqntid and .minnctapersm allow."""
     if "maxnreg" in limits:
         return -(-limits["maxnreg"][0] // 8) * 8
     sizes = limits.get("reqntid", limits.get("maxntid"))
@@ -650,7 +644,7 @@ def registers_at_launch(limits: Mapping[str, Sequence[int]]) -> int | None:
 
 
 MOST_THREADS = (1 << 31) - 1
-"""Of a block or a grid in one direction, and whatever else a directive limits."""
+"""Largest value in a directive, such as the threads of a block in one direction."""
 
 MOST_LINES = (1 << 31) - 1
 

@@ -1,4 +1,4 @@
-"""What PTX text is made of: types, operands, instructions, variables, functions, the names of kernels."""
+"""The parts of PTX text: types, operands, instructions, variables, functions, names of kernels."""
 
 from __future__ import annotations
 
@@ -64,18 +64,18 @@ QUOTED = 100
 """Most characters of a text that a message repeats."""
 
 MOST_LISTED = 10
-"""Statements that a message names one by one."""
+"""Most statements that a message names one by one."""
 
 
 def brief(text: str) -> str:
-    """A text as a message repeats it."""
+    """Returns a text as a message repeats it."""
     return text if len(text) <= QUOTED else f"{text[: QUOTED - 3]}..."
 
 
 class UnsupportedPTX(PtxError):
-    """A kernel uses what the machine does not execute (opcodes, modifiers, directives): `items`, all as (line, text, reason).
+    """Raised for a kernel with statements that the machine does not execute (opcodes, modifiers, directives).
 
-    The message has the first ten.
+    `items` lists all as (line, text, reason); the message has the first ten.
     """
 
     def __init__(self, items: list[tuple[int, str, str]], kernel: str = ""):
@@ -242,18 +242,18 @@ class Function:
     defined: bool = True
     unsupported: list[Refusal] = field(default_factory=list)
     registers: int | None = None
-    """Registers per thread at launch, where the kernel's directives say so: what setmaxnreg begins with."""
+    """Registers per thread at launch, if the kernel's directives give them: the count before any setmaxnreg."""
     cluster: tuple[int, ...] | None = None
     """Blocks of a cluster in x, y and z (.reqnctapercluster); () if the launch must say it (.explicitcluster alone)."""
     most_blocks: int | None = None
-    """Of a cluster (.maxclusterrank)."""
+    """Most blocks of a cluster (.maxclusterrank)."""
     names: set[str] = field(default_factory=set)
-    """Of its parameters, returns and variables."""
+    """Names of its parameters, returns and variables."""
 
 
 @dataclass
 class Program:
-    """A parsed PTX module. What could not be read: `unsupported` outside of functions, `unreadable` declarations by their names."""
+    """A parsed PTX module. `unsupported`: unreadable statements outside of functions; `unreadable`: such declarations, by name."""
 
     functions: dict[str, Function]
     variables: dict[str, Variable]
@@ -268,7 +268,7 @@ class Program:
 
 
 def symbols(operands: Sequence[Operand]) -> list[Sym]:
-    """The names in operands."""
+    """Returns the names in operands."""
     out: list[Sym] = []
     for operand in operands:
         if isinstance(operand, Sym):
@@ -284,7 +284,7 @@ _SOURCE_NAME = re.compile(r"L?(\d+)")
 
 
 def base_name(mangled: str) -> str:
-    """The name that stands in the source, with its namespaces, without template arguments and parameters.
+    """Returns the name in the source, with its namespaces, without template arguments and parameters.
 
     `_ZN3cub6KernelIfEEvPT_` is `cub::Kernel`. A name that C++ did not mangle is itself. Unnamed namespaces are left out.
     """
@@ -302,7 +302,7 @@ def base_name(mangled: str) -> str:
 
 
 def variable_name(mangled: str) -> str:
-    """The name of a variable that stands in the source; that of one in a function (`_ZZ1kvE4tile`) is `tile`."""
+    """Returns the name of a variable in the source; that of one in a function (`_ZZ1kvE4tile`) is `tile`."""
     if mangled.startswith("_ZZ"):
         for match in re.finditer(r"E(\d+)(?=[A-Za-z_])", mangled):
             name, rest = mangled[match.end() : match.end() + int(match[1])], mangled[match.end() + int(match[1]) :]
@@ -312,7 +312,7 @@ def variable_name(mangled: str) -> str:
 
 
 def find_kernel(kernels: Sequence[str], name: str | None) -> str:
-    """The kernel that is meant: by its name in the PTX, else by its name in the source where that is unique; None: the only one.
+    """Returns the kernel with this name in the PTX, else the only one with this name in the source; None: the only kernel.
 
     Raises ValueError that lists the kernels.
     """
@@ -336,7 +336,7 @@ _LAST_WORD = re.compile(r"([A-Za-z_]\w*)\s*(?:\[[^\]]*\]\s*)*$")
 
 
 def parameter_names(cuda: str, kernel: str, count: int) -> list[str]:
-    """The names of a kernel's parameters, of the last function of its name in CUDA C that has `count`; else arg0, arg1, ..."""
+    """Returns the parameters' names of the last function in CUDA C with that name and `count` parameters; else arg0, arg1, ..."""
     text = _COMMENTS.sub(" ", cuda)
     for match in reversed(list(re.finditer(rf"\b{re.escape(kernel.rpartition('::')[2])}\s*\(", text))):
         parts = top_level(text, match.end())
@@ -348,7 +348,7 @@ def parameter_names(cuda: str, kernel: str, count: int) -> list[str]:
 
 
 def top_level(text: str, start: int) -> list[str]:
-    """What stands between the commas from `start`, behind a parenthesis, to where it closes."""
+    """Splits at commas the text from `start`, behind a parenthesis, to the parenthesis that closes it."""
     depth, parts, at = 0, [""], start
     while at < len(text) and depth >= 0:
         letter = text[at]

@@ -1,4 +1,4 @@
-"""Loads, stores, atomics, and addresses of one space as those of another (PTX ISA, "Data Movement: ld, st, cvta, mapa")."""
+"""Loads, stores, atomics, and conversions of addresses between spaces (PTX ISA, "Data Movement: ld, st, cvta, mapa")."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ SHARED = ("shared", "shared::cta", "shared::cluster")
 
 
 def named_space(i: Instruction, mods: Mods) -> str:
-    """The space that an instruction names."""
+    """Returns the space that an instruction names."""
     if set(SHARED) & set(i.mods):
         return "shared"
     return "param" if mods.flag("param::entry") else mods.choice(tuple(WINDOWS))
@@ -77,7 +77,7 @@ def isspacep(i: Instruction) -> Plan:
             of = ins[0] >> np.uint64(SPACE_BITS)
             out[0][...] = np.logical_or.reduce([of == tag for tag in tags])  # the window of parameters is within that of .global
             if space == "shared" and "shared::cluster" not in i.mods and frame.lanes.wave.cluster > 1:
-                # The own block's, be it with its rank or without.
+                # An address of the lane's own block, with its rank or without.
                 address = np.broadcast_to(ins[0], frame.n)
                 out[0][...] &= (
                     rank_of(frame.lanes, address - np.uint64(SHARED_WINDOW)) == frame.lanes.block % frame.lanes.wave.cluster
@@ -89,7 +89,7 @@ def isspacep(i: Instruction) -> Plan:
 
 
 def ranked(i: Instruction) -> tuple[PtxType, bool]:
-    """Type of mapa and getctarank, and whether addresses are generic."""
+    """Returns the type of mapa and getctarank, and True if addresses are generic."""
     mods = Mods(i)
     generic = not mods.flag("shared::cluster")
     type_ = mods.type("u32", "u64")
@@ -100,7 +100,7 @@ def ranked(i: Instruction) -> tuple[PtxType, bool]:
 
 
 def shared_offsets(frame: Frame, i: Instruction, addresses: Array, generic: bool) -> Array:
-    """Addresses of shared memory, one a lane, less the window where they are generic; of another space they are a finding."""
+    """Returns addresses of shared memory, one a lane, less the window if they are generic; those of another space are a finding."""
     found = np.broadcast_to(addresses, frame.n)
     if not generic:
         return found
@@ -154,9 +154,9 @@ SPACES = ("global", "shared", "local", "const", "param")
 
 
 def hints(i: Instruction) -> tuple[str, ...]:
-    """Modifiers that steer caches and ordering; execution is sequentially consistent, so they change nothing.
+    """Returns modifiers that steer caches and ordering; execution is sequentially consistent, so they change nothing.
 
-    L2::cache_hint comes with a policy as last operand, which is not looked at.
+    L2::cache_hint has a policy as last operand, which is ignored.
     """
     return (*ORDER, *CACHE, *(m for m in i.mods if m.startswith(("L1::", "L2::"))))
 
@@ -172,7 +172,7 @@ def take_space(mods: Mods) -> str:
 
 
 def address_arg(memory: Operand, space: str) -> tuple[Arg, int]:
-    """The base of an address as an unsigned number of its register's width, and the offset."""
+    """Returns the base of an address as an unsigned number of its register's width, and the offset."""
     if not isinstance(memory, Mem):
         raise Unsupported("expected an address in brackets")
     if memory.coordinates:
@@ -186,7 +186,7 @@ def address_arg(memory: Operand, space: str) -> tuple[Arg, int]:
 
 
 def address_thunk(frame: Frame, base: Array, offset: int) -> Callable[[], Array]:
-    """Computes the addresses of all lanes of the frame."""
+    """Returns a function that computes the addresses of all lanes of the frame."""
     kind = base.dtype
     delta = np.array(offset & ((1 << (8 * kind.itemsize)) - 1), kind)
     if base.ndim == 0:
@@ -235,7 +235,7 @@ def ld(i: Instruction) -> Plan:
             constant = frame.machine.parameter(memory.base, offset, size)
             if constant is not None:
                 return constants(out, np.frombuffer(constant, view.dtype))
-        # A vector may be loaded whole for the sake of some of its elements.
+        # A vector may be loaded whole though only some of its elements matter.
         read = [isinstance(r, Reg) and r.name in frame.read_somewhere for r in registers]
         used = np.repeat(read, type_.bytes) if count > 1 else ALL
         address, port = address_thunk(frame, ins[0], offset), make_port(frame, i, space, size, "ld", used)
@@ -263,7 +263,7 @@ def constants(out: Sequence[Array], values: Array) -> Thunk:
 
 
 def gather(parts: list[Part], buffer: Array) -> None:
-    """Read what the port resolved; lanes it left out get zero."""
+    """Reads the elements that the port resolved; lanes it left out get zero."""
     if len(parts) == 1 and parts[0][2] is None:
         parts[0][0].take(parts[0][1], 0, buffer, "clip")
         return
@@ -273,7 +273,7 @@ def gather(parts: list[Part], buffer: Array) -> None:
 
 
 def store(port: Port, lanes: Lanes, addresses: Array, buffer: Array) -> None:
-    """Write what lanes store, an element of `buffer` each, where the port resolves their addresses."""
+    """Writes the lanes' elements of `buffer` where the port resolves their addresses."""
     port.memory.storing = Stored(lanes, buffer)
     for view, index, positions in port.resolve(lanes, addresses):
         view[index] = buffer if positions is None else buffer[positions]
@@ -341,7 +341,7 @@ def _float_add(type_: PtxType) -> Update:
 
 
 def update(name: str, type_: PtxType) -> Update:
-    """The new value, on arrays of raw bits."""
+    """Returns the function of the new value, on arrays of raw bits."""
     kind = type_.dtype
 
     def extreme(fn: np.ufunc) -> Update:
@@ -365,7 +365,7 @@ def update(name: str, type_: PtxType) -> Update:
 
 
 def rounds(index: Array) -> list[Array]:
-    """Positions in the order of execution: each round touches an element at most once, lanes go in their order."""
+    """Returns positions in the order of execution: each round touches an element at most once, lanes go in their order."""
     order = np.argsort(index, kind="stable")
     ordered = index[order]
     new = np.concatenate(([True], ordered[1:] != ordered[:-1]))
@@ -379,7 +379,7 @@ def rounds(index: Array) -> list[Array]:
 
 
 def add_at_once(view: Array, index: Array, value: Array) -> Array:
-    """Integer additions of lanes in their order: the old values, by running sums within each element."""
+    """Adds integers of lanes in their order; returns the old values, by running sums within each element."""
     order = np.argsort(index, kind="stable")
     ordered, addends = index[order], value[order]
     new = np.concatenate(([True], ordered[1:] != ordered[:-1]))

@@ -1,8 +1,6 @@
 """Control flow, barriers and mbarriers (PTX ISA, "Control Flow Instructions", "Parallel Synchronization and Communication").
 
-Control flow and barriers (PTX ISA, "Control Flow Instructions", "Parallel Synchronization: bar, barrier, membar").
-
-The scheduler acts on these; here they are only read.
+The scheduler acts on these; here they are only decoded.
 """
 
 from __future__ import annotations
@@ -49,7 +47,7 @@ from ..registry import (
 from .access import address_arg, address_thunk
 
 MOST_BARRIERS = 16
-"""Of a thread block."""
+"""Most barriers of a thread block."""
 
 
 @opcode("bra", forms="{.uni} label")
@@ -105,7 +103,7 @@ def call(i: Instruction) -> Plan:
     arguments = names(operands.pop(0)) if operands and isinstance(operands[0], Group) else ()
     if isinstance(function, Sym):
         return Plan((), (), control=Call(function.name, results, arguments))
-    # What follows is the prototype or the list of targets: the functions that fit are found without.
+    # The prototype or the list of targets follows: the functions that fit are found without it.
     return Plan((), (arg(function, TYPES["u64"]),), control=Call("", results, arguments))
 
 
@@ -170,7 +168,7 @@ def fence(i: Instruction) -> Plan:
             machine.mbarriers.fence(frame.lanes)
             if inits and races is not None:
                 races.fence_inits(frame.lanes)
-            # One that orders ordinary accesses behind asynchronous ones is nothing to that proxy.
+            # A fence that orders ordinary accesses behind asynchronous ones has no effect on that proxy.
             if races is not None and races.proxy is not None and proxy and "acquire" not in i.mods:
                 races.proxy.fence(frame.lanes, i)
 
@@ -202,7 +200,7 @@ def setmaxnreg(i: Instruction) -> Plan:
 
 
 def map_fence(i: Instruction) -> Plan:
-    """fence.proxy.tensormap::generic: .release of what the threads stored into tensor maps, .acquire of the 128 bytes of one."""
+    """fence.proxy.tensormap::generic: .release of stores of the threads into tensor maps, .acquire of the 128 bytes of one."""
     acquires = "acquire" in i.mods
     base, offset = address_arg(i.operands[0], "generic") if acquires else (None, 0)
     if acquires and i.operands[1] != Imm(MAP_BYTES):
@@ -250,11 +248,11 @@ def _pass() -> None:
 
 
 Act = Callable[["Frame", Lanes, Array, Sequence[Array]], Array | None]
-"""What to do for lanes at objects (int64, one a lane), given the other operands; the result is one a lane."""
+"""The operation for lanes at objects (int64, one a lane), given the other operands; the result is one a lane."""
 
 
 def on_objects(i: Instruction, memory: Operand, kind: str, act: Act, result: Arg | None, others: Sequence[Arg]) -> Plan:
-    """A plan that calls `act` for the lanes whose address is good."""
+    """Returns a plan that calls `act` for the lanes whose address is good."""
     space = object_space(i)
     base, offset = address_arg(memory, space)
 
@@ -265,7 +263,7 @@ def on_objects(i: Instruction, memory: Operand, kind: str, act: Act, result: Arg
         def run() -> None:
             values = [np.broadcast_to(v, frame.n) for v in ins[1:]]
             if kind == "st":
-                # What lies there is the machine's own: the count, so that barriers which are made alike are alike.
+                # The content is the machine's own: the count, so that barriers with equal initialisation have equal bytes.
                 port.memory.storing = Stored(frame.lanes, values[0].astype(np.uint64))
             for _, index, positions in port.resolve(frame.lanes, address()):
                 lanes = frame.lanes if positions is None else frame.lanes.subset(positions)

@@ -216,7 +216,7 @@ CLUSTER_OPS = {
     **dict.fromkeys(("inc", "dec"), ("u32",)),
     "add": ("u32", "s32", "u64"),
 }
-"""Types that PTX ISA allows a reduction, in a tensor and in shared memory."""
+"""Types that PTX ISA allows for a reduction, in a tensor and in shared memory."""
 
 
 def reduction_of(mods: Mods, space: str) -> Reduction:
@@ -229,7 +229,7 @@ def reduction_of(mods: Mods, space: str) -> Reduction:
 
 
 def reduction(name: str, type_: PtxType) -> Reduction:
-    """A reduction on elements of a type."""
+    """Returns a reduction on elements of a type."""
     if name in ("min", "max") and type_.kind == "f":
         return Reduction(half_extreme(np.fmin if name == "min" else np.fmax, type_), UNSIGNED[type_.bytes])
     return Reduction(update(name, type_), UNSIGNED[type_.bytes])
@@ -244,12 +244,12 @@ def half_extreme(fn: np.ufunc, type_: PtxType) -> Update:
 
 
 def values_of(frame: Frame, ins: Sequence[Array]) -> list[Array]:
-    """Operands as int64, one a lane."""
+    """Returns operands as int64, one a lane."""
     return [np.broadcast_to(v, frame.n).astype(np.int64) for v in ins]
 
 
 def bulk_load(i: Instruction, operands: list[Operand], space: str, multicast: bool, reduction: Reduction | None) -> Plan:
-    """Into shared memory, with an mbarrier; from global memory or from the block's own."""
+    """Decodes a bulk copy into shared memory, with an mbarrier; from global memory or from the block's own."""
     to, source, size, bar, *rest = operands
     target, target_offset = address_arg(to, "shared")
     origin, origin_offset = address_arg(source, "global" if space == "global" else "shared")
@@ -282,7 +282,7 @@ def bulk_load(i: Instruction, operands: list[Operand], space: str, multicast: bo
 
 
 def bulk_store(i: Instruction, operands: list[Operand], reduction: Reduction | None) -> Plan:
-    """From the block's shared memory into global memory, of a bulk group."""
+    """Decodes a bulk copy from the block's shared memory into global memory, in a bulk group."""
     to, source, size = operands
     target, target_offset = address_arg(to, "global")
     origin, origin_offset = address_arg(source, "shared")
@@ -322,7 +322,7 @@ def prefetch(i: Instruction, mods: Mods, operands: list[Operand]) -> Plan:
 
 
 ALIGN = 128
-"""Of tiles in shared memory, whatever the swizzle: that goes by the bits of the address, wherever in its pattern a tile begins."""
+"""Alignment of tiles in shared memory, with any swizzle: that goes by the address's bits, wherever in its pattern a tile begins."""
 
 RANKS = {f"{rank}d": rank for rank in range(1, 6)}
 
@@ -336,7 +336,7 @@ ELEMENTS = {
     "float32": ("f32",),
     "float32_ftz": ("f32",),
 }
-"""The types as which reductions see the elements of a map."""
+"""Types of a map's elements in reductions."""
 
 FLOAT_OPS = {"add": ("f32", "f16", "bf16"), "min": ("f16", "bf16"), "max": ("f16", "bf16")}
 
@@ -369,7 +369,7 @@ def tensor(i: Instruction) -> Plan:
 
 
 def map_args(operand: Operand, rank: int) -> tuple[list[Arg], int]:
-    """The map's address and the coordinates, and the offset of the address."""
+    """Returns the map's address and the coordinates, and the offset of the address."""
     assert isinstance(operand, Mem)
     base, offset = address_arg(replace(operand, coordinates=()), "generic")
     if len(operand.coordinates) != rank:
@@ -378,7 +378,7 @@ def map_args(operand: Operand, rank: int) -> tuple[list[Arg], int]:
 
 
 def boxes(frame: Frame, lanes: Lanes, operands: list[Array], i: Instruction) -> list[tuple[Array, Region]]:
-    """The boxes that lanes name, by map: (positions of the lanes, region); `operands`: the map's address, the coordinates."""
+    """Returns the lanes' boxes, by map: (positions of the lanes, region); `operands`: the map's address, the coordinates."""
     bulks = frame.machine.bulks
     address, *coordinates = operands
     found: list[tuple[Array, Region]] = []
@@ -394,7 +394,7 @@ def shape_of(region: Region) -> Shape:
 
 
 def tensor_load(i: Instruction, rank: int, operands: list[Operand], multicast: bool) -> Plan:
-    """Into shared memory, with an mbarrier."""
+    """Decodes a tensor copy into shared memory, with an mbarrier."""
     to, source, bar, *rest = operands
     target, target_offset = address_arg(to, "shared")
     barrier, barrier_offset = address_arg(bar, "shared")
@@ -422,7 +422,7 @@ def tensor_load(i: Instruction, rank: int, operands: list[Operand], multicast: b
 
 
 def tensor_store(i: Instruction, rank: int, operands: list[Operand], name: str) -> Plan:
-    """From the block's shared memory into a tensor, of a bulk group; `name` of a reduction, if it is one."""
+    """Decodes a tensor copy from the block's shared memory into a tensor, in a bulk group; `name`: its reduction, if any."""
     to, source = operands
     tensor_map, map_offset = map_args(to, rank)
     origin, origin_offset = address_arg(source, "shared")
@@ -449,7 +449,7 @@ def tensor_store(i: Instruction, rank: int, operands: list[Operand], name: str) 
 
 
 def reduction_for(name: str, dtype: str) -> Reduction:
-    """A reduction of a map's elements. PtxError where PTX ISA has none of that type."""
+    """Returns a reduction of a map's elements. Raises PtxError if PTX ISA has none of that type."""
     allowed = (*INTEGER_OPS[name], *FLOAT_OPS.get(name, ()))
     for kind in ELEMENTS.get(dtype, ()):
         if kind in allowed:
@@ -458,7 +458,7 @@ def reduction_for(name: str, dtype: str) -> Reduction:
 
 
 def tensor_prefetch(i: Instruction, rank: int, operands: list[Operand]) -> Plan:
-    """Into the L2 cache: map and box are checked, nothing is counted."""
+    """Decodes a prefetch into the L2 cache: map and box are checked, nothing is counted."""
     (source,) = operands
     tensor_map, offset = map_args(source, rank)
 
@@ -473,7 +473,7 @@ def tensor_prefetch(i: Instruction, rank: int, operands: list[Operand]) -> Plan:
 
 
 def map_prefetch(i: Instruction) -> Plan:
-    """prefetch.tensormap: the map is checked; its address is one of .param if the instruction says so."""
+    """prefetch.tensormap: the map is checked; its address is one of .param if the instruction names that."""
     (memory,) = i.operands
     param = bool({"param", "param::entry"} & set(i.mods))
     base, offset = address_arg(memory, "param" if param else "generic")

@@ -1,17 +1,13 @@
-"""Floating-point arithmetic in float32 and float64 (PTX ISA, "Floating Point Instructions"), and the opcodes that
+"""Floating-point arithmetic in float32 and float64 (PTX ISA, "Floating Point Instructions").
 
-The approximate instructions (PTX ISA: .approx, and div.full), with an error of the documented size.
+`.ftz` and the rounding directions are bits of the host's floating-point environment (`decode.ops.rounding`), set by the run loop
+as `Plan.mode` asks; the thunks here are written as if every operation rounded to nearest.
 
-The exact result is made in float64 and moved by what the ISA allows less the last rounding. Of a relative bound those bits are
-flipped whose weights add up to it: up or down by the result's own bits, and never out of its power of two, so that no result
-changes its sign or overflows. An absolute bound is added with a sign from the argument's bits. Every run has the same errors.
-Zeros, infinities and NaN keep the results that the ISA lists. docs/ptx.md has the table; a launch with `approximate=False`
-gets the exact result, rounded.
-
-integers, halves and floats share.
-
-`.ftz` and the rounding directions are bits of the host's floating-point environment (`fpenv`), set by the run loop as
-`Plan.mode` asks; the thunks here are written as if every operation rounded to nearest.
+The approximate instructions (PTX ISA: .approx, and div.full) have an error of the documented size. The exact result is made in
+float64 and moved by the ISA's bound less the last rounding. For a relative bound those bits are flipped whose weights add up to
+it: up or down by the result's own bits, and never out of its power of two, so that no result changes its sign or overflows. An
+absolute bound is added with a sign from the argument's bits. Every run has the same errors. Zeros, infinities and NaN keep the
+results that the ISA lists. docs/ptx.md has the table; a launch with `approximate=False` gets the exact result, rounded.
 """
 
 from __future__ import annotations
@@ -27,49 +23,49 @@ from . import integer, rounding
 from .rounding import fused_f32, fused_f64, inverse_root
 
 Move = Callable[..., Array]
-"""From the exact results and the inputs, float64, to results that are off."""
+"""Maps the exact results and the inputs, float64, to results with an error."""
 
 SMALLEST = 2.0**-126
 FINITE = np.array(1000, np.float32)
-"""2 to this is no infinity in float64."""
+"""2 to this power is finite in float64."""
 
 CIRCLES = tuple(float(np.float32(turns * np.pi)) for turns in (1, 2, 100))
-"""pi, 2 pi and 100 pi as float32 has them: all three are beyond."""
+"""pi, 2 pi and 100 pi, rounded to float32: all three are rounded up."""
 
 
 def flip(exact: Array, mask: int | Array) -> Array:
-    """Moved by at most `mask` units in the last place of float64."""
+    """Moves results by at most `mask` units in the last place of float64."""
     moved: Array = (exact.view(np.uint64) ^ np.asarray(mask, np.uint64)).view(np.float64)
     return moved
 
 
 def ulps(count: int, precision: int) -> Move:
-    """Off by at most `count` units in the last place of the format. The last bit of the mask decides ties."""
+    """Moves results by at most `count` units in the last place of the format. The last bit of the mask decides ties."""
     mask = int((count - 0.5) * 2.0 ** (53 - precision)) | 1
     return lambda exact, *_: flip(exact, mask)
 
 
 def relative(bound: float, precision: int) -> Move:
-    """Off by at most `bound` of the result: as much of it as a power of two allows."""
+    """Moves results by at most `bound` of the result: as much of it as a power of two allows."""
     mask = int((bound - 2.0**-precision) * 2.0**52)
     return lambda exact, *_: flip(exact, mask)
 
 
 def signs(a: Array) -> Array:
-    """1 or -1 for each argument, by a hash of its bits."""
+    """Returns 1 or -1 for each argument, by a hash of its bits."""
     return np.where((a.view(np.uint64) >> np.uint64(29)) * np.uint64(0x9E3779B97F4A7C15) >> np.uint64(63), 1.0, -1.0)
 
 
 def absolute(bound: float | Array, precision: int) -> Move:
-    """Off by `bound` less the last rounding, of results in [-1, 1], which they do not leave."""
+    """Moves results in [-1, 1], which they do not leave, by `bound` less the last rounding."""
     move = np.asarray(bound) - 2.0 ** (-precision - 1)
     return lambda exact, a: np.clip(exact + signs(a) * move, -1, 1)
 
 
 def circular(nearest: float) -> Move:
-    """sin and cos: off by `nearest` up to pi (CUDA's __sinf and __cosf), 2**-20.5 up to 2 pi, 2**-14.7 up to 100 pi.
+    """Moves sin and cos: by `nearest` up to pi (CUDA's __sinf and __cosf), 2**-20.5 up to 2 pi, 2**-14.7 up to 100 pi.
 
-    Beyond, where nothing is promised, by as much for each unit of the argument as there.
+    Beyond, where the ISA gives no bound, by as much for each unit of the argument as there.
     """
 
     def move(exact: Array, a: Array) -> Array:
@@ -82,13 +78,13 @@ def circular(nearest: float) -> Move:
 
 
 def logarithmic(exact: Array, a: Array) -> Array:
-    """lg2: off by at most 2**-22.9 between 1/2 and 2, elsewhere by one unit."""
+    """Moves lg2: by at most 2**-22.9 between 1/2 and 2, elsewhere by one unit."""
     between = (a > 0.5) & (a < 2)
     return np.where(between, absolute(2.0**-22.9, 24)(exact, a), ulps(1, 24)(exact))
 
 
 def hyperbolic(exact: Array, a: Array) -> Array:
-    """tanh in float32: 2**-11 of the result, in [-1, 1]; subnormal numbers pass through."""
+    """Moves tanh in float32: by 2**-11 of the result, in [-1, 1]; subnormal numbers pass through."""
     return np.where(np.abs(a) < SMALLEST, a, np.clip(relative(2.0**-11, 24)(exact), -1, 1))
 
 
@@ -106,13 +102,13 @@ MOVES: dict[tuple[str, str], Move] = {
     ("rsqrt", "f32"): relative(2.0**-22.9, 24),
     ("div", "f32"): ulps(2, 24),
 }
-"""By opcode and type. docs/ptx.md says where each bound stands."""
+"""Errors by opcode and type. docs/ptx.md names the source of each bound."""
 
 TYPES_BESIDE_F32 = {"ex2": rounding.HALF_TYPES, "tanh": rounding.HALF_TYPES, "rcp": ("f64",), "rsqrt": ("f64",)}
 
 
 def quotient(a: Array, b: Array) -> Array:
-    """div.approx is a times an approximate float32 1/b: beyond 2**126 that is 0, and an infinity where b is tiny."""
+    """div.approx computes a times an approximate float32 1/b: beyond 2**126 that is 0, and an infinity where b is tiny."""
     inverse = np.where((np.abs(b) > 2.0**126) & np.isfinite(b), np.copysign(0, b), 1 / b)
     lost = (inverse == 0) | (np.abs(inverse) >= 2.0**128)
     return np.where(lost, a * np.where(inverse == 0, inverse, np.copysign(np.inf, b)), a / b)
@@ -133,7 +129,7 @@ FUNCTIONS: dict[str, Callable[..., Array]] = {
 
 
 def result(function: Callable[..., Array], move: Move | None, values: Sequence[Array]) -> Array:
-    """The function of float64 `values`, moved where it is not special: float64, to be rounded."""
+    """Returns the function of float64 `values`, moved where it is not special: float64, to be rounded."""
     exact = np.asarray(function(*values))
     if move is None:
         return exact
@@ -144,9 +140,9 @@ def result(function: Callable[..., Array], move: Move | None, values: Sequence[A
 
 
 def exponential(approximate: bool, temp: Temp, d: Array, a: Array) -> Thunk:
-    """ex2 in float32: off by one unit. Apart from the others, in lent arrays, as softmax is made of it.
+    """ex2 in float32: off by one unit. It has its own thunk, with lent arrays, as softmax depends on it.
 
-    Powers of two are exact, as CUDA's tanh of float64 takes them to be, and zeros and infinities among them.
+    Powers of two are exact, as CUDA's tanh of float64 relies on it, and zeros and infinities among them.
     """
     exact, whole = temp("ex2 exact", d.shape, np.float64), temp("ex2 whole", d.shape, np.float32)
     moved, small = temp("ex2 moved", d.shape, np.bool_), temp("ex2 small", d.shape, np.bool_)
@@ -168,7 +164,7 @@ def exponential(approximate: bool, temp: Temp, d: Array, a: Array) -> Thunk:
 
 
 def plan(i: Instruction, make: Callable[..., Thunk], mode: int) -> Plan:
-    """A plan whose thunk is `make(approximate, temp, d, *inputs)`."""
+    """Returns a plan whose thunk is `make(approximate, temp, d, *inputs)`."""
 
     def bind(frame: Frame, out: Sequence[Array], ins: Sequence[Array]) -> Thunk:
         return make(frame.machine.approximate, frame.temp, *out, *ins)
@@ -178,7 +174,7 @@ def plan(i: Instruction, make: Callable[..., Thunk], mode: int) -> Plan:
 
 
 def approximation(i: Instruction) -> Plan:
-    """The plan of an instruction whose result is approximate."""
+    """Returns the plan of an instruction whose result is approximate."""
     mods = Mods(i, "approx")
     flush, full = mods.flag("ftz"), mods.flag("full")
     type_ = mods.type("f32", *TYPES_BESIDE_F32.get(i.opcode, ()))
@@ -209,7 +205,7 @@ CANONICAL = np.uint64(0x7FFFFFFF00000000)
 
 
 def double(i: Instruction, flush: bool) -> Plan:
-    """rsqrt.approx.f64, and the gross rcp.approx.ftz.f64 and rsqrt.approx.ftz.f64."""
+    """Decodes rsqrt.approx.f64, and the gross rcp.approx.ftz.f64 and rsqrt.approx.ftz.f64."""
     if flush:
         return plan(i, partial(gross, FUNCTIONS[i.opcode]), rounding.KEEP)
     if i.opcode == "rcp":
@@ -364,7 +360,7 @@ def division(i: Instruction) -> Plan:
 
 
 def rounded(fn: Callable[[Array, Array], Thunk]) -> Callable[[Instruction], Plan]:
-    """Decoder of one-operand instructions whose thunk is `fn(d, a)` where they round, and which may be approximate."""
+    """Returns a decoder of one-operand instructions with thunk `fn(d, a)` if they round, and which may be approximate."""
 
     def decoder(i: Instruction) -> Plan:
         if "approx" in i.mods:
@@ -410,7 +406,7 @@ def sign(i: Instruction) -> Plan:
 
 
 def flushed(thunk: Thunk, d: Array) -> Thunk:
-    """For operations that only move bits: a multiplication by one, under .ftz, flushes what they moved."""
+    """Flushes the result of operations that only move bits: under .ftz by a multiplication by one."""
     one = np.array(1, d.dtype)
 
     def run() -> None:

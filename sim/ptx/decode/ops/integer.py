@@ -18,7 +18,7 @@ WIDER: dict[tuple[int, str], Any] = {(2, "i"): np.int32, (2, "u"): np.uint32, (4
 
 
 def high_product(a: Array, b: Array) -> Array:
-    """The upper half of the full product of two 16-, 32- or 64-bit integer arrays."""
+    """Returns the upper half of the full product of two 16-, 32- or 64-bit integer arrays."""
     if a.itemsize < 8:
         wide = WIDER[a.itemsize, a.dtype.kind]
         product: Array = a.astype(wide) * b.astype(wide) >> wide(8 * a.itemsize)
@@ -90,7 +90,7 @@ def saturating_multiply_add(d: Array, a: Array, b: Array, c: Array) -> Thunk:
 
 
 def divide(d: Array, a: Array, b: Array) -> Thunk:
-    """Truncating division; by zero gives all ones, as the hardware does (the ISA leaves it open)."""
+    """Divides, truncating; division by zero gives all ones, as on hardware (the ISA leaves it open)."""
 
     def run() -> None:
         zero = b == 0
@@ -328,7 +328,7 @@ def dot_product(a_wide: str, b_wide: str, first: int, d: Array, a: Array, b: Arr
 
 @opcode("vabsdiff4", forms=".u32 .s32 bytes {.add}, without selection of bytes")
 def differences_of_bytes(i: Instruction) -> Plan:
-    """The absolute differences of four pairs of bytes; with .add their sum and c."""
+    """Decodes absolute differences of four pairs of bytes; with .add their sum and c."""
     mods = Mods(i)
     total = mods.flag("add")
     _, left, right = mods.types("u32", "s32")

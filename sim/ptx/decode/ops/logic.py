@@ -30,7 +30,7 @@ COMPARED = ("b16", "b32", "b64", "u16", "u32", "u64", "s16", "s32", "s64", "f32"
 
 
 def comparison(name: str, type_: PtxType) -> Callable[[Array, Array, Array], Thunk]:
-    """Maker of the thunk d = a <name> b. An ordered float comparison with NaN is false, an unordered one is true."""
+    """Returns the maker of the thunk d = a <name> b. An ordered float comparison with NaN is false, an unordered one is true."""
     floating = type_.kind == "f"
     halves = type_.bits == 16 or type_.name.endswith("x2")
 
@@ -214,7 +214,7 @@ def inverse(i: Instruction) -> Plan:
 
 
 def shift(fn: np.ufunc, d: Array, a: Array, amount: Array) -> Thunk:
-    """NumPy shifts out everything where the amount is at least the width, as PTX does."""
+    """Shifts by NumPy, which shifts out everything if the amount is at least the width, as PTX does."""
     if amount.ndim == 0:
         return partial(fn, a, np.array(min(int(amount), 64), d.dtype), d)
     if d.itemsize == 4:
@@ -240,7 +240,7 @@ def shifts(i: Instruction) -> Plan:
 
 
 def funnel(left: bool, wrap: bool, d: Array, a: Array, b: Array, c: Array) -> Thunk:
-    """The pair b:a shifted; left keeps the upper word, right the lower one. `c` wraps at 32 or is clamped to it."""
+    """Shifts the pair b:a; left keeps the upper word, right the lower one. `c` wraps at 32 or is clamped to it."""
 
     def run() -> None:
         pair = (b.astype(np.uint64) << np.uint64(32)) | a
@@ -385,7 +385,7 @@ def extract(d: Array, a: Array, position: Array, length: Array) -> Thunk:
             top = np.minimum(pos + size - 1, bits - 1)
             sign = (wide.astype(unsigned) >> np.maximum(top, 0).astype(unsigned)) & unsigned.type(1)
             fill = np.where((sign != 0) & (size > 0), ~mask, unsigned.type(0))
-            # Where the field reaches past the msb only the bits that exist come from it.
+            # If the field reaches past the msb, only existing bits come from it.
             kept = np.maximum(bits - pos, 0)
             real = np.where(
                 kept >= bits,
@@ -435,7 +435,7 @@ def bfi(i: Instruction) -> Plan:
 
 
 def top_bit(a: Array) -> Array:
-    """Number of the highest set bit, -1 for zero, of an unsigned array (exact: halves are below 2**53)."""
+    """Returns the number of the highest set bit, -1 for zero, of an unsigned array (exact: halves are below 2**53)."""
     high = (a.astype(np.uint64) >> np.uint64(32)).astype(np.float64)
     low = (a.astype(np.uint64) & np.uint64(0xFFFFFFFF)).astype(np.float64)
     found = np.where(high > 0, np.frexp(high)[1] + 32, np.frexp(low)[1])

@@ -1,23 +1,20 @@
 """Matrix instructions: ldmatrix, stmatrix, mma, wmma, wgmma (PTX ISA, "Matrix Multiply-Accumulate Instructions").
 
-Warp-level matrices: ldmatrix, stmatrix, mma (PTX ISA, "Warp Level Matrix Multiply-Accumulate Instructions").
-
-With g = lane >> 2 and t = lane & 3, every fragment is an array whose axes are bits of (register, lane, element):
+Warp-level matrices: ldmatrix, stmatrix, mma (PTX ISA, "Warp Level Matrix Multiply-Accumulate Instructions"). With g = lane >> 2
+and t = lane & 3, every fragment is an array whose axes are bits of (register, lane, element):
 A of shape m x k: registers (k half, row half), row g + 8 * row half, columns of k half in order (t, element);
 B of shape k x n: registers (k half), column g; C and D: registers (row half, element), row g, column 2 t + element.
 So a fragment becomes a matrix by reshape and transpose.
 
-wmma: whole matrices in fragments whose layout the ISA leaves open (PTX ISA, "Matrix multiply-accumulate: wmma").
+wmma: whole matrices in fragments whose layout the ISA leaves open (PTX ISA, "Matrix multiply-accumulate: wmma"). Here element e of
+a matrix (row by row) is in lane e % 32, in element e // 32 of the lane's registers; float16 fragments of A and B have eight
+registers in every shape, and hold each element as often as there is room. Memory is accessed in its own order, 32 neighbours at
+a time.
 
-Element e of a matrix (row by row) is in lane e % 32, in element e // 32 of the lane's registers; float16 fragments of A and
-B have eight registers whatever the shape, and hold each element as often as there is room. Memory is read and written in its own
-order, 32 neighbours at a time.
-
-wgmma: products of a warpgroup, four warps (PTX ISA, "Asynchronous Warpgroup Level Matrix Instructions").
-
-Here operands are read; `execute.warpgroups` acts. Of D (64 x N), warp w of the group has rows 16 w to 16 w + 15, with
-g = lane >> 2, t = lane & 3: float32 register 4 j + 2 h + e has row g + 8 h, column 8 j + 2 t + e; with float16, register 2 j + h
-has the two columns. A from registers is the m16nNk16 fragment of `ops.tensor` for each warp.
+wgmma: products of a warpgroup, four warps (PTX ISA, "Asynchronous Warpgroup Level Matrix Instructions"). Here operands are
+decoded; `execute.warpgroups` runs them. Of D (64 x N), warp w of the group has rows 16 w to 16 w + 15, with g = lane >> 2,
+t = lane & 3: float32 register 4 j + 2 h + e has row g + 8 h, column 8 j + 2 t + e; with float16, register 2 j + h has the two
+columns. A from registers is the m16nNk16 fragment of mma for each warp.
 """
 
 from __future__ import annotations
@@ -53,7 +50,7 @@ from .move import eight_dtype
 from .rounding import half_bits, narrow
 
 HALF_VALUES = np.arange(1 << 16, dtype=np.uint16).view(np.float16).astype(np.float32)
-"""float16 bits to float32."""
+"""float32 values of all float16 bits."""
 
 # float16 bits, sign-extended and moved to where float32 has its fraction, are the value times 2**-112: four passes of the
 # vector unit, several times as fast as NumPy's conversion or a look-up. Infinities and NaN have no such neighbours.
@@ -67,7 +64,7 @@ FOUR_LANES: dict[int, np.dtype[Any]] = {4: np.dtype(np.complex128), 8: np.dtype(
 
 
 def widen_halves(bits: Array, out: Array) -> None:
-    """float16 bits (uint16) to float32; both arrays are contiguous."""
+    """Converts float16 bits (uint16) to float32; both arrays are contiguous."""
     signed = bits.view(np.int16)
     if np.maximum.reduce(signed, None) >= POSITIVE_INFINITY or np.maximum.reduce(bits, None) >= NEGATIVE_INFINITY:
         HALF_VALUES.take(bits, None, out, "clip")
@@ -80,7 +77,7 @@ def widen_halves(bits: Array, out: Array) -> None:
 
 
 def whole_warps(frame: Frame, i: Instruction) -> bool:
-    """Whether the frame has whole warps; else the instruction's result is undefined, and that is a finding."""
+    """True if the frame has whole warps; else the instruction's result is undefined, and that is a finding."""
     if frame.lanes.whole_warps:
         return True
     message = f"{i.opcode} needs all 32 lanes of the warp; some have exited or never existed"
@@ -102,7 +99,7 @@ def matrix_mods(i: Instruction) -> tuple[int, bool, str]:
 
 
 def row_addresses(frame: Frame, count: int) -> Array | None:
-    """Positions of the lanes that give row addresses: lanes 8 i to 8 i + 7 for matrix i."""
+    """Returns positions of the lanes that give row addresses: lanes 8 i to 8 i + 7 for matrix i."""
     if count == 4:
         return None
     return np.flatnonzero(np.arange(frame.n) % WARP < 8 * count)
@@ -223,7 +220,7 @@ SHAPES = {
 
 BITS = {"f16": 16, "bf16": 16, "tf32": 32, "e4m3": 8, "e5m2": 8, "s8": 8, "u8": 8, "s4": 4, "u4": 4, "b1": 1, "f64": 64}
 MMA_MIXED = ({"s8", "u8"}, {"s4", "u4"}, {"e4m3", "e5m2"})
-"""Types that may stand together."""
+"""Types that may occur together."""
 
 Decode = Callable[[Array, Array], None]
 
@@ -231,8 +228,8 @@ Decode = Callable[[Array, Array], None]
 class Fragments:
     """The arrays in which the mma of one shape run for `w` warps, lent from one to the next.
 
-    `a_bits`, `b_bits`: the registers' words, put together to rows; `a_rows`, `b_rows`: where each register's words go, by
-    single words and by the four that are side by side. `product` and its `fragments` are the same numbers, the latter as
+    `a_bits`, `b_bits`: the registers' words, put together to rows; `a_rows`, `b_rows`: places in these for each register's words,
+    as single words and as the four that are side by side. `product` and its `fragments` are the same numbers, the latter as
     (row half, element, warp, row, pair): accumulator register 2 * row half + element; so is `total`.
     """
 
@@ -252,7 +249,7 @@ class Fragments:
         self.sums = self.total.reshape(row_halves, 2, w, 8, 4)
 
     def moves(self, rows: list[tuple[Array, Array]], registers: Sequence[Array]) -> list[tuple[Array, Array]]:
-        """What to copy, and where, to put registers into their rows."""
+        """Returns (target, source) copies that put registers into their rows."""
         out = []
         for (words, together), register in zip(rows, registers, strict=True):
             if register.ndim and register.flags.c_contiguous:
@@ -263,7 +260,7 @@ class Fragments:
 
 
 def decoder(kind: str) -> Decode:
-    """Fills a float array from registers' bits (same number of elements, same order)."""
+    """Returns a function that fills a float array from registers' bits (same number of elements, same order)."""
     if kind == "f16":
         return lambda bits, out: widen_halves(bits.view(np.uint16).reshape(out.shape), out)
     if kind == "bf16":
@@ -334,7 +331,7 @@ def mma(i: Instruction) -> Plan:
     acc = TYPES["b32"] if d_type == "f16" else TYPES[d_type]
     c_items, d_items = items(c, accumulators), items(d, accumulators)
     c_args, d_args = [arg(r, acc) for r in c_items], [arg(r, acc) for r in d_items]
-    # A sum may not go where a later addend still stands.
+    # A sum must not overwrite a later addend.
     crossed = any(c_items[later] == d_items[k] for later in range(accumulators) for k in range(later))
     a_decode, b_decode = decoder(a_type), decoder(b_type)
     real = np.dtype(np.float64 if a_type == "f64" else np.float32)
@@ -424,7 +421,7 @@ def shape_of(mods: Mods) -> tuple[str, int, int, int]:
 
 
 def width(kind: str) -> int:
-    """Bytes of a register of a fragment."""
+    """Returns the bytes of a register of a fragment."""
     return 8 if kind == "f64" else 4
 
 
@@ -433,7 +430,7 @@ def element_bytes(kind: str) -> int:
 
 
 def unpacked(registers: Sequence[Array], n: int, kind: str, elements: int) -> Array:
-    """The bits of a fragment's matrices: (warps, elements) unsigned numbers."""
+    """Returns the bits of a fragment's matrices: (warps, elements) unsigned numbers."""
     size, word = element_bytes(kind), width(kind)
     rows = np.stack([np.broadcast_to(r, n) for r in registers]).astype(UNSIGNED[word], copy=False)
     parts = rows.view(UNSIGNED[size]).reshape(len(registers), -1, WARP, word // size)
@@ -441,7 +438,7 @@ def unpacked(registers: Sequence[Array], n: int, kind: str, elements: int) -> Ar
 
 
 def pack(values: Array, registers: Sequence[Array], kind: str) -> None:
-    """(warps, elements) unsigned numbers into the registers of a fragment."""
+    """Writes (warps, elements) unsigned numbers into the registers of a fragment."""
     size, word = element_bytes(kind), width(kind)
     per = word // size
     warps, elements = values.shape
@@ -481,7 +478,7 @@ def transfer(i: Instruction, mods: Mods, action: str) -> Plan:
     registers = items(fragment, 8 if kind == "f16" and side in "ab" else elements // WARP * size // word)
     base, offset = address_arg(memory, space)
     strides = [arg(o, TYPES["u32"]) for o in rest]
-    # Where the elements lie in memory, and which elements of the matrix they are.
+    # The places of the elements in memory, and their numbers in the matrix.
     major, minor = np.divmod(np.arange(elements), inner)
     number = np.arange(elements).reshape(rows, columns)
     logical = (number if layout == "row" else number.T).reshape(outer, inner)[major, minor]
@@ -639,7 +636,7 @@ def product(i: Instruction, mods: Mods) -> Plan:
     numbers = [operand.value for operand in immediates if isinstance(operand, Imm)]
     transposable = a_type in ("f16", "bf16")
     wanted = 2 + (0 if not transposable else 1 if registers else 2)
-    # The signs of A and B, then which of the matrices in shared memory are not K-major.
+    # The signs of A and B, then flags of the matrices in shared memory that are not K-major.
     signs, majors = numbers[:2], ([0] if registers else []) + numbers[2:]
     if len(numbers) != wanted or len(immediates) != wanted or {*signs} - {1, -1} or {*majors} - {0, 1}:
         raise Unsupported(f"immediates of wgmma .{a_type}: {numbers}")

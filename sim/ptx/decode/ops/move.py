@@ -104,7 +104,7 @@ FLOATS = ("f16", "bf16", "f32", "f64")
 
 
 def register_arg(operand: Operand, type_: PtxType) -> Arg:
-    """A destination that may be wider than the type: it is then seen whole, to be sign- or zero-extended."""
+    """Returns a destination that may be wider than the type: it is then seen whole, to be sign- or zero-extended."""
     if isinstance(operand, Reg) and operand.type.bits > type_.bits:
         return Arg(operand, TYPES[f"{'s' if type_.kind == 's' else 'u'}{operand.type.bits}"].dtype)
     return arg(operand, type_)
@@ -127,7 +127,7 @@ def integer_to_integer(source: PtxType, target: PtxType, sat: bool, d: Array, a:
 
 
 def float_to_integer(source: PtxType, target: PtxType, direction: str, d: Array, a: Array) -> Thunk:
-    """Out of range clamps, NaN is 0 (PTX ISA, cvt, notes)."""
+    """Converts floats to integers: out of range clamps, NaN is 0 (PTX ISA, cvt, notes)."""
     info = np.iinfo(target.dtype)
     fn = INTEGER_ROUNDING[direction]
     # The largest float64 that fits: for 64-bit targets the limit itself is not representable.
@@ -145,7 +145,7 @@ def float_to_integer(source: PtxType, target: PtxType, direction: str, d: Array,
 
 
 def finish(value: Array, target: PtxType, direction: str, sat: bool, relu: bool) -> Array:
-    """A float32/float64 array to the storage of a half type (or itself), with .sat, .relu and the rounding of halves."""
+    """Converts a float32/float64 array to the storage of a half type (or itself), with .sat, .relu and the rounding of halves."""
     if sat:
         value = np.where(np.isnan(value), value.dtype.type(0), np.abs(np.clip(value, 0, 1)))
     if relu:
@@ -212,7 +212,7 @@ def pack_converted(type_: PtxType, direction: str, relu: bool, d: Array, high: A
 
 
 def to_tf32(direction: str, d: Array, a: Array) -> Thunk:
-    """float32 with 10 bits of fraction: rna rounds ties away from zero, rn to even."""
+    """Rounds float32 to 10 bits of fraction: rna rounds ties away from zero, rn to even."""
 
     def run() -> None:
         bits = a.view(np.uint32)
@@ -232,7 +232,7 @@ EIGHTS = {"e4m3x2": ("float8_e4m3fn", 448.0), "e5m2x2": ("float8_e5m2", 57344.0)
 
 
 def eight_dtype(name: str) -> Any:
-    """The dtype of one of a pair. ml_dtypes is imported here, since nothing else of the machine needs it."""
+    """Returns the dtype of one of a pair. ml_dtypes is imported here, since nothing else of the machine needs it."""
     try:
         import ml_dtypes
     except ImportError as error:
@@ -241,7 +241,7 @@ def eight_dtype(name: str) -> Any:
 
 
 def to_eights(name: str, relu: bool, d: Array, high: Array, low: Array) -> Thunk:
-    """cvt.rn.satfinite to a pair of 8-bit floats: what is too large becomes the largest number, NaN 0x7f."""
+    """cvt.rn.satfinite to a pair of 8-bit floats: too large values become the largest number, NaN 0x7f."""
     dtype, top = eight_dtype(name), EIGHTS[name][1]
 
     def one(x: Array) -> Array:

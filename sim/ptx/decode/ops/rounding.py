@@ -1,21 +1,17 @@
-"""Rounding: the host's floating-point environment, what NumPy cannot round, arithmetic in half types.
+"""Rounding: the host's floating-point environment, roundings that NumPy lacks, arithmetic in half types.
 
-The floating-point environment of the host: rounding direction and flushing of subnormals.
+The floating-point environment has the rounding direction and the flushing of subnormals. PTX has both as instruction modifiers
+(.rn/.rz/.rm/.rp, .ftz). The host's vector unit has them as control bits of the thread, and NumPy's loops obey them, so `.ftz` and
+directed rounding cost nothing per lane. The bits are set through `fesetenv` of the C library, whose `fenv_t` holds them on the
+platforms below; elsewhere only the default environment exists: subnormals are kept, and directed rounding is refused.
 
-PTX has both as instruction modifiers (.rn/.rz/.rm/.rp, .ftz). The host's vector unit has them as control bits of the
-thread, and NumPy's loops obey them, so `.ftz` and directed rounding cost nothing per lane. The bits are set through
-`fesetenv` of the C library, whose `fenv_t` holds them on the platforms below; elsewhere only the default environment
-exists: subnormals are kept, and directed rounding is refused.
+NumPy has no fused multiply-add, and no correct narrowing to half types. Here they use rounding to odd (Boldo and Melquiond,
+"Emulation of FMA and correctly rounded sums", 2008): a sum that is inexact gets an odd last bit, so that rounding it once more to
+at most half the precision less two bits is correct.
 
-Correct rounding where NumPy has no instruction for it: fused multiply-add, and narrowing to half types.
-
-The tool is rounding to odd (Boldo and Melquiond, "Emulation of FMA and correctly rounded sums", 2008): a sum that is
-inexact gets an odd last bit, so that rounding it once more to at most half the precision less two bits is correct.
-
-Arithmetic in float16, bfloat16 and their packed pairs (PTX ISA, "Half Precision Floating Point Instructions").
-
-Values are widened to float32, where sums, products and quotients of halves round correctly twice (24 >= 2 * 11 + 2),
-or for fused operations to float64 with rounding to odd. A packed register is an array of two elements a lane.
+For arithmetic in float16, bfloat16 and their packed pairs (PTX ISA, "Half Precision Floating Point Instructions") values are
+widened to float32, where sums, products and quotients of halves round correctly twice (24 >= 2 * 11 + 2), or for fused
+operations to float64 with rounding to odd. A packed register is an array of two elements a lane.
 """
 
 from __future__ import annotations
@@ -37,7 +33,7 @@ ROUNDING = {"rn": NEAREST, "rna": NEAREST, "rm": DOWN, "rp": UP, "rz": ZERO}
 
 
 def mode(rounding: int = NEAREST, flush: bool = False) -> int:
-    """The code of an environment: what `Environment.setters` is indexed by."""
+    """Returns the code of an environment: the index in `Environment.setters`."""
     return rounding * 2 + flush
 
 
@@ -46,7 +42,7 @@ KEEP = mode()
 
 
 def _layout() -> tuple[int, int, int, tuple[int, int, int, int], int] | None:
-    """(offset of the control word, its bytes, flush bits, rounding bits by direction, mask) inside fenv_t."""
+    """Returns (offset of the control word, its bytes, flush bits, rounding bits by direction, mask) inside fenv_t."""
     machine, system = platform.machine(), platform.system()
     if system == "Linux" and machine == "x86_64":  # MXCSR: FTZ, DAZ; RC in bits 13-14
         return 28, 4, 0x8040, (0, 1 << 13, 2 << 13, 3 << 13), 0x8040 | 3 << 13
@@ -57,11 +53,11 @@ def _layout() -> tuple[int, int, int, tuple[int, int, int, int], int] | None:
 
 
 FLUSH = mode(NEAREST, True)
-"""Round to nearest, flush subnormals: what `.ftz` asks for."""
+"""Round to nearest, flush subnormals: the environment of `.ftz`."""
 
 
 class Environment:
-    """`setters[mode]()` switches the calling thread; `native` says whether modes other than `KEEP` exist here."""
+    """`setters[mode]()` switches the calling thread; `native`: True if modes other than `KEEP` exist here."""
 
     def __init__(self) -> None:
         self.setters: dict[int, Callable[[], object]] = {KEEP: _nothing}
@@ -89,7 +85,7 @@ class Environment:
             self.setters = setters
 
     def setter(self, code: int) -> Callable[[], object]:
-        """The switch to environment `code`; without host support flushing is dropped, directed rounding refused."""
+        """Returns the switch to environment `code`; without host support flushing is dropped, directed rounding refused."""
         if code in self.setters:
             return self.setters[code]
         if code == FLUSH:
@@ -133,7 +129,7 @@ def fused_f32(a: Array, b: Array, c: Array, d: Array, work: tuple[Array, Array, 
 
 
 def odd_sum(x: Array, y: Array) -> Array:
-    """x + y of float64 arrays, rounded to odd."""
+    """Returns x + y of float64 arrays, rounded to odd."""
     total = x + y
     part = total - x
     error = (x - (total - part)) + (y - part)
@@ -175,7 +171,7 @@ def fused_f64(a: Array, b: Array, c: Array, d: Array) -> None:
 
 
 def product(a: Array, b: Array) -> tuple[Array, Array]:
-    """a * b of float64 arrays far from the ends of their range, and what it lacks of the exact product (Veltkamp, Dekker)."""
+    """Returns a * b of float64 arrays far from the ends of their range, and its rounding error (Veltkamp, Dekker)."""
     split = 134217729.0  # 2**27 + 1
     ah, bh = (split * x - (split * x - x) for x in (a, b))
     al, bl = a - ah, b - bh
@@ -184,7 +180,7 @@ def product(a: Array, b: Array) -> tuple[Array, Array]:
 
 
 def inverse_root(a: Array) -> Array:
-    """1 / sqrt(a) of float64, rounded to nearest: one Newton step from the rounded quotient, its residual exact."""
+    """Returns 1 / sqrt(a) of float64, rounded to nearest: one Newton step from the rounded quotient, its residual exact."""
     fraction, exponent = np.frexp(a)
     fraction = np.where(exponent % 2, fraction * 2, fraction)
     root = 1 / np.sqrt(fraction)
@@ -195,12 +191,12 @@ def inverse_root(a: Array) -> Array:
 
 
 def fused_odd(a: Array, b: Array, c: Array) -> Array:
-    """a * b + c of half-precision values (float32 or float16 arrays) as float64, rounded to odd."""
+    """Returns a * b + c of half-precision values (float32 or float16 arrays) as float64, rounded to odd."""
     return odd_sum(a.astype(np.float64) * b.astype(np.float64), np.asarray(c, np.float64))
 
 
 def odd_float32(x: Array) -> Array:
-    """float64 to float32, rounded to odd: to be narrowed further."""
+    """Converts float64 to float32, rounded to odd, for further narrowing."""
     near = x.astype(np.float32)
     wide = near.astype(np.float64)
     inexact = (wide != x) & np.isfinite(x) & np.isfinite(near)
@@ -212,25 +208,25 @@ def odd_float32(x: Array) -> Array:
 
 
 def bfloat_bits(x: Array) -> Array:
-    """float32 to bfloat16 bits (uint16), nearest even; NaN is the canonical 0x7fff."""
+    """Converts float32 to bfloat16 bits (uint16), nearest even; NaN is the canonical 0x7fff."""
     bits = x.view(np.uint32)
     rounded = (bits + (np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1)))) >> np.uint32(16)
     return np.where(np.isnan(x), np.uint32(0x7FFF), rounded).astype(np.uint16)
 
 
 def bfloat_value(bits: Array) -> Array:
-    """bfloat16 bits (uint16) to float32."""
+    """Converts bfloat16 bits (uint16) to float32."""
     return (np.asarray(bits, np.uint32) << np.uint32(16)).view(np.float32)
 
 
 def half_bits(x: Array) -> Array:
-    """float32 or float64 to float16 bits, nearest even; NaN is the canonical 0x7fff."""
+    """Converts float32 or float64 to float16 bits, nearest even; NaN is the canonical 0x7fff."""
     bits = x.astype(np.float16).view(np.uint16)
     return np.where(np.isnan(x), np.uint16(0x7FFF), bits)
 
 
 def directed(x: Array, bits: Array, value: Array, rounding: str) -> Array:
-    """From half `bits` (uint16) rounded to nearest, with their `value`, to the half that `rounding` asks for.
+    """Returns the half that `rounding` asks for, given half `bits` (uint16) rounded to nearest, and their `value`.
 
     Magnitude and bits grow together, so that the neighbour is one bit pattern away.
     """
@@ -247,12 +243,12 @@ HALF_TYPES = ("f16", "f16x2", "bf16", "bf16x2")
 
 
 def wide(x: Array, type_: PtxType) -> Array:
-    """Half values (float16, or bfloat16 bits) as float32."""
+    """Returns half values (float16, or bfloat16 bits) as float32."""
     return bfloat_value(x) if type_.name.startswith("b") else x.astype(np.float32)
 
 
 def narrow(value: Array, type_: PtxType) -> Array:
-    """float32 (or odd-rounded float64) to the array that stores the half type."""
+    """Converts float32 (or odd-rounded float64) to the array that stores the half type."""
     if type_.name.startswith("b"):
         return bfloat_bits(odd_float32(value) if value.dtype == np.float64 else np.asarray(value))
     return half_bits(np.asarray(value)).view(np.float16)
@@ -265,7 +261,7 @@ def flush(x: Array, type_: PtxType) -> Array:
 
 
 def plan(i: Instruction, fn: Callable[..., Array], *, ftz: bool = False, sat: bool = False, relu: bool = False) -> Plan:
-    """A plan that widens the operands, applies `fn`, post-processes and narrows."""
+    """Returns a plan that widens the operands, applies `fn`, post-processes and narrows."""
     type_ = i.type
 
     def make(d: Array, *inputs: Array) -> Thunk:
@@ -312,7 +308,7 @@ def approximated(
     d: Array,
     a: Array,
 ) -> Thunk:
-    """The thunk of an approximate function: `result(move, inputs)` is its value as float64, exact without a move."""
+    """Returns the thunk of an approximate function: `result(move, inputs)` is its value as float64, exact without a move."""
 
     def run() -> None:
         value = wide(a, type_).astype(np.float64)

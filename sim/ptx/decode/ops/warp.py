@@ -1,8 +1,8 @@
-"""Instructions of the lanes of a warp with each other (PTX ISA, "Parallel Synchronization and Communication": shfl,
-vote, match, redux, activemask, elect; "Special registers").
+"""Communication between the lanes of a warp (PTX ISA, "Parallel Synchronization and Communication": shfl, vote, match,
+redux, activemask, elect; "Special registers").
 
-The run loop has made sure that every lane named in the member mask is in the frame. Where the frame has whole warps,
-arrays over the lanes reshape to (warps, 32); else values go through `Exchange`, an array over the wave.
+The run loop has made sure that every lane named in the member mask is in the frame. If the frame has whole warps,
+arrays over the lanes reshape to (warps, 32); else values go through an array over the wave.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _NOTHING = np.empty(0, np.int64)
 
 
 def source_lanes(mode: str, b: Array, c: Array, lane: Array) -> tuple[Array, Array]:
-    """(source lane, in range) of shfl, after the pseudo code of the ISA; all arguments broadcast."""
+    """Returns (source lane, in range) of shfl, after the pseudo code of the ISA; all arguments broadcast."""
     step, segment, clamp = b & 31, (c >> 8) & 31, c & 31
     last = (lane & segment) | (clamp & ~segment)
     first = lane & segment
@@ -103,7 +103,7 @@ def shfl(i: Instruction) -> Plan:
 
 
 def partners(lanes: Lanes, lane: Array) -> tuple[Array, Array]:
-    """Positions in the set of the lanes `lane` of each one's warp, and which of them are in the set (else: itself)."""
+    """Returns positions in the set of the lanes `lane` of each one's warp, and a mask of those in the set (else: itself)."""
     wanted = (lanes.warp << 5) + lane
     found = np.minimum(np.searchsorted(lanes.index, wanted), lanes.n - 1)
     active = lanes.index[found] == wanted
@@ -117,7 +117,7 @@ def complain(frame: Frame, i: Instruction, bad: Array) -> None:
 
 
 def by_warp(fn: Callable[[Lanes, Array, Array], Array], i: Instruction, result: str, value: str) -> Plan:
-    """A plan for d = fn(lanes, value, mask), both arrays over the lanes of the set."""
+    """Returns a plan for d = fn(lanes, value, mask), both arrays over the lanes of the set."""
     d, a, mask = i.operands
 
     def bind(frame: Frame, out: Sequence[Array], ins: Sequence[Array]) -> Thunk:
@@ -141,7 +141,7 @@ def by_warp(fn: Callable[[Lanes, Array, Array], Array], i: Instruction, result: 
 
 
 def ballot(lanes: Lanes, p: Array, mask: Array) -> Array:
-    """For each lane: the bits of the lanes of its warp in the set for which p holds, limited to its mask."""
+    """Returns for each lane the bits of the lanes of its warp in the set for which p holds, limited to its mask."""
     member = np.zeros(lanes.wave.size, np.bool_)
     member[lanes.index] = p
     return warp_bits(member)[lanes.warp] & mask
@@ -169,7 +169,7 @@ def vote(i: Instruction) -> Plan:
 
 
 def groups(lanes: Lanes, mask: Array, value: Array | None = None) -> Array:
-    """Number of the group of each lane: same warp, same mask (and same value)."""
+    """Returns the number of the group of each lane: same warp, same mask (and same value)."""
     columns = [lanes.warp, mask.astype(np.int64)]
     if value is not None:
         columns.append(value.view(np.int64) if value.itemsize == 8 else value.astype(np.int64))
