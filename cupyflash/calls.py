@@ -41,7 +41,7 @@ def attention(q: Any, k: Any, v: Any, **asked: Unpack[keywords.Forward]) -> Any:
     `dropout`, 0 to below 1, is the probability with which each weight of the softmax is dropped ("fa1", "fa2" and "standard");
     those that are kept are multiplied by 1 / (1 - dropout), and L is that without dropout. Which are dropped follows from `seed`,
     an integer below 2**64, from `offset`, one below 2**32 that may count the calls, and from batch, head, row and key, whatever
-    the algorithm, its tiling, or the device: `dropout_mask` shows it, `cupyflash.request.dropout.Dropout` says how. Of a part of a larger
+    the algorithm, its tiling, or the device: `dropout_mask` shows it, `request.dropout.Dropout` says how. Of a part of a larger
     call `dropout_origin` says where in that its first (batch, head, row, key) is; the row must be a multiple of 32, the key of 16.
     Probabilities are rounded to multiples of 2**-16. (A CUDA graph keeps the seed and offset that it was captured with.)
     `sinks`, float32 of shape (h,), is one more score (a logit: no key has it) of each of a head's rows, without a value. L has it,

@@ -31,7 +31,7 @@ def dropout_mask(
     """Which weights `attention` with these arguments keeps: bool of `shape`, (n_q, n_k), (h, n_q, n_k) or (b, h, n_q, n_k).
 
     What is False has been dropped; what is True counts 1 / (1 - p) times, where p is `dropout` rounded to a multiple of 2**-16
-    (`cupyflash.request.dropout.Dropout` has it as `probability`, and says how the rest follows). `xp` is cupy for an array on the current
+    (`request.dropout.Dropout` has it as `probability`, and says how the rest follows). `xp` is cupy for an array on the current
     GPU, made on the current stream, or numpy, where the same kernel runs on the simulated device.
 
     Raises TypeError or ValueError for bad arguments; RuntimeError for a NumPy array that would take the simulated device too long.

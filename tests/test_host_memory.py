@@ -75,7 +75,8 @@ def test_what_grows_with_what_is_written() -> None:
 
 def test_what_is_too_large_is_refused_before_any_work(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUPYFLASH_MAX_MEMORY", "1KB")
-    for computes in ("sim.execution.run_kernels", "launch.nvrtc.compile_to_ptx", "sim.verification.run_drawn", "sim.numbers.yardstick.draw"):
+    work = "sim.execution.run_kernels", "launch.nvrtc.compile_to_ptx", "sim.verification.run_drawn", "sim.numbers.yardstick.draw"
+    for computes in work:
         monkeypatch.setattr(f"cupyflash.{computes}", lambda *_, **__: pytest.fail("something was computed"))
     x, lse = np.zeros((2, 16, 16), np.float16), np.zeros((2, 16), np.float32)
     bounds = np.array([0, 16], np.int32)

@@ -127,7 +127,12 @@ def accept(*_: Any, **__: Any) -> None:
 
 @pytest.mark.parametrize("call", CALLS)
 def test_a_wrong_argument_is_named(monkeypatch: pytest.MonkeyPatch, call: str) -> None:
-    for computes in ("simulated.PreparedSimulation.launch", "sim.execution.run_kernels", "nvrtc.compile_to_ptx", "merge.merged"):
+    for computes in (
+        "launch.simulated.PreparedSimulation.launch",
+        "sim.execution.run_kernels",
+        "launch.nvrtc.compile_to_ptx",
+        "merge.merged",
+    ):
         monkeypatch.setattr(f"cupyflash.{computes}", accept)
     for compiles in ("compiler.compile_to_ptx", "compiler.gpu_kernel", "sim.execution.module"):
         monkeypatch.setattr(f"cupyflash.{compiles}", accept)

@@ -166,7 +166,7 @@ class Options:
     empty or whole is known before (`block_mask`).
     `sinks`: a number a head joins the softmax of its rows as one more score, which has no value.
     `score_dtype`: "float32" where algorithm "standard" keeps S in that in memory, None where in q's dtype.
-    `dropout`: weights of the softmax are dropped at random (`cupyflash.request.dropout.Dropout` says which); batches and heads are then
+    `dropout`: weights of the softmax are dropped at random (`request.dropout.Dropout` says which); batches and heads are then
     65,536 at most.
 
     Raises TypeError or ValueError that names the argument, its value and what is allowed.

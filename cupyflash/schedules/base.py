@@ -51,7 +51,7 @@ def total_bytes(tiles: Iterable[Room]) -> int:
 class Kernel:
     """One launch: entry `name` of `source` compiled with `constants`, on `grid` blocks of `threads`.
 
-    Its one argument is the struct `params`, which `cupyflash.launch.binding` fills. `instead` are others for the same grid that do the
+    Its one argument is the struct `params`, which `launch.binding` fills. `instead` are others for the same grid that do the
     same, the fastest first: a compiler that has no registers for the first may have them for one of those. `accelerated`: it needs
     its architecture's own instructions (wgmma, say), which machine code for sm_90a has and that for sm_90 has not.
     """
