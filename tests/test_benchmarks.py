@@ -115,7 +115,7 @@ def test_imports_are_those_behind_numpy() -> None:
     )
     assert load("planning").module_times(listed) == {"cupyflash.request.problem": 250, "cupyflash": 50}
     found = load("planning").imports(1)
-    assert found["seconds"] > 0 and found["modules"] > 10 and not any(name.startswith("numpy") for name in found["slowest_us"])
+    assert found["seconds"] > 0 and 0 < found["modules"] < 10 and not any(name.startswith("numpy") for name in found["slowest_us"])
 
 
 @pytest.mark.wide

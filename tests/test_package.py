@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import importlib
 import json
 import re
 import subprocess
@@ -21,6 +22,32 @@ from cupyflash.launch import nvrtc
 def python(code: str) -> str:
     """What a fresh interpreter prints."""
     return subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True, timeout=3600).stdout
+
+
+DOCUMENTED = (
+    *("attention", "attention_backward", "attention_decode", "attention_varlen", "attention_varlen_backward", "attention_vjp"),
+    *("block_mask", "dropout_mask", "merge_states", "plan", "simulated_device", "softmax", "warmup", "warmup_decode"),
+    *("Device", "Mask", "Options", "Problem", "Score", "TileSchedule", "TileSize", "Tiling", "schedules.plan_softmax"),
+    *("distributed.Communicator", "distributed.RankFailed", "distributed.parts", "distributed.plan", "distributed.ring_attention"),
+    *("sim.execute", "sim.execute_backward", "sim.profile", "sim.replay", "sim.l2", "sim.ring.replay", "sim.trace.trace"),
+    *("sim.theory.traffic", "sim.theory.ring.link_bytes", "sim.verification.verify", "sim.ptx.Module", "sim.ptx.RawKernel"),
+    *("sim.ptx.Stream", "sim.ptx.TensorMap", "sim.ptx.pytest_plugin", "sim.ptx.simulated_cupy"),
+)
+"""Import paths that README and docs have had: whatever moves inside, they stay."""
+
+
+@pytest.mark.parametrize("path", DOCUMENTED)
+def test_documented_import_paths_work(path: str) -> None:
+    parts = ["cupyflash", *path.split(".")]
+    for known in range(len(parts), 0, -1):  # the longest prefix that is a module, and attributes from there on
+        try:
+            found: object = importlib.import_module(".".join(parts[:known]))
+        except ModuleNotFoundError:
+            continue
+        for name in parts[known:]:
+            found = getattr(found, name)
+        return
+    pytest.fail(f"nothing of cupyflash.{path}")
 
 
 IMPORT = """
