@@ -76,6 +76,7 @@ def pytest_configure(config: pytest.Config) -> None:
     config.stash[PROGRAMS] = folder
     if not given:
         config.add_cleanup(lambda: shutil.rmtree(folder, ignore_errors=True))
+    Path(folder).mkdir(parents=True, exist_ok=True)
     compiled.share(Path(folder))
 
 

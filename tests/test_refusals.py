@@ -134,7 +134,7 @@ def test_a_wrong_argument_is_named(monkeypatch: pytest.MonkeyPatch, call: str) -
         "merge.merged",
     ):
         monkeypatch.setattr(f"cupyflash.{computes}", accept)
-    for compiles in ("compiler.compile_to_ptx", "compiler.gpu_kernel", "sim.execution.module"):
+    for compiles in ("launch.compiler.compile_to_ptx", "launch.compiler.gpu_kernel", "sim.execution.module"):
         monkeypatch.setattr(f"cupyflash.{compiles}", accept)
     function, right, more = CALLS[call]
     unclear = []
