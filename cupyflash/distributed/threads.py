@@ -123,7 +123,8 @@ class _Meeting:
     def leave(self, rank: int, why: str) -> None:
         with self.lock:
             self.there.pop(rank, None)
-            _raise_in(threading.get_ident(), None)  # what `interrupt` may have set going, since this rank knows of it
+            if self.interrupted:
+                _take_back()  # what `interrupt` may have set going, since this rank knows of it
             self.left[rank] = why
             self.changed.notify_all()
 
@@ -149,10 +150,27 @@ class _Meeting:
             self.changed.wait()
 
 
-def _raise_in(thread: int, error: type[BaseException] | None) -> None:
-    """Have a thread raise an error as soon as it runs Python; None: no longer have it do so."""
-    what = ctypes.py_object() if error is None else ctypes.py_object(error)
-    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), what)
+def _raise_in(thread: int, error: type[BaseException]) -> None:
+    """Have a thread raise an error as soon as it runs Python, in place of one that it was to raise."""
+    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), ctypes.py_object(error))
+
+
+class _TakenBack(BaseException):
+    """Raised in place of an interrupt that is no longer wanted."""
+
+
+def _take_back() -> None:
+    """Have this thread raise nothing any more.
+
+    To clear the error alone, as PyThreadState_SetAsyncExc(thread, NULL) does, would leave the interpreter's flag for it set for ever
+    (CPython 3.11): all of Python looks for an error at each call and jump, and a function that a debugger traces never begins.
+    """
+    try:
+        _raise_in(threading.get_ident(), _TakenBack)
+        while True:
+            pass
+    except _TakenBack:
+        pass
 
 
 class ThreadCommunicator:
