@@ -72,6 +72,12 @@ def test_the_busiest_is_about_as_busy_as_longest_first(schedule: Fa3Schedule) ->
         assert busiest(lengths) <= MOST * busiest(np.sort(lengths)[::-1])
 
 
+def test_few_row_blocks_are_told_apart_exactly() -> None:
+    """Four and five column blocks in one class left the busiest 1.04 times what it is with the longest first."""
+    lengths = clocks_taken(plan(Problem(3, 128, 32, 188, 423, 256, "bfloat16", causal=True), H100, "fa3"))  # type: ignore[arg-type]
+    assert busiest(lengths) == busiest(np.sort(lengths)[::-1])
+
+
 @sweep(30, 300, schedule=unlike())
 def test_each_row_block_is_in_the_queue_once(schedule: Fa3Schedule) -> None:
     """Those that there are not come last."""

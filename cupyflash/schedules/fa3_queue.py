@@ -12,7 +12,7 @@ LOCKSTEP = 4
 """Thread blocks that read the same K and V at about the same time, at least: a block of 128 rows asks for a byte in 128 FLOP, for
 which DRAM is too slow, and these together for one in 512."""
 WHOLE = 31
-ALIKE, UNLIKE = ((4, WHOLE), (10, 1), (math.inf, 0)), ((8, WHOLE), (64, 3), (math.inf, 0))
+ALIKE, UNLIKE = ((8, WHOLE), (12, 1), (math.inf, 0)), ((8, WHOLE), (64, 3), (math.inf, 0))
 """For up to so many row blocks a thread block, by how many bits behind the first lengths are told apart, where all sequences have
 the same and where not: of few row blocks a class that ends unevenly is seen in the end. Found by trying random problems."""
 
