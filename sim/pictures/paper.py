@@ -185,7 +185,7 @@ def bytes_of_sparse_blocks() -> Figure:
         ("blocks kept", "GB", "of dense", "of these Q, O, l and m, at the visits"),
         tuple(rows),
         "The bytes of the visits are the share s of the dense ones, exactly, except for the first write of O. That write, K and V "
-        "are the constant part, N d. Batch 1, 16 heads, tiles of 64 x 128; each row block and each column block keeps the same share.",
+        "are the constant part, N d. Batch 1, 16 heads, tiles of 64 x 128; each row block and column block keeps the same share.",
         Picture(
             "share of blocks that are kept",
             "bytes, of dense",
@@ -217,10 +217,10 @@ def bytes_by_sram() -> Figure:
         "M, below N^2 d / sqrt(M)).",
         ("M in KB", "FlashAttention GB", "standard GB", "ratio", "the bound's argument", "ratio to that", "where"),
         tuple(rows),
-        f"They meet where M is about 3 d^2 elements ({3 * p.head_dim**2 * p.itemsize // 1024} KB here; in float16 later, since O is "
-        "float32 between visits). The bound's constant is not known: compare its shape, not its level. Algorithm 1 runs parallel "
-        f"to it from M = d^2 on ({p.head_dim**2 * p.itemsize // 1024} KB). N 8,192, d 64, one head; {area * p.itemsize / GB:.2f} GB "
-        "are one pass over S.",
+        f"They meet where M is about 3 d^2 elements ({3 * p.head_dim**2 * p.itemsize // 1024} KB here; in float16 later, since "
+        "O is float32 between visits). The bound's constant is not known: compare its shape, not its level. Algorithm 1 runs "
+        f"parallel to it from M = d^2 on ({p.head_dim**2 * p.itemsize // 1024} KB). N 8,192, d 64, one head; "
+        f"{area * p.itemsize / GB:.2f} GB are one pass over S.",
         Picture(
             "SRAM of one thread block, M (KB)",
             "GB, read and written",
@@ -308,8 +308,8 @@ def markdown(figures: Sequence[Figure]) -> str:
     lines = [
         "# The papers' figures, from our counts",
         "",
-        "`cupyflash paper --format markdown` writes this page, `python docs/pictures.py` draws its pictures. We measured nothing on",
-        "it: the tables are closed forms, with which replay and execution agree to the byte ([Bytes](traffic.md)). Measurements of",
+        "`cupyflash paper --format markdown` writes this page, `python docs/pictures.py` draws its pictures. We measured nothing",
+        "on it: the tables are closed forms, with which replay and execution agree to the byte ([Bytes](traffic.md)). Measurements of",
         "the papers are called so. 1 GB is 10^9 bytes.",
     ]
     for figure in figures:
