@@ -141,10 +141,11 @@ class Choice:
 
 
 def choose(problem: Problem, device: Device, tiling: TilingChoice = None, refused: str | None = None) -> Choice:
-    """Which algorithm "auto" is for a problem on a device, by their models: "fa2", or where they run and are faster "fa3", or
-    "decode" for few queries of few heads, whose keys are then split over thread blocks.
+    """The algorithm that "auto" chooses for a problem on a device, by the models, with the reason.
 
-    Blocks that are asked for are "fa2"'s. `refused` is why "fa3" does not take the arrays, where they are known.
+    "fa2"; or "fa3", if it runs and is faster; or "decode" for few queries of few heads, whose keys are then split over thread
+    blocks. A given `tiling` means "fa2", whose blocks it fixes. `refused`: the reason why "fa3" does not take the arrays, if it is
+    known.
     """
     if tiling is not None:
         return Choice("fa2", "tiling= speaks of fa2's blocks")
@@ -173,8 +174,7 @@ def _choose(problem: Problem, device: Device, refused: str | None) -> Choice:
 
 
 def _splits_keys(problem: Problem) -> bool:
-    """Whether a call that has no cache may have its keys split: few queries against many keys, and no mask, which skips no tiles
-    there."""
+    """True if a call without a cache may have its keys split: few queries against many keys, and no mask (`decode` skips no tiles)."""
     p = problem
     plain = refused(p.options, "decode") is None and not p.options.masked and max(p.head_dim, p.head_dim_v) <= USUAL_HEAD_DIM
     return plain and p.head_count > 0 and p.seqlen_k >= KEYS_A_QUERY * p.seqlen_q > 0
@@ -250,7 +250,7 @@ def _checked_choice(problem: Problem, device: Device, algorithm: str, tiling: Ti
 
 
 def _are_blocks(tiling: tuple[Any, ...]) -> bool:
-    """Whether these are two whole numbers above zero."""
+    """True if these are two whole numbers above zero."""
     return len(tiling) == 2 and all(isinstance(size, Integral) and not isinstance(size, bool) and int(size) > 0 for size in tiling)
 
 

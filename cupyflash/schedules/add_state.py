@@ -1,4 +1,4 @@
-"""What merges a call's O and L into sums over other keys: each row read and written once, a warp a row."""
+"""The schedule of the kernel that merges a call's O and L into sums over other keys: each row read and written once, a warp a row."""
 
 from __future__ import annotations
 

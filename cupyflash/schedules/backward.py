@@ -1,4 +1,4 @@
-"""What the schedules of the backward pass have in common: a (batch, key head) at a time, its gradients dK and dV on chip."""
+"""The base of the backward pass's schedules: a (batch, key head) at a time, its gradients dK and dV on chip."""
 
 from __future__ import annotations
 
@@ -45,7 +45,8 @@ class BackwardSchedule(TileSchedule):
 
     @property
     def row_results(self) -> tuple[str, ...]:
-        """What the kernels make for each row besides, in float32 and of L's shape: the gradient of what a head has one of."""
+        """The tensors that the kernels write for each row besides, in float32 and of L's shape: the gradient of a number that a
+        head has one of."""
         return ()
 
     @property

@@ -1,4 +1,4 @@
-"""Who takes which piece of work: list scheduling, in which whoever is free first takes the next."""
+"""List scheduling: the taker that is free first takes the next piece of work."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Pieces(NamedTuple):
 
 
 def taken(lengths: np.ndarray, takers: int) -> tuple[np.ndarray, np.ndarray]:
-    """Who takes each piece, and when it begins; of those who are free at once the first one takes it."""
+    """The taker of each piece, and the time at which it begins. Of several free takers the first one takes the piece."""
     whose, begins = np.zeros(len(lengths), np.int64), np.zeros(len(lengths), lengths.dtype)
     free = [(lengths.dtype.type(0).item(), taker) for taker in range(takers)]
     for piece, length in enumerate(lengths.tolist()):
@@ -56,7 +56,7 @@ def taken(lengths: np.ndarray, takers: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def busiest(pieces: Pieces, takers: int) -> float:
-    """How long who is busy longest is."""
+    """The time that the busiest taker needs."""
     before = max(0, pieces.number - MOST_PIECES) // takers * takers  # so that equal ones end together
     free = [pieces.total(before) / takers] * takers  # when each is
     for length in pieces.since(before):

@@ -1,4 +1,4 @@
-"""What FlashAttention's Algorithms 1 and 4 (arXiv 2205.14135) have in common: K/V blocks outside, Q blocks inside."""
+"""The base of FlashAttention's Algorithms 1 and 4 (arXiv 2205.14135): K/V blocks in the outer loop, Q blocks in the inner one."""
 
 from __future__ import annotations
 

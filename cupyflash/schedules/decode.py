@@ -52,19 +52,19 @@ OWN = (
 
 
 def _params() -> Params:
-    """Of the cache the kernel may write to K and V."""
+    """The fields of the struct: the kernel may write to K and V, which are the cache."""
     fields = attention_params(*OWN).fields
     return Params(tuple(replace(each, type="Element") if each.name in ("K", "V") else each for each in fields))
 
 
 @dataclass(frozen=True)
 class Cache:
-    """What decoding has beside a problem, whose `seqlen_k` keys are the room for each sequence's.
+    """The cache of decoding: the figures that a problem lacks. The problem's `seqlen_k` is the room for each sequence's keys.
 
-    appended: new keys of each sequence, which go behind its cached ones. page_size: keys of a page, None where each sequence's keys
-    lie together. pages: how many there are. tree: whether a mask says which of the newest keys each query sees.
+    appended: new keys of each sequence, placed after its cached ones. page_size: keys of a page, None if each sequence's keys lie
+    together. pages: their number. tree: True if a mask says which of the newest keys each query sees.
 
-    Raises TypeError or ValueError that names the argument, its value and what is allowed.
+    Raises TypeError or ValueError that names the argument, its value and the allowed values.
     """
 
     appended: int = 0
@@ -101,7 +101,7 @@ class DecodeSchedule(TileSchedule):
 
     @property
     def config(self) -> decode_tiles.Config:
-        """How the kernel runs it."""
+        """The configuration of the kernel."""
         return self.candidate.config
 
     @property

@@ -1,4 +1,5 @@
-"""How the decoding kernel runs a problem: rows and keys of a thread block, slots of its ring, and into how many splits keys go."""
+"""The configurations of the decoding kernel: rows and keys of a thread block, slots of its ring, and the number of splits of the
+keys."""
 
 from __future__ import annotations
 
@@ -48,8 +49,8 @@ MOST_REGISTERS = 255
 
 @dataclass(frozen=True)
 class Config:
-    """One configuration of the kernel: `row_tiles` tiles of 16 rows a warp, `row_warps` warps that share out rows and `key_warps`
-    the keys of a block, `block_cols` keys a block and `stages` slots of the ring."""
+    """One configuration of the kernel: `row_tiles` tiles of 16 rows a warp; `row_warps` warps that divide the rows and `key_warps`
+    that divide the keys of a block; `block_cols` keys a block; `stages` slots of the ring."""
 
     row_tiles: int
     row_warps: int
@@ -127,7 +128,7 @@ def row_shapes(problem: Problem) -> tuple[tuple[int, int], ...]:
 
 
 def registers(problem: Problem, config: Config) -> int:
-    """What a thread needs about."""
+    """The approximate number of registers that a thread needs."""
     own = padded_dim(problem.head_dim_v) // 2 + config.block_cols // config.key_warps // 2
     fragments = padded_dim(problem.head_dim) // 4 if in_registers(problem, config) else 0
     return config.row_tiles * own + fragments + OTHER_REGISTERS
@@ -149,7 +150,7 @@ def works(problem: Problem, config: Config) -> int:
 
 
 def in_registers(problem: Problem, config: Config) -> bool:
-    """Whether a warp's rows of Q are in registers, as the kernel has them."""
+    """True if the kernel keeps a warp's rows of Q in registers."""
     return config.row_tiles == 1 and max(problem.head_dim, problem.head_dim_v) <= MOST_DIM_OF_TWO
 
 
@@ -180,7 +181,7 @@ def keys_read(problem: Problem, config: Config) -> tuple[int, int]:
 
 
 def least_seconds(problem: Problem, device: Device) -> float:
-    """What the memory needs for K and V once a key head, as far as they are seen."""
+    """The seconds in which the memory delivers the visible K and V once for each key head."""
     p = problem
     first, _ = p.keys_seen(np.array([0]), p.seqlen_k)
     _, end = p.keys_seen(np.array([max(0, p.seqlen_q - 1)]), p.seqlen_k)
@@ -210,7 +211,7 @@ def times(problem: Problem, device: Device, config: Config, resident: int, split
 
 
 def seconds(problem: Problem, device: Device, config: Config, resident: int, splits: np.ndarray) -> np.ndarray:
-    """What the model takes each of so many splits to need: the longest of memory, loads and arithmetic, and the rest."""
+    """The seconds that the model gives each number of splits: the longest of memory, loads and arithmetic, plus the rest."""
     return overall(times(problem, device, config, resident, splits))
 
 
@@ -241,7 +242,8 @@ def under_way(problem: Problem, device: Device, candidate: Candidate) -> int:
 
 
 def candidates(problem: Problem, device: Device, splits: int | None = None) -> tuple[Candidate, ...]:
-    """Every configuration with its best splits, or with those that are asked for: of the first rows of which any fits."""
+    """Every configuration with its best number of splits, or with the given one: those of the first shape of rows of which any
+    fits."""
     found: list[Candidate] = []
     for row_tiles, row_warps in row_shapes(problem):
         found = []

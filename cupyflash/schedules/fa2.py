@@ -63,7 +63,7 @@ class Fa2Schedule(TileSchedule):
 
     @property
     def candidate(self) -> fa2_tiles.Candidate:
-        """How the kernel runs these block sizes. Raises `DoesNotFit` where it cannot."""
+        """The kernel's configuration for these block sizes. Raises `DoesNotFit` if it cannot run them."""
         require_dtype(self.problem.dtype, self.device)
         if self.block_rows % GRANULE or self.block_cols % GRANULE:
             raise ValueError(f"the fa2 kernel runs blocks in steps of {GRANULE}; the tiling asks for {self.tiling.used}")
@@ -114,7 +114,7 @@ class Fa2Schedule(TileSchedule):
 
     @property
     def out_room(self) -> str:
-        """What O leaves through."""
+        """The room in SRAM through which O is stored."""
         return "Q"
 
     @property

@@ -60,7 +60,7 @@ SUMMED_ROWS = 8
 
 
 class _Fa2Kernels(BackwardSchedule):
-    """What the two schedules of this file share."""
+    """The common part of the two schedules of this file."""
 
     params: ClassVar[Params] = gradient_params(*arrays("float", POINTER, ("D", "dQ_acc", "dsinks")))
 
@@ -77,7 +77,7 @@ class _Fa2Kernels(BackwardSchedule):
 
     @property
     def struct(self) -> Params:
-        """One for the kernels of both schedules."""
+        """The one struct of the kernels of both schedules."""
         asked = self.problem.options
         tiles = ("tiles", "query_tiles") if asked.masked else ()
         return with_dropout(with_captured(self.params, (asked.score, asked.mask_function), tiles), asked.dropout)
@@ -117,7 +117,7 @@ class QueriesSchedule(_Fa2Kernels, RowBlocksOutside):
 
     @cached_property
     def warps(self) -> Warps:
-        """How its warps share S."""
+        """The division of S among its warps."""
         return tiles.query_warps_for(self.problem, self.device, self.block_rows, self.block_cols)
 
     def _tiles(self) -> tuple[Room, ...]:
@@ -175,7 +175,7 @@ class Fa2BackwardSchedule(_Fa2Kernels):
 
     @cached_property
     def warps(self) -> Warps:
-        """How its warps share S^T."""
+        """The division of S^T among its warps."""
         return tiles.warps_for(self.problem, self.device, self.block_rows, self.block_cols)
 
     @cached_property
@@ -187,12 +187,12 @@ class Fa2BackwardSchedule(_Fa2Kernels):
 
     @property
     def queries(self) -> QueriesSchedule | None:
-        """What makes dQ, where atomics do not."""
+        """The schedule that computes dQ, if atomics do not."""
         return self.by_rows if self.deterministic else None
 
     @cached_property
     def bases(self) -> RowBasesSchedule:
-        """What finds m and l, in the same blocks as dQ's kernel."""
+        """The schedule that finds m and l, in the same blocks as dQ's kernel."""
         rows, struct = self.by_rows, self.struct
         skips, own = has_bases(rows.problem) and bool(rows.mask_tiles), rows.mask_blocks
         return RowBasesSchedule(
@@ -201,7 +201,7 @@ class Fa2BackwardSchedule(_Fa2Kernels):
 
     @property
     def beside(self) -> tuple[RowBasesSchedule | QueriesSchedule, ...]:
-        """What has row blocks as thread blocks."""
+        """The schedules that have row blocks as thread blocks."""
         return (self.bases, *((self.queries,) if self.queries else ()))
 
     @property

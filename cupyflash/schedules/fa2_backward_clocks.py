@@ -1,7 +1,7 @@
-"""What a turn of FlashAttention-2's backward kernels costs a multiprocessor, by a model: clocks of each unit, and of the turn.
+"""A model of the clocks of a multiprocessor for a turn of FlashAttention-2's backward kernels: those of each unit, and of the turn.
 
-The counts follow the kernels (fa2_backward.cu, fa2_backward_queries.cu); what does not follow from them was read off their machine
-code, by `python benchmarks/machine_code` (docs/performance.md).
+The counts follow the kernels (fa2_backward.cu, fa2_backward_queries.cu); figures that do not follow from them come from their
+machine code, by `python benchmarks/machine_code` (docs/performance.md).
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def main_fmas(d: int, dv: int, launch: Launch, dq: bool) -> int:
 
 
 def query_fmas(d: int, dv: int) -> int:
-    """In the kernel of dQ: S, dP, dQ."""
+    """FMAs of a score in the kernel of dQ: S, dP, dQ."""
     return 2 * d + dv
 
 
@@ -76,8 +76,8 @@ def query_parts(problem: Problem, device: Device, blocks: tuple[int, int], warps
 def _parts(
     problem: Problem, device: Device, blocks: tuple[int, int], warps: int, products: int, moved: int, asked: int
 ) -> dict[str, float]:
-    """Of FMAs, bytes that pass shared memory, and bytes that the L2 gives and takes. What floats in shared memory cost is not
-    known: their FMAs take far longer."""
+    """The clocks of each unit, from FMAs (`products`), bytes through shared memory (`moved`), and bytes to and from the L2
+    (`asked`). For float32 the cost of shared memory is unknown and left out: its FMAs take far longer."""
     rows, cols = blocks
     each, special = of_score(problem)
     half = problem.itemsize == 2

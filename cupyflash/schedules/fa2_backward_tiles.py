@@ -29,8 +29,8 @@ RESERVED = 1024
 
 @dataclass(frozen=True)
 class Warps:
-    """How the warps of a block share S^T, or in dQ's kernel S: each has `own` of its rows for good and makes `at_once` of its
-    columns at once; `beside` warps have the same rows."""
+    """The division of S^T (in dQ's kernel: of S) among the warps of a block: each warp owns `own` of its rows and computes
+    `at_once` of its columns at a time; `beside` warps have the same rows."""
 
     own: int
     at_once: int
@@ -41,7 +41,7 @@ class Warps:
         return rows // self.own * self.beside
 
     def of(self, rows: int, what: str) -> str:
-        """Those of such a block in words."""
+        """The warps of a block of `rows` in words."""
         same = f", {self.beside} to the same" if self.beside > 1 else ""
         return f"{plural(self.count(rows), 'warp')} of {self.own} {what}{same}"
 
@@ -54,7 +54,7 @@ STAGES = (2, 1, 0)
 
 @dataclass(frozen=True)
 class Launch:
-    """One launch of the main kernel: the gradients that it makes. dQ goes with dK."""
+    """One launch of the main kernel: the gradients that it computes. dQ goes with dK."""
 
     dk: bool
     dv: bool
@@ -68,7 +68,7 @@ def launches(problem: Problem) -> tuple[Launch, ...]:
 
 
 def is_wide(*dims: int) -> bool:
-    """Whether a gradient of 16 keys or rows has more columns than a warp's registers hold, so that two warps share them."""
+    """True if a gradient of 16 keys or rows has more columns than a warp's registers hold, so that two warps share them."""
     return max(dims) > USUAL_HEAD_DIM
 
 
@@ -85,9 +85,9 @@ def block_mask_column_bytes(problem: Problem, block_rows: int) -> int:
 
 
 def main_tiles(problem: Problem, block_rows: int, block_cols: int, stages: int, beside: int = 1) -> tuple[Room, ...]:
-    """What is in shared memory: K_j and V_j, dS, P where warps have the same keys, the Q and dO blocks with L and D, the column
-    block's part of a block mask. A launch that makes one of dK and dV has one room for dS or P. With no stage there is room for
-    either a Q or a dO block."""
+    """The rooms in shared memory: K_j and V_j, dS, P if warps have the same keys, the Q and dO blocks with L and D, the column
+    block's part of a block mask. A launch that computes only one of dK and dV has one room for dS or P. Without a stage there is
+    room for either a Q or a dO block."""
     size, both, slots = problem.itemsize, len(launches(problem)) == 1, max(stages, 1)
     row, value_row = (shared_dim(d, beside) * size for d in (problem.head_dim, problem.head_dim_v))
     return (
@@ -168,20 +168,22 @@ def narrower(warps: Warps, at_once: int) -> tuple[Warps, ...]:
 
 
 def _half_widths(problem: Problem, device: Device) -> tuple[bool, bool]:
-    """Of half types on tensor cores that multiply 16 deep, with no element a score: whether d and d_v are at most 64; both 128."""
+    """(d and d_v are at most 64, both are 128), for half types on tensor cores that multiply 16 deep, without an element for each
+    score; else False."""
     d, dv = padded_dim(problem.head_dim), padded_dim(problem.head_dim_v)
     served = problem.itemsize == 2 and device.compute_capability >= (8, 0) and not problem.options.of_scores
     return served and max(d, dv) <= 64, served and d == dv == 128
 
 
 def _two_fit(rooms: tuple[Room, ...], device: Device) -> bool:
-    """Whether a block may have so much shared memory, and two of them fit a multiprocessor's."""
+    """True if a block may have so much shared memory, and two of them fit a multiprocessor's."""
     need = total_bytes(rooms)
     return need <= device.sram_per_block and 2 * (need + RESERVED) <= device.sram_per_sm
 
 
 def stages_for(problem: Problem, device: Device, block_rows: int, block_cols: int) -> int | None:
-    """How many Q and dO blocks there is room for: two where they fit, 0 where they come by turns, None where they do not."""
+    """The number of Q and dO blocks for which there is room: two if they fit, 0 if Q and dO take turns, None if not even one of
+    them fits."""
     warps = warps_for(problem, device, block_rows, block_cols)
     if warps.own > GRANULE:
         return 2
@@ -190,7 +192,7 @@ def stages_for(problem: Problem, device: Device, block_rows: int, block_cols: in
 
 
 def query_stages_for(problem: Problem, device: Device, block_rows: int, block_cols: int) -> int | None:
-    """How many K and V blocks the kernel of dQ has room for."""
+    """The number of K and V blocks for which the kernel of dQ has room; None as in `stages_for`."""
     needs = {n: total_bytes(query_tiles(problem, block_rows, block_cols, n)) for n in STAGES}
     warps = query_warps_for(problem, device, block_rows, block_cols)
     return _fitting(needs, _least_stages(warps, (block_rows, block_cols)), device)

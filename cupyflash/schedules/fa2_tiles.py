@@ -60,8 +60,8 @@ class Config:
     """One configuration of the kernel.
 
     block_rows, block_cols: Br and Bc. warp_rows: rows of S that a warp owns. stages: slots of the ring, a K and a V block each.
-    q_in_regs: Q stays in registers too. blocks: thread blocks that are to share a multiprocessor. col_warps: warps that share their
-    rows, each with its part of d and d_v.
+    q_in_regs: Q stays in registers too. blocks: thread blocks that share a multiprocessor. col_warps: warps that share their rows,
+    each with its part of d and d_v.
     """
 
     block_rows: int
@@ -82,7 +82,7 @@ class Config:
 
     @property
     def barriers(self) -> int:
-        """In a turn of the loop: with one slot V_j is waited for by itself, and warps that share rows meet twice."""
+        """Barriers in a turn of the loop. With one slot V_j has a wait of its own, and warps that share rows meet twice."""
         meetings = 2 if self.col_warps > 1 else 0
         return 1 + meetings if self.stages == 2 else max(2, 1 + meetings)  # which waiting for V_j is one of
 
@@ -186,27 +186,27 @@ def most_accumulators(problem: Problem, device: Device, config: Config) -> int:
 
 
 def masked(problem: Problem) -> bool:
-    """Whether each score of every block has something of its own: a mask speaks of some blocks' only."""
+    """True if each score of every block has data or code of its own. (A mask concerns the scores of some blocks only.)"""
     return problem.options.bias or problem.options.transformed
 
 
 def positioned(problem: Problem) -> bool:
-    """Whether more than the diagonal says which keys a row sees: bounds that are kept through the loops."""
+    """True if more than the diagonal decides which keys a row sees, so that bounds are kept through the loops."""
     return problem.options.window is not None or problem.options.block_mask is not None or problem.options.packed
 
 
 def narrow(problem: Problem) -> bool:
-    """Whether rows of a half type are copied by so few bytes at a time that their addresses take many registers."""
+    """True if rows of a half type are copied in such small pieces that their addresses take many registers."""
     return problem.itemsize == 2 and problem.alignment < 8
 
 
 def odd(problem: Problem) -> bool:
-    """Whether a row is no whole number of swizzled groups of chunks, so that more addresses are needed."""
+    """True if a row is not a whole number of swizzled groups of chunks, so that more addresses are needed."""
     return bool(problem.head_dim % 64 or problem.head_dim_v % 64)
 
 
 def is_least(problem: Problem, device: Device, config: Config) -> bool:
-    """Whether no tile takes fewer registers, of four warps where the SRAM has room for them: taken in any case."""
+    """True if no tile takes fewer registers, of four warps if the SRAM has room for them: such a tile is accepted in any case."""
     if config.warp_rows != GRANULE or config.block_cols != GRANULE or config.q_in_regs:
         return False
     if config.col_warps > 1:
@@ -234,7 +234,7 @@ def registers(problem: Problem, device: Device, config: Config) -> int:
 
 
 def configs(problem: Problem, blocks: tuple[int, int] | None) -> Iterator[Config]:
-    """What there is to choose from, with the block sizes given or free."""
+    """All configurations to choose from, with the given block sizes or with any."""
     half, shared_by = problem.itemsize == 2, col_warps(problem)
     every_cols = BLOCK_COLS if half else tuple(cols for cols in BLOCK_COLS if cols <= MOST_FLOAT_COLS)
     every_rows = BLOCK_ROWS if shared_by == 1 else SHARED_BLOCK_ROWS
@@ -346,7 +346,7 @@ def spread(candidate: Candidate, device: Device, visits: Pieces) -> float:
 
 
 def _best(able: Iterable[Candidate], least: Callable[[Candidate], int]) -> Candidate:
-    """Of those that are as fast as the fastest or alike to it, the one with the `least` of something."""
+    """Of those that are the fastest or nearly so, the one with the smallest value of `least`."""
     able = list(able)
     alike = max(each.rate for each in able) / ALIKE
     return min((each for each in able if each.rate >= alike), key=lambda each: (least(each), -each.rate))

@@ -51,7 +51,7 @@ class Fa3Schedule(Fa2Schedule):
 
     @property
     def config(self) -> fa3_tiles.Config:
-        """How the kernel runs these block sizes. ValueError where it cannot, with the reason."""
+        """The kernel's configuration for these block sizes. Raises ValueError with the reason if it cannot run them."""
         return fa3_tiles.choose(self.problem, self.device, (self.tiling.used.block_rows, self.block_cols)).config
 
     def _tiles(self) -> tuple[Room, ...]:
@@ -97,8 +97,8 @@ class Fa3Schedule(Fa2Schedule):
 
     @property
     def warps(self) -> int:
-        """Those with something to do: the producer and the consumers. Roles do not wait for one another at the start of a row
-        block, so each of these warps finds out by itself what there is to do."""
+        """The warps that have work: the producer and the consumers. Roles do not wait for one another at the start of a row block,
+        so each of these warps finds out by itself what to do."""
         return 1 + self.tiling.used.block_rows // GRANULE
 
     @property
@@ -132,15 +132,15 @@ class Fa3Schedule(Fa2Schedule):
 
     @property
     def keys_together(self) -> int:
-        """Those that begin within so many keys are the sequences whose row blocks are taken together."""
+        """A number of keys: sequences that begin within it have their row blocks taken together."""
         p = self.problem
         parts = -(-p.batch // max(1, self._sets // p.kv_heads))
         return -(-p.batch // parts) * p.seqlen_k
 
     @property
     def exact(self) -> int:
-        """By how many bits classes of the queue tell lengths apart. Under a causal mask by itself the shortest even out what the
-        longer ones leave."""
+        """The number of bits by which the queue's classes tell lengths apart. Under a causal mask alone the shortest row blocks
+        even out the differences that longer ones leave."""
         asked, rounds = self.problem.options, self.works / self.grid
         alike = asked.window is None and not asked.padded and not asked.packed
         return next(bits for most, bits in (fa3_queue.ALIKE if alike else fa3_queue.UNLIKE) if rounds <= most)
@@ -150,13 +150,13 @@ class Fa3Schedule(Fa2Schedule):
 
     @property
     def queued(self) -> bool:
-        """Whether thread blocks take row blocks from a queue. Where those are alike, or no more than thread blocks, its two
-        microseconds would be in vain."""
+        """True if thread blocks take row blocks from a queue. If these are alike, or no more than thread blocks, its two
+        microseconds would be wasted."""
         return self.works > self.grid and self.unlike
 
     @property
     def unlike(self) -> bool:
-        """Whether some row blocks may be longer than others."""
+        """True if some row blocks may be longer than others."""
         asked = self.problem.options
         return asked.causal or asked.window is not None or asked.padded or asked.packed
 
@@ -208,7 +208,7 @@ class Fa3Schedule(Fa2Schedule):
 
     @property
     def look_words(self) -> Mapping[str, int]:
-        """What a thread reads to know how long an item is."""
+        """The words that a thread reads to find the length of an item, by array."""
         return {"key_lengths": 1} if self.problem.options.padded else {}
 
     def workspaces(self) -> Mapping[str, Workspace]:
@@ -223,7 +223,7 @@ class Fa3Schedule(Fa2Schedule):
 
     @property
     def queue_kernel(self) -> Kernel:
-        """What makes the queue."""
+        """The kernel that writes the queue."""
         items = self.works // self.items.heads
         return replace(
             self.main_kernel,

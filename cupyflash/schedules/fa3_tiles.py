@@ -82,7 +82,7 @@ class Team:
 
     @property
     def launch_registers(self) -> int:
-        """Of every thread at launch, before the roles are known."""
+        """Registers of every thread at launch, before the roles are known."""
         return REGISTERS // self.threads // REGISTER_UNIT * REGISTER_UNIT
 
 
@@ -105,12 +105,12 @@ class Config:
 
     @property
     def q_parts(self) -> int:
-        """In how many parts Q comes: where warpgroups take turns, each one's rows by themselves."""
+        """The number of parts in which Q is loaded: if warpgroups take turns, each one's rows separately."""
         return self.team.consumers if self.ping_pong else 1
 
     @property
     def roles(self) -> dict[str, dict[str, int]]:
-        """By role: threads, and registers of each."""
+        """Threads, and registers of each thread, by role."""
         consumer, producer = self.registers
         return {
             "producer": {"threads": WARPGROUP, "registers": producer},
@@ -159,7 +159,7 @@ class Candidate:
 
 
 def refusal(problem: Problem, device: Device) -> str | None:
-    """Why the kernel does not run a problem, whatever the tile, in one sentence; None where it does."""
+    """The reason why the kernel does not run a problem with any tile, in one sentence; None if it does."""
     p, asked = problem, problem.options
     if device.compute_capability != COMPUTE_CAPABILITY:
         return f"warpgroup products are compute capability 9.0's, and {device.name} has " + "{}.{}".format(
@@ -217,8 +217,8 @@ def packed_heads(problem: Problem, block_rows: int) -> int:
 
 
 def kept(problem: Problem) -> int:
-    """How many kinds of things are kept through the loops, beside a causal mask's bounds: a window's, a packed sequence's, what a
-    score function asks for. Where that reads an element for each score, addresses count as three."""
+    """The number of kinds of values that are kept through the loops, beside a causal mask's bounds: a window's, a packed
+    sequence's, a score function's. If that function reads an element for each score, its addresses count as three."""
     asked = problem.options
     scored = 3 if reads_scores(problem) else int(asked.score is not None)
     return min(4, (asked.window is not None) + asked.packed + scored)
@@ -306,7 +306,7 @@ def part_clocks(problem: Problem, device: Device, config: Config) -> dict[str, f
 
 
 def clocks(problem: Problem, device: Device, best: Candidate) -> float:
-    """What the model takes the problem to need, in clocks."""
+    """The clocks that the model gives the problem."""
     p, block_cols = problem, best.config.block_cols
     pack = packed_heads(p, best.config.team.block_rows)
     block_rows = best.config.team.block_rows // pack  # queries

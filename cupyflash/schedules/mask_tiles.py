@@ -26,7 +26,7 @@ STEP_BYTES = 512
 
 
 def words(length: int, size: int) -> int:
-    """Of 32 bits, for a bit a block of `size`."""
+    """Words of 32 bits for a bit of each block of `size`."""
     return math.ceil(math.ceil(length / size) / 32)
 
 
@@ -44,10 +44,11 @@ def block_mask_bytes(problem: Problem, row_blocks: int, block_cols: int) -> int:
 
 @dataclass(frozen=True)
 class MaskTiles:
-    """Those of tiles of `blocks` (Br, Bc): a byte each, (b or 1, h or 1, Tr, Tc), in the array `field` of the kernels' struct.
+    """The states of a mask's tiles of `blocks` (Br, Bc): a byte each, (b or 1, h or 1, Tr, Tc), in the array `field` of the
+    kernels' struct.
 
-    Of `packed` sequences (1, h or 1, row blocks, Tc): those of sequence b begin at cu_seqlens_q[b] // Br + b, wherever that is, and
-    Tc is the longest one's. What a sequence has not is neither written nor read.
+    For `packed` sequences the shape is (1, h or 1, row blocks, Tc): the states of sequence b begin at cu_seqlens_q[b] // Br + b,
+    wherever that is, and Tc is the longest sequence's. Tiles beyond a sequence are neither written nor read.
     """
 
     problem: Problem
@@ -57,7 +58,7 @@ class MaskTiles:
 
     @property
     def planes(self) -> tuple[int, int]:
-        """For how many batches and heads they are different: as many as the problem has, or 1."""
+        """(batches, heads) for which the states differ: the problem's numbers, or 1."""
         p = self.problem
         if p.options.pattern is not None:
             return p.options.pattern.shape[:2]
@@ -68,13 +69,13 @@ class MaskTiles:
 
     @property
     def shape(self) -> tuple[int, int, int, int]:
-        """Of the array."""
+        """The array's shape."""
         rows, cols = (-(-n // size) for n, size in zip((self.problem.seqlen_q, self.problem.seqlen_k), self.blocks, strict=True))
         return (*self.planes, rows if self.packed is None else self.packed.blocks("q", self.blocks[0]), cols)
 
     @property
     def count(self) -> int:
-        """How many."""
+        """The number of tiles."""
         return math.prod(self.shape)
 
     @property
@@ -96,7 +97,7 @@ class MaskTiles:
         return (*(here(loaded(form, load, of[place])) for place, loads in places for load in loads), state)
 
     def constants(self) -> tuple[tuple[str, int | str], ...]:
-        """What the kernel is compiled with."""
+        """The constants with which the kernel is compiled."""
         form, (rows, cols) = self.problem.options.mask_function, self.blocks
         own = () if form is None else score.mask_constants(form, by_tiles=True)
         sizes = ("BR", rows), ("BC", cols), ("TILES", self.field), *((("VARLEN", 1),) if self.packed else ())

@@ -63,15 +63,15 @@ class Tensor:
 
 
 class When(NamedTuple):
-    """In which turns of a thread block something moves.
+    """The turns of a thread block in which something moves.
 
-    tiles: for which tiles (g, i, j): query head of the group, row block, column block. "visited"; "mixed", those of them whose
-    scores a mask is asked for; "earlier", all visits of a row block but the last (of tensors of rows); "spanned", those that
-    position lets be seen, whether masks leave them out or not; "unseen", row blocks that visit nothing; "every". axes: once for all
-    of those tiles that agree in these, beside what a thread block has of its own. at: in the first or the last of their turns, or
-    as the thread block begins or ends.
+    tiles: the tiles (g, i, j) for which it moves: query head of the group, row block, column block. "visited"; "mixed", those of
+    them whose scores need the mask; "earlier", all visits of a row block except the last (for tensors of rows); "spanned", the
+    tiles that positions allow, even if masks leave them out; "unseen", row blocks that visit nothing; "every". axes: it moves once
+    for all of those tiles that agree in these, beside the thread block's own axes. at: in the first or the last turn of those
+    tiles, or when the thread block begins or ends.
 
-    Axes of a tensor that are not among these are moved whole.
+    A tensor moves whole along its axes that are not among these.
     """
 
     axes: str = "gij"
@@ -246,7 +246,7 @@ def tile_reads(schedule: TileSchedule) -> tuple[Move, ...]:
 
 
 def sink_reads(p: Problem, when: When) -> tuple[Move, ...]:
-    """Each row's reading of its head's sink."""
+    """The reads of sinks: each row reads its head's sink."""
     return (Move(tensor(p, "sinks"), when, by_rows=True),) if p.options.sinks else ()
 
 
@@ -257,7 +257,7 @@ def search_reads(packed: Packed | None, axis: str, times: int = 1) -> tuple[Move
 
 
 def whole(name: str, elements: int, itemsize: int, *, write: bool = False, tile: str | None = None) -> Move:
-    """So many elements in all, wherever they are."""
+    """A move of `elements` in all, wherever they are."""
     return Move(Tensor(name, "whole", elements, itemsize), BEGIN, write, tile)
 
 

@@ -18,20 +18,20 @@ if TYPE_CHECKING:
 
 
 class Tiles(NamedTuple):
-    """What masks say of tiles, (Tr, Tc), or as many of those as heads: which are visited, and of those the ones whose scores a mask
-    is asked for one by one."""
+    """The tiles that masks keep, (Tr, Tc), or as many of these as heads: `kept` are visited; `mixed` are those of them whose scores
+    need the mask one by one."""
 
     kept: np.ndarray
     mixed: np.ndarray
 
     def at(self, *place: Any) -> Tiles:
-        """Those of some heads."""
+        """The tiles of some heads."""
         return Tiles(self.kept[place], self.mixed[place])
 
 
 @dataclass(frozen=True)
 class Visited:
-    """Which column blocks each row block visits: first <= j < end and, where masks leave out others, what those keep."""
+    """The column blocks that each row block visits: first <= j < end and, if masks leave out others, those in `kept`."""
 
     first: np.ndarray
     end: np.ndarray
@@ -181,7 +181,7 @@ class Part:
         return self.kept is None
 
     def visited(self, head: int) -> Visited:
-        """Which column blocks the row blocks of a query head visit."""
+        """The column blocks that the row blocks of a query head visit."""
         return self._visited[head if self.kept is not None else 0]
 
     def extents(self, blocks: tuple[int, int], room: bool = False, of: Of = "scores") -> tuple[np.ndarray, np.ndarray]:

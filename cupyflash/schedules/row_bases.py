@@ -49,7 +49,7 @@ SIZES = (64, 48, 32, 16)
 
 
 def has_bases(problem: Problem) -> bool:
-    """Whether the weights of every row are relative to its own m and l: EXACT in weight.cuh."""
+    """True if the weights of every row are relative to its own m and l: EXACT in weight.cuh."""
     return problem.dtype == "float32"
 
 
@@ -98,7 +98,7 @@ class RowBasesSchedule(RowBlocksOutside):
 
     @classmethod
     def before(cls, schedule: BackwardSchedule) -> RowBasesSchedule:
-        """For kernels by whose blocks a block mask is."""
+        """The schedule for kernels whose blocks a block mask has."""
         p, device, blocks = schedule.problem, schedule.device, (schedule.block_rows, schedule.block_cols)
         within = None if p.options.block_mask is None else blocks
         return cls(p, device, fit(p, device, within), mask_blocks=within, given=schedule.struct)

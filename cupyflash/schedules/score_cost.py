@@ -1,4 +1,4 @@
-"""What a score function costs a multiprocessor, for the models that choose tiles and kernels."""
+"""The cost of a score function for a multiprocessor, for the models that choose tiles and kernels."""
 
 from __future__ import annotations
 
@@ -37,6 +37,6 @@ def of_score(problem: Problem) -> tuple[float, float]:
 
 
 def reads_scores(problem: Problem) -> bool:
-    """Whether each score reads something of its own for the score function."""
+    """True if each score reads an element of its own for the score function."""
     form = problem.options.score
     return form is not None and len(of_head(form)) < len(form.loads)

@@ -116,12 +116,12 @@ class StandardSchedule(TileSchedule):
 
     @property
     def ideal(self) -> bool:
-        """Whether this is the paper's count and not a kernel's."""
+        """True if this is the paper's count and not a kernel's."""
         return self.tiling.used == self.tiling.paper
 
     @property
     def softmax_passes(self) -> int:
-        """How often softmax reads S: the kernel once for m and l and once for P, the paper once."""
+        """The number of times that softmax reads S: the kernel once for m and l and once for P, the paper once."""
         return 1 if self.ideal else 2
 
     def walks(self) -> Iterator[Walk]:

@@ -69,12 +69,12 @@ class StandardBackwardSchedule(BackwardSchedule):
 
     @property
     def bases(self) -> RowBasesSchedule | None:
-        """What finds m and l, where they are needed."""
+        """The schedule that finds m and l, if they are needed."""
         return RowBasesSchedule.before(self) if has_bases(self.problem) and not self.ideal else None
 
     @property
     def ideal(self) -> bool:
-        """Whether this is the paper's count and not the kernels': with P given."""
+        """True if this is the paper's count, with P given, and not the kernels'."""
         return self.tiling.used == self.tiling.paper
 
     def walks(self) -> Iterator[Walk]:

@@ -78,7 +78,7 @@ class PackedSchedule(TileSchedule, Generic[One]):
 
 @dataclass(frozen=True)
 class Fa2Sequence(Fa2Schedule):
-    """One of several packed sequences by itself. `skips`: whether there is room for the states of the longest one's tiles."""
+    """One of several packed sequences by itself. `skips`: True if there is room for the states of the longest sequence's tiles."""
 
     skips: bool = True
 
@@ -105,9 +105,9 @@ class VarlenSchedule(PackedSchedule[Fa2Schedule], Fa2Schedule):
 
 @dataclass(frozen=True)
 class Fa3Sequence(Fa3Schedule):
-    """One of several packed sequences: its last blocks are copied with what the tensors have behind it, to their end.
+    """One of several packed sequences by itself. Copies of its last blocks include rows beyond it, up to the tensors' ends.
 
-    `room_q` and `room_k` are the rows of Q and of K from the sequence's first on, as far as its blocks reach.
+    `room_q` and `room_k` are the rows of Q and of K from the sequence's first one to the end of its blocks.
     """
 
     room_q: int = 0
@@ -183,7 +183,8 @@ class Fa3VarlenSchedule(VarlenSchedule, Fa3Schedule):
 
 @dataclass(frozen=True)
 class BackwardOfSequence(Fa2BackwardSchedule):
-    """As `Fa2Sequence`: whether there is room in the main kernel, and in that of row blocks, whose blocks are `of_rows`."""
+    """One of several packed sequences by itself, as `Fa2Sequence`. `skips`: for the main kernel, and for that of row blocks, whose
+    blocks are `of_rows`."""
 
     skips: tuple[bool, bool] = (True, True)
     of_rows: Tiling = field(kw_only=True)
@@ -219,7 +220,8 @@ class VarlenBackwardSchedule(PackedSchedule[Fa2BackwardSchedule], Fa2BackwardSch
 
 
 def packed_totals(problem: Problem, seqlens: Seqlens | None, totals: tuple[int, int] | None) -> Packed:
-    """Of `problem.batch` sequences with so many queries and keys together: by default those of `seqlens`, or all the longest's."""
+    """The total queries and keys of `problem.batch` sequences: `totals`, else the sum of `seqlens`, else all sequences as long as
+    the longest."""
     _require_packed(problem, seqlens)
     each = ((problem.seqlen_q, problem.seqlen_k),) * problem.batch if seqlens is None else seqlens
     added = sum(n_q for n_q, _ in each), sum(n_k for _, n_k in each)
@@ -253,8 +255,8 @@ def _require_packed(p: Problem, seqlens: Seqlens | None, patterns: Patterns | No
 
 
 def patterns_of(p: Problem, seqlens: Seqlens, values: Mapping[str, Any]) -> Patterns | None:
-    """What a problem's mask function says of each sequence, None without one; `values` are the captured NumPy arrays and numbers,
-    by the function's names."""
+    """The pattern of a problem's mask function in each sequence, None without such a function; `values` are the captured NumPy
+    arrays and numbers, by the function's names."""
     form = p.options.mask_function
     if form is None:
         return None

@@ -309,8 +309,8 @@ def markdown(figures: Sequence[Figure]) -> str:
         "# The papers' figures, from our counts",
         "",
         "`cupyflash paper --format markdown` writes this page, `python docs/pictures.py` draws its pictures. We measured nothing",
-        "on it: the tables are closed forms, with which replay and execution agree to the byte ([Bytes](traffic.md)). Measurements of",
-        "the papers are called so. 1 GB is 10^9 bytes.",
+        "on it: the tables are closed forms, with which replay and execution agree to the byte ([Bytes](traffic.md)). The papers'",
+        "measurements are called so. 1 GB is 10^9 bytes.",
     ]
     for figure in figures:
         lines += ["", f"## {figure.title}", "", f"The paper: {figure.paper}", ""]
