@@ -135,7 +135,7 @@ def warmup_decode(
 
 
 def _form(score: Score | None, softcap: bool, alibi_slopes: bool) -> Form | None:
-    """What kernels are compiled for of such calls' score function."""
+    """The form of the score function for which kernels are compiled."""
     for name, value in (("softcap", softcap), ("alibi_slopes", alibi_slopes)):
         require_flag(name, value)
     captured_values(score)  # refuses what is no Score
@@ -144,7 +144,7 @@ def _form(score: Score | None, softcap: bool, alibi_slopes: bool) -> Form | None
 
 
 def _contiguous(problem: Problem) -> Problem:
-    """Of arrays whose rows are whole, one behind the other."""
+    """The problem of arrays whose rows are whole, one after the other."""
     bits = problem.head_dim * problem.itemsize | problem.head_dim_v * problem.itemsize | MAX_ALIGNMENT
     return replace(problem, alignment=bits & -bits)
 
@@ -170,7 +170,7 @@ def _compile(kernels: Iterable[Kernel], device: Device, simulated: bool) -> None
 
 
 def _schedules(problem: Problem, device: Device, algorithm: str, tiling: TilingChoice) -> Iterator[TileSchedule]:
-    """What calls that differ in lengths and heads run."""
+    """The schedules of calls that differ in lengths and heads."""
 
     def planned(algorithm: str, tiling: TilingChoice) -> TileSchedule:
         if problem.options.packed:

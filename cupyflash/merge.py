@@ -76,6 +76,6 @@ def _check_out(out: Any, **inputs: Any) -> None:
 
 
 def _same(a: Any, b: Any) -> bool:
-    """Whether two arrays are the same elements."""
+    """True if two arrays are the same elements."""
     strides = [[stride for length, stride in zip(x.shape, x.strides, strict=True) if length > 1] for x in (a, b)]
     return bool(address(a) == address(b) and a.shape == b.shape and a.dtype == b.dtype and strides[0] == strides[1])

@@ -57,7 +57,7 @@ class Rows:
 
     @property
     def adjacent(self) -> bool:
-        """Whether neighbouring rows are closer in memory than neighbouring elements of a row."""
+        """True if neighbouring rows are closer in memory than neighbouring elements of a row."""
         return 0 < abs(self.outer[-1][1]) < abs(self.steps[0])
 
 
@@ -74,7 +74,7 @@ def _merged(axes: Iterable[tuple[int, int, int]]) -> list[tuple[int, int, int]]:
 
 
 def softmax_values(x: Array, y: Array, rows: Rows) -> dict[str, Any]:
-    """What the softmax kernels' struct holds, with the arrays in place of their addresses."""
+    """The values of the softmax kernels' struct, with the arrays in place of their addresses."""
     sizes = {"rows": rows.rows, "n": rows.cols, "x_step": rows.steps[0], "y_step": rows.steps[1]}
     for name, (length, x_stride, y_stride) in zip(OUTER_AXES, rows.outer, strict=True):
         sizes |= {name: length, f"x_{name}": x_stride, f"y_{name}": y_stride}

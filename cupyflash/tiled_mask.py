@@ -59,7 +59,7 @@ class TiledMask(Held):
             )
 
     def states(self, tiles: Iterable[MaskTiles], gpu: bool, arrays: Mapping[str, Any]) -> dict[str, Any]:
-        """Those of some tiles, by the kernels' names for them; `arrays` are the call's, and its captured numbers."""
+        """The states of some tiles, by the kernels' names for them; `arrays` are the call's, and its captured numbers."""
         found = {}
         for each in tiles:
             key = each.blocks, each.shape, sys.modules["cupy"].cuda.runtime.getDevice() if gpu else None
@@ -142,7 +142,7 @@ class Given(NamedTuple):
 
 @dataclass(frozen=True)
 class StatesSchedule(TileSchedule):
-    """What finds the states of one size of tiles, and nothing else."""
+    """The schedule that finds the states of one size of tiles, and nothing else."""
 
     algorithm: ClassVar[str] = "mask"
     results: ClassVar[tuple[str, ...]] = ("tiles",)

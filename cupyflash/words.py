@@ -20,5 +20,5 @@ def cut(text: str) -> str:
 
 
 def listed(words: Sequence[str]) -> str:
-    """One or more in a sentence: a, b and c."""
+    """One or more names in a sentence: a, b and c."""
     return " and ".join(filter(None, (", ".join(words[:-1]), words[-1])))

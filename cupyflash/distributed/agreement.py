@@ -1,4 +1,4 @@
-"""What ranks tell each other around a call, so that what is wrong on one of them is an error on all, and none waits in vain."""
+"""The messages of ranks about a call itself: a mistake on one rank becomes an error on all, and none waits in vain."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ LONGEST = 2000
 
 
 def together(comm: Communicator, make: Callable[[], Made], say: Callable[[Made], Mapping[str, Any]]) -> tuple[Made, list[Any]]:
-    """What `make` gives here, and what each rank says of its own.
+    """The result of `make` on this rank, and what each rank says of its own result (`say`).
 
-    What `make` raises here is raised here, and on the others a ValueError that names this rank.
+    An exception of `make` on this rank is raised here; the other ranks get a ValueError that names this rank.
     """
     try:
         made = make()
@@ -68,7 +68,7 @@ class Watch:
                 self.error = error
 
     def close(self, comm: Communicator, make: Callable[[], Made]) -> Made:
-        """What `make` gives, at the end of a call. Raises what was raised here, or `RankFailed` for what was on another rank."""
+        """The result of `make`, at the end of a call. Raises this rank's own error, or `RankFailed` for another rank's."""
         made: list[Made] = []
         self.run(lambda: made.append(make()))
         try:

@@ -73,7 +73,7 @@ class GatheredSums:
             ring.watch.run(lambda: add(self.own, coming))
 
     def take(self, rank: int, part: Sequence[Any]) -> None:
-        """What belongs to a rank's part."""
+        """Copy the rows of a rank's part into `part`."""
         start = 0
         for chunk in self.ring.plan.k_parts[rank]:
             for array, whole in zip(part, self.held, strict=True):
@@ -82,7 +82,7 @@ class GatheredSums:
 
 
 def add(sums: Sequence[Any], more: Sequence[Any]) -> None:
-    """Each of `more`, of any type, to its sum in float32, in place."""
+    """Add each of `more`, of any type, to its sum in float32, in place."""
     for array, other in zip(sums, more, strict=True):
         array += other.astype(np.float32, copy=False)
 
@@ -124,7 +124,8 @@ def run_backward(
 
 
 def of_sinks(xp: Any, rows: Mapping[str, Any], sinks: Any) -> Any:
-    """What this rank's rows give: a sink's weight in a row, times what its value, 0, lacks against the row's O."""
+    """The gradient of sinks from this rank's rows: a sink's weight in a row, times the difference between its value, 0, and the
+    row's O."""
     products = (rows["dout"].astype(np.float32) * rows["out"].astype(np.float32)).sum(axis=-1)
     column = sinks[:, None] if products.ndim > 1 else sinks
     weights = xp.exp(xp.where(xp.isneginf(rows["lse"]), np.float32(-np.inf), column - rows["lse"]))

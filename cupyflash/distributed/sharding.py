@@ -16,9 +16,9 @@ from cupyflash.launch.dispatch import as_array, device_of, on_gpu
 
 
 def shard(x: Any, comm: Any, layout: str = "zigzag", axis: int = -2) -> Any:
-    """This rank's part of an array that all ranks have whole: the positions that `parts` says, along `axis`; a copy.
+    """Return this rank's part of an array that all ranks have whole: the positions that `parts` lists, along `axis`; a copy.
 
-    Nothing is sent. Raises TypeError or ValueError for what is no array, layout or axis.
+    Nothing is sent. Raises TypeError or ValueError for a wrong array, layout or axis.
     """
     array, at = _checked(x, axis)
     communicator = as_communicator(comm)

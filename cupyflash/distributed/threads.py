@@ -22,12 +22,13 @@ AGAIN_SECONDS = 1.0
 
 
 def threads(ranks: int, function: Callable[..., Any], *arguments: Any) -> list[Any]:
-    """What `function(comm, *arguments)` returns on each of `ranks` ranks, each a thread with a communicator of its own.
+    """Run `function(comm, *arguments)` on each of `ranks` ranks, each a thread with a communicator of its own, and return the
+    results in order.
 
     A thread begins with the caller's context (the simulated device, say) and the caller's current GPU; for a GPU each, begin with
-    `with cupy.cuda.Device(comm.rank)`. When functions raise, the first rank's own error is raised again; ranks that wait for one
-    that has returned or failed get a `RankFailed`. Ctrl-C ends all ranks: KeyboardInterrupt is raised in each, and here once they
-    have ended; one in a call that is not Python's ends behind it, which a second Ctrl-C does not wait for.
+    `with cupy.cuda.Device(comm.rank)`. If functions raise, the first rank's own error is raised again; ranks that wait for one that
+    has returned or failed get a `RankFailed`. Ctrl-C ends all ranks: KeyboardInterrupt is raised in each, and here once they have
+    ended. A rank inside a call that is not Python's ends after it; a second Ctrl-C does not wait for that.
     """
     meeting = _Meeting(checked_ranks(ranks))
     results: list[Any] = [None] * ranks
@@ -101,7 +102,7 @@ class _Message:
 
 @dataclass
 class _Meeting:
-    """What the ranks have in common."""
+    """The shared state of the ranks."""
 
     size: int
     lock: threading.RLock = field(default_factory=threading.RLock)
@@ -162,7 +163,7 @@ class _TakenBack(BaseException):
 def _take_back() -> None:
     """Have this thread raise nothing any more.
 
-    To clear the error alone, as PyThreadState_SetAsyncExc(thread, NULL) does, would leave the interpreter's flag for it set for ever
+    Clearing only the error, as PyThreadState_SetAsyncExc(thread, NULL) does, would leave the interpreter's flag for it set for ever
     (CPython 3.11): all of Python looks for an error at each call and jump, and a function that a debugger traces never begins.
     """
     try:
@@ -241,7 +242,7 @@ def _copy(to: Any, array: Any) -> None:
 
 
 def _mark(arrays: Sequence[Any]) -> Any:
-    """What tells when all that was queued on the current stream is done, if these are arrays of a GPU."""
+    """An event for the end of all work queued on the current stream, if these are arrays of a GPU."""
     if all(isinstance(array, np.ndarray) for array in arrays):
         return None
     return sys.modules["cupy"].cuda.get_current_stream().record()

@@ -36,14 +36,14 @@ class VarlenCalls(PieceCalls):
     plan: Any
 
     def aligned(self, piece: Any) -> Any:
-        """As it is: the rows and keys before those of a part are none of the sequence's, or not here."""
+        """The piece itself: the rows and keys before a part's belong to another sequence, or are not here."""
         return piece
 
     def _calls(self, piece: Any) -> tuple[Call, Call]:
         return (VARLEN, VARLEN_BACKWARD) if isinstance(piece, Packed) else (FORWARD, BACKWARD)
 
     def _own(self, piece: Any, made: tuple[Any, ...]) -> tuple[Any, ...]:
-        """With heads first, and without the rows and keys ahead."""
+        """The results with heads first, and without the rows and keys ahead."""
         if isinstance(piece, Packed):
             return tuple(array.swapaxes(0, 1) if array.ndim == 3 else array for array in made)
         rows, keys = self._ahead(piece)
@@ -78,7 +78,7 @@ class VarlenCalls(PieceCalls):
         return behind | {"lse": self._behind(found["lse"][..., None], more, -np.inf)[..., 0]}
 
     def _ahead(self, piece: Any) -> tuple[int, int]:
-        """How many rows and keys a call has ahead of a piece's own."""
+        """The numbers of rows and keys that a call has before a piece's own."""
         if self.asked.dropout is None or isinstance(piece, Packed):
             return 0, 0
         return piece.row % ROW_GROUP, piece.key % KEY_GROUP

@@ -36,9 +36,9 @@ def prepare(
 
 
 def argument_values(schedule: TileSchedule, arrays: Mapping[str, Array | None]) -> dict[str, Any]:
-    """What the kernels' struct holds for arrays (or layouts) by the kernels' names, workspaces too; an array is in place of its
-    address, None of a null pointer. TypeError for an array of another type than the kernels read, ValueError for one that a tensor
-    map of the schedule's does not take."""
+    """The values of the kernels' struct for arrays (or layouts) by the kernels' names, workspaces too. An array stands for its
+    address, None for a null pointer. TypeError for an array of another type than the kernels read, ValueError for one that a tensor
+    map of the schedule cannot describe."""
     p, q = schedule.problem, arrays["Q"]
     assert q is not None
     # No limit is one that no row reaches, and that no sum with a row exceeds 32 bits.

@@ -1,4 +1,4 @@
-"""What the CUDA driver has and CuPy has not: tensor maps. Its library is loaded when the first map is made."""
+"""The part of the CUDA driver that CuPy lacks: tensor maps. Its library is loaded when the first map is made."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Functions(NamedTuple):
 
 @cache
 def functions() -> Functions:
-    """Those of the driver's library. RuntimeError where there is none, or one before CUDA 12."""
+    """The functions of the driver's library. RuntimeError if there is none, or one before CUDA 12."""
     try:
         library = ctypes.CDLL(LIBRARY)
         return Functions(ENCODE(("cuTensorMapEncodeTiled", library)), REPLACE_ADDRESS(("cuTensorMapReplaceAddress", library)))

@@ -1,4 +1,4 @@
-"""What a new user may meet before the first kernel has run: each in one sentence, with the way out."""
+"""The obstacles before the first kernel has run: each in one sentence, with the way out."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def cupy_packages() -> list[str]:
 
 
 def two_packages() -> str | None:
-    """What to do about several CuPy packages, which overwrite each other's files; None where there are not several."""
+    """Advice for several CuPy packages, which overwrite each other's files; None if there are not several."""
     found = cupy_packages()
     if len(found) < 2:
         return None
@@ -49,7 +49,7 @@ def two_packages() -> str | None:
 
 
 def no_gpu(runtime: Any, error: Exception) -> str:
-    """Why CUDA counts no devices: several CuPys, no driver, a driver older than CuPy's CUDA, or no device."""
+    """The reason why CUDA counts no devices: several CuPys, no driver, a driver older than CuPy's CUDA, or no device."""
     if several := two_packages():
         return several
     try:
@@ -105,7 +105,7 @@ def _remove(folder: str, process: int) -> None:
 
 
 def cache_folder() -> Path:
-    """Where CuPy's environment variable says that kernels are kept, or where it keeps them by itself."""
+    """The folder in which CuPy keeps kernels: its environment variable's, or its default."""
     return Path(os.environ.get(FOLDER) or os.path.expanduser("~/.cupy/kernel_cache"))
 
 
@@ -132,7 +132,7 @@ def _say_unusable(folder: str, why: str) -> None:
 
 @contextmanager
 def patience(what: str) -> Iterator[None]:
-    """Where a terminal waits long for a compiler, say so on stderr, once a process."""
+    """If a terminal waits long for a compiler, say so on stderr, once a process."""
     if _told.is_set() or not sys.stderr.isatty():
         yield
         return

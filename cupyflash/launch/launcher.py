@@ -39,9 +39,9 @@ Numbers = dict[str, Any]
 
 
 class Call(NamedTuple):
-    """One of the calls: what it may be given, how a first one is prepared, and what it returns.
+    """One of the calls: its keywords, the preparation of a first one, and its results.
 
-    `fields` are the struct's names for the arrays of a call; others have one name. `masks`: which it takes (`tiled_mask.Given`).
+    `fields`: the struct's names for arrays of a call whose own names differ. `masks`: the kinds that it takes (`tiled_mask.Given`).
     """
 
     keywords: Keywords
@@ -61,9 +61,10 @@ class Call(NamedTuple):
 
 
 def read(call: Call, given: Mapping[str, Any], looked_at: bool = False) -> tuple[Key | None, Arrays]:
-    """All of a call that decides how it is prepared, None where a value has to be looked at; and its arrays.
+    """(The key, the arrays) of a call. The key has everything that decides how it is prepared; None if a value must be checked
+    first.
 
-    `looked_at`: so they were. NumPy's arrays are among the others then, by their layouts.
+    `looked_at`: values have been checked. Then NumPy's arrays count among the others, by their layouts.
     """
     ndarray = sys.modules["cupy"].ndarray if "cupy" in sys.modules else ()
     fields, known = call.fields, True
@@ -178,7 +179,7 @@ class Prepared:
         return [(function, (kernel.grid,), (kernel.threads,), kernel.shared_bytes) for kernel, function in found]
 
     def compile(self) -> None:
-        """What else the first launch would do."""
+        """Do everything that the first launch would do before it launches."""
         self._functions  # noqa: B018
 
     def launch(self, arrays: Mapping[str, Any], numbers: Mapping[str, Any] = NO_NUMBERS) -> dict[str, Any]:
@@ -236,7 +237,7 @@ def zeros(gpu: bool, shape: tuple[int, ...], dtype: type[np.generic]) -> Any:
 
 
 def capturing() -> bool:
-    """Whether CuPy's current stream captures a CUDA graph."""
+    """True if CuPy's current stream captures a CUDA graph."""
     return bool(sys.modules["cupy"].cuda.get_current_stream().is_capturing())
 
 

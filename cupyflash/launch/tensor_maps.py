@@ -25,11 +25,11 @@ AXES = ("batch", "head", "row", "column")
 
 @dataclass(frozen=True)
 class Box:
-    """What one copy moves of a tensor (batch, head, row, column): `rows` x `columns` of one head, or of each of `heads`, all heads'
-    parts of a row one behind the other.
+    """The part of a tensor (batch, head, row, column) that one copy moves: `rows` x `columns` of one head, or of each of `heads`,
+    all heads' parts of a row one after the other.
 
     In shared memory it lies in rows of `columns`, whose 16-byte pieces are exchanged within `swizzle` bytes (0, 32, 64 or 128).
-    What is outside of the tensor is zero there, and not stored.
+    Elements outside the tensor are zero there, and are not stored.
     """
 
     tensor: str
@@ -89,7 +89,7 @@ class TensorMap:
 
 
 def refusal(tensor: str, array: Array) -> str | None:
-    """Why TMA does not take an array (..., n, d) or layout, in one sentence; None where it does.
+    """The reason why TMA does not take an array (..., n, d) or layout, in one sentence; None if it does.
 
     Depends on shape, strides and the address modulo 16.
     """

@@ -17,9 +17,10 @@ SOFTCAPS = (2.0**-64, 2.0**64)
 
 
 def one_score(score: Score | None, softcap: float | None, alibi_slopes: Any | None) -> Score | None:
-    """What a call has for all of its arguments that speak of scores: a soft-cap comes before the slopes, as in flash-attention.
+    """The one score function of a call, from all of its arguments about scores: a soft-cap comes before the slopes, as in
+    flash-attention.
 
-    Raises TypeError or ValueError for what is no cap and no slopes, and for either beside `score`.
+    Raises TypeError or ValueError for a wrong cap or wrong slopes, and for either beside `score`.
     """
     if softcap is None and alibi_slopes is None:
         return score

@@ -161,7 +161,7 @@ class Problem:
         return first, end
 
     def sees(self, rows: np.ndarray, keys: int) -> np.ndarray:
-        """Which of `keys` columns each of `rows` sees for its position, (rows, keys) of bool."""
+        """The `keys` columns that each of `rows` sees by its position, (rows, keys) of bool."""
         (first, end), columns = self.keys_seen(rows[:, None], keys), np.arange(keys)
         seen: np.ndarray = (first <= columns) & (columns < end)
         return seen

@@ -52,7 +52,7 @@ def pose(
 
 
 def posed(arrays: Mapping[str, Any], options: Options) -> Problem:
-    """As many sequences as there are, of lengths that are yet to be looked at."""
+    """The problem with the right number of sequences, before their lengths are checked."""
     check_bounds(arrays)
     views = {name: heads_first(arrays[name]) for name in ("q", "k", "v", "out") if name in arrays}
     known = {*views, *BOUNDS, *captured_among(arrays)}
@@ -77,7 +77,7 @@ def check_bounds(arrays: Mapping[str, Any]) -> None:
 def sequences(
     bounds: Mapping[str, Any], total_q: int, total_k: int, max_seqlen_q: int | None, max_seqlen_k: int | None
 ) -> Sequences:
-    """What bounds by name say."""
+    """The lengths of the sequences, from bounds by name."""
     queries, longest_q = _lengths("q", bounds["cu_seqlens_q"], total_q, max_seqlen_q)
     keys, longest_k = _lengths("k", bounds["cu_seqlens_k"], total_k, max_seqlen_k)
     lengths = None if queries is None or keys is None else tuple(zip(queries, keys, strict=True))
@@ -85,7 +85,7 @@ def sequences(
 
 
 def _check_shapes(q: Array, k: Array, v: Array) -> None:
-    """What `Problem.from_arrays` would say of other axes."""
+    """Check the axes with the errors that `Problem.from_arrays` would give."""
     for name, array in (("q", q), ("k", k), ("v", v)):
         if array.ndim != 3:
             raise ValueError(f"{name} must be (total, h, d), got shape {array.shape}")

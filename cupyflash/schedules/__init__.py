@@ -174,7 +174,7 @@ def _choose(problem: Problem, device: Device, refused: str | None) -> Choice:
 
 
 def _splits_keys(problem: Problem) -> bool:
-    """True if a call without a cache may have its keys split: few queries against many keys, and no mask (`decode` skips no tiles)."""
+    """True if a call without a cache may have its keys split: few queries against many keys, no mask (`decode` skips no tiles)."""
     p = problem
     plain = refused(p.options, "decode") is None and not p.options.masked and max(p.head_dim, p.head_dim_v) <= USUAL_HEAD_DIM
     return plain and p.head_count > 0 and p.seqlen_k >= KEYS_A_QUERY * p.seqlen_q > 0
