@@ -1,4 +1,4 @@
-"""What commands share: the options that pose a problem on a device, and what they stand for."""
+"""The options that commands share: those that pose a problem on a device, and their values."""
 
 from __future__ import annotations
 
@@ -72,7 +72,8 @@ class NewFile(click.Path):
 
 
 def gathered(**kinds: type[Any]) -> Callable[[Command], Command]:
-    """Under a command's own options: those that are fields of a dataclass come as one, `gathered(span=Span)` as `span`."""
+    """Decorate a command so that the options that are fields of a dataclass reach it as one: `gathered(span=Span)` passes
+    `span`."""
 
     def decorate(command: Command) -> Command:
         @functools.wraps(command)
@@ -292,7 +293,8 @@ class Request:
 
     @classmethod
     def of(cls, given: dict[str, Any]) -> Request:
-        """From the values of `problem_options`, by name. Raises ValueError or click.UsageError for what does not go together."""
+        """The request of the values of `problem_options`, by name. Raises ValueError or click.UsageError for options that
+        contradict each other."""
         if given.get("decode"):
             return cls.decoding(given)
         if alone := first_given(DECODE_ONLY):
@@ -330,7 +332,7 @@ class Request:
 
     @classmethod
     def decoding(cls, given: dict[str, Any]) -> Request:
-        """From the same values, of --decode."""
+        """The request of the same values with --decode."""
         if other := first_given(NOT_DECODING):
             instead = ": --cache-seqlens has the keys of each sequence" if other == "--key-lengths" else ""
             raise click.UsageError(f"{other} cannot go with --decode{instead}")
@@ -373,7 +375,7 @@ class Request:
 
     @property
     def choice(self) -> Choice:
-        """What "auto" takes for the forward, and why, whatever was asked for."""
+        """The forward that "auto" chooses, and the reason, whatever was requested."""
         return choose(self.problem, self.device, self.tiling)
 
     def schedule(self) -> TileSchedule:
@@ -387,7 +389,7 @@ class Request:
         return plan(problem, self.device, self.algorithm, self.tiling, lse=self.lse)
 
     def decode_schedule(self) -> DecodeSchedule:
-        """Of decoding."""
+        """The schedule of decoding."""
         return plan_decode(self.problem, self.device, self.cache, num_splits=self.num_splits, lse=self.lse)
 
     @property
@@ -400,7 +402,7 @@ class Request:
 
     @property
     def report(self) -> dict[str, Any]:
-        """What was asked for, for JSON: the head of a command's report."""
+        """The request, for JSON: the head of a command's report."""
         report: dict[str, Any] = {"problem": flat(self.problem), "algorithm": self.algorithm}
         report |= {"numbers": self.functions.numbers} if self.functions.numbers else {}
         report |= {"dropout": self.dropout} if self.dropout else {}

@@ -112,7 +112,8 @@ def predict(request: Request, with_l2: bool, timing: times.Timing, ranks: int | 
 
 
 def tiles_of(schedule: TileSchedule) -> dict[str, int] | None:
-    """How many tiles a mask leaves empty, mixed and whole, of the heads for which it is different; None where that is not known."""
+    """The numbers of tiles that a mask leaves empty, mixed and whole, over the heads for which it differs; None if they are not
+    known."""
     states = [each.states for each in schedule.mask_tiles[:1]]
     if not states or states[0] is None:
         return None

@@ -52,7 +52,7 @@ def targets(context: click.Context, param: click.Parameter, values: tuple[str, .
 
 @dataclass(frozen=True)
 class Source:
-    """What is to be executed, and how it is compiled."""
+    """The source to execute, and the options of its compilation."""
 
     file: Path
     kernel: str | None
@@ -63,7 +63,7 @@ class Source:
 
 @dataclass(frozen=True)
 class Launch:
-    """How it is launched; `spec` are its arguments in JSON."""
+    """The options of the launch; `spec` has its arguments in JSON."""
 
     grid: tuple[int, ...]
     block: tuple[int, ...]
@@ -78,7 +78,7 @@ class Launch:
 
 @dataclass(frozen=True)
 class Report:
-    """What is shown and kept of it."""
+    """The options of the report."""
 
     top: int
     saves: dict[str, Path]
@@ -215,7 +215,7 @@ def profile(source: Source, launch: Launch, report: Report, behind: Behind) -> N
 
 
 def first_reason(error: PtxError) -> str:
-    """What the machine cannot execute, in one line."""
+    """The statements that the machine cannot execute, in one line."""
     from cupyflash.sim.profiling.text import first_refusal
 
     return f"the machine does not execute {first_refusal(error.items)}" if isinstance(error, UnsupportedPTX) else str(error)

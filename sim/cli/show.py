@@ -1,4 +1,4 @@
-"""What commands show alike: names, problems, tilings, devices, errors, all within the width of the terminal."""
+"""The output that commands share: names, problems, tilings, devices, errors, all within the width of the terminal."""
 
 from __future__ import annotations
 
@@ -139,5 +139,5 @@ def worst_error(out: np.ndarray, expected: np.ndarray) -> float:
 
 
 def show_balance(report: dict[str, Any]) -> None:
-    """How evenly the work is shared out."""
+    """Print the balance of the work."""
     say(f"Balance: the busiest place for a thread block has {report['balance']:.3f} times the mean of all, in turns.")

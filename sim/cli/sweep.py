@@ -53,7 +53,7 @@ EXAMPLES = examples(
 
 @dataclass(frozen=True)
 class Span:
-    """Which values of an axis are asked for, in the words of the command line; None where it says nothing."""
+    """The range of an axis, in the words of the command line; None for options that are not given."""
 
     first: str | None
     last: str | None
@@ -61,7 +61,7 @@ class Span:
     log: bool | None
 
     def values(self, problem: Problem, over: Over) -> list[int]:
-        """Of a problem's axis. UsageError for what are none."""
+        """The values of a problem's axis. UsageError for wrong ones."""
         own = {"cache": CACHES, "ranks": sweep_ring.DEFAULT_RANGE}
         start, end, count, in_log = own[over] if over == "cache" or over == "ranks" else default_range(problem, over)
         return spaced(
@@ -74,7 +74,7 @@ class Span:
 
 @dataclass(frozen=True)
 class Report:
-    """What is to be printed or written, and whether with the L2."""
+    """The options of the output, and whether it has the L2."""
 
     form: str | None
     as_json: bool
@@ -181,7 +181,7 @@ def sweep(request: Request, over: Over, span: Span, split: Split, report: Report
 
 
 def of_axis(request: Request, over: Axis, span: Span, report: Report) -> str:
-    """What is to be printed of one of the theorem's axes; the picture is drawn on the way."""
+    """The output for one of the theorem's axes; the picture is drawn on the way."""
     request = replace(request, problem=posed(request.problem, over))
     values = span.values(request.problem, over)
     asked = request.problem, request.device, over, values, request.algorithm, request.tiling

@@ -125,7 +125,7 @@ def asked_for(text: str | None, request: Request) -> list[Request]:
 
 
 def able(requests: list[Request]) -> list[Request]:
-    """Those that have kernels for the problem; of others stderr has the reason. ValueError where none has."""
+    """The requests that have kernels for the problem; stderr has the reasons against the others. ValueError if there is none."""
     found, reasons = [], []
     for each in requests:
         try:
@@ -141,7 +141,7 @@ def able(requests: list[Request]) -> list[Request]:
 
 
 def known_names(request: Request) -> list[str]:
-    """What --algorithms may name. A cache has no gradients; with --backward, names without it are backwards too."""
+    """The names that --algorithms may have. A cache has no gradients; with --backward, names without it are backwards too."""
     forward = list(ALGORITHMS)
     if request.cache is not None:
         return forward
@@ -162,7 +162,7 @@ def request_of(name: str, request: Request) -> Request:
 
 
 def names_of(asked: Sequence[Request]) -> list[str]:
-    """What players are called; a backward says that it is one where others are not."""
+    """The names of the players; a backward's says so if others are forwards."""
     names, mixed = {**NAMES, "standard": "standard attention"}, len({each.backward for each in asked}) > 1
     return [
         "deterministic " * each.deterministic + names[each.algorithm] + "'s backward" * (mixed and each.backward) for each in asked

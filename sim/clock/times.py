@@ -1,4 +1,4 @@
-"""How long a pass takes, by a model: what each part of the device is busy for, launch order, and DRAM behind the L2.
+"""A model of the time of a pass: how long each part of the device is busy, launch order, and DRAM behind the L2.
 
 The clocks of a turn are those by which the planner chooses tiles and splits (`fa2_tiles`, `fa3_tiles`, `decode_tiles`); of the
 backward, `fa2_backward_clocks`. Nothing here is measured.
@@ -75,7 +75,7 @@ class Times:
 
     @property
     def seconds(self) -> float:
-        """Of the pass: the kernel, or DRAM where that takes longer."""
+        """The seconds of the pass: the kernel's, or DRAM's if that takes longer."""
         return max(self.kernel, self.busy.get(DRAM, 0.0))
 
     @property
@@ -106,9 +106,10 @@ class Times:
 
 
 def times(schedule: TileSchedule, given: Given | None = None) -> Times:
-    """Of a forward of `fa2` or `fa3`, of decoding, or of `fa2`'s backward where no row has a large L; `given` as `l2.run` takes it.
+    """The times of a forward of `fa2` or `fa3`, of decoding, or of `fa2`'s backward if no row has a large L; `given` as for
+    `l2.run`.
 
-    ValueError for what the model has not, or what the L2's does not follow.
+    ValueError for a schedule that this model or the L2's does not cover.
     """
     require_schedule(schedule, Schedule, "plan")
     if not isinstance(schedule, Fa2Schedule | Fa2BackwardSchedule | DecodeSchedule):

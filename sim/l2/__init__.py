@@ -1,8 +1,8 @@
-"""What DRAM sees behind the L2 of what thread blocks ask for: a model of launch order, residency and the cache.
+"""A model of the DRAM traffic behind the L2, from the requests of thread blocks, launch order, residency and the cache.
 
-Thread blocks run in launch order, as many at a time as the device's multiprocessors hold, in lockstep turns: in each, every one
-that runs takes a step of its loop (a column block of K and V, say; Q with the first, O with the last). When one ends, the next
-takes its place. All that they ask for goes through one `L2`, cold at the start; what was written goes to DRAM in the end.
+Thread blocks run in launch order, as many at a time as the device's multiprocessors hold, in lockstep turns: in each, every running
+one takes a step of its loop (a column block of K and V, say; Q with the first, O with the last). When one ends, the next takes its
+place. All their requests go through one `L2`, cold at the start; written bytes go to DRAM in the end.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ class TooLong(ValueError):
 
 @dataclass(frozen=True)
 class Behind:
-    """What a run saw, per tensor: bytes that thread blocks `asked` for, bytes of `dram`, and of the sectors that reads asked for
-    those that the L2 had, as a share of 1.
+    """The results of a run, for each tensor: bytes that thread blocks `asked` for, bytes of `dram`, and the share of the sectors
+    requested by reads that the L2 had.
 
     `slots` thread blocks run at a time, `blocks` in all, of each kernel.
     """
@@ -61,7 +61,7 @@ class Behind:
     blocks: tuple[int, ...]
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON."""
+        """The results for JSON."""
         rates = {row_of(name): rate for name, rate in self.hit_rates.items()} | {TOTAL: self.hit_rate}
         asked, dram = self.asked.as_dict(), self.dram.as_dict()
         zero = {"read_bytes": 0, "write_bytes": 0}

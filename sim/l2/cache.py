@@ -65,11 +65,11 @@ class L2:
         return math.gcd(self.sets, ROTATED)
 
     def as_dict(self) -> dict[str, int]:
-        """For JSON."""
+        """The cache for JSON."""
         return {"l2_bytes": self.nbytes, "ways": self.ways, "sets": self.sets, "line_bytes": LINE, "sector_bytes": SECTOR}
 
     def sets_of(self, lines: np.ndarray) -> np.ndarray:
-        """Of line numbers, the sets that they are in."""
+        """The sets of these line numbers."""
         stretch = (lines // self.sets).astype(np.uint64)
         turns = (stretch * np.uint64(_MIX) >> np.uint64(40)) % np.uint64(self.sets // self.rotated)
         found: np.ndarray = (lines + turns.astype(np.int64) * self.rotated) % self.sets
@@ -107,7 +107,7 @@ class Requests:
         times: Many = 1,
         asked: Many | None = None,
     ) -> Requests:
-        """From numbers or arrays, of which there are as many of each; `asked` None: each byte once."""
+        """Return requests from numbers or arrays that broadcast; `asked` None: each byte once."""
         given = (turn, move, first, nbytes, int(write), times, nbytes * times if asked is None else asked)
         return cls(*(np.array(each, np.int64) for each in np.broadcast_arrays(*map(np.atleast_1d, given))))
 
@@ -123,8 +123,8 @@ class Requests:
         write: bool = False,
         whose: np.ndarray | None = None,
     ) -> Requests:
-        """For elements at so many addresses, each asked for so `often`, by sectors: one request for neighbours of those that
-        thread blocks ask for together, which have the same place along the first axis, or the same `whose`; and one `turn`."""
+        """Return requests for elements at these addresses, each `often`, by sectors. Neighbouring elements are one request if
+        thread blocks request them together: at the same place along the first axis, or with the same `whose`; and in one `turn`."""
         turn, sector, often = (np.atleast_1d(each) for each in np.broadcast_arrays(turn, at // SECTOR, often))
         asks = np.arange(len(turn)) if whose is None else np.unique(whose, return_inverse=True)[1]
         turns = np.zeros(len(turn), np.int64)
@@ -152,13 +152,13 @@ class Requests:
 
     @classmethod
     def together(cls, parts: Sequence[Requests]) -> Requests:
-        """One behind the other."""
+        """Join parts one after the other."""
         names = [each.name for each in fields(cls)]
         none = np.zeros(0, np.int64)
         return cls(*(np.concatenate([getattr(part, name) for part in parts]) if parts else none for name in names))
 
     def in_order(self) -> Requests:
-        """By turn, move and address, those that are served together once with the sum of their `times`."""
+        """Sort by turn, move and address, and merge requests that are served together, with the sum of their `times`."""
         names = [each.name for each in fields(self)]
         order = np.lexsort((self.write, self.nbytes, self.first, self.move, self.turn))
         order = order[self.nbytes[order] > 0]
@@ -176,8 +176,8 @@ class Requests:
 
 @dataclass
 class Counts:
-    """Of each tensor: bytes asked for; sectors that reads asked for, and of those the ones that DRAM had to give; sectors that were
-    written and go there."""
+    """The counts of each tensor: requested bytes; sectors requested by reads, those of them that DRAM had to give; written sectors
+    that go to DRAM."""
 
     read_bytes: np.ndarray
     write_bytes: np.ndarray
@@ -190,7 +190,7 @@ class Counts:
         return cls(*np.zeros((len(fields(cls)), tensors), np.int64))
 
     def add_dram(self, sectors: np.ndarray, write: np.ndarray, tensor: np.ndarray) -> None:
-        """So many sectors that DRAM gives to a tensor's reads, or gets of its writes."""
+        """Add sectors that DRAM gives to a tensor's reads, or gets from its writes."""
         for counts, these in ((self.missed, ~write), (self.returned, write)):
             counts += np.bincount(tensor[these], sectors[these], len(counts)).astype(np.int64)
 

@@ -61,7 +61,7 @@ class Memory:
 class Blocks:
     """One kernel's `grid`. `slots` thread blocks run at a time on the device; each takes `turns`, in launch order.
 
-    Blocks of a `cluster` of so many start together.
+    The blocks of a `cluster` start together.
     """
 
     grid: int
@@ -108,5 +108,5 @@ def resident(device: Device, threads: int, shared_bytes: int, registers: int = M
 
 
 def unit_of(sizes: Iterable[int]) -> int:
-    """What divides all of some sizes in bytes."""
+    """The greatest common divisor of sizes in bytes."""
     return math.gcd(*sizes)

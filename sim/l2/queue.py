@@ -41,7 +41,7 @@ class Queue(Launch):
         yield 1.0, Requests.together([*looks, self.taken.of(0, LAST, 0, 1, write=True), made])
 
     def _look(self, turn: int, items: np.ndarray, times: int) -> Requests:
-        """At some items, by so many thread blocks."""
+        """The requests of thread blocks that look at some items."""
         asked: list[tuple[Tensor, np.ndarray]] = []
         if self.lengths:
             asked.append((self.lengths, items // self.schedule.row_blocks))

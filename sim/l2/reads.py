@@ -25,7 +25,7 @@ EVALUATED = 32
 
 
 class Place(NamedTuple):
-    """Where an array lies, and by which steps in bytes along each axis of its `lengths`."""
+    """The place of an array: its first byte, and the steps in bytes along each axis of its `lengths`."""
 
     first: int
     lengths: tuple[int, ...]
@@ -33,7 +33,7 @@ class Place(NamedTuple):
 
     @classmethod
     def of(cls, name: str, lengths: tuple[int, ...], itemsize: int, memory: Memory, given: Any = None) -> Place:
-        """As the array that is given lies, or contiguous with these lengths."""
+        """Return the place of the given array, or of a contiguous one with these lengths."""
         if given is None:
             steps = tuple(itemsize * int(np.prod(lengths[axis + 1 :], dtype=object)) for axis in range(len(lengths)))
         else:
@@ -74,7 +74,7 @@ class Reading:
 
     @classmethod
     def of_load(cls, form: score.Form, load: Load, where: Place, values: Names) -> Reading:
-        """What a score or mask function has captured."""
+        """Return the reads of a captured array of a score or mask function."""
 
         def at(names: Names) -> np.ndarray:
             found = np.asarray(where.first)

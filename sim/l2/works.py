@@ -67,7 +67,7 @@ class Asked(NamedTuple):
     j: np.ndarray
 
     def repeated(self, number: np.ndarray | int) -> tuple[Asked, np.ndarray]:
-        """Each repeated so often, and the index of the repetition."""
+        """Each request repeated `number` times, and the index of the repetition."""
         each = np.broadcast_to(number, self.work.shape)
         again = np.arange(each.sum()) - np.repeat(np.cumsum(each) - each, each)
         return Asked(*(np.repeat(one, each) for one in self)), again

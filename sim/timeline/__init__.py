@@ -142,7 +142,7 @@ def timeline(diary: Diary, device: Device, target: str, text: Callable[[Line], s
 
 
 def drawn(diary: Diary, played: Played, lines: Lines) -> list[Drawn]:
-    """All rows."""
+    """All rows of the timeline."""
     rows = [
         Drawn(f"warp {number}", "warps", role, joined(spans, lines, played.takes))
         for number, (spans, role) in enumerate(zip(played.rows, roles(diary), strict=True))
@@ -151,7 +151,7 @@ def drawn(diary: Diary, played: Played, lines: Lines) -> list[Drawn]:
 
 
 def why_not(diary: Diary) -> str | None:
-    """Why a diary has no timeline; None where it has one."""
+    """The reason why a diary has no timeline; None if it has one."""
     if diary.too_long:
         return f"the thread block runs more than {MOST_KEPT:,} stretches of code and accesses"
     return None if any(row.stretches for row in diary.rows) else "the thread block did not run"
@@ -197,7 +197,8 @@ def joined(spans: Sequence[Span], lines: Lines, takes: Mapping[int, float]) -> l
 
 
 def roles(diary: Diary) -> list[str]:
-    """Of warps where only some multiply: producers are those of the others that start copies into shared memory."""
+    """The role of each warp, if only some multiply: consumers multiply, producers are those of the others that start copies into
+    shared memory."""
     multiply = []
     for row in diary.rows:
         codes = {stretch.first: stretch for stretch in row.stretches}.values()
@@ -209,7 +210,7 @@ def roles(diary: Diary) -> list[str]:
 
 
 def meetings(played: Played) -> list[tuple[float, int, list[int]]]:
-    """Of two warps or more; the cluster's barrier is number -1."""
+    """The meetings of two or more warps: (time, number, warps); the cluster's barrier is number -1."""
     rows: defaultdict[tuple[float, int, int], set[int]] = defaultdict(set)
     for row, wait, end in played.waits:
         if wait.meeting >= 0:
@@ -275,7 +276,7 @@ def crowd(diary: Diary, copies: Sequence[Sequence[Flight]], lines: Lines) -> lis
 
 
 def copies_text(diary: Diary, flights: Sequence[Flight], number: int) -> str:
-    """What they move, in words; they are the `number`-th of their tensor."""
+    """The copies in words; they are the `number`-th of their tensor."""
     some = [diary.copies[flight.number] for flight in flights]
     one, warps = some[0], sorted({copy.row for copy in some})
     who = f"warp {warps[0]}" if len(warps) == 1 else f"warps {', '.join(map(str, warps))}"

@@ -57,8 +57,8 @@ Span = tuple[float, float, str, int, str]
 
 
 class Item(NamedTuple):
-    """What a warp does next: an instruction (-1: none) with its acts; `turns`: the next one is elsewhere; `of`: the acts'
-    instruction, which was issued before where there is none now."""
+    """A warp's next step: an instruction (-1: none) with its acts; `turns`: the instruction after it is elsewhere; `of`: the acts'
+    instruction, which was issued before if there is none now."""
 
     pc: int
     acts: list[Act]
@@ -111,8 +111,8 @@ def own_line(i: Instruction) -> tuple[Line, int]:
 
 @dataclass
 class Warp:
-    """Where a warp is. `since`: until when it has spans; `boards`: when registers are there, whether from global memory, and from
-    which instruction; `slow`: the board of the register that it waits for."""
+    """The state of a warp. `since`: the end of its last span; `boards`: for each register the time at which it is ready, whether it
+    comes from global memory, and from which instruction; `slow`: the board of the register that it waits for."""
 
     row: int
     core: int
@@ -127,7 +127,7 @@ class Warp:
     spans: list[Span] = field(default_factory=list)
 
     def span(self, end: float, kind: str, pc: int, note: str = "") -> None:
-        """From the last span's end on; one with the last where that is alike."""
+        """Add a span from the last one's end to `end`; join it with the last one if they are alike."""
         if end <= self.since:
             return
         last = self.spans[-1] if self.spans else None
@@ -229,7 +229,7 @@ class Replay:
         return self.played(max(self.shared, self.way, self.across, *ends), True)
 
     def part(self, clocks: float) -> Played:
-        """It ends before the block does: what warps are at then is cut there."""
+        """The result up to `clocks`, before the block ends: each warp's current span is cut there."""
         for warp in self.every:
             if warp.held is not None:
                 wait, pc, *_ = warp.held
@@ -297,7 +297,7 @@ class Replay:
         return None, soonest
 
     def earliest(self, warp: Warp) -> float:
-        """When a warp could issue its next instruction, as things stand."""
+        """The earliest time at which a warp could issue its next instruction."""
         assert warp.item is not None
         at, unit = warp.ready, self.step(warp.item.pc).unit
         if unit == SHARED:
@@ -355,8 +355,8 @@ class Replay:
         self.go_on(warp, now, of, acts)
 
     def until_issue(self, warp: Warp, step: Step, now: float) -> None:
-        """What a warp has waited for that issues now: first for a register, then for a unit, or other warps of its sub-core. What
-        of it is short counts with the rest."""
+        """Add the spans of an issuing warp's waits: first for a register, then for a unit, or other warps of its sub-core. A short
+        wait counts with the rest."""
         if now - warp.since < SHORT:
             return
         there = warp.since if warp.slow is None else min(warp.ready, now)
@@ -464,7 +464,7 @@ class Replay:
     # -- waits ----------------------------------------------------------------------------------------------------------------
 
     def came(self, number: int, at: float) -> None:
-        """What somebody may wait for has a time; who knows all times of a wait goes on."""
+        """Set the time of a sign that warps may wait for; a warp that knows all times of its wait goes on."""
         self.signs[number] = at
         for warp in self.waiting.pop(number, ()):
             assert warp.held is not None
@@ -476,7 +476,7 @@ class Replay:
                 self.wake(warp.core, warp.ready)
 
     def over(self, warp: Warp, wait: WaitSpan, pc: int) -> None:
-        """All that a wait waited for has a time: the warp goes on when the last of it has come."""
+        """End a wait whose times are all known: the warp goes on at the last of them."""
         end, last = warp.ready, -1
         for number in wait.on:
             at = self.flights[number].read if wait.read else self.signs[number] + (BARRIER_LATENCY if wait.kind in SIGNALS else 0)
@@ -503,7 +503,7 @@ class Replay:
             todo += self.promises.pop(number, ())
 
     def note(self, warp: Warp, wait: WaitSpan, last: int) -> str:
-        """What a warp's wait waited for, and what of it came last, if not its own arrival (-1: it was all there)."""
+        """A note on a warp's wait: its object, and the last arrival, if it is not the warp's own (-1: all was there)."""
         diary, parts = self.diary, [wait.what] if wait.what else []
         if last in diary.copies:
             parts.append(f"last came {copy_text(diary.copies[last])}")

@@ -25,7 +25,7 @@ SPACES = frozenset({"shared", "global", "local"})
 
 
 def stays(i: Instruction) -> bool:
-    """Whether nothing passes an instruction."""
+    """True if no instruction may move past this one."""
     return i.opcode == "wgmma" or instruction_class(i) in FIXED_CLASSES
 
 
@@ -82,7 +82,7 @@ class Orders:
         return self.schedule(range(first, end), followers, heights)
 
     def followers(self, first: int, end: int) -> dict[int, dict[int, float]]:
-        """Of each instruction, those that must come behind it, and by how many clocks."""
+        """The instructions that must follow each instruction, and by how many clocks."""
         found: dict[int, dict[int, float]] = {pc: {} for pc in range(first, end)}
         writer: dict[int, int] = {}
         readers: defaultdict[int, list[int]] = defaultdict(list)
