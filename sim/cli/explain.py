@@ -28,19 +28,21 @@ WAYS = {"fa2": explain_fa2, "fa3": explain_fa3}
 
 @click.command(epilog=EXAMPLES)
 @problem_options(seqlen=4096, head_dim=64, algorithms=("auto", *WAYS, "decode"), backward=True, decode={})
-@click.option("--all", "everything", is_flag=True, help="Every runner-up and every rejected tile, not a few and a count.")
+@click.option(
+    "--all", "everything", is_flag=True, help="List every runner-up and every rejected tile, instead of a few and a count."
+)
 @AS_JSON
 def explain(request: Request, everything: bool, as_json: bool) -> None:
-    """Tell which tile is run, and why.
+    """Show which tile runs, and why.
 
-    `attention` runs FlashAttention-2 by default, on a Hopper FlashAttention-3 where that takes the call and is predicted to be
-    faster: told is which and why. Neither's tile is the paper's Bc = ceil(M / 4d): both are shown.
-    Every configuration of the kernel is a candidate: it is rejected with a reason, or a model of one multiprocessor says how
-    many clocks its tiles take. The times are the model's, none measured. Needs neither compiler nor GPU.
+    `attention` runs FlashAttention-2 by default; on a Hopper FlashAttention-3, if it accepts the call and the model predicts it to
+    be faster. The output says which, and why. Neither's tile is the paper's Bc = ceil(M / 4d): both are shown. Every configuration
+    of the kernel is a candidate: it is rejected with a reason, or a model of one multiprocessor gives the clocks of its tiles. The
+    times are the model's, none measured. Needs neither compiler nor GPU.
 
-    With --backward, of the gradients' kernels: blocks in their order of preference, and what dQ costs by atomics or deterministic.
+    With --backward, the gradients' kernels: blocks in their order of preference, and the cost of dQ by atomics or deterministic.
 
-    With --decode, of `attention_decode`: into how many parts the keys are split, and how many bytes are under way.
+    With --decode, `attention_decode`: the number of splits of the keys, and the bytes in flight.
     """
     if request.backward and request.algorithm != "fa2":
         raise click.BadParameter(f"--backward is explained of fa2, got {request.algorithm!r}", param_hint="--algorithm")

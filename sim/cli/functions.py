@@ -23,15 +23,17 @@ from cupyflash.sim.numbers.yardstick import DTYPES
 
 FUNCTIONS = (
     click.option("--softcap", metavar="X", type=float, help="Scores become X tanh(score / X)."),
-    click.option("--alibi", is_flag=True, help="ALiBi: scores less a slope, one a head, times how far row and key are apart."),
-    click.option("--score", metavar="TEXT", help="What becomes of each score: 's + slope[h] * (k - q)', say."),
-    click.option("--mask-function", metavar="TEXT", help="Which keys a row sees: 'k <= q and q - k < 100', say."),
+    click.option("--alibi", is_flag=True, help="ALiBi: subtract a slope, one for each head, times the distance of row and key."),
+    click.option("--score", metavar="TEXT", help="The transformed score, such as 's + slope[h] * (k - q)'."),
+    click.option(
+        "--mask-function", metavar="TEXT", help="The condition on which row q sees key k, such as 'k <= q and q - k < 100'."
+    ),
     click.option(
         "--capture",
         metavar="NAME=WHAT",
         multiple=True,
-        help="What a name in --score or --mask-function is: a number, a .npy file with an array, or the dtype of one whose "
-        "elements are drawn; once for each.",
+        help="The value of a name in --score or --mask-function: a number, a .npy file with an array, or the dtype of an array "
+        "of drawn elements; may be repeated.",
     ),
 )
 # Of a mask that is looked through for its tiles

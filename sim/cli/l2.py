@@ -14,7 +14,7 @@ from cupyflash.sim.cli.options import Request
 from cupyflash.sim.cli.show import say, show_table
 
 OPTION = click.option(
-    "--l2", "with_l2", is_flag=True, help="With a model of the L2: bytes of DRAM beside those asked for, hit rates, grid orders."
+    "--l2", "with_l2", is_flag=True, help="Model the L2: bytes of DRAM beside the requested ones, hit rates, orders of the grid."
 )
 ORDERS = {
     "rows": "row blocks, heads, batch (the kernels')",

@@ -116,7 +116,7 @@ DEVICE = click.option(
     metavar="NAME",
     help="A name that `cupyflash devices` lists, or the path of a .toml.",
 )
-SRAM = click.option("--sram", metavar="SIZE", help="SRAM of one block instead of the device's: 100KB, say.")
+SRAM = click.option("--sram", metavar="SIZE", help="SRAM of one block instead of the device's, such as 100KB.")
 MAX_SECONDS = click.option(
     "--max-seconds",
     type=click.FloatRange(0, min_open=True),
@@ -126,11 +126,11 @@ MAX_SECONDS = click.option(
     show_default=True,
     show_envvar=True,
     metavar="SECONDS",
-    help="Refuse what is estimated to take longer; inf for no limit.",
+    help="Refuse work whose estimated time is longer; inf for no limit.",
 )
 BACKWARD = (
-    click.option("--backward", is_flag=True, help="The backward pass: dQ, dK and dV from dO, O and L."),
-    click.option("--deterministic", is_flag=True, help="A backward that gives the same bits each time."),
+    click.option("--backward", is_flag=True, help="Run the backward pass: dQ, dK and dV from dO, O and L."),
+    click.option("--deterministic", is_flag=True, help="Use a backward that gives the same bits each time."),
 )
 
 
@@ -144,9 +144,9 @@ def size_options(seqlen: int, head_dim: int) -> tuple[Any, ...]:
             type=at_least_0,
             default=seqlen,
             show_default=True,
-            help="Queries a head, and keys unless --seqlen-k; 4k is 4,096, as of all sizes.",
+            help="Queries of a head, and keys unless --seqlen-k; 4k is 4,096, here and in all sizes.",
         ),
-        click.option("--seqlen-k", metavar="N", type=at_least_0, help="Keys a head, when not as many."),
+        click.option("--seqlen-k", metavar="N", type=at_least_0, help="Keys of a head, if not --seqlen."),
         click.option(
             "--head-dim",
             metavar="D",
@@ -155,29 +155,33 @@ def size_options(seqlen: int, head_dim: int) -> tuple[Any, ...]:
             show_default=True,
             help="d of Q and K, and of V unless --head-dim-v.",
         ),
-        click.option("--head-dim-v", metavar="D", type=int, help="d of V and O, when another."),
+        click.option("--head-dim-v", metavar="D", type=int, help="d of V and O, if not --head-dim."),
         click.option("--heads", metavar="N", default=1, show_default=True, type=at_least_1, help="Heads of Q."),
-        click.option("--kv-heads", metavar="N", type=at_least_1, help="Heads of K and V, when fewer."),
-        click.option("--batch", metavar="N", default=1, show_default=True, type=at_least_1, help="How often all of those heads."),
-        click.option("--dtype", default="float16", show_default=True, type=click.Choice(list(ITEMSIZE)), help="Of Q, K, V and O."),
+        click.option("--kv-heads", metavar="N", type=at_least_1, help="Heads of K and V, if fewer."),
+        click.option("--batch", metavar="N", default=1, show_default=True, type=at_least_1, help="Batch size."),
+        click.option(
+            "--dtype", default="float16", show_default=True, type=click.Choice(list(ITEMSIZE)), help="Dtype of Q, K, V and O."
+        ),
     )
 
 
 MASKS = (
-    click.option("--causal/--no-causal", help="A row sees the keys up to its own; with --decode it does unless --no-causal."),
-    click.option("--window", metavar="LEFT,RIGHT", help="How far from its own key a row sees: 128,0 say; '-' for no limit."),
-    click.option("--mask", is_flag=True, help="With a boolean mask: counts are of one of which no tile is empty or whole."),
-    click.option("--bias", is_flag=True, help="With a number added to each score."),
-    click.option("--sinks", is_flag=True, help="With a score a head that joins each row's softmax and has no value."),
-    click.option("--key-lengths", metavar="N,N,...", help="Keys of each of the batch, when fewer than all."),
+    click.option("--causal/--no-causal", help="A row sees the keys up to its own; the default with --decode."),
+    click.option(
+        "--window",
+        metavar="LEFT,RIGHT",
+        help="The numbers of keys that a row sees before and after its own, such as 128,0; '-' for no limit.",
+    ),
+    click.option("--mask", is_flag=True, help="Use a boolean mask; counts assume that it leaves no tile empty or whole."),
+    click.option("--bias", is_flag=True, help="Add a number to each score."),
+    click.option("--sinks", is_flag=True, help="Add a score for each head, which joins each row's softmax and has no value."),
+    click.option("--key-lengths", metavar="N,N,...", help="Keys of each sequence of the batch, if fewer than all."),
 )
 
 
-DROPOUT = click.option(
-    "--dropout", metavar="P", type=float, default=0.0, help="With weights dropped with this probability, 0 to below 1."
-)
+DROPOUT = click.option("--dropout", metavar="P", type=float, default=0.0, help="Drop weights with this probability, 0 to below 1.")
 SCORE_DTYPE = click.option(
-    "--score-dtype", type=click.Choice(["float32"]), help="What --algorithm standard keeps S in, in memory.  [default: --dtype]"
+    "--score-dtype", type=click.Choice(["float32"]), help="The dtype of S in memory, for --algorithm standard.  [default: --dtype]"
 )
 
 
@@ -201,16 +205,21 @@ def decode_options(sizes: Mapping[str, int]) -> tuple[Any, ...]:
         return value
 
     own = options_of({name: size for name, size in {**DECODING, **sizes}.items() if name != "causal"})
-    about = "What `attention_decode` does: --seqlen queries of each sequence against a cache with room for --seqlen-k keys."
+    about = "Run `attention_decode`: --seqlen queries of each sequence against a cache with room for --seqlen-k keys."
     at_least_0, at_least_1 = Count(0), Count(1)
-    lengths = "Keys that each sequence has in the cache, or all have.  [default: what there is room for]"
+    lengths = "Keys in the cache of each sequence, or one number for all.  [default: a full cache]"
     return (
         click.option("--decode", is_flag=True, is_eager=True, callback=decoding, help=f"{about}  [default then: {own}]"),
         click.option("--cache-seqlens", metavar="N,N,...", help=lengths),
-        click.option("--page-size", metavar="N", type=at_least_1, help="The cache is in pages of N keys, a multiple of 16."),
-        click.option("--append", metavar="N", type=at_least_0, default=0, help="New keys, put behind those of each sequence."),
-        click.option("--tree", is_flag=True, help="With a mask over the newest keys, for drafts that branch."),
-        click.option("--num-splits", metavar="N", type=int, help="Parts of a sequence's keys.  [default: the model's choice]"),
+        click.option("--page-size", metavar="N", type=at_least_1, help="Divide the cache into pages of N keys, a multiple of 16."),
+        click.option("--append", metavar="N", type=at_least_0, default=0, help="New keys to append to those of each sequence."),
+        click.option("--tree", is_flag=True, help="Use a mask over the newest keys, for drafts that branch."),
+        click.option(
+            "--num-splits",
+            metavar="N",
+            type=int,
+            help="Parts into which each sequence's keys are split.  [default: the model's choice]",
+        ),
     )
 
 
@@ -229,13 +238,13 @@ def problem_options(
 ) -> Callable[[Command], Command]:
     """The options that pose a problem; the command gets them as one `Request`, the options that it names itself beside it.
 
-    `algorithm` is --algorithm's default, and `algorithms` are those that the command knows. `backward`: whether it knows the
-    backward pass. `decode`: where it knows decoding, the sizes that are its own.
+    `algorithm` is --algorithm's default, and `algorithms` are those that the command knows. `backward`: True if it knows the
+    backward pass. `decode`: if it knows decoding, its own default sizes.
     """
     paper = "; fa1 is FlashAttention, the paper's" if "fa1" in algorithms else ""
     which = (
-        "What runs; auto is what `attention` runs by default: fa3 (FlashAttention-3) on a Hopper where it is taken to be faster, "
-        f"else fa2 (FlashAttention-2){paper}."
+        "The algorithm; auto is the default of `attention`: fa3 (FlashAttention-3) on a Hopper if the model predicts it to be "
+        f"faster, else fa2 (FlashAttention-2){paper}."
     )
     options = (
         *size_options(seqlen, head_dim),
@@ -254,7 +263,7 @@ def problem_options(
             metavar="fitted|paper|BRxBC",
             help="Block sizes: fitted to the kernel's layout, the paper's formula to the letter, or your own.",
         ),
-        click.option("--lse", is_flag=True, help="With L, the log-sum-exp of each row."),
+        click.option("--lse", is_flag=True, help="Also compute L, the log-sum-exp of each row."),
         *(() if decode is None else decode_options(decode)),
     )
 

@@ -44,18 +44,17 @@ EXAMPLES = examples(
 def predict(request: Request, with_l2: bool, timing: times.Timing, ranks: int | None, split: Split, as_json: bool) -> None:
     """Predict HBM reads and writes.
 
-    By tensor, by the closed form, with the schedule replayed on an SRAM of M bytes beside it; then FlashAttention-3 (on a
-    Hopper), FlashAttention-2, FlashAttention (the paper's, of which Theorem 2 speaks) and standard attention side by side.
+    The bytes of each tensor by the closed form, beside a replay of the schedule on an SRAM of M bytes; then FlashAttention-3 (on a
+    Hopper), FlashAttention-2, FlashAttention (the paper's, the subject of Theorem 2) and standard attention side by side.
 
-    With --decode, of `attention_decode`: how often K and V are read, what partial results and pages take, and what
-    FlashAttention-2 would move instead.
+    With --decode, `attention_decode`: how often K and V are read, the bytes of partial results and pages, and FlashAttention-2's
+    bytes instead.
 
-    With --l2, by a model of the device's L2: what of these bytes comes from DRAM and goes there, and which order of
-    FlashAttention-2's grid is best. With --time, by the planner's model and that one: how long it takes, what binds it, and what
-    benchmarks measured of it.
+    With --l2, by a model of the device's L2: the bytes from and to DRAM, and the best order of FlashAttention-2's grid. With
+    --time, by the planner's model and that one: the time, its limit, and benchmark measurements.
 
-    With --ranks, of `cupyflash.distributed`: bytes on the link and in HBM by rank, the time of steps against that of transfers,
-    from which length on these hide, memory, and whether passing K and V round or gathering them is better.
+    With --ranks, `cupyflash.distributed`: bytes on the link and in HBM by rank, the time of steps against that of transfers, the
+    length from which transfers are hidden, memory, and whether passing K and V round or gathering them is better.
     """
     if ranks is not None:
         if with_l2 or timing.asked or timing.results is not None:

@@ -43,17 +43,17 @@ LINK = click.option(
     callback=bandwidth,
     default=DEFAULT_LINK,
     show_default=True,
-    help="What a rank sends in a second, and receives at the same time: 450GB/s, NVLink of an H100; a network's 400Gb/s.",
+    help="The rate at which a rank sends, and at the same time receives: 450GB/s, NVLink of an H100; a network's 400Gb/s.",
 )
 LAYOUT = click.option(
     "--layout",
     type=click.Choice(LAYOUTS),
     default=LAYOUTS[0],
     show_default=True,
-    help="Which positions a rank holds: two chunks, one from each end inwards, or one.",
+    help="The positions of a rank: two chunks, one from each end inwards, or one chunk.",
 )
-GATHER = click.option("--gather-kv", is_flag=True, help="K and V of all ranks are gathered first instead of going round.")
-RANKS = click.option("--ranks", metavar="P", type=click.IntRange(1, MOST_RANKS), help="The sequence is split over so many devices.")
+GATHER = click.option("--gather-kv", is_flag=True, help="Gather K and V of all ranks first, instead of passing them round.")
+RANKS = click.option("--ranks", metavar="P", type=click.IntRange(1, MOST_RANKS), help="Split the sequence over this many devices.")
 
 
 def split_options(command: Command) -> Command:

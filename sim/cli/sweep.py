@@ -114,7 +114,7 @@ def behind_l2(context: click.Context, param: click.Parameter, value: bool) -> bo
     is_flag=True,
     is_eager=True,
     callback=behind_l2,
-    help="With a model of the L2: bytes of DRAM beside those asked for.  [default then: --algorithm fa2 --tiling fitted]",
+    help="Model the L2: bytes of DRAM beside the requested ones.  [default then: --algorithm fa2 --tiling fitted]",
 )
 @click.option(
     "--over",
@@ -122,38 +122,40 @@ def behind_l2(context: click.Context, param: click.Parameter, value: bool) -> bo
     type=click.Choice((*AXES, sweep_decode.OVER, sweep_ring.OVER)),
     is_eager=True,
     callback=poses,
-    help="What to vary; block-cols varies Bc, and with it M = 4 d Bc; cache the keys of --decode; ranks the devices that a "
-    f"sequence is split over.  [default then: {options_of(LONG_SEQUENCE)}]",
+    help="The axis to vary; block-cols: Bc, and with it M = 4 d Bc; cache: the keys of --decode; ranks: the devices that "
+    f"share a sequence.  [default then: {options_of(LONG_SEQUENCE)}]",
 )
-@click.option("--from", "first", metavar="VALUE", help="Where to begin; sram takes sizes such as 8KB.")
-@click.option("--to", "last", metavar="VALUE", help="Where to end.")
-@click.option("--points", metavar="N", type=click.IntRange(1, 100_000), help="How many values at most.")
-@click.option("--log/--linear", default=None, help="Spaced evenly in the logarithm, or evenly.  [default: log, head-dim: linear]")
+@click.option("--from", "first", metavar="VALUE", help="The first value; sram takes sizes such as 8KB.")
+@click.option("--to", "last", metavar="VALUE", help="The last value.")
+@click.option("--points", metavar="N", type=click.IntRange(1, 100_000), help="The largest number of values.")
+@click.option(
+    "--log/--linear", default=None, help="Space the values evenly in the logarithm, or evenly.  [default: log, head-dim: linear]"
+)
 @problem_options(seqlen=4096, head_dim=64, algorithm="fa1", tiling="paper", decode={})
 @split_options
-@click.option("--format", "form", type=click.Choice(["table", "csv", "json"]), help="What to print.  [default: table]")
-@click.option("--json", "as_json", is_flag=True, help="As --format json.")
-@click.option("--output", metavar="FILE", type=NewFile(), help="Write there instead of to stdout.")
+@click.option("--format", "form", type=click.Choice(["table", "csv", "json"]), help="The output's format.  [default: table]")
+@click.option("--json", "as_json", is_flag=True, help="The same as --format json.")
+@click.option("--output", metavar="FILE", type=NewFile(), help="Write to this file instead of to stdout.")
 @click.option(
     "--plot",
     metavar="FILE",
     type=NewFile((".png", ".svg", ".pdf")),
-    help="Draw a picture too: a .png (which is added where nothing ends the name), .svg or .pdf.",
+    help="Also draw a picture: a .png (added to a name without an ending), .svg or .pdf.",
 )
 @gathered(span=Span, split=Split, report=Report)
 def sweep(request: Request, over: Over, span: Span, split: Split, report: Report) -> None:
     """Count HBM bytes along one axis.
 
-    By the closed forms, beside standard attention and N^2 d^2 / M. The algorithm is FlashAttention and the tiling the paper's
-    own unless --algorithm and --tiling say otherwise: Theorem 2 is about those.
+    By the closed forms, beside standard attention and N^2 d^2 / M. Without --algorithm and --tiling, the algorithm is
+    FlashAttention and the tiling the paper's own, the subjects of Theorem 2.
 
-    With --l2, what of them a model of the device's L2 lets through to DRAM, of the kernels that run.
+    With --l2, the bytes that a model of the device's L2 passes on to DRAM, for the kernels that run.
 
-    Over cache it is `attention_decode`: bytes, splits, thread blocks and partial results by the keys of a full cache, beside
+    Over cache, `attention_decode`: bytes, splits, thread blocks and partial results by the keys of a full cache, beside
     FlashAttention-2's bytes.
 
-    Over ranks it is `cupyflash.distributed`: bytes on the link and in HBM of the busiest rank, its steps' time against their
-    transfers', memory and the share of the ideal, of a ring and of gathered keys.
+    Over ranks, `cupyflash.distributed`: bytes on the link and in HBM of the busiest rank, its steps' time against their transfers',
+    memory and the share of the ideal, for a ring and for gathered keys.
     """
     report.check()
     refuse_swept(request, over)

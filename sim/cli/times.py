@@ -62,15 +62,15 @@ class Timing:
 
 def options(command: Command) -> Command:
     """--time, --roofline and --results."""
-    drawn = "Draw the device's roofs and this problem between them: a .png, .svg or .pdf."
+    drawn = "Draw the device's roofs and this problem below them: a .png, .svg or .pdf."
     file = click.option("--roofline", metavar="FILE", type=NewFile((".png", ".svg", ".pdf")), help=drawn)
-    told = "With a model's times, by part of the device, beside what was measured."
+    told = "Model the times, by part of the device, beside measured ones."
     timed = click.option("--time", "with_time", is_flag=True, help=told)
     folder = click.option(
         "--results",
         metavar="FOLDER",
         type=click.Path(exists=True, file_okay=False, path_type=Path),
-        help="Where benchmarks wrote what --time sets beside the model.  [default: benchmarks/results of a checkout]",
+        help="The folder of benchmark results that --time shows beside the model.  [default: benchmarks/results of a checkout]",
     )
     return timed(file(folder(command)))
 
