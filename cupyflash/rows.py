@@ -49,8 +49,8 @@ class Rows:
         outer = _merged(sorted(axes, key=lambda one: (-abs(one[1]), -abs(one[2]))))
         if len(outer) > len(OUTER_AXES):
             raise ValueError(
-                f"x and out must have at most {len(OUTER_AXES)} axes beside axis {axis} once those that are one in memory are "
-                f"merged, got {len(outer)} from shape {x.shape} and strides {x.strides} bytes: pass x.copy()"
+                f"x and out must have at most {len(OUTER_AXES)} axes beside axis {axis}, after a merge of those that are "
+                f"contiguous in memory, got {len(outer)} from shape {x.shape} and strides {x.strides} bytes: pass x.copy()"
             )
         padding = [(1, 0, 0)] * (len(OUTER_AXES) - len(outer))
         return cls(math.prod(length for length, _, _ in axes), cols, (steps[0], steps[1]), (*padding, *outer))

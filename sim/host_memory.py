@@ -87,8 +87,8 @@ def require_room(need: int, what: str) -> None:
     room = available()
     if need > room:
         raise MemoryError(
-            f"{what} is estimated to need {_shown(need)} of memory, and {_shown(room)} are free here: make it smaller; if you know "
-            f"better, {VARIABLE}=64GB, or inf, says how much it may need"
+            f"{what} is estimated to need {_shown(need)} of memory, and {_shown(room)} are free here: make it smaller, or "
+            f"allow more by {VARIABLE}=64GB (or inf)"
         )
 
 

@@ -274,7 +274,7 @@ def test_wrong_arguments_are_refused_by_name(changed: dict[str, Any], error: typ
         ({"drop": 0.1}, TypeError, "drop"),
         ({"algorithm": "fastest"}, ValueError, "algorithm must be one of auto, "),
         ({"return_dbias": True}, ValueError, "return_dbias is for a call with a bias"),
-        ({"return_dbias": True, "bias": np.ones((20, 28), np.float16), "deterministic": True}, ValueError, "broadcast along"),
+        ({"return_dbias": True, "bias": np.ones((20, 28), np.float16), "deterministic": True}, ValueError, "broadcast bias"),
         ({"deterministic": "yes"}, TypeError, "deterministic must be True or False, got 'yes'"),
         ({"tiling": (16, 256)}, ValueError, "cannot run blocks of 16 x 256"),
         ({"mask": np.ones((20, 27), bool)}, ValueError, "mask must broadcast"),

@@ -339,7 +339,7 @@ def test_profile_tells_it(tmp_path: Path) -> None:
     assert "behind the L2 of T4" in text and re.search(r"x +16,384 +16,384 +0\.0 %", text)
     assert "L1 and time are not modelled" in text
     lone = CliRunner().invoke(main, ["profile", str(tmp_path / "k.cu"), *command[:-3], "--device", "T4"])
-    assert lone.exit_code == 2 and "--device says whose L2: it goes with --l2" in lone.stderr
+    assert lone.exit_code == 2 and "--device chooses the L2 and needs --l2" in lone.stderr
     quiet = sim.profile(Module.from_source('extern "C" __global__ void quiet() {}'), grid=2, block=64, l2=T4)
     assert quiet.to_dict()["l2"]["tensors"].keys() == {"total"} and "DRAM" not in quiet.text()
 

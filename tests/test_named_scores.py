@@ -69,7 +69,11 @@ def test_another_cap_is_the_same_kernel() -> None:
         ),
         ({"alibi_slopes": SLOPES[:3]}, ValueError, "alibi_slopes must have length 4 along axis 0, which h indexes"),
         ({"alibi_slopes": EACH[:1]}, ValueError, "alibi_slopes must have length 2 along axis 0, which b indexes"),
-        ({"softcap": 3.0, "score": Score("2 * s")}, ValueError, r"softcap cannot go with score, .*: put it into the line Score"),
+        (
+            {"softcap": 3.0, "score": Score("2 * s")},
+            ValueError,
+            r"softcap cannot go with score, .*: write it into the expression Score",
+        ),
         ({"alibi_slopes": SLOPES, "score": Score("2 * s")}, ValueError, "alibi_slopes cannot go with score"),
     ],
 )

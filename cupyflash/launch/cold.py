@@ -243,7 +243,7 @@ def _backward(r: Request, device: Device) -> tuple[TileSchedule, Made, Made]:
     if "dout" in arrays:
         problem = replace(problem, alignment=min(problem.alignment, check_rows(arrays, r.rows)))
     if dbias and deterministic and not _spans(bias, problem):
-        raise ValueError(f"deterministic has no sum over what a bias is broadcast along, got shape {bias.shape}")
+        raise ValueError(f"deterministic=True cannot sum the gradient of a broadcast bias, got a bias of shape {bias.shape}")
     if r.options.packed:
         lengths, totals = r.sequences.lengths, r.totals
         schedule: Any = plan_varlen_backward(problem, device, lengths, asked["tiling"], deterministic=deterministic, totals=totals)

@@ -28,7 +28,7 @@ def pose(arrays: Mapping[str, Any], options: Options) -> tuple[Problem, Cache]:
     for name, array in operands.items():
         check_operand(name, array, q)
     if q.ndim != 4 or not q.shape[2]:
-        raise ValueError(f"q must be (b, h, n_q, d) with a query at least, got shape {q.shape}")
+        raise ValueError(f"q must be (b, h, n_q, d) with at least one query, got shape {q.shape}")
     batch, heads, n_q, d = q.shape
     if k_cache.shape[-1] != d:
         raise ValueError(f"k_cache must have q's head dimension {d}, got shape {k_cache.shape}")
@@ -97,7 +97,7 @@ def check_table(batch: int, table: Array) -> None:
 def _check_paged(batch: int, k_cache: Array, table: Array) -> None:
     check_table(batch, table)
     if not k_cache.shape[0]:
-        raise ValueError(f"k_cache must have a page at least, got shape {k_cache.shape}")
+        raise ValueError(f"k_cache must have at least one page, got shape {k_cache.shape}")
     if not k_cache.shape[2] or k_cache.shape[2] % PAGE_STEP:
         what = f"(pages, h_kv, page_size, d) with a page_size that is a multiple of {PAGE_STEP}"
         raise ValueError(f"k_cache must be {what}, got shape {k_cache.shape}")
@@ -129,7 +129,7 @@ def check_contents(arrays: Mapping[str, Any]) -> None:
     for length in lengths.tolist():
         if not 0 <= length <= room - added:
             new = f" less the {added} new ones" if added else ""
-            raise ValueError(f"cache_seqlens must be between 0 and {room - added}, what the cache has room for{new}, got {length}")
+            raise ValueError(f"cache_seqlens must be between 0 and {room - added}, the cache's room{new}, got {length}")
     if isinstance(table, np.ndarray):
         check_pages(table, lengths.tolist(), added, page, k_cache.shape[0])
 

@@ -26,7 +26,9 @@ def one_score(score: Score | None, softcap: float | None, alibi_slopes: Any | No
         return score
     if score is not None:
         other = "softcap" if softcap is not None else "alibi_slopes"
-        raise ValueError(f"{other} cannot go with score, which says all that becomes of a score: put it into the line {score!r}")
+        raise ValueError(
+            f"{other} cannot go with score, which is the whole function of a score: write it into the expression {score!r}"
+        )
     capped = None if softcap is None else _softcap(_checked_softcap(softcap))
     if alibi_slopes is None:
         return capped

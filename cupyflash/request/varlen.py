@@ -106,7 +106,7 @@ def _lengths(side: str, cu_seqlens: Any, total: int, longest: int | None) -> tup
             return None, int(longest)
     if not isinstance(cu_seqlens, np.ndarray) and capturing():
         raise ValueError(
-            f"max_seqlen_{side} must be given while a CUDA graph is captured: to look into cu_seqlens_{side} waits for the GPU"
+            f"max_seqlen_{side} must be given while a CUDA graph is captured: reading cu_seqlens_{side} would wait for the GPU"
         )
     found = cu_seqlens.tolist()  # from a GPU, this waits
     lengths = tuple(end - begin for begin, end in pairwise(found))

@@ -230,7 +230,7 @@ def packed_totals(problem: Problem, seqlens: Seqlens | None, totals: tuple[int, 
     if not whole or len(totals) != 2:
         raise ValueError(f"totals must be (queries, keys) of all sequences together, got {totals!r}")
     if seqlens is not None and totals != added:
-        raise ValueError(f"totals must be what seqlens add up to, got {totals!r}")
+        raise ValueError(f"totals must be the sums of seqlens, got {totals!r}")
     return Packed(problem.batch, *totals)
 
 

@@ -45,7 +45,7 @@ def explain(request: Request, everything: bool, as_json: bool) -> None:
     With --decode, `attention_decode`: the number of splits of the keys, and the bytes in flight.
     """
     if request.backward and request.algorithm != "fa2":
-        raise click.BadParameter(f"--backward is explained of fa2, got {request.algorithm!r}", param_hint="--algorithm")
+        raise click.BadParameter(f"--backward explains fa2 only, got {request.algorithm!r}", param_hint="--algorithm")
     schedule = request.schedule()
     if isinstance(schedule, DecodeSchedule):
         explain_decode.explain(request, schedule, as_json)

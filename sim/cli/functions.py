@@ -64,7 +64,7 @@ class Functions:
             made[name] = (Score if name == "score" else Mask)(text, **{one: values[one] for one in values.keys() - others})
         score = made.get("score")
         if score is not None and options["alibi"]:
-            raise click.UsageError("--alibi cannot go with --score, which says all that becomes of a score")
+            raise click.UsageError("--alibi cannot go with --score, which is the whole function of a score")
         score = one_score(score, options["softcap"], np.ones(1, np.float32) if options["alibi"] else None)
         numbers = {} if score is None else score.numbers  # softcap's
         return cls(score, made.get("mask_function"), {**numbers, **{one: it for one, it in values.items() if not _is_drawn(it)}})
@@ -122,7 +122,7 @@ def _captured(texts: Sequence[str], captures: Sequence[str]) -> dict[str, Any]:
     for capture in captures:
         name, equals, what = (part.strip() for part in capture.partition("="))
         if not (name.isidentifier() and equals) or name in found:
-            raise click.BadParameter(f"a name once, and what it is: slope=float32, say; got {capture!r}", param_hint="--capture")
+            raise click.BadParameter(f"NAME=WHAT, each name once, such as slope=float32; got {capture!r}", param_hint="--capture")
         if what in ELEMENTS:
             axes = max((_axes(each, name) for each in texts), default=0)
             found[name] = np.ones((1,) * axes, DTYPES[what] if what == "bfloat16" else what).view(_Drawn)

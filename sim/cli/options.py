@@ -47,7 +47,7 @@ def find_device(context: click.Context, param: click.Parameter, value: str) -> D
 def a_number(context: click.Context, param: click.Parameter, value: float) -> float:
     """A number that is none is no limit either."""
     if math.isnan(value):
-        raise click.BadParameter("nan is no number of seconds; inf is no limit", context, param)
+        raise click.BadParameter("nan is not a number of seconds; write inf for no limit", context, param)
     return value
 
 
@@ -429,7 +429,7 @@ def refuse_longer(estimate: float, max_seconds: float) -> None:
     """UsageError for what is estimated to take longer than --max-seconds."""
     if estimate > max_seconds:
         raise click.UsageError(
-            f"this is estimated to take {estimate:,.0f} s, over --max-seconds {max_seconds:g}: make it smaller, or allow it"
+            f"this is estimated to take {estimate:,.0f} s, over --max-seconds {max_seconds:g}: make it smaller, or raise the limit"
         )
 
 

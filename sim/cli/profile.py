@@ -174,7 +174,7 @@ def profile(source: Source, launch: Launch, report: Report, behind: Behind) -> N
 
     asked = click.get_current_context().get_parameter_source("device")
     if asked is ParameterSource.COMMANDLINE and not behind.l2:
-        raise click.UsageError("--device says whose L2: it goes with --l2 (--arch is what to compile for)")
+        raise click.UsageError("--device chooses the L2 and needs --l2 (--arch chooses what to compile for)")
     if not launch.spec.strip():
         raise click.BadParameter("'' is neither a file nor JSON", param_hint="--args")
     arguments = read_arguments(launch.spec)

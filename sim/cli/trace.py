@@ -30,7 +30,7 @@ BACKWARD, DETERMINISTIC = "backward", "deterministic"  # behind an algorithm's n
 SIDE_BY_SIDE = ("standard", "fa1", "fa2")
 # A cache of which a few thread blocks have all, in more than one split
 SMALL = {"seqlen_k": 192, "head_dim": 64, "batch": 2, "heads": 4, "kv_heads": 2, "num_splits": 2}
-ASKED = "The algorithms to play side by side; fa2-backward, say, plays gradients beside forwards.  [default: --algorithm; standard,fa1,fa2]"
+ASKED = "Algorithms to play side by side; fa2-backward plays gradients beside forwards.  [default: --algorithm; standard,fa1,fa2]"
 
 
 @click.command(epilog=EXAMPLES)

@@ -50,7 +50,7 @@ def measured(schedule: TileSchedule, folder: Path = RESULTS) -> tuple[Measured, 
                 if line["kind"] == "measurement" and is_of(schedule, case, run, line):
                     found.append(measurement(run, line, file))
             except (KeyError, TypeError, ValueError) as error:
-                raise ValueError(f"{file.name}, line {number}: no measurement of a benchmark's: {error!r}") from None
+                raise ValueError(f"{file.name}, line {number}: not a benchmark's measurement: {error!r}") from None
     return tuple(sorted(found, key=lambda each: each.date, reverse=True))
 
 
@@ -79,10 +79,10 @@ def numbered(file: Path) -> Iterator[tuple[int, dict[str, Any]]]:
             line = json.loads(text)
         except ValueError:
             if number < len(lines):
-                raise ValueError(f"{file.name}, line {number}: no JSON: {text[:80]!r}") from None
+                raise ValueError(f"{file.name}, line {number}: not JSON: {text[:80]!r}") from None
             return
         if not isinstance(line, dict) or not isinstance(line.get("kind"), str):
-            raise ValueError(f"{file.name}, line {number}: no record of a benchmark, an object with its kind: {text[:80]!r}")
+            raise ValueError(f"{file.name}, line {number}: not a benchmark's record, an object with a kind: {text[:80]!r}")
         yield number, line
 
 

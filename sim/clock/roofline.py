@@ -31,7 +31,7 @@ def draw_roofline(found: Times, problem: str, device: str) -> Figure:
     Raises ImportError without matplotlib, ValueError where nothing is computed, or the device's peak or bandwidth is not known.
     """
     if not found.flops:
-        raise ValueError("a roofline needs a problem that has keys to see: nothing is computed here")
+        raise ValueError("a roofline needs a problem in which rows see keys: this one computes nothing")
     if found.peak is None or found.bandwidth is None:
         raise ValueError(f"a roofline needs the peak and the bandwidth of {device}, which are not known")
     figure, axes = log_log()

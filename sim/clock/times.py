@@ -114,7 +114,7 @@ def times(schedule: TileSchedule, given: Given | None = None) -> Times:
     require_schedule(schedule, Schedule, "plan")
     if not isinstance(schedule, Fa2Schedule | Fa2BackwardSchedule | DecodeSchedule):
         raise ValueError(
-            "times are modelled of the forward of 'fa2' and 'fa3', of fa2's backward and of decoding, got "
+            "times are modelled for the forward of 'fa2' and 'fa3', fa2's backward and decoding, got "
             f"{schedule.algorithm!r}{', backward' * isinstance(schedule, BackwardSchedule)}"
         )
     behind, p, device = l2.run(schedule, given=given), schedule.problem, schedule.device

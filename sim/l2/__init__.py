@@ -135,7 +135,7 @@ def require_followed(schedule: TileSchedule, order: Order) -> None:
     if isinstance(schedule, VarlenSchedule | VarlenBackwardSchedule) and schedule.seqlens is None:
         full = p.batch * p.seqlen_q, p.batch * p.seqlen_k
         if (schedule.packed.total_q, schedule.packed.total_k) != full:
-            raise ValueError("the L2 model needs the lengths of packed sequences: seqlens, where they are not all the longest")
+            raise ValueError("the L2 model needs the lengths of packed sequences (seqlens), unless all are the longest")
     if min(p.head_count, p.seqlen_q) == 0:
         raise ValueError("the L2 model needs a row: batch, heads and seqlen_q of at least 1")
 
