@@ -133,7 +133,7 @@ class Job:
 
 
 def variants(algorithm: str, dtype: str, d: int, turn: int, everything: bool) -> list[Variant]:
-    """Which masks and copies to compile, of the 32 that there are."""
+    """The masks and copies to compile, of the 32 combinations."""
     if everything:
         chosen = [tuple(name for bit, name in enumerate(MASKS) if number >> bit & 1) for number in range(1 << len(MASKS))]
         return [(masks, narrow) for masks in chosen for narrow in (False, True)]
@@ -348,14 +348,14 @@ def softmax_schedules(device: Device) -> Iterator[tuple[str, Schedule]]:
 
 
 def sum_schedules(device: Device) -> Iterator[tuple[str, Schedule]]:
-    """What adds a call's results to the sums of a ring: rows that a warp's lanes go through evenly, and not."""
+    """The schedules that add a call's results to the sums of a ring: rows that a warp's lanes divide evenly, and not."""
     for dtype, d in (("float16", 128), ("bfloat16", 36), ("float32", 200)):
         if dtype != "bfloat16" or device.compute_capability >= (8, 0):
             yield f"sums of a ring {dtype} d_v {d}", AddStateSchedule(1000, d, dtype, device)
 
 
 def jobs(everything: bool = False) -> list[Job]:
-    """What there is to compile, each program once for an architecture."""
+    """The programs to compile, each once for an architecture."""
     programs: dict[tuple[Any, ...], Job] = {}
     for device in DEVICES:
         for label, schedule in (
@@ -429,7 +429,7 @@ def table(found: list[tuple[Job, Resources]]) -> Iterator[str]:
 
 
 def rows(found: list[tuple[Job, Resources]]) -> list[dict[str, Any]]:
-    """For JSON: every compiled kernel."""
+    """Every compiled kernel, for JSON."""
     return [{"for": job.label, "device": job.device.name, "sm": job.device.sm} | asdict(needs) for job, needs in found]
 
 
@@ -437,7 +437,7 @@ BY_HAND = "<!-- by hand from here on -->"
 
 
 def documented(path: Path) -> str:
-    """What docs/kernels.md is to be: the tables anew, and behind them what was written by hand."""
+    """The text of docs/kernels.md: the tables anew, and the part after them that was written by hand."""
     before = path.read_text() if path.exists() else ""
     return "\n".join(markdown()) + "\n" + (f"\n{BY_HAND}{before.partition(BY_HAND)[2]}" if BY_HAND in before else "")
 
