@@ -35,7 +35,7 @@ def together(comm: Communicator, make: Callable[[], Made], say: Callable[[Made],
 
 
 def require_alike(told: list[Mapping[str, str]]) -> None:
-    """ValueError for the first thing in which ranks differ: what each says of it."""
+    """ValueError for the first value in which ranks differ, with the value of each."""
     for name in dict.fromkeys(name for each in told for name in each):
         values: dict[str, list[int]] = {}
         for rank, each in enumerate(told):
@@ -53,7 +53,7 @@ def _ranks(ranks: list[int]) -> str:
 
 
 class Watch:
-    """Keeps what goes wrong in the middle of a call, while messages still have to be passed on."""
+    """Keeps an error in the middle of a call, while messages still have to be passed on."""
 
     def __init__(self) -> None:
         self.error: Exception | None = None

@@ -88,7 +88,8 @@ class PieceCalls:
     gpu: bool
 
     def aligned(self, piece: Stretch) -> Stretch:
-        """A piece that begins where dropout's generator may be cut. The rows and keys before see nothing, for their position."""
+        """A piece that begins where dropout's generator may be cut. By their position, the rows and keys before the piece see
+        nothing."""
         before = piece.row % ROW_GROUP, piece.key % KEY_GROUP
         if self.asked.dropout is None or before == (0, 0):
             return piece
@@ -104,7 +105,7 @@ class PieceCalls:
         return self._own(piece, self._calls(piece)[0](self._forward(piece, q, k, v)))
 
     def prepare_forward(self, piece: Stretch, q: Any, k: Any, v: Any) -> None:
-        """Plan and compile for it; of the arrays only the layouts count, and what functions have captured."""
+        """Plan and compile for it; only the layouts of the arrays matter, and the captured values of functions."""
         compile_first(self._calls(piece)[0], self._forward(piece, q, k, v))
 
     def backward(self, piece: Stretch, rows: Mapping[str, Any], k: Any, v: Any) -> tuple[Any, ...]:

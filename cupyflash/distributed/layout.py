@@ -39,7 +39,7 @@ def part_length(part: Part) -> int:
 
 
 class Chunk(NamedTuple):
-    """A stretch of the positions that a rank holds, with where it begins in the rank's part."""
+    """A stretch of the positions that a rank holds, and its begin in the rank's part."""
 
     positions: range
     start: int

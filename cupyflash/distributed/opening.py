@@ -117,7 +117,7 @@ class Call:
 
     @classmethod
     def opened(cls, comm: Communicator, check: Callable[[], Checked]) -> Call:
-        """The opening exchange: what is wrong on a rank, and what ranks differ in, is raised on all of them."""
+        """The opening exchange: a mistake on a rank, and a difference between ranks, is raised on all of them."""
         with taking_part(comm):
             checked, told = together(comm, check, lambda checked: checked.said)
         require_alike([each["alike"] for each in told])
@@ -177,7 +177,7 @@ class Call:
 
 
 def require_parts(name: str, lengths: list[int], layout: str) -> None:
-    """ValueError unless ranks hold what a layout gives them."""
+    """ValueError unless ranks hold the parts of the layout."""
     wanted = [part_length(part) for part in parts(sum(lengths), len(lengths), layout)]
     for rank, (length, want) in enumerate(zip(lengths, wanted, strict=True)):
         if length != want:

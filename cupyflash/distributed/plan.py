@@ -62,19 +62,19 @@ class Step(NamedTuple):
 class RingPlan:
     """Attention of n_q queries and n_k keys over `ranks` ranks that each hold their part by `layout`.
 
-    What row r sees is `attention`'s, over the whole sequence: `causal` and `window` are aligned bottom-right, to position
-    r + n_k - n_q. Rank r computes at step i with K and V of rank r - `shifts[i]` (modulo the ranks), its own first. Between step i
-    and the next each rank hands what it holds to rank r + `shifts[i + 1]` - `shifts[i]`. A shift at which no rank sees anything is
-    left out, so that a window ends the ring early; all ranks have the same number of steps.
+    Rows see the keys that they see in `attention` over the whole sequence: `causal` and `window` are aligned bottom-right, for row
+    r to position r + n_k - n_q. Rank r computes at step i with K and V of rank r - `shifts[i]` (modulo the ranks), its own first.
+    Between step i and the next each rank sends the K and V that it has to rank r + `shifts[i + 1]` - `shifts[i]`. A shift at which
+    no rank sees anything is left out, so that a window ends the ring early; all ranks have the same number of steps.
 
-    In the backward dK and dV, in float32, are handed on with K and V from the second step on, and after the last step to their
-    owner, rank r - `shifts[-1]`; what the owner computed at its first step, it keeps and adds.
+    In the backward dK and dV, in float32, travel with K and V from the second step on, and after the last step to their owner, rank
+    r - `shifts[-1]`; an owner keeps the results of its first step and adds them.
 
     `gather`: all ranks' K and V are there at once, in the order of positions. There is one step, whose source is the rank itself,
     and its pieces' `keys` are positions.
 
-    `by_position`: scores depend on positions (score and mask functions, dropout), so that the rows of a piece, and its keys, have
-    positions one behind the other. Without, a piece joins chunks where the masks of a call allow it.
+    `by_position`: scores depend on positions (score and mask functions, dropout), so the rows of a piece, and its keys, have
+    consecutive positions. Without it a piece joins chunks if the masks of a call allow it.
     """
 
     n_q: int
@@ -152,7 +152,7 @@ def plan_ring(
     gather: bool = False,
     by_position: bool = False,
 ) -> RingPlan:
-    """The plan for these, checked. TypeError or ValueError that names the argument, its value and what is allowed."""
+    """The checked plan for these arguments. TypeError or ValueError that names the argument, its value and the allowed values."""
     n_q, n_k = checked_size("n_q", n_q), checked_size("n_k", n_k)
     parts(0, checked_ranks(ranks), layout)
     require_flag("gather", gather)
@@ -194,7 +194,7 @@ class _Band(NamedTuple):
         return first, (self.keys.stop if self.far is None else min(self.keys.stop, i + self.far + 1))
 
     def turns(self) -> set[int]:
-        """Rows between which what is seen is linear in i."""
+        """Rows between which the visible keys are linear in i."""
         at = {self.rows.start, self.rows.stop - 1}
         at |= set() if self.near is None else {self.keys.start - self.near}
         return at | (set() if self.far is None else {self.keys.stop - 1 - self.far})
@@ -209,7 +209,7 @@ class _Band(NamedTuple):
 
 
 def _trimmed(rows: range, keys: range, near: int | None, far: int | None) -> tuple[range, range, int | None, int | None] | None:
-    """Rows and keys without those that see and are seen by none, and the limits that are any; None where nothing is seen."""
+    """Rows and keys without those that see nothing and are seen by none, and the effective limits; None if nothing is seen."""
     i0, i1, j0, j1 = rows.start, rows.stop, keys.start, keys.stop
     i0 = i0 if far is None else max(i0, j0 - far)
     i1 = i1 if near is None else min(i1, j1 - near)
@@ -254,15 +254,15 @@ def _compared(rows: range, *bands: _Band) -> set[int]:
 
 
 def _both(a: _Band, b: _Band, i: int) -> tuple[int, int] | None:
-    """The keys that row i sees in either; None where they are not one behind the other."""
+    """The keys that row i sees in either band; None if they are not consecutive."""
     seen = [band.seen(i) for band in (a, b) if i in band.rows]
     return None if any(left[1] != right[0] for left, right in pairwise(seen)) else (seen[0][0], seen[-1][1])
 
 
 def piece_of(rows: range, keys: range, position: tuple[int, int], at: int, reach: Window) -> Piece | None:
-    """The call for a stretch of rows and one of keys, of which row i's own key is i + `at`; None where none sees any.
+    """The call for a stretch of rows and one of keys, if row i's own key is i + `at`; None if no row sees a key.
 
-    `position`: of row 0 and key 0, so to say: what is to be added to get from either to a position.
+    `position`: the offsets from row and key numbers to positions in the sequence.
     """
     near, far = (None if reach[0] is None else at - reach[0]), (None if reach[1] is None else at + reach[1])
     seen = _trimmed(rows, keys, near, far)

@@ -1,4 +1,4 @@
-"""The ring itself: K and V of the next step travel while this one computes, and what comes of them is summed in float32."""
+"""The ring itself: K and V of the next step travel while this one computes, and the results are summed in float32."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Made = TypeVar("Made")
 
 
 class Buffers:
-    """Room for one part of each of some tensors, several times: what comes goes in one while another is used."""
+    """Buffers for one part of each of some tensors, several times: one receives while another is used."""
 
     def __init__(self, xp: Any, like: Sequence[Any], dtypes: Sequence[Any], lengths: Sequence[int], slots: int) -> None:
         self._shapes, self._lengths = [array.shape for array in like], lengths
@@ -134,7 +134,7 @@ class Ring:
             self.watch.run(lambda source=source: self.put(source, self.arriving[source]))  # type: ignore[misc]
 
     def put(self, rank: int, arrays: Sequence[Any]) -> None:
-        """A rank's part of K and V to where it belongs among all keys."""
+        """Put a rank's part of K and V at its place among all keys."""
         start = 0
         for chunk in self.plan.k_parts[rank]:
             for whole, array in zip(self.gathered, arrays, strict=True):
@@ -152,7 +152,7 @@ def row_sums(ring: Ring, q: Any) -> tuple[Any, Any]:
 
 
 def run_forward(ring: Ring, q: Any, sinks: Any | None, shaped: Callable[[Any], Any] = lambda out: out) -> tuple[Any, Any]:
-    """O, in q's dtype and `shaped` as it is returned, and L of this rank's rows."""
+    """O, in q's dtype and made by `shaped`, and L of this rank's rows."""
     xp, watch = ring.xp, ring.watch
     out, lse = row_sums(ring, q)
 

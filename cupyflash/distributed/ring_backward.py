@@ -1,4 +1,4 @@
-"""Gradients over ranks: dK and dV go round behind K and V, in float32, and end with their owner; dQ stays."""
+"""Gradients over ranks: dK and dV follow K and V round the ring, in float32, and end with their owner; dQ stays."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from cupyflash.distributed.ring import Buffers, Ring
 class KeySums:
     """dK and dV of the keys that are there, on their way round.
 
-    What its own keys get at the first step a rank keeps; from the second step on the sums of others come, and are handed on.
+    A rank keeps the results for its own keys at the first step; from the second step on the sums of others arrive, and are passed
+    on.
     """
 
     def __init__(self, ring: Ring) -> None:
@@ -97,8 +98,8 @@ def sums(ring: Ring, q: Any) -> tuple[Any, KeySums | GatheredSums]:
 def run_backward(
     ring: Ring, rows: Mapping[str, Any], sinks: Any | None, shaped: Callable[[Any], Any] = lambda gradient: gradient
 ) -> tuple[Any, ...]:
-    """dQ, dK and dV of this rank's parts, in their dtypes and `shaped` as they are returned; with sinks what its rows give of their
-    gradient."""
+    """dQ, dK and dV of this rank's parts, in their dtypes and made by `shaped`; with sinks also the part of their gradient from its
+    rows."""
     xp, watch = ring.xp, ring.watch
     dq, of_keys = sums(ring, rows["q"])
 

@@ -28,9 +28,9 @@ def shard(x: Any, comm: Any, layout: str = "zigzag", axis: int = -2) -> Any:
 
 
 def unshard(x: Any, comm: Any, layout: str = "zigzag", axis: int = -2) -> Any:
-    """The whole array, on each rank, of which each gives its part: what `shard` has cut.
+    """Return the whole array, on each rank, from the parts that `shard` cut: each rank gives its own.
 
-    Raises on every rank ValueError for parts that do not go together, before anything is sent.
+    A mistake on one rank is a ValueError on all, before anything is sent.
     """
     communicator = as_communicator(comm)
     with taking_part(communicator):

@@ -1,4 +1,4 @@
-"""Adds what a call made of some keys to the sums over the keys before."""
+"""The addition of a call's results for some keys to the sums over earlier keys."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ from cupyflash.distributed.communicator import RankFailed
 from cupyflash.distributed.layout import checked_ranks
 
 AGAIN_SECONDS = 1.0
-"""After which ranks are interrupted again: Python ignores what is raised while it takes an object apart."""
+"""Seconds after which ranks are interrupted again: Python ignores an exception that is raised while it destroys an object."""
 
 
 def threads(ranks: int, function: Callable[..., Any], *arguments: Any) -> list[Any]:
@@ -58,7 +58,7 @@ def threads(ranks: int, function: Callable[..., Any], *arguments: Any) -> list[A
     started: list[tuple[threading.Thread, threading.Lock]] = []
 
     def wait() -> None:
-        """Without `join`, since a thread whose `join` was interrupted counts as one that has ended (CPython 3.11)."""
+        """Wait for a thread without `join`, since a thread whose `join` was interrupted counts as ended (CPython 3.11)."""
         for rank, (thread, busy) in enumerate(started):
             while rank not in ended:
                 if not busy.acquire(timeout=AGAIN_SECONDS) and meeting.interrupted:

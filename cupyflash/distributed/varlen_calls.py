@@ -1,4 +1,4 @@
-"""The calls that a rank makes of packed sequences: of whole ones together, and of what is cut by ranks."""
+"""The calls that a rank makes of packed sequences: whole sequences together, and cut ones."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ OF_PACKED = ("b", "row", "k")
 class VarlenCalls(PieceCalls):
     """The pieces of a `VarlenPlan`. Arrays have their heads first, as those of `PieceCalls`.
 
-    Dropout's generator goes by groups of 32 rows and 16 keys of a sequence, and a rank's part of one may begin within a group. A
-    call then has rows and keys of zeros ahead of its own, as many as the group has before them, which a mask takes out; what it
-    makes of them is dropped.
+    Dropout's generator works on groups of 32 rows and 16 keys of a sequence, and a rank's part of a sequence may begin within a
+    group. A call then has rows and keys of zeros before its own, as many as the group has before them. A mask removes them, and
+    their results are dropped.
     """
 
     plan: Any
@@ -84,7 +84,7 @@ class VarlenCalls(PieceCalls):
         return piece.row % ROW_GROUP, piece.key % KEY_GROUP
 
     def _behind(self, array: Any, more: int, value: float) -> Any:
-        """An array (h, n, d) behind so many rows of a value."""
+        """An array (h, n, d) with `more` rows of `value` before it."""
         xp = sys.modules["cupy"] if self.gpu else np
         made = xp.full((*array.shape[:-2], more + array.shape[-2], array.shape[-1]), value, array.dtype)
         made[..., more:, :] = array

@@ -31,7 +31,7 @@ class Cut(NamedTuple):
 
 
 class Packed(NamedTuple):
-    """A call of packed attention: whole sequences one behind the other, from number `sequence` on, with their bounds."""
+    """A call of packed attention: consecutive whole sequences, from number `sequence` on, with their bounds."""
 
     rows: range
     keys: range
@@ -126,7 +126,7 @@ class VarlenPlan:
             yield Cut(*found, sequence, n_q, n_k)
 
     def _packed(self, rows: Chunk, keys: Chunk, run: list[int]) -> Iterator[Packed]:
-        """Sequences of a run that are one behind the other among the keys, too: those between them without rows have no keys."""
+        """Sequences of a run that are consecutive among the keys, too: those between them without rows have no keys."""
         while run:
             first, last = run[0], run[0]
             for number in run[1:]:

@@ -113,7 +113,7 @@ def require_schedule(schedule: object, kind: type[Any], maker: str, but: tuple[t
 class TileSchedule(Schedule):
     """A problem, a device, an algorithm's tiling, and all that follows from the three.
 
-    `results` are the tensors that the kernels make. `lse` says whether L, the log-sum-exp of each row, is written.
+    `results` are the tensors that the kernels make. `lse`: True if L, the log-sum-exp of each row, is written.
     """
 
     results: ClassVar[tuple[str, ...]] = ("O", "L")
@@ -144,7 +144,8 @@ class TileSchedule(Schedule):
         return self.problem.seqlen_q, self.problem.seqlen_k
 
     def sharing(self, kernel: str) -> int | None:
-        """Thread blocks of a kernel that the planner lets share a multiprocessor; None where it leaves that to their sizes."""
+        """The number of a kernel's thread blocks that share a multiprocessor by the planner's choice; None if their sizes
+        decide."""
         return None
 
     def tile_walks(self, parts: tuple[Part, ...]) -> Iterator[Walk]:
@@ -167,17 +168,17 @@ class TileSchedule(Schedule):
 
     @property
     def together(self) -> Packed | None:
-        """The sequences that are packed along one axis, where they are."""
+        """The sequences that are packed along one axis, if they are."""
         return None
 
     @property
     def state_words(self) -> int | None:
-        """Words of shared memory that a bit of each tile that a thread block may visit takes; None where none are skipped."""
+        """Words of shared memory for a bit of each tile that a thread block may visit; None if none are skipped."""
         return None
 
     @property
     def mask_tiles(self) -> tuple[MaskTiles, ...]:
-        """The tiles of a mask whose states its kernels are given, so that they skip the empty ones."""
+        """The mask's tiles whose states its kernels read, so that they skip the empty ones."""
         made, words = MaskTiles(self.problem, (self.block_rows, self.block_cols), packed=self.together), self.state_words
         fits = words is not None and 8 * words <= mask_tiles.MOST_STATE_BYTES
         return (made,) if self.problem.options.masked and fits and made.count <= mask_tiles.MOST_TILES else ()
@@ -315,8 +316,8 @@ def element_constants(problem: Problem, with_derivative: bool = False, by_tiles:
 
 
 def attention_params(*own: Field, maps: tuple[str, ...] = ()) -> Params:
-    """The struct of an algorithm's kernels: what all of them are given, and fields of its `own`; with tensor `maps` in place of
-    Q, K, V and O where it has any."""
+    """The struct of an algorithm's kernels: the fields that all of them have, and fields of its `own`; with tensor `maps` in place
+    of Q, K, V and O if it has any."""
     tensors = (*params.arrays("const Element", params.ROWS, "QKV"), Field("O", "Element", params.ROWS))
     return Params(
         (
@@ -342,8 +343,8 @@ def tile_constants(schedule: TileSchedule) -> tuple[tuple[str, int | str], ...]:
 
 @lru_cache(maxsize=256)
 def with_captured(struct: Params, functions: tuple[score.Form | None, ...], tiles: tuple[str, ...] = ()) -> Params:
-    """A struct with the states of a mask's tiles, and with what functions have captured: arrays before the first pointer, which C
-    aligns as Python does, behind maps."""
+    """A struct with the states of a mask's tiles and the captured values of functions: arrays before the first pointer, which C
+    aligns as Python does, after maps."""
     forms = [form for form in functions if form is not None]
     if not forms and not tiles:
         return struct

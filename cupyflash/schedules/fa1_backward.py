@@ -93,7 +93,7 @@ def fit(problem: Problem, device: Device) -> TileSize:
 class Fa1BackwardSchedule(BackwardSchedule):
     """Algorithm 4's schedule. dQ is float32 in HBM between visits: dQ_acc for half types, dQ itself for float32.
 
-    It is deterministic as it is: a thread block sums for all row blocks of its key head, in their order.
+    It is always deterministic: a thread block sums for all row blocks of its key head, in their order.
     """
 
     algorithm: ClassVar[str] = "fa1"

@@ -28,7 +28,7 @@ BLOCK = 25_000
 
 
 def main_fmas(d: int, dv: int, launch: Launch, dq: bool) -> int:
-    """FMAs of a score in a launch of the main kernel: S, and dV; or dP, dK and, where atomics sum it, dQ."""
+    """FMAs of a score in a launch of the main kernel: S, and dV; or dP, dK and, if atomics sum it, dQ."""
     return d + launch.dv * dv + launch.dk * (dv + d + dq * d)
 
 
@@ -40,8 +40,7 @@ def query_fmas(d: int, dv: int) -> int:
 def column_parts(
     problem: Problem, device: Device, blocks: tuple[int, int], warps: Warps, launch: Launch, dq: bool
 ) -> dict[str, float]:
-    """Clocks of one multiprocessor for a row block's visit to a column block (Br x Bc), by what they are spent on. `dq`: dQ is
-    summed by atomics."""
+    """Clocks of one multiprocessor for a row block's visit to a column block (Br x Bc), by unit. `dq`: True if atomics sum dQ."""
     p, (rows, cols) = problem, blocks
     d, dv, size = padded_dim(p.head_dim), padded_dim(p.head_dim_v), p.itemsize
     dq = dq and launch.dk
@@ -62,7 +61,7 @@ def column_parts(
 
 
 def query_parts(problem: Problem, device: Device, blocks: tuple[int, int], warps: Warps) -> dict[str, float]:
-    """The same for the kernel of dQ by itself: a column block's turn of a row block."""
+    """The same for the kernel of dQ alone: a column block's turn of a row block."""
     p, (rows, cols) = problem, blocks
     d, dv, size = padded_dim(p.head_dim), padded_dim(p.head_dim_v), p.itemsize
     in_regs = warps.own == 2 * GRANULE and warps.beside == 1 and d <= 64
@@ -94,6 +93,6 @@ def _parts(
 
 
 def turn(parts: Mapping[str, float], warps: int, resident: int) -> float:
-    """Clocks in which so many thread blocks of a multiprocessor, of so many warps each, all go one turn further."""
+    """Clocks in which `together` thread blocks of a multiprocessor, of `warps` warps each, all advance by one turn."""
     serial = sum(clocks for name, clocks in parts.items() if name in ("tensor", "FMA", "exp", "float32"))
     return max(OF_BUSIEST * resident * max(parts.values()), serial * max(1.0, PARTITIONS / warps) + TILE_LATENCY)

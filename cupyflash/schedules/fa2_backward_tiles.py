@@ -1,4 +1,4 @@
-"""The blocks of FlashAttention-2's backward kernels: what they need of SRAM and registers, and which are taken."""
+"""The blocks of FlashAttention-2's backward kernels: their needs of SRAM and registers, and the choice among them."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Warps:
     beside: int = 1
 
     def count(self, rows: int) -> int:
-        """Warps of a thread block that has so many rows."""
+        """Warps of a thread block with `rows` rows."""
         return rows // self.own * self.beside
 
     def of(self, rows: int, what: str) -> str:
@@ -61,7 +61,7 @@ class Launch:
 
 
 def launches(problem: Problem) -> tuple[Launch, ...]:
-    """dK and dV together, or one after the other where a warp's registers do not hold both."""
+    """The launches of dK and dV: together, or one after the other if a warp's registers do not hold both."""
     if padded_dim(problem.head_dim) + padded_dim(problem.head_dim_v) <= MOST_ACCUMULATORS[problem.itemsize]:
         return (Launch(dk=True, dv=True),)
     return Launch(dk=False, dv=True), Launch(dk=True, dv=False)
@@ -79,7 +79,7 @@ def row_lanes(problem: Problem) -> int:
 
 
 def block_mask_column_bytes(problem: Problem, block_rows: int) -> int:
-    """Bytes for what the block mask says of a column block, of each query head of a group, a bit a block in words of 32."""
+    """Bytes for the block mask's bits of a column block, for each query head of a group, a bit a block in words of 32."""
     group = problem.heads // max(problem.kv_heads, 1)
     return kept_bytes(problem, group * words(problem.seqlen_q, block_rows))
 
@@ -108,8 +108,8 @@ def shared_dim(d: int, beside: int) -> int:
 
 
 def query_tiles(problem: Problem, block_rows: int, block_cols: int, stages: int) -> tuple[Room, ...]:
-    """The same in the kernel of dQ: Q_i and dO_i, the K and V blocks, dS where warps share dQ's columns, L and D, the row block's
-    part of a block mask. With no stage there is room for either a K or a V block."""
+    """The rooms in shared memory of the kernel of dQ: Q_i and dO_i, the K and V blocks, dS if warps share dQ's columns, L and D,
+    the row block's part of a block mask. Without a stage there is room for either a K or a V block."""
     wide, size = is_wide(problem.head_dim), problem.itemsize
     row, value_row = shared_dim(problem.head_dim, 1 + wide) * size, padded_dim(problem.head_dim_v) * size
     return (
@@ -125,9 +125,10 @@ def query_tiles(problem: Problem, block_rows: int, block_cols: int, stages: int)
 
 
 def warps_for(problem: Problem, device: Device, block_rows: int, block_cols: int) -> Warps:
-    """32 keys a warp where registers hold their gradients and two blocks, or one of eight warps, fill a multiprocessor; else 16.
+    """The division among warps: 32 keys a warp if registers hold their gradients and two blocks, or one of eight warps, fill a
+    multiprocessor; else 16.
 
-    Q and dO are then read from shared memory half as often. From d 64 on a warp has half of the columns of the gradients.
+    With 32 keys Q and dO are read from shared memory half as often. From d 64 on a warp has half of the columns of the gradients.
     """
     if is_wide(problem.head_dim, problem.head_dim_v):
         return SHARING
@@ -141,9 +142,9 @@ def warps_for(problem: Problem, device: Device, block_rows: int, block_cols: int
 
 
 def query_warps_for(problem: Problem, device: Device, block_rows: int, block_cols: int) -> Warps:
-    """The same for the kernel of dQ, where up to d 64 Q and dO stay in registers too, and at d 128 two warps share their rows
-    where a multiprocessor has no room for two blocks whose warps do not; the bounds of a window or a sequence have no room beside
-    them, and on compute capability 12.0 ptxas spills."""
+    """The division among the warps of the kernel of dQ. Up to d 64 Q and dO stay in registers too. At d 128 two warps share their
+    rows if a multiprocessor has no room for two blocks without that. The bounds of a window or a sequence have no room in registers
+    beside them, and on compute capability 12.0 ptxas spills."""
     if is_wide(problem.head_dim):
         return SHARING
     room = not positioned(problem) and device.compute_capability < (12, 0)
@@ -199,7 +200,7 @@ def query_stages_for(problem: Problem, device: Device, block_rows: int, block_co
 
 
 def _least_stages(warps: Warps, size: tuple[int, int]) -> int:
-    """The least blocks of wide heads do without a stage, where not even one fits."""
+    """The least number of stages: the smallest blocks of wide heads do without one, if not even one fits."""
     return 0 if warps == SHARING and size == (GRANULE, GRANULE) else 1
 
 
@@ -235,8 +236,8 @@ def _blocks(within: tuple[int, int] | None) -> Iterator[tuple[int, int]]:
 
 @dataclass(frozen=True)
 class Candidate:
-    """Blocks of a kernel with what they need: how warps share them, `stages` of what passes by (the least where none fit), bytes of
-    shared memory; or why they were rejected."""
+    """Blocks of a kernel with their needs: the division among warps, the number of `stages` (the least if none fit), bytes of
+    shared memory; or the reason why they were rejected."""
 
     block_rows: int
     block_cols: int
@@ -252,7 +253,8 @@ class Candidate:
 
 
 def candidates(problem: Problem, device: Device, within: tuple[int, int] | None = None) -> Iterator[Candidate]:
-    """The main kernel's blocks, the best first: the first that is not rejected is taken. Where `within` is given they divide it."""
+    """The main kernel's blocks, the best first: the first one that is not rejected is chosen. They divide `within`, if it
+    is given."""
     for cols, rows in _blocks(within):
         warps, stages = warps_for(problem, device, rows, cols), stages_for(problem, device, rows, cols)
         rooms = partial(main_tiles, problem, rows, cols, beside=warps.beside)
@@ -277,7 +279,7 @@ def _candidate(
     *,
     keys: bool,
 ) -> Candidate:
-    """Blocks whose warps have `keys` for good, or rows."""
+    """A candidate with blocks whose warps own `keys` keys, or rows."""
     at_once, own = size if keys else size[::-1]
     held, most = _least_stages(warps, size) if stages is None else stages, most_rows(problem, device, warps)
     found = Candidate(*size, warps, warps.count(own), held, total_bytes(rooms(stages=held)))
@@ -292,7 +294,7 @@ def _candidate(
 
 
 def fit(problem: Problem, device: Device, within: tuple[int, int] | None = None) -> TileSize:
-    """The first blocks that registers and SRAM hold; where `within` is given, blocks that divide it."""
+    """The first blocks that registers and SRAM hold; they divide `within`, if it is given."""
     best = next((each for each in candidates(problem, device, within) if not each.rejected), None)
     if best is None:
         wide = is_wide(problem.head_dim, problem.head_dim_v)

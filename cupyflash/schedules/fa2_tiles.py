@@ -1,12 +1,12 @@
-"""The tile of FlashAttention-2's kernel: what could be run, why the rest could not, and which is predicted to be fastest.
+"""The tile of FlashAttention-2's kernel: the candidates, the reasons against others, and the one that is predicted to be fastest.
 
-Everything here is a pure function of the problem and the device. The times are a model's, in clocks of one multiprocessor.
-A tile of S (Br x Bc) with its two products takes so long of the tensor cores (or FMA lanes), the exponential units, float32
-arithmetic, issue slots, shared memory and the way to the L2; of one warp, products and softmax come one after the other. The
-warps of a scheduler overlap: together they take as long as the busiest of the six, or as one warp by itself.
+Everything here is a pure function of the problem and the device. The times are a model's, in clocks of one multiprocessor. A tile
+of S (Br x Bc) with its two products takes time on the tensor cores (or FMA lanes), the exponential units, float32 arithmetic, issue
+slots, shared memory and the way to the L2; in one warp, products and softmax come one after the other. The warps of a scheduler
+overlap: together they take as long as the busiest of the six, or as one warp by itself.
 
-Lengths and heads decide between the three BLOCK_ROWS only: everything else of a tile follows from what is compiled in anyway,
-so that calls of any size share three kernels.
+Lengths and heads decide only between the three BLOCK_ROWS: everything else of a tile follows from the constants of a compiled
+kernel, so calls of any size share three kernels.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from cupyflash.words import plural
 
 BLOCK_ROWS = (16, 64, 128)
 SHARED_BLOCK_ROWS = (16, 32, 64)
-"""Where warps share their rows."""
+"""The rows of a block whose warps share their rows."""
 WIDEST = 256
 """Columns of O that a warp's registers hold, of 16 rows."""
 WARP_ROWS = (16, 32)
@@ -52,7 +52,9 @@ IN_STEP = 1.1
 """A block that has a multiprocessor to itself takes so much longer: its warps meet at barriers, so that they do less at
 the same time that differs."""
 ALIKE = 1.03
-"""Candidates within this of the fastest are alike to the model: the most stages are taken, then the fewest turns of the loop."""
+"""The model cannot tell candidates within this factor of the fastest apart: of these the one with the most stages wins, then the
+one with the fewest turns of the loop.
+"""
 
 
 @dataclass(frozen=True)
@@ -95,11 +97,11 @@ class Config:
 
 @dataclass(frozen=True)
 class Candidate:
-    """A configuration with what it needs, and why it was rejected or how fast the model takes it to be.
+    """A configuration with its needs, and the reason why it was rejected or its speed by the model.
 
-    `parts`: clocks that one tile of the whole block takes of a multiprocessor's tensor cores (or FMA lanes), exponential
-    units and so on. `rate`: scores a clock of a multiprocessor that is full of such blocks. `clocks`: the problem's, and
-    `waves` how often it fills the device; of the fastest of each Br only.
+    `parts`: clocks that one tile of the whole block takes of a multiprocessor's tensor cores (or FMA lanes), exponential units and
+    so on. `rate`: scores a clock of a multiprocessor that is full of such blocks. `clocks`: the problem's, and `waves`: how often
+    it fills the device; only for the fastest of each Br.
     """
 
     config: Config
@@ -152,10 +154,10 @@ def accumulators(problem: Problem, config: Config) -> int:
 
 
 def most_accumulators(problem: Problem, device: Device, config: Config) -> int:
-    """Registers a thread for O, S and Q beyond which ptxas was seen to spill; `.ci/compile_gate.py` holds it to that.
+    """Registers a thread for O, S and Q beyond which ptxas was seen to spill; `.ci/compile_gate.py` checks it.
 
-    A block of one warp, whose lanes make all copies, has room for fewer. ptxas for compute capability 12.0 keeps more
-    addresses, head dimensions above 128 need more of them, and so do masks.
+    A block of one warp, whose lanes make all copies, has room for fewer. ptxas for compute capability 12.0 keeps more addresses,
+    head dimensions above 128 need more of them, and so do masks.
     """
     wide = max(problem.head_dim, problem.head_dim_v) > 128
     half, one_warp, capability = problem.itemsize == 2, config.warps == 1, device.compute_capability
@@ -218,7 +220,7 @@ def is_least(problem: Problem, device: Device, config: Config) -> bool:
 
 
 def registers(problem: Problem, device: Device, config: Config) -> int:
-    """About what a thread needs, from what ptxas made of the kernel: accumulators, fragments, addresses."""
+    """The approximate number of registers of a thread, derived from ptxas' results: accumulators, fragments, addresses."""
     slack = (32 if problem.itemsize == 2 else 80) + config.block_cols * config.warp_rows // 128
     if odd(problem):
         slack += 16
@@ -278,7 +280,7 @@ def fma_rate(problem: Problem, device: Device) -> float:
 
 
 def part_clocks(problem: Problem, device: Device, config: Config) -> dict[str, float]:
-    """Clocks of one multiprocessor for one tile of the whole block (Br x Bc, both products), by what it is spent on."""
+    """Clocks of one multiprocessor for one tile of the whole block (Br x Bc, both products), by unit."""
     sm = Multiprocessor.like(device.compute_capability)
     shared_by, size = config.col_warps, problem.itemsize
     d, dv = shared_by * part(problem, problem.head_dim), shared_by * part(problem, problem.head_dim_v)
@@ -335,8 +337,8 @@ def whole(problem: Problem, device: Device, candidate: Candidate) -> Candidate:
 
 
 def spread(candidate: Candidate, device: Device, visits: Pieces) -> float:
-    """Clocks of row blocks that visit so many column blocks, in launch order: those of the busiest multiprocessor, which shares its
-    time among as many as it has room for."""
+    """Clocks of row blocks that visit these numbers of column blocks, in launch order: those of the busiest multiprocessor, which
+    divides its time among as many as it has room for."""
     config, parts, blocks = candidate.config, dict(candidate.parts), visits.number
     full, rest = divmod(-(-blocks // device.sm_count), config.blocks)
     places = config.blocks * device.sm_count
@@ -376,7 +378,7 @@ def candidates(problem: Problem, device: Device, blocks: tuple[int, int] | None 
 
 
 def choose(problem: Problem, device: Device, blocks: tuple[int, int] | None = None) -> Candidate:
-    """The configuration that is predicted to be fastest. Raises `DoesNotFit` where none can be run."""
+    """The configuration that is predicted to be fastest. Raises `DoesNotFit` if none can run."""
     found = candidates(problem, device, blocks)
     if found and not found[0].rejected:
         return found[0]

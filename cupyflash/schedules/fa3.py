@@ -39,8 +39,8 @@ L2_SHARE = 2
 class Fa3Schedule(Fa2Schedule):
     """FlashAttention-3's schedule: a row block visits the column blocks that it sees, from the last one on.
 
-    A thread block takes one row block after the other (`works` in all), from a queue where they are not alike. TMA copies of a
-    block what is in the tensor: where a batch has fewer keys than k, the block that they end in comes whole.
+    A thread block takes one row block after the other (`works` in all), from a queue if these differ. TMA copies the part of a
+    block that is in the tensor: if a batch has fewer keys than k, the block in which they end is copied whole.
     """
 
     algorithm: ClassVar[str] = "fa3"
@@ -76,7 +76,7 @@ class Fa3Schedule(Fa2Schedule):
 
     @property
     def block_rows(self) -> int:
-        """Queries of a row block: Br, or a part of it where the block has them of several heads."""
+        """Queries of a row block: Br, or a part of it if the block has the queries of several heads."""
         return self.tiling.used.block_rows // self.pack
 
     @property
@@ -114,8 +114,8 @@ class Fa3Schedule(Fa2Schedule):
 
     @property
     def _sets(self) -> int:
-        """Key heads whose K and V thread blocks read at a time, all sequences' counted: as many as half of the L2 holds of what a
-        window leaves, or so few that some thread blocks read each at about the same time."""
+        """Key heads whose K and V thread blocks read at a time, counted over all sequences: as many as half of the L2 holds of the
+        keys in a window, or so few that some thread blocks read each at about the same time."""
         p, keys = self.problem, self.problem.seqlen_k
         if p.options.left is not None and p.options.right is not None:
             keys = min(keys, p.options.left + p.options.right + self.block_rows)
@@ -179,7 +179,7 @@ class Fa3Schedule(Fa2Schedule):
 
     @property
     def blocks_there(self) -> int:
-        """Row blocks that there are, of those that have a number."""
+        """The number of row blocks that exist, of those that have a number."""
         return self.works
 
     @property

@@ -31,7 +31,7 @@ def words(length: int, size: int) -> int:
 
 
 def kept_bytes(problem: Problem, words: int) -> int:
-    """Bytes of shared memory for what masks say of tiles, where a bit of each takes so many words."""
+    """Bytes of shared memory for the states of tiles, if a bit of each takes `words` words."""
     if problem.options.masked and 8 * words <= MOST_STATE_BYTES:
         return -(-8 * words // STEP_BYTES) * STEP_BYTES
     return 4 * words if problem.options.block_mask is not None else 0
@@ -80,14 +80,14 @@ class MaskTiles:
 
     @property
     def states(self) -> np.ndarray | None:
-        """EMPTY, MIXED or WHOLE of each; None where the host does not know, and counts them as mixed."""
+        """EMPTY, MIXED or WHOLE for each tile; None if the host does not know, and counts them as mixed."""
         p = self.problem
         if p.options.pattern is None or p.options.pattern.bits is None:
             return None
         return p.options.pattern.states((p.seqlen_q, p.seqlen_k), self.blocks)
 
     def moves(self) -> tuple[Move, ...]:
-        """The moves of a thread block: what it asks of its tile, and the state."""
+        """The moves of a thread block: the reads for its tile, and the write of the state."""
         p, form, here = self.problem, self.problem.options.mask_function, partial(Move, when=BEGIN, room=True)
         state = Move(tensor(p, self.field), END, write=True)
         if form is None:

@@ -1,7 +1,7 @@
-"""m and log(l) of each row, which a backward pass makes again: what its weights are relative to (row_bases.cu).
+"""m and log(l) of each row, which a backward pass computes again: the numbers to which its weights are relative (row_bases.cu).
 
-A call hands on L alone, which float32 rounds; weights of float32 would be off by that. Those of half types are not, but where L is
-very large: only the device knows of such rows, and what they take is not counted.
+A call passes on only L, which float32 rounds; weights of float32 would have the error of that. Those of half types do not, unless L
+is very large: only the device knows such rows, and their cost is not counted.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def has_bases(problem: Problem) -> bool:
 
 
 def given_floats(problem: Problem) -> int:
-    """Floats that say what the weights of a row are relative to."""
+    """The number of floats to which the weights of a row are relative."""
     return 2 if has_bases(problem) else 1
 
 

@@ -32,7 +32,8 @@ def _of_form(form: Form) -> tuple[float, float]:
 
 
 def of_score(problem: Problem) -> tuple[float, float]:
-    """(instructions, exponentials or what takes as long) of the problem's score function for each score; (0, 0) without one."""
+    """(instructions, exponentials or instructions of equal cost) of the problem's score function for each score; (0, 0) without
+    one."""
     return (0.0, 0.0) if problem.options.score is None else _of_form(problem.options.score)
 
 

@@ -82,7 +82,7 @@ def fit_square(
 
 
 def score_type(problem: Problem) -> tuple[tuple[str, str], ...]:
-    """The constant that says what S is in memory where that is not q's type."""
+    """The constant with the type of S in memory, if it is not q's."""
     return (("SCORE_TYPE", "float"),) if problem.score_itemsize != problem.itemsize else ()
 
 
@@ -92,7 +92,7 @@ def score_product_reads(p: Problem) -> tuple[Move, ...]:
 
 
 def score_rows(p: Problem, name: str) -> Tensor:
-    """S or what is like it, by its rows."""
+    """S, or another tensor of the scores, by its rows."""
     return tensor(p, name, of="query", width=p.seqlen_k)
 
 

@@ -1,4 +1,4 @@
-"""FlashAttention-2 of sequences of their own lengths, packed one behind the other: a sum of schedules of fixed length."""
+"""FlashAttention-2 for sequences of their own lengths, packed one after the other: a sum of schedules of fixed length."""
 
 from __future__ import annotations
 
@@ -41,9 +41,9 @@ One = TypeVar("One", bound=TileSchedule)
 class PackedSchedule(TileSchedule, Generic[One]):
     """A schedule for `problem.batch` sequences, the longest of `seqlen_q` queries and `seqlen_k` keys.
 
-    `seqlens` has the (queries, keys) of each; None where the host does not know them: counts are then of full length. A thread
-    block looks for its sequence; a sequence has one more than it needs at most, which leaves at once. `patterns` are what a mask
-    function says of each, None where that is not known: it is then counted as if every tile were mixed.
+    `seqlens` has the (queries, keys) of each; None if the host does not know them: counts are then of full length. A thread block
+    searches its sequence; a sequence has at most one more than it needs, which exits at once. `patterns` are those of a mask
+    function in each sequence, None if they are not known: every tile then counts as mixed.
     """
 
     seqlens: Seqlens | None = None
@@ -66,7 +66,7 @@ class PackedSchedule(TileSchedule, Generic[One]):
         return Counter(self.in_order())
 
     def in_order(self) -> list[One]:
-        """The schedule of each sequence, one after the other; those that are alike are one object."""
+        """The schedule of each sequence, one after the other; equal sequences share one object."""
         problems = _each(self.problem, self.seqlens, self.patterns)
         made = {problem: self._one(problem) for problem in dict.fromkeys(problems)}
         return [made[problem] for problem in problems]
@@ -131,7 +131,7 @@ class Fa3VarlenSchedule(VarlenSchedule, Fa3Schedule):
 
     @property
     def searching(self) -> int:
-        """The producer asks for some more than there are."""
+        """Row blocks that the producer requests: some more than there are."""
         return self.asked_for
 
     @cached_property
@@ -158,7 +158,7 @@ class Fa3VarlenSchedule(VarlenSchedule, Fa3Schedule):
 
     @property
     def look_words(self) -> Mapping[str, int]:
-        """A thread looks for the sequence by itself."""
+        """The words that a thread reads to find the sequence by itself."""
         steps = max(1, (self.packed.sequences - 1).bit_length())
         return {"cu_seqlens_q": steps + 2, "cu_seqlens_k": 2}
 
@@ -265,7 +265,7 @@ def patterns_of(p: Problem, seqlens: Seqlens, values: Mapping[str, Any]) -> Patt
 
 
 def _each(p: Problem, seqlens: Seqlens | None, patterns: Patterns | None) -> list[Problem]:
-    """The problem of each sequence, of full length where that is not known; those that are alike are one object."""
+    """The problem of each sequence, of full length if its length is not known; equal sequences share one object."""
     each = ((p.seqlen_q, p.seqlen_k),) * p.batch if seqlens is None else seqlens
     said = list(zip(each, patterns or (None,) * p.batch, strict=True))
     made = {(lengths, pattern): of_sequence(p, *lengths, pattern) for lengths, pattern in dict.fromkeys(said)}
