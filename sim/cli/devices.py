@@ -1,4 +1,4 @@
-"""`cupyflash devices`: the catalogue, the GPU at hand, and what NumPy arrays run on."""
+"""`cupyflash devices`: the catalogue, the GPU at hand, and the device on which NumPy arrays run."""
 
 from __future__ import annotations
 

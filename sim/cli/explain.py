@@ -76,7 +76,7 @@ def explain(request: Request, everything: bool, as_json: bool) -> None:
 
 
 def way(request: Request) -> Any:
-    """The module that explains what is asked for."""
+    """The module that explains the request."""
     return explain_backward if request.backward else WAYS[request.algorithm]
 
 

@@ -135,7 +135,7 @@ def show(report: dict[str, Any], request: Request, everything: bool) -> None:
 
 
 def show_tried(title: str, own: str, rows: list[dict[str, Any]], everything: bool) -> None:
-    """The chosen candidate and those before and behind it, some or all."""
+    """Print the chosen candidate and those before and after it, some or all."""
     chosen = next(at for at, each in enumerate(rows) if each["verdict"] == "chosen")
     able = [each for each in rows[chosen + 1 :] if each["verdict"] == "later"]
     shown = rows if everything else [*rows[max(0, chosen - NEAR) : chosen + 1], *able[:NEAR]]
@@ -181,7 +181,7 @@ def show_reasons(rows: list[dict[str, Any]], everything: bool) -> None:
 
 
 def show_rooms(report: dict[str, Any]) -> None:
-    """Shared memory by what is held."""
+    """Print the shared memory by contents."""
     best = next(each for each in report["candidates"] if each["verdict"] == "chosen")
     limit = report["device"]["sram_per_block"]
     size = f"{best['block_rows']} x {best['block_cols']}"

@@ -115,14 +115,14 @@ def least_splits(schedule: DecodeSchedule) -> int:
 
 
 def splits_to_show(schedule: DecodeSchedule, asked: int | None) -> list[int]:
-    """Numbers of splits that are told of the chosen configuration: none, the least, the taken one, and more."""
+    """The numbers of splits to show for the chosen configuration: one, the least useful one, the chosen one, and more."""
     most, own = most_splits(schedule, schedule.config), schedule.splits
     tried = {1, least_splits(schedule), own, min(2 * own, most), most}
     return sorted(tried if asked is None else tried | {asked})
 
 
 def split_row(schedule: DecodeSchedule, splits: int) -> dict[str, Any]:
-    """The chosen configuration with so many splits, for JSON."""
+    """The chosen configuration with `splits` splits, for JSON."""
     problem, device, candidate = schedule.problem, schedule.device, schedule.candidate
     grid = decode_tiles.works(problem, candidate.config) * splits
     asked = problem, device, candidate.config, candidate.resident, np.array([splits])
@@ -282,7 +282,7 @@ def show_candidates(rows: list[dict[str, Any]]) -> None:
 
 
 def show_rooms(report: dict[str, Any], best: dict[str, Any]) -> None:
-    """Shared memory by what is held."""
+    """Print the shared memory by contents."""
     p, pages = report["problem"], "cache" in report and report["cache"]["page_size"]
     held = {
         "Q": ("Q", f"{best['block_rows']} rows of {p['head_dim']}"),
@@ -348,7 +348,7 @@ def splits_of(own: dict[str, Any], request: Request) -> str:
 
 
 def show_in_flight(report: dict[str, Any], request: Request, best: dict[str, Any]) -> None:
-    """Little's law: what has to be under way, and what is."""
+    """Print the bytes in flight beside the needed ones, by Little's law."""
     flight = report["in_flight"]
     assumed = "" if request.device.hbm_bandwidth else " (assumed)"
     (of_split,) = (each["keys"] for each in report["splits"] if each["chosen"])

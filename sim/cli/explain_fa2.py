@@ -100,7 +100,7 @@ def show(report: dict[str, Any], request: Request, everything: bool) -> None:
 
 
 def show_finalists(rows: list[dict[str, Any]]) -> None:
-    """The fastest of each Br with what they take, and the clocks of one of their tiles by part."""
+    """Print the fastest of each Br with their needs, and the clocks of one of their tiles by unit."""
     heads = ("Br x Bc", "clocks", "waves", "warps", "rows", "stages", "Q in", "blocks", "shared", "registers", "bound by")
     cells = [
         (

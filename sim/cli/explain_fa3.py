@@ -17,7 +17,7 @@ from cupyflash.words import plural
 
 FITTED = "the widest that fits"
 UNEVEN = 1.05
-"""The balance above which it is said why no row block is cut in two."""
+"""The balance above which the output says why no row block is cut in two."""
 
 
 def explanation(schedule: TileSchedule, request: Request) -> dict[str, Any]:
@@ -114,7 +114,7 @@ def show_tried(rows: list[dict[str, Any]], everything: bool) -> None:
 
 
 def show_rooms(report: dict[str, Any], best: dict[str, Any]) -> None:
-    """Shared memory by what is held."""
+    """Print the shared memory by contents."""
     p, rows, cols, slots = report["problem"], best["block_rows"], best["block_cols"], best["stages"]
     held = {
         "Q": ("Q", f"{rows} x {p['head_dim']}")

@@ -1,4 +1,4 @@
-"""The options of score and mask functions: --softcap, --alibi, --score and --mask-function with what they capture."""
+"""The options of score and mask functions: --softcap, --alibi, --score and --mask-function with their captured values."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ MOST_SCORES = 1 << 28
 
 @dataclass(frozen=True)
 class Functions:
-    """A command's functions; `given` are the captured values that were said, by name: the other arrays have one element."""
+    """A command's functions; `given` are the captured values from the command line, by name: the other arrays have one element."""
 
     score: Score | None = None
     mask: Mask | None = None
@@ -91,7 +91,7 @@ class Functions:
         }
 
     def check(self, problem: Problem) -> None:
-        """ValueError unless the arrays that are given fit a problem."""
+        """ValueError unless the given arrays fit a problem."""
         shapes = {name: value.shape for name, value in self.given.items() if isinstance(value, np.ndarray)}
         for form in filter(None, self.forms.values()):
             form.check(shapes, sizes_of(problem))
@@ -109,7 +109,7 @@ class Functions:
 
 
 class _Drawn(np.ndarray):
-    """An array in whose place one is drawn."""
+    """The placeholder for an array that will be drawn."""
 
 
 def _is_drawn(value: Any) -> bool:

@@ -1,4 +1,4 @@
-"""`cupyflash inspect`: what the kernels take of a multiprocessor."""
+"""`cupyflash inspect`: the kernels' needs on a multiprocessor."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`predict --l2`: what DRAM sees behind the device's L2, beside what thread blocks ask for."""
+"""`predict --l2`: the DRAM traffic behind the device's L2, beside the requests of thread blocks."""
 
 from __future__ import annotations
 

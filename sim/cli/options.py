@@ -45,7 +45,7 @@ def find_device(context: click.Context, param: click.Parameter, value: str) -> D
 
 
 def a_number(context: click.Context, param: click.Parameter, value: float) -> float:
-    """A number that is none is no limit either."""
+    """Refuse nan, which would be no limit."""
     if math.isnan(value):
         raise click.BadParameter("nan is not a number of seconds; write inf for no limit", context, param)
     return value
@@ -199,7 +199,7 @@ def decode_options(sizes: Mapping[str, int]) -> tuple[Any, ...]:
     """The options of decoding, of which `sizes` are a command's own beside `DECODING`."""
 
     def decoding(context: click.Context, param: click.Parameter, value: bool) -> bool:
-        """--decode: what the others' defaults are then; it is looked at before them."""
+        """Set the defaults of the other options for --decode, which is parsed before them."""
         if value:
             context.default_map = {**(context.default_map or {}), **DECODING, **sizes}
         return value
@@ -282,10 +282,10 @@ def problem_options(
 
 @dataclass(frozen=True)
 class Request:
-    """A problem on a device, with an algorithm and a tiling to plan it by: what the shared options say.
+    """A problem on a device, with an algorithm and a tiling to plan it by: the values of the shared options.
 
     `lse` is for a forward pass, `deterministic` for a `backward`; a `cache` and perhaps `num_splits` for decoding. `functions` are
-    the problem's, with what is known of what they capture; `dropout` is the probability.
+    the problem's, with the known captured values; `dropout` is the probability.
     """
 
     problem: Problem
@@ -426,7 +426,7 @@ def on(device: Device, sram: str | None) -> Device:
 
 
 def refuse_longer(estimate: float, max_seconds: float) -> None:
-    """UsageError for what is estimated to take longer than --max-seconds."""
+    """UsageError if the estimated time is longer than --max-seconds."""
     if estimate > max_seconds:
         raise click.UsageError(
             f"this is estimated to take {estimate:,.0f} s, over --max-seconds {max_seconds:g}: make it smaller, or raise the limit"
@@ -449,7 +449,7 @@ def parse_lengths(text: str, option: str = "--key-lengths") -> tuple[int, ...]:
 
 
 def cached_lengths(text: str | None, batch: int, most: int, appended: int) -> tuple[int, ...] | None:
-    """--cache-seqlens' value: a length for each of the batch; None, for as much as there is room for, where nothing is said."""
+    """The lengths of --cache-seqlens: one for each sequence of the batch; None, for a full cache, if the option is not given."""
     if text is None:
         return None
     option = "--cache-seqlens"
@@ -467,7 +467,7 @@ def cached_lengths(text: str | None, batch: int, most: int, appended: int) -> tu
 
 
 def first_given(names: Sequence[str]) -> str | None:
-    """The first of some options, by their names in Python, that is on the command line, as it is written there."""
+    """The first of some options, by their names in Python, that is on the command line, in its form there."""
     context = click.get_current_context()
     found = (name for name in names if context.get_parameter_source(name) is ParameterSource.COMMANDLINE)
     return next((f"--{name.replace('_', '-')}" for name in found), None)

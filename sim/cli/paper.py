@@ -1,4 +1,4 @@
-"""`cupyflash paper`: the papers' own figures from our counts, beside what the papers say."""
+"""`cupyflash paper`: the papers' own figures from our counts, beside the papers' statements."""
 
 from __future__ import annotations
 

@@ -120,14 +120,14 @@ def tiles_of(schedule: TileSchedule) -> dict[str, int] | None:
 
 
 def ratio(form: Traffic, standard: Traffic) -> float | None:
-    """Bytes beside standard attention's; None where that moves nothing."""
+    """The bytes over standard attention's; None if that moves nothing."""
     return form.total_bytes / standard.total_bytes if standard.total_bytes else None
 
 
 def side_by_side(request: Request, asked: TileSchedule, standard: Traffic) -> dict[str, dict[str, Any]]:
-    """The algorithms for one problem, by name: the one that was asked for as it was, the others in their fitted tiling.
+    """The algorithms for one problem, by name: the requested one with its tiling, the others in their fitted tiling.
 
-    FlashAttention-3 is there on the devices whose instructions its forward is made of, and decoding where it was asked for.
+    FlashAttention-3 is included on devices that have its instructions, and decoding if it was requested.
     """
     told: dict[str, dict[str, Any]] = {}
     hopper = request.device.compute_capability == fa3_tiles.COMPUTE_CAPABILITY and not request.backward
@@ -210,7 +210,7 @@ def show_prediction(report: dict[str, Any], request: Request, form: Traffic) -> 
 
 
 def show_side_by_side(algorithms: dict[str, dict[str, Any]], request: Request, followed: bool) -> None:
-    """The algorithms for one problem, as text; `followed`: the L2 was, and there is no need to say that it was not."""
+    """Print the algorithms for one problem, as text; `followed`: the L2 was modelled, so the text need not say that it was not."""
     what, standard = ("backward", "standard attention's backward") if request.backward else ("forward", "standard attention")
     click.echo()
     say(f"The {what} of each algorithm, and its bytes beside those of {standard}:")

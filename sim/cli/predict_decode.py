@@ -20,8 +20,8 @@ from cupyflash.words import plural
 
 
 def predict(request: Request, as_json: bool, models: dict[str, Any]) -> None:
-    """Print it, as text or as JSON, with what `models` of the L2 and of times say, where that was asked; `Found` where replay and
-    closed form disagree."""
+    """Print the prediction, as text or as JSON, with the requested `models` of the L2 and of times; `Found` if replay and closed
+    form disagree."""
     schedule = request.decode_schedule()
     form = theory.traffic(schedule)
     report = prediction(request, schedule, form) | models

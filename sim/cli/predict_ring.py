@@ -27,7 +27,7 @@ def predict(request: Request, ranks: int, split: Split, as_json: bool) -> None:
 
 
 def prediction(request: Request, model: RingModel, other: RingModel) -> dict[str, Any]:
-    """The prediction for JSON; `other` passes K and V round where this one gathers them, or the other way round."""
+    """The prediction for JSON; `other` passes K and V round if this one gathers them, or the other way round."""
     ring, hidden = model.ring, model.hidden_from
     return {
         "problem": flat(request.problem),
@@ -62,7 +62,7 @@ def times(model: RingModel) -> dict[str, Any]:
 
 
 def shown(model: RingModel) -> list[int]:
-    """The ranks to speak of: all, or of many the first, the middle one, the busiest and the last ones."""
+    """The ranks to print: all, or of many the first, the middle one, the busiest and the last ones."""
     ranks = model.ring.ranks
     return list(range(ranks)) if ranks <= MOST_SHOWN else sorted({0, 1, ranks // 2, model.busiest, ranks - 2, ranks - 1})
 

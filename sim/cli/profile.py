@@ -1,4 +1,4 @@
-"""`cupyflash profile`: any CUDA kernel on the PTX machine, and what a profiler's first page would say of it."""
+"""`cupyflash profile`: any CUDA kernel on the PTX machine, with the report that a profiler's first page would have."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ class Report:
 
 @dataclass(frozen=True)
 class Behind:
-    """Behind the L2 of which device."""
+    """The device whose L2 is modelled."""
 
     l2: bool
     device: Device

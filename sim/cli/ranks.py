@@ -79,7 +79,7 @@ class Split:
 
 
 def require_over_ranks(option: str) -> None:
-    """UsageError for what does not go with --ranks, or --over ranks."""
+    """UsageError for options that cannot be combined with --ranks, or --over ranks."""
     if other := first_given(NOT_OVER_RANKS):
         why = ": each rank's calls are planned as `attention` plans them" if other in ("--algorithm", "--tiling", "--lse") else ""
         raise click.UsageError(f"{other} cannot go with {option}{why}")

@@ -89,7 +89,7 @@ def describe(problem: Problem, swept: Sequence[str] = ()) -> str:
 
 
 def describe_cache(problem: Problem, cache: Cache, swept: bool = False) -> str:
-    """Decoding in one line, less the cache's length where that is `swept`."""
+    """Decoding in one line, without the cache's length if that is `swept`."""
     lengths = set(problem.options.key_lengths or ())
     told = [describe(problem.asking(padded=False, key_lengths=None), ("seqlen_k",) * swept)]
     if lengths and not swept:
@@ -126,7 +126,7 @@ def show_tiling(stages: Mapping[str, Any]) -> None:
 
 
 def detected() -> Device | None:
-    """The current GPU, or None where there is none or no CuPy."""
+    """The current GPU, or None if there is none, or no CuPy."""
     try:
         return Device.current()
     except (ImportError, RuntimeError):

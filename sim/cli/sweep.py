@@ -94,14 +94,14 @@ class Report:
 
 
 def poses(context: click.Context, param: click.Parameter, value: str) -> str:
-    """--over: of a cache it is decoding, whether that is asked for or not; over ranks there is a long sequence."""
+    """Set the defaults of --over: a cache means decoding, with or without --decode; over ranks there is a long sequence."""
     own: dict[str, dict[str, Any]] = {sweep_decode.OVER: {"decode": True}, sweep_ring.OVER: LONG_SEQUENCE}
     context.default_map = {**(context.default_map or {}), **own.get(value, {})}
     return value
 
 
 def behind_l2(context: click.Context, param: click.Parameter, value: bool) -> bool:
-    """--l2: the model follows kernels, so that the defaults are what runs."""
+    """Set the defaults of --l2: the model needs kernels, so they are those that run."""
     if value:
         context.default_map = {**(context.default_map or {}), "algorithm": "fa2", "tiling": "fitted"}
     return value
@@ -202,7 +202,7 @@ def of_axis(request: Request, over: Axis, span: Span, report: Report) -> str:
 
 
 def refuse_swept(request: Request, over: Over) -> None:
-    """UsageError for an option that says what the axis varies."""
+    """UsageError for an option that fixes the value that the axis varies."""
     if over == "block-cols" and isinstance(request.tiling, tuple):
         raise click.UsageError("--over block-cols chooses the block sizes itself: --tiling can be paper or fitted")
     if option := first_given(SETS[over]):
@@ -210,9 +210,10 @@ def refuse_swept(request: Request, over: Over) -> None:
 
 
 def posed(problem: Problem, over: Axis) -> Problem:
-    """The problem, in which a size follows the swept one only where it was not given itself.
+    """The problem, in which a size follows the swept one only if it was not given itself.
 
-    A sweep takes sizes that are equal for one: --seqlen-k 4096 is not to follow since --seqlen's default is 4096, too.
+    A sweep treats equal sizes as one: a given --seqlen-k 4096 must not follow because --seqlen's default is 4096,
+    too.
     """
     context = click.get_current_context()
 

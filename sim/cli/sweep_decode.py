@@ -61,7 +61,7 @@ def rows(points: tuple[CachePoint, ...]) -> list[dict[str, Any]]:
 
 
 def json_report(request: Request, points: tuple[CachePoint, ...]) -> str:
-    """JSON; what varies with the length is null."""
+    """The output as JSON; values that vary with the length are null."""
     head = request.report
     report = {
         "over": OVER,

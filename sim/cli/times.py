@@ -1,4 +1,4 @@
-"""`predict --time` and `--roofline`: how long a pass takes by a model, what binds it, and what benchmarks measured of it."""
+"""`predict --time` and `--roofline`: the time of a pass by a model, its limit, and benchmark measurements."""
 
 from __future__ import annotations
 

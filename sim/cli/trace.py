@@ -148,7 +148,7 @@ def known_names(request: Request) -> list[str]:
 
 
 def request_of(name: str, request: Request) -> Request:
-    """An algorithm's. ValueError for one that cannot do what decoding does."""
+    """The request of one algorithm. ValueError for one that cannot do the work of decoding."""
     algorithm, *how = name.split("-")
     if request.cache is not None:
         if algorithm == "decode":

@@ -14,7 +14,7 @@ from cupyflash.request.options import Options
 from cupyflash.schedules import BackwardSchedule, DecodeSchedule, TileSchedule
 
 RESULTS = Path(__file__).resolve().parents[2] / "benchmarks" / "results"
-"""Where a checkout has them; an installed package has none."""
+"""The folder of results in a checkout; an installed package has none."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ def measured(schedule: TileSchedule, folder: Path = RESULTS) -> tuple[Measured, 
 
 
 def measurement(run: Mapping[str, Any], line: Mapping[str, Any], file: Path) -> Measured:
-    """A line of a run. KeyError, TypeError or ValueError where it is none."""
+    """The measurement of a run's line. KeyError, TypeError or ValueError if it is not one."""
     seconds, spread = float(line["seconds"]), float(line["spread_s"])
     if not 0 < seconds < math.inf:
         raise ValueError(f"seconds = {seconds}")
@@ -64,12 +64,12 @@ def measurement(run: Mapping[str, Any], line: Mapping[str, Any], file: Path) -> 
 
 
 def read(file: Path) -> Iterator[dict[str, Any]]:
-    """A benchmark file's lines; the last one is left out where it was cut off in the middle."""
+    """The lines of a benchmark's file; an incomplete last one is left out."""
     return (line for _, line in numbered(file))
 
 
 def numbered(file: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    """The same with their numbers. ValueError, with file and line, for what a benchmark does not write."""
+    """The same with their numbers. ValueError, with file and line, for a line that no benchmark writes."""
     try:
         lines = file.read_text(encoding="utf-8").splitlines()
     except UnicodeDecodeError as error:

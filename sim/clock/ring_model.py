@@ -29,7 +29,7 @@ from cupyflash.sim.traffic import Traffic
 
 
 def ring_of(problem: Problem, ranks: int, layout: str = "zigzag", gather: bool = False) -> RingPlan:
-    """The plan of a problem over so many ranks. ValueError for what is asked that `ring_attention` has not."""
+    """The plan of a problem over `ranks` ranks. ValueError for options that `ring_attention` does not have."""
     asked = problem.options
     require_taken(asked, "ring_attention")
     placed = asked.dropout or by_position(asked.score) or by_position(asked.mask_function)
@@ -58,7 +58,7 @@ LONG = 1 << 16
 
 
 class StepTime(NamedTuple):
-    """Seconds of one step: of its products, of adding them to the sums, and of what travels meanwhile."""
+    """Seconds of one step: of its products, of adding them to the sums, and of its transfers."""
 
     products: float
     sums: float
@@ -223,7 +223,7 @@ class RingModel:
         return Hidden(carried, flops, LONG * keys * flops / alone, share, ring.ranks, self.link)
 
     def memory(self, rank: int) -> dict[str, int]:
-        """Bytes of the arrays that a rank has at a time, by what they are; scratch of a call is not in it."""
+        """Bytes of the arrays that a rank has at a time, by kind, without scratch memory of calls."""
         p, ring = self.problem, self.ring
         rows, own = part_length(ring.q_parts[rank]) * p.batch * p.heads, part_length(ring.k_parts[rank])
         longest = max(map(part_length, ring.k_parts))

@@ -73,16 +73,16 @@ class Behind:
 
 
 def run(schedule: TileSchedule, *, order: Order = "rows", l2: L2 | None = None, given: Given | None = None) -> Behind:
-    """Play a schedule's launches through an L2, the device's where none is given.
+    """Play a schedule's launches through an L2, by default the device's.
 
     `order` is the grid's, of FlashAttention-2's forward; other kernels have one. `given` are arrays of the call that a schedule
-    knows by name only, and numbers that its functions capture, by the names of the kernels' struct: "mask", "bias", "dbias",
-    "score_NAME" and "mask_NAME" of what a function captures, decoding's "block_table" and "tree_mask". Of those arrays shape and
-    strides count, and where they hold indices, in NumPy, what is in them. What is not given has the largest shape that it may have,
-    is contiguous, and holds zeros; pages follow one another.
+    knows by name only, and captured numbers of its functions, by the names of the kernels' struct: "mask", "bias", "dbias",
+    "score_NAME" and "mask_NAME" for the captured values of functions, decoding's "block_table" and "tree_mask". The arrays' shapes
+    and strides count and, if they hold indices, in NumPy, their contents. An array that is not given has the largest shape that it
+    may have, is contiguous, and holds zeros; pages follow one another.
 
-    Raises ValueError for what the model does not follow, TypeError or ValueError for what is given and not read, or not as a call
-    has it, and `TooLong` for more than 16,777,216 turns (a tile that reads something for each score counts as several) or
+    Raises ValueError for a schedule that the model does not cover, TypeError or ValueError for a given value that is not read, or
+    that no call has, and `TooLong` for more than 16,777,216 turns (a tile that reads something for each score counts as several) or
     268,435,456 runs of lines.
     """
     require_schedule(schedule, TileSchedule, "plan")
@@ -126,7 +126,7 @@ def launches_of(schedule: TileSchedule, order: Order, memory: Memory, given: Giv
 
 
 def require_followed(schedule: TileSchedule, order: Order) -> None:
-    """ValueError for what the model does not follow, with what it does."""
+    """ValueError for a schedule or order that the model does not cover, with those that it does."""
     p = schedule.problem
     own_order = not isinstance(schedule, Fa2Schedule) or isinstance(schedule, Fa3Schedule | VarlenSchedule)
     if order != "rows" and own_order:

@@ -119,7 +119,7 @@ class Asked(Blocks):
             self.turns[lanes.block_ids + lanes.wave.first_block] += 1
 
     def _lines(self, access: Access, shift: int) -> tuple[Lines, int, int, int]:
-        """The lines of an access, what is to be added to their numbers, its bytes and its warps' sectors."""
+        """The lines of an access, the offset of their numbers, its bytes and its warps' sectors."""
         lanes, size, first_block = access.lanes, access.size, access.lanes.wave.first_block
         if not isinstance(size, int):
             blocks = np.broadcast_to(lanes.block, access.addresses.shape)  # a bulk copy has one lane and many pieces
@@ -157,9 +157,9 @@ class Asked(Blocks):
 
 
 class Observed:
-    """The launches of one execution, in order: what they ask for, and what DRAM sees of it.
+    """The launches of one execution, in order: their requests, and the DRAM traffic.
 
-    `names` are the tensors of what has other names in the kernels: what is behind a tensor map, say.
+    `names` are the tensors of arguments that have other names in the kernels, such as those of a tensor map.
     """
 
     def __init__(self, names: Mapping[str, str] | None = None) -> None:
@@ -182,7 +182,7 @@ class Observed:
         return self._placed.end // LINE, len(self._tensors)
 
     def place(self, segment: Segment) -> tuple[int, int]:
-        """The number of a segment's tensor, and what makes an address in HBM of a virtual one."""
+        """(The number of a segment's tensor, the offset from its virtual addresses to addresses in HBM)."""
         found = self._places.get(segment)
         if found is None:
             tensor = self._tensors.setdefault(self._names.get(segment.name, segment.name), len(self._tensors))
@@ -208,8 +208,8 @@ def observed(schedule: TileSchedule) -> tuple[Observed, Watch]:
 
 
 def resident_of(schedule: TileSchedule) -> list[int]:
-    """Thread blocks that run at a time of each kernel, as `l2.run` has it; where it does not follow a schedule, by threads and
-    shared memory with as many registers as a thread can have."""
+    """The thread blocks of each kernel that run at a time, as in `l2.run`; for a schedule that the model does not cover, by threads
+    and shared memory with as many registers as a thread can have."""
     try:
         require_followed(schedule, "rows")
     except ValueError:
@@ -228,7 +228,7 @@ class Beside:
 
     @classmethod
     def of(cls, execution: Observed, schedule: TileSchedule, given: Given | None = None) -> Beside:
-        """Behind the L2 of the schedule's device, `given` as for `l2.run`."""
+        """Model the L2 of the schedule's device; `given` as for `l2.run`."""
         executed = execution.behind(L2.of(schedule.device))
         try:
             return cls(executed, model(schedule, given=given))
@@ -244,10 +244,9 @@ class Beside:
 def run(
     schedule: TileSchedule, data_seed: int = 0, score: Score | None = None, mask: Mask | None = None, *, l2: L2 | None = None
 ) -> Behind:
-    """Execute a schedule's kernels on arrays that are drawn for it and play what they asked for through an L2, the device's where
-    none is given.
+    """Execute a schedule's kernels on drawn arrays and play their requests through an L2, by default the device's.
 
-    `score` and `mask` have the values of what the problem's functions capture, as for `verify`. ValueError for a schedule that no
+    `score` and `mask` have the captured values of the problem's functions, as for `verify`. ValueError for a schedule that no
     kernel runs, ImportError without a compiler.
     """
     from cupyflash.sim.numbers.yardstick import knowing_mask

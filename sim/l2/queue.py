@@ -17,7 +17,8 @@ LOOK, LAST = range(2)
 
 
 class Queue(Launch):
-    """A turn is a tile of as many items as there are threads; the first has the thread block's own besides. All run at a time."""
+    """The turns of the queue's kernel: a turn is a tile of as many items as there are threads; the first also has the thread
+    block's own reads. All run at a time."""
 
     def __init__(self, schedule: Fa3Schedule, memory: Memory) -> None:
         self.schedule, p = schedule, schedule.problem

@@ -1,4 +1,4 @@
-"""Pieces of work of a kernel: which thread blocks take them in which order, and when each moves what."""
+"""Pieces of work of a kernel: the order in which thread blocks take them, and the turns of their moves."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ it. "batch": row blocks, then the batch, then heads, as in FlashAttention-2's ow
 
 
 class Works(NamedTuple):
-    """Pieces of work in the order in which they are taken, by their part, key head and tile; `there`: those that there are."""
+    """Pieces of work in the order in which they are taken, by their part, key head and tile; `there`: those that exist."""
 
     part: np.ndarray
     k: np.ndarray
@@ -58,7 +58,7 @@ class Works(NamedTuple):
 
 
 class Asked(NamedTuple):
-    """Turns in which something moves: whose piece of work, when, and of which tile."""
+    """Turns in which something moves: the piece of work, the turn, and the tile."""
 
     work: np.ndarray
     turn: np.ndarray
@@ -74,7 +74,7 @@ class Asked(NamedTuple):
 
 
 class Tables:
-    """The turns of all thread blocks of a walk, numbered through its parts and key heads; those that are alike once."""
+    """The turns of all thread blocks of a walk, numbered through its parts and key heads; equal ones are stored once."""
 
     def __init__(self, walk: Walk, works: Works) -> None:
         self.steps: list[Steps] = []

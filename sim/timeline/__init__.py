@@ -1,6 +1,6 @@
-"""A timeline of one thread block, for JSON and the page: what its warps did, copies in flight, products, waits and barriers.
+"""A timeline of one thread block, for JSON and the page: the work of its warps, copies in flight, products, waits and barriers.
 
-The order of things and who waits for what were executed (`ptx.Diary`); the clocks are a model's (`clocks`).
+The order of events, and who waits for what, were executed (`ptx.Diary`); the clocks are a model's (`clocks`).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from cupyflash.sim.ptx.text.syntax import Line
 from cupyflash.sim.timeline.clocks import SHORT, Flight, Played, Span, own_line, play
 
 MOST_SPANS = 20_000
-"""Of all rows together: what a page draws without delay. A longer block is shown up to some clock."""
+"""The largest number of spans in all rows, which a page draws without delay. A longer block is shown up to some clock."""
 MOST_PLAYED = 500_000
 """Instructions: a few seconds. A longer block is played up to some clock."""
 MOST_COPIES = 32
@@ -59,8 +59,8 @@ MODEL = (
 
 
 def device_of(target: str) -> Device:
-    """A device of the catalogue for what PTX was compiled for (sm_80, sm_90a): the first of that compute capability, or of the last
-    one before it that there is."""
+    """A device of the catalogue for the target of some PTX (sm_80, sm_90a): the first of that compute capability, or of the last
+    earlier one that it has."""
     digits = "".join(letter for letter in target if letter.isdigit())
     wanted = divmod(int(digits), 10) if digits else (8, 0)
     every = Device.catalogue()
@@ -166,8 +166,8 @@ def shares(row: Drawn) -> list[float]:
 
 
 def joined(spans: Sequence[Span], lines: Lines, takes: Mapping[int, float]) -> list[tuple[float, float, str, int, str]]:
-    """Spans of one kind and line together. Work of less than SHORT clocks is one with what follows: both have the kind and line of
-    what takes their time, or units, longest."""
+    """Spans, joined if they are of one kind and line. Work of less than SHORT clocks joins the work after it: both get the kind and
+    line that take their time, or units, longest."""
     out: list[tuple[float, float, str, int, str]] = []
     parts: defaultdict[tuple[str, int], float] = defaultdict(float)
     begin = 0.0

@@ -1,9 +1,9 @@
 """Clocks for a diary: one thread block alone on one multiprocessor, by a model. The order, and who waits for what, are the diary's.
 
 Four sub-cores issue an instruction a clock each, a warp's in the order of a list scheduler (`order`). A warp goes on until it needs
-a register that is not there yet, or a unit whose queue is full. Tensor cores, exponential units, arithmetic and shared memory have
-rates, copies and loads a latency behind the way to the L2. A wait is over when all that it waited for in the diary has come; the
-diary's order is one in which that happens, so nothing deadlocks.
+a register that is not ready, or a unit whose queue is full. Tensor cores, exponential units, arithmetic and shared memory have
+rates, copies and loads have a latency after the way to the L2. A wait ends when everything that it waited for in the diary has
+arrived; in the diary's order that always happens, so nothing deadlocks.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ SHORT = 16
 MEMORY = frozenset({"shared", "global"})
 """Kinds of work that access memory; which one is as executed."""
 MORE = 0.1
-"""Of the clocks: for how long what is never over is drawn."""
+"""The share of the clocks for which a span that never ends is drawn."""
 SIGNALS = frozenset({"barrier", "cluster", "phase", "registers"})
-"""Waits for other warps, which see what they wait for so much later."""
+"""Waits for other warps: they end this much after the event."""
 WAIT_KINDS = {
     "barrier": "waits_barrier",
     "cluster": "waits_cluster",
@@ -122,7 +122,7 @@ class Warp:
     slow: tuple[float, bool, int] | None = None
     since: float = 0.0
     held: tuple[WaitSpan, int, int, list[Act]] | None = None
-    """A wait, its instruction, how much of it is not known yet, and the acts behind it."""
+    """A wait, its instruction, the number of its events whose time is not known yet, and the acts after it."""
     boards: dict[int, tuple[float, bool, int]] = field(default_factory=dict)
     spans: list[Span] = field(default_factory=list)
 
@@ -180,7 +180,7 @@ class Replay:
         self.free = [[0.0] * PIPES for _ in range(PARTITIONS)]
         self.shared = self.way = self.across = 0.0
         self.busy: defaultdict[tuple[str, int], float] = defaultdict(float)
-        """By unit and sub-core; what those share has core 0."""
+        """By unit and sub-core; units that the sub-cores share have core 0."""
         self.signs: dict[int, float] = {}
         self.waiting: defaultdict[int, list[Warp]] = defaultdict(list)
         self.flights: dict[int, Flight] = {}
@@ -195,11 +195,11 @@ class Replay:
         """Of each sub-core, when it looks for a warp to issue, and when it may issue again."""
         self.every: list[Warp] = []
         self.outside: set[tuple[int, int]] = set()
-        """Warps and instructions that read what other thread blocks wrote."""
+        """Warps and instructions that read values of other thread blocks."""
         self.promises: dict[int, tuple[int, ...]] = {}
 
     def run(self, until: float = inf, most: float = inf) -> Played:
-        """Up to a clock, or until so many instructions are issued."""
+        """Run up to a clock, or until `most` instructions are issued."""
         orders = Orders(self.diary.listing, self.step)
         for number, row in enumerate(self.diary.rows):
             todo = items(row, orders)
@@ -318,7 +318,7 @@ class Replay:
         return found
 
     def come(self, warp: Warp, at: float) -> None:
-        """A warp comes to its next instruction that takes time: it can issue when its registers are there."""
+        """Let a warp reach its next instruction that takes time: it can issue when its registers are ready."""
         warp.ready = at
         while warp.item is not None:
             step, warp.slow = self.step(warp.item.pc), None

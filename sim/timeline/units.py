@@ -1,4 +1,4 @@
-"""The units of a multiprocessor in the model of one thread block: what PTX instructions take of which, and for how long."""
+"""The units of a multiprocessor in the model of one thread block: which of them PTX instructions occupy, and for how long."""
 
 from __future__ import annotations
 
@@ -55,8 +55,9 @@ BY_CLASS = {
     "move": (FREE, "works"),
     "load param": (FREE, "works"),
 }
-"""Unit and kind of span by class of instruction. What is in none of them takes an issue slot: barriers, branches. Moves
-and parameters are free: machine code renames registers and reads parameters as operands."""
+"""Unit and kind of span by class of instruction. Other instructions take an issue slot: barriers, branches. Moves and parameters
+are free: machine code renames registers and reads parameters as operands.
+"""
 
 
 @dataclass(frozen=True)
