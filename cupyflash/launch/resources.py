@@ -107,10 +107,10 @@ def parse_account(log: str) -> dict[str, tuple[dict[str, int], int]]:
         for figure, pattern in _FIGURES.items():
             told = pattern.findall(entry["account"])  # once, and once for each function that was not inlined
             if not told:
-                raise RuntimeError(f"ptxas' log does not give {figure} of {entry['name']}:\n{log}")
+                raise RuntimeError(f"ptxas' account of {entry['name']} has no {figure}:\n{log}")
             figures[figure] = max(int(value) for value in told)
         static = _STATIC.search(entry["account"])
         entries[entry["name"]] = figures, int(static[1]) if static else 0
     if not entries:
-        raise RuntimeError(f"ptxas' log has no figures of any kernel:\n{log}")
+        raise RuntimeError(f"ptxas' account names no kernel:\n{log}")
     return entries
