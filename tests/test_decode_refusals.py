@@ -1,4 +1,4 @@
-"""What `attention_decode` refuses, in which words, before anything is compiled or written."""
+"""The refusals of `attention_decode`, with their words, before anything is compiled or written."""
 
 from __future__ import annotations
 

@@ -218,7 +218,7 @@ FA3 = ("--heads", "16", *H100)
 
 
 def words(*arguments: str) -> str:
-    """What is shown, in one line."""
+    """The output in one line."""
     result = cupyflash(*arguments)
     assert result.exit_code == 0, result.output
     return " ".join(result.stdout.split())

@@ -23,7 +23,7 @@ def normal(*shape: int, dtype: Any = np.float32, seed: int = 0) -> np.ndarray:
 
 
 def posed(q: tuple[int, ...] = (2, 20, 16), k: tuple[int, ...] = (2, 28, 16), dtype: Any = np.float32, **options: Any) -> Arrays:
-    """What `attention_backward` takes, by name: random q, k, v and dout, and the forward's out and lse."""
+    """The arguments of `attention_backward`, by name: random q, k, v and dout, and the forward's out and lse."""
     arrays = {"q": normal(*q, dtype=dtype), "k": normal(*k, dtype=dtype, seed=1), "v": normal(*k, dtype=dtype, seed=2)}
     out, lse = cupyflash.attention(**arrays, return_lse=True, **options)
     return {"dout": normal(*out.shape, dtype=dtype, seed=3), **arrays, "out": out, "lse": lse}

@@ -84,7 +84,7 @@ def test_what_is_refused(asked: dict[str, Any], error: type[Exception], says: st
 
 @pytest.mark.parametrize("device", ["A100-40GB", "H100-SXM"])
 def test_warmup_compiles_what_calls_run(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever the cap, the slopes and their number."""
+    """The kernels do not depend on the cap, the slopes or their number."""
     compiled: set[Any] = set()
     monkeypatch.setattr("cupyflash.sim.execution.module", lambda kernel, capability: compiled.add((kernel.name, kernel.constants)))
     asked = {"softcap": True, "alibi_slopes": True}

@@ -60,7 +60,7 @@ DOCUMENTS = "--mask-function 'document[q] == document[k] and k <= q' --capture d
 
 
 def test_predict_knows_what_a_mask_says_of_positions_and_files(tmp_path: Path) -> None:
-    """Of an array that is but drawn it is counted as if it were asked for every score."""
+    """An array that is only drawn counts as if the mask needed every score."""
     np.save(tmp_path / "ids.npy", IDS)
     size = "predict --seqlen 200 --head-dim 64 --tiling 32x16 --algorithm fa2"
     mask = Mask("document[q] == document[k] and k <= q", document=IDS)

@@ -165,7 +165,7 @@ def test_decoding_is_what_its_splits_were_chosen_by() -> None:
 
 
 def test_what_masks_skip_takes_no_time() -> None:
-    """Of tiles of a mask that keeps half of the keys, half are left."""
+    """A mask that keeps half of the keys leaves half of the tiles."""
     whole = plan(PROBLEM, A100)
     kept = np.arange(whole.row_blocks * whole.col_blocks).reshape(whole.row_blocks, -1) % 2 == 0
     less = times(plan(PROBLEM.asking(block_mask=kept), A100, "fa2", (whole.block_rows, whole.block_cols)))

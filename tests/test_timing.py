@@ -1,4 +1,4 @@
-"""How the benchmarks of the forward and of the backward measure, judge and keep what they saw: on scripted implementations."""
+"""The benchmarks of the forward and of the backward: how they measure, judge and keep results, on scripted implementations."""
 
 from __future__ import annotations
 
