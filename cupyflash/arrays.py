@@ -77,7 +77,7 @@ def dtype_name(dtype: Any, argument: str = "dtype") -> str:
 
 
 def array_dtype(name: str, array: Any) -> str:
-    """The name of an array's dtype; TypeError for one that is not supported, with what helps."""
+    """The name of an array's dtype; TypeError with a hint for one that is not supported."""
     try:
         return dtype_name(array.dtype, name)
     except TypeError as error:
@@ -154,7 +154,7 @@ def check_array(name: str, array: Any) -> None:
 
 
 def require_shape(name: str, array: Array, shape: tuple[int, ...], what: str = "") -> None:
-    """ValueError for another shape; `what` says more of the right one."""
+    """ValueError for another shape; `what` describes the right one."""
     if array.shape != shape:
         raise ValueError(f"{name} must have shape {shape}{what}, got {array.shape}")
 

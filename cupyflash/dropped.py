@@ -63,7 +63,7 @@ def dropout_mask(
 
 
 def _checked_shape(shape: Any) -> tuple[int, int, int, int]:
-    """(batch, heads, n_q, n_k). TypeError or ValueError for what is no shape of scores."""
+    """(batch, heads, n_q, n_k). TypeError or ValueError for a shape that scores cannot have."""
     if not isinstance(shape, tuple | list) or not 2 <= len(shape) <= 4:
         raise TypeError(f"shape must be (n_q, n_k), (h, n_q, n_k) or (b, h, n_q, n_k), got {shape!r}")
     batch, heads, n_q, n_k = (checked_size("shape", size) for size in (1,) * (4 - len(shape)) + tuple(shape))
