@@ -29,7 +29,7 @@ def attention(q: Any, k: Any, v: Any, **asked: Unpack[keywords.Forward]) -> Any:
     of q's dtype, is added to the scaled scores. Both arrays broadcast to (..., n_q, n_k). A first pass finds the tiles that a mask
     leaves empty, which are neither loaded nor computed, and those that it leaves whole, which take the unmasked path ("fa2"; other
     algorithms evaluate the mask for every score). `block_mask` finds these tiles once for many calls. `window` and `mask` together
-    are an *and*; to see the first keys beside a window, as in StreamingLLM, write the window into a mask, which skips tiles as well:
+    are an *and*; to see the first keys beside a window, as in StreamingLLM, write the window into a mask, which skips tiles too:
     `Mask("k <= q and (q - k < width or k < first)", width=512, first=4)`.
 
     `key_lengths`, integers of shape (b,) from 0 to n_k in an array or a list, is the number of keys of each batch; later rows of k
@@ -219,9 +219,9 @@ def attention_decode(q: Any, k_cache: Any, v_cache: Any, cache_seqlens: Any, **a
     sequence's keys with the new ones; an axis that k indexes has room for n keys, as the cache. A query that sees no key gives
     zeros and a log-sum-exp of -inf.
 
-    `num_splits`, 1 to 256, is the number of parts into which a sequence's keys are split; the default, which `cupyflash explain
-    --decode` explains, depends on the cache's room and the device alone. The same call gives the same bits; another number of
-    splits rounds differently.
+    `num_splits`, 1 to 256, is the number of parts into which a sequence's keys are split; the default depends on the cache's
+    room and the device alone (`cupyflash explain --decode` explains it). The same call gives the same bits; another number of splits
+    rounds differently.
 
     Returns O in q's dtype, of q's shape except for d_v; with `return_lse` also L, float32 of shape (b, h, n_q). CuPy arrays run on
     their device and the current stream, without a wait, and a CUDA graph may be replayed with other `cache_seqlens`, pages and

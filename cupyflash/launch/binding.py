@@ -1,4 +1,4 @@
-"""Gives the fields of a schedule's struct their values: the one place that knows what each number means."""
+"""The values of the fields of a schedule's struct: the one place that knows the meaning of each number."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from cupyflash.schedules import TileSchedule
 def prepare(
     schedule: TileSchedule, simulation: Simulation | None, arrays: Mapping[str, Array], outputs: Mapping[str, Layout]
 ) -> Prepared | PreparedSimulation:
-    """A schedule's kernels for arrays of such layouts, by the kernels' names, on the GPU or in a simulation.
+    """Prepare a schedule's kernels for arrays of these layouts, by the kernels' names, on the GPU or in a simulation.
 
-    `outputs`, which are among the arrays, and the schedule's workspaces are made by each launch. ValueError when no kernel runs
-    the schedule.
+    Each launch allocates the `outputs`, which are among the arrays, and the schedule's workspaces. ValueError if no kernel runs the
+    schedule.
     """
     workspaces = {name: Layout.contiguous(space.shape, numpy_dtype(space.dtype)) for name, space in schedule.workspaces().items()}
     kernels = schedule.kernels()  # refuses what no kernel runs

@@ -54,7 +54,7 @@ def first(call: Call, given: Mapping[str, Any]) -> Any:
 
 
 def compile_first(call: Call, given: Mapping[str, Any]) -> None:
-    """Does what such a call does before it launches; of the arrays only the layouts count, and what functions have captured."""
+    """Do the work of such a call before its launch; only the layouts of the arrays matter, and the captured values of functions."""
     request = Request.of(call, given)
     with device_of(request.gpu, **request.placed):
         request.ready().prepared.compile()
@@ -80,7 +80,7 @@ class Request:
 
     @classmethod
     def of(cls, call: Call, given: Mapping[str, Any]) -> Request:
-        """TypeError or ValueError for what is none, whatever the shapes."""
+        """Return the request of some arguments. TypeError or ValueError for arguments that are wrong whatever the shapes."""
         asked = call.keywords.complete(given)
         score = one_score(asked["score"], asked["softcap"], asked["alibi_slopes"])
         mask = Given.of(asked["mask"], call.masks)
@@ -152,7 +152,7 @@ class Request:
 
     @property
     def rows(self) -> tuple[int, ...]:
-        """The shape of what there is one of for each row of q."""
+        """The shape of a tensor with one number for each row of q."""
         shape: tuple[int, ...] = self.arrays["q"].shape
         return shape[1::-1] if self.options.packed else shape[:-1]
 
@@ -165,7 +165,7 @@ class Request:
         return problem
 
     def tensors(self, *made: Made) -> dict[str, Any]:
-        """The arrays and what is made beside, by the kernels' names, as these have them."""
+        """The arrays and the call's own tensors, by the kernels' names and in their layout."""
         found = {self.call.fields.get(name, name): array for name, array in self.layouts.items()}
         for more in made:
             found |= more
@@ -206,7 +206,8 @@ def _check_choices(asked: Mapping[str, Any]) -> None:
 
 
 def pose(gpu: bool, arrays: Mapping[str, Array], options: Options, numbers: Mapping[str, Any]) -> Problem:
-    """The problem of a call's arrays, captured ones among them, and captured numbers; of NumPy's also what a mask function says."""
+    """The problem of a call's arrays, captured ones among them, and captured numbers; with NumPy's arrays also the pattern of a
+    mask function."""
     captured = captured_among(arrays)
     problem = Problem.from_arrays(**{name: array for name, array in arrays.items() if name not in captured}, options=options)
     check_captured(problem, captured)
@@ -328,7 +329,7 @@ def _refuse_written(
     arrays: Arrays,
     numbers: Numbers,
 ) -> None:
-    """Looks more closely only where what is written may be near something else, as it seldom is."""
+    """Refuse overlaps with written arrays. It looks closely only if addresses are near each other, which is rare."""
     if gpu:
         spans = [(field, (at := arrays[field].data.ptr) - before, at + behind) for field, before, behind in reach]
         own = {field: (first, end) for field, first, end in spans}

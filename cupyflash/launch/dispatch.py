@@ -45,11 +45,11 @@ def as_arrays(**given: Any) -> dict[str, Any]:
 
 
 def as_array(name: str, array: Any, others: str = "") -> Any:
-    """NumPy and CuPy arrays as they are; other objects that offer their memory (DLPack, CUDA array interface) as views.
+    """NumPy and CuPy arrays unchanged; other objects that offer their memory (DLPack, CUDA array interface) as views.
 
-    DLPack goes first: it knows bfloat16, and orders what the object's own stream still does before CuPy's current stream, where
-    the CUDA array interface has two nameless bytes, and at best waits. TypeError for everything else: lists, scalars, None,
-    masked arrays, tensors that require grad; `others` are words for what the caller takes itself.
+    DLPack goes first: it knows bfloat16, and orders the pending work of the object's own stream before CuPy's current stream,
+    whereas the CUDA array interface has two nameless bytes, and at best waits. TypeError for everything else: lists, scalars, None,
+    masked arrays, tensors that require grad; `others` are words for other types that the caller takes.
     """
     cupy = sys.modules.get("cupy")
     if isinstance(array, np.ndarray) and not isinstance(array, np.ma.MaskedArray):

@@ -20,7 +20,7 @@ from typing import Any
 from cupyflash.launch.turns import Turns
 
 PATIENCE = 2.0
-"""Seconds that a terminal waits for a compiler before it is told why."""
+"""Seconds that a terminal waits for a compiler before a message says why."""
 
 FOLDER = "CUPY_CACHE_DIR"
 """CuPy's name for the folder of its kernel cache."""
@@ -74,10 +74,10 @@ _not_kept: list[OSError] = []
 
 
 def import_cupy() -> Any:
-    """CuPy; ImportError where it is not installed.
+    """Import CuPy; ImportError if it is not installed.
 
-    Its import makes the folder of its kernel cache. Where that cannot be made, which would leave half of it imported, a folder
-    that goes with the process is taken instead.
+    Its import makes the folder of its kernel cache. If that cannot be made, which would leave half of it imported, a folder that is
+    removed with the process replaces it.
     """
     with _importing.lock:
         if "cupy" not in sys.modules and find_spec("cupy") is not None:
@@ -110,13 +110,13 @@ def cache_folder() -> Path:
 
 
 def say_what_is_not_kept() -> None:
-    """Warn where CuPy's kernels go with the process."""
+    """Warn if CuPy's kernels are lost with the process."""
     for error in _not_kept:
         cache_is_unusable(cache_folder(), error)
 
 
 def cache_is_unusable(folder: Path, error: OSError) -> None:
-    """Say, once a folder and reason, that kernels are kept in memory only."""
+    """Warn, once a folder and reason, that kernels are kept in memory only."""
     _say_unusable(str(folder), error.strerror or str(error))
 
 

@@ -1,8 +1,8 @@
-"""Runs kernels on the GPU: CuPy's current device and stream, memory from its pool, nothing waited for.
+"""Runs kernels on the GPU: on CuPy's current device and stream, with memory from its pool, without waits.
 
 A warm call, in the order of this page: `read` looks at its arrays' layouts and its options, at no address and no element; `Kept`
-has what was prepared for these; `Ready` brings what is the call's own, and `Prepared` fills the struct and launches. What is not
-there yet, and what has to be looked at (NumPy's arrays, lists), goes through `cupyflash.launch.cold`.
+has the launch that was prepared for these; `Ready` adds the call's own values, and `Prepared` fills the struct and launches. Calls
+that are not prepared yet, and arguments whose values must be checked (NumPy's arrays, lists), go through `cupyflash.launch.cold`.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ def read(call: Call, given: Mapping[str, Any], looked_at: bool = False) -> tuple
 
 
 class Kept(dict[Key | None, Any]):
-    """The newest of what was prepared. `prepared` counts it."""
+    """The newest prepared calls. `prepared` counts them."""
 
     most = 1024
 
@@ -115,7 +115,7 @@ KEPT = Kept()
 
 
 class Ready(NamedTuple):
-    """A call of some layouts and options, prepared: `steps` check or add what is each call's own."""
+    """A prepared call of some layouts and options: `steps` check or add each call's own values."""
 
     call: Call
     prepared: Any
@@ -123,7 +123,7 @@ class Ready(NamedTuple):
     device: int | None
 
     def launch(self, given: Mapping[str, Any], arrays: Arrays) -> Any:
-        """Launch on the current stream of the arrays' device, which is made the current one. Returns what the call does."""
+        """Launch on the current stream of the arrays' device, which becomes the current one. Returns the call's results."""
         if self.device is not None:
             cuda = sys.modules["cupy"].cuda
             if cuda.runtime.getDevice() != self.device:
@@ -136,10 +136,11 @@ class Ready(NamedTuple):
 
 
 class Prepared:
-    """Kernels to be launched one after another, all given one struct, in which the arrays' addresses are yet to be set.
+    """Kernels to be launched one after another, all with one struct, in which the arrays' addresses are still to be set.
 
-    `values` are the struct's, with arrays or layouts in place of addresses. It makes `outputs` and `workspaces`, contiguous. Each
-    launch has a struct of its own, so that threads may launch at once. `given_tiles`: of which a launch is given the states.
+    `values` are the struct's, with arrays or layouts in place of addresses. It allocates `outputs` and `workspaces`, contiguous.
+    Each launch has a struct of its own, so that threads may launch at once. `given_tiles`: the tiles whose states a launch is
+    given.
     """
 
     def __init__(
@@ -171,7 +172,7 @@ class Prepared:
 
     @cached_property
     def _functions(self) -> list[tuple[Any, tuple[int], tuple[int], int]]:
-        """Compiled at the first launch, since a call may still be refused for where its arrays lie."""
+        """The kernels, compiled at the first launch, since a call may still be refused for its arrays' device."""
         from cupyflash.launch.compiler import gpu_kernel
 
         device_id = sys.modules["cupy"].cuda.runtime.getDevice()
@@ -242,10 +243,10 @@ def capturing() -> bool:
 
 
 def hold_for_graph(arrays: Any) -> None:
-    """While a CUDA graph is captured, keep arrays for good.
+    """Keep arrays for good while a CUDA graph is captured.
 
-    A graph replays with the addresses that it was captured with, so the memory pool must not hand what a captured call
-    allocated for itself to anyone else, and CuPy does not say when a graph is gone. What a call returns is its caller's to keep.
+    A graph replays with the addresses of its capture, so the memory pool must not give a captured call's own allocations to anyone
+    else, and CuPy does not say when a graph is gone. The caller must keep the returned arrays.
     """
     if capturing():
         _held_for_graphs.append(arrays)

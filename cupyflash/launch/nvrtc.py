@@ -47,7 +47,7 @@ def header_directories() -> tuple[str, ...]:
 
 
 def _usual_places() -> Iterator[str]:
-    """Directories where a CUDA toolkit has its headers."""
+    """The usual directories of a CUDA toolkit's headers."""
     wheels = find_spec("nvidia")
     for root in (wheels.submodule_search_locations or ()) if wheels else ():
         yield from sorted(glob.glob(os.path.join(root, "cu[0-9]*", "include")), reverse=True)

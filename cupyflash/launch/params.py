@@ -115,7 +115,7 @@ class Params:
 
     @cached_property
     def maps(self) -> tuple[str, ...]:
-        """The fields that are tensor maps. ValueError where they are not the first."""
+        """The fields that are tensor maps. ValueError if they are not the first ones."""
         names = tuple(field.name for field in self.fields if field.type == MAP)
         if names != tuple(field.name for field in self.fields[: len(names)]):
             raise ValueError(f"tensor maps come first in a struct, got {', '.join(field.name for field in self.fields)}")
@@ -174,7 +174,7 @@ class Params:
 
 
 def flat(values: Mapping[str, Any]) -> dict[str, Any]:
-    """The same without structs in the struct, laid out alike: an array has the name of its field."""
+    """The same without structs in the struct, with the same layout: an array has the name of its field."""
     fields: dict[str, Any] = {}
     for name, value in values.items():
         nested = {f"{name}.{axis}": step for axis, step in value.items() if axis != "at"} if isinstance(value, dict) else {}

@@ -113,7 +113,8 @@ class PreparedSimulation:
                     module(kernel, self.schedule.chip.compute_capability)
 
     def launch(self, arrays: Mapping[str, Any], numbers: Mapping[str, Any] | None = None) -> dict[str, Any]:
-        """Run the kernels and return the outputs, by name. RuntimeError for what takes too long, or findings; MemoryError."""
+        """Run the kernels and return the outputs, by name. RuntimeError for a launch that takes too long, or for findings;
+        MemoryError."""
         from cupyflash.sim.estimate import refuse_slow
         from cupyflash.sim.execution import run_kernels
 

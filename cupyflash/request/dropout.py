@@ -1,4 +1,4 @@
-"""Dropout of attention's weights: what a call asks for, and the numbers that its kernels are given."""
+"""Dropout of attention's weights: the options of a call, and the numbers that its kernels get."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ NO_NUMBERS: Mapping[str, Any] = dict.fromkeys((*UNSIGNED, "dropout_scale"), 0)
 
 @lru_cache(maxsize=256)
 def with_dropout(struct: Params, dropout: bool) -> Params:
-    """A struct with what decides over dropped weights, if there are any."""
+    """A struct with the fields that decide which weights are dropped, if any are."""
     return Params((*struct.fields, *FIELDS)) if dropout else struct
 
 

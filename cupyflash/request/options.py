@@ -49,7 +49,7 @@ class BlockMask:
         return cls(shape, np.packbits(np.ascontiguousarray(array)).tobytes() if known else None)
 
     def require(self, pairs: tuple[int, int]) -> None:
-        """ValueError unless this can be the mask of so many (batches, heads)."""
+        """ValueError unless this can be the mask of (batches, heads) `pairs`."""
         if any(length not in (1, whole) for length, whole in zip(self.shape[:2], pairs, strict=True)):
             given = self.shape if self.shape[0] > 1 else self.shape[1:]
             raise ValueError(f"block_mask must be (b or 1, h or 1, Tr, Tc) with (b, h) = {pairs}, got shape {given}")
@@ -114,17 +114,17 @@ Window = tuple[int | None, int | None]
 
 
 class Band(NamedTuple):
-    """A window of a part of a larger problem, where a row's own key may be in another part: either side may be negative."""
+    """A window of a part of a larger problem, in which a row's own key may be in another part: either side may be negative."""
 
     left: int | None
     right: int | None
 
 
 class Option(NamedTuple):
-    """A field of `Options`: in words, which kind of thing says it in a call, who takes it, what it is where nothing is asked for.
+    """A field of `Options`: its words, its kind, the algorithms and calls that take it, and its value if nothing is requested.
 
-    Kinds: a "value" is taken as a call has it; an "array" comes beside q, k and v by this name; "found" is what is seen in others.
-    Who takes it: an algorithm, its backward, a call that is planned in another way. All others refuse it.
+    Kinds: a "value" is used as a call has it; an "array" comes beside q, k and v by this name; "found" follows from other options.
+    Takers: an algorithm, its backward, a call that is planned in another way. All others refuse it.
     """
 
     words: str
@@ -231,7 +231,8 @@ class Options:
         return {name: getattr(self, name) for name, each in OPTIONS.items() if each.kind == "value"}
 
     def beside(self, arrays: Mapping[str, Any]) -> Options:
-        """The same with the arrays that come beside q, k and v, by name: what NumPy's key lengths and block mask say is known."""
+        """The same with the arrays that come beside q, k and v, by name: the contents of NumPy's key lengths and block mask are
+        known."""
         lengths = arrays.get("key_lengths")
         said: dict[str, Any] = {name: arrays.get(name) is not None for name in ARRAYS if OPTIONS[name].is_flag}
         said |= {"padded": lengths is not None, "block_mask": arrays.get("block_mask")}
@@ -239,7 +240,7 @@ class Options:
         return replace(self, **said, key_lengths=tuple(lengths.tolist()) if isinstance(lengths, np.ndarray) else None)
 
     def sized(self, batch: int, heads: int, queries: int, keys: int) -> Options:
-        """The same for so many of each. TypeError or ValueError for key lengths, a block mask or a pattern of others."""
+        """The same for these sizes. TypeError or ValueError for key lengths, a block mask or a pattern of other sizes."""
         if self.block_mask is not None:
             self.block_mask.require((batch, heads))
         if self.pattern is not None:
@@ -289,12 +290,12 @@ def not_taken(by: str) -> tuple[str, ...]:
 
 
 def refused(options: Options, by: str) -> str | None:
-    """The first field that is asked for and not taken; None where all are."""
+    """The first requested field that is not taken; None if all are."""
     return next((name for name in not_taken(by) if getattr(options, name) != OPTIONS[name].default), None)
 
 
 def require_taken(options: Options, by: str) -> None:
-    """ValueError for what an algorithm, its backward or a call does not take."""
+    """ValueError for options that an algorithm, its backward or a call does not take."""
     name = refused(options, by)
     if name is None:
         return
@@ -320,7 +321,7 @@ def require_choice(name: str, value: object, choices: tuple[str, ...]) -> None:
 
 
 def check_key_lengths(lengths: Any, batch: int, keys: int) -> tuple[int, ...]:
-    """Lengths, in a sequence or an array, as a tuple of Python's integers. TypeError or ValueError for what are none."""
+    """The lengths, from a sequence or an array, as a tuple of Python's integers. TypeError or ValueError for wrong ones."""
     numbers = lengths.tolist() if isinstance(lengths, np.ndarray) else lengths
     if not isinstance(numbers, Iterable) or isinstance(numbers, str | bytes):
         raise TypeError(f"key_lengths must be a sequence of integers, got {lengths!r}")
