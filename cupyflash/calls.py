@@ -220,8 +220,8 @@ def attention_decode(q: Any, k_cache: Any, v_cache: Any, cache_seqlens: Any, **a
     zeros and a log-sum-exp of -inf.
 
     `num_splits`, 1 to 256, is the number of parts into which a sequence's keys are split; the default depends on the cache's
-    room and the device alone (`cupyflash explain --decode` explains it). The same call gives the same bits; another number of splits
-    rounds differently.
+    room and the device alone (`cupyflash explain --decode` explains it). The same call gives the same bits; another number of
+    splits rounds differently.
 
     Returns O in q's dtype, of q's shape except for d_v; with `return_lse` also L, float32 of shape (b, h, n_q). CuPy arrays run on
     their device and the current stream, without a wait, and a CUDA graph may be replayed with other `cache_seqlens`, pages and
