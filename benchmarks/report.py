@@ -76,7 +76,7 @@ def doubts(row: Mapping[str, Any]) -> Iterator[str]:
 
 
 def ratios(rows: Sequence[Mapping[str, Any]], default: str) -> Iterator[str]:
-    """For each case, `default`'s TFLOP/s over those of the best other implementation that is right too."""
+    """The ratio, for each case, of `default`'s TFLOP/s to those of the best other implementation that is right too."""
     for case in dict.fromkeys(map(problem_of, rows)):
         good = [row for row in rows if problem_of(row) == case and "tflops" in row and row["right"] is not False]
         mine = next((row for row in good if row["implementation"] == default), None)

@@ -316,7 +316,7 @@ class Tracer:
                     return decision(ways[0], "the other way does not come back" if wanted else "the other way goes round again")
 
         def copies(side: bool) -> list[bool]:
-            """For each copy on one side only: True if it moves 16 bytes."""
+            """True, for each copy on one side only, if it moves 16 bytes."""
             return ["128" in self.code[each].modifiers for each in only[side] if self.code[each].opcode == "LDGSTS"]
 
         lesser = len(only[True]) <= len(only[False])

@@ -281,8 +281,8 @@ def _candidate(p: Problem, device: Device, config: Config, splits: int | None) -
 
 @lru_cache(maxsize=1024)
 def choose(problem: Problem, device: Device, splits: int | None = None) -> Candidate:
-    """Of the configurations about as fast as any by the model, the widest one that gives every multiprocessor a thread block; if
-    none does, the one with the most thread blocks. `splits` fixes the number of splits.
+    """The widest configuration that the model predicts to be about as fast as any, of those that give every multiprocessor a thread
+    block; if none does, of those with the most thread blocks. `splits` fixes the number of splits.
 
     ValueError if the device lacks the element type, `DoesNotFit` if nothing fits.
     """

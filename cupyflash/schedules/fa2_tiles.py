@@ -348,7 +348,7 @@ def spread(candidate: Candidate, device: Device, visits: Pieces) -> float:
 
 
 def _best(able: Iterable[Candidate], least: Callable[[Candidate], int]) -> Candidate:
-    """Of those that are the fastest or nearly so, the one with the smallest value of `least`."""
+    """The candidate with the smallest value of `least`, of those that are the fastest or nearly so."""
     able = list(able)
     alike = max(each.rate for each in able) / ALIKE
     return min((each for each in able if each.rate >= alike), key=lambda each: (least(each), -each.rate))
