@@ -1,7 +1,7 @@
-"""What the gate's programs came to, kept from one run to the next in `.ci/accounts/`, a file for each version of NVRTC.
+"""The results of the gate's programs, kept from one run to the next in `.ci/accounts/`, a file for each version of NVRTC.
 
-A program is found again by a digest of all that it is made of: source, included files, constants, options, architecture, CUDA's
-headers for half types. So a change compiles what it touches, and CI what the file does not have.
+A program is found again by a digest of all its parts: source, included files, constants, options, architecture, CUDA's headers for
+half types. So after a change the gate compiles only changed programs, and CI those that the file lacks.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Accounts:
         self.known = {line["program"]: line["kernels"] for line in map(json.loads, lines)}
 
     def find(self, program: Program) -> tuple[Resources, ...] | None:
-        """What a program's kernels take, None where it has not been compiled as it is now."""
+        """The needs of a program's kernels, None if it has not been compiled in its present form."""
         figures = self.known.get(digest(program))
         if figures is None or not all(kernel.name in figures for kernel in program[1]):
             return None

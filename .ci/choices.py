@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""What schedules choose and what the models say of it, written down: a change of either is then seen, where only speed would tell.
+"""A record of the schedules' choices and the models' figures, which shows changes that would otherwise only cost speed.
 
     python .ci/choices.py [--write]
 
-planned.txt in .ci/accounts has how each kernel of the compile gate's is launched, and a digest of its constants; modelled.txt has
-digests of what `cupyflash explain` and `predict` say of some problems, part by part, numbers to six digits, and of the order in
-which FlashAttention-3's queue hands out row blocks. tests/test_drawn_mutants.py holds to them. `--write` makes them what they are
-now: run it where a change of tiles or models is meant, and look at what else has changed.
+planned.txt in .ci/accounts has the launch of each of the compile gate's kernels, and a digest of its constants; modelled.txt has
+digests of the output of `cupyflash explain` and `predict` for some problems, part by part, numbers to six digits, and of the order
+in which FlashAttention-3's queue hands out row blocks. tests/test_drawn_mutants.py compares them. `--write` records the present
+state: run it after an intended change of tiles or models, and check what else has changed.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ def six(thing: Any) -> Any:
 
 
 def constants(kernel: Kernel) -> list[str]:
-    """What a kernel is compiled with, but for where its sources are and what is in them."""
+    """The constants with which a kernel is compiled, without the place and fingerprint of its sources."""
     ours = f"-DCUPYFLASH_SOURCES=0x{kernels_cu.fingerprint()}", f"-I{kernels_cu.DIRECTORY}"
     return [option for option in compiler.options(kernel) if option not in ours]
 
@@ -139,7 +139,7 @@ WRITTEN = {"planned.txt": planned, "modelled.txt": modelled}
 
 
 def differences(name: str) -> Iterator[str]:
-    """What of a file is not as it is now, and what is now and not there."""
+    """The lines of a file that have changed: the present ones and the former ones."""
     now, then = Counter(WRITTEN[name]()), Counter((FOLDER / name).read_text().splitlines())
     yield from (f"now: {line}" for line in now - then)
     yield from (f"no more: {line}" for line in then - now)

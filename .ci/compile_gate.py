@@ -1,27 +1,27 @@
 #!/usr/bin/env python3
-"""Compile every kernel to machine code for every architecture, without a GPU, and fail where one spills, has a stack, or has its
-tensor cores wait: where ptxas remarks on wgmma (C75xx), or where a kernel for an architecture's own instructions has older products
-(HMMA; that takes a disassembler).
+"""Compile every kernel to machine code for every architecture, without a GPU, and fail if one spills, has a stack, or makes its
+tensor cores wait: if ptxas remarks on wgmma (C75xx), or if a kernel for an architecture's own instructions has older products
+(HMMA; this check needs a disassembler).
 
     python .ci/compile_gate.py [--all] [--write] [--sample] [--only NAME] [--processes N] [--json FILE] [--markdown docs/kernels.md]
         [--nvrtc FOLDER]
 
-The kernels come from their schedules. For every architecture (the backward: for one of each kind of chip), dtype and head
-dimension (in turns: for A10 and L4, which have the same tiles and whose registers were A100's in all 42 programs tried, and for
-what is not FlashAttention-2), on the tiling that its device gets (FlashAttention-2: on all of those that
-lengths choose between where that is common, else on one of them in turns): from d 128 on, where registers are scarce, Algorithm
-1 without a mask and with all at once, and in turns with one of the kinds that cost registers; below that, and for standard
-attention and the backward, the lightest and the heaviest in turns; FlashAttention-2 in float16 at d 64 and 128 causal, too.
-On two architectures also other tilings, each kind of mask by
-itself, and a d of V that is not d. FlashAttention-2 at d 256: without a mask, and two of four other kinds in turns; at some d a
-window with the narrowest copies. Decoding: each number of rows on every architecture at two head dimensions, and in turns what a
-call may bring. bfloat16, whose kernels differ from float16's in few registers, is done for fewer. `--all` is
-every combination, and takes an hour. `--nvrtc` takes another compiler (other_nvrtc.py): CI takes CUDA 12's, for `--sample`.
+The kernels come from their schedules: for every architecture (the backward: for one of each kind of chip), dtype and head
+dimension, on the tiling that its device gets. Some combinations take turns. Head dimensions do for A10 and L4, which have the same
+tiles (their registers were A100's in all 42 programs tried), and for kernels other than FlashAttention-2's. FlashAttention-2 is
+compiled on all tilings that lengths choose between for common cases, else on one of them in turns. From d 128 on, where registers
+are scarce, Algorithm 1 is compiled without a mask, with all masks at once, and in turns with one of the kinds that cost registers;
+below that, and for standard attention and the backward, the lightest and the heaviest kernel in turns; FlashAttention-2 in float16
+at d 64 and 128 causal, too. Two architectures also have other tilings, each kind of mask by itself, and a d of V that differs from
+d. FlashAttention-2 at d 256: without a mask, and two of four other kinds in turns; at some d a window with the narrowest copies.
+Decoding: each number of rows on every architecture at two head dimensions, and a call's options in turns. bfloat16, whose kernels
+differ from float16's in few registers, has fewer programs. `--all` compiles every combination, and takes an hour. `--nvrtc` uses
+another compiler (other_nvrtc.py): CI uses CUDA 12's, for `--sample`.
 
-What a program came to is kept in .ci/accounts/ (accounts.py): only programs that are not there as they are now are compiled, and a
-sample of those that are, which has to agree. `--write` keeps what was compiled: run it when kernels or tiles have changed, with
-both compilers. `--sample` compiles that sample and nothing else; `--only` the programs with a kernel
-whose name has NAME in it, to try a change.
+The results are kept in .ci/accounts/ (accounts.py): the gate compiles only programs that are not there in their present form, and a
+sample of those that are, which must agree. `--write` keeps new results: run it after a change of kernels or tiles, with both
+compilers. `--sample` compiles that sample and nothing else; `--only` compiles the programs with a kernel whose name contains NAME,
+to try a change.
 """
 
 from __future__ import annotations
@@ -133,7 +133,7 @@ class Job:
 
 
 def variants(algorithm: str, dtype: str, d: int, turn: int, everything: bool) -> list[Variant]:
-    """Which masks and copies to compile, of the 32 that there are."""
+    """The masks and copies to compile, of the 32 combinations."""
     if everything:
         chosen = [tuple(name for bit, name in enumerate(MASKS) if number >> bit & 1) for number in range(1 << len(MASKS))]
         return [(masks, narrow) for masks in chosen for narrow in (False, True)]
@@ -348,14 +348,14 @@ def softmax_schedules(device: Device) -> Iterator[tuple[str, Schedule]]:
 
 
 def sum_schedules(device: Device) -> Iterator[tuple[str, Schedule]]:
-    """What adds a call's results to the sums of a ring: rows that a warp's lanes go through evenly, and not."""
+    """The schedules that add a call's results to the sums of a ring: rows that a warp's lanes divide evenly, and not."""
     for dtype, d in (("float16", 128), ("bfloat16", 36), ("float32", 200)):
         if dtype != "bfloat16" or device.compute_capability >= (8, 0):
             yield f"sums of a ring {dtype} d_v {d}", AddStateSchedule(1000, d, dtype, device)
 
 
 def jobs(everything: bool = False) -> list[Job]:
-    """What there is to compile, each program once for an architecture."""
+    """The programs to compile, each once for an architecture."""
     programs: dict[tuple[Any, ...], Job] = {}
     for device in DEVICES:
         for label, schedule in (
@@ -429,7 +429,7 @@ def table(found: list[tuple[Job, Resources]]) -> Iterator[str]:
 
 
 def rows(found: list[tuple[Job, Resources]]) -> list[dict[str, Any]]:
-    """For JSON: every compiled kernel."""
+    """Every compiled kernel, for JSON."""
     return [{"for": job.label, "device": job.device.name, "sm": job.device.sm} | asdict(needs) for job, needs in found]
 
 
@@ -437,7 +437,7 @@ BY_HAND = "<!-- by hand from here on -->"
 
 
 def documented(path: Path) -> str:
-    """What docs/kernels.md is to be: the tables anew, and behind them what was written by hand."""
+    """The text of docs/kernels.md: the tables anew, and the part after them that was written by hand."""
     before = path.read_text() if path.exists() else ""
     return "\n".join(markdown()) + "\n" + (f"\n{BY_HAND}{before.partition(BY_HAND)[2]}" if BY_HAND in before else "")
 
@@ -446,13 +446,13 @@ def markdown() -> Iterator[str]:
     """docs/kernels.md: registers and occupancy of the configurations that are used by default."""
     yield "# Registers and occupancy"
     yield ""
-    yield "What the kernels take of a multiprocessor, from their machine code (`ptxas -v` through NVRTC {}.{}; no GPU).".format(
+    yield "The kernels' needs on a multiprocessor, from their machine code (`ptxas -v` through NVRTC {}.{}; no GPU).".format(
         *nvrtc_version()
     )
     yield "Written by `python .ci/compile_gate.py --markdown docs/kernels.md`; `cupyflash inspect` shows the same for any problem."
     yield ""
     yield "A cell: registers a thread / thread blocks that a multiprocessor holds / occupancy (resident warps over the most that"
-    yield "it can hold); no mask, 16-byte copies, one head of 4,096 queries (FlashAttention-2 takes larger blocks where more heads"
+    yield "it can hold); no mask, 16-byte copies, one head of 4,096 queries (FlashAttention-2 takes larger blocks if more heads"
     yield "fill the device). The gate in `.ci/run` fails when a kernel has a stack or spills. Algorithm 1 takes as much shared"
     yield "memory as its block sizes can use, and Br = min(Bc, d) makes few warps: a large M costs occupancy."
     cells: dict[str, dict[str, dict[Device, str]]] = {}

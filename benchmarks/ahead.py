@@ -50,7 +50,7 @@ def processes() -> Executor:
 def compile_all(
     kernels: Iterable[Kernel], seconds: float, executor: Executor, compile_one: Callable[[Kernel], None] = compile_for_gpu
 ) -> dict[str, Any]:
-    """How many kernels were compiled in how long, and the first error there was. What is not done in `seconds` is left."""
+    """Compile kernels for at most `seconds`: how many were compiled, in what time, and the first error. The others are left out."""
     begun, errors, done = time.monotonic(), [], 0
     with executor:
         futures = [executor.submit(compile_one, kernel) for kernel in kernels]

@@ -83,7 +83,7 @@ def variants(device: Device, cases: Sequence[Case]) -> Iterator[tuple[Mapping[st
 
 
 def extras(simulated: bool) -> command.Extras:
-    """What the clock model takes fa2 to be, which report.py puts beside the clock."""
+    """The clock model's times of fa2, which report.py shows beside the measured ones."""
     return {MODEL: command.modelled(simulated, variants)}
 
 

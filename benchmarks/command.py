@@ -41,7 +41,7 @@ Extras = Mapping[str, Callable[[float], Any]]
 
 
 def surroundings(device: Device, versions: Callable[[], Any]) -> dict[str, Any]:
-    """What is measured, and on what; nothing of whose it is."""
+    """The subject of a run: device, versions, commit; nothing that names a user or a machine."""
     return {
         "device": {**{each.name: getattr(device, each.name) for each in fields(device)}, "tensor_peak": dict(device.tensor_peak)},
         "date": datetime.date.today().isoformat(),
@@ -54,7 +54,7 @@ def surroundings(device: Device, versions: Callable[[], Any]) -> dict[str, Any]:
 
 
 def first(found: Mapping[str, Any]) -> Any:
-    """What was found, or why not."""
+    """The value that was found, or the error."""
     return found.get("value", found.get("error"))
 
 
@@ -87,7 +87,7 @@ def host_seconds(session: Session) -> dict[str, float]:
 
 
 def failed(rows: Sequence[Mapping[str, Any]]) -> bool:
-    """Whether one of ours is wrong, or raised something else than that memory was too small."""
+    """True if one of ours is wrong, or raised an error other than too little memory."""
     return any(row["ours"] and (row.get("right") is False or "MemoryError" not in row.get("error", "MemoryError")) for row in rows)
 
 

@@ -50,7 +50,7 @@ PLAN_MEMORY = 80e9  # of the devices that are planned for
 
 
 def planned(device: Device, case: DecodeCase, page: int | None = None) -> DecodeSchedule:
-    """What a call plans for contiguous arrays."""
+    """The schedule that a call plans for contiguous arrays."""
     p = case.problem.asking(padded=True)
     bits = p.head_dim * p.itemsize | MAX_ALIGNMENT
     pages = 0 if page is None else case.batch * case.n // page
@@ -67,7 +67,7 @@ def name_of(page: int | None) -> str:
 
 
 def facts(s: DecodeSchedule) -> dict[str, Any]:
-    """What is planned: `in_flight` are the bytes of a multiprocessor that has the fewest thread blocks."""
+    """The figures of a schedule: `in_flight` are the bytes of a multiprocessor that has the fewest thread blocks."""
     together = min(s.candidate.resident, max(1, s.grid // s.device.sm_count))
     return {
         "splits": s.splits,
@@ -185,7 +185,7 @@ PLAN_HEAD = (
 
 
 def plan_line(case: DecodeCase, s: DecodeSchedule) -> str:
-    """What is planned of a case, and the bytes of the closed form: in all, and of them partial results and pages' places."""
+    """The line of a case's schedule, with the bytes of the closed form: all, and the share of partial results and block tables."""
     says, moved = facts(s), theory.traffic(s)
     beside = sum(each.total_bytes for name, each in moved.items() if name in ("O_part", "m_part", "l_part", "block_table"))
     total = moved.total_bytes
@@ -198,7 +198,7 @@ def plan_line(case: DecodeCase, s: DecodeSchedule) -> str:
 
 
 def plan_table(device: Device, quick: bool, loops: bool) -> Iterator[str]:
-    """For a reader."""
+    """The schedules as a table for a reader."""
     needed = decode_tiles.needed_in_flight(device) / 1e3
     yield f"{device.name}: {device.sm_count} multiprocessors, each of which needs {needed:.0f} kB in flight"
     yield PLAN_HEAD

@@ -122,7 +122,7 @@ print(json.dumps({"empty_module_s": 0.0, "first_call_s": time.perf_counter() - s
 
 
 def _environment() -> dict[str, str]:
-    """In which a new process finds cupyflash."""
+    """The environment in which a new process finds cupyflash."""
     return os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))}
 
 

@@ -70,7 +70,7 @@ class WithoutGpu(types.ModuleType):
 
 
 def without_gpu() -> WithoutGpu:
-    """From here on cupyflash finds this in CuPy's place, and an H100."""
+    """Put this stand-in in CuPy's place, and an H100 in the current GPU's, for all further calls of cupyflash."""
     from cupyflash import Device
     from cupyflash.launch import cubins, dispatch, driver
 
@@ -124,7 +124,8 @@ def warm(runs: int) -> Iterator[str]:
 
 
 def arguments(stand_in: WithoutGpu, runs: int) -> str:
-    """What CuPy takes for a kernel's arguments, which it converts before it asks the driver: here that fails, and is taken off."""
+    """The time in which CuPy converts a kernel's arguments, before it calls the driver: here that call fails, and its time is
+    subtracted."""
     from cupyflash import attention
 
     attention(*(array(number) for number in range(3)))

@@ -1,7 +1,7 @@
-"""What a benchmark runs on: the GPU at hand, or the simulated device, by the same methods.
+"""The machine of a benchmark: the GPU at hand, or the simulated device, with the same methods.
 
-On a GPU everything runs on one non-blocking stream, CuPy's and PyTorch's alike. A call's time is taken by events around it,
-behind a buffer that is overwritten first: that empties the L2 and keeps the GPU busy until the call is queued.
+On a GPU everything runs on one non-blocking stream, CuPy's and PyTorch's alike. A call's time is taken by events around it, after a
+buffer is overwritten: that empties the L2 and keeps the GPU busy until the call is queued.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Sample(NamedTuple):
 
 
 class Machine(Protocol):
-    """What a run needs of the machine that it runs on."""
+    """The interface of a machine on which a run takes place."""
 
     device: Device
     xp: Any  # NumPy or CuPy, by which numbers are compared
@@ -47,7 +47,7 @@ class Machine(Protocol):
     def __exit__(self, *raised: Any) -> None: ...
 
     def draw(self, case: Case, seed: int, count: int) -> list[Any]:
-        """So many arrays of the case's shapes, of standard normal numbers."""
+        """Draw `count` arrays of the case's shapes, of standard normal numbers."""
 
     def sample(self, call: Call) -> Sample:
         """Times one call."""
@@ -221,7 +221,7 @@ def gpu_versions() -> dict[str, Any]:
 
 
 def library_versions() -> dict[str, str | None]:
-    """Of the libraries by name, None where one is not installed; none is imported that was not."""
+    """The versions of the libraries by name, None if one is not installed; nothing is imported that was not before."""
     found: dict[str, str | None] = {"cupy": sys.modules["cupy"].__version__ if "cupy" in sys.modules else None}
     for name in ("numpy", "torch", "triton", "flash_attn", "flash_attn_3", "flash-attn-4", "flashinfer-python"):
         try:
@@ -264,7 +264,7 @@ class Nvml:
 
 
 def stand_in() -> Device:
-    """What a dry run is a rehearsal for: the device that CUPYFLASH_STAND_IN names, as for tests/gpu; the A100-40GB without it."""
+    """The device that a dry run rehearses: the one that CUPYFLASH_STAND_IN names, as for tests/gpu; the A100-40GB without it."""
     name = os.environ.get("CUPYFLASH_STAND_IN", "1")
     return Device.named("A100-40GB" if name == "1" else name)
 

@@ -57,7 +57,7 @@ GRACE = 20  # seconds between the signal to stop and the one that does not ask
 
 
 def processes() -> int:
-    """How many can test at the same time on the GPU at hand."""
+    """The number of processes that can test at the same time on the GPU at hand."""
     import cupy
 
     memory = int(cupy.cuda.runtime.getDeviceProperties(cupy.cuda.runtime.getDevice())["totalGlobalMem"])
@@ -108,7 +108,7 @@ def finished(command: Sequence[str], seconds: float, log: Path | None = None, **
 
 
 def step(name: str, records: Path, folder: Path, given: argparse.Namespace, seconds: float) -> int:
-    """One of them, in so many seconds; its exit status."""
+    """Run one step for at most `seconds`; its exit status."""
     if name in TABLE:
         return finished(table_command(name, records, given, seconds - GRACE), seconds)
     begun, compiled, log = Budget(seconds), 0, folder / f"{name}.txt"

@@ -26,7 +26,7 @@ MODULES = ("torch", "triton", *(module for module, _ in FLASH_ATTENTIONS.values(
 
 @cache
 def missing(module: str) -> str | None:
-    """Why a peer's module cannot be imported, None where it can."""
+    """The reason why a peer's module cannot be imported, None if it can."""
     try:
         importlib.import_module(module)
     except Exception as error:  # a broken one raises whatever it likes
@@ -40,7 +40,7 @@ def all_missing() -> dict[str, str]:
 
 
 def heads_second(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Of (b, h, n, d) what a function makes of (b, n, h, d); one that gives L as well gives O first."""
+    """Adapt a function of (b, n, h, d) to (b, h, n, d); if it returns L as well, O comes first."""
 
     def attention(q: Any, k: Any, v: Any, causal: bool) -> Any:
         out = function(*(tensor.transpose(1, 2) for tensor in (q, k, v)), causal=causal)
@@ -80,7 +80,7 @@ class Torch:
     tensors: Sequence[Any]
 
     def functions(self, math: bool) -> Iterator[tuple[str, Callable[..., Any], Sequence[Any]]]:
-        """By name: a function of (q, k, v, causal) that has gradients, and the tensors to call it with."""
+        """The implementations: name, a function of (q, k, v, causal) that has gradients, and the tensors to call it with."""
         from torch.nn.attention import SDPBackend
 
         for name in (*BACKENDS, "MATH") if math else BACKENDS:
@@ -94,7 +94,7 @@ class Torch:
                 yield name, heads_second(getattr(importlib.import_module(module), function)), own
 
     def forward_only(self) -> Iterator[tuple[str, Callable[..., Any], Sequence[Any]]]:
-        """Those that have no gradients."""
+        """The implementations that have no gradients."""
         if not missing("triton"):
             import fused_triton
 

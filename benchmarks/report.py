@@ -22,7 +22,7 @@ DECODE_HEAD = (
 
 
 def heading(what: str) -> str:
-    """Of a pass' measurements."""
+    """The heading of a pass' measurements."""
     return DECODE_HEAD if what == "decode" else HEAD
 
 
@@ -66,7 +66,7 @@ def off(row: Mapping[str, Any]) -> str:
 
 
 def doubts(row: Mapping[str, Any]) -> Iterator[str]:
-    """What speaks against a figure."""
+    """The objections to a figure."""
     if row.get("right") is False:
         yield f"  WRONG (at most {row['bound']:.1e})"
     if "invalid" in row:
@@ -76,7 +76,7 @@ def doubts(row: Mapping[str, Any]) -> Iterator[str]:
 
 
 def ratios(rows: Sequence[Mapping[str, Any]], default: str) -> Iterator[str]:
-    """For each case `default`'s TFLOP/s in relation to those of the best other that is right too."""
+    """The ratio, for each case, of `default`'s TFLOP/s to those of the best other implementation that is right too."""
     for case in dict.fromkeys(map(problem_of, rows)):
         good = [row for row in rows if problem_of(row) == case and "tflops" in row and row["right"] is not False]
         mine = next((row for row in good if row["implementation"] == default), None)
@@ -87,7 +87,7 @@ def ratios(rows: Sequence[Mapping[str, Any]], default: str) -> Iterator[str]:
 
 
 def problem_of(row: Mapping[str, Any]) -> tuple[Any, ...]:
-    """What rows of the same case have in common."""
+    """The fields that rows of the same case share."""
     return tuple(row.get(name) for name in (*CASE, "batch", "heads", "kv_heads"))
 
 
@@ -95,7 +95,7 @@ MODEL = "clock model"  # the extra that has the model's seconds
 
 
 def against(rows: Sequence[Mapping[str, Any]], modelled: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    """What the clock model said beside what the clock did, for whatever both have."""
+    """The clock model's times beside the measured ones, for cases that have both."""
     measured = {(*(row[name] for name in CASE), row["implementation"]): row for row in rows if "tflops" in row}
     for said in modelled:
         row = measured.get((*(said[name] for name in CASE), said["implementation"]))
@@ -113,7 +113,7 @@ def case_of(row: Mapping[str, Any]) -> str:
 
 
 def summary(lines: Iterable[Mapping[str, Any]]) -> Iterator[str]:
-    """All of a file."""
+    """The whole report of a file."""
     measured: list[Mapping[str, Any]] = []
     default = ""
     for each in lines:

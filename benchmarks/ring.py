@@ -69,7 +69,7 @@ class RingCase(Case):
 
 @dataclass(frozen=True)
 class Way:
-    """How a sequence is split."""
+    """One way to split a sequence."""
 
     layout: str
     gather: bool
@@ -116,7 +116,7 @@ def plan_line(found: RingModel, way: Way) -> str:
 
 
 def plan_table(device: Device, ranks: Sequence[int], link: float, quick: bool) -> Iterator[str]:
-    """For a reader."""
+    """The plan as a table for a reader."""
     yield f"{device.name}, {link / 1e9:g} GB/s each way: by counts and models, nothing is measured"
     yield PLAN_HEAD
     for case in cases(quick):
@@ -188,7 +188,7 @@ class Ranks:
                 }
 
     def one_device(self, case: RingCase) -> dict[str, float]:
-        """What rank 0's device takes alone, of the whole problem or of as long a one as it has room for."""
+        """The times on rank 0's device alone, for the whole problem or the longest part for which it has room."""
         length = case.n
         while ROOM * case.tensor_bytes * length // case.n > self.machine.memory() and length > 1:
             length //= 2
@@ -208,13 +208,13 @@ class Ranks:
         return found
 
     def agreed(self, find: Callable[[], dict[str, float]]) -> dict[str, float]:
-        """What rank 0 finds, while the others wait."""
+        """The result of rank 0, for which the others wait."""
         said = json.dumps(find()).encode() if self.comm.rank == 0 else b""
         found: dict[str, float] = json.loads(self.comm.gather(said)[0])
         return found
 
     def agreed_by_each(self, find: Callable[[], float]) -> list[float]:
-        """What each rank finds."""
+        """The results of all ranks."""
         return [json.loads(each) for each in self.comm.gather(json.dumps(find()).encode())]
 
     def apart(self, case: RingCase, whole: Sequence[Any], out: Any, way: Way) -> float:
@@ -266,7 +266,7 @@ def opened(machine: Machine, given: argparse.Namespace, ranks: int, transport: s
 
 
 def measured(given: argparse.Namespace) -> int:
-    """Under mpiexec, on GPUs."""
+    """Measure under mpiexec, on GPUs."""
     import cupy
     from mpi4py import MPI
 

@@ -64,7 +64,7 @@ def stacks(widths: Sequence[int], titles: Sequence[str], width: int) -> list[lis
 
 
 def _span(columns: Sequence[int] | range, widths: Sequence[int]) -> int:
-    """How wide a table of these columns is."""
+    """The width of a table of these columns."""
     return len(INDENT) + sum(widths[n] for n in columns) + 2 * (len(columns) - 1)
 
 

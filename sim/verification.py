@@ -137,7 +137,7 @@ def verify(
     without a compiler, SramOverflow if a tile does not fit.
     """
     if isinstance(schedule, StandardSchedule) and schedule.ideal:
-        raise ValueError("tiling 'paper' of standard attention is a count, each input read once, that no kernel makes")
+        raise ValueError("no kernel has tiling 'paper' of standard attention: it is a count that reads each input once")
     schedule.kernels()  # refuses a schedule that no kernel runs before anything is drawn
     schedule = with_lengths(schedule)
     require_room(verified(schedule), f"verifying {schedule.algorithm}")

@@ -60,7 +60,7 @@ INCLUDED = re.compile(r'^\s*#\s*include\s+"([^"]+)"', re.MULTILINE)
 
 
 class Killed(AssertionError):
-    """What was found wrong, in a few words."""
+    """A found fault, in a few words."""
 
 
 def require(right: bool, wrong: object) -> None:
@@ -97,7 +97,7 @@ class Killer:
 
     @cached_property
     def request(self) -> Request:
-        """What the command would be asked."""
+        """The request that the command would make."""
         with command.make_context("verify", shlex.split(self.verify)) as context:
             own = ("seed", "data_seed", "l2", "max_seconds", "as_json")
             request = Request.of({name: value for name, value in context.params.items() if name not in own})
@@ -154,7 +154,7 @@ class Killer:
 
     @cached_property
     def kernels(self) -> tuple[Kernel, ...]:
-        """Those that are launched."""
+        """The launched kernels."""
         return tuple(kernel for kernel in self.schedule.kernels() if kernel.grid)
 
     def counts(self) -> None:
@@ -219,7 +219,7 @@ class Killer:
         require(all(each.good for each in numbers.values()), numbers)
 
     def _laid(self, inputs: Inputs) -> Inputs:
-        """With Q of another size, and rows where `alignment` says."""
+        """Arrays with Q of another size, and rows at `alignment`."""
         q, k, v = inputs.qkv
         q = q * q.dtype.type(2.0**self.power)
         if self.alignment:
@@ -282,7 +282,7 @@ OBSERVED: dict[str, dict[str, int]] = {}
 
 
 def spent(counters: Mapping[str, Counters]) -> dict[str, int]:
-    """Of all launches: what costs time and changes no number."""
+    """The counts of all launches that cost time and change no number."""
     each = counters.values()
     return {
         "instructions": sum(one.instructions for one in each),
@@ -295,7 +295,7 @@ def spent(counters: Mapping[str, Counters]) -> dict[str, int]:
 
 @cache
 def written() -> dict[str, Any]:
-    """What each problem takes, by name, and with which "nvrtc": `python tests/mutator.py --spent` writes it."""
+    """The counts of each problem, by name, and the "nvrtc" that gave them: `python tests/mutator.py --spent` writes them."""
     found: dict[str, Any] = json.loads(SPENT.read_text()) if SPENT.exists() else {}
     return found
 
@@ -307,7 +307,7 @@ def nvrtc_version() -> str:
 
 
 def blocks_of(schedule: TileSchedule) -> tuple[int, int]:
-    """Of a block mask."""
+    """The blocks of a block mask."""
     own = schedule.block_rows, schedule.block_cols
     return schedule.mask_blocks or own if isinstance(schedule, BackwardSchedule) else own
 
@@ -325,7 +325,7 @@ def with_room(array: np.ndarray, alignment: int) -> np.ndarray:
 
 @cache
 def killers() -> tuple[Killer, ...]:
-    """All of the list."""
+    """All problems of the list."""
     listed: dict[str, list[dict[str, Any]]] = tomllib.loads(LIST.read_text())
     made = []
     for kernel, some in listed.items():

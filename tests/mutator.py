@@ -79,7 +79,7 @@ class Mutant:
 
     @property
     def key(self) -> tuple[str, str, str]:
-        """What stays when lines move."""
+        """The identity of a mutant, which stays when lines move."""
         return self.file, self.old, self.new
 
     def text(self) -> str:
@@ -135,7 +135,7 @@ NUMBER = re.compile(r"(?<![\w.])(\d+)(?:(\.\d*)f?|u|ull)?(?![\w.])")
 
 
 def other_numbers(digits: str) -> list[str]:
-    """What a whole number may become: one more, one less; 0 and 1 each other."""
+    """The numbers that replace a whole number: one more, one less; 0 and 1 each other."""
     n = int(digits)
     return [str(each) for each in ((n + 1, n - 1) if n else (1,)) if each >= 0]
 
@@ -146,8 +146,8 @@ def blanked(text: str) -> str:
 
 
 def of_cuda(text: str) -> Iterator[Site]:
-    """Every change of a file of CUDA C that is known here. In this house's layout operators of two sides stand between blanks, and
-    what does not (templates, pointers) has none."""
+    """Every known change of a file of CUDA C. In this project's layout binary operators stand between blanks; operators without
+    blanks (templates, pointers) are left alone."""
     bare = blanked(text)
     for found in re.finditer(r"(?<= )(<<|>>|<=|>=|==|!=|&&|\|\||\+=|-=|\*=|\|=|&=|[-+*/%<>&|^])(?= )", bare):
         word = found[1]
@@ -182,7 +182,7 @@ def of_cuda(text: str) -> Iterator[Site]:
 
 
 def closing(bare: str, begin: int) -> int:
-    """Where the bracket ends that is opened before `begin`."""
+    """The end of the bracket that is opened before `begin`."""
     depth = 1
     for place in range(begin, len(bare)):
         depth += (bare[place] in "([{") - (bare[place] in ")]}")
@@ -192,7 +192,7 @@ def closing(bare: str, begin: int) -> int:
 
 
 def calls(bare: str) -> Iterator[tuple[int, int]]:
-    """Between the brackets of calls, not of definitions."""
+    """The texts between the brackets of calls, not of definitions."""
     for found in re.finditer(r"[\w>](\(|\{)", bare):
         end = closing(bare, found.end())
         line = bare[bare.rfind("\n", 0, found.start()) + 1 : found.start()]
@@ -239,7 +239,7 @@ def dropped_of_cuda(text: str, bare: str) -> Iterator[Site]:
 
 
 def of_python(text: str) -> Iterator[Site]:
-    """Every change of a Python file that is known here; texts, annotations and what is raised stay."""
+    """Every known change of a Python file; texts, annotations and `raise` statements stay."""
     tree = ast.parse(text)
     starts = [0]
     for line in text.splitlines(keepends=True):
@@ -389,7 +389,7 @@ class _Text(importlib.abc.SourceLoader):
 
 
 def use(mutant: Mutant) -> None:
-    """From now on, whatever imports the mutant's module gets the changed one."""
+    """Make whatever imports the mutant's module get the changed one from now on."""
     sys.meta_path.insert(0, Changed(mutant))
 
 

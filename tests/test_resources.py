@@ -1,4 +1,4 @@
-"""What kernels take of a multiprocessor: occupancy by CUDA's own rules, ptxas' account read and compiled once."""
+"""The kernels' needs on a multiprocessor: occupancy by CUDA's own rules, ptxas' account read and compiled once."""
 
 from __future__ import annotations
 

@@ -56,7 +56,7 @@ class Counting(ThreadCommunicator):
 
 
 def carried(counted: list[Counting], backward: bool) -> dict[str, Carried]:
-    """What counting communicators saw, as theory and replay say it."""
+    """The counts of counting communicators, in the form of theory and replay."""
     names = ("K", "V", "dK", "dV") if backward else ("K", "V")
     return {
         name: Carried(
@@ -99,7 +99,7 @@ class NothingComputed:
 
 
 def moved(comm: ThreadCommunicator, ring: RingPlan, problem: Problem, backward: bool) -> Counting:
-    """What a rank's own loop hands to its transport."""
+    """The messages that a rank's own loop passes to its transport."""
     p, counting = problem, Counting(comm)
     rows, keys = (part_length(held[comm.rank]) for held in (ring.q_parts, ring.k_parts))
     q, out = (np.zeros((p.batch, p.heads, rows, d), p.dtype) for d in (p.head_dim, p.head_dim_v))
@@ -180,7 +180,8 @@ def model(n: int, ranks: int, link: float = 450e9, backward: bool = False, **ask
 
 
 def test_zigzag_has_the_share_of_ideal_that_was_aimed_at() -> None:
-    """By work and transfers; a contiguous layout has about half (ring-flash-attention publishes 52 %), zigzag 85 to 90 %."""
+    """The share by work and transfers; a contiguous layout has about half (ring-flash-attention publishes 52 %), zigzag
+    85 to 90 %."""
     for ranks in (2, 4, 8, 16):
         share, half = (model(1 << 17, ranks, layout=layout).efficiency_by_count or 0 for layout in LAYOUTS)
         assert share > 0.92 and half < (ranks + 1) / (2 * ranks) + 0.12

@@ -80,14 +80,14 @@ IN_PACKED = Mask(
 
 
 def says(form: Any, values: Any, sequence: int, n_q: int, n_k: int) -> np.ndarray:
-    """What a mask does of a call's sequence of these lengths."""
+    """The mask's values in a call's sequence of these lengths."""
     at = positions({"b": 1, "h": 1, "kv_h": 1, "row": n_q, "k": n_k})
     found = evaluate(form.tree, {**at, "b": at["b"] + sequence, **values})
     return np.broadcast_to(found, (1, 1, n_q, n_k))[0, 0]
 
 
 def masked_in(calls: VarlenCalls, piece: Cut | Packed, rows: int, keys: int) -> np.ndarray:
-    """What the mask of a piece's call says of the piece, which has nothing else to see."""
+    """The values of the mask of a piece's call in the piece, which has nothing else to see."""
     q, k = (np.zeros((1, n, 1)) for n in (rows, keys))
     mask = calls._of(piece, q, k, k)["mask"]
     form, values = mask.form, mask.numbers | mask.arrays
@@ -103,7 +103,7 @@ def masked_in(calls: VarlenCalls, piece: Cut | Packed, rows: int, keys: int) -> 
 
 
 def within(n_q: int, n_k: int, reach: Any) -> np.ndarray:
-    """What rows see, aligned bottom-right."""
+    """The keys that rows see, aligned bottom-right."""
     behind = np.arange(n_k) - (np.arange(n_q) + n_k - n_q)[:, None]
     return (behind >= -(n_q + n_k if reach[0] is None else reach[0])) & (behind <= (n_q + n_k if reach[1] is None else reach[1]))
 
@@ -144,7 +144,8 @@ OF_HEADS = Mask(
     ],
 )
 def test_packed_sequences_on_the_simulated_device(ranks: int, how: dict[str, Any], options: dict[str, Any]) -> None:
-    """As `attention_varlen`, held to the 2x rule elsewhere: sequences that are cut, whole ones, an empty one."""
+    """The results are `attention_varlen`'s, which the 2x rule checks elsewhere: sequences that are cut, whole ones, an
+    empty one."""
     cu_seqlens = np.array([0, 20, 20, 75, 90, 128], np.int32)
     q, k, v, dout = (np.ascontiguousarray(x.swapaxes(0, 1)) for x in arrays(128, 128))
     expected = cupyflash.attention_varlen(q, k, v, cu_seqlens, cu_seqlens, return_lse=True, **options)

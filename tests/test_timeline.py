@@ -56,7 +56,7 @@ def waits(row: Row) -> Iterator[WaitSpan]:
 
 
 def check(diary: Diary, device: Device) -> Played:
-    """What holds for every diary and device."""
+    """Check everything that holds for every diary and device."""
     played = play(diary, device)
     for spans in played.rows:
         ends = [0.0, *(end for _, end, *_ in spans)]
@@ -172,7 +172,7 @@ def staged(stages: int) -> tuple[Diary, Played]:
 
 def test_a_second_stage_hides_copies_under_products() -> None:
     def share(played: Played) -> float:
-        """Of the clocks in which products run, those with a copy under way."""
+        """The share of the clocks in which products run, that has a copy in flight."""
         products = [(a, b) for spans in played.cores for a, b, *_ in spans]
         under = sum(any(flight.begin < b and a < flight.landed for flight in played.copies) for a, b in products)
         return under / len(products)

@@ -1,4 +1,4 @@
-"""What a call over ranks asks for besides q, k and v, and the ordinary calls that one of its pieces is."""
+"""The options of a call over ranks, and the ordinary calls of attention that compute one of its pieces."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Asked:
 
     @property
     def by_position(self) -> bool:
-        """Whether anything is said of a score's position but what causal mask and window say."""
+        """True if scores depend on more of their position than causal mask and window say."""
         return self.dropout is not None or any(by_position(each.form) for each in self.functions)
 
     def plan(self, n_q: int, n_k: int, ranks: int) -> RingPlan:
@@ -46,7 +46,7 @@ class Asked:
 
     @property
     def text(self) -> dict[str, str]:
-        """All of it, for other ranks to compare."""
+        """All options as text, for other ranks to compare."""
         said = {name: str(getattr(self, name)) for name in ("causal", "window", "scale", "layout", "deterministic")}
         said |= {"gather_kv": str(self.gather), "score": _text(self.score), "mask": _text(self.mask)}
         dropped = self.dropout
@@ -63,7 +63,7 @@ def _text(function: Score | Mask | None) -> str:
 
 
 class Stretch(Protocol):
-    """What a call of some rows against some keys has of a `Piece`."""
+    """The part of a `Piece` that a call of some rows against some keys needs."""
 
     @property
     def rows(self) -> range: ...
@@ -88,7 +88,8 @@ class PieceCalls:
     gpu: bool
 
     def aligned(self, piece: Stretch) -> Stretch:
-        """A piece that begins where dropout's generator may be cut. The rows and keys before see nothing, for their position."""
+        """A piece that begins where dropout's generator may be cut. By their position, the rows and keys before the piece see
+        nothing."""
         before = piece.row % ROW_GROUP, piece.key % KEY_GROUP
         if self.asked.dropout is None or before == (0, 0):
             return piece
@@ -104,7 +105,7 @@ class PieceCalls:
         return self._own(piece, self._calls(piece)[0](self._forward(piece, q, k, v)))
 
     def prepare_forward(self, piece: Stretch, q: Any, k: Any, v: Any) -> None:
-        """Plan and compile for it; of the arrays only the layouts count, and what functions have captured."""
+        """Plan and compile for it; only the layouts of the arrays matter, and the captured values of functions."""
         compile_first(self._calls(piece)[0], self._forward(piece, q, k, v))
 
     def backward(self, piece: Stretch, rows: Mapping[str, Any], k: Any, v: Any) -> tuple[Any, ...]:
@@ -119,7 +120,7 @@ class PieceCalls:
         return FORWARD, BACKWARD
 
     def _own(self, piece: Stretch, made: tuple[Any, ...]) -> tuple[Any, ...]:
-        """What is the piece's of what its call made."""
+        """The piece's own part of its call's results."""
         return made
 
     def _forward(self, piece: Stretch, q: Any, k: Any, v: Any) -> dict[str, Any]:
@@ -135,7 +136,7 @@ class PieceCalls:
         return found | {"lse": rows["lse"][..., stretch.start : stretch.stop]}
 
     def _of(self, piece: Stretch, q: Any, k: Any, v: Any) -> dict[str, Any]:
-        """What a call is given."""
+        """The arguments of a piece's call, by name."""
         piece = self.aligned(piece)
         cut = {"q": q[..., piece.rows.start : piece.rows.stop, :]}
         cut |= {name: array[..., piece.keys.start : piece.keys.stop, :] for name, array in (("k", k), ("v", v))}
@@ -143,7 +144,7 @@ class PieceCalls:
         return cut | {"causal": piece.causal, "window": window} | self._said(piece)
 
     def _said(self, piece: Any) -> dict[str, Any]:
-        """What is asked of scores: the scale, the functions as a piece has them, the dropout."""
+        """The arguments about scores: the scale, the functions of a piece, the dropout."""
         said: dict[str, Any] = {"scale": self.asked.scale}
         for each in self.asked.functions:
             form, own = self._function(each.form, piece)
@@ -157,7 +158,7 @@ class PieceCalls:
         return part, numbers_of_part(names, piece.row, piece.key, self.plan.n_q, self.plan.n_k)
 
     def _origin(self, piece: Any) -> tuple[int, int, int, int]:
-        """Where dropout has a call's first batch, head, row and key."""
+        """Dropout's origin: a call's first batch, head, row and key."""
         piece = self.aligned(piece)
         return 0, 0, piece.row, piece.key
 

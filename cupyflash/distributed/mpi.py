@@ -43,7 +43,7 @@ class MpiCommunicator:
         return [bytes(every[start:end]) for start, end in zip(starts, ends, strict=True)]
 
     def abandon(self, end: BaseException) -> None:
-        """This rank stops in the middle of a call: the others, which would wait for it for ever, are ended with it."""
+        """Stop this rank in the middle of a call, and end the others with it: they would wait for it for ever."""
         if self.size > 1:
             name = f"rank {self.rank} of {self.size}"
             print(
@@ -73,7 +73,7 @@ class _Messages:
 
 
 def _wait(mpi: Any, requests: Sequence[Any]) -> None:
-    """As MPI's own waiting, which spins too, but that Ctrl-C is heard meanwhile."""
+    """Wait as MPI itself does, by spinning, but notice Ctrl-C meanwhile."""
     while not mpi.Request.Testall(requests):
         pass
 
@@ -90,7 +90,7 @@ def _pieces(arrays: Sequence[np.ndarray]) -> Iterator[np.ndarray]:
 
 
 class _Exchange:
-    """Of NumPy's arrays."""
+    """An exchange of NumPy's arrays."""
 
     def __init__(self, messages: _Messages, send: Sequence[np.ndarray], receive: Sequence[np.ndarray]) -> None:
         self._messages = messages
@@ -102,8 +102,8 @@ class _Exchange:
 
 
 class _StagedExchange:
-    """Of CuPy's. What goes is copied to the host on a stream of its own, while the GPU computes; it leaves when this is waited for,
-    as does what comes, so that the host need not wait before it has launched what there is to compute."""
+    """An exchange of CuPy's arrays. Sent ones are copied to the host on a stream of its own, while the GPU computes. They leave,
+    and received ones arrive, at the wait, so that the host can first launch all that there is to compute."""
 
     def __init__(self, messages: _Messages, send: Sequence[Any], receive: Sequence[Any]) -> None:
         cuda = sys.modules["cupy"].cuda
@@ -140,7 +140,7 @@ def _copy_stream(device: int) -> Any:
 
 
 def _pinned(cuda: Any, size: int) -> np.ndarray:
-    """So many bytes of pinned memory, from CuPy's pool."""
+    """`size` bytes of pinned memory, from CuPy's pool."""
     if not size:
         return np.empty(0, np.uint8)
     return np.frombuffer(cuda.alloc_pinned_memory(size), np.uint8, size)

@@ -99,7 +99,7 @@ class NcclTransport:
         return _Exchange(stream.record())
 
     def gather(self, message: bytes) -> list[bytes]:
-        """This waits for the messages that are under way, too, which go on the same stream."""
+        """Gather a text from all ranks. It waits for the messages in flight, too, which use the same stream."""
         head = len(message).to_bytes(LENGTH_BYTES, "little") + message
         every = self._all_gather(head[:FIRST_BYTES], FIRST_BYTES)
         lengths = [LENGTH_BYTES + int.from_bytes(each[:LENGTH_BYTES], "little") for each in every]

@@ -1,4 +1,4 @@
-"""How a call over ranks begins: each checks its own, all compare, and what is wrong anywhere is raised everywhere."""
+"""The opening of a call over ranks: each checks its own arguments, all compare, and a mistake anywhere is raised everywhere."""
 
 from __future__ import annotations
 
@@ -79,11 +79,11 @@ class Checked:
         return sys.modules["cupy"] if self.gpu else np
 
     def returned(self, array: Any) -> Any:
-        """As the caller has its arrays."""
+        """The array in the caller's layout."""
         return array
 
     def plan(self, n_q: int, n_k: int, ranks: int) -> Any:
-        """Which calls ranks make. ValueError for what only shows with the whole's lengths."""
+        """The calls that ranks make. ValueError for a mistake that only the lengths of the whole show."""
         return self.asked.plan(n_q, n_k, ranks)
 
     def calls(self, plan: Any) -> PieceCalls:
@@ -95,7 +95,7 @@ class Checked:
 
     @property
     def said(self) -> dict[str, Any]:
-        """What others are told: what has to be alike, and the lengths, which need not be."""
+        """The message for the other ranks: the arguments that must be alike, and the lengths, which may differ."""
         texts = {"cupyflash": __version__, "the call": self.name, "arrays": "CuPy's" if self.gpu else "NumPy's"}
         for name, array in self.arrays.items():
             shape = [str(length) for length in array.shape]
@@ -117,7 +117,7 @@ class Call:
 
     @classmethod
     def opened(cls, comm: Communicator, check: Callable[[], Checked]) -> Call:
-        """The opening exchange: what is wrong on a rank, and what ranks differ in, is raised on all of them."""
+        """The opening exchange: a mistake on a rank, and a difference between ranks, is raised on all of them."""
         with taking_part(comm):
             checked, told = together(comm, check, lambda checked: checked.said)
         require_alike([each["alike"] for each in told])
@@ -132,7 +132,7 @@ class Call:
 
     @contextmanager
     def device(self) -> Iterator[None]:
-        """Where the rest of the call is done."""
+        """The context in which the rest of the call runs."""
         with taking_part(self.comm), device_of(self.checked.gpu, **self.checked.arrays):
             yield
 
@@ -146,7 +146,7 @@ class Call:
         return together(self.comm, prepare, lambda _: {})[0]
 
     def backward(self) -> tuple[Ring, dict[str, Any]]:
-        """And what the gradients take of this rank's rows."""
+        """The ring, and the rows of this rank's arrays for the gradients."""
 
         def prepare() -> tuple[Ring, dict[str, Any]]:
             ring, rows = self._ring(), self.rows()
@@ -157,7 +157,7 @@ class Call:
         return together(self.comm, prepare, lambda _: {})[0]
 
     def rows(self) -> dict[str, Any]:
-        """What the gradients take of this rank's rows."""
+        """The rows of this rank's arrays for the gradients."""
         found = {name: self.arrays[name] for name in ("q", "dout", "out", "lse")}
         if not last_axis_contiguous(found["dout"]):
             found["dout"] = contiguous(self.xp, found["dout"])
@@ -177,7 +177,7 @@ class Call:
 
 
 def require_parts(name: str, lengths: list[int], layout: str) -> None:
-    """ValueError unless ranks hold what a layout gives them."""
+    """ValueError unless ranks hold the parts of the layout."""
     wanted = [part_length(part) for part in parts(sum(lengths), len(lengths), layout)]
     for rank, (length, want) in enumerate(zip(lengths, wanted, strict=True)):
         if length != want:

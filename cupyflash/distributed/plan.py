@@ -1,4 +1,5 @@
-"""Which calls of attention a rank makes in a ring, and when K and V move: nothing here knows of arrays or of a transport."""
+"""The calls of attention that a rank makes in a ring, and the times at which K and V move. Nothing here knows arrays or a
+transport."""
 
 from __future__ import annotations
 
@@ -18,8 +19,8 @@ class Piece(NamedTuple):
     """One call of attention: a stretch of a rank's rows against a stretch of the keys of a step's source.
 
     `rows` and `keys` count within the rank's part and the source's (of gathered keys: positions of the sequence); `row` and `key`
-    are the positions in the sequence of the first of each. `causal` and `window` are what that call is given, aligned bottom-right
-    within the piece. Each row sees a key, each key is seen, and the last row sees the last key.
+    are the positions in the sequence of the first of each. `causal` and `window` are the arguments of that call, aligned
+    bottom-right within the piece. Each row sees a key, each key is seen, and the last row sees the last key.
     """
 
     rows: range
@@ -31,7 +32,7 @@ class Piece(NamedTuple):
 
     @property
     def scores(self) -> int:
-        """How many scores are seen: the sum over rows of the keys of each."""
+        """The number of visible scores: the sum over rows of the keys of each."""
         rows, keys = len(self.rows), len(self.keys)
         left, right = self.window or (None, 0 if self.causal else None)
         behind = 0 if right is None else _behind(rows, keys, right)
@@ -39,19 +40,19 @@ class Piece(NamedTuple):
 
 
 def _behind(rows: int, keys: int, right: int) -> int:
-    """How many scores lie behind what `right` leaves: row i from the bottom lacks i - right of them, `keys` at most."""
+    """The number of scores beyond the `right` limit: row i from the bottom lacks i - right of them, at most `keys`."""
     most = rows - 1 - right  # of the first row
     return 0 if most <= 0 else most * (most + 1) // 2 - (0 if most <= keys else (most - keys) * (most - keys + 1) // 2)
 
 
 def _before(rows: int, keys: int, left: int) -> int:
-    """How many scores lie before what `left` leaves: row i from the bottom lacks keys - 1 - left - i of them."""
+    """The number of scores before the `left` limit: row i from the bottom lacks keys - 1 - left - i of them."""
     most = keys - 1 - left  # of the last row
     return 0 if most <= 0 else most * (most + 1) // 2 - (0 if most <= rows else (most - rows) * (most - rows + 1) // 2)
 
 
 class Step(NamedTuple):
-    """One step of the ring: `source` is the rank whose K and V are there, `pieces` what is computed with them, perhaps nothing."""
+    """One step of the ring: `source` is the rank whose K and V are there, `pieces` the calls with them, perhaps none."""
 
     source: int
     pieces: tuple[Piece, ...]
@@ -61,19 +62,19 @@ class Step(NamedTuple):
 class RingPlan:
     """Attention of n_q queries and n_k keys over `ranks` ranks that each hold their part by `layout`.
 
-    What row r sees is `attention`'s, over the whole sequence: `causal` and `window` are aligned bottom-right, to position
-    r + n_k - n_q. Rank r computes at step i with K and V of rank r - `shifts[i]` (modulo the ranks), its own first. Between step i
-    and the next each rank hands what it holds to rank r + `shifts[i + 1]` - `shifts[i]`. A shift at which no rank sees anything is
-    left out, so that a window ends the ring early; all ranks have the same number of steps.
+    Rows see the keys that they see in `attention` over the whole sequence: `causal` and `window` are aligned bottom-right, for row
+    r to position r + n_k - n_q. Rank r computes at step i with K and V of rank r - `shifts[i]` (modulo the ranks), its own first.
+    Between step i and the next each rank sends the K and V that it has to rank r + `shifts[i + 1]` - `shifts[i]`. A shift at which
+    no rank sees anything is left out, so that a window ends the ring early; all ranks have the same number of steps.
 
-    In the backward dK and dV, in float32, are handed on with K and V from the second step on, and after the last step to their
-    owner, rank r - `shifts[-1]`; what the owner computed at its first step, it keeps and adds.
+    In the backward dK and dV, in float32, travel with K and V from the second step on, and after the last step to their owner, rank
+    r - `shifts[-1]`; an owner keeps the results of its first step and adds them.
 
     `gather`: all ranks' K and V are there at once, in the order of positions. There is one step, whose source is the rank itself,
     and its pieces' `keys` are positions.
 
-    `by_position`: scores depend on positions (score and mask functions, dropout), so that the rows of a piece, and its keys, have
-    positions one behind the other. Without, a piece joins chunks where the masks of a call allow it.
+    `by_position`: scores depend on positions (score and mask functions, dropout), so the rows of a piece, and its keys, have
+    consecutive positions. Without it a piece joins chunks if the masks of a call allow it.
     """
 
     n_q: int
@@ -102,7 +103,7 @@ class RingPlan:
 
     @cached_property
     def shifts(self) -> tuple[int, ...]:
-        """How many ranks before its own each step's source is, rising from 0."""
+        """The distance of each step's source before the rank itself, rising from 0."""
         if self.gather:
             return (0,)
         sees = np.zeros((self.ranks, self.ranks), bool)
@@ -112,7 +113,7 @@ class RingPlan:
         return tuple(sorted({0, *np.unique((ranks - sources) % self.ranks).tolist()}))
 
     def _sees(self, rows: tuple[range, ...], keys: tuple[range, ...]) -> np.ndarray:
-        """Whether any of each chunk of rows sees any of each chunk of keys."""
+        """True if any row of each chunk of rows sees any key of each chunk of keys."""
         (row, row_end), (key, key_end) = (np.array([(each.start, each.stop) for each in cut], np.int64).T for cut in (rows, keys))
         own, (left, right) = self.n_k - self.n_q, self.reach
         sees = (row < row_end)[:, None] & (key < key_end)
@@ -123,7 +124,7 @@ class RingPlan:
         return np.asarray(sees)
 
     def steps(self, rank: int) -> tuple[Step, ...]:
-        """What rank `rank` does, in order."""
+        """The steps of rank `rank`, in order."""
         if not 0 <= rank < self.ranks:
             raise ValueError(f"rank must be between 0 and {self.ranks - 1}, got {rank}")
         return _steps(self, rank)
@@ -151,7 +152,7 @@ def plan_ring(
     gather: bool = False,
     by_position: bool = False,
 ) -> RingPlan:
-    """The plan for these, checked. TypeError or ValueError that names the argument, its value and what is allowed."""
+    """The checked plan for these arguments. TypeError or ValueError that names the argument, its value and the allowed values."""
     n_q, n_k = checked_size("n_q", n_q), checked_size("n_k", n_k)
     parts(0, checked_ranks(ranks), layout)
     require_flag("gather", gather)
@@ -175,7 +176,7 @@ def _steps(plan: RingPlan, rank: int) -> tuple[Step, ...]:
 
 
 class _Band(NamedTuple):
-    """What some rows see of some keys, both counted within their parts: row i sees i + near <= j <= i + far, None for no limit.
+    """The keys that some rows see, both counted within their parts: row i sees i + near <= j <= i + far, None for no limit.
 
     A row's position in the sequence is i + row, a key's is j + key (in a band that was joined: of the first ones).
     """
@@ -193,7 +194,7 @@ class _Band(NamedTuple):
         return first, (self.keys.stop if self.far is None else min(self.keys.stop, i + self.far + 1))
 
     def turns(self) -> set[int]:
-        """Rows between which what is seen is linear in i."""
+        """Rows between which the visible keys are linear in i."""
         at = {self.rows.start, self.rows.stop - 1}
         at |= set() if self.near is None else {self.keys.start - self.near}
         return at | (set() if self.far is None else {self.keys.stop - 1 - self.far})
@@ -208,7 +209,7 @@ class _Band(NamedTuple):
 
 
 def _trimmed(rows: range, keys: range, near: int | None, far: int | None) -> tuple[range, range, int | None, int | None] | None:
-    """Rows and keys without those that see and are seen by none, and the limits that are any; None where nothing is seen."""
+    """Rows and keys without those that see nothing and are seen by none, and the effective limits; None if nothing is seen."""
     i0, i1, j0, j1 = rows.start, rows.stop, keys.start, keys.stop
     i0 = i0 if far is None else max(i0, j0 - far)
     i1 = i1 if near is None else min(i1, j1 - near)
@@ -232,12 +233,12 @@ def _joined(bands: list[_Band], by_position: bool) -> list[_Band]:
 
 
 def _adjoin(a: _Band, b: _Band, along: str) -> bool:
-    """Whether b's keys come right behind a's, for the same rows; or its rows."""
+    """True if b's keys follow directly on a's, for the same rows; or its rows, for the same keys."""
     return (a.rows == b.rows and a.keys.stop == b.keys.start) if along == "keys" else a.rows.stop == b.rows.start
 
 
 def _as_one(a: _Band, b: _Band) -> _Band | None:
-    """One band that sees what both see, if any does: what is seen is compared wherever it may turn."""
+    """One band that sees what both see, if there is one: the visible keys are compared wherever they may change."""
     rows, keys = (range(min(x.start, y.start), max(x.stop, y.stop)) for x, y in ((a.rows, b.rows), (a.keys, b.keys)))
     key = min(a, b, key=lambda band: band.keys.start).key
     for near, far in product((None, a.near, b.near), (None, a.far, b.far)):
@@ -253,15 +254,15 @@ def _compared(rows: range, *bands: _Band) -> set[int]:
 
 
 def _both(a: _Band, b: _Band, i: int) -> tuple[int, int] | None:
-    """The keys that row i sees in either; None where they are not one behind the other."""
+    """The keys that row i sees in either band; None if they are not consecutive."""
     seen = [band.seen(i) for band in (a, b) if i in band.rows]
     return None if any(left[1] != right[0] for left, right in pairwise(seen)) else (seen[0][0], seen[-1][1])
 
 
 def piece_of(rows: range, keys: range, position: tuple[int, int], at: int, reach: Window) -> Piece | None:
-    """The call for a stretch of rows and one of keys, of which row i's own key is i + `at`; None where none sees any.
+    """The call for a stretch of rows and one of keys, if row i's own key is i + `at`; None if no row sees a key.
 
-    `position`: of row 0 and key 0, so to say: what is to be added to get from either to a position.
+    `position`: the offsets from row and key numbers to positions in the sequence.
     """
     near, far = (None if reach[0] is None else at - reach[0]), (None if reach[1] is None else at + reach[1])
     seen = _trimmed(rows, keys, near, far)

@@ -1,4 +1,4 @@
-"""The ring itself: K and V of the next step travel while this one computes, and what comes of them is summed in float32."""
+"""The ring itself: K and V of the next step travel while this one computes, and the results are summed in float32."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Made = TypeVar("Made")
 
 
 class Buffers:
-    """Room for one part of each of some tensors, several times: what comes goes in one while another is used."""
+    """Buffers for one part of each of some tensors, several times: one receives while another is used."""
 
     def __init__(self, xp: Any, like: Sequence[Any], dtypes: Sequence[Any], lengths: Sequence[int], slots: int) -> None:
         self._shapes, self._lengths = [array.shape for array in like], lengths
@@ -53,7 +53,8 @@ class Ring:
     _made: dict[str, Any] = field(default_factory=dict)
 
     def once(self, name: str, make: Callable[[], Made]) -> Made:
-        """What is made at the first time: before the ring begins, while an error is one of all ranks."""
+        """The result of the first `make` of this name. The first time comes before the ring begins, while an error is still raised
+        on all ranks."""
         if name not in self._made:
             self._made[name] = make()
         found: Made = self._made[name]
@@ -74,18 +75,18 @@ class Ring:
 
     @cached_property
     def travelling(self) -> Buffers:
-        """For K and V, which come from the left."""
+        """The buffers for K and V that come from the rank on the left."""
         slots = min(2, len(self.steps) - 1)
         return Buffers(self.xp, (self.k, self.v), (self.k.dtype, self.v.dtype), self.lengths, slots)
 
     @cached_property
     def gathered(self) -> list[Any]:
-        """For K and V of the whole sequence."""
+        """The arrays for K and V of the whole sequence."""
         return [self.xp.empty((*x.shape[:-2], self.plan.n_k, x.shape[-1]), x.dtype) for x in (self.k, self.v)]
 
     @cached_property
     def arriving(self) -> dict[int, list[Any]]:
-        """Where those come that are gathered, by rank."""
+        """The arrays for other ranks' K and V on their way to `gathered`, by rank."""
         like, others = (self.k, self.v), [rank for rank in range(self.comm.size) if rank != self.comm.rank]
         return {rank: Buffers(self.xp, like, [x.dtype for x in like], self.lengths, 1).part(0, rank) for rank in others}
 
@@ -99,7 +100,7 @@ class Ring:
                 prepare(piece, q, *keys)
 
     def pass_on(self, number: int, arrays: Sequence[Any], coming: Sequence[Any]) -> Request:
-        """From step `number` to the next: what this rank holds to one rank, what it needs from another."""
+        """Start the exchange from step `number` to the next: send `arrays` to one rank, receive `coming` from another."""
         hop, rank, size = self.plan.shifts[number + 1] - self.plan.shifts[number], self.comm.rank, self.comm.size
         return self.comm.exchange(arrays, (rank + hop) % size, coming, (rank - hop) % size)
 
@@ -133,7 +134,7 @@ class Ring:
             self.watch.run(lambda source=source: self.put(source, self.arriving[source]))  # type: ignore[misc]
 
     def put(self, rank: int, arrays: Sequence[Any]) -> None:
-        """A rank's part of K and V to where it belongs among all keys."""
+        """Put a rank's part of K and V at its place among all keys."""
         start = 0
         for chunk in self.plan.k_parts[rank]:
             for whole, array in zip(self.gathered, arrays, strict=True):
@@ -151,7 +152,7 @@ def row_sums(ring: Ring, q: Any) -> tuple[Any, Any]:
 
 
 def run_forward(ring: Ring, q: Any, sinks: Any | None, shaped: Callable[[Any], Any] = lambda out: out) -> tuple[Any, Any]:
-    """O, in q's dtype and `shaped` as it is returned, and L of this rank's rows."""
+    """O, in q's dtype and made by `shaped`, and L of this rank's rows."""
     xp, watch = ring.xp, ring.watch
     out, lse = row_sums(ring, q)
 
@@ -172,7 +173,7 @@ def run_forward(ring: Ring, q: Any, sinks: Any | None, shaped: Callable[[Any], A
 
 
 def join_sinks(xp: Any, out: Any, lse: Any, sinks: Any) -> None:
-    """One more score of each row, without a value: O and L as they are with it."""
+    """Add one more score to each row, without a value, and return O and L with it."""
     column = sinks[:, None] if lse.ndim > 1 else sinks
     nothing = xp.zeros(out.shape, np.float32)
     out[...], lse[...] = merged(xp, out, lse, nothing, xp.broadcast_to(column, lse.shape))

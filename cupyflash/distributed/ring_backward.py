@@ -1,4 +1,4 @@
-"""Gradients over ranks: dK and dV go round behind K and V, in float32, and end with their owner; dQ stays."""
+"""Gradients over ranks: dK and dV follow K and V round the ring, in float32, and end with their owner; dQ stays."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from cupyflash.distributed.ring import Buffers, Ring
 class KeySums:
     """dK and dV of the keys that are there, on their way round.
 
-    What its own keys get at the first step a rank keeps; from the second step on the sums of others come, and are handed on.
+    A rank keeps the results for its own keys at the first step; from the second step on the sums of others arrive, and are passed
+    on.
     """
 
     def __init__(self, ring: Ring) -> None:
@@ -73,7 +74,7 @@ class GatheredSums:
             ring.watch.run(lambda: add(self.own, coming))
 
     def take(self, rank: int, part: Sequence[Any]) -> None:
-        """What belongs to a rank's part."""
+        """Copy the rows of a rank's part into `part`."""
         start = 0
         for chunk in self.ring.plan.k_parts[rank]:
             for array, whole in zip(part, self.held, strict=True):
@@ -82,7 +83,7 @@ class GatheredSums:
 
 
 def add(sums: Sequence[Any], more: Sequence[Any]) -> None:
-    """Each of `more`, of any type, to its sum in float32, in place."""
+    """Add each of `more`, of any type, to its sum in float32, in place."""
     for array, other in zip(sums, more, strict=True):
         array += other.astype(np.float32, copy=False)
 
@@ -97,8 +98,8 @@ def sums(ring: Ring, q: Any) -> tuple[Any, KeySums | GatheredSums]:
 def run_backward(
     ring: Ring, rows: Mapping[str, Any], sinks: Any | None, shaped: Callable[[Any], Any] = lambda gradient: gradient
 ) -> tuple[Any, ...]:
-    """dQ, dK and dV of this rank's parts, in their dtypes and `shaped` as they are returned; with sinks what its rows give of their
-    gradient."""
+    """dQ, dK and dV of this rank's parts, in their dtypes and made by `shaped`; with sinks also the part of their gradient from its
+    rows."""
     xp, watch = ring.xp, ring.watch
     dq, of_keys = sums(ring, rows["q"])
 
@@ -124,7 +125,8 @@ def run_backward(
 
 
 def of_sinks(xp: Any, rows: Mapping[str, Any], sinks: Any) -> Any:
-    """What this rank's rows give: a sink's weight in a row, times what its value, 0, lacks against the row's O."""
+    """The gradient of sinks from this rank's rows: a sink's weight in a row, times the difference between its value, 0, and the
+    row's O."""
     products = (rows["dout"].astype(np.float32) * rows["out"].astype(np.float32)).sum(axis=-1)
     column = sinks[:, None] if products.ndim > 1 else sinks
     weights = xp.exp(xp.where(xp.isneginf(rows["lse"]), np.float32(-np.inf), column - rows["lse"]))

@@ -16,9 +16,9 @@ from cupyflash.launch.dispatch import as_array, device_of, on_gpu
 
 
 def shard(x: Any, comm: Any, layout: str = "zigzag", axis: int = -2) -> Any:
-    """This rank's part of an array that all ranks have whole: the positions that `parts` says, along `axis`; a copy.
+    """Return this rank's part of an array that all ranks have whole: the positions that `parts` lists, along `axis`; a copy.
 
-    Nothing is sent. Raises TypeError or ValueError for what is no array, layout or axis.
+    Nothing is sent. Raises TypeError or ValueError for a wrong array, layout or axis.
     """
     array, at = _checked(x, axis)
     communicator = as_communicator(comm)
@@ -28,9 +28,9 @@ def shard(x: Any, comm: Any, layout: str = "zigzag", axis: int = -2) -> Any:
 
 
 def unshard(x: Any, comm: Any, layout: str = "zigzag", axis: int = -2) -> Any:
-    """The whole array, on each rank, of which each gives its part: what `shard` has cut.
+    """Return the whole array, on each rank, from the parts that `shard` cut: each rank gives its own.
 
-    Raises on every rank ValueError for parts that do not go together, before anything is sent.
+    A mistake on one rank is a ValueError on all, before anything is sent.
     """
     communicator = as_communicator(comm)
     with taking_part(communicator):

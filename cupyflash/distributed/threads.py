@@ -19,16 +19,17 @@ from cupyflash.distributed.communicator import RankFailed
 from cupyflash.distributed.layout import checked_ranks
 
 AGAIN_SECONDS = 1.0
-"""After which ranks are interrupted again: Python ignores what is raised while it takes an object apart."""
+"""Seconds after which ranks are interrupted again: Python ignores an exception that is raised while it destroys an object."""
 
 
 def threads(ranks: int, function: Callable[..., Any], *arguments: Any) -> list[Any]:
-    """What `function(comm, *arguments)` returns on each of `ranks` ranks, each a thread with a communicator of its own.
+    """Run `function(comm, *arguments)` on each of `ranks` ranks, each a thread with a communicator of its own, and return the
+    results in order.
 
     A thread begins with the caller's context (the simulated device, say) and the caller's current GPU; for a GPU each, begin with
-    `with cupy.cuda.Device(comm.rank)`. When functions raise, the first rank's own error is raised again; ranks that wait for one
-    that has returned or failed get a `RankFailed`. Ctrl-C ends all ranks: KeyboardInterrupt is raised in each, and here once they
-    have ended; one in a call that is not Python's ends behind it, which a second Ctrl-C does not wait for.
+    `with cupy.cuda.Device(comm.rank)`. If functions raise, the first rank's own error is raised again; ranks that wait for one that
+    has returned or failed get a `RankFailed`. Ctrl-C ends all ranks: KeyboardInterrupt is raised in each, and here once they have
+    ended. A rank inside a call that is not Python's ends after it; a second Ctrl-C does not wait for that.
     """
     meeting = _Meeting(checked_ranks(ranks))
     results: list[Any] = [None] * ranks
@@ -58,7 +59,7 @@ def threads(ranks: int, function: Callable[..., Any], *arguments: Any) -> list[A
     started: list[tuple[threading.Thread, threading.Lock]] = []
 
     def wait() -> None:
-        """Without `join`, since a thread whose `join` was interrupted counts as one that has ended (CPython 3.11)."""
+        """Wait for a thread without `join`, since a thread whose `join` was interrupted counts as ended (CPython 3.11)."""
         for rank, (thread, busy) in enumerate(started):
             if not _begun(thread):
                 continue
@@ -112,7 +113,7 @@ class _Message:
 
 @dataclass
 class _Meeting:
-    """What the ranks have in common."""
+    """The shared state of the ranks."""
 
     size: int
     lock: threading.RLock = field(default_factory=threading.RLock)
@@ -251,7 +252,7 @@ def _copy(to: Any, array: Any) -> None:
 
 
 def _mark(arrays: Sequence[Any]) -> Any:
-    """What tells when all that was queued on the current stream is done, if these are arrays of a GPU."""
+    """An event for the end of all work queued on the current stream, if these are arrays of a GPU."""
     if all(isinstance(array, np.ndarray) for array in arrays):
         return None
     return sys.modules["cupy"].cuda.get_current_stream().record()

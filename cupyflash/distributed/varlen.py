@@ -25,7 +25,7 @@ from cupyflash.request.options import Options, Window
 
 @dataclass(frozen=True)
 class VarlenChecked(Checked):
-    """With the bounds of all sequences; arrays have their heads first."""
+    """The checked arguments with the bounds of all sequences; arrays have their heads first."""
 
     bounds: tuple[tuple[int, ...], tuple[int, ...]] = ((), ())
 
@@ -75,7 +75,7 @@ def _plan(of_rows: tuple[int, ...], of_keys: tuple[int, ...], ranks: int, layout
 
 
 def _bounds(name: str, given: Any) -> tuple[int, ...]:
-    """As Python's numbers. TypeError or ValueError for what are no bounds of sequences."""
+    """The bounds as Python's numbers. TypeError or ValueError if they are not bounds of sequences."""
     array = as_integers(name, given)
     require_dtype(name, array, np.int32)
     if array.ndim != 1 or not array.size:
@@ -87,7 +87,7 @@ def _bounds(name: str, given: Any) -> tuple[int, ...]:
 
 
 def _shown(bounds: tuple[int, ...]) -> str:
-    """In a line, which is another for others."""
+    """The bounds in one line, which differs for different bounds."""
     if len(bounds) <= 12:
         return str(list(bounds))
     few, check = ", ".join(map(str, bounds[:6])), zlib.crc32(repr(bounds).encode())

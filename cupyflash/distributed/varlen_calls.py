@@ -1,4 +1,4 @@
-"""The calls that a rank makes of packed sequences: of whole ones together, and of what is cut by ranks."""
+"""The calls that a rank makes of packed sequences: whole sequences together, and cut ones."""
 
 from __future__ import annotations
 
@@ -28,22 +28,22 @@ OF_PACKED = ("b", "row", "k")
 class VarlenCalls(PieceCalls):
     """The pieces of a `VarlenPlan`. Arrays have their heads first, as those of `PieceCalls`.
 
-    Dropout's generator goes by groups of 32 rows and 16 keys of a sequence, and a rank's part of one may begin within a group. A
-    call then has rows and keys of zeros ahead of its own, as many as the group has before them, which a mask takes out; what it
-    makes of them is dropped.
+    Dropout's generator works on groups of 32 rows and 16 keys of a sequence, and a rank's part of a sequence may begin within a
+    group. A call then has rows and keys of zeros before its own, as many as the group has before them. A mask removes them, and
+    their results are dropped.
     """
 
     plan: Any
 
     def aligned(self, piece: Any) -> Any:
-        """As it is: the rows and keys before those of a part are none of the sequence's, or not here."""
+        """The piece itself: the rows and keys before a part's belong to another sequence, or are not here."""
         return piece
 
     def _calls(self, piece: Any) -> tuple[Call, Call]:
         return (VARLEN, VARLEN_BACKWARD) if isinstance(piece, Packed) else (FORWARD, BACKWARD)
 
     def _own(self, piece: Any, made: tuple[Any, ...]) -> tuple[Any, ...]:
-        """With heads first, and without the rows and keys ahead."""
+        """The results with heads first, and without the rows and keys ahead."""
         if isinstance(piece, Packed):
             return tuple(array.swapaxes(0, 1) if array.ndim == 3 else array for array in made)
         rows, keys = self._ahead(piece)
@@ -78,13 +78,13 @@ class VarlenCalls(PieceCalls):
         return behind | {"lse": self._behind(found["lse"][..., None], more, -np.inf)[..., 0]}
 
     def _ahead(self, piece: Any) -> tuple[int, int]:
-        """How many rows and keys a call has ahead of a piece's own."""
+        """The numbers of rows and keys that a call has before a piece's own."""
         if self.asked.dropout is None or isinstance(piece, Packed):
             return 0, 0
         return piece.row % ROW_GROUP, piece.key % KEY_GROUP
 
     def _behind(self, array: Any, more: int, value: float) -> Any:
-        """An array (h, n, d) behind so many rows of a value."""
+        """An array (h, n, d) with `more` rows of `value` before it."""
         xp = sys.modules["cupy"] if self.gpu else np
         made = xp.full((*array.shape[:-2], more + array.shape[-2], array.shape[-1]), value, array.dtype)
         made[..., more:, :] = array

@@ -1,4 +1,4 @@
-"""Which calls a rank makes of packed sequences that are cut over ranks, wherever the cuts fall."""
+"""The calls that a rank makes of packed sequences that are cut over ranks, wherever the cuts fall."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Cut(NamedTuple):
 
 
 class Packed(NamedTuple):
-    """A call of packed attention: whole sequences one behind the other, from number `sequence` on, with their bounds."""
+    """A call of packed attention: consecutive whole sequences, from number `sequence` on, with their bounds."""
 
     rows: range
     keys: range
@@ -47,7 +47,7 @@ class VarlenStep(NamedTuple):
 
 @dataclass(frozen=True)
 class VarlenPlan:
-    """As `RingPlan`, for sequences with these bounds. Tokens are cut by the layout, with no regard to where sequences begin."""
+    """A `RingPlan` for sequences with these bounds. The layout cuts tokens without regard to where sequences begin."""
 
     cu_seqlens_q: tuple[int, ...]
     cu_seqlens_k: tuple[int, ...]
@@ -74,14 +74,14 @@ class VarlenPlan:
 
     @cached_property
     def shifts(self) -> tuple[int, ...]:
-        """As `RingPlan.shifts`: those at which any rank sees anything."""
+        """The distances of `RingPlan.shifts` at which any rank sees anything."""
         if self.gather:
             return (0,)
         ranks = range(self.ranks)
         return (0, *(shift for shift in ranks if shift and any(self._sees(rank, shift) for rank in ranks)))
 
     def _sees(self, rank: int, shift: int) -> bool:
-        """Whether any row of a rank sees any key of the rank that many before it."""
+        """True if any row of a rank sees any key of the rank that many before it."""
         return bool(self._pieces(self.q_parts[rank], self.k_parts[(rank - shift) % self.ranks]))
 
     def steps(self, rank: int) -> tuple[VarlenStep, ...]:
@@ -107,12 +107,12 @@ class VarlenPlan:
             yield from self._packed(rows, keys, run)
 
     def _bounds(self, sequence: int) -> tuple[tuple[int, int], tuple[int, int]]:
-        """Where a sequence's rows, and its keys, begin and end."""
+        """The begin and end of a sequence's rows, and of its keys."""
         of_rows, of_keys = self.cu_seqlens_q, self.cu_seqlens_k
         return (of_rows[sequence], of_rows[sequence + 1]), (of_keys[sequence], of_keys[sequence + 1])
 
     def _sequences(self, tokens: range) -> list[int]:
-        """Those that have rows among these."""
+        """The sequences that have rows among these."""
         found = enumerate(pairwise(self.cu_seqlens_q))
         return [number for number, (begin, end) in found if begin < tokens.stop and end > tokens.start and begin < end]
 
@@ -126,7 +126,7 @@ class VarlenPlan:
             yield Cut(*found, sequence, n_q, n_k)
 
     def _packed(self, rows: Chunk, keys: Chunk, run: list[int]) -> Iterator[Packed]:
-        """Sequences of a run that are one behind the other among the keys, too: those between them without rows have no keys."""
+        """Sequences of a run that are consecutive among the keys, too: those between them without rows have no keys."""
         while run:
             first, last = run[0], run[0]
             for number in run[1:]:

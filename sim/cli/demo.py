@@ -41,7 +41,7 @@ FLASH = tuple(name for name in ALGORITHMS if name != "standard")
     default="fa1",
     show_default=True,
     type=click.Choice(FLASH),
-    help="Which FlashAttention is beside standard attention; fa3 needs a Hopper.",
+    help="The FlashAttention to show beside standard attention; fa3 needs a Hopper.",
 )
 @DEVICE
 @SRAM
@@ -50,9 +50,9 @@ FLASH = tuple(name for name in ALGORITHMS if name != "standard")
 def demo(seqlen: int, heads: int, algorithm: str, device: Device, sram: str | None, max_seconds: float, as_json: bool) -> None:
     """Run the kernels, count their bytes.
 
-    A causal problem (d 64, float16), forward and backward, on a simulated device: standard attention and FlashAttention
-    side by side (the paper's, of which Theorem 2 speaks, unless --algorithm says otherwise; `attention` runs FlashAttention-2 by
-    default, on a Hopper FlashAttention-3), with what theory, replay and execution count. Where there is a GPU, the forward runs
+    A causal problem (d 64, float16), forward and backward, on a simulated device: standard attention and FlashAttention side by
+    side, with the counts of theory, replay and execution. Without --algorithm this is the paper's FlashAttention, the subject of
+    Theorem 2; `attention` runs FlashAttention-2 by default, on a Hopper FlashAttention-3. If there is a GPU, the forward runs
     there, too.
     """
     from cupyflash.sim.execution import execute

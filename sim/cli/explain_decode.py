@@ -1,4 +1,5 @@
-"""What `cupyflash explain --decode` says: which tile has the rows of a key head, into how many parts the keys go, and why."""
+"""The text of `cupyflash explain --decode`: the tile of the rows of a key head, the number of splits of the keys, and the
+reasons."""
 
 from __future__ import annotations
 
@@ -26,7 +27,7 @@ def explain(request: Request, schedule: DecodeSchedule, as_json: bool) -> None:
 
 
 def explanation(request: Request, schedule: DecodeSchedule) -> dict[str, Any]:
-    """All that was to be chosen from and what it comes to, for JSON; seconds are the model's."""
+    """All candidates and the chosen one's figures, for JSON; seconds are the model's."""
     problem, device, chosen = schedule.problem, schedule.device, schedule.candidate
     found = [row(schedule, each) for each in decode_tiles.candidates(problem, device, request.num_splits)]
     return {
@@ -91,7 +92,7 @@ def row(schedule: DecodeSchedule, candidate: Candidate) -> dict[str, Any]:
 
 
 def verdict(schedule: DecodeSchedule, candidate: Candidate) -> str:
-    """What became of a candidate."""
+    """The verdict on a candidate."""
     if candidate.rejected:
         return "rejected"
     if candidate == schedule.candidate:
@@ -103,25 +104,25 @@ def verdict(schedule: DecodeSchedule, candidate: Candidate) -> str:
 
 
 def most_splits(schedule: DecodeSchedule, config: Config) -> int:
-    """As many as there are blocks of keys, if the merging kernel has room for them."""
+    """The largest number of splits: one for each block of keys, if the merging kernel has room for them."""
     return max(1, min(decode_tiles.MOST_SPLITS, -(-schedule.problem.seqlen_k // config.block_cols)))
 
 
 def least_splits(schedule: DecodeSchedule) -> int:
-    """With as many, each multiprocessor has a thread block, as far as there are blocks of keys."""
+    """The smallest number of splits with which each multiprocessor has a thread block, if there are enough blocks of keys."""
     every = decode_tiles.works(schedule.problem, schedule.config)
     return min(most_splits(schedule, schedule.config), -(-schedule.device.sm_count // max(1, every)))
 
 
 def splits_to_show(schedule: DecodeSchedule, asked: int | None) -> list[int]:
-    """Numbers of splits that are told of the chosen configuration: none, the least, the taken one, and more."""
+    """The numbers of splits to show for the chosen configuration: one, the least useful one, the chosen one, and more."""
     most, own = most_splits(schedule, schedule.config), schedule.splits
     tried = {1, least_splits(schedule), own, min(2 * own, most), most}
     return sorted(tried if asked is None else tried | {asked})
 
 
 def split_row(schedule: DecodeSchedule, splits: int) -> dict[str, Any]:
-    """The chosen configuration with so many splits, for JSON."""
+    """The chosen configuration with `splits` splits, for JSON."""
     problem, device, candidate = schedule.problem, schedule.device, schedule.candidate
     grid = decode_tiles.works(problem, candidate.config) * splits
     asked = problem, device, candidate.config, candidate.resident, np.array([splits])
@@ -138,7 +139,7 @@ def split_row(schedule: DecodeSchedule, splits: int) -> dict[str, Any]:
 
 
 def notes(schedule: DecodeSchedule) -> list[str]:
-    """What is not as one would have it, and why."""
+    """Remarks on obstacles to full speed, with the reasons."""
     p, told = schedule.problem, []
     if not p.seqlen_k:
         return ["The cache has room for no keys."]
@@ -159,7 +160,7 @@ def notes(schedule: DecodeSchedule) -> list[str]:
 
 
 def why_so_few(schedule: DecodeSchedule) -> str:
-    """Why there are fewer thread blocks than multiprocessors."""
+    """The reason why there are fewer thread blocks than multiprocessors."""
     p, most, cols = schedule.problem, most_splits(schedule, schedule.config), schedule.block_cols
     key_heads = schedule.repeats
     heads = f"{'is' if key_heads == 1 else 'are'} {plural(key_heads, 'key head')}" + " of all sequences" * (p.batch > 1)
@@ -215,14 +216,14 @@ def show(report: dict[str, Any], request: Request) -> None:
 
 
 def which(request: Request) -> str:
-    """Which algorithm an ordinary call runs, and why."""
+    """The algorithm that an ordinary call runs, and the reason."""
     auto = request.choice
     other = "" if auto.algorithm == request.algorithm else f" Asked for is {NAMES[request.algorithm]} ({request.algorithm})."
     return f"By default attention(q, k, v) runs {NAMES[auto.algorithm]} ({auto.algorithm}) here: {auto.reason}.{other}"
 
 
 def show_rows(rows: dict[str, int], best: dict[str, Any]) -> None:
-    """What a tile's rows are, and how a thread block's warps have them."""
+    """Print which rows a tile has, and how a thread block's warps divide them."""
     group, queries, tiles = rows["group"], rows["queries"], rows["row_tiles"]
     several = f"in {tiles} tiles of {rows['tile_rows']}" if tiles > 1 else f"in one tile of {rows['tile_rows']}"
     once = "once for all of them" if tiles == 1 else f"once for each tile, {tiles} times"
@@ -243,7 +244,7 @@ def show_rows(rows: dict[str, int], best: dict[str, Any]) -> None:
 
 
 def show_candidates(rows: list[dict[str, Any]]) -> None:
-    """All that could be run; and what could not."""
+    """Print the candidates that could run, and those that could not."""
     shown = [each for each in rows if "reason" not in each]
     heads = ("keys", "slots", "warps", "splits", "thread blocks", "an SM", "waves", "in flight", "shared", "model", "")
     cells = [
@@ -281,7 +282,7 @@ def show_candidates(rows: list[dict[str, Any]]) -> None:
 
 
 def show_rooms(report: dict[str, Any], best: dict[str, Any]) -> None:
-    """Shared memory by what is held."""
+    """Print the shared memory by contents."""
     p, pages = report["problem"], "cache" in report and report["cache"]["page_size"]
     held = {
         "Q": ("Q", f"{best['block_rows']} rows of {p['head_dim']}"),
@@ -298,7 +299,7 @@ def show_rooms(report: dict[str, Any], best: dict[str, Any]) -> None:
 
 
 def show_splits(report: dict[str, Any], request: Request) -> None:
-    """Why so many splits: what fewer and more would come to."""
+    """Print the reason for this number of splits: the times of fewer and more."""
     rows = report["splits"]
     (own,) = (each for each in rows if each["chosen"])
     say(f"Splits: {splits_of(own, request)} The same configuration with fewer and more, in the model's microseconds:")
@@ -330,7 +331,7 @@ def show_splits(report: dict[str, Any], request: Request) -> None:
 
 
 def splits_of(own: dict[str, Any], request: Request) -> str:
-    """How many splits and thread blocks, and why."""
+    """The numbers of splits and thread blocks, and the reason."""
     count, alone, asked = request.device.sm_count, own["thread_blocks"] // own["splits"], request.num_splits is not None
     without = f"{plural(alone, 'thread block')} for {count} multiprocessors"
     waves = f"{own['waves']:.2f} waves of as many as run at a time"
@@ -347,7 +348,7 @@ def splits_of(own: dict[str, Any], request: Request) -> str:
 
 
 def show_in_flight(report: dict[str, Any], request: Request, best: dict[str, Any]) -> None:
-    """Little's law: what has to be under way, and what is."""
+    """Print the bytes in flight beside the needed ones, by Little's law."""
     flight = report["in_flight"]
     assumed = "" if request.device.hbm_bandwidth else " (assumed)"
     (of_split,) = (each["keys"] for each in report["splits"] if each["chosen"])
@@ -362,7 +363,7 @@ def show_in_flight(report: dict[str, Any], request: Request, best: dict[str, Any
 
 
 def enough(report: dict[str, Any], best: dict[str, Any]) -> str:
-    """Whether that is what is needed, and if not, why."""
+    """A sentence that says if this is enough and, if not, why."""
     flight = report["in_flight"]
     if flight["bytes"] >= flight["needed_bytes"]:
         return "That is enough."

@@ -1,4 +1,5 @@
-"""What `cupyflash explain` says of FlashAttention-2's tile: what could be run, why the rest could not, and which is fastest."""
+"""The text of `cupyflash explain` about FlashAttention-2's tile: the candidates, the reasons against the others, and the fastest
+one."""
 
 from __future__ import annotations
 
@@ -34,7 +35,7 @@ def explanation(schedule: TileSchedule, request: Request) -> dict[str, Any]:
 
 
 def verdict(candidate: Candidate, chosen: Candidate) -> str:
-    """What became of a candidate: chosen, slower for this problem, slower for any of its kind, or rejected."""
+    """The verdict on a candidate: chosen, slower for this problem, slower for any of its kind, or rejected."""
     if candidate.rejected:
         return "rejected"
     if candidate.config == chosen.config:
@@ -61,7 +62,7 @@ def row(candidate: Candidate, verdict: str) -> dict[str, Any]:
 
 
 def show(report: dict[str, Any], request: Request, everything: bool) -> None:
-    """What became of every candidate, as text."""
+    """Print the verdict on every candidate as text."""
     by: dict[str, list[dict[str, Any]]] = {verdict: [] for verdict in ("chosen", "finalist", "slower", "rejected")}
     for each in report["candidates"]:
         by[each["verdict"]].append(each)
@@ -99,7 +100,7 @@ def show(report: dict[str, Any], request: Request, everything: bool) -> None:
 
 
 def show_finalists(rows: list[dict[str, Any]]) -> None:
-    """The fastest of each Br with what they take, and the clocks of one of their tiles by part."""
+    """Print the fastest of each Br with their needs, and the clocks of one of their tiles by unit."""
     heads = ("Br x Bc", "clocks", "waves", "warps", "rows", "stages", "Q in", "blocks", "shared", "registers", "bound by")
     cells = [
         (
@@ -132,7 +133,7 @@ def show_finalists(rows: list[dict[str, Any]]) -> None:
 
 
 def show_rejected(rows: list[dict[str, Any]], everything: bool) -> None:
-    """What was rejected, and why: a count and an example of each reason, or all of it."""
+    """Print the rejected candidates with the reasons: a count and an example of each reason, or all of them."""
     click.echo(f"\nRejected ({len(rows)}):\n")
     if everything:
         for each in rows:

@@ -1,4 +1,4 @@
-"""`cupyflash inspect`: what the kernels take of a multiprocessor."""
+"""`cupyflash inspect`: the kernels' needs on a multiprocessor."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ EXAMPLES = examples(
 def inspect(request: Request, as_json: bool) -> None:
     """Show registers, spills, occupancy.
 
-    Compiles the kernels to a device's machine code and tells what they take of a multiprocessor: registers, stack, spills,
-    shared memory, and the occupancy that this allows.
+    Compiles the kernels to a device's machine code and prints their needs on a multiprocessor: registers, stack, spills, shared
+    memory, and the occupancy that these allow.
 
     Needs the compiler (NVRTC), no GPU. Figures are a thread's (registers, stack, spills) or a block's (shared memory).
     """

@@ -1,4 +1,4 @@
-"""`predict --l2`: what DRAM sees behind the device's L2, beside what thread blocks ask for."""
+"""`predict --l2`: the DRAM traffic behind the device's L2, beside the requests of thread blocks."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from cupyflash.sim.cli.options import Request
 from cupyflash.sim.cli.show import say, show_table
 
 OPTION = click.option(
-    "--l2", "with_l2", is_flag=True, help="With a model of the L2: bytes of DRAM beside those asked for, hit rates, grid orders."
+    "--l2", "with_l2", is_flag=True, help="Model the L2: bytes of DRAM beside the requested ones, hit rates, orders of the grid."
 )
 ORDERS = {
     "rows": "row blocks, heads, batch (the kernels')",
@@ -24,7 +24,7 @@ ORDERS = {
 
 
 def report_of(request: Request) -> dict[str, Any]:
-    """What the model says, for JSON. Raises ValueError where it does not follow the schedule."""
+    """The model's figures, for JSON. Raises ValueError if it does not cover the schedule."""
     schedule, device, given = request.schedule(), request.device, request.functions.fields
     found = l2.run(schedule, given=given)
     report: dict[str, Any] = {**l2.L2.of(device).as_dict(), **found.as_dict(), "dram_bytes": found.dram.total_bytes}
@@ -40,7 +40,7 @@ def report_of(request: Request) -> dict[str, Any]:
 
 
 def show(report: dict[str, Any]) -> None:
-    """As text."""
+    """Print the model's figures as text."""
     rates = {name: "-" if row["hit_rate"] is None else f"{row['hit_rate']:.1%}" for name, row in report["tensors"].items()}
     columns = ("read_bytes", "dram_read_bytes", "write_bytes", "dram_write_bytes")
     rows = [(name, *(f"{row[key]:,}" for key in columns), rates[name]) for name, row in report["tensors"].items()]
@@ -63,7 +63,7 @@ def show(report: dict[str, Any]) -> None:
 
 
 def show_executed(report: dict[str, Any]) -> None:
-    """As text, of an execution beside its schedule."""
+    """Print an execution's figures beside its schedule's as text."""
     executed, schedule = report["executed"], report["schedule"]
     say(said_of(report, executed["resident_blocks"], executed["thread_blocks"]))
     click.echo()
@@ -83,7 +83,7 @@ def show_executed(report: dict[str, Any]) -> None:
 
 
 def said_of(cache: dict[str, Any], slots: Sequence[int], grids: Sequence[int]) -> str:
-    """What the model assumes: the cache, and how many thread blocks of each kernel run at a time of how many."""
+    """The model's assumptions: the cache, and of each kernel how many of its thread blocks run at a time."""
     return (
         f"Behind the L2, by a model: {cache['l2_bytes']:,} bytes, {cache['ways']} ways, lines of {cache['line_bytes']} bytes in "
         f"sectors of {cache['sector_bytes']}, least recently used; thread blocks in launch order and in lockstep, "

@@ -1,4 +1,4 @@
-"""`cupyflash paper`: the papers' own figures from our counts, beside what the papers say."""
+"""`cupyflash paper`: the papers' own figures from our counts, beside the papers' statements."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ EXAMPLES = examples("cupyflash paper", "cupyflash paper training block_size", "c
 
 @click.command(epilog=EXAMPLES)
 @click.argument("names", metavar="[FIGURE]...", type=click.Choice([*FIGURES]), nargs=-1)
-@click.option("--format", "form", type=click.Choice(["text", "markdown", "json"]), help="What to print.  [default: text]")
-@click.option("--json", "as_json", is_flag=True, help="As --format json.")
-@click.option("--output", metavar="FILE", type=NewFile(), help="Write there instead of to stdout.")
+@click.option("--format", "form", type=click.Choice(["text", "markdown", "json"]), help="The output's format.  [default: text]")
+@click.option("--json", "as_json", is_flag=True, help="The same as --format json.")
+@click.option("--output", metavar="FILE", type=NewFile(), help="Write to this file instead of to stdout.")
 @click.option(
     "--plot",
     metavar="FOLDER",
     type=click.Path(exists=True, file_okay=False, writable=True, path_type=Path),
-    help="Draw each one, too, as paper_FIGURE.png in a folder.",
+    help="Also draw each figure, as paper_FIGURE.png in this folder.",
 )
 def paper(names: Sequence[str], form: str | None, as_json: bool, output: Path | None, plot: Path | None) -> None:
     """Show the papers' figures anew.
 
-    Each is a table of our counts, with what the paper says and what explains the difference.
+    Each is a table of our counts, with the paper's statement and an explanation of the difference.
 
     FlashAttention's Figure 2 (left: training, middle: block_size, right: block_sparse) and its Theorem 2 (sram), the passes of
     online softmax (softmax), and FlashAttention-2's operations besides the products (operations). Without a name, all of them.

@@ -44,18 +44,17 @@ EXAMPLES = examples(
 def predict(request: Request, with_l2: bool, timing: times.Timing, ranks: int | None, split: Split, as_json: bool) -> None:
     """Predict HBM reads and writes.
 
-    By tensor, by the closed form, with the schedule replayed on an SRAM of M bytes beside it; then FlashAttention-3 (on a
-    Hopper), FlashAttention-2, FlashAttention (the paper's, of which Theorem 2 speaks) and standard attention side by side.
+    The bytes of each tensor by the closed form, beside a replay of the schedule on an SRAM of M bytes; then FlashAttention-3 (on a
+    Hopper), FlashAttention-2, FlashAttention (the paper's, the subject of Theorem 2) and standard attention side by side.
 
-    With --decode, of `attention_decode`: how often K and V are read, what partial results and pages take, and what
-    FlashAttention-2 would move instead.
+    With --decode, `attention_decode`: how often K and V are read, the bytes of partial results and pages, and FlashAttention-2's
+    bytes instead.
 
-    With --l2, by a model of the device's L2: what of these bytes comes from DRAM and goes there, and which order of
-    FlashAttention-2's grid is best. With --time, by the planner's model and that one: how long it takes, what binds it, and what
-    benchmarks measured of it.
+    With --l2, by a model of the device's L2: the bytes from and to DRAM, and the best order of FlashAttention-2's grid. With
+    --time, by the planner's model and that one: the time, its limit, and benchmark measurements.
 
-    With --ranks, of `cupyflash.distributed`: bytes on the link and in HBM by rank, the time of steps against that of transfers,
-    from which length on these hide, memory, and whether passing K and V round or gathering them is better.
+    With --ranks, `cupyflash.distributed`: bytes on the link and in HBM by rank, the time of steps against that of transfers, the
+    length from which transfers are hidden, memory, and whether passing K and V round or gathering them is better.
     """
     if ranks is not None:
         if with_l2 or timing.asked or timing.results is not None:
@@ -112,7 +111,8 @@ def predict(request: Request, with_l2: bool, timing: times.Timing, ranks: int | 
 
 
 def tiles_of(schedule: TileSchedule) -> dict[str, int] | None:
-    """How many tiles a mask leaves empty, mixed and whole, of the heads for which it is different; None where that is not known."""
+    """The numbers of tiles that a mask leaves empty, mixed and whole, over the heads for which it differs; None if they are not
+    known."""
     states = [each.states for each in schedule.mask_tiles[:1]]
     if not states or states[0] is None:
         return None
@@ -120,14 +120,14 @@ def tiles_of(schedule: TileSchedule) -> dict[str, int] | None:
 
 
 def ratio(form: Traffic, standard: Traffic) -> float | None:
-    """Bytes beside standard attention's; None where that moves nothing."""
+    """The bytes over standard attention's; None if that moves nothing."""
     return form.total_bytes / standard.total_bytes if standard.total_bytes else None
 
 
 def side_by_side(request: Request, asked: TileSchedule, standard: Traffic) -> dict[str, dict[str, Any]]:
-    """The algorithms for one problem, by name: the one that was asked for as it was, the others in their fitted tiling.
+    """The algorithms for one problem, by name: the requested one with its tiling, the others in their fitted tiling.
 
-    FlashAttention-3 is there on the devices whose instructions its forward is made of, and decoding where it was asked for.
+    FlashAttention-3 is included on devices that have its instructions, and decoding if it was requested.
     """
     told: dict[str, dict[str, Any]] = {}
     hopper = request.device.compute_capability == fa3_tiles.COMPUTE_CAPABILITY and not request.backward
@@ -210,7 +210,7 @@ def show_prediction(report: dict[str, Any], request: Request, form: Traffic) -> 
 
 
 def show_side_by_side(algorithms: dict[str, dict[str, Any]], request: Request, followed: bool) -> None:
-    """The algorithms for one problem, as text; `followed`: the L2 was, and there is no need to say that it was not."""
+    """Print the algorithms for one problem, as text; `followed`: the L2 was modelled, so the text need not say that it was not."""
     what, standard = ("backward", "standard attention's backward") if request.backward else ("forward", "standard attention")
     click.echo()
     say(f"The {what} of each algorithm, and its bytes beside those of {standard}:")

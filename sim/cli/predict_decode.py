@@ -1,4 +1,4 @@
-"""What `cupyflash predict --decode` says: bytes by tensor, how often K and V are read, what else moves, and fa2's beside it."""
+"""The text of `cupyflash predict --decode`: bytes by tensor, how often K and V are read, other traffic, and fa2's beside it."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from cupyflash.words import plural
 
 
 def predict(request: Request, as_json: bool, models: dict[str, Any]) -> None:
-    """Print it, as text or as JSON, with what `models` of the L2 and of times say, where that was asked; `Found` where replay and
-    closed form disagree."""
+    """Print the prediction, as text or as JSON, with the requested `models` of the L2 and of times; `Found` if replay and closed
+    form disagree."""
     schedule = request.decode_schedule()
     form = theory.traffic(schedule)
     report = prediction(request, schedule, form) | models
@@ -75,7 +75,7 @@ def operations(schedule: DecodeSchedule) -> int:
 
 
 def moved(form: Traffic, bandwidth: float | None) -> dict[str, Any]:
-    """One way's bytes, for JSON."""
+    """The bytes of one way, for JSON."""
     return {
         "key_bytes": sum(form[name].read_bytes for name in KEYS),
         "read_bytes": form.read_bytes,
@@ -86,7 +86,7 @@ def moved(form: Traffic, bandwidth: float | None) -> dict[str, Any]:
 
 
 def of_fa2(schedule: DecodeSchedule, bandwidth: float | None) -> dict[str, Any]:
-    """What calls of fa2 would move for the same queries, on keys that are gathered first."""
+    """The bytes of fa2 calls for the same queries, on keys that are gathered first."""
     try:
         schedules = gathered(schedule)
     except ValueError as error:  # its blocks do not fit the SRAM
@@ -134,7 +134,7 @@ def show(report: dict[str, Any], request: Request, schedule: DecodeSchedule, for
 
 
 def of_keys(keys: dict[str, int], schedule: DecodeSchedule) -> str:
-    """How often K and V are read."""
+    """The number of times that K and V are read."""
     once, read = keys["once_bytes"], keys["read_bytes"]
     told = f"K and V: {once:,} bytes that queries see, {read:,} read: "
     if not once:

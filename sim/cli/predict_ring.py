@@ -1,4 +1,4 @@
-"""What `cupyflash predict --ranks` says: bytes on the link and in HBM by rank, time against transfers, memory, ring or gather."""
+"""The text of `cupyflash predict --ranks`: bytes on the link and in HBM by rank, time against transfers, memory, ring or gather."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def predict(request: Request, ranks: int, split: Split, as_json: bool) -> None:
 
 
 def prediction(request: Request, model: RingModel, other: RingModel) -> dict[str, Any]:
-    """The prediction for JSON; `other` passes K and V round where this one gathers them, or the other way round."""
+    """The prediction for JSON; `other` passes K and V round if this one gathers them, or the other way round."""
     ring, hidden = model.ring, model.hidden_from
     return {
         "problem": flat(request.problem),
@@ -50,7 +50,7 @@ def prediction(request: Request, model: RingModel, other: RingModel) -> dict[str
 
 
 def times(model: RingModel) -> dict[str, Any]:
-    """What is taken to take how long, and how much of the ideal that is."""
+    """The modelled times, and the share of the ideal."""
     during, apart = model.waits
     return {
         "seconds": model.seconds,
@@ -62,7 +62,7 @@ def times(model: RingModel) -> dict[str, Any]:
 
 
 def shown(model: RingModel) -> list[int]:
-    """The ranks to speak of: all, or of many the first, the middle one, the busiest and the last ones."""
+    """The ranks to print: all, or of many the first, the middle one, the busiest and the last ones."""
     ranks = model.ring.ranks
     return list(range(ranks)) if ranks <= MOST_SHOWN else sorted({0, 1, ranks // 2, model.busiest, ranks - 2, ranks - 1})
 
@@ -83,7 +83,8 @@ def of_rank(model: RingModel, rank: int) -> dict[str, Any]:
 
 
 def better(model: RingModel, other: RingModel) -> dict[str, str]:
-    """Which of the two ways, and why: the faster one by the models, the smaller one where they are as fast."""
+    """The better of the two ways, and the reason: the faster one by the models, or the one that needs less memory if they are
+    equally fast."""
     ring, gather = (other, model) if model.ring.gather else (model, other)
     more = sum(gather.memory(gather.busiest).values()) - sum(ring.memory(ring.busiest).values())
     if ring.ring.ranks == 1:
@@ -105,7 +106,7 @@ def better(model: RingModel, other: RingModel) -> dict[str, str]:
 
 
 def shown_time(seconds: float) -> str:
-    """In a unit of which there are some."""
+    """A time in the largest unit that gives at least 1."""
     for unit, size in (("s", 1.0), ("ms", 1e-3)):
         if seconds >= size:
             return f"{seconds / size:,.2f} {unit}"
@@ -113,7 +114,7 @@ def shown_time(seconds: float) -> str:
 
 
 def shown_bytes(count: float) -> str:
-    """With K = 1,000, as rates of links have it."""
+    """A number of bytes with K = 1,000, as in the rates of links."""
     for unit, size in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
         if count >= size:
             return f"{count / size:,.2f} {unit}"
@@ -139,7 +140,7 @@ def show(report: dict[str, Any], request: Request, model: RingModel) -> None:
 
 
 def show_by_rank(report: dict[str, Any]) -> None:
-    """What each rank computes, sends, receives, moves and holds."""
+    """Print what each rank computes, sends, receives, moves and holds."""
     rows = []
     for row in report["by_rank"]:
         sent, received = (sum(each[way] for each in row["link"].values()) for way in ("sent_bytes", "received_bytes"))

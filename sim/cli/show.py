@@ -1,4 +1,4 @@
-"""What commands show alike: names, problems, tilings, devices, errors, all within the width of the terminal."""
+"""The output that commands share: names, problems, tilings, devices, errors, all within the width of the terminal."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def describe(problem: Problem, swept: Sequence[str] = ()) -> str:
 
 
 def describe_cache(problem: Problem, cache: Cache, swept: bool = False) -> str:
-    """Decoding in one line, less the cache's length where that is `swept`."""
+    """Decoding in one line, without the cache's length if that is `swept`."""
     lengths = set(problem.options.key_lengths or ())
     told = [describe(problem.asking(padded=False, key_lengths=None), ("seqlen_k",) * swept)]
     if lengths and not swept:
@@ -126,7 +126,7 @@ def show_tiling(stages: Mapping[str, Any]) -> None:
 
 
 def detected() -> Device | None:
-    """The current GPU, or None where there is none or no CuPy."""
+    """The current GPU, or None if there is none, or no CuPy."""
     try:
         return Device.current()
     except (ImportError, RuntimeError):
@@ -139,5 +139,5 @@ def worst_error(out: np.ndarray, expected: np.ndarray) -> float:
 
 
 def show_balance(report: dict[str, Any]) -> None:
-    """How evenly the work is shared out."""
+    """Print the balance of the work."""
     say(f"Balance: the busiest place for a thread block has {report['balance']:.3f} times the mean of all, in turns.")

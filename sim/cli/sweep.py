@@ -53,7 +53,7 @@ EXAMPLES = examples(
 
 @dataclass(frozen=True)
 class Span:
-    """Which values of an axis are asked for, in the words of the command line; None where it says nothing."""
+    """The range of an axis, in the words of the command line; None for options that are not given."""
 
     first: str | None
     last: str | None
@@ -61,7 +61,7 @@ class Span:
     log: bool | None
 
     def values(self, problem: Problem, over: Over) -> list[int]:
-        """Of a problem's axis. UsageError for what are none."""
+        """The values of a problem's axis. UsageError for wrong ones."""
         own = {"cache": CACHES, "ranks": sweep_ring.DEFAULT_RANGE}
         start, end, count, in_log = own[over] if over == "cache" or over == "ranks" else default_range(problem, over)
         return spaced(
@@ -74,7 +74,7 @@ class Span:
 
 @dataclass(frozen=True)
 class Report:
-    """What is to be printed or written, and whether with the L2."""
+    """The options of the output, and whether it has the L2."""
 
     form: str | None
     as_json: bool
@@ -94,14 +94,14 @@ class Report:
 
 
 def poses(context: click.Context, param: click.Parameter, value: str) -> str:
-    """--over: of a cache it is decoding, whether that is asked for or not; over ranks there is a long sequence."""
+    """Set the defaults of --over: a cache means decoding, with or without --decode; over ranks there is a long sequence."""
     own: dict[str, dict[str, Any]] = {sweep_decode.OVER: {"decode": True}, sweep_ring.OVER: LONG_SEQUENCE}
     context.default_map = {**(context.default_map or {}), **own.get(value, {})}
     return value
 
 
 def behind_l2(context: click.Context, param: click.Parameter, value: bool) -> bool:
-    """--l2: the model follows kernels, so that the defaults are what runs."""
+    """Set the defaults of --l2: the model needs kernels, so they are those that run."""
     if value:
         context.default_map = {**(context.default_map or {}), "algorithm": "fa2", "tiling": "fitted"}
     return value
@@ -114,7 +114,7 @@ def behind_l2(context: click.Context, param: click.Parameter, value: bool) -> bo
     is_flag=True,
     is_eager=True,
     callback=behind_l2,
-    help="With a model of the L2: bytes of DRAM beside those asked for.  [default then: --algorithm fa2 --tiling fitted]",
+    help="Model the L2: bytes of DRAM beside the requested ones.  [default then: --algorithm fa2 --tiling fitted]",
 )
 @click.option(
     "--over",
@@ -122,38 +122,40 @@ def behind_l2(context: click.Context, param: click.Parameter, value: bool) -> bo
     type=click.Choice((*AXES, sweep_decode.OVER, sweep_ring.OVER)),
     is_eager=True,
     callback=poses,
-    help="What to vary; block-cols varies Bc, and with it M = 4 d Bc; cache the keys of --decode; ranks the devices that a "
-    f"sequence is split over.  [default then: {options_of(LONG_SEQUENCE)}]",
+    help="The axis to vary; block-cols: Bc, and with it M = 4 d Bc; cache: the keys of --decode; ranks: the devices that "
+    f"share a sequence.  [default then: {options_of(LONG_SEQUENCE)}]",
 )
-@click.option("--from", "first", metavar="VALUE", help="Where to begin; sram takes sizes such as 8KB.")
-@click.option("--to", "last", metavar="VALUE", help="Where to end.")
-@click.option("--points", metavar="N", type=click.IntRange(1, 100_000), help="How many values at most.")
-@click.option("--log/--linear", default=None, help="Spaced evenly in the logarithm, or evenly.  [default: log, head-dim: linear]")
+@click.option("--from", "first", metavar="VALUE", help="The first value; sram takes sizes such as 8KB.")
+@click.option("--to", "last", metavar="VALUE", help="The last value.")
+@click.option("--points", metavar="N", type=click.IntRange(1, 100_000), help="The largest number of values.")
+@click.option(
+    "--log/--linear", default=None, help="Space the values evenly in the logarithm, or evenly.  [default: log, head-dim: linear]"
+)
 @problem_options(seqlen=4096, head_dim=64, algorithm="fa1", tiling="paper", decode={})
 @split_options
-@click.option("--format", "form", type=click.Choice(["table", "csv", "json"]), help="What to print.  [default: table]")
-@click.option("--json", "as_json", is_flag=True, help="As --format json.")
-@click.option("--output", metavar="FILE", type=NewFile(), help="Write there instead of to stdout.")
+@click.option("--format", "form", type=click.Choice(["table", "csv", "json"]), help="The output's format.  [default: table]")
+@click.option("--json", "as_json", is_flag=True, help="The same as --format json.")
+@click.option("--output", metavar="FILE", type=NewFile(), help="Write to this file instead of to stdout.")
 @click.option(
     "--plot",
     metavar="FILE",
     type=NewFile((".png", ".svg", ".pdf")),
-    help="Draw a picture too: a .png (which is added where nothing ends the name), .svg or .pdf.",
+    help="Also draw a picture: a .png (added to a name without an ending), .svg or .pdf.",
 )
 @gathered(span=Span, split=Split, report=Report)
 def sweep(request: Request, over: Over, span: Span, split: Split, report: Report) -> None:
     """Count HBM bytes along one axis.
 
-    By the closed forms, beside standard attention and N^2 d^2 / M. The algorithm is FlashAttention and the tiling the paper's
-    own unless --algorithm and --tiling say otherwise: Theorem 2 is about those.
+    By the closed forms, beside standard attention and N^2 d^2 / M. Without --algorithm and --tiling, the algorithm is
+    FlashAttention and the tiling the paper's own, the subjects of Theorem 2.
 
-    With --l2, what of them a model of the device's L2 lets through to DRAM, of the kernels that run.
+    With --l2, the bytes that a model of the device's L2 passes on to DRAM, for the kernels that run.
 
-    Over cache it is `attention_decode`: bytes, splits, thread blocks and partial results by the keys of a full cache, beside
+    Over cache, `attention_decode`: bytes, splits, thread blocks and partial results by the keys of a full cache, beside
     FlashAttention-2's bytes.
 
-    Over ranks it is `cupyflash.distributed`: bytes on the link and in HBM of the busiest rank, its steps' time against their
-    transfers', memory and the share of the ideal, of a ring and of gathered keys.
+    Over ranks, `cupyflash.distributed`: bytes on the link and in HBM of the busiest rank, its steps' time against their transfers',
+    memory and the share of the ideal, for a ring and for gathered keys.
     """
     report.check()
     refuse_swept(request, over)
@@ -181,7 +183,7 @@ def sweep(request: Request, over: Over, span: Span, split: Split, report: Report
 
 
 def of_axis(request: Request, over: Axis, span: Span, report: Report) -> str:
-    """What is to be printed of one of the theorem's axes; the picture is drawn on the way."""
+    """The output for one of the theorem's axes; the picture is drawn on the way."""
     request = replace(request, problem=posed(request.problem, over))
     values = span.values(request.problem, over)
     asked = request.problem, request.device, over, values, request.algorithm, request.tiling
@@ -200,7 +202,7 @@ def of_axis(request: Request, over: Axis, span: Span, report: Report) -> str:
 
 
 def refuse_swept(request: Request, over: Over) -> None:
-    """UsageError for an option that says what the axis varies."""
+    """UsageError for an option that fixes the value that the axis varies."""
     if over == "block-cols" and isinstance(request.tiling, tuple):
         raise click.UsageError("--over block-cols chooses the block sizes itself: --tiling can be paper or fitted")
     if option := first_given(SETS[over]):
@@ -208,9 +210,10 @@ def refuse_swept(request: Request, over: Over) -> None:
 
 
 def posed(problem: Problem, over: Axis) -> Problem:
-    """The problem, in which a size follows the swept one only where it was not given itself.
+    """The problem, in which a size follows the swept one only if it was not given itself.
 
-    A sweep takes sizes that are equal for one: --seqlen-k 4096 is not to follow since --seqlen's default is 4096, too.
+    A sweep treats equal sizes as one: a given --seqlen-k 4096 must not follow because --seqlen's default is 4096,
+    too.
     """
     context = click.get_current_context()
 

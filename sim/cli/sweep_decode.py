@@ -1,4 +1,4 @@
-"""What `cupyflash sweep --over cache` says: decoding's bytes, splits and thread blocks along the length of the cache."""
+"""The output of `cupyflash sweep --over cache`: decoding's bytes, splits and thread blocks along the length of the cache."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ HEADINGS = {
 
 
 def content(request: Request, values: list[int], kind: str, plot: Path | None) -> str:
-    """What is to be printed, as a table, csv or json; a picture is drawn on the way."""
+    """The output, as a table, csv or json; a picture is drawn on the way."""
     assert request.cache is not None
     points = sweep_cache(request.problem, request.device, request.cache, values, num_splits=request.num_splits, lse=request.lse)
     if plot is not None:
@@ -61,7 +61,7 @@ def rows(points: tuple[CachePoint, ...]) -> list[dict[str, Any]]:
 
 
 def json_report(request: Request, points: tuple[CachePoint, ...]) -> str:
-    """JSON; what varies with the length is null."""
+    """The output as JSON; values that vary with the length are null."""
     head = request.report
     report = {
         "over": OVER,
@@ -107,7 +107,7 @@ def table(request: Request, points: tuple[CachePoint, ...]) -> str:
 
 
 def cell(name: str, value: float | None) -> str:
-    """One of the table's."""
+    """One cell of the table."""
     if value is None:
         return "-"
     if name == "model_seconds":

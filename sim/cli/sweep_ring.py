@@ -1,4 +1,4 @@
-"""What `cupyflash sweep --over ranks` says: bytes, time, memory and the share of the ideal by the number of ranks."""
+"""The output of `cupyflash sweep --over ranks`: bytes, time, memory and the share of the ideal by the number of ranks."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ HEADINGS = {
 
 
 def content(request: Request, values: list[int], split: Split, kind: str, plot: Path | None) -> str:
-    """What is to be printed, as a table, csv or json; a picture is drawn on the way."""
+    """The output, as a table, csv or json; a picture is drawn on the way."""
     require_over_ranks("--over ranks")
     rows = [row(split.model(request, ranks), split.model(request, ranks, gather=not split.gather_kv)) for ranks in values]
     if plot is not None:
@@ -48,7 +48,7 @@ def content(request: Request, values: list[int], split: Split, kind: str, plot: 
 
 
 def row(model: RingModel, other: RingModel) -> dict[str, Any]:
-    """One number of ranks: the counts are the busiest rank's, the seconds of its longest step."""
+    """One number of ranks: the counts of the busiest rank, the seconds of its longest step."""
     rank, steps = model.busiest, model.timeline
     sent, received = model.link_bytes[rank]
     return {
@@ -115,7 +115,7 @@ def table(request: Request, split: Split, rows: list[dict[str, Any]]) -> str:
 
 
 def cell(name: str, value: Any) -> str:
-    """One of the table's."""
+    """One cell of the table."""
     if value is None:
         return "-"
     if isinstance(value, str):

@@ -30,23 +30,21 @@ BACKWARD, DETERMINISTIC = "backward", "deterministic"  # behind an algorithm's n
 SIDE_BY_SIDE = ("standard", "fa1", "fa2")
 # A cache of which a few thread blocks have all, in more than one split
 SMALL = {"seqlen_k": 192, "head_dim": 64, "batch": 2, "heads": 4, "kv_heads": 2, "num_splits": 2}
-ASKED = (
-    "Which to play side by side; fa2-backward, say, is the gradients' beside forwards.  [default: --algorithm; standard,fa1,fa2]"
-)
+ASKED = "Algorithms to play side by side; fa2-backward plays gradients beside forwards.  [default: --algorithm; standard,fa1,fa2]"
 
 
 @click.command(epilog=EXAMPLES)
 @problem_options(seqlen=128, head_dim=64, backward=True, decode=SMALL)
 @click.option("--algorithms", metavar="NAME,NAME,...", help=ASKED)
-@click.option("--html", metavar="FILE", type=NewFile((".html", ".htm")), help="Write the page there.")
+@click.option("--html", metavar="FILE", type=NewFile((".html", ".htm")), help="Write the page to this file.")
 @click.option(
     "--timeline-block",
     default=0,
     show_default=True,
     type=click.IntRange(0),
-    help="Of which thread block of each launch --html and --json have a timeline.",
+    help="The thread block of each launch whose timeline --html and --json have.",
 )
-@click.option("--data-seed", default=0, show_default=True, type=click.IntRange(0), help="Draws q, k and v.")
+@click.option("--data-seed", default=0, show_default=True, type=click.IntRange(0), help="The seed from which q, k and v are drawn.")
 @MAX_SECONDS
 @AS_JSON
 def trace(
@@ -60,14 +58,14 @@ def trace(
 ) -> None:
     """Play the tiles that kernels move.
 
-    Runs the kernels on the simulated device, notes each access to a tensor, and puts them together to moves of tiles between
-    HBM and the chip. --html writes one page, which needs no network, that plays the algorithms side by side with one clock of
-    bytes, and has a timeline of one thread block of each launch. Without it, the moves are summed up; --json has all of it.
+    Runs the kernels on the simulated device, records each access to a tensor, and joins them to moves of tiles between HBM and the
+    chip. --html writes one page, which needs no network. It plays the algorithms side by side by one clock of bytes, and has a
+    timeline of one thread block of each launch. Without it, the moves are summed up; --json has all of it.
 
-    With --decode, of `attention_decode`: pages are in random order, new keys are appended, splits are merged. Other algorithms
-    play beside it what `attention` does with the same cache.
+    With --decode, `attention_decode`: pages are in random order, new keys are appended, splits are merged. Other algorithms play
+    `attention` with the same cache beside it.
 
-    Exit status 1 when the moves do not sum to the theory's bytes, or the machine finds a fault.
+    Exit status 1 if the moves do not sum to the theory's bytes, or the machine finds a fault.
     """
     from cupyflash.sim import trace as traces
     from cupyflash.sim.estimate import seconds
@@ -125,7 +123,7 @@ def asked_for(text: str | None, request: Request) -> list[Request]:
 
 
 def able(requests: list[Request]) -> list[Request]:
-    """Those that have kernels for the problem; of others stderr has the reason. ValueError where none has."""
+    """The requests that have kernels for the problem; stderr has the reasons against the others. ValueError if there is none."""
     found, reasons = [], []
     for each in requests:
         try:
@@ -141,7 +139,7 @@ def able(requests: list[Request]) -> list[Request]:
 
 
 def known_names(request: Request) -> list[str]:
-    """What --algorithms may name. A cache has no gradients; with --backward, names without it are backwards too."""
+    """The names that --algorithms may have. A cache has no gradients; with --backward, names without it are backwards too."""
     forward = list(ALGORITHMS)
     if request.cache is not None:
         return forward
@@ -150,7 +148,7 @@ def known_names(request: Request) -> list[str]:
 
 
 def request_of(name: str, request: Request) -> Request:
-    """An algorithm's. ValueError for one that cannot do what decoding does."""
+    """The request of one algorithm. ValueError for one that cannot do the work of decoding."""
     algorithm, *how = name.split("-")
     if request.cache is not None:
         if algorithm == "decode":
@@ -162,7 +160,7 @@ def request_of(name: str, request: Request) -> Request:
 
 
 def names_of(asked: Sequence[Request]) -> list[str]:
-    """What players are called; a backward says that it is one where others are not."""
+    """The names of the players; a backward's says so if others are forwards."""
     names, mixed = {**NAMES, "standard": "standard attention"}, len({each.backward for each in asked}) > 1
     return [
         "deterministic " * each.deterministic + names[each.algorithm] + "'s backward" * (mixed and each.backward) for each in asked

@@ -35,31 +35,31 @@ SMALL = {"seqlen_k": 192, "head_dim": 64, "batch": 2, "heads": 4, "kv_heads": 2}
 
 @click.command(epilog=EXAMPLES)
 @problem_options(seqlen=256, head_dim=64, backward=True, decode=SMALL)
-@click.option("--seed", type=click.IntRange(0), help="Run warps apart from each other, in a random order drawn from this.")
+@click.option("--seed", type=click.IntRange(0), help="Run warps independently, in a random order drawn from this seed.")
 @click.option(
     "--data-seed",
     default=0,
     show_default=True,
     type=click.IntRange(0),
-    help="Draws q, k, v, what is captured and dropped.",
+    help="The seed of q, k, v, captured arrays and dropout.",
 )
-@click.option("--l2", is_flag=True, help="With a model of the L2: what reaches DRAM of what the kernels asked for, line by line.")
+@click.option("--l2", is_flag=True, help="Model the L2: the bytes that reach DRAM, from the exact lines that the kernels request.")
 @MAX_SECONDS
 @AS_JSON
 def verify(request: Request, seed: int | None, data_seed: int, l2: bool, max_seconds: float, as_json: bool) -> None:
     """Execute the kernels, compare counts.
 
-    Runs the real kernels on the simulated device and sets the bytes of theory, replay and execution side by side, and the
-    numbers beside float64's.
+    Runs the real kernels on the simulated device and shows the bytes of theory, replay and execution side by side, and the numbers
+    beside float64's.
 
-    Exit status 1, with the difference per tensor, when the counts disagree, when a number is further from float64 than
-    twice the same computation done plainly in the low precision, or when the machine finds a fault in a kernel.
+    Exit status 1, with the difference per tensor, if the counts disagree, if a number is further from float64 than twice the same
+    computation done plainly in the low precision, or if the machine finds a fault in a kernel.
 
-    With --decode, of `attention_decode`: pages are in random order, and afterwards the caches must be, to the bit, what they were
-    with the new keys in their places.
+    With --decode, `attention_decode`: pages are in random order, and afterwards the caches must be unchanged, to the bit, except
+    for the new keys in their places.
 
-    With --l2, the first execution's lines go through a model of the device's L2, beside the model from the schedule alone
-    that `predict --l2` has.
+    With --l2, the first execution's lines go through a model of the device's L2, beside the model from the schedule alone that
+    `predict --l2` has.
     """
     from cupyflash.sim import verification
     from cupyflash.sim.numbers.yardstick import DROPPED, draw_mask, draw_score
@@ -153,7 +153,7 @@ def show(report: dict[str, Any], request: Request, found: Verification) -> None:
 
 
 def faults(found: Verification) -> list[str]:
-    """What is wrong, in a few words each."""
+    """The faults, in a few words each."""
     told = []
     if found.differences:
         tensors = dict.fromkeys(difference.tensor for difference in found.differences)

@@ -1,4 +1,4 @@
-"""How long a pass takes, by a model: what each part of the device is busy for, launch order, and DRAM behind the L2.
+"""A model of the time of a pass: how long each part of the device is busy, launch order, and DRAM behind the L2.
 
 The clocks of a turn are those by which the planner chooses tiles and splits (`fa2_tiles`, `fa3_tiles`, `decode_tiles`); of the
 backward, `fa2_backward_clocks`. Nothing here is measured.
@@ -41,8 +41,8 @@ DRAM = "DRAM"
 
 @dataclass(frozen=True)
 class Work:
-    """A launch: the pieces that thread blocks have, one each or one after another, turns of all of them, the clocks of a turn by
-    part, its FLOP, and the seconds that the launch takes by itself."""
+    """A launch: the pieces of work of its thread blocks, one each or one after another, the turns of all of them, the clocks of a
+    turn by unit, its FLOP, and the seconds that the launch takes in any case."""
 
     launch: Launch
     pieces: int
@@ -56,11 +56,11 @@ class Work:
 class Times:
     """Seconds by a model.
 
-    busy: of each part of the device, were it alone: all its work at its peak, on all multiprocessors; DRAM's of the bytes behind
-    the L2, absent where its bandwidth is not known. kernel: the launches one after another, their thread blocks by the model, with
-    what they wait for, waves and the tail. waves: how often the longest launch's fill the device; balance: the busiest of their
-    places over the mean, in turns. flops: of the tiles that are computed. peak, bandwidth and l2_bandwidth in FLOP/s and
-    bytes/s, None where not known.
+    busy: of each part of the device by itself: all its work at its peak, on all multiprocessors; DRAM's for the bytes behind the
+    L2, absent if its bandwidth is not known. kernel: the launches one after another, their thread blocks by the model, with waits,
+    waves and the tail. waves: how often the longest launch's blocks fill the device; balance: the busiest of their places over the
+    mean, in turns. flops: of the tiles that are computed. peak, bandwidth and l2_bandwidth in FLOP/s and bytes/s, None if not
+    known.
     """
 
     busy: Mapping[str, float]
@@ -75,7 +75,7 @@ class Times:
 
     @property
     def seconds(self) -> float:
-        """Of the pass: the kernel, or DRAM where that takes longer."""
+        """The seconds of the pass: the kernel's, or DRAM's if that takes longer."""
         return max(self.kernel, self.busy.get(DRAM, 0.0))
 
     @property
@@ -95,7 +95,7 @@ class Times:
 
     @property
     def intensities(self) -> dict[str, float]:
-        """FLOP a byte of what each memory gives and takes."""
+        """FLOP for each byte from and to each memory."""
         moved = {"L2": self.behind.asked.total_bytes, DRAM: self.behind.dram.total_bytes}
         return {name: self.flops / nbytes for name, nbytes in moved.items() if nbytes}
 
@@ -106,14 +106,15 @@ class Times:
 
 
 def times(schedule: TileSchedule, given: Given | None = None) -> Times:
-    """Of a forward of `fa2` or `fa3`, of decoding, or of `fa2`'s backward where no row has a large L; `given` as `l2.run` takes it.
+    """The times of a forward of `fa2` or `fa3`, of decoding, or of `fa2`'s backward if no row has a large L; `given` as for
+    `l2.run`.
 
-    ValueError for what the model has not, or what the L2's does not follow.
+    ValueError for a schedule that this model or the L2's does not cover.
     """
     require_schedule(schedule, Schedule, "plan")
     if not isinstance(schedule, Fa2Schedule | Fa2BackwardSchedule | DecodeSchedule):
         raise ValueError(
-            "times are modelled of the forward of 'fa2' and 'fa3', of fa2's backward and of decoding, got "
+            "times are modelled for the forward of 'fa2' and 'fa3', fa2's backward and decoding, got "
             f"{schedule.algorithm!r}{', backward' * isinstance(schedule, BackwardSchedule)}"
         )
     behind, p, device = l2.run(schedule, given=given), schedule.problem, schedule.device
@@ -143,9 +144,9 @@ def times(schedule: TileSchedule, given: Given | None = None) -> Times:
 
 
 def balance(schedule: TileSchedule, given: Given | None = None) -> float:
-    """Turns of the busiest place for a thread block over the mean of all, of the launch with the most turns.
+    """Turns of the busiest place for a thread block over the mean of all, for the launch with the most turns.
 
-    ValueError for what the L2's model does not follow.
+    ValueError for a schedule that the L2's model does not cover.
     """
     l2.require_followed(schedule, "rows")
     launches = l2.launches_of(schedule, "rows", Memory(), given)
@@ -186,7 +187,7 @@ def forward(launch: Played) -> Work:
 
 
 def splits(launch: Played) -> Work:
-    """Decoding, merge included: the model by which the number of splits is chosen, of the keys that there are."""
+    """The work of decoding, merge included, by the model that chooses the number of splits, for the keys in the cache."""
     schedule = launch.schedule
     p, best = schedule.problem, schedule.candidate
     keys = [each + schedule.cache.appended for each in schedule.cached]
@@ -210,7 +211,7 @@ def columns(launch: Played, made: Gradients) -> Work:
 
 
 def queries(launch: Played) -> Work:
-    """The kernel of dQ by itself."""
+    """The work of the kernel of dQ alone."""
     schedule = launch.schedule
     assert isinstance(schedule, QueriesSchedule)
     p, device, blocks = schedule.problem, schedule.device, (schedule.block_rows, schedule.block_cols)
@@ -229,7 +230,7 @@ WORKS: Mapping[str, Callable[[Played], Work]] = {
 
 
 def in_turns(launch: Launch, device: Device, parts: Mapping[str, float], warps: int) -> float:
-    """Seconds of a launch of the backward, whose thread blocks have so many warps: its turns one after another in lockstep."""
+    """Seconds of a launch of the backward, whose thread blocks have `warps` warps: its turns one after another in lockstep."""
     resident = min(launch.slots // device.sm_count, -(-launch.grid // device.sm_count))
     last = int((launch.starts() + launch.turns).max(initial=0))
     rounds = -(-launch.grid // launch.slots)
@@ -237,6 +238,6 @@ def in_turns(launch: Launch, device: Device, parts: Mapping[str, float], warps: 
 
 
 def passed(launch: Launch, device: Device) -> float:
-    """Seconds of a kernel that only passes over rows: its bytes by DRAM's bandwidth, or the L2's where that is not known."""
+    """Seconds of a kernel that only passes over rows: its bytes at DRAM's bandwidth, or the L2's if that is not known."""
     nbytes = sum(int(asked.nbytes @ asked.times) for _, asked in launch.played())
     return nbytes / (device.hbm_bandwidth or device.sm_count * L2_BYTES * clock_rate(device))

@@ -16,7 +16,7 @@ from cupyflash.sim.l2.works import Asked
 
 
 class Decoding(Played):
-    """A split of a row tile of a key head a thread block, or a row whose parts are merged."""
+    """The turns of decoding: a thread block has a split of a row tile of a key head, or a row whose parts are merged."""
 
     schedule: DecodeSchedule
 

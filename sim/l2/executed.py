@@ -42,7 +42,7 @@ class Placed:
         self.end = 0
 
     def shift(self, segment: Segment) -> int:
-        """What makes an address in HBM of a segment's virtual one."""
+        """The offset from a segment's virtual addresses to addresses in HBM."""
         low = segment.address
         for first, end, address in self._placed:
             if first <= low and low + segment.size <= end:
@@ -67,7 +67,7 @@ class Lines:
 
     @classmethod
     def of(cls, block: np.ndarray, sector: np.ndarray) -> Lines:
-        """Of sectors; those of a line that follow each other are one, unless that would be few."""
+        """Return the lines of sectors; successive sectors of a line are merged, unless that would save little."""
         line, new = sector >> SECTORS_BITS, np.ones(len(sector), np.bool_)
         np.not_equal(line[1:], line[:-1], new[1:])
         new[1:] |= block[1:] != block[:-1]
@@ -79,7 +79,7 @@ class Lines:
 
     @classmethod
     def of_pieces(cls, block: np.ndarray, first: np.ndarray, nbytes: np.ndarray) -> Lines:
-        """Of bytes from addresses on."""
+        """Return the lines of pieces of bytes from addresses on."""
         there = nbytes > 0
         block, first, nbytes = block[there], first[there], nbytes[there]
         sector = first >> SECTOR_BITS
@@ -89,7 +89,7 @@ class Lines:
 
 
 class Asked(Blocks):
-    """What the thread blocks of a launch ask for, each in its own order. It is that launch's observer."""
+    """The requests of a launch's thread blocks, each in its own order. It is the launch's observer."""
 
     def __init__(self, execution: Observed, grid: int, slots: int) -> None:
         self.execution, self.grid, self.slots = execution, grid, slots
@@ -119,7 +119,7 @@ class Asked(Blocks):
             self.turns[lanes.block_ids + lanes.wave.first_block] += 1
 
     def _lines(self, access: Access, shift: int) -> tuple[Lines, int, int, int]:
-        """The lines of an access, what is to be added to their numbers, its bytes and its warps' sectors."""
+        """The lines of an access, the offset of their numbers, its bytes and its warps' sectors."""
         lanes, size, first_block = access.lanes, access.size, access.lanes.wave.first_block
         if not isinstance(size, int):
             blocks = np.broadcast_to(lanes.block, access.addresses.shape)  # a bulk copy has one lane and many pieces
@@ -138,7 +138,7 @@ class Asked(Blocks):
         return known, line, lanes.n * size, pattern.sectors(address)
 
     def look_up(self, sets: Sets, counts: Counts) -> None:
-        """All of it: in each turn by address, reads first, what several ask for once."""
+        """Look up all requests: in each turn by address, reads first, requests of several thread blocks once."""
         starts, (lines, tensors) = self.starts(), self.execution.extent
         sizes = int((starts + self.turns).max()) + 1, lines, 2, tensors, 1 << SECTORS
         key, end = np.empty(self._noted, np.int64), 0
@@ -157,9 +157,9 @@ class Asked(Blocks):
 
 
 class Observed:
-    """The launches of one execution, in order: what they ask for, and what DRAM sees of it.
+    """The launches of one execution, in order: their requests, and the DRAM traffic.
 
-    `names` are the tensors of what has other names in the kernels: what is behind a tensor map, say.
+    `names` are the tensors of arguments that have other names in the kernels, such as those of a tensor map.
     """
 
     def __init__(self, names: Mapping[str, str] | None = None) -> None:
@@ -182,7 +182,7 @@ class Observed:
         return self._placed.end // LINE, len(self._tensors)
 
     def place(self, segment: Segment) -> tuple[int, int]:
-        """The number of a segment's tensor, and what makes an address in HBM of a virtual one."""
+        """(The number of a segment's tensor, the offset from its virtual addresses to addresses in HBM)."""
         found = self._places.get(segment)
         if found is None:
             tensor = self._tensors.setdefault(self._names.get(segment.name, segment.name), len(self._tensors))
@@ -192,7 +192,7 @@ class Observed:
         return found
 
     def behind(self, l2: L2) -> Behind:
-        """All launches through one L2, cold at the start."""
+        """Send all launches through one L2, cold at the start."""
         counts, sets = Counts.zero(len(self._tensors)), Sets(l2)
         counts.read_bytes[:], counts.write_bytes[:], counts.sectors[:] = np.reshape(self.counts, (-1, 3)).T
         for launch in self.launches:
@@ -201,15 +201,15 @@ class Observed:
 
 
 def observed(schedule: TileSchedule) -> tuple[Observed, Watch]:
-    """For an execution of a schedule's kernels: what will know what they asked for, and the `watch` that shows it them."""
+    """(The observed execution, the `watch` that `sim.execute` takes) for a schedule's kernels."""
     execution = Observed({name: box.tensor for name, box in schedule.maps().items()})
     slots = iter([slots for kernel, slots in zip(schedule.kernels(), resident_of(schedule), strict=True) if kernel.grid])
     return execution, lambda kernel: Onlookers(execution.launch(kernel.grid, next(slots)))
 
 
 def resident_of(schedule: TileSchedule) -> list[int]:
-    """Thread blocks that run at a time of each kernel, as `l2.run` has it; where it does not follow a schedule, by threads and
-    shared memory with as many registers as a thread can have."""
+    """The thread blocks of each kernel that run at a time, as in `l2.run`; for a schedule that the model does not cover, by threads
+    and shared memory with as many registers as a thread can have."""
     try:
         require_followed(schedule, "rows")
     except ValueError:
@@ -219,7 +219,8 @@ def resident_of(schedule: TileSchedule) -> list[int]:
 
 @dataclass(frozen=True)
 class Beside:
-    """What DRAM sees of an execution, beside what `l2.run` says of its schedule: None where it does not follow that, `why` says."""
+    """The DRAM traffic of an execution, beside that of `l2.run` for its schedule: None if the model does not cover it,
+    and `why`."""
 
     executed: Behind
     schedule: Behind | None
@@ -227,7 +228,7 @@ class Beside:
 
     @classmethod
     def of(cls, execution: Observed, schedule: TileSchedule, given: Given | None = None) -> Beside:
-        """Behind the L2 of the schedule's device, `given` as for `l2.run`."""
+        """Model the L2 of the schedule's device; `given` as for `l2.run`."""
         executed = execution.behind(L2.of(schedule.device))
         try:
             return cls(executed, model(schedule, given=given))
@@ -235,7 +236,7 @@ class Beside:
             return cls(executed, None, str(error))
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON."""
+        """Both for JSON."""
         schedule = self.schedule.as_dict() if self.schedule else None
         return {"executed": self.executed.as_dict(), "schedule": schedule, "not_followed": self.why or None}
 
@@ -243,10 +244,9 @@ class Beside:
 def run(
     schedule: TileSchedule, data_seed: int = 0, score: Score | None = None, mask: Mask | None = None, *, l2: L2 | None = None
 ) -> Behind:
-    """Execute a schedule's kernels on arrays that are drawn for it and play what they asked for through an L2, the device's where
-    none is given.
+    """Execute a schedule's kernels on drawn arrays and play their requests through an L2, by default the device's.
 
-    `score` and `mask` have the values of what the problem's functions capture, as for `verify`. ValueError for a schedule that no
+    `score` and `mask` have the captured values of the problem's functions, as for `verify`. ValueError for a schedule that no
     kernel runs, ImportError without a compiler.
     """
     from cupyflash.sim.numbers.yardstick import knowing_mask

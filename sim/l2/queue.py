@@ -17,7 +17,8 @@ LOOK, LAST = range(2)
 
 
 class Queue(Launch):
-    """A turn is a tile of as many items as there are threads; the first has the thread block's own besides. All run at a time."""
+    """The turns of the queue's kernel: a turn is a tile of as many items as there are threads; the first also has the thread
+    block's own reads. All run at a time."""
 
     def __init__(self, schedule: Fa3Schedule, memory: Memory) -> None:
         self.schedule, p = schedule, schedule.problem
@@ -41,7 +42,7 @@ class Queue(Launch):
         yield 1.0, Requests.together([*looks, self.taken.of(0, LAST, 0, 1, write=True), made])
 
     def _look(self, turn: int, items: np.ndarray, times: int) -> Requests:
-        """At some items, by so many thread blocks."""
+        """The requests of thread blocks that look at some items."""
         asked: list[tuple[Tensor, np.ndarray]] = []
         if self.lengths:
             asked.append((self.lengths, items // self.schedule.row_blocks))

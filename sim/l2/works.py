@@ -1,4 +1,4 @@
-"""Pieces of work of a kernel: which thread blocks take them in which order, and when each moves what."""
+"""Pieces of work of a kernel: the order in which thread blocks take them, and the turns of their moves."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ it. "batch": row blocks, then the batch, then heads, as in FlashAttention-2's ow
 
 
 class Works(NamedTuple):
-    """Pieces of work in the order in which they are taken, by their part, key head and tile; `there`: those that there are."""
+    """Pieces of work in the order in which they are taken, by their part, key head and tile; `there`: those that exist."""
 
     part: np.ndarray
     k: np.ndarray
@@ -58,7 +58,7 @@ class Works(NamedTuple):
 
 
 class Asked(NamedTuple):
-    """Turns in which something moves: whose piece of work, when, and of which tile."""
+    """Turns in which something moves: the piece of work, the turn, and the tile."""
 
     work: np.ndarray
     turn: np.ndarray
@@ -67,14 +67,14 @@ class Asked(NamedTuple):
     j: np.ndarray
 
     def repeated(self, number: np.ndarray | int) -> tuple[Asked, np.ndarray]:
-        """Each repeated so often, and the index of the repetition."""
+        """Each request repeated `number` times, and the index of the repetition."""
         each = np.broadcast_to(number, self.work.shape)
         again = np.arange(each.sum()) - np.repeat(np.cumsum(each) - each, each)
         return Asked(*(np.repeat(one, each) for one in self)), again
 
 
 class Tables:
-    """The turns of all thread blocks of a walk, numbered through its parts and key heads; those that are alike once."""
+    """The turns of all thread blocks of a walk, numbered through its parts and key heads; equal ones are stored once."""
 
     def __init__(self, walk: Walk, works: Works) -> None:
         self.steps: list[Steps] = []

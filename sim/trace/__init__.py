@@ -1,7 +1,8 @@
-"""Which tiles a schedule's kernels really move, one after the other: from the global accesses of an execution on the PTX machine.
+"""The tiles that a schedule's kernels really move, one after the other: from the global accesses of an execution on the PTX
+machine.
 
-A launch's thread blocks run on many multiprocessors at once; here they come one after the other, in the order of the grid, so
-that a trace is what one SRAM sees. Within a block the order is the machine's.
+A launch's thread blocks run on many multiprocessors at once; here they come one after the other, in the order of the grid, so that
+a trace is what one SRAM sees. Within a block the order is the machine's.
 """
 
 from __future__ import annotations
@@ -72,10 +73,10 @@ class Scores:
 
 @dataclass(frozen=True)
 class TileMove:
-    """What a thread block moves of one tile of a tensor between HBM and the chip: each of its bytes once.
+    """The part of one tile of a tensor that a thread block moves between HBM and the chip: each of its bytes once.
 
     `slab` counts along all axes of the tensor but the last two (of a vector, the last): heads, mostly. `source` is the place in the
-    kernel's own source. `scores` are the tiles of S that can be made from here on, since their Q_i and K_j are there.
+    kernel's own source. `scores` are the tiles of S that can be computed from here on, since their Q_i and K_j are there.
     """
 
     launch: int
@@ -125,22 +126,22 @@ class Held:
         return np.array([0 if page is None else page.first for page in self.pages] or [0] * self.shape[0])
 
     def keys(self, slab: np.ndarray, row: np.ndarray) -> np.ndarray:
-        """Which of their sequence's keys rows are; of what has no pages, the rows themselves."""
+        """The sequence's keys that rows are; without pages, the rows themselves."""
         per_slab = -(-self.shape[1] // max(1, self.page_rows))
         found: np.ndarray = self.firsts[slab * per_slab + row // self.page_rows] + row % self.page_rows
         return found
 
     def keys_of(self, move: TileMove) -> Span:
-        """Those of a move's rows."""
+        """The keys of a move's rows."""
         first = int(self.keys(np.array(move.slab), np.array(move.rows.first)))
         return Span(first, first + move.rows.end - move.rows.first)
 
 
 @dataclass(frozen=True)
 class Trace:
-    """What a schedule moved, in order, and of which tensors. `kernels` are by `TileMove.launch`; `executed` is what the machine
-    counted, `problems` what it held against the kernels or their numbers. `decoding` is what was drawn for `attention_decode`.
-    `diaries`: by launch, what one of its thread blocks did, where that was asked for."""
+    """The moves of a schedule, in order, and their tensors. `kernels` are by `TileMove.launch`; `executed` is the machine's count,
+    `problems` its findings and wrong numbers. `decoding` is what was drawn for `attention_decode`. `diaries`: by launch, the diary
+    of one of its thread blocks, if requested."""
 
     schedule: TileSchedule
     kernels: tuple[Kernel, ...]
@@ -167,7 +168,7 @@ class Trace:
 
     @property
     def agrees(self) -> bool:
-        """Whether the moves sum to the executed traffic, and that is the theory's."""
+        """True if the moves sum to the executed traffic, and that is the theory's."""
         return self.traffic == self.executed == theory.traffic(self.schedule)
 
 
@@ -243,7 +244,7 @@ def _pieces(schedule: TileSchedule, move: Move) -> int:
 
 
 class Touch(NamedTuple):
-    """What a thread block accesses of a tensor at once: elements, counted through the whole tensor, and the bytes of each."""
+    """A thread block's accesses to a tensor at one time: elements, counted through the whole tensor, and the bytes of each."""
 
     held: Held
     write: bool
@@ -271,7 +272,7 @@ class Launch:
     """By block, what it accessed last."""
 
     def add(self, block: int, touch: Touch) -> None:
-        """What a block accesses at once."""
+        """Add an access of a block."""
         held = touch.held
         tile_rows, tile_cols = self.tile_of(held)
         slab, row, col = np.unravel_index(touch.elements, held.shape)
@@ -330,7 +331,7 @@ class Recorder:
         self._inner = {walk.kernel: inner_of(walk) for walk in schedule.walks()}
 
     def watch(self, kernel: Kernel) -> Onlookers:
-        """Of the next launch."""
+        """The observer of the next launch."""
         constants, used = dict(kernel.constants), self.schedule.tiling.used
         rows, cols = int(constants.get("BR", used.block_rows)), int(constants.get("BC", used.block_cols))
         if "softmax" in kernel.name:
@@ -370,7 +371,7 @@ class Recorder:
         return known
 
     def _in_pages(self, name: str) -> bool:
-        """Whether an array is (pages, heads, rows, d)."""
+        """True if an array is (pages, heads, rows, d)."""
         return name in ("K", "V") and self.decoding is not None and "block_table" in self.decoding.arrays
 
     def _pages(self, name: str, array: np.ndarray) -> tuple[Page | None, ...]:
@@ -388,7 +389,7 @@ class Recorder:
         return tuple(owners.get(page) for page in range(array.shape[0])) * int(array.shape[1])
 
     def moves(self) -> Iterator[TileMove]:
-        """In order."""
+        """The moves in order."""
         for launch in self.launches:
             yield from launch.in_order(self.tensors)
 
@@ -417,12 +418,12 @@ def place_of(access: Access) -> str:
 
 
 def span_of(places: np.ndarray) -> Span:
-    """From the first to behind the last."""
+    """The span from the first to the last."""
     return Span(int(places.min()), int(places.max()) + 1)
 
 
 def joined(one: TileMove, more: TileMove) -> TileMove:
-    """Of the same tile."""
+    """One move of two of the same tile."""
     rows = Span(min(one.rows.first, more.rows.first), max(one.rows.end, more.rows.end))
     cols = Span(min(one.cols.first, more.cols.first), max(one.cols.end, more.cols.end))
     return replace(one, rows=rows, cols=cols, nbytes=one.nbytes + more.nbytes)

@@ -13,11 +13,11 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True)
 class Step:
-    """What one kernel does of an algorithm.
+    """One kernel's step in an algorithm.
 
-    `reads` and `writes` have the line of each tensor's moves; that of tensors that are not named there (masks and the like) is
-    `usual`, or the first of `scores`. `first` is that of what is written before anything is read. `scores` are the lines that work
-    on a tile of S. `registers`: what the kernel holds there of the current tiles.
+    `reads` and `writes` have the line of each tensor's moves; tensors that are not named there (masks and the like) have the line
+    `usual`, or the first of `scores`. `first` is the line of a write before any read. `scores` are the lines that work on a tile of
+    S. `registers`: what the kernel holds there of the current tiles.
     """
 
     does: str
@@ -29,7 +29,7 @@ class Step:
     usual: int | None = None
 
     def line(self, tensor: str, write: bool, first: bool) -> int | None:
-        """Of a move; `first`: whether the thread block has read nothing yet."""
+        """The line of a move; `first`: True if the thread block has read nothing yet."""
         if write and first and self.first is not None:
             return self.first
         usual = self.usual if self.usual is not None or not self.scores else self.scores[0]
@@ -47,7 +47,7 @@ class Algorithm:
     only: Mapping[int, frozenset[str]] = field(default_factory=dict)
 
     def lines_with(self, tensors: Collection[str]) -> list[tuple[int, int, str]]:
-        """Those of a call that moves these tensors."""
+        """The lines of a call that moves these tensors."""
         return [line for line in self.lines if line[0] not in self.only or not self.only[line[0]].isdisjoint(tensors)]
 
 
@@ -191,7 +191,7 @@ FORWARD = {
 
 
 def _row_bases(line: int) -> Step:
-    """What comes before a backward; half types only look at L."""
+    """The step before a backward; half types only look at L."""
     return Step("m and log(l) of each row, made again", scores=(line,), registers="S_ij, m_i, l_i")
 
 
