@@ -12,8 +12,8 @@ import numpy as np
 
 from cupyflash.calls import BACKWARD, FORWARD, VARLEN, VARLEN_BACKWARD
 from cupyflash.distributed.asked import PieceCalls
-from cupyflash.distributed.positions import BATCH, NUMBERS, numbers_of_part, of_part, without_first
-from cupyflash.distributed.varlen_plan import Packed
+from cupyflash.distributed.positions import numbers_of_part, of_part, without_first
+from cupyflash.distributed.plan import Packed
 from cupyflash.launch.launcher import Call
 from cupyflash.request import varlen
 from cupyflash.request.dropout import KEY_GROUP, ROW_GROUP
@@ -100,8 +100,7 @@ class VarlenCalls(PieceCalls):
         if isinstance(piece, Packed):
             part, names = of_part(form, OF_PACKED)
             return part, numbers_of_part(names, 0, 0, 0, 0, piece.sequence)
-        part, names = of_part(form, (*NUMBERS, *BATCH))
-        return part, numbers_of_part(names, piece.row, piece.key, piece.n_q, piece.n_k, piece.sequence)
+        return super()._function(form, piece)
 
 
 def _longest(piece: Packed) -> tuple[int, int]:
