@@ -16,8 +16,8 @@ from cupyflash import Device, Problem, simulated_device
 from cupyflash.distributed import Request, ring_attention, ring_attention_backward, shard, threads
 from cupyflash.distributed.layout import LAYOUTS, part_length
 from cupyflash.distributed.plan import Piece, RingPlan, plan_ring
-from cupyflash.distributed.ring import Ring, run_forward
-from cupyflash.distributed.ring_backward import run_backward
+from cupyflash.distributed.ring import ForwardPass, Ring
+from cupyflash.distributed.ring_backward import BackwardPass
 from cupyflash.distributed.threads import ThreadCommunicator
 from cupyflash.sim import ring as simulated
 from cupyflash.sim import theory
@@ -106,9 +106,9 @@ def moved(comm: ThreadCommunicator, ring: RingPlan, problem: Problem, backward: 
     k, v = (np.zeros((p.batch, p.kv_heads, keys, d), p.dtype) for d in (p.head_dim, p.head_dim_v))
     made = Ring(counting, ring, NothingComputed(), k, v)  # type: ignore[arg-type]
     if backward:
-        run_backward(made, {"q": q, "out": out, "dout": out, "lse": np.zeros(q.shape[:-1], np.float32)}, None)
+        BackwardPass(made, {"q": q, "out": out, "dout": out, "lse": np.zeros(q.shape[:-1], np.float32)}).run(None)
     else:
-        run_forward(made, q, None)
+        ForwardPass(made, q).run(None)
     return counting
 
 

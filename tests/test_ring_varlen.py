@@ -20,8 +20,8 @@ from cupyflash.distributed import (
     unshard,
 )
 from cupyflash.distributed.asked import Asked
-from cupyflash.distributed.varlen_calls import VarlenCalls
 from cupyflash.distributed.plan import Packed, Piece
+from cupyflash.distributed.varlen_calls import VarlenCalls
 from cupyflash.distributed.varlen_plan import VarlenPlan
 from cupyflash.expressions.evaluate import evaluate, positions
 from cupyflash.request.dropout import KEY_GROUP, MOST_PAIRS, ROW_GROUP, Dropout

@@ -7,8 +7,8 @@ from typing import Any, Unpack
 
 from cupyflash.distributed.communicator import as_communicator
 from cupyflash.distributed.opening import Call, Checked
-from cupyflash.distributed.ring import run_forward
-from cupyflash.distributed.ring_backward import run_backward
+from cupyflash.distributed.ring import ForwardPass
+from cupyflash.distributed.ring_backward import BackwardPass
 from cupyflash.distributed.varlen import VarlenChecked
 from cupyflash.request import keywords
 from cupyflash.request.keywords import asks, keywords_of
@@ -121,11 +121,13 @@ def _opened(function: Callable[..., Any], comm: Any, given: Mapping[str, Any]) -
 def _forward(function: Callable[..., Any], comm: Any, given: Mapping[str, Any]) -> Any:
     call = _opened(function, comm, given)
     with call.device():
-        out, lse = run_forward(call.forward(), call.arrays["q"], call.arrays.get("sinks"), call.checked.returned)
+        made = call.begin(lambda ring: ForwardPass.ready(ring, call.arrays["q"]))
+        out, lse = made.run(call.arrays.get("sinks"), call.checked.returned)
     return (out, lse) if given.get("return_lse") else out
 
 
 def _backward(function: Callable[..., Any], comm: Any, given: Mapping[str, Any]) -> tuple[Any, ...]:
     call = _opened(function, comm, given)
     with call.device():
-        return run_backward(*call.backward(), call.arrays.get("sinks"), call.checked.returned)
+        made = call.begin(lambda ring: BackwardPass.ready(ring, call.rows()))
+        return made.run(call.arrays.get("sinks"), call.checked.returned)

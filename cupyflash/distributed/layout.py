@@ -44,6 +44,16 @@ class Chunk(NamedTuple):
     positions: range
     start: int
 
+    @property
+    def there(self) -> slice:
+        """The chunk in the sequence."""
+        return slice(self.positions.start, self.positions.stop)
+
+    @property
+    def here(self) -> slice:
+        """The chunk in the rank's part."""
+        return slice(self.start, self.start + len(self.positions))
+
     def within(self, begin: int, end: int) -> range:
         """The positions from begin to end that are in it."""
         return range(max(begin, self.positions.start), max(min(end, self.positions.stop), begin, self.positions.start))

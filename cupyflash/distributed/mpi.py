@@ -27,12 +27,14 @@ class MpiCommunicator:
         self._comm, self.rank, self.size, self._begun = comm, comm.Get_rank(), comm.Get_size(), 0
         self._mpi = importlib.import_module("mpi4py.MPI")
 
-    def exchange(self, send: Sequence[Any], to: int, receive: Sequence[Any], source: int) -> _Exchange | _StagedExchange:
+    def exchange(self, send: Sequence[Any], to: int, receive: Sequence[Any], source: int) -> MpiMessages | StagedExchange:
         self._begun += 1
-        messages = _Messages(self._comm, to, source, FIRST_TAG + self._begun % TAGS)
-        if all(isinstance(array, np.ndarray) for array in (*send, *receive)):
-            return _Exchange(messages, [_bytes(array) for array in send], [_bytes(array) for array in receive])
-        return _StagedExchange(messages, send, receive)
+        messages = MpiMessages(self._comm, to, source, FIRST_TAG + self._begun % TAGS)
+        if not all(isinstance(array, np.ndarray) for array in (*send, *receive)):
+            return StagedExchange(messages, send, receive)
+        messages.receive([_bytes(array) for array in receive])
+        messages.send([_bytes(array) for array in send])
+        return messages
 
     def gather(self, message: bytes) -> list[bytes]:
         mpi, lengths = self._mpi, np.empty(self.size, np.int64)
@@ -55,8 +57,8 @@ class MpiCommunicator:
             self._comm.Abort(130 if isinstance(end, KeyboardInterrupt) else 1)
 
 
-class _Messages:
-    """MPI's requests of one exchange."""
+class MpiMessages:
+    """MPI's requests of one exchange, of arrays of bytes on the host."""
 
     def __init__(self, comm: Any, to: int, source: int, tag: int) -> None:
         self._comm, self._to, self._source, self._tag = comm, to, source, tag
@@ -89,23 +91,11 @@ def _pieces(arrays: Sequence[np.ndarray]) -> Iterator[np.ndarray]:
             yield array[start : start + MOST_BYTES]
 
 
-class _Exchange:
-    """Of NumPy's arrays."""
-
-    def __init__(self, messages: _Messages, send: Sequence[np.ndarray], receive: Sequence[np.ndarray]) -> None:
-        self._messages = messages
-        messages.receive(receive)
-        messages.send(send)
-
-    def wait(self) -> None:
-        self._messages.wait()
-
-
-class _StagedExchange:
+class StagedExchange:
     """Of CuPy's. What goes is copied to the host on a stream of its own, while the GPU computes; it leaves when this is waited for,
     as does what comes, so that the host need not wait before it has launched what there is to compute."""
 
-    def __init__(self, messages: _Messages, send: Sequence[Any], receive: Sequence[Any]) -> None:
+    def __init__(self, messages: MpiMessages, send: Sequence[Any], receive: Sequence[Any]) -> None:
         cuda = sys.modules["cupy"].cuda
         self._messages, self._receive = messages, receive
         self._stream = _copy_stream(cuda.runtime.getDevice())

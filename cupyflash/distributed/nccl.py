@@ -84,7 +84,7 @@ class NcclTransport:
     def __init__(self, binding: Binding) -> None:
         self._nccl, self.rank, self.size = binding, binding.rank, binding.size
 
-    def exchange(self, send: Sequence[Any], to: int, receive: Sequence[Any], source: int) -> _Exchange:
+    def exchange(self, send: Sequence[Any], to: int, receive: Sequence[Any], source: int) -> NcclExchange:
         if any(isinstance(array, np.ndarray) for array in (*send, *receive)):
             raise TypeError("arrays must be CuPy's over NCCL, got NumPy's")
         stream = _stream(self._nccl.device)
@@ -96,7 +96,7 @@ class NcclTransport:
             for array in receive:
                 if array.size:
                     self._nccl.receive(array, source, stream)
-        return _Exchange(stream.record())
+        return NcclExchange(stream.record())
 
     def gather(self, message: bytes) -> list[bytes]:
         """This waits for the messages that are under way, too, which go on the same stream."""
@@ -117,7 +117,7 @@ class NcclTransport:
         return [told[rank * size : (rank + 1) * size] for rank in range(self.size)]
 
 
-class _Exchange:
+class NcclExchange:
     def __init__(self, done: Any) -> None:
         self._done = done
 

@@ -11,12 +11,11 @@ from typing import Any
 import numpy as np
 
 from cupyflash.arrays import last_axis_contiguous
-from cupyflash.distributed.agreement import require_alike, together
+from cupyflash.distributed.agreement import Made, require_alike, together
 from cupyflash.distributed.asked import Asked, PieceCalls, contiguous
 from cupyflash.distributed.communicator import Communicator, taking_part
 from cupyflash.distributed.layout import LAYOUTS, part_length, parts
-from cupyflash.distributed.ring import Ring, row_sums
-from cupyflash.distributed.ring_backward import sums
+from cupyflash.distributed.ring import Ring
 from cupyflash.launch.cold import readable
 from cupyflash.launch.dispatch import as_arrays, device_of, on_gpu
 from cupyflash.launch.launcher import capturing
@@ -136,43 +135,23 @@ class Call:
         with taking_part(self.comm), device_of(self.checked.gpu, **self.checked.arrays):
             yield
 
-    def forward(self) -> Ring:
-        def prepare() -> Ring:
-            ring = self._ring()
-            ring.ready(ring.calls.prepare_forward, self.arrays["q"])
-            row_sums(ring, self.arrays["q"])
-            return ring
-
-        return together(self.comm, prepare, lambda _: {})[0]
-
-    def backward(self) -> tuple[Ring, dict[str, Any]]:
-        """And what the gradients take of this rank's rows."""
-
-        def prepare() -> tuple[Ring, dict[str, Any]]:
-            ring, rows = self._ring(), self.rows()
-            ring.ready(ring.calls.prepare_backward, rows)
-            sums(ring, self.arrays["q"])
-            return ring, rows
-
-        return together(self.comm, prepare, lambda _: {})[0]
+    def begin(self, ready: Callable[[Ring], Made]) -> Made:
+        """What is `ready` for the ring to begin: an error on one rank is raised on all."""
+        return together(self.comm, lambda: ready(self._ring()), lambda _: {})[0]
 
     def rows(self) -> dict[str, Any]:
         """What the gradients take of this rank's rows."""
         found = {name: self.arrays[name] for name in ("q", "dout", "out", "lse")}
         if not last_axis_contiguous(found["dout"]):
-            found["dout"] = contiguous(self.xp, found["dout"])
+            found["dout"] = contiguous(self.checked.xp, found["dout"])
         return found
-
-    @property
-    def xp(self) -> Any:
-        return self.checked.xp
 
     def _ring(self) -> Ring:
         """ValueError for captured arrays that are not the whole's."""
         for each in self.checked.asked.functions:
             shapes = {name: array.shape for name, array in each.arrays.items()}
             each.form.check(shapes, self.checked.whole_sizes(self.plan))
-        k, v = (contiguous(self.xp, self.arrays[name]) for name in "kv")
+        k, v = (contiguous(self.checked.xp, self.arrays[name]) for name in "kv")
         return Ring(self.comm, self.plan, self.checked.calls(self.plan), k, v)
 
 

@@ -182,7 +182,7 @@ class ThreadCommunicator:
         self._sent: Counter[int] = Counter()
         self._expected: Counter[int] = Counter()
 
-    def exchange(self, send: Sequence[Any], to: int, receive: Sequence[Any], source: int) -> _Exchange:
+    def exchange(self, send: Sequence[Any], to: int, receive: Sequence[Any], source: int) -> ThreadExchange:
         message = _Message(send, _mark(send))
         with self._meeting.lock:
             self._meeting.require_going_on()
@@ -191,7 +191,7 @@ class ThreadCommunicator:
         box = source, self.rank, self._expected[source]
         self._sent[to] += 1
         self._expected[source] += 1
-        return _Exchange(self._meeting, message, to, receive, box)
+        return ThreadExchange(self._meeting, message, to, receive, box)
 
     def gather(self, message: bytes) -> list[bytes]:
         number, meeting = self._rounds, self._meeting
@@ -209,7 +209,7 @@ class ThreadCommunicator:
 
 
 @dataclass
-class _Exchange:
+class ThreadExchange:
     meeting: _Meeting
     message: _Message
     to: int

@@ -12,8 +12,8 @@ import numpy as np
 
 from cupyflash.calls import BACKWARD, FORWARD, VARLEN, VARLEN_BACKWARD
 from cupyflash.distributed.asked import PieceCalls
-from cupyflash.distributed.positions import numbers_of_part, of_part, without_first
 from cupyflash.distributed.plan import Packed
+from cupyflash.distributed.positions import numbers_of_part, of_part, without_first
 from cupyflash.launch.launcher import Call
 from cupyflash.request import varlen
 from cupyflash.request.dropout import KEY_GROUP, ROW_GROUP
