@@ -162,7 +162,7 @@ class _TakenBack(BaseException):
 def _take_back() -> None:
     """Have this thread raise nothing any more.
 
-    To clear the error alone, as PyThreadState_SetAsyncExc(thread, NULL) does, would leave the interpreter's flag for it set for ever
+    To clear the error alone, as PyThreadState_SetAsyncExc(thread, NULL) does, would leave the interpreter's flag for it set forever
     (CPython 3.11): all of Python looks for an error at each call and jump, and a function that a debugger traces never begins.
     """
     try:

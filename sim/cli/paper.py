@@ -11,7 +11,7 @@ import click
 
 from cupyflash.sim import files, text
 from cupyflash.sim.cli.options import NewFile, examples
-from cupyflash.sim.cli.show import width
+from cupyflash.sim.cli.show import print_or_write, width
 from cupyflash.sim.pictures.paper import FIGURES, Figure, markdown
 
 EXAMPLES = examples("cupyflash paper", "cupyflash paper training block_size", "cupyflash paper --plot .")
@@ -51,11 +51,7 @@ def paper(names: Sequence[str], form: str | None, as_json: bool, output: Path | 
         content = "\n\n".join(shown(figure) for figure in figures) + "\n"
     else:
         content = markdown(figures) if form == "markdown" else json.dumps([report(figure) for figure in figures], indent=2) + "\n"
-    if output is None:
-        click.echo(content, nl=False)
-    else:
-        files.write(output, content)
-        click.echo(f"wrote {output}", err=True)
+    print_or_write(content, output)
 
 
 def report(figure: Figure) -> dict[str, Any]:

@@ -7,6 +7,7 @@ import shutil
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
+from pathlib import Path
 from typing import Any
 
 import click
@@ -17,7 +18,7 @@ from cupyflash.request.options import OPTIONS
 from cupyflash.request.problem import Problem
 from cupyflash.request.score import Form
 from cupyflash.schedules import Cache, TileSchedule
-from cupyflash.sim import text
+from cupyflash.sim import files, text
 from cupyflash.words import plural
 
 NAMES = {
@@ -47,6 +48,15 @@ def show_table(
 ) -> None:
     """A table that fits the terminal, in several parts if it has to."""
     click.echo("\n".join(text.table(heads, rows, left=left, titles=titles, width=width())))
+
+
+def print_or_write(content: str, output: Path | None) -> None:
+    """Print a report, or write it to a file where one is named."""
+    if output is None:
+        click.echo(content, nl=False)
+    else:
+        files.write(output, content)
+        click.echo(f"wrote {output}", err=True)
 
 
 def flat(problem: Problem) -> dict[str, Any]:
