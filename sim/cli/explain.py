@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict
 from typing import Any
 
@@ -13,7 +12,7 @@ from cupyflash.schedules import BackwardSchedule, DecodeSchedule, TileSchedule, 
 from cupyflash.sim import theory
 from cupyflash.sim.cli import explain_backward, explain_decode, explain_fa2, explain_fa3
 from cupyflash.sim.cli.options import AS_JSON, Request, examples, problem_options
-from cupyflash.sim.cli.show import NAMES, flat, say, show_balance, show_tiling, tiling_report
+from cupyflash.sim.cli.show import NAMES, figures, flat, say, show_balance, show_tiling, tell, tiling_report
 from cupyflash.sim.clock.times import balance
 
 EXAMPLES = examples(
@@ -55,14 +54,7 @@ def explain(request: Request, everything: bool, as_json: bool) -> None:
         "problem": flat(problem),
         "algorithm": schedule.algorithm,
         **({} if request.backward else {"auto": asdict(request.choice)}),
-        "device": {
-            "name": device.name,
-            "sm_count": device.sm_count,
-            "sram_per_block": device.sram_per_block,
-            "sram_per_sm": device.sram_per_sm,
-            "registers_per_sm": device.registers_per_sm,
-            **rates,
-        },
+        "device": figures(device, "sm_count", "sram_per_block", "sram_per_sm", "registers_per_sm") | rates,
         "tiling": tiling_report(schedule),
         "fa1_tiling": fa1_tiling(schedule),
         **found,
@@ -70,7 +62,7 @@ def explain(request: Request, everything: bool, as_json: bool) -> None:
         "traffic": theory.traffic(schedule).as_dict(),
         "flops": problem.backward_flops if request.backward else problem.flops,
     }
-    click.echo(json.dumps(report, indent=2)) if as_json else show(report, request, everything)
+    tell(report, as_json, show, request, everything)
 
 
 def way(request: Request) -> Any:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict
 from typing import Any
 
@@ -14,7 +13,7 @@ from cupyflash.schedules.base import GRANULE
 from cupyflash.schedules.decode_tiles import Candidate, Config
 from cupyflash.sim import theory
 from cupyflash.sim.cli.options import Request
-from cupyflash.sim.cli.show import NAMES, say, show_balance, show_table
+from cupyflash.sim.cli.show import NAMES, figures, say, show_balance, show_table, tell
 from cupyflash.sim.clock.times import balance
 from cupyflash.words import plural
 
@@ -22,7 +21,7 @@ from cupyflash.words import plural
 def explain(request: Request, schedule: DecodeSchedule, as_json: bool) -> None:
     """Print it, as text or as JSON."""
     report = explanation(request, schedule)
-    click.echo(json.dumps(report, indent=2)) if as_json else show(report, request)
+    tell(report, as_json, show, request)
 
 
 def explanation(request: Request, schedule: DecodeSchedule) -> dict[str, Any]:
@@ -32,14 +31,7 @@ def explanation(request: Request, schedule: DecodeSchedule) -> dict[str, Any]:
     return {
         **request.report,
         **({"auto": asdict(request.choice)} if request.cache is None else {}),
-        "device": {
-            "name": device.name,
-            "sm_count": device.sm_count,
-            "sram_per_block": device.sram_per_block,
-            "sram_per_sm": device.sram_per_sm,
-            "registers_per_sm": device.registers_per_sm,
-            "hbm_bandwidth": device.hbm_bandwidth,
-        },
+        "device": figures(device, "sm_count", "sram_per_block", "sram_per_sm", "registers_per_sm", "hbm_bandwidth"),
         "rows": {
             "group": schedule.group,
             "queries": problem.seqlen_q,

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import click
 
 from cupyflash.schedules.fa3 import Fa3Schedule
 from cupyflash.sim.cli.options import AS_JSON, Request, examples, problem_options
-from cupyflash.sim.cli.show import say, show_table, show_tiling, tiling_report
+from cupyflash.sim.cli.show import figures, say, show_table, show_tiling, tell, tiling_report
 
 EXAMPLES = examples(
     "cupyflash inspect --head-dim 128 --device H100-SXM",
@@ -36,13 +35,7 @@ def inspect(request: Request, as_json: bool) -> None:
     found = resources(kernels, device.compute_capability)
     report: dict[str, Any] = {
         **request.report,
-        "device": {
-            "name": device.name,
-            "compute_capability": device.compute_capability,
-            "sm_count": device.sm_count,
-            "registers_per_sm": device.registers_per_sm,
-            "sram_per_sm": device.sram_per_sm,
-        },
+        "device": figures(device, "compute_capability", "sm_count", "registers_per_sm", "sram_per_sm"),
         "tiling": tiling_report(schedule),
         "kernels": [
             needs.report(device) | {"grid": kernel.grid, "source": kernel.source, "constants": dict(kernel.constants)}
@@ -51,7 +44,7 @@ def inspect(request: Request, as_json: bool) -> None:
     }
     if isinstance(schedule, Fa3Schedule):
         report["roles"] = schedule.config.roles
-    click.echo(json.dumps(report, indent=2)) if as_json else show(report, request)
+    tell(report, as_json, show, request)
 
 
 def show(report: dict[str, Any], request: Request) -> None:

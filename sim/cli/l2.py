@@ -10,6 +10,7 @@ import click
 from cupyflash.schedules.fa2 import Fa2Schedule
 from cupyflash.schedules.fa3 import Fa3Schedule
 from cupyflash.sim import l2
+from cupyflash.sim.cli.counts import intensity, machine_balance
 from cupyflash.sim.cli.options import Request
 from cupyflash.sim.cli.show import say, show_table
 
@@ -31,11 +32,10 @@ def report_of(request: Request) -> dict[str, Any]:
     if isinstance(schedule, Fa2Schedule) and not isinstance(schedule, Fa3Schedule):
         totals = {order: found.dram if order == "rows" else l2.run(schedule, order=order, given=given).dram for order in l2.ORDERS}
         report["grid_orders"] = {order: dram.total_bytes for order, dram in totals.items()}
-    bandwidth, peak = device.hbm_bandwidth, device.tensor_peak.get(request.problem.dtype)
     if request.cache is None:
         flops = request.problem.backward_flops if request.backward else request.problem.flops
-        report["intensity_behind_l2"] = flops / found.dram.total_bytes if found.dram.total_bytes else None
-        report["machine_balance"] = peak / bandwidth if peak and bandwidth else None
+        report["intensity_behind_l2"] = intensity(flops, found.dram.total_bytes)
+        report["machine_balance"] = machine_balance(device, request.problem.dtype)
     return report
 
 

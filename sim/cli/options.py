@@ -297,32 +297,24 @@ class Request:
             return cls.decoding(given)
         if alone := first_given(DECODE_ONLY):
             raise click.UsageError(f"{alone} is for --decode")
-        key_lengths, window, seqlen_k = given["key_lengths"], given["window"], given["seqlen_k"]
-        functions, dropout = Functions.of(given), checked_probability(given["dropout"])
-        problem = Problem(
-            given["batch"],
-            given["heads"],
+        key_lengths, functions, dropout = given["key_lengths"], Functions.of(given), checked_probability(given["dropout"])
+        problem = posed(
+            given,
             given["kv_heads"] or given["heads"],
-            given["seqlen"],
-            given["seqlen"] if seqlen_k is None else seqlen_k,
-            given["head_dim"],
-            given["dtype"],
-            head_dim_v=given["head_dim_v"],
+            given["seqlen"] if given["seqlen_k"] is None else given["seqlen_k"],
+            functions,
             **{name: given[name] for name, each in OPTIONS.items() if each.is_flag and name in given and name != "dropout"},
             padded=key_lengths is not None,
             key_lengths=None if key_lengths is None else parse_lengths(key_lengths),
-            window=None if window is None else parse_window(window),
             dropout=dropout > 0,
             score_dtype=given.get("score_dtype"),
-            **functions.forms,
         )
-        functions.check(problem)
         backward, deterministic, lse = given.get("backward", False), given.get("deterministic", False), given["lse"]
         if backward and lse:
             raise click.UsageError("--lse is for the forward pass: a backward reads L")
         if deterministic and not backward:
             raise click.UsageError("--deterministic is for --backward: the forward pass has one order")
-        problem, device = contiguous(problem), on(given["device"], given["sram"])
+        device = on(given["device"], given["sram"])
         algorithm, tiling = given["algorithm"], parse_tiling(given["tiling"])
         if algorithm == "auto":
             algorithm = "fa2" if backward else choose(problem, device, tiling).algorithm
@@ -334,9 +326,7 @@ class Request:
         if other := first_given(NOT_DECODING):
             instead = ": --cache-seqlens has the keys of each sequence" if other == "--key-lengths" else ""
             raise click.UsageError(f"{other} cannot go with --decode{instead}")
-        heads, kv_heads = given["heads"], given["kv_heads"]
-        if first_given(("heads",)) and not first_given(("kv_heads",)):
-            kv_heads = heads
+        own_heads = first_given(("heads",)) and not first_given(("kv_heads",))
         room, page, appended = given["seqlen_k"], given["page_size"], given["append"]
         if page and not first_given(("seqlen_k",)):  # a default is made whole pages
             room = -(-room // page) * page
@@ -348,28 +338,21 @@ class Request:
             )
         if page and room % page:
             raise click.BadParameter(f"must divide --seqlen-k, {room:,} keys, got {page:,}", param_hint="--page-size")
-        batch, window, functions = given["batch"], given["window"], Functions.of(given)
+        batch, functions = given["batch"], Functions.of(given)
         pages = batch * room // page if page else 0
-        problem = Problem(
-            batch,
-            heads,
-            kv_heads,
-            given["seqlen"],
+        problem = posed(
+            given,
+            given["heads"] if own_heads else given["kv_heads"],
             room,
-            given["head_dim"],
-            given["dtype"],
-            head_dim_v=given["head_dim_v"],
+            functions,
             causal=given["causal"],
             sinks=given["sinks"],
-            window=None if window is None else parse_window(window),
-            **functions.forms,
             padded=True,
             key_lengths=cached_lengths(given["cache_seqlens"], batch, room - appended, appended),
         )
-        functions.check(problem)
         cache, device = Cache(appended, page, pages, given["tree"]), on(given["device"], given["sram"])
         own: Any = {"cache": cache, "num_splits": given["num_splits"], "functions": functions}
-        return cls(contiguous(problem), device, "decode", None, given["lse"], **own)
+        return cls(problem, device, "decode", None, given["lse"], **own)
 
     @property
     def choice(self) -> Choice:
@@ -422,10 +405,15 @@ def refuse_longer(estimate: float, max_seconds: float) -> None:
         )
 
 
-def contiguous(problem: Problem) -> Problem:
-    """The problem as contiguous arrays pose it: the bytes of a row bound how wide a copy can be."""
+def posed(given: Mapping[str, Any], kv_heads: int, keys: int, functions: Functions, **options: Any) -> Problem:
+    """The problem of contiguous arrays, by the options of sizes, --window and functions, and further `options` of `Problem`."""
+    names = ("batch", "heads", "seqlen", "head_dim", "dtype", "head_dim_v", "window")
+    batch, heads, queries, d, dtype, d_v, window = (given[name] for name in names)
+    window = None if window is None else parse_window(window)
+    problem = Problem(batch, heads, kv_heads, queries, keys, d, dtype, head_dim_v=d_v, window=window, **functions.forms, **options)
+    functions.check(problem)
     rows = (dim * problem.itemsize for dim in (problem.head_dim, problem.head_dim_v))
-    return replace(problem, alignment=math.gcd(*rows, MAX_ALIGNMENT))
+    return replace(problem, alignment=math.gcd(*rows, MAX_ALIGNMENT))  # the bytes of a row bound how wide a copy can be
 
 
 def parse_lengths(text: str, option: str = "--key-lengths") -> tuple[int, ...]:

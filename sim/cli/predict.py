@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from typing import Any
 
@@ -12,13 +11,13 @@ from cupyflash.request.options import EMPTY, MIXED, WHOLE
 from cupyflash.schedules import TileSchedule, fa3_tiles
 from cupyflash.sim import theory
 from cupyflash.sim.cli import l2, predict_decode, predict_ring, times
+from cupyflash.sim.cli.counts import counted, intensity, machine_balance, show_replay, show_traffic
 from cupyflash.sim.cli.functions import MOST_SCORES
 from cupyflash.sim.cli.group import Found
 from cupyflash.sim.cli.options import AS_JSON, Request, examples, gathered, problem_options
 from cupyflash.sim.cli.ranks import RANKS, Split, refuse_without_ranks, split_options
-from cupyflash.sim.cli.show import NAMES, say, show_table, show_tiling, tiling_report
+from cupyflash.sim.cli.show import NAMES, say, show_table, show_tiling, tell, tiling_report
 from cupyflash.sim.traffic import Traffic
-from cupyflash.sim.two_level import machine
 
 IDEAL = "standard, each input read once"
 EXAMPLES = examples(
@@ -71,30 +70,20 @@ def predict(request: Request, with_l2: bool, timing: times.Timing, ranks: int | 
         return
     problem, device, schedule = request.problem, request.device, request.schedule()
     form = theory.traffic(schedule)
-    try:
-        replayed: machine.Replay | None = machine.run(schedule)
-        overflow = None
-    except (machine.SramOverflow, machine.TooLong) as error:  # the closed form stands by itself: say why
-        replayed, overflow = None, str(error)
     standard = (theory.standard_backward_ideal if request.backward else theory.standard_ideal)(problem)
     flops, theorem = (problem.backward_flops, 5) if request.backward else (problem.flops, 2)
     elements = device.sram_per_block // problem.itemsize
     N, d = problem.seqlen_q, problem.head_dim
     flash, bound = (f(N, d, elements) for f in (theory.theorem2_flash, theory.lower_bound))
-    bandwidth, peak = device.hbm_bandwidth, device.tensor_peak.get(problem.dtype)
     report = {
         **request.report,
         "device": {"name": device.name, "sram_bytes": device.sram_per_block, "sram_elements": elements},
         "tiling": tiling_report(schedule),
         "mask_tiles": tiles_of(schedule),
-        "traffic": form.as_dict(),
-        "replay_agrees": None if replayed is None else replayed.traffic == form,
-        "peak_sram_bytes": None if replayed is None else replayed.peak_sram_bytes,
-        "replay_refused": overflow,
-        "extra_memory_bytes": schedule.workspace_bytes,
+        **counted(schedule, form),
         "flops": flops,
-        "arithmetic_intensity": flops / form.total_bytes if form.total_bytes else None,
-        "machine_balance": peak / bandwidth if peak and bandwidth else None,
+        "arithmetic_intensity": intensity(flops, form.total_bytes),
+        "machine_balance": machine_balance(device, problem.dtype),
         "standard_ideal_bytes": standard.total_bytes,
         "ratio_to_standard": ratio(form, standard),
         "algorithms": side_by_side(request, schedule, standard),
@@ -106,7 +95,7 @@ def predict(request: Request, with_l2: bool, timing: times.Timing, ranks: int | 
             "lower_bound_shape": problem.head_count * bound,
         },
     }
-    click.echo(json.dumps(report, indent=2)) if as_json else show_prediction(report, request, form)
+    tell(report, as_json, show_prediction, request)
     if report["replay_agrees"] is False:
         raise Found("the replay disagrees with the closed form")
 
@@ -162,7 +151,7 @@ def moved(form: Traffic, standard: Traffic) -> dict[str, Any]:
     }
 
 
-def show_prediction(report: dict[str, Any], request: Request, form: Traffic) -> None:
+def show_prediction(report: dict[str, Any], request: Request) -> None:
     """A prediction as text."""
     device = report["device"]
     theorem, count = (5, 10) if request.backward else (2, 4)
@@ -171,9 +160,7 @@ def show_prediction(report: dict[str, Any], request: Request, form: Traffic) -> 
     click.echo()
     show_tiling(report["tiling"])
     click.echo()
-    rows = [(name, f"{row['read_bytes']:,}", f"{row['write_bytes']:,}") for name, row in form.as_dict().items()]
-    show_table(("tensor", "bytes read", "bytes written"), rows)
-    click.echo()
+    show_traffic(report["traffic"])
     if request.problem.options.masked:
         tiles = report["mask_tiles"]
         if tiles:
@@ -183,12 +170,7 @@ def show_prediction(report: dict[str, Any], request: Request, form: Traffic) -> 
                 "counted is that the mask is asked for every score: what it says is not known, is of more scores than are looked "
                 f"through here ({MOST_SCORES:,}), or this algorithm skips no tiles"
             )
-    if report["replay_refused"]:
-        say(f"replay on the SRAM machine refused: {report['replay_refused']}")
-    else:
-        agrees = "agrees" if report["replay_agrees"] else "DISAGREES"
-        say(f"replay on the SRAM machine {agrees}; it held {report['peak_sram_bytes']:,} bytes at most")
-    say(f"extra memory: {report['extra_memory_bytes']:,} bytes")
+    show_replay(report)
     if report["arithmetic_intensity"] is not None:
         balance = report["machine_balance"]
         beside = f"; the device balances at {balance:.0f}" if balance else ""

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import click
 
 from cupyflash.sim.cli.options import Request
 from cupyflash.sim.cli.ranks import Split, require_over_ranks
-from cupyflash.sim.cli.show import describe, flat, say, show_table
+from cupyflash.sim.cli.show import describe, figures, flat, say, show_table, tell
 from cupyflash.sim.clock.ring_model import RingModel
 from cupyflash.sim.theory.ring import link_bytes
 from cupyflash.words import plural
@@ -23,7 +22,7 @@ def predict(request: Request, ranks: int, split: Split, as_json: bool) -> None:
     require_over_ranks("--ranks")
     model = split.model(request, ranks)
     report = prediction(request, model, split.model(request, ranks, gather=not split.gather_kv))
-    click.echo(json.dumps(report, indent=2)) if as_json else show(report, request, model)
+    tell(report, as_json, show, request, model)
 
 
 def prediction(request: Request, model: RingModel, other: RingModel) -> dict[str, Any]:
@@ -32,7 +31,7 @@ def prediction(request: Request, model: RingModel, other: RingModel) -> dict[str
     return {
         "problem": flat(request.problem),
         **({"backward": True} if model.backward else {}),
-        "device": {"name": request.device.name, "hbm_bandwidth": request.device.hbm_bandwidth},
+        "device": figures(request.device, "hbm_bandwidth"),
         "ranks": ring.ranks,
         "layout": ring.layout,
         "gather_kv": ring.gather,

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -133,6 +134,16 @@ def show_tiling(stages: Mapping[str, Any]) -> None:
             reason = "the same" if size == before else size["reason"]
             say(reason, first=label, rest=" " * (len(label) if width() > 2 * len(label) else 4))
         before = size
+
+
+def figures(device: Device, *names: str) -> dict[str, Any]:
+    """A device's name and some of its figures, for JSON."""
+    return {name: getattr(device, name) for name in ("name", *names)}
+
+
+def tell(report: dict[str, Any], as_json: bool, show: Callable[..., None], *given: Any) -> None:
+    """Print a report, as JSON or as `show(report, *given)` has it."""
+    click.echo(json.dumps(report, indent=2)) if as_json else show(report, *given)
 
 
 def detected() -> Device | None:

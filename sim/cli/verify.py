@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
@@ -13,7 +12,7 @@ from cupyflash.schedules import DecodeSchedule, TileSchedule
 from cupyflash.sim.cli.group import Found
 from cupyflash.sim.cli.l2 import show_executed
 from cupyflash.sim.cli.options import AS_JSON, MAX_SECONDS, Request, examples, problem_options, refuse_longer
-from cupyflash.sim.cli.show import say, show_table, show_tiling, tiling_report
+from cupyflash.sim.cli.show import say, show_table, show_tiling, tell, tiling_report
 from cupyflash.sim.l2 import L2
 from cupyflash.words import plural
 
@@ -76,7 +75,7 @@ def verify(request: Request, seed: int | None, data_seed: int, l2: bool, max_sec
     drawn: Any = {"data_seed": data_seed, "score": score, "mask": mask, "dropped": request.dropout or DROPPED}
     found = verification.verify(schedule, seed=seed, **drawn, l2=l2, progress=progress)
     report = report_of(request, schedule, found, seed)
-    click.echo(json.dumps(report, indent=2)) if as_json else show(report, request, found)
+    tell(report, as_json, show, request, found)
     if not found.good:
         raise Found("; ".join(faults(found)))
 
