@@ -13,7 +13,7 @@ from cupyflash.schedules.base import GRANULE
 from cupyflash.schedules.decode_tiles import Candidate, Config
 from cupyflash.sim import theory
 from cupyflash.sim.cli.options import Request
-from cupyflash.sim.cli.show import NAMES, figures, say, show_balance, show_table, tell
+from cupyflash.sim.cli.show import NAMES, figures, say, show_balance, show_held, show_table, tell
 from cupyflash.sim.clock.times import balance
 from cupyflash.words import plural
 
@@ -240,12 +240,12 @@ def show_candidates(rows: list[dict[str, Any]]) -> None:
     heads = ("keys", "slots", "warps", "splits", "thread blocks", "an SM", "waves", "in flight", "shared", "model", "")
     cells = [
         (
-            str(each["block_cols"]),
-            str(each["stages"]),
+            f"{each['block_cols']}",
+            f"{each['stages']}",
             f"{each['row_warps']} x {each['key_warps']}",
-            str(each["splits"]),
+            f"{each['splits']}",
             f"{each['thread_blocks']:,}",
-            str(each["blocks"]),
+            f"{each['blocks']}",
             f"{each['waves']:.2f}",
             f"{each['in_flight_bytes']:,}",
             f"{each['shared_bytes']:,}",
@@ -285,8 +285,7 @@ def show_rooms(report: dict[str, Any], best: dict[str, Any]) -> None:
         "of_head": ("what a function reads once a head", f"for each of {best['block_rows']} rows"),
     }
     say(f"Shared memory, {best['shared_bytes']:,} of {report['device']['sram_per_block']:,} bytes:")
-    click.echo()
-    show_table(("held", "", "bytes"), [(*held[name], f"{nbytes:,}") for name, nbytes in report["rooms"].items()], left=(0, 1))
+    show_held(held, report["rooms"])
 
 
 def show_splits(report: dict[str, Any], request: Request) -> None:
@@ -298,10 +297,10 @@ def show_splits(report: dict[str, Any], request: Request) -> None:
     heads = ("splits", "keys", "blocks", "idle", "waves", "memory", "loads", "arithmetic", "start", "partial", "model", "")
     cells = [
         (
-            str(each["splits"]),
+            f"{each['splits']}",
             f"{each['keys']:,}",
             f"{each['thread_blocks']:,}",
-            str(each["idle_multiprocessors"]),
+            f"{each['idle_multiprocessors']}",
             f"{each['waves']:.2f}",
             *(microseconds(part) for part in each["parts"].values()),
             microseconds(each["seconds"]),

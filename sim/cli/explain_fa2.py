@@ -106,13 +106,13 @@ def show_finalists(rows: list[dict[str, Any]]) -> None:
             _sizes(each),
             f"{each['clocks']:,.0f}",
             f"{each['waves']:.2f}",
-            str(each["warps"]),
-            str(each["warp_rows"]),
-            str(each["stages"]),
+            f"{each['warps']}",
+            f"{each['warp_rows']}",
+            f"{each['stages']}",
             "regs" if each["q_in_regs"] else "SRAM",
-            str(each["blocks"]),
+            f"{each['blocks']}",
             f"{each['shared_bytes']:,}",
-            str(each["registers"]),
+            f"{each['registers']}",
             each["bound_by"],
         )
         for each in rows

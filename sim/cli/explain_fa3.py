@@ -12,7 +12,7 @@ from cupyflash.schedules.fa3 import Fa3Schedule
 from cupyflash.schedules.fa3_queue import LOCKSTEP
 from cupyflash.schedules.fa3_tiles import Candidate
 from cupyflash.sim.cli.options import Request
-from cupyflash.sim.cli.show import say, show_table
+from cupyflash.sim.cli.show import say, show_held, show_table
 from cupyflash.words import plural
 
 FITTED = "the widest that fits"
@@ -129,8 +129,7 @@ def show_rooms(report: dict[str, Any], best: dict[str, Any]) -> None:
         f"Shared memory, {best['shared_bytes']:,} of {report['device']['sram_per_block']:,} bytes; rows are in slabs of "
         f"{fa3_tiles.SLAB} elements, the last filled with zeros:"
     )
-    click.echo()
-    show_table(("held", "", "bytes"), [(*held[name], f"{nbytes:,}") for name, nbytes in report["rooms"].items()], left=(0, 1))
+    show_held(held, report["rooms"])
 
 
 def show_roles(report: dict[str, Any], best: dict[str, Any]) -> None:

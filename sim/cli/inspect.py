@@ -63,12 +63,12 @@ def show(report: dict[str, Any], request: Request) -> None:
         (
             row["name"],
             f"{row['grid']:,}",
-            str(row["threads"]),
-            str(row["registers"]),
-            str(row["stack_bytes"]),
-            str(row["spill_bytes"]),
+            f"{row['threads']}",
+            f"{row['registers']}",
+            f"{row['stack_bytes']}",
+            f"{row['spill_bytes']}",
             f"{row['shared_bytes']:,}",
-            str(row["blocks_per_sm"]),
+            f"{row['blocks_per_sm']}",
             f"{row['occupancy']:.1%}",
             ", ".join(row["limited_by"]),
         )

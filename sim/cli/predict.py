@@ -175,12 +175,7 @@ def show_prediction(report: dict[str, Any], request: Request) -> None:
         balance = report["machine_balance"]
         beside = f"; the device balances at {balance:.0f}" if balance else ""
         say(f"arithmetic intensity: {report['arithmetic_intensity']:.1f} FLOP a byte ({count} N^2 d, nothing skipped){beside}")
-    if "l2" in report:
-        click.echo()
-        l2.show(report["l2"])
-    if "time" in report:
-        click.echo()
-        times.show(report["time"])
+    predict_decode.show_models(report)
     show_side_by_side(report["algorithms"], request, "l2" in report)
     shapes = report[f"theorem{theorem}_elements"]
     note = "" if shapes["in_range d <= M <= N d"] else " (M is outside d <= M <= N d: the theorem does not speak)"

@@ -25,10 +25,8 @@ def predict(request: Request, as_json: bool, models: dict[str, Any]) -> None:
     form = theory.traffic(schedule)
     report = prediction(request, schedule, form) | models
     tell(report, as_json, show, request, schedule)
-    for name, show_model in (("l2", l2.show), ("time", times.show)):
-        if name in models and not as_json:
-            click.echo()
-            show_model(models[name])
+    if not as_json:
+        show_models(models)
     if report["replay_agrees"] is False:
         raise Found("the replay disagrees with the closed form")
 
@@ -55,6 +53,14 @@ def prediction(request: Request, schedule: DecodeSchedule, form: Traffic) -> dic
         "hbm_seconds": form.total_bytes / bandwidth if bandwidth else None,
         "beside": {"decode": moved(form, bandwidth), "fa2": of_fa2(schedule, bandwidth)},
     }
+
+
+def show_models(report: dict[str, Any]) -> None:
+    """What models say of the L2 and of times, as far as a report has it."""
+    for name, show_model in (("l2", l2.show), ("time", times.show)):
+        if name in report:
+            click.echo()
+            show_model(report[name])
 
 
 def operations(schedule: DecodeSchedule) -> int:

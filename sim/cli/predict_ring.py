@@ -144,7 +144,7 @@ def show_by_rank(report: dict[str, Any]) -> None:
         sent, received = (sum(each[way] for each in row["link"].values()) for way in ("sent_bytes", "received_bytes"))
         hbm = row["hbm"]["total"]
         cells = (row["scores"], row["calls"], sent, received, hbm["read_bytes"], hbm["write_bytes"], row["memory_bytes"])
-        rows.append((str(row["rank"]), *(f"{cell:,}" for cell in cells)))
+        rows.append((f"{row['rank']}", *(f"{cell:,}" for cell in cells)))
     heads = ("rank", "scores", "calls", "sent", "received", "read", "written", "memory")
     show_table(heads, rows, left=(), titles=("", "", "", *["bytes of the link"] * 2, *["bytes of HBM"] * 2, ""))
     click.echo()

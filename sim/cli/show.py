@@ -159,6 +159,12 @@ def worst_error(out: np.ndarray, expected: np.ndarray) -> float:
     return float(np.abs(out.astype(np.float64) - expected).max(initial=0))
 
 
+def show_held(held: Mapping[str, tuple[str, str]], rooms: Mapping[str, int]) -> None:
+    """Shared memory by what is held there: its name, its size in words, bytes."""
+    click.echo()
+    show_table(("held", "", "bytes"), [(*held[name], f"{nbytes:,}") for name, nbytes in rooms.items()], left=(0, 1))
+
+
 def show_balance(report: dict[str, Any]) -> None:
     """How evenly the work is shared out."""
     say(f"Balance: the busiest place for a thread block has {report['balance']:.3f} times the mean of all, in turns.")
