@@ -12,7 +12,7 @@ from cupyflash.schedules import BackwardSchedule, DecodeSchedule, TileSchedule, 
 from cupyflash.sim import theory
 from cupyflash.sim.cli import explain_backward, explain_decode, explain_fa2, explain_fa3
 from cupyflash.sim.cli.options import AS_JSON, Request, examples, problem_options
-from cupyflash.sim.cli.show import NAMES, figures, flat, say, show_balance, show_tiling, tell, tiling_report
+from cupyflash.sim.cli.show import NAMES, flat, say, show_balance, show_tiling, taken, tell, tiling_report
 from cupyflash.sim.clock.times import balance
 
 EXAMPLES = examples(
@@ -54,7 +54,7 @@ def explain(request: Request, everything: bool, as_json: bool) -> None:
         "problem": flat(problem),
         "algorithm": schedule.algorithm,
         **({} if request.backward else {"auto": asdict(request.choice)}),
-        "device": figures(device, "sm_count", "sram_per_block", "sram_per_sm", "registers_per_sm") | rates,
+        "device": taken(device, "name", "sm_count", "sram_per_block", "sram_per_sm", "registers_per_sm") | rates,
         "tiling": tiling_report(schedule),
         "fa1_tiling": fa1_tiling(schedule),
         **found,

@@ -13,7 +13,7 @@ from cupyflash.schedules.base import GRANULE
 from cupyflash.schedules.decode_tiles import Candidate, Config
 from cupyflash.sim import theory
 from cupyflash.sim.cli.options import Request
-from cupyflash.sim.cli.show import NAMES, figures, say, show_balance, show_held, show_table, tell
+from cupyflash.sim.cli.show import NAMES, say, show_balance, show_held, show_table, taken, tell
 from cupyflash.sim.clock.times import balance
 from cupyflash.words import plural
 
@@ -31,7 +31,7 @@ def explanation(request: Request, schedule: DecodeSchedule) -> dict[str, Any]:
     return {
         **request.report,
         **({"auto": asdict(request.choice)} if request.cache is None else {}),
-        "device": figures(device, "sm_count", "sram_per_block", "sram_per_sm", "registers_per_sm", "hbm_bandwidth"),
+        "device": taken(device, "name", "sm_count", "sram_per_block", "sram_per_sm", "registers_per_sm", "hbm_bandwidth"),
         "rows": {
             "group": schedule.group,
             "queries": problem.seqlen_q,
@@ -62,11 +62,7 @@ def row(schedule: DecodeSchedule, candidate: Candidate) -> dict[str, Any]:
     config, device, problem = candidate.config, schedule.device, schedule.problem
     known: dict[str, Any] = {
         "verdict": verdict(schedule, candidate),
-        "block_rows": config.block_rows,
-        "block_cols": config.block_cols,
-        "row_warps": config.row_warps,
-        "key_warps": config.key_warps,
-        "stages": config.stages,
+        **taken(config, "block_rows", "block_cols", "row_warps", "key_warps", "stages"),
         "shared_bytes": candidate.shared_bytes,
     }
     if candidate.rejected:

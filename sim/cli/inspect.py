@@ -8,7 +8,7 @@ import click
 
 from cupyflash.schedules.fa3 import Fa3Schedule
 from cupyflash.sim.cli.options import AS_JSON, Request, examples, problem_options
-from cupyflash.sim.cli.show import figures, say, show_table, show_tiling, tell, tiling_report
+from cupyflash.sim.cli.show import say, show_table, show_tiling, taken, tell, tiling_report
 
 EXAMPLES = examples(
     "cupyflash inspect --head-dim 128 --device H100-SXM",
@@ -35,7 +35,7 @@ def inspect(request: Request, as_json: bool) -> None:
     found = resources(kernels, device.compute_capability)
     report: dict[str, Any] = {
         **request.report,
-        "device": figures(device, "compute_capability", "sm_count", "registers_per_sm", "sram_per_sm"),
+        "device": taken(device, "name", "compute_capability", "sm_count", "registers_per_sm", "sram_per_sm"),
         "tiling": tiling_report(schedule),
         "kernels": [
             needs.report(device) | {"grid": kernel.grid, "source": kernel.source, "constants": dict(kernel.constants)}

@@ -16,7 +16,7 @@ from cupyflash.sim.cli.functions import MOST_SCORES
 from cupyflash.sim.cli.group import Found
 from cupyflash.sim.cli.options import AS_JSON, Request, examples, gathered, problem_options
 from cupyflash.sim.cli.ranks import RANKS, Split, refuse_without_ranks, split_options
-from cupyflash.sim.cli.show import NAMES, say, show_table, show_tiling, tell, tiling_report
+from cupyflash.sim.cli.show import NAMES, say, show_table, show_tiling, taken, tell, tiling_report
 from cupyflash.sim.traffic import Traffic
 
 IDEAL = "standard, each input read once"
@@ -143,12 +143,7 @@ def other_schedule(request: Request, algorithm: str) -> TileSchedule:
 
 def moved(form: Traffic, standard: Traffic) -> dict[str, Any]:
     """One algorithm's bytes, for JSON."""
-    return {
-        "read_bytes": form.read_bytes,
-        "write_bytes": form.write_bytes,
-        "total_bytes": form.total_bytes,
-        "ratio_to_standard": ratio(form, standard),
-    }
+    return taken(form, "read_bytes", "write_bytes", "total_bytes") | {"ratio_to_standard": ratio(form, standard)}
 
 
 def show_prediction(report: dict[str, Any], request: Request) -> None:

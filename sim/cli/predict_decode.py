@@ -12,7 +12,7 @@ from cupyflash.sim.cli import l2, times
 from cupyflash.sim.cli.counts import counted, intensity, machine_balance, show_replay, show_traffic
 from cupyflash.sim.cli.group import Found
 from cupyflash.sim.cli.options import Request
-from cupyflash.sim.cli.show import NAMES, say, show_table, tell
+from cupyflash.sim.cli.show import NAMES, say, show_table, taken, tell
 from cupyflash.sim.numbers.gathered import KEYS, PAGES, PARTS, bytes_of, gathered, together
 from cupyflash.sim.traffic import Traffic
 from cupyflash.words import plural
@@ -73,9 +73,7 @@ def moved(form: Traffic, bandwidth: float | None) -> dict[str, Any]:
     """One way's bytes, for JSON."""
     return {
         "key_bytes": sum(form[name].read_bytes for name in KEYS),
-        "read_bytes": form.read_bytes,
-        "write_bytes": form.write_bytes,
-        "total_bytes": form.total_bytes,
+        **taken(form, "read_bytes", "write_bytes", "total_bytes"),
         "hbm_seconds": form.total_bytes / bandwidth if bandwidth else None,
     }
 

@@ -8,7 +8,7 @@ import click
 
 from cupyflash.sim.cli.options import Request
 from cupyflash.sim.cli.ranks import Split, require_over_ranks
-from cupyflash.sim.cli.show import describe, figures, flat, say, show_table, tell
+from cupyflash.sim.cli.show import describe, flat, say, show_table, taken, tell
 from cupyflash.sim.clock.ring_model import RingModel
 from cupyflash.sim.theory.ring import link_bytes
 from cupyflash.words import plural
@@ -31,7 +31,7 @@ def prediction(request: Request, model: RingModel, other: RingModel) -> dict[str
     return {
         "problem": flat(request.problem),
         **({"backward": True} if model.backward else {}),
-        "device": figures(request.device, "hbm_bandwidth"),
+        "device": taken(request.device, "name", "hbm_bandwidth"),
         "ranks": ring.ranks,
         "layout": ring.layout,
         "gather_kv": ring.gather,

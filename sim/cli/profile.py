@@ -16,7 +16,7 @@ from cupyflash.sim import files
 from cupyflash.sim.cli.group import Found
 from cupyflash.sim.cli.options import AS_JSON, DEVICE, NewFile, examples, gathered
 from cupyflash.sim.cli.show import width
-from cupyflash.sim.ptx import PtxError, UnsupportedPTX
+from cupyflash.sim.ptx import PtxError, Suppression, UnsupportedPTX
 from cupyflash.sim.ptx.report.findings import FAIL_ON
 from cupyflash.words import plural
 
@@ -52,10 +52,11 @@ def targets(context: click.Context, param: click.Parameter, values: tuple[str, .
 
 @dataclass(frozen=True)
 class Source:
-    """What is to be executed, and how it is compiled."""
+    """What is to be executed, how it is compiled, and its arguments in JSON."""
 
     file: Path
     kernel: str | None
+    spec: str
     arch: str
     defines: tuple[str, ...]
     includes: tuple[Path, ...]
@@ -63,17 +64,16 @@ class Source:
 
 @dataclass(frozen=True)
 class Launch:
-    """How it is launched; `spec` are its arguments in JSON."""
+    """How it is launched, by the names of `sim.profile`."""
 
     grid: tuple[int, ...]
     block: tuple[int, ...]
-    spec: str
     shared_bytes: int
     seed: int | None
     cluster: tuple[int, ...] | None
     max_instructions: int | None
     stall_seconds: float | None
-    suppressions: Path | None
+    suppressions: Path | tuple[Suppression, ...]
 
 
 @dataclass(frozen=True)
@@ -119,6 +119,7 @@ class Behind:
 @click.option(
     "--suppressions",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    callback=lambda context, param, value: value or (),
     metavar="FILE",
     help="Findings to let pass: a line each, KIND KERNEL FILE[:LINE] REASON. They are counted and said.",
 )
@@ -170,9 +171,9 @@ def profile(source: Source, launch: Launch, report: Report, behind: Behind) -> N
     asked = click.get_current_context().get_parameter_source("device")
     if asked is ParameterSource.COMMANDLINE and not behind.l2:
         raise click.UsageError("--device says whose L2: it goes with --l2 (--arch is what to compile for)")
-    if not launch.spec.strip():
+    if not source.spec.strip():
         raise click.BadParameter("'' is neither a file nor JSON", param_hint="--args")
-    arguments = read_arguments(launch.spec)
+    arguments = read_arguments(source.spec)
     arrays = arrays_by_name(arguments.values)
     for name in report.saves:
         if name not in arrays:
@@ -184,16 +185,9 @@ def profile(source: Source, launch: Launch, report: Report, behind: Behind) -> N
         found = run(
             source.file,
             source.kernel,
-            grid=launch.grid,
-            block=launch.block,
+            **vars(launch),
             args=arguments.values,
             options=options,
-            shared_bytes=launch.shared_bytes,
-            seed=launch.seed,
-            cluster=launch.cluster,
-            max_instructions=launch.max_instructions,
-            stall_seconds=launch.stall_seconds,
-            suppressions=() if launch.suppressions is None else launch.suppressions,
             unwritten=arguments.unwritten,
             banks=report.html is not None,
             l2=behind.device if behind.l2 else None,

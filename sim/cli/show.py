@@ -136,9 +136,9 @@ def show_tiling(stages: Mapping[str, Any]) -> None:
         before = size
 
 
-def figures(device: Device, *names: str) -> dict[str, Any]:
-    """A device's name and some of its figures, for JSON."""
-    return {name: getattr(device, name) for name in ("name", *names)}
+def taken(thing: object, *names: str) -> dict[str, Any]:
+    """Some attributes of a thing by name, for JSON."""
+    return {name: getattr(thing, name) for name in names}
 
 
 def tell(report: dict[str, Any], as_json: bool, show: Callable[..., None], *given: Any) -> None:

@@ -16,7 +16,7 @@ from cupyflash.sim.cli import sweep_decode, sweep_ring
 from cupyflash.sim.cli.options import NewFile, Request, examples, first_given, gathered, options_of, problem_options, whole_number
 from cupyflash.sim.cli.points import Column, Points
 from cupyflash.sim.cli.ranks import Split, refuse_without_ranks, split_options
-from cupyflash.sim.cli.show import NAMES, describe, flat, print_or_write
+from cupyflash.sim.cli.show import NAMES, describe, flat, print_or_write, taken
 from cupyflash.sim.pictures import sweep as sweeping
 from cupyflash.sim.pictures.sweep import AXES, Axis, Point, default_range, spaced
 from cupyflash.sim.pictures.sweep_decode import DEFAULT_RANGE as CACHES
@@ -273,12 +273,7 @@ def parse_value(over: Over, option: str, value: str) -> int:
 
 def fields(point: Point) -> dict[str, Any]:
     return {
-        "sram_elements": point.sram_elements,
-        "block_rows": point.block_rows,
-        "block_cols": point.block_cols,
-        "read_bytes": point.read_bytes,
-        "write_bytes": point.write_bytes,
-        "total_bytes": point.total_bytes,
+        **taken(point, "sram_elements", "block_rows", "block_cols", "read_bytes", "write_bytes", "total_bytes"),
         "standard_ideal_bytes": point.ideal_bytes,
         "ratio_to_standard": point.ratio,
         "theorem2_elements": point.theorem2_elements,

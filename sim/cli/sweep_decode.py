@@ -7,7 +7,7 @@ from typing import Any
 
 from cupyflash.sim.cli.options import Request
 from cupyflash.sim.cli.points import Column, Points
-from cupyflash.sim.cli.show import NAMES, describe_cache, figures
+from cupyflash.sim.cli.show import NAMES, describe_cache, taken
 from cupyflash.sim.pictures.sweep_decode import CachePoint, sweep_cache
 
 OVER = "cache"
@@ -42,7 +42,7 @@ def points_of(request: Request, values: list[int], plot: Path | None) -> Points:
     head |= {  # what varies with the length is null
         "problem": head["problem"] | {"seqlen_k": None, "key_lengths": None},
         "cache": head["cache"] | {"pages": None},
-        "device": figures(device, "sm_count"),
+        "device": taken(device, "name", "sm_count"),
     }
     title = f"{NAMES[request.algorithm]}: {told}; {device.name}, {device.sm_count} multiprocessors"
     return Points({"over": OVER, **head}, rows(points), title, COLUMNS, (LEGEND,), {})
@@ -53,11 +53,7 @@ def rows(points: tuple[CachePoint, ...]) -> list[dict[str, Any]]:
     return [
         {
             "cache": point.value,
-            "splits": point.splits,
-            "thread_blocks": point.thread_blocks,
-            "read_bytes": point.read_bytes,
-            "write_bytes": point.write_bytes,
-            "total_bytes": point.total_bytes,
+            **taken(point, "splits", "thread_blocks", "read_bytes", "write_bytes", "total_bytes"),
             "partial_bytes": point.part_bytes,
             "partial_share": point.part_share,
             "page_bytes": point.page_bytes,

@@ -9,7 +9,7 @@ from cupyflash.sim.cli.options import Request
 from cupyflash.sim.cli.points import Column, Points
 from cupyflash.sim.cli.predict_ring import better
 from cupyflash.sim.cli.ranks import Split, require_over_ranks
-from cupyflash.sim.cli.show import describe, figures, flat
+from cupyflash.sim.cli.show import describe, flat, taken
 from cupyflash.sim.clock.ring_model import RingModel
 
 OVER = "ranks"
@@ -44,7 +44,7 @@ def points_of(request: Request, values: list[int], split: Split, plot: Path | No
     head = {
         "over": OVER,
         "problem": flat(request.problem),
-        "device": figures(device, "hbm_bandwidth"),
+        "device": taken(device, "name", "hbm_bandwidth"),
         "layout": split.layout,
         "gather_kv": split.gather_kv,
         "link_bytes_a_second": split.link,
