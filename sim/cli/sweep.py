@@ -217,9 +217,9 @@ def of_axis(request: Request, over: Axis, span: Span, report: Report) -> Points:
     tiling = "{} x {}".format(*request.tiling) if isinstance(request.tiling, tuple) else request.tiling or "fitted"
     title = f"{NAMES[request.algorithm]}, {tiling} tiling: {describe(request.problem, swept)}; {device.name}{M}"
     columns = {COLUMNS[over]: Column(HEADINGS[over]), **COUNTED, **(BEHIND_L2 if report.with_l2 else {})}
-    skipped = {"skipped": [{"value": value, "reason": reason} for value, reason in found.skipped]}
+    left_out = {"skipped": [{"value": value, "reason": reason} for value, reason in found.skipped]}
     rows = [{COLUMNS[over]: point.value} | fields(point) for point in found.points]
-    return Points(head, rows, title, columns, LEGENDS[: 1 + report.with_l2], skipped, folded=True)
+    return Points(head, rows, title, columns, LEGENDS[: 1 + report.with_l2], left_out, folded=True)
 
 
 def refuse_swept(request: Request, over: Over) -> None:
