@@ -13,23 +13,22 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from functools import cache
-from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
+import checkout  # noqa: F401
 
-import accuracy  # noqa: E402
-import command  # noqa: E402
-from cases import Case  # noqa: E402
-from machine import Call, Machine, Simulated  # noqa: E402
-from machine_code.ours import Ours  # noqa: E402
-from report import MODEL  # noqa: E402
-from timing import Implementation, Pass  # noqa: E402
+# isort: split
+import accuracy
+import command
+from cases import Case
+from machine import Call, Machine, Simulated
+from machine_code.ours import Ours
+from report import MODEL
+from timing import Implementation, Pass
 
-import cupyflash  # noqa: E402
-from cupyflash import Device, plan  # noqa: E402
-from cupyflash.schedules import BACKWARD_ALGORITHMS, Kernel, choose, plan_backward  # noqa: E402
+import cupyflash
+from cupyflash import Device, plan
+from cupyflash.schedules import BACKWARD_ALGORITHMS, Kernel, choose, plan_backward
 
 DEFAULT, FIRST = "auto", "fa2"
 WIDEST = 128  # d up to which one launch makes both gradients

@@ -20,25 +20,24 @@ import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
+import checkout  # noqa: F401
 
-import command  # noqa: E402
-import numpy as np  # noqa: E402
-from cases import TINY_DECODE, DecodeCase, decoding  # noqa: E402
-from machine import Machine, Simulated  # noqa: E402
-from machine_code.decoding import Turn, copies  # noqa: E402
-from peers import Pages, TorchDecoding  # noqa: E402
-from timing import Implementation, Pass  # noqa: E402
+# isort: split
+import command
+import numpy as np
+from cases import TINY_DECODE, DecodeCase, decoding
+from machine import Machine, Simulated
+from machine_code.decoding import Turn, copies
+from peers import Pages, TorchDecoding
+from timing import Implementation, Pass
 
-import cupyflash  # noqa: E402
-from cupyflash import Device  # noqa: E402
-from cupyflash.arrays import MAX_ALIGNMENT  # noqa: E402
-from cupyflash.schedules import Cache, DecodeSchedule, Kernel, decode_tiles, plan_decode  # noqa: E402
-from cupyflash.sim import theory  # noqa: E402
+import cupyflash
+from cupyflash import Device
+from cupyflash.arrays import MAX_ALIGNMENT
+from cupyflash.schedules import Cache, DecodeSchedule, Kernel, decode_tiles, plan_decode
+from cupyflash.sim import theory
 
 DEFAULT = "decode"
 PAGE_SIZES = (16, 256)

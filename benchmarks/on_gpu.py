@@ -25,16 +25,16 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
+from checkout import ROOT
 
-import machine  # noqa: E402
-import report  # noqa: E402
-from command import surroundings  # noqa: E402
-from records import Budget, Records  # noqa: E402
+# isort: split
+import machine
+import report
+from command import surroundings
+from records import Budget, Records
 
-from cupyflash import Device  # noqa: E402
-from cupyflash.sim.clock.measured import read  # noqa: E402
+from cupyflash import Device
+from cupyflash.sim.clock.measured import read
 
 TABLE = ("forward", "backward", "decode")
 FILES = {"correctness": "test_gpu_first.py", "accuracy": "test_gpu_large.py", "machine": "test_machine.py"}

@@ -7,10 +7,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
+import checkout  # noqa: F401
 
-from cupyflash.sim.clock.measured import read  # noqa: E402
+# isort: split
+from cupyflash.sim.clock.measured import read
 
 CASE = ("pass", "dtype", "d", "n", "causal")
 HEAD = f"{'':<9}{'dtype':<9}{'d':>4}{'N':>7} {'causal':<7}{'implementation':<20}{'ms':>9}{'spread':>8}{'TFLOP/s':>9}{'RMS':>9}"

@@ -27,21 +27,21 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
+from checkout import ROOT
 
-import report  # noqa: E402
-from cases import Case  # noqa: E402
-from command import surroundings  # noqa: E402
-from machine import Gpu, Machine, Simulated  # noqa: E402
-from records import Budget, Records, told  # noqa: E402
+# isort: split
+import report
+from cases import Case
+from command import surroundings
+from machine import Gpu, Machine, Simulated
+from records import Budget, Records, told
 
-import cupyflash  # noqa: E402
-from cupyflash import Device, Problem  # noqa: E402
-from cupyflash.distributed import ring_attention, ring_attention_backward, shard, threads  # noqa: E402
-from cupyflash.distributed.communicator import Communicator, as_communicator  # noqa: E402
-from cupyflash.sim.cli.ranks import DEFAULT_LINK, bytes_a_second  # noqa: E402
-from cupyflash.sim.clock.ring_model import RingModel, ring_of  # noqa: E402
+import cupyflash
+from cupyflash import Device, Problem
+from cupyflash.distributed import ring_attention, ring_attention_backward, shard, threads
+from cupyflash.distributed.communicator import Communicator, as_communicator
+from cupyflash.sim.cli.ranks import DEFAULT_LINK, bytes_a_second
+from cupyflash.sim.clock.ring_model import RingModel, ring_of
 
 SECONDS, QUICK_SECONDS = 450.0, 105.0
 LENGTHS, HEADS, KV_HEADS, DIM = (131072, 65536, 262144, 32768), 32, 8, 128
