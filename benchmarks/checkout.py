@@ -10,6 +10,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 
-def environment() -> dict[str, str]:
-    """Variables with which a new process finds it."""
-    return os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))}
+def environment(*folders: Path) -> dict[str, str]:
+    """Variables with which a new process finds it, and modules of further folders."""
+    path = os.pathsep.join(filter(None, [*map(str, (ROOT, *folders)), os.environ.get("PYTHONPATH")]))
+    return os.environ | {"PYTHONPATH": path}

@@ -17,7 +17,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
 from typing import Any
@@ -28,10 +28,10 @@ from checkout import environment
 import accuracy
 import command
 from cases import Case
-from machine import Call, Machine, Simulated
+from machine import Call, Machine
 from machine_code.ours import Ours
 from report import MODEL
-from timing import Implementation, Pass
+from timing import Implementation, Pass, peers_of
 
 import cupyflash
 from cupyflash import Device, plan
@@ -85,17 +85,13 @@ def kernels(device: Device, case: Case) -> Iterator[Kernel]:
         yield from plan(case.problem, device, algorithm).kernels()
 
 
-def peers(machine: Machine, case: Case, arrays: Sequence[Any]) -> Iterator[Implementation]:
-    """Other implementations on these arrays: on the simulated device NumPy's."""
-    if isinstance(machine, Simulated):
-        inputs = [machine.as_float32(array) for array in arrays]
-        yield Implementation("numpy", lambda: accuracy.forward(machine.xp, inputs, case.causal))
-    elif torch := machine.torch(*arrays):
-        for name, call in torch.forward(case.causal, case.scores):
-            yield Implementation(name, call)
+def theirs(machine: Machine, case: Case, arrays: Sequence[Any]) -> Iterable[tuple[str, Call]]:
+    torch = machine.torch(*arrays)
+    return torch.forward(case.causal, case.scores) if torch else ()
 
 
-FORWARD = Pass("forward", 1, 3, ("O",), DEFAULT, ours, peers, accuracy.forward, kernels)
+PEERS = peers_of(accuracy.forward, 3, theirs)
+FORWARD = Pass("forward", 1, 3, ("O",), DEFAULT, ours, PEERS, accuracy.forward, kernels)
 
 # In a process of its own: a first call's seconds behind an empty module's, when CUDA is already up.
 FIRST_CALL_GPU = """
