@@ -91,9 +91,9 @@ class Profile:
 
     def text(self, top: int = 10, width: int = 100) -> str:
         """The profile as text, `width` columns wide; each table by line shows the `top` lines."""
-        from cupyflash.sim.profiling.text import profile_text
+        from cupyflash.sim.profiling.text import ProfileText
 
-        return profile_text(self, top, width)
+        return ProfileText(self, top, width).whole()
 
     def html(self) -> str:
         """The profile as one self-contained page: the data of `to_dict`, the source, and `banks`."""
