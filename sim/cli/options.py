@@ -96,6 +96,25 @@ def whole_number(text: str) -> int | None:
     return int(found[1]) * {"": 1, "k": 2**10, "m": 2**20}[found[2].lower()] if found else None
 
 
+def from_0(flag: str, told: str) -> Callable[[Command], Command]:
+    """An option whose value is a whole number, 0 if not said otherwise."""
+    return click.option(flag, default=0, show_default=True, type=click.IntRange(0), help=told)
+
+
+def formats(*names: str) -> Callable[[Command], Command]:
+    """--format, by default the first of these, and --json; `kind_of` says which it is."""
+    form = click.option("--format", "form", type=click.Choice(names), help=f"What to print.  [default: {names[0]}]")
+    as_json = click.option("--json", "as_json", is_flag=True, help="As --format json.")
+    return lambda command: form(as_json(command))
+
+
+def kind_of(form: str | None, as_json: bool) -> str | None:
+    """The format that is asked for, None for the first one. UsageError for two at once."""
+    if as_json and form not in (None, "json"):
+        raise click.UsageError(f"--json is --format json: it cannot go with --format {form}")
+    return "json" if as_json else form
+
+
 class Count(click.IntRange):
     """A whole number, as `whole_number` reads it."""
 
@@ -105,6 +124,8 @@ class Count(click.IntRange):
 
 
 AS_JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of text.")
+OUTPUT = click.option("--output", metavar="FILE", type=NewFile(), help="Write there instead of to stdout.")
+SEED = click.option("--seed", type=click.IntRange(0), help="Run warps apart from each other, in a random order drawn from this.")
 DEVICE = click.option(
     "--device",
     callback=find_device,

@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from cupyflash.sim import files, text
-from cupyflash.sim.cli.options import NewFile, examples
+from cupyflash.sim.cli.options import OUTPUT, examples, formats, kind_of
 from cupyflash.sim.cli.show import print_or_write, width
 from cupyflash.sim.pictures.paper import FIGURES, Figure, markdown
 
@@ -19,9 +19,8 @@ EXAMPLES = examples("cupyflash paper", "cupyflash paper training block_size", "c
 
 @click.command(epilog=EXAMPLES)
 @click.argument("names", metavar="[FIGURE]...", type=click.Choice([*FIGURES]), nargs=-1)
-@click.option("--format", "form", type=click.Choice(["text", "markdown", "json"]), help="What to print.  [default: text]")
-@click.option("--json", "as_json", is_flag=True, help="As --format json.")
-@click.option("--output", metavar="FILE", type=NewFile(), help="Write there instead of to stdout.")
+@formats("text", "markdown", "json")
+@OUTPUT
 @click.option(
     "--plot",
     metavar="FOLDER",
@@ -36,9 +35,7 @@ def paper(names: Sequence[str], form: str | None, as_json: bool, output: Path | 
     FlashAttention's Figure 2 (left: training, middle: block_size, right: block_sparse) and its Theorem 2 (sram), the passes of
     online softmax (softmax), and FlashAttention-2's operations besides the products (operations). Without a name, all of them.
     """
-    if as_json and form not in (None, "json"):
-        raise click.UsageError(f"--json is --format json: it cannot go with --format {form}")
-    form = "json" if as_json else form or "text"
+    form = kind_of(form, as_json) or "text"
     figures = [FIGURES[name]() for name in dict.fromkeys(names or FIGURES)]
     if plot is not None:
         from cupyflash.sim.pictures.plot_paper import draw

@@ -6,6 +6,7 @@ from typing import Any
 
 import click
 
+from cupyflash.sim import text
 from cupyflash.sim.cli.options import Request
 from cupyflash.sim.cli.ranks import Split, require_over_ranks
 from cupyflash.sim.cli.show import describe, flat, say, show_table, taken, tell
@@ -105,18 +106,12 @@ def better(model: RingModel, other: RingModel) -> dict[str, str]:
 
 def shown_time(seconds: float) -> str:
     """In a unit of which there are some."""
-    for unit, size in (("s", 1.0), ("ms", 1e-3)):
-        if seconds >= size:
-            return f"{seconds / size:,.2f} {unit}"
-    return f"{seconds * 1e6:,.1f} us"
+    return text.in_units(seconds, (("s", 1), ("ms", 1e-3)), ",.2f", f"{seconds * 1e6:,.1f} us")
 
 
 def shown_bytes(count: float) -> str:
     """With K = 1,000, as rates of links have it."""
-    for unit, size in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if count >= size:
-            return f"{count / size:,.2f} {unit}"
-    return f"{count:,.0f} bytes"
+    return text.in_units(count, text.DECIMAL[1:], ",.2f", f"{count:,.0f} bytes")
 
 
 def show(report: dict[str, Any], request: Request, model: RingModel) -> None:

@@ -14,7 +14,7 @@ from click.core import ParameterSource
 from cupyflash.device import Device
 from cupyflash.sim import files
 from cupyflash.sim.cli.group import Found
-from cupyflash.sim.cli.options import AS_JSON, DEVICE, NewFile, examples, gathered
+from cupyflash.sim.cli.options import AS_JSON, DEVICE, SEED, NewFile, examples, from_0, gathered
 from cupyflash.sim.cli.show import width
 from cupyflash.sim.ptx import PtxError, Suppression, UnsupportedPTX
 from cupyflash.sim.ptx.report.findings import FAIL_ON
@@ -108,8 +108,8 @@ class Behind:
 @click.option("--arch", default="compute_80", show_default=True, help="What to compile for: compute_90, sm_90 or 9.0.")
 @click.option("-D", "--define", "defines", multiple=True, metavar="NAME[=VALUE]", help="A macro; may be repeated.")
 @click.option("-I", "--include", "includes", multiple=True, type=click.Path(path_type=Path), help="A folder of headers.")
-@click.option("--shared-bytes", default=0, show_default=True, type=click.IntRange(0), help="Dynamic shared memory of a block.")
-@click.option("--seed", type=click.IntRange(0), help="Run warps apart from each other, in a random order drawn from this.")
+@from_0("--shared-bytes", "Dynamic shared memory of a block.")
+@SEED
 @click.option("--max-instructions", type=click.IntRange(1), help="End a launch that has run so many, of all warps together.")
 @click.option(
     "--stall-seconds",
@@ -142,13 +142,7 @@ class Behind:
 @click.option("--l2", is_flag=True, help="With a model of the L2: what reaches DRAM of what the kernel asks for, line by line.")
 @DEVICE
 @click.option("--html", metavar="FILE", type=NewFile((".html", ".htm")), help="Write it as one page, which needs no network.")
-@click.option(
-    "--timeline-block",
-    default=0,
-    show_default=True,
-    type=click.IntRange(0),
-    help="Of which thread block --html and --json have a timeline.",
-)
+@from_0("--timeline-block", "Of which thread block --html and --json have a timeline.")
 @AS_JSON
 @gathered(source=Source, launch=Launch, report=Report, behind=Behind)
 def profile(source: Source, launch: Launch, report: Report, behind: Behind) -> None:

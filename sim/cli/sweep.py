@@ -13,7 +13,19 @@ from cupyflash.device import Device
 from cupyflash.distributed.layout import MOST_RANKS
 from cupyflash.request.problem import Problem
 from cupyflash.sim.cli import sweep_decode, sweep_ring
-from cupyflash.sim.cli.options import NewFile, Request, examples, first_given, gathered, options_of, problem_options, whole_number
+from cupyflash.sim.cli.options import (
+    OUTPUT,
+    NewFile,
+    Request,
+    examples,
+    first_given,
+    formats,
+    gathered,
+    kind_of,
+    options_of,
+    problem_options,
+    whole_number,
+)
 from cupyflash.sim.cli.points import Column, Points
 from cupyflash.sim.cli.ranks import Split, refuse_without_ranks, split_options
 from cupyflash.sim.cli.show import NAMES, describe, flat, print_or_write, taken
@@ -98,13 +110,8 @@ class Report:
 
     @property
     def kind(self) -> str:
-        """table, csv or json."""
-        return "json" if self.as_json else self.form or "table"
-
-    def check(self) -> None:
-        """UsageError for two kinds at once."""
-        if self.as_json and self.form not in (None, "json"):
-            raise click.UsageError(f"--json is --format json: it cannot go with --format {self.form}")
+        """table, csv or json. UsageError for two at once."""
+        return kind_of(self.form, self.as_json) or "table"
 
 
 def poses(context: click.Context, param: click.Parameter, value: str) -> str:
@@ -145,9 +152,8 @@ def behind_l2(context: click.Context, param: click.Parameter, value: bool) -> bo
 @click.option("--log/--linear", default=None, help="Spaced evenly in the logarithm, or evenly.  [default: log, head-dim: linear]")
 @problem_options(seqlen=4096, head_dim=64, algorithm="fa1", tiling="paper", decode={})
 @split_options
-@click.option("--format", "form", type=click.Choice(["table", "csv", "json"]), help="What to print.  [default: table]")
-@click.option("--json", "as_json", is_flag=True, help="As --format json.")
-@click.option("--output", metavar="FILE", type=NewFile(), help="Write there instead of to stdout.")
+@formats("table", "csv", "json")
+@OUTPUT
 @click.option(
     "--plot",
     metavar="FILE",
@@ -169,7 +175,7 @@ def sweep(request: Request, over: Over, span: Span, split: Split, report: Report
     Over ranks it is `cupyflash.distributed`: bytes on the link and in HBM of the busiest rank, its steps' time against their
     transfers', memory and the share of the ideal, of a ring and of gathered keys.
     """
-    report.check()
+    kind = report.kind
     refuse_swept(request, over)
     if report.with_l2 and (request.cache is not None or over == "ranks"):
         other = "--over ranks, of which it has no model" if over == "ranks" else "--decode in a sweep: predict --decode --l2 has it"
@@ -186,7 +192,7 @@ def sweep(request: Request, over: Over, span: Span, split: Split, report: Report
         points = of_axis(request, over, span, report)
     if report.plot is not None:
         click.echo(f"wrote {report.plot}", err=True)
-    print_or_write(points.printed(report.kind), report.output)
+    print_or_write(points.printed(kind), report.output)
 
 
 def of_axis(request: Request, over: Axis, span: Span, report: Report) -> Points:

@@ -13,7 +13,17 @@ import click
 from cupyflash.schedules import ALGORITHMS, BACKWARD_ALGORITHMS
 from cupyflash.sim import files
 from cupyflash.sim.cli.group import Found
-from cupyflash.sim.cli.options import AS_JSON, MAX_SECONDS, NewFile, Request, examples, first_given, problem_options, refuse_longer
+from cupyflash.sim.cli.options import (
+    AS_JSON,
+    MAX_SECONDS,
+    NewFile,
+    Request,
+    examples,
+    first_given,
+    from_0,
+    problem_options,
+    refuse_longer,
+)
 from cupyflash.sim.cli.show import NAMES, describe, describe_cache, say, show_table
 from cupyflash.sim.numbers.gathered import one_call
 from cupyflash.words import plural
@@ -39,14 +49,8 @@ ASKED = (
 @problem_options(seqlen=128, head_dim=64, backward=True, decode=SMALL)
 @click.option("--algorithms", metavar="NAME,NAME,...", help=ASKED)
 @click.option("--html", metavar="FILE", type=NewFile((".html", ".htm")), help="Write the page there.")
-@click.option(
-    "--timeline-block",
-    default=0,
-    show_default=True,
-    type=click.IntRange(0),
-    help="Of which thread block of each launch --html and --json have a timeline.",
-)
-@click.option("--data-seed", default=0, show_default=True, type=click.IntRange(0), help="Draws q, k and v.")
+@from_0("--timeline-block", "Of which thread block of each launch --html and --json have a timeline.")
+@from_0("--data-seed", "Draws q, k and v.")
 @MAX_SECONDS
 @AS_JSON
 def trace(

@@ -11,7 +11,7 @@ import click
 from cupyflash.schedules import DecodeSchedule, TileSchedule
 from cupyflash.sim.cli.group import Found
 from cupyflash.sim.cli.l2 import show_executed
-from cupyflash.sim.cli.options import AS_JSON, MAX_SECONDS, Request, examples, problem_options, refuse_longer
+from cupyflash.sim.cli.options import AS_JSON, MAX_SECONDS, SEED, Request, examples, from_0, problem_options, refuse_longer
 from cupyflash.sim.cli.show import say, show_table, show_tiling, tell, tiling_report
 from cupyflash.sim.l2 import L2
 from cupyflash.words import plural
@@ -34,14 +34,8 @@ SMALL = {"seqlen_k": 192, "head_dim": 64, "batch": 2, "heads": 4, "kv_heads": 2}
 
 @click.command(epilog=EXAMPLES)
 @problem_options(seqlen=256, head_dim=64, backward=True, decode=SMALL)
-@click.option("--seed", type=click.IntRange(0), help="Run warps apart from each other, in a random order drawn from this.")
-@click.option(
-    "--data-seed",
-    default=0,
-    show_default=True,
-    type=click.IntRange(0),
-    help="Draws q, k, v, what is captured and dropped.",
-)
+@SEED
+@from_0("--data-seed", "Draws q, k, v, what is captured and dropped.")
 @click.option("--l2", is_flag=True, help="With a model of the L2: what reaches DRAM of what the kernels asked for, line by line.")
 @MAX_SECONDS
 @AS_JSON
