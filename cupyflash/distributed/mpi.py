@@ -5,10 +5,11 @@ from __future__ import annotations
 import importlib
 import sys
 from collections.abc import Iterator, Sequence
-from functools import cache
 from typing import Any
 
 import numpy as np
+
+from cupyflash.distributed.streams import own_stream, queued, wait_for
 
 # Tags of our messages, so that a program's own, of tags below, are not taken for them.
 FIRST_TAG, TAGS = 16_384, 16_384
@@ -98,8 +99,8 @@ class StagedExchange:
     def __init__(self, messages: MpiMessages, send: Sequence[Any], receive: Sequence[Any]) -> None:
         cuda = sys.modules["cupy"].cuda
         self._messages, self._receive = messages, receive
-        self._stream = _copy_stream(cuda.runtime.getDevice())
-        self._stream.wait_event(cuda.get_current_stream().record())
+        self._stream = own_stream(cuda.runtime.getDevice())
+        self._stream.wait_event(queued())
         self._going, self._coming = ([_pinned(cuda, array.nbytes) for array in arrays] for arrays in (send, receive))
         messages.receive(self._coming)
         for host, array in zip(self._going, send, strict=True):
@@ -115,18 +116,13 @@ class StagedExchange:
             if host.size:
                 array.data.copy_from_host_async(host.ctypes.data, host.size, self._stream)
         there = self._stream.record()
-        sys.modules["cupy"].cuda.get_current_stream().wait_event(there)
+        wait_for(there)
         _in_use[:] = [(event, hosts) for event, hosts in _in_use if not event.done]
         _in_use.append((there, self._coming))
 
 
 # Memory of the host from which a GPU may still copy
 _in_use: list[tuple[Any, Sequence[np.ndarray]]] = []
-
-
-@cache
-def _copy_stream(device: int) -> Any:
-    return sys.modules["cupy"].cuda.Stream(non_blocking=True)
 
 
 def _pinned(cuda: Any, size: int) -> np.ndarray:

@@ -16,6 +16,7 @@ import numpy as np
 
 from cupyflash.distributed.communicator import RankFailed
 from cupyflash.distributed.layout import checked_ranks
+from cupyflash.distributed.streams import queued, wait_for
 
 AGAIN_SECONDS = 1.0
 """After which ranks are interrupted again: Python ignores what is raised while it takes an object apart."""
@@ -244,9 +245,9 @@ def _mark(arrays: Sequence[Any]) -> Any:
     """What tells when all that was queued on the current stream is done, if these are arrays of a GPU."""
     if all(isinstance(array, np.ndarray) for array in arrays):
         return None
-    return sys.modules["cupy"].cuda.get_current_stream().record()
+    return queued()
 
 
 def _after(event: Any) -> None:
     if event is not None:
-        sys.modules["cupy"].cuda.get_current_stream().wait_event(event)
+        wait_for(event)
