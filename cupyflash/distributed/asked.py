@@ -19,7 +19,7 @@ from cupyflash.request.score import Form, Mask, Score
 
 
 @dataclass(frozen=True)
-class Asked:
+class RingOptions:
     """The options of a call over ranks, checked. `captured` are the arrays of its functions, by the kernels' names."""
 
     causal: bool
@@ -66,7 +66,7 @@ def _text(function: Score | Mask | None) -> str:
 class PieceCalls:
     """The pieces of a plan as calls on this machine: `gpu` or the simulated device."""
 
-    asked: Asked
+    asked: RingOptions
     plan: RingPlan
     gpu: bool
 

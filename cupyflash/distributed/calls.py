@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Unpack
 
 from cupyflash.distributed.communicator import as_communicator
-from cupyflash.distributed.opening import Call, Checked
+from cupyflash.distributed.opening import Checked, RingCall
 from cupyflash.distributed.ring import ForwardPass
 from cupyflash.distributed.ring_backward import BackwardPass
 from cupyflash.distributed.varlen import VarlenChecked
@@ -113,9 +113,9 @@ def ring_attention_varlen_backward(
     return _backward(ring_attention_varlen_backward, comm, {**rows, **bounds, **asked})
 
 
-def _opened(function: Callable[..., Any], comm: Any, given: Mapping[str, Any]) -> Call:
+def _opened(function: Callable[..., Any], comm: Any, given: Mapping[str, Any]) -> RingCall:
     kind = VarlenChecked if "cu_seqlens_q" in given else Checked
-    return Call.opened(as_communicator(comm), lambda: kind.of(keywords_of(function), given))
+    return RingCall.opened(as_communicator(comm), lambda: kind.of(keywords_of(function), given))
 
 
 def _forward(function: Callable[..., Any], comm: Any, given: Mapping[str, Any]) -> Any:

@@ -12,10 +12,10 @@ import numpy as np
 
 from cupyflash.arrays import last_axis_contiguous
 from cupyflash.distributed.agreement import Made, require_alike, together
-from cupyflash.distributed.asked import Asked, PieceCalls, contiguous
+from cupyflash.distributed.asked import PieceCalls, RingOptions, contiguous
 from cupyflash.distributed.communicator import Communicator, taking_part
 from cupyflash.distributed.layout import LAYOUTS, part_length, parts
-from cupyflash.distributed.ring import Ring
+from cupyflash.distributed.ring import RingSide
 from cupyflash.launch.cold import readable
 from cupyflash.launch.dispatch import as_arrays, device_of, on_gpu
 from cupyflash.launch.launcher import capturing
@@ -31,7 +31,7 @@ from cupyflash.version import __version__
 ARRAYS = ("dout", "q", "k", "v", "out", "lse", "sinks")
 
 
-def options_asked(given: Mapping[str, Any]) -> Asked:
+def options_asked(given: Mapping[str, Any]) -> RingOptions:
     """TypeError or ValueError for options that are none, whatever the arrays."""
     layout, mask, deterministic = given["layout"], given["mask"], given.get("deterministic", False)
     require_choice("layout", layout, LAYOUTS)
@@ -44,14 +44,14 @@ def options_asked(given: Mapping[str, Any]) -> Asked:
     dropped = Dropout.asked(given["dropout"], given["seed"], given["offset"], NO_ORIGIN)
     options = Options(causal=given["causal"], window=given["window"], scale=given["scale"])
     of_positions = options.causal, options.window, options.scale
-    return Asked(*of_positions, layout, bool(given["gather_kv"]), function, mask, dropped, bool(deterministic))
+    return RingOptions(*of_positions, layout, bool(given["gather_kv"]), function, mask, dropped, bool(deterministic))
 
 
 @dataclass(frozen=True)
 class Checked:
     """A call that is right as far as one rank can see."""
 
-    asked: Asked
+    asked: RingOptions
     name: str
     arrays: Mapping[str, Any]
     gpu: bool
@@ -107,7 +107,7 @@ class Checked:
 
 
 @dataclass(frozen=True)
-class Call:
+class RingCall:
     """A call on which all ranks agree."""
 
     comm: Communicator
@@ -115,7 +115,7 @@ class Call:
     plan: Any
 
     @classmethod
-    def opened(cls, comm: Communicator, check: Callable[[], Checked]) -> Call:
+    def opened(cls, comm: Communicator, check: Callable[[], Checked]) -> RingCall:
         """The opening exchange: what is wrong on a rank, and what ranks differ in, is raised on all of them."""
         with taking_part(comm):
             checked, told = together(comm, check, lambda checked: checked.said)
@@ -135,7 +135,7 @@ class Call:
         with taking_part(self.comm), device_of(self.checked.gpu, **self.checked.arrays):
             yield
 
-    def begin(self, ready: Callable[[Ring], Made]) -> Made:
+    def begin(self, ready: Callable[[RingSide], Made]) -> Made:
         """What is `ready` for the ring to begin: an error on one rank is raised on all."""
         return together(self.comm, lambda: ready(self._ring()), lambda _: {})[0]
 
@@ -146,13 +146,13 @@ class Call:
             found["dout"] = contiguous(self.checked.xp, found["dout"])
         return found
 
-    def _ring(self) -> Ring:
+    def _ring(self) -> RingSide:
         """ValueError for captured arrays that are not the whole's."""
         for each in self.checked.asked.functions:
             shapes = {name: array.shape for name, array in each.arrays.items()}
             each.form.check(shapes, self.checked.whole_sizes(self.plan))
         k, v = (contiguous(self.checked.xp, self.arrays[name]) for name in "kv")
-        return Ring(self.comm, self.plan, self.checked.calls(self.plan), k, v)
+        return RingSide(self.comm, self.plan, self.checked.calls(self.plan), k, v)
 
 
 def require_parts(name: str, lengths: list[int], layout: str) -> None:

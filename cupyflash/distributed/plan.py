@@ -53,7 +53,7 @@ def _triangle(side: int) -> int:
     return max(0, side) * (side + 1) // 2
 
 
-class Packed(NamedTuple):
+class PackedPiece(NamedTuple):
     """A call of packed attention: whole sequences one behind the other, from number `sequence` on, with their bounds."""
 
     rows: range
@@ -63,7 +63,7 @@ class Packed(NamedTuple):
     cu_seqlens_k: tuple[int, ...]
 
 
-class Step(NamedTuple):
+class RingStep(NamedTuple):
     """One step of the ring: `source` is the rank whose K and V are there, `pieces` what is computed with them, perhaps nothing."""
 
     source: int
@@ -106,7 +106,7 @@ class PlanOverRanks(ABC):
     def pieces(self, rows: Part, keys: Part) -> tuple[Any, ...]:
         """The calls for a part's rows against a part's keys."""
 
-    def steps(self, rank: int) -> tuple[Step, ...]:
+    def steps(self, rank: int) -> tuple[RingStep, ...]:
         """What rank `rank` does, in order."""
         if not 0 <= rank < self.ranks:
             raise ValueError(f"rank must be between 0 and {self.ranks - 1}, got {rank}")
@@ -114,9 +114,9 @@ class PlanOverRanks(ABC):
 
 
 @lru_cache(maxsize=256)
-def _steps(plan: PlanOverRanks, rank: int) -> tuple[Step, ...]:
+def _steps(plan: PlanOverRanks, rank: int) -> tuple[RingStep, ...]:
     found = arrivals(rank, plan.k_parts, plan.shifts, plan.gather)
-    return tuple(Step(source, plan.pieces(plan.q_parts[rank], keys)) for source, keys in found)
+    return tuple(RingStep(source, plan.pieces(plan.q_parts[rank], keys)) for source, keys in found)
 
 
 @dataclass(frozen=True)

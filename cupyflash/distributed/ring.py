@@ -15,7 +15,7 @@ from cupyflash.distributed.agreement import Watch
 from cupyflash.distributed.asked import PieceCalls
 from cupyflash.distributed.communicator import Communicator, Request
 from cupyflash.distributed.layout import part_length, placed
-from cupyflash.distributed.plan import RingPlan, Step
+from cupyflash.distributed.plan import RingPlan, RingStep
 from cupyflash.distributed.sums import add_state
 from cupyflash.merge import merged
 
@@ -39,7 +39,7 @@ class Buffers:
 
 
 @dataclass
-class Ring:
+class RingSide:
     """A rank's side of one call. `k` and `v` are its own part, contiguous."""
 
     comm: Communicator
@@ -54,7 +54,7 @@ class Ring:
         return sys.modules["cupy"] if self.calls.gpu else np
 
     @cached_property
-    def steps(self) -> tuple[Step, ...]:
+    def steps(self) -> tuple[RingStep, ...]:
         return self.plan.steps(self.comm.rank)
 
     @cached_property
@@ -97,7 +97,7 @@ class Ring:
         rank, size = self.comm.rank, self.comm.size
         return self.comm.exchange(arrays, (rank + hop) % size, coming, (rank - hop) % size)
 
-    def each_step(self, compute: Callable[[int, Step, Any, Any], None]) -> None:
+    def each_step(self, compute: Callable[[int, RingStep, Any, Any], None]) -> None:
         """Call `compute` at each step with the K and V that are there, while the next step's come."""
         if self.plan.gather:
             self.gather()
@@ -139,13 +139,13 @@ class Ring:
 class ForwardPass:
     """O and L of a rank's rows, in float32, which have seen nothing yet."""
 
-    def __init__(self, ring: Ring, q: Any) -> None:
+    def __init__(self, ring: RingSide, q: Any) -> None:
         self.ring, self.q = ring, q
         self.out = ring.xp.zeros((*q.shape[:-1], ring.v.shape[-1]), np.float32)
         self.lse = ring.xp.full(q.shape[:-1], -np.inf, np.float32)
 
     @classmethod
-    def ready(cls, ring: Ring, q: Any) -> ForwardPass:
+    def ready(cls, ring: RingSide, q: Any) -> ForwardPass:
         """The pass, with all that can go wrong before the ring begins."""
         ring.ready(ring.calls.prepare_forward, q)
         return cls(ring, q)
@@ -158,7 +158,7 @@ class ForwardPass:
             ring.watch.run(lambda: join_sinks(ring.xp, self.out, self.lse, sinks))
         return ring.watch.close(ring.comm, lambda: (shaped(self.out.astype(self.q.dtype)), self.lse))
 
-    def compute(self, number: int, step: Step, k: Any, v: Any) -> None:
+    def compute(self, number: int, step: RingStep, k: Any, v: Any) -> None:
         for piece in step.pieces:
             self.ring.watch.run(partial(self.merge, piece, k, v))
 

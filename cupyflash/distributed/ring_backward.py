@@ -10,8 +10,8 @@ import numpy as np
 
 from cupyflash.arrays import of_heads
 from cupyflash.distributed.communicator import Request
-from cupyflash.distributed.plan import Step
-from cupyflash.distributed.ring import Buffers, Ring
+from cupyflash.distributed.plan import RingStep
+from cupyflash.distributed.ring import Buffers, RingSide
 
 
 class KeySums:
@@ -20,7 +20,7 @@ class KeySums:
     What its own keys get at the first step a rank keeps; from the second step on the sums of others come, and are handed on.
     """
 
-    def __init__(self, ring: Ring) -> None:
+    def __init__(self, ring: RingSide) -> None:
         self.ring, like = ring, (ring.k, ring.v)
         self.own = [ring.xp.zeros(x.shape, np.float32) for x in like]
         self.travelling = Buffers(ring.xp, like, (np.float32, np.float32), ring.lengths, 2 if len(ring.steps) > 1 else 0)
@@ -52,7 +52,7 @@ class KeySums:
 class GatheredSums:
     """dK and dV of all keys, whose parts go to their owners at the end."""
 
-    def __init__(self, ring: Ring) -> None:
+    def __init__(self, ring: RingSide) -> None:
         self.ring, like, types = ring, (ring.k, ring.v), (np.float32, np.float32)
         self.held = [ring.xp.zeros(x.shape, np.float32) for x in ring.gathered]
         self.own = [ring.xp.empty(x.shape, np.float32) for x in like]
@@ -87,13 +87,13 @@ def add(sums: Sequence[Any], more: Sequence[Any]) -> None:
 class BackwardPass:
     """dQ of a rank's rows and dK and dV of its keys, in float32, which are 0 yet. `rows` are its q, dout, out and lse."""
 
-    def __init__(self, ring: Ring, rows: Mapping[str, Any]) -> None:
+    def __init__(self, ring: RingSide, rows: Mapping[str, Any]) -> None:
         self.ring, self.rows = ring, rows
         self.dq = ring.xp.zeros(rows["q"].shape, np.float32)
         self.of_keys: KeySums | GatheredSums = GatheredSums(ring) if ring.plan.gather else KeySums(ring)
 
     @classmethod
-    def ready(cls, ring: Ring, rows: Mapping[str, Any]) -> BackwardPass:
+    def ready(cls, ring: RingSide, rows: Mapping[str, Any]) -> BackwardPass:
         """The pass, with all that can go wrong before the ring begins."""
         ring.ready(ring.calls.prepare_backward, rows)
         return cls(ring, rows)
@@ -109,7 +109,7 @@ class BackwardPass:
         ring.each_step(self.compute)
         return ring.watch.close(ring.comm, gradients)
 
-    def compute(self, number: int, step: Step, k: Any, v: Any) -> None:
+    def compute(self, number: int, step: RingStep, k: Any, v: Any) -> None:
         calls, watch = self.ring.calls, self.ring.watch
         made: list[Any] = []
         for piece in step.pieces:

@@ -12,7 +12,7 @@ import numpy as np
 
 from cupyflash.calls import BACKWARD, FORWARD, VARLEN, VARLEN_BACKWARD
 from cupyflash.distributed.asked import PieceCalls
-from cupyflash.distributed.plan import Packed
+from cupyflash.distributed.plan import PackedPiece
 from cupyflash.distributed.positions import numbers_of_part, of_part, without_first
 from cupyflash.launch.launcher import Call
 from cupyflash.request import varlen
@@ -40,11 +40,11 @@ class VarlenCalls(PieceCalls):
         return piece
 
     def _calls(self, piece: Any) -> tuple[Call, Call]:
-        return (VARLEN, VARLEN_BACKWARD) if isinstance(piece, Packed) else (FORWARD, BACKWARD)
+        return (VARLEN, VARLEN_BACKWARD) if isinstance(piece, PackedPiece) else (FORWARD, BACKWARD)
 
     def _own(self, piece: Any, made: tuple[Any, ...]) -> tuple[Any, ...]:
         """With heads first, and without the rows and keys ahead."""
-        if isinstance(piece, Packed):
+        if isinstance(piece, PackedPiece):
             return tuple(array.swapaxes(0, 1) if array.ndim == 3 else array for array in made)
         rows, keys = self._ahead(piece)
         if len(made) == 2:
@@ -52,7 +52,7 @@ class VarlenCalls(PieceCalls):
         return tuple(array[..., more:, :] for array, more in zip(made, (rows, keys, keys), strict=True))
 
     def _of(self, piece: Any, q: Any, k: Any, v: Any) -> dict[str, Any]:
-        if isinstance(piece, Packed):
+        if isinstance(piece, PackedPiece):
             cuts = (("q", q, piece.rows), ("k", k, piece.keys), ("v", v, piece.keys))
             arrays = {name: array[:, cut.start : cut.stop].swapaxes(0, 1) for name, array, cut in cuts}
             bounds = {name: np.array(getattr(piece, name), np.int32) for name in varlen.BOUNDS}
@@ -70,7 +70,7 @@ class VarlenCalls(PieceCalls):
 
     def _rows(self, piece: Any, rows: Mapping[str, Any]) -> dict[str, Any]:
         found, (more, _) = super()._rows(piece, rows), self._ahead(piece)
-        if isinstance(piece, Packed):
+        if isinstance(piece, PackedPiece):
             return found | {name: found[name].swapaxes(0, 1) for name in ("out", "dout")}
         if not more:
             return found
@@ -79,7 +79,7 @@ class VarlenCalls(PieceCalls):
 
     def _ahead(self, piece: Any) -> tuple[int, int]:
         """How many rows and keys a call has ahead of a piece's own."""
-        if self.asked.dropout is None or isinstance(piece, Packed):
+        if self.asked.dropout is None or isinstance(piece, PackedPiece):
             return 0, 0
         return piece.row % ROW_GROUP, piece.key % KEY_GROUP
 
@@ -91,18 +91,18 @@ class VarlenCalls(PieceCalls):
         return made
 
     def _origin(self, piece: Any) -> tuple[int, int, int, int]:
-        if isinstance(piece, Packed):
+        if isinstance(piece, PackedPiece):
             return piece.sequence, 0, 0, 0
         rows, keys = self._ahead(piece)
         return piece.sequence, 0, piece.row - rows, piece.key - keys
 
     def _function(self, form: Form, piece: Any) -> tuple[Form, dict[str, int]]:
-        if isinstance(piece, Packed):
+        if isinstance(piece, PackedPiece):
             part, names = of_part(form, OF_PACKED)
             return part, numbers_of_part(names, 0, 0, 0, 0, piece.sequence)
         return super()._function(form, piece)
 
 
-def _longest(piece: Packed) -> tuple[int, int]:
+def _longest(piece: PackedPiece) -> tuple[int, int]:
     queries, keys = (max(b - a for a, b in pairwise(bounds)) for bounds in (piece.cu_seqlens_q, piece.cu_seqlens_k))
     return queries, keys

@@ -8,7 +8,7 @@ from functools import cached_property
 from itertools import pairwise, product
 
 from cupyflash.distributed.layout import Chunk, Part, placed
-from cupyflash.distributed.plan import Band, Packed, Piece, PlanOverRanks
+from cupyflash.distributed.plan import Band, PackedPiece, Piece, PlanOverRanks
 
 
 @dataclass(frozen=True)
@@ -29,11 +29,11 @@ class VarlenPlan(PlanOverRanks):
         """Whether any row of a rank sees any key of the rank that many before it."""
         return bool(self.pieces(self.q_parts[rank], self.k_parts[(rank - shift) % self.ranks]))
 
-    def pieces(self, rows: Part, keys: Part) -> tuple[Piece | Packed, ...]:
+    def pieces(self, rows: Part, keys: Part) -> tuple[Piece | PackedPiece, ...]:
         chunks = product(placed(rows), placed(keys))
         return tuple(piece for mine, there in chunks for piece in self._calls(mine, there))
 
-    def _calls(self, rows: Chunk, keys: Chunk) -> Iterator[Piece | Packed]:
+    def _calls(self, rows: Chunk, keys: Chunk) -> Iterator[Piece | PackedPiece]:
         run: list[int] = []  # whole sequences, one behind the other
         for sequence in self._sequences(rows.positions):
             q, k = self._bounds(sequence)
@@ -58,7 +58,7 @@ class VarlenPlan(PlanOverRanks):
         found = enumerate(pairwise(self.cu_seqlens_q))
         return [number for number, (begin, end) in found if begin < tokens.stop and end > tokens.start and begin < end]
 
-    def _packed(self, rows: Chunk, keys: Chunk, run: list[int]) -> Iterator[Packed]:
+    def _packed(self, rows: Chunk, keys: Chunk, run: list[int]) -> Iterator[PackedPiece]:
         """Sequences of a run that are one behind the other among the keys, too: those between them without rows have no keys."""
         while run:
             first, last = run[0], run[0]
@@ -70,5 +70,7 @@ class VarlenPlan(PlanOverRanks):
             (_, q_end), (_, k_end) = self._bounds(last)
             if k < k_end:
                 bounds = ([x - of[first] for x in of[first : last + 2]] for of in (self.cu_seqlens_q, self.cu_seqlens_k))
-                yield Packed(rows.local(range(q, q_end)), keys.local(range(k, k_end)), first, *(tuple(each) for each in bounds))
+                yield PackedPiece(
+                    rows.local(range(q, q_end)), keys.local(range(k, k_end)), first, *(tuple(each) for each in bounds)
+                )
             run = [number for number in run if number > last]

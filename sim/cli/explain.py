@@ -11,7 +11,7 @@ from cupyflash.request.problem import USUAL_HEAD_DIM, Problem
 from cupyflash.schedules import BackwardSchedule, DecodeSchedule, TileSchedule, fa3_tiles, plan, plan_backward
 from cupyflash.sim import theory
 from cupyflash.sim.cli import explain_backward, explain_decode, explain_fa2, explain_fa3
-from cupyflash.sim.cli.options import AS_JSON, Request, examples, problem_options
+from cupyflash.sim.cli.options import AS_JSON, ProblemRequest, examples, problem_options
 from cupyflash.sim.cli.show import NAMES, flat, say, show_balance, show_tiling, taken, tell, tiling_report
 from cupyflash.sim.clock.times import balance
 
@@ -29,7 +29,7 @@ WAYS = {"fa2": explain_fa2, "fa3": explain_fa3}
 @problem_options(seqlen=4096, head_dim=64, algorithms=("auto", *WAYS, "decode"), backward=True, decode={})
 @click.option("--all", "everything", is_flag=True, help="Every runner-up and every rejected tile, not a few and a count.")
 @AS_JSON
-def explain(request: Request, everything: bool, as_json: bool) -> None:
+def explain(request: ProblemRequest, everything: bool, as_json: bool) -> None:
     """Tell which tile is run, and why.
 
     `attention` runs FlashAttention-2 by default, on a Hopper FlashAttention-3 where that takes the call and is predicted to be
@@ -65,7 +65,7 @@ def explain(request: Request, everything: bool, as_json: bool) -> None:
     tell(report, as_json, show, request, everything)
 
 
-def way(request: Request) -> Any:
+def way(request: ProblemRequest) -> Any:
     """The module that explains what is asked for."""
     return explain_backward if request.backward else WAYS[request.algorithm]
 
@@ -82,7 +82,7 @@ def fa1_tiling(schedule: TileSchedule) -> dict[str, Any] | None:
         return None
 
 
-def show(report: dict[str, Any], request: Request, everything: bool) -> None:
+def show(report: dict[str, Any], request: ProblemRequest, everything: bool) -> None:
     """An explanation as text."""
     device = request.device
     say(request.title, rest="  ")
@@ -109,7 +109,7 @@ def show(report: dict[str, Any], request: Request, everything: bool) -> None:
     )
 
 
-def which(request: Request) -> str:
+def which(request: ProblemRequest) -> str:
     """Which algorithm `attention` runs, on a Hopper with the reason, and whose tile is none of the paper's formula."""
     formula = "the paper's Bc = ceil(M / 4d), Br = min(Bc, d):"
     if request.backward:

@@ -16,7 +16,7 @@ from cupyflash.schedules.base import padded_dim
 from cupyflash.schedules.fa2_backward import Fa2BackwardSchedule
 from cupyflash.schedules.fa2_backward_tiles import Candidate, launches, main_tiles
 from cupyflash.sim import theory
-from cupyflash.sim.cli.options import Request
+from cupyflash.sim.cli.options import ProblemRequest
 from cupyflash.sim.cli.show import say, show_table
 from cupyflash.tiling import TileSize
 from cupyflash.words import plural
@@ -26,7 +26,7 @@ NEAR = 3  # shown before and behind the chosen one, unless --all
 WAYS = {"atomics": False, "deterministic": True}
 
 
-def explanation(schedule: TileSchedule, request: Request) -> dict[str, Any]:
+def explanation(schedule: TileSchedule, request: ProblemRequest) -> dict[str, Any]:
     """What was tried for each kernel, what is busy meanwhile, and both ways to dQ, for JSON: bytes, clocks."""
     assert isinstance(schedule, Fa2BackwardSchedule)
     p, device = schedule.problem, schedule.device
@@ -110,7 +110,7 @@ def way(schedule: Fa2BackwardSchedule) -> dict[str, Any]:
     }
 
 
-def show(report: dict[str, Any], request: Request, everything: bool) -> None:
+def show(report: dict[str, Any], request: ProblemRequest, everything: bool) -> None:
     """What was tried and what is run, as text."""
     together = len(report["launches"]) == 1
     say(

@@ -12,19 +12,19 @@ from cupyflash.schedules import DecodeSchedule, decode_tiles
 from cupyflash.schedules.base import GRANULE
 from cupyflash.schedules.decode_tiles import Candidate, Config
 from cupyflash.sim import theory
-from cupyflash.sim.cli.options import Request
+from cupyflash.sim.cli.options import ProblemRequest
 from cupyflash.sim.cli.show import NAMES, say, show_balance, show_held, show_table, taken, tell
 from cupyflash.sim.clock.times import balance
 from cupyflash.words import plural
 
 
-def explain(request: Request, schedule: DecodeSchedule, as_json: bool) -> None:
+def explain(request: ProblemRequest, schedule: DecodeSchedule, as_json: bool) -> None:
     """Print it, as text or as JSON."""
     report = explanation(request, schedule)
     tell(report, as_json, show, request)
 
 
-def explanation(request: Request, schedule: DecodeSchedule) -> dict[str, Any]:
+def explanation(request: ProblemRequest, schedule: DecodeSchedule) -> dict[str, Any]:
     """All that was to be chosen from and what it comes to, for JSON; seconds are the model's."""
     problem, device, chosen = schedule.problem, schedule.device, schedule.candidate
     found = [row(schedule, each) for each in decode_tiles.candidates(problem, device, request.num_splits)]
@@ -160,7 +160,7 @@ def why_so_few(schedule: DecodeSchedule) -> str:
     return f"{few}, since the cache has no more to share out: {limit}, and there {heads}."
 
 
-def show(report: dict[str, Any], request: Request) -> None:
+def show(report: dict[str, Any], request: ProblemRequest) -> None:
     """An explanation as text."""
     device, rows = request.device, report["rows"]
     (best,) = (each for each in report["candidates"] if each["verdict"] == "chosen")
@@ -202,7 +202,7 @@ def show(report: dict[str, Any], request: Request) -> None:
     )
 
 
-def which(request: Request) -> str:
+def which(request: ProblemRequest) -> str:
     """Which algorithm an ordinary call runs, and why."""
     auto = request.choice
     other = "" if auto.algorithm == request.algorithm else f" Asked for is {NAMES[request.algorithm]} ({request.algorithm})."
@@ -284,7 +284,7 @@ def show_rooms(report: dict[str, Any], best: dict[str, Any]) -> None:
     show_held(held, report["rooms"])
 
 
-def show_splits(report: dict[str, Any], request: Request) -> None:
+def show_splits(report: dict[str, Any], request: ProblemRequest) -> None:
     """Why so many splits: what fewer and more would come to."""
     rows = report["splits"]
     (own,) = (each for each in rows if each["chosen"])
@@ -316,7 +316,7 @@ def show_splits(report: dict[str, Any], request: Request) -> None:
     )
 
 
-def splits_of(own: dict[str, Any], request: Request) -> str:
+def splits_of(own: dict[str, Any], request: ProblemRequest) -> str:
     """How many splits and thread blocks, and why."""
     count, alone, asked = request.device.sm_count, own["thread_blocks"] // own["splits"], request.num_splits is not None
     without = f"{plural(alone, 'thread block')} for {count} multiprocessors"
@@ -333,7 +333,7 @@ def splits_of(own: dict[str, Any], request: Request) -> str:
     )
 
 
-def show_in_flight(report: dict[str, Any], request: Request, best: dict[str, Any]) -> None:
+def show_in_flight(report: dict[str, Any], request: ProblemRequest, best: dict[str, Any]) -> None:
     """Little's law: what has to be under way, and what is."""
     flight = report["in_flight"]
     assumed = "" if request.device.hbm_bandwidth else " (assumed)"

@@ -13,7 +13,7 @@ from cupyflash.multiprocessor import Multiprocessor
 from cupyflash.schedules import TileSchedule, fa2_tiles
 from cupyflash.schedules.fa2 import Fa2Schedule
 from cupyflash.schedules.fa2_tiles import Candidate
-from cupyflash.sim.cli.options import Request
+from cupyflash.sim.cli.options import ProblemRequest
 from cupyflash.sim.cli.show import say, show_table
 from cupyflash.words import plural
 
@@ -21,7 +21,7 @@ RUNNERS_UP = 5  # shown, unless --all
 FITTED = "by the model below"
 
 
-def explanation(schedule: TileSchedule, request: Request) -> dict[str, Any]:
+def explanation(schedule: TileSchedule, request: ProblemRequest) -> dict[str, Any]:
     """The table with all that was to be chosen from, for JSON: bytes, clocks, scores a clock."""
     assert isinstance(schedule, Fa2Schedule)
     problem, device, chosen = schedule.problem, schedule.device, schedule.candidate
@@ -60,7 +60,7 @@ def row(candidate: Candidate, verdict: str) -> dict[str, Any]:
     return known
 
 
-def show(report: dict[str, Any], request: Request, everything: bool) -> None:
+def show(report: dict[str, Any], request: ProblemRequest, everything: bool) -> None:
     """What became of every candidate, as text."""
     by: dict[str, list[dict[str, Any]]] = {verdict: [] for verdict in ("chosen", "finalist", "slower", "rejected")}
     for each in report["candidates"]:

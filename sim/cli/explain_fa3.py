@@ -11,7 +11,7 @@ from cupyflash.schedules import TileSchedule, fa3_tiles
 from cupyflash.schedules.fa3 import Fa3Schedule
 from cupyflash.schedules.fa3_queue import LOCKSTEP
 from cupyflash.schedules.fa3_tiles import Candidate
-from cupyflash.sim.cli.options import Request
+from cupyflash.sim.cli.options import ProblemRequest
 from cupyflash.sim.cli.show import say, show_held, show_table
 from cupyflash.words import plural
 
@@ -20,7 +20,7 @@ UNEVEN = 1.05
 """The balance above which it is said why no row block is cut in two."""
 
 
-def explanation(schedule: TileSchedule, request: Request) -> dict[str, Any]:
+def explanation(schedule: TileSchedule, request: ProblemRequest) -> dict[str, Any]:
     """What was tried, and of what was chosen: rooms, roles, clocks of a turn and the grid, for JSON."""
     assert isinstance(schedule, Fa3Schedule)
     problem, device = schedule.problem, schedule.device
@@ -65,7 +65,7 @@ def row(candidate: Candidate, chosen: Candidate) -> dict[str, Any]:
     return known | {"turn_clocks": dict(candidate.parts), "bound_by": candidate.bound, "scores_a_clock": candidate.rate}
 
 
-def show(report: dict[str, Any], request: Request, everything: bool) -> None:
+def show(report: dict[str, Any], request: ProblemRequest, everything: bool) -> None:
     """What was tried and what is run, as text."""
     (best,) = (each for each in report["candidates"] if each["verdict"] == "chosen")
     say(
@@ -148,7 +148,7 @@ def show_roles(report: dict[str, Any], best: dict[str, Any]) -> None:
     show_table(("role", "threads", "a thread", "together"), rows)
 
 
-def order(report: dict[str, Any], request: Request) -> str:
+def order(report: dict[str, Any], request: ProblemRequest) -> str:
     """How row blocks come to thread blocks, and products to the tensor cores."""
     p, grid = request.problem, report["grid"]
     megabytes = grid["heads_at_a_time"] * p.kv_heads // p.heads * p.seqlen_k * (p.head_dim + p.head_dim_v) * p.itemsize / 2**20

@@ -39,7 +39,7 @@ MOST_SCORES = 1 << 28
 
 
 @dataclass(frozen=True)
-class Functions:
+class ScoreFunctions:
     """A command's functions; `given` are the captured values that were said, by name: the other arrays have one element."""
 
     score: Score | None = None
@@ -47,7 +47,7 @@ class Functions:
     given: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, options: Mapping[str, Any]) -> Functions:
+    def of(cls, options: Mapping[str, Any]) -> ScoreFunctions:
         """From the options' values, by name. Raises as `Score`, `Mask` and `one_score` do, or click.UsageError."""
         texts = {name: options[name] for name in ("score", "mask_function") if options[name] is not None}
         if options["capture"] and not texts:

@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from cupyflash.schedules.fa3 import Fa3Schedule
-from cupyflash.sim.cli.options import AS_JSON, Request, examples, problem_options
+from cupyflash.sim.cli.options import AS_JSON, ProblemRequest, examples, problem_options
 from cupyflash.sim.cli.show import say, show_table, show_tiling, taken, tell, tiling_report
 
 EXAMPLES = examples(
@@ -20,7 +20,7 @@ EXAMPLES = examples(
 @click.command(epilog=EXAMPLES)
 @problem_options(seqlen=1024, head_dim=64, backward=True)
 @AS_JSON
-def inspect(request: Request, as_json: bool) -> None:
+def inspect(request: ProblemRequest, as_json: bool) -> None:
     """Show registers, spills, occupancy.
 
     Compiles the kernels to a device's machine code and tells what they take of a multiprocessor: registers, stack, spills,
@@ -47,7 +47,7 @@ def inspect(request: Request, as_json: bool) -> None:
     tell(report, as_json, show, request)
 
 
-def show(report: dict[str, Any], request: Request) -> None:
+def show(report: dict[str, Any], request: ProblemRequest) -> None:
     """An inspection as text."""
     device = request.device
     say(request.title, rest="  ")

@@ -11,7 +11,7 @@ from cupyflash.schedules.fa2 import Fa2Schedule
 from cupyflash.schedules.fa3 import Fa3Schedule
 from cupyflash.sim import l2
 from cupyflash.sim.cli.counts import intensity, machine_balance
-from cupyflash.sim.cli.options import Request
+from cupyflash.sim.cli.options import ProblemRequest
 from cupyflash.sim.cli.show import say, show_table
 
 OPTION = click.option(
@@ -24,7 +24,7 @@ ORDERS = {
 }
 
 
-def report_of(request: Request) -> dict[str, Any]:
+def report_of(request: ProblemRequest) -> dict[str, Any]:
     """What the model says, for JSON. Raises ValueError where it does not follow the schedule."""
     schedule, device, given = request.schedule(), request.device, request.functions.fields
     found = l2.run(schedule, given=given)

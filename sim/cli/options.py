@@ -21,7 +21,7 @@ from cupyflash.request.dropout import checked_probability
 from cupyflash.request.options import OPTIONS, Window, not_taken
 from cupyflash.request.problem import Problem
 from cupyflash.schedules import ALGORITHMS, Cache, Choice, DecodeSchedule, TileSchedule, choose, plan, plan_backward, plan_decode
-from cupyflash.sim.cli.functions import FUNCTIONS, Functions
+from cupyflash.sim.cli.functions import FUNCTIONS, ScoreFunctions
 from cupyflash.sim.cli.show import NAMES, describe, describe_cache, flat
 from cupyflash.tiling import TilingChoice
 from cupyflash.words import plural
@@ -247,7 +247,7 @@ def problem_options(
     backward: bool = False,
     decode: Mapping[str, int] | None = None,
 ) -> Callable[[Command], Command]:
-    """The options that pose a problem; the command gets them as one `Request`, the options that it names itself beside it.
+    """The options that pose a problem; the command gets them as one `ProblemRequest`, the options that it names itself beside it.
 
     `algorithm` is --algorithm's default, and `algorithms` are those that the command knows. `backward`: whether it knows the
     backward pass. `decode`: where it knows decoding, the sizes that are its own.
@@ -282,7 +282,7 @@ def problem_options(
         @functools.wraps(command)
         def run(**given: Any) -> None:
             own = {name: given.pop(name) for name in inspect.signature(command).parameters if name in given}
-            command(Request.of(given), **own)
+            command(ProblemRequest.of(given), **own)
 
         for option in reversed(options):
             run = option(run)
@@ -292,7 +292,7 @@ def problem_options(
 
 
 @dataclass(frozen=True)
-class Request:
+class ProblemRequest:
     """A problem on a device, with an algorithm and a tiling to plan it by: what the shared options say.
 
     `lse` is for a forward pass, `deterministic` for a `backward`; a `cache` and perhaps `num_splits` for decoding. `functions` are
@@ -308,17 +308,17 @@ class Request:
     deterministic: bool = False
     cache: Cache | None = None
     num_splits: int | None = None
-    functions: Functions = field(default_factory=Functions)
+    functions: ScoreFunctions = field(default_factory=ScoreFunctions)
     dropout: float = 0.0
 
     @classmethod
-    def of(cls, given: dict[str, Any]) -> Request:
+    def of(cls, given: dict[str, Any]) -> ProblemRequest:
         """From the values of `problem_options`, by name. Raises ValueError or click.UsageError for what does not go together."""
         if given.get("decode"):
             return cls.decoding(given)
         if alone := first_given(DECODE_ONLY):
             raise click.UsageError(f"{alone} is for --decode")
-        key_lengths, functions, dropout = given["key_lengths"], Functions.of(given), checked_probability(given["dropout"])
+        key_lengths, functions, dropout = given["key_lengths"], ScoreFunctions.of(given), checked_probability(given["dropout"])
         problem = posed(
             given,
             given["kv_heads"] or given["heads"],
@@ -342,7 +342,7 @@ class Request:
         return cls(problem, device, algorithm, tiling, lse, backward, deterministic, functions=functions, dropout=dropout)
 
     @classmethod
-    def decoding(cls, given: dict[str, Any]) -> Request:
+    def decoding(cls, given: dict[str, Any]) -> ProblemRequest:
         """From the same values, of --decode."""
         if other := first_given(NOT_DECODING):
             instead = ": --cache-seqlens has the keys of each sequence" if other == "--key-lengths" else ""
@@ -359,7 +359,7 @@ class Request:
             )
         if page and room % page:
             raise click.BadParameter(f"must divide --seqlen-k, {room:,} keys, got {page:,}", param_hint="--page-size")
-        batch, functions = given["batch"], Functions.of(given)
+        batch, functions = given["batch"], ScoreFunctions.of(given)
         pages = batch * room // page if page else 0
         problem = posed(
             given,
@@ -426,7 +426,7 @@ def refuse_longer(estimate: float, max_seconds: float) -> None:
         )
 
 
-def posed(given: Mapping[str, Any], kv_heads: int, keys: int, functions: Functions, **options: Any) -> Problem:
+def posed(given: Mapping[str, Any], kv_heads: int, keys: int, functions: ScoreFunctions, **options: Any) -> Problem:
     """The problem of contiguous arrays, by the options of sizes, --window and functions, and further `options` of `Problem`."""
     names = ("batch", "heads", "seqlen", "head_dim", "dtype", "head_dim_v", "window")
     batch, heads, queries, d, dtype, d_v, window = (given[name] for name in names)

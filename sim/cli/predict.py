@@ -14,7 +14,7 @@ from cupyflash.sim.cli import l2, predict_decode, predict_ring, times
 from cupyflash.sim.cli.counts import counted, intensity, machine_balance, show_replay, show_traffic
 from cupyflash.sim.cli.functions import MOST_SCORES
 from cupyflash.sim.cli.group import Found
-from cupyflash.sim.cli.options import AS_JSON, Request, examples, gathered, problem_options
+from cupyflash.sim.cli.options import AS_JSON, ProblemRequest, examples, gathered, problem_options
 from cupyflash.sim.cli.ranks import RANKS, Split, refuse_without_ranks, split_options
 from cupyflash.sim.cli.show import NAMES, say, show_table, show_tiling, taken, tell, tiling_report
 from cupyflash.sim.traffic import Traffic
@@ -40,7 +40,7 @@ EXAMPLES = examples(
 @split_options
 @AS_JSON
 @gathered(timing=times.Timing, split=Split)
-def predict(request: Request, with_l2: bool, timing: times.Timing, ranks: int | None, split: Split, as_json: bool) -> None:
+def predict(request: ProblemRequest, with_l2: bool, timing: times.Timing, ranks: int | None, split: Split, as_json: bool) -> None:
     """Predict HBM reads and writes.
 
     By tensor, by the closed form, with the schedule replayed on an SRAM of M bytes beside it; then FlashAttention-3 (on a
@@ -113,7 +113,7 @@ def ratio(form: Traffic, standard: Traffic) -> float | None:
     return form.total_bytes / standard.total_bytes if standard.total_bytes else None
 
 
-def side_by_side(request: Request, asked: TileSchedule, standard: Traffic) -> dict[str, dict[str, Any]]:
+def side_by_side(request: ProblemRequest, asked: TileSchedule, standard: Traffic) -> dict[str, dict[str, Any]]:
     """The algorithms for one problem, by name: the one that was asked for as it was, the others in their fitted tiling.
 
     FlashAttention-3 is there on the devices whose instructions its forward is made of, and decoding where it was asked for.
@@ -135,7 +135,7 @@ def side_by_side(request: Request, asked: TileSchedule, standard: Traffic) -> di
     return told | {"standard_ideal": moved(standard, standard)}
 
 
-def other_schedule(request: Request, algorithm: str) -> TileSchedule:
+def other_schedule(request: ProblemRequest, algorithm: str) -> TileSchedule:
     """Another algorithm's for the same problem: in float32 only that of standard attention has S in memory."""
     problem = request.problem if algorithm == "standard" else request.problem.asking(score_dtype=None)
     return replace(request, problem=problem, algorithm=algorithm, tiling=None).schedule()
@@ -146,7 +146,7 @@ def moved(form: Traffic, standard: Traffic) -> dict[str, Any]:
     return taken(form, "read_bytes", "write_bytes", "total_bytes") | {"ratio_to_standard": ratio(form, standard)}
 
 
-def show_prediction(report: dict[str, Any], request: Request) -> None:
+def show_prediction(report: dict[str, Any], request: ProblemRequest) -> None:
     """A prediction as text."""
     device = report["device"]
     theorem, count = (5, 10) if request.backward else (2, 4)
@@ -181,7 +181,7 @@ def show_prediction(report: dict[str, Any], request: Request) -> None:
     say(f"lower bound for any exact algorithm, its shape only: {shapes['lower_bound_shape']:,.0f}")
 
 
-def show_side_by_side(algorithms: dict[str, dict[str, Any]], request: Request, followed: bool) -> None:
+def show_side_by_side(algorithms: dict[str, dict[str, Any]], request: ProblemRequest, followed: bool) -> None:
     """The algorithms for one problem, as text; `followed`: the L2 was, and there is no need to say that it was not."""
     what, standard = ("backward", "standard attention's backward") if request.backward else ("forward", "standard attention")
     click.echo()

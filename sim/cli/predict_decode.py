@@ -11,14 +11,14 @@ from cupyflash.sim import theory
 from cupyflash.sim.cli import l2, times
 from cupyflash.sim.cli.counts import counted, intensity, machine_balance, show_replay, show_traffic
 from cupyflash.sim.cli.group import Found
-from cupyflash.sim.cli.options import Request
+from cupyflash.sim.cli.options import ProblemRequest
 from cupyflash.sim.cli.show import NAMES, say, show_table, taken, tell
 from cupyflash.sim.numbers.gathered import KEYS, PAGES, PARTS, bytes_of, gathered, together
 from cupyflash.sim.traffic import Traffic
 from cupyflash.words import plural
 
 
-def predict(request: Request, as_json: bool, models: dict[str, Any]) -> None:
+def predict(request: ProblemRequest, as_json: bool, models: dict[str, Any]) -> None:
     """Print it, as text or as JSON, with what `models` of the L2 and of times say, where that was asked; `Found` where replay and
     closed form disagree."""
     schedule = request.decode_schedule()
@@ -31,7 +31,7 @@ def predict(request: Request, as_json: bool, models: dict[str, Any]) -> None:
         raise Found("the replay disagrees with the closed form")
 
 
-def prediction(request: Request, schedule: DecodeSchedule, form: Traffic) -> dict[str, Any]:
+def prediction(request: ProblemRequest, schedule: DecodeSchedule, form: Traffic) -> dict[str, Any]:
     """The prediction for JSON."""
     device = request.device
     bandwidth, flops = device.hbm_bandwidth, operations(schedule)
@@ -87,7 +87,7 @@ def of_fa2(schedule: DecodeSchedule, bandwidth: float | None) -> dict[str, Any]:
     return moved(together(schedules), bandwidth)
 
 
-def show(report: dict[str, Any], request: Request, schedule: DecodeSchedule) -> None:
+def show(report: dict[str, Any], request: ProblemRequest, schedule: DecodeSchedule) -> None:
     """A prediction as text."""
     device = request.device
     say(request.title, rest="  ")
@@ -136,7 +136,7 @@ def of_keys(keys: dict[str, int], schedule: DecodeSchedule) -> str:
     return f"{told}each once a key head, and the rest of the blocks that a window begins or ends in."
 
 
-def show_beside(report: dict[str, Any], request: Request, schedule: DecodeSchedule) -> None:
+def show_beside(report: dict[str, Any], request: ProblemRequest, schedule: DecodeSchedule) -> None:
     """Decoding's bytes beside a call of fa2."""
     ours, theirs = report["beside"]["decode"], report["beside"]["fa2"]
     if "refused" in theirs:

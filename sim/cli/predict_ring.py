@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from cupyflash.sim import text
-from cupyflash.sim.cli.options import Request
+from cupyflash.sim.cli.options import ProblemRequest
 from cupyflash.sim.cli.ranks import Split, require_over_ranks
 from cupyflash.sim.cli.show import describe, flat, say, show_table, taken, tell
 from cupyflash.sim.clock.ring_model import RingModel
@@ -18,7 +18,7 @@ from cupyflash.words import plural
 MOST_SHOWN = 8
 
 
-def predict(request: Request, ranks: int, split: Split, as_json: bool) -> None:
+def predict(request: ProblemRequest, ranks: int, split: Split, as_json: bool) -> None:
     """Print it, as text or as JSON."""
     require_over_ranks("--ranks")
     model = split.model(request, ranks)
@@ -26,7 +26,7 @@ def predict(request: Request, ranks: int, split: Split, as_json: bool) -> None:
     tell(report, as_json, show, request, model)
 
 
-def prediction(request: Request, model: RingModel, other: RingModel) -> dict[str, Any]:
+def prediction(request: ProblemRequest, model: RingModel, other: RingModel) -> dict[str, Any]:
     """The prediction for JSON; `other` passes K and V round where this one gathers them, or the other way round."""
     ring, hidden = model.ring, model.hidden_from
     return {
@@ -114,7 +114,7 @@ def shown_bytes(count: float) -> str:
     return text.in_units(count, text.DECIMAL[1:], ",.2f", f"{count:,.0f} bytes")
 
 
-def show(report: dict[str, Any], request: Request, model: RingModel) -> None:
+def show(report: dict[str, Any], request: ProblemRequest, model: RingModel) -> None:
     """A prediction as text."""
     ring, device = model.ring, request.device
     way = "K and V gathered" if ring.gather else plural(report["steps"], "step")

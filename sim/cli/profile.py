@@ -63,7 +63,7 @@ class Source:
 
 
 @dataclass(frozen=True)
-class Launch:
+class LaunchOptions:
     """How it is launched, by the names of `sim.profile`."""
 
     grid: tuple[int, ...]
@@ -77,7 +77,7 @@ class Launch:
 
 
 @dataclass(frozen=True)
-class Report:
+class ProfileReport:
     """What is shown and kept of it."""
 
     top: int
@@ -89,7 +89,7 @@ class Report:
 
 
 @dataclass(frozen=True)
-class Behind:
+class L2Options:
     """Behind the L2 of which device."""
 
     l2: bool
@@ -144,8 +144,8 @@ class Behind:
 @click.option("--html", metavar="FILE", type=NewFile((".html", ".htm")), help="Write it as one page, which needs no network.")
 @from_0("--timeline-block", "Of which thread block --html and --json have a timeline.")
 @AS_JSON
-@gathered(source=Source, launch=Launch, report=Report, behind=Behind)
-def profile(source: Source, launch: Launch, report: Report, behind: Behind) -> None:
+@gathered(source=Source, launch=LaunchOptions, report=ProfileReport, behind=L2Options)
+def profile(source: Source, launch: LaunchOptions, report: ProfileReport, behind: L2Options) -> None:
     """Execute and profile any kernel.
 
     FILE is CUDA C, or PTX where it ends in .ptx; its kernel runs on the PTX machine, which says what it did.

@@ -10,7 +10,7 @@ import click
 
 from cupyflash.distributed.layout import LAYOUTS, MOST_RANKS
 from cupyflash.request.options import not_taken
-from cupyflash.sim.cli.options import Command, Request, first_given
+from cupyflash.sim.cli.options import Command, ProblemRequest, first_given
 from cupyflash.sim.clock.ring_model import RingModel, ring_of
 
 # Of the options of a problem, what attention over ranks has not; and what is for it alone.
@@ -72,7 +72,7 @@ class Split:
     layout: str
     gather_kv: bool
 
-    def model(self, request: Request, ranks: int, gather: bool | None = None) -> RingModel:
+    def model(self, request: ProblemRequest, ranks: int, gather: bool | None = None) -> RingModel:
         """Of a request over so many ranks."""
         ring = ring_of(request.problem, ranks, self.layout, self.gather_kv if gather is None else gather)
         return RingModel(ring, request.problem, request.device, self.link, request.backward)

@@ -16,7 +16,7 @@ from cupyflash.sim.cli import sweep_decode, sweep_ring
 from cupyflash.sim.cli.options import (
     OUTPUT,
     NewFile,
-    Request,
+    ProblemRequest,
     examples,
     first_given,
     formats,
@@ -78,7 +78,7 @@ EXAMPLES = examples(
 
 
 @dataclass(frozen=True)
-class Span:
+class AxisSpan:
     """Which values of an axis are asked for, in the words of the command line; None where it says nothing."""
 
     first: str | None
@@ -99,7 +99,7 @@ class Span:
 
 
 @dataclass(frozen=True)
-class Report:
+class SweepReport:
     """What is to be printed or written, and whether with the L2."""
 
     form: str | None
@@ -160,8 +160,8 @@ def behind_l2(context: click.Context, param: click.Parameter, value: bool) -> bo
     type=NewFile((".png", ".svg", ".pdf")),
     help="Draw a picture too: a .png (which is added where nothing ends the name), .svg or .pdf.",
 )
-@gathered(span=Span, split=Split, report=Report)
-def sweep(request: Request, over: Over, span: Span, split: Split, report: Report) -> None:
+@gathered(span=AxisSpan, split=Split, report=SweepReport)
+def sweep(request: ProblemRequest, over: Over, span: AxisSpan, split: Split, report: SweepReport) -> None:
     """Count HBM bytes along one axis.
 
     By the closed forms, beside standard attention and N^2 d^2 / M. The algorithm is FlashAttention and the tiling the paper's
@@ -195,7 +195,7 @@ def sweep(request: Request, over: Over, span: Span, split: Split, report: Report
     print_or_write(points.printed(kind), report.output)
 
 
-def of_axis(request: Request, over: Axis, span: Span, report: Report) -> Points:
+def of_axis(request: ProblemRequest, over: Axis, span: AxisSpan, report: SweepReport) -> Points:
     """The points along one of the theorem's axes; a picture is drawn on the way."""
     request = replace(request, problem=posed(request.problem, over))
     values = span.values(request.problem, over)
@@ -228,7 +228,7 @@ def of_axis(request: Request, over: Axis, span: Span, report: Report) -> Points:
     return Points(head, rows, title, columns, LEGENDS[: 1 + report.with_l2], left_out, folded=True)
 
 
-def refuse_swept(request: Request, over: Over) -> None:
+def refuse_swept(request: ProblemRequest, over: Over) -> None:
     """UsageError for an option that says what the axis varies."""
     if over == "block-cols" and isinstance(request.tiling, tuple):
         raise click.UsageError("--over block-cols chooses the block sizes itself: --tiling can be paper or fitted")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from cupyflash.sim.cli.options import Request
+from cupyflash.sim.cli.options import ProblemRequest
 from cupyflash.sim.cli.points import Column, Points
 from cupyflash.sim.cli.show import NAMES, describe_cache, taken
 from cupyflash.sim.pictures.sweep_decode import CachePoint, sweep_cache
@@ -29,7 +29,7 @@ LEGEND = (
 )
 
 
-def points_of(request: Request, values: list[int], plot: Path | None) -> Points:
+def points_of(request: ProblemRequest, values: list[int], plot: Path | None) -> Points:
     """The points; a picture is drawn on the way."""
     assert request.cache is not None
     device, told = request.device, describe_cache(request.problem, request.cache, swept=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from cupyflash.sim.cli.options import Request
+from cupyflash.sim.cli.options import ProblemRequest
 from cupyflash.sim.cli.points import Column, Points
 from cupyflash.sim.cli.predict_ring import better
 from cupyflash.sim.cli.ranks import Split, require_over_ranks
@@ -31,7 +31,7 @@ COLUMNS = {
 }
 
 
-def points_of(request: Request, values: list[int], split: Split, plot: Path | None) -> Points:
+def points_of(request: ProblemRequest, values: list[int], split: Split, plot: Path | None) -> Points:
     """The points; a picture is drawn on the way."""
     require_over_ranks("--over ranks")
     rows = [row(split.model(request, ranks), split.model(request, ranks, gather=not split.gather_kv)) for ranks in values]

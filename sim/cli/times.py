@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from cupyflash.sim.cli.options import Command, NewFile, Request
+from cupyflash.sim.cli.options import Command, NewFile, ProblemRequest
 from cupyflash.sim.cli.show import say, show_table
 from cupyflash.sim.clock.measured import RESULTS, measured
 from cupyflash.sim.clock.times import times
@@ -26,7 +26,7 @@ class Timing:
     def asked(self) -> bool:
         return self.with_time or self.roofline is not None
 
-    def report_of(self, request: Request) -> dict[str, Any] | None:
+    def report_of(self, request: ProblemRequest) -> dict[str, Any] | None:
         """What the model says, for JSON; the picture is drawn on the way. None where nothing is asked.
 
         Raises ValueError where it has no times, click.UsageError for --results without --time.

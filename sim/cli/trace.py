@@ -17,7 +17,7 @@ from cupyflash.sim.cli.options import (
     AS_JSON,
     MAX_SECONDS,
     NewFile,
-    Request,
+    ProblemRequest,
     examples,
     first_given,
     from_0,
@@ -54,7 +54,7 @@ ASKED = (
 @MAX_SECONDS
 @AS_JSON
 def trace(
-    request: Request,
+    request: ProblemRequest,
     algorithms: str | None,
     html: Path | None,
     timeline_block: int,
@@ -108,7 +108,7 @@ def trace(
             raise Found("; ".join(each.problems))
 
 
-def asked_for(text: str | None, request: Request) -> list[Request]:
+def asked_for(text: str | None, request: ProblemRequest) -> list[ProblemRequest]:
     """--algorithms' value, each as a request of its own. BadParameter for a name that is none."""
     one = first_given(("algorithm",))
     if text is None:
@@ -117,7 +117,7 @@ def asked_for(text: str | None, request: Request) -> list[Request]:
         return able([request_of(name, request) for name in SIDE_BY_SIDE])
     if one:
         raise click.UsageError("--algorithm and --algorithms cannot go together")
-    known, found = known_names(request), dict[tuple[str, bool, bool], Request]()
+    known, found = known_names(request), dict[tuple[str, bool, bool], ProblemRequest]()
     for name in (name.strip() for name in text.split(",")):
         if name not in known:
             raise click.BadParameter(f"{', '.join(known)}, with commas between, got {name!r}", param_hint="--algorithms")
@@ -128,7 +128,7 @@ def asked_for(text: str | None, request: Request) -> list[Request]:
     return [*found.values()]
 
 
-def able(requests: list[Request]) -> list[Request]:
+def able(requests: list[ProblemRequest]) -> list[ProblemRequest]:
     """Those that have kernels for the problem; of others stderr has the reason. ValueError where none has."""
     found, reasons = [], []
     for each in requests:
@@ -144,7 +144,7 @@ def able(requests: list[Request]) -> list[Request]:
     return found
 
 
-def known_names(request: Request) -> list[str]:
+def known_names(request: ProblemRequest) -> list[str]:
     """What --algorithms may name. A cache has no gradients; with --backward, names without it are backwards too."""
     forward = list(ALGORITHMS)
     if request.cache is not None:
@@ -153,7 +153,7 @@ def known_names(request: Request) -> list[str]:
     return [*(BACKWARD_ALGORITHMS if request.backward else forward), *backward]
 
 
-def request_of(name: str, request: Request) -> Request:
+def request_of(name: str, request: ProblemRequest) -> ProblemRequest:
     """An algorithm's. ValueError for one that cannot do what decoding does."""
     algorithm, *how = name.split("-")
     if request.cache is not None:
@@ -165,7 +165,7 @@ def request_of(name: str, request: Request) -> Request:
     return replace(request, algorithm=algorithm, backward=backward, deterministic=deterministic, lse=request.lse and not backward)
 
 
-def names_of(asked: Sequence[Request]) -> list[str]:
+def names_of(asked: Sequence[ProblemRequest]) -> list[str]:
     """What players are called; a backward says that it is one where others are not."""
     names, mixed = {**NAMES, "standard": "standard attention"}, len({each.backward for each in asked}) > 1
     return [
@@ -173,14 +173,14 @@ def names_of(asked: Sequence[Request]) -> list[str]:
     ]
 
 
-def title_of(request: Request, asked: Sequence[Request]) -> str:
+def title_of(request: ProblemRequest, asked: Sequence[ProblemRequest]) -> str:
     """The problem in one line."""
     if request.cache is not None:
         return describe_cache(request.problem, request.cache)
     return describe(request.problem) + ", backward" * all(each.backward for each in asked)
 
 
-def show(told: dict[str, Any], request: Request) -> None:
+def show(told: dict[str, Any], request: ProblemRequest) -> None:
     """Traces, summed up, as text."""
     say(told["title"], rest="  ")
     say(f"on a simulated {told['device']}: {request.device.sram_per_block:,} bytes of SRAM a block")

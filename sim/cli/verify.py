@@ -11,7 +11,7 @@ import click
 from cupyflash.schedules import DecodeSchedule, TileSchedule
 from cupyflash.sim.cli.group import Found
 from cupyflash.sim.cli.l2 import show_executed
-from cupyflash.sim.cli.options import AS_JSON, MAX_SECONDS, SEED, Request, examples, from_0, problem_options, refuse_longer
+from cupyflash.sim.cli.options import AS_JSON, MAX_SECONDS, SEED, ProblemRequest, examples, from_0, problem_options, refuse_longer
 from cupyflash.sim.cli.show import say, show_table, show_tiling, tell, tiling_report
 from cupyflash.sim.l2 import L2
 from cupyflash.words import plural
@@ -39,7 +39,7 @@ SMALL = {"seqlen_k": 192, "head_dim": 64, "batch": 2, "heads": 4, "kv_heads": 2}
 @click.option("--l2", is_flag=True, help="With a model of the L2: what reaches DRAM of what the kernels asked for, line by line.")
 @MAX_SECONDS
 @AS_JSON
-def verify(request: Request, seed: int | None, data_seed: int, l2: bool, max_seconds: float, as_json: bool) -> None:
+def verify(request: ProblemRequest, seed: int | None, data_seed: int, l2: bool, max_seconds: float, as_json: bool) -> None:
     """Execute the kernels, compare counts.
 
     Runs the real kernels on the simulated device and sets the bytes of theory, replay and execution side by side, and the
@@ -74,7 +74,7 @@ def verify(request: Request, seed: int | None, data_seed: int, l2: bool, max_sec
         raise Found("; ".join(faults(found)))
 
 
-def report_of(request: Request, schedule: TileSchedule, found: Verification, seed: int | None) -> dict[str, Any]:
+def report_of(request: ProblemRequest, schedule: TileSchedule, found: Verification, seed: int | None) -> dict[str, Any]:
     """A verification for JSON."""
     from cupyflash.sim.verification import V_MEANS
 
@@ -101,7 +101,7 @@ def report_of(request: Request, schedule: TileSchedule, found: Verification, see
     }
 
 
-def show(report: dict[str, Any], request: Request, found: Verification) -> None:
+def show(report: dict[str, Any], request: ProblemRequest, found: Verification) -> None:
     """A verification as text."""
     device = request.device
     say(request.title, rest="  ")

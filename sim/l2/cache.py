@@ -175,7 +175,7 @@ class Requests:
 
 
 @dataclass
-class Counts:
+class CacheCounts:
     """Of each tensor: bytes asked for; sectors that reads asked for, and of those the ones that DRAM had to give; sectors that were
     written and go there."""
 
@@ -186,7 +186,7 @@ class Counts:
     returned: np.ndarray
 
     @classmethod
-    def zero(cls, tensors: int) -> Counts:
+    def zero(cls, tensors: int) -> CacheCounts:
         return cls(*np.zeros((len(fields(cls)), tensors), np.int64))
 
     def add_dram(self, sectors: np.ndarray, write: np.ndarray, tensor: np.ndarray) -> None:
@@ -233,7 +233,7 @@ class Sets:
         return found
 
 
-class Cache:
+class SectoredCache:
     """An L2 that is asked for tensors, which begin at the addresses `bases`, in order, each at a line's begin; no two share a line.
 
     `unit` bytes divide where each request begins and its size: where those are whole lines, runs of so many of them are always
@@ -245,7 +245,7 @@ class Cache:
         self.bases, self.of_words = np.array(bases, np.int64), np.array(of_words, bool)
         run = math.gcd(unit // LINE, l2.rotated) if unit % LINE == 0 else 1  # lines
         self.sets, self.words = Sets(l2, run), Sets(l2)
-        self.counts, self.looked_up = Counts.zero(len(bases)), 0
+        self.counts, self.looked_up = CacheCounts.zero(len(bases)), 0
 
     @property
     def run(self) -> int:

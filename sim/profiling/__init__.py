@@ -28,7 +28,7 @@ from cupyflash.words import plural
 
 
 @dataclass(frozen=True)
-class Tensor:
+class ArrayArgument:
     """An array argument of a kernel: shape, dtype, size in bytes."""
 
     shape: tuple[int, ...]
@@ -74,7 +74,7 @@ class Profile:
     static_shared: int
     dynamic_shared: int
     seed: int | None
-    tensors: Mapping[str, Tensor]
+    tensors: Mapping[str, ArrayArgument]
     refused: Mapping[str, Sequence[Refusal]]
     launch: Launch
     sources: Mapping[str, Sequence[str]]
@@ -291,7 +291,7 @@ def profile(
     how["observer"] = together(*([worst] if worst else []), *asked.launches)
     launch = module.launch(kernel, grid, block, args, diary=diary, **how)
     arrays = module.tensors(kernel, args)
-    tensors = {name: Tensor(array.shape, str(array.dtype), array.nbytes) for name, array in arrays.items()}
+    tensors = {name: ArrayArgument(array.shape, str(array.dtype), array.nbytes) for name, array in arrays.items()}
     return Profile(
         kernel,
         base_name(kernel),
