@@ -6,11 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-import numpy as np
-
 from cupyflash.calls import BACKWARD, FORWARD
 from cupyflash.distributed.plan import Piece, RingPlan, plan_ring
 from cupyflash.distributed.positions import BATCH, NUMBERS, by_position, numbers_of_part, of_part
+from cupyflash.distributed.streams import array_module
 from cupyflash.launch.cold import compile_first
 from cupyflash.launch.launcher import Call
 from cupyflash.request.dropout import KEY_GROUP, ROW_GROUP, Dropout
@@ -69,6 +68,11 @@ class PieceCalls:
     asked: RingOptions
     plan: RingPlan
     gpu: bool
+
+    @property
+    def xp(self) -> Any:
+        """CuPy or NumPy."""
+        return array_module(self.gpu)
 
     def aligned(self, piece: Piece) -> Piece:
         """A piece that begins where dropout's generator may be cut. The rows and keys before see nothing, for their position."""
@@ -144,7 +148,3 @@ class PieceCalls:
         """Where dropout has a call's first batch, head, row and key."""
         piece = self.aligned(piece)
         return 0, 0, piece.row, piece.key
-
-
-def contiguous(xp: Any, array: Any) -> Any:
-    return np.ascontiguousarray(array) if xp is np else xp.ascontiguousarray(array)

@@ -113,21 +113,18 @@ def ring_attention_varlen_backward(
     return _backward(ring_attention_varlen_backward, comm, {**rows, **bounds, **asked})
 
 
-def _opened(function: Callable[..., Any], comm: Any, given: Mapping[str, Any]) -> RingCall:
-    kind = VarlenChecked if "cu_seqlens_q" in given else Checked
-    return RingCall.opened(as_communicator(comm), lambda: kind.of(keywords_of(function), given))
+def _run(function: Callable[..., Any], comm: Any, given: Mapping[str, Any], kind: type[ForwardPass] | type[BackwardPass]) -> Any:
+    checked = VarlenChecked if "cu_seqlens_q" in given else Checked
+    call = RingCall.opened(as_communicator(comm), lambda: checked.of(keywords_of(function), given))
+    with call.device():
+        return call.begin(kind).run(call.checked.arrays.get("sinks"), call.checked.returned)
 
 
 def _forward(function: Callable[..., Any], comm: Any, given: Mapping[str, Any]) -> Any:
-    call = _opened(function, comm, given)
-    with call.device():
-        made = call.begin(lambda ring: ForwardPass.ready(ring, call.arrays["q"]))
-        out, lse = made.run(call.arrays.get("sinks"), call.checked.returned)
+    out, lse = _run(function, comm, given, ForwardPass)
     return (out, lse) if given.get("return_lse") else out
 
 
 def _backward(function: Callable[..., Any], comm: Any, given: Mapping[str, Any]) -> tuple[Any, ...]:
-    call = _opened(function, comm, given)
-    with call.device():
-        made = call.begin(lambda ring: BackwardPass.ready(ring, call.rows()))
-        return made.run(call.arrays.get("sinks"), call.checked.returned)
+    found: tuple[Any, ...] = _run(function, comm, given, BackwardPass)
+    return found

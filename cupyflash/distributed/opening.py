@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
 from cupyflash.arrays import last_axis_contiguous
-from cupyflash.distributed.agreement import Made, require_alike, together
-from cupyflash.distributed.asked import PieceCalls, RingOptions, contiguous
+from cupyflash.distributed.agreement import require_alike, together
+from cupyflash.distributed.asked import PieceCalls, RingOptions
 from cupyflash.distributed.communicator import Communicator, taking_part
 from cupyflash.distributed.layout import LAYOUTS, part_length, parts
-from cupyflash.distributed.ring import RingSide
+from cupyflash.distributed.ring import ForwardPass, RingSide
+from cupyflash.distributed.ring_backward import BackwardPass
+from cupyflash.distributed.streams import array_module
 from cupyflash.launch.cold import readable
 from cupyflash.launch.dispatch import as_arrays, device_of, on_gpu
 from cupyflash.launch.launcher import capturing
@@ -75,7 +74,7 @@ class Checked:
 
     @property
     def xp(self) -> Any:
-        return sys.modules["cupy"] if self.gpu else np
+        return array_module(self.gpu)
 
     def returned(self, array: Any) -> Any:
         """As the caller has its arrays."""
@@ -125,25 +124,21 @@ class RingCall:
             require_parts(name, held, checked.asked.layout)
         return cls(comm, checked, checked.plan(sum(lengths["q"]), sum(lengths["k"]), comm.size))
 
-    @property
-    def arrays(self) -> Mapping[str, Any]:
-        return self.checked.arrays
-
     @contextmanager
     def device(self) -> Iterator[None]:
         """Where the rest of the call is done."""
         with taking_part(self.comm), device_of(self.checked.gpu, **self.checked.arrays):
             yield
 
-    def begin(self, ready: Callable[[RingSide], Made]) -> Made:
-        """What is `ready` for the ring to begin: an error on one rank is raised on all."""
-        return together(self.comm, lambda: ready(self._ring()), lambda _: {})[0]
+    def begin(self, kind: type[ForwardPass] | type[BackwardPass]) -> ForwardPass | BackwardPass:
+        """A pass that is ready for the ring to begin: an error on one rank is raised on all."""
+        return together(self.comm, lambda: kind.ready(self._ring(), self.rows()), lambda _: {})[0]
 
     def rows(self) -> dict[str, Any]:
-        """What the gradients take of this rank's rows."""
-        found = {name: self.arrays[name] for name in ("q", "dout", "out", "lse")}
-        if not last_axis_contiguous(found["dout"]):
-            found["dout"] = contiguous(self.checked.xp, found["dout"])
+        """What is given of this rank's rows."""
+        found = {name: array for name, array in self.checked.arrays.items() if name in ("q", "dout", "out", "lse")}
+        if "dout" in found and not last_axis_contiguous(found["dout"]):
+            found["dout"] = self.checked.xp.ascontiguousarray(found["dout"])
         return found
 
     def _ring(self) -> RingSide:
@@ -151,7 +146,7 @@ class RingCall:
         for each in self.checked.asked.functions:
             shapes = {name: array.shape for name, array in each.arrays.items()}
             each.form.check(shapes, self.checked.whole_sizes(self.plan))
-        k, v = (contiguous(self.checked.xp, self.arrays[name]) for name in "kv")
+        k, v = (self.checked.xp.ascontiguousarray(self.checked.arrays[name]) for name in "kv")
         return RingSide(self.comm, self.plan, self.checked.calls(self.plan), k, v)
 
 

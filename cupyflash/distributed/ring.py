@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import Any
@@ -16,6 +15,7 @@ from cupyflash.distributed.asked import PieceCalls
 from cupyflash.distributed.communicator import Communicator, Request
 from cupyflash.distributed.layout import part_length, placed
 from cupyflash.distributed.plan import RingPlan, RingStep
+from cupyflash.distributed.streams import array_module
 from cupyflash.distributed.sums import add_state
 from cupyflash.merge import merged
 
@@ -51,7 +51,7 @@ class RingSide:
 
     @cached_property
     def xp(self) -> Any:
-        return sys.modules["cupy"] if self.calls.gpu else np
+        return array_module(self.calls.gpu)
 
     @cached_property
     def steps(self) -> tuple[RingStep, ...]:
@@ -145,10 +145,10 @@ class ForwardPass:
         self.lse = ring.xp.full(q.shape[:-1], -np.inf, np.float32)
 
     @classmethod
-    def ready(cls, ring: RingSide, q: Any) -> ForwardPass:
-        """The pass, with all that can go wrong before the ring begins."""
-        ring.ready(ring.calls.prepare_forward, q)
-        return cls(ring, q)
+    def ready(cls, ring: RingSide, rows: Mapping[str, Any]) -> ForwardPass:
+        """The pass of these rows, with all that can go wrong before the ring begins."""
+        ring.ready(ring.calls.prepare_forward, rows["q"])
+        return cls(ring, rows["q"])
 
     def run(self, sinks: Any | None, shaped: Callable[[Any], Any] = lambda out: out) -> tuple[Any, Any]:
         """O, in q's dtype and `shaped` as it is returned, and L."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from numbers import Integral
 from typing import Any
 
@@ -12,6 +11,7 @@ from cupyflash.distributed.agreement import require_alike, together
 from cupyflash.distributed.communicator import Communicator, as_communicator, taking_part
 from cupyflash.distributed.layout import Part, parts, placed
 from cupyflash.distributed.opening import require_parts
+from cupyflash.distributed.streams import array_module
 from cupyflash.launch.dispatch import as_array, device_of, on_gpu
 
 
@@ -76,7 +76,7 @@ def _put(whole: Any, array: Any, part: Part, axis: int) -> None:
 
 
 def _module(array: Any) -> Any:
-    return np if isinstance(array, np.ndarray) else sys.modules["cupy"]
+    return array_module(not isinstance(array, np.ndarray))
 
 
 def _checked(x: Any, axis: Any) -> tuple[Any, int]:

@@ -1,10 +1,17 @@
-"""CUDA streams of transports, in order by events: no host waits."""
+"""CuPy in rings: the module of their arrays, and the streams of transports, in order by events: no host waits."""
 
 from __future__ import annotations
 
 import sys
 from functools import cache
 from typing import Any
+
+import numpy as np
+
+
+def array_module(gpu: bool) -> Any:
+    """CuPy, which is there if an array of it is, or NumPy."""
+    return sys.modules["cupy"] if gpu else np
 
 
 @cache

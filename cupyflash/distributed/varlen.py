@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from cupyflash.arrays import require_dtype
-from cupyflash.distributed.asked import PieceCalls, contiguous
+from cupyflash.distributed.asked import PieceCalls
 from cupyflash.distributed.opening import ARRAYS, Checked
 from cupyflash.distributed.varlen_calls import VarlenCalls
 from cupyflash.distributed.varlen_plan import VarlenPlan
@@ -44,7 +44,7 @@ class VarlenChecked(Checked):
         return cls(**vars(checked), bounds=(of_rows, of_keys))
 
     def returned(self, array: Any) -> Any:
-        return contiguous(self.xp, varlen.heads_first(array))
+        return self.xp.ascontiguousarray(varlen.heads_first(array))
 
     @property
     def said(self) -> dict[str, Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import pairwise
@@ -85,8 +84,7 @@ class VarlenCalls(PieceCalls):
 
     def _behind(self, array: Any, more: int, value: float) -> Any:
         """An array (h, n, d) behind so many rows of a value."""
-        xp = sys.modules["cupy"] if self.gpu else np
-        made = xp.full((*array.shape[:-2], more + array.shape[-2], array.shape[-1]), value, array.dtype)
+        made = self.xp.full((*array.shape[:-2], more + array.shape[-2], array.shape[-1]), value, array.dtype)
         made[..., more:, :] = array
         return made
 
