@@ -1,4 +1,4 @@
-"""What ranks tell each other around a call, so that what is wrong on one of them is an error on all, and none waits in vain."""
+"""Messages of ranks around a call: an error on one of them is raised on all, and none waits in vain."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ LONGEST = 2000
 
 
 def together(comm: Communicator, make: Callable[[], Made], say: Callable[[Made], Mapping[str, Any]]) -> tuple[Made, list[Any]]:
-    """What `make` gives here, and what each rank says of its own.
+    """Return the result of `make` on this rank, and what each rank says of its own.
 
     What `make` raises here is raised here, and on the others a ValueError that names this rank.
     """
@@ -68,7 +68,7 @@ class Watch:
                 self.error = error
 
     def close(self, comm: Communicator, make: Callable[[], Made]) -> Made:
-        """What `make` gives, at the end of a call. Raises what was raised here, or `RankFailed` for what was on another rank."""
+        """Return the result of `make` at the end of a call. Raise this rank's error, or `RankFailed` for another rank's."""
         made: list[Made] = []
         self.run(lambda: made.append(make()))
         try:

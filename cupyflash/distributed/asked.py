@@ -1,4 +1,4 @@
-"""What a call over ranks asks for besides q, k and v, and the ordinary calls that one of its pieces is."""
+"""The options of a call over ranks, and the ordinary call that each of its pieces is."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class RingOptions:
 
     @property
     def by_position(self) -> bool:
-        """Whether anything is said of a score's position but what causal mask and window say."""
+        """True if scores depend on positions beyond the causal mask and the window."""
         return self.dropout is not None or any(by_position(each.form) for each in self.functions)
 
     def plan(self, n_q: int, n_k: int, ranks: int) -> RingPlan:
@@ -107,7 +107,7 @@ class PieceCalls:
         return FORWARD, BACKWARD
 
     def _own(self, piece: Piece, made: tuple[Any, ...]) -> tuple[Any, ...]:
-        """What is the piece's of what its call made."""
+        """The piece's own part of its call's results."""
         return made
 
     def _forward(self, piece: Piece, q: Any, k: Any, v: Any) -> dict[str, Any]:
@@ -123,7 +123,7 @@ class PieceCalls:
         return found | {"lse": rows["lse"][..., stretch.start : stretch.stop]}
 
     def _of(self, piece: Piece, q: Any, k: Any, v: Any) -> dict[str, Any]:
-        """What a call is given."""
+        """The arguments of a piece's call."""
         piece = self.aligned(piece)
         cut = {"q": q[..., piece.rows.start : piece.rows.stop, :]}
         cut |= {name: array[..., piece.keys.start : piece.keys.stop, :] for name, array in (("k", k), ("v", v))}
@@ -131,7 +131,7 @@ class PieceCalls:
         return cut | {"causal": piece.causal, "window": window} | self._said(piece)
 
     def _said(self, piece: Any) -> dict[str, Any]:
-        """What is asked of scores: the scale, the functions as a piece has them, the dropout."""
+        """The arguments that change scores: the scale, the piece's functions, the dropout."""
         said: dict[str, Any] = {"scale": self.asked.scale}
         for each in self.asked.functions:
             form, own = self._function(each.form, piece)
@@ -145,6 +145,6 @@ class PieceCalls:
         return part, numbers_of_part(names, piece.row, piece.key, piece.n_q, piece.n_k, piece.sequence or 0)
 
     def _origin(self, piece: Any) -> tuple[int, int, int, int]:
-        """Where dropout has a call's first batch, head, row and key."""
+        """The batch, head, row and key at which dropout's generator begins a call."""
         piece = self.aligned(piece)
         return 0, 0, piece.row, piece.key

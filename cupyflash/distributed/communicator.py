@@ -1,4 +1,4 @@
-"""What a ring asks of a transport, and which of the transports that there are an object is."""
+"""The interface of a transport, and the adapter for an object that is one."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Request(Protocol):
 
 
 class Communicator(Protocol):
-    """What carries messages between ranks: a few verbs, which all ranks use in the same order.
+    """A carrier of messages between ranks: a few verbs, which all ranks use in the same order.
 
     `rank` is this one, of 0 to `size` - 1.
     """

@@ -1,4 +1,4 @@
-"""Which positions of a sequence each rank holds, and whose are there at each step of a ring."""
+"""The positions of a sequence that each rank holds, and the ranks whose keys are there at each step of a ring."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def parts(length: int, ranks: int, layout: str) -> tuple[Part, ...]:
 
 
 def part_length(part: Part) -> int:
-    """How many positions a part has."""
+    """The number of positions in a part."""
     return sum(map(len, part))
 
 
@@ -59,7 +59,7 @@ class Chunk(NamedTuple):
         return range(max(begin, self.positions.start), max(min(end, self.positions.stop), begin, self.positions.start))
 
     def local(self, positions: range) -> range:
-        """Where in the rank's part these lie."""
+        """The places of some positions in the rank's part."""
         shift = self.start - self.positions.start
         return range(positions.start + shift, positions.stop + shift)
 

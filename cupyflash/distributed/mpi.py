@@ -76,7 +76,7 @@ class MpiMessages:
 
 
 def _wait(mpi: Any, requests: Sequence[Any]) -> None:
-    """As MPI's own waiting, which spins too, but that Ctrl-C is heard meanwhile."""
+    """Wait for requests, spinning as MPI itself does, but open to Ctrl-C."""
     while not mpi.Request.Testall(requests):
         pass
 
@@ -93,8 +93,8 @@ def _pieces(arrays: Sequence[np.ndarray]) -> Iterator[np.ndarray]:
 
 
 class StagedExchange:
-    """Of CuPy's. What goes is copied to the host on a stream of its own, while the GPU computes; it leaves when this is waited for,
-    as does what comes, so that the host need not wait before it has launched what there is to compute."""
+    """An exchange of CuPy's arrays. What goes is copied to the host on a stream of its own, while the GPU computes; it leaves
+    when this is waited for, as does what comes, so that the host need not wait before it has launched what there is to compute."""
 
     def __init__(self, messages: MpiMessages, send: Sequence[Any], receive: Sequence[Any]) -> None:
         cuda = sys.modules["cupy"].cuda

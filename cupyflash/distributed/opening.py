@@ -1,4 +1,4 @@
-"""How a call over ranks begins: each checks its own, all compare, and what is wrong anywhere is raised everywhere."""
+"""The beginning of a call over ranks: each checks its own, all compare, and what is wrong anywhere is raised everywhere."""
 
 from __future__ import annotations
 
@@ -77,11 +77,11 @@ class Checked:
         return array_module(self.gpu)
 
     def returned(self, array: Any) -> Any:
-        """As the caller has its arrays."""
+        """An array in the caller's order of axes."""
         return array
 
     def plan(self, n_q: int, n_k: int, ranks: int) -> Any:
-        """Which calls ranks make. ValueError for what only shows with the whole's lengths."""
+        """The plan of the ranks' calls. ValueError for what only the whole's lengths show."""
         return self.asked.plan(n_q, n_k, ranks)
 
     def calls(self, plan: Any) -> PieceCalls:
@@ -93,7 +93,7 @@ class Checked:
 
     @property
     def said(self) -> dict[str, Any]:
-        """What others are told: what has to be alike, and the lengths, which need not be."""
+        """The message to other ranks: the values that must be alike, and the lengths, which need not be."""
         texts = {"cupyflash": __version__, "the call": self.name, "arrays": "CuPy's" if self.gpu else "NumPy's"}
         for name, array in self.arrays.items():
             shape = [str(length) for length in array.shape]
@@ -126,7 +126,7 @@ class RingCall:
 
     @contextmanager
     def device(self) -> Iterator[None]:
-        """Where the rest of the call is done."""
+        """The context of the rest of the call."""
         with taking_part(self.comm), device_of(self.checked.gpu, **self.checked.arrays):
             yield
 
@@ -135,7 +135,7 @@ class RingCall:
         return together(self.comm, lambda: kind.ready(self._ring(), self.rows()), lambda _: {})[0]
 
     def rows(self) -> dict[str, Any]:
-        """What is given of this rank's rows."""
+        """The given arrays of this rank's rows."""
         found = {name: array for name, array in self.checked.arrays.items() if name in ("q", "dout", "out", "lse")}
         if "dout" in found and not last_axis_contiguous(found["dout"]):
             found["dout"] = self.checked.xp.ascontiguousarray(found["dout"])

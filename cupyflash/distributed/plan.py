@@ -1,4 +1,4 @@
-"""Which calls of attention a rank makes in a ring, and when K and V move: nothing here knows of arrays or of a transport."""
+"""The calls of attention that a rank makes in a ring, and when K and V move: nothing here knows of arrays or of a transport."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Piece(NamedTuple):
 
     @property
     def scores(self) -> int:
-        """How many scores are seen: the sum over rows of the keys of each."""
+        """The number of scores that are seen: the sum over rows of the keys of each."""
         rows, keys = len(self.rows), len(self.keys)
         left, right = self.window or (None, 0 if self.causal else None)
         behind = 0 if right is None else _corner(rows - 1 - right, keys)
@@ -100,14 +100,14 @@ class PlanOverRanks(ABC):
     @property
     @abstractmethod
     def shifts(self) -> tuple[int, ...]:
-        """How many ranks before its own each step's source is, rising from 0."""
+        """The distance in ranks back to each step's source, rising from 0."""
 
     @abstractmethod
     def pieces(self, rows: Part, keys: Part) -> tuple[Any, ...]:
         """The calls for a part's rows against a part's keys."""
 
     def steps(self, rank: int) -> tuple[RingStep, ...]:
-        """What rank `rank` does, in order."""
+        """The steps of rank `rank`, in order."""
         if not 0 <= rank < self.ranks:
             raise ValueError(f"rank must be between 0 and {self.ranks - 1}, got {rank}")
         return _steps(self, rank)
@@ -151,7 +151,7 @@ class RingPlan(PlanOverRanks):
         return tuple(sorted({0, *np.unique((ranks - sources) % self.ranks).tolist()}))
 
     def _sees(self, rows: tuple[range, ...], keys: tuple[range, ...]) -> np.ndarray:
-        """Whether any of each chunk of rows sees any of each chunk of keys."""
+        """True for each chunk of rows and chunk of keys of which any row sees any key."""
         (row, row_end), (key, key_end) = (np.array([(each.start, each.stop) for each in cut], np.int64).T for cut in (rows, keys))
         own, (left, right) = self.n_k - self.n_q, self.reach
         sees = (row < row_end)[:, None] & (key < key_end)
@@ -194,7 +194,7 @@ FAR = 1 << 62
 
 
 class Band(NamedTuple):
-    """What some rows see of some keys, both counted within their parts: row i sees i + near <= j <= i + far.
+    """The keys that some rows see, both counted within their parts: row i sees i + near <= j <= i + far.
 
     A row's position in the sequence is i + row, a key's is j + key (in a band that was joined: of the first ones).
     """
@@ -208,8 +208,7 @@ class Band(NamedTuple):
 
     @classmethod
     def of(cls, rows: Chunk, keys: Chunk, q: tuple[int, int], k: tuple[int, int], reach: Window) -> Band | None:
-        """What two chunks' rows and keys see of each other in the sequence whose rows and keys begin and end at q and k; None for
-        nothing."""
+        """The band of two chunks in the sequence whose rows and keys begin and end at q and k; None if nothing is seen."""
         mine, there = rows.within(*q), keys.within(*k)
         i, j = rows.local(mine), keys.local(there)
         row, key = mine.start - q[0] - i.start, there.start - k[0] - j.start  # from a place in a part to one in the sequence
@@ -218,7 +217,7 @@ class Band(NamedTuple):
         return cls(i, j, own - left, own + right, row, key).trimmed()
 
     def trimmed(self) -> Band | None:
-        """The same without rows and keys that see and are seen by none, and limits that are none; None where nothing is seen."""
+        """Drop rows and keys that see and are seen by none, and limits without effect; None if nothing is seen."""
         i0, i1 = max(self.rows.start, self.keys.start - self.far), min(self.rows.stop, self.keys.stop - self.near)
         if i0 >= i1:
             return None
@@ -247,7 +246,7 @@ class Band(NamedTuple):
 
 
 def _joined(bands: list[Band], by_position: bool) -> list[Band]:
-    """The same in fewer calls: neighbours along the keys first, then along the rows, as long as any two are one."""
+    """Join bands to fewer: neighbours along the keys first, then along the rows, as long as any two are one."""
     for a, b in ((a, b) for along in ("keys", "rows") for a, b in product(bands, bands) if _adjoin(a, b, along)):
         if by_position and (a.row, a.key) != (b.row, b.key):
             continue
@@ -257,7 +256,7 @@ def _joined(bands: list[Band], by_position: bool) -> list[Band]:
 
 
 def _adjoin(a: Band, b: Band, along: str) -> bool:
-    """Whether b's keys come right behind a's, for the same rows; or its rows."""
+    """True if b's keys come right behind a's, for the same rows; or its rows."""
     return (a.rows == b.rows and a.keys.stop == b.keys.start) if along == "keys" else a.rows.stop == b.rows.start
 
 

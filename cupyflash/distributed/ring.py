@@ -75,7 +75,7 @@ class RingSide:
 
     @cached_property
     def arriving(self) -> dict[int, list[Any]]:
-        """Where those come that are gathered, by rank."""
+        """The buffers for gathered K and V, by rank."""
         like, others = (self.k, self.v), [rank for rank in range(self.comm.size) if rank != self.comm.rank]
         return {rank: Buffers(self.xp, like, [x.dtype for x in like], self.lengths, 1).part(0, rank) for rank in others}
 
@@ -89,7 +89,7 @@ class RingSide:
                 prepare(piece, q, *keys)
 
     def pass_on(self, number: int, arrays: Sequence[Any], coming: Sequence[Any]) -> Request:
-        """From step `number` to the next: what this rank holds to one rank, what it needs from another."""
+        """Begin the exchange after step `number`: what this rank holds goes to one rank, what it needs comes from another."""
         return self.exchange(self.plan.shifts[number + 1] - self.plan.shifts[number], arrays, coming)
 
     def exchange(self, hop: int, arrays: Sequence[Any], coming: Sequence[Any]) -> Request:

@@ -73,7 +73,7 @@ class GatheredSums:
             ring.watch.run(partial(add, self.own, coming))
 
     def take(self, rank: int, arrays: Sequence[Any]) -> None:
-        """What belongs to a rank's part."""
+        """Copy what belongs to a rank's part."""
         for whole, part in self.ring.chunks(rank, self.held, arrays):
             part[...] = whole
 
@@ -125,7 +125,7 @@ class BackwardPass:
 
 
 def of_sinks(xp: Any, rows: Mapping[str, Any], sinks: Any) -> Any:
-    """What this rank's rows give: a sink's weight in a row, times what its value, 0, lacks against the row's O."""
+    """The share of this rank's rows: a sink's weight in a row, times what its value, 0, lacks against the row's O."""
     products = (rows["dout"].astype(np.float32) * rows["out"].astype(np.float32)).sum(axis=-1)
     column = sinks[:, None] if products.ndim > 1 else sinks
     weights = xp.exp(xp.where(xp.isneginf(rows["lse"]), np.float32(-np.inf), column - rows["lse"]))

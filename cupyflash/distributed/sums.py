@@ -38,7 +38,7 @@ def arrays(out: Any, lse: Any, o: Any, own: Any) -> dict[str, Any]:
 
 
 def schedule_of(given: Mapping[str, Any], device: Device) -> AddStateSchedule:
-    """How it is done for such arrays, or layouts."""
+    """The schedule for such arrays, or layouts."""
     *rows, d = given["O"].shape
     return AddStateSchedule(math.prod(rows), d, given["O_part"].dtype.name, device)
 

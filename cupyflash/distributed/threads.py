@@ -23,7 +23,7 @@ AGAIN_SECONDS = 1.0
 
 
 def threads(ranks: int, function: Callable[..., Any], *arguments: Any) -> list[Any]:
-    """What `function(comm, *arguments)` returns on each of `ranks` ranks, each a thread with a communicator of its own.
+    """Run `function(comm, *arguments)` on `ranks` ranks, each a thread with a communicator of its own, and return all results.
 
     A thread begins with the caller's context (the simulated device, say) and the caller's current GPU; for a GPU each, begin with
     `with cupy.cuda.Device(comm.rank)`. When functions raise, the first rank's own error is raised again; ranks that wait for one
@@ -102,7 +102,7 @@ class _Message:
 
 @dataclass
 class _Meeting:
-    """What the ranks have in common."""
+    """The state that the ranks share."""
 
     size: int
     lock: threading.RLock = field(default_factory=threading.RLock)
@@ -242,7 +242,7 @@ def _copy(to: Any, array: Any) -> None:
 
 
 def _mark(arrays: Sequence[Any]) -> Any:
-    """What tells when all that was queued on the current stream is done, if these are arrays of a GPU."""
+    """An event behind all that is queued on the current stream, if these are arrays of a GPU."""
     if all(isinstance(array, np.ndarray) for array in arrays):
         return None
     return queued()

@@ -72,7 +72,7 @@ _plan = lru_cache(maxsize=64)(VarlenPlan)
 
 
 def _bounds(name: str, given: Any) -> tuple[int, ...]:
-    """As Python's numbers. TypeError or ValueError for what are no bounds of sequences."""
+    """The bounds as Python's numbers. TypeError or ValueError for what are no bounds of sequences."""
     array = as_integers(name, given)
     require_dtype(name, array, np.int32)
     if array.ndim != 1 or not array.size:

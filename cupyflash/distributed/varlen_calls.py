@@ -35,7 +35,7 @@ class VarlenCalls(PieceCalls):
     plan: Any
 
     def aligned(self, piece: Any) -> Any:
-        """As it is: the rows and keys before those of a part are none of the sequence's, or not here."""
+        """The piece as it is: the rows and keys before those of a part are none of the sequence's, or not here."""
         return piece
 
     def _calls(self, piece: Any) -> tuple[Call, Call]:
@@ -77,7 +77,7 @@ class VarlenCalls(PieceCalls):
         return behind | {"lse": self._behind(found["lse"][..., None], more, -np.inf)[..., 0]}
 
     def _ahead(self, piece: Any) -> tuple[int, int]:
-        """How many rows and keys a call has ahead of a piece's own."""
+        """The number of rows and keys that a call has ahead of a piece's own."""
         if self.asked.dropout is None or isinstance(piece, PackedPiece):
             return 0, 0
         return piece.row % ROW_GROUP, piece.key % KEY_GROUP

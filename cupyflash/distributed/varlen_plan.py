@@ -26,7 +26,7 @@ class VarlenPlan(PlanOverRanks):
         return (0, *(shift for shift in ranks if shift and any(self._sees(rank, shift) for rank in ranks)))
 
     def _sees(self, rank: int, shift: int) -> bool:
-        """Whether any row of a rank sees any key of the rank that many before it."""
+        """True if any row of a rank sees any key of the rank that many before it."""
         return bool(self.pieces(self.q_parts[rank], self.k_parts[(rank - shift) % self.ranks]))
 
     def pieces(self, rows: Part, keys: Part) -> tuple[Piece | PackedPiece, ...]:
@@ -49,12 +49,12 @@ class VarlenPlan(PlanOverRanks):
         yield from self._packed(rows, keys, run)
 
     def _bounds(self, sequence: int) -> tuple[tuple[int, int], tuple[int, int]]:
-        """Where a sequence's rows, and its keys, begin and end."""
+        """The begin and end of a sequence's rows, and of its keys."""
         of_rows, of_keys = self.cu_seqlens_q, self.cu_seqlens_k
         return (of_rows[sequence], of_rows[sequence + 1]), (of_keys[sequence], of_keys[sequence + 1])
 
     def _sequences(self, tokens: range) -> list[int]:
-        """Those that have rows among these."""
+        """The sequences that have rows among these tokens."""
         found = enumerate(pairwise(self.cu_seqlens_q))
         return [number for number, (begin, end) in found if begin < tokens.stop and end > tokens.start and begin < end]
 

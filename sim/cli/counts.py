@@ -49,7 +49,7 @@ def show_traffic(traffic: Mapping[str, Mapping[str, int]]) -> None:
 
 
 def show_replay(report: Mapping[str, Any]) -> None:
-    """What the replay says, and memory beside the tensors."""
+    """Show the replay's verdict, and the memory beside the tensors."""
     if report["replay_refused"]:
         say(f"replay on the SRAM machine refused: {report['replay_refused']}")
     else:

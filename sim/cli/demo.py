@@ -169,7 +169,7 @@ def show_backward(report: dict[str, Any]) -> None:
 
 
 def gpu_demo(gpu: Device, q: np.ndarray, k: np.ndarray, v: np.ndarray, expected: np.ndarray) -> dict[str, Any]:
-    """The same problem through `attention` on the GPU at hand."""
+    """Run the problem through `attention` on the GPU at hand."""
     import cupy
 
     out = attention(*(cupy.asarray(array) for array in (q, k, v)), causal=True)

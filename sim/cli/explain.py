@@ -71,8 +71,7 @@ def way(request: ProblemRequest) -> Any:
 
 
 def fa1_tiling(schedule: TileSchedule) -> dict[str, Any] | None:
-    """What Algorithm 1's kernel, or Algorithm 4's, makes of the paper's formula for the same problem; None where d is too wide, or
-    nothing fits."""
+    """The tile of Algorithm 1's kernel, or Algorithm 4's, by the paper's formula; None if d is too wide, or nothing fits."""
     if is_wide(schedule.problem):
         return None
     try:
@@ -110,7 +109,7 @@ def show(report: dict[str, Any], request: ProblemRequest, everything: bool) -> N
 
 
 def which(request: ProblemRequest) -> str:
-    """Which algorithm `attention` runs, on a Hopper with the reason, and whose tile is none of the paper's formula."""
+    """The algorithm that `attention` runs, on a Hopper with the reason; its tile is none of the paper's formula."""
     formula = "the paper's Bc = ceil(M / 4d), Br = min(Bc, d):"
     if request.backward:
         return f"attention_backward runs {NAMES['fa2']}'s backward, whose tile is not {formula}"
@@ -123,7 +122,7 @@ def which(request: ProblemRequest) -> str:
 
 
 def is_wide(problem: Problem) -> bool:
-    """Whether only FlashAttention-2's forward takes such a d or d_v."""
+    """True if only FlashAttention-2's forward takes such a d or d_v."""
     return max(problem.head_dim, problem.head_dim_v) > USUAL_HEAD_DIM
 
 

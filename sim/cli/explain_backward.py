@@ -1,4 +1,4 @@
-"""What `cupyflash explain --backward` says of FlashAttention-2's backward: which blocks are run and why, and what dQ costs either
+"""The output of `cupyflash explain --backward` on FlashAttention-2's backward: its blocks with the reason, and the cost of dQ either
 way, summed by atomics or by a kernel of its own."""
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ WAYS = {"atomics": False, "deterministic": True}
 
 
 def explanation(schedule: TileSchedule, request: ProblemRequest) -> dict[str, Any]:
-    """What was tried for each kernel, what is busy meanwhile, and both ways to dQ, for JSON: bytes, clocks."""
+    """The candidates of each kernel with bytes and clocks, and both ways to dQ, for JSON."""
     assert isinstance(schedule, Fa2BackwardSchedule)
     p, device = schedule.problem, schedule.device
     within = None
@@ -51,7 +51,7 @@ def explanation(schedule: TileSchedule, request: ProblemRequest) -> dict[str, An
 
 
 def with_verdicts(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """What became of each, in their order: the first that is not rejected is chosen."""
+    """Candidates with verdicts, in their order: the first that is not rejected is chosen."""
     chosen = next((each for each in rows if "reason" not in each), None)
     return [{"verdict": "rejected" if "reason" in each else "chosen" if each is chosen else "later", **each} for each in rows]
 
@@ -76,7 +76,7 @@ def query_row(candidate: Candidate, schedule: Fa2BackwardSchedule) -> dict[str, 
 
 
 def needs(candidate: Candidate) -> dict[str, Any]:
-    """What blocks take, for JSON; `own` are the keys (in dQ's kernel rows) that a warp has for good."""
+    """The resources of blocks, for JSON; `own` are the keys (in dQ's kernel rows) that a warp has for good."""
     known = {
         "block_rows": candidate.block_rows,
         "block_cols": candidate.block_cols,
@@ -97,7 +97,7 @@ def busy(launches: list[dict[str, float]]) -> dict[str, Any]:
 
 
 def way(schedule: Fa2BackwardSchedule) -> dict[str, Any]:
-    """What the pass comes to with dQ made so."""
+    """The cost of the pass with dQ made so."""
     p, form = schedule.problem, theory.traffic(schedule)
     dims = padded_dim(p.head_dim), padded_dim(p.head_dim_v)
     products = sum(backward_clocks.main_fmas(*dims, launch, not schedule.deterministic) for launch in launches(p))
@@ -111,7 +111,7 @@ def way(schedule: Fa2BackwardSchedule) -> dict[str, Any]:
 
 
 def show(report: dict[str, Any], request: ProblemRequest, everything: bool) -> None:
-    """What was tried and what is run, as text."""
+    """Show the candidates and the chosen one as text."""
     together = len(report["launches"]) == 1
     say(
         "A thread block has K_j and V_j, and Q_i and dO_i pass by: they are read once for each column block that they see"
@@ -167,7 +167,7 @@ def show_tried(title: str, own: str, rows: list[dict[str, Any]], everything: boo
 
 
 def show_reasons(rows: list[dict[str, Any]], everything: bool) -> None:
-    """Why those were rejected: all, or one of each kind with how many."""
+    """Show why candidates were rejected: all, or one of each kind with their number."""
     rejected = [each for each in rows if "reason" in each]
     kinds = Counter(each["reason"].split(":")[0] for each in rejected)
     if rejected:

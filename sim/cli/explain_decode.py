@@ -1,4 +1,4 @@
-"""What `cupyflash explain --decode` says: which tile has the rows of a key head, into how many parts the keys go, and why."""
+"""The output of `cupyflash explain --decode`: which tile has the rows of a key head, into how many parts the keys go, and why."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def row(schedule: DecodeSchedule, candidate: Candidate) -> dict[str, Any]:
 
 
 def verdict(schedule: DecodeSchedule, candidate: Candidate) -> str:
-    """What became of a candidate."""
+    """The verdict on a candidate."""
     if candidate.rejected:
         return "rejected"
     if candidate == schedule.candidate:
@@ -91,7 +91,7 @@ def verdict(schedule: DecodeSchedule, candidate: Candidate) -> str:
 
 
 def most_splits(schedule: DecodeSchedule, config: Config) -> int:
-    """As many as there are blocks of keys, if the merging kernel has room for them."""
+    """The most splits: one for each block of keys, if the merging kernel has room for them."""
     return max(1, min(decode_tiles.MOST_SPLITS, -(-schedule.problem.seqlen_k // config.block_cols)))
 
 
@@ -126,7 +126,7 @@ def split_row(schedule: DecodeSchedule, splits: int) -> dict[str, Any]:
 
 
 def notes(schedule: DecodeSchedule) -> list[str]:
-    """What is not as one would have it, and why."""
+    """Remarks on what is not as one would have it, with reasons."""
     p, told = schedule.problem, []
     if not p.seqlen_k:
         return ["The cache has room for no keys."]
@@ -147,7 +147,7 @@ def notes(schedule: DecodeSchedule) -> list[str]:
 
 
 def why_so_few(schedule: DecodeSchedule) -> str:
-    """Why there are fewer thread blocks than multiprocessors."""
+    """The reason for fewer thread blocks than multiprocessors."""
     p, most, cols = schedule.problem, most_splits(schedule, schedule.config), schedule.block_cols
     key_heads = schedule.repeats
     heads = f"{'is' if key_heads == 1 else 'are'} {plural(key_heads, 'key head')}" + " of all sequences" * (p.batch > 1)
@@ -203,14 +203,14 @@ def show(report: dict[str, Any], request: ProblemRequest) -> None:
 
 
 def which(request: ProblemRequest) -> str:
-    """Which algorithm an ordinary call runs, and why."""
+    """The algorithm of an ordinary call, with the reason."""
     auto = request.choice
     other = "" if auto.algorithm == request.algorithm else f" Asked for is {NAMES[request.algorithm]} ({request.algorithm})."
     return f"By default attention(q, k, v) runs {NAMES[auto.algorithm]} ({auto.algorithm}) here: {auto.reason}.{other}"
 
 
 def show_rows(rows: dict[str, int], best: dict[str, Any]) -> None:
-    """What a tile's rows are, and how a thread block's warps have them."""
+    """Show a tile's rows, and how a thread block's warps share them."""
     group, queries, tiles = rows["group"], rows["queries"], rows["row_tiles"]
     several = f"in {tiles} tiles of {rows['tile_rows']}" if tiles > 1 else f"in one tile of {rows['tile_rows']}"
     once = "once for all of them" if tiles == 1 else f"once for each tile, {tiles} times"
@@ -285,7 +285,7 @@ def show_rooms(report: dict[str, Any], best: dict[str, Any]) -> None:
 
 
 def show_splits(report: dict[str, Any], request: ProblemRequest) -> None:
-    """Why so many splits: what fewer and more would come to."""
+    """Show the number of splits with its reason, and the cost of fewer and more."""
     rows = report["splits"]
     (own,) = (each for each in rows if each["chosen"])
     say(f"Splits: {splits_of(own, request)} The same configuration with fewer and more, in the model's microseconds:")
@@ -317,7 +317,7 @@ def show_splits(report: dict[str, Any], request: ProblemRequest) -> None:
 
 
 def splits_of(own: dict[str, Any], request: ProblemRequest) -> str:
-    """How many splits and thread blocks, and why."""
+    """The number of splits and thread blocks, with the reason."""
     count, alone, asked = request.device.sm_count, own["thread_blocks"] // own["splits"], request.num_splits is not None
     without = f"{plural(alone, 'thread block')} for {count} multiprocessors"
     waves = f"{own['waves']:.2f} waves of as many as run at a time"
@@ -349,7 +349,7 @@ def show_in_flight(report: dict[str, Any], request: ProblemRequest, best: dict[s
 
 
 def enough(report: dict[str, Any], best: dict[str, Any]) -> str:
-    """Whether that is what is needed, and if not, why."""
+    """The verdict on the bytes in flight, with the reason if they are too few."""
     flight = report["in_flight"]
     if flight["bytes"] >= flight["needed_bytes"]:
         return "That is enough."

@@ -1,4 +1,4 @@
-"""What `cupyflash explain` says of FlashAttention-2's tile: what could be run, why the rest could not, and which is fastest."""
+"""The output of `cupyflash explain` on FlashAttention-2's tile: what could be run, why the rest could not, and which is fastest."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def explanation(schedule: TileSchedule, request: ProblemRequest) -> dict[str, An
 
 
 def verdict(candidate: Candidate, chosen: Candidate) -> str:
-    """What became of a candidate: chosen, slower for this problem, slower for any of its kind, or rejected."""
+    """The verdict on a candidate: chosen, slower for this problem, slower for any of its kind, or rejected."""
     if candidate.rejected:
         return "rejected"
     if candidate.config == chosen.config:
@@ -61,7 +61,7 @@ def row(candidate: Candidate, verdict: str) -> dict[str, Any]:
 
 
 def show(report: dict[str, Any], request: ProblemRequest, everything: bool) -> None:
-    """What became of every candidate, as text."""
+    """Show the verdict on every candidate as text."""
     by: dict[str, list[dict[str, Any]]] = {verdict: [] for verdict in ("chosen", "finalist", "slower", "rejected")}
     for each in report["candidates"]:
         by[each["verdict"]].append(each)
@@ -132,7 +132,7 @@ def show_finalists(rows: list[dict[str, Any]]) -> None:
 
 
 def show_rejected(rows: list[dict[str, Any]], everything: bool) -> None:
-    """What was rejected, and why: a count and an example of each reason, or all of it."""
+    """Show rejected candidates: a count and an example of each reason, or all of them."""
     click.echo(f"\nRejected ({len(rows)}):\n")
     if everything:
         for each in rows:

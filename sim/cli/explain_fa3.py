@@ -1,4 +1,4 @@
-"""What `cupyflash explain` says of FlashAttention-3's tile: what was tried, what the chosen one takes, and how it is run."""
+"""The output of `cupyflash explain` on FlashAttention-3's tile: what was tried, what the chosen one takes, and how it is run."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ UNEVEN = 1.05
 
 
 def explanation(schedule: TileSchedule, request: ProblemRequest) -> dict[str, Any]:
-    """What was tried, and of what was chosen: rooms, roles, clocks of a turn and the grid, for JSON."""
+    """The candidates, and the chosen one's rooms, roles, clocks of a turn and grid, for JSON."""
     assert isinstance(schedule, Fa3Schedule)
     problem, device = schedule.problem, schedule.device
     blocks = schedule.tiling.used.block_rows, schedule.block_cols
@@ -66,7 +66,7 @@ def row(candidate: Candidate, chosen: Candidate) -> dict[str, Any]:
 
 
 def show(report: dict[str, Any], request: ProblemRequest, everything: bool) -> None:
-    """What was tried and what is run, as text."""
+    """Show the candidates and the chosen one as text."""
     (best,) = (each for each in report["candidates"] if each["verdict"] == "chosen")
     say(
         "O, S and P are a consumer's registers, Q and the slots of K and V shared memory. The widest blocks that both hold are "
@@ -92,7 +92,7 @@ def show(report: dict[str, Any], request: ProblemRequest, everything: bool) -> N
 
 
 def show_tried(rows: list[dict[str, Any]], everything: bool) -> None:
-    """What was tried up to the chosen tile, with reasons, and the widest of what would have come later; or all of it."""
+    """Show the candidates up to the chosen tile, with reasons, and the widest later one; or all of them."""
     chosen = next(at for at, each in enumerate(rows) if each["verdict"] == "chosen")
     later = rows[chosen + 1 :]
     shown = later if everything else [each for each in later if each["verdict"] == "later"][:1]
@@ -149,7 +149,7 @@ def show_roles(report: dict[str, Any], best: dict[str, Any]) -> None:
 
 
 def order(report: dict[str, Any], request: ProblemRequest) -> str:
-    """How row blocks come to thread blocks, and products to the tensor cores."""
+    """The order in which row blocks come to thread blocks, and products to the tensor cores."""
     p, grid = request.problem, report["grid"]
     megabytes = grid["heads_at_a_time"] * p.kv_heads // p.heads * p.seqlen_k * (p.head_dim + p.head_dim_v) * p.itemsize / 2**20
     turns = (

@@ -48,7 +48,7 @@ class ScoreFunctions:
 
     @classmethod
     def of(cls, options: Mapping[str, Any]) -> ScoreFunctions:
-        """From the options' values, by name. Raises as `Score`, `Mask` and `one_score` do, or click.UsageError."""
+        """The functions of the options' values, by name. Raises as `Score`, `Mask` and `one_score` do, or click.UsageError."""
         texts = {name: options[name] for name in ("score", "mask_function") if options[name] is not None}
         if options["capture"] and not texts:
             raise click.UsageError("--capture is for --score and --mask-function")
@@ -69,7 +69,7 @@ class ScoreFunctions:
 
     @property
     def numbers(self) -> dict[str, float]:
-        """Those among the given values."""
+        """The numbers among the given values."""
         return {name: value for name, value in self.given.items() if not isinstance(value, np.ndarray)}
 
     @property
@@ -95,7 +95,7 @@ class ScoreFunctions:
             form.check(shapes, sizes_of(problem))
 
     def pattern(self, problem: Problem) -> Pattern | None:
-        """What the mask says of each score; None where its arrays are not given, or there are too many scores to look through."""
+        """The mask's value for each score; None where its arrays are not given, or there are too many scores to look through."""
         form = problem.options.mask_function
         if form is None or not all(one.name in self.given for one in form.captured):
             return None
@@ -161,7 +161,7 @@ def _words(text: str) -> set[str]:
 
 
 def _axes(text: str, name: str) -> int:
-    """How many axes an array has that a text indexes."""
+    """The number of axes of an array that a text indexes."""
     indices = (node.slice for node in _tree(text) if isinstance(node, ast.Subscript) and getattr(node.value, "id", None) == name)
     counts = [len(index.elts) if isinstance(index, ast.Tuple) else 1 for index in indices]
     return min(max(counts, default=0), MAX_AXES)

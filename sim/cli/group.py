@@ -1,4 +1,4 @@
-"""How a command ends: quietly, in one line on stderr, with an exit status that says which."""
+"""The end of a command: quiet, or with one line on stderr, and an exit status that says which."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class CommandLine(click.Group):
 
 @contextmanager
 def orderly() -> Iterator[None]:
-    """What ends a command early, as one line on stderr without a traceback, or as nothing, and its exit status."""
+    """Turn errors that end a command into one line on stderr, or nothing, and an exit status."""
     try:
         yield
     except BrokenPipeError:  # the reader has had enough, as of `| head`

@@ -25,7 +25,7 @@ ORDERS = {
 
 
 def report_of(request: ProblemRequest) -> dict[str, Any]:
-    """What the model says, for JSON. Raises ValueError where it does not follow the schedule."""
+    """The model's result for JSON. Raises ValueError where it does not follow the schedule."""
     schedule, device, given = request.schedule(), request.device, request.functions.fields
     found = l2.run(schedule, given=given)
     report: dict[str, Any] = {**l2.L2.of(device).as_dict(), **found.as_dict(), "dram_bytes": found.dram.total_bytes}
@@ -40,7 +40,7 @@ def report_of(request: ProblemRequest) -> dict[str, Any]:
 
 
 def show(report: dict[str, Any]) -> None:
-    """As text."""
+    """Show a report as text."""
     rates = {name: "-" if row["hit_rate"] is None else f"{row['hit_rate']:.1%}" for name, row in report["tensors"].items()}
     columns = ("read_bytes", "dram_read_bytes", "write_bytes", "dram_write_bytes")
     rows = [(name, *(f"{row[key]:,}" for key in columns), rates[name]) for name, row in report["tensors"].items()]
@@ -63,7 +63,7 @@ def show(report: dict[str, Any]) -> None:
 
 
 def show_executed(report: dict[str, Any]) -> None:
-    """As text, of an execution beside its schedule."""
+    """Show an execution beside its schedule as text."""
     executed, schedule = report["executed"], report["schedule"]
     say(said_of(report, executed["resident_blocks"], executed["thread_blocks"]))
     click.echo()
@@ -83,7 +83,7 @@ def show_executed(report: dict[str, Any]) -> None:
 
 
 def said_of(cache: dict[str, Any], slots: Sequence[int], grids: Sequence[int]) -> str:
-    """What the model assumes: the cache, and how many thread blocks of each kernel run at a time of how many."""
+    """The model's assumptions: the cache, and how many of each kernel's thread blocks run at a time."""
     return (
         f"Behind the L2, by a model: {cache['l2_bytes']:,} bytes, {cache['ways']} ways, lines of {cache['line_bytes']} bytes in "
         f"sectors of {cache['sector_bytes']}, least recently used; thread blocks in launch order and in lockstep, "

@@ -1,4 +1,4 @@
-"""What commands share: the options that pose a problem on a device, and what they stand for."""
+"""The options that commands share, which pose a problem on a device, and the request that they make."""
 
 from __future__ import annotations
 
@@ -313,7 +313,7 @@ class ProblemRequest:
 
     @classmethod
     def of(cls, given: dict[str, Any]) -> ProblemRequest:
-        """From the values of `problem_options`, by name. Raises ValueError or click.UsageError for what does not go together."""
+        """The request of `problem_options`' values, by name. ValueError or click.UsageError for what does not go together."""
         if given.get("decode"):
             return cls.decoding(given)
         if alone := first_given(DECODE_ONLY):
@@ -343,7 +343,7 @@ class ProblemRequest:
 
     @classmethod
     def decoding(cls, given: dict[str, Any]) -> ProblemRequest:
-        """From the same values, of --decode."""
+        """The request of the same values, for --decode."""
         if other := first_given(NOT_DECODING):
             instead = ": --cache-seqlens has the keys of each sequence" if other == "--key-lengths" else ""
             raise click.UsageError(f"{other} cannot go with --decode{instead}")
@@ -377,7 +377,7 @@ class ProblemRequest:
 
     @property
     def choice(self) -> Choice:
-        """What "auto" takes for the forward, and why, whatever was asked for."""
+        """The choice of "auto" for the forward, with the reason, whatever was asked for."""
         return choose(self.problem, self.device, self.tiling)
 
     def schedule(self) -> TileSchedule:
@@ -391,7 +391,7 @@ class ProblemRequest:
         return plan(problem, self.device, self.algorithm, self.tiling, lse=self.lse)
 
     def decode_schedule(self) -> DecodeSchedule:
-        """Of decoding."""
+        """The schedule of decoding."""
         return plan_decode(self.problem, self.device, self.cache, num_splits=self.num_splits, lse=self.lse)
 
     @property
@@ -404,7 +404,7 @@ class ProblemRequest:
 
     @property
     def report(self) -> dict[str, Any]:
-        """What was asked for, for JSON: the head of a command's report."""
+        """The request for JSON: the head of a command's report."""
         report: dict[str, Any] = {"problem": flat(self.problem), "algorithm": self.algorithm}
         report |= {"numbers": self.functions.numbers} if self.functions.numbers else {}
         report |= {"dropout": self.dropout} if self.dropout else {}

@@ -30,7 +30,7 @@ class Points:
     """The points of a sweep, `rows` with names for their columns, and what is said of them.
 
     `head` and `tail` surround them in JSON. The table has a title, and a column for each of `columns`, by the names of the rows;
-    `legends` explain them. `folded`: a column of one value, but for the first, is told in words: then the others fit.
+    `legends` explain them. `folded`: columns of one value, but for the first, are told in words.
     """
 
     head: Mapping[str, Any]

@@ -101,7 +101,7 @@ def predict(request: ProblemRequest, with_l2: bool, timing: times.Timing, ranks:
 
 
 def tiles_of(schedule: TileSchedule) -> dict[str, int] | None:
-    """How many tiles a mask leaves empty, mixed and whole, of the heads for which it is different; None where that is not known."""
+    """The number of tiles that a mask leaves empty, mixed and whole, over the heads for which it differs; None if not known."""
     states = [each.states for each in schedule.mask_tiles[:1]]
     if not states or states[0] is None:
         return None

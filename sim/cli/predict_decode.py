@@ -1,4 +1,4 @@
-"""What `cupyflash predict --decode` says: bytes by tensor, how often K and V are read, what else moves, and fa2's beside it."""
+"""The output of `cupyflash predict --decode`: bytes by tensor, how often K and V are read, what else moves, and fa2's beside it."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def prediction(request: ProblemRequest, schedule: DecodeSchedule, form: Traffic)
 
 
 def show_models(report: dict[str, Any]) -> None:
-    """What models say of the L2 and of times, as far as a report has it."""
+    """Show the models of the L2 and of times, if a report has them."""
     for name, show_model in (("l2", l2.show), ("time", times.show)):
         if name in report:
             click.echo()
@@ -79,7 +79,7 @@ def moved(form: Traffic, bandwidth: float | None) -> dict[str, Any]:
 
 
 def of_fa2(schedule: DecodeSchedule, bandwidth: float | None) -> dict[str, Any]:
-    """What calls of fa2 would move for the same queries, on keys that are gathered first."""
+    """The bytes of fa2's calls for the same queries, on keys that are gathered first."""
     try:
         schedules = gathered(schedule)
     except ValueError as error:  # its blocks do not fit the SRAM
@@ -120,7 +120,7 @@ def show(report: dict[str, Any], request: ProblemRequest, schedule: DecodeSchedu
 
 
 def of_keys(keys: dict[str, int], schedule: DecodeSchedule) -> str:
-    """How often K and V are read."""
+    """A sentence on how often K and V are read."""
     once, read = keys["once_bytes"], keys["read_bytes"]
     told = f"K and V: {once:,} bytes that queries see, {read:,} read: "
     if not once:

@@ -1,4 +1,4 @@
-"""What `cupyflash predict --ranks` says: bytes on the link and in HBM by rank, time against transfers, memory, ring or gather."""
+"""The output of `cupyflash predict --ranks`: bytes on the link and in HBM by rank, times, transfers, memory, ring or gather."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def prediction(request: ProblemRequest, model: RingModel, other: RingModel) -> d
 
 
 def times(model: RingModel) -> dict[str, Any]:
-    """What is taken to take how long, and how much of the ideal that is."""
+    """Modelled times, and their share of the ideal."""
     during, apart = model.waits
     return {
         "seconds": model.seconds,
@@ -83,7 +83,7 @@ def of_rank(model: RingModel, rank: int) -> dict[str, Any]:
 
 
 def better(model: RingModel, other: RingModel) -> dict[str, str]:
-    """Which of the two ways, and why: the faster one by the models, the smaller one where they are as fast."""
+    """The better of the two ways, with the reason: the faster one by the models, the smaller one if they are as fast."""
     ring, gather = (other, model) if model.ring.gather else (model, other)
     more = sum(gather.memory(gather.busiest).values()) - sum(ring.memory(ring.busiest).values())
     if ring.ring.ranks == 1:
@@ -133,7 +133,7 @@ def show(report: dict[str, Any], request: ProblemRequest, model: RingModel) -> N
 
 
 def show_by_rank(report: dict[str, Any]) -> None:
-    """What each rank computes, sends, receives, moves and holds."""
+    """Show what each rank computes, sends, receives, moves and holds."""
     rows = []
     for row in report["by_rank"]:
         sent, received = (sum(each[way] for each in row["link"].values()) for way in ("sent_bytes", "received_bytes"))

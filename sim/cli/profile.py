@@ -52,7 +52,7 @@ def targets(context: click.Context, param: click.Parameter, values: tuple[str, .
 
 @dataclass(frozen=True)
 class Source:
-    """What is to be executed, how it is compiled, and its arguments in JSON."""
+    """A kernel's file, the options of its compilation, and its arguments in JSON."""
 
     file: Path
     kernel: str | None
@@ -64,7 +64,7 @@ class Source:
 
 @dataclass(frozen=True)
 class LaunchOptions:
-    """How it is launched, by the names of `sim.profile`."""
+    """Options of the launch, by the names of `sim.profile`."""
 
     grid: tuple[int, ...]
     block: tuple[int, ...]
@@ -78,7 +78,7 @@ class LaunchOptions:
 
 @dataclass(frozen=True)
 class ProfileReport:
-    """What is shown and kept of it."""
+    """Options of the output."""
 
     top: int
     saves: dict[str, Path]
@@ -203,7 +203,7 @@ def profile(source: Source, launch: LaunchOptions, report: ProfileReport, behind
 
 
 def first_reason(error: PtxError) -> str:
-    """What the machine cannot execute, in one line."""
+    """The first thing that the machine cannot execute, in one line."""
     from cupyflash.sim.profiling.text import first_refusal
 
     return f"the machine does not execute {first_refusal(error.items)}" if isinstance(error, UnsupportedPTX) else str(error)

@@ -21,7 +21,7 @@ DEFAULT_LINK = "450GB/s"
 
 
 def bytes_a_second(rate: str) -> float:
-    """Of 450GB/s, or of 400Gb/s in bits. ValueError for what is no rate."""
+    """Bytes a second of a rate such as 450GB/s, or 400Gb/s in bits. ValueError for what is no rate."""
     found = re.fullmatch(r"(\d{1,9}(?:\.\d{1,9})?) ?([kMGT]?)(B|b|bit)/s", rate)
     each = float(found[1]) * UNITS[found[2]] / (1 if found[3] == "B" else 8) if found else 0.0
     if not each:
@@ -57,7 +57,7 @@ RANKS = click.option("--ranks", metavar="P", type=click.IntRange(1, MOST_RANKS),
 
 
 def split_options(command: Command) -> Command:
-    """How a sequence is split."""
+    """Add the options of a split sequence."""
     decorators: tuple[Callable[[Command], Command], ...] = (LINK, LAYOUT, GATHER)
     for option in reversed(decorators):
         command = option(command)
@@ -66,14 +66,14 @@ def split_options(command: Command) -> Command:
 
 @dataclass(frozen=True)
 class Split:
-    """How a sequence is split over ranks, and what is between them."""
+    """The split of a sequence over ranks, and the link between them."""
 
     link: float
     layout: str
     gather_kv: bool
 
     def model(self, request: ProblemRequest, ranks: int, gather: bool | None = None) -> RingModel:
-        """Of a request over so many ranks."""
+        """The model of a request over so many ranks."""
         ring = ring_of(request.problem, ranks, self.layout, self.gather_kv if gather is None else gather)
         return RingModel(ring, request.problem, request.device, self.link, request.backward)
 

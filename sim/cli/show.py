@@ -1,4 +1,4 @@
-"""What commands show alike: names, problems, tilings, devices, errors, all within the width of the terminal."""
+"""Output that commands share: names, problems, tilings, devices, errors, all within the width of the terminal."""
 
 from __future__ import annotations
 
@@ -166,5 +166,5 @@ def show_held(held: Mapping[str, tuple[str, str]], rooms: Mapping[str, int]) -> 
 
 
 def show_balance(report: dict[str, Any]) -> None:
-    """How evenly the work is shared out."""
+    """Show how evenly the work is shared out."""
     say(f"Balance: the busiest place for a thread block has {report['balance']:.3f} times the mean of all, in turns.")

@@ -79,7 +79,7 @@ EXAMPLES = examples(
 
 @dataclass(frozen=True)
 class AxisSpan:
-    """Which values of an axis are asked for, in the words of the command line; None where it says nothing."""
+    """The asked values of an axis, in the words of the command line; None where it says nothing."""
 
     first: str | None
     last: str | None
@@ -87,7 +87,7 @@ class AxisSpan:
     log: bool | None
 
     def values(self, problem: Problem, over: Over) -> list[int]:
-        """Of a problem's axis. UsageError for what are none."""
+        """The values on a problem's axis. UsageError for what are none."""
         own = {"cache": CACHES, "ranks": sweep_ring.DEFAULT_RANGE}
         start, end, count, in_log = own[over] if over == "cache" or over == "ranks" else default_range(problem, over)
         return spaced(
@@ -100,7 +100,7 @@ class AxisSpan:
 
 @dataclass(frozen=True)
 class SweepReport:
-    """What is to be printed or written, and whether with the L2."""
+    """Options of the output, and of the L2."""
 
     form: str | None
     as_json: bool

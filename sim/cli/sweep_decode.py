@@ -1,4 +1,4 @@
-"""What `cupyflash sweep --over cache` says: decoding's bytes, splits and thread blocks along the length of the cache."""
+"""The output of `cupyflash sweep --over cache`: decoding's bytes, splits and thread blocks along the length of the cache."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `cupyflash sweep --over ranks` says: bytes, time, memory and the share of the ideal by the number of ranks."""
+"""The output of `cupyflash sweep --over ranks`: bytes, time, memory and the share of the ideal by the number of ranks."""
 
 from __future__ import annotations
 

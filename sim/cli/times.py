@@ -16,7 +16,7 @@ from cupyflash.sim.clock.times import times
 
 @dataclass(frozen=True)
 class Timing:
-    """What is asked for: times, and a picture; `results` is the folder with what was measured, by default a checkout's."""
+    """The options of times and of a picture; `results` is the folder with what was measured, by default a checkout's."""
 
     with_time: bool
     roofline: Path | None
@@ -27,7 +27,7 @@ class Timing:
         return self.with_time or self.roofline is not None
 
     def report_of(self, request: ProblemRequest) -> dict[str, Any] | None:
-        """What the model says, for JSON; the picture is drawn on the way. None where nothing is asked.
+        """The modelled times for JSON; the picture is drawn on the way. None where nothing is asked.
 
         Raises ValueError where it has no times, click.UsageError for --results without --time.
         """
@@ -76,7 +76,7 @@ def options(command: Command) -> Command:
 
 
 def show(report: dict[str, Any]) -> None:
-    """As text."""
+    """Show a report as text."""
     seconds = report["seconds"]
     say("Times by a model. What each part of the device is busy for, were it alone:")
     click.echo()

@@ -129,7 +129,7 @@ def asked_for(text: str | None, request: ProblemRequest) -> list[ProblemRequest]
 
 
 def able(requests: list[ProblemRequest]) -> list[ProblemRequest]:
-    """Those that have kernels for the problem; of others stderr has the reason. ValueError where none has."""
+    """The requests that have kernels for the problem; stderr has the reason of others. ValueError where none has."""
     found, reasons = [], []
     for each in requests:
         try:
@@ -145,7 +145,7 @@ def able(requests: list[ProblemRequest]) -> list[ProblemRequest]:
 
 
 def known_names(request: ProblemRequest) -> list[str]:
-    """What --algorithms may name. A cache has no gradients; with --backward, names without it are backwards too."""
+    """The names that --algorithms may have. A cache has no gradients; with --backward, names without it are backwards too."""
     forward = list(ALGORITHMS)
     if request.cache is not None:
         return forward
@@ -166,7 +166,7 @@ def request_of(name: str, request: ProblemRequest) -> ProblemRequest:
 
 
 def names_of(asked: Sequence[ProblemRequest]) -> list[str]:
-    """What players are called; a backward says that it is one where others are not."""
+    """The players' names; a backward says that it is one where others are not."""
     names, mixed = {**NAMES, "standard": "standard attention"}, len({each.backward for each in asked}) > 1
     return [
         "deterministic " * each.deterministic + names[each.algorithm] + "'s backward" * (mixed and each.backward) for each in asked

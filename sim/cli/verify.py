@@ -146,7 +146,7 @@ def show(report: dict[str, Any], request: ProblemRequest, found: Verification) -
 
 
 def faults(found: Verification) -> list[str]:
-    """What is wrong, in a few words each."""
+    """The faults, in a few words each."""
     told = []
     if found.differences:
         tensors = dict.fromkeys(difference.tensor for difference in found.differences)
