@@ -1,4 +1,4 @@
-"""The output of `cupyflash explain --backward` on FlashAttention-2's backward: its blocks with the reason, and the cost of dQ either
+"""The output of `cupyflash explain --backward` on FlashAttention-2's backward: its blocks with the reason, and what dQ costs either
 way, summed by atomics or by a kernel of its own."""
 
 from __future__ import annotations
