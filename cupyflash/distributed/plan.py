@@ -163,7 +163,7 @@ class RingPlan(PlanOverRanks):
 
     def pieces(self, rows: Part, keys: Part) -> tuple[Piece, ...]:
         chunks = product(placed(rows), placed(keys))
-        seen = (Band.of(mine, there, (0, self.n_q), (0, self.n_k), self.reach) for mine, there in chunks)
+        seen = (SeenBand.of(mine, there, (0, self.n_q), (0, self.n_k), self.reach) for mine, there in chunks)
         bands = _joined([band for band in seen if band is not None], self.by_position)
         return tuple(band.piece(None, self.n_q, self.n_k) for band in bands)
 
@@ -193,7 +193,7 @@ _plan = lru_cache(maxsize=256)(RingPlan)
 FAR = 1 << 62
 
 
-class Band(NamedTuple):
+class SeenBand(NamedTuple):
     """The keys that some rows see, both counted within their parts: row i sees i + near <= j <= i + far.
 
     A row's position in the sequence is i + row, a key's is j + key (in a band that was joined: of the first ones).
@@ -207,7 +207,7 @@ class Band(NamedTuple):
     key: int
 
     @classmethod
-    def of(cls, rows: Chunk, keys: Chunk, q: tuple[int, int], k: tuple[int, int], reach: Window) -> Band | None:
+    def of(cls, rows: Chunk, keys: Chunk, q: tuple[int, int], k: tuple[int, int], reach: Window) -> SeenBand | None:
         """The band of two chunks in the sequence whose rows and keys begin and end at q and k; None if nothing is seen."""
         mine, there = rows.within(*q), keys.within(*k)
         i, j = rows.local(mine), keys.local(there)
@@ -216,7 +216,7 @@ class Band(NamedTuple):
         left, right = (FAR if side is None else side for side in reach)
         return cls(i, j, own - left, own + right, row, key).trimmed()
 
-    def trimmed(self) -> Band | None:
+    def trimmed(self) -> SeenBand | None:
         """Drop rows and keys that see and are seen by none, and limits without effect; None if nothing is seen."""
         i0, i1 = max(self.rows.start, self.keys.start - self.far), min(self.rows.stop, self.keys.stop - self.near)
         if i0 >= i1:
@@ -245,7 +245,7 @@ class Band(NamedTuple):
         return Piece(self.rows, self.keys, *first, causal, window, sequence, n_q, n_k)
 
 
-def _joined(bands: list[Band], by_position: bool) -> list[Band]:
+def _joined(bands: list[SeenBand], by_position: bool) -> list[SeenBand]:
     """Join bands to fewer: neighbours along the keys first, then along the rows, as long as any two are one."""
     for a, b in ((a, b) for along in ("keys", "rows") for a, b in product(bands, bands) if _adjoin(a, b, along)):
         if by_position and (a.row, a.key) != (b.row, b.key):
@@ -255,28 +255,28 @@ def _joined(bands: list[Band], by_position: bool) -> list[Band]:
     return bands
 
 
-def _adjoin(a: Band, b: Band, along: str) -> bool:
+def _adjoin(a: SeenBand, b: SeenBand, along: str) -> bool:
     """True if b's keys come right behind a's, for the same rows; or its rows."""
     return (a.rows == b.rows and a.keys.stop == b.keys.start) if along == "keys" else a.rows.stop == b.rows.start
 
 
-def _as_one(a: Band, b: Band) -> Band | None:
+def _as_one(a: SeenBand, b: SeenBand) -> SeenBand | None:
     """One band that sees what both see, if any does: what is seen is compared wherever it may turn."""
     rows, keys = (range(min(x.start, y.start), max(x.stop, y.stop)) for x, y in ((a.rows, b.rows), (a.keys, b.keys)))
     key = min(a, b, key=lambda band: band.keys.start).key
     for near, far in product((-FAR, a.near, b.near), (FAR, a.far, b.far)):
-        one = Band(rows, keys, near, far, a.row, key)
+        one = SeenBand(rows, keys, near, far, a.row, key)
         if all(_both(a, b, i) == one.seen(i) for i in _compared(rows, a, b, one)):
             return one
     return None
 
 
-def _compared(rows: range, *bands: Band) -> set[int]:
+def _compared(rows: range, *bands: SeenBand) -> set[int]:
     turns = set().union(*(band.turns() for band in bands))
     return {i + near for i in turns for near in (-1, 0, 1) if i + near in rows}
 
 
-def _both(a: Band, b: Band, i: int) -> tuple[int, int] | None:
+def _both(a: SeenBand, b: SeenBand, i: int) -> tuple[int, int] | None:
     """The keys that row i sees in either; None where they are not one behind the other."""
     seen = [band.seen(i) for band in (a, b) if i in band.rows]
     return None if any(left[1] != right[0] for left, right in pairwise(seen)) else (seen[0][0], seen[-1][1])

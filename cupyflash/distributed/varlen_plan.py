@@ -8,7 +8,7 @@ from functools import cached_property
 from itertools import pairwise, product
 
 from cupyflash.distributed.layout import Chunk, Part, placed
-from cupyflash.distributed.plan import Band, PackedPiece, Piece, PlanOverRanks
+from cupyflash.distributed.plan import PackedPiece, Piece, PlanOverRanks, SeenBand
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class VarlenPlan(PlanOverRanks):
                 continue
             yield from self._packed(rows, keys, run)
             run = []
-            if mine and there and (band := Band.of(rows, keys, q, k, self.reach)):
+            if mine and there and (band := SeenBand.of(rows, keys, q, k, self.reach)):
                 yield band.piece(sequence, n_q, n_k)
         yield from self._packed(rows, keys, run)
 
