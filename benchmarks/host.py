@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import subprocess
 import sys
 import time
@@ -18,15 +17,14 @@ import timeit
 import types
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext, suppress
-from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))
+from checkout import environment
 
-import cupy  # noqa: E402
-import numpy as np  # noqa: E402
-from cupy.cuda import function  # noqa: E402
+# isort: split
+import cupy
+import numpy as np
+from cupy.cuda import function
 
 DEVICES, HEAD_DIMS = ("A100-40GB", "H100-SXM"), (64, 128)
 SHAPE = (4, 16, 1024, 64)
@@ -179,9 +177,8 @@ def main() -> None:
     if given.first_call:
         print(json.dumps(first_call()))
         return
-    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
     command = [sys.executable, __file__, "--first-call"]
-    told = [subprocess.run(command, env=os.environ | {"PYTHONPATH": path}, capture_output=True, check=True) for _ in range(3)]
+    told = [subprocess.run(command, env=environment(), capture_output=True, check=True) for _ in range(3)]
     first = min((json.loads(each.stdout) for each in told), key=lambda each: sum(each.values()))
     for line in cold():
         print(line)

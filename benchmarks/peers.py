@@ -6,7 +6,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 from records import told
@@ -37,6 +37,16 @@ def missing(module: str) -> str | None:
 def all_missing() -> dict[str, str]:
     """The peers' modules that are not there, each with the reason."""
     return {module: reason for module in MODULES if (reason := missing(module))}
+
+
+def without_graph(torch: Any, function: Call) -> Call:
+    """A call from which PyTorch keeps nothing for gradients."""
+
+    def call() -> Any:
+        with torch.no_grad():
+            return function()
+
+    return call
 
 
 def heads_second(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -126,14 +136,7 @@ class Torch:
     def forward(self, causal: bool, scores: int) -> Iterator[tuple[str, Call]]:
         """O of the tensors Q, K and V, with S of so many elements."""
         for name, function, tensors in (*self.functions(math=scores <= MATH_SCORES), *self.forward_only()):
-            yield name, self._without_graph(function, tensors, causal)
-
-    def _without_graph(self, function: Callable[..., Any], tensors: Sequence[Any], causal: bool) -> Call:
-        def call() -> Any:
-            with self.torch.no_grad():
-                return function(*tensors, causal)
-
-        return call
+            yield name, without_graph(self.torch, partial(function, *tensors, causal))
 
     def backward(self, causal: bool) -> Iterator[tuple[str, Call]]:
         """dQ, dK and dV of the tensors Q, K, V and dO; the forward is run at the first call, and not again.
@@ -183,14 +186,7 @@ class TorchDecoding:
     def calls(self) -> Iterator[tuple[str, Call]]:
         """O (b, h, 1, d), by name."""
         for name, call in (*self._sdpa(), *self._flash_attn(), *self._flashinfer()):
-            yield name, self._without_graph(call)
-
-    def _without_graph(self, function: Call) -> Call:
-        def call() -> Any:
-            with self.torch.no_grad():
-                return function()
-
-        return call
+            yield name, without_graph(self.torch, call)
 
     def _sdpa(self) -> Iterator[tuple[str, Call]]:
         """Each backend with PyTorch's own grouped heads, and with the heads of a group as queries of one head: the same numbers,

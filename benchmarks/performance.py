@@ -10,22 +10,21 @@ import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
+from checkout import ROOT
 
-import decode as decoding  # noqa: E402
-import numpy as np  # noqa: E402
-from cases import DecodeCase  # noqa: E402
-from machine_code import rates, sass, tables, whole  # noqa: E402
+# isort: split
+import decode as decoding
+import numpy as np
+from cases import DecodeCase
+from machine_code import rates, sass, tables, whole
 
-from cupyflash import Device, Problem, kernels_cu  # noqa: E402
-from cupyflash.multiprocessor import EXPONENTIALS, Multiprocessor  # noqa: E402
-from cupyflash.schedules import BackwardSchedule, decode_tiles, fa2_tiles, fa3_tiles, plan_backward  # noqa: E402
-from cupyflash.sim import execute_backward, ptx  # noqa: E402
-from cupyflash.sim.numbers.yardstick import draw, draw_gradient  # noqa: E402
-from cupyflash.sim.ptx import Counters  # noqa: E402
+from cupyflash import Device, Problem, kernels_cu
+from cupyflash.multiprocessor import EXPONENTIALS, Multiprocessor
+from cupyflash.schedules import BackwardSchedule, decode_tiles, fa2_tiles, fa3_tiles, plan_backward
+from cupyflash.sim import execute_backward, ptx
+from cupyflash.sim.numbers.yardstick import draw, draw_gradient
+from cupyflash.sim.ptx import Counters
 
 PAGE = ROOT / "docs" / "performance.md"
 DEVICES, HEAD_DIMS = ("A100-40GB", "RTX 4090", "H100-SXM"), (64, 128)

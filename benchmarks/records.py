@@ -28,7 +28,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-ROOT = Path(__file__).resolve().parent.parent
+from checkout import ROOT
+
 LONGEST_TEXT = 300
 
 

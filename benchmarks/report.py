@@ -7,10 +7,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
+import checkout  # noqa: F401
 
-from cupyflash.sim.clock.measured import read  # noqa: E402
+# isort: split
+from cupyflash.sim.clock.measured import read
 
 CASE = ("pass", "dtype", "d", "n", "causal")
 HEAD = f"{'':<9}{'dtype':<9}{'d':>4}{'N':>7} {'causal':<7}{'implementation':<20}{'ms':>9}{'spread':>8}{'TFLOP/s':>9}{'RMS':>9}"
@@ -27,26 +27,22 @@ def heading(what: str) -> str:
 
 
 def line(row: Mapping[str, Any]) -> str:
-    """A measurement."""
+    """A measurement, of decoding too."""
     if "kv_heads" in row:
-        return decode_line(row)
-    named = f"{row['pass']:<9}{row['dtype']:<9}{row['d']:>4}{row['n']:>7} {row['causal']!s:<7}{row['implementation']:<20}"
+        group, digits = row["heads"] // row["kv_heads"], 4
+        case = f"{row['pass']:<8}{row['dtype']:<9}{row['d']:>4}{row['batch']:>6}{row['n']:>7}{group:>6} {row['implementation']:<29}"
+        share = f"{row['of_copy']:.0%}" if "of_copy" in row else "-"
+        rates = f"{row['gb_s']:>9.0f}{share:>10}" if "gb_s" in row else f"{'-':>9}{share:>10}"
+    else:
+        case, digits = (
+            f"{row['pass']:<9}{row['dtype']:<9}{row['d']:>4}{row['n']:>7} {row['causal']!s:<7}{row['implementation']:<20}",
+            3,
+        )
+        rates = f"{row['tflops']:>9.1f}" if "tflops" in row else f"{'-':>9}"
     if "seconds" not in row:
-        return f"{named}  {row['error'][:70]}"
-    rate = f"{row['tflops']:.1f}" if "tflops" in row else "-"
-    return f"{named}{row['seconds'] * 1e3:>9.3f}{row['spread_s'] * 1e3:>8.3f}{rate:>9}{off(row):>9}{''.join(doubts(row))}"
-
-
-def decode_line(row: Mapping[str, Any]) -> str:
-    """A measurement of decoding."""
-    named = f"{row['pass']:<8}{row['dtype']:<9}{row['d']:>4}{row['batch']:>6}{row['n']:>7}{row['heads'] // row['kv_heads']:>6} "
-    named += f"{row['implementation']:<29}"
-    if "seconds" not in row:
-        return f"{named}  {row['error'][:70]}"
-    rate = f"{row['gb_s']:.0f}" if "gb_s" in row else "-"
-    share = f"{row['of_copy']:.0%}" if "of_copy" in row else "-"
-    times = f"{row['seconds'] * 1e3:>9.4f}{row['spread_s'] * 1e3:>8.4f}"
-    return f"{named}{times}{rate:>9}{share:>10}{off(row):>9}{''.join(doubts(row))}"
+        return f"{case}  {row['error'][:70]}"
+    times = f"{row['seconds'] * 1e3:>9.{digits}f}{row['spread_s'] * 1e3:>8.{digits}f}"
+    return f"{case}{times}{rates}{off(row):>9}{''.join(doubts(row))}"
 
 
 def ring_line(row: Mapping[str, Any]) -> str:

@@ -28,13 +28,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from checkout import ROOT
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))
-
-from cupyflash import Device, Problem, plan  # noqa: E402
-from cupyflash.sim import Execution, execute  # noqa: E402
-from cupyflash.sim.ptx import Launch, Module  # noqa: E402
+# isort: split
+from cupyflash import Device, Problem, plan
+from cupyflash.sim import Execution, execute
+from cupyflash.sim.ptx import Launch, Module
 
 D, TILE, THREADS = 64, 64, 128
 SHARED_BYTES = 5 * TILE * (D + 8) * 2

@@ -9,11 +9,12 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from itertools import starmap
 from typing import Any
 
 import accuracy
 from cases import Case
-from machine import Call, Machine, Sample
+from machine import Call, Machine, Sample, Simulated
 from records import Budget, Records, attempt, told
 
 from cupyflash import Device
@@ -31,6 +32,20 @@ class Implementation:
 
 
 Implementations = Callable[[Machine, Case, Sequence[Any]], Iterable[Implementation]]
+Reference = Callable[[Any, Sequence[Any], bool], tuple[Any, ...]]
+
+
+def peers_of(reference: Reference, inputs: int, theirs: Callable[[Machine, Case, Sequence[Any]], Iterable[Any]]) -> Implementations:
+    """Other implementations on given arrays: NumPy's on the simulated device, else `theirs`, pairs of a name and a call."""
+
+    def peers(machine: Machine, case: Case, arrays: Sequence[Any]) -> Iterator[Implementation]:
+        if isinstance(machine, Simulated):
+            own = [machine.as_float32(array) for array in arrays[:inputs]]
+            yield Implementation("numpy", lambda: reference(machine.xp, own, case.causal))
+        else:
+            yield from starmap(Implementation, theirs(machine, case, arrays))
+
+    return peers
 
 
 @dataclass(frozen=True)
@@ -51,7 +66,7 @@ class Pass:
     default: str
     ours: Implementations
     peers: Implementations
-    reference: Callable[[Any, Sequence[Any], bool], tuple[Any, ...]]
+    reference: Reference
     kernels: Callable[[Device, Case], Iterable[Kernel]]
     cases: Callable[[Machine, bool], Sequence[Case]] | None = None
     tiny: Case | None = None

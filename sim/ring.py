@@ -87,8 +87,8 @@ def _replay_ring(link: Link, ring: RingPlan, backward: bool) -> None:
 
 
 @dataclass(frozen=True)
-class Work:
-    """A piece as a call by itself: there are few different ones, however many ranks there are."""
+class PieceWork:
+    """What a piece is as a call by itself: of these there are few, however many ranks there are."""
 
     rows: int
     keys: int
@@ -96,7 +96,7 @@ class Work:
     window: tuple[int | None, int | None] | None
 
     @classmethod
-    def of(cls, piece: Piece) -> Work:
+    def of(cls, piece: Piece) -> PieceWork:
         return cls(len(piece.rows), len(piece.keys), piece.causal, piece.window)
 
     def problem(self, whole: Problem) -> Problem:
@@ -105,8 +105,8 @@ class Work:
 
 
 @lru_cache(maxsize=4096)
-def schedule(work: Work, problem: Problem, device: Device, backward: bool = False) -> TileSchedule:
-    """The schedule of a piece: as `attention` runs it by default."""
+def schedule(work: PieceWork, problem: Problem, device: Device, backward: bool = False) -> TileSchedule:
+    """How a piece of a problem is run: as `attention` runs it by default."""
     own = work.problem(problem)
     if backward:
         return plan_backward(own, device)
@@ -114,7 +114,7 @@ def schedule(work: Work, problem: Problem, device: Device, backward: bool = Fals
 
 
 @lru_cache(maxsize=4096)
-def _traffic(work: Work, problem: Problem, device: Device, backward: bool) -> Traffic:
+def _traffic(work: PieceWork, problem: Problem, device: Device, backward: bool) -> Traffic:
     return theory.traffic(schedule(work, problem, device, backward))
 
 
@@ -122,7 +122,7 @@ def hbm_bytes(ring: RingPlan, problem: Problem, device: Device, rank: int, *, ba
     """The bytes that all pieces of a rank move in its HBM, by the closed forms, without the addition of their results."""
     read: Counter[str] = Counter()
     written: Counter[str] = Counter()
-    for work, times in Counter(Work.of(piece) for step in ring.steps(rank) for piece in step.pieces).items():
+    for work, times in Counter(PieceWork.of(piece) for step in ring.steps(rank) for piece in step.pieces).items():
         for name, moved in _traffic(work, problem, device, backward).items():
             read[name] += times * moved.read_bytes
             written[name] += times * moved.write_bytes

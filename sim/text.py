@@ -76,6 +76,18 @@ def _titles(columns: Sequence[int], widths: Sequence[int], titles: Sequence[str]
     return (INDENT + "  ".join(spans)).rstrip()
 
 
+def in_units(amount: float, units: Sequence[tuple[str, float]], form: str, least: str) -> str:
+    """An amount in the largest of `units` (name, size) of which there is one, written by `form`; else by `least`."""
+    for unit, size in units:
+        if amount >= size:
+            return f"{amount / size:{form}} {unit}"
+    return least
+
+
+DECIMAL = (("PB", 1e15), ("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3))
+BINARY = (("GB", 2**30), ("MB", 2**20), ("KB", 2**10))
+
+
 def shortened(text: str, width: int) -> str:
     """The beginning of a text that is too long."""
     return text if len(text) <= width else text[: width - 3] + "..."

@@ -43,14 +43,14 @@ from cupyflash.schedules import (
 )
 from cupyflash.schedules.dropout_mask import DropoutMaskSchedule
 from cupyflash.sim import replay, theory
-from cupyflash.sim.cli.options import Request
+from cupyflash.sim.cli.options import ProblemRequest
 from cupyflash.sim.cli.verify import verify as command
 from cupyflash.sim.execution import execute, run_kernels
 from cupyflash.sim.numbers.inputs import Inputs
 from cupyflash.sim.numbers.reference import dropped
 from cupyflash.sim.numbers.yardstick import DROPPED, draw_gradient, draw_mask, drawn, knowing_mask, measure
 from cupyflash.sim.ptx import Counters
-from cupyflash.sim.verification import Drawn, has_cache, run_drawn, score_dtype, with_lengths
+from cupyflash.sim.verification import DrawnInputs, has_cache, run_drawn, score_dtype, with_lengths
 
 LIST = Path(__file__).with_suffix(".toml")
 SPENT = Path(__file__).with_name("killers_spent.json")
@@ -96,11 +96,11 @@ class Killer:
         return f"{self.kernel} {self.number}" + (f".{self.more}" if self.more else "")
 
     @cached_property
-    def request(self) -> Request:
-        """The request that the command would make."""
+    def request(self) -> ProblemRequest:
+        """What the command would be asked."""
         with command.make_context("verify", shlex.split(self.verify)) as context:
             own = ("seed", "data_seed", "l2", "max_seconds", "as_json")
-            request = Request.of({name: value for name, value in context.params.items() if name not in own})
+            request = ProblemRequest.of({name: value for name, value in context.params.items() if name not in own})
         problem = request.problem
         if self.scale:
             problem = problem.asking(scale=self.scale)
@@ -194,7 +194,7 @@ class Killer:
     def _attention(self, schedule: TileSchedule) -> None:
         self.counts()
         p, dropped = schedule.problem, self.request.dropout or DROPPED
-        given = Drawn.of(p, 0, dropped=dropped)
+        given = DrawnInputs.of(p, 0, dropped=dropped)
         if has_cache(schedule):
             run = run_drawn(schedule, given, 1.0)
             self._holds(run.traffic, run.numbers, (*run.findings, *run.caches))

@@ -528,7 +528,7 @@ def test_messages_fail(gather: bool, most: int, temporary: Path, plainly: None) 
 
 
 ARITHMETIC = (
-    *((ring_forward, "add_state"), (ring_forward.Ring, "put")),
+    *((ring_forward, "add_state"), (ring_forward.RingSide, "put")),
     *((ring_backward, "add"), (ring_backward.GatheredSums, "take")),
 )
 

@@ -20,9 +20,9 @@ from cupyflash.schedules import TileSchedule, plan_backward, plan_decode
 from cupyflash.sim import l2, theory
 from cupyflash.sim.cli import main
 from cupyflash.sim.l2 import L2, LINE, SECTOR
-from cupyflash.sim.l2.cache import Cache, Requests
-from cupyflash.sim.l2.launch import Memory
-from cupyflash.sim.l2.played import Played
+from cupyflash.sim.l2.cache import Requests, SectoredCache
+from cupyflash.sim.l2.launch import DeviceMemory
+from cupyflash.sim.l2.played import PlayedWalk
 from cupyflash.sim.pictures.plot import draw
 from cupyflash.sim.traffic import TensorTraffic, Traffic
 from suites import sample, sweep
@@ -93,7 +93,7 @@ def test_random_streams_are_those_of_a_plain_simulator(data: st.DataObject) -> N
             st.tuples(st.integers(0, 3), st.integers(0, 1), st.integers(0, 1), st.integers(0, 55), size, st.booleans()), max_size=60
         )
     )
-    model, plain = Cache(cache, [0, base], unit, [False, False]), Plain(cache)
+    model, plain = SectoredCache(cache, [0, base], unit, [False, False]), Plain(cache)
     parts = [Requests.of(t, m, base * x + a * unit, n * unit, write=w) for t, m, x, a, n, w in drawn]
     served = sorted({(t, m, base * x + a * unit, n * unit, w, x) for t, m, x, a, n, w in drawn})
     for some in (range(2), range(2, 4)):  # a turn is served whole
@@ -214,9 +214,9 @@ def test_the_backward_of_wide_heads_asks_for_what_theory_counts(d: int, determin
 def test_the_backward_s_row_blocks_come_from_the_last_one_on() -> None:
     """The kernel has this order, and fetches the next lower one meanwhile; for each query head of the group in turn."""
     schedule = plan_backward(Problem(1, 2, 1, 512, 512, 64, "float16", causal=True), A100)
-    memory = Memory()
+    memory = DeviceMemory()
     main = l2.launches_of(schedule, "rows", memory)[2]
-    assert isinstance(main, Played)
+    assert isinstance(main, PlayedWalk)
     first = main.requests(np.array([1]), np.array([0]), main.turns[1:2])
     of_q = [move.tensor.name for move in main.walk.moves].index("Q")
     rows = (first.first[first.move == of_q] - memory.bases["Q"]) // (schedule.block_rows * 128)

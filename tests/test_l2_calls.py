@@ -33,7 +33,7 @@ from cupyflash.sim import l2, replay, theory
 from cupyflash.sim.cli import main
 from cupyflash.sim.clock.times import times
 from cupyflash.sim.l2 import L2, LINE, executed
-from cupyflash.sim.l2.launch import Memory
+from cupyflash.sim.l2.launch import DeviceMemory
 from cupyflash.sim.numbers.yardstick import knowing_mask
 from cupyflash.sim.traffic import Traffic
 from problems import patterns, sides
@@ -148,7 +148,7 @@ def test_random_calls_are_served_as_lines_are(data: st.DataObject) -> None:
     """Runs of lines are no other than their lines, and no request leaves its tensor; words have a cache of their own."""
     schedule = data.draw(schedules(data.draw(st.sampled_from(KINDS + GRADIENTS)), 130))
     cache = data.draw(geometries.map(lambda made: replace(made, nbytes=8 * made.nbytes)))
-    found, plain, of_words, memory = l2.run(schedule, l2=cache), Plain(cache), Plain(cache), Memory()
+    found, plain, of_words, memory = l2.run(schedule, l2=cache), Plain(cache), Plain(cache), DeviceMemory()
     for launch in l2.launches_of(schedule, "rows", memory):
         names = sorted(memory.bases, key=memory.bases.__getitem__)
         bases = np.array([memory.bases[name] for name in names])

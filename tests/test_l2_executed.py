@@ -28,7 +28,7 @@ from cupyflash.sim.l2 import L2, LINE, SECTOR, executed
 from cupyflash.sim.l2.launch import Blocks
 from cupyflash.sim.profiling import together
 from cupyflash.sim.ptx import Access, Module
-from cupyflash.sim.verification import Drawn, run_drawn
+from cupyflash.sim.verification import DrawnInputs, run_drawn
 from suites import sample
 
 pytest.importorskip("cupy")
@@ -57,7 +57,7 @@ def played(name: str) -> tuple[TileSchedule, executed.Observed]:
     """A schedule, executed."""
     schedule = SCHEDULES[name](CAUSAL)
     execution, watch = executed.observed(schedule)
-    run_drawn(schedule, Drawn.of(schedule.problem, 0, watch=watch))
+    run_drawn(schedule, DrawnInputs.of(schedule.problem, 0, watch=watch))
     return schedule, execution
 
 
@@ -164,7 +164,7 @@ def test_a_plain_simulator_of_what_was_observed_says_the_same(name: str) -> None
         assert observer is not None
         return Onlookers(together(observer, seen[-1]))
 
-    run_drawn(schedule, Drawn.of(schedule.problem, 0, watch=both))
+    run_drawn(schedule, DrawnInputs.of(schedule.problem, 0, watch=both))
     launches = [(one, launch.grid, launch.slots) for one, launch in zip(seen, execution.launches, strict=True)]
     for geometry in (L2(1 << 13, 4), L2(3 << 13, 3), L2(1 << 16)):
         assert execution.behind(geometry).dram.total_bytes == plainly(launches, geometry).dram.total_bytes

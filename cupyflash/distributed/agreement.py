@@ -1,4 +1,4 @@
-"""The messages of ranks about a call itself: a mistake on one rank becomes an error on all, and none waits in vain."""
+"""Messages of ranks around a call: an error on one of them is raised on all, and none waits in vain."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ LONGEST = 2000
 
 
 def together(comm: Communicator, make: Callable[[], Made], say: Callable[[Made], Mapping[str, Any]]) -> tuple[Made, list[Any]]:
-    """The result of `make` on this rank, and what each rank says of its own result (`say`).
+    """Return the result of `make` on this rank, and what each rank says of its own.
 
     An exception of `make` on this rank is raised here; the other ranks get a ValueError that names this rank.
     """
@@ -68,7 +68,7 @@ class Watch:
                 self.error = error
 
     def close(self, comm: Communicator, make: Callable[[], Made]) -> Made:
-        """The result of `make`, at the end of a call. Raises this rank's own error, or `RankFailed` for another rank's."""
+        """Return the result of `make` at the end of a call. Raise this rank's error, or `RankFailed` for another rank's."""
         made: list[Made] = []
         self.run(lambda: made.append(make()))
         try:

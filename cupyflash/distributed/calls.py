@@ -6,9 +6,9 @@ from collections.abc import Callable, Mapping
 from typing import Any, Unpack
 
 from cupyflash.distributed.communicator import as_communicator
-from cupyflash.distributed.opening import Call, Checked
-from cupyflash.distributed.ring import run_forward
-from cupyflash.distributed.ring_backward import run_backward
+from cupyflash.distributed.opening import Checked, RingCall
+from cupyflash.distributed.ring import ForwardPass
+from cupyflash.distributed.ring_backward import BackwardPass
 from cupyflash.distributed.varlen import VarlenChecked
 from cupyflash.request import keywords
 from cupyflash.request.keywords import asks, keywords_of
@@ -114,19 +114,18 @@ def ring_attention_varlen_backward(
     return _backward(ring_attention_varlen_backward, comm, {**rows, **bounds, **asked})
 
 
-def _opened(function: Callable[..., Any], comm: Any, given: Mapping[str, Any]) -> Call:
-    kind = VarlenChecked if "cu_seqlens_q" in given else Checked
-    return Call.opened(as_communicator(comm), lambda: kind.of(keywords_of(function), given))
+def _run(function: Callable[..., Any], comm: Any, given: Mapping[str, Any], kind: type[ForwardPass] | type[BackwardPass]) -> Any:
+    checked = VarlenChecked if "cu_seqlens_q" in given else Checked
+    call = RingCall.opened(as_communicator(comm), lambda: checked.of(keywords_of(function), given))
+    with call.device():
+        return call.begin(kind).run(call.checked.arrays.get("sinks"), call.checked.returned)
 
 
 def _forward(function: Callable[..., Any], comm: Any, given: Mapping[str, Any]) -> Any:
-    call = _opened(function, comm, given)
-    with call.device():
-        out, lse = run_forward(call.forward(), call.arrays["q"], call.arrays.get("sinks"), call.checked.returned)
+    out, lse = _run(function, comm, given, ForwardPass)
     return (out, lse) if given.get("return_lse") else out
 
 
 def _backward(function: Callable[..., Any], comm: Any, given: Mapping[str, Any]) -> tuple[Any, ...]:
-    call = _opened(function, comm, given)
-    with call.device():
-        return run_backward(*call.backward(), call.arrays.get("sinks"), call.checked.returned)
+    found: tuple[Any, ...] = _run(function, comm, given, BackwardPass)
+    return found

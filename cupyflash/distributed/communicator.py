@@ -1,4 +1,4 @@
-"""The interface between a ring and a transport, and the choice of a transport for an object."""
+"""The interface of a transport, and the adapter for an object that is one."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Request(Protocol):
 
 
 class Communicator(Protocol):
-    """A transport of messages between ranks: a few verbs, which all ranks use in the same order.
+    """A carrier of messages between ranks: a few verbs, which all ranks use in the same order.
 
     `rank` is this one, of 0 to `size` - 1.
     """

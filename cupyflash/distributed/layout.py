@@ -1,4 +1,4 @@
-"""The positions of a sequence that each rank holds, and the rank whose positions it has at each step of a ring."""
+"""The positions of a sequence that each rank holds, and the ranks whose keys are there at each step of a ring."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def parts(length: int, ranks: int, layout: str) -> tuple[Part, ...]:
 
 
 def part_length(part: Part) -> int:
-    """The number of positions of a part."""
+    """The number of positions in a part."""
     return sum(map(len, part))
 
 
@@ -44,12 +44,22 @@ class Chunk(NamedTuple):
     positions: range
     start: int
 
+    @property
+    def there(self) -> slice:
+        """The chunk in the sequence."""
+        return slice(self.positions.start, self.positions.stop)
+
+    @property
+    def here(self) -> slice:
+        """The chunk in the rank's part."""
+        return slice(self.start, self.start + len(self.positions))
+
     def within(self, begin: int, end: int) -> range:
         """The positions from begin to end that are in it."""
         return range(max(begin, self.positions.start), max(min(end, self.positions.stop), begin, self.positions.start))
 
     def local(self, positions: range) -> range:
-        """The place of these positions in the rank's part."""
+        """The places of some positions in the rank's part."""
         shift = self.start - self.positions.start
         return range(positions.start + shift, positions.stop + shift)
 

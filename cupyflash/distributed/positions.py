@@ -16,7 +16,7 @@ BATCH = {"b": "first_batch"}
 
 
 def by_position(form: Form | None) -> bool:
-    """True if a function depends on position."""
+    """True if a function depends on positions."""
     return form is not None and any(isinstance(node, Name) and node.name in NUMBERS for node in walk(form.tree))
 
 

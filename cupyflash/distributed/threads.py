@@ -17,14 +17,14 @@ import numpy as np
 
 from cupyflash.distributed.communicator import RankFailed
 from cupyflash.distributed.layout import checked_ranks
+from cupyflash.distributed.streams import queued, wait_for
 
 AGAIN_SECONDS = 1.0
 """Seconds after which ranks are interrupted again: Python ignores an exception that is raised while it destroys an object."""
 
 
 def threads(ranks: int, function: Callable[..., Any], *arguments: Any) -> list[Any]:
-    """Run `function(comm, *arguments)` on each of `ranks` ranks, each a thread with a communicator of its own, and return the
-    results in order.
+    """Run `function(comm, *arguments)` on `ranks` ranks, each a thread with a communicator of its own, and return all results.
 
     A thread begins with the caller's context (the simulated device, say) and the caller's current GPU; for a GPU each, begin with
     `with cupy.cuda.Device(comm.rank)`. If functions raise, the first rank's own error is raised again; ranks that wait for one that
@@ -113,7 +113,7 @@ class _Message:
 
 @dataclass
 class _Meeting:
-    """The shared state of the ranks."""
+    """The state that the ranks share."""
 
     size: int
     lock: threading.RLock = field(default_factory=threading.RLock)
@@ -174,7 +174,7 @@ class _TakenBack(BaseException):
 def _take_back() -> None:
     """Have this thread raise nothing any more.
 
-    PyThreadState_SetAsyncExc(thread, NULL) clears the error alone and leaves the interpreter's flag for it set for good
+    To clear the error alone, as PyThreadState_SetAsyncExc(thread, NULL) does, would leave the interpreter's flag for it set forever
     (CPython 3.11): all of Python looks for an error at each call and jump, and a function that a debugger traces never begins.
     """
     try:
@@ -193,7 +193,7 @@ class ThreadCommunicator:
         self._sent: Counter[int] = Counter()
         self._expected: Counter[int] = Counter()
 
-    def exchange(self, send: Sequence[Any], to: int, receive: Sequence[Any], source: int) -> _Exchange:
+    def exchange(self, send: Sequence[Any], to: int, receive: Sequence[Any], source: int) -> ThreadExchange:
         message = _Message(send, _mark(send))
         with self._meeting.lock:
             self._meeting.require_going_on()
@@ -202,7 +202,7 @@ class ThreadCommunicator:
         box = source, self.rank, self._expected[source]
         self._sent[to] += 1
         self._expected[source] += 1
-        return _Exchange(self._meeting, message, to, receive, box)
+        return ThreadExchange(self._meeting, message, to, receive, box)
 
     def gather(self, message: bytes) -> list[bytes]:
         number, meeting = self._rounds, self._meeting
@@ -220,7 +220,7 @@ class ThreadCommunicator:
 
 
 @dataclass
-class _Exchange:
+class ThreadExchange:
     meeting: _Meeting
     message: _Message
     to: int
@@ -252,12 +252,12 @@ def _copy(to: Any, array: Any) -> None:
 
 
 def _mark(arrays: Sequence[Any]) -> Any:
-    """An event for the end of all work queued on the current stream, if these are arrays of a GPU."""
+    """An event behind all that is queued on the current stream, if these are arrays of a GPU."""
     if all(isinstance(array, np.ndarray) for array in arrays):
         return None
-    return sys.modules["cupy"].cuda.get_current_stream().record()
+    return queued()
 
 
 def _after(event: Any) -> None:
     if event is not None:
-        sys.modules["cupy"].cuda.get_current_stream().wait_event(event)
+        wait_for(event)

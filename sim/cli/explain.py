@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict
 from typing import Any
 
@@ -12,8 +11,8 @@ from cupyflash.request.problem import USUAL_HEAD_DIM, Problem
 from cupyflash.schedules import BackwardSchedule, DecodeSchedule, TileSchedule, fa3_tiles, plan, plan_backward
 from cupyflash.sim import theory
 from cupyflash.sim.cli import explain_backward, explain_decode, explain_fa2, explain_fa3
-from cupyflash.sim.cli.options import AS_JSON, Request, examples, problem_options
-from cupyflash.sim.cli.show import NAMES, flat, say, show_balance, show_tiling, tiling_report
+from cupyflash.sim.cli.options import AS_JSON, ProblemRequest, examples, problem_options
+from cupyflash.sim.cli.show import NAMES, flat, say, show_balance, show_tiling, taken, tell, tiling_report
 from cupyflash.sim.clock.times import balance
 
 EXAMPLES = examples(
@@ -32,8 +31,8 @@ WAYS = {"fa2": explain_fa2, "fa3": explain_fa3}
     "--all", "everything", is_flag=True, help="List every runner-up and every rejected tile, instead of a few and a count."
 )
 @AS_JSON
-def explain(request: Request, everything: bool, as_json: bool) -> None:
-    """Show which tile runs, and why.
+def explain(request: ProblemRequest, everything: bool, as_json: bool) -> None:
+    """Tell which tile is run, and why.
 
     `attention` runs FlashAttention-2 by default; on a Hopper FlashAttention-3, if it accepts the call and the model predicts it to
     be faster. The output says which, and why. Neither's tile is the paper's Bc = ceil(M / 4d): both are shown. Every configuration
@@ -57,14 +56,7 @@ def explain(request: Request, everything: bool, as_json: bool) -> None:
         "problem": flat(problem),
         "algorithm": schedule.algorithm,
         **({} if request.backward else {"auto": asdict(request.choice)}),
-        "device": {
-            "name": device.name,
-            "sm_count": device.sm_count,
-            "sram_per_block": device.sram_per_block,
-            "sram_per_sm": device.sram_per_sm,
-            "registers_per_sm": device.registers_per_sm,
-            **rates,
-        },
+        "device": taken(device, "name", "sm_count", "sram_per_block", "sram_per_sm", "registers_per_sm") | rates,
         "tiling": tiling_report(schedule),
         "fa1_tiling": fa1_tiling(schedule),
         **found,
@@ -72,17 +64,16 @@ def explain(request: Request, everything: bool, as_json: bool) -> None:
         "traffic": theory.traffic(schedule).as_dict(),
         "flops": problem.backward_flops if request.backward else problem.flops,
     }
-    click.echo(json.dumps(report, indent=2)) if as_json else show(report, request, everything)
+    tell(report, as_json, show, request, everything)
 
 
-def way(request: Request) -> Any:
-    """The module that explains the request."""
+def way(request: ProblemRequest) -> Any:
+    """The module that explains what is asked for."""
     return explain_backward if request.backward else WAYS[request.algorithm]
 
 
 def fa1_tiling(schedule: TileSchedule) -> dict[str, Any] | None:
-    """The blocks of Algorithm 1's kernel, or Algorithm 4's, by the paper's formula for the same problem; None if d is too wide, or
-    nothing fits."""
+    """The tile of Algorithm 1's kernel, or Algorithm 4's, by the paper's formula; None if d is too wide, or nothing fits."""
     if is_wide(schedule.problem):
         return None
     try:
@@ -92,7 +83,7 @@ def fa1_tiling(schedule: TileSchedule) -> dict[str, Any] | None:
         return None
 
 
-def show(report: dict[str, Any], request: Request, everything: bool) -> None:
+def show(report: dict[str, Any], request: ProblemRequest, everything: bool) -> None:
     """An explanation as text."""
     device = request.device
     say(request.title, rest="  ")
@@ -119,8 +110,8 @@ def show(report: dict[str, Any], request: Request, everything: bool) -> None:
     )
 
 
-def which(request: Request) -> str:
-    """The algorithm that `attention` runs, on a Hopper with the reason; its tile does not follow the paper's formula."""
+def which(request: ProblemRequest) -> str:
+    """The algorithm that `attention` runs, on a Hopper with the reason; its tile is none of the paper's formula."""
     formula = "the paper's Bc = ceil(M / 4d), Br = min(Bc, d):"
     if request.backward:
         return f"attention_backward runs {NAMES['fa2']}'s backward, whose tile is not {formula}"

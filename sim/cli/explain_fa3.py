@@ -1,4 +1,4 @@
-"""The text of `cupyflash explain` about FlashAttention-3's tile: the candidates, the needs of the chosen one, and how it runs."""
+"""The output of `cupyflash explain` on FlashAttention-3's tile: what was tried, what the chosen one takes, and how it is run."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from cupyflash.schedules import TileSchedule, fa3_tiles
 from cupyflash.schedules.fa3 import Fa3Schedule
 from cupyflash.schedules.fa3_queue import LOCKSTEP
 from cupyflash.schedules.fa3_tiles import Candidate
-from cupyflash.sim.cli.options import Request
-from cupyflash.sim.cli.show import say, show_table
+from cupyflash.sim.cli.options import ProblemRequest
+from cupyflash.sim.cli.show import say, show_held, show_table
 from cupyflash.words import plural
 
 FITTED = "the widest that fits"
@@ -20,7 +20,7 @@ UNEVEN = 1.05
 """The balance above which the output says why no row block is cut in two."""
 
 
-def explanation(schedule: TileSchedule, request: Request) -> dict[str, Any]:
+def explanation(schedule: TileSchedule, request: ProblemRequest) -> dict[str, Any]:
     """The candidates, and the chosen one's rooms, roles, clocks of a turn and grid, for JSON."""
     assert isinstance(schedule, Fa3Schedule)
     problem, device = schedule.problem, schedule.device
@@ -65,8 +65,8 @@ def row(candidate: Candidate, chosen: Candidate) -> dict[str, Any]:
     return known | {"turn_clocks": dict(candidate.parts), "bound_by": candidate.bound, "scores_a_clock": candidate.rate}
 
 
-def show(report: dict[str, Any], request: Request, everything: bool) -> None:
-    """Print the candidates and the chosen one as text."""
+def show(report: dict[str, Any], request: ProblemRequest, everything: bool) -> None:
+    """Show the candidates and the chosen one as text."""
     (best,) = (each for each in report["candidates"] if each["verdict"] == "chosen")
     say(
         "O, S and P are a consumer's registers, Q and the slots of K and V shared memory. The widest blocks that both hold are "
@@ -92,7 +92,7 @@ def show(report: dict[str, Any], request: Request, everything: bool) -> None:
 
 
 def show_tried(rows: list[dict[str, Any]], everything: bool) -> None:
-    """Print the candidates up to the chosen tile, with reasons, and the widest of the later ones; or all of them."""
+    """Show the candidates up to the chosen tile, with reasons, and the widest later one; or all of them."""
     chosen = next(at for at, each in enumerate(rows) if each["verdict"] == "chosen")
     later = rows[chosen + 1 :]
     shown = later if everything else [each for each in later if each["verdict"] == "later"][:1]
@@ -129,8 +129,7 @@ def show_rooms(report: dict[str, Any], best: dict[str, Any]) -> None:
         f"Shared memory, {best['shared_bytes']:,} of {report['device']['sram_per_block']:,} bytes; rows are in slabs of "
         f"{fa3_tiles.SLAB} elements, the last filled with zeros:"
     )
-    click.echo()
-    show_table(("held", "", "bytes"), [(*held[name], f"{nbytes:,}") for name, nbytes in report["rooms"].items()], left=(0, 1))
+    show_held(held, report["rooms"])
 
 
 def show_roles(report: dict[str, Any], best: dict[str, Any]) -> None:
@@ -149,8 +148,8 @@ def show_roles(report: dict[str, Any], best: dict[str, Any]) -> None:
     show_table(("role", "threads", "a thread", "together"), rows)
 
 
-def order(report: dict[str, Any], request: Request) -> str:
-    """The ways in which thread blocks get row blocks, and tensor cores get products."""
+def order(report: dict[str, Any], request: ProblemRequest) -> str:
+    """The order in which row blocks come to thread blocks, and products to the tensor cores."""
     p, grid = request.problem, report["grid"]
     megabytes = grid["heads_at_a_time"] * p.kv_heads // p.heads * p.seqlen_k * (p.head_dim + p.head_dim_v) * p.itemsize / 2**20
     turns = (

@@ -41,15 +41,15 @@ MOST_SCORES = 1 << 28
 
 
 @dataclass(frozen=True)
-class Functions:
-    """A command's functions; `given` are the captured values from the command line, by name: the other arrays have one element."""
+class ScoreFunctions:
+    """A command's functions; `given` are the captured values that were said, by name: the other arrays have one element."""
 
     score: Score | None = None
     mask: Mask | None = None
     given: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, options: Mapping[str, Any]) -> Functions:
+    def of(cls, options: Mapping[str, Any]) -> ScoreFunctions:
         """The functions of the options' values, by name. Raises as `Score`, `Mask` and `one_score` do, or click.UsageError."""
         texts = {name: options[name] for name in ("score", "mask_function") if options[name] is not None}
         if options["capture"] and not texts:
@@ -97,7 +97,7 @@ class Functions:
             form.check(shapes, sizes_of(problem))
 
     def pattern(self, problem: Problem) -> Pattern | None:
-        """The scores that the mask keeps; None if its arrays are not given, or there are too many scores to evaluate."""
+        """The mask's value for each score; None where its arrays are not given, or there are too many scores to look through."""
         form = problem.options.mask_function
         if form is None or not all(one.name in self.given for one in form.captured):
             return None

@@ -1,4 +1,4 @@
-"""The end of a command: quietly, or with one line on stderr, and an exit status that says which."""
+"""The end of a command: quiet, or with one line on stderr, and an exit status that says which."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class CommandLine(click.Group):
 
 @contextmanager
 def orderly() -> Iterator[None]:
-    """End a command early with one line on stderr, without a traceback, or with none; the exit status says why."""
+    """Turn errors that end a command into one line on stderr, or nothing, and an exit status."""
     try:
         yield
     except BrokenPipeError:  # the reader has had enough, as of `| head`

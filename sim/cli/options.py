@@ -1,4 +1,4 @@
-"""The options that commands share: those that pose a problem on a device, and their values."""
+"""The options that commands share, which pose a problem on a device, and the request that they make."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from cupyflash.request.dropout import checked_probability
 from cupyflash.request.options import OPTIONS, Window, not_taken
 from cupyflash.request.problem import Problem
 from cupyflash.schedules import ALGORITHMS, Cache, Choice, DecodeSchedule, TileSchedule, choose, plan, plan_backward, plan_decode
-from cupyflash.sim.cli.functions import FUNCTIONS, Functions
+from cupyflash.sim.cli.functions import FUNCTIONS, ScoreFunctions
 from cupyflash.sim.cli.show import NAMES, describe, describe_cache, flat
 from cupyflash.tiling import TilingChoice
 from cupyflash.words import plural
@@ -97,6 +97,25 @@ def whole_number(text: str) -> int | None:
     return int(found[1]) * {"": 1, "k": 2**10, "m": 2**20}[found[2].lower()] if found else None
 
 
+def from_0(flag: str, told: str) -> Callable[[Command], Command]:
+    """An option whose value is a whole number, 0 if not said otherwise."""
+    return click.option(flag, default=0, show_default=True, type=click.IntRange(0), help=told)
+
+
+def formats(*names: str) -> Callable[[Command], Command]:
+    """--format, by default the first of these, and --json; `kind_of` says which it is."""
+    form = click.option("--format", "form", type=click.Choice(names), help=f"What to print.  [default: {names[0]}]")
+    as_json = click.option("--json", "as_json", is_flag=True, help="As --format json.")
+    return lambda command: form(as_json(command))
+
+
+def kind_of(form: str | None, as_json: bool) -> str | None:
+    """The format that is asked for, None for the first one. UsageError for two at once."""
+    if as_json and form not in (None, "json"):
+        raise click.UsageError(f"--json is --format json: it cannot go with --format {form}")
+    return "json" if as_json else form
+
+
 class Count(click.IntRange):
     """A whole number, as `whole_number` reads it."""
 
@@ -106,6 +125,8 @@ class Count(click.IntRange):
 
 
 AS_JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of text.")
+OUTPUT = click.option("--output", metavar="FILE", type=NewFile(), help="Write there instead of to stdout.")
+SEED = click.option("--seed", type=click.IntRange(0), help="Run warps apart from each other, in a random order drawn from this.")
 DEVICE = click.option(
     "--device",
     callback=find_device,
@@ -236,7 +257,7 @@ def problem_options(
     backward: bool = False,
     decode: Mapping[str, int] | None = None,
 ) -> Callable[[Command], Command]:
-    """The options that pose a problem; the command gets them as one `Request`, the options that it names itself beside it.
+    """The options that pose a problem; the command gets them as one `ProblemRequest`, the options that it names itself beside it.
 
     `algorithm` is --algorithm's default, and `algorithms` are those that the command knows. `backward`: True if it knows the
     backward pass. `decode`: if it knows decoding, its own default sizes.
@@ -271,7 +292,7 @@ def problem_options(
         @functools.wraps(command)
         def run(**given: Any) -> None:
             own = {name: given.pop(name) for name in inspect.signature(command).parameters if name in given}
-            command(Request.of(given), **own)
+            command(ProblemRequest.of(given), **own)
 
         for option in reversed(options):
             run = option(run)
@@ -281,8 +302,8 @@ def problem_options(
 
 
 @dataclass(frozen=True)
-class Request:
-    """A problem on a device, with an algorithm and a tiling to plan it by: the values of the shared options.
+class ProblemRequest:
+    """A problem on a device, with an algorithm and a tiling to plan it by: what the shared options say.
 
     `lse` is for a forward pass, `deterministic` for a `backward`; a `cache` and perhaps `num_splits` for decoding. `functions` are
     the problem's, with the known captured values; `dropout` is the probability.
@@ -297,57 +318,46 @@ class Request:
     deterministic: bool = False
     cache: Cache | None = None
     num_splits: int | None = None
-    functions: Functions = field(default_factory=Functions)
+    functions: ScoreFunctions = field(default_factory=ScoreFunctions)
     dropout: float = 0.0
 
     @classmethod
-    def of(cls, given: dict[str, Any]) -> Request:
-        """The request of the values of `problem_options`, by name. Raises ValueError or click.UsageError for options that
-        contradict each other."""
+    def of(cls, given: dict[str, Any]) -> ProblemRequest:
+        """The request of `problem_options`' values, by name. ValueError or click.UsageError for what does not go together."""
         if given.get("decode"):
             return cls.decoding(given)
         if alone := first_given(DECODE_ONLY):
             raise click.UsageError(f"{alone} is for --decode")
-        key_lengths, window, seqlen_k = given["key_lengths"], given["window"], given["seqlen_k"]
-        functions, dropout = Functions.of(given), checked_probability(given["dropout"])
-        problem = Problem(
-            given["batch"],
-            given["heads"],
+        key_lengths, functions, dropout = given["key_lengths"], ScoreFunctions.of(given), checked_probability(given["dropout"])
+        problem = posed(
+            given,
             given["kv_heads"] or given["heads"],
-            given["seqlen"],
-            given["seqlen"] if seqlen_k is None else seqlen_k,
-            given["head_dim"],
-            given["dtype"],
-            head_dim_v=given["head_dim_v"],
+            given["seqlen"] if given["seqlen_k"] is None else given["seqlen_k"],
+            functions,
             **{name: given[name] for name, each in OPTIONS.items() if each.is_flag and name in given and name != "dropout"},
             padded=key_lengths is not None,
             key_lengths=None if key_lengths is None else parse_lengths(key_lengths),
-            window=None if window is None else parse_window(window),
             dropout=dropout > 0,
             score_dtype=given.get("score_dtype"),
-            **functions.forms,
         )
-        functions.check(problem)
         backward, deterministic, lse = given.get("backward", False), given.get("deterministic", False), given["lse"]
         if backward and lse:
             raise click.UsageError("--lse is for the forward pass: a backward reads L")
         if deterministic and not backward:
             raise click.UsageError("--deterministic is for --backward: the forward pass has one order")
-        problem, device = contiguous(problem), on(given["device"], given["sram"])
+        device = on(given["device"], given["sram"])
         algorithm, tiling = given["algorithm"], parse_tiling(given["tiling"])
         if algorithm == "auto":
             algorithm = "fa2" if backward else choose(problem, device, tiling).algorithm
         return cls(problem, device, algorithm, tiling, lse, backward, deterministic, functions=functions, dropout=dropout)
 
     @classmethod
-    def decoding(cls, given: dict[str, Any]) -> Request:
-        """The request of the same values with --decode."""
+    def decoding(cls, given: dict[str, Any]) -> ProblemRequest:
+        """The request of the same values, for --decode."""
         if other := first_given(NOT_DECODING):
             instead = ": --cache-seqlens has the keys of each sequence" if other == "--key-lengths" else ""
             raise click.UsageError(f"{other} cannot go with --decode{instead}")
-        heads, kv_heads = given["heads"], given["kv_heads"]
-        if first_given(("heads",)) and not first_given(("kv_heads",)):
-            kv_heads = heads
+        own_heads = first_given(("heads",)) and not first_given(("kv_heads",))
         room, page, appended = given["seqlen_k"], given["page_size"], given["append"]
         if page and not first_given(("seqlen_k",)):  # a default is made whole pages
             room = -(-room // page) * page
@@ -359,32 +369,25 @@ class Request:
             )
         if page and room % page:
             raise click.BadParameter(f"must divide --seqlen-k, {room:,} keys, got {page:,}", param_hint="--page-size")
-        batch, window, functions = given["batch"], given["window"], Functions.of(given)
+        batch, functions = given["batch"], ScoreFunctions.of(given)
         pages = batch * room // page if page else 0
-        problem = Problem(
-            batch,
-            heads,
-            kv_heads,
-            given["seqlen"],
+        problem = posed(
+            given,
+            given["heads"] if own_heads else given["kv_heads"],
             room,
-            given["head_dim"],
-            given["dtype"],
-            head_dim_v=given["head_dim_v"],
+            functions,
             causal=given["causal"],
             sinks=given["sinks"],
-            window=None if window is None else parse_window(window),
-            **functions.forms,
             padded=True,
             key_lengths=cached_lengths(given["cache_seqlens"], batch, room - appended, appended),
         )
-        functions.check(problem)
         cache, device = Cache(appended, page, pages, given["tree"]), on(given["device"], given["sram"])
         own: Any = {"cache": cache, "num_splits": given["num_splits"], "functions": functions}
-        return cls(contiguous(problem), device, "decode", None, given["lse"], **own)
+        return cls(problem, device, "decode", None, given["lse"], **own)
 
     @property
     def choice(self) -> Choice:
-        """The forward that "auto" chooses, and the reason, whatever was requested."""
+        """The choice of "auto" for the forward, with the reason, whatever was asked for."""
         return choose(self.problem, self.device, self.tiling)
 
     def schedule(self) -> TileSchedule:
@@ -411,7 +414,7 @@ class Request:
 
     @property
     def report(self) -> dict[str, Any]:
-        """The request, for JSON: the head of a command's report."""
+        """The request for JSON: the head of a command's report."""
         report: dict[str, Any] = {"problem": flat(self.problem), "algorithm": self.algorithm}
         report |= {"numbers": self.functions.numbers} if self.functions.numbers else {}
         report |= {"dropout": self.dropout} if self.dropout else {}
@@ -433,10 +436,15 @@ def refuse_longer(estimate: float, max_seconds: float) -> None:
         )
 
 
-def contiguous(problem: Problem) -> Problem:
-    """The problem as contiguous arrays pose it: the bytes of a row bound how wide a copy can be."""
+def posed(given: Mapping[str, Any], kv_heads: int, keys: int, functions: ScoreFunctions, **options: Any) -> Problem:
+    """The problem of contiguous arrays, by the options of sizes, --window and functions, and further `options` of `Problem`."""
+    names = ("batch", "heads", "seqlen", "head_dim", "dtype", "head_dim_v", "window")
+    batch, heads, queries, d, dtype, d_v, window = (given[name] for name in names)
+    window = None if window is None else parse_window(window)
+    problem = Problem(batch, heads, kv_heads, queries, keys, d, dtype, head_dim_v=d_v, window=window, **functions.forms, **options)
+    functions.check(problem)
     rows = (dim * problem.itemsize for dim in (problem.head_dim, problem.head_dim_v))
-    return replace(problem, alignment=math.gcd(*rows, MAX_ALIGNMENT))
+    return replace(problem, alignment=math.gcd(*rows, MAX_ALIGNMENT))  # the bytes of a row bound how wide a copy can be
 
 
 def parse_lengths(text: str, option: str = "--key-lengths") -> tuple[int, ...]:

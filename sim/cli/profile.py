@@ -14,9 +14,9 @@ from click.core import ParameterSource
 from cupyflash.device import Device
 from cupyflash.sim import files
 from cupyflash.sim.cli.group import Found
-from cupyflash.sim.cli.options import AS_JSON, DEVICE, NewFile, examples, gathered
+from cupyflash.sim.cli.options import AS_JSON, DEVICE, SEED, NewFile, examples, from_0, gathered
 from cupyflash.sim.cli.show import width
-from cupyflash.sim.ptx import PtxError, UnsupportedPTX
+from cupyflash.sim.ptx import PtxError, Suppression, UnsupportedPTX
 from cupyflash.sim.ptx.report.findings import FAIL_ON
 from cupyflash.words import plural
 
@@ -52,33 +52,33 @@ def targets(context: click.Context, param: click.Parameter, values: tuple[str, .
 
 @dataclass(frozen=True)
 class Source:
-    """The source to execute, and the options of its compilation."""
+    """A kernel's file, the options of its compilation, and its arguments in JSON."""
 
     file: Path
     kernel: str | None
+    spec: str
     arch: str
     defines: tuple[str, ...]
     includes: tuple[Path, ...]
 
 
 @dataclass(frozen=True)
-class Launch:
-    """The options of the launch; `spec` has its arguments in JSON."""
+class LaunchOptions:
+    """Options of the launch, by the names of `sim.profile`."""
 
     grid: tuple[int, ...]
     block: tuple[int, ...]
-    spec: str
     shared_bytes: int
     seed: int | None
     cluster: tuple[int, ...] | None
     max_instructions: int | None
     stall_seconds: float | None
-    suppressions: Path | None
+    suppressions: Path | tuple[Suppression, ...]
 
 
 @dataclass(frozen=True)
-class Report:
-    """The options of the report."""
+class ProfileReport:
+    """Options of the output."""
 
     top: int
     saves: dict[str, Path]
@@ -89,8 +89,8 @@ class Report:
 
 
 @dataclass(frozen=True)
-class Behind:
-    """The device whose L2 is modelled."""
+class L2Options:
+    """Behind the L2 of which device."""
 
     l2: bool
     device: Device
@@ -110,9 +110,9 @@ class Behind:
 @click.option("--arch", default="compute_80", show_default=True, help="The architecture to compile for: compute_90, sm_90 or 9.0.")
 @click.option("-D", "--define", "defines", multiple=True, metavar="NAME[=VALUE]", help="A macro; may be repeated.")
 @click.option("-I", "--include", "includes", multiple=True, type=click.Path(path_type=Path), help="A folder of headers.")
-@click.option("--shared-bytes", default=0, show_default=True, type=click.IntRange(0), help="Dynamic shared memory of a block.")
-@click.option("--seed", type=click.IntRange(0), help="Run warps independently, in a random order drawn from this seed.")
-@click.option("--max-instructions", type=click.IntRange(1), help="End a launch after this many instructions of all warps together.")
+@from_0("--shared-bytes", "Dynamic shared memory of a block.")
+@SEED
+@click.option("--max-instructions", type=click.IntRange(1), help="End a launch that has run so many, of all warps together.")
 @click.option(
     "--stall-seconds",
     type=click.FloatRange(0, min_open=True),
@@ -121,6 +121,7 @@ class Behind:
 @click.option(
     "--suppressions",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    callback=lambda context, param, value: value or (),
     metavar="FILE",
     help="A file of allowed findings, one a line: KIND KERNEL FILE[:LINE] REASON. The report counts them.",
 )
@@ -142,19 +143,11 @@ class Behind:
 )
 @click.option("--l2", is_flag=True, help="Model the L2: the bytes that reach DRAM, from the exact lines that the kernel requests.")
 @DEVICE
-@click.option(
-    "--html", metavar="FILE", type=NewFile((".html", ".htm")), help="Write the report as one page, which needs no network."
-)
-@click.option(
-    "--timeline-block",
-    default=0,
-    show_default=True,
-    type=click.IntRange(0),
-    help="The thread block of the timeline in --html and --json.",
-)
+@click.option("--html", metavar="FILE", type=NewFile((".html", ".htm")), help="Write it as one page, which needs no network.")
+@from_0("--timeline-block", "Of which thread block --html and --json have a timeline.")
 @AS_JSON
-@gathered(source=Source, launch=Launch, report=Report, behind=Behind)
-def profile(source: Source, launch: Launch, report: Report, behind: Behind) -> None:
+@gathered(source=Source, launch=LaunchOptions, report=ProfileReport, behind=L2Options)
+def profile(source: Source, launch: LaunchOptions, report: ProfileReport, behind: L2Options) -> None:
     """Execute and profile any kernel.
 
     FILE is CUDA C, or PTX if its name ends in .ptx; its kernel runs on the PTX machine.
@@ -174,10 +167,10 @@ def profile(source: Source, launch: Launch, report: Report, behind: Behind) -> N
 
     asked = click.get_current_context().get_parameter_source("device")
     if asked is ParameterSource.COMMANDLINE and not behind.l2:
-        raise click.UsageError("--device chooses the L2 and needs --l2 (--arch chooses what to compile for)")
-    if not launch.spec.strip():
+        raise click.UsageError("--device says whose L2: it goes with --l2 (--arch is what to compile for)")
+    if not source.spec.strip():
         raise click.BadParameter("'' is neither a file nor JSON", param_hint="--args")
-    arguments = read_arguments(launch.spec)
+    arguments = read_arguments(source.spec)
     arrays = arrays_by_name(arguments.values)
     for name in report.saves:
         if name not in arrays:
@@ -189,16 +182,9 @@ def profile(source: Source, launch: Launch, report: Report, behind: Behind) -> N
         found = run(
             source.file,
             source.kernel,
-            grid=launch.grid,
-            block=launch.block,
+            **vars(launch),
             args=arguments.values,
             options=options,
-            shared_bytes=launch.shared_bytes,
-            seed=launch.seed,
-            cluster=launch.cluster,
-            max_instructions=launch.max_instructions,
-            stall_seconds=launch.stall_seconds,
-            suppressions=() if launch.suppressions is None else launch.suppressions,
             unwritten=arguments.unwritten,
             banks=report.html is not None,
             l2=behind.device if behind.l2 else None,
@@ -220,7 +206,7 @@ def profile(source: Source, launch: Launch, report: Report, behind: Behind) -> N
 
 
 def first_reason(error: PtxError) -> str:
-    """The statements that the machine cannot execute, in one line."""
+    """The first thing that the machine cannot execute, in one line."""
     from cupyflash.sim.profiling.text import first_refusal
 
     return f"the machine does not execute {first_refusal(error.items)}" if isinstance(error, UnsupportedPTX) else str(error)

@@ -10,7 +10,7 @@ import click
 
 from cupyflash.distributed.layout import LAYOUTS, MOST_RANKS
 from cupyflash.request.options import not_taken
-from cupyflash.sim.cli.options import Command, Request, first_given
+from cupyflash.sim.cli.options import Command, ProblemRequest, first_given
 from cupyflash.sim.clock.ring_model import RingModel, ring_of
 
 # Of the options of a problem, what attention over ranks has not; and what is for it alone.
@@ -21,7 +21,7 @@ DEFAULT_LINK = "450GB/s"
 
 
 def bytes_a_second(rate: str) -> float:
-    """The bytes a second of 450GB/s, or of 400Gb/s in bits. ValueError for a wrong rate."""
+    """Bytes a second of a rate such as 450GB/s, or 400Gb/s in bits. ValueError for what is no rate."""
     found = re.fullmatch(r"(\d{1,9}(?:\.\d{1,9})?) ?([kMGT]?)(B|b|bit)/s", rate)
     each = float(found[1]) * UNITS[found[2]] / (1 if found[3] == "B" else 8) if found else 0.0
     if not each:
@@ -57,7 +57,7 @@ RANKS = click.option("--ranks", metavar="P", type=click.IntRange(1, MOST_RANKS),
 
 
 def split_options(command: Command) -> Command:
-    """The options that split a sequence over ranks."""
+    """Add the options of a split sequence."""
     decorators: tuple[Callable[[Command], Command], ...] = (LINK, LAYOUT, GATHER)
     for option in reversed(decorators):
         command = option(command)
@@ -72,8 +72,8 @@ class Split:
     layout: str
     gather_kv: bool
 
-    def model(self, request: Request, ranks: int, gather: bool | None = None) -> RingModel:
-        """The model of a request over `ranks` ranks."""
+    def model(self, request: ProblemRequest, ranks: int, gather: bool | None = None) -> RingModel:
+        """The model of a request over so many ranks."""
         ring = ring_of(request.problem, ranks, self.layout, self.gather_kv if gather is None else gather)
         return RingModel(ring, request.problem, request.device, self.link, request.backward)
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from cupyflash.sim.cli.options import Command, NewFile, Request
+from cupyflash.sim.cli.options import Command, NewFile, ProblemRequest
 from cupyflash.sim.cli.show import say, show_table
 from cupyflash.sim.clock.measured import RESULTS, measured
 from cupyflash.sim.clock.times import times
@@ -16,7 +16,7 @@ from cupyflash.sim.clock.times import times
 
 @dataclass(frozen=True)
 class Timing:
-    """The options about time: times, and a picture; `results` is the folder with measurements, by default a checkout's."""
+    """The options of times and of a picture; `results` is the folder with what was measured, by default a checkout's."""
 
     with_time: bool
     roofline: Path | None
@@ -26,8 +26,8 @@ class Timing:
     def asked(self) -> bool:
         return self.with_time or self.roofline is not None
 
-    def report_of(self, request: Request) -> dict[str, Any] | None:
-        """The model's times, for JSON; the picture is drawn on the way. None if neither is requested.
+    def report_of(self, request: ProblemRequest) -> dict[str, Any] | None:
+        """The modelled times for JSON; the picture is drawn on the way. None where nothing is asked.
 
         Raises ValueError if the model has no times for the request, click.UsageError for --results without --time.
         """
@@ -76,7 +76,7 @@ def options(command: Command) -> Command:
 
 
 def show(report: dict[str, Any]) -> None:
-    """Print the times as text."""
+    """Show a report as text."""
     seconds = report["seconds"]
     say("Times by a model. What each part of the device is busy for, were it alone:")
     click.echo()

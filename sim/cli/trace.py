@@ -13,7 +13,17 @@ import click
 from cupyflash.schedules import ALGORITHMS, BACKWARD_ALGORITHMS
 from cupyflash.sim import files
 from cupyflash.sim.cli.group import Found
-from cupyflash.sim.cli.options import AS_JSON, MAX_SECONDS, NewFile, Request, examples, first_given, problem_options, refuse_longer
+from cupyflash.sim.cli.options import (
+    AS_JSON,
+    MAX_SECONDS,
+    NewFile,
+    ProblemRequest,
+    examples,
+    first_given,
+    from_0,
+    problem_options,
+    refuse_longer,
+)
 from cupyflash.sim.cli.show import NAMES, describe, describe_cache, say, show_table
 from cupyflash.sim.numbers.gathered import one_call
 from cupyflash.words import plural
@@ -36,19 +46,13 @@ ASKED = "Algorithms to play side by side; fa2-backward plays gradients beside fo
 @click.command(epilog=EXAMPLES)
 @problem_options(seqlen=128, head_dim=64, backward=True, decode=SMALL)
 @click.option("--algorithms", metavar="NAME,NAME,...", help=ASKED)
-@click.option("--html", metavar="FILE", type=NewFile((".html", ".htm")), help="Write the page to this file.")
-@click.option(
-    "--timeline-block",
-    default=0,
-    show_default=True,
-    type=click.IntRange(0),
-    help="The thread block of each launch whose timeline --html and --json have.",
-)
-@click.option("--data-seed", default=0, show_default=True, type=click.IntRange(0), help="The seed from which q, k and v are drawn.")
+@click.option("--html", metavar="FILE", type=NewFile((".html", ".htm")), help="Write the page there.")
+@from_0("--timeline-block", "Of which thread block of each launch --html and --json have a timeline.")
+@from_0("--data-seed", "Draws q, k and v.")
 @MAX_SECONDS
 @AS_JSON
 def trace(
-    request: Request,
+    request: ProblemRequest,
     algorithms: str | None,
     html: Path | None,
     timeline_block: int,
@@ -102,7 +106,7 @@ def trace(
             raise Found("; ".join(each.problems))
 
 
-def asked_for(text: str | None, request: Request) -> list[Request]:
+def asked_for(text: str | None, request: ProblemRequest) -> list[ProblemRequest]:
     """--algorithms' value, each as a request of its own. BadParameter for a name that is none."""
     one = first_given(("algorithm",))
     if text is None:
@@ -111,7 +115,7 @@ def asked_for(text: str | None, request: Request) -> list[Request]:
         return able([request_of(name, request) for name in SIDE_BY_SIDE])
     if one:
         raise click.UsageError("--algorithm and --algorithms cannot go together")
-    known, found = known_names(request), dict[tuple[str, bool, bool], Request]()
+    known, found = known_names(request), dict[tuple[str, bool, bool], ProblemRequest]()
     for name in (name.strip() for name in text.split(",")):
         if name not in known:
             raise click.BadParameter(f"{', '.join(known)}, with commas between, got {name!r}", param_hint="--algorithms")
@@ -122,8 +126,8 @@ def asked_for(text: str | None, request: Request) -> list[Request]:
     return [*found.values()]
 
 
-def able(requests: list[Request]) -> list[Request]:
-    """The requests that have kernels for the problem; stderr has the reasons against the others. ValueError if there is none."""
+def able(requests: list[ProblemRequest]) -> list[ProblemRequest]:
+    """The requests that have kernels for the problem; stderr has the reason of others. ValueError where none has."""
     found, reasons = [], []
     for each in requests:
         try:
@@ -138,7 +142,7 @@ def able(requests: list[Request]) -> list[Request]:
     return found
 
 
-def known_names(request: Request) -> list[str]:
+def known_names(request: ProblemRequest) -> list[str]:
     """The names that --algorithms may have. A cache has no gradients; with --backward, names without it are backwards too."""
     forward = list(ALGORITHMS)
     if request.cache is not None:
@@ -147,8 +151,8 @@ def known_names(request: Request) -> list[str]:
     return [*(BACKWARD_ALGORITHMS if request.backward else forward), *backward]
 
 
-def request_of(name: str, request: Request) -> Request:
-    """The request of one algorithm. ValueError for one that cannot do the work of decoding."""
+def request_of(name: str, request: ProblemRequest) -> ProblemRequest:
+    """An algorithm's. ValueError for one that cannot do what decoding does."""
     algorithm, *how = name.split("-")
     if request.cache is not None:
         if algorithm == "decode":
@@ -159,22 +163,22 @@ def request_of(name: str, request: Request) -> Request:
     return replace(request, algorithm=algorithm, backward=backward, deterministic=deterministic, lse=request.lse and not backward)
 
 
-def names_of(asked: Sequence[Request]) -> list[str]:
-    """The names of the players; a backward's says so if others are forwards."""
+def names_of(asked: Sequence[ProblemRequest]) -> list[str]:
+    """The players' names; a backward says that it is one where others are not."""
     names, mixed = {**NAMES, "standard": "standard attention"}, len({each.backward for each in asked}) > 1
     return [
         "deterministic " * each.deterministic + names[each.algorithm] + "'s backward" * (mixed and each.backward) for each in asked
     ]
 
 
-def title_of(request: Request, asked: Sequence[Request]) -> str:
+def title_of(request: ProblemRequest, asked: Sequence[ProblemRequest]) -> str:
     """The problem in one line."""
     if request.cache is not None:
         return describe_cache(request.problem, request.cache)
     return describe(request.problem) + ", backward" * all(each.backward for each in asked)
 
 
-def show(told: dict[str, Any], request: Request) -> None:
+def show(told: dict[str, Any], request: ProblemRequest) -> None:
     """Traces, summed up, as text."""
     say(told["title"], rest="  ")
     say(f"on a simulated {told['device']}: {request.device.sram_per_block:,} bytes of SRAM a block")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
@@ -12,8 +11,8 @@ import click
 from cupyflash.schedules import DecodeSchedule, TileSchedule
 from cupyflash.sim.cli.group import Found
 from cupyflash.sim.cli.l2 import show_executed
-from cupyflash.sim.cli.options import AS_JSON, MAX_SECONDS, Request, examples, problem_options, refuse_longer
-from cupyflash.sim.cli.show import say, show_table, show_tiling, tiling_report
+from cupyflash.sim.cli.options import AS_JSON, MAX_SECONDS, SEED, ProblemRequest, examples, from_0, problem_options, refuse_longer
+from cupyflash.sim.cli.show import say, show_table, show_tiling, tell, tiling_report
 from cupyflash.sim.l2 import L2
 from cupyflash.words import plural
 
@@ -35,18 +34,12 @@ SMALL = {"seqlen_k": 192, "head_dim": 64, "batch": 2, "heads": 4, "kv_heads": 2}
 
 @click.command(epilog=EXAMPLES)
 @problem_options(seqlen=256, head_dim=64, backward=True, decode=SMALL)
-@click.option("--seed", type=click.IntRange(0), help="Run warps independently, in a random order drawn from this seed.")
-@click.option(
-    "--data-seed",
-    default=0,
-    show_default=True,
-    type=click.IntRange(0),
-    help="The seed of q, k, v, captured arrays and dropout.",
-)
-@click.option("--l2", is_flag=True, help="Model the L2: the bytes that reach DRAM, from the exact lines that the kernels request.")
+@SEED
+@from_0("--data-seed", "Draws q, k, v, what is captured and dropped.")
+@click.option("--l2", is_flag=True, help="With a model of the L2: what reaches DRAM of what the kernels asked for, line by line.")
 @MAX_SECONDS
 @AS_JSON
-def verify(request: Request, seed: int | None, data_seed: int, l2: bool, max_seconds: float, as_json: bool) -> None:
+def verify(request: ProblemRequest, seed: int | None, data_seed: int, l2: bool, max_seconds: float, as_json: bool) -> None:
     """Execute the kernels, compare counts.
 
     Runs the real kernels on the simulated device and shows the bytes of theory, replay and execution side by side, and the numbers
@@ -76,12 +69,12 @@ def verify(request: Request, seed: int | None, data_seed: int, l2: bool, max_sec
     drawn: Any = {"data_seed": data_seed, "score": score, "mask": mask, "dropped": request.dropout or DROPPED}
     found = verification.verify(schedule, seed=seed, **drawn, l2=l2, progress=progress)
     report = report_of(request, schedule, found, seed)
-    click.echo(json.dumps(report, indent=2)) if as_json else show(report, request, found)
+    tell(report, as_json, show, request, found)
     if not found.good:
         raise Found("; ".join(faults(found)))
 
 
-def report_of(request: Request, schedule: TileSchedule, found: Verification, seed: int | None) -> dict[str, Any]:
+def report_of(request: ProblemRequest, schedule: TileSchedule, found: Verification, seed: int | None) -> dict[str, Any]:
     """A verification for JSON."""
     from cupyflash.sim.verification import V_MEANS
 
@@ -108,7 +101,7 @@ def report_of(request: Request, schedule: TileSchedule, found: Verification, see
     }
 
 
-def show(report: dict[str, Any], request: Request, found: Verification) -> None:
+def show(report: dict[str, Any], request: ProblemRequest, found: Verification) -> None:
     """A verification as text."""
     device = request.device
     say(request.title, rest="  ")

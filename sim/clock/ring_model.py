@@ -16,13 +16,13 @@ import numpy as np
 
 from cupyflash.device import Device
 from cupyflash.distributed.layout import part_length
-from cupyflash.distributed.plan import RingPlan, Step, plan_ring
+from cupyflash.distributed.plan import RingPlan, RingStep, plan_ring
 from cupyflash.distributed.positions import by_position
 from cupyflash.multiprocessor import clock_rate
 from cupyflash.request.options import require_taken
 from cupyflash.request.problem import Problem
 from cupyflash.schedules import choose, decode_tiles, fa2_tiles, fa3_tiles
-from cupyflash.sim.ring import Work, hbm_bytes
+from cupyflash.sim.ring import PieceWork, hbm_bytes
 from cupyflash.sim.theory.forward import add_state_traffic
 from cupyflash.sim.theory.ring import FLOAT32, link_bytes, row_elements, scores
 from cupyflash.sim.traffic import Traffic
@@ -131,11 +131,11 @@ class RingModel:
         """Bytes of K and V of one position, or of their gradients."""
         return sum(row_elements(self.problem).values()) * (FLOAT32 if gradients else self.problem.itemsize)
 
-    def products(self, step: Step) -> float:
+    def products(self, step: RingStep) -> float:
         """Seconds of a step's pieces."""
-        return sum(seconds(Work.of(piece).problem(self.problem), self.device, self.backward) for piece in step.pieces)
+        return sum(seconds(PieceWork.of(piece).problem(self.problem), self.device, self.backward) for piece in step.pieces)
 
-    def sum_bytes(self, step: Step) -> int:
+    def sum_bytes(self, step: RingStep) -> int:
         """Bytes that adding a step's results to the float32 sums moves: each result once, each sum read and written."""
         p = self.problem
         rows = p.batch * p.heads * sum(len(piece.rows) for piece in step.pieces)
@@ -219,7 +219,7 @@ class RingModel:
         share = self.work[rank] * ring.ranks / (part_length(ring.q_parts[rank]) * ring.n_k * steps)
         carried = self.position_bytes(False) + (self.position_bytes(True) if self.backward else 0)
         keys = max(1, round(share * LONG))
-        alone = seconds(Work(LONG, keys, False, None).problem(p), self.device, self.backward)
+        alone = seconds(PieceWork(LONG, keys, False, None).problem(p), self.device, self.backward)
         return Hidden(carried, flops, LONG * keys * flops / alone, share, ring.ranks, self.link)
 
     def memory(self, rank: int) -> dict[str, int]:

@@ -32,8 +32,8 @@ from cupyflash.schedules.fa2_backward_tiles import Launch as Gradients
 from cupyflash.schedules.fa2_backward_tiles import launches as main_launches
 from cupyflash.schedules.fa3 import Fa3Schedule
 from cupyflash.sim import l2
-from cupyflash.sim.l2.launch import Launch, Memory
-from cupyflash.sim.l2.played import Played
+from cupyflash.sim.l2.launch import DeviceMemory, PlayedLaunch
+from cupyflash.sim.l2.played import PlayedWalk
 from cupyflash.sim.l2.reads import Given
 
 DRAM = "DRAM"
@@ -44,7 +44,7 @@ class Work:
     """A launch: the pieces of work of its thread blocks, one each or one after another, the turns of all of them, the clocks of a
     turn by unit, its FLOP, and the seconds that the launch takes in any case."""
 
-    launch: Launch
+    launch: PlayedLaunch
     pieces: int
     turns: int
     parts: Mapping[str, float]
@@ -149,24 +149,24 @@ def balance(schedule: TileSchedule, given: Given | None = None) -> float:
     ValueError for a schedule that the L2's model does not cover.
     """
     l2.require_followed(schedule, "rows")
-    launches = l2.launches_of(schedule, "rows", Memory(), given)
+    launches = l2.launches_of(schedule, "rows", DeviceMemory(), given)
     return max(launches, key=lambda launch: int(launch.turns.sum())).balance
 
 
 def works_of(schedule: TileSchedule, given: Given | None = None) -> Iterator[Work]:
     """Its launches, in order."""
     gradients = iter(main_launches(schedule.problem))
-    for launch in l2.launches_of(schedule, "rows", Memory(), given):
-        kernel = launch.walk.kernel if isinstance(launch, Played) else ""
-        if isinstance(launch, Played) and kernel == "fa2_backward":
+    for launch in l2.launches_of(schedule, "rows", DeviceMemory(), given):
+        kernel = launch.walk.kernel if isinstance(launch, PlayedWalk) else ""
+        if isinstance(launch, PlayedWalk) and kernel == "fa2_backward":
             yield columns(launch, next(gradients))
-        elif isinstance(launch, Played) and kernel in WORKS:
+        elif isinstance(launch, PlayedWalk) and kernel in WORKS:
             yield WORKS[kernel](launch)
         elif not isinstance(schedule, DecodeSchedule):  # the seconds of its merge are in those of its splits
             yield Work(launch, launch.grid, 0, {}, 0, passed(launch, schedule.device))
 
 
-def forward(launch: Played) -> Work:
+def forward(launch: PlayedWalk) -> Work:
     """A forward of fa2 or fa3: the planner's clocks; of packed sequences, key lengths and known masks by the tiles that are
     visited, of which it knows less."""
     schedule = launch.schedule
@@ -186,8 +186,8 @@ def forward(launch: Played) -> Work:
     return Work(launch, schedule.works, tiles, parts, flops, clocks / clock_rate(device))
 
 
-def splits(launch: Played) -> Work:
-    """The work of decoding, merge included, by the model that chooses the number of splits, for the keys in the cache."""
+def splits(launch: PlayedWalk) -> Work:
+    """Decoding, merge included: the model by which the number of splits is chosen, of the keys that there are."""
     schedule = launch.schedule
     p, best = schedule.problem, schedule.candidate
     keys = [each + schedule.cache.appended for each in schedule.cached]
@@ -199,7 +199,7 @@ def splits(launch: Played) -> Work:
     return Work(launch, launch.grid, int(launch.visits.sum()), parts, flops, float(decode_tiles.overall(seconds)[0]))
 
 
-def columns(launch: Played, made: Gradients) -> Work:
+def columns(launch: PlayedWalk, made: Gradients) -> Work:
     """A launch of the main kernel of the backward, which makes these gradients."""
     schedule = launch.schedule
     p, device, blocks = schedule.problem, schedule.device, (schedule.block_rows, schedule.block_cols)
@@ -210,8 +210,8 @@ def columns(launch: Played, made: Gradients) -> Work:
     return Work(launch, launch.grid, int(launch.visits.sum()), parts, flops, seconds)
 
 
-def queries(launch: Played) -> Work:
-    """The work of the kernel of dQ alone."""
+def queries(launch: PlayedWalk) -> Work:
+    """The kernel of dQ by itself."""
     schedule = launch.schedule
     assert isinstance(schedule, QueriesSchedule)
     p, device, blocks = schedule.problem, schedule.device, (schedule.block_rows, schedule.block_cols)
@@ -221,7 +221,7 @@ def queries(launch: Played) -> Work:
     return Work(launch, launch.grid, int(launch.visits.sum()), parts, flops, seconds)
 
 
-WORKS: Mapping[str, Callable[[Played], Work]] = {
+WORKS: Mapping[str, Callable[[PlayedWalk], Work]] = {
     "fa2_forward": forward,
     "fa3_forward": forward,
     "decode": splits,
@@ -229,15 +229,15 @@ WORKS: Mapping[str, Callable[[Played], Work]] = {
 }
 
 
-def in_turns(launch: Launch, device: Device, parts: Mapping[str, float], warps: int) -> float:
-    """Seconds of a launch of the backward, whose thread blocks have `warps` warps: its turns one after another in lockstep."""
+def in_turns(launch: PlayedLaunch, device: Device, parts: Mapping[str, float], warps: int) -> float:
+    """Seconds of a launch of the backward, whose thread blocks have so many warps: its turns one after another in lockstep."""
     resident = min(launch.slots // device.sm_count, -(-launch.grid // device.sm_count))
     last = int((launch.starts() + launch.turns).max(initial=0))
     rounds = -(-launch.grid // launch.slots)
     return (last * backward_clocks.turn(parts, warps, resident) + rounds * backward_clocks.BLOCK) / clock_rate(device)
 
 
-def passed(launch: Launch, device: Device) -> float:
-    """Seconds of a kernel that only passes over rows: its bytes at DRAM's bandwidth, or the L2's if that is not known."""
+def passed(launch: PlayedLaunch, device: Device) -> float:
+    """Seconds of a kernel that only passes over rows: its bytes by DRAM's bandwidth, or the L2's where that is not known."""
     nbytes = sum(int(asked.nbytes @ asked.times) for _, asked in launch.played())
     return nbytes / (device.hbm_bandwidth or device.sm_count * L2_BYTES * clock_rate(device))

@@ -24,12 +24,12 @@ from cupyflash.schedules import (
 )
 from cupyflash.schedules.fa2 import Fa2Schedule
 from cupyflash.schedules.fa3 import Fa3Schedule
-from cupyflash.sim.l2.cache import L2, LINE, SECTOR, WAYS, Cache, Counts
-from cupyflash.sim.l2.decoding import Decoding
+from cupyflash.sim.l2.cache import L2, LINE, SECTOR, WAYS, CacheCounts, SectoredCache
+from cupyflash.sim.l2.decoding import PlayedDecoding
 from cupyflash.sim.l2.given import require_given
-from cupyflash.sim.l2.launch import FEW_REGISTERS, MOST_REGISTERS, Blocks, Launch, Memory, resident
-from cupyflash.sim.l2.played import Played
-from cupyflash.sim.l2.queue import Queue
+from cupyflash.sim.l2.launch import FEW_REGISTERS, MOST_REGISTERS, Blocks, DeviceMemory, PlayedLaunch, resident
+from cupyflash.sim.l2.played import PlayedWalk
+from cupyflash.sim.l2.queue import PlayedQueue
 from cupyflash.sim.l2.reads import Given
 from cupyflash.sim.l2.works import ORDERS, Order
 from cupyflash.sim.traffic import TOTAL, TensorTraffic, Traffic, row_of
@@ -91,11 +91,11 @@ def run(schedule: TileSchedule, *, order: Order = "rows", l2: L2 | None = None, 
         raise TypeError(f"l2 must be an L2 or None, got {l2!r}")
     require_followed(schedule, order)
     require_given(schedule, {} if given is None else given)
-    memory = Memory()
+    memory = DeviceMemory()
     launches = launches_of(schedule, order, memory, given)
     names, bases = list(memory.bases), list(memory.bases.values())
     unit = int(np.gcd.reduce([launch.unit for launch in launches]))
-    cache = Cache(l2 or L2.of(schedule.device), bases, unit, [name in memory.of_words for name in names])
+    cache = SectoredCache(l2 or L2.of(schedule.device), bases, unit, [name in memory.of_words for name in names])
     if (turns := sum(launch.heft * int(launch.turns.sum()) for launch in launches)) > MOST_TURNS:
         raise TooLong(f"the L2 model plays at most {MOST_TURNS:,} turns of thread blocks, this takes {turns:,}")
     for launch in launches:
@@ -108,19 +108,19 @@ def run(schedule: TileSchedule, *, order: Order = "rows", l2: L2 | None = None, 
     return behind(names, cache.counts, launches)
 
 
-def launches_of(schedule: TileSchedule, order: Order, memory: Memory, given: Given | None = None) -> list[Launch]:
+def launches_of(schedule: TileSchedule, order: Order, memory: DeviceMemory, given: Given | None = None) -> list[PlayedLaunch]:
     """Its kernels, in order, with their tensors placed in memory."""
-    made: list[Launch] = []
+    made: list[PlayedLaunch] = []
     for walk, kernel in zip(schedule.walks(), schedule.kernels(), strict=True):
         if not isinstance(walk, Walk):
             assert isinstance(schedule, Fa3Schedule)
-            made.append(Queue(schedule, memory))
+            made.append(PlayedQueue(schedule, memory))
             continue
         registers = FEW_REGISTERS if walk.few else MOST_REGISTERS
         slots = resident(schedule.device, kernel.threads, kernel.shared_bytes, registers)
         if (sharing := schedule.sharing(walk.kernel)) is not None:
             slots = schedule.device.sm_count * sharing
-        kind = Decoding if isinstance(schedule, DecodeSchedule) else Played
+        kind = PlayedDecoding if isinstance(schedule, DecodeSchedule) else PlayedWalk
         made.append(kind(walk, kernel, slots, memory, given or {}, order if walk.kernel == "fa2_forward" else "rows"))
     return made
 
@@ -140,7 +140,7 @@ def require_followed(schedule: TileSchedule, order: Order) -> None:
         raise ValueError("the L2 model needs a row: batch, heads and seqlen_q of at least 1")
 
 
-def behind(names: list[str], counts: Counts, launches: Sequence[Blocks]) -> Behind:
+def behind(names: list[str], counts: CacheCounts, launches: Sequence[Blocks]) -> Behind:
     def traffic(read: np.ndarray, written: np.ndarray) -> Traffic:
         return Traffic({name: TensorTraffic(int(read[n]), int(written[n])) for n, name in enumerate(names)})
 

@@ -175,9 +175,9 @@ class Requests:
 
 
 @dataclass
-class Counts:
-    """The counts of each tensor: requested bytes; sectors requested by reads, those of them that DRAM had to give; written sectors
-    that go to DRAM."""
+class CacheCounts:
+    """Of each tensor: bytes asked for; sectors that reads asked for, and of those the ones that DRAM had to give; sectors that were
+    written and go there."""
 
     read_bytes: np.ndarray
     write_bytes: np.ndarray
@@ -186,7 +186,7 @@ class Counts:
     returned: np.ndarray
 
     @classmethod
-    def zero(cls, tensors: int) -> Counts:
+    def zero(cls, tensors: int) -> CacheCounts:
         return cls(*np.zeros((len(fields(cls)), tensors), np.int64))
 
     def add_dram(self, sectors: np.ndarray, write: np.ndarray, tensor: np.ndarray) -> None:
@@ -233,8 +233,8 @@ class Sets:
         return found
 
 
-class Cache:
-    """An L2 with requests for tensors, which begin at the addresses `bases`, in order, each at a line's begin; no two share a line.
+class SectoredCache:
+    """An L2 that is asked for tensors, which begin at the addresses `bases`, in order, each at a line's begin; no two share a line.
 
     `unit` bytes divide the begin and the size of each request. If these are whole lines, runs of `unit` bytes are always requested
     together, so their sets act alike and one stands for all. That is exact. Requests for tensors `of_words` may be for any bytes:
@@ -245,7 +245,7 @@ class Cache:
         self.bases, self.of_words = np.array(bases, np.int64), np.array(of_words, bool)
         run = math.gcd(unit // LINE, l2.rotated) if unit % LINE == 0 else 1  # lines
         self.sets, self.words = Sets(l2, run), Sets(l2)
-        self.counts, self.looked_up = Counts.zero(len(bases)), 0
+        self.counts, self.looked_up = CacheCounts.zero(len(bases)), 0
 
     @property
     def run(self) -> int:

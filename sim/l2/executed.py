@@ -19,8 +19,8 @@ from cupyflash.schedules import TileSchedule
 from cupyflash.sim.execution import Onlookers, Watch
 from cupyflash.sim.l2 import Behind, Given, TooLong, behind, launches_of, require_followed
 from cupyflash.sim.l2 import run as model
-from cupyflash.sim.l2.cache import L2, LINE, ROTATED, SECTOR, SECTORS, Counts, Sets
-from cupyflash.sim.l2.launch import Blocks, Memory, resident
+from cupyflash.sim.l2.cache import L2, LINE, ROTATED, SECTOR, SECTORS, CacheCounts, Sets
+from cupyflash.sim.l2.launch import Blocks, DeviceMemory, resident
 from cupyflash.sim.ptx import Access
 from cupyflash.sim.ptx.state.lanes import AddressPattern, Wave
 from cupyflash.sim.ptx.state.segments import ALIGNMENT, Segment
@@ -58,7 +58,7 @@ class Placed:
 
 
 @dataclass(frozen=True)
-class Lines:
+class SectorLines:
     """Lines that thread blocks ask for: the block, the line, and the sectors of it as a mask."""
 
     block: np.ndarray
@@ -66,8 +66,8 @@ class Lines:
     mask: np.ndarray
 
     @classmethod
-    def of(cls, block: np.ndarray, sector: np.ndarray) -> Lines:
-        """Return the lines of sectors; successive sectors of a line are merged, unless that would save little."""
+    def of(cls, block: np.ndarray, sector: np.ndarray) -> SectorLines:
+        """Of sectors; those of a line that follow each other are one, unless that would be few."""
         line, new = sector >> SECTORS_BITS, np.ones(len(sector), np.bool_)
         np.not_equal(line[1:], line[:-1], new[1:])
         new[1:] |= block[1:] != block[:-1]
@@ -78,8 +78,8 @@ class Lines:
         return cls(block[at], line[at], np.bitwise_or.reduceat(mask, at) if len(at) else mask)
 
     @classmethod
-    def of_pieces(cls, block: np.ndarray, first: np.ndarray, nbytes: np.ndarray) -> Lines:
-        """Return the lines of pieces of bytes from addresses on."""
+    def of_pieces(cls, block: np.ndarray, first: np.ndarray, nbytes: np.ndarray) -> SectorLines:
+        """Of bytes from addresses on."""
         there = nbytes > 0
         block, first, nbytes = block[there], first[there], nbytes[there]
         sector = first >> SECTOR_BITS
@@ -88,8 +88,8 @@ class Lines:
         return cls.of(np.repeat(block, number), np.repeat(sector, number) + along)
 
 
-class Asked(Blocks):
-    """The requests of a launch's thread blocks, each in its own order. It is the launch's observer."""
+class AskedLines(Blocks):
+    """What the thread blocks of a launch ask for, each in its own order. It is that launch's observer."""
 
     def __init__(self, execution: Observed, grid: int, slots: int) -> None:
         self.execution, self.grid, self.slots = execution, grid, slots
@@ -98,7 +98,7 @@ class Asked(Blocks):
         self._whose: list[tuple[int, bool]] = []  # of each part the tensor, and whether it is written
         self._noted = 0
         self._wave: Wave | None = None
-        self._known: dict[tuple[AddressPattern, int], Lines] = {}
+        self._known: dict[tuple[AddressPattern, int], SectorLines] = {}
         self._known_lanes = 0
 
     def __call__(self, access: Access) -> None:
@@ -118,12 +118,12 @@ class Asked(Blocks):
         if not again:
             self.turns[lanes.block_ids + lanes.wave.first_block] += 1
 
-    def _lines(self, access: Access, shift: int) -> tuple[Lines, int, int, int]:
-        """The lines of an access, the offset of their numbers, its bytes and its warps' sectors."""
+    def _lines(self, access: Access, shift: int) -> tuple[SectorLines, int, int, int]:
+        """The lines of an access, what is to be added to their numbers, its bytes and its warps' sectors."""
         lanes, size, first_block = access.lanes, access.size, access.lanes.wave.first_block
         if not isinstance(size, int):
             blocks = np.broadcast_to(lanes.block, access.addresses.shape)  # a bulk copy has one lane and many pieces
-            found = Lines.of_pieces(blocks + first_block, access.addresses.astype(np.int64) + shift, size.astype(np.int64))
+            found = SectorLines.of_pieces(blocks + first_block, access.addresses.astype(np.int64) + shift, size.astype(np.int64))
             return found, 0, int(size.sum()), int(np.bitwise_count(found.mask).sum())
         address, pattern = lanes.pattern(access.addresses, size)
         line, within = divmod(address + shift, LINE)
@@ -132,13 +132,13 @@ class Asked(Blocks):
         known = self._known.get((pattern, within))
         if known is None:
             # A lane's bytes are aligned, and 32 at most
-            known = Lines.of(lanes.block + first_block, pattern.relative + within >> SECTOR_BITS)
+            known = SectorLines.of(lanes.block + first_block, pattern.relative + within >> SECTOR_BITS)
             self._known[pattern, within] = known
             self._known_lanes += lanes.n
         return known, line, lanes.n * size, pattern.sectors(address)
 
-    def look_up(self, sets: Sets, counts: Counts) -> None:
-        """Look up all requests: in each turn by address, reads first, requests of several thread blocks once."""
+    def look_up(self, sets: Sets, counts: CacheCounts) -> None:
+        """All of it: in each turn by address, reads first, what several ask for once."""
         starts, (lines, tensors) = self.starts(), self.execution.extent
         sizes = int((starts + self.turns).max()) + 1, lines, 2, tensors, 1 << SECTORS
         key, end = np.empty(self._noted, np.int64), 0
@@ -163,7 +163,7 @@ class Observed:
     """
 
     def __init__(self, names: Mapping[str, str] | None = None) -> None:
-        self.launches: list[Asked] = []
+        self.launches: list[AskedLines] = []
         self.counts: list[np.ndarray] = []
         """Of each tensor: bytes read and written, sectors read."""
         self._names = names or {}
@@ -171,9 +171,9 @@ class Observed:
         self._places: dict[Segment, tuple[int, int]] = {}
         self._placed = Placed()
 
-    def launch(self, grid: int, slots: int) -> Asked:
+    def launch(self, grid: int, slots: int) -> AskedLines:
         """The observer of the next launch, of which `slots` thread blocks run at a time."""
-        self.launches.append(Asked(self, grid, slots))
+        self.launches.append(AskedLines(self, grid, slots))
         return self.launches[-1]
 
     @property
@@ -192,8 +192,8 @@ class Observed:
         return found
 
     def behind(self, l2: L2) -> Behind:
-        """Send all launches through one L2, cold at the start."""
-        counts, sets = Counts.zero(len(self._tensors)), Sets(l2)
+        """All launches through one L2, cold at the start."""
+        counts, sets = CacheCounts.zero(len(self._tensors)), Sets(l2)
         counts.read_bytes[:], counts.write_bytes[:], counts.sectors[:] = np.reshape(self.counts, (-1, 3)).T
         for launch in self.launches:
             launch.look_up(sets, counts)
@@ -214,7 +214,7 @@ def resident_of(schedule: TileSchedule) -> list[int]:
         require_followed(schedule, "rows")
     except ValueError:
         return [resident(schedule.device, kernel.threads, kernel.shared_bytes) for kernel in schedule.kernels()]
-    return [launch.resident for launch in launches_of(schedule, "rows", Memory())]
+    return [launch.resident for launch in launches_of(schedule, "rows", DeviceMemory())]
 
 
 @dataclass(frozen=True)
@@ -250,9 +250,9 @@ def run(
     kernel runs, ImportError without a compiler.
     """
     from cupyflash.sim.numbers.yardstick import knowing_mask
-    from cupyflash.sim.verification import Drawn, run_drawn
+    from cupyflash.sim.verification import DrawnInputs, run_drawn
 
-    given = Drawn.of(schedule.problem, data_seed, score, mask)
+    given = DrawnInputs.of(schedule.problem, data_seed, score, mask)
     execution, watch = observed(knowing_mask(schedule, data_seed, given.mask))
     run_drawn(schedule, replace(given, watch=watch))
     return execution.behind(l2 or L2.of(schedule.device))

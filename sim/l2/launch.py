@@ -23,8 +23,8 @@ WORD = 4
 
 
 @dataclass(frozen=True)
-class Tensor:
-    """Rows of `row` bytes each, one after the other from an address on."""
+class PlacedTensor:
+    """Rows of so many bytes each, one behind the other from an address on."""
 
     first: int
     row: int
@@ -38,22 +38,22 @@ class Tensor:
 
 
 @dataclass
-class Memory:
-    """HBM: tensors one after the other, each at its own address."""
+class DeviceMemory:
+    """HBM: tensors one behind the other, each at its own address."""
 
     bases: dict[str, int] = field(default_factory=dict)
     of_words: set[str] = field(default_factory=set)
     _end: int = 0
 
-    def rows(self, name: str, rows: int, row: int) -> Tensor:
-        """A tensor of rows of `row` bytes; a known name keeps its place."""
+    def rows(self, name: str, rows: int, row: int) -> PlacedTensor:
+        """A tensor of so many rows of `row` bytes; the same place for a name that was asked for before."""
         if name not in self.bases:
             self.bases[name] = self._end
             self._end += -(-max(rows * row, 1) // (ROTATED * LINE)) * ROTATED * LINE
-        return Tensor(self.bases[name], row)
+        return PlacedTensor(self.bases[name], row)
 
-    def words(self, name: str, count: int) -> Tensor:
-        """A tensor of words that are requested one by one beside whole tiles."""
+    def words(self, name: str, count: int) -> PlacedTensor:
+        """A tensor of words that are asked for one by one beside whole tiles."""
         self.of_words.add(name)
         return self.rows(name, count, WORD)
 
@@ -82,8 +82,8 @@ class Blocks:
         return int((self.starts() + self.turns).max()) / mean if mean else 1.0
 
 
-class Launch(Blocks, ABC):
-    """A kernel of a schedule, with the known requests of a thread block in a turn.
+class PlayedLaunch(Blocks, ABC):
+    """A kernel of a schedule, of which it is known what a thread block asks for in a turn.
 
     `unit` divides, in bytes, the begin and the size of each request, except for those of words. `heft`: the work of modelling a
     turn, over that of one with a few tiles.

@@ -16,7 +16,7 @@ from cupyflash.request.problem import Problem
 from cupyflash.schedules import TileSchedule
 from cupyflash.schedules.moves import Tensor
 from cupyflash.sim.l2.cache import Requests
-from cupyflash.sim.l2.launch import Memory
+from cupyflash.sim.l2.launch import DeviceMemory
 
 Given = Mapping[str, Any]
 """Arrays and numbers of a call by the names of the kernels' struct"""
@@ -32,8 +32,8 @@ class Place(NamedTuple):
     steps: tuple[int, ...]
 
     @classmethod
-    def of(cls, name: str, lengths: tuple[int, ...], itemsize: int, memory: Memory, given: Any = None) -> Place:
-        """Return the place of the given array, or of a contiguous one with these lengths."""
+    def of(cls, name: str, lengths: tuple[int, ...], itemsize: int, memory: DeviceMemory, given: Any = None) -> Place:
+        """As the array that is given lies, or contiguous with these lengths."""
         if given is None:
             steps = tuple(itemsize * int(np.prod(lengths[axis + 1 :], dtype=object)) for axis in range(len(lengths)))
         else:
@@ -60,7 +60,7 @@ class Reading:
     """Whether keys that are neighbours have neighbouring elements"""
 
     @classmethod
-    def of_scores(cls, name: str, lengths: tuple[int, ...], itemsize: int, memory: Memory, given: Any) -> Reading:
+    def of_scores(cls, name: str, lengths: tuple[int, ...], itemsize: int, memory: DeviceMemory, given: Any) -> Reading:
         """An array that broadcasts to (b, h, n_q, n_k)."""
         place = Place.of(name, lengths, itemsize, memory, given)
         rest = 4 - len(place.lengths)
@@ -125,7 +125,7 @@ class Reading:
         return Requests.of_elements(turn[..., None], move, address, often, size, write=write)
 
 
-def reading(schedule: TileSchedule, moved: Tensor, memory: Memory, given: Given) -> Reading:
+def reading(schedule: TileSchedule, moved: Tensor, memory: DeviceMemory, given: Given) -> Reading:
     """The reading of a tensor into which scores, rows, keys or heads look."""
     p = schedule.problem
     if moved.load is not None:

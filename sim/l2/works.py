@@ -57,8 +57,8 @@ class Works(NamedTuple):
         return cls(part, k, g, i, j, np.logical_and.reduce(here) if here else np.ones(len(part), bool))
 
 
-class Asked(NamedTuple):
-    """Turns in which something moves: the piece of work, the turn, and the tile."""
+class MovedTiles(NamedTuple):
+    """Turns in which something moves: whose piece of work, when, and of which tile."""
 
     work: np.ndarray
     turn: np.ndarray
@@ -66,11 +66,11 @@ class Asked(NamedTuple):
     i: np.ndarray
     j: np.ndarray
 
-    def repeated(self, number: np.ndarray | int) -> tuple[Asked, np.ndarray]:
-        """Each request repeated `number` times, and the index of the repetition."""
+    def repeated(self, number: np.ndarray | int) -> tuple[MovedTiles, np.ndarray]:
+        """Each repeated so often, and the index of the repetition."""
         each = np.broadcast_to(number, self.work.shape)
         again = np.arange(each.sum()) - np.repeat(np.cumsum(each) - each, each)
-        return Asked(*(np.repeat(one, each) for one in self)), again
+        return MovedTiles(*(np.repeat(one, each) for one in self)), again
 
 
 class Tables:
@@ -111,7 +111,7 @@ class Tables:
         found: np.ndarray = self._turns[self.block + 1]
         return found
 
-    def asked(self, when: When, works: np.ndarray, first: np.ndarray, end: np.ndarray) -> Asked:
+    def asked(self, when: When, works: np.ndarray, first: np.ndarray, end: np.ndarray) -> MovedTiles:
         """The moves of pieces of work in their turns from `first` to `end`."""
         if when not in self._events:
             every = [each.events(when) for each in self.steps]
@@ -123,4 +123,4 @@ class Tables:
         begin, behind = (np.searchsorted(order, block + turn) for turn in (first, end))
         number = behind - begin
         at = np.arange(number.sum()) + np.repeat(begin - np.cumsum(number) + number, number)
-        return Asked(np.repeat(works, number), *(each[at].astype(np.int64) for each in events[1:]))
+        return MovedTiles(np.repeat(works, number), *(each[at].astype(np.int64) for each in events[1:]))

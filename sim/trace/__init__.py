@@ -63,7 +63,7 @@ class Span(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Scores:
+class ScoreTile:
     """A tile of S (or of S^T) of a query head, for which Q_i and K_j are on chip."""
 
     head: int
@@ -88,7 +88,7 @@ class TileMove:
     cols: Span
     nbytes: int
     source: str
-    scores: tuple[Scores, ...] = ()
+    scores: tuple[ScoreTile, ...] = ()
 
 
 class Page(NamedTuple):
@@ -99,7 +99,7 @@ class Page(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Held:
+class HeldTensor:
     """A tensor in HBM as (slabs, rows, cols); of a vector cols is 1.
 
     Where rows are not a sequence's keys in their order, `pages` says whose they are, as many rows each, slab by slab; None where
@@ -145,7 +145,7 @@ class Trace:
 
     schedule: TileSchedule
     kernels: tuple[Kernel, ...]
-    tensors: dict[str, Held]
+    tensors: dict[str, HeldTensor]
     moves: tuple[TileMove, ...]
     executed: Traffic
     problems: tuple[str, ...] = ()
@@ -187,7 +187,7 @@ def trace(
     there is; ImportError without a compiler.
     """
     from cupyflash.sim.numbers.yardstick import draw_decode, knowing_mask
-    from cupyflash.sim.verification import Drawn, has_cache, run_drawn, with_lengths
+    from cupyflash.sim.verification import DrawnInputs, has_cache, run_drawn, with_lengths
 
     schedule.kernels()  # refuses what no kernel runs
     refuse_longer(schedule)
@@ -195,7 +195,7 @@ def trace(
     schedule = with_lengths(schedule)
     decoding = draw_decode(schedule.problem, schedule.cache, data_seed) if has_cache(schedule) else None
     recorder = Recorder(schedule, decoding, timeline_block)
-    given = Drawn.of(schedule.problem, data_seed, score, mask, watch=recorder.watch)
+    given = DrawnInputs.of(schedule.problem, data_seed, score, mask, watch=recorder.watch)
     if decoding is None:
         schedule = knowing_mask(schedule, data_seed, given.mask)
     else:
@@ -246,7 +246,7 @@ def _pieces(schedule: TileSchedule, move: Move) -> int:
 class Touch(NamedTuple):
     """A thread block's accesses to a tensor at one time: elements, counted through the whole tensor, and the bytes of each."""
 
-    held: Held
+    held: HeldTensor
     write: bool
     elements: np.ndarray
     nbytes: np.ndarray
@@ -254,7 +254,7 @@ class Touch(NamedTuple):
 
 
 @dataclass
-class Launch:
+class TracedLaunch:
     """A running launch's moves by (block, tensor, write, tile, turn), in the order of their first accesses.
 
     What a block accesses of a tile's elements for the n-th time is the n-th move of that tile, its n-th turn.
@@ -299,7 +299,7 @@ class Launch:
                 known = self.moves.get((*key, turn))
                 self.moves[(*key, turn)] = move if known is None else joined(known, move)
 
-    def tile_of(self, held: Held) -> tuple[int, int]:
+    def tile_of(self, held: HeldTensor) -> tuple[int, int]:
         """Rows and columns of a tensor's tile; all of one that has none."""
         _, rows, cols = held.shape
         axes = axes_of(held.name)
@@ -307,7 +307,7 @@ class Launch:
             min(cols, self.tile_cols) if axes == "ij" else cols
         )
 
-    def in_order(self, tensors: Mapping[str, Held]) -> Iterator[TileMove]:
+    def in_order(self, tensors: Mapping[str, HeldTensor]) -> Iterator[TileMove]:
         """Block by block, in each by the first accesses."""
         blocks: dict[int, list[TileMove]] = {}
         for move in self.moves.values():
@@ -324,9 +324,9 @@ class Recorder:
 
     def __init__(self, schedule: TileSchedule, decoding: Decoding | None = None, timeline_block: int | None = None):
         self.schedule, self.decoding, self.timeline_block = schedule, decoding, timeline_block
-        self.launches: list[Launch] = []
+        self.launches: list[TracedLaunch] = []
         self.diaries: list[Diary | None] = []
-        self.tensors: dict[str, Held] = {}
+        self.tensors: dict[str, HeldTensor] = {}
         self._mapped = {name: box.tensor for name, box in schedule.maps().items()}
         self._inner = {walk.kernel: inner_of(walk) for walk in schedule.walks()}
 
@@ -336,13 +336,13 @@ class Recorder:
         rows, cols = int(constants.get("BR", used.block_rows)), int(constants.get("BC", used.block_cols))
         if "softmax" in kernel.name:
             rows, cols = int(constants["SOFTMAX_WARPS"]), max(1, self.schedule.problem.seqlen_k)
-        launch = Launch(len(self.launches), kernel, self._inner.get(kernel.name), rows, cols)
+        launch = TracedLaunch(len(self.launches), kernel, self._inner.get(kernel.name), rows, cols)
         self.launches.append(launch)
         block = self.timeline_block
         self.diaries.append(Diary(block) if block is not None and block < kernel.grid else None)
         return Onlookers(lambda access: self._observe(launch, access), self.diaries[-1])
 
-    def _observe(self, launch: Launch, access: Access) -> None:
+    def _observe(self, launch: TracedLaunch, access: Access) -> None:
         segment, lanes = access.segment, access.lanes
         if segment is None or segment.space != "global":
             return
@@ -360,14 +360,14 @@ class Recorder:
             own, number = np.repeat(blocks == block, counts), lanes.wave.number(lanes.wave.first_block + block)
             launch.add(number, Touch(held, access.write, elements[own], nbytes[own], place_of(access)))
 
-    def _held(self, name: str, array: np.ndarray) -> Held:
+    def _held(self, name: str, array: np.ndarray) -> HeldTensor:
         known = self.tensors.get(name)
         if known is None:
             assert array.flags.c_contiguous, name  # as they are drawn
             shape, pages = shape_of(name, array), self._pages(name, array)
             if pages and self._in_pages(name):  # all pages of a head together
                 shape = array.shape[1], array.shape[0] * array.shape[2], array.shape[3]
-            known = self.tensors[name] = Held(name, shape, array.itemsize, pages)
+            known = self.tensors[name] = HeldTensor(name, shape, array.itemsize, pages)
         return known
 
     def _in_pages(self, name: str) -> bool:
@@ -441,7 +441,7 @@ def with_scores(inner: str | None, moves: Iterable[TileMove], *, first: bool = F
     """Tiles that came before any that stays."""
     passed = False
     for move in every:
-        made: tuple[Scores, ...] = ()
+        made: tuple[ScoreTile, ...] = ()
         if move.write or inner is None or move.tensor not in (inner, outer):
             yield move
             continue
@@ -458,7 +458,7 @@ def with_scores(inner: str | None, moves: Iterable[TileMove], *, first: bool = F
         yield replace(move, scores=made) if made else move
 
 
-def with_scores_of_pieces(moves: Iterable[TileMove], tensors: Mapping[str, Held], block_cols: int) -> Iterator[TileMove]:
+def with_scores_of_pieces(moves: Iterable[TileMove], tensors: Mapping[str, HeldTensor], block_cols: int) -> Iterator[TileMove]:
     """The same of decoding, where K_j comes in pieces, pages of the cache and new keys: S_ij begins with the last of them."""
     every = list(moves)
     queries = [move for move in every if move.tensor == "Q"]
@@ -468,14 +468,14 @@ def with_scores_of_pieces(moves: Iterable[TileMove], tensors: Mapping[str, Held]
         blocks.setdefault(span.first // block_cols, []).append(at)
     whole = {own[-1]: Span(min(keys[at].first for at in own), max(keys[at].end for at in own)) for own in blocks.values()}
     for at, move in enumerate(every):
-        made = tuple(Scores(one.slab, one.rows, whole[at]) for one in queries) if at in whole else ()
+        made = tuple(ScoreTile(one.slab, one.rows, whole[at]) for one in queries) if at in whole else ()
         yield replace(move, scores=made) if made else move
 
 
-def scores_of(one: TileMove, other: TileMove) -> Scores:
+def scores_of(one: TileMove, other: TileMove) -> ScoreTile:
     """S of a tile of Q and one of K, in either order."""
     queries, keys = (one, other) if one.tensor == "Q" else (other, one)
-    return Scores(queries.slab, queries.rows, keys.rows)
+    return ScoreTile(queries.slab, queries.rows, keys.rows)
 
 
 def rooms_of(trace: Trace, launch: int) -> tuple[tuple[Room, ...], dict[str, str]]:

@@ -19,8 +19,8 @@ from cupyflash.sim.numbers.inputs import Decoding
 from cupyflash.sim.numbers.reference import visible
 from cupyflash.sim.page import filled
 from cupyflash.sim.ptx.text.syntax import Line
-from cupyflash.sim.trace import Held, Trace, axes_of, inner_of, rooms_of
-from cupyflash.sim.trace.lines import BACKWARD, FORWARD, MASK_TILES, Algorithm, Step
+from cupyflash.sim.trace import HeldTensor, Trace, axes_of, inner_of, rooms_of
+from cupyflash.sim.trace.lines import BACKWARD, FORWARD, MASK_TILES, Algorithm, AlgorithmStep
 from cupyflash.sim.traffic import TENSORS, TensorTraffic, Traffic
 from cupyflash.sim.two_level.machine import replay
 from cupyflash.words import plural
@@ -38,8 +38,8 @@ def algorithm_of(trace: Trace) -> Algorithm:
     return (BACKWARD if isinstance(trace.schedule, BackwardSchedule) else FORWARD).get(name, Algorithm(name, (), {}))
 
 
-def step_of(trace: Trace, launch: int) -> Step:
-    """The algorithm's step that a launch does."""
+def step_of(trace: Trace, launch: int) -> AlgorithmStep:
+    """What a launch does of it."""
     return algorithm_of(trace).steps.get(trace.kernels[launch].name, MASK_TILES)
 
 
@@ -143,7 +143,7 @@ def player(trace: Trace, name: str) -> dict[str, Any]:
     }
 
 
-def tensor(held: Held, form: Traffic) -> dict[str, Any]:
+def tensor(held: HeldTensor, form: Traffic) -> dict[str, Any]:
     """A tensor. Where its rows are not a sequence's keys in their order, it has `pages` of so many `page_rows`: (sequence, first
     key), or null where they are nobody's."""
     moved = form[held.name] if held.name in form else TensorTraffic()
