@@ -69,7 +69,7 @@ class Copies:
         self, lanes: Lanes, size: int, destination: Array, whole: list[Part], pieces: list[Part], sizes: Array | None
     ) -> None:
         group, landed = self.committed[lanes.index], np.zeros(lanes.n, np.bool_)
-        readings = self.memory.races.copies.issued() if self.memory.races is not None else []
+        readings = self.memory.races.issued() if self.memory.races is not None else []
         noted = {} if self.memory.diary is None else self.memory.diary.issued(lanes)
         copy = PendingCopy(lanes, size, destination, whole, pieces, sizes, group, landed, readings, self.serial, noted)
         self.serial += 1
@@ -144,8 +144,8 @@ class Copies:
     def _waited(self, copy: PendingCopy, lanes: Lanes, destination: Array) -> None:
         self.memory.state_view(copy.size)[destination] = element(WRITTEN, copy.size)
         if self.memory.races is not None:
-            self.memory.races.copies.landed(lanes, copy.size, destination)
-            self.memory.races.copies.copied(lanes, copy.readings)
+            self.memory.races.landed(lanes, copy.size, destination)
+            self.memory.races.copied(lanes, copy.readings)
 
     def _land(self, copy: PendingCopy, due: Array) -> None:
         now = due & ~copy.landed

@@ -16,7 +16,6 @@ import numpy as np
 from cupyflash.words import plural
 
 from ..order.accesses import ShadowAccess, TileAccess, Touch
-from ..order.races import bulk_writing, bulk_written, piece_access, tile_access
 from ..state.lanes import Lanes, Wave
 from ..state.segments import IN_FLIGHT, UNWRITTEN, WINDOW_BITS, WRITTEN, Segment
 from ..text.syntax import Array, Instruction
@@ -282,8 +281,8 @@ class BulkLoad:
         if races is not None and found is not None:
             # The copy is over for each lane that sees the phase complete.
             if self.readings:
-                races.copies.copied(lane, self.readings)
-            found.told = races.heard.copied(int(lane.index[0]), found.told)
+                races.copied(lane, self.readings)
+            found.told = races.copied_clock(int(lane.index[0]), found.told)
         if memory.diary is not None and found is not None:
             memory.diary.brought(key, found.phase, self.noted[row])
         mbarriers.brought(key, self.to.tile.size, lane, self.instruction)
@@ -321,11 +320,11 @@ class BulkStore:
         self.fetch(memory, rows)
         fresh = rows[self.known[rows] < READ]
         if len(fresh) and races is not None:
-            races.copies.copied(self.lanes.subset(fresh), self.readings)
+            races.copied(self.lanes.subset(fresh), self.readings)
         if upto == DONE:
             self.put(memory, rows)
             if self.target is not None and races is not None:
-                bulk_written(races, self.target, self.lanes.index[rows[self.known[rows] < DONE]])
+                races.written(self.target, self.lanes.index[rows[self.known[rows] < DONE]])
         self.known[rows] = np.maximum(self.known[rows], upto)
 
     def fetch(self, memory: Memory, rows: Array) -> None:
@@ -379,7 +378,7 @@ class Bulks:
                 rows = np.unique(to.row[remote[tile.blocks[remote] == block]])
                 memory.lifetimes.touch(lanes.subset(rows), np.full(len(rows), block), i)
         if memory.races is not None:
-            target = tile_access(memory.races, lanes, to.row, tile.chunks, tile.offsets, i)
+            target = memory.races.tile_access(lanes, to.row, tile.chunks, tile.offsets, i)
             memory.races.judge(target, "cp.async" if reduction is None else "atom")
         if reduction is None:
             memory.state_view(CHUNK)[tile.chunks] = element(IN_FLIGHT, CHUNK)
@@ -404,11 +403,11 @@ class Bulks:
         self.show(lanes, to, True, i)
         target = None
         if memory.races is not None:
-            target = piece_access(memory.races, lanes, segment, to.starts, to.lengths, to.row, i)
+            target = memory.races.piece_access(lanes, segment, to.starts, to.lengths, to.row, i)
             if target is not None:
                 memory.races.judge(target, "st" if reduction is None else "atom")
                 if reduction is None:
-                    bulk_writing(memory.races, target)
+                    memory.races.issue(target, target.shadow.landing)
         to.mark_written()
         target = target if reduction is None else None
         noted = self.noted(lanes, to, source, i, False)
@@ -519,14 +518,14 @@ class Bulks:
         if races is None:
             return []
         access = (
-            piece_access(races, lanes, source.segment, source.starts, source.lengths, source.row, i)
+            races.piece_access(lanes, source.segment, source.starts, source.lengths, source.row, i)
             if isinstance(source, Region)
-            else tile_access(races, lanes, np.arange(lanes.n), source.chunks, source.offsets, i)
+            else races.tile_access(lanes, np.arange(lanes.n), source.chunks, source.offsets, i)
         )
         if access is None:
             return []
         races.judge(access, "ld")
-        return races.copies.issued()
+        return races.issued()
 
     def show(self, lanes: Lanes, region: Region, write: bool, i: Instruction) -> None:
         """Shows the observer the bytes that each copy reads or writes of a tensor."""

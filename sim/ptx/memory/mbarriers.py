@@ -17,7 +17,7 @@ import numpy as np
 
 from cupyflash.words import plural
 
-from ..order.clocks import BLOCK, CLUSTER
+from ..order.sharing import BLOCK, CLUSTER
 from ..report.findings import ERROR, WARNING, Stuck, Verdict
 from ..state.lanes import Lanes, merged
 from ..state.segments import WRITTEN
@@ -214,7 +214,7 @@ class MBarriers:
         """Returns the clock that an arrival of lanes of one cluster hands on: if relaxed, only their fences and their begin."""
         races = self.memory.races
         if races is None or "relaxed" not in i.mods:
-            return None if races is None else races.heard.released(lanes)
+            return None if races is None else races.released(races.groups(lanes))[0]
         near = (lanes.block_ids == key // (self.memory.shared_stride >> 3)).all()
         told = races.fenced(lanes, BLOCK if near else CLUSTER)
         mine = lanes.index % races.per
@@ -229,7 +229,7 @@ class MBarriers:
         pending = np.array([barrier.pending for barrier in barriers]) + earlier[starts]
         phase = np.array([barrier.phase << 32 for barrier in barriers])
         states = np.repeat(phase + pending, sizes) - earlier
-        told = None if races is None else races.heard.released_by(races.heard.groups(lanes, starts))
+        told = None if races is None else races.released(races.groups(lanes, starts))
         for k, (key, barrier, count) in enumerate(zip(many.keys[starts].tolist(), barriers, sums.tolist(), strict=True)):
             if drop:
                 barrier.expected -= count
@@ -370,7 +370,7 @@ class MBarriers:
             if heard is not None:
                 news.append((waiter.lanes, heard))
         if races is not None and news:
-            races.heard.hear_all(news)
+            races.hear(races.joined(tuple(lanes for lanes, _ in news)), np.stack([told for _, told in news]))
         return [(wait, merged(some), done) for (_, done), (wait, some) in groups.items()]
 
     def tell(self, waiter: Waiter, barrier: Phases) -> None:
@@ -388,7 +388,7 @@ class MBarriers:
             if here.any():
                 self.see(one.barrier, one.phase)
                 if self.memory.races is not None and one.heard is not None:
-                    self.memory.races.heard.hear(one.lanes.subset(np.flatnonzero(here)), one.heard)
+                    self.memory.races.hear(self.memory.races.groups(one.lanes.subset(np.flatnonzero(here))), one.heard[None])
             if not here.all():
                 self.relaxed.append(Relaxed(one.lanes.subset(np.flatnonzero(~here)), one.barrier, one.phase, one.heard))
 

@@ -16,7 +16,8 @@ import numpy as np
 from cupyflash.words import plural
 
 from ..order.accesses import Stored, windows
-from ..order.races import Lifetimes, Races
+from ..order.lifetimes import Lifetimes
+from ..order.races import Races
 from ..report.counters import Tally
 from ..report.diary import Diary
 from ..report.findings import Findings
@@ -88,8 +89,6 @@ class Memory:
         self.diary: Diary | None = None
         """The diary of a block of the wave."""
         self.races: Races | None = None
-        self.storing: Stored | None = None
-        """The values of the store that is being made; None while something else accesses memory."""
         self.reserved = 0
         """Bytes at the end of each block's shared memory that the system reserves: zero at first."""
         self.shared_names: Mapping[str, int] = {}
@@ -132,6 +131,16 @@ class Memory:
         self._shared_views = {size: self._shared.view(dtype) for size, dtype in ELEMENT.items()}
         self._state_views = {size: self._state.view(dtype) for size, dtype in ELEMENT.items()}
         self._local_views = {size: self._local.view(dtype) for size, dtype in ELEMENT.items()}
+
+    def storing(self, lanes: Lanes, values: Array) -> None:
+        """Tells the race detector the values that lanes are about to store, one element each."""
+        if self.races is not None:
+            self.races.storing = Stored(lanes, values, self.shared_view(1), self.races.shared_shift)
+
+    def stored(self) -> None:
+        """Tells the race detector that the store has been made."""
+        if self.races is not None:
+            self.races.storing = None
 
     def shared_view(self, size: int) -> Array:
         """Returns all shared memory of the wave as elements of `size` bytes; `Lanes.shared_base` gives each block's start."""

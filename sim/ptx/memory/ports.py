@@ -385,7 +385,7 @@ class SharedPort(_BlockPort):
         races = self.memory.races
         if flying.any() and races is not None:
             # A lane that is not even ordered behind the issue of the copy races with it, with or without a wait.
-            flying = flying & races.copies.issue_ordered(lanes, self.size, index)
+            flying = flying & races.issue_ordered(lanes, self.size, index)
         if flying.any():
             message = " of shared memory: its asynchronous copy has not been waited for by the thread that issued it"
             self.report("in flight", message, lanes, flying, offsets, None)

@@ -17,7 +17,6 @@ import numpy as np
 
 from cupyflash.words import plural
 
-from ..order.races import bulk_read, last_write, piece_access
 from ..state.lanes import SECTOR, Lanes
 from ..state.segments import UNWRITTEN, WINDOW_BITS, WRITTEN, Segment
 from ..text.syntax import ELEMENT, Array, Instruction
@@ -323,11 +322,11 @@ class Maps:
         races = self.memory.races
         if races is None:
             return
-        access = piece_access(races, lanes, segment, np.full(lanes.n, address), np.full(lanes.n, MAP_BYTES), np.arange(lanes.n), i)
+        access = races.piece_access(lanes, segment, np.full(lanes.n, address), np.full(lanes.n, MAP_BYTES), np.arange(lanes.n), i)
         if access is None:
             return
-        bulk_read(races, access)
-        moment, block = last_write(races, access)
+        races.read_map(access)
+        moment, block = races.last_write(access)
         if moment > self.acquired.get(address, 0) or moment > self.released.get(block, 0):
             release = moment > self.released.get(block, 0)
             missing = "release, after the store" if release else "acquire, before the use"
