@@ -119,7 +119,7 @@ class Ends:
     def writable(self, segment: Segment, lanes: Lanes, i: Instruction) -> bool:
         if not segment.writable:
             message = f"{i.name} to {segment.name!r}, which is read-only"
-            self.memory.findings.report("read-only", message, i, lanes, 0, count=lanes.n)
+            self.memory.findings.report("read-only", message, i, lanes)
         return segment.writable
 
     # -- shared memory ------------------------------------------------------------------------------------------------------
@@ -206,7 +206,7 @@ class Ends:
         return good
 
     def report(self, kind: str, message: str, lanes: Lanes, at: Array, i: Instruction, tensor: str | None = None) -> None:
-        self.memory.findings.report(kind, message, i, lanes, int(at[0]), count=len(at), tensor=tensor)
+        self.memory.findings.report(kind, message, i, lanes, at, tensor=tensor)
 
 
 Update = Callable[[Array, Array, Array], Array]
@@ -394,12 +394,8 @@ class Bulks:
         memory, segment = self.memory, to.segment
         readings = self.reading(lanes, source, i, to)
         self.count(source, i)
-        traffic = memory.tally.traffic[i, segment]
         size = int(to.lengths.sum())
-        traffic.write_bytes += size
-        traffic.unique_write_bytes += size
-        traffic.write_requests += lanes.n
-        traffic.write_sectors += to.sectors()
+        memory.tally.traffic[i, segment].count_side(True, size, lanes.n, to.sectors(), size)
         self.show(lanes, to, True, i)
         target = None
         if memory.races is not None:
@@ -468,7 +464,7 @@ class Bulks:
             if len(late):
                 name = store.instruction.name
                 message = f"the thread exits before its {name} has read shared memory: a cp.async.bulk.wait_group.read is missing"
-                self.memory.findings.report("in flight", message, store.instruction, store.lanes, int(late[0]), count=len(late))
+                self.memory.findings.report("in flight", message, store.instruction, store.lanes, late)
             store.put(self.memory, due)
             store.known[due] = DONE
         self.stores = [store for store in self.stores if (store.known < DONE).any()]
@@ -496,12 +492,8 @@ class Bulks:
         if isinstance(source, Region):
             fresh, name = source.unwritten(), source.segment.name
             what = f"{name!r}, which"
-            traffic = memory.tally.traffic[i, source.segment]
             size = int(source.lengths.sum())
-            traffic.read_bytes += size
-            traffic.unique_read_bytes += size
-            traffic.read_requests += lanes.n
-            traffic.read_sectors += source.sectors()
+            memory.tally.traffic[i, source.segment].count_side(False, size, lanes.n, source.sectors(), size)
             self.show(lanes, source, False, i)
         else:
             states = memory.state_view(CHUNK)[source.chunks].view(np.uint8)
@@ -511,10 +503,10 @@ class Bulks:
             flying = np.flatnonzero((states == IN_FLIGHT).any(axis=1))
             if len(flying):
                 message = f"{i.name} reads shared memory: the asynchronous copy to it has not been waited for"
-                memory.findings.report("in flight", message, i, lanes, int(flying[0]), count=len(flying))
+                memory.findings.report("in flight", message, i, lanes, flying)
         if len(fresh):
             message = f"{i.name} reads {what} nobody wrote"
-            memory.findings.report("uninitialised", message, i, lanes, int(fresh[0]), count=len(fresh), tensor=name)
+            memory.findings.report("uninitialised", message, i, lanes, fresh, tensor=name)
         if races is None:
             return []
         access = (
@@ -538,9 +530,6 @@ class Bulks:
 
     def count(self, tile: Tile, i: Instruction) -> None:
         """Counts accesses to shared memory, without conflicts: 128 bytes a wavefront."""
-        counts = self.memory.tally.shared[i, "cp.async.bulk", tile.size]
-        passes = -(-tile.size // 128) * len(tile.blocks)
-        counts.requests += len(tile.blocks)
-        counts.bytes += tile.size * len(tile.blocks)
-        counts.wavefronts += passes
-        counts.ideal_wavefronts += passes
+        n = len(tile.blocks)
+        passes = -(-tile.size // 128) * n
+        self.memory.tally.shared[i, "cp.async.bulk", tile.size].count(n, tile.size * n, passes, passes)

@@ -250,12 +250,8 @@ class Memory:
             if writes:
                 traffic.count(lanes, addresses, size, True)
         elif space == "shared" and isinstance(size, int):
-            counts = self.tally.shared[instruction, kind, size]
-            passes, ideal = wavefronts(lanes, addresses, size)
-            counts.requests += lanes.warps
-            counts.bytes += lanes.n * size
-            counts.wavefronts += passes
-            counts.ideal_wavefronts += ideal
+            passes = wavefronts(lanes, addresses, size)
+            self.tally.shared[instruction, kind, size].count(lanes.warps, lanes.n * size, *passes)
         if self.diary is not None:
             self.diary.access(space, segment, lanes, addresses, size, instruction)
         if self.races is not None:
@@ -269,14 +265,9 @@ class Memory:
     def reached(self, access: Reached) -> None:
         """Counts a checked access to the shared memory of other blocks, and shows it to the observer."""
         lanes, size, kind, i = access.lanes, access.size, access.kind, access.instruction
-        counts = self.tally.distributed[i, kind, size]
-        counts.requests += lanes.warps
-        counts.bytes += lanes.n * size
-        for block in np.unique(access.blocks):
-            at = np.flatnonzero(access.blocks == block)
-            passes, ideal = wavefronts(lanes.subset(at), access.places[at], size)
-            counts.wavefronts += passes
-            counts.ideal_wavefronts += ideal
+        each = [np.flatnonzero(access.blocks == block) for block in np.unique(access.blocks)]
+        passes = np.sum([wavefronts(lanes.subset(at), access.places[at], size) for at in each], axis=0).tolist()
+        self.tally.distributed[i, kind, size].count(lanes.warps, lanes.n * size, *passes)
         if self.diary is not None:
             self.diary.access("shared::cluster", None, lanes, access.places, size, i)
         if self.lifetimes is not None:

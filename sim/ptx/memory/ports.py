@@ -107,16 +107,7 @@ class Port(ABC):
             i = self.instruction
             self.memory.findings.doubt(kind, message, i, lanes.place(first), len(positions), address)
             return
-        self.memory.findings.report(
-            kind,
-            message,
-            self.instruction,
-            lanes,
-            first,
-            count=len(positions),
-            address=address,
-            tensor=tensor,
-        )
+        self.memory.findings.report(kind, message, self.instruction, lanes, positions, address=address, tensor=tensor)
 
 
 class GlobalPort(Port):

@@ -286,7 +286,7 @@ class Maps:
                         continue
                     wrong = BAD, f"the tensor map at {self.place(address)} is of memory at {good[1]:#x}, where no tensor begins"
             kind, message = wrong
-            self.memory.findings.report(kind, message, i, some, 0, count=some.n, address=address)
+            self.memory.findings.report(kind, message, i, some, address=address)
         return found
 
     def wrong(self, lanes: Lanes, address: int, i: Instruction) -> tuple[str, str] | None:
@@ -331,7 +331,7 @@ class Maps:
             release = moment > self.released.get(block, 0)
             missing = "release, after the store" if release else "acquire, before the use"
             message = f"the tensor map at {self.place(address)} was stored: no fence.proxy.tensormap::generic.{missing}"
-            self.memory.findings.report("proxy", message, i, lanes, 0, count=lanes.n, address=address, tensor=segment.name)
+            self.memory.findings.report("proxy", message, i, lanes, address=address, tensor=segment.name)
 
     def release(self, lanes: Lanes) -> None:
         """Runs fence.proxy.tensormap::generic.release for these lanes; it counts for their whole blocks."""
