@@ -17,10 +17,9 @@ from cupyflash.words import plural
 
 from ..order.accesses import ShadowAccess, TileAccess, Touch
 from ..state.lanes import Lanes, Wave
-from ..state.segments import IN_FLIGHT, UNWRITTEN, WINDOW_BITS, WRITTEN, Segment
+from ..state.segments import IN_FLIGHT, UNWRITTEN, WINDOW_BITS, WRITTEN, Access, Segment
 from ..text.syntax import Array, Instruction
 from .mbarriers import MBarriers
-from .memory import Access as Seen
 from .memory import Memory
 from .ports import NOBODY, element, targets
 from .regions import CHUNK, Maps, Region, Tile, byte_region, extent
@@ -526,7 +525,7 @@ class Bulks:
             return
         for at in range(lanes.n):
             own, lane = region.row == at, lanes.subset(np.array([at]))
-            observer(Seen(lane, "global", region.segment, region.starts[own], region.lengths[own], "cp.async.bulk", write, i))
+            observer(Access(lane, "global", region.segment, region.starts[own], region.lengths[own], "cp.async.bulk", write, i))
 
     def count(self, tile: Tile, i: Instruction) -> None:
         """Counts accesses to shared memory, without conflicts: 128 bytes a wavefront."""

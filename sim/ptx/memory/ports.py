@@ -19,9 +19,9 @@ import numpy as np
 from cupyflash.words import plural
 
 from ..state.lanes import Lanes
-from ..state.segments import IN_FLIGHT, UNWRITTEN, WINDOW_BITS, WRITTEN, Segment
+from ..state.segments import IN_FLIGHT, UNWRITTEN, WINDOW_BITS, WRITTEN, Access, Segment
 from ..text.syntax import ELEMENT, UNSIGNED, Array, Instruction
-from .memory import LOCAL_WINDOW, PARAM_WINDOW, SHARED_WINDOW, SPACE_BITS, STORES, Memory, Reached
+from .memory import LOCAL_WINDOW, PARAM_WINDOW, SHARED_WINDOW, SPACE_BITS, STORES, Memory
 
 RANK_SHIFT, RANK_BITS = 24, 5
 FLAG = 1 << 30
@@ -209,7 +209,7 @@ class GlobalPort(Port):
     def accessed(self, segment: Segment, lanes: Lanes, addresses: Array, size: int | Array) -> None:
         if segment.state is not None:
             self.initialised(segment, lanes, addresses, size)
-        self.memory.accessed(segment.space, segment, lanes, addresses, size, self.kind, self.instruction)
+        self.memory.accessed(Access(lanes, segment.space, segment, addresses, size, self.kind, self.write, self.instruction))
 
     def initialised(self, segment: Segment, lanes: Lanes, addresses: Array, size: int | Array) -> None:
         """Checks that somebody in this launch has written the bytes that are read of a tensor without initial contents."""
@@ -284,7 +284,7 @@ class _BlockPort(Port):
     def found(self, lanes: Lanes, offsets: Array, index: Array) -> Array:
         """Checks and counts an access that is in bounds and aligned; returns its index."""
         self.checked(lanes, offsets, index)
-        self.memory.accessed(self.space, None, lanes, offsets, self.size, self.kind, self.instruction)
+        self.memory.accessed(Access(lanes, self.space, None, offsets, self.size, self.kind, self.write, self.instruction))
         return index
 
     def search(self, lanes: Lanes, addresses: Array) -> list[Part]:
@@ -417,7 +417,8 @@ class ClusterPort(SharedPort):
             subset, there = lanes.subset(remote), blocks[remote]
             places = there * lanes.wave.shared_stride + offsets[remote]
             self.checked(subset, offsets[remote], places >> self.shift)
-            self.memory.reached(Reached(subset, there, places, self.size, self.kind, self.instruction))
+            reach = Access(subset, "shared::cluster", None, places, self.size, self.kind, self.write, self.instruction)
+            self.memory.reached(reach, there)
             parts.append((self.elements(), places >> self.shift, remote))
         return parts
 

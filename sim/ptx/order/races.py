@@ -14,8 +14,8 @@ import numpy as np
 
 from ..report.findings import Key, place_of, source_and_call, thread_name
 from ..state.lanes import Lanes, Wave
-from ..state.segments import Segment
-from ..text.syntax import Array, Instruction
+from ..state.segments import Access, Segment
+from ..text.syntax import Array
 from .accesses import Rows, ShadowAccess, Table, TileAccess, Touch, Who, same_for_warps, windows
 from .clocks import BLOCKS, CLUSTERS, LANES, ONE, lanes_of, levels_of, stamps_of
 from .copies import Copies
@@ -53,26 +53,26 @@ class Races(Copies):
 
     # -- accesses -----------------------------------------------------------------------------------------------------
 
-    def access(
-        self, space: str, segment: Segment | None, lanes: Lanes, addresses: Array, size: int | Array, kind: str, i: Instruction
-    ) -> None:
-        """Checks an access that is in bounds and aligned. In "shared::cluster" addresses are places in the wave's shared memory."""
-        found = self.tensor_rows(segment, lanes, addresses, size) if segment else self.shared_rows(space, lanes, addresses, size)
+    def access(self, seen: Access) -> None:
+        """Checks an access that is in bounds and aligned."""
+        found = self.shared_rows(seen) if seen.segment is None else self.tensor_rows(seen, seen.segment)
         if found is None:
             return
         shadow, rows, columns, who = found
-        access = ShadowAccess(i, lanes, addresses, segment, shadow, rows, columns, who, kind in ("ldmatrix", "stmatrix"))
-        if columns is not None and not access.collective:
-            access.last = same_for_warps(lanes, rows)
-        self.judge(access, kind)
+        collective = seen.kind in ("ldmatrix", "stmatrix")
+        place = seen.instruction, seen.lanes, seen.addresses, seen.segment
+        access = ShadowAccess(*place, shadow, rows, columns, who, collective)
+        if columns is not None and not collective:
+            access.last = same_for_warps(seen.lanes, rows)
+        self.judge(access, seen.kind)
 
-    def tensor_rows(self, segment: Segment, lanes: Lanes, addresses: Array, size: int | Array) -> Rows | None:
+    def tensor_rows(self, seen: Access, segment: Segment) -> Rows | None:
         """Returns the granules of an access to a tensor, if somebody may write it."""
         area = self.area(segment) if segment.space == "global" else None
         if area is None:
             return None
-        shift = area.shift
-        rows = (addresses.astype(np.int64) + (segment.address - segment.start - area.low)) >> shift
+        lanes, size, shift = seen.lanes, seen.size, area.shift
+        rows = (seen.addresses.astype(np.int64) + (segment.address - segment.start - area.low)) >> shift
         if isinstance(size, int):
             who = self.who(lanes, max(1, size >> shift))
             if size >> shift > 1:
@@ -85,17 +85,16 @@ class Races(Copies):
             who = Who(lanes.index[position] + self.first, position, position, position)
         return area.shadow, rows, None, who
 
-    def shared_rows(self, space: str, lanes: Lanes, addresses: Array, size: int | Array) -> Rows | None:
+    def shared_rows(self, seen: Access) -> Rows | None:
         """Returns the granules of an access to shared memory; local memory is a thread's own."""
-        if space not in ("shared", "shared::cluster"):
+        if seen.space == "local":
             return None
-        assert isinstance(size, int)
-        shift = self.shared_shift
-        who = self.who(lanes, max(1, size >> shift))
-        rows = (addresses >> shift).astype(np.int64)
-        if space == "shared::cluster":
-            rows -= lanes.block * self.granules
-        rows = (rows if len(who.row) == lanes.n else rows[who.position]) + who.row
+        assert isinstance(seen.size, int)
+        who = self.who(seen.lanes, max(1, seen.size >> self.shared_shift))
+        rows = (seen.addresses >> self.shared_shift).astype(np.int64)
+        if seen.space == "shared::cluster":
+            rows -= seen.lanes.block * self.granules
+        rows = (rows if len(who.row) == seen.lanes.n else rows[who.position]) + who.row
         return self.shared, rows, who.column, who
 
     def judge(self, access: Touch, kind: str) -> None:
