@@ -17,7 +17,7 @@ from cupyflash.words import plural
 from ..order.accesses import Stored, windows
 from ..order.lifetimes import Lifetimes
 from ..order.races import Races
-from ..report.counters import Tally
+from ..report.counters import LaunchTally
 from ..report.diary import Diary
 from ..report.findings import Findings
 from ..state.lanes import Lanes, Wave, wavefronts
@@ -43,7 +43,7 @@ Observer = Callable[[Access], None]
 class Memory:
     """All memory of a running launch. `begin_wave` gives the blocks of the next wave fresh shared and local memory."""
 
-    def __init__(self, segments: list[Segment], shared_size: int, local_size: int, findings: Findings, tally: Tally):
+    def __init__(self, segments: list[Segment], shared_size: int, local_size: int, findings: Findings, tally: LaunchTally):
         self.segments = {segment.start >> WINDOW_BITS: segment for segment in segments}
         self.shared_size = shared_size
         self.shared_stride = -(-max(shared_size, 1) // 128) * 128

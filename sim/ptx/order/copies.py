@@ -21,7 +21,7 @@ LATEST = LOW << np.uint64(STAMP)
 """The stamp of an entry that no access is ordered behind."""
 
 
-class Copies(Detector):
+class CopyRaces(Detector):
     """The copies of a launch that are under way, which become ordinary accesses once threads have waited for them."""
 
     def tile_access(self, lanes: Lanes, row: Array, chunks: Array, offsets: Array, i: Instruction) -> TileAccess:

@@ -18,7 +18,7 @@ from ..state.segments import Access, Segment
 from ..text.syntax import Array
 from .accesses import Rows, ShadowAccess, Table, TileAccess, Touch, Who, same_for_warps, windows
 from .clocks import BLOCKS, CLUSTERS, LANES, ONE, lanes_of, levels_of, stamps_of
-from .copies import Copies
+from .copies import CopyRaces
 from .detector import COPY, LANDING
 from .history import Launches
 from .sharing import CLUSTER, DEVICE, is_async, is_phase, is_strong, scope_of
@@ -28,7 +28,7 @@ LEFT_OUT = "are in blocks that the scope of one of them leaves out: they are nei
 LOCKSTEP = "work only in lockstep: both are volatile, but nothing lets the lanes of the warp wait for each other (__syncwarp would)"
 
 
-class Races(Copies):
+class Races(CopyRaces):
     """The race detector of one launch."""
 
     def __init__(self, *facts: Any):

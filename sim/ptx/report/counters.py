@@ -1,7 +1,7 @@
 """Counts of one launch, for the kernel and for each line of its CUDA source: bytes and requests by tensor, bank
 conflicts, instructions by opcode and class, active lanes, work of the tensor cores.
 
-While a kernel runs, everything is recorded for each instruction (`Tally`); lines and totals are sums made at the end, so
+While a kernel runs, everything is recorded for each instruction (`LaunchTally`); lines and totals are sums made at the end, so
 that they always agree. All counts are of PTX instructions.
 """
 
@@ -284,7 +284,7 @@ Mix = tuple[tuple[Line, Counts], ...]
 
 
 @dataclass
-class Tally:
+class LaunchTally:
     """The growing counts of a running launch, by instruction."""
 
     traffic: defaultdict[tuple[Instruction, Segment], Traffic] = field(default_factory=lambda: defaultdict(Traffic))

@@ -142,7 +142,7 @@ Act = Shared | Global | Sign | Promise | Start | MultiplyIssue | WaitSpan
 
 
 @dataclass(slots=True)
-class Stretch:
+class CodeSpan:
     """Instructions from `first` to `end` (exclusive), and the acts with the instruction they belong to, in order."""
 
     first: int
@@ -183,7 +183,7 @@ class ProductSpan:
 class Row:
     """A warp. `flying`: its cp.async that no promise covers; `groups`: how many it has closed; `promised`: its last promise."""
 
-    stretches: list[Stretch] = field(default_factory=list)
+    stretches: list[CodeSpan] = field(default_factory=list)
     flying: list[int] = field(default_factory=list)
     groups: int = 0
     promised: int = -1
@@ -322,7 +322,7 @@ class Diary:
             if last is not None and last.end == first and first not in self.listing.heads:
                 last.end = end
             else:
-                row.stretches.append(Stretch(first, end))
+                row.stretches.append(CodeSpan(first, end))
                 self._size += 1
         if self._size > MOST_KEPT and not self.too_long:
             self.too_long, self._writers = True, None
@@ -355,7 +355,7 @@ class Diary:
             self.rows[row].spin = None  # what is behind it stays
         last = stretches[-1]
         if not last.first <= pc < last.end or (last.acts and last.acts[-1][0] > pc):
-            last = Stretch(pc + 1, pc + 1)  # other lanes have run since
+            last = CodeSpan(pc + 1, pc + 1)  # other lanes have run since
             stretches.append(last)
             self._size += 1
         last.acts.append((pc, act))
