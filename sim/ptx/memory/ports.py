@@ -92,6 +92,10 @@ class Port(ABC):
         self.read = kind not in STORES
         self.verb = "atomic access" if kind == "atom" else "write" if self.write else "read"
         self.shift = size.bit_length() - 1
+        self.prepare(n)
+
+    def prepare(self, n: int) -> None:  # noqa: B027 - optional
+        """Makes what resolving for `n` lanes needs: here nothing."""
 
     @abstractmethod
     def resolve(self, lanes: Lanes, addresses: Array) -> list[Part]:
@@ -113,13 +117,12 @@ class Port(ABC):
 class GlobalPort(Port):
     """Named tensors, constant and parameter memory."""
 
-    def __init__(self, memory: Memory, instruction: Instruction, n: int, size: int, kind: str, used: Array | slice = ALL):
-        super().__init__(memory, instruction, n, size, kind, used)
+    def prepare(self, n: int) -> None:
         self.bad = np.empty(n, np.bool_)
         self.relative = np.empty(n, np.uint64)
         self.scratch = np.empty(n, np.uint64)
         self.index = self.relative.view(np.int64)
-        self.low = np.array(size - 1, np.uint64)
+        self.low = np.array(self.size - 1, np.uint64)
         self.bits = np.array(self.shift, np.uint64)
         self.segment: Segment | None = None
 
@@ -298,11 +301,13 @@ class _BlockPort(Port):
             message = f" of {self.space} memory is not aligned to {self.size} bytes"
             self.report("misaligned", message, lanes, crooked & ~outside, addresses, None)
         good = ~(outside | crooked)
-        good &= ~self.astray(lanes, addresses, good)
-        positions = np.flatnonzero(good)
+        return self.parts(lanes, addresses, np.flatnonzero(good & ~self.astray(lanes, addresses, good)))
+
+    def parts(self, lanes: Lanes, offsets: Array, positions: Array) -> list[Part]:
+        """Returns the lanes at these positions, whose accesses are in bounds and aligned, as a part."""
         if not len(positions):
             return []
-        subset, at = lanes.subset(positions), addresses[positions].astype(np.uint32)
+        subset, at = lanes.subset(positions), offsets[positions].astype(np.uint32)
         index = (at >> self.shift).astype(np.int64) + self.base(subset)(self.shift)
         return [(self.elements(), self.found(subset, at, index), positions)]
 
@@ -312,12 +317,11 @@ class SharedPort(_BlockPort):
 
     space = "shared"
 
-    def __init__(self, memory: Memory, instruction: Instruction, n: int, size: int, kind: str, used: Array | slice = ALL):
-        super().__init__(memory, instruction, n, size, kind, used)
-        self.state = np.empty(n, ELEMENT[size])
-        self.words = self.state.view(np.uint64) if size > 8 else self.state
-        self.written = pattern(WRITTEN, min(size, 8))
-        self.home = memory.homes.get(instruction)
+    def prepare(self, n: int) -> None:
+        self.state = np.empty(n, ELEMENT[self.size])
+        self.words = self.state.view(np.uint64) if self.size > 8 else self.state
+        self.written = pattern(WRITTEN, min(self.size, 8))
+        self.home = self.memory.homes.get(self.instruction)
 
     def capacity(self) -> int:
         return self.memory.shared_size
@@ -406,12 +410,7 @@ class ClusterPort(SharedPort):
                 self.report(kind, message, lanes, bad, np.where(nobody, addresses.astype(np.int64), offsets), None)
         good = ~(nobody | outside | crooked | gone)
         good &= ~self.astray(lanes, offsets, good)
-        parts: list[Part] = []
-        own = np.flatnonzero(good & (blocks == lanes.block))
-        if len(own):
-            subset, at = lanes.subset(own), offsets[own].astype(np.uint32)
-            index = (at >> self.shift).astype(np.int64) + self.base(subset)(self.shift)
-            parts.append((self.elements(), self.found(subset, at, index), own))
+        parts = self.parts(lanes, offsets, np.flatnonzero(good & (blocks == lanes.block)))
         remote = np.flatnonzero(good & (blocks != lanes.block))
         if len(remote):
             subset, there = lanes.subset(remote), blocks[remote]
@@ -441,8 +440,7 @@ class LocalPort(_BlockPort):
 class GenericPort(Port):
     """Generic addresses: shared and local memory are windows in the space that the tensors live in."""
 
-    def __init__(self, memory: Memory, instruction: Instruction, n: int, size: int, kind: str, used: Array | slice = ALL):
-        super().__init__(memory, instruction, n, size, kind, used)
+    def prepare(self, n: int) -> None:
         self.ports: dict[tuple[int, int], Port] = {}
         self.whole = self.port(0, n)
         self.base = 0

@@ -11,6 +11,7 @@ with all of them.
 
 from __future__ import annotations
 
+import math
 import mmap
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -56,9 +57,9 @@ class Table:
         return zeros((self.rows, self.columns), self.numbers, self.sparse)
 
 
-def zeros(shape: tuple[int, int], dtype: np.dtype[Any], sparse: bool) -> Array:
+def zeros(shape: tuple[int, ...], dtype: np.dtype[Any], sparse: bool) -> Array:
     """Returns zeros; `sparse` ones take memory a page at a time, when touched, not 2 MiB at a time as NumPy's large arrays do."""
-    size = shape[0] * shape[1] * dtype.itemsize
+    size = math.prod(shape) * dtype.itemsize
     if not sparse or not size or not hasattr(mmap, "MADV_NOHUGEPAGE"):
         return np.zeros(shape, dtype)
     memory = mmap.mmap(-1, size)

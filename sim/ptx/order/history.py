@@ -129,8 +129,7 @@ class Marks:
     """One entry a granule, as in a launch (`order.clocks`), with the number of its site; 0: none."""
 
     def __init__(self, rows: int):
-        self.entries = zeros((rows, 1), np.dtype(np.uint64), True).reshape(-1)
-        self.sites = zeros((rows, 1), np.dtype(np.int32), True).reshape(-1)
+        self.entries, self.sites = (zeros((rows,), np.dtype(kind), True) for kind in (np.uint64, np.int32))
 
     def put(self, rows: Array, entries: Array, sites: Array) -> None:
         self.entries[rows], self.sites[rows] = entries, sites

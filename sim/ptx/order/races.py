@@ -8,7 +8,6 @@ clusters, whatever the scope of the other one.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 
@@ -31,15 +30,12 @@ LOCKSTEP = "work only in lockstep: both are volatile, but nothing lets the lanes
 class Races(CopyRaces):
     """The race detector of one launch."""
 
-    def __init__(self, *facts: Any):
-        """`facts`: as of `Detector`."""
-        super().__init__(*facts)
-        self.launches: Launches | None = None
-        """The launch among those of its history."""
-        self._readings: list[Touch] = []
+    launches: Launches | None = None
+    """The launch among those of its history."""
 
     def begin_wave(self, wave: Wave) -> None:
         super().begin_wave(wave)
+        self._readings: list[Touch] = []
         self.tiles = TileReads(self) if self.sharing.products else None
 
     def join_history(self, launches: Launches) -> None:
