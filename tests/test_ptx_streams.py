@@ -497,9 +497,9 @@ def test_a_history_stays_small(monkeypatch: pytest.MonkeyPatch) -> None:
         assert sorted(len(tables) for one in past.regions.values() for tables in one.kinds) == [0, 0, 0, 0, 1, 1]
         assert len(past.sites) < 16
         gc.collect()
-        runs = [one for one in gc.get_objects() if isinstance(one, history.Run) and one.kernel == kernels[0]]
+        runs = [one for one in gc.get_objects() if isinstance(one, history.OrderedLaunch) and one.kernel == kernels[0]]
         assert len(runs) < 8 and sum(bool(one.done.first) for one in runs) == 1 + kernels[1]
-        past.drop(history.Clock())
+        past.drop(history.LaunchClock())
         assert len(past.sites) == 1 + 2
         stream.synchronize()
         assert not past.regions and len(past.sites) == 1

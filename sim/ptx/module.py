@@ -30,10 +30,10 @@ from .execute.processes import processes_asked, run_apart
 from .execute.scheduler import Limits
 from .execute.setup import Geometry, Setup
 from .memory.memory import PARAM_START, PARAM_WINDOW, Memory, Observer
-from .order.history import Clock, Launches, Past, Run
+from .order.history import LaunchClock, Launches, OrderedLaunch, Past
 from .order.races import Races
 from .parameters import POINTER_BYTES, BoundArguments, Tensor, bind
-from .report.counters import Counters, Tally, Traffic
+from .report.counters import Counters, LaunchTally, Traffic
 from .report.diary import Diary
 from .report.findings import Comment, Finding, Findings, Suppressed, Suppression, asked, comments, source_text
 from .state.segments import UNWRITTEN, Segment, mark_unwritten, may_hold_nan
@@ -64,7 +64,7 @@ class History:
 
     def __init__(self) -> None:
         self.past = Past()
-        self.host = Clock()
+        self.host = LaunchClock()
         """The launches that the host has waited for, and which therefore precede all that it issues from now on."""
         self.streams: list[Stream] = []
 
@@ -76,7 +76,7 @@ class History:
         """Waits for all streams (cudaDeviceSynchronize)."""
         self.wait(*(stream.issued for stream in self.streams))
 
-    def wait(self, *clocks: Clock) -> None:
+    def wait(self, *clocks: LaunchClock) -> None:
         """Records that the host has waited for these launches."""
         self.host = self.host.join(*clocks)
         self.past.drop(self.host)
@@ -87,7 +87,7 @@ class Event:
     """A moment of a stream: everything that was issued to it before is over."""
 
     history: History
-    clock: Clock
+    clock: LaunchClock
 
     def synchronize(self) -> None:
         """Waits for it (cudaEventSynchronize)."""
@@ -103,12 +103,12 @@ class Stream:
         self.history = History() if history is None else history
         self.number = len(self.history.streams)
         self.history.streams.append(self)
-        self._issued = self._joined = Clock()
+        self._issued = self._joined = LaunchClock()
         self._count = 0
-        self._last: Run | None = None
+        self._last: OrderedLaunch | None = None
 
     @property
-    def issued(self) -> Clock:
+    def issued(self) -> LaunchClock:
         """The launches that are over once everything issued so far is over."""
         return self._issued if self._last is None else self._issued.join(self._last.done)
 
@@ -136,14 +136,14 @@ class Stream:
         else:
             start = self._joined.join(self.history.host, behind.told)
             wait = start.join(behind.done)
-        self._issued = self.issued.join(Clock({self.number: self._count}))
+        self._issued = self.issued.join(LaunchClock({self.number: self._count}))
         if self._last is not None and self._last.behind is not None:
             self._last.behind.forget()
         if self._last is not None and behind is None:
             self._last.forget()
-        self._last = run = Run(base_name(kernel), (self.number, self._count), start, wait, behind)
+        self._last = run = OrderedLaunch(base_name(kernel), (self.number, self._count), start, wait, behind)
         if races is not None:
-            races.launches = Launches(races, self.history.past, run)
+            races.join_history(Launches(races, self.history.past, run))
 
 
 @dataclass(frozen=True)
@@ -372,7 +372,7 @@ class Module:
         symbols |= {name: params.start + offset for name, offset in bound.offsets.items()}
         parts = unwritten_parts(bound.tensors, tensors, unwritten)
         mark_unwritten(parts, [*segments, *tensors])
-        findings, tally = Findings(kernel, allowed), Tally()
+        findings, tally = Findings(kernel, allowed), LaunchTally()
         shared_size, reserved = code.shared.size + shared_bytes, RESERVED_BYTES if code.reserves else 0
         if reserved:
             shared_size = -(-shared_size // 128) * 128 + reserved
@@ -383,7 +383,6 @@ class Module:
         if races:
             watched = [*segments, *tensors, workspace]
             memory.races = Races(code.sharing, len(code.instructions), watched, memory.shared_stride, findings, geometry.blocks)
-            memory.races.contents = memory
         if stream is not None:
             stream.begin(kernel, programmatic, memory.races)
         schedule = seed, on_barrier, limits

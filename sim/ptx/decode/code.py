@@ -12,7 +12,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from ..order.accesses import Sharing
+from ..order.sharing import Sharing
 from ..report.counters import Mix, mix_of
 from ..report.diary import Listing
 from ..text.syntax import (

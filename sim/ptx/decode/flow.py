@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
-from ..order.accesses import is_strong
+from ..order.sharing import is_strong
 from ..text.syntax import SINK, Imm, Instruction, Mem, Not, Operand, Reg, Sym, Vec
 from .registry import Arg, Branch, Multiply, MultiplyWait, PhaseWait, Plan
 

@@ -18,7 +18,8 @@ import numpy as np
 
 from ..decode.ops.rounding import ENVIRONMENT, KEEP
 from ..decode.registry import Arg, Barrier, ClusterBarrier
-from ..order.clocks import Released, highest
+from ..order.clocks import highest
+from ..order.happens_before import Released
 from ..report.findings import WARNING, Stuck, Verdict, crowd
 from ..state.lanes import WARP, Lanes
 from ..text.syntax import Array
@@ -180,7 +181,7 @@ class Barriers:
 
     def released(self, lanes: Lanes) -> Released | None:
         races = self.machine.memory.races
-        return None if races is None else races.arrive(races.heard.groups(lanes, lanes.block_starts))
+        return None if races is None else races.arrive(races.groups(lanes, lanes.block_starts))
 
     # -- completion -------------------------------------------------------------------------------------------------------
 
@@ -255,7 +256,7 @@ class Barriers:
                 parts = parts_of(arrivals, chosen)
                 released = [arrival.released for arrival in parts if arrival.released is not None]
                 for lanes in (arrival.lanes for arrival in parts if arrival.waits):
-                    races.depart(races.heard.groups(lanes, lanes.block_starts), released)
+                    races.depart(races.groups(lanes, lanes.block_starts), released)
         if waiting:
             self.complete(blocks, waiting[0])
         for arrival in waiting:
@@ -379,13 +380,9 @@ class WarpBarriers:
         ]
 
 
-ALL = np.zeros(1, np.int64)
-"""Start of the only group, for lanes as one group."""
-
-
 @dataclass
 class Told:
-    """The clocks that the arrivals of a phase hand on: those of whole warps, and moments of the other lanes (`order.clocks`)."""
+    """The clocks that the arrivals of a phase hand on: of whole warps, and moments of the other lanes (`order.happens_before`)."""
 
     warps: list[Released] = field(default_factory=list)
     lanes: Array | None = None
@@ -463,10 +460,10 @@ class ClusterBarriers:
         then = code.plans[pc + 1].control if code.instructions[pc + 1].predicate is None else None
         told.split |= not (isinstance(then, ClusterBarrier) and then.waits)
         if not relaxed and lanes.converged:
-            told.warps.append(races.arrive(races.heard.groups(lanes, ALL)))
+            told.warps.append(races.arrive(races.groups(lanes)))
             return
         told.relaxed |= relaxed
-        released = races.fenced(lanes) if relaxed else races.heard.released(lanes)
+        released = races.fenced(lanes) if relaxed else races.released(races.groups(lanes))[0]
         told.lanes = released if told.lanes is None else np.maximum(told.lanes, released)
 
     def wait(self, pc: int, phases: ClusterPhases, lanes: Lanes) -> None:
@@ -486,17 +483,18 @@ class ClusterBarriers:
             # All threads of the cluster have begun, even if the barrier orders nothing.
             begun = np.full((1, races.warps), races.start)
             moments = [*heard.warps, Released(begun, None)]
+            together = races.groups(lanes)
             if lanes.converged:
-                races.depart(races.heard.groups(lanes, ALL), moments)
+                races.depart(together, moments)
             else:
-                races.heard.hear(lanes, np.repeat(highest([each.moments[0] for each in moments]), WARP))
+                races.hear(together, np.repeat(highest([each.moments for each in moments]), WARP, axis=1))
                 for each in heard.warps:
                     if each.rows is not None:
-                        races.heard.hear(lanes, each.rows[0])
+                        races.hear(together, each.rows)
                     if each.fenced is not None and races.proxy is not None:
-                        races.proxy.hear(lanes, each.fenced[0])
+                        races.proxy.hear(together, each.fenced)
             if heard.lanes is not None:
-                races.heard.hear(lanes, heard.lanes)
+                races.hear(together, heard.lanes[None])
         self.machine.push(pc + 1, lanes)
 
     def missing(self, cluster: int) -> Array:

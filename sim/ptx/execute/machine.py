@@ -28,7 +28,7 @@ from ..memory.bulkcopy import Bulks
 from ..memory.mbarriers import MBarriers, PhaseWaiting
 from ..memory.memory import Memory
 from ..memory.regions import Maps
-from ..report.counters import Tally
+from ..report.counters import LaunchTally
 from ..report.diary import Diary
 from ..report.findings import Findings, Stuck, report_deadlock
 from ..state.lanes import WARP, Lanes, Wave
@@ -74,7 +74,7 @@ class Stop(Exception):
 class PtxMachine:
     """One launch of one kernel."""
 
-    def __init__(self, code: Code, setup: Setup, memory: Memory, findings: Findings, tally: Tally):
+    def __init__(self, code: Code, setup: Setup, memory: Memory, findings: Findings, tally: LaunchTally):
         self.code = code
         self.setup = setup
         self.memory = memory

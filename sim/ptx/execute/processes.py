@@ -141,7 +141,7 @@ def done_by(machine: PtxMachine) -> Done:
         {key: (region.executed, region.threads) for key, region in machine.code.regions().items() if region.executed},
         {name: dict(getattr(tally, name)) for name in (*TABLES, *COUNTS)},
         tally.barriers,
-        {area.low: area.shadow.touched() for area in races.areas()},
+        {area.low: area.shadow.touched() for _, area in races.touched()},
         {number: one.window(1)[0] for number, one in wrote.items()},
         {number: one.state for number, one in wrote.items() if one.state is not None},
     )

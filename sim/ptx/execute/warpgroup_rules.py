@@ -141,7 +141,7 @@ class Agreement:
         """Reports a warp of the warpgroup that may not have run its setmaxnreg number `last`, before these lanes' next one."""
         machine, races = self.machine, self.machine.memory.races
         assert races is not None
-        known = races.heard.knows(races.heard.groups(lanes, np.zeros(1, np.int64)))[0].reshape(-1, WARP).max(axis=1)
+        known = races.heard.knows(races.groups(lanes))[0].reshape(-1, WARP).max(axis=1)
         first = int(self.first_of(np.array([warp]))[0])
         for other in range(first, first + self.size(first)):
             ran = self.resized.get(other, [])

@@ -230,6 +230,11 @@ class Wave:
         self.alive_by_block = self.alive.reshape(self.blocks, -1).sum(axis=1)
         self.exits += 1
 
+    def place(self, lane: int) -> tuple[int, int, int]:
+        """Returns (linear block index in the grid, warp in the block, lane in the warp) of a lane."""
+        block, thread = divmod(lane, self.lanes_per_block)
+        return self.number(self.first_block + block), thread // WARP, thread % WARP
+
     def release(self) -> None:
         """Forgets the sets of lanes: they refer to the wave, and would live until the next garbage collection."""
         self._interned.clear()
@@ -389,10 +394,8 @@ class Lanes:
         return warp_bits(member)
 
     def place(self, position: int) -> tuple[int, int, int]:
-        """Returns (linear block index in the grid, warp in the block, lane in the warp) of one lane."""
-        lane = int(self.index[position])
-        block, thread = divmod(lane, self.wave.lanes_per_block)
-        return self.wave.number(self.wave.first_block + block), thread // WARP, thread % WARP
+        """Returns `Wave.place` of one lane."""
+        return self.wave.place(int(self.index[position]))
 
 
 def merged(parts: list[Lanes]) -> Lanes:
