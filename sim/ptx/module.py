@@ -24,7 +24,8 @@ from typing import Any
 
 import numpy as np
 
-from .decode.code import Code, decode_all, function_addresses
+from .decode.code import Code
+from .decode.program import decode_all, function_addresses
 from .execute.machine import PtxMachine
 from .execute.processes import processes_asked, run_apart
 from .execute.scheduler import Limits
@@ -43,8 +44,8 @@ from .text.syntax import (
     Function,
     Instruction,
     Line,
-    Program,
     PtxError,
+    PtxProgram,
     Refusal,
     UnsupportedPTX,
     Variable,
@@ -195,7 +196,7 @@ MOST_BLOCKS = 16
 
 
 def geometry_of(
-    program: Program, kernel: Function, grid: tuple[int, int, int], block: tuple[int, int, int], cluster: Any
+    program: PtxProgram, kernel: Function, grid: tuple[int, int, int], block: tuple[int, int, int], cluster: Any
 ) -> Geometry:
     """Returns grid, block and cluster; `cluster` defaults to the kernel's own. Raises ValueError for what the chip would refuse."""
     if block[0] * block[1] * block[2] > 1024:
@@ -237,7 +238,7 @@ class Module:
     from disk, for the comments that suppress findings.
     """
 
-    def __init__(self, program: Program, text: str, sources: Mapping[str, str]):
+    def __init__(self, program: PtxProgram, text: str, sources: Mapping[str, str]):
         self.program = program
         self.text = text
         self.sources = dict(sources)

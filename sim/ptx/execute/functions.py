@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..decode.registry import Call
+from ..decode.registry import FunctionCall
 from ..memory.memory import Memory
 from ..state.lanes import Lanes
 from ..text.syntax import Array, Function
@@ -107,7 +107,7 @@ class DeviceFunctions:
         self.depth = np.zeros(self.wave.size, np.int64)
         self.levels: list[Level] = []
 
-    def call(self, pc: int, control: Call, lanes: Lanes) -> None:
+    def call(self, pc: int, control: FunctionCall, lanes: Lanes) -> None:
         """Takes lanes to the function; each lane that calls through a pointer to its own."""
         if control.builtin:
             self.builtin(pc, control, lanes)
@@ -126,7 +126,7 @@ class DeviceFunctions:
                     self.machine.stop("bad call", message, pc, there)
                 self.enter(pc, control, self.by_name[str(name)], there)
 
-    def enter(self, pc: int, control: Call, function: Function, lanes: Lanes) -> None:
+    def enter(self, pc: int, control: FunctionCall, function: Function, lanes: Lanes) -> None:
         values = [self.bytes_of(lanes, mine, theirs.size) for mine, theirs in zip(control.arguments, function.params, strict=True)]
         if (self.code.function_at[pc], function.name) in self.code.cycles:
             self.save(pc, lanes)
@@ -141,7 +141,7 @@ class DeviceFunctions:
         for site in np.unique(sites).tolist():
             back = lanes.subset(np.flatnonzero(sites == site))
             control = self.code.plans[site].control
-            assert isinstance(control, Call)
+            assert isinstance(control, FunctionCall)
             values = [self.bytes_of(back, theirs.name, theirs.size) for theirs in function.returns]
             if (self.code.function_at[site], function.name) in self.code.cycles:
                 self.restore(back)
@@ -205,7 +205,7 @@ class DeviceFunctions:
 
     # -- functions of the device -------------------------------------------------------------------------------------------
 
-    def builtin(self, pc: int, control: Call, lanes: Lanes) -> None:
+    def builtin(self, pc: int, control: FunctionCall, lanes: Lanes) -> None:
         # Pointers and sizes, but for the line number of an assertion.
         words = [self.bytes_of(lanes, name, 8 if n != 2 else 4) for n, name in enumerate(control.arguments)]
         values = [w.copy().view(f"u{w.shape[1]}").reshape(-1) for w in words]

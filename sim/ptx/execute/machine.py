@@ -13,9 +13,9 @@ from ..decode.registry import (
     Arg,
     Barrier,
     Branch,
-    Call,
     ClusterBarrier,
     Exit,
+    FunctionCall,
     Multiply,
     MultiplyWait,
     PhaseWait,
@@ -457,7 +457,7 @@ class PtxMachine:
             self.warpgroups.wait(pc, control, lanes)
         elif isinstance(control, RegisterCount):
             self.pools.arrive(pc, lanes)
-        elif isinstance(control, Call):
+        elif isinstance(control, FunctionCall):
             self.functions.call(pc, control, lanes)
         elif isinstance(control, Return) and self.code.function_at[pc] != self.code.kernel:
             self.functions.give_back(pc, lanes)

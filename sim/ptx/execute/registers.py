@@ -9,7 +9,7 @@ set of lanes takes over. So every instruction is written once, for arrays of all
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import partial
 from typing import Any, Protocol
 
@@ -17,7 +17,7 @@ import numpy as np
 
 from ..decode.code import Code, CodeRegion
 from ..decode.ops.rounding import ENVIRONMENT
-from ..decode.registry import Arg, Plan, Surroundings, Thunk
+from ..decode.registry import Arg, Frame, Plan, Surroundings, Thunk
 from ..state.lanes import Lanes
 from ..text.syntax import Array, Imm, Instruction, PtxError, Reg, Sym
 
@@ -84,31 +84,19 @@ class FrameHome(Surroundings, Protocol):
         """Returns the address of a variable or parameter: an offset in shared or local memory, else a virtual address."""
 
 
-class RegisterFrame:
-    """The registers of `n` lanes; `lanes` are the current ones.
-
-    `kept` is set while an instruction with `Plan.keeps` is bound: its converted operands are still in the lent buffer.
-    """
-
-    kept = False
+class RegisterFrame(Frame):
+    """The registers of `n` lanes."""
 
     def __init__(self, machine: FrameHome, n: int):
-        self.machine = machine
-        self.code: Code = machine.code
-        self.n = n
-        self.lanes: Lanes
+        super().__init__(machine, n, machine.code.read_somewhere)
+        self.machine: FrameHome = machine
+        self.code = machine.code
         self.files = {width: np.zeros((rows, n), FILE_DTYPES[width]) for width, rows in self.code.rows_of_width.items()}
         self.valid = 0
         self.dirty = 0
         self.live = 0
         self._views: dict[tuple[tuple[int, int], int, bool], Array] = {}
-        self._lent: dict[tuple[Any, ...], Any] = {}
         self._thunks: dict[tuple[int, int], list[Thunk]] = {}
-
-    @property
-    def read_somewhere(self) -> frozenset[str]:
-        """Names of the registers that some instruction reads."""
-        return self.code.read_somewhere
 
     # -- operands ---------------------------------------------------------------------------------------------------
 
@@ -142,22 +130,6 @@ class RegisterFrame:
             raise PtxError(f"register {register.name} is narrower than its use as {arg.dtype}")
         # The low part of a wider register.
         return row.view(arg.dtype)[:: row.itemsize // arg.dtype.itemsize]
-
-    def temp(self, name: str, shape: tuple[int, ...], dtype: Any) -> Array:
-        """Lends an array that an instruction may use while it runs; the next one with the same name gets the same array."""
-        key = (name, shape, dtype)
-        found = self._lent.get(key)
-        if found is None:
-            found = self._lent[key] = np.empty(shape, dtype)
-        array: Array = found
-        return array
-
-    def lend(self, key: tuple[Any, ...], make: Callable[[], Any]) -> Any:
-        """Lends, like `temp`, a bundle of arrays and views that `make` builds."""
-        found = self._lent.get(key)
-        if found is None:
-            found = self._lent[key] = make()
-        return found
 
     def constant(self, value: int, arg: Arg) -> Array:
         if arg.packed:
@@ -291,24 +263,17 @@ class RegisterFrame:
         self.dirty = 0
 
 
-class SubFrame(RegisterFrame):
+class SubFrame(Frame):
     """The lanes for which one predicated instruction holds: only its operands, gathered and scattered around it."""
 
     def __init__(self, parent: RegisterFrame, plan: Plan, n: int, out: list[Array], ins: list[Array]):
-        self.machine = parent.machine
-        self.code = parent.code
-        self.n = n
-        self._lent = {}
-        factor = [len(o) // parent.n for o in out]
-        assert all(f == 1 for f in factor), "packed operands belong to pure instructions"
+        super().__init__(parent.machine, n, parent.read_somewhere)
+        assert all(len(o) == parent.n for o in out), "packed operands belong to pure instructions"
         self.targets = out
         self.out = [np.empty(n, o.dtype) for o in out]
-        self.sources = [x for x in ins if x.ndim]
-        self.ins = [np.empty(n, x.dtype) if x.ndim else x for x in ins]
-        self.moves = [
-            partial(np.take, s, out=t, mode="clip") for s, t in zip(self.sources, [x for x in self.ins if x.ndim], strict=True)
-        ]
-        self.thunk = plan.bind(self, self.out, self.ins)
+        arguments = [np.empty(n, x.dtype) if x.ndim else x for x in ins]
+        self.moves = [partial(np.take, x, out=mine, mode="clip") for x, mine in zip(ins, arguments, strict=True) if x.ndim]
+        self.thunk = plan.bind(self, self.out, arguments)
 
     def run(self, lanes: Lanes, positions: Array) -> None:
         self.lanes = lanes

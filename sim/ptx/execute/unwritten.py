@@ -21,7 +21,7 @@ from functools import partial
 import numpy as np
 
 from ..decode.code import Code
-from ..decode.flow import copied, merged, names, results
+from ..decode.liveness import copied, merged, names, results
 from ..decode.registry import Arg, Frame, Multiply, Plan, Thunk
 from ..report.findings import Findings
 from ..state.lanes import Lanes, Wave
@@ -41,7 +41,7 @@ def on_shadows(plan: Plan, i: Instruction, written: bool) -> Plan:
     table = table_of(i)
     if table is None:
         return plan
-    copies, reads = copied(plan, i), len(plan.reads)
+    copies, reads = copied(plan), len(plan.reads)
     constant = [isinstance(plan.reads[k].operand, Imm) for k in copies]
 
     def bind(frame: Frame, out: Sequence[Array], ins: Sequence[Array]) -> Thunk:
@@ -150,7 +150,7 @@ class Shadows:
     def judge(self, pc: int, lanes: Lanes, predicate: Array | None) -> Array:
         """Reports unwritten registers that instruction `pc` uses under its predicate; returns a mask of the lanes that mix them."""
         plan, i = self.code.plans[pc], self.code.instructions[pc]
-        used = [a for k, a in enumerate(plan.reads) if k not in copied(plan, i)]
+        used = [a for k, a in enumerate(plan.reads) if k not in copied(plan)]
         stored: list[Arg] = []
         if isinstance(plan.control, Multiply):
             used = used[plan.control.registers :]
@@ -172,8 +172,8 @@ class Shadows:
     def mixed(self, pc: int, lanes: Lanes, holds: Array) -> Array:
         """Reports written and unwritten registers that an instruction mixes bit by bit; returns a mask of the lanes that do so."""
         plan, i = self.code.plans[pc], self.code.instructions[pc]
-        every = [plan.reads[k] for k in merged(plan, i)]
-        others = [self.blank(plan.reads[k], lanes) for k in copied(plan, i) if isinstance(plan.reads[k].operand, Reg)]
+        every = [plan.reads[k] for k in merged(plan)]
+        others = [self.blank(plan.reads[k], lanes) for k in copied(plan) if isinstance(plan.reads[k].operand, Reg)]
         found = np.zeros(lanes.n, np.bool_)
         for arg in every:
             bad = holds & ~found & ~np.logical_and.reduce(others) & self.all_bits(arg, lanes)
@@ -259,7 +259,7 @@ class Shadows:
     def twin(self, frame: RegisterFrame, pc: int, rows: dict[str, Array], written: bool) -> Thunk:
         """Returns an instruction's effect on shadows in `rows`: of bits that somebody has `written`, or that nobody has."""
         plan, i = self.code.plans[pc], self.code.instructions[pc]
-        copies, kept = copied(plan, i), results(plan, i)
+        copies, kept = copied(plan), results(plan)
 
         def shadow(arg: Arg) -> Array:
             if isinstance(arg.operand, Reg) and arg.operand.name in rows:

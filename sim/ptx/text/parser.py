@@ -27,8 +27,8 @@ from .syntax import (
     Not,
     Operand,
     Pair,
-    Program,
     PtxError,
+    PtxProgram,
     PtxType,
     Refusal,
     Reg,
@@ -332,14 +332,14 @@ class _Parser:
 
     # -- module level -------------------------------------------------------------------------------------------
 
-    def parse(self) -> Program:
+    def parse(self) -> PtxProgram:
         pos = self.skip(0)
         while pos < len(self.text):
             pos = self.skip(self.statement(pos))
         constant = sum(variable.size for variable in self.variables.values() if variable.space == "const")
         if constant > MOST_CONSTANT:
             raise PtxError(f"{constant:,} bytes of constant memory; a module has at most {MOST_CONSTANT:,}")
-        return Program(self.functions, self.variables, self.target, self.bad, self.unreadable)
+        return PtxProgram(self.functions, self.variables, self.target, self.bad, self.unreadable)
 
     def statement(self, pos: int) -> int:
         text = self.text
@@ -618,8 +618,8 @@ class _Parser:
         )
 
 
-def parse(text: str) -> Program:
-    """Parses a PTX module. Raises `PtxError` on text that is not PTX; unreadable statements are in `Program.unsupported`."""
+def parse(text: str) -> PtxProgram:
+    """Parses a PTX module. Raises `PtxError` on text that is not PTX; unreadable statements are in `PtxProgram.unsupported`."""
     return _Parser(text).parse()
 
 
