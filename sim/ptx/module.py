@@ -33,7 +33,7 @@ from .execute.setup import Geometry, Setup
 from .memory.memory import PARAM_START, PARAM_WINDOW, Memory, Observer
 from .order.history import Clock, Launches, Past, Run
 from .order.races import Races
-from .parameters import POINTER_BYTES, BoundArguments, Tensor, bind
+from .parameters import POINTER_BYTES, BoundArguments, BoundTensor, bind
 from .report.counters import Counters, Tally, Traffic
 from .report.diary import Diary
 from .report.findings import Comment, Finding, Findings, Suppressed, Suppression, asked, comments, source_text
@@ -471,7 +471,7 @@ def placed_tensors(bound: BoundArguments, first: int) -> list[Segment]:
 
 
 def unwritten_parts(
-    tensors: Sequence[Tensor], segments: Sequence[Segment], unwritten: Collection[str] | Mapping[str, Array]
+    tensors: Sequence[BoundTensor], segments: Sequence[Segment], unwritten: Collection[str] | Mapping[str, Array]
 ) -> list[tuple[Segment, Array | bool]]:
     """Returns the segments that `unwritten` names, by name or path, each with a mask of its bytes. Raises ValueError."""
     known = {key: one for tensor, one in zip(tensors, segments, strict=True) for key in (tensor.path, tensor.name)}

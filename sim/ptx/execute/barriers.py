@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from ..decode.ops.rounding import ENVIRONMENT, KEEP
-from ..decode.registry import Arg, Barrier, ClusterBarrier
+from ..decode.registry import Barrier, ClusterBarrier, WarpBarrier
 from ..order.clocks import Released, highest
 from ..report.findings import WARNING, Stuck, Verdict, crowd
 from ..state.lanes import WARP, Lanes
@@ -107,11 +107,9 @@ class Barriers:
 
     # -- arrivals ---------------------------------------------------------------------------------------------------------
 
-    def arrive(self, pc: int, lanes: Lanes) -> None:
+    def arrive(self, pc: int, control: Barrier, lanes: Lanes) -> None:
         machine = self.machine
         plan = machine.code.plans[pc]
-        control = plan.control
-        assert isinstance(control, Barrier)
         number = machine.read(lanes, plan.reads[0])
         expected = values = None
         if control.counted:
@@ -281,9 +279,7 @@ class Barriers:
                 result: object = {"popc": everyone.sum(), "and": everyone.all(), "or": everyone.any()}[plan.control.reduction]
                 # Write into the registers of the wave: no frame may hold these lanes meanwhile.
                 machine.deactivate()
-                target: Arg = plan.writes[0]
-                machine.full.array(target)[arrival.lanes.index] = result
-                machine.rewritten(-1)
+                machine.write(arrival.lanes, plan.writes[0], result)
 
     def complete(self, blocks: Array, arrival: BarrierArrival) -> None:
         """Completes a barrier of each of these blocks, at which this arrival waited."""
@@ -337,7 +333,7 @@ class WarpBarriers:
     def __bool__(self) -> bool:
         return bool(self.waiting)
 
-    def arrive(self, pc: int, lanes: Lanes) -> None:
+    def arrive(self, pc: int, control: WarpBarrier, lanes: Lanes) -> None:
         races = self.machine.memory.races
         mask = self.machine.read(lanes, self.machine.code.plans[pc].reads[0])
         if lanes.converged and (races is None or not np.count_nonzero(mask != 0xFFFFFFFF)):
@@ -345,12 +341,10 @@ class WarpBarriers:
                 races.warp_sync(lanes.warp_ids)
             self.machine.push(pc + 1, lanes)
             return
-        mask = mask.copy()
-        for warp in lanes.warp_ids:
-            for value in np.unique(mask[lanes.warp == warp]):
-                part = lanes.subset(np.flatnonzero((lanes.warp == warp) & (mask == value)))
-                self.waiting.setdefault((int(warp), int(value)), []).append((pc, part))
-                self.check(int(warp), int(value))
+        for key, part in lanes.split((lanes.warp << 32) + mask.astype(np.int64)):
+            warp, value = divmod(key, 1 << 32)
+            self.waiting.setdefault((warp, value), []).append((pc, part))
+            self.check(warp, value)
 
     def recheck(self) -> None:
         for warp, mask in list(self.waiting):
@@ -419,16 +413,14 @@ class ClusterBarriers:
         return bool(self.waiting)
 
     def come(self, pc: int, control: ClusterBarrier, lanes: Lanes) -> None:
-        clusters = lanes.index // self.per
-        for cluster in np.unique(clusters).tolist():
-            some = lanes.subset(np.flatnonzero(clusters == cluster))
+        for cluster, some in lanes.split(lanes.index // self.per):
             phases = self.phases.setdefault(cluster, ClusterPhases())
             arrived = self.owed[some.index] >= 0
             wrong = arrived != control.waits
             if wrong.any():
                 self.complain(pc, some, wrong, control.waits)
             if not wrong.all():
-                right = some.subset(np.flatnonzero(~wrong))
+                right = some.where(~wrong)
                 if control.waits:
                     self.wait(pc, phases, right)
                 else:
@@ -448,7 +440,7 @@ class ClusterBarriers:
         i, first = machine.code.instructions[pc], int(np.flatnonzero(wrong)[0])
         machine.memory.findings.report("cluster barrier", message, i, lanes, first, count=int(wrong.sum()))
         if waits:
-            machine.push(pc + 1, lanes.subset(np.flatnonzero(wrong)))
+            machine.push(pc + 1, lanes.where(wrong))
 
     def arrive(self, pc: int, phases: ClusterPhases, lanes: Lanes, relaxed: bool) -> None:
         self.owed[lanes.index] = phases.completed
@@ -472,9 +464,9 @@ class ClusterBarriers:
     def wait(self, pc: int, phases: ClusterPhases, lanes: Lanes) -> None:
         over = self.owed[lanes.index] < phases.completed
         if over.any():
-            self.go(pc, phases, lanes.subset(np.flatnonzero(over)))
+            self.go(pc, phases, lanes.where(over))
         if not over.all():
-            self.waiting.append((pc, lanes.subset(np.flatnonzero(~over))))
+            self.waiting.append((pc, lanes.where(~over)))
 
     def go(self, pc: int, phases: ClusterPhases, lanes: Lanes) -> None:
         """Lets these lanes go on: their phase is complete."""

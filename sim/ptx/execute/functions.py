@@ -114,15 +114,15 @@ class DeviceFunctions:
         elif control.function:
             self.enter(pc, control, self.by_name[control.function], lanes)
         else:
-            addresses = self.machine.read(lanes, self.code.plans[pc].reads[0]).copy()
-            ways = [(address, lanes.subset(np.flatnonzero(addresses == address))) for address in np.unique(addresses)]
+            addresses = self.machine.read(lanes, self.code.plans[pc].reads[0])
+            ways = lanes.split(addresses)
             if len(ways) > 1:
                 self.machine.memory.tally.divergent[self.code.instructions[pc]] += sum(some.warps for _, some in ways) - lanes.warps
             for address, there in ways:
-                name = self.code.function_names.get(int(address))
+                name = self.code.function_names.get(address)
                 if name not in control.candidates:
                     what = f"{name} with other parameters" if name else "no function"
-                    message = f"call of {int(address):#x}, which is {what}"
+                    message = f"call of {address:#x}, which is {what}"
                     self.machine.stop("bad call", message, pc, there)
                 self.enter(pc, control, self.by_name[str(name)], there)
 
@@ -137,9 +137,7 @@ class DeviceFunctions:
 
     def give_back(self, pc: int, lanes: Lanes) -> None:
         function = self.by_name[self.code.function_at[pc]]
-        sites = self.sites[function.name][lanes.index]
-        for site in np.unique(sites).tolist():
-            back = lanes.subset(np.flatnonzero(sites == site))
+        for site, back in lanes.split(self.sites[function.name][lanes.index]):
             control = self.code.plans[site].control
             assert isinstance(control, FunctionCall)
             values = [self.bytes_of(back, theirs.name, theirs.size) for theirs in function.returns]

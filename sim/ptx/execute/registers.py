@@ -9,7 +9,6 @@ set of lanes takes over. So every instruction is written once, for arrays of all
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
 from functools import partial
 from typing import Any, Protocol
 
@@ -49,36 +48,22 @@ def register_name(arg: Arg) -> str:
     return arg.operand.name if isinstance(arg.operand, Reg) else str(arg.operand)
 
 
-class Watcher(Protocol):
-    """A follower of instructions on registers that may be read before they are written (`execute.unwritten`)."""
+class Follower(Protocol):
+    """A follower of registers that may be read unwritten (`execute.unwritten`) or in flight (`execute.warpgroup_rules`)."""
+
+    watched: frozenset[int]
+    """The instructions to follow."""
 
     def watch(self, frame: RegisterFrame, pc: int, thunk: Thunk) -> Thunk:
-        """Returns an instruction's thunk, preceded by its effect on the shadows."""
-
-
-class Flying(Watcher, Protocol):
-    """A follower of instructions on registers of wgmma that may be in flight (`execute.warpgroup_rules`)."""
-
-    @property
-    def watched(self) -> frozenset[int]:
-        """The instructions to follow."""
+        """Returns an instruction's thunk, preceded by its effect on what is followed."""
 
 
 class FrameHome(Surroundings, Protocol):
-    """The machine, as a frame sees it: also its code, constants and addresses."""
+    """The machine, as a frame sees it: also its code, addresses, and the special registers that are the same for all lanes."""
 
-    @property
-    def code(self) -> Code: ...
-
-    @property
-    def constants(self) -> Mapping[str, int]:
-        """Special registers that are the same for all lanes."""
-
-    @property
-    def shadows(self) -> Watcher: ...
-
-    @property
-    def flights(self) -> Flying: ...
+    code: Code
+    constants: dict[str, int]
+    followers: list[Follower]
 
     def address_of(self, symbol: Sym) -> int:
         """Returns the address of a variable or parameter: an offset in shared or local memory, else a virtual address."""
@@ -157,9 +142,10 @@ class RegisterFrame(Frame):
                     found.append(ENVIRONMENT.setter(mode))
                 out, ins = [self.array(a) for a in plan.writes], [self.array(a) for a in plan.reads]
                 thunk = self.guarded(plan, instruction, out, ins, self.machine.memory.tally.predicated_off)
-                if pc in self.machine.flights.watched:
-                    thunk = self.machine.flights.watch(self, pc, thunk)
-                found.append(self.machine.shadows.watch(self, pc, thunk) if pc in self.code.doubtful.watched else thunk)
+                for follower in self.machine.followers:
+                    if pc in follower.watched:
+                        thunk = follower.watch(self, pc, thunk)
+                found.append(thunk)
                 if held and any(register_name(a) in held for a in plan.writes):
                     held = ()
             if mode != base:

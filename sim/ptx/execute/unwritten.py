@@ -21,7 +21,7 @@ from functools import partial
 import numpy as np
 
 from ..decode.code import Code
-from ..decode.liveness import copied, merged, names, results
+from ..decode.liveness import copied, merged, names, results, touched
 from ..decode.registry import Arg, Frame, Multiply, Plan, Thunk
 from ..report.findings import Findings
 from ..state.lanes import Lanes, Wave
@@ -119,6 +119,7 @@ class Shadows:
         only in lanes in which `rows` has a bit.
         """
         self.open: set[str] = set()
+        self.watched = code.doubtful.watched
         # By set of lanes: registers without such bits in these lanes, though others have some (mostly warps of other roles).
         self.clean: dict[Lanes, set[str]] = {}
         self._touched: dict[int, set[str]] = {}
@@ -231,11 +232,11 @@ class Shadows:
         targets = [n for n in names(plan.writes) if n in rows]
         changes = [self.twin(frame, pc, rows, False), self.twin(frame, pc, written, True)]
         predicate = None if i.predicate is None else frame.array(Arg(i.predicate[0], TYPES["pred"].dtype))
-        touched = frozenset(rows).union([i.predicate[0].name] if i.predicate else [])
+        named = frozenset(rows).union([i.predicate[0].name] if i.predicate else [])
 
         def run() -> None:
             lanes = frame.lanes
-            if self.open.isdisjoint(touched) or self.known(lanes, touched):
+            if self.open.isdisjoint(named) or self.known(lanes, named):
                 thunk()
                 return
             told = self.judge(pc, lanes, predicate)
@@ -285,10 +286,10 @@ class Shadows:
 
         return run
 
-    def known(self, lanes: Lanes, touched: Iterable[str]) -> bool:
+    def known(self, lanes: Lanes, named: Iterable[str]) -> bool:
         """True if these lanes have written all of these registers."""
         clean = self.clean.setdefault(lanes, set())
-        for name in self.open.intersection(touched):
+        for name in self.open.intersection(named):
             if name not in clean:
                 if self.rows[name][lanes.index].any():
                     return False
@@ -300,11 +301,10 @@ class Shadows:
         if not self.open:
             return
         plan, i = self.code.plans[pc], self.code.instructions[pc]
-        touched = self._touched.get(pc)
-        if touched is None:
-            named = [*names((*plan.reads, *plan.writes)), *([i.predicate[0].name] if i.predicate else [])]
-            touched = self._touched[pc] = self.rows.keys() & set(named)
-        if self.known(lanes, touched):
+        named = self._touched.get(pc)
+        if named is None:
+            named = self._touched[pc] = self.rows.keys() & set(touched(plan))
+        if self.known(lanes, named):
             return
         self.judge(pc, lanes, None if i.predicate is None else frame.array(Arg(i.predicate[0], TYPES["pred"].dtype)))
         if isinstance(plan.control, Multiply):

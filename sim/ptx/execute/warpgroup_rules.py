@@ -132,7 +132,7 @@ class Agreement:
         for warp in lanes.warp_ids.tolist():
             before = self.resized.get(warp)
             if before:
-                self.look(i, lanes.subset(np.flatnonzero(lanes.warp == warp)), warp, before[-1][1], len(before) - 1)
+                self.look(i, lanes.where(lanes.warp == warp), warp, before[-1][1], len(before) - 1)
         for warp in lanes.warp_ids.tolist():
             self.resized.setdefault(warp, []).append((races.now, i))
         races.now += 1
@@ -179,14 +179,13 @@ class RegisterPools:
     def __bool__(self) -> bool:
         return bool(self.waiting)
 
-    def arrive(self, pc: int, lanes: Lanes) -> None:
+    def arrive(self, pc: int, control: RegisterCount, lanes: Lanes) -> None:
         """Takes whole warps that come to a setmaxnreg."""
         self.agreement.resize(self.machine.code.instructions[pc], lanes)
         if self.launch is None:
             self.machine.push(pc + 1, lanes)
             return
-        for warp in lanes.warp_ids.tolist():
-            self.waiting.append((pc, lanes.subset(np.flatnonzero(lanes.warp == warp))))
+        self.waiting += [(pc, part) for _, part in lanes.split(lanes.warp)]
         # Warps that give registers back go first; then the waiting ones, as long as one of them can go on.
         moved = True
         while moved:
