@@ -176,6 +176,12 @@ class Barriers:
             meeting.arrivals += [] if left is None else [left]
             meeting.arrivals += [] if mine is None else [replace(mine, released=self.released(mine.lanes))]
 
+    def mask(self, blocks: Array) -> Array:
+        """Returns a mask of these blocks among those of the wave."""
+        found = np.zeros(self.machine.wave.blocks, np.bool_)
+        found[blocks] = True
+        return found
+
     def released(self, lanes: Lanes) -> Released | None:
         races = self.machine.memory.races
         return None if races is None else races.arrive(races.heard.groups(lanes, lanes.block_starts))
@@ -229,8 +235,7 @@ class Barriers:
         if self.machine.memory.races is not None:
             self.machine.memory.races.block_barrier(blocks)
         self.tell(blocks, arrivals)
-        left = np.zeros(self.machine.wave.blocks, np.bool_)
-        left[blocks] = True
+        left = self.mask(blocks)
         for arrival in arrivals:
             first = arrival.lanes.block_ids[left[arrival.lanes.block_ids]]
             left[first] = False
@@ -248,9 +253,7 @@ class Barriers:
             if not counted.all():
                 races.block_barrier(blocks[~counted])
             if counted.any():
-                chosen = np.zeros(self.machine.wave.blocks, np.bool_)
-                chosen[blocks[counted]] = True
-                parts = parts_of(arrivals, chosen)
+                parts = parts_of(arrivals, self.mask(blocks[counted]))
                 released = [arrival.released for arrival in parts if arrival.released is not None]
                 for lanes in (arrival.lanes for arrival in parts if arrival.waits):
                     races.depart(races.heard.groups(lanes, lanes.block_starts), released)
@@ -271,7 +274,7 @@ class Barriers:
             return
         machine = self.machine
         for block in blocks:
-            here = parts_of(arrivals, np.arange(machine.wave.blocks) == block)
+            here = parts_of(arrivals, self.mask(block))
             everyone = np.concatenate([arrival.values for arrival in here if arrival.values is not None])
             for arrival in here:
                 plan = machine.code.plans[arrival.pc]
@@ -310,7 +313,7 @@ class Barriers:
         for arrival, barrier in sorted(every, key=lambda pair: pair[0].number):
             for block in arrival.lanes.block_ids.tolist():
                 key = not self.meetings[barrier].apart[block], block, barrier
-                found.setdefault(key, []).extend(parts_of([arrival], np.arange(wave.blocks) == block))
+                found.setdefault(key, []).extend(parts_of([arrival], self.mask(np.array(block))))
         out = []
         for (plain, block, barrier), arrivals in sorted(found.items(), key=lambda item: item[0][0]):
             alive, meeting = int(wave.alive_by_block[block]), self.meetings[barrier]

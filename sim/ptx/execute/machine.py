@@ -8,6 +8,7 @@ from typing import Any, NoReturn, Protocol
 import numpy as np
 
 from ..decode.code import Code, CodeRegion
+from ..decode.liveness import CONSTANT_REGISTERS
 from ..decode.ops.rounding import ENVIRONMENT, KEEP
 from ..decode.registry import (
     WHOLE_WARP,
@@ -84,24 +85,27 @@ class PtxMachine:
         self.tally = tally
         self.random = None if setup.seed is None else np.random.default_rng(setup.seed)
         geometry = setup.geometry
-        self.constants = {f"%ntid.{a}": v for a, v in zip("xyz", geometry.block, strict=True)}
-        self.constants |= {f"%nctaid.{a}": v for a, v in zip("xyz", geometry.grid, strict=True)}
         clusters = [g // c for g, c in zip(geometry.grid, geometry.cluster, strict=True)]
-        self.constants |= {f"%nclusterid.{a}": v for a, v in zip("xyz", clusters, strict=True)}
-        self.constants |= {f"%cluster_nctaid.{a}": v for a, v in zip("xyz", geometry.cluster, strict=True)}
-        self.constants |= {"%cluster_nctarank": geometry.cluster_blocks, "%is_explicit_cluster": int(geometry.explicit)}
-        self.constants |= {"%current_graph_exec": 0}
-        warps = -(-geometry.threads // WARP)
-        self.constants |= {"%nwarpid": max(warps, 32), "%smid": 0, "%nsmid": 1, "%gridid": 1}
-        self.constants |= {"%dynamic_smem_size": setup.shared_bytes}
-        self.constants |= dict.fromkeys((f"%envreg{n}" for n in range(32)), 0)
-        # The memory, placed by the driver, through which the blocks of a cooperative launch meet.
-        self.constants |= {"%envreg1": setup.workspace >> 32, "%envreg2": setup.workspace & 0xFFFFFFFF}
-        reserved = memory.reserved
-        start = memory.shared_size - reserved
-        self.constants |= {"%total_smem_size": start, "%aggr_smem_size": memory.shared_size}
-        self.constants |= dict.fromkeys((f"%reserved_smem_offset_{name}" for name in ("begin", "0", "1")), start)
-        self.constants |= {"%reserved_smem_offset_end": start + reserved, "%reserved_smem_offset_cap": reserved}
+        sizes = {"ntid": geometry.block, "nctaid": geometry.grid, "cluster_nctaid": geometry.cluster, "nclusterid": clusters}
+        start = memory.shared_size - memory.reserved
+        self.constants = {
+            **dict.fromkeys(CONSTANT_REGISTERS, 0),
+            **{f"%{name}.{axis}": size for name, each in sizes.items() for axis, size in zip("xyz", each, strict=True)},
+            "%cluster_nctarank": geometry.cluster_blocks,
+            "%is_explicit_cluster": int(geometry.explicit),
+            "%nwarpid": max(-(-geometry.threads // WARP), 32),
+            "%nsmid": 1,
+            "%gridid": 1,
+            "%dynamic_smem_size": setup.shared_bytes,
+            "%total_smem_size": start,
+            "%aggr_smem_size": memory.shared_size,
+            # The memory, placed by the driver, through which the blocks of a cooperative launch meet.
+            "%envreg1": setup.workspace >> 32,
+            "%envreg2": setup.workspace & 0xFFFFFFFF,
+            **dict.fromkeys((f"%reserved_smem_offset_{name}" for name in ("begin", "0", "1")), start),
+            "%reserved_smem_offset_end": memory.shared_size,
+            "%reserved_smem_offset_cap": memory.reserved,
+        }
         self.diary: Diary | None = None
         """The requested diary, in the wave that has its block."""
         self.full: RegisterFrame

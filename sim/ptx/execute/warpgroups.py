@@ -352,9 +352,7 @@ class Warpgroups:
         if over:
             self.machine.deactivate()
             land(self.machine, [self.products[number] for number in over], lambda p: np.asarray(over[p.number].any(axis=1)))
-            facts = self.machine.code.in_flight
-            assert facts is not None
-            names = facts.waits[pc]
+            names = self.flights.facts.waits[pc]
             slots = self.machine.code.slots
             places = np.array([slots[name][1] for name in names], np.int64)
             wide = np.array([slots[name][0] == 32 for name in names], np.bool_)
@@ -422,8 +420,6 @@ class Warpgroups:
         self.machine.deactivate()
         land(self.machine, [p for p in self.of(chosen.first) if p.number <= chosen.number], lambda p: p.of(chosen.first))
         if self.random.random() < 0.5:
-            facts = self.machine.code.in_flight
-            assert facts is not None
             # Only registers that these products write last: the newest one of a chain writes.
             self.deliver(chosen.lanes, chosen.number, chosen.bound.d_rows, chosen.bound.d_places)
 
