@@ -24,7 +24,8 @@ from typing import Any
 
 import numpy as np
 
-from .decode.code import Code, decode_all, function_addresses
+from .decode.code import Code
+from .decode.program import decode_all, function_addresses
 from .execute.machine import PtxMachine
 from .execute.processes import processes_asked, run_apart
 from .execute.scheduler import Limits
@@ -32,8 +33,8 @@ from .execute.setup import Geometry, Setup
 from .memory.memory import PARAM_START, PARAM_WINDOW, Memory, Observer
 from .order.history import LaunchClock, Launches, OrderedLaunch, Past
 from .order.races import Races
-from .parameters import POINTER_BYTES, BoundArguments, Tensor, bind
-from .report.counters import Counters, LaunchTally, Traffic
+from .parameters import POINTER_BYTES, BoundArguments, BoundTensor, bind
+from .report.counters import Counters, Tally, Traffic
 from .report.diary import Diary
 from .report.findings import Comment, Finding, Findings, Suppressed, Suppression, asked, comments, source_text
 from .state.segments import UNWRITTEN, Segment, mark_unwritten, may_hold_nan
@@ -43,8 +44,8 @@ from .text.syntax import (
     Function,
     Instruction,
     Line,
-    Program,
     PtxError,
+    PtxProgram,
     Refusal,
     UnsupportedPTX,
     Variable,
@@ -195,7 +196,7 @@ MOST_BLOCKS = 16
 
 
 def geometry_of(
-    program: Program, kernel: Function, grid: tuple[int, int, int], block: tuple[int, int, int], cluster: Any
+    program: PtxProgram, kernel: Function, grid: tuple[int, int, int], block: tuple[int, int, int], cluster: Any
 ) -> Geometry:
     """Returns grid, block and cluster; `cluster` defaults to the kernel's own. Raises ValueError for what the chip would refuse."""
     if block[0] * block[1] * block[2] > 1024:
@@ -237,7 +238,7 @@ class Module:
     from disk, for the comments that suppress findings.
     """
 
-    def __init__(self, program: Program, text: str, sources: Mapping[str, str]):
+    def __init__(self, program: PtxProgram, text: str, sources: Mapping[str, str]):
         self.program = program
         self.text = text
         self.sources = dict(sources)
@@ -469,7 +470,7 @@ def placed_tensors(bound: BoundArguments, first: int) -> list[Segment]:
 
 
 def unwritten_parts(
-    tensors: Sequence[Tensor], segments: Sequence[Segment], unwritten: Collection[str] | Mapping[str, Array]
+    tensors: Sequence[BoundTensor], segments: Sequence[Segment], unwritten: Collection[str] | Mapping[str, Array]
 ) -> list[tuple[Segment, Array | bool]]:
     """Returns the segments that `unwritten` names, by name or path, each with a mask of its bytes. Raises ValueError."""
     known = {key: one for tensor, one in zip(tensors, segments, strict=True) for key in (tensor.path, tensor.name)}

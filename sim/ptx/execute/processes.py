@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from ..decode.registry import Call
+from ..decode.registry import FunctionCall
 from ..state.segments import UNWRITTEN, WRITTEN, Segment
 from ..text.syntax import Array, Instruction
 from .machine import PtxMachine
@@ -98,7 +98,7 @@ def may_run_apart(machine: PtxMachine) -> bool:
     return not (
         code.communicates
         or any(i.opcode == "red" or (i.opcode == "cp" and "reduce" in i.mods) for i in code.instructions)
-        or any(isinstance(plan.control, Call) and plan.control.builtin for plan in code.plans)
+        or any(isinstance(plan.control, FunctionCall) and plan.control.builtin for plan in code.plans)
     )
 
 

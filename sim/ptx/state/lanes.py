@@ -299,6 +299,14 @@ class Lanes:
         """Returns the lanes at `positions` (sorted) of this set."""
         return self.wave.lanes(self.index[positions])
 
+    def where(self, mask: Array) -> Lanes:
+        """Returns the lanes of this set for which a mask, one boolean a lane, holds."""
+        return self.subset(np.flatnonzero(mask))
+
+    def split(self, values: Array) -> list[tuple[int, Lanes]]:
+        """Returns each of the values, one a lane, with the lanes that have it."""
+        return [(value, self.where(values == value)) for value in np.unique(values).tolist()]
+
     @cached_property
     def grid(self) -> Grid | None:
         """The set as a grid, if it is one."""

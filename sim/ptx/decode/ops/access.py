@@ -12,25 +12,8 @@ from cupyflash.words import plural
 from ...memory.memory import LOCAL_WINDOW, PARAM_WINDOW, SHARED_WINDOW, SPACE_BITS
 from ...memory.ports import ALL, PORTS, LocalPort, Part, Port, cluster_address, rank_of
 from ...state.lanes import Lanes
-from ...text.syntax import ELEMENT, TYPES, Array, PtxType
-from ..registry import (
-    SINK,
-    Arg,
-    Frame,
-    Instruction,
-    Mem,
-    Mods,
-    Operand,
-    Plan,
-    Reg,
-    Sym,
-    Thunk,
-    Unsupported,
-    arg,
-    items,
-    opcode,
-    pure,
-)
+from ...text.syntax import ELEMENT, SINK, TYPES, Array, Instruction, Mem, Operand, PtxType, Reg, Sym, Unsupported
+from ..registry import Arg, Frame, Mods, Plan, Thunk, arg, items, opcode, pure
 from .move import register_arg
 from .rounding import narrow, wide
 

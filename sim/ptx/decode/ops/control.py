@@ -13,31 +13,22 @@ from ...memory.layouts import MAP_BYTES
 from ...memory.ports import PORTS
 from ...order.sharing import BLOCK, scope_of
 from ...state.lanes import WARP, Lanes
-from ...text.syntax import TYPES, Array
+from ...text.syntax import SINK, TYPES, Array, Group, Imm, Instruction, Mem, Not, Operand, Sym, Unsupported
 from ..registry import (
-    SINK,
     WHOLE_WARP,
     Arg,
     Barrier,
     Branch,
-    Call,
     ClusterBarrier,
     Exit,
     Frame,
-    Group,
-    Imm,
-    Instruction,
-    Mem,
+    FunctionCall,
     Mods,
-    Not,
-    Operand,
     PhaseWait,
     Plan,
     RegisterCount,
     Return,
-    Sym,
     Thunk,
-    Unsupported,
     WarpBarrier,
     arg,
     opcode,
@@ -101,9 +92,9 @@ def call(i: Instruction) -> Plan:
     function = operands.pop(0)
     arguments = names(operands.pop(0)) if operands and isinstance(operands[0], Group) else ()
     if isinstance(function, Sym):
-        return Plan((), (), control=Call(function.name, results, arguments))
+        return Plan((), (), control=FunctionCall(function.name, results, arguments))
     # The prototype or the list of targets follows: the functions that fit are found without it.
-    return Plan((), (arg(function, TYPES["u64"]),), control=Call("", results, arguments))
+    return Plan((), (arg(function, TYPES["u64"]),), control=FunctionCall("", results, arguments))
 
 
 @opcode(
