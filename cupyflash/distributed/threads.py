@@ -6,6 +6,7 @@ import contextvars
 import ctypes
 import sys
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext, suppress
@@ -59,6 +60,8 @@ def threads(ranks: int, function: Callable[..., Any], *arguments: Any) -> list[A
     def wait() -> None:
         """Without `join`, since a thread whose `join` was interrupted counts as one that has ended (CPython 3.11)."""
         for rank, (thread, busy) in enumerate(started):
+            if not _begun(thread):
+                continue
             while rank not in ended:
                 if not busy.acquire(timeout=AGAIN_SECONDS) and meeting.interrupted:
                     meeting.interrupt()
@@ -69,8 +72,8 @@ def threads(ranks: int, function: Callable[..., Any], *arguments: Any) -> list[A
             busy, context = threading.Lock(), contextvars.copy_context()
             busy.acquire()
             thread = threading.Thread(target=context.run, args=(begin, rank, busy), name=f"rank {rank}", daemon=True)
+            started.append((thread, busy))  # before: an interrupt in `start` comes when the thread may be there
             thread.start()
-            started.append((thread, busy))
         wait()
     except BaseException:  # KeyboardInterrupt, or what a program's own handlers of signals raise
         meeting.interrupt()
@@ -80,6 +83,14 @@ def threads(ranks: int, function: Callable[..., Any], *arguments: Any) -> list[A
     for error in [*own, *errors.values()]:
         raise error
     return results
+
+
+def _begun(thread: threading.Thread) -> bool:
+    """True if the thread is there, which an interrupt in its `start` leaves open. One that does not begin in a while is not."""
+    until = time.monotonic() + AGAIN_SECONDS
+    while thread.ident is None and time.monotonic() < until:
+        time.sleep(0.001)
+    return thread.ident is not None
 
 
 def _has_gpu(cupy: Any) -> bool:
@@ -162,13 +173,12 @@ class _TakenBack(BaseException):
 def _take_back() -> None:
     """Have this thread raise nothing any more.
 
-    To clear the error alone, as PyThreadState_SetAsyncExc(thread, NULL) does, would leave the interpreter's flag for it set for ever
+    PyThreadState_SetAsyncExc(thread, NULL) clears the error alone and leaves the interpreter's flag for it set for good
     (CPython 3.11): all of Python looks for an error at each call and jump, and a function that a debugger traces never begins.
     """
     try:
-        _raise_in(threading.get_ident(), _TakenBack)
-        while True:
-            pass
+        while True:  # again each time: another thread that raises its own error clears the flag
+            _raise_in(threading.get_ident(), _TakenBack)
     except _TakenBack:
         pass
 

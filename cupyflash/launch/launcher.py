@@ -65,7 +65,8 @@ def read(call: Call, given: Mapping[str, Any], looked_at: bool = False) -> tuple
 
     `looked_at`: so they were. NumPy's arrays are among the others then, by their layouts.
     """
-    ndarray = sys.modules["cupy"].ndarray if "cupy" in sys.modules else ()
+    cupy = sys.modules.get("cupy")
+    ndarray = cupy.ndarray if cupy else ()
     fields, known = call.fields, True
     arrays: Arrays = {}
     key: list[Any] = [call.keywords.call]
