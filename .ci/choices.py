@@ -121,10 +121,10 @@ def modelled() -> Iterator[Choice]:
 
 def queues() -> Iterator[tuple[str, Fa3Schedule]]:
     """Schedules whose row blocks come from a queue: all alike, and not; few of a thread block, and many."""
-    for batch, heads, kv_heads, n in ((1, 16, 16, 2000), (2, 8, 2, 9000), (3, 64, 8, 5000), (1, 8, 8, 30_000)):
+    for batch, heads, kv_heads, n in ((1, 16, 16, 2000), (2, 8, 2, 9000), (3, 64, 8, 5000), (1, 8, 8, 30_000), (16, 8, 8, 1000)):
         problem = Problem(batch, heads, kv_heads, n, n, 128, "bfloat16", causal=True)
         alike = plan(problem, H100, "fa3")
-        lengths = tuple(n * (each + 2) * 7919 % n + 1 for each in range(batch))
+        lengths = tuple((each + 2) * 7919 % n + 1 for each in range(batch))
         unlike = plan(problem.asking(padded=True, key_lengths=lengths), H100, "fa3")
         each = tuple((length, length) for length in (n, *lengths, n // 7))
         packed = plan_varlen(Problem(len(each), heads, kv_heads, n, n, 128, "bfloat16", causal=True), H100, each, algorithm="fa3")

@@ -20,6 +20,7 @@ import numpy as np
 import test_backward
 import test_backward_sparse
 import test_magnitudes
+import test_masks_sequences
 import test_ring_sums
 import test_softmax
 import test_varlen
@@ -79,6 +80,7 @@ class Killer:
     more: int = 0
     verify: str = ""
     packed: str = ""
+    packed_mask: str = ""
     blocks: float = 0.0
     dbias: bool = False
     alignment: int = 0
@@ -142,6 +144,8 @@ class Killer:
             return DropoutMaskSchedule(self._dropped()[1], A100)
         if self.large:
             return self._large()[0]
+        if self.packed_mask:
+            return self._with_mask()
         r = self.request
         if self.packed and r.backward:
             return plan_varlen_backward(r.problem, r.device, self.sequences, r.tiling, deterministic=r.deterministic)
@@ -171,6 +175,9 @@ class Killer:
             self._softmax()
         elif self.large:
             self._of_large_scores()
+        elif self.packed_mask:
+            kind = test_masks_sequences.check if self.packed_mask == "forward" else test_masks_sequences.check_backward
+            self._spent(kind(schedule).counters)
         elif self.add_state:
             self._add_state()
         elif self.dropout_mask:
@@ -240,6 +247,12 @@ class Killer:
         require(not found.findings, found.findings[:1])
         require(right, "numbers")
         self._spent(found.counters)
+
+    def _with_mask(self) -> VarlenSchedule | VarlenBackwardSchedule:
+        lengths = test_masks_sequences.UNEVEN
+        if self.packed_mask == "forward":
+            return test_masks_sequences.planned(plan_varlen, lengths, lse=True)
+        return test_masks_sequences.planned(plan_varlen_backward, lengths, deterministic=self.packed_mask == "deterministic")
 
     def _softmax(self) -> None:
         algorithm, lengths, dtype, *down = self.softmax.split()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import sys
+from argparse import Namespace
 from collections import Counter
 from itertools import islice
 from pathlib import Path
@@ -51,6 +52,27 @@ def test_drawn_ones_are_of_what_is_asked_for() -> None:
     for room, kind, pattern in (("kernels", "barrier", "fa3"), ("schedules", "relation", "decode")):
         some = list(islice(mutator.drawn(1, room, pattern, kind), 20))
         assert all(pattern in each.file and each.kind == kind and each.is_kernel == (room == "kernels") for each in some)
+
+
+def test_a_swap_that_changes_nothing_is_no_mutant() -> None:
+    text = "  x = fmaxf(a, b);\n  y = fmaf(a, b, c);\n  z = of(a, b);\n"
+    made = [mutator.mutant_at("one.cu", text, site) for site in mutator.of_cuda(text) if site[0] == "swap"]
+    assert [each.new.strip() for each in made if each] == ["y = fmaf(a, c, b);", "z = of(b, a);"]
+
+
+def test_an_interrupted_draw_goes_on(tmp_path: Path) -> None:
+    """Deaths are known from the file; a survivor is tried again."""
+    tried: list[Mutant] = []
+
+    class Tried:
+        def examine(self, mutant: Mutant) -> verdicts.Verdict:
+            tried.append(mutant)
+            return verdicts.Verdict("survives" if len(tried) in (2, 5) else "killed", by="one")
+
+    asked = Namespace(seed=5, room="kernels", file="", kind=None, json=tmp_path / "some.jsonl", again=None, renew=False)
+    assert not mutator.examine(asked, Tried(), 4)[0] and len(tried) == 4
+    assert not mutator.examine(asked, Tried(), 6)[0]
+    assert len(tried) == 7 and tried[4] == tried[1] and len(set(tried)) == 6
 
 
 @pytest.mark.parametrize(

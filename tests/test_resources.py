@@ -82,6 +82,8 @@ def test_a_block_that_needs_more_than_it_may_have_does_not_run() -> None:
 def test_an_unknown_compute_capability_is_refused_not_guessed() -> None:
     with pytest.raises(ValueError, match=r"compute_capability = 6\.1: occupancy is known for 7\.5, 8\.0"):
         Multiprocessor.of((6, 1))
+    with pytest.raises(ValueError, match="occupancy is known for"):
+        needs(128, 32, 0).occupancy(replace(Device.named("T4"), compute_capability=(6, 1)))
 
 
 HARNESS = """
