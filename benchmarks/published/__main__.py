@@ -1,6 +1,6 @@
 """The list of published ladders, or the steps of those that are named; nothing is fetched, built or compared.
 
-    python benchmarks/published [NAME ...]
+python benchmarks/published [NAME ...]
 """
 
 from __future__ import annotations

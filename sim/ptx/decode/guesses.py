@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from ..order.accesses import is_strong
+from ..order.sharing import is_strong
 from ..text.syntax import Imm, Instruction, Mem, Operand, Reg, Sym
 from .flow import ControlFlow
 from .registry import Branch, Plan, named

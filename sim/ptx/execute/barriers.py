@@ -18,7 +18,8 @@ import numpy as np
 
 from ..decode.ops.rounding import ENVIRONMENT, KEEP
 from ..decode.registry import Barrier, ClusterBarrier, WarpBarrier
-from ..order.clocks import Released, highest
+from ..order.clocks import highest
+from ..order.happens_before import Released
 from ..report.findings import WARNING, Stuck, Verdict, crowd
 from ..state.lanes import WARP, Lanes
 from ..text.syntax import Array
