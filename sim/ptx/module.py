@@ -34,7 +34,7 @@ from .memory.memory import PARAM_START, PARAM_WINDOW, Memory, Observer
 from .order.history import LaunchClock, Launches, OrderedLaunch, Past
 from .order.races import Races
 from .parameters import POINTER_BYTES, BoundArguments, BoundTensor, bind
-from .report.counters import Counters, Traffic
+from .report.counters import Counters, LaunchTally, Traffic
 from .report.diary import Diary
 from .report.findings import Comment, Finding, Findings, Suppressed, Suppression, asked, comments, source_text
 from .state.segments import UNWRITTEN, Segment, mark_unwritten, may_hold_nan
