@@ -266,7 +266,7 @@ def test_schedules_refuse_what_they_cannot_say() -> None:
             plan_varlen(problem, A100, seqlens)
     with pytest.raises(ValueError, match="attention_varlen has no place for a mask of bool"):
         plan_varlen(problem.asking(mask=True), A100)
-    with pytest.raises(ValueError, match="how long its sequences are"):
+    with pytest.raises(ValueError, match="the lengths of its sequences"):
         execute_varlen(plan_varlen(problem, A100), q, k, v)
     with pytest.raises(ValueError, match="the arrays pose"):
         execute_varlen(plan_varlen(replace(problem.asking(causal=True), heads=2), A100, ((10, 20), (30, 5))), q, k, v)

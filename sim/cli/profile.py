@@ -167,7 +167,7 @@ def profile(source: Source, launch: LaunchOptions, report: ProfileReport, behind
 
     asked = click.get_current_context().get_parameter_source("device")
     if asked is ParameterSource.COMMANDLINE and not behind.l2:
-        raise click.UsageError("--device says whose L2: it goes with --l2 (--arch is what to compile for)")
+        raise click.UsageError("--device chooses the L2 and needs --l2 (--arch is what to compile for)")
     if not source.spec.strip():
         raise click.BadParameter("'' is neither a file nor JSON", param_hint="--args")
     arguments = read_arguments(source.spec)
