@@ -137,7 +137,7 @@ def test_the_gradient_of_a_bias(shape: tuple[int, ...], causal: bool) -> None:
     expected = expected.sum(axis=tuple(n for n, length in enumerate(shape) if length == 1), keepdims=True)
     assert dbias.shape == shape and np.allclose(dbias, expected, atol=2e-5)
     if shape != (2, 3, 40, 50):
-        with pytest.raises(ValueError, match="deterministic has no sum"):
+        with pytest.raises(ValueError, match="deterministic=True cannot sum"):
             cupyflash.attention_backward(dout, q, k, v, out, lse, bias=bias, return_dbias=True, deterministic=True)
 
 
