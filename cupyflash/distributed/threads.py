@@ -49,8 +49,11 @@ def threads(ranks: int, function: Callable[..., Any], *arguments: Any) -> list[A
     def begin(rank: int, busy: threading.Lock) -> None:
         try:
             with suppress(KeyboardInterrupt):  # one that comes when all is done
-                meeting.come(rank)
-                work(rank)
+                try:
+                    meeting.come(rank)
+                    work(rank)
+                finally:
+                    meeting.go(rank)
         finally:
             ended.add(rank)
             busy.release()
@@ -132,11 +135,16 @@ class _Meeting:
             self.require_going_on()
             self.there[rank] = threading.get_ident()
 
-    def leave(self, rank: int, why: str) -> None:
+    def go(self, rank: int) -> None:
+        """No longer be interrupted, by what `interrupt` may have set going either."""
         with self.lock:
             self.there.pop(rank, None)
             if self.interrupted:
-                _take_back()  # what `interrupt` may have set going, since this rank knows of it
+                _take_back()
+
+    def leave(self, rank: int, why: str) -> None:
+        with self.lock:
+            self.go(rank)
             self.left[rank] = why
             self.changed.notify_all()
 
