@@ -16,6 +16,7 @@ TESTS = Path(__file__).parent
 
 SMALL = """
 import os, signal, sys, threading, time
+signal.signal(signal.SIGINT, signal.default_int_handler)  # which a shell's job in the background ignores
 import numpy as np
 import compiled
 from pathlib import Path
