@@ -24,7 +24,7 @@ _INCLUDE = re.compile(r'^\s*#\s*include\s+"([^"]+)"', re.MULTILINE)
 _COMMENT = re.compile(r'("(?:\\.|[^"\\])*"|\'(?:\\.|[^\'\\])*\')|//[^\n]*|/\*.*?\*/|\\\n', re.DOTALL)
 _NAME = re.compile(r"[A-Za-z_]\w*")
 Registers = tuple[int, ...]
-"""Of each kernel of a program."""
+"""The figures of each kernel of a program."""
 
 
 class Program(NamedTuple):

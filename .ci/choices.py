@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""What schedules choose and what the models say of it, as digests: a change is seen where only speed would tell.
+"""The choices of schedules and the models' figures for them, as digests: a change is seen where only speed would tell.
 
     python .ci/choices.py [--write] [--since COMMIT]
 
@@ -95,7 +95,7 @@ def six(thing: Any) -> Any:
 
 
 Choice = tuple[str, str, str]
-"""What it is of, and of which part of that; in words."""
+"""A subject and one of its parts, in words."""
 
 
 def planned() -> Iterator[Choice]:
@@ -175,7 +175,7 @@ def of_commit(commit: str) -> dict[str, list[str]]:
 
 
 def changes(now: dict[str, list[str]], then: dict[str, list[str]]) -> Iterator[str]:
-    """What has changed, in words: of what was there and is, only what differs."""
+    """Yields the changes in words: the values that differ, before and after."""
     for name in sorted(now.keys() | then.keys()):
         pieces = [re.split(r", (?=[(\['{])", " | ".join(sorted(found.get(name, [])))) for found in (then, now)]
         if pieces[0] != pieces[1]:

@@ -38,7 +38,7 @@ class Sample(NamedTuple):
 
 
 class Machine(ABC):
-    """What a run needs of the machine that it runs on. What is not abstract is that of one without a queue, a cache or PyTorch."""
+    """The machine that a benchmark runs on. The defaults suit one without a queue, a cache or PyTorch."""
 
     device: Device
     xp: Any  # NumPy or CuPy, by which numbers are compared
