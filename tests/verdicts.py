@@ -136,14 +136,19 @@ def last_line(error: BaseException) -> str:
     return " ".join(traceback.format_exception_only(error)[-1].split())[:240]
 
 
+def named(by: str) -> list[killers.Killer]:
+    """The problem of that name, if it is one's."""
+    return [each for each in killers.killers() if each.name == by]
+
+
 def of_kernel(mutant: Mutant, by: str = "") -> Iterator[Verdict]:
     """Runs the problems of a broken kernel, or only the one named `by`."""
     changed = 0
     with tempfile.TemporaryDirectory(prefix="mutant-") as folder:
         broken = Broken(mutant, Path(folder))
-        problems = [each for each in killers.of_source(broken.name) if by in ("", each.name)]
+        problems = named(by) or sorted(killers.of_source(broken.name), key=lambda each: not reaches(each, mutant))
         reached = 0
-        for problem in problems if by else sorted(problems, key=lambda each: not reaches(each, mutant)):
+        for problem in problems:
             capability = problem.schedule.chip.compute_capability
             try:
                 differs = [broken.changes(kernel, capability) for kernel in problem.kernels]
