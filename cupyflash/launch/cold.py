@@ -14,7 +14,7 @@ import numpy as np
 from cupyflash.arrays import Array, Layout, last_axis_contiguous
 from cupyflash.device import Device
 from cupyflash.launch.binding import prepare
-from cupyflash.launch.dispatch import as_array, as_integers, device_of, placed, reach_of, refuse_written, target
+from cupyflash.launch.dispatch import as_arrays, as_integers, device_of, placed, reach_of, refuse_written, target
 from cupyflash.launch.launcher import KEPT, Arrays, Call, Key, Numbers, Ready, as_contiguous, read, refuse_copy, zeros
 from cupyflash.launch.tensor_maps import first_refusal
 from cupyflash.request import decode, varlen
@@ -92,7 +92,7 @@ class Request:
         _check_choices(asked)
         views = {name: asked[name] for name in asked if name in TENSORS and name not in INTEGERS} | {"mask": mask.array} | captured
         there = call.keywords.required
-        arrays = {name: as_array(name, value) for name, value in views.items() if value is not None or name in there}
+        arrays = as_arrays(views, there)
         lists = {name: asked[name] for name in INTEGERS if name in there or asked.get(name) is not None}
         on_host = {name: as_integers(name, value) for name, value in lists.items()}
         on_host |= {name: arrays.pop(name) for name in ("block_table",) if name in arrays}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from functools import cache
 from numbers import Integral
@@ -39,9 +39,9 @@ def on_gpu(**arrays: Any) -> bool:
     return "CuPy" in kinds.values()
 
 
-def as_arrays(**given: Any) -> dict[str, Any]:
-    """`as_array` of each but those that are None, which only sinks may be."""
-    return {name: as_array(name, array) for name, array in given.items() if array is not None or name != "sinks"}
+def as_arrays(given: Mapping[str, Any], required: Collection[str] = ()) -> dict[str, Any]:
+    """`as_array` of each, by name, but those that are None and not `required`."""
+    return {name: as_array(name, array) for name, array in given.items() if array is not None or name in required}
 
 
 def as_array(name: str, array: Any, others: str = "") -> Any:

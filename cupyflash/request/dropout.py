@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from cupyflash.launch.params import Params, numbers
+from cupyflash.launch.params import numbers
 from cupyflash.request.keywords import NO_ORIGIN
 
 # A weight is dropped where a number of so many bits (kernels_cu/dropout.cuh) is below p times 2 to this.
@@ -106,12 +106,6 @@ def _same_numbers(p: float, origin: tuple[int, int, int, int]) -> dict[str, Any]
 ARGUMENTS: Mapping[str, Any] = {"dropout": 0.0, "seed": None, "offset": 0, "dropout_origin": NO_ORIGIN}
 # In place of a call's, which a launch brings.
 NO_NUMBERS: Mapping[str, Any] = dict.fromkeys((*UNSIGNED, "dropout_scale"), 0)
-
-
-@lru_cache(maxsize=256)
-def with_dropout(struct: Params, dropout: bool) -> Params:
-    """A struct with the fields that decide which weights are dropped, if any are."""
-    return Params((*struct.fields, *FIELDS)) if dropout else struct
 
 
 def checked_probability(dropout: Any) -> float:

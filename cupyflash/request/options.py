@@ -123,14 +123,18 @@ class Band(NamedTuple):
 class Option(NamedTuple):
     """A field of `Options`: its words, its kind, the algorithms and calls that take it, and its value if nothing is requested.
 
-    Kinds: a "value" is used as a call has it; an "array" comes beside q, k and v by this name; "found" follows from other options.
-    Takers: an algorithm, its backward, a call that is planned in another way. All others refuse it.
+    Kinds: a "value" is used as a call has it; an "array" comes beside q, k and v by this name; a "vector" is an array too, float32
+    with a number for each head; "found" follows from other options. Takers: an algorithm, its backward, a call that is planned in
+    another way. All others refuse it. `flag`: the help of the commands' flag for it, "" if they have none. `in_scores`: True if
+    it changes the scores themselves, by whose size L's error is measured.
     """
 
     words: str
     kind: str
     takers: tuple[str, ...]
     default: Any
+    flag: str = ""
+    in_scores: bool = False
 
     @property
     def is_flag(self) -> bool:
@@ -138,9 +142,9 @@ class Option(NamedTuple):
         return self.default is False
 
 
-def option(words: str, kind: str, takers: tuple[str, ...], default: Any = None) -> Any:
+def option(words: str, kind: str, takers: tuple[str, ...], default: Any = None, **more: Any) -> Any:
     """A field of `Options`."""
-    return field(default=default, metadata={"option": Option(words, kind, takers, default)})
+    return field(default=default, metadata={"option": Option(words, kind, takers, default, **more)})
 
 
 _BACKWARD = ("standard backward", "fa1 backward", "fa2 backward")
@@ -148,6 +152,9 @@ _EVERY = ("standard", "fa1", "fa2", "fa3", "decode", *_BACKWARD, "attention_deco
 _BY_SCORE = ("standard", "fa1", "fa2", *_BACKWARD)
 _MASKED = (*_BY_SCORE, "decode", "attention_decode")
 _PADDED = (*_BY_SCORE, "fa3", "attention_decode")
+_WITH_SINKS = tuple(by for by in _EVERY if by not in ("standard backward", "fa1 backward"))
+_MASK_FLAG = "Use a boolean mask; counts assume that it leaves no tile empty or whole."
+_SINKS_FLAG = "Add a score for each head, which joins each row's softmax and has no value."
 
 
 @dataclass(frozen=True)
@@ -173,17 +180,17 @@ class Options:
 
     causal: bool = option("a causal mask", "value", _EVERY, False)
     window: Window | None = option("a window", "value", _EVERY)
-    scale: float | None = option("a scale", "value", _EVERY)
-    mask: bool = option("a mask of bool", "array", _BY_SCORE, False)
-    bias: bool = option("a bias", "array", _BY_SCORE, False)
+    scale: float | None = option("a scale", "value", _EVERY, in_scores=True)
+    mask: bool = option("a mask of bool", "array", _BY_SCORE, False, flag=_MASK_FLAG)
+    bias: bool = option("a bias", "array", _BY_SCORE, False, flag="Add a number to each score.", in_scores=True)
     padded: bool = option("key lengths", "found", _PADDED, False)
     key_lengths: tuple[int, ...] | None = option("key lengths", "array", _PADDED)
     block_mask: BlockMask | None = option("a block mask", "array", ("fa1", "fa2", "fa1 backward", "fa2 backward"))
     packed: bool = option("packed sequences", "found", ("fa2", "fa3", "fa2 backward", "attention_varlen"), False)
-    sinks: bool = option("sinks", "array", tuple(by for by in _EVERY if by not in ("standard backward", "fa1 backward")), False)
+    sinks: bool = option("sinks", "vector", _WITH_SINKS, False, flag=_SINKS_FLAG)
     dropout: bool = option("dropout", "found", (*_BY_SCORE, "attention_varlen", "ring_attention"), False)
     score_dtype: str | None = option("score_dtype, the dtype of an S in memory", "value", ("standard", "standard backward"))
-    score: Form | None = option("a score function", "found", _EVERY)
+    score: Form | None = option("a score function", "found", _EVERY, in_scores=True)
     mask_function: Form | None = option("a mask function", "found", (*_MASKED, "attention_varlen", "ring_attention"))
     pattern: Pattern | None = option("a mask's pattern", "found", _MASKED)
     tiles_given: bool = option("a mask's tiles", "found", (*_BY_SCORE, "decode", "attention_varlen"), False)
@@ -277,9 +284,10 @@ class Options:
         return 0 if self.causal else self.window[1] if self.window else None
 
 
-# Each field's description; the arrays that may come beside q, k and v.
+# Each field's description; the arrays that may come beside q, k and v, and those among them that have a number for each head.
 OPTIONS: dict[str, Option] = {each.name: each.metadata["option"] for each in fields(Options)}
-ARRAYS = tuple(name for name, each in OPTIONS.items() if each.kind == "array")
+ARRAYS = tuple(name for name, each in OPTIONS.items() if each.kind in ("array", "vector"))
+VECTORS = tuple(name for name, each in OPTIONS.items() if each.kind == "vector")
 
 
 @lru_cache(maxsize=64)
@@ -299,7 +307,7 @@ def require_taken(options: Options, by: str) -> None:
     name = refused(options, by)
     if name is None:
         return
-    words, _, takers, _ = OPTIONS[name]
+    words, takers = OPTIONS[name].words, OPTIONS[name].takers
     algorithm, _, backward = by.partition(" ")
     whose = f"the backward of {algorithm!r}" if backward else by if "_" in by else f"algorithm {by!r}"
     alike = [each for each in takers if each.endswith("backward") == bool(backward)]

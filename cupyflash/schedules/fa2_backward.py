@@ -12,7 +12,6 @@ from functools import cached_property
 from typing import ClassVar
 
 from cupyflash.launch.params import POINTER, Params, arrays
-from cupyflash.request.dropout import with_dropout
 from cupyflash.schedules import fa2_backward_tiles as tiles
 from cupyflash.schedules.backward import BackwardSchedule, RowBlocksOutside, gradient_params, require_mask_blocks
 from cupyflash.schedules.base import (
@@ -25,7 +24,7 @@ from cupyflash.schedules.base import (
     require_dtype,
     tile_constants,
     total_bytes,
-    with_captured,
+    whole_struct,
 )
 from cupyflash.schedules.fa2_backward_tiles import Launch, Warps, launches
 from cupyflash.schedules.mask_tiles import MaskTiles, words
@@ -80,7 +79,7 @@ class _Fa2Kernels(BackwardSchedule):
         """The one struct of the kernels of both schedules."""
         asked = self.problem.options
         tiles = ("tiles", "query_tiles") if asked.masked else ()
-        return with_dropout(with_captured(self.params, (asked.score, asked.mask_function), tiles), asked.dropout)
+        return whole_struct(self.params, (asked.score, asked.mask_function), asked.dropout, tiles)
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ import numpy as np
 
 from cupyflash.request.dropout import ARGUMENTS, Dropout
 from cupyflash.request.named_scores import one_score
-from cupyflash.request.options import ARRAYS, Options
+from cupyflash.request.options import ARRAYS, VECTORS, Options
 from cupyflash.request.problem import Problem
 from cupyflash.request.score import Mask, Score, seen_by
 
@@ -80,7 +80,7 @@ class Decoding:
     @classmethod
     def of(cls, q: np.ndarray, k_cache: np.ndarray, v_cache: np.ndarray, cache_seqlens: Any, **asked: Any) -> Decoding:
         """Make it from `attention_decode`'s arguments. TypeError for other arguments."""
-        beside = {name: asked.pop(name, None) for name in ("k", "v", "block_table", "tree_mask", "sinks")}
+        beside = {name: asked.pop(name, None) for name in ("k", "v", "block_table", "tree_mask", *VECTORS)}
         mask = asked.pop("mask", None)
         score, options = _score_and_options({"causal": True, **asked})
         arrays = {"q": q, "k_cache": k_cache, "v_cache": v_cache, "cache_seqlens": np.asarray(cache_seqlens)}
@@ -121,7 +121,7 @@ class Decoding:
             rows = self.rows(cache, b)[:, :length]
             both.append(np.concatenate([rows, self.arrays[new][b]], axis=1) if new in self.arrays else rows)
         k, v = (rows[None].copy() for rows in both)
-        beside = {name: self.arrays[name] for name in ("sinks",) if name in self.arrays}
+        beside = {name: self.arrays[name] for name in VECTORS if name in self.arrays}
         n_q, keys = q.shape[2], k.shape[2]
         if tree is not None:
             seen = np.ones((n_q, keys), bool)

@@ -15,7 +15,7 @@ import numpy as np
 from cupyflash.arrays import numpy_dtype, of_heads
 from cupyflash.expressions.tree import counted
 from cupyflash.request.dropout import Dropout
-from cupyflash.request.options import Options, Pattern
+from cupyflash.request.options import ARRAYS, OPTIONS, VECTORS, Options, Pattern
 from cupyflash.request.problem import Problem
 from cupyflash.request.score import Form, Mask, Score, seen_by, sizes_of
 from cupyflash.schedules import Cache, TileSchedule
@@ -100,8 +100,8 @@ def draw_masks(problem: Problem, seed: int = 0) -> dict[str, np.ndarray]:
     if p.options.padded:
         lengths = rng.integers(0, p.seqlen_k + 1, p.batch) if p.options.key_lengths is None else p.options.key_lengths
         drawn["key_lengths"] = np.array(lengths, np.int32)
-    if p.options.sinks:
-        drawn["sinks"] = rng.standard_normal(p.heads).astype(np.float32)
+    vectors = (name for name in VECTORS if getattr(p.options, name))
+    drawn |= {name: rng.standard_normal(p.heads).astype(np.float32) for name in vectors}
     if p.options.block_mask is not None:
         drawn["block_mask"] = p.options.block_mask.kept
     return drawn
@@ -184,7 +184,7 @@ def draw_decode(problem: Problem, cache: Cache, seed: int = 0, v_mean: float = 0
         arrays[name] = _in_places(drawn, places, cache, p.seqlen_k)
     if cache.tree:
         arrays["tree_mask"] = (rng.random((p.batch, p.seqlen_q, p.seqlen_q)) < 0.6) | np.eye(p.seqlen_q, dtype=bool)
-    arrays |= {name: array for name, array in draw_masks(p, seed).items() if name == "sinks"}
+    arrays |= {name: array for name, array in draw_masks(p, seed).items() if name in VECTORS}
     return Decoding(arrays, p.options.beside({}), draw_score(p, seed), draw_mask(p, seed))
 
 
@@ -244,9 +244,10 @@ def measure_decode(out: np.ndarray, lse: np.ndarray | None, sequences: Sequence[
 
 def largest_score(inputs: Inputs) -> float:
     """The largest absolute score, seen or not."""
-    bias = {name: array for name, array in inputs.beside.items() if name == "bias"}
-    options = Options(scale=inputs.options.scale, score=inputs.options.score)
-    S = masked_scores(replace(inputs, options=options, beside=bias, blocks=None))
+    kept = {name for name, each in OPTIONS.items() if each.in_scores}
+    options = Options(**{name: getattr(inputs.options, name) for name in kept - {*ARRAYS}})
+    beside = {name: array for name, array in inputs.beside.items() if name in kept}
+    S = masked_scores(replace(inputs, options=options, beside=beside, blocks=None))
     return float(np.abs(S[np.isfinite(S)]).max(initial=0))
 
 
