@@ -107,10 +107,10 @@ def test_a_field_that_nobody_listed_is_refused_by_all(monkeypatch: pytest.Monkey
 
 
 def test_values_are_those_of_the_forward_and_its_gradients() -> None:
-    """`attention_vjp` hands them to both; a "value" is a keyword of the calls as it is, an "array" one by its name."""
+    """`attention_vjp` hands them to both; a "value" is a keyword of the calls as it is, an "array" or a "vector" one by its name."""
     forward, backward = (set(signature(call).parameters) for call in (cupyflash.attention, cupyflash.attention_backward))
-    of_kind = {kind: {name for name, each in OPTIONS.items() if each.kind == kind} for kind in ("value", "array", "found")}
-    assert of_kind["value"] | of_kind["array"] == forward & backward & set(OPTIONS) - of_kind["found"]
+    of_kind = {kind: {name for name, each in OPTIONS.items() if each.kind == kind} for kind in ("value", "array", "vector", "found")}
+    assert of_kind["value"] | of_kind["array"] | of_kind["vector"] == forward & backward & set(OPTIONS) - of_kind["found"]
     assert {"causal", "window", "scale", "score_dtype"} == of_kind["value"] and set().union(*of_kind.values()) == set(OPTIONS)
 
 
@@ -146,7 +146,7 @@ def taken() -> str:
     """The table for users: a field that says more of another has no row."""
     rows = ["|  | " + " | ".join(TAKERS) + " |", "| --- |" + " --- |" * len(TAKERS)]
     for name in OPTIONS:
-        words, _, takers, _ = OPTIONS[name]
+        words, takers = OPTIONS[name].words, OPTIONS[name].takers
         if name not in ("key_lengths", "pattern", "tiles_given"):
             rows.append(f"| {words} | " + " | ".join("x" if by in takers else "" for by in TAKERS) + " |")
     return "\n".join(rows)
