@@ -38,7 +38,7 @@ def options_asked(given: Mapping[str, Any]) -> RingOptions:
         require_flag(name, given.get(name, False))
     if not isinstance(mask, Mask | None):
         raise TypeError(f"mask must be a cupyflash.Mask or None over ranks, got {type(mask).__name__}")
-    function = one_score(given["score"], given["softcap"], given["alibi_slopes"])
+    function = one_score(given)
     captured_values(function, mask)
     dropped = Dropout.asked(given["dropout"], given["seed"], given["offset"], NO_ORIGIN)
     options = Options(causal=given["causal"], window=given["window"], scale=given["scale"])

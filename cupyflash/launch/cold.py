@@ -19,6 +19,7 @@ from cupyflash.launch.launcher import KEPT, Arrays, Call, Key, Numbers, Ready, a
 from cupyflash.launch.tensor_maps import first_refusal
 from cupyflash.request import decode, varlen
 from cupyflash.request.dropout import ARGUMENTS, Dropout
+from cupyflash.request.keywords import SCORE_NUMBERS
 from cupyflash.request.named_scores import one_score
 from cupyflash.request.options import ARRAYS, OPTIONS, Options, Pattern, check_key_lengths, require_choice, require_flag
 from cupyflash.request.problem import Problem, check_rows
@@ -82,7 +83,7 @@ class Request:
     def of(cls, call: Call, given: Mapping[str, Any]) -> Request:
         """Return the request of some arguments. TypeError or ValueError for arguments that are wrong whatever the shapes."""
         asked = call.keywords.complete(given)
-        score = one_score(asked["score"], asked["softcap"], asked["alibi_slopes"])
+        score = one_score(asked)
         mask = Given.of(asked["mask"], call.masks)
         captured, numbers = captured_values(score, mask.function)
         dropped = Dropout.asked(*(asked.get(name, usual) for name, usual in ARGUMENTS.items()))
@@ -353,7 +354,7 @@ def _make_contiguous(
 def _bring_numbers(given: Mapping[str, Any], arrays: Arrays, numbers: Numbers) -> None:
     """Add the numbers that functions have captured; a cap is one of them."""
     mask = given.get("mask")
-    score = given.get("score") or one_score(None, given.get("softcap"), None)
+    score = given.get("score") or one_score({name: given.get(name) for name in SCORE_NUMBERS})
     for function in (score, mask.mask if isinstance(mask, TiledMask) else mask):
         if isinstance(function, Score | Mask):
             numbers |= function.fields

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from cupyflash.request.dropout import ARGUMENTS, Dropout
-from cupyflash.request.named_scores import one_score
+from cupyflash.request.named_scores import STEPS, one_score
 from cupyflash.request.options import ARRAYS, VECTORS, Options
 from cupyflash.request.problem import Problem
 from cupyflash.request.score import Mask, Score, seen_by
@@ -138,6 +138,5 @@ class Decoding:
 
 def _score_and_options(asked: Mapping[str, Any]) -> tuple[Score | None, Options]:
     """Split a call's keywords into score function and options."""
-    own = {name: asked.get(name) for name in ("score", "softcap", "alibi_slopes")}
-    score = one_score(**own)
-    return score, Options(**{name: each for name, each in asked.items() if name not in own}, score=score.form if score else None)
+    score, options = one_score(asked), {name: each for name, each in asked.items() if name not in STEPS}
+    return score, Options(**options | {"score": score.form if score else None})
