@@ -19,8 +19,7 @@ from cupyflash.launch.launcher import KEPT, Arrays, Call, Key, Numbers, Ready, a
 from cupyflash.launch.tensor_maps import first_refusal
 from cupyflash.request import decode, varlen
 from cupyflash.request.dropout import ARGUMENTS, Dropout
-from cupyflash.request.keywords import SCORE_NUMBERS
-from cupyflash.request.named_scores import one_score
+from cupyflash.request.named_scores import named_numbers, one_score
 from cupyflash.request.options import ARRAYS, OPTIONS, Options, Pattern, check_key_lengths, require_choice, require_flag
 from cupyflash.request.problem import Problem, check_rows
 from cupyflash.request.score import Mask, Score, captured_among, captured_by, captured_values, check_captured, seen_by
@@ -353,8 +352,9 @@ def _make_contiguous(
 
 def _bring_numbers(given: Mapping[str, Any], arrays: Arrays, numbers: Numbers) -> None:
     """Add the numbers that functions have captured; a cap is one of them."""
-    mask = given.get("mask")
-    score = given.get("score") or one_score({name: given.get(name) for name in SCORE_NUMBERS})
+    score, mask = given.get("score"), given.get("mask")
+    if score is None:
+        numbers |= named_numbers(given)
     for function in (score, mask.mask if isinstance(mask, TiledMask) else mask):
         if isinstance(function, Score | Mask):
             numbers |= function.fields

@@ -12,7 +12,7 @@ import numpy as np
 from cupyflash.arrays import require_dtype
 from cupyflash.launch.dispatch import as_array
 from cupyflash.request.keywords import SCORE_NUMBERS
-from cupyflash.request.score import Score
+from cupyflash.request.score import Score, as_given, field
 
 # So that s / softcap and what is made of it stay in float32's range.
 SOFTCAPS = (2.0**-64, 2.0**64)
@@ -34,6 +34,12 @@ def one_score(asked: Mapping[str, Any]) -> Score | None:
     for name, value in given.items():
         text, given[name] = STEPS[name](text, value)
     return (_of_numbers if given.keys() <= {*SCORE_NUMBERS} else Score)(text, **given)
+
+
+def named_numbers(asked: Mapping[str, Any]) -> dict[str, np.generic]:
+    """The numbers among a call's named scores, checked, by the struct's names."""
+    given = [(name, asked[name]) for name in SCORE_NUMBERS if asked.get(name) is not None]
+    return {field(name): as_given(STEPS[name]("s", value)[1]) for name, value in given}
 
 
 def _capped(s: str, softcap: Any) -> tuple[str, float]:
