@@ -20,7 +20,7 @@ from cupyflash.launch.tensor_maps import first_refusal
 from cupyflash.request import decode, varlen
 from cupyflash.request.dropout import ARGUMENTS, Dropout
 from cupyflash.request.named_scores import named_numbers, one_score
-from cupyflash.request.options import ARRAYS, OPTIONS, Options, Pattern, check_key_lengths, require_choice, require_flag
+from cupyflash.request.options import ARRAYS, VALUES, Options, Pattern, check_key_lengths, require_choice, require_flag
 from cupyflash.request.problem import Problem, check_rows
 from cupyflash.request.score import Mask, Score, captured_among, captured_by, captured_values, check_captured, seen_by
 from cupyflash.schedules import (
@@ -87,7 +87,7 @@ class Request:
         captured, numbers = captured_values(score, mask.function)
         dropped = Dropout.asked(*(asked.get(name, usual) for name, usual in ARGUMENTS.items()))
         packed = varlen.BOUNDS[0] in asked
-        taken = {name: asked[name] for name, each in OPTIONS.items() if each.kind == "value" and name in asked}
+        taken = {name: asked[name] for name in VALUES if name in asked}
         options = Options(**taken, packed=packed, dropout=dropped is not None, score=None if score is None else score.form)
         _check_choices(asked)
         views = {name: asked[name] for name in asked if name in TENSORS and name not in INTEGERS} | {"mask": mask.array} | captured

@@ -154,6 +154,7 @@ _MASKED = (*_BY_SCORE, "decode", "attention_decode")
 _PADDED = (*_BY_SCORE, "fa3", "attention_decode")
 _WITH_SINKS = tuple(by for by in _EVERY if by not in ("standard backward", "fa1 backward"))
 _MASK_FLAG = "Use a boolean mask; counts assume that it leaves no tile empty or whole."
+_OBJECTS = (("score", Form, "a Score's form"), ("mask_function", Form, "a Mask's form"), ("pattern", Pattern, "a Pattern"))
 _SINKS_FLAG = "Add a score for each head, which joins each row's softmax and has no value."
 
 
@@ -211,14 +212,11 @@ class Options:
             object.__setattr__(self, "block_mask", BlockMask.of(self.block_mask))
         if self.score_dtype is not None:
             require_choice("score_dtype", self.score_dtype, ("float32",))
-        if not isinstance(self.score, Form | None):
-            raise TypeError(f"score must be a Score's form or None, got {self.score!r}")
-        if not isinstance(self.mask_function, Form | None):
-            raise TypeError(f"mask_function must be a Mask's form or None, got {self.mask_function!r}")
+        for name, kind, words in _OBJECTS:
+            if not isinstance(getattr(self, name), kind | None):
+                raise TypeError(f"{name} must be {words} or None, got {getattr(self, name)!r}")
         if self.mask and self.mask_function is not None:
             raise ValueError("mask and mask_function are one mask: a problem has one of them")
-        if not isinstance(self.pattern, Pattern | None):
-            raise TypeError(f"pattern must be a Pattern or None, got {self.pattern!r}")
         if self.pattern is not None and not self.masked:
             raise ValueError("pattern is that of a mask, got one with mask=False")
         if self.tiles_given and not self.masked:
@@ -235,7 +233,7 @@ class Options:
     @property
     def keywords(self) -> dict[str, Any]:
         """The options that a call takes as they are, by name."""
-        return {name: getattr(self, name) for name, each in OPTIONS.items() if each.kind == "value"}
+        return {name: getattr(self, name) for name in VALUES}
 
     def beside(self, arrays: Mapping[str, Any]) -> Options:
         """The same with the arrays that come beside q, k and v, by name: the contents of NumPy's key lengths and block mask are
@@ -284,10 +282,11 @@ class Options:
         return 0 if self.causal else self.window[1] if self.window else None
 
 
-# Each field's description; the arrays that may come beside q, k and v, and those among them that have a number for each head.
+# Each field's description; what a call has as it is; arrays beside q, k and v, and those among them with a number for each head.
 OPTIONS: dict[str, Option] = {each.name: each.metadata["option"] for each in fields(Options)}
-ARRAYS = tuple(name for name, each in OPTIONS.items() if each.kind in ("array", "vector"))
-VECTORS = tuple(name for name, each in OPTIONS.items() if each.kind == "vector")
+VALUES, ARRAYS, VECTORS = (
+    tuple(name for name, each in OPTIONS.items() if each.kind in kinds) for kinds in (("value",), ("array", "vector"), ("vector",))
+)
 
 
 @lru_cache(maxsize=64)

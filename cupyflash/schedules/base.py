@@ -230,8 +230,12 @@ class TileSchedule(Schedule):
     def struct(self) -> Params:
         """The struct that its kernels take."""
         asked = self.problem.options
-        tiles = tuple(each.field for each in self.mask_tiles)
-        return whole_struct(self.params, (asked.score, asked.mask_function), asked.dropout, tiles)
+        return whole_struct(self.params, (asked.score, asked.mask_function), asked.dropout, self.tile_fields)
+
+    @property
+    def tile_fields(self) -> tuple[str, ...]:
+        """The fields of that struct for the states of a mask's tiles."""
+        return tuple(each.field for each in self.mask_tiles)
 
     @property
     def block_rows(self) -> int:
@@ -297,21 +301,19 @@ def sub_tile(problem: Problem, block_cols: int) -> int:
 def element_constants(problem: Problem, with_derivative: bool = False, by_tiles: bool = False) -> tuple[tuple[str, int | str], ...]:
     """The constants that every attention kernel takes: element type, d and d_v, masks and copy width, and the score function as
     `score.constants` has it."""
+    asked = problem.options
     return (
         ("ELEMENT", ELEMENT_TYPE[problem.dtype]),
         ("HEAD_DIM", problem.head_dim),
         ("VALUE_DIM", problem.head_dim_v),
-        ("CAUSAL", int(problem.options.causal)),
-        ("WINDOW", int(problem.options.window is not None)),
-        ("MASK", 2 if problem.options.mask_function else int(problem.options.mask)),
-        ("BIAS", int(problem.options.bias)),
-        ("PADDED", int(problem.options.padded)),
-        ("SPARSE", int(problem.options.block_mask is not None)),
-        *((name.upper(), int(getattr(problem.options, name))) for name in VECTORS),
+        ("WINDOW", int(asked.window is not None)),
+        ("MASK", 2 if asked.mask_function else int(asked.mask)),
+        ("SPARSE", int(asked.block_mask is not None)),
+        *((name.upper(), int(getattr(asked, name))) for name in ("causal", "bias", "padded", *VECTORS)),
         ("COPY_BYTES", problem.alignment),
-        *((("DROPOUT", 1),) if problem.options.dropout else ()),
-        *(score.constants(problem.options.score, with_derivative, by_tiles) if problem.options.score else ()),
-        *(score.mask_constants(problem.options.mask_function, by_tiles) if problem.options.mask_function else ()),
+        *((("DROPOUT", 1),) if asked.dropout else ()),
+        *(score.constants(asked.score, with_derivative, by_tiles) if asked.score else ()),
+        *(score.mask_constants(asked.mask_function, by_tiles) if asked.mask_function else ()),
     )
 
 

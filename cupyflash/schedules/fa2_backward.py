@@ -24,7 +24,6 @@ from cupyflash.schedules.base import (
     require_dtype,
     tile_constants,
     total_bytes,
-    whole_struct,
 )
 from cupyflash.schedules.fa2_backward_tiles import Launch, Warps, launches
 from cupyflash.schedules.mask_tiles import MaskTiles, words
@@ -75,11 +74,9 @@ class _Fa2Kernels(BackwardSchedule):
         )
 
     @property
-    def struct(self) -> Params:
-        """The one struct of the kernels of both schedules."""
-        asked = self.problem.options
-        tiles = ("tiles", "query_tiles") if asked.masked else ()
-        return whole_struct(self.params, (asked.score, asked.mask_function), asked.dropout, tiles)
+    def tile_fields(self) -> tuple[str, ...]:
+        """Those of both schedules, whose kernels have one struct."""
+        return ("tiles", "query_tiles") if self.problem.options.masked else ()
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ import numpy as np
 from cupyflash.arrays import numpy_dtype, of_heads
 from cupyflash.expressions.tree import counted
 from cupyflash.request.dropout import Dropout
-from cupyflash.request.options import ARRAYS, OPTIONS, VECTORS, Options, Pattern
+from cupyflash.request.options import OPTIONS, VECTORS, Options, Pattern
 from cupyflash.request.problem import Problem
 from cupyflash.request.score import Form, Mask, Score, seen_by, sizes_of
 from cupyflash.schedules import Cache, TileSchedule
@@ -245,7 +245,7 @@ def measure_decode(out: np.ndarray, lse: np.ndarray | None, sequences: Sequence[
 def largest_score(inputs: Inputs) -> float:
     """The largest absolute score, seen or not."""
     kept = {name for name, each in OPTIONS.items() if each.in_scores}
-    options = Options(**{name: getattr(inputs.options, name) for name in kept - {*ARRAYS}})
+    options = Options(**{name: getattr(inputs.options, name) for name in kept})
     beside = {name: array for name, array in inputs.beside.items() if name in kept}
     S = masked_scores(replace(inputs, options=options, beside=beside, blocks=None))
     return float(np.abs(S[np.isfinite(S)]).max(initial=0))
