@@ -7,12 +7,11 @@ import sys
 from collections.abc import Collection, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from functools import cache
-from numbers import Integral
 from typing import Any
 
 import numpy as np
 
-from cupyflash.arrays import address
+from cupyflash.arrays import address, is_number
 from cupyflash.device import Device
 from cupyflash.launch.simulated import Simulation, current_simulation
 
@@ -86,7 +85,7 @@ def as_integers(name: str, numbers: Any) -> Any:
         return as_array(name, numbers, ", or a list or tuple of integers")
     limits = np.iinfo(np.int32)
     for number in numbers:
-        if isinstance(number, bool | np.bool_) or not isinstance(number, Integral):
+        if not is_number(number):
             raise TypeError(f"{name} must be integers, got {number!r} among them")
         if not limits.min <= int(number) <= limits.max:
             raise ValueError(f"{name} must fit 32 bits, got {number} among them")

@@ -46,11 +46,10 @@ def pose(arrays: Mapping[str, Any], options: Options) -> tuple[Problem, Cache]:
     if (k is None) != (arrays.get("v") is None):
         raise ValueError("k and v must be given together, got one of them")
     if k is not None:
-        for name, width in (("k", d), ("v", d_v)):
+        for name, axis, width in (("k", "d", d), ("v", "d_v", d_v)):
             expected = (batch, k_cache.shape[1], k.shape[2], width)
-            axes = "b, h_kv, n_new, d" if name == "k" else "b, h_kv, n_new, d_v"
             if arrays[name].shape != expected:
-                raise ValueError(f"{name} must be ({axes}) = {expected}, got {arrays[name].shape}")
+                raise ValueError(f"{name} must be (b, h_kv, n_new, {axis}) = {expected}, got {arrays[name].shape}")
         if k.shape[2] > room:
             raise ValueError(f"k must have at most {room} new keys, the cache's room for each sequence, got {k.shape[2]}")
         for name in ("k_cache", "v_cache"):

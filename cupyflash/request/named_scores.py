@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from cupyflash.arrays import require_dtype
+from cupyflash.arrays import is_number, require_dtype
 from cupyflash.launch.dispatch import as_array
 from cupyflash.request.keywords import SCORE_NUMBERS
 from cupyflash.request.score import Score, as_given, field
@@ -43,7 +43,7 @@ def named_numbers(asked: Mapping[str, Any]) -> dict[str, np.generic]:
 
 
 def _capped(s: str, softcap: Any) -> tuple[str, float]:
-    if isinstance(softcap, bool) or not isinstance(softcap, Real):
+    if not is_number(softcap, Real):
         raise TypeError(f"softcap must be a real number or None, got {softcap!r}")
     least, most = SOFTCAPS
     if not least <= float(softcap) <= most:

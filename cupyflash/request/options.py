@@ -6,12 +6,12 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property, lru_cache
-from numbers import Integral, Real
+from numbers import Real
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from cupyflash.arrays import check_array
+from cupyflash.arrays import check_array, is_number
 from cupyflash.request.dropout import MOST_PAIRS
 from cupyflash.request.score import Form
 from cupyflash.words import listed, plural
@@ -334,7 +334,7 @@ def check_key_lengths(lengths: Any, batch: int, keys: int) -> tuple[int, ...]:
         raise TypeError(f"key_lengths must be a sequence of integers, got {lengths!r}")
     numbers = tuple(numbers)
     for number in numbers:
-        if isinstance(number, bool | np.bool_) or not isinstance(number, Integral):
+        if not is_number(number):
             raise TypeError(f"key_lengths must be integers, got {number!r} among them")
     if len(numbers) != batch or not all(0 <= number <= keys for number in numbers):
         what = f"{plural(batch, 'length')} between 0 and {keys:,}"
@@ -343,7 +343,7 @@ def check_key_lengths(lengths: Any, batch: int, keys: int) -> tuple[int, ...]:
 
 
 def _checked_scale(scale: Any) -> float:
-    if isinstance(scale, bool) or not isinstance(scale, Real):
+    if not is_number(scale, Real):
         raise TypeError(f"scale must be a real number or None, got {scale!r}")
     number = float(scale)
     if number != 0 and not SCALES[0] <= abs(number) <= SCALES[1]:
@@ -355,7 +355,7 @@ def _checked_scale(scale: Any) -> float:
 def _checked_window(window: object, causal: bool) -> tuple[Window | None, bool]:
     """A window and `causal` in the one form that both have together."""
     sides = tuple(window) if isinstance(window, (tuple, list)) else ()
-    if len(sides) != 2 or any(isinstance(side, bool) or not isinstance(side, (Integral, type(None))) for side in sides):
+    if len(sides) != 2 or not all(side is None or is_number(side) for side in sides):
         raise TypeError(f"window must be (left, right), integers or None, got {window!r}")
     if not isinstance(window, Band) and any(side is not None and side < 0 for side in sides):
         raise ValueError(f"window must be (left, right) of at least 0, None for no limit, got {window!r}")

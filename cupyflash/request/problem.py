@@ -19,6 +19,7 @@ from cupyflash.arrays import (
     check_operand,
     check_scores_like,
     dtype_name,
+    is_number,
     overlaps_itself,
     require_dtype,
     require_shape,
@@ -186,7 +187,7 @@ def _with_asked(options: Options | None, asked: Mapping[str, Any]) -> Options:
 def checked_size(name: str, value: Any) -> int:
     """A size of a problem as Python's integer. TypeError or ValueError that names it."""
     least, most = (1, MAX_HEAD_DIM) if name.startswith("head_dim") else (0, MAX_LENGTH)
-    if isinstance(value, bool) or not isinstance(value, Integral):
+    if not is_number(value):
         raise TypeError(f"{name} must be an integer, got {value!r}")
     size = int(value)
     if not least <= size <= most:

@@ -85,25 +85,25 @@ def draw_gradient(problem: Problem, seed: int = 0) -> np.ndarray:
 
 
 def draw_masks(problem: Problem, seed: int = 0) -> dict[str, np.ndarray]:
-    """Draw the problem's mask, bias and key lengths, by argument name; mask and bias vary along all four axes."""
+    """Draw the arrays that the problem has beside q, k and v, by argument name; mask and bias vary along all four axes."""
     rng = np.random.default_rng([seed, 1])
-    p, scores = problem, (problem.batch, problem.heads, problem.seqlen_q, problem.seqlen_k)
+    p, asked, scores = problem, problem.options, (problem.batch, problem.heads, problem.seqlen_q, problem.seqlen_k)
     drawn: dict[str, np.ndarray] = {}
-    if p.options.mask:
-        known = p.options.pattern
+    if asked.mask:
+        known = asked.pattern
         random = rng.random(scores) < 0.7
         drawn["mask"] = random if known is None or known.bits is None else known.kept
-    if p.options.mask_function is not None and p.options.pattern is not None:
-        drawn["mask"] = np.broadcast_to(p.options.pattern.kept, scores)
-    if p.options.bias:
+    if asked.mask_function is not None and asked.pattern is not None:
+        drawn["mask"] = np.broadcast_to(asked.pattern.kept, scores)
+    if asked.bias:
         drawn["bias"] = rng.standard_normal(scores).astype(np.float32).astype(DTYPES[p.dtype])
-    if p.options.padded:
-        lengths = rng.integers(0, p.seqlen_k + 1, p.batch) if p.options.key_lengths is None else p.options.key_lengths
+    if asked.padded:
+        lengths = rng.integers(0, p.seqlen_k + 1, p.batch) if asked.key_lengths is None else asked.key_lengths
         drawn["key_lengths"] = np.array(lengths, np.int32)
-    vectors = (name for name in VECTORS if getattr(p.options, name))
+    vectors = (name for name in VECTORS if getattr(asked, name))
     drawn |= {name: rng.standard_normal(p.heads).astype(np.float32) for name in vectors}
-    if p.options.block_mask is not None:
-        drawn["block_mask"] = p.options.block_mask.kept
+    if asked.block_mask is not None:
+        drawn["block_mask"] = asked.block_mask.kept
     return drawn
 
 
