@@ -455,8 +455,8 @@ def test_a_wait_for_a_load_ends_when_it_is_there_and_that_for_a_unit_begins() ->
     assert sum(end.get("waits_unit", 0) > end["waits_load"] for end in ends) > 4
 
 
-# An instruction that needs the one before it, by threads, and the clocks from one to the next: docs/performance.md's assumptions. Beside
-# the latency a warp takes a clock of shared memory, a sector half a clock on its way from the L2, and a branch a clock to issue.
+# An instruction that needs the one before it, by threads, and the clocks from one to the next: docs/performance.md's assumptions.
+# Beside the latency a warp takes a clock of shared memory, a sector half a clock on its way from the L2, a branch a clock to issue.
 CHAINS = {
     "float32": (32, "add.f32 %f0, %f0, %f0;", 4),
     "exponentials": (32, "ex2.approx.f32 %f0, %f0;", 18),
@@ -483,7 +483,8 @@ def test_an_instruction_waits_for_the_one_before_as_long_as_the_page_says(name: 
     ends = []
     for length in (8, 9):
         chain = "".join(one.replace("ON", f"ON{place}") for place in range(length))
-        diary, _ = run(Module.from_ptx(kernel(f"{begin} {chain} bar.sync 0;", [".u64 y"])), "k", threads, {"y": np.zeros(1, np.uint64)})
+        module = Module.from_ptx(kernel(f"{begin} {chain} bar.sync 0;", [".u64 y"]))
+        diary, _ = run(module, "k", threads, {"y": np.zeros(1, np.uint64)})
         ends.append(play(diary, A100).clocks)
     assert ends[1] - ends[0] == clocks
 
