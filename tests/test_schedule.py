@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import combinations
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,9 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from cupyflash import Device, Problem, plan
-from cupyflash.schedules import TileSchedule, plan_backward
+from cupyflash.multiprocessor import Multiprocessor
+from cupyflash.request.options import BlockMask
+from cupyflash.schedules import TileSchedule, fa1_backward, fa2_backward_clocks, fa2_tiles, plan_backward
 from cupyflash.sim import SramOverflow, replay, run, theory
 from cupyflash.sim.two_level import machine
 from cupyflash.sim.two_level.steps import Steps
@@ -240,3 +243,61 @@ def test_paper_tiling_holds_four_tiles() -> None:
     """K, V, Q and O as the paper counts them: exactly M when 4d divides it and Br = Bc."""
     device = A100.with_sram(4 * 64 * 32 * 2)
     assert run(plan(square(1024, 64), device, "fa1", "paper")).peak_sram_bytes == device.sram_per_block
+
+
+def test_a_kernel_may_be_replaced_by_others_of_its_blocks_and_never_by_itself() -> None:
+    kernels = [kernel for d in (64, 128) for kernel in plan(square(1024, d), A100, "fa2").kernels()]
+    assert any(kernel.instead for kernel in kernels)
+    for kernel in kernels:
+        constants = [each.constants for each in (replace(kernel, instead=()), *kernel.instead)]
+        assert all(one != other for one, other in combinations(constants, 2))
+
+
+def test_steps_that_no_blocks_of_fa2_take_are_said() -> None:
+    with pytest.raises(DoesNotFit, match="runs blocks in steps of 16; the tiling asks for Br 24 x Bc 40"):
+        fa2_tiles.choose(square(100, 64), A100, (24, 40))
+
+
+def test_a_turn_of_the_backward_lasts_as_long_as_the_unit_that_all_blocks_share() -> None:
+    parts = {"tensor": 1000.0, "exp": 400.0, "L2": 3000.0}
+    one, two = (fa2_backward_clocks.turn(parts, 8, resident) for resident in (1, 2))
+    assert two == 2 * one == 2 * fa2_backward_clocks.OF_BUSIEST * 3000
+
+
+def test_the_backward_keeps_a_mask_of_each_head_that_shares_a_key() -> None:
+    def room(heads: int, kv_heads: int) -> int:
+        mask = np.ones((1, heads, 4, 4), bool)
+        asked = Problem(1, heads, kv_heads, 64, 64, 64, "float16", block_mask=BlockMask.of(mask))
+        return fa1_backward.tiles(asked, 16, 16)["block_mask"].nbytes
+
+    assert room(4, 1) == 2 * room(4, 2) == 4 * room(4, 4) > 0
+
+
+@pytest.mark.parametrize("problem", [square(64, 64), square(64, 80, "float32")])
+def test_registers_are_estimated_by_kind_of_chip(problem: Problem) -> None:
+    """Sixteen more than on the data centre's chips from 12.0 on, eight on other small ones; 11.0 is one of these."""
+    config = next(fa2_tiles.configs(problem, (64, 64)))
+
+    def estimate(*capability: int) -> int:
+        return fa2_tiles.registers(problem, replace(A100, compute_capability=capability), config)
+
+    least = estimate(8, 0)
+    assert [estimate(*each) - least for each in ((9, 0), (10, 3), (8, 6), (8, 9), (11, 0), (12, 0), (12, 1))] == [
+        0,
+        0,
+        8,
+        8,
+        8,
+        16,
+        16,
+    ]
+
+
+def test_a_multiprocessor_has_whole_warps_and_whole_blocks() -> None:
+    """CUDA C++ Programming Guide, technical specifications of compute capabilities."""
+    large, small = {(8, 0), (9, 0), (10, 0), (10, 3)}, {(8, 6), (8, 7), (8, 9), (11, 0), (12, 0), (12, 1)}
+    for threads, capabilities in ((2048, large), (1536, small), (1024, {(7, 5)})):
+        assert {Multiprocessor.of(each).threads for each in capabilities} == {threads}
+    assert {each: Multiprocessor.of(each).blocks for each in large} == dict.fromkeys(large, 32)
+    assert {Multiprocessor.of(each).blocks for each in ((7, 5), (8, 6), (8, 7))} == {16}
+    assert {Multiprocessor.of(each).blocks for each in ((8, 9), (11, 0), (12, 0), (12, 1))} == {24}
