@@ -17,6 +17,8 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 ENVIRONMENT = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))}
 
+sys.path.insert(0, str(ROOT / "benchmarks"))  # as for a script that Python runs there
+
 
 def load(name: str) -> types.ModuleType:
     """A file of benchmarks/, which is no package."""
