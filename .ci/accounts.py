@@ -1,90 +1,105 @@
-"""What the gate's programs came to, kept from one run to the next in `.ci/accounts/`, a file for each version of NVRTC.
+"""The programs that the gate found clean, kept from one run to the next in `.ci/accounts/`, a file for each version of NVRTC.
 
-A program is found again by a digest of all that it is made of: source, included files, constants, options, architecture, CUDA's
-headers for half types. So a change compiles what it touches, and CI what the file does not have.
+A line is an architecture's programs of one source: of each a digest, and the registers of its kernels. The digest is of all that
+the machine code depends on: the text without comments, the constants and the fields of the struct that it names, the fields'
+places, options, architecture, CUDA's headers for half types. So a change compiles what it touches: a field behind the others none.
 """
 
 from __future__ import annotations
 
 import hashlib
-import json
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from functools import cache
 from pathlib import Path
+from typing import Any, NamedTuple
 
 from cupyflash import kernels_cu
 from cupyflash.launch.compiler import FLUSH_DENORMALS, architecture, options
 from cupyflash.launch.nvrtc import header_directories
-from cupyflash.launch.resources import Resources
 from cupyflash.schedules import Kernel
 
 FOLDER = Path(__file__).parent / "accounts"
 _INCLUDE = re.compile(r'^\s*#\s*include\s+"([^"]+)"', re.MULTILINE)
-Program = tuple[str, Sequence[Kernel], tuple[int, int]]
-"""A label, the kernels of one compilation, a compute capability."""
+_COMMENT = re.compile(r'("(?:\\.|[^"\\])*"|\'(?:\\.|[^\'\\])*\')|//[^\n]*|/\*.*?\*/|\\\n', re.DOTALL)
+_NAME = re.compile(r"[A-Za-z_]\w*")
+Registers = tuple[int, ...]
+"""Of each kernel of a program."""
+
+
+class Program(NamedTuple):
+    """The kernels of one compilation, and a compute capability."""
+
+    kernels: tuple[Kernel, ...]
+    capability: tuple[int, int]
+
+    @property
+    def group(self) -> str:
+        return "sm_{}{} ".format(*self.capability) + self.kernels[0].source
 
 
 class Accounts:
-    """The accounts with one version of NVRTC."""
+    """The clean programs of one version of NVRTC."""
 
     def __init__(self, version: tuple[int, int], folder: Path = FOLDER) -> None:
-        self.path = folder / "nvrtc_{}.{}.jsonl".format(*version)
-        lines = self.path.read_text().splitlines() if self.path.exists() else []
-        self.known = {line["program"]: line["kernels"] for line in map(json.loads, lines)}
+        self.path = folder / "nvrtc_{}.{}.txt".format(*version)
+        self.known: dict[tuple[str, str], Registers] = {}
+        for line in self.path.read_text().splitlines() if self.path.exists() else []:
+            group, _, programs = line.partition(": ")
+            for each in programs.split():
+                digest, *registers = re.split("[=/]", each)
+                self.known[group, digest] = tuple(map(int, registers))
 
-    def find(self, program: Program) -> tuple[Resources, ...] | None:
-        """What a program's kernels take, None where it has not been compiled as it is now."""
-        figures = self.known.get(digest(program))
-        if figures is None or not all(kernel.name in figures for kernel in program[1]):
-            return None
-        return tuple(
-            Resources(each.name, each.threads, registers, stack, spills, each.shared_bytes + static, tuple(remarks))
-            for each in program[1]
-            for registers, stack, spills, static, *remarks in [figures[each.name]]
-        )
+    def find(self, program: Program) -> Registers | None:
+        """The registers of a program's kernels, None where it has not been found clean as it is now."""
+        return self.known.get((program.group, digest(program)))
 
-    def write(self, programs: Iterable[tuple[Program, Sequence[Resources]]]) -> None:
+    def write(self, clean: Iterable[tuple[Program, Registers]]) -> None:
         """Keep these, and no others."""
-        lines = []
-        for program, found in programs:
-            label, kernels, capability = program
-            figures = {
-                needs.name: (
-                    *(needs.registers, needs.stack_bytes, needs.spill_bytes, needs.shared_bytes - kernel.shared_bytes),
-                    *needs.remarks,
-                )
-                for kernel, needs in zip(kernels, found, strict=True)
-            }
-            what = "sm_{}{} ".format(*capability) + label
-            lines.append(json.dumps({"program": digest(program), "for": what, "kernels": figures}) + "\n")
+        groups: dict[str, set[str]] = {}
+        for program, registers in clean:
+            groups.setdefault(program.group, set()).add(f"{digest(program)}={'/'.join(map(str, registers))}")
         self.path.parent.mkdir(exist_ok=True)
-        self.path.write_text("".join(sorted(lines, key=lambda line: json.loads(line)["for"])))
+        self.path.write_text("".join(f"{group}: {' '.join(sorted(groups[group]))}\n" for group in sorted(groups)))
 
 
 def digest(program: Program) -> str:
     """A name for all that can change a program's machine code, but for the compiler."""
-    _, kernels, capability = program
-    first = kernels[0]
-    sources = f"-DCUPYFLASH_SOURCES=0x{kernels_cu.fingerprint()}", f"-I{kernels_cu.DIRECTORY}"  # the files are told apart here
-    given = [option for option in options(first) if option not in sources]
-    whole = f"sm_{architecture(first, capability)}", FLUSH_DENORMALS, given, _text(first.source), _headers()
-    return hashlib.sha256(repr(whole).encode()).hexdigest()[:16]
+    first, names = program.kernels[0], [kernel.name for kernel in program.kernels]
+    whole = f"sm_{architecture(first, program.capability)}", FLUSH_DENORMALS, names, given(first), _text(first.source), _headers()
+    return hashlib.sha256(repr(whole).encode()).hexdigest()[:8]
+
+
+def given(kernel: Kernel) -> tuple[Any, ...]:
+    """The part of a kernel's options that its text names: language, constants, fields of the struct and their places."""
+    language = [option for option in options(kernel) if not option.startswith(("-D", "-I"))]
+    constants, named, reached = dict(kernel.constants), {}, set(_NAME.findall(_text(kernel.source)))
+    while found := {name: value for name, value in constants.items() if name in reached and name not in named}:
+        named |= found
+        reached.update(*(_NAME.findall(str(value)) for value in found.values()))  # of a score function's lines, say
+    places = kernel.params.dtype.fields or {}
+    fields = [(each.declaration, places[each.name][1]) for each in kernel.params.fields if each.name in reached]
+    return *language, *sorted(named.items()), *fields
 
 
 @cache
 def _text(name: str) -> str:
-    """A source with all that it includes of ours, each file once."""
+    """A source with all that it includes of ours, each file once, without what a compiler passes over."""
     seen: dict[str, str] = {}
 
     def add(name: str) -> None:
         if name not in seen and (kernels_cu.DIRECTORY / name).exists():
-            seen[name] = kernels_cu.source(name)
+            seen[name] = _without_comments(kernels_cu.source(name))
             for included in _INCLUDE.findall(seen[name]):
                 add(included)
 
     add(name)
-    return repr(seen)
+    return "\n".join(seen.values())
+
+
+def _without_comments(text: str) -> str:
+    lines = (" ".join(line.split()) for line in _COMMENT.sub(lambda found: found[1] or " ", text).splitlines())
+    return "".join(f"\n{line}\n" if line.startswith("#") else f"{line} " for line in lines if line)
 
 
 @cache

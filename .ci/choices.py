@@ -1,12 +1,13 @@
 #!/usr/bin/env python3
-"""What schedules choose and what the models say of it, written down: a change of either is then seen, where only speed would tell.
+"""What schedules choose and what the models say of it, as digests: a change is seen where only speed would tell.
 
-    python .ci/choices.py [--write]
+    python .ci/choices.py [--write] [--since COMMIT]
 
-planned.txt in .ci/accounts has how each kernel of the compile gate's is launched, and a digest of its constants; modelled.txt has
-digests of what `cupyflash explain` and `predict` say of some problems, part by part, numbers to six digits, and of the order in
-which FlashAttention-3's queue hands out row blocks. tests/test_drawn_mutants.py holds to them. `--write` makes them what they are
-now: run it where a change of tiles or models is meant, and look at what else has changed.
+planned.txt in .ci/accounts has a line for each kernel and architecture: how the compile gate's programs launch it, and what its
+text names of constants and struct. modelled.txt has a line for each of some `cupyflash explain` and `predict`, all they say with
+numbers to six digits, and for orders in which FlashAttention-3's queue hands out row blocks. tests/test_drawn_mutants.py holds to
+them. `--write` makes them what they are now, where a change of tiles or models is meant, and shows what has changed since a commit,
+HEAD or that of `--since`: look at what else that is. `--since` alone only shows.
 """
 
 from __future__ import annotations
@@ -14,24 +15,28 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
+import os
+import re
+import subprocess
 import sys
-from collections import Counter
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
 
+from accounts import given
 from click.testing import CliRunner
 from compile_gate import jobs
 
-from cupyflash import Device, Problem, kernels_cu, plan
-from cupyflash.launch import compiler
-from cupyflash.schedules import Kernel, plan_varlen
+from cupyflash import Device, Problem, plan
+from cupyflash.schedules import plan_varlen
 from cupyflash.schedules.fa3 import Fa3Schedule
 from cupyflash.sim.cli import main as command
 
 FOLDER = Path(__file__).parent / "accounts"
+SHOWN = 400  # characters of a difference
 H100 = Device.named("H100-SXM")
 # On each kind of chip, short and long, with what takes registers or leaves blocks out
 EXPLAINED = (
@@ -80,10 +85,6 @@ PREDICTED = (
 )
 
 
-def digest(thing: Any) -> str:
-    return hashlib.sha256(repr(thing).encode()).hexdigest()[:12]
-
-
 def six(thing: Any) -> Any:
     """Numbers to six digits: the rest is each processor's own."""
     if isinstance(thing, dict):
@@ -93,39 +94,37 @@ def six(thing: Any) -> Any:
     return f"{thing:.6g}" if isinstance(thing, float) else thing
 
 
-def constants(kernel: Kernel) -> list[str]:
-    """What a kernel is compiled with, but for where its sources are and what is in them."""
-    ours = f"-DCUPYFLASH_SOURCES=0x{kernels_cu.fingerprint()}", f"-I{kernels_cu.DIRECTORY}"
-    return [option for option in compiler.options(kernel) if option not in ours]
+Choice = tuple[str, str, str]
+"""What it is of, and of which part of that; in words."""
 
 
-def planned() -> Iterator[str]:
-    """A line for each kernel that the compile gate would compile."""
+def planned() -> Iterator[Choice]:
+    """Each kernel of each program that the compile gate has, by architecture and kernel."""
     for job in jobs():
         for each in job.kernels:
             launch = f"{each.grid} x {each.threads} threads, {each.shared_bytes} bytes"
-            yield f"{job.device.sm} {job.label}: {each.name}, {launch}, {digest((each.source, constants(each)))}"
+            yield f"{job.device.sm} {each.name}", job.label, f"{launch}, {each.source}, {given(each)}"
 
 
-def modelled() -> Iterator[str]:
-    """A line for each part of what `explain` and `predict` say, and for each order of the queue."""
+def modelled() -> Iterator[Choice]:
+    """Each part of what `explain` and `predict` say, by command, and each order of the queue."""
     for line in (*(f"explain {each}" for each in EXPLAINED), *(f"predict {each}" for each in PREDICTED)):
         done = CliRunner().invoke(command, [*line.split(), "--json"])
         if done.exit_code:
             raise RuntimeError(f"{line}: {done.output or done.exception!r}")
         for name, part in json.loads(done.stdout).items():
             if name != "device":
-                yield f"{line}: {name} {digest(six(part))}"
+                yield line, name, str(six(part))
     for name, schedule in queues():
-        yield f"queue {name}: {digest([each.tolist() for each in schedule.order()])}"
+        yield "queue", name, str([each.tolist() for each in schedule.order()])
 
 
 def queues() -> Iterator[tuple[str, Fa3Schedule]]:
     """Schedules whose row blocks come from a queue: all alike, and not; few of a thread block, and many."""
-    for batch, heads, kv_heads, n in ((1, 16, 16, 2000), (2, 8, 2, 9000), (3, 64, 8, 5000), (1, 8, 8, 30_000)):
+    for batch, heads, kv_heads, n in ((1, 16, 16, 2000), (2, 8, 2, 9000), (3, 64, 8, 5000), (1, 8, 8, 30_000), (16, 8, 8, 1000)):
         problem = Problem(batch, heads, kv_heads, n, n, 128, "bfloat16", causal=True)
         alike = plan(problem, H100, "fa3")
-        lengths = tuple(n * (each + 2) * 7919 % n + 1 for each in range(batch))
+        lengths = tuple((each + 2) * 7919 % n + 1 for each in range(batch))
         unlike = plan(problem.asking(padded=True, key_lengths=lengths), H100, "fa3")
         each = tuple((length, length) for length in (n, *lengths, n // 7))
         packed = plan_varlen(Problem(len(each), heads, kv_heads, n, n, 128, "bfloat16", causal=True), H100, each, algorithm="fa3")
@@ -138,22 +137,71 @@ def queues() -> Iterator[tuple[str, Fa3Schedule]]:
 WRITTEN = {"planned.txt": planned, "modelled.txt": modelled}
 
 
+def digests(name: str) -> list[str]:
+    """The lines of a file as they are now."""
+    groups: dict[str, list[Any]] = {}
+    for group, *part in WRITTEN[name]():
+        groups.setdefault(group, []).append(part)
+    return [f"{group}: {hashlib.sha256(repr(sorted(groups[group])).encode()).hexdigest()[:12]}" for group in sorted(groups)]
+
+
 def differences(name: str) -> Iterator[str]:
-    """What of a file is not as it is now, and what is now and not there."""
-    now, then = Counter(WRITTEN[name]()), Counter((FOLDER / name).read_text().splitlines())
-    yield from (f"now: {line}" for line in now - then)
-    yield from (f"no more: {line}" for line in then - now)
+    """The lines of a file that differ now."""
+    now, then = digests(name), (FOLDER / name).read_text().splitlines()
+    yield from (f"now: {line}" for line in now if line not in then)
+    yield from (f"no more: {line}" for line in then if line not in now)
+
+
+def everything() -> dict[str, list[str]]:
+    """All that the digests are of, by its names."""
+    found: dict[str, list[str]] = {}
+    for choices in WRITTEN.values():
+        for group, part, said in choices():
+            found.setdefault(f"{group}: {part}", []).append(said)
+    return found
+
+
+def of_commit(commit: str) -> dict[str, list[str]]:
+    """The same of a commit, whose tree is checked out beside this one and says it by itself."""
+    git = ("git", "-C", str(FOLDER), "worktree")
+    with tempfile.TemporaryDirectory(prefix="cupyflash_") as folder:
+        subprocess.run([*git, "add", "--quiet", "--detach", folder, commit], check=True)
+        try:
+            own = (sys.executable, f"{folder}/.ci/choices.py", "--print")
+            done = subprocess.run(own, env={**os.environ, "PYTHONPATH": folder}, check=True, stdout=subprocess.PIPE)
+        finally:
+            subprocess.run([*git, "remove", "--force", folder], check=True)
+    return json.loads(done.stdout)  # type: ignore[no-any-return]
+
+
+def changes(now: dict[str, list[str]], then: dict[str, list[str]]) -> Iterator[str]:
+    """What has changed, in words: of what was there and is, only what differs."""
+    for name in sorted(now.keys() | then.keys()):
+        pieces = [re.split(r", (?=[(\['{])", " | ".join(sorted(found.get(name, [])))) for found in (then, now)]
+        if pieces[0] != pieces[1]:
+            yield name
+            for when, own, other in (("was", *pieces), ("now", *reversed(pieces))):
+                yield f"    {when}: {', '.join(each for each in own if each not in other)[:SHOWN] or '-'}"
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--write", action="store_true", help="make the files what they are now")
-    if parser.parse_args().write:
-        for name, lines in WRITTEN.items():
-            (FOLDER / name).write_text("".join(f"{line}\n" for line in sorted(lines())))
+    parser.add_argument("--write", action="store_true", help="make the files what they are now, and show what has changed")
+    parser.add_argument("--since", metavar="COMMIT", help="show what has changed since this commit")
+    parser.add_argument("--print", action="store_true", help="print all that the digests are of, as JSON")
+    arguments = parser.parse_args()
+    if arguments.print:
+        print(json.dumps(everything()))
+        return 0
+    if arguments.write or arguments.since:
+        print("\n".join(changes(everything(), of_commit(arguments.since or "HEAD"))))
+    if arguments.write:
+        for name in WRITTEN:
+            (FOLDER / name).write_text("".join(f"{line}\n" for line in digests(name)))
+    if arguments.write or arguments.since:
         return 0
     found = [line for name in WRITTEN for line in differences(name)]
-    print("\n".join(found))
+    print("\n".join([*found, *(["(--since COMMIT shows what has changed, --write accepts it)"] if found else [])]))
     return 1 if found else 0
 
 

@@ -1,27 +1,26 @@
 #!/usr/bin/env python3
-"""Compile every kernel to machine code for every architecture, without a GPU, and fail where one spills, has a stack, or has its
-tensor cores wait: where ptxas remarks on wgmma (C75xx), or where a kernel for an architecture's own instructions has older products
-(HMMA; that takes a disassembler).
+"""Compile every kernel to machine code for every architecture, without a GPU, and fail if one spills, has a stack, or makes its
+tensor cores wait: if ptxas remarks on wgmma (C75xx), or if a kernel for an architecture's own instructions has older products
+(HMMA; this check needs a disassembler).
 
     python .ci/compile_gate.py [--all] [--write] [--sample] [--only NAME] [--processes N] [--json FILE] [--markdown docs/kernels.md]
         [--nvrtc FOLDER]
 
-The kernels come from their schedules. For every architecture (the backward: for one of each kind of chip), dtype and head
-dimension (in turns: for A10 and L4, which have the same tiles and whose registers were A100's in all 42 programs tried, and for
-what is not FlashAttention-2), on the tiling that its device gets (FlashAttention-2: on all of those that
-lengths choose between where that is common, else on one of them in turns): from d 128 on, where registers are scarce, Algorithm
-1 without a mask and with all at once, and in turns with one of the kinds that cost registers; below that, and for standard
-attention and the backward, the lightest and the heaviest in turns; FlashAttention-2 in float16 at d 64 and 128 causal, too.
-On two architectures also other tilings, each kind of mask by
-itself, and a d of V that is not d. FlashAttention-2 at d 256: without a mask, and two of four other kinds in turns; at some d a
-window with the narrowest copies. Decoding: each number of rows on every architecture at two head dimensions, and in turns what a
-call may bring. bfloat16, whose kernels differ from float16's in few registers, is done for fewer. `--all` is
-every combination, and takes an hour. `--nvrtc` takes another compiler (other_nvrtc.py): CI takes CUDA 12's, for `--sample`.
+The kernels come from their schedules: for every architecture (the backward: for one of each kind of chip), dtype and head
+dimension, on the tiling that its device gets. Some combinations take turns. Head dimensions do for A10 and L4, which have the same
+tiles (their registers were A100's in all 42 programs tried), and for kernels other than FlashAttention-2's. FlashAttention-2 is
+compiled on all tilings that lengths choose between for common cases, else on one of them in turns. From d 128 on, where registers
+are scarce, Algorithm 1 is compiled without a mask, with all masks at once, and in turns with one of the kinds that cost registers;
+below that, and for standard attention and the backward, the lightest and the heaviest kernel in turns; FlashAttention-2 in float16
+at d 64 and 128 causal, too. Two architectures also have other tilings, each kind of mask by itself, and a d of V that differs from
+d. FlashAttention-2 at d 256: without a mask, and two of four other kinds in turns; at some d a window with the narrowest copies.
+Decoding: each number of rows on every architecture at two head dimensions, and a call's options in turns. bfloat16, whose kernels
+differ from float16's in few registers, has fewer programs. `--all` compiles every combination, and takes an hour. `--nvrtc` uses
+another compiler (other_nvrtc.py): CI uses CUDA 12's, for `--sample`.
 
-What a program came to is kept in .ci/accounts/ (accounts.py): only programs that are not there as they are now are compiled, and a
-sample of those that are, which has to agree. `--write` keeps what was compiled: run it when kernels or tiles have changed, with
-both compilers. `--sample` compiles that sample and nothing else; `--only` the programs with a kernel
-whose name has NAME in it, to try a change.
+Clean programs are kept in .ci/accounts/ (accounts.py): only programs that are not there as they are now are compiled, and a sample
+of those that are, which has to agree. `--write` keeps those that were compiled: run it when kernels or tiles have changed.
+`--sample` compiles that sample and nothing else; `--only` the programs with a kernel whose name has NAME in it, to try a change.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ import json
 import math
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -42,7 +41,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
 
 import numpy as np
-from accounts import Accounts, Program
+from accounts import Accounts, Program, Registers
 from machine_code import sass
 
 from cupyflash import Device, Mask, Problem, Score, plan
@@ -129,11 +128,11 @@ class Job:
 
     @property
     def program(self) -> Program:
-        return self.label, self.kernels, self.device.compute_capability
+        return Program(self.kernels, self.device.compute_capability)
 
 
 def variants(algorithm: str, dtype: str, d: int, turn: int, everything: bool) -> list[Variant]:
-    """Which masks and copies to compile, of the 32 that there are."""
+    """The masks and copies to compile, of the 32 combinations."""
     if everything:
         chosen = [tuple(name for bit, name in enumerate(MASKS) if number >> bit & 1) for number in range(1 << len(MASKS))]
         return [(masks, narrow) for masks in chosen for narrow in (False, True)]
@@ -348,14 +347,14 @@ def softmax_schedules(device: Device) -> Iterator[tuple[str, Schedule]]:
 
 
 def sum_schedules(device: Device) -> Iterator[tuple[str, Schedule]]:
-    """What adds a call's results to the sums of a ring: rows that a warp's lanes go through evenly, and not."""
+    """The schedules that add a call's results to the sums of a ring: rows that a warp's lanes divide evenly, and not."""
     for dtype, d in (("float16", 128), ("bfloat16", 36), ("float32", 200)):
         if dtype != "bfloat16" or device.compute_capability >= (8, 0):
             yield f"sums of a ring {dtype} d_v {d}", AddStateSchedule(1000, d, dtype, device)
 
 
 def jobs(everything: bool = False) -> list[Job]:
-    """What there is to compile, each program once for an architecture."""
+    """The programs to compile, each once for an architecture."""
     programs: dict[tuple[Any, ...], Job] = {}
     for device in DEVICES:
         for label, schedule in (
@@ -415,29 +414,29 @@ def compiled_everywhere(jobs: list[Job], processes: int | None, nvrtc: Path | No
         return list(pool.map(compiled, jobs, chunksize=4))
 
 
-def table(found: list[tuple[Job, Resources]]) -> Iterator[str]:
+def table(found: list[tuple[Job, str, int]], dirty: list[tuple[Job, Resources]]) -> Iterator[str]:
     """A line for each kernel and architecture."""
-    yield f"{'kernel':<20}{'device':<12}{'sm':>7}{'compiled':>10}{'registers':>12}{'with stack or spills':>22}"
-    for name in dict.fromkeys(needs.name for _, needs in found):
+    yield f"{'kernel':<20}{'device':<12}{'sm':>7}{'programs':>10}{'registers':>12}{'with stack or spills':>22}"
+    for name in dict.fromkeys(name for _, name, _ in found):
         for device in DEVICES:
-            rows = [needs for job, needs in found if needs.name == name and job.device == device]
-            if not rows:
-                continue
-            registers = f"{min(row.registers for row in rows)} to {max(row.registers for row in rows)}"
-            dirty = sum(not row.clean for row in rows)
-            yield f"{name:<20}{device.name:<12}{device.sm:>7}{len(rows):>10}{registers:>12}{dirty:>22}"
+            taken = [registers for job, each, registers in found if (each, job.device) == (name, device)]
+            if taken:
+                bad = sum((needs.name, job.device) == (name, device) for job, needs in dirty)
+                yield f"{name:<20}{device.name:<12}{device.sm:>7}{len(taken):>10}{f'{min(taken)} to {max(taken)}':>12}{bad:>22}"
 
 
-def rows(found: list[tuple[Job, Resources]]) -> list[dict[str, Any]]:
-    """For JSON: every compiled kernel."""
-    return [{"for": job.label, "device": job.device.name, "sm": job.device.sm} | asdict(needs) for job, needs in found]
+def rows(made: Mapping[Job, tuple[Resources, ...]]) -> list[dict[str, Any]]:
+    """For JSON: every kernel that was compiled."""
+    return [
+        {"for": job.label, "device": job.device.name, "sm": job.device.sm} | asdict(needs) for job in made for needs in made[job]
+    ]
 
 
 BY_HAND = "<!-- by hand from here on -->"
 
 
 def documented(path: Path) -> str:
-    """What docs/kernels.md is to be: the tables anew, and behind them what was written by hand."""
+    """The text of docs/kernels.md: the tables anew, and the part after them that was written by hand."""
     before = path.read_text() if path.exists() else ""
     return "\n".join(markdown()) + "\n" + (f"\n{BY_HAND}{before.partition(BY_HAND)[2]}" if BY_HAND in before else "")
 
@@ -446,13 +445,13 @@ def markdown() -> Iterator[str]:
     """docs/kernels.md: registers and occupancy of the configurations that are used by default."""
     yield "# Registers and occupancy"
     yield ""
-    yield "What the kernels take of a multiprocessor, from their machine code (`ptxas -v` through NVRTC {}.{}; no GPU).".format(
+    yield "The kernels' needs on a multiprocessor, from their machine code (`ptxas -v` through NVRTC {}.{}; no GPU).".format(
         *nvrtc_version()
     )
     yield "Written by `python .ci/compile_gate.py --markdown docs/kernels.md`; `cupyflash inspect` shows the same for any problem."
     yield ""
     yield "A cell: registers a thread / thread blocks that a multiprocessor holds / occupancy (resident warps over the most that"
-    yield "it can hold); no mask, 16-byte copies, one head of 4,096 queries (FlashAttention-2 takes larger blocks where more heads"
+    yield "it can hold); no mask, 16-byte copies, one head of 4,096 queries (FlashAttention-2 takes larger blocks if more heads"
     yield "fill the device). The gate in `.ci/run` fails when a kernel has a stack or spills. Algorithm 1 takes as much shared"
     yield "memory as its block sizes can use, and Br = min(Bc, d) makes few warps: a large M costs occupancy."
     cells: dict[str, dict[str, dict[Device, str]]] = {}
@@ -481,7 +480,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--markdown", type=Path, help="write the default configurations there, and compile nothing else")
     parser.add_argument("--processes", type=int, help="how many compile at a time; as many as there are cores when not given")
     parser.add_argument("--nvrtc", type=Path, help="a folder of wheels with another NVRTC and its headers")
-    parser.add_argument("--write", action="store_true", help="keep what was compiled in .ci/accounts")
+    parser.add_argument("--write", action="store_true", help="keep the clean programs in .ci/accounts")
     parser.add_argument("--sample", action="store_true", help=f"every {SAMPLED}th program only, whatever was kept")
     parser.add_argument("--only", metavar="NAME", default="", help="programs with a kernel whose name has this in it")
     arguments = parser.parse_args(argv)
@@ -498,20 +497,23 @@ def main(argv: Sequence[str] | None = None) -> int:
     work = work[:: SAMPLED if arguments.sample else 1]
     use(arguments.nvrtc)
     kept = Accounts(nvrtc_version())
-    accounts = {job: account for job in work if (account := kept.find(job.program))}
-    fresh = [job for turn, job in enumerate(work) if arguments.sample or job not in accounts or turn % SAMPLED == 0]
-    wrong = []
-    for job, account in zip(fresh, compiled_everywhere(fresh, arguments.processes, arguments.nvrtc), strict=True):
-        if accounts.get(job, account) != account:
-            wrong.append(f"{job.device.sm}, {job.label}: {account}; {kept.path.name} has {accounts[job]}")
-        accounts[job] = account
-    if arguments.write:
-        kept.write((job.program, accounts[job]) for job in work)
-    found = [(job, needs) for job in work for needs in accounts[job]]
-    print("\n".join(table(found)))
+    known = {job: registers for job in work if (registers := kept.find(job.program))}
+    fresh = [job for turn, job in enumerate(work) if arguments.sample or job not in known or turn % SAMPLED == 0]
+    made = dict(zip(fresh, compiled_everywhere(fresh, arguments.processes, arguments.nvrtc), strict=True))
+    now: dict[Job, Registers] = known | {job: tuple(needs.registers for needs in made[job]) for job in made}
+    wrong = [
+        f"{job.device.sm}, {job.label}: {now[job]} registers; {kept.path.name} has {known[job]}"
+        for job in made
+        if known.get(job, now[job]) != now[job]
+    ]
+    dirty = [(job, needs) for job in made for needs in made[job] if not needs.clean]
+    if arguments.write:  # what is not clean is compiled again at each run, and fails
+        bad = {job for job, _ in dirty}
+        kept.write((job.program, now[job]) for job in work if job not in bad)
+    found = [(job, kernel.name, registers) for job in work for kernel, registers in zip(job.kernels, now[job], strict=True)]
+    print("\n".join(table(found, dirty)))
     if arguments.json:
-        arguments.json.write_text(json.dumps(rows(found), indent=1) + "\n")
-    dirty = [(job, needs) for job, needs in found if not needs.clean]
+        arguments.json.write_text(json.dumps(rows(made), indent=1) + "\n")
     for job, needs in dirty:
         print(
             f"{job.device.sm} {needs.name}, {job.label}: {needs.registers} registers, {needs.stack_bytes} bytes of stack, "
@@ -520,7 +522,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             sep="\n",
         )
     told = f"{len(work)} programs, {len(found)} kernels, {len(dirty)} with stack, spills or remarks"
-    print(f"{told}; {len(fresh)} compiled, the others as in {kept.path.name}, {time.perf_counter() - start:.0f} s")
+    print(f"{told}; {len(fresh)} compiled, the others clean by {kept.path.name}, {time.perf_counter() - start:.0f} s")
     if wrong:
         print("\n".join(["not as it was kept (--write keeps what it is now):", *wrong]))
     return 1 if dirty or wrong else 0

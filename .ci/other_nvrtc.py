@@ -70,7 +70,7 @@ class OtherNvrtc:
 
 
 def use(folder: Path) -> tuple[int, int]:
-    """From now on this process compiles with the folder's NVRTC and headers; its version."""
+    """Compile with the folder's NVRTC and headers in this process from now on; return the version."""
     import cupy.cuda
 
     from cupyflash.launch import nvrtc

@@ -1,7 +1,7 @@
-"""Whether an implementation's numbers are right: relative RMS against a float32 reference, on the device where they are.
+"""The accuracy of an implementation: relative RMS against a float32 reference, on the device where the arrays are.
 
-relative RMS = sqrt(sum (x - y)^2 / sum y^2) over all of a tensor, y being the reference. The reference is computed plainly,
-by rows and heads, so that no matrix of N x N x heads is in memory. `xp` is CuPy or NumPy, arrays are (b, h, n, d) in float32.
+relative RMS = sqrt(sum (x - y)^2 / sum y^2) over all of a tensor, where y is the reference. The reference is computed plainly, by
+rows and heads, so that no matrix of N x N x heads is in memory. `xp` is CuPy or NumPy, arrays are (b, h, n, d) in float32.
 """
 
 from __future__ import annotations

@@ -19,16 +19,17 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks"), str(ROOT / "tests" / "gpu")]
+from checkout import ROOT
 
-from machine import stand_in  # noqa: E402
-from records import Records, told  # noqa: E402
+# isort: split
+from machine import stand_in
+from records import Records, told
 
-from cupyflash import Device  # noqa: E402
-from cupyflash.schedules import Kernel  # noqa: E402
-from cupyflash.schedules.base import DoesNotFit  # noqa: E402
+from cupyflash import Device
+from cupyflash.schedules import Kernel
+from cupyflash.schedules.base import DoesNotFit
 
+sys.path.insert(0, str(ROOT / "tests" / "gpu"))
 MOST_PROCESSES = 16
 DRY_SHARE = 40  # of a dry run: every so many-th
 
@@ -50,7 +51,7 @@ def processes() -> Executor:
 def compile_all(
     kernels: Iterable[Kernel], seconds: float, executor: Executor, compile_one: Callable[[Kernel], None] = compile_for_gpu
 ) -> dict[str, Any]:
-    """How many kernels were compiled in how long, and the first error there was. What is not done in `seconds` is left."""
+    """Compile kernels for at most `seconds`: how many were compiled, in what time, and the first error. The others are left out."""
     begun, errors, done = time.monotonic(), [], 0
     with executor:
         futures = [executor.submit(compile_one, kernel) for kernel in kernels]

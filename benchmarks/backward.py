@@ -10,26 +10,25 @@ TFLOP/s count 10 B H N^2 d, half when causal: five products for the forward's tw
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from functools import cache
-from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
+import checkout  # noqa: F401
 
-import accuracy  # noqa: E402
-import command  # noqa: E402
-from cases import Case  # noqa: E402
-from machine import Call, Machine, Simulated  # noqa: E402
-from machine_code.ours import Ours  # noqa: E402
-from report import MODEL  # noqa: E402
-from timing import Implementation, Pass  # noqa: E402
+# isort: split
+import accuracy
+import command
+from cases import Case
+from machine import Call, Machine
+from machine_code.ours import Ours
+from report import MODEL
+from timing import Implementation, Pass, peers_of
 
-import cupyflash  # noqa: E402
-from cupyflash import Device, plan  # noqa: E402
-from cupyflash.schedules import BACKWARD_ALGORITHMS, Kernel, choose, plan_backward  # noqa: E402
+import cupyflash
+from cupyflash import Device, plan
+from cupyflash.schedules import BACKWARD_ALGORITHMS, Kernel, choose, plan_backward
 
 DEFAULT, FIRST = "auto", "fa2"
 WIDEST = 128  # d up to which one launch makes both gradients
@@ -61,17 +60,13 @@ def kernels(device: Device, case: Case) -> Iterator[Kernel]:
         yield from plan_backward(case.problem, device, algorithm, deterministic=bool(deterministic)).kernels()
 
 
-def peers(machine: Machine, case: Case, arrays: Sequence[Any]) -> Iterator[Implementation]:
-    """Other implementations on these arrays: on the simulated device NumPy's."""
-    if isinstance(machine, Simulated):
-        inputs = [machine.as_float32(array) for array in arrays]
-        yield Implementation("numpy", lambda: accuracy.gradients(machine.xp, inputs, case.causal))
-    elif torch := machine.torch(*arrays):
-        for name, call in torch.backward(case.causal):
-            yield Implementation(name, call)
+def theirs(machine: Machine, case: Case, arrays: Sequence[Any]) -> Iterable[tuple[str, Call]]:
+    torch = machine.torch(*arrays)
+    return torch.backward(case.causal) if torch else ()
 
 
-BACKWARD = Pass("backward", 2.5, 4, ("dQ", "dK", "dV"), DEFAULT, ours, peers, accuracy.gradients, kernels)
+PEERS = peers_of(accuracy.gradients, 4, theirs)
+BACKWARD = Pass("backward", 2.5, 4, ("dQ", "dK", "dV"), DEFAULT, ours, PEERS, accuracy.gradients, kernels)
 
 
 def variants(device: Device, cases: Sequence[Case]) -> Iterator[tuple[Mapping[str, Any], Ours]]:
@@ -83,7 +78,7 @@ def variants(device: Device, cases: Sequence[Case]) -> Iterator[tuple[Mapping[st
 
 
 def extras(simulated: bool) -> command.Extras:
-    """What the clock model takes fa2 to be, which report.py puts beside the clock."""
+    """The clock model's times of fa2, which report.py shows beside the measured ones."""
     return {MODEL: command.modelled(simulated, variants)}
 
 

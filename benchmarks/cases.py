@@ -36,7 +36,7 @@ class Case:
 
     @property
     def tensor_bytes(self) -> int:
-        """Of one of Q, K, V and O."""
+        """Bytes of one of Q, K, V and O."""
         return self.batch * self.heads * self.n * self.d * self.problem.itemsize
 
     @property
@@ -45,19 +45,19 @@ class Case:
 
     @property
     def flops(self) -> float:
-        """Of a forward pass' two products, as FlashAttention's own benchmarks count them."""
+        """FLOPs of a forward pass' two products, as FlashAttention's own benchmarks count them."""
         return 4 * self.scores * self.d / (2 if self.causal else 1)
 
     def shapes(self, count: int) -> list[tuple[int, ...]]:
-        """Of so many inputs: Q, K, V and others."""
+        """The shapes of `count` inputs: Q, K, V and others."""
         return [self.shape] * count
 
     def read_bytes(self, count: int) -> int:
-        """Of so many inputs."""
+        """Bytes of `count` inputs."""
         return count * self.tensor_bytes
 
     def rates(self, cost: float, seconds: float) -> dict[str, float]:
-        """What follows from the time of a pass that costs `cost` forward passes' FLOPs."""
+        """The rates of a pass that takes `seconds` and costs `cost` forward passes' FLOPs."""
         return {"tflops": cost * self.flops / seconds / 1e12}
 
     def __str__(self) -> str:
@@ -76,7 +76,7 @@ class DecodeCase(Case):
 
     @property
     def cache_bytes(self) -> int:
-        """Of K and V."""
+        """Bytes of K and V."""
         return 2 * self.batch * self.kv_heads * self.n * self.d * self.problem.itemsize
 
     @property
@@ -111,7 +111,7 @@ def grid(dtypes: Sequence[str], head_dims: Sequence[int], lengths: Sequence[int]
 
 
 def chosen(device: Device, quick: bool) -> list[Case]:
-    """What a device is timed on; bfloat16 only where it has tensor cores for it."""
+    """The cases on which a device is timed; bfloat16 only if it has tensor cores for it."""
     dtypes = [dtype for dtype in DTYPES if dtype != "bfloat16" or device.compute_capability >= BFLOAT16_SINCE]
     if quick:
         return grid(dtypes[:1], HEAD_DIMS[:2], LENGTHS[:3], TOKENS, WIDTH)
@@ -124,7 +124,7 @@ DECODE_HEADS, DECODE_DIM = 32, 128
 
 
 def decoding(quick: bool, memory: float) -> list[DecodeCase]:
-    """What decoding is timed on: all whose K and V are at most so many bytes."""
+    """The cases on which decoding is timed: all whose K and V take at most `memory` bytes."""
     parts = (GROUPS[:2], CACHES[:3], BATCHES[:3]) if quick else (GROUPS, CACHES, BATCHES)
     ranked = itertools.product(*(enumerate(each) for each in parts))
     ordered = [(group, n, batch) for (_, group), (_, n), (_, batch) in sorted(ranked, key=lambda each: sum(at for at, _ in each))]

@@ -41,7 +41,7 @@ Extras = Mapping[str, Callable[[float], Any]]
 
 
 def surroundings(device: Device, versions: Callable[[], Any]) -> dict[str, Any]:
-    """What is measured, and on what; nothing of whose it is."""
+    """The subject of a run: device, versions, commit; nothing that names a user or a machine."""
     return {
         "device": {**{each.name: getattr(device, each.name) for each in fields(device)}, "tensor_peak": dict(device.tensor_peak)},
         "date": datetime.date.today().isoformat(),
@@ -54,7 +54,7 @@ def surroundings(device: Device, versions: Callable[[], Any]) -> dict[str, Any]:
 
 
 def first(found: Mapping[str, Any]) -> Any:
-    """What was found, or why not."""
+    """The value that was found, or the error."""
     return found.get("value", found.get("error"))
 
 
@@ -87,7 +87,7 @@ def host_seconds(session: Session) -> dict[str, float]:
 
 
 def failed(rows: Sequence[Mapping[str, Any]]) -> bool:
-    """Whether one of ours is wrong, or raised something else than that memory was too small."""
+    """True if one of ours is wrong, or raised an error other than too little memory."""
     return any(row["ours"] and (row.get("right") is False or "MemoryError" not in row.get("error", "MemoryError")) for row in rows)
 
 
@@ -140,15 +140,25 @@ def modelled(simulated: bool, variants: Callable[[Device, list[Case]], Iterator[
 
 
 def parsed(doc: str | None, argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = measuring(doc, "float16, d 64 and 128, three lengths, fewer repeats")
+    parser.add_argument("--without", action="append", default=[], help="leave out an implementation, as 'torch math'")
+    parser.add_argument("--resume", action="store_true", help="leave out the cases that the file of --out has already")
+    return completed(parser.parse_args(argv))
+
+
+def measuring(doc: str | None, quick: str) -> argparse.ArgumentParser:
+    """A parser with the arguments of all that measures, `quick` being what --quick leaves."""
     parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
     results = "benchmarks/results; of a dry run a new folder for temporary files"
     parser.add_argument("--out", type=Path, help=f"folder of the file, or a .jsonl file to add to (default: {results})")
-    parser.add_argument("--quick", action="store_true", help="float16, d 64 and 128, three lengths, fewer repeats")
+    parser.add_argument("--quick", action="store_true", help=quick)
     parser.add_argument("--budget", type=float, metavar="SECONDS", help=f"stop in time ({SECONDS:.0f}; quick {QUICK_SECONDS:.0f})")
-    parser.add_argument("--without", action="append", default=[], help="leave out an implementation, as 'torch math'")
-    parser.add_argument("--resume", action="store_true", help="leave out the cases that the file of --out has already")
     parser.add_argument("--dry-run", action="store_true", help="on the simulated device, tiny: no figure means anything")
-    given = parser.parse_args(argv)
+    return parser
+
+
+def completed(given: argparse.Namespace) -> argparse.Namespace:
+    """Arguments with the folder and the seconds that are taken where none are given."""
     given.out = given.out or (Path(tempfile.mkdtemp(prefix="cupyflash-")) if given.dry_run else ROOT / "benchmarks" / "results")
     given.budget = given.budget or (QUICK_SECONDS if given.quick else SECONDS)
     return given

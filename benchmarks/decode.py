@@ -20,25 +20,24 @@ import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
+import checkout  # noqa: F401
 
-import command  # noqa: E402
-import numpy as np  # noqa: E402
-from cases import TINY_DECODE, DecodeCase, decoding  # noqa: E402
-from machine import Machine, Simulated  # noqa: E402
-from machine_code.decoding import Turn, copies  # noqa: E402
-from peers import Pages, TorchDecoding  # noqa: E402
-from timing import Implementation, Pass  # noqa: E402
+# isort: split
+import command
+import numpy as np
+from cases import TINY_DECODE, DecodeCase, decoding
+from machine import Call, Machine, Simulated
+from machine_code.decoding import Turn, copies
+from peers import Pages, TorchDecoding
+from timing import Implementation, Pass, peers_of
 
-import cupyflash  # noqa: E402
-from cupyflash import Device  # noqa: E402
-from cupyflash.arrays import MAX_ALIGNMENT  # noqa: E402
-from cupyflash.schedules import Cache, DecodeSchedule, Kernel, decode_tiles, plan_decode  # noqa: E402
-from cupyflash.sim import theory  # noqa: E402
+import cupyflash
+from cupyflash import Device
+from cupyflash.arrays import MAX_ALIGNMENT
+from cupyflash.schedules import Cache, DecodeSchedule, Kernel, decode_tiles, plan_decode
+from cupyflash.sim import theory
 
 DEFAULT = "decode"
 PAGE_SIZES = (16, 256)
@@ -50,7 +49,7 @@ PLAN_MEMORY = 80e9  # of the devices that are planned for
 
 
 def planned(device: Device, case: DecodeCase, page: int | None = None) -> DecodeSchedule:
-    """What a call plans for contiguous arrays."""
+    """The schedule that a call plans for contiguous arrays."""
     p = case.problem.asking(padded=True)
     bits = p.head_dim * p.itemsize | MAX_ALIGNMENT
     pages = 0 if page is None else case.batch * case.n // page
@@ -67,7 +66,7 @@ def name_of(page: int | None) -> str:
 
 
 def facts(s: DecodeSchedule) -> dict[str, Any]:
-    """What is planned: `in_flight` are the bytes of a multiprocessor that has the fewest thread blocks."""
+    """The figures of a schedule: `in_flight` are the bytes of a multiprocessor that has the fewest thread blocks."""
     together = min(s.candidate.resident, max(1, s.grid // s.device.sm_count))
     return {
         "splits": s.splits,
@@ -125,22 +124,17 @@ def reference(xp: Any, inputs: Sequence[Any], causal: bool) -> tuple[Any, ...]:
     return (xp.matmul(S, v).reshape(q.shape),)
 
 
-def peers(machine: Machine, case: DecodeCase, arrays: Sequence[Any]) -> Iterator[Implementation]:
-    """Other implementations on these arrays: on the simulated device NumPy's."""
+def theirs(machine: Machine, case: DecodeCase, arrays: Sequence[Any]) -> Iterator[tuple[str, Call]]:
+    """PyTorch's and others' on these arrays, by name."""
     q, k, v, *layouts = arrays
-    if isinstance(machine, Simulated):
-        inputs = [machine.as_float32(array) for array in (q, k, v)]
-        yield Implementation("numpy", lambda: reference(machine.xp, inputs, case.causal))
-        return
     every = [each for pages in layouts for each in (pages.k, pages.v)]
     tables = [machine.xp.full(case.batch, case.n, np.int32), *(pages.table for pages in layouts)]
     floats, integers = machine.torch(q, k, v, *every), machine.torch(*tables)
     if floats and integers:
         lengths, *found = integers.tensors
         pairs = zip(floats.tensors[3::2], floats.tensors[4::2], found, strict=True)
-        theirs = TorchDecoding(floats.torch, *floats.tensors[:3], lengths, [Pages(*each) for each in pairs])
-        for name, call in theirs.calls():
-            yield Implementation(name, call)
+        pages = [Pages(*each) for each in pairs]
+        yield from TorchDecoding(floats.torch, *floats.tensors[:3], lengths, pages).calls()
 
 
 def copied(machine: Machine) -> dict[str, float]:
@@ -167,7 +161,7 @@ DECODE = Pass(
     ("O",),
     DEFAULT,
     ours,  # type: ignore[arg-type]
-    peers,  # type: ignore[arg-type]
+    peers_of(reference, 3, theirs),  # type: ignore[arg-type]
     reference,
     kernels,  # type: ignore[arg-type]
     chosen,
@@ -185,7 +179,7 @@ PLAN_HEAD = (
 
 
 def plan_line(case: DecodeCase, s: DecodeSchedule) -> str:
-    """What is planned of a case, and the bytes of the closed form: in all, and of them partial results and pages' places."""
+    """The line of a case's schedule, with the bytes of the closed form: all, and the share of partial results and block tables."""
     says, moved = facts(s), theory.traffic(s)
     beside = sum(each.total_bytes for name, each in moved.items() if name in ("O_part", "m_part", "l_part", "block_table"))
     total = moved.total_bytes
@@ -198,7 +192,7 @@ def plan_line(case: DecodeCase, s: DecodeSchedule) -> str:
 
 
 def plan_table(device: Device, quick: bool, loops: bool) -> Iterator[str]:
-    """For a reader."""
+    """The schedules as a table for a reader."""
     needed = decode_tiles.needed_in_flight(device) / 1e3
     yield f"{device.name}: {device.sm_count} multiprocessors, each of which needs {needed:.0f} kB in flight"
     yield PLAN_HEAD

@@ -13,32 +13,30 @@ from __future__ import annotations
 import csv
 import io
 import json
-import os
 import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
-from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
+from checkout import environment
 
-import accuracy  # noqa: E402
-import command  # noqa: E402
-from cases import Case  # noqa: E402
-from machine import Call, Machine, Simulated  # noqa: E402
-from machine_code.ours import Ours  # noqa: E402
-from report import MODEL  # noqa: E402
-from timing import Implementation, Pass  # noqa: E402
+# isort: split
+import accuracy
+import command
+from cases import Case
+from machine import Call, Machine
+from machine_code.ours import Ours
+from report import MODEL
+from timing import Implementation, Pass, peers_of
 
-import cupyflash  # noqa: E402
-from cupyflash import Device, plan  # noqa: E402
-from cupyflash.schedules import Kernel, choose, fa2_tiles, fa3_tiles  # noqa: E402
-from cupyflash.sim import theory  # noqa: E402
+import cupyflash
+from cupyflash import Device, plan
+from cupyflash.schedules import Kernel, choose, fa2_tiles, fa3_tiles
+from cupyflash.sim import theory
 
 DEFAULT, TILED, OTHERS = "auto", "fa2", ("fa1", "standard")
 # What ncu counts: bytes of L2 that its callers asked for, and of device memory. Our counts are requested bytes (docs/ptx.md).
@@ -87,17 +85,13 @@ def kernels(device: Device, case: Case) -> Iterator[Kernel]:
         yield from plan(case.problem, device, algorithm).kernels()
 
 
-def peers(machine: Machine, case: Case, arrays: Sequence[Any]) -> Iterator[Implementation]:
-    """Other implementations on these arrays: on the simulated device NumPy's."""
-    if isinstance(machine, Simulated):
-        inputs = [machine.as_float32(array) for array in arrays]
-        yield Implementation("numpy", lambda: accuracy.forward(machine.xp, inputs, case.causal))
-    elif torch := machine.torch(*arrays):
-        for name, call in torch.forward(case.causal, case.scores):
-            yield Implementation(name, call)
+def theirs(machine: Machine, case: Case, arrays: Sequence[Any]) -> Iterable[tuple[str, Call]]:
+    torch = machine.torch(*arrays)
+    return torch.forward(case.causal, case.scores) if torch else ()
 
 
-FORWARD = Pass("forward", 1, 3, ("O",), DEFAULT, ours, peers, accuracy.forward, kernels)
+PEERS = peers_of(accuracy.forward, 3, theirs)
+FORWARD = Pass("forward", 1, 3, ("O",), DEFAULT, ours, PEERS, accuracy.forward, kernels)
 
 # In a process of its own: a first call's seconds behind an empty module's, when CUDA is already up.
 FIRST_CALL_GPU = """
@@ -121,18 +115,13 @@ print(json.dumps({"empty_module_s": 0.0, "first_call_s": time.perf_counter() - s
 """
 
 
-def _environment() -> dict[str, str]:
-    """In which a new process finds cupyflash."""
-    return os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))}
-
-
 def first_calls(code: str, seconds: float) -> dict[str, dict[str, float]]:
     """Seconds of a first call in a new process: with an empty disk cache, then with the one that it left."""
     found = {}
     with tempfile.TemporaryDirectory() as cache:
-        environment = _environment() | {"CUPY_CACHE_DIR": cache}
+        variables = environment() | {"CUPY_CACHE_DIR": cache}
         for name in ("cold", "warm"):
-            done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=seconds)
+            done = subprocess.run([sys.executable, "-c", code], env=variables, capture_output=True, text=True, timeout=seconds)
             if done.returncode:
                 raise RuntimeError(f"exit status {done.returncode}: {done.stderr[-200:]}")
             found[name] = json.loads(done.stdout.splitlines()[-1])
@@ -148,7 +137,7 @@ def profiled(case: Case, seconds: float) -> dict[str, Any]:
         f"cupyflash.attention(q, k, v, causal={case.causal}, algorithm={TILED!r}); cupy.cuda.Device().synchronize()"
     )
     ncu = ["ncu", "--csv", "--print-units", "base", "--metrics", ",".join(NCU_METRICS), "--kernel-name", "fa2_forward"]
-    done = subprocess.run([*ncu, sys.executable, "-c", code], env=_environment(), capture_output=True, text=True, timeout=seconds)
+    done = subprocess.run([*ncu, sys.executable, "-c", code], env=environment(), capture_output=True, text=True, timeout=seconds)
     theirs = ncu_metrics(done.stdout)
     if not theirs:
         raise RuntimeError((done.stdout + done.stderr).strip()[-250:])

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import subprocess
 import sys
 import time
@@ -18,15 +17,14 @@ import timeit
 import types
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext, suppress
-from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))
+from checkout import environment
 
-import cupy  # noqa: E402
-import numpy as np  # noqa: E402
-from cupy.cuda import function  # noqa: E402
+# isort: split
+import cupy
+import numpy as np
+from cupy.cuda import function
 
 DEVICES, HEAD_DIMS = ("A100-40GB", "H100-SXM"), (64, 128)
 SHAPE = (4, 16, 1024, 64)
@@ -70,7 +68,7 @@ class WithoutGpu(types.ModuleType):
 
 
 def without_gpu() -> WithoutGpu:
-    """From here on cupyflash finds this in CuPy's place, and an H100."""
+    """Put this stand-in in CuPy's place, and an H100 in the current GPU's, for all further calls of cupyflash."""
     from cupyflash import Device
     from cupyflash.launch import cubins, dispatch, driver
 
@@ -124,7 +122,8 @@ def warm(runs: int) -> Iterator[str]:
 
 
 def arguments(stand_in: WithoutGpu, runs: int) -> str:
-    """What CuPy takes for a kernel's arguments, which it converts before it asks the driver: here that fails, and is taken off."""
+    """The time in which CuPy converts a kernel's arguments, before it calls the driver: here that call fails, and its time is
+    subtracted."""
     from cupyflash import attention
 
     attention(*(array(number) for number in range(3)))
@@ -178,9 +177,8 @@ def main() -> None:
     if given.first_call:
         print(json.dumps(first_call()))
         return
-    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
     command = [sys.executable, __file__, "--first-call"]
-    told = [subprocess.run(command, env=os.environ | {"PYTHONPATH": path}, capture_output=True, check=True) for _ in range(3)]
+    told = [subprocess.run(command, env=environment(), capture_output=True, check=True) for _ in range(3)]
     first = min((json.loads(each.stdout) for each in told), key=lambda each: sum(each.values()))
     for line in cold():
         print(line)

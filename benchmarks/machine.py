@@ -1,7 +1,7 @@
-"""What a benchmark runs on: the GPU at hand, or the simulated device, by the same methods.
+"""The machine of a benchmark: the GPU at hand, or the simulated device, with the same methods.
 
-On a GPU everything runs on one non-blocking stream, CuPy's and PyTorch's alike. A call's time is taken by events around it,
-behind a buffer that is overwritten first: that empties the L2 and keeps the GPU busy until the call is queued.
+On a GPU everything runs on one non-blocking stream, CuPy's and PyTorch's alike. A call's time is taken by events around it, after a
+buffer is overwritten: that empties the L2 and keeps the GPU busy until the call is queued.
 """
 
 from __future__ import annotations
@@ -12,9 +12,10 @@ import math
 import os
 import sys
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from contextlib import ExitStack
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 from cases import Case
@@ -36,42 +37,51 @@ class Sample(NamedTuple):
     host_seconds: float
 
 
-class Machine(Protocol):
-    """What a run needs of the machine that it runs on."""
+class Machine(ABC):
+    """What a run needs of the machine that it runs on. What is not abstract is that of one without a queue, a cache or PyTorch."""
 
     device: Device
     xp: Any  # NumPy or CuPy, by which numbers are compared
-    fill_seconds: float | None  # for which the device is busy before each call; None where a call is not queued
+    fill_seconds: float | None = None  # for which the device is busy before each call; None where a call is not queued
 
+    @abstractmethod
     def __enter__(self) -> Machine: ...
+    @abstractmethod
     def __exit__(self, *raised: Any) -> None: ...
 
+    @abstractmethod
     def draw(self, case: Case, seed: int, count: int) -> list[Any]:
-        """So many arrays of the case's shapes, of standard normal numbers."""
+        """Draw `count` arrays of the case's shapes, of standard normal numbers."""
 
+    @abstractmethod
     def sample(self, call: Call) -> Sample:
         """Times one call."""
 
+    @abstractmethod
     def as_float32(self, out: Any) -> Any:
         """An array or tensor as an array of `xp`."""
 
-    def wait(self) -> None:
+    def wait(self) -> None:  # noqa: B027
         """Until the device has done all that it was given."""
 
-    def release(self) -> None:
+    def release(self) -> None:  # noqa: B027
         """Give cached memory back, so that one library's is there for the other."""
 
     def memory(self) -> float:
         """Bytes that are free."""
+        return math.inf
 
     def clocks(self) -> dict[str, Any]:
         """MHz, degrees Celsius and watts as they are now."""
+        return {}
 
     def versions(self) -> dict[str, Any]:
         """Driver, CUDA and the libraries that take part."""
+        return library_versions()
 
     def torch(self, *arrays: Any) -> Torch | None:
         """PyTorch on the same memory and stream. RuntimeError where its stream is another one; None where there is none."""
+        return None
 
 
 def require_one_stream(ours: int, theirs: int) -> None:
@@ -99,7 +109,7 @@ extern "C" __global__ void normal(float* x, unsigned long long n, unsigned long 
 """
 
 
-class Gpu:
+class Gpu(Machine):
     """The current CUDA device, from `with Gpu() as machine` on."""
 
     def __init__(self) -> None:
@@ -108,7 +118,6 @@ class Gpu:
 
         self.cupy = self.xp = cupy
         self.device, self.ordinal = Device.current(), cupy.cuda.runtime.getDevice()
-        self.fill_seconds: float | None = None
         self._torch, self._without_torch = _torch()
         self._nvml: Nvml | None = None
 
@@ -221,7 +230,7 @@ def gpu_versions() -> dict[str, Any]:
 
 
 def library_versions() -> dict[str, str | None]:
-    """Of the libraries by name, None where one is not installed; none is imported that was not."""
+    """The versions of the libraries by name, None if one is not installed; nothing is imported that was not before."""
     found: dict[str, str | None] = {"cupy": sys.modules["cupy"].__version__ if "cupy" in sys.modules else None}
     for name in ("numpy", "torch", "triton", "flash_attn", "flash_attn_3", "flash-attn-4", "flashinfer-python"):
         try:
@@ -264,16 +273,15 @@ class Nvml:
 
 
 def stand_in() -> Device:
-    """What a dry run is a rehearsal for: the device that CUPYFLASH_STAND_IN names, as for tests/gpu; the A100-40GB without it."""
+    """The device that a dry run rehearses: the one that CUPYFLASH_STAND_IN names, as for tests/gpu; the A100-40GB without it."""
     name = os.environ.get("CUPYFLASH_STAND_IN", "1")
     return Device.named("A100-40GB" if name == "1" else name)
 
 
-class Simulated:
+class Simulated(Machine):
     """The simulated device, by a wall clock: figures of no meaning, every line run."""
 
-    xp: Any = np
-    fill_seconds: float | None = None
+    xp = np
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
         self.device, self._clock = stand_in(), clock
@@ -298,21 +306,3 @@ class Simulated:
 
     def as_float32(self, out: Any) -> Any:
         return np.asarray(out).astype(np.float32)
-
-    def wait(self) -> None:
-        pass
-
-    def release(self) -> None:
-        pass
-
-    def memory(self) -> float:
-        return math.inf
-
-    def clocks(self) -> dict[str, Any]:
-        return {}
-
-    def torch(self, *arrays: Any) -> Torch | None:
-        return None
-
-    def versions(self) -> dict[str, Any]:
-        return library_versions()

@@ -25,16 +25,16 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
+from checkout import ROOT, environment
 
-import machine  # noqa: E402
-import report  # noqa: E402
-from command import surroundings  # noqa: E402
-from records import Budget, Records  # noqa: E402
+# isort: split
+import machine
+import report
+from command import surroundings
+from records import Budget, Records
 
-from cupyflash import Device  # noqa: E402
-from cupyflash.sim.clock.measured import read  # noqa: E402
+from cupyflash import Device
+from cupyflash.sim.clock.measured import read
 
 TABLE = ("forward", "backward", "decode")
 FILES = {"correctness": "test_gpu_first.py", "accuracy": "test_gpu_large.py", "machine": "test_machine.py"}
@@ -57,7 +57,7 @@ GRACE = 20  # seconds between the signal to stop and the one that does not ask
 
 
 def processes() -> int:
-    """How many can test at the same time on the GPU at hand."""
+    """The number of processes that can test at the same time on the GPU at hand."""
     import cupy
 
     memory = int(cupy.cuda.runtime.getDeviceProperties(cupy.cuda.runtime.getDevice())["totalGlobalMem"])
@@ -88,12 +88,11 @@ def files_of(name: str, tests: Path) -> list[Path]:
     return sorted(path for path in tests.glob("test_*.py") if path.name not in FILES.values())
 
 
-def finished(command: Sequence[str], seconds: float, log: Path | None = None, **environment: str) -> int:
+def finished(command: Sequence[str], seconds: float, log: Path | None = None, **variables: str) -> int:
     """Runs it for so long at most, and gives its exit status; one that is too slow is asked to stop, then killed."""
-    path = os.pathsep.join(filter(None, [str(ROOT), str(ROOT / "benchmarks"), os.environ.get("PYTHONPATH")]))
     out = log.open("w", encoding="utf-8") if log else None
     with subprocess.Popen(
-        command, cwd=ROOT, env=os.environ | {"PYTHONPATH": path} | environment, start_new_session=True,
+        command, cwd=ROOT, env=environment(ROOT / "benchmarks") | variables, start_new_session=True,
         stdout=out, stderr=subprocess.STDOUT if out else None,
     ) as child:  # fmt: skip
         for patience, blow in ((seconds, signal.SIGINT), (GRACE, signal.SIGKILL)):
@@ -108,7 +107,7 @@ def finished(command: Sequence[str], seconds: float, log: Path | None = None, **
 
 
 def step(name: str, records: Path, folder: Path, given: argparse.Namespace, seconds: float) -> int:
-    """One of them, in so many seconds; its exit status."""
+    """Run one step for at most `seconds`; its exit status."""
     if name in TABLE:
         return finished(table_command(name, records, given, seconds - GRACE), seconds)
     begun, compiled, log = Budget(seconds), 0, folder / f"{name}.txt"

@@ -6,7 +6,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 from records import told
@@ -26,7 +26,7 @@ MODULES = ("torch", "triton", *(module for module, _ in FLASH_ATTENTIONS.values(
 
 @cache
 def missing(module: str) -> str | None:
-    """Why a peer's module cannot be imported, None where it can."""
+    """The reason why a peer's module cannot be imported, None if it can."""
     try:
         importlib.import_module(module)
     except Exception as error:  # a broken one raises whatever it likes
@@ -39,8 +39,18 @@ def all_missing() -> dict[str, str]:
     return {module: reason for module in MODULES if (reason := missing(module))}
 
 
+def without_graph(torch: Any, function: Call) -> Call:
+    """A call from which PyTorch keeps nothing for gradients."""
+
+    def call() -> Any:
+        with torch.no_grad():
+            return function()
+
+    return call
+
+
 def heads_second(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Of (b, h, n, d) what a function makes of (b, n, h, d); one that gives L as well gives O first."""
+    """Adapt a function of (b, n, h, d) to (b, h, n, d); if it returns L as well, O comes first."""
 
     def attention(q: Any, k: Any, v: Any, causal: bool) -> Any:
         out = function(*(tensor.transpose(1, 2) for tensor in (q, k, v)), causal=causal)
@@ -80,7 +90,7 @@ class Torch:
     tensors: Sequence[Any]
 
     def functions(self, math: bool) -> Iterator[tuple[str, Callable[..., Any], Sequence[Any]]]:
-        """By name: a function of (q, k, v, causal) that has gradients, and the tensors to call it with."""
+        """The implementations: name, a function of (q, k, v, causal) that has gradients, and the tensors to call it with."""
         from torch.nn.attention import SDPBackend
 
         for name in (*BACKENDS, "MATH") if math else BACKENDS:
@@ -94,7 +104,7 @@ class Torch:
                 yield name, heads_second(getattr(importlib.import_module(module), function)), own
 
     def forward_only(self) -> Iterator[tuple[str, Callable[..., Any], Sequence[Any]]]:
-        """Those that have no gradients."""
+        """The implementations that have no gradients."""
         if not missing("triton"):
             import fused_triton
 
@@ -126,14 +136,7 @@ class Torch:
     def forward(self, causal: bool, scores: int) -> Iterator[tuple[str, Call]]:
         """O of the tensors Q, K and V, with S of so many elements."""
         for name, function, tensors in (*self.functions(math=scores <= MATH_SCORES), *self.forward_only()):
-            yield name, self._without_graph(function, tensors, causal)
-
-    def _without_graph(self, function: Callable[..., Any], tensors: Sequence[Any], causal: bool) -> Call:
-        def call() -> Any:
-            with self.torch.no_grad():
-                return function(*tensors, causal)
-
-        return call
+            yield name, without_graph(self.torch, partial(function, *tensors, causal))
 
     def backward(self, causal: bool) -> Iterator[tuple[str, Call]]:
         """dQ, dK and dV of the tensors Q, K, V and dO; the forward is run at the first call, and not again.
@@ -183,14 +186,7 @@ class TorchDecoding:
     def calls(self) -> Iterator[tuple[str, Call]]:
         """O (b, h, 1, d), by name."""
         for name, call in (*self._sdpa(), *self._flash_attn(), *self._flashinfer()):
-            yield name, self._without_graph(call)
-
-    def _without_graph(self, function: Call) -> Call:
-        def call() -> Any:
-            with self.torch.no_grad():
-                return function()
-
-        return call
+            yield name, without_graph(self.torch, call)
 
     def _sdpa(self) -> Iterator[tuple[str, Call]]:
         """Each backend with PyTorch's own grouped heads, and with the heads of a group as queries of one head: the same numbers,

@@ -10,22 +10,21 @@ import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
+from checkout import ROOT
 
-import decode as decoding  # noqa: E402
-import numpy as np  # noqa: E402
-from cases import DecodeCase  # noqa: E402
-from machine_code import rates, sass, tables, whole  # noqa: E402
+# isort: split
+import decode as decoding
+import numpy as np
+from cases import DecodeCase
+from machine_code import rates, sass, tables, whole
 
-from cupyflash import Device, Problem, kernels_cu  # noqa: E402
-from cupyflash.multiprocessor import EXPONENTIALS, Multiprocessor  # noqa: E402
-from cupyflash.schedules import BackwardSchedule, decode_tiles, fa2_tiles, fa3_tiles, plan_backward  # noqa: E402
-from cupyflash.sim import execute_backward, ptx  # noqa: E402
-from cupyflash.sim.numbers.yardstick import draw, draw_gradient  # noqa: E402
-from cupyflash.sim.ptx import Counters  # noqa: E402
+from cupyflash import Device, Problem, kernels_cu
+from cupyflash.multiprocessor import EXPONENTIALS, Multiprocessor
+from cupyflash.schedules import BackwardSchedule, decode_tiles, fa2_tiles, fa3_tiles, plan_backward
+from cupyflash.sim import execute_backward, ptx
+from cupyflash.sim.numbers.yardstick import draw, draw_gradient
+from cupyflash.sim.ptx import Counters
 
 PAGE = ROOT / "docs" / "performance.md"
 DEVICES, HEAD_DIMS = ("A100-40GB", "RTX 4090", "H100-SXM"), (64, 128)
@@ -135,7 +134,7 @@ def split() -> Iterator[str]:
 
 
 def rescaled(n: int, d: int, block_cols: int, warp_rows: int, spread: float, rows: int = 256) -> tuple[float, float]:
-    """How often a warp rescales O in a tile behind its first: at any growth of a maximum of its rows, and at more than 2^8.
+    """The share of tiles after a warp's first in which it rescales O: at any growth of a maximum of its rows, and at more than 2^8.
 
     Standard normal Q and K, Q times `spread`; tiles from the last to the first, as the kernel takes them.
     """
@@ -156,7 +155,7 @@ def rescaled(n: int, d: int, block_cols: int, warp_rows: int, spread: float, row
 
 
 def lazy() -> Iterator[str]:
-    """How often O is rescaled, at d 64 in tiles of 128 x 64."""
+    """The table of how often O is rescaled, at d 64 in tiles of 128 x 64."""
     yield "| N | scores' standard deviation | tiles that rescale, at any growth | beyond 2^8 |"
     yield "| --- | --- | --- | --- |"
     for n, spread in ((1024, 1.0), (4096, 1.0), (16384, 1.0), (4096, 4.0)):
@@ -205,7 +204,7 @@ def backward() -> Iterator[str]:
 
 
 def decode() -> Iterator[str]:
-    """What decoding plans of 32 query heads, four a key head, in float16: for few thread blocks, some, and many."""
+    """The table of decoding's plans for 32 query heads, four a key head, in float16: with few thread blocks, some, and many."""
     yield "| | batch, cache | configuration | splits | thread blocks | waves | kB in flight (needed) | copies a turn |"
     yield "| --- |" + " --- |" * 7
     for name in ("A100-40GB", "H100-SXM"):

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import subprocess
 import sys
 import time
@@ -18,12 +17,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))
+from checkout import environment
 
-from cupyflash import Device, Problem, plan  # noqa: E402
-from cupyflash.sim import replay  # noqa: E402
-from cupyflash.sim.pictures.sweep import default_range, spaced, sweep  # noqa: E402
+# isort: split
+from cupyflash import Device, Problem, plan
+from cupyflash.sim import replay
+from cupyflash.sim.pictures.sweep import default_range, spaced, sweep
 
 IMPORT = "import numpy, time; start = time.perf_counter(); import cupyflash; print(time.perf_counter() - start)"
 SHOWN = 8
@@ -33,9 +32,7 @@ DEVICE, PROBLEM = "A100-40GB", Problem(1, 16, 16, 4096, 4096, 64, "float16")
 
 def python(*arguments: str) -> subprocess.CompletedProcess[str]:
     """A new process that finds this checkout's cupyflash."""
-    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
-    command = [sys.executable, *arguments]
-    return subprocess.run(command, env=os.environ | {"PYTHONPATH": path}, capture_output=True, text=True, check=True)
+    return subprocess.run([sys.executable, *arguments], env=environment(), capture_output=True, text=True, check=True)
 
 
 def imports(runs: int) -> dict[str, Any]:

@@ -1,6 +1,6 @@
-"""What a benchmark finds out, a line of JSON at a time, and how long it may take.
+"""The results of a benchmark, a line of JSON at a time, and the limit of its time.
 
-A line is written and flushed as soon as it is known, so that whatever ends a run leaves all that came before. Its `kind`:
+A line is written and flushed as soon as it is known, so that earlier lines survive whatever ends a run. Its `kind`:
 
     run          what is timed and on what: device, versions, commit
     measurement  one implementation on one case: what it took, or the `error` that it raised
@@ -28,7 +28,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-ROOT = Path(__file__).resolve().parent.parent
+from checkout import ROOT
+
 LONGEST_TEXT = 300
 
 
@@ -108,7 +109,7 @@ def _own_names() -> list[str]:
 
 
 def command_output(command: list[str], seconds: float) -> str:
-    """What a program prints. RuntimeError with the end of its messages where it fails or takes too long."""
+    """The output of a program. RuntimeError with the end of its messages if it fails or takes too long."""
     try:
         done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=seconds)
     except subprocess.TimeoutExpired:

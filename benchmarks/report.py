@@ -7,10 +7,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
+import checkout  # noqa: F401
 
-from cupyflash.sim.clock.measured import read  # noqa: E402
+# isort: split
+from cupyflash.sim.clock.measured import read
 
 CASE = ("pass", "dtype", "d", "n", "causal")
 HEAD = f"{'':<9}{'dtype':<9}{'d':>4}{'N':>7} {'causal':<7}{'implementation':<20}{'ms':>9}{'spread':>8}{'TFLOP/s':>9}{'RMS':>9}"
@@ -22,31 +22,27 @@ DECODE_HEAD = (
 
 
 def heading(what: str) -> str:
-    """Of a pass' measurements."""
+    """The heading of a pass' measurements."""
     return DECODE_HEAD if what == "decode" else HEAD
 
 
 def line(row: Mapping[str, Any]) -> str:
-    """A measurement."""
+    """A measurement, of decoding too."""
     if "kv_heads" in row:
-        return decode_line(row)
-    named = f"{row['pass']:<9}{row['dtype']:<9}{row['d']:>4}{row['n']:>7} {row['causal']!s:<7}{row['implementation']:<20}"
+        group, digits = row["heads"] // row["kv_heads"], 4
+        case = f"{row['pass']:<8}{row['dtype']:<9}{row['d']:>4}{row['batch']:>6}{row['n']:>7}{group:>6} {row['implementation']:<29}"
+        share = f"{row['of_copy']:.0%}" if "of_copy" in row else "-"
+        rates = f"{row['gb_s']:>9.0f}{share:>10}" if "gb_s" in row else f"{'-':>9}{share:>10}"
+    else:
+        case, digits = (
+            f"{row['pass']:<9}{row['dtype']:<9}{row['d']:>4}{row['n']:>7} {row['causal']!s:<7}{row['implementation']:<20}",
+            3,
+        )
+        rates = f"{row['tflops']:>9.1f}" if "tflops" in row else f"{'-':>9}"
     if "seconds" not in row:
-        return f"{named}  {row['error'][:70]}"
-    rate = f"{row['tflops']:.1f}" if "tflops" in row else "-"
-    return f"{named}{row['seconds'] * 1e3:>9.3f}{row['spread_s'] * 1e3:>8.3f}{rate:>9}{off(row):>9}{''.join(doubts(row))}"
-
-
-def decode_line(row: Mapping[str, Any]) -> str:
-    """A measurement of decoding."""
-    named = f"{row['pass']:<8}{row['dtype']:<9}{row['d']:>4}{row['batch']:>6}{row['n']:>7}{row['heads'] // row['kv_heads']:>6} "
-    named += f"{row['implementation']:<29}"
-    if "seconds" not in row:
-        return f"{named}  {row['error'][:70]}"
-    rate = f"{row['gb_s']:.0f}" if "gb_s" in row else "-"
-    share = f"{row['of_copy']:.0%}" if "of_copy" in row else "-"
-    times = f"{row['seconds'] * 1e3:>9.4f}{row['spread_s'] * 1e3:>8.4f}"
-    return f"{named}{times}{rate:>9}{share:>10}{off(row):>9}{''.join(doubts(row))}"
+        return f"{case}  {row['error'][:70]}"
+    times = f"{row['seconds'] * 1e3:>9.{digits}f}{row['spread_s'] * 1e3:>8.{digits}f}"
+    return f"{case}{times}{rates}{off(row):>9}{''.join(doubts(row))}"
 
 
 def ring_line(row: Mapping[str, Any]) -> str:
@@ -66,7 +62,7 @@ def off(row: Mapping[str, Any]) -> str:
 
 
 def doubts(row: Mapping[str, Any]) -> Iterator[str]:
-    """What speaks against a figure."""
+    """The objections to a figure."""
     if row.get("right") is False:
         yield f"  WRONG (at most {row['bound']:.1e})"
     if "invalid" in row:
@@ -76,7 +72,7 @@ def doubts(row: Mapping[str, Any]) -> Iterator[str]:
 
 
 def ratios(rows: Sequence[Mapping[str, Any]], default: str) -> Iterator[str]:
-    """For each case `default`'s TFLOP/s in relation to those of the best other that is right too."""
+    """The ratio, for each case, of `default`'s TFLOP/s to those of the best other implementation that is right too."""
     for case in dict.fromkeys(map(problem_of, rows)):
         good = [row for row in rows if problem_of(row) == case and "tflops" in row and row["right"] is not False]
         mine = next((row for row in good if row["implementation"] == default), None)
@@ -87,7 +83,7 @@ def ratios(rows: Sequence[Mapping[str, Any]], default: str) -> Iterator[str]:
 
 
 def problem_of(row: Mapping[str, Any]) -> tuple[Any, ...]:
-    """What rows of the same case have in common."""
+    """The fields that rows of the same case share."""
     return tuple(row.get(name) for name in (*CASE, "batch", "heads", "kv_heads"))
 
 
@@ -95,7 +91,7 @@ MODEL = "clock model"  # the extra that has the model's seconds
 
 
 def against(rows: Sequence[Mapping[str, Any]], modelled: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    """What the clock model said beside what the clock did, for whatever both have."""
+    """The clock model's times beside the measured ones, for cases that have both."""
     measured = {(*(row[name] for name in CASE), row["implementation"]): row for row in rows if "tflops" in row}
     for said in modelled:
         row = measured.get((*(said[name] for name in CASE), said["implementation"]))
@@ -113,7 +109,7 @@ def case_of(row: Mapping[str, Any]) -> str:
 
 
 def summary(lines: Iterable[Mapping[str, Any]]) -> Iterator[str]:
-    """All of a file."""
+    """The whole report of a file."""
     measured: list[Mapping[str, Any]] = []
     default = ""
     for each in lines:

@@ -19,31 +19,26 @@ import argparse
 import json
 import statistics
 import sys
-import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
-from pathlib import Path
 from time import perf_counter
 from typing import Any
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
+# isort: split
+import report
+from cases import Case
+from command import completed, measuring, surroundings
+from machine import Gpu, Machine, Simulated
+from records import Budget, Records, told
 
-import report  # noqa: E402
-from cases import Case  # noqa: E402
-from command import surroundings  # noqa: E402
-from machine import Gpu, Machine, Simulated  # noqa: E402
-from records import Budget, Records, told  # noqa: E402
+import cupyflash
+from cupyflash import Device, Problem
+from cupyflash.distributed import ring_attention, ring_attention_backward, shard, threads
+from cupyflash.distributed.communicator import Communicator, as_communicator
+from cupyflash.sim.cli.ranks import DEFAULT_LINK, bytes_a_second
+from cupyflash.sim.clock.ring_model import RingModel, ring_of
 
-import cupyflash  # noqa: E402
-from cupyflash import Device, Problem  # noqa: E402
-from cupyflash.distributed import ring_attention, ring_attention_backward, shard, threads  # noqa: E402
-from cupyflash.distributed.communicator import Communicator, as_communicator  # noqa: E402
-from cupyflash.sim.cli.ranks import DEFAULT_LINK, bytes_a_second  # noqa: E402
-from cupyflash.sim.clock.ring_model import RingModel, ring_of  # noqa: E402
-
-SECONDS, QUICK_SECONDS = 450.0, 105.0
 LENGTHS, HEADS, KV_HEADS, DIM = (131072, 65536, 262144, 32768), 32, 8, 128
 REPEATS = 5
 ROOM = 12  # arrays of Q's size that a device has room for, to run the whole problem
@@ -69,7 +64,7 @@ class RingCase(Case):
 
 @dataclass(frozen=True)
 class Way:
-    """How a sequence is split."""
+    """One way to split a sequence."""
 
     layout: str
     gather: bool
@@ -116,7 +111,7 @@ def plan_line(found: RingModel, way: Way) -> str:
 
 
 def plan_table(device: Device, ranks: Sequence[int], link: float, quick: bool) -> Iterator[str]:
-    """For a reader."""
+    """The plan as a table for a reader."""
     yield f"{device.name}, {link / 1e9:g} GB/s each way: by counts and models, nothing is measured"
     yield PLAN_HEAD
     for case in cases(quick):
@@ -188,7 +183,7 @@ class Ranks:
                 }
 
     def one_device(self, case: RingCase) -> dict[str, float]:
-        """What rank 0's device takes alone, of the whole problem or of as long a one as it has room for."""
+        """The times on rank 0's device alone, for the whole problem or the longest part for which it has room."""
         length = case.n
         while ROOM * case.tensor_bytes * length // case.n > self.machine.memory() and length > 1:
             length //= 2
@@ -208,13 +203,13 @@ class Ranks:
         return found
 
     def agreed(self, find: Callable[[], dict[str, float]]) -> dict[str, float]:
-        """What rank 0 finds, while the others wait."""
+        """The result of rank 0, for which the others wait."""
         said = json.dumps(find()).encode() if self.comm.rank == 0 else b""
         found: dict[str, float] = json.loads(self.comm.gather(said)[0])
         return found
 
     def agreed_by_each(self, find: Callable[[], float]) -> list[float]:
-        """What each rank finds."""
+        """The results of all ranks."""
         return [json.loads(each) for each in self.comm.gather(json.dumps(find()).encode())]
 
     def apart(self, case: RingCase, whole: Sequence[Any], out: Any, way: Way) -> float:
@@ -266,7 +261,7 @@ def opened(machine: Machine, given: argparse.Namespace, ranks: int, transport: s
 
 
 def measured(given: argparse.Namespace) -> int:
-    """Under mpiexec, on GPUs."""
+    """Measure under mpiexec, on GPUs."""
     import cupy
     from mpi4py import MPI
 
@@ -287,22 +282,16 @@ def measured(given: argparse.Namespace) -> int:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = measuring(__doc__, "causal, two lengths")
     parser.add_argument("--plan", metavar="DEVICE", help="by counts and models, on a device of the catalogue")
     parser.add_argument("--ranks", type=int, metavar="P", help=f"of --plan (default: {', '.join(map(str, RANKS_PLANNED))})")
     parser.add_argument("--link", default=DEFAULT_LINK, help="of predictions: what a rank sends in a second, and receives")
-    parser.add_argument("--out", type=Path, help="folder of the file, or a .jsonl file to add to (default: benchmarks/results)")
-    parser.add_argument("--quick", action="store_true", help="causal, two lengths")
-    parser.add_argument("--budget", type=float, metavar="SECONDS", help=f"stop in time ({SECONDS:.0f}; quick {QUICK_SECONDS:.0f})")
     parser.add_argument("--mpi", action="store_true", help="over MPI, even where NCCL could be used")
-    parser.add_argument("--dry-run", action="store_true", help="on the simulated device, tiny: no figure means anything")
-    given = parser.parse_args(argv)
+    given = completed(parser.parse_args(argv))
     try:
         given.link = bytes_a_second(given.link)
     except ValueError as error:
         parser.error(f"--link: {error}")
-    given.budget = given.budget or (QUICK_SECONDS if given.quick else SECONDS)
-    given.out = given.out or (Path(tempfile.mkdtemp(prefix="cupyflash-")) if given.dry_run else ROOT / "benchmarks" / "results")
     if given.plan:
         for row in plan_table(Device.named(given.plan), (given.ranks,) if given.ranks else RANKS_PLANNED, given.link, given.quick):
             print(row, flush=True)

@@ -28,13 +28,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from checkout import ROOT
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))
-
-from cupyflash import Device, Problem, plan  # noqa: E402
-from cupyflash.sim import Execution, execute  # noqa: E402
-from cupyflash.sim.ptx import Launch, Module  # noqa: E402
+# isort: split
+from cupyflash import Device, Problem, plan
+from cupyflash.sim import Execution, execute
+from cupyflash.sim.ptx import Launch, Module
 
 D, TILE, THREADS = 64, 64, 128
 SHARED_BYTES = 5 * TILE * (D + 8) * 2
@@ -76,7 +75,7 @@ class Spike:
         self.mine = Module.from_ptx(self.ptx)
 
     def theirs(self, n: int) -> Callable[[], object]:
-        """One run of theirs; memory is prepared outside of the time, as they do."""
+        """One run of theirs; memory is prepared outside the measured time, as they do."""
         tensors = draw(1, n)
         size = tensors[0].nbytes
         memory = np.concatenate([*(x.view(np.uint8).reshape(-1) for x in tensors), np.zeros(size + 4 * n, np.uint8)])
@@ -199,7 +198,8 @@ def cost(largest: int) -> list[dict[str, Any]]:
 
 
 def one(kernel: str, heads: int, n: int, causal: bool) -> dict[str, float]:
-    """With every check on: the least processor time of up to three runs (one of a long run), and what a further one allocates.
+    """One kernel with every check on: the least processor time of up to three runs (one of a long run), and the memory that a
+    further one allocates.
 
     `peak_bytes` are Python's and NumPy's, tensors included.
     """

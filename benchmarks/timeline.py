@@ -10,17 +10,16 @@ rates and latencies. Needs NVRTC and NVIDIA's disassemblers, as that does; no GP
 from __future__ import annotations
 
 import sys
-from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
+import checkout  # noqa: F401
 
-from machine_code.clocks import Residents, steady  # noqa: E402
-from machine_code.ours import Ours, Subject  # noqa: E402
+# isort: split
+from machine_code.clocks import Residents, steady
+from machine_code.ours import Ours, Subject
 
-from cupyflash import Problem, plan  # noqa: E402
-from cupyflash.sim.timeline.clocks import play  # noqa: E402
-from cupyflash.sim.trace import trace  # noqa: E402
+from cupyflash import Problem, plan
+from cupyflash.sim.timeline.clocks import play
+from cupyflash.sim.trace import trace
 
 LONG, SHORT = 2048, 1024
 DIMS = 64, 128

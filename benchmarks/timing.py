@@ -9,11 +9,12 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from itertools import starmap
 from typing import Any
 
 import accuracy
 from cases import Case
-from machine import Call, Machine, Sample
+from machine import Call, Machine, Sample, Simulated
 from records import Budget, Records, attempt, told
 
 from cupyflash import Device
@@ -31,16 +32,31 @@ class Implementation:
 
 
 Implementations = Callable[[Machine, Case, Sequence[Any]], Iterable[Implementation]]
+Reference = Callable[[Any, Sequence[Any], bool], tuple[Any, ...]]
+
+
+def peers_of(reference: Reference, inputs: int, theirs: Callable[[Machine, Case, Sequence[Any]], Iterable[Any]]) -> Implementations:
+    """Other implementations on given arrays: NumPy's on the simulated device, else `theirs`, pairs of a name and a call."""
+
+    def peers(machine: Machine, case: Case, arrays: Sequence[Any]) -> Iterator[Implementation]:
+        if isinstance(machine, Simulated):
+            own = [machine.as_float32(array) for array in arrays[:inputs]]
+            yield Implementation("numpy", lambda: reference(machine.xp, own, case.causal))
+        else:
+            yield from starmap(Implementation, theirs(machine, case, arrays))
+
+    return peers
 
 
 @dataclass(frozen=True)
 class Pass:
-    """What is timed: a pass over attention, which costs `cost` forward passes' FLOPs and makes `outputs` from `inputs` arrays.
+    """A timed pass over attention, which costs `cost` forward passes' FLOPs and makes `outputs` from `inputs` arrays.
 
-    `ours` are cupyflash's implementations, `default` the one that a call takes; `peers` the others. `reference(xp, arrays, causal)`
-    is what is right, in float32. `kernels` are those that ours launch. `cases` are what it is timed on, `tiny` that of a dry run,
-    `small` the one whose host time is told, where they are not those of the other passes; `sets` the sets of inputs at most.
-    `prepare` makes of the inputs what follows them, as arrays in another layout. `known` is measured once, before anything else.
+    `ours`: cupyflash's implementations; `default`: the one that a call uses; `peers`: the others. `reference(xp, arrays, causal)`:
+    the right result, in float32. `kernels`: those that ours launch. `cases`: the timed ones, `tiny`: that of a dry run, `small`:
+    the one whose host time is reported, if they are not those of the other passes; `sets`: the largest number of sets of inputs.
+    `prepare` makes further arrays from the inputs, such as arrays in another layout. `known` is measured once, before anything
+    else.
     """
 
     name: str
@@ -50,7 +66,7 @@ class Pass:
     default: str
     ours: Implementations
     peers: Implementations
-    reference: Callable[[Any, Sequence[Any], bool], tuple[Any, ...]]
+    reference: Reference
     kernels: Callable[[Device, Case], Iterable[Kernel]]
     cases: Callable[[Machine, bool], Sequence[Case]] | None = None
     tiny: Case | None = None
@@ -67,7 +83,7 @@ class Pass:
 
 @dataclass(frozen=True)
 class Effort:
-    """How much a case is worth: sets of inputs, seconds of each implementation's repeats, and between how many of them."""
+    """The effort for a case: sets of inputs, seconds of each implementation's repeats, and the least and most of them."""
 
     sets: int = 3
     seconds: float = 0.25
@@ -92,7 +108,7 @@ def turns(repeats: Mapping[str, int]) -> Iterator[str]:
 
 
 def refused(device: Device, what: Pass, case: Case, seconds: float) -> str | None:
-    """Why a time cannot be true: more FLOP/s than the device's peak, or its inputs read faster than its memory gives them."""
+    """The reason why a time cannot be true: more FLOP/s than the device's peak, or inputs read faster than its memory allows."""
     if seconds <= 0:
         return f"{seconds:g} s"
     peaks = [device.tensor_peak.get(name, 0.0) for name in ((case.dtype, "tf32") if case.dtype == "float32" else (case.dtype,))]
@@ -106,7 +122,7 @@ def refused(device: Device, what: Pass, case: Case, seconds: float) -> str | Non
 
 
 def judged(machine: Machine, what: Pass, case: Case, out: Any, expected: Sequence[Any]) -> dict[str, Any]:
-    """Each output's relative RMS, the bound of it, and whether all are within it."""
+    """Each output's relative RMS, its bound, and True if all are within theirs."""
     outs = out if isinstance(out, tuple | list) else (out,)
     pairs = zip(what.outputs, outs, expected, strict=True)
     errors = {name: accuracy.relative_rms(machine.xp, machine.as_float32(each), right) for name, each, right in pairs}
@@ -127,9 +143,9 @@ def figures(machine: Machine, what: Pass, case: Case, samples: Sequence[Sample])
 
 @dataclass
 class Session:
-    """One run of a benchmark: what it times, where, for how long, and the lines that it has written.
+    """One run of a benchmark: what it times, on which machine, for how long, and the lines that it has written.
 
-    `without` are names that are left out; `show` is given each line too. `known` is what was measured of the machine before.
+    `without`: names that are left out; `show` gets each line too. `known`: earlier measurements of the machine.
     """
 
     machine: Machine
@@ -144,7 +160,7 @@ class Session:
 
     @property
     def sets(self) -> int:
-        """Of inputs."""
+        """The number of sets of inputs."""
         return min(self.effort.sets, self.what.sets or self.effort.sets)
 
     def write(self, case: Case, implementation: Implementation, found: Mapping[str, Any]) -> None:
@@ -176,7 +192,8 @@ class Session:
 
 
 class Measurement:
-    """One case: every implementation is called and judged, then all are timed in turns, then their lines are written."""
+    """The measurement of one case: every implementation is called and judged, then all are timed in turns, then their lines are
+    written."""
 
     def __init__(self, session: Session, case: Case) -> None:
         self._session, self._machine, self._what, self._case = session, session.machine, session.what, case

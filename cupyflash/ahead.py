@@ -51,16 +51,16 @@ def warmup(
     algorithm: str = "auto",
     tiling: TilingChoice = None,
 ) -> None:
-    """Compile the kernels of such calls, so that the first of them is as quick as the others.
+    """Compile the kernels of calls in advance, so that the first call is as quick as the others.
 
-    `score` is one whose text and types calls will have: the values of what it captures and the lengths of axes do not matter, nor
-    where arrays are; so is `mask`, if it is a `Mask` and not just whether calls will have an array. `softcap` and `alibi_slopes`
-    (h,) say whether calls will have those, `bias`, `padded` and `dropout` whether a bias, key lengths, dropout; `varlen` is for
-    `attention_varlen`, which has no mask but a `Mask`, no bias and no key lengths. Sizes (of a window too) do not matter, since
-    kernels are compiled for none: where they choose between kernels, and on a Hopper between "fa3" and "fa2", all of those are
-    compiled (but for "fa3" with rows of several heads in a block, which takes few queries and grouped heads, and for "decode", few
-    queries against many keys). Contiguous arrays are assumed. On the current GPU the kernels are loaded too; without a GPU it is
-    the simulated device's kernels that are compiled and parsed. Raises as `attention` does.
+    `score` has the text and the types of the calls'; the captured values, the lengths of their axes and the arrays' memory do not
+    matter. So does `mask`, if it is a `Mask`; else True if calls will have an array. `softcap`, `alibi_slopes` (of shape (h,)),
+    `bias`, `padded` and `dropout` are True if calls will have these: `padded` stands for key lengths; `varlen` is for
+    `attention_varlen`, which has no mask but a `Mask`, no bias and no key lengths. Sizes (of a window too) do not matter, since no
+    kernel is compiled for one size: if sizes choose between kernels, and on a Hopper between "fa3" and "fa2", all of those are
+    compiled (except "fa3" with rows of several heads in a block, for few queries and grouped heads, and "decode", for few queries
+    against many keys). Contiguous arrays are assumed. On the current GPU the kernels are loaded too; without a GPU the simulated
+    device's kernels are compiled and parsed. Raises as `attention` does.
     """
     require_flag("varlen", varlen)
     require_choice("algorithm", algorithm, ("auto", *ALGORITHMS))
@@ -98,14 +98,14 @@ def warmup_decode(
     sinks: bool = False,
     num_splits: int | None = None,
 ) -> None:
-    """Compile the kernels of `attention_decode` for such calls, so that the first of them is as quick as the others.
+    """Compile the kernels of `attention_decode` in advance, so that the first call is as quick as the others.
 
-    The model that chooses kernels and splits looks at sizes, so they are asked for: `batch`, one or all that will be, as range(1,
-    65); `heads` and `kv_heads` (None: as many); `queries` of each sequence; `room`, the keys that a sequence has room for: a
-    cache's n, or `page_size` times the pages in a row of the block table. `append`, `tree_mask` and `sinks` say whether calls will
-    have new keys, the mask, sinks; `mask`, `score`, `softcap` and `alibi_slopes` are `warmup`'s. Lengths do not matter, nor how
-    many keys are new, nor a window's size. A positive scale and contiguous arrays, or views of such, are assumed. On the current
-    GPU the kernels are loaded too; without a GPU it is the simulated device's kernels that are compiled and parsed. Nothing is run.
+    The model that chooses kernels and splits uses sizes, so they are arguments: `batch`, one number or all that will occur, as
+    range(1, 65); `heads` and `kv_heads` (None: as many); `queries` of each sequence; `room`, the keys for which a sequence has
+    room: a cache's n, or `page_size` times the pages in a row of the block table. `append`, `tree_mask` and `sinks` are True if
+    calls will have new keys, the mask, sinks; `mask`, `score`, `softcap` and `alibi_slopes` are `warmup`'s. Lengths, the number of
+    new keys and a window's size do not matter. A positive scale and contiguous arrays, or views of such, are assumed. On the
+    current GPU the kernels are loaded too; without a GPU the simulated device's kernels are compiled and parsed. Nothing is run.
     Raises as `attention_decode` does.
     """
     for name, value in (("append", append), ("tree_mask", tree_mask)):
@@ -135,7 +135,7 @@ def warmup_decode(
 
 
 def _form(score: Score | None, softcap: bool, alibi_slopes: bool) -> Form | None:
-    """What kernels are compiled for of such calls' score function."""
+    """The form of the score function for which kernels are compiled."""
     for name, value in (("softcap", softcap), ("alibi_slopes", alibi_slopes)):
         require_flag(name, value)
     captured_values(score)  # refuses what is no Score
@@ -144,7 +144,7 @@ def _form(score: Score | None, softcap: bool, alibi_slopes: bool) -> Form | None
 
 
 def _contiguous(problem: Problem) -> Problem:
-    """Of arrays whose rows are whole, one behind the other."""
+    """The problem of arrays whose rows are whole, one after the other."""
     bits = problem.head_dim * problem.itemsize | problem.head_dim_v * problem.itemsize | MAX_ALIGNMENT
     return replace(problem, alignment=bits & -bits)
 
@@ -170,7 +170,7 @@ def _compile(kernels: Iterable[Kernel], device: Device, simulated: bool) -> None
 
 
 def _schedules(problem: Problem, device: Device, algorithm: str, tiling: TilingChoice) -> Iterator[TileSchedule]:
-    """What calls that differ in lengths and heads run."""
+    """The schedules of calls that differ in lengths and heads."""
 
     def planned(algorithm: str, tiling: TilingChoice) -> TileSchedule:
         if problem.options.packed:

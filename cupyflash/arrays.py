@@ -1,4 +1,4 @@
-"""What NumPy and CuPy arrays have in common, and what the kernels ask of them: types, strides, alignment."""
+"""The common part of NumPy and CuPy arrays, and what the kernels require of them: types, strides, alignment."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ MAX_ALIGNMENT = 16
 
 
 class Array(Protocol):
-    """What NumPy and CuPy arrays have in common, as far as a problem needs it."""
+    """The common part of NumPy and CuPy arrays that a problem needs."""
 
     @property
     def shape(self) -> tuple[int, ...]: ...
@@ -28,17 +28,17 @@ class Array(Protocol):
 
 
 class Held:
-    """What holds arrays of a call: a function, a mask that was looked through."""
+    """A holder of arrays of a call: a function, or a mask whose tiles were found."""
 
     def held(self) -> tuple[Hashable, Mapping[str, Any]]:
-        """What it is but for them, and they by their names in a call."""
+        """The holder without its arrays, and its arrays by their names in a call."""
         raise NotImplementedError
 
 
 class Layout(NamedTuple):
-    """All of an array but its memory, of whose address `offset` is the remainder modulo `MAX_ALIGNMENT`: what a problem needs.
+    """The layout of an array: all but its memory. `offset` is its address modulo `MAX_ALIGNMENT`.
 
-    Arrays of equal layouts pose equal problems, so that what was chosen for one may be launched on the other.
+    Arrays of equal layouts pose equal problems, so a launch that was prepared for one serves the other.
     """
 
     shape: tuple[int, ...]
@@ -48,12 +48,12 @@ class Layout(NamedTuple):
 
     @classmethod
     def of(cls, array: Any) -> Layout:
-        """Of a NumPy or CuPy array."""
+        """Return the layout of a NumPy or CuPy array."""
         return cls(array.shape, array.strides, array.dtype, address(array) % MAX_ALIGNMENT)
 
     @classmethod
     def contiguous(cls, shape: tuple[int, ...], dtype: Any) -> Layout:
-        """Of an array in C order, as it is allocated."""
+        """Return the layout of an array in C order, as it is allocated."""
         dtype = np.dtype(dtype)
         return cls(shape, tuple(math.prod(shape[axis + 1 :]) * dtype.itemsize for axis in range(len(shape))), dtype)
 
@@ -62,7 +62,7 @@ class Layout(NamedTuple):
         return len(self.shape)
 
     def swapaxes(self, one: int, other: int) -> Layout:
-        """As of `array.swapaxes(one, other)`."""
+        """The layout of `array.swapaxes(one, other)`."""
         axes = list(range(self.ndim))
         axes[one], axes[other] = axes[other], axes[one]
         return self._replace(shape=tuple(self.shape[a] for a in axes), strides=tuple(self.strides[a] for a in axes))
@@ -77,7 +77,7 @@ def dtype_name(dtype: Any, argument: str = "dtype") -> str:
 
 
 def array_dtype(name: str, array: Any) -> str:
-    """The name of an array's dtype; TypeError for one that is not supported, with what helps."""
+    """The name of an array's dtype; TypeError with a hint for one that is not supported."""
     try:
         return dtype_name(array.dtype, name)
     except TypeError as error:
@@ -100,7 +100,7 @@ def numpy_dtype(name: str) -> np.dtype[Any]:
 
 
 def address(array: Any) -> int:
-    """Where an array's first element is; of a layout, as far as it says."""
+    """The address of an array's first element; for a layout, as far as it is known."""
     if isinstance(array, Layout):
         return array.offset
     return int(array.ctypes.data if isinstance(array, np.ndarray) else array.data.ptr)
@@ -116,7 +116,7 @@ def row_alignment(array: Any) -> int:
 
 
 def overlaps_itself(array: Array) -> bool:
-    """Whether elements may share bytes: each stride, in order of size, has to step over all that the smaller ones reach."""
+    """True if elements may share bytes: each stride, in order of size, must step over everything that the smaller ones reach."""
     reach = array.dtype.itemsize
     for stride, length in sorted((abs(stride), length) for length, stride in zip(array.shape, array.strides, strict=True)):
         if length > 1:
@@ -141,7 +141,7 @@ def check_operand(name: str, array: Any, q: Array) -> None:
 
 
 def last_axis_contiguous(array: Array) -> bool:
-    """Whether neighbours along the last axis are neighbours in memory, or there are none."""
+    """True if neighbours along the last axis are neighbours in memory, or there are none."""
     return not (array.ndim and array.shape[-1] > 1 and array.strides[-1] != array.dtype.itemsize and 0 not in array.shape)
 
 
@@ -154,7 +154,7 @@ def check_array(name: str, array: Any) -> None:
 
 
 def require_shape(name: str, array: Array, shape: tuple[int, ...], what: str = "") -> None:
-    """ValueError for another shape; `what` says more of the right one."""
+    """ValueError for another shape; `what` describes the right one."""
     if array.shape != shape:
         raise ValueError(f"{name} must have shape {shape}{what}, got {array.shape}")
 

@@ -15,62 +15,69 @@ from cupyflash.request.keywords import asks, keywords_of
 
 @asks(keywords.Forward)
 def attention(q: Any, k: Any, v: Any, **asked: Unpack[keywords.Forward]) -> Any:
-    """O = softmax(scale Q K^T + bias) V, computed exactly and by tiles.
+    """Compute O = softmax(scale Q K^T + bias) V exactly, by tiles.
 
-    Shapes: q (n_q, d), (h, n_q, d) or (b, h, n_q, d); k the same with n_k and h_kv heads, where h_kv divides h; v as k, with d_v
-    in place of d if you like. d and d_v are 1 to 256, and to 512 in half types for "fa2", gradients too; float16,
-    bfloat16 (compute capability 8.0) or float32, all alike; any strides whose last axis is contiguous. `scale` is 1 / sqrt(d) when
-    None. Scores are float32 numbers: what finite inputs make of them up to 2e38 comes out right, beyond that as NaN.
+    Shapes: q (n_q, d), (h, n_q, d) or (b, h, n_q, d); k the same with n_k and h_kv heads, where h_kv divides h; v as k, with d_v in
+    place of d if you like. d and d_v are 1 to 256, up to 512 in half types for "fa2", gradients too; float16, bfloat16 (compute
+    capability 8.0) or float32, all of one dtype; any strides whose last axis is contiguous. `scale` is 1 / sqrt(d) if None. Scores
+    are float32 numbers: with finite inputs they are right up to 2e38, and NaN beyond.
 
-    What a row sees: `causal` is aligned bottom-right, row r sees key c when c <= r + n_k - n_q; `window` = (left, right) lets
-    it see the keys from r + n_k - n_q - left to r + n_k - n_q + right, None for no limit on a side; with `causal` right is 0.
-    To see the first keys beside a window, as in StreamingLLM, the window is part of a mask, which skips tiles as well:
-    `Mask("k <= q and (q - k < width or k < first)", width=512, first=4)`; `window` and `mask` together are an *and*.
-    `mask`, of bool, is true where row and key go together, or it is a `Mask`, one condition that is compiled into the kernels;
-    `bias`, of q's dtype, is added to the scaled scores; arrays broadcast to (..., n_q, n_k). Of a mask it is found first which
-    tiles it leaves empty, which are then neither loaded nor computed, and which it leaves whole, which take the unmasked path
-    ("fa2"; others ask the mask for every score). `block_mask` finds it once for many calls.
-    `key_lengths`, integers of shape (b,) from 0 to n_k in an array or a list, says how many keys each batch has; what k and v
-    hold behind them is never read. `block_mask`, of bool, (b or 1, h or 1, Tr, Tc) with fewer axes at will, keeps blocks of
-    `tiling` (Br, Bc), where Tr = ceil(n_q / Br) and Tc = ceil(n_k / Bc): what it leaves out is neither loaded nor computed ("fa1"
-    and "fa2"). The masks add up.
-    `score`, a `Score`, is what becomes of each scaled score before bias and masks: one line, compiled into the kernels
-    (all of them take one; "fa3" none with sin or cos). Two such lines have names: `softcap`, a positive number, makes scores
+    Masks. `causal` is aligned bottom-right: row r sees key c if c <= r + n_k - n_q. `window` = (left, right) lets row r see the
+    keys from r + n_k - n_q - left to r + n_k - n_q + right, None for no limit on a side; with `causal` right is 0.
+
+    `mask` is a boolean array, true if the row sees the key, or a `Mask`, one condition that is compiled into the kernels. `bias`,
+    of q's dtype, is added to the scaled scores. Both arrays broadcast to (..., n_q, n_k). A first pass finds the tiles that a mask
+    leaves empty, which are neither loaded nor computed, and those that it leaves whole, which take the unmasked path ("fa2"; other
+    algorithms evaluate the mask for every score). `block_mask` finds these tiles once for many calls. `window` and `mask` together
+    are an *and*; to see the first keys beside a window, as in StreamingLLM, write the window into a mask, which skips tiles too:
+    `Mask("k <= q and (q - k < width or k < first)", width=512, first=4)`.
+
+    `key_lengths`, integers of shape (b,) from 0 to n_k in an array or a list, is the number of keys of each batch; later rows of k
+    and v are never read. `block_mask`, of bool, (b or 1, h or 1, Tr, Tc) or with fewer axes, keeps blocks of `tiling` (Br, Bc),
+    where Tr = ceil(n_q / Br) and Tc = ceil(n_k / Bc): other blocks are neither loaded nor computed ("fa1" and "fa2"). Several masks
+    together are an *and*.
+
+    Scores. `score`, a `Score`, transforms each scaled score before bias and masks: one expression, compiled into the kernels (all
+    of them take one; "fa3" none with sin or cos). Two such expressions have names: `softcap`, a positive number, makes scores
     softcap tanh(s / softcap); `alibi_slopes`, float32 of shape (h,) or (b, h), then subtracts slope |q - k|, where q is the row's
-    place on the keys' axis (r + n_k - n_q). Neither goes with `score`, which may say the same.
-    `dropout`, 0 to below 1, is the probability with which each weight of the softmax is dropped ("fa1", "fa2" and "standard");
-    those that are kept are multiplied by 1 / (1 - dropout), and L is that without dropout. Which are dropped follows from `seed`,
-    an integer below 2**64, from `offset`, one below 2**32 that may count the calls, and from batch, head, row and key, whatever
-    the algorithm, its tiling, or the device: `dropout_mask` shows it, `request.dropout.Dropout` says how. Of a part of a larger
-    call `dropout_origin` says where in that its first (batch, head, row, key) is; the row must be a multiple of 32, the key of 16.
-    Probabilities are rounded to multiples of 2**-16. (A CUDA graph keeps the seed and offset that it was captured with.)
-    `sinks`, float32 of shape (h,), is one more score (a logit: no key has it) of each of a head's rows, without a value. L has it,
-    also where no key is seen; where parts of the keys are merged, one of them gets the sinks.
-    A row that sees no key gives zeros and a log-sum-exp of -inf. What else is masked has weight zero, but a NaN or infinity in a
-    masked row of v may still show in rows that share a tile with it. (Lengths on a GPU are not looked at beforehand: one that is
-    out of range there is taken as 0 or n_k.)
+    place on the keys' axis (r + n_k - n_q). Neither can be combined with `score`, which can express both.
 
-    `algorithm`: "auto", the default, runs "fa3", FlashAttention-3, on a Hopper where that takes the call and a model predicts it to
-    be faster (`cupyflash explain` says why not); "decode", which splits the keys over thread blocks, for few queries against many
-    keys where the models predict that to be faster; and else "fa2", FlashAttention-2. The tile is the one that a model of the chip
-    predicts to be fastest, and not the FlashAttention paper's Bc = ceil(M / 4d), Br = min(Bc, d). "fa1" (FlashAttention,
-    Algorithm 1) is that formula at work, rounded to what fits. "standard" is Algorithm 0, with S and P in memory in q's dtype, so
-    that scores beyond its range overflow; with `score_dtype` "float32" it keeps S in that. `tiling`: None for these,
-    (block_rows, block_cols) that the kernel runs, or "paper" for the formula to the letter, which runs where it gives multiples of
-    16 that fit.
-    `out`, if given, receives O: q's dtype, shape (..., n_q, d_v), positive strides, no memory shared with an input. Where a call
-    fails after its arguments were checked, for want of memory or by the device, a part of O may be there.
+    `sinks`, float32 of shape (h,), is one more score (a logit of no key) for each of a head's rows, without a value. L includes it,
+    even if a row sees no key; if parts of the keys are merged, give the sinks to one of them.
 
-    Returns O in q's dtype on q's device; with `return_lse` also L, the natural logarithm of the sum of exponentials of each
-    row, float32 of shape q.shape[:-1]. CuPy arrays run on their device and the current stream; NumPy arrays run the same
-    kernel on the simulated device (see `simulated_device`). Other objects that offer their memory are taken as views: through
-    DLPack, in order with what their own stream still does, or else the CUDA array interface.
+    Dropout. `dropout`, 0 to below 1, is the probability with which each weight of the softmax is dropped ("fa1", "fa2" and
+    "standard"); kept weights are multiplied by 1 / (1 - dropout), and L is that without dropout. `seed`, an integer below 2**64,
+    `offset`, one below 2**32 that may count the calls, and batch, head, row and key decide which weights are dropped, independent
+    of algorithm, tiling and device: `dropout_mask` returns them, `request.dropout.Dropout` defines them. For a part of a larger
+    call `dropout_origin` is the (batch, head, row, key) of its first weight there; the row must be a multiple of 32, the key of 16.
+    Probabilities are rounded to multiples of 2**-16. (A CUDA graph keeps the seed and offset with which it was captured.)
 
-    While a CUDA graph is captured, a call keeps what it allocates for itself for good; arrays that it is given or returns are
-    its caller's to keep for as long as the graph lives, and no list or NumPy array can be copied to the GPU then.
+    A row that sees no key gives zeros and a log-sum-exp of -inf. Other masked keys have weight zero, but a NaN or infinity in a
+    masked row of v may still show in rows that share a tile with it. (Lengths on a GPU are not checked: one that is out of range
+    counts as 0 or n_k.)
 
-    Raises TypeError or ValueError for bad arguments before anything is compiled or launched; RuntimeError for NumPy arrays
-    that would take the simulated device too long.
+    `algorithm`: "auto", the default, chooses "fa3", FlashAttention-3, on a Hopper if it accepts the call and a model predicts it to
+    be faster (`cupyflash explain` gives the reasons); "decode", which splits the keys over thread blocks, for few queries against
+    many keys if the models predict that to be faster; and else "fa2", FlashAttention-2. The tile is the one that a model of the
+    chip predicts to be fastest, and not the FlashAttention paper's Bc = ceil(M / 4d), Br = min(Bc, d). "fa1" (FlashAttention,
+    Algorithm 1) uses that formula, rounded to sizes that fit. "standard" is Algorithm 0, with S and P in memory in q's dtype, so
+    that scores beyond its range overflow; `score_dtype` "float32" keeps S in float32. `tiling`: None for these choices,
+    (block_rows, block_cols) that the kernel runs, or "paper" for the formula to the letter, which runs if it gives multiples of 16
+    that fit.
+
+    `out`, if given, receives O: q's dtype, shape (..., n_q, d_v), positive strides, no memory shared with an input. If a call fails
+    after its arguments were checked, for lack of memory or by the device, it may hold a part of O.
+
+    Returns O in q's dtype on q's device; with `return_lse` also L, the natural logarithm of the sum of exponentials of each row,
+    float32 of shape q.shape[:-1]. CuPy arrays run on their device and the current stream; NumPy arrays run the same kernel on the
+    simulated device (see `simulated_device`). Other objects that offer their memory are taken as views: through DLPack, after the
+    pending work of their own stream, or else the CUDA array interface.
+
+    While a CUDA graph is captured, a call keeps its own allocations for good; the caller must keep given and returned arrays as
+    long as the graph lives, and no list or NumPy array can be copied to the GPU then.
+
+    Raises TypeError or ValueError for bad arguments before anything is compiled or launched; RuntimeError for NumPy arrays that
+    would take the simulated device too long.
     """
     return FORWARD({"q": q, "k": k, "v": v, **asked})
 
@@ -79,26 +86,25 @@ def attention(q: Any, k: Any, v: Any, **asked: Unpack[keywords.Forward]) -> Any:
 def attention_backward(
     dout: Any, q: Any, k: Any, v: Any, out: Any, lse: Any, **asked: Unpack[keywords.Backward]
 ) -> tuple[Any, ...]:
-    """dq, dk and dv: what `attention`'s inputs do to sum(dout * O), without a matrix of n_q x n_k in memory.
+    """Compute dq, dk and dv, the effect of `attention`'s inputs on sum(dout * O), without a matrix of n_q x n_k in memory.
 
-    `out` and `lse` are what `attention(q, k, v, ..., return_lse=True)` returned; `dout` is the gradient of out, of its shape and
-    dtype; where its last axis is not contiguous, as in `broadcast_to(1, out.shape)`, the gradient of `out.sum()`, it is copied.
-    All else as for `attention`, and with the values of that call. S and P are computed again, from L. Query heads that share a
-    key head add up in its dk and dv; a row that sees no key has a gradient of zero, and so has a key that no row sees. A NaN or
-    an infinity in a masked row of k or v makes the dq of rows that share a tile with it NaN, being multiplied by a weight of zero;
-    what is behind `key_lengths` is not read. P = exp(S - L) would be off by what float32 rounds off L: in float32 each row goes
-    through its scores once more, for m and log(l), and so do, by "fa2", rows of half types whose L is beyond 4096.
-    With a `score` function (`softcap` and `alibi_slopes` are two) dq and dk have its derivative by s. That does not enter where a
-    score is masked, or its weight is 0, whatever it is. What the function has captured gets no gradient.
+    `out` and `lse` are the results of `attention(q, k, v, ..., return_lse=True)`; `dout` is the gradient of out, of its shape and
+    dtype. If its last axis is not contiguous, as in `broadcast_to(1, out.shape)`, the gradient of `out.sum()`, it is copied. All
+    other arguments have the values of that call. S and P are computed again, from L. Gradients of query heads that share a key head
+    add up in its dk and dv; a row that sees no key, and a key that no row sees, have a gradient of zero. A NaN or an infinity in a
+    masked row of k or v is multiplied by a weight of zero, and makes the dq of rows that share a tile with it NaN; rows beyond
+    `key_lengths` are not read. P = exp(S - L) would have the error of float32's rounding of L: in float32 each row therefore
+    computes its scores once more, for m and log(l), and so do, with "fa2", rows of half types whose L is beyond 4096. With a
+    `score` function (`softcap` and `alibi_slopes` are two) dq and dk include its derivative by s, except where a score is masked,
+    or its weight is 0. Captured values of the function get no gradient.
 
     `algorithm`: "fa2" (FlashAttention-2), or "auto", which is "fa2". It sums dq by atomics, in float32 and in no order;
-    `deterministic` takes a kernel of its own for dq instead, which gives the same bits each time. "fa1" (FlashAttention's
-    Algorithm 4) and "standard" (Algorithm 3, three matrices of n_q x n_k in memory) are here to be measured, up to a d of 256; they
-    give the same bits each time as they are. "standard" rounds S as its forward did: `score_dtype` is that call's.
+    `deterministic` uses a kernel of its own for dq instead, which gives the same bits each time. "fa1" (FlashAttention's Algorithm
+    4) and "standard" (Algorithm 3, three matrices of n_q x n_k in memory) are here to be measured, up to a d of 256; they always
+    give the same bits. "standard" rounds S as its forward did: `score_dtype` is that call's.
 
-    Returns arrays of q's dtype on q's device, of the shapes of q, k and v;
-    with `sinks` their gradient, float32 ("fa2");
-    with `return_dbias` also the bias's gradient, of its shape ("fa2"; what is broadcast adds up, by atomics, which `deterministic`
+    Returns arrays of q's dtype on q's device, of the shapes of q, k and v; with `sinks` their gradient, float32 ("fa2"); with
+    `return_dbias` also the bias's gradient, of its shape ("fa2"; along broadcast axes atomics add it up, which `deterministic`
     refuses). Raises as `attention` does.
     """
     gradients: tuple[Any, ...] = BACKWARD({"dout": dout, "q": q, "k": k, "v": v, "out": out, "lse": lse, **asked})
@@ -107,12 +113,12 @@ def attention_backward(
 
 @asks(keywords.Backward)
 def attention_vjp(q: Any, k: Any, v: Any, **asked: Unpack[keywords.Backward]) -> tuple[Any, Callable[[Any], tuple[Any, ...]]]:
-    """`attention(q, k, v, ...)` and its pullback, which takes dout and returns what `attention_backward` does: dq, dk, dv, then
-    dsinks where there are sinks, then dbias with `return_dbias`.
+    """Return `attention(q, k, v, ...)` and its pullback, which takes dout and returns the results of `attention_backward`: dq, dk,
+    dv, then dsinks if there are sinks, then dbias with `return_dbias`.
 
-    The pullback holds q, k, v, out and the log-sum-exps, 4 bytes a row; it may be called as often as one likes. `algorithm` and
-    `tiling` are those of both passes ("auto" is what each takes by default); `options` are `attention`'s, but for `return_lse` and
-    `out`. Raises as `attention` and `attention_backward` do, for both before anything is computed.
+    The pullback holds q, k, v, out and the log-sum-exps, 4 bytes a row; it may be called any number of times. `algorithm` and
+    `tiling` are those of both passes ("auto" is each pass's default); `options` are `attention`'s, except `return_lse` and `out`.
+    Raises as `attention` and `attention_backward` do, for both before anything is computed.
     """
     for name in asked.keys() & {"return_lse", "out"}:
         raise TypeError(f"attention_vjp has no {name}")
@@ -139,22 +145,22 @@ def attention_varlen(
     max_seqlen_k: int | None = None,
     **asked: Unpack[keywords.Varlen],
 ) -> Any:
-    """O = softmax(scale Q K^T) V of each sequence of a batch without padding, by FlashAttention-2 or 3; as `attention` otherwise.
+    """Compute O = softmax(scale Q K^T) V of each sequence of a batch without padding, by FlashAttention-2 or 3; as `attention`
+    otherwise.
 
     Shapes: q (total_q, h, d), k (total_k, h_kv, d), v (total_k, h_kv, d_v). Sequence b has the rows cu_seqlens_q[b] to
-    cu_seqlens_q[b + 1] - 1 of q, and those of k and v that cu_seqlens_k says: both are int32 of shape (b + 1,) or lists, begin
-    with 0, do not decrease, and end with total_q and total_k. `causal` and `window` are aligned bottom-right in each sequence. A
-    sequence may have no queries, or no keys: its rows are then zeros with a log-sum-exp of -inf. `mask` is a `Mask`, or a
-    `block_mask` of one and of these bounds. In its line, and in a `score`'s, b is the sequence's number, row, q and k count from
-    its own beginning, and n_q and n_k are its own lengths; an axis that row or k indexes has as many elements as the longest
-    sequence has (`max_seqlen`). `alibi_slopes` are (h,) or (sequences, h). For `dropout` a sequence's number is its batch, and rows
-    and keys count from its own beginning, too.
+    cu_seqlens_q[b + 1] - 1 of q, and likewise by cu_seqlens_k of k and v: both are int32 of shape (b + 1,) or lists, begin with 0,
+    do not decrease, and end with total_q and total_k. `causal` and `window` are aligned bottom-right in each sequence. A sequence
+    may have no queries, or no keys: its rows are then zeros with a log-sum-exp of -inf. `mask` is a `Mask`, or a `block_mask` of
+    one and of these bounds. In its expression, and in a `score`'s, b is the sequence's number, row, q and k count from its own
+    beginning, and n_q and n_k are its own lengths; an axis that row or k indexes has as many elements as the longest sequence
+    (`max_seqlen`). `alibi_slopes` are (h,) or (sequences, h). For `dropout` a sequence's number is its batch, and rows and keys
+    count from its own beginning, too.
 
-    `max_seqlen_q` and `max_seqlen_k` are the lengths of the longest sequences, or more. Without them the bounds are looked at;
-    where those are on a GPU that waits for the GPU, so pass both there, or pass the bounds as lists or NumPy arrays. (While a
-    CUDA graph is captured, pass bounds on the GPU and both lengths.) What is not looked
-    at is taken as given: bounds on a GPU, beside which max_seqlen is given, must be right, or the result and what is read and
-    written are undefined.
+    `max_seqlen_q` and `max_seqlen_k` are the lengths of the longest sequences, or more. Without them the call reads the bounds,
+    which waits for the GPU if they are there; so pass both lengths, or pass the bounds as lists or NumPy arrays. (While a CUDA
+    graph is captured, pass bounds on the GPU and both lengths.) Bounds on a GPU with a given max_seqlen are not checked: they must
+    be right, or the result and the accessed memory are undefined.
 
     Returns O in q's dtype, of shape (total_q, h, d_v); with `return_lse` also L, float32 of shape (h, total_q), as
     flash-attention's `flash_attn_varlen_func` lays it out. Raises as `attention` does.
@@ -178,9 +184,9 @@ def attention_varlen_backward(
     max_seqlen_k: int | None = None,
     **asked: Unpack[keywords.VarlenBackward],
 ) -> tuple[Any, ...]:
-    """dq, dk and dv (and dsinks) of `attention_varlen`, whose out and lse these are; shapes as there, dout as out.
+    """Compute dq, dk and dv (and dsinks) of `attention_varlen`, from its out and lse; shapes as there, dout as out.
 
-    Else as `attention_backward`.
+    All else as in `attention_backward`.
 
     On a GPU pass both `max_seqlen`, or the bounds as NumPy arrays, as there.
     """
@@ -193,39 +199,41 @@ def attention_varlen_backward(
 
 @asks(keywords.Decode, causal=True)
 def attention_decode(q: Any, k_cache: Any, v_cache: Any, cache_seqlens: Any, **asked: Unpack[keywords.Decode]) -> Any:
-    """O = softmax(scale Q K^T) V of the newest queries of each sequence against its cache, whose keys are split over thread blocks.
+    """Compute O = softmax(scale Q K^T) V of the newest queries of each sequence against its cache, whose keys are split over thread
+    blocks.
 
     Shapes: q (b, h, n_q, d); k_cache (b, h_kv, n, d) and v_cache (b, h_kv, n, d_v), with room for n keys of each sequence, of any
     strides whose last axis is contiguous. Or the caches are pages, (pages, h_kv, page_size, d) and d_v, page_size a multiple of 16,
-    and `block_table`, int32 of shape (b, pages of a sequence), says which page has a sequence's keys 0 to page_size - 1, which the
-    next ones, and so on; of a row the entries behind the sequence's last key are not read. h_kv divides h, and the rows of
-    all query heads of a key head go together, so that K and V are read once. What has heads and keys the other way round, as
-    (b, n, h_kv, d) or (pages, page_size, h_kv, d), is `swapaxes(1, 2)` of it, without a copy.
+    and `block_table`, int32 of shape (b, pages of a sequence), has the number of the page with a sequence's keys 0 to page_size -
+    1, then that of the next ones, and so on; entries after the sequence's last key are not read. h_kv divides h, and the rows of
+    all query heads of a key head go together, so that K and V are read once. For caches with heads and keys the other way round, as
+    (b, n, h_kv, d) or (pages, page_size, h_kv, d), pass `swapaxes(1, 2)`, which makes no copy.
 
-    `cache_seqlens`, integers of shape (b,) in an array or a list, are the keys that each sequence has in the cache, from 0 on. `k`
-    (b, h_kv, n_new, d) and `v`, if given, are put behind them, in place, and belong to the sequence; `cache_seqlens` itself is not
-    changed. The queries are the newest n_q places of the sequence: with `causal`, query i sees the keys up to place i + n_all -
-    n_q, where n_all counts the new ones; `window` is as for `attention`. `tree_mask`, of bool, (n_q, n_q) or (b, n_q, n_q), says
-    which of the newest n_q keys each query sees, for drafts that branch; `mask`, a `Mask`, is asked for every score that position
-    leaves; all masks add up. `score`, `softcap`, `alibi_slopes` and `sinks` are `attention`'s: in the line of a score or a mask b
-    is the sequence, k a key's place in it, q that of the query, n_k all keys that the sequence has with the new ones; an axis that
-    k indexes has room for n keys, as the cache. A query that sees no key gives zeros and a log-sum-exp of -inf.
+    `cache_seqlens`, integers of shape (b,) in an array or a list, are the numbers of keys that each sequence has in the cache, from
+    0 on. `k` (b, h_kv, n_new, d) and `v`, if given, are appended to them, in place, and belong to the sequence; `cache_seqlens`
+    itself is not changed. The queries are the newest n_q places of the sequence: with `causal`, query i sees the keys up to place i
+    + n_all - n_q, where n_all includes the new ones; `window` is as for `attention`. `tree_mask`, of bool, (n_q, n_q) or (b, n_q,
+    n_q), tells which of the newest n_q keys each query sees, for drafts that branch; `mask`, a `Mask`, is evaluated for every score
+    that position leaves; several masks together are an *and*. `score`, `softcap`, `alibi_slopes` and `sinks` are `attention`'s: in
+    the expression of a score or a mask b is the sequence, k a key's place in it, q that of the query, n_k the number of the
+    sequence's keys with the new ones; an axis that k indexes has room for n keys, as the cache. A query that sees no key gives
+    zeros and a log-sum-exp of -inf.
 
-    `num_splits`, 1 to 256, is the number of parts that a sequence's keys are split into: by default what
-    `cupyflash explain --decode` says, from the cache's room and the device alone. The same call gives the same bits; another number
-    of splits rounds otherwise.
+    `num_splits`, 1 to 256, is the number of parts into which a sequence's keys are split; the default depends on the cache's
+    room and the device alone (`cupyflash explain --decode` explains it). The same call gives the same bits; another number of
+    splits rounds differently.
 
-    Returns O in q's dtype, of q's shape but for d_v; with `return_lse` also L, float32 of shape (b, h, n_q). CuPy arrays run on
-    their device and the current stream, nothing is waited for, and a CUDA graph may be replayed with other `cache_seqlens`, pages
-    and contents of the same arrays. NumPy arrays run the same kernels on the simulated device.
+    Returns O in q's dtype, of q's shape except for d_v; with `return_lse` also L, float32 of shape (b, h, n_q). CuPy arrays run on
+    their device and the current stream, without a wait, and a CUDA graph may be replayed with other `cache_seqlens`, pages and
+    contents of the same arrays. NumPy arrays run the same kernels on the simulated device.
 
-    On a GPU lengths and pages are not looked at beforehand: a length out of range is taken as 0, or as the most for which the new
-    keys have room; a page out of range as the first or the last one. Nothing is written outside the cache. New keys of two
-    sequences that share a page overwrite one another. Lengths and pages in lists or NumPy arrays are checked.
+    Lengths and pages on a GPU are not checked: a length out of range counts as 0, or as the most that leaves room for the new keys;
+    a page out of range as the first or the last one. Nothing is written outside the cache. New keys of two sequences that share a
+    page overwrite one another. Lengths and pages in lists or NumPy arrays are checked.
 
-    Raises TypeError or ValueError for bad arguments before anything is compiled, launched or written; RuntimeError for NumPy
-    arrays that would take the simulated device too long. Where a call fails later, for want of memory or by the device, new keys
-    may be in their places already, and nothing else of the caches has changed: the same call again puts that right.
+    Raises TypeError or ValueError for bad arguments before anything is compiled, launched or written; RuntimeError for NumPy arrays
+    that would take the simulated device too long. If a call fails later, for lack of memory or by the device, new keys may be in
+    their places already, and nothing else of the caches has changed: repeating the call corrects that.
     """
     return DECODE({"q": q, "k_cache": k_cache, "v_cache": v_cache, "cache_seqlens": cache_seqlens, **asked})
 
@@ -237,7 +245,7 @@ def _rows(given: Mapping[str, Any], arrays: Arrays, made: dict[str, Any]) -> Any
 
 
 def _gradients(given: Mapping[str, Any], arrays: Arrays, made: dict[str, Any]) -> tuple[Any, ...]:
-    """dQ, dK and dV; of what kernels made for each row, the sums over a head's; the bias's."""
+    """dQ, dK and dV; the sums over a head's rows of the gradients that kernels made for each row; the bias's."""
     gpu = not isinstance(made["dQ"], np.ndarray)
     for name in made.keys() - {"dQ", "dK", "dV"}:
         if gpu:

@@ -63,17 +63,17 @@ class Device:
     """One GPU, in figures. Immutable and hashable.
 
     Attributes:
-        name: the catalogue's name, or what CUDA calls the device.
+        name: the catalogue's name, or CUDA's name of the device.
         compute_capability: (major, minor).
         sram_per_block: shared memory that one block may opt in to, bytes; the paper's M, which counts elements.
         sram_per_sm: shared memory of one multiprocessor, bytes.
         registers_per_sm: 32-bit registers of one multiprocessor.
         sm_count: multiprocessors.
         l2_bytes: L2 cache, bytes.
-        hbm_bandwidth: peak bandwidth of device memory, bytes/s; None where it cannot be known.
+        hbm_bandwidth: peak bandwidth of device memory, bytes/s; None if it is not known.
         tensor_peak: dense peaks in FLOP/s by dtype name. float16 and bfloat16: tensor cores that accumulate in
             float32; tf32: tensor cores on float32 data; float32: ordinary FMA, as full float32 has no tensor core.
-            A dtype that is absent has no tensor core, or no known peak. Empty where nothing is known.
+            A dtype that is absent has no tensor core, or no known peak. Empty if nothing is known.
 
     Raises:
         TypeError: a figure of the wrong type.

@@ -28,11 +28,12 @@ def dropout_mask(
     dropout_origin: tuple[int, int, int, int] = NO_ORIGIN,
     xp: ModuleType = np,
 ) -> Any:
-    """Which weights `attention` with these arguments keeps: bool of `shape`, (n_q, n_k), (h, n_q, n_k) or (b, h, n_q, n_k).
+    """Return the weights that `attention` with these arguments keeps: bool of `shape`, (n_q, n_k), (h, n_q, n_k) or (b, h, n_q,
+    n_k).
 
-    What is False has been dropped; what is True counts 1 / (1 - p) times, where p is `dropout` rounded to a multiple of 2**-16
-    (`request.dropout.Dropout` has it as `probability`, and says how the rest follows). `xp` is cupy for an array on the current
-    GPU, made on the current stream, or numpy, where the same kernel runs on the simulated device.
+    False: the weight is dropped. True: it is multiplied by 1 / (1 - p), where p is `dropout` rounded to a multiple of 2**-16
+    (`request.dropout.Dropout` has it as `probability`, and defines the rest). `xp` is cupy for an array on the current GPU, made on
+    the current stream, or numpy, where the same kernel runs on the simulated device.
 
     Raises TypeError or ValueError for bad arguments; RuntimeError for a NumPy array that would take the simulated device too long.
     """
@@ -62,7 +63,7 @@ def dropout_mask(
 
 
 def _checked_shape(shape: Any) -> tuple[int, int, int, int]:
-    """(batch, heads, n_q, n_k). TypeError or ValueError for what is no shape of scores."""
+    """(batch, heads, n_q, n_k). TypeError or ValueError for a shape that scores cannot have."""
     if not isinstance(shape, tuple | list) or not 2 <= len(shape) <= 4:
         raise TypeError(f"shape must be (n_q, n_k), (h, n_q, n_k) or (b, h, n_q, n_k), got {shape!r}")
     batch, heads, n_q, n_k = (checked_size("shape", size) for size in (1,) * (4 - len(shape)) + tuple(shape))

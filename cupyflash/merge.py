@@ -13,16 +13,16 @@ from cupyflash.launch.launcher import held_for_graph
 
 
 def merge_states(o_a: Any, lse_a: Any, o_b: Any, lse_b: Any, *, out: Any | None = None) -> tuple[Any, Any]:
-    """Attention over the keys of a and of b together: O = (e^La O_a + e^Lb O_b) / (e^La + e^Lb), L = log(e^La + e^Lb).
+    """Merge attention over the keys of a and of b: O = (e^La O_a + e^Lb O_b) / (e^La + e^Lb), L = log(e^La + e^Lb).
 
-    o_a and o_b, of shape (..., n, d) and one dtype (float16, bfloat16 or float32), and lse_a and lse_b, float32 of shape
-    (..., n), are what `attention` returns with `return_lse` for the same queries and two sets of keys that have none in common.
-    (What `attention_varlen` returns goes in as `o.swapaxes(0, 1)`.) A log-sum-exp of -inf says that no key was seen: the other
-    side is then the result, exactly; of both, zeros and -inf. Commutative, and associative but for rounding.
+    o_a and o_b, of shape (..., n, d) and one dtype (float16, bfloat16 or float32), and lse_a and lse_b, float32 of shape (..., n),
+    are the results of `attention` with `return_lse` for the same queries and two disjoint sets of keys. (Pass results of
+    `attention_varlen` as `o.swapaxes(0, 1)`.) A log-sum-exp of -inf means that no key was seen: the other side is then the result,
+    exactly; if both are -inf, zeros and -inf. Commutative, and associative up to rounding.
 
-    Computed in float32. Returns O in its dtype and L in float32; `out`, if given, receives O: o_a or o_b itself, or memory that
-    no input shares, with a place for every element. NumPy and CuPy arrays alike, of any strides; those of CuPy on their device
-    and the current stream.
+    Computed in float32. Returns O in its dtype and L in float32; `out`, if given, receives O: o_a or o_b itself, or memory that no
+    input shares, with a place for every element. NumPy and CuPy arrays alike, of any strides; CuPy arrays on their device and the
+    current stream.
 
     Raises TypeError or ValueError for arrays that do not go together.
     """
@@ -76,6 +76,6 @@ def _check_out(out: Any, **inputs: Any) -> None:
 
 
 def _same(a: Any, b: Any) -> bool:
-    """Whether two arrays are the same elements."""
+    """True if two arrays are the same elements."""
     strides = [[stride for length, stride in zip(x.shape, x.strides, strict=True) if length > 1] for x in (a, b)]
     return bool(address(a) == address(b) and a.shape == b.shape and a.dtype == b.dtype and strides[0] == strides[1])

@@ -59,20 +59,20 @@ class Multiprocessor:
 
 
 def tensor_rate(device: Device, dtype: str = "float16") -> float | None:
-    """FMAs of the tensor cores in a clock of one multiprocessor, at the device's peak; None where that is not known."""
+    """FMAs of the tensor cores in a clock of one multiprocessor, at the device's peak; None if that is not known."""
     peak, scalar = device.tensor_peak.get(dtype), device.tensor_peak.get("float32")
     lanes = Multiprocessor.like(device.compute_capability).fma_lanes
     return peak / scalar * lanes if peak and scalar else None  # both of the same clock
 
 
 def mma_rate(device: Device, dtype: str = "float16") -> float:
-    """FMAs of mma.sync on half types in a clock of one multiprocessor; a guess where the device's peak is not known."""
+    """FMAs of mma.sync on half types in a clock of one multiprocessor; a guess if the device's peak is not known."""
     rate = tensor_rate(device, dtype) or (512.0 if device.compute_capability < (8, 0) else 1024.0)
     return min(rate, Multiprocessor.like(device.compute_capability).mma_sync or rate)
 
 
 def clock_rate(device: Device) -> float:
-    """Clocks a second at the device's peaks, as its float32 FMAs say; a guess where they are not known."""
+    """Clocks a second at the device's peaks, derived from its float32 FMAs; a guess if they are not known."""
     peak = device.tensor_peak.get("float32")
     return peak / (2 * Multiprocessor.like(device.compute_capability).fma_lanes * device.sm_count) if peak else GUESSED_CLOCK
 
@@ -100,8 +100,8 @@ _MULTIPROCESSORS = {
 class Occupancy:
     """The number of blocks of a kernel that a multiprocessor holds at a time.
 
-    `limits` is the number that each resource alone allows: "threads", "blocks", "registers", "shared memory" (absent
-    where none is used).
+    `limits` is the number that each resource alone allows: "threads", "blocks", "registers", "shared memory" (absent if none is
+    used).
     """
 
     threads: int

@@ -49,15 +49,15 @@ class Rows:
         outer = _merged(sorted(axes, key=lambda one: (-abs(one[1]), -abs(one[2]))))
         if len(outer) > len(OUTER_AXES):
             raise ValueError(
-                f"x and out must have at most {len(OUTER_AXES)} axes beside axis {axis} once those that are one in memory are "
-                f"merged, got {len(outer)} from shape {x.shape} and strides {x.strides} bytes: pass x.copy()"
+                f"x and out must have at most {len(OUTER_AXES)} axes beside axis {axis}, after a merge of those that are "
+                f"contiguous in memory, got {len(outer)} from shape {x.shape} and strides {x.strides} bytes: pass x.copy()"
             )
         padding = [(1, 0, 0)] * (len(OUTER_AXES) - len(outer))
         return cls(math.prod(length for length, _, _ in axes), cols, (steps[0], steps[1]), (*padding, *outer))
 
     @property
     def adjacent(self) -> bool:
-        """Whether neighbouring rows are closer in memory than neighbouring elements of a row."""
+        """True if neighbouring rows are closer in memory than neighbouring elements of a row."""
         return 0 < abs(self.outer[-1][1]) < abs(self.steps[0])
 
 
@@ -74,7 +74,7 @@ def _merged(axes: Iterable[tuple[int, int, int]]) -> list[tuple[int, int, int]]:
 
 
 def softmax_values(x: Array, y: Array, rows: Rows) -> dict[str, Any]:
-    """What the softmax kernels' struct holds, with the arrays in place of their addresses."""
+    """The values of the softmax kernels' struct, with the arrays in place of their addresses."""
     sizes = {"rows": rows.rows, "n": rows.cols, "x_step": rows.steps[0], "y_step": rows.steps[1]}
     for name, (length, x_stride, y_stride) in zip(OUTER_AXES, rows.outer, strict=True):
         sizes |= {name: length, f"x_{name}": x_stride, f"y_{name}": y_stride}

@@ -1,4 +1,4 @@
-"""A mask whose tiles are looked through once, for many calls."""
+"""A mask whose tiles are found once, for many calls."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from cupyflash.tiling import TileSize, Tiling
 
 
 class TiledMask(Held):
-    """`mask`, as it was given, and which of its tiles are empty, mixed or whole, for calls of one shape of q and k; and with the
-    same `bounds` by name, where these are packed sequences.
+    """`mask`, as it was given, with the states of its tiles (empty, mixed or whole), for calls of one shape of q and k, and with
+    the same `bounds` by name for packed sequences.
 
-    States are found by the first call that needs them, for each size of tiles, on that call's stream; other streams have to wait
-    for it, as for any array. A CUDA graph finds for itself what was not found before it was captured, and reads the rest: keep this
-    for as long as it lives. What the mask holds must not change.
+    The first call that needs the states finds them, for each size of tiles, on that call's stream; other streams must wait for it,
+    as for any array. A CUDA graph finds for itself the states that were not found before its capture, and reads the others: keep
+    this object as long as the graph lives. The mask's values must not change.
     """
 
     def __init__(self, mask: Any, q: Any, k: Any, bounds: Mapping[str, Any]) -> None:
@@ -39,7 +39,7 @@ class TiledMask(Held):
         self._found: dict[tuple[object, ...], Any] = {}
 
     def held(self) -> tuple[str, Mapping[str, Any]]:
-        """The mask; what is known of its tiles is each call's own."""
+        """The mask; the states of its tiles belong to each call."""
         return "tiled", {"mask": self.mask}
 
     def require(self, q: Any, k: Any, arrays: Mapping[str, Any]) -> None:
@@ -59,7 +59,7 @@ class TiledMask(Held):
             )
 
     def states(self, tiles: Iterable[MaskTiles], gpu: bool, arrays: Mapping[str, Any]) -> dict[str, Any]:
-        """Those of some tiles, by the kernels' names for them; `arrays` are the call's, and its captured numbers."""
+        """The states of some tiles, by the kernels' names for them; `arrays` are the call's, and its captured numbers."""
         found = {}
         for each in tiles:
             key = each.blocks, each.shape, sys.modules["cupy"].cuda.runtime.getDevice() if gpu else None
@@ -79,15 +79,15 @@ def _text(shape: Iterable[object]) -> str:
 
 
 def block_mask(mask: Any, q: Any, k: Any, cu_seqlens_q: Any | None = None, cu_seqlens_k: Any | None = None) -> TiledMask:
-    """A mask that is looked through once: pass it as `mask` to calls with q and k of these shapes.
+    """Find the tiles of a mask once: pass the result as `mask` to calls with q and k of these shapes.
 
-    mask: a `Mask`, or an array of bool, as `attention` takes it. q, k: arrays of the calls' shapes; nothing else is looked at.
-    cu_seqlens_q, cu_seqlens_k: for `attention_varlen` and its backward, the bounds that the calls have; those on a GPU are not
-    compared with a call's, and must be the same.
+    mask: a `Mask`, or an array of bool, as `attention` takes it. q, k: arrays of the calls' shapes; only the shapes matter.
+    cu_seqlens_q, cu_seqlens_k: for `attention_varlen` and its backward, the bounds of the calls; those on a GPU are not compared
+    with a call's, and must be the same.
 
-    By tiles, a mask is empty, mixed or whole; each call finds that out anew, by a kernel that asks the mask for every score. With
-    what this returns only the first one does, or the first ones where calls have tiles of other sizes. What the mask holds must not
-    change. Raises TypeError for what is no mask, and a call ValueError for other shapes.
+    By tiles, a mask is empty, mixed or whole; each call finds these states anew, by a kernel that evaluates the mask for every
+    score. With the result of this function only the first call does, or the first ones if calls have tiles of other sizes. The
+    mask's values must not change. Raises TypeError for a wrong mask, and a call ValueError for other shapes.
     """
     if isinstance(mask, TiledMask):
         raise TypeError("mask is a block_mask already")
@@ -102,14 +102,14 @@ def block_mask(mask: Any, q: Any, k: Any, cu_seqlens_q: Any | None = None, cu_se
 
 
 def require_function(mask: Any, others: str = "") -> None:
-    """TypeError unless a mask is a function; `others` are words for what the caller takes besides."""
+    """TypeError unless a mask is a function; `others` are words for the other kinds that the caller takes."""
     if not isinstance(mask, Mask):
         what = f"a cupyflash.Mask{others} here, which speaks of each sequence by itself"
         raise TypeError(f"mask must be {what}, got {type(mask).__name__}")
 
 
 class Given(NamedTuple):
-    """The mask of a call in its three forms: an array, a function, and what is known of its tiles."""
+    """The mask of a call in its three forms: an array, a function, and the known states of its tiles."""
 
     array: Any | None
     function: Mask | None
@@ -117,8 +117,8 @@ class Given(NamedTuple):
 
     @classmethod
     def of(cls, mask: Any, taken: str = "any") -> Given:
-        """TypeError for what is no mask, or none of those that a call takes: "any", of "sequences" a function or a `block_mask` of
-        one, or a "function"."""
+        """Return the mask of an argument. TypeError for a wrong mask, or one that the call does not take: "any", of "sequences" a
+        function or a `block_mask` of one, or a "function"."""
         tiled = mask if isinstance(mask, TiledMask) and taken != "function" else None
         inner = mask if tiled is None else tiled.mask
         if inner is not None and not isinstance(inner, Mask) and taken != "any":
@@ -142,7 +142,7 @@ class Given(NamedTuple):
 
 @dataclass(frozen=True)
 class StatesSchedule(TileSchedule):
-    """What finds the states of one size of tiles, and nothing else."""
+    """The schedule that finds the states of one size of tiles, and nothing else."""
 
     algorithm: ClassVar[str] = "mask"
     results: ClassVar[tuple[str, ...]] = ("tiles",)

@@ -31,8 +31,8 @@ TilingChoice = Literal["paper"] | tuple[int, int] | TileSize | None
 class Tiling:
     """The three stages of choosing block sizes.
 
-    `paper` is the formula to the letter, `fitted` what the kernel's real layout allows (None if nothing fits: then only a
-    tiling that the caller chose can run), `used` what the schedule runs.
+    `paper` is the formula to the letter, `fitted` the sizes that the kernel's real layout allows (None if nothing fits: then only a
+    tiling that the caller chose can run), `used` the sizes that the schedule runs.
     """
 
     paper: TileSize

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 
 def plural(count: int, noun: str, many: str | None = None) -> str:
-    """A count with its noun: 1 fault, 2 faults, 1,000 faults; `many` where that is not the noun with an s."""
+    """A count with its noun: 1 fault, 2 faults, 1,000 faults; `many` is the plural if it is not the noun with an s."""
     return f"{count:,} {noun if count == 1 else many or f'{noun}s'}"
 
 
@@ -20,5 +20,5 @@ def cut(text: str) -> str:
 
 
 def listed(words: Sequence[str]) -> str:
-    """One or more in a sentence: a, b and c."""
+    """One or more names in a sentence: a, b and c."""
     return " and ".join(filter(None, (", ".join(words[:-1]), words[-1])))

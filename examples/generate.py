@@ -100,7 +100,7 @@ def drawn(random: np.random.Generator, logits: np.ndarray) -> np.ndarray:
 def generate(
     xp: Any, p: Parameters, prompts: Sequence[str], count: int, seed: int = 0, check: bool = False
 ) -> tuple[list[str], list[float]]:
-    """So many characters behind each prompt: the texts, and where `check` asks for them each call's difference."""
+    """Generate `count` characters after each prompt: the texts, and with `check` each call's difference."""
     length, unknown = p["position"].shape[0], set("".join(prompts)) - set(ALPHABET)
     if unknown or "" in prompts:
         raise ValueError(f"prompts must have a character each, of those that are in the text, got {list(prompts)}")

@@ -218,7 +218,7 @@ def arrays() -> Any:
 
 
 def where(xp: Any) -> str:
-    """On what it runs."""
+    """The device on which it runs."""
     return "the simulated device (NumPy)" if xp is np else "the GPU (CuPy)"
 
 

@@ -1,4 +1,4 @@
-"""How long the PTX machine would take over a schedule, so that a forgotten `cupy.asarray` does not look like a hang."""
+"""An estimate of the PTX machine's time for a schedule, so that a forgotten `cupy.asarray` does not look like a hang."""
 
 from __future__ import annotations
 

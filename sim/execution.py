@@ -306,7 +306,7 @@ def _posed_varlen(
     """The sequences' bounds. ValueError if the schedule does not know their lengths, or the arrays pose another problem."""
     _require_numpy(q=q, k=k, v=v, **beside)
     if schedule.seqlens is None:
-        raise ValueError("schedule must say how long its sequences are (seqlens)")
+        raise ValueError("schedule must have the lengths of its sequences (seqlens)")
     p = schedule.problem
     lengths = np.array(schedule.seqlens, np.int64).reshape(-1, 2)
     bounds = {f"cu_seqlens_{side}": np.cumsum([0, *lengths[:, place]], dtype=np.int32) for place, side in enumerate("qk")}

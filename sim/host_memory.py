@@ -1,6 +1,6 @@
-"""How much memory a simulated call takes, so that what this computer has not enough for is refused before any work.
+"""An estimate of the memory of a simulated call: a call that needs more than this computer has free is refused before any work.
 
-Estimates are a little high: only what is far too large matters.
+Estimates are a little high: only calls that are far too large matter.
 """
 
 from __future__ import annotations
@@ -87,8 +87,8 @@ def require_room(need: int, what: str) -> None:
     room = available()
     if need > room:
         raise MemoryError(
-            f"{what} is estimated to need {_shown(need)} of memory, and {_shown(room)} are free here: make it smaller; if you know "
-            f"better, {VARIABLE}=64GB, or inf, says how much it may need"
+            f"{what} is estimated to need {_shown(need)} of memory, and {_shown(room)} are free here: make it smaller, or "
+            f"allow more by {VARIABLE}=64GB (or inf)"
         )
 
 
@@ -109,12 +109,12 @@ def available() -> float:
 
 
 def _of_machine() -> float:
-    """What Linux says could be had without swapping."""
+    """The memory that Linux could give without swapping."""
     return _read("/proc/meminfo", lambda text: _number(r"MemAvailable:\s+(\d+) kB", text) * 1024)
 
 
 def _of_group() -> float:
-    """What a container leaves of its limit (cgroup v2); its files' cache can be given up."""
+    """The free part of a container's limit (cgroup v2); its files' cache can be given up."""
     limit = _read("/sys/fs/cgroup/memory.max", lambda text: _number(r"(\d+)", text))
     return limit - (0 if limit == math.inf else _read("/sys/fs/cgroup/memory.stat", lambda text: _number(r"anon (\d+)", text)))
 

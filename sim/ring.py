@@ -40,7 +40,7 @@ class Link:
             self.received[name][to] += self.part_bytes[name][owner]
 
     def hand_on(self, names: Iterable[str], owners: list[int], distance: int) -> list[int]:
-        """Each rank sends what it has so far on; whose tensors each has then."""
+        """Send what each rank has so far on; return whose tensors each rank has then."""
         ranks = len(owners)
         for rank, owner in enumerate(owners):
             self.send(names, owner, rank, (rank + distance) % ranks)
@@ -48,14 +48,14 @@ class Link:
 
     @property
     def carried(self) -> dict[str, Carried]:
-        """By tensor, what each rank sent and received."""
+        """The bytes that each rank sent and received, by tensor."""
         return {name: Carried(self.sent[name], self.received[name]) for name in self.sent}
 
 
 def replay(ring: RingPlan, problem: Problem, *, backward: bool = False) -> dict[str, Carried]:
-    """What each rank sends and receives as all go through their steps: `problem` is the whole one.
+    """Count what each rank sends and receives as all go through their steps: `problem` is the whole one.
 
-    ValueError where a step wants keys, or gradients, of another rank than it has.
+    ValueError if a step needs keys, or gradients, of another rank than it has.
     """
     link = Link(ring, problem, (*KEYS, *GRADIENTS) if backward else KEYS)
     _replay_gathered(link, ring.ranks, backward) if ring.gather else _replay_ring(link, ring, backward)
@@ -87,7 +87,7 @@ def _replay_ring(link: Link, ring: RingPlan, backward: bool) -> None:
 
 
 @dataclass(frozen=True)
-class Work:
+class PieceWork:
     """What a piece is as a call by itself: of these there are few, however many ranks there are."""
 
     rows: int
@@ -96,16 +96,16 @@ class Work:
     window: tuple[int | None, int | None] | None
 
     @classmethod
-    def of(cls, piece: Piece) -> Work:
+    def of(cls, piece: Piece) -> PieceWork:
         return cls(len(piece.rows), len(piece.keys), piece.causal, piece.window)
 
     def problem(self, whole: Problem) -> Problem:
-        """As a problem. Sinks join once, not in each piece."""
+        """The piece as a problem. Sinks join once, not in each piece."""
         return replace(whole, seqlen_q=self.rows, seqlen_k=self.keys).asking(causal=self.causal, window=self.window, sinks=False)
 
 
 @lru_cache(maxsize=4096)
-def schedule(work: Work, problem: Problem, device: Device, backward: bool = False) -> TileSchedule:
+def schedule(work: PieceWork, problem: Problem, device: Device, backward: bool = False) -> TileSchedule:
     """How a piece of a problem is run: as `attention` runs it by default."""
     own = work.problem(problem)
     if backward:
@@ -114,15 +114,15 @@ def schedule(work: Work, problem: Problem, device: Device, backward: bool = Fals
 
 
 @lru_cache(maxsize=4096)
-def _traffic(work: Work, problem: Problem, device: Device, backward: bool) -> Traffic:
+def _traffic(work: PieceWork, problem: Problem, device: Device, backward: bool) -> Traffic:
     return theory.traffic(schedule(work, problem, device, backward))
 
 
 def hbm_bytes(ring: RingPlan, problem: Problem, device: Device, rank: int, *, backward: bool = False) -> Traffic:
-    """What all pieces of a rank move in its HBM, by the closed forms; what adds their results together is not in it."""
+    """The bytes that all pieces of a rank move in its HBM, by the closed forms, without the addition of their results."""
     read: Counter[str] = Counter()
     written: Counter[str] = Counter()
-    for work, times in Counter(Work.of(piece) for step in ring.steps(rank) for piece in step.pieces).items():
+    for work, times in Counter(PieceWork.of(piece) for step in ring.steps(rank) for piece in step.pieces).items():
         for name, moved in _traffic(work, problem, device, backward).items():
             read[name] += times * moved.read_bytes
             written[name] += times * moved.write_bytes

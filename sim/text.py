@@ -64,7 +64,7 @@ def stacks(widths: Sequence[int], titles: Sequence[str], width: int) -> list[lis
 
 
 def _span(columns: Sequence[int] | range, widths: Sequence[int]) -> int:
-    """How wide a table of these columns is."""
+    """The width of a table of these columns."""
     return len(INDENT) + sum(widths[n] for n in columns) + 2 * (len(columns) - 1)
 
 
@@ -74,6 +74,18 @@ def _titles(columns: Sequence[int], widths: Sequence[int], titles: Sequence[str]
     for title, group in groupby(columns, key=lambda n: titles[n]):
         spans.append(f"{title:^{sum(widths[n] + 2 for n in group) - 2}}")
     return (INDENT + "  ".join(spans)).rstrip()
+
+
+def in_units(amount: float, units: Sequence[tuple[str, float]], form: str, least: str) -> str:
+    """An amount in the largest of `units` (name, size) of which there is one, written by `form`; else by `least`."""
+    for unit, size in units:
+        if amount >= size:
+            return f"{amount / size:{form}} {unit}"
+    return least
+
+
+DECIMAL = (("PB", 1e15), ("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3))
+BINARY = (("GB", 2**30), ("MB", 2**20), ("KB", 2**10))
 
 
 def shortened(text: str, width: int) -> str:

@@ -78,6 +78,6 @@ class Traffic(Mapping[str, TensorTraffic]):
         return self.read_bytes + self.write_bytes
 
     def as_dict(self) -> dict[str, dict[str, int]]:
-        """For JSON: {tensor: {"read_bytes": ..., "write_bytes": ...}} with a "total" row."""
+        """The traffic for JSON: {tensor: {"read_bytes": ..., "write_bytes": ...}} with a "total" row."""
         rows = {row_of(name): {"read_bytes": t.read_bytes, "write_bytes": t.write_bytes} for name, t in self._tensors.items()}
         return rows | {TOTAL: {"read_bytes": self.read_bytes, "write_bytes": self.write_bytes}}

@@ -45,7 +45,7 @@ SECONDS_PER_ELEMENT = 4e-8
 
 
 @dataclass(frozen=True)
-class Run:
+class VerifiedRun:
     """One execution: numbers by tensor, the machine's findings, errors in the caches and, for decoding, counters by kernel."""
 
     traffic: Traffic
@@ -137,16 +137,16 @@ def verify(
     without a compiler, SramOverflow if a tile does not fit.
     """
     if isinstance(schedule, StandardSchedule) and schedule.ideal:
-        raise ValueError("tiling 'paper' of standard attention is a count, each input read once, that no kernel makes")
+        raise ValueError("no kernel has tiling 'paper' of standard attention: it is a count that reads each input once")
     schedule.kernels()  # refuses a schedule that no kernel runs before anything is drawn
     schedule = with_lengths(schedule)
     require_room(verified(schedule), f"verifying {schedule.algorithm}")
-    given = Drawn.of(schedule.problem, data_seed, score, mask, dropped)
+    given = DrawnInputs.of(schedule.problem, data_seed, score, mask, dropped)
     if not has_cache(schedule):
         schedule = knowing_mask(schedule, data_seed, given.mask)
     form, replayed = theory.traffic(schedule), replay(schedule)
     execution, watch = observed(schedule) if l2 else (None, None)
-    runs: list[Run] = []
+    runs: list[VerifiedRun] = []
     for v_mean in V_MEANS:
         progress(f"executing with V about {v_mean:g}")
         runs.append(run_drawn(schedule, given if runs else replace(given, watch=watch), v_mean, seed))
@@ -185,7 +185,7 @@ def with_lengths(schedule: TileSchedule) -> TileSchedule:
 
 
 @dataclass(frozen=True)
-class Drawn:
+class DrawnInputs:
     """The drawn inputs of a schedule's runs: its functions' values, the probability of dropout, the seed for the rest; `watch` as
     in `execute`."""
 
@@ -204,12 +204,12 @@ class Drawn:
         mask: Mask | None = None,
         dropped: float = DROPPED,
         watch: Watch | None = None,
-    ) -> Drawn:
+    ) -> DrawnInputs:
         """Draw the functions that are not given."""
         return cls(score or draw_score(problem, seed), mask or draw_mask(problem, seed), dropped, seed, watch)
 
 
-def run_drawn(schedule: TileSchedule, given: Drawn, v_mean: float = 0.0, seed: int | None = None) -> Run:
+def run_drawn(schedule: TileSchedule, given: DrawnInputs, v_mean: float = 0.0, seed: int | None = None) -> VerifiedRun:
     """Execute a schedule on arrays drawn for it, V about `v_mean`, in the schedule's order `seed`, and measure its numbers."""
     p = schedule.problem
     if has_cache(schedule):
@@ -221,18 +221,18 @@ def run_drawn(schedule: TileSchedule, given: Drawn, v_mean: float = 0.0, seed: i
     return _forward(schedule, inputs, given, seed)
 
 
-def _given(inputs: Inputs, given: Drawn) -> dict[str, Any]:
+def _given(inputs: Inputs, given: DrawnInputs) -> dict[str, Any]:
     """The arguments beside q, k and v for execution: a mask function replaces its values for each score."""
     beside = dict(inputs.beside) | ({} if given.mask is None else {"mask": given.mask})
     return beside | {"score": inputs.score, "dropout": inputs.dropout, "watch": given.watch}
 
 
-def _forward(schedule: TileSchedule, inputs: Inputs, given: Drawn, seed: int | None) -> Run:
+def _forward(schedule: TileSchedule, inputs: Inputs, given: DrawnInputs, seed: int | None) -> VerifiedRun:
     execution = execute(schedule, *inputs.qkv, seed=seed, **_given(inputs, given))
-    return Run(execution.traffic, measure(execution.out, execution.lse, inputs, score_dtype(schedule)), execution.findings)
+    return VerifiedRun(execution.traffic, measure(execution.out, execution.lse, inputs, score_dtype(schedule)), execution.findings)
 
 
-def _decode(schedule: DecodeSchedule, decoding: Decoding, watch: Watch | None, seed: int | None) -> Run:
+def _decode(schedule: DecodeSchedule, decoding: Decoding, watch: Watch | None, seed: int | None) -> VerifiedRun:
     given: dict[str, Any] = dict(decoding.arrays)
     tree = given.pop("tree_mask", None)
     expected = {name: decoding.appended(name) for name in ("k_cache", "v_cache")}
@@ -246,14 +246,14 @@ def _decode(schedule: DecodeSchedule, decoding: Decoding, watch: Watch | None, s
         if others:
             wrong.append(f"{name}: {plural(others, 'element')} are not, to the bit, what they were or what was appended")
     numbers = measure_decode(execution.out, execution.lse, sequences)
-    return Run(execution.traffic, numbers, execution.findings, tuple(wrong), execution.counters)
+    return VerifiedRun(execution.traffic, numbers, execution.findings, tuple(wrong), execution.counters)
 
 
-def _backward(schedule: BackwardSchedule, inputs: Inputs, given: Drawn, seed: int | None) -> Run:
+def _backward(schedule: BackwardSchedule, inputs: Inputs, given: DrawnInputs, seed: int | None) -> VerifiedRun:
     dout, (out, lse) = draw_gradient(schedule.problem, given.seed), handed_on(inputs, schedule.algorithm)
     execution = execute_backward(schedule, dout, *inputs.qkv, out, lse, **_given(inputs, given), seed=seed)
     numbers = measure_gradients(execution.gradients, dout, inputs)
-    return Run(execution.traffic, numbers, execution.findings)
+    return VerifiedRun(execution.traffic, numbers, execution.findings)
 
 
 def mask_blocks(schedule: TileSchedule) -> tuple[int, int]:

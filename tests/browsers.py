@@ -13,7 +13,7 @@ SWITCHES = ("headless", "no-sandbox", "disable-gpu", "disable-background-network
 
 
 def lacking() -> str | None:
-    """What is missing to run one, or None."""
+    """The reason why no browser can run, or None."""
     if importlib.util.find_spec("selenium") is None:
         return "needs selenium, of the extra 'test'"
     if not (shutil.which("chromium") and shutil.which("chromedriver")):
@@ -41,7 +41,7 @@ def chromium(folder: Path) -> Iterator[Any]:
 
 
 def screen(browser: Any, width: int, height: int = 800, **features: str) -> None:
-    """Of so many pixels, with media features such as prefers_color_scheme="dark"."""
+    """Give the browser a screen of `width` x `height` pixels, with media features such as prefers_color_scheme="dark"."""
     metrics = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": False}
     browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
     media = [{"name": name.replace("_", "-"), "value": value} for name, value in features.items()]

@@ -31,8 +31,8 @@ NOBODY_S = (-7, 2**31 - 1)  # pages that nobody may look for
 
 @dataclass(frozen=True)
 class Placing:
-    """How a call's arrays lie in memory: each by its layout, or K and V of a key side by side in one, or each row an element off
-    what copies are wide. `shared`: the first page of two sequences is one."""
+    """The layout of a call's arrays in memory: each by its layout, or K and V of a key side by side in one, or each row an element
+    off wide copies. `shared`: True if two sequences have the same first page."""
 
     layouts: tuple[Layout, ...] = (Layout(),) * 5
     interleaved: bool = False
@@ -86,7 +86,7 @@ class Case:
         return rng.standard_normal(shape).astype(np.float32).astype(DTYPES[self.problem.dtype])
 
     def arrays(self) -> tuple[Arrays, list[np.ndarray]]:
-        """What a call is given, by name, and all memory of the caches, where NaN stands for what nobody may read."""
+        """The arguments of a call, by name, and all memory of the caches, with NaN in all elements that must not be read."""
         p, c, rng = self.problem, self.cache, np.random.default_rng(self.seed)
         dtype, room = DTYPES[p.dtype], p.seqlen_k if c.page_size is None else c.page_size
         shape = (p.batch if c.page_size is None else c.pages, p.kv_heads, room)
@@ -132,7 +132,7 @@ class Case:
         return table
 
     def places(self, arrays: Arrays, b: int, keys: int) -> list[tuple[Any, ...]]:
-        """Where in a cache a sequence's first keys are."""
+        """The places of a sequence's first keys in a cache."""
         page = self.cache.page_size
         if page is None:
             return [(b, slice(None), key) for key in range(keys)]
@@ -250,7 +250,7 @@ def attended(case: Case, arrays: Arrays, b: int) -> tuple[Result, Result, float]
 
 
 def visible(case: Case, arrays: Arrays, b: int, keys: int) -> np.ndarray:
-    """Which of a sequence's keys each query sees: (n_q, keys), or with heads before. The queries are its newest places."""
+    """The keys of a sequence that each query sees: (n_q, keys), or with heads before. The queries are its newest places."""
     p = case.problem
     own, cols = np.arange(p.seqlen_q)[:, None] + keys - p.seqlen_q, np.arange(keys)
     seen = np.ones((p.seqlen_q, keys), bool)

@@ -29,7 +29,8 @@ HEADS = ((1, 1), (2, 1), (2, 2), (3, 1), (4, 2), (6, 1), (8, 1), (8, 2))
 
 @dataclass(frozen=True)
 class Layout:
-    """How an array (b, h, n, d) lies in memory: with heads inside of rows or not, `step` rows apart, and with room behind each row.
+    """The layout of an array (b, h, n, d) in memory: with heads inside of rows or not, `step` rows apart, and with room after each
+    row.
 
     Rows begin at multiples of 16 bytes whatever d is.
     """
@@ -69,7 +70,7 @@ class Case:
         return plan(self.problem, self.device, "fa3", self.tiling, lse=self.lse)
 
     def inputs(self) -> Inputs:
-        """What float64 is given: zeros where keys do not count."""
+        """The inputs for float64: zeros for keys that do not count."""
         made = drawn(self.problem, self.seed, self.v_mean)
         for batch, keys in enumerate(made.beside.get("key_lengths", ())):
             made.k[batch, :, keys:] = made.v[batch, :, keys:] = 0
@@ -127,7 +128,7 @@ def check_packed(schedule: VarlenSchedule, seed: int = 0, order: int | None = No
 
 
 def runs(problem: Problem, blocks: tuple[int, int]) -> bool:
-    """Whether the kernel runs such blocks."""
+    """True if the kernel runs such blocks."""
     try:
         fa3_tiles.choose(problem, H100, blocks)
     except DoesNotFit:

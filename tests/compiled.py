@@ -18,7 +18,7 @@ shared: list[Path] = []
 
 
 def share(folder: Path) -> None:
-    """From now on a program that any process with the same folder has compiled is read from there."""
+    """Read programs from the folder from now on, if any process with the same folder has compiled them."""
     shared[:] = [folder]
 
     def compile_once(source: str, options: Sequence[str], name: str, product: str, *names: Sequence[str]) -> nvrtc.Compiled:

@@ -1,4 +1,4 @@
-"""What the tests share: fixed seeds, and an environment that is the tests' own.
+"""The set-up that tests share: fixed seeds, and an environment that is the tests' own.
 
 CUPYFLASH_TEST_EXAMPLES=10 tries ten times as many random problems, and other ones each time.
 """
@@ -96,12 +96,12 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """In the wide suite nothing is done on a few examples that is done on many as well."""
+    """Skip, in the wide suite, cases with few examples of properties that it checks on many as well."""
     items[:] = [item for item in items if not {"few", "wide"} <= {mark.name for mark in item.iter_markers()}]
 
 
 def pytest_collection_finish() -> None:
-    """What has been imported and collected stays, and need not be looked through."""
+    """Freeze the imported and collected objects, so that the garbage collector need not scan them."""
     gc.freeze()
 
 

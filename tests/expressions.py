@@ -64,7 +64,7 @@ def score(text: str, values: Mapping[str, Any] = CAPTURED) -> Score:
 
 
 def named(text: str, values: Mapping[str, Any] = CAPTURED) -> dict[str, Any]:
-    """Those of the captured values that a text names."""
+    """The captured values that a text names."""
     names = {node.strip() for node in "".join(c if c.isalnum() or c == "_" else " " for c in text).split()}
     return {name: value for name, value in values.items() if name in names}
 
@@ -137,7 +137,7 @@ class Clamped:
 
 
 def by_python(text: str, places: list[tuple[int, ...]]) -> list[float]:
-    """What Python's own eval makes of a text at some of the scores."""
+    """The value of a text by Python's own eval, at some of the scores."""
     code = compile(text, "score", "eval")
     shared: dict[str, Any] = {name: getattr(math, name) for name in ("floor", "exp", "log", "sqrt", "sin", "cos", "tanh")}
     shared["where"] = lambda condition, a, b: a if condition else b

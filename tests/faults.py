@@ -36,8 +36,8 @@ class Nth:
 
 
 def drawn(places: Sequence[Hashable], most: int) -> list[int]:
-    """Which of some events to have fail, from 1 on: the first and the last at each place, evenly fewer where they are more than
-    `most`; the rest, evenly, where they are fewer."""
+    """The numbers of the events to make fail, from 1 on: the first and the last at each place, fewer if they are more than `most`;
+    the others spread evenly."""
     assert places, "nothing has happened"
     first = {place: number for number, place in reversed([*enumerate(places, 1)])}
     last = {place: number for number, place in enumerate(places, 1)}
@@ -54,7 +54,7 @@ def _evenly(numbers: Sequence[int], most: int) -> list[int]:
 
 @contextmanager
 def left_as_found(folder: Path) -> Iterator[None]:
-    """Whatever happens within leaves no lock held, no thread, no file in `folder`, and the process' settings as they were."""
+    """Check that the block within leaves no lock held, no thread, no file in `folder`, and the process' settings unchanged."""
 
     def state() -> tuple[object, ...]:
         return {*threading.enumerate()}, sorted(folder.rglob("*")), gc.isenabled(), np.geterr(), os.environ.copy()
@@ -83,7 +83,7 @@ def temporary_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 
 
 def within(seconds: float, work: Callable[[], Any]) -> Any:
-    """What `work` gives or raises; AssertionError where it is not over in time."""
+    """The result or error of `work`; AssertionError if it does not end in time."""
     found: list[Any] = []
     errors: list[BaseException] = []
 

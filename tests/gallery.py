@@ -1,4 +1,4 @@
-"""What the galleries of kernels share: a launch as data, a register of them, and the check."""
+"""The common part of the galleries of kernels: a launch as data, a register of them, and the check."""
 
 from __future__ import annotations
 

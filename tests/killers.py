@@ -20,6 +20,7 @@ import numpy as np
 import test_backward
 import test_backward_sparse
 import test_magnitudes
+import test_masks_sequences
 import test_ring_sums
 import test_softmax
 import test_varlen
@@ -43,14 +44,14 @@ from cupyflash.schedules import (
 )
 from cupyflash.schedules.dropout_mask import DropoutMaskSchedule
 from cupyflash.sim import replay, theory
-from cupyflash.sim.cli.options import Request
+from cupyflash.sim.cli.options import ProblemRequest
 from cupyflash.sim.cli.verify import verify as command
 from cupyflash.sim.execution import execute, run_kernels
 from cupyflash.sim.numbers.inputs import Inputs
 from cupyflash.sim.numbers.reference import dropped
 from cupyflash.sim.numbers.yardstick import DROPPED, draw_gradient, draw_mask, drawn, knowing_mask, measure
 from cupyflash.sim.ptx import Counters
-from cupyflash.sim.verification import Drawn, has_cache, run_drawn, score_dtype, with_lengths
+from cupyflash.sim.verification import DrawnInputs, has_cache, run_drawn, score_dtype, with_lengths
 
 LIST = Path(__file__).with_suffix(".toml")
 SPENT = Path(__file__).with_name("killers_spent.json")
@@ -60,7 +61,7 @@ INCLUDED = re.compile(r'^\s*#\s*include\s+"([^"]+)"', re.MULTILINE)
 
 
 class Killed(AssertionError):
-    """What was found wrong, in a few words."""
+    """A found fault, in a few words."""
 
 
 def require(right: bool, wrong: object) -> None:
@@ -79,6 +80,7 @@ class Killer:
     more: int = 0
     verify: str = ""
     packed: str = ""
+    packed_mask: str = ""
     blocks: float = 0.0
     dbias: bool = False
     alignment: int = 0
@@ -96,11 +98,11 @@ class Killer:
         return f"{self.kernel} {self.number}" + (f".{self.more}" if self.more else "")
 
     @cached_property
-    def request(self) -> Request:
+    def request(self) -> ProblemRequest:
         """What the command would be asked."""
         with command.make_context("verify", shlex.split(self.verify)) as context:
             own = ("seed", "data_seed", "l2", "max_seconds", "as_json")
-            request = Request.of({name: value for name, value in context.params.items() if name not in own})
+            request = ProblemRequest.of({name: value for name, value in context.params.items() if name not in own})
         problem = request.problem
         if self.scale:
             problem = problem.asking(scale=self.scale)
@@ -142,6 +144,8 @@ class Killer:
             return DropoutMaskSchedule(self._dropped()[1], A100)
         if self.large:
             return self._large()[0]
+        if self.packed_mask:
+            return self._with_mask()
         r = self.request
         if self.packed and r.backward:
             return plan_varlen_backward(r.problem, r.device, self.sequences, r.tiling, deterministic=r.deterministic)
@@ -154,7 +158,7 @@ class Killer:
 
     @cached_property
     def kernels(self) -> tuple[Kernel, ...]:
-        """Those that are launched."""
+        """The launched kernels."""
         return tuple(kernel for kernel in self.schedule.kernels() if kernel.grid)
 
     def counts(self) -> None:
@@ -171,6 +175,9 @@ class Killer:
             self._softmax()
         elif self.large:
             self._of_large_scores()
+        elif self.packed_mask:
+            kind = test_masks_sequences.check if self.packed_mask == "forward" else test_masks_sequences.check_backward
+            self._spent(kind(schedule).counters)
         elif self.add_state:
             self._add_state()
         elif self.dropout_mask:
@@ -194,7 +201,7 @@ class Killer:
     def _attention(self, schedule: TileSchedule) -> None:
         self.counts()
         p, dropped = schedule.problem, self.request.dropout or DROPPED
-        given = Drawn.of(p, 0, dropped=dropped)
+        given = DrawnInputs.of(p, 0, dropped=dropped)
         if has_cache(schedule):
             run = run_drawn(schedule, given, 1.0)
             self._holds(run.traffic, run.numbers, (*run.findings, *run.caches))
@@ -219,7 +226,7 @@ class Killer:
         require(all(each.good for each in numbers.values()), numbers)
 
     def _laid(self, inputs: Inputs) -> Inputs:
-        """With Q of another size, and rows where `alignment` says."""
+        """Arrays with Q of another size, and rows at `alignment`."""
         q, k, v = inputs.qkv
         q = q * q.dtype.type(2.0**self.power)
         if self.alignment:
@@ -240,6 +247,12 @@ class Killer:
         require(not found.findings, found.findings[:1])
         require(right, "numbers")
         self._spent(found.counters)
+
+    def _with_mask(self) -> VarlenSchedule | VarlenBackwardSchedule:
+        lengths = test_masks_sequences.UNEVEN
+        if self.packed_mask == "forward":
+            return test_masks_sequences.planned(plan_varlen, lengths, lse=True)
+        return test_masks_sequences.planned(plan_varlen_backward, lengths, deterministic=self.packed_mask == "deterministic")
 
     def _softmax(self) -> None:
         algorithm, lengths, dtype, *down = self.softmax.split()
@@ -282,7 +295,7 @@ OBSERVED: dict[str, dict[str, int]] = {}
 
 
 def spent(counters: Mapping[str, Counters]) -> dict[str, int]:
-    """Of all launches: what costs time and changes no number."""
+    """The counts of all launches that cost time and change no number."""
     each = counters.values()
     return {
         "instructions": sum(one.instructions for one in each),
@@ -295,7 +308,7 @@ def spent(counters: Mapping[str, Counters]) -> dict[str, int]:
 
 @cache
 def written() -> dict[str, Any]:
-    """What each problem takes, by name, and with which "nvrtc": `python tests/mutator.py --spent` writes it."""
+    """The counts of each problem, by name, and the "nvrtc" that gave them: `python tests/mutator.py --spent` writes them."""
     found: dict[str, Any] = json.loads(SPENT.read_text()) if SPENT.exists() else {}
     return found
 
@@ -307,7 +320,7 @@ def nvrtc_version() -> str:
 
 
 def blocks_of(schedule: TileSchedule) -> tuple[int, int]:
-    """Of a block mask."""
+    """The blocks of a block mask."""
     own = schedule.block_rows, schedule.block_cols
     return schedule.mask_blocks or own if isinstance(schedule, BackwardSchedule) else own
 
@@ -325,7 +338,7 @@ def with_room(array: np.ndarray, alignment: int) -> np.ndarray:
 
 @cache
 def killers() -> tuple[Killer, ...]:
-    """All of the list."""
+    """All problems of the list."""
     listed: dict[str, list[dict[str, Any]]] = tomllib.loads(LIST.read_text())
     made = []
     for kernel, some in listed.items():

@@ -1,4 +1,5 @@
-"""What tests run under mpiexec: attention over MPI's ranks. Arguments: the folder of compiled programs; cupy, for CuPy's arrays."""
+"""The tests that run under mpiexec: attention over MPI's ranks. Arguments: the folder of compiled programs; cupy, for CuPy's
+arrays."""
 
 from __future__ import annotations
 
@@ -67,7 +68,7 @@ def arrays() -> list[np.ndarray]:
 
 
 def numbers(backward: bool) -> None:
-    """By the 2x rule."""
+    """Check the numbers by the 2x rule."""
     q, k, v, dout = arrays()
     own = [shard(xp.asarray(x), WORLD) for x in (q, k, v, dout)]
     out, pullback = ring_attention_vjp(*own[:3], WORLD, causal=True)
@@ -80,7 +81,7 @@ def numbers(backward: bool) -> None:
 
 
 def faults() -> None:
-    """What is wrong on one rank is an error on all; afterwards all is as before."""
+    """Check that a mistake on one rank is an error on all, and that the next call is right."""
     q, k, v, _ = arrays()
     own, last = [shard(xp.asarray(x), WORLD) for x in (q, k, v)], WORLD.size - 1
     error = raised(lambda: ring_attention(*own, WORLD, causal=WORLD.rank == last))

@@ -42,7 +42,7 @@ class Mutant:
         (directory / self.file).write_text(text.replace(self.old, self.new))
 
     def is_found(self, findings: Sequence[Finding], directory: Path) -> bool:
-        """Whether one of the findings is of an expected kind and at an expected line of the sources in `directory`."""
+        """True if one of the findings is of an expected kind and at an expected line of the sources in `directory`."""
         places = set()
         for path in directory.glob("*.cu*"):
             text = path.read_text().splitlines()

@@ -6,12 +6,12 @@
 A mutant is one change: a relation or an operator, a constant, a statement that is dropped, a barrier that is dropped, two
 arguments or indices that are swapped, a condition that always or never holds. It dies by the problems of killers.toml (killers.py
 says what is held against each); one of a schedule also by what is written down of choices and models (.ci/choices.py), and by quick
-tests. What does not compile or import is drawn again. Mutants that change nothing are listed, with reasons, in
-equivalent_mutants.toml.
+tests. What does not compile or import is drawn again, and so is a swap of what may be swapped, as the arguments of max. Mutants
+that change nothing are listed, with reasons, in equivalent_mutants.toml.
 
-`--again FILE` tries the survivors of a --json file again. `--renew` writes drawn_mutants.jsonl, which the wide suite runs, or a
-room's part of it: the first of a room's draw that die, each with what it dies by, but for those whose death takes long; where one
-survives, it writes nothing.
+Deaths that the --json file has are not repeated: an interrupted draw goes on. `--again FILE` tries the survivors of such a file.
+`--renew` writes drawn_mutants.jsonl, which the wide suite runs, or a room's part of it: the first of a room's draw that die, each
+with what it dies by, but for those whose death takes long; where one survives, it writes nothing.
 `--spent` runs all problems on the kernels as they are, with `--file` those of some kernels, and writes down what each takes
 (killers_spent.json), for who changes a kernel so that it takes more. CUPYFLASH_TEST_PROGRAMS is a folder for programs.
 """
@@ -46,7 +46,7 @@ KINDS = ("relation", "operator", "constant", "statement", "barrier", "swap", "co
 # A mutant of a schedule with which pytest runs tests (-p mutator)
 VARIABLE = "CUPYFLASH_MUTANT"
 # The wide suite's draw: its seed, how many of each room, and the processor time in s that the death of one may take
-SEED, SHARES, DEAREST = 31, {"kernels": 45, "schedules": 15}, 3.0
+SEED, SHARES, DEAREST = 401, {"kernels": 45, "schedules": 15}, 3.0
 RENEW = "draw the wide suite's again: python tests/mutator.py --renew"
 EQUIVALENT = Path(__file__).with_name("equivalent_mutants.toml")
 DRAWN = Path(__file__).with_name("drawn_mutants.jsonl")
@@ -79,7 +79,7 @@ class Mutant:
 
     @property
     def key(self) -> tuple[str, str, str]:
-        """What stays when lines move."""
+        """The identity of a mutant, which stays when lines move."""
         return self.file, self.old, self.new
 
     def text(self) -> str:
@@ -124,6 +124,8 @@ OPERATORS = {
 }
 RELATIONS = {"<": "<=", "<=": "<", ">": ">=", ">=": ">", "==": "!=", "!=": "==", "&&": "||", "||": "&&", "and": "or", "or": "and"}
 RELATIONS |= {"in": "not in", "is": "is not"}
+# Calls whose first two arguments may be swapped
+SYMMETRIC = re.compile(r"\b(?:fmaxf|fminf|fmaf|__fmul_rn|__fadd_rn|max|min|maximum|minimum)\($")
 BARRIER = re.compile(
     r"__sync|\bmeet\(|wait|commit|close_group|fence|publish|arrive|mbarrier|release|\bbar\.|barrier|__nanosleep|acquire|expect"
 )
@@ -135,7 +137,7 @@ NUMBER = re.compile(r"(?<![\w.])(\d+)(?:(\.\d*)f?|u|ull)?(?![\w.])")
 
 
 def other_numbers(digits: str) -> list[str]:
-    """What a whole number may become: one more, one less; 0 and 1 each other."""
+    """The numbers that replace a whole number: one more, one less; 0 and 1 each other."""
     n = int(digits)
     return [str(each) for each in ((n + 1, n - 1) if n else (1,)) if each >= 0]
 
@@ -146,8 +148,8 @@ def blanked(text: str) -> str:
 
 
 def of_cuda(text: str) -> Iterator[Site]:
-    """Every change of a file of CUDA C that is known here. In this house's layout operators of two sides stand between blanks, and
-    what does not (templates, pointers) has none."""
+    """Every known change of a file of CUDA C. In this project's layout binary operators stand between blanks; operators without
+    blanks (templates, pointers) are left alone."""
     bare = blanked(text)
     for found in re.finditer(r"(?<= )(<<|>>|<=|>=|==|!=|&&|\|\||\+=|-=|\*=|\|=|&=|[-+*/%<>&|^])(?= )", bare):
         word = found[1]
@@ -182,7 +184,7 @@ def of_cuda(text: str) -> Iterator[Site]:
 
 
 def closing(bare: str, begin: int) -> int:
-    """Where the bracket ends that is opened before `begin`."""
+    """The end of the bracket that is opened before `begin`."""
     depth = 1
     for place in range(begin, len(bare)):
         depth += (bare[place] in "([{") - (bare[place] in ")]}")
@@ -192,7 +194,7 @@ def closing(bare: str, begin: int) -> int:
 
 
 def calls(bare: str) -> Iterator[tuple[int, int]]:
-    """Between the brackets of calls, not of definitions."""
+    """The texts between the brackets of calls, not of definitions."""
     for found in re.finditer(r"[\w>](\(|\{)", bare):
         end = closing(bare, found.end())
         line = bare[bare.rfind("\n", 0, found.start()) + 1 : found.start()]
@@ -239,7 +241,7 @@ def dropped_of_cuda(text: str, bare: str) -> Iterator[Site]:
 
 
 def of_python(text: str) -> Iterator[Site]:
-    """Every change of a Python file that is known here; texts, annotations and what is raised stay."""
+    """Every known change of a Python file; texts, annotations and `raise` statements stay."""
     tree = ast.parse(text)
     starts = [0]
     for line in text.splitlines(keepends=True):
@@ -307,8 +309,11 @@ def of_python(text: str) -> Iterator[Site]:
 
 
 def mutant_at(file: str, text: str, site: Site) -> Mutant | None:
-    """A change as whole lines, as many before it as make them unlike all others; None where that changes the number of lines."""
+    """A change as whole lines, as many before it as make them unlike all others; None where that changes the number of lines, or
+    nothing."""
     kind, begin, end, instead = site
+    if kind == "swap" and SYMMETRIC.search(text, 0, begin):
+        return None
     if text[begin:end].count("\n") != instead.count("\n"):
         instead += "\n" * (text[begin:end].count("\n") - instead.count("\n"))
     first, last = text.rfind("\n", 0, begin) + 1, (text + "\n").find("\n", end)
@@ -389,7 +394,7 @@ class _Text(importlib.abc.SourceLoader):
 
 
 def use(mutant: Mutant) -> None:
-    """From now on, whatever imports the mutant's module gets the changed one."""
+    """Make whatever imports the mutant's module get the changed one from now on."""
     sys.meta_path.insert(0, Changed(mutant))
 
 
@@ -407,7 +412,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--room", choices=("kernels", "schedules"))
     parser.add_argument("--file", default="", help="only files whose path has this in it")
     parser.add_argument("--kind", choices=KINDS)
-    parser.add_argument("--json", type=Path, help="a file to which each verdict is added, a line each")
+    parser.add_argument("--json", type=Path, help="a file to which each verdict is added, a line each; its deaths count")
     parser.add_argument("--again", type=Path, help="such a file, whose survivors are tried again")
     parser.add_argument("--spent", action="store_true", help="write down what each problem takes, unchanged")
     parser.add_argument("--renew", action="store_true", help="draw those of the wide suite")
@@ -425,6 +430,12 @@ def keep(room: str, some: list[dict[str, str]]) -> None:
     DRAWN.write_text("".join(json.dumps(one) + "\n" for one in sorted(some + others, key=lambda one: Mutant.of(one).room)))
 
 
+def known_deaths(path: Path | None) -> dict[tuple[str, str, str], dict[str, Any]]:
+    """The verdicts of a --json file that are deaths, by mutant."""
+    found = [json.loads(line) for line in path.read_text().splitlines()] if path and path.exists() else []
+    return {Mutant.of(one).key: one for one in found if one["verdict"] == "killed"}
+
+
 def wanted(asked: argparse.Namespace) -> Iterator[Mutant]:
     if asked.again is None:
         yield from drawn(asked.seed, asked.room, asked.file, asked.kind)
@@ -436,7 +447,8 @@ def wanted(asked: argparse.Namespace) -> Iterator[Mutant]:
 
 def examine(asked: argparse.Namespace, examiner: Any, enough: int) -> tuple[bool, list[dict[str, str]]]:
     """Says what becomes of so many; returns whether none survives, and with --renew those to keep, which it then counts."""
-    counts, spent, known, seen = Counter[str](), 0.0, equivalent(), set[tuple[str, str, str]]()
+    counts, spent, seen = Counter[str](), 0.0, set[tuple[str, str, str]]()
+    same, deaths = equivalent(), known_deaths(asked.json)
     kept: list[dict[str, str]] = []
     for mutant in wanted(asked):
         if (len(kept) if asked.renew else counts.total() - counts["no program"]) >= enough:
@@ -444,12 +456,14 @@ def examine(asked: argparse.Namespace, examiner: Any, enough: int) -> tuple[bool
         if mutant.key in seen:
             continue
         seen.add(mutant.key)
-        verdict, why = ("equivalent", known[mutant.key]) if mutant.key in known else ("", "")
-        found = {"verdict": verdict, "why": why, "by": "", "seconds": 0.0} if verdict else asdict(examiner.examine(mutant))
+        if mutant.key in same:
+            found = {"verdict": "equivalent", "why": same[mutant.key], "by": "", "seconds": 0.0}
+        else:
+            found = deaths.get(mutant.key) or asdict(examiner.examine(mutant))
         counts[found["verdict"]] += 1
         spent += found["seconds"]
         print(f"{found['verdict']:<12}{found['seconds']:6.1f} s  {mutant}\n{'':12}{found['why']}", flush=True)
-        if asked.json and found["verdict"] != "no program":
+        if asked.json and found["verdict"] != "no program" and mutant.key not in deaths:
             with asked.json.open("a") as file:
                 file.write(json.dumps(asdict(mutant) | found) + "\n")
         if asked.renew and found["verdict"] == "killed" and found["by"]:

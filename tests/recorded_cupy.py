@@ -121,7 +121,7 @@ class Recorded(types.ModuleType):
             return ndarray(shape, np.dtype(dtype), np.zeros(shape, dtype))
 
         def from_dlpack(array: Any) -> ndarray:
-            """As CuPy 14: asks for the memory on its own current stream."""
+            """An array from DLPack as in CuPy 14, which requests the memory on its own current stream."""
             return array.__dlpack__(stream=1)
 
         self.ndarray, self.RawModule, self.empty, self.zeros, self.from_dlpack = ndarray, RawModule, empty, zeros, from_dlpack

@@ -1,4 +1,4 @@
-"""What the tests of rings share: arrays, a call over ranks that are threads, and plain calls in place of kernels."""
+"""The common part of the tests of rings: arrays, a call over ranks that are threads, and plain calls in place of kernels."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def plain_forward(calls: PieceCalls, piece: Any, q: Any, k: Any, v: Any) -> Any:
 
 
 def plain_backward(calls: PieceCalls, piece: Any, rows: Any, k: Any, v: Any) -> Any:
-    """From the whole's L and O, in float64."""
+    """The gradients from the whole's L and O, in float64."""
     given = calls._of(piece, rows["q"], k, v) | calls._rows(piece, rows)
     inputs = Inputs(given["q"], given["k"], given["v"], Options(causal=given["causal"], window=given["window"]))
     lse = np.where(np.isneginf(given["lse"]), 0, given["lse"])[..., None]
@@ -79,7 +79,7 @@ def plain_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def refusals(ranks: int, work: Callable[[Any], Any]) -> list[Exception]:
-    """What each rank raises."""
+    """The errors of each rank."""
 
     def caught(comm: Any) -> Exception:
         with pytest.raises((ValueError, TypeError, RuntimeError)) as info:

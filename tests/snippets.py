@@ -100,7 +100,7 @@ def pages() -> dict[str, list[Block]]:
 
 
 def commands(block: Block) -> list[list[str]]:
-    """What a shell's lines call, each as its words, as bash reads them."""
+    """The commands in a shell's lines, each as its words, as bash reads them."""
     called = subprocess.run(["bash", "-c", f"exec 3>&1 >&2\n{SHELL}\n{block.here}"], capture_output=True, text=True)
     assert called.returncode == 0 and not called.stderr.replace("word\n", ""), f"{block}: {called.stderr}"
     words, found = iter(called.stdout.split("\0")[:-1]), []
@@ -111,7 +111,7 @@ def commands(block: Block) -> list[list[str]]:
 
 @cache
 def printed(words: tuple[str, ...]) -> str:
-    """What a command prints that needs no file and writes none."""
+    """The output of a command that needs no file and writes none."""
     return run_command(words)
 
 

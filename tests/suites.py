@@ -1,4 +1,4 @@
-"""Which tests are in which suite: the README's command runs a sample of everything, `pytest -m wide` all of it."""
+"""The suites of tests: the README's command runs a sample of everything, `pytest -m wide` all of it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def wide(*case: Any) -> Any:
 
 
 def problems_each() -> int:
-    """How many random problems of one kernel are run, since to compile it takes longer: fewer where there are few examples."""
+    """The number of random problems of one kernel, whose compilation takes longer: fewer if there are few examples."""
     return 1 if _few else 3
 
 

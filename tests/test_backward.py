@@ -119,7 +119,7 @@ def test_any_lengths(n_q: int, n_k: int, causal: bool, algorithm: str) -> None:
 
 @pytest.mark.parametrize("d", [wide(1), 8, wide(17)])
 def test_narrow_heads(d: int) -> None:
-    """Whose padding is most of what is summed."""
+    """Padding is most of what narrow heads sum."""
     check_backward(plan_backward(Problem(1, 2, 1, 34, 34, d, "float16", alignment=16 if d == 8 else 2), A100), v_mean=1.0)
 
 

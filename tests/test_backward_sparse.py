@@ -45,7 +45,8 @@ def test_random_problems(algorithm: str, deterministic: bool, data: st.DataObjec
 
 @pytest.mark.wide
 def test_a_block_mask_has_the_forwards_blocks() -> None:
-    """With nothing said of blocks, mask and kernels are those of the forward call; a mask that keeps nothing has no gradient."""
+    """Without an own choice of blocks, mask and kernels are those of the forward call; a mask that keeps nothing has no
+    gradient."""
     q, k, v, dout = np.random.default_rng(0).standard_normal((4, 1, 300, 32)).astype(np.float16)
     masked = Problem(1, 1, 1, 300, 300, 32, "float16", block_mask=BlockMask((1, 1, 1, 1)))
     forward = cupyflash.plan(masked, A100)
@@ -125,7 +126,7 @@ def test_the_packed_call() -> None:
 @pytest.mark.parametrize("shape", [wide((2, 3, 40, 50)), (1, 3, 40, 50), wide((3, 1, 50)), wide((50,))])
 @pytest.mark.parametrize("causal", [wide(False), True])
 def test_the_gradient_of_a_bias(shape: tuple[int, ...], causal: bool) -> None:
-    """It has the bias's shape: what was broadcast adds up."""
+    """The gradient has the bias's shape: broadcast elements add up."""
     p = Problem(2, 3, 3, 40, 50, 16, "float32", causal=causal)
     (q, k, v), dout = draw(p, v_mean=1.0), draw_gradient(p)
     bias = np.random.default_rng(1).standard_normal(shape).astype(np.float32)
@@ -178,7 +179,7 @@ def test_what_deterministic_costs() -> None:
 
 @sweep(5, 35, data=st.data(), tiling=st.none() | st.sampled_from(TILINGS) | st.just("paper"))
 def test_standard_theory_is_replay_is_literal_replay(data: st.DataObject, tiling: Any) -> None:
-    """All that restricts scores but block masks; an SRAM that has room for the paper's one tile."""
+    """All options that restrict scores, except block masks; an SRAM that has room for the paper's one tile."""
     for problem in data.draw(sparse_problems((16, 16), blocks=False)):
         schedule = plan_backward(problem, A100.with_sram("1MB"), "standard", tiling)
         assert theory.traffic(schedule) == replay(schedule) == replay(schedule, literal=True)

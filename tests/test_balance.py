@@ -53,7 +53,7 @@ def unlike(draw: st.DrawFn) -> Fa3Schedule:
 
 
 def clocks_taken(schedule: Fa3Schedule) -> np.ndarray:
-    """Of its row blocks by the model, in the order of the queue."""
+    """The clocks of its row blocks by the model, in the order of the queue."""
     turns = schedule.items.turns[schedule.order()[0]]
     best = fa3_tiles.choose(schedule.problem, H100, (schedule.tiling.used.block_rows, schedule.block_cols))
     found: np.ndarray = turns[turns >= 0] * best.turn + fa3_tiles.WORK_LATENCY
@@ -72,9 +72,15 @@ def test_the_busiest_is_about_as_busy_as_longest_first(schedule: Fa3Schedule) ->
         assert busiest(lengths) <= MOST * busiest(np.sort(lengths)[::-1])
 
 
+def test_few_row_blocks_are_told_apart_exactly() -> None:
+    """Four and five column blocks in one class left the busiest 1.04 times what it is with the longest first."""
+    lengths = clocks_taken(plan(Problem(3, 128, 32, 188, 423, 256, "bfloat16", causal=True), H100, "fa3"))  # type: ignore[arg-type]
+    assert busiest(lengths) == busiest(np.sort(lengths)[::-1])
+
+
 @sweep(30, 300, schedule=unlike())
 def test_each_row_block_is_in_the_queue_once(schedule: Fa3Schedule) -> None:
-    """Those that there are not come last."""
+    """Existing row blocks come before the surplus numbers."""
     item, head = schedule.order()
     assert len(item) == schedule.works and (np.unique(item * schedule.items.heads + head) == np.arange(schedule.works)).all()
     there = schedule.items.turns[item] >= 0
@@ -86,7 +92,7 @@ def test_each_row_block_is_in_the_queue_once(schedule: Fa3Schedule) -> None:
     [(1, 16, 16384, 128, 1.21), (1, 8, 16384, 256, 1.80), (4, 8, 4096, 256, 1.22), (2, 8, 8192, 256, 1.22)],
 )
 def test_where_a_fixed_order_was_uneven(batch: int, heads: int, n: int, d: int, before: float) -> None:
-    """In turn from the front and from the back, heads by as many as half of the L2 holds, left the busiest so much."""
+    """The balance of the former fixed order: in turn from the front and from the back, heads by as many as half of the L2 holds."""
     schedule = plan(Problem(batch, heads, heads, n, n, d, "bfloat16", causal=True), H100, "fa3")
     assert told(schedule) <= 1.01
     section = min(batch * heads, H100.l2_bytes // 2 // (4 * n * d))
@@ -99,7 +105,7 @@ def test_where_a_fixed_order_was_uneven(batch: int, heads: int, n: int, d: int, 
 
 
 def test_the_models_take_the_busiest() -> None:
-    """Not the mean: 133 row blocks on 132 multiprocessors take as long as 264."""
+    """The busiest multiprocessor counts, not the mean: 133 row blocks on 132 multiprocessors take as long as 264."""
     one, two = (Problem(1, n, n, 128, 4096, 128, "float16") for n in (133, 264))
     clocks = [fa3_tiles.clocks(p, H100, fa3_tiles.choose(p, H100)) for p in (one, two)]
     assert clocks[0] == clocks[1]
@@ -125,7 +131,7 @@ SEQLENS = ((70, 20), (0, 5), (450, 277), (30, 0), (300, 140), (129, 129))
 
 
 def queue_made(schedule: Fa3Schedule, **beside: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """What the kernel writes: the queue, and what is taken."""
+    """The kernel's results: the queue, and the taken row blocks."""
     p = schedule.problem
     rows, keys = (schedule.together.total_q, schedule.together.total_k) if schedule.together else (p.seqlen_q, p.seqlen_k)
     lead = () if schedule.together else (p.batch,)
@@ -142,7 +148,7 @@ def queue_made(schedule: Fa3Schedule, **beside: np.ndarray) -> tuple[np.ndarray,
 
 
 def numbers(schedule: Fa3Schedule) -> np.ndarray:
-    """What the queue is to hold: row blocks are numbered by head, those of all batches one behind the other."""
+    """The numbers that the queue must hold: row blocks are numbered by head, those of all batches one after the other."""
     item, head = schedule.order()
     if schedule.together:
         return head * len(schedule.items.turns) + item
@@ -154,7 +160,7 @@ def numbers(schedule: Fa3Schedule) -> np.ndarray:
 @pytest.mark.parametrize("device", [ON_THREE, replace(ON_THREE, l2_bytes=2048)], ids=["", "in sections"])
 @pytest.mark.parametrize("name", QUEUES)
 def test_the_kernel_s_queue_is_numpy_s(name: str, device: Device) -> None:
-    """What nobody has taken is 0; theory and the L2's model count what it reads and writes."""
+    """The counter of taken row blocks is 0; theory and the L2's model count the kernel's reads and writes."""
     problem = QUEUES[name]
     schedule = plan(problem, device, "fa3")
     assert isinstance(schedule, Fa3Schedule) and schedule.queued

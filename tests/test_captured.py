@@ -1,4 +1,5 @@
-"""What a captured call holds: every array that its graph reads or writes stays alive, and what a graph cannot hold is refused."""
+"""The arrays that a captured call holds: every array that its graph reads or writes stays alive, and arguments that a graph cannot
+hold are refused."""
 
 from __future__ import annotations
 
@@ -38,13 +39,13 @@ def test_workspaces_of_a_captured_call_stay_alive(cupy: Recorded, monkeypatch: p
 
 
 def backward_arrays(cupy: Recorded, **changed: Any) -> dict[str, Any]:
-    """What `attention_backward` takes, of 16 queries and keys."""
+    """The arguments of `attention_backward`, for 16 queries and keys."""
     arrays = {name: cupy.array(16, 64) for name in ("dout", "q", "k", "v", "out")}
     return arrays | {"lse": cupy.array(16, dtype=np.float32)} | changed
 
 
 def held(cupy: Recorded, monkeypatch: pytest.MonkeyPatch, call: Callable[[], Any]) -> list[Any]:
-    """What a call holds when it is captured, workspaces one by one; without a capture it holds nothing."""
+    """The arrays that a call holds when it is captured, workspaces one by one; without a capture it holds nothing."""
     monkeypatch.setattr(launcher, "_held_for_graphs", [])
     call()
     assert launcher._held_for_graphs == []

@@ -273,7 +273,7 @@ def as_module(*arguments: str, **more: Any) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.wide
 def test_a_reader_that_has_gone_ends_it_quietly() -> None:
-    """As `cupyflash sweep | head -1` does, but for certain: nobody reads from the beginning."""
+    """The reader is gone from the beginning, so that what `cupyflash sweep | head -1` may cause happens for certain."""
     reader, writer = os.pipe()
     os.close(reader)
     with os.fdopen(writer, "w") as pipe:

@@ -93,7 +93,8 @@ def test_a_program_is_compiled_once_and_read_from_its_file(cupy: Recorded, compi
 
 
 def test_what_is_loaded_is_what_was_read(cupy: Recorded, compiled: list[Program], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever may write in the folder may write there between; a folder that is emptied meanwhile is no matter either."""
+    """Others who may write in the folder may write between reading and loading; a folder that is emptied meanwhile does not matter
+    either."""
     cubins.function(PROGRAM, "set")
     read = cubins.read
 
@@ -216,7 +217,7 @@ cubins.write(Path(sys.argv[1]), cubins.Cubin(b"half", ""), "")
 
 
 def test_what_a_killed_writer_leaves_is_swept(tmp_path: Path) -> None:
-    """When it is so old that nobody is still writing it; a reader has never seen it."""
+    """Files so old that nobody is still writing them are removed; a reader has never seen them."""
     path = tmp_path / "cupyflash_1.cubin"
     cubins.write(path, KEPT, "")
     killed = subprocess.run([sys.executable, "-c", WRITER.format(call="replace"), str(path)], check=False)
@@ -356,7 +357,7 @@ def test_products_that_wait_for_each_other_are_remarked_on() -> None:
 
 
 def test_a_kernel_that_waits_makes_way_for_the_next(cupy: Recorded, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As one with local memory does; an ordinary kernel never comes here."""
+    """A kernel that waits makes way, as one with local memory does; an ordinary kernel never comes here."""
     (kernel,) = TileCopy.of(Problem(1, 1, 1, 16, 16, 64, "float16")).kernels()
     others = tuple(type(kernel)(**{**kernel.__dict__, "constants": (*kernel.constants, ("OTHER", n))}) for n in (1, 2))
     first = type(kernel)(**{**kernel.__dict__, "instead": others})

@@ -35,7 +35,7 @@ def test_random_problems(data: st.DataObject, pages: Sequence[int | None]) -> No
 
 
 def posed(lengths: Sequence[int], room: int, n_q: int = 3, d: int = 64, group: int = 4, **asked: Any) -> Problem:
-    """Of so many cached keys, and two key heads, in float16."""
+    """A problem with `lengths` cached keys, and two key heads, in float16."""
     asked = {"causal": True} | asked
     return Problem(len(lengths), 2 * group, 2, n_q, room, d, "float16", padded=True, key_lengths=tuple(lengths), **asked)
 
@@ -106,7 +106,7 @@ def test_values_that_only_the_device_knows_are_clamped(page: int | None) -> None
 
 
 def test_keys_and_values_are_read_once_whatever_the_splits() -> None:
-    """Where the rows of a group fit a tile: the rows that are there, of each key head, and no more."""
+    """If the rows of a group fit a tile, each key head's existing rows are read once, and no others."""
     lengths = (700, 0, 4093)
     for n_q, group, page, splits in ((1, 8, 16, None), (4, 4, None, 3), (16, 16, 80, 256), (1, 1, None, 1)):
         problem = posed(lengths, 4160, n_q, 128, group)

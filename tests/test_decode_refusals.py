@@ -1,4 +1,4 @@
-"""What `attention_decode` refuses, in which words, before anything is compiled or written."""
+"""The refusals of `attention_decode`, with their words, before anything is compiled or written."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ REFUSED: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     "half sinks": (PLAIN | {"sinks": np.zeros(4, HALF)}, ValueError, r"sinks must be float32 of shape \(4,\)"),
     # shapes
     "three axes": (PLAIN | {"q": Q[0]}, ValueError, "k_cache must have as many axes as q"),
-    "no queries": (PLAIN | {"q": Q[:, :, :0]}, ValueError, r"with a query at least, got shape \(2, 4, 0, 16\)"),
+    "no queries": (PLAIN | {"q": Q[:, :, :0]}, ValueError, r"with at least one query, got shape \(2, 4, 0, 16\)"),
     "another d": (
         PLAIN | {"k_cache": K[..., :8]},
         ValueError,
@@ -85,7 +85,7 @@ REFUSED: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     "small pages": (pages(8), ValueError, r"a page_size that is a multiple of 16, got shape \(5, 2, 8, 16\)"),
     "uneven pages": (pages(24), ValueError, "k_cache must be .* a page_size that is a multiple of 16"),
     "empty pages": (pages(0), ValueError, r"a page_size that is a multiple of 16, got shape \(5, 2, 0, 16\)"),
-    "no pages": (pages(16, 0), ValueError, "k_cache must have a page at least, got shape"),
+    "no pages": (pages(16, 0), ValueError, "k_cache must have at least one page, got shape"),
     "a tree over all keys": (
         PLAIN | {"tree_mask": np.ones((3, 64), bool)},
         ValueError,

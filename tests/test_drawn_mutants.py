@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import sys
+from argparse import Namespace
 from collections import Counter
 from itertools import islice
 from pathlib import Path
@@ -24,7 +25,7 @@ STEPS = Mutant("cupyflash/schedules/packed.py", "constant", "            steps +
 
 @pytest.fixture(scope="module")
 def examiner(tmp_path_factory: pytest.TempPathFactory) -> verdicts.Examiner:
-    """With the programs that this run has compiled."""
+    """An examiner with the programs that this run has compiled."""
     return verdicts.Examiner(str(verdicts.compiled.shared[0]))
 
 
@@ -36,7 +37,7 @@ def add_state(old: str, new: str) -> Mutant:
 
 
 def test_a_mutant_is_one_change_of_a_file() -> None:
-    """Of every kind, the same for a seed; as many lines as before, of which one statement's differ; Python stays Python."""
+    """A change of any kind, the same for a seed, leaves as many lines, of which one statement's differ; Python stays Python."""
     some = list(islice(mutator.drawn(5), 150))
     assert some == list(islice(mutator.drawn(5), 150)) != list(islice(mutator.drawn(6), 150))
     assert {each.kind for each in some} == set(KINDS) and {each.is_kernel for each in some} == {True, False}
@@ -53,6 +54,27 @@ def test_drawn_ones_are_of_what_is_asked_for() -> None:
         assert all(pattern in each.file and each.kind == kind and each.is_kernel == (room == "kernels") for each in some)
 
 
+def test_a_swap_that_changes_nothing_is_no_mutant() -> None:
+    text = "  x = fmaxf(a, b);\n  y = fmaf(a, b, c);\n  z = of(a, b);\n"
+    made = [mutator.mutant_at("one.cu", text, site) for site in mutator.of_cuda(text) if site[0] == "swap"]
+    assert [each.new.strip() for each in made if each] == ["y = fmaf(a, c, b);", "z = of(b, a);"]
+
+
+def test_an_interrupted_draw_goes_on(tmp_path: Path) -> None:
+    """Deaths are known from the file; a survivor is tried again."""
+    tried: list[Mutant] = []
+
+    class Tried:
+        def examine(self, mutant: Mutant) -> verdicts.Verdict:
+            tried.append(mutant)
+            return verdicts.Verdict("survives" if len(tried) in (2, 5) else "killed", by="one")
+
+    asked = Namespace(seed=5, room="kernels", file="", kind=None, json=tmp_path / "some.jsonl", again=None, renew=False)
+    assert not mutator.examine(asked, Tried(), 4)[0] and len(tried) == 4
+    assert not mutator.examine(asked, Tried(), 6)[0]
+    assert len(tried) == 7 and tried[4] == tried[1] and len(set(tried)) == 6
+
+
 @pytest.mark.parametrize(
     ("old", "new", "verdict", "says"),
     [
@@ -62,13 +84,13 @@ def test_drawn_ones_are_of_what_is_asked_for() -> None:
     ],
 )
 def test_verdicts(examiner: verdicts.Examiner, old: str, new: str, verdict: str, says: str) -> None:
-    """What breaks a kernel dies, what changes no program lives, and what is none is neither."""
+    """A mutant that breaks a kernel dies, one that changes no program lives, and one that does not compile is neither."""
     found = examiner.examine(add_state(old, new))
     assert found.verdict == verdict and says in found.why, found
 
 
 def test_by_one_problem_is_by_that_alone(examiner: verdicts.Examiner) -> None:
-    """What dies by another one survives."""
+    """A mutant that dies by another problem survives."""
     mutant = add_state("m == NEG_INF ? 0.0f : m", "m")
     assert [examiner.examine(mutant, by).verdict for by in ("add_state 1", "softmax 1")] == ["killed", "survives"]
 
@@ -95,7 +117,7 @@ def test_what_takes_more_dies() -> None:
 
 
 def test_listed_mutants_are_there() -> None:
-    """Those that are equivalent, each with a reason, and those that the wide suite runs: their lines stand in the files once."""
+    """Equivalent mutants, each with a reason, and those that the wide suite runs: their lines stand in the files once."""
     assert all(len(why) > 20 for why in mutator.equivalent().values())
     known = [Mutant(file, "", old, new) for file, old, new in mutator.equivalent()]
     for name, advice, some in (

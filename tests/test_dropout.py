@@ -147,7 +147,7 @@ def test_beside_everything_else() -> None:
 @pytest.mark.wide
 @pytest.mark.parametrize(("algorithm", "fixed"), [("fa2", False), ("fa2", True), ("fa1", False), ("standard", False)])
 def test_behind_a_score_function(algorithm: str, fixed: bool) -> None:
-    """One whose slopes are below 0, too: a dropped weight is told from a kept one all the same."""
+    """Some slopes are below 0: a dropped weight can be told from a kept one all the same."""
     score = Score("where(k % 3 == 0, s, -s / 2) + slope[h]", slope=np.ones(2, np.float32))
     problem = Problem(1, 2, 1, 40, 48, 16, "float16", score=score.form, dropout=True)
     check_backward(plan_backward(problem, A100, algorithm, deterministic=fixed))
@@ -201,7 +201,7 @@ TILINGS: list[tuple[str, str, tuple[int, int] | None]] = [
 
 
 def seen(algorithm: str, dtype: str, tiling: Any, dropout: Dropout, shape: tuple[int, int, int] = (2, 90, 64)) -> np.ndarray:
-    """Which weights O has, (heads, rows, keys): V is one at a key's own column, so that O is the weights."""
+    """The weights of O, (heads, rows, keys): V is one at a key's own column, so that O is the weights."""
     rng, (heads, rows, keys) = np.random.default_rng(1), shape
     q, k = (rng.standard_normal((heads, n, 16)).astype(dtype) for n in (rows, keys))
     v = np.broadcast_to(np.eye(keys, 64, dtype=dtype), (heads, keys, 64)).copy()
@@ -230,7 +230,7 @@ def test_parts_of_a_call_keep_what_the_whole_keeps() -> None:
 
 @pytest.mark.wide
 def test_a_call_and_its_gradients() -> None:
-    """By `attention`'s own arguments, against the reference by the same ones; L is that of all weights."""
+    """Both use `attention`'s own arguments; L is that of all weights."""
     rng = np.random.default_rng(2)
     q, k, v, dout = (rng.standard_normal((1, 2, 50, 16)).astype(np.float16) for _ in range(4))
     asked: dict[str, Any] = {"causal": True, "dropout": 0.2, "seed": 5, "offset": 1, "dropout_origin": (3, 2, 32, 16)}

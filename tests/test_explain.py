@@ -218,7 +218,7 @@ FA3 = ("--heads", "16", *H100)
 
 
 def words(*arguments: str) -> str:
-    """What is shown, in one line."""
+    """The output in one line."""
     result = cupyflash(*arguments)
     assert result.exit_code == 0, result.output
     return " ".join(result.stdout.split())
@@ -435,7 +435,7 @@ def test_the_backward_s_text_has_what_was_tried_and_both_ways_to_dq() -> None:
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        (("--algorithm", "fa3"), "--backward is explained of fa2, got 'fa3'"),
+        (("--algorithm", "fa3"), "--backward explains fa2 only, got 'fa3'"),
         (("--decode",), "--backward cannot go with --decode"),
         (("--sram", "1KB"), "fa2's backward at head_dim 64 float16 needs at least"),
     ],

@@ -1,4 +1,4 @@
-"""What a new user may meet before the first kernel: each is one clear sentence with the way out."""
+"""The obstacles before a new user's first kernel: each gives one clear sentence with the way out."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Terminal(io.StringIO):
 
 
 class Refused(RuntimeError):
-    """As CUDARuntimeError."""
+    """The stand-in of CUDARuntimeError."""
 
     def __init__(self, status: int) -> None:
         self.status = status
@@ -86,7 +86,7 @@ def test_two_cupys_are_named_whether_it_can_be_imported_or_not(cupy: Any, monkey
 def test_a_cache_that_cannot_be_written_is_said_once(
     tmp_path: Path, recwarn: pytest.WarningsRecorder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whatever the file was called."""
+    """The warning comes once, whatever the file is called."""
 
     def replace(before: str, after: Path) -> None:
         raise OSError(28, "No space left on device", before, None, str(after))
@@ -146,7 +146,7 @@ def test_a_cache_that_cannot_be_made_does_not_stop_the_simulation(given: str, tm
 
 
 def impatient(monkeypatch: pytest.MonkeyPatch, stderr: io.StringIO, seconds: float) -> io.StringIO:
-    """It, in the place of stderr (within a test: pytest takes that back before), where nothing was said yet."""
+    """A terminal in the place of stderr (within a test: pytest takes that back before), before any message."""
     monkeypatch.setattr(sys, "stderr", stderr)
     monkeypatch.setattr(first_use, "PATIENCE", seconds)
     first_use._told.clear()

@@ -47,7 +47,7 @@ def test_objects_with_the_cuda_array_interface_alone_are_taken_as_cupy_takes_the
 
 
 class Tensor:
-    """As PyTorch's on a GPU: DLPack beside a CUDA array interface, in which bfloat16 is two nameless bytes."""
+    """The stand-in of PyTorch's tensors on a GPU: DLPack beside a CUDA array interface, in which bfloat16 is two nameless bytes."""
 
     requires_grad = False
 
@@ -67,7 +67,7 @@ class Tensor:
 
 
 def test_dlpack_goes_before_the_cuda_array_interface(cupy: Recorded) -> None:
-    """By CuPy's own function, which hands its current stream over."""
+    """CuPy's own function takes it, which passes its current stream."""
     q, k, v = (Tensor(cupy.array(16, 64, dtype=DTYPES["bfloat16"])) for _ in range(3))
     attention(q, k, v)
     assert [cupy.launches[0][2][name] for name in "QKV"] == [q.array, k.array, v.array] and q.streams == [1]

@@ -19,7 +19,7 @@ PROMPTS = ("So long as men", "Thy")
 
 @pytest.fixture(scope="module")
 def parameters() -> Any:
-    """Of a model that has learned nothing."""
+    """The parameters of a model that has learned nothing."""
     return train_characters.initial(np, len(train_characters.ALPHABET), 1, length=32)
 
 
@@ -32,7 +32,7 @@ def test_each_call_is_attention_over_the_whole_text_and_texts_get_pages_as_they_
 
 
 def test_a_page_that_is_lost_is_seen(parameters: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What `check` compares with is not from the cache."""
+    """`check` compares with numbers that do not come from the cache."""
     attend = generate.Cache.attend
 
     def forgetful(cache: Any, *arguments: Any) -> Any:

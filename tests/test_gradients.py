@@ -23,7 +23,7 @@ def normal(*shape: int, dtype: Any = np.float32, seed: int = 0) -> np.ndarray:
 
 
 def posed(q: tuple[int, ...] = (2, 20, 16), k: tuple[int, ...] = (2, 28, 16), dtype: Any = np.float32, **options: Any) -> Arrays:
-    """What `attention_backward` takes, by name: random q, k, v and dout, and the forward's out and lse."""
+    """The arguments of `attention_backward`, by name: random q, k, v and dout, and the forward's out and lse."""
     arrays = {"q": normal(*q, dtype=dtype), "k": normal(*k, dtype=dtype, seed=1), "v": normal(*k, dtype=dtype, seed=2)}
     out, lse = cupyflash.attention(**arrays, return_lse=True, **options)
     return {"dout": normal(*out.shape, dtype=dtype, seed=3), **arrays, "out": out, "lse": lse}
@@ -274,7 +274,7 @@ def test_wrong_arguments_are_refused_by_name(changed: dict[str, Any], error: typ
         ({"drop": 0.1}, TypeError, "drop"),
         ({"algorithm": "fastest"}, ValueError, "algorithm must be one of auto, "),
         ({"return_dbias": True}, ValueError, "return_dbias is for a call with a bias"),
-        ({"return_dbias": True, "bias": np.ones((20, 28), np.float16), "deterministic": True}, ValueError, "broadcast along"),
+        ({"return_dbias": True, "bias": np.ones((20, 28), np.float16), "deterministic": True}, ValueError, "broadcast bias"),
         ({"deterministic": "yes"}, TypeError, "deterministic must be True or False, got 'yes'"),
         ({"tiling": (16, 256)}, ValueError, "cannot run blocks of 16 x 256"),
         ({"mask": np.ones((20, 27), bool)}, ValueError, "mask must broadcast"),

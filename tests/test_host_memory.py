@@ -1,4 +1,4 @@
-"""How much memory simulated calls are estimated to take, and that what is too large is refused before any work."""
+"""The estimated memory of simulated calls, and the refusal of calls that are too large, before any work."""
 
 from __future__ import annotations
 

@@ -89,7 +89,7 @@ WRITTEN: dict[str, dict[str, Any]] = {
 
 
 def call(name: str, x: Arrays, xp: Any = np) -> Sequence[Any]:
-    """What a call gives: new arrays, and those that it was given to write."""
+    """The results of a call: new arrays, and those that it was given to write."""
     match name:
         case "attention":
             return attention(x["q"], x["k"], x["v"], causal=True, bias=x["bias"], return_lse=True)
@@ -124,7 +124,7 @@ def host(array: Any) -> np.ndarray:
 
 
 def untouched(name: str, found: Arrays) -> bool:
-    """What a call was given, but for what it may write."""
+    """The arguments of a call that it may not write."""
     for key, array in found.items():
         before, after = GIVEN[name][key].copy(), host(array)
         if (place := WRITTEN.get(name, {}).get(key)) is not None:
@@ -143,7 +143,7 @@ QUICK = ("attention", "attention_decode")
 
 @pytest.mark.parametrize(("name", "most"), [*((name, 4) for name in QUICK), *(wide(name, 14) for name in GIVEN)])
 def test_numpys_memory_fails(name: str, most: int, temporary: Path) -> None:
-    """On the simulated device: any array, of the call or of the machine. The same arrays are right in the next call."""
+    """Any allocation on the simulated device fails, of the call or of the machine. The same arrays are right in the next call."""
     call(name, fresh(name))
     given = fresh(name)
     with MEMORY.failing_at(0):
@@ -172,7 +172,7 @@ def test_a_fresh_programs_memory_fails(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.wide
 def test_a_block_mask_whose_first_call_failed_is_right_in_the_next(temporary: Path) -> None:
-    """What it found is kept whole, or not at all."""
+    """The tiles that it found are kept whole, or not at all."""
     expected = attention(Q, K, V, mask=cupyflash.block_mask(Mask("k <= q + 3"), Q, K))
     mask = cupyflash.block_mask(Mask("k <= q + 3"), Q, K)
     with MEMORY.failing_at(0):
@@ -225,7 +225,7 @@ WITHOUT = {("attention into out", "memory"), ("merge_states", "launches"), ("mer
 
 
 def forget() -> None:
-    """As a new process: nothing is prepared, nothing loaded."""
+    """Forget everything, as a new process: nothing is prepared, nothing loaded."""
     from stand_in_cupy import raw
 
     launcher.KEPT.clear()
@@ -261,7 +261,7 @@ def failing(cupy: Any, kind: str, nth: Nth, monkeypatch: pytest.MonkeyPatch) -> 
     sample([(name, kind) for name in GIVEN for kind in KINDS], [("attention_decode", "memory"), ("attention", "launches")]),
 )
 def test_a_gpu_fails(name: str, kind: str, cupy: Any, temporary: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each allocation, launch and loading of a module, in CuPy's own errors; the same arrays are right in the next call."""
+    """Each allocation, launch and loading of a module fails, with CuPy's own errors; the same arrays are right in the next call."""
     counting, given = Nth(KINDS[kind]), fresh(name, cupy)
     expected = [*map(host, call(name, fresh(name, cupy), cupy))]
     with failing(cupy, kind, counting, monkeypatch):
@@ -316,7 +316,7 @@ COMPILED = [(what, error) for what in WORKS for error in (not_compiled, MemoryEr
 
 @pytest.mark.parametrize(("what", "error"), sample(COMPILED, [("warmup", not_compiled)]))
 def test_a_compiler_fails(what: str, error: Callable[[], Exception], temporary: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """At each program: what was compiled before stays, and the rest is compiled by the next call."""
+    """Each program fails: earlier ones stay, and the next call compiles the rest."""
     own, options, work = nvrtc._compile, compiler.options, WORKS[what]
 
     def compile_anew(nth: Nth, source: str, options: Sequence[str], *more: Any) -> Any:
@@ -348,7 +348,7 @@ DISKS = (no_space, no_right)
 def test_a_disk_fails_that_keeps_cubins(
     error: Callable[[], OSError], before: bool, tmp_path: Path, temporary: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """At each step of writing: a warning, and the next process finds all of it or none."""
+    """Each step of writing fails: a warning, and the next process finds all of it or none."""
     path, made, old = tmp_path / "cache" / "below" / "cupyflash_1.cubin", cubins.Cubin(b"new" * 100, "a"), cubins.Cubin(b"old", "b")
     monkeypatch.setenv(cubins.SAVE_SOURCE, "1")
     n, failed = 0, True
@@ -438,7 +438,7 @@ def test_a_disk_fails_under_a_report(name: str, tmp_path: Path, temporary: Path,
 
 
 def test_reports_are_written_in_one_place() -> None:
-    """Which is held to above: `sim/files.py`."""
+    """All reports are written by `sim/files.py`, which the test above checks."""
     ways = (".write_text(", ".write_bytes(", "savefig(", "np.save(path")
     found = {path for path in Path(files.__file__).parent.rglob("*.py") for way in ways if way in path.read_text(encoding="utf-8")}
     assert found == {Path(files.__file__)}
@@ -484,7 +484,7 @@ def ring(name: str, comm: Any, gather: bool) -> Sequence[Any]:
 
 
 def each_rank(name: str, gather: bool, lossy: Callable[[Any], Any]) -> list[Any]:
-    """What each rank gives or raises."""
+    """The result or error of each rank."""
     found: list[Any] = [None] * RANKS
 
     def work(comm: Any) -> None:
@@ -528,14 +528,14 @@ def test_messages_fail(gather: bool, most: int, temporary: Path, plainly: None) 
 
 
 ARITHMETIC = (
-    *((ring_forward, "add_state"), (ring_forward.Ring, "put")),
+    *((ring_forward, "add_state"), (ring_forward.RingSide, "put")),
     *((ring_backward, "add"), (ring_backward.GatheredSums, "take")),
 )
 
 
 @pytest.mark.parametrize("gather", sample((False, True), [True]))
 def test_a_rank_that_fails_passes_on_what_others_wait_for(gather: bool, plainly: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where a rank's own sums fail, as launches do, all messages of the call still go round: no transport is left waiting."""
+    """If a rank's own sums fail, as launches do, all messages of the call still go round: no transport is left waiting."""
 
     def steps() -> tuple[list[Any], list[int]]:
         counted = [Nth(lost) for _ in range(RANKS)]
@@ -579,7 +579,8 @@ OF_A_RING = [(name, gather, True, most) for name in ("", "packed") for gather in
 def test_a_ranks_memory_fails(
     name: str, gather: bool, plain: bool, most: int, temporary: Path, request: pytest.FixtureRequest
 ) -> None:
-    """Any array of any rank: all ranks get an error that says so, none a result. Where pieces are plain, it is the ring's own."""
+    """Any array of any rank fails: all ranks get an error that says so, none a result. If pieces are plain, it is the
+    ring's own."""
     if plain:
         request.getfixturevalue("plainly")
     expected = each_rank(name, gather, lambda comm: comm)

@@ -83,7 +83,7 @@ def test_ctrl_c_among_threads_ends_all_ranks(name: str) -> None:
 
 @pytest.mark.wide
 def test_a_rank_that_swallows_an_interrupt_gets_another() -> None:
-    """As Python itself does with what is raised in a destructor."""
+    """Python itself swallows exceptions that are raised in a destructor."""
     swallows = """
 def work(comm):
     for _ in range(2):

@@ -20,9 +20,9 @@ from cupyflash.schedules import TileSchedule, plan_backward, plan_decode
 from cupyflash.sim import l2, theory
 from cupyflash.sim.cli import main
 from cupyflash.sim.l2 import L2, LINE, SECTOR
-from cupyflash.sim.l2.cache import Cache, Requests
-from cupyflash.sim.l2.launch import Memory
-from cupyflash.sim.l2.played import Played
+from cupyflash.sim.l2.cache import Requests, SectoredCache
+from cupyflash.sim.l2.launch import DeviceMemory
+from cupyflash.sim.l2.played import PlayedWalk
 from cupyflash.sim.pictures.plot import draw
 from cupyflash.sim.traffic import TensorTraffic, Traffic
 from suites import sample, sweep
@@ -93,7 +93,7 @@ def test_random_streams_are_those_of_a_plain_simulator(data: st.DataObject) -> N
             st.tuples(st.integers(0, 3), st.integers(0, 1), st.integers(0, 1), st.integers(0, 55), size, st.booleans()), max_size=60
         )
     )
-    model, plain = Cache(cache, [0, base], unit, [False, False]), Plain(cache)
+    model, plain = SectoredCache(cache, [0, base], unit, [False, False]), Plain(cache)
     parts = [Requests.of(t, m, base * x + a * unit, n * unit, write=w) for t, m, x, a, n, w in drawn]
     served = sorted({(t, m, base * x + a * unit, n * unit, w, x) for t, m, x, a, n, w in drawn})
     for some in (range(2), range(2, 4)):  # a turn is served whole
@@ -176,7 +176,7 @@ def problems(draw: st.DrawFn) -> Problem:
 
 @sweep(4, 40)
 def test_random_forwards_are_those_of_a_plain_simulator(data: st.DataObject) -> None:
-    """With few multiprocessors and a small cache, in every order of the grid; and they ask for what theory counts."""
+    """Few multiprocessors and a small cache, in every order of the grid; the requested bytes are theory's."""
     problem, order = data.draw(problems()), data.draw(st.sampled_from(l2.ORDERS))
     device = replace(A100, sm_count=data.draw(st.integers(1, 3)))
     schedule = plan(problem, device, "fa2", data.draw(st.sampled_from([None, (32, 32), (64, 16)])), lse=data.draw(st.booleans()))
@@ -212,11 +212,11 @@ def test_the_backward_of_wide_heads_asks_for_what_theory_counts(d: int, determin
 
 
 def test_the_backward_s_row_blocks_come_from_the_last_one_on() -> None:
-    """As its kernel has them, which fetches the one below next; of each query head of the group in turn."""
+    """The kernel has this order, and fetches the next lower one meanwhile; for each query head of the group in turn."""
     schedule = plan_backward(Problem(1, 2, 1, 512, 512, 64, "float16", causal=True), A100)
-    memory = Memory()
+    memory = DeviceMemory()
     main = l2.launches_of(schedule, "rows", memory)[2]
-    assert isinstance(main, Played)
+    assert isinstance(main, PlayedWalk)
     first = main.requests(np.array([1]), np.array([0]), main.turns[1:2])
     of_q = [move.tensor.name for move in main.walk.moves].index("Q")
     rows = (first.first[first.move == of_q] - memory.bases["Q"]) // (schedule.block_rows * 128)
@@ -227,7 +227,7 @@ def test_the_backward_s_row_blocks_come_from_the_last_one_on() -> None:
 
 @pytest.mark.parametrize("Bc", [32, 64])
 def test_what_is_streamed_beyond_the_cache_has_no_reuse(Bc: int) -> None:
-    """Each wave of row blocks reads K and V from DRAM again where those of a head are four times the cache."""
+    """Each wave of row blocks reads K and V from DRAM again if those of a head are four times the cache."""
     N, d = 4096, 64
     device = replace(T4, sm_count=2)
     schedule = plan(Problem(1, 2, 2, N, N, d, "float16"), device, "fa2", (64, Bc))
@@ -296,7 +296,7 @@ def test_predict_tells_it() -> None:
 
 
 def test_sweep_tells_it_and_draws_it(tmp_path: Path) -> None:
-    """By default of the kernel that runs, with the tile of long rows."""
+    """The default is the kernel that runs, with the tile of long rows."""
     options = ("--over", "seqlen", "--heads", "2", "--from", "512", "--to", "2048", "--points", "3")
     result = CliRunner().invoke(main, ["sweep", "--l2", "--json", *options, "--plot", str(tmp_path / "l2.svg")])
     told = json.loads(result.stdout)

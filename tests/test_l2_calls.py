@@ -33,7 +33,7 @@ from cupyflash.sim import l2, replay, theory
 from cupyflash.sim.cli import main
 from cupyflash.sim.clock.times import times
 from cupyflash.sim.l2 import L2, LINE, executed
-from cupyflash.sim.l2.launch import Memory
+from cupyflash.sim.l2.launch import DeviceMemory
 from cupyflash.sim.numbers.yardstick import knowing_mask
 from cupyflash.sim.traffic import Traffic
 from problems import patterns, sides
@@ -51,7 +51,7 @@ GRADIENTS = ("fa2 gradients", "fa1 gradients", "standard gradients", "packed gra
 
 @st.composite
 def problems(draw: st.DrawFn, most: int, *, of_scores: bool, masks: bool) -> Problem:
-    """All that may be asked for: `of_scores` a mask or a bias in an array, `masks` a mask function; a mask may be known."""
+    """Problems with all options: `of_scores` a mask or a bias in an array, `masks` a mask function; a mask may be known."""
     kv_heads, flag = draw(st.integers(1, 2)), st.sampled_from([False, False, True])
     batch, heads, n = draw(st.integers(1, 2)), kv_heads * draw(st.sampled_from([1, 1, 3])), st.integers(1, most)
     n_q, n_k, dims = draw(n), draw(n), st.sampled_from([16, 24, 40, 64, 128])
@@ -74,7 +74,7 @@ def problems(draw: st.DrawFn, most: int, *, of_scores: bool, masks: bool) -> Pro
 
 @st.composite
 def fixed(draw: st.DrawFn, kind: str, most: int) -> TileSchedule:
-    """Of sequences of one length."""
+    """Schedules of sequences of one length."""
     algorithm, _, backward = kind.partition(" ")
     device = replace(H100 if algorithm == "fa3" else draw(st.sampled_from([A100, H100])), sm_count=draw(st.integers(1, 5)))
     p = draw(problems(most, of_scores=algorithm != "fa3", masks=algorithm != "fa3"))
@@ -97,7 +97,7 @@ def fixed(draw: st.DrawFn, kind: str, most: int) -> TileSchedule:
 
 @st.composite
 def packed(draw: st.DrawFn, kind: str, most: int) -> TileSchedule:
-    """Of sequences of their own lengths, which may be not known; a mask may be."""
+    """Schedules of sequences of their own lengths, which may be unknown; a mask may be known."""
     p = draw(problems(most, of_scores=False, masks="fa3" not in kind)).asking(padded=False, key_lengths=None, pattern=None)
     sequences = draw(st.sampled_from([1, 2, 5, 40]))
     p = replace(p.asking(tiles_given=False), batch=sequences, **({"head_dim": 64, "head_dim_v": 64} if "fa3" in kind else {}))
@@ -115,7 +115,7 @@ def packed(draw: st.DrawFn, kind: str, most: int) -> TileSchedule:
 
 @st.composite
 def decoding(draw: st.DrawFn, most: int) -> TileSchedule:
-    """From caches in pages or together, with new keys and drafts that branch."""
+    """Schedules of decoding from caches in pages or together, with new keys and drafts that branch."""
     p = draw(problems(most, of_scores=False, masks=True)).asking(padded=False, key_lengths=None, pattern=None, tiles_given=False)
     n_q, page = draw(st.sampled_from([1, 3, 20])), draw(st.sampled_from([None, 16, 48]))
     new, room = draw(st.sampled_from([0, 0, 1, n_q + 2])), -(-(p.seqlen_k + 30) // (page or 1)) * (page or 1)
@@ -128,7 +128,7 @@ def decoding(draw: st.DrawFn, most: int) -> TileSchedule:
 
 
 def schedules(kind: str, most: int) -> st.SearchStrategy[TileSchedule]:
-    """Of a kind."""
+    """Schedules of a kind."""
     return decoding(most) if kind == "decode" else packed(kind, most) if kind.startswith("packed") else fixed(kind, most)
 
 
@@ -148,7 +148,7 @@ def test_random_calls_are_served_as_lines_are(data: st.DataObject) -> None:
     """Runs of lines are no other than their lines, and no request leaves its tensor; words have a cache of their own."""
     schedule = data.draw(schedules(data.draw(st.sampled_from(KINDS + GRADIENTS)), 130))
     cache = data.draw(geometries.map(lambda made: replace(made, nbytes=8 * made.nbytes)))
-    found, plain, of_words, memory = l2.run(schedule, l2=cache), Plain(cache), Plain(cache), Memory()
+    found, plain, of_words, memory = l2.run(schedule, l2=cache), Plain(cache), Plain(cache), DeviceMemory()
     for launch in l2.launches_of(schedule, "rows", memory):
         names = sorted(memory.bases, key=memory.bases.__getitem__)
         bases = np.array([memory.bases[name] for name in names])
@@ -180,7 +180,7 @@ def test_what_all_heads_share_is_read_once() -> None:
 
 
 def test_indices_that_are_captured_count_by_what_they_are() -> None:
-    """What is loaded through a table is as far apart as that says."""
+    """The values of a table decide how far apart the elements are that are loaded through it."""
     score = Score("s + w[t[k]]", w=np.zeros(N, np.float32), t=np.arange(N, dtype=np.int32))
     schedule = plan(PROBLEM.asking(score=score.form), A100)
     given = {f"score_{name}": array for name, array in score.arrays.items()}
@@ -193,7 +193,7 @@ def test_indices_that_are_captured_count_by_what_they_are() -> None:
 
 
 def test_pages_that_sequences_share_are_read_once() -> None:
-    """Of a prompt that all have in common, K and V come from DRAM once."""
+    """K and V of a prompt that all sequences share come from DRAM once."""
     p, pages = Problem(4, 8, 2, 1, 256, 64, "float16", causal=True, padded=True), 256 // 16
     schedule = plan_decode(p, A100, Cache(0, 16, 4 * pages))
     own = np.random.default_rng(0).permutation(4 * pages).astype(np.int32).reshape(4, pages)
@@ -204,7 +204,7 @@ def test_pages_that_sequences_share_are_read_once() -> None:
 
 
 def test_a_mask_of_documents_reads_their_tiles(tmp_path: Path) -> None:
-    """On the command line too, with the documents in a file; what is computed, and the time, is that of the tiles that are left."""
+    """On the command line too, with the documents in a file; FLOP and time are those of the remaining tiles."""
     ids = np.repeat(np.arange(4, dtype=np.int32), N // 4)
     np.save(tmp_path / "ids.npy", ids)
     mask = Mask("d[q] == d[k]", d=ids)
@@ -283,7 +283,7 @@ def test_a_tree_mask_is_given_as_a_call_has_it() -> None:
 
 
 def decoding_of_pages() -> DecodeSchedule:
-    """Of two sequences with four pages and new keys each, a tree, and a score that has captured w and n."""
+    """Decoding of two sequences with four pages and new keys each, a tree, and a score that has captured w and n."""
     score = Score("s + w[k % 3] * n", w=ONE, n=2)
     p = Problem(2, 2, 1, 2, 64, 32, "float16", causal=True, padded=True, score=score.form)
     return plan_decode(p, A100, Cache(4, 16, 8, True))
@@ -321,7 +321,7 @@ def touched() -> Iterator[tuple[str, TileSchedule, Score | None, Mask | None]]:
 
 @pytest.mark.parametrize("call", sample(TOUCHED, ("decode",)))
 def test_what_an_execution_touches_is_what_the_model_does(call: str) -> None:
-    """With a cache that holds everything, DRAM's bytes are the sectors that are touched: those of the kernels' own addresses."""
+    """With a cache that holds everything, DRAM's bytes are the sectors of the kernels' own addresses."""
     schedule, score, mask = next(rest for name, *rest in touched() if name == call)
     assert isinstance(schedule, TileSchedule)
     functions = [each for each in (score, mask) if each is not None]
@@ -338,7 +338,7 @@ def documented() -> dict[str, tuple[str, ...]]:
 
 
 def documents(call: str) -> tuple[TileSchedule, l2.Given]:
-    """Of 512 tokens each."""
+    """Documents of 512 tokens each."""
     p, ids = Problem(1, 16, 16, 4096, 4096, 128, "float16"), np.repeat(np.arange(8, dtype=np.int32), 512)
     if "packed" in call:
         return plan_varlen(replace(p, batch=8, seqlen_q=512, seqlen_k=512), A100), {}

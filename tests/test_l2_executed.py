@@ -28,7 +28,7 @@ from cupyflash.sim.l2 import L2, LINE, SECTOR, executed
 from cupyflash.sim.l2.launch import Blocks
 from cupyflash.sim.profiling import together
 from cupyflash.sim.ptx import Access, Module
-from cupyflash.sim.verification import Drawn, run_drawn
+from cupyflash.sim.verification import DrawnInputs, run_drawn
 from suites import sample
 
 pytest.importorskip("cupy")
@@ -57,7 +57,7 @@ def played(name: str) -> tuple[TileSchedule, executed.Observed]:
     """A schedule, executed."""
     schedule = SCHEDULES[name](CAUSAL)
     execution, watch = executed.observed(schedule)
-    run_drawn(schedule, Drawn.of(schedule.problem, 0, watch=watch))
+    run_drawn(schedule, DrawnInputs.of(schedule.problem, 0, watch=watch))
     return schedule, execution
 
 
@@ -71,7 +71,7 @@ def documented() -> dict[str, dict[int, float]]:
 
 @pytest.mark.parametrize("name", sample(SCHEDULES, ["`fa2`", "`fa3`"]))
 def test_an_execution_is_near_its_schedule(name: str) -> None:
-    """It asks for what theory counts, to the byte; what fits is read once; beyond that DRAM's bytes are as the page says."""
+    """It requests the bytes that theory counts; data that fit are read once; beyond that DRAM's bytes are as on the page."""
     schedule, execution = played(name)
     fits, model = execution.behind(EVERYTHING), l2.run(schedule, l2=EVERYTHING)
     assert fits.asked == model.asked == theory.traffic(schedule)
@@ -107,7 +107,7 @@ def test_packed_sequences() -> None:
 
 
 class Requests:
-    """What each block asks for, request by request: (tensor's number, write, sector)."""
+    """The requests of each block, one by one: (tensor's number, write, sector)."""
 
     def __init__(self, execution: executed.Observed) -> None:
         self.execution = execution
@@ -131,7 +131,7 @@ class Requests:
                 self.blocks[block].append(asked)
 
     def turns(self, grid: int, slots: int) -> list[set[tuple[int, bool, int]]]:
-        """In lockstep."""
+        """The turns in lockstep."""
         waiting, running, turns = list(range(grid))[::-1], [], []
         while waiting or running:
             while waiting and len(running) < slots:
@@ -164,7 +164,7 @@ def test_a_plain_simulator_of_what_was_observed_says_the_same(name: str) -> None
         assert observer is not None
         return Onlookers(together(observer, seen[-1]))
 
-    run_drawn(schedule, Drawn.of(schedule.problem, 0, watch=both))
+    run_drawn(schedule, DrawnInputs.of(schedule.problem, 0, watch=both))
     launches = [(one, launch.grid, launch.slots) for one, launch in zip(seen, execution.launches, strict=True)]
     for geometry in (L2(1 << 13, 4), L2(3 << 13, 3), L2(1 << 16)):
         assert execution.behind(geometry).dram.total_bytes == plainly(launches, geometry).dram.total_bytes
@@ -295,7 +295,8 @@ CALLS = (
 
 @pytest.mark.parametrize("call", sample(CALLS, CALLS[:1]))
 def test_whatever_a_call_asks_for_both_models_have_the_same_bytes(call: str) -> None:
-    """As the command says it: of each tensor, asked for and of DRAM, where all fits. tests/test_l2_calls.py has others."""
+    """For each tensor, the requested bytes and DRAM's, if all fits, as the command prints them. tests/test_l2_calls.py
+    has others."""
     result = CliRunner().invoke(main, ["verify", "--l2", "--json", *shlex.split(call)])
     assert result.exit_code == 0, result.stderr
     told = json.loads(result.stdout)["l2"]
@@ -319,7 +320,7 @@ def test_verify_says_what_the_schedule_s_model_does_not_follow(monkeypatch: pyte
 
 
 def test_profile_tells_it(tmp_path: Path) -> None:
-    """On the device that was asked for, with the registers of its machine code where there is a source."""
+    """For the requested device, with the registers of its machine code if there is a source."""
     (tmp_path / "k.cu").write_text(KERNELS)
     (tmp_path / "k.ptx").write_text(module().text)
     args = json.dumps({"x": {"shape": [4096]}, "y": {"shape": [4096], "fill": "empty"}})
@@ -339,7 +340,7 @@ def test_profile_tells_it(tmp_path: Path) -> None:
     assert "behind the L2 of T4" in text and re.search(r"x +16,384 +16,384 +0\.0 %", text)
     assert "L1 and time are not modelled" in text
     lone = CliRunner().invoke(main, ["profile", str(tmp_path / "k.cu"), *command[:-3], "--device", "T4"])
-    assert lone.exit_code == 2 and "--device says whose L2: it goes with --l2" in lone.stderr
+    assert lone.exit_code == 2 and "--device chooses the L2 and needs --l2" in lone.stderr
     quiet = sim.profile(Module.from_source('extern "C" __global__ void quiet() {}'), grid=2, block=64, l2=T4)
     assert quiet.to_dict()["l2"]["tensors"].keys() == {"total"} and "DRAM" not in quiet.text()
 

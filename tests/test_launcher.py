@@ -35,7 +35,7 @@ def test_one_launch_with_the_schedules_constants(cupy: Recorded) -> None:
 
 
 def test_a_kernel_with_local_memory_makes_way_for_the_next_of_its_blocks(cupy: Recorded) -> None:
-    """Whatever the compiler: two stages are said to spill, then all."""
+    """For any compiler: two stages are said to spill, then all."""
     arrays = [cupy.array(64, 4096, 64) for _ in range(3)]
     (kernel,) = plan(Problem.from_arrays(*arrays), Device.named("B200")).kernels()
     assert ("STAGES", 2) in kernel.constants
@@ -126,7 +126,7 @@ def test_masks_reach_the_kernel_with_their_strides(cupy: Recorded) -> None:
 
 
 def test_each_call_has_its_own_seed_and_offset_and_one_kernel(cupy: Recorded) -> None:
-    """What is kept of a call is none of them; without dropout there are no such fields."""
+    """A kept call has neither; without dropout the struct has no such fields."""
     q, k, v = (cupy.array(2, 4, 100, 64) for _ in range(3))
     asked = [(0.1, 2**32 + 5, 0), (0.1, 2**32 + 5, 1), (0.5, 6, 1)]
     for p, seed, offset in asked:

@@ -163,13 +163,13 @@ def test_a_listing_is_read_with_guards_operands_and_targets() -> None:
 
 
 def reads(instruction: Instruction, register: str) -> bool:
-    """Whether it has a register among its sources."""
+    """True if it has a register among its sources."""
     sources = instruction.operands if instruction.opcode in ("STG", "STS") else instruction.operands[1:]
     return any(register in each.replace("[", " ").replace("]", " ").replace(".", " ").replace("|", " ").split() for each in sources)
 
 
 def consumers(code: list[Instruction], opcode: str) -> Iterator[tuple[int, int]]:
-    """For each instruction of an opcode: where it is, and where its first result is first read, in straight code."""
+    """For each instruction of an opcode: its place, and the place where its first result is first read, in straight code."""
     for at, each in enumerate(code):
         if each.opcode == opcode:
             results = list(written(each))
@@ -305,7 +305,7 @@ def test_a_copy_that_is_waited_for_costs_its_latency(cubin: sass.Cubin, warps: i
 
 
 def test_a_barrier_holds_all_warps_of_a_block(cubin: sass.Cubin) -> None:
-    """With copies of no latency a turn is what comes between two barriers, and the barrier's own."""
+    """With copies of no latency a turn is the code between two barriers, and the barrier itself."""
     (few, _), (more, _) = (turn(cubin, "copies", 8, barrier=latency, l2_latency=0) for latency in (100, 200))
     assert more - few == 100
 
@@ -463,7 +463,7 @@ def test_blocks_go_to_the_first_place_that_is_free() -> None:
 
 
 def test_a_block_s_time_is_a_fixed_part_and_its_turns(cubin: sass.Cubin) -> None:
-    """Of a kernel whose work nothing else shares, exactly: beginning, turns and end one after another."""
+    """For a kernel whose work nothing else shares, exactly: beginning, turns and end one after another."""
     tracer = Tracer(cubin.kernels["apart"])
     main, one = tracer.main_loops()[0], Residents(4, 1)
     used = replace(Rates.of(cubin.architecture), start=0)

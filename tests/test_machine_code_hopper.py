@@ -255,7 +255,7 @@ def test_the_page_has_flash_attention_3_s_figures() -> None:
 @pytest.mark.wide
 @pytest.mark.parametrize("pair", PAIRS, ids=str)
 def test_fa3_issues_less_and_exposes_less_than_flash_attention_3(pair: Pair, tools: None) -> None:
-    """Of the code for 9.0: nothing spilled, no product made to wait by ptxas, all exponentials under a product."""
+    """In code for 9.0 nothing is spilled, ptxas makes no product wait, and all exponentials run under a product."""
     ours, opcodes = pair.ours, {each.opcode for each in pair.code.instructions}
     assert pair.code.remarks == () and ours.stack == 0
     assert "HGMMA" in opcodes and not opcodes & {"HMMA", "LDL", "STL"}

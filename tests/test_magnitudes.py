@@ -148,7 +148,7 @@ MUTANTS = {
 
 
 def backward_of_large_scores(schedule: BackwardSchedule, seed: int | None = None) -> tuple[BackwardExecution, bool]:
-    """Of scores about 2^28, some of them equal."""
+    """Gradients of scores about 2^28, some of them equal."""
     return backward_of(schedule, *pose("float16", 13, -3, "causal", 100), seed)
 
 
@@ -183,7 +183,7 @@ def test_every_schedule_seed_gives_the_same_numbers(deterministic: bool) -> None
 
 @pytest.mark.parametrize("deterministic", [False, wide(True)])
 def test_keys_in_parts(deterministic: bool) -> None:
-    """Of a part of the keys, with the L of all: weights are less than one together, by what the other part has."""
+    """With a part of the keys and the L of all, the weights sum to less than one, by the other part's."""
     arrays, options = pose("float32", 7, 0, "plain", 64)
     q, k, v, dout = arrays
     k[..., 32:, :] = k[..., :32, :]  # each part has half of each row's weights, and L of the whole is log(2) more than of the part
@@ -202,7 +202,7 @@ def test_keys_in_parts(deterministic: bool) -> None:
 
 
 def test_the_scores_of_equal_keys() -> None:
-    """As many times the same score, up to what float16 can multiply: O is V's mean, and was 0, infinite or no number."""
+    """The same score for all keys, up to the largest that float16 can multiply: O is V's mean (it was 0, infinite or NaN)."""
     v = np.random.default_rng(0).standard_normal((1, 16, 64)).astype(np.float16)
     for value in (20001, 12001, 30001, 60000):
         q = np.full((1, 16, 64), value, np.float16)
@@ -223,7 +223,7 @@ def test_a_row_without_weights_stays_alone(deterministic: bool) -> None:
 
 @pytest.mark.wide
 def test_standard_attention_of_scores_beyond_float16() -> None:
-    """With S in float32 they come out right; with S in float16 they are infinite."""
+    """With S in float32 they are right; with S in float16 they are infinite."""
     (q, k, v, _), options = pose("float16", 6, 0, "causal")
     expected, expected_lse = reference(q, k, v, **options)
     assert np.abs(expected_lse).max() > 65504
@@ -242,7 +242,7 @@ ONE_HOT = (24, 75, 150)  # scores of 101, 994 and 3,977
     ("algorithm", "size"), [("fa2", 150), *(wide(name, size) for name in ("fa1", "fa2", "standard") for size in ONE_HOT)]
 )
 def test_one_hot_rows_in_float32_have_weights_of_one(algorithm: str, size: int) -> None:
-    """Each row sees its own key alone: dV is dout, whatever float32 rounds off L."""
+    """Each row sees its own key alone: dV is dout, whatever float32's rounding of L."""
     x, dout = np.eye(32, dtype=np.float32) * size, np.random.default_rng(0).standard_normal((32, 32)).astype(np.float32)
     _, pullback = cupyflash.attention_vjp(x, x, dout, algorithm=algorithm)
     assert np.array_equal(pullback(dout)[2], dout)
@@ -250,8 +250,8 @@ def test_one_hot_rows_in_float32_have_weights_of_one(algorithm: str, size: int) 
 
 @pytest.mark.wide
 def test_of_large_normal_inputs_in_float32_nothing_is_further_off_than_plain_computation() -> None:
-    """By the median: of one draw a row or two decide, whose largest scores nearly agree, and which computation has those right is
-    chance. P = exp(S - L) with an L of float32 alone is off by several times as much."""
+    """The median counts: in one draw a row or two decide, whose largest scores nearly agree, and chance decides which computation
+    is right. P = exp(S - L) with an L of float32 alone is off by several times as much."""
     found = []
     for seed in range(9):
         rng = np.random.default_rng(seed)
@@ -290,7 +290,7 @@ def test_gradients_of_standard_attention_of_scores_beyond_float16() -> None:
 
 @pytest.mark.wide
 def test_bytes_of_scores_in_float32() -> None:
-    """Those of S, and no others, are four of each score."""
+    """The bytes of S, and no others, are four for each score."""
     problem = Problem(1, 2, 1, 75, 101, 16, "float16", score_dtype="float32", mask=True)
     schedule = plan(problem, A100, "standard", lse=True)
     made = verify(schedule)

@@ -96,7 +96,7 @@ def posed(q: np.ndarray, k: np.ndarray, v: np.ndarray, mask: Any, score: Score |
 
 
 def as_array(problem: Problem) -> np.ndarray:
-    """What the mask of a problem says of each score."""
+    """The mask of a problem for each score."""
     assert problem.options.pattern is not None
     return np.broadcast_to(problem.options.pattern.kept, (B, H, NQ, NK))
 
@@ -158,7 +158,7 @@ def test_gradients_and_their_bytes(algorithm: str, deterministic: bool) -> None:
 
 @pytest.mark.wide
 def test_beside_a_score_function_a_bias_and_a_block_mask() -> None:
-    """All at once, where the whole tiles' scores have something of their own; both functions' parts lie side by side."""
+    """All at once, with whole tiles whose scores have something of their own; both functions' parts lie side by side."""
     q, k, v = arrays()
     kept, bias = np.ones((3, 6), bool), RNG.standard_normal((NQ, NK)).astype(np.float16)
     kept[1, 2] = False
@@ -179,7 +179,7 @@ def test_beside_a_score_function_a_bias_and_a_block_mask() -> None:
 
 
 def test_what_is_of_a_row_or_a_key_is_read_once_a_tile() -> None:
-    """Of rows where they visit any tile, of keys where a tile is mixed; of the rest nothing a score."""
+    """For rows if they visit any tile, for keys if a tile is mixed; no score has a read of its own."""
     ids = np.repeat([0, 1, 2], [32, 40, 18]).astype(np.int32)
     q, k, v = arrays()
     mask = Mask("document[q] == document[k] and first[b] >= 0", document=ids, first=np.zeros(B, np.int32))
@@ -217,7 +217,7 @@ def test_tiles_that_are_found_once() -> None:
 
 
 def test_a_graph_finds_tiles_for_itself(cupy: Recorded, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is found while it is captured is nobody else's, whose memory stays; calls behind it find them once."""
+    """A captured call finds tiles for itself alone, in memory that stays; later calls find them once."""
     monkeypatch.setattr(launcher, "_held_for_graphs", [])
     q, k, v = (array(cupy, 1, heads, 96, 64) for heads in (4, 2, 2))
     tiled = cupyflash.block_mask(Mask("k <= q + by[h]", by=array(cupy, 4, dtype=np.int32)), q, k)

@@ -26,7 +26,7 @@ def test_every_mask_has_a_picture_and_every_picture_a_mask() -> None:
 
 @pytest.mark.wide
 def test_each_mask_is_what_is_computed() -> None:
-    """All of them in one kernel, one a head."""
+    """All masks in one kernel, one for each head."""
     names: dict[str, Any] = {}
     for block in pages()["docs/masks.md"]:
         if block.language == "python" and "cupyflash.attention" not in block.text:

@@ -131,7 +131,7 @@ def test_gradients() -> None:
 
 @pytest.mark.wide
 def test_too_many_tiles_are_asked_for_every_score(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where the longest sequence's have no room, none are skipped, in short ones neither."""
+    """If the longest sequence's tiles have no room, none are skipped, not even in short ones."""
     monkeypatch.setattr(mask_tiles, "MOST_STATE_BYTES", 8 * 2)  # 64 tiles
     schedule, short = planned(plan_varlen, UNEVEN, lse=True), Problem(B, H, HKV, N, 100 * 16, D, "float16")
     assert schedule.mask_tiles
@@ -225,13 +225,13 @@ def test_decoding(splits: int, cache: Cache) -> None:
 
 
 def _first(room: int) -> dict[str, Any]:
-    """What DECODED captures, for sequences with less room."""
+    """The captured values of DECODED, for sequences with less room."""
     return DECODED.arrays | {"document": DECODED.arrays["document"][:, :room], "seen": DECODED.arrays["seen"][:, :room]}
 
 
 @pytest.mark.wide
 def test_decoding_of_calls() -> None:
-    """What attention_decode gives is what a call with an array gives; attention itself splits keys where it is asked to."""
+    """attention_decode gives the result of a call with an array; attention itself splits keys on request."""
     rng = np.random.default_rng(3)
     q, k, v = (rng.standard_normal((1, heads, n, 32)).astype(np.float16) for heads, n in ((4, 2), (2, 90), (2, 90)))
     mask = Mask("q - k < 30 or k < first[h]", first=np.array([0, 5, 9, 90], np.int32))

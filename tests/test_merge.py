@@ -43,7 +43,7 @@ def same(a: State, b: State) -> None:
 
 @given(states(1))
 def test_minus_infinity_is_the_identity_on_either_side(made: list[State]) -> None:
-    """Whatever the empty side holds: a row of NaN that no weight reaches stays out."""
+    """Whatever the empty side holds: a row of NaN that no weight reaches does not matter."""
     (state,) = made
     for held in (0, np.nan):
         empty = np.full_like(state[0], held), np.full_like(state[1], -np.inf)
@@ -86,7 +86,7 @@ def test_large_scores_do_not_overflow() -> None:
 @pytest.mark.parametrize("dtype", [wide("float16"), "bfloat16", wide("float32")])
 @sweep(2, 5, cuts=st.lists(st.integers(0, 90), max_size=3), kv_heads=st.sampled_from([1, 2, 4]), seed=st.integers(0, 99))
 def test_parts_of_the_keys_make_the_whole(dtype: str, cuts: list[int], kv_heads: int, seed: int) -> None:
-    """By the rule that holds for one kernel; the parts may be empty."""
+    """The rule for one kernel holds; the parts may be empty."""
     rng = np.random.default_rng(seed)
     q, k, v = (rng.standard_normal((heads, n, 64)) for heads, n in ((4, 40), (kv_heads, 90), (kv_heads, 90)))
     q, k, v = (array.astype(np.float32).astype(DTYPES[dtype]) for array in (q, k, v + 1))

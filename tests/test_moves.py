@@ -136,7 +136,7 @@ def test_a_schedule_of_which_nothing_else_knows() -> None:
 
 @pytest.mark.parametrize("dtype", ["float16", "float32"])
 def test_the_rooms_of_a_kernel_are_its_shared_memory(dtype: str) -> None:
-    """Whatever is launched, walk by walk; of half types `row_bases` only looks at L, and holds nothing."""
+    """For every launch, walk by walk; for half types `row_bases` only looks at L, and holds nothing."""
     p = Problem(1, 4, 2, 200, 300, 64, dtype, causal=True)
     masked = p.asking(mask=True)
     made: list[TileSchedule] = [plan(each, A100, name) for each in (p, masked) for name in ("fa1", "fa2", "standard")]

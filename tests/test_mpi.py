@@ -23,7 +23,7 @@ def mpiexec() -> str:
 
 
 def under_mpi(ranks: int, *arguments: str, seconds: float = 300) -> subprocess.CompletedProcess[str]:
-    """What became of Python with these arguments under mpiexec."""
+    """The exit status and output of Python with these arguments under mpiexec."""
     pytest.importorskip("mpi4py")
     environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(TESTS.parent), str(TESTS), os.environ.get("PYTHONPATH", "")])}
     command = [mpiexec(), "-n", str(ranks), sys.executable, *arguments]

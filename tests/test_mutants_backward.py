@@ -349,7 +349,7 @@ ORDERED: dict[str, dict[str, Any]] = {
     ("name", "fixed", "orders"), [("window", True, 1), *(wide(name, fixed, 6) for name in ORDERED for fixed in (False, True))]
 )
 def test_many_orders(name: str, fixed: bool, orders: int) -> None:
-    """In many orders of execution, of small problems."""
+    """Small problems in many orders of execution."""
     posed: dict[str, Any] = {"seqlen_q": 24, "seqlen_k": 40, "head_dim": 16, "dtype": "float16"} | ORDERED[name]
     problem = Problem(batch=1, heads=2, kv_heads=1, **posed)
     check_unbroken(plan_backward(problem, A100, "fa2", (16, 32), deterministic=fixed), backward, range(orders))
@@ -371,7 +371,7 @@ def test_no_bank_conflicts_of_float(d: int) -> None:
 
 
 def no_conflicts(p: Problem, device: Device) -> None:
-    """In any launch; dQ's kernel is run by itself."""
+    """No launch has conflicts; dQ's kernel is run by itself."""
     (q, k, v), dout, rows = draw(p), draw_gradient(p), np.zeros((1, 1, p.seqlen_q), np.float32)
     free, fixed = (plan_backward(p, device, "fa2", deterministic=each) for each in (False, True))
     found = execute_backward(free, dout, q, k, v, dout, rows).counters

@@ -160,7 +160,7 @@ def of_case(problem: str, schedule: DecodeSchedule, seed: int | None) -> tuple[E
 
 
 def run_lost(schedule: DecodeSchedule) -> Execution:
-    """With lengths and pages out of range, as only a GPU's arrays may have them."""
+    """Run with lengths and pages out of range, as only a GPU's arrays may have them."""
     arrays, _ = CASES["lost"].arrays()
     for name in CACHES:
         arrays[name][...] = 0

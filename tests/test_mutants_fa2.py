@@ -211,7 +211,7 @@ ORDERED: dict[str, tuple[Device, tuple[int, int], dict[str, Any]]] = {
     [("masks", 2), ("without asynchronous copies", 2), *(wide(name, 8 if name == "shared rows" else 20) for name in ORDERED)],
 )
 def test_many_orders(name: str, orders: int) -> None:
-    """In many orders of execution, of small problems."""
+    """Small problems in many orders of execution."""
     device, tiling, options = ORDERED[name]
     posed: dict[str, Any] = {"seqlen_q": 34, "seqlen_k": 40, "head_dim": 16, "dtype": "float16"} | options
     check_unbroken(

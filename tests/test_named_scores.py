@@ -69,7 +69,11 @@ def test_another_cap_is_the_same_kernel() -> None:
         ),
         ({"alibi_slopes": SLOPES[:3]}, ValueError, "alibi_slopes must have length 4 along axis 0, which h indexes"),
         ({"alibi_slopes": EACH[:1]}, ValueError, "alibi_slopes must have length 2 along axis 0, which b indexes"),
-        ({"softcap": 3.0, "score": Score("2 * s")}, ValueError, r"softcap cannot go with score, .*: put it into the line Score"),
+        (
+            {"softcap": 3.0, "score": Score("2 * s")},
+            ValueError,
+            r"softcap cannot go with score, .*: write it into the expression Score",
+        ),
         ({"alibi_slopes": SLOPES, "score": Score("2 * s")}, ValueError, "alibi_slopes cannot go with score"),
     ],
 )
@@ -80,7 +84,7 @@ def test_what_is_refused(asked: dict[str, Any], error: type[Exception], says: st
 
 @pytest.mark.parametrize("device", ["A100-40GB", "H100-SXM"])
 def test_warmup_compiles_what_calls_run(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever the cap, the slopes and their number."""
+    """The kernels do not depend on the cap, the slopes or their number."""
     compiled: set[Any] = set()
     monkeypatch.setattr("cupyflash.sim.execution.module", lambda kernel, capability: compiled.add((kernel.name, kernel.constants)))
     asked = {"softcap": True, "alibi_slopes": True}

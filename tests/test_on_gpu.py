@@ -288,6 +288,7 @@ def test_the_pages_name_files_and_options_that_exist() -> None:
             "accuracy",
             "ahead",
             "cases",
+            "checkout",
             "command",
             "machine",
             "peers",

@@ -43,7 +43,7 @@ ASKED: dict[str, dict[str, Any]] = {
 
 
 def planner(by: str) -> Callable[[Problem], object]:
-    """What plans for one of those that the table names. Blocks of 16, where there is a choice, as the block mask has."""
+    """The planner of one of those that the table names. Blocks are 16, if there is a choice, like the block mask's."""
     algorithm, _, backward = by.partition(" ")
     if backward:
         return lambda problem: plan_backward(problem, A100, algorithm, (16, 16)).kernels()

@@ -19,7 +19,7 @@ from cupyflash.launch import nvrtc
 
 
 def python(code: str) -> str:
-    """What a fresh interpreter prints."""
+    """The output of a fresh interpreter."""
     return subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True, timeout=3600).stdout
 
 
@@ -36,7 +36,7 @@ DOCUMENTED = (
 
 
 def test_documented_import_paths_work() -> None:
-    """In an interpreter of its own, which no other test has touched."""
+    """Each in an interpreter of its own, which no other test has touched."""
     python(f"import pkgutil\nfor path in {DOCUMENTED!r}: pkgutil.resolve_name('cupyflash.' + path)")
 
 
@@ -59,7 +59,7 @@ print(json.dumps([own, loaded, sorted(set(sys.modules) - before), calls]))
 
 
 def test_an_import_beyond_numpy_is_small() -> None:
-    """What a user waits for, in counts: which modules come along, and how many functions run; by itself it loads nothing more."""
+    """The cost of an import, in counts: the imported modules, and the functions that run; by itself it loads nothing more."""
     own, loaded, modules, calls = json.loads(python(IMPORT))
     assert own < 1000 and loaded == ["cupyflash.version"]
     others = {name.split(".")[0] for name in modules} - set(sys.stdlib_module_names)
@@ -138,7 +138,7 @@ def test_nothing_imports_what_is_optional_before_it_is_asked_for() -> None:
 
 
 def test_no_extra_brings_pytorch() -> None:
-    """Whose usual wheel for Linux takes gigabytes of CUDA along."""
+    """PyTorch's usual wheel for Linux takes gigabytes of CUDA along."""
     required = {re.split(r"[^\w.-]", one)[0].lower() for one in metadata.requires("cupyflash") or ()}
     assert {"numpy", "pytest", "mpich"} <= required and not {name for name in required if name.startswith("torch")}
 
@@ -163,7 +163,7 @@ def test_headers_are_found_in_the_usual_places(monkeypatch: pytest.MonkeyPatch, 
 
 
 def test_headers_of_wheels_are_found_without_pathfinder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Those of CUDA 13 and of CUDA 12 lie in different folders."""
+    """The folders of CUDA 13 and of CUDA 12 differ."""
     monkeypatch.setitem(sys.modules, "cuda.pathfinder", None)
     monkeypatch.setattr(nvrtc, "find_spec", lambda _: types.SimpleNamespace(submodule_search_locations=[str(tmp_path)]))
     for folder in ("cuda_runtime", "cu13"):

@@ -20,7 +20,7 @@ def test_every_page_is_on_the_site() -> None:
 
 
 def anchors(page: Path) -> set[str]:
-    """What the headings of a page are called in links, on the site and on GitHub."""
+    """The anchors of a page's headings, on the site and on GitHub."""
     titles = re.findall(r"^#+ (.*)$", FENCED.sub("", page.read_text()), re.MULTILINE)
     words = [re.sub(r"[^\w\s-]", "", re.sub(r"\[(.*?)\]\(.*?\)", r"\1", title)).strip().lower() for title in titles]
     return {re.sub(r"\s", "-", each) for each in words} | {re.sub(r"[-\s]+", "-", each) for each in words}

@@ -71,7 +71,7 @@ def test_the_claims_hold_of_the_points() -> None:
 
 
 def test_operations_beside_the_products() -> None:
-    """Of Algorithm 1's lines and FlashAttention-2's, run on numbers: elementwise operations are counted as they are done."""
+    """The lines of Algorithm 1 and FlashAttention-2, run on numbers: elementwise operations are counted as they are done."""
     d, Bc, blocks = 8, 16, 50
     counted = [run(d, Bc, blocks) for run in (algorithm_1, flash_attention_2)]
     for (operations, out), expected in zip(counted, beside_products(d, Bc), strict=True):

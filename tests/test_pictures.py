@@ -24,7 +24,7 @@ def script() -> ModuleType:
 
 
 def texts(path: Path) -> dict[str, str]:
-    """What a PNG's tEXt chunks say."""
+    """The texts of a PNG's tEXt chunks."""
     content, at, found = path.read_bytes(), 8, {}
     while at < len(content):
         (length,) = struct.unpack(">I", content[at : at + 4])

@@ -1,4 +1,4 @@
-"""What is kept from one call to the next: a call launches, and refuses, what it would as the first."""
+"""Prepared calls: a later call launches, and refuses, the same as the first one."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def array(cupy: Recorded, *shape: int, dtype: Any = np.float16, offset: int = 0,
 
 
 def launched(cupy: Recorded, call: Callable[..., Any], **arguments: Any) -> tuple[Any, ...]:
-    """What a call launched, allocated and returned; of arrays that it made itself, their layouts."""
+    """The launches, allocations and results of a call; of arrays that it made itself, their layouts."""
     for record in (cupy.launches, cupy.functions, cupy.allocated, cupy.devices):
         record.clear()
     returned = call(**arguments)
@@ -138,7 +138,7 @@ def test_a_call_launches_what_it_launches_first_whatever_was_called_before(cupy:
 
 
 def _shape_of(told: tuple[Any, ...]) -> tuple[Any, ...]:
-    """What does not depend on which arrays were given."""
+    """The part that does not depend on the given arrays."""
     launches, functions, allocated, devices, returned = told
     scalars = [
         (grid, block, {name: None if isinstance(v, int) else v for name, v in values.items()}, shared)
@@ -148,7 +148,7 @@ def _shape_of(told: tuple[Any, ...]) -> tuple[Any, ...]:
 
 
 def test_changes_that_matter_are_told_apart(cupy: Recorded) -> None:
-    """So that the test above can fail: most single changes launch something else than the call as it is."""
+    """This test makes sure that the one above can fail: most single changes launch something else than the call as it is."""
     drawn = variations(cupy)
     plain = _shape_of(launched(cupy, attention, **drawn["as it is"]()))
     same = {name for name, draw in drawn.items() if _shape_of(launched(cupy, attention, **draw())) == plain}
@@ -378,7 +378,7 @@ def test_what_is_kept_is_bounded_and_holds_no_array(cupy: Recorded) -> None:
 
 
 def test_numpy_arrays_are_prepared_for_anew(cupy: Recorded, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What they hold decides: key lengths, say; and which device is simulated."""
+    """Their values decide, such as key lengths; and the simulated device."""
     launched: list[Any] = []
 
     def launch(prepared: Any, *_: Any) -> dict[str, Any]:

@@ -133,7 +133,7 @@ def test_alignment_is_what_divides_every_row(offset: int, row: int, alignment: i
 
 @pytest.mark.parametrize("asked", [{}, {"causal": True}, {"window": (2, 1)}, {"window": (0, None)}, {"window": Band(-1, 3)}])
 def test_a_row_sees_what_its_options_say(asked: dict[str, Any]) -> None:
-    """By the definition: key c for row r when r + n_k - n_q - left <= c <= r + n_k - n_q + right."""
+    """The definition: row r sees key c if r + n_k - n_q - left <= c <= r + n_k - n_q + right."""
     for n_q, n_k in ((5, 7), (7, 5), (6, 0)):
         problem = Problem(**GOOD | {"seqlen_q": n_q, "seqlen_k": n_k} | asked)
         left, right = problem.options.left, problem.options.right

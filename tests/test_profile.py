@@ -317,7 +317,7 @@ def test_arrays_in_structures_have_paths_and_random_numbers_of_their_own() -> No
     ("spec", "says"),
     [
         ('{"x": ', "not valid JSON"),
-        ('{"x": 1, "x": 2}', "'x' stands twice"),
+        ('{"x": 1, "x": 2}', "'x' occurs twice"),
         ('{"x": "3"}', "argument 'x': must be a number, null, or an object"),
         ('{"x": {}}', "argument 'x': must be a number"),
         ('{"x": {"shape": [2], "dtype": "float31"}}', "argument 'x': unknown dtype 'float31'"),

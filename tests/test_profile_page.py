@@ -55,7 +55,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]
 
 
 def told(page: Path) -> dict[str, Any]:
-    """What a page is made of."""
+    """The data of a page."""
     return dict(json.loads(page.read_text(encoding="utf-8").split('id="data">')[1].split("</script>")[0]))
 
 
@@ -131,7 +131,7 @@ def test_the_screenshot_is_of_today_s_counts(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("size", [1, 2, 4, 8, 16])
 def test_the_picture_has_as_many_wavefronts_as_are_counted(size: int) -> None:
-    """Any lanes of a warp at any addresses: the rows of the picture are the count, and in each a bank has one word."""
+    """For any lanes of a warp at any addresses: the rows of the picture are the count, and in each a bank has one word."""
     draw = np.random.default_rng(size)
     wave = Wave(0, 1, 32, 4096, 32)
     for _ in range(60):

@@ -303,7 +303,7 @@ CUDA: dict[str, tuple[Callable[..., Any], float, float, int]] = {
 
 
 def test_functions_of_cuda_keep_their_documented_errors() -> None:
-    """What they are made of may err by no more than that: a chip whose ex2.approx is 1.5 units off breaks coshf."""
+    """The instructions in them may err by no more than that: a chip whose ex2.approx is 1.5 units off breaks coshf."""
     lines = [f"case {n}: y = {call}; break;" for n, call in enumerate(CUDA)]
     source = f"""extern "C" __global__ void k(const float* a, float* d, int which) {{
         int i = blockIdx.x * blockDim.x + threadIdx.x; float x = a[i], y; switch (which) {{ {" ".join(lines)} }} d[i] = y; }}"""

@@ -1,4 +1,4 @@
-"""Whatever is handed to `Module.from_ptx`, it is a module or one of two errors, in time and memory bounded by its length."""
+"""`Module.from_ptx` returns a module or raises one of two errors, for any text, in time and memory bounded by its length."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ pytest.importorskip("cupy")
 
 @pytest.fixture(scope="module")
 def texts() -> list[str]:
-    """What NVRTC makes of some kernels of the gallery, and of one with tensor cores and asynchronous copies."""
+    """The PTX that NVRTC makes of some kernels of the gallery, and of one with tensor cores and asynchronous copies."""
     names = sorted(test_ptx_gallery.gallery.names)[::4]
     cuda = [test_ptx_gallery.gallery.make(name) for name in names]
     found = [compile_to_ptx(run.cuda, run.options or ("-arch=compute_80",), "kernel.cu") for run in cuda]
@@ -42,7 +42,7 @@ def test_any_text_is_a_module_or_an_error(texts: list[str], seeds: range) -> Non
 
 @pytest.mark.parametrize("seeds", [range(40), wide(range(5000, 5400))])
 def test_what_loads_also_launches_or_is_refused(texts: list[str], seeds: range) -> None:
-    """Where the arguments do not fit any more that is said; nothing else is raised, and the launch ends."""
+    """If the arguments do not fit any more, an error says so; nothing else is raised, and the launch ends."""
     launched = 0
     for seed in seeds:
         try:

@@ -1,4 +1,4 @@
-"""What orders the blocks of a cluster: its barrier, mbarriers and flags of other blocks; begin and exit of blocks; races."""
+"""The order between the blocks of a cluster: its barrier, mbarriers and flags of other blocks; begin and exit of blocks; races."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the machine counts, by line of source and in all, against numbers worked out by hand.
+"""The machine's counts, by line of source and in all, against numbers worked out by hand.
 
 A warp has 32 lanes; a sector 32 bytes; shared memory 32 banks of 4 bytes, so that a wavefront moves at most 128 bytes.
 """
@@ -283,7 +283,7 @@ def test_code_without_line_information_is_counted_by_line_of_ptx() -> None:
 
 
 def test_inlined_code_belongs_to_its_own_line_and_knows_its_callers() -> None:
-    """As NVRTC writes it: `inlined_at` names the call, and an earlier .loc of that place says where that was inlined."""
+    """NVRTC's form: `inlined_at` names the call, and an earlier .loc of that place says where that was inlined."""
     text = f"""{HEAD}.visible .entry k() {{ .reg .f32 %f<5>;
     .loc 1 10 2
     mov.f32 %f1, 0f00000000;

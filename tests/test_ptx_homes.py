@@ -148,7 +148,7 @@ def test_every_kind_of_access(name: str) -> None:
 
 
 def test_another_blocks_array() -> None:
-    """What mapa makes is an address of the same variable, in another block."""
+    """mapa gives an address of the same variable, in another block."""
     body = """mov.u32 %r6, %cluster_ctarank; xor.b32 %r6, %r6, 1; mapa.shared::cluster.u32 %r7, %r4, %r6;
     ld.shared::cluster.u64 %rd2, [%r7+{}];"""
     assert assembled(body.format(0), 2).findings == ()
@@ -157,7 +157,7 @@ def test_another_blocks_array() -> None:
 
 
 def test_a_copy_from_one_array_to_another() -> None:
-    """Of both ends in shared memory neither is taken for the other's variable."""
+    """Neither end in shared memory is taken for the other's variable."""
     body = """mov.u32 %r9, bar; setp.ne.u32 %p1, %r0, 0; @!%p1 mbarrier.init.shared::cta.b64 [%r9], 1;
     @!%p1 fence.mbarrier_init.release.cluster; bar.sync 0; fence.proxy.async; @%p1 bra W;
     mbarrier.arrive.expect_tx.shared::cta.b64 _, [%r9], 256;

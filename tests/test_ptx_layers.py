@@ -106,7 +106,7 @@ def test_no_function_takes_more_than_eight_parameters() -> None:
 
 
 def parameters(node: ast.FunctionDef) -> int:
-    """How many parameters a function has, `self` and `cls` not counted."""
+    """The number of parameters of a function, `self` and `cls` not counted."""
     named = [each.arg for each in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)]
     return len([name for name in named if name not in ("self", "cls")]) + bool(node.args.vararg) + bool(node.args.kwarg)
 

@@ -1,4 +1,4 @@
-"""What is worked out once for a pattern of addresses is what each of its accesses would give by itself; memory of a launch."""
+"""Patterns of addresses are worked out once: each access gets the result that it would get by itself; memory of a launch."""
 
 from __future__ import annotations
 
@@ -97,7 +97,8 @@ def peak(call: object) -> int:
 @pytest.mark.wide
 @pytest.mark.parametrize("masked", [False, True])
 def test_memory_of_attention_is_that_of_its_tensors_and_of_one_wave(masked: bool) -> None:
-    """With the tensors themselves at most four times the tensors; what one wave takes is what a single wave more adds to."""
+    """With the tensors themselves it is at most four times the tensors; the memory of one wave is the growth from a single further
+    wave."""
     rng = np.random.default_rng(0)
     peaks, tensors = [], []
     for heads in (32, 128):

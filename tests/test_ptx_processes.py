@@ -149,7 +149,7 @@ print(outcome(3) == expected, multiprocessing.active_children())
 @pytest.mark.wide
 @pytest.mark.skipif(sys.platform != "linux", reason="processes are forked on Linux only")
 def test_processes_that_fail_change_nothing() -> None:
-    """One that is killed, or cannot begin: the launch is run in this process."""
+    """A process that is killed, or cannot begin: the launch runs in this one."""
     text = kernel(INDEX + BODIES["in place"], [".u64 x", ".u64 y"], REGISTERS)
     env = os.environ | {"PYTHONPATH": str(ROOT)}
     out = subprocess.run([sys.executable, "-c", FAULTS], input=text, capture_output=True, text=True, env=env, cwd=ROOT, timeout=120)

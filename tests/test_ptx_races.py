@@ -295,7 +295,7 @@ y[t] = x[t + 64] + x[t + 128];
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_named_barriers_hand_on_what_atomics_told(seed: int | None) -> None:
-    """As split-K does: one thread waits for the other blocks and meets some warps of its block."""
+    """Split-K does so: one thread waits for the other blocks and meets some warps of its block."""
     assert launch(LOCK, 3, 128, seed).findings == ()
     # Once more, so that those who know already are told more.
     again = LOCK.replace("//", 'if (t == 32) atomicAdd(n, 0);\nasm volatile("bar.sync 1, 64;" ::: "memory");')

@@ -163,7 +163,7 @@ def test_shared_memory_of_another_block() -> None:
 
 
 def test_an_atomic_of_several_blocks_and_then_a_narrow_one_of_the_last() -> None:
-    """Who came last does not stand for all who came at once."""
+    """The thread that came last does not stand for all that came at once."""
     both = "red.global.add.u32 [%rd2], %r5; setp.eq.u32 %p1, %r2, {}; @%p1 red.relaxed.cta.global.add.u32 [%rd2], %r5;"
     for block in (0, 1):
         assert {f.kind for f in counted(both.format(block), 2).findings} == {"race"}

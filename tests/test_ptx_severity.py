@@ -91,7 +91,8 @@ def test_in_the_memory_of_another_block(seed: int | None) -> None:
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_lanes_of_several_blocks_at_once(seed: int | None) -> None:
-    """What the lanes of another block are about to write counts, not what is there before one instruction writes for both."""
+    """The values that another block's lanes are about to write count, not those in memory before one instruction writes
+    for both."""
     for own, other, severity in (("7", "7", WARNING), ("7", "9", ERROR), ("9", "7", ERROR)):
         body = f"""@%p2 st.shared.u32 [%r4], 9;
         {SYNC.replace(chr(10), " ")} mapa.shared::cluster.u32 %r20, %r4, 0; selp.u32 %r21, {own}, {other}, %p2;
@@ -102,7 +103,7 @@ def test_lanes_of_several_blocks_at_once(seed: int | None) -> None:
 
 
 def test_several_threads_make_one_barrier() -> None:
-    """As where `threadIdx.x == 0` is asked of a block of 16 x 16; of different counts nobody knows which one it has."""
+    """`threadIdx.x == 0` in a block of 16 x 16 does so; with different counts nobody knows which one it has."""
     for count, severity in (("64", WARNING), ("64 + t / 32", ERROR)):
         body = f"""__shared__ unsigned long long bar;
         unsigned a = __cvta_generic_to_shared(&bar), c = {count};
@@ -114,7 +115,7 @@ def test_several_threads_make_one_barrier() -> None:
 
 
 def test_writers_are_told_apart_by_who_comes_later() -> None:
-    """Of eight warps that wrote the same a barrier of four of them orders those only, so the others' writes still race."""
+    """Eight warps wrote the same; a barrier of four of them orders only those, so the others' writes still race."""
     first = FIRST.replace("x", "m")
     body = SHARED + first + '\nif (t < 128) asm volatile("bar.sync 1, 128;" ::: "memory");\nif (t == 0)\nm[n[0]] = 8;' + USED
     for seed in (None, 1, 2):
@@ -125,7 +126,7 @@ def test_writers_are_told_apart_by_who_comes_later() -> None:
 
 
 def test_writers_that_are_over_are_forgotten() -> None:
-    """All warps' stores of before a barrier do not count in what two of them order between them later."""
+    """Stores of all warps before a barrier do not count in what two of them order between them later."""
     body = (
         FIRST
         + '\n__syncthreads();\nif (t == 0 || t == 32)\nx[n[0]] = 7;\nif (t < 64) asm volatile("bar.sync 1, 64;" ::: "memory");'
@@ -136,7 +137,7 @@ def test_writers_that_are_over_are_forgotten() -> None:
 
 
 def test_each_of_three_writers_counts() -> None:
-    """Who is behind the second and the third still races with the first."""
+    """A thread that is ordered after the second and the third still races with the first."""
     body = """if (t == 0) x[0] = 7;
     if (t == 32) x[n[0]] = 7;
     if (t == 64) x[n[1]] = 7;
@@ -156,7 +157,8 @@ def test_several_values_of_a_warp_are_over_once_overwritten() -> None:
 
 
 def test_the_worst_is_what_is_said() -> None:
-    """Of races of one pair of lines an error is said, whenever it came; errors take the place of warnings if there is no room."""
+    """Of several races of one pair of lines the error is reported, whenever it came; errors replace warnings if there is
+    no room."""
     body = "for (int k = 0; k < 4; k++)\nx[k] = k < 3 ? 7 : t;"
     for seed in (None, 1, 2):
         (finding,) = launch(body, seed=seed).findings

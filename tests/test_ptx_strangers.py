@@ -1,4 +1,4 @@
-"""What kernels that nobody here wrote ask of the machine: modules of which a part is not executed, messages, findings by place."""
+"""Kernels of others on the machine: modules of which a part is not executed, messages, findings by place."""
 
 from __future__ import annotations
 

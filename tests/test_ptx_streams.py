@@ -191,7 +191,7 @@ def run(kernel: str, *args: Any, **options: Any) -> ptx.Launch:
 
 
 def pair(first: str, second: str, seed: int | None = None, programmatic: bool = True) -> tuple[ptx.Finding, ...]:
-    """What the second kernel, which reads and writes on, has to say behind the first one in a stream."""
+    """The findings of the second kernel, which reads and writes on, after the first one in a stream."""
     x, y, z = floats(), floats(), floats()
     stream = ptx.Stream()
     assert not run(first, x, y, stream=stream, seed=seed).findings
@@ -398,7 +398,8 @@ def test_what_one_launch_releases_another_one_may_acquire(seed: int | None) -> N
 
 
 def test_what_was_acquired_is_handed_on() -> None:
-    """To what comes behind in the stream, and with a flag of its own to a third stream; and so is what was over before a launch."""
+    """Later launches of the stream get it, and with a flag of its own a third stream; and so they do for what was over before a
+    launch."""
     for sender, ordered in (("sends", True), ("sends_unfenced", False)):
         x, y, z = floats(), floats(), floats()
         first, second = np.zeros((2, BLOCKS), np.int32)
@@ -485,7 +486,7 @@ def test_views_of_one_array_meet_and_freed_memory_is_forgotten() -> None:
 
 
 def test_a_history_stays_small(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who is behind another launch stands for it: so many launches take the tables of one, and few sites."""
+    """A launch that comes after another one stands for it: many launches take the tables of one, and few sites."""
     monkeypatch.setattr(history, "MANY_SITES", 2)
     x, y = floats(), floats()
     for kernels in (("plain", False), ("waits", True), ("early", True)):
@@ -496,9 +497,9 @@ def test_a_history_stays_small(monkeypatch: pytest.MonkeyPatch) -> None:
         assert sorted(len(tables) for one in past.regions.values() for tables in one.kinds) == [0, 0, 0, 0, 1, 1]
         assert len(past.sites) < 16
         gc.collect()
-        runs = [one for one in gc.get_objects() if isinstance(one, history.Run) and one.kernel == kernels[0]]
+        runs = [one for one in gc.get_objects() if isinstance(one, history.OrderedLaunch) and one.kernel == kernels[0]]
         assert len(runs) < 8 and sum(bool(one.done.first) for one in runs) == 1 + kernels[1]
-        past.drop(history.Clock())
+        past.drop(history.LaunchClock())
         assert len(past.sites) == 1 + 2
         stream.synchronize()
         assert not past.regions and len(past.sites) == 1
@@ -609,7 +610,7 @@ SYNCHRONIZE = st.tuples(st.just("synchronize"), st.integers(0, STREAMS - 1))
 
 
 class Graph:
-    """What happens before what, as a graph of moments: begin, wait, accesses and end of each launch."""
+    """The order of events as a graph of moments: begin, wait, accesses and end of each launch."""
 
     def __init__(self) -> None:
         self.before: dict[Any, set[Any]] = {}
@@ -628,7 +629,7 @@ class Graph:
         self.host |= self.ends(stream)
 
     def launch(self, stream: int, kernel: str, programmatic: bool, reads: int, writes: int) -> bool:
-        """Whether the launch races with an earlier one."""
+        """True if the launch races with an earlier one."""
         k = len(self.launches)
         front = self.in_stream[stream][-1] if programmatic and self.in_stream[stream] else None
         begin = self.host | self.joined[stream]

@@ -369,7 +369,7 @@ def test_every_way_to_a_pointer_of_a_structure(name: str) -> None:
 def watched(module: Module) -> Callable[[Access], None]:
     """An observer that holds each access of the kernel k to what its code says: which tensors, and how wide at least."""
     code = module.code("k")
-    may = dict(zip(code.instructions, reached(code.instructions, code.plans, code.params), strict=True))
+    may = dict(zip(code.instructions, reached(code.plans, code.params), strict=True))
 
     def look(access: Access) -> None:
         if access.segment is None or access.segment.space != "global":

@@ -39,7 +39,7 @@ def lines(launch: Launch) -> list[tuple[str, int]]:
 
 
 def told(launch: Launch) -> list[tuple[int, list[int]]]:
-    """By the line of each suppression, the lines of what it let pass."""
+    """By the line of each suppression, the lines of the findings that it allowed."""
     return [(one.by.written[1], sorted(f.source[1] for f in one.findings if f.source)) for one in launch.suppressed]
 
 
@@ -140,7 +140,7 @@ def test_on_the_line_or_alone_before_it() -> None:
 
 
 def test_of_no_use_is_said_where_it_might_have_been_of_use() -> None:
-    """On a line of this kernel or of none, not on one of another kernel."""
+    """It is reported for a line of this kernel or of none, not for one of another kernel."""
     for where, said in (("o[1] = 7;", True), ("o[threadIdx.x + 32] = 1;", False), ("__device__", True)):
         cuda = CUDA.replace(where, f"/* cupyflash: allow out of bounds: a b */ {where}", 1)
         launch = run("all_write", cuda=cuda)

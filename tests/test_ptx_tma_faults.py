@@ -1,4 +1,4 @@
-"""What is wrong with tensor copies is found, where it is and under every seed; pipelines without fault are not complained of."""
+"""Faults in tensor copies are found, at their place and under every seed; pipelines without fault have no finding."""
 
 from __future__ import annotations
 
@@ -220,7 +220,7 @@ def test_maps_in_global_memory_and_what_does_not_fit() -> None:
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_plain_copies_need_a_barrier_or_a_fence_behind_the_init(seed: int | None) -> None:
-    """As cuda::memcpy_async, which has no fence."""
+    """cuda::memcpy_async has no fence."""
     for between, kinds in (("bar.sync 0;", set()), ("@%p1 fence.proxy.async.shared::cta;", set()), ("", {"proxy"})):
         body = f"""ld.param.u64 %rd2, [x]; @%p1 mbarrier.init.shared::cta.b64 [%r2], 1; {between}
         @%p1 mbarrier.arrive.expect_tx.shared::cta.b64 _, [%r2], 256;
@@ -231,7 +231,7 @@ def test_plain_copies_need_a_barrier_or_a_fence_behind_the_init(seed: int | None
 
 
 def test_raw_kernels_take_maps() -> None:
-    """As the pipeline of two maps in a structure does, called as CuPy's kernels are."""
+    """The pipeline with two maps in a structure, called as CuPy's kernels are."""
     x = np.ones((20, 32), np.float32)
     y = np.zeros_like(x)
     kernel = RawKernel(CUDA.replace("PARAMS", "const __grid_constant__ Params p"), "scale", options=("-arch=compute_90",))

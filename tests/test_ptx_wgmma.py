@@ -28,7 +28,7 @@ SWIZZLES = {16: 0, 128: 1, 64: 2, 32: 3}
 
 @dataclass(frozen=True)
 class Matrix:
-    """How a matrix of M or N x K lies in shared memory: bytes of a pattern's row, which axis is contiguous, where it begins."""
+    """The layout of a matrix of M or N x K in shared memory: bytes of a pattern's row, the contiguous axis, the first byte."""
 
     swizzle: int = 128
     k_major: bool = True
@@ -171,7 +171,7 @@ def data(case: Case, seed: int = 0, shared: int = BYTES) -> Data:
 
 
 def right(case: Case, found: Data, times: int = 1) -> bool:
-    """Whether the kernel's D is that of float64."""
+    """True if the kernel's D is that of float64."""
     product = case.signs[0] * case.signs[1] * (found.a.astype(np.float64) @ found.b.astype(np.float64).T)
     want = product + (found.c.astype(np.float64) if case.adds else 0)
     for _ in range(times - 1):

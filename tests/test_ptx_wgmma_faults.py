@@ -140,7 +140,7 @@ def test_shared_memory_that_nobody_wrote() -> None:
 
 
 def test_what_a_kernel_that_does_not_wait_gets() -> None:
-    """As late as allowed: registers are as they were until the wait, and a tile is read as it is at the wait."""
+    """The latest results that are allowed: registers keep their values until the wait, and a tile is read as it is at the wait."""
     case = Case()
     early = "".join(f"add.u32 %e{r}, %d{r}, 0;" for r in range(32))
     moved = "".join(f"mov.b32 %d{r}, %e{r};" for r in range(32))
@@ -190,7 +190,7 @@ def ring(before: str, after: str, arrives: int, seed: int | None) -> tuple[Launc
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_one_thread_may_give_a_stage_back(seed: int | None) -> None:
-    """As pipelines have it: behind the wait of its warp."""
+    """Pipelines have it: after the wait of its warp."""
     for arrives in (0, 33, 96):
         assert ring(WAIT, "", arrives, seed)[0].findings == ()
     launch, line = ring("", WAIT, 33, seed)
@@ -282,7 +282,7 @@ def test_warps_of_two_blocks_are_no_warpgroup(seed: int | None) -> None:
     ],
 )
 def test_register_pools(first: str, second: str, directives: str, kinds: list[str], seed: int | None) -> None:
-    """What is asked for beyond the pool is never there; without directives ptxas ignores the instruction.
+    """A request beyond the pool never succeeds; without directives ptxas ignores the instruction.
 
     At launch a thread has no more than the largest .inc asks for: so has ptxas 13.0 it (-v).
     """

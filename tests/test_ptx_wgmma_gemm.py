@@ -130,7 +130,7 @@ def test_gemm(seed: int | None) -> None:
 
 
 def test_a_random_order_takes_a_few_times_the_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a launch costs is by its steps, each for all warps that are together: of sixteen blocks many must stay so."""
+    """A launch costs by its steps, each for all warps that are together: of sixteen blocks many must stay so."""
     steps = {None: 0, 2: 0}
     step = PtxMachine.step
     for seed in steps:

@@ -1,4 +1,4 @@
-"""What the README and the tables beside it show is what happens; its blocks are tests/test_snippets.py's."""
+"""The statements of the README and its tables are true; its blocks are tested by tests/test_snippets.py."""
 
 from __future__ import annotations
 

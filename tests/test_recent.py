@@ -1,4 +1,4 @@
-"""What is kept of texts, kernels and modules has a bound."""
+"""The caches of texts, kernels and modules are bounded."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What kernels take of a multiprocessor: occupancy by CUDA's own rules, ptxas' account read and compiled once."""
+"""The kernels' needs on a multiprocessor: occupancy by CUDA's own rules, ptxas' account read and compiled once."""
 
 from __future__ import annotations
 
@@ -7,10 +7,12 @@ import importlib.util
 import json
 import pickle
 import random
+import re
 import shutil
 import subprocess
 import sys
 import types
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import product
@@ -21,11 +23,12 @@ import pytest
 from click.testing import CliRunner, Result
 
 from cupyflash import Device, Problem, plan
-from cupyflash.launch import resources
+from cupyflash.launch import compiler, params, resources
 from cupyflash.launch.cubins import Cubin, Program, compiled
 from cupyflash.launch.nvrtc import CompileError, compile_to_cubin, header_directories
 from cupyflash.launch.resources import Resources, parse_account
 from cupyflash.multiprocessor import Multiprocessor
+from cupyflash.schedules import Kernel
 from cupyflash.sim.cli import main
 from suites import sample
 
@@ -79,6 +82,8 @@ def test_a_block_that_needs_more_than_it_may_have_does_not_run() -> None:
 def test_an_unknown_compute_capability_is_refused_not_guessed() -> None:
     with pytest.raises(ValueError, match=r"compute_capability = 6\.1: occupancy is known for 7\.5, 8\.0"):
         Multiprocessor.of((6, 1))
+    with pytest.raises(ValueError, match="occupancy is known for"):
+        needs(128, 32, 0).occupancy(replace(Device.named("T4"), compute_capability=(6, 1)))
 
 
 HARNESS = """
@@ -347,7 +352,7 @@ def test_the_gate_fails_where_tensor_cores_wait(
     capsys: pytest.CaptureFixture[str],
     tmp_path: Path,
 ) -> None:
-    """And keeps what was remarked on with the account."""
+    """And does not keep such a program, so that it fails again."""
     pytest.importorskip("cupy")
     if fault == "HMMA" and not gate.sass.disassembler():
         pytest.skip("needs cuobjdump")
@@ -362,7 +367,7 @@ def test_the_gate_fails_where_tensor_cores_wait(
     assert gate.main(["--write"]) == (1 if fault else 0)
     out = capsys.readouterr().out
     assert says in out and ("sm_90 k, " in out) == bool(fault)
-    assert accounts(gate.nvrtc_version(), tmp_path).find(job.program)[0].clean == (not fault)
+    assert (accounts(gate.nvrtc_version(), tmp_path).find(job.program) is None) == bool(fault)
 
 
 def test_the_gate_compiles_what_has_no_account_and_a_sample_of_the_rest(
@@ -391,36 +396,80 @@ def test_the_gate_compiles_what_has_no_account_and_a_sample_of_the_rest(
     assert gate.main([]) == 0 and compiled.pop() == some  # none is known, and nothing was kept
     assert gate.main(["--write"]) == 0 and compiled.pop() == some
     assert gate.main(["--json", str(tmp_path / "gate.json")]) == 0 and compiled.pop() == [some[0], some[4]]
-    assert [row["registers"] for row in json.loads((tmp_path / "gate.json").read_text())] == [100] * 6
+    assert [row["registers"] for row in json.loads((tmp_path / "gate.json").read_text())] == [100] * 2
     registers[some[4]] = 101
     assert gate.main([]) == 1 and "not as it was kept" in capsys.readouterr().out
     assert gate.main(["--write"]) == 1 and gate.main([]) == 0
-    (file,) = tmp_path.glob("*.jsonl")
-    file.write_text(file.read_text().replace("[100, 0, 0, 9]", "[100, 8, 8, 9]"))
-    registers[some[0]] = 99
-    assert gate.main([]) == 1 and "8 bytes of spills" in capsys.readouterr().out
+    (file,) = tmp_path.glob("*.txt")
+    (line,) = file.read_text().splitlines()
+    assert line.startswith("sm_86 fa1_forward.cu: ") and line.count("=100") == 5 and line.count("=101") == 1
 
 
-def test_an_account_is_of_the_program_as_it_is(gate: types.ModuleType, jobs: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Another digest for another architecture, constant or text of the file or of what it includes, however deep."""
+def a_program(jobs: list[Any], source: str) -> Any:
+    return next(job for job in jobs if job.kernels[0].source == source).program
+
+
+def with_fields(program: Any, *fields: params.Field, place: int | None = None) -> Any:
+    """A program whose struct has further fields, behind the others or at a place."""
+
+    def more(kernel: Kernel) -> Kernel:
+        own = kernel.params.fields
+        at = len(own) if place is None else place
+        return replace(kernel, params=params.Params((*own[:at], *fields, *own[at:])))
+
+    return program._replace(kernels=tuple(map(more, program.kernels)))
+
+
+def with_constants(program: Any, *constants: tuple[str, int]) -> Any:
+    return program._replace(kernels=tuple(replace(each, constants=(*each.constants, *constants)) for each in program.kernels))
+
+
+TEMPERATURE = params.Field("temperature", "const float", params.POINTER)
+
+
+def test_an_account_is_of_what_the_machine_code_depends_on(
+    gate: types.ModuleType, jobs: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another digest for another architecture, for a constant, a field's place or a text that the program names or includes."""
     accounts = sys.modules["accounts"]
-    job = next(job for job in jobs if job.device.name == "A10" and job.kernels[0].name == "fa2_forward")
-    label, (kernel,), capability = job.program
-    digest = accounts.digest(job.program)
-    assert accounts.digest(("another label", (kernel,), capability)) == digest
+    program = a_program(jobs, "fa2_forward.cu")
+    digest, source = accounts.digest(program), accounts.kernels_cu.source
     others = {
-        accounts.digest((label, (kernel,), (8, 0))),
-        accounts.digest((label, (replace(kernel, constants=(*kernel.constants, ("MORE", 1))),), capability)),
+        accounts.digest(program._replace(capability=(8, 6))),
+        accounts.digest(with_constants(program, ("SINKS", 2))),
+        accounts.digest(with_fields(program, TEMPERATURE, place=0)),
     }
-    source = accounts.kernels_cu.source
-    for name in ("fa2_forward.cu", "mma.cuh"):
+
+    def with_text(file: str, text: str) -> str:
         accounts._text.cache_clear()
-        monkeypatch.setattr(accounts.kernels_cu, "source", lambda file, name=name: source(file) + " " * (file == name))
-        others.add(accounts.digest(job.program))
+        monkeypatch.setattr(accounts.kernels_cu, "source", lambda name: source(name) + text * (name == file))
+        return accounts.digest(program)  # type: ignore[no-any-return]
+
+    others |= {with_text(file, "\n#define MORE 1\n") for file in ("fa2_forward.cu", "mma.cuh")}
+    others.add(with_text("mma.cuh", "const int temperature = 0;"))
+    assert digest not in others and len(others) == 6
+    assert with_text("fa1_forward.cu", "\n#define MORE 1\n") == digest
+    assert with_text("mma.cuh", "\n  // a comment\n/* and\nanother */ \n") == digest
     accounts._text.cache_clear()
-    monkeypatch.setattr(accounts.kernels_cu, "source", lambda file: source(file) + " " * (file == "fa1_forward.cu"))
-    assert accounts.digest(job.program) == digest and digest not in others and len(others) == 4
-    accounts._text.cache_clear()
+
+
+# A program of each way in which a kernel takes its struct
+SOURCES = ("fa1_forward", "standard", "fa2_forward", "decode", "fa3_forward", "fa2_backward", "row_bases", "softmax")
+
+
+@pytest.mark.parametrize("source", ["mask_tiles", *(pytest.param(each, marks=pytest.mark.wide) for each in SOURCES)])
+def test_what_a_text_does_not_name_is_not_in_its_code(gate: types.ModuleType, jobs: list[Any], source: str) -> None:
+    """A field behind the others and a constant that nothing names change no digest and no instruction of the PTX."""
+    pytest.importorskip("cupy")
+    digest, program = sys.modules["accounts"].digest, a_program(jobs, f"{source}.cu")
+    more = with_constants(with_fields(program, TEMPERATURE), ("TEMPERATURE", 1))
+    assert digest(more) == digest(program)
+
+    def instructions(of: Any) -> Counter[str]:
+        """Not in their order, in which copies of registers may differ."""
+        return Counter(re.findall(r"^\s+(?:@!?%p\d+\s+)?([a-z][\w.:]+)", compiler.ptx(of.kernels[0], of.capability), re.MULTILINE))
+
+    assert instructions(more) == instructions(program)
 
 
 def test_what_does_not_compile_is_told_from_one_process_to_another() -> None:

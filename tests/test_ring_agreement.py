@@ -1,4 +1,4 @@
-"""What ranks of a ring agree on before any work, and what becomes of the others where one fails. MPI: test_mpi.py."""
+"""The agreement of a ring's ranks before any work, and the errors of the others if one fails. MPI: test_mpi.py."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from click.testing import CliRunner, Result
 
 from cupyflash import Device, Problem
 from cupyflash.sim.cli import main
-from cupyflash.sim.cli.sweep_ring import HEADINGS
+from cupyflash.sim.cli.sweep_ring import COLUMNS
 from cupyflash.sim.clock.ring_model import RingModel, ring_of
 from cupyflash.sim.pictures.plot_ring import WAYS, draw_ranks
 from cupyflash.sim.theory.ring import link_bytes
@@ -105,7 +105,7 @@ def test_a_sweep_is_the_predictions_of_each_number_of_ranks() -> None:
     rows = list(csv.DictReader(io.StringIO(run("sweep --over ranks --to 16 --points 5 --format csv", *SIZES).stdout)))
     assert [row["sent_bytes"] for row in rows] == [str(each["sent_bytes"]) for each in found["points"]]
     shown = run("sweep --over ranks --to 16 --points 5", *SIZES).stdout
-    assert all(heading in shown for heading in HEADINGS.values()) and f"{point['received_bytes']:,}" in shown
+    assert all(column.heading in shown for column in COLUMNS.values()) and f"{point['received_bytes']:,}" in shown
     own = report("sweep --over ranks --from 2 --to 2")["problem"]  # sizes of its own where none are given
     assert (own["seqlen_q"], own["heads"], own["kv_heads"], own["head_dim"], own["causal"]) == (131072, 32, 8, 128, True)
 

@@ -33,7 +33,7 @@ rings = st.builds(
 
 
 def seen(ring: RingPlan) -> np.ndarray:
-    """Which keys each row sees, as `Options` has it."""
+    """The keys that each row sees, by `Options`."""
     row, key = np.arange(ring.n_q)[:, None] + ring.n_k - ring.n_q, np.arange(ring.n_k)
     asked = Options(causal=ring.causal, window=ring.window)
     near = True if asked.left is None else key >= row - asked.left

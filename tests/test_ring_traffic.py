@@ -16,8 +16,8 @@ from cupyflash import Device, Problem, simulated_device
 from cupyflash.distributed import Request, ring_attention, ring_attention_backward, shard, threads
 from cupyflash.distributed.layout import LAYOUTS, part_length
 from cupyflash.distributed.plan import Piece, RingPlan, plan_ring
-from cupyflash.distributed.ring import Ring, run_forward
-from cupyflash.distributed.ring_backward import run_backward
+from cupyflash.distributed.ring import ForwardPass, RingSide
+from cupyflash.distributed.ring_backward import BackwardPass
 from cupyflash.distributed.threads import ThreadCommunicator
 from cupyflash.sim import ring as simulated
 from cupyflash.sim import theory
@@ -56,7 +56,7 @@ class Counting(ThreadCommunicator):
 
 
 def carried(counted: list[Counting], backward: bool) -> dict[str, Carried]:
-    """What counting communicators saw, as theory and replay say it."""
+    """The counts of counting communicators, in the form of theory and replay."""
     names = ("K", "V", "dK", "dV") if backward else ("K", "V")
     return {
         name: Carried(
@@ -99,16 +99,16 @@ class NothingComputed:
 
 
 def moved(comm: ThreadCommunicator, ring: RingPlan, problem: Problem, backward: bool) -> Counting:
-    """What a rank's own loop hands to its transport."""
+    """The messages that a rank's own loop passes to its transport."""
     p, counting = problem, Counting(comm)
     rows, keys = (part_length(held[comm.rank]) for held in (ring.q_parts, ring.k_parts))
     q, out = (np.zeros((p.batch, p.heads, rows, d), p.dtype) for d in (p.head_dim, p.head_dim_v))
     k, v = (np.zeros((p.batch, p.kv_heads, keys, d), p.dtype) for d in (p.head_dim, p.head_dim_v))
-    made = Ring(counting, ring, NothingComputed(), k, v)  # type: ignore[arg-type]
+    made = RingSide(counting, ring, NothingComputed(), k, v)  # type: ignore[arg-type]
     if backward:
-        run_backward(made, {"q": q, "out": out, "dout": out, "lse": np.zeros(q.shape[:-1], np.float32)}, None)
+        BackwardPass(made, {"q": q, "out": out, "dout": out, "lse": np.zeros(q.shape[:-1], np.float32)}).run(None)
     else:
-        run_forward(made, q, None)
+        ForwardPass(made, q).run(None)
     return counting
 
 
@@ -152,7 +152,7 @@ def test_hbm_is_the_sum_of_the_pieces_replays(asked: dict[str, Any], backward: b
     problem = Problem(1, 2, 1, 500, 600, 32, "float16", **asked)
     ring = ring_of(problem, 3)
     for rank in range(3):
-        works = [simulated.Work.of(piece) for step in ring.steps(rank) for piece in step.pieces]
+        works = [simulated.PieceWork.of(piece) for step in ring.steps(rank) for piece in step.pieces]
         replayed = [replay(simulated.schedule(work, problem, A100, backward)) for work in works]
         counted = simulated.hbm_bytes(ring, problem, A100, rank, backward=backward)
         assert {name: (t.read_bytes, t.write_bytes) for name, t in counted.items()} == {
@@ -165,7 +165,7 @@ def test_one_rank_moves_what_one_call_moves() -> None:
     problem = Problem(1, 8, 2, 1024, 1024, 64, "float16", causal=True)
     ring = ring_of(problem, 1)
     assert simulated.hbm_bytes(ring, problem, A100, 0) == theory.traffic(
-        simulated.schedule(simulated.Work(1024, 1024, True, None), problem, A100)
+        simulated.schedule(simulated.PieceWork(1024, 1024, True, None), problem, A100)
     )
     assert all(not each.any() for both in link_bytes(ring, problem, backward=True).values() for each in both)
 
@@ -180,7 +180,8 @@ def model(n: int, ranks: int, link: float = 450e9, backward: bool = False, **ask
 
 
 def test_zigzag_has_the_share_of_ideal_that_was_aimed_at() -> None:
-    """By work and transfers; a contiguous layout has about half (ring-flash-attention publishes 52 %), zigzag 85 to 90 %."""
+    """The share by work and transfers; a contiguous layout has about half (ring-flash-attention publishes 52 %), zigzag
+    85 to 90 %."""
     for ranks in (2, 4, 8, 16):
         share, half = (model(1 << 17, ranks, layout=layout).efficiency_by_count or 0 for layout in LAYOUTS)
         assert share > 0.92 and half < (ranks + 1) / (2 * ranks) + 0.12

@@ -19,9 +19,10 @@ from cupyflash.distributed import (
     threads,
     unshard,
 )
-from cupyflash.distributed.asked import Asked
+from cupyflash.distributed.asked import RingOptions
+from cupyflash.distributed.plan import PackedPiece, Piece
 from cupyflash.distributed.varlen_calls import VarlenCalls
-from cupyflash.distributed.varlen_plan import Cut, Packed, VarlenPlan
+from cupyflash.distributed.varlen_plan import VarlenPlan
 from cupyflash.expressions.evaluate import evaluate, positions
 from cupyflash.request.dropout import KEY_GROUP, MOST_PAIRS, ROW_GROUP, Dropout
 from rings import A100, LAYOUTS, arrays, over_ranks, plain_backward, plain_forward, plain_pieces, refusals  # noqa: F401 (a fixture)
@@ -42,9 +43,9 @@ def test_packed_sequences_are_seen_once(data: st.DataObject) -> None:
     of_keys = of_rows if data.draw(st.booleans()) else bounds(data, n_k, sequences)
     reach = data.draw(st.sampled_from([(None, None), (None, 0), (30, 0), (10, 40), (0, 0), (None, 5)]))
     layout, gather = data.draw(st.sampled_from(LAYOUTS)), data.draw(st.booleans())
-    plan = VarlenPlan(of_rows, of_keys, data.draw(st.integers(1, 5)), layout, reach, gather)
+    plan = VarlenPlan(of_rows[-1], of_keys[-1], data.draw(st.integers(1, 5)), layout, False, reach, gather, of_rows, of_keys)
     dropped = data.draw(st.sampled_from([None, Dropout(0.5, seed=3)]))
-    asked = Asked(False, None, None, layout, gather, None, IN_PACKED, dropped)
+    asked = RingOptions(False, None, None, layout, gather, None, IN_PACKED, dropped)
     calls = VarlenCalls(asked, plan, False)
     seen = np.zeros((of_rows[-1], of_keys[-1]), int)
     masked = np.zeros(seen.shape, bool)
@@ -80,18 +81,18 @@ IN_PACKED = Mask(
 
 
 def says(form: Any, values: Any, sequence: int, n_q: int, n_k: int) -> np.ndarray:
-    """What a mask does of a call's sequence of these lengths."""
+    """The mask's values in a call's sequence of these lengths."""
     at = positions({"b": 1, "h": 1, "kv_h": 1, "row": n_q, "k": n_k})
     found = evaluate(form.tree, {**at, "b": at["b"] + sequence, **values})
     return np.broadcast_to(found, (1, 1, n_q, n_k))[0, 0]
 
 
-def masked_in(calls: VarlenCalls, piece: Cut | Packed, rows: int, keys: int) -> np.ndarray:
+def masked_in(calls: VarlenCalls, piece: Piece | PackedPiece, rows: int, keys: int) -> np.ndarray:
     """What the mask of a piece's call says of the piece, which has nothing else to see."""
     q, k = (np.zeros((1, n, 1)) for n in (rows, keys))
     mask = calls._of(piece, q, k, k)["mask"]
     form, values = mask.form, mask.numbers | mask.arrays
-    if isinstance(piece, Cut):
+    if isinstance(piece, Piece):
         row, key = calls._ahead(piece)
         whole = says(form, values, 0, row + len(piece.rows), key + len(piece.keys))
         assert not whole[:row].any() and not whole[:, :key].any()
@@ -103,13 +104,13 @@ def masked_in(calls: VarlenCalls, piece: Cut | Packed, rows: int, keys: int) -> 
 
 
 def within(n_q: int, n_k: int, reach: Any) -> np.ndarray:
-    """What rows see, aligned bottom-right."""
+    """The keys that rows see, aligned bottom-right."""
     behind = np.arange(n_k) - (np.arange(n_q) + n_k - n_q)[:, None]
     return (behind >= -(n_q + n_k if reach[0] is None else reach[0])) & (behind <= (n_q + n_k if reach[1] is None else reach[1]))
 
 
-def said_of(piece: Cut | Packed, reach: Any) -> np.ndarray:
-    if isinstance(piece, Cut):
+def said_of(piece: Piece | PackedPiece, reach: Any) -> np.ndarray:
+    if isinstance(piece, Piece):
         return within(len(piece.rows), len(piece.keys), (None, 0) if piece.causal else piece.window or (None, None))
     seen = np.zeros((len(piece.rows), len(piece.keys)), int)
     for (q, q_end), (k, k_end) in zip(pairwise(piece.cu_seqlens_q), pairwise(piece.cu_seqlens_k), strict=True):
@@ -144,7 +145,8 @@ OF_HEADS = Mask(
     ],
 )
 def test_packed_sequences_on_the_simulated_device(ranks: int, how: dict[str, Any], options: dict[str, Any]) -> None:
-    """As `attention_varlen`, held to the 2x rule elsewhere: sequences that are cut, whole ones, an empty one."""
+    """The results are `attention_varlen`'s, which the 2x rule checks elsewhere: sequences that are cut, whole ones, an
+    empty one."""
     cu_seqlens = np.array([0, 20, 20, 75, 90, 128], np.int32)
     q, k, v, dout = (np.ascontiguousarray(x.swapaxes(0, 1)) for x in arrays(128, 128))
     expected = cupyflash.attention_varlen(q, k, v, cu_seqlens, cu_seqlens, return_lse=True, **options)

@@ -60,7 +60,7 @@ DOCUMENTS = "--mask-function 'document[q] == document[k] and k <= q' --capture d
 
 
 def test_predict_knows_what_a_mask_says_of_positions_and_files(tmp_path: Path) -> None:
-    """Of an array that is but drawn it is counted as if it were asked for every score."""
+    """An array that is only drawn counts as if the mask needed every score."""
     np.save(tmp_path / "ids.npy", IDS)
     size = "predict --seqlen 200 --head-dim 64 --tiling 32x16 --algorithm fa2"
     mask = Mask("document[q] == document[k] and k <= q", document=IDS)
@@ -132,8 +132,8 @@ def test_the_title_says_the_line(command: str, options: str) -> None:
         ("--score 's + x[h]'", "'x' is not a captured array"),
         ("--score s --capture x=float32", "x is captured, but 's' does not use it"),
         ("--score 's * x' --capture x=often", "--capture: x must be a number, a .npy file, or one of float16"),
-        ("--score 's * x' --capture x", "a name once, and what it is"),
-        ("--score 's * x' --capture x=1 --capture x=2", "a name once, and what it is"),
+        ("--score 's * x' --capture x", "NAME=WHAT, each name once"),
+        ("--score 's * x' --capture x=1 --capture x=2", "NAME=WHAT, each name once"),
         ("--capture x=1", "--capture is for --score"),
         ("--mask-function 'q - k'", "a mask is a condition"),
         ("--mask-function 'x[k]' --capture x=/nowhere/x.npy", "x: /nowhere/x.npy: No such file"),

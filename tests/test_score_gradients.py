@@ -62,7 +62,7 @@ def check(schedule: BackwardSchedule, inputs: Inputs) -> BackwardExecution:
     ("algorithm", "dtype", "score"), [("fa2", "float16", ANY), ("fa1", "float16", MASKED), ("standard", "bfloat16", MASKED)]
 )
 def test_numbers_and_bytes(algorithm: str, dtype: str, score: Score) -> None:
-    """Beside all masks, a bias with its gradient, and grouped heads, whose slopes are their own."""
+    """With all masks, a bias with its gradient, and grouped heads, whose slopes are their own."""
     fa2, blocks = algorithm == "fa2", (48, 32)
     problem = Problem(2, 2, 1, 50, 70, 24, dtype, window=(40, 9), mask=True, bias=True, padded=True, key_lengths=(60, 33))
     if algorithm != "standard":
@@ -143,7 +143,7 @@ def test_scores_that_are_large() -> None:
 
 @sweep(2, 10, seed=st.integers(0, 2**32))
 def test_the_reference_is_that_of_differences(seed: int) -> None:
-    """In float64: single entries of q and k moved both ways, exactly, where nothing steps or has a corner."""
+    """In float64: single entries of q and k are moved both ways, exactly, away from steps and corners."""
     inputs, step, random, smooth = random_inputs(seed, np.float32), np.float32(2.0**-10), np.random.default_rng(seed), 0
     dout = random.standard_normal(inputs.q.shape).astype(np.float32)
     inputs = replace(inputs, k=inputs.k + random.integers(-64, 65, inputs.k.shape).astype(np.float32) / 4096)

@@ -1,4 +1,4 @@
-"""What a score function's text and captured values may be: what is refused, with its place, and what the limits are."""
+"""The texts and captured values of score functions: refusals, with their place, and limits."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ CLAIM = re.compile(r"^(\S.*?)  # (True|False)$", re.MULTILINE)
 
 
 def test_the_snippets_lines_are_score_functions() -> None:
-    """All that the page writes as a Score parses with what it captures there; the kernels are the wide suite's."""
+    """All that the page writes as a Score parses with its captured values; the wide suite runs the kernels."""
     names: dict[str, Any] = {}
     for block in BLOCKS:
         quiet = re.sub(r"cupyflash\.attention\w*\(", "quietly(", CLAIM.sub("", block))

@@ -43,7 +43,7 @@ def with_a_key(q: np.ndarray, k: np.ndarray, v: np.ndarray, sinks: np.ndarray) -
 
 
 def test_a_sink_is_a_key_without_a_value() -> None:
-    """In float64, forward and backward: the gradient of the sink is that of the score of such a key."""
+    """The gradient of the sink is that of the score of such a key, in float64, forward and backward."""
     q, k, v = (array.astype(np.float64).astype(np.float32) for array in arrays())
     sinks = np.array([0.5, -2], np.float32)
     out, lse = reference(q, k, v, sinks=sinks)

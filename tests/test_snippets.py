@@ -110,7 +110,7 @@ def test_every_block_can_be_read_and_has_who_runs_it(page: str, tmp_path: Path, 
 
 
 def understood(words: list[str]) -> None:
-    """Whether a command's options are those that there are, its JSON is JSON, and the extras that are installed exist."""
+    """True if a command's options exist, its JSON is JSON, and the extras that are installed exist."""
     if words[0] == "cupyflash":
         for word in words:
             if re.fullmatch(r"[\w.-]+\.(cu|ptx)", word):
@@ -126,7 +126,7 @@ def understood(words: list[str]) -> None:
 
 @pytest.mark.parametrize("page", [str(path.relative_to(ROOT)) for path in [ROOT / "README.md", *sorted(ROOT.glob("docs/*.md"))]])
 def test_commands_in_a_line_are_understood(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Those that have options, and no dots for more of them."""
+    """Commands that have options, and no dots for more of them."""
     monkeypatch.chdir(tmp_path)
     for line in re.findall(r"`(cupyflash \w+ [^`]*--[^`]*)`", (ROOT / page).read_text()):
         if "..." not in line:

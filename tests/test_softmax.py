@@ -116,7 +116,7 @@ def test_random_problems(case: tuple[np.ndarray, int], algorithm: str, seed: int
 
 @sweep(6, 20, case=strided(), algorithm=st.sampled_from(["safe", "online"]))
 def test_the_call_takes_any_strides(case: tuple[np.ndarray, int], algorithm: str) -> None:
-    """In, and out, and in place; what lies between the elements of `out` stays untouched."""
+    """Strided inputs and outputs, and in place; memory between the elements of `out` stays untouched."""
     x, axis = case
     before = x.copy()
     y = cupyflash.softmax(x, algorithm=algorithm, axis=axis)
@@ -151,7 +151,7 @@ def test_every_schedule_seed_gives_the_same_bits(
 @pytest.mark.parametrize("algorithm", ["safe", "online"])
 @pytest.mark.parametrize("n", [40, 1000, 2 * LONG_ROW_LANES + WARP_COLS])
 def test_equal_elements_get_equal_bits(algorithm: str, n: int) -> None:
-    """Wherever in the row they are: all lanes hold the same normalizer to the bit."""
+    """At any place in the row: all lanes hold the same normalizer to the bit."""
     x = np.repeat(rows_of((20, n // 2), "float32"), 2, axis=1)[:, np.random.default_rng(0).permutation(n)]
     y = cupyflash.softmax(x, algorithm=algorithm)
     places = np.argsort(x, axis=1, kind="stable")
@@ -172,7 +172,7 @@ def test_every_generation(device: str) -> None:
     ("dtype", "n"), sample(product(["float16", "bfloat16", "float32"], [5, 33, 1500]), [("bfloat16", 33), ("float32", 1500)])
 )
 def test_large_magnitudes_and_not_a_numbers(algorithm: str, n: int, dtype: str) -> None:
-    """As scipy's formula: NaN for a row with NaN or +inf or with -inf alone, 0 for -inf beside a number."""
+    """The results are those of scipy's formula: NaN for a row with NaN or +inf or with -inf alone, 0 for -inf beside a number."""
     rows = []
     for special in (1e4, -1e4, np.nan, np.inf, -np.inf):
         for place in (0, n // 2, n - 1):

@@ -57,7 +57,7 @@ def test_random_problems(algorithm: str, data: st.DataObject) -> None:
     ],
 )
 def test_heads_that_take_half_of_the_registers(device: str, dtype: str, d: int, masks: dict[str, Any]) -> None:
-    """From d 177 on, masks and narrow copies make FlashAttention-2's kernel another: few loads under way, one loop."""
+    """From d 177 on, masks and narrow copies make FlashAttention-2's kernel another: few loads in flight, one loop."""
     schedule = plan(Problem(1, 1, 1, 40, 50, d, dtype, **masks), Device.named(device), "fa2", lse=True)
     found = verify(schedule, seed=3)
     assert found.good

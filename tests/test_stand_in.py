@@ -30,7 +30,7 @@ TWICE = r"""extern "C" __global__ void twice(const float* x, float* y, int n, fl
 
 
 def gpu_tests(report: Path, *arguments: str, device: str = "1") -> dict[str, list[tuple[str, str]]]:
-    """What became of each test function on the stand-in: ("passed", "") or ("skipped", why), for each of its cases."""
+    """The results of each test function on the stand-in: ("passed", "") or ("skipped", why), for each of its cases."""
     command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-n", "0", f"--junitxml={report}", *arguments]
     ran = subprocess.run(command, cwd=ROOT, env=os.environ | {"CUPYFLASH_STAND_IN": device}, capture_output=True, text=True)
     assert ran.returncode == 0, ran.stdout[-6000:] + ran.stderr[-2000:]
@@ -44,7 +44,7 @@ def gpu_tests(report: Path, *arguments: str, device: str = "1") -> dict[str, lis
 
 
 def device_of(file: str) -> str:
-    """What stands in for the GPU that a file's tests need; "1" is the A100-40GB."""
+    """The device that stands in for the GPU of a file's tests; "1" is the A100-40GB."""
     return "H200" if "hopper" in file or "streams" in file else "1"
 
 
@@ -111,7 +111,7 @@ def launched(kernel: Any, x: Any, y: Any) -> Any:
 
 
 def test_work_waits_until_it_is_waited_for() -> None:
-    """In order on one stream; a stream that is not waited for has not worked yet, and its memory is NaN."""
+    """Streams run in order; a stream without a wait has not worked yet, and its memory is NaN."""
     twice, x, y = kernel()
     launched(twice, x, y)
     assert np.isnan(y.host).all() and np.array_equal(y.get(), 2 * np.arange(100))

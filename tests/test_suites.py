@@ -130,7 +130,7 @@ def test_no_function_but_public_calls_has_more_than_eight_parameters() -> None:
 
 
 def faults_in(tables: Any) -> Iterator[Mutant]:
-    """Those of a module's tables, which may have tables in them."""
+    """The faults of a module's tables, which may contain tables."""
     for value in tables.values():
         if isinstance(value, Mutant):
             yield value

@@ -96,7 +96,7 @@ def test_the_papers_residency_replays(causal: bool, dtype: str) -> None:
 
 
 def test_extra_memory() -> None:
-    """Beside inputs and outputs: three N^2 matrices for standard attention, float32 dQ for half types, m and log(l) for float32."""
+    """Three N^2 matrices for standard attention, float32 dQ for half types, m and log(l) for float32."""
     for n in (100, 1000):
         for d in (16, 128):
             for dtype, size in (("float32", 4), ("float16", 2)):

@@ -18,7 +18,7 @@ from cupyflash import Device, Problem, plan
 from cupyflash.multiprocessor import L2_BYTES, L2_LATENCY, PARTITIONS
 from cupyflash.sim.cli import main
 from cupyflash.sim.ptx import Diary, Launch, Module
-from cupyflash.sim.ptx.report.diary import CopySpan, MultiplyIssue, ProductSpan, Promise, Row, Sign, Start, Stretch, WaitSpan
+from cupyflash.sim.ptx.report.diary import CodeSpan, CopySpan, MultiplyIssue, ProductSpan, Promise, Row, Sign, Start, WaitSpan
 from cupyflash.sim.timeline import KINDS, MOST_COPIES, MOST_SPANS, device_of, timeline, why_not
 from cupyflash.sim.timeline.clocks import Played, Replay, play
 from cupyflash.sim.timeline.order import Orders
@@ -56,7 +56,7 @@ def waits(row: Row) -> Iterator[WaitSpan]:
 
 
 def check(diary: Diary, device: Device) -> Played:
-    """What holds for every diary and device."""
+    """Check everything that holds for every diary and device."""
     played = play(diary, device)
     for spans in played.rows:
         ends = [0.0, *(end for _, end, *_ in spans)]
@@ -172,7 +172,7 @@ def staged(stages: int) -> tuple[Diary, Played]:
 
 def test_a_second_stage_hides_copies_under_products() -> None:
     def share(played: Played) -> float:
-        """Of the clocks in which products run, those with a copy under way."""
+        """The share of the clocks in which products run, that has a copy in flight."""
         products = [(a, b) for spans in played.cores for a, b, *_ in spans]
         under = sum(any(flight.begin < b and a < flight.landed for flight in played.copies) for a, b in products)
         return under / len(products)
@@ -306,7 +306,7 @@ def random_diary(rng: np.random.Generator) -> Diary:
 
     def step(row: int) -> int:
         first, end = sorted(rng.choice(len(diary.listing.instructions), 2, replace=False).tolist())
-        diary.rows[row].stretches.append(Stretch(first, end))
+        diary.rows[row].stretches.append(CodeSpan(first, end))
         return end - 1
 
     def number(where: list[int]) -> int:
@@ -433,7 +433,7 @@ def test_what_is_not_played_to_its_end_is_the_beginning_of_the_whole(name: str, 
 
 def test_more_copies_at_a_time_than_a_page_has_rows_for_are_counted() -> None:
     diary = Diary(0)
-    diary.listing, diary.rows = Module.from_ptx(kernel(CODE, [".u64 y"])).code("k").listing, [Row([Stretch(0, 1)])]
+    diary.listing, diary.rows = Module.from_ptx(kernel(CODE, [".u64 y"])).code("k").listing, [Row([CodeSpan(0, 1)])]
     for turn in range(2):
         for number in range(1000 * turn, 1000 * turn + 200):
             diary.copies[number] = CopySpan(0, 0, "bulk", "x", "s", 16, -1, True)

@@ -26,7 +26,8 @@ GEMM = Path(__file__).parent / "kernels" / "pipelined_gemm.cu"
 
 @pytest.fixture(scope="module")
 def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Of a trace: standard attention's three launches, FlashAttention-2, and FlashAttention-3 with a producer, TMA and wgmma."""
+    """The page of a trace: standard attention's three launches, FlashAttention-2, and FlashAttention-3 with a producer, TMA and
+    wgmma."""
     file = tmp_path_factory.mktemp("page") / "trace.html"
     sizes = ("--seqlen", "256", "--head-dim", "64", "--device", "H100-SXM", "--algorithms", "standard,fa2,fa3")
     result = CliRunner().invoke(main, ["trace", *sizes, "--html", str(file)])
@@ -36,7 +37,7 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def profile(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Of a stranger's kernel: a GEMM with cp.async and mma."""
+    """The page of a stranger's kernel: a GEMM with cp.async and mma."""
     file = tmp_path_factory.mktemp("page") / "profile.html"
     arrays = {"A": [64, 256], "B": [256, 64], "C": [64, 64], "parts": [2, 64, 64], "count": [1]}
     dtypes = {"A": "float16", "B": "float16", "count": "uint32"}
@@ -78,12 +79,12 @@ def until(browser: Any, condition: str) -> None:
 
 
 def told(page: Path) -> dict[str, Any]:
-    """What a page is made of."""
+    """The data of a page."""
     return dict(json.loads(page.read_text(encoding="utf-8").split('id="data">')[1].split("</script>")[0]))
 
 
 def timeline_of(page: Path) -> dict[str, Any]:
-    """Of the last player's first launch that has one, which is what its section shows; or of a profile."""
+    """The timeline of the last player's first launch that has one, which its section shows; or of a profile."""
     data = told(page)
     launches = data["players"][-1]["launches"] if "players" in data else [data]
     return next(one["timeline"] for one in launches if one["timeline"])

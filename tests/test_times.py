@@ -129,9 +129,9 @@ def test_only_right_figures_of_the_same_case_and_chip_are_taken(tmp_path: Path) 
     ("options", "said"),
     [
         (("--results", "."), "--results is for --time and --roofline"),
-        (("--algorithm", "fa1", "--time"), "times are modelled of the forward of 'fa2' and 'fa3'"),
+        (("--algorithm", "fa1", "--time"), "times are modelled for the forward of 'fa2' and 'fa3'"),
         (("--algorithm", "fa1", "--backward", "--time"), "got 'fa1', backward"),
-        (("--seqlen-k", "0", "--roofline", "picture.svg"), "nothing is computed here"),
+        (("--seqlen-k", "0", "--roofline", "picture.svg"), "this one computes nothing"),
         (("--roofline", "picture.txt"), "must end in .png or .svg or .pdf"),
     ],
 )
@@ -165,7 +165,7 @@ def test_decoding_is_what_its_splits_were_chosen_by() -> None:
 
 
 def test_what_masks_skip_takes_no_time() -> None:
-    """Of tiles of a mask that keeps half of the keys, half are left."""
+    """A mask that keeps half of the keys leaves half of the tiles."""
     whole = plan(PROBLEM, A100)
     kept = np.arange(whole.row_blocks * whole.col_blocks).reshape(whole.row_blocks, -1) % 2 == 0
     less = times(plan(PROBLEM.asking(block_mask=kept), A100, "fa2", (whole.block_rows, whole.block_cols)))
@@ -188,13 +188,13 @@ def test_keys_that_there_are_not_take_no_time() -> None:
 @pytest.mark.parametrize(
     ("line", "said"),
     [
-        ("{}", "line 1: no record of a benchmark"),
-        ("[]", "line 1: no record"),
-        ("3", "line 1: no record"),
-        ("", "line 1: no JSON: ''"),
-        (json.dumps(MEASURED | {"seconds": 0}), "line 2: no measurement of a benchmark's: ValueError('seconds = 0.0')"),
-        (json.dumps(MEASURED | {"seconds": None}), "line 2: no measurement"),
-        (json.dumps({"kind": "measurement", **CASE, "seconds": 1}), "line 2: no measurement of a benchmark's: KeyError"),
+        ("{}", "line 1: not a benchmark's record"),
+        ("[]", "line 1: not a benchmark's record"),
+        ("3", "line 1: not a benchmark's record"),
+        ("", "line 1: not JSON: ''"),
+        (json.dumps(MEASURED | {"seconds": 0}), "line 2: not a benchmark's measurement: ValueError('seconds = 0.0')"),
+        (json.dumps(MEASURED | {"seconds": None}), "line 2: not a benchmark's measurement"),
+        (json.dumps({"kind": "measurement", **CASE, "seconds": 1}), "line 2: not a benchmark's measurement: KeyError"),
     ],
 )
 def test_a_file_of_another_kind_is_told_with_its_line(line: str, said: str, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""How the benchmarks of the forward and of the backward measure, judge and keep what they saw: on scripted implementations."""
+"""The benchmarks of the forward and of the backward: how they measure, judge and keep results, on scripted implementations."""
 
 from __future__ import annotations
 
@@ -294,7 +294,7 @@ def test_a_program_that_is_killed_leaves_whole_lines(tmp_path: Path) -> None:
     path.write_text(path.read_text() + '{"kind": "extra", "na')
     assert len(list(read(path))) == 1
     path.write_text("{broken\n" + path.read_text())
-    with pytest.raises(ValueError, match="line 1: no JSON"):
+    with pytest.raises(ValueError, match="line 1: not JSON"):
         list(read(path))
 
 

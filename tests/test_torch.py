@@ -159,7 +159,7 @@ def test_tensors_that_cannot_be_taken_are_refused_by_name() -> None:
 
 
 def test_the_gradient_of_a_sum_is_broadcast() -> None:
-    """What autograd hands on for `out.sum()`: an expanded tensor, of one element in memory."""
+    """autograd passes an expanded tensor for `out.sum()`, of one element in memory."""
     q, k, v = (torch.from_numpy(normal(2, 20, 64, seed=seed)) for seed in range(3))
     _, pullback = cupyflash.attention_vjp(q, k, v)
     expanded = pullback(torch.ones((), dtype=torch.float16).expand(2, 20, 64))

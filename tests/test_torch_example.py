@@ -54,7 +54,7 @@ def kept_part(dropout: float) -> float:
 
 @pytest.mark.parametrize("options", CASES, ids=str)
 def test_gradients_are_pytorch_s(options: dict[str, Any]) -> None:
-    """By the 2x rule, with PyTorch in float64 for the truth."""
+    """The 2x rule, with PyTorch in float64 for the truth."""
     rng = np.random.default_rng(0)
     q, k, v, dout = (rng.standard_normal((1, 2, n, 16)).astype(np.float16) for n in (50, 70, 70, 50))
     ours, exact = ([torch.from_numpy(x.astype(dtype)).requires_grad_() for x in (q, k, v)] for dtype in (np.float16, np.float64))

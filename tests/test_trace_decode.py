@@ -50,7 +50,7 @@ CALLS = {
 
 
 def assert_of_decoding(made: Trace) -> None:
-    """What holds of any: bytes, whose keys they are, and scores."""
+    """Check everything that holds for any trace: bytes, keys and scores."""
     s = made.schedule
     assert isinstance(s, DecodeSchedule) and made.decoding is not None
     assert made.traffic == made.executed == theory.traffic(s) and made.agrees

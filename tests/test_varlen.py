@@ -41,7 +41,7 @@ def packed(seqlens: Seqlens, heads: int, kv_heads: int, d: int, d_v: int, dtype:
 
 
 def dropout_of(options: Options, number: int = 0) -> Dropout | None:
-    """What a sequence of a problem with dropout drops."""
+    """The dropped weights of a sequence of a problem with dropout."""
     return Dropout(0.25, 2**40, 1, (number, 0, 0, 0)) if options.dropout else None
 
 
@@ -266,7 +266,7 @@ def test_schedules_refuse_what_they_cannot_say() -> None:
             plan_varlen(problem, A100, seqlens)
     with pytest.raises(ValueError, match="attention_varlen has no place for a mask of bool"):
         plan_varlen(problem.asking(mask=True), A100)
-    with pytest.raises(ValueError, match="how long its sequences are"):
+    with pytest.raises(ValueError, match="the lengths of its sequences"):
         execute_varlen(plan_varlen(problem, A100), q, k, v)
     with pytest.raises(ValueError, match="the arrays pose"):
         execute_varlen(plan_varlen(replace(problem.asking(causal=True), heads=2), A100, ((10, 20), (30, 5))), q, k, v)
@@ -276,7 +276,7 @@ def test_schedules_refuse_what_they_cannot_say() -> None:
 
 @pytest.mark.parametrize("d", [64, 128])
 def test_a_sequence_s_gradients_are_counted_by_the_blocks_of_the_kernel(d: int) -> None:
-    """Whatever a schedule of that sequence alone would take."""
+    """The blocks that a schedule of that sequence alone would have do not matter."""
     problem = Problem(2, 1, 1, 160, 190, d, "float16", causal=True)
     schedule = plan_varlen_backward(problem, A100, ((160, 190), (90, 130)), deterministic=True)
     assert {one.by_rows.tiling for one in schedule.sequences()} == {schedule.by_rows.tiling}
@@ -296,7 +296,7 @@ def test_deterministic_gradients_of_wide_heads_move_what_is_counted() -> None:
 @pytest.mark.wide
 @pytest.mark.parametrize("window", [wide((5, 0)), (12, 3), wide((None, 2))])
 def test_a_window_in_each_sequence(window: tuple[int | None, int | None]) -> None:
-    """As if each sequence were called by itself, to the bit with the same blocks."""
+    """The result of each sequence by itself, to the bit with the same blocks."""
     rng = np.random.default_rng(1)
     lengths_q, lengths_k = (7, 0, 40), (20, 9, 40)
     q = rng.standard_normal((sum(lengths_q), 2, 32)).astype(np.float16)

@@ -207,7 +207,7 @@ def test_findings_fail(monkeypatch: pytest.MonkeyPatch) -> None:
         (["--seqlen", "1024", "--seed", "1", "--max-seconds", "3"], "over --max-seconds 3"),
         (["--device", "T4", "--dtype", "bfloat16"], "compute capability 8.0"),
         (["--tiling", "20x20"], "in steps of 16"),
-        (["--algorithm", "standard", "--tiling", "paper", "--seqlen", "64"], "no kernel makes"),
+        (["--algorithm", "standard", "--tiling", "paper", "--seqlen", "64"], "no kernel has tiling"),
         (["--key-lengths", "a,b"], "--key-lengths"),
         (["--backward", "--lse"], "--lse is for the forward pass"),
         (["--backward", "--tiling", "20x20"], "in steps of 16"),

@@ -13,7 +13,7 @@ from suites import wide
 
 
 def arrays(batch: int, n_q: int, room: int, page: int | None, append: bool) -> tuple[list[np.ndarray], dict[str, Any]]:
-    """Of 4 query heads, two a key head, of d 16: q, the caches and lengths, and what comes beside them."""
+    """The arrays of 4 query heads, two a key head, of d 16: q, the caches and lengths, and those beside them."""
     shape = (batch, 2, room, 16) if page is None else (batch * room // page, 2, page, 16)
     q, k, v = (np.zeros(each, np.float16) for each in ((batch, 4, n_q, 16), shape, shape))
     beside: dict[str, Any] = {}

@@ -71,7 +71,7 @@ def test_packed_sequences() -> None:
 
 @pytest.mark.wide
 def test_a_call() -> None:
-    """What a user types: a mask function, grouped heads, gradients of float64."""
+    """A user's call: a mask function, grouped heads, gradients of float64."""
     rng = np.random.default_rng(0)
     q, k, v, dout = (
         rng.standard_normal((heads, n, d)).astype(np.float16)
@@ -88,7 +88,7 @@ def test_a_call() -> None:
 
 @pytest.mark.parametrize("device", sample(DEVICES, {T4, H100}), ids=lambda device: device.name)
 def test_every_device_has_blocks(device: Device) -> None:
-    """For every d and d_v, with all that takes room: two warps share what is wide, and fit."""
+    """For every d and d_v, with all options that take room: two warps share what is wide, and fit."""
     for d, d_v in ((512, 512), (1, 512), (512, 1), (320, 272), (400, 256)):
         for asked in ({}, {"mask": True, "bias": True, "alignment": 2}, {"window": (9, 9), "alignment": 2}):
             schedule = plan_backward(

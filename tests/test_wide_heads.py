@@ -81,7 +81,7 @@ def test_packed_sequences() -> None:
 
 
 def test_a_call() -> None:
-    """What a user types: a score function and key lengths, the numbers of float64; "auto" is "fa2" on a Hopper, too."""
+    """A user's call: a score function and key lengths, the numbers of float64; "auto" is "fa2" on a Hopper, too."""
     rng = np.random.default_rng(0)
     q, k, v = (rng.standard_normal((2, 1, n, d)).astype(np.float16) for n, d in ((20, 280), (33, 280), (33, 320)))
     score = cupyflash.Score("s - 0.1 * abs(q - k)")
@@ -98,7 +98,7 @@ def test_a_call() -> None:
 
 @pytest.mark.parametrize("device", sample(DEVICES, {T4, H100}), ids=lambda device: device.name)
 def test_every_device_has_a_tile(device: Device) -> None:
-    """For every d and d_v, with all that takes registers: warps share rows as O asks for it, and fit."""
+    """For every d and d_v, with all options that take registers: warps share rows as O needs it, and fit."""
     for d, d_v in ((512, 512), (1, 512), (512, 1), (320, 272), (400, 256)):
         for asked in ({}, {"mask": True, "bias": True, "alignment": 2}, {"window": (9, 9), "alignment": 2}, {"packed": True}):
             problem = Problem(1, 8, 8, 4096, 4096, d, "float16", head_dim_v=d_v, **asked)

@@ -36,7 +36,7 @@ class TileCopy(TileSchedule):
 
     @property
     def columns(self) -> int:
-        """Of a box: 128 bytes of them."""
+        """The columns of a box: 128 bytes of them."""
         return 128 // self.problem.itemsize
 
     def maps(self) -> Mapping[str, Box]:

@@ -1,8 +1,8 @@
-"""What becomes of a mutant: a process of its own runs killers.toml's problems on it until one fails.
+"""The verdict on a mutant: a process of its own runs killers.toml's problems on it until one fails.
 
-A kernel's mutant is compiled for each problem; where that gives the same program as without the change, there is nothing to run.
-A schedule's is imported anew; theory and replay are compared for all problems first, and executed are those whose launches have
-changed.
+A kernel's mutant is compiled for each problem; if that gives the same program as without the change, there is nothing to run. A
+schedule's is imported anew; theory and replay are compared for all problems first, then the problems whose launches have changed
+are executed.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class Endless(Exception):
 
 
 def in_time(act: Callable[[], Any]) -> Any:
-    """What `act` returns. Endless where it takes too long."""
+    """The result of `act`. Raises Endless if it takes too long."""
 
     def stop(*_: object) -> None:
         raise Endless(f"more than {LONGEST} s of processor time")
@@ -88,7 +88,7 @@ def in_time(act: Callable[[], Any]) -> Any:
 
 
 def same_program(one: str, other: str) -> bool:
-    """Whether two texts of PTX differ in line numbers only."""
+    """True if two texts of PTX differ in line numbers only."""
     return _bare(one) == _bare(other)
 
 
@@ -120,7 +120,7 @@ class Broken:
         return self.texts[key]
 
     def changes(self, kernel: Kernel, capability: tuple[int, int]) -> bool:
-        """Whether another program comes of it."""
+        """True if another program comes of it."""
         return self.touches(kernel) and not same_program(self.ptx(kernel, capability), compiler.ptx(kernel, capability))
 
     def module(self, kernel: Kernel, capability: tuple[int, int]) -> Module:
@@ -169,7 +169,7 @@ _lines: dict[str, set[tuple[str, int]]] = {}
 
 
 def reaches(problem: killers.Killer, mutant: Mutant) -> bool:
-    """Whether the mutant's line is among those that a problem's programs say they are of."""
+    """True if the mutant's line is among the source lines of a problem's programs."""
     if problem.name not in _lines:
         found = _lines[problem.name] = set()
         for kernel in problem.kernels:
@@ -182,7 +182,7 @@ def reaches(problem: killers.Killer, mutant: Mutant) -> bool:
 
 
 def said(problem: Any) -> str:
-    """All that decides what a problem's execution does: its kernels, workspaces and counts."""
+    """Everything that decides a problem's execution: its kernels, workspaces and counts."""
     schedule = problem.schedule
     spaces = schedule.workspaces() if hasattr(schedule, "workspaces") else {}
     from cupyflash.sim import theory
@@ -234,7 +234,7 @@ def of_schedule(mutant: Mutant, right: dict[str, str], by: str = "") -> Iterator
 
 
 def by_choices() -> str:
-    """What is chosen or modelled otherwise than .ci/accounts has it written down."""
+    """The choices and models that differ from .ci/accounts."""
     sys.path.insert(0, str(ROOT / ".ci"))
     try:
         choices = in_time(lambda: importlib.import_module("choices"))
@@ -300,7 +300,7 @@ class Examiner:
         self.right: dict[str, str] = {}
 
     def examine(self, mutant: Mutant, by: str = "") -> Verdict:
-        """What becomes of it by all that is known here, or only by what is named `by`."""
+        """The verdict by all checks, or only by those named `by`."""
         if mutant.is_kernel:
             for problem in killers.of_source(Path(mutant.file).name) if not by else ():
                 reaches(problem, mutant)  # once for all mutants

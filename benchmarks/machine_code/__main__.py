@@ -1,4 +1,4 @@
-"""What our machine code costs beside FlashAttention's, fa2's by counts and a clock model, fa3's by counts; no GPU.
+"""Our machine code beside FlashAttention's, fa2's by counts and a clock model, fa3's by counts; no GPU.
 
     python benchmarks/machine_code [forward|backward] [80|90] [64|128] [causal|full] [--quick] [--whole] [--list] [--json]
     python benchmarks/machine_code fa3 [64|128|256] [causal|full] [--list] [--json]
@@ -6,9 +6,9 @@
     python benchmarks/machine_code --cubin FILE [--kernel NAME] [--threads N] [--shared BYTES]
     python benchmarks/machine_code --assumptions
 
-Needs NVRTC and NVIDIA's disassemblers: pip install nvidia-cuda-cuobjdump nvidia-cuda-nvdisasm (the `test` extra has them).
-Words narrow what is compared. Every figure of the model stands beside what it becomes when each assumption is varied by itself,
-x 0.7 and x 1.4; of whole calls, all latencies together. docs/performance.md says how to read it, and how far to trust it.
+Needs NVRTC and NVIDIA's disassemblers: pip install nvidia-cuda-cuobjdump nvidia-cuda-nvdisasm (the `test` extra has them). The
+words choose what is compared. Every figure of the model has its range beside it, when each assumption varies by itself, x 0.7 and x
+1.4; for whole calls, when all latencies vary together. docs/performance.md says how to read it, and how far to trust it.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def figure(cost: Cost, effort: Effort, quick: bool) -> tuple[Figure, tuple[float
 
 
 def described(code: Code, cost: Cost, given: argparse.Namespace) -> tuple[dict[str, Any], Figure, list[str]]:
-    """One kernel's main loop: for JSON, the model's share, and lines for a reader."""
+    """One kernel's main loop: (for JSON, the model's share, lines for a reader)."""
     share, spread = figure(cost, Effort(seeds=given.seeds), given.quick)
     record = {
         "kernel": code.name,
@@ -115,7 +115,7 @@ def beside_3(pair: hopper.Pair, given: argparse.Namespace) -> tuple[dict[str, An
 
 
 def of_cubin(given: argparse.Namespace) -> Iterator[tuple[dict[str, Any], list[str]]]:
-    """Each kernel of a cubin that has tensor cores' instructions."""
+    """The kernels of a cubin that have tensor cores' instructions."""
     found = sass.read(given.cubin.read_bytes())
     device = Device.named(DEVICES[found.architecture])
     for name, instructions in found.kernels.items():

@@ -1,4 +1,4 @@
-"""Whether the planner's model chooses well: all tiles that fa2's forward could have, by the machine code that they give."""
+"""A test of the planner's model: all tiles that fa2's forward could have, by their machine code."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Tile:
     share: float
 
     def record(self) -> dict[str, Any]:
-        """For JSON."""
+        """The tile for JSON."""
         c = self.config
         sizes = {"block_rows": c.block_rows, "block_cols": c.block_cols, "warp_rows": c.warp_rows, "stages": c.stages}
         sizes |= {"q_in_regs": c.q_in_regs, "blocks": c.blocks}
@@ -53,7 +53,7 @@ class Tile:
 
 
 def tiles(subject: Subject, effort: Effort = ROUGH, among: Iterable[Config] | None = None) -> Iterator[Tile]:
-    """All tiles of a forward, or those `among` some, that have room in shared memory, but for those whose trace is in doubt."""
+    """All tiles of a forward, or those `among` some, for which shared memory has room; tiles with a doubtful trace are left out."""
     planned = Ours.of(subject)
     problem, device = subject.problem(), subject.device
     assert isinstance(planned.schedule, Fa2Schedule)

@@ -70,7 +70,8 @@ def steps(trace: Sequence[Instruction], rates: Rates) -> list[Step]:
 
 @dataclass(slots=True)
 class Warp:
-    """Where a warp is. `boards`: when each scoreboard is clear; `groups`: when each group of copies is there."""
+    """The state of a warp. `boards`: the time at which each scoreboard is clear; `groups`: the time at which each group of copies
+    has arrived."""
 
     block: int
     ready: float
@@ -83,7 +84,8 @@ class Warp:
 
 @dataclass
 class Run:
-    """When the first warp had issued so many steps, and how many all had issued by then; when each block was done."""
+    """A run: by number of steps, the time at which the first warp had issued them, and how many all had issued by then; the end of
+    each block."""
 
     marks: dict[int, tuple[float, int]] = field(default_factory=dict)
     ends: list[float] = field(default_factory=list)
@@ -189,7 +191,7 @@ class Multiprocessor:
         return None, soonest
 
     def earliest(self, core: int, warp: Warp) -> float:
-        """When a warp could issue its next step, as things stand."""
+        """The earliest time at which a warp could issue its next step."""
         step, at = self.program[warp.at], warp.ready
         for board in step.waits:
             at = max(at, warp.boards[board])
@@ -235,7 +237,7 @@ class Multiprocessor:
             self.arrive(warp, step, now)
 
     def arrive(self, warp: Warp, step: Step, now: float) -> None:
-        """At a barrier; the last warp sets all free."""
+        """Let a warp arrive at a barrier; the last warp releases all."""
         met = self.waiting.setdefault((warp.block, step.barrier), [])
         warp.held = True
         met.append(warp)
@@ -258,7 +260,7 @@ class Share:
 
     @property
     def tensor(self) -> float:
-        """Of mma.sync's peak."""
+        """The share of mma.sync's peak."""
         return self.busy["tensor"]
 
 

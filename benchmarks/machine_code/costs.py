@@ -1,4 +1,4 @@
-"""What one turn of a loop costs: its instructions by group, what bounds it, the model's share of the peak and its sensitivity."""
+"""The cost of one turn of a loop: its instructions by group, the limits, the model's share of the peak and its sensitivity."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ class Figure:
         return f"{self.value:.2f} ({self.low:.2f} to {self.high:.2f}, most by {self.most})" if self.by else f"{self.value:.2f}"
 
     def record(self) -> dict[str, Any]:
-        """For JSON."""
+        """The cost for JSON."""
         spread = {"low": round(self.low, 4), "high": round(self.high, 4)} if self.by else {}
         return {
             "value": round(self.value, 4),

@@ -26,7 +26,7 @@ ADDRESSES = ("integer", "uniform", "branch")
 
 
 class _Steady(Tracer):
-    """Of a warp whose turn has neither new keys nor pages that are still to be looked up."""
+    """The tracer of a warp in whose turn there are no new keys, and no pages left to look up."""
 
     def decide(self, at: int, end: int, avoid: int | None, voted: Collection[str]) -> Decision:
         found = super().decide(at, end, avoid, voted)
@@ -104,7 +104,7 @@ class Turn:
         return self.code.residents.blocks * block_bytes(s) / share
 
     def lines(self) -> Iterator[str]:
-        """For a reader."""
+        """The lines for a reader."""
         s, held, used = self.schedule, self.code.residents, self.code.resources
         shared, addresses = (sum(self.counts[name] for name in names) for names in (SHARED, ADDRESSES))
         yield (

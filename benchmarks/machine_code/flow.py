@@ -1,8 +1,8 @@
-"""Which way a warp goes through machine code: the loops, and the trace of one steady turn of a loop.
+"""The way of a warp through machine code: the loops, and the trace of one steady turn of a loop.
 
-A branch on what is known is decided by computing: constants are followed through moves, additions and comparisons, so that a
-loop of a fixed number of turns inside the main one makes just those. What depends on a kernel's arguments or data is not known
-there; `Tracer.decide` has a rule for each such case, and the trace says at which branch which rule was used.
+A branch on known values is decided by computing: constants are followed through moves, additions and comparisons, so that a loop
+with a fixed number of turns inside the main one makes exactly those. Values that depend on a kernel's arguments or data are not
+known there; `Tracer.decide` has a rule for each such case, and the trace says at which branch which rule was used.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Known:
         self.voted: set[str] = set()
 
     def value(self, operand: str) -> int | None:
-        """Of an operand, modulo 2^32: a register, or a literal."""
+        """The value of an operand, modulo 2^32: a register, or a literal."""
         operand = operand.removesuffix(".reuse")
         if operand in ZERO:
             return 0
@@ -68,7 +68,7 @@ class Known:
         return None if truth is None else truth != operand.startswith("!")
 
     def execute(self, instruction: Instruction) -> None:
-        """What the instruction does to what is known."""
+        """Apply an instruction to the known values."""
         holds = self.holds(instruction.guard)
         if holds is False:
             return
@@ -107,7 +107,7 @@ class Known:
         return {operands[0]: sum(each for each in values if each is not None) % WORD}
 
     def _compared(self, instruction: Instruction) -> bool | None:
-        """Of ISETP with one comparison: the other predicate that could go in is PT."""
+        """The result of an ISETP with one comparison, whose other input predicate is PT."""
         if instruction.opcode not in ("ISETP", "UISETP") or "EX" in instruction.modifiers:
             return None
         values = [self.value(each) for each in instruction.operands[2:4]]
@@ -226,7 +226,7 @@ class Tracer:
         return any(each.opcode == opcode for each in self.code[loop.head : loop.tail + 1])
 
     def successors(self, at: int) -> Iterator[int]:
-        """Where a warp may go from an instruction."""
+        """The instructions to which a warp may go from this one."""
         each = self.code[at]
         branches = jumps(each) and each.target in self.place
         ends = each.opcode in ("EXIT", "RET", "BRX", "BRA", "JMP")
@@ -236,7 +236,7 @@ class Tracer:
             yield self.place[each.target]
 
     def reach(self, start: int, stop: int, floor: int = 0) -> set[int]:
-        """What can be reached from an instruction without going through another, or to what stands before the `floor`."""
+        """The instructions that can be reached from `start` without passing `stop`, or any before the `floor`."""
         seen, todo = {start}, [start]
         while todo:
             for each in self.successors(todo.pop()):
@@ -246,7 +246,7 @@ class Tracer:
         return seen
 
     def steady(self, loop: Loop | None = None) -> Trace:
-        """One turn of a loop, the main one where none is given, when it has been running for some turns."""
+        """One turn of a loop, by default the main one, after some turns."""
         head = (loop or self.main_loops()[0]).head
         return self.path(head, head)
 
@@ -255,9 +255,9 @@ class Tracer:
         return self.path(loop.head, EXIT, avoid=loop.head)
 
     def path(self, start: int, end: int, avoid: int | None = None) -> Trace:
-        """From one instruction to another or to EXIT; where one way leads to `avoid` and another does not, the other.
+        """The way from one instruction to another or to EXIT; if one branch leads to `avoid` and the other does not, the other.
 
-        Raises ValueError where the way does not come to an end.
+        Raises ValueError if the way does not end.
         """
         found: list[Instruction] = []
         decisions: list[Decision] = []
@@ -316,7 +316,7 @@ class Tracer:
                     return decision(ways[0], "the other way does not come back" if wanted else "the other way goes round again")
 
         def copies(side: bool) -> list[bool]:
-            """Of what is copied on one side only, whether 16 bytes at a time."""
+            """True, for each copy on one side only, if it moves 16 bytes."""
             return ["128" in self.code[each].modifiers for each in only[side] if self.code[each].opcode == "LDGSTS"]
 
         lesser = len(only[True]) <= len(only[False])
@@ -340,7 +340,7 @@ class Tracer:
         return decision(False, STRAIGHT_ON)
 
     def _leaves(self, at: int, target: int, seen: Collection[int]) -> bool:
-        """Whether a branch leaves a loop that else goes round without end, and whose head was seen: an inner one."""
+        """True if a branch leaves a loop that would else never end, and whose head was passed: an inner one."""
         if "DIV" in self.code[at].modifiers:
             return False
         within = [loop for loop in self.loops if at in loop and loop.head in seen]
@@ -350,17 +350,17 @@ class Tracer:
         return any(self.code[each].opcode == "HMMA" for each in places)
 
     def _comes_to(self, start: int, end: int, floor: int) -> bool:
-        """Whether a way leads from one instruction to another, not before the `floor`."""
+        """True if a way leads from one instruction to another, without any before the `floor`."""
         return start == end or (start >= floor and any(end in self.successors(each) for each in self.reach(start, end, floor)))
 
 
 def jumps(instruction: Instruction) -> bool:
-    """Whether it goes elsewhere for good: a call with a guard is how the assembler sometimes leaves a loop."""
+    """True if the warp goes elsewhere for good: the assembler sometimes leaves a loop by a call with a guard."""
     return instruction.opcode in ("BRA", "JMP") or (instruction.opcode == "CALL" and bool(instruction.guard))
 
 
 def conditional(branch: Instruction) -> bool:
-    """Whether it may fall through."""
+    """True if it may fall through."""
     return (
         bool(branch.guard)
         or any(_PREDICATE.match(each) and each not in ("PT", "UPT") for each in branch.operands)
@@ -369,7 +369,7 @@ def conditional(branch: Instruction) -> bool:
 
 
 def condition(branch: Instruction, known: Known) -> bool | None:
-    """Whether a branch is taken, where that can be computed."""
+    """True if a branch is taken, None if that cannot be computed."""
     if "DIV" in branch.modifiers:
         return None
     if not conditional(branch):

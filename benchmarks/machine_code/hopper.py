@@ -1,9 +1,9 @@
 """One turn of a consumer in a warp-specialised Hopper kernel: its instructions, and what runs while which products are in flight.
 
-A consumer warpgroup issues products (HGMMA) in groups and goes on while the tensor cores make them; WARPGROUP.DEPBAR waits for
-all groups but the latest so many. What the compiler puts between a group's last HGMMA and the wait for it costs no time of the
-tensor cores. What stands where nothing is in flight does: it is *exposed*, unless another warpgroup has products of its own then.
-There is no clock model here: counts and the order of things only.
+A consumer warpgroup issues products (HGMMA) in groups and goes on while the tensor cores compute them; WARPGROUP.DEPBAR waits for
+all groups except the latest ones. Instructions between a group's last HGMMA and the wait for it cost the tensor cores no time.
+Instructions while nothing is in flight do: they are *exposed*, unless another warpgroup has products of its own then. There is no
+clock model here: only counts and the order of instructions.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def kind(instruction: Instruction) -> str:
 
 
 def clocks(instructions: Sequence[Instruction]) -> int:
-    """By stall counts, one warp by itself."""
+    """The clocks of one warp by itself, by stall counts."""
     return sum(max(each.control.stall, 1) for each in instructions)
 
 
@@ -80,7 +80,7 @@ class Group:
 
     @property
     def columns(self) -> int:
-        """Of its result, which may lie in several accumulators."""
+        """The columns of the result, which may lie in several accumulators."""
         return sum({each.operands[0]: shape(each)[1] for each in self.products}.values())
 
 
@@ -92,7 +92,7 @@ class Turn:
 
     @cached_property
     def groups(self) -> tuple[Group, ...]:
-        """In the order of issue. Scores begin at zero, values are added to O."""
+        """The groups in the order of issue. Scores begin at zero, values are added to O."""
         found: list[Group] = []
         pending: list[int] = []
         for at, each in enumerate(self.instructions):
@@ -107,9 +107,9 @@ class Turn:
 
     @cached_property
     def flight(self) -> tuple[tuple[str, ...], ...]:
-        """At each instruction the groups that are in flight; from a group's first HGMMA to its last, ISSUING and its name.
+        """The groups in flight at each instruction; from a group's first HGMMA to its last, ISSUING and its name.
 
-        Of a steady turn: what the turn before left in flight still is.
+        In a steady turn these include the groups that the turn before left in flight.
         """
         issuing = {at: group for group in self.groups for at in range(group.first, group.last + 1)}
         held: tuple[str, ...] = ()
@@ -149,12 +149,12 @@ class Turn:
 
     @property
     def keys(self) -> int:
-        """Of K and V that a turn takes: Bc."""
+        """The keys that a turn takes: Bc."""
         return sum(group.columns for group in self.groups if group.name == SCORES)
 
     @property
     def tensor_clocks(self) -> float:
-        """What the tensor cores need for the turn's products."""
+        """The clocks that the tensor cores need for the turn's products."""
         return sum(group.fmas for group in self.groups) / FMA_RATE
 
     def stretches(self) -> Iterator[str]:
@@ -169,10 +169,10 @@ class Turn:
 
 
 def follow(code: Sequence[Instruction], loop: Loop) -> tuple[Instruction, ...]:
-    """One turn of a loop in the steady state: waits succeed at once, nothing leaves the loop, of two ways it is the shorter, and
-    what may be skipped is not.
+    """Follow one turn of a loop in the steady state: waits succeed at once, nothing leaves the loop, the shorter of two ways is
+    taken, and optional code is not skipped.
 
-    ValueError where that does not come back to the loop's first instruction.
+    ValueError if that does not come back to the loop's first instruction.
     """
     place = {each.address: at for at, each in enumerate(code)}
     found: list[Instruction] = []
@@ -193,7 +193,7 @@ def follow(code: Sequence[Instruction], loop: Loop) -> tuple[Instruction, ...]:
 
 
 def _passes(code: Sequence[Instruction], place: Mapping[int, int], at: int) -> bool:
-    """Whether a conditional branch forward passes over what stands there: a wait's repetition, or the longer of two ways."""
+    """True if a conditional branch forward skips the code after it: a wait's repetition, or the longer of two ways."""
     target = place[code[at].target or 0]
     last = code[target - 1]
     if "PHASECHK" in code[at - 1].modifiers:
@@ -203,7 +203,7 @@ def _passes(code: Sequence[Instruction], place: Mapping[int, int], at: int) -> b
 
 
 def turns(code: Sequence[Instruction]) -> list[Turn]:
-    """Of the loops over K/V blocks, the shortest first: that without masks. A loop with another such in it is none."""
+    """The loops over K/V blocks, the shortest first, which has no masks. A loop that contains another such loop does not count."""
     loops = [loop for loop in Tracer(code).loops if conditional(code[loop.tail]) and _consumes(code[loop.head : loop.tail + 1])]
     inner = [loop for loop in loops if not any(each != loop and each.head in loop and each.tail in loop for each in loops)]
     found = []
@@ -235,10 +235,10 @@ def role_registers(code: Sequence[Instruction]) -> tuple[int, int] | None:
 
 @dataclass(frozen=True)
 class Figures:
-    """What is compared of a kernel, for one warp's turn: 64 rows of Q a warpgroup against one block of K and V.
+    """The compared figures of a kernel, for one warp's turn: 64 rows of Q a warpgroup against one block of K and V.
 
-    `registers`: of a thread at launch, of a consumer's, of a producer's. `stack`: bytes.
-    `hidden`: exponentials while a product is in flight; `exposed`: clocks while none is; `counts`: besides HGMMA.
+    `registers`: of a thread at launch, of a consumer's, of a producer's. `stack`: bytes. `hidden`: exponentials while a product is
+    in flight; `exposed`: clocks while none is; `counts`: besides HGMMA.
     """
 
     d: int
@@ -277,11 +277,11 @@ class Figures:
         return f"{launched}: {', '.join(map(str, moved))}" if moved else str(launched)
 
     def record(self) -> dict[str, Any]:
-        """For JSON."""
+        """The figures for JSON."""
         return {**vars(self), "issued": self.issued, "per_key": round(self.per_key, 3), "exposure": round(self.exposure, 3)}
 
     def lines(self) -> Iterator[str]:
-        """For a reader."""
+        """The figures for a reader."""
         under = f"{self.hidden} of {self.counts['MUFU']} exponentials under a product"
         yield f"{self.tile}, registers {self.roles}, {self.stack} bytes of stack; {under}"
         yield (
@@ -292,7 +292,7 @@ class Figures:
 
 
 def figures(code: Code, causal: bool = False) -> Figures:
-    """Of a kernel's turn without masks. Raises as `steady` does."""
+    """The figures of a kernel's turn without masks. Raises as `steady` does."""
     turn, roles = steady(code), role_registers(code.instructions)
     scores = sum(group.fmas for group in turn.groups if group.name == SCORES)
     return Figures(
@@ -319,7 +319,7 @@ class Pair:
 
     @property
     def words(self) -> set[str]:
-        """By which it is chosen on the command line."""
+        """The words that choose it on the command line."""
         return {"fa3"} | self.subject.words
 
     def __str__(self) -> str:
@@ -327,7 +327,7 @@ class Pair:
 
     @cached_property
     def code(self) -> Code:
-        """What cupyflash plans for the subject, compiled."""
+        """The kernel that cupyflash plans for the subject, compiled."""
         kernel = plan(self.subject.problem(), self.subject.device, "fa3").kernels()[-1]
         return read(kernel, self.subject.device)
 
@@ -347,7 +347,7 @@ class Pair:
 
 
 def pairs() -> Iterator[Pair]:
-    """All that FlashAttention-3's figures are kept of."""
+    """All pairs for which FlashAttention-3's figures are on file."""
     for facts in json.loads(PEERS.read_text())["kernels"]:
         theirs = Figures(**{**facts, "registers": tuple(facts["registers"])})
         yield Pair(Subject("forward", 90, theirs.d, theirs.causal), theirs)

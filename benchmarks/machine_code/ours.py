@@ -32,7 +32,7 @@ PRODUCTS = {"forward": 2, "backward": 5}
 
 @dataclass(frozen=True)
 class Subject:
-    """Which kernel it is about: pass, architecture, head dimension, mask."""
+    """The subject of a comparison: pass, architecture, head dimension, mask."""
 
     direction: str
     architecture: int
@@ -44,7 +44,7 @@ class Subject:
 
     @property
     def words(self) -> set[str]:
-        """By which it is chosen on the command line."""
+        """The words that choose it on the command line."""
         return {self.direction, str(self.architecture), str(self.d), "causal" if self.causal else "full"}
 
     @property
@@ -55,7 +55,7 @@ class Subject:
         return Problem(BATCH, HEADS, HEADS, n, n, self.d, "float16", causal=self.causal)
 
     def flops(self, n: int) -> float:
-        """Of a call, half when causal, as FlashAttention's benchmarks count them."""
+        """FLOPs of a call, half when causal, as FlashAttention's benchmarks count them."""
         problem = self.problem(n)
         return (problem.flops if self.direction == "forward" else problem.backward_flops) / (2 if self.causal else 1)
 
@@ -96,7 +96,8 @@ class Code:
         return Tracer(self.instructions, turns)
 
     def cost(self, turns: tuple[int, ...] = (), loop: Loop | None = None) -> Cost:
-        """Of the main loop's steady turn, or another loop's. `turns`: of inner loops whose number is not in the code."""
+        """The cost of the steady turn of the main loop, or of another. `turns`: those of inner loops whose number is not in the
+        code."""
         return Cost(self.tracer(turns).steady(loop), Rates.of(self.architecture), self.residents)
 
 
@@ -126,7 +127,7 @@ class Ours:
 
     @classmethod
     def of(cls, subject: Subject, n: int = 4096) -> Ours:
-        """What cupyflash plans for rows of N."""
+        """Return the kernels that cupyflash plans for rows of N."""
         make = plan if subject.direction == "forward" else plan_backward
         return cls(subject.direction, make(subject.problem(n), subject.device, "fa2"))
 
@@ -144,17 +145,18 @@ class Ours:
         return PRODUCTS[self.direction] * scores * self.schedule.problem.head_dim // (code.threads // WARP)
 
     def cost(self, turns: tuple[int, ...] = ()) -> Cost:
-        """Of the main loop's steady turn."""
+        """The cost of the main loop's steady turn."""
         return self.main.cost(turns or self.turns)
 
     @property
     def scores(self) -> int:
-        """Of a tile."""
+        """The scores of a tile."""
         return self.schedule.block_rows * self.schedule.block_cols
 
     @cached_property
     def turns(self) -> tuple[int, ...]:
-        """Of inner loops whose number depends on the warp: what makes a tile's products; none where nothing does."""
+        """The turns of inner loops whose number depends on the warp, such that the products are a tile's; none if no number is
+        right."""
         return self.turns_of(self.main, self.scores) or ()
 
     def turns_of(self, code: Code, scores: int) -> tuple[int, ...] | None:
@@ -169,7 +171,7 @@ class Ours:
         return None
 
     def doubt(self, trace: Trace) -> str | None:
-        """What speaks against a trace: that its products are not a tile's."""
+        """The reason to doubt a trace, if its products are not a tile's."""
         found, wanted = made(trace), self.products(self.main, self.scores)
         if found == wanted:
             return None
@@ -195,6 +197,6 @@ class Peer:
 
 
 def peers() -> Iterator[Peer]:
-    """All that are kept."""
+    """All peers on file."""
     for facts in json.loads(PEERS.read_text())["kernels"]:
         yield Peer(Subject(facts["direction"], facts["architecture"], facts["d"], facts["causal"]), facts)

@@ -1,6 +1,6 @@
-"""What the clock model assumes of a multiprocessor: one table, `Rates`, with the source of each figure.
+"""The clock model's assumptions about a multiprocessor: one table, `Rates`, with the source of each figure.
 
-A throughput is of a whole multiprocessor, whose four sub-cores have a quarter each, but for shared memory, which they share.
+A throughput is that of a whole multiprocessor. Its four sub-cores have a quarter each, except of shared memory, which they share.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ LATENCIES = ("shared_latency", "exp_latency", "tensor_latency", "l2_latency", "r
 
 
 class Unit(IntEnum):
-    """What an instruction is carried out by."""
+    """The unit that executes an instruction."""
 
     TENSOR = 0
     EXP = 1
@@ -85,7 +85,7 @@ def unit(instruction: Instruction) -> Unit:
 
 
 def group(instruction: Instruction) -> str:
-    """What it is counted as, one of GROUPS."""
+    """The group under which an instruction is counted, one of GROUPS."""
     if instruction.opcode == "LDS" and instruction.never:
         return "other"
     if instruction.opcode in _OF:
@@ -139,7 +139,7 @@ class Rates:
 
     @classmethod
     def of(cls, architecture: int) -> Rates:
-        """Of an architecture, 80 for sm_80. ValueError where no device of the catalogue has it."""
+        """Return the rates of an architecture, 80 for sm_80. ValueError if no device of the catalogue has it."""
         capability = divmod(architecture, 10)
         device = next((each for each in Device.catalogue() if each.compute_capability == capability), None)
         if device is None:
@@ -169,7 +169,7 @@ class Rates:
         return WARP * size / self.shared
 
     def variations(self) -> Iterator[tuple[str, float, Rates]]:
-        """Each assumption that is varied, by itself: name, factor, and the rates with it so."""
+        """The variations of single assumptions: name, factor, and the rates that follow."""
         for row in fields(self):
             if row.metadata.get("varied"):
                 for factor in VARIED:
@@ -177,7 +177,7 @@ class Rates:
         yield "youngest_first", 1.0, replace(self, youngest_first=not self.youngest_first)
 
     def slower(self, factor: float) -> Rates:
-        """With all latencies so many times as long."""
+        """The rates with all latencies multiplied by `factor`."""
         return replace(self, **{name: getattr(self, name) * factor for name in LATENCIES})
 
     def rows(self) -> Iterator[tuple[str, Any, str, str]]:

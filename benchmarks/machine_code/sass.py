@@ -50,7 +50,7 @@ class Control:
 
     @classmethod
     def decode(cls, word: int) -> Control:
-        """From the 128-bit instruction word."""
+        """The control codes of a 128-bit instruction word."""
 
         def bits(first: int, count: int) -> int:
             return word >> first & (1 << count) - 1
@@ -69,7 +69,7 @@ class Control:
 
 @dataclass(frozen=True)
 class Instruction:
-    """One of machine code. `guard` is the predicate it depends on, as "!P0", or ""; `target` where a branch goes."""
+    """One machine instruction. `guard` is the predicate it depends on, as "!P0", or ""; `target` is a branch's destination."""
 
     address: int
     opcode: str
@@ -81,7 +81,7 @@ class Instruction:
 
     @property
     def never(self) -> bool:
-        """Whether its guard is never true: what the assembler fills a gap with."""
+        """True if its guard is never true: the assembler fills gaps with such instructions."""
         return self.guard == "!PT"
 
     def __str__(self) -> str:
@@ -131,7 +131,7 @@ def disassembler() -> str | None:
 
 @dataclass(frozen=True)
 class Cubin:
-    """What is read of a cubin: its architecture (80 for sm_80), its kernels' code, and what each needs (REG, STACK, SHARED...)."""
+    """The contents of a cubin: its architecture (80 for sm_80), its kernels' code, and what each needs (REG, STACK, SHARED...)."""
 
     architecture: int
     kernels: Mapping[str, list[Instruction]]

@@ -123,7 +123,7 @@ def of_a_turn(found: hopper.Figures) -> Iterator[str]:
 
 
 def decode_turn(architecture: int, d: int, page: int | None) -> decoding.Turn:
-    """Of decoding batch 8, 32 query heads, four a key head, against a cache of 16k, in float16."""
+    """The loop of decoding batch 8, 32 query heads, four a key head, against a cache of 16k, in float16."""
     problem = Problem(8, 32, 8, 1, 16384, d, "float16", causal=True, padded=True)
     cache = Cache(page_size=page, pages=0 if page is None else 8 * 16384 // page)
     return decoding.Turn(plan_decode(problem, Device.named(DEVICES[architecture]), cache))

@@ -38,7 +38,7 @@ TENSORS = {"fa2_forward": 4, "fa2_backward_rows": 4, "fa2_backward": 8, "fa2_bac
 
 @dataclass(frozen=True)
 class BlockClocks:
-    """Of one block where as many share a multiprocessor as can: fixed part, a turn without masks, a turn with."""
+    """The clocks of one block, if as many as possible share a multiprocessor: fixed part, a turn without masks, a turn with."""
 
     fixed: float
     turn: float
@@ -71,7 +71,8 @@ def clock_rate(device: Device) -> float:
 
 @cache
 def block_clocks(code: Code, inner: tuple[int, ...], rates: Rates) -> BlockClocks:
-    """From the machine code of a kernel with a main loop. `inner`: turns of loops in it whose number is not in the code."""
+    """The clocks from the machine code of a kernel with a main loop. `inner`: turns of loops in it whose number is not in
+    the code."""
     tracer, residents = code.tracer(inner), code.residents
     loops = tracer.main_loops()
     main, others = loops[0], [each for each in loops[1:] if each.head > loops[0].tail or each.tail < loops[0].head]
@@ -119,7 +120,7 @@ def visits(problem: Problem, rows: int, cols: int, direction: str) -> tuple[np.n
 
 
 def makespan(times: np.ndarray, places: int) -> float:
-    """When all are done if each, in order, goes to the first of so many places that is free."""
+    """The time at which all are done if each, in order, goes to the first of `places` that is free."""
     free = [0.0] * min(places, len(times))
     for each in times.tolist():
         heapq.heapreplace(free, free[0] + each)
@@ -149,12 +150,12 @@ def pieces(ours: Ours, slower: float = 1.0) -> Iterator[Piece]:
 
 
 def seconds(ours: Ours, slower: float = 1.0) -> float:
-    """Of a call, by the model, at the clock rate at which the device has its peak."""
+    """The seconds of a call, by the model, at the clock rate at which the device has its peak."""
     return sum(each.least for each in pieces(ours, slower)) / clock_rate(ours.schedule.device)
 
 
 def predictions(named: Callable[[], Iterable[tuple[Mapping[str, Any], Ours]]], budget: float) -> list[dict[str, Any]]:
-    """What is named with its `model_seconds`, for as many as can be told in `budget` seconds.
+    """The named subjects with their `model_seconds`, as many as can be computed in `budget` seconds.
 
     RuntimeError without NVIDIA's disassemblers.
     """

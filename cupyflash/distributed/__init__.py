@@ -2,7 +2,7 @@
 
     out = ring_attention(q, k, v, comm, causal=True)
 
-on each rank, with its part of the sequence (`shard` cuts, `unshard` joins). `Communicator` is what a transport has to offer.
+on each rank, with its part of the sequence (`shard` cuts, `unshard` joins). `Communicator` is the interface of a transport.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What ranks tell each other around a call, so that what is wrong on one of them is an error on all, and none waits in vain."""
+"""Messages of ranks around a call: an error on one of them is raised on all, and none waits in vain."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ LONGEST = 2000
 
 
 def together(comm: Communicator, make: Callable[[], Made], say: Callable[[Made], Mapping[str, Any]]) -> tuple[Made, list[Any]]:
-    """What `make` gives here, and what each rank says of its own.
+    """Return the result of `make` on this rank, and what each rank says of its own.
 
-    What `make` raises here is raised here, and on the others a ValueError that names this rank.
+    An exception of `make` on this rank is raised here; the other ranks get a ValueError that names this rank.
     """
     try:
         made = make()
@@ -35,7 +35,7 @@ def together(comm: Communicator, make: Callable[[], Made], say: Callable[[Made],
 
 
 def require_alike(told: list[Mapping[str, str]]) -> None:
-    """ValueError for the first thing in which ranks differ: what each says of it."""
+    """ValueError for the first value in which ranks differ, with the value of each."""
     for name in dict.fromkeys(name for each in told for name in each):
         values: dict[str, list[int]] = {}
         for rank, each in enumerate(told):
@@ -53,7 +53,7 @@ def _ranks(ranks: list[int]) -> str:
 
 
 class Watch:
-    """Keeps what goes wrong in the middle of a call, while messages still have to be passed on."""
+    """Keeps an error in the middle of a call, while messages still have to be passed on."""
 
     def __init__(self) -> None:
         self.error: Exception | None = None
@@ -68,7 +68,7 @@ class Watch:
                 self.error = error
 
     def close(self, comm: Communicator, make: Callable[[], Made]) -> Made:
-        """What `make` gives, at the end of a call. Raises what was raised here, or `RankFailed` for what was on another rank."""
+        """Return the result of `make` at the end of a call. Raise this rank's error, or `RankFailed` for another rank's."""
         made: list[Made] = []
         self.run(lambda: made.append(make()))
         try:

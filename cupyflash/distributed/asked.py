@@ -1,16 +1,15 @@
-"""What a call over ranks asks for besides q, k and v, and the ordinary calls that one of its pieces is."""
+"""The options of a call over ranks, and the ordinary call that each of its pieces is."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
-
-import numpy as np
+from typing import Any
 
 from cupyflash.calls import BACKWARD, FORWARD
 from cupyflash.distributed.plan import Piece, RingPlan, plan_ring
-from cupyflash.distributed.positions import by_position, numbers_of_part, of_part
+from cupyflash.distributed.positions import BATCH, NUMBERS, by_position, numbers_of_part, of_part
+from cupyflash.distributed.streams import array_module
 from cupyflash.launch.cold import compile_first
 from cupyflash.launch.launcher import Call
 from cupyflash.request.dropout import KEY_GROUP, ROW_GROUP, Dropout
@@ -19,7 +18,7 @@ from cupyflash.request.score import Form, Mask, Score
 
 
 @dataclass(frozen=True)
-class Asked:
+class RingOptions:
     """The options of a call over ranks, checked. `captured` are the arrays of its functions, by the kernels' names."""
 
     causal: bool
@@ -38,7 +37,7 @@ class Asked:
 
     @property
     def by_position(self) -> bool:
-        """Whether anything is said of a score's position but what causal mask and window say."""
+        """True if scores depend on positions beyond the causal mask and the window."""
         return self.dropout is not None or any(by_position(each.form) for each in self.functions)
 
     def plan(self, n_q: int, n_k: int, ranks: int) -> RingPlan:
@@ -46,7 +45,7 @@ class Asked:
 
     @property
     def text(self) -> dict[str, str]:
-        """All of it, for other ranks to compare."""
+        """All options as text, for other ranks to compare."""
         said = {name: str(getattr(self, name)) for name in ("causal", "window", "scale", "layout", "deterministic")}
         said |= {"gather_kv": str(self.gather), "score": _text(self.score), "mask": _text(self.mask)}
         dropped = self.dropout
@@ -62,32 +61,20 @@ def _text(function: Score | Mask | None) -> str:
     return f"{type(function).__name__}({function.text!r}{', ' if values else ''}{values})"
 
 
-class Stretch(Protocol):
-    """What a call of some rows against some keys has of a `Piece`."""
-
-    @property
-    def rows(self) -> range: ...
-    @property
-    def keys(self) -> range: ...
-    @property
-    def row(self) -> int: ...
-    @property
-    def key(self) -> int: ...
-    @property
-    def causal(self) -> bool: ...
-    @property
-    def window(self) -> Window | None: ...
-
-
 @dataclass(frozen=True)
 class PieceCalls:
     """The pieces of a plan as calls on this machine: `gpu` or the simulated device."""
 
-    asked: Asked
+    asked: RingOptions
     plan: RingPlan
     gpu: bool
 
-    def aligned(self, piece: Stretch) -> Stretch:
+    @property
+    def xp(self) -> Any:
+        """CuPy or NumPy."""
+        return array_module(self.gpu)
+
+    def aligned(self, piece: Piece) -> Piece:
         """A piece that begins where dropout's generator may be cut. The rows and keys before see nothing, for their position."""
         before = piece.row % ROW_GROUP, piece.key % KEY_GROUP
         if self.asked.dropout is None or before == (0, 0):
@@ -97,45 +84,46 @@ class PieceCalls:
         row, key = piece.row - before[0], piece.key - before[1]
         beyond = (row + len(rows) + n_k - n_q) - (key + len(keys))  # from the last key there to the last row's own
         window = None if left is None else left - beyond, None if right is None else right + beyond
-        return Piece(rows, keys, row, key, False, None if window == (None, None) else window)
+        reach = None if window == (None, None) else window
+        return piece._replace(rows=rows, keys=keys, row=row, key=key, causal=False, window=reach)
 
-    def forward(self, piece: Stretch, q: Any, k: Any, v: Any) -> tuple[Any, ...]:
+    def forward(self, piece: Piece, q: Any, k: Any, v: Any) -> tuple[Any, ...]:
         """O and L of a piece's rows over its keys, given a part's rows and the keys of its source."""
         return self._own(piece, self._calls(piece)[0](self._forward(piece, q, k, v)))
 
-    def prepare_forward(self, piece: Stretch, q: Any, k: Any, v: Any) -> None:
+    def prepare_forward(self, piece: Piece, q: Any, k: Any, v: Any) -> None:
         """Plan and compile for it; of the arrays only the layouts count, and what functions have captured."""
         compile_first(self._calls(piece)[0], self._forward(piece, q, k, v))
 
-    def backward(self, piece: Stretch, rows: Mapping[str, Any], k: Any, v: Any) -> tuple[Any, ...]:
+    def backward(self, piece: Piece, rows: Mapping[str, Any], k: Any, v: Any) -> tuple[Any, ...]:
         """dQ of a piece's rows and dK and dV of its keys. `rows` are a part's q, dout, out and lse."""
         return self._own(piece, self._calls(piece)[1](self._backward(piece, rows, k, v)))
 
-    def prepare_backward(self, piece: Stretch, rows: Mapping[str, Any], k: Any, v: Any) -> None:
+    def prepare_backward(self, piece: Piece, rows: Mapping[str, Any], k: Any, v: Any) -> None:
         compile_first(self._calls(piece)[1], self._backward(piece, rows, k, v))
 
-    def _calls(self, piece: Stretch) -> tuple[Call, Call]:
+    def _calls(self, piece: Piece) -> tuple[Call, Call]:
         """The forward and the backward that a piece is."""
         return FORWARD, BACKWARD
 
-    def _own(self, piece: Stretch, made: tuple[Any, ...]) -> tuple[Any, ...]:
-        """What is the piece's of what its call made."""
+    def _own(self, piece: Piece, made: tuple[Any, ...]) -> tuple[Any, ...]:
+        """The piece's own part of its call's results."""
         return made
 
-    def _forward(self, piece: Stretch, q: Any, k: Any, v: Any) -> dict[str, Any]:
+    def _forward(self, piece: Piece, q: Any, k: Any, v: Any) -> dict[str, Any]:
         return self._of(piece, q, k, v) | {"return_lse": True}
 
-    def _backward(self, piece: Stretch, rows: Mapping[str, Any], k: Any, v: Any) -> dict[str, Any]:
+    def _backward(self, piece: Piece, rows: Mapping[str, Any], k: Any, v: Any) -> dict[str, Any]:
         own = self._of(piece, rows["q"], k, v) | self._rows(piece, rows)
         return own | {"deterministic": self.asked.deterministic}
 
-    def _rows(self, piece: Stretch, rows: Mapping[str, Any]) -> dict[str, Any]:
+    def _rows(self, piece: Piece, rows: Mapping[str, Any]) -> dict[str, Any]:
         stretch = self.aligned(piece).rows
         found = {name: rows[name][..., stretch.start : stretch.stop, :] for name in ("dout", "out")}
         return found | {"lse": rows["lse"][..., stretch.start : stretch.stop]}
 
-    def _of(self, piece: Stretch, q: Any, k: Any, v: Any) -> dict[str, Any]:
-        """What a call is given."""
+    def _of(self, piece: Piece, q: Any, k: Any, v: Any) -> dict[str, Any]:
+        """The arguments of a piece's call."""
         piece = self.aligned(piece)
         cut = {"q": q[..., piece.rows.start : piece.rows.stop, :]}
         cut |= {name: array[..., piece.keys.start : piece.keys.stop, :] for name, array in (("k", k), ("v", v))}
@@ -143,7 +131,7 @@ class PieceCalls:
         return cut | {"causal": piece.causal, "window": window} | self._said(piece)
 
     def _said(self, piece: Any) -> dict[str, Any]:
-        """What is asked of scores: the scale, the functions as a piece has them, the dropout."""
+        """The arguments that change scores: the scale, the piece's functions, the dropout."""
         said: dict[str, Any] = {"scale": self.asked.scale}
         for each in self.asked.functions:
             form, own = self._function(each.form, piece)
@@ -153,14 +141,10 @@ class PieceCalls:
 
     def _function(self, form: Form, piece: Any) -> tuple[Form, dict[str, int]]:
         """A score or mask function as a piece has it, and the numbers that this captures besides."""
-        part, names = of_part(form)
-        return part, numbers_of_part(names, piece.row, piece.key, self.plan.n_q, self.plan.n_k)
+        part, names = of_part(form, tuple(NUMBERS) if piece.sequence is None else (*NUMBERS, *BATCH))
+        return part, numbers_of_part(names, piece.row, piece.key, piece.n_q, piece.n_k, piece.sequence or 0)
 
     def _origin(self, piece: Any) -> tuple[int, int, int, int]:
-        """Where dropout has a call's first batch, head, row and key."""
+        """The batch, head, row and key at which dropout's generator begins a call."""
         piece = self.aligned(piece)
         return 0, 0, piece.row, piece.key
-
-
-def contiguous(xp: Any, array: Any) -> Any:
-    return np.ascontiguousarray(array) if xp is np else xp.ascontiguousarray(array)

@@ -6,9 +6,9 @@ from collections.abc import Callable, Mapping
 from typing import Any, Unpack
 
 from cupyflash.distributed.communicator import as_communicator
-from cupyflash.distributed.opening import Call, Checked
-from cupyflash.distributed.ring import run_forward
-from cupyflash.distributed.ring_backward import run_backward
+from cupyflash.distributed.opening import Checked, RingCall
+from cupyflash.distributed.ring import ForwardPass
+from cupyflash.distributed.ring_backward import BackwardPass
 from cupyflash.distributed.varlen import VarlenChecked
 from cupyflash.request import keywords
 from cupyflash.request.keywords import asks, keywords_of
@@ -16,23 +16,22 @@ from cupyflash.request.keywords import asks, keywords_of
 
 @asks(keywords.Ring)
 def ring_attention(q: Any, k: Any, v: Any, comm: Any, **asked: Unpack[keywords.Ring]) -> Any:
-    """`attention` of a sequence that is cut over the ranks of `comm`: each gives its part of q, k and v, and gets its part of O.
+    """Compute `attention` of a sequence that is cut over the ranks of `comm`: each gives its part of q, k and v, and gets its part
+    of O.
 
-    comm: an `mpi4py.MPI.Comm`, a communicator of `cupy.cuda.nccl` or `nccl4py`, what `threads` hands over, or a `Communicator` of
-    your own. All ranks make the call, with the same options.
-    layout: which positions a rank holds, as `shard` cuts them: "zigzag", the first and the last still free chunk of 2 x ranks, so
-    that under a causal mask all have the same work, or "contiguous", one chunk. Lengths need not divide; q and k may be of
-    different ones. `parts` says what goes where.
-    gather_kv: gather all K and V on each rank, at once, instead of passing them round while computing: more memory, fewer and
-    larger calls.
+    comm: an `mpi4py.MPI.Comm`, a communicator of `cupy.cuda.nccl` or `nccl4py`, the one that `threads` passes, or a `Communicator`
+    of your own. All ranks make the call, with the same options. layout: the positions of a rank, as `shard` cuts them: "zigzag",
+    the first and the last still free chunk of 2 x ranks, so that under a causal mask all have the same work, or "contiguous", one
+    chunk. Lengths need not divide; q and k may have different ones. `parts` lists the positions. gather_kv: gather all K and V on
+    each rank at once, instead of passing them round while computing: more memory, fewer and larger calls.
 
     Shapes, dtypes and the other options are `attention`'s, over the whole sequence: `causal` and `window` are aligned with its end,
-    and score and mask functions, ALiBi and dropout see positions in it; what a function has captured is whole on each rank. A mask
-    is a `Mask`. Sinks join once.
+    and score and mask functions, ALiBi and dropout see positions in it; captured arrays are whole on each rank. A mask is a `Mask`.
+    Sinks join once.
 
-    The result equals one device's but for the order of sums: O is summed in float32 and rounded at the end.
+    The result equals one device's except for the order of sums: O is summed in float32 and rounded at the end.
 
-    Raises on every rank what is wrong on one: ValueError that names it, before anything is sent; `RankFailed` where a rank failed
+    A mistake on one rank is an error on all: ValueError that names the rank, before anything is sent; `RankFailed` if a rank fails
     in the middle.
     """
     return _forward(ring_attention, comm, {"q": q, "k": k, "v": v, **asked})
@@ -42,13 +41,13 @@ def ring_attention(q: Any, k: Any, v: Any, comm: Any, **asked: Unpack[keywords.R
 def ring_attention_backward(
     dout: Any, q: Any, k: Any, v: Any, out: Any, lse: Any, comm: Any, **asked: Unpack[keywords.RingGradients]
 ) -> tuple[Any, ...]:
-    """dq, dk and dv of this rank's part: what it does to sum(dout * O) over all ranks.
+    """Compute dq, dk and dv of this rank's part: its effect on sum(dout * O) over all ranks.
 
-    `out` and `lse` are what `ring_attention(..., return_lse=True)` returned here, `dout` is the gradient of this rank's out. All
-    else as there, and with the values of that call; `deterministic` as for `attention_backward`.
+    `out` and `lse` are the results of `ring_attention(..., return_lse=True)` on this rank, `dout` is the gradient of its out. All
+    other arguments have the values of that call; `deterministic` as for `attention_backward`.
 
-    With `sinks`, of which all ranks have the same, their gradient too: of this rank's rows, so that the sum over the ranks is that
-    of the whole, as for every parameter that ranks share.
+    With `sinks`, equal on all ranks, also returns the gradient of sinks from this rank's rows. Their sum over the ranks is the
+    gradient, as for every parameter that ranks share.
     """
     return _backward(ring_attention_backward, comm, {"dout": dout, "q": q, "k": k, "v": v, "out": out, "lse": lse, **asked})
 
@@ -57,9 +56,10 @@ def ring_attention_backward(
 def ring_attention_vjp(
     q: Any, k: Any, v: Any, comm: Any, **asked: Unpack[keywords.RingGradients]
 ) -> tuple[Any, Callable[[Any], tuple[Any, ...]]]:
-    """`ring_attention(q, k, v, comm, ...)` and its pullback, which takes dout and returns what `ring_attention_backward` does.
+    """Return `ring_attention(q, k, v, comm, ...)` and its pullback, which takes dout and returns the results of
+    `ring_attention_backward`.
 
-    `options` are `ring_attention`'s but for `return_lse`. All ranks call the pullback, as often as they like. It holds q, k, v, out
+    `options` are `ring_attention`'s except `return_lse`. All ranks call the pullback, any number of times. It holds q, k, v, out
     and the log-sum-exps of this rank.
     """
     if "return_lse" in asked:
@@ -77,13 +77,13 @@ def ring_attention_vjp(
 def ring_attention_varlen(
     q: Any, k: Any, v: Any, cu_seqlens_q: Any, cu_seqlens_k: Any, comm: Any, **asked: Unpack[keywords.Ring]
 ) -> Any:
-    """`attention_varlen` of packed sequences whose tokens are cut over the ranks of `comm`, wherever the cuts fall.
+    """Compute `attention_varlen` of packed sequences whose tokens are cut over the ranks of `comm`, wherever the cuts fall.
 
     q, k and v are this rank's tokens, (tokens, h, d), as `shard(..., axis=0)` cuts them. cu_seqlens_q and cu_seqlens_k are the
     bounds of all sequences in all tokens, as `attention_varlen` takes them, the same on all ranks; those on a GPU are copied to the
-    host, which waits for it. All else as for `ring_attention`, in each sequence. What score and mask functions and dropout see is
-    what `attention_varlen` has: b is the sequence's number, row, q and k count from its own beginning, n_q and n_k are its lengths.
-    What they have captured is whole on each rank; an axis that row or k indexes has as many elements as the longest sequence.
+    host, which waits for it. All else as for `ring_attention`, in each sequence. Score and mask functions and dropout see the same
+    positions as in `attention_varlen`: b is the sequence's number, row, q and k count from its own beginning, n_q and n_k are its
+    lengths. Captured arrays are whole on each rank; an axis that row or k indexes has as many elements as the longest sequence.
 
     Returns this rank's O, (tokens, h, d_v), and with `return_lse` L, float32 of shape (h, tokens). Raises as `ring_attention`.
     """
@@ -104,28 +104,28 @@ def ring_attention_varlen_backward(
     comm: Any,
     **asked: Unpack[keywords.RingGradients],
 ) -> tuple[Any, ...]:
-    """dq, dk and dv of this rank's tokens (and its share of dsinks), of what `ring_attention_varlen` returned with `return_lse`.
+    """Compute dq, dk and dv of this rank's tokens (and its share of dsinks), from the results of `ring_attention_varlen` with
+    `return_lse`.
 
-    All else as there, and as for `ring_attention_backward`.
+    All other arguments as there, and as for `ring_attention_backward`.
     """
     rows = {"dout": dout, "q": q, "k": k, "v": v, "out": out, "lse": lse}
     bounds = {"cu_seqlens_q": cu_seqlens_q, "cu_seqlens_k": cu_seqlens_k}
     return _backward(ring_attention_varlen_backward, comm, {**rows, **bounds, **asked})
 
 
-def _opened(function: Callable[..., Any], comm: Any, given: Mapping[str, Any]) -> Call:
-    kind = VarlenChecked if "cu_seqlens_q" in given else Checked
-    return Call.opened(as_communicator(comm), lambda: kind.of(keywords_of(function), given))
+def _run(function: Callable[..., Any], comm: Any, given: Mapping[str, Any], kind: type[ForwardPass] | type[BackwardPass]) -> Any:
+    checked = VarlenChecked if "cu_seqlens_q" in given else Checked
+    call = RingCall.opened(as_communicator(comm), lambda: checked.of(keywords_of(function), given))
+    with call.device():
+        return call.begin(kind).run(call.checked.arrays.get("sinks"), call.checked.returned)
 
 
 def _forward(function: Callable[..., Any], comm: Any, given: Mapping[str, Any]) -> Any:
-    call = _opened(function, comm, given)
-    with call.device():
-        out, lse = run_forward(call.forward(), call.arrays["q"], call.arrays.get("sinks"), call.checked.returned)
+    out, lse = _run(function, comm, given, ForwardPass)
     return (out, lse) if given.get("return_lse") else out
 
 
 def _backward(function: Callable[..., Any], comm: Any, given: Mapping[str, Any]) -> tuple[Any, ...]:
-    call = _opened(function, comm, given)
-    with call.device():
-        return run_backward(*call.backward(), call.arrays.get("sinks"), call.checked.returned)
+    found: tuple[Any, ...] = _run(function, comm, given, BackwardPass)
+    return found

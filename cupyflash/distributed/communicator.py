@@ -1,4 +1,4 @@
-"""What a ring asks of a transport, and which of the transports that there are an object is."""
+"""The interface of a transport, and the adapter for an object that is one."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ class Request(Protocol):
     """An exchange that is under way."""
 
     def wait(self) -> None:
-        """Until what comes is in its arrays, and what goes may be written again. On a GPU only the current stream has to wait."""
+        """Wait until received arrays are complete and sent ones may be written again. On a GPU only the current stream waits."""
 
 
 class Communicator(Protocol):
-    """What carries messages between ranks: a few verbs, which all ranks use in the same order.
+    """A carrier of messages between ranks: a few verbs, which all ranks use in the same order.
 
     `rank` is this one, of 0 to `size` - 1.
     """
@@ -27,10 +27,10 @@ class Communicator(Protocol):
     def size(self) -> int: ...
 
     def exchange(self, send: Sequence[Any], to: int, receive: Sequence[Any], source: int) -> Request:
-        """Begin to send arrays to rank `to` while as many come from rank `source`, and return at once.
+        """Begin to send arrays to rank `to` while as many arrive from rank `source`, and return at once.
 
-        Arrays are contiguous, NumPy's or CuPy's; each that comes has as many bytes as the one that was sent, which may be none.
-        What is queued on the current stream before the call comes first. Several exchanges may be under way; all ranks begin
+        Arrays are contiguous, NumPy's or CuPy's; each received one has as many bytes as the one that was sent, which may be none.
+        Work that is queued on the current stream before the call comes first. Several exchanges may be in flight; all ranks begin
         them in the same order.
         """
 
@@ -39,7 +39,7 @@ class Communicator(Protocol):
 
 
 class RankFailed(RuntimeError):
-    """Another rank failed in the middle of a call, so that there is no result here: `rank` is which."""
+    """Another rank failed in the middle of a call, so that there is no result here: `rank` is its number."""
 
     def __init__(self, rank: int, why: str) -> None:
         super().__init__(f"rank {rank} failed: {why}")
@@ -48,7 +48,7 @@ class RankFailed(RuntimeError):
 
 @contextmanager
 def taking_part(communicator: Communicator) -> Iterator[None]:
-    """Tell a transport that has `abandon` what ends this rank alone in the middle of a call (Ctrl-C, an exit): others wait."""
+    """Tell a transport that has `abandon` if this rank alone ends in the middle of a call (Ctrl-C, an exit): others wait for it."""
     try:
         yield
     except Exception:
@@ -60,7 +60,8 @@ def taking_part(communicator: Communicator) -> Iterator[None]:
 
 
 def as_communicator(comm: Any) -> Communicator:
-    """An adapter for mpi4py's and NCCL's communicators; what has the verbs itself as it is. TypeError for all else."""
+    """An adapter for mpi4py's and NCCL's communicators; an object that has the verbs itself, unchanged. TypeError for all
+    others."""
     mpi = sys.modules.get("mpi4py.MPI")
     if mpi is not None and isinstance(comm, mpi.Comm):
         from cupyflash.distributed.mpi import MpiCommunicator

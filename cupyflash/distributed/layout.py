@@ -1,4 +1,4 @@
-"""Which positions of a sequence each rank holds, and whose are there at each step of a ring."""
+"""The positions of a sequence that each rank holds, and the ranks whose keys are there at each step of a ring."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ Part = tuple[range, ...]
 
 
 def parts(length: int, ranks: int, layout: str) -> tuple[Part, ...]:
-    """For each rank the global positions that it holds, as ranges in order.
+    """The global positions of each rank, as ranges in order.
 
     "contiguous": `ranks` chunks, rank r has chunk r. "zigzag": 2 `ranks` chunks, rank r has chunk r and chunk 2 `ranks` - 1 - r, so
     that under a causal mask all ranks have the same work. Chunk c of n begins at unit floor(c U / n) of U = ceil(length / 32) units
-    of 32 positions, the last one ends with the sequence: chunks differ by a unit at most, and some are empty where U < n.
+    of 32 positions, the last one ends with the sequence: chunks differ by at most a unit, and some are empty if U < n.
 
     Raises TypeError or ValueError that names the argument.
     """
@@ -34,22 +34,32 @@ def parts(length: int, ranks: int, layout: str) -> tuple[Part, ...]:
 
 
 def part_length(part: Part) -> int:
-    """How many positions a part has."""
+    """The number of positions in a part."""
     return sum(map(len, part))
 
 
 class Chunk(NamedTuple):
-    """A stretch of the positions that a rank holds, with where it begins in the rank's part."""
+    """A stretch of the positions that a rank holds, and its begin in the rank's part."""
 
     positions: range
     start: int
+
+    @property
+    def there(self) -> slice:
+        """The chunk in the sequence."""
+        return slice(self.positions.start, self.positions.stop)
+
+    @property
+    def here(self) -> slice:
+        """The chunk in the rank's part."""
+        return slice(self.start, self.start + len(self.positions))
 
     def within(self, begin: int, end: int) -> range:
         """The positions from begin to end that are in it."""
         return range(max(begin, self.positions.start), max(min(end, self.positions.stop), begin, self.positions.start))
 
     def local(self, positions: range) -> range:
-        """Where in the rank's part these lie."""
+        """The places of some positions in the rank's part."""
         shift = self.start - self.positions.start
         return range(positions.start + shift, positions.stop + shift)
 
@@ -61,7 +71,8 @@ def placed(part: Part) -> tuple[Chunk, ...]:
 
 
 def arrivals(rank: int, k_parts: tuple[Part, ...], shifts: tuple[int, ...], gather: bool) -> list[tuple[int, Part]]:
-    """Whose keys a rank has at each step, and which: of the rank `shift` before it, or all at once where they are gathered."""
+    """The rank whose keys are there at each step, and those keys: of the rank `shift` before this one, or all at once if they are
+    gathered."""
     if gather:
         return [(rank, (range(sum(map(part_length, k_parts))),))]
     sources = [(rank - shift) % len(k_parts) for shift in shifts]

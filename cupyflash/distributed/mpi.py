@@ -5,10 +5,11 @@ from __future__ import annotations
 import importlib
 import sys
 from collections.abc import Iterator, Sequence
-from functools import cache
 from typing import Any
 
 import numpy as np
+
+from cupyflash.distributed.streams import own_stream, queued, wait_for
 
 # Tags of our messages, so that a program's own, of tags below, are not taken for them.
 FIRST_TAG, TAGS = 16_384, 16_384
@@ -27,12 +28,14 @@ class MpiCommunicator:
         self._comm, self.rank, self.size, self._begun = comm, comm.Get_rank(), comm.Get_size(), 0
         self._mpi = importlib.import_module("mpi4py.MPI")
 
-    def exchange(self, send: Sequence[Any], to: int, receive: Sequence[Any], source: int) -> _Exchange | _StagedExchange:
+    def exchange(self, send: Sequence[Any], to: int, receive: Sequence[Any], source: int) -> MpiMessages | StagedExchange:
         self._begun += 1
-        messages = _Messages(self._comm, to, source, FIRST_TAG + self._begun % TAGS)
-        if all(isinstance(array, np.ndarray) for array in (*send, *receive)):
-            return _Exchange(messages, [_bytes(array) for array in send], [_bytes(array) for array in receive])
-        return _StagedExchange(messages, send, receive)
+        messages = MpiMessages(self._comm, to, source, FIRST_TAG + self._begun % TAGS)
+        if not all(isinstance(array, np.ndarray) for array in (*send, *receive)):
+            return StagedExchange(messages, send, receive)
+        messages.receive([_bytes(array) for array in receive])
+        messages.send([_bytes(array) for array in send])
+        return messages
 
     def gather(self, message: bytes) -> list[bytes]:
         mpi, lengths = self._mpi, np.empty(self.size, np.int64)
@@ -43,7 +46,7 @@ class MpiCommunicator:
         return [bytes(every[start:end]) for start, end in zip(starts, ends, strict=True)]
 
     def abandon(self, end: BaseException) -> None:
-        """This rank stops in the middle of a call: the others, which would wait for it for ever, are ended with it."""
+        """Stop this rank in the middle of a call, and end the others with it: they would wait for it for ever."""
         if self.size > 1:
             name = f"rank {self.rank} of {self.size}"
             print(
@@ -55,8 +58,8 @@ class MpiCommunicator:
             self._comm.Abort(130 if isinstance(end, KeyboardInterrupt) else 1)
 
 
-class _Messages:
-    """MPI's requests of one exchange."""
+class MpiMessages:
+    """MPI's requests of one exchange, of arrays of bytes on the host."""
 
     def __init__(self, comm: Any, to: int, source: int, tag: int) -> None:
         self._comm, self._to, self._source, self._tag = comm, to, source, tag
@@ -73,7 +76,7 @@ class _Messages:
 
 
 def _wait(mpi: Any, requests: Sequence[Any]) -> None:
-    """As MPI's own waiting, which spins too, but that Ctrl-C is heard meanwhile."""
+    """Wait for requests, spinning as MPI itself does, but open to Ctrl-C."""
     while not mpi.Request.Testall(requests):
         pass
 
@@ -89,27 +92,15 @@ def _pieces(arrays: Sequence[np.ndarray]) -> Iterator[np.ndarray]:
             yield array[start : start + MOST_BYTES]
 
 
-class _Exchange:
-    """Of NumPy's arrays."""
+class StagedExchange:
+    """An exchange of CuPy's arrays. What goes is copied to the host on a stream of its own, while the GPU computes; it leaves
+    when this is waited for, as does what comes, so that the host need not wait before it has launched what there is to compute."""
 
-    def __init__(self, messages: _Messages, send: Sequence[np.ndarray], receive: Sequence[np.ndarray]) -> None:
-        self._messages = messages
-        messages.receive(receive)
-        messages.send(send)
-
-    def wait(self) -> None:
-        self._messages.wait()
-
-
-class _StagedExchange:
-    """Of CuPy's. What goes is copied to the host on a stream of its own, while the GPU computes; it leaves when this is waited for,
-    as does what comes, so that the host need not wait before it has launched what there is to compute."""
-
-    def __init__(self, messages: _Messages, send: Sequence[Any], receive: Sequence[Any]) -> None:
+    def __init__(self, messages: MpiMessages, send: Sequence[Any], receive: Sequence[Any]) -> None:
         cuda = sys.modules["cupy"].cuda
         self._messages, self._receive = messages, receive
-        self._stream = _copy_stream(cuda.runtime.getDevice())
-        self._stream.wait_event(cuda.get_current_stream().record())
+        self._stream = own_stream(cuda.runtime.getDevice())
+        self._stream.wait_event(queued())
         self._going, self._coming = ([_pinned(cuda, array.nbytes) for array in arrays] for arrays in (send, receive))
         messages.receive(self._coming)
         for host, array in zip(self._going, send, strict=True):
@@ -125,7 +116,7 @@ class _StagedExchange:
             if host.size:
                 array.data.copy_from_host_async(host.ctypes.data, host.size, self._stream)
         there = self._stream.record()
-        sys.modules["cupy"].cuda.get_current_stream().wait_event(there)
+        wait_for(there)
         _in_use[:] = [(event, hosts) for event, hosts in _in_use if not event.done]
         _in_use.append((there, self._coming))
 
@@ -134,13 +125,8 @@ class _StagedExchange:
 _in_use: list[tuple[Any, Sequence[np.ndarray]]] = []
 
 
-@cache
-def _copy_stream(device: int) -> Any:
-    return sys.modules["cupy"].cuda.Stream(non_blocking=True)
-
-
 def _pinned(cuda: Any, size: int) -> np.ndarray:
-    """So many bytes of pinned memory, from CuPy's pool."""
+    """`size` bytes of pinned memory, from CuPy's pool."""
     if not size:
         return np.empty(0, np.uint8)
     return np.frombuffer(cuda.alloc_pinned_memory(size), np.uint8, size)

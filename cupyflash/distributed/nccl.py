@@ -6,10 +6,11 @@ import importlib
 import sys
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, contextmanager
-from functools import cache
 from typing import Any, Protocol
 
 import numpy as np
+
+from cupyflash.distributed.streams import own_stream, queued, wait_for
 
 # Of a gathered message goes so much at once, with its length before it; what is longer, in a second round.
 FIRST_BYTES, LENGTH_BYTES = 4096, 8
@@ -84,22 +85,20 @@ class NcclTransport:
     def __init__(self, binding: Binding) -> None:
         self._nccl, self.rank, self.size = binding, binding.rank, binding.size
 
-    def exchange(self, send: Sequence[Any], to: int, receive: Sequence[Any], source: int) -> _Exchange:
+    def exchange(self, send: Sequence[Any], to: int, receive: Sequence[Any], source: int) -> NcclExchange:
         if any(isinstance(array, np.ndarray) for array in (*send, *receive)):
             raise TypeError("arrays must be CuPy's over NCCL, got NumPy's")
-        stream = _stream(self._nccl.device)
-        stream.wait_event(sys.modules["cupy"].cuda.get_current_stream().record())
+        stream = own_stream(self._nccl.device)
+        stream.wait_event(queued())
         with self._nccl.group():
-            for array in send:
-                if array.size:
-                    self._nccl.send(array, to, stream)
-            for array in receive:
-                if array.size:
-                    self._nccl.receive(array, source, stream)
-        return _Exchange(stream.record())
+            for call, arrays, rank in ((self._nccl.send, send, to), (self._nccl.receive, receive, source)):
+                for array in arrays:
+                    if array.size:
+                        call(array, rank, stream)
+        return NcclExchange(stream.record())
 
     def gather(self, message: bytes) -> list[bytes]:
-        """This waits for the messages that are under way, too, which go on the same stream."""
+        """Gather a text from all ranks. It waits for the messages in flight, too, which use the same stream."""
         head = len(message).to_bytes(LENGTH_BYTES, "little") + message
         every = self._all_gather(head[:FIRST_BYTES], FIRST_BYTES)
         lengths = [LENGTH_BYTES + int.from_bytes(each[:LENGTH_BYTES], "little") for each in every]
@@ -108,7 +107,7 @@ class NcclTransport:
         return [each[LENGTH_BYTES:length] for each, length in zip(every, lengths, strict=True)]
 
     def _all_gather(self, message: bytes, size: int) -> list[bytes]:
-        cupy, stream = sys.modules["cupy"], _stream(self._nccl.device)
+        cupy, stream = sys.modules["cupy"], own_stream(self._nccl.device)
         with cupy.cuda.Device(self._nccl.device), stream:
             own = cupy.asarray(np.frombuffer(message.ljust(size, b"\0"), np.uint8))
             every = cupy.empty(size * self.size, np.uint8)
@@ -117,16 +116,11 @@ class NcclTransport:
         return [told[rank * size : (rank + 1) * size] for rank in range(self.size)]
 
 
-class _Exchange:
+class NcclExchange:
+    """Messages that `done` is behind."""
+
     def __init__(self, done: Any) -> None:
         self._done = done
 
     def wait(self) -> None:
-        sys.modules["cupy"].cuda.get_current_stream().wait_event(self._done)
-
-
-@cache
-def _stream(device: int) -> Any:
-    cuda = sys.modules["cupy"].cuda
-    with cuda.Device(device):
-        return cuda.Stream(non_blocking=True)
+        wait_for(self._done)

@@ -1,22 +1,20 @@
-"""How a call over ranks begins: each checks its own, all compare, and what is wrong anywhere is raised everywhere."""
+"""The beginning of a call over ranks: each checks its own, all compare, and what is wrong anywhere is raised everywhere."""
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
 from cupyflash.arrays import last_axis_contiguous
 from cupyflash.distributed.agreement import require_alike, together
-from cupyflash.distributed.asked import Asked, PieceCalls, contiguous
+from cupyflash.distributed.asked import PieceCalls, RingOptions
 from cupyflash.distributed.communicator import Communicator, taking_part
 from cupyflash.distributed.layout import LAYOUTS, part_length, parts
-from cupyflash.distributed.ring import Ring, row_sums
-from cupyflash.distributed.ring_backward import sums
+from cupyflash.distributed.ring import ForwardPass, RingSide
+from cupyflash.distributed.ring_backward import BackwardPass
+from cupyflash.distributed.streams import array_module
 from cupyflash.launch.cold import readable
 from cupyflash.launch.dispatch import as_arrays, device_of, on_gpu
 from cupyflash.launch.launcher import capturing
@@ -32,7 +30,7 @@ from cupyflash.version import __version__
 ARRAYS = ("dout", "q", "k", "v", "out", "lse", "sinks")
 
 
-def options_asked(given: Mapping[str, Any]) -> Asked:
+def options_asked(given: Mapping[str, Any]) -> RingOptions:
     """TypeError or ValueError for options that are none, whatever the arrays."""
     layout, mask, deterministic = given["layout"], given["mask"], given.get("deterministic", False)
     require_choice("layout", layout, LAYOUTS)
@@ -45,14 +43,14 @@ def options_asked(given: Mapping[str, Any]) -> Asked:
     dropped = Dropout.asked(given["dropout"], given["seed"], given["offset"], NO_ORIGIN)
     options = Options(causal=given["causal"], window=given["window"], scale=given["scale"])
     of_positions = options.causal, options.window, options.scale
-    return Asked(*of_positions, layout, bool(given["gather_kv"]), function, mask, dropped, bool(deterministic))
+    return RingOptions(*of_positions, layout, bool(given["gather_kv"]), function, mask, dropped, bool(deterministic))
 
 
 @dataclass(frozen=True)
 class Checked:
     """A call that is right as far as one rank can see."""
 
-    asked: Asked
+    asked: RingOptions
     name: str
     arrays: Mapping[str, Any]
     gpu: bool
@@ -76,14 +74,14 @@ class Checked:
 
     @property
     def xp(self) -> Any:
-        return sys.modules["cupy"] if self.gpu else np
+        return array_module(self.gpu)
 
     def returned(self, array: Any) -> Any:
-        """As the caller has its arrays."""
+        """An array in the caller's order of axes."""
         return array
 
     def plan(self, n_q: int, n_k: int, ranks: int) -> Any:
-        """Which calls ranks make. ValueError for what only shows with the whole's lengths."""
+        """The plan of the ranks' calls. ValueError for what only the whole's lengths show."""
         return self.asked.plan(n_q, n_k, ranks)
 
     def calls(self, plan: Any) -> PieceCalls:
@@ -95,7 +93,7 @@ class Checked:
 
     @property
     def said(self) -> dict[str, Any]:
-        """What others are told: what has to be alike, and the lengths, which need not be."""
+        """The message to other ranks: the values that must be alike, and the lengths, which need not be."""
         texts = {"cupyflash": __version__, "the call": self.name, "arrays": "CuPy's" if self.gpu else "NumPy's"}
         for name, array in self.arrays.items():
             shape = [str(length) for length in array.shape]
@@ -108,7 +106,7 @@ class Checked:
 
 
 @dataclass(frozen=True)
-class Call:
+class RingCall:
     """A call on which all ranks agree."""
 
     comm: Communicator
@@ -116,7 +114,7 @@ class Call:
     plan: Any
 
     @classmethod
-    def opened(cls, comm: Communicator, check: Callable[[], Checked]) -> Call:
+    def opened(cls, comm: Communicator, check: Callable[[], Checked]) -> RingCall:
         """The opening exchange: what is wrong on a rank, and what ranks differ in, is raised on all of them."""
         with taking_part(comm):
             checked, told = together(comm, check, lambda checked: checked.said)
@@ -126,58 +124,34 @@ class Call:
             require_parts(name, held, checked.asked.layout)
         return cls(comm, checked, checked.plan(sum(lengths["q"]), sum(lengths["k"]), comm.size))
 
-    @property
-    def arrays(self) -> Mapping[str, Any]:
-        return self.checked.arrays
-
     @contextmanager
     def device(self) -> Iterator[None]:
-        """Where the rest of the call is done."""
+        """The context of the rest of the call."""
         with taking_part(self.comm), device_of(self.checked.gpu, **self.checked.arrays):
             yield
 
-    def forward(self) -> Ring:
-        def prepare() -> Ring:
-            ring = self._ring()
-            ring.ready(ring.calls.prepare_forward, self.arrays["q"])
-            row_sums(ring, self.arrays["q"])
-            return ring
-
-        return together(self.comm, prepare, lambda _: {})[0]
-
-    def backward(self) -> tuple[Ring, dict[str, Any]]:
-        """And what the gradients take of this rank's rows."""
-
-        def prepare() -> tuple[Ring, dict[str, Any]]:
-            ring, rows = self._ring(), self.rows()
-            ring.ready(ring.calls.prepare_backward, rows)
-            sums(ring, self.arrays["q"])
-            return ring, rows
-
-        return together(self.comm, prepare, lambda _: {})[0]
+    def begin(self, kind: type[ForwardPass] | type[BackwardPass]) -> ForwardPass | BackwardPass:
+        """A pass that is ready for the ring to begin: an error on one rank is raised on all."""
+        return together(self.comm, lambda: kind.ready(self._ring(), self.rows()), lambda _: {})[0]
 
     def rows(self) -> dict[str, Any]:
-        """What the gradients take of this rank's rows."""
-        found = {name: self.arrays[name] for name in ("q", "dout", "out", "lse")}
-        if not last_axis_contiguous(found["dout"]):
-            found["dout"] = contiguous(self.xp, found["dout"])
+        """The given arrays of this rank's rows."""
+        found = {name: array for name, array in self.checked.arrays.items() if name in ("q", "dout", "out", "lse")}
+        if "dout" in found and not last_axis_contiguous(found["dout"]):
+            found["dout"] = self.checked.xp.ascontiguousarray(found["dout"])
         return found
 
-    @property
-    def xp(self) -> Any:
-        return self.checked.xp
-
-    def _ring(self) -> Ring:
+    def _ring(self) -> RingSide:
         """ValueError for captured arrays that are not the whole's."""
         for each in self.checked.asked.functions:
             shapes = {name: array.shape for name, array in each.arrays.items()}
             each.form.check(shapes, self.checked.whole_sizes(self.plan))
-        k, v = (contiguous(self.xp, self.arrays[name]) for name in "kv")
-        return Ring(self.comm, self.plan, self.checked.calls(self.plan), k, v)
+        k, v = (self.checked.xp.ascontiguousarray(self.checked.arrays[name]) for name in "kv")
+        return RingSide(self.comm, self.plan, self.checked.calls(self.plan), k, v)
 
 
 def require_parts(name: str, lengths: list[int], layout: str) -> None:
-    """ValueError unless ranks hold what a layout gives them."""
+    """ValueError unless ranks hold the parts of the layout."""
     wanted = [part_length(part) for part in parts(sum(lengths), len(lengths), layout)]
     for rank, (length, want) in enumerate(zip(lengths, wanted, strict=True)):
         if length != want:

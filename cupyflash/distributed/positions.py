@@ -1,4 +1,4 @@
-"""Score and mask functions of a part of a call: the same expression, whose positions count in the whole."""
+"""Score and mask functions of a part of a call: the same expression, with positions in the whole."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ BATCH = {"b": "first_batch"}
 
 
 def by_position(form: Form | None) -> bool:
-    """Whether a function says anything of position."""
+    """True if a function depends on positions."""
     return form is not None and any(isinstance(node, Name) and node.name in NUMBERS for node in walk(form.tree))
 
 
 @lru_cache(maxsize=256)
 def of_part(form: Form, moved: tuple[str, ...] = tuple(NUMBERS)) -> tuple[Form, Mapping[str, str]]:
-    """The function for any part, and what it then captures besides: the names of numbers, by those of `moved`, which are keys of
+    """The function for any part, and the numbers that it captures besides: their names, by those of `moved`, which are keys of
     `NUMBERS` and `BATCH`.
 
-    All parts are compiled as one. An index that was a position alone is a sum, which is clamped into an axis as any other.
+    All parts are compiled as one. An index that was a position alone becomes a sum, which is clamped into an axis as any other.
     """
     taken = {one.name for one in form.captured}
     said = {node.name for node in walk(form.tree) if isinstance(node, Name)} & set(moved)
@@ -54,14 +54,15 @@ def _moved(node: Node, names: Mapping[str, str]) -> Node:
 
 
 def numbers_of_part(names: Mapping[str, str], row: int, key: int, n_q: int, n_k: int, batch: int = 0) -> dict[str, int]:
-    """The numbers by name of a part whose first batch, row and key are there in a whole of n_q rows and n_k keys."""
+    """The numbers, by name, of a part whose first batch, row and key are these in a whole of n_q rows and n_k keys."""
     values = {"b": batch, "row": row, "q": row + n_k - n_q, "k": key, "n_q": n_q, "n_k": n_k}
     return {name: values[position] for position, name in names.items()}
 
 
 @lru_cache(maxsize=256)
 def without_first(mask: Form | None) -> tuple[Form, tuple[str, str]]:
-    """The mask, if any, without a call's first rows and keys: as many as two numbers say, captured besides; and their names."""
+    """The mask, if any, without a call's first rows and keys; their numbers are captured besides. Also returns the names of these
+    numbers."""
     captured = () if mask is None else mask.captured
     names = []
     for name in ("hidden_rows", "hidden_keys"):

@@ -1,29 +1,27 @@
-"""The ring itself: K and V of the next step travel while this one computes, and what comes of them is summed in float32."""
+"""The ring itself: K and V of the next step travel while this one computes, and the results are summed in float32."""
 
 from __future__ import annotations
 
 import math
-import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
-from typing import Any, TypeVar
+from functools import cached_property, partial
+from typing import Any
 
 import numpy as np
 
 from cupyflash.distributed.agreement import Watch
 from cupyflash.distributed.asked import PieceCalls
 from cupyflash.distributed.communicator import Communicator, Request
-from cupyflash.distributed.layout import part_length
-from cupyflash.distributed.plan import RingPlan, Step
+from cupyflash.distributed.layout import part_length, placed
+from cupyflash.distributed.plan import RingPlan, RingStep
+from cupyflash.distributed.streams import array_module
 from cupyflash.distributed.sums import add_state
 from cupyflash.merge import merged
 
-Made = TypeVar("Made")
-
 
 class Buffers:
-    """Room for one part of each of some tensors, several times: what comes goes in one while another is used."""
+    """Buffers for one part of each of some tensors, several times: one receives while another is used."""
 
     def __init__(self, xp: Any, like: Sequence[Any], dtypes: Sequence[Any], lengths: Sequence[int], slots: int) -> None:
         self._shapes, self._lengths = [array.shape for array in like], lengths
@@ -41,7 +39,7 @@ class Buffers:
 
 
 @dataclass
-class Ring:
+class RingSide:
     """A rank's side of one call. `k` and `v` are its own part, contiguous."""
 
     comm: Communicator
@@ -50,21 +48,13 @@ class Ring:
     k: Any
     v: Any
     watch: Watch = field(default_factory=Watch)
-    _made: dict[str, Any] = field(default_factory=dict)
-
-    def once(self, name: str, make: Callable[[], Made]) -> Made:
-        """What is made at the first time: before the ring begins, while an error is one of all ranks."""
-        if name not in self._made:
-            self._made[name] = make()
-        found: Made = self._made[name]
-        return found
 
     @cached_property
     def xp(self) -> Any:
-        return sys.modules["cupy"] if self.calls.gpu else np
+        return array_module(self.calls.gpu)
 
     @cached_property
-    def steps(self) -> tuple[Step, ...]:
+    def steps(self) -> tuple[RingStep, ...]:
         return self.plan.steps(self.comm.rank)
 
     @cached_property
@@ -74,18 +64,18 @@ class Ring:
 
     @cached_property
     def travelling(self) -> Buffers:
-        """For K and V, which come from the left."""
+        """The buffers for K and V that come from the rank on the left."""
         slots = min(2, len(self.steps) - 1)
         return Buffers(self.xp, (self.k, self.v), (self.k.dtype, self.v.dtype), self.lengths, slots)
 
     @cached_property
     def gathered(self) -> list[Any]:
-        """For K and V of the whole sequence."""
+        """The arrays for K and V of the whole sequence."""
         return [self.xp.empty((*x.shape[:-2], self.plan.n_k, x.shape[-1]), x.dtype) for x in (self.k, self.v)]
 
     @cached_property
     def arriving(self) -> dict[int, list[Any]]:
-        """Where those come that are gathered, by rank."""
+        """The buffers for gathered K and V, by rank."""
         like, others = (self.k, self.v), [rank for rank in range(self.comm.size) if rank != self.comm.rank]
         return {rank: Buffers(self.xp, like, [x.dtype for x in like], self.lengths, 1).part(0, rank) for rank in others}
 
@@ -99,11 +89,15 @@ class Ring:
                 prepare(piece, q, *keys)
 
     def pass_on(self, number: int, arrays: Sequence[Any], coming: Sequence[Any]) -> Request:
-        """From step `number` to the next: what this rank holds to one rank, what it needs from another."""
-        hop, rank, size = self.plan.shifts[number + 1] - self.plan.shifts[number], self.comm.rank, self.comm.size
+        """Begin the exchange after step `number`: what this rank holds goes to one rank, what it needs comes from another."""
+        return self.exchange(self.plan.shifts[number + 1] - self.plan.shifts[number], arrays, coming)
+
+    def exchange(self, hop: int, arrays: Sequence[Any], coming: Sequence[Any]) -> Request:
+        """Begin to send arrays to the rank `hop` ranks on, while others come from the rank as many before."""
+        rank, size = self.comm.rank, self.comm.size
         return self.comm.exchange(arrays, (rank + hop) % size, coming, (rank - hop) % size)
 
-    def each_step(self, compute: Callable[[int, Step, Any, Any], None]) -> None:
+    def each_step(self, compute: Callable[[int, RingStep, Any, Any], None]) -> None:
         """Call `compute` at each step with the K and V that are there, while the next step's come."""
         if self.plan.gather:
             self.gather()
@@ -123,56 +117,60 @@ class Ring:
     def gather(self) -> None:
         """K and V of all ranks, each to its positions."""
         own, rank, size = [self.k, self.v], self.comm.rank, self.comm.size
-        self.watch.run(lambda: self.put(rank, own))
-        under_way = []
-        for shift in range(1, size):
-            source = (rank - shift) % size
-            under_way.append((source, self.comm.exchange(own, (rank + shift) % size, self.arriving[source], source)))
-        for source, request in under_way:
+        self.watch.run(partial(self.put, rank, own))
+        sources = [(rank - shift) % size for shift in range(1, size)]
+        under_way = [self.exchange(shift, own, self.arriving[source]) for shift, source in enumerate(sources, 1)]
+        for source, request in zip(sources, under_way, strict=True):
             request.wait()
-            self.watch.run(lambda source=source: self.put(source, self.arriving[source]))  # type: ignore[misc]
+            self.watch.run(partial(self.put, source, self.arriving[source]))
 
     def put(self, rank: int, arrays: Sequence[Any]) -> None:
         """A rank's part of K and V to where it belongs among all keys."""
-        start = 0
-        for chunk in self.plan.k_parts[rank]:
-            for whole, array in zip(self.gathered, arrays, strict=True):
-                whole[..., chunk.start : chunk.stop, :] = array[..., start : start + len(chunk), :]
-            start += len(chunk)
+        for whole, part in self.chunks(rank, self.gathered, arrays):
+            whole[...] = part
+
+    def chunks(self, rank: int, wholes: Sequence[Any], parts: Sequence[Any]) -> Iterator[tuple[Any, Any]]:
+        """Views of the chunks of a rank's part, in arrays of all keys and in arrays of the part."""
+        for chunk in placed(self.plan.k_parts[rank]):
+            for whole, part in zip(wholes, parts, strict=True):
+                yield whole[..., chunk.there, :], part[..., chunk.here, :]
 
 
-def row_sums(ring: Ring, q: Any) -> tuple[Any, Any]:
-    """O and L of this rank's rows, which have seen nothing yet."""
-    xp = ring.xp
-    return ring.once(
-        "rows",
-        lambda: (xp.zeros((*q.shape[:-1], ring.v.shape[-1]), np.float32), xp.full(q.shape[:-1], -np.inf, np.float32)),
-    )
+class ForwardPass:
+    """O and L of a rank's rows, in float32, which have seen nothing yet."""
 
+    def __init__(self, ring: RingSide, q: Any) -> None:
+        self.ring, self.q = ring, q
+        self.out = ring.xp.zeros((*q.shape[:-1], ring.v.shape[-1]), np.float32)
+        self.lse = ring.xp.full(q.shape[:-1], -np.inf, np.float32)
 
-def run_forward(ring: Ring, q: Any, sinks: Any | None, shaped: Callable[[Any], Any] = lambda out: out) -> tuple[Any, Any]:
-    """O, in q's dtype and `shaped` as it is returned, and L of this rank's rows."""
-    xp, watch = ring.xp, ring.watch
-    out, lse = row_sums(ring, q)
+    @classmethod
+    def ready(cls, ring: RingSide, rows: Mapping[str, Any]) -> ForwardPass:
+        """The pass of these rows, with all that can go wrong before the ring begins."""
+        ring.ready(ring.calls.prepare_forward, rows["q"])
+        return cls(ring, rows["q"])
 
-    def compute(number: int, step: Step, k: Any, v: Any) -> None:
+    def run(self, sinks: Any | None, shaped: Callable[[Any], Any] = lambda out: out) -> tuple[Any, Any]:
+        """O, in q's dtype and `shaped` as it is returned, and L."""
+        ring = self.ring
+        ring.each_step(self.compute)
+        if sinks is not None:
+            ring.watch.run(lambda: join_sinks(ring.xp, self.out, self.lse, sinks))
+        return ring.watch.close(ring.comm, lambda: (shaped(self.out.astype(self.q.dtype)), self.lse))
+
+    def compute(self, number: int, step: RingStep, k: Any, v: Any) -> None:
         for piece in step.pieces:
-            watch.run(lambda piece=piece: merge(piece, k, v))  # type: ignore[misc]
+            self.ring.watch.run(partial(self.merge, piece, k, v))
 
-    def merge(piece: Any, k: Any, v: Any) -> None:
-        rows = ring.calls.aligned(piece).rows
+    def merge(self, piece: Any, k: Any, v: Any) -> None:
+        calls = self.ring.calls
+        rows = calls.aligned(piece).rows
         at = slice(rows.start, rows.stop)
-        o, own = ring.calls.forward(piece, q, k, v)
-        add_state(ring.calls.gpu, out[..., at, :], lse[..., at], o, own)
-
-    ring.each_step(compute)
-    if sinks is not None:
-        watch.run(lambda: join_sinks(xp, out, lse, sinks))
-    return watch.close(ring.comm, lambda: (shaped(out.astype(q.dtype)), lse))
+        add_state(calls.gpu, self.out[..., at, :], self.lse[..., at], *calls.forward(piece, self.q, k, v))
 
 
 def join_sinks(xp: Any, out: Any, lse: Any, sinks: Any) -> None:
-    """One more score of each row, without a value: O and L as they are with it."""
+    """Add one more score to each row, without a value, and return O and L with it."""
     column = sinks[:, None] if lse.ndim > 1 else sinks
     nothing = xp.zeros(out.shape, np.float32)
     out[...], lse[...] = merged(xp, out, lse, nothing, xp.broadcast_to(column, lse.shape))

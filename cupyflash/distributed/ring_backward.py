@@ -1,25 +1,27 @@
-"""Gradients over ranks: dK and dV go round behind K and V, in float32, and end with their owner; dQ stays."""
+"""Gradients over ranks: dK and dV follow K and V round the ring, in float32, and end with their owner; dQ stays."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from cupyflash.arrays import of_heads
 from cupyflash.distributed.communicator import Request
-from cupyflash.distributed.plan import Step
-from cupyflash.distributed.ring import Buffers, Ring
+from cupyflash.distributed.plan import RingStep
+from cupyflash.distributed.ring import Buffers, RingSide
 
 
 class KeySums:
     """dK and dV of the keys that are there, on their way round.
 
-    What its own keys get at the first step a rank keeps; from the second step on the sums of others come, and are handed on.
+    A rank keeps the results for its own keys at the first step; from the second step on the sums of others arrive, and are passed
+    on.
     """
 
-    def __init__(self, ring: Ring) -> None:
+    def __init__(self, ring: RingSide) -> None:
         self.ring, like = ring, (ring.k, ring.v)
         self.own = [ring.xp.zeros(x.shape, np.float32) for x in like]
         self.travelling = Buffers(ring.xp, like, (np.float32, np.float32), ring.lengths, 2 if len(ring.steps) > 1 else 0)
@@ -43,16 +45,15 @@ class KeySums:
             coming = self.travelling.part((number + 1) % 2, ring.steps[number + 1].source)
             self.request = ring.pass_on(number, self.held, coming)
         elif number:
-            shift, rank, size = ring.plan.shifts[-1], ring.comm.rank, ring.comm.size
-            home = self.travelling.part((number + 1) % 2, rank)
-            ring.comm.exchange(self.held, (rank - shift) % size, home, (rank + shift) % size).wait()
-            ring.watch.run(lambda: add(self.own, home))
+            home = self.travelling.part((number + 1) % 2, ring.comm.rank)
+            ring.exchange(-ring.plan.shifts[-1], self.held, home).wait()
+            ring.watch.run(partial(add, self.own, home))
 
 
 class GatheredSums:
     """dK and dV of all keys, whose parts go to their owners at the end."""
 
-    def __init__(self, ring: Ring) -> None:
+    def __init__(self, ring: RingSide) -> None:
         self.ring, like, types = ring, (ring.k, ring.v), (np.float32, np.float32)
         self.held = [ring.xp.zeros(x.shape, np.float32) for x in ring.gathered]
         self.own = [ring.xp.empty(x.shape, np.float32) for x in like]
@@ -63,68 +64,69 @@ class GatheredSums:
 
     def pass_on(self, number: int) -> None:
         ring, rank, size = self.ring, self.ring.comm.rank, self.ring.comm.size
-        ring.watch.run(lambda: self.take(rank, self.own))
+        ring.watch.run(partial(self.take, rank, self.own))
         coming = self.travelling.part(0, rank)
         for shift in range(1, size):
-            to, source = (rank + shift) % size, (rank - shift) % size
+            to = (rank + shift) % size
             going = self.travelling.part(1, to)
-            ring.watch.run(lambda to=to, going=going: self.take(to, going))  # type: ignore[misc]
-            ring.comm.exchange(going, to, coming, source).wait()
-            ring.watch.run(lambda: add(self.own, coming))
+            ring.watch.run(partial(self.take, to, going))
+            ring.exchange(shift, going, coming).wait()
+            ring.watch.run(partial(add, self.own, coming))
 
-    def take(self, rank: int, part: Sequence[Any]) -> None:
-        """What belongs to a rank's part."""
-        start = 0
-        for chunk in self.ring.plan.k_parts[rank]:
-            for array, whole in zip(part, self.held, strict=True):
-                array[..., start : start + len(chunk), :] = whole[..., chunk.start : chunk.stop, :]
-            start += len(chunk)
+    def take(self, rank: int, arrays: Sequence[Any]) -> None:
+        """Copy what belongs to a rank's part."""
+        for whole, part in self.ring.chunks(rank, self.held, arrays):
+            part[...] = whole
 
 
 def add(sums: Sequence[Any], more: Sequence[Any]) -> None:
-    """Each of `more`, of any type, to its sum in float32, in place."""
+    """Add each of `more`, of any type, to its sum in float32, in place."""
     for array, other in zip(sums, more, strict=True):
         array += other.astype(np.float32, copy=False)
 
 
-def sums(ring: Ring, q: Any) -> tuple[Any, KeySums | GatheredSums]:
-    """dQ of this rank's rows, and dK and dV, which are 0 yet."""
-    return ring.once(
-        "sums", lambda: (ring.xp.zeros(q.shape, np.float32), GatheredSums(ring) if ring.plan.gather else KeySums(ring))
-    )
+class BackwardPass:
+    """dQ of a rank's rows and dK and dV of its keys, in float32, which are 0 yet. `rows` are its q, dout, out and lse."""
 
+    def __init__(self, ring: RingSide, rows: Mapping[str, Any]) -> None:
+        self.ring, self.rows = ring, rows
+        self.dq = ring.xp.zeros(rows["q"].shape, np.float32)
+        self.of_keys: KeySums | GatheredSums = GatheredSums(ring) if ring.plan.gather else KeySums(ring)
 
-def run_backward(
-    ring: Ring, rows: Mapping[str, Any], sinks: Any | None, shaped: Callable[[Any], Any] = lambda gradient: gradient
-) -> tuple[Any, ...]:
-    """dQ, dK and dV of this rank's parts, in their dtypes and `shaped` as they are returned; with sinks what its rows give of their
-    gradient."""
-    xp, watch = ring.xp, ring.watch
-    dq, of_keys = sums(ring, rows["q"])
+    @classmethod
+    def ready(cls, ring: RingSide, rows: Mapping[str, Any]) -> BackwardPass:
+        """The pass, with all that can go wrong before the ring begins."""
+        ring.ready(ring.calls.prepare_backward, rows)
+        return cls(ring, rows)
 
-    def compute(number: int, step: Step, k: Any, v: Any) -> None:
+    def run(self, sinks: Any | None, shaped: Callable[[Any], Any] = lambda gradient: gradient) -> tuple[Any, ...]:
+        """dQ, dK and dV, in their dtypes and `shaped` as they are returned; with sinks what the rows give of their gradient."""
+        ring, rows = self.ring, self.rows
+
+        def gradients() -> tuple[Any, ...]:
+            typed = self.dq.astype(rows["q"].dtype), *(x.astype(ring.k.dtype) for x in self.of_keys.own)
+            return *map(shaped, typed), *(() if sinks is None else (of_sinks(ring.xp, rows, sinks),))
+
+        ring.each_step(self.compute)
+        return ring.watch.close(ring.comm, gradients)
+
+    def compute(self, number: int, step: RingStep, k: Any, v: Any) -> None:
+        calls, watch = self.ring.calls, self.ring.watch
         made: list[Any] = []
         for piece in step.pieces:
-            watch.run(lambda piece=piece: made.append((ring.calls.aligned(piece), ring.calls.backward(piece, rows, k, v))))  # type: ignore[misc]
-        held = of_keys.at(number, step.source)
+            watch.run(lambda piece=piece: made.append((calls.aligned(piece), calls.backward(piece, self.rows, k, v))))  # type: ignore[misc]
+        held = self.of_keys.at(number, step.source)
         for piece, gradients in made:
-            watch.run(lambda piece=piece, gradients=gradients: place(piece, gradients, held))  # type: ignore[misc]
-        of_keys.pass_on(number)
+            watch.run(partial(self.place, piece, gradients, held))
+        self.of_keys.pass_on(number)
 
-    def place(piece: Any, gradients: Sequence[Any], held: Sequence[Any]) -> None:
+    def place(self, piece: Any, gradients: Sequence[Any], held: Sequence[Any]) -> None:
         at, keys = slice(piece.rows.start, piece.rows.stop), slice(piece.keys.start, piece.keys.stop)
-        add((dq[..., at, :], *(x[..., keys, :] for x in held)), gradients)
-
-    def gradients() -> tuple[Any, ...]:
-        typed = dq.astype(rows["q"].dtype), *(x.astype(ring.k.dtype) for x in of_keys.own)
-        return *map(shaped, typed), *(() if sinks is None else (of_sinks(xp, rows, sinks),))
-
-    ring.each_step(compute)
-    return watch.close(ring.comm, gradients)
+        add((self.dq[..., at, :], *(x[..., keys, :] for x in held)), gradients)
 
 
 def of_sinks(xp: Any, rows: Mapping[str, Any], sinks: Any) -> Any:
-    """What this rank's rows give: a sink's weight in a row, times what its value, 0, lacks against the row's O."""
+    """The share of this rank's rows: a sink's weight in a row, times what its value, 0, lacks against the row's O."""
     products = (rows["dout"].astype(np.float32) * rows["out"].astype(np.float32)).sum(axis=-1)
     column = sinks[:, None] if products.ndim > 1 else sinks
     weights = xp.exp(xp.where(xp.isneginf(rows["lse"]), np.float32(-np.inf), column - rows["lse"]))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from numbers import Integral
 from typing import Any
 
@@ -10,27 +9,29 @@ import numpy as np
 
 from cupyflash.distributed.agreement import require_alike, together
 from cupyflash.distributed.communicator import Communicator, as_communicator, taking_part
-from cupyflash.distributed.layout import Part, parts
+from cupyflash.distributed.layout import Part, parts, placed
 from cupyflash.distributed.opening import require_parts
+from cupyflash.distributed.streams import array_module
 from cupyflash.launch.dispatch import as_array, device_of, on_gpu
 
 
 def shard(x: Any, comm: Any, layout: str = "zigzag", axis: int = -2) -> Any:
-    """This rank's part of an array that all ranks have whole: the positions that `parts` says, along `axis`; a copy.
+    """Return this rank's part of an array that all ranks have whole: the positions that `parts` lists, along `axis`; a copy.
 
-    Nothing is sent. Raises TypeError or ValueError for what is no array, layout or axis.
+    Nothing is sent. Raises TypeError or ValueError for a wrong array, layout or axis.
     """
     array, at = _checked(x, axis)
     communicator = as_communicator(comm)
     part = parts(array.shape[at], communicator.size, layout)[communicator.rank]
+    before = (slice(None),) * at
     with device_of(on_gpu(x=array), x=array):
-        return _module(array).concatenate([array[_at(at, chunk)] for chunk in part], axis=at)
+        return _module(array).concatenate([array[*before, slice(chunk.start, chunk.stop)] for chunk in part], axis=at)
 
 
 def unshard(x: Any, comm: Any, layout: str = "zigzag", axis: int = -2) -> Any:
-    """The whole array, on each rank, of which each gives its part: what `shard` has cut.
+    """Return the whole array, on each rank, from the parts that `shard` cut: each rank gives its own.
 
-    Raises on every rank ValueError for parts that do not go together, before anything is sent.
+    A mistake on one rank is a ValueError on all, before anything is sent.
     """
     communicator = as_communicator(comm)
     with taking_part(communicator):
@@ -69,18 +70,13 @@ def _joined(x: Any, communicator: Communicator, layout: str, axis: int) -> Any:
 
 
 def _put(whole: Any, array: Any, part: Part, axis: int) -> None:
-    start = 0
-    for chunk in part:
-        whole[_at(axis, chunk)] = array[_at(axis, range(start, start + len(chunk)))]
-        start += len(chunk)
-
-
-def _at(axis: int, chunk: range) -> tuple[slice, ...]:
-    return (*(slice(None) for _ in range(axis)), slice(chunk.start, chunk.stop))
+    before = (slice(None),) * axis
+    for chunk in placed(part):
+        whole[*before, chunk.there] = array[*before, chunk.here]
 
 
 def _module(array: Any) -> Any:
-    return np if isinstance(array, np.ndarray) else sys.modules["cupy"]
+    return array_module(not isinstance(array, np.ndarray))
 
 
 def _checked(x: Any, axis: Any) -> tuple[Any, int]:

@@ -1,4 +1,4 @@
-"""Adds what a call made of some keys to the sums over the keys before."""
+"""The addition of a call's results for some keys to the sums over earlier keys."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ def add_state(gpu: bool, out: Any, lse: Any, o: Any, own: Any) -> None:
 
 
 def arrays(out: Any, lse: Any, o: Any, own: Any) -> dict[str, Any]:
-    """By the kernel's names; a log-sum-exp is a column of one row each."""
+    """The arrays by the kernel's names; a log-sum-exp is a column of one row each."""
     return {"O": out, "L": lse[..., None], "O_part": o, "L_part": own[..., None]}
 
 
 def schedule_of(given: Mapping[str, Any], device: Device) -> AddStateSchedule:
-    """How it is done for such arrays, or layouts."""
+    """The schedule for such arrays, or layouts."""
     *rows, d = given["O"].shape
     return AddStateSchedule(math.prod(rows), d, given["O_part"].dtype.name, device)
 

@@ -6,6 +6,7 @@ import contextvars
 import ctypes
 import sys
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext, suppress
@@ -16,18 +17,19 @@ import numpy as np
 
 from cupyflash.distributed.communicator import RankFailed
 from cupyflash.distributed.layout import checked_ranks
+from cupyflash.distributed.streams import queued, wait_for
 
 AGAIN_SECONDS = 1.0
-"""After which ranks are interrupted again: Python ignores what is raised while it takes an object apart."""
+"""Seconds after which ranks are interrupted again: Python ignores an exception that is raised while it destroys an object."""
 
 
 def threads(ranks: int, function: Callable[..., Any], *arguments: Any) -> list[Any]:
-    """What `function(comm, *arguments)` returns on each of `ranks` ranks, each a thread with a communicator of its own.
+    """Run `function(comm, *arguments)` on `ranks` ranks, each a thread with a communicator of its own, and return all results.
 
     A thread begins with the caller's context (the simulated device, say) and the caller's current GPU; for a GPU each, begin with
-    `with cupy.cuda.Device(comm.rank)`. When functions raise, the first rank's own error is raised again; ranks that wait for one
-    that has returned or failed get a `RankFailed`. Ctrl-C ends all ranks: KeyboardInterrupt is raised in each, and here once they
-    have ended; one in a call that is not Python's ends behind it, which a second Ctrl-C does not wait for.
+    `with cupy.cuda.Device(comm.rank)`. If functions raise, the first rank's own error is raised again; ranks that wait for one that
+    has returned or failed get a `RankFailed`. Ctrl-C ends all ranks: KeyboardInterrupt is raised in each, and here once they have
+    ended. A rank inside a call that is not Python's ends after it; a second Ctrl-C does not wait for that.
     """
     meeting = _Meeting(checked_ranks(ranks))
     results: list[Any] = [None] * ranks
@@ -57,8 +59,10 @@ def threads(ranks: int, function: Callable[..., Any], *arguments: Any) -> list[A
     started: list[tuple[threading.Thread, threading.Lock]] = []
 
     def wait() -> None:
-        """Without `join`, since a thread whose `join` was interrupted counts as one that has ended (CPython 3.11)."""
+        """Wait for a thread without `join`, since a thread whose `join` was interrupted counts as ended (CPython 3.11)."""
         for rank, (thread, busy) in enumerate(started):
+            if not _begun(thread):
+                continue
             while rank not in ended:
                 if not busy.acquire(timeout=AGAIN_SECONDS) and meeting.interrupted:
                     meeting.interrupt()
@@ -69,8 +73,8 @@ def threads(ranks: int, function: Callable[..., Any], *arguments: Any) -> list[A
             busy, context = threading.Lock(), contextvars.copy_context()
             busy.acquire()
             thread = threading.Thread(target=context.run, args=(begin, rank, busy), name=f"rank {rank}", daemon=True)
+            started.append((thread, busy))  # before: an interrupt in `start` comes when the thread may be there
             thread.start()
-            started.append((thread, busy))
         wait()
     except BaseException:  # KeyboardInterrupt, or what a program's own handlers of signals raise
         meeting.interrupt()
@@ -80,6 +84,14 @@ def threads(ranks: int, function: Callable[..., Any], *arguments: Any) -> list[A
     for error in [*own, *errors.values()]:
         raise error
     return results
+
+
+def _begun(thread: threading.Thread) -> bool:
+    """True if the thread is there, which an interrupt in its `start` leaves open. One that does not begin in a while is not."""
+    until = time.monotonic() + AGAIN_SECONDS
+    while thread.ident is None and time.monotonic() < until:
+        time.sleep(0.001)
+    return thread.ident is not None
 
 
 def _has_gpu(cupy: Any) -> bool:
@@ -101,7 +113,7 @@ class _Message:
 
 @dataclass
 class _Meeting:
-    """What the ranks have in common."""
+    """The state that the ranks share."""
 
     size: int
     lock: threading.RLock = field(default_factory=threading.RLock)
@@ -162,13 +174,12 @@ class _TakenBack(BaseException):
 def _take_back() -> None:
     """Have this thread raise nothing any more.
 
-    To clear the error alone, as PyThreadState_SetAsyncExc(thread, NULL) does, would leave the interpreter's flag for it set for ever
+    To clear the error alone, as PyThreadState_SetAsyncExc(thread, NULL) does, would leave the interpreter's flag for it set forever
     (CPython 3.11): all of Python looks for an error at each call and jump, and a function that a debugger traces never begins.
     """
     try:
-        _raise_in(threading.get_ident(), _TakenBack)
-        while True:
-            pass
+        while True:  # again each time: another thread that raises its own error clears the flag
+            _raise_in(threading.get_ident(), _TakenBack)
     except _TakenBack:
         pass
 
@@ -182,7 +193,7 @@ class ThreadCommunicator:
         self._sent: Counter[int] = Counter()
         self._expected: Counter[int] = Counter()
 
-    def exchange(self, send: Sequence[Any], to: int, receive: Sequence[Any], source: int) -> _Exchange:
+    def exchange(self, send: Sequence[Any], to: int, receive: Sequence[Any], source: int) -> ThreadExchange:
         message = _Message(send, _mark(send))
         with self._meeting.lock:
             self._meeting.require_going_on()
@@ -191,7 +202,7 @@ class ThreadCommunicator:
         box = source, self.rank, self._expected[source]
         self._sent[to] += 1
         self._expected[source] += 1
-        return _Exchange(self._meeting, message, to, receive, box)
+        return ThreadExchange(self._meeting, message, to, receive, box)
 
     def gather(self, message: bytes) -> list[bytes]:
         number, meeting = self._rounds, self._meeting
@@ -209,7 +220,7 @@ class ThreadCommunicator:
 
 
 @dataclass
-class _Exchange:
+class ThreadExchange:
     meeting: _Meeting
     message: _Message
     to: int
@@ -241,12 +252,12 @@ def _copy(to: Any, array: Any) -> None:
 
 
 def _mark(arrays: Sequence[Any]) -> Any:
-    """What tells when all that was queued on the current stream is done, if these are arrays of a GPU."""
+    """An event behind all that is queued on the current stream, if these are arrays of a GPU."""
     if all(isinstance(array, np.ndarray) for array in arrays):
         return None
-    return sys.modules["cupy"].cuda.get_current_stream().record()
+    return queued()
 
 
 def _after(event: Any) -> None:
     if event is not None:
-        sys.modules["cupy"].cuda.get_current_stream().wait_event(event)
+        wait_for(event)

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from cupyflash.arrays import require_dtype
-from cupyflash.distributed.asked import PieceCalls, contiguous
+from cupyflash.distributed.asked import PieceCalls
 from cupyflash.distributed.opening import ARRAYS, Checked
 from cupyflash.distributed.varlen_calls import VarlenCalls
 from cupyflash.distributed.varlen_plan import VarlenPlan
@@ -20,12 +20,11 @@ from cupyflash.launch.dispatch import as_arrays, as_integers
 from cupyflash.request import varlen
 from cupyflash.request.dropout import MOST_PAIRS
 from cupyflash.request.keywords import Keywords
-from cupyflash.request.options import Options, Window
 
 
 @dataclass(frozen=True)
 class VarlenChecked(Checked):
-    """With the bounds of all sequences; arrays have their heads first."""
+    """The checked arguments with the bounds of all sequences; arrays have their heads first."""
 
     bounds: tuple[tuple[int, ...], tuple[int, ...]] = ((), ())
 
@@ -45,7 +44,7 @@ class VarlenChecked(Checked):
         return cls(**vars(checked), bounds=(of_rows, of_keys))
 
     def returned(self, array: Any) -> Any:
-        return contiguous(self.xp, varlen.heads_first(array))
+        return self.xp.ascontiguousarray(varlen.heads_first(array))
 
     @property
     def said(self) -> dict[str, Any]:
@@ -57,8 +56,8 @@ class VarlenChecked(Checked):
         for name, bounds, total in zip(varlen.BOUNDS, self.bounds, (n_q, n_k), strict=True):
             if bounds[-1] != total:
                 raise ValueError(f"{name} must end with {total}, the tokens of all ranks, got {bounds[-1]}")
-        options = Options(causal=self.asked.causal, window=self.asked.window)
-        return _plan(*self.bounds, ranks, self.asked.layout, (options.left, options.right), self.asked.gather)
+        asked = self.asked
+        return _plan(n_q, n_k, ranks, asked.layout, asked.causal, asked.window, asked.gather, *self.bounds)
 
     def calls(self, plan: Any) -> PieceCalls:
         return VarlenCalls(self.asked, plan, self.gpu)
@@ -68,14 +67,12 @@ class VarlenChecked(Checked):
         return super().whole_sizes(plan) | {"b": len(self.bounds[0]) - 1, "row": lengths[0], "k": lengths[1]}
 
 
-@lru_cache(maxsize=64)
-def _plan(of_rows: tuple[int, ...], of_keys: tuple[int, ...], ranks: int, layout: str, reach: Window, gather: bool) -> VarlenPlan:
-    """Kept, since the backward has that of the forward."""
-    return VarlenPlan(of_rows, of_keys, ranks, layout, reach, gather)
+# Kept, since the backward has the forward's
+_plan = lru_cache(maxsize=64)(VarlenPlan)
 
 
 def _bounds(name: str, given: Any) -> tuple[int, ...]:
-    """As Python's numbers. TypeError or ValueError for what are no bounds of sequences."""
+    """The bounds as Python's numbers. TypeError or ValueError for what are no bounds of sequences."""
     array = as_integers(name, given)
     require_dtype(name, array, np.int32)
     if array.ndim != 1 or not array.size:
@@ -87,7 +84,7 @@ def _bounds(name: str, given: Any) -> tuple[int, ...]:
 
 
 def _shown(bounds: tuple[int, ...]) -> str:
-    """In a line, which is another for others."""
+    """The bounds in one line, which differs for different bounds."""
     if len(bounds) <= 12:
         return str(list(bounds))
     few, check = ", ".join(map(str, bounds[:6])), zlib.crc32(repr(bounds).encode())

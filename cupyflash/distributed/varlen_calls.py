@@ -1,8 +1,7 @@
-"""The calls that a rank makes of packed sequences: of whole ones together, and of what is cut by ranks."""
+"""The calls that a rank makes of packed sequences: whole sequences together, and cut ones."""
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import pairwise
@@ -12,8 +11,8 @@ import numpy as np
 
 from cupyflash.calls import BACKWARD, FORWARD, VARLEN, VARLEN_BACKWARD
 from cupyflash.distributed.asked import PieceCalls
-from cupyflash.distributed.positions import BATCH, NUMBERS, numbers_of_part, of_part, without_first
-from cupyflash.distributed.varlen_plan import Packed
+from cupyflash.distributed.plan import PackedPiece
+from cupyflash.distributed.positions import numbers_of_part, of_part, without_first
 from cupyflash.launch.launcher import Call
 from cupyflash.request import varlen
 from cupyflash.request.dropout import KEY_GROUP, ROW_GROUP
@@ -28,23 +27,23 @@ OF_PACKED = ("b", "row", "k")
 class VarlenCalls(PieceCalls):
     """The pieces of a `VarlenPlan`. Arrays have their heads first, as those of `PieceCalls`.
 
-    Dropout's generator goes by groups of 32 rows and 16 keys of a sequence, and a rank's part of one may begin within a group. A
-    call then has rows and keys of zeros ahead of its own, as many as the group has before them, which a mask takes out; what it
-    makes of them is dropped.
+    Dropout's generator works on groups of 32 rows and 16 keys of a sequence, and a rank's part of a sequence may begin within a
+    group. A call then has rows and keys of zeros before its own, as many as the group has before them. A mask removes them, and
+    their results are dropped.
     """
 
     plan: Any
 
     def aligned(self, piece: Any) -> Any:
-        """As it is: the rows and keys before those of a part are none of the sequence's, or not here."""
+        """The piece as it is: the rows and keys before those of a part are none of the sequence's, or not here."""
         return piece
 
     def _calls(self, piece: Any) -> tuple[Call, Call]:
-        return (VARLEN, VARLEN_BACKWARD) if isinstance(piece, Packed) else (FORWARD, BACKWARD)
+        return (VARLEN, VARLEN_BACKWARD) if isinstance(piece, PackedPiece) else (FORWARD, BACKWARD)
 
     def _own(self, piece: Any, made: tuple[Any, ...]) -> tuple[Any, ...]:
         """With heads first, and without the rows and keys ahead."""
-        if isinstance(piece, Packed):
+        if isinstance(piece, PackedPiece):
             return tuple(array.swapaxes(0, 1) if array.ndim == 3 else array for array in made)
         rows, keys = self._ahead(piece)
         if len(made) == 2:
@@ -52,7 +51,7 @@ class VarlenCalls(PieceCalls):
         return tuple(array[..., more:, :] for array, more in zip(made, (rows, keys, keys), strict=True))
 
     def _of(self, piece: Any, q: Any, k: Any, v: Any) -> dict[str, Any]:
-        if isinstance(piece, Packed):
+        if isinstance(piece, PackedPiece):
             cuts = (("q", q, piece.rows), ("k", k, piece.keys), ("v", v, piece.keys))
             arrays = {name: array[:, cut.start : cut.stop].swapaxes(0, 1) for name, array, cut in cuts}
             bounds = {name: np.array(getattr(piece, name), np.int32) for name in varlen.BOUNDS}
@@ -70,7 +69,7 @@ class VarlenCalls(PieceCalls):
 
     def _rows(self, piece: Any, rows: Mapping[str, Any]) -> dict[str, Any]:
         found, (more, _) = super()._rows(piece, rows), self._ahead(piece)
-        if isinstance(piece, Packed):
+        if isinstance(piece, PackedPiece):
             return found | {name: found[name].swapaxes(0, 1) for name in ("out", "dout")}
         if not more:
             return found
@@ -78,32 +77,30 @@ class VarlenCalls(PieceCalls):
         return behind | {"lse": self._behind(found["lse"][..., None], more, -np.inf)[..., 0]}
 
     def _ahead(self, piece: Any) -> tuple[int, int]:
-        """How many rows and keys a call has ahead of a piece's own."""
-        if self.asked.dropout is None or isinstance(piece, Packed):
+        """The number of rows and keys that a call has ahead of a piece's own."""
+        if self.asked.dropout is None or isinstance(piece, PackedPiece):
             return 0, 0
         return piece.row % ROW_GROUP, piece.key % KEY_GROUP
 
     def _behind(self, array: Any, more: int, value: float) -> Any:
         """An array (h, n, d) behind so many rows of a value."""
-        xp = sys.modules["cupy"] if self.gpu else np
-        made = xp.full((*array.shape[:-2], more + array.shape[-2], array.shape[-1]), value, array.dtype)
+        made = self.xp.full((*array.shape[:-2], more + array.shape[-2], array.shape[-1]), value, array.dtype)
         made[..., more:, :] = array
         return made
 
     def _origin(self, piece: Any) -> tuple[int, int, int, int]:
-        if isinstance(piece, Packed):
+        if isinstance(piece, PackedPiece):
             return piece.sequence, 0, 0, 0
         rows, keys = self._ahead(piece)
         return piece.sequence, 0, piece.row - rows, piece.key - keys
 
     def _function(self, form: Form, piece: Any) -> tuple[Form, dict[str, int]]:
-        if isinstance(piece, Packed):
+        if isinstance(piece, PackedPiece):
             part, names = of_part(form, OF_PACKED)
             return part, numbers_of_part(names, 0, 0, 0, 0, piece.sequence)
-        part, names = of_part(form, (*NUMBERS, *BATCH))
-        return part, numbers_of_part(names, piece.row, piece.key, piece.n_q, piece.n_k, piece.sequence)
+        return super()._function(form, piece)
 
 
-def _longest(piece: Packed) -> tuple[int, int]:
+def _longest(piece: PackedPiece) -> tuple[int, int]:
     queries, keys = (max(b - a for a, b in pairwise(bounds)) for bounds in (piece.cu_seqlens_q, piece.cu_seqlens_k))
     return queries, keys

@@ -31,5 +31,5 @@ def require_affordable(tree: Node, what: str) -> None:
         raise ValueError(
             f"{what} is too long to compile in seconds: its parts cost {found:,}, allowed are {MOST:,} (sin, cos and % of floats "
             "64 each, log 16, tanh and / 8, exp, sqrt and % of integers 4, an element of an array 2 and 2 an axis, all else 1). "
-            "What depends on positions only may be captured as an array"
+            "Values that depend on positions only may be captured as an array"
         )

@@ -15,7 +15,7 @@ ZERO = Number("float", 0.0)
 
 
 def derivative(tree: Node) -> Node | None:
-    """d tree / ds; None where the tree does not depend on s, or by steps only."""
+    """d tree / ds; None if the tree does not depend on s, or only in steps."""
     if tree == Name("float", "s"):
         return ONE
     if not isinstance(tree, Apply) or tree.type != "float":

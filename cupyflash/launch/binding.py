@@ -1,4 +1,4 @@
-"""Gives the fields of a schedule's struct their values: the one place that knows what each number means."""
+"""The values of the fields of a schedule's struct: the one place that knows the meaning of each number."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from cupyflash.schedules import TileSchedule
 def prepare(
     schedule: TileSchedule, simulation: Simulation | None, arrays: Mapping[str, Array], outputs: Mapping[str, Layout]
 ) -> Prepared | PreparedSimulation:
-    """A schedule's kernels for arrays of such layouts, by the kernels' names, on the GPU or in a simulation.
+    """Prepare a schedule's kernels for arrays of these layouts, by the kernels' names, on the GPU or in a simulation.
 
-    `outputs`, which are among the arrays, and the schedule's workspaces are made by each launch. ValueError when no kernel runs
-    the schedule.
+    Each launch allocates the `outputs`, which are among the arrays, and the schedule's workspaces. ValueError if no kernel runs the
+    schedule.
     """
     workspaces = {name: Layout.contiguous(space.shape, numpy_dtype(space.dtype)) for name, space in schedule.workspaces().items()}
     kernels = schedule.kernels()  # refuses what no kernel runs
@@ -36,9 +36,9 @@ def prepare(
 
 
 def argument_values(schedule: TileSchedule, arrays: Mapping[str, Array | None]) -> dict[str, Any]:
-    """What the kernels' struct holds for arrays (or layouts) by the kernels' names, workspaces too; an array is in place of its
-    address, None of a null pointer. TypeError for an array of another type than the kernels read, ValueError for one that a tensor
-    map of the schedule's does not take."""
+    """The values of the kernels' struct for arrays (or layouts) by the kernels' names, workspaces too. An array stands for its
+    address, None for a null pointer. TypeError for an array of another type than the kernels read, ValueError for one that a tensor
+    map of the schedule cannot describe."""
     p, q = schedule.problem, arrays["Q"]
     assert q is not None
     # No limit is one that no row reaches, and that no sum with a row exceeds 32 bits.

@@ -54,7 +54,7 @@ def first(call: Call, given: Mapping[str, Any]) -> Any:
 
 
 def compile_first(call: Call, given: Mapping[str, Any]) -> None:
-    """Does what such a call does before it launches; of the arrays only the layouts count, and what functions have captured."""
+    """Do the work of such a call before its launch; only the layouts of the arrays matter, and the captured values of functions."""
     request = Request.of(call, given)
     with device_of(request.gpu, **request.placed):
         request.ready().prepared.compile()
@@ -62,10 +62,10 @@ def compile_first(call: Call, given: Mapping[str, Any]) -> None:
 
 @dataclass(frozen=True)
 class Request:
-    """All that a call asks for: `asked`, complete, and of it `given` with arrays as views.
+    """A complete call: `asked`, all arguments, and `given`, the given ones, with arrays as views.
 
-    `arrays` are these by argument, and by the struct's names what functions have captured, with its `numbers`; `placed` those that
-    are where the call runs.
+    `arrays`: the call's arrays by argument, and the functions' captured arrays by the struct's names; `numbers`: the captured
+    numbers; `placed`: the arrays that are where the call runs.
     """
 
     call: Call
@@ -80,7 +80,7 @@ class Request:
 
     @classmethod
     def of(cls, call: Call, given: Mapping[str, Any]) -> Request:
-        """TypeError or ValueError for what is none, whatever the shapes."""
+        """Return the request of some arguments. TypeError or ValueError for arguments that are wrong whatever the shapes."""
         asked = call.keywords.complete(given)
         score = one_score(asked["score"], asked["softcap"], asked["alibi_slopes"])
         mask = Given.of(asked["mask"], call.masks)
@@ -115,7 +115,7 @@ class Request:
 
     @property
     def key(self) -> Key | None:
-        """As `launcher.read` has it, of packed sequences with the lengths of the longest."""
+        """The key of `launcher.read`, for packed sequences with the lengths of the longest."""
         packed = self.options.packed
         longest = dict(zip(varlen.LONGEST, self.sequences.longest, strict=True)) if packed else {}
         return read(self.call, {**self.given, **longest}, looked_at=True)[0]
@@ -127,19 +127,19 @@ class Request:
 
     @cached_property
     def layouts(self) -> dict[str, Any]:
-        """All that what is kept may depend on: of arrays on a GPU their layouts; of a dout that kernels cannot read, its copy's."""
+        """All that a kept launch may depend on: the layouts of arrays on a GPU; for a dout that kernels cannot read, its copy's."""
         arrays = {name: decode.for_all_heads(array) if name == "tree_mask" else array for name, array in self.arrays.items()}
         return readable({name: Layout.of(array) for name, array in arrays.items()} if self.gpu else arrays)
 
     @property
     def inputs(self) -> dict[str, Any]:
-        """Those of the forward, whose O a backward is given."""
+        """The arrays of the forward, whose O a backward takes."""
         backward = ("dout", "out", "lse") if "deterministic" in self.asked else ()
         return {name: array for name, array in self.layouts.items() if name not in backward}
 
     @cached_property
     def sequences(self) -> varlen.Sequences:
-        """What the bounds of packed sequences say; ValueError for none that go with q and k."""
+        """The lengths from the bounds of packed sequences; ValueError for bounds that do not fit q and k."""
         varlen.check_bounds(self.arrays)
         longest = [self.asked[name] for name in varlen.LONGEST]
         found = varlen.sequences(self.arrays, *self.totals, *longest)
@@ -152,7 +152,7 @@ class Request:
 
     @property
     def rows(self) -> tuple[int, ...]:
-        """The shape of what there is one of for each row of q."""
+        """The shape of a tensor with one number for each row of q."""
         shape: tuple[int, ...] = self.arrays["q"].shape
         return shape[1::-1] if self.options.packed else shape[:-1]
 
@@ -165,7 +165,7 @@ class Request:
         return problem
 
     def tensors(self, *made: Made) -> dict[str, Any]:
-        """The arrays and what is made beside, by the kernels' names, as these have them."""
+        """The arrays and the call's own tensors, by the kernels' names and in their layout."""
         found = {self.call.fields.get(name, name): array for name, array in self.layouts.items()}
         for more in made:
             found |= more
@@ -186,7 +186,7 @@ class Request:
 
 
 class _Nothing:
-    """What is prepared of a call that only checks."""
+    """The prepared launch of a call that only checks."""
 
     def launch(self, arrays: Arrays, numbers: Numbers) -> dict[str, Any]:
         return {}
@@ -206,7 +206,8 @@ def _check_choices(asked: Mapping[str, Any]) -> None:
 
 
 def pose(gpu: bool, arrays: Mapping[str, Array], options: Options, numbers: Mapping[str, Any]) -> Problem:
-    """The problem of a call's arrays, captured ones among them, and captured numbers; of NumPy's also what a mask function says."""
+    """The problem of a call's arrays, captured ones among them, and captured numbers; with NumPy's arrays also the pattern of a
+    mask function."""
     captured = captured_among(arrays)
     problem = Problem.from_arrays(**{name: array for name, array in arrays.items() if name not in captured}, options=options)
     check_captured(problem, captured)
@@ -243,7 +244,7 @@ def _backward(r: Request, device: Device) -> tuple[TileSchedule, Made, Made]:
     if "dout" in arrays:
         problem = replace(problem, alignment=min(problem.alignment, check_rows(arrays, r.rows)))
     if dbias and deterministic and not _spans(bias, problem):
-        raise ValueError(f"deterministic has no sum over what a bias is broadcast along, got shape {bias.shape}")
+        raise ValueError(f"deterministic=True cannot sum the gradient of a broadcast bias, got a bias of shape {bias.shape}")
     if r.options.packed:
         lengths, totals = r.sequences.lengths, r.totals
         schedule: Any = plan_varlen_backward(problem, device, lengths, asked["tiling"], deterministic=deterministic, totals=totals)
@@ -256,7 +257,7 @@ def _backward(r: Request, device: Device) -> tuple[TileSchedule, Made, Made]:
 
 
 def _spans(bias: Any, problem: Problem) -> bool:
-    """Whether a bias has an element of its own for every score."""
+    """True if a bias has an element of its own for every score."""
     whole = problem.head_count * problem.seqlen_q * problem.seqlen_k
     return math.prod(bias.shape) == whole and all(bias.strides[n] for n, size in enumerate(bias.shape) if size > 1)
 
@@ -276,7 +277,8 @@ def readable(arrays: dict[str, Any]) -> dict[str, Any]:
 
 
 def steps(r: Request, schedule: TileSchedule) -> Iterator[Step]:
-    """What each such call checks of its own arrays, and brings, before it launches. Nothing of this call's is held."""
+    """The steps of each such call before its launch, on its own arrays: checks, and copies to where they are needed. They hold
+    nothing of this call."""
     gpu, names = r.gpu, {r.call.fields.get(name, name): name for name in r.arrays}
     on_host = {field for field, name in names.items() if gpu and isinstance(r.arrays[name], np.ndarray)}
     if {"cache_seqlens", "key_lengths"} & on_host:  # of layouts, nobody could look into them
@@ -327,7 +329,7 @@ def _refuse_written(
     arrays: Arrays,
     numbers: Numbers,
 ) -> None:
-    """Looks more closely only where what is written may be near something else, as it seldom is."""
+    """Refuse overlaps with written arrays. It looks closely only if addresses are near each other, which is rare."""
     if gpu:
         spans = [(field, (at := arrays[field].data.ptr) - before, at + behind) for field, before, behind in reach]
         own = {field: (first, end) for field, first, end in spans}
@@ -349,7 +351,7 @@ def _make_contiguous(
 
 
 def _bring_numbers(given: Mapping[str, Any], arrays: Arrays, numbers: Numbers) -> None:
-    """Those that functions have captured, of which a cap is one."""
+    """Add the numbers that functions have captured; a cap is one of them."""
     mask = given.get("mask")
     score = given.get("score") or one_score(None, given.get("softcap"), None)
     for function in (score, mask.mask if isinstance(mask, TiledMask) else mask):

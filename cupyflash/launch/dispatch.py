@@ -1,4 +1,4 @@
-"""Where a call runs: CuPy arrays on the current GPU, NumPy arrays on the simulated device."""
+"""The choice of where a call runs: CuPy arrays on the current GPU, NumPy arrays on the simulated device."""
 
 from __future__ import annotations
 
@@ -45,11 +45,11 @@ def as_arrays(**given: Any) -> dict[str, Any]:
 
 
 def as_array(name: str, array: Any, others: str = "") -> Any:
-    """NumPy and CuPy arrays as they are; other objects that offer their memory (DLPack, CUDA array interface) as views.
+    """NumPy and CuPy arrays unchanged; other objects that offer their memory (DLPack, CUDA array interface) as views.
 
-    DLPack goes first: it knows bfloat16, and orders what the object's own stream still does before CuPy's current stream, where
-    the CUDA array interface has two nameless bytes, and at best waits. TypeError for everything else: lists, scalars, None,
-    masked arrays, tensors that require grad; `others` are words for what the caller takes itself.
+    DLPack goes first: it knows bfloat16, and orders the pending work of the object's own stream before CuPy's current stream,
+    whereas the CUDA array interface has two nameless bytes, and at best waits. TypeError for everything else: lists, scalars, None,
+    masked arrays, tensors that require grad; `others` are words for other types that the caller takes.
     """
     cupy = sys.modules.get("cupy")
     if isinstance(array, np.ndarray) and not isinstance(array, np.ma.MaskedArray):
@@ -94,9 +94,9 @@ def as_integers(name: str, numbers: Any) -> Any:
 
 
 def placed(arrays: Mapping[str, Any], integers: Mapping[str, Any]) -> tuple[bool, dict[str, Any]]:
-    """Whether a call's arrays are on a GPU; and those of its integers that must be there too, by name. TypeError as `on_gpu`.
+    """(True if a call's arrays are on a GPU, those of its integers that must be there too, by name). TypeError as `on_gpu`.
 
-    NumPy's integers of arrays on a GPU stay behind on the host, where they can be looked at; a call copies them.
+    NumPy's integers beside arrays on a GPU stay on the host, where their values can be checked; a call copies them.
     """
     gpu = on_gpu(**arrays)
     beside = {name: array for name, array in integers.items() if not (gpu and isinstance(array, np.ndarray))}
@@ -105,7 +105,7 @@ def placed(arrays: Mapping[str, Any], integers: Mapping[str, Any]) -> tuple[bool
 
 
 def device_of(gpu: bool, **arrays: Any) -> AbstractContextManager[object]:
-    """On a GPU, the context in which the arrays' own device is the current one; ValueError when they are on several."""
+    """A context in which the arrays' own GPU is the current one; ValueError if they are on several."""
     if not gpu:
         return nullcontext()
     ordinals = {name: int(array.device) for name, array in arrays.items()}
@@ -134,7 +134,7 @@ def refuse_written(arrays: Mapping[str, Any], written: Iterable[str]) -> None:
 
 
 def reach_of(array: Any) -> tuple[int, int]:
-    """How many bytes an array has before its first element's address, and from there on."""
+    """The numbers of bytes of an array before its first element's address, and from that address on."""
     if 0 in array.shape:
         return 0, 0
     steps = [(length - 1) * stride for length, stride in zip(array.shape, array.strides, strict=True)]

@@ -1,4 +1,4 @@
-"""What the CUDA driver has and CuPy has not: tensor maps. Its library is loaded when the first map is made."""
+"""The part of the CUDA driver that CuPy lacks: tensor maps. Its library is loaded when the first map is made."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Functions(NamedTuple):
 
 @cache
 def functions() -> Functions:
-    """Those of the driver's library. RuntimeError where there is none, or one before CUDA 12."""
+    """The functions of the driver's library. RuntimeError if there is none, or one before CUDA 12."""
     try:
         library = ctypes.CDLL(LIBRARY)
         return Functions(ENCODE(("cuTensorMapEncodeTiled", library)), REPLACE_ADDRESS(("cuTensorMapReplaceAddress", library)))
@@ -48,7 +48,7 @@ def functions() -> Functions:
 
 
 class EncodedMap:
-    """A tensor map's words for tensors at several addresses, as the driver makes them. What was made is kept for a while."""
+    """A tensor map's words for tensors at several addresses, as the driver encodes them. Recent ones are kept."""
 
     WORDS: ClassVar[int] = WORDS
     most = 64
@@ -72,7 +72,7 @@ class EncodedMap:
 
 
 def aligned(words: bytes = b"") -> tuple[Any, int]:
-    """Room for a tensor map, with these words in it, and the address in it where the map may be; the room is to be held."""
+    """(Memory for a tensor map with these words in it, the aligned address in it); the caller must hold the memory."""
     room = (c_uint64 * (WORDS + ALIGNMENT // 8))()
     at = ctypes.addressof(room) + -ctypes.addressof(room) % ALIGNMENT
     ctypes.memmove(at, words, len(words))
@@ -80,7 +80,7 @@ def aligned(words: bytes = b"") -> tuple[Any, int]:
 
 
 def encode(tensor_map: TensorMap, address: int, at: int) -> None:
-    """Write a map's 128 bytes to `at`, aligned to 64, for a tensor at `address`. RuntimeError for what the driver refuses."""
+    """Write a map's 128 bytes to `at`, aligned to 64, for a tensor at `address`. RuntimeError if the driver refuses."""
     m = tensor_map
     rank = len(m.dims)
     arrays = (
@@ -96,7 +96,7 @@ def encode(tensor_map: TensorMap, address: int, at: int) -> None:
 
 
 def replace_address(tensor_map: TensorMap, address: int, at: int) -> None:
-    """Have the encoded map at `at` be of a tensor of the same layout at `address`. RuntimeError for what the driver refuses."""
+    """Make the encoded map at `at` describe a tensor of the same layout at `address`. RuntimeError if the driver refuses."""
     status = functions().replace_address(at, address)
     if status:
         what = f"the address {address:#x} in a map of {tensor_map.tensor}"
@@ -104,7 +104,7 @@ def replace_address(tensor_map: TensorMap, address: int, at: int) -> None:
 
 
 def _checked(what: str, call: Callable[[], int]) -> None:
-    """Call the driver; once more where the thread had no context, which CuPy makes when it first needs one."""
+    """Call the driver; once more if the thread had no context, which CuPy makes when it first needs one."""
     status = call()
     if status in WITHOUT_CONTEXT:
         runtime = sys.modules["cupy"].cuda.runtime

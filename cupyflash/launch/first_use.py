@@ -1,4 +1,4 @@
-"""What a new user may meet before the first kernel has run: each in one sentence, with the way out."""
+"""The obstacles before the first kernel has run: each in one sentence, with the way out."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from typing import Any
 from cupyflash.launch.turns import Turns
 
 PATIENCE = 2.0
-"""Seconds that a terminal waits for a compiler before it is told why."""
+"""Seconds that a terminal waits for a compiler before a message says why."""
 
 FOLDER = "CUPY_CACHE_DIR"
 """CuPy's name for the folder of its kernel cache."""
@@ -38,7 +38,7 @@ def cupy_packages() -> list[str]:
 
 
 def two_packages() -> str | None:
-    """What to do about several CuPy packages, which overwrite each other's files; None where there are not several."""
+    """Advice for several CuPy packages, which overwrite each other's files; None if there are not several."""
     found = cupy_packages()
     if len(found) < 2:
         return None
@@ -49,7 +49,7 @@ def two_packages() -> str | None:
 
 
 def no_gpu(runtime: Any, error: Exception) -> str:
-    """Why CUDA counts no devices: several CuPys, no driver, a driver older than CuPy's CUDA, or no device."""
+    """The reason why CUDA counts no devices: several CuPys, no driver, a driver older than CuPy's CUDA, or no device."""
     if several := two_packages():
         return several
     try:
@@ -74,10 +74,10 @@ _not_kept: list[OSError] = []
 
 
 def import_cupy() -> Any:
-    """CuPy; ImportError where it is not installed.
+    """Import CuPy; ImportError if it is not installed.
 
-    Its import makes the folder of its kernel cache. Where that cannot be made, which would leave half of it imported, a folder
-    that goes with the process is taken instead.
+    Its import makes the folder of its kernel cache. If that cannot be made, which would leave half of it imported, a folder that is
+    removed with the process replaces it.
     """
     with _importing.lock:
         if "cupy" not in sys.modules and find_spec("cupy") is not None:
@@ -105,18 +105,18 @@ def _remove(folder: str, process: int) -> None:
 
 
 def cache_folder() -> Path:
-    """Where CuPy's environment variable says that kernels are kept, or where it keeps them by itself."""
+    """The folder in which CuPy keeps kernels: its environment variable's, or its default."""
     return Path(os.environ.get(FOLDER) or os.path.expanduser("~/.cupy/kernel_cache"))
 
 
 def say_what_is_not_kept() -> None:
-    """Warn where CuPy's kernels go with the process."""
+    """Warn if CuPy's kernels are lost with the process."""
     for error in _not_kept:
         cache_is_unusable(cache_folder(), error)
 
 
 def cache_is_unusable(folder: Path, error: OSError) -> None:
-    """Say, once a folder and reason, that kernels are kept in memory only."""
+    """Warn, once a folder and reason, that kernels are kept in memory only."""
     _say_unusable(str(folder), error.strerror or str(error))
 
 
@@ -132,7 +132,7 @@ def _say_unusable(folder: str, why: str) -> None:
 
 @contextmanager
 def patience(what: str) -> Iterator[None]:
-    """Where a terminal waits long for a compiler, say so on stderr, once a process."""
+    """If a terminal waits long for a compiler, say so on stderr, once a process."""
     if _told.is_set() or not sys.stderr.isatty():
         yield
         return

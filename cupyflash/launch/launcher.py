@@ -1,8 +1,8 @@
-"""Runs kernels on the GPU: CuPy's current device and stream, memory from its pool, nothing waited for.
+"""Runs kernels on the GPU: on CuPy's current device and stream, with memory from its pool, without waits.
 
 A warm call, in the order of this page: `read` looks at its arrays' layouts and its options, at no address and no element; `Kept`
-has what was prepared for these; `Ready` brings what is the call's own, and `Prepared` fills the struct and launches. What is not
-there yet, and what has to be looked at (NumPy's arrays, lists), goes through `cupyflash.launch.cold`.
+has the launch that was prepared for these; `Ready` adds the call's own values, and `Prepared` fills the struct and launches. Calls
+that are not prepared yet, and arguments whose values must be checked (NumPy's arrays, lists), go through `cupyflash.launch.cold`.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ Numbers = dict[str, Any]
 
 
 class Call(NamedTuple):
-    """One of the calls: what it may be given, how a first one is prepared, and what it returns.
+    """One of the calls: its keywords, the preparation of a first one, and its results.
 
-    `fields` are the struct's names for the arrays of a call; others have one name. `masks`: which it takes (`tiled_mask.Given`).
+    `fields`: the struct's names for arrays of a call whose own names differ. `masks`: the kinds that it takes (`tiled_mask.Given`).
     """
 
     keywords: Keywords
@@ -61,11 +61,13 @@ class Call(NamedTuple):
 
 
 def read(call: Call, given: Mapping[str, Any], looked_at: bool = False) -> tuple[Key | None, Arrays]:
-    """All of a call that decides how it is prepared, None where a value has to be looked at; and its arrays.
+    """(The key, the arrays) of a call. The key has everything that decides how it is prepared; None if a value must be checked
+    first.
 
-    `looked_at`: so they were. NumPy's arrays are among the others then, by their layouts.
+    `looked_at`: values have been checked. Then NumPy's arrays count among the others, by their layouts.
     """
-    ndarray = sys.modules["cupy"].ndarray if "cupy" in sys.modules else ()
+    cupy = sys.modules.get("cupy")
+    ndarray = cupy.ndarray if cupy else ()
     fields, known = call.fields, True
     arrays: Arrays = {}
     key: list[Any] = [call.keywords.call]
@@ -95,7 +97,7 @@ def read(call: Call, given: Mapping[str, Any], looked_at: bool = False) -> tuple
 
 
 class Kept(dict[Key | None, Any]):
-    """The newest of what was prepared. `prepared` counts it."""
+    """The newest prepared calls. `prepared` counts them."""
 
     most = 1024
 
@@ -114,7 +116,7 @@ KEPT = Kept()
 
 
 class Ready(NamedTuple):
-    """A call of some layouts and options, prepared: `steps` check or add what is each call's own."""
+    """A prepared call of some layouts and options: `steps` check or add each call's own values."""
 
     call: Call
     prepared: Any
@@ -122,7 +124,7 @@ class Ready(NamedTuple):
     device: int | None
 
     def launch(self, given: Mapping[str, Any], arrays: Arrays) -> Any:
-        """Launch on the current stream of the arrays' device, which is made the current one. Returns what the call does."""
+        """Launch on the current stream of the arrays' device, which becomes the current one. Returns the call's results."""
         if self.device is not None:
             cuda = sys.modules["cupy"].cuda
             if cuda.runtime.getDevice() != self.device:
@@ -135,10 +137,11 @@ class Ready(NamedTuple):
 
 
 class Prepared:
-    """Kernels to be launched one after another, all given one struct, in which the arrays' addresses are yet to be set.
+    """Kernels to be launched one after another, all with one struct, in which the arrays' addresses are still to be set.
 
-    `values` are the struct's, with arrays or layouts in place of addresses. It makes `outputs` and `workspaces`, contiguous. Each
-    launch has a struct of its own, so that threads may launch at once. `given_tiles`: of which a launch is given the states.
+    `values` are the struct's, with arrays or layouts in place of addresses. It allocates `outputs` and `workspaces`, contiguous.
+    Each launch has a struct of its own, so that threads may launch at once. `given_tiles`: the tiles whose states a launch is
+    given.
     """
 
     def __init__(
@@ -170,7 +173,7 @@ class Prepared:
 
     @cached_property
     def _functions(self) -> list[tuple[Any, tuple[int], tuple[int], int]]:
-        """Compiled at the first launch, since a call may still be refused for where its arrays lie."""
+        """The kernels, compiled at the first launch, since a call may still be refused for its arrays' device."""
         from cupyflash.launch.compiler import gpu_kernel
 
         device_id = sys.modules["cupy"].cuda.runtime.getDevice()
@@ -178,7 +181,7 @@ class Prepared:
         return [(function, (kernel.grid,), (kernel.threads,), kernel.shared_bytes) for kernel, function in found]
 
     def compile(self) -> None:
-        """What else the first launch would do."""
+        """Do everything that the first launch would do before it launches."""
         self._functions  # noqa: B018
 
     def launch(self, arrays: Mapping[str, Any], numbers: Mapping[str, Any] = NO_NUMBERS) -> dict[str, Any]:
@@ -236,15 +239,15 @@ def zeros(gpu: bool, shape: tuple[int, ...], dtype: type[np.generic]) -> Any:
 
 
 def capturing() -> bool:
-    """Whether CuPy's current stream captures a CUDA graph."""
+    """True if CuPy's current stream captures a CUDA graph."""
     return bool(sys.modules["cupy"].cuda.get_current_stream().is_capturing())
 
 
 def hold_for_graph(arrays: Any) -> None:
-    """While a CUDA graph is captured, keep arrays for good.
+    """Keep arrays for good while a CUDA graph is captured.
 
-    A graph replays with the addresses that it was captured with, so the memory pool must not hand what a captured call
-    allocated for itself to anyone else, and CuPy does not say when a graph is gone. What a call returns is its caller's to keep.
+    A graph replays with the addresses of its capture, so the memory pool must not give a captured call's own allocations to anyone
+    else, and CuPy does not say when a graph is gone. The caller must keep the returned arrays.
     """
     if capturing():
         _held_for_graphs.append(arrays)

@@ -47,7 +47,7 @@ def header_directories() -> tuple[str, ...]:
 
 
 def _usual_places() -> Iterator[str]:
-    """Directories where a CUDA toolkit has its headers."""
+    """The usual directories of a CUDA toolkit's headers."""
     wheels = find_spec("nvidia")
     for root in (wheels.submodule_search_locations or ()) if wheels else ():
         yield from sorted(glob.glob(os.path.join(root, "cu[0-9]*", "include")), reverse=True)
@@ -62,7 +62,7 @@ def architecture(text: str) -> str:
     """NVRTC's -arch for 80, 8.0, sm_80, compute_80, 90a and the like. Raises ValueError."""
     match = re.fullmatch(r"(?:sm_|compute_)?(\d+)\.?(\d)([a-z]?)", text.strip())
     if not match:
-        raise ValueError(f"architecture {text!r} is none: compute_80, sm_90 or 8.0, say")
+        raise ValueError(f"architecture {text!r} is unknown: write compute_80, sm_90 or 8.0, say")
     return f"compute_{match[1]}{match[2]}{match[3]}"
 
 

@@ -1,7 +1,7 @@
-"""What a kernel is given: one struct by value, described once for C, for NumPy and for what fills it.
+"""A kernel's argument: one struct by value, described once for C, for NumPy and for the code that fills it.
 
 A field is a number, a pointer, an array with the strides that the kernels need (`Rows` and `Scores` of kernels_cu/params.cuh), or a
-tensor map (kernels_cu/tensor_map.cuh). Maps come first, where their alignment asks for no gaps.
+tensor map (kernels_cu/tensor_map.cuh). Maps come first, where their alignment needs no gaps.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ ELEMENTS = {"float": "float32", "int": "int32", "unsigned char": "bool", "TileSt
 
 @dataclass(frozen=True)
 class Field:
-    """One field: a number of a C type or a tensor map, or where `axes` is not None an array, null where a call has none."""
+    """One field: a number of a C type or a tensor map; or, if `axes` is not None, an array, null if a call has none."""
 
     name: str
     type: str
@@ -37,14 +37,14 @@ class Field:
 
     @property
     def declaration(self) -> str:
-        """In C."""
+        """The field's declaration in C."""
         if self.axes is None:
             return f"{self.type} {self.name};"
         return f"{TEMPLATES[self.axes]}<{self.type}> {self.name};" if self.axes else f"{self.type}* {self.name};"
 
     @property
     def dtype(self) -> Any:
-        """In NumPy, where a pointer is an address."""
+        """The field's dtype in NumPy, where a pointer is an address."""
         if self.type == MAP:
             return np.uint64, (WORDS,)
         if self.axes is None:
@@ -66,9 +66,9 @@ class Field:
 
 
 def strides(array: Array | None, axes: tuple[str, ...]) -> dict[str, np.int64]:
-    """Those of an array's axes before its last (of one that is like the scores: of all its axes), in elements, as broadcast.
+    """The strides of an array's axes before its last (of one that is like the scores: of all its axes), in elements, as broadcast.
 
-    An axis that the array does not have, or has to be broadcast along, has stride 0.
+    An axis that the array lacks, or along which it is broadcast, has stride 0.
     """
     steps: list[int] = []
     if array is not None:
@@ -115,7 +115,7 @@ class Params:
 
     @cached_property
     def maps(self) -> tuple[str, ...]:
-        """The fields that are tensor maps. ValueError where they are not the first."""
+        """The fields that are tensor maps. ValueError if they are not the first ones."""
         names = tuple(field.name for field in self.fields if field.type == MAP)
         if names != tuple(field.name for field in self.fields[: len(names)]):
             raise ValueError(f"tensor maps come first in a struct, got {', '.join(field.name for field in self.fields)}")
@@ -141,7 +141,7 @@ class Params:
 
     @cached_property
     def constants(self) -> tuple[tuple[str, str], ...]:
-        """For the compiler: the fields, and that their places are NumPy's."""
+        """The constants for the compiler: the fields, and their places, which must be NumPy's."""
         # NVRTC of CUDA 12 has no __builtin_offsetof.
         places = [f"__INTADDR__(&((Params*)0)->{field.name}) == {self._place(field.name)}" for field in self.fields]
         agree = " && ".join([f"sizeof(Params) == {self.dtype.itemsize}", *places])
@@ -174,7 +174,7 @@ class Params:
 
 
 def flat(values: Mapping[str, Any]) -> dict[str, Any]:
-    """The same without structs in the struct, laid out alike: an array has the name of its field."""
+    """The same without structs in the struct, with the same layout: an array has the name of its field."""
     fields: dict[str, Any] = {}
     for name, value in values.items():
         nested = {f"{name}.{axis}": step for axis, step in value.items() if axis != "at"} if isinstance(value, dict) else {}

@@ -1,4 +1,4 @@
-"""What was made of late, and no more of it than there is room for."""
+"""A store of recent results, of limited size."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Recent(Generic[Key, Made]):
         return sum(self.size(key, made) for key, made in list(self._kept.items()))
 
     def get(self, key: Key) -> Made | None:
-        """What was kept, if it is still there."""
+        """The kept result, if it is still there."""
         found = self._kept.pop(key, None)
         if found is not None:
             self._kept[key] = found

@@ -30,9 +30,9 @@ Examine = Callable[[Kernel, bytes], Iterable[str]]
 
 @dataclass(frozen=True)
 class Resources:
-    """One kernel's needs: registers a thread, bytes of stack and of spills a thread, bytes of shared memory a block.
+    """One kernel's needs: registers, bytes of stack and bytes of spills of a thread, bytes of shared memory of a block.
 
-    `remarks` are those of ptxas about wgmma, none for a kernel at full speed, and those of `examine`.
+    `remarks`: those of ptxas about wgmma, none for a kernel at full speed, and those of `examine`.
     """
 
     name: str
@@ -53,7 +53,7 @@ class Resources:
         return occupancy(device, self.threads, self.registers, self.shared_bytes)
 
     def report(self, device: Device) -> dict[str, Any]:
-        """For JSON: the needs, and the occupancy on a device."""
+        """The needs, and the occupancy on a device, for JSON."""
         occupancy = self.occupancy(device)
         return asdict(self) | {
             "blocks_per_sm": occupancy.blocks,
@@ -107,10 +107,10 @@ def parse_account(log: str) -> dict[str, tuple[dict[str, int], int]]:
         for figure, pattern in _FIGURES.items():
             told = pattern.findall(entry["account"])  # once, and once for each function that was not inlined
             if not told:
-                raise RuntimeError(f"ptxas' account of {entry['name']} does not tell {figure}:\n{log}")
+                raise RuntimeError(f"ptxas' account of {entry['name']} has no {figure}:\n{log}")
             figures[figure] = max(int(value) for value in told)
         static = _STATIC.search(entry["account"])
         entries[entry["name"]] = figures, int(static[1]) if static else 0
     if not entries:
-        raise RuntimeError(f"ptxas gave no account of any kernel:\n{log}")
+        raise RuntimeError(f"ptxas' account names no kernel:\n{log}")
     return entries

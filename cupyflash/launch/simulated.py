@@ -60,7 +60,7 @@ def simulated_device(
 
 
 def default_device() -> Device:
-    """What CUPYFLASH_DEVICE (a name or a .toml path) says, else the default. Raises ValueError that names the variable."""
+    """The device of CUPYFLASH_DEVICE (a name or a .toml path), else the default one. Raises ValueError that names the variable."""
     name = os.environ.get("CUPYFLASH_DEVICE") or DEFAULT_DEVICE
     try:
         return Device.named(name)
@@ -69,7 +69,8 @@ def default_device() -> Device:
 
 
 def current_simulation() -> Simulation:
-    """What `simulated_device` chose, else what CUPYFLASH_DEVICE (a name or a .toml path) and CUPYFLASH_MAX_SECONDS say."""
+    """The simulation that `simulated_device` chose, else that of CUPYFLASH_DEVICE (a name or a .toml path) and
+    CUPYFLASH_MAX_SECONDS."""
     chosen = _chosen.get()
     if chosen is not None:
         return chosen
@@ -85,7 +86,8 @@ def current_simulation() -> Simulation:
 
 @dataclass(frozen=True)
 class PreparedSimulation:
-    """As `cupyflash.launch.launcher.Prepared`, for NumPy arrays: the schedule's kernels run on the simulated device."""
+    """A prepared launch for NumPy arrays, as `cupyflash.launch.launcher.Prepared`: the schedule's kernels run on the simulated
+    device."""
 
     simulation: Simulation
     schedule: TileSchedule
@@ -99,7 +101,8 @@ class PreparedSimulation:
 
     # The two places where attention reaches into the simulator.
     def compile(self) -> None:
-        """What else the first launch would do. RuntimeError for what takes too long, MemoryError for what is too large."""
+        """Do everything that the first launch would do before it runs. RuntimeError if it would take too long, MemoryError if it is
+        too large."""
         from cupyflash.sim.estimate import refuse_slow
         from cupyflash.sim.execution import module
 
@@ -110,7 +113,8 @@ class PreparedSimulation:
                     module(kernel, self.schedule.chip.compute_capability)
 
     def launch(self, arrays: Mapping[str, Any], numbers: Mapping[str, Any] | None = None) -> dict[str, Any]:
-        """Run the kernels and return the outputs, by name. RuntimeError for what takes too long, or findings; MemoryError."""
+        """Run the kernels and return the outputs, by name. RuntimeError for a launch that takes too long, or for findings;
+        MemoryError."""
         from cupyflash.sim.estimate import refuse_slow
         from cupyflash.sim.execution import run_kernels
 

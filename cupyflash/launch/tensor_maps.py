@@ -1,5 +1,5 @@
-"""Tensor maps: which box of a tensor one bulk copy (TMA) moves, and of which arrays a map can be made. What encodes them is
-`cupyflash.launch.driver` on a GPU, and the PTX machine's own `TensorMap` on the simulated device.
+"""Tensor maps: the box of a tensor that one bulk copy (TMA) moves, and the arrays of which a map can be made.
+`cupyflash.launch.driver` encodes them on a GPU, and the PTX machine's own `TensorMap` on the simulated device.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any
 from cupyflash.arrays import Array, address, last_axis_contiguous
 
 WORDS = 16
-"""A map is so many words of 8 bytes, opaque ones."""
+"""A map is this many words of 8 bytes, opaque ones."""
 ALIGNMENT = 128
 """Of a map's own address, in bytes: the driver asks for 64, CUDA 13's type has 128."""
 UNIT = 16
@@ -25,11 +25,11 @@ AXES = ("batch", "head", "row", "column")
 
 @dataclass(frozen=True)
 class Box:
-    """What one copy moves of a tensor (batch, head, row, column): `rows` x `columns` of one head, or of each of `heads`, all heads'
-    parts of a row one behind the other.
+    """The part of a tensor (batch, head, row, column) that one copy moves: `rows` x `columns` of one head, or of each of `heads`,
+    all heads' parts of a row one after the other.
 
     In shared memory it lies in rows of `columns`, whose 16-byte pieces are exchanged within `swizzle` bytes (0, 32, 64 or 128).
-    What is outside of the tensor is zero there, and not stored.
+    Elements outside the tensor are zero there, and are not stored.
     """
 
     tensor: str
@@ -39,10 +39,10 @@ class Box:
     heads: int = 1
 
     def of(self, array: Array) -> TensorMap:
-        """The map of an array (..., n, d), or of a layout: dimensions (d, N, H, B), of which missing ones are 1; for several heads
-        (d, heads, N, H / heads, B).
+        """Return the map of an array (..., n, d), or of a layout: dimensions (d, N, H, B), of which missing ones are 1; for several
+        heads (d, heads, N, H / heads, B).
 
-        ValueError where `refusal` has one.
+        ValueError if `refusal` has a reason.
         """
         reason = refusal(self.tensor, array)
         if reason:
@@ -89,7 +89,7 @@ class TensorMap:
 
 
 def refusal(tensor: str, array: Array) -> str | None:
-    """Why TMA does not take an array (..., n, d) or layout, in one sentence; None where it does.
+    """The reason why TMA does not take an array (..., n, d) or layout, in one sentence; None if it does.
 
     Depends on shape, strides and the address modulo 16.
     """

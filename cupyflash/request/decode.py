@@ -18,9 +18,9 @@ REQUIRED = ("q", "k_cache", "v_cache")
 
 
 def pose(arrays: Mapping[str, Any], options: Options) -> tuple[Problem, Cache]:
-    """The problem that `attention_decode`'s arrays by name pose, and its cache; key lengths are NumPy's cache_seqlens.
+    """The problem of `attention_decode`'s arrays, by name, and its cache; key lengths are NumPy's cache_seqlens.
 
-    Raises what `attention_decode` does of their shapes and types.
+    Raises the errors of `attention_decode` about shapes and types.
     """
     q, k_cache, v_cache = (arrays[name] for name in REQUIRED)
     k, table = arrays.get("k"), arrays.get("block_table")
@@ -28,7 +28,7 @@ def pose(arrays: Mapping[str, Any], options: Options) -> tuple[Problem, Cache]:
     for name, array in operands.items():
         check_operand(name, array, q)
     if q.ndim != 4 or not q.shape[2]:
-        raise ValueError(f"q must be (b, h, n_q, d) with a query at least, got shape {q.shape}")
+        raise ValueError(f"q must be (b, h, n_q, d) with at least one query, got shape {q.shape}")
     batch, heads, n_q, d = q.shape
     if k_cache.shape[-1] != d:
         raise ValueError(f"k_cache must have q's head dimension {d}, got shape {k_cache.shape}")
@@ -97,7 +97,7 @@ def check_table(batch: int, table: Array) -> None:
 def _check_paged(batch: int, k_cache: Array, table: Array) -> None:
     check_table(batch, table)
     if not k_cache.shape[0]:
-        raise ValueError(f"k_cache must have a page at least, got shape {k_cache.shape}")
+        raise ValueError(f"k_cache must have at least one page, got shape {k_cache.shape}")
     if not k_cache.shape[2] or k_cache.shape[2] % PAGE_STEP:
         what = f"(pages, h_kv, page_size, d) with a page_size that is a multiple of {PAGE_STEP}"
         raise ValueError(f"k_cache must be {what}, got shape {k_cache.shape}")
@@ -118,7 +118,7 @@ def check_tree_mask(batch: int, n_q: int, tree: Array) -> None:
 
 
 def check_contents(arrays: Mapping[str, Any]) -> None:
-    """ValueError for lengths and pages that are on the host, where they can be looked at, and that the cache does not have."""
+    """ValueError for lengths and pages on the host, where they can be checked, that the cache does not have."""
     lengths, table, k_cache, k = (arrays.get(name) for name in ("cache_seqlens", "block_table", "k_cache", "k"))
     assert lengths is not None and k_cache is not None
     if not isinstance(lengths, np.ndarray):
@@ -129,14 +129,14 @@ def check_contents(arrays: Mapping[str, Any]) -> None:
     for length in lengths.tolist():
         if not 0 <= length <= room - added:
             new = f" less the {added} new ones" if added else ""
-            raise ValueError(f"cache_seqlens must be between 0 and {room - added}, what the cache has room for{new}, got {length}")
+            raise ValueError(f"cache_seqlens must be between 0 and {room - added}, the cache's room{new}, got {length}")
     if isinstance(table, np.ndarray):
         check_pages(table, lengths.tolist(), added, page, k_cache.shape[0])
 
 
 def check_pages(table: np.ndarray, lengths: Sequence[int], added: int, page: int, pages: int) -> None:
-    """ValueError for a page that a cache of so many, of `page` keys each, does not have, where sequences have `lengths` keys and
-    `added` ones behind them; and where those would go to a page that is used twice."""
+    """ValueError for a page that a cache of `pages` pages, of `page` keys each, does not have, if sequences have `lengths` keys and
+    `added` ones after them; and if the added ones would go to a page that is used twice."""
     used = [table[b, : -(-(length + added) // page)] for b, length in enumerate(lengths)]
     for b, own in enumerate(used):
         bad = own[(own < 0) | (own >= pages)]
@@ -147,7 +147,7 @@ def check_pages(table: np.ndarray, lengths: Sequence[int], added: int, page: int
 
 
 def _check_own_pages(used: Sequence[np.ndarray], cached: Sequence[int]) -> None:
-    """ValueError where new keys, which go to a sequence's pages behind so many, would go to one that is used twice."""
+    """ValueError if new keys, which follow a sequence's keys in its pages, would go to a page that is used twice."""
     pages, uses = np.unique(np.concatenate(used), return_counts=True)
     for b, (own, whole) in enumerate(zip(used, cached, strict=True)):
         shared = np.intersect1d(own[whole:], pages[uses > 1])

@@ -1,4 +1,4 @@
-"""Dropout of attention's weights: what a call asks for, and the numbers that its kernels are given."""
+"""Dropout of attention's weights: the options of a call, and the numbers that its kernels get."""
 
 from __future__ import annotations
 
@@ -25,17 +25,18 @@ FIELDS = (*numbers("unsigned", *UNSIGNED), *numbers("float", "dropout_scale"))
 
 @dataclass(frozen=True)
 class Dropout:
-    """Each weight of the softmax is dropped with a probability of `p`, 0 < p < 1, and multiplied by 1 / (1 - p) if it is kept.
+    """The dropout of a call: each weight of the softmax is dropped with a probability of `p`, 0 < p < 1, or kept and multiplied by
+    1 / (1 - p).
 
-    p is rounded to a multiple of 2**-16, 2**-16 at least and 1 - 2**-16 at most: `probability` is what it then is. Which weights
-    are dropped follows from `seed` (0 to 2**64 - 1), `offset` (0 to 2**32 - 1) and where a weight is: batch, head, row and key,
-    counted from `origin`, of which the row must be a multiple of 32 and the key of 16.
+    p is rounded to a multiple of 2**-16, at least 2**-16 and at most 1 - 2**-16: `probability` is the rounded value. `seed` (0 to
+    2**64 - 1), `offset` (0 to 2**32 - 1) and a weight's position decide whether it is dropped: batch, head, row and key, counted
+    from `origin`, whose row must be a multiple of 32 and whose key one of 16.
 
-    Source: Philox4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011), with the key (seed % 2**32,
-    seed >> 32) and the counter (row // 32 * 8 + row % 8, key // 16 * 8 + key % 8, batch * 2**16 + head, offset). Of the four words
-    of a call, word row // 8 % 4 is this row's; key // 8 % 2 says which half, the lower being 0.
+    Source: Philox4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011), with the key (seed % 2**32, seed
+    >> 32) and the counter (row // 32 * 8 + row % 8, key // 16 * 8 + key % 8, batch * 2**16 + head, offset). Of the four words of a
+    call, word row // 8 % 4 is this row's; key // 8 % 2 chooses its half, 0 the lower one.
 
-    Raises TypeError or ValueError that names the argument, its value and what is allowed.
+    Raises TypeError or ValueError that names the argument, its value and the allowed values.
     """
 
     p: float
@@ -54,7 +55,7 @@ class Dropout:
 
     @classmethod
     def asked(cls, dropout: Any, seed: Any, offset: Any, origin: Any) -> Dropout | None:
-        """From a call's arguments; None where nothing is dropped. ValueError for a dropout without a seed."""
+        """The dropout of a call's arguments; None if nothing is dropped. ValueError for a dropout without a seed."""
         plain = type(dropout) in (int, float) and type(offset) is int and origin is NO_ORIGIN
         if plain and not (dropout or offset or seed is not None):  # as most have it
             return None
@@ -76,12 +77,12 @@ class Dropout:
 
     @property
     def scale(self) -> float:
-        """What weights that are kept are multiplied by: 1 / (1 - p)."""
+        """The factor of kept weights: 1 / (1 - p)."""
         return 1 / (1 - self.probability)
 
     @property
     def keywords(self) -> dict[str, Any]:
-        """What a call is to be given by name."""
+        """The arguments of a call with this dropout, by name."""
         return dict(zip(ARGUMENTS, (self.p, self.seed, self.offset, self.origin), strict=True))
 
     @property
@@ -94,7 +95,7 @@ class Dropout:
 
 @lru_cache(maxsize=256)
 def _same_numbers(p: float, origin: tuple[int, int, int, int]) -> dict[str, Any]:
-    """Those that a training's calls have in common."""
+    """The numbers that the calls of a training share."""
     asked, (batch, head, row, key) = Dropout(p, 0, 0, origin), origin
     # The threshold is compared with the upper half of a word; rows and keys are counted as the counter does.
     words = {"threshold": asked.threshold << 32 - BITS, "pair": batch << 16 | head, "row": row // 4, "key": key // 2}
@@ -109,7 +110,7 @@ NO_NUMBERS: Mapping[str, Any] = dict.fromkeys((*UNSIGNED, "dropout_scale"), 0)
 
 @lru_cache(maxsize=256)
 def with_dropout(struct: Params, dropout: bool) -> Params:
-    """A struct with what decides over dropped weights, if there are any."""
+    """A struct with the fields that decide which weights are dropped, if any are."""
     return Params((*struct.fields, *FIELDS)) if dropout else struct
 
 

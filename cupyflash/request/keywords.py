@@ -14,7 +14,7 @@ NO_ORIGIN = (0, 0, 0, 0)
 
 
 class Scores(TypedDict, total=False):
-    """Of every call: which scores count, and what becomes of them."""
+    """The keywords of every call: which scores count, and how they are transformed."""
 
     causal: bool
     window: tuple[int | None, int | None] | None
@@ -109,14 +109,14 @@ DEFAULTS: Mapping[str, Any] = MappingProxyType(
 
 
 class Keywords(NamedTuple):
-    """What a call may be given: by name, with what it is by default; and those of them that it must be."""
+    """The keywords of a call: their defaults by name, and the names that are required."""
 
     call: str
     defaults: Mapping[str, Any]
     required: frozenset[str]
 
     def complete(self, given: Mapping[str, Any]) -> dict[str, Any]:
-        """With the defaults of what is not given. TypeError for names that the call has not."""
+        """The given keywords with the defaults of the others. TypeError for names that the call does not have."""
         for name in given:
             if name not in self.defaults:
                 raise TypeError(f"{self.call}() got an unexpected keyword argument {name!r}")
@@ -143,7 +143,7 @@ def asks(keywords: Any, **other: Any) -> Callable[[Function], Function]:
 
 
 def keywords_of(function: Callable[..., Any]) -> Keywords:
-    """What a function that `asks` may be given."""
+    """The keywords of a function that `asks`."""
     parameters: Mapping[str, Any] = function.__signature__.parameters  # type: ignore[attr-defined]
     defaults = {name: None if each.default is each.empty else each.default for name, each in parameters.items()}
     required = frozenset(name for name, each in parameters.items() if each.default is each.empty)

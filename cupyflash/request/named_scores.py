@@ -17,15 +17,18 @@ SOFTCAPS = (2.0**-64, 2.0**64)
 
 
 def one_score(score: Score | None, softcap: float | None, alibi_slopes: Any | None) -> Score | None:
-    """What a call has for all of its arguments that speak of scores: a soft-cap comes before the slopes, as in flash-attention.
+    """The one score function of a call, from all of its arguments about scores: a soft-cap comes before the slopes, as in
+    flash-attention.
 
-    Raises TypeError or ValueError for what is no cap and no slopes, and for either beside `score`.
+    Raises TypeError or ValueError for a wrong cap or wrong slopes, and for either beside `score`.
     """
     if softcap is None and alibi_slopes is None:
         return score
     if score is not None:
         other = "softcap" if softcap is not None else "alibi_slopes"
-        raise ValueError(f"{other} cannot go with score, which says all that becomes of a score: put it into the line {score!r}")
+        raise ValueError(
+            f"{other} cannot go with score, which is the whole function of a score: write it into the expression {score!r}"
+        )
     capped = None if softcap is None else _softcap(_checked_softcap(softcap))
     if alibi_slopes is None:
         return capped

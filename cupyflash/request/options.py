@@ -1,4 +1,4 @@
-"""What a call asks for besides its arrays: which scores count, and what is done to them."""
+"""The options of a call: which scores count, and how they are transformed."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ MAX_LENGTH = 2**31 - 2**20
 
 @dataclass(frozen=True)
 class BlockMask:
-    """Which blocks of S are visited: (batch or 1, heads or 1, Tr, Tc), by the schedule's block sizes.
+    """The blocks of S that are visited: (batch or 1, heads or 1, Tr, Tc), by the schedule's block sizes.
 
-    `bits` are the packed booleans in C order; None where they are not known to the host: counts are then of a mask that keeps
-    every block.
+    `bits` are the packed booleans in C order; None if the host does not know them: counts are then of a mask that keeps every
+    block.
     """
 
     shape: tuple[int, int, int, int]
@@ -35,7 +35,8 @@ class BlockMask:
 
     @classmethod
     def of(cls, array: Any) -> BlockMask:
-        """From an array of bool, of two to four axes; a block mask as it is. TypeError or ValueError for other arrays."""
+        """Return the block mask of an array of bool with two to four axes; a block mask as it is. TypeError or ValueError for other
+        arrays."""
         if isinstance(array, BlockMask):
             return array
         check_array("block_mask", array)
@@ -48,7 +49,7 @@ class BlockMask:
         return cls(shape, np.packbits(np.ascontiguousarray(array)).tobytes() if known else None)
 
     def require(self, pairs: tuple[int, int]) -> None:
-        """ValueError unless this can be the mask of so many (batches, heads)."""
+        """ValueError unless this can be the mask of (batches, heads) `pairs`."""
         if any(length not in (1, whole) for length, whole in zip(self.shape[:2], pairs, strict=True)):
             given = self.shape if self.shape[0] > 1 else self.shape[1:]
             raise ValueError(f"block_mask must be (b or 1, h or 1, Tr, Tc) with (b, h) = {pairs}, got shape {given}")
@@ -65,14 +66,14 @@ class BlockMask:
 
 @dataclass(frozen=True)
 class Pattern(BlockMask):
-    """What a mask says of each score: (batch or 1, heads or 1, n_q or 1, n_k or 1), as it is broadcast.
+    """The scores that a mask keeps: (batch or 1, heads or 1, n_q or 1, n_k or 1), to be broadcast.
 
-    `bits` None: the host does not know; counts are then of a mask that leaves no tile empty or whole.
+    `bits` None: the host does not know them; counts are then of a mask that leaves no tile empty or whole.
     """
 
     @classmethod
     def of(cls, array: Any) -> Pattern:
-        """Of a mask that broadcasts to the shape of S; what it is broadcast along by a stride of 0 has a length of 1."""
+        """Return the pattern of a mask that broadcasts to the shape of S; an axis of stride 0 becomes one of length 1."""
         empty = 0 in array.shape  # then strides mean nothing
         sides = zip(array.shape, array.strides, strict=True)
         shape = tuple(min(length, 1) if empty or stride == 0 else length for length, stride in sides)
@@ -113,17 +114,17 @@ Window = tuple[int | None, int | None]
 
 
 class Band(NamedTuple):
-    """A window of a part of a larger problem, where a row's own key may be in another part: either side may be negative."""
+    """A window of a part of a larger problem, in which a row's own key may be in another part: either side may be negative."""
 
     left: int | None
     right: int | None
 
 
 class Option(NamedTuple):
-    """A field of `Options`: in words, which kind of thing says it in a call, who takes it, what it is where nothing is asked for.
+    """A field of `Options`: its words, its kind, the algorithms and calls that take it, and its value if nothing is requested.
 
-    Kinds: a "value" is taken as a call has it; an "array" comes beside q, k and v by this name; "found" is what is seen in others.
-    Who takes it: an algorithm, its backward, a call that is planned in another way. All others refuse it.
+    Kinds: a "value" is used as a call has it; an "array" comes beside q, k and v by this name; "found" follows from other options.
+    Takers: an algorithm, its backward, a call that is planned in another way. All others refuse it.
     """
 
     words: str
@@ -133,7 +134,7 @@ class Option(NamedTuple):
 
     @property
     def is_flag(self) -> bool:
-        """Whether it is True or False."""
+        """True if the option is True or False."""
         return self.default is False
 
 
@@ -151,25 +152,23 @@ _PADDED = (*_BY_SCORE, "fa3", "attention_decode")
 
 @dataclass(frozen=True)
 class Options:
-    """What a call asks for besides its arrays: which scores count, and what is done to them.
+    """The options of a call: which scores count, and how they are transformed.
 
-    What a query row sees: under `causal`, aligned bottom-right, row r sees key column c when c <= r + seqlen_k - seqlen_q;
-    with `window` = (left, right), when r + seqlen_k - seqlen_q - left <= c <= r + seqlen_k - seqlen_q + right, None for no
-    limit (beside `causal` right is 0 or None, and then 0; a window of (None, 0) is kept as `causal`);
-    with `padded`, batch b sees its first `key_lengths[b]` keys (None where the lengths are not known to the host: counts
-    are then of full length); with `mask`, a boolean a (row, column) says so too; with `bias`, a number is added to each
-    score; with `block_mask`, only blocks of S that it keeps are visited. Scores are multiplied by `scale`, 1 / sqrt(head_dim)
-    when None. `packed`: batches are sequences of their own lengths, one behind the other (`plan_varlen`).
-    `score` is the form of a score function: what becomes of each scaled score before the bias is added.
-    `mask_function` is that of a mask function, which then stands in the place of `mask`. What either says is `pattern`, where it is
-    known, and if not, how many batches and heads it is different for (None: for all). `tiles_given`: which tiles a mask leaves
-    empty or whole is known before (`block_mask`).
-    `sinks`: a number a head joins the softmax of its rows as one more score, which has no value.
-    `score_dtype`: "float32" where algorithm "standard" keeps S in that in memory, None where in q's dtype.
-    `dropout`: weights of the softmax are dropped at random (`request.dropout.Dropout` says which); batches and heads are then
-    65,536 at most.
+    A query row sees these keys. With `causal`, aligned bottom-right, row r sees key column c if c <= r + seqlen_k - seqlen_q. With
+    `window` = (left, right): if r + seqlen_k - seqlen_q - left <= c <= r + seqlen_k - seqlen_q + right, None for no limit (beside
+    `causal` right is 0 or None, and then 0; a window of (None, 0) is kept as `causal`). With `padded`, batch b sees its first
+    `key_lengths[b]` keys (None if the host does not know the lengths: counts are then of full length). With `mask`, each (row,
+    column) has a boolean; with `bias`, each score has a number that is added to it; with `block_mask`, only blocks of S that it
+    keeps are visited. Scores are multiplied by `scale`, 1 / sqrt(head_dim) if None. `packed`: batches are sequences of their own
+    lengths, one after the other (`plan_varlen`). `score` is the form of a score function, which transforms each scaled score before
+    the bias is added. `mask_function` is the form of a mask function, which replaces `mask`. `pattern` is the scores that either
+    keeps, if these are known; else the numbers of batches and heads for which it differs (None: all). `tiles_given`: the empty and
+    whole tiles of the mask are known before (`block_mask`). `sinks`: each head has a number that joins the softmax of its rows as
+    one more score, without a value. `score_dtype`: "float32" if algorithm "standard" keeps S in float32 in memory, None if in q's
+    dtype. `dropout`: weights of the softmax are dropped at random (`request.dropout.Dropout` defines which); there are then at most
+    65,536 batches and 65,536 heads.
 
-    Raises TypeError or ValueError that names the argument, its value and what is allowed.
+    Raises TypeError or ValueError that names the argument, its value and the allowed values.
     """
 
     causal: bool = option("a causal mask", "value", _EVERY, False)
@@ -228,11 +227,12 @@ class Options:
 
     @property
     def keywords(self) -> dict[str, Any]:
-        """Those that a call is given as they are."""
+        """The options that a call takes as they are, by name."""
         return {name: getattr(self, name) for name, each in OPTIONS.items() if each.kind == "value"}
 
     def beside(self, arrays: Mapping[str, Any]) -> Options:
-        """The same with the arrays that come beside q, k and v, by name: what NumPy's key lengths and block mask say is known."""
+        """The same with the arrays that come beside q, k and v, by name: the contents of NumPy's key lengths and block mask are
+        known."""
         lengths = arrays.get("key_lengths")
         said: dict[str, Any] = {name: arrays.get(name) is not None for name in ARRAYS if OPTIONS[name].is_flag}
         said |= {"padded": lengths is not None, "block_mask": arrays.get("block_mask")}
@@ -240,7 +240,7 @@ class Options:
         return replace(self, **said, key_lengths=tuple(lengths.tolist()) if isinstance(lengths, np.ndarray) else None)
 
     def sized(self, batch: int, heads: int, queries: int, keys: int) -> Options:
-        """The same for so many of each. TypeError or ValueError for key lengths, a block mask or a pattern of others."""
+        """The same for these sizes. TypeError or ValueError for key lengths, a block mask or a pattern of other sizes."""
         if self.block_mask is not None:
             self.block_mask.require((batch, heads))
         if self.pattern is not None:
@@ -253,27 +253,27 @@ class Options:
 
     @property
     def masked(self) -> bool:
-        """Whether a mask, an array or a function, speaks of each score."""
+        """True if a mask, an array or a function, decides on each score."""
         return self.mask or self.mask_function is not None
 
     @property
     def of_scores(self) -> bool:
-        """Whether each score has something of its own: a mask, a bias, a score function."""
+        """True if each score has something of its own: a mask, a bias, a score function."""
         return self.masked or self.bias or self.transformed
 
     @property
     def transformed(self) -> bool:
-        """Whether a scaled score becomes something else, by a score function, before bias and masks."""
+        """True if a score function transforms scaled scores before bias and masks."""
         return self.score is not None
 
     @property
     def left(self) -> int | None:
-        """How many keys before its own (r + seqlen_k - seqlen_q) a row sees; None for all."""
+        """The number of keys that a row sees before its own (r + seqlen_k - seqlen_q); None for all."""
         return self.window[0] if self.window else None
 
     @property
     def right(self) -> int | None:
-        """How many keys behind its own a row sees; None for all."""
+        """The number of keys that a row sees after its own; None for all."""
         return 0 if self.causal else self.window[1] if self.window else None
 
 
@@ -290,12 +290,12 @@ def not_taken(by: str) -> tuple[str, ...]:
 
 
 def refused(options: Options, by: str) -> str | None:
-    """The first field that is asked for and not taken; None where all are."""
+    """The first requested field that is not taken; None if all are."""
     return next((name for name in not_taken(by) if getattr(options, name) != OPTIONS[name].default), None)
 
 
 def require_taken(options: Options, by: str) -> None:
-    """ValueError for what an algorithm, its backward or a call does not take."""
+    """ValueError for options that an algorithm, its backward or a call does not take."""
     name = refused(options, by)
     if name is None:
         return
@@ -321,7 +321,7 @@ def require_choice(name: str, value: object, choices: tuple[str, ...]) -> None:
 
 
 def check_key_lengths(lengths: Any, batch: int, keys: int) -> tuple[int, ...]:
-    """Lengths, in a sequence or an array, as a tuple of Python's integers. TypeError or ValueError for what are none."""
+    """The lengths, from a sequence or an array, as a tuple of Python's integers. TypeError or ValueError for wrong ones."""
     numbers = lengths.tolist() if isinstance(lengths, np.ndarray) else lengths
     if not isinstance(numbers, Iterable) or isinstance(numbers, str | bytes):
         raise TypeError(f"key_lengths must be a sequence of integers, got {lengths!r}")

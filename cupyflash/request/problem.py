@@ -36,14 +36,14 @@ USUAL_HEAD_DIM = 256
 class Problem:
     """O = softmax(scale Q K^T + bias) V for `batch` x `heads` independent heads.
 
-    Q is (batch, heads, seqlen_q, head_dim), K (batch, kv_heads, seqlen_k, head_dim), V (batch, kv_heads, seqlen_k,
-    head_dim_v), query head h reading key head h // (heads // kv_heads); `head_dim_v` is `head_dim` when None. Of packed
-    sequences seqlen_q and seqlen_k are the longest. `alignment` is the number of bytes (a power of two up to 16) that divides
-    the address of every row: it bounds the width of a copy.
+    Q is (batch, heads, seqlen_q, head_dim), K (batch, kv_heads, seqlen_k, head_dim), V (batch, kv_heads, seqlen_k, head_dim_v), and
+    query head h reads key head h // (heads // kv_heads); `head_dim_v` is `head_dim` if None. For packed sequences seqlen_q and
+    seqlen_k are the longest. `alignment` is the number of bytes (a power of two up to 16) that divides the address of every row: it
+    limits the width of a copy.
 
     `options` say which scores count. Fields of `Options` may be given by name instead: `Problem(..., causal=True)`.
 
-    Raises TypeError or ValueError that names the argument, its value and what is allowed.
+    Raises TypeError or ValueError that names the argument, its value and the allowed values.
     """
 
     batch: int
@@ -90,10 +90,10 @@ class Problem:
     def from_arrays(
         cls, q: Array, k: Array, v: Array, options: Options | None = None, *, out: Array | None = None, **asked: Any
     ) -> Problem:
-        """The problem that arrays of shape (n, d), (h, n, d) or (b, h, n, d) pose; `out`, if given, is where O goes.
+        """Return the problem of arrays of shape (n, d), (h, n, d) or (b, h, n, d); `out`, if given, receives O.
 
-        k and v may have fewer heads than q, if their number divides q's; v and out may have another last axis than q and k.
-        The last axis of each must be contiguous. `asked` are arrays beside them, and fields of `Options` by name: `mask` (bool) and
+        k and v may have fewer heads than q, if their number divides q's; v and out may have another last axis than q and k. The
+        last axis of each must be contiguous. `asked` are arrays beside them, and fields of `Options` by name: `mask` (bool) and
         `bias` (q's dtype) must broadcast to (..., n_q, n_k), `key_lengths` (integers) must be (b,), or (1,) without a batch axis,
         `block_mask` (bool) have two to four axes.
         """
@@ -136,7 +136,7 @@ class Problem:
 
     @property
     def score_itemsize(self) -> int:
-        """Bytes of one element of S where it is in memory."""
+        """Bytes of one element of an S in memory."""
         return ITEMSIZE[self.options.score_dtype or self.dtype]
 
     @property
@@ -161,7 +161,7 @@ class Problem:
         return first, end
 
     def sees(self, rows: np.ndarray, keys: int) -> np.ndarray:
-        """Which of `keys` columns each of `rows` sees for its position, (rows, keys) of bool."""
+        """The `keys` columns that each of `rows` sees by its position, (rows, keys) of bool."""
         (first, end), columns = self.keys_seen(rows[:, None], keys), np.arange(keys)
         seen: np.ndarray = (first <= columns) & (columns < end)
         return seen
@@ -195,7 +195,7 @@ def checked_size(name: str, value: Any) -> int:
 
 
 def require_usual_head_dim(problem: Problem, what: str) -> None:
-    """ValueError for a d or d_v that is beyond what all kernels take; `what` does not take it."""
+    """ValueError for a d or d_v beyond the limit of most kernels; `what` names the one that does not take it."""
     for name in ("head_dim", "head_dim_v"):
         if (size := getattr(problem, name)) > USUAL_HEAD_DIM:
             takes = f"up to {MAX_HEAD_DIM} are 'fa2' in float16 and bfloat16"
@@ -235,7 +235,7 @@ def _check_beside(
 
 
 def require_lengths(name: str, lengths: Array, batch: int) -> None:
-    """TypeError or ValueError for what is not an integer for each of a batch."""
+    """TypeError or ValueError unless there is an integer for each of a batch."""
     check_array(name, lengths)
     if lengths.dtype.kind not in "iu":
         raise TypeError(f"{name} must be of an integer dtype, got {lengths.dtype}")

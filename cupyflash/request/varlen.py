@@ -1,4 +1,4 @@
-"""Batches of sequences of different lengths, packed one behind the other: what their bounds say, and the problem they pose."""
+"""Batches of sequences of different lengths, packed one after the other: the lengths from their bounds, and their problem."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ LONGEST = ("max_seqlen_q", "max_seqlen_k")
 
 @dataclass(frozen=True)
 class Sequences:
-    """The (queries, keys) of each sequence, None where they are on a GPU and need not be looked at; and of the longest."""
+    """The (queries, keys) of each sequence, None if they are on a GPU and need not be read; and of the longest."""
 
     lengths: tuple[tuple[int, int], ...] | None
     longest: tuple[int, int]
@@ -40,9 +40,9 @@ def heads_first(array: Any) -> Any:
 def pose(
     arrays: Mapping[str, Any], options: Options, max_seqlen_q: int | None = None, max_seqlen_k: int | None = None
 ) -> tuple[Problem, Sequences]:
-    """The problem of the longest sequence, as often as there are sequences, and what the sequences' bounds say.
+    """The problem of the longest sequence, with the number of sequences as its batch, and the sequences' lengths.
 
-    `arrays` are `attention_varlen`'s by name, and so is what this raises.
+    `arrays` are `attention_varlen`'s by name, and so are the errors.
     """
     problem = posed(arrays, options)
     found = sequences(arrays, len(arrays["q"]), len(arrays["k"]), max_seqlen_q, max_seqlen_k)
@@ -52,7 +52,7 @@ def pose(
 
 
 def posed(arrays: Mapping[str, Any], options: Options) -> Problem:
-    """As many sequences as there are, of lengths that are yet to be looked at."""
+    """The problem with the right number of sequences, before their lengths are checked."""
     check_bounds(arrays)
     views = {name: heads_first(arrays[name]) for name in ("q", "k", "v", "out") if name in arrays}
     known = {*views, *BOUNDS, *captured_among(arrays)}
@@ -61,7 +61,7 @@ def posed(arrays: Mapping[str, Any], options: Options) -> Problem:
 
 
 def check_bounds(arrays: Mapping[str, Any]) -> None:
-    """TypeError or ValueError for arrays that are none of packed sequences, whatever the bounds say."""
+    """TypeError or ValueError for arrays that cannot be those of packed sequences, whatever the bounds say."""
     _check_shapes(**{name: arrays[name] for name in ("q", "k", "v")})
     if "out" in arrays:
         require_shape("out", arrays["out"], (*arrays["q"].shape[:-1], arrays["v"].shape[-1]))
@@ -77,7 +77,7 @@ def check_bounds(arrays: Mapping[str, Any]) -> None:
 def sequences(
     bounds: Mapping[str, Any], total_q: int, total_k: int, max_seqlen_q: int | None, max_seqlen_k: int | None
 ) -> Sequences:
-    """What bounds by name say."""
+    """The lengths of the sequences, from bounds by name."""
     queries, longest_q = _lengths("q", bounds["cu_seqlens_q"], total_q, max_seqlen_q)
     keys, longest_k = _lengths("k", bounds["cu_seqlens_k"], total_k, max_seqlen_k)
     lengths = None if queries is None or keys is None else tuple(zip(queries, keys, strict=True))
@@ -85,7 +85,7 @@ def sequences(
 
 
 def _check_shapes(q: Array, k: Array, v: Array) -> None:
-    """What `Problem.from_arrays` would say of other axes."""
+    """Check the axes with the errors that `Problem.from_arrays` would give."""
     for name, array in (("q", q), ("k", k), ("v", v)):
         if array.ndim != 3:
             raise ValueError(f"{name} must be (total, h, d), got shape {array.shape}")
@@ -96,7 +96,7 @@ def _check_shapes(q: Array, k: Array, v: Array) -> None:
 
 
 def _lengths(side: str, cu_seqlens: Any, total: int, longest: int | None) -> tuple[tuple[int, ...] | None, int]:
-    """The lengths of the sequences, None where they are on a GPU and `longest` is given; and the longest."""
+    """The lengths of the sequences, None if they are on a GPU and `longest` is given; and the longest."""
     if longest is not None:
         if isinstance(longest, bool) or not isinstance(longest, Integral):
             raise TypeError(f"max_seqlen_{side} must be an integer or None, got {longest!r}")
@@ -106,7 +106,7 @@ def _lengths(side: str, cu_seqlens: Any, total: int, longest: int | None) -> tup
             return None, int(longest)
     if not isinstance(cu_seqlens, np.ndarray) and capturing():
         raise ValueError(
-            f"max_seqlen_{side} must be given while a CUDA graph is captured: to look into cu_seqlens_{side} waits for the GPU"
+            f"max_seqlen_{side} must be given while a CUDA graph is captured: reading cu_seqlens_{side} would wait for the GPU"
         )
     found = cu_seqlens.tolist()  # from a GPU, this waits
     lengths = tuple(end - begin for begin, end in pairwise(found))

@@ -1,4 +1,4 @@
-"""Room schedules: `plan` chooses one, `TileSchedule` is what it says."""
+"""Room schedules: `plan` chooses a `TileSchedule`."""
 
 from __future__ import annotations
 
@@ -112,15 +112,15 @@ def plan(
     *,
     lse: bool = False,
 ) -> TileSchedule:
-    """The tile schedule of `algorithm` ("fa1", "fa2", "fa3", "standard" or "decode") for a problem on a device.
+    """Return the tile schedule of `algorithm` ("fa1", "fa2", "fa3", "standard" or "decode") for a problem on a device.
 
     "decode" splits the keys over thread blocks and has no tiling to choose (`plan_decode` plans it with a cache). `tiling` is None
     for the sizes fitted to the kernel's layout, "paper" for the formula's own, or (block_rows, block_cols) that the kernel runs.
-    "paper", and a `TileSize`, are taken as they are: where no kernel runs them, theory and replay count them all the same, and
-    `.kernels()` refuses. `lse` says whether L is written. Kernels, launch and simulator read everything from what this returns.
+    "paper" and a `TileSize` are used unchanged: if no kernel runs them, theory and replay still count them, but `.kernels()`
+    refuses. `lse`: True if L is written. Kernels, launch and simulator read everything from the result.
 
-    Raises ValueError for an unknown algorithm, a tiling that is none of these, (block_rows, block_cols) that the kernel does not
-    run, with the nearest that it does, or an SRAM too small for the least block.
+    Raises ValueError for an unknown algorithm, another kind of tiling, (block_rows, block_cols) that the kernel does not run (the
+    message has the nearest that it does), or an SRAM too small for the smallest block.
     """
     tiling = _checked_choice(problem, device, algorithm, tiling)
     if problem.options.packed:
@@ -141,10 +141,11 @@ class Choice:
 
 
 def choose(problem: Problem, device: Device, tiling: TilingChoice = None, refused: str | None = None) -> Choice:
-    """Which algorithm "auto" is for a problem on a device, by their models: "fa2", or where they run and are faster "fa3", or
-    "decode" for few queries of few heads, whose keys are then split over thread blocks.
+    """The algorithm that "auto" chooses for a problem on a device, by the models, with the reason.
 
-    Blocks that are asked for are "fa2"'s. `refused` is why "fa3" does not take the arrays, where they are known.
+    "fa2"; or "fa3", if it runs and is faster; or "decode" for few queries of few heads, whose keys are then split over thread
+    blocks. A given `tiling` means "fa2", whose blocks it fixes. `refused`: the reason why "fa3" does not take the arrays, if it is
+    known.
     """
     if tiling is not None:
         return Choice("fa2", "tiling= speaks of fa2's blocks")
@@ -173,8 +174,7 @@ def _choose(problem: Problem, device: Device, refused: str | None) -> Choice:
 
 
 def _splits_keys(problem: Problem) -> bool:
-    """Whether a call that has no cache may have its keys split: few queries against many keys, and no mask, which skips no tiles
-    there."""
+    """True if a call without a cache may have its keys split: few queries against many keys, no mask (`decode` skips no tiles)."""
     p = problem
     plain = refused(p.options, "decode") is None and not p.options.masked and max(p.head_dim, p.head_dim_v) <= USUAL_HEAD_DIM
     return plain and p.head_count > 0 and p.seqlen_k >= KEYS_A_QUERY * p.seqlen_q > 0
@@ -195,7 +195,7 @@ Planned = TypeVar("Planned", bound=TileSchedule)
 def _runnable(
     made: Callable[[Problem, tuple[int, int]], Planned], problem: Problem, device: Device, blocks: tuple[int, int]
 ) -> Planned:
-    """The schedule of blocks that were asked for. ValueError where no kernel runs them, with the nearest that one does."""
+    """The schedule of requested blocks. ValueError if no kernel runs them, with the nearest that one does."""
     try:
         schedule = made(problem, blocks)
         if has_dtype(problem.dtype, device):  # else nothing runs, whatever the blocks
@@ -230,8 +230,8 @@ def _nearest(
 
 
 def _checked_choice(problem: Problem, device: Device, algorithm: str, tiling: TilingChoice, backward: bool = False) -> TilingChoice:
-    """The tiling in its one form. TypeError or ValueError for what is none, for the other arguments, and for what is asked of the
-    algorithm that it has not."""
+    """The tiling in its one form. TypeError or ValueError for a wrong tiling, wrong other arguments, and options that the algorithm
+    does not have."""
     if not isinstance(problem, Problem):
         raise TypeError(f"problem must be a Problem, got {type(problem).__name__}")
     if not isinstance(device, Device):
@@ -250,7 +250,7 @@ def _checked_choice(problem: Problem, device: Device, algorithm: str, tiling: Ti
 
 
 def _are_blocks(tiling: tuple[Any, ...]) -> bool:
-    """Whether these are two whole numbers above zero."""
+    """True if these are two whole numbers above zero."""
     return len(tiling) == 2 and all(isinstance(size, Integral) and not isinstance(size, bool) and int(size) > 0 for size in tiling)
 
 
@@ -271,12 +271,12 @@ def plan_varlen(
     algorithm: str = "fa2",
     patterns: Patterns | None = None,
 ) -> VarlenSchedule:
-    """The schedule of `problem.batch` packed sequences, the longest of `seqlen_q` queries and `seqlen_k` keys.
+    """Return the schedule of `problem.batch` packed sequences, the longest of `seqlen_q` queries and `seqlen_k` keys.
 
-    `seqlens` has the (queries, keys) of each, None where the host does not know them; `totals` are the queries and keys of all
-    together, where `seqlens` does not say: by default as many as if all were as long as the longest. `algorithm` is "fa2" or "fa3".
-    `patterns` are what a mask function says of each sequence, where that is known (`patterns_of` finds it).
-    Raises as `plan` does, and ValueError for seqlens of another batch or longer than the longest.
+    `seqlens` has the (queries, keys) of each, None if the host does not know them; `totals` are then the queries and keys of all
+    together, by default as many as if all were as long as the longest. `algorithm` is "fa2" or "fa3". `patterns` are the patterns
+    of a mask function in each sequence, if they are known (`patterns_of` finds them). Raises as `plan` does, and ValueError for
+    seqlens of another batch or longer than the longest.
     """
     packed = _packed(problem)
     require_choice("algorithm", algorithm, VARLEN_ALGORITHMS)
@@ -370,7 +370,7 @@ def _plan(problem: Problem, device: Device, algorithm: str, tiling: TilingChoice
 def _tiling(
     paper: TileSize, fit: Callable[[Problem, Device], TileSize], problem: Problem, device: Device, tiling: TilingChoice
 ) -> Tiling:
-    """The three stages; raises `DoesNotFit` where nothing fits, unless the caller chose the blocks."""
+    """The three stages of a tiling; raises `DoesNotFit` if nothing fits, unless the caller chose the blocks."""
     try:
         fitted = fit(problem, device)
     except DoesNotFit:

@@ -1,4 +1,5 @@
-"""What merges a call's O and L into sums over other keys: each row read and written once, a warp a row."""
+"""The schedule of the kernel that merges a call's O and L into sums over other keys: it reads and writes each row once, a warp a
+row."""
 
 from __future__ import annotations
 

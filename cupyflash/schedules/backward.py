@@ -1,4 +1,4 @@
-"""What the schedules of the backward pass have in common: a (batch, key head) at a time, its gradients dK and dV on chip."""
+"""The base of the backward pass's schedules: a (batch, key head) at a time, its gradients dK and dV on chip."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from cupyflash.schedules.parts import Part
 
 
 def gradient_params(*own: Field) -> Params:
-    """The struct of a backward's kernels: what `attention_params` has, dO, the gradients, and fields of its `own`."""
+    """The struct of a backward's kernels: the fields of `attention_params`, dO, the gradients, and fields of its `own`."""
     return attention_params(
         Field("dO", "const Element", params.ROWS),
         *params.arrays("Element", params.ROWS, ("dQ", "dK", "dV")),
@@ -31,10 +31,10 @@ def gradient_params(*own: Field) -> Params:
 
 @dataclass(frozen=True)
 class BackwardSchedule(TileSchedule):
-    """A schedule of dQ, dK and dV (and of the bias's gradient where `dbias`) from dO, O and L.
+    """A schedule of dQ, dK and dV (and of the bias's gradient, with `dbias`) from dO, O and L.
 
-    `deterministic` is for an algorithm that would else sum in no order: the same bits each time. `mask_blocks` are the block sizes
-    of the block mask where they are not the schedule's own, which divide them.
+    `deterministic`: an algorithm that would otherwise sum in any order gives the same bits each time. `mask_blocks`: the block
+    sizes of the block mask, if they differ from the schedule's, which divide them.
     """
 
     results: ClassVar[tuple[str, ...]] = ("dQ", "dK", "dV")
@@ -45,7 +45,8 @@ class BackwardSchedule(TileSchedule):
 
     @property
     def row_results(self) -> tuple[str, ...]:
-        """What the kernels make for each row besides, in float32 and of L's shape: the gradient of what a head has one of."""
+        """The tensors that the kernels write for each row besides, in float32 and of L's shape: the gradient of a number that a
+        head has one of."""
         return ()
 
     @property
@@ -72,9 +73,9 @@ class BackwardSchedule(TileSchedule):
 
 @dataclass(frozen=True)
 class RowBlocksOutside(BackwardSchedule):
-    """A kernel beside the gradients' main one whose thread blocks are row blocks, which visit the column blocks that they see, from
-    the last one on. `packed`: the sequences, where they are packed. `skips`: whether tiles that a mask leaves empty are left out,
-    where there is room for their states."""
+    """A kernel beside the gradients' main one, with row blocks as thread blocks: they visit the column blocks that they see, from
+    the last one on. `packed`: the sequences, if they are packed. `skips`: True if it leaves out tiles that a mask leaves empty,
+    provided that there is room for their states."""
 
     packed: Packed | None = None
     skips: bool = True
@@ -102,14 +103,14 @@ class RowBlocksOutside(BackwardSchedule):
         """The walks through some parts, by default the schedule's own."""
 
     def row_walk(self, kernel: str, parts: tuple[Part, ...], moves: Iterable[Move], rooms: tuple[Room, ...]) -> Walk:
-        """A walk that makes `moves`, behind the reads by which all such kernels know what to do."""
+        """A walk that makes `moves`, after the reads by which all such kernels find their work."""
         p, packed = self.problem, self.packed
         first = (*search_reads(packed, "q"), *length_reads(p), *tile_reads(self), *captured(p, "head", BEGIN))
         return Walk(kernel, self, parts, "gI", "J", (*first, *moves), rooms, works=self.grid if packed else None)
 
 
 def require_mask_blocks(schedule: BackwardSchedule) -> None:
-    """ValueError unless the block mask, if there is one, has an element for each of `mask_blocks`, and those are whole blocks."""
+    """ValueError unless the block mask, if there is one, has an element for each of `mask_blocks`, and these are whole blocks."""
     require_block_mask(schedule, schedule.mask_blocks)
     own = schedule.block_rows, schedule.block_cols
     rows, cols = schedule.mask_blocks or own

@@ -1,4 +1,4 @@
-"""Who takes which piece of work: list scheduling, in which whoever is free first takes the next."""
+"""List scheduling: the taker that is free first takes the next piece of work."""
 
 from __future__ import annotations
 
@@ -9,15 +9,18 @@ from typing import NamedTuple
 import numpy as np
 
 MOST_PIECES = 1 << 10
-"""Whose takers are followed one by one, which takes a millisecond; those before them are taken to be spread evenly, as many are."""
+"""The number of last pieces whose takers are followed one by one, which takes a millisecond. Earlier pieces count as spread evenly,
+since they are many.
+"""
 SAMPLE = 1 << 9
-"""Pieces that are looked at together, and that speak for many."""
+"""The number of pieces that are read together, and the size of the sample that stands for many."""
 
 
 class Pieces(NamedTuple):
     """Pieces of work in the order in which they are taken.
 
-    lengths: of the pieces of an array of numbers, each below `number`. period: after so many the same lengths come again.
+    lengths: maps an array of piece numbers, each below `number`, to their lengths. period: the number of pieces after which the
+    lengths repeat.
     """
 
     number: int
@@ -29,7 +32,7 @@ class Pieces(NamedTuple):
         return cls(len(lengths), lengths.__getitem__, len(lengths))
 
     def total(self, end: int) -> float:
-        """The lengths of the first `end`, by an even sample where there are many."""
+        """The sum of the lengths of the first `end`, from an even sample if there are many."""
 
         def added(first: int) -> float:
             some = min(first, SAMPLE)
@@ -46,7 +49,7 @@ class Pieces(NamedTuple):
 
 
 def taken(lengths: np.ndarray, takers: int) -> tuple[np.ndarray, np.ndarray]:
-    """Who takes each piece, and when it begins; of those who are free at once the first one takes it."""
+    """The taker of each piece, and the time at which it begins. Of several free takers the first one takes the piece."""
     whose, begins = np.zeros(len(lengths), np.int64), np.zeros(len(lengths), lengths.dtype)
     free = [(lengths.dtype.type(0).item(), taker) for taker in range(takers)]
     for piece, length in enumerate(lengths.tolist()):
@@ -56,7 +59,7 @@ def taken(lengths: np.ndarray, takers: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def busiest(pieces: Pieces, takers: int) -> float:
-    """How long who is busy longest is."""
+    """The time that the busiest taker needs."""
     before = max(0, pieces.number - MOST_PIECES) // takers * takers  # so that equal ones end together
     free = [pieces.total(before) / takers] * takers  # when each is
     for length in pieces.since(before):
@@ -65,6 +68,6 @@ def busiest(pieces: Pieces, takers: int) -> float:
 
 
 def balance(lengths: np.ndarray, takers: int) -> float:
-    """The busiest over the mean, 1 where there is nothing to do."""
+    """The busiest over the mean; 1 if there is no work."""
     mean = float(lengths.sum()) / takers
     return busiest(Pieces.listed(lengths), takers) / mean if mean else 1.0

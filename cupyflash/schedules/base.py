@@ -1,7 +1,7 @@
-"""What every tile schedule says: which tiles sit in SRAM, what moves when, and which kernels do it.
+"""The base of all schedules: which tiles sit in SRAM, what moves when, and which kernels do it.
 
-A schedule is the one description of an algorithm's tiling. The kernels' compile-time constants, their launch, the
-simulator's replay and the theory's block sizes are all read from it.
+A schedule is the one description of an algorithm's tiling. The kernels' compile-time constants, their launch, the simulator's
+replay and the theory's block sizes are all read from it.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ ELEMENT_TYPE = {"float16": "__half", "bfloat16": "__nv_bfloat16", "float32": "fl
 
 
 def total_bytes(tiles: Iterable[Room]) -> int:
-    """Of all tiles together."""
+    """The sum of the bytes of all tiles."""
     return sum(tile.nbytes for tile in tiles)
 
 
@@ -51,9 +51,9 @@ def total_bytes(tiles: Iterable[Room]) -> int:
 class Kernel:
     """One launch: entry `name` of `source` compiled with `constants`, on `grid` blocks of `threads`.
 
-    Its one argument is the struct `params`, which `launch.binding` fills. `instead` are others for the same grid that do the
-    same, the fastest first: a compiler that has no registers for the first may have them for one of those. `accelerated`: it needs
-    its architecture's own instructions (wgmma, say), which machine code for sm_90a has and that for sm_90 has not.
+    Its one argument is the struct `params`, which `launch.binding` fills. `instead`: other kernels for the same grid with the same
+    result, the fastest first; a compiler that has too few registers for this one may have enough for one of those. `accelerated`:
+    it needs its architecture's own instructions (wgmma, say), which exist in machine code for sm_90a, but not for sm_90.
     """
 
     source: str
@@ -76,7 +76,7 @@ class Workspace:
 
 
 class Schedule(ABC):
-    """What moves between HBM and SRAM, when, and which kernels do it, for one algorithm on one device."""
+    """The moves between HBM and SRAM, their times, and the kernels that make them, for one algorithm on one device."""
 
     algorithm: ClassVar[str]
 
@@ -113,7 +113,7 @@ def require_schedule(schedule: object, kind: type[Any], maker: str, but: tuple[t
 class TileSchedule(Schedule):
     """A problem, a device, an algorithm's tiling, and all that follows from the three.
 
-    `results` are the tensors that the kernels make. `lse` says whether L, the log-sum-exp of each row, is written.
+    `results` are the tensors that the kernels make. `lse`: True if L, the log-sum-exp of each row, is written.
     """
 
     results: ClassVar[tuple[str, ...]] = ("O", "L")
@@ -144,11 +144,12 @@ class TileSchedule(Schedule):
         return self.problem.seqlen_q, self.problem.seqlen_k
 
     def sharing(self, kernel: str) -> int | None:
-        """Thread blocks of a kernel that the planner lets share a multiprocessor; None where it leaves that to their sizes."""
+        """The number of a kernel's thread blocks that share a multiprocessor by the planner's choice; None if their sizes
+        decide."""
         return None
 
     def tile_walks(self, parts: tuple[Part, ...]) -> Iterator[Walk]:
-        """What finds the states of a mask's tiles."""
+        """The walks of the kernels that find the states of a mask's tiles."""
         for each in self.found_tiles:
             planes, heads = each.planes
             yield Walk(
@@ -167,33 +168,33 @@ class TileSchedule(Schedule):
 
     @property
     def together(self) -> Packed | None:
-        """The sequences that are packed along one axis, where they are."""
+        """The sequences that are packed along one axis, if they are."""
         return None
 
     @property
     def state_words(self) -> int | None:
-        """Words of shared memory that a bit of each tile that a thread block may visit takes; None where none are skipped."""
+        """Words of shared memory for a bit of each tile that a thread block may visit; None if none are skipped."""
         return None
 
     @property
     def mask_tiles(self) -> tuple[MaskTiles, ...]:
-        """The tiles of a mask whose states its kernels are given, so that they skip the empty ones."""
+        """The mask's tiles whose states its kernels read, so that they skip the empty ones."""
         made, words = MaskTiles(self.problem, (self.block_rows, self.block_cols), packed=self.together), self.state_words
         fits = words is not None and 8 * words <= mask_tiles.MOST_STATE_BYTES
         return (made,) if self.problem.options.masked and fits and made.count <= mask_tiles.MOST_TILES else ()
 
     @property
     def found_tiles(self) -> tuple[MaskTiles, ...]:
-        """Those whose states its first kernels find."""
+        """The mask's tiles whose states its own first kernels find."""
         return () if self.problem.options.tiles_given else self.mask_tiles
 
     @property
     def given_tiles(self) -> tuple[MaskTiles, ...]:
-        """Those whose states are known before."""
+        """The mask's tiles whose states are known before."""
         return self.mask_tiles if self.problem.options.tiles_given else ()
 
     def kept_tiles(self) -> Tiles | None:
-        """What block mask and mask say of the tiles of each (batch, head); None where all are visited alike."""
+        """The tiles of each (batch, head) that block mask and mask keep; None if all tiles are visited alike."""
         p, states = self.problem, [each.states for each in self.mask_tiles[:1]]
         if p.options.block_mask is None and (not states or states[0] is None):
             return None
@@ -207,18 +208,18 @@ class TileSchedule(Schedule):
         return np.broadcast_to(block_mask, (self.problem.batch, self.problem.heads, *block_mask.shape[2:]))
 
     def tile_kernels(self) -> tuple[Kernel, ...]:
-        """What finds the states of tiles, before all else."""
+        """The kernels that find the states of tiles, before all others."""
         return tuple(
             Kernel("mask_tiles.cu", "mask_tiles", each.constants(), each.count, mask_tiles.THREADS, 0, self.struct)
             for each in self.found_tiles
         )
 
     def tile_workspaces(self) -> dict[str, Workspace]:
-        """What they write."""
+        """The arrays that the `tile_kernels` write, by name."""
         return {each.field: Workspace(each.shape, "uint8") for each in self.found_tiles}
 
     def maps(self) -> Mapping[str, Box]:
-        """What its kernels copy by tensor maps: by the map's field in the struct, the tensor and the box of one copy."""
+        """The tensor maps of its kernels: by the map's field in the struct, the tensor and the box of one copy."""
         return {}
 
     def numbers(self) -> Mapping[str, int]:
@@ -227,7 +228,7 @@ class TileSchedule(Schedule):
 
     @property
     def struct(self) -> Params:
-        """What its kernels are given."""
+        """The struct that its kernels take."""
         asked = self.problem.options
         tiles = tuple(each.field for each in self.mask_tiles)
         return with_dropout(with_captured(self.params, (asked.score, asked.mask_function), tiles), asked.dropout)
@@ -315,8 +316,8 @@ def element_constants(problem: Problem, with_derivative: bool = False, by_tiles:
 
 
 def attention_params(*own: Field, maps: tuple[str, ...] = ()) -> Params:
-    """The struct of an algorithm's kernels: what all of them are given, and fields of its `own`; with tensor `maps` in place of
-    Q, K, V and O where it has any."""
+    """The struct of an algorithm's kernels: the fields that all of them have, and fields of its `own`; with tensor `maps` in place
+    of Q, K, V and O if it has any."""
     tensors = (*params.arrays("const Element", params.ROWS, "QKV"), Field("O", "Element", params.ROWS))
     return Params(
         (
@@ -336,14 +337,14 @@ def attention_params(*own: Field, maps: tuple[str, ...] = ()) -> Params:
 
 
 def tile_constants(schedule: TileSchedule) -> tuple[tuple[str, int | str], ...]:
-    """For kernels that skip tiles: where the states are."""
+    """The constants that tell kernels which skip tiles where the states are."""
     return tuple(("TILES", each.field) for each in schedule.mask_tiles[:1])
 
 
 @lru_cache(maxsize=256)
 def with_captured(struct: Params, functions: tuple[score.Form | None, ...], tiles: tuple[str, ...] = ()) -> Params:
-    """A struct with the states of a mask's tiles, and with what functions have captured: arrays before the first pointer, which C
-    aligns as Python does, behind maps."""
+    """A struct with the states of a mask's tiles and the captured values of functions: arrays before the first pointer, which C
+    aligns as Python does, after maps."""
     forms = [form for form in functions if form is not None]
     if not forms and not tiles:
         return struct
@@ -383,7 +384,7 @@ def least_capability(dtype: str) -> tuple[int, int]:
 
 
 def has_dtype(dtype: str, device: Device) -> bool:
-    """Whether the device's generation has the element type."""
+    """True if the device's generation has the element type."""
     return device.compute_capability >= least_capability(dtype)
 
 

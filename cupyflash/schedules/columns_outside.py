@@ -1,4 +1,4 @@
-"""What FlashAttention's Algorithms 1 and 4 (arXiv 2205.14135) have in common: K/V blocks outside, Q blocks inside."""
+"""The base of FlashAttention's Algorithms 1 and 4 (arXiv 2205.14135): K/V blocks in the outer loop, Q blocks in the inner one."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ SEEN_ROWS, UNSEEN, EVERY_ROW = (When("gi", tiles, "begin") for tiles in ("visite
 def fit_paper_blocks(
     problem: Problem, device: Device, shared_bytes: Callable[[Problem, int, int], int], what: str, residents: str
 ) -> TileSize:
-    """The paper's blocks rounded down to tensor core tiles, and further until what is in shared memory fits the SRAM.
+    """The paper's blocks, rounded down to tensor core tiles, and further until their rooms fit the SRAM.
 
-    `shared_bytes(problem, block_rows, block_cols)` are those bytes, of the `residents`; `what` is the algorithm. Raises
-    `DoesNotFit`.
+    `shared_bytes(problem, block_rows, block_cols)` are the bytes of these rooms, for the `residents`; `what` names the algorithm.
+    Raises `DoesNotFit`.
     """
     paper = paper_blocks(problem, device)
     rounded = round_down(paper.block_cols, GRANULE)

@@ -52,19 +52,19 @@ OWN = (
 
 
 def _params() -> Params:
-    """Of the cache the kernel may write to K and V."""
+    """The fields of the struct: the kernel may write to K and V, which are the cache."""
     fields = attention_params(*OWN).fields
     return Params(tuple(replace(each, type="Element") if each.name in ("K", "V") else each for each in fields))
 
 
 @dataclass(frozen=True)
 class Cache:
-    """What decoding has beside a problem, whose `seqlen_k` keys are the room for each sequence's.
+    """The cache of decoding: the figures that a problem lacks. The problem's `seqlen_k` is the room for each sequence's keys.
 
-    appended: new keys of each sequence, which go behind its cached ones. page_size: keys of a page, None where each sequence's keys
-    lie together. pages: how many there are. tree: whether a mask says which of the newest keys each query sees.
+    appended: new keys of each sequence, placed after its cached ones. page_size: keys of a page, None if each sequence's keys lie
+    together. pages: their number. tree: True if a mask says which of the newest keys each query sees.
 
-    Raises TypeError or ValueError that names the argument, its value and what is allowed.
+    Raises TypeError or ValueError that names the argument, its value and the allowed values.
     """
 
     appended: int = 0
@@ -87,10 +87,10 @@ class Cache:
 
 @dataclass(frozen=True)
 class DecodeSchedule(TileSchedule):
-    """A thread block has a split of the keys of a row tile of a key head.
+    """The schedule of decoding: a thread block has a split of the keys of a row tile of a key head.
 
-    `problem.options.key_lengths` are the keys that each sequence has cached, before any are appended; None where they are not known
-    to the host: counts are then of full length.
+    `problem.options.key_lengths` are the keys that each sequence has cached, before any are appended; None if the host does not
+    know them: counts are then of full length.
     """
 
     algorithm: ClassVar[str] = "decode"
@@ -101,7 +101,7 @@ class DecodeSchedule(TileSchedule):
 
     @property
     def config(self) -> decode_tiles.Config:
-        """How the kernel runs it."""
+        """The configuration of the kernel."""
         return self.candidate.config
 
     @property
@@ -226,7 +226,7 @@ class DecodeSchedule(TileSchedule):
 
 @dataclass(frozen=True, eq=False)
 class Cached(Part):
-    """A sequence: its row blocks are (row tile, split), in whose rows its heads go before its queries."""
+    """A sequence with a cache: its row blocks are (row tile, split); a tile's rows are sorted by query, then by head."""
 
     schedule: DecodeSchedule
 
@@ -327,7 +327,7 @@ def queries(schedule: DecodeSchedule, tile: int) -> tuple[int, int]:
 
 
 def seen_keys(schedule: DecodeSchedule, every: int, query: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """(first, end) of the keys that queries see for their position, of a sequence with so many."""
+    """(first, end) of the keys that queries see by their position, in a sequence with `keys` keys."""
     return replace(schedule.problem.asking(padded=False, key_lengths=None), seqlen_k=every).keys_seen(query, every)
 
 
@@ -340,11 +340,12 @@ def schedule_keys(schedule: DecodeSchedule, every: int, first: int, last: int) -
 def plan_decode(
     problem: Problem, device: Device, cache: Cache | None = None, *, num_splits: int | None = None, lse: bool = False
 ) -> DecodeSchedule:
-    """The schedule of decoding: `problem.seqlen_q` queries of each sequence, the newest, against a cache with room for
-    `problem.seqlen_k` keys, of which `problem.options.key_lengths` (None: not known to the host) are there before any are appended.
+    """Return the schedule of decoding: `problem.seqlen_q` queries of each sequence, the newest, against a cache with room for
+    `problem.seqlen_k` keys, of which `problem.options.key_lengths` (None: the host does not know) are there before any are
+    appended.
 
-    The number of splits, a function of problem and device alone, is the one that a model predicts to be fastest, where `num_splits`
-    (1 to 256) does not say. TypeError or ValueError for what the kernel does not run, `DoesNotFit` where nothing fits.
+    `num_splits` (1 to 256) fixes the number of splits; without it, it is the fastest one by a model, a function of problem and
+    device alone. TypeError or ValueError for arguments that the kernel does not run, `DoesNotFit` if nothing fits.
     """
     if not isinstance(problem, Problem):
         raise TypeError(f"problem must be a Problem, got {type(problem).__name__}")

@@ -1,4 +1,5 @@
-"""How the decoding kernel runs a problem: rows and keys of a thread block, slots of its ring, and into how many splits keys go."""
+"""The configurations of the decoding kernel: rows and keys of a thread block, slots of its ring, and the number of splits of the
+keys."""
 
 from __future__ import annotations
 
@@ -48,8 +49,8 @@ MOST_REGISTERS = 255
 
 @dataclass(frozen=True)
 class Config:
-    """One configuration of the kernel: `row_tiles` tiles of 16 rows a warp, `row_warps` warps that share out rows and `key_warps`
-    the keys of a block, `block_cols` keys a block and `stages` slots of the ring."""
+    """One configuration of the kernel: `row_tiles` tiles of 16 rows a warp; `row_warps` warps that divide the rows and `key_warps`
+    that divide the keys of a block; `block_cols` keys a block; `stages` slots of the ring."""
 
     row_tiles: int
     row_warps: int
@@ -73,8 +74,8 @@ class Config:
 
 @dataclass(frozen=True)
 class Candidate:
-    """A configuration on a device: bytes of shared memory by what is held, thread blocks that share a multiprocessor, and splits
-    with the seconds that the model takes it to need; or why it was rejected."""
+    """A configuration on a device: bytes of shared memory by contents, thread blocks that share a multiprocessor, and splits with
+    the model's seconds; or the reason why it was rejected."""
 
     config: Config
     rooms: tuple[tuple[str, int], ...]
@@ -104,7 +105,7 @@ def key_bytes(problem: Problem) -> int:
 
 
 def rooms(problem: Problem, config: Config) -> dict[str, int]:
-    """Bytes of shared memory by what is held there: Q, the ring of K and V blocks, pages' places (or the length), and what score
+    """Bytes of shared memory by contents: Q, the ring of K and V blocks, pages' places (or the length), and the values that score
     and mask functions read once a head, for each row."""
     d, d_v = padded_dim(problem.head_dim), padded_dim(problem.head_dim_v)
     found = {
@@ -117,8 +118,8 @@ def rooms(problem: Problem, config: Config) -> dict[str, int]:
 
 
 def row_shapes(problem: Problem) -> tuple[tuple[int, int], ...]:
-    """(tiles of 16 rows a warp, warps that share out rows): first what holds all rows that read a key head, or most of them, then
-    what takes less shared memory and reads K and V more often."""
+    """(tiles of 16 rows a warp, warps that divide the rows): first the shape that holds all rows that read a key head, or most of
+    them, then those that take less shared memory and read K and V more often."""
     tiles = -(-problem.seqlen_q * group(problem) // GRANULE)
     narrow = max(problem.head_dim, problem.head_dim_v) <= MOST_DIM_OF_TWO
     shapes = [(2, 8), *((1, warps) for warps in (8, 4, 2, 1))] if narrow else [(1, warps) for warps in (8, 4, 2, 1)]
@@ -127,7 +128,7 @@ def row_shapes(problem: Problem) -> tuple[tuple[int, int], ...]:
 
 
 def registers(problem: Problem, config: Config) -> int:
-    """What a thread needs about."""
+    """The approximate number of registers that a thread needs."""
     own = padded_dim(problem.head_dim_v) // 2 + config.block_cols // config.key_warps // 2
     fragments = padded_dim(problem.head_dim) // 4 if in_registers(problem, config) else 0
     return config.row_tiles * own + fragments + OTHER_REGISTERS
@@ -139,7 +140,7 @@ def needed_in_flight(device: Device) -> float:
 
 
 def in_flight(problem: Problem, config: Config, blocks: Any) -> Any:
-    """Bytes of K and V that so many thread blocks (an integer, or an array of them) of a multiprocessor have under way."""
+    """Bytes of K and V that `blocks` thread blocks (an integer, or an array of them) of a multiprocessor have in flight."""
     return blocks * max(1, config.stages - 1) * config.block_cols * key_bytes(problem)
 
 
@@ -149,20 +150,20 @@ def works(problem: Problem, config: Config) -> int:
 
 
 def in_registers(problem: Problem, config: Config) -> bool:
-    """Whether a warp's rows of Q are in registers, as the kernel has them."""
+    """True if the kernel keeps a warp's rows of Q in registers."""
     return config.row_tiles == 1 and max(problem.head_dim, problem.head_dim_v) <= MOST_DIM_OF_TWO
 
 
 def part_clocks(problem: Problem, device: Device, config: Config) -> dict[str, float]:
-    """Clocks of one multiprocessor for a block of keys of a thread block, by what they are spent on: as for a tile of `fa2`."""
+    """Clocks of one multiprocessor for a block of keys of a thread block, by unit, as for a tile of `fa2`."""
     rows = GRANULE * config.row_tiles
     alike = fa2_tiles.Config(config.block_rows, config.block_cols, rows, config.stages, in_registers(problem, config))
     return fa2_tiles.part_clocks(problem, device, alike)
 
 
 def turn(problem: Problem, device: Device, config: Config, together: int) -> float:
-    """Clocks in which so many thread blocks of a multiprocessor all go a block of keys further: what `fa2`'s turn would cost, with
-    the keys shared out among the warps that have the same rows."""
+    """Clocks in which `together` thread blocks of a multiprocessor all advance by a block of keys: the cost of `fa2`'s turn, with
+    the keys divided among the warps that have the same rows."""
     parts = part_clocks(problem, device, config)
     busy = together * max(1.0, PARTITIONS * WARP / config.threads) * max(parts.values())
     serial = sum(clocks for name, clocks in parts.items() if name not in ("shared", "L2")) * PARTITIONS * WARP / config.threads
@@ -180,7 +181,7 @@ def keys_read(problem: Problem, config: Config) -> tuple[int, int]:
 
 
 def least_seconds(problem: Problem, device: Device) -> float:
-    """What the memory needs for K and V once a key head, as far as they are seen."""
+    """The seconds in which the memory delivers the visible K and V once for each key head."""
     p = problem
     first, _ = p.keys_seen(np.array([0]), p.seqlen_k)
     _, end = p.keys_seen(np.array([max(0, p.seqlen_q - 1)]), p.seqlen_k)
@@ -188,9 +189,10 @@ def least_seconds(problem: Problem, device: Device) -> float:
 
 
 def times(problem: Problem, device: Device, config: Config, resident: int, splits: np.ndarray) -> dict[str, np.ndarray]:
-    """The model's seconds with each of so many splits, by part. memory: what row tiles read, at the bandwidth. loads: the
-    multiprocessor with the most keys, as fast as what it has under way and twice its share of the bandwidth let it. arithmetic: its
-    products and exponentials. start: of its thread blocks. partial: what splits write and read again, and the launch for it."""
+    """The model's seconds with each number of splits, by part. memory: the reads of all row tiles, at the bandwidth. loads: those
+    of the multiprocessor with the most keys, as fast as its bytes in flight and twice its share of the bandwidth allow. arithmetic:
+    its products and exponentials. start: of its thread blocks. partial: the bytes that splits write and read again, and the launch
+    for this."""
     p, bandwidth = problem, device.hbm_bandwidth or BANDWIDTH
     most = -(-works(p, config) * splits // device.sm_count)  # thread blocks of a multiprocessor
     together = np.clip(most, 1, resident)
@@ -210,7 +212,7 @@ def times(problem: Problem, device: Device, config: Config, resident: int, split
 
 
 def seconds(problem: Problem, device: Device, config: Config, resident: int, splits: np.ndarray) -> np.ndarray:
-    """What the model takes each of so many splits to need: the longest of memory, loads and arithmetic, and the rest."""
+    """The seconds that the model gives each number of splits: the longest of memory, loads and arithmetic, plus the rest."""
     return overall(times(problem, device, config, resident, splits))
 
 
@@ -222,7 +224,7 @@ def overall(parts: dict[str, np.ndarray]) -> np.ndarray:
 
 
 def split_keys(problem: Problem, config: Config, splits: int) -> int:
-    """Keys that the longest of so many splits reads, in whole blocks."""
+    """Keys that the longest of `splits` splits reads, in whole blocks."""
     longest, _ = keys_read(problem, config)
     return -(-math.ceil(longest / config.block_cols) // splits) * config.block_cols
 
@@ -241,7 +243,8 @@ def under_way(problem: Problem, device: Device, candidate: Candidate) -> int:
 
 
 def candidates(problem: Problem, device: Device, splits: int | None = None) -> tuple[Candidate, ...]:
-    """Every configuration with its best splits, or with those that are asked for: of the first rows of which any fits."""
+    """Every configuration with its best number of splits, or with the given one: those of the first shape of rows of which any
+    fits."""
     found: list[Candidate] = []
     for row_tiles, row_warps in row_shapes(problem):
         found = []
@@ -279,9 +282,9 @@ def _candidate(p: Problem, device: Device, config: Config, splits: int | None) -
 @lru_cache(maxsize=1024)
 def choose(problem: Problem, device: Device, splits: int | None = None) -> Candidate:
     """The widest configuration that the model predicts to be about as fast as any, of those that give every multiprocessor a thread
-    block, or if none does the most of them. `splits` fixes their number.
+    block; if none does, of those with the most thread blocks. `splits` fixes the number of splits.
 
-    ValueError where the device has not the element type, `DoesNotFit` where nothing fits.
+    ValueError if the device lacks the element type, `DoesNotFit` if nothing fits.
     """
     require_dtype(problem.dtype, device)
     found = candidates(problem, device, splits)

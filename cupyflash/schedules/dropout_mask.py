@@ -1,4 +1,4 @@
-"""What shows which weights are kept: an element a thread, written once."""
+"""The schedule of the kernel that writes which weights are kept: an element a thread, written once."""
 
 from __future__ import annotations
 

@@ -72,7 +72,7 @@ class Fa1Schedule(TileSchedule):
         return "O" if self.problem.dtype == "float32" else "O_acc"
 
     def _tiles(self) -> tuple[Room, ...]:
-        """K_j and V_j, which stay in SRAM while the row blocks come by, and what those bring."""
+        """The rooms of K_j and V_j, which stay in SRAM while the row blocks pass, and of the row blocks' tensors."""
         p = self.problem
         if self.tiling.used == self.tiling.paper:
             # The paper's own residency: K_j, V_j, Q_i and O_i in elements of the input type.

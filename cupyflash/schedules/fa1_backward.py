@@ -61,7 +61,7 @@ SUB_TILES = (32, 16)
 
 
 def tiles(problem: Problem, block_rows: int, block_cols: int) -> dict[str, Room]:
-    """What is in shared memory, by tensor: dK~ and dV~ are float32 sums, all else elements in padded rows."""
+    """The rooms in shared memory, by tensor: dK~ and dV~ are float32 sums, all others elements in padded rows."""
     p, row, value_row = problem, row_bytes(problem), value_row_bytes(problem)
     query_heads = p.heads // p.kv_heads if p.kv_heads else 1
     sizes = {
@@ -93,7 +93,7 @@ def fit(problem: Problem, device: Device) -> TileSize:
 class Fa1BackwardSchedule(BackwardSchedule):
     """Algorithm 4's schedule. dQ is float32 in HBM between visits: dQ_acc for half types, dQ itself for float32.
 
-    It is deterministic as it is: a thread block sums for all row blocks of its key head, in their order.
+    It is always deterministic: a thread block sums for all row blocks of its key head, in their order.
     """
 
     algorithm: ClassVar[str] = "fa1"
@@ -101,7 +101,7 @@ class Fa1BackwardSchedule(BackwardSchedule):
 
     @property
     def bases(self) -> RowBasesSchedule | None:
-        """What finds m and l, where they are needed."""
+        """The kernel that finds m and l, if they are needed."""
         exact = has_bases(self.problem) and self.tiling.used != self.tiling.paper
         return RowBasesSchedule.before(self) if exact else None
 
@@ -110,7 +110,7 @@ class Fa1BackwardSchedule(BackwardSchedule):
         return "dQ" if self.problem.dtype == "float32" else "dQ_acc"
 
     def _tiles(self) -> tuple[Room, ...]:
-        """What stays for an outer step, and what a visit brings."""
+        """The tiles that stay for an outer step, and those that a visit loads."""
         p = self.problem
         if self.tiling.used == self.tiling.paper:
             # Line 2's ceil(M / 4d) is for four tiles of Bc rows in elements of the input type. It leaves no room for what a

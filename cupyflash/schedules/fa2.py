@@ -63,7 +63,7 @@ class Fa2Schedule(TileSchedule):
 
     @property
     def candidate(self) -> fa2_tiles.Candidate:
-        """How the kernel runs these block sizes. Raises `DoesNotFit` where it cannot."""
+        """The kernel's configuration for these block sizes. Raises `DoesNotFit` if it cannot run them."""
         require_dtype(self.problem.dtype, self.device)
         if self.block_rows % GRANULE or self.block_cols % GRANULE:
             raise ValueError(f"the fa2 kernel runs blocks in steps of {GRANULE}; the tiling asks for {self.tiling.used}")
@@ -114,7 +114,7 @@ class Fa2Schedule(TileSchedule):
 
     @property
     def out_room(self) -> str:
-        """What O leaves through."""
+        """The room in SRAM through which O is stored."""
         return "Q"
 
     @property
@@ -124,12 +124,12 @@ class Fa2Schedule(TileSchedule):
 
     @property
     def looks(self) -> int:
-        """Warps of a row block that each look for what it has to do: the keys of its batch, its sequence."""
+        """Warps of a row block that each look for its work: the keys of its batch, its sequence."""
         return 1
 
     @property
     def searching(self) -> int | None:
-        """Thread blocks that look for a row block, where not each finds one."""
+        """Thread blocks that look for a row block, if not each finds one."""
         return None
 
     @property
@@ -153,7 +153,7 @@ class Fa2Schedule(TileSchedule):
         return (*self.tile_kernels(), replace(self.kernel_of(best), instead=others))
 
     def kernel_of(self, candidate: fa2_tiles.Candidate) -> Kernel:
-        """The kernel with a configuration, one of the schedule's blocks where it is to be launched."""
+        """The kernel with a configuration, whose blocks must be the schedule's for a launch."""
         p, config = self.problem, candidate.config
         constants = (
             *element_constants(p, by_tiles=True),

@@ -1,7 +1,7 @@
 """FlashAttention-2's backward (arXiv 2307.08691, Algorithm 2): column blocks are thread blocks, dK and dV stay on chip.
 
-dQ is summed by atomics, or, `deterministic`, made by a kernel of its own, in which row blocks are thread blocks. They are too in
-the kernel before all, which finds what weights are relative to (row_bases.py).
+Atomics sum dQ or, with `deterministic`, a kernel of its own computes it, with row blocks as thread blocks. So has the kernel before
+all others, which finds the numbers to which weights are relative (row_bases.py).
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ SUMMED_ROWS = 8
 
 
 class _Fa2Kernels(BackwardSchedule):
-    """What the two schedules of this file share."""
+    """The common part of the two schedules of this file."""
 
     params: ClassVar[Params] = gradient_params(*arrays("float", POINTER, ("D", "dQ_acc", "dsinks")))
 
@@ -77,7 +77,7 @@ class _Fa2Kernels(BackwardSchedule):
 
     @property
     def struct(self) -> Params:
-        """One for the kernels of both schedules."""
+        """The one struct of the kernels of both schedules."""
         asked = self.problem.options
         tiles = ("tiles", "query_tiles") if asked.masked else ()
         return with_dropout(with_captured(self.params, (asked.score, asked.mask_function), tiles), asked.dropout)
@@ -85,7 +85,7 @@ class _Fa2Kernels(BackwardSchedule):
 
 @dataclass(frozen=True)
 class QueriesSchedule(_Fa2Kernels, RowBlocksOutside):
-    """dQ by itself."""
+    """The schedule of the kernel of dQ alone."""
 
     algorithm: ClassVar[str] = "fa2"
 
@@ -106,18 +106,18 @@ class QueriesSchedule(_Fa2Kernels, RowBlocksOutside):
 
     @property
     def found_tiles(self) -> tuple[MaskTiles, ...]:
-        """None where what comes before, in the same blocks, has found them."""
+        """The tiles whose states it finds: none if an earlier kernel with the same blocks has found them."""
         return () if has_bases(self.problem) else super().found_tiles
 
     @cached_property
     def stages(self) -> int:
-        """K and V blocks that there is room for."""
+        """The number of K and V blocks for which there is room."""
         stages = tiles.query_stages_for(self.problem, self.device, self.block_rows, self.block_cols)
         return 1 if stages is None else stages
 
     @cached_property
     def warps(self) -> Warps:
-        """How its warps share S."""
+        """The division of S among its warps."""
         return tiles.query_warps_for(self.problem, self.device, self.block_rows, self.block_cols)
 
     def _tiles(self) -> tuple[Room, ...]:
@@ -169,13 +169,13 @@ class Fa2BackwardSchedule(_Fa2Kernels):
 
     @cached_property
     def stages(self) -> int:
-        """Q and dO blocks that there is room for."""
+        """The number of Q and dO blocks for which there is room."""
         stages = tiles.stages_for(self.problem, self.device, self.block_rows, self.block_cols)
         return 1 if stages is None else stages
 
     @cached_property
     def warps(self) -> Warps:
-        """How its warps share S^T."""
+        """The division of S^T among its warps."""
         return tiles.warps_for(self.problem, self.device, self.block_rows, self.block_cols)
 
     @cached_property
@@ -187,12 +187,12 @@ class Fa2BackwardSchedule(_Fa2Kernels):
 
     @property
     def queries(self) -> QueriesSchedule | None:
-        """What makes dQ, where atomics do not."""
+        """The schedule that computes dQ, if atomics do not."""
         return self.by_rows if self.deterministic else None
 
     @cached_property
     def bases(self) -> RowBasesSchedule:
-        """What finds m and l, in the same blocks as dQ's kernel."""
+        """The schedule that finds m and l, in the same blocks as dQ's kernel."""
         rows, struct = self.by_rows, self.struct
         skips, own = has_bases(rows.problem) and bool(rows.mask_tiles), rows.mask_blocks
         return RowBasesSchedule(
@@ -201,7 +201,7 @@ class Fa2BackwardSchedule(_Fa2Kernels):
 
     @property
     def beside(self) -> tuple[RowBasesSchedule | QueriesSchedule, ...]:
-        """What has row blocks as thread blocks."""
+        """The schedules that have row blocks as thread blocks."""
         return (self.bases, *((self.queries,) if self.queries else ()))
 
     @property
@@ -216,7 +216,7 @@ class Fa2BackwardSchedule(_Fa2Kernels):
         return tiles.main_tiles(self.problem, self.block_rows, self.block_cols, self.stages, warps.beside)
 
     def parts_beside(self, each: RowBlocksOutside) -> tuple[Part, ...]:
-        """The parts of what has row blocks as thread blocks."""
+        """The parts for a kernel with row blocks as thread blocks."""
         return each.parts
 
     def walks(self) -> Iterator[Walk]:
@@ -300,7 +300,7 @@ class Fa2BackwardSchedule(_Fa2Kernels):
 
     @property
     def _row_pieces(self) -> int:
-        """Pieces of a row that lie side by side, each with as many threads as there are rows together."""
+        """Adjacent pieces of a row, each with as many threads as there are rows together."""
         return padded_dim(self.problem.head_dim) // GRANULE
 
     @property
@@ -313,7 +313,7 @@ class Fa2BackwardSchedule(_Fa2Kernels):
         return self._finish_threads // SUMMED_ROWS // self._row_pieces * SUMMED_ROWS
 
     def _main(self, launch: Launch, warps: Warps) -> Kernel:
-        """The main kernel, whose warps share a block so."""
+        """The main kernel with this division of a block among its warps."""
         threads, shared = warps.count(self.block_cols) * WARP, total_bytes(self._rooms(warps))
         return Kernel("fa2_backward.cu", "fa2_backward", self._constants(launch, warps), self.grid, threads, shared, self.struct)
 

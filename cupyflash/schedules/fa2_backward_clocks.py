@@ -1,7 +1,7 @@
-"""What a turn of FlashAttention-2's backward kernels costs a multiprocessor, by a model: clocks of each unit, and of the turn.
+"""A model of the clocks of a multiprocessor for a turn of FlashAttention-2's backward kernels: those of each unit, and of the turn.
 
-The counts follow the kernels (fa2_backward.cu, fa2_backward_queries.cu); what does not follow from them was read off their machine
-code, by `python benchmarks/machine_code` (docs/performance.md).
+The counts follow the kernels (fa2_backward.cu, fa2_backward_queries.cu); figures that do not follow from them come from their
+machine code, by `python benchmarks/machine_code` (docs/performance.md).
 """
 
 from __future__ import annotations
@@ -28,20 +28,19 @@ BLOCK = 25_000
 
 
 def main_fmas(d: int, dv: int, launch: Launch, dq: bool) -> int:
-    """FMAs of a score in a launch of the main kernel: S, and dV; or dP, dK and, where atomics sum it, dQ."""
+    """FMAs of a score in a launch of the main kernel: S, and dV; or dP, dK and, if atomics sum it, dQ."""
     return d + launch.dv * dv + launch.dk * (dv + d + dq * d)
 
 
 def query_fmas(d: int, dv: int) -> int:
-    """In the kernel of dQ: S, dP, dQ."""
+    """FMAs of a score in the kernel of dQ: S, dP, dQ."""
     return 2 * d + dv
 
 
 def column_parts(
     problem: Problem, device: Device, blocks: tuple[int, int], warps: Warps, launch: Launch, dq: bool
 ) -> dict[str, float]:
-    """Clocks of one multiprocessor for a row block's visit to a column block (Br x Bc), by what they are spent on. `dq`: dQ is
-    summed by atomics."""
+    """Clocks of one multiprocessor for a row block's visit to a column block (Br x Bc), by unit. `dq`: True if atomics sum dQ."""
     p, (rows, cols) = problem, blocks
     d, dv, size = padded_dim(p.head_dim), padded_dim(p.head_dim_v), p.itemsize
     dq = dq and launch.dk
@@ -62,7 +61,7 @@ def column_parts(
 
 
 def query_parts(problem: Problem, device: Device, blocks: tuple[int, int], warps: Warps) -> dict[str, float]:
-    """The same for the kernel of dQ by itself: a column block's turn of a row block."""
+    """The same for the kernel of dQ alone: a column block's turn of a row block."""
     p, (rows, cols) = problem, blocks
     d, dv, size = padded_dim(p.head_dim), padded_dim(p.head_dim_v), p.itemsize
     in_regs = warps.own == 2 * GRANULE and warps.beside == 1 and d <= 64
@@ -76,8 +75,8 @@ def query_parts(problem: Problem, device: Device, blocks: tuple[int, int], warps
 def _parts(
     problem: Problem, device: Device, blocks: tuple[int, int], warps: int, products: int, moved: int, asked: int
 ) -> dict[str, float]:
-    """Of FMAs, bytes that pass shared memory, and bytes that the L2 gives and takes. What floats in shared memory cost is not
-    known: their FMAs take far longer."""
+    """The clocks of each unit, from FMAs (`products`), bytes through shared memory (`moved`), and bytes to and from the L2
+    (`asked`). For float32 the cost of shared memory is unknown and left out: its FMAs take far longer."""
     rows, cols = blocks
     each, special = of_score(problem)
     half = problem.itemsize == 2
@@ -94,6 +93,6 @@ def _parts(
 
 
 def turn(parts: Mapping[str, float], warps: int, resident: int) -> float:
-    """Clocks in which so many thread blocks of a multiprocessor, of so many warps each, all go one turn further."""
+    """Clocks in which `together` thread blocks of a multiprocessor, of `warps` warps each, all advance by one turn."""
     serial = sum(clocks for name, clocks in parts.items() if name in ("tensor", "FMA", "exp", "float32"))
     return max(OF_BUSIEST * resident * max(parts.values()), serial * max(1.0, PARTITIONS / warps) + TILE_LATENCY)

@@ -1,4 +1,4 @@
-"""The blocks of FlashAttention-2's backward kernels: what they need of SRAM and registers, and which are taken."""
+"""The blocks of FlashAttention-2's backward kernels: their needs of SRAM and registers, and the choice among them."""
 
 from __future__ import annotations
 
@@ -29,19 +29,19 @@ RESERVED = 1024
 
 @dataclass(frozen=True)
 class Warps:
-    """How the warps of a block share S^T, or in dQ's kernel S: each has `own` of its rows for good and makes `at_once` of its
-    columns at once; `beside` warps have the same rows."""
+    """The division of S^T (in dQ's kernel: of S) among the warps of a block: each warp owns `own` of its rows and computes
+    `at_once` of its columns at a time; `beside` warps have the same rows."""
 
     own: int
     at_once: int
     beside: int = 1
 
     def count(self, rows: int) -> int:
-        """Warps of a thread block that has so many rows."""
+        """Warps of a thread block with `rows` rows."""
         return rows // self.own * self.beside
 
     def of(self, rows: int, what: str) -> str:
-        """Those of such a block in words."""
+        """The warps of a block of `rows` in words."""
         same = f", {self.beside} to the same" if self.beside > 1 else ""
         return f"{plural(self.count(rows), 'warp')} of {self.own} {what}{same}"
 
@@ -54,21 +54,21 @@ STAGES = (2, 1, 0)
 
 @dataclass(frozen=True)
 class Launch:
-    """One launch of the main kernel: the gradients that it makes. dQ goes with dK."""
+    """One launch of the main kernel: the gradients that it computes. dQ goes with dK."""
 
     dk: bool
     dv: bool
 
 
 def launches(problem: Problem) -> tuple[Launch, ...]:
-    """dK and dV together, or one after the other where a warp's registers do not hold both."""
+    """The launches of dK and dV: together, or one after the other if a warp's registers do not hold both."""
     if padded_dim(problem.head_dim) + padded_dim(problem.head_dim_v) <= MOST_ACCUMULATORS[problem.itemsize]:
         return (Launch(dk=True, dv=True),)
     return Launch(dk=False, dv=True), Launch(dk=True, dv=False)
 
 
 def is_wide(*dims: int) -> bool:
-    """Whether a gradient of 16 keys or rows has more columns than a warp's registers hold, so that two warps share them."""
+    """True if a gradient of 16 keys or rows has more columns than a warp's registers hold, so that two warps share them."""
     return max(dims) > USUAL_HEAD_DIM
 
 
@@ -79,15 +79,15 @@ def row_lanes(problem: Problem) -> int:
 
 
 def block_mask_column_bytes(problem: Problem, block_rows: int) -> int:
-    """Bytes for what the block mask says of a column block, of each query head of a group, a bit a block in words of 32."""
+    """Bytes for the block mask's bits of a column block, for each query head of a group, a bit a block in words of 32."""
     group = problem.heads // max(problem.kv_heads, 1)
     return kept_bytes(problem, group * words(problem.seqlen_q, block_rows))
 
 
 def main_tiles(problem: Problem, block_rows: int, block_cols: int, stages: int, beside: int = 1) -> tuple[Room, ...]:
-    """What is in shared memory: K_j and V_j, dS, P where warps have the same keys, the Q and dO blocks with L and D, the column
-    block's part of a block mask. A launch that makes one of dK and dV has one room for dS or P. With no stage there is room for
-    either a Q or a dO block."""
+    """The rooms in shared memory: K_j and V_j, dS, P if warps have the same keys, the Q and dO blocks with L and D, the column
+    block's part of a block mask. A launch that computes only one of dK and dV has one room for dS or P. Without a stage there is
+    room for either a Q or a dO block."""
     size, both, slots = problem.itemsize, len(launches(problem)) == 1, max(stages, 1)
     row, value_row = (shared_dim(d, beside) * size for d in (problem.head_dim, problem.head_dim_v))
     return (
@@ -108,8 +108,8 @@ def shared_dim(d: int, beside: int) -> int:
 
 
 def query_tiles(problem: Problem, block_rows: int, block_cols: int, stages: int) -> tuple[Room, ...]:
-    """The same in the kernel of dQ: Q_i and dO_i, the K and V blocks, dS where warps share dQ's columns, L and D, the row block's
-    part of a block mask. With no stage there is room for either a K or a V block."""
+    """The rooms in shared memory of the kernel of dQ: Q_i and dO_i, the K and V blocks, dS if warps share dQ's columns, L and D,
+    the row block's part of a block mask. Without a stage there is room for either a K or a V block."""
     wide, size = is_wide(problem.head_dim), problem.itemsize
     row, value_row = shared_dim(problem.head_dim, 1 + wide) * size, padded_dim(problem.head_dim_v) * size
     return (
@@ -125,9 +125,10 @@ def query_tiles(problem: Problem, block_rows: int, block_cols: int, stages: int)
 
 
 def warps_for(problem: Problem, device: Device, block_rows: int, block_cols: int) -> Warps:
-    """32 keys a warp where registers hold their gradients and two blocks, or one of eight warps, fill a multiprocessor; else 16.
+    """The division among warps: 32 keys a warp if registers hold their gradients and two blocks, or one of eight warps, fill a
+    multiprocessor; else 16.
 
-    Q and dO are then read from shared memory half as often. From d 64 on a warp has half of the columns of the gradients.
+    With 32 keys Q and dO are read from shared memory half as often. From d 64 on a warp has half of the columns of the gradients.
     """
     if is_wide(problem.head_dim, problem.head_dim_v):
         return SHARING
@@ -141,9 +142,9 @@ def warps_for(problem: Problem, device: Device, block_rows: int, block_cols: int
 
 
 def query_warps_for(problem: Problem, device: Device, block_rows: int, block_cols: int) -> Warps:
-    """The same for the kernel of dQ, where up to d 64 Q and dO stay in registers too, and at d 128 two warps share their rows
-    where a multiprocessor has no room for two blocks whose warps do not; the bounds of a window or a sequence have no room beside
-    them, and on compute capability 12.0 ptxas spills."""
+    """The division among the warps of the kernel of dQ. Up to d 64 Q and dO stay in registers too. At d 128 two warps share their
+    rows if a multiprocessor has no room for two blocks without that. The bounds of a window or a sequence have no room in registers
+    beside them, and on compute capability 12.0 ptxas spills."""
     if is_wide(problem.head_dim):
         return SHARING
     room = not positioned(problem) and device.compute_capability < (12, 0)
@@ -168,20 +169,22 @@ def narrower(warps: Warps, at_once: int) -> tuple[Warps, ...]:
 
 
 def _half_widths(problem: Problem, device: Device) -> tuple[bool, bool]:
-    """Of half types on tensor cores that multiply 16 deep, with no element a score: whether d and d_v are at most 64; both 128."""
+    """(d and d_v are at most 64, both are 128), for half types on tensor cores that multiply 16 deep, without an element for each
+    score; else False."""
     d, dv = padded_dim(problem.head_dim), padded_dim(problem.head_dim_v)
     served = problem.itemsize == 2 and device.compute_capability >= (8, 0) and not problem.options.of_scores
     return served and max(d, dv) <= 64, served and d == dv == 128
 
 
 def _two_fit(rooms: tuple[Room, ...], device: Device) -> bool:
-    """Whether a block may have so much shared memory, and two of them fit a multiprocessor's."""
+    """True if a block may have so much shared memory, and two of them fit a multiprocessor's."""
     need = total_bytes(rooms)
     return need <= device.sram_per_block and 2 * (need + RESERVED) <= device.sram_per_sm
 
 
 def stages_for(problem: Problem, device: Device, block_rows: int, block_cols: int) -> int | None:
-    """How many Q and dO blocks there is room for: two where they fit, 0 where they come by turns, None where they do not."""
+    """The number of Q and dO blocks for which there is room: two if they fit, 0 if Q and dO take turns, None if not even one of
+    them fits."""
     warps = warps_for(problem, device, block_rows, block_cols)
     if warps.own > GRANULE:
         return 2
@@ -190,14 +193,14 @@ def stages_for(problem: Problem, device: Device, block_rows: int, block_cols: in
 
 
 def query_stages_for(problem: Problem, device: Device, block_rows: int, block_cols: int) -> int | None:
-    """How many K and V blocks the kernel of dQ has room for."""
+    """The number of K and V blocks for which the kernel of dQ has room; None as in `stages_for`."""
     needs = {n: total_bytes(query_tiles(problem, block_rows, block_cols, n)) for n in STAGES}
     warps = query_warps_for(problem, device, block_rows, block_cols)
     return _fitting(needs, _least_stages(warps, (block_rows, block_cols)), device)
 
 
 def _least_stages(warps: Warps, size: tuple[int, int]) -> int:
-    """The least blocks of wide heads do without a stage, where not even one fits."""
+    """The least number of stages: the smallest blocks of wide heads do without one, if not even one fits."""
     return 0 if warps == SHARING and size == (GRANULE, GRANULE) else 1
 
 
@@ -233,8 +236,8 @@ def _blocks(within: tuple[int, int] | None) -> Iterator[tuple[int, int]]:
 
 @dataclass(frozen=True)
 class Candidate:
-    """Blocks of a kernel with what they need: how warps share them, `stages` of what passes by (the least where none fit), bytes of
-    shared memory; or why they were rejected."""
+    """Blocks of a kernel with their needs: the division among warps, the number of `stages` (the least if none fit), bytes of
+    shared memory; or the reason why they were rejected."""
 
     block_rows: int
     block_cols: int
@@ -250,7 +253,8 @@ class Candidate:
 
 
 def candidates(problem: Problem, device: Device, within: tuple[int, int] | None = None) -> Iterator[Candidate]:
-    """The main kernel's blocks, the best first: the first that is not rejected is taken. Where `within` is given they divide it."""
+    """The main kernel's blocks, the best first: the first one that is not rejected is chosen. They divide `within`, if it
+    is given."""
     for cols, rows in _blocks(within):
         warps, stages = warps_for(problem, device, rows, cols), stages_for(problem, device, rows, cols)
         rooms = partial(main_tiles, problem, rows, cols, beside=warps.beside)
@@ -275,7 +279,7 @@ def _candidate(
     *,
     keys: bool,
 ) -> Candidate:
-    """Blocks whose warps have `keys` for good, or rows."""
+    """A candidate with blocks whose warps own `keys` keys, or rows."""
     at_once, own = size if keys else size[::-1]
     held, most = _least_stages(warps, size) if stages is None else stages, most_rows(problem, device, warps)
     found = Candidate(*size, warps, warps.count(own), held, total_bytes(rooms(stages=held)))
@@ -290,7 +294,7 @@ def _candidate(
 
 
 def fit(problem: Problem, device: Device, within: tuple[int, int] | None = None) -> TileSize:
-    """The first blocks that registers and SRAM hold; where `within` is given, blocks that divide it."""
+    """The first blocks that registers and SRAM hold; they divide `within`, if it is given."""
     best = next((each for each in candidates(problem, device, within) if not each.rejected), None)
     if best is None:
         wide = is_wide(problem.head_dim, problem.head_dim_v)

@@ -1,12 +1,12 @@
-"""The tile of FlashAttention-2's kernel: what could be run, why the rest could not, and which is predicted to be fastest.
+"""The tile of FlashAttention-2's kernel: the candidates, the reasons against others, and the one that is predicted to be fastest.
 
-Everything here is a pure function of the problem and the device. The times are a model's, in clocks of one multiprocessor.
-A tile of S (Br x Bc) with its two products takes so long of the tensor cores (or FMA lanes), the exponential units, float32
-arithmetic, issue slots, shared memory and the way to the L2; of one warp, products and softmax come one after the other. The
-warps of a scheduler overlap: together they take as long as the busiest of the six, or as one warp by itself.
+Everything here is a pure function of the problem and the device. The times are a model's, in clocks of one multiprocessor. A tile
+of S (Br x Bc) with its two products takes time on the tensor cores (or FMA lanes), the exponential units, float32 arithmetic, issue
+slots, shared memory and the way to the L2; in one warp, products and softmax come one after the other. The warps of a scheduler
+overlap: together they take as long as the busiest of the six, or as one warp by itself.
 
-Lengths and heads decide between the three BLOCK_ROWS only: everything else of a tile follows from what is compiled in anyway,
-so that calls of any size share three kernels.
+Lengths and heads decide only between the three BLOCK_ROWS: everything else of a tile follows from the constants of a compiled
+kernel, so calls of any size share three kernels.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from cupyflash.words import plural
 
 BLOCK_ROWS = (16, 64, 128)
 SHARED_BLOCK_ROWS = (16, 32, 64)
-"""Where warps share their rows."""
+"""The rows of a block whose warps share their rows."""
 WIDEST = 256
 """Columns of O that a warp's registers hold, of 16 rows."""
 WARP_ROWS = (16, 32)
@@ -52,7 +52,9 @@ IN_STEP = 1.1
 """A block that has a multiprocessor to itself takes so much longer: its warps meet at barriers, so that they do less at
 the same time that differs."""
 ALIKE = 1.03
-"""Candidates within this of the fastest are alike to the model: the most stages are taken, then the fewest turns of the loop."""
+"""The model cannot tell candidates within this factor of the fastest apart: of these the one with the most stages wins, then the
+one with the fewest turns of the loop.
+"""
 
 
 @dataclass(frozen=True)
@@ -60,8 +62,8 @@ class Config:
     """One configuration of the kernel.
 
     block_rows, block_cols: Br and Bc. warp_rows: rows of S that a warp owns. stages: slots of the ring, a K and a V block each.
-    q_in_regs: Q stays in registers too. blocks: thread blocks that are to share a multiprocessor. col_warps: warps that share their
-    rows, each with its part of d and d_v.
+    q_in_regs: Q stays in registers too. blocks: thread blocks that share a multiprocessor. col_warps: warps that share their rows,
+    each with its part of d and d_v.
     """
 
     block_rows: int
@@ -82,7 +84,7 @@ class Config:
 
     @property
     def barriers(self) -> int:
-        """In a turn of the loop: with one slot V_j is waited for by itself, and warps that share rows meet twice."""
+        """Barriers in a turn of the loop. With one slot V_j has a wait of its own, and warps that share rows meet twice."""
         meetings = 2 if self.col_warps > 1 else 0
         return 1 + meetings if self.stages == 2 else max(2, 1 + meetings)  # which waiting for V_j is one of
 
@@ -95,11 +97,11 @@ class Config:
 
 @dataclass(frozen=True)
 class Candidate:
-    """A configuration with what it needs, and why it was rejected or how fast the model takes it to be.
+    """A configuration with its needs, and the reason why it was rejected or its speed by the model.
 
-    `parts`: clocks that one tile of the whole block takes of a multiprocessor's tensor cores (or FMA lanes), exponential
-    units and so on. `rate`: scores a clock of a multiprocessor that is full of such blocks. `clocks`: the problem's, and
-    `waves` how often it fills the device; of the fastest of each Br only.
+    `parts`: clocks that one tile of the whole block takes of a multiprocessor's tensor cores (or FMA lanes), exponential units and
+    so on. `rate`: scores a clock of a multiprocessor that is full of such blocks. `clocks`: the problem's, and `waves`: how often
+    it fills the device; only for the fastest of each Br.
     """
 
     config: Config
@@ -152,10 +154,10 @@ def accumulators(problem: Problem, config: Config) -> int:
 
 
 def most_accumulators(problem: Problem, device: Device, config: Config) -> int:
-    """Registers a thread for O, S and Q beyond which ptxas was seen to spill; `.ci/compile_gate.py` holds it to that.
+    """Registers a thread for O, S and Q beyond which ptxas was seen to spill; `.ci/compile_gate.py` checks it.
 
-    A block of one warp, whose lanes make all copies, has room for fewer. ptxas for compute capability 12.0 keeps more
-    addresses, head dimensions above 128 need more of them, and so do masks.
+    A block of one warp, whose lanes make all copies, has room for fewer. ptxas for compute capability 12.0 keeps more addresses,
+    head dimensions above 128 need more of them, and so do masks.
     """
     wide = max(problem.head_dim, problem.head_dim_v) > 128
     half, one_warp, capability = problem.itemsize == 2, config.warps == 1, device.compute_capability
@@ -186,27 +188,27 @@ def most_accumulators(problem: Problem, device: Device, config: Config) -> int:
 
 
 def masked(problem: Problem) -> bool:
-    """Whether each score of every block has something of its own: a mask speaks of some blocks' only."""
+    """True if each score of every block has data or code of its own. (A mask concerns the scores of some blocks only.)"""
     return problem.options.bias or problem.options.transformed
 
 
 def positioned(problem: Problem) -> bool:
-    """Whether more than the diagonal says which keys a row sees: bounds that are kept through the loops."""
+    """True if more than the diagonal decides which keys a row sees, so that bounds are kept through the loops."""
     return problem.options.window is not None or problem.options.block_mask is not None or problem.options.packed
 
 
 def narrow(problem: Problem) -> bool:
-    """Whether rows of a half type are copied by so few bytes at a time that their addresses take many registers."""
+    """True if rows of a half type are copied in such small pieces that their addresses take many registers."""
     return problem.itemsize == 2 and problem.alignment < 8
 
 
 def odd(problem: Problem) -> bool:
-    """Whether a row is no whole number of swizzled groups of chunks, so that more addresses are needed."""
+    """True if a row is not a whole number of swizzled groups of chunks, so that more addresses are needed."""
     return bool(problem.head_dim % 64 or problem.head_dim_v % 64)
 
 
 def is_least(problem: Problem, device: Device, config: Config) -> bool:
-    """Whether no tile takes fewer registers, of four warps where the SRAM has room for them: taken in any case."""
+    """True if no tile takes fewer registers, of four warps if the SRAM has room for them: such a tile is accepted in any case."""
     if config.warp_rows != GRANULE or config.block_cols != GRANULE or config.q_in_regs:
         return False
     if config.col_warps > 1:
@@ -218,7 +220,7 @@ def is_least(problem: Problem, device: Device, config: Config) -> bool:
 
 
 def registers(problem: Problem, device: Device, config: Config) -> int:
-    """About what a thread needs, from what ptxas made of the kernel: accumulators, fragments, addresses."""
+    """The approximate number of registers of a thread, derived from ptxas' results: accumulators, fragments, addresses."""
     slack = (32 if problem.itemsize == 2 else 80) + config.block_cols * config.warp_rows // 128
     if odd(problem):
         slack += 16
@@ -234,7 +236,7 @@ def registers(problem: Problem, device: Device, config: Config) -> int:
 
 
 def configs(problem: Problem, blocks: tuple[int, int] | None) -> Iterator[Config]:
-    """What there is to choose from, with the block sizes given or free."""
+    """All configurations to choose from, with the given block sizes or with any."""
     half, shared_by = problem.itemsize == 2, col_warps(problem)
     every_cols = BLOCK_COLS if half else tuple(cols for cols in BLOCK_COLS if cols <= MOST_FLOAT_COLS)
     every_rows = BLOCK_ROWS if shared_by == 1 else SHARED_BLOCK_ROWS
@@ -278,7 +280,7 @@ def fma_rate(problem: Problem, device: Device) -> float:
 
 
 def part_clocks(problem: Problem, device: Device, config: Config) -> dict[str, float]:
-    """Clocks of one multiprocessor for one tile of the whole block (Br x Bc, both products), by what it is spent on."""
+    """Clocks of one multiprocessor for one tile of the whole block (Br x Bc, both products), by unit."""
     sm = Multiprocessor.like(device.compute_capability)
     shared_by, size = config.col_warps, problem.itemsize
     d, dv = shared_by * part(problem, problem.head_dim), shared_by * part(problem, problem.head_dim_v)
@@ -335,8 +337,8 @@ def whole(problem: Problem, device: Device, candidate: Candidate) -> Candidate:
 
 
 def spread(candidate: Candidate, device: Device, visits: Pieces) -> float:
-    """Clocks of row blocks that visit so many column blocks, in launch order: those of the busiest multiprocessor, which shares its
-    time among as many as it has room for."""
+    """Clocks of row blocks that visit these numbers of column blocks, in launch order: those of the busiest multiprocessor, which
+    divides its time among as many as it has room for."""
     config, parts, blocks = candidate.config, dict(candidate.parts), visits.number
     full, rest = divmod(-(-blocks // device.sm_count), config.blocks)
     places = config.blocks * device.sm_count
@@ -346,7 +348,7 @@ def spread(candidate: Candidate, device: Device, visits: Pieces) -> float:
 
 
 def _best(able: Iterable[Candidate], least: Callable[[Candidate], int]) -> Candidate:
-    """Of those that are as fast as the fastest or alike to it, the one with the `least` of something."""
+    """The candidate with the smallest value of `least`, of those that are the fastest or nearly so."""
     able = list(able)
     alike = max(each.rate for each in able) / ALIKE
     return min((each for each in able if each.rate >= alike), key=lambda each: (least(each), -each.rate))
@@ -376,7 +378,7 @@ def candidates(problem: Problem, device: Device, blocks: tuple[int, int] | None 
 
 
 def choose(problem: Problem, device: Device, blocks: tuple[int, int] | None = None) -> Candidate:
-    """The configuration that is predicted to be fastest. Raises `DoesNotFit` where none can be run."""
+    """The configuration that is predicted to be fastest. Raises `DoesNotFit` if none can run."""
     found = candidates(problem, device, blocks)
     if found and not found[0].rejected:
         return found[0]

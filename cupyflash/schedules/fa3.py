@@ -39,8 +39,8 @@ L2_SHARE = 2
 class Fa3Schedule(Fa2Schedule):
     """FlashAttention-3's schedule: a row block visits the column blocks that it sees, from the last one on.
 
-    A thread block takes one row block after the other (`works` in all), from a queue where they are not alike. TMA copies of a
-    block what is in the tensor: where a batch has fewer keys than k, the block that they end in comes whole.
+    A thread block takes one row block after the other (`works` in all), from a queue if these differ. TMA copies the part of a
+    block that is in the tensor: if a batch has fewer keys than k, the block in which they end is copied whole.
     """
 
     algorithm: ClassVar[str] = "fa3"
@@ -51,7 +51,7 @@ class Fa3Schedule(Fa2Schedule):
 
     @property
     def config(self) -> fa3_tiles.Config:
-        """How the kernel runs these block sizes. ValueError where it cannot, with the reason."""
+        """The kernel's configuration for these block sizes. Raises ValueError with the reason if it cannot run them."""
         return fa3_tiles.choose(self.problem, self.device, (self.tiling.used.block_rows, self.block_cols)).config
 
     def _tiles(self) -> tuple[Room, ...]:
@@ -76,7 +76,7 @@ class Fa3Schedule(Fa2Schedule):
 
     @property
     def block_rows(self) -> int:
-        """Queries of a row block: Br, or a part of it where the block has them of several heads."""
+        """Queries of a row block: Br, or a part of it if the block has the queries of several heads."""
         return self.tiling.used.block_rows // self.pack
 
     @property
@@ -97,8 +97,8 @@ class Fa3Schedule(Fa2Schedule):
 
     @property
     def warps(self) -> int:
-        """Those with something to do: the producer and the consumers. Roles do not wait for one another at the start of a row
-        block, so each of these warps finds out by itself what there is to do."""
+        """The warps that have work: the producer and the consumers. Roles do not wait for one another at the start of a row block,
+        so each of these warps finds out by itself what to do."""
         return 1 + self.tiling.used.block_rows // GRANULE
 
     @property
@@ -114,8 +114,8 @@ class Fa3Schedule(Fa2Schedule):
 
     @property
     def _sets(self) -> int:
-        """Key heads whose K and V thread blocks read at a time, all sequences' counted: as many as half of the L2 holds of what a
-        window leaves, or so few that some thread blocks read each at about the same time."""
+        """Key heads whose K and V thread blocks read at a time, counted over all sequences: as many as half of the L2 holds of the
+        keys in a window, or so few that some thread blocks read each at about the same time."""
         p, keys = self.problem, self.problem.seqlen_k
         if p.options.left is not None and p.options.right is not None:
             keys = min(keys, p.options.left + p.options.right + self.block_rows)
@@ -132,15 +132,15 @@ class Fa3Schedule(Fa2Schedule):
 
     @property
     def keys_together(self) -> int:
-        """Those that begin within so many keys are the sequences whose row blocks are taken together."""
+        """A number of keys: sequences that begin within it have their row blocks taken together."""
         p = self.problem
         parts = -(-p.batch // max(1, self._sets // p.kv_heads))
         return -(-p.batch // parts) * p.seqlen_k
 
     @property
     def exact(self) -> int:
-        """By how many bits classes of the queue tell lengths apart. Under a causal mask by itself the shortest even out what the
-        longer ones leave."""
+        """The number of bits by which the queue's classes tell lengths apart. Under a causal mask alone the shortest row blocks
+        even out the differences that longer ones leave."""
         asked, rounds = self.problem.options, self.works / self.grid
         alike = asked.window is None and not asked.padded and not asked.packed
         return next(bits for most, bits in (fa3_queue.ALIKE if alike else fa3_queue.UNLIKE) if rounds <= most)
@@ -150,13 +150,13 @@ class Fa3Schedule(Fa2Schedule):
 
     @property
     def queued(self) -> bool:
-        """Whether thread blocks take row blocks from a queue. Where those are alike, or no more than thread blocks, its two
-        microseconds would be in vain."""
+        """True if thread blocks take row blocks from a queue. If these are alike, or no more than thread blocks, its two
+        microseconds would be wasted."""
         return self.works > self.grid and self.unlike
 
     @property
     def unlike(self) -> bool:
-        """Whether some row blocks may be longer than others."""
+        """True if some row blocks may be longer than others."""
         asked = self.problem.options
         return asked.causal or asked.window is not None or asked.padded or asked.packed
 
@@ -179,7 +179,7 @@ class Fa3Schedule(Fa2Schedule):
 
     @property
     def blocks_there(self) -> int:
-        """Row blocks that there are, of those that have a number."""
+        """The number of row blocks that exist, of those that have a number."""
         return self.works
 
     @property
@@ -208,7 +208,7 @@ class Fa3Schedule(Fa2Schedule):
 
     @property
     def look_words(self) -> Mapping[str, int]:
-        """What a thread reads to know how long an item is."""
+        """The words that a thread reads to find the length of an item, by array."""
         return {"key_lengths": 1} if self.problem.options.padded else {}
 
     def workspaces(self) -> Mapping[str, Workspace]:
@@ -223,7 +223,7 @@ class Fa3Schedule(Fa2Schedule):
 
     @property
     def queue_kernel(self) -> Kernel:
-        """What makes the queue."""
+        """The kernel that writes the queue."""
         items = self.works // self.items.heads
         return replace(
             self.main_kernel,

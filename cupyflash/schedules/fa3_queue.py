@@ -12,16 +12,17 @@ LOCKSTEP = 4
 """Thread blocks that read the same K and V at about the same time, at least: a block of 128 rows asks for a byte in 128 FLOP, for
 which DRAM is too slow, and these together for one in 512."""
 WHOLE = 31
-ALIKE, UNLIKE = ((4, WHOLE), (10, 1), (math.inf, 0)), ((8, WHOLE), (64, 3), (math.inf, 0))
-"""For up to so many row blocks a thread block, by how many bits behind the first lengths are told apart, where all sequences have
-the same and where not: of few row blocks a class that ends unevenly is seen in the end. Found by trying random problems."""
+ALIKE, UNLIKE = ((8, WHOLE), (12, 1), (math.inf, 0)), ((8, WHOLE), (64, 3), (math.inf, 0))
+"""Pairs (row blocks for each thread block, at most; bits after the first by which lengths are told apart), if all sequences have
+the same length and if not. With few row blocks a class that ends unevenly shows in the end. Found by trying random problems.
+"""
 
 
 @dataclass(frozen=True)
 class Items:
-    """Blocks of rows of each of the `heads`, which come by `section`s: how many column blocks they visit, -1 where a sequence has
-    none, and a number that those of sequences share whose K and V are in L2 together. `exact`: by how many bits behind the first
-    classes tell lengths apart."""
+    """Blocks of rows of each of the `heads`, which come by `section`s: the number of column blocks that they visit, -1 if a
+    sequence has none, and a number that sequences share whose K and V are in L2 together. `exact`: the number of bits after the
+    first by which classes tell lengths apart."""
 
     turns: np.ndarray
     together: np.ndarray
@@ -31,8 +32,8 @@ class Items:
 
     def order(self) -> tuple[np.ndarray, np.ndarray]:
         """The items and the heads in the order in which they are taken: the longest first, but in classes. Of items whose lengths
-        agree in their first bits, those of sequences that are together come one behind the other, and of those the heads by
-        sections."""
+        agree in their first bits, those of sequences that are together follow each other, and within these the heads by sections.
+        """
         n, turns = np.arange(len(self.turns)), self.turns
         dropped = np.maximum(np.frexp(np.maximum(turns, 1))[1] - 1 - self.exact, 0)
         length = np.where(turns < 1, turns, turns >> dropped << dropped)

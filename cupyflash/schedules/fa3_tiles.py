@@ -28,16 +28,16 @@ WARPGROUP_ROWS = 64
 MOST_COLS = 256
 """Columns of one product."""
 MOST_CAUSAL_COLS = 128
-"""Under a causal mask: what is masked of a block on the diagonal is computed in vain."""
+"""Under a causal mask, the masked part of a block on the diagonal is computed in vain."""
 MOST_DIM_IN_TURNS = 128
 """Of V: beyond it warpgroups issue their products when they can, since the tensor cores bind by far."""
 REGISTERS, REGISTER_UNIT = 65536, 8
-"""Of a multiprocessor; a thread's come in so many."""
+"""Registers of a multiprocessor; the unit in which a thread's are allocated."""
 SLAB = 64
-"""Columns of a half type in a row of 128 bytes, which is what the 128-byte swizzle exchanges 16-byte pieces in."""
+"""Columns of a half type in a row of 128 bytes, within which the 128-byte swizzle exchanges 16-byte pieces."""
 SLAB_BYTES = 128
 STACKED = {"sin", "cos"}
-"""What of a score function is computed, for large numbers, with an array in local memory."""
+"""The functions in a score that, for large numbers, are computed with an array in local memory."""
 HEADS_OF_A_LANE = 8
 """Heads that rows of a block may have in turn beside a score function, so that a lane's rows, eight apart, are of one head."""
 STAGES = (4, 3, 2)
@@ -52,18 +52,18 @@ ISSUED = 2.75, 70
 WORK_LATENCY = 2000
 """Clocks from a row block's start to its first products and from its last to its end."""
 IN_STEP = 1.1
-"""A turn takes so much longer than what binds it: warpgroups wait for one another."""
+"""A turn's clocks over those of its busiest unit: warpgroups wait for one another."""
 
 
 @dataclass(frozen=True)
 class Team:
     """The consumer warpgroups of a thread block.
 
-    `registers`: of a consumer's and of a producer's thread, once `setmaxnreg` has moved them. Together they are what the block has
-    at launch: a multiprocessor's 65,536 over its threads, rounded down to eights. The second pair is for a producer with more
-    to keep than a causal mask: a window, key lengths, packed sequences.
-    `accumulators`: of a thread, for O, S and P, and `block_cols`: Bc, up to which `.ci/compile_gate.py` sees neither spills nor
-    serialised products, with none to four kinds of what is kept through the loops (`kept`).
+    `registers`: of a consumer's and of a producer's thread, after `setmaxnreg`. Together they are those that the block has at
+    launch: a multiprocessor's 65,536 over its threads, rounded down to multiples of eight. The second pair is for a producer that
+    keeps more than a causal mask's bounds: a window, key lengths, packed sequences. `accumulators`: of a thread, for O, S and P,
+    and `block_cols`: Bc, up to which `.ci/compile_gate.py` sees neither spills nor serialised products, with none to four kinds of
+    values kept through the loops (`kept`).
     """
 
     consumers: int
@@ -82,7 +82,7 @@ class Team:
 
     @property
     def launch_registers(self) -> int:
-        """Of every thread at launch, before the roles are known."""
+        """Registers of every thread at launch, before the roles are known."""
         return REGISTERS // self.threads // REGISTER_UNIT * REGISTER_UNIT
 
 
@@ -105,12 +105,12 @@ class Config:
 
     @property
     def q_parts(self) -> int:
-        """In how many parts Q comes: where warpgroups take turns, each one's rows by themselves."""
+        """The number of parts in which Q is loaded: if warpgroups take turns, each one's rows separately."""
         return self.team.consumers if self.ping_pong else 1
 
     @property
     def roles(self) -> dict[str, dict[str, int]]:
-        """By role: threads, and registers of each."""
+        """Threads, and registers of each thread, by role."""
         consumer, producer = self.registers
         return {
             "producer": {"threads": WARPGROUP, "registers": producer},
@@ -124,11 +124,11 @@ class Config:
 
 @dataclass(frozen=True)
 class Candidate:
-    """A configuration with what it needs, and why it was rejected or how long the model takes a turn of it to be.
+    """A configuration with its needs, and the reason why it was rejected or the length of its turn by the model.
 
-    `rooms`: bytes of shared memory by what is held. `registers`: of a consumer's thread, for O, S and P, of `most_registers` that
-    are free for them. `parts`: clocks that a turn of the whole block takes of a multiprocessor's tensor cores, exponential units
-    and so on.
+    `rooms`: bytes of shared memory by contents. `registers`: of a consumer's thread, for O, S and P, of `most_registers` that are
+    free for them. `parts`: clocks that a turn of the whole block takes of a multiprocessor's tensor cores, exponential units and so
+    on.
     """
 
     config: Config
@@ -159,7 +159,7 @@ class Candidate:
 
 
 def refusal(problem: Problem, device: Device) -> str | None:
-    """Why the kernel does not run a problem, whatever the tile, in one sentence; None where it does."""
+    """The reason why the kernel does not run a problem with any tile, in one sentence; None if it does."""
     p, asked = problem, problem.options
     if device.compute_capability != COMPUTE_CAPABILITY:
         return f"warpgroup products are compute capability 9.0's, and {device.name} has " + "{}.{}".format(
@@ -185,13 +185,13 @@ def refusal(problem: Problem, device: Device) -> str | None:
 
 
 def slab_bytes(columns: int) -> int:
-    """Bytes that a row of so many elements takes in shared memory."""
+    """Bytes of a row of `columns` elements in shared memory."""
     return -(-columns // SLAB) * SLAB_BYTES
 
 
 def rooms(problem: Problem, config: Config) -> dict[str, int]:
-    """Bytes of shared memory by what is held there: Q, which O leaves through where it has no room of its own, the two rings, and
-    the barriers with what they hand on."""
+    """Bytes of shared memory by contents: Q, through which O is stored if it has no room of its own, the two rings, and the
+    barriers with the values that they pass on."""
     k, v = slab_bytes(problem.head_dim), slab_bytes(problem.head_dim_v)
     return {
         "Q": config.team.block_rows * (k if config.o_apart else max(k, v)),
@@ -208,8 +208,8 @@ def accumulators(problem: Problem, block_cols: int) -> int:
 
 
 def packed_heads(problem: Problem, block_rows: int) -> int:
-    """Query heads whose rows share blocks of so many rows: those that share K and V, as far as the kernel can, where this makes
-    fewer blocks, which is where queries are few."""
+    """Query heads whose rows share blocks of `block_rows` rows: those that share K and V, as far as the kernel can, if this makes
+    fewer blocks, that is, if queries are few."""
     p = problem
     pack = math.gcd(p.heads // max(1, p.kv_heads), WARPGROUP_ROWS if not p.options.transformed else HEADS_OF_A_LANE)
     apart, together = pack * -(-p.seqlen_q // block_rows), -(-pack * p.seqlen_q // block_rows)
@@ -217,8 +217,8 @@ def packed_heads(problem: Problem, block_rows: int) -> int:
 
 
 def kept(problem: Problem) -> int:
-    """How many kinds of things are kept through the loops, beside a causal mask's bounds: a window's, a packed sequence's, what a
-    score function asks for. Where that reads an element for each score, addresses count as three."""
+    """The number of kinds of values that are kept through the loops, beside a causal mask's bounds: a window's, a packed
+    sequence's, a score function's. If that function reads an element for each score, its addresses count as three."""
     asked = problem.options
     scored = 3 if reads_scores(problem) else int(asked.score is not None)
     return min(4, (asked.window is not None) + asked.packed + scored)
@@ -242,8 +242,8 @@ def candidate(problem: Problem, device: Device, team: Team, block_cols: int) -> 
 
 
 def candidates(problem: Problem, device: Device, blocks: tuple[int, int] | None = None) -> tuple[Candidate, ...]:
-    """The configurations in the order in which they are tried: three warpgroups where O is narrow, then two, of each the widest
-    blocks first. `blocks` fixes (Br, Bc).
+    """The configurations in the order in which they are tried: three warpgroups if O is narrow, then two, of each the widest blocks
+    first. `blocks` fixes (Br, Bc).
 
     ValueError for blocks that the kernel does not run.
     """
@@ -263,7 +263,7 @@ def candidates(problem: Problem, device: Device, blocks: tuple[int, int] | None 
 def choose(problem: Problem, device: Device, blocks: tuple[int, int] | None = None) -> Candidate:
     """The first configuration that registers and shared memory hold.
 
-    ValueError where `refusal` has a reason or the kernel does not run `blocks`, `DoesNotFit` where nothing fits.
+    ValueError if `refusal` has a reason or the kernel does not run `blocks`, `DoesNotFit` if nothing fits.
     """
     reason = refusal(problem, device)
     if reason:
@@ -292,7 +292,7 @@ def fma_rate(problem: Problem, device: Device) -> float:
 
 
 def part_clocks(problem: Problem, device: Device, config: Config) -> dict[str, float]:
-    """Clocks of one multiprocessor for one turn of a whole block (Br x Bc, both products), by what it is spent on."""
+    """Clocks of one multiprocessor for one turn of a whole block (Br x Bc, both products), by unit."""
     sm = Multiprocessor.like(device.compute_capability)
     rows, cols = config.team.block_rows, config.block_cols
     each, all_ = ISSUED
@@ -306,7 +306,7 @@ def part_clocks(problem: Problem, device: Device, config: Config) -> dict[str, f
 
 
 def clocks(problem: Problem, device: Device, best: Candidate) -> float:
-    """What the model takes the problem to need, in clocks."""
+    """The clocks that the model gives the problem."""
     p, block_cols = problem, best.config.block_cols
     pack = packed_heads(p, best.config.team.block_rows)
     block_rows = best.config.team.block_rows // pack  # queries
@@ -321,5 +321,6 @@ def clocks(problem: Problem, device: Device, best: Candidate) -> float:
 
 
 def spread(best: Candidate, device: Device, turns: Pieces) -> float:
-    """Clocks of row blocks that take so many turns, in the order in which multiprocessors take them: the busiest one's."""
+    """Clocks of the busiest multiprocessor, for row blocks of these numbers of turns in the order in which multiprocessors take
+    them."""
     return busiest(turns._replace(lengths=lambda pieces: turns.lengths(pieces) * best.turn + WORK_LATENCY), device.sm_count)

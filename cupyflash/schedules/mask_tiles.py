@@ -26,12 +26,12 @@ STEP_BYTES = 512
 
 
 def words(length: int, size: int) -> int:
-    """Of 32 bits, for a bit a block of `size`."""
+    """Words of 32 bits for a bit of each block of `size`."""
     return math.ceil(math.ceil(length / size) / 32)
 
 
 def kept_bytes(problem: Problem, words: int) -> int:
-    """Bytes of shared memory for what masks say of tiles, where a bit of each takes so many words."""
+    """Bytes of shared memory for the states of tiles, if a bit of each takes `words` words."""
     if problem.options.masked and 8 * words <= MOST_STATE_BYTES:
         return -(-8 * words // STEP_BYTES) * STEP_BYTES
     return 4 * words if problem.options.block_mask is not None else 0
@@ -44,10 +44,11 @@ def block_mask_bytes(problem: Problem, row_blocks: int, block_cols: int) -> int:
 
 @dataclass(frozen=True)
 class MaskTiles:
-    """Those of tiles of `blocks` (Br, Bc): a byte each, (b or 1, h or 1, Tr, Tc), in the array `field` of the kernels' struct.
+    """The states of a mask's tiles of `blocks` (Br, Bc): a byte each, (b or 1, h or 1, Tr, Tc), in the array `field` of the
+    kernels' struct.
 
-    Of `packed` sequences (1, h or 1, row blocks, Tc): those of sequence b begin at cu_seqlens_q[b] // Br + b, wherever that is, and
-    Tc is the longest one's. What a sequence has not is neither written nor read.
+    For `packed` sequences the shape is (1, h or 1, row blocks, Tc): the states of sequence b begin at cu_seqlens_q[b] // Br + b,
+    wherever that is, and Tc is the longest sequence's. Tiles beyond a sequence are neither written nor read.
     """
 
     problem: Problem
@@ -57,7 +58,7 @@ class MaskTiles:
 
     @property
     def planes(self) -> tuple[int, int]:
-        """For how many batches and heads they are different: as many as the problem has, or 1."""
+        """(batches, heads) for which the states differ: the problem's numbers, or 1."""
         p = self.problem
         if p.options.pattern is not None:
             return p.options.pattern.shape[:2]
@@ -68,25 +69,25 @@ class MaskTiles:
 
     @property
     def shape(self) -> tuple[int, int, int, int]:
-        """Of the array."""
+        """The array's shape."""
         rows, cols = (-(-n // size) for n, size in zip((self.problem.seqlen_q, self.problem.seqlen_k), self.blocks, strict=True))
         return (*self.planes, rows if self.packed is None else self.packed.blocks("q", self.blocks[0]), cols)
 
     @property
     def count(self) -> int:
-        """How many."""
+        """The number of tiles."""
         return math.prod(self.shape)
 
     @property
     def states(self) -> np.ndarray | None:
-        """EMPTY, MIXED or WHOLE of each; None where the host does not know, and counts them as mixed."""
+        """EMPTY, MIXED or WHOLE for each tile; None if the host does not know, and counts them as mixed."""
         p = self.problem
         if p.options.pattern is None or p.options.pattern.bits is None:
             return None
         return p.options.pattern.states((p.seqlen_q, p.seqlen_k), self.blocks)
 
     def moves(self) -> tuple[Move, ...]:
-        """The moves of a thread block: what it asks of its tile, and the state."""
+        """The moves of a thread block: the reads for its tile, and the write of the state."""
         p, form, here = self.problem, self.problem.options.mask_function, partial(Move, when=BEGIN, room=True)
         state = Move(tensor(p, self.field), END, write=True)
         if form is None:
@@ -96,7 +97,7 @@ class MaskTiles:
         return (*(here(loaded(form, load, of[place])) for place, loads in places for load in loads), state)
 
     def constants(self) -> tuple[tuple[str, int | str], ...]:
-        """What the kernel is compiled with."""
+        """The constants with which the kernel is compiled."""
         form, (rows, cols) = self.problem.options.mask_function, self.blocks
         own = () if form is None else score.mask_constants(form, by_tiles=True)
         sizes = ("BR", rows), ("BC", cols), ("TILES", self.field), *((("VARLEN", 1),) if self.packed else ())

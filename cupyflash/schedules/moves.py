@@ -1,7 +1,7 @@
 """Moves between HBM and the chip: each once, with its tensor, its box, its turn and its direction.
 
-A walk says how the thread blocks of one kernel go through the tiles of scores, and what they move on the way. The replay and its
-SRAM, counted bytes, the L2's requests and the traces' pages come from it.
+A walk describes how the thread blocks of one kernel go through the tiles of scores, and what they move on the way. The replay and
+its SRAM, counted bytes, the L2's requests and the traces' pages come from it.
 """
 
 from __future__ import annotations
@@ -23,13 +23,14 @@ WORD = 4
 
 Beside = Literal["seen", "newest", "head", "batch", "tile", "one", "search", "work", "whole"]
 Of = Literal["query", "key", "scores", "part", "new", "added", "pages", Beside]
-"""A tensor has a row for each query of a head, each key of a key head, and so on.
+"""The things for which a tensor has a row: each query of a head, each key of a key head, and so on.
 
-"scores": each score of a head; "seen": an element that only those scores ask for which their position lets be seen; "tile": each
-tile; "one": it is a word; "search": the bounds among which a thread block looks for its sequence; "work": each piece of work in the
-order in which it is taken; "whole": its width is all that moves. Of decoding "part": each query of a head and each split of its
-keys; "new": each new key; "added": the same behind the cached ones, where the last row tile puts them; "pages": each page of a
-sequence; "newest": as "seen", of as many of the newest keys as there are queries."""
+"scores": each score of a head; "seen": an element that only scores read whose position is visible; "tile": each tile; "one": the
+tensor is one word; "search": the bounds among which a thread block searches its sequence; "work": each piece of work in the order
+in which it is taken; "whole": all that moves is its width. In decoding "part": each query of a head and each split of its keys;
+"new": each new key; "added": the same after the cached ones, where the last row tile puts them; "pages": each page of a sequence;
+"newest": as "seen", for as many of the newest keys as there are queries.
+"""
 
 
 @dataclass(frozen=True)
@@ -63,15 +64,15 @@ class Tensor:
 
 
 class When(NamedTuple):
-    """In which turns of a thread block something moves.
+    """The turns of a thread block in which something moves.
 
-    tiles: for which tiles (g, i, j): query head of the group, row block, column block. "visited"; "mixed", those of them whose
-    scores a mask is asked for; "earlier", all visits of a row block but the last (of tensors of rows); "spanned", those that
-    position lets be seen, whether masks leave them out or not; "unseen", row blocks that visit nothing; "every". axes: once for all
-    of those tiles that agree in these, beside what a thread block has of its own. at: in the first or the last of their turns, or
-    as the thread block begins or ends.
+    tiles: the tiles (g, i, j) for which it moves: query head of the group, row block, column block. "visited"; "mixed", those of
+    them whose scores need the mask; "earlier", all visits of a row block except the last (for tensors of rows); "spanned", the
+    tiles that positions allow, even if masks leave them out; "unseen", row blocks that visit nothing; "every". axes: it moves once
+    for all of those tiles that agree in these, beside the thread block's own axes. at: in the first or the last turn of those
+    tiles, or when the thread block begins or ends.
 
-    Axes of a tensor that are not among these are moved whole.
+    A tensor moves whole along its axes that are not among these.
     """
 
     axes: str = "gij"
@@ -87,10 +88,10 @@ SPANNED = When(tiles="spanned", at="begin")
 
 @dataclass(frozen=True)
 class Move:
-    """Rows of a tensor into or out of `tile`, or registers when that is None.
+    """Rows of a tensor into or out of `tile`, or registers if that is None.
 
-    room: with the rows that only have room there: keys that a batch has not, what a tensor map's box reaches. times: by so many
-    threads that each ask for all of it. by_rows: by a thread for each row of the row block.
+    room: True if rows move too that only have room there: keys beyond a batch's length, within a tensor map's box. times: the
+    number of threads that each read all of it. by_rows: True if a thread for each row of the row block reads it.
     """
 
     tensor: Tensor
@@ -104,7 +105,7 @@ class Move:
 
 @dataclass(frozen=True)
 class Totals:
-    """A kernel's moves by their sums, where nothing is said of their order."""
+    """A kernel's moves by their sums, without an order."""
 
     kernel: str
     moves: tuple[Move, ...]
@@ -115,12 +116,12 @@ class Totals:
 class Walk:
     """The way of one kernel's thread blocks through the tiles of scores.
 
-    A thread block has one batch (or packed sequence) and key head, and of the axes g, i and j those in `block`; it goes through
-    the others as `loop` has them, the last one fastest, through those in capitals from the last one on; through all in one turn
-    where that is empty. It visits what position and masks leave, or `every` tile. `sizes` are rows and columns of a tile, where
-    they are not the schedule's. `heads` are (key heads, query heads of each), where they are not the problem's; `pack` query heads
-    share a tile of rows. Blocks that only pass over rows take `few` registers; `streamed`: they have so many rows, too few to be
-    followed one by one. `works`: how many pieces of work there are, where not all thread blocks find one.
+    A thread block has one batch (or packed sequence) and key head, and of the axes g, i and j those in `block`. It goes through the
+    others in the order of `loop`, the last one fastest, capitals from the last tile down; if `loop` is empty, through all in one
+    turn. It visits the tiles that position and masks leave, or `every` tile. `sizes` are rows and columns of a tile, if they differ
+    from the schedule's. `heads` are (key heads, query heads of each), if they differ from the problem's; `pack` query heads share a
+    tile of rows. Blocks that only pass over rows take `few` registers; `streamed`: the rows of such a block, too few
+    for blocks to be followed one by one. `works`: the number of pieces of work, if not all thread blocks find one.
     """
 
     kernel: str
@@ -160,7 +161,7 @@ class Walk:
 
 
 def passing(kernel: str, schedule: TileSchedule, parts: tuple[Part, ...], moves: tuple[Move, ...], rows: int) -> Walk:
-    """A kernel that passes over rows once, so many a thread block."""
+    """A kernel that passes over rows once, `rows` for each thread block."""
     return Walk(kernel, schedule, parts, "gi", "", moves, every=True, few=True, streamed=rows)
 
 
@@ -189,11 +190,11 @@ TENSORS: dict[str, tuple[Of, str | int, str | int]] = {
     "tree_mask": ("newest", ONE, 1),
     **dict.fromkeys(("block_mask", "tiles", "query_tiles"), ("tile", ONE, 1)),
 }
-"""By name: what a tensor has a row for, its width and its item size, as numbers or as the problem's attributes."""
+"""By name: the thing for which a tensor has a row, its width and its item size, as numbers or as the problem's attributes."""
 
 
 def tensor(p: Problem, name: str, of: Of | None = None, width: int | None = None, rounded: int = 1) -> Tensor:
-    """A tensor by its name; `of` another, in rows of another `width`, where a kernel sees it so."""
+    """A tensor by its name; `of` another thing, or in rows of another `width`, if a kernel reads it so."""
     usual, wide, size = TENSORS[name]
     own, itemsize = (getattr(p, each) if isinstance(each, str) else each for each in (wide, size))
     return Tensor(name, of or usual, own if width is None else width, itemsize, rounded)
@@ -215,7 +216,7 @@ PLACES: dict[str, Of] = {"head": "head", "row": "query", "key": "key", "score": 
 def captured(
     p: Problem, place: str, when: When, asked: When | None = None, *, by_tiles: bool = True, times: int = 1
 ) -> tuple[Move, ...]:
-    """The loads of score and mask functions at a place (`score.Parts`); the mask's as it is `asked`."""
+    """The loads of score and mask functions at a place (`score.Parts`); the mask's move at `asked`, if given."""
     return tuple(
         Move(loaded(form, load, PLACES[place]), asked if asked and form.kind == "mask" else when, times=times)
         for form in functions(p)
@@ -229,7 +230,7 @@ def loaded(form: score.Form, load: Load, of: Of) -> Tensor:
 
 
 def score_reads(p: Problem, *, by_tiles: bool = False) -> tuple[Move, ...]:
-    """The reading, score by score, of a mask where it is asked, of the bias and of functions' arrays."""
+    """The reads, score by score, of a mask where it is needed, of the bias and of functions' arrays."""
     mask, bias = reads(p, MIXED, *["mask"] * p.options.mask), reads(p, VISIT, *["bias"] * p.options.bias)
     return (*mask, *bias, *captured(p, "score", VISIT, MIXED, by_tiles=by_tiles))
 
@@ -246,7 +247,7 @@ def tile_reads(schedule: TileSchedule) -> tuple[Move, ...]:
 
 
 def sink_reads(p: Problem, when: When) -> tuple[Move, ...]:
-    """Each row's reading of its head's sink."""
+    """The reads of sinks: each row reads its head's sink."""
     return (Move(tensor(p, "sinks"), when, by_rows=True),) if p.options.sinks else ()
 
 
@@ -257,7 +258,7 @@ def search_reads(packed: Packed | None, axis: str, times: int = 1) -> tuple[Move
 
 
 def whole(name: str, elements: int, itemsize: int, *, write: bool = False, tile: str | None = None) -> Move:
-    """So many elements in all, wherever they are."""
+    """A move of `elements` in all, wherever they are."""
     return Move(Tensor(name, "whole", elements, itemsize), BEGIN, write, tile)
 
 
@@ -267,6 +268,6 @@ def functions(problem: Problem) -> tuple[score.Form, ...]:
 
 
 def part_bytes(problem: Problem, rows: int, keys: int) -> int:
-    """Bytes of shared memory for what score and mask functions read by tiles, for so many rows and keys."""
+    """Bytes of shared memory for the values that score and mask functions read by tiles, for `rows` rows and `keys` keys."""
     found = [score.parts(form) for form in functions(problem)]
     return FLOAT32 * sum(rows * len(each.row) + keys * len(each.key) for each in found)

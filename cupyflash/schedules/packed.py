@@ -1,4 +1,4 @@
-"""Sequences of their own lengths, packed one behind the other along one axis."""
+"""Sequences of their own lengths, packed one after the other along one axis."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ SEARCHED = 32
 
 @dataclass(frozen=True)
 class Packed:
-    """Sequences packed along one axis: how many there are, and their queries and keys, all together."""
+    """Sequences packed along one axis: their number, and the total of their queries and keys."""
 
     sequences: int
     total_q: int

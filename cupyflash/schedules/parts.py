@@ -1,4 +1,4 @@
-"""Batches and packed sequences: where their rows and keys lie, and which tiles of their heads are visited."""
+"""Batches and packed sequences: the place of their rows and keys, and the tiles that their heads visit."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ if TYPE_CHECKING:
 
 
 class Tiles(NamedTuple):
-    """What masks say of tiles, (Tr, Tc), or as many of those as heads: which are visited, and of those the ones whose scores a mask
-    is asked for one by one."""
+    """The tiles that masks keep, (Tr, Tc), or as many of these as heads: `kept` are visited; `mixed` are those of them whose scores
+    need the mask one by one."""
 
     kept: np.ndarray
     mixed: np.ndarray
 
     def at(self, *place: Any) -> Tiles:
-        """Those of some heads."""
+        """The tiles of some heads."""
         return Tiles(self.kept[place], self.mixed[place])
 
 
 @dataclass(frozen=True)
 class Visited:
-    """Which column blocks each row block visits: first <= j < end and, where masks leave out others, what those keep."""
+    """The column blocks that each row block visits: first <= j < end and, if masks leave out others, those in `kept`."""
 
     first: np.ndarray
     end: np.ndarray
@@ -40,7 +40,7 @@ class Visited:
 
     @classmethod
     def of(cls, schedule: TileSchedule, keys: int, tiles: Tiles | None) -> Visited:
-        """`tiles` are what is kept of one (batch, head), None for all."""
+        """Return the visits of a schedule; `tiles` are those that masks keep of one (batch, head), None for all."""
         p = schedule.problem
         starts = np.arange(schedule.row_blocks) * schedule.block_rows
         first, _ = p.keys_seen(starts, keys)
@@ -68,7 +68,7 @@ class Visited:
 
     @property
     def asked(self) -> Visited:
-        """The tiles for whose scores a mask is asked."""
+        """The tiles whose scores need a mask."""
         return self if self.mixed is None else Visited(self.first, self.end, self.mixed)
 
     @property
@@ -119,8 +119,8 @@ class Visited:
 class Axis(NamedTuple):
     """The place of a batch's or sequence's rows, or keys, in a tensor that has a plane of `length` rows for each head.
 
-    Head 0 has plane `plane`, in which its rows begin at `begin`. `there` is how many there are, `room` for how many there is room:
-    what a tensor map's boxes reach, or keys beyond a batch's length. Numbers, or arrays of several parts'.
+    Head 0 has plane `plane`, in which its rows begin at `begin`. `there` is the number of its rows, `room` the number for which
+    there is room: within a tensor map's boxes, or keys beyond a batch's length. Numbers, or arrays for several parts.
     """
 
     plane: Any
@@ -148,7 +148,7 @@ class Part:
     q: Axis
     k: Axis
     kept: Tiles | None = None
-    """What masks keep of each query head's tiles, (heads, Tr, Tc)"""
+    """The tiles that masks keep of each query head, (heads, Tr, Tc)"""
 
     @property
     def problem(self) -> Problem:
@@ -181,7 +181,7 @@ class Part:
         return self.kept is None
 
     def visited(self, head: int) -> Visited:
-        """Which column blocks the row blocks of a query head visit."""
+        """The column blocks that the row blocks of a query head visit."""
         return self._visited[head if self.kept is not None else 0]
 
     def extents(self, blocks: tuple[int, int], room: bool = False, of: Of = "scores") -> tuple[np.ndarray, np.ndarray]:
@@ -213,7 +213,7 @@ def batches(schedule: TileSchedule) -> tuple[Part, ...]:
 
 
 def packed_parts(packed: Packed, each: Iterable[TileSchedule]) -> tuple[Part, ...]:
-    """Packed sequences, each by what it is by itself."""
+    """The parts of packed sequences, each from its own schedule."""
     found, query, key = [], 0, 0
     kept: dict[int, Tiles | None] = {}
     for number, one in enumerate(each):

@@ -1,7 +1,7 @@
-"""m and log(l) of each row, which a backward pass makes again: what its weights are relative to (row_bases.cu).
+"""m and log(l) of each row, which a backward pass computes again: the numbers to which its weights are relative (row_bases.cu).
 
-A call hands on L alone, which float32 rounds; weights of float32 would be off by that. Those of half types are not, but where L is
-very large: only the device knows of such rows, and what they take is not counted.
+A call passes on only L, which float32 rounds; weights of float32 would have the error of that. Those of half types do not, unless L
+is very large: only the device knows such rows, and their cost is not counted.
 """
 
 from __future__ import annotations
@@ -49,12 +49,12 @@ SIZES = (64, 48, 32, 16)
 
 
 def has_bases(problem: Problem) -> bool:
-    """Whether the weights of every row are relative to its own m and l: EXACT in weight.cuh."""
+    """True if the weights of every row are relative to its own m and l: EXACT in weight.cuh."""
     return problem.dtype == "float32"
 
 
 def given_floats(problem: Problem) -> int:
-    """Floats that say what the weights of a row are relative to."""
+    """The number of floats to which the weights of a row are relative."""
     return 2 if has_bases(problem) else 1
 
 
@@ -98,7 +98,7 @@ class RowBasesSchedule(RowBlocksOutside):
 
     @classmethod
     def before(cls, schedule: BackwardSchedule) -> RowBasesSchedule:
-        """For kernels by whose blocks a block mask is."""
+        """The schedule for kernels whose blocks a block mask has."""
         p, device, blocks = schedule.problem, schedule.device, (schedule.block_rows, schedule.block_cols)
         within = None if p.options.block_mask is None else blocks
         return cls(p, device, fit(p, device, within), mask_blocks=within, given=schedule.struct)

@@ -1,4 +1,4 @@
-"""What a score function costs a multiprocessor, for the models that choose tiles and kernels."""
+"""The cost of a score function for a multiprocessor, for the models that choose tiles and kernels."""
 
 from __future__ import annotations
 
@@ -32,11 +32,12 @@ def _of_form(form: Form) -> tuple[float, float]:
 
 
 def of_score(problem: Problem) -> tuple[float, float]:
-    """(instructions, exponentials or what takes as long) of the problem's score function for each score; (0, 0) without one."""
+    """(instructions, exponentials or instructions of equal cost) of the problem's score function for each score; (0, 0) without
+    one."""
     return (0.0, 0.0) if problem.options.score is None else _of_form(problem.options.score)
 
 
 def reads_scores(problem: Problem) -> bool:
-    """Whether each score reads something of its own for the score function."""
+    """True if each score reads an element of its own for the score function."""
     form = problem.options.score
     return form is not None and len(of_head(form)) < len(form.loads)

@@ -69,7 +69,7 @@ class SoftmaxSchedule(Schedule):
 
     @property
     def shared_bytes(self) -> int:
-        """m and d of each warp, where several warps share a row; a row of one warp needs registers only."""
+        """Bytes for m and d of each warp, if several warps share a row; a row of one warp needs registers only."""
         return self.lanes // WARP * 2 * FLOAT32 if self.lanes > WARP else 0
 
     def walks(self) -> Iterator[Totals]:
@@ -110,11 +110,10 @@ SOFTMAX_ALGORITHMS = tuple(_SCHEDULES)
 def plan_softmax(
     rows: int, cols: int, dtype: str, device: Device, algorithm: str = "online", *, adjacent_rows: bool = False
 ) -> SoftmaxSchedule:
-    """The schedule of `algorithm` ("safe" or "online") for `rows` rows of `cols` elements of `dtype` on a device.
+    """Return the schedule of `algorithm` ("safe" or "online") for `rows` rows of `cols` elements of `dtype` on a device.
 
-    `adjacent_rows` says that the rows are neighbours in memory and the elements of one row are not, as along the first
-    axis of a matrix. Raises ValueError for an unknown algorithm or a size that is none, TypeError for an unknown dtype, or a device
-    that is none.
+    `adjacent_rows`: True if the rows are neighbours in memory and the elements of one row are not, as along the first axis of a
+    matrix. Raises ValueError for an unknown algorithm or a wrong size, TypeError for an unknown dtype or a wrong device.
     """
     require_choice("algorithm", algorithm, SOFTMAX_ALGORITHMS)
     for name, size in (("rows", rows), ("cols", cols)):

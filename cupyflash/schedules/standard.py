@@ -82,7 +82,7 @@ def fit_square(
 
 
 def score_type(problem: Problem) -> tuple[tuple[str, str], ...]:
-    """The constant that says what S is in memory where that is not q's type."""
+    """The constant with the type of S in memory, if it is not q's."""
     return (("SCORE_TYPE", "float"),) if problem.score_itemsize != problem.itemsize else ()
 
 
@@ -92,7 +92,7 @@ def score_product_reads(p: Problem) -> tuple[Move, ...]:
 
 
 def score_rows(p: Problem, name: str) -> Tensor:
-    """S or what is like it, by its rows."""
+    """S, or another tensor of the scores, by its rows."""
     return tensor(p, name, of="query", width=p.seqlen_k)
 
 
@@ -116,12 +116,12 @@ class StandardSchedule(TileSchedule):
 
     @property
     def ideal(self) -> bool:
-        """Whether this is the paper's count and not a kernel's."""
+        """True if this is the paper's count and not a kernel's."""
         return self.tiling.used == self.tiling.paper
 
     @property
     def softmax_passes(self) -> int:
-        """How often softmax reads S: the kernel once for m and l and once for P, the paper once."""
+        """The number of times that softmax reads S: the kernel once for m and l and once for P, the paper once."""
         return 1 if self.ideal else 2
 
     def walks(self) -> Iterator[Walk]:

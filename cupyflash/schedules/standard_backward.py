@@ -1,9 +1,9 @@
 """Standard attention's backward, Algorithm 3 of the paper: dV = P^T dO, dP = dO V^T, dS, dQ = dS K, dK = dS^T Q, with P, dP and dS
 in HBM.
 
-The paper has P from the forward and counts each input of a product once: `tiling="paper"`. The kernels, which are given L and no P,
-make P again in a kernel before the five, and a tiled product reads its inputs again. Half types take P from L and from S rounded as
-the forward kept it; float32 takes m and log(l) (row_bases.py).
+The paper has P from the forward and counts each input of a product once: `tiling="paper"`. The kernels get L but no P: a kernel
+before the five computes P again, and a tiled product reads its inputs again. Half types compute P from L and from S rounded as the
+forward kept it; float32 from m and log(l) (row_bases.py).
 """
 
 from __future__ import annotations
@@ -69,12 +69,12 @@ class StandardBackwardSchedule(BackwardSchedule):
 
     @property
     def bases(self) -> RowBasesSchedule | None:
-        """What finds m and l, where they are needed."""
+        """The schedule that finds m and l, if they are needed."""
         return RowBasesSchedule.before(self) if has_bases(self.problem) and not self.ideal else None
 
     @property
     def ideal(self) -> bool:
-        """Whether this is the paper's count and not the kernels': with P given."""
+        """True if this is the paper's count, with P given, and not the kernels'."""
         return self.tiling.used == self.tiling.paper
 
     def walks(self) -> Iterator[Walk]:

@@ -1,4 +1,4 @@
-"""FlashAttention-2 of sequences of their own lengths, packed one behind the other: a sum of schedules of fixed length."""
+"""FlashAttention-2 for sequences of their own lengths, packed one after the other: a sum of schedules of fixed length."""
 
 from __future__ import annotations
 
@@ -41,9 +41,9 @@ One = TypeVar("One", bound=TileSchedule)
 class PackedSchedule(TileSchedule, Generic[One]):
     """A schedule for `problem.batch` sequences, the longest of `seqlen_q` queries and `seqlen_k` keys.
 
-    `seqlens` has the (queries, keys) of each; None where the host does not know them: counts are then of full length. A thread
-    block looks for its sequence; a sequence has one more than it needs at most, which leaves at once. `patterns` are what a mask
-    function says of each, None where that is not known: it is then counted as if every tile were mixed.
+    `seqlens` has the (queries, keys) of each; None if the host does not know them: counts are then of full length. A thread block
+    searches its sequence; a sequence has at most one more than it needs, which exits at once. `patterns` are those of a mask
+    function in each sequence, None if they are not known: every tile then counts as mixed.
     """
 
     seqlens: Seqlens | None = None
@@ -66,7 +66,7 @@ class PackedSchedule(TileSchedule, Generic[One]):
         return Counter(self.in_order())
 
     def in_order(self) -> list[One]:
-        """The schedule of each sequence, one after the other; those that are alike are one object."""
+        """The schedule of each sequence, one after the other; equal sequences share one object."""
         problems = _each(self.problem, self.seqlens, self.patterns)
         made = {problem: self._one(problem) for problem in dict.fromkeys(problems)}
         return [made[problem] for problem in problems]
@@ -78,7 +78,7 @@ class PackedSchedule(TileSchedule, Generic[One]):
 
 @dataclass(frozen=True)
 class Fa2Sequence(Fa2Schedule):
-    """One of several packed sequences by itself. `skips`: whether there is room for the states of the longest one's tiles."""
+    """One of several packed sequences by itself. `skips`: True if there is room for the states of the longest sequence's tiles."""
 
     skips: bool = True
 
@@ -105,9 +105,9 @@ class VarlenSchedule(PackedSchedule[Fa2Schedule], Fa2Schedule):
 
 @dataclass(frozen=True)
 class Fa3Sequence(Fa3Schedule):
-    """One of several packed sequences: its last blocks are copied with what the tensors have behind it, to their end.
+    """One of several packed sequences by itself. Copies of its last blocks include rows beyond it, up to the tensors' ends.
 
-    `room_q` and `room_k` are the rows of Q and of K from the sequence's first on, as far as its blocks reach.
+    `room_q` and `room_k` are the rows of Q and of K from the sequence's first one to the end of its blocks.
     """
 
     room_q: int = 0
@@ -131,7 +131,7 @@ class Fa3VarlenSchedule(VarlenSchedule, Fa3Schedule):
 
     @property
     def searching(self) -> int:
-        """The producer asks for some more than there are."""
+        """Row blocks that the producer requests: some more than there are."""
         return self.asked_for
 
     @cached_property
@@ -158,7 +158,7 @@ class Fa3VarlenSchedule(VarlenSchedule, Fa3Schedule):
 
     @property
     def look_words(self) -> Mapping[str, int]:
-        """A thread looks for the sequence by itself."""
+        """The words that a thread reads to find the sequence by itself."""
         steps = max(1, (self.packed.sequences - 1).bit_length())
         return {"cu_seqlens_q": steps + 2, "cu_seqlens_k": 2}
 
@@ -183,7 +183,8 @@ class Fa3VarlenSchedule(VarlenSchedule, Fa3Schedule):
 
 @dataclass(frozen=True)
 class BackwardOfSequence(Fa2BackwardSchedule):
-    """As `Fa2Sequence`: whether there is room in the main kernel, and in that of row blocks, whose blocks are `of_rows`."""
+    """One of several packed sequences by itself, as `Fa2Sequence`. `skips`: for the main kernel, and for that of row blocks, whose
+    blocks are `of_rows`."""
 
     skips: tuple[bool, bool] = (True, True)
     of_rows: Tiling = field(kw_only=True)
@@ -219,7 +220,8 @@ class VarlenBackwardSchedule(PackedSchedule[Fa2BackwardSchedule], Fa2BackwardSch
 
 
 def packed_totals(problem: Problem, seqlens: Seqlens | None, totals: tuple[int, int] | None) -> Packed:
-    """Of `problem.batch` sequences with so many queries and keys together: by default those of `seqlens`, or all the longest's."""
+    """The total queries and keys of `problem.batch` sequences: `totals`, else the sum of `seqlens`, else all sequences as long as
+    the longest."""
     _require_packed(problem, seqlens)
     each = ((problem.seqlen_q, problem.seqlen_k),) * problem.batch if seqlens is None else seqlens
     added = sum(n_q for n_q, _ in each), sum(n_k for _, n_k in each)
@@ -228,7 +230,7 @@ def packed_totals(problem: Problem, seqlens: Seqlens | None, totals: tuple[int, 
     if not whole or len(totals) != 2:
         raise ValueError(f"totals must be (queries, keys) of all sequences together, got {totals!r}")
     if seqlens is not None and totals != added:
-        raise ValueError(f"totals must be what seqlens add up to, got {totals!r}")
+        raise ValueError(f"totals must be the sums of seqlens, got {totals!r}")
     return Packed(problem.batch, *totals)
 
 
@@ -253,8 +255,8 @@ def _require_packed(p: Problem, seqlens: Seqlens | None, patterns: Patterns | No
 
 
 def patterns_of(p: Problem, seqlens: Seqlens, values: Mapping[str, Any]) -> Patterns | None:
-    """What a problem's mask function says of each sequence, None without one; `values` are the captured NumPy arrays and numbers,
-    by the function's names."""
+    """The pattern of a problem's mask function in each sequence, None without such a function; `values` are the captured NumPy
+    arrays and numbers, by the function's names."""
     form = p.options.mask_function
     if form is None:
         return None
@@ -263,7 +265,7 @@ def patterns_of(p: Problem, seqlens: Seqlens, values: Mapping[str, Any]) -> Patt
 
 
 def _each(p: Problem, seqlens: Seqlens | None, patterns: Patterns | None) -> list[Problem]:
-    """The problem of each sequence, of full length where that is not known; those that are alike are one object."""
+    """The problem of each sequence, of full length if its length is not known; equal sequences share one object."""
     each = ((p.seqlen_q, p.seqlen_k),) * p.batch if seqlens is None else seqlens
     said = list(zip(each, patterns or (None,) * p.batch, strict=True))
     made = {(lengths, pattern): of_sequence(p, *lengths, pattern) for lengths, pattern in dict.fromkeys(said)}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from typing import Any
 
@@ -16,7 +15,7 @@ from cupyflash.schedules import ALGORITHMS, BackwardSchedule, TileSchedule, plan
 from cupyflash.sim import theory
 from cupyflash.sim.cli.group import Found
 from cupyflash.sim.cli.options import AS_JSON, DEVICE, MAX_SECONDS, SRAM, Count, examples, on, refuse_longer
-from cupyflash.sim.cli.show import NAMES, detected, flat, say, show_table, show_tiling, tiling_report, worst_error
+from cupyflash.sim.cli.show import NAMES, detected, flat, say, show_table, show_tiling, tell, tiling_report, worst_error
 from cupyflash.sim.estimate import seconds
 from cupyflash.sim.host_memory import require_room, verified
 from cupyflash.sim.numbers.reference import reference, reference_gradients
@@ -41,7 +40,7 @@ FLASH = tuple(name for name in ALGORITHMS if name != "standard")
     default="fa1",
     show_default=True,
     type=click.Choice(FLASH),
-    help="Which FlashAttention is beside standard attention; fa3 needs a Hopper.",
+    help="The FlashAttention to show beside standard attention; fa3 needs a Hopper.",
 )
 @DEVICE
 @SRAM
@@ -50,9 +49,9 @@ FLASH = tuple(name for name in ALGORITHMS if name != "standard")
 def demo(seqlen: int, heads: int, algorithm: str, device: Device, sram: str | None, max_seconds: float, as_json: bool) -> None:
     """Run the kernels, count their bytes.
 
-    A causal problem (d 64, float16), forward and backward, on a simulated device: standard attention and FlashAttention
-    side by side (the paper's, of which Theorem 2 speaks, unless --algorithm says otherwise; `attention` runs FlashAttention-2 by
-    default, on a Hopper FlashAttention-3), with what theory, replay and execution count. Where there is a GPU, the forward runs
+    A causal problem (d 64, float16), forward and backward, on a simulated device: standard attention and FlashAttention side by
+    side, with the counts of theory, replay and execution. Without --algorithm this is the paper's FlashAttention, the subject of
+    Theorem 2; `attention` runs FlashAttention-2 by default, on a Hopper FlashAttention-3. If there is a GPU, the forward runs
     there, too.
     """
     from cupyflash.sim.execution import execute
@@ -83,10 +82,7 @@ def demo(seqlen: int, heads: int, algorithm: str, device: Device, sram: str | No
     report["ratio"] = counts["standard"]["executed"].total_bytes / flash
     report["standard_ideal_bytes"] = theory.standard_ideal(problem).total_bytes
     report["ratio_to_ideal"] = report["standard_ideal_bytes"] / flash
-    if as_json:
-        click.echo(json.dumps(report, indent=2))
-    else:
-        show_demo(report, problem, device, counts)
+    tell(report, as_json, show_demo, problem, device, counts)
     if not all(report[one]["agree"] and not report[one]["findings"] for one in (*counts, "backward")):
         raise Found("theory, replay and execution do not agree, or the kernel has findings")
 
@@ -173,7 +169,7 @@ def show_backward(report: dict[str, Any]) -> None:
 
 
 def gpu_demo(gpu: Device, q: np.ndarray, k: np.ndarray, v: np.ndarray, expected: np.ndarray) -> dict[str, Any]:
-    """The same problem through `attention` on the GPU at hand."""
+    """Run the problem through `attention` on the GPU at hand."""
     import cupy
 
     out = attention(*(cupy.asarray(array) for array in (q, k, v)), causal=True)

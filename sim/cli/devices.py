@@ -1,4 +1,4 @@
-"""`cupyflash devices`: the catalogue, the GPU at hand, and what NumPy arrays run on."""
+"""`cupyflash devices`: the catalogue, the GPU at hand, and the device on which NumPy arrays run."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ HEADS = ("device", "cc", "SRAM a block", "SRAM an SM", "SMs", "L2 MB", "HBM GB/s
 def devices(as_json: bool) -> None:
     """List devices, and the GPU at hand.
 
-    The catalogue's figures are what a device gives a kernel, and the peaks of its data sheet. NumPy arrays run on a
-    simulated device, which CUPYFLASH_DEVICE names, in a command's --device too.
+    The catalogue has the figures that limit a kernel on a device, and the peaks of its data sheet. NumPy arrays run on a simulated
+    device: CUPYFLASH_DEVICE names it, also for the --device of commands.
     """
     catalogue, gpu = Device.catalogue(), detected()
     wrong: ValueError | None = None

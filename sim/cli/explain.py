@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict
 from typing import Any
 
@@ -12,8 +11,8 @@ from cupyflash.request.problem import USUAL_HEAD_DIM, Problem
 from cupyflash.schedules import BackwardSchedule, DecodeSchedule, TileSchedule, fa3_tiles, plan, plan_backward
 from cupyflash.sim import theory
 from cupyflash.sim.cli import explain_backward, explain_decode, explain_fa2, explain_fa3
-from cupyflash.sim.cli.options import AS_JSON, Request, examples, problem_options
-from cupyflash.sim.cli.show import NAMES, flat, say, show_balance, show_tiling, tiling_report
+from cupyflash.sim.cli.options import AS_JSON, ProblemRequest, examples, problem_options
+from cupyflash.sim.cli.show import NAMES, flat, say, show_balance, show_tiling, taken, tell, tiling_report
 from cupyflash.sim.clock.times import balance
 
 EXAMPLES = examples(
@@ -28,22 +27,24 @@ WAYS = {"fa2": explain_fa2, "fa3": explain_fa3}
 
 @click.command(epilog=EXAMPLES)
 @problem_options(seqlen=4096, head_dim=64, algorithms=("auto", *WAYS, "decode"), backward=True, decode={})
-@click.option("--all", "everything", is_flag=True, help="Every runner-up and every rejected tile, not a few and a count.")
+@click.option(
+    "--all", "everything", is_flag=True, help="List every runner-up and every rejected tile, instead of a few and a count."
+)
 @AS_JSON
-def explain(request: Request, everything: bool, as_json: bool) -> None:
+def explain(request: ProblemRequest, everything: bool, as_json: bool) -> None:
     """Tell which tile is run, and why.
 
-    `attention` runs FlashAttention-2 by default, on a Hopper FlashAttention-3 where that takes the call and is predicted to be
-    faster: told is which and why. Neither's tile is the paper's Bc = ceil(M / 4d): both are shown.
-    Every configuration of the kernel is a candidate: it is rejected with a reason, or a model of one multiprocessor says how
-    many clocks its tiles take. The times are the model's, none measured. Needs neither compiler nor GPU.
+    `attention` runs FlashAttention-2 by default; on a Hopper FlashAttention-3, if it accepts the call and the model predicts it to
+    be faster. The output says which, and why. Neither's tile is the paper's Bc = ceil(M / 4d): both are shown. Every configuration
+    of the kernel is a candidate: it is rejected with a reason, or a model of one multiprocessor gives the clocks of its tiles. The
+    times are the model's, none measured. Needs neither compiler nor GPU.
 
-    With --backward, of the gradients' kernels: blocks in their order of preference, and what dQ costs by atomics or deterministic.
+    With --backward, the gradients' kernels: blocks in their order of preference, and the cost of dQ by atomics or deterministic.
 
-    With --decode, of `attention_decode`: into how many parts the keys are split, and how many bytes are under way.
+    With --decode, `attention_decode`: the number of splits of the keys, and the bytes in flight.
     """
     if request.backward and request.algorithm != "fa2":
-        raise click.BadParameter(f"--backward is explained of fa2, got {request.algorithm!r}", param_hint="--algorithm")
+        raise click.BadParameter(f"--backward explains fa2 only, got {request.algorithm!r}", param_hint="--algorithm")
     schedule = request.schedule()
     if isinstance(schedule, DecodeSchedule):
         explain_decode.explain(request, schedule, as_json)
@@ -55,14 +56,7 @@ def explain(request: Request, everything: bool, as_json: bool) -> None:
         "problem": flat(problem),
         "algorithm": schedule.algorithm,
         **({} if request.backward else {"auto": asdict(request.choice)}),
-        "device": {
-            "name": device.name,
-            "sm_count": device.sm_count,
-            "sram_per_block": device.sram_per_block,
-            "sram_per_sm": device.sram_per_sm,
-            "registers_per_sm": device.registers_per_sm,
-            **rates,
-        },
+        "device": taken(device, "name", "sm_count", "sram_per_block", "sram_per_sm", "registers_per_sm") | rates,
         "tiling": tiling_report(schedule),
         "fa1_tiling": fa1_tiling(schedule),
         **found,
@@ -70,17 +64,16 @@ def explain(request: Request, everything: bool, as_json: bool) -> None:
         "traffic": theory.traffic(schedule).as_dict(),
         "flops": problem.backward_flops if request.backward else problem.flops,
     }
-    click.echo(json.dumps(report, indent=2)) if as_json else show(report, request, everything)
+    tell(report, as_json, show, request, everything)
 
 
-def way(request: Request) -> Any:
+def way(request: ProblemRequest) -> Any:
     """The module that explains what is asked for."""
     return explain_backward if request.backward else WAYS[request.algorithm]
 
 
 def fa1_tiling(schedule: TileSchedule) -> dict[str, Any] | None:
-    """What Algorithm 1's kernel, or Algorithm 4's, makes of the paper's formula for the same problem; None where d is too wide, or
-    nothing fits."""
+    """The tile of Algorithm 1's kernel, or Algorithm 4's, by the paper's formula; None if d is too wide, or nothing fits."""
     if is_wide(schedule.problem):
         return None
     try:
@@ -90,7 +83,7 @@ def fa1_tiling(schedule: TileSchedule) -> dict[str, Any] | None:
         return None
 
 
-def show(report: dict[str, Any], request: Request, everything: bool) -> None:
+def show(report: dict[str, Any], request: ProblemRequest, everything: bool) -> None:
     """An explanation as text."""
     device = request.device
     say(request.title, rest="  ")
@@ -117,8 +110,8 @@ def show(report: dict[str, Any], request: Request, everything: bool) -> None:
     )
 
 
-def which(request: Request) -> str:
-    """Which algorithm `attention` runs, on a Hopper with the reason, and whose tile is none of the paper's formula."""
+def which(request: ProblemRequest) -> str:
+    """The algorithm that `attention` runs, on a Hopper with the reason; its tile is none of the paper's formula."""
     formula = "the paper's Bc = ceil(M / 4d), Br = min(Bc, d):"
     if request.backward:
         return f"attention_backward runs {NAMES['fa2']}'s backward, whose tile is not {formula}"
@@ -131,7 +124,7 @@ def which(request: Request) -> str:
 
 
 def is_wide(problem: Problem) -> bool:
-    """Whether only FlashAttention-2's forward takes such a d or d_v."""
+    """True if only FlashAttention-2's forward takes such a d or d_v."""
     return max(problem.head_dim, problem.head_dim_v) > USUAL_HEAD_DIM
 
 

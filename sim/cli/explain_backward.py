@@ -1,4 +1,4 @@
-"""What `cupyflash explain --backward` says of FlashAttention-2's backward: which blocks are run and why, and what dQ costs either
+"""The output of `cupyflash explain --backward` on FlashAttention-2's backward: its blocks with the reason, and what dQ costs either
 way, summed by atomics or by a kernel of its own."""
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from cupyflash.schedules.base import padded_dim
 from cupyflash.schedules.fa2_backward import Fa2BackwardSchedule
 from cupyflash.schedules.fa2_backward_tiles import Candidate, launches, main_tiles
 from cupyflash.sim import theory
-from cupyflash.sim.cli.options import Request
+from cupyflash.sim.cli.options import ProblemRequest
 from cupyflash.sim.cli.show import say, show_table
 from cupyflash.tiling import TileSize
 from cupyflash.words import plural
@@ -26,8 +26,8 @@ NEAR = 3  # shown before and behind the chosen one, unless --all
 WAYS = {"atomics": False, "deterministic": True}
 
 
-def explanation(schedule: TileSchedule, request: Request) -> dict[str, Any]:
-    """What was tried for each kernel, what is busy meanwhile, and both ways to dQ, for JSON: bytes, clocks."""
+def explanation(schedule: TileSchedule, request: ProblemRequest) -> dict[str, Any]:
+    """The candidates of each kernel with bytes and clocks, and both ways to dQ, for JSON."""
     assert isinstance(schedule, Fa2BackwardSchedule)
     p, device = schedule.problem, schedule.device
     within = None
@@ -51,7 +51,7 @@ def explanation(schedule: TileSchedule, request: Request) -> dict[str, Any]:
 
 
 def with_verdicts(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """What became of each, in their order: the first that is not rejected is chosen."""
+    """Candidates with verdicts, in their order: the first that is not rejected is chosen."""
     chosen = next((each for each in rows if "reason" not in each), None)
     return [{"verdict": "rejected" if "reason" in each else "chosen" if each is chosen else "later", **each} for each in rows]
 
@@ -76,7 +76,7 @@ def query_row(candidate: Candidate, schedule: Fa2BackwardSchedule) -> dict[str, 
 
 
 def needs(candidate: Candidate) -> dict[str, Any]:
-    """What blocks take, for JSON; `own` are the keys (in dQ's kernel rows) that a warp has for good."""
+    """The resources of blocks, for JSON; `own` are the keys (in dQ's kernel rows) that a warp has for good."""
     known = {
         "block_rows": candidate.block_rows,
         "block_cols": candidate.block_cols,
@@ -97,7 +97,7 @@ def busy(launches: list[dict[str, float]]) -> dict[str, Any]:
 
 
 def way(schedule: Fa2BackwardSchedule) -> dict[str, Any]:
-    """What the pass comes to with dQ made so."""
+    """The cost of the pass with dQ made so."""
     p, form = schedule.problem, theory.traffic(schedule)
     dims = padded_dim(p.head_dim), padded_dim(p.head_dim_v)
     products = sum(backward_clocks.main_fmas(*dims, launch, not schedule.deterministic) for launch in launches(p))
@@ -110,8 +110,8 @@ def way(schedule: Fa2BackwardSchedule) -> dict[str, Any]:
     }
 
 
-def show(report: dict[str, Any], request: Request, everything: bool) -> None:
-    """What was tried and what is run, as text."""
+def show(report: dict[str, Any], request: ProblemRequest, everything: bool) -> None:
+    """Show the candidates and the chosen one as text."""
     together = len(report["launches"]) == 1
     say(
         "A thread block has K_j and V_j, and Q_i and dO_i pass by: they are read once for each column block that they see"
@@ -135,7 +135,7 @@ def show(report: dict[str, Any], request: Request, everything: bool) -> None:
 
 
 def show_tried(title: str, own: str, rows: list[dict[str, Any]], everything: bool) -> None:
-    """The chosen candidate and those before and behind it, some or all."""
+    """Print the chosen candidate and those before and after it, some or all."""
     chosen = next(at for at, each in enumerate(rows) if each["verdict"] == "chosen")
     able = [each for each in rows[chosen + 1 :] if each["verdict"] == "later"]
     shown = rows if everything else [*rows[max(0, chosen - NEAR) : chosen + 1], *able[:NEAR]]
@@ -167,7 +167,7 @@ def show_tried(title: str, own: str, rows: list[dict[str, Any]], everything: boo
 
 
 def show_reasons(rows: list[dict[str, Any]], everything: bool) -> None:
-    """Why those were rejected: all, or one of each kind with how many."""
+    """Show why candidates were rejected: all, or one of each kind with their number."""
     rejected = [each for each in rows if "reason" in each]
     kinds = Counter(each["reason"].split(":")[0] for each in rejected)
     if rejected:
@@ -181,7 +181,7 @@ def show_reasons(rows: list[dict[str, Any]], everything: bool) -> None:
 
 
 def show_rooms(report: dict[str, Any]) -> None:
-    """Shared memory by what is held."""
+    """Print the shared memory by contents."""
     best = next(each for each in report["candidates"] if each["verdict"] == "chosen")
     limit = report["device"]["sram_per_block"]
     size = f"{best['block_rows']} x {best['block_cols']}"

@@ -1,8 +1,7 @@
-"""What `cupyflash explain --decode` says: which tile has the rows of a key head, into how many parts the keys go, and why."""
+"""The output of `cupyflash explain --decode`: which tile has the rows of a key head, into how many parts the keys go, and why."""
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict
 from typing import Any
 
@@ -13,33 +12,26 @@ from cupyflash.schedules import DecodeSchedule, decode_tiles
 from cupyflash.schedules.base import GRANULE
 from cupyflash.schedules.decode_tiles import Candidate, Config
 from cupyflash.sim import theory
-from cupyflash.sim.cli.options import Request
-from cupyflash.sim.cli.show import NAMES, say, show_balance, show_table
+from cupyflash.sim.cli.options import ProblemRequest
+from cupyflash.sim.cli.show import NAMES, say, show_balance, show_held, show_table, taken, tell
 from cupyflash.sim.clock.times import balance
 from cupyflash.words import plural
 
 
-def explain(request: Request, schedule: DecodeSchedule, as_json: bool) -> None:
+def explain(request: ProblemRequest, schedule: DecodeSchedule, as_json: bool) -> None:
     """Print it, as text or as JSON."""
     report = explanation(request, schedule)
-    click.echo(json.dumps(report, indent=2)) if as_json else show(report, request)
+    tell(report, as_json, show, request)
 
 
-def explanation(request: Request, schedule: DecodeSchedule) -> dict[str, Any]:
+def explanation(request: ProblemRequest, schedule: DecodeSchedule) -> dict[str, Any]:
     """All that was to be chosen from and what it comes to, for JSON; seconds are the model's."""
     problem, device, chosen = schedule.problem, schedule.device, schedule.candidate
     found = [row(schedule, each) for each in decode_tiles.candidates(problem, device, request.num_splits)]
     return {
         **request.report,
         **({"auto": asdict(request.choice)} if request.cache is None else {}),
-        "device": {
-            "name": device.name,
-            "sm_count": device.sm_count,
-            "sram_per_block": device.sram_per_block,
-            "sram_per_sm": device.sram_per_sm,
-            "registers_per_sm": device.registers_per_sm,
-            "hbm_bandwidth": device.hbm_bandwidth,
-        },
+        "device": taken(device, "name", "sm_count", "sram_per_block", "sram_per_sm", "registers_per_sm", "hbm_bandwidth"),
         "rows": {
             "group": schedule.group,
             "queries": problem.seqlen_q,
@@ -70,11 +62,7 @@ def row(schedule: DecodeSchedule, candidate: Candidate) -> dict[str, Any]:
     config, device, problem = candidate.config, schedule.device, schedule.problem
     known: dict[str, Any] = {
         "verdict": verdict(schedule, candidate),
-        "block_rows": config.block_rows,
-        "block_cols": config.block_cols,
-        "row_warps": config.row_warps,
-        "key_warps": config.key_warps,
-        "stages": config.stages,
+        **taken(config, "block_rows", "block_cols", "row_warps", "key_warps", "stages"),
         "shared_bytes": candidate.shared_bytes,
     }
     if candidate.rejected:
@@ -91,7 +79,7 @@ def row(schedule: DecodeSchedule, candidate: Candidate) -> dict[str, Any]:
 
 
 def verdict(schedule: DecodeSchedule, candidate: Candidate) -> str:
-    """What became of a candidate."""
+    """The verdict on a candidate."""
     if candidate.rejected:
         return "rejected"
     if candidate == schedule.candidate:
@@ -103,25 +91,25 @@ def verdict(schedule: DecodeSchedule, candidate: Candidate) -> str:
 
 
 def most_splits(schedule: DecodeSchedule, config: Config) -> int:
-    """As many as there are blocks of keys, if the merging kernel has room for them."""
+    """The most splits: one for each block of keys, if the merging kernel has room for them."""
     return max(1, min(decode_tiles.MOST_SPLITS, -(-schedule.problem.seqlen_k // config.block_cols)))
 
 
 def least_splits(schedule: DecodeSchedule) -> int:
-    """With as many, each multiprocessor has a thread block, as far as there are blocks of keys."""
+    """The smallest number of splits with which each multiprocessor has a thread block, if there are enough blocks of keys."""
     every = decode_tiles.works(schedule.problem, schedule.config)
     return min(most_splits(schedule, schedule.config), -(-schedule.device.sm_count // max(1, every)))
 
 
 def splits_to_show(schedule: DecodeSchedule, asked: int | None) -> list[int]:
-    """Numbers of splits that are told of the chosen configuration: none, the least, the taken one, and more."""
+    """The numbers of splits to show for the chosen configuration: one, the least useful one, the chosen one, and more."""
     most, own = most_splits(schedule, schedule.config), schedule.splits
     tried = {1, least_splits(schedule), own, min(2 * own, most), most}
     return sorted(tried if asked is None else tried | {asked})
 
 
 def split_row(schedule: DecodeSchedule, splits: int) -> dict[str, Any]:
-    """The chosen configuration with so many splits, for JSON."""
+    """The chosen configuration with `splits` splits, for JSON."""
     problem, device, candidate = schedule.problem, schedule.device, schedule.candidate
     grid = decode_tiles.works(problem, candidate.config) * splits
     asked = problem, device, candidate.config, candidate.resident, np.array([splits])
@@ -138,7 +126,7 @@ def split_row(schedule: DecodeSchedule, splits: int) -> dict[str, Any]:
 
 
 def notes(schedule: DecodeSchedule) -> list[str]:
-    """What is not as one would have it, and why."""
+    """Remarks on what is not as one would have it, with reasons."""
     p, told = schedule.problem, []
     if not p.seqlen_k:
         return ["The cache has room for no keys."]
@@ -159,7 +147,7 @@ def notes(schedule: DecodeSchedule) -> list[str]:
 
 
 def why_so_few(schedule: DecodeSchedule) -> str:
-    """Why there are fewer thread blocks than multiprocessors."""
+    """The reason for fewer thread blocks than multiprocessors."""
     p, most, cols = schedule.problem, most_splits(schedule, schedule.config), schedule.block_cols
     key_heads = schedule.repeats
     heads = f"{'is' if key_heads == 1 else 'are'} {plural(key_heads, 'key head')}" + " of all sequences" * (p.batch > 1)
@@ -172,7 +160,7 @@ def why_so_few(schedule: DecodeSchedule) -> str:
     return f"{few}, since the cache has no more to share out: {limit}, and there {heads}."
 
 
-def show(report: dict[str, Any], request: Request) -> None:
+def show(report: dict[str, Any], request: ProblemRequest) -> None:
     """An explanation as text."""
     device, rows = request.device, report["rows"]
     (best,) = (each for each in report["candidates"] if each["verdict"] == "chosen")
@@ -214,15 +202,15 @@ def show(report: dict[str, Any], request: Request) -> None:
     )
 
 
-def which(request: Request) -> str:
-    """Which algorithm an ordinary call runs, and why."""
+def which(request: ProblemRequest) -> str:
+    """The algorithm of an ordinary call, with the reason."""
     auto = request.choice
     other = "" if auto.algorithm == request.algorithm else f" Asked for is {NAMES[request.algorithm]} ({request.algorithm})."
     return f"By default attention(q, k, v) runs {NAMES[auto.algorithm]} ({auto.algorithm}) here: {auto.reason}.{other}"
 
 
 def show_rows(rows: dict[str, int], best: dict[str, Any]) -> None:
-    """What a tile's rows are, and how a thread block's warps have them."""
+    """Show a tile's rows, and how a thread block's warps share them."""
     group, queries, tiles = rows["group"], rows["queries"], rows["row_tiles"]
     several = f"in {tiles} tiles of {rows['tile_rows']}" if tiles > 1 else f"in one tile of {rows['tile_rows']}"
     once = "once for all of them" if tiles == 1 else f"once for each tile, {tiles} times"
@@ -243,17 +231,17 @@ def show_rows(rows: dict[str, int], best: dict[str, Any]) -> None:
 
 
 def show_candidates(rows: list[dict[str, Any]]) -> None:
-    """All that could be run; and what could not."""
+    """Print the candidates that could run, and those that could not."""
     shown = [each for each in rows if "reason" not in each]
     heads = ("keys", "slots", "warps", "splits", "thread blocks", "an SM", "waves", "in flight", "shared", "model", "")
     cells = [
         (
-            str(each["block_cols"]),
-            str(each["stages"]),
+            f"{each['block_cols']}",
+            f"{each['stages']}",
             f"{each['row_warps']} x {each['key_warps']}",
-            str(each["splits"]),
+            f"{each['splits']}",
             f"{each['thread_blocks']:,}",
-            str(each["blocks"]),
+            f"{each['blocks']}",
             f"{each['waves']:.2f}",
             f"{each['in_flight_bytes']:,}",
             f"{each['shared_bytes']:,}",
@@ -281,7 +269,7 @@ def show_candidates(rows: list[dict[str, Any]]) -> None:
 
 
 def show_rooms(report: dict[str, Any], best: dict[str, Any]) -> None:
-    """Shared memory by what is held."""
+    """Print the shared memory by contents."""
     p, pages = report["problem"], "cache" in report and report["cache"]["page_size"]
     held = {
         "Q": ("Q", f"{best['block_rows']} rows of {p['head_dim']}"),
@@ -293,12 +281,11 @@ def show_rooms(report: dict[str, Any], best: dict[str, Any]) -> None:
         "of_head": ("what a function reads once a head", f"for each of {best['block_rows']} rows"),
     }
     say(f"Shared memory, {best['shared_bytes']:,} of {report['device']['sram_per_block']:,} bytes:")
-    click.echo()
-    show_table(("held", "", "bytes"), [(*held[name], f"{nbytes:,}") for name, nbytes in report["rooms"].items()], left=(0, 1))
+    show_held(held, report["rooms"])
 
 
-def show_splits(report: dict[str, Any], request: Request) -> None:
-    """Why so many splits: what fewer and more would come to."""
+def show_splits(report: dict[str, Any], request: ProblemRequest) -> None:
+    """Show the number of splits with its reason, and the cost of fewer and more."""
     rows = report["splits"]
     (own,) = (each for each in rows if each["chosen"])
     say(f"Splits: {splits_of(own, request)} The same configuration with fewer and more, in the model's microseconds:")
@@ -306,10 +293,10 @@ def show_splits(report: dict[str, Any], request: Request) -> None:
     heads = ("splits", "keys", "blocks", "idle", "waves", "memory", "loads", "arithmetic", "start", "partial", "model", "")
     cells = [
         (
-            str(each["splits"]),
+            f"{each['splits']}",
             f"{each['keys']:,}",
             f"{each['thread_blocks']:,}",
-            str(each["idle_multiprocessors"]),
+            f"{each['idle_multiprocessors']}",
             f"{each['waves']:.2f}",
             *(microseconds(part) for part in each["parts"].values()),
             microseconds(each["seconds"]),
@@ -329,8 +316,8 @@ def show_splits(report: dict[str, Any], request: Request) -> None:
     )
 
 
-def splits_of(own: dict[str, Any], request: Request) -> str:
-    """How many splits and thread blocks, and why."""
+def splits_of(own: dict[str, Any], request: ProblemRequest) -> str:
+    """The number of splits and thread blocks, with the reason."""
     count, alone, asked = request.device.sm_count, own["thread_blocks"] // own["splits"], request.num_splits is not None
     without = f"{plural(alone, 'thread block')} for {count} multiprocessors"
     waves = f"{own['waves']:.2f} waves of as many as run at a time"
@@ -346,7 +333,7 @@ def splits_of(own: dict[str, Any], request: Request) -> str:
     )
 
 
-def show_in_flight(report: dict[str, Any], request: Request, best: dict[str, Any]) -> None:
+def show_in_flight(report: dict[str, Any], request: ProblemRequest, best: dict[str, Any]) -> None:
     """Little's law: what has to be under way, and what is."""
     flight = report["in_flight"]
     assumed = "" if request.device.hbm_bandwidth else " (assumed)"
@@ -362,7 +349,7 @@ def show_in_flight(report: dict[str, Any], request: Request, best: dict[str, Any
 
 
 def enough(report: dict[str, Any], best: dict[str, Any]) -> str:
-    """Whether that is what is needed, and if not, why."""
+    """The verdict on the bytes in flight, with the reason if they are too few."""
     flight = report["in_flight"]
     if flight["bytes"] >= flight["needed_bytes"]:
         return "That is enough."

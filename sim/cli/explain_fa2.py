@@ -1,4 +1,4 @@
-"""What `cupyflash explain` says of FlashAttention-2's tile: what could be run, why the rest could not, and which is fastest."""
+"""The output of `cupyflash explain` on FlashAttention-2's tile: what could be run, why the rest could not, and which is fastest."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from cupyflash.multiprocessor import Multiprocessor
 from cupyflash.schedules import TileSchedule, fa2_tiles
 from cupyflash.schedules.fa2 import Fa2Schedule
 from cupyflash.schedules.fa2_tiles import Candidate
-from cupyflash.sim.cli.options import Request
+from cupyflash.sim.cli.options import ProblemRequest
 from cupyflash.sim.cli.show import say, show_table
 from cupyflash.words import plural
 
@@ -21,7 +21,7 @@ RUNNERS_UP = 5  # shown, unless --all
 FITTED = "by the model below"
 
 
-def explanation(schedule: TileSchedule, request: Request) -> dict[str, Any]:
+def explanation(schedule: TileSchedule, request: ProblemRequest) -> dict[str, Any]:
     """The table with all that was to be chosen from, for JSON: bytes, clocks, scores a clock."""
     assert isinstance(schedule, Fa2Schedule)
     problem, device, chosen = schedule.problem, schedule.device, schedule.candidate
@@ -34,7 +34,7 @@ def explanation(schedule: TileSchedule, request: Request) -> dict[str, Any]:
 
 
 def verdict(candidate: Candidate, chosen: Candidate) -> str:
-    """What became of a candidate: chosen, slower for this problem, slower for any of its kind, or rejected."""
+    """The verdict on a candidate: chosen, slower for this problem, slower for any of its kind, or rejected."""
     if candidate.rejected:
         return "rejected"
     if candidate.config == chosen.config:
@@ -60,8 +60,8 @@ def row(candidate: Candidate, verdict: str) -> dict[str, Any]:
     return known
 
 
-def show(report: dict[str, Any], request: Request, everything: bool) -> None:
-    """What became of every candidate, as text."""
+def show(report: dict[str, Any], request: ProblemRequest, everything: bool) -> None:
+    """Show the verdict on every candidate as text."""
     by: dict[str, list[dict[str, Any]]] = {verdict: [] for verdict in ("chosen", "finalist", "slower", "rejected")}
     for each in report["candidates"]:
         by[each["verdict"]].append(each)
@@ -99,20 +99,20 @@ def show(report: dict[str, Any], request: Request, everything: bool) -> None:
 
 
 def show_finalists(rows: list[dict[str, Any]]) -> None:
-    """The fastest of each Br with what they take, and the clocks of one of their tiles by part."""
+    """Print the fastest of each Br with their needs, and the clocks of one of their tiles by unit."""
     heads = ("Br x Bc", "clocks", "waves", "warps", "rows", "stages", "Q in", "blocks", "shared", "registers", "bound by")
     cells = [
         (
             _sizes(each),
             f"{each['clocks']:,.0f}",
             f"{each['waves']:.2f}",
-            str(each["warps"]),
-            str(each["warp_rows"]),
-            str(each["stages"]),
+            f"{each['warps']}",
+            f"{each['warp_rows']}",
+            f"{each['stages']}",
             "regs" if each["q_in_regs"] else "SRAM",
-            str(each["blocks"]),
+            f"{each['blocks']}",
             f"{each['shared_bytes']:,}",
-            str(each["registers"]),
+            f"{each['registers']}",
             each["bound_by"],
         )
         for each in rows
@@ -132,7 +132,7 @@ def show_finalists(rows: list[dict[str, Any]]) -> None:
 
 
 def show_rejected(rows: list[dict[str, Any]], everything: bool) -> None:
-    """What was rejected, and why: a count and an example of each reason, or all of it."""
+    """Show rejected candidates: a count and an example of each reason, or all of them."""
     click.echo(f"\nRejected ({len(rows)}):\n")
     if everything:
         for each in rows:

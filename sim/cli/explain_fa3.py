@@ -1,4 +1,4 @@
-"""What `cupyflash explain` says of FlashAttention-3's tile: what was tried, what the chosen one takes, and how it is run."""
+"""The output of `cupyflash explain` on FlashAttention-3's tile: what was tried, what the chosen one takes, and how it is run."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from cupyflash.schedules import TileSchedule, fa3_tiles
 from cupyflash.schedules.fa3 import Fa3Schedule
 from cupyflash.schedules.fa3_queue import LOCKSTEP
 from cupyflash.schedules.fa3_tiles import Candidate
-from cupyflash.sim.cli.options import Request
-from cupyflash.sim.cli.show import say, show_table
+from cupyflash.sim.cli.options import ProblemRequest
+from cupyflash.sim.cli.show import say, show_held, show_table
 from cupyflash.words import plural
 
 FITTED = "the widest that fits"
 UNEVEN = 1.05
-"""The balance above which it is said why no row block is cut in two."""
+"""The balance above which the output says why no row block is cut in two."""
 
 
-def explanation(schedule: TileSchedule, request: Request) -> dict[str, Any]:
-    """What was tried, and of what was chosen: rooms, roles, clocks of a turn and the grid, for JSON."""
+def explanation(schedule: TileSchedule, request: ProblemRequest) -> dict[str, Any]:
+    """The candidates, and the chosen one's rooms, roles, clocks of a turn and grid, for JSON."""
     assert isinstance(schedule, Fa3Schedule)
     problem, device = schedule.problem, schedule.device
     blocks = schedule.tiling.used.block_rows, schedule.block_cols
@@ -65,8 +65,8 @@ def row(candidate: Candidate, chosen: Candidate) -> dict[str, Any]:
     return known | {"turn_clocks": dict(candidate.parts), "bound_by": candidate.bound, "scores_a_clock": candidate.rate}
 
 
-def show(report: dict[str, Any], request: Request, everything: bool) -> None:
-    """What was tried and what is run, as text."""
+def show(report: dict[str, Any], request: ProblemRequest, everything: bool) -> None:
+    """Show the candidates and the chosen one as text."""
     (best,) = (each for each in report["candidates"] if each["verdict"] == "chosen")
     say(
         "O, S and P are a consumer's registers, Q and the slots of K and V shared memory. The widest blocks that both hold are "
@@ -92,7 +92,7 @@ def show(report: dict[str, Any], request: Request, everything: bool) -> None:
 
 
 def show_tried(rows: list[dict[str, Any]], everything: bool) -> None:
-    """What was tried up to the chosen tile, with reasons, and the widest of what would have come later; or all of it."""
+    """Show the candidates up to the chosen tile, with reasons, and the widest later one; or all of them."""
     chosen = next(at for at, each in enumerate(rows) if each["verdict"] == "chosen")
     later = rows[chosen + 1 :]
     shown = later if everything else [each for each in later if each["verdict"] == "later"][:1]
@@ -114,7 +114,7 @@ def show_tried(rows: list[dict[str, Any]], everything: bool) -> None:
 
 
 def show_rooms(report: dict[str, Any], best: dict[str, Any]) -> None:
-    """Shared memory by what is held."""
+    """Print the shared memory by contents."""
     p, rows, cols, slots = report["problem"], best["block_rows"], best["block_cols"], best["stages"]
     held = {
         "Q": ("Q", f"{rows} x {p['head_dim']}")
@@ -129,8 +129,7 @@ def show_rooms(report: dict[str, Any], best: dict[str, Any]) -> None:
         f"Shared memory, {best['shared_bytes']:,} of {report['device']['sram_per_block']:,} bytes; rows are in slabs of "
         f"{fa3_tiles.SLAB} elements, the last filled with zeros:"
     )
-    click.echo()
-    show_table(("held", "", "bytes"), [(*held[name], f"{nbytes:,}") for name, nbytes in report["rooms"].items()], left=(0, 1))
+    show_held(held, report["rooms"])
 
 
 def show_roles(report: dict[str, Any], best: dict[str, Any]) -> None:
@@ -149,8 +148,8 @@ def show_roles(report: dict[str, Any], best: dict[str, Any]) -> None:
     show_table(("role", "threads", "a thread", "together"), rows)
 
 
-def order(report: dict[str, Any], request: Request) -> str:
-    """How row blocks come to thread blocks, and products to the tensor cores."""
+def order(report: dict[str, Any], request: ProblemRequest) -> str:
+    """The order in which row blocks come to thread blocks, and products to the tensor cores."""
     p, grid = request.problem, report["grid"]
     megabytes = grid["heads_at_a_time"] * p.kv_heads // p.heads * p.seqlen_k * (p.head_dim + p.head_dim_v) * p.itemsize / 2**20
     turns = (

@@ -1,4 +1,4 @@
-"""The options of score and mask functions: --softcap, --alibi, --score and --mask-function with what they capture."""
+"""The options of score and mask functions: --softcap, --alibi, --score and --mask-function with their captured values."""
 
 from __future__ import annotations
 
@@ -23,15 +23,17 @@ from cupyflash.sim.numbers.yardstick import DTYPES
 
 FUNCTIONS = (
     click.option("--softcap", metavar="X", type=float, help="Scores become X tanh(score / X)."),
-    click.option("--alibi", is_flag=True, help="ALiBi: scores less a slope, one a head, times how far row and key are apart."),
-    click.option("--score", metavar="TEXT", help="What becomes of each score: 's + slope[h] * (k - q)', say."),
-    click.option("--mask-function", metavar="TEXT", help="Which keys a row sees: 'k <= q and q - k < 100', say."),
+    click.option("--alibi", is_flag=True, help="ALiBi: subtract a slope, one for each head, times the distance of row and key."),
+    click.option("--score", metavar="TEXT", help="The transformed score, such as 's + slope[h] * (k - q)'."),
+    click.option(
+        "--mask-function", metavar="TEXT", help="The condition on which row q sees key k, such as 'k <= q and q - k < 100'."
+    ),
     click.option(
         "--capture",
         metavar="NAME=WHAT",
         multiple=True,
-        help="What a name in --score or --mask-function is: a number, a .npy file with an array, or the dtype of one whose "
-        "elements are drawn; once for each.",
+        help="The value of a name in --score or --mask-function: a number, a .npy file with an array, or the dtype of an array "
+        "of drawn elements; may be repeated.",
     ),
 )
 # Of a mask that is looked through for its tiles
@@ -39,7 +41,7 @@ MOST_SCORES = 1 << 28
 
 
 @dataclass(frozen=True)
-class Functions:
+class ScoreFunctions:
     """A command's functions; `given` are the captured values that were said, by name: the other arrays have one element."""
 
     score: Score | None = None
@@ -47,8 +49,8 @@ class Functions:
     given: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, options: Mapping[str, Any]) -> Functions:
-        """From the options' values, by name. Raises as `Score`, `Mask` and `one_score` do, or click.UsageError."""
+    def of(cls, options: Mapping[str, Any]) -> ScoreFunctions:
+        """The functions of the options' values, by name. Raises as `Score`, `Mask` and `one_score` do, or click.UsageError."""
         texts = {name: options[name] for name in ("score", "mask_function") if options[name] is not None}
         if options["capture"] and not texts:
             raise click.UsageError("--capture is for --score and --mask-function")
@@ -62,14 +64,14 @@ class Functions:
             made[name] = (Score if name == "score" else Mask)(text, **{one: values[one] for one in values.keys() - others})
         score = made.get("score")
         if score is not None and options["alibi"]:
-            raise click.UsageError("--alibi cannot go with --score, which says all that becomes of a score")
+            raise click.UsageError("--alibi cannot go with --score, which is the whole function of a score")
         score = one_score(score, options["softcap"], np.ones(1, np.float32) if options["alibi"] else None)
         numbers = {} if score is None else score.numbers  # softcap's
         return cls(score, made.get("mask_function"), {**numbers, **{one: it for one, it in values.items() if not _is_drawn(it)}})
 
     @property
     def numbers(self) -> dict[str, float]:
-        """Those among the given values."""
+        """The numbers among the given values."""
         return {name: value for name, value in self.given.items() if not isinstance(value, np.ndarray)}
 
     @property
@@ -89,13 +91,13 @@ class Functions:
         }
 
     def check(self, problem: Problem) -> None:
-        """ValueError unless the arrays that are given fit a problem."""
+        """ValueError unless the given arrays fit a problem."""
         shapes = {name: value.shape for name, value in self.given.items() if isinstance(value, np.ndarray)}
         for form in filter(None, self.forms.values()):
             form.check(shapes, sizes_of(problem))
 
     def pattern(self, problem: Problem) -> Pattern | None:
-        """What the mask says of each score; None where its arrays are not given, or there are too many scores to look through."""
+        """The mask's value for each score; None where its arrays are not given, or there are too many scores to look through."""
         form = problem.options.mask_function
         if form is None or not all(one.name in self.given for one in form.captured):
             return None
@@ -107,7 +109,7 @@ class Functions:
 
 
 class _Drawn(np.ndarray):
-    """An array in whose place one is drawn."""
+    """The placeholder for an array that will be drawn."""
 
 
 def _is_drawn(value: Any) -> bool:
@@ -120,7 +122,7 @@ def _captured(texts: Sequence[str], captures: Sequence[str]) -> dict[str, Any]:
     for capture in captures:
         name, equals, what = (part.strip() for part in capture.partition("="))
         if not (name.isidentifier() and equals) or name in found:
-            raise click.BadParameter(f"a name once, and what it is: slope=float32, say; got {capture!r}", param_hint="--capture")
+            raise click.BadParameter(f"NAME=WHAT, each name once, such as slope=float32; got {capture!r}", param_hint="--capture")
         if what in ELEMENTS:
             axes = max((_axes(each, name) for each in texts), default=0)
             found[name] = np.ones((1,) * axes, DTYPES[what] if what == "bfloat16" else what).view(_Drawn)
@@ -148,7 +150,7 @@ def _loaded(name: str, path: str) -> np.ndarray:
 
 
 def _tree(text: str) -> list[ast.AST]:
-    """All nodes of a text; of one that is none, `Score` and `Mask` have more to say."""
+    """All nodes of a text; none for a wrong one, which `Score` and `Mask` refuse with a better message."""
     try:
         return [*ast.walk(ast.parse(text.strip(), mode="eval"))]
     except (SyntaxError, RecursionError, MemoryError, ValueError):
@@ -161,7 +163,7 @@ def _words(text: str) -> set[str]:
 
 
 def _axes(text: str, name: str) -> int:
-    """How many axes an array has that a text indexes."""
+    """The number of axes of an array that a text indexes."""
     indices = (node.slice for node in _tree(text) if isinstance(node, ast.Subscript) and getattr(node.value, "id", None) == name)
     counts = [len(index.elts) if isinstance(index, ast.Tuple) else 1 for index in indices]
     return min(max(counts, default=0), MAX_AXES)

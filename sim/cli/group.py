@@ -1,4 +1,4 @@
-"""How a command ends: quietly, in one line on stderr, with an exit status that says which."""
+"""The end of a command: quiet, or with one line on stderr, and an exit status that says which."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Exit status:
 
 
 class Found(click.ClickException):
-    """A finding or a disagreement, told after the report."""
+    """A finding or a disagreement, reported after the output."""
 
     exit_code = 1
 
@@ -50,7 +50,7 @@ class CommandLine(click.Group):
 
 @contextmanager
 def orderly() -> Iterator[None]:
-    """What ends a command early, as one line on stderr without a traceback, or as nothing, and its exit status."""
+    """Turn errors that end a command into one line on stderr, or nothing, and an exit status."""
     try:
         yield
     except BrokenPipeError:  # the reader has had enough, as of `| head`
@@ -74,12 +74,12 @@ def orderly() -> Iterator[None]:
 
 
 def wrong_input(text: str) -> click.UsageError:
-    """An error of exit status 2 that is told in one line, without the usage above it."""
+    """An error of exit status 2 that is printed in one line, without the usage above it."""
     return click.UsageError(" ".join(text.split()))
 
 
 def drop_output() -> None:
-    """Lets go of what cannot be written any more: it would fail again when Python ends."""
+    """Drop output that cannot be written any more: it would fail again when Python ends."""
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()
@@ -91,7 +91,7 @@ def drop_output() -> None:
 
 
 def first_error(error: CompileError) -> str:
-    """A compiler's log in one line: its first error, and how many more there are."""
+    """A compiler's log in one line: its first error, and the number of others."""
     errors = [line for line in error.log.splitlines() if re.search(r"\berror\b[^:]*:", line)] or [error.log]
     more = f" (and {len(errors) - 1} more)" if len(errors) > 1 else ""
     return " ".join(errors[0].split()) + more

@@ -1,15 +1,14 @@
-"""`cupyflash inspect`: what the kernels take of a multiprocessor."""
+"""`cupyflash inspect`: the kernels' needs on a multiprocessor."""
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import click
 
 from cupyflash.schedules.fa3 import Fa3Schedule
-from cupyflash.sim.cli.options import AS_JSON, Request, examples, problem_options
-from cupyflash.sim.cli.show import say, show_table, show_tiling, tiling_report
+from cupyflash.sim.cli.options import AS_JSON, ProblemRequest, examples, problem_options
+from cupyflash.sim.cli.show import say, show_table, show_tiling, taken, tell, tiling_report
 
 EXAMPLES = examples(
     "cupyflash inspect --head-dim 128 --device H100-SXM",
@@ -21,11 +20,11 @@ EXAMPLES = examples(
 @click.command(epilog=EXAMPLES)
 @problem_options(seqlen=1024, head_dim=64, backward=True)
 @AS_JSON
-def inspect(request: Request, as_json: bool) -> None:
+def inspect(request: ProblemRequest, as_json: bool) -> None:
     """Show registers, spills, occupancy.
 
-    Compiles the kernels to a device's machine code and tells what they take of a multiprocessor: registers, stack, spills,
-    shared memory, and the occupancy that this allows.
+    Compiles the kernels to a device's machine code and prints their needs on a multiprocessor: registers, stack, spills, shared
+    memory, and the occupancy that these allow.
 
     Needs the compiler (NVRTC), no GPU. Figures are a thread's (registers, stack, spills) or a block's (shared memory).
     """
@@ -36,13 +35,7 @@ def inspect(request: Request, as_json: bool) -> None:
     found = resources(kernels, device.compute_capability)
     report: dict[str, Any] = {
         **request.report,
-        "device": {
-            "name": device.name,
-            "compute_capability": device.compute_capability,
-            "sm_count": device.sm_count,
-            "registers_per_sm": device.registers_per_sm,
-            "sram_per_sm": device.sram_per_sm,
-        },
+        "device": taken(device, "name", "compute_capability", "sm_count", "registers_per_sm", "sram_per_sm"),
         "tiling": tiling_report(schedule),
         "kernels": [
             needs.report(device) | {"grid": kernel.grid, "source": kernel.source, "constants": dict(kernel.constants)}
@@ -51,10 +44,10 @@ def inspect(request: Request, as_json: bool) -> None:
     }
     if isinstance(schedule, Fa3Schedule):
         report["roles"] = schedule.config.roles
-    click.echo(json.dumps(report, indent=2)) if as_json else show(report, request)
+    tell(report, as_json, show, request)
 
 
-def show(report: dict[str, Any], request: Request) -> None:
+def show(report: dict[str, Any], request: ProblemRequest) -> None:
     """An inspection as text."""
     device = request.device
     say(request.title, rest="  ")
@@ -70,12 +63,12 @@ def show(report: dict[str, Any], request: Request) -> None:
         (
             row["name"],
             f"{row['grid']:,}",
-            str(row["threads"]),
-            str(row["registers"]),
-            str(row["stack_bytes"]),
-            str(row["spill_bytes"]),
+            f"{row['threads']}",
+            f"{row['registers']}",
+            f"{row['stack_bytes']}",
+            f"{row['spill_bytes']}",
             f"{row['shared_bytes']:,}",
-            str(row["blocks_per_sm"]),
+            f"{row['blocks_per_sm']}",
             f"{row['occupancy']:.1%}",
             ", ".join(row["limited_by"]),
         )

@@ -1,4 +1,4 @@
-"""`predict --l2`: what DRAM sees behind the device's L2, beside what thread blocks ask for."""
+"""`predict --l2`: the DRAM traffic behind the device's L2, beside the requests of thread blocks."""
 
 from __future__ import annotations
 
@@ -10,11 +10,12 @@ import click
 from cupyflash.schedules.fa2 import Fa2Schedule
 from cupyflash.schedules.fa3 import Fa3Schedule
 from cupyflash.sim import l2
-from cupyflash.sim.cli.options import Request
+from cupyflash.sim.cli.counts import intensity, machine_balance
+from cupyflash.sim.cli.options import ProblemRequest
 from cupyflash.sim.cli.show import say, show_table
 
 OPTION = click.option(
-    "--l2", "with_l2", is_flag=True, help="With a model of the L2: bytes of DRAM beside those asked for, hit rates, grid orders."
+    "--l2", "with_l2", is_flag=True, help="Model the L2: bytes of DRAM beside the requested ones, hit rates, orders of the grid."
 )
 ORDERS = {
     "rows": "row blocks, heads, batch (the kernels')",
@@ -23,24 +24,23 @@ ORDERS = {
 }
 
 
-def report_of(request: Request) -> dict[str, Any]:
-    """What the model says, for JSON. Raises ValueError where it does not follow the schedule."""
+def report_of(request: ProblemRequest) -> dict[str, Any]:
+    """The model's result for JSON. Raises ValueError where it does not follow the schedule."""
     schedule, device, given = request.schedule(), request.device, request.functions.fields
     found = l2.run(schedule, given=given)
     report: dict[str, Any] = {**l2.L2.of(device).as_dict(), **found.as_dict(), "dram_bytes": found.dram.total_bytes}
     if isinstance(schedule, Fa2Schedule) and not isinstance(schedule, Fa3Schedule):
         totals = {order: found.dram if order == "rows" else l2.run(schedule, order=order, given=given).dram for order in l2.ORDERS}
         report["grid_orders"] = {order: dram.total_bytes for order, dram in totals.items()}
-    bandwidth, peak = device.hbm_bandwidth, device.tensor_peak.get(request.problem.dtype)
     if request.cache is None:
         flops = request.problem.backward_flops if request.backward else request.problem.flops
-        report["intensity_behind_l2"] = flops / found.dram.total_bytes if found.dram.total_bytes else None
-        report["machine_balance"] = peak / bandwidth if peak and bandwidth else None
+        report["intensity_behind_l2"] = intensity(flops, found.dram.total_bytes)
+        report["machine_balance"] = machine_balance(device, request.problem.dtype)
     return report
 
 
 def show(report: dict[str, Any]) -> None:
-    """As text."""
+    """Show a report as text."""
     rates = {name: "-" if row["hit_rate"] is None else f"{row['hit_rate']:.1%}" for name, row in report["tensors"].items()}
     columns = ("read_bytes", "dram_read_bytes", "write_bytes", "dram_write_bytes")
     rows = [(name, *(f"{row[key]:,}" for key in columns), rates[name]) for name, row in report["tensors"].items()]
@@ -63,7 +63,7 @@ def show(report: dict[str, Any]) -> None:
 
 
 def show_executed(report: dict[str, Any]) -> None:
-    """As text, of an execution beside its schedule."""
+    """Show an execution beside its schedule as text."""
     executed, schedule = report["executed"], report["schedule"]
     say(said_of(report, executed["resident_blocks"], executed["thread_blocks"]))
     click.echo()
@@ -83,7 +83,7 @@ def show_executed(report: dict[str, Any]) -> None:
 
 
 def said_of(cache: dict[str, Any], slots: Sequence[int], grids: Sequence[int]) -> str:
-    """What the model assumes: the cache, and how many thread blocks of each kernel run at a time of how many."""
+    """The model's assumptions: the cache, and how many of each kernel's thread blocks run at a time."""
     return (
         f"Behind the L2, by a model: {cache['l2_bytes']:,} bytes, {cache['ways']} ways, lines of {cache['line_bytes']} bytes in "
         f"sectors of {cache['sector_bytes']}, least recently used; thread blocks in launch order and in lockstep, "

@@ -1,4 +1,4 @@
-"""What commands share: the options that pose a problem on a device, and what they stand for."""
+"""The options that commands share, which pose a problem on a device, and the request that they make."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from cupyflash.request.dropout import checked_probability
 from cupyflash.request.options import OPTIONS, Window, not_taken
 from cupyflash.request.problem import Problem
 from cupyflash.schedules import ALGORITHMS, Cache, Choice, DecodeSchedule, TileSchedule, choose, plan, plan_backward, plan_decode
-from cupyflash.sim.cli.functions import FUNCTIONS, Functions
+from cupyflash.sim.cli.functions import FUNCTIONS, ScoreFunctions
 from cupyflash.sim.cli.show import NAMES, describe, describe_cache, flat
 from cupyflash.tiling import TilingChoice
 from cupyflash.words import plural
@@ -45,9 +45,9 @@ def find_device(context: click.Context, param: click.Parameter, value: str) -> D
 
 
 def a_number(context: click.Context, param: click.Parameter, value: float) -> float:
-    """A number that is none is no limit either."""
+    """Refuse nan, which would be no limit."""
     if math.isnan(value):
-        raise click.BadParameter("nan is no number of seconds; inf is no limit", context, param)
+        raise click.BadParameter("nan is not a number of seconds; write inf for no limit", context, param)
     return value
 
 
@@ -72,7 +72,8 @@ class NewFile(click.Path):
 
 
 def gathered(**kinds: type[Any]) -> Callable[[Command], Command]:
-    """Under a command's own options: those that are fields of a dataclass come as one, `gathered(span=Span)` as `span`."""
+    """Decorate a command so that the options that are fields of a dataclass reach it as one: `gathered(span=Span)` passes
+    `span`."""
 
     def decorate(command: Command) -> Command:
         @functools.wraps(command)
@@ -96,6 +97,25 @@ def whole_number(text: str) -> int | None:
     return int(found[1]) * {"": 1, "k": 2**10, "m": 2**20}[found[2].lower()] if found else None
 
 
+def from_0(flag: str, told: str) -> Callable[[Command], Command]:
+    """An option whose value is a whole number, 0 if not said otherwise."""
+    return click.option(flag, default=0, show_default=True, type=click.IntRange(0), help=told)
+
+
+def formats(*names: str) -> Callable[[Command], Command]:
+    """--format, by default the first of these, and --json; `kind_of` says which it is."""
+    form = click.option("--format", "form", type=click.Choice(names), help=f"What to print.  [default: {names[0]}]")
+    as_json = click.option("--json", "as_json", is_flag=True, help="As --format json.")
+    return lambda command: form(as_json(command))
+
+
+def kind_of(form: str | None, as_json: bool) -> str | None:
+    """The format that is asked for, None for the first one. UsageError for two at once."""
+    if as_json and form not in (None, "json"):
+        raise click.UsageError(f"--json is --format json: it cannot go with --format {form}")
+    return "json" if as_json else form
+
+
 class Count(click.IntRange):
     """A whole number, as `whole_number` reads it."""
 
@@ -105,6 +125,8 @@ class Count(click.IntRange):
 
 
 AS_JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of text.")
+OUTPUT = click.option("--output", metavar="FILE", type=NewFile(), help="Write there instead of to stdout.")
+SEED = click.option("--seed", type=click.IntRange(0), help="Run warps apart from each other, in a random order drawn from this.")
 DEVICE = click.option(
     "--device",
     callback=find_device,
@@ -115,7 +137,7 @@ DEVICE = click.option(
     metavar="NAME",
     help="A name that `cupyflash devices` lists, or the path of a .toml.",
 )
-SRAM = click.option("--sram", metavar="SIZE", help="SRAM of one block instead of the device's: 100KB, say.")
+SRAM = click.option("--sram", metavar="SIZE", help="SRAM of one block instead of the device's, such as 100KB.")
 MAX_SECONDS = click.option(
     "--max-seconds",
     type=click.FloatRange(0, min_open=True),
@@ -125,11 +147,11 @@ MAX_SECONDS = click.option(
     show_default=True,
     show_envvar=True,
     metavar="SECONDS",
-    help="Refuse what is estimated to take longer; inf for no limit.",
+    help="Refuse work whose estimated time is longer; inf for no limit.",
 )
 BACKWARD = (
-    click.option("--backward", is_flag=True, help="The backward pass: dQ, dK and dV from dO, O and L."),
-    click.option("--deterministic", is_flag=True, help="A backward that gives the same bits each time."),
+    click.option("--backward", is_flag=True, help="Run the backward pass: dQ, dK and dV from dO, O and L."),
+    click.option("--deterministic", is_flag=True, help="Use a backward that gives the same bits each time."),
 )
 
 
@@ -143,9 +165,9 @@ def size_options(seqlen: int, head_dim: int) -> tuple[Any, ...]:
             type=at_least_0,
             default=seqlen,
             show_default=True,
-            help="Queries a head, and keys unless --seqlen-k; 4k is 4,096, as of all sizes.",
+            help="Queries of a head, and keys unless --seqlen-k; 4k is 4,096, here and in all sizes.",
         ),
-        click.option("--seqlen-k", metavar="N", type=at_least_0, help="Keys a head, when not as many."),
+        click.option("--seqlen-k", metavar="N", type=at_least_0, help="Keys of a head, if not --seqlen."),
         click.option(
             "--head-dim",
             metavar="D",
@@ -154,29 +176,33 @@ def size_options(seqlen: int, head_dim: int) -> tuple[Any, ...]:
             show_default=True,
             help="d of Q and K, and of V unless --head-dim-v.",
         ),
-        click.option("--head-dim-v", metavar="D", type=int, help="d of V and O, when another."),
+        click.option("--head-dim-v", metavar="D", type=int, help="d of V and O, if not --head-dim."),
         click.option("--heads", metavar="N", default=1, show_default=True, type=at_least_1, help="Heads of Q."),
-        click.option("--kv-heads", metavar="N", type=at_least_1, help="Heads of K and V, when fewer."),
-        click.option("--batch", metavar="N", default=1, show_default=True, type=at_least_1, help="How often all of those heads."),
-        click.option("--dtype", default="float16", show_default=True, type=click.Choice(list(ITEMSIZE)), help="Of Q, K, V and O."),
+        click.option("--kv-heads", metavar="N", type=at_least_1, help="Heads of K and V, if fewer."),
+        click.option("--batch", metavar="N", default=1, show_default=True, type=at_least_1, help="Batch size."),
+        click.option(
+            "--dtype", default="float16", show_default=True, type=click.Choice(list(ITEMSIZE)), help="Dtype of Q, K, V and O."
+        ),
     )
 
 
 MASKS = (
-    click.option("--causal/--no-causal", help="A row sees the keys up to its own; with --decode it does unless --no-causal."),
-    click.option("--window", metavar="LEFT,RIGHT", help="How far from its own key a row sees: 128,0 say; '-' for no limit."),
-    click.option("--mask", is_flag=True, help="With a boolean mask: counts are of one of which no tile is empty or whole."),
-    click.option("--bias", is_flag=True, help="With a number added to each score."),
-    click.option("--sinks", is_flag=True, help="With a score a head that joins each row's softmax and has no value."),
-    click.option("--key-lengths", metavar="N,N,...", help="Keys of each of the batch, when fewer than all."),
+    click.option("--causal/--no-causal", help="A row sees the keys up to its own; the default with --decode."),
+    click.option(
+        "--window",
+        metavar="LEFT,RIGHT",
+        help="The numbers of keys that a row sees before and after its own, such as 128,0; '-' for no limit.",
+    ),
+    click.option("--mask", is_flag=True, help="Use a boolean mask; counts assume that it leaves no tile empty or whole."),
+    click.option("--bias", is_flag=True, help="Add a number to each score."),
+    click.option("--sinks", is_flag=True, help="Add a score for each head, which joins each row's softmax and has no value."),
+    click.option("--key-lengths", metavar="N,N,...", help="Keys of each sequence of the batch, if fewer than all."),
 )
 
 
-DROPOUT = click.option(
-    "--dropout", metavar="P", type=float, default=0.0, help="With weights dropped with this probability, 0 to below 1."
-)
+DROPOUT = click.option("--dropout", metavar="P", type=float, default=0.0, help="Drop weights with this probability, 0 to below 1.")
 SCORE_DTYPE = click.option(
-    "--score-dtype", type=click.Choice(["float32"]), help="What --algorithm standard keeps S in, in memory.  [default: --dtype]"
+    "--score-dtype", type=click.Choice(["float32"]), help="The dtype of S in memory, for --algorithm standard.  [default: --dtype]"
 )
 
 
@@ -194,22 +220,27 @@ def decode_options(sizes: Mapping[str, int]) -> tuple[Any, ...]:
     """The options of decoding, of which `sizes` are a command's own beside `DECODING`."""
 
     def decoding(context: click.Context, param: click.Parameter, value: bool) -> bool:
-        """--decode: what the others' defaults are then; it is looked at before them."""
+        """Set the defaults of the other options for --decode, which is parsed before them."""
         if value:
             context.default_map = {**(context.default_map or {}), **DECODING, **sizes}
         return value
 
     own = options_of({name: size for name, size in {**DECODING, **sizes}.items() if name != "causal"})
-    about = "What `attention_decode` does: --seqlen queries of each sequence against a cache with room for --seqlen-k keys."
+    about = "Run `attention_decode`: --seqlen queries of each sequence against a cache with room for --seqlen-k keys."
     at_least_0, at_least_1 = Count(0), Count(1)
-    lengths = "Keys that each sequence has in the cache, or all have.  [default: what there is room for]"
+    lengths = "Keys in the cache of each sequence, or one number for all.  [default: a full cache]"
     return (
         click.option("--decode", is_flag=True, is_eager=True, callback=decoding, help=f"{about}  [default then: {own}]"),
         click.option("--cache-seqlens", metavar="N,N,...", help=lengths),
-        click.option("--page-size", metavar="N", type=at_least_1, help="The cache is in pages of N keys, a multiple of 16."),
-        click.option("--append", metavar="N", type=at_least_0, default=0, help="New keys, put behind those of each sequence."),
-        click.option("--tree", is_flag=True, help="With a mask over the newest keys, for drafts that branch."),
-        click.option("--num-splits", metavar="N", type=int, help="Parts of a sequence's keys.  [default: the model's choice]"),
+        click.option("--page-size", metavar="N", type=at_least_1, help="Divide the cache into pages of N keys, a multiple of 16."),
+        click.option("--append", metavar="N", type=at_least_0, default=0, help="New keys to append to those of each sequence."),
+        click.option("--tree", is_flag=True, help="Use a mask over the newest keys, for drafts that branch."),
+        click.option(
+            "--num-splits",
+            metavar="N",
+            type=int,
+            help="Parts into which each sequence's keys are split.  [default: the model's choice]",
+        ),
     )
 
 
@@ -226,15 +257,15 @@ def problem_options(
     backward: bool = False,
     decode: Mapping[str, int] | None = None,
 ) -> Callable[[Command], Command]:
-    """The options that pose a problem; the command gets them as one `Request`, the options that it names itself beside it.
+    """The options that pose a problem; the command gets them as one `ProblemRequest`, the options that it names itself beside it.
 
-    `algorithm` is --algorithm's default, and `algorithms` are those that the command knows. `backward`: whether it knows the
-    backward pass. `decode`: where it knows decoding, the sizes that are its own.
+    `algorithm` is --algorithm's default, and `algorithms` are those that the command knows. `backward`: True if it knows the
+    backward pass. `decode`: if it knows decoding, its own default sizes.
     """
     paper = "; fa1 is FlashAttention, the paper's" if "fa1" in algorithms else ""
     which = (
-        "What runs; auto is what `attention` runs by default: fa3 (FlashAttention-3) on a Hopper where it is taken to be faster, "
-        f"else fa2 (FlashAttention-2){paper}."
+        "The algorithm; auto is the default of `attention`: fa3 (FlashAttention-3) on a Hopper if the model predicts it to be "
+        f"faster, else fa2 (FlashAttention-2){paper}."
     )
     options = (
         *size_options(seqlen, head_dim),
@@ -253,7 +284,7 @@ def problem_options(
             metavar="fitted|paper|BRxBC",
             help="Block sizes: fitted to the kernel's layout, the paper's formula to the letter, or your own.",
         ),
-        click.option("--lse", is_flag=True, help="With L, the log-sum-exp of each row."),
+        click.option("--lse", is_flag=True, help="Also compute L, the log-sum-exp of each row."),
         *(() if decode is None else decode_options(decode)),
     )
 
@@ -261,7 +292,7 @@ def problem_options(
         @functools.wraps(command)
         def run(**given: Any) -> None:
             own = {name: given.pop(name) for name in inspect.signature(command).parameters if name in given}
-            command(Request.of(given), **own)
+            command(ProblemRequest.of(given), **own)
 
         for option in reversed(options):
             run = option(run)
@@ -271,11 +302,11 @@ def problem_options(
 
 
 @dataclass(frozen=True)
-class Request:
+class ProblemRequest:
     """A problem on a device, with an algorithm and a tiling to plan it by: what the shared options say.
 
     `lse` is for a forward pass, `deterministic` for a `backward`; a `cache` and perhaps `num_splits` for decoding. `functions` are
-    the problem's, with what is known of what they capture; `dropout` is the probability.
+    the problem's, with the known captured values; `dropout` is the probability.
     """
 
     problem: Problem
@@ -287,56 +318,46 @@ class Request:
     deterministic: bool = False
     cache: Cache | None = None
     num_splits: int | None = None
-    functions: Functions = field(default_factory=Functions)
+    functions: ScoreFunctions = field(default_factory=ScoreFunctions)
     dropout: float = 0.0
 
     @classmethod
-    def of(cls, given: dict[str, Any]) -> Request:
-        """From the values of `problem_options`, by name. Raises ValueError or click.UsageError for what does not go together."""
+    def of(cls, given: dict[str, Any]) -> ProblemRequest:
+        """The request of `problem_options`' values, by name. ValueError or click.UsageError for what does not go together."""
         if given.get("decode"):
             return cls.decoding(given)
         if alone := first_given(DECODE_ONLY):
             raise click.UsageError(f"{alone} is for --decode")
-        key_lengths, window, seqlen_k = given["key_lengths"], given["window"], given["seqlen_k"]
-        functions, dropout = Functions.of(given), checked_probability(given["dropout"])
-        problem = Problem(
-            given["batch"],
-            given["heads"],
+        key_lengths, functions, dropout = given["key_lengths"], ScoreFunctions.of(given), checked_probability(given["dropout"])
+        problem = posed(
+            given,
             given["kv_heads"] or given["heads"],
-            given["seqlen"],
-            given["seqlen"] if seqlen_k is None else seqlen_k,
-            given["head_dim"],
-            given["dtype"],
-            head_dim_v=given["head_dim_v"],
+            given["seqlen"] if given["seqlen_k"] is None else given["seqlen_k"],
+            functions,
             **{name: given[name] for name, each in OPTIONS.items() if each.is_flag and name in given and name != "dropout"},
             padded=key_lengths is not None,
             key_lengths=None if key_lengths is None else parse_lengths(key_lengths),
-            window=None if window is None else parse_window(window),
             dropout=dropout > 0,
             score_dtype=given.get("score_dtype"),
-            **functions.forms,
         )
-        functions.check(problem)
         backward, deterministic, lse = given.get("backward", False), given.get("deterministic", False), given["lse"]
         if backward and lse:
             raise click.UsageError("--lse is for the forward pass: a backward reads L")
         if deterministic and not backward:
             raise click.UsageError("--deterministic is for --backward: the forward pass has one order")
-        problem, device = contiguous(problem), on(given["device"], given["sram"])
+        device = on(given["device"], given["sram"])
         algorithm, tiling = given["algorithm"], parse_tiling(given["tiling"])
         if algorithm == "auto":
             algorithm = "fa2" if backward else choose(problem, device, tiling).algorithm
         return cls(problem, device, algorithm, tiling, lse, backward, deterministic, functions=functions, dropout=dropout)
 
     @classmethod
-    def decoding(cls, given: dict[str, Any]) -> Request:
-        """From the same values, of --decode."""
+    def decoding(cls, given: dict[str, Any]) -> ProblemRequest:
+        """The request of the same values, for --decode."""
         if other := first_given(NOT_DECODING):
             instead = ": --cache-seqlens has the keys of each sequence" if other == "--key-lengths" else ""
             raise click.UsageError(f"{other} cannot go with --decode{instead}")
-        heads, kv_heads = given["heads"], given["kv_heads"]
-        if first_given(("heads",)) and not first_given(("kv_heads",)):
-            kv_heads = heads
+        own_heads = first_given(("heads",)) and not first_given(("kv_heads",))
         room, page, appended = given["seqlen_k"], given["page_size"], given["append"]
         if page and not first_given(("seqlen_k",)):  # a default is made whole pages
             room = -(-room // page) * page
@@ -348,32 +369,25 @@ class Request:
             )
         if page and room % page:
             raise click.BadParameter(f"must divide --seqlen-k, {room:,} keys, got {page:,}", param_hint="--page-size")
-        batch, window, functions = given["batch"], given["window"], Functions.of(given)
+        batch, functions = given["batch"], ScoreFunctions.of(given)
         pages = batch * room // page if page else 0
-        problem = Problem(
-            batch,
-            heads,
-            kv_heads,
-            given["seqlen"],
+        problem = posed(
+            given,
+            given["heads"] if own_heads else given["kv_heads"],
             room,
-            given["head_dim"],
-            given["dtype"],
-            head_dim_v=given["head_dim_v"],
+            functions,
             causal=given["causal"],
             sinks=given["sinks"],
-            window=None if window is None else parse_window(window),
-            **functions.forms,
             padded=True,
             key_lengths=cached_lengths(given["cache_seqlens"], batch, room - appended, appended),
         )
-        functions.check(problem)
         cache, device = Cache(appended, page, pages, given["tree"]), on(given["device"], given["sram"])
         own: Any = {"cache": cache, "num_splits": given["num_splits"], "functions": functions}
-        return cls(contiguous(problem), device, "decode", None, given["lse"], **own)
+        return cls(problem, device, "decode", None, given["lse"], **own)
 
     @property
     def choice(self) -> Choice:
-        """What "auto" takes for the forward, and why, whatever was asked for."""
+        """The choice of "auto" for the forward, with the reason, whatever was asked for."""
         return choose(self.problem, self.device, self.tiling)
 
     def schedule(self) -> TileSchedule:
@@ -387,7 +401,7 @@ class Request:
         return plan(problem, self.device, self.algorithm, self.tiling, lse=self.lse)
 
     def decode_schedule(self) -> DecodeSchedule:
-        """Of decoding."""
+        """The schedule of decoding."""
         return plan_decode(self.problem, self.device, self.cache, num_splits=self.num_splits, lse=self.lse)
 
     @property
@@ -400,7 +414,7 @@ class Request:
 
     @property
     def report(self) -> dict[str, Any]:
-        """What was asked for, for JSON: the head of a command's report."""
+        """The request for JSON: the head of a command's report."""
         report: dict[str, Any] = {"problem": flat(self.problem), "algorithm": self.algorithm}
         report |= {"numbers": self.functions.numbers} if self.functions.numbers else {}
         report |= {"dropout": self.dropout} if self.dropout else {}
@@ -415,17 +429,22 @@ def on(device: Device, sram: str | None) -> Device:
 
 
 def refuse_longer(estimate: float, max_seconds: float) -> None:
-    """UsageError for what is estimated to take longer than --max-seconds."""
+    """UsageError if the estimated time is longer than --max-seconds."""
     if estimate > max_seconds:
         raise click.UsageError(
-            f"this is estimated to take {estimate:,.0f} s, over --max-seconds {max_seconds:g}: make it smaller, or allow it"
+            f"this is estimated to take {estimate:,.0f} s, over --max-seconds {max_seconds:g}: make it smaller, or raise the limit"
         )
 
 
-def contiguous(problem: Problem) -> Problem:
-    """The problem as contiguous arrays pose it: the bytes of a row bound how wide a copy can be."""
+def posed(given: Mapping[str, Any], kv_heads: int, keys: int, functions: ScoreFunctions, **options: Any) -> Problem:
+    """The problem of contiguous arrays, by the options of sizes, --window and functions, and further `options` of `Problem`."""
+    names = ("batch", "heads", "seqlen", "head_dim", "dtype", "head_dim_v", "window")
+    batch, heads, queries, d, dtype, d_v, window = (given[name] for name in names)
+    window = None if window is None else parse_window(window)
+    problem = Problem(batch, heads, kv_heads, queries, keys, d, dtype, head_dim_v=d_v, window=window, **functions.forms, **options)
+    functions.check(problem)
     rows = (dim * problem.itemsize for dim in (problem.head_dim, problem.head_dim_v))
-    return replace(problem, alignment=math.gcd(*rows, MAX_ALIGNMENT))
+    return replace(problem, alignment=math.gcd(*rows, MAX_ALIGNMENT))  # the bytes of a row bound how wide a copy can be
 
 
 def parse_lengths(text: str, option: str = "--key-lengths") -> tuple[int, ...]:
@@ -438,7 +457,7 @@ def parse_lengths(text: str, option: str = "--key-lengths") -> tuple[int, ...]:
 
 
 def cached_lengths(text: str | None, batch: int, most: int, appended: int) -> tuple[int, ...] | None:
-    """--cache-seqlens' value: a length for each of the batch; None, for as much as there is room for, where nothing is said."""
+    """The lengths of --cache-seqlens: one for each sequence of the batch; None, for a full cache, if the option is not given."""
     if text is None:
         return None
     option = "--cache-seqlens"
@@ -456,7 +475,7 @@ def cached_lengths(text: str | None, batch: int, most: int, appended: int) -> tu
 
 
 def first_given(names: Sequence[str]) -> str | None:
-    """The first of some options, by their names in Python, that is on the command line, as it is written there."""
+    """The first of some options, by their names in Python, that is on the command line, in its form there."""
     context = click.get_current_context()
     found = (name for name in names if context.get_parameter_source(name) is ParameterSource.COMMANDLINE)
     return next((f"--{name.replace('_', '-')}" for name in found), None)

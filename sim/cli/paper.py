@@ -1,4 +1,4 @@
-"""`cupyflash paper`: the papers' own figures from our counts, beside what the papers say."""
+"""`cupyflash paper`: the papers' own figures from our counts, beside the papers' statements."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import Any
 import click
 
 from cupyflash.sim import files, text
-from cupyflash.sim.cli.options import NewFile, examples
-from cupyflash.sim.cli.show import width
+from cupyflash.sim.cli.options import OUTPUT, examples, formats, kind_of
+from cupyflash.sim.cli.show import print_or_write, width
 from cupyflash.sim.pictures.paper import FIGURES, Figure, markdown
 
 EXAMPLES = examples("cupyflash paper", "cupyflash paper training block_size", "cupyflash paper --plot .")
@@ -19,26 +19,23 @@ EXAMPLES = examples("cupyflash paper", "cupyflash paper training block_size", "c
 
 @click.command(epilog=EXAMPLES)
 @click.argument("names", metavar="[FIGURE]...", type=click.Choice([*FIGURES]), nargs=-1)
-@click.option("--format", "form", type=click.Choice(["text", "markdown", "json"]), help="What to print.  [default: text]")
-@click.option("--json", "as_json", is_flag=True, help="As --format json.")
-@click.option("--output", metavar="FILE", type=NewFile(), help="Write there instead of to stdout.")
+@formats("text", "markdown", "json")
+@OUTPUT
 @click.option(
     "--plot",
     metavar="FOLDER",
     type=click.Path(exists=True, file_okay=False, writable=True, path_type=Path),
-    help="Draw each one, too, as paper_FIGURE.png in a folder.",
+    help="Also draw each figure, as paper_FIGURE.png in this folder.",
 )
 def paper(names: Sequence[str], form: str | None, as_json: bool, output: Path | None, plot: Path | None) -> None:
     """Show the papers' figures anew.
 
-    Each is a table of our counts, with what the paper says and what explains the difference.
+    Each is a table of our counts, with the paper's statement and an explanation of the difference.
 
     FlashAttention's Figure 2 (left: training, middle: block_size, right: block_sparse) and its Theorem 2 (sram), the passes of
     online softmax (softmax), and FlashAttention-2's operations besides the products (operations). Without a name, all of them.
     """
-    if as_json and form not in (None, "json"):
-        raise click.UsageError(f"--json is --format json: it cannot go with --format {form}")
-    form = "json" if as_json else form or "text"
+    form = kind_of(form, as_json) or "text"
     figures = [FIGURES[name]() for name in dict.fromkeys(names or FIGURES)]
     if plot is not None:
         from cupyflash.sim.pictures.plot_paper import draw
@@ -51,11 +48,7 @@ def paper(names: Sequence[str], form: str | None, as_json: bool, output: Path | 
         content = "\n\n".join(shown(figure) for figure in figures) + "\n"
     else:
         content = markdown(figures) if form == "markdown" else json.dumps([report(figure) for figure in figures], indent=2) + "\n"
-    if output is None:
-        click.echo(content, nl=False)
-    else:
-        files.write(output, content)
-        click.echo(f"wrote {output}", err=True)
+    print_or_write(content, output)
 
 
 def report(figure: Figure) -> dict[str, Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from typing import Any
 
@@ -12,13 +11,13 @@ from cupyflash.request.options import EMPTY, MIXED, WHOLE
 from cupyflash.schedules import TileSchedule, fa3_tiles
 from cupyflash.sim import theory
 from cupyflash.sim.cli import l2, predict_decode, predict_ring, times
+from cupyflash.sim.cli.counts import counted, intensity, machine_balance, show_replay, show_traffic
 from cupyflash.sim.cli.functions import MOST_SCORES
 from cupyflash.sim.cli.group import Found
-from cupyflash.sim.cli.options import AS_JSON, Request, examples, gathered, problem_options
+from cupyflash.sim.cli.options import AS_JSON, ProblemRequest, examples, gathered, problem_options
 from cupyflash.sim.cli.ranks import RANKS, Split, refuse_without_ranks, split_options
-from cupyflash.sim.cli.show import NAMES, say, show_table, show_tiling, tiling_report
+from cupyflash.sim.cli.show import NAMES, say, show_table, show_tiling, taken, tell, tiling_report
 from cupyflash.sim.traffic import Traffic
-from cupyflash.sim.two_level import machine
 
 IDEAL = "standard, each input read once"
 EXAMPLES = examples(
@@ -41,21 +40,20 @@ EXAMPLES = examples(
 @split_options
 @AS_JSON
 @gathered(timing=times.Timing, split=Split)
-def predict(request: Request, with_l2: bool, timing: times.Timing, ranks: int | None, split: Split, as_json: bool) -> None:
+def predict(request: ProblemRequest, with_l2: bool, timing: times.Timing, ranks: int | None, split: Split, as_json: bool) -> None:
     """Predict HBM reads and writes.
 
-    By tensor, by the closed form, with the schedule replayed on an SRAM of M bytes beside it; then FlashAttention-3 (on a
-    Hopper), FlashAttention-2, FlashAttention (the paper's, of which Theorem 2 speaks) and standard attention side by side.
+    The bytes of each tensor by the closed form, beside a replay of the schedule on an SRAM of M bytes; then FlashAttention-3 (on a
+    Hopper), FlashAttention-2, FlashAttention (the paper's, the subject of Theorem 2) and standard attention side by side.
 
-    With --decode, of `attention_decode`: how often K and V are read, what partial results and pages take, and what
-    FlashAttention-2 would move instead.
+    With --decode, `attention_decode`: how often K and V are read, the bytes of partial results and pages, and FlashAttention-2's
+    bytes instead.
 
-    With --l2, by a model of the device's L2: what of these bytes comes from DRAM and goes there, and which order of
-    FlashAttention-2's grid is best. With --time, by the planner's model and that one: how long it takes, what binds it, and what
-    benchmarks measured of it.
+    With --l2, by a model of the device's L2: the bytes from and to DRAM, and the best order of FlashAttention-2's grid. With
+    --time, by the planner's model and that one: the time, its limit, and benchmark measurements.
 
-    With --ranks, of `cupyflash.distributed`: bytes on the link and in HBM by rank, the time of steps against that of transfers,
-    from which length on these hide, memory, and whether passing K and V round or gathering them is better.
+    With --ranks, `cupyflash.distributed`: bytes on the link and in HBM by rank, the time of steps against that of transfers, the
+    length from which transfers are hidden, memory, and whether passing K and V round or gathering them is better.
     """
     if ranks is not None:
         if with_l2 or timing.asked or timing.results is not None:
@@ -71,30 +69,20 @@ def predict(request: Request, with_l2: bool, timing: times.Timing, ranks: int | 
         return
     problem, device, schedule = request.problem, request.device, request.schedule()
     form = theory.traffic(schedule)
-    try:
-        replayed: machine.Replay | None = machine.run(schedule)
-        overflow = None
-    except (machine.SramOverflow, machine.TooLong) as error:  # the closed form stands by itself: say why
-        replayed, overflow = None, str(error)
     standard = (theory.standard_backward_ideal if request.backward else theory.standard_ideal)(problem)
     flops, theorem = (problem.backward_flops, 5) if request.backward else (problem.flops, 2)
     elements = device.sram_per_block // problem.itemsize
     N, d = problem.seqlen_q, problem.head_dim
     flash, bound = (f(N, d, elements) for f in (theory.theorem2_flash, theory.lower_bound))
-    bandwidth, peak = device.hbm_bandwidth, device.tensor_peak.get(problem.dtype)
     report = {
         **request.report,
         "device": {"name": device.name, "sram_bytes": device.sram_per_block, "sram_elements": elements},
         "tiling": tiling_report(schedule),
         "mask_tiles": tiles_of(schedule),
-        "traffic": form.as_dict(),
-        "replay_agrees": None if replayed is None else replayed.traffic == form,
-        "peak_sram_bytes": None if replayed is None else replayed.peak_sram_bytes,
-        "replay_refused": overflow,
-        "extra_memory_bytes": schedule.workspace_bytes,
+        **counted(schedule, form),
         "flops": flops,
-        "arithmetic_intensity": flops / form.total_bytes if form.total_bytes else None,
-        "machine_balance": peak / bandwidth if peak and bandwidth else None,
+        "arithmetic_intensity": intensity(flops, form.total_bytes),
+        "machine_balance": machine_balance(device, problem.dtype),
         "standard_ideal_bytes": standard.total_bytes,
         "ratio_to_standard": ratio(form, standard),
         "algorithms": side_by_side(request, schedule, standard),
@@ -106,13 +94,13 @@ def predict(request: Request, with_l2: bool, timing: times.Timing, ranks: int | 
             "lower_bound_shape": problem.head_count * bound,
         },
     }
-    click.echo(json.dumps(report, indent=2)) if as_json else show_prediction(report, request, form)
+    tell(report, as_json, show_prediction, request)
     if report["replay_agrees"] is False:
         raise Found("the replay disagrees with the closed form")
 
 
 def tiles_of(schedule: TileSchedule) -> dict[str, int] | None:
-    """How many tiles a mask leaves empty, mixed and whole, of the heads for which it is different; None where that is not known."""
+    """The number of tiles that a mask leaves empty, mixed and whole, over the heads for which it differs; None if not known."""
     states = [each.states for each in schedule.mask_tiles[:1]]
     if not states or states[0] is None:
         return None
@@ -120,14 +108,14 @@ def tiles_of(schedule: TileSchedule) -> dict[str, int] | None:
 
 
 def ratio(form: Traffic, standard: Traffic) -> float | None:
-    """Bytes beside standard attention's; None where that moves nothing."""
+    """The bytes over standard attention's; None if that moves nothing."""
     return form.total_bytes / standard.total_bytes if standard.total_bytes else None
 
 
-def side_by_side(request: Request, asked: TileSchedule, standard: Traffic) -> dict[str, dict[str, Any]]:
+def side_by_side(request: ProblemRequest, asked: TileSchedule, standard: Traffic) -> dict[str, dict[str, Any]]:
     """The algorithms for one problem, by name: the one that was asked for as it was, the others in their fitted tiling.
 
-    FlashAttention-3 is there on the devices whose instructions its forward is made of, and decoding where it was asked for.
+    FlashAttention-3 is included on devices that have its instructions, and decoding if it was requested.
     """
     told: dict[str, dict[str, Any]] = {}
     hopper = request.device.compute_capability == fa3_tiles.COMPUTE_CAPABILITY and not request.backward
@@ -146,7 +134,7 @@ def side_by_side(request: Request, asked: TileSchedule, standard: Traffic) -> di
     return told | {"standard_ideal": moved(standard, standard)}
 
 
-def other_schedule(request: Request, algorithm: str) -> TileSchedule:
+def other_schedule(request: ProblemRequest, algorithm: str) -> TileSchedule:
     """Another algorithm's for the same problem: in float32 only that of standard attention has S in memory."""
     problem = request.problem if algorithm == "standard" else request.problem.asking(score_dtype=None)
     return replace(request, problem=problem, algorithm=algorithm, tiling=None).schedule()
@@ -154,15 +142,10 @@ def other_schedule(request: Request, algorithm: str) -> TileSchedule:
 
 def moved(form: Traffic, standard: Traffic) -> dict[str, Any]:
     """One algorithm's bytes, for JSON."""
-    return {
-        "read_bytes": form.read_bytes,
-        "write_bytes": form.write_bytes,
-        "total_bytes": form.total_bytes,
-        "ratio_to_standard": ratio(form, standard),
-    }
+    return taken(form, "read_bytes", "write_bytes", "total_bytes") | {"ratio_to_standard": ratio(form, standard)}
 
 
-def show_prediction(report: dict[str, Any], request: Request, form: Traffic) -> None:
+def show_prediction(report: dict[str, Any], request: ProblemRequest) -> None:
     """A prediction as text."""
     device = report["device"]
     theorem, count = (5, 10) if request.backward else (2, 4)
@@ -171,9 +154,7 @@ def show_prediction(report: dict[str, Any], request: Request, form: Traffic) -> 
     click.echo()
     show_tiling(report["tiling"])
     click.echo()
-    rows = [(name, f"{row['read_bytes']:,}", f"{row['write_bytes']:,}") for name, row in form.as_dict().items()]
-    show_table(("tensor", "bytes read", "bytes written"), rows)
-    click.echo()
+    show_traffic(report["traffic"])
     if request.problem.options.masked:
         tiles = report["mask_tiles"]
         if tiles:
@@ -183,22 +164,12 @@ def show_prediction(report: dict[str, Any], request: Request, form: Traffic) -> 
                 "counted is that the mask is asked for every score: what it says is not known, is of more scores than are looked "
                 f"through here ({MOST_SCORES:,}), or this algorithm skips no tiles"
             )
-    if report["replay_refused"]:
-        say(f"replay on the SRAM machine refused: {report['replay_refused']}")
-    else:
-        agrees = "agrees" if report["replay_agrees"] else "DISAGREES"
-        say(f"replay on the SRAM machine {agrees}; it held {report['peak_sram_bytes']:,} bytes at most")
-    say(f"extra memory: {report['extra_memory_bytes']:,} bytes")
+    show_replay(report)
     if report["arithmetic_intensity"] is not None:
         balance = report["machine_balance"]
         beside = f"; the device balances at {balance:.0f}" if balance else ""
         say(f"arithmetic intensity: {report['arithmetic_intensity']:.1f} FLOP a byte ({count} N^2 d, nothing skipped){beside}")
-    if "l2" in report:
-        click.echo()
-        l2.show(report["l2"])
-    if "time" in report:
-        click.echo()
-        times.show(report["time"])
+    predict_decode.show_models(report)
     show_side_by_side(report["algorithms"], request, "l2" in report)
     shapes = report[f"theorem{theorem}_elements"]
     note = "" if shapes["in_range d <= M <= N d"] else " (M is outside d <= M <= N d: the theorem does not speak)"
@@ -209,7 +180,7 @@ def show_prediction(report: dict[str, Any], request: Request, form: Traffic) -> 
     say(f"lower bound for any exact algorithm, its shape only: {shapes['lower_bound_shape']:,.0f}")
 
 
-def show_side_by_side(algorithms: dict[str, dict[str, Any]], request: Request, followed: bool) -> None:
+def show_side_by_side(algorithms: dict[str, dict[str, Any]], request: ProblemRequest, followed: bool) -> None:
     """The algorithms for one problem, as text; `followed`: the L2 was, and there is no need to say that it was not."""
     what, standard = ("backward", "standard attention's backward") if request.backward else ("forward", "standard attention")
     click.echo()

@@ -1,8 +1,7 @@
-"""What `cupyflash predict --decode` says: bytes by tensor, how often K and V are read, what else moves, and fa2's beside it."""
+"""The output of `cupyflash predict --decode`: bytes by tensor, how often K and V are read, what else moves, and fa2's beside it."""
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import click
@@ -10,62 +9,58 @@ import click
 from cupyflash.schedules import DecodeSchedule
 from cupyflash.sim import theory
 from cupyflash.sim.cli import l2, times
+from cupyflash.sim.cli.counts import counted, intensity, machine_balance, show_replay, show_traffic
 from cupyflash.sim.cli.group import Found
-from cupyflash.sim.cli.options import Request
-from cupyflash.sim.cli.show import NAMES, say, show_table
+from cupyflash.sim.cli.options import ProblemRequest
+from cupyflash.sim.cli.show import NAMES, say, show_table, taken, tell
 from cupyflash.sim.numbers.gathered import KEYS, PAGES, PARTS, bytes_of, gathered, together
 from cupyflash.sim.traffic import Traffic
-from cupyflash.sim.two_level import machine
 from cupyflash.words import plural
 
 
-def predict(request: Request, as_json: bool, models: dict[str, Any]) -> None:
+def predict(request: ProblemRequest, as_json: bool, models: dict[str, Any]) -> None:
     """Print it, as text or as JSON, with what `models` of the L2 and of times say, where that was asked; `Found` where replay and
     closed form disagree."""
     schedule = request.decode_schedule()
     form = theory.traffic(schedule)
     report = prediction(request, schedule, form) | models
-    click.echo(json.dumps(report, indent=2)) if as_json else show(report, request, schedule, form)
-    for name, show_model in (("l2", l2.show), ("time", times.show)):
-        if name in models and not as_json:
-            click.echo()
-            show_model(models[name])
+    tell(report, as_json, show, request, schedule)
+    if not as_json:
+        show_models(models)
     if report["replay_agrees"] is False:
         raise Found("the replay disagrees with the closed form")
 
 
-def prediction(request: Request, schedule: DecodeSchedule, form: Traffic) -> dict[str, Any]:
+def prediction(request: ProblemRequest, schedule: DecodeSchedule, form: Traffic) -> dict[str, Any]:
     """The prediction for JSON."""
-    device, problem = request.device, request.problem
-    try:
-        replayed: machine.Replay | None = machine.run(schedule)
-        refused = None
-    except (machine.SramOverflow, machine.TooLong) as error:  # the closed form stands by itself: say why
-        replayed, refused = None, str(error)
-    peak, bandwidth = device.tensor_peak.get(problem.dtype), device.hbm_bandwidth
-    flops = operations(schedule)
+    device = request.device
+    bandwidth, flops = device.hbm_bandwidth, operations(schedule)
     return {
         **request.report,
         "device": {"name": device.name, "sram_bytes": device.sram_per_block, "hbm_bandwidth": bandwidth},
         "splits": schedule.splits,
         "thread_blocks": schedule.grid,
         "configuration": str(schedule.config),
-        "traffic": form.as_dict(),
-        "replay_agrees": None if replayed is None else replayed.traffic == form,
-        "peak_sram_bytes": None if replayed is None else replayed.peak_sram_bytes,
-        "replay_refused": refused,
-        "extra_memory_bytes": schedule.workspace_bytes,
+        **counted(schedule, form),
         "keys": {"once_bytes": theory.key_bytes(schedule), "read_bytes": sum(form[name].read_bytes for name in KEYS)},
         "apart": {
             name: {"bytes": moved, "share": moved / form.total_bytes if form.total_bytes else 0.0}
             for name, moved in (("partial_results", bytes_of(form, PARTS)), ("pages", bytes_of(form, PAGES)))
         },
         "flops": flops,
-        "arithmetic_intensity": flops / form.total_bytes if form.total_bytes else None,
-        "machine_balance": peak / bandwidth if peak and bandwidth else None,
+        "arithmetic_intensity": intensity(flops, form.total_bytes),
+        "machine_balance": machine_balance(device, request.problem.dtype),
         "hbm_seconds": form.total_bytes / bandwidth if bandwidth else None,
         "beside": {"decode": moved(form, bandwidth), "fa2": of_fa2(schedule, bandwidth)},
     }
+
+
+def show_models(report: dict[str, Any]) -> None:
+    """Show the models of the L2 and of times, if a report has them."""
+    for name, show_model in (("l2", l2.show), ("time", times.show)):
+        if name in report:
+            click.echo()
+            show_model(report[name])
 
 
 def operations(schedule: DecodeSchedule) -> int:
@@ -75,18 +70,16 @@ def operations(schedule: DecodeSchedule) -> int:
 
 
 def moved(form: Traffic, bandwidth: float | None) -> dict[str, Any]:
-    """One way's bytes, for JSON."""
+    """The bytes of one way, for JSON."""
     return {
         "key_bytes": sum(form[name].read_bytes for name in KEYS),
-        "read_bytes": form.read_bytes,
-        "write_bytes": form.write_bytes,
-        "total_bytes": form.total_bytes,
+        **taken(form, "read_bytes", "write_bytes", "total_bytes"),
         "hbm_seconds": form.total_bytes / bandwidth if bandwidth else None,
     }
 
 
 def of_fa2(schedule: DecodeSchedule, bandwidth: float | None) -> dict[str, Any]:
-    """What calls of fa2 would move for the same queries, on keys that are gathered first."""
+    """The bytes of fa2's calls for the same queries, on keys that are gathered first."""
     try:
         schedules = gathered(schedule)
     except ValueError as error:  # its blocks do not fit the SRAM
@@ -94,7 +87,7 @@ def of_fa2(schedule: DecodeSchedule, bandwidth: float | None) -> dict[str, Any]:
     return moved(together(schedules), bandwidth)
 
 
-def show(report: dict[str, Any], request: Request, schedule: DecodeSchedule, form: Traffic) -> None:
+def show(report: dict[str, Any], request: ProblemRequest, schedule: DecodeSchedule) -> None:
     """A prediction as text."""
     device = request.device
     say(request.title, rest="  ")
@@ -103,15 +96,8 @@ def show(report: dict[str, Any], request: Request, schedule: DecodeSchedule, for
         f"{device.sm_count} multiprocessors; {schedule.config} (cupyflash explain --decode says why)"
     )
     click.echo()
-    rows = [(name, f"{row['read_bytes']:,}", f"{row['write_bytes']:,}") for name, row in form.as_dict().items()]
-    show_table(("tensor", "bytes read", "bytes written"), rows)
-    click.echo()
-    if report["replay_refused"]:
-        say(f"replay on the SRAM machine refused: {report['replay_refused']}")
-    else:
-        agrees = "agrees" if report["replay_agrees"] else "DISAGREES"
-        say(f"replay on the SRAM machine {agrees}; it held {report['peak_sram_bytes']:,} bytes at most")
-    say(f"extra memory: {report['extra_memory_bytes']:,} bytes")
+    show_traffic(report["traffic"])
+    show_replay(report)
     click.echo()
     say(of_keys(report["keys"], schedule))
     shown = {"partial_results": "partial results (O_part, m_part, l_part)", "pages": "pages (block_table)"}
@@ -134,7 +120,7 @@ def show(report: dict[str, Any], request: Request, schedule: DecodeSchedule, for
 
 
 def of_keys(keys: dict[str, int], schedule: DecodeSchedule) -> str:
-    """How often K and V are read."""
+    """A sentence on how often K and V are read."""
     once, read = keys["once_bytes"], keys["read_bytes"]
     told = f"K and V: {once:,} bytes that queries see, {read:,} read: "
     if not once:
@@ -150,7 +136,7 @@ def of_keys(keys: dict[str, int], schedule: DecodeSchedule) -> str:
     return f"{told}each once a key head, and the rest of the blocks that a window begins or ends in."
 
 
-def show_beside(report: dict[str, Any], request: Request, schedule: DecodeSchedule) -> None:
+def show_beside(report: dict[str, Any], request: ProblemRequest, schedule: DecodeSchedule) -> None:
     """Decoding's bytes beside a call of fa2."""
     ours, theirs = report["beside"]["decode"], report["beside"]["fa2"]
     if "refused" in theirs:
@@ -159,18 +145,17 @@ def show_beside(report: dict[str, Any], request: Request, schedule: DecodeSchedu
     say(f"Beside it what `attention` would move by {NAMES['fa2']} for the same queries, of keys that are gathered in one array:")
     click.echo()
 
-    def times(name: str) -> str:
-        return f"{theirs[name] / ours[name]:.2f}" if ours[name] else "-"
+    sums = ("key_bytes", "read_bytes", "write_bytes", "total_bytes")
+    ratios = [f"{theirs[name] / ours[name]:.2f}" if ours[name] else "-" for name in sums]
 
     def cells(label: str, row: dict[str, Any]) -> tuple[str, ...]:
         model = "-" if row["hbm_seconds"] is None else f"{row['hbm_seconds'] * 1e6:,.2f}"
-        return (label, *(f"{row[name]:,}" for name in ("key_bytes", "read_bytes", "write_bytes", "total_bytes")), model)
+        return (label, *(f"{row[name]:,}" for name in sums), model)
 
-    ratios = tuple(times(name) for name in ("key_bytes", "read_bytes", "write_bytes", "total_bytes"))
     rows = [
         cells(NAMES["decode"], ours),
         cells(NAMES["fa2"], theirs),
-        ("fa2 / decode", *ratios, times("total_bytes") if request.device.hbm_bandwidth else "-"),
+        ("fa2 / decode", *ratios, ratios[-1] if request.device.hbm_bandwidth else "-"),
     ]
     show_table(("", "K and V read", "bytes read", "bytes written", "bytes", "us, model"), rows)
     click.echo()

@@ -1,15 +1,15 @@
-"""What `cupyflash predict --ranks` says: bytes on the link and in HBM by rank, time against transfers, memory, ring or gather."""
+"""The output of `cupyflash predict --ranks`: bytes on the link and in HBM by rank, times, transfers, memory, ring or gather."""
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import click
 
-from cupyflash.sim.cli.options import Request
+from cupyflash.sim import text
+from cupyflash.sim.cli.options import ProblemRequest
 from cupyflash.sim.cli.ranks import Split, require_over_ranks
-from cupyflash.sim.cli.show import describe, flat, say, show_table
+from cupyflash.sim.cli.show import describe, flat, say, show_table, taken, tell
 from cupyflash.sim.clock.ring_model import RingModel
 from cupyflash.sim.theory.ring import link_bytes
 from cupyflash.words import plural
@@ -18,21 +18,21 @@ from cupyflash.words import plural
 MOST_SHOWN = 8
 
 
-def predict(request: Request, ranks: int, split: Split, as_json: bool) -> None:
+def predict(request: ProblemRequest, ranks: int, split: Split, as_json: bool) -> None:
     """Print it, as text or as JSON."""
     require_over_ranks("--ranks")
     model = split.model(request, ranks)
     report = prediction(request, model, split.model(request, ranks, gather=not split.gather_kv))
-    click.echo(json.dumps(report, indent=2)) if as_json else show(report, request, model)
+    tell(report, as_json, show, request, model)
 
 
-def prediction(request: Request, model: RingModel, other: RingModel) -> dict[str, Any]:
+def prediction(request: ProblemRequest, model: RingModel, other: RingModel) -> dict[str, Any]:
     """The prediction for JSON; `other` passes K and V round where this one gathers them, or the other way round."""
     ring, hidden = model.ring, model.hidden_from
     return {
         "problem": flat(request.problem),
         **({"backward": True} if model.backward else {}),
-        "device": {"name": request.device.name, "hbm_bandwidth": request.device.hbm_bandwidth},
+        "device": taken(request.device, "name", "hbm_bandwidth"),
         "ranks": ring.ranks,
         "layout": ring.layout,
         "gather_kv": ring.gather,
@@ -50,7 +50,7 @@ def prediction(request: Request, model: RingModel, other: RingModel) -> dict[str
 
 
 def times(model: RingModel) -> dict[str, Any]:
-    """What is taken to take how long, and how much of the ideal that is."""
+    """Modelled times, and their share of the ideal."""
     during, apart = model.waits
     return {
         "seconds": model.seconds,
@@ -62,7 +62,7 @@ def times(model: RingModel) -> dict[str, Any]:
 
 
 def shown(model: RingModel) -> list[int]:
-    """The ranks to speak of: all, or of many the first, the middle one, the busiest and the last ones."""
+    """The ranks to print: all, or of many the first, the middle one, the busiest and the last ones."""
     ranks = model.ring.ranks
     return list(range(ranks)) if ranks <= MOST_SHOWN else sorted({0, 1, ranks // 2, model.busiest, ranks - 2, ranks - 1})
 
@@ -83,7 +83,7 @@ def of_rank(model: RingModel, rank: int) -> dict[str, Any]:
 
 
 def better(model: RingModel, other: RingModel) -> dict[str, str]:
-    """Which of the two ways, and why: the faster one by the models, the smaller one where they are as fast."""
+    """The better of the two ways, with the reason: the faster one by the models, the smaller one if they are as fast."""
     ring, gather = (other, model) if model.ring.gather else (model, other)
     more = sum(gather.memory(gather.busiest).values()) - sum(ring.memory(ring.busiest).values())
     if ring.ring.ranks == 1:
@@ -106,21 +106,15 @@ def better(model: RingModel, other: RingModel) -> dict[str, str]:
 
 def shown_time(seconds: float) -> str:
     """In a unit of which there are some."""
-    for unit, size in (("s", 1.0), ("ms", 1e-3)):
-        if seconds >= size:
-            return f"{seconds / size:,.2f} {unit}"
-    return f"{seconds * 1e6:,.1f} us"
+    return text.in_units(seconds, (("s", 1), ("ms", 1e-3)), ",.2f", f"{seconds * 1e6:,.1f} us")
 
 
 def shown_bytes(count: float) -> str:
     """With K = 1,000, as rates of links have it."""
-    for unit, size in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if count >= size:
-            return f"{count / size:,.2f} {unit}"
-    return f"{count:,.0f} bytes"
+    return text.in_units(count, text.DECIMAL[1:], ",.2f", f"{count:,.0f} bytes")
 
 
-def show(report: dict[str, Any], request: Request, model: RingModel) -> None:
+def show(report: dict[str, Any], request: ProblemRequest, model: RingModel) -> None:
     """A prediction as text."""
     ring, device = model.ring, request.device
     way = "K and V gathered" if ring.gather else plural(report["steps"], "step")
@@ -139,13 +133,13 @@ def show(report: dict[str, Any], request: Request, model: RingModel) -> None:
 
 
 def show_by_rank(report: dict[str, Any]) -> None:
-    """What each rank computes, sends, receives, moves and holds."""
+    """Show what each rank computes, sends, receives, moves and holds."""
     rows = []
     for row in report["by_rank"]:
         sent, received = (sum(each[way] for each in row["link"].values()) for way in ("sent_bytes", "received_bytes"))
         hbm = row["hbm"]["total"]
         cells = (row["scores"], row["calls"], sent, received, hbm["read_bytes"], hbm["write_bytes"], row["memory_bytes"])
-        rows.append((str(row["rank"]), *(f"{cell:,}" for cell in cells)))
+        rows.append((f"{row['rank']}", *(f"{cell:,}" for cell in cells)))
     heads = ("rank", "scores", "calls", "sent", "received", "read", "written", "memory")
     show_table(heads, rows, left=(), titles=("", "", "", *["bytes of the link"] * 2, *["bytes of HBM"] * 2, ""))
     click.echo()

@@ -1,4 +1,4 @@
-"""`cupyflash profile`: any CUDA kernel on the PTX machine, and what a profiler's first page would say of it."""
+"""`cupyflash profile`: any CUDA kernel on the PTX machine, with the report that a profiler's first page would have."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from click.core import ParameterSource
 from cupyflash.device import Device
 from cupyflash.sim import files
 from cupyflash.sim.cli.group import Found
-from cupyflash.sim.cli.options import AS_JSON, DEVICE, NewFile, examples, gathered
+from cupyflash.sim.cli.options import AS_JSON, DEVICE, SEED, NewFile, examples, from_0, gathered
 from cupyflash.sim.cli.show import width
-from cupyflash.sim.ptx import PtxError, UnsupportedPTX
+from cupyflash.sim.ptx import PtxError, Suppression, UnsupportedPTX
 from cupyflash.sim.ptx.report.findings import FAIL_ON
 from cupyflash.words import plural
 
@@ -52,33 +52,33 @@ def targets(context: click.Context, param: click.Parameter, values: tuple[str, .
 
 @dataclass(frozen=True)
 class Source:
-    """What is to be executed, and how it is compiled."""
+    """A kernel's file, the options of its compilation, and its arguments in JSON."""
 
     file: Path
     kernel: str | None
+    spec: str
     arch: str
     defines: tuple[str, ...]
     includes: tuple[Path, ...]
 
 
 @dataclass(frozen=True)
-class Launch:
-    """How it is launched; `spec` are its arguments in JSON."""
+class LaunchOptions:
+    """Options of the launch, by the names of `sim.profile`."""
 
     grid: tuple[int, ...]
     block: tuple[int, ...]
-    spec: str
     shared_bytes: int
     seed: int | None
     cluster: tuple[int, ...] | None
     max_instructions: int | None
     stall_seconds: float | None
-    suppressions: Path | None
+    suppressions: Path | tuple[Suppression, ...]
 
 
 @dataclass(frozen=True)
-class Report:
-    """What is shown and kept of it."""
+class ProfileReport:
+    """Options of the output."""
 
     top: int
     saves: dict[str, Path]
@@ -89,7 +89,7 @@ class Report:
 
 
 @dataclass(frozen=True)
-class Behind:
+class L2Options:
     """Behind the L2 of which device."""
 
     l2: bool
@@ -98,29 +98,32 @@ class Behind:
 
 @click.command(epilog=EXAMPLES)
 @click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
-@click.option("--kernel", metavar="NAME", help="The kernel, in the source's or the PTX's spelling; not needed for an only one.")
+@click.option(
+    "--kernel", metavar="NAME", help="The kernel's name, as in the source or in the PTX; not needed if there is only one."
+)
 @click.option("--grid", required=True, callback=extent, metavar="X[,Y,Z]", help="Blocks.")
 @click.option("--block", required=True, callback=extent, metavar="X[,Y,Z]", help="Threads of a block.")
 @click.option("--cluster", callback=extent, metavar="X[,Y,Z]", help="Blocks of a cluster.")
 @click.option(
     "--args", "spec", default="[]", metavar="SPEC.json", help="The arguments: a JSON file, or JSON itself (docs/profile.md)."
 )
-@click.option("--arch", default="compute_80", show_default=True, help="What to compile for: compute_90, sm_90 or 9.0.")
+@click.option("--arch", default="compute_80", show_default=True, help="The architecture to compile for: compute_90, sm_90 or 9.0.")
 @click.option("-D", "--define", "defines", multiple=True, metavar="NAME[=VALUE]", help="A macro; may be repeated.")
 @click.option("-I", "--include", "includes", multiple=True, type=click.Path(path_type=Path), help="A folder of headers.")
-@click.option("--shared-bytes", default=0, show_default=True, type=click.IntRange(0), help="Dynamic shared memory of a block.")
-@click.option("--seed", type=click.IntRange(0), help="Run warps apart from each other, in a random order drawn from this.")
+@from_0("--shared-bytes", "Dynamic shared memory of a block.")
+@SEED
 @click.option("--max-instructions", type=click.IntRange(1), help="End a launch that has run so many, of all warps together.")
 @click.option(
     "--stall-seconds",
     type=click.FloatRange(0, min_open=True),
-    help="End a launch whose loops come no nearer to their ends for so long, in processor time (20 if not said otherwise).",
+    help="End a launch whose loops come no nearer to their ends for this many seconds of processor time (20 by default).",
 )
 @click.option(
     "--suppressions",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    callback=lambda context, param, value: value or (),
     metavar="FILE",
-    help="Findings to let pass: a line each, KIND KERNEL FILE[:LINE] REASON. They are counted and said.",
+    help="A file of allowed findings, one a line: KIND KERNEL FILE[:LINE] REASON. The report counts them.",
 )
 @click.option(
     "--fail-on",
@@ -129,7 +132,7 @@ class Behind:
     show_default=True,
     help="Exit with status 1 for errors only, or for warnings too.",
 )
-@click.option("--top", default=10, show_default=True, type=click.IntRange(1), help="How many lines a table shows.")
+@click.option("--top", default=10, show_default=True, type=click.IntRange(1), help="The number of lines in a table.")
 @click.option(
     "--save",
     "saves",
@@ -138,28 +141,23 @@ class Behind:
     metavar="NAME=FILE.npy",
     help="Write an array to a file after the run; may be repeated.",
 )
-@click.option("--l2", is_flag=True, help="With a model of the L2: what reaches DRAM of what the kernel asks for, line by line.")
+@click.option("--l2", is_flag=True, help="Model the L2: the bytes that reach DRAM, from the exact lines that the kernel requests.")
 @DEVICE
 @click.option("--html", metavar="FILE", type=NewFile((".html", ".htm")), help="Write it as one page, which needs no network.")
-@click.option(
-    "--timeline-block",
-    default=0,
-    show_default=True,
-    type=click.IntRange(0),
-    help="Of which thread block --html and --json have a timeline.",
-)
+@from_0("--timeline-block", "Of which thread block --html and --json have a timeline.")
 @AS_JSON
-@gathered(source=Source, launch=Launch, report=Report, behind=Behind)
-def profile(source: Source, launch: Launch, report: Report, behind: Behind) -> None:
+@gathered(source=Source, launch=LaunchOptions, report=ProfileReport, behind=L2Options)
+def profile(source: Source, launch: LaunchOptions, report: ProfileReport, behind: L2Options) -> None:
     """Execute and profile any kernel.
 
-    FILE is CUDA C, or PTX where it ends in .ptx; its kernel runs on the PTX machine, which says what it did.
+    FILE is CUDA C, or PTX if its name ends in .ptx; its kernel runs on the PTX machine.
 
-    Bytes by tensor, coalescing, bank conflicts, instruction mix, divergence, tensor-core work, findings, and the lines of the
-    source that cost most. All counts are simulated: of PTX instructions, not of machine code. No GPU is needed. --html writes the
-    same as a page, with the source by heat and the banks of shared memory. --l2 says what reaches DRAM on --device.
+    The report has bytes by tensor, coalescing, bank conflicts, instruction mix, divergence, tensor-core work, findings, and the
+    most expensive lines of the source. All counts are simulated: of PTX instructions, not of machine code. No GPU is needed. --html
+    writes the same as a page, with a heat map of the source and the banks of shared memory. --l2 shows the bytes that reach DRAM on
+    --device.
 
-    Exit status 1 when the machine finds a fault in the kernel, an error or a warning (with --fail-on error, an error), after the
+    Exit status 1 if the machine finds a fault in the kernel, an error or a warning (with --fail-on error, an error), after the
     report; 2, with one line, for wrong input.
     """
     from cupyflash.launch.nvrtc import architecture
@@ -169,10 +167,10 @@ def profile(source: Source, launch: Launch, report: Report, behind: Behind) -> N
 
     asked = click.get_current_context().get_parameter_source("device")
     if asked is ParameterSource.COMMANDLINE and not behind.l2:
-        raise click.UsageError("--device says whose L2: it goes with --l2 (--arch is what to compile for)")
-    if not launch.spec.strip():
+        raise click.UsageError("--device chooses the L2 and needs --l2 (--arch is what to compile for)")
+    if not source.spec.strip():
         raise click.BadParameter("'' is neither a file nor JSON", param_hint="--args")
-    arguments = read_arguments(launch.spec)
+    arguments = read_arguments(source.spec)
     arrays = arrays_by_name(arguments.values)
     for name in report.saves:
         if name not in arrays:
@@ -184,16 +182,9 @@ def profile(source: Source, launch: Launch, report: Report, behind: Behind) -> N
         found = run(
             source.file,
             source.kernel,
-            grid=launch.grid,
-            block=launch.block,
+            **vars(launch),
             args=arguments.values,
             options=options,
-            shared_bytes=launch.shared_bytes,
-            seed=launch.seed,
-            cluster=launch.cluster,
-            max_instructions=launch.max_instructions,
-            stall_seconds=launch.stall_seconds,
-            suppressions=() if launch.suppressions is None else launch.suppressions,
             unwritten=arguments.unwritten,
             banks=report.html is not None,
             l2=behind.device if behind.l2 else None,
@@ -215,7 +206,7 @@ def profile(source: Source, launch: Launch, report: Report, behind: Behind) -> N
 
 
 def first_reason(error: PtxError) -> str:
-    """What the machine cannot execute, in one line."""
+    """The first thing that the machine cannot execute, in one line."""
     from cupyflash.sim.profiling.text import first_refusal
 
     return f"the machine does not execute {first_refusal(error.items)}" if isinstance(error, UnsupportedPTX) else str(error)

@@ -10,7 +10,7 @@ import click
 
 from cupyflash.distributed.layout import LAYOUTS, MOST_RANKS
 from cupyflash.request.options import not_taken
-from cupyflash.sim.cli.options import Command, Request, first_given
+from cupyflash.sim.cli.options import Command, ProblemRequest, first_given
 from cupyflash.sim.clock.ring_model import RingModel, ring_of
 
 # Of the options of a problem, what attention over ranks has not; and what is for it alone.
@@ -21,7 +21,7 @@ DEFAULT_LINK = "450GB/s"
 
 
 def bytes_a_second(rate: str) -> float:
-    """Of 450GB/s, or of 400Gb/s in bits. ValueError for what is no rate."""
+    """Bytes a second of a rate such as 450GB/s, or 400Gb/s in bits. ValueError for what is no rate."""
     found = re.fullmatch(r"(\d{1,9}(?:\.\d{1,9})?) ?([kMGT]?)(B|b|bit)/s", rate)
     each = float(found[1]) * UNITS[found[2]] / (1 if found[3] == "B" else 8) if found else 0.0
     if not each:
@@ -43,21 +43,21 @@ LINK = click.option(
     callback=bandwidth,
     default=DEFAULT_LINK,
     show_default=True,
-    help="What a rank sends in a second, and receives at the same time: 450GB/s, NVLink of an H100; a network's 400Gb/s.",
+    help="The rate at which a rank sends, and at the same time receives: 450GB/s, NVLink of an H100; a network's 400Gb/s.",
 )
 LAYOUT = click.option(
     "--layout",
     type=click.Choice(LAYOUTS),
     default=LAYOUTS[0],
     show_default=True,
-    help="Which positions a rank holds: two chunks, one from each end inwards, or one.",
+    help="The positions of a rank: two chunks, one from each end inwards, or one chunk.",
 )
-GATHER = click.option("--gather-kv", is_flag=True, help="K and V of all ranks are gathered first instead of going round.")
-RANKS = click.option("--ranks", metavar="P", type=click.IntRange(1, MOST_RANKS), help="The sequence is split over so many devices.")
+GATHER = click.option("--gather-kv", is_flag=True, help="Gather K and V of all ranks first, instead of passing them round.")
+RANKS = click.option("--ranks", metavar="P", type=click.IntRange(1, MOST_RANKS), help="Split the sequence over this many devices.")
 
 
 def split_options(command: Command) -> Command:
-    """How a sequence is split."""
+    """Add the options of a split sequence."""
     decorators: tuple[Callable[[Command], Command], ...] = (LINK, LAYOUT, GATHER)
     for option in reversed(decorators):
         command = option(command)
@@ -66,20 +66,20 @@ def split_options(command: Command) -> Command:
 
 @dataclass(frozen=True)
 class Split:
-    """How a sequence is split over ranks, and what is between them."""
+    """The split of a sequence over ranks, and the link between them."""
 
     link: float
     layout: str
     gather_kv: bool
 
-    def model(self, request: Request, ranks: int, gather: bool | None = None) -> RingModel:
-        """Of a request over so many ranks."""
+    def model(self, request: ProblemRequest, ranks: int, gather: bool | None = None) -> RingModel:
+        """The model of a request over so many ranks."""
         ring = ring_of(request.problem, ranks, self.layout, self.gather_kv if gather is None else gather)
         return RingModel(ring, request.problem, request.device, self.link, request.backward)
 
 
 def require_over_ranks(option: str) -> None:
-    """UsageError for what does not go with --ranks, or --over ranks."""
+    """UsageError for options that cannot be combined with --ranks, or --over ranks."""
     if other := first_given(NOT_OVER_RANKS):
         why = ": each rank's calls are planned as `attention` plans them" if other in ("--algorithm", "--tiling", "--lse") else ""
         raise click.UsageError(f"{other} cannot go with {option}{why}")

@@ -1,12 +1,14 @@
-"""What commands show alike: names, problems, tilings, devices, errors, all within the width of the terminal."""
+"""Output that commands share: names, problems, tilings, devices, errors, all within the width of the terminal."""
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
+from pathlib import Path
 from typing import Any
 
 import click
@@ -17,7 +19,7 @@ from cupyflash.request.options import OPTIONS
 from cupyflash.request.problem import Problem
 from cupyflash.request.score import Form
 from cupyflash.schedules import Cache, TileSchedule
-from cupyflash.sim import text
+from cupyflash.sim import files, text
 from cupyflash.words import plural
 
 NAMES = {
@@ -47,6 +49,15 @@ def show_table(
 ) -> None:
     """A table that fits the terminal, in several parts if it has to."""
     click.echo("\n".join(text.table(heads, rows, left=left, titles=titles, width=width())))
+
+
+def print_or_write(content: str, output: Path | None) -> None:
+    """Print a report, or write it to a file where one is named."""
+    if output is None:
+        click.echo(content, nl=False)
+    else:
+        files.write(output, content)
+        click.echo(f"wrote {output}", err=True)
 
 
 def flat(problem: Problem) -> dict[str, Any]:
@@ -89,7 +100,7 @@ def describe(problem: Problem, swept: Sequence[str] = ()) -> str:
 
 
 def describe_cache(problem: Problem, cache: Cache, swept: bool = False) -> str:
-    """Decoding in one line, less the cache's length where that is `swept`."""
+    """Decoding in one line, without the cache's length if that is `swept`."""
     lengths = set(problem.options.key_lengths or ())
     told = [describe(problem.asking(padded=False, key_lengths=None), ("seqlen_k",) * swept)]
     if lengths and not swept:
@@ -125,8 +136,18 @@ def show_tiling(stages: Mapping[str, Any]) -> None:
         before = size
 
 
+def taken(thing: object, *names: str) -> dict[str, Any]:
+    """Some attributes of a thing by name, for JSON."""
+    return {name: getattr(thing, name) for name in names}
+
+
+def tell(report: dict[str, Any], as_json: bool, show: Callable[..., None], *given: Any) -> None:
+    """Print a report, as JSON or as `show(report, *given)` has it."""
+    click.echo(json.dumps(report, indent=2)) if as_json else show(report, *given)
+
+
 def detected() -> Device | None:
-    """The current GPU, or None where there is none or no CuPy."""
+    """The current GPU, or None if there is none, or no CuPy."""
     try:
         return Device.current()
     except (ImportError, RuntimeError):
@@ -138,6 +159,12 @@ def worst_error(out: np.ndarray, expected: np.ndarray) -> float:
     return float(np.abs(out.astype(np.float64) - expected).max(initial=0))
 
 
+def show_held(held: Mapping[str, tuple[str, str]], rooms: Mapping[str, int]) -> None:
+    """Shared memory by what is held there: its name, its size in words, bytes."""
+    click.echo()
+    show_table(("held", "", "bytes"), [(*held[name], f"{nbytes:,}") for name, nbytes in rooms.items()], left=(0, 1))
+
+
 def show_balance(report: dict[str, Any]) -> None:
-    """How evenly the work is shared out."""
+    """Show how evenly the work is shared out."""
     say(f"Balance: the busiest place for a thread block has {report['balance']:.3f} times the mean of all, in turns.")

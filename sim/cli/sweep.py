@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
-import json
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -15,18 +12,42 @@ from click.core import ParameterSource
 from cupyflash.device import Device
 from cupyflash.distributed.layout import MOST_RANKS
 from cupyflash.request.problem import Problem
-from cupyflash.sim import files, text
 from cupyflash.sim.cli import sweep_decode, sweep_ring
-from cupyflash.sim.cli.options import NewFile, Request, examples, first_given, gathered, options_of, problem_options, whole_number
+from cupyflash.sim.cli.options import (
+    OUTPUT,
+    NewFile,
+    ProblemRequest,
+    examples,
+    first_given,
+    formats,
+    gathered,
+    kind_of,
+    options_of,
+    problem_options,
+    whole_number,
+)
+from cupyflash.sim.cli.points import Column, Points
 from cupyflash.sim.cli.ranks import Split, refuse_without_ranks, split_options
-from cupyflash.sim.cli.show import NAMES, describe, flat, width
+from cupyflash.sim.cli.show import NAMES, describe, flat, print_or_write, taken
 from cupyflash.sim.pictures import sweep as sweeping
-from cupyflash.sim.pictures.sweep import AXES, Axis, Point, Sweep, default_range, spaced
+from cupyflash.sim.pictures.sweep import AXES, Axis, Point, default_range, spaced
 from cupyflash.sim.pictures.sweep_decode import DEFAULT_RANGE as CACHES
 from cupyflash.words import plural
 
 HEADINGS = {"sram": "SRAM bytes", "seqlen": "N", "head-dim": "d", "block-cols": "paper's Bc"}
 COLUMNS = {"sram": "sram_bytes", "seqlen": "seqlen", "head-dim": "head_dim", "block-cols": "paper_block_cols"}
+COUNTED = {
+    "sram_elements": Column("M"),
+    "block_rows": Column("Br"),
+    "block_cols": Column("Bc"),
+    "read_bytes": Column("bytes read"),
+    "write_bytes": Column("bytes written"),
+    "total_bytes": Column("bytes"),
+    "standard_ideal_bytes": Column("standard"),
+    "ratio_to_standard": Column("ratio", ".3f"),
+    "theorem2_elements": Column("N^2 d^2 / M", ",.0f"),
+}
+BEHIND_L2 = {"dram_bytes": Column("DRAM bytes"), "l2_hit_rate": Column("reads hit", ".1%")}
 
 Over = Axis | Literal["cache", "ranks"]
 # The options that say what an axis varies.
@@ -40,6 +61,11 @@ SETS = {
 }
 # What --over ranks is about where no sizes are given.
 LONG_SEQUENCE = {"seqlen": 131072, "head_dim": 128, "heads": 32, "kv_heads": 8, "causal": True}
+LEGENDS = (
+    "M and N^2 d^2 / M in elements; standard: the bytes of Algorithm 0 if it reads each input of each step once; ratio: "
+    "bytes / standard",
+    "DRAM bytes and reads hit: behind the L2 and in it, by a model",
+)
 LONGEST = 12  # digits of a value: no axis has longer ones
 EXAMPLES = examples(
     "cupyflash sweep --over sram",
@@ -52,8 +78,8 @@ EXAMPLES = examples(
 
 
 @dataclass(frozen=True)
-class Span:
-    """Which values of an axis are asked for, in the words of the command line; None where it says nothing."""
+class AxisSpan:
+    """The asked values of an axis, in the words of the command line; None where it says nothing."""
 
     first: str | None
     last: str | None
@@ -61,7 +87,7 @@ class Span:
     log: bool | None
 
     def values(self, problem: Problem, over: Over) -> list[int]:
-        """Of a problem's axis. UsageError for what are none."""
+        """The values on a problem's axis. UsageError for what are none."""
         own = {"cache": CACHES, "ranks": sweep_ring.DEFAULT_RANGE}
         start, end, count, in_log = own[over] if over == "cache" or over == "ranks" else default_range(problem, over)
         return spaced(
@@ -73,8 +99,8 @@ class Span:
 
 
 @dataclass(frozen=True)
-class Report:
-    """What is to be printed or written, and whether with the L2."""
+class SweepReport:
+    """Options of the output, and of the L2."""
 
     form: str | None
     as_json: bool
@@ -84,24 +110,19 @@ class Report:
 
     @property
     def kind(self) -> str:
-        """table, csv or json."""
-        return "json" if self.as_json else self.form or "table"
-
-    def check(self) -> None:
-        """UsageError for two kinds at once."""
-        if self.as_json and self.form not in (None, "json"):
-            raise click.UsageError(f"--json is --format json: it cannot go with --format {self.form}")
+        """table, csv or json. UsageError for two at once."""
+        return kind_of(self.form, self.as_json) or "table"
 
 
 def poses(context: click.Context, param: click.Parameter, value: str) -> str:
-    """--over: of a cache it is decoding, whether that is asked for or not; over ranks there is a long sequence."""
+    """Set the defaults of --over: a cache means decoding, with or without --decode; over ranks there is a long sequence."""
     own: dict[str, dict[str, Any]] = {sweep_decode.OVER: {"decode": True}, sweep_ring.OVER: LONG_SEQUENCE}
     context.default_map = {**(context.default_map or {}), **own.get(value, {})}
     return value
 
 
 def behind_l2(context: click.Context, param: click.Parameter, value: bool) -> bool:
-    """--l2: the model follows kernels, so that the defaults are what runs."""
+    """Set the defaults of --l2: the model needs kernels, so they are those that run."""
     if value:
         context.default_map = {**(context.default_map or {}), "algorithm": "fa2", "tiling": "fitted"}
     return value
@@ -114,7 +135,7 @@ def behind_l2(context: click.Context, param: click.Parameter, value: bool) -> bo
     is_flag=True,
     is_eager=True,
     callback=behind_l2,
-    help="With a model of the L2: bytes of DRAM beside those asked for.  [default then: --algorithm fa2 --tiling fitted]",
+    help="Model the L2: bytes of DRAM beside the requested ones.  [default then: --algorithm fa2 --tiling fitted]",
 )
 @click.option(
     "--over",
@@ -122,40 +143,41 @@ def behind_l2(context: click.Context, param: click.Parameter, value: bool) -> bo
     type=click.Choice((*AXES, sweep_decode.OVER, sweep_ring.OVER)),
     is_eager=True,
     callback=poses,
-    help="What to vary; block-cols varies Bc, and with it M = 4 d Bc; cache the keys of --decode; ranks the devices that a "
-    f"sequence is split over.  [default then: {options_of(LONG_SEQUENCE)}]",
+    help="The axis to vary; block-cols: Bc, and with it M = 4 d Bc; cache: the keys of --decode; ranks: the devices that "
+    f"share a sequence.  [default then: {options_of(LONG_SEQUENCE)}]",
 )
-@click.option("--from", "first", metavar="VALUE", help="Where to begin; sram takes sizes such as 8KB.")
-@click.option("--to", "last", metavar="VALUE", help="Where to end.")
-@click.option("--points", metavar="N", type=click.IntRange(1, 100_000), help="How many values at most.")
-@click.option("--log/--linear", default=None, help="Spaced evenly in the logarithm, or evenly.  [default: log, head-dim: linear]")
+@click.option("--from", "first", metavar="VALUE", help="The first value; sram takes sizes such as 8KB.")
+@click.option("--to", "last", metavar="VALUE", help="The last value.")
+@click.option("--points", metavar="N", type=click.IntRange(1, 100_000), help="The largest number of values.")
+@click.option(
+    "--log/--linear", default=None, help="Space the values evenly in the logarithm, or evenly.  [default: log, head-dim: linear]"
+)
 @problem_options(seqlen=4096, head_dim=64, algorithm="fa1", tiling="paper", decode={})
 @split_options
-@click.option("--format", "form", type=click.Choice(["table", "csv", "json"]), help="What to print.  [default: table]")
-@click.option("--json", "as_json", is_flag=True, help="As --format json.")
-@click.option("--output", metavar="FILE", type=NewFile(), help="Write there instead of to stdout.")
+@formats("table", "csv", "json")
+@OUTPUT
 @click.option(
     "--plot",
     metavar="FILE",
     type=NewFile((".png", ".svg", ".pdf")),
-    help="Draw a picture too: a .png (which is added where nothing ends the name), .svg or .pdf.",
+    help="Also draw a picture: a .png (added to a name without an ending), .svg or .pdf.",
 )
-@gathered(span=Span, split=Split, report=Report)
-def sweep(request: Request, over: Over, span: Span, split: Split, report: Report) -> None:
+@gathered(span=AxisSpan, split=Split, report=SweepReport)
+def sweep(request: ProblemRequest, over: Over, span: AxisSpan, split: Split, report: SweepReport) -> None:
     """Count HBM bytes along one axis.
 
-    By the closed forms, beside standard attention and N^2 d^2 / M. The algorithm is FlashAttention and the tiling the paper's
-    own unless --algorithm and --tiling say otherwise: Theorem 2 is about those.
+    By the closed forms, beside standard attention and N^2 d^2 / M. Without --algorithm and --tiling, the algorithm is
+    FlashAttention and the tiling the paper's own, the subjects of Theorem 2.
 
-    With --l2, what of them a model of the device's L2 lets through to DRAM, of the kernels that run.
+    With --l2, the bytes that a model of the device's L2 passes on to DRAM, for the kernels that run.
 
-    Over cache it is `attention_decode`: bytes, splits, thread blocks and partial results by the keys of a full cache, beside
+    Over cache, `attention_decode`: bytes, splits, thread blocks and partial results by the keys of a full cache, beside
     FlashAttention-2's bytes.
 
-    Over ranks it is `cupyflash.distributed`: bytes on the link and in HBM of the busiest rank, its steps' time against their
-    transfers', memory and the share of the ideal, of a ring and of gathered keys.
+    Over ranks, `cupyflash.distributed`: bytes on the link and in HBM of the busiest rank, its steps' time against their transfers',
+    memory and the share of the ideal, for a ring and for gathered keys.
     """
-    report.check()
+    kind = report.kind
     refuse_swept(request, over)
     if report.with_l2 and (request.cache is not None or over == "ranks"):
         other = "--over ranks, of which it has no model" if over == "ranks" else "--decode in a sweep: predict --decode --l2 has it"
@@ -163,25 +185,20 @@ def sweep(request: Request, over: Over, span: Span, split: Split, report: Report
     if over != "ranks":
         refuse_without_ranks("--over ranks")
     if over == "ranks":
-        content = sweep_ring.content(request, span.values(request.problem, over), split, report.kind, report.plot)
+        points = sweep_ring.points_of(request, span.values(request.problem, over), split, report.plot)
     elif over == "cache":
-        values = span.values(request.problem, over)
-        content = sweep_decode.content(request, values, report.kind, report.plot)
+        points = sweep_decode.points_of(request, span.values(request.problem, over), report.plot)
     elif request.cache is not None:
         raise click.UsageError(f"--decode is swept over the keys of its cache, --over cache: got --over {over}")
     else:
-        content = of_axis(request, over, span, report)
+        points = of_axis(request, over, span, report)
     if report.plot is not None:
         click.echo(f"wrote {report.plot}", err=True)
-    if report.output is None:
-        click.echo(content, nl=False)
-    else:
-        files.write(report.output, content)
-        click.echo(f"wrote {report.output}", err=True)
+    print_or_write(points.printed(kind), report.output)
 
 
-def of_axis(request: Request, over: Axis, span: Span, report: Report) -> str:
-    """What is to be printed of one of the theorem's axes; the picture is drawn on the way."""
+def of_axis(request: ProblemRequest, over: Axis, span: AxisSpan, report: SweepReport) -> Points:
+    """The points along one of the theorem's axes; a picture is drawn on the way."""
     request = replace(request, problem=posed(request.problem, over))
     values = span.values(request.problem, over)
     asked = request.problem, request.device, over, values, request.algorithm, request.tiling
@@ -196,10 +213,24 @@ def of_axis(request: Request, over: Axis, span: Span, report: Report) -> str:
         from cupyflash.sim.pictures.plot import plot_sweep
 
         plot_sweep(report.plot, request.problem, request.device, over, values, with_l2=report.with_l2)
-    return {"table": table, "csv": comma_separated, "json": json_report}[report.kind](request, over, found)
+    swept, device = swept_fields(request.problem, over), request.device
+    head = {
+        "over": over,
+        "problem": flat(request.problem) | dict.fromkeys(swept),
+        "algorithm": request.algorithm,
+        "device": {"name": device.name, "sram_bytes": device.sram_per_block},
+        "tiling": request.tiling or "fitted",
+    }
+    M = "" if over in ("sram", "block-cols") else f", M = {device.sram_per_block:,} bytes"
+    tiling = "{} x {}".format(*request.tiling) if isinstance(request.tiling, tuple) else request.tiling or "fitted"
+    title = f"{NAMES[request.algorithm]}, {tiling} tiling: {describe(request.problem, swept)}; {device.name}{M}"
+    columns = {COLUMNS[over]: Column(HEADINGS[over]), **COUNTED, **(BEHIND_L2 if report.with_l2 else {})}
+    left_out = {"skipped": [{"value": value, "reason": reason} for value, reason in found.skipped]}
+    rows = [{COLUMNS[over]: point.value} | fields(point) for point in found.points]
+    return Points(head, rows, title, columns, LEGENDS[: 1 + report.with_l2], left_out, folded=True)
 
 
-def refuse_swept(request: Request, over: Over) -> None:
+def refuse_swept(request: ProblemRequest, over: Over) -> None:
     """UsageError for an option that says what the axis varies."""
     if over == "block-cols" and isinstance(request.tiling, tuple):
         raise click.UsageError("--over block-cols chooses the block sizes itself: --tiling can be paper or fitted")
@@ -208,9 +239,10 @@ def refuse_swept(request: Request, over: Over) -> None:
 
 
 def posed(problem: Problem, over: Axis) -> Problem:
-    """The problem, in which a size follows the swept one only where it was not given itself.
+    """The problem, in which a size follows the swept one only if it was not given itself.
 
-    A sweep takes sizes that are equal for one: --seqlen-k 4096 is not to follow since --seqlen's default is 4096, too.
+    A sweep treats equal sizes as one: a given --seqlen-k 4096 must not follow because --seqlen's default is 4096,
+    too.
     """
     context = click.get_current_context()
 
@@ -248,95 +280,11 @@ def parse_value(over: Over, option: str, value: str) -> int:
     return number
 
 
-def rows(over: Axis, found: Sweep) -> list[dict[str, Any]]:
-    """The points with names for their columns."""
-    return [{COLUMNS[over]: point.value} | fields(point) for point in found.points]
-
-
 def fields(point: Point) -> dict[str, Any]:
     return {
-        "sram_elements": point.sram_elements,
-        "block_rows": point.block_rows,
-        "block_cols": point.block_cols,
-        "read_bytes": point.read_bytes,
-        "write_bytes": point.write_bytes,
-        "total_bytes": point.total_bytes,
+        **taken(point, "sram_elements", "block_rows", "block_cols", "read_bytes", "write_bytes", "total_bytes"),
         "standard_ideal_bytes": point.ideal_bytes,
         "ratio_to_standard": point.ratio,
         "theorem2_elements": point.theorem2_elements,
         **({} if point.behind is None else {"dram_bytes": point.behind.dram.total_bytes, "l2_hit_rate": point.behind.hit_rate}),
     }
-
-
-def json_report(request: Request, over: Axis, found: Sweep) -> str:
-    """JSON; the sizes that the sweep varies are null in its problem."""
-    report = {
-        "over": over,
-        "problem": flat(request.problem) | dict.fromkeys(swept_fields(request.problem, over)),
-        "algorithm": request.algorithm,
-        "device": {"name": request.device.name, "sram_bytes": request.device.sram_per_block},
-        "tiling": request.tiling or "fitted",
-        "points": rows(over, found),
-        "skipped": [{"value": value, "reason": reason} for value, reason in found.skipped],
-    }
-    return json.dumps(report, indent=2) + "\n"
-
-
-def comma_separated(request: Request, over: Axis, found: Sweep) -> str:
-    file = io.StringIO()
-    content = rows(over, found)
-    writer = csv.DictWriter(file, list(content[0]), lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(content)
-    return file.getvalue()
-
-
-def table(request: Request, over: Axis, found: Sweep) -> str:
-    """Text with a heading, aligned."""
-    problem, device = request.problem, request.device
-    M = "" if over in ("sram", "block-cols") else f", M = {device.sram_per_block:,} bytes"
-    tiling = (
-        "{} x {} tiling".format(*request.tiling) if isinstance(request.tiling, tuple) else f"{request.tiling or 'fitted'} tiling"
-    )
-    title = f"{NAMES[request.algorithm]}, {tiling}: {describe(problem, swept_fields(problem, over))}; {device.name}{M}"
-    headings: tuple[str, ...] = (
-        HEADINGS[over],
-        "M",
-        "Br",
-        "Bc",
-        "bytes read",
-        "bytes written",
-        "bytes",
-        "standard",
-        "ratio",
-        "N^2 d^2 / M",
-    )
-    told = [
-        "M and N^2 d^2 / M in elements; standard: the bytes of Algorithm 0 if it reads each input of each step once; ratio: "
-        "bytes / standard"
-    ]
-    if any(point.behind for point in found.points):
-        headings = (*headings, "DRAM bytes", "reads hit")
-        told.append("DRAM bytes and reads hit: behind the L2 and in it, by a model")
-    cells = []
-    for point in found.points:
-        counts = (point.read_bytes, point.write_bytes, point.total_bytes, point.ideal_bytes)
-        ratio = "-" if point.ratio is None else f"{point.ratio:.3f}"
-        sizes = (point.value, point.sram_elements, point.block_rows, point.block_cols)
-        cells.append([f"{n:,}" for n in (*sizes, *counts)] + [ratio, f"{point.theorem2_elements:,.0f}"])
-        if point.behind is not None:
-            rate = point.behind.hit_rate
-            cells[-1] += [f"{point.behind.dram.total_bytes:,}", "-" if rate is None else f"{rate:.1%}"]
-    # A column of one value is as well told in words: then the others fit beside each other.
-    varying = [n for n in range(len(headings)) if n == 0 or len(cells) == 1 or len({row[n] for row in cells}) > 1]
-    same = [f"{heading} {cells[0][n]}" for n, heading in enumerate(headings) if n not in varying]
-    told += [f"the same at every point: {'; '.join(same)}"] if same else []
-    across = width()
-    lines = [
-        *text.paragraph(title, rest="  ", width=min(across, text.WIDTH)),
-        "",
-        *text.table([headings[n] for n in varying], [[row[n] for n in varying] for row in cells], left=(), width=across),
-        "",
-        *(line for words in told for line in text.paragraph(words, width=min(across, text.WIDTH))),
-    ]
-    return "\n".join(lines) + "\n"

@@ -1,42 +1,51 @@
-"""What `cupyflash sweep --over cache` says: decoding's bytes, splits and thread blocks along the length of the cache."""
+"""The output of `cupyflash sweep --over cache`: decoding's bytes, splits and thread blocks along the length of the cache."""
 
 from __future__ import annotations
 
-import csv
-import io
-import json
 from pathlib import Path
 from typing import Any
 
-from cupyflash.sim import text
-from cupyflash.sim.cli.options import Request
-from cupyflash.sim.cli.show import NAMES, describe_cache, width
+from cupyflash.sim.cli.options import ProblemRequest
+from cupyflash.sim.cli.points import Column, Points
+from cupyflash.sim.cli.show import NAMES, describe_cache, taken
 from cupyflash.sim.pictures.sweep_decode import CachePoint, sweep_cache
 
 OVER = "cache"
-# Of the table, whose columns have the names of `rows`
-HEADINGS = {
-    "cache": "keys",
-    "splits": "splits",
-    "thread_blocks": "blocks",
-    "read_bytes": "bytes read",
-    "write_bytes": "bytes written",
-    "total_bytes": "bytes",
-    "partial_share": "partial",
-    "fa2_ratio": "fa2",
-    "model_seconds": "us, model",
+COLUMNS = {
+    "cache": Column("keys"),
+    "splits": Column("splits"),
+    "thread_blocks": Column("blocks"),
+    "read_bytes": Column("bytes read"),
+    "write_bytes": Column("bytes written"),
+    "total_bytes": Column("bytes"),
+    "partial_share": Column("partial", ".2%"),
+    "fa2_ratio": Column("fa2", ".2f"),
+    "model_seconds": Column("us, model", ",.2f", 1e6),
 }
+LEGEND = (
+    "keys: of a full cache, a sequence; blocks: thread blocks; partial: what share of all bytes the splits' results are, "
+    "written and read again; fa2: how many times as many bytes FlashAttention-2 would move for the same queries, of keys that "
+    "are gathered in one array; us, model: the planner's microseconds, nothing is measured"
+)
 
 
-def content(request: Request, values: list[int], kind: str, plot: Path | None) -> str:
-    """What is to be printed, as a table, csv or json; a picture is drawn on the way."""
+def points_of(request: ProblemRequest, values: list[int], plot: Path | None) -> Points:
+    """The points; a picture is drawn on the way."""
     assert request.cache is not None
-    points = sweep_cache(request.problem, request.device, request.cache, values, num_splits=request.num_splits, lse=request.lse)
+    device, told = request.device, describe_cache(request.problem, request.cache, swept=True)
+    points = sweep_cache(request.problem, device, request.cache, values, num_splits=request.num_splits, lse=request.lse)
     if plot is not None:
         from cupyflash.sim.pictures.plot import plot_cache
 
-        plot_cache(plot, points, describe_cache(request.problem, request.cache, swept=True), request.device.name)
-    return {"table": table, "csv": comma_separated, "json": json_report}[kind](request, points)
+        plot_cache(plot, points, told, device.name)
+    head = request.report
+    head |= {  # what varies with the length is null
+        "problem": head["problem"] | {"seqlen_k": None, "key_lengths": None},
+        "cache": head["cache"] | {"pages": None},
+        "device": taken(device, "name", "sm_count"),
+    }
+    title = f"{NAMES[request.algorithm]}: {told}; {device.name}, {device.sm_count} multiprocessors"
+    return Points({"over": OVER, **head}, rows(points), title, COLUMNS, (LEGEND,), {})
 
 
 def rows(points: tuple[CachePoint, ...]) -> list[dict[str, Any]]:
@@ -44,11 +53,7 @@ def rows(points: tuple[CachePoint, ...]) -> list[dict[str, Any]]:
     return [
         {
             "cache": point.value,
-            "splits": point.splits,
-            "thread_blocks": point.thread_blocks,
-            "read_bytes": point.read_bytes,
-            "write_bytes": point.write_bytes,
-            "total_bytes": point.total_bytes,
+            **taken(point, "splits", "thread_blocks", "read_bytes", "write_bytes", "total_bytes"),
             "partial_bytes": point.part_bytes,
             "partial_share": point.part_share,
             "page_bytes": point.page_bytes,
@@ -58,58 +63,3 @@ def rows(points: tuple[CachePoint, ...]) -> list[dict[str, Any]]:
         }
         for point in points
     ]
-
-
-def json_report(request: Request, points: tuple[CachePoint, ...]) -> str:
-    """JSON; what varies with the length is null."""
-    head = request.report
-    report = {
-        "over": OVER,
-        **head,
-        "problem": head["problem"] | {"seqlen_k": None, "key_lengths": None},
-        "cache": head["cache"] | {"pages": None},
-        "device": {"name": request.device.name, "sm_count": request.device.sm_count},
-        "points": rows(points),
-    }
-    return json.dumps(report, indent=2) + "\n"
-
-
-def comma_separated(request: Request, points: tuple[CachePoint, ...]) -> str:
-    file = io.StringIO()
-    content = rows(points)
-    writer = csv.DictWriter(file, list(content[0]), lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(content)
-    return file.getvalue()
-
-
-def table(request: Request, points: tuple[CachePoint, ...]) -> str:
-    """Text with a heading, aligned."""
-    assert request.cache is not None
-    device = request.device
-    told = describe_cache(request.problem, request.cache, swept=True)
-    title = f"{NAMES[request.algorithm]}: {told}; {device.name}, {device.sm_count} multiprocessors"
-    cells = [[cell(name, row[name]) for name in HEADINGS] for row in rows(points)]
-    legend = (
-        "keys: of a full cache, a sequence; blocks: thread blocks; partial: what share of all bytes the splits' results are, "
-        "written and read again; fa2: how many times as many bytes FlashAttention-2 would move for the same queries, of keys that "
-        "are gathered in one array; us, model: the planner's microseconds, nothing is measured"
-    )
-    across = width()
-    lines = [
-        *text.paragraph(title, rest="  ", width=min(across, text.WIDTH)),
-        "",
-        *text.table(list(HEADINGS.values()), cells, left=(), width=across),
-        "",
-        *text.paragraph(legend, width=min(across, text.WIDTH)),
-    ]
-    return "\n".join(lines) + "\n"
-
-
-def cell(name: str, value: float | None) -> str:
-    """One of the table's."""
-    if value is None:
-        return "-"
-    if name == "model_seconds":
-        return f"{value * 1e6:,.2f}"
-    return {"partial_share": f"{value:.2%}", "fa2_ratio": f"{value:.2f}"}.get(name, f"{value:,}")

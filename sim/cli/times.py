@@ -1,4 +1,4 @@
-"""`predict --time` and `--roofline`: how long a pass takes by a model, what binds it, and what benchmarks measured of it."""
+"""`predict --time` and `--roofline`: the time of a pass by a model, its limit, and benchmark measurements."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from cupyflash.sim.cli.options import Command, NewFile, Request
+from cupyflash.sim.cli.options import Command, NewFile, ProblemRequest
 from cupyflash.sim.cli.show import say, show_table
 from cupyflash.sim.clock.measured import RESULTS, measured
 from cupyflash.sim.clock.times import times
@@ -16,7 +16,7 @@ from cupyflash.sim.clock.times import times
 
 @dataclass(frozen=True)
 class Timing:
-    """What is asked for: times, and a picture; `results` is the folder with what was measured, by default a checkout's."""
+    """The options of times and of a picture; `results` is the folder with what was measured, by default a checkout's."""
 
     with_time: bool
     roofline: Path | None
@@ -26,10 +26,10 @@ class Timing:
     def asked(self) -> bool:
         return self.with_time or self.roofline is not None
 
-    def report_of(self, request: Request) -> dict[str, Any] | None:
-        """What the model says, for JSON; the picture is drawn on the way. None where nothing is asked.
+    def report_of(self, request: ProblemRequest) -> dict[str, Any] | None:
+        """The modelled times for JSON; the picture is drawn on the way. None where nothing is asked.
 
-        Raises ValueError where it has no times, click.UsageError for --results without --time.
+        Raises ValueError if the model has no times for the request, click.UsageError for --results without --time.
         """
         if not self.asked:
             if self.results is not None:
@@ -62,21 +62,21 @@ class Timing:
 
 def options(command: Command) -> Command:
     """--time, --roofline and --results."""
-    drawn = "Draw the device's roofs and this problem between them: a .png, .svg or .pdf."
+    drawn = "Draw the device's roofs and this problem below them: a .png, .svg or .pdf."
     file = click.option("--roofline", metavar="FILE", type=NewFile((".png", ".svg", ".pdf")), help=drawn)
-    told = "With a model's times, by part of the device, beside what was measured."
+    told = "Model the times, by part of the device, beside measured ones."
     timed = click.option("--time", "with_time", is_flag=True, help=told)
     folder = click.option(
         "--results",
         metavar="FOLDER",
         type=click.Path(exists=True, file_okay=False, path_type=Path),
-        help="Where benchmarks wrote what --time sets beside the model.  [default: benchmarks/results of a checkout]",
+        help="The folder of benchmark results that --time shows beside the model.  [default: benchmarks/results of a checkout]",
     )
     return timed(file(folder(command)))
 
 
 def show(report: dict[str, Any]) -> None:
-    """As text."""
+    """Show a report as text."""
     seconds = report["seconds"]
     say("Times by a model. What each part of the device is busy for, were it alone:")
     click.echo()

@@ -13,7 +13,17 @@ import click
 from cupyflash.schedules import ALGORITHMS, BACKWARD_ALGORITHMS
 from cupyflash.sim import files
 from cupyflash.sim.cli.group import Found
-from cupyflash.sim.cli.options import AS_JSON, MAX_SECONDS, NewFile, Request, examples, first_given, problem_options, refuse_longer
+from cupyflash.sim.cli.options import (
+    AS_JSON,
+    MAX_SECONDS,
+    NewFile,
+    ProblemRequest,
+    examples,
+    first_given,
+    from_0,
+    problem_options,
+    refuse_longer,
+)
 from cupyflash.sim.cli.show import NAMES, describe, describe_cache, say, show_table
 from cupyflash.sim.numbers.gathered import one_call
 from cupyflash.words import plural
@@ -30,27 +40,19 @@ BACKWARD, DETERMINISTIC = "backward", "deterministic"  # behind an algorithm's n
 SIDE_BY_SIDE = ("standard", "fa1", "fa2")
 # A cache of which a few thread blocks have all, in more than one split
 SMALL = {"seqlen_k": 192, "head_dim": 64, "batch": 2, "heads": 4, "kv_heads": 2, "num_splits": 2}
-ASKED = (
-    "Which to play side by side; fa2-backward, say, is the gradients' beside forwards.  [default: --algorithm; standard,fa1,fa2]"
-)
+ASKED = "Algorithms to play side by side; fa2-backward plays gradients beside forwards.  [default: --algorithm; standard,fa1,fa2]"
 
 
 @click.command(epilog=EXAMPLES)
 @problem_options(seqlen=128, head_dim=64, backward=True, decode=SMALL)
 @click.option("--algorithms", metavar="NAME,NAME,...", help=ASKED)
 @click.option("--html", metavar="FILE", type=NewFile((".html", ".htm")), help="Write the page there.")
-@click.option(
-    "--timeline-block",
-    default=0,
-    show_default=True,
-    type=click.IntRange(0),
-    help="Of which thread block of each launch --html and --json have a timeline.",
-)
-@click.option("--data-seed", default=0, show_default=True, type=click.IntRange(0), help="Draws q, k and v.")
+@from_0("--timeline-block", "Of which thread block of each launch --html and --json have a timeline.")
+@from_0("--data-seed", "Draws q, k and v.")
 @MAX_SECONDS
 @AS_JSON
 def trace(
-    request: Request,
+    request: ProblemRequest,
     algorithms: str | None,
     html: Path | None,
     timeline_block: int,
@@ -60,14 +62,14 @@ def trace(
 ) -> None:
     """Play the tiles that kernels move.
 
-    Runs the kernels on the simulated device, notes each access to a tensor, and puts them together to moves of tiles between
-    HBM and the chip. --html writes one page, which needs no network, that plays the algorithms side by side with one clock of
-    bytes, and has a timeline of one thread block of each launch. Without it, the moves are summed up; --json has all of it.
+    Runs the kernels on the simulated device, records each access to a tensor, and joins them to moves of tiles between HBM and the
+    chip. --html writes one page, which needs no network. It plays the algorithms side by side by one clock of bytes, and has a
+    timeline of one thread block of each launch. Without it, the moves are summed up; --json has all of it.
 
-    With --decode, of `attention_decode`: pages are in random order, new keys are appended, splits are merged. Other algorithms
-    play beside it what `attention` does with the same cache.
+    With --decode, `attention_decode`: pages are in random order, new keys are appended, splits are merged. Other algorithms play
+    `attention` with the same cache beside it.
 
-    Exit status 1 when the moves do not sum to the theory's bytes, or the machine finds a fault.
+    Exit status 1 if the moves do not sum to the theory's bytes, or the machine finds a fault.
     """
     from cupyflash.sim import trace as traces
     from cupyflash.sim.estimate import seconds
@@ -104,7 +106,7 @@ def trace(
             raise Found("; ".join(each.problems))
 
 
-def asked_for(text: str | None, request: Request) -> list[Request]:
+def asked_for(text: str | None, request: ProblemRequest) -> list[ProblemRequest]:
     """--algorithms' value, each as a request of its own. BadParameter for a name that is none."""
     one = first_given(("algorithm",))
     if text is None:
@@ -113,7 +115,7 @@ def asked_for(text: str | None, request: Request) -> list[Request]:
         return able([request_of(name, request) for name in SIDE_BY_SIDE])
     if one:
         raise click.UsageError("--algorithm and --algorithms cannot go together")
-    known, found = known_names(request), dict[tuple[str, bool, bool], Request]()
+    known, found = known_names(request), dict[tuple[str, bool, bool], ProblemRequest]()
     for name in (name.strip() for name in text.split(",")):
         if name not in known:
             raise click.BadParameter(f"{', '.join(known)}, with commas between, got {name!r}", param_hint="--algorithms")
@@ -124,8 +126,8 @@ def asked_for(text: str | None, request: Request) -> list[Request]:
     return [*found.values()]
 
 
-def able(requests: list[Request]) -> list[Request]:
-    """Those that have kernels for the problem; of others stderr has the reason. ValueError where none has."""
+def able(requests: list[ProblemRequest]) -> list[ProblemRequest]:
+    """The requests that have kernels for the problem; stderr has the reason of others. ValueError where none has."""
     found, reasons = [], []
     for each in requests:
         try:
@@ -140,8 +142,8 @@ def able(requests: list[Request]) -> list[Request]:
     return found
 
 
-def known_names(request: Request) -> list[str]:
-    """What --algorithms may name. A cache has no gradients; with --backward, names without it are backwards too."""
+def known_names(request: ProblemRequest) -> list[str]:
+    """The names that --algorithms may have. A cache has no gradients; with --backward, names without it are backwards too."""
     forward = list(ALGORITHMS)
     if request.cache is not None:
         return forward
@@ -149,7 +151,7 @@ def known_names(request: Request) -> list[str]:
     return [*(BACKWARD_ALGORITHMS if request.backward else forward), *backward]
 
 
-def request_of(name: str, request: Request) -> Request:
+def request_of(name: str, request: ProblemRequest) -> ProblemRequest:
     """An algorithm's. ValueError for one that cannot do what decoding does."""
     algorithm, *how = name.split("-")
     if request.cache is not None:
@@ -161,22 +163,22 @@ def request_of(name: str, request: Request) -> Request:
     return replace(request, algorithm=algorithm, backward=backward, deterministic=deterministic, lse=request.lse and not backward)
 
 
-def names_of(asked: Sequence[Request]) -> list[str]:
-    """What players are called; a backward says that it is one where others are not."""
+def names_of(asked: Sequence[ProblemRequest]) -> list[str]:
+    """The players' names; a backward says that it is one where others are not."""
     names, mixed = {**NAMES, "standard": "standard attention"}, len({each.backward for each in asked}) > 1
     return [
         "deterministic " * each.deterministic + names[each.algorithm] + "'s backward" * (mixed and each.backward) for each in asked
     ]
 
 
-def title_of(request: Request, asked: Sequence[Request]) -> str:
+def title_of(request: ProblemRequest, asked: Sequence[ProblemRequest]) -> str:
     """The problem in one line."""
     if request.cache is not None:
         return describe_cache(request.problem, request.cache)
     return describe(request.problem) + ", backward" * all(each.backward for each in asked)
 
 
-def show(told: dict[str, Any], request: Request) -> None:
+def show(told: dict[str, Any], request: ProblemRequest) -> None:
     """Traces, summed up, as text."""
     say(told["title"], rest="  ")
     say(f"on a simulated {told['device']}: {request.device.sram_per_block:,} bytes of SRAM a block")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
@@ -12,8 +11,8 @@ import click
 from cupyflash.schedules import DecodeSchedule, TileSchedule
 from cupyflash.sim.cli.group import Found
 from cupyflash.sim.cli.l2 import show_executed
-from cupyflash.sim.cli.options import AS_JSON, MAX_SECONDS, Request, examples, problem_options, refuse_longer
-from cupyflash.sim.cli.show import say, show_table, show_tiling, tiling_report
+from cupyflash.sim.cli.options import AS_JSON, MAX_SECONDS, SEED, ProblemRequest, examples, from_0, problem_options, refuse_longer
+from cupyflash.sim.cli.show import say, show_table, show_tiling, tell, tiling_report
 from cupyflash.sim.l2 import L2
 from cupyflash.words import plural
 
@@ -35,31 +34,25 @@ SMALL = {"seqlen_k": 192, "head_dim": 64, "batch": 2, "heads": 4, "kv_heads": 2}
 
 @click.command(epilog=EXAMPLES)
 @problem_options(seqlen=256, head_dim=64, backward=True, decode=SMALL)
-@click.option("--seed", type=click.IntRange(0), help="Run warps apart from each other, in a random order drawn from this.")
-@click.option(
-    "--data-seed",
-    default=0,
-    show_default=True,
-    type=click.IntRange(0),
-    help="Draws q, k, v, what is captured and dropped.",
-)
+@SEED
+@from_0("--data-seed", "Draws q, k, v, what is captured and dropped.")
 @click.option("--l2", is_flag=True, help="With a model of the L2: what reaches DRAM of what the kernels asked for, line by line.")
 @MAX_SECONDS
 @AS_JSON
-def verify(request: Request, seed: int | None, data_seed: int, l2: bool, max_seconds: float, as_json: bool) -> None:
+def verify(request: ProblemRequest, seed: int | None, data_seed: int, l2: bool, max_seconds: float, as_json: bool) -> None:
     """Execute the kernels, compare counts.
 
-    Runs the real kernels on the simulated device and sets the bytes of theory, replay and execution side by side, and the
-    numbers beside float64's.
+    Runs the real kernels on the simulated device and shows the bytes of theory, replay and execution side by side, and the numbers
+    beside float64's.
 
-    Exit status 1, with the difference per tensor, when the counts disagree, when a number is further from float64 than
-    twice the same computation done plainly in the low precision, or when the machine finds a fault in a kernel.
+    Exit status 1, with the difference per tensor, if the counts disagree, if a number is further from float64 than twice the same
+    computation done plainly in the low precision, or if the machine finds a fault in a kernel.
 
-    With --decode, of `attention_decode`: pages are in random order, and afterwards the caches must be, to the bit, what they were
-    with the new keys in their places.
+    With --decode, `attention_decode`: pages are in random order, and afterwards the caches must be unchanged, to the bit, except
+    for the new keys in their places.
 
-    With --l2, the first execution's lines go through a model of the device's L2, beside the model from the schedule alone
-    that `predict --l2` has.
+    With --l2, the first execution's lines go through a model of the device's L2, beside the model from the schedule alone that
+    `predict --l2` has.
     """
     from cupyflash.sim import verification
     from cupyflash.sim.numbers.yardstick import DROPPED, draw_mask, draw_score
@@ -76,12 +69,12 @@ def verify(request: Request, seed: int | None, data_seed: int, l2: bool, max_sec
     drawn: Any = {"data_seed": data_seed, "score": score, "mask": mask, "dropped": request.dropout or DROPPED}
     found = verification.verify(schedule, seed=seed, **drawn, l2=l2, progress=progress)
     report = report_of(request, schedule, found, seed)
-    click.echo(json.dumps(report, indent=2)) if as_json else show(report, request, found)
+    tell(report, as_json, show, request, found)
     if not found.good:
         raise Found("; ".join(faults(found)))
 
 
-def report_of(request: Request, schedule: TileSchedule, found: Verification, seed: int | None) -> dict[str, Any]:
+def report_of(request: ProblemRequest, schedule: TileSchedule, found: Verification, seed: int | None) -> dict[str, Any]:
     """A verification for JSON."""
     from cupyflash.sim.verification import V_MEANS
 
@@ -108,7 +101,7 @@ def report_of(request: Request, schedule: TileSchedule, found: Verification, see
     }
 
 
-def show(report: dict[str, Any], request: Request, found: Verification) -> None:
+def show(report: dict[str, Any], request: ProblemRequest, found: Verification) -> None:
     """A verification as text."""
     device = request.device
     say(request.title, rest="  ")
@@ -153,7 +146,7 @@ def show(report: dict[str, Any], request: Request, found: Verification) -> None:
 
 
 def faults(found: Verification) -> list[str]:
-    """What is wrong, in a few words each."""
+    """The faults, in a few words each."""
     told = []
     if found.differences:
         tensors = dict.fromkeys(difference.tensor for difference in found.differences)

@@ -1,1 +1,1 @@
-"""Times by models: of a pass, of a ring, of a roofline, beside what benchmarks measured."""
+"""Times by models: of a pass, of a ring, of a roofline, beside benchmark measurements."""

@@ -1,4 +1,4 @@
-"""What benchmarks measured of a schedule's problem on its device: the lines of their files that are of the same case."""
+"""Benchmark measurements of a schedule's problem on its device: the lines of their files about the same case."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from cupyflash.request.options import Options
 from cupyflash.schedules import BackwardSchedule, DecodeSchedule, TileSchedule
 
 RESULTS = Path(__file__).resolve().parents[2] / "benchmarks" / "results"
-"""Where a checkout has them; an installed package has none."""
+"""The folder of results in a checkout; an installed package has none."""
 
 
 @dataclass(frozen=True)
@@ -32,10 +32,11 @@ class Measured:
 
 
 def measured(schedule: TileSchedule, folder: Path = RESULTS) -> tuple[Measured, ...]:
-    """Of the schedule's own kernels, newest first: on the same device, the same case, the same tile where the line has one.
+    """The measurements of the schedule's own kernels, newest first: on the same device, the same case, the same tile if the line
+    has one.
 
-    Left out is what was wrong, what the device cannot reach, and what the simulated device "took". None for a problem with options
-    that no benchmark times. ValueError, with the file, for a line that is no JSON.
+    Left out are wrong results, figures beyond the device's peak, and times of the simulated device. None for a problem with options
+    that no benchmark times. ValueError, with the file, for a line that is not JSON.
     """
     case = case_of(schedule)
     if case is None or not folder.is_dir():
@@ -49,12 +50,12 @@ def measured(schedule: TileSchedule, folder: Path = RESULTS) -> tuple[Measured, 
                 if line["kind"] == "measurement" and is_of(schedule, case, run, line):
                     found.append(measurement(run, line, file))
             except (KeyError, TypeError, ValueError) as error:
-                raise ValueError(f"{file.name}, line {number}: no measurement of a benchmark's: {error!r}") from None
+                raise ValueError(f"{file.name}, line {number}: not a benchmark's measurement: {error!r}") from None
     return tuple(sorted(found, key=lambda each: each.date, reverse=True))
 
 
 def measurement(run: Mapping[str, Any], line: Mapping[str, Any], file: Path) -> Measured:
-    """A line of a run. KeyError, TypeError or ValueError where it is none."""
+    """The measurement of a run's line. KeyError, TypeError or ValueError if it is not one."""
     seconds, spread = float(line["seconds"]), float(line["spread_s"])
     if not 0 < seconds < math.inf:
         raise ValueError(f"seconds = {seconds}")
@@ -63,12 +64,12 @@ def measurement(run: Mapping[str, Any], line: Mapping[str, Any], file: Path) -> 
 
 
 def read(file: Path) -> Iterator[dict[str, Any]]:
-    """A benchmark file's lines; the last one is left out where it was cut off in the middle."""
+    """The lines of a benchmark's file; an incomplete last one is left out."""
     return (line for _, line in numbered(file))
 
 
 def numbered(file: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    """The same with their numbers. ValueError, with file and line, for what a benchmark does not write."""
+    """The same with their numbers. ValueError, with file and line, for a line that no benchmark writes."""
     try:
         lines = file.read_text(encoding="utf-8").splitlines()
     except UnicodeDecodeError as error:
@@ -78,15 +79,15 @@ def numbered(file: Path) -> Iterator[tuple[int, dict[str, Any]]]:
             line = json.loads(text)
         except ValueError:
             if number < len(lines):
-                raise ValueError(f"{file.name}, line {number}: no JSON: {text[:80]!r}") from None
+                raise ValueError(f"{file.name}, line {number}: not JSON: {text[:80]!r}") from None
             return
         if not isinstance(line, dict) or not isinstance(line.get("kind"), str):
-            raise ValueError(f"{file.name}, line {number}: no record of a benchmark, an object with its kind: {text[:80]!r}")
+            raise ValueError(f"{file.name}, line {number}: not a benchmark's record, an object with a kind: {text[:80]!r}")
         yield number, line
 
 
 def case_of(schedule: TileSchedule) -> dict[str, Any] | None:
-    """What lines about the same problem say, as benchmarks/cases.py names it; None where no benchmark times such a one."""
+    """The fields of lines about the same problem, as benchmarks/cases.py names them; None if no benchmark times such a problem."""
     p, asked = schedule.problem, schedule.problem.options
     decoding = isinstance(schedule, DecodeSchedule)
     full = asked.key_lengths in (None, (p.seqlen_k,) * p.batch)
@@ -101,14 +102,14 @@ def case_of(schedule: TileSchedule) -> dict[str, Any] | None:
 
 
 def is_of(schedule: TileSchedule, case: Mapping[str, Any], run: Mapping[str, Any], line: Mapping[str, Any]) -> bool:
-    """Whether a line has a figure, a right one, of the schedule's kernels on its device."""
+    """True if a line has a right figure of the schedule's kernels on its device."""
     good = not run.get("simulated", True) and "seconds" in line and "invalid" not in line and line.get("right") is not False
     same = good and all(line.get(name) == value for name, value in case.items()) and same_chip(schedule.device, run["device"])
     return same and implements(schedule, line)
 
 
 def implements(schedule: TileSchedule, line: Mapping[str, Any]) -> bool:
-    """Whether a line is of the schedule's kernels: as a benchmark names them, with its tile or splits where the line has them."""
+    """True if a line is about the schedule's kernels: by the benchmark's names, and its tile or splits if the line has them."""
     size, named = f"{schedule.block_rows}x{schedule.block_cols}", line["implementation"]
     if isinstance(schedule, DecodeSchedule):
         page = schedule.cache.page_size
@@ -119,7 +120,7 @@ def implements(schedule: TileSchedule, line: Mapping[str, Any]) -> bool:
 
 
 def same_chip(device: Device, told: Mapping[str, Any]) -> bool:
-    """Whether a file's device, which CUDA named, is this one: of the same name in the catalogue, and as large."""
+    """True if a file's device, which CUDA named, is this one: the same name in the catalogue, and the same size."""
     try:
         known = Device.named(str(told["name"])).name
     except ValueError:

@@ -1,8 +1,8 @@
-"""What a ring is taken to need, by the models of its pieces and a link's bandwidth: time, memory, how well transfers hide.
+"""A model of a ring, from the models of its pieces and a link's bandwidth: time, memory, how well transfers hide.
 
-Nothing is measured. A step's products take what the planner's model says of its pieces (a backward what five products take at the
-rate of FlashAttention-2's forward, which flatters it); summing their results takes its bytes at the memory's bandwidth; a transfer
-its bytes at the link's, in each direction, of the rank that sends or receives most.
+Nothing is measured. A step's products take the time of the planner's model for its pieces (a backward that of five products at the
+rate of FlashAttention-2's forward, which is optimistic). Summing their results takes its bytes at the memory's bandwidth. A
+transfer takes its bytes at the link's, in each direction, for the rank that sends or receives most.
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ import numpy as np
 
 from cupyflash.device import Device
 from cupyflash.distributed.layout import part_length
-from cupyflash.distributed.plan import RingPlan, Step, plan_ring
+from cupyflash.distributed.plan import RingPlan, RingStep, plan_ring
 from cupyflash.distributed.positions import by_position
 from cupyflash.multiprocessor import clock_rate
 from cupyflash.request.options import require_taken
 from cupyflash.request.problem import Problem
 from cupyflash.schedules import choose, decode_tiles, fa2_tiles, fa3_tiles
-from cupyflash.sim.ring import Work, hbm_bytes
+from cupyflash.sim.ring import PieceWork, hbm_bytes
 from cupyflash.sim.theory.forward import add_state_traffic
 from cupyflash.sim.theory.ring import FLOAT32, link_bytes, row_elements, scores
 from cupyflash.sim.traffic import Traffic
 
 
 def ring_of(problem: Problem, ranks: int, layout: str = "zigzag", gather: bool = False) -> RingPlan:
-    """The plan of a problem over so many ranks. ValueError for what is asked that `ring_attention` has not."""
+    """The plan of a problem over `ranks` ranks. ValueError for options that `ring_attention` does not have."""
     asked = problem.options
     require_taken(asked, "ring_attention")
     placed = asked.dropout or by_position(asked.score) or by_position(asked.mask_function)
@@ -38,7 +38,7 @@ def ring_of(problem: Problem, ranks: int, layout: str = "zigzag", gather: bool =
 
 @lru_cache(maxsize=4096)
 def seconds(problem: Problem, device: Device, backward: bool) -> float:
-    """What the planner's models take one call on one device to need."""
+    """The seconds that the planner's models give one call on one device."""
     p = problem
     if not (p.head_count and p.seqlen_q and p.seqlen_k):
         return 0.0
@@ -58,7 +58,7 @@ LONG = 1 << 16
 
 
 class StepTime(NamedTuple):
-    """Seconds of one step: of its products, of adding them to the sums, and of what travels meanwhile."""
+    """Seconds of one step: of its products, of adding them to the sums, and of its transfers."""
 
     products: float
     sums: float
@@ -70,11 +70,11 @@ class StepTime(NamedTuple):
 
 
 class Hidden(NamedTuple):
-    """What says from which length on transfers hide: while n / P rows compute with the n / P keys that are there, as many come.
+    """The length from which transfers hide: while n / P rows compute with the n / P keys that are there, as many keys arrive.
 
-    `carried`: b, bytes that travel of a position. `flops`: f, of a score in all heads. `rate`: F, in a second, of long steps: short
-    ones are slower, and may hide a little before. `share`: w, of the scores of a step, those that are seen. `link`: B.
-    b (n / P) / B <= f w (n / P)^2 / F.
+    `carried`: b, transferred bytes of a position. `flops`: f, of a score in all heads. `rate`: F, in a second, of long steps (short
+    ones are slower, and may hide transfers at slightly smaller lengths). `share`: w, the visible share of a step's scores. `link`:
+    B. b (n / P) / B <= f w (n / P)^2 / F.
     """
 
     carried: int
@@ -124,18 +124,18 @@ class RingModel:
         return tuple(zip(sent, received, strict=True))
 
     def hbm(self, rank: int) -> Traffic:
-        """What a rank's pieces move in its memory."""
+        """The bytes that a rank's pieces move in its memory."""
         return hbm_bytes(self.ring, self.problem, self.device, rank, backward=self.backward)
 
     def position_bytes(self, gradients: bool) -> int:
         """Bytes of K and V of one position, or of their gradients."""
         return sum(row_elements(self.problem).values()) * (FLOAT32 if gradients else self.problem.itemsize)
 
-    def products(self, step: Step) -> float:
+    def products(self, step: RingStep) -> float:
         """Seconds of a step's pieces."""
-        return sum(seconds(Work.of(piece).problem(self.problem), self.device, self.backward) for piece in step.pieces)
+        return sum(seconds(PieceWork.of(piece).problem(self.problem), self.device, self.backward) for piece in step.pieces)
 
-    def sum_bytes(self, step: Step) -> int:
+    def sum_bytes(self, step: RingStep) -> int:
         """Bytes that adding a step's results to the float32 sums moves: each result once, each sum read and written."""
         p = self.problem
         rows = p.batch * p.heads * sum(len(piece.rows) for piece in step.pieces)
@@ -175,7 +175,7 @@ class RingModel:
 
     @cached_property
     def seconds(self) -> float:
-        """Of the busiest rank, for which the others wait."""
+        """The seconds of the busiest rank, for which the others wait."""
         return sum(step.seconds for step in self.timeline)
 
     @cached_property
@@ -185,7 +185,7 @@ class RingModel:
 
     @cached_property
     def efficiency(self) -> float | None:
-        """What one device needs over what all ranks take together, by the models."""
+        """One device's time over the time of all ranks together, by the models."""
         return self.one_device / (self.ring.ranks * self.seconds) if self.seconds else None
 
     @cached_property
@@ -209,8 +209,8 @@ class RingModel:
 
     @cached_property
     def hidden_from(self) -> Hidden | None:
-        """From which length on transfers hide behind products. None where there are none, or where length does not matter: all is
-        gathered before, or a window bounds what a row computes."""
+        """The length from which transfers hide behind products. None if there are no transfers, or if length does not matter: all
+        keys are gathered before, or a window bounds the work of a row."""
         p, ring, rank = self.problem, self.ring, self.busiest
         steps, bounded = len(ring.shifts), ring.window is not None and None not in ring.window
         if ring.gather or steps == 1 or bounded or not self.work[rank]:
@@ -219,11 +219,11 @@ class RingModel:
         share = self.work[rank] * ring.ranks / (part_length(ring.q_parts[rank]) * ring.n_k * steps)
         carried = self.position_bytes(False) + (self.position_bytes(True) if self.backward else 0)
         keys = max(1, round(share * LONG))
-        alone = seconds(Work(LONG, keys, False, None).problem(p), self.device, self.backward)
+        alone = seconds(PieceWork(LONG, keys, False, None).problem(p), self.device, self.backward)
         return Hidden(carried, flops, LONG * keys * flops / alone, share, ring.ranks, self.link)
 
     def memory(self, rank: int) -> dict[str, int]:
-        """Bytes of the arrays that a rank has at a time, by what they are; scratch of a call is not in it."""
+        """Bytes of the arrays that a rank has at a time, by kind, without scratch memory of calls."""
         p, ring = self.problem, self.ring
         rows, own = part_length(ring.q_parts[rank]) * p.batch * p.heads, part_length(ring.k_parts[rank])
         longest = max(map(part_length, ring.k_parts))

@@ -26,12 +26,13 @@ def plot_roofline(path: Path, found: Times, problem: str, device: str) -> None:
 
 
 def draw_roofline(found: Times, problem: str, device: str) -> Figure:
-    """The roofs that a device has, each memory's ridge, and a problem's points; problem and device in words.
+    """Draw a device's roofs, each memory's ridge, and a problem's points; problem and device in words.
 
-    Raises ImportError without matplotlib, ValueError where nothing is computed, or the device's peak or bandwidth is not known.
+    Raises ImportError without matplotlib, ValueError if the problem computes nothing, or the device's peak or bandwidth is not
+    known.
     """
     if not found.flops:
-        raise ValueError("a roofline needs a problem that has keys to see: nothing is computed here")
+        raise ValueError("a roofline needs a problem in which rows see keys: this one computes nothing")
     if found.peak is None or found.bandwidth is None:
         raise ValueError(f"a roofline needs the peak and the bandwidth of {device}, which are not known")
     figure, axes = log_log()

@@ -1,4 +1,4 @@
-"""How long a pass takes, by a model: what each part of the device is busy for, launch order, and DRAM behind the L2.
+"""A model of the time of a pass: how long each part of the device is busy, launch order, and DRAM behind the L2.
 
 The clocks of a turn are those by which the planner chooses tiles and splits (`fa2_tiles`, `fa3_tiles`, `decode_tiles`); of the
 backward, `fa2_backward_clocks`. Nothing here is measured.
@@ -32,8 +32,8 @@ from cupyflash.schedules.fa2_backward_tiles import Launch as Gradients
 from cupyflash.schedules.fa2_backward_tiles import launches as main_launches
 from cupyflash.schedules.fa3 import Fa3Schedule
 from cupyflash.sim import l2
-from cupyflash.sim.l2.launch import Launch, Memory
-from cupyflash.sim.l2.played import Played
+from cupyflash.sim.l2.launch import DeviceMemory, PlayedLaunch
+from cupyflash.sim.l2.played import PlayedWalk
 from cupyflash.sim.l2.reads import Given
 
 DRAM = "DRAM"
@@ -41,10 +41,10 @@ DRAM = "DRAM"
 
 @dataclass(frozen=True)
 class Work:
-    """A launch: the pieces that thread blocks have, one each or one after another, turns of all of them, the clocks of a turn by
-    part, its FLOP, and the seconds that the launch takes by itself."""
+    """A launch: the pieces of work of its thread blocks, one each or one after another, the turns of all of them, the clocks of a
+    turn by unit, its FLOP, and the seconds that the launch takes in any case."""
 
-    launch: Launch
+    launch: PlayedLaunch
     pieces: int
     turns: int
     parts: Mapping[str, float]
@@ -56,11 +56,11 @@ class Work:
 class Times:
     """Seconds by a model.
 
-    busy: of each part of the device, were it alone: all its work at its peak, on all multiprocessors; DRAM's of the bytes behind
-    the L2, absent where its bandwidth is not known. kernel: the launches one after another, their thread blocks by the model, with
-    what they wait for, waves and the tail. waves: how often the longest launch's fill the device; balance: the busiest of their
-    places over the mean, in turns. flops: of the tiles that are computed. peak, bandwidth and l2_bandwidth in FLOP/s and
-    bytes/s, None where not known.
+    busy: of each part of the device by itself: all its work at its peak, on all multiprocessors; DRAM's for the bytes behind the
+    L2, absent if its bandwidth is not known. kernel: the launches one after another, their thread blocks by the model, with waits,
+    waves and the tail. waves: how often the longest launch's blocks fill the device; balance: the busiest of their places over the
+    mean, in turns. flops: of the tiles that are computed. peak, bandwidth and l2_bandwidth in FLOP/s and bytes/s, None if not
+    known.
     """
 
     busy: Mapping[str, float]
@@ -75,7 +75,7 @@ class Times:
 
     @property
     def seconds(self) -> float:
-        """Of the pass: the kernel, or DRAM where that takes longer."""
+        """The seconds of the pass: the kernel's, or DRAM's if that takes longer."""
         return max(self.kernel, self.busy.get(DRAM, 0.0))
 
     @property
@@ -95,7 +95,7 @@ class Times:
 
     @property
     def intensities(self) -> dict[str, float]:
-        """FLOP a byte of what each memory gives and takes."""
+        """FLOP for each byte from and to each memory."""
         moved = {"L2": self.behind.asked.total_bytes, DRAM: self.behind.dram.total_bytes}
         return {name: self.flops / nbytes for name, nbytes in moved.items() if nbytes}
 
@@ -106,14 +106,15 @@ class Times:
 
 
 def times(schedule: TileSchedule, given: Given | None = None) -> Times:
-    """Of a forward of `fa2` or `fa3`, of decoding, or of `fa2`'s backward where no row has a large L; `given` as `l2.run` takes it.
+    """The times of a forward of `fa2` or `fa3`, of decoding, or of `fa2`'s backward if no row has a large L; `given` as for
+    `l2.run`.
 
-    ValueError for what the model has not, or what the L2's does not follow.
+    ValueError for a schedule that this model or the L2's does not cover.
     """
     require_schedule(schedule, Schedule, "plan")
     if not isinstance(schedule, Fa2Schedule | Fa2BackwardSchedule | DecodeSchedule):
         raise ValueError(
-            "times are modelled of the forward of 'fa2' and 'fa3', of fa2's backward and of decoding, got "
+            "times are modelled for the forward of 'fa2' and 'fa3', fa2's backward and decoding, got "
             f"{schedule.algorithm!r}{', backward' * isinstance(schedule, BackwardSchedule)}"
         )
     behind, p, device = l2.run(schedule, given=given), schedule.problem, schedule.device
@@ -143,29 +144,29 @@ def times(schedule: TileSchedule, given: Given | None = None) -> Times:
 
 
 def balance(schedule: TileSchedule, given: Given | None = None) -> float:
-    """Turns of the busiest place for a thread block over the mean of all, of the launch with the most turns.
+    """Turns of the busiest place for a thread block over the mean of all, for the launch with the most turns.
 
-    ValueError for what the L2's model does not follow.
+    ValueError for a schedule that the L2's model does not cover.
     """
     l2.require_followed(schedule, "rows")
-    launches = l2.launches_of(schedule, "rows", Memory(), given)
+    launches = l2.launches_of(schedule, "rows", DeviceMemory(), given)
     return max(launches, key=lambda launch: int(launch.turns.sum())).balance
 
 
 def works_of(schedule: TileSchedule, given: Given | None = None) -> Iterator[Work]:
     """Its launches, in order."""
     gradients = iter(main_launches(schedule.problem))
-    for launch in l2.launches_of(schedule, "rows", Memory(), given):
-        kernel = launch.walk.kernel if isinstance(launch, Played) else ""
-        if isinstance(launch, Played) and kernel == "fa2_backward":
+    for launch in l2.launches_of(schedule, "rows", DeviceMemory(), given):
+        kernel = launch.walk.kernel if isinstance(launch, PlayedWalk) else ""
+        if isinstance(launch, PlayedWalk) and kernel == "fa2_backward":
             yield columns(launch, next(gradients))
-        elif isinstance(launch, Played) and kernel in WORKS:
+        elif isinstance(launch, PlayedWalk) and kernel in WORKS:
             yield WORKS[kernel](launch)
         elif not isinstance(schedule, DecodeSchedule):  # the seconds of its merge are in those of its splits
             yield Work(launch, launch.grid, 0, {}, 0, passed(launch, schedule.device))
 
 
-def forward(launch: Played) -> Work:
+def forward(launch: PlayedWalk) -> Work:
     """A forward of fa2 or fa3: the planner's clocks; of packed sequences, key lengths and known masks by the tiles that are
     visited, of which it knows less."""
     schedule = launch.schedule
@@ -185,7 +186,7 @@ def forward(launch: Played) -> Work:
     return Work(launch, schedule.works, tiles, parts, flops, clocks / clock_rate(device))
 
 
-def splits(launch: Played) -> Work:
+def splits(launch: PlayedWalk) -> Work:
     """Decoding, merge included: the model by which the number of splits is chosen, of the keys that there are."""
     schedule = launch.schedule
     p, best = schedule.problem, schedule.candidate
@@ -198,7 +199,7 @@ def splits(launch: Played) -> Work:
     return Work(launch, launch.grid, int(launch.visits.sum()), parts, flops, float(decode_tiles.overall(seconds)[0]))
 
 
-def columns(launch: Played, made: Gradients) -> Work:
+def columns(launch: PlayedWalk, made: Gradients) -> Work:
     """A launch of the main kernel of the backward, which makes these gradients."""
     schedule = launch.schedule
     p, device, blocks = schedule.problem, schedule.device, (schedule.block_rows, schedule.block_cols)
@@ -209,7 +210,7 @@ def columns(launch: Played, made: Gradients) -> Work:
     return Work(launch, launch.grid, int(launch.visits.sum()), parts, flops, seconds)
 
 
-def queries(launch: Played) -> Work:
+def queries(launch: PlayedWalk) -> Work:
     """The kernel of dQ by itself."""
     schedule = launch.schedule
     assert isinstance(schedule, QueriesSchedule)
@@ -220,7 +221,7 @@ def queries(launch: Played) -> Work:
     return Work(launch, launch.grid, int(launch.visits.sum()), parts, flops, seconds)
 
 
-WORKS: Mapping[str, Callable[[Played], Work]] = {
+WORKS: Mapping[str, Callable[[PlayedWalk], Work]] = {
     "fa2_forward": forward,
     "fa3_forward": forward,
     "decode": splits,
@@ -228,7 +229,7 @@ WORKS: Mapping[str, Callable[[Played], Work]] = {
 }
 
 
-def in_turns(launch: Launch, device: Device, parts: Mapping[str, float], warps: int) -> float:
+def in_turns(launch: PlayedLaunch, device: Device, parts: Mapping[str, float], warps: int) -> float:
     """Seconds of a launch of the backward, whose thread blocks have so many warps: its turns one after another in lockstep."""
     resident = min(launch.slots // device.sm_count, -(-launch.grid // device.sm_count))
     last = int((launch.starts() + launch.turns).max(initial=0))
@@ -236,7 +237,7 @@ def in_turns(launch: Launch, device: Device, parts: Mapping[str, float], warps: 
     return (last * backward_clocks.turn(parts, warps, resident) + rounds * backward_clocks.BLOCK) / clock_rate(device)
 
 
-def passed(launch: Launch, device: Device) -> float:
+def passed(launch: PlayedLaunch, device: Device) -> float:
     """Seconds of a kernel that only passes over rows: its bytes by DRAM's bandwidth, or the L2's where that is not known."""
     nbytes = sum(int(asked.nbytes @ asked.times) for _, asked in launch.played())
     return nbytes / (device.hbm_bandwidth or device.sm_count * L2_BYTES * clock_rate(device))

@@ -1,8 +1,8 @@
-"""What DRAM sees behind the L2 of what thread blocks ask for: a model of launch order, residency and the cache.
+"""A model of the DRAM traffic behind the L2, from the requests of thread blocks, launch order, residency and the cache.
 
-Thread blocks run in launch order, as many at a time as the device's multiprocessors hold, in lockstep turns: in each, every one
-that runs takes a step of its loop (a column block of K and V, say; Q with the first, O with the last). When one ends, the next
-takes its place. All that they ask for goes through one `L2`, cold at the start; what was written goes to DRAM in the end.
+Thread blocks run in launch order, as many at a time as the device's multiprocessors hold, in lockstep turns: in each, every running
+one takes a step of its loop (a column block of K and V, say; Q with the first, O with the last). When one ends, the next takes its
+place. All their requests go through one `L2`, cold at the start; written bytes go to DRAM in the end.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from cupyflash.schedules import (
 )
 from cupyflash.schedules.fa2 import Fa2Schedule
 from cupyflash.schedules.fa3 import Fa3Schedule
-from cupyflash.sim.l2.cache import L2, LINE, SECTOR, WAYS, Cache, Counts
-from cupyflash.sim.l2.decoding import Decoding
+from cupyflash.sim.l2.cache import L2, LINE, SECTOR, WAYS, CacheCounts, SectoredCache
+from cupyflash.sim.l2.decoding import PlayedDecoding
 from cupyflash.sim.l2.given import require_given
-from cupyflash.sim.l2.launch import FEW_REGISTERS, MOST_REGISTERS, Blocks, Launch, Memory, resident
-from cupyflash.sim.l2.played import Played
-from cupyflash.sim.l2.queue import Queue
+from cupyflash.sim.l2.launch import FEW_REGISTERS, MOST_REGISTERS, Blocks, DeviceMemory, PlayedLaunch, resident
+from cupyflash.sim.l2.played import PlayedWalk
+from cupyflash.sim.l2.queue import PlayedQueue
 from cupyflash.sim.l2.reads import Given
 from cupyflash.sim.l2.works import ORDERS, Order
 from cupyflash.sim.traffic import TOTAL, TensorTraffic, Traffic, row_of
@@ -47,8 +47,8 @@ class TooLong(ValueError):
 
 @dataclass(frozen=True)
 class Behind:
-    """What a run saw, per tensor: bytes that thread blocks `asked` for, bytes of `dram`, and of the sectors that reads asked for
-    those that the L2 had, as a share of 1.
+    """The results of a run, for each tensor: bytes that thread blocks `asked` for, bytes of `dram`, and the share of the sectors
+    requested by reads that the L2 had.
 
     `slots` thread blocks run at a time, `blocks` in all, of each kernel.
     """
@@ -61,7 +61,7 @@ class Behind:
     blocks: tuple[int, ...]
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON."""
+        """The results for JSON."""
         rates = {row_of(name): rate for name, rate in self.hit_rates.items()} | {TOTAL: self.hit_rate}
         asked, dram = self.asked.as_dict(), self.dram.as_dict()
         zero = {"read_bytes": 0, "write_bytes": 0}
@@ -73,16 +73,16 @@ class Behind:
 
 
 def run(schedule: TileSchedule, *, order: Order = "rows", l2: L2 | None = None, given: Given | None = None) -> Behind:
-    """Play a schedule's launches through an L2, the device's where none is given.
+    """Play a schedule's launches through an L2, by default the device's.
 
     `order` is the grid's, of FlashAttention-2's forward; other kernels have one. `given` are arrays of the call that a schedule
-    knows by name only, and numbers that its functions capture, by the names of the kernels' struct: "mask", "bias", "dbias",
-    "score_NAME" and "mask_NAME" of what a function captures, decoding's "block_table" and "tree_mask". Of those arrays shape and
-    strides count, and where they hold indices, in NumPy, what is in them. What is not given has the largest shape that it may have,
-    is contiguous, and holds zeros; pages follow one another.
+    knows by name only, and captured numbers of its functions, by the names of the kernels' struct: "mask", "bias", "dbias",
+    "score_NAME" and "mask_NAME" for the captured values of functions, decoding's "block_table" and "tree_mask". The arrays' shapes
+    and strides count and, if they hold indices, in NumPy, their contents. An array that is not given has the largest shape that it
+    may have, is contiguous, and holds zeros; pages follow one another.
 
-    Raises ValueError for what the model does not follow, TypeError or ValueError for what is given and not read, or not as a call
-    has it, and `TooLong` for more than 16,777,216 turns (a tile that reads something for each score counts as several) or
+    Raises ValueError for a schedule that the model does not cover, TypeError or ValueError for a given value that is not read, or
+    that no call has, and `TooLong` for more than 16,777,216 turns (a tile that reads something for each score counts as several) or
     268,435,456 runs of lines.
     """
     require_schedule(schedule, TileSchedule, "plan")
@@ -91,11 +91,11 @@ def run(schedule: TileSchedule, *, order: Order = "rows", l2: L2 | None = None, 
         raise TypeError(f"l2 must be an L2 or None, got {l2!r}")
     require_followed(schedule, order)
     require_given(schedule, {} if given is None else given)
-    memory = Memory()
+    memory = DeviceMemory()
     launches = launches_of(schedule, order, memory, given)
     names, bases = list(memory.bases), list(memory.bases.values())
     unit = int(np.gcd.reduce([launch.unit for launch in launches]))
-    cache = Cache(l2 or L2.of(schedule.device), bases, unit, [name in memory.of_words for name in names])
+    cache = SectoredCache(l2 or L2.of(schedule.device), bases, unit, [name in memory.of_words for name in names])
     if (turns := sum(launch.heft * int(launch.turns.sum()) for launch in launches)) > MOST_TURNS:
         raise TooLong(f"the L2 model plays at most {MOST_TURNS:,} turns of thread blocks, this takes {turns:,}")
     for launch in launches:
@@ -108,25 +108,25 @@ def run(schedule: TileSchedule, *, order: Order = "rows", l2: L2 | None = None, 
     return behind(names, cache.counts, launches)
 
 
-def launches_of(schedule: TileSchedule, order: Order, memory: Memory, given: Given | None = None) -> list[Launch]:
+def launches_of(schedule: TileSchedule, order: Order, memory: DeviceMemory, given: Given | None = None) -> list[PlayedLaunch]:
     """Its kernels, in order, with their tensors placed in memory."""
-    made: list[Launch] = []
+    made: list[PlayedLaunch] = []
     for walk, kernel in zip(schedule.walks(), schedule.kernels(), strict=True):
         if not isinstance(walk, Walk):
             assert isinstance(schedule, Fa3Schedule)
-            made.append(Queue(schedule, memory))
+            made.append(PlayedQueue(schedule, memory))
             continue
         registers = FEW_REGISTERS if walk.few else MOST_REGISTERS
         slots = resident(schedule.device, kernel.threads, kernel.shared_bytes, registers)
         if (sharing := schedule.sharing(walk.kernel)) is not None:
             slots = schedule.device.sm_count * sharing
-        kind = Decoding if isinstance(schedule, DecodeSchedule) else Played
+        kind = PlayedDecoding if isinstance(schedule, DecodeSchedule) else PlayedWalk
         made.append(kind(walk, kernel, slots, memory, given or {}, order if walk.kernel == "fa2_forward" else "rows"))
     return made
 
 
 def require_followed(schedule: TileSchedule, order: Order) -> None:
-    """ValueError for what the model does not follow, with what it does."""
+    """ValueError for a schedule or order that the model does not cover, with those that it does."""
     p = schedule.problem
     own_order = not isinstance(schedule, Fa2Schedule) or isinstance(schedule, Fa3Schedule | VarlenSchedule)
     if order != "rows" and own_order:
@@ -135,12 +135,12 @@ def require_followed(schedule: TileSchedule, order: Order) -> None:
     if isinstance(schedule, VarlenSchedule | VarlenBackwardSchedule) and schedule.seqlens is None:
         full = p.batch * p.seqlen_q, p.batch * p.seqlen_k
         if (schedule.packed.total_q, schedule.packed.total_k) != full:
-            raise ValueError("the L2 model needs the lengths of packed sequences: seqlens, where they are not all the longest")
+            raise ValueError("the L2 model needs the lengths of packed sequences (seqlens), unless all are the longest")
     if min(p.head_count, p.seqlen_q) == 0:
         raise ValueError("the L2 model needs a row: batch, heads and seqlen_q of at least 1")
 
 
-def behind(names: list[str], counts: Counts, launches: Sequence[Blocks]) -> Behind:
+def behind(names: list[str], counts: CacheCounts, launches: Sequence[Blocks]) -> Behind:
     def traffic(read: np.ndarray, written: np.ndarray) -> Traffic:
         return Traffic({name: TensorTraffic(int(read[n]), int(written[n])) for n, name in enumerate(names)})
 

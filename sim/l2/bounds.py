@@ -11,7 +11,7 @@ from cupyflash.schedules.moves import WORD
 from cupyflash.schedules.packed import SEARCHED, Packed
 from cupyflash.schedules.parts import Part
 from cupyflash.sim.l2.cache import Requests
-from cupyflash.sim.l2.launch import Memory, Tensor
+from cupyflash.sim.l2.launch import DeviceMemory, PlacedTensor
 
 
 @dataclass(frozen=True)
@@ -22,11 +22,11 @@ class Bounds:
     axis: str
     size: int
     begins: np.ndarray
-    own: Tensor
-    other: Tensor
+    own: PlacedTensor
+    other: PlacedTensor
 
     @classmethod
-    def of(cls, packed: Packed, axis: str, size: int, parts: Sequence[Part], memory: Memory) -> Bounds:
+    def of(cls, packed: Packed, axis: str, size: int, parts: Sequence[Part], memory: DeviceMemory) -> Bounds:
         of_axis = [(part.q if axis == "q" else part.k).begin for part in parts]
         q, k = (memory.rows(f"cu_seqlens_{name}", packed.sequences + 1, WORD) for name in "qk")
         return cls(packed, axis, size, np.array(of_axis, np.int64), *((q, k) if axis == "q" else (k, q)))

@@ -1,9 +1,9 @@
-"""The L2: a sectored, set-associative cache with least-recently-used replacement, which is asked for runs of whole tiles.
+"""The L2: a sectored, set-associative cache with least-recently-used replacement, which receives requests for runs of whole tiles.
 
-A line is 128 bytes in four sectors of 32, of which a miss brings those that were asked for. A write brings nothing: it marks its
-sectors, which go to DRAM when their line leaves, or at the end. Consecutive lines are in consecutive sets; each stretch of as many
-lines as there are sets is rotated by a hash of its number, as real ones hash addresses, or heads whose sizes are powers of two
-would all meet in the same sets.
+A line is 128 bytes in four sectors of 32; a miss loads the requested ones. A write loads nothing: it marks its sectors, which go to
+DRAM when their line is evicted, or at the end. Consecutive lines are in consecutive sets. A hash of its number rotates each stretch
+of as many lines as there are sets, since real caches hash addresses; otherwise heads whose sizes are powers of two would all meet
+in the same sets.
 """
 
 from __future__ import annotations
@@ -61,15 +61,15 @@ class L2:
 
     @property
     def rotated(self) -> int:
-        """Lines by whose multiples stretches are rotated."""
+        """The number of lines by whose multiples stretches are rotated."""
         return math.gcd(self.sets, ROTATED)
 
     def as_dict(self) -> dict[str, int]:
-        """For JSON."""
+        """The cache for JSON."""
         return {"l2_bytes": self.nbytes, "ways": self.ways, "sets": self.sets, "line_bytes": LINE, "sector_bytes": SECTOR}
 
     def sets_of(self, lines: np.ndarray) -> np.ndarray:
-        """Of line numbers, the sets that they are in."""
+        """The sets of these line numbers."""
         stretch = (lines // self.sets).astype(np.uint64)
         turns = (stretch * np.uint64(_MIX) >> np.uint64(40)) % np.uint64(self.sets // self.rotated)
         found: np.ndarray = (lines + turns.astype(np.int64) * self.rotated) % self.sets
@@ -81,10 +81,10 @@ Many = np.ndarray | int
 
 @dataclass(frozen=True)
 class Requests:
-    """Bytes of HBM that thread blocks ask for: so many from `first` on, read or written, by `times` of them.
+    """Requests of thread blocks for bytes of HBM: `nbytes` from `first` on, read or written, by `times` of them.
 
-    In a turn those of `move` 0 come first. Thread blocks that ask for the same in the same move of a turn are served together.
-    `asked` are the bytes that their lanes ask for, all together: other than these where lanes ask for the same, or leave some out.
+    Within a turn, those of `move` 0 come first. Thread blocks that request the same in the same move of a turn are served together.
+    `asked` are the bytes that their lanes request in all: a different number if lanes request the same bytes, or leave some out.
     """
 
     turn: np.ndarray
@@ -107,7 +107,7 @@ class Requests:
         times: Many = 1,
         asked: Many | None = None,
     ) -> Requests:
-        """From numbers or arrays, of which there are as many of each; `asked` None: each byte once."""
+        """Return requests from numbers or arrays that broadcast; `asked` None: each byte once."""
         given = (turn, move, first, nbytes, int(write), times, nbytes * times if asked is None else asked)
         return cls(*(np.array(each, np.int64) for each in np.broadcast_arrays(*map(np.atleast_1d, given))))
 
@@ -123,8 +123,8 @@ class Requests:
         write: bool = False,
         whose: np.ndarray | None = None,
     ) -> Requests:
-        """For elements at so many addresses, each asked for so `often`, by sectors: one request for neighbours of those that
-        thread blocks ask for together, which have the same place along the first axis, or the same `whose`; and one `turn`."""
+        """Return requests for elements at these addresses, each `often`, by sectors. Neighbouring elements are one request if
+        thread blocks request them together: at the same place along the first axis, or with the same `whose`; and in one `turn`."""
         turn, sector, often = (np.atleast_1d(each) for each in np.broadcast_arrays(turn, at // SECTOR, often))
         asks = np.arange(len(turn)) if whose is None else np.unique(whose, return_inverse=True)[1]
         turns = np.zeros(len(turn), np.int64)
@@ -152,13 +152,13 @@ class Requests:
 
     @classmethod
     def together(cls, parts: Sequence[Requests]) -> Requests:
-        """One behind the other."""
+        """Join parts one after the other."""
         names = [each.name for each in fields(cls)]
         none = np.zeros(0, np.int64)
         return cls(*(np.concatenate([getattr(part, name) for part in parts]) if parts else none for name in names))
 
     def in_order(self) -> Requests:
-        """By turn, move and address, those that are served together once with the sum of their `times`."""
+        """Sort by turn, move and address, and merge requests that are served together, with the sum of their `times`."""
         names = [each.name for each in fields(self)]
         order = np.lexsort((self.write, self.nbytes, self.first, self.move, self.turn))
         order = order[self.nbytes[order] > 0]
@@ -175,7 +175,7 @@ class Requests:
 
 
 @dataclass
-class Counts:
+class CacheCounts:
     """Of each tensor: bytes asked for; sectors that reads asked for, and of those the ones that DRAM had to give; sectors that were
     written and go there."""
 
@@ -186,17 +186,17 @@ class Counts:
     returned: np.ndarray
 
     @classmethod
-    def zero(cls, tensors: int) -> Counts:
+    def zero(cls, tensors: int) -> CacheCounts:
         return cls(*np.zeros((len(fields(cls)), tensors), np.int64))
 
     def add_dram(self, sectors: np.ndarray, write: np.ndarray, tensor: np.ndarray) -> None:
-        """So many sectors that DRAM gives to a tensor's reads, or gets of its writes."""
+        """Add sectors that DRAM gives to a tensor's reads, or gets from its writes."""
         for counts, these in ((self.missed, ~write), (self.returned, write)):
             counts += np.bincount(tensor[these], sectors[these], len(counts)).astype(np.int64)
 
 
 class Sets:
-    """The sets of an L2 at work. They hold runs of so many lines, which are always asked for together and so act alike."""
+    """The sets of an L2 at work. They hold runs of lines that are always requested together and so act alike."""
 
     def __init__(self, l2: L2, run: int = 1) -> None:
         self.l2, self.run = l2, run
@@ -206,10 +206,10 @@ class Sets:
         self._runs, self._used, self._known = np.full(shape, -1), np.zeros(shape, np.int64), np.zeros(shape, np.int64)
 
     def look_up(self, runs: np.ndarray, masks: np.ndarray, write: np.ndarray) -> np.ndarray:
-        """Runs that are asked for in this order, of each the sectors in a mask, to be read or (where `write`) written.
+        """Look up runs that are requested in this order, of each the sectors in a mask, to be read or (with `write`) written.
 
-        Returns of each how many sectors DRAM has to give, or is to get: those that were not written already since they came. They
-        go when their line leaves, or at the end.
+        Returns for each the number of sectors that DRAM has to give, or will get: written sectors count once until their line is
+        evicted. They go to DRAM when it is, or at the end.
         """
         where = self.l2.sets_of(runs * self.run) // self.run
         many = np.bincount(where, minlength=len(self._runs))
@@ -233,27 +233,27 @@ class Sets:
         return found
 
 
-class Cache:
+class SectoredCache:
     """An L2 that is asked for tensors, which begin at the addresses `bases`, in order, each at a line's begin; no two share a line.
 
-    `unit` bytes divide where each request begins and its size: where those are whole lines, runs of so many of them are always
-    asked for together, so that their sets act alike and one stands for all. That is exact. Tensors `of_words` may be asked for any
-    bytes: their few lines are taken to be in use too often to be pushed out by others, and have a cache of their own.
+    `unit` bytes divide the begin and the size of each request. If these are whole lines, runs of `unit` bytes are always requested
+    together, so their sets act alike and one stands for all. That is exact. Requests for tensors `of_words` may be for any bytes:
+    their few lines are taken to be in use too often to be evicted, and have a cache of their own.
     """
 
     def __init__(self, l2: L2, bases: Sequence[int], unit: int, of_words: Sequence[bool]) -> None:
         self.bases, self.of_words = np.array(bases, np.int64), np.array(of_words, bool)
         run = math.gcd(unit // LINE, l2.rotated) if unit % LINE == 0 else 1  # lines
         self.sets, self.words = Sets(l2, run), Sets(l2)
-        self.counts, self.looked_up = Counts.zero(len(bases)), 0
+        self.counts, self.looked_up = CacheCounts.zero(len(bases)), 0
 
     @property
     def run(self) -> int:
-        """Lines that are asked for together."""
+        """The number of lines that are requested together."""
         return self.sets.run
 
     def serve(self, requests: Requests) -> None:
-        """Some turns' requests, all of which come behind those before."""
+        """Serve the requests of some turns, all of which come after the earlier ones."""
         asked = requests.in_order()
         tensor = np.searchsorted(self.bases, asked.first, "right") - 1
         counts, reads, moved = self.counts, asked.write == 0, asked.asked
@@ -274,7 +274,7 @@ class Cache:
 
 
 def _runs_of(run: int, first: np.ndarray, end: np.ndarray, number: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The runs of lines of some requests, and of each the sectors that are asked for, as a mask."""
+    """The runs of lines of some requests, and of each the requested sectors, as a mask."""
     ends = np.cumsum(number)
     runs = np.repeat(first // (run * LINE) - (ends - number), number) + np.arange(number.sum())
     masks = np.full(len(runs), _VALID)

@@ -10,17 +10,17 @@ import numpy as np
 
 from cupyflash.schedules import DecodeSchedule, Move
 from cupyflash.sim.l2.cache import Requests
-from cupyflash.sim.l2.launch import Tensor
-from cupyflash.sim.l2.played import Played
-from cupyflash.sim.l2.works import Asked
+from cupyflash.sim.l2.launch import PlacedTensor
+from cupyflash.sim.l2.played import PlayedWalk
+from cupyflash.sim.l2.works import MovedTiles
 
 
-class Decoding(Played):
+class PlayedDecoding(PlayedWalk):
     """A split of a row tile of a key head a thread block, or a row whose parts are merged."""
 
     schedule: DecodeSchedule
 
-    def _placed(self, move: Move, number: int) -> Callable[[Asked], Requests]:
+    def _placed(self, move: Move, number: int) -> Callable[[MovedTiles], Requests]:
         s, moved, p, cache = self.schedule, move.tensor, self.schedule.problem, self.schedule.cache
         cols, page = s.block_cols, cache.page_size or max(1, p.seqlen_k)
         rows = p.head_count * p.seqlen_q
@@ -43,7 +43,7 @@ class Decoding(Played):
         keys = max(1, cache.pages if cache.page_size else p.batch) * p.kv_heads * page
         return partial(self._cached, move, number, self.memory.rows(moved.name, keys, moved.row_bytes), pages, piece)
 
-    def _by_rows(self, move: Move, number: int, tensor: Tensor, at: Asked) -> Requests:
+    def _by_rows(self, move: Move, number: int, tensor: PlacedTensor, at: MovedTiles) -> Requests:
         """A tile's rows, one by one, or their heads."""
         s, p, of = self.schedule, self.schedule.problem, move.tensor.of
         at, head = self._by_heads(move, at)
@@ -59,20 +59,20 @@ class Decoding(Played):
         row = split * p.head_count * p.seqlen_q + self._row(move, at, head, query)
         return tensor.of(at.turn, number, row, 1, write=move.write)
 
-    def _span(self, move: Move, at: Asked) -> tuple[np.ndarray, np.ndarray]:
+    def _span(self, move: Move, at: MovedTiles) -> tuple[np.ndarray, np.ndarray]:
         """The keys of column blocks that are moved: of those that are cached, or of the new ones."""
         part, cols = self.works.part[at.work], self.walk.blocks[1]
         there, every = self.k.there[part], self.lengths[part, 1]
         first, end = at.j * cols, (at.j + 1) * cols
         return (first, np.minimum(end, there)) if move.tensor.of == "key" else (np.maximum(first, there), np.minimum(end, every))
 
-    def _new(self, move: Move, number: int, tensor: Tensor, at: Asked) -> Requests:
+    def _new(self, move: Move, number: int, tensor: PlacedTensor, at: MovedTiles) -> Requests:
         part, (first, end) = self.works.part[at.work], self._span(move, at)
         pair = self.k.plane[part] + self.works.k[at.work]
         row = pair * self.schedule.cache.appended + first - self.k.there[part]
         return tensor.of(at.turn, number, row, np.maximum(0, end - first))
 
-    def _cached(self, move: Move, number: int, tensor: Tensor, pages: np.ndarray, piece: int, at: Asked) -> Requests:
+    def _cached(self, move: Move, number: int, tensor: PlacedTensor, pages: np.ndarray, piece: int, at: MovedTiles) -> Requests:
         """Keys of the cache, in pieces that lie in one page."""
         s, p, (first, end) = self.schedule, self.schedule.problem, self._span(move, at)
         if move.tensor.of == "added":
@@ -87,7 +87,7 @@ class Decoding(Played):
         row = (pages[part, page] * p.kv_heads + self.works.k[at.work]) * (s.cache.page_size or p.seqlen_k) + place
         return tensor.of(at.turn, number, row, hi - lo, write=move.write)
 
-    def _pages(self, move: Move, number: int, tensor: Tensor, page: int, at: Asked) -> Requests:
+    def _pages(self, move: Move, number: int, tensor: PlacedTensor, page: int, at: MovedTiles) -> Requests:
         """The places of the pages that a split goes through."""
         whose, n = self.works.part[at.work], np.zeros_like(at.i)
         first = np.zeros_like(at.i)

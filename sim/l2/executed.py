@@ -19,8 +19,8 @@ from cupyflash.schedules import TileSchedule
 from cupyflash.sim.execution import Onlookers, Watch
 from cupyflash.sim.l2 import Behind, Given, TooLong, behind, launches_of, require_followed
 from cupyflash.sim.l2 import run as model
-from cupyflash.sim.l2.cache import L2, LINE, ROTATED, SECTOR, SECTORS, Counts, Sets
-from cupyflash.sim.l2.launch import Blocks, Memory, resident
+from cupyflash.sim.l2.cache import L2, LINE, ROTATED, SECTOR, SECTORS, CacheCounts, Sets
+from cupyflash.sim.l2.launch import Blocks, DeviceMemory, resident
 from cupyflash.sim.ptx import Access
 from cupyflash.sim.ptx.state.lanes import AddressPattern, Wave
 from cupyflash.sim.ptx.state.segments import ALIGNMENT, Segment
@@ -42,7 +42,7 @@ class Placed:
         self.end = 0
 
     def shift(self, segment: Segment) -> int:
-        """What makes an address in HBM of a segment's virtual one."""
+        """The offset from a segment's virtual addresses to addresses in HBM."""
         low = segment.address
         for first, end, address in self._placed:
             if first <= low and low + segment.size <= end:
@@ -58,7 +58,7 @@ class Placed:
 
 
 @dataclass(frozen=True)
-class Lines:
+class SectorLines:
     """Lines that thread blocks ask for: the block, the line, and the sectors of it as a mask."""
 
     block: np.ndarray
@@ -66,7 +66,7 @@ class Lines:
     mask: np.ndarray
 
     @classmethod
-    def of(cls, block: np.ndarray, sector: np.ndarray) -> Lines:
+    def of(cls, block: np.ndarray, sector: np.ndarray) -> SectorLines:
         """Of sectors; those of a line that follow each other are one, unless that would be few."""
         line, new = sector >> SECTORS_BITS, np.ones(len(sector), np.bool_)
         np.not_equal(line[1:], line[:-1], new[1:])
@@ -78,7 +78,7 @@ class Lines:
         return cls(block[at], line[at], np.bitwise_or.reduceat(mask, at) if len(at) else mask)
 
     @classmethod
-    def of_pieces(cls, block: np.ndarray, first: np.ndarray, nbytes: np.ndarray) -> Lines:
+    def of_pieces(cls, block: np.ndarray, first: np.ndarray, nbytes: np.ndarray) -> SectorLines:
         """Of bytes from addresses on."""
         there = nbytes > 0
         block, first, nbytes = block[there], first[there], nbytes[there]
@@ -88,7 +88,7 @@ class Lines:
         return cls.of(np.repeat(block, number), np.repeat(sector, number) + along)
 
 
-class Asked(Blocks):
+class AskedLines(Blocks):
     """What the thread blocks of a launch ask for, each in its own order. It is that launch's observer."""
 
     def __init__(self, execution: Observed, grid: int, slots: int) -> None:
@@ -98,7 +98,7 @@ class Asked(Blocks):
         self._whose: list[tuple[int, bool]] = []  # of each part the tensor, and whether it is written
         self._noted = 0
         self._wave: Wave | None = None
-        self._known: dict[tuple[AddressPattern, int], Lines] = {}
+        self._known: dict[tuple[AddressPattern, int], SectorLines] = {}
         self._known_lanes = 0
 
     def __call__(self, access: Access) -> None:
@@ -118,12 +118,12 @@ class Asked(Blocks):
         if not again:
             self.turns[lanes.block_ids + lanes.wave.first_block] += 1
 
-    def _lines(self, access: Access, shift: int) -> tuple[Lines, int, int, int]:
+    def _lines(self, access: Access, shift: int) -> tuple[SectorLines, int, int, int]:
         """The lines of an access, what is to be added to their numbers, its bytes and its warps' sectors."""
         lanes, size, first_block = access.lanes, access.size, access.lanes.wave.first_block
         if not isinstance(size, int):
             blocks = np.broadcast_to(lanes.block, access.addresses.shape)  # a bulk copy has one lane and many pieces
-            found = Lines.of_pieces(blocks + first_block, access.addresses.astype(np.int64) + shift, size.astype(np.int64))
+            found = SectorLines.of_pieces(blocks + first_block, access.addresses.astype(np.int64) + shift, size.astype(np.int64))
             return found, 0, int(size.sum()), int(np.bitwise_count(found.mask).sum())
         address, pattern = lanes.pattern(access.addresses, size)
         line, within = divmod(address + shift, LINE)
@@ -132,12 +132,12 @@ class Asked(Blocks):
         known = self._known.get((pattern, within))
         if known is None:
             # A lane's bytes are aligned, and 32 at most
-            known = Lines.of(lanes.block + first_block, pattern.relative + within >> SECTOR_BITS)
+            known = SectorLines.of(lanes.block + first_block, pattern.relative + within >> SECTOR_BITS)
             self._known[pattern, within] = known
             self._known_lanes += lanes.n
         return known, line, lanes.n * size, pattern.sectors(address)
 
-    def look_up(self, sets: Sets, counts: Counts) -> None:
+    def look_up(self, sets: Sets, counts: CacheCounts) -> None:
         """All of it: in each turn by address, reads first, what several ask for once."""
         starts, (lines, tensors) = self.starts(), self.execution.extent
         sizes = int((starts + self.turns).max()) + 1, lines, 2, tensors, 1 << SECTORS
@@ -157,13 +157,13 @@ class Asked(Blocks):
 
 
 class Observed:
-    """The launches of one execution, in order: what they ask for, and what DRAM sees of it.
+    """The launches of one execution, in order: their requests, and the DRAM traffic.
 
-    `names` are the tensors of what has other names in the kernels: what is behind a tensor map, say.
+    `names` are the tensors of arguments that have other names in the kernels, such as those of a tensor map.
     """
 
     def __init__(self, names: Mapping[str, str] | None = None) -> None:
-        self.launches: list[Asked] = []
+        self.launches: list[AskedLines] = []
         self.counts: list[np.ndarray] = []
         """Of each tensor: bytes read and written, sectors read."""
         self._names = names or {}
@@ -171,9 +171,9 @@ class Observed:
         self._places: dict[Segment, tuple[int, int]] = {}
         self._placed = Placed()
 
-    def launch(self, grid: int, slots: int) -> Asked:
+    def launch(self, grid: int, slots: int) -> AskedLines:
         """The observer of the next launch, of which `slots` thread blocks run at a time."""
-        self.launches.append(Asked(self, grid, slots))
+        self.launches.append(AskedLines(self, grid, slots))
         return self.launches[-1]
 
     @property
@@ -182,7 +182,7 @@ class Observed:
         return self._placed.end // LINE, len(self._tensors)
 
     def place(self, segment: Segment) -> tuple[int, int]:
-        """The number of a segment's tensor, and what makes an address in HBM of a virtual one."""
+        """(The number of a segment's tensor, the offset from its virtual addresses to addresses in HBM)."""
         found = self._places.get(segment)
         if found is None:
             tensor = self._tensors.setdefault(self._names.get(segment.name, segment.name), len(self._tensors))
@@ -193,7 +193,7 @@ class Observed:
 
     def behind(self, l2: L2) -> Behind:
         """All launches through one L2, cold at the start."""
-        counts, sets = Counts.zero(len(self._tensors)), Sets(l2)
+        counts, sets = CacheCounts.zero(len(self._tensors)), Sets(l2)
         counts.read_bytes[:], counts.write_bytes[:], counts.sectors[:] = np.reshape(self.counts, (-1, 3)).T
         for launch in self.launches:
             launch.look_up(sets, counts)
@@ -201,25 +201,26 @@ class Observed:
 
 
 def observed(schedule: TileSchedule) -> tuple[Observed, Watch]:
-    """For an execution of a schedule's kernels: what will know what they asked for, and the `watch` that shows it them."""
+    """(The observed execution, the `watch` that `sim.execute` takes) for a schedule's kernels."""
     execution = Observed({name: box.tensor for name, box in schedule.maps().items()})
     slots = iter([slots for kernel, slots in zip(schedule.kernels(), resident_of(schedule), strict=True) if kernel.grid])
     return execution, lambda kernel: Onlookers(execution.launch(kernel.grid, next(slots)))
 
 
 def resident_of(schedule: TileSchedule) -> list[int]:
-    """Thread blocks that run at a time of each kernel, as `l2.run` has it; where it does not follow a schedule, by threads and
-    shared memory with as many registers as a thread can have."""
+    """The thread blocks of each kernel that run at a time, as in `l2.run`; for a schedule that the model does not cover, by threads
+    and shared memory with as many registers as a thread can have."""
     try:
         require_followed(schedule, "rows")
     except ValueError:
         return [resident(schedule.device, kernel.threads, kernel.shared_bytes) for kernel in schedule.kernels()]
-    return [launch.resident for launch in launches_of(schedule, "rows", Memory())]
+    return [launch.resident for launch in launches_of(schedule, "rows", DeviceMemory())]
 
 
 @dataclass(frozen=True)
 class Beside:
-    """What DRAM sees of an execution, beside what `l2.run` says of its schedule: None where it does not follow that, `why` says."""
+    """The DRAM traffic of an execution, beside that of `l2.run` for its schedule: None if the model does not cover it,
+    and `why`."""
 
     executed: Behind
     schedule: Behind | None
@@ -227,7 +228,7 @@ class Beside:
 
     @classmethod
     def of(cls, execution: Observed, schedule: TileSchedule, given: Given | None = None) -> Beside:
-        """Behind the L2 of the schedule's device, `given` as for `l2.run`."""
+        """Model the L2 of the schedule's device; `given` as for `l2.run`."""
         executed = execution.behind(L2.of(schedule.device))
         try:
             return cls(executed, model(schedule, given=given))
@@ -235,7 +236,7 @@ class Beside:
             return cls(executed, None, str(error))
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON."""
+        """Both for JSON."""
         schedule = self.schedule.as_dict() if self.schedule else None
         return {"executed": self.executed.as_dict(), "schedule": schedule, "not_followed": self.why or None}
 
@@ -243,16 +244,15 @@ class Beside:
 def run(
     schedule: TileSchedule, data_seed: int = 0, score: Score | None = None, mask: Mask | None = None, *, l2: L2 | None = None
 ) -> Behind:
-    """Execute a schedule's kernels on arrays that are drawn for it and play what they asked for through an L2, the device's where
-    none is given.
+    """Execute a schedule's kernels on drawn arrays and play their requests through an L2, by default the device's.
 
-    `score` and `mask` have the values of what the problem's functions capture, as for `verify`. ValueError for a schedule that no
+    `score` and `mask` have the captured values of the problem's functions, as for `verify`. ValueError for a schedule that no
     kernel runs, ImportError without a compiler.
     """
     from cupyflash.sim.numbers.yardstick import knowing_mask
-    from cupyflash.sim.verification import Drawn, run_drawn
+    from cupyflash.sim.verification import DrawnInputs, run_drawn
 
-    given = Drawn.of(schedule.problem, data_seed, score, mask)
+    given = DrawnInputs.of(schedule.problem, data_seed, score, mask)
     execution, watch = observed(knowing_mask(schedule, data_seed, given.mask))
     run_drawn(schedule, replace(given, watch=watch))
     return execution.behind(l2 or L2.of(schedule.device))

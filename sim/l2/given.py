@@ -1,4 +1,4 @@
-"""Whether the arrays and numbers that a run is given are such as a call of the schedule could have."""
+"""The check that the arrays and numbers given to a run are those that a call of the schedule could have."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def require_given(schedule: TileSchedule, given: Given) -> None:
 
 
 def _of_scores(schedule: TileSchedule) -> tuple[tuple[str, bool, str], ...]:
-    """What broadcasts to S: whether it is there, and of which dtype."""
+    """The arrays that broadcast to S: the name, True if the call has it, and its dtype."""
     p = schedule.problem
     gradient = isinstance(schedule, BackwardSchedule) and schedule.dbias
     return ("mask", p.options.mask, "bool"), ("bias", p.options.bias, p.dtype), ("dbias", gradient, "float32")

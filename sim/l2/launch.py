@@ -1,4 +1,4 @@
-"""Launches on a device: which thread blocks run when, in lockstep turns, and what all of them ask for in a turn."""
+"""Launches on a device: which thread blocks run in which of the lockstep turns, and the requests of a turn."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ WORD = 4
 
 
 @dataclass(frozen=True)
-class Tensor:
+class PlacedTensor:
     """Rows of so many bytes each, one behind the other from an address on."""
 
     first: int
@@ -38,21 +38,21 @@ class Tensor:
 
 
 @dataclass
-class Memory:
+class DeviceMemory:
     """HBM: tensors one behind the other, each at its own address."""
 
     bases: dict[str, int] = field(default_factory=dict)
     of_words: set[str] = field(default_factory=set)
     _end: int = 0
 
-    def rows(self, name: str, rows: int, row: int) -> Tensor:
+    def rows(self, name: str, rows: int, row: int) -> PlacedTensor:
         """A tensor of so many rows of `row` bytes; the same place for a name that was asked for before."""
         if name not in self.bases:
             self.bases[name] = self._end
             self._end += -(-max(rows * row, 1) // (ROTATED * LINE)) * ROTATED * LINE
-        return Tensor(self.bases[name], row)
+        return PlacedTensor(self.bases[name], row)
 
-    def words(self, name: str, count: int) -> Tensor:
+    def words(self, name: str, count: int) -> PlacedTensor:
         """A tensor of words that are asked for one by one beside whole tiles."""
         self.of_words.add(name)
         return self.rows(name, count, WORD)
@@ -61,7 +61,7 @@ class Memory:
 class Blocks:
     """One kernel's `grid`. `slots` thread blocks run at a time on the device; each takes `turns`, in launch order.
 
-    Blocks of a `cluster` of so many start together.
+    The blocks of a `cluster` start together.
     """
 
     grid: int
@@ -77,16 +77,16 @@ class Blocks:
 
     @property
     def balance(self) -> float:
-        """The turns of the busiest of the `slots` over their mean, those that have nothing to do counted; 1 where none has."""
+        """The turns of the busiest of the `slots` over their mean, idle ones counted; 1 if none has any."""
         mean = int(self.turns.sum()) / self.slots
         return int((self.starts() + self.turns).max()) / mean if mean else 1.0
 
 
-class Launch(Blocks, ABC):
+class PlayedLaunch(Blocks, ABC):
     """A kernel of a schedule, of which it is known what a thread block asks for in a turn.
 
-    `unit` divides, in bytes, where each request begins and its size, but for those of words. `heft`: how much a turn is to play, of
-    one that asks for a few tiles.
+    `unit` divides, in bytes, the begin and the size of each request, except for those of words. `heft`: the work of modelling a
+    turn, over that of one with a few tiles.
     """
 
     heft = 1
@@ -94,7 +94,7 @@ class Launch(Blocks, ABC):
 
     @property
     def resident(self) -> int:
-        """Thread blocks of the kernel that run at a time, where `slots` are of several."""
+        """Thread blocks of the kernel that run at a time; `slots` may be those of several kernels."""
         return self.slots
 
     @abstractmethod
@@ -103,10 +103,11 @@ class Launch(Blocks, ABC):
 
 
 def resident(device: Device, threads: int, shared_bytes: int, registers: int = MOST_REGISTERS) -> int:
-    """Thread blocks that a device holds at a time, of a kernel that takes as many registers as a thread can have, or so many."""
+    """Thread blocks that a device holds at a time, of a kernel with `registers` registers a thread, by default as many as a thread
+    can have."""
     return device.sm_count * max(1, occupancy(device, threads, registers, shared_bytes, estimate=True).blocks)
 
 
 def unit_of(sizes: Iterable[int]) -> int:
-    """What divides all of some sizes in bytes."""
+    """The greatest common divisor of sizes in bytes."""
     return math.gcd(*sizes)

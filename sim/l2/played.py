@@ -16,16 +16,16 @@ from cupyflash.schedules.moves import Of, When
 from cupyflash.schedules.parts import Axis
 from cupyflash.sim.l2.bounds import Bounds
 from cupyflash.sim.l2.cache import Requests
-from cupyflash.sim.l2.launch import TOGETHER, Launch, Memory, Tensor, unit_of
+from cupyflash.sim.l2.launch import TOGETHER, DeviceMemory, PlacedTensor, PlayedLaunch, unit_of
 from cupyflash.sim.l2.reads import Given, Place, Reading, reading
-from cupyflash.sim.l2.works import Asked, Order, Tables, Works
+from cupyflash.sim.l2.works import MovedTiles, Order, Tables, Works
 from cupyflash.sim.two_level.steps import OF_WORKS
 
 
-class Played(Launch):
+class PlayedWalk(PlayedLaunch):
     """A walk's kernel on a device that runs `slots` of its thread blocks at a time."""
 
-    def __init__(self, walk: Walk, kernel: Kernel, slots: int, memory: Memory, given: Given, order: Order = "rows") -> None:
+    def __init__(self, walk: Walk, kernel: Kernel, slots: int, memory: DeviceMemory, given: Given, order: Order = "rows") -> None:
         self.schedule: Any = walk.schedule
         self.slots, self.grid, self._resident = slots, kernel.grid, slots
         if walk.streamed:
@@ -83,7 +83,7 @@ class Played(Launch):
     def requests(self, works: np.ndarray, first: np.ndarray, end: np.ndarray) -> Requests:
         """The requests of pieces of work in their turns from `first` to `end`, which are numbered from their own begin."""
         new = works[first == 0]
-        asked: dict[When | None, Asked] = {None: Asked(new, *[np.zeros_like(new)] * 4)}
+        asked: dict[When | None, MovedTiles] = {None: MovedTiles(new, *[np.zeros_like(new)] * 4)}
         parts = []
         for move, made in zip(self.walk.moves, self.made, strict=True):
             when = None if move.tensor.of in OF_WORKS else move.when
@@ -94,7 +94,7 @@ class Played(Launch):
                 parts.append(made(at._replace(turn=at.turn + self.begins[at.work])))
         return Requests.together(parts)
 
-    def _made(self, move: Move, number: int) -> Callable[[Asked], Requests]:
+    def _made(self, move: Move, number: int) -> Callable[[MovedTiles], Requests]:
         """A function that makes the requests of a move, which is the `number`th of a turn."""
         moved, memory = move.tensor, self.memory
         if moved.of in ("one", "work"):
@@ -112,7 +112,7 @@ class Played(Launch):
             return partial(self._scores, move, number, found)
         return self._placed(move, number)
 
-    def _placed(self, move: Move, number: int) -> Callable[[Asked], Requests]:
+    def _placed(self, move: Move, number: int) -> Callable[[MovedTiles], Requests]:
         """The same for tensors that lie row by row."""
         moved, p = move.tensor, self.schedule.problem
         of_keys, (Br, Bc) = moved.of == "key", self.walk.blocks
@@ -130,7 +130,7 @@ class Played(Launch):
         tensor = self.memory.rows(moved.name, count, moved.row_bytes)
         return partial(self._rows if moved.along else self._one, move, number, tensor)
 
-    def _by_heads(self, move: Move, at: Asked) -> tuple[Asked, np.ndarray]:
+    def _by_heads(self, move: Move, at: MovedTiles) -> tuple[MovedTiles, np.ndarray]:
         """Moves for each query head, and the heads."""
         if "g" not in self.walk.axes(move.when):
             at, g = at.repeated(self.walk.group)
@@ -141,7 +141,7 @@ class Played(Launch):
             head = np.repeat(head, self.walk.pack) + member
         return at, head
 
-    def _extent(self, move: Move, at: Asked, letter: str) -> tuple[np.ndarray, np.ndarray]:
+    def _extent(self, move: Move, at: MovedTiles, letter: str) -> tuple[np.ndarray, np.ndarray]:
         """The first row or key of a part that is moved, and how many."""
         axis, size, tile = (self.q, self.walk.blocks[0], at.i) if letter == "i" else (self.k, self.walk.blocks[1], at.j)
         part = self.works.part[at.work]
@@ -151,19 +151,19 @@ class Played(Launch):
         first = self.walk.parts[0].rows(tile, size) if letter == "i" else tile * size
         return first, np.clip(ends - first, 0, size)
 
-    def _row(self, move: Move, at: Asked, head: np.ndarray, row: np.ndarray) -> np.ndarray:
+    def _row(self, move: Move, at: MovedTiles, head: np.ndarray, row: np.ndarray) -> np.ndarray:
         """The numbers of heads' rows."""
         axis, part, rounded = self.k if move.tensor.of == "key" else self.q, self.works.part[at.work], move.tensor.rounded
         length = -(-axis.length[part] // rounded) * rounded
         found: np.ndarray = (axis.plane[part] + head) * length + axis.begin[part] + row
         return found
 
-    def _rows(self, move: Move, number: int, tensor: Tensor, at: Asked) -> Requests:
+    def _rows(self, move: Move, number: int, tensor: PlacedTensor, at: MovedTiles) -> Requests:
         at, head = (at, self.works.k[at.work]) if move.tensor.of == "key" else self._by_heads(move, at)
         first, rows = self._extent(move, at, move.tensor.along)
         return tensor.of(at.turn, number, self._row(move, at, head, first), rows, write=move.write, times=move.times)
 
-    def _squares(self, move: Move, number: int, tensor: Tensor, at: Asked) -> Requests:
+    def _squares(self, move: Move, number: int, tensor: PlacedTensor, at: MovedTiles) -> Requests:
         """Requests for some columns of each row of S or its like."""
         at, head = self._by_heads(move, at)
         (row, rows), (col, cols) = self._extent(move, at, "i"), self._extent(move, at, "j")
@@ -172,16 +172,16 @@ class Played(Launch):
         first = self._row(move, at, head, row + n) * self.schedule.problem.seqlen_k + col
         return tensor.of(at.turn, number, first, cols, write=move.write)
 
-    def _one(self, move: Move, number: int, tensor: Tensor, at: Asked) -> Requests:
+    def _one(self, move: Move, number: int, tensor: PlacedTensor, at: MovedTiles) -> Requests:
         """Requests for the one element of a head or a batch."""
         at, head = self._by_heads(move, at) if move.tensor.of == "head" else (at, self.numbers[self.works.part[at.work]])
         times = self._extent(move, at, "i")[1] if move.by_rows else move.times
         return tensor.of(at.turn, number, head, 1, times=times)
 
-    def _words(self, move: Move, number: int, tensor: Tensor, at: Asked) -> Requests:
+    def _words(self, move: Move, number: int, tensor: PlacedTensor, at: MovedTiles) -> Requests:
         return tensor.of(at.turn, number, at.work if move.tensor.of == "work" else 0, 1, write=move.write)
 
-    def _search(self, move: Move, number: int, at: Asked) -> Requests:
+    def _search(self, move: Move, number: int, at: MovedTiles) -> Requests:
         assert self.bounds is not None
         times = np.where(self.works.there[at.work], move.times, 1)
         return self.bounds.search(move.tensor.name, at.turn, number, self.works.part[at.work], times)
@@ -193,7 +193,7 @@ class Played(Launch):
             return Place.of(name, block_mask.shape, 1, self.memory), s.shares if isinstance(s, BackwardSchedule) else (1, 1)
         return Place.of(name, s.mask_tiles[0].shape, 1, self.memory), (1, 1)
 
-    def _state(self, move: Move, number: int, states: tuple[Place, tuple[int, int]], at: Asked) -> Requests:
+    def _state(self, move: Move, number: int, states: tuple[Place, tuple[int, int]], at: MovedTiles) -> Requests:
         at, head = self._by_heads(move, at)
         (place, shares), part = states, self.works.part[at.work]
         before = 0 if self.schedule.together is None else self.q.begin[part] // self.walk.blocks[0] + self.numbers[part]
@@ -202,14 +202,14 @@ class Played(Launch):
         address = place.first + sum(n * step for n, step in zip(index, steps, strict=True))
         return Requests.of_elements(at.turn, number, address, np.ones_like(address), 1, write=move.write, whose=at.work)
 
-    def _names(self, at: Asked, head: np.ndarray, row: np.ndarray, k: np.ndarray) -> dict[str, np.ndarray]:
+    def _names(self, at: MovedTiles, head: np.ndarray, row: np.ndarray, k: np.ndarray) -> dict[str, np.ndarray]:
         """The values of an expression's names for elements, (moves, elements of each)."""
         p, part = self.schedule.problem, self.works.part[at.work][:, None]
         n_q, n_k = self.lengths[part, 0], self.lengths[part, 1]
         place = {"b": self.numbers[part], "h": head, "kv_h": head // (p.heads // p.kv_heads), "n_q": n_q, "n_k": n_k}
         return {**place, "row": row, "q": row + n_k - n_q, "k": k}
 
-    def _line(self, move: Move, number: int, found: Reading, at: Asked) -> Requests:
+    def _line(self, move: Move, number: int, found: Reading, at: MovedTiles) -> Requests:
         """Requests for an element of each head, or of each of a tile's rows or keys."""
         at, head = self._by_heads(move, at)
         along, none = move.tensor.along or "i" * move.by_rows, np.zeros((len(head), 1), np.int64)
@@ -222,7 +222,7 @@ class Played(Launch):
         often = (n < length[:, None]) * move.times
         return found.of_each(at.turn[:, None], number, self._names(at, head[:, None] + member, row, k), often)
 
-    def _scores(self, move: Move, number: int, found: Reading, at: Asked) -> Requests:
+    def _scores(self, move: Move, number: int, found: Reading, at: MovedTiles) -> Requests:
         """Requests for an element of each score of a tile, or of each that position leaves."""
         at, head = self._by_heads(move, at)
         (row0, rows), (col0, cols) = self._extent(move, at, "i"), self._extent(move, at, "j")
@@ -240,7 +240,7 @@ class Played(Launch):
         names = self._names(at, head[:, None] + member, query, first)
         return found.of_tiles(at.turn[:, None], number, names, first, end, write=move.write, alike=self.together == 1)
 
-    def _seen(self, at: Asked, row: np.ndarray, of: Of, lo: np.ndarray, hi: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def _seen(self, at: MovedTiles, row: np.ndarray, of: Of, lo: np.ndarray, hi: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """The keys of tiles from `lo` to before `hi` that rows see for their position."""
         first, end, whose = np.zeros_like(row), np.zeros_like(row), self.works.part[at.work]
         for part in np.unique(whose).tolist():

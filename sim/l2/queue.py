@@ -10,16 +10,16 @@ from cupyflash.schedules.fa3 import LENGTH, Fa3Schedule
 from cupyflash.schedules.fa3_queue import THREADS
 from cupyflash.sim.l2.bounds import Bounds
 from cupyflash.sim.l2.cache import Requests
-from cupyflash.sim.l2.launch import FEW_REGISTERS, Launch, Memory, Tensor, resident
+from cupyflash.sim.l2.launch import FEW_REGISTERS, DeviceMemory, PlacedTensor, PlayedLaunch, resident
 
 # Within a turn
 LOOK, LAST = range(2)
 
 
-class Queue(Launch):
+class PlayedQueue(PlayedLaunch):
     """A turn is a tile of as many items as there are threads; the first has the thread block's own besides. All run at a time."""
 
-    def __init__(self, schedule: Fa3Schedule, memory: Memory) -> None:
+    def __init__(self, schedule: Fa3Schedule, memory: DeviceMemory) -> None:
         self.schedule, p = schedule, schedule.problem
         self.grid, self.slots = schedule.queue_kernel.grid, resident(schedule.device, THREADS, 0, FEW_REGISTERS)
         self.turns = np.full(self.grid, self.grid)
@@ -42,7 +42,7 @@ class Queue(Launch):
 
     def _look(self, turn: int, items: np.ndarray, times: int) -> Requests:
         """At some items, by so many thread blocks."""
-        asked: list[tuple[Tensor, np.ndarray]] = []
+        asked: list[tuple[PlacedTensor, np.ndarray]] = []
         if self.lengths:
             asked.append((self.lengths, items // self.schedule.row_blocks))
         if self.bounds:

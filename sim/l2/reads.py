@@ -16,7 +16,7 @@ from cupyflash.request.problem import Problem
 from cupyflash.schedules import TileSchedule
 from cupyflash.schedules.moves import Tensor
 from cupyflash.sim.l2.cache import Requests
-from cupyflash.sim.l2.launch import Memory
+from cupyflash.sim.l2.launch import DeviceMemory
 
 Given = Mapping[str, Any]
 """Arrays and numbers of a call by the names of the kernels' struct"""
@@ -25,14 +25,14 @@ EVALUATED = 32
 
 
 class Place(NamedTuple):
-    """Where an array lies, and by which steps in bytes along each axis of its `lengths`."""
+    """The place of an array: its first byte, and the steps in bytes along each axis of its `lengths`."""
 
     first: int
     lengths: tuple[int, ...]
     steps: tuple[int, ...]
 
     @classmethod
-    def of(cls, name: str, lengths: tuple[int, ...], itemsize: int, memory: Memory, given: Any = None) -> Place:
+    def of(cls, name: str, lengths: tuple[int, ...], itemsize: int, memory: DeviceMemory, given: Any = None) -> Place:
         """As the array that is given lies, or contiguous with these lengths."""
         if given is None:
             steps = tuple(itemsize * int(np.prod(lengths[axis + 1 :], dtype=object)) for axis in range(len(lengths)))
@@ -50,7 +50,7 @@ Names = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Reading:
-    """An array whose elements lie at addresses that `at` finds from names of an expression."""
+    """The reads of an array: `at` finds the addresses of its elements from the names of an expression."""
 
     itemsize: int
     at: Callable[[Names], np.ndarray]
@@ -60,7 +60,7 @@ class Reading:
     """Whether keys that are neighbours have neighbouring elements"""
 
     @classmethod
-    def of_scores(cls, name: str, lengths: tuple[int, ...], itemsize: int, memory: Memory, given: Any) -> Reading:
+    def of_scores(cls, name: str, lengths: tuple[int, ...], itemsize: int, memory: DeviceMemory, given: Any) -> Reading:
         """An array that broadcasts to (b, h, n_q, n_k)."""
         place = Place.of(name, lengths, itemsize, memory, given)
         rest = 4 - len(place.lengths)
@@ -74,7 +74,7 @@ class Reading:
 
     @classmethod
     def of_load(cls, form: score.Form, load: Load, where: Place, values: Names) -> Reading:
-        """What a score or mask function has captured."""
+        """Return the reads of a captured array of a score or mask function."""
 
         def at(names: Names) -> np.ndarray:
             found = np.asarray(where.first)
@@ -89,7 +89,7 @@ class Reading:
         return cls(itemsize, at, "row" in along, "column" in along, contiguous)
 
     def heft(self, rows: int, columns: int) -> int:
-        """The work of playing a tile of so many scores that look into it, as a multiple of a plain turn's."""
+        """The work of modelling a tile of `rows` x `columns` scores that read it, as a multiple of a plain turn's."""
         if self.along_column and not self.contiguous:
             return rows * columns // EVALUATED
         return rows // 2 if self.along_row else 1
@@ -102,7 +102,7 @@ class Reading:
         self, turn: np.ndarray, move: int, names: Names, first: np.ndarray, end: np.ndarray, *, write: bool, alike: bool
     ) -> Requests:
         """The requests of tiles (tiles, rows), one in a `turn`, whose rows each see the keys from `first` to before `end`; `alike`:
-        the rows of a tile are of one head."""
+        True if the rows of a tile are of one head."""
         number, size = np.maximum(0, end - first), self.itemsize
         if not number.size or not self.along_column:
             return Requests.of_elements(turn, move, self.at(names), number, size, write=write)
@@ -125,7 +125,7 @@ class Reading:
         return Requests.of_elements(turn[..., None], move, address, often, size, write=write)
 
 
-def reading(schedule: TileSchedule, moved: Tensor, memory: Memory, given: Given) -> Reading:
+def reading(schedule: TileSchedule, moved: Tensor, memory: DeviceMemory, given: Given) -> Reading:
     """The reading of a tensor into which scores, rows, keys or heads look."""
     p = schedule.problem
     if moved.load is not None:
@@ -147,7 +147,7 @@ def reading(schedule: TileSchedule, moved: Tensor, memory: Memory, given: Given)
 
 
 def _of_mask(p: Problem, lengths: tuple[int, ...]) -> tuple[int, ...]:
-    """A mask's shape: what it is broadcast along has a length of 1, as far as that is known."""
+    """A mask's shape: an axis along which it is broadcast has a length of 1, as far as that is known."""
     pattern = p.options.pattern
     if pattern is None:
         return lengths
@@ -155,7 +155,7 @@ def _of_mask(p: Problem, lengths: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def _known(value: Any, axes: int) -> Any:
-    """A number, or what an array holds: zeros where that is not here to be looked at."""
+    """A number, or an array's values: zeros if they are not known."""
     if value is None or (hasattr(value, "shape") and not isinstance(value, np.ndarray | np.generic)):
         return np.zeros((1,) * axes, np.int64)
     return value

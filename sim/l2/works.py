@@ -1,4 +1,4 @@
-"""Pieces of work of a kernel: which thread blocks take them in which order, and when each moves what."""
+"""Pieces of work of a kernel: the order in which thread blocks take them, and the turns of their moves."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ it. "batch": row blocks, then the batch, then heads, as in FlashAttention-2's ow
 
 
 class Works(NamedTuple):
-    """Pieces of work in the order in which they are taken, by their part, key head and tile; `there`: those that there are."""
+    """Pieces of work in the order in which they are taken, by their part, key head and tile; `there`: those that exist."""
 
     part: np.ndarray
     k: np.ndarray
@@ -57,7 +57,7 @@ class Works(NamedTuple):
         return cls(part, k, g, i, j, np.logical_and.reduce(here) if here else np.ones(len(part), bool))
 
 
-class Asked(NamedTuple):
+class MovedTiles(NamedTuple):
     """Turns in which something moves: whose piece of work, when, and of which tile."""
 
     work: np.ndarray
@@ -66,15 +66,15 @@ class Asked(NamedTuple):
     i: np.ndarray
     j: np.ndarray
 
-    def repeated(self, number: np.ndarray | int) -> tuple[Asked, np.ndarray]:
+    def repeated(self, number: np.ndarray | int) -> tuple[MovedTiles, np.ndarray]:
         """Each repeated so often, and the index of the repetition."""
         each = np.broadcast_to(number, self.work.shape)
         again = np.arange(each.sum()) - np.repeat(np.cumsum(each) - each, each)
-        return Asked(*(np.repeat(one, each) for one in self)), again
+        return MovedTiles(*(np.repeat(one, each) for one in self)), again
 
 
 class Tables:
-    """The turns of all thread blocks of a walk, numbered through its parts and key heads; those that are alike once."""
+    """The turns of all thread blocks of a walk, numbered through its parts and key heads; equal ones are stored once."""
 
     def __init__(self, walk: Walk, works: Works) -> None:
         self.steps: list[Steps] = []
@@ -111,7 +111,7 @@ class Tables:
         found: np.ndarray = self._turns[self.block + 1]
         return found
 
-    def asked(self, when: When, works: np.ndarray, first: np.ndarray, end: np.ndarray) -> Asked:
+    def asked(self, when: When, works: np.ndarray, first: np.ndarray, end: np.ndarray) -> MovedTiles:
         """The moves of pieces of work in their turns from `first` to `end`."""
         if when not in self._events:
             every = [each.events(when) for each in self.steps]
@@ -123,4 +123,4 @@ class Tables:
         begin, behind = (np.searchsorted(order, block + turn) for turn in (first, end))
         number = behind - begin
         at = np.arange(number.sum()) + np.repeat(begin - np.cumsum(number) + number, number)
-        return Asked(np.repeat(works, number), *(each[at].astype(np.int64) for each in events[1:]))
+        return MovedTiles(np.repeat(works, number), *(each[at].astype(np.int64) for each in events[1:]))

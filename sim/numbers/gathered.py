@@ -1,4 +1,5 @@
-"""What decoding saves: the bytes that a call of `attention` would move for the same queries, of keys that are gathered first."""
+"""The bytes that decoding saves: those that a call of `attention` would move for the same queries, with keys that are gathered
+first."""
 
 from __future__ import annotations
 
@@ -20,7 +21,7 @@ PAGES = ("block_table",)
 
 
 def bytes_of(traffic: Traffic, tensors: tuple[str, ...]) -> int:
-    """All that is read from and written to some tensors."""
+    """The bytes that are read from and written to some tensors."""
     return sum(traffic[name].total_bytes for name in tensors)
 
 
@@ -56,7 +57,7 @@ def one_call(schedule: DecodeSchedule) -> Problem:
 
 
 def _same_keys(one: tuple[np.ndarray, np.ndarray], other: tuple[np.ndarray, np.ndarray]) -> bool:
-    """Whether the spans (first, end) of each row are the same, or both empty."""
+    """True if the spans (first, end) of each row are the same, or both empty."""
     return all((a, b) == (c, d) or max(b - a, d - c) <= 0 for a, b, c, d in zip(*one, *other, strict=True))
 
 

@@ -172,7 +172,7 @@ def draw_decode(problem: Problem, cache: Cache, seed: int = 0, v_mean: float = 0
     if cache.page_size:
         used = [-(-(length + cache.appended) // cache.page_size) for length in lengths]
         if sum(used) > cache.pages:
-            raise ValueError(f"pages must be at least {sum(used)}, what the sequences fill, got {cache.pages}")
+            raise ValueError(f"pages must be at least {sum(used)}, the pages that the sequences fill, got {cache.pages}")
         places[np.arange(places.shape[1]) < np.array(used)[:, None]] = rng.permutation(cache.pages)[: sum(used)]
         arrays["block_table"] = places
     for (name, new), rows in zip((("k_cache", "k"), ("v_cache", "v")), kv, strict=True):

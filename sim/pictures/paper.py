@@ -111,12 +111,12 @@ def bytes_of_training() -> Figure:
         "FlashAttention 4.4 GB, with more arithmetic.",
         ("counted", "forward GB", "backward GB", "both", "the paper, measured"),
         tuple((name, f"{gb[0]:.2f}", f"{gb[1]:.2f}", f"{sum(gb):.1f}", said) for name, gb, said in found),
-        f"A pass over the N^2 scores of all heads is {one_pass:.2f} GB. Algorithms 0 and 3 make 11; the paper's figures are "
-        f"{(40.3 - 12 * rows) / one_pass:.1f} and {(35.3 - 12 * rows) / one_pass:.1f}, about what they are with dropout (P and dP "
-        "read and written once more, and a byte of its mask for each score, each way), or a little less than with a mask in "
-        "memory besides. Its 4.4 GB are what Algorithms 1 and 4 move with blocks for 192 KB and O in two bytes. A thread block of "
-        "an A100 may have 163 KB, and O and dQ in float32 cost more; on the other hand a profiler sees less than kernels ask for, "
-        f"since the L2 answers a part. The backward makes S again: {14 / 12:.2f} times the arithmetic.",
+        f"A pass over the N^2 scores of all heads is {one_pass:.2f} GB. Algorithms 0 and 3 make 11 passes. The paper's figures are "
+        f"{(40.3 - 12 * rows) / one_pass:.1f} and {(35.3 - 12 * rows) / one_pass:.1f} passes: about as many as with dropout (which "
+        "reads and writes P and dP once more, and a byte of its mask for each score, each way), or a little fewer than with a mask "
+        "in memory too. Algorithms 1 and 4 move its 4.4 GB with blocks for 192 KB and O in two bytes. A thread block of an A100 "
+        "may have only 163 KB, and O and dQ in float32 cost more. On the other hand a profiler sees fewer bytes than kernels "
+        f"request, since the L2 serves a part. The backward computes S again: {14 / 12:.2f} times the arithmetic.",
         Picture(
             "GB, read and written", "", (Line("counted", ours, "points"), Line("the paper, measured", theirs, "points")), names
         ),
@@ -143,10 +143,10 @@ def bytes_by_block_size() -> Figure:
         "FlashAttention's forward on an A100 gets faster with larger blocks, which need fewer accesses, up to a point.",
         ("Bc", "KB: M = 4 d Bc", "an A100's 163 KB a block", "GB", "ms at its HBM's peak"),
         tuple(rows),
-        "Q and O are gone through once for each block of K and V: bytes fall as 1 / Bc until K, V and the first visits remain (Q, "
-        f"K, V and O once are {least:.2f} GB). The times are the data sheet's peak, no measurement; the products take "
-        f"{products:.1f} ms at theirs, with exponentials and sums beside them, so that from Bc = 256 on less traffic helps less. "
-        "(326, the formula's Bc for 163 KB, makes as many blocks of 1,024 keys as 256: four.)",
+        "Each block of K and V takes a pass over Q and O, so bytes fall as 1 / Bc until K, V and the first visits remain (Q, "
+        f"K, V and O once are {least:.2f} GB). The times follow from the data sheet's peak and are not measured. The products "
+        f"take {products:.1f} ms at their peak, beside exponentials and sums, so less traffic helps less from Bc = 256 on. "
+        "(326, the formula's Bc for 163 KB, divides 1,024 keys into as many blocks as 256: four.)",
         Picture(
             "columns of a K/V block, Bc",
             "GB, read and written",
@@ -184,8 +184,8 @@ def bytes_of_sparse_blocks() -> Figure:
         "N^2 d^2 s / M) accesses, where s is that share.",
         ("blocks kept", "GB", "of dense", "of these Q, O, l and m, at the visits"),
         tuple(rows),
-        "What moves at the visits is s of the dense to the byte, but for O's first writing; K, V and that are the part that "
-        "stays, N d. Batch 1, 16 heads, tiles of 64 x 128; each row block and each column block keeps the same share.",
+        "The bytes of the visits are the share s of the dense ones, exactly, except for the first write of O. That write, K and V "
+        "are the constant part, N d. Batch 1, 16 heads, tiles of 64 x 128; each row block and column block keeps the same share.",
         Picture(
             "share of blocks that are kept",
             "bytes, of dense",
@@ -217,10 +217,10 @@ def bytes_by_sram() -> Figure:
         "M, below N^2 d / sqrt(M)).",
         ("M in KB", "FlashAttention GB", "standard GB", "ratio", "the bound's argument", "ratio to that", "where"),
         tuple(rows),
-        f"They meet where M is about 3 d^2 elements ({3 * p.head_dim**2 * p.itemsize // 1024} KB here; in float16 later, O being "
-        "float32 between visits). The bound's constant is not known: its shape is compared, not its level. Algorithm 1 runs along "
-        f"it from M = d^2 on ({p.head_dim**2 * p.itemsize // 1024} KB). N 8,192, d 64, one head; {area * p.itemsize / GB:.2f} GB "
-        "are one pass over S.",
+        f"They meet where M is about 3 d^2 elements ({3 * p.head_dim**2 * p.itemsize // 1024} KB here; in float16 later, since "
+        "O is float32 between visits). The bound's constant is not known: compare its shape, not its level. Algorithm 1 runs "
+        f"parallel to it from M = d^2 on ({p.head_dim**2 * p.itemsize // 1024} KB). N 8,192, d 64, one head; "
+        f"{area * p.itemsize / GB:.2f} GB are one pass over S.",
         Picture(
             "SRAM of one thread block, M (KB)",
             "GB, read and written",
@@ -248,12 +248,12 @@ def passes_of_softmax() -> Figure:
     return Figure(
         "softmax",
         "Online softmax: accesses an element",
-        "Safe softmax goes through a row for its largest element, for its sum and for the output: 4 accesses an element with the "
-        "writing. The online form has the first two in one: 3.",
+        "Safe softmax reads a row for its largest element, for its sum and for the output: 4 accesses for each element, with the "
+        "write. The online form joins the first two passes: 3.",
         ("softmax", "times read", "times written", "accesses an element", "safe / this"),
         tuple(rows),
-        "The same at every length, to the byte. A row that stays in registers or in a cache is read from memory once: there the "
-        "passes cost accesses, not HBM bytes.",
+        "The counts are the same at every length, to the byte. A row that stays in registers or in a cache is read from memory "
+        "once: there the passes cost accesses, not HBM bytes.",
         Picture("elements of a row", "accesses an element", tuple(lines), y_from_0=True),
     )
 
@@ -270,14 +270,14 @@ def operations_beside_products() -> Figure:
     return Figure(
         "operations",
         "FlashAttention-2: operations besides the products",
-        "An A100 does 312 TFLOP/s in products and 19.5 in other float32 operations, which so cost 16 times as much; "
+        "An A100 does 312 TFLOP/s in products and 19.5 in other float32 operations, so each of these costs 16 times as much; "
         "FlashAttention-2 has fewer of them: O is divided by l once at the end, and only L is kept.",
         ("d", "Bc", "FlashAttention, a score", "FlashAttention-2, a score", "ratio", "operations that cost what its products do"),
         tuple(rows),
-        "Counted from the algorithms' lines, N long: a score is scaled, compared, has m subtracted, is exponentiated and added, "
-        "in both; a visit of a row costs Algorithm 1 ten operations for m and l and four for each element of O, FlashAttention-2 "
-        "five and one. The fewer columns a block has, the more that is. The last column is 4 d / 16: as many as take the time of "
-        "the two products.",
+        "Counted from the algorithms' lines, for long N. Both scale a score, compare it, subtract m, take the exponential and add "
+        "it. A visit of a row costs Algorithm 1 ten operations for m and l and four for each element of O, FlashAttention-2 "
+        "five and one; fewer columns in a block mean more visits. The last column is 4 d / 16: the number of operations that take "
+        "as long as the two products.",
         Picture("columns of a K/V block, Bc", "operations a score, d 128", tuple(Line(*line) for line in drawn), y_from_0=True),
     )
 
@@ -308,10 +308,9 @@ def markdown(figures: Sequence[Figure]) -> str:
     lines = [
         "# The papers' figures, from our counts",
         "",
-        "`cupyflash paper --format markdown` writes this page, `python docs/pictures.py` draws its pictures. Nothing on it is "
-        "measured",
-        "by us: the tables are closed forms, which replay and execution equal to the byte ([Bytes](traffic.md)); what the papers",
-        "measured is named so. 1 GB is 10^9 bytes.",
+        "`cupyflash paper --format markdown` writes this page, `python docs/pictures.py` draws its pictures. We measured nothing",
+        "on it: the tables are closed forms, with which replay and execution agree to the byte ([Bytes](traffic.md)). The papers'",
+        "measurements are called so. 1 GB is 10^9 bytes.",
     ]
     for figure in figures:
         lines += ["", f"## {figure.title}", "", f"The paper: {figure.paper}", ""]

@@ -208,6 +208,11 @@ def along_x(axes: Any, label: str, told: Callable[[float], str]) -> None:
     axes.xaxis.set_major_locator(LogLocator(base=2, numticks=14))
     axes.xaxis.set_minor_locator(NullLocator())
     axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: told(x)))
+    framed(axes)
+
+
+def framed(axes: Any) -> None:
+    """Set the grid, and a frame on two sides."""
     axes.grid(True, which="major", color="#dddddd", linewidth=0.7)
     axes.set_axisbelow(True)
     for side in ("top", "right"):
@@ -232,15 +237,9 @@ def _title(problem: Problem, device: Device, over: Axis) -> str:
 
 def _size(x: float) -> str:
     """Bytes with K = 1,024."""
-    for unit, size in (("GB", 2**30), ("MB", 2**20), ("KB", 2**10)):
-        if x >= size:
-            return f"{x / size:.4g} {unit}"
-    return f"{x:.0f} B"
+    return text.in_units(x, text.BINARY, ".4g", f"{x:.0f} B")
 
 
 def _amount(y: float) -> str:
     """Bytes with K = 1,000, for an axis in powers of ten."""
-    for unit, size in (("PB", 1e15), ("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if y >= size:
-            return f"{y / size:g} {unit}"
-    return f"{y:g} B"
+    return text.in_units(y, text.DECIMAL, "g", f"{y:g} B")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from cupyflash.sim.pictures.paper import Figure as OfPaper
-from cupyflash.sim.pictures.plot import new_figure
+from cupyflash.sim.pictures.plot import framed, new_figure
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -47,9 +47,6 @@ def _label(axes: Any, of_paper: OfPaper) -> None:
     if picture.places:
         ticks = (1, 2, 5, 10, 20, 40)
         axes.set_xticks(ticks, map(str, ticks))
-    axes.grid(True, which="major", color="#dddddd", linewidth=0.7)
-    axes.set_axisbelow(True)
-    for side in ("top", "right"):
-        axes.spines[side].set_visible(False)
+    framed(axes)
     axes.set_title(of_paper.title, fontsize=11, loc="left")
     axes.legend(frameon=False, fontsize=9)

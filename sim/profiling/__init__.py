@@ -28,7 +28,7 @@ from cupyflash.words import plural
 
 
 @dataclass(frozen=True)
-class Tensor:
+class ArrayArgument:
     """An array argument of a kernel: shape, dtype, size in bytes."""
 
     shape: tuple[int, ...]
@@ -74,7 +74,7 @@ class Profile:
     static_shared: int
     dynamic_shared: int
     seed: int | None
-    tensors: Mapping[str, Tensor]
+    tensors: Mapping[str, ArrayArgument]
     refused: Mapping[str, Sequence[Refusal]]
     launch: Launch
     sources: Mapping[str, Sequence[str]]
@@ -91,9 +91,9 @@ class Profile:
 
     def text(self, top: int = 10, width: int = 100) -> str:
         """The profile as text, `width` columns wide; each table by line shows the `top` lines."""
-        from cupyflash.sim.profiling.text import profile_text
+        from cupyflash.sim.profiling.text import ProfileText
 
-        return profile_text(self, top, width)
+        return ProfileText(self, top, width).whole()
 
     def html(self) -> str:
         """The profile as one self-contained page: the data of `to_dict`, the source, and `banks`."""
@@ -291,7 +291,7 @@ def profile(
     how["observer"] = together(*([worst] if worst else []), *asked.launches)
     launch = module.launch(kernel, grid, block, args, diary=diary, **how)
     arrays = module.tensors(kernel, args)
-    tensors = {name: Tensor(array.shape, str(array.dtype), array.nbytes) for name, array in arrays.items()}
+    tensors = {name: ArrayArgument(array.shape, str(array.dtype), array.nbytes) for name, array in arrays.items()}
     return Profile(
         kernel,
         base_name(kernel),

@@ -64,7 +64,7 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     out = dict(pairs)
     if len(out) < len(pairs):
         twice = next(name for n, (name, _) in enumerate(pairs) if name in [before for before, _ in pairs[:n]])
-        raise ValueError(f"{twice!r} stands twice in one object")
+        raise ValueError(f"{twice!r} occurs twice in one object")
     return out
 
 
@@ -260,7 +260,7 @@ def _map(spec: Mapping[str, Any], around: Around, position: Position) -> TensorM
     else:
         raise ValueError(f'"map" must be an array or the name of an argument before, got {json.dumps(of)}')
     if "box" not in spec:
-        raise ValueError('"map" needs "box", the elements that a copy goes over along each dimension, the innermost first')
+        raise ValueError('"map" needs "box", the elements of a copy along each dimension, the innermost first')
     return TensorMap(array, spec["box"], **{key: value for key, value in spec.items() if key not in ("map", "box")})
 
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from cupyflash.sim.ptx.memory.memory import Access
 from cupyflash.sim.ptx.state.lanes import WARP, AddressPattern, bank_columns, bank_turns
+from cupyflash.sim.ptx.state.segments import Access
 from cupyflash.sim.ptx.text.syntax import Line
 
 BANKS = 32

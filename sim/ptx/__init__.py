@@ -12,12 +12,12 @@ from __future__ import annotations
 from .decode.ops import Coverage, coverage
 from .device_names import simulated_cupy
 from .memory.layouts import TensorMap
-from .memory.memory import Access
 from .module import Event, History, Launch, Module, Stream
 from .rawkernel import KernelFault, KernelFaultWarning, KernelWarning, RawKernel, RawModule, simulation
 from .report.counters import Counters, Counts, SharedCounts, Traffic
 from .report.diary import Diary
 from .report.findings import Finding, Suppressed, Suppression
+from .state.segments import Access
 from .text.syntax import PtxError, UnsupportedPTX
 
 __all__ = [

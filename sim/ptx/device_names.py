@@ -69,7 +69,7 @@ class Submodule:
         return wrapped(found) if callable(found) and not isinstance(found, type) else found
 
 
-class Queue:
+class IdleQueue:
     """A stream, an event or a device: everything is done when the call returns, so there is nothing to wait for."""
 
     ptr, id = 0, 0
@@ -90,11 +90,11 @@ class Queue:
         return (settings().arch or "").removeprefix("compute_")
 
 
-class Stream(Queue):
-    null: Queue
+class IdleStream(IdleQueue):
+    null: IdleQueue
 
 
-Stream.null = Stream()
+IdleStream.null = IdleStream()
 
 
 def replacements(cupy: ModuleType) -> Iterator[tuple[Any, str, Any]]:
@@ -124,10 +124,10 @@ def replacements(cupy: ModuleType) -> Iterator[tuple[Any, str, Any]]:
             and not isinstance(numpys, type)
         ):
             yield cupy, name, numpys if isinstance(numpys, np.ufunc) else wrapped(numpys)
-    for name, value in {"Stream": Stream, "Event": Queue, "Device": Queue}.items():
+    for name, value in {"Stream": IdleStream, "Event": IdleQueue, "Device": IdleQueue}.items():
         yield cupy.cuda, name, value
     yield cupy.cuda, "is_available", lambda: True
-    yield cupy.cuda, "get_current_stream", lambda *_: Stream.null
+    yield cupy.cuda, "get_current_stream", lambda *_: IdleStream.null
     runtime = {"deviceSynchronize": None, "streamSynchronize": None, "getDevice": 0, "getDeviceCount": 1, "setDevice": None}
     for name, result in runtime.items():
         yield cupy.cuda.runtime, name, lambda *_, result=result: result

@@ -24,16 +24,17 @@ from typing import Any
 
 import numpy as np
 
-from .decode.code import Code, decode_all, function_addresses
+from .decode.code import Code
+from .decode.program import decode_all, function_addresses
 from .execute.machine import PtxMachine
 from .execute.processes import processes_asked, run_apart
 from .execute.scheduler import Limits
 from .execute.setup import Geometry, Setup
 from .memory.memory import PARAM_START, PARAM_WINDOW, Memory, Observer
-from .order.history import Clock, Launches, Past, Run
+from .order.history import LaunchClock, Launches, OrderedLaunch, Past
 from .order.races import Races
-from .parameters import POINTER_BYTES, BoundArguments, Tensor, bind
-from .report.counters import Counters, Tally, Traffic
+from .parameters import POINTER_BYTES, BoundArguments, BoundTensor, bind
+from .report.counters import Counters, LaunchTally, Traffic
 from .report.diary import Diary
 from .report.findings import Comment, Finding, Findings, Suppressed, Suppression, asked, comments, source_text
 from .state.segments import UNWRITTEN, Segment, mark_unwritten, may_hold_nan
@@ -43,8 +44,8 @@ from .text.syntax import (
     Function,
     Instruction,
     Line,
-    Program,
     PtxError,
+    PtxProgram,
     Refusal,
     UnsupportedPTX,
     Variable,
@@ -64,7 +65,7 @@ class History:
 
     def __init__(self) -> None:
         self.past = Past()
-        self.host = Clock()
+        self.host = LaunchClock()
         """The launches that the host has waited for, and which therefore precede all that it issues from now on."""
         self.streams: list[Stream] = []
 
@@ -76,7 +77,7 @@ class History:
         """Waits for all streams (cudaDeviceSynchronize)."""
         self.wait(*(stream.issued for stream in self.streams))
 
-    def wait(self, *clocks: Clock) -> None:
+    def wait(self, *clocks: LaunchClock) -> None:
         """Records that the host has waited for these launches."""
         self.host = self.host.join(*clocks)
         self.past.drop(self.host)
@@ -87,7 +88,7 @@ class Event:
     """A moment of a stream: everything that was issued to it before is over."""
 
     history: History
-    clock: Clock
+    clock: LaunchClock
 
     def synchronize(self) -> None:
         """Waits for it (cudaEventSynchronize)."""
@@ -103,12 +104,12 @@ class Stream:
         self.history = History() if history is None else history
         self.number = len(self.history.streams)
         self.history.streams.append(self)
-        self._issued = self._joined = Clock()
+        self._issued = self._joined = LaunchClock()
         self._count = 0
-        self._last: Run | None = None
+        self._last: OrderedLaunch | None = None
 
     @property
-    def issued(self) -> Clock:
+    def issued(self) -> LaunchClock:
         """The launches that are over once everything issued so far is over."""
         return self._issued if self._last is None else self._issued.join(self._last.done)
 
@@ -136,14 +137,14 @@ class Stream:
         else:
             start = self._joined.join(self.history.host, behind.told)
             wait = start.join(behind.done)
-        self._issued = self.issued.join(Clock({self.number: self._count}))
+        self._issued = self.issued.join(LaunchClock({self.number: self._count}))
         if self._last is not None and self._last.behind is not None:
             self._last.behind.forget()
         if self._last is not None and behind is None:
             self._last.forget()
-        self._last = run = Run(base_name(kernel), (self.number, self._count), start, wait, behind)
+        self._last = run = OrderedLaunch(base_name(kernel), (self.number, self._count), start, wait, behind)
         if races is not None:
-            races.launches = Launches(races, self.history.past, run)
+            races.join_history(Launches(races, self.history.past, run))
 
 
 @dataclass(frozen=True)
@@ -195,7 +196,7 @@ MOST_BLOCKS = 16
 
 
 def geometry_of(
-    program: Program, kernel: Function, grid: tuple[int, int, int], block: tuple[int, int, int], cluster: Any
+    program: PtxProgram, kernel: Function, grid: tuple[int, int, int], block: tuple[int, int, int], cluster: Any
 ) -> Geometry:
     """Returns grid, block and cluster; `cluster` defaults to the kernel's own. Raises ValueError for what the chip would refuse."""
     if block[0] * block[1] * block[2] > 1024:
@@ -237,7 +238,7 @@ class Module:
     from disk, for the comments that suppress findings.
     """
 
-    def __init__(self, program: Program, text: str, sources: Mapping[str, str]):
+    def __init__(self, program: PtxProgram, text: str, sources: Mapping[str, str]):
         self.program = program
         self.text = text
         self.sources = dict(sources)
@@ -372,7 +373,7 @@ class Module:
         symbols |= {name: params.start + offset for name, offset in bound.offsets.items()}
         parts = unwritten_parts(bound.tensors, tensors, unwritten)
         mark_unwritten(parts, [*segments, *tensors])
-        findings, tally = Findings(kernel, allowed), Tally()
+        findings, tally = Findings(kernel, allowed), LaunchTally()
         shared_size, reserved = code.shared.size + shared_bytes, RESERVED_BYTES if code.reserves else 0
         if reserved:
             shared_size = -(-shared_size // 128) * 128 + reserved
@@ -383,7 +384,6 @@ class Module:
         if races:
             watched = [*segments, *tensors, workspace]
             memory.races = Races(code.sharing, len(code.instructions), watched, memory.shared_stride, findings, geometry.blocks)
-            memory.races.contents = memory
         if stream is not None:
             stream.begin(kernel, programmatic, memory.races)
         schedule = seed, on_barrier, limits
@@ -470,7 +470,7 @@ def placed_tensors(bound: BoundArguments, first: int) -> list[Segment]:
 
 
 def unwritten_parts(
-    tensors: Sequence[Tensor], segments: Sequence[Segment], unwritten: Collection[str] | Mapping[str, Array]
+    tensors: Sequence[BoundTensor], segments: Sequence[Segment], unwritten: Collection[str] | Mapping[str, Array]
 ) -> list[tuple[Segment, Array | bool]]:
     """Returns the segments that `unwritten` names, by name or path, each with a mask of its bytes. Raises ValueError."""
     known = {key: one for tensor, one in zip(tensors, segments, strict=True) for key in (tensor.path, tensor.name)}

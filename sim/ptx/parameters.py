@@ -24,7 +24,7 @@ POINTER_BYTES = 8
 
 
 @dataclass(frozen=True)
-class Tensor:
+class BoundTensor:
     """An array that a parameter points to.
 
     `name` is its name in counts and findings, `path` leads to it from its parameter ("p.x[2]"). `place` is the parameter or its
@@ -45,7 +45,7 @@ class BoundArguments:
 
     data: bytearray = field(default_factory=bytearray)
     offsets: dict[str, int] = field(default_factory=dict)
-    tensors: list[Tensor] = field(default_factory=list)
+    tensors: list[BoundTensor] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -119,10 +119,10 @@ def bind(
         if any(tensor.name == name for tensor in bound.tensors):
             raise TypeError(f"{kernel}: two tensors would be named {name!r}; give the arguments other names")
         if pointer.holder is not None:  # a pointer that comes out of memory
-            bound.tensors.append(Tensor(name, pointer.path, pointer.array, "*", pointer.offset, pointer.holder))
+            bound.tensors.append(BoundTensor(name, pointer.path, pointer.array, "*", pointer.offset, pointer.holder))
             continue
         place = PointerField(param.name, pointer.offset) if param.is_array else param.name
-        bound.tensors.append(Tensor(name, pointer.path, pointer.array, place, at + pointer.offset))
+        bound.tensors.append(BoundTensor(name, pointer.path, pointer.array, place, at + pointer.offset))
     return bound
 
 

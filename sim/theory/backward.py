@@ -212,7 +212,8 @@ def _bases(schedule: RowBasesSchedule, keys: int, heads: Heads) -> Form:
 
 
 def _queries(schedule: QueriesSchedule, keys: int, heads: Heads) -> Form:
-    """As in the forward: Q, dO, L and D once if a row block visits any column block, K and V at each visit, dQ once."""
+    """The traffic of a kernel with row blocks as thread blocks, as in the forward: Q, dO, L and D once if a row block visits any
+    column block, K and V at each visit, dQ once."""
     p, size = schedule.problem, schedule.problem.itemsize
     visits = _visits(schedule, keys, heads)
     seen, loaded = visits.rows, visits.keys

@@ -1,4 +1,4 @@
-"""Theorems 2 and 5, lower bounds, and where Algorithms 1 and 4 break even: functions of N, d and M in elements."""
+"""Theorems 2 and 5, lower bounds, and the break-even points of Algorithms 1 and 4: functions of N, d and M in elements."""
 
 from __future__ import annotations
 

@@ -163,8 +163,8 @@ def _fa2(schedule: TileSchedule, keys: int, kept: np.ndarray | None) -> dict[str
 
 
 def _fa3(schedule: TileSchedule, keys: int, kept: np.ndarray | None) -> dict[str, tuple[int, int]]:
-    """As FlashAttention-2, except that blocks are loaded whole within the tensors, each warp reads the key length, and `pack` heads
-    may share a row block."""
+    """The traffic of FlashAttention-3: as FlashAttention-2, except that blocks are loaded whole within the tensors, each warp reads
+    the key length, and `pack` heads may share a row block."""
     assert isinstance(schedule, Fa3Schedule)
     p, visits = schedule.problem, visits_of(schedule, keys, kept)
     Tr, Tc = blocks_in(p.seqlen_q, schedule.block_rows), blocks_in(keys, schedule.block_cols)
@@ -190,7 +190,8 @@ class _Taken(NamedTuple):
 
 
 def _taken(schedule: Fa3Schedule) -> _Taken:
-    """Each of `grid` thread blocks requests row blocks until it gets one beyond its sequence's end, or a number past the last."""
+    """The requests for row blocks: each of `grid` thread blocks requests until it gets one beyond its sequence's end, or a number
+    past the last."""
     p, rows = schedule.problem, schedule.block_rows
     heads = p.heads // schedule.pack
     if isinstance(schedule, VarlenSchedule):

@@ -60,7 +60,7 @@ def _gathered(held: np.ndarray) -> tuple[Carried, Carried]:
 
 
 def _passed_on(plan: RingPlan, held: np.ndarray) -> tuple[Carried, Carried]:
-    """Rows of K (or V) and of its gradient, of a ring whose steps are at the shifts."""
+    """Rows of K (or V) and of its gradient that are passed on, in a ring whose steps are at the shifts."""
     steps = shifts(plan)
     if len(steps) == 1:
         none = np.zeros_like(held)

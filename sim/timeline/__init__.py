@@ -1,6 +1,6 @@
-"""A timeline of one thread block, for JSON and the page: what its warps did, copies in flight, products, waits and barriers.
+"""A timeline of one thread block, for JSON and the page: the work of its warps, copies in flight, products, waits and barriers.
 
-The order of things and who waits for what were executed (`ptx.Diary`); the clocks are a model's (`clocks`).
+The order of events, and who waits for what, were executed (`ptx.Diary`); the clocks are a model's (`clocks`).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from cupyflash.sim.ptx.text.syntax import Line
 from cupyflash.sim.timeline.clocks import SHORT, Flight, Played, Span, own_line, play
 
 MOST_SPANS = 20_000
-"""Of all rows together: what a page draws without delay. A longer block is shown up to some clock."""
+"""The largest number of spans in all rows, which a page draws without delay. A longer block is shown up to some clock."""
 MOST_PLAYED = 500_000
 """Instructions: a few seconds. A longer block is played up to some clock."""
 MOST_COPIES = 32
@@ -59,8 +59,8 @@ MODEL = (
 
 
 def device_of(target: str) -> Device:
-    """A device of the catalogue for what PTX was compiled for (sm_80, sm_90a): the first of that compute capability, or of the last
-    one before it that there is."""
+    """A device of the catalogue for the target of some PTX (sm_80, sm_90a): the first of that compute capability, or of the last
+    earlier one that it has."""
     digits = "".join(letter for letter in target if letter.isdigit())
     wanted = divmod(int(digits), 10) if digits else (8, 0)
     every = Device.catalogue()
@@ -142,7 +142,7 @@ def timeline(diary: Diary, device: Device, target: str, text: Callable[[Line], s
 
 
 def drawn(diary: Diary, played: Played, lines: Lines) -> list[Drawn]:
-    """All rows."""
+    """All rows of the timeline."""
     rows = [
         Drawn(f"warp {number}", "warps", role, joined(spans, lines, played.takes))
         for number, (spans, role) in enumerate(zip(played.rows, roles(diary), strict=True))
@@ -151,7 +151,7 @@ def drawn(diary: Diary, played: Played, lines: Lines) -> list[Drawn]:
 
 
 def why_not(diary: Diary) -> str | None:
-    """Why a diary has no timeline; None where it has one."""
+    """The reason why a diary has no timeline; None if it has one."""
     if diary.too_long:
         return f"the thread block runs more than {MOST_KEPT:,} stretches of code and accesses"
     return None if any(row.stretches for row in diary.rows) else "the thread block did not run"
@@ -166,8 +166,8 @@ def shares(row: Drawn) -> list[float]:
 
 
 def joined(spans: Sequence[Span], lines: Lines, takes: Mapping[int, float]) -> list[tuple[float, float, str, int, str]]:
-    """Spans of one kind and line together. Work of less than SHORT clocks is one with what follows: both have the kind and line of
-    what takes their time, or units, longest."""
+    """Spans, joined if they are of one kind and line. Work of less than SHORT clocks joins the work after it: both get the kind and
+    line that take their time, or units, longest."""
     out: list[tuple[float, float, str, int, str]] = []
     parts: defaultdict[tuple[str, int], float] = defaultdict(float)
     begin = 0.0
@@ -197,7 +197,8 @@ def joined(spans: Sequence[Span], lines: Lines, takes: Mapping[int, float]) -> l
 
 
 def roles(diary: Diary) -> list[str]:
-    """Of warps where only some multiply: producers are those of the others that start copies into shared memory."""
+    """The role of each warp, if only some multiply: consumers multiply, producers are those of the others that start copies into
+    shared memory."""
     multiply = []
     for row in diary.rows:
         codes = {stretch.first: stretch for stretch in row.stretches}.values()
@@ -209,7 +210,7 @@ def roles(diary: Diary) -> list[str]:
 
 
 def meetings(played: Played) -> list[tuple[float, int, list[int]]]:
-    """Of two warps or more; the cluster's barrier is number -1."""
+    """The meetings of two or more warps: (time, number, warps); the cluster's barrier is number -1."""
     rows: defaultdict[tuple[float, int, int], set[int]] = defaultdict(set)
     for row, wait, end in played.waits:
         if wait.meeting >= 0:
@@ -275,7 +276,7 @@ def crowd(diary: Diary, copies: Sequence[Sequence[Flight]], lines: Lines) -> lis
 
 
 def copies_text(diary: Diary, flights: Sequence[Flight], number: int) -> str:
-    """What they move, in words; they are the `number`-th of their tensor."""
+    """The copies in words; they are the `number`-th of their tensor."""
     some = [diary.copies[flight.number] for flight in flights]
     one, warps = some[0], sorted({copy.row for copy in some})
     who = f"warp {warps[0]}" if len(warps) == 1 else f"warps {', '.join(map(str, warps))}"

@@ -1,9 +1,9 @@
 """Clocks for a diary: one thread block alone on one multiprocessor, by a model. The order, and who waits for what, are the diary's.
 
 Four sub-cores issue an instruction a clock each, a warp's in the order of a list scheduler (`order`). A warp goes on until it needs
-a register that is not there yet, or a unit whose queue is full. Tensor cores, exponential units, arithmetic and shared memory have
-rates, copies and loads a latency behind the way to the L2. A wait is over when all that it waited for in the diary has come; the
-diary's order is one in which that happens, so nothing deadlocks.
+a register that is not ready, or a unit whose queue is full. Tensor cores, exponential units, arithmetic and shared memory have
+rates, copies and loads have a latency after the way to the L2. A wait ends when everything that it waited for in the diary has
+arrived; in the diary's order that always happens, so nothing deadlocks.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ SHORT = 16
 MEMORY = frozenset({"shared", "global"})
 """Kinds of work that access memory; which one is as executed."""
 MORE = 0.1
-"""Of the clocks: for how long what is never over is drawn."""
+"""The share of the clocks for which a span that never ends is drawn."""
 SIGNALS = frozenset({"barrier", "cluster", "phase", "registers"})
-"""Waits for other warps, which see what they wait for so much later."""
+"""Waits for other warps: they end this much after the event."""
 WAIT_KINDS = {
     "barrier": "waits_barrier",
     "cluster": "waits_cluster",
@@ -57,8 +57,8 @@ Span = tuple[float, float, str, int, str]
 
 
 class Item(NamedTuple):
-    """What a warp does next: an instruction (-1: none) with its acts; `turns`: the next one is elsewhere; `of`: the acts'
-    instruction, which was issued before where there is none now."""
+    """A warp's next step: an instruction (-1: none) with its acts; `turns`: the instruction after it is elsewhere; `of`: the acts'
+    instruction, which was issued before if there is none now."""
 
     pc: int
     acts: list[Act]
@@ -111,8 +111,8 @@ def own_line(i: Instruction) -> tuple[Line, int]:
 
 @dataclass
 class Warp:
-    """Where a warp is. `since`: until when it has spans; `boards`: when registers are there, whether from global memory, and from
-    which instruction; `slow`: the board of the register that it waits for."""
+    """The state of a warp. `since`: the end of its last span; `boards`: for each register the time at which it is ready, whether it
+    comes from global memory, and from which instruction; `slow`: the board of the register that it waits for."""
 
     row: int
     core: int
@@ -122,12 +122,12 @@ class Warp:
     slow: tuple[float, bool, int] | None = None
     since: float = 0.0
     held: tuple[WaitSpan, int, int, list[Act]] | None = None
-    """A wait, its instruction, how much of it is not known yet, and the acts behind it."""
+    """A wait, its instruction, the number of its events whose time is not known yet, and the acts after it."""
     boards: dict[int, tuple[float, bool, int]] = field(default_factory=dict)
     spans: list[Span] = field(default_factory=list)
 
     def span(self, end: float, kind: str, pc: int, note: str = "") -> None:
-        """From the last span's end on; one with the last where that is alike."""
+        """Add a span from the last one's end to `end`; join it with the last one if they are alike."""
         if end <= self.since:
             return
         last = self.spans[-1] if self.spans else None
@@ -180,7 +180,7 @@ class Replay:
         self.free = [[0.0] * PIPES for _ in range(PARTITIONS)]
         self.shared = self.way = self.across = 0.0
         self.busy: defaultdict[tuple[str, int], float] = defaultdict(float)
-        """By unit and sub-core; what those share has core 0."""
+        """By unit and sub-core; units that the sub-cores share have core 0."""
         self.signs: dict[int, float] = {}
         self.waiting: defaultdict[int, list[Warp]] = defaultdict(list)
         self.flights: dict[int, Flight] = {}
@@ -195,11 +195,11 @@ class Replay:
         """Of each sub-core, when it looks for a warp to issue, and when it may issue again."""
         self.every: list[Warp] = []
         self.outside: set[tuple[int, int]] = set()
-        """Warps and instructions that read what other thread blocks wrote."""
+        """Warps and instructions that read values of other thread blocks."""
         self.promises: dict[int, tuple[int, ...]] = {}
 
     def run(self, until: float = inf, most: float = inf) -> Played:
-        """Up to a clock, or until so many instructions are issued."""
+        """Run up to a clock, or until `most` instructions are issued."""
         orders = Orders(self.diary.listing, self.step)
         for number, row in enumerate(self.diary.rows):
             todo = items(row, orders)
@@ -229,7 +229,7 @@ class Replay:
         return self.played(max(self.shared, self.way, self.across, *ends), True)
 
     def part(self, clocks: float) -> Played:
-        """It ends before the block does: what warps are at then is cut there."""
+        """The result up to `clocks`, before the block ends: each warp's current span is cut there."""
         for warp in self.every:
             if warp.held is not None:
                 wait, pc, *_ = warp.held
@@ -297,7 +297,7 @@ class Replay:
         return None, soonest
 
     def earliest(self, warp: Warp) -> float:
-        """When a warp could issue its next instruction, as things stand."""
+        """The earliest time at which a warp could issue its next instruction."""
         assert warp.item is not None
         at, unit = warp.ready, self.step(warp.item.pc).unit
         if unit == SHARED:
@@ -318,7 +318,7 @@ class Replay:
         return found
 
     def come(self, warp: Warp, at: float) -> None:
-        """A warp comes to its next instruction that takes time: it can issue when its registers are there."""
+        """Let a warp reach its next instruction that takes time: it can issue when its registers are ready."""
         warp.ready = at
         while warp.item is not None:
             step, warp.slow = self.step(warp.item.pc), None
@@ -355,8 +355,8 @@ class Replay:
         self.go_on(warp, now, of, acts)
 
     def until_issue(self, warp: Warp, step: Step, now: float) -> None:
-        """What a warp has waited for that issues now: first for a register, then for a unit, or other warps of its sub-core. What
-        of it is short counts with the rest."""
+        """Add the spans of an issuing warp's waits: first for a register, then for a unit, or other warps of its sub-core. A short
+        wait counts with the rest."""
         if now - warp.since < SHORT:
             return
         there = warp.since if warp.slow is None else min(warp.ready, now)
@@ -464,7 +464,7 @@ class Replay:
     # -- waits ----------------------------------------------------------------------------------------------------------------
 
     def came(self, number: int, at: float) -> None:
-        """What somebody may wait for has a time; who knows all times of a wait goes on."""
+        """Set the time of a sign that warps may wait for; a warp that knows all times of its wait goes on."""
         self.signs[number] = at
         for warp in self.waiting.pop(number, ()):
             assert warp.held is not None
@@ -476,7 +476,7 @@ class Replay:
                 self.wake(warp.core, warp.ready)
 
     def over(self, warp: Warp, wait: WaitSpan, pc: int) -> None:
-        """All that a wait waited for has a time: the warp goes on when the last of it has come."""
+        """End a wait whose times are all known: the warp goes on at the last of them."""
         end, last = warp.ready, -1
         for number in wait.on:
             at = self.flights[number].read if wait.read else self.signs[number] + (BARRIER_LATENCY if wait.kind in SIGNALS else 0)
@@ -503,7 +503,7 @@ class Replay:
             todo += self.promises.pop(number, ())
 
     def note(self, warp: Warp, wait: WaitSpan, last: int) -> str:
-        """What a warp's wait waited for, and what of it came last, if not its own arrival (-1: it was all there)."""
+        """A note on a warp's wait: its object, and the last arrival, if it is not the warp's own (-1: all was there)."""
         diary, parts = self.diary, [wait.what] if wait.what else []
         if last in diary.copies:
             parts.append(f"last came {copy_text(diary.copies[last])}")

@@ -1,9 +1,9 @@
-"""The order in which a warp issues straight code, in the model of one thread block: a list scheduler's, which ptxas is, too.
+"""The order in which a warp issues straight code, in the model of one thread block: a list scheduler's, as ptxas has one.
 
-PTX stands as the front end left it, a load just before its use; ptxas moves instructions so that a warp waits less. Here each
-piece between two branches or instructions of wgmma is put in order: first what the longest way to the end of the piece hangs on,
-as far as its unit is free. Accesses to memory do not pass barriers, fences, atomics and waits for copies; arithmetic does.
-Registers are taken to be enough.
+PTX has the front end's order, with a load just before its use; ptxas moves instructions so that a warp waits less. Here each piece
+between two branches or instructions of wgmma is sorted: first the instruction with the longest way to the end of the piece, if its
+unit is free. Accesses to memory do not pass barriers, fences, atomics and waits for copies; arithmetic does. Registers are assumed
+to suffice.
 """
 
 from __future__ import annotations
@@ -25,12 +25,13 @@ SPACES = frozenset({"shared", "global", "local"})
 
 
 def stays(i: Instruction) -> bool:
-    """Whether nothing passes an instruction."""
+    """True if no instruction may move past this one."""
     return i.opcode == "wgmma" or instruction_class(i) in FIXED_CLASSES
 
 
 def touches(i: Instruction) -> tuple[frozenset[str], bool]:
-    """The spaces of memory that an instruction accesses, and whether it writes there; what orders accesses, orders all of them."""
+    """The spaces of memory that an instruction accesses, and True if it writes there; an instruction that orders accesses touches
+    all spaces."""
     kind, _, space = instruction_class(i).partition(" ")
     if f"{kind} {space}" in ORDERED_CLASSES or kind in ORDERED_CLASSES or not STRONG.isdisjoint(i.mods):
         return SPACES, True
@@ -52,7 +53,7 @@ def passes(i: Instruction) -> int:
 
 
 class Orders:
-    """The orders of a kernel's code; `step` says what an instruction takes."""
+    """The orders of a kernel's code; `step` gives the cost of an instruction."""
 
     def __init__(self, listing: Listing, step: Callable[[int], Step]):
         self.listing, self.step = listing, step
@@ -72,7 +73,7 @@ class Orders:
         return found
 
     def piece(self, first: int, end: int) -> list[int]:
-        """The same where all may be moved."""
+        """The same for a piece in which all instructions may be moved."""
         if end - first < 2:
             return list(range(first, end))
         followers = self.followers(first, end)
@@ -82,7 +83,7 @@ class Orders:
         return self.schedule(range(first, end), followers, heights)
 
     def followers(self, first: int, end: int) -> dict[int, dict[int, float]]:
-        """Of each instruction, those that must come behind it, and by how many clocks."""
+        """The instructions that must follow each instruction, and by how many clocks."""
         found: dict[int, dict[int, float]] = {pc: {} for pc in range(first, end)}
         writer: dict[int, int] = {}
         readers: defaultdict[int, list[int]] = defaultdict(list)
@@ -117,13 +118,13 @@ class Orders:
         return L2_LATENCY if step.kind == "global" else 0.0 if step.unit == FREE else max(step.latency, 1.0)
 
     def takes(self, pc: int) -> float:
-        """Clocks until its unit takes the next one; of shared memory, where the sub-cores do the same at the same time."""
+        """Clocks until its unit takes the next one; for shared memory, if the sub-cores do the same at the same time."""
         step = self.step(pc)
         return PARTITIONS * passes(self.listing.instructions[pc]) if step.unit == SHARED else max(step.clocks, 1.0)
 
     def schedule(self, pcs: range, followers: dict[int, dict[int, float]], heights: dict[int, float]) -> list[int]:
-        """List scheduling, an instruction a clock: of those whose operands are there and whose unit is free, the one with most
-        behind it."""
+        """List scheduling, an instruction a clock: of those whose operands are ready and whose unit is free, the one with the
+        longest way after it."""
         left = dict.fromkeys(pcs, 0)
         for those in followers.values():
             for after in those:

@@ -1,4 +1,4 @@
-"""The units of a multiprocessor in the model of one thread block: what PTX instructions take of which, and for how long."""
+"""The units of a multiprocessor in the model of one thread block: which of them PTX instructions occupy, and for how long."""
 
 from __future__ import annotations
 
@@ -55,8 +55,9 @@ BY_CLASS = {
     "move": (FREE, "works"),
     "load param": (FREE, "works"),
 }
-"""Unit and kind of span by class of instruction. What is in none of them takes an issue slot: barriers, branches. Moves
-and parameters are free: machine code renames registers and reads parameters as operands."""
+"""Unit and kind of span by class of instruction. Other instructions take an issue slot: barriers, branches. Moves and parameters
+are free: machine code renames registers and reads parameters as operands.
+"""
 
 
 @dataclass(frozen=True)
@@ -73,7 +74,7 @@ class Step:
 
     @property
     def name(self) -> str:
-        """Of the unit; "" for none."""
+        """The name of the unit; "" for none."""
         return UNIT_NAMES.get(self.unit, "")
 
 
@@ -82,8 +83,8 @@ NOTHING = Step(-1, NONE, 0.0, 0.0, "works", (), ())
 
 @dataclass(frozen=True)
 class Rates:
-    """Of a multiprocessor, in a clock: FMAs of mma.sync and of wgmma on half types and of mma.sync on float64, lanes of float32
-    and of float64."""
+    """The rates of a multiprocessor, in a clock: FMAs of mma.sync and of wgmma on half types and of mma.sync on float64, lanes of
+    float32 and of float64."""
 
     mma_sync: float
     wgmma: float
@@ -98,7 +99,7 @@ class Rates:
         return cls(mma_sync, tensor_rate(device) or mma_sync, sm.fp64_mma or sm.fp64_lanes, sm.fma_lanes, sm.fp64_lanes)
 
     def product_clocks(self, product: ProductSpan) -> float:
-        """Of a warpgroup's product, on all four tensor cores: elements of 8 bits take half as long as those of 16."""
+        """The clocks of a warpgroup's product, on all four tensor cores: elements of 8 bits take half as long as those of 16."""
         return product.fmas * product.bits / HALF_BITS / self.wgmma
 
     def step(self, listing: Listing, pc: int) -> Step:
@@ -128,7 +129,8 @@ class Rates:
 
 
 def element_bits(mods: tuple[str, ...]) -> int:
-    """Of a product's operands: mma has the types of D, A, B and C; wmma on float16 those of D and C alone."""
+    """The bits of an element of a product's operands: mma has the types of D, A, B and C; wmma on float16 those of D and
+    C alone."""
     types = [mod for mod in mods if mod in TYPES or mod in OPERAND_BITS]
     return HALF_BITS if len(types) < 3 else OPERAND_BITS.get(types[1], 0) or TYPES[types[1]].bits
 

@@ -1,7 +1,8 @@
-"""Which tiles a schedule's kernels really move, one after the other: from the global accesses of an execution on the PTX machine.
+"""The tiles that a schedule's kernels really move, one after the other: from the global accesses of an execution on the PTX
+machine.
 
-A launch's thread blocks run on many multiprocessors at once; here they come one after the other, in the order of the grid, so
-that a trace is what one SRAM sees. Within a block the order is the machine's.
+A launch's thread blocks run on many multiprocessors at once; here they come one after the other, in the order of the grid, so that
+a trace is what one SRAM sees. Within a block the order is the machine's.
 """
 
 from __future__ import annotations
@@ -62,7 +63,7 @@ class Span(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Scores:
+class ScoreTile:
     """A tile of S (or of S^T) of a query head, for which Q_i and K_j are on chip."""
 
     head: int
@@ -72,10 +73,10 @@ class Scores:
 
 @dataclass(frozen=True)
 class TileMove:
-    """What a thread block moves of one tile of a tensor between HBM and the chip: each of its bytes once.
+    """The part of one tile of a tensor that a thread block moves between HBM and the chip: each of its bytes once.
 
     `slab` counts along all axes of the tensor but the last two (of a vector, the last): heads, mostly. `source` is the place in the
-    kernel's own source. `scores` are the tiles of S that can be made from here on, since their Q_i and K_j are there.
+    kernel's own source. `scores` are the tiles of S that can be computed from here on, since their Q_i and K_j are there.
     """
 
     launch: int
@@ -87,7 +88,7 @@ class TileMove:
     cols: Span
     nbytes: int
     source: str
-    scores: tuple[Scores, ...] = ()
+    scores: tuple[ScoreTile, ...] = ()
 
 
 class Page(NamedTuple):
@@ -98,7 +99,7 @@ class Page(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Held:
+class HeldTensor:
     """A tensor in HBM as (slabs, rows, cols); of a vector cols is 1.
 
     Where rows are not a sequence's keys in their order, `pages` says whose they are, as many rows each, slab by slab; None where
@@ -125,26 +126,26 @@ class Held:
         return np.array([0 if page is None else page.first for page in self.pages] or [0] * self.shape[0])
 
     def keys(self, slab: np.ndarray, row: np.ndarray) -> np.ndarray:
-        """Which of their sequence's keys rows are; of what has no pages, the rows themselves."""
+        """The sequence's keys that rows are; without pages, the rows themselves."""
         per_slab = -(-self.shape[1] // max(1, self.page_rows))
         found: np.ndarray = self.firsts[slab * per_slab + row // self.page_rows] + row % self.page_rows
         return found
 
     def keys_of(self, move: TileMove) -> Span:
-        """Those of a move's rows."""
+        """The keys of a move's rows."""
         first = int(self.keys(np.array(move.slab), np.array(move.rows.first)))
         return Span(first, first + move.rows.end - move.rows.first)
 
 
 @dataclass(frozen=True)
 class Trace:
-    """What a schedule moved, in order, and of which tensors. `kernels` are by `TileMove.launch`; `executed` is what the machine
-    counted, `problems` what it held against the kernels or their numbers. `decoding` is what was drawn for `attention_decode`.
-    `diaries`: by launch, what one of its thread blocks did, where that was asked for."""
+    """The moves of a schedule, in order, and their tensors. `kernels` are by `TileMove.launch`; `executed` is the machine's count,
+    `problems` its findings and wrong numbers. `decoding` is what was drawn for `attention_decode`. `diaries`: by launch, the diary
+    of one of its thread blocks, if requested."""
 
     schedule: TileSchedule
     kernels: tuple[Kernel, ...]
-    tensors: dict[str, Held]
+    tensors: dict[str, HeldTensor]
     moves: tuple[TileMove, ...]
     executed: Traffic
     problems: tuple[str, ...] = ()
@@ -167,7 +168,7 @@ class Trace:
 
     @property
     def agrees(self) -> bool:
-        """Whether the moves sum to the executed traffic, and that is the theory's."""
+        """True if the moves sum to the executed traffic, and that is the theory's."""
         return self.traffic == self.executed == theory.traffic(self.schedule)
 
 
@@ -186,7 +187,7 @@ def trace(
     there is; ImportError without a compiler.
     """
     from cupyflash.sim.numbers.yardstick import draw_decode, knowing_mask
-    from cupyflash.sim.verification import Drawn, has_cache, run_drawn, with_lengths
+    from cupyflash.sim.verification import DrawnInputs, has_cache, run_drawn, with_lengths
 
     schedule.kernels()  # refuses what no kernel runs
     refuse_longer(schedule)
@@ -194,7 +195,7 @@ def trace(
     schedule = with_lengths(schedule)
     decoding = draw_decode(schedule.problem, schedule.cache, data_seed) if has_cache(schedule) else None
     recorder = Recorder(schedule, decoding, timeline_block)
-    given = Drawn.of(schedule.problem, data_seed, score, mask, watch=recorder.watch)
+    given = DrawnInputs.of(schedule.problem, data_seed, score, mask, watch=recorder.watch)
     if decoding is None:
         schedule = knowing_mask(schedule, data_seed, given.mask)
     else:
@@ -243,9 +244,9 @@ def _pieces(schedule: TileSchedule, move: Move) -> int:
 
 
 class Touch(NamedTuple):
-    """What a thread block accesses of a tensor at once: elements, counted through the whole tensor, and the bytes of each."""
+    """A thread block's accesses to a tensor at one time: elements, counted through the whole tensor, and the bytes of each."""
 
-    held: Held
+    held: HeldTensor
     write: bool
     elements: np.ndarray
     nbytes: np.ndarray
@@ -253,7 +254,7 @@ class Touch(NamedTuple):
 
 
 @dataclass
-class Launch:
+class TracedLaunch:
     """A running launch's moves by (block, tensor, write, tile, turn), in the order of their first accesses.
 
     What a block accesses of a tile's elements for the n-th time is the n-th move of that tile, its n-th turn.
@@ -271,7 +272,7 @@ class Launch:
     """By block, what it accessed last."""
 
     def add(self, block: int, touch: Touch) -> None:
-        """What a block accesses at once."""
+        """Add an access of a block."""
         held = touch.held
         tile_rows, tile_cols = self.tile_of(held)
         slab, row, col = np.unravel_index(touch.elements, held.shape)
@@ -298,7 +299,7 @@ class Launch:
                 known = self.moves.get((*key, turn))
                 self.moves[(*key, turn)] = move if known is None else joined(known, move)
 
-    def tile_of(self, held: Held) -> tuple[int, int]:
+    def tile_of(self, held: HeldTensor) -> tuple[int, int]:
         """Rows and columns of a tensor's tile; all of one that has none."""
         _, rows, cols = held.shape
         axes = axes_of(held.name)
@@ -306,7 +307,7 @@ class Launch:
             min(cols, self.tile_cols) if axes == "ij" else cols
         )
 
-    def in_order(self, tensors: Mapping[str, Held]) -> Iterator[TileMove]:
+    def in_order(self, tensors: Mapping[str, HeldTensor]) -> Iterator[TileMove]:
         """Block by block, in each by the first accesses."""
         blocks: dict[int, list[TileMove]] = {}
         for move in self.moves.values():
@@ -323,25 +324,25 @@ class Recorder:
 
     def __init__(self, schedule: TileSchedule, decoding: Decoding | None = None, timeline_block: int | None = None):
         self.schedule, self.decoding, self.timeline_block = schedule, decoding, timeline_block
-        self.launches: list[Launch] = []
+        self.launches: list[TracedLaunch] = []
         self.diaries: list[Diary | None] = []
-        self.tensors: dict[str, Held] = {}
+        self.tensors: dict[str, HeldTensor] = {}
         self._mapped = {name: box.tensor for name, box in schedule.maps().items()}
         self._inner = {walk.kernel: inner_of(walk) for walk in schedule.walks()}
 
     def watch(self, kernel: Kernel) -> Onlookers:
-        """Of the next launch."""
+        """The observer of the next launch."""
         constants, used = dict(kernel.constants), self.schedule.tiling.used
         rows, cols = int(constants.get("BR", used.block_rows)), int(constants.get("BC", used.block_cols))
         if "softmax" in kernel.name:
             rows, cols = int(constants["SOFTMAX_WARPS"]), max(1, self.schedule.problem.seqlen_k)
-        launch = Launch(len(self.launches), kernel, self._inner.get(kernel.name), rows, cols)
+        launch = TracedLaunch(len(self.launches), kernel, self._inner.get(kernel.name), rows, cols)
         self.launches.append(launch)
         block = self.timeline_block
         self.diaries.append(Diary(block) if block is not None and block < kernel.grid else None)
         return Onlookers(lambda access: self._observe(launch, access), self.diaries[-1])
 
-    def _observe(self, launch: Launch, access: Access) -> None:
+    def _observe(self, launch: TracedLaunch, access: Access) -> None:
         segment, lanes = access.segment, access.lanes
         if segment is None or segment.space != "global":
             return
@@ -359,18 +360,18 @@ class Recorder:
             own, number = np.repeat(blocks == block, counts), lanes.wave.number(lanes.wave.first_block + block)
             launch.add(number, Touch(held, access.write, elements[own], nbytes[own], place_of(access)))
 
-    def _held(self, name: str, array: np.ndarray) -> Held:
+    def _held(self, name: str, array: np.ndarray) -> HeldTensor:
         known = self.tensors.get(name)
         if known is None:
             assert array.flags.c_contiguous, name  # as they are drawn
             shape, pages = shape_of(name, array), self._pages(name, array)
             if pages and self._in_pages(name):  # all pages of a head together
                 shape = array.shape[1], array.shape[0] * array.shape[2], array.shape[3]
-            known = self.tensors[name] = Held(name, shape, array.itemsize, pages)
+            known = self.tensors[name] = HeldTensor(name, shape, array.itemsize, pages)
         return known
 
     def _in_pages(self, name: str) -> bool:
-        """Whether an array is (pages, heads, rows, d)."""
+        """True if an array is (pages, heads, rows, d)."""
         return name in ("K", "V") and self.decoding is not None and "block_table" in self.decoding.arrays
 
     def _pages(self, name: str, array: np.ndarray) -> tuple[Page | None, ...]:
@@ -388,7 +389,7 @@ class Recorder:
         return tuple(owners.get(page) for page in range(array.shape[0])) * int(array.shape[1])
 
     def moves(self) -> Iterator[TileMove]:
-        """In order."""
+        """The moves in order."""
         for launch in self.launches:
             yield from launch.in_order(self.tensors)
 
@@ -417,12 +418,12 @@ def place_of(access: Access) -> str:
 
 
 def span_of(places: np.ndarray) -> Span:
-    """From the first to behind the last."""
+    """The span from the first to the last."""
     return Span(int(places.min()), int(places.max()) + 1)
 
 
 def joined(one: TileMove, more: TileMove) -> TileMove:
-    """Of the same tile."""
+    """One move of two of the same tile."""
     rows = Span(min(one.rows.first, more.rows.first), max(one.rows.end, more.rows.end))
     cols = Span(min(one.cols.first, more.cols.first), max(one.cols.end, more.cols.end))
     return replace(one, rows=rows, cols=cols, nbytes=one.nbytes + more.nbytes)
@@ -440,7 +441,7 @@ def with_scores(inner: str | None, moves: Iterable[TileMove], *, first: bool = F
     """Tiles that came before any that stays."""
     passed = False
     for move in every:
-        made: tuple[Scores, ...] = ()
+        made: tuple[ScoreTile, ...] = ()
         if move.write or inner is None or move.tensor not in (inner, outer):
             yield move
             continue
@@ -457,7 +458,7 @@ def with_scores(inner: str | None, moves: Iterable[TileMove], *, first: bool = F
         yield replace(move, scores=made) if made else move
 
 
-def with_scores_of_pieces(moves: Iterable[TileMove], tensors: Mapping[str, Held], block_cols: int) -> Iterator[TileMove]:
+def with_scores_of_pieces(moves: Iterable[TileMove], tensors: Mapping[str, HeldTensor], block_cols: int) -> Iterator[TileMove]:
     """The same of decoding, where K_j comes in pieces, pages of the cache and new keys: S_ij begins with the last of them."""
     every = list(moves)
     queries = [move for move in every if move.tensor == "Q"]
@@ -467,14 +468,14 @@ def with_scores_of_pieces(moves: Iterable[TileMove], tensors: Mapping[str, Held]
         blocks.setdefault(span.first // block_cols, []).append(at)
     whole = {own[-1]: Span(min(keys[at].first for at in own), max(keys[at].end for at in own)) for own in blocks.values()}
     for at, move in enumerate(every):
-        made = tuple(Scores(one.slab, one.rows, whole[at]) for one in queries) if at in whole else ()
+        made = tuple(ScoreTile(one.slab, one.rows, whole[at]) for one in queries) if at in whole else ()
         yield replace(move, scores=made) if made else move
 
 
-def scores_of(one: TileMove, other: TileMove) -> Scores:
+def scores_of(one: TileMove, other: TileMove) -> ScoreTile:
     """S of a tile of Q and one of K, in either order."""
     queries, keys = (one, other) if one.tensor == "Q" else (other, one)
-    return Scores(queries.slab, queries.rows, keys.rows)
+    return ScoreTile(queries.slab, queries.rows, keys.rows)
 
 
 def rooms_of(trace: Trace, launch: int) -> tuple[tuple[Room, ...], dict[str, str]]:

@@ -12,12 +12,12 @@ from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True)
-class Step:
+class AlgorithmStep:
     """What one kernel does of an algorithm.
 
-    `reads` and `writes` have the line of each tensor's moves; that of tensors that are not named there (masks and the like) is
-    `usual`, or the first of `scores`. `first` is that of what is written before anything is read. `scores` are the lines that work
-    on a tile of S. `registers`: what the kernel holds there of the current tiles.
+    `reads` and `writes` have the line of each tensor's moves; tensors that are not named there (masks and the like) have the line
+    `usual`, or the first of `scores`. `first` is the line of a write before any read. `scores` are the lines that work on a tile of
+    S. `registers`: what the kernel holds there of the current tiles.
     """
 
     does: str
@@ -29,7 +29,7 @@ class Step:
     usual: int | None = None
 
     def line(self, tensor: str, write: bool, first: bool) -> int | None:
-        """Of a move; `first`: whether the thread block has read nothing yet."""
+        """The line of a move; `first`: True if the thread block has read nothing yet."""
         if write and first and self.first is not None:
             return self.first
         usual = self.usual if self.usual is not None or not self.scores else self.scores[0]
@@ -43,11 +43,11 @@ class Algorithm:
 
     title: str
     lines: tuple[tuple[int, int, str], ...]
-    steps: Mapping[str, Step]
+    steps: Mapping[str, AlgorithmStep]
     only: Mapping[int, frozenset[str]] = field(default_factory=dict)
 
     def lines_with(self, tensors: Collection[str]) -> list[tuple[int, int, str]]:
-        """Those of a call that moves these tensors."""
+        """The lines of a call that moves these tensors."""
         return [line for line in self.lines if line[0] not in self.only or not self.only[line[0]].isdisjoint(tensors)]
 
 
@@ -60,9 +60,9 @@ FORWARD = {
             (3, 0, "load P, V by blocks, O = P V, write O"),
         ),
         {
-            "standard_scores": Step("S = Q Kᵀ, a tile a thread block", scores=(1,), registers="S_ij"),
-            "standard_softmax": Step("P = softmax(S), a row a warp", registers="m, l of each row", usual=2),
-            "standard_values": Step("O = P V, a row block a thread block", registers="P_ij, O_i", usual=3),
+            "standard_scores": AlgorithmStep("S = Q Kᵀ, a tile a thread block", scores=(1,), registers="S_ij"),
+            "standard_softmax": AlgorithmStep("P = softmax(S), a row a warp", registers="m, l of each row", usual=2),
+            "standard_values": AlgorithmStep("O = P V, a row block a thread block", registers="P_ij, O_i", usual=3),
         },
     ),
     "fa1": Algorithm(
@@ -80,7 +80,7 @@ FORWARD = {
             (13, 2, "write l_i = l_new, m_i = m_new"),
         ),
         {
-            "fa1_forward": Step(
+            "fa1_forward": AlgorithmStep(
                 "one thread block a head",
                 {"K": 6, "V": 6, "Q": 8, "O_acc": 8, "O": 8, "l": 8, "m": 8},
                 {"O_acc": 12, "O": 12, "l": 13, "m": 13, "L": 13},
@@ -107,7 +107,7 @@ FORWARD = {
             (15, 1, "write L_i"),
         ),
         {
-            "fa2_forward": Step(
+            "fa2_forward": AlgorithmStep(
                 "a row block a thread block",
                 {"Q": 4, "K": 7, "V": 7},
                 {"O": 14, "L": 15},
@@ -135,8 +135,8 @@ FORWARD = {
             (25, 1, "write O_i, L_i"),
         ),
         {
-            "fa3_queue": Step("128 blocks of rows of all heads a thread block", usual=1),
-            "fa3_forward": Step(
+            "fa3_queue": AlgorithmStep("128 blocks of rows of all heads a thread block", usual=1),
+            "fa3_forward": AlgorithmStep(
                 "row blocks, one after the other a thread block",
                 {"queue": 2, "taken": 2, "Q": 4, "K": 8, "V": 8},
                 {"taken": 2, "O": 25, "L": 25},
@@ -166,14 +166,14 @@ FORWARD = {
             (16, 1, "write O"),
         ),
         {
-            "decode": Step(
+            "decode": AlgorithmStep(
                 "a split of the keys a thread block",
                 {"cache_seqlens": 2, "Q": 3, "block_table": 5, "K": 6, "V": 6, "K_new": 7, "V_new": 7, "sinks": 16},
                 {"K": 8, "V": 8, "O_part": 12, "m_part": 12, "l_part": 12, "O": 16, "L": 16},
                 scores=(9, 10, 11),
                 registers="S_ij, P̃_ij, O_i, l_i, m_i",
             ),
-            "merge_splits": Step(
+            "merge_splits": AlgorithmStep(
                 "the splits merged, a row a thread block",
                 {"cache_seqlens": 13, "m_part": 14, "l_part": 14, "O_part": 15, "sinks": 16},
                 {"O": 16, "L": 14},
@@ -190,9 +190,9 @@ FORWARD = {
 }
 
 
-def _row_bases(line: int) -> Step:
+def _row_bases(line: int) -> AlgorithmStep:
     """What comes before a backward; half types only look at L."""
-    return Step("m and log(l) of each row, made again", scores=(line,), registers="S_ij, m_i, l_i")
+    return AlgorithmStep("m and log(l) of each row, made again", scores=(line,), registers="S_ij, m_i, l_i")
 
 
 BACKWARD = {
@@ -208,12 +208,12 @@ BACKWARD = {
         ),
         {
             "row_bases": _row_bases(0),
-            "standard_backward_weights": Step("P = exp(Q Kᵀ − L), a tile a thread block", scores=(0,), registers="P_ij"),
-            "standard_backward_values": Step("dV = Pᵀ dO", registers="dV_j", usual=1),
-            "standard_backward_weight_gradients": Step("dP = dO Vᵀ", registers="dP_ij", usual=2),
-            "standard_backward_softmax": Step("dS, a row a warp", registers="a sum a row", usual=3),
-            "standard_backward_queries": Step("dQ = dS K", registers="dQ_i", usual=4),
-            "standard_backward_keys": Step("dK = dSᵀ Q", registers="dK_j", usual=5),
+            "standard_backward_weights": AlgorithmStep("P = exp(Q Kᵀ − L), a tile a thread block", scores=(0,), registers="P_ij"),
+            "standard_backward_values": AlgorithmStep("dV = Pᵀ dO", registers="dV_j", usual=1),
+            "standard_backward_weight_gradients": AlgorithmStep("dP = dO Vᵀ", registers="dP_ij", usual=2),
+            "standard_backward_softmax": AlgorithmStep("dS, a row a warp", registers="a sum a row", usual=3),
+            "standard_backward_queries": AlgorithmStep("dQ = dS K", registers="dQ_i", usual=4),
+            "standard_backward_keys": AlgorithmStep("dK = dSᵀ Q", registers="dK_j", usual=5),
         },
     ),
     "fa1": Algorithm(
@@ -237,7 +237,7 @@ BACKWARD = {
         ),
         {
             "row_bases": _row_bases(5),
-            "fa1_backward": Step(
+            "fa1_backward": AlgorithmStep(
                 "one thread block a key head",
                 {"K": 7, "V": 7, "Q": 10, "O": 10, "dO": 10, "L": 10, "bases": 10, "dQ_acc": 10, "dQ": 10},
                 {"dQ_acc": 21, "dQ": 21, "dK": 24, "dV": 24},
@@ -268,29 +268,29 @@ BACKWARD = {
             (20, 0, "return dQ, dK, dV: dQ in its own type"),
         ),
         {
-            "fa2_backward_rows": Step(
+            "fa2_backward_rows": AlgorithmStep(
                 "D = rowsum(dO ∘ O), dQ = 0",
                 writes={"dQ_acc": 3},
                 registers="D_i",
                 usual=4,
             ),
             "row_bases": _row_bases(4),
-            "fa2_backward": Step(
+            "fa2_backward": AlgorithmStep(
                 "a column block a thread block",
                 {"K": 6, "V": 6, "Q": 9, "dO": 9, "L": 9, "bases": 9, "D": 9, "dQ_acc": 15},
                 {"dQ_acc": 15, "dK": 18, "dV": 18},
                 scores=(10, 11, 12, 13, 14, 16),
                 registers="S_ij, dP_ij, dK_j, dV_j",
             ),
-            "fa2_backward_queries": Step(
+            "fa2_backward_queries": AlgorithmStep(
                 "dQ by itself, a row block a thread block (deterministic)",
                 {"Q": 9, "dO": 9, "L": 9, "bases": 9, "D": 9, "K": 6, "V": 6},
                 {"dQ": 15},
                 scores=(10, 11, 13, 14),
                 registers="S_ij, dP_ij, dQ_i",
             ),
-            "fa2_backward_finish": Step("dQ rounded to its own type", registers="dQ_i", usual=20),
+            "fa2_backward_finish": AlgorithmStep("dQ rounded to its own type", registers="dQ_i", usual=20),
         },
     ),
 }
-MASK_TILES = Step("which tiles a mask leaves empty, whole or mixed")
+MASK_TILES = AlgorithmStep("which tiles a mask leaves empty, whole or mixed")

@@ -19,8 +19,8 @@ from cupyflash.sim.numbers.inputs import Decoding
 from cupyflash.sim.numbers.reference import visible
 from cupyflash.sim.page import filled
 from cupyflash.sim.ptx.text.syntax import Line
-from cupyflash.sim.trace import Held, Trace, axes_of, inner_of, rooms_of
-from cupyflash.sim.trace.lines import BACKWARD, FORWARD, MASK_TILES, Algorithm, Step
+from cupyflash.sim.trace import HeldTensor, Trace, axes_of, inner_of, rooms_of
+from cupyflash.sim.trace.lines import BACKWARD, FORWARD, MASK_TILES, Algorithm, AlgorithmStep
 from cupyflash.sim.traffic import TENSORS, TensorTraffic, Traffic
 from cupyflash.sim.two_level.machine import replay
 from cupyflash.words import plural
@@ -38,7 +38,7 @@ def algorithm_of(trace: Trace) -> Algorithm:
     return (BACKWARD if isinstance(trace.schedule, BackwardSchedule) else FORWARD).get(name, Algorithm(name, (), {}))
 
 
-def step_of(trace: Trace, launch: int) -> Step:
+def step_of(trace: Trace, launch: int) -> AlgorithmStep:
     """What a launch does of it."""
     return algorithm_of(trace).steps.get(trace.kernels[launch].name, MASK_TILES)
 
@@ -62,11 +62,11 @@ def report(traces: Sequence[Trace], names: Sequence[str], title: str) -> dict[st
 
 
 def masked(seen: Callable[[bool], np.ndarray]) -> dict[str, Any]:
-    """What no row sees, "masks": for each row the keys first <= k < end left out, as a flat list of ends; and for each head of the
-    batch, "mask_of", which of the masks is its own.
+    """The keys that rows do not see, "masks": for each row the left-out keys first <= k < end, as a flat list of ends; and
+    "mask_of", the index of each head's mask.
 
-    `seen` (heads of the batch, n_q, n_k) is asked with masks, or, where they are too many pieces to be drawn, by position and
-    lengths alone.
+    `seen` (heads of the batch, n_q, n_k) is called with masks or, if these have too many pieces to draw, by position and lengths
+    alone.
     """
     found = distinct(seen(True))
     if sum(len(row) for mask in found[0] for row in mask) > MOST_PIECES:
@@ -75,7 +75,7 @@ def masked(seen: Callable[[bool], np.ndarray]) -> dict[str, Any]:
 
 
 def seen(p: Problem, with_mask: bool) -> np.ndarray:
-    """Which keys the rows of a problem's heads see, (heads of the batch, n_q, n_k)."""
+    """The keys that the rows of a problem's heads see, (heads of the batch, n_q, n_k)."""
     rows, pattern = np.arange(p.seqlen_q), p.options.pattern
     kept = np.zeros((p.batch, p.heads, p.seqlen_q, p.seqlen_k), bool)
     for batch, length in enumerate(p.options.key_lengths or (p.seqlen_k,) * p.batch):
@@ -143,7 +143,7 @@ def player(trace: Trace, name: str) -> dict[str, Any]:
     }
 
 
-def tensor(held: Held, form: Traffic) -> dict[str, Any]:
+def tensor(held: HeldTensor, form: Traffic) -> dict[str, Any]:
     """A tensor. Where its rows are not a sequence's keys in their order, it has `pages` of so many `page_rows`: (sequence, first
     key), or null where they are nobody's."""
     moved = form[held.name] if held.name in form else TensorTraffic()

@@ -92,7 +92,7 @@ class Machine:
 
     @property
     def traffic(self) -> Traffic:
-        """What was moved so far."""
+        """The moves so far."""
         return Traffic({name: TensorTraffic(self._read[name], self._written[name]) for name in {*self._read, *self._written}})
 
 
@@ -206,7 +206,7 @@ class Literal(Tally):
 
 @dataclass(frozen=True)
 class Replay:
-    """What a replay saw: traffic in bytes per tensor, and the most SRAM that one thread block held, in bytes."""
+    """The result of a replay: traffic in bytes per tensor, and the most SRAM that one thread block held, in bytes."""
 
     traffic: Traffic
     peak_sram_bytes: int

@@ -1,4 +1,4 @@
-"""What the GPU tests share: sizes for the chip and for its stand-in, and the checks of a problem that is given as data."""
+"""The common part of the GPU tests: sizes for the chip and for its stand-in, and the checks of a problem that is given as data."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def on_host(*arrays: Any) -> list[np.ndarray]:
 
 
 def dtypes() -> Sequence[str]:
-    """Those that this GPU has, for tests that go through them themselves."""
+    """The dtypes that this GPU has, for tests that loop over them."""
     return DTYPES if Device.current().compute_capability >= (8, 0) else ("float16", "float32")
 
 
@@ -82,7 +82,7 @@ def skipping_what_has_no_room() -> Iterator[None]:
 
 
 def held_in(algorithm: str, q: np.ndarray) -> Any:
-    """What S is held in, which bounds L's error: its elements' type where it goes to HBM."""
+    """The dtype that holds S, which bounds L's error: its elements' type if it goes to HBM."""
     return q.dtype if algorithm == "standard" else np.float32
 
 
@@ -96,7 +96,7 @@ def check_forward(problem: Problem, algorithm: str = "fa2", tiling: tuple[int, i
 
 
 def call_of(inputs: Inputs, algorithm: str, tiling: tuple[int, int] | None) -> dict[str, Any]:
-    """What a call on the GPU is given by name."""
+    """The arguments of a call on the GPU, by name."""
     beside = dict(zip(inputs.beside, on_gpu(*inputs.beside.values()), strict=True))
     if inputs.score is not None:
         beside["score"] = score_on_gpu(inputs.score)

@@ -22,7 +22,7 @@ _dead: list[str] = []
 
 @cache
 def _lack() -> str | None:
-    """Why nothing here can run."""
+    """The reason why nothing here can run."""
     try:
         Device.current()
     except (ImportError, RuntimeError) as error:

@@ -52,13 +52,13 @@ class First:
         return Problem(1, 4, 2, *lengths, self.d, self.dtype, **OPTIONS[self.option])
 
     def lacking(self, device: Device) -> str | None:
-        """Why the device does not run it, None where it does."""
+        """The reason why the device does not run it, None if it does."""
         if self.dtype == "bfloat16" and device.compute_capability < BFLOAT16_SINCE:
             return f"bfloat16 needs compute capability 8.0, {device.name} has less"
         return fa3_tiles.refusal(self.problem(), device) if self.algorithm == "fa3" else None
 
     def kernels(self, device: Device) -> Iterator[Kernel]:
-        """What a call on contiguous arrays launches."""
+        """The kernels that a call on contiguous arrays launches."""
         problem = self.problem()
         forward = choose(problem, device).algorithm if self.algorithm == "auto" else self.algorithm
         yield from plan(problem, device, forward, lse=True).kernels()

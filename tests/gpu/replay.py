@@ -54,7 +54,7 @@ def readable(text: str) -> str:
 
 
 def runs_here(text: str, shared_bytes: int) -> bool:
-    """Whether this chip can be asked: its architecture, its shared memory, and nothing in which it is unlike the machine."""
+    """True if this chip can run it: its architecture, its shared memory, and nothing in which it differs from the machine."""
     device, target = Device.current(), re.search(r"^\s*\.target\s+sm_(\d+)([af]?)", text, re.MULTILINE)
     assert target
     wanted, own = int(target[1]), device.compute_capability[0] * 10 + device.compute_capability[1]
@@ -116,7 +116,7 @@ def _bytes(low: int, high: int) -> np.ndarray:
 def launch(
     self: Module, kernel: str | None, grid: Any, block: Any, args: Mapping[str, Any] | Sequence[Any], **options: Any
 ) -> Launch:
-    """In place of `Module.launch`: on the machine, and then, if that found nothing wrong, on the chip.
+    """Launch on the machine, in place of `Module.launch`, and then, if that found no fault, on the chip.
 
     The chip's results are compared, and left in the arrays for the test that launched to judge.
     """
@@ -173,7 +173,7 @@ def repeat(
 
 
 def _value(data: bytes, pointers: Collection[int]) -> Any:
-    """What CuPy passes as these bytes; a structure's pointers, at these places, are fields of it."""
+    """The value that CuPy passes as these bytes; a structure's pointers, at these places, are fields of it."""
     if not pointers:
         return np.frombuffer(data, f"V{len(data)}")
     fields, at = [], 0

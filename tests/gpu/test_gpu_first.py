@@ -1,4 +1,4 @@
-"""What matters most, first: each kernel with each option, by the 2x rule (first.py has the list)."""
+"""The most important checks first: each kernel with each option, by the 2x rule (first.py has the list)."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ class DLPackTensor(Tensor):
 class InterfaceTensor(Tensor):
     @property
     def __cuda_array_interface__(self) -> dict[str, Any]:
-        """As PyTorch writes it: bfloat16 has no name there (<V2), and a stream need not be said."""
+        """The interface as PyTorch writes it: bfloat16 has no name there (<V2), and it may leave out a stream."""
         told = dict(self.array.__cuda_array_interface__)
         told.pop("descr", None)
         told |= {"stream": self.stream.ptr} if self.stream is not None else {"version": 2}

@@ -30,7 +30,7 @@ def masks(longest: int) -> tuple[Mask, Mask]:
 
 
 def seen_by(mask: Mask, b: int, n_q: int, n_k: int) -> np.ndarray:
-    """What `masks` say of the two heads of one sequence."""
+    """The keys that the two heads of one sequence see under `masks`."""
     k = np.arange(n_k)
     q = np.arange(n_q)[:, None] + n_k - n_q
     ids = mask.arrays["document"][b]

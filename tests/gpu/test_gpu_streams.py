@@ -1,4 +1,4 @@
-"""Where and when calls run on a GPU: streams, graphs, threads, memory pools, several GPUs, CuPy's cache, `warmup`."""
+"""Calls on a GPU in streams, graphs, threads, memory pools, on several GPUs, with CuPy's cache and `warmup`."""
 
 from __future__ import annotations
 
@@ -266,7 +266,7 @@ assert "CUPY_CACHE_IN_MEMORY" not in os.environ
 
 
 def fa3_refusal() -> str | None:
-    """Why this GPU does not run fa3."""
+    """The reason why this GPU does not run fa3."""
     return fa3_tiles.refusal(Problem(1, 1, 1, 32, 32, 64, "float16"), Device.current())
 
 

@@ -53,7 +53,7 @@ def ones(shape: Any, dtype: Any = float) -> ndarray:
 
 
 def empty_like(a: ndarray, dtype: Any = None) -> ndarray:
-    """In a's order of axes where its elements fill their memory, as NumPy and CuPy do (order "K")."""
+    """An empty array in a's order of axes if its elements fill their memory, as NumPy and CuPy have it (order "K")."""
     like = np.empty_like(np.lib.stride_tricks.as_strided(np.empty((), a.dtype), a.shape, a.strides), dtype, subok=False)
     made = empty(like.size, like.dtype)
     return made._view(stride_tricks.as_strided(made.host, like.shape, like.strides))
@@ -137,7 +137,7 @@ def concatenate(arrays: list[ndarray], axis: int = 0) -> ndarray:
 
 
 def where(condition: Any, x: Any, y: Any) -> ndarray:
-    """As NumPy's: the type of x and y together."""
+    """NumPy's `where`, with the common type of x and y."""
     hosts = [host_of(each) for each in (condition, x, y)]
     dtype = np.where(True, *(np.ones((), host.dtype) if isinstance(host, np.ndarray) else host for host in hosts[1:])).dtype
     made = empty(np.broadcast_shapes(*map(np.shape, hosts)), dtype)

@@ -41,7 +41,7 @@ class Memory:
 
 
 class MemoryPointer:
-    """As `cupy.cuda.MemoryPointer`."""
+    """The stand-in of `cupy.cuda.MemoryPointer`."""
 
     def __init__(self, mem: Memory, offset: int) -> None:
         self.mem, self.ptr, self.device_id = mem, mem.bytes.ctypes.data + offset, mem.device_id
@@ -50,7 +50,7 @@ class MemoryPointer:
         return MemoryPointer(self.mem, self.ptr - self.mem.bytes.ctypes.data + offset)
 
     def copy_from_async(self, mem: MemoryPointer, size: int) -> None:
-        """From another device's memory too."""
+        """Copy from another device's memory too."""
         source = ndarray(size, np.uint8, mem)
         enqueue(lambda out: np.copyto(out, source.host), ndarray(size, np.uint8, self))
 
@@ -69,12 +69,12 @@ def _pinned(address: int, size: int) -> np.ndarray:
 
 
 def alloc_pinned_memory(size: int) -> Any:
-    """As CuPy's: rounded up, and freed with the last reference to it."""
+    """Pinned memory as CuPy's: rounded up, and freed with the last reference to it."""
     return np.full(-(-size // ALIGNMENT) * ALIGNMENT, 0xFF, np.uint8)
 
 
 class MemoryPool:
-    """As `cupy.cuda.MemoryPool`, which rounds to 512 bytes; nothing is kept for the next."""
+    """The stand-in of `cupy.cuda.MemoryPool`, which rounds to 512 bytes; nothing is kept for the next."""
 
     def __init__(self) -> None:
         self._total = 0
@@ -104,7 +104,7 @@ def using_allocator(malloc: Callable[[int], MemoryPointer]) -> Iterator[None]:
 
 
 def host_of(value: Any) -> Any:
-    """What NumPy computes with: an array's contents, or a scalar; NumPy's arrays are refused, as CuPy's ufuncs do."""
+    """The value with which NumPy computes: an array's contents, or a scalar; NumPy's arrays are refused, as by CuPy's ufuncs."""
     if isinstance(value, ndarray):
         return value.host
     if isinstance(value, np.ndarray) and value.ndim:
@@ -134,7 +134,7 @@ def elementwise(name: str, *operands: Any) -> ndarray:
 
 
 class ndarray:
-    """As `cupy.ndarray`, of which it has what is used here."""
+    """The stand-in of `cupy.ndarray`, with the methods that are used here."""
 
     __array_ufunc__ = None  # NumPy's operators leave it to ours, which refuse
     __hash__ = None  # type: ignore[assignment]
@@ -309,7 +309,7 @@ class ndarray:
 
 
 class Capsule:
-    """What DLPack hands over, once."""
+    """The capsule that DLPack passes, once."""
 
     def __init__(self, array: ndarray) -> None:
         self.array: ndarray | None = array

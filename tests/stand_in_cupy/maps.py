@@ -22,7 +22,7 @@ INVALID_VALUE = 1
 
 
 def encode(at: int, kind: int, rank: int, address: int, *rest: Any) -> int:
-    """As cuTensorMapEncodeTiled."""
+    """The stand-in of cuTensorMapEncodeTiled."""
     (dims, strides, box, steps), (interleave, swizzle, promotion, fill) = rest[:4], rest[4:]
     description = Description(
         tuple(TYPES)[kind],
@@ -43,7 +43,7 @@ def encode(at: int, kind: int, rank: int, address: int, *rest: Any) -> int:
 
 
 def replace_address(at: int, address: int) -> int:
-    """As cuTensorMapReplaceAddress."""
+    """The stand-in of cuTensorMapReplaceAddress."""
     found = decode(ctypes.string_at(at, MAP_BYTES)) if at % MAP_ALIGN == 0 else None
     return INVALID_VALUE if found is None else _write(at, found[0], address)
 

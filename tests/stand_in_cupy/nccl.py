@@ -65,7 +65,7 @@ def groupEnd() -> None:
 
 
 class NcclCommunicator:
-    """As `cupy.cuda.nccl.NcclCommunicator`; memory of the rank's own device only."""
+    """The stand-in of `cupy.cuda.nccl.NcclCommunicator`; it takes memory of the rank's own device only."""
 
     def __init__(self, ndev: int, commId: int, rank: int) -> None:
         self._size, self._id, self._rank, self._device = ndev, commId, rank, runtime.getDevice()
@@ -105,7 +105,7 @@ class NcclCommunicator:
 
 
 class Communicator:
-    """As `nccl.core.Communicator`, whose calls take arrays, and handles of streams."""
+    """The stand-in of `nccl.core.Communicator`, whose calls take arrays, and handles of streams."""
 
     def __init__(self, comm: NcclCommunicator) -> None:
         self._comm, self.rank, self.nranks, self.cuda_dev = comm, comm.rank_id(), comm.size(), comm.device_id()

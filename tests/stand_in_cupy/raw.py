@@ -43,13 +43,13 @@ def _load(code: str | None, path: str | None, options: tuple[str, ...], device_i
 
 
 def machine_code(program: cubins.Program) -> cubins.Cubin:
-    """What stands in for a cubin is PTX, which RawModule reads from a file, as CuPy's does."""
+    """The stand-in of a cubin: PTX, which RawModule reads from a file, as CuPy's does."""
     options = f"-arch=compute_{program.architecture}", *program.options
     return cubins.Cubin(compile_to_ptx(program.source, options, program.name).encode(), "")
 
 
 def compiler() -> str:
-    """No real cubin and none of these are taken for one another."""
+    """A name that tells these apart from real cubins."""
     return "PTX"
 
 
@@ -60,7 +60,7 @@ def _compiled(code: str, options: tuple[str, ...], capability: tuple[int, int]) 
 
 
 class RawModule:
-    """As `cupy.RawModule`."""
+    """The stand-in of `cupy.RawModule`."""
 
     def __init__(self, *, code: str | None = None, path: str | None = None, options: tuple[str, ...] = ()) -> None:
         if (code is None) == (path is None):
@@ -84,7 +84,7 @@ class RawModule:
 
 
 class RawKernel:
-    """As the `cupy.RawKernel` that a RawModule gives."""
+    """The stand-in of the `cupy.RawKernel` that a RawModule gives."""
 
     def __init__(self, module: Module, name: str) -> None:
         self._module, self.name = module, name

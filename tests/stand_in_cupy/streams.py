@@ -80,13 +80,13 @@ def _run(which: Callable[[Queued], bool]) -> None:
 
 
 def waits(stream: Stream, last: int) -> bool:
-    """Whether anything on a stream is yet to be done, up to number `last`."""
+    """True if any work on a stream remains, up to number `last`."""
     with _lock:
         return any(queued.stream is stream and queued.number <= last for queued in _pending)
 
 
 class _Local(threading.local):
-    """Each thread has a current device, and a stack of streams on each device, of which the last is current."""
+    """A thread's current device, and its stack of streams on each device, of which the last is current."""
 
     def __init__(self) -> None:
         self.device = 0
@@ -98,7 +98,7 @@ _local = _Local()
 
 
 class Stream:
-    """As `cupy.cuda.Stream`. Blocking streams are in order with the default stream and so, here, with each other."""
+    """The stand-in of `cupy.cuda.Stream`. Blocking streams are in order with the default stream and so, here, with each other."""
 
     null: Stream
     ptds: Stream
@@ -161,7 +161,7 @@ class Stream:
 
 
 class Event:
-    """As `cupy.cuda.Event`, but for no time."""
+    """The stand-in of `cupy.cuda.Event`, without times."""
 
     stream: Stream | None = None
     number = 0
@@ -179,7 +179,7 @@ class Event:
 
 
 class Graph:
-    """What was captured. It does not keep the memory that it was captured with: whoever replays it has to."""
+    """The captured work. It does not keep the memory with which it was captured: whoever replays it must."""
 
     def __init__(self, captured: list[Work]) -> None:
         self._nodes = [(work.act, [(weakref.ref(array.data.mem), array.host) for array in work.arrays]) for work in captured]
@@ -203,7 +203,7 @@ def get_current_stream(device_id: int = -1) -> Stream:
 
 
 class Device:
-    """As `cupy.cuda.Device`."""
+    """The stand-in of `cupy.cuda.Device`."""
 
     def __init__(self, device: Any = None) -> None:
         self.id = runtime.getDevice() if device is None else int(device)
@@ -248,7 +248,7 @@ class Device:
 
 
 class Runtime:
-    """What is used of `cupy.cuda.runtime`; both GPUs have `figures`."""
+    """The used part of `cupy.cuda.runtime`; both GPUs have `figures`."""
 
     is_hip = False
     CUDARuntimeError = CUDARuntimeError

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from ..memory.layouts import ADDRESS_AT
-from ..order.accesses import WIDEST, Sharing, is_async, is_narrow, is_phase, is_strong
+from ..order.sharing import WIDEST, Sharing, is_async, is_narrow, is_phase, is_strong
 from ..state.segments import Place, PointerField
-from ..text.syntax import TYPES, Imm, Instruction, Mem, Operand, Reg, Sym, Variable, Vec
+from ..text.syntax import TYPES, Imm, Instruction, Mem, Operand, Reg, Sym, Variable, Vec, leaves
 from .registry import Plan
 
 NUMBER, UNSURE = "", "*"
@@ -30,19 +30,15 @@ class Home(NamedTuple):
     end: int | None
 
 
-def homes(instructions: Sequence[Instruction], plans: Sequence[Plan], variables: Mapping[str, Home]) -> dict[Instruction, Home]:
+def homes(plans: Sequence[Plan], variables: Mapping[str, Home]) -> dict[Instruction, Home]:
     """Returns the accesses that may only be of one of these variables, each with that variable."""
     if len({home.start for home in variables.values()}) < 2:
         return {}
-    held = provenance(instructions, plans, frozenset(variables))
-    found = {}
-    for i in instructions:
-        address = own_address(i)
-        if address is not None:
-            home = variables.get(of(address.base, held, frozenset(variables)) or UNSURE)
-            if home is not None:
-                found[i] = home
-    return found
+    names = frozenset(variables)
+    held = provenance(plans, names)
+    addresses = {plan.instruction: own_address(plan.instruction) for plan in plans}
+    own = {i: variables.get(of(address.base, held, names) or UNSURE) for i, address in addresses.items() if address is not None}
+    return {i: home for i, home in own.items() if home is not None}
 
 
 def own_address(i: Instruction) -> Mem | None:
@@ -63,24 +59,18 @@ def of(operand: Operand, held: Mapping[str, str], names: frozenset[str]) -> str 
     return NUMBER if isinstance(operand, Imm) else UNSURE
 
 
-def provenance(instructions: Sequence[Instruction], plans: Sequence[Plan], names: frozenset[str]) -> dict[str, str]:
+def provenance(plans: Sequence[Plan], names: frozenset[str]) -> dict[str, str]:
     """Returns the contents of each register, the same wherever it is written."""
-    written = [[a.operand.name for a in plan.writes if isinstance(a.operand, Reg)] for plan in plans]
-    some = {name for each in written for name in each}
+    written = {name for plan in plans for name in plan.written}
     read = {a.operand.name for plan in plans for a in plan.reads if isinstance(a.operand, Reg)}
-    held = dict.fromkeys(read - some, NUMBER)  # special registers
-    steps = [(i, plan, targets) for i, plan, targets in zip(instructions, plans, written, strict=True) if targets]
-    changed = True
-    while changed:
-        changed = False
-        for i, plan, targets in steps:
-            found = result(i, [of(a.operand, held, names) for a in plan.reads])
-            for name in targets if found is not None else ():
-                assert found is not None
-                joined = found if held.get(name, found) == found else UNSURE
-                if held.get(name) != joined:
-                    held[name] = joined
-                    changed = True
+    held = dict.fromkeys(read - written, NUMBER)  # special registers
+    before: dict[str, str] = {}
+    while before != held:
+        before = dict(held)
+        for plan in plans:
+            found = result(plan.instruction, [of(a.operand, held, names) for a in plan.reads]) if plan.written else None
+            if found is not None:
+                held |= {name: found if held.get(name, found) == found else UNSURE for name in plan.written}
     return held
 
 
@@ -95,25 +85,19 @@ def result(i: Instruction, read: Sequence[str | None]) -> str | None:
         return NUMBER
     if i.opcode in ("mov", "cvt") and len(sure) > 1:
         return UNSURE  # halves put together
-    if i.opcode in ("mov", "cvt", "cvta", "mapa", "shfl"):
-        return only(sure[:1], sure[1:])
     if i.opcode == "selp":
         return sure[0] if sure[0] == sure[1] else UNSURE
-    if i.opcode == "sub":
-        return only(sure[:1], sure[1:])
-    if i.opcode in ("add", "or", "xor"):
-        return only(sure[:1], sure[1:]) if sure[1] == NUMBER else only(sure[1:], sure[:1])
-    if i.opcode in ("mad", "mad24"):
-        return only(sure[2:], sure[:2])
-    if i.opcode == "and":
-        # An address rounded down is still an address; the result of any other mask is not sure.
-        return only(sure[:1], sure[1:]) if aligns(i.operands[2]) else UNSURE
-    return UNSURE
+    at = ADDRESS_IN.get(i.opcode)
+    # An address rounded down is still an address; the result of any other mask is not sure.
+    if at is None or (i.opcode == "and" and not aligns(i.operands[2])):
+        return UNSURE
+    if i.opcode in ("add", "or", "xor") and sure[1] != NUMBER:
+        at = 1
+    return sure[at] if all(one == NUMBER for one in (*sure[:at], *sure[at + 1 :])) else UNSURE
 
 
-def only(address: Sequence[str], numbers: Sequence[str]) -> str:
-    """Returns the contents of the sum of an address and numbers."""
-    return address[0] if all(one == NUMBER for one in numbers) else UNSURE
+ADDRESS_IN = {**dict.fromkeys(("mov", "cvt", "cvta", "mapa", "shfl", "sub", "add", "or", "xor", "and"), 0), "mad": 2, "mad24": 2}
+"""The operand, by opcode, that may be an address where all others are numbers, with an address for the result."""
 
 
 def aligns(operand: Operand) -> bool:
@@ -126,9 +110,10 @@ def signed(value: int) -> int:
     return value - (1 << 32) if 1 << 31 <= value < 1 << 32 else value
 
 
-def sharing_of(instructions: list[Instruction], plans: list[Plan], params: Sequence[Variable]) -> Sharing:
+def sharing_of(plans: Sequence[Plan], params: Sequence[Variable]) -> Sharing:
     """Returns the facts about a kernel with these parameters, the device functions that it calls included."""
-    reach = reached(instructions, plans, params)
+    instructions = [plan.instruction for plan in plans]
+    reach = reached(plans, params)
     # A store with an address of unknown origin may go anywhere.
     stores = [r or (ANYWHERE if touches(i, {"global"}) else r) for i, r in zip(instructions, reach, strict=True) if may_write(i)]
     written = frozenset[Place]().union(*stores)
@@ -209,24 +194,22 @@ class AddressStep:
     joins: bool = False
 
 
-def reached(instructions: list[Instruction], plans: list[Plan], params: Sequence[Variable]) -> list[frozenset[Place]]:
+def reached(plans: Sequence[Plan], params: Sequence[Variable]) -> list[frozenset[Place]]:
     """Returns for each instruction the places of the pointers from which its global address may be computed.
 
     A register carries the places of all that it may be computed from. A pointer loaded from memory is of anywhere ("*").
     """
+    instructions = [plan.instruction for plan in plans]
     if any(i.opcode == "call" for i in instructions):
-        return [ANYWHERE] * len(instructions)
+        return [ANYWHERE] * len(plans)
     carried: dict[str, frozenset[Origin]] = dict.fromkeys(("%envreg1", "%envreg2"), frozenset({"grid workspace"}))
-    addresses = ParameterAddresses(instructions, plans, {p.name for p in params})
-    steps = origin_steps(instructions, plans, params, addresses)
+    addresses = ParameterAddresses(plans, {p.name for p in params})
+    steps = origin_steps(plans, params, addresses)
     changed = True
     while changed:
         changed = False
         for step in steps:
-            origins = step.own
-            for source in step.sources:
-                if source in carried:
-                    origins |= carried[source]
+            origins = step.own.union(*(carried.get(source, ()) for source in step.sources))
             if step.joins:
                 origins = frozenset(one.of if isinstance(one, AddressPiece) else one for one in origins)
             for name in step.written if origins else ():
@@ -235,38 +218,34 @@ def reached(instructions: list[Instruction], plans: list[Plan], params: Sequence
                     carried[name] = before | origins
                     changed = True
 
-    def of(address: Mem | None) -> frozenset[Place]:
-        (base,) = address_parts(address) or (None,)
-        if isinstance(base, Reg):
-            return frozenset(one for one in carried.get(base.name, ()) if not isinstance(one, AddressPiece))
-        return frozenset({base.name}) if base is not None else frozenset()
+    def places(address: Mem | None) -> frozenset[Place]:
+        if address is None or isinstance(address.base, Imm):
+            return frozenset()
+        if address.coordinates:
+            return addresses.of_map(address)
+        if isinstance(address.base, Sym):
+            return frozenset({address.base.name})
+        return frozenset(one for one in carried.get(address.base.name, ()) if not isinstance(one, AddressPiece))
 
-    found = [global_address(i) for i in instructions]
-    return [addresses.of_map(each) if each is not None and each.coordinates else of(each) for each in found]
+    return [places(global_address(i)) for i in instructions]
 
 
-def origin_steps(
-    instructions: list[Instruction], plans: list[Plan], params: Sequence[Variable], addresses: ParameterAddresses
-) -> list[AddressStep]:
+def origin_steps(plans: Sequence[Plan], params: Sequence[Variable], addresses: ParameterAddresses) -> list[AddressStep]:
     """Returns the steps of all instructions that may write a pointer or a piece of one."""
     structures = {p.name for p in params if p.is_array}
-    some_join = any(joins(i) for i in instructions)
+    some_join = any(joins(plan.instruction) for plan in plans)
     steps = []
-    for i, plan in zip(instructions, plans, strict=True):
-        results = [(k, a.operand) for k, a in enumerate(plan.writes) if isinstance(a.operand, Reg)]
-        if i.opcode not in ("ld", "ldu", "atom"):
-            parts = [part for operand in i.operands for part in address_parts(operand)] if results else []
+    for plan in plans:
+        i = plan.instruction
+        if plan.written and i.opcode not in ("ld", "ldu", "atom"):
+            parts = [part for operand in i.operands for part in leaves(operand)]
             named = [part.name for part in parts if isinstance(part, Sym)]
             own: frozenset[Origin] = frozenset(PARAMETERS if name in addresses.params else name for name in named)
-            if results:
-                steps.append(
-                    AddressStep([r.name for _, r in results], [p.name for p in parts if isinstance(p, Reg)], own, joins(i))
-                )
+            steps.append(AddressStep(plan.written, [p.name for p in parts if isinstance(p, Reg)], own, joins(i)))
             continue
+        results = [(k, a.operand) for k, a in enumerate(plan.writes) if isinstance(a.operand, Reg)]
         whole = any(register.type.bits == 64 for _, register in results)
-        if not whole and not some_join:
-            continue  # no pointer
-        for k, register in results:
+        for k, register in results if whole or some_join else ():  # else it is no pointer
             sources = addresses.read(i, k * i.type.bytes)
             places: frozenset[Place] = frozenset(
                 param if offset is None or param not in structures else PointerField(param, offset, i.type.bytes)
@@ -298,30 +277,26 @@ class ParameterAddresses:
     `at`: the possible targets of each. `only`: those that point to nothing else: a generic load from there reads a parameter.
     """
 
-    def __init__(self, instructions: list[Instruction], plans: list[Plan], params: set[str]):
+    def __init__(self, plans: Sequence[Plan], params: set[str]):
         self.params = params
         self.at: dict[str, Addresses] = {}
         self.only: set[str] = set()
-        makers = [
-            (i, [a.operand.name for a in plan.writes if isinstance(a.operand, Reg)])
-            for i, plan in zip(instructions, plans, strict=True)
-        ]
-        if not any(isinstance(o, Sym) and o.name in params for i, _ in makers for o in i.operands):
+        if not any(isinstance(o, Sym) and o.name in params for plan in plans for o in plan.instruction.operands):
             return
-        writers = Counter(name for _, written in makers for name in written)
+        writers = Counter(name for plan in plans for name in plan.written)
         changed = True
         while changed:
             changed = False
-            for i, written in makers:
-                found = self.result(i)
-                for name in written if found else ():
+            for plan in plans:
+                found = self.result(plan.instruction)
+                for name in plan.written if found else ():
                     # A register with several writers may grow in a loop.
                     places = found if writers[name] == 1 else {(param, None) for param, _ in found}
                     if not places <= self.at.setdefault(name, set()):
                         self.at[name] |= places
                         changed = True
         self.only = set(self.at)
-        while mixed := {name for i, written in makers for name in written if name in self.only and not self.pure(i)}:
+        while mixed := {name for p in plans for name in p.written if name in self.only and not self.pure(p.instruction)}:
             self.only -= mixed
 
     def of(self, operand: Operand) -> Addresses:
@@ -365,17 +340,6 @@ class ParameterAddresses:
         places = {(param, None if offset is None else offset + address.offset + plus) for param, offset in self.of(address.base)}
         known = "param" in i.mods or (isinstance(address.base, Reg) and address.base.name in self.only)
         return places if known and places else places | {("*", None)}
-
-
-def address_parts(operand: object) -> tuple[Reg | Sym, ...]:
-    """Returns the registers and names that an address, or anything computed from the operand, may be made of."""
-    if isinstance(operand, Reg | Sym):
-        return (operand,)
-    if isinstance(operand, Mem):
-        return address_parts(operand.base)
-    if isinstance(operand, Vec):
-        return tuple(part for item in operand.items for part in address_parts(item))
-    return ()
 
 
 def global_address(i: Instruction) -> Mem | None:

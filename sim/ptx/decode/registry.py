@@ -1,14 +1,10 @@
-"""The table of opcodes: each decoder turns one instruction into a `Plan`, or refuses it if the machine or ptxas does not take it.
-
-A decoder takes an instruction apart; the checks here refuse instructions that ptxas refuses although their opcode is executed:
-registers of another size or kind than the instruction's, constants as results, missing modifiers, undeclared names (PTX ISA,
-"Operand Type Checking", and the syntax of each instruction). docs/limits.md lists forms that ptxas refuses and the machine takes.
-"""
+"""The table of opcodes: each decoder turns one instruction into a `Plan`, or refuses it if the machine does not take it."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, Protocol
 
 import numpy as np
@@ -18,28 +14,21 @@ from ..memory.bulkcopy import Bulks
 from ..memory.mbarriers import MBarriers
 from ..memory.memory import Memory
 from ..state.lanes import Lanes
-from ..text.parser import is_special
 from ..text.syntax import (
-    SINK,
     TYPES,
     Array,
-    Function,
     Group,
     Imm,
     Instruction,
-    Mem,
     Not,
     Operand,
-    Pair,
-    Program,
     PtxError,
     PtxType,
     Reg,
     Sym,
     Unsupported,
     Vec,
-    brief,
-    symbols,
+    leaves,
 )
 
 Thunk = Callable[[], object]
@@ -62,26 +51,16 @@ class WarpgroupUnit(Protocol):
 
 
 class Surroundings(Protocol):
-    """The machine, as an instruction sees it."""
+    """The machine, as an instruction sees it. `approximate`: approximate instructions have errors."""
 
-    @property
-    def memory(self) -> Memory: ...
-
-    @property
-    def copies(self) -> Copies: ...
-
-    @property
-    def bulks(self) -> Bulks: ...
-
-    @property
-    def mbarriers(self) -> MBarriers: ...
+    memory: Memory
+    copies: Copies
+    bulks: Bulks
+    mbarriers: MBarriers
+    approximate: bool
 
     @property
     def warpgroups(self) -> WarpgroupUnit: ...
-
-    @property
-    def approximate(self) -> bool:
-        """True if approximate instructions have errors."""
 
     def parameter(self, symbol: Sym, offset: int, size: int) -> bytes | None:
         """Returns bytes of a kernel parameter; None if the symbol is a parameter of a call."""
@@ -93,27 +72,31 @@ class Surroundings(Protocol):
         """Returns a count of cycles since the start."""
 
 
-class Frame(Protocol):
-    """The lanes for which an instruction is bound (`execute.registers`): their number, the current ones, and arrays to work in."""
+class Frame:
+    """The `n` lanes for which instructions are bound, and arrays to work in; `lanes` are the current ones.
 
-    n: int
+    `read_somewhere` are the registers that some instruction reads. `kept` is set while an instruction with `Plan.keeps` is bound:
+    its converted operands are still in the lent buffer.
+    """
+
+    kept = False
     lanes: Lanes
 
-    @property
-    def kept(self) -> bool: ...
-
-    @property
-    def machine(self) -> Surroundings: ...
-
-    @property
-    def read_somewhere(self) -> frozenset[str]:
-        """Names of the registers that some instruction reads."""
+    def __init__(self, machine: Surroundings, n: int, read_somewhere: frozenset[str]):
+        self.machine, self.n, self.read_somewhere = machine, n, read_somewhere
+        self._lent: dict[tuple[Any, ...], Any] = {}
 
     def temp(self, name: str, shape: tuple[int, ...], dtype: Any) -> Array:
         """Lends an array that an instruction may use while it runs; the next one with the same name gets the same array."""
+        array: Array = self.lend((name, shape, dtype), lambda: np.empty(shape, dtype))
+        return array
 
     def lend(self, key: tuple[Any, ...], make: Callable[[], Any]) -> Any:
         """Lends, like `temp`, a bundle of arrays and views that `make` builds."""
+        found = self._lent.get(key)
+        if found is None:
+            found = self._lent[key] = make()
+        return found
 
 
 @dataclass(frozen=True, eq=False)
@@ -149,7 +132,7 @@ class Return:
 
 
 @dataclass(frozen=True)
-class Call:
+class FunctionCall:
     """A call with the names of result and argument variables of the caller.
 
     `function` is a device function; empty for a call of the address in reads[0], which is that of one of `candidates`,
@@ -233,7 +216,7 @@ class RegisterCount:
 
 
 Waits = Barrier | WarpBarrier | ClusterBarrier | PhaseWait | MultiplyWait | RegisterCount
-Control = Branch | Exit | Return | Call | Multiply | Waits
+Control = Branch | Exit | Return | FunctionCall | Multiply | Waits
 
 Bind = Callable[[Frame, Sequence[Array], Sequence[Array]], Thunk]
 
@@ -243,6 +226,9 @@ WHOLE_WARP = -1
 
 def _unbound(frame: Frame, out: Sequence[Array], ins: Sequence[Array]) -> Thunk:
     raise AssertionError("a control instruction has no thunk")
+
+
+UNDECODED = Instruction("", (), (), None, 0, None, "")
 
 
 @dataclass(frozen=True)
@@ -255,6 +241,7 @@ class Plan:
     `reads` of its member mask. `pure`: works on the arrays only, without access to lanes or memory.
     `flops` per warp count as tensor-core work. `keeps`: the first so many reads are converted into a lent buffer that
     stays valid for the next such instruction, if that reads the same registers and nobody wrote them (`Frame.kept`).
+    `instruction`: the one that was decoded.
     """
 
     writes: tuple[Arg, ...]
@@ -266,6 +253,23 @@ class Plan:
     pure: bool = True
     flops: int = 0
     keeps: int = 0
+    instruction: Instruction = UNDECODED
+
+    @cached_property
+    def written(self) -> list[str]:
+        """Names of the registers that it writes."""
+        return [a.operand.name for a in self.writes if isinstance(a.operand, Reg)]
+
+    @cached_property
+    def read(self) -> frozenset[str]:
+        """Names of the registers that it reads, its predicate among them."""
+        predicate = self.instruction.predicate
+        return named(*(a.operand for a in self.reads), *(predicate[:1] if predicate else ()))
+
+
+def named(*operands: Operand) -> frozenset[str]:
+    """Returns the names of the registers in operands."""
+    return frozenset(leaf.name for operand in operands for leaf in leaves(operand) if isinstance(leaf, Reg))
 
 
 Decoder = Callable[[Instruction], Plan]
@@ -314,7 +318,7 @@ def decode(instruction: Instruction) -> Plan:
     if decoder is None:
         raise Unsupported(f"opcode {instruction.opcode} is not executed")
     try:
-        return decoder(instruction)
+        return replace(decoder(instruction), instruction=instruction)
     except PtxError as error:
         raise Unsupported(str(error)) from error
     except (ValueError, IndexError, KeyError, AttributeError) as error:
@@ -379,18 +383,18 @@ def pure(
     return Plan(tuple(writes), tuple(reads), bind, mode)
 
 
+PACKED = {"f16x2": np.float16, "bf16x2": np.uint16, "f32x2": np.float32}
+"""Element dtypes of packed types."""
+
+
 def arg(operand: Operand, type_: PtxType) -> Arg:
     """Returns an operand seen as a PTX type. Packed halves are two elements a lane."""
     if not isinstance(operand, (Reg, Imm, Sym, Not)):
         raise Unsupported(f"operand {operand} is not executed here")
-    if type_.name == "f16x2":
-        return Arg(operand, np.dtype(np.float16), packed=True)
-    if type_.name == "bf16x2":
-        return Arg(operand, np.dtype(np.uint16), packed=True)
-    if type_.name == "f32x2":
-        if not isinstance(operand, Reg):
-            raise Unsupported("a constant pair")
-        return Arg(operand, np.dtype(np.float32), packed=True)
+    if type_.name == "f32x2" and not isinstance(operand, Reg):
+        raise Unsupported("a constant pair")
+    if type_.name in PACKED:
+        return Arg(operand, np.dtype(PACKED[type_.name]), packed=True)
     return Arg(operand, type_.dtype)
 
 
@@ -400,156 +404,3 @@ def items(operand: Operand, count: int | None = None) -> tuple[Operand, ...]:
     if count is not None and len(found) != count:
         raise Unsupported(f"expected {count} registers, got {len(found)}")
     return found
-
-
-__all__ = [
-    "SINK",
-    "WHOLE_WARP",
-    "Arg",
-    "Barrier",
-    "Bind",
-    "Branch",
-    "Call",
-    "ClusterBarrier",
-    "Control",
-    "Coverage",
-    "DType",
-    "Exit",
-    "Frame",
-    "Group",
-    "Imm",
-    "Instruction",
-    "Mem",
-    "Mods",
-    "Multiply",
-    "MultiplyWait",
-    "Not",
-    "Operand",
-    "Pair",
-    "PhaseWait",
-    "Plan",
-    "Reg",
-    "RegisterCount",
-    "Return",
-    "Sym",
-    "Temp",
-    "Thunk",
-    "Unsupported",
-    "Vec",
-    "WarpBarrier",
-    "arg",
-    "coverage",
-    "decode",
-    "items",
-    "opcode",
-    "pure",
-    "replace",
-]
-
-
-LOOSE = frozenset(
-    {"ld", "ldu", "st", "cvt", "cvta", "atom", "red", "mma", "wgmma", "wmma", "ldmatrix", "stmatrix", "movmatrix", "call"}
-)
-"""Opcodes whose registers may be wider than their types, or have types of their own."""
-
-ROUNDINGS = frozenset({"rn", "rz", "rm", "rp", "rna", "rs"})
-TO_INTEGER = frozenset({"rni", "rzi", "rmi", "rpi"})
-APPROXIMATE = frozenset({"approx"})
-NEEDED = {
-    "fma": ROUNDINGS,
-    "div": ROUNDINGS | APPROXIMATE | {"full"},
-    "sqrt": ROUNDINGS | APPROXIMATE,
-    "rcp": ROUNDINGS | APPROXIMATE,
-    **dict.fromkeys(("rsqrt", "ex2", "lg2", "sin", "cos", "tanh"), APPROXIMATE),
-}
-"""Modifiers, by opcode, of which a floating-point instruction must have one."""
-
-SCOPES = frozenset({"cta", "cluster", "gpu", "sys"})
-PLAIN = frozenset({"u8", "u16", "u32", "u64", "s8", "s16", "s32", "s64", "f16", "bf16", "f32", "f64"})
-
-
-def require_legal(i: Instruction, plan: Plan) -> None:
-    """Raises `Unsupported` for an instruction that ptxas refuses."""
-    for arg in plan.writes:
-        if not isinstance(arg.operand, Reg) or is_special(arg.operand.name):
-            raise Unsupported("a result needs a register of one's own")
-    if i.opcode not in LOOSE:
-        for arg in (*plan.writes, *plan.reads):
-            fits(i, arg)
-    elif i.opcode in ("ld", "st"):
-        for arg in (*plan.writes, *plan.reads):
-            if isinstance(arg.operand, Reg) and arg.operand != SINK and arg.operand.type.bits < 8 * arg.dtype.itemsize:
-                raise Unsupported(f"{brief(arg.operand.name)} is .{arg.operand.type.name}, too narrow for this")
-    if i.predicate and i.predicate[0].type.name != "pred":
-        raise Unsupported(f"{brief(i.predicate[0].name)} is no predicate")
-    require_modifiers(i)
-
-
-def fits(i: Instruction, arg: Arg) -> None:
-    """Raises `Unsupported` for a register that is not of the instruction's type."""
-    register, whole = arg.operand, bool(i.types) and i.types[-1].kind in "us"
-    floating = arg.dtype.kind == "f" and arg.dtype.itemsize > 2  # halves are written as whole numbers
-    if isinstance(register, Imm) and ((floating and not register.float_bits) or (whole and register.float_bits)):
-        raise Unsupported("a constant of another kind than the instruction's type")
-    if not isinstance(register, Reg) or register == SINK or is_special(register.name):
-        return
-    bits = 1 if arg.dtype.kind == "b" else 8 * arg.dtype.itemsize * (2 if arg.packed else 1)
-    kinds = {register.type.kind, "f" if arg.dtype.kind == "f" else "u" if whole else "b"}
-    if register.type.bits != bits or kinds >= {"f", "u"} or kinds >= {"f", "s"}:
-        raise Unsupported(f"{brief(register.name)} is .{register.type.name}, which is not this instruction's type")
-
-
-def require_modifiers(i: Instruction) -> None:
-    mods = set(i.mods)
-    floating = bool(i.types) and i.types[-1].kind == "f"
-    if floating and i.opcode in NEEDED and not mods & NEEDED[i.opcode]:
-        raise Unsupported(f"{i.opcode} of floating-point numbers needs one of .{', .'.join(sorted(NEEDED[i.opcode]))}")
-    if not floating and i.opcode in ("mul", "mad") and not mods & {"lo", "hi", "wide"}:
-        raise Unsupported(f"{i.opcode} of integers needs .lo, .hi or .wide")
-    if i.opcode in ("shl", "and", "or", "xor", "not") and i.types and i.types[-1].kind not in "bp":
-        raise Unsupported(f"{i.opcode} has a type of bits, not .{i.types[-1].name}")
-    if i.opcode in ("setp", "set") and i.types:
-        signed, wrong = {"lo", "ls", "hi", "hs"}, {"equ", "neu", "ltu", "leu", "gtu", "geu", "num", "nan"}
-        kind = i.types[-1].kind
-        if (kind == "s" and mods & signed) or (kind != "f" and mods & wrong):
-            raise Unsupported(f"this comparison is not for .{i.types[-1].name}")
-    if i.opcode == "fence" and mods & {"acq_rel", "sc"} and not mods & SCOPES:
-        raise Unsupported("fence needs a scope")
-    if i.opcode in ("ld", "st"):
-        meanings = mods & {"weak", "relaxed", "acquire", "release", "volatile", "mmio"}
-        if len(meanings - {"mmio"}) > 1 or (i.opcode == "ld" and "release" in mods) or (i.opcode == "st" and "acquire" in mods):
-            raise Unsupported(f"{i.opcode} with .{', .'.join(sorted(meanings))}")
-        if meanings & {"relaxed", "acquire", "release"} and not mods & SCOPES:
-            raise Unsupported(f"{i.opcode}.{min(meanings)} needs a scope")
-    if i.opcode == "cvt":
-        require_rounding(i, mods)
-
-
-def require_rounding(i: Instruction, mods: set[str]) -> None:
-    """Raises `Unsupported` if a conversion of plain types lacks a rounding where it may lose bits, or has one where it cannot."""
-    names = [mod for mod in i.mods if mod in PLAIN]
-    if len(names) != 2 or len(i.types) != 2:
-        return
-    to, source = i.types
-    rounded, whole = bool(mods & ROUNDINGS), bool(mods & TO_INTEGER)
-    if to.kind == "f":
-        needed = source.kind != "f" or to.bits < source.bits or (to.bits == source.bits == 16 and to.name != source.name)
-        if needed and not rounded:
-            raise Unsupported(f"cvt to .{to.name} from .{source.name} needs a rounding")
-        if rounded and source.kind == "f" and to.bits > source.bits:
-            raise Unsupported(f"cvt to .{to.name} from .{source.name} rounds nothing")
-    elif source.kind == "f" and not whole:
-        raise Unsupported(f"cvt to .{to.name} from .{source.name} needs one of .{', .'.join(sorted(TO_INTEGER))}")
-
-
-def require_names(program: Program, function: Function, i: Instruction, plan: Plan) -> None:
-    """Raises `Unsupported` for undeclared names."""
-    if isinstance(plan.control, Branch) and plan.control.target and plan.control.target not in function.labels:
-        raise Unsupported(f"there is no label {brief(plan.control.target)}")
-    if i.opcode == "call":
-        return  # its operands are functions and prototypes, which `resolve_call` looks up
-    for symbol in symbols(i.operands):
-        name = symbol.name
-        known = name in function.names or name in program.variables or name in function.labels or name in function.tables
-        if not (known or name in program.functions or name in program.unreadable):
-            raise Unsupported(f"{brief(name)} is not declared")

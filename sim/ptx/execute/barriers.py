@@ -17,8 +17,9 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from ..decode.ops.rounding import ENVIRONMENT, KEEP
-from ..decode.registry import Arg, Barrier, ClusterBarrier
-from ..order.clocks import Released, highest
+from ..decode.registry import Barrier, ClusterBarrier, WarpBarrier
+from ..order.clocks import highest
+from ..order.happens_before import Released
 from ..report.findings import WARNING, Stuck, Verdict, crowd
 from ..state.lanes import WARP, Lanes
 from ..text.syntax import Array
@@ -107,11 +108,9 @@ class Barriers:
 
     # -- arrivals ---------------------------------------------------------------------------------------------------------
 
-    def arrive(self, pc: int, lanes: Lanes) -> None:
+    def arrive(self, pc: int, control: Barrier, lanes: Lanes) -> None:
         machine = self.machine
         plan = machine.code.plans[pc]
-        control = plan.control
-        assert isinstance(control, Barrier)
         number = machine.read(lanes, plan.reads[0])
         expected = values = None
         if control.counted:
@@ -178,9 +177,15 @@ class Barriers:
             meeting.arrivals += [] if left is None else [left]
             meeting.arrivals += [] if mine is None else [replace(mine, released=self.released(mine.lanes))]
 
+    def mask(self, blocks: Array) -> Array:
+        """Returns a mask of these blocks among those of the wave."""
+        found = np.zeros(self.machine.wave.blocks, np.bool_)
+        found[blocks] = True
+        return found
+
     def released(self, lanes: Lanes) -> Released | None:
         races = self.machine.memory.races
-        return None if races is None else races.arrive(races.heard.groups(lanes, lanes.block_starts))
+        return None if races is None else races.arrive(races.groups(lanes, lanes.block_starts))
 
     # -- completion -------------------------------------------------------------------------------------------------------
 
@@ -231,8 +236,7 @@ class Barriers:
         if self.machine.memory.races is not None:
             self.machine.memory.races.block_barrier(blocks)
         self.tell(blocks, arrivals)
-        left = np.zeros(self.machine.wave.blocks, np.bool_)
-        left[blocks] = True
+        left = self.mask(blocks)
         for arrival in arrivals:
             first = arrival.lanes.block_ids[left[arrival.lanes.block_ids]]
             left[first] = False
@@ -250,12 +254,10 @@ class Barriers:
             if not counted.all():
                 races.block_barrier(blocks[~counted])
             if counted.any():
-                chosen = np.zeros(self.machine.wave.blocks, np.bool_)
-                chosen[blocks[counted]] = True
-                parts = parts_of(arrivals, chosen)
+                parts = parts_of(arrivals, self.mask(blocks[counted]))
                 released = [arrival.released for arrival in parts if arrival.released is not None]
                 for lanes in (arrival.lanes for arrival in parts if arrival.waits):
-                    races.depart(races.heard.groups(lanes, lanes.block_starts), released)
+                    races.depart(races.groups(lanes, lanes.block_starts), released)
         if waiting:
             self.complete(blocks, waiting[0])
         for arrival in waiting:
@@ -273,7 +275,7 @@ class Barriers:
             return
         machine = self.machine
         for block in blocks:
-            here = parts_of(arrivals, np.arange(machine.wave.blocks) == block)
+            here = parts_of(arrivals, self.mask(block))
             everyone = np.concatenate([arrival.values for arrival in here if arrival.values is not None])
             for arrival in here:
                 plan = machine.code.plans[arrival.pc]
@@ -281,9 +283,7 @@ class Barriers:
                 result: object = {"popc": everyone.sum(), "and": everyone.all(), "or": everyone.any()}[plan.control.reduction]
                 # Write into the registers of the wave: no frame may hold these lanes meanwhile.
                 machine.deactivate()
-                target: Arg = plan.writes[0]
-                machine.full.array(target)[arrival.lanes.index] = result
-                machine.rewritten(-1)
+                machine.write(arrival.lanes, plan.writes[0], result)
 
     def complete(self, blocks: Array, arrival: BarrierArrival) -> None:
         """Completes a barrier of each of these blocks, at which this arrival waited."""
@@ -314,7 +314,7 @@ class Barriers:
         for arrival, barrier in sorted(every, key=lambda pair: pair[0].number):
             for block in arrival.lanes.block_ids.tolist():
                 key = not self.meetings[barrier].apart[block], block, barrier
-                found.setdefault(key, []).extend(parts_of([arrival], np.arange(wave.blocks) == block))
+                found.setdefault(key, []).extend(parts_of([arrival], self.mask(np.array(block))))
         out = []
         for (plain, block, barrier), arrivals in sorted(found.items(), key=lambda item: item[0][0]):
             alive, meeting = int(wave.alive_by_block[block]), self.meetings[barrier]
@@ -337,7 +337,7 @@ class WarpBarriers:
     def __bool__(self) -> bool:
         return bool(self.waiting)
 
-    def arrive(self, pc: int, lanes: Lanes) -> None:
+    def arrive(self, pc: int, control: WarpBarrier, lanes: Lanes) -> None:
         races = self.machine.memory.races
         mask = self.machine.read(lanes, self.machine.code.plans[pc].reads[0])
         if lanes.converged and (races is None or not np.count_nonzero(mask != 0xFFFFFFFF)):
@@ -345,12 +345,10 @@ class WarpBarriers:
                 races.warp_sync(lanes.warp_ids)
             self.machine.push(pc + 1, lanes)
             return
-        mask = mask.copy()
-        for warp in lanes.warp_ids:
-            for value in np.unique(mask[lanes.warp == warp]):
-                part = lanes.subset(np.flatnonzero((lanes.warp == warp) & (mask == value)))
-                self.waiting.setdefault((int(warp), int(value)), []).append((pc, part))
-                self.check(int(warp), int(value))
+        for key, part in lanes.split((lanes.warp << 32) + mask.astype(np.int64)):
+            warp, value = divmod(key, 1 << 32)
+            self.waiting.setdefault((warp, value), []).append((pc, part))
+            self.check(warp, value)
 
     def recheck(self) -> None:
         for warp, mask in list(self.waiting):
@@ -379,13 +377,9 @@ class WarpBarriers:
         ]
 
 
-ALL = np.zeros(1, np.int64)
-"""Start of the only group, for lanes as one group."""
-
-
 @dataclass
 class Told:
-    """The clocks that the arrivals of a phase hand on: those of whole warps, and moments of the other lanes (`order.clocks`)."""
+    """The clocks that the arrivals of a phase hand on: of whole warps, and moments of the other lanes (`order.happens_before`)."""
 
     warps: list[Released] = field(default_factory=list)
     lanes: Array | None = None
@@ -419,16 +413,14 @@ class ClusterBarriers:
         return bool(self.waiting)
 
     def come(self, pc: int, control: ClusterBarrier, lanes: Lanes) -> None:
-        clusters = lanes.index // self.per
-        for cluster in np.unique(clusters).tolist():
-            some = lanes.subset(np.flatnonzero(clusters == cluster))
+        for cluster, some in lanes.split(lanes.index // self.per):
             phases = self.phases.setdefault(cluster, ClusterPhases())
             arrived = self.owed[some.index] >= 0
             wrong = arrived != control.waits
             if wrong.any():
                 self.complain(pc, some, wrong, control.waits)
             if not wrong.all():
-                right = some.subset(np.flatnonzero(~wrong))
+                right = some.where(~wrong)
                 if control.waits:
                     self.wait(pc, phases, right)
                 else:
@@ -448,7 +440,7 @@ class ClusterBarriers:
         i, first = machine.code.instructions[pc], int(np.flatnonzero(wrong)[0])
         machine.memory.findings.report("cluster barrier", message, i, lanes, first, count=int(wrong.sum()))
         if waits:
-            machine.push(pc + 1, lanes.subset(np.flatnonzero(wrong)))
+            machine.push(pc + 1, lanes.where(wrong))
 
     def arrive(self, pc: int, phases: ClusterPhases, lanes: Lanes, relaxed: bool) -> None:
         self.owed[lanes.index] = phases.completed
@@ -463,18 +455,18 @@ class ClusterBarriers:
         then = code.plans[pc + 1].control if code.instructions[pc + 1].predicate is None else None
         told.split |= not (isinstance(then, ClusterBarrier) and then.waits)
         if not relaxed and lanes.converged:
-            told.warps.append(races.arrive(races.heard.groups(lanes, ALL)))
+            told.warps.append(races.arrive(races.groups(lanes)))
             return
         told.relaxed |= relaxed
-        released = races.fenced(lanes) if relaxed else races.heard.released(lanes)
+        released = races.fenced(lanes) if relaxed else races.released(races.groups(lanes))[0]
         told.lanes = released if told.lanes is None else np.maximum(told.lanes, released)
 
     def wait(self, pc: int, phases: ClusterPhases, lanes: Lanes) -> None:
         over = self.owed[lanes.index] < phases.completed
         if over.any():
-            self.go(pc, phases, lanes.subset(np.flatnonzero(over)))
+            self.go(pc, phases, lanes.where(over))
         if not over.all():
-            self.waiting.append((pc, lanes.subset(np.flatnonzero(~over))))
+            self.waiting.append((pc, lanes.where(~over)))
 
     def go(self, pc: int, phases: ClusterPhases, lanes: Lanes) -> None:
         """Lets these lanes go on: their phase is complete."""
@@ -486,17 +478,18 @@ class ClusterBarriers:
             # All threads of the cluster have begun, even if the barrier orders nothing.
             begun = np.full((1, races.warps), races.start)
             moments = [*heard.warps, Released(begun, None)]
+            together = races.groups(lanes)
             if lanes.converged:
-                races.depart(races.heard.groups(lanes, ALL), moments)
+                races.depart(together, moments)
             else:
-                races.heard.hear(lanes, np.repeat(highest([each.moments[0] for each in moments]), WARP))
+                races.hear(together, np.repeat(highest([each.moments for each in moments]), WARP, axis=1))
                 for each in heard.warps:
                     if each.rows is not None:
-                        races.heard.hear(lanes, each.rows[0])
+                        races.hear(together, each.rows)
                     if each.fenced is not None and races.proxy is not None:
-                        races.proxy.hear(lanes, each.fenced[0])
+                        races.proxy.hear(together, each.fenced)
             if heard.lanes is not None:
-                races.heard.hear(lanes, heard.lanes)
+                races.hear(together, heard.lanes[None])
         self.machine.push(pc + 1, lanes)
 
     def missing(self, cluster: int) -> Array:

@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import re
 import sys
-from dataclasses import dataclass
 
 import numpy as np
 
-from ..decode.registry import Call
+from ..decode.registry import FunctionCall
 from ..memory.memory import Memory
 from ..state.lanes import Lanes
 from ..text.syntax import Array, Function
@@ -84,16 +83,6 @@ DEEPEST = 1024
 """Most levels of recursion; deeper, a thread has overflown its stack (1024 bytes unless the host asks for more)."""
 
 
-@dataclass
-class Level:
-    """Saved state of the lanes at one level of a recursion, for their return: one column or row a lane."""
-
-    files: dict[int, Array]
-    local: Array
-    sites: dict[str, Array]
-    shadows: dict[str, Array]
-
-
 class DeviceFunctions:
     """The calls of a wave."""
 
@@ -105,28 +94,29 @@ class DeviceFunctions:
         self.sites = {f.name: np.zeros(self.wave.size, np.int64) for f in self.code.functions}
         self.by_name = {f.name: f for f in self.code.functions}
         self.depth = np.zeros(self.wave.size, np.int64)
-        self.levels: list[Level] = []
+        self.levels: list[list[Array]] = []
+        """The saved state of each level of recursion."""
 
-    def call(self, pc: int, control: Call, lanes: Lanes) -> None:
+    def call(self, pc: int, control: FunctionCall, lanes: Lanes) -> None:
         """Takes lanes to the function; each lane that calls through a pointer to its own."""
         if control.builtin:
             self.builtin(pc, control, lanes)
         elif control.function:
             self.enter(pc, control, self.by_name[control.function], lanes)
         else:
-            addresses = self.machine.read(lanes, self.code.plans[pc].reads[0]).copy()
-            ways = [(address, lanes.subset(np.flatnonzero(addresses == address))) for address in np.unique(addresses)]
+            addresses = self.machine.read(lanes, self.code.plans[pc].reads[0])
+            ways = lanes.split(addresses)
             if len(ways) > 1:
                 self.machine.memory.tally.divergent[self.code.instructions[pc]] += sum(some.warps for _, some in ways) - lanes.warps
             for address, there in ways:
-                name = self.code.function_names.get(int(address))
+                name = self.code.function_names.get(address)
                 if name not in control.candidates:
                     what = f"{name} with other parameters" if name else "no function"
-                    message = f"call of {int(address):#x}, which is {what}"
+                    message = f"call of {address:#x}, which is {what}"
                     self.machine.stop("bad call", message, pc, there)
                 self.enter(pc, control, self.by_name[str(name)], there)
 
-    def enter(self, pc: int, control: Call, function: Function, lanes: Lanes) -> None:
+    def enter(self, pc: int, control: FunctionCall, function: Function, lanes: Lanes) -> None:
         values = [self.bytes_of(lanes, mine, theirs.size) for mine, theirs in zip(control.arguments, function.params, strict=True)]
         if (self.code.function_at[pc], function.name) in self.code.cycles:
             self.save(pc, lanes)
@@ -137,11 +127,9 @@ class DeviceFunctions:
 
     def give_back(self, pc: int, lanes: Lanes) -> None:
         function = self.by_name[self.code.function_at[pc]]
-        sites = self.sites[function.name][lanes.index]
-        for site in np.unique(sites).tolist():
-            back = lanes.subset(np.flatnonzero(sites == site))
+        for site, back in lanes.split(self.sites[function.name][lanes.index]):
             control = self.code.plans[site].control
-            assert isinstance(control, Call)
+            assert isinstance(control, FunctionCall)
             values = [self.bytes_of(back, theirs.name, theirs.size) for theirs in function.returns]
             if (self.code.function_at[site], function.name) in self.code.cycles:
                 self.restore(back)
@@ -151,61 +139,53 @@ class DeviceFunctions:
 
     # -- recursion --------------------------------------------------------------------------------------------------------
 
-    def save(self, pc: int, lanes: Lanes) -> None:
+    def state(self) -> list[Array]:
+        """Returns everything that a return restores, the lanes on the last axis."""
         machine = self.machine
-        machine.deactivate()
-        rows = machine.memory.local_view(1).reshape(self.wave.size, -1)
-        for depth in np.unique(self.depth[lanes.index]).tolist():
-            at = lanes.index[self.depth[lanes.index] == depth]
+        return [*machine.full.files.values(), self.local().T, *self.sites.values(), *machine.shadows.rows.values()]
+
+    def save(self, pc: int, lanes: Lanes) -> None:
+        self.machine.deactivate()
+        state = self.state()
+        for depth, some in lanes.split(self.depth[lanes.index]):
             if depth == DEEPEST:
-                machine.stop("stack overflow", f"more than {DEEPEST} calls within each other", pc, self.wave.lanes(at))
+                self.machine.stop("stack overflow", f"more than {DEEPEST} calls within each other", pc, some)
             if depth == len(self.levels):
-                files = {width: np.empty_like(file) for width, file in machine.full.files.items()}
-                sites, shadows = ({n: np.empty_like(s) for n, s in now.items()} for now in (self.sites, machine.shadows.rows))
-                self.levels.append(Level(files, np.empty_like(rows), sites, shadows))
-            level = self.levels[depth]
-            for width, file in machine.full.files.items():
-                level.files[width][:, at] = file[:, at]
-            level.local[at] = rows[at]
-            for now, kept in ((self.sites, level.sites), (machine.shadows.rows, level.shadows)):
-                for name, row in now.items():
-                    kept[name][at] = row[at]
+                self.levels.append([np.empty_like(each) for each in state])
+            for now, kept in zip(state, self.levels[depth], strict=True):
+                kept[..., some.index] = now[..., some.index]
         self.depth[lanes.index] += 1
 
     def restore(self, lanes: Lanes) -> None:
         machine = self.machine
         machine.deactivate()
         self.depth[lanes.index] -= 1
-        rows = machine.memory.local_view(1).reshape(self.wave.size, -1)
-        for depth in np.unique(self.depth[lanes.index]).tolist():
-            at = lanes.index[self.depth[lanes.index] == depth]
-            level = self.levels[depth]
-            for width, file in machine.full.files.items():
-                file[:, at] = level.files[width][:, at]
-            machine.rewritten(-1)
-            rows[at] = level.local[at]
-            for now, kept in ((self.sites, level.sites), (machine.shadows.rows, level.shadows)):
-                for name, row in now.items():
-                    row[at] = kept[name][at]
+        state = self.state()
+        for depth, some in lanes.split(self.depth[lanes.index]):
+            for now, kept in zip(state, self.levels[depth], strict=True):
+                now[..., some.index] = kept[..., some.index]
+        machine.rewritten(-1)
         for name in machine.shadows.rows:
             machine.shadows.changed(name, lanes)
 
     # -- parameters -------------------------------------------------------------------------------------------------------
 
+    def local(self) -> Array:
+        """Returns the local memory, a row of bytes a lane."""
+        return self.machine.memory.local_view(1).reshape(self.wave.size, -1)
+
     def bytes_of(self, lanes: Lanes, variable: str, size: int) -> Array:
         """Returns a parameter or result of a call: (lanes, size) bytes of their local memory."""
         start = self.code.local.offsets[variable]
-        rows = self.machine.memory.local_view(1).reshape(self.wave.size, -1)
-        return rows[lanes.index, start : start + size]
+        return self.local()[lanes.index, start : start + size]
 
     def set_bytes(self, lanes: Lanes, variable: str, value: Array) -> None:
         start = self.code.local.offsets[variable]
-        rows = self.machine.memory.local_view(1).reshape(self.wave.size, -1)
-        rows[lanes.index, start : start + value.shape[1]] = value
+        self.local()[lanes.index, start : start + value.shape[1]] = value
 
     # -- functions of the device -------------------------------------------------------------------------------------------
 
-    def builtin(self, pc: int, control: Call, lanes: Lanes) -> None:
+    def builtin(self, pc: int, control: FunctionCall, lanes: Lanes) -> None:
         # Pointers and sizes, but for the line number of an assertion.
         words = [self.bytes_of(lanes, name, 8 if n != 2 else 4) for n, name in enumerate(control.arguments)]
         values = [w.copy().view(f"u{w.shape[1]}").reshape(-1) for w in words]

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-from typing import NoReturn, Protocol
+from collections.abc import Callable
+from typing import Any, NoReturn, Protocol
 
 import numpy as np
 
 from ..decode.code import Code, CodeRegion
+from ..decode.liveness import CONSTANT_REGISTERS
 from ..decode.ops.rounding import ENVIRONMENT, KEEP
 from ..decode.registry import (
     WHOLE_WARP,
     Arg,
     Barrier,
     Branch,
-    Call,
     ClusterBarrier,
     Exit,
+    FunctionCall,
     Multiply,
     MultiplyWait,
     PhaseWait,
@@ -28,15 +30,15 @@ from ..memory.bulkcopy import Bulks
 from ..memory.mbarriers import MBarriers, PhaseWaiting
 from ..memory.memory import Memory
 from ..memory.regions import Maps
-from ..report.counters import Tally
+from ..report.counters import LaunchTally
 from ..report.diary import Diary
 from ..report.findings import Findings, Stuck, report_deadlock
-from ..state.lanes import WARP, Lanes, Wave
+from ..state.lanes import WARP, Lanes, Wave, merged, warp_bits
 from ..text.syntax import Array, Instruction, Mem, PtxError, Reg, Sym
 from .barriers import Barriers, ClusterBarriers, WarpBarriers
 from .functions import DeviceFunctions
-from .registers import FILE_DTYPES, RegisterFrame
-from .scheduler import Budgets, Ready, make_ready
+from .registers import FILE_DTYPES, Follower, RegisterFrame
+from .scheduler import Budgets, ReadyLanes, make_ready
 from .setup import Setup
 from .unwritten import Shadows
 from .warpgroup_rules import Flights, RegisterPools
@@ -74,7 +76,7 @@ class Stop(Exception):
 class PtxMachine:
     """One launch of one kernel."""
 
-    def __init__(self, code: Code, setup: Setup, memory: Memory, findings: Findings, tally: Tally):
+    def __init__(self, code: Code, setup: Setup, memory: Memory, findings: Findings, tally: LaunchTally):
         self.code = code
         self.setup = setup
         self.memory = memory
@@ -83,24 +85,27 @@ class PtxMachine:
         self.tally = tally
         self.random = None if setup.seed is None else np.random.default_rng(setup.seed)
         geometry = setup.geometry
-        self.constants = {f"%ntid.{a}": v for a, v in zip("xyz", geometry.block, strict=True)}
-        self.constants |= {f"%nctaid.{a}": v for a, v in zip("xyz", geometry.grid, strict=True)}
         clusters = [g // c for g, c in zip(geometry.grid, geometry.cluster, strict=True)]
-        self.constants |= {f"%nclusterid.{a}": v for a, v in zip("xyz", clusters, strict=True)}
-        self.constants |= {f"%cluster_nctaid.{a}": v for a, v in zip("xyz", geometry.cluster, strict=True)}
-        self.constants |= {"%cluster_nctarank": geometry.cluster_blocks, "%is_explicit_cluster": int(geometry.explicit)}
-        self.constants |= {"%current_graph_exec": 0}
-        warps = -(-geometry.threads // WARP)
-        self.constants |= {"%nwarpid": max(warps, 32), "%smid": 0, "%nsmid": 1, "%gridid": 1}
-        self.constants |= {"%dynamic_smem_size": setup.shared_bytes}
-        self.constants |= dict.fromkeys((f"%envreg{n}" for n in range(32)), 0)
-        # The memory, placed by the driver, through which the blocks of a cooperative launch meet.
-        self.constants |= {"%envreg1": setup.workspace >> 32, "%envreg2": setup.workspace & 0xFFFFFFFF}
-        reserved = memory.reserved
-        start = memory.shared_size - reserved
-        self.constants |= {"%total_smem_size": start, "%aggr_smem_size": memory.shared_size}
-        self.constants |= dict.fromkeys((f"%reserved_smem_offset_{name}" for name in ("begin", "0", "1")), start)
-        self.constants |= {"%reserved_smem_offset_end": start + reserved, "%reserved_smem_offset_cap": reserved}
+        sizes = {"ntid": geometry.block, "nctaid": geometry.grid, "cluster_nctaid": geometry.cluster, "nclusterid": clusters}
+        start = memory.shared_size - memory.reserved
+        self.constants = {
+            **dict.fromkeys(CONSTANT_REGISTERS, 0),
+            **{f"%{name}.{axis}": size for name, each in sizes.items() for axis, size in zip("xyz", each, strict=True)},
+            "%cluster_nctarank": geometry.cluster_blocks,
+            "%is_explicit_cluster": int(geometry.explicit),
+            "%nwarpid": max(-(-geometry.threads // WARP), 32),
+            "%nsmid": 1,
+            "%gridid": 1,
+            "%dynamic_smem_size": setup.shared_bytes,
+            "%total_smem_size": start,
+            "%aggr_smem_size": memory.shared_size,
+            # The memory, placed by the driver, through which the blocks of a cooperative launch meet.
+            "%envreg1": setup.workspace >> 32,
+            "%envreg2": setup.workspace & 0xFFFFFFFF,
+            **dict.fromkeys((f"%reserved_smem_offset_{name}" for name in ("begin", "0", "1")), start),
+            "%reserved_smem_offset_end": memory.shared_size,
+            "%reserved_smem_offset_cap": memory.reserved,
+        }
         self.diary: Diary | None = None
         """The requested diary, in the wave that has its block."""
         self.full: RegisterFrame
@@ -109,6 +114,7 @@ class PtxMachine:
         self.maps = Maps(memory)
         self.shadows = Shadows(code, findings)
         self.flights = Flights(code, findings)
+        self.followers: list[Follower] = [self.flights, self.shadows]
         self.budgets = Budgets(code, findings, setup.limits, self.everywhere)
         self._compact: dict[int, RegisterFrame] = {}
         self._full_frames: dict[int, RegisterFrame] = {}
@@ -224,7 +230,7 @@ class PtxMachine:
         self.shadows.begin_wave(self.wave)
         self.flights.begin_wave(self.wave)
         self.budgets.begin_wave(self.wave)
-        self.ready: Ready = make_ready(self.random, self.wave, self.code.in_flight is not None)
+        self.ready: ReadyLanes = make_ready(self.random, self.wave, self.code.in_flight is not None)
         self.parked: dict[int, Lanes] = {}
         self.functions = DeviceFunctions(self)
         self.barriers = Barriers(self)
@@ -234,6 +240,19 @@ class PtxMachine:
         self.bulks = Bulks(self.wave, memory, self.mbarriers, self.maps)
         self.warpgroups = Warpgroups(self, self.flights, self.random)
         self.pools = RegisterPools(self, self.warpgroups.agreement)
+        self.controls: dict[type, Callable[[int, Any, Lanes], None]] = {
+            Branch: self.branch,
+            Exit: self.exit,
+            Return: self.give_back,
+            FunctionCall: self.functions.call,
+            Barrier: self.barriers.arrive,
+            WarpBarrier: self.warp_barriers.arrive,
+            ClusterBarrier: self.cluster_barriers.come,
+            PhaseWait: self.wait_for_phase,
+            Multiply: self.warpgroups.arrive,
+            MultiplyWait: self.warpgroups.wait,
+            RegisterCount: self.pools.arrive,
+        }
         self.ready.push(0, self.wave.lanes(np.flatnonzero(self.wave.alive)))
         while True:
             while self.ready or self.mbarriers.answers:
@@ -333,17 +352,18 @@ class PtxMachine:
         if self.current is not None and self.frame is not self.full:
             self.frame.store(self.full)
 
-    def row_bit(self, arg: Arg) -> int:
-        """Returns the row of a register as frames count them; 0: it has none."""
-        slot = self.code.slots.get(arg.operand.name) if isinstance(arg.operand, Reg) else None
-        return 0 if slot is None else 1 << (self.code.row_base[slot[0]] + slot[1])
-
     def read(self, lanes: Lanes, arg: Arg) -> Array:
         """Returns an operand for `lanes`, one value a lane."""
         frame = self.activate(lanes)
         if frame is not self.full and isinstance(arg.operand, Reg) and arg.operand.name in self.code.slots:
-            frame.load(self.row_bit(arg), self.full)
+            frame.load(self.code.row_bit(arg.operand), self.full)
         return np.broadcast_to(frame.array(arg), lanes.n)
+
+    def write(self, lanes: Lanes, arg: Arg, values: object) -> None:
+        """Writes a register of the full frame while no frame is active."""
+        assert isinstance(arg.operand, Reg)
+        self.full.array(arg)[lanes.index] = values
+        self.rewritten(self.code.row_bit(arg.operand))
 
     def everywhere(self, arg: Arg) -> Array:
         """Returns an operand as the lanes of the wave had it last, also those that run elsewhere now."""
@@ -393,24 +413,22 @@ class PtxMachine:
     def gathered(self, pc: int, lanes: Lanes) -> Lanes | None:
         """Returns the lanes at a warp-wide instruction whose partners are all there; parks the others."""
         plan = self.code.plans[pc]
-        alive = np.packbits(self.wave.alive.reshape(-1, WARP), axis=1, bitorder="little").view(np.uint32).reshape(-1)
-        needed = alive[lanes.warp]
+        needed = warp_bits(self.wave.alive)[lanes.warp]
         if plan.collective != WHOLE_WARP:
             assert plan.collective is not None
             needed = needed & self.read(lanes, plan.reads[plan.collective])
         complete = (needed & ~lanes.bits()[lanes.warp]) == 0
         if complete.all():
             return lanes
-        waiting = lanes.subset(np.flatnonzero(~complete))
+        waiting = lanes.where(~complete)
         before = self.parked.get(pc)
-        self.parked[pc] = waiting if before is None else union(before, waiting)
-        return lanes.subset(np.flatnonzero(complete)) if complete.any() else None
+        self.parked[pc] = waiting if before is None else merged([before, waiting])
+        return lanes.where(complete) if complete.any() else None
 
     def control(self, region: CodeRegion, lanes: Lanes, frame: RegisterFrame) -> None:
         assert region.ends is not None
         pc = region.ends
         plan, instruction = self.code.plans[pc], self.code.instructions[pc]
-        control = plan.control
         if plan.collective is not None and pc != region.start and not lanes.converged:
             self.push(pc, lanes)
             return
@@ -431,63 +449,51 @@ class PtxMachine:
                 return
             if count < lanes.n:
                 mask = ~holds if negated else holds.copy()
-                stay, everyone = lanes.subset(np.flatnonzero(~mask)), lanes
+                stay, everyone = lanes.where(~mask), lanes
                 self.push(pc + 1, stay)
-                lanes = lanes.subset(np.flatnonzero(mask))
+                lanes = lanes.where(mask)
                 self.tally.divergent[instruction] += stay.warps + lanes.warps - everyone.warps
-        if isinstance(control, Branch):
-            if control.table:
-                self.switch(instruction, self.code.tables[control.table], lanes, self.read(lanes, plan.reads[0]))
-            else:
-                self.push(self.code.target(control.target), lanes)
-        elif isinstance(control, Barrier):
-            self.barriers.arrive(pc, lanes)
-        elif isinstance(control, WarpBarrier):
-            self.warp_barriers.arrive(pc, lanes)
-        elif isinstance(control, ClusterBarrier):
-            self.cluster_barriers.come(pc, control, lanes)
-        elif isinstance(control, PhaseWait):
-            addresses = self.read(lanes, plan.reads[0])
-            wait = PhaseWaiting(pc, instruction, control.space, control.parity, control.blocking)
-            wanted = self.read(lanes, plan.reads[1]).astype(np.uint64)
-            self.mbarriers.wait(wait, lanes, addresses + addresses.dtype.type(control.offset), wanted)
-        elif isinstance(control, Multiply):
-            self.warpgroups.arrive(pc, lanes)
-        elif isinstance(control, MultiplyWait):
-            self.warpgroups.wait(pc, control, lanes)
-        elif isinstance(control, RegisterCount):
-            self.pools.arrive(pc, lanes)
-        elif isinstance(control, Call):
-            self.functions.call(pc, control, lanes)
-        elif isinstance(control, Return) and self.code.function_at[pc] != self.code.kernel:
-            self.functions.give_back(pc, lanes)
-        else:
-            if isinstance(control, Exit) and control.trap:
-                self.stop("trap", "the kernel trapped", pc, lanes)
+        self.controls[type(plan.control)](pc, plan.control, lanes)
+
+    def branch(self, pc: int, control: Branch, lanes: Lanes) -> None:
+        """Sends lanes to a label, or each to its own in a table, the last one if its index is too large."""
+        if not control.table:
+            self.push(self.code.target(control.target), lanes)
+            return
+        targets = self.code.tables[control.table]
+        ways = lanes.split(np.minimum(self.read(lanes, self.code.plans[pc].reads[0]), len(targets) - 1))
+        for number, some in ways:
+            self.push(targets[number], some)
+        if len(ways) > 1:
+            self.tally.divergent[self.code.instructions[pc]] += sum(some.warps for _, some in ways) - lanes.warps
+
+    def wait_for_phase(self, pc: int, control: PhaseWait, lanes: Lanes) -> None:
+        addresses, wanted = (self.read(lanes, arg) for arg in self.code.plans[pc].reads)
+        wait = PhaseWaiting(pc, self.code.instructions[pc], control.space, control.parity, control.blocking)
+        self.mbarriers.wait(wait, lanes, addresses + addresses.dtype.type(control.offset), wanted.astype(np.uint64))
+
+    def exit(self, pc: int, control: Exit, lanes: Lanes) -> None:
+        if control.trap:
+            self.stop("trap", "the kernel trapped", pc, lanes)
+        self.leave(lanes)
+
+    def give_back(self, pc: int, control: Return, lanes: Lanes) -> None:
+        if self.code.function_at[pc] == self.code.kernel:
             self.leave(lanes)
+        else:
+            self.functions.give_back(pc, lanes)
 
     def answer(self) -> None:
         """Tells lanes that waited for phases of mbarriers the answer, and lets them go on."""
         self.deactivate()
         for wait, lanes, done in self.mbarriers.answer():
-            target = self.code.plans[wait.pc].writes[0]
-            self.full.array(target)[lanes.index] = done
-            self.rewritten(self.row_bit(target))
+            self.write(lanes, self.code.plans[wait.pc].writes[0], done)
             self.push(wait.pc + 1, lanes)
 
     def stop(self, kind: str, message: str, pc: int, lanes: Lanes) -> NoReturn:
         """Reports a finding that ends the launch."""
         self.findings.report(kind, message, self.code.instructions[pc], lanes, 0, count=lanes.n)
         raise Stop
-
-    def switch(self, instruction: Instruction, targets: list[int], lanes: Lanes, index: Array) -> None:
-        """Sends each lane to its target, the last one if its index is too large."""
-        index = np.minimum(index, len(targets) - 1)
-        ways = [(int(number), lanes.subset(np.flatnonzero(index == number))) for number in np.unique(index)]
-        for number, some in ways:
-            self.push(targets[number], some)
-        if len(ways) > 1:
-            self.tally.divergent[instruction] += sum(some.warps for _, some in ways) - lanes.warps
 
     def leave(self, lanes: Lanes) -> None:
         """Ends the threads; those that wait for the warp or the block check again."""
@@ -522,8 +528,3 @@ class PtxMachine:
                 self.diary.stuck(group.lanes, group.instruction, group.what)
         report_deadlock(self.findings, groups)
         raise Stop
-
-
-def union(a: Lanes, b: Lanes) -> Lanes:
-    """Returns the lanes of two disjoint sets of one wave."""
-    return a.wave.lanes(np.sort(np.concatenate((a.index, b.index))))

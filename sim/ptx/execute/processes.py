@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from ..decode.registry import Call
+from ..decode.registry import FunctionCall
 from ..state.segments import UNWRITTEN, WRITTEN, Segment
 from ..text.syntax import Array, Instruction
 from .machine import PtxMachine
@@ -98,7 +98,7 @@ def may_run_apart(machine: PtxMachine) -> bool:
     return not (
         code.communicates
         or any(i.opcode == "red" or (i.opcode == "cp" and "reduce" in i.mods) for i in code.instructions)
-        or any(isinstance(plan.control, Call) and plan.control.builtin for plan in code.plans)
+        or any(isinstance(plan.control, FunctionCall) and plan.control.builtin for plan in code.plans)
     )
 
 
@@ -141,7 +141,7 @@ def done_by(machine: PtxMachine) -> Done:
         {key: (region.executed, region.threads) for key, region in machine.code.regions().items() if region.executed},
         {name: dict(getattr(tally, name)) for name in (*TABLES, *COUNTS)},
         tally.barriers,
-        {area.low: area.shadow.touched() for area in races.areas()},
+        {area.low: area.shadow.touched() for _, area in races.touched()},
         {number: one.window(1)[0] for number, one in wrote.items()},
         {number: one.state for number, one in wrote.items() if one.state is not None},
     )

@@ -23,7 +23,7 @@ from .setup import Host
 REMEMBERED = 512
 """Matrices whose units are kept."""
 
-Shape = tuple[int, int, bool]
+UnitShape = tuple[int, int, bool]
 """Rows of units, units of a row, and whether K-major, as descriptors count them."""
 
 
@@ -40,7 +40,7 @@ class MatrixOperand:
     """One matrix for each warpgroup: `matrices[which[k]]` in block `blocks[k]` of the wave. `base`: units before the block's."""
 
     descriptors: Array
-    shape: Shape
+    shape: UnitShape
     blocks: Array
     base: Array
     matrices: list[Matrix]
@@ -70,9 +70,9 @@ class Operands:
 
     def __init__(self, machine: Host):
         self.machine = machine
-        self._matrices: dict[tuple[int, Shape], Matrix] = {}
+        self._matrices: dict[tuple[int, UnitShape], Matrix] = {}
 
-    def of(self, descriptors: Array, lanes: Lanes, shape: Shape, i: Instruction) -> MatrixOperand:
+    def of(self, descriptors: Array, lanes: Lanes, shape: UnitShape, i: Instruction) -> MatrixOperand:
         """Returns the matrices of these descriptors, one for each warpgroup of `lanes`."""
         memory = self.machine.memory
         blocks = lanes.block[:: lanes.n // len(descriptors)]
@@ -89,7 +89,7 @@ class Operands:
         pages = pages + (blocks * memory.pages.per_block)[:, None]
         return MatrixOperand(descriptors, shape, blocks, blocks * (memory.shared_stride // DESCRIPTOR_UNIT), matrices, which, pages)
 
-    def matrix(self, bits: int, shape: Shape, i: Instruction, lanes: Lanes) -> Matrix:
+    def matrix(self, bits: int, shape: UnitShape, i: Instruction, lanes: Lanes) -> Matrix:
         """Returns one matrix in its block's shared memory, in bounds."""
         found = self._matrices.get((bits, shape))
         if found is not None:
@@ -202,7 +202,7 @@ class Product:
         return np.asarray((self.first[:, None] == first).any(axis=1))
 
 
-Step = list[tuple[Product, Array]]
+ProductStep = list[tuple[Product, Array]]
 """A step along K of some warpgroups: products of one instruction, and a selection of the warpgroups of each."""
 
 Chain = list[tuple[Product, int]]
@@ -220,7 +220,7 @@ def land(machine: Host, products: list[Product], due: Callable[[Product], Array]
             product.landed |= now
             pending.append((product, np.flatnonzero(now)))
     if all(len(at) == len(p.first) and np.array_equal(p.first, pending[0][0].first) for p, at in pending):
-        steps: list[Step] = []
+        steps: list[ProductStep] = []
         for product, at in pending:
             before = steps[-1][0][0] if steps else None
             if before is not None and not (joins(before, product) and product.adds.all() and (before.slots == product.slots).all()):
@@ -250,7 +250,7 @@ def land(machine: Host, products: list[Product], due: Callable[[Product], Array]
             compute(machine, [together(step) for step in zip(*group, strict=True)])
 
 
-def together(step: Sequence[tuple[Product, int]]) -> Step:
+def together(step: Sequence[tuple[Product, int]]) -> ProductStep:
     """Groups warpgroups of one step, in order, those of one product together."""
     out: list[tuple[Product, list[int]]] = []
     for product, k in step:
@@ -261,14 +261,14 @@ def together(step: Sequence[tuple[Product, int]]) -> Step:
     return [(product, np.array(at)) for product, at in out]
 
 
-def compute(machine: Host, steps: list[Step]) -> None:
+def compute(machine: Host, steps: list[ProductStep]) -> None:
     """Computes steps of one chain as one product along K."""
     ENVIRONMENT.setter(KEEP)()  # tensor cores flush nothing, whatever instructions around them do
     _compute(machine, steps)
     ENVIRONMENT.setter(machine.code.base_mode)()
 
 
-def _compute(machine: Host, steps: list[Step]) -> None:
+def _compute(machine: Host, steps: list[ProductStep]) -> None:
     control, sums = steps[0][0][0].bound.control, steps[0][0][0].sums
     slots, adds = (gathered([getattr(p, name)[at] for p, at in steps[0]]) for name in ("slots", "adds"))
     a, b = factor(machine, steps, 0), factor(machine, steps, 1)
@@ -299,7 +299,7 @@ def gathered(parts: list[Array], axis: int = 0) -> Array:
     return parts[0] if len(parts) == 1 else np.concatenate(parts, axis=axis)
 
 
-def factor(machine: Host, steps: list[Step], side: int) -> Array:
+def factor(machine: Host, steps: list[ProductStep], side: int) -> Array:
     """Returns A (side 0) as (warpgroups, 64, K), or B as (warpgroups, K, N), of steps side by side along K; B only once for
     contiguous warpgroups that have it in common, if they are equally many everywhere.
     """
@@ -326,7 +326,7 @@ def operand_of(product: Product, side: int) -> MatrixOperand:
     return operand
 
 
-def in_common(step: Step) -> int:
+def in_common(step: ProductStep) -> int:
     """Returns the number of contiguous warpgroups with the same B, if it is the same number everywhere; else 1."""
     keys = gathered([operand_of(p, 1).keys()[at] for p, at in step])
     other = np.flatnonzero((keys != keys[0]).any(axis=1))

@@ -9,7 +9,6 @@ set of lanes takes over. So every instruction is written once, for arrays of all
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, Protocol
 
@@ -17,7 +16,7 @@ import numpy as np
 
 from ..decode.code import Code, CodeRegion
 from ..decode.ops.rounding import ENVIRONMENT
-from ..decode.registry import Arg, Plan, Surroundings, Thunk
+from ..decode.registry import Arg, Frame, Plan, Surroundings, Thunk
 from ..state.lanes import Lanes
 from ..text.syntax import Array, Imm, Instruction, PtxError, Reg, Sym
 
@@ -49,66 +48,40 @@ def register_name(arg: Arg) -> str:
     return arg.operand.name if isinstance(arg.operand, Reg) else str(arg.operand)
 
 
-class Watcher(Protocol):
-    """A follower of instructions on registers that may be read before they are written (`execute.unwritten`)."""
+class Follower(Protocol):
+    """A follower of registers that may be read unwritten (`execute.unwritten`) or in flight (`execute.warpgroup_rules`)."""
+
+    watched: frozenset[int]
+    """The instructions to follow."""
 
     def watch(self, frame: RegisterFrame, pc: int, thunk: Thunk) -> Thunk:
-        """Returns an instruction's thunk, preceded by its effect on the shadows."""
-
-
-class Flying(Watcher, Protocol):
-    """A follower of instructions on registers of wgmma that may be in flight (`execute.warpgroup_rules`)."""
-
-    @property
-    def watched(self) -> frozenset[int]:
-        """The instructions to follow."""
+        """Returns an instruction's thunk, preceded by its effect on what is followed."""
 
 
 class FrameHome(Surroundings, Protocol):
-    """The machine, as a frame sees it: also its code, constants and addresses."""
+    """The machine, as a frame sees it: also its code, addresses, and the special registers that are the same for all lanes."""
 
-    @property
-    def code(self) -> Code: ...
-
-    @property
-    def constants(self) -> Mapping[str, int]:
-        """Special registers that are the same for all lanes."""
-
-    @property
-    def shadows(self) -> Watcher: ...
-
-    @property
-    def flights(self) -> Flying: ...
+    code: Code
+    constants: dict[str, int]
+    followers: list[Follower]
 
     def address_of(self, symbol: Sym) -> int:
         """Returns the address of a variable or parameter: an offset in shared or local memory, else a virtual address."""
 
 
-class RegisterFrame:
-    """The registers of `n` lanes; `lanes` are the current ones.
-
-    `kept` is set while an instruction with `Plan.keeps` is bound: its converted operands are still in the lent buffer.
-    """
-
-    kept = False
+class RegisterFrame(Frame):
+    """The registers of `n` lanes."""
 
     def __init__(self, machine: FrameHome, n: int):
-        self.machine = machine
-        self.code: Code = machine.code
-        self.n = n
-        self.lanes: Lanes
+        super().__init__(machine, n, machine.code.read_somewhere)
+        self.machine: FrameHome = machine
+        self.code = machine.code
         self.files = {width: np.zeros((rows, n), FILE_DTYPES[width]) for width, rows in self.code.rows_of_width.items()}
         self.valid = 0
         self.dirty = 0
         self.live = 0
         self._views: dict[tuple[tuple[int, int], int, bool], Array] = {}
-        self._lent: dict[tuple[Any, ...], Any] = {}
         self._thunks: dict[tuple[int, int], list[Thunk]] = {}
-
-    @property
-    def read_somewhere(self) -> frozenset[str]:
-        """Names of the registers that some instruction reads."""
-        return self.code.read_somewhere
 
     # -- operands ---------------------------------------------------------------------------------------------------
 
@@ -143,22 +116,6 @@ class RegisterFrame:
         # The low part of a wider register.
         return row.view(arg.dtype)[:: row.itemsize // arg.dtype.itemsize]
 
-    def temp(self, name: str, shape: tuple[int, ...], dtype: Any) -> Array:
-        """Lends an array that an instruction may use while it runs; the next one with the same name gets the same array."""
-        key = (name, shape, dtype)
-        found = self._lent.get(key)
-        if found is None:
-            found = self._lent[key] = np.empty(shape, dtype)
-        array: Array = found
-        return array
-
-    def lend(self, key: tuple[Any, ...], make: Callable[[], Any]) -> Any:
-        """Lends, like `temp`, a bundle of arrays and views that `make` builds."""
-        found = self._lent.get(key)
-        if found is None:
-            found = self._lent[key] = make()
-        return found
-
     def constant(self, value: int, arg: Arg) -> Array:
         if arg.packed:
             return np.full(self.n, value, np.uint32).view(arg.dtype)
@@ -185,9 +142,10 @@ class RegisterFrame:
                     found.append(ENVIRONMENT.setter(mode))
                 out, ins = [self.array(a) for a in plan.writes], [self.array(a) for a in plan.reads]
                 thunk = self.guarded(plan, instruction, out, ins, self.machine.memory.tally.predicated_off)
-                if pc in self.machine.flights.watched:
-                    thunk = self.machine.flights.watch(self, pc, thunk)
-                found.append(self.machine.shadows.watch(self, pc, thunk) if pc in self.code.doubtful.watched else thunk)
+                for follower in self.machine.followers:
+                    if pc in follower.watched:
+                        thunk = follower.watch(self, pc, thunk)
+                found.append(thunk)
                 if held and any(register_name(a) in held for a in plan.writes):
                     held = ()
             if mode != base:
@@ -291,24 +249,17 @@ class RegisterFrame:
         self.dirty = 0
 
 
-class SubFrame(RegisterFrame):
+class SubFrame(Frame):
     """The lanes for which one predicated instruction holds: only its operands, gathered and scattered around it."""
 
     def __init__(self, parent: RegisterFrame, plan: Plan, n: int, out: list[Array], ins: list[Array]):
-        self.machine = parent.machine
-        self.code = parent.code
-        self.n = n
-        self._lent = {}
-        factor = [len(o) // parent.n for o in out]
-        assert all(f == 1 for f in factor), "packed operands belong to pure instructions"
+        super().__init__(parent.machine, n, parent.read_somewhere)
+        assert all(len(o) == parent.n for o in out), "packed operands belong to pure instructions"
         self.targets = out
         self.out = [np.empty(n, o.dtype) for o in out]
-        self.sources = [x for x in ins if x.ndim]
-        self.ins = [np.empty(n, x.dtype) if x.ndim else x for x in ins]
-        self.moves = [
-            partial(np.take, s, out=t, mode="clip") for s, t in zip(self.sources, [x for x in self.ins if x.ndim], strict=True)
-        ]
-        self.thunk = plan.bind(self, self.out, self.ins)
+        arguments = [np.empty(n, x.dtype) if x.ndim else x for x in ins]
+        self.moves = [partial(np.take, x, out=mine, mode="clip") for x, mine in zip(ins, arguments, strict=True) if x.ndim]
+        self.thunk = plan.bind(self, self.out, arguments)
 
     def run(self, lanes: Lanes, positions: Array) -> None:
         self.lanes = lanes

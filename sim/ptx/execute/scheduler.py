@@ -15,7 +15,7 @@ import numpy as np
 from ..decode.code import Code, CodeRegion
 from ..decode.flow import ExitTest, Loop
 from ..decode.registry import Arg
-from ..order.accesses import is_strong
+from ..order.sharing import is_strong
 from ..report.findings import Findings, at_line, source
 from ..state.lanes import WARP, Lanes, Wave, merged
 from ..text.syntax import Array, Instruction
@@ -27,7 +27,7 @@ TURN = 64
 """Picks that such a turn lasts."""
 
 
-class Ready:
+class ReadyLanes:
     """Groups by instruction; lanes that come to the same instruction run together.
 
     The lowest instruction goes first, so that diverged lanes meet again where their paths join. Because that would let
@@ -88,7 +88,7 @@ as large as the old ones and stay together; after `PATIENCE` more anyway.
 """
 
 
-class SeededReady(Ready):
+class SeededReady(ReadyLanes):
     """Warps apart, in random order: they are drawn into `TEAMS` teams, of which one runs for a random stretch, then another.
 
     The warps of a block are spread over the teams as evenly as can be, each block's in its own way, so that up to `TEAMS`
@@ -157,7 +157,7 @@ class SeededReady(Ready):
         if found is None:
             teams = self.team_of[lanes.warp]
             here = np.unique(teams).tolist()
-            found = [(team, lanes if len(here) == 1 else lanes.subset(np.flatnonzero(teams == team))) for team in here]
+            found = [(team, lanes if len(here) == 1 else lanes.where(teams == team)) for team in here]
             if len(self._parts) >= REMEMBERED:
                 self._parts.clear()
             self._parts[lanes] = found
@@ -198,8 +198,8 @@ class SeededReady(Ready):
         return pc, lanes
 
 
-def make_ready(random: np.random.Generator | None, wave: Wave, warpgroups: bool) -> Ready:
-    return Ready() if random is None else SeededReady(random, wave, warpgroups)
+def make_ready(random: np.random.Generator | None, wave: Wave, warpgroups: bool) -> ReadyLanes:
+    return ReadyLanes() if random is None else SeededReady(random, wave, warpgroups)
 
 
 STALL_SECONDS = 20.0

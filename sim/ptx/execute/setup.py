@@ -85,29 +85,23 @@ class Host(Protocol):
     full: RegisterFrame
     """The registers of the whole wave."""
 
-    @property
-    def code(self) -> Code: ...
-
-    @property
-    def memory(self) -> Memory:
-        """The memory, with the findings and the tally of the launch."""
-
-    @property
-    def diary(self) -> Diary | None:
-        """The diary of a block of the wave, if one was requested."""
-
-    @property
-    def shadows(self) -> Shadows: ...
-
-    @property
-    def on_barrier(self) -> Callable[[int, int], None] | None:
-        """Callback with a block and the number of barriers that it has completed."""
+    code: Code
+    memory: Memory
+    """The memory, with the findings and the tally of the launch."""
+    diary: Diary | None
+    """The diary of a block of the wave, if one was requested."""
+    shadows: Shadows
+    on_barrier: Callable[[int, int], None] | None
+    """Callback with a block and the number of barriers that it has completed."""
 
     def push(self, pc: int, lanes: Lanes) -> None:
         """Makes lanes ready to go on at an instruction."""
 
     def read(self, lanes: Lanes, arg: Arg) -> Array:
         """Returns an operand for lanes, one value a lane."""
+
+    def write(self, lanes: Lanes, arg: Arg, values: object) -> None:
+        """Writes a register of `full` while no frame is active."""
 
     def deactivate(self) -> None:
         """Moves all registers to `full`."""

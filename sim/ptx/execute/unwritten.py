@@ -21,7 +21,7 @@ from functools import partial
 import numpy as np
 
 from ..decode.code import Code
-from ..decode.flow import copied, merged, names, results
+from ..decode.liveness import copied, merged, names, results, touched
 from ..decode.registry import Arg, Frame, Multiply, Plan, Thunk
 from ..report.findings import Findings
 from ..state.lanes import Lanes, Wave
@@ -41,7 +41,7 @@ def on_shadows(plan: Plan, i: Instruction, written: bool) -> Plan:
     table = table_of(i)
     if table is None:
         return plan
-    copies, reads = copied(plan, i), len(plan.reads)
+    copies, reads = copied(plan), len(plan.reads)
     constant = [isinstance(plan.reads[k].operand, Imm) for k in copies]
 
     def bind(frame: Frame, out: Sequence[Array], ins: Sequence[Array]) -> Thunk:
@@ -119,6 +119,7 @@ class Shadows:
         only in lanes in which `rows` has a bit.
         """
         self.open: set[str] = set()
+        self.watched = code.doubtful.watched
         # By set of lanes: registers without such bits in these lanes, though others have some (mostly warps of other roles).
         self.clean: dict[Lanes, set[str]] = {}
         self._touched: dict[int, set[str]] = {}
@@ -150,7 +151,7 @@ class Shadows:
     def judge(self, pc: int, lanes: Lanes, predicate: Array | None) -> Array:
         """Reports unwritten registers that instruction `pc` uses under its predicate; returns a mask of the lanes that mix them."""
         plan, i = self.code.plans[pc], self.code.instructions[pc]
-        used = [a for k, a in enumerate(plan.reads) if k not in copied(plan, i)]
+        used = [a for k, a in enumerate(plan.reads) if k not in copied(plan)]
         stored: list[Arg] = []
         if isinstance(plan.control, Multiply):
             used = used[plan.control.registers :]
@@ -172,8 +173,8 @@ class Shadows:
     def mixed(self, pc: int, lanes: Lanes, holds: Array) -> Array:
         """Reports written and unwritten registers that an instruction mixes bit by bit; returns a mask of the lanes that do so."""
         plan, i = self.code.plans[pc], self.code.instructions[pc]
-        every = [plan.reads[k] for k in merged(plan, i)]
-        others = [self.blank(plan.reads[k], lanes) for k in copied(plan, i) if isinstance(plan.reads[k].operand, Reg)]
+        every = [plan.reads[k] for k in merged(plan)]
+        others = [self.blank(plan.reads[k], lanes) for k in copied(plan) if isinstance(plan.reads[k].operand, Reg)]
         found = np.zeros(lanes.n, np.bool_)
         for arg in every:
             bad = holds & ~found & ~np.logical_and.reduce(others) & self.all_bits(arg, lanes)
@@ -231,11 +232,11 @@ class Shadows:
         targets = [n for n in names(plan.writes) if n in rows]
         changes = [self.twin(frame, pc, rows, False), self.twin(frame, pc, written, True)]
         predicate = None if i.predicate is None else frame.array(Arg(i.predicate[0], TYPES["pred"].dtype))
-        touched = frozenset(rows).union([i.predicate[0].name] if i.predicate else [])
+        named = frozenset(rows).union([i.predicate[0].name] if i.predicate else [])
 
         def run() -> None:
             lanes = frame.lanes
-            if self.open.isdisjoint(touched) or self.known(lanes, touched):
+            if self.open.isdisjoint(named) or self.known(lanes, named):
                 thunk()
                 return
             told = self.judge(pc, lanes, predicate)
@@ -259,7 +260,7 @@ class Shadows:
     def twin(self, frame: RegisterFrame, pc: int, rows: dict[str, Array], written: bool) -> Thunk:
         """Returns an instruction's effect on shadows in `rows`: of bits that somebody has `written`, or that nobody has."""
         plan, i = self.code.plans[pc], self.code.instructions[pc]
-        copies, kept = copied(plan, i), results(plan, i)
+        copies, kept = copied(plan), results(plan)
 
         def shadow(arg: Arg) -> Array:
             if isinstance(arg.operand, Reg) and arg.operand.name in rows:
@@ -285,10 +286,10 @@ class Shadows:
 
         return run
 
-    def known(self, lanes: Lanes, touched: Iterable[str]) -> bool:
+    def known(self, lanes: Lanes, named: Iterable[str]) -> bool:
         """True if these lanes have written all of these registers."""
         clean = self.clean.setdefault(lanes, set())
-        for name in self.open.intersection(touched):
+        for name in self.open.intersection(named):
             if name not in clean:
                 if self.rows[name][lanes.index].any():
                     return False
@@ -300,11 +301,10 @@ class Shadows:
         if not self.open:
             return
         plan, i = self.code.plans[pc], self.code.instructions[pc]
-        touched = self._touched.get(pc)
-        if touched is None:
-            named = [*names((*plan.reads, *plan.writes)), *([i.predicate[0].name] if i.predicate else [])]
-            touched = self._touched[pc] = self.rows.keys() & set(named)
-        if self.known(lanes, touched):
+        named = self._touched.get(pc)
+        if named is None:
+            named = self._touched[pc] = self.rows.keys() & set(touched(plan))
+        if self.known(lanes, named):
             return
         self.judge(pc, lanes, None if i.predicate is None else frame.array(Arg(i.predicate[0], TYPES["pred"].dtype)))
         if isinstance(plan.control, Multiply):

@@ -11,8 +11,8 @@ of the kernel asks for, as ptxas 13.0 has it. A warp gives some back (.dec) or t
 pool has them. Without such directives ptxas ignores the instruction.
 
 Registers of wgmma in flight must not be accessed before the product was waited for, or without a wgmma.fence behind the access.
-For each register that `decode.flow` names, and each warp, there are: the product that writes it (a code: the product's number and
-the number of its register), the last product that reads it as a fragment of A, and its accesses since the warp's last fence. A
+For each register that `decode.in_flight` names, and each warp, there are: the product that writes it (a code: the product's number
+and the number of its register), the last product that reads it as a fragment of A, and its accesses since the warp's last fence. A
 move of a register hands all that on, as compilers rename registers by moves.
 """
 
@@ -23,6 +23,7 @@ from collections.abc import Callable
 import numpy as np
 
 from ..decode.code import Code
+from ..decode.in_flight import InFlight
 from ..decode.registry import Arg, RegisterCount, Thunk
 from ..report.findings import Findings, Stuck, source, source_and_call
 from ..state.lanes import GROUP, WARP, Lanes, Wave
@@ -132,7 +133,7 @@ class Agreement:
         for warp in lanes.warp_ids.tolist():
             before = self.resized.get(warp)
             if before:
-                self.look(i, lanes.subset(np.flatnonzero(lanes.warp == warp)), warp, before[-1][1], len(before) - 1)
+                self.look(i, lanes.where(lanes.warp == warp), warp, before[-1][1], len(before) - 1)
         for warp in lanes.warp_ids.tolist():
             self.resized.setdefault(warp, []).append((races.now, i))
         races.now += 1
@@ -141,7 +142,7 @@ class Agreement:
         """Reports a warp of the warpgroup that may not have run its setmaxnreg number `last`, before these lanes' next one."""
         machine, races = self.machine, self.machine.memory.races
         assert races is not None
-        known = races.heard.knows(races.heard.groups(lanes, np.zeros(1, np.int64)))[0].reshape(-1, WARP).max(axis=1)
+        known = races.heard.knows(races.groups(lanes))[0].reshape(-1, WARP).max(axis=1)
         first = int(self.first_of(np.array([warp]))[0])
         for other in range(first, first + self.size(first)):
             ran = self.resized.get(other, [])
@@ -179,14 +180,13 @@ class RegisterPools:
     def __bool__(self) -> bool:
         return bool(self.waiting)
 
-    def arrive(self, pc: int, lanes: Lanes) -> None:
+    def arrive(self, pc: int, control: RegisterCount, lanes: Lanes) -> None:
         """Takes whole warps that come to a setmaxnreg."""
         self.agreement.resize(self.machine.code.instructions[pc], lanes)
         if self.launch is None:
             self.machine.push(pc + 1, lanes)
             return
-        for warp in lanes.warp_ids.tolist():
-            self.waiting.append((pc, lanes.subset(np.flatnonzero(lanes.warp == warp))))
+        self.waiting += [(pc, part) for _, part in lanes.split(lanes.warp)]
         # Warps that give registers back go first; then the waiting ones, as long as one of them can go on.
         moved = True
         while moved:
@@ -244,15 +244,12 @@ class Flights:
     def __init__(self, code: Code, findings: Findings):
         self.code = code
         self.findings = findings
-        self.facts = code.in_flight
+        self.facts = code.in_flight or InFlight()
         self.products: list[Instruction] = []
         """The instruction of each product, by its number less one."""
-        watched = self.facts.watched | self.facts.touching if self.facts else set()
-        self.watched = frozenset(watched)
+        self.watched = frozenset(self.facts.watched | self.facts.touching)
 
     def begin_wave(self, wave: Wave) -> None:
-        if self.facts is None:
-            return
         shape = len(self.facts.rows), wave.size >> 5
         self.codes, self.reading = np.zeros(shape, np.int64), np.zeros(shape, np.int64)
         self.touched = np.zeros(shape, np.int64)
@@ -263,14 +260,12 @@ class Flights:
         self.products.clear()
 
     def numbers(self, names: list[str]) -> Array:
-        assert self.facts is not None
         return np.array([self.facts.rows[name] for name in names], np.int64)
 
     # -- products -------------------------------------------------------------------------------------------------------------
 
     def fence(self, warps: Array) -> None:
         self.fenced[warps] = True
-        assert self.facts is not None
         if self.facts.touching:
             self.touched[:, warps] = 0
 
@@ -280,7 +275,6 @@ class Flights:
         number, warps = len(self.products), lanes.warp_ids
         if not self.fenced[warps].all():
             self.report("missing fence", "no wgmma.fence before the first wgmma of the warp", i, lanes, ~self.fenced[warps])
-        assert self.facts is not None
         if self.facts.touching:
             rows = np.concatenate((written, read))
             found = self.touched[rows[:, None], warps]
@@ -300,7 +294,6 @@ class Flights:
 
     def watch(self, frame: RegisterFrame, pc: int, thunk: Thunk) -> Thunk:
         """Returns an instruction's thunk, preceded by its effect on registers in flight."""
-        assert self.facts is not None
         i, plan, rows = self.code.instructions[pc], self.code.plans[pc], self.facts.rows
         predicate = None if i.predicate is None else frame.array(Arg(i.predicate[0], TYPES["pred"].dtype))
         negated = i.predicate is not None and i.predicate[1]
@@ -320,7 +313,6 @@ class Flights:
         return run
 
     def mover(self, pc: int) -> Callable[[Instruction, Lanes], None]:
-        assert self.facts is not None
         to, origin = self.facts.moves[pc]
         target, start = self.facts.rows.get(to), None if origin is None else self.facts.rows.get(origin)
 
@@ -344,7 +336,6 @@ class Flights:
         return move
 
     def toucher(self, pc: int, read: Array, written: Array) -> Callable[[Instruction, Lanes], None]:
-        assert self.facts is not None
         flying, touching = pc in self.facts.watched, pc in self.facts.touching
         both = np.union1d(read, written)
 
@@ -371,7 +362,6 @@ class Flights:
         """Reports an access to registers in flight; `bad` is (registers, warps)."""
         at, warp = (int(k[0]) for k in np.nonzero(bad))
         row, number = int(rows[at]), int(lanes.warp_ids[warp])
-        assert self.facts is not None
         written = int(self.codes[row, number]) >> BITS > int(self.done[number])
         product = int(self.codes[row, number]) >> BITS if written else int(self.reading[row, number])
         role = "accumulates in" if written else "reads as A"

@@ -14,7 +14,7 @@ from ..decode.ops.matrices import decoder
 from ..decode.registry import Arg, Multiply, MultiplyWait
 from ..memory.layouts import DESCRIPTOR_UNIT, MODES, Descriptor
 from ..report.findings import Stuck, source
-from ..state.lanes import GROUP, WARP, Lanes
+from ..state.lanes import GROUP, WARP, Lanes, merged
 from ..state.segments import IN_FLIGHT, UNWRITTEN
 from ..text.syntax import Array, Instruction, Reg
 from .products import ROWS, THREADS, BoundProduct, MatrixOperand, Operands, Product, Sums, land, matrix, put_rows, rows_of
@@ -67,22 +67,21 @@ class Warpgroups:
 
     # -- meeting --------------------------------------------------------------------------------------------------------------
 
-    def arrive(self, pc: int, lanes: Lanes) -> None:
+    def arrive(self, pc: int, control: Multiply, lanes: Lanes) -> None:
         """Takes lanes to a wgmma.mma_async: it runs for the warpgroups that are all there."""
         first = self.agreement.whole(lanes)
         if first is not None:
             self.issue(pc, lanes, first)
             self.machine.push(pc + 1, lanes)
             return
-        wave, complete = self.machine.wave, []
-        numbers = lanes.warp - lanes.warp % self.per_block % GROUP
-        for number in np.unique(numbers).tolist():
+        complete: list[Lanes] = []
+        for number, some in lanes.split(lanes.warp - lanes.warp % self.per_block % GROUP):
             parts = self.waiting.setdefault((number, pc), [])
-            parts.append(lanes.subset(np.flatnonzero(numbers == number)))
+            parts.append(some)
             if sum(part.n for part in parts) == THREADS:
-                complete.append(np.concatenate([part.index for part in self.waiting.pop((number, pc))]))
+                complete += self.waiting.pop((number, pc))
         if complete:
-            together = wave.lanes(np.sort(np.concatenate(complete)))
+            together = merged(complete)
             first = self.agreement.whole(together)
             assert first is not None
             self.issue(pc, together, first)
@@ -100,8 +99,7 @@ class Warpgroups:
                 f"in wgmma for the rest of the warpgroup of warps {first} to {first + GROUP - 1}: only warps "
                 f"{', '.join(map(str, here))} have come{f'; {gone} of its threads have exited or never existed' if gone else ''}"
             )
-            together = machine.wave.lanes(np.sort(np.concatenate([part.index for part in parts])))
-            out.append(Stuck(machine.code.instructions[pc], together, what))
+            out.append(Stuck(machine.code.instructions[pc], merged(parts), what))
         return out
 
     # -- issue ----------------------------------------------------------------------------------------------------------------
@@ -333,7 +331,7 @@ class Warpgroups:
                 # All of some warps: they arrive with other warps than those with which the product began.
                 values, part = chosen(held, block[:, 0] % SLOTS), product.lanes
                 if len(of) < part.warps:
-                    part = lanes.subset(np.flatnonzero(np.isin(lanes.warp, warps[of])))
+                    part = lanes.where(np.isin(lanes.warp, warps[of]))
                     values = values.reshape(len(some), -1, WARP)[:, column[of]].reshape(len(some), -1)
                 put_rows(self.machine, places[some], part, values)
                 continue
@@ -354,9 +352,7 @@ class Warpgroups:
         if over:
             self.machine.deactivate()
             land(self.machine, [self.products[number] for number in over], lambda p: np.asarray(over[p.number].any(axis=1)))
-            facts = self.machine.code.in_flight
-            assert facts is not None
-            names = facts.waits[pc]
+            names = self.flights.facts.waits[pc]
             slots = self.machine.code.slots
             places = np.array([slots[name][1] for name in names], np.int64)
             wide = np.array([slots[name][0] == 32 for name in names], np.bool_)
@@ -424,8 +420,6 @@ class Warpgroups:
         self.machine.deactivate()
         land(self.machine, [p for p in self.of(chosen.first) if p.number <= chosen.number], lambda p: p.of(chosen.first))
         if self.random.random() < 0.5:
-            facts = self.machine.code.in_flight
-            assert facts is not None
             # Only registers that these products write last: the newest one of a chain writes.
             self.deliver(chosen.lanes, chosen.number, chosen.bound.d_rows, chosen.bound.d_places)
 

@@ -7,7 +7,7 @@ a random moment before. Until its thread waits, the destination counts as in fli
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -21,8 +21,8 @@ from .ports import Part, element
 
 @dataclass
 class PendingCopy:
-    """One executed cp.async. Arrays have one entry a lane; `group` is the number of commits its thread had done, `readings`
-    the race detector's record of its sources.
+    """One executed cp.async. Arrays have one entry a lane: `group` is the number of commits its thread had done; `landed`, `over`:
+    masks of the lanes whose bytes have moved, and that have waited. `readings`: the race detector's record of its sources.
     """
 
     lanes: Lanes
@@ -33,6 +33,7 @@ class PendingCopy:
     sizes: Array | None
     group: Array
     landed: Array
+    over: Array
     readings: list[Touch]
     serial: int
     noted: dict[int, int]
@@ -68,10 +69,10 @@ class Copies:
     def issue(
         self, lanes: Lanes, size: int, destination: Array, whole: list[Part], pieces: list[Part], sizes: Array | None
     ) -> None:
-        group, landed = self.committed[lanes.index], np.zeros(lanes.n, np.bool_)
-        readings = self.memory.races.copies.issued() if self.memory.races is not None else []
+        group, (landed, over) = self.committed[lanes.index], np.zeros((2, lanes.n), np.bool_)
+        readings = self.memory.races.issued() if self.memory.races is not None else []
         noted = {} if self.memory.diary is None else self.memory.diary.issued(lanes)
-        copy = PendingCopy(lanes, size, destination, whole, pieces, sizes, group, landed, readings, self.serial, noted)
+        copy = PendingCopy(lanes, size, destination, whole, pieces, sizes, group, landed, over, readings, self.serial, noted)
         self.serial += 1
         self.memory.state_view(size)[destination] = element(IN_FLIGHT, size)
         self.memory.unsettle()
@@ -98,7 +99,7 @@ class Copies:
         diary, found = self.memory.diary, dict[int, list[int]]()
         assert diary is not None
         for copy in self.pending if diary.parts(lanes) else ():
-            due = (copy.group < limit[copy.lanes.index]) & np.isin(copy.lanes.index, lanes.index)
+            due = ~copy.over & (copy.group < limit[copy.lanes.index]) & np.isin(copy.lanes.index, lanes.index)
             for part in diary.parts(copy.lanes):
                 if part.row in copy.noted and due[part.start : part.end].any():
                     found.setdefault(part.row, []).append(copy.noted[part.row])
@@ -122,7 +123,7 @@ class Copies:
         self._member[lanes.index] = True
         kept = []
         for copy in self.pending:
-            due = copy.group < limit[copy.lanes.index]
+            due = ~copy.over & (copy.group < limit[copy.lanes.index])
             if copy.lanes is not lanes:
                 due &= self._member[copy.lanes.index]
             count = np.count_nonzero(due)
@@ -135,8 +136,9 @@ class Copies:
                 self._land(copy, due)
                 if waited:
                     self._waited(copy, copy.lanes.subset(np.flatnonzero(due)), copy.destination[due])
-            if count < copy.lanes.n:
-                kept.append(copy if not count else _rest(copy, ~due))
+                copy.over |= due
+            if not copy.over.all():
+                kept.append(copy)
         self.pending = kept
         self.memory.flying = len(kept)
         self._member[lanes.index] = False
@@ -144,8 +146,8 @@ class Copies:
     def _waited(self, copy: PendingCopy, lanes: Lanes, destination: Array) -> None:
         self.memory.state_view(copy.size)[destination] = element(WRITTEN, copy.size)
         if self.memory.races is not None:
-            self.memory.races.copies.landed(lanes, copy.size, destination)
-            self.memory.races.copies.copied(lanes, copy.readings)
+            self.memory.races.landed(lanes, copy.size, destination)
+            self.memory.races.copied(lanes, copy.readings)
 
     def _land(self, copy: PendingCopy, due: Array) -> None:
         now = due & ~copy.landed
@@ -161,30 +163,3 @@ class Copies:
         for copy in self.pending:
             if self.random.random() < 0.25:
                 self._land(copy, self.random.random(copy.lanes.n) < self.random.choice([0.5, 1.0]))
-
-
-def _rest(copy: PendingCopy, keep: Array) -> PendingCopy:
-    """Returns the lanes `keep` of a copy."""
-    positions = np.flatnonzero(keep)
-    place = np.full(copy.lanes.n, -1)
-    place[positions] = np.arange(len(positions))
-
-    def restrict(parts: list[Part]) -> list[Part]:
-        out: list[Part] = []
-        for view, index, where in parts:
-            where = np.arange(copy.lanes.n) if where is None else where
-            mine = keep[where]
-            if mine.any():
-                out.append((view, index[mine], place[where[mine]]))
-        return out
-
-    return replace(
-        copy,
-        lanes=copy.lanes.subset(positions),
-        destination=copy.destination[keep],
-        whole=restrict(copy.whole),
-        pieces=restrict(copy.pieces),
-        sizes=None if copy.sizes is None else copy.sizes[keep],
-        group=copy.group[keep],
-        landed=copy.landed[keep],
-    )

@@ -16,12 +16,10 @@ import numpy as np
 from cupyflash.words import plural
 
 from ..order.accesses import ShadowAccess, TileAccess, Touch
-from ..order.races import bulk_writing, bulk_written, piece_access, tile_access
 from ..state.lanes import Lanes, Wave
-from ..state.segments import IN_FLIGHT, UNWRITTEN, WINDOW_BITS, WRITTEN, Segment
+from ..state.segments import IN_FLIGHT, UNWRITTEN, WINDOW_BITS, WRITTEN, Access, Segment
 from ..text.syntax import Array, Instruction
 from .mbarriers import MBarriers
-from .memory import Access as Seen
 from .memory import Memory
 from .ports import NOBODY, element, targets
 from .regions import CHUNK, Maps, Region, Tile, byte_region, extent
@@ -120,7 +118,7 @@ class Ends:
     def writable(self, segment: Segment, lanes: Lanes, i: Instruction) -> bool:
         if not segment.writable:
             message = f"{i.name} to {segment.name!r}, which is read-only"
-            self.memory.findings.report("read-only", message, i, lanes, 0, count=lanes.n)
+            self.memory.findings.report("read-only", message, i, lanes)
         return segment.writable
 
     # -- shared memory ------------------------------------------------------------------------------------------------------
@@ -207,7 +205,7 @@ class Ends:
         return good
 
     def report(self, kind: str, message: str, lanes: Lanes, at: Array, i: Instruction, tensor: str | None = None) -> None:
-        self.memory.findings.report(kind, message, i, lanes, int(at[0]), count=len(at), tensor=tensor)
+        self.memory.findings.report(kind, message, i, lanes, at, tensor=tensor)
 
 
 Update = Callable[[Array, Array, Array], Array]
@@ -282,8 +280,8 @@ class BulkLoad:
         if races is not None and found is not None:
             # The copy is over for each lane that sees the phase complete.
             if self.readings:
-                races.copies.copied(lane, self.readings)
-            found.told = races.heard.copied(int(lane.index[0]), found.told)
+                races.copied(lane, self.readings)
+            found.told = races.copied_clock(int(lane.index[0]), found.told)
         if memory.diary is not None and found is not None:
             memory.diary.brought(key, found.phase, self.noted[row])
         mbarriers.brought(key, self.to.tile.size, lane, self.instruction)
@@ -321,11 +319,11 @@ class BulkStore:
         self.fetch(memory, rows)
         fresh = rows[self.known[rows] < READ]
         if len(fresh) and races is not None:
-            races.copies.copied(self.lanes.subset(fresh), self.readings)
+            races.copied(self.lanes.subset(fresh), self.readings)
         if upto == DONE:
             self.put(memory, rows)
             if self.target is not None and races is not None:
-                bulk_written(races, self.target, self.lanes.index[rows[self.known[rows] < DONE]])
+                races.written(self.target, self.lanes.index[rows[self.known[rows] < DONE]])
         self.known[rows] = np.maximum(self.known[rows], upto)
 
     def fetch(self, memory: Memory, rows: Array) -> None:
@@ -379,7 +377,7 @@ class Bulks:
                 rows = np.unique(to.row[remote[tile.blocks[remote] == block]])
                 memory.lifetimes.touch(lanes.subset(rows), np.full(len(rows), block), i)
         if memory.races is not None:
-            target = tile_access(memory.races, lanes, to.row, tile.chunks, tile.offsets, i)
+            target = memory.races.tile_access(lanes, to.row, tile.chunks, tile.offsets, i)
             memory.races.judge(target, "cp.async" if reduction is None else "atom")
         if reduction is None:
             memory.state_view(CHUNK)[tile.chunks] = element(IN_FLIGHT, CHUNK)
@@ -395,20 +393,16 @@ class Bulks:
         memory, segment = self.memory, to.segment
         readings = self.reading(lanes, source, i, to)
         self.count(source, i)
-        traffic = memory.tally.traffic[i, segment]
         size = int(to.lengths.sum())
-        traffic.write_bytes += size
-        traffic.unique_write_bytes += size
-        traffic.write_requests += lanes.n
-        traffic.write_sectors += to.sectors()
+        memory.tally.traffic[i, segment].count_side(True, size, lanes.n, to.sectors(), size)
         self.show(lanes, to, True, i)
         target = None
         if memory.races is not None:
-            target = piece_access(memory.races, lanes, segment, to.starts, to.lengths, to.row, i)
+            target = memory.races.piece_access(lanes, segment, to.starts, to.lengths, to.row, i)
             if target is not None:
                 memory.races.judge(target, "st" if reduction is None else "atom")
                 if reduction is None:
-                    bulk_writing(memory.races, target)
+                    memory.races.issue(target, target.shadow.landing)
         to.mark_written()
         target = target if reduction is None else None
         noted = self.noted(lanes, to, source, i, False)
@@ -469,7 +463,7 @@ class Bulks:
             if len(late):
                 name = store.instruction.name
                 message = f"the thread exits before its {name} has read shared memory: a cp.async.bulk.wait_group.read is missing"
-                self.memory.findings.report("in flight", message, store.instruction, store.lanes, int(late[0]), count=len(late))
+                self.memory.findings.report("in flight", message, store.instruction, store.lanes, late)
             store.put(self.memory, due)
             store.known[due] = DONE
         self.stores = [store for store in self.stores if (store.known < DONE).any()]
@@ -497,12 +491,8 @@ class Bulks:
         if isinstance(source, Region):
             fresh, name = source.unwritten(), source.segment.name
             what = f"{name!r}, which"
-            traffic = memory.tally.traffic[i, source.segment]
             size = int(source.lengths.sum())
-            traffic.read_bytes += size
-            traffic.unique_read_bytes += size
-            traffic.read_requests += lanes.n
-            traffic.read_sectors += source.sectors()
+            memory.tally.traffic[i, source.segment].count_side(False, size, lanes.n, source.sectors(), size)
             self.show(lanes, source, False, i)
         else:
             states = memory.state_view(CHUNK)[source.chunks].view(np.uint8)
@@ -512,21 +502,21 @@ class Bulks:
             flying = np.flatnonzero((states == IN_FLIGHT).any(axis=1))
             if len(flying):
                 message = f"{i.name} reads shared memory: the asynchronous copy to it has not been waited for"
-                memory.findings.report("in flight", message, i, lanes, int(flying[0]), count=len(flying))
+                memory.findings.report("in flight", message, i, lanes, flying)
         if len(fresh):
             message = f"{i.name} reads {what} nobody wrote"
-            memory.findings.report("uninitialised", message, i, lanes, int(fresh[0]), count=len(fresh), tensor=name)
+            memory.findings.report("uninitialised", message, i, lanes, fresh, tensor=name)
         if races is None:
             return []
         access = (
-            piece_access(races, lanes, source.segment, source.starts, source.lengths, source.row, i)
+            races.piece_access(lanes, source.segment, source.starts, source.lengths, source.row, i)
             if isinstance(source, Region)
-            else tile_access(races, lanes, np.arange(lanes.n), source.chunks, source.offsets, i)
+            else races.tile_access(lanes, np.arange(lanes.n), source.chunks, source.offsets, i)
         )
         if access is None:
             return []
         races.judge(access, "ld")
-        return races.copies.issued()
+        return races.issued()
 
     def show(self, lanes: Lanes, region: Region, write: bool, i: Instruction) -> None:
         """Shows the observer the bytes that each copy reads or writes of a tensor."""
@@ -535,13 +525,10 @@ class Bulks:
             return
         for at in range(lanes.n):
             own, lane = region.row == at, lanes.subset(np.array([at]))
-            observer(Seen(lane, "global", region.segment, region.starts[own], region.lengths[own], "cp.async.bulk", write, i))
+            observer(Access(lane, "global", region.segment, region.starts[own], region.lengths[own], "cp.async.bulk", write, i))
 
     def count(self, tile: Tile, i: Instruction) -> None:
         """Counts accesses to shared memory, without conflicts: 128 bytes a wavefront."""
-        counts = self.memory.tally.shared[i, "cp.async.bulk", tile.size]
-        passes = -(-tile.size // 128) * len(tile.blocks)
-        counts.requests += len(tile.blocks)
-        counts.bytes += tile.size * len(tile.blocks)
-        counts.wavefronts += passes
-        counts.ideal_wavefronts += passes
+        n = len(tile.blocks)
+        passes = -(-tile.size // 128) * n
+        self.memory.tally.shared[i, "cp.async.bulk", tile.size].count(n, tile.size * n, passes, passes)

@@ -27,6 +27,7 @@ import zlib
 from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 
@@ -164,7 +165,14 @@ NAN = {"float16": 0x7FFF, "bfloat16": 0x7FFF, "float64": (1 << 63) - 1}
 """Bits of an element out of bounds for maps with NaN fill; 0x7FFFFFFF in the types of 32 bits."""
 
 INTERLEAVES, SWIZZLES, PROMOTIONS, FILLS = (0, 16, 32), (0, 32, 64, 128), (0, 64, 128, 256), ("zeros", "nan")
-"""Allowed values, in the order of the driver's enumerations."""
+CHOICES: dict[str, tuple[Any, ...]] = {
+    "dtype": tuple(TYPES),
+    "interleave": INTERLEAVES,
+    "swizzle": SWIZZLES,
+    "l2_promotion": PROMOTIONS,
+    "fill": FILLS,
+}
+"""Allowed values of a description's fields, in the order of the driver's enumerations."""
 
 MOST_RANK, MOST_BOX, MOST_STEP = 5, 256, 8
 
@@ -214,11 +222,8 @@ class Description:
 
     def check(self) -> None:
         """Raises ValueError for a description that cuTensorMapEncodeTiled refuses."""
-        one_of("dtype", self.dtype, tuple(TYPES))
-        one_of("interleave", self.interleave, INTERLEAVES)
-        one_of("swizzle", self.swizzle, SWIZZLES)
-        one_of("l2_promotion", self.l2_promotion, PROMOTIONS)
-        one_of("fill", self.fill, FILLS)
+        for name in CHOICES:
+            one_of(name, getattr(self, name))
         least = 3 if self.interleave else 1
         if not least <= self.rank <= MOST_RANK:
             suffix = " with interleave" if self.interleave else ""
@@ -262,13 +267,6 @@ class Description:
     def encode(self, address: int) -> bytes:
         """Returns the 128 bytes of a map of the tensor at this address."""
         outer = MOST_RANK - self.rank
-        choices = (
-            (tuple(TYPES), self.dtype),
-            (INTERLEAVES, self.interleave),
-            (SWIZZLES, self.swizzle),
-            (PROMOTIONS, self.l2_promotion),
-            (FILLS, self.fill),
-        )
         data = _FORMAT.pack(
             _MAGIC,
             address,
@@ -281,7 +279,7 @@ class Description:
             *self.element_strides,
             *[0] * outer,
             self.rank,
-            *(table.index(choice) for table, choice in choices),
+            *(allowed.index(getattr(self, name)) for name, allowed in CHOICES.items()),
         )
         return (data + _checksum(data)).ljust(MAP_BYTES, b"\0")
 
@@ -295,17 +293,13 @@ def decode(data: bytes) -> tuple[Description, int] | None:
     dims, strides, box, steps, rest = numbers[:5], numbers[5:9], numbers[9:14], numbers[14:19], numbers[19:]
     if magic != _MAGIC:
         return None
-    rank, dtype, interleave, swizzle, promotion, fill = rest
+    rank, *chosen = rest
     description = Description(
-        tuple(TYPES)[dtype],
-        tuple(dim + 1 for dim in dims[:rank]),
-        tuple(strides[: rank - 1]),
-        tuple(length + 1 for length in box[:rank]),
-        tuple(steps[:rank]),
-        INTERLEAVES[interleave],
-        SWIZZLES[swizzle],
-        PROMOTIONS[promotion],
-        FILLS[fill],
+        dims=tuple(dim + 1 for dim in dims[:rank]),
+        strides=tuple(strides[: rank - 1]),
+        box=tuple(length + 1 for length in box[:rank]),
+        element_strides=tuple(steps[:rank]),
+        **{name: allowed[k] for (name, allowed), k in zip(CHOICES.items(), chosen, strict=True)},
     )
     return description, address
 
@@ -350,7 +344,7 @@ class TensorMap:
         if not isinstance(array, np.ndarray) or array.dtype.hasobject:
             raise TypeError(f"array must be a NumPy array of numbers, got {type(array).__name__}")
         dtype = type_of(array) if self.dtype is None else self.dtype
-        one_of("dtype", dtype, tuple(TYPES))
+        one_of("dtype", dtype)
         dims, strides = self.layout(dtype)
         steps = (1,) * len(dims) if self.element_strides is None else whole("element_strides", self.element_strides)
         hints = self.interleave, self.swizzle, self.l2_promotion, self.fill
@@ -407,6 +401,6 @@ def within(name: str, values: tuple[int, ...], low: int, high: int) -> None:
             raise ValueError(f"{name} must be from {low} to {high}, got {values}")
 
 
-def one_of(name: str, value: object, allowed: tuple[object, ...]) -> None:
-    if value not in allowed:
-        raise ValueError(f"{name} must be one of {', '.join(map(repr, allowed))}, got {value!r}")
+def one_of(name: str, value: object) -> None:
+    if value not in CHOICES[name]:
+        raise ValueError(f"{name} must be one of {', '.join(map(repr, CHOICES[name]))}, got {value!r}")

@@ -17,7 +17,7 @@ import numpy as np
 
 from cupyflash.words import plural
 
-from ..order.clocks import BLOCK, CLUSTER
+from ..order.sharing import BLOCK, CLUSTER
 from ..report.findings import ERROR, WARNING, Stuck, Verdict
 from ..state.lanes import Lanes, merged
 from ..state.segments import WRITTEN
@@ -124,7 +124,7 @@ class MBarriers:
         wrong = np.flatnonzero((counts < 1) | (counts > MOST))
         if len(wrong):
             message = f"mbarrier for {plural(int(counts[wrong[0]]), 'arrival')}; it counts 1 to {MOST}"
-            self.memory.findings.report("bad arrival", message, i, lanes, int(wrong[0]), count=len(wrong))
+            self.memory.findings.report("bad arrival", message, i, lanes, wrong)
         for key, count in zip(keys.tolist(), counts.tolist(), strict=True):
             self.objects[key] = Phases(count, count)
             if self.memory.diary is not None:
@@ -155,7 +155,7 @@ class MBarriers:
             what = f"the mbarrier at {self.name(int(keys[at[0]]))} is used by {i.name}"
             message = f"{what}, but no fence.mbarrier_init (or fence.proxy.async) is behind its mbarrier.init"
             verdict = Verdict("proxy", WARNING if met else ERROR)
-            self.memory.findings.report(verdict, message, i, lanes, int(row[at[0]]), count=len(at))
+            self.memory.findings.report(verdict, message, i, lanes, row[at])
 
     def invalidate(self, keys: Array) -> None:
         for key in keys.tolist():
@@ -164,7 +164,7 @@ class MBarriers:
     def find(self, key: int, lanes: Lanes, i: Instruction) -> Phases | None:
         found = self.objects.get(key)
         if found is None:
-            self.memory.findings.report("uninitialised", "mbarrier that nobody has initialised", i, lanes, 0, count=lanes.n)
+            self.memory.findings.report("uninitialised", "mbarrier that nobody has initialised", i, lanes)
         return found
 
     def each(self, keys: Array) -> list[tuple[int, Array]]:
@@ -199,7 +199,7 @@ class MBarriers:
                 count = int(counts[some].sum())
                 if count > barrier.pending:
                     message = f"{plural(count, 'arrival')} at an mbarrier whose phase waits for {barrier.pending}"
-                    self.memory.findings.report("bad arrival", message, i, lanes, int(some[0]), count=len(some))
+                    self.memory.findings.report("bad arrival", message, i, lanes, some)
                     continue
                 before = barrier.pending - np.concatenate(([0], np.cumsum(counts[some])[:-1])).astype(np.int64)
                 states[some] = (barrier.phase << 32) + before
@@ -214,7 +214,7 @@ class MBarriers:
         """Returns the clock that an arrival of lanes of one cluster hands on: if relaxed, only their fences and their begin."""
         races = self.memory.races
         if races is None or "relaxed" not in i.mods:
-            return None if races is None else races.heard.released(lanes)
+            return None if races is None else races.released(races.groups(lanes))[0]
         near = (lanes.block_ids == key // (self.memory.shared_stride >> 3)).all()
         told = races.fenced(lanes, BLOCK if near else CLUSTER)
         mine = lanes.index % races.per
@@ -229,7 +229,7 @@ class MBarriers:
         pending = np.array([barrier.pending for barrier in barriers]) + earlier[starts]
         phase = np.array([barrier.phase << 32 for barrier in barriers])
         states = np.repeat(phase + pending, sizes) - earlier
-        told = None if races is None else races.heard.released_by(races.heard.groups(lanes, starts))
+        told = None if races is None else races.released(races.groups(lanes, starts))
         for k, (key, barrier, count) in enumerate(zip(many.keys[starts].tolist(), barriers, sums.tolist(), strict=True)):
             if drop:
                 barrier.expected -= count
@@ -245,7 +245,7 @@ class MBarriers:
                 message = (
                     f".noComplete at the mbarrier at {self.name(key)}, whose phase waits for {plural(barrier.pending, 'arrival')}"
                 )
-                self.memory.findings.report("bad arrival", message, i, lanes, int(at[0]), count=len(at))
+                self.memory.findings.report("bad arrival", message, i, lanes, at)
 
     def arrived(self, key: int, barrier: Phases, told: Array | None, count: int) -> None:
         """Counts `count` arrivals, and keeps the clock that they hand on."""
@@ -266,7 +266,7 @@ class MBarriers:
                 barrier.transactions += int(amounts[at].sum())
                 if abs(barrier.transactions) > MOST:
                     message = f"the mbarrier at {self.name(key)} would count {plural(barrier.transactions, 'byte')}, at most {MOST}"
-                    self.memory.findings.report("bad arrival", message, i, lanes, int(at[0]), count=len(at))
+                    self.memory.findings.report("bad arrival", message, i, lanes, at)
                 self.check(key, barrier)
 
     def brought(self, key: int, size: int, lane: Lanes, i: Instruction) -> None:
@@ -325,8 +325,7 @@ class MBarriers:
             remote = index.astype(np.int64) * 8 // self.memory.shared_stride != lanes.block[where]
             if remote.any():
                 message = "wait for an mbarrier of another block: a thread can only wait for its own block's"
-                place, count = int(where[remote][0]), int(remote.sum())
-                self.memory.findings.report("out of bounds", message, wait.instruction, lanes, place, count=count)
+                self.memory.findings.report("out of bounds", message, wait.instruction, lanes, where[remote])
             left[where] = False
             keys, values = index.astype(np.int64), wanted[where]
             # Contiguous lanes that wait for the same phase.
@@ -370,7 +369,7 @@ class MBarriers:
             if heard is not None:
                 news.append((waiter.lanes, heard))
         if races is not None and news:
-            races.heard.hear_all(news)
+            races.hear(races.joined(tuple(lanes for lanes, _ in news)), np.stack([told for _, told in news]))
         return [(wait, merged(some), done) for (_, done), (wait, some) in groups.items()]
 
     def tell(self, waiter: Waiter, barrier: Phases) -> None:
@@ -388,7 +387,7 @@ class MBarriers:
             if here.any():
                 self.see(one.barrier, one.phase)
                 if self.memory.races is not None and one.heard is not None:
-                    self.memory.races.heard.hear(one.lanes.subset(np.flatnonzero(here)), one.heard)
+                    self.memory.races.hear(self.memory.races.groups(one.lanes.subset(np.flatnonzero(here))), one.heard[None])
             if not here.all():
                 self.relaxed.append(Relaxed(one.lanes.subset(np.flatnonzero(~here)), one.barrier, one.phase, one.heard))
 

@@ -8,7 +8,6 @@ Addresses are virtual: tensors as in `state.segments`, with windows for shared a
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -16,12 +15,13 @@ import numpy as np
 from cupyflash.words import plural
 
 from ..order.accesses import Stored, windows
-from ..order.races import Lifetimes, Races
-from ..report.counters import Tally
+from ..order.lifetimes import Lifetimes
+from ..order.races import Races
+from ..report.counters import LaunchTally
 from ..report.diary import Diary
 from ..report.findings import Findings
 from ..state.lanes import Lanes, Wave, wavefronts
-from ..state.segments import PAGE, UNWRITTEN, WINDOW_BITS, WRITTEN, Pages, Segment
+from ..state.segments import PAGE, UNWRITTEN, WINDOW_BITS, WRITTEN, Access, Pages, Segment
 from ..text.syntax import ELEMENT, Array, Instruction
 from .layouts import Swizzles
 
@@ -37,46 +37,13 @@ LOOK = 1 << 16
 """Bytes of shared memory that are searched together for an unwritten one."""
 
 
-@dataclass(frozen=True)
-class Access:
-    """One memory access of a set of lanes, as an observer sees it. `kind`: ld, st, atom, ldmatrix, cp.async, ...
-
-    `addresses` (uint64 or uint32, one a lane) are virtual; in shared and local memory they are offsets; in `space`
-    "shared::cluster", the shared memory of another block, `Reached.places`. `segment` is the tensor. A bulk copy between a tensor
-    and shared memory (cp.async.bulk) is one access, to the tensor: one lane, and the copy's contiguous pieces in `addresses` and
-    `size`.
-    """
-
-    lanes: Lanes
-    space: str
-    segment: Segment | None
-    addresses: Array
-    size: int | Array
-    kind: str
-    write: bool
-    instruction: Instruction
-
-
-@dataclass(frozen=True)
-class Reached:
-    """An access to the shared memory of other blocks of the cluster: `blocks` of the wave, and `places` in the shared memory of
-    all its blocks (block * shared_stride + offset), int64, one a lane."""
-
-    lanes: Lanes
-    blocks: Array
-    places: Array
-    size: int
-    kind: str
-    instruction: Instruction
-
-
 Observer = Callable[[Access], None]
 
 
 class Memory:
     """All memory of a running launch. `begin_wave` gives the blocks of the next wave fresh shared and local memory."""
 
-    def __init__(self, segments: list[Segment], shared_size: int, local_size: int, findings: Findings, tally: Tally):
+    def __init__(self, segments: list[Segment], shared_size: int, local_size: int, findings: Findings, tally: LaunchTally):
         self.segments = {segment.start >> WINDOW_BITS: segment for segment in segments}
         self.shared_size = shared_size
         self.shared_stride = -(-max(shared_size, 1) // 128) * 128
@@ -88,8 +55,6 @@ class Memory:
         self.diary: Diary | None = None
         """The diary of a block of the wave."""
         self.races: Races | None = None
-        self.storing: Stored | None = None
-        """The values of the store that is being made; None while something else accesses memory."""
         self.reserved = 0
         """Bytes at the end of each block's shared memory that the system reserves: zero at first."""
         self.shared_names: Mapping[str, int] = {}
@@ -132,6 +97,16 @@ class Memory:
         self._shared_views = {size: self._shared.view(dtype) for size, dtype in ELEMENT.items()}
         self._state_views = {size: self._state.view(dtype) for size, dtype in ELEMENT.items()}
         self._local_views = {size: self._local.view(dtype) for size, dtype in ELEMENT.items()}
+
+    def storing(self, lanes: Lanes, values: Array) -> None:
+        """Tells the race detector the values that lanes are about to store, one element each."""
+        if self.races is not None:
+            self.races.storing = Stored(lanes, values, self.shared_view(1), self.races.shared_shift)
+
+    def stored(self) -> None:
+        """Tells the race detector that the store has been made."""
+        if self.races is not None:
+            self.races.storing = None
 
     def shared_view(self, size: int) -> Array:
         """Returns all shared memory of the wave as elements of `size` bytes; `Lanes.shared_base` gives each block's start."""
@@ -222,61 +197,38 @@ class Memory:
 
     # -- counts and the observer: every access passes here ----------------------------------------------------------
 
-    def accessed(
-        self,
-        space: str,
-        segment: Segment | None,
-        lanes: Lanes,
-        addresses: Array,
-        size: int | Array,
-        kind: str,
-        instruction: Instruction,
-    ) -> None:
-        """Counts a checked access and shows it to the observer, once as a read and once as a write for an atomic."""
-        reads, writes = kind not in STORES, kind in STORES or kind == "atom"
+    def accessed(self, access: Access) -> None:
+        """Counts a checked access and shows it to the observer."""
+        lanes, segment, addresses, size, i = access.lanes, access.segment, access.addresses, access.size, access.instruction
         if segment is not None:
-            traffic = self.tally.traffic[instruction, segment]
-            if reads:
-                traffic.count(lanes, addresses, size, False)
-            if writes:
-                traffic.count(lanes, addresses, size, True)
-        elif space == "shared" and isinstance(size, int):
-            counts = self.tally.shared[instruction, kind, size]
-            passes, ideal = wavefronts(lanes, addresses, size)
-            counts.requests += lanes.warps
-            counts.bytes += lanes.n * size
-            counts.wavefronts += passes
-            counts.ideal_wavefronts += ideal
-        if self.diary is not None:
-            self.diary.access(space, segment, lanes, addresses, size, instruction)
-        if self.races is not None:
-            self.races.access(space, segment, lanes, addresses, size, kind, instruction)
-        if self.observer is not None:
-            if reads:
-                self.observer(Access(lanes, space, segment, addresses, size, kind, False, instruction))
-            if writes:
-                self.observer(Access(lanes, space, segment, addresses, size, kind, True, instruction))
+            traffic = self.tally.traffic[i, segment]
+            for write in access.sides:
+                traffic.count(lanes, addresses, size, write)
+        elif access.space == "shared" and isinstance(size, int):
+            passes = wavefronts(lanes, addresses, size)
+            self.tally.shared[i, access.kind, size].count(lanes.warps, lanes.n * size, *passes)
+        self.show(access)
 
-    def reached(self, access: Reached) -> None:
-        """Counts a checked access to the shared memory of other blocks, and shows it to the observer."""
-        lanes, size, kind, i = access.lanes, access.size, access.kind, access.instruction
-        counts = self.tally.distributed[i, kind, size]
-        counts.requests += lanes.warps
-        counts.bytes += lanes.n * size
-        for block in np.unique(access.blocks):
-            at = np.flatnonzero(access.blocks == block)
-            passes, ideal = wavefronts(lanes.subset(at), access.places[at], size)
-            counts.wavefronts += passes
-            counts.ideal_wavefronts += ideal
-        if self.diary is not None:
-            self.diary.access("shared::cluster", None, lanes, access.places, size, i)
+    def reached(self, access: Access, blocks: Array) -> None:
+        """Counts a checked access to the shared memory of other `blocks` of the cluster (numbers in the wave), and shows it."""
+        lanes, places, size, i = access.lanes, access.addresses, access.size, access.instruction
+        assert isinstance(size, int)
+        each = [np.flatnonzero(blocks == block) for block in np.unique(blocks)]
+        passes = np.sum([wavefronts(lanes.subset(at), places[at], size) for at in each], axis=0).tolist()
+        self.tally.distributed[i, access.kind, size].count(lanes.warps, lanes.n * size, *passes)
         if self.lifetimes is not None:
-            self.lifetimes.touch(lanes, access.blocks, i)
+            self.lifetimes.touch(lanes, blocks, i)
+        self.show(access)
+
+    def show(self, access: Access) -> None:
+        """Shows an access to the diary, the race detector and the observer."""
+        if self.diary is not None:
+            self.diary.access(access)
         if self.races is not None:
-            self.races.access("shared::cluster", None, lanes, access.places, size, kind, i)
-        for write in (False, True) if kind == "atom" else (kind in STORES,):
-            if self.observer is not None:
-                self.observer(Access(lanes, "shared::cluster", None, access.places, size, kind, write, i))
+            self.races.access(access)
+        if self.observer is not None:
+            for write in access.sides:
+                self.observer(access._replace(write=write))
 
 
 STORES = frozenset({"st", "red", "stmatrix", "cp.async"})

@@ -19,9 +19,9 @@ import numpy as np
 from cupyflash.words import plural
 
 from ..state.lanes import Lanes
-from ..state.segments import IN_FLIGHT, UNWRITTEN, WINDOW_BITS, WRITTEN, Segment
+from ..state.segments import IN_FLIGHT, UNWRITTEN, WINDOW_BITS, WRITTEN, Access, Segment
 from ..text.syntax import ELEMENT, UNSIGNED, Array, Instruction
-from .memory import LOCAL_WINDOW, PARAM_WINDOW, SHARED_WINDOW, SPACE_BITS, STORES, Memory, Reached
+from .memory import LOCAL_WINDOW, PARAM_WINDOW, SHARED_WINDOW, SPACE_BITS, STORES, Memory
 
 RANK_SHIFT, RANK_BITS = 24, 5
 FLAG = 1 << 30
@@ -92,6 +92,10 @@ class Port(ABC):
         self.read = kind not in STORES
         self.verb = "atomic access" if kind == "atom" else "write" if self.write else "read"
         self.shift = size.bit_length() - 1
+        self.prepare(n)
+
+    def prepare(self, n: int) -> None:  # noqa: B027 - optional
+        """Makes what resolving for `n` lanes needs: here nothing."""
 
     @abstractmethod
     def resolve(self, lanes: Lanes, addresses: Array) -> list[Part]:
@@ -107,28 +111,18 @@ class Port(ABC):
             i = self.instruction
             self.memory.findings.doubt(kind, message, i, lanes.place(first), len(positions), address)
             return
-        self.memory.findings.report(
-            kind,
-            message,
-            self.instruction,
-            lanes,
-            first,
-            count=len(positions),
-            address=address,
-            tensor=tensor,
-        )
+        self.memory.findings.report(kind, message, self.instruction, lanes, positions, address=address, tensor=tensor)
 
 
 class GlobalPort(Port):
     """Named tensors, constant and parameter memory."""
 
-    def __init__(self, memory: Memory, instruction: Instruction, n: int, size: int, kind: str, used: Array | slice = ALL):
-        super().__init__(memory, instruction, n, size, kind, used)
+    def prepare(self, n: int) -> None:
         self.bad = np.empty(n, np.bool_)
         self.relative = np.empty(n, np.uint64)
         self.scratch = np.empty(n, np.uint64)
         self.index = self.relative.view(np.int64)
-        self.low = np.array(size - 1, np.uint64)
+        self.low = np.array(self.size - 1, np.uint64)
         self.bits = np.array(self.shift, np.uint64)
         self.segment: Segment | None = None
 
@@ -218,7 +212,7 @@ class GlobalPort(Port):
     def accessed(self, segment: Segment, lanes: Lanes, addresses: Array, size: int | Array) -> None:
         if segment.state is not None:
             self.initialised(segment, lanes, addresses, size)
-        self.memory.accessed(segment.space, segment, lanes, addresses, size, self.kind, self.instruction)
+        self.memory.accessed(Access(lanes, segment.space, segment, addresses, size, self.kind, self.write, self.instruction))
 
     def initialised(self, segment: Segment, lanes: Lanes, addresses: Array, size: int | Array) -> None:
         """Checks that somebody in this launch has written the bytes that are read of a tensor without initial contents."""
@@ -293,7 +287,7 @@ class _BlockPort(Port):
     def found(self, lanes: Lanes, offsets: Array, index: Array) -> Array:
         """Checks and counts an access that is in bounds and aligned; returns its index."""
         self.checked(lanes, offsets, index)
-        self.memory.accessed(self.space, None, lanes, offsets, self.size, self.kind, self.instruction)
+        self.memory.accessed(Access(lanes, self.space, None, offsets, self.size, self.kind, self.write, self.instruction))
         return index
 
     def search(self, lanes: Lanes, addresses: Array) -> list[Part]:
@@ -307,11 +301,13 @@ class _BlockPort(Port):
             message = f" of {self.space} memory is not aligned to {self.size} bytes"
             self.report("misaligned", message, lanes, crooked & ~outside, addresses, None)
         good = ~(outside | crooked)
-        good &= ~self.astray(lanes, addresses, good)
-        positions = np.flatnonzero(good)
+        return self.parts(lanes, addresses, np.flatnonzero(good & ~self.astray(lanes, addresses, good)))
+
+    def parts(self, lanes: Lanes, offsets: Array, positions: Array) -> list[Part]:
+        """Returns the lanes at these positions, whose accesses are in bounds and aligned, as a part."""
         if not len(positions):
             return []
-        subset, at = lanes.subset(positions), addresses[positions].astype(np.uint32)
+        subset, at = lanes.subset(positions), offsets[positions].astype(np.uint32)
         index = (at >> self.shift).astype(np.int64) + self.base(subset)(self.shift)
         return [(self.elements(), self.found(subset, at, index), positions)]
 
@@ -321,12 +317,11 @@ class SharedPort(_BlockPort):
 
     space = "shared"
 
-    def __init__(self, memory: Memory, instruction: Instruction, n: int, size: int, kind: str, used: Array | slice = ALL):
-        super().__init__(memory, instruction, n, size, kind, used)
-        self.state = np.empty(n, ELEMENT[size])
-        self.words = self.state.view(np.uint64) if size > 8 else self.state
-        self.written = pattern(WRITTEN, min(size, 8))
-        self.home = memory.homes.get(instruction)
+    def prepare(self, n: int) -> None:
+        self.state = np.empty(n, ELEMENT[self.size])
+        self.words = self.state.view(np.uint64) if self.size > 8 else self.state
+        self.written = pattern(WRITTEN, min(self.size, 8))
+        self.home = self.memory.homes.get(self.instruction)
 
     def capacity(self) -> int:
         return self.memory.shared_size
@@ -385,7 +380,7 @@ class SharedPort(_BlockPort):
         races = self.memory.races
         if flying.any() and races is not None:
             # A lane that is not even ordered behind the issue of the copy races with it, with or without a wait.
-            flying = flying & races.copies.issue_ordered(lanes, self.size, index)
+            flying = flying & races.issue_ordered(lanes, self.size, index)
         if flying.any():
             message = " of shared memory: its asynchronous copy has not been waited for by the thread that issued it"
             self.report("in flight", message, lanes, flying, offsets, None)
@@ -415,18 +410,14 @@ class ClusterPort(SharedPort):
                 self.report(kind, message, lanes, bad, np.where(nobody, addresses.astype(np.int64), offsets), None)
         good = ~(nobody | outside | crooked | gone)
         good &= ~self.astray(lanes, offsets, good)
-        parts: list[Part] = []
-        own = np.flatnonzero(good & (blocks == lanes.block))
-        if len(own):
-            subset, at = lanes.subset(own), offsets[own].astype(np.uint32)
-            index = (at >> self.shift).astype(np.int64) + self.base(subset)(self.shift)
-            parts.append((self.elements(), self.found(subset, at, index), own))
+        parts = self.parts(lanes, offsets, np.flatnonzero(good & (blocks == lanes.block)))
         remote = np.flatnonzero(good & (blocks != lanes.block))
         if len(remote):
             subset, there = lanes.subset(remote), blocks[remote]
             places = there * lanes.wave.shared_stride + offsets[remote]
             self.checked(subset, offsets[remote], places >> self.shift)
-            self.memory.reached(Reached(subset, there, places, self.size, self.kind, self.instruction))
+            reach = Access(subset, "shared::cluster", None, places, self.size, self.kind, self.write, self.instruction)
+            self.memory.reached(reach, there)
             parts.append((self.elements(), places >> self.shift, remote))
         return parts
 
@@ -449,8 +440,7 @@ class LocalPort(_BlockPort):
 class GenericPort(Port):
     """Generic addresses: shared and local memory are windows in the space that the tensors live in."""
 
-    def __init__(self, memory: Memory, instruction: Instruction, n: int, size: int, kind: str, used: Array | slice = ALL):
-        super().__init__(memory, instruction, n, size, kind, used)
+    def prepare(self, n: int) -> None:
         self.ports: dict[tuple[int, int], Port] = {}
         self.whole = self.port(0, n)
         self.base = 0

@@ -17,7 +17,6 @@ import numpy as np
 
 from cupyflash.words import plural
 
-from ..order.races import bulk_read, last_write, piece_access
 from ..state.lanes import SECTOR, Lanes
 from ..state.segments import UNWRITTEN, WINDOW_BITS, WRITTEN, Segment
 from ..text.syntax import ELEMENT, Array, Instruction
@@ -287,7 +286,7 @@ class Maps:
                         continue
                     wrong = BAD, f"the tensor map at {self.place(address)} is of memory at {good[1]:#x}, where no tensor begins"
             kind, message = wrong
-            self.memory.findings.report(kind, message, i, some, 0, count=some.n, address=address)
+            self.memory.findings.report(kind, message, i, some, address=address)
         return found
 
     def wrong(self, lanes: Lanes, address: int, i: Instruction) -> tuple[str, str] | None:
@@ -323,16 +322,16 @@ class Maps:
         races = self.memory.races
         if races is None:
             return
-        access = piece_access(races, lanes, segment, np.full(lanes.n, address), np.full(lanes.n, MAP_BYTES), np.arange(lanes.n), i)
+        access = races.piece_access(lanes, segment, np.full(lanes.n, address), np.full(lanes.n, MAP_BYTES), np.arange(lanes.n), i)
         if access is None:
             return
-        bulk_read(races, access)
-        moment, block = last_write(races, access)
+        races.read_map(access)
+        moment, block = races.last_write(access)
         if moment > self.acquired.get(address, 0) or moment > self.released.get(block, 0):
             release = moment > self.released.get(block, 0)
             missing = "release, after the store" if release else "acquire, before the use"
             message = f"the tensor map at {self.place(address)} was stored: no fence.proxy.tensormap::generic.{missing}"
-            self.memory.findings.report("proxy", message, i, lanes, 0, count=lanes.n, address=address, tensor=segment.name)
+            self.memory.findings.report("proxy", message, i, lanes, address=address, tensor=segment.name)
 
     def release(self, lanes: Lanes) -> None:
         """Runs fence.proxy.tensormap::generic.release for these lanes; it counts for their whole blocks."""

@@ -1,4 +1,4 @@
-"""Accesses to memory, as the race detector keeps them: tables of the last writers and readers, and facts about shared data.
+"""Accesses to memory, as the race detector keeps them: the granules of one, and tables of the last writers and readers.
 
 The shadow memory has granules: the smallest width with which the kernel accesses shared memory, or a tensor, so that an access
 of 16 bytes is often one entry. Each granule has an entry for its last writer, and a summary of its readers. In shared memory
@@ -11,18 +11,19 @@ with all of them.
 
 from __future__ import annotations
 
+import math
 import mmap
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
 from ..state.lanes import WARP, Lanes
-from ..state.segments import Place, Segment, meets
+from ..state.segments import Segment
 from ..text.syntax import Array, Instruction
-from .clocks import DEVICE, LANE, LEVEL, STAMP, scope_of
+from .clocks import STAMP
 
 
 @dataclass
@@ -56,9 +57,9 @@ class Table:
         return zeros((self.rows, self.columns), self.numbers, self.sparse)
 
 
-def zeros(shape: tuple[int, int], dtype: np.dtype[Any], sparse: bool) -> Array:
+def zeros(shape: tuple[int, ...], dtype: np.dtype[Any], sparse: bool) -> Array:
     """Returns zeros; `sparse` ones take memory a page at a time, when touched, not 2 MiB at a time as NumPy's large arrays do."""
-    size = shape[0] * shape[1] * dtype.itemsize
+    size = math.prod(shape) * dtype.itemsize
     if not sparse or not size or not hasattr(mmap, "MADV_NOHUGEPAGE"):
         return np.zeros(shape, dtype)
     memory = mmap.mmap(-1, size)
@@ -66,41 +67,37 @@ def zeros(shape: tuple[int, int], dtype: np.dtype[Any], sparse: bool) -> Array:
     return np.frombuffer(memory, dtype).reshape(shape)
 
 
-@dataclass
 class Shadow:
     """The accesses to each granule: the last plain writer, the plain readers, the atomics; those that asynchronous copies may still
     read (`copies`) and, in tensors, write (`landing`); the last `volatile` writer of shared memory, as far as lockstep matters.
+
+    `sparse`: bulk copies make most of the reads, each for one warp.
     """
 
-    writes: Table
-    reads: Table
-    atomics: Table
-    shared: bool
-    copies: Table | None = None
-    volatile: Table | None = None
-    landing: Table | None = None
-    scoped: dict[tuple[int, bool], Table] = field(default_factory=dict)
-    """All strong accesses by (scope, whether they write), if the scope of some excludes other blocks."""
-    agreeing: Table | None = None
-    """Plain writers that raced with the last one and wrote the same, in columns as `reads`."""
-    mixed: Array | None = None
-    """Granules that lanes of one warp wrote at once, with several values: any of these may be there."""
-    ragged: bool = False
-    """True if a copy to or from a tensor began or ended within a granule, so that the entries may omit it."""
+    def __init__(self, granules: int, columns: int, shared: bool, numbers: np.dtype[Any], sparse: bool = False):
+        self.shared = shared
+        self.reads, self.atomics = (Table(granules, columns, numbers, sparse) for _ in range(2))
+        self.writes, self.copies, self.landing, self.volatile = (Table(granules, 1, numbers) for _ in range(4))
+        self.agreeing = Table(granules, columns, numbers)
+        """Plain writers that raced with the last one and wrote the same."""
+        self.scoped: dict[tuple[int, bool], Table] = {}
+        """All strong accesses by (scope, whether they write), if the scope of some excludes other blocks."""
+        self.mixed: Array | None = None
+        """Granules that lanes of one warp wrote at once, with several values: any of these may be there."""
+        self.ragged = False
+        """True if a copy to or from a tensor began or ended within a granule, so that the entries may omit it."""
 
-    @classmethod
-    def of(cls, granules: int, columns: int, shared: bool, numbers: np.dtype[Any], sparse: bool = False) -> Shadow:
-        """Makes the tables. `sparse`: bulk copies make most of the reads, each for one warp."""
-        reads, atomics = (Table(granules, columns, numbers, sparse) for _ in range(2))
-        return cls(Table(granules, 1, numbers), reads, atomics, shared)
+    def mix(self, rows: Array) -> None:
+        """Records that lanes of one warp wrote several values to these granules at once."""
+        if len(rows) and self.mixed is None:
+            self.mixed = np.zeros(self.writes.rows, np.bool_)
+        if self.mixed is not None:
+            self.mixed[rows] = True
 
     def touched(self) -> tuple[Array, Array]:
         """Returns masks of the granules that somebody may have written, and of those that anybody may have touched."""
-        wrote = self.writes.marked() | self.atomics.marked() | self.ragged
-        touched = wrote | self.reads.marked()
-        for table in (self.landing, self.copies):
-            touched |= table.marked() if table is not None else False
-        return wrote if self.landing is None else wrote | self.landing.marked(), touched
+        wrote = self.writes.marked() | self.atomics.marked() | self.landing.marked() | self.ragged
+        return wrote, wrote | self.reads.marked() | self.copies.marked()
 
 
 @dataclass
@@ -240,72 +237,6 @@ def same_for_warps(lanes: Lanes, rows: Array) -> Array | None:
     return np.asarray((np.arange(0, len(rows), WARP * count)[:, None] + np.arange((WARP - 1) * count, WARP * count)).reshape(-1))
 
 
-STRONG = frozenset({"volatile", "relaxed", "acquire", "release", "acq_rel", "mmio"})
-"""Modifiers of loads and stores that, like atomics, do not race with each other."""
-
-
-def is_phase(i: Instruction) -> bool:
-    """True for instructions on an mbarrier object, whose orders `order.clocks` keeps."""
-    return i.opcode == "mbarrier" or (i.opcode == "cp" and "mbarrier" in i.mods)
-
-
-def is_async(i: Instruction) -> bool:
-    """True for instructions that access memory through the asynchronous proxy (PTX ISA, "Async proxy")."""
-    if i.opcode == "cp":
-        return "bulk" in i.mods and len(i.operands) > 1
-    return i.opcode == "wgmma" and "mma_async" in i.mods
-
-
-def is_strong(i: Instruction) -> bool:
-    """True for atomics, and for loads and stores that other threads may make at the same time."""
-    if is_phase(i):
-        return "init" not in i.mods
-    return i.opcode in ("atom", "red") or (i.opcode in ("ld", "st") and bool(STRONG & set(i.mods)))
-
-
-def is_narrow(i: Instruction) -> bool:
-    """True for atomics and strong accesses whose scope excludes threads of other blocks or clusters."""
-    return is_strong(i) and not is_phase(i) and scope_of(i.mods) != DEVICE
-
-
-WIDEST = 16
-"""Bytes of the widest granule: an access of more has several."""
-
-
-@dataclass(frozen=True)
-class Sharing:
-    """Facts about a kernel that the race detector works from.
-
-    `shared_granule`: the smallest width of an access; `global_granules`: the same by the place of the pointer that it may have come
-    from, under "*" for accesses to anywhere. `atomics`: the kernel has atomics or strong loads and stores; `releases`: and fences
-    or releases. `written`: places of the pointers that stores may have come from, None if unknown. `proxies`: something accesses
-    memory through the asynchronous proxy, `products`: wgmma does. `narrow`: it has atomics or strong accesses whose scope is less
-    than the device, to memory that other blocks may reach. `guesses`: plain loads whose values only a compare-and-swap uses, so
-    that atomics do not race with them. `lockstep`: volatile loads and stores, except loads on which a loop waits: between lanes of
-    a warp they need an order, too.
-    """
-
-    shared_granule: int
-    global_granules: dict[Place, int]
-    atomics: bool
-    releases: bool
-    written: frozenset[Place] | None
-    proxies: bool = False
-    products: bool = False
-    narrow: bool = False
-    guesses: frozenset[Instruction] = frozenset()
-    lockstep: frozenset[Instruction] = frozenset()
-
-    def global_granule(self, places: list[Place]) -> int:
-        """Returns the smallest width of an access to memory that the pointers at these places point to."""
-        widths = (width for found, width in self.global_granules.items() if any(meets(found, place) for place in places))
-        return min([WIDEST, self.global_granules.get("*", WIDEST), *widths])
-
-    def writes(self, place: Place) -> bool:
-        """True if a store may reach the memory that the pointer at this place points to."""
-        return self.written is None or any(meets(found, place) for found in self.written)
-
-
 SAME = "are not ordered; both write the same bytes"
 STORES = frozenset({"st", "stmatrix", "wmma", "mbarrier"})
 """Opcodes of plain stores. mbarrier is here for its init: its other accesses are strong."""
@@ -313,136 +244,48 @@ STORES = frozenset({"st", "stmatrix", "wmma", "mbarrier"})
 
 @dataclass(frozen=True)
 class Stored:
-    """The values that a store is about to write, one element a lane. `earlier`: its parts that are in the shadow already."""
+    """A store that is about to be made: `values`, one element a lane; `shared`: the bytes of the wave's shared memory, with
+    1 << `shift` in a granule. `earlier`: its parts that are in the tables already, while nothing of the store is in memory yet.
+    """
 
     lanes: Lanes
     values: Array
-    earlier: list[ShadowAccess] = field(default_factory=list)
+    shared: Array
+    shift: int
+    earlier: list[Touch] = field(default_factory=list)
 
-
-class Contents(Protocol):
-    """The memory that a kernel stores to."""
-
-    storing: Stored | None
-
-    def shared_view(self, size: int) -> Array:
-        """Returns shared memory of all blocks of the wave as elements of `size` bytes."""
-
-
-class Detector(Protocol):
-    """The race detector, as this module uses it."""
-
-    warps: int
-    shared_shift: int
-    numbers: np.dtype
-    instructions: list[Instruction]
-
-    @property
-    def contents(self) -> Contents | None: ...
-
-    def unordered(self, mine: Array, entries: Array, collective: bool) -> Array:
-        """Returns a mask of the accesses `entries` that did not happen before the current ones of the grid-wide lanes `mine`."""
-
-    def relation(self, mine: Array, entries: Array) -> Array:
-        """Returns the level (`who`) with which one entry stands for both accesses."""
-
-
-def written(races: Detector, access: Touch, where: Array) -> Array | None:
-    """Returns the bytes that an access is about to store at these of its granules, a row each; None if unknown."""
-    storing = None if races.contents is None else races.contents.storing
-    if storing is None or not isinstance(access, ShadowAccess) or access.instruction.opcode not in STORES:
-        return None
-    count = len(access.rows) // access.lanes.n
-    row = access.who.position[where]
-    if access.lanes is not storing.lanes:
-        order = np.argsort(storing.lanes.index)
-        row = order[np.searchsorted(storing.lanes.index, access.lanes.index[row], sorter=order)]
-    bytes_ = storing.values.view(np.uint8).reshape(storing.lanes.n, count, -1)
-    found: Array = bytes_[row, where % count]
-    return found
-
-
-def there(races: Detector, access: ShadowAccess, where: Array, size: int) -> Array:
-    """Returns the bytes in memory at these granules, `size` of each, before the access."""
-    assert races.contents is not None
-    if access.segment is None:
-        memory, starts = races.contents.shared_view(1), access.rows[where] << races.shared_shift
-    else:
+    def written(self, access: Touch, where: Array) -> Array:
+        """Returns the bytes that a part of the store writes at these of its granules, a row each."""
         count = len(access.rows) // access.lanes.n
-        memory = access.segment.window(1)[0]
-        starts = access.addresses[access.who.position[where]].astype(np.int64) - access.segment.start + where % count * size
-    found: Array = memory[starts[:, None] + np.arange(size)]
-    for one in races.contents.storing.earlier if races.contents.storing is not None else ():
-        # Nothing of the store is in memory yet.
-        if one.shadow is access.shadow:
-            order = np.argsort(one.rows, kind="stable")
-            last = order[np.searchsorted(one.rows, access.rows[where], sorter=order, side="right") - 1]
-            hit = np.flatnonzero(one.rows[last] == access.rows[where])
-            found[hit] = written(races, one, last[hit])
-    return found
+        row = access.who.position[where]
+        if access.lanes is not self.lanes:
+            order = np.argsort(self.lanes.index)
+            row = order[np.searchsorted(self.lanes.index, access.lanes.index[row], sorter=order)]
+        found: Array = self.values.view(np.uint8).reshape(self.lanes.n, count, -1)[row, where % count]
+        return found
 
+    def there(self, access: Touch, where: Array, size: int) -> Array:
+        """Returns the bytes in memory at these granules, `size` of each, before a part of the store."""
+        if access.segment is None:
+            memory, starts = self.shared, access.rows[where] << self.shift
+        else:
+            count = len(access.rows) // access.lanes.n
+            memory = access.segment.window(1)[0]
+            starts = access.addresses[access.who.position[where]].astype(np.int64) - access.segment.start + where % count * size
+        found: Array = memory[starts[:, None] + np.arange(size)]
+        for one in self.earlier:
+            if one.shadow is access.shadow:
+                order = np.argsort(one.rows, kind="stable")
+                last = order[np.searchsorted(one.rows, access.rows[where], sorter=order, side="right") - 1]
+                hit = np.flatnonzero(one.rows[last] == access.rows[where])
+                found[hit] = self.written(one, last[hit])
+        return found
 
-def same_as_before(races: Detector, access: Touch, where: Array, by: Array) -> Array:
-    """Returns a mask of the granules where an access is about to store what plain stores, the instructions `by`, left there."""
-    values = written(races, access, where)
-    if values is None:
-        return np.zeros(len(where), np.bool_)
-    assert isinstance(access, ShadowAccess)
-    stores = np.array([one.opcode in STORES for one in races.instructions], np.bool_)[by]
-    if access.shadow.mixed is not None:
-        stores &= ~access.shadow.mixed[access.rows[where]]
-    return np.asarray(stores & (values == there(races, access, where, values.shape[1])).all(axis=1))
-
-
-def same_at_once(races: Detector, access: Touch, lost: Array, winners: Array) -> Array:
-    """Returns a mask of the `lost` granules, stored to by several lanes of one access, that get what the lane `winners` stores."""
-    mine = written(races, access, lost)
-    if mine is None:
-        return np.zeros(len(lost), np.bool_)
-    # The winner's own entry of each granule.
-    keys = access.rows << np.int64(STAMP) | access.who.lane
-    order = np.argsort(keys, kind="stable")
-    wanted = access.rows[lost] << np.int64(STAMP) | winners
-    theirs = written(races, access, order[np.searchsorted(keys, wanted, sorter=order, side="right") - 1])
-    return np.asarray((mine == theirs).all(axis=1))
-
-
-def remember(races: Detector, access: Touch) -> None:
-    """Records that a part of a store is in the shadow; its values will be in memory with the other parts."""
-    if races.contents is not None and races.contents.storing is not None and isinstance(access, ShadowAccess):
-        races.contents.storing.earlier.append(access)
-
-
-def mix(shadow: Shadow, rows: Array) -> None:
-    """Records that lanes of one warp wrote several values to these granules at once."""
-    if len(rows) and shadow.mixed is None:
-        shadow.mixed = np.zeros(shadow.writes.rows, np.bool_)
-    if shadow.mixed is not None:
-        shadow.mixed[rows] = True
-
-
-def join(races: Detector, access: Touch, where: Array, entries: Array, by: Array) -> None:
-    """Keeps writers (entries of the writers' table, or lanes of the access) in the shadow beside the one that takes their place."""
-    shadow = access.shadow
-    if not len(where):
-        return
-    if shadow.agreeing is None:
-        shadow.agreeing = Table(shadow.writes.rows, shadow.reads.columns, races.numbers)
-    table = shadow.agreeing
-    table.used = True
-    rows, lane = access.rows[where], (entries & np.uint64(LANE)).astype(np.int64)
-    at = rows
-    if table.columns > 1:
-        table.touched[rows] = True
-        at = rows * table.columns + lane // WARP % races.warps
-    flat, numbers = table.entries.reshape(-1), table.by.reshape(-1)
-    before = flat[at]
-    # A writer that precedes this access needs no place of its own: all that is ordered behind the access is behind it, too.
-    apart = np.flatnonzero(before)
-    apart = apart[races.unordered(access.who.lane[where[apart]], before[apart], False)]
-    flat[at], numbers[at] = entries, by
-    newest = flat[at]
-    levels = np.maximum(races.relation(lane, newest), entries & np.uint64(LEVEL))
-    wider = np.maximum(races.relation(lane[apart], before[apart]), before[apart] & np.uint64(LEVEL))
-    levels[apart] = np.maximum(levels[apart], wider)
-    np.maximum.at(flat, at, (newest & ~np.uint64(LEVEL)) | levels)
+    def same_at_once(self, access: Touch, lost: Array, winners: Array) -> Array:
+        """Returns a mask of the `lost` granules, stored to by several lanes of a part, that get what the lane `winners` stores."""
+        # The winner's own entry of each granule.
+        keys = access.rows << np.int64(STAMP) | access.who.lane
+        order = np.argsort(keys, kind="stable")
+        wanted = access.rows[lost] << np.int64(STAMP) | winners
+        theirs = order[np.searchsorted(keys, wanted, sorter=order, side="right") - 1]
+        return np.asarray((self.written(access, lost) == self.written(access, theirs)).all(axis=1))

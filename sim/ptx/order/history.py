@@ -17,17 +17,19 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.lib.array_utils import byte_bounds
 
-from ..report.findings import Findings, place_of, source_and_call
-from ..state.lanes import WARP, Lanes, Wave
+from ..report.findings import Key, place_of, source_and_call, thread_name
+from ..state.lanes import WARP, Lanes
 from ..state.segments import Segment
 from ..text.syntax import Array, Instruction
 from .accesses import Area, ShadowAccess, Table, zeros
-from .clocks import BLOCKS, DEVICE, LANE, LANES, LEVEL, LOW, ONE, STAMP, WARPS, scope_of
+from .clocks import BLOCKS, CROWD, LANE, LANES, LEVEL, ONE, STAMP, WARPS, lanes_of, levels_of, stamps_of
+from .detector import Detector
+from .sharing import DEVICE, scope_of
 
 MANY_SITES = 1 << 12
 """Number of sites beyond those that were in use last, from which on unused ones are dropped."""
@@ -36,23 +38,22 @@ MANY_SITES = 1 << 12
 class LaunchPart(NamedTuple):
     """A launch that is over `until` these moments, by lane of its grid."""
 
-    run: Run
+    run: OrderedLaunch
     until: Array
 
     def covers(self, entries: Array, own: Array) -> Array:
         """Returns a mask of the entries, among those that are its `own`, that are not later."""
         out = own.copy()
-        low, stamp = (entries[out] & LOW).astype(np.int64), (entries[out] >> np.uint64(STAMP)).astype(np.int64)
-        lane, level = low & LANE, low & LEVEL
+        lane, level = lanes_of(entries[out]), levels_of(entries[out])
         until = self.until[lane]
         for size, several in ((WARP, level == LANES), (self.run.lanes_per_block, level == WARPS)):
             until = np.where(several, self.until.reshape(-1, size).min(axis=1)[lane // size], until)
-        out[out] = stamp <= np.where(level >= BLOCKS, self.until.min(), until)
+        out[out] = stamps_of(entries[out]) <= np.where(level >= BLOCKS, self.until.min(), until)
         return out
 
 
 @dataclass(frozen=True)
-class Clock:
+class LaunchClock:
     """Launches that are over: of each stream the `first` so many, and those `besides`, each a (stream, number); some in `parts`."""
 
     first: dict[int, int] = field(default_factory=dict)
@@ -62,17 +63,17 @@ class Clock:
     def knows(self, launch: tuple[int, int]) -> bool:
         return launch[1] <= self.first.get(launch[0], 0) or launch in self.besides
 
-    def join(self, *others: Clock) -> Clock:
+    def join(self, *others: LaunchClock) -> LaunchClock:
         first, besides, parts = dict(self.first), self.besides, {id(part.until): part for part in self.parts}
         for other in others:
             besides |= other.besides
             parts |= {id(part.until): part for part in other.parts}
             for stream, count in other.first.items():
                 first[stream] = max(count, first.get(stream, 0))
-        over = Clock(first, frozenset(one for one in besides if one[1] > first.get(one[0], 0)))
+        over = LaunchClock(first, frozenset(one for one in besides if one[1] > first.get(one[0], 0)))
         return replace(over, parts=tuple(part for part in parts.values() if not over.knows(part.run.launch)))
 
-    def plus(self, launch: tuple[int, int]) -> Clock:
+    def plus(self, launch: tuple[int, int]) -> LaunchClock:
         """Returns a clock for which this one launch is over, too."""
         stream, number = launch
         if number == self.first.get(stream, 0) + 1:
@@ -81,7 +82,7 @@ class Clock:
 
 
 @dataclass(eq=False)
-class Run:
+class OrderedLaunch:
     """One launch, with the clocks of launches that are over at its begin, and after its wait (griddepcontrol.wait).
 
     `behind`: the launch before whose end it may begin. `told` is over for a launch that begins once all its blocks have let
@@ -90,11 +91,11 @@ class Run:
 
     kernel: str
     launch: tuple[int, int]
-    start: Clock
-    wait: Clock
-    behind: Run | None = None
-    told: Clock = field(init=False)
-    done: Clock = field(init=False)
+    start: LaunchClock
+    wait: LaunchClock
+    behind: OrderedLaunch | None = None
+    told: LaunchClock = field(init=False)
+    done: LaunchClock = field(init=False)
     lanes_per_block: int = 1
     number: Callable[[int], int] = int
     """The linear index in the grid of the n-th block that ran."""
@@ -104,14 +105,14 @@ class Run:
 
     def forget(self) -> None:
         """Forgets its clocks, once nobody needs them."""
-        self.behind, self.start, self.wait, self.told, self.done = None, Clock(), Clock(), Clock(), Clock()
+        self.behind, self.start, self.wait, self.told, self.done = None, LaunchClock(), LaunchClock(), LaunchClock(), LaunchClock()
 
 
 @dataclass(frozen=True)
 class Site:
     """An instruction of a launch, to which entries refer."""
 
-    run: Run
+    run: OrderedLaunch
     instruction: Instruction
 
     @property
@@ -128,8 +129,7 @@ class Marks:
     """One entry a granule, as in a launch (`order.clocks`), with the number of its site; 0: none."""
 
     def __init__(self, rows: int):
-        self.entries = zeros((rows, 1), np.dtype(np.uint64), True).reshape(-1)
-        self.sites = zeros((rows, 1), np.dtype(np.int32), True).reshape(-1)
+        self.entries, self.sites = (zeros((rows,), np.dtype(kind), True) for kind in (np.uint64, np.int32))
 
     def put(self, rows: Array, entries: Array, sites: Array) -> None:
         self.entries[rows], self.sites[rows] = entries, sites
@@ -191,13 +191,13 @@ class Past:
     def __init__(self) -> None:
         self.regions: dict[tuple[int, int], SharedRegion] = {}
         self.sites: list[Site | None] = [None]
-        self.messages: dict[int, tuple[LaunchPart, Clock]] = {}
+        self.messages: dict[int, tuple[LaunchPart, LaunchClock]] = {}
         """The last release to the whole device at each address: the releasing launch's part, and the launches over for it."""
         self._kept = 0
 
     # -- queries ------------------------------------------------------------------------------------------------------------
 
-    def open(self, clock: Clock) -> Array:
+    def open(self, clock: LaunchClock) -> Array:
         """Returns a mask of the sites of launches that are not over by this clock."""
         over: dict[int, bool] = {}
         out = np.zeros(len(self.sites), np.bool_)
@@ -213,16 +213,16 @@ class Past:
         """Returns the regions that have some of these addresses."""
         return [one for one in list(self.regions.values()) if one.low < high and low < one.high]
 
-    def own(self, run: Run) -> Array:
+    def own(self, run: OrderedLaunch) -> Array:
         """Returns a mask of the sites of this launch."""
         return np.array([site is not None and site.run is run for site in self.sites], np.bool_)
 
     # -- a launch is over -----------------------------------------------------------------------------------------------------
 
-    def add(self, run: Run, areas: Iterable[tuple[Segment, Area]], instructions: list[Instruction]) -> None:
+    def add(self, run: OrderedLaunch, areas: Iterable[tuple[Segment, Area]], instructions: list[Instruction]) -> None:
         """Adds a launch that touched these areas, a segment of each; `instructions` as they are numbered in the areas' tables."""
         if len(self.sites) > 2 * self._kept + MANY_SITES:
-            self.drop(Clock())
+            self.drop(LaunchClock())
         unknown = self.open(run.done)
         numbers = np.zeros(len(instructions), np.int32)
         for segment, area in areas:
@@ -270,7 +270,7 @@ class Past:
 
     # -- old launches and sites -------------------------------------------------------------------------------------------------
 
-    def drop(self, over: Clock) -> None:
+    def drop(self, over: LaunchClock) -> None:
         """Forgets launches that are over for all later ones, and sites to which no granule refers any more."""
         kept = self.open(over)
         if kept.any():
@@ -315,46 +315,10 @@ def entries_of(table: Table | None) -> Iterator[tuple[Array, Array, Array]]:
         yield rows, entries[rows], table.by.reshape(-1)[rows].astype(np.int64)
 
 
-CROWD = ("", " and other lanes", " and other warps", " and other blocks", " and other blocks")
-
-
-class Detector(Protocol):
-    """The race detector, as this module uses it."""
-
-    now: int
-    first: int
-    per: int
-    """Lanes of a cluster."""
-    wave: Wave
-    blocks: int
-    findings: Findings
-    instructions: list[Instruction]
-    segments: list[Segment]
-
-    @property
-    def learns(self) -> bool:
-        """True if any lane has learnt of other clusters."""
-
-    def area(self, segment: Segment) -> Area | None:
-        """Returns the shadow of a tensor."""
-
-    def touched(self) -> list[tuple[Segment, Area]]:
-        """Returns the shadows of tensors that anybody has accessed, each with one of its segments."""
-
-    def messages(self) -> Iterator[tuple[int, int, Array]]:
-        """Yields releases to the whole device: an area, the place in it, and the released moments, one a lane of the grid."""
-
-    def unordered(self, mine: Array, entries: Array, collective: bool) -> Array:
-        """Returns a mask of the accesses `entries` that did not happen before the current ones of the grid-wide lanes `mine`."""
-
-    def handed_on(self, lanes: Array) -> Array | None:
-        """Returns until when accesses of each lane of its block are behind the last fences of lanes of one warp; None: none is."""
-
-
 class Known:
     """The past's entries that are over by a clock."""
 
-    def __init__(self, past: Past, clock: Clock):
+    def __init__(self, past: Past, clock: LaunchClock):
         self.open = past.open(clock)
         self.parts = [(part, past.own(part.run)) for part in clock.parts]
 
@@ -366,10 +330,10 @@ class Known:
 
 
 @dataclass(eq=False)
-class Heard:
+class AcquiredRelease:
     """A release of another launch, the lanes of this one that acquired it, and entries of the moments when they did."""
 
-    clock: Clock
+    clock: LaunchClock
     known: Known
     lanes: set[int] = field(default_factory=set)
     entries: Array = field(default_factory=lambda: np.zeros(0, np.uint64))
@@ -378,7 +342,7 @@ class Heard:
 class Launches:
     """One launch `run` among those of a history, whose memory is `past`."""
 
-    def __init__(self, races: Detector, past: Past, run: Run):
+    def __init__(self, races: Detector, past: Past, run: OrderedLaunch):
         self.races, self.past, self.run = races, past, run
         self.at_start, self.behind_wait = Known(past, run.start), Known(past, run.wait)
         self.anything = bool(self.at_start.open.any())
@@ -387,7 +351,7 @@ class Launches:
         self._waited = np.zeros(0, np.bool_)
         self._waits = np.zeros(0, np.uint64)
         # By address, acquired releases of launches that are not over; by lane, those that its next fence acquires.
-        self._heard: dict[int, Heard] = {}
+        self._heard: dict[int, AcquiredRelease] = {}
         self._pending: dict[int, set[int]] = {}
         # For each block of the grid that has let dependents go: True if its threads had waited by then; their released clocks.
         self._told: dict[int, bool] = {}
@@ -442,7 +406,7 @@ class Launches:
     def behind(self, mine: Array, entries: Array) -> Array:
         """Returns a mask of these lanes of the grid that are behind some of these entries, mostly of their own cluster."""
         out, per = np.zeros(len(mine), np.bool_), self.races.per
-        cluster, theirs = mine // per, (entries & np.uint64(LANE)).astype(np.int64) // per
+        cluster, theirs = mine // per, lanes_of(entries) // per
         for unit in np.unique(cluster).tolist():
             at = np.flatnonzero(cluster == unit)
             out[at] = self.behind_any(mine[at], entries[theirs == unit])
@@ -469,8 +433,8 @@ class Launches:
             if found is not None and not self.run.start.knows(found[0].run.launch):
                 heard = self._heard.get(at)
                 if heard is None:
-                    clock = found[1].join(Clock(parts=(found[0],)))
-                    heard = self._heard[at] = Heard(clock, Known(self.past, clock))
+                    clock = found[1].join(LaunchClock(parts=(found[0],)))
+                    heard = self._heard[at] = AcquiredRelease(clock, Known(self.past, clock))
                 if lane not in heard.lanes:
                     self._pending.setdefault(lane, set()).add(at)
         if at_once and self._pending:
@@ -557,12 +521,13 @@ class Launches:
         position = int(access.who.position[at])
         address = int(access.addresses[position])
         block, thread = divmod(entry & LANE, run.lanes_per_block)
+        their_place = run.number(block), thread // WARP, thread % WARP
         message = (
             f"{verbs[0]} at offset {address - segment.start:#x} of {segment.name!r} and {verbs[1]} at "
-            f"{source_and_call(theirs.instruction)} by an earlier launch, of {run.kernel}, block {run.number(block)}, warp "
-            f"{thread // WARP}, lane {thread % WARP}{CROWD[(entry & LEVEL) >> 29]} are not ordered: {self.why(theirs)}"
+            f"{source_and_call(theirs.instruction)} by an earlier launch, of {run.kernel}, {thread_name(their_place)}"
+            f"{CROWD[(entry & LEVEL) >> 29]} are not ordered: {self.why(theirs)}"
         )
-        key = ("race", place_of(i), place_of(theirs.instruction), run.kernel, segment.name)
+        key: Key = ("race", place_of(i), place_of(theirs.instruction), run.kernel, segment.name)
         place = access.lanes.place(position)
         sides = i, theirs.instruction
         self.races.findings.record("race", message, sides, place, key, count=count, address=address, tensor=segment.name)
@@ -592,7 +557,7 @@ class Launches:
             until = np.zeros((races.blocks, run.lanes_per_block), np.int64)
             for block, one in self._released.items():
                 until[block] = 0 if one is None else one
-            run.told = run.told.join(Clock(parts=(LaunchPart(run, until.reshape(-1)),)))
+            run.told = run.told.join(LaunchClock(parts=(LaunchPart(run, until.reshape(-1)),)))
         areas = races.touched()
         self.past.add(run, areas, races.instructions)
         places = {area.low: area.shift for _, area in areas}

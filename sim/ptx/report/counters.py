@@ -1,7 +1,7 @@
 """Counts of one launch, for the kernel and for each line of its CUDA source: bytes and requests by tensor, bank
 conflicts, instructions by opcode and class, active lanes, work of the tensor cores.
 
-While a kernel runs, everything is recorded for each instruction (`Tally`); lines and totals are sums made at the end, so
+While a kernel runs, everything is recorded for each instruction (`LaunchTally`); lines and totals are sums made at the end, so
 that they always agree. All counts are of PTX instructions.
 """
 
@@ -129,14 +129,18 @@ class Traffic:
             place = (lanes.warp << 48) + addresses.view(np.int64) - int(addresses[0])
             unique = int(size[np.unique(place, return_index=True)[1]].sum())
             sectors = distinct(place + (int(addresses[0]) & (SECTOR - 1)) >> 5)
+        self.count_side(write, requested, lanes.warps, sectors, unique)
+
+    def count_side(self, write: bool, requested: int, requests: int, sectors: int, unique: int) -> None:
+        """Counts reads, or writes."""
         if write:
             self.write_bytes += requested
-            self.write_requests += lanes.warps
+            self.write_requests += requests
             self.write_sectors += sectors
             self.unique_write_bytes += unique
         else:
             self.read_bytes += requested
-            self.read_requests += lanes.warps
+            self.read_requests += requests
             self.read_sectors += sectors
             self.unique_read_bytes += unique
 
@@ -168,6 +172,12 @@ class SharedCounts:
 
     def add(self, other: SharedCounts) -> None:
         _add_fields(self, other)
+
+    def count(self, requests: int, nbytes: int, wavefronts: int, ideal: int) -> None:
+        self.requests += requests
+        self.bytes += nbytes
+        self.wavefronts += wavefronts
+        self.ideal_wavefronts += ideal
 
 
 Addable = TypeVar("Addable", Traffic, SharedCounts)
@@ -274,7 +284,7 @@ Mix = tuple[tuple[Line, Counts], ...]
 
 
 @dataclass
-class Tally:
+class LaunchTally:
     """The growing counts of a running launch, by instruction."""
 
     traffic: defaultdict[tuple[Instruction, Segment], Traffic] = field(default_factory=lambda: defaultdict(Traffic))
@@ -303,10 +313,9 @@ class Tally:
         for (instruction, segment), moved in self.traffic.items():
             if segment.space != "param":
                 lines[instruction.place].traffic.setdefault(segment.name, Traffic()).add(moved)
-        for (instruction, kind, size), passed in self.shared.items():
-            lines[instruction.place].shared.setdefault((kind, size), SharedCounts()).add(passed)
-        for (instruction, kind, size), passed in self.distributed.items():
-            lines[instruction.place].distributed.setdefault((kind, size), SharedCounts()).add(passed)
+        for space in ("shared", "distributed"):
+            for (instruction, kind, size), passed in getattr(self, space).items():
+                getattr(lines[instruction.place], space).setdefault((kind, size), SharedCounts()).add(passed)
         out = Counters(lines=dict(sorted(lines.items())), barriers=self.barriers, waves=self.waves)
         for counts in out.lines.values():
             out.add(counts)

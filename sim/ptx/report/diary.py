@@ -17,7 +17,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ..state.lanes import GROUP, WARP, Lanes, Wave, wavefronts
-from ..state.segments import Segment
+from ..state.segments import Access, Segment
 from ..text.syntax import Array, Instruction
 from .counters import copies_by_lanes
 
@@ -142,7 +142,7 @@ Act = Shared | Global | Sign | Promise | Start | MultiplyIssue | WaitSpan
 
 
 @dataclass(slots=True)
-class Stretch:
+class CodeSpan:
     """Instructions from `first` to `end` (exclusive), and the acts with the instruction they belong to, in order."""
 
     first: int
@@ -183,7 +183,7 @@ class ProductSpan:
 class Row:
     """A warp. `flying`: its cp.async that no promise covers; `groups`: how many it has closed; `promised`: its last promise."""
 
-    stretches: list[Stretch] = field(default_factory=list)
+    stretches: list[CodeSpan] = field(default_factory=list)
     flying: list[int] = field(default_factory=list)
     groups: int = 0
     promised: int = -1
@@ -322,7 +322,7 @@ class Diary:
             if last is not None and last.end == first and first not in self.listing.heads:
                 last.end = end
             else:
-                row.stretches.append(Stretch(first, end))
+                row.stretches.append(CodeSpan(first, end))
                 self._size += 1
         if self._size > MOST_KEPT and not self.too_long:
             self.too_long, self._writers = True, None
@@ -355,7 +355,7 @@ class Diary:
             self.rows[row].spin = None  # what is behind it stays
         last = stretches[-1]
         if not last.first <= pc < last.end or (last.acts and last.acts[-1][0] > pc):
-            last = Stretch(pc + 1, pc + 1)  # other lanes have run since
+            last = CodeSpan(pc + 1, pc + 1)  # other lanes have run since
             stretches.append(last)
             self._size += 1
         last.acts.append((pc, act))
@@ -381,15 +381,14 @@ class Diary:
 
     # -- memory -----------------------------------------------------------------------------------------------------------
 
-    def access(
-        self, space: str, segment: Segment | None, lanes: Lanes, addresses: Array, size: int | Array, instruction: Instruction
-    ) -> None:
-        """Records a checked access, `addresses` one a lane."""
+    def access(self, access: Access) -> None:
+        """Records a checked access."""
+        lanes, space, segment, addresses, size, *_, i = access
         if segment is not None and segment.space != "global":
             return
-        pc, copies = self.at[instruction], copies_by_lanes(instruction)
+        pc, copies = self.at[i], copies_by_lanes(i)
         if self._writers is not None and space != "local" and pc in self.listing.asks:
-            self._asked(space, segment, lanes, addresses, size, pc)
+            self._asked(access, pc)
         for part in self.parts(lanes):
             at = addresses[part.start : part.end]
             if segment is None:
@@ -408,40 +407,39 @@ class Diary:
                 assert isinstance(size, int)
                 first, pattern = part.lanes.pattern(at, size)
                 self.note(part.row, pc, Global(pattern.sectors(first)))
-        if self._writers is not None and space != "local" and instruction.opcode in WRITES and pc not in self.listing.asks:
-            self._wrote(space, segment, lanes, addresses, size, instruction)
+        if self._writers is not None and space != "local" and i.opcode in WRITES and pc not in self.listing.asks:
+            self._wrote(access)
 
-    def _words(self, space: str, segment: Segment | None, lanes: Lanes, addresses: Array, size: int | Array) -> Array:
+    def _words(self, access: Access) -> Array:
         """Returns the words of memory that lanes access, (lanes, words of each)."""
-        assert isinstance(size, int)
-        start = addresses.astype(np.int64) - (0 if segment is None else segment.start)
-        if space == "shared":
-            start = start + lanes.block * lanes.wave.shared_stride
-        found: Array = (start // WORD)[:, None] + np.arange(max(1, size // WORD))
+        assert isinstance(access.size, int)
+        start = access.addresses.astype(np.int64) - (0 if access.segment is None else access.segment.start)
+        if access.space == "shared":
+            start = start + access.lanes.block * access.lanes.wave.shared_stride
+        found: Array = (start // WORD)[:, None] + np.arange(max(1, access.size // WORD))
         return found
 
-    def _asked(self, space: str, segment: Segment | None, lanes: Lanes, addresses: Array, size: int | Array, pc: int) -> None:
+    def _asked(self, access: Access, pc: int) -> None:
         """Records that a loop that only waits reads memory: it waits for the last writer there."""
         assert self._writers is not None
-        words = self._words(space, segment, lanes, addresses, size)
-        for part in self.parts(lanes):
+        words, segment = self._words(access), access.segment
+        for part in self.parts(access.lanes):
             by, outside = self._writers.of(segment, words[part.start : part.end])
             if by or outside:
-                at = int(addresses[part.start]) % lanes.wave.shared_stride if segment is None else 0
+                at = int(access.addresses[part.start]) % access.lanes.wave.shared_stride if segment is None else 0
                 what = f"shared memory at {self.name(at)}" if segment is None else segment.name
                 self.note(part.row, pc, WaitSpan("memory", what, by, outside=outside))
 
-    def _wrote(
-        self, space: str, segment: Segment | None, lanes: Lanes, addresses: Array, size: int | Array, i: Instruction
-    ) -> None:
+    def _wrote(self, access: Access) -> None:
         """Records that lanes write memory, for which a loop may wait."""
         assert self._writers is not None
-        numbers, parts = np.zeros(lanes.n, np.int64), self.parts(lanes)
-        for part, number in zip(parts, self.signs_of(lanes, self.at[i]), strict=True):
+        lanes, i = access.lanes, access.instruction
+        numbers = np.zeros(lanes.n, np.int64)
+        for part, number in zip(self.parts(lanes), self.signs_of(lanes, self.at[i]), strict=True):
             numbers[part.start : part.end] = number
         adds = i.opcode in ("atom", "red") and "exch" not in i.mods
         note = self._writers.added if adds else self._writers.stored
-        note(segment, self._words(space, segment, lanes, addresses, size), numbers)
+        note(access.segment, self._words(access), numbers)
 
     def _copy(self, row: int, pc: int, offset: int) -> None:
         number = self._issued[row] = self.number()

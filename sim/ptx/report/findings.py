@@ -22,10 +22,12 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
+import numpy as np
+
 from cupyflash.words import plural
 
 from ..state.lanes import Lanes
-from ..text.syntax import Instruction, Line, base_name
+from ..text.syntax import Array, Instruction, Line, base_name
 
 LIMIT = 100
 """Most findings that a launch keeps; further ones are only counted."""
@@ -102,7 +104,7 @@ class Finding:
             place += " (inlined at {}:{})".format(*self.inlined_at[-1])
         less = f"{self.severity}: " if self.severity != ERROR else ""
         copies = f"; {self.instructions} PTX instructions" if self.instructions > 1 else ""
-        who = f"[{self.kernel}, block {self.block}, warp {self.warp}, lane {self.lane}{copies}]"
+        who = f"[{self.kernel}, {thread_name((self.block, self.warp, self.lane))}{copies}]"
         return f"{place}: {less}{self.kind}: {self.message} {who}"
 
     @property
@@ -169,20 +171,23 @@ class Findings:
         self,
         what: str | Verdict,
         message: str,
-        instruction: Instruction,
+        i: Instruction,
         lanes: Lanes,
-        position: int,
+        at: Array | int | None = None,
         *,
-        count: int = 1,
+        count: int | None = None,
         address: int | None = None,
         tensor: str | None = None,
     ) -> None:
-        """Records a finding at `position` within `lanes`, by its kind an error; `count` lanes did the same in this execution."""
-        i = instruction
+        """Records a finding, by its kind an error, of the lanes at these positions in `lanes` (None: all); the first one is named.
+        `count`: how many lanes did the same in this execution, if not these.
+        """
+        positions = np.arange(lanes.n) if at is None else np.atleast_1d(at)
+        count = len(positions) if count is None else count
         kind = what if isinstance(what, str) else what.kind
         # Waiting lanes have a finding for each instruction, even on one line.
         key = (kind, (i.line, i.text) if kind == "deadlock" else place_of(i), tensor)
-        place = lanes.place(position)
+        place = lanes.place(int(positions[0]))
         self.record(what, message, (i,), place, key, count=count, address=address, tensor=tensor)
 
     def record(
@@ -334,6 +339,11 @@ def source(i: Instruction) -> str:
 def source_and_call(i: Instruction) -> str:
     """Returns `source`, and for inlined code the kernel's line that calls it."""
     return source(i) + (f" (inlined at {at_line(i.inlined_at[-1])})" if i.inlined_at else "")
+
+
+def thread_name(place: tuple[int, int, int]) -> str:
+    """Returns a thread's (block, warp, lane) as text."""
+    return "block {}, warp {}, lane {}".format(*place)
 
 
 def at_line(line: Line) -> str:

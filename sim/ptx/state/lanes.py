@@ -230,6 +230,11 @@ class Wave:
         self.alive_by_block = self.alive.reshape(self.blocks, -1).sum(axis=1)
         self.exits += 1
 
+    def place(self, lane: int) -> tuple[int, int, int]:
+        """Returns (linear block index in the grid, warp in the block, lane in the warp) of a lane."""
+        block, thread = divmod(lane, self.lanes_per_block)
+        return self.number(self.first_block + block), thread // WARP, thread % WARP
+
     def release(self) -> None:
         """Forgets the sets of lanes: they refer to the wave, and would live until the next garbage collection."""
         self._interned.clear()
@@ -293,6 +298,14 @@ class Lanes:
     def subset(self, positions: Array) -> Lanes:
         """Returns the lanes at `positions` (sorted) of this set."""
         return self.wave.lanes(self.index[positions])
+
+    def where(self, mask: Array) -> Lanes:
+        """Returns the lanes of this set for which a mask, one boolean a lane, holds."""
+        return self.subset(np.flatnonzero(mask))
+
+    def split(self, values: Array) -> list[tuple[int, Lanes]]:
+        """Returns each of the values, one a lane, with the lanes that have it."""
+        return [(value, self.where(values == value)) for value in np.unique(values).tolist()]
 
     @cached_property
     def grid(self) -> Grid | None:
@@ -389,10 +402,8 @@ class Lanes:
         return warp_bits(member)
 
     def place(self, position: int) -> tuple[int, int, int]:
-        """Returns (linear block index in the grid, warp in the block, lane in the warp) of one lane."""
-        lane = int(self.index[position])
-        block, thread = divmod(lane, self.wave.lanes_per_block)
-        return self.wave.number(self.wave.first_block + block), thread // WARP, thread % WARP
+        """Returns `Wave.place` of one lane."""
+        return self.wave.place(int(self.index[position]))
 
 
 def merged(parts: list[Lanes]) -> Lanes:

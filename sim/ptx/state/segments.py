@@ -19,7 +19,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.lib.array_utils import byte_bounds
 
-from ..text.syntax import ELEMENT, Array
+from ..text.syntax import ELEMENT, Array, Instruction
+from .lanes import Lanes
 
 WINDOW_BITS = 40
 ALIGNMENT = 4096
@@ -116,6 +117,31 @@ class Segment:
                     group.append(one)
                     low, high = min(low, one.address), max(high, one.address + one.size)
         return group, low, high
+
+
+class Access(NamedTuple):
+    """One memory access of a set of lanes. `kind`: ld, st, atom, ldmatrix, cp.async, ...; `write`: it writes. An observer sees an
+    atomic twice, as a read and as a write.
+
+    `addresses` (uint64 or uint32, one a lane) are virtual; in shared and local memory they are offsets; in `space`
+    "shared::cluster", the shared memory of another block, places in the shared memory of all blocks of the wave
+    (block * shared_stride + offset, int64). `segment` is the tensor. A bulk copy between a tensor and shared memory
+    (cp.async.bulk) is one access, to the tensor: one lane, and the copy's contiguous pieces in `addresses` and `size`.
+    """
+
+    lanes: Lanes
+    space: str
+    segment: Segment | None
+    addresses: Array
+    size: int | Array
+    kind: str
+    write: bool
+    instruction: Instruction
+
+    @property
+    def sides(self) -> tuple[bool, ...]:
+        """Its read (False) and write (True)."""
+        return (False, True) if self.kind == "atom" else (self.write,)
 
 
 def mark_unwritten(chosen: list[tuple[Segment, Array | bool]], segments: list[Segment]) -> None:

@@ -27,8 +27,8 @@ from .syntax import (
     Not,
     Operand,
     Pair,
-    Program,
     PtxError,
+    PtxProgram,
     PtxType,
     Refusal,
     Reg,
@@ -111,6 +111,15 @@ class Scope:
             found = self._seen[name] = register
         return found
 
+    def own(self, name: str, variables: Collection[str] = ()) -> str:
+        """Returns the name of a label, or of one of these variables, with the suffix of the innermost level that has it."""
+        scope: Scope | None = self
+        while scope is not None:
+            if name in scope.labels or name + scope.suffix in variables:
+                return name + scope.suffix
+            scope = scope.parent
+        return name
+
     def declare(self, names: str, kind: PtxType) -> None:
         """Declares registers as `.reg` lists them: names with commas between, name<n> for name0 to name(n - 1)."""
         self._seen.clear()
@@ -191,18 +200,8 @@ def operand(function: Function, scope: Scope, text: str, depth: int = 0) -> Oper
                 raise PtxError(f"special register {brief(text)} is not executed")
             what = brief(text)
             raise PtxError(f"register {what} is not declared" if _NUMBERED.match(text) else f"unknown special register {what}")
-        return Sym(symbol(function, scope, match[1]), integer((match[2] or "0").replace(" ", "").lstrip("+")))
+        return Sym(scope.own(match[1], function.names), integer((match[2] or "0").replace(" ", "").lstrip("+")))
     raise unknown
-
-
-def symbol(function: Function, scope: Scope, name: str) -> str:
-    at: Scope | None = scope
-    names = function.names
-    while at is not None:
-        if name in at.labels or name + at.suffix in names:
-            return name + at.suffix
-        at = at.parent
-    return name
 
 
 def memory(function: Function, scope: Scope, text: str, depth: int) -> Mem:
@@ -332,14 +331,14 @@ class _Parser:
 
     # -- module level -------------------------------------------------------------------------------------------
 
-    def parse(self) -> Program:
+    def parse(self) -> PtxProgram:
         pos = self.skip(0)
         while pos < len(self.text):
             pos = self.skip(self.statement(pos))
         constant = sum(variable.size for variable in self.variables.values() if variable.space == "const")
         if constant > MOST_CONSTANT:
             raise PtxError(f"{constant:,} bytes of constant memory; a module has at most {MOST_CONSTANT:,}")
-        return Program(self.functions, self.variables, self.target, self.bad, self.unreadable)
+        return PtxProgram(self.functions, self.variables, self.target, self.bad, self.unreadable)
 
     def statement(self, pos: int) -> int:
         text = self.text
@@ -513,7 +512,7 @@ class _Parser:
             elif match := _LABEL.match(self.text, pos):
                 table = re.compile(r"\s*\.branchtargets\s+([^;]*);").match(self.text, match.end())
                 if table:
-                    targets = [self.label(scope, t) for t in SPLIT.split(table[1].strip())]
+                    targets = [scope.own(t) for t in SPLIT.split(table[1].strip())]
                     function.tables[match[1] + scope.suffix] = targets
                     pos = table.end()
                 elif proto := re.compile(r"\s*\.(callprototype|calltargets)\b[^;]*;").match(self.text, match.end()):
@@ -550,14 +549,6 @@ class _Parser:
             else:
                 levels.pop()
         return found
-
-    def label(self, scope: Scope, name: str) -> str:
-        at: Scope | None = scope
-        while at is not None:
-            if name in at.labels:
-                return name + at.suffix
-            at = at.parent
-        return name
 
     def directive(self, function: Function, scope: Scope, pos: int) -> int:
         if match := _LOC.match(self.text, pos):
@@ -618,8 +609,8 @@ class _Parser:
         )
 
 
-def parse(text: str) -> Program:
-    """Parses a PTX module. Raises `PtxError` on text that is not PTX; unreadable statements are in `Program.unsupported`."""
+def parse(text: str) -> PtxProgram:
+    """Parses a PTX module. Raises `PtxError` on text that is not PTX; unreadable statements are in `PtxProgram.unsupported`."""
     return _Parser(text).parse()
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import takewhile
 from typing import Any
@@ -252,7 +252,7 @@ class Function:
 
 
 @dataclass
-class Program:
+class PtxProgram:
     """A parsed PTX module. `unsupported`: unreadable statements outside of functions; `unreadable`: such declarations, by name."""
 
     functions: dict[str, Function]
@@ -267,17 +267,20 @@ class Program:
         return tuple(f.name for f in self.functions.values() if f.is_entry)
 
 
-def symbols(operands: Sequence[Operand]) -> list[Sym]:
+def leaves(operand: Operand) -> Iterator[Reg | Sym | Imm]:
+    """Yields the registers, names and constants of an operand; of a place in a tensor map's tensor, those of the map's address."""
+    if isinstance(operand, Mem | Not):
+        yield operand.base if isinstance(operand, Mem) else operand.reg
+    elif isinstance(operand, Vec | Group):
+        for item in operand.items:
+            yield from leaves(item)
+    elif not isinstance(operand, Pair):
+        yield operand
+
+
+def symbols(operands: Iterable[Operand]) -> list[Sym]:
     """Returns the names in operands."""
-    out: list[Sym] = []
-    for operand in operands:
-        if isinstance(operand, Sym):
-            out.append(operand)
-        elif isinstance(operand, Mem) and isinstance(operand.base, Sym):
-            out.append(operand.base)
-        elif isinstance(operand, Vec | Group):
-            out += symbols(operand.items)
-    return out
+    return [leaf for operand in operands for leaf in leaves(operand) if isinstance(leaf, Sym)]
 
 
 _SOURCE_NAME = re.compile(r"L?(\d+)")

@@ -11,27 +11,9 @@ from cupyflash.words import plural
 
 from ...memory.memory import LOCAL_WINDOW, PARAM_WINDOW, SHARED_WINDOW, SPACE_BITS
 from ...memory.ports import ALL, PORTS, LocalPort, Part, Port, cluster_address, rank_of
-from ...order.accesses import Stored
 from ...state.lanes import Lanes
-from ...text.syntax import ELEMENT, TYPES, Array, PtxType
-from ..registry import (
-    SINK,
-    Arg,
-    Frame,
-    Instruction,
-    Mem,
-    Mods,
-    Operand,
-    Plan,
-    Reg,
-    Sym,
-    Thunk,
-    Unsupported,
-    arg,
-    items,
-    opcode,
-    pure,
-)
+from ...text.syntax import ELEMENT, SINK, TYPES, Array, Instruction, Mem, Operand, PtxType, Reg, Sym, Unsupported
+from ..registry import Arg, Frame, Mods, Plan, Thunk, arg, items, opcode, pure
 from .move import register_arg
 from .rounding import narrow, wide
 
@@ -274,10 +256,10 @@ def gather(parts: list[Part], buffer: Array) -> None:
 
 def store(port: Port, lanes: Lanes, addresses: Array, buffer: Array) -> None:
     """Writes the lanes' elements of `buffer` where the port resolves their addresses."""
-    port.memory.storing = Stored(lanes, buffer)
+    port.memory.storing(lanes, buffer)
     for view, index, positions in port.resolve(lanes, addresses):
         view[index] = buffer if positions is None else buffer[positions]
-    port.memory.storing = None
+    port.memory.stored()
 
 
 @opcode("st", forms="{.v2 .v4 .v8} .global .shared{::cta ::cluster} .local .param, generic; .b8-.f64; hints ignored")

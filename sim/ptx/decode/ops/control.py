@@ -11,34 +11,24 @@ import numpy as np
 
 from ...memory.layouts import MAP_BYTES
 from ...memory.ports import PORTS
-from ...order.accesses import Stored
-from ...order.clocks import BLOCK, scope_of
+from ...order.sharing import BLOCK, scope_of
 from ...state.lanes import WARP, Lanes
-from ...text.syntax import TYPES, Array
+from ...text.syntax import SINK, TYPES, Array, Group, Imm, Instruction, Mem, Not, Operand, Sym, Unsupported
 from ..registry import (
-    SINK,
     WHOLE_WARP,
     Arg,
     Barrier,
     Branch,
-    Call,
     ClusterBarrier,
     Exit,
     Frame,
-    Group,
-    Imm,
-    Instruction,
-    Mem,
+    FunctionCall,
     Mods,
-    Not,
-    Operand,
     PhaseWait,
     Plan,
     RegisterCount,
     Return,
-    Sym,
     Thunk,
-    Unsupported,
     WarpBarrier,
     arg,
     opcode,
@@ -102,9 +92,9 @@ def call(i: Instruction) -> Plan:
     function = operands.pop(0)
     arguments = names(operands.pop(0)) if operands and isinstance(operands[0], Group) else ()
     if isinstance(function, Sym):
-        return Plan((), (), control=Call(function.name, results, arguments))
+        return Plan((), (), control=FunctionCall(function.name, results, arguments))
     # The prototype or the list of targets follows: the functions that fit are found without it.
-    return Plan((), (arg(function, TYPES["u64"]),), control=Call("", results, arguments))
+    return Plan((), (arg(function, TYPES["u64"]),), control=FunctionCall("", results, arguments))
 
 
 @opcode(
@@ -169,8 +159,8 @@ def fence(i: Instruction) -> Plan:
             if inits and races is not None:
                 races.fence_inits(frame.lanes)
             # A fence that orders ordinary accesses behind asynchronous ones has no effect on that proxy.
-            if races is not None and races.proxy is not None and proxy and "acquire" not in i.mods:
-                races.proxy.fence(frame.lanes, i)
+            if races is not None and proxy and "acquire" not in i.mods:
+                races.fence_proxy(frame.lanes, i)
 
         def order() -> None:
             if releases:
@@ -264,14 +254,14 @@ def on_objects(i: Instruction, memory: Operand, kind: str, act: Act, result: Arg
             values = [np.broadcast_to(v, frame.n) for v in ins[1:]]
             if kind == "st":
                 # The content is the machine's own: the count, so that barriers with equal initialisation have equal bytes.
-                port.memory.storing = Stored(frame.lanes, values[0].astype(np.uint64))
+                port.memory.storing(frame.lanes, values[0].astype(np.uint64))
             for _, index, positions in port.resolve(frame.lanes, address()):
                 lanes = frame.lanes if positions is None else frame.lanes.subset(positions)
                 chosen = [v.copy() if positions is None else v[positions] for v in values]
                 found = act(frame, lanes, index.astype(np.int64), chosen)
                 if found is not None and out:
                     out[0][positions if positions is not None else slice(None)] = found
-            port.memory.storing = None
+            port.memory.stored()
 
         return run
 

@@ -12,8 +12,8 @@ from ...memory.memory import PARAM_WINDOW
 from ...memory.ports import GlobalPort, Part, SharedPort
 from ...memory.regions import BAD, Region, Tile
 from ...state.lanes import Lanes
-from ...text.syntax import TYPES, UNSIGNED, Array, PtxError, PtxType
-from ..registry import Arg, Frame, Imm, Instruction, Mem, Mods, Operand, Plan, Reg, Thunk, Unsupported, arg, opcode
+from ...text.syntax import TYPES, UNSIGNED, Array, Imm, Instruction, Mem, Operand, PtxError, PtxType, Reg, Unsupported
+from ..registry import Arg, Frame, Mods, Plan, Thunk, arg, opcode
 from .access import address_arg, address_thunk, update
 from .control import on_objects
 from .rounding import narrow, wide

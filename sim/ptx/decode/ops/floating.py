@@ -17,8 +17,8 @@ from functools import partial
 
 import numpy as np
 
-from ...text.syntax import TYPES, Array
-from ..registry import Frame, Instruction, Mods, Plan, Temp, Thunk, Unsupported, arg, opcode, pure
+from ...text.syntax import TYPES, Array, Instruction, Unsupported
+from ..registry import Frame, Mods, Plan, Temp, Thunk, arg, opcode, pure
 from . import integer, rounding
 from .rounding import fused_f32, fused_f64, inverse_root
 

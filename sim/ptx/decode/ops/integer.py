@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from ...text.syntax import TYPES, Array, PtxType
-from ..registry import Arg, Instruction, Mods, Plan, Reg, Thunk, Unsupported, arg, opcode, pure
+from ...text.syntax import TYPES, Array, Instruction, PtxType, Reg, Unsupported
+from ..registry import Arg, Mods, Plan, Thunk, arg, opcode, pure
 
 INTEGERS = ("u16", "s16", "u32", "s32", "u64", "s64")
 CARRY = Reg("%carry", TYPES["pred"])

@@ -7,8 +7,8 @@ from functools import partial
 
 import numpy as np
 
-from ...text.syntax import TYPES, Array, PtxType
-from ..registry import SINK, Arg, Imm, Instruction, Mods, Not, Operand, Pair, Plan, Thunk, Unsupported, arg, opcode, pure
+from ...text.syntax import SINK, TYPES, Array, Imm, Instruction, Not, Operand, Pair, PtxType, Unsupported
+from ..registry import Arg, Mods, Plan, Thunk, arg, opcode, pure
 from . import rounding
 from .rounding import wide
 

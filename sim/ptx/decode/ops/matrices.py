@@ -27,24 +27,8 @@ import numpy as np
 
 from ...memory.ports import PORTS
 from ...state.lanes import WARP
-from ...text.syntax import ELEMENT, TYPES, UNSIGNED, Array
-from ..registry import (
-    WHOLE_WARP,
-    Arg,
-    DType,
-    Frame,
-    Imm,
-    Instruction,
-    Mods,
-    Multiply,
-    MultiplyWait,
-    Plan,
-    Thunk,
-    Unsupported,
-    arg,
-    items,
-    opcode,
-)
+from ...text.syntax import ELEMENT, TYPES, UNSIGNED, Array, Imm, Instruction, Unsupported
+from ..registry import WHOLE_WARP, Arg, DType, Frame, Mods, Multiply, MultiplyWait, Plan, Thunk, arg, items, opcode
 from .access import address_arg, address_thunk, gather, store, take_space
 from .move import eight_dtype
 from .rounding import half_bits, narrow

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from ...text.syntax import TYPES, Array, PtxType
-from ..registry import SINK, Arg, Frame, Instruction, Mods, Operand, Plan, Reg, Thunk, Unsupported, Vec, arg, opcode, pure
+from ...text.syntax import SINK, TYPES, Array, Instruction, Operand, PtxType, Reg, Unsupported, Vec
+from ..registry import Arg, Frame, Mods, Plan, Thunk, arg, opcode, pure
 from . import rounding
 from .floating import ROUNDINGS
 from .rounding import bfloat_bits, bfloat_value, directed, half_bits, odd_float32, wide

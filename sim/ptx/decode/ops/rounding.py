@@ -25,8 +25,8 @@ from functools import partial
 
 import numpy as np
 
-from ...text.syntax import Array, PtxError, PtxType
-from ..registry import Instruction, Mods, Plan, Thunk, arg, pure
+from ...text.syntax import Array, Instruction, PtxError, PtxType
+from ..registry import Mods, Plan, Thunk, arg, pure
 
 NEAREST, DOWN, UP, ZERO = 0, 1, 2, 3
 ROUNDING = {"rn": NEAREST, "rna": NEAREST, "rm": DOWN, "rp": UP, "rz": ZERO}

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ...state.lanes import WARP, warp_bits
-from ...text.syntax import TYPES, Array
-from ..registry import SINK, Frame, Instruction, Mods, Not, Pair, Plan, Thunk, Unsupported, arg, opcode
+from ...text.syntax import SINK, TYPES, Array, Instruction, Not, Pair, Unsupported
+from ..registry import Frame, Mods, Plan, Thunk, arg, opcode
 
 if TYPE_CHECKING:
     from ...state.lanes import Lanes

@@ -1,4 +1,4 @@
-"""Asynchronous accesses in the race detector: cp.async, and reads of shared memory by products of warpgroups (wgmma).
+"""Reads of shared memory by products of warpgroups (wgmma), in the race detector.
 
 A product reads its tiles at any time from its issue until its warps have waited for it. A later writer must be ordered behind
 the wait of one of the four warps: they run the product together, and pipelines let one of them release a stage. An earlier
@@ -8,19 +8,19 @@ write must be over for each of the four, and be visible to the asynchronous prox
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import cached_property
 from typing import Protocol
 
 import numpy as np
 
-from ..report.findings import Findings, source
-from ..state.lanes import GROUP, WARP, Lanes, Wave
+from ..report.findings import source, thread_name
+from ..state.lanes import GROUP, WARP
 from ..state.segments import Pages
 from ..text.syntax import Array, Instruction
-from .accesses import Boxes, Shadow, Table, TileAccess, Touch, Who, is_async, windows
-from .clocks import LANE, LANES, LOW, ONE, STAMP
-from .proxy import Proxy
+from .accesses import Touch
+from .clocks import LANE, LANES, LOW, ONE, STAMP, lanes_of, levels_of, stamps_of
+from .detector import Detector
+from .sharing import is_async
 
 UNIT = 16
 REMEMBERED = 1 << 16
@@ -28,32 +28,6 @@ REMEMBERED = 1 << 16
 
 LOGGED = 1 << 12
 """Readings kept by page and operand before they are noted unit by unit."""
-
-PLACES = 8
-"""Ordered writes that a warpgroup remembers: a tile is often read by several products, some pages each."""
-
-
-class TileDetector(Protocol):
-    """The race detector, as this module uses it."""
-
-    now: int
-    first: int
-    wave: Wave
-    base: Array
-    proxy: Proxy | None
-    findings: Findings
-    instructions: list[Instruction]
-    shared_stride: int
-    shared_shift: int
-
-    @property
-    def shared(self) -> Shadow: ...
-
-    def alike(self, lanes: Lanes) -> bool:
-        """True if all lanes of a warp know the same, for the warps of these lanes."""
-
-    def unordered(self, mine: Array, entries: Array, collective: bool) -> Array:
-        """Returns a mask of the accesses `entries` that did not happen before the current ones of the grid-wide lanes `mine`."""
 
 
 class TileOperand(Protocol):
@@ -65,13 +39,13 @@ class TileOperand(Protocol):
     def units(self) -> Array: ...
 
 
-class TileRaces:
+class TileReads:
     """The readings of a wave: their numbers by page, a column for each warpgroup of a block; by 16-byte unit on demand.
 
     `waited[number]`: when each of the four warps waited, 0 before; `readers`: the first warp of the wave, `by`: the instruction.
     """
 
-    def __init__(self, races: TileDetector):
+    def __init__(self, races: Detector):
         wave = races.wave
         self.races = races
         self.columns = -(-wave.warps_per_block // GROUP)
@@ -85,14 +59,6 @@ class TileRaces:
         self.count = 1
         self.over: set[tuple[int, int]] = set()
         """Pairs of a warpgroup (its first warp) and an entry that have been checked."""
-        self.written = np.zeros(self.pages.count, np.uint64)
-        """The entry of the write, for pages that one lane wrote; 0 for others."""
-        self.seen = np.zeros((self.pages.count, self.columns), np.uint64)
-        """The last such write that was in order, by warpgroup."""
-        shape = wave.size // WARP, PLACES
-        self.behind, self.behind_by = np.zeros(shape, np.uint64), np.zeros(shape, np.int64)
-        """The same for some of the latest writes anywhere, by first warp: entry and instruction."""
-        self._asynchronous = np.zeros(0, np.bool_)
 
     @cached_property
     def latest(self) -> Array:
@@ -110,7 +76,7 @@ class TileRaces:
         """Records that products of warpgroups with these first warps read their operands. Returns the readings' numbers."""
         column = first % self.races.wave.warps_per_block // GROUP
         for one in operands:
-            self.look_back(i, first, column, one)
+            self.look_back(i, first, one)
         numbers = np.arange(self.count, self.count + len(first))
         self.count += len(first)
         while self.count > len(self.readers):
@@ -124,27 +90,11 @@ class TileRaces:
             self.by_unit()
         return numbers
 
-    # -- writes and waits -----------------------------------------------------------------------------------------------------
-
-    def wrote(self, rows: Array) -> None:
-        """Records a write to these granules."""
-        self.written[self.pages.of(rows << self.races.shared_shift)] = 0
-
-    def wrote_ranges(self, boxes: Boxes, entries: Array) -> None:
-        """Records a write to these ranges, each with one entry."""
-        shift = self.races.shared_shift
-        pages, whole = self.pages.of_ranges(boxes.starts << shift, boxes.count << shift)
-        self.written[pages] = entries[:, None] if whole else np.uint64(0)
+    # -- waits -----------------------------------------------------------------------------------------------------
 
     def wait(self, numbers: Array, over: Array) -> None:
         """Records that the warps of `over` have now waited for these readings (product by product)."""
         self.waited[numbers] = np.where(over, self.races.now, self.waited[numbers])
-
-    def asynchronous(self) -> Array:
-        """Returns a mask of the detector's instructions that access memory through the asynchronous proxy."""
-        if len(self._asynchronous) != len(self.races.instructions):
-            self._asynchronous = np.array([is_async(one) for one in self.races.instructions], np.bool_)
-        return self._asynchronous
 
     def of_tensor_copies(self, units: Array) -> Array:
         """Returns a mask of the units that a tensor copy wrote last."""
@@ -160,9 +110,9 @@ class TileRaces:
 
     # -- earlier writes -------------------------------------------------------------------------------------------------------
 
-    def look_back(self, i: Instruction, first: Array, column: Array, operand: TileOperand) -> None:
+    def look_back(self, i: Instruction, first: Array, operand: TileOperand) -> None:
         """Reports writes that are not over for all of the warps, or that the asynchronous proxy may not see."""
-        if not self.races.shared.writes.used or self.in_order(first, column, operand.pages):
+        if not self.races.shared.writes.used:
             return
         units = operand.units()
         table = self.races.shared.writes
@@ -189,40 +139,15 @@ class TileRaces:
         rows = units.reshape(len(first), -1)[who, where // wide] * wide + where % wide
         self.judge(i, first[who], found, rows)
 
-    def in_order(self, first: Array, column: Array, pages: Array) -> bool:
-        """True if one lane wrote each of these pages, all of it, and that is over for all four warps and visible to them."""
-        entries = self.written[pages]
-        fresh = entries != self.seen[pages, column[:, None]]
-        if not fresh.any():
-            return bool(entries.all())
-        if not entries.all():
-            return False
-        at, k = np.nonzero(fresh)
-        entry, page = entries[at, k], pages[at, k]
-        heads = np.concatenate(([True], (entry[1:] != entry[:-1]) | (at[1:] != at[:-1])))
-        rows = self.pages.start(page[heads]) >> self.races.shared_shift
-        reader, head, by = first[at[heads]], entry[heads], self.races.shared.writes.by.reshape(-1)[rows].astype(np.int64)
-        place = (head >> np.uint64(STAMP)).astype(np.int64) % PLACES
-        new = np.flatnonzero((self.behind[reader, place] != head) | (self.behind_by[reader, place] != by))
-        if len(new):
-            reader, place, head, by = reader[new], place[new], head[new], by[new]
-            race, bad = self.verdicts(reader, head, by)
-            if race.any() or bad.any():
-                return False
-            self.behind[reader, place], self.behind_by[reader, place] = head, by
-        self.seen[page, column[at]] = entry
-        return True
-
     def judge(self, i: Instruction, first: Array, entries: Array, rows: Array) -> None:
         """Judges the entries at these granules, each read by the warpgroup of a first warp."""
-        races, per = self.races, self.races.wave.lanes_per_block
+        races = self.races
         by = races.shared.writes.by.reshape(-1)[rows]
         race, bad = self.verdicts(first, entries, by)
         for kind, which in (("race", race), ("proxy", bad)):
             for number in np.unique(by[which]).tolist():
                 mine = np.flatnonzero(which & (by == number))
-                theirs, writer = races.instructions[number], int(entries[mine[0]]) & LANE
-                who = f"by block {writer // per}, warp {writer % per // WARP}, lane {writer % WARP}"
+                theirs, who = races.instructions[number], f"by {thread_name(races.place(int(entries[mine[0]]) & LANE))}"
                 address = int(rows[mine[0]] << races.shared_shift) % races.shared_stride
                 message = (
                     f"read at offset {address:#x} of shared memory and write at {source(theirs)} {who} are not ordered"
@@ -230,13 +155,13 @@ class TileRaces:
                     else f"wgmma reads shared memory through the asynchronous proxy; what {source(theirs)} wrote at offset "
                     f"{address:#x}, {who}, has no fence.proxy.async behind it"
                 )
-                self.record(kind, message, (i, theirs), self.place(int(first[mine[0]])), (len(mine), address))
+                self.record(kind, message, (i, theirs), races.wave.place(int(first[mine[0]]) * WARP), (len(mine), address))
 
     def verdicts(self, first: Array, entries: Array, by: Array) -> tuple[Array, Array]:
         """Returns masks of the writes `entries`, by instructions `by`: not over for all warps of a group; not visible to one."""
         races = self.races
         readers = (first[:, None] + np.arange(GROUP)) * WARP + races.first
-        stamps = (entries >> np.uint64(STAMP)).astype(np.int64)
+        stamps = stamps_of(entries)
         race = stamps > self.floor(first // races.wave.warps_per_block)
         if race.any():
             at = np.flatnonzero(race)
@@ -244,11 +169,10 @@ class TileRaces:
             race[at] = four.reshape(-1, GROUP).any(axis=1)
         bad = np.zeros(len(first), np.bool_)
         if races.proxy is not None:
-            ordinary = ~self.asynchronous()[by] & ~race
+            ordinary = ~races.asynchronous()[by] & ~race
             at = np.flatnonzero(ordinary)
             if len(at):
-                low = (entries[at] & LOW).astype(np.int64)
-                lane, several = np.repeat(low & LANE, GROUP), np.repeat(low & ~LANE != ONE, GROUP)
+                lane, several = np.repeat(lanes_of(entries[at]), GROUP), np.repeat(levels_of(entries[at]) != ONE, GROUP)
                 four = races.proxy.unfenced("shared", readers[at].reshape(-1), lane, np.repeat(stamps[at], GROUP), several)
                 bad[at] = four.reshape(-1, GROUP).any(axis=1)
         return race, bad
@@ -306,9 +230,8 @@ class TileRaces:
 
     def report(self, access: Touch, verb: str, mine: int, number: int) -> None:
         i, theirs = access.instruction, self.by[number - 1]
-        k = int(np.flatnonzero(access.who.lane == mine)[0])
-        position = int(access.who.position[k])
-        block, warp, _ = self.place(int(self.readers[number]))
+        position = int(access.who.position[np.flatnonzero(access.who.lane == mine)[0]])
+        block, warp, _ = self.races.wave.place(int(self.readers[number]) * WARP)
         address = int(access.addresses[position])
         over = "has not been waited for" if not self.waited[number].any() else "is not known to be over"
         message = (
@@ -316,10 +239,6 @@ class TileRaces:
             f"{warp + GROUP - 1}, reads and which {over}"
         )
         self.record("race", message, (i, theirs), access.lanes.place(position), (1, address))
-
-    def place(self, warp: int) -> tuple[int, int, int]:
-        block, local = divmod(warp, self.races.wave.warps_per_block)
-        return self.races.wave.first_block + block, local, 0
 
     def record(
         self, kind: str, message: str, pair: tuple[Instruction, Instruction], place: tuple[int, int, int], size: tuple[int, int]
@@ -337,112 +256,3 @@ def distinct_pairs(lanes: Array, numbers: Array) -> tuple[Array, Array]:
     found = np.unique(np.concatenate((pairs[:1], pairs[starts])))
     found = found[found & 0xFFFFFFFF != 0]
     return found >> 32, found & 0xFFFFFFFF
-
-
-LATEST = LOW << np.uint64(STAMP)
-"""The stamp of an entry that no access is ordered behind."""
-
-
-class CopyDetector(Protocol):
-    """The race detector, as copies use it."""
-
-    first: int
-    shared_shift: int
-    numbers: np.dtype
-    shared: Shadow
-    tiles: TileRaces | None
-
-    def number(self, instruction: Instruction) -> int:
-        """Returns the number of an instruction in the tables."""
-
-    def who(self, lanes: Lanes, count: int) -> Who:
-        """Returns the lanes of `count` granules each."""
-
-    def values(self, who: Who, level: int) -> Array:
-        """Returns the entries of accesses at this moment."""
-
-    def note(self, access: Touch, table: Table) -> None:
-        """Adds the access to a table."""
-
-    def unordered(self, mine: Array, entries: Array, collective: bool) -> Array:
-        """Returns a mask of the accesses `entries` that did not happen before the current ones of the grid-wide lanes `mine`."""
-
-
-class CopyRaces:
-    """The reads of a launch's copies under way, which become ordinary accesses once threads have waited for them."""
-
-    def __init__(self, races: CopyDetector):
-        self.races = races
-        self._readings: list[Touch] = []
-
-    def issue(self, access: Touch) -> None:
-        """Notes copies that read their sources until their threads have waited: no access can be ordered behind that yet."""
-        shadow = access.shadow
-        if shadow.copies is None:
-            shadow.copies = Table(shadow.writes.rows, 1, self.races.numbers)
-        self.pending(access, shadow.copies)
-        self._readings.append(access)
-
-    def pending(self, access: Touch, table: Table) -> None:
-        """Enters accesses that nothing can be ordered behind."""
-        table.used, number, boxes = True, self.races.number(access.instruction), access.boxes
-        if boxes is None:
-            table.entries[access.rows, 0] = access.who.lane.astype(np.uint64) | LATEST
-            table.by[access.rows, 0] = number
-        else:
-            windows(table.entries, boxes.count)[boxes.starts] = (boxes.lane.astype(np.uint64) | LATEST)[:, None, None]
-            windows(table.by, boxes.count)[boxes.starts] = number
-
-    def issued(self) -> list[Touch]:
-        """Returns the reads of the copies that have just been issued."""
-        readings, self._readings = self._readings, []
-        return readings
-
-    def copied(self, lanes: Lanes, readings: list[Touch]) -> None:
-        """Notes readings of copies, for which the lanes have waited, as reads at this moment."""
-        for reading in readings:
-            if isinstance(reading, TileAccess):
-                self.copied_tiles(reading, lanes)
-                continue
-            mine = np.isin(reading.who.lane, lanes.index + self.races.first)
-            rows, lane = reading.rows[mine], reading.who.lane[mine]
-            assert reading.shadow.copies is not None
-            reading.shadow.copies.entries[rows] = 0
-            columns = None if reading.columns is None else reading.columns[mine]
-            self.races.note(
-                replace(reading, lanes=lanes, rows=rows, columns=columns, who=Who(lane, lane, lane, lane)), reading.shadow.reads
-            )
-
-    def copied_tiles(self, reading: TileAccess, lanes: Lanes) -> None:
-        """Records that the tiles of these lanes have been read."""
-        at = np.flatnonzero(np.isin(reading.lane, lanes.index + self.races.first))
-        if not len(at):
-            return
-        some, copies = reading.take(at, lanes), reading.shadow.copies
-        assert copies is not None
-        if some.boxes is None:
-            copies.entries[some.rows] = 0
-        else:
-            windows(copies.entries, some.boxes.count)[some.boxes.starts] = 0
-        self.races.note(some, reading.shadow.reads)
-
-    def landed(self, lanes: Lanes, size: int, elements: Array) -> None:
-        """Notes copies into `elements` of `size` bytes, for which the lanes have waited, as writes at this moment."""
-        count = max(1, size >> self.races.shared_shift)
-        rows = elements.astype(np.int64) * count
-        who = self.races.who(lanes, count)
-        if count > 1:
-            rows = rows[who.position] + np.tile(np.arange(count), lanes.n)
-        self.races.shared.writes.entries.reshape(-1)[rows] = self.races.values(who, ONE)
-        if self.races.tiles is not None:
-            self.races.tiles.wrote(rows)
-
-    def issue_ordered(self, lanes: Lanes, size: int, elements: Array) -> Array:
-        """Returns a mask of the lanes that are ordered behind the issue of the copy in flight to their element."""
-        count = max(1, size >> self.races.shared_shift)
-        rows = elements.astype(np.int64) * count
-        entries = self.races.shared.writes.entries.reshape(-1)
-        race = np.zeros(lanes.n, np.bool_)
-        for k in range(count):
-            race |= self.races.unordered(lanes.index + self.races.first, entries[rows + k], False)
-        return ~race

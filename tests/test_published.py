@@ -1,0 +1,158 @@
+"""The ladders of published times: every file is well-formed, and a malformed one is refused by file and field."""
+
+from __future__ import annotations
+
+import importlib
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cupyflash import Device
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT / "benchmarks"))
+published = importlib.import_module("published")
+LADDERS = published.ladders()
+CATALOGUE = {device.name: device for device in Device.catalogue()}
+
+
+def test_every_file_is_read_and_the_two_guides_are_those_of_the_rules() -> None:
+    assert [ladder.name for ladder in LADDERS] == sorted(path.stem for path in published.FOLDER.glob("*.toml"))
+    assert {ladder.name for ladder in LADDERS if ladder.use == "guide"} == {"sgemm_a6000", "mma_a100"}
+    count = Counter(step.group for ladder in LADDERS for step in ladder.steps)
+    assert count["without roles"] >= 80 and count["Hopper"] >= 40
+
+
+def test_a_device_is_in_the_catalogue_or_missing_there_but_not_both() -> None:
+    assert not set(CATALOGUE) & set(published.MISSING)
+    assert set(published.MISSING) <= {ladder.device for ladder in LADDERS}
+
+
+@pytest.mark.parametrize("ladder", LADDERS, ids=lambda ladder: ladder.name)
+def test_a_ladder_fits_its_device(ladder: Any) -> None:
+    """The architecture is the device's own or an older one of its generation; no rate is above the peak or the memory's."""
+    major, minor = capability(ladder.device)
+    architecture = int(ladder.compiler.architecture.removeprefix("sm_").removesuffix("a"))
+    assert 10 * major <= architecture <= 10 * major + minor
+    device = CATALOGUE.get(ladder.device)
+    for step in ladder.steps:
+        assert 1e-6 < step.seconds < 1
+        if device is not None and ladder.counted == "FLOP":
+            assert step.work / step.seconds < 1.05 * max(device.tensor_peak.values()), step.name
+        if device is not None and ladder.unit == "GB/s":
+            assert step.work / step.seconds < device.hbm_bandwidth, step.name
+        for launch in step.launches:
+            assert launch.shared is None or device is None or launch.shared <= device.sram_per_block, step.name
+
+
+def capability(name: str) -> tuple[int, int]:
+    return CATALOGUE[name].compute_capability if name in CATALOGUE else published.MISSING[name]
+
+
+GOOD = """\
+title = "a product"
+group = "without roles"
+use = "compared"
+repository = "https://github.com/someone/kernels"
+commit = "0123456789abcdef0123456789abcdef01234567"
+figures = "README.md"
+device = "RTX 4090"
+unit = "GFLOP/s"
+timing = "events"
+
+[clock]
+mhz = [2235, 2520]
+source = "a data sheet"
+
+[compiler]
+version = "nvcc 12.4"
+architecture = "sm_89"
+needs = "CUDA's headers"
+
+[every]
+work = 2000000
+shared = 0
+
+[[step]]
+name = "one"
+figure = 1000.0
+file = "one.cu"
+kernel = "one<32>"
+grid = [8, 1, 1]
+block = [32, 32, 1]
+arguments = ["int 4", "pointer to map float32[64, 64] box [32, 32] swizzle 128", ["float16[4]", "null"]]
+
+[[step]]
+name = "two"
+figure = 500.0
+file = "two.cu"
+block = [64, 1, 1]
+arguments = []
+
+[[step.launch]]
+kernel = "first"
+grid = [2, 1, 1]
+
+[[step.launch]]
+kernel = "second"
+grid = [4, 1, 1]
+shared = 512
+"""
+
+
+def test_a_step_takes_from_every_and_a_launch_from_its_step(tmp_path: Path) -> None:
+    (tmp_path / "good.toml").write_text(GOOD)
+    ladder = published.read(tmp_path / "good.toml")
+    one, two = ladder.steps
+    assert ladder.buildable and ladder.counted == "FLOP" and (one.seconds, two.seconds) == (2e-6, 4e-6)
+    assert one.commit == two.commit == "0123456789abcdef0123456789abcdef01234567"
+    assert one.launches[0].arguments[2] == ("float16[4]", "null") and one.launches[0].cluster == (1, 1, 1)
+    assert [(launch.kernel, launch.shared, launch.block) for launch in two.launches] == [
+        ("first", 0, (64, 1, 1)),
+        ("second", 512, (64, 1, 1)),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "words"),
+    [
+        ('commit = "01234567', 'commit = "1234567', "commit is"),
+        ('device = "RTX 4090"', 'device = "RTX 4091"', "device is 'RTX 4091', must be one of"),
+        ('unit = "GFLOP/s"', 'unit = "FLOP/s"', "unit is 'FLOP/s'"),
+        ('unit = "GFLOP/s"', 'unit = "ms"', "counted is None, must be given"),
+        ("figure = 1000.0", "figure = -1000.0", "step 'one': figure is -1000.0, must be a number above 0"),
+        ("figure = 1000.0", "", "step 'one': figure is None, must be given"),
+        ("work = 2000000", "work = 0", "work is 0"),
+        ("mhz = [2235, 2520]", "mhz = [2520, 2235]", "clock: mhz is"),
+        ("block = [32, 32, 1]", "block = [64, 32, 1]", "at most 1,024 threads"),
+        ("grid = [8, 1, 1]", "grid = [8, 1, 1]\ncluster = [3, 1, 1]", "cluster is [3, 1, 1], must be divisors of the grid"),
+        ("shared = 0\n", "", "step 'one': shared is None, must be given"),
+        ('"int 4"', '"integer 4"', "arguments is 'integer 4'"),
+        ('name = "two"', 'name = "one"', "names differ"),
+        ('timing = "events"', 'timing = "events"\nspeed = 3', "speed is 3, must be absent"),
+        ('repository = "https', 'repository = "http', "repository is"),
+        ("[clock]", "[clock", "not TOML"),
+    ],
+)
+def test_a_malformed_file_is_refused_by_file_and_field(tmp_path: Path, before: str, after: str, words: str) -> None:
+    assert GOOD.count(before) == 1
+    (tmp_path / "bad.toml").write_text(GOOD.replace(before, after))
+    with pytest.raises(ValueError) as refusal:
+        published.read(tmp_path / "bad.toml")
+    assert str(refusal.value).startswith("bad.toml: ") and words in str(refusal.value)
+
+
+def test_the_command_lists_ladders_and_steps(capsys: pytest.CaptureFixture[str]) -> None:
+    run = subprocess.run([sys.executable, ROOT / "benchmarks" / "published"], capture_output=True, text=True, check=True)
+    assert all(ladder.name in run.stdout and ladder.title in run.stdout for ladder in LADDERS)
+    command = importlib.import_module("published.__main__")
+    assert command.main(["mma_a100"]) == 0
+    listed = capsys.readouterr().out
+    assert all(step.name in listed for ladder in LADDERS if ladder.name == "mma_a100" for step in ladder.steps)
+    with pytest.raises(SystemExit):
+        command.main(["mma_a101"])
+    assert "no ladder 'mma_a101'" in capsys.readouterr().err
