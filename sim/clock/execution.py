@@ -274,12 +274,17 @@ class Block:
             waiting[name] = at + 1, held
             return [(at + 1, rest)]
         if i.opcode == "RET":
-            target = self.lanes.register(i.operands[0])[active]
-            return [(at + 1, rest)] + [(self.at[int(to)], active & (self.lanes.register(i.operands[0]) == to)) for to in np.unique(target)]
+            name = i.operands[0].split()[0]  # "R10 0x0": no comma stands between them
+            if self.lanes.lacking([name], active) is not None:
+                raise UnknownInstruction(f"{i}: the address to return to is unknown")
+            target = self.lanes.register(name)
+            return [(at + 1, rest)] + [(self.at[int(to)], active & (target == to)) for to in np.unique(target[active])]
         if i.opcode == "BRX" or i.target is None:
             raise UnknownInstruction(f"{i}: the target is not in the code")
-        if "DIV" in i.modifiers:  # what to do where a warp is not together
+        if "DIV" in i.modifiers:  # the way of a warp whose lanes are not together; here they always are
             return [(at + 1, lanes)]
+        if "CONV" in i.modifiers:  # the way of a warp whose lanes are together
+            return [(self.at[i.target], lanes)]
         for condition in i.operands[:-1]:
             name = condition.lstrip("!")
             if self.lanes.lacking([name], active) is not None:
@@ -443,13 +448,22 @@ class Block:
                 self.lanes.forget(each, active)
 
     def copy(self, i: Instruction, active: Array, size: int) -> Access | None:
-        """LDGSTS: from global to shared memory."""
+        """LDGSTS: from global to shared memory; lanes whose last operand is false write zeros and read nothing."""
         if not active.any():
             return None
-        to, source = self.address(i.operands[0], i, active), self.address(i.operands[1], i, active)
-        loaded, known = self.touch("global", source, active, size, None, write=False)
-        self.touch("shared", to, active, size, loaded if known else None, write=True)
-        return Access("global", size, False, self.rows(source), active.reshape(-1, WARP))
+        to = self.address(i.operands[0], i, active)
+        reading = active
+        if len(i.operands) > 2:
+            name = i.operands[2].lstrip("!")
+            if self.lanes.lacking([name], active) is not None:
+                raise UnknownInstruction(f"{i}: it is unknown which lanes read")
+            reading = active & (self.lanes.predicate(name) ^ i.operands[2].startswith("!"))
+            nothing = np.zeros(int((active & ~reading).sum()), np.uint32)
+            self.touch("shared", to, active & ~reading, size, [nothing] * (size // 4), write=True)
+        source = self.address(i.operands[1], i, reading)
+        loaded, known = self.touch("global", source, reading, size, None, write=False)
+        self.touch("shared", to, reading, size, loaded if known else None, write=True)
+        return Access("global", size, False, self.rows(source), reading.reshape(-1, WARP))
 
     def matrices(self, i: Instruction, results: list[str], addresses: Array, active: Array) -> Access:
         """LDSM, STSM: the first 8, 16 or 32 lanes of a warp have the addresses of rows of 16 bytes."""
