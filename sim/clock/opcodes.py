@@ -1,7 +1,7 @@
 """What an instruction of machine code computes, where that decides addresses and branches: integers, predicates, moves, votes.
 
-There is no manual of these opcodes. What they do is read from their names (CUDA Binary Utilities, "Instruction Set Reference"), from
-what ptxas makes of PTX whose meaning is known, and proven by the PTX machine: both must make the same accesses.
+There is no manual of these opcodes. What they do is read from their names (CUDA Binary Utilities, "Instruction Set Reference"), from what
+ptxas makes of PTX whose meaning is known, and proven by the PTX machine: both must make the same accesses.
 """
 
 from __future__ import annotations
@@ -9,18 +9,19 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
-from typing import Any
 
 import numpy as np
 
-from .lanes import ALWAYS, ZERO, Array, Lanes, Mask, Read, neighbour, pair, write_pair
+from .lanes import ALWAYS, ZERO, Array, Lanes, Mask, Read, neighbour, pair
 from .sass import Instruction
 
 WORD = np.uint64(0xFFFFFFFF)
 HALF = np.uint64(32)
 WARP = 32
-BASE_BANK = "c[0x0]"
+Banks = Mapping[int, bytes]
+"""The constant banks of a launch by number."""
+SPECIAL = (*(f"SR_{name}.{axis}" for name in ("TID", "CTAID", "NCTAID") for axis in "XYZ"), "SR_LANEID", "SR_CgaCtaId")
+"""Special registers that are known."""
 
 _REGISTER = re.compile(r"U?R(\d+|Z)$")
 _PREDICATE = re.compile(r"!?U?P(\d|T)$")
@@ -30,14 +31,6 @@ _SUFFIX = re.compile(r"\.(reuse|64|H0_H0|H1_H1|B\d|S64|U64)\b")
 
 class UnknownInstruction(ValueError):
     """An instruction that decides an address or a branch and that is not executed here."""
-
-
-@dataclass(frozen=True)
-class Launched:
-    """What is the same for all instructions of a block: constants (`banks`, bytes by number) and special registers, a lane a thread."""
-
-    banks: Mapping[int, bytes]
-    special: Mapping[str, Array]
 
 
 @dataclass(frozen=True)
@@ -66,11 +59,11 @@ class Work:
 
 
 class Operands:
-    """An instruction's operands as readers of the state; what has been read is in `reads`."""
+    """An instruction's operands as readers of the state and of constants; what has been read is in `reads`."""
 
-    def __init__(self, instruction: Instruction, launched: Launched) -> None:
+    def __init__(self, instruction: Instruction, banks: Banks) -> None:
         self.rest = list(instruction.operands)
-        self.launched = launched
+        self.banks = banks
         self.reads: list[str] = []
 
     def take(self) -> str:
@@ -118,13 +111,13 @@ class Operands:
             return lambda lanes: lanes.register(text)
         if constant := _CONSTANT.match(text):
             return self.constant(constant, 4)
-        return self.literal(text, np.uint32)
+        return self.literal(text, 4)
 
-    def literal(self, text: str, kind: Any) -> Read:
+    def literal(self, text: str, size: int) -> Read:
         if not re.fullmatch(r"-?0x[0-9a-f]+|-?\d+", text):
             raise UnknownInstruction(f"{text} is no whole number")
-        value = np.array(int(text, 0) % (1 << 8 * kind().itemsize), kind)
-        return lambda lanes: np.broadcast_to(value, lanes.threads)
+        value = int(text, 0) % (1 << 8 * size)
+        return lambda lanes: lanes.constant(value, size)
 
     def wide(self) -> Read:
         """Takes an operand of 64 bits: a register and the one behind it, a constant, or a number, sign-extended."""
@@ -140,15 +133,15 @@ class Operands:
             return lambda lanes: pair(lanes, text)
         if constant := _CONSTANT.match(text):
             return self.constant(constant, 8)
-        return self.literal(text, np.uint64)
+        return self.literal(text, 8)
 
     def constant(self, found: re.Match[str], size: int) -> Read:
         bank, index, offset = found[1], found[2], int(found[3] or "0", 0)
-        data = self.launched.banks.get(int(bank, 0)) if bank.startswith("0x") else None
+        data = self.banks.get(int(bank, 0)) if bank.startswith("0x") else None
         if data is None or index not in (None, *ZERO):
             raise UnknownInstruction(f"the constant {found[0]} is not known")
-        value = np.frombuffer((data + bytes(size))[offset : offset + size], f"u{size}")[0]
-        return lambda lanes: np.broadcast_to(value, lanes.threads)
+        value = int.from_bytes((data + bytes(size))[offset : offset + size], "little")
+        return lambda lanes: lanes.constant(value, size)
 
 
 def signed(value: Array) -> Array:
@@ -222,8 +215,9 @@ def special(i: Instruction, o: Operands) -> Work:
     names = (d,) if i.opcode != "CS2R" or "32" in i.modifiers else (d, neighbour(d))
     if name == "SRZ":
         return Work(names, (), lambda lanes, mask: [lanes.zero] * len(names))
-    value = o.launched.special.get(name)
-    return Work(names, (), None if value is None else lambda lanes, mask: [value, lanes.zero][: len(names)])
+    if name not in SPECIAL:
+        return Work(names)
+    return Work(names, (), lambda lanes, mask: [lanes.special[name], lanes.zero][: len(names)])
 
 
 @opcode("R2UR")
@@ -260,11 +254,11 @@ def add(i: Instruction, o: Operands) -> Work:
         else:
             plain = o.number()
             parts.append(lambda lanes, plain=plain: plain(lanes).astype(np.uint64))  # type: ignore[misc]
-    parts += [(lambda lanes, p=o.predicate(): p(lanes).astype(np.uint64)) for _ in range(len(o.rest))]
+    carried = [o.predicate() for _ in range(len(o.rest))]
 
     def compute(lanes: Lanes, mask: Mask) -> list[Array]:
         total = parts[0](lanes)
-        for part in parts[1:]:
+        for part in (*parts[1:], *carried):
             total = total + part(lanes)
         over = total >> HALF
         return [total & WORD, *(over > np.uint64(k) for k in range(len(carries)))]
@@ -458,6 +452,21 @@ def extreme(i: Instruction, o: Operands) -> Work:
     return work(o, [d], compute)
 
 
+@opcode("VIADDMNMX")
+def extreme_of_sum(i: Instruction, o: Operands) -> Work:
+    d = o.take()
+    o.results()
+    a, b, c, least = o.number(), o.number(), o.number(), o.predicate()
+
+    def compute(lanes: Lanes) -> Array:
+        x, y = a(lanes) + b(lanes), c(lanes)
+        if not is_unsigned(i):
+            x, y = signed(x), signed(y)
+        return np.where(least(lanes), np.minimum(x, y), np.maximum(x, y)).view(np.uint32)
+
+    return work(o, [d], compute)
+
+
 @opcode("IABS")
 def magnitude(i: Instruction, o: Operands) -> Work:
     d, a = o.take(), o.number()
@@ -492,9 +501,11 @@ def bits(i: Instruction, o: Operands) -> Work:
     def compute(lanes: Lanes) -> Array:
         value = np.ascontiguousarray(a(lanes))
         if i.opcode == "POPC":
-            return np.bitwise_count(value)
+            count: Array = np.bitwise_count(value)
+            return count
         if i.opcode == "BREV":
-            return np.packbits(np.unpackbits(value.view(np.uint8), bitorder="little").reshape(-1, 32)[:, ::-1], axis=1, bitorder="little").view(np.uint32).ravel()  # fmt: skip
+            backwards = np.unpackbits(value.view(np.uint8), bitorder="little").reshape(-1, 32)[:, ::-1]
+            return np.packbits(backwards, axis=1, bitorder="little").view(np.uint32).ravel()
         if not is_unsigned(i):
             value = np.where(signed(value) < 0, ~value, value)
         top = np.frexp(value.astype(np.float64))[1].astype(np.int64) - 1
@@ -504,13 +515,43 @@ def bits(i: Instruction, o: Operands) -> Work:
     return work(o, [d], compute)
 
 
+@opcode("P2R")
+def predicates_to_register(i: Instruction, o: Operands) -> Work:
+    """Packs the predicates that a mask names into a register; its other bits come from another one."""
+    d, _, rest, mask = o.take(), o.take(), o.number(), int(o.take(), 0)
+    chosen = [(k, o.predicate_of(f"P{k}")) for k in range(7) if mask >> k & 1]
+    if i.modifiers:
+        raise UnknownInstruction(f"P2R.{'.'.join(i.modifiers)}")
+
+    def compute(lanes: Lanes) -> Array:
+        total: Array = rest(lanes) & np.uint32(~mask & 0xFFFFFFFF)
+        for k, predicate in chosen:
+            total = total | predicate(lanes).astype(np.uint32) << np.uint32(k)
+        return total
+
+    return work(o, [d], compute)
+
+
+@opcode("R2P")
+def register_to_predicates(i: Instruction, o: Operands) -> Work:
+    _, a, mask = o.take(), o.number(), int(o.take(), 0)
+    chosen = [k for k in range(7) if mask >> k & 1]
+    if i.modifiers:
+        raise UnknownInstruction(f"R2P.{'.'.join(i.modifiers)}")
+
+    def compute(lanes: Lanes, mask: Mask) -> list[Array]:
+        return [(a(lanes) >> np.uint32(k) & 1).astype(np.bool_) for k in chosen]
+
+    return Work(tuple(f"P{k}" for k in chosen), tuple(o.reads), compute)
+
+
 def first_lanes(lanes: Lanes, mask: Mask) -> Array:
     """Returns the running lanes as rows of warps."""
     running = np.ones(lanes.threads, np.bool_) if mask is None else mask
     return running.reshape(-1, WARP)
 
 
-@opcode("VOTE")
+@opcode("VOTE", "VOTEU")
 def vote(i: Instruction, o: Operands) -> Work:
     results = [] if _PREDICATE.match(o.rest[0]) else [o.take()]
     predicates = [o.take()] if len(o.rest) > 1 else []
@@ -606,8 +647,7 @@ def half_constant(i: Instruction, o: Operands) -> Work:
     if a.lstrip("-") != "RZ" or b.lstrip("-") != "RZ" or len(rest) != 2 or any("R" in each for each in rest):
         return Work((d,))
     high, low = (int(np.array(float(each), np.float16).view(np.uint16)) for each in rest)
-    value = np.array(high << 16 | low, np.uint32)
-    return Work((d,), (), lambda lanes, mask: [np.broadcast_to(value, lanes.threads)])
+    return Work((d,), (), lambda lanes, mask: [lanes.constant(high << 16 | low, 4)])
 
 
 UNKNOWN = {
@@ -616,13 +656,12 @@ UNKNOWN = {
     **dict.fromkeys(("DADD", "DMUL", "DFMA", "DMNMX", "FFMA2", "FADD2", "FMUL2"), 2),
     **dict.fromkeys(("HMMA", "IMMA", "QMMA", "OMMA"), 4),
     **dict.fromkeys(("DMMA",), 8),
-    **dict.fromkeys(("MOVM", "P2R", "R2P", "PRMT"), 1),
+    **dict.fromkeys(("MOVM", "B2R"), 1),
 }
 """Registers that an opcode makes unknown."""
 UNKNOWN_PREDICATES = ("FSETP", "HSETP2", "DSETP", "FCHK")
 NOTHING = frozenset(
-    (*("NOP", "BSSY", "BSYNC", "BREAK", "WARPSYNC", "YIELD", "DEPBAR", "LDGDEPBAR", "MEMBAR", "CCTL", "ERRBAR", "NANOSLEEP"),)
-    + ("FENCE", "CCTLL", "PREEXIT", "ACQBULK", "BMOV", "WARPGROUP", "RPCMOV", "PMTRIG", "UCGABAR_ARV", "UCGABAR_WAIT", "CGAERRBAR")
+    ["NOP", "BSSY", "BSYNC", "BREAK", "WARPSYNC", "YIELD", "DEPBAR", "LDGDEPBAR", "MEMBAR", "CCTL", "ERRBAR", "NANOSLEEP", "FENCE", "CCTLL", "PREEXIT", "ACQBULK", "BMOV", "WARPGROUP", "RPCMOV", "PMTRIG", "UCGABAR_ARV", "UCGABAR_WAIT", "CGAERRBAR"]
 )
 """Opcodes that change no register that matters here."""
 
@@ -631,6 +670,10 @@ def results_of(i: Instruction) -> tuple[str, ...]:
     """Returns the registers and predicates of an instruction whose results are unknown."""
     if i.opcode in UNKNOWN_PREDICATES:
         return tuple(each for each in i.operands[:2] if each not in ALWAYS)
+    if i.opcode == "R2P":
+        return tuple(f"P{k}" for k in range(7))
+    if i.opcode == "B2R":  # the result of a barrier that reduces: a register and a predicate
+        return i.operands
     operands, found = list(i.operands), []
     while operands and _PREDICATE.match(operands[0]):
         found.append(operands.pop(0))
@@ -642,7 +685,7 @@ def results_of(i: Instruction) -> tuple[str, ...]:
     return tuple(found)
 
 
-def decoded(i: Instruction, launched: Launched) -> Work:
+def decoded(i: Instruction, banks: Banks) -> Work:
     """Returns what an instruction does to registers. UnknownInstruction for an opcode that is not known at all."""
     if i.opcode in NOTHING:
         return Work(())
@@ -652,12 +695,9 @@ def decoded(i: Instruction, launched: Launched) -> Work:
     if name in OPCODES or i.opcode in ("S2UR", "ULDC"):
         decoder = OPCODES["S2R" if i.opcode == "S2UR" else "LDC" if i.opcode == "ULDC" else name]
         try:
-            return decoder(i, Operands(i, launched))
+            return decoder(i, Operands(i, banks))
         except UnknownInstruction:
             return Work(results_of(i))
     if name in UNKNOWN or i.opcode in UNKNOWN_PREDICATES or i.opcode == "F2F":
         return Work(results_of(i))
     raise UnknownInstruction(f"{i.opcode} is not executed")
-
-
-__all__ = ["Launched", "Operands", "UnknownInstruction", "Work", "decoded", "partial", "write_pair"]
