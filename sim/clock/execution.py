@@ -38,7 +38,7 @@ Index = tuple[int, int, int]
 
 
 class Event(NamedTuple):
-    """An instruction that warps issued: its number, which warps, and their access to memory, which has a row for every warp."""
+    """An instruction that warps issued: its number, which warps, and their access to memory."""
 
     at: int
     warps: tuple[int, ...]

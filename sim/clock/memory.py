@@ -39,7 +39,7 @@ class TensorBytes:
 
 @dataclass(frozen=True)
 class Access:
-    """An access by lanes: addresses of the lanes that make it, a row a warp of those that issued the instruction.
+    """An access by lanes: addresses of the lanes that make it, a row for every warp that runs.
 
     `space` is "global", "shared" or "local"; addresses are the space's own. A copy from global to shared memory has the addresses
     that it writes in `to`.
@@ -51,6 +51,13 @@ class Access:
     addresses: Array  # (warps, 32)
     lanes: Array  # which of them make it
     to: Access | None = None
+
+    def of(self, warps: Sequence[int]) -> Access:
+        """Returns the rows of some warps."""
+        if len(warps) == len(self.addresses):
+            return self
+        rows = list(warps)
+        return Access(self.space, self.size, self.write, self.addresses[rows], self.lanes[rows], self.to and self.to.of(warps))
 
     def sectors(self) -> Array:
         """Returns the number of sectors of 32 bytes that each warp touches."""

@@ -1,7 +1,7 @@
 """What an instruction of machine code computes, where that decides addresses and branches: integers, predicates, moves, votes.
 
-There is no manual of these opcodes. What they do is read from their names (CUDA Binary Utilities, "Instruction Set Reference"), from what
-ptxas makes of PTX whose meaning is known, and proven by the PTX machine: both must make the same accesses.
+There is no manual of these opcodes. Their meaning is read from their names (CUDA Binary Utilities, "Instruction Set Reference"), from
+what ptxas makes of PTX whose meaning is known, and proven by the PTX machine: both must make the same accesses.
 """
 
 from __future__ import annotations
@@ -442,14 +442,14 @@ def extreme(i: Instruction, o: Operands) -> Work:
     d = o.take()
     o.results()
     a, b, least = o.number(), o.number(), o.predicate()
+    return work(o, [d], lambda lanes: smaller_or_larger(i, a(lanes), b(lanes), least(lanes)))
 
-    def compute(lanes: Lanes) -> Array:
-        x, y = a(lanes), b(lanes)
-        if not is_unsigned(i):
-            x, y = signed(x), signed(y)
-        return np.where(least(lanes), np.minimum(x, y), np.maximum(x, y)).view(np.uint32)
 
-    return work(o, [d], compute)
+def smaller_or_larger(i: Instruction, x: Array, y: Array, least: Array) -> Array:
+    if not is_unsigned(i):
+        x, y = signed(x), signed(y)
+    found: Array = np.where(least, np.minimum(x, y), np.maximum(x, y)).view(np.uint32)
+    return found
 
 
 @opcode("VIADDMNMX")
@@ -457,14 +457,7 @@ def extreme_of_sum(i: Instruction, o: Operands) -> Work:
     d = o.take()
     o.results()
     a, b, c, least = o.number(), o.number(), o.number(), o.predicate()
-
-    def compute(lanes: Lanes) -> Array:
-        x, y = a(lanes) + b(lanes), c(lanes)
-        if not is_unsigned(i):
-            x, y = signed(x), signed(y)
-        return np.where(least(lanes), np.minimum(x, y), np.maximum(x, y)).view(np.uint32)
-
-    return work(o, [d], compute)
+    return work(o, [d], lambda lanes: smaller_or_larger(i, a(lanes) + b(lanes), c(lanes), least(lanes)))
 
 
 @opcode("IABS")
@@ -524,7 +517,7 @@ def predicates_to_register(i: Instruction, o: Operands) -> Work:
         raise UnknownInstruction(f"P2R.{'.'.join(i.modifiers)}")
 
     def compute(lanes: Lanes) -> Array:
-        total: Array = rest(lanes) & np.uint32(~mask & 0xFFFFFFFF)
+        total = rest(lanes) & np.uint32(~mask & 0xFFFFFFFF)
         for k, predicate in chosen:
             total = total | predicate(lanes).astype(np.uint32) << np.uint32(k)
         return total
@@ -661,7 +654,11 @@ UNKNOWN = {
 """Registers that an opcode makes unknown."""
 UNKNOWN_PREDICATES = ("FSETP", "HSETP2", "DSETP", "FCHK")
 NOTHING = frozenset(
-    ["NOP", "BSSY", "BSYNC", "BREAK", "WARPSYNC", "YIELD", "DEPBAR", "LDGDEPBAR", "MEMBAR", "CCTL", "ERRBAR", "NANOSLEEP", "FENCE", "CCTLL", "PREEXIT", "ACQBULK", "BMOV", "WARPGROUP", "RPCMOV", "PMTRIG", "UCGABAR_ARV", "UCGABAR_WAIT", "CGAERRBAR"]
+    (
+        *("NOP", "BSSY", "BSYNC", "BREAK", "WARPSYNC", "YIELD", "DEPBAR", "LDGDEPBAR", "MEMBAR", "CCTL", "ERRBAR", "NANOSLEEP"),
+        *("FENCE", "CCTLL", "PREEXIT", "ACQBULK", "BMOV", "WARPGROUP", "RPCMOV", "PMTRIG", "UCGABAR_ARV", "UCGABAR_WAIT"),
+        "CGAERRBAR",
+    )
 )
 """Opcodes that change no register that matters here."""
 

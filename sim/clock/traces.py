@@ -1,0 +1,147 @@
+"""Traces of a multiprocessor's blocks: what each warp issues and what its accesses cost, with the middle of a long loop left out."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from .accesses import L1, SharedMemory, sectors_of
+from .execution import Event, Index, Launch
+from .multiprocessor import SHUFFLED, Cost, Issue
+from .rates import Rates
+
+TURNS_BEFORE, TURNS_BEHIND = 8, 2
+"""Turns of a loop that are run at its begin and at its end; those between take as long as the last ones before them."""
+WARM = 3
+"""Turns at a loop's begin from which its time a turn is not taken."""
+
+
+@dataclass(frozen=True)
+class Loop:
+    """The loop of a block's first warp that is shortened: the instruction at its head, its turns, and those that are left out."""
+
+    head: int
+    turns: int
+
+    @property
+    def left_out(self) -> range:
+        return range(TURNS_BEFORE, self.turns - TURNS_BEHIND)
+
+
+def longest_loop(path: Sequence[int]) -> Loop | None:
+    """Returns the outermost loop on a warp's way through the code that has turns to leave out and most of the way in it."""
+    heads = Counter(to for at, to in zip(path, path[1:], strict=False) if to < at)
+    best: tuple[int, int, int] | None = None
+    for head in heads:
+        visits = [k for k, at in enumerate(path) if at == head]
+        if len(visits) <= TURNS_BEFORE + TURNS_BEHIND:
+            continue
+        inside = visits[-TURNS_BEHIND] - visits[TURNS_BEFORE]
+        key = inside * 10 // len(path), -len(visits), head
+        if inside * 2 > len(path) and (best is None or key > best):
+            best = key
+    return None if best is None else Loop(best[2], -best[1])
+
+
+@dataclass(frozen=True)
+class Reach:
+    """What an instruction's accesses need of DRAM: bytes for each byte that a multiprocessor asks of the L2, and the share of different
+    sectors that the L2 has not."""
+
+    bytes: float
+    share: float
+
+
+def wave(launch: Launch, blocks: Sequence[Index], loop: Loop | None, sector: int, fits: bool) -> Mapping[int, Reach]:
+    """Runs the blocks that the chip has at once through the loop's first turns, and asks which sectors the L2 gets twice.
+
+    Returns each instruction's mean. `fits`: the L2 holds all tensors, and has them from the launch before.
+    """
+    seen: set[int] = set()
+    asked, fetched, different = Counter[int](), Counter[int](), Counter[int]()
+    visits = 0
+    for event in launch.run(*blocks):
+        if loop is not None and event.at == loop.head:
+            visits += 1
+            if visits > TURNS_BEFORE:
+                break
+        access = event.access
+        if access is None or access.space != "global":
+            continue
+        rows = [
+            sectors_of(addresses[lanes], access.size, sector)
+            for addresses, lanes in zip(access.addresses, access.lanes, strict=True)
+            if lanes.any()
+        ]
+        if not rows:
+            continue
+        found = np.unique(np.concatenate(rows)).tolist()
+        new = [each for each in found if each not in seen]
+        seen.update(new)
+        asked[event.at] += sum(len(each) for each in rows)
+        fetched[event.at] += len(new)
+        different[event.at] += len(found)
+    return {at: Reach(0.0, 0.0) if fits or not asked[at] else Reach(fetched[at] / asked[at], fetched[at] / different[at]) for at in asked}
+
+
+class Tracer:
+    """Makes the traces of blocks that share a multiprocessor."""
+
+    def __init__(self, launch: Launch, rates: Rates, loop: Loop | None, reach: Mapping[int, Reach], residents: int) -> None:
+        self.launch, self.rates, self.loop, self.reach = launch, rates, loop, reach
+        self.shared = SharedMemory(rates)
+        self.l1 = L1(rates, residents * launch.shared_bytes)
+        self.rate, self.sector = rates["l1.rate"], int(rates["l1.sector"])
+
+    def traces(self, blocks: Sequence[Index]) -> list[list[list[Issue]]]:
+        """Runs blocks together; returns each one's traces, a warp each."""
+        warps, code = self.launch.warps, self.launch.kernel.instructions
+        traces: list[list[Issue]] = [[] for _ in range(warps * len(blocks))]
+        turns = defaultdict[int, int](int)
+        head = self.loop.head if self.loop else -1
+        left_out = self.loop.left_out if self.loop else range(0)
+        for event in self.launch.run(*blocks):
+            i, mark = code[event.at], event.at == head
+            if mark:
+                for warp in event.warps:
+                    turns[warp] += 1
+            kept = [warp for warp in event.warps if turns[warp] - 1 not in left_out]
+            if not kept:
+                continue
+            costs = self.costs(event) if event.access is not None else {}
+            jumps = i.opcode in ("BRA", "JMP", "CALL", "RET")
+            plain = Issue(event.at, mark=mark)
+            for warp in kept:
+                trace = traces[warp]
+                if trace and code[trace[-1].at].opcode in ("BRA", "JMP", "CALL", "RET") and trace[-1].at + 1 != event.at:
+                    trace[-1] = trace[-1]._replace(taken=True)
+                trace.append(Issue(event.at, costs.get(warp, SHUFFLED), mark=mark) if costs or jumps else plain)
+        return [traces[k : k + warps] for k in range(0, len(traces), warps)]
+
+    def costs(self, event: Event) -> Mapping[int, Cost]:
+        """Returns each warp's cost of an access."""
+        assert event.access is not None
+        access, warps = event.access.of(event.warps), event.warps
+        opcode = self.launch.kernel.instructions[event.at].opcode
+        if access.space == "local":
+            return {warp: Cost(access.size / 4) for warp in warps}
+        clocks = self.shared.wavefronts(access, opcode in ("LDSM", "STSM")).tolist()
+        if access.space == "shared":
+            return {warp: Cost(float(count)) for warp, count in zip(warps, clocks, strict=True)}
+        copied = [0] * len(warps) if access.to is None else self.shared.wavefronts(access.to).tolist()
+        reach = self.reach.get(event.at, Reach(1.0, 1.0))
+        found = {}
+        for row, warp in enumerate(warps):
+            lanes = access.lanes[row]
+            if not lanes.any():
+                found[warp] = SHUFFLED
+                continue
+            sectors = sectors_of(access.addresses[row][lanes], access.size, self.sector)
+            tags, missed = self.l1.look_up(sectors, opcode in ("LDG", "LD"))
+            pipe = max(clocks[row], tags, copied[row], len(sectors) * self.sector / self.rate)
+            asked = missed * self.sector
+            found[warp] = Cost(pipe, asked, asked * reach.bytes, reach.share)
+        return found

@@ -1,0 +1,166 @@
+"""The whole launch: blocks on multiprocessors in launch order, waves and tails, the L2 and DRAM behind them, and the clock rate."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from math import prod
+
+from cupyflash.device import Device
+from cupyflash.multiprocessor import occupancy
+
+from .execution import Launch
+from .multiprocessor import Issue, Multiprocessor, Outside, Run
+from .rates import Rates
+from .steps import step_of
+from .traces import WARM, Tracer, longest_loop, wave
+
+LIMITS = {"FMA": "FMA", "HEAVY": "FMA", "ALU": "ALU", "HALF": "half", "DOUBLE": "double", "SPECIAL": "MUFU", "TENSOR": "tensor"}
+"""The names of a sub-core's units in a result."""
+
+
+@dataclass(frozen=True)
+class Time:
+    """The time of a launch, in seconds, and each limit's share of it: 1 is a limit that is reached all the time.
+
+    `rounds`: blocks of the busiest multiprocessor over those that it holds at once.
+    """
+
+    seconds: float
+    mhz: float
+    residents: int
+    rounds: float
+    instructions: int
+    busy: Mapping[str, float]
+    sampled: str
+
+    @property
+    def binds(self) -> str:
+        """The limit that is nearest, or "latency" if none is reached for half of the time."""
+        name = max(self.busy, key=lambda each: self.busy[each])
+        return name if self.busy[name] >= 0.5 else "latency"
+
+
+@dataclass(frozen=True)
+class Sample:
+    """A run of some resident blocks with a shortened loop: its clocks, with the turns that were left out."""
+
+    run: Run
+    turn: float
+    left_out: int
+
+    @property
+    def clocks(self) -> float:
+        return self.run.clocks + self.turn * self.left_out
+
+
+class Clock:
+    """A launch on a device, of which one multiprocessor is run clock by clock."""
+
+    def __init__(self, launch: Launch, device: Device, mhz: float | None = None, rates: Rates | None = None) -> None:
+        self.launch, self.device = launch, device
+        self.rates = rates or Rates.of(device)
+        self.mhz = mhz or self.rates["clock.boost"]
+        if launch.kernel.capability != device.compute_capability:
+            raise ValueError("device = {}: its compute capability is {}.{}, the machine code is for {}.{}".format(
+                device.name, *device.compute_capability, *launch.kernel.capability))  # fmt: skip
+        if device.hbm_bandwidth is None:
+            raise ValueError(f"device = {device.name}: its hbm_bandwidth is not known")
+        threads = launch.warps * 32
+        self.blocks = prod(launch.grid)
+        self.residents = occupancy(device, threads, launch.kernel.registers, launch.shared_bytes).blocks
+        if not self.residents:
+            raise ValueError(f"block = {launch.block}: no multiprocessor of {device.name} holds one")
+        self.footprint = sum(space.size for space in launch.tensors)
+        self.fits = self.footprint <= device.l2_bytes
+
+    @cached_property
+    def outside(self) -> Outside:
+        """The L2 and DRAM for one of the multiprocessors that have blocks."""
+        rates, active = self.rates, min(self.device.sm_count, self.blocks)
+        far = self.footprint > self.device.l2_bytes / rates["l2.halves"]
+        l2_rate = rates["l2.far_rate" if far else "l2.rate"]
+        assert self.device.hbm_bandwidth is not None
+        dram_rate = self.device.hbm_bandwidth * rates["dram.read"] / (self.mhz * 1e6)
+        halves = rates["l2.halves"] > 1
+        return Outside(
+            min(rates["l1.sm_port"], l2_rate / active),
+            dram_rate / active,
+            (rates["l2.latency"] + rates["l2.far_latency"]) / 2 if halves else rates["l2.latency"],
+            (rates["dram.latency"] + rates["dram.far_latency"]) / 2 if halves else rates["dram.latency"],
+        )
+
+    @cached_property
+    def tracer(self) -> Tracer:
+        """Traces of blocks, after one block's way through the code and a wave's first turns were run."""
+        first = self.launch.index(0)
+        path = [event.at for event in self.launch.run(first) if event.warps[0] == 0]
+        loop = longest_loop(path)
+        count = min(self.blocks, self.device.sm_count * self.residents)
+        blocks = [self.launch.index(number) for number in range(count)]
+        reach = wave(self.launch, blocks, loop, int(self.rates["l1.sector"]), self.fits)
+        return Tracer(self.launch, self.rates, loop, reach, self.residents)
+
+    @cached_property
+    def traces(self) -> list[list[list[Issue]]]:
+        """Traces of the blocks that the first multiprocessor has at once."""
+        sms = self.device.sm_count
+        return self.tracer.traces([self.launch.index(k) for k in range(0, min(self.blocks, sms * self.residents), sms)])
+
+    def sample(self, count: int, rounds: int = 1) -> Sample:
+        """Runs so many resident blocks, several times one after another."""
+        steps = [step_of(each, self.rates) for each in self.launch.kernel.instructions]
+        made = Multiprocessor(steps, self.rates, self.outside, count).run(self.traces[:count] * rounds)
+        loop = self.tracer.loop
+        if loop is None:
+            return Sample(made, 0.0, 0)
+        turns = [(marks[loop.left_out.start - 1] - marks[WARM]) / (loop.left_out.start - 1 - WARM) for marks in made.marks]
+        return Sample(made, sum(turns) / len(turns), len(loop.left_out) * rounds)
+
+    def time(self) -> Time:
+        """Times the busiest multiprocessor: full rounds of blocks that follow each other, and a last one of what is left."""
+        sms, residents = self.device.sm_count, self.residents
+        own = -(-self.blocks // sms)
+        rounds, rest = divmod(own, residents)
+        full = self.sample(min(own, residents))
+        clocks = full.clocks if rounds else 0.0
+        if rounds > 1:
+            clocks += (rounds - 1) * (self.sample(residents, 2).clocks - full.clocks)
+        if rest and rounds:
+            clocks += self.sample(rest).clocks
+        elif rest:
+            clocks = full.clocks
+        seconds = (clocks + self.rates["launch.start"]) / (self.mhz * 1e6) + self.rates["launch.between"] * 1e-6
+        return Time(seconds, self.mhz, residents, own / residents, full.run.issued, self.busy(full), self.sampled)
+
+    @property
+    def sampled(self) -> str:
+        loop, text = self.tracer.loop, f"{len(self.traces)} of {self.blocks} blocks"
+        return f"{text}, {loop.turns - len(loop.left_out)} of {loop.turns} turns of their loop" if loop else text
+
+    def busy(self, sample: Sample) -> dict[str, float]:
+        """Returns each limit's share of a sample's clocks."""
+        run, cores = sample.run, self.rates["issue.sub_cores"]
+        found = {"issue": run.issued / cores / run.clocks}
+        halves = 2 if self.rates["lanes.fp32"] > 16 else 1
+        for unit, name in LIMITS.items():
+            share = run.busy[unit] / cores / run.clocks / (halves if name == "FMA" else 1)
+            found[name] = found.get(name, 0.0) + share
+        costs = [each.cost for block in self.traces for trace in block for each in trace if each.cost is not None]
+        found["shared memory and L1"] = run.busy["PIPE"] / run.clocks
+        found["L2"] = sum(each.l2_bytes for each in costs) / self.outside.l2_bytes / run.clocks
+        found["DRAM"] = sum(each.dram_bytes for each in costs) / self.outside.dram_bytes / run.clocks
+        return found
+
+
+def spread(clock: Clock, factors: Sequence[float] = (0.7, 1.4)) -> tuple[float, float]:
+    """Returns the least and most seconds if all assumed latencies are so many times as long."""
+    times = [clock.time().seconds]
+    for factor in factors:
+        other = Clock(clock.launch, clock.device, clock.mhz, clock.rates.slower(factor))
+        other.tracer, other.traces = clock.tracer, clock.traces
+        times.append(other.time().seconds)
+    return min(times), max(times)
+
+
