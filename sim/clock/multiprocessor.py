@@ -8,7 +8,7 @@ ready (Huerta et al., arXiv 2503.20481).
 from __future__ import annotations
 
 import heapq
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import inf
@@ -66,7 +66,7 @@ class Warp:
     pending: dict[int, list[float]] = field(default_factory=dict)
     copies: float = 0.0
     held: bool = False
-    marks: list[float] = field(default_factory=list)
+    turn: int = 0
 
 
 @dataclass(slots=True)
@@ -75,7 +75,7 @@ class SubCore:
 
     warps: list[Warp] = field(default_factory=list)
     last: Warp | None = None
-    free: list[float] = field(default_factory=lambda: [0.0] * (len(Unit) + 1))
+    free: list[float] = field(default_factory=lambda: [0.0 for _ in range(len(Unit) + 1)])
     banks: list[float] = field(default_factory=lambda: [0.0, 0.0])
     kept: dict[int, tuple[Warp, int]] = field(default_factory=dict)
     leaves: deque[float] = field(default_factory=deque)
@@ -85,16 +85,16 @@ class SubCore:
 
 @dataclass
 class Run:
-    """A run: clocks until the last block was done, the end of each block, when warps began the turns of their loop, instructions, and
-    the clocks for which each unit was busy."""
+    """A run: the end of each block, the instructions of all warps, and for each turn of the loop the time at which the first warp
+    began it and how many instructions all had issued by then."""
 
     ends: list[float] = field(default_factory=list)
-    marks: list[list[float]] = field(default_factory=list)
+    turns: list[tuple[float, int]] = field(default_factory=list)
     issued: int = 0
-    busy: Counter[str] = field(default_factory=Counter)
 
     @property
     def clocks(self) -> float:
+        """Until the last block was done."""
         return max(self.ends)
 
 
@@ -144,7 +144,6 @@ class Multiprocessor:
             delay = self.issue(core, warp, now)
             if warp.at == len(warp.trace):
                 core.warps.remove(warp)
-                self.result.marks.append(warp.marks)
                 self.left[warp.block] -= 1
                 if not self.left[warp.block]:
                     self.result.ends.append(now)
@@ -210,8 +209,11 @@ class Multiprocessor:
         issue = warp.trace[warp.at]
         step, boards = self.steps[issue.at], warp.boards
         if issue.mark:
-            warp.marks.append(now)
-        unit, delay, done, read = step.unit, 0.0, now + step.latency, now + step.release
+            if warp.turn == len(self.result.turns):
+                self.result.turns.append((now, self.result.issued))
+            warp.turn += 1
+        unit, delay = step.unit, 0.0
+        done, read = now + step.latency, now + step.release
         if step.reads:
             delay = self.operands(core, warp, step, now)
         if unit == Unit.MEMORY:
@@ -225,7 +227,6 @@ class Multiprocessor:
             done += begins - now
             if unit == Unit.DOUBLE:
                 self.double = core.free[unit]
-        self.result.busy[Unit(unit).name] += step.clocks
         self.result.issued += 1
         if step.act:
             self.act(warp, step, now, done)
@@ -294,7 +295,6 @@ class Multiprocessor:
         if step.writes is not None and not step.act:
             core.returned = max(core.returned + WARP * step.bytes / self.return_bytes, done)
             done = core.returned
-        self.result.busy["PIPE"] += cost.pipe
         return done, read
 
     def act(self, warp: Warp, step: Step, now: float, done: float) -> None:

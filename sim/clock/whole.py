@@ -13,10 +13,13 @@ from cupyflash.multiprocessor import occupancy
 from .execution import Launch
 from .multiprocessor import Issue, Multiprocessor, Outside, Run
 from .rates import Rates
-from .steps import step_of
-from .traces import WARM, Tracer, longest_loop, wave
+from .steps import Step, Unit, step_of
+from .traces import TURNS_BEFORE, WARM, Tracer, longest_loop, wave
 
-LIMITS = {"FMA": "FMA", "HEAVY": "FMA", "ALU": "ALU", "HALF": "half", "DOUBLE": "double", "SPECIAL": "MUFU", "TENSOR": "tensor"}
+LIMITS: Mapping[int, str] = {
+    **{Unit.FMA: "FMA", Unit.HEAVY: "FMA", Unit.ALU: "ALU", Unit.HALF: "half", Unit.DOUBLE: "double", Unit.SPECIAL: "MUFU"},
+    Unit.TENSOR: "tensor",
+}
 """The names of a sub-core's units in a result."""
 
 
@@ -76,6 +79,10 @@ class Clock:
         self.fits = self.footprint <= device.l2_bytes
 
     @cached_property
+    def steps(self) -> list[Step]:
+        return [step_of(each, self.rates) for each in self.launch.kernel.instructions]
+
+    @cached_property
     def outside(self) -> Outside:
         """The L2 and DRAM for one of the multiprocessors that have blocks."""
         rates, active = self.rates, min(self.device.sm_count, self.blocks)
@@ -110,13 +117,13 @@ class Clock:
 
     def sample(self, count: int, rounds: int = 1) -> Sample:
         """Runs so many resident blocks, several times one after another."""
-        steps = [step_of(each, self.rates) for each in self.launch.kernel.instructions]
-        made = Multiprocessor(steps, self.rates, self.outside, count).run(self.traces[:count] * rounds)
+        made = Multiprocessor(self.steps, self.rates, self.outside, count).run(self.traces[:count] * rounds)
         loop = self.tracer.loop
         if loop is None:
             return Sample(made, 0.0, 0)
-        turns = [(marks[loop.left_out.start - 1] - marks[WARM]) / (loop.left_out.start - 1 - WARM) for marks in made.marks]
-        return Sample(made, sum(turns) / len(turns), len(loop.left_out) * rounds)
+        (begin, before), (end, behind) = made.turns[WARM], made.turns[loop.left_out.start - 1]
+        turn = sum(len(_turn(trace)) for block in self.traces[:count] for trace in block)
+        return Sample(made, (end - begin) * turn / (behind - before), len(loop.left_out) * rounds)
 
     def time(self) -> Time:
         """Times the busiest multiprocessor: full rounds of blocks that follow each other, and a last one of what is left."""
@@ -141,17 +148,27 @@ class Clock:
 
     def busy(self, sample: Sample) -> dict[str, float]:
         """Returns each limit's share of a sample's clocks."""
-        run, cores = sample.run, self.rates["issue.sub_cores"]
-        found = {"issue": run.issued / cores / run.clocks}
-        halves = 2 if self.rates["lanes.fp32"] > 16 else 1
-        for unit, name in LIMITS.items():
-            share = run.busy[unit] / cores / run.clocks / (halves if name == "FMA" else 1)
-            found[name] = found.get(name, 0.0) + share
-        costs = [each.cost for block in self.traces for trace in block for each in trace if each.cost is not None]
-        found["shared memory and L1"] = run.busy["PIPE"] / run.clocks
-        found["L2"] = sum(each.l2_bytes for each in costs) / self.outside.l2_bytes / run.clocks
-        found["DRAM"] = sum(each.dram_bytes for each in costs) / self.outside.dram_bytes / run.clocks
+        rates, clocks, cores = self.rates, sample.clocks, self.rates["issue.sub_cores"]
+        found = dict.fromkeys(("issue", *LIMITS.values(), "shared memory and L1", "L2", "DRAM"), 0.0)
+        halves = 2 if rates["lanes.fp32"] > 16 else 1
+        for trace in (trace for block in self.traces for trace in block):
+            parts = [(trace, 1)] if not sample.left_out else [(trace, 1), (_turn(trace), sample.left_out)]
+            for issue, times in ((issue, times) for part, times in parts for issue in part):
+                step, share = self.steps[issue.at], times / clocks
+                found["issue"] += share / cores
+                if name := LIMITS.get(step.unit):
+                    found[name] += step.clocks * share / cores / (halves if name == "FMA" else 1)
+                if issue.cost is not None:
+                    found["shared memory and L1"] += issue.cost.pipe * share
+                    found["L2"] += issue.cost.l2_bytes / self.outside.l2_bytes * share
+                    found["DRAM"] += issue.cost.dram_bytes / self.outside.dram_bytes * share
         return found
+
+
+def _turn(trace: Sequence[Issue]) -> Sequence[Issue]:
+    """Returns the last turn of the loop before those that are left out."""
+    begins = [k for k, issue in enumerate(trace) if issue.mark]
+    return trace[begins[TURNS_BEFORE - 2] : begins[TURNS_BEFORE - 1]]
 
 
 def spread(clock: Clock, factors: Sequence[float] = (0.7, 1.4)) -> tuple[float, float]:
