@@ -1,4 +1,4 @@
-"""Costs of accesses: wavefronts of shared memory and L1 with the chip's conflicts, lines that the L1 has, sectors that it asks for."""
+"""Costs of accesses: wavefronts of shared memory and L1 with the chip's conflicts, and the sectors that the L1 lacks."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """A multiprocessor clock by clock: four sub-cores issue their warps' traces, an instruction a clock each.
 
-An instruction issues when the stall count of the one before has passed, the scoreboards that it waits for are clear, its unit or queue
-takes it, and the register banks can give its operands in time. The last warp goes on as long as it can, then the youngest that is
-ready (Huerta et al., arXiv 2503.20481).
+An instruction issues when the stall count of the one before has passed, the scoreboards that it waits for are clear, its unit or
+queue takes it, and the register banks can give its operands in time. The last warp goes on as long as it can, then the youngest
+that is ready (Huerta et al., arXiv 2503.20481).
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from .sass import SCOREBOARDS
 from .steps import WARP, Act, Step, Unit
 
 QUEUE_CLOCKS = 11
-"""From the issue of an instruction of memory until it can leave its sub-core's queue: the sixth issues at clock 13 where the first did
-at 2 (Huerta et al., table 1)."""
+"""From the issue of an instruction of memory until it can leave its sub-core's queue: the sixth issues at clock 13 where the first
+did at 2 (Huerta et al., table 1)."""
 SPREAD = 2
 """Clocks between the first issues of a block's warps: assumed."""
 
@@ -85,8 +85,8 @@ class SubCore:
 
 @dataclass
 class Run:
-    """A run: the end of each block, the instructions of all warps, and for each turn of the loop the time at which the first warp
-    began it and how many instructions all had issued by then."""
+    """A run: the end of each block, the instructions of all warps, and for each turn of the loop the time at which a warp was the
+    first to begin it, with the instructions that all had issued by then."""
 
     ends: list[float] = field(default_factory=list)
     turns: list[tuple[float, int]] = field(default_factory=list)
@@ -248,7 +248,7 @@ class Multiprocessor:
         return delay
 
     def operands(self, core: SubCore, warp: Warp, step: Step, now: float) -> float:
-        """Reads operands from the banks, but for those that the last instruction kept; returns the clocks that they come too late."""
+        """Reads operands from the banks, but for those that were kept for it; returns the clocks that they come too late."""
         banks, kept, delay = core.banks, core.kept, 0.0
         wanted = [0, 0]
         for place, register, reuse in step.reads:

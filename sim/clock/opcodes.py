@@ -1,7 +1,7 @@
 """What an instruction of machine code computes, where that decides addresses and branches: integers, predicates, moves, votes.
 
-There is no manual of these opcodes. Their meaning is read from their names (CUDA Binary Utilities, "Instruction Set Reference"), from
-what ptxas makes of PTX whose meaning is known, and proven by the PTX machine: both must make the same accesses.
+There is no manual of these opcodes. Their meaning is read from their names (CUDA Binary Utilities, "Instruction Set Reference"),
+from what ptxas makes of PTX whose meaning is known, and proven by the PTX machine: both must make the same accesses.
 """
 
 from __future__ import annotations

@@ -80,7 +80,6 @@ class Step:
     reading of operands; `bytes`: those of a lane.
     """
 
-    address: int
     unit: int
     clocks: float
     stall: int
@@ -117,7 +116,6 @@ def step_of(i: Instruction, rates: Rates) -> Step:
     if i.opcode in ("LDSM", "STSM"):
         size = 4 * next((int(m) for m in i.modifiers if m in ("2", "4")), 1)
     return Step(
-        i.address,
         unit,
         _clocks(i, unit, rates),
         max(control.stall, 1),
@@ -137,13 +135,23 @@ def step_of(i: Instruction, rates: Rates) -> Step:
     )
 
 
+def flops_of(i: Instruction) -> int:
+    """Returns the floating-point operations of a warp's instruction: two for each product that is added."""
+    if i.opcode in ("HMMA", "DMMA"):
+        shape = next((each for each in i.modifiers if each.isdigit()), "16816")
+        return {"16816": 4096, "1688": 2048, "1684": 1024, "884": 512}.get(shape, 0)
+    of_lane = {"FFMA": 2, "FADD": 1, "FMUL": 1, "DFMA": 2, "DADD": 1, "DMUL": 1, "HFMA2": 4, "HADD2": 2, "HMUL2": 2}
+    return WARP * of_lane.get(i.opcode, 0)
+
+
 def _reads(i: Instruction) -> tuple[tuple[int, int, bool], ...]:
-    found = []
+    """Returns the operands that come out of a bank; a register that stands twice is read once."""
+    found: dict[int, tuple[int, int, bool]] = {}
     for place, text in enumerate(i.operands[1:]):
         register = _REGISTER.match(text)
         if register:
-            found.append((place, int(register[1]), ".reuse" in register[2]))
-    return tuple(found)
+            found.setdefault(int(register[1]), (place, int(register[1]), ".reuse" in register[2]))
+    return tuple(found.values())
 
 
 def _late(i: Instruction, size: int) -> int:

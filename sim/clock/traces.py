@@ -1,10 +1,11 @@
-"""Traces of a multiprocessor's blocks: what each warp issues and what its accesses cost, with the middle of a long loop left out."""
+"""Traces of a multiprocessor's blocks: each warp's instructions and its accesses' costs, without the middle of a long loop."""
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 
@@ -32,24 +33,21 @@ class Loop:
 
 
 def longest_loop(path: Sequence[int]) -> Loop | None:
-    """Returns the outermost loop on a warp's way through the code that has turns to leave out and most of the way in it."""
-    heads = Counter(to for at, to in zip(path, path[1:], strict=False) if to < at)
-    best: tuple[int, int, int] | None = None
+    """Returns the outermost loop on a warp's way through the code that has turns to leave out, most of the way."""
+    heads = {to for at, to in pairwise(path) if to < at}
+    best: Loop | None = None
     for head in heads:
         visits = [k for k, at in enumerate(path) if at == head]
-        if len(visits) <= TURNS_BEFORE + TURNS_BEHIND:
+        if len(visits) <= TURNS_BEFORE + TURNS_BEHIND or (best is not None and len(visits) >= best.turns):
             continue
-        inside = visits[-TURNS_BEHIND] - visits[TURNS_BEFORE]
-        key = inside * 10 // len(path), -len(visits), head
-        if inside * 2 > len(path) and (best is None or key > best):
-            best = key
-    return None if best is None else Loop(best[2], -best[1])
+        if 2 * (visits[-TURNS_BEHIND] - visits[TURNS_BEFORE]) > len(path):
+            best = Loop(head, len(visits))
+    return best
 
 
 @dataclass(frozen=True)
 class Reach:
-    """What an instruction's accesses need of DRAM: bytes for each byte that a multiprocessor asks of the L2, and the share of different
-    sectors that the L2 has not."""
+    """An instruction's need of DRAM: bytes for each byte that is asked of the L2, and the share of sectors that the L2 lacks."""
 
     bytes: float
     share: float
@@ -84,7 +82,9 @@ def wave(launch: Launch, blocks: Sequence[Index], loop: Loop | None, sector: int
         asked[event.at] += sum(len(each) for each in rows)
         fetched[event.at] += len(new)
         different[event.at] += len(found)
-    return {at: Reach(0.0, 0.0) if fits or not asked[at] else Reach(fetched[at] / asked[at], fetched[at] / different[at]) for at in asked}
+    if fits:
+        return {at: Reach(0.0, 0.0) for at in asked}
+    return {at: Reach(fetched[at] / asked[at], fetched[at] / different[at]) for at in asked}
 
 
 class Tracer:

@@ -2,25 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
+from pathlib import Path
+from typing import Any
 
 from cupyflash.device import Device
+from cupyflash.launch.nvrtc import compile_to_cubin
 from cupyflash.multiprocessor import occupancy
+from cupyflash.sim.profiling import load
+from cupyflash.sim.ptx.parameters import bind
 
-from .execution import Launch
+from .execution import Kernel, Launch
 from .multiprocessor import Issue, Multiprocessor, Outside, Run
 from .rates import Rates
-from .steps import Step, Unit, step_of
+from .steps import Step, Unit, flops_of, step_of
 from .traces import TURNS_BEFORE, WARM, Tracer, longest_loop, wave
 
 LIMITS: Mapping[int, str] = {
-    **{Unit.FMA: "FMA", Unit.HEAVY: "FMA", Unit.ALU: "ALU", Unit.HALF: "half", Unit.DOUBLE: "double", Unit.SPECIAL: "MUFU"},
+    Unit.FMA: "FMA", Unit.HEAVY: "FMA", Unit.ALU: "ALU", Unit.HALF: "half", Unit.DOUBLE: "double", Unit.SPECIAL: "MUFU",
     Unit.TENSOR: "tensor",
 }
 """The names of a sub-core's units in a result."""
+
+
+VARIED = (0.7, 1.4)
 
 
 @dataclass(frozen=True)
@@ -34,9 +42,13 @@ class Time:
     mhz: float
     residents: int
     rounds: float
-    instructions: int
+    flops: float
     busy: Mapping[str, float]
     sampled: str
+
+    @property
+    def tflops(self) -> float:
+        return self.flops / self.seconds / 1e12
 
     @property
     def binds(self) -> str:
@@ -139,7 +151,16 @@ class Clock:
         elif rest:
             clocks = full.clocks
         seconds = (clocks + self.rates["launch.start"]) / (self.mhz * 1e6) + self.rates["launch.between"] * 1e-6
-        return Time(seconds, self.mhz, residents, own / residents, full.run.issued, self.busy(full), self.sampled)
+        return Time(seconds, self.mhz, residents, own / residents, self.flops(full), self.busy(full), self.sampled)
+
+    def spread(self) -> tuple[float, float]:
+        """Returns the least and the most seconds where all assumed latencies are 0.7, 1 and 1.4 times as long."""
+        times = [self.time().seconds]
+        for factor in VARIED:
+            other = Clock(self.launch, self.device, self.mhz, self.rates.slower(factor))
+            other.tracer, other.traces = self.tracer, self.traces
+            times.append(other.time().seconds)
+        return min(times), max(times)
 
     @property
     def sampled(self) -> str:
@@ -151,18 +172,29 @@ class Clock:
         rates, clocks, cores = self.rates, sample.clocks, self.rates["issue.sub_cores"]
         found = dict.fromkeys(("issue", *LIMITS.values(), "shared memory and L1", "L2", "DRAM"), 0.0)
         halves = 2 if rates["lanes.fp32"] > 16 else 1
-        for trace in (trace for block in self.traces for trace in block):
-            parts = [(trace, 1)] if not sample.left_out else [(trace, 1), (_turn(trace), sample.left_out)]
-            for issue, times in ((issue, times) for part, times in parts for issue in part):
-                step, share = self.steps[issue.at], times / clocks
-                found["issue"] += share / cores
-                if name := LIMITS.get(step.unit):
-                    found[name] += step.clocks * share / cores / (halves if name == "FMA" else 1)
-                if issue.cost is not None:
-                    found["shared memory and L1"] += issue.cost.pipe * share
-                    found["L2"] += issue.cost.l2_bytes / self.outside.l2_bytes * share
-                    found["DRAM"] += issue.cost.dram_bytes / self.outside.dram_bytes * share
+        for issue, times in self.issues(sample):
+            step, share = self.steps[issue.at], times / clocks
+            found["issue"] += share / cores
+            if name := LIMITS.get(step.unit):
+                found[name] += step.clocks * share / cores / (halves if name == "FMA" else 1)
+            if issue.cost is not None:
+                found["shared memory and L1"] += issue.cost.pipe * share
+                found["L2"] += issue.cost.l2_bytes / self.outside.l2_bytes * share
+                found["DRAM"] += issue.cost.dram_bytes / self.outside.dram_bytes * share
         return found
+
+    def flops(self, sample: Sample) -> float:
+        """Returns the floating-point operations of the launch, as those of the sampled blocks."""
+        code = self.launch.kernel.instructions
+        found = sum(times * flops_of(code[issue.at]) for issue, times in self.issues(sample))
+        return found / len(self.traces) * self.blocks
+
+    def issues(self, sample: Sample) -> Iterator[tuple[Issue, int]]:
+        """Yields what the sampled blocks issue, and how often: those of a turn as often as turns are left out too."""
+        for trace in (trace for block in self.traces for trace in block):
+            yield from ((issue, 1) for issue in trace)
+            if sample.left_out:
+                yield from ((issue, sample.left_out) for issue in _turn(trace))
 
 
 def _turn(trace: Sequence[Issue]) -> Sequence[Issue]:
@@ -171,13 +203,29 @@ def _turn(trace: Sequence[Issue]) -> Sequence[Issue]:
     return trace[begins[TURNS_BEFORE - 2] : begins[TURNS_BEFORE - 1]]
 
 
-def spread(clock: Clock, factors: Sequence[float] = (0.7, 1.4)) -> tuple[float, float]:
-    """Returns the least and most seconds if all assumed latencies are so many times as long."""
-    times = [clock.time().seconds]
-    for factor in factors:
-        other = Clock(clock.launch, clock.device, clock.mhz, clock.rates.slower(factor))
-        other.tracer, other.traces = clock.tracer, clock.traces
-        times.append(other.time().seconds)
-    return min(times), max(times)
-
-
+def clock_of(
+    path: Path,
+    kernel: str | None,
+    grid: Sequence[int],
+    block: Sequence[int],
+    args: Mapping[str, Any] | Sequence[Any],
+    device: Device,
+    *,
+    shared_bytes: int = 0,
+    options: Sequence[str] = (),
+    mhz: float | None = None,
+) -> Clock:
+    """Returns the clock of a kernel in a file of CUDA C. ValueError for PTX: NVRTC makes no machine code of it."""
+    if path.suffix == ".ptx":
+        raise ValueError(f"{path}: the clock needs CUDA C, of which NVRTC makes machine code")
+    major, minor = device.compute_capability
+    module = load(path, (*options, f"-arch=compute_{major}{minor}"))
+    if kernel is None and len(module.kernels) == 1:
+        kernel = module.kernels[0]
+    if kernel not in module.kernels:
+        raise ValueError(f"kernel = {kernel!r}: {path.name} has {', '.join(module.kernels)}")
+    path = path.resolve()
+    made = (*options, f"-arch=sm_{major}{minor}", f"-I{path.parent}")
+    cubin, _ = compile_to_cubin(path.read_text(encoding="utf-8"), made, str(path))
+    bound = bind(kernel, module.program.functions[kernel].params, args, ())
+    return Clock(Launch(Kernel.of(cubin, kernel), grid, block, bound, shared_bytes), device, mhz)
