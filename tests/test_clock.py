@@ -218,7 +218,7 @@ def test_the_l1_keeps_sectors_and_looks_lines_up_in_four_banks() -> None:
     assert l1.look_up(np.arange(0, 32 * 4 * 1024, 4 * 1024), load=True)[0] == 32  # lines 1,024 apart have one bank
 
 
-FAST = Outside(64.0, 64.0, 250.0, 470.0)
+FAST = Outside(64.0, 64.0, 64.0, 250.0, 470.0)
 
 
 def code_of(*lines: tuple[str, Control]) -> list[Instruction]:

@@ -21,6 +21,9 @@ from .steps import WARP, Act, Step, Unit
 QUEUE_CLOCKS = 11
 """From the issue of an instruction of memory until it can leave its sub-core's queue: the sixth issues at clock 13 where the first
 did at 2 (Huerta et al., table 1)."""
+WINDOW = 2000
+"""Clocks for which a multiprocessor may get more of the L2 and of DRAM than its share, since the others are not in step with it:
+assumed."""
 SPREAD = 2
 """Clocks between the first issues of a block's warps: assumed."""
 
@@ -31,7 +34,6 @@ class Cost(NamedTuple):
     pipe: float
     l2_bytes: float = 0.0
     dram_bytes: float = 0.0
-    dram_share: float = 0.0  # of the lines that are waited for
 
 
 class Issue(NamedTuple):
@@ -45,8 +47,9 @@ class Issue(NamedTuple):
 
 @dataclass(frozen=True)
 class Outside:
-    """The share that a multiprocessor has of the L2 and of DRAM: bytes a clock, latencies in clocks."""
+    """The L2 and DRAM as a multiprocessor finds them: its port and its share of each in bytes a clock, latencies in clocks."""
 
+    port: float
     l2_bytes: float
     dram_bytes: float
     l2_latency: float
@@ -115,11 +118,11 @@ class Multiprocessor:
         self.downstream, self.grant_clocks = rates["queues.downstream"], 1 / rates["shared.requests"]
         self.return_bytes = rates["shared.return_bytes"]
         self.barrier, self.barrier_warp, self.branch = (rates[f"latency.{n}"] for n in ("barrier", "barrier_warp", "branch"))
-        self.pending_clocks = rates["l1.pending"] * rates["l1.sector"] / outside.l2_bytes
+        self.pending_clocks = rates["l1.pending"] * rates["l1.sector"] / outside.port
         self.start = rates["launch.start"]
         self.one_double = bool(rates["lanes.fp64_shared"])
         self.youngest = bool(rates["issue.youngest_first"])
-        self.granted = self.pipe = self.l2 = self.dram = self.double = 0.0
+        self.granted = self.pipe = self.port = self.l2 = self.dram = self.double = 0.0
         self.waiting: dict[tuple[int, str], list[Warp]] = {}
         self.left: dict[int, int] = {}
         self.events: list[tuple[float, int]] = []
@@ -275,7 +278,7 @@ class Multiprocessor:
             leaves.popleft()
         interval = max(2.0, step.late / self.late)
         leave = max(now + QUEUE_CLOCKS, self.granted + self.grant_clocks, self.pipe - self.downstream)
-        leave = max(leave, leaves[-1] + interval if leaves else 0.0, self.l2 - self.pending_clocks)
+        leave = max(leave, leaves[-1] + interval if leaves else 0.0, self.port - self.pending_clocks, self.l2 - WINDOW)
         self.granted = leave
         leaves.append(leave)
         read = leave - QUEUE_CLOCKS + step.release
@@ -285,12 +288,12 @@ class Multiprocessor:
         alone = now + QUEUE_CLOCKS
         done = max(now + step.latency, self.pipe + step.latency - QUEUE_CLOCKS - step.bytes / 4)
         if cost.l2_bytes:
+            self.port = max(self.port, self.pipe) + cost.l2_bytes / outside.port
             self.l2 = max(self.l2, self.pipe) + cost.l2_bytes / outside.l2_bytes
-            arrives = self.l2
-            if cost.dram_bytes:
-                self.dram = max(self.dram, self.pipe) + cost.dram_bytes / outside.dram_bytes
-                arrives = max(arrives, self.dram)
-            latency = outside.l2_latency + cost.dram_share * (outside.dram_latency - outside.l2_latency)
+            self.dram = max(self.dram, self.pipe) + cost.dram_bytes / outside.dram_bytes
+            arrives = max(self.port, self.l2 - WINDOW, self.dram - WINDOW)
+            far = cost.dram_bytes / cost.l2_bytes
+            latency = outside.l2_latency + far * (outside.dram_latency - outside.l2_latency)
             done = max(alone + latency - QUEUE_CLOCKS, arrives + latency - QUEUE_CLOCKS)
         if step.writes is not None and not step.act:
             core.returned = max(core.returned + WARP * step.bytes / self.return_bytes, done)

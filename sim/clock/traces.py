@@ -45,21 +45,14 @@ def longest_loop(path: Sequence[int]) -> Loop | None:
     return best
 
 
-@dataclass(frozen=True)
-class Reach:
-    """An instruction's need of DRAM: bytes for each byte that is asked of the L2, and the share of sectors that the L2 lacks."""
-
-    bytes: float
-    share: float
-
-
-def wave(launch: Launch, blocks: Sequence[Index], loop: Loop | None, sector: int, fits: bool) -> Mapping[int, Reach]:
+def wave(launch: Launch, blocks: Sequence[Index], loop: Loop | None, sector: int, fits: bool) -> Mapping[int, float]:
     """Runs the blocks that the chip has at once through the loop's first turns, and asks which sectors the L2 gets twice.
 
-    Returns each instruction's mean. `fits`: the L2 holds all tensors, and has them from the launch before.
+    Returns for each instruction the share of its bytes that come from DRAM. `fits`: the L2 holds all tensors, and has them from the
+    launch before.
     """
     seen: set[int] = set()
-    asked, fetched, different = Counter[int](), Counter[int](), Counter[int]()
+    asked, fetched = Counter[int](), Counter[int]()
     visits = 0
     for event in launch.run(*blocks):
         if loop is not None and event.at == loop.head:
@@ -81,16 +74,13 @@ def wave(launch: Launch, blocks: Sequence[Index], loop: Loop | None, sector: int
         seen.update(new)
         asked[event.at] += sum(len(each) for each in rows)
         fetched[event.at] += len(new)
-        different[event.at] += len(found)
-    if fits:
-        return {at: Reach(0.0, 0.0) for at in asked}
-    return {at: Reach(fetched[at] / asked[at], fetched[at] / different[at]) for at in asked}
+    return {at: 0.0 if fits else fetched[at] / asked[at] for at in asked}
 
 
 class Tracer:
     """Makes the traces of blocks that share a multiprocessor."""
 
-    def __init__(self, launch: Launch, rates: Rates, loop: Loop | None, reach: Mapping[int, Reach], residents: int) -> None:
+    def __init__(self, launch: Launch, rates: Rates, loop: Loop | None, reach: Mapping[int, float], residents: int) -> None:
         self.launch, self.rates, self.loop, self.reach = launch, rates, loop, reach
         self.shared = SharedMemory(rates)
         self.l1 = L1(rates, residents * launch.shared_bytes)
@@ -132,7 +122,7 @@ class Tracer:
         if access.space == "shared":
             return {warp: Cost(float(count)) for warp, count in zip(warps, clocks, strict=True)}
         copied = [0] * len(warps) if access.to is None else self.shared.wavefronts(access.to).tolist()
-        reach = self.reach.get(event.at, Reach(1.0, 1.0))
+        reach = self.reach.get(event.at, 1.0)
         found = {}
         for row, warp in enumerate(warps):
             lanes = access.lanes[row]
@@ -143,5 +133,5 @@ class Tracer:
             tags, missed = self.l1.look_up(sectors, opcode in ("LDG", "LD"))
             pipe = max(clocks[row], tags, copied[row], len(sectors) * self.sector / self.rate)
             asked = missed * self.sector
-            found[warp] = Cost(pipe, asked, asked * reach.bytes, reach.share)
+            found[warp] = Cost(pipe, asked, asked * reach)
         return found

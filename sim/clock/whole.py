@@ -98,12 +98,14 @@ class Clock:
     def outside(self) -> Outside:
         """The L2 and DRAM for one of the multiprocessors that have blocks."""
         rates, active = self.rates, min(self.device.sm_count, self.blocks)
-        far = self.footprint > self.device.l2_bytes / rates["l2.halves"]
+        # Lines of the other half are kept in both: only what fits the whole L2, but no half, comes from far again and again.
+        far = self.fits and self.footprint > self.device.l2_bytes / rates["l2.halves"]
         l2_rate = rates["l2.far_rate" if far else "l2.rate"]
         assert self.device.hbm_bandwidth is not None
         dram_rate = self.device.hbm_bandwidth * rates["dram.read"] / (self.mhz * 1e6)
         halves = rates["l2.halves"] > 1
         return Outside(
+            rates["l1.sm_port"],
             min(rates["l1.sm_port"], l2_rate / active),
             dram_rate / active,
             (rates["l2.latency"] + rates["l2.far_latency"]) / 2 if halves else rates["l2.latency"],
