@@ -16,8 +16,8 @@ from cupyflash.sim.cli.show import say, show_table
 from cupyflash.sim.ptx import PtxError
 
 EXAMPLES = examples(
-    "cupyflash time k.cu --grid 1024 --block 128 --args '[{\"shape\": [131072]}, 131072]' --device A100-40GB",
-    "cupyflash time k.cu --kernel k --grid 32,32 --block 256 --args spec.json --device 'RTX A6000' --json",
+    "cupyflash time k.cu --grid 4 --block 128 --args '[{\"shape\": [512]}, 512]'",
+    "cupyflash time k.cu --grid 8 --block 32 --args spec.json --device T4 --json",
 )
 
 

@@ -92,13 +92,14 @@ class Run:
     first to begin it, with the instructions that all had issued by then."""
 
     ends: list[float] = field(default_factory=list)
+    drained: float = 0.0
     turns: list[tuple[float, int]] = field(default_factory=list)
     issued: int = 0
 
     @property
     def clocks(self) -> float:
-        """Until the last block was done."""
-        return max(self.ends)
+        """Until the last block was done, and the L2 and DRAM had given and taken this multiprocessor's bytes."""
+        return max(*self.ends, self.drained)
 
 
 LITE = len(Unit)
@@ -157,6 +158,7 @@ class Multiprocessor:
             heapq.heappush(self.events, (now + 1 + delay, number))
         if any(core.warps for core in self.cores):
             raise ValueError("the model's warps wait for each other: the trace has a barrier that not all of them reach")
+        self.result.drained = max(self.port, self.l2, self.dram)
         return self.result
 
     def begin(self, block: int, traces: Sequence[Sequence[Issue]], at: float) -> None:
