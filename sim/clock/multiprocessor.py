@@ -202,7 +202,8 @@ class Multiprocessor:
         if unit == Unit.FMA:
             return min(free[Unit.HEAVY], free[LITE]) if self.halves == 2 else free[Unit.HEAVY]
         if unit == Unit.MEMORY:
-            return core.leaves[0] if len(core.leaves) >= self.room else now
+            full = len(core.leaves) >= self.room and warp.trace[warp.at].cost is not IDLE
+            return core.leaves[0] if full else now
         if unit == Unit.SPECIAL:
             return free[unit] - self.special_room * step.clocks
         if unit == Unit.DOUBLE:
@@ -222,7 +223,8 @@ class Multiprocessor:
         if step.reads:
             delay = self.operands(core, warp, step, now)
         if unit == Unit.MEMORY:
-            done, read = self.memory(core, step, issue.cost, now)
+            if issue.cost is not IDLE:
+                done, read = self.memory(core, step, issue.cost or SHUFFLED, now)
         elif unit == Unit.FMA:
             place = Unit.HEAVY if self.halves == 1 or core.free[LITE] > core.free[Unit.HEAVY] else LITE
             core.free[place] = now + delay + step.clocks
@@ -270,7 +272,7 @@ class Multiprocessor:
                 banks[bank] = max(banks[bank], now) + clocks
         return delay
 
-    def memory(self, core: SubCore, step: Step, cost: Cost | None, now: float) -> tuple[float, float]:
+    def memory(self, core: SubCore, step: Step, cost: Cost, now: float) -> tuple[float, float]:
         """Takes an access through the sub-core's queue, shared memory or L1, the L2 and DRAM.
 
         Returns the times at which the result is there and at which the operands are read.
@@ -284,8 +286,6 @@ class Multiprocessor:
         self.granted = leave
         leaves.append(leave)
         read = leave - QUEUE_CLOCKS + step.release
-        if cost is None:  # no lane makes it, or a shuffle
-            cost = SHUFFLED
         self.pipe = max(self.pipe, leave) + cost.pipe
         alone = now + QUEUE_CLOCKS
         done = max(now + step.latency, self.pipe + step.latency - QUEUE_CLOCKS - step.bytes / 4)
@@ -330,4 +330,6 @@ class Multiprocessor:
 
 
 SHUFFLED = Cost(1.0)
-"""An access of a wavefront that stays inside of the multiprocessor."""
+"""A wavefront that stays inside of the multiprocessor: a shuffle."""
+IDLE = Cost(0.0)
+"""The cost of an instruction that no lane of the warp makes: it issues, and goes no further. Assumed."""

@@ -11,9 +11,11 @@ import numpy as np
 
 from .accesses import L1, SharedMemory, sectors_of
 from .execution import Event, Index, Launch
-from .multiprocessor import SHUFFLED, Cost, Issue
+from .memory import SPACES
+from .multiprocessor import IDLE, Cost, Issue
 from .rates import Rates
 
+BRANCHES = ("BRA", "JMP", "CALL", "RET")
 TURNS_BEFORE, TURNS_BEHIND = 8, 2
 """Turns of a loop that are run at its begin and at its end; those between take as long as the last ones before them."""
 WARM = 3
@@ -102,13 +104,13 @@ class Tracer:
             if not kept:
                 continue
             costs = self.costs(event) if event.access is not None else {}
-            jumps = i.opcode in ("BRA", "JMP", "CALL", "RET")
-            plain = Issue(event.at, mark=mark)
+            nothing = IDLE if i.opcode in SPACES else None
+            plain = Issue(event.at, nothing, mark=mark)
             for warp in kept:
                 trace = traces[warp]
-                if trace and code[trace[-1].at].opcode in ("BRA", "JMP", "CALL", "RET") and trace[-1].at + 1 != event.at:
+                if trace and code[trace[-1].at].opcode in BRANCHES and trace[-1].at + 1 != event.at:
                     trace[-1] = trace[-1]._replace(taken=True)
-                trace.append(Issue(event.at, costs.get(warp, SHUFFLED), mark=mark) if costs or jumps else plain)
+                trace.append(Issue(event.at, costs[warp], mark=mark) if costs else plain)
         return [traces[k : k + warps] for k in range(0, len(traces), warps)]
 
     def costs(self, event: Event) -> Mapping[int, Cost]:
@@ -116,19 +118,22 @@ class Tracer:
         assert event.access is not None
         access, warps = event.access.of(event.warps), event.warps
         opcode = self.launch.kernel.instructions[event.at].opcode
+        clocks: list[float]
         if access.space == "local":
-            return {warp: Cost(access.size / 4) for warp in warps}
-        clocks = self.shared.wavefronts(access, opcode in ("LDSM", "STSM")).tolist()
-        if access.space == "shared":
-            return {warp: Cost(float(count)) for warp, count in zip(warps, clocks, strict=True)}
+            clocks = [access.size / 4] * len(warps)
+        else:
+            clocks = self.shared.wavefronts(access, opcode in ("LDSM", "STSM")).tolist()
+        made: list[bool] = (access.lanes if access.to is None else access.to.lanes).any(axis=1).tolist()
+        if access.space != "global":
+            return {warp: Cost(float(clocks[row])) if made[row] else IDLE for row, warp in enumerate(warps)}
         copied = [0] * len(warps) if access.to is None else self.shared.wavefronts(access.to).tolist()
         reach = self.reach.get(event.at, 1.0)
         found = {}
         for row, warp in enumerate(warps):
-            lanes = access.lanes[row]
-            if not lanes.any():
-                found[warp] = SHUFFLED
+            if not made[row]:
+                found[warp] = IDLE
                 continue
+            lanes = access.lanes[row]
             sectors = sectors_of(access.addresses[row][lanes], access.size, self.sector)
             tags, missed = self.l1.look_up(sectors, opcode in ("LDG", "LD"))
             pipe = max(clocks[row], tags, copied[row], len(sectors) * self.sector / self.rate)
