@@ -74,7 +74,8 @@ class Space:
     def __init__(self, name: str, data: Array) -> None:
         self.name = name
         padded = np.zeros(-(-data.nbytes // 16) * 16 + 16, np.uint8)
-        padded[: data.nbytes] = data.reshape(-1).view(np.uint8)
+        if data.any():  # zeros take no memory before they are written
+            padded[: data.nbytes] = data.reshape(-1).view(np.uint8)
         self.size = data.nbytes
         self.views: dict[int, Array] = {1: padded, 2: padded.view(np.uint16), 4: padded.view(np.uint32)}
         self.unknown: Array | None = None

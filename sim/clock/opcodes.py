@@ -649,7 +649,7 @@ UNKNOWN = {
     **dict.fromkeys(("DADD", "DMUL", "DFMA", "DMNMX", "FFMA2", "FADD2", "FMUL2"), 2),
     **dict.fromkeys(("HMMA", "IMMA", "QMMA", "OMMA"), 4),
     **dict.fromkeys(("DMMA",), 8),
-    **dict.fromkeys(("MOVM", "B2R"), 1),
+    **dict.fromkeys(("MOVM", "B2R", "REDUX", "CREDUX"), 1),
 }
 """Registers that an opcode makes unknown."""
 UNKNOWN_PREDICATES = ("FSETP", "HSETP2", "DSETP", "FCHK")

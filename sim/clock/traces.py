@@ -123,7 +123,7 @@ class Tracer:
             clocks = [access.size / 4] * len(warps)
         else:
             clocks = self.shared.wavefronts(access, opcode in ("LDSM", "STSM")).tolist()
-        made: list[bool] = (access.lanes if access.to is None else access.to.lanes).any(axis=1).tolist()
+        made = (access.lanes if access.to is None else access.to.lanes).any(axis=1)
         if access.space != "global":
             return {warp: Cost(float(clocks[row])) if made[row] else IDLE for row, warp in enumerate(warps)}
         copied = [0] * len(warps) if access.to is None else self.shared.wavefronts(access.to).tolist()
