@@ -11,6 +11,7 @@ import numpy as np
 
 from .accesses import L1, SharedMemory, sectors_of
 from .execution import Event, Index, Launch
+from .lanes import Array
 from .memory import SPACES
 from .multiprocessor import IDLE, Cost, Issue
 from .rates import Rates
@@ -123,7 +124,7 @@ class Tracer:
             clocks = [access.size / 4] * len(warps)
         else:
             clocks = self.shared.wavefronts(access, opcode in ("LDSM", "STSM")).tolist()
-        made = (access.lanes if access.to is None else access.to.lanes).any(axis=1)
+        made: Array = np.logical_or.reduce((access.to or access).lanes, axis=1)
         if access.space != "global":
             return {warp: Cost(float(clocks[row])) if made[row] else IDLE for row, warp in enumerate(warps)}
         copied = [0] * len(warps) if access.to is None else self.shared.wavefronts(access.to).tolist()
