@@ -610,7 +610,7 @@ def reciprocal(i: Instruction, o: Operands) -> Work:
     a = o.number()
 
     def compute(lanes: Lanes) -> Array:
-        with np.errstate(divide="ignore", invalid="ignore"):
+        with np.errstate(all="ignore"):
             return (np.float32(1) / a(lanes).view(np.float32)).view(np.uint32)
 
     return work(o, [d], compute)

@@ -152,8 +152,11 @@ class Clock:
             clocks += self.sample(rest).clocks
         elif rest:
             clocks = full.clocks
+        busy = self.busy(full)
+        # The window in which a multiprocessor may get more than its share is for once, not for each round.
+        clocks = max(clocks, max(busy["L2"], busy["DRAM"]) * full.clocks * own / len(self.traces))
         seconds = (clocks + self.rates["launch.start"]) / (self.mhz * 1e6) + self.rates["launch.between"] * 1e-6
-        return Time(seconds, self.mhz, residents, own / residents, self.flops(full), self.busy(full), self.sampled)
+        return Time(seconds, self.mhz, residents, own / residents, self.flops(full), busy, self.sampled)
 
     def spread(self) -> tuple[float, float]:
         """Returns the least and the most seconds where all assumed latencies are 0.7, 1 and 1.4 times as long."""
