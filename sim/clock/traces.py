@@ -16,6 +16,7 @@ from .memory import SPACES
 from .multiprocessor import IDLE, Cost, Issue
 from .rates import Rates
 
+LOADS = ("LDG", "LD")
 BRANCHES = ("BRA", "JMP", "CALL", "RET")
 TURNS_BEFORE, TURNS_BEHIND = 8, 2
 """Turns of a loop that are run at its begin and at its end; those between take as long as the last ones before them."""
@@ -55,6 +56,7 @@ def wave(launch: Launch, blocks: Sequence[Index], loop: Loop | None, sector: int
     launch before.
     """
     seen: set[int] = set()
+    loaded = defaultdict[int, set[int]](set)
     asked, fetched = Counter[int](), Counter[int]()
     visits = 0
     for event in launch.run(*blocks):
@@ -65,19 +67,19 @@ def wave(launch: Launch, blocks: Sequence[Index], loop: Loop | None, sector: int
         access = event.access
         if access is None or access.space != "global":
             continue
-        rows = [
-            sectors_of(addresses[lanes], access.size, sector)
-            for addresses, lanes in zip(access.addresses, access.lanes, strict=True)
-            if lanes.any()
-        ]
-        if not rows:
-            continue
-        found = np.unique(np.concatenate(rows)).tolist()
-        new = [each for each in found if each not in seen]
-        seen.update(new)
-        asked[event.at] += sum(len(each) for each in rows)
-        fetched[event.at] += len(new)
-    return {at: 0.0 if fits else fetched[at] / asked[at] for at in asked}
+        load = launch.kernel.instructions[event.at].opcode in LOADS
+        for warp in event.warps:
+            lanes = access.lanes[warp]
+            found = sectors_of(access.addresses[warp][lanes], access.size, sector).tolist() if lanes.any() else []
+            if load:  # the L1 has what the block loaded before
+                before = loaded[warp // launch.warps]
+                found = [each for each in found if each not in before]
+                before.update(found)
+            asked[event.at] += len(found)
+            new = [each for each in found if each not in seen]
+            seen.update(new)
+            fetched[event.at] += len(new)
+    return {at: 0.0 if fits else fetched[at] / max(asked[at], 1) for at in asked}
 
 
 class Tracer:
@@ -136,7 +138,7 @@ class Tracer:
                 continue
             lanes = access.lanes[row]
             sectors = sectors_of(access.addresses[row][lanes], access.size, self.sector)
-            tags, missed = self.l1.look_up(sectors, opcode in ("LDG", "LD"))
+            tags, missed = self.l1.look_up(sectors, opcode in LOADS)
             pipe = max(clocks[row], tags, copied[row], len(sectors) * self.sector / self.rate)
             asked = missed * self.sector
             found[warp] = Cost(pipe, asked, asked * reach)
