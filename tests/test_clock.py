@@ -350,6 +350,8 @@ def test_the_command_times_a_file(tmp_path: Path) -> None:
     assert done.exit_code == 0, done.output
     found = json.loads(done.stdout)
     assert found["kernel"] == "copied" and found["seconds"] > 0 and found["mhz"] == 1800 and set(found["busy"]) >= {"DRAM", "issue"}
+    cold = json.loads(CliRunner().invoke(main, [*words, "--args", args, "--json", "--cold"]).stdout)
+    assert cold["seconds"] > found["seconds"] and cold["busy"]["DRAM"] > 0 == found["busy"]["DRAM"]
     told = CliRunner().invoke(main, [*words, "--args", args, "--mhz", "900"])
     assert "at 900 MHz, predicted" in told.stdout and "1 of 16 blocks" in told.stdout and "DRAM" in told.stdout
     wrong = CliRunner().invoke(main, [*words[:3], "missing", *words[4:], "--args", args])

@@ -89,12 +89,12 @@ def kernel(file: Path, name: str) -> Kernel:
 def predict(ladder: Ladder, step: Step, folder: Path) -> Predicted:
     """Time a step's launches one after another at the highest clock rate of its file."""
     file = folder / f"{ladder.name}_{Path(step.file).name}.cubin"
-    times = []
+    times, cold = [], "empties" in ladder.timing
     for each in step.launches:
         if each.arguments is None:
             raise ValueError(f"{step.name}: the ladder does not know the arguments")
         launch = Launch(kernel(file, each.kernel), each.grid, each.block, bound(each.arguments), each.shared or 0)
-        times.append(Clock(launch, Device.named(ladder.device), ladder.clock.mhz[1]).time())
+        times.append(Clock(launch, Device.named(ladder.device), ladder.clock.mhz[1], cold=cold).time())
     return Predicted(step, sum(each.seconds for each in times), times[-1])
 
 

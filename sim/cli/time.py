@@ -33,6 +33,7 @@ EXAMPLES = examples(
 @click.option("-I", "--include", "includes", multiple=True, type=click.Path(path_type=Path), help="A folder of headers.")
 @from_0("--shared-bytes", "Dynamic shared memory of a block.")
 @click.option("--mhz", type=click.FloatRange(0, min_open=True), help="The clock rate; by default the device's boost clock.")
+@click.option("--cold", is_flag=True, help="The L2 was emptied before; else it has the arrays that fit into it.")
 @DEVICE
 @AS_JSON
 def time(device: Device, as_json: bool, **given: Any) -> None:
@@ -57,6 +58,7 @@ def time(device: Device, as_json: bool, **given: Any) -> None:
             shared_bytes=given["shared_bytes"],
             options=[*(f"-D{name}" for name in given["defines"]), *(f"-I{path}" for path in given["includes"])],
             mhz=given["mhz"],
+            cold=given["cold"],
         )
         found = clock.time()
     except PtxError as error:

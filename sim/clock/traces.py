@@ -49,11 +49,10 @@ def longest_loop(path: Sequence[int]) -> Loop | None:
     return best
 
 
-def wave(launch: Launch, blocks: Sequence[Index], loop: Loop | None, sector: int, fits: bool) -> Mapping[int, float]:
+def wave(launch: Launch, blocks: Sequence[Index], loop: Loop | None, sector: int) -> Mapping[int, float]:
     """Runs the blocks that the chip has at once through the loop's first turns, and asks which sectors the L2 gets twice.
 
-    Returns for each instruction the share of its bytes that come from DRAM. `fits`: the L2 holds all tensors, and has them from the
-    launch before.
+    Returns for each instruction the share of its bytes that come from DRAM.
     """
     seen: set[int] = set()
     loaded = defaultdict[int, set[int]](set)
@@ -79,7 +78,7 @@ def wave(launch: Launch, blocks: Sequence[Index], loop: Loop | None, sector: int
             new = [each for each in found if each not in seen]
             seen.update(new)
             fetched[event.at] += len(new)
-    return {at: 0.0 if fits else fetched[at] / max(asked[at], 1) for at in asked}
+    return {at: fetched[at] / max(asked[at], 1) for at in asked}
 
 
 class Tracer:

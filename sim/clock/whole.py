@@ -16,13 +16,19 @@ from cupyflash.sim.profiling import load
 from cupyflash.sim.ptx.parameters import bind
 
 from .execution import Kernel, Launch
+from .memory import STORES
 from .multiprocessor import Issue, Multiprocessor, Outside, Run
 from .rates import Rates
 from .steps import Step, Unit, flops_of, step_of
 from .traces import TURNS_BEFORE, WARM, Tracer, longest_loop, wave
 
 LIMITS: Mapping[int, str] = {
-    Unit.FMA: "FMA", Unit.HEAVY: "FMA", Unit.ALU: "ALU", Unit.HALF: "half", Unit.DOUBLE: "double", Unit.SPECIAL: "MUFU",
+    Unit.FMA: "FMA",
+    Unit.HEAVY: "FMA",
+    Unit.ALU: "ALU",
+    Unit.HALF: "half",
+    Unit.DOUBLE: "double",
+    Unit.SPECIAL: "MUFU",
     Unit.TENSOR: "tensor",
 }
 """The names of a sub-core's units in a result."""
@@ -71,10 +77,15 @@ class Sample:
 
 
 class Clock:
-    """A launch on a device, of which one multiprocessor is run clock by clock."""
+    """A launch on a device, of which one multiprocessor is run clock by clock.
 
-    def __init__(self, launch: Launch, device: Device, mhz: float | None = None, rates: Rates | None = None) -> None:
-        self.launch, self.device = launch, device
+    `cold`: the L2 was emptied before; else arrays that fit into it are there, from a launch before this one.
+    """
+
+    def __init__(
+        self, launch: Launch, device: Device, mhz: float | None = None, *, cold: bool = False, rates: Rates | None = None
+    ) -> None:
+        self.launch, self.device, self.cold = launch, device, cold
         self.rates = rates or Rates.of(device)
         self.mhz = mhz or self.rates["clock.boost"]
         if launch.kernel.capability != device.compute_capability:
@@ -120,7 +131,10 @@ class Clock:
         loop = longest_loop(path)
         count = min(self.blocks, self.device.sm_count * self.residents)
         blocks = [self.launch.index(number) for number in range(count)]
-        reach = wave(self.launch, blocks, loop, int(self.rates["l1.sector"]), self.fits)
+        reach = wave(self.launch, blocks, loop, int(self.rates["l1.sector"]))
+        if self.fits:  # nothing has to leave the L2, and it has all of it before, unless it was emptied
+            code = self.launch.kernel.instructions
+            reach = {at: share if self.cold and code[at].opcode not in STORES else 0.0 for at, share in reach.items()}
         return Tracer(self.launch, self.rates, loop, reach, self.residents)
 
     @cached_property
@@ -162,7 +176,7 @@ class Clock:
         """Returns the least and the most seconds where all assumed latencies are 0.7, 1 and 1.4 times as long."""
         times = [self.time().seconds]
         for factor in VARIED:
-            other = Clock(self.launch, self.device, self.mhz, self.rates.slower(factor))
+            other = Clock(self.launch, self.device, self.mhz, cold=self.cold, rates=self.rates.slower(factor))
             other.tracer, other.traces = self.tracer, self.traces
             times.append(other.time().seconds)
         return min(times), max(times)
@@ -219,6 +233,7 @@ def clock_of(
     shared_bytes: int = 0,
     options: Sequence[str] = (),
     mhz: float | None = None,
+    cold: bool = False,
 ) -> Clock:
     """Returns the clock of a kernel in a file of CUDA C. ValueError for PTX: NVRTC makes no machine code of it."""
     if path.suffix == ".ptx":
@@ -233,4 +248,4 @@ def clock_of(
     made = (*options, f"-arch=sm_{major}{minor}", f"-I{path.parent}")
     cubin, _ = compile_to_cubin(path.read_text(encoding="utf-8"), made, str(path))
     bound = bind(kernel, module.program.functions[kernel].params, args, ())
-    return Clock(Launch(Kernel.of(cubin, kernel), grid, block, bound, shared_bytes), device, mhz)
+    return Clock(Launch(Kernel.of(cubin, kernel), grid, block, bound, shared_bytes), device, mhz, cold=cold)
