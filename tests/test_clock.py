@@ -182,6 +182,7 @@ def test_every_device_has_every_constant_with_a_source() -> None:
         Rates.of(replace(A6000, name="old", compute_capability=(3, 5)))
     slower = Rates.of(A6000).slower(2)
     assert slower["latency.barrier"] == 2 * Rates.of(A6000)["latency.barrier"] and slower["latency.alu"] == 4
+    assert slower["launch.start"] == 2 * Rates.of(A6000)["launch.start"]
 
 
 def shared_access(addresses: Sequence[int], size: int, write: bool = False) -> Access:

@@ -54,11 +54,11 @@ class Rates:
         return self.constants[name].value
 
     def slower(self, factor: float) -> Rates:
-        """Returns the rates with every assumed latency multiplied."""
-        constants = {
-            name: Constant(each.value * factor, each.source) if each.assumed and name.startswith("latency.") else each
-            for name, each in self.constants.items()
-        }
+        """Returns the rates with every assumed latency, a block's start among them, multiplied."""
+        constants = dict(self.constants)
+        for name, each in self.constants.items():
+            if each.assumed and (name == "launch.start" or name.startswith("latency.") or name.endswith("latency")):
+                constants[name] = Constant(each.value * factor, each.source)
         return Rates(self.device, constants)
 
 
