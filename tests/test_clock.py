@@ -152,7 +152,7 @@ def unequal(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, set[str]]]:
     [
         ("--algorithm fa2", {}),
         pytest.param("--algorithm fa2 --device H100-SXM", {}, marks=pytest.mark.wide),
-        # ptxas makes one store of 16 bytes of eight of 2, so dQ's sectors are fewer
+        # ptxas makes wide stores of narrow ones, so dQ's sectors are fewer; row_bases goes on or not by a vote on floats
         pytest.param(
             "--algorithm fa2 --backward",
             {"fa2_backward_finish": {"dQ"}, "row_bases": {"Q", "K", "L", "bases"}},
@@ -167,7 +167,7 @@ def test_our_kernels_machine_code_makes_the_accesses_of_their_ptx(
 ) -> None:
     done = CliRunner().invoke(main, ["verify", "--seqlen", "40", "--heads", "1", *words.split()])
     assert done.exit_code == 0, done.output
-    assert unequal and {name: tensors - but.get(name, set()) for name, tensors in unequal.items()} == dict.fromkeys(unequal, set())
+    assert unequal and not [name for name, tensors in unequal.items() if tensors - but.get(name, set())]
 
 
 def test_every_device_has_every_constant_with_a_source() -> None:
