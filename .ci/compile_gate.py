@@ -42,7 +42,6 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
 
 import numpy as np
 from accounts import Accounts, Program, Registers
-from machine_code import sass
 
 from cupyflash import Device, Mask, Problem, Score, plan
 from cupyflash.arrays import MAX_ALIGNMENT
@@ -62,6 +61,7 @@ from cupyflash.schedules import (
 )
 from cupyflash.schedules.add_state import AddStateSchedule
 from cupyflash.schedules.softmax import SOFTMAX_ALGORITHMS
+from cupyflash.sim.clock import sass
 from cupyflash.tiling import DoesNotFit, TilingChoice
 
 # One device for each architecture.

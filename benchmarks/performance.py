@@ -17,12 +17,13 @@ from checkout import ROOT
 import decode as decoding
 import numpy as np
 from cases import DecodeCase
-from machine_code import rates, sass, tables, whole
+from machine_code import rates, tables, whole
 
 from cupyflash import Device, Problem, kernels_cu
 from cupyflash.multiprocessor import EXPONENTIALS, Multiprocessor
 from cupyflash.schedules import BackwardSchedule, decode_tiles, fa2_tiles, fa3_tiles, plan_backward
 from cupyflash.sim import execute_backward, ptx
+from cupyflash.sim.clock import sass
 from cupyflash.sim.numbers.yardstick import draw, draw_gradient
 from cupyflash.sim.ptx import Counters
 

@@ -12,13 +12,14 @@ import numpy as np
 import pytest
 
 from cupyflash import Device
+from cupyflash.sim.clock import sass
 from cupyflash.sim.clock.measured import read
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "benchmarks"))
-cases, decode, machine, peers, report, sass, tables = (
+cases, decode, machine, peers, report, tables = (
     importlib.import_module(name)
-    for name in ("cases", "decode", "machine", "peers", "report", "machine_code.sass", "machine_code.tables")
+    for name in ("cases", "decode", "machine", "peers", "report", "machine_code.tables")
 )
 A100 = Device.named("A100-40GB")
 

@@ -19,17 +19,18 @@ sys.path.insert(0, str(ROOT / "benchmarks"))
 
 import timeline  # noqa: E402
 from machine_code import __main__ as command  # noqa: E402
-from machine_code import choices, clocks, costs, rates, sass, tables, whole  # noqa: E402
+from machine_code import choices, clocks, costs, rates, tables, whole  # noqa: E402
 from machine_code.clocks import Effort, Residents  # noqa: E402
 from machine_code.costs import Cost, Figure  # noqa: E402
 from machine_code.flow import Known, Tracer, written  # noqa: E402
 from machine_code.ours import DEVICES, Ours, Subject, peers  # noqa: E402
 from machine_code.rates import Rates  # noqa: E402
-from machine_code.sass import Control, Instruction  # noqa: E402
 
 from cupyflash import Device, Problem  # noqa: E402
 from cupyflash.launch.nvrtc import compile_to_cubin  # noqa: E402
 from cupyflash.schedules import fa2_tiles  # noqa: E402
+from cupyflash.sim.clock import sass  # noqa: E402
+from cupyflash.sim.clock.sass import Control, Instruction  # noqa: E402
 
 PAGE = (ROOT / "docs" / "performance.md").read_text()
 ARCHITECTURES = (80, 90)

@@ -13,13 +13,14 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "benchmarks"))
 
 from machine_code import __main__ as command  # noqa: E402
-from machine_code import hopper, sass, tables  # noqa: E402
+from machine_code import hopper, tables  # noqa: E402
 from machine_code.hopper import Pair  # noqa: E402
 from machine_code.ours import DEVICES, Code  # noqa: E402
-from machine_code.sass import Control, Instruction  # noqa: E402
 
 from cupyflash import Device  # noqa: E402
 from cupyflash.launch.nvrtc import compile_to_cubin, remarks  # noqa: E402
+from cupyflash.sim.clock import sass  # noqa: E402
+from cupyflash.sim.clock.sass import Control, Instruction  # noqa: E402
 
 PAGE = (ROOT / "docs" / "performance.md").read_text()
 # A turn: S (64 x 16) = Q K^T of two products, O (64 x 8) += P V of one, eight exponentials, four conversions. In `under` they stand

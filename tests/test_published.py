@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import importlib
+import shutil
 import subprocess
 import sys
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from cupyflash import Device
+from cupyflash.launch.nvrtc import compile_to_cubin
+from cupyflash.sim.clock import sass
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "benchmarks"))
-published = importlib.import_module("published")
+published, predicted = (importlib.import_module(name) for name in ("published", "published.predicted"))
 LADDERS = published.ladders()
 CATALOGUE = {device.name: device for device in Device.catalogue()}
 
@@ -156,3 +161,38 @@ def test_the_command_lists_ladders_and_steps(capsys: pytest.CaptureFixture[str])
     with pytest.raises(SystemExit):
         command.main(["mma_a101"])
     assert "no ladder 'mma_a101'" in capsys.readouterr().err
+
+
+def test_arguments_are_laid_out_as_parameters() -> None:
+    found = predicted.bound(("int 7", "float32[3, 5]", ("half 0.5", "null"), "size_t 9"))
+    assert len(found.data) == 40 and [tensor.at for tensor in found.tensors] == [8] and found.tensors[0].array.nbytes == 60
+    assert np.frombuffer(found.data, "i4")[0] == 7 and np.frombuffer(found.data[16:18], "f2")[0] == 0.5 and found.data[32] == 9
+    with pytest.raises(ValueError, match="does not know tensor maps yet"):
+        predicted.bound(("map float16[8, 8] box [8, 8] swizzle 0",))
+
+
+@pytest.mark.skipif(sass.disassembler() is None or not shutil.which("c++filt"), reason="needs NVIDIA's disassemblers and c++filt")
+def test_a_step_s_kernel_is_found_and_timed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    ladder = next(each for each in LADDERS if each.name == "sgemm_a6000")
+    step = ladder.steps[0]
+    parameters = "int m, int n, int k, float a, float* A, float* B, float b, float* C"
+    source = f"__global__ void {step.launches[0].kernel}({parameters}) {{ C[threadIdx.x] = a * A[0]; }}"
+    (tmp_path / f"sgemm_a6000_{Path(step.file).name}.cubin").write_bytes(compile_to_cubin(source, ("-arch=sm_86",), "k.cu")[0])
+    tiny = replace(
+        step,
+        launches=(
+            replace(
+                step.launches[0],
+                grid=(4, 1, 1),
+                arguments=("int 1", "int 1", "int 1", "float 1", *["float32[1024]"] * 2, "float 1", "float32[1024]"),
+            ),
+        ),
+    )
+    found = predicted.predict(ladder, tiny, tmp_path)
+    assert 0 < found.seconds < 1e-4 and found.ratio == found.seconds / step.seconds
+    slow = replace(found, seconds=step.seconds * 1.5)
+    assert predicted.scores([slow]) == "1 figures: median error 50.0%, 0 within 20 %, bias +50.0%"
+    other = replace(slow, step=replace(step, seconds=2 * step.seconds), seconds=step.seconds)
+    assert "tau -1.00" in predicted.scores([slow, other])
+    with pytest.raises(ValueError, match="has no kernel missing"):
+        predicted.kernel(tmp_path / f"sgemm_a6000_{Path(step.file).name}.cubin", "missing")

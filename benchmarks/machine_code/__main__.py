@@ -26,7 +26,8 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
 
 from cupyflash import Device  # noqa: E402
-from machine_code import choices, costs, hopper, rates, sass, whole  # noqa: E402
+from cupyflash.sim.clock import sass  # noqa: E402
+from machine_code import choices, costs, hopper, rates, whole  # noqa: E402
 from machine_code.clocks import Effort  # noqa: E402
 from machine_code.costs import Cost, Figure  # noqa: E402
 from machine_code.ours import DEVICES, Code, Ours, Peer, peers  # noqa: E402

@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from math import inf
 
 from cupyflash.multiprocessor import FIXED_LATENCY, PARTITIONS, WARP
+from cupyflash.sim.clock.sass import SCOREBOARDS, Instruction
 from machine_code.rates import Rates, Unit, unit
-from machine_code.sass import SCOREBOARDS, Instruction
 
 WAY_TO_SHARED = 2  # clocks from issue to the pipe of shared memory
 APART = 3  # clocks between a block's warps at its start

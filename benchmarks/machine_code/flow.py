@@ -13,7 +13,7 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from machine_code.sass import Instruction
+from cupyflash.sim.clock.sass import Instruction
 
 LONGEST = 20_000
 # Rules that decide a branch where no other does.

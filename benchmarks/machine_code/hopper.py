@@ -20,9 +20,9 @@ from typing import Any
 
 from cupyflash import plan
 from cupyflash.multiprocessor import WARP
+from cupyflash.sim.clock.sass import Instruction
 from machine_code.flow import LONGEST, Loop, Tracer, conditional, jumps
 from machine_code.ours import Code, Subject, read
-from machine_code.sass import Instruction
 
 PEERS = Path(__file__).with_name("flash_attention_3.json")
 WARPGROUP_ROWS = 64

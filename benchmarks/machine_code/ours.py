@@ -16,7 +16,7 @@ from cupyflash.launch.nvrtc import remarks
 from cupyflash.multiprocessor import WARP, occupancy
 from cupyflash.schedules import Kernel, plan_backward
 from cupyflash.schedules.base import TileSchedule
-from machine_code import sass
+from cupyflash.sim.clock import sass
 from machine_code.clocks import Residents
 from machine_code.costs import Cost, Figure
 from machine_code.flow import Loop, Trace, Tracer

@@ -28,7 +28,7 @@ from cupyflash.multiprocessor import (
     Multiprocessor,
 )
 from cupyflash.schedules import fa2_tiles
-from machine_code.sass import Instruction
+from cupyflash.sim.clock.sass import Instruction
 
 GUIDE = "CUDA C++ Programming Guide, throughput of native arithmetic instructions"
 LUO = "Luo et al., arXiv 2402.13499"

@@ -21,12 +21,12 @@ import numpy as np
 
 from cupyflash import Device, Problem
 from cupyflash.multiprocessor import Multiprocessor as Limits
+from cupyflash.sim.clock.sass import Instruction
 from machine_code import clocks
 from machine_code.clocks import Effort, Residents, Step
 from machine_code.flow import EXIT, Loop, Tracer
 from machine_code.ours import MAIN, Code, Ours, architecture, read
 from machine_code.rates import Rates
-from machine_code.sass import Instruction
 
 FEW = 3
 SEEDS = 4

@@ -24,8 +24,6 @@ FOLDER = Path(__file__).resolve().parent
 MISSING: Mapping[str, tuple[int, int]] = {
     "A100-PCIe-80GB": (8, 0),
     "H800-SXM": (9, 0),
-    "RTX 4070 Ti SUPER": (8, 9),
-    "RTX A6000": (8, 6),
     "RTX PRO 6000 Blackwell Max-Q": (12, 0),
     "RTX PRO 6000 Blackwell Server": (12, 0),
 }

@@ -14,6 +14,7 @@ from cupyflash.sim.cli.paper import paper
 from cupyflash.sim.cli.predict import predict
 from cupyflash.sim.cli.profile import profile
 from cupyflash.sim.cli.sweep import sweep
+from cupyflash.sim.cli.time import time
 from cupyflash.sim.cli.trace import trace
 from cupyflash.sim.cli.verify import verify
 from cupyflash.version import __version__
@@ -40,5 +41,5 @@ def main() -> None:
     """
 
 
-for command in (demo, predict, verify, trace, sweep, paper, explain, inspect, profile, devices):
+for command in (demo, predict, verify, trace, sweep, paper, explain, inspect, profile, time, devices):
     main.add_command(command)

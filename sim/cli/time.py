@@ -1,0 +1,73 @@
+"""`cupyflash time`: how long a kernel takes, by the clock that executes its machine code."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import click
+
+from cupyflash.device import Device
+from cupyflash.sim.cli.options import AS_JSON, DEVICE, examples, from_0
+from cupyflash.sim.cli.profile import extent, first_reason
+from cupyflash.sim.cli.show import say, show_table
+from cupyflash.sim.ptx import PtxError
+
+EXAMPLES = examples(
+    "cupyflash time k.cu --grid 4 --block 128 --args '[{\"shape\": [512]}, 512]'",
+    "cupyflash time k.cu --grid 8 --block 32 --args spec.json --device T4 --json",
+)
+
+
+@click.command(epilog=EXAMPLES)
+@click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.option("--kernel", metavar="NAME", help="The kernel's name, as in the PTX; not needed if there is only one.")
+@click.option("--grid", required=True, callback=extent, metavar="X[,Y,Z]", help="Blocks.")
+@click.option("--block", required=True, callback=extent, metavar="X[,Y,Z]", help="Threads of a block.")
+@click.option(
+    "--args", "spec", default="[]", metavar="SPEC.json", help="The arguments: a JSON file, or JSON itself (docs/profile.md)."
+)
+@click.option("-D", "--define", "defines", multiple=True, metavar="NAME[=VALUE]", help="A macro; may be repeated.")
+@click.option("-I", "--include", "includes", multiple=True, type=click.Path(path_type=Path), help="A folder of headers.")
+@from_0("--shared-bytes", "Dynamic shared memory of a block.")
+@click.option("--mhz", type=click.FloatRange(0, min_open=True), help="The clock rate; by default the device's boost clock.")
+@click.option("--cold", is_flag=True, help="The L2 was emptied before; else it has the arrays that fit into it.")
+@DEVICE
+@AS_JSON
+def time(device: Device, as_json: bool, **given: Any) -> None:
+    """Time a kernel on a device that is not there.
+
+    FILE is CUDA C. Its machine code is executed for addresses and branches, and one multiprocessor is run clock by clock over it;
+    a long loop is sampled. The result is a model's, never a measurement: docs/clock.md has its error on published kernels.
+    Floating-point numbers are not computed: a branch on one is not taken. Needs NVIDIA's disassemblers (the extra `clock`).
+    """
+    from cupyflash.sim.clock.whole import clock_of
+    from cupyflash.sim.profiling.arguments import read_arguments
+
+    click.echo(f"executing the machine code of {given['file']} ...", err=True)
+    try:
+        clock = clock_of(
+            given["file"],
+            given["kernel"],
+            given["grid"],
+            given["block"],
+            read_arguments(given["spec"]).values,
+            device,
+            shared_bytes=given["shared_bytes"],
+            options=[*(f"-D{name}" for name in given["defines"]), *(f"-I{path}" for path in given["includes"])],
+            mhz=given["mhz"],
+            cold=given["cold"],
+        )
+        found = clock.time()
+    except PtxError as error:
+        raise click.UsageError(f"{given['file']}: {first_reason(error)}") from error
+    if as_json:
+        report = asdict(found) | {"device": device.name, "kernel": clock.launch.kernel.name, "binds": found.binds}
+        click.echo(json.dumps(report | {"tflops": found.tflops}, indent=2))
+        return
+    say(f"{clock.launch.kernel.name} on {device.name} at {found.mhz:,.0f} MHz, predicted: {found.seconds * 1e6:,.1f} us, "
+        f"{found.tflops:,.2f} TFLOP/s; {found.binds} binds")  # fmt: skip
+    say(f"{found.residents} blocks a multiprocessor at once, {found.rounds:,.1f} rounds; run: {found.sampled}")
+    show_table(("limit", "share of the time"), [(name, f"{share:.0%}") for name, share in found.busy.items()])

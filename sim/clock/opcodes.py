@@ -1,0 +1,700 @@
+"""What an instruction of machine code computes, where that decides addresses and branches: integers, predicates, moves, votes.
+
+There is no manual of these opcodes. Their meaning is read from their names (CUDA Binary Utilities, "Instruction Set Reference"),
+from what ptxas makes of PTX whose meaning is known, and proven by the PTX machine: both must make the same accesses.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from .lanes import ALWAYS, ZERO, Array, Lanes, Mask, Read, neighbour, pair
+from .sass import Instruction
+
+WORD = np.uint64(0xFFFFFFFF)
+HALF = np.uint64(32)
+WARP = 32
+Banks = Mapping[int, bytes]
+"""The constant banks of a launch by number."""
+SPECIAL = (*(f"SR_{name}.{axis}" for name in ("TID", "CTAID", "NCTAID") for axis in "XYZ"), "SR_LANEID", "SR_CgaCtaId")
+"""Special registers that are known."""
+
+_REGISTER = re.compile(r"U?R(\d+|Z)$")
+_PREDICATE = re.compile(r"!?U?P(\d|T)$")
+_CONSTANT = re.compile(r"cx?\[(\w+)\]\[(?:(U?R\d+|U?RZ)\+?)?(-?0x[0-9a-f]+)?\]$")
+_SUFFIX = re.compile(r"\.(reuse|64|H0_H0|H1_H1|B\d|S64|U64)\b")
+
+
+class UnknownInstruction(ValueError):
+    """An instruction that decides an address or a branch and that is not executed here."""
+
+
+@dataclass(frozen=True)
+class Work:
+    """What an instruction does to registers: `compute` gives the values of `writes` from the state; None makes them unknown.
+
+    `reads` are the registers and predicates that must be known for it.
+    """
+
+    writes: tuple[str, ...]
+    reads: tuple[str, ...] = ()
+    compute: Callable[[Lanes, Mask], Sequence[Array]] | None = None
+    across: bool = False  # a lane's result comes from other lanes too
+
+    def run(self, lanes: Lanes, mask: Mask) -> None:
+        lacks = lanes.lacking(self.reads, mask)
+        if self.compute is not None and not (self.across and lacks is not None):
+            for name, value in zip(self.writes, self.compute(lanes, mask), strict=True):
+                lanes.write(name, value, mask)
+            if lacks is None:
+                return
+        else:
+            lacks = mask
+        for name in self.writes:
+            lanes.forget(name, lacks)
+
+
+class Operands:
+    """An instruction's operands as readers of the state and of constants; what has been read is in `reads`."""
+
+    def __init__(self, instruction: Instruction, banks: Banks) -> None:
+        self.rest = list(instruction.operands)
+        self.banks = banks
+        self.reads: list[str] = []
+
+    def take(self) -> str:
+        if not self.rest:
+            raise UnknownInstruction("an operand is missing")
+        return self.rest.pop(0)
+
+    def results(self) -> list[str]:
+        """Takes the predicates in front that are results."""
+        found = []
+        while self.rest and _PREDICATE.match(self.rest[0]):
+            found.append(self.take())
+        return found
+
+    def predicate(self) -> Read:
+        return self.predicate_of(self.take()) if self.rest else self.predicate_of("PT")
+
+    def predicate_of(self, text: str) -> Read:
+        name = text.lstrip("!")
+        if not _PREDICATE.match(text):
+            raise UnknownInstruction(f"{text} is no predicate")
+        if name not in ALWAYS:
+            self.reads.append(name)
+        return (lambda lanes: ~lanes.predicate(name)) if text.startswith("!") else (lambda lanes: lanes.predicate(name))
+
+    def number(self) -> Read:
+        """Takes an operand of 32 bits."""
+        return self.number_of(self.take())
+
+    def number_of(self, text: str) -> Read:
+        text = _SUFFIX.sub("", text)
+        if text.startswith("-") and not text.startswith("-0x"):
+            inner = self.number_of(text[1:])
+            return lambda lanes: np.uint32(0) - inner(lanes)
+        if text.startswith("~"):
+            inner = self.number_of(text[1:])
+            return lambda lanes: ~inner(lanes)
+        if text.startswith("|"):
+            inner = self.number_of(text.strip("|"))
+            return lambda lanes: np.abs(inner(lanes).view(np.int32)).view(np.uint32)
+        if text in ZERO:
+            return lambda lanes: lanes.zero
+        if _REGISTER.match(text):
+            self.reads.append(text)
+            return lambda lanes: lanes.register(text)
+        if constant := _CONSTANT.match(text):
+            return self.constant(constant, 4)
+        return self.literal(text, 4)
+
+    def literal(self, text: str, size: int) -> Read:
+        if not re.fullmatch(r"-?0x[0-9a-f]+|-?\d+", text):
+            raise UnknownInstruction(f"{text} is no whole number")
+        value = int(text, 0) % (1 << 8 * size)
+        return lambda lanes: lanes.constant(value, size)
+
+    def wide(self) -> Read:
+        """Takes an operand of 64 bits: a register and the one behind it, a constant, or a number, sign-extended."""
+        text = _SUFFIX.sub("", self.take())
+        if text.startswith("-") and not text.startswith("-0x"):
+            self.rest.insert(0, text[1:])
+            inner = self.wide()
+            return lambda lanes: np.uint64(0) - inner(lanes)
+        if text in ZERO:
+            return lambda lanes: lanes.zero.astype(np.uint64)
+        if _REGISTER.match(text):
+            self.reads += [text, neighbour(text)]
+            return lambda lanes: pair(lanes, text)
+        if constant := _CONSTANT.match(text):
+            return self.constant(constant, 8)
+        return self.literal(text, 8)
+
+    def constant(self, found: re.Match[str], size: int) -> Read:
+        bank, index, offset = found[1], found[2], int(found[3] or "0", 0)
+        data = self.banks.get(int(bank, 0)) if bank.startswith("0x") else None
+        if data is None or index not in (None, *ZERO):
+            raise UnknownInstruction(f"the constant {found[0]} is not known")
+        value = int.from_bytes((data + bytes(size))[offset : offset + size], "little")
+        return lambda lanes: lanes.constant(value, size)
+
+
+def signed(value: Array) -> Array:
+    return np.ascontiguousarray(value).view(f"i{value.itemsize}")
+
+
+def is_unsigned(instruction: Instruction) -> bool:
+    return "U32" in instruction.modifiers or "U64" in instruction.modifiers
+
+
+def extended(value: Array, unsigned: bool) -> Array:
+    """Returns 32 bits as 64."""
+    return value.astype(np.uint64) if unsigned else signed(value).astype(np.int64).view(np.uint64)
+
+
+# -- what each opcode computes ------------------------------------------------------------------------------------------
+
+Decoder = Callable[[Instruction, Operands], Work]
+OPCODES: dict[str, Decoder] = {}
+
+
+def opcode(*names: str) -> Callable[[Decoder], Decoder]:
+    """Registers a decoder; a uniform opcode (UMOV) is decoded as the one without U."""
+
+    def add(decoder: Decoder) -> Decoder:
+        OPCODES.update(dict.fromkeys(names, decoder))
+        return decoder
+
+    return add
+
+
+def work(operands: Operands, writes: Sequence[str], compute: Callable[[Lanes], Array]) -> Work:
+    """Returns the work of an instruction with one result."""
+    return Work(tuple(writes), tuple(operands.reads), lambda lanes, mask: [compute(lanes)])
+
+
+@opcode("MOV", "MOV32I")
+def move(i: Instruction, o: Operands) -> Work:
+    d = o.take()
+    if "64" in i.modifiers:
+        return double(d, o, o.wide())
+    return work(o, [d], o.number())
+
+
+def double(d: str, o: Operands, value: Read) -> Work:
+    """Returns the work of an instruction whose result has 64 bits."""
+
+    def compute(lanes: Lanes, mask: Mask) -> list[Array]:
+        found = value(lanes)
+        return [found & WORD, found >> HALF]
+
+    return Work((d, neighbour(d)), tuple(o.reads), compute)
+
+
+@opcode("LDC", "LDCU", "LDC32")
+def load_constant(i: Instruction, o: Operands) -> Work:
+    d, text = o.take(), o.take()
+    count = next((int(m) // 32 for m in i.modifiers if m in ("64", "128", "256")), 1)
+    found = _CONSTANT.match(_SUFFIX.sub("", text))
+    if not found or found[2] not in (None, *ZERO):
+        return Work(tuple(neighbour(d, k) for k in range(count)))
+    first = int(found[3] or "0", 0)
+    parts = [o.number_of(f"c[{found[1]}][{hex(first + 4 * k)}]") for k in range(count)]
+    names = tuple(neighbour(d, k) for k in range(count))
+    return Work(names, (), lambda lanes, mask: [part(lanes) for part in parts])
+
+
+@opcode("S2R", "CS2R")
+def special(i: Instruction, o: Operands) -> Work:
+    d, name = o.take(), o.take()
+    names = (d,) if i.opcode != "CS2R" or "32" in i.modifiers else (d, neighbour(d))
+    if name == "SRZ":
+        return Work(names, (), lambda lanes, mask: [lanes.zero] * len(names))
+    if name not in SPECIAL:
+        return Work(names)
+    return Work(names, (), lambda lanes, mask: [lanes.special[name], lanes.zero][: len(names)])
+
+
+@opcode("R2UR")
+def to_uniform(i: Instruction, o: Operands) -> Work:
+    o.results()
+    return work(o, [o.take()], o.number())
+
+
+@opcode("SEL")
+def select(i: Instruction, o: Operands) -> Work:
+    d = o.take()
+    if "64" in i.modifiers:
+        a, b, p = o.wide(), o.wide(), o.predicate()
+        return double(d, o, lambda lanes: np.where(p(lanes), a(lanes), b(lanes)))
+    a, b, p = o.number(), o.number(), o.predicate()
+    return work(o, [d], lambda lanes: np.where(p(lanes), a(lanes), b(lanes)))
+
+
+@opcode("IADD3", "IADD", "VIADD", "VIADD3")
+def add(i: Instruction, o: Operands) -> Work:
+    d = o.take()
+    if "64" in i.modifiers:
+        o.results()
+        terms = [o.wide() for _ in range(len(o.rest)) if not _PREDICATE.match(o.rest[0])]
+        return double(d, o, lambda lanes: sum(term(lanes) for term in terms))  # type: ignore[arg-type, return-value]
+    carries = o.results()
+    parts: list[Read] = []
+    while o.rest and not _PREDICATE.match(o.rest[0]):
+        text = o.rest[0]
+        if text.startswith("-") and not text.startswith("-0x"):  # so that the carry is that of the complement and one
+            o.rest[0] = text[1:]
+            inner = o.number()
+            parts.append(lambda lanes, inner=inner: (~inner(lanes)).astype(np.uint64) + np.uint64(1))  # type: ignore[misc]
+        else:
+            plain = o.number()
+            parts.append(lambda lanes, plain=plain: plain(lanes).astype(np.uint64))  # type: ignore[misc]
+    carried = [o.predicate() for _ in range(len(o.rest))]
+
+    def compute(lanes: Lanes, mask: Mask) -> list[Array]:
+        total = parts[0](lanes)
+        for part in (*parts[1:], *carried):
+            total = total + part(lanes)
+        over = total >> HALF
+        return [total & WORD, *(over > np.uint64(k) for k in range(len(carries)))]
+
+    return Work((d, *carries), tuple(o.reads), compute)
+
+
+@opcode("IMAD")
+def multiply_add(i: Instruction, o: Operands) -> Work:
+    d, mods, unsigned = o.take(), i.modifiers, is_unsigned(i)
+    carries = o.results()
+    a, b = o.number(), o.number()
+    if "WIDE" in mods or "HI" in mods:
+        c = o.wide()
+        carry = o.predicate() if "X" in mods else None
+        if carries:
+            # A carry out of 64 bits: of the sum, by comparison.
+            def summed(lanes: Lanes, mask: Mask) -> list[Array]:
+                product = extended(a(lanes), unsigned) * extended(b(lanes), unsigned)
+                total = product + c(lanes)
+                return [total & WORD, total >> HALF, *([total < product] + [lanes.zero] * len(carries))[: len(carries)]]
+
+            return Work((d, neighbour(d), *carries), tuple(o.reads), summed)
+
+        def total(lanes: Lanes) -> Array:
+            product = extended(a(lanes), unsigned) * extended(b(lanes), unsigned) + c(lanes)
+            return product + carry(lanes).astype(np.uint64) if carry else product
+
+        if "HI" in mods:
+            return work(o, [d], lambda lanes: total(lanes) >> HALF)
+        return double(d, o, total)
+    c = o.number()
+    carry = o.predicate() if "X" in mods else None
+
+    def low(lanes: Lanes) -> Array:
+        found = a(lanes) * b(lanes) + c(lanes)
+        return found + carry(lanes).astype(np.uint32) if carry else found
+
+    return work(o, [d], low)
+
+
+@opcode("LEA")
+def shifted_add(i: Instruction, o: Operands) -> Work:
+    d, mods = o.take(), i.modifiers
+    carries = o.results()
+    a, b = o.number(), o.number()
+    high = o.number() if "HI" in mods and "SX32" not in mods else None
+    shift = int(o.take(), 0)
+    carry = o.predicate() if "X" in mods else None
+
+    def compute(lanes: Lanes, mask: Mask) -> list[Array]:
+        low = a(lanes)
+        if "HI" in mods:
+            wide = extended(low, False) if high is None else low.astype(np.uint64) | high(lanes).astype(np.uint64) << HALF
+            shifted = (wide << np.uint64(shift)) >> HALF
+        else:
+            shifted = low.astype(np.uint64) << np.uint64(shift) & WORD
+        total = shifted + b(lanes).astype(np.uint64)
+        if carry:
+            total = total + carry(lanes).astype(np.uint64)
+        return [total & WORD, *(total >> HALF > np.uint64(k) for k in range(len(carries)))]
+
+    return Work((d, *carries), tuple(o.reads), compute)
+
+
+@opcode("SHF")
+def shift_pair(i: Instruction, o: Operands) -> Work:
+    d, mods = o.take(), i.modifiers
+    low, amount, high = o.number(), o.number(), o.number()
+    most = 63 if "W" in mods and ("U64" in mods or "S64" in mods) else 31 if "W" in mods else None
+
+    def compute(lanes: Lanes) -> Array:
+        wide = low(lanes).astype(np.uint64) | high(lanes).astype(np.uint64) << HALF
+        by = amount(lanes).astype(np.uint64)
+        by = by & np.uint64(most) if most else np.minimum(by, np.uint64(64))
+        if "L" in mods:
+            shifted = np.left_shift(wide, by)
+        elif "S32" in mods or "S64" in mods:
+            shifted = np.right_shift(signed(wide), np.minimum(by, np.uint64(63)).astype(np.int64)).view(np.uint64)
+        else:
+            shifted = np.right_shift(wide, by)
+        return shifted >> HALF if "HI" in mods else shifted & WORD
+
+    return work(o, [d], compute)
+
+
+@opcode("SHL", "SHR")
+def shift(i: Instruction, o: Operands) -> Work:
+    d, a, amount = o.take(), o.number(), o.number()
+    arithmetic = i.opcode == "SHR" and not is_unsigned(i)
+
+    def compute(lanes: Lanes) -> Array:
+        value, by = a(lanes), np.minimum(amount(lanes), np.uint32(63))
+        if i.opcode == "SHL":
+            return np.left_shift(value, by)
+        return np.right_shift(signed(value), by.view(np.int32)) if arithmetic else np.right_shift(value, by)
+
+    return work(o, [d], compute)
+
+
+def looked_up(table: int, a: Array, b: Array, c: Array) -> Array:
+    """Returns bit 4a + 2b + c of a table, for each bit."""
+    total = np.zeros_like(a)
+    for row in range(8):
+        if table >> row & 1:
+            total = total | (a if row & 4 else ~a) & (b if row & 2 else ~b) & (c if row & 1 else ~c)
+    return total
+
+
+@opcode("LOP3")
+def logic(i: Instruction, o: Operands) -> Work:
+    tested = o.results()
+    d, a, b, c = o.take(), o.number(), o.number(), o.number()
+    table = int(o.take(), 0)
+    other = o.predicate()
+    if "PAND" in i.modifiers:
+        raise UnknownInstruction("LOP3.PAND")
+
+    def compute(lanes: Lanes, mask: Mask) -> list[Array]:
+        value = looked_up(table, a(lanes), b(lanes), c(lanes))
+        return [value, *((value != 0) | other(lanes) for _ in tested)]
+
+    return Work((d, *tested), tuple(o.reads), compute)
+
+
+@opcode("LOP")
+def logic_of_two(i: Instruction, o: Operands) -> Work:
+    d, a, b = o.take(), o.number(), o.number()
+    function = {"AND": np.bitwise_and, "OR": np.bitwise_or, "XOR": np.bitwise_xor}[i.modifiers[0]]
+    return work(o, [d], lambda lanes: function(a(lanes), b(lanes)))
+
+
+@opcode("PLOP3")
+def predicate_logic(i: Instruction, o: Operands) -> Work:
+    first, second = o.take(), o.take()
+    a, b, c = o.predicate(), o.predicate(), o.predicate()
+    tables = int(o.take(), 0), int(o.take(), 0)
+
+    def compute(lanes: Lanes, mask: Mask) -> list[Array]:
+        values = a(lanes), b(lanes), c(lanes)
+        return [looked_up(table, *values) for table in tables]
+
+    return Work((first, second), tuple(o.reads), compute)
+
+
+COMPARE = {"EQ": np.equal, "NE": np.not_equal, "LT": np.less, "LE": np.less_equal, "GT": np.greater, "GE": np.greater_equal}
+COMBINE = {"AND": np.logical_and, "OR": np.logical_or, "XOR": np.logical_xor}
+
+
+@opcode("ISETP")
+def compare(i: Instruction, o: Operands) -> Work:
+    mods = i.modifiers
+    first, second = o.take(), o.take()
+    wide = "U64" in mods or "S64" in mods or "64" in mods
+    a, b = (o.wide(), o.wide()) if wide else (o.number(), o.number())
+    name = next(m for m in mods if m in COMPARE)
+    relation, combine = COMPARE[name], COMBINE[next(m for m in mods if m in COMBINE)]
+    other = o.predicate()
+    lower = o.predicate() if "EX" in mods else None
+
+    def compute(lanes: Lanes, mask: Mask) -> list[Array]:
+        x, y = a(lanes), b(lanes)
+        if not is_unsigned(i):
+            x, y = signed(x), signed(y)
+        if lower is None:
+            found = relation(x, y)
+        elif name == "NE":
+            found = (x != y) | lower(lanes)
+        else:  # the upper words decide, or where they are equal the lower ones
+            found = (x == y) & lower(lanes)
+            if name != "EQ":
+                found = found | (np.less(x, y) if name[0] == "L" else np.greater(x, y))
+        p = other(lanes)
+        return [combine(found, p), combine(~found, p)]
+
+    return Work((first, second), tuple(o.reads), compute)
+
+
+@opcode("IMNMX", "VIMNMX")
+def extreme(i: Instruction, o: Operands) -> Work:
+    d = o.take()
+    o.results()
+    a, b, least = o.number(), o.number(), o.predicate()
+    return work(o, [d], lambda lanes: smaller_or_larger(i, a(lanes), b(lanes), least(lanes)))
+
+
+def smaller_or_larger(i: Instruction, x: Array, y: Array, least: Array) -> Array:
+    if not is_unsigned(i):
+        x, y = signed(x), signed(y)
+    found: Array = np.where(least, np.minimum(x, y), np.maximum(x, y)).view(np.uint32)
+    return found
+
+
+@opcode("VIADDMNMX")
+def extreme_of_sum(i: Instruction, o: Operands) -> Work:
+    d = o.take()
+    o.results()
+    a, b, c, least = o.number(), o.number(), o.number(), o.predicate()
+    return work(o, [d], lambda lanes: smaller_or_larger(i, a(lanes) + b(lanes), c(lanes), least(lanes)))
+
+
+@opcode("IABS")
+def magnitude(i: Instruction, o: Operands) -> Work:
+    d, a = o.take(), o.number()
+    return work(o, [d], lambda lanes: np.abs(signed(a(lanes))).view(np.uint32))
+
+
+@opcode("PRMT")
+def permute(i: Instruction, o: Operands) -> Work:
+    d, a, chosen, b = o.take(), o.number(), o.number(), o.number()
+    if set(i.modifiers) - {"U32"}:
+        raise UnknownInstruction(f"PRMT.{'.'.join(i.modifiers)}")
+
+    def compute(lanes: Lanes) -> Array:
+        wide = a(lanes).astype(np.uint64) | b(lanes).astype(np.uint64) << HALF
+        total = np.zeros(lanes.threads, np.uint64)
+        for n in range(4):
+            nibble = chosen(lanes).astype(np.uint64) >> np.uint64(4 * n)
+            byte = wide >> ((nibble & np.uint64(7)) * np.uint64(8)) & np.uint64(0xFF)
+            sign = (byte >> np.uint64(7)) * np.uint64(0xFF)
+            total |= np.where(nibble & np.uint64(8), sign, byte) << np.uint64(8 * n)
+        return total
+
+    return work(o, [d], compute)
+
+
+@opcode("POPC", "BREV", "FLO")
+def bits(i: Instruction, o: Operands) -> Work:
+    d = o.take()
+    o.results()
+    a = o.number()
+
+    def compute(lanes: Lanes) -> Array:
+        value = np.ascontiguousarray(a(lanes))
+        if i.opcode == "POPC":
+            count: Array = np.bitwise_count(value)
+            return count
+        if i.opcode == "BREV":
+            backwards = np.unpackbits(value.view(np.uint8), bitorder="little").reshape(-1, 32)[:, ::-1]
+            return np.packbits(backwards, axis=1, bitorder="little").view(np.uint32).ravel()
+        if not is_unsigned(i):
+            value = np.where(signed(value) < 0, ~value, value)
+        top = np.frexp(value.astype(np.float64))[1].astype(np.int64) - 1
+        found = 31 - top if "SH" in i.modifiers else top
+        return np.where(value == 0, -1, found) & 0xFFFFFFFF
+
+    return work(o, [d], compute)
+
+
+@opcode("P2R")
+def predicates_to_register(i: Instruction, o: Operands) -> Work:
+    """Packs the predicates that a mask names into a register; its other bits come from another one."""
+    d, _, rest, mask = o.take(), o.take(), o.number(), int(o.take(), 0)
+    chosen = [(k, o.predicate_of(f"P{k}")) for k in range(7) if mask >> k & 1]
+    if i.modifiers:
+        raise UnknownInstruction(f"P2R.{'.'.join(i.modifiers)}")
+
+    def compute(lanes: Lanes) -> Array:
+        total = rest(lanes) & np.uint32(~mask & 0xFFFFFFFF)
+        for k, predicate in chosen:
+            total = total | predicate(lanes).astype(np.uint32) << np.uint32(k)
+        return total
+
+    return work(o, [d], compute)
+
+
+@opcode("R2P")
+def register_to_predicates(i: Instruction, o: Operands) -> Work:
+    _, a, mask = o.take(), o.number(), int(o.take(), 0)
+    chosen = [k for k in range(7) if mask >> k & 1]
+    if i.modifiers:
+        raise UnknownInstruction(f"R2P.{'.'.join(i.modifiers)}")
+
+    def compute(lanes: Lanes, mask: Mask) -> list[Array]:
+        return [(a(lanes) >> np.uint32(k) & 1).astype(np.bool_) for k in chosen]
+
+    return Work(tuple(f"P{k}" for k in chosen), tuple(o.reads), compute)
+
+
+def first_lanes(lanes: Lanes, mask: Mask) -> Array:
+    """Returns the running lanes as rows of warps."""
+    running = np.ones(lanes.threads, np.bool_) if mask is None else mask
+    return running.reshape(-1, WARP)
+
+
+@opcode("VOTE", "VOTEU")
+def vote(i: Instruction, o: Operands) -> Work:
+    results = [] if _PREDICATE.match(o.rest[0]) else [o.take()]
+    predicates = [o.take()] if len(o.rest) > 1 else []
+    value = o.predicate()
+
+    def compute(lanes: Lanes, mask: Mask) -> list[Array]:
+        running, votes = first_lanes(lanes, mask), value(lanes).reshape(-1, WARP)
+        ballot = np.packbits(votes & running, axis=1, bitorder="little").view(np.uint32).ravel()
+        everyone = np.packbits(running, axis=1, bitorder="little").view(np.uint32).ravel()
+        said = {"ANY": ballot != 0, "ALL": ballot == everyone, "EQ": (ballot == everyone) | (ballot == 0)}[i.modifiers[0]]
+        return [*(np.repeat(ballot, WARP) for _ in results), *(np.repeat(said, WARP) for _ in predicates)]
+
+    return Work((*results, *predicates), tuple(o.reads), compute, across=True)
+
+
+@opcode("SHFL")
+def shuffle(i: Instruction, o: Operands) -> Work:
+    inside = o.take()
+    d, a, lane, clamp = o.take(), o.number(), o.number(), o.number()
+    mode = i.modifiers[0]
+
+    def compute(lanes: Lanes, mask: Mask) -> list[Array]:
+        own = np.arange(lanes.threads) % WARP
+        by, limit = lane(lanes).astype(np.int64) & 31, clamp(lanes).astype(np.int64)
+        segment, most = limit >> 8 & 31, limit & 31
+        lowest = own & segment
+        highest = lowest | most & ~segment
+        if mode == "UP":
+            source, valid = own - by, own - by >= highest
+        else:
+            source = {"DOWN": own + by, "BFLY": own ^ by, "IDX": lowest | by & ~segment}[mode]
+            valid = source <= highest
+        source = np.where(valid, source, own)
+        return [np.take_along_axis(a(lanes).reshape(-1, WARP), source.reshape(-1, WARP), 1).ravel(), valid]
+
+    return Work((d, inside), tuple(o.reads), compute, across=True)
+
+
+@opcode("I2F", "I2FP")
+def to_float(i: Instruction, o: Operands) -> Work:
+    """Converts as the division of integers needs it; numbers beyond become unknown."""
+    d = o.take()
+    text = o.rest[0]
+    if any(m in i.modifiers for m in ("F64", "F16", "U64", "S64", "U8", "S8", "U16", "S16")):
+        return Work((d,) if "F64" not in i.modifiers else (d, neighbour(d)))
+    a = o.number_of(text)
+
+    def compute(lanes: Lanes) -> Array:
+        value = (a(lanes) if is_unsigned(i) else signed(a(lanes))).astype(np.float64)
+        near = value.astype(np.float32)
+        if "RP" in i.modifiers:
+            near = np.where(near < value, np.nextafter(near, np.float32(np.inf)), near)
+        return near.view(np.uint32)
+
+    return work(o, [d], compute)
+
+
+@opcode("MUFU")
+def reciprocal(i: Instruction, o: Operands) -> Work:
+    d = o.take()
+    if i.modifiers != ("RCP",) or not _REGISTER.match(_SUFFIX.sub("", o.rest[0])):
+        return Work((d,))
+    a = o.number()
+
+    def compute(lanes: Lanes) -> Array:
+        with np.errstate(all="ignore"):
+            return (np.float32(1) / a(lanes).view(np.float32)).view(np.uint32)
+
+    return work(o, [d], compute)
+
+
+@opcode("F2I")
+def to_integer(i: Instruction, o: Operands) -> Work:
+    d = o.take()
+    if any(m in i.modifiers for m in ("F64", "F16", "U64", "S64")) or not _REGISTER.match(_SUFFIX.sub("", o.rest[0])):
+        return Work((d, neighbour(d)) if "64" in "".join(i.modifiers) else (d,))
+    a = o.number()
+    low, high = (0, 2**32 - 1) if is_unsigned(i) else (-(2**31), 2**31 - 1)
+
+    def compute(lanes: Lanes) -> Array:
+        value = np.nan_to_num(a(lanes).view(np.float32).astype(np.float64))
+        whole = np.trunc(value) if "TRUNC" in i.modifiers else np.floor(value) if "FLOOR" in i.modifiers else np.rint(value)
+        return np.clip(whole, low, high).astype(np.int64) & 0xFFFFFFFF
+
+    return work(o, [d], compute)
+
+
+@opcode("HFMA2")
+def half_constant(i: Instruction, o: Operands) -> Work:
+    """Moves a constant of two halves, as the assembler does to spare the integer pipe; a product of numbers is unknown."""
+    d = o.take()
+    a, b, *rest = o.rest
+    if a.lstrip("-") != "RZ" or b.lstrip("-") != "RZ" or len(rest) != 2 or any("R" in each for each in rest):
+        return Work((d,))
+    high, low = (int(np.array(float(each), np.float16).view(np.uint16)) for each in rest)
+    return Work((d,), (), lambda lanes, mask: [lanes.constant(high << 16 | low, 4)])
+
+
+UNKNOWN = {
+    **dict.fromkeys(("FADD", "FMUL", "FFMA", "FMNMX", "FMNMX3", "FSEL", "FSET", "FSWZADD", "F2FP", "HADD2", "HMUL2", "HMNMX2"), 1),
+    **dict.fromkeys(("HADD2_32", "FRND", "FCHK", "IDP", "BMSK", "SGXT", "I2I", "I2IP", "VABSDIFF", "FADD32I", "FMUL32I"), 1),
+    **dict.fromkeys(("DADD", "DMUL", "DFMA", "DMNMX", "FFMA2", "FADD2", "FMUL2"), 2),
+    **dict.fromkeys(("HMMA", "IMMA", "QMMA", "OMMA"), 4),
+    **dict.fromkeys(("DMMA",), 8),
+    **dict.fromkeys(("MOVM", "B2R", "REDUX", "CREDUX"), 1),
+}
+"""Registers that an opcode makes unknown."""
+UNKNOWN_PREDICATES = ("FSETP", "HSETP2", "DSETP", "FCHK")
+NOTHING = frozenset(
+    (
+        *("NOP", "BSSY", "BSYNC", "BREAK", "WARPSYNC", "YIELD", "DEPBAR", "LDGDEPBAR", "MEMBAR", "CCTL", "ERRBAR", "NANOSLEEP"),
+        *("FENCE", "CCTLL", "PREEXIT", "ACQBULK", "BMOV", "WARPGROUP", "RPCMOV", "PMTRIG", "UCGABAR_ARV", "UCGABAR_WAIT"),
+        "CGAERRBAR",
+    )
+)
+"""Opcodes that change no register that matters here."""
+
+
+def results_of(i: Instruction) -> tuple[str, ...]:
+    """Returns the registers and predicates of an instruction whose results are unknown."""
+    if i.opcode in UNKNOWN_PREDICATES:
+        return tuple(each for each in i.operands[:2] if each not in ALWAYS)
+    if i.opcode == "R2P":
+        return tuple(f"P{k}" for k in range(7))
+    if i.opcode == "B2R":  # the result of a barrier that reduces: a register and a predicate
+        return i.operands
+    operands, found = list(i.operands), []
+    while operands and _PREDICATE.match(operands[0]):
+        found.append(operands.pop(0))
+    if operands and _REGISTER.match(operands[0]):
+        count = UNKNOWN.get(i.opcode, UNKNOWN.get(i.opcode[1:], 1))
+        if i.opcode == "F2F" and "F64" in i.modifiers:
+            count = 2
+        found += [neighbour(operands[0], k) for k in range(count)]
+    return tuple(found)
+
+
+def decoded(i: Instruction, banks: Banks) -> Work:
+    """Returns what an instruction does to registers. UnknownInstruction for an opcode that is not known at all."""
+    if i.opcode in NOTHING:
+        return Work(())
+    name = i.opcode if i.opcode in OPCODES else i.opcode.removeprefix("U")
+    if name == "S2UR":
+        name = "S2R"
+    if name in OPCODES or i.opcode in ("S2UR", "ULDC"):
+        decoder = OPCODES["S2R" if i.opcode == "S2UR" else "LDC" if i.opcode == "ULDC" else name]
+        try:
+            return decoder(i, Operands(i, banks))
+        except UnknownInstruction:
+            return Work(results_of(i))
+    if name in UNKNOWN or i.opcode in UNKNOWN_PREDICATES or i.opcode == "F2F":
+        return Work(results_of(i))
+    raise UnknownInstruction(f"{i.opcode} is not executed")

@@ -1,0 +1,144 @@
+"""Traces of a multiprocessor's blocks: each warp's instructions and its accesses' costs, without the middle of a long loop."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+
+from .accesses import L1, SharedMemory, sectors_of
+from .execution import Event, Index, Launch
+from .lanes import Array
+from .memory import SPACES
+from .multiprocessor import IDLE, Cost, Issue
+from .rates import Rates
+
+LOADS = ("LDG", "LD")
+BRANCHES = ("BRA", "JMP", "CALL", "RET")
+TURNS_BEFORE, TURNS_BEHIND = 8, 2
+"""Turns of a loop that are run at its begin and at its end; those between take as long as the last ones before them."""
+WARM = 3
+"""Turns at a loop's begin from which its time a turn is not taken."""
+
+
+@dataclass(frozen=True)
+class Loop:
+    """The loop of a block's first warp that is shortened: the instruction at its head, its turns, and those that are left out."""
+
+    head: int
+    turns: int
+
+    @property
+    def left_out(self) -> range:
+        return range(TURNS_BEFORE, self.turns - TURNS_BEHIND)
+
+
+def longest_loop(path: Sequence[int]) -> Loop | None:
+    """Returns the outermost loop on a warp's way through the code that has turns to leave out, most of the way."""
+    heads = {to for at, to in pairwise(path) if to < at}
+    best: Loop | None = None
+    for head in heads:
+        visits = [k for k, at in enumerate(path) if at == head]
+        if len(visits) <= TURNS_BEFORE + TURNS_BEHIND or (best is not None and len(visits) >= best.turns):
+            continue
+        if 2 * (visits[-TURNS_BEHIND] - visits[TURNS_BEFORE]) > len(path):
+            best = Loop(head, len(visits))
+    return best
+
+
+def wave(launch: Launch, blocks: Sequence[Index], loop: Loop | None, sector: int) -> Mapping[int, float]:
+    """Runs the blocks that the chip has at once through the loop's first turns, and asks which sectors the L2 gets twice.
+
+    Returns for each instruction the share of its bytes that come from DRAM.
+    """
+    seen: set[int] = set()
+    loaded = defaultdict[int, set[int]](set)
+    asked, fetched = Counter[int](), Counter[int]()
+    visits = 0
+    for event in launch.run(*blocks):
+        if loop is not None and event.at == loop.head:
+            visits += 1
+            if visits > TURNS_BEFORE:
+                break
+        access = event.access
+        if access is None or access.space != "global":
+            continue
+        load = launch.kernel.instructions[event.at].opcode in LOADS
+        for warp in event.warps:
+            lanes = access.lanes[warp]
+            found = sectors_of(access.addresses[warp][lanes], access.size, sector).tolist() if lanes.any() else []
+            if load:  # the L1 has what the block loaded before
+                before = loaded[warp // launch.warps]
+                found = [each for each in found if each not in before]
+                before.update(found)
+            asked[event.at] += len(found)
+            new = [each for each in found if each not in seen]
+            seen.update(new)
+            fetched[event.at] += len(new)
+    return {at: fetched[at] / max(asked[at], 1) for at in asked}
+
+
+class Tracer:
+    """Makes the traces of blocks that share a multiprocessor."""
+
+    def __init__(self, launch: Launch, rates: Rates, loop: Loop | None, reach: Mapping[int, float], residents: int) -> None:
+        self.launch, self.rates, self.loop, self.reach = launch, rates, loop, reach
+        self.shared = SharedMemory(rates)
+        self.l1 = L1(rates, residents * launch.shared_bytes)
+        self.rate, self.sector = rates["l1.rate"], int(rates["l1.sector"])
+
+    def traces(self, blocks: Sequence[Index]) -> list[list[list[Issue]]]:
+        """Runs blocks together; returns each one's traces, a warp each."""
+        warps, code = self.launch.warps, self.launch.kernel.instructions
+        traces: list[list[Issue]] = [[] for _ in range(warps * len(blocks))]
+        turns = defaultdict[int, int](int)
+        head = self.loop.head if self.loop else -1
+        left_out = self.loop.left_out if self.loop else range(0)
+        for event in self.launch.run(*blocks):
+            i, mark = code[event.at], event.at == head
+            if mark:
+                for warp in event.warps:
+                    turns[warp] += 1
+            kept = [warp for warp in event.warps if turns[warp] - 1 not in left_out]
+            if not kept:
+                continue
+            costs = self.costs(event) if event.access is not None else {}
+            nothing = IDLE if i.opcode in SPACES else None
+            plain = Issue(event.at, nothing, mark=mark)
+            for warp in kept:
+                trace = traces[warp]
+                if trace and code[trace[-1].at].opcode in BRANCHES and trace[-1].at + 1 != event.at:
+                    trace[-1] = trace[-1]._replace(taken=True)
+                trace.append(Issue(event.at, costs[warp], mark=mark) if costs else plain)
+        return [traces[k : k + warps] for k in range(0, len(traces), warps)]
+
+    def costs(self, event: Event) -> Mapping[int, Cost]:
+        """Returns each warp's cost of an access."""
+        assert event.access is not None
+        access, warps = event.access.of(event.warps), event.warps
+        opcode = self.launch.kernel.instructions[event.at].opcode
+        clocks: list[float]
+        if access.space == "local":
+            clocks = [access.size / 4] * len(warps)
+        else:
+            clocks = self.shared.wavefronts(access, opcode in ("LDSM", "STSM")).tolist()
+        made: Array = np.logical_or.reduce((access.to or access).lanes, axis=1)
+        if access.space != "global":
+            return {warp: Cost(float(clocks[row])) if made[row] else IDLE for row, warp in enumerate(warps)}
+        copied = [0] * len(warps) if access.to is None else self.shared.wavefronts(access.to).tolist()
+        reach = self.reach.get(event.at, 1.0)
+        found = {}
+        for row, warp in enumerate(warps):
+            if not made[row]:
+                found[warp] = IDLE
+                continue
+            lanes = access.lanes[row]
+            sectors = sectors_of(access.addresses[row][lanes], access.size, self.sector)
+            tags, missed = self.l1.look_up(sectors, opcode in LOADS)
+            pipe = max(clocks[row], tags, copied[row], len(sectors) * self.sector / self.rate)
+            asked = missed * self.sector
+            found[warp] = Cost(pipe, asked, asked * reach)
+        return found

@@ -1,0 +1,251 @@
+"""The whole launch: blocks on multiprocessors in launch order, waves and tails, the L2 and DRAM behind them, and the clock rate."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from math import prod
+from pathlib import Path
+from typing import Any
+
+from cupyflash.device import Device
+from cupyflash.launch.nvrtc import compile_to_cubin
+from cupyflash.multiprocessor import occupancy
+from cupyflash.sim.profiling import load
+from cupyflash.sim.ptx.parameters import bind
+
+from .execution import Kernel, Launch
+from .memory import STORES
+from .multiprocessor import Issue, Multiprocessor, Outside, Run
+from .rates import Rates
+from .steps import Step, Unit, flops_of, step_of
+from .traces import TURNS_BEFORE, WARM, Tracer, longest_loop, wave
+
+LIMITS: Mapping[int, str] = {
+    Unit.FMA: "FMA",
+    Unit.HEAVY: "FMA",
+    Unit.ALU: "ALU",
+    Unit.HALF: "half",
+    Unit.DOUBLE: "double",
+    Unit.SPECIAL: "MUFU",
+    Unit.TENSOR: "tensor",
+}
+"""The names of a sub-core's units in a result."""
+
+
+VARIED = (0.7, 1.4)
+
+
+@dataclass(frozen=True)
+class Time:
+    """The time of a launch, in seconds, and each limit's share of it: 1 is a limit that is reached all the time.
+
+    `rounds`: blocks of the busiest multiprocessor over those that it holds at once.
+    """
+
+    seconds: float
+    mhz: float
+    residents: int
+    rounds: float
+    flops: float
+    busy: Mapping[str, float]
+    sampled: str
+
+    @property
+    def tflops(self) -> float:
+        return self.flops / self.seconds / 1e12
+
+    @property
+    def binds(self) -> str:
+        """The limit that is nearest, or "latency" if none is reached for half of the time."""
+        name = max(self.busy, key=lambda each: self.busy[each])
+        return name if self.busy[name] >= 0.5 else "latency"
+
+
+@dataclass(frozen=True)
+class Sample:
+    """A run of some resident blocks with a shortened loop: its clocks, with the turns that were left out."""
+
+    run: Run
+    turn: float
+    left_out: int
+
+    @property
+    def clocks(self) -> float:
+        return self.run.clocks + self.turn * self.left_out
+
+
+class Clock:
+    """A launch on a device, of which one multiprocessor is run clock by clock.
+
+    `cold`: the L2 was emptied before; else arrays that fit into it are there, from a launch before this one.
+    """
+
+    def __init__(
+        self, launch: Launch, device: Device, mhz: float | None = None, *, cold: bool = False, rates: Rates | None = None
+    ) -> None:
+        self.launch, self.device, self.cold = launch, device, cold
+        self.rates = rates or Rates.of(device)
+        self.mhz = mhz or self.rates["clock.boost"]
+        if launch.kernel.capability != device.compute_capability:
+            raise ValueError("device = {}: its compute capability is {}.{}, the machine code is for {}.{}".format(
+                device.name, *device.compute_capability, *launch.kernel.capability))  # fmt: skip
+        if device.hbm_bandwidth is None:
+            raise ValueError(f"device = {device.name}: its hbm_bandwidth is not known")
+        threads = launch.warps * 32
+        self.blocks = prod(launch.grid)
+        self.residents = occupancy(device, threads, launch.kernel.registers, launch.shared_bytes).blocks
+        if not self.residents:
+            raise ValueError(f"block = {launch.block}: no multiprocessor of {device.name} holds one")
+        self.footprint = sum(space.size for space in launch.tensors)
+        self.fits = self.footprint <= device.l2_bytes
+
+    @cached_property
+    def steps(self) -> list[Step]:
+        return [step_of(each, self.rates) for each in self.launch.kernel.instructions]
+
+    @cached_property
+    def outside(self) -> Outside:
+        """The L2 and DRAM for one of the multiprocessors that have blocks."""
+        rates, active = self.rates, min(self.device.sm_count, self.blocks)
+        # Lines of the other half are kept in both: only what fits the whole L2, but no half, comes from far again and again.
+        far = self.fits and self.footprint > self.device.l2_bytes / rates["l2.halves"]
+        l2_rate = rates["l2.far_rate" if far else "l2.rate"]
+        assert self.device.hbm_bandwidth is not None
+        dram_rate = self.device.hbm_bandwidth * rates["dram.read"] / (self.mhz * 1e6)
+        halves = rates["l2.halves"] > 1
+        return Outside(
+            rates["l1.sm_port"],
+            min(rates["l1.sm_port"], l2_rate / active),
+            dram_rate / active,
+            (rates["l2.latency"] + rates["l2.far_latency"]) / 2 if halves else rates["l2.latency"],
+            (rates["dram.latency"] + rates["dram.far_latency"]) / 2 if halves else rates["dram.latency"],
+        )
+
+    @cached_property
+    def tracer(self) -> Tracer:
+        """Traces of blocks, after one block's way through the code and a wave's first turns were run."""
+        first = self.launch.index(0)
+        path = [event.at for event in self.launch.run(first) if event.warps[0] == 0]
+        loop = longest_loop(path)
+        count = min(self.blocks, self.device.sm_count * self.residents)
+        blocks = [self.launch.index(number) for number in range(count)]
+        reach = wave(self.launch, blocks, loop, int(self.rates["l1.sector"]))
+        if self.fits:  # nothing has to leave the L2, and it has all of it before, unless it was emptied
+            code = self.launch.kernel.instructions
+            reach = {at: share if self.cold and code[at].opcode not in STORES else 0.0 for at, share in reach.items()}
+        return Tracer(self.launch, self.rates, loop, reach, self.residents)
+
+    @cached_property
+    def traces(self) -> list[list[list[Issue]]]:
+        """Traces of the blocks that the first multiprocessor has at once."""
+        sms = self.device.sm_count
+        return self.tracer.traces([self.launch.index(k) for k in range(0, min(self.blocks, sms * self.residents), sms)])
+
+    def sample(self, count: int, rounds: int = 1) -> Sample:
+        """Runs so many resident blocks, several times one after another."""
+        made = Multiprocessor(self.steps, self.rates, self.outside, count).run(self.traces[:count] * rounds)
+        loop = self.tracer.loop
+        if loop is None:
+            return Sample(made, 0.0, 0)
+        (begin, before), (end, behind) = made.turns[WARM], made.turns[loop.left_out.start - 1]
+        turn = sum(len(_turn(trace)) for block in self.traces[:count] for trace in block)
+        return Sample(made, (end - begin) * turn / (behind - before), len(loop.left_out) * rounds)
+
+    def time(self) -> Time:
+        """Times the busiest multiprocessor: full rounds of blocks that follow each other, and a last one of what is left."""
+        sms, residents = self.device.sm_count, self.residents
+        own = -(-self.blocks // sms)
+        rounds, rest = divmod(own, residents)
+        full = self.sample(min(own, residents))
+        clocks = full.clocks if rounds else 0.0
+        if rounds > 1:
+            clocks += (rounds - 1) * (self.sample(residents, 2).clocks - full.clocks)
+        if rest and rounds:
+            clocks += self.sample(rest).clocks
+        elif rest:
+            clocks = full.clocks
+        busy = self.busy(full)
+        # The window in which a multiprocessor may get more than its share is for once, not for each round.
+        clocks = max(clocks, max(busy["L2"], busy["DRAM"]) * full.clocks * own / len(self.traces))
+        seconds = (clocks + self.rates["launch.start"]) / (self.mhz * 1e6) + self.rates["launch.between"] * 1e-6
+        return Time(seconds, self.mhz, residents, own / residents, self.flops(full), busy, self.sampled)
+
+    def spread(self) -> tuple[float, float]:
+        """Returns the least and the most seconds where all assumed latencies are 0.7, 1 and 1.4 times as long."""
+        times = [self.time().seconds]
+        for factor in VARIED:
+            other = Clock(self.launch, self.device, self.mhz, cold=self.cold, rates=self.rates.slower(factor))
+            other.tracer, other.traces = self.tracer, self.traces
+            times.append(other.time().seconds)
+        return min(times), max(times)
+
+    @property
+    def sampled(self) -> str:
+        loop, text = self.tracer.loop, f"{len(self.traces)} of {self.blocks} blocks"
+        return f"{text}, {loop.turns - len(loop.left_out)} of {loop.turns} turns of their loop" if loop else text
+
+    def busy(self, sample: Sample) -> dict[str, float]:
+        """Returns each limit's share of a sample's clocks."""
+        rates, clocks, cores = self.rates, sample.clocks, self.rates["issue.sub_cores"]
+        found = dict.fromkeys(("issue", *LIMITS.values(), "shared memory and L1", "L2", "DRAM"), 0.0)
+        halves = 2 if rates["lanes.fp32"] > 16 else 1
+        for issue, times in self.issues(sample):
+            step, share = self.steps[issue.at], times / clocks
+            found["issue"] += share / cores
+            if name := LIMITS.get(step.unit):
+                found[name] += step.clocks * share / cores / (halves if name == "FMA" else 1)
+            if issue.cost is not None:
+                found["shared memory and L1"] += issue.cost.pipe * share
+                found["L2"] += issue.cost.l2_bytes / self.outside.l2_bytes * share
+                found["DRAM"] += issue.cost.dram_bytes / self.outside.dram_bytes * share
+        return found
+
+    def flops(self, sample: Sample) -> float:
+        """Returns the floating-point operations of the launch, as those of the sampled blocks."""
+        code = self.launch.kernel.instructions
+        found = sum(times * flops_of(code[issue.at]) for issue, times in self.issues(sample))
+        return found / len(self.traces) * self.blocks
+
+    def issues(self, sample: Sample) -> Iterator[tuple[Issue, int]]:
+        """Yields what the sampled blocks issue, and how often: those of a turn as often as turns are left out too."""
+        for trace in (trace for block in self.traces for trace in block):
+            yield from ((issue, 1) for issue in trace)
+            if sample.left_out:
+                yield from ((issue, sample.left_out) for issue in _turn(trace))
+
+
+def _turn(trace: Sequence[Issue]) -> Sequence[Issue]:
+    """Returns the last turn of the loop before those that are left out."""
+    begins = [k for k, issue in enumerate(trace) if issue.mark]
+    return trace[begins[TURNS_BEFORE - 2] : begins[TURNS_BEFORE - 1]]
+
+
+def clock_of(
+    path: Path,
+    kernel: str | None,
+    grid: Sequence[int],
+    block: Sequence[int],
+    args: Mapping[str, Any] | Sequence[Any],
+    device: Device,
+    *,
+    shared_bytes: int = 0,
+    options: Sequence[str] = (),
+    mhz: float | None = None,
+    cold: bool = False,
+) -> Clock:
+    """Returns the clock of a kernel in a file of CUDA C. ValueError for PTX: NVRTC makes no machine code of it."""
+    if path.suffix == ".ptx":
+        raise ValueError(f"{path}: the clock needs CUDA C, of which NVRTC makes machine code")
+    major, minor = device.compute_capability
+    module = load(path, (*options, f"-arch=compute_{major}{minor}"))
+    if kernel is None and len(module.kernels) == 1:
+        kernel = module.kernels[0]
+    if kernel not in module.kernels:
+        raise ValueError(f"kernel = {kernel!r}: {path.name} has {', '.join(module.kernels)}")
+    path = path.resolve()
+    made = (*options, f"-arch=sm_{major}{minor}", f"-I{path.parent}")
+    cubin, _ = compile_to_cubin(path.read_text(encoding="utf-8"), made, str(path))
+    bound = bind(kernel, module.program.functions[kernel].params, args, ())
+    return Clock(Launch(Kernel.of(cubin, kernel), grid, block, bound, shared_bytes), device, mhz, cold=cold)
