@@ -285,18 +285,17 @@ class Coverage:
 
 
 _DECODERS: dict[str, Decoder] = {}
-_COVERAGE: list[Coverage] = []
+_FORMS: dict[str, tuple[str, str | Callable[[], str]]] = {}
 
 
-def opcode(*names: str, forms: str) -> Callable[[Decoder], Decoder]:
+def opcode(*names: str, forms: str | Callable[[], str], family: str = "") -> Callable[[Decoder], Decoder]:
     """Registers a decoder for opcodes. `forms` describes, in the coverage table, the forms that are executed."""
 
     def add(decoder: Decoder) -> Decoder:
-        family = decoder.__module__.rpartition(".")[2]
         for name in names:
             assert name not in _DECODERS, name
             _DECODERS[name] = decoder
-            _COVERAGE.append(Coverage(name, family, forms))
+            _FORMS[name] = family or decoder.__module__.rpartition(".")[2], forms
         return decoder
 
     return add
@@ -304,7 +303,8 @@ def opcode(*names: str, forms: str) -> Callable[[Decoder], Decoder]:
 
 def coverage() -> list[Coverage]:
     """Returns every opcode that the machine executes, by family and name."""
-    return sorted(_COVERAGE, key=lambda row: (row.family, row.opcode))
+    rows = [Coverage(name, family, forms if isinstance(forms, str) else forms()) for name, (family, forms) in _FORMS.items()]
+    return sorted(rows, key=lambda row: (row.family, row.opcode))
 
 
 def known(opcode: str) -> bool:
@@ -383,7 +383,7 @@ def pure(
     return Plan(tuple(writes), tuple(reads), bind, mode)
 
 
-PACKED = {"f16x2": np.float16, "bf16x2": np.uint16, "f32x2": np.float32}
+PACKED = {"f16x2": np.float16, "bf16x2": np.uint16, "f32x2": np.float32, "u16x2": np.uint16, "s16x2": np.int16}
 """Element dtypes of packed types."""
 
 

@@ -14,8 +14,8 @@ from ...memory.ports import ALL, PORTS, LocalPort, Part, Port, cluster_address, 
 from ...state.lanes import Lanes
 from ...text.syntax import ELEMENT, SINK, TYPES, Array, Instruction, Mem, Operand, PtxType, Reg, Sym, Unsupported
 from ..registry import Arg, Frame, Mods, Plan, Thunk, arg, items, opcode, pure
-from .move import register_arg
 from .rounding import narrow, wide
+from .rows import extended
 
 WINDOWS = {"shared": SHARED_WINDOW, "local": LOCAL_WINDOW, "global": 0, "const": 0, "param": PARAM_WINDOW}
 SHARED = ("shared", "shared::cta", "shared::cluster")
@@ -233,7 +233,7 @@ def ld(i: Instruction) -> Plan:
 
         return run
 
-    return Plan(tuple(register_arg(r, view) for r in registers), (base,), bind, pure=False)
+    return Plan(tuple(extended(r, view) for r in registers), (base,), bind, pure=False)
 
 
 def constants(out: Sequence[Array], values: Array) -> Thunk:

@@ -25,8 +25,9 @@ from functools import partial
 
 import numpy as np
 
-from ...text.syntax import Array, Instruction, PtxError, PtxType
-from ..registry import Mods, Plan, Thunk, arg, pure
+from ...text.syntax import Array, PtxError, PtxType
+from ..registry import Frame, Thunk
+from .expressions import primitive, writer
 
 NEAREST, DOWN, UP, ZERO = 0, 1, 2, 3
 ROUNDING = {"rn": NEAREST, "rna": NEAREST, "rm": DOWN, "rp": UP, "rz": ZERO}
@@ -106,26 +107,31 @@ _TINY = np.array(2.0**-126)
 _ONE = np.array(1, np.uint64)
 
 
-def fused_f32(a: Array, b: Array, c: Array, d: Array, work: tuple[Array, Array, Array, Array], tiny: bool) -> None:
-    """d = a * b + c rounded once (float32, nearest). `work`: three float64 arrays and a boolean one, shaped like d.
+@writer
+def fused_f32(frame: Frame, d: Array, a: Array, b: Array, c: Array, flush: int) -> Thunk:
+    """Returns the thunk d = a * b + c rounded once (float32, nearest).
 
     The product is exact in float64. The sum is rounded to float64 and then to float32; that goes wrong only where the
-    float64 lies midway between two float32 (or the result is subnormal, looked for if `tiny`): there it is odd-rounded.
+    float64 lies midway between two float32 (or the result is subnormal, unless these `flush`): there it is odd-rounded.
     """
-    product, addend, total, flag = work
-    np.copyto(product, a)
-    np.copyto(addend, b)
-    np.multiply(product, addend, product)
-    np.copyto(addend, c)
-    np.add(product, addend, total)
-    bits = total.view(np.uint64)
-    np.equal(np.bitwise_and(bits, _MIDPOINT_MASK), _MIDPOINT, flag)
-    if tiny:
-        np.logical_or(flag, np.abs(total) < _TINY, flag)
-    if np.count_nonzero(flag):
-        at = np.flatnonzero(flag)
-        total[at] = odd_sum(product[at], addend[at])
-    np.copyto(d, total, casting="same_kind")
+    product, addend, total = (frame.temp(f"fma {k}", d.shape, np.float64) for k in range(3))
+    flag, bits = frame.temp("fma flag", d.shape, np.bool_), total.view(np.uint64)
+
+    def run() -> None:
+        np.copyto(product, a)
+        np.copyto(addend, b)
+        np.multiply(product, addend, product)
+        np.copyto(addend, c)
+        np.add(product, addend, total)
+        np.equal(np.bitwise_and(bits, _MIDPOINT_MASK), _MIDPOINT, flag)
+        if not flush:
+            np.logical_or(flag, np.abs(total) < _TINY, flag)
+        if np.count_nonzero(flag):
+            at = np.flatnonzero(flag)
+            total[at] = odd_sum(product[at], addend[at])
+        np.copyto(d, total, casting="same_kind")
+
+    return run
 
 
 def odd_sum(x: Array, y: Array) -> Array:
@@ -139,9 +145,10 @@ def odd_sum(x: Array, y: Array) -> Array:
     return np.where(inexact & even, toward, total)
 
 
-def fused_f64(a: Array, b: Array, c: Array, d: Array) -> None:
-    """d = a * b + c rounded once (float64, nearest), exact in every range: the rare hard lanes use rationals."""
-    a, b, c = (np.broadcast_to(x, d.shape) for x in (a, b, c))
+@primitive
+def fused_f64(a: Array, b: Array, c: Array) -> Array:
+    """Returns a * b + c rounded once (float64, nearest), exact in every range: the rare hard lanes use rationals."""
+    a, b, c = np.broadcast_arrays(a, b, c)
     plain = a * b + c
     high, low = product(a, b)
     # Boldo and Melquiond: exact product high + low; sum the parts, the smaller pair to odd.
@@ -167,7 +174,7 @@ def fused_f64(a: Array, b: Array, c: Array, d: Array) -> None:
         else:
             result[at] = plain[at]
     # An exact zero takes its sign from the plain expression.
-    d[...] = np.where(result == 0, np.where(plain == 0, plain, result), result)
+    return np.where(result == 0, np.where(plain == 0, plain, result), result)
 
 
 def product(a: Array, b: Array) -> tuple[Array, Array]:
@@ -190,6 +197,7 @@ def inverse_root(a: Array) -> Array:
     return np.where(np.isfinite(step), np.ldexp(root + step, -(exponent // 2)), 1 / np.sqrt(a))
 
 
+@primitive
 def fused_odd(a: Array, b: Array, c: Array) -> Array:
     """Returns a * b + c of half-precision values (float32 or float16 arrays) as float64, rounded to odd."""
     return odd_sum(a.astype(np.float64) * b.astype(np.float64), np.asarray(c, np.float64))
@@ -214,6 +222,7 @@ def bfloat_bits(x: Array) -> Array:
     return np.where(np.isnan(x), np.uint32(0x7FFF), rounded).astype(np.uint16)
 
 
+@primitive
 def bfloat_value(bits: Array) -> Array:
     """Converts bfloat16 bits (uint16) to float32."""
     return (np.asarray(bits, np.uint32) << np.uint32(16)).view(np.float32)
@@ -249,103 +258,80 @@ def wide(x: Array, type_: PtxType) -> Array:
 
 def narrow(value: Array, type_: PtxType) -> Array:
     """Converts float32 (or odd-rounded float64) to the array that stores the half type."""
-    if type_.name.startswith("b"):
-        return bfloat_bits(odd_float32(value) if value.dtype == np.float64 else np.asarray(value))
-    return half_bits(np.asarray(value)).view(np.float16)
+    return bf16_bits(value, "rn") if type_.name.startswith("b") else f16_bits(value, "rn")
 
 
-def flush(x: Array, type_: PtxType) -> Array:
-    """.ftz of float16: subnormals become zeros of their sign."""
-    tiny = np.float32(2.0**-14) if not type_.name.startswith("b") else np.float32(2.0**-126)
+@primitive
+def f16_bits(value: Array, rounding: str) -> Array:
+    """Converts float32 or float64 to float16."""
+    bits = half_bits(value)
+    if rounding != "rn":
+        bits = directed(value, bits, bits.view(np.float16).astype(np.float64), rounding)
+    return bits.view(np.float16)
+
+
+@primitive
+def bf16_bits(value: Array, rounding: str) -> Array:
+    """Converts float32 or float64 to the bits of bfloat16."""
+    bits = bfloat_bits(odd_float32(value) if value.dtype == np.float64 else np.asarray(value))
+    return bits if rounding == "rn" else directed(value, bits, bfloat_value(bits).astype(np.float64), rounding)
+
+
+@primitive
+def flushed(x: Array, element: str) -> Array:
+    """.ftz of halves: subnormals become zeros of their sign."""
+    tiny = np.float32(2.0**-14 if element == "f16" else 2.0**-126)
     return np.where(np.abs(x) < tiny, np.copysign(x.dtype.type(0), x), x)
 
 
-def plan(i: Instruction, fn: Callable[..., Array], *, ftz: bool = False, sat: bool = False, relu: bool = False) -> Plan:
-    """Returns a plan that widens the operands, applies `fn`, post-processes and narrows."""
-    type_ = i.type
-
-    def make(d: Array, *inputs: Array) -> Thunk:
-        def run() -> None:
-            values = [wide(x, type_) for x in inputs]
-            if ftz:
-                values = [flush(x, type_) for x in values]
-            result = fn(*values)
-            if sat:
-                result = np.where(np.isnan(result), result.dtype.type(0), np.clip(result, 0, 1))
-            if relu:
-                result = np.where(np.isnan(result), result, np.maximum(result, 0))
-            d[...] = narrow(flush(result, type_) if ftz else result, type_)
-
-        return run
-
-    d, *inputs = (arg(o, type_) for o in i.operands)
-    return pure(make, [d], inputs, KEEP)
-
-
-def half_arithmetic(i: Instruction) -> Plan:
-    mods = Mods(i, "rn")
-    ftz, sat = mods.flag("ftz"), mods.flag("sat")
-    mods.type(*HALF_TYPES)
-    mods.done()
-    return plan(i, {"add": np.add, "sub": np.subtract, "mul": np.multiply}[i.opcode], ftz=ftz, sat=sat)
-
-
-def half_fused(i: Instruction) -> Plan:
-    mods = Mods(i, "rn")
-    ftz, sat, relu = mods.flag("ftz"), mods.flag("sat"), mods.flag("relu")
-    mods.type(*HALF_TYPES)
-    mods.done()
-    return plan(i, fused_odd, ftz=ftz, sat=sat, relu=relu)
-
-
-def approximated(
-    type_: PtxType,
-    result: Callable[..., Array],
-    move: Callable[..., Array],
-    ftz: bool,
-    approximate: bool,
-    _: object,
-    d: Array,
-    a: Array,
-) -> Thunk:
-    """Returns the thunk of an approximate function: `result(move, inputs)` is its value as float64, exact without a move."""
+@writer
+def saturated(_: Frame, d: Array, x: Array) -> Thunk:
+    """.sat: the thunk that limits to [0, 1]; NaN becomes +0."""
+    zero, one = np.array(0, d.dtype), np.array(1, d.dtype)
 
     def run() -> None:
-        value = wide(a, type_).astype(np.float64)
-        found = result(move if approximate else None, [flush(value, type_) if ftz else value])
-        d[...] = narrow(flush(found, type_) if ftz else found, type_)
+        np.fmax(x, zero, out=d)
+        np.minimum(d, one, out=d)
+        np.absolute(d, out=d)
 
     return run
 
 
-def half_sign(i: Instruction) -> Plan:
-    mods = Mods(i)
-    ftz = mods.flag("ftz")
-    mods.type(*HALF_TYPES)
-    mods.done()
-    return plan(i, np.absolute if i.opcode == "abs" else np.negative, ftz=ftz)
+@writer
+def extreme(frame: Frame, d: Array, a: Array, b: Array, function: str) -> Thunk:
+    """Returns the thunk of min and max by one of NumPy's functions, with -0 < +0 and canonical NaN."""
+    fn: np.ufunc = getattr(np, function)
+    zero = np.array(0, d.dtype)
+    merge = np.bitwise_and if "max" in function else np.bitwise_or
+    bits = np.dtype(f"u{d.itemsize}")
+    canonical = np.array({4: 0x7FFFFFFF, 8: 0x7FF8000000000000}[d.itemsize], bits).view(d.dtype)
+    flag, found = frame.temp("extreme flag", d.shape, np.bool_), frame.temp("extreme", d.shape, d.dtype)
+
+    def run() -> None:
+        fn(a, b, out=found)
+        np.equal(found, zero, flag)
+        if np.count_nonzero(flag):
+            # Equal values have equal bits except for the zeros; there the sign bits decide.
+            x, y = np.broadcast_to(a, d.shape), np.broadcast_to(b, d.shape)
+            both = flag & (x == y)
+            merged = merge(np.ascontiguousarray(x).view(bits), np.ascontiguousarray(y).view(bits)).view(d.dtype)
+            np.copyto(found, merged, where=both)
+        np.not_equal(found, found, flag)
+        if np.count_nonzero(flag):
+            np.copyto(found, canonical, where=flag)
+        np.copyto(d, found)
+
+    return run
 
 
-def half_extreme(i: Instruction) -> Plan:
-    mods = Mods(i)
-    ftz, nan, magnitude = mods.flag("ftz"), mods.flag("NaN"), mods.flag("xorsign")
-    magnitude = mods.flag("abs") or magnitude
-    mods.type(*HALF_TYPES)
-    mods.done()
-    maximum = i.opcode == "max"
-    table = {(True, True): np.maximum, (True, False): np.fmax, (False, True): np.minimum, (False, False): np.fmin}
-    fn = table[maximum, nan]
+@primitive
+def signed(x: Array, *factors: Array) -> Array:
+    """Gives numbers the sign of the product of others."""
+    return np.where(np.logical_xor.reduce(np.broadcast_arrays(*map(np.signbit, factors))), -x, x)
 
-    def choose(*values: Array) -> Array:
-        signs = np.signbit(values[0])
-        for value in values[1:]:
-            signs = signs ^ np.signbit(value)
-        total = values[0]
-        for value in values[1:]:
-            a, b = (np.abs(total), np.abs(value)) if magnitude else (total, value)
-            zero = (a == 0) & (b == 0)
-            negative = np.signbit(a) & np.signbit(b) if maximum else np.signbit(a) | np.signbit(b)
-            total = np.where(zero, np.where(negative, np.float32(-0.0), np.float32(0)), fn(a, b))
-        return np.where(signs, -total, total) if magnitude else total
 
-    return plan(i, choose, ftz=ftz)
+@primitive
+def subnormal(a: Array) -> Array:
+    size = np.abs(a)
+    found: Array = (size < np.finfo(a.dtype).smallest_normal) & (size > 0)
+    return found
