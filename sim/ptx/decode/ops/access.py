@@ -14,7 +14,7 @@ from ...memory.ports import ALL, PORTS, LocalPort, Part, Port, cluster_address, 
 from ...state.lanes import Lanes
 from ...text.syntax import ELEMENT, SINK, TYPES, Array, Instruction, Mem, Operand, PtxType, Reg, Sym, Unsupported
 from ..registry import Arg, Frame, Mods, Plan, Thunk, arg, items, opcode, pure
-from .rounding import narrow, wide
+from .floats import narrow, wide
 from .rows import extended
 
 WINDOWS = {"shared": SHARED_WINDOW, "local": LOCAL_WINDOW, "global": 0, "const": 0, "param": PARAM_WINDOW}

@@ -16,7 +16,7 @@ from ...text.syntax import TYPES, UNSIGNED, Array, Imm, Instruction, Mem, Operan
 from ..registry import Arg, Frame, Mods, Plan, Thunk, arg, opcode
 from .access import address_arg, address_thunk, update
 from .control import on_objects
-from .rounding import narrow, wide
+from .floats import narrow, wide
 
 
 @opcode(

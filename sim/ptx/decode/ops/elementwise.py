@@ -6,18 +6,24 @@ PTX ISA: "Integer Arithmetic", "Extended-Precision Integer Arithmetic", "Floatin
 
 from __future__ import annotations
 
-from . import approximations, integers, rounding
-from .integers import PRMT_MODES, lookup
-from .move import conversion, conversion_of_eights
-from .rounding import HALF_TYPES
-from .rows import Case, row
+from collections.abc import Sequence
 
-__all__ = ["approximations", "integers", "rounding"]  # their functions are primitives of the expressions
+import numpy as np
+
+from ...text.syntax import SINK, TYPES, Array, Instruction, Reg, Unsupported, Vec
+from ..registry import Arg, Frame, Mods, Plan, Thunk, arg, opcode, pure
+from . import floats, integers
+from .floats import EIGHTS
+from .integers import PRMT_MODES, lookup
+from .rounding import ROUNDING
+from .rows import HALF_TYPES, Case, decode, row
+
+__all__ = ["floats", "integers"]  # their functions are primitives of the expressions
 
 WORDS = ".u32 .s32 .u64 .s64"
 BITS = ".b16 .b32 .b64"
 ROUNDED = "{.rn .rz .rm .rp}{.ftz}"
-ROUNDING = ".rn .rz .rm .rp{.ftz}"
+REQUIRED = ".rn .rz .rm .rp{.ftz}"
 
 # -- arithmetic ---------------------------------------------------------------------------------------------------------------
 
@@ -48,7 +54,7 @@ def fused(case: Case) -> str:
     return "f32(f64(a) * f64(b) + f64(c))" if directed else f"fused_f32(a, b, c, {int('ftz' in case.mods)})"
 
 
-row("fma", f"{ROUNDING}{{.sat}}.f32 .f32x2", fused)
+row("fma", f"{REQUIRED}{{.sat}}.f32 .f32x2", fused)
 row("fma", ".rn.f64", "fused_f64(a, b, c)")
 row("fma", ".rn{.ftz}{.sat}{.relu} halves", "fused_odd(a, b, c)")
 row("mad", f"{ROUNDED}{{.sat}}.f32", fused)
@@ -57,9 +63,9 @@ row("mad", "{.rn}.f64", "fused_f64(a, b, c)")
 row("sad", ".u16-.s64", "c + (maximum(a, b) - minimum(a, b))")
 row("div", ".u16-.s64", "quotient(a, b)")
 row("rem", ".u16-.s64", "remainder(a, b)")
-row("div", f"{ROUNDING}.f32 .f64", "a / b")
-row("rcp", f"{ROUNDING}.f32 .f64", "1 / a")
-row("sqrt", f"{ROUNDING}.f32 .f64", "sqrt(a)")
+row("div", f"{REQUIRED}.f32 .f64", "a / b")
+row("rcp", f"{REQUIRED}.f32 .f64", "1 / a")
+row("sqrt", f"{REQUIRED}.f32 .f64", "sqrt(a)")
 
 row("abs", ".s16 .s32 .s64", "absolute(a)")
 row("neg", ".s16 .s32 .s64", "-a")
@@ -211,7 +217,6 @@ row(
     lambda case: "d.b{0} = select(a.b{0}, b.b{0}, c >= 0)".format(case.types[0].bits),
     count=2,
 )
-row("mov", f".pred {BITS} .u16-.s64 .f32 .f64", "d.bits = a.bits")
 row(
     "testp",
     ".f32 .f64",
@@ -291,6 +296,49 @@ row("szext", ".u32 .s32", {"clamp": EXTENDED.format("minimum(b.u32, 32)"), "wrap
 
 # -- conversions ------------------------------------------------------------------------------------------------------------------
 
+INTEGER_ROUNDING = {"rni": "rint", "rzi": "trunc", "rmi": "floor", "rpi": "ceil"}
+
+
+def conversion(case: Case) -> str:
+    """Returns the expression of cvt."""
+    target, source = case.types
+    to, of = target.name, source.name
+    direction = case.one_of((*ROUNDING, *INTEGER_ROUNDING))
+    relu = "relu" in case.mods
+    if to in ("f16x2", "bf16x2") and of == "f32" and direction in ("rn", "rz"):
+        return "f16(interleave(b, a))" if (to, direction, relu) == ("f16x2", "rn", False) else "interleave(b, a)"
+    if to == "tf32" and of == "f32" and not relu:
+        return f"d.b32 = to_tf32(a, '{direction}')"
+    if not {to, of} <= SCALARS:
+        raise Unsupported(f"cvt .{to}.{of}")
+    if target.kind == "f":
+        value = f"{INTEGER_ROUNDING[direction]}(a)" if direction in INTEGER_ROUNDING else "a"
+        if target.bits == 16:
+            return value if source.kind == "f" else f"f64({value})"
+        return f"{value} * 1" if to == of else f"{to}({value})"  # under .ftz this flushes; else it changes nothing
+    if source.kind == "f":
+        return f"d.extended = limited({INTEGER_ROUNDING.get(direction, 'trunc')}(f64(a)), '{to}')"
+    if "sat" in case.mods:
+        limits, own = np.iinfo(target.dtype), np.iinfo(source.dtype)
+        return f"d.extended = {to}(clip(a, {max(limits.min, own.min)}, {min(limits.max, own.max)}))"
+    return f"d.extended = {to}(a)"
+
+
+def conversion_of_eights(case: Case) -> str:
+    """Returns the expression of cvt between pairs of 8-bit floats and .f16x2 or two .f32."""
+    to, of = (type_.name for type_ in case.types)
+    relu, finite = int("relu" in case.mods), "satfinite" in case.mods
+    if to in EIGHTS and finite and of in ("f32", "f16x2"):
+        high, low = ("a", "b") if of == "f32" else ("high(a)", "low(a)")
+        return f"u16(eight({high}, '{to}', {relu})) << 8 | u16(eight({low}, '{to}', {relu}))"
+    if of in EIGHTS and to == "f16x2" and not finite:
+        return f"f16(interleave(from_eight(a & 255, '{of}', {relu}), from_eight(a >> 8, '{of}', {relu})))"
+    raise Unsupported(f"cvt .{to}.{of}")
+
+
+SCALARS = {"u8", "u16", "u32", "u64", "s8", "s16", "s32", "s64", "f16", "bf16", "f32", "f64"}
+
+
 INTEGERS = ".u8 .s8 .u16-.s64"
 row(
     "cvt",
@@ -299,3 +347,87 @@ row(
     count=2,
 )
 row("cvt", ".rn{.satfinite}{.relu}.e4m3x2 .e5m2x2 .f32 .f16x2", conversion_of_eights, count=2)
+
+# -- moves ------------------------------------------------------------------------------------------------------------------------
+
+CLOCKS = ("%clock", "%clock64", "%clock_hi", "%globaltimer", "%globaltimer_lo", "%globaltimer_hi")
+
+
+@opcode("mov", forms=".pred .b16-.b64 .u16-.s64 .f32 .f64; vectors to and from one register; addresses; special registers")
+def mov(i: Instruction) -> Plan:
+    d, a = i.operands
+    if isinstance(a, Reg) and a.name in CLOCKS:
+        return clock(d, a)
+    if not isinstance(d, Vec) and not isinstance(a, Vec):
+        return decode(i)
+    mods = Mods(i)
+    bits = mods.type().bits
+    mods.done()
+    if isinstance(d, Vec):
+        return unpack(bits, d, a)
+    assert isinstance(a, Vec)
+    return pack(bits, d, a)
+
+
+def unpack(bits: int, d: Vec, a: object) -> Plan:
+    part = TYPES[f"b{bits // len(d.items)}"]
+    count = len(d.items)
+
+    def make(*arrays: Array) -> Thunk:
+        *out, source = arrays
+        parts = [(o, k) for k, (o, item) in enumerate(zip(out, d.items, strict=True)) if item != SINK]
+        if source.ndim == 0:
+            raise Unsupported("unpacking a constant")
+        columns = [(o, source.view(part.dtype)[k::count]) for o, k in parts]
+
+        def run() -> None:
+            values = [column.copy() for _, column in columns] if overlapping else [column for _, column in columns]
+            for (target, _), value in zip(columns, values, strict=True):
+                target[...] = value
+
+        overlapping = any(np.shares_memory(o, source) for o, _ in parts)
+        return run
+
+    if not isinstance(a, Reg):
+        raise Unsupported("unpacking something that is no register")
+    return pure(make, [arg(o, part) for o in d.items], [arg(a, TYPES[f"b{bits}"])])
+
+
+def pack(bits: int, d: object, a: Vec) -> Plan:
+    if len(a.items) not in (2, 4, 8):
+        raise Unsupported(f"packing {len(a.items)} registers")
+    part = TYPES[f"b{bits // len(a.items)}"]
+    count = len(a.items)
+    if not isinstance(d, Reg):
+        raise Unsupported("packing into something that is no register")
+
+    def make(target: Array, *sources: Array) -> Thunk:
+        columns = target.view(part.dtype)
+        own = any(np.shares_memory(target, s) for s in sources)
+
+        def run() -> None:
+            values = [s.copy() for s in sources] if own else sources
+            for k, value in enumerate(values):
+                columns[k::count] = value
+
+        return run
+
+    return pure(make, [arg(d, TYPES[f"b{bits}"])], [arg(o, part) for o in a.items])
+
+
+def clock(d: object, a: Reg) -> Plan:
+    """Clocks count instructions that the machine has run: they only grow."""
+    high = a.name.endswith("_hi")
+    assert isinstance(d, Reg)
+
+    def bind(frame: Frame, out: Sequence[Array], ins: Sequence[Array]) -> Thunk:
+        def run() -> None:
+            now = frame.machine.clock()
+            np.copyto(out[0], np.array(now >> 32 if high else now, np.uint64), casting="unsafe")
+
+        return run
+
+    return Plan((Arg(d, TYPES[f"u{d.type.bits}"].dtype),), (), bind, pure=False)
+
+
+row("mov", f".pred {BITS} .u16-.s64 .f32 .f64", "d.bits = a.bits")

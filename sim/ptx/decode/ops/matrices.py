@@ -30,8 +30,7 @@ from ...state.lanes import WARP
 from ...text.syntax import ELEMENT, TYPES, UNSIGNED, Array, Imm, Instruction, Unsupported
 from ..registry import WHOLE_WARP, Arg, DType, Frame, Mods, Multiply, MultiplyWait, Plan, Thunk, arg, items, opcode
 from .access import address_arg, address_thunk, gather, store, take_space
-from .move import eight_dtype
-from .rounding import half_bits, narrow
+from .floats import eight_dtype, half_bits, narrow
 
 HALF_VALUES = np.arange(1 << 16, dtype=np.uint16).view(np.float16).astype(np.float32)
 """float32 values of all float16 bits."""

@@ -1,8 +1,12 @@
 """Rows of the table of elementwise opcodes: (opcode, form, expression); an instruction's plan is made from its row.
 
 A form lists types and modifiers as PTX ISA does. `{.rn .rz}{.ftz}.f32 .f64` has two optional modifiers, the first of them one of
-two, and takes either type; what is not in braces and no type is required. The expression (`expressions`) is a text, a text by
-modifiers, or a function that makes the text from what the instruction has.
+two, and takes either type; what is not in braces and no type is required.
+
+An expression is written in Python's syntax over the operands d, a, b, c, e (in the order of the instruction; p and q are a pair of
+predicates), with operators and primitives: `d.wide = wide(a) * wide(b) + c`. Without a target it is d's value. The attribute of an
+operand is the type that it is seen as, by default the instruction's: a PTX type, or one of `RELATIVE`. A function with the name of
+a type converts. All other functions are primitives: NumPy's ufuncs, or those that `primitive` and `writer` register.
 
 What many opcodes have in common is no part of their expressions: `.sat` and `.relu` limit the result, the rounding and `.ftz` are
 bits of the host's floating-point environment (`rounding`), and halves are widened to float32 and their result is narrowed.
@@ -10,18 +14,296 @@ bits of the host's floating-point environment (`rounding`), and halves are widen
 
 from __future__ import annotations
 
+import ast
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property, partial
+from typing import Any, TypeVar
 
 import numpy as np
 
 from ...text.syntax import SINK, TYPES, Array, Imm, Instruction, Not, Operand, Pair, PtxType, Reg, Unsupported
-from ..registry import Arg, Frame, Plan, Thunk, arg, known, opcode
-from .expressions import Apply, Expression, Meaning, Name, evaluate, meaning, substitute
-from .rounding import HALF_TYPES, KEEP, NEAREST, ROUNDING, mode
+from ..registry import Arg, DType, Frame, Plan, Thunk, arg, known, opcode
+from .rounding import KEEP, NEAREST, ROUNDING, mode
 
+# -- expressions --------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Name:
+    """An operand of the instruction; `view`: the type that it is seen as, if that is not the instruction's."""
+
+    name: str
+    view: str = ""
+
+
+@dataclass(frozen=True)
+class Apply:
+    """A primitive applied to expressions. Texts among these are names of types or functions."""
+
+    primitive: str
+    arguments: tuple[Expression, ...]
+
+
+Expression = Name | Apply | int | float | str
+
+OPERATORS: dict[type[ast.AST], str] = {
+    ast.Add: "add",
+    ast.Sub: "subtract",
+    ast.Mult: "multiply",
+    ast.Div: "divide",
+    ast.BitAnd: "bitwise_and",
+    ast.BitOr: "bitwise_or",
+    ast.BitXor: "bitwise_xor",
+    ast.LShift: "left_shift",
+    ast.RShift: "right_shift",
+    ast.Invert: "invert",
+    ast.USub: "negative",
+    ast.Eq: "equal",
+    ast.NotEq: "not_equal",
+    ast.Lt: "less",
+    ast.LtE: "less_equal",
+    ast.Gt: "greater",
+    ast.GtE: "greater_equal",
+}
+
+RELATIVE: dict[str, Callable[[PtxType], str]] = {
+    "own": lambda type_: type_.name,
+    "wide": lambda type_: f"{type_.kind}{2 * type_.bits}",
+    "unsigned": lambda type_: f"u{type_.bits}",
+    "bits": lambda type_: "pred" if type_.name == "pred" else f"b{type_.bits}",
+}
+"""Types that depend on the instruction's."""
+
+
+@dataclass(frozen=True)
+class Meaning:
+    """What an instruction does: `targets` get `values`. `views`: the types of operands that are not seen as usual."""
+
+    targets: tuple[str, ...]
+    values: tuple[Expression, ...]
+    views: Mapping[str, str]
+
+    @property
+    def reads(self) -> list[str]:
+        """The names of the operands that it reads, in the order of the instruction."""
+        return sorted({part.name for e in self.values for part in parts(e) if isinstance(part, Name)} - {"approximate"})
+
+
+def parts(e: Expression) -> Iterator[Expression]:
+    """Yields an expression and all that it consists of."""
+    yield e
+    if isinstance(e, Apply):
+        for argument in e.arguments:
+            yield from parts(argument)
+
+
+def substitute(e: Expression, change: Callable[[Name], Expression]) -> Expression:
+    """Returns an expression with other expressions in place of its operands."""
+    if isinstance(e, Apply):
+        return Apply(e.primitive, tuple(substitute(argument, change) for argument in e.arguments))
+    return change(e) if isinstance(e, Name) else e
+
+
+@cache
+def meaning(text: str, type_: PtxType) -> Meaning:
+    """Parses `[target, ... =] value, ...` of an instruction with a type."""
+
+    def resolve(name: str) -> str:
+        return RELATIVE[name](type_) if name in RELATIVE else name
+
+    def expression(node: ast.AST) -> Expression:
+        match node:
+            case ast.Constant(value=int() | float() | str() as value):
+                return value
+            case ast.Name(id=name):
+                return Name(name)
+            case ast.Attribute(value=ast.Name(id=name), attr=view):
+                return Name(name, resolve(view))
+            case ast.BinOp(left=left, op=op, right=right) | ast.Compare(left=left, ops=[op], comparators=[right]):
+                return Apply(OPERATORS[type(op)], (expression(left), expression(right)))
+            case ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=int() as value)):
+                return -value
+            case ast.UnaryOp(op=op, operand=operand):
+                return Apply(OPERATORS[type(op)], (expression(operand),))
+            case ast.Call(func=ast.Name(id=name), args=arguments):
+                return Apply(resolve(name), tuple(map(expression, arguments)))
+        raise SyntaxError(ast.unparse(node))
+
+    def several(node: ast.AST) -> list[Expression]:
+        return [expression(each) for each in (node.elts if isinstance(node, ast.Tuple) else [node])]
+
+    (statement,) = ast.parse(text).body
+    assert isinstance(statement, ast.Assign | ast.Expr)
+    targets = several(statement.targets[0]) if isinstance(statement, ast.Assign) else [Name("d")]
+    values = several(statement.value)
+    operands = [part for e in (*targets, *values) for part in parts(e) if isinstance(part, Name)]
+    return Meaning(
+        tuple(target.name for target in targets if isinstance(target, Name)),
+        tuple(substitute(e, lambda operand: Name(operand.name)) for e in values),
+        {operand.name: operand.view for operand in operands if operand.view},
+    )
+
+
+# -- evaluation by NumPy -------------------------------------------------------------------------------------------------
+
+Writer = Callable[..., Thunk]
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+PRIMITIVES: dict[str, Callable[..., Any]] = {}
+WRITERS: dict[str, tuple[Writer, int]] = {}
+VIEWS: dict[str, Callable[[Array], Array]] = {"low": lambda pairs: pairs[::2], "high": lambda pairs: pairs[1::2]}
+"""Primitives that look at every second element: of packed pairs the first or the second ones."""
+
+
+def primitive(fn: Function) -> Function:
+    """Registers a function that returns an array: `fn(a, ...)`."""
+    PRIMITIVES[fn.__name__] = fn
+    return fn
+
+
+def writer(fn: Writer, width: int = 1) -> Writer:
+    """Registers a function that is bound to arrays: `fn(frame, d, a, ...)` returns the thunk that writes d, of a's type.
+
+    d has `width` elements for each of a.
+    """
+    WRITERS[fn.__name__] = fn, width
+    return fn
+
+
+def function(name: str) -> Callable[..., Any]:
+    """Returns a primitive that is no writer."""
+    found: Callable[..., Any] = PRIMITIVES.get(name) or getattr(np, name)
+    return found
+
+
+@cache
+def result_dtype(name: str, *arguments: object) -> DType:
+    """Returns the dtype of a primitive's value by trying it: `arguments` are dtypes, or values that are no arrays."""
+    found: DType = np.asarray(function(name)(*(np.ones(1, x) if isinstance(x, np.dtype) else x for x in arguments))).dtype
+    return found
+
+
+class Evaluation:
+    """The `steps` that evaluate expressions over bound operands; equal ones are evaluated once. Constants are folded."""
+
+    def __init__(self, frame: Frame, operands: Mapping[str, Array]):
+        self.frame = frame
+        self.steps: list[Thunk] = []
+        self.buffers = 0
+        self.known: dict[Expression, Any] = {Name(name): array for name, array in operands.items()}
+        self.known[Name("approximate")] = frame.machine.approximate
+
+    def run(self) -> None:
+        for step in self.steps:
+            step()
+
+    def size(self, e: Expression) -> int:
+        """Returns the number of elements of an expression's value; 0 if it is constant."""
+        if isinstance(e, Name):
+            value = self.known[e]
+            return value.size if isinstance(value, np.ndarray) and value.ndim else 0
+        if not isinstance(e, Apply):
+            return 0
+        most = max(map(self.size, e.arguments), default=0)
+        return most // 2 if e.primitive in VIEWS else most * WRITERS[e.primitive][1] if e.primitive in WRITERS else most
+
+    def buffer(self, e: Expression, dtype: DType) -> Array:
+        self.buffers += 1
+        return self.frame.temp(f"value {self.buffers}", (self.size(e) or self.frame.n,), dtype)
+
+    def array(self, e: Expression) -> Any:
+        """Returns the array that holds an expression's value after the steps; numbers and texts as they are."""
+        if not isinstance(e, Name | Apply):
+            return e
+        if e not in self.known:
+            assert isinstance(e, Apply)
+            self.known[e] = self.apply(e, None)
+        return self.known[e]
+
+    def write(self, d: Array, e: Expression) -> None:
+        """Adds the steps that write an expression's value into d."""
+        if isinstance(e, Apply) and e not in self.known and e.primitive not in VIEWS:
+            value = self.apply(e, d)
+        else:
+            value = self.array(e)
+        if value is not d:
+            self.steps.append(partial(np.copyto, d, value, casting="unsafe"))
+
+    def apply(self, e: Apply, d: Array | None) -> Array:
+        """Adds the steps of a primitive; returns the array with its value, which is d if that is given and fits."""
+        name, arguments = e.primitive, e.arguments
+        if name in VIEWS:
+            return VIEWS[name](self.array(arguments[0]))
+        if name in TYPES:
+            return self.convert(arguments[0], TYPES[name].dtype, d)
+        if name in WRITERS:
+            inputs = [self.array(a) for a in arguments]
+            dtype = next(x.dtype for x in inputs if isinstance(x, np.ndarray))
+            out = d if d is not None and d.dtype == dtype else self.buffer(e, dtype)
+            self.steps.append(WRITERS[name][0](self.frame, out, *inputs))
+            return out
+        return self.ufunc(e, d) if isinstance(function(name), np.ufunc) else self.call(e, d)
+
+    def convert(self, e: Expression, dtype: DType, d: Array | None) -> Array:
+        if not self.size(e):
+            return np.asarray(self.array(e)).astype(dtype)
+        if d is None or d.dtype != dtype:
+            if isinstance(e, Name) and self.array(e).dtype == dtype:
+                return self.known[e]  # type: ignore[no-any-return]
+            d = self.buffer(e, dtype)
+        self.write(d, e)
+        return d
+
+    def ufunc(self, e: Apply, d: Array | None) -> Array:
+        """Adds a step of NumPy's own, which converts its operands in passing if they are to be of the type of the result."""
+        fn, options = function(e.primitive), dict[str, Any]()
+        inner = [(a.arguments[0], TYPES[a.primitive].dtype) for a in e.arguments if isinstance(a, Apply) and a.primitive in TYPES]
+        dtypes = [dtype for _, dtype in inner]
+        if len(inner) == len(e.arguments) and {*dtypes, result_dtype(e.primitive, *dtypes)} == {dtypes[0]}:
+            options = {"dtype": dtypes[0], "casting": "unsafe"}
+            inputs, dtype = [np.asarray(self.array(x)) for x, _ in inner], dtypes[0]
+        else:
+            found = [self.array(a) for a in e.arguments]
+            own = next(x.dtype for x in found if isinstance(x, np.ndarray))
+            inputs = [x if isinstance(x, np.ndarray) else np.array(x, own) for x in found]
+            dtype = result_dtype(e.primitive, *(x.dtype for x in inputs))
+        if not self.size(e):
+            return np.asarray(fn(*inputs, **options))
+        if d is None:
+            d = self.buffer(e, dtype)
+        elif d.dtype != dtype:
+            options["casting"] = "unsafe"
+        self.steps.append(partial(fn, *inputs, out=d, **options))
+        return d
+
+    def call(self, e: Apply, d: Array | None) -> Array:
+        """Adds a step that copies the array that a function returns."""
+        fn, inputs = function(e.primitive), [self.array(a) for a in e.arguments]
+        if not self.size(e):
+            return np.asarray(fn(*inputs))
+        if d is None:
+            d = self.buffer(e, result_dtype(e.primitive, *(x.dtype if isinstance(x, np.ndarray) else x for x in inputs)))
+        out = d
+        self.steps.append(lambda: np.copyto(out, fn(*inputs), casting="unsafe"))
+        return d
+
+
+def evaluate(values: Sequence[Expression], frame: Frame, out: Sequence[Array], operands: Mapping[str, Array]) -> Thunk:
+    """Returns the thunk that writes values into `out`."""
+    evaluation = Evaluation(frame, operands)
+    if len(out) == 1:
+        evaluation.write(out[0], values[0])
+    else:
+        found = [evaluation.array(e) for e in values]
+        evaluation.steps += [partial(np.copyto, d, value, casting="unsafe") for d, value in zip(out, found, strict=True)]
+    return evaluation.steps[0] if len(evaluation.steps) == 1 else evaluation.run
+
+
+# -- rows ---------------------------------------------------------------------------------------------------------------------
+
+HALF_TYPES = ("f16", "f16x2", "bf16", "bf16x2")
 RANGES = {".u16-.s64": ".u16 .s16 .u32 .s32 .u64 .s64", "halves": ".f16 .f16x2 .bf16 .bf16x2"}
 """Short names of several types in forms."""
 
