@@ -6,12 +6,10 @@ PTX ISA: "Integer Arithmetic", "Extended-Precision Integer Arithmetic", "Floatin
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 
 from ...text.syntax import SINK, TYPES, Array, Instruction, Reg, Unsupported, Vec
-from ..registry import Arg, Frame, Mods, Plan, Thunk, arg, opcode, pure
+from ..registry import Arg, Arrays, Frame, Mods, Plan, Thunk, act, arg, opcode, pure
 from . import floats, integers
 from .floats import EIGHTS
 from .integers import PRMT_MODES, lookup
@@ -206,14 +204,14 @@ def set_(case: Case) -> str:
 
 
 for table, types in ((UNSIGNED, f"{BITS} .u16 .u32 .u64"), (ORDERED, ".s16 .s32 .s64"), (FLOATING, ".f32 .f64 halves")):
-    names = " ".join(f".{name}" for name in table)
+    names, results = " ".join(f".{name}" for name in table), ".u32 .s32 .f32" + " halves" * (table is FLOATING)
     row("setp", f"{names} {{.and .or .xor}}{{.ftz}}{types}", test)
-    row("set", f"{names} {{.and .or .xor}}{{.ftz}}.u32 .s32 .f32 {types}", set_, count=2)
+    row("set", f"{names} {{.and .or .xor}}{{.ftz}}{results} from {types}", set_, count=2)
 # Values are moved as bits: a NaN must not be quieted on its way.
 row("selp", f"{BITS} .u16-.s64 .f32 .f64", "d.bits = select(a.bits, b.bits, c.pred)")
 row(
     "slct",
-    f"{{.ftz}}{BITS} .u16-.s64 .f32 .f64",
+    f"{{.ftz}}{BITS} .u16-.s64 .f32 .f64 from .s32 .f32",
     lambda case: "d.b{0} = select(a.b{0}, b.b{0}, c >= 0)".format(case.types[0].bits),
     count=2,
 )
@@ -346,7 +344,7 @@ row(
     conversion,
     count=2,
 )
-row("cvt", ".rn{.satfinite}{.relu}.e4m3x2 .e5m2x2 .f32 .f16x2", conversion_of_eights, count=2)
+row("cvt", ".rn{.satfinite}{.relu}.e4m3x2 .e5m2x2 .f16x2 from .f32 .f16x2 .e4m3x2 .e5m2x2", conversion_of_eights, count=2)
 
 # -- moves ------------------------------------------------------------------------------------------------------------------------
 
@@ -420,14 +418,11 @@ def clock(d: object, a: Reg) -> Plan:
     high = a.name.endswith("_hi")
     assert isinstance(d, Reg)
 
-    def bind(frame: Frame, out: Sequence[Array], ins: Sequence[Array]) -> Thunk:
-        def run() -> None:
-            now = frame.machine.clock()
-            np.copyto(out[0], np.array(now >> 32 if high else now, np.uint64), casting="unsafe")
+    def run(frame: Frame, out: Arrays, ins: Arrays) -> None:
+        now = frame.machine.clock()
+        np.copyto(out[0], np.array(now >> 32 if high else now, np.uint64), casting="unsafe")
 
-        return run
-
-    return Plan((Arg(d, TYPES[f"u{d.type.bits}"].dtype),), (), bind, pure=False)
+    return act(run, (Arg(d, TYPES[f"u{d.type.bits}"].dtype),))
 
 
 row("mov", f".pred {BITS} .u16-.s64 .f32 .f64", "d.bits = a.bits")

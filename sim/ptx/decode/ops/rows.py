@@ -1,7 +1,7 @@
 """Rows of the table of elementwise opcodes: (opcode, form, expression); an instruction's plan is made from its row.
 
 A form lists types and modifiers as PTX ISA does. `{.rn .rz}{.ftz}.f32 .f64` has two optional modifiers, the first of them one of
-two, and takes either type; what is not in braces and no type is required.
+two, and takes either type; what is not in braces and no type is required. `.u32 from .f32` are the types of result and sources.
 
 An expression is written in Python's syntax over the operands d, a, b, c, e (in the order of the instruction; p and q are a pair of
 predicates), with operators and primitives: `d.wide = wide(a) * wide(b) + c`. Without a target it is d's value. The attribute of an
@@ -24,7 +24,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from ...text.syntax import SINK, TYPES, Array, Imm, Instruction, Not, Operand, Pair, PtxType, Reg, Unsupported
-from ..registry import Arg, DType, Frame, Plan, Thunk, arg, known, opcode
+from ..registry import Arg, Arrays, DType, Frame, Plan, Thunk, arg, known, opcode
 from .rounding import KEEP, NEAREST, ROUNDING, mode
 
 # -- expressions --------------------------------------------------------------------------------------------------------------
@@ -369,25 +369,34 @@ class Row:
         return f"{{{names}}}{self.form}" if "" in self.text else f"{names} {self.form}"
 
     @cached_property
-    def groups(self) -> list[list[str]]:
-        """Groups of optional modifiers, each with at most one; the last one has the types, and what is required."""
-        return [words(group) for group in [*re.findall(r"\{(.*?)\}", self.form), re.sub(r"\{.*?\}", "", self.form)]]
+    def optional(self) -> list[list[str]]:
+        """Groups of optional modifiers, of each of which an instruction has at most one."""
+        return [words(group) for group in re.findall(r"\{(.*?)\}", self.form)]
+
+    @cached_property
+    def types(self) -> list[list[str]]:
+        """The types that an instruction may name first, second, ..."""
+        lists = [[name for name in words(part) if name in KINDS] for part in re.sub(r"\{.*?\}", "", self.form).split(" from ")]
+        return lists * self.count if len(lists) == 1 else lists
+
+    @cached_property
+    def required(self) -> list[str]:
+        """Modifiers of which an instruction must have one, if there are any."""
+        return [name for name in words(re.sub(r"\{.*?\}| from ", " ", self.form)) if name not in KINDS]
 
     def check(self, mods: Sequence[str]) -> tuple[int, str]:
         """Returns (DONE, the key of the text), or (number of passed checks, the reason of the refusal)."""
-        *optional, plain = self.groups
         types, rest = [m for m in mods if m in KINDS], [m for m in mods if m not in KINDS]
-        for name in types:
-            if name not in plain:
+        for name, allowed in zip(types, self.types, strict=False):
+            if name not in allowed:
                 return 0, f"type .{name} is not executed here"
         if len(types) != self.count:
             return 1, f"expected {COUNTS[self.count]}, got {len(types)}"
         keys = self.text if isinstance(self.text, Mapping) else [""]
         key = max((key for key in keys if set(words(key)) <= set(rest)), key=len, default=None)
-        required = [name for name in plain if name not in KINDS]
-        if key is None or (required and not set(required) & set(rest)):
-            return 2, f"{self.opcode} needs one of .{', .'.join(required or keys)}"
-        for group in [*([word] for word in words(key)), *optional, required]:
+        if key is None or (self.required and not set(self.required) & set(rest)):
+            return 2, f"{self.opcode} needs one of .{', .'.join(self.required or keys)}"
+        for group in [*([word] for word in words(key)), *self.optional, self.required]:
             for name in [name for name in rest if name in group][:1]:
                 rest.remove(name)
         return (3, f"modifier .{rest[0]} is not executed here") if rest else (DONE, key)
@@ -471,7 +480,7 @@ def plan(case: Case, found: Meaning) -> Plan:
     targets = [found.targets[k] for k in written]
     values = [result(substitute(found.values[k], source), types[name], case) for k, name in zip(written, targets, strict=True)]
 
-    def bind(frame: Frame, out: Sequence[Array], ins: Sequence[Array]) -> Thunk:
+    def bind(frame: Frame, out: Arrays, ins: Arrays) -> Thunk:
         return evaluate(values, frame, out, dict(zip(found.reads, ins, strict=True)))
 
     return Plan(tuple(map(seen, targets)), tuple(map(seen, found.reads)), bind, environment(case, list(types.values())))
