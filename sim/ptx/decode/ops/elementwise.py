@@ -151,7 +151,7 @@ def approximation(case: Case) -> str:
     if kind == "f64":
         return f"gross(approximate, '{name}', a)" if "ftz" in case.mods else f"approximated(approximate, '{name}', 'f64', a)"
     if (name, kind) == ("ex2", "f32"):
-        return "exponential(a, approximate)"
+        return "exponential(a)"
     values = "f64(a), f64(b)" if case.opcode == "div" else "f64(a)"
     return f"approximated(approximate, '{name}', '{kind.removesuffix('x2')}', {values})"
 

@@ -33,6 +33,12 @@ _TINY = np.array(2.0**-126)
 _ONE = np.array(1, np.uint64)
 
 
+def lent(frame: Frame, name: str, shape: tuple[int, ...], *dtypes: Any) -> list[Array]:
+    """Lends arrays for an instruction to work in."""
+    found: list[Array] = frame.lend((name, shape, *dtypes), lambda: [np.empty(shape, dtype) for dtype in dtypes])
+    return found
+
+
 @writer
 def fused_f32(frame: Frame, d: Array, a: Array, b: Array, c: Array, flush: int) -> Thunk:
     """Returns the thunk d = a * b + c rounded once (float32, nearest).
@@ -40,8 +46,8 @@ def fused_f32(frame: Frame, d: Array, a: Array, b: Array, c: Array, flush: int) 
     The product is exact in float64. The sum is rounded to float64 and then to float32; that goes wrong only where the
     float64 lies midway between two float32 (or the result is subnormal, unless these `flush`): there it is odd-rounded.
     """
-    product, addend, total = (frame.temp(f"fma {k}", d.shape, np.float64) for k in range(3))
-    flag, bits = frame.temp("fma flag", d.shape, np.bool_), total.view(np.uint64)
+    product, addend, total, flag = lent(frame, "fma", d.shape, np.float64, np.float64, np.float64, np.bool_)
+    bits = total.view(np.uint64)
 
     def run() -> None:
         np.copyto(product, a)
@@ -228,7 +234,7 @@ def extreme(frame: Frame, d: Array, a: Array, b: Array, function: str) -> Thunk:
     merge = np.bitwise_and if "max" in function else np.bitwise_or
     bits = np.dtype(f"u{d.itemsize}")
     canonical = np.array({4: 0x7FFFFFFF, 8: 0x7FF8000000000000}[d.itemsize], bits).view(d.dtype)
-    flag, found = frame.temp("extreme flag", d.shape, np.bool_), frame.temp("extreme", d.shape, d.dtype)
+    flag, found = lent(frame, "extreme", d.shape, np.bool_, d.dtype)
 
     def run() -> None:
         fn(a, b, out=found)
@@ -456,13 +462,13 @@ def approximated(approximate: bool, function: str, kind: str, *values: Array) ->
 
 
 @writer
-def exponential(frame: Frame, d: Array, a: Array, approximate: bool) -> Thunk:
+def exponential(frame: Frame, d: Array, a: Array) -> Thunk:
     """ex2 in float32: off by one unit. It has its own thunk, with lent arrays, as softmax depends on it.
 
     Powers of two are exact, as CUDA's tanh of float64 relies on it, and zeros and infinities among them.
     """
-    exact, whole = frame.temp("ex2 exact", d.shape, np.float64), frame.temp("ex2 whole", d.shape, np.float32)
-    moved, small = frame.temp("ex2 moved", d.shape, np.bool_), frame.temp("ex2 small", d.shape, np.bool_)
+    approximate = frame.machine.approximate
+    exact, whole, moved, small = lent(frame, "ex2", d.shape, np.float64, np.float32, np.bool_, np.bool_)
     bits, mask = exact.view(np.uint64), np.array(1 << 28 | 1, np.uint64)
 
     def run() -> None:

@@ -24,7 +24,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from ...text.syntax import SINK, TYPES, Array, Imm, Instruction, Not, Operand, Pair, PtxType, Reg, Unsupported
-from ..registry import Arg, Arrays, DType, Frame, Plan, Thunk, arg, known, opcode
+from ..registry import Arg, Arrays, Bind, DType, Frame, Plan, Thunk, arg, known, opcode
 from .rounding import KEEP, NEAREST, ROUNDING, mode
 
 # -- expressions --------------------------------------------------------------------------------------------------------------
@@ -85,7 +85,7 @@ class Meaning:
     values: tuple[Expression, ...]
     views: Mapping[str, str]
 
-    @property
+    @cached_property
     def reads(self) -> list[str]:
         """The names of the operands that it reads, in the order of the instruction."""
         return sorted({part.name for e in self.values for part in parts(e) if isinstance(part, Name)} - {"approximate"})
@@ -189,11 +189,10 @@ class Evaluation:
     """The `steps` that evaluate expressions over bound operands; equal ones are evaluated once. Constants are folded."""
 
     def __init__(self, frame: Frame, operands: Mapping[str, Array]):
-        self.frame = frame
+        self.frame, self.operands = frame, operands
         self.steps: list[Thunk] = []
         self.buffers = 0
-        self.known: dict[Expression, Any] = {Name(name): array for name, array in operands.items()}
-        self.known[Name("approximate")] = frame.machine.approximate
+        self.known: dict[Apply, Array] = {}
 
     def run(self) -> None:
         for step in self.steps:
@@ -202,7 +201,7 @@ class Evaluation:
     def size(self, e: Expression) -> int:
         """Returns the number of elements of an expression's value; 0 if it is constant."""
         if isinstance(e, Name):
-            value = self.known[e]
+            value = self.array(e)
             return value.size if isinstance(value, np.ndarray) and value.ndim else 0
         if not isinstance(e, Apply):
             return 0
@@ -215,19 +214,17 @@ class Evaluation:
 
     def array(self, e: Expression) -> Any:
         """Returns the array that holds an expression's value after the steps; numbers and texts as they are."""
-        if not isinstance(e, Name | Apply):
+        if isinstance(e, Name):
+            return self.frame.machine.approximate if e.name == "approximate" else self.operands[e.name]
+        if not isinstance(e, Apply):
             return e
         if e not in self.known:
-            assert isinstance(e, Apply)
             self.known[e] = self.apply(e, None)
         return self.known[e]
 
     def write(self, d: Array, e: Expression) -> None:
         """Adds the steps that write an expression's value into d."""
-        if isinstance(e, Apply) and e not in self.known and e.primitive not in VIEWS:
-            value = self.apply(e, d)
-        else:
-            value = self.array(e)
+        value = self.apply(e, d) if isinstance(e, Apply) else self.array(e)
         if value is not d:
             self.steps.append(partial(np.copyto, d, value, casting="unsafe"))
 
@@ -250,8 +247,8 @@ class Evaluation:
         if not self.size(e):
             return np.asarray(self.array(e)).astype(dtype)
         if d is None or d.dtype != dtype:
-            if isinstance(e, Name) and self.array(e).dtype == dtype:
-                return self.known[e]  # type: ignore[no-any-return]
+            if isinstance(e, Name) and self.operands[e.name].dtype == dtype:
+                return self.operands[e.name]
             d = self.buffer(e, dtype)
         self.write(d, e)
         return d
@@ -269,7 +266,7 @@ class Evaluation:
             own = next(x.dtype for x in found if isinstance(x, np.ndarray))
             inputs = [x if isinstance(x, np.ndarray) else np.array(x, own) for x in found]
             dtype = result_dtype(e.primitive, *(x.dtype for x in inputs))
-        if not self.size(e):
+        if not any(x.ndim for x in inputs):
             return np.asarray(fn(*inputs, **options))
         if d is None:
             d = self.buffer(e, dtype)
@@ -281,7 +278,7 @@ class Evaluation:
     def call(self, e: Apply, d: Array | None) -> Array:
         """Adds a step that copies the array that a function returns."""
         fn, inputs = function(e.primitive), [self.array(a) for a in e.arguments]
-        if not self.size(e):
+        if not any(x.ndim for x in inputs if isinstance(x, np.ndarray)):
             return np.asarray(fn(*inputs))
         if d is None:
             d = self.buffer(e, result_dtype(e.primitive, *(x.dtype if isinstance(x, np.ndarray) else x for x in inputs)))
@@ -455,12 +452,13 @@ def extended(operand: Operand, type_: PtxType) -> Arg:
 def plan(case: Case, found: Meaning) -> Plan:
     """Returns the plan of an instruction with this meaning."""
     to, *sources = case.operands
-    if len(sources) != len([name for name in found.reads if name in SOURCES]):
+    reads = found.reads
+    if len(sources) != len([name for name in reads if name in SOURCES]):
         raise Unsupported(f"unknown operand form: {len(sources)} operands behind the result")
     first, second = (to.first, to.second) if isinstance(to, Pair) else (to, SINK)
     operands = dict(zip(SOURCES, sources, strict=False)) | {"d": to, "p": first, "q": second, "carry": CARRY}
     own = {"d": case.types[0]} | dict.fromkeys(SOURCES, case.types[-1])
-    types = {name: KINDS.get(found.views.get(name, "")) or own[name] for name in (*found.targets, *found.reads)}
+    types = {name: KINDS.get(found.views.get(name, "")) or own[name] for name in (*found.targets, *reads)}
     negated = {name for name, type_ in types.items() if type_ == TYPES["pred"] != case.types[-1]} & {
         name for name, operand in operands.items() if isinstance(operand, Not)
     }
@@ -481,9 +479,33 @@ def plan(case: Case, found: Meaning) -> Plan:
     values = [result(substitute(found.values[k], source), types[name], case) for k, name in zip(written, targets, strict=True)]
 
     def bind(frame: Frame, out: Arrays, ins: Arrays) -> Thunk:
-        return evaluate(values, frame, out, dict(zip(found.reads, ins, strict=True)))
+        return evaluate(values, frame, out, dict(zip(reads, ins, strict=True)))
 
-    return Plan(tuple(map(seen, targets)), tuple(map(seen, found.reads)), bind, environment(case, list(types.values())))
+    writes, read = tuple(map(seen, targets)), tuple(map(seen, reads))
+    quick = shortcut(values[0], writes[0].dtype, {name: one.dtype for name, one in zip(reads, read, strict=True)})
+    return Plan(writes, read, quick if quick and len(values) == 1 else bind, environment(case, list(types.values())))
+
+
+def shortcut(e: Expression, target: DType, dtypes: Mapping[str, DType]) -> Bind | None:
+    """Returns the binding of one operand, or of one primitive on operands (and then literals), if it has the target's dtype."""
+    arguments = e.arguments if isinstance(e, Apply) else (e,)
+    names = [a.name for a in arguments if isinstance(a, Name)]
+    literals = arguments[len(names) :]
+    if not names or not set(names) <= dtypes.keys() or any(isinstance(a, Apply | Name) for a in literals):
+        return None
+    places, first = [list(dtypes).index(name) for name in names], dtypes[names[0]]
+    if isinstance(e, Name):
+        return (lambda frame, out, ins: partial(np.copyto, out[0], ins[0])) if first == target else None
+    assert isinstance(e, Apply)
+    if e.primitive in WRITERS:
+        make = WRITERS[e.primitive][0]
+        return (lambda frame, out, ins: make(frame, out[0], *[ins[k] for k in places], *literals)) if first == target else None
+    if e.primitive in VIEWS or e.primitive in TYPES or literals:
+        return None
+    fn = function(e.primitive)
+    if not isinstance(fn, np.ufunc) or result_dtype(e.primitive, *(dtypes[name] for name in names)) != target:
+        return None
+    return lambda frame, out, ins: partial(fn, *[ins[k] for k in places], out=out[0])
 
 
 def flushes(case: Case) -> bool:
