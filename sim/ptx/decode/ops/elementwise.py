@@ -106,7 +106,7 @@ def differences(case: Case) -> str:
     found = f"differences_of_bytes(a.u32, b.u32, '{left}', '{right}')"
     if "add" in case.mods:
         return f"d.u32 = c.u32 + sum_of_bytes({found})"
-    case.operands.pop()  # c is there, but not used
+    case.unused = 1
     return f"d.u32 = {found}"
 
 

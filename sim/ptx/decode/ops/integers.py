@@ -126,8 +126,7 @@ def lookup(case: Case) -> str:
     ones = [row for row in range(8) if table >> row & 1]
     terms = [" & ".join("~" * (not row & bit) + name for name, bit in (("a", 4), ("b", 2), ("c", 1))) for row in ones]
     text = USUAL.get(table) or " | ".join(terms) or "a & ~a & b & c"
-    if "c" not in text:
-        case.operands.pop()
+    case.unused = int("c" not in text)
     return text
 
 

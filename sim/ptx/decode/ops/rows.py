@@ -323,6 +323,8 @@ class Case:
     mods: frozenset[str]
     types: tuple[PtxType, ...]
     operands: list[Operand]
+    unused: int = 0
+    """The number of operands that are there, but not in the expression."""
 
     def one_of(self, names: Iterable[str], default: str = "") -> str:
         """Returns the modifier that is one of `names`."""
@@ -452,8 +454,8 @@ def extended(operand: Operand, type_: PtxType) -> Arg:
 def plan(case: Case, found: Meaning) -> Plan:
     """Returns the plan of an instruction with this meaning."""
     to, *sources = case.operands
-    reads = found.reads
-    if len(sources) != len([name for name in reads if name in SOURCES]):
+    reads = [*SOURCES[: len(sources)], *(["carry"] if "carry" in found.reads else [])]
+    if len(sources) != len([name for name in found.reads if name in SOURCES]) + case.unused:
         raise Unsupported(f"unknown operand form: {len(sources)} operands behind the result")
     first, second = (to.first, to.second) if isinstance(to, Pair) else (to, SINK)
     operands = dict(zip(SOURCES, sources, strict=False)) | {"d": to, "p": first, "q": second, "carry": CARRY}
@@ -495,7 +497,7 @@ def shortcut(e: Expression, target: DType, dtypes: Mapping[str, DType]) -> Bind 
         return None
     places, first = [list(dtypes).index(name) for name in names], dtypes[names[0]]
     if isinstance(e, Name):
-        return (lambda frame, out, ins: partial(np.copyto, out[0], ins[0])) if first == target else None
+        return (lambda frame, out, ins: partial(np.copyto, out[0], ins[places[0]])) if first == target else None
     assert isinstance(e, Apply)
     if e.primitive in WRITERS:
         make = WRITERS[e.primitive][0]
