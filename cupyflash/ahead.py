@@ -13,6 +13,7 @@ import numpy as np
 from cupyflash.arrays import MAX_ALIGNMENT
 from cupyflash.device import Device
 from cupyflash.launch.simulated import current_simulation
+from cupyflash.request.keywords import SCORE_ARRAYS, SCORE_NUMBERS
 from cupyflash.request.named_scores import one_score
 from cupyflash.request.options import Options, require_choice, require_flag
 from cupyflash.request.problem import Problem, checked_size
@@ -66,7 +67,7 @@ def warmup(
     require_choice("algorithm", algorithm, ("auto", *ALGORITHMS))
     asked = Options(causal=causal, window=window, bias=bias, padded=padded, packed=varlen, sinks=sinks)
     asked = replace(asked, mask_function=mask.form) if isinstance(mask, Mask) else replace(asked, mask=mask)
-    options = replace(asked, score=_form(score, softcap, alibi_slopes), dropout=dropout)
+    options = replace(asked, score=_form(score, softcap=softcap, alibi_slopes=alibi_slopes), dropout=dropout)
     problem = _contiguous(Problem(1, 1, 1, 1, 1, head_dim, dtype, options, head_dim_v))
     device, simulated = _here()
     if varlen and algorithm not in ("auto", *VARLEN_ALGORITHMS):
@@ -117,7 +118,9 @@ def warmup_decode(
     for name, least in (("batch", min(batches)), ("heads", heads), ("queries", queries), ("room", room)):
         if not checked_size(name, least):
             raise ValueError(f"{name} must be at least 1, got 0")
-    options = Options(causal=causal, window=window, padded=True, sinks=sinks, score=_form(score, softcap, alibi_slopes))
+    options = Options(
+        causal=causal, window=window, padded=True, sinks=sinks, score=_form(score, softcap=softcap, alibi_slopes=alibi_slopes)
+    )
     if not isinstance(mask, Mask | None):
         raise TypeError(f"mask must be a cupyflash.Mask or None, got {type(mask).__name__}")
     options = replace(options, mask_function=None if mask is None else mask.form)
@@ -134,12 +137,13 @@ def warmup_decode(
     _compile(found.values(), device, simulated)
 
 
-def _form(score: Score | None, softcap: bool, alibi_slopes: bool) -> Form | None:
+def _form(score: Score | None, **named: bool) -> Form | None:
     """The form of the score function for which kernels are compiled."""
-    for name, value in (("softcap", softcap), ("alibi_slopes", alibi_slopes)):
+    for name, value in named.items():
         require_flag(name, value)
     captured_values(score)  # refuses what is no Score
-    found = one_score(score, 1.0 if softcap else None, np.ones(1, np.float32) if alibi_slopes else None)
+    values = dict.fromkeys(SCORE_NUMBERS, 1.0) | dict.fromkeys(SCORE_ARRAYS, np.ones(1, np.float32))
+    found = one_score({"score": score} | {name: values[name] for name, asked in named.items() if asked})
     return None if found is None else found.form
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Hashable, Mapping
-from typing import Any, NamedTuple, Protocol
+from numbers import Integral
+from typing import Any, NamedTuple, Protocol, TypeGuard
 
 import numpy as np
 
@@ -143,6 +144,11 @@ def check_operand(name: str, array: Any, q: Array) -> None:
 def last_axis_contiguous(array: Array) -> bool:
     """True if neighbours along the last axis are neighbours in memory, or there are none."""
     return not (array.ndim and array.shape[-1] > 1 and array.strides[-1] != array.dtype.itemsize and 0 not in array.shape)
+
+
+def is_number(value: object, kind: Any = Integral) -> TypeGuard[Any]:
+    """True for a number of a kind; True and False are none."""
+    return isinstance(value, kind) and not isinstance(value, bool)
 
 
 def check_array(name: str, array: Any) -> None:

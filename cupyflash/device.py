@@ -14,10 +14,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 from importlib import resources
-from numbers import Integral
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from cupyflash.arrays import is_number
 from cupyflash.launch import first_use
 
 __all__ = ["PEAK_DTYPES", "Device"]
@@ -324,7 +324,7 @@ def _parse_size(argument: str, value: int | str) -> int:
     if isinstance(value, str):
         match = _SIZE.fullmatch(value.strip())
         size = int(match[1]) * _UNIT[match[2].upper()] if match else 0
-    elif isinstance(value, bool) or not isinstance(value, Integral):
+    elif not is_number(value):
         raise TypeError(f"{argument} = {value!r}: allowed are {_SIZES_ALLOWED}")
     else:
         size = int(value)
@@ -334,7 +334,7 @@ def _parse_size(argument: str, value: int | str) -> int:
 
 
 def _check_positive(key: str, value: object, kind: type[int] | type[float]) -> None:
-    if isinstance(value, bool) or not isinstance(value, (int, kind)):
+    if not is_number(value, (int, kind)):
         raise TypeError(f"{key} = {value!r}: allowed is a positive {'integer' if kind is int else 'number'}")
     if not 0 < value < math.inf:
         raise ValueError(f"{key} = {value!r}: allowed is a positive, finite number")

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from cupyflash.arrays import Array, address, array_dtype, overlaps_itself
+from cupyflash.arrays import Array, address, array_dtype, is_number, overlaps_itself
 from cupyflash.launch.dispatch import as_array, device_of, on_gpu, refuse_written, target
 from cupyflash.launch.launcher import Prepared
 from cupyflash.launch.simulated import Simulation, refuse_findings
@@ -140,7 +140,7 @@ def _axis(axis: Any, ndim: int) -> int:
     """The axis as 0 to ndim - 1."""
     if ndim == 0:
         raise ValueError("x must have at least one axis, got an array of shape ()")
-    if isinstance(axis, bool) or not isinstance(axis, int | np.integer):
+    if not is_number(axis):
         raise TypeError(f"axis must be an integer, got {axis!r}")
     place = int(axis)
     if not -ndim <= place < ndim:

@@ -111,7 +111,7 @@ PICTURES = {
 
 
 def digest(figure: Any) -> str:
-    """Of every line's label and points, of every text and every image."""
+    """A hash of every line's label and points, every text and every image."""
     every = figure.axes
     lines = [[line.get_label(), [[float(x), float(y)] for x, y in line.get_xydata()]] for axes in every for line in axes.lines]
     texts = [text.get_text() for axes in every for text in (*axes.texts, axes.xaxis.label, axes.yaxis.label)]

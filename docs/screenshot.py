@@ -39,14 +39,14 @@ def told(*more: str, command: str = COMMAND) -> dict[str, Any]:
 
 
 def digest(report: dict[str, Any]) -> str:
-    """Of every move but for the line of the kernel's source that made it."""
+    """A hash of every move without the line of the kernel's source that made it."""
     source = report["columns"].index("source")
     moves = [[move[:source] + move[source + 1 :] for move in player["moves"]] for player in report["players"]]
     return hashlib.sha256(json.dumps(moves).encode()).hexdigest()
 
 
 def timeline_digest(report: dict[str, Any]) -> str:
-    """Of every span but for its line and its note."""
+    """A hash of every span without its line and its note."""
     rows = report["players"][0]["launches"][0]["timeline"]["rows"]
     return hashlib.sha256(json.dumps([[row["name"], *(span[:3] for span in row["spans"])] for row in rows]).encode()).hexdigest()
 
@@ -66,13 +66,13 @@ def profiled(folder: Path) -> dict[str, Any]:
 
 
 def profile_digest(report: dict[str, Any]) -> str:
-    """Of the counts of each line."""
+    """A hash of the counts of each line."""
     lines = [[line[key] for key in ("line", "instructions", "global", "shared")] for line in report["lines"]]
     return hashlib.sha256(json.dumps(lines).encode()).hexdigest()
 
 
 def keep(browser: Any, name: str, drawn: str) -> None:
-    """What the browser shows, in a file that carries the digest."""
+    """Save what the browser shows, in a file that carries the digest."""
     from PIL import Image, PngImagePlugin
 
     picture = Image.open(io.BytesIO(browser.get_screenshot_as_png())).convert("RGB").quantize(128)

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from cupyflash.arrays import check_array, numpy_dtype, of_heads
+from cupyflash.arrays import check_array, is_number, numpy_dtype, of_heads
 from cupyflash.launch import tensor_maps
 from cupyflash.launch.binding import argument_values
 from cupyflash.launch.compiler import MOST_PTX, ptx
@@ -387,7 +387,7 @@ def execute_softmax(schedule: SoftmaxSchedule, x: np.ndarray, *, axis: int = -1,
     require_room(launched(schedule), "running softmax")
     out = np.empty_like(x)
     out[...] = np.nan
-    if isinstance(axis, bool) or not isinstance(axis, int | np.integer) or not -x.ndim <= axis < x.ndim:
+    if not is_number(axis) or not -x.ndim <= axis < x.ndim:
         raise ValueError(f"axis must be an integer between {-x.ndim} and {x.ndim - 1}, got {axis!r}")
     rows = Rows.of(x, out, int(axis) % x.ndim)
     if (rows.rows, rows.cols, str(x.dtype)) != (schedule.rows, schedule.cols, schedule.dtype):

@@ -88,7 +88,7 @@ def _replay_ring(link: Link, ring: RingPlan, backward: bool) -> None:
 
 @dataclass(frozen=True)
 class PieceWork:
-    """What a piece is as a call by itself: of these there are few, however many ranks there are."""
+    """A piece of a ring as a call by itself; many pieces are the same one, however many ranks there are."""
 
     rows: int
     keys: int
@@ -106,7 +106,7 @@ class PieceWork:
 
 @lru_cache(maxsize=4096)
 def schedule(work: PieceWork, problem: Problem, device: Device, backward: bool = False) -> TileSchedule:
-    """How a piece of a problem is run: as `attention` runs it by default."""
+    """The schedule of a piece of a problem, as `attention` runs it by default."""
     own = work.problem(problem)
     if backward:
         return plan_backward(own, device)

@@ -9,7 +9,7 @@ from pathlib import Path
 ROOMS: dict[str, tuple[str, ...]] = {
     # kernels_cu/ and cupyflash/schedules/, forward; then backward
     "forward": (
-        *("execution", "sparse", "varlen", "sinks", "softmax", "magnitudes", "mutants", "mutants_fa2", "fa3", "mutants_fa3"),
+        *("execution", "sparse", "varlen", "option_*", "softmax", "magnitudes", "mutants", "mutants_fa2", "fa3", "mutants_fa3"),
         *("decode", "mutants_decode", "mutants_score", "drawn_mutants", "masks", "masks_sequences", "wide_heads"),
     ),
     "backward": ("backward", "backward_algorithms", "backward_sparse", "mutants_backward", "mutants_queries", "wide_gradients"),

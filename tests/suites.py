@@ -6,6 +6,7 @@ import functools
 import inspect
 import os
 from collections.abc import Callable, Collection, Iterable
+from itertools import combinations
 from typing import Any
 
 import pytest
@@ -29,11 +30,31 @@ _few = False
 
 
 def sample(cases: Iterable[Any], few: Collection[Any]) -> list[Any]:
-    """Cases for `parametrize`: those that are not among the `few` are in the wide suite only."""
+    """Cases for `parametrize`: those that are not among the `few` are in the wide suite only, as many as `pairwise` leaves."""
     cases = list(cases)
     assert all(one in cases for one in few), [one for one in few if one not in cases]
     single = [case if isinstance(case, tuple) else (case,) for case in cases]
-    return [case if case in few else wide(*values) for case, values in zip(cases, single, strict=True)]
+    left = pairwise(single, [values for case, values in zip(cases, single, strict=True) if case in few])
+    return [case if case in few else wide(*values) for case, values in zip(cases, single, strict=True) if values in left]
+
+
+def pairwise(cases: Iterable[tuple[Any, ...]], kept: Collection[tuple[Any, ...]] = ()) -> list[tuple[Any, ...]]:
+    """Some of the cases: any two parameters have, in one of them, each two values that they have in any of all cases.
+
+    Most faults show with two parameters' values; all cases of three and more take the time of many kernels. The `kept` are among
+    them, and with CUPYFLASH_TEST_EXAMPLES all are.
+    """
+    cases = list(cases)
+    if MORE > 1 or len(cases[0]) < 3:
+        return cases
+    together = [set(combinations(enumerate(map(repr, case)), 2)) for case in cases]
+    chosen = {n for n, case in enumerate(cases) if case in kept}
+    todo = set().union(*together).difference(*(together[n] for n in chosen))
+    while todo:
+        best = max(range(len(cases)), key=lambda n: len(together[n] & todo))
+        chosen.add(best)
+        todo -= together[best]
+    return [cases[n] for n in sorted(chosen)]
 
 
 def sweep(few: int, many: int, **drawn: st.SearchStrategy[Any]) -> Callable[[Callable[..., None]], Callable[..., None]]:

@@ -65,7 +65,7 @@ def busiest(lengths: np.ndarray) -> float:
     return float((begins + lengths).max(initial=0))
 
 
-@sweep(60, 1500, schedule=unlike())
+@sweep(60, 400, schedule=unlike())
 def test_the_busiest_is_about_as_busy_as_longest_first(schedule: Fa3Schedule) -> None:
     if schedule.queued:
         lengths = clocks_taken(schedule)

@@ -9,6 +9,7 @@ import pytest
 from click.testing import CliRunner
 
 from cupyflash.launch.resources import Resources
+from cupyflash.request.options import OPTIONS
 from cupyflash.sim.cli import main
 from cupyflash.sim.cli.options import problem_options
 
@@ -26,9 +27,7 @@ FLAGS = {
     "sram": ("", "--sram 32KB"),
     "causal": ("", "--causal"),
     "window": ("", "--window 20,5"),
-    "mask": ("", "--mask"),
-    "bias": ("", "--bias"),
-    "sinks": ("", "--sinks"),
+    **{name: ("", f"--{name}") for name, each in OPTIONS.items() if each.flag},
     "key_lengths": ("", "--key-lengths 50"),
     "softcap": ("", "--softcap 30"),
     "alibi": ("", "--alibi"),

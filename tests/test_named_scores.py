@@ -29,7 +29,7 @@ Q, K, V = (RNG.standard_normal((2, heads, n, 16)).astype(np.float16) for heads, 
 )
 def test_each_is_one_line(asked: dict[str, Any], line: Any) -> None:
     """The cap first, as in flash-attention; the distance is that of the places on the keys' axis."""
-    score = one_score(None, asked.get("softcap"), asked.get("alibi_slopes"))
+    score = one_score(asked)
     assert score is not None
     at = positions({"b": 2, "h": 4, "kv_h": 2, "row": 3, "k": 5})
     s = np.random.default_rng(1).standard_normal((2, 4, 3, 5)) * 4
@@ -47,9 +47,9 @@ def test_a_call_takes_them() -> None:
 
 
 def test_another_cap_is_the_same_kernel() -> None:
-    one, other = (one_score(None, cap, None) for cap in (2.5, 30))
+    one, other = (one_score({"softcap": cap}) for cap in (2.5, 30))
     assert one is not None and other is not None and one.form is other.form and one.numbers != other.numbers
-    assert one_score(None, 2.5, None) is one and one_score(one, None, None) is one and one_score(None, None, None) is None
+    assert one_score({"softcap": 2.5}) is one and one_score({"score": one}) is one and one_score({}) is None
 
 
 @pytest.mark.parametrize(
@@ -92,7 +92,7 @@ def test_warmup_compiles_what_calls_run(device: str, monkeypatch: pytest.MonkeyP
         cupyflash.warmup(head_dim=64, causal=True, **asked)
         cupyflash.warmup(head_dim=64, varlen=True, **asked)
         cupyflash.warmup_decode(batch=2, heads=4, kv_heads=2, head_dim=64, room=96, **asked)
-    form = one_score(None, 50.0, SLOPES).form  # type: ignore[union-attr]
+    form = one_score({"softcap": 50.0, "alibi_slopes": SLOPES}).form  # type: ignore[union-attr]
     problem = Problem(2, 4, 2, 500, 500, 64, "float16", causal=True, score=form)
     packed = problem.asking(causal=False)
     cached = Problem(2, 4, 2, 1, 96, 64, "float16", causal=True, padded=True, score=form)

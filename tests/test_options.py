@@ -14,7 +14,7 @@ from test_refusals import CALLS, Accepted
 
 import cupyflash
 from cupyflash import Device, Mask, Options, Problem, Score, plan
-from cupyflash.request.options import OPTIONS, BlockMask, Pattern, not_taken
+from cupyflash.request.options import ARRAYS, OPTIONS, VECTORS, BlockMask, Pattern, not_taken
 from cupyflash.schedules import ALGORITHMS, BACKWARD_ALGORITHMS, choose, plan_backward, plan_decode, plan_varlen
 from cupyflash.sim.cli.show import describe
 from cupyflash.sim.clock.ring_model import ring_of
@@ -32,7 +32,7 @@ ASKED: dict[str, dict[str, Any]] = {
     "key_lengths": {"padded": True, "key_lengths": (60,)},
     "block_mask": {"block_mask": BlockMask((1, 1, 4, 4))},
     "packed": {"packed": True},
-    "sinks": {"sinks": True},
+    **{name: {name: True} for name in VECTORS},
     "dropout": {"dropout": True},
     "score_dtype": {"score_dtype": "float32"},
     "score": {"score": Score("s * s").form},
@@ -107,11 +107,11 @@ def test_a_field_that_nobody_listed_is_refused_by_all(monkeypatch: pytest.Monkey
 
 
 def test_values_are_those_of_the_forward_and_its_gradients() -> None:
-    """`attention_vjp` hands them to both; a "value" is a keyword of the calls as it is, an "array" one by its name."""
+    """`attention_vjp` hands them to both; a "value" is a keyword of the calls as it is, an array one by its name."""
     forward, backward = (set(signature(call).parameters) for call in (cupyflash.attention, cupyflash.attention_backward))
-    of_kind = {kind: {name for name, each in OPTIONS.items() if each.kind == kind} for kind in ("value", "array", "found")}
-    assert of_kind["value"] | of_kind["array"] == forward & backward & set(OPTIONS) - of_kind["found"]
-    assert {"causal", "window", "scale", "score_dtype"} == of_kind["value"] and set().union(*of_kind.values()) == set(OPTIONS)
+    values, found = ({name for name, each in OPTIONS.items() if each.kind == kind} for kind in ("value", "found"))
+    assert values | {*ARRAYS} == forward & backward & set(OPTIONS) - found
+    assert {"causal", "window", "scale", "score_dtype"} == values and values | {*ARRAYS} | found == set(OPTIONS)
 
 
 @pytest.mark.parametrize("call", [name for name in CALLS if name.startswith("attention")])
@@ -146,7 +146,7 @@ def taken() -> str:
     """The table for users: a field that says more of another has no row."""
     rows = ["|  | " + " | ".join(TAKERS) + " |", "| --- |" + " --- |" * len(TAKERS)]
     for name in OPTIONS:
-        words, _, takers, _ = OPTIONS[name]
+        words, takers = OPTIONS[name].words, OPTIONS[name].takers
         if name not in ("key_lengths", "pattern", "tiles_given"):
             rows.append(f"| {words} | " + " | ".join("x" if by in takers else "" for by in TAKERS) + " |")
     return "\n".join(rows)

@@ -19,7 +19,7 @@ from ptx_noise import broken
 
 from cupyflash.launch.nvrtc import compile_to_ptx
 from cupyflash.sim.ptx import Module, PtxError, UnsupportedPTX
-from suites import wide
+from suites import MORE, wide
 
 pytest.importorskip("cupy")
 
@@ -34,13 +34,13 @@ def texts() -> list[str]:
     return [*found, compile_to_ptx(gemm, ("-arch=compute_90a",), "gemm.cu")]
 
 
-@pytest.mark.parametrize("seeds", [range(150), wide(range(1000, 4000))])
+@pytest.mark.parametrize("seeds", [range(150), wide(range(1000, 1000 + 1000 * MORE))])
 def test_any_text_is_a_module_or_an_error(texts: list[str], seeds: range) -> None:
     kinds = {load(broken(random.Random(seed), texts)) for seed in seeds}
     assert kinds >= {Module, PtxError, UnsupportedPTX}
 
 
-@pytest.mark.parametrize("seeds", [range(40), wide(range(5000, 5400))])
+@pytest.mark.parametrize("seeds", [range(40), wide(range(5000, 5000 + 200 * MORE))])
 def test_what_loads_also_launches_or_is_refused(texts: list[str], seeds: range) -> None:
     """If the arguments do not fit any more, an error says so; nothing else is raised, and the launch ends."""
     launched = 0

@@ -10,7 +10,7 @@ import pytest
 from cupyflash.sim.ptx import Launch, Module
 from suites import sample
 
-SEEDS = sample([None, 0, 1, 2, 3], [0])
+SEEDS = sample([None, 0, 1], [0])
 
 HEAD = ".version 8.6\n.target sm_90a\n.address_size 64\n"
 REGISTERS = ".reg .b64 %rd<9>; .reg .b32 %r<9>; .reg .pred %p<4>;"

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from functools import lru_cache
 from itertools import accumulate, pairwise
-from numbers import Integral
 from typing import NamedTuple
 
+from cupyflash.arrays import is_number
 from cupyflash.request.options import require_choice
 from cupyflash.request.problem import checked_size
 
@@ -96,7 +96,7 @@ def chunks(length: int, count: int) -> tuple[range, ...]:
 
 def checked_ranks(ranks: object) -> int:
     """A number of ranks. TypeError or ValueError that names it."""
-    if isinstance(ranks, bool) or not isinstance(ranks, Integral):
+    if not is_number(ranks):
         raise TypeError(f"ranks must be an integer, got {ranks!r}")
     number = int(ranks)
     if not 1 <= number <= MOST_RANKS:

@@ -21,13 +21,13 @@ from cupyflash.launch.launcher import capturing
 from cupyflash.request.dropout import Dropout
 from cupyflash.request.keywords import NO_ORIGIN, Keywords
 from cupyflash.request.named_scores import one_score
-from cupyflash.request.options import Options, require_choice, require_flag
+from cupyflash.request.options import VECTORS, Options, require_choice, require_flag
 from cupyflash.request.problem import Problem, check_rows
 from cupyflash.request.score import Mask, captured_values, sizes_of
 from cupyflash.version import __version__
 
-# What a call is given beside options, of which all but sinks have to be there
-ARRAYS = ("dout", "q", "k", "v", "out", "lse", "sinks")
+# The arrays of a call
+ARRAYS = ("dout", "q", "k", "v", "out", "lse", *VECTORS)
 
 
 def options_asked(given: Mapping[str, Any]) -> RingOptions:
@@ -38,7 +38,7 @@ def options_asked(given: Mapping[str, Any]) -> RingOptions:
         require_flag(name, given.get(name, False))
     if not isinstance(mask, Mask | None):
         raise TypeError(f"mask must be a cupyflash.Mask or None over ranks, got {type(mask).__name__}")
-    function = one_score(given["score"], given["softcap"], given["alibi_slopes"])
+    function = one_score(given)
     captured_values(function, mask)
     dropped = Dropout.asked(given["dropout"], given["seed"], given["offset"], NO_ORIGIN)
     options = Options(causal=given["causal"], window=given["window"], scale=given["scale"])
@@ -60,14 +60,15 @@ class Checked:
     def of(cls, call: Keywords, given: Mapping[str, Any]) -> Checked:
         """TypeError or ValueError for options that are none, and for arrays that do not go together."""
         asked = options_asked(call.complete(given))
-        arrays = as_arrays(**{name: given[name] for name in ARRAYS if name in given})
-        captured = as_arrays(**captured_values(asked.score, asked.mask)[0])
+        arrays = as_arrays({name: given[name] for name in ARRAYS if name in given}, call.required)
+        captured = as_arrays(captured_values(asked.score, asked.mask)[0])
         gpu = on_gpu(**arrays, **captured)
         with device_of(gpu, **arrays, **captured):
             if gpu and capturing():
                 raise ValueError("a CUDA graph cannot hold attention over ranks, which wait for each other on the host")
         options = Options(asked.causal, asked.window, asked.scale, dropout=asked.dropout is not None)
-        problem = Problem.from_arrays(arrays["q"], arrays["k"], arrays["v"], options, sinks=arrays.get("sinks"))
+        own = {name: array for name, array in arrays.items() if name in ("q", "k", "v", *VECTORS)}
+        problem = Problem.from_arrays(**own, options=options)
         if "dout" in arrays:
             check_rows(readable(arrays), arrays["q"].shape[:-1])
         return cls(asked, call.call, arrays, gpu, problem)
@@ -97,10 +98,8 @@ class Checked:
         texts = {"cupyflash": __version__, "the call": self.name, "arrays": "CuPy's" if self.gpu else "NumPy's"}
         for name, array in self.arrays.items():
             shape = [str(length) for length in array.shape]
-            if name not in ("sinks", "lse"):
-                shape[-2] = "n"
-            elif name == "lse":
-                shape[-1] = "n"
+            if name not in VECTORS:
+                shape[-1 if name == "lse" else -2] = "n"
             texts[name] = f"{array.dtype} ({', '.join(shape)})"
         return {"alike": texts | self.asked.text, "lengths": {"q": self.problem.seqlen_q, "k": self.problem.seqlen_k}}
 

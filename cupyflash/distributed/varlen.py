@@ -20,6 +20,7 @@ from cupyflash.launch.dispatch import as_arrays, as_integers
 from cupyflash.request import varlen
 from cupyflash.request.dropout import MOST_PAIRS
 from cupyflash.request.keywords import Keywords
+from cupyflash.request.options import VECTORS
 
 
 @dataclass(frozen=True)
@@ -30,7 +31,7 @@ class VarlenChecked(Checked):
 
     @classmethod
     def of(cls, call: Keywords, given: Mapping[str, Any]) -> VarlenChecked:
-        tokens = as_arrays(**{name: given[name] for name in ARRAYS if name in given and name not in ("lse", "sinks")})
+        tokens = as_arrays({name: given[name] for name in ARRAYS if name in given and name not in ("lse", *VECTORS)}, call.required)
         for name, array in tokens.items():
             if array.ndim != 3:
                 raise ValueError(f"{name} must be (tokens, h, d), got shape {array.shape}")

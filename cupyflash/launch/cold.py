@@ -14,13 +14,13 @@ import numpy as np
 from cupyflash.arrays import Array, Layout, last_axis_contiguous
 from cupyflash.device import Device
 from cupyflash.launch.binding import prepare
-from cupyflash.launch.dispatch import as_array, as_integers, device_of, placed, reach_of, refuse_written, target
+from cupyflash.launch.dispatch import as_arrays, as_integers, device_of, placed, reach_of, refuse_written, target
 from cupyflash.launch.launcher import KEPT, Arrays, Call, Key, Numbers, Ready, as_contiguous, read, refuse_copy, zeros
 from cupyflash.launch.tensor_maps import first_refusal
 from cupyflash.request import decode, varlen
 from cupyflash.request.dropout import ARGUMENTS, Dropout
-from cupyflash.request.named_scores import one_score
-from cupyflash.request.options import ARRAYS, OPTIONS, Options, Pattern, check_key_lengths, require_choice, require_flag
+from cupyflash.request.named_scores import named_numbers, one_score
+from cupyflash.request.options import ARRAYS, VALUES, Options, Pattern, check_key_lengths, require_choice, require_flag
 from cupyflash.request.problem import Problem, check_rows
 from cupyflash.request.score import Mask, Score, captured_among, captured_by, captured_values, check_captured, seen_by
 from cupyflash.schedules import (
@@ -82,17 +82,17 @@ class Request:
     def of(cls, call: Call, given: Mapping[str, Any]) -> Request:
         """Return the request of some arguments. TypeError or ValueError for arguments that are wrong whatever the shapes."""
         asked = call.keywords.complete(given)
-        score = one_score(asked["score"], asked["softcap"], asked["alibi_slopes"])
+        score = one_score(asked)
         mask = Given.of(asked["mask"], call.masks)
         captured, numbers = captured_values(score, mask.function)
         dropped = Dropout.asked(*(asked.get(name, usual) for name, usual in ARGUMENTS.items()))
         packed = varlen.BOUNDS[0] in asked
-        taken = {name: asked[name] for name, each in OPTIONS.items() if each.kind == "value" and name in asked}
+        taken = {name: asked[name] for name in VALUES if name in asked}
         options = Options(**taken, packed=packed, dropout=dropped is not None, score=None if score is None else score.form)
         _check_choices(asked)
         views = {name: asked[name] for name in asked if name in TENSORS and name not in INTEGERS} | {"mask": mask.array} | captured
         there = call.keywords.required
-        arrays = {name: as_array(name, value) for name, value in views.items() if value is not None or name in there}
+        arrays = as_arrays(views, there)
         lists = {name: asked[name] for name in INTEGERS if name in there or asked.get(name) is not None}
         on_host = {name: as_integers(name, value) for name, value in lists.items()}
         on_host |= {name: arrays.pop(name) for name in ("block_table",) if name in arrays}
@@ -352,8 +352,9 @@ def _make_contiguous(
 
 def _bring_numbers(given: Mapping[str, Any], arrays: Arrays, numbers: Numbers) -> None:
     """Add the numbers that functions have captured; a cap is one of them."""
-    mask = given.get("mask")
-    score = given.get("score") or one_score(None, given.get("softcap"), None)
+    score, mask = given.get("score"), given.get("mask")
+    if score is None:
+        numbers |= named_numbers(given)
     for function in (score, mask.mask if isinstance(mask, TiledMask) else mask):
         if isinstance(function, Score | Mask):
             numbers |= function.fields

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from functools import cache
-from numbers import Integral
 from typing import Any
 
 import numpy as np
 
-from cupyflash.arrays import address
+from cupyflash.arrays import address, is_number
 from cupyflash.device import Device
 from cupyflash.launch.simulated import Simulation, current_simulation
 
@@ -39,9 +38,9 @@ def on_gpu(**arrays: Any) -> bool:
     return "CuPy" in kinds.values()
 
 
-def as_arrays(**given: Any) -> dict[str, Any]:
-    """`as_array` of each but those that are None, which only sinks may be."""
-    return {name: as_array(name, array) for name, array in given.items() if array is not None or name != "sinks"}
+def as_arrays(given: Mapping[str, Any], required: Collection[str] = ()) -> dict[str, Any]:
+    """`as_array` of each, by name, but those that are None and not `required`."""
+    return {name: as_array(name, array) for name, array in given.items() if array is not None or name in required}
 
 
 def as_array(name: str, array: Any, others: str = "") -> Any:
@@ -86,7 +85,7 @@ def as_integers(name: str, numbers: Any) -> Any:
         return as_array(name, numbers, ", or a list or tuple of integers")
     limits = np.iinfo(np.int32)
     for number in numbers:
-        if isinstance(number, bool | np.bool_) or not isinstance(number, Integral):
+        if not is_number(number):
             raise TypeError(f"{name} must be integers, got {number!r} among them")
         if not limits.min <= int(number) <= limits.max:
             raise ValueError(f"{name} must fit 32 bits, got {number} among them")

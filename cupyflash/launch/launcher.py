@@ -17,20 +17,20 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from cupyflash.arrays import Held, Layout, address
-from cupyflash.request.keywords import Keywords
+from cupyflash.request.keywords import SCORE_ARRAYS, SCORE_NUMBERS, Keywords
 
 if TYPE_CHECKING:
     from cupyflash.schedules import Kernel
     from cupyflash.schedules.mask_tiles import MaskTiles
 
 # The kernels' names for the arrays of a call; the others have one name.
-TENSORS = {"q": "Q", "k": "K", "v": "V", "out": "O", "lse": "L", "dout": "dO", "alibi_slopes": "score_alibi_slopes"}
+TENSORS = {"q": "Q", "k": "K", "v": "V", "out": "O", "lse": "L", "dout": "dO"} | {name: f"score_{name}" for name in SCORE_ARRAYS}
 # Those of a call with a cache.
 CACHED = {"k_cache": "K", "v_cache": "V", "k": "K_new", "v": "V_new"}
 # Options whose value is all of them; others of a call are arrays, functions, tuples of these, or are looked at.
 PLAIN = frozenset((bool, int, float, str, type(None), np.bool_, np.int32, np.int64, np.float32, np.float64))
 # Numbers that each call brings; whether weights are dropped at all is another matter.
-BROUGHT = frozenset(("seed", "offset", "dropout", "softcap"))
+BROUGHT = frozenset(("seed", "offset", "dropout", *SCORE_NUMBERS))
 Key = tuple[Any, ...]
 # A call's arrays by the struct's names; numbers that are the struct's fields.
 NO_NUMBERS: Mapping[str, Any] = {}

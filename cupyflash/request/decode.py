@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from cupyflash.arrays import Array, check_array, check_operand, overlaps_itself, require_dtype, row_alignment
-from cupyflash.request.options import Options
-from cupyflash.request.problem import Problem, check_out, check_sinks, require_lengths
+from cupyflash.request.options import VECTORS, Options
+from cupyflash.request.problem import Problem, check_out, check_vectors, require_lengths
 from cupyflash.request.score import captured_among, check_captured
 from cupyflash.schedules import Cache
 from cupyflash.schedules.decode import PAGE_STEP
@@ -46,11 +46,10 @@ def pose(arrays: Mapping[str, Any], options: Options) -> tuple[Problem, Cache]:
     if (k is None) != (arrays.get("v") is None):
         raise ValueError("k and v must be given together, got one of them")
     if k is not None:
-        for name, width in (("k", d), ("v", d_v)):
+        for name, axis, width in (("k", "d", d), ("v", "d_v", d_v)):
             expected = (batch, k_cache.shape[1], k.shape[2], width)
-            axes = "b, h_kv, n_new, d" if name == "k" else "b, h_kv, n_new, d_v"
             if arrays[name].shape != expected:
-                raise ValueError(f"{name} must be ({axes}) = {expected}, got {arrays[name].shape}")
+                raise ValueError(f"{name} must be (b, h_kv, n_new, {axis}) = {expected}, got {arrays[name].shape}")
         if k.shape[2] > room:
             raise ValueError(f"k must have at most {room} new keys, the cache's room for each sequence, got {k.shape[2]}")
         for name in ("k_cache", "v_cache"):
@@ -59,8 +58,7 @@ def pose(arrays: Mapping[str, Any], options: Options) -> tuple[Problem, Cache]:
                 raise ValueError(f"{name} must have a place for every new element, got strides {strides} bytes for shape {shape}")
     if "tree_mask" in arrays:
         check_tree_mask(batch, n_q, arrays["tree_mask"])
-    if "sinks" in arrays:
-        check_sinks(q, arrays["sinks"])
+    check_vectors(q, arrays)
     if "out" in arrays:
         check_out(arrays["out"], (*q.shape[:-1], d_v))
     check_contents(arrays)
@@ -79,7 +77,7 @@ def pose(arrays: Mapping[str, Any], options: Options) -> tuple[Problem, Cache]:
         min(row_alignment(array) for array in operands.values()),
         padded=True,
         key_lengths=known,
-        sinks="sinks" in arrays,
+        **{name: name in arrays for name in VECTORS},
     )
     check_captured(problem, captured_among(arrays))
     paged = {} if table is None else {"page_size": k_cache.shape[2], "pages": k_cache.shape[0]}

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from numbers import Integral, Real
+from numbers import Real
 from typing import Any
 
 import numpy as np
 
-from cupyflash.launch.params import Params, numbers
+from cupyflash.arrays import is_number
+from cupyflash.launch.params import numbers
 from cupyflash.request.keywords import NO_ORIGIN
 
 # A weight is dropped where a number of so many bits (kernels_cu/dropout.cuh) is below p times 2 to this.
@@ -108,15 +109,9 @@ ARGUMENTS: Mapping[str, Any] = {"dropout": 0.0, "seed": None, "offset": 0, "drop
 NO_NUMBERS: Mapping[str, Any] = dict.fromkeys((*UNSIGNED, "dropout_scale"), 0)
 
 
-@lru_cache(maxsize=256)
-def with_dropout(struct: Params, dropout: bool) -> Params:
-    """A struct with the fields that decide which weights are dropped, if any are."""
-    return Params((*struct.fields, *FIELDS)) if dropout else struct
-
-
 def checked_probability(dropout: Any) -> float:
     """0 <= dropout < 1 as Python's number. TypeError or ValueError for anything else."""
-    if type(dropout) is not float and (isinstance(dropout, bool) or not isinstance(dropout, Real)):
+    if type(dropout) is not float and not is_number(dropout, Real):
         raise TypeError(f"dropout must be a real number, got {dropout!r}")
     if not 0 <= float(dropout) < 1:
         raise ValueError(f"dropout must be at least 0 and below 1, got {dropout!r}")
@@ -134,7 +129,7 @@ def _checked_origin(origin: Any) -> tuple[int, int, int, int]:
 
 
 def _integer(name: str, value: Any, end: int) -> int:
-    if type(value) is not int and (isinstance(value, bool) or not isinstance(value, Integral)):
+    if type(value) is not int and not is_number(value):
         raise TypeError(f"{name} must be an integer, got {value!r}")
     if not 0 <= int(value) < end:
         raise ValueError(f"{name} must be at least 0 and below {end:,}, got {value}")

@@ -11,6 +11,9 @@ if TYPE_CHECKING:
     from cupyflash.tiling import TilingChoice
 
 NO_ORIGIN = (0, 0, 0, 0)
+# The keywords of named scores (named_scores.py): numbers, which each call brings, and arrays.
+SCORE_NUMBERS = ("softcap",)
+SCORE_ARRAYS = ("alibi_slopes",)
 
 
 class Scores(TypedDict, total=False):

@@ -1,54 +1,64 @@
-"""Score functions that calls have names for: a soft-cap, ALiBi's slopes. Each is one line, and so are both together."""
+"""Score functions that calls have names for: a soft-cap, ALiBi's slopes. Each is a step of one expression."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from functools import lru_cache
 from numbers import Real
 from typing import Any
 
 import numpy as np
 
-from cupyflash.arrays import require_dtype
+from cupyflash.arrays import is_number, require_dtype
 from cupyflash.launch.dispatch import as_array
-from cupyflash.request.score import Score
+from cupyflash.request.keywords import SCORE_NUMBERS
+from cupyflash.request.score import Score, as_given, field
 
 # So that s / softcap and what is made of it stay in float32's range.
 SOFTCAPS = (2.0**-64, 2.0**64)
 
 
-def one_score(score: Score | None, softcap: float | None, alibi_slopes: Any | None) -> Score | None:
+def one_score(asked: Mapping[str, Any]) -> Score | None:
     """The one score function of a call, from all of its arguments about scores: a soft-cap comes before the slopes, as in
     flash-attention.
 
     Raises TypeError or ValueError for a wrong cap or wrong slopes, and for either beside `score`.
     """
-    if softcap is None and alibi_slopes is None:
+    score, given = asked.get("score"), {name: asked[name] for name in STEPS if asked.get(name) is not None}
+    if not given:
         return score
     if score is not None:
-        other = "softcap" if softcap is not None else "alibi_slopes"
-        raise ValueError(
-            f"{other} cannot go with score, which is the whole function of a score: write it into the expression {score!r}"
-        )
-    capped = None if softcap is None else _softcap(_checked_softcap(softcap))
-    if alibi_slopes is None:
-        return capped
-    slopes = as_array("alibi_slopes", alibi_slopes)
-    require_dtype("alibi_slopes", slopes, np.float32)
-    if slopes.ndim not in (1, 2):
-        raise ValueError(f"alibi_slopes must have shape (h,) or (b, h), got {slopes.shape}")
-    text = f"{'s' if capped is None else capped.text} - alibi_slopes[{'h' if slopes.ndim == 1 else 'b, h'}] * abs(q - k)"
-    return Score(text, alibi_slopes=slopes, **({} if capped is None else capped.numbers))
+        whole = f"score, which is the whole function of a score: write it into the expression {score!r}"
+        raise ValueError(f"{next(iter(given))} cannot go with {whole}")
+    text = "s"
+    for name, value in given.items():
+        text, given[name] = STEPS[name](text, value)
+    return (_of_numbers if given.keys() <= {*SCORE_NUMBERS} else Score)(text, **given)
 
 
-def _checked_softcap(softcap: Any) -> float:
-    if isinstance(softcap, bool) or not isinstance(softcap, Real):
+def named_numbers(asked: Mapping[str, Any]) -> dict[str, np.generic]:
+    """The numbers among a call's named scores, checked, by the struct's names."""
+    given = [(name, asked[name]) for name in SCORE_NUMBERS if asked.get(name) is not None]
+    return {field(name): as_given(STEPS[name]("s", value)[1]) for name, value in given}
+
+
+def _capped(s: str, softcap: Any) -> tuple[str, float]:
+    if not is_number(softcap, Real):
         raise TypeError(f"softcap must be a real number or None, got {softcap!r}")
     least, most = SOFTCAPS
     if not least <= float(softcap) <= most:
         raise ValueError(f"softcap must be between 2**-64 and 2**64, got {softcap!r}")
-    return float(softcap)
+    return f"softcap * tanh({s} / softcap)", float(softcap)
 
 
-@lru_cache(maxsize=256)
-def _softcap(softcap: float) -> Score:
-    return Score("softcap * tanh(s / softcap)", softcap=softcap)
+def _less_slopes(s: str, alibi_slopes: Any) -> tuple[str, Any]:
+    slopes = as_array("alibi_slopes", alibi_slopes)
+    require_dtype("alibi_slopes", slopes, np.float32)
+    if slopes.ndim not in (1, 2):
+        raise ValueError(f"alibi_slopes must have shape (h,) or (b, h), got {slopes.shape}")
+    return f"{s} - alibi_slopes[{'h' if slopes.ndim == 1 else 'b, h'}] * abs(q - k)", slopes
+
+
+# By keyword, in the order in which they are taken: each makes an expression of the one before, and its value of the call's.
+STEPS: Mapping[str, Callable[[str, Any], tuple[str, Any]]] = {"softcap": _capped, "alibi_slopes": _less_slopes}
+_of_numbers = lru_cache(maxsize=256)(Score)

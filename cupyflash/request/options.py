@@ -6,12 +6,12 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property, lru_cache
-from numbers import Integral, Real
+from numbers import Real
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from cupyflash.arrays import check_array
+from cupyflash.arrays import check_array, is_number
 from cupyflash.request.dropout import MOST_PAIRS
 from cupyflash.request.score import Form
 from cupyflash.words import listed, plural
@@ -123,14 +123,18 @@ class Band(NamedTuple):
 class Option(NamedTuple):
     """A field of `Options`: its words, its kind, the algorithms and calls that take it, and its value if nothing is requested.
 
-    Kinds: a "value" is used as a call has it; an "array" comes beside q, k and v by this name; "found" follows from other options.
-    Takers: an algorithm, its backward, a call that is planned in another way. All others refuse it.
+    Kinds: a "value" is used as a call has it; an "array" comes beside q, k and v by this name; a "vector" is an array too, float32
+    with a number for each head; "found" follows from other options. Takers: an algorithm, its backward, a call that is planned in
+    another way. All others refuse it. `flag`: the help of the commands' flag for it, "" if they have none. `in_scores`: True if
+    it changes the scores themselves, by whose size L's error is measured.
     """
 
     words: str
     kind: str
     takers: tuple[str, ...]
     default: Any
+    flag: str = ""
+    in_scores: bool = False
 
     @property
     def is_flag(self) -> bool:
@@ -138,9 +142,9 @@ class Option(NamedTuple):
         return self.default is False
 
 
-def option(words: str, kind: str, takers: tuple[str, ...], default: Any = None) -> Any:
+def option(words: str, kind: str, takers: tuple[str, ...], default: Any = None, **more: Any) -> Any:
     """A field of `Options`."""
-    return field(default=default, metadata={"option": Option(words, kind, takers, default)})
+    return field(default=default, metadata={"option": Option(words, kind, takers, default, **more)})
 
 
 _BACKWARD = ("standard backward", "fa1 backward", "fa2 backward")
@@ -148,6 +152,10 @@ _EVERY = ("standard", "fa1", "fa2", "fa3", "decode", *_BACKWARD, "attention_deco
 _BY_SCORE = ("standard", "fa1", "fa2", *_BACKWARD)
 _MASKED = (*_BY_SCORE, "decode", "attention_decode")
 _PADDED = (*_BY_SCORE, "fa3", "attention_decode")
+_WITH_SINKS = tuple(by for by in _EVERY if by not in ("standard backward", "fa1 backward"))
+_MASK_FLAG = "Use a boolean mask; counts assume that it leaves no tile empty or whole."
+_OBJECTS = (("score", Form, "a Score's form"), ("mask_function", Form, "a Mask's form"), ("pattern", Pattern, "a Pattern"))
+_SINKS_FLAG = "Add a score for each head, which joins each row's softmax and has no value."
 
 
 @dataclass(frozen=True)
@@ -173,17 +181,17 @@ class Options:
 
     causal: bool = option("a causal mask", "value", _EVERY, False)
     window: Window | None = option("a window", "value", _EVERY)
-    scale: float | None = option("a scale", "value", _EVERY)
-    mask: bool = option("a mask of bool", "array", _BY_SCORE, False)
-    bias: bool = option("a bias", "array", _BY_SCORE, False)
+    scale: float | None = option("a scale", "value", _EVERY, in_scores=True)
+    mask: bool = option("a mask of bool", "array", _BY_SCORE, False, flag=_MASK_FLAG)
+    bias: bool = option("a bias", "array", _BY_SCORE, False, flag="Add a number to each score.", in_scores=True)
     padded: bool = option("key lengths", "found", _PADDED, False)
     key_lengths: tuple[int, ...] | None = option("key lengths", "array", _PADDED)
     block_mask: BlockMask | None = option("a block mask", "array", ("fa1", "fa2", "fa1 backward", "fa2 backward"))
     packed: bool = option("packed sequences", "found", ("fa2", "fa3", "fa2 backward", "attention_varlen"), False)
-    sinks: bool = option("sinks", "array", tuple(by for by in _EVERY if by not in ("standard backward", "fa1 backward")), False)
+    sinks: bool = option("sinks", "vector", _WITH_SINKS, False, flag=_SINKS_FLAG)
     dropout: bool = option("dropout", "found", (*_BY_SCORE, "attention_varlen", "ring_attention"), False)
     score_dtype: str | None = option("score_dtype, the dtype of an S in memory", "value", ("standard", "standard backward"))
-    score: Form | None = option("a score function", "found", _EVERY)
+    score: Form | None = option("a score function", "found", _EVERY, in_scores=True)
     mask_function: Form | None = option("a mask function", "found", (*_MASKED, "attention_varlen", "ring_attention"))
     pattern: Pattern | None = option("a mask's pattern", "found", _MASKED)
     tiles_given: bool = option("a mask's tiles", "found", (*_BY_SCORE, "decode", "attention_varlen"), False)
@@ -204,14 +212,11 @@ class Options:
             object.__setattr__(self, "block_mask", BlockMask.of(self.block_mask))
         if self.score_dtype is not None:
             require_choice("score_dtype", self.score_dtype, ("float32",))
-        if not isinstance(self.score, Form | None):
-            raise TypeError(f"score must be a Score's form or None, got {self.score!r}")
-        if not isinstance(self.mask_function, Form | None):
-            raise TypeError(f"mask_function must be a Mask's form or None, got {self.mask_function!r}")
+        for name, kind, words in _OBJECTS:
+            if not isinstance(getattr(self, name), kind | None):
+                raise TypeError(f"{name} must be {words} or None, got {getattr(self, name)!r}")
         if self.mask and self.mask_function is not None:
             raise ValueError("mask and mask_function are one mask: a problem has one of them")
-        if not isinstance(self.pattern, Pattern | None):
-            raise TypeError(f"pattern must be a Pattern or None, got {self.pattern!r}")
         if self.pattern is not None and not self.masked:
             raise ValueError("pattern is that of a mask, got one with mask=False")
         if self.tiles_given and not self.masked:
@@ -228,7 +233,7 @@ class Options:
     @property
     def keywords(self) -> dict[str, Any]:
         """The options that a call takes as they are, by name."""
-        return {name: getattr(self, name) for name, each in OPTIONS.items() if each.kind == "value"}
+        return {name: getattr(self, name) for name in VALUES}
 
     def beside(self, arrays: Mapping[str, Any]) -> Options:
         """The same with the arrays that come beside q, k and v, by name: the contents of NumPy's key lengths and block mask are
@@ -277,9 +282,11 @@ class Options:
         return 0 if self.causal else self.window[1] if self.window else None
 
 
-# Each field's description; the arrays that may come beside q, k and v.
+# Each field's description; what a call has as it is; arrays beside q, k and v, and those among them with a number for each head.
 OPTIONS: dict[str, Option] = {each.name: each.metadata["option"] for each in fields(Options)}
-ARRAYS = tuple(name for name, each in OPTIONS.items() if each.kind == "array")
+VALUES, ARRAYS, VECTORS = (
+    tuple(name for name, each in OPTIONS.items() if each.kind in kinds) for kinds in (("value",), ("array", "vector"), ("vector",))
+)
 
 
 @lru_cache(maxsize=64)
@@ -299,7 +306,7 @@ def require_taken(options: Options, by: str) -> None:
     name = refused(options, by)
     if name is None:
         return
-    words, _, takers, _ = OPTIONS[name]
+    words, takers = OPTIONS[name].words, OPTIONS[name].takers
     algorithm, _, backward = by.partition(" ")
     whose = f"the backward of {algorithm!r}" if backward else by if "_" in by else f"algorithm {by!r}"
     alike = [each for each in takers if each.endswith("backward") == bool(backward)]
@@ -327,7 +334,7 @@ def check_key_lengths(lengths: Any, batch: int, keys: int) -> tuple[int, ...]:
         raise TypeError(f"key_lengths must be a sequence of integers, got {lengths!r}")
     numbers = tuple(numbers)
     for number in numbers:
-        if isinstance(number, bool | np.bool_) or not isinstance(number, Integral):
+        if not is_number(number):
             raise TypeError(f"key_lengths must be integers, got {number!r} among them")
     if len(numbers) != batch or not all(0 <= number <= keys for number in numbers):
         what = f"{plural(batch, 'length')} between 0 and {keys:,}"
@@ -336,7 +343,7 @@ def check_key_lengths(lengths: Any, batch: int, keys: int) -> tuple[int, ...]:
 
 
 def _checked_scale(scale: Any) -> float:
-    if isinstance(scale, bool) or not isinstance(scale, Real):
+    if not is_number(scale, Real):
         raise TypeError(f"scale must be a real number or None, got {scale!r}")
     number = float(scale)
     if number != 0 and not SCALES[0] <= abs(number) <= SCALES[1]:
@@ -348,7 +355,7 @@ def _checked_scale(scale: Any) -> float:
 def _checked_window(window: object, causal: bool) -> tuple[Window | None, bool]:
     """A window and `causal` in the one form that both have together."""
     sides = tuple(window) if isinstance(window, (tuple, list)) else ()
-    if len(sides) != 2 or any(isinstance(side, bool) or not isinstance(side, (Integral, type(None))) for side in sides):
+    if len(sides) != 2 or not all(side is None or is_number(side) for side in sides):
         raise TypeError(f"window must be (left, right), integers or None, got {window!r}")
     if not isinstance(window, Band) and any(side is not None and side < 0 for side in sides):
         raise ValueError(f"window must be (left, right) of at least 0, None for no limit, got {window!r}")

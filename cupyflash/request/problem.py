@@ -19,12 +19,13 @@ from cupyflash.arrays import (
     check_operand,
     check_scores_like,
     dtype_name,
+    is_number,
     overlaps_itself,
     require_dtype,
     require_shape,
     row_alignment,
 )
-from cupyflash.request.options import ARRAYS, MAX_LENGTH, Options
+from cupyflash.request.options import ARRAYS, MAX_LENGTH, VECTORS, Options
 
 MAX_HEAD_DIM = 512
 """d and d_v of "fa2", of half types."""
@@ -110,7 +111,7 @@ class Problem:
             raise ValueError(f"k and v must have q's batch size {q.shape[0]}, got shape {k.shape}")
         if out is not None:
             check_out(out, (*q.shape[:-1], v.shape[-1]))
-        _check_beside(q, k, **beside)
+        _check_beside(q, k, beside)
         heads, kv_heads = (q.shape[-3], k.shape[-3]) if q.ndim > 2 else (1, 1)
         return cls(
             q.shape[0] if q.ndim == 4 else 1,
@@ -186,7 +187,7 @@ def _with_asked(options: Options | None, asked: Mapping[str, Any]) -> Options:
 def checked_size(name: str, value: Any) -> int:
     """A size of a problem as Python's integer. TypeError or ValueError that names it."""
     least, most = (1, MAX_HEAD_DIM) if name.startswith("head_dim") else (0, MAX_LENGTH)
-    if isinstance(value, bool) or not isinstance(value, Integral):
+    if not is_number(value):
         raise TypeError(f"{name} must be an integer, got {value!r}")
     size = int(value)
     if not least <= size <= most:
@@ -212,26 +213,15 @@ def check_out(out: Array, shape: tuple[int, ...]) -> None:
         raise ValueError(f"out must have a place for every element, got strides {out.strides} bytes for shape {out.shape}")
 
 
-def _check_beside(
-    q: Array,
-    k: Array,
-    mask: Array | None = None,
-    bias: Array | None = None,
-    key_lengths: Array | None = None,
-    block_mask: Array | None = None,
-    sinks: Array | None = None,
-) -> None:
+def _check_beside(q: Array, k: Array, beside: Mapping[str, Array | None]) -> None:
     """TypeError or ValueError for arrays that do not go with q and k. (A block mask is checked by `Options`.)"""
     scores = (*q.shape[:-1], k.shape[-2])
-    if mask is not None:
-        check_scores_like("mask", mask, scores, "bool")
-    if bias is not None:
-        check_scores_like("bias", bias, scores, dtype_name(q.dtype))
-    if key_lengths is not None:
-        batch = q.shape[0] if q.ndim == 4 else 1
-        require_lengths("key_lengths", key_lengths, batch)
-    if sinks is not None:
-        check_sinks(q, sinks)
+    for name, dtype in (("mask", "bool"), ("bias", dtype_name(q.dtype))):
+        if (array := beside[name]) is not None:
+            check_scores_like(name, array, scores, dtype)
+    if (lengths := beside["key_lengths"]) is not None:
+        require_lengths("key_lengths", lengths, q.shape[0] if q.ndim == 4 else 1)
+    check_vectors(q, beside)
 
 
 def require_lengths(name: str, lengths: Array, batch: int) -> None:
@@ -242,11 +232,14 @@ def require_lengths(name: str, lengths: Array, batch: int) -> None:
     require_shape(name, lengths, (batch,), ", a length for each of the batch")
 
 
-def check_sinks(q: Array, sinks: Array) -> None:
-    """TypeError or ValueError for sinks that do not go with q."""
-    check_array("sinks", sinks)
-    if sinks.shape != (heads := q.shape[-3:-2] or (1,)) or sinks.dtype != np.float32:
-        raise ValueError(f"sinks must be float32 of shape {heads}, a number a head, got {sinks.dtype} of {sinks.shape}")
+def check_vectors(q: Array, arrays: Mapping[str, Array | None]) -> None:
+    """TypeError or ValueError for vectors, among arrays by name, that do not go with q."""
+    heads = q.shape[-3:-2] or (1,)
+    for name in VECTORS:
+        if (given := arrays.get(name)) is not None:
+            check_array(name, given)
+            if given.shape != heads or given.dtype != np.float32:
+                raise ValueError(f"{name} must be float32 of shape {heads}, a number a head, got {given.dtype} of {given.shape}")
 
 
 def check_rows(arrays: Mapping[str, Any], rows: tuple[int, ...]) -> int:

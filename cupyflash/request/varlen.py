@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from numbers import Integral
 from typing import Any
 
 import numpy as np
 
-from cupyflash.arrays import Array, require_dtype, require_shape
+from cupyflash.arrays import Array, is_number, require_dtype, require_shape
 from cupyflash.launch.launcher import capturing
 from cupyflash.request.options import MAX_LENGTH, Options
 from cupyflash.request.problem import Problem
@@ -98,7 +97,7 @@ def _check_shapes(q: Array, k: Array, v: Array) -> None:
 def _lengths(side: str, cu_seqlens: Any, total: int, longest: int | None) -> tuple[tuple[int, ...] | None, int]:
     """The lengths of the sequences, None if they are on a GPU and `longest` is given; and the longest."""
     if longest is not None:
-        if isinstance(longest, bool) or not isinstance(longest, Integral):
+        if not is_number(longest):
             raise TypeError(f"max_seqlen_{side} must be an integer or None, got {longest!r}")
         if not 0 <= longest <= MAX_LENGTH:
             raise ValueError(f"max_seqlen_{side} must be between 0 and {MAX_LENGTH:,}, got {longest}")

@@ -8,9 +8,9 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
-from numbers import Integral
 from typing import Any, TypeVar
 
+from cupyflash.arrays import is_number
 from cupyflash.device import Device
 from cupyflash.multiprocessor import clock_rate
 from cupyflash.request.options import BlockMask, refused, require_choice, require_flag, require_taken
@@ -251,7 +251,7 @@ def _checked_choice(problem: Problem, device: Device, algorithm: str, tiling: Ti
 
 def _are_blocks(tiling: tuple[Any, ...]) -> bool:
     """True if these are two whole numbers above zero."""
-    return len(tiling) == 2 and all(isinstance(size, Integral) and not isinstance(size, bool) and int(size) > 0 for size in tiling)
+    return len(tiling) == 2 and all(is_number(size) and int(size) > 0 for size in tiling)
 
 
 def _packed(problem: Problem) -> Problem:

@@ -22,8 +22,8 @@ from cupyflash.launch import params
 from cupyflash.launch.params import CapturedField, Field, Params
 from cupyflash.launch.tensor_maps import Box
 from cupyflash.request import score
-from cupyflash.request.dropout import with_dropout
-from cupyflash.request.options import EMPTY, MIXED
+from cupyflash.request.dropout import FIELDS as DROPOUT_FIELDS
+from cupyflash.request.options import EMPTY, MIXED, VECTORS
 from cupyflash.request.problem import Problem
 from cupyflash.schedules import mask_tiles
 from cupyflash.schedules.mask_tiles import MaskTiles
@@ -230,8 +230,12 @@ class TileSchedule(Schedule):
     def struct(self) -> Params:
         """The struct that its kernels take."""
         asked = self.problem.options
-        tiles = tuple(each.field for each in self.mask_tiles)
-        return with_dropout(with_captured(self.params, (asked.score, asked.mask_function), tiles), asked.dropout)
+        return whole_struct(self.params, (asked.score, asked.mask_function), asked.dropout, self.tile_fields)
+
+    @property
+    def tile_fields(self) -> tuple[str, ...]:
+        """The fields of that struct for the states of a mask's tiles."""
+        return tuple(each.field for each in self.mask_tiles)
 
     @property
     def block_rows(self) -> int:
@@ -297,21 +301,19 @@ def sub_tile(problem: Problem, block_cols: int) -> int:
 def element_constants(problem: Problem, with_derivative: bool = False, by_tiles: bool = False) -> tuple[tuple[str, int | str], ...]:
     """The constants that every attention kernel takes: element type, d and d_v, masks and copy width, and the score function as
     `score.constants` has it."""
+    asked = problem.options
     return (
         ("ELEMENT", ELEMENT_TYPE[problem.dtype]),
         ("HEAD_DIM", problem.head_dim),
         ("VALUE_DIM", problem.head_dim_v),
-        ("CAUSAL", int(problem.options.causal)),
-        ("WINDOW", int(problem.options.window is not None)),
-        ("MASK", 2 if problem.options.mask_function else int(problem.options.mask)),
-        ("BIAS", int(problem.options.bias)),
-        ("PADDED", int(problem.options.padded)),
-        ("SPARSE", int(problem.options.block_mask is not None)),
-        ("SINKS", int(problem.options.sinks)),
+        ("WINDOW", int(asked.window is not None)),
+        ("MASK", 2 if asked.mask_function else int(asked.mask)),
+        ("SPARSE", int(asked.block_mask is not None)),
+        *((name.upper(), int(getattr(asked, name))) for name in ("causal", "bias", "padded", *VECTORS)),
         ("COPY_BYTES", problem.alignment),
-        *((("DROPOUT", 1),) if problem.options.dropout else ()),
-        *(score.constants(problem.options.score, with_derivative, by_tiles) if problem.options.score else ()),
-        *(score.mask_constants(problem.options.mask_function, by_tiles) if problem.options.mask_function else ()),
+        *((("DROPOUT", 1),) if asked.dropout else ()),
+        *(score.constants(asked.score, with_derivative, by_tiles) if asked.score else ()),
+        *(score.mask_constants(asked.mask_function, by_tiles) if asked.mask_function else ()),
     )
 
 
@@ -327,7 +329,6 @@ def attention_params(*own: Field, maps: tuple[str, ...] = ()) -> Params:
             Field("mask", "const unsigned char", params.SCORES),
             Field("bias", "const Element", params.SCORES),
             Field("block_mask", "const unsigned char", params.SCORES),
-            Field("sinks", "const float", params.POINTER),
             *params.arrays("const int", params.POINTER, ("key_lengths", "cu_seqlens_q", "cu_seqlens_k")),
             Field("rows", "long long"),
             *params.numbers("int", "Nq", "Nk", "total_q", "heads", "group", "sequences", "left", "right"),
@@ -342,23 +343,23 @@ def tile_constants(schedule: TileSchedule) -> tuple[tuple[str, int | str], ...]:
 
 
 @lru_cache(maxsize=256)
-def with_captured(struct: Params, functions: tuple[score.Form | None, ...], tiles: tuple[str, ...] = ()) -> Params:
-    """A struct with the states of a mask's tiles and the captured values of functions: arrays before the first pointer, which C
-    aligns as Python does, after maps."""
-    forms = [form for form in functions if form is not None]
-    if not forms and not tiles:
-        return struct
+def whole_struct(own: Params, functions: tuple[score.Form | None, ...], dropped: bool, tiles: tuple[str, ...]) -> Params:
+    """An algorithm's struct with the fields that a problem adds: captured arrays and the states of a mask's tiles, after maps and
+    before the first pointer, where C aligns as Python does; captured numbers, dropout's; and vectors last, so that a new one moves
+    no other field."""
     fields = [
         CapturedField.of(score.field(one.name, form.kind), ELEMENTS[one.dtype], one.axes)
         if one.axes is not None
         else Field(score.field(one.name, form.kind), score.C_TYPES[one.type])
-        for form in forms
+        for form in functions
+        if form is not None
         for one in form.captured
     ]
     arrays = [each for each in fields if each.axes is not None]
-    states, maps = params.arrays("TileState", params.SCORES, tiles), len(struct.maps)
-    own = (*struct.fields[:maps], *arrays, *states, *struct.fields[maps:])
-    return Params((*own, *(each for each in fields if each.axes is None)))
+    numbers = [each for each in fields if each.axes is None] + [*DROPOUT_FIELDS] * dropped
+    states, maps = params.arrays("TileState", params.SCORES, tiles), len(own.maps)
+    vectors = params.arrays("const float", params.POINTER, VECTORS)
+    return Params((*own.fields[:maps], *arrays, *states, *own.fields[maps:], *numbers, *vectors))
 
 
 def require_kernel_tiling(schedule: TileSchedule, shared_bytes: int) -> None:

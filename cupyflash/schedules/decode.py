@@ -6,11 +6,11 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from numbers import Integral
 from typing import Any, ClassVar
 
 import numpy as np
 
+from cupyflash.arrays import is_number
 from cupyflash.device import Device
 from cupyflash.launch.params import POINTER, ROWS, SCORES, Field, Params, numbers
 from cupyflash.launch.params import arrays as array_fields
@@ -77,7 +77,7 @@ class Cache:
             value = getattr(self, name)
             if value is None and name == "page_size":
                 continue
-            if isinstance(value, bool) or not isinstance(value, Integral):
+            if not is_number(value):
                 raise TypeError(f"{name} must be an integer, got {value!r}")
             if value < least:
                 raise ValueError(f"{name} must be at least {least}, got {value}")
@@ -367,7 +367,7 @@ def plan_decode(
     if cache.page_size is not None and problem.seqlen_k % cache.page_size:
         raise ValueError(f"seqlen_k must be whole pages of {cache.page_size} keys, got {problem.seqlen_k}")
     if num_splits is not None:
-        if isinstance(num_splits, bool) or not isinstance(num_splits, Integral):
+        if not is_number(num_splits):
             raise TypeError(f"num_splits must be an integer or None, got {num_splits!r}")
         if not 1 <= num_splits <= decode_tiles.MOST_SPLITS:
             raise ValueError(f"num_splits must be between 1 and {decode_tiles.MOST_SPLITS}, got {num_splits}")

@@ -9,13 +9,13 @@ from typing import ClassVar
 
 from cupyflash.device import Device
 from cupyflash.launch.params import POINTER, Field, Params, numbers
-from cupyflash.request.dropout import with_dropout
+from cupyflash.request.dropout import FIELDS
 from cupyflash.schedules.base import Kernel, Schedule
 from cupyflash.schedules.moves import Totals, whole
 
 THREADS = 128
-PARAMS = with_dropout(
-    Params((Field("kept", "unsigned char", POINTER), *numbers("long long", "elements"), *numbers("int", "Nq", "Nk", "heads"))), True
+PARAMS = Params(
+    (Field("kept", "unsigned char", POINTER), *numbers("long long", "elements"), *numbers("int", "Nq", "Nk", "heads"), *FIELDS)
 )
 
 

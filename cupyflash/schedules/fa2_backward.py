@@ -12,7 +12,6 @@ from functools import cached_property
 from typing import ClassVar
 
 from cupyflash.launch.params import POINTER, Params, arrays
-from cupyflash.request.dropout import with_dropout
 from cupyflash.schedules import fa2_backward_tiles as tiles
 from cupyflash.schedules.backward import BackwardSchedule, RowBlocksOutside, gradient_params, require_mask_blocks
 from cupyflash.schedules.base import (
@@ -25,7 +24,6 @@ from cupyflash.schedules.base import (
     require_dtype,
     tile_constants,
     total_bytes,
-    with_captured,
 )
 from cupyflash.schedules.fa2_backward_tiles import Launch, Warps, launches
 from cupyflash.schedules.mask_tiles import MaskTiles, words
@@ -76,11 +74,9 @@ class _Fa2Kernels(BackwardSchedule):
         )
 
     @property
-    def struct(self) -> Params:
-        """The one struct of the kernels of both schedules."""
-        asked = self.problem.options
-        tiles = ("tiles", "query_tiles") if asked.masked else ()
-        return with_dropout(with_captured(self.params, (asked.score, asked.mask_function), tiles), asked.dropout)
+    def tile_fields(self) -> tuple[str, ...]:
+        """Those of both schedules, whose kernels have one struct."""
+        return ("tiles", "query_tiles") if self.problem.options.masked else ()
 
 
 @dataclass(frozen=True)

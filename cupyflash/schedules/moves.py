@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from cupyflash.expressions.tree import Load
 from cupyflash.request import score
+from cupyflash.request.options import VECTORS
 from cupyflash.request.problem import Problem
 
 if TYPE_CHECKING:
@@ -180,7 +181,7 @@ TENSORS: dict[str, tuple[Of, str | int, str | int]] = {
     "mask": ("seen", ONE, 1),
     "bias": ("seen", ONE, "itemsize"),
     "dbias": ("seen", ONE, FLOAT32),
-    "sinks": ("head", ONE, FLOAT32),
+    **dict.fromkeys(VECTORS, ("head", ONE, FLOAT32)),
     **dict.fromkeys(("key_lengths", "cache_seqlens"), ("batch", ONE, WORD)),
     "K_new": ("new", D, "itemsize"),
     "V_new": ("new", D_V, "itemsize"),

@@ -79,7 +79,7 @@ class StandardBackwardSchedule(BackwardSchedule):
 
     def walks(self) -> Iterator[Walk]:
         p, parts = self.problem, self.parts
-        slopes = ["dS"] * (p.options.score is not None)  # they lie where dS will
+        slopes = ["dS"] * p.options.transformed  # they lie where dS will
         given = (*captured(p, "head", BEGIN), *reads(p, BEGIN, given_name(p)), *score_reads(p))
         if self.bases:
             yield from self.bases.walks()

@@ -12,6 +12,7 @@ from typing import Any, ClassVar, Generic, TypeVar
 
 import numpy as np
 
+from cupyflash.arrays import is_number
 from cupyflash.launch.params import Params
 from cupyflash.launch.tensor_maps import Box
 from cupyflash.request.options import Pattern, require_taken
@@ -226,7 +227,7 @@ def packed_totals(problem: Problem, seqlens: Seqlens | None, totals: tuple[int, 
     each = ((problem.seqlen_q, problem.seqlen_k),) * problem.batch if seqlens is None else seqlens
     added = sum(n_q for n_q, _ in each), sum(n_k for _, n_k in each)
     totals = added if totals is None else totals
-    whole = isinstance(totals, tuple) and all(isinstance(n, Integral) and not isinstance(n, bool) and int(n) >= 0 for n in totals)
+    whole = isinstance(totals, tuple) and all(is_number(n) and int(n) >= 0 for n in totals)
     if not whole or len(totals) != 2:
         raise ValueError(f"totals must be (queries, keys) of all sequences together, got {totals!r}")
     if seqlens is not None and totals != added:

@@ -65,7 +65,8 @@ class ScoreFunctions:
         score = made.get("score")
         if score is not None and options["alibi"]:
             raise click.UsageError("--alibi cannot go with --score, which is the whole function of a score")
-        score = one_score(score, options["softcap"], np.ones(1, np.float32) if options["alibi"] else None)
+        slopes = np.ones(1, np.float32) if options["alibi"] else None
+        score = one_score({"score": score, "softcap": options["softcap"], "alibi_slopes": slopes})
         numbers = {} if score is None else score.numbers  # softcap's
         return cls(score, made.get("mask_function"), {**numbers, **{one: it for one, it in values.items() if not _is_drawn(it)}})
 

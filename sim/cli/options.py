@@ -193,9 +193,7 @@ MASKS = (
         metavar="LEFT,RIGHT",
         help="The numbers of keys that a row sees before and after its own, such as 128,0; '-' for no limit.",
     ),
-    click.option("--mask", is_flag=True, help="Use a boolean mask; counts assume that it leaves no tile empty or whole."),
-    click.option("--bias", is_flag=True, help="Add a number to each score."),
-    click.option("--sinks", is_flag=True, help="Add a score for each head, which joins each row's softmax and has no value."),
+    *(click.option(f"--{name}", is_flag=True, help=each.flag) for name, each in OPTIONS.items() if each.flag),
     click.option("--key-lengths", metavar="N,N,...", help="Keys of each sequence of the batch, if fewer than all."),
 )
 
@@ -334,7 +332,6 @@ class ProblemRequest:
             given["kv_heads"] or given["heads"],
             given["seqlen"] if given["seqlen_k"] is None else given["seqlen_k"],
             functions,
-            **{name: given[name] for name, each in OPTIONS.items() if each.is_flag and name in given and name != "dropout"},
             padded=key_lengths is not None,
             key_lengths=None if key_lengths is None else parse_lengths(key_lengths),
             dropout=dropout > 0,
@@ -376,8 +373,6 @@ class ProblemRequest:
             given["heads"] if own_heads else given["kv_heads"],
             room,
             functions,
-            causal=given["causal"],
-            sinks=given["sinks"],
             padded=True,
             key_lengths=cached_lengths(given["cache_seqlens"], batch, room - appended, appended),
         )
@@ -437,10 +432,12 @@ def refuse_longer(estimate: float, max_seconds: float) -> None:
 
 
 def posed(given: Mapping[str, Any], kv_heads: int, keys: int, functions: ScoreFunctions, **options: Any) -> Problem:
-    """The problem of contiguous arrays, by the options of sizes, --window and functions, and further `options` of `Problem`."""
+    """The problem of contiguous arrays, by the options of sizes, flags, --window and functions, and further `options` of
+    `Problem`."""
     names = ("batch", "heads", "seqlen", "head_dim", "dtype", "head_dim_v", "window")
     batch, heads, queries, d, dtype, d_v, window = (given[name] for name in names)
     window = None if window is None else parse_window(window)
+    options |= {name: given[name] for name, each in OPTIONS.items() if name == "causal" or each.flag}
     problem = Problem(batch, heads, kv_heads, queries, keys, d, dtype, head_dim_v=d_v, window=window, **functions.forms, **options)
     functions.check(problem)
     rows = (dim * problem.itemsize for dim in (problem.head_dim, problem.head_dim_v))

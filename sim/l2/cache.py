@@ -176,8 +176,8 @@ class Requests:
 
 @dataclass
 class CacheCounts:
-    """Of each tensor: bytes asked for; sectors that reads asked for, and of those the ones that DRAM had to give; sectors that were
-    written and go there."""
+    """Counts for each tensor: bytes asked for, sectors that reads asked for, those of them that DRAM had to give, and sectors that
+    were written and go back to DRAM."""
 
     read_bytes: np.ndarray
     write_bytes: np.ndarray

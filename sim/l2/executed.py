@@ -67,7 +67,7 @@ class SectorLines:
 
     @classmethod
     def of(cls, block: np.ndarray, sector: np.ndarray) -> SectorLines:
-        """Of sectors; those of a line that follow each other are one, unless that would be few."""
+        """Join neighbouring requests for sectors of one line into one, unless few would join."""
         line, new = sector >> SECTORS_BITS, np.ones(len(sector), np.bool_)
         np.not_equal(line[1:], line[:-1], new[1:])
         new[1:] |= block[1:] != block[:-1]
@@ -79,7 +79,7 @@ class SectorLines:
 
     @classmethod
     def of_pieces(cls, block: np.ndarray, first: np.ndarray, nbytes: np.ndarray) -> SectorLines:
-        """Of bytes from addresses on."""
+        """The lines of `nbytes` bytes from address `first` on, for each request."""
         there = nbytes > 0
         block, first, nbytes = block[there], first[there], nbytes[there]
         sector = first >> SECTOR_BITS
@@ -89,7 +89,7 @@ class SectorLines:
 
 
 class AskedLines(Blocks):
-    """What the thread blocks of a launch ask for, each in its own order. It is that launch's observer."""
+    """The observer of a launch: it notes the lines that each thread block asks for, in the block's order."""
 
     def __init__(self, execution: Observed, grid: int, slots: int) -> None:
         self.execution, self.grid, self.slots = execution, grid, slots

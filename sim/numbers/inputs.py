@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from cupyflash.request.dropout import ARGUMENTS, Dropout
-from cupyflash.request.named_scores import one_score
-from cupyflash.request.options import ARRAYS, Options
+from cupyflash.request.named_scores import STEPS, one_score
+from cupyflash.request.options import ARRAYS, VECTORS, Options
 from cupyflash.request.problem import Problem
 from cupyflash.request.score import Mask, Score, seen_by
 
@@ -41,11 +41,10 @@ class Inputs:
     @classmethod
     def of(cls, q: np.ndarray, k: np.ndarray, v: np.ndarray, *, blocks: tuple[int, int] | None = None, **asked: Any) -> Inputs:
         """Make inputs from `attention`'s keywords. TypeError or ValueError for other keywords."""
-        beside = {name: asked.pop(name) for name in ARRAYS if name in asked}
+        beside = {name: array for name in ARRAYS if (array := asked.pop(name, None)) is not None}
         dropout = Dropout.asked(*(asked.pop(name, default) for name, default in ARGUMENTS.items()))
         score, options = _score_and_options(asked)
-        there = {name: array for name, array in beside.items() if array is not None}
-        return cls(q, k, v, replace(options, dropout=dropout is not None), there, blocks, score, dropout=dropout)
+        return cls(q, k, v, replace(options, dropout=dropout is not None), beside, blocks, score, dropout=dropout)
 
     @property
     def qkv(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -80,12 +79,12 @@ class Decoding:
     @classmethod
     def of(cls, q: np.ndarray, k_cache: np.ndarray, v_cache: np.ndarray, cache_seqlens: Any, **asked: Any) -> Decoding:
         """Make it from `attention_decode`'s arguments. TypeError for other arguments."""
-        beside = {name: asked.pop(name, None) for name in ("k", "v", "block_table", "tree_mask", "sinks")}
+        names = "k", "v", "block_table", "tree_mask", *VECTORS
+        beside = {name: array for name in names if (array := asked.pop(name, None)) is not None}
         mask = asked.pop("mask", None)
         score, options = _score_and_options({"causal": True, **asked})
         arrays = {"q": q, "k_cache": k_cache, "v_cache": v_cache, "cache_seqlens": np.asarray(cache_seqlens)}
-        arrays |= {name: array for name, array in beside.items() if array is not None}
-        return cls(arrays, options, score, mask)
+        return cls(arrays | beside, options, score, mask)
 
     def rows(self, name: str, sequence: int) -> np.ndarray:
         """All rows of `k_cache` or `v_cache` that a sequence has room for, (h_kv, n, d): its pages one after the other."""
@@ -121,7 +120,7 @@ class Decoding:
             rows = self.rows(cache, b)[:, :length]
             both.append(np.concatenate([rows, self.arrays[new][b]], axis=1) if new in self.arrays else rows)
         k, v = (rows[None].copy() for rows in both)
-        beside = {name: self.arrays[name] for name in ("sinks",) if name in self.arrays}
+        beside = {name: self.arrays[name] for name in VECTORS if name in self.arrays}
         n_q, keys = q.shape[2], k.shape[2]
         if tree is not None:
             seen = np.ones((n_q, keys), bool)
@@ -138,6 +137,5 @@ class Decoding:
 
 def _score_and_options(asked: Mapping[str, Any]) -> tuple[Score | None, Options]:
     """Split a call's keywords into score function and options."""
-    own = {name: asked.get(name) for name in ("score", "softcap", "alibi_slopes")}
-    score = one_score(**own)
-    return score, Options(**{name: each for name, each in asked.items() if name not in own}, score=score.form if score else None)
+    score, options = one_score(asked), {name: each for name, each in asked.items() if name not in STEPS}
+    return score, Options(**options | {"score": score.form if score else None})

@@ -95,7 +95,12 @@ def philox(counter: Sequence[Any], key: tuple[int, int]) -> tuple[np.ndarray, ..
 
 def sinks_of(inputs: Inputs, dtype: type[np.floating[Any]]) -> np.ndarray:
     """The sink of each row, -inf if there is none."""
-    given = inputs.beside.get("sinks", np.full(inputs.problem.heads, -np.inf)).astype(dtype)
+    return vector_of(inputs, "sinks", -np.inf, dtype)
+
+
+def vector_of(inputs: Inputs, name: str, usual: float, dtype: type[np.floating[Any]]) -> np.ndarray:
+    """The number of each head beside its scores, `usual` if there is no such array."""
+    given = inputs.beside.get(name, np.full(inputs.problem.heads, usual)).astype(dtype)
     return given[:, None, None] if inputs.q.ndim > 2 else given
 
 

@@ -15,7 +15,7 @@ import numpy as np
 from cupyflash.arrays import numpy_dtype, of_heads
 from cupyflash.expressions.tree import counted
 from cupyflash.request.dropout import Dropout
-from cupyflash.request.options import Options, Pattern
+from cupyflash.request.options import OPTIONS, VECTORS, Options, Pattern
 from cupyflash.request.problem import Problem
 from cupyflash.request.score import Form, Mask, Score, seen_by, sizes_of
 from cupyflash.schedules import Cache, TileSchedule
@@ -85,25 +85,25 @@ def draw_gradient(problem: Problem, seed: int = 0) -> np.ndarray:
 
 
 def draw_masks(problem: Problem, seed: int = 0) -> dict[str, np.ndarray]:
-    """Draw the problem's mask, bias and key lengths, by argument name; mask and bias vary along all four axes."""
+    """Draw the arrays that the problem has beside q, k and v, by argument name; mask and bias vary along all four axes."""
     rng = np.random.default_rng([seed, 1])
-    p, scores = problem, (problem.batch, problem.heads, problem.seqlen_q, problem.seqlen_k)
+    p, asked, scores = problem, problem.options, (problem.batch, problem.heads, problem.seqlen_q, problem.seqlen_k)
     drawn: dict[str, np.ndarray] = {}
-    if p.options.mask:
-        known = p.options.pattern
+    if asked.mask:
+        known = asked.pattern
         random = rng.random(scores) < 0.7
         drawn["mask"] = random if known is None or known.bits is None else known.kept
-    if p.options.mask_function is not None and p.options.pattern is not None:
-        drawn["mask"] = np.broadcast_to(p.options.pattern.kept, scores)
-    if p.options.bias:
+    if asked.mask_function is not None and asked.pattern is not None:
+        drawn["mask"] = np.broadcast_to(asked.pattern.kept, scores)
+    if asked.bias:
         drawn["bias"] = rng.standard_normal(scores).astype(np.float32).astype(DTYPES[p.dtype])
-    if p.options.padded:
-        lengths = rng.integers(0, p.seqlen_k + 1, p.batch) if p.options.key_lengths is None else p.options.key_lengths
+    if asked.padded:
+        lengths = rng.integers(0, p.seqlen_k + 1, p.batch) if asked.key_lengths is None else asked.key_lengths
         drawn["key_lengths"] = np.array(lengths, np.int32)
-    if p.options.sinks:
-        drawn["sinks"] = rng.standard_normal(p.heads).astype(np.float32)
-    if p.options.block_mask is not None:
-        drawn["block_mask"] = p.options.block_mask.kept
+    vectors = (name for name in VECTORS if getattr(asked, name))
+    drawn |= {name: rng.standard_normal(p.heads).astype(np.float32) for name in vectors}
+    if asked.block_mask is not None:
+        drawn["block_mask"] = asked.block_mask.kept
     return drawn
 
 
@@ -184,7 +184,7 @@ def draw_decode(problem: Problem, cache: Cache, seed: int = 0, v_mean: float = 0
         arrays[name] = _in_places(drawn, places, cache, p.seqlen_k)
     if cache.tree:
         arrays["tree_mask"] = (rng.random((p.batch, p.seqlen_q, p.seqlen_q)) < 0.6) | np.eye(p.seqlen_q, dtype=bool)
-    arrays |= {name: array for name, array in draw_masks(p, seed).items() if name == "sinks"}
+    arrays |= {name: array for name, array in draw_masks(p, seed).items() if name in VECTORS}
     return Decoding(arrays, p.options.beside({}), draw_score(p, seed), draw_mask(p, seed))
 
 
@@ -244,9 +244,10 @@ def measure_decode(out: np.ndarray, lse: np.ndarray | None, sequences: Sequence[
 
 def largest_score(inputs: Inputs) -> float:
     """The largest absolute score, seen or not."""
-    bias = {name: array for name, array in inputs.beside.items() if name == "bias"}
-    options = Options(scale=inputs.options.scale, score=inputs.options.score)
-    S = masked_scores(replace(inputs, options=options, beside=bias, blocks=None))
+    kept = {name for name, each in OPTIONS.items() if each.in_scores}
+    options = Options(**{name: getattr(inputs.options, name) for name in kept})
+    beside = {name: array for name, array in inputs.beside.items() if name in kept}
+    S = masked_scores(replace(inputs, options=options, beside=beside, blocks=None))
     return float(np.abs(S[np.isfinite(S)]).max(initial=0))
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True)
 class AlgorithmStep:
-    """What one kernel does of an algorithm.
+    """The part of an algorithm that one kernel does.
 
     `reads` and `writes` have the line of each tensor's moves; tensors that are not named there (masks and the like) have the line
     `usual`, or the first of `scores`. `first` is the line of a write before any read. `scores` are the lines that work on a tile of
@@ -191,7 +191,7 @@ FORWARD = {
 
 
 def _row_bases(line: int) -> AlgorithmStep:
-    """What comes before a backward; half types only look at L."""
+    """The step before a backward that makes m and log(l) again; half types only read L."""
     return AlgorithmStep("m and log(l) of each row, made again", scores=(line,), registers="S_ij, m_i, l_i")
 
 

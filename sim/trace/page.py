@@ -39,7 +39,7 @@ def algorithm_of(trace: Trace) -> Algorithm:
 
 
 def step_of(trace: Trace, launch: int) -> AlgorithmStep:
-    """What a launch does of it."""
+    """The step of the algorithm that a launch does."""
     return algorithm_of(trace).steps.get(trace.kernels[launch].name, MASK_TILES)
 
 

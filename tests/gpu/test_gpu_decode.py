@@ -80,7 +80,7 @@ def test_whatever_is_asked_for(splits: int | None, page: int | None) -> None:
     pages = 0 if page is None else 2 * (ROOM // page) + 1
     mask = Mask("k < first or q - k < 30", first=9).form
     for seed, asked in enumerate(({"window": (40, 0), "sinks": True}, {"scale": -0.3, "causal": False, "mask_function": mask})):
-        score = None if seed else one_score(None, 5.0, None)
+        score = None if seed else one_score({"softcap": 5.0})
         problem = posed((ROOM - 40, 30), 5, score=score and score.form, **asked)
         cache = Cache(9, page, pages, tree=seed == 1)
         check_case(Case(problem, cache, splits=splits, tree_each=True, seed=seed))
