@@ -194,10 +194,6 @@ class Evaluation:
         self.buffers = 0
         self.known: dict[Apply, Array] = {}
 
-    def run(self) -> None:
-        for step in self.steps:
-            step()
-
     def size(self, e: Expression) -> int:
         """Returns the number of elements of an expression's value; 0 if it is constant."""
         if isinstance(e, Name):
@@ -295,7 +291,15 @@ def evaluate(values: Sequence[Expression], frame: Frame, out: Sequence[Array], o
     else:
         found = [evaluation.array(e) for e in values]
         evaluation.steps += [partial(np.copyto, d, value, casting="unsafe") for d, value in zip(out, found, strict=True)]
-    return evaluation.steps[0] if len(evaluation.steps) == 1 else evaluation.run
+    steps = tuple(evaluation.steps)
+    if len(steps) == 1:
+        return steps[0]
+
+    def run() -> None:
+        for step in steps:
+            step()
+
+    return run
 
 
 # -- rows ---------------------------------------------------------------------------------------------------------------------
