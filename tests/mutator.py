@@ -66,6 +66,11 @@ class Mutant:
         return ROOT / self.file
 
     @property
+    def module(self) -> str:
+        """The name by which Python imports a schedule's file."""
+        return self.file.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+
+    @property
     def is_kernel(self) -> bool:
         return self.file.startswith(KERNELS + "/")
 
@@ -367,8 +372,7 @@ class Changed(importlib.abc.MetaPathFinder):
     """Finds one module with another text."""
 
     def __init__(self, mutant: Mutant) -> None:
-        self.name = mutant.file.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
-        self.path, self.text = str(mutant.path), mutant.text()
+        self.name, self.path, self.text = mutant.module, str(mutant.path), mutant.text()
 
     def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> Any:
         if fullname != self.name:

@@ -138,6 +138,14 @@ def test_every_kernel_has_problems() -> None:
 
 
 @pytest.mark.wide
+@pytest.mark.parametrize("name", sorted({one["by"] for one in DRAWN} & {each.name for each in killers()}))
+def test_a_problem_holds_without_mutants(name: str) -> None:
+    """Otherwise mutants would die of it. Comes first, so that what is compiled and decoded here is there for the mutants."""
+    (problem,) = (each for each in killers() if each.name == name)
+    problem.check()
+
+
+@pytest.mark.wide
 @pytest.mark.parametrize("one", DRAWN, ids=lambda one: Path(one["file"]).name)
 def test_a_drawn_mutant_dies(examiner: verdicts.Examiner, one: dict[str, str]) -> None:
     mutant, by = Mutant.of(one), one["by"]
@@ -151,14 +159,6 @@ def test_a_search_without_end_dies(examiner: verdicts.Examiner, monkeypatch: pyt
     monkeypatch.setattr(verdicts, "LONGEST", 2)
     found = examiner.examine(STEPS, "fa2_forward 15")
     assert found.verdict == "killed" and "Endless" in found.why, found
-
-
-@pytest.mark.wide
-@pytest.mark.parametrize("name", sorted({one["by"] for one in DRAWN} & {each.name for each in killers()}))
-def test_a_problem_holds_without_mutants(name: str) -> None:
-    """Otherwise mutants would die of it."""
-    (problem,) = (each for each in killers() if each.name == name)
-    problem.check()
 
 
 @pytest.mark.wide

@@ -455,6 +455,40 @@ def test_a_wait_for_a_load_ends_when_it_is_there_and_that_for_a_unit_begins() ->
     assert sum(end.get("waits_unit", 0) > end["waits_load"] for end in ends) > 4
 
 
+# An instruction that needs the one before it, by threads, and the clocks from one to the next: docs/performance.md's assumptions.
+# Beside the latency a warp takes a clock of shared memory, a sector half a clock on its way from the L2, a branch a clock to issue.
+CHAINS = {
+    "float32": (32, "add.f32 %f0, %f0, %f0;", 4),
+    "exponentials": (32, "ex2.approx.f32 %f0, %f0;", 18),
+    "shared memory": (32, "ld.shared.u32 %s, [%s];", 29 + 1),
+    "shuffles": (32, "shfl.sync.idx.b32 %s, %s, 0, 31, -1;", 29 + 1),
+    "tensor cores": (
+        32,
+        "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%f0,%f1,%f2,%f3}, {%r0,%r1,%r2,%r3}, {%r4,%r5}, {%f0,%f1,%f2,%f3};",
+        24,
+    ),
+    "L2": (1, "ld.global.u64 %a, [%a];", 450 + 0.5),
+    "barriers": (64, "bar.sync 0;", 15),
+    "branches": (32, "bra ON; mov.u32 %r0, 1; ON: mov.u32 %r0, 0;", 6 + 1),
+}
+
+
+@pytest.mark.parametrize("name", CHAINS)
+def test_an_instruction_waits_for_the_one_before_as_long_as_the_page_says(name: str) -> None:
+    threads, one, clocks = CHAINS[name]
+    begin = """.shared .align 4 .b32 s; .reg .b32 %s, %r<6>; .reg .f32 %f<4>; .reg .b64 %a; .reg .pred %p;
+    mov.u32 %s, s; ld.param.u64 %a, [y]; mov.u32 %r0, %tid.x; setp.eq.u32 %p, %r0, 0;
+    @%p st.shared.u32 [%s], %s; @%p st.global.u64 [%a], %a; bar.sync 0;"""
+    begin += "".join(f"mov.u32 %r{i}, 0;" for i in range(6)) + "".join(f"mov.f32 %f{i}, 0f00000000;" for i in range(4))
+    ends = []
+    for length in (8, 9):
+        chain = "".join(one.replace("ON", f"ON{place}") for place in range(length))
+        module = Module.from_ptx(kernel(f"{begin} {chain} bar.sync 0;", [".u64 y"]))
+        diary, _ = run(module, "k", threads, {"y": np.zeros(1, np.uint64)})
+        ends.append(play(diary, A100).clocks)
+    assert ends[1] - ends[0] == clocks
+
+
 def test_accesses_are_of_the_memory_that_they_went_to() -> None:
     body = """.shared .b32 s[32]; .reg .b32 %r<4>; .reg .b64 %rd<4>; ld.param.u64 %rd0, [y]; mov.u64 %rd1, s;
     cvta.shared.u64 %rd2, %rd1; st.u32 [%rd2], 1; ld.u32 %r0, [%rd2];

@@ -21,7 +21,7 @@ import tempfile
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import redirect_stderr, redirect_stdout
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +55,7 @@ QUICK: dict[str, tuple[str, ...]] = {
     "__init__": ("varlen", "sparse", "problem"),
     "add_state": ("ring_sums",),
     "dropout_mask": ("dropout",),
+    "multiprocessor": ("timeline", "machine_code"),
 }
 
 
@@ -136,14 +137,19 @@ def last_line(error: BaseException) -> str:
     return " ".join(traceback.format_exception_only(error)[-1].split())[:240]
 
 
+def named(by: str) -> list[killers.Killer]:
+    """The problem of that name, if it is one's."""
+    return [each for each in killers.killers() if each.name == by]
+
+
 def of_kernel(mutant: Mutant, by: str = "") -> Iterator[Verdict]:
     """Runs the problems of a broken kernel, or only the one named `by`."""
     changed = 0
     with tempfile.TemporaryDirectory(prefix="mutant-") as folder:
         broken = Broken(mutant, Path(folder))
-        problems = [each for each in killers.of_source(broken.name) if by in ("", each.name)]
+        problems = named(by) or sorted(killers.of_source(broken.name), key=lambda each: not reaches(each, mutant))
         reached = 0
-        for problem in problems if by else sorted(problems, key=lambda each: not reaches(each, mutant)):
+        for problem in problems:
             capability = problem.schedule.chip.compute_capability
             try:
                 differs = [broken.changes(kernel, capability) for kernel in problem.kernels]
@@ -202,19 +208,21 @@ def of_schedule(mutant: Mutant, right: dict[str, str], by: str = "") -> Iterator
         ):
             del sys.modules[name]
     use(mutant)
-    try:
-        in_time(lambda: importlib.import_module("killers"))
-    except BaseException as error:
-        yield Verdict("no program", last_line(error))
-        return
+    for name, failed in ((mutant.module, Verdict("no program")), ("killers", Verdict("killed"))):
+        try:
+            in_time(lambda name=name: importlib.import_module(name))
+        except BaseException as error:
+            yield replace(failed, why=last_line(error))
+            return
     compiled.share(compiled.shared[0])
-    again = [each for each in sys.modules["killers"].killers() if by in ("", each.name)]
+    # Outside of a try: a problem that was added after `right` was made is no death
+    again = [(each, right[each.name]) for each in sys.modules["killers"].killers() if by in ("", each.name)]
     changed = []
-    for problem in again:
+    for problem, before in again:
         try:
             now = in_time(lambda problem=problem: said(problem))
             in_time(problem.counts)
-            if now != right[problem.name]:
+            if now != before:
                 changed.append(problem)
         except BaseException as error:
             yield Verdict("killed", last_line(error), problem.name)
