@@ -281,3 +281,9 @@ def test_bfloat_is_ml_dtypes_bfloat() -> None:
     import ml_dtypes
 
     assert DTYPES["bf16"] is ml_dtypes.bfloat16
+
+
+def test_saturation_limits_integers_that_become_floats() -> None:
+    a = np.array([-7, -1, 0, 1, 2, 2**31 - 1], np.int32)
+    (d,) = apply("cvt.rn.sat.f32.s32 %d0, %a0;", [a], [np.float32])
+    assert d.tolist() == [0, 0, 0, 1, 1, 1]

@@ -328,3 +328,24 @@ def test_testp(kind: str) -> None:
     }.get(kind, {kind})
     (got,) = apply(f"testp.{kind}.f32 %p, %a0; selp.u32 %d0, 1, 0, %p;", [a], [np.uint32], ".reg .pred %p;")
     assert [bool(g) for g in got] == [name in truth for name in names]
+
+
+def test_the_sign_of_a_product_on_an_extreme_magnitude() -> None:
+    a, b = np.array([1, -1, 3, -4, -0.0], np.float32), np.array([2, 2, -1, -5, 1], np.float32)
+    for op, pick in (("min", np.minimum), ("max", np.maximum)):
+        (d,) = apply(f"{op}.xorsign.abs.f32 %d0, %a0, %a1;", [a, b], [np.float32])
+        want = np.where(np.signbit(a) ^ np.signbit(b), -1, 1) * pick(np.abs(a), np.abs(b))
+        assert d.tolist() == want.tolist() and np.signbit(d).tolist() == np.signbit(want).tolist()
+
+
+@pytest.mark.parametrize("type_", ["f16", "bf16", "f32"])
+def test_saturation_has_no_negative_zero(type_: str) -> None:
+    a = np.array([-0.0, -1.0], np.float32)
+    narrow, wide = (
+        (f"cvt.rn.{type_}.f32 %h0, %a0;", f"cvt.f32.{type_} %d0, %h1;")
+        if type_ != "f32"
+        else ("mov.f32 %h0, %a0;", "mov.f32 %d0, %h1;")
+    )
+    registers = f".reg .{'b16' if type_ != 'f32' else 'f32'} %h<2>;"
+    (d,) = apply(f"{narrow} add.sat.{type_} %h1, %h0, %h0; {wide}", [a], [np.float32], registers)
+    assert d.view(np.uint32).tolist() == [0, 0]

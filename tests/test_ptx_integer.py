@@ -369,3 +369,10 @@ def test_source_may_be_destination(rng: np.random.Generator) -> None:
         np.uint32,
         lambda x, y: y & ~0xFF0 | (int.from_bytes(wrap(x * y + x, np.uint32).to_bytes(4, "little"), "big") & 0xFF) << 4,
     )
+
+
+def test_a_sum_that_sets_no_carry_leaves_it_to_the_lanes_where_its_predicate_holds_not(rng: np.random.Generator) -> None:
+    a, b = integers(rng, np.uint32, N), integers(rng, np.uint32, N)
+    body = "setp.lt.s32 %p1, %a1, 0; add.cc.u32 %d0, %a0, %a1; @%p1 addc.u32 %d0, %a0, %a0; addc.u32 %d1, 0, 0;"
+    _, carry = apply(body, [a, b], [np.uint32, np.uint32], ".reg .pred %p1;")
+    assert carry.tolist() == [int(x) + int(y) >> 32 for x, y in zip(a, b, strict=True)]

@@ -16,12 +16,10 @@ from ..report.counters import Mix, mix_of
 from ..report.diary import Listing
 from ..text.syntax import Array, Instruction, PtxProgram, Reg, Variable, symbols, variable_name
 from .flow import spins, waits
-from .guesses import guesses
-from .in_flight import in_flight
-from .liveness import CONSTANT_REGISTERS, LiveRegisters, numbers
+from .liveness import CONSTANT_REGISTERS, LiveRegisters, in_flight, numbers
 from .ops.rounding import FLUSH, KEEP
 from .program import function_addresses
-from .provenance import Home, homes, sharing_of
+from .provenance import Home, guesses, homes, sharing_of
 from .registry import Plan
 
 WIDTHS = (1, 16, 32, 64)

@@ -154,16 +154,6 @@ LOOSE = frozenset(
 
 ROUNDINGS = frozenset({"rn", "rz", "rm", "rp", "rna", "rs"})
 TO_INTEGER = frozenset({"rni", "rzi", "rmi", "rpi"})
-APPROXIMATE = frozenset({"approx"})
-NEEDED = {
-    "fma": ROUNDINGS,
-    "div": ROUNDINGS | APPROXIMATE | {"full"},
-    "sqrt": ROUNDINGS | APPROXIMATE,
-    "rcp": ROUNDINGS | APPROXIMATE,
-    **dict.fromkeys(("rsqrt", "ex2", "lg2", "sin", "cos", "tanh"), APPROXIMATE),
-}
-"""Modifiers, by opcode, of which a floating-point instruction must have one."""
-
 SCOPES = frozenset({"cta", "cluster", "gpu", "sys"})
 PLAIN = frozenset({"u8", "u16", "u32", "u64", "s8", "s16", "s32", "s64", "f16", "bf16", "f32", "f64"})
 
@@ -202,18 +192,6 @@ def fits(i: Instruction, arg: Arg) -> None:
 
 def require_modifiers(i: Instruction) -> None:
     mods = set(i.mods)
-    floating = bool(i.types) and i.types[-1].kind == "f"
-    if floating and i.opcode in NEEDED and not mods & NEEDED[i.opcode]:
-        raise Unsupported(f"{i.opcode} of floating-point numbers needs one of .{', .'.join(sorted(NEEDED[i.opcode]))}")
-    if not floating and i.opcode in ("mul", "mad") and not mods & {"lo", "hi", "wide"}:
-        raise Unsupported(f"{i.opcode} of integers needs .lo, .hi or .wide")
-    if i.opcode in ("shl", "and", "or", "xor", "not") and i.types and i.types[-1].kind not in "bp":
-        raise Unsupported(f"{i.opcode} has a type of bits, not .{i.types[-1].name}")
-    if i.opcode in ("setp", "set") and i.types:
-        signed, wrong = {"lo", "ls", "hi", "hs"}, {"equ", "neu", "ltu", "leu", "gtu", "geu", "num", "nan"}
-        kind = i.types[-1].kind
-        if (kind == "s" and mods & signed) or (kind != "f" and mods & wrong):
-            raise Unsupported(f"this comparison is not for .{i.types[-1].name}")
     if i.opcode == "fence" and mods & {"acq_rel", "sc"} and not mods & SCOPES:
         raise Unsupported("fence needs a scope")
     if i.opcode in ("ld", "st"):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, Protocol
 
 import numpy as np
@@ -218,13 +218,14 @@ class RegisterCount:
 Waits = Barrier | WarpBarrier | ClusterBarrier | PhaseWait | MultiplyWait | RegisterCount
 Control = Branch | Exit | Return | FunctionCall | Multiply | Waits
 
-Bind = Callable[[Frame, Sequence[Array], Sequence[Array]], Thunk]
+Arrays = Sequence[Array]
+Bind = Callable[[Frame, Arrays, Arrays], Thunk]
 
 WHOLE_WARP = -1
 """`Plan.collective` of an instruction that all living lanes of the warp run together (.aligned)."""
 
 
-def _unbound(frame: Frame, out: Sequence[Array], ins: Sequence[Array]) -> Thunk:
+def _unbound(frame: Frame, out: Arrays, ins: Arrays) -> Thunk:
     raise AssertionError("a control instruction has no thunk")
 
 
@@ -285,18 +286,17 @@ class Coverage:
 
 
 _DECODERS: dict[str, Decoder] = {}
-_COVERAGE: list[Coverage] = []
+_FORMS: dict[str, tuple[str, str | Callable[[], str]]] = {}
 
 
-def opcode(*names: str, forms: str) -> Callable[[Decoder], Decoder]:
+def opcode(*names: str, forms: str | Callable[[], str], family: str = "") -> Callable[[Decoder], Decoder]:
     """Registers a decoder for opcodes. `forms` describes, in the coverage table, the forms that are executed."""
 
     def add(decoder: Decoder) -> Decoder:
-        family = decoder.__module__.rpartition(".")[2]
         for name in names:
             assert name not in _DECODERS, name
             _DECODERS[name] = decoder
-            _COVERAGE.append(Coverage(name, family, forms))
+            _FORMS[name] = family or decoder.__module__.rpartition(".")[2], forms
         return decoder
 
     return add
@@ -304,7 +304,8 @@ def opcode(*names: str, forms: str) -> Callable[[Decoder], Decoder]:
 
 def coverage() -> list[Coverage]:
     """Returns every opcode that the machine executes, by family and name."""
-    return sorted(_COVERAGE, key=lambda row: (row.family, row.opcode))
+    rows = [Coverage(name, family, forms if isinstance(forms, str) else forms()) for name, (family, forms) in _FORMS.items()]
+    return sorted(rows, key=lambda row: (row.family, row.opcode))
 
 
 def known(opcode: str) -> bool:
@@ -377,13 +378,20 @@ def pure(
     With `scratch`, `fn` first gets `Frame.temp`, which lends arrays that hold nothing from one instruction to the next.
     """
 
-    def bind(frame: Frame, out: Sequence[Array], ins: Sequence[Array]) -> Thunk:
+    def bind(frame: Frame, out: Arrays, ins: Arrays) -> Thunk:
         return fn(frame.temp, *out, *ins) if scratch else fn(*out, *ins)
 
     return Plan(tuple(writes), tuple(reads), bind, mode)
 
 
-PACKED = {"f16x2": np.float16, "bf16x2": np.uint16, "f32x2": np.float32}
+def act(
+    run: Callable[[Frame, Arrays, Arrays], object], writes: Sequence[Arg] = (), reads: Sequence[Arg] = (), **options: Any
+) -> Plan:
+    """Returns the plan of an instruction whose thunk is `run(frame, out, ins)`, which may look at lanes and memory."""
+    return Plan(tuple(writes), tuple(reads), lambda *bound: partial(run, *bound), pure=False, **options)
+
+
+PACKED = {"f16x2": np.float16, "bf16x2": np.uint16, "f32x2": np.float32, "u16x2": np.uint16, "s16x2": np.int16}
 """Element dtypes of packed types."""
 
 

@@ -11,8 +11,9 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from ..decode.code import runs
+from ..decode.ops.floats import half_bits
 from ..decode.ops.matrices import Decode
-from ..decode.ops.rounding import ENVIRONMENT, KEEP, half_bits
+from ..decode.ops.rounding import ENVIRONMENT, KEEP
 from ..decode.registry import Arg, Multiply
 from ..memory.layouts import DESCRIPTOR_UNIT, Descriptor
 from ..state.lanes import GROUP, WARP, Lanes

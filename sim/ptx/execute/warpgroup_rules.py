@@ -23,7 +23,7 @@ from collections.abc import Callable
 import numpy as np
 
 from ..decode.code import Code
-from ..decode.in_flight import InFlight
+from ..decode.liveness import InFlight
 from ..decode.registry import Arg, RegisterCount, Thunk
 from ..report.findings import Findings, Stuck, source, source_and_call
 from ..state.lanes import GROUP, WARP, Lanes, Wave

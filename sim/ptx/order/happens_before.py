@@ -14,8 +14,20 @@ import numpy as np
 
 from ..state.lanes import WARP, Lanes, Wave
 from ..text.syntax import Array, Instruction
-from .clocks import BLOCKS, CLUSTERS, LANES, ONE, WARPS, Groups, WaveClocks, highest, lanes_of, levels_of, stamps_of
-from .lane_clocks import LaneClocks
+from .clocks import (
+    BLOCKS,
+    CLUSTERS,
+    LANES,
+    ONE,
+    WARPS,
+    Groups,
+    LaneClocks,
+    WaveClocks,
+    highest,
+    lanes_of,
+    levels_of,
+    stamps_of,
+)
 from .proxy import SPACES, Proxy
 from .sharing import BLOCK, CLUSTER, DEVICE, scope_of
 

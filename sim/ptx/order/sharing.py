@@ -22,7 +22,7 @@ STRONG = frozenset({"volatile", "relaxed", "acquire", "release", "acq_rel", "mmi
 
 
 def is_phase(i: Instruction) -> bool:
-    """True for instructions on an mbarrier object, whose orders `order.lane_clocks` keeps."""
+    """True for instructions on an mbarrier object, whose orders `order.clocks` keeps."""
     return i.opcode == "mbarrier" or (i.opcode == "cp" and "mbarrier" in i.mods)
 
 

@@ -13,9 +13,9 @@ from ...memory.memory import LOCAL_WINDOW, PARAM_WINDOW, SHARED_WINDOW, SPACE_BI
 from ...memory.ports import ALL, PORTS, LocalPort, Part, Port, cluster_address, rank_of
 from ...state.lanes import Lanes
 from ...text.syntax import ELEMENT, SINK, TYPES, Array, Instruction, Mem, Operand, PtxType, Reg, Sym, Unsupported
-from ..registry import Arg, Frame, Mods, Plan, Thunk, arg, items, opcode, pure
-from .move import register_arg
-from .rounding import narrow, wide
+from ..registry import Arg, Arrays, Frame, Mods, Plan, Thunk, act, arg, items, opcode, pure
+from .floats import narrow, wide
+from .rows import extended
 
 WINDOWS = {"shared": SHARED_WINDOW, "local": LOCAL_WINDOW, "global": 0, "const": 0, "param": PARAM_WINDOW}
 SHARED = ("shared", "shared::cta", "shared::cluster")
@@ -54,20 +54,15 @@ def isspacep(i: Instruction) -> Plan:
 
     p, a = i.operands
 
-    def bind(frame: Frame, out: Sequence[Array], ins: Sequence[Array]) -> Thunk:
-        def run() -> None:
-            of = ins[0] >> np.uint64(SPACE_BITS)
-            out[0][...] = np.logical_or.reduce([of == tag for tag in tags])  # the window of parameters is within that of .global
-            if space == "shared" and "shared::cluster" not in i.mods and frame.lanes.wave.cluster > 1:
-                # An address of the lane's own block, with its rank or without.
-                address = np.broadcast_to(ins[0], frame.n)
-                out[0][...] &= (
-                    rank_of(frame.lanes, address - np.uint64(SHARED_WINDOW)) == frame.lanes.block % frame.lanes.wave.cluster
-                )
+    def run(frame: Frame, out: Arrays, ins: Arrays) -> None:
+        of = ins[0] >> np.uint64(SPACE_BITS)
+        out[0][...] = np.logical_or.reduce([of == tag for tag in tags])  # the window of parameters is within that of .global
+        if space == "shared" and "shared::cluster" not in i.mods and frame.lanes.wave.cluster > 1:
+            # An address of the lane's own block, with its rank or without.
+            address = np.broadcast_to(ins[0], frame.n)
+            out[0][...] &= rank_of(frame.lanes, address - np.uint64(SHARED_WINDOW)) == frame.lanes.block % frame.lanes.wave.cluster
 
-        return run
-
-    return Plan((arg(p, TYPES["pred"]),), (arg(a, TYPES["u64"]),), bind, pure=False)
+    return act(run, (arg(p, TYPES["pred"]),), (arg(a, TYPES["u64"]),))
 
 
 def ranked(i: Instruction) -> tuple[PtxType, bool]:
@@ -100,20 +95,17 @@ def mapa(i: Instruction) -> Plan:
     type_, generic = ranked(i)
     d, a, b = i.operands
 
-    def bind(frame: Frame, out: Sequence[Array], ins: Sequence[Array]) -> Thunk:
-        def run() -> None:
-            rank, blocks = np.broadcast_to(ins[1], frame.n), frame.lanes.wave.cluster
-            bad = rank >= blocks
-            if bad.any():
-                first = int(np.flatnonzero(bad)[0])
-                message = f"mapa to rank {int(rank[first])} of a cluster of {plural(blocks, 'block')}"
-                frame.machine.memory.findings.report("bad rank", message, i, frame.lanes, first, count=int(bad.sum()))
-            found = cluster_address(rank, shared_offsets(frame, i, ins[0], generic))
-            out[0][...] = found + np.uint64(SHARED_WINDOW) if generic else found
+    def run(frame: Frame, out: Arrays, ins: Arrays) -> None:
+        rank, blocks = np.broadcast_to(ins[1], frame.n), frame.lanes.wave.cluster
+        bad = rank >= blocks
+        if bad.any():
+            first = int(np.flatnonzero(bad)[0])
+            message = f"mapa to rank {int(rank[first])} of a cluster of {plural(blocks, 'block')}"
+            frame.machine.memory.findings.report("bad rank", message, i, frame.lanes, first, count=int(bad.sum()))
+        found = cluster_address(rank, shared_offsets(frame, i, ins[0], generic))
+        out[0][...] = found + np.uint64(SHARED_WINDOW) if generic else found
 
-        return run
-
-    return Plan((arg(d, type_),), (arg(a, type_), arg(b, TYPES["u32"])), bind, pure=False)
+    return act(run, (arg(d, type_),), (arg(a, type_), arg(b, TYPES["u32"])))
 
 
 @opcode("getctarank", forms="{.shared::cluster} .u32 .u64")
@@ -121,13 +113,10 @@ def getctarank(i: Instruction) -> Plan:
     type_, generic = ranked(i)
     d, a = i.operands
 
-    def bind(frame: Frame, out: Sequence[Array], ins: Sequence[Array]) -> Thunk:
-        def run() -> None:
-            out[0][...] = rank_of(frame.lanes, shared_offsets(frame, i, ins[0], generic))
+    def run(frame: Frame, out: Arrays, ins: Arrays) -> None:
+        out[0][...] = rank_of(frame.lanes, shared_offsets(frame, i, ins[0], generic))
 
-        return run
-
-    return Plan((arg(d, TYPES["u32"]),), (arg(a, type_),), bind, pure=False)
+    return act(run, (arg(d, TYPES["u32"]),), (arg(a, type_),))
 
 
 ORDER = ("weak", "volatile", "relaxed", "acquire", "release", "acq_rel", "mmio", "cta", "gpu", "sys", "cluster")
@@ -212,7 +201,7 @@ def ld(i: Instruction) -> Plan:
         raise Unsupported(f"accesses of {size} bytes")
     view = TYPES[f"{'s' if type_.kind == 's' else 'u'}{type_.bits}"]
 
-    def bind(frame: Frame, out: Sequence[Array], ins: Sequence[Array]) -> Thunk:
+    def bind(frame: Frame, out: Arrays, ins: Arrays) -> Thunk:
         if space == "param" and isinstance(memory, Mem) and isinstance(memory.base, Sym) and ins[0].ndim == 0:
             constant = frame.machine.parameter(memory.base, offset, size)
             if constant is not None:
@@ -233,7 +222,7 @@ def ld(i: Instruction) -> Plan:
 
         return run
 
-    return Plan(tuple(register_arg(r, view) for r in registers), (base,), bind, pure=False)
+    return Plan(tuple(extended(r, view) for r in registers), (base,), bind, pure=False)
 
 
 def constants(out: Sequence[Array], values: Array) -> Thunk:
@@ -275,7 +264,7 @@ def st(i: Instruction) -> Plan:
         raise Unsupported(f"accesses of {size} bytes")
     view = TYPES[f"b{type_.bits}"]
 
-    def bind(frame: Frame, out: Sequence[Array], ins: Sequence[Array]) -> Thunk:
+    def bind(frame: Frame, out: Arrays, ins: Arrays) -> Thunk:
         address, port = address_thunk(frame, ins[0], offset), make_port(frame, i, space, size, "st")
         values = ins[1:]
         direct = count == 1 and values[0].ndim == 1 and values[0].flags.c_contiguous
@@ -400,7 +389,7 @@ def atom(i: Instruction) -> Plan:
     fn = update(name, type_)
     bits = TYPES[f"b{type_.bits}"]
 
-    def bind(frame: Frame, out: Sequence[Array], ins: Sequence[Array]) -> Thunk:
+    def bind(frame: Frame, out: Arrays, ins: Arrays) -> Thunk:
         address, port = address_thunk(frame, ins[0], offset), make_port(frame, i, space, size, "atom")
         operands = [v if v.ndim else np.full(frame.n, v) for v in ins[1:]]
 

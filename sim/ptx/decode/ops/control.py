@@ -17,6 +17,7 @@ from ...text.syntax import SINK, TYPES, Array, Group, Imm, Instruction, Mem, Not
 from ..registry import (
     WHOLE_WARP,
     Arg,
+    Arrays,
     Barrier,
     Branch,
     ClusterBarrier,
@@ -30,6 +31,7 @@ from ..registry import (
     Return,
     Thunk,
     WarpBarrier,
+    act,
     arg,
     opcode,
     pure,
@@ -150,7 +152,7 @@ def fence(i: Instruction) -> Plan:
     # fence.mbarrier_init.release.cluster is the part of such a fence that concerns mbarrier.init.
     releases = scope != BLOCK and "proxy" not in i.mods and "acquire" not in i.mods
 
-    def bind(frame: Frame, out: Sequence[Array], ins: Sequence[Array]) -> Thunk:
+    def bind(frame: Frame, out: Arrays, ins: Arrays) -> Thunk:
         machine = frame.machine
         races = machine.memory.races
 
@@ -196,17 +198,14 @@ def map_fence(i: Instruction) -> Plan:
     if acquires and i.operands[1] != Imm(MAP_BYTES):
         raise Unsupported(f"the size must be {MAP_BYTES}")
 
-    def bind(frame: Frame, out: Sequence[Array], ins: Sequence[Array]) -> Thunk:
-        def run() -> None:
-            maps = frame.machine.bulks.maps
-            if acquires:
-                maps.acquire(np.broadcast_to(ins[0], frame.n).astype(np.int64) + offset)
-            else:
-                maps.release(frame.lanes)
+    def run(frame: Frame, out: Arrays, ins: Arrays) -> None:
+        maps = frame.machine.bulks.maps
+        if acquires:
+            maps.acquire(np.broadcast_to(ins[0], frame.n).astype(np.int64) + offset)
+        else:
+            maps.release(frame.lanes)
 
-        return run
-
-    return Plan((), (base,) if base else (), bind, pure=False)
+    return act(run, (), (base,) if base else ())
 
 
 @opcode("griddepcontrol", forms=".wait .launch_dependents: order launches of one stream, else of no effect")
@@ -217,7 +216,7 @@ def griddepcontrol(i: Instruction) -> Plan:
     if not action or i.operands:
         raise Unsupported("griddepcontrol takes .wait or .launch_dependents")
 
-    def bind(frame: Frame, out: Sequence[Array], ins: Sequence[Array]) -> Thunk:
+    def bind(frame: Frame, out: Arrays, ins: Arrays) -> Thunk:
         races = frame.machine.memory.races
         launches = None if races is None else races.launches
         if launches is None:
@@ -246,7 +245,7 @@ def on_objects(i: Instruction, memory: Operand, kind: str, act: Act, result: Arg
     space = object_space(i)
     base, offset = address_arg(memory, space)
 
-    def bind(frame: Frame, out: Sequence[Array], ins: Sequence[Array]) -> Thunk:
+    def bind(frame: Frame, out: Arrays, ins: Arrays) -> Thunk:
         address = address_thunk(frame, ins[0], offset)
         port = PORTS[space](frame.machine.memory, i, frame.n, 8, kind)
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -13,10 +13,10 @@ from ...memory.ports import GlobalPort, Part, SharedPort
 from ...memory.regions import BAD, Region, Tile
 from ...state.lanes import Lanes
 from ...text.syntax import TYPES, UNSIGNED, Array, Imm, Instruction, Mem, Operand, PtxError, PtxType, Reg, Unsupported
-from ..registry import Arg, Frame, Mods, Plan, Thunk, arg, opcode
+from ..registry import Arg, Arrays, Frame, Mods, Plan, Thunk, act, arg, opcode
 from .access import address_arg, address_thunk, update
 from .control import on_objects
-from .rounding import narrow, wide
+from .floats import narrow, wide
 
 
 @opcode(
@@ -59,7 +59,7 @@ def cp(i: Instruction) -> Plan:
         raise Unsupported("an ignore-src predicate")
     sizes = [arg(o, TYPES["u32"]) for o in rest]
 
-    def bind(frame: Frame, out: Sequence[Array], ins: Sequence[Array]) -> Thunk:
+    def bind(frame: Frame, out: Arrays, ins: Arrays) -> Thunk:
         memory = frame.machine.memory
         to_address = address_thunk(frame, ins[0], target_offset)
         from_address = address_thunk(frame, ins[1], origin_offset)
@@ -118,18 +118,19 @@ def group(i: Instruction, action: str) -> Plan:
             raise Unsupported("the number of groups must be constant")
         newest = operand.value
 
-    def bind(frame: Frame, out: Sequence[Array], ins: Sequence[Array]) -> Thunk:
+    def run(frame: Frame, out: Arrays, ins: Arrays) -> None:
         if action == "commit_group":
-            return lambda: frame.machine.copies.commit(frame.lanes)
-        return lambda: frame.machine.copies.wait(frame.lanes, newest, i)
+            frame.machine.copies.commit(frame.lanes)
+        else:
+            frame.machine.copies.wait(frame.lanes, newest, i)
 
-    return Plan((), (), bind, pure=False)
+    return act(run)
 
 
 def arrive_when_landed(i: Instruction, memory: Mem, counted: bool) -> Plan:
     """cp.async.mbarrier.arrive: arrives when the thread's earlier copies have landed; `counted`: .noinc."""
 
-    def act(frame: Frame, lanes: Lanes, keys: Array, _: Sequence[Array]) -> None:
+    def arrive(frame: Frame, lanes: Lanes, keys: Array, _: Arrays) -> None:
         machine = frame.machine
         serial, diary = machine.copies.serial, machine.memory.diary
         for key, at in machine.mbarriers.each(keys):
@@ -151,7 +152,7 @@ def arrive_when_landed(i: Instruction, memory: Mem, counted: bool) -> Plan:
 
             machine.mbarriers.defer(some, key, land, i)
 
-    return on_objects(i, memory, "atom", act, None, [])
+    return on_objects(i, memory, "atom", arrive, None, [])
 
 
 SPACES = ("shared::cluster", "shared::cta", "global")
@@ -169,7 +170,12 @@ def bulk(i: Instruction) -> Plan:
     if mods.flag("L2::cache_hint"):
         operands.pop()
     if mods.flag("prefetch"):
-        return prefetch(i, mods, operands)
+        mods.flag("L2")
+        if not mods.flag("global"):
+            raise Unsupported("a prefetch of another space")
+        mods.done()
+        source, size = operands
+        return prefetch(plain(i, source, size))
     spaces = tuple(m for m in i.mods if m in SPACES)
     mods.flag(*SPACES)
     reduces, arrives, grouped = mods.flag("reduce"), mods.flag(COMPLETES), mods.flag("bulk_group")
@@ -179,23 +185,26 @@ def bulk(i: Instruction) -> Plan:
     reduction = reduction_of(mods, spaces[0]) if reduces else None
     mods.done()
     if grouped and spaces == ("global", "shared::cta"):
-        return bulk_store(i, operands, reduction)
+        to, origin, size = operands
+        return store(i, origin, plain(i, to, size), lambda _: reduction)
     inward = [("shared::cluster", "global")] + [("shared::cta", "global")] * (not multicast)
     across = [("shared::cluster", "shared::cta")] * (not multicast)
     if not arrives or spaces not in [*across, *([] if reduces else inward)]:
         raise Unsupported("a bulk copy between these spaces with this way to complete")
-    return bulk_load(i, operands, spaces[1], multicast, reduction)
+    to, source, size, bar, *masks = operands
+    return load(i, to, bar, masks, plain(i, source, size, "global" if spaces[1] == "global" else "shared"), reduction)
 
 
 def bulk_group(i: Instruction, action: str, read: bool) -> Plan:
     newest = i.operands[0].value if i.operands and isinstance(i.operands[0], Imm) else 0
 
-    def bind(frame: Frame, out: Sequence[Array], ins: Sequence[Array]) -> Thunk:
+    def run(frame: Frame, out: Arrays, ins: Arrays) -> None:
         if action == "commit_group":
-            return lambda: frame.machine.bulks.commit(frame.lanes)
-        return lambda: frame.machine.bulks.wait(frame.lanes, newest, read, i)
+            frame.machine.bulks.commit(frame.lanes)
+        else:
+            frame.machine.bulks.wait(frame.lanes, newest, read, i)
 
-    return Plan((), (), bind, pure=False)
+    return act(run)
 
 
 INTEGER_OPS = {
@@ -243,82 +252,106 @@ def half_extreme(fn: np.ufunc, type_: PtxType) -> Update:
     return extreme
 
 
-def values_of(frame: Frame, ins: Sequence[Array]) -> list[Array]:
+def values_of(frame: Frame, ins: Arrays) -> list[Array]:
     """Returns operands as int64, one a lane."""
     return [np.broadcast_to(v, frame.n).astype(np.int64) for v in ins]
 
 
-def bulk_load(i: Instruction, operands: list[Operand], space: str, multicast: bool, reduction: Reduction | None) -> Plan:
-    """Decodes a bulk copy into shared memory, with an mbarrier; from global memory or from the block's own."""
-    to, source, size, bar, *rest = operands
+@dataclass(frozen=True)
+class Bytes:
+    """The bytes that copies move, in a tensor or as a source in shared memory.
+
+    `find(frame, lanes, values of args)` returns those without a fault as (positions of their lanes, region).
+    """
+
+    args: tuple[Arg, ...]
+    find: Callable[[Frame, Lanes, list[Array]], Sequence[tuple[Array, Region | Tile]]]
+
+
+def plain(i: Instruction, operand: Operand, size: Operand, space: str = "global") -> Bytes:
+    """Returns bytes side by side: of a tensor, or of the block's own shared memory."""
+    base, offset = address_arg(operand, space)
+
+    def find(frame: Frame, lanes: Lanes, values: list[Array]) -> Sequence[tuple[Array, Region | Tile]]:
+        ends = frame.machine.bulks.ends
+        return (ends.ranges if space == "global" else ends.own_ranges)(lanes, values[0] + offset, values[1], i)
+
+    return Bytes((base, arg(size, TYPES["u32"])), find)
+
+
+def boxes(i: Instruction, operand: Operand, rank: int) -> Bytes:
+    """Returns the boxes of a tensor map."""
+    assert isinstance(operand, Mem)
+    base, offset = address_arg(replace(operand, coordinates=()), "generic")
+    if len(operand.coordinates) != rank:
+        raise Unsupported(f"{len(operand.coordinates)} coordinates for {rank} dimensions")
+
+    def find(frame: Frame, lanes: Lanes, values: list[Array]) -> list[tuple[Array, Region | Tile]]:
+        bulks, (address, *coordinates) = frame.machine.bulks, values
+        found: list[tuple[Array, Region | Tile]] = []
+        for at, box, segment, tensor in bulks.maps.find(lanes, address + offset, rank, i):
+            region = box.region(segment, tensor, np.stack([c[at] for c in coordinates], axis=1))
+            found += bulks.ends.inside(lanes, at, region, i)
+        return found
+
+    return Bytes((base, *(arg(each, TYPES["s32"]) for each in operand.coordinates)), find)
+
+
+def shape_of(region: Region | Tile) -> Shape:
+    """Returns the tile of a region in shared memory: with its map's swizzle."""
+    description = region.description if isinstance(region, Region) else None
+    return Shape(region.size, ALIGN, description.swizzle) if description else Shape(region.size)
+
+
+def load(
+    i: Instruction, to: Operand, bar: Operand, masks: Sequence[Operand], source: Bytes, reduction: Reduction | None = None
+) -> Plan:
+    """Decodes a copy into shared memory, with an mbarrier; `masks`: the ranks of a multicast."""
     target, target_offset = address_arg(to, "shared")
-    origin, origin_offset = address_arg(source, "global" if space == "global" else "shared")
     barrier, barrier_offset = address_arg(bar, "shared")
-    masks = [arg(operand, TYPES["u16"]) for operand in rest]
-    if len(masks) != multicast:
+    if len(masks) != ("multicast::cluster" in i.mods):
         raise Unsupported("operands that do not fit the modifiers")
 
-    def bind(frame: Frame, out: Sequence[Array], ins: Sequence[Array]) -> Thunk:
-        def run() -> None:
-            there, here, sizes, bars, *mask = values_of(frame, ins)
-            there, here, bars = there + target_offset, here + origin_offset, bars + barrier_offset
-            bulks, lanes = frame.machine.bulks, frame.lanes
-            found: list[tuple[Array, Region | Tile]] = []
-            if space == "global":
-                found += bulks.ends.ranges(lanes, here, sizes, i)
-            else:
-                found += bulks.ends.own_ranges(lanes, here, sizes, i)
-            for at, region in found:
-                some = lanes.subset(at)
-                ends = there[at], bars[at], mask[0][at] if mask else None
-                arrival = bulks.ends.arrival(some, ends, Shape(region.size), i)
-                if arrival is not None:
-                    rows, to = arrival
-                    bulks.load(some.subset(rows), region.take(rows), to, i, reduction)
+    def run(frame: Frame, out: Arrays, ins: Arrays) -> None:
+        there, bars, *others = values_of(frame, ins)
+        values, mask = others[: len(source.args)], others[len(source.args) :]
+        bulks, lanes = frame.machine.bulks, frame.lanes
+        for at, region in source.find(frame, lanes, values):
+            some = lanes.subset(at)
+            ends = there[at] + target_offset, bars[at] + barrier_offset, mask[0][at] if mask else None
+            arrival = bulks.ends.arrival(some, ends, shape_of(region), i)
+            if arrival is not None:
+                rows, to = arrival
+                bulks.load(some.subset(rows), region.take(rows), to, i, reduction)
 
-        return run
-
-    return Plan((), (target, origin, arg(size, TYPES["u32"]), barrier, *masks), bind, pure=False)
+    return act(run, (), (target, barrier, *source.args, *(arg(mask, TYPES["u16"]) for mask in masks)))
 
 
-def bulk_store(i: Instruction, operands: list[Operand], reduction: Reduction | None) -> Plan:
-    """Decodes a bulk copy from the block's shared memory into global memory, in a bulk group."""
-    to, source, size = operands
-    target, target_offset = address_arg(to, "global")
-    origin, origin_offset = address_arg(source, "shared")
+def store(i: Instruction, origin: Operand, target: Bytes, reduction_of: Callable[[Region], Reduction | None]) -> Plan:
+    """Decodes a copy from the block's shared memory into a tensor, in a bulk group."""
+    base, offset = address_arg(origin, "shared")
 
-    def bind(frame: Frame, out: Sequence[Array], ins: Sequence[Array]) -> Thunk:
-        def run() -> None:
-            there, here, sizes = values_of(frame, ins)
-            bulks, lanes = frame.machine.bulks, frame.lanes
-            for at, region in bulks.ends.ranges(lanes, there + target_offset, sizes, i):
-                some = lanes.subset(at)
-                found = bulks.ends.own(some, here[at] + origin_offset, Shape(region.size), i)
-                if found is not None and bulks.ends.writable(region.segment, some, i):
-                    bulks.store(some.subset(found[0]), found[1], region.take(found[0]), i, reduction)
+    def run(frame: Frame, out: Arrays, ins: Arrays) -> None:
+        here, *values = values_of(frame, ins)
+        bulks, lanes = frame.machine.bulks, frame.lanes
+        for at, region in target.find(frame, lanes, values):
+            assert isinstance(region, Region)
+            some = lanes.subset(at)
+            try:
+                reduction = reduction_of(region)
+            except PtxError as error:
+                frame.machine.memory.findings.report(BAD, str(error), i, some, 0, count=some.n)
+                continue
+            found = bulks.ends.own(some, here[at] + offset, shape_of(region), i)
+            if found is not None and bulks.ends.writable(region.segment, some, i):
+                bulks.store(some.subset(found[0]), found[1], region.take(found[0]), i, reduction)
 
-        return run
-
-    return Plan((), (target, origin, arg(size, TYPES["u32"])), bind, pure=False)
+    return act(run, (), (base, *target.args))
 
 
-def prefetch(i: Instruction, mods: Mods, operands: list[Operand]) -> Plan:
-    """cp.async.bulk.prefetch: addresses are checked, nothing is counted."""
-    mods.flag("L2")
-    if not mods.flag("global"):
-        raise Unsupported("a prefetch of another space")
-    mods.done()
-    source, size = operands
-    origin, offset = address_arg(source, "global")
-
-    def bind(frame: Frame, out: Sequence[Array], ins: Sequence[Array]) -> Thunk:
-        def run() -> None:
-            here, sizes = values_of(frame, ins)
-            frame.machine.bulks.ends.ranges(frame.lanes, here + offset, sizes, i)
-
-        return run
-
-    return Plan((), (origin, arg(size, TYPES["u32"])), bind, pure=False)
+def prefetch(source: Bytes) -> Plan:
+    """Decodes a prefetch into the L2 cache: the bytes are checked, nothing is counted."""
+    return act(lambda frame, out, ins: source.find(frame, frame.lanes, values_of(frame, ins)), (), source.args)
 
 
 ALIGN = 128
@@ -354,122 +387,32 @@ def tensor(i: Instruction) -> Plan:
     if mods.flag("prefetch"):
         mods.flag("L2", "global")
         mods.done()
-        return tensor_prefetch(i, rank, operands)
+        (source,) = operands
+        return prefetch(boxes(i, source, rank))
     spaces = tuple(m for m in i.mods if m in SPACES)
     mods.flag(*SPACES)
     reduces, arrives, grouped = mods.flag("reduce"), mods.flag(COMPLETES), mods.flag("bulk_group")
     name = mods.choice(("add", "min", "max", "inc", "dec", "and", "or", "xor")) if reduces else ""
-    multicast = mods.flag("multicast::cluster")
+    mods.flag("multicast::cluster")
     mods.done()
     if grouped and spaces == ("global", "shared::cta") and reduces == bool(name):
-        return tensor_store(i, rank, operands, name)
+        to, origin = operands
+        return store(i, origin, boxes(i, to, rank), lambda region: reduction_for(name, region) if name else None)
     if not arrives or reduces or spaces not in (("shared::cluster", "global"), ("shared::cta", "global")):
         raise Unsupported("a bulk tensor copy between these spaces with this way to complete")
-    return tensor_load(i, rank, operands, multicast)
+    to, source, bar, *masks = operands
+    return load(i, to, bar, masks, boxes(i, source, rank))
 
 
-def map_args(operand: Operand, rank: int) -> tuple[list[Arg], int]:
-    """Returns the map's address and the coordinates, and the offset of the address."""
-    assert isinstance(operand, Mem)
-    base, offset = address_arg(replace(operand, coordinates=()), "generic")
-    if len(operand.coordinates) != rank:
-        raise Unsupported(f"{len(operand.coordinates)} coordinates for {rank} dimensions")
-    return [base, *(arg(each, TYPES["s32"]) for each in operand.coordinates)], offset
-
-
-def boxes(frame: Frame, lanes: Lanes, operands: list[Array], i: Instruction) -> list[tuple[Array, Region]]:
-    """Returns the lanes' boxes, by map: (positions of the lanes, region); `operands`: the map's address, the coordinates."""
-    bulks = frame.machine.bulks
-    address, *coordinates = operands
-    found: list[tuple[Array, Region]] = []
-    for at, box, segment, tensor in bulks.maps.find(lanes, address, len(coordinates), i):
-        region = box.region(segment, tensor, np.stack([c[at] for c in coordinates], axis=1))
-        found += bulks.ends.inside(lanes, at, region, i)
-    return found
-
-
-def shape_of(region: Region) -> Shape:
-    assert region.description is not None
-    return Shape(region.size, ALIGN, region.description.swizzle)
-
-
-def tensor_load(i: Instruction, rank: int, operands: list[Operand], multicast: bool) -> Plan:
-    """Decodes a tensor copy into shared memory, with an mbarrier."""
-    to, source, bar, *rest = operands
-    target, target_offset = address_arg(to, "shared")
-    barrier, barrier_offset = address_arg(bar, "shared")
-    tensor_map, map_offset = map_args(source, rank)
-    masks = [arg(operand, TYPES["u16"]) for operand in rest]
-    if len(masks) != multicast:
-        raise Unsupported("operands that do not fit the modifiers")
-
-    def bind(frame: Frame, out: Sequence[Array], ins: Sequence[Array]) -> Thunk:
-        def run() -> None:
-            there, bars, address, *others = values_of(frame, ins)
-            there, bars = there + target_offset, bars + barrier_offset
-            mask, bulks = others[rank:], frame.machine.bulks
-            for at, region in boxes(frame, frame.lanes, [address + map_offset, *others[:rank]], i):
-                some = frame.lanes.subset(at)
-                ends = there[at], bars[at], mask[0][at] if mask else None
-                arrival = bulks.ends.arrival(some, ends, shape_of(region), i)
-                if arrival is not None:
-                    rows, to = arrival
-                    bulks.load(some.subset(rows), region.take(rows), to, i)
-
-        return run
-
-    return Plan((), (target, barrier, *tensor_map, *masks), bind, pure=False)
-
-
-def tensor_store(i: Instruction, rank: int, operands: list[Operand], name: str) -> Plan:
-    """Decodes a tensor copy from the block's shared memory into a tensor, in a bulk group; `name`: its reduction, if any."""
-    to, source = operands
-    tensor_map, map_offset = map_args(to, rank)
-    origin, origin_offset = address_arg(source, "shared")
-
-    def bind(frame: Frame, out: Sequence[Array], ins: Sequence[Array]) -> Thunk:
-        def run() -> None:
-            here, address, *coordinates = values_of(frame, ins)
-            bulks = frame.machine.bulks
-            for at, region in boxes(frame, frame.lanes, [address + map_offset, *coordinates], i):
-                some = frame.lanes.subset(at)
-                assert region.description is not None
-                try:
-                    update = reduction_for(name, region.description.dtype) if name else None
-                except PtxError as error:
-                    frame.machine.memory.findings.report(BAD, str(error), i, some, 0, count=some.n)
-                    continue
-                found = bulks.ends.own(some, here[at] + origin_offset, shape_of(region), i)
-                if found is not None and bulks.ends.writable(region.segment, some, i):
-                    bulks.store(some.subset(found[0]), found[1], region.take(found[0]), i, update)
-
-        return run
-
-    return Plan((), (origin, *tensor_map), bind, pure=False)
-
-
-def reduction_for(name: str, dtype: str) -> Reduction:
+def reduction_for(name: str, region: Region) -> Reduction:
     """Returns a reduction of a map's elements. Raises PtxError if PTX ISA has none of that type."""
+    assert region.description is not None
+    dtype = region.description.dtype
     allowed = (*INTEGER_OPS[name], *FLOAT_OPS.get(name, ()))
     for kind in ELEMENTS.get(dtype, ()):
         if kind in allowed:
             return reduction(name, TYPES[kind])
     raise PtxError(f"there is no reduction .{name} of a tensor map of {dtype}")
-
-
-def tensor_prefetch(i: Instruction, rank: int, operands: list[Operand]) -> Plan:
-    """Decodes a prefetch into the L2 cache: map and box are checked, nothing is counted."""
-    (source,) = operands
-    tensor_map, offset = map_args(source, rank)
-
-    def bind(frame: Frame, out: Sequence[Array], ins: Sequence[Array]) -> Thunk:
-        def run() -> None:
-            address, *coordinates = values_of(frame, ins)
-            boxes(frame, frame.lanes, [address + offset, *coordinates], i)
-
-        return run
-
-    return Plan((), tuple(tensor_map), bind, pure=False)
 
 
 def map_prefetch(i: Instruction) -> Plan:
@@ -478,12 +421,9 @@ def map_prefetch(i: Instruction) -> Plan:
     param = bool({"param", "param::entry"} & set(i.mods))
     base, offset = address_arg(memory, "param" if param else "generic")
 
-    def bind(frame: Frame, out: Sequence[Array], ins: Sequence[Array]) -> Thunk:
-        def run() -> None:
-            (address,) = values_of(frame, ins)
-            generic = address + offset | (PARAM_WINDOW if param else 0)
-            frame.machine.bulks.maps.find(frame.lanes, generic, 0, i)
+    def run(frame: Frame, out: Arrays, ins: Arrays) -> None:
+        (address,) = values_of(frame, ins)
+        generic = address + offset | (PARAM_WINDOW if param else 0)
+        frame.machine.bulks.maps.find(frame.lanes, generic, 0, i)
 
-        return run
-
-    return Plan((), (base,), bind, pure=False)
+    return act(run, (), (base,))

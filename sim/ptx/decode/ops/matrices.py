@@ -28,10 +28,25 @@ import numpy as np
 from ...memory.ports import PORTS
 from ...state.lanes import WARP
 from ...text.syntax import ELEMENT, TYPES, UNSIGNED, Array, Imm, Instruction, Unsupported
-from ..registry import WHOLE_WARP, Arg, DType, Frame, Mods, Multiply, MultiplyWait, Plan, Thunk, arg, items, opcode
+from ..registry import (
+    WHOLE_WARP,
+    Arg,
+    Arrays,
+    Bind,
+    DType,
+    Frame,
+    Mods,
+    Multiply,
+    MultiplyWait,
+    Plan,
+    Thunk,
+    act,
+    arg,
+    items,
+    opcode,
+)
 from .access import address_arg, address_thunk, gather, store, take_space
-from .move import eight_dtype
-from .rounding import half_bits, narrow
+from .floats import eight_dtype, half_bits, narrow
 
 HALF_VALUES = np.arange(1 << 16, dtype=np.uint16).view(np.float16).astype(np.float32)
 """float32 values of all float16 bits."""
@@ -69,6 +84,18 @@ def whole_warps(frame: Frame, i: Instruction) -> bool:
     return False
 
 
+def warpwise(bind: Bind, i: Instruction, writes: Sequence[Arg], reads: Sequence[Arg], **options: Any) -> Plan:
+    """Returns the plan of an instruction that whole warps run together."""
+
+    def checked(frame: Frame, out: Arrays, ins: Arrays) -> Thunk:
+        if frame.n % WARP:
+            return lambda: whole_warps(frame, i)
+        run = bind(frame, out, ins)
+        return lambda: whole_warps(frame, i) and run()
+
+    return Plan(tuple(writes), tuple(reads), checked, collective=WHOLE_WARP, pure=False, **options)
+
+
 def matrix_mods(i: Instruction) -> tuple[int, bool, str]:
     mods = Mods(i, "sync", "aligned")
     if not mods.flag("m8n8"):
@@ -96,9 +123,7 @@ def ldmatrix(i: Instruction) -> Plan:
     registers = items(target, count)
     base, offset = address_arg(memory, space)
 
-    def bind(frame: Frame, out: Sequence[Array], ins: Sequence[Array]) -> Thunk:
-        if frame.n % WARP:
-            return lambda: whole_warps(frame, i)
+    def bind(frame: Frame, out: Arrays, ins: Arrays) -> Thunk:
         address, rows = address_thunk(frame, ins[0], offset), row_addresses(frame, count)
         warps = frame.n // WARP
         port = PORTS[space](frame.machine.memory, i, warps * 8 * count, 16, "ldmatrix")
@@ -111,8 +136,6 @@ def ldmatrix(i: Instruction) -> Plan:
         targets = [o.reshape(warps, WARP) for o in out]
 
         def run() -> None:
-            if not whole_warps(frame, i):
-                return
             lanes, at = frame.lanes, address()
             if rows is not None:
                 lanes, at = lanes.subset(rows), at[rows]
@@ -127,7 +150,7 @@ def ldmatrix(i: Instruction) -> Plan:
 
         return run
 
-    return Plan(tuple(arg(r, TYPES["b32"]) for r in registers), (base,), bind, collective=WHOLE_WARP, pure=False)
+    return warpwise(bind, i, [arg(r, TYPES["b32"]) for r in registers], [base])
 
 
 @opcode("stmatrix", forms=".sync.aligned.m8n8 .x1 .x2 .x4 {.trans} .shared.b16")
@@ -137,17 +160,13 @@ def stmatrix(i: Instruction) -> Plan:
     registers = items(source, count)
     base, offset = address_arg(memory, space)
 
-    def bind(frame: Frame, out: Sequence[Array], ins: Sequence[Array]) -> Thunk:
-        if frame.n % WARP:
-            return lambda: whole_warps(frame, i)
+    def bind(frame: Frame, out: Arrays, ins: Arrays) -> Thunk:
         address, rows = address_thunk(frame, ins[0], offset), row_addresses(frame, count)
         warps = frame.n // WARP
         port = PORTS[space](frame.machine.memory, i, warps * 8 * count, 16, "stmatrix")
         words = np.empty((warps, count, WARP), np.uint32)
 
         def run() -> None:
-            if not whole_warps(frame, i):
-                return
             for k, register in enumerate(ins[1:]):
                 words[:, k] = np.broadcast_to(register, frame.n).reshape(warps, WARP)
             data = words
@@ -161,8 +180,7 @@ def stmatrix(i: Instruction) -> Plan:
 
         return run
 
-    reads = (base, *(arg(r, TYPES["b32"]) for r in registers))
-    return Plan((), reads, bind, collective=WHOLE_WARP, pure=False)
+    return warpwise(bind, i, [], [base, *(arg(r, TYPES["b32"]) for r in registers)])
 
 
 @opcode("movmatrix", forms=".sync.aligned.m8n8.trans.b16")
@@ -174,19 +192,16 @@ def movmatrix(i: Instruction) -> Plan:
     mods.done()
     d, a = i.operands
 
-    def bind(frame: Frame, out: Sequence[Array], ins: Sequence[Array]) -> Thunk:
-        if frame.n % WARP:
-            return lambda: whole_warps(frame, i)
+    def bind(frame: Frame, out: Arrays, ins: Arrays) -> Thunk:
 
         def run() -> None:
-            if whole_warps(frame, i):
-                halves = np.ascontiguousarray(np.broadcast_to(ins[0], frame.n)).view(type_.dtype).reshape(-1, 8, 8)
-                np.copyto(out[0], np.ascontiguousarray(halves.transpose(0, 2, 1)).view(np.uint32).reshape(-1))
+            halves = np.ascontiguousarray(np.broadcast_to(ins[0], frame.n)).view(type_.dtype).reshape(-1, 8, 8)
+            np.copyto(out[0], np.ascontiguousarray(halves.transpose(0, 2, 1)).view(np.uint32).reshape(-1))
 
         return run
 
     word = TYPES["b32"]
-    return Plan((arg(d, word),), (arg(a, word),), bind, collective=WHOLE_WARP, pure=False)
+    return warpwise(bind, i, [arg(d, word)], [arg(a, word)])
 
 
 # -- mma ----------------------------------------------------------------------------------------------------------------
@@ -320,9 +335,7 @@ def mma(i: Instruction) -> Plan:
     a_decode, b_decode = decoder(a_type), decoder(b_type)
     real = np.dtype(np.float64 if a_type == "f64" else np.float32)
 
-    def bind(frame: Frame, out: Sequence[Array], ins: Sequence[Array]) -> Thunk:
-        if frame.n % WARP:
-            return lambda: whole_warps(frame, i)
+    def bind(frame: Frame, out: Arrays, ins: Arrays) -> Thunk:
         w = frame.n // WARP
         a_regs, b_regs, c_regs = ins[: len(a_args)], ins[len(a_args) : len(a_args) + len(b_args)], ins[-accumulators:]
 
@@ -372,22 +385,12 @@ def mma(i: Instruction) -> Plan:
         accumulate = {"s32": add_integers, "f16": add_halves}.get(d_type, add_reals)
 
         def run() -> None:
-            if whole_warps(frame, i):
-                multiply()
-                accumulate()
+            multiply()
+            accumulate()
 
         return run
 
-    return Plan(
-        tuple(d_args),
-        (*a_args, *b_args, *c_args),
-        bind,
-        mode=0,
-        collective=WHOLE_WARP,
-        pure=False,
-        flops=2 * m * n * k,
-        keeps=len(a_args),
-    )
+    return warpwise(bind, i, d_args, [*a_args, *b_args, *c_args], mode=0, flops=2 * m * n * k, keeps=len(a_args))
 
 
 WMMA_SHAPES = {
@@ -467,16 +470,12 @@ def transfer(i: Instruction, mods: Mods, action: str) -> Plan:
     number = np.arange(elements).reshape(rows, columns)
     logical = (number if layout == "row" else number.T).reshape(outer, inner)[major, minor]
 
-    def bind(frame: Frame, out: Sequence[Array], ins: Sequence[Array]) -> Thunk:
-        if frame.n % WARP:
-            return lambda: whole_warps(frame, i)
+    def bind(frame: Frame, out: Arrays, ins: Arrays) -> Thunk:
         warps = frame.n // WARP
         port = PORTS[space](frame.machine.memory, i, frame.n, size, "ld" if load else "st")
         values = ins[1 + len(strides) :] if not load else ()
 
         def run() -> None:
-            if not whole_warps(frame, i):
-                return
             start = np.broadcast_to(ins[0], frame.n) + ins[0].dtype.type(offset)
             stride = np.broadcast_to(ins[1], frame.n).astype(np.int64) if strides else np.full(frame.n, inner)
             matrix = np.empty((warps, elements), UNSIGNED[size]) if load else unpacked(values, frame.n, kind, elements)
@@ -497,9 +496,8 @@ def transfer(i: Instruction, mods: Mods, action: str) -> Plan:
         return run
 
     bits = TYPES[f"b{8 * word}"]
-    fragments = tuple(arg(r, bits) for r in registers)
-    reads = (base, *strides) if load else (base, *strides, *fragments)
-    return Plan(fragments if load else (), reads, bind, collective=WHOLE_WARP, pure=False)
+    fragments = [arg(r, bits) for r in registers]
+    return warpwise(bind, i, fragments if load else [], [base, *strides, *([] if load else fragments)])
 
 
 def multiply(i: Instruction, mods: Mods) -> Plan:
@@ -518,9 +516,7 @@ def multiply(i: Instruction, mods: Mods) -> Plan:
     real = np.dtype(np.float64 if a_type == "f64" else np.float32)
     decode = decoder(a_type)
 
-    def bind(frame: Frame, out: Sequence[Array], ins: Sequence[Array]) -> Thunk:
-        if frame.n % WARP:
-            return lambda: whole_warps(frame, i)
+    def bind(frame: Frame, out: Arrays, ins: Arrays) -> Thunk:
         left, right, addend = ins[: len(a)], ins[len(a) : len(a) + len(b)], ins[len(a) + len(b) :]
 
         def matrix(registers: Sequence[Array], rows: int, columns: int) -> Array:
@@ -530,8 +526,6 @@ def multiply(i: Instruction, mods: Mods) -> Plan:
             return values.reshape(-1, rows, columns)
 
         def run() -> None:
-            if not whole_warps(frame, i):
-                return
             product = np.matmul(matrix(left, m, k), matrix(right, k, n)).reshape(-1, m * n)
             bits = unpacked(addend, frame.n, c_type, m * n)
             if d_type == "s32":
@@ -549,9 +543,8 @@ def multiply(i: Instruction, mods: Mods) -> Plan:
         return run
 
     bits = TYPES["b64" if a_type == "f64" else "b32"]
-    reads = tuple(arg(r, bits) for r in (*a, *b, *c))
-    writes = tuple(arg(r, bits) for r in d)
-    return Plan(writes, reads, bind, mode=0, collective=WHOLE_WARP, pure=False, flops=2 * m * n * k)
+    reads, writes = ([arg(r, bits) for r in registers] for registers in ((*a, *b, *c), d))
+    return warpwise(bind, i, writes, reads, mode=0, flops=2 * m * n * k)
 
 
 DEPTH = {"f16": 16, "bf16": 16, "tf32": 8, "e4m3": 32, "e5m2": 32}
@@ -583,12 +576,11 @@ def wgmma(i: Instruction) -> Plan:
             raise Unsupported("a number of groups that is no constant")
         return Plan((), (), control=MultiplyWait(newest.value), collective=WHOLE_WARP)
 
-    def bind(frame: Frame, out: Sequence[Array], ins: Sequence[Array]) -> Thunk:
-        if action == "fence":
-            return lambda: frame.machine.warpgroups.fence(i, frame.lanes)
-        return lambda: frame.machine.warpgroups.commit(i, frame.lanes)
+    def run(frame: Frame, out: Arrays, ins: Arrays) -> None:
+        unit = frame.machine.warpgroups
+        (unit.fence if action == "fence" else unit.commit)(i, frame.lanes)
 
-    return Plan((), (), bind, collective=WHOLE_WARP, pure=False)
+    return act(run, collective=WHOLE_WARP)
 
 
 def product(i: Instruction, mods: Mods) -> Plan:

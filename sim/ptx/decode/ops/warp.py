@@ -7,14 +7,14 @@ arrays over the lanes reshape to (warps, 32); else values go through an array ov
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ...state.lanes import WARP, warp_bits
 from ...text.syntax import SINK, TYPES, Array, Instruction, Not, Pair, Unsupported
-from ..registry import Frame, Mods, Plan, Thunk, arg, opcode
+from ..registry import Arrays, Frame, Mods, Plan, Thunk, act, arg, opcode
 
 if TYPE_CHECKING:
     from ...state.lanes import Lanes
@@ -54,7 +54,7 @@ def shfl(i: Instruction) -> Plan:
     target, a, b, c, mask = i.operands
     first, second = (target.first, target.second) if isinstance(target, Pair) else (target, SINK)
 
-    def bind(frame: Frame, out: Sequence[Array], ins: Sequence[Array]) -> Thunk:
+    def bind(frame: Frame, out: Arrays, ins: Arrays) -> Thunk:
         value, by, clamp, member = ins
         d, p = out
         if by.ndim == 0 and clamp.ndim == 0 and frame.n % WARP == 0:
@@ -120,7 +120,7 @@ def by_warp(fn: Callable[[Lanes, Array, Array], Array], i: Instruction, result: 
     """Returns a plan for d = fn(lanes, value, mask), both arrays over the lanes of the set."""
     d, a, mask = i.operands
 
-    def bind(frame: Frame, out: Sequence[Array], ins: Sequence[Array]) -> Thunk:
+    def bind(frame: Frame, out: Arrays, ins: Arrays) -> Thunk:
         negate = isinstance(a, Not)
 
         def run() -> None:
@@ -196,23 +196,19 @@ def match(i: Instruction) -> Plan:
     target, a, mask = i.operands
     first, second = (target.first, target.second) if isinstance(target, Pair) else (target, SINK)
 
-    def bind(frame: Frame, out: Sequence[Array], ins: Sequence[Array]) -> Thunk:
-        def run() -> None:
-            named = np.broadcast_to(ins[1], frame.n)
-            equal = equal_lanes(frame.lanes, np.broadcast_to(ins[0], frame.n), named)
-            everyone = _everyone(frame.lanes, named)
-            agreed = equal == everyone
-            out[0][...] = np.where(agreed, everyone, np.uint32(0))
-            out[1][...] = agreed
+    def run(frame: Frame, out: Arrays, ins: Arrays) -> None:
+        named = np.broadcast_to(ins[1], frame.n)
+        equal = equal_lanes(frame.lanes, np.broadcast_to(ins[0], frame.n), named)
+        everyone = _everyone(frame.lanes, named)
+        agreed = equal == everyone
+        out[0][...] = np.where(agreed, everyone, np.uint32(0))
+        out[1][...] = agreed
 
-        return run
-
-    return Plan(
+    return act(
+        run,
         (arg(first, TYPES["b32"]), arg(second, TYPES["pred"])),
         (arg(a, type_), arg(mask, TYPES["u32"])),
-        bind,
         collective=1,
-        pure=False,
     )
 
 
@@ -251,13 +247,10 @@ def activemask(i: Instruction) -> Plan:
     type_ = mods.type("b32")
     mods.done()
 
-    def bind(frame: Frame, out: Sequence[Array], ins: Sequence[Array]) -> Thunk:
-        def run() -> None:
-            out[0][...] = frame.lanes.bits()[frame.lanes.warp]
+    def run(frame: Frame, out: Arrays, ins: Arrays) -> None:
+        out[0][...] = frame.lanes.bits()[frame.lanes.warp]
 
-        return run
-
-    return Plan((arg(i.operands[0], type_),), (), bind, pure=False)
+    return act(run, (arg(i.operands[0], type_),), ())
 
 
 @opcode("elect", forms=".sync d|p")
@@ -269,19 +262,15 @@ def elect(i: Instruction) -> Plan:
     if not sync or not isinstance(target, Pair):
         raise Unsupported("elect")
 
-    def bind(frame: Frame, out: Sequence[Array], ins: Sequence[Array]) -> Thunk:
-        def run() -> None:
-            bits = _everyone(frame.lanes, np.broadcast_to(ins[0], frame.n)).astype(np.int64)
-            leader = np.frexp((bits & -bits).astype(np.float64))[1] - 1
-            out[0][...] = leader
-            out[1][...] = frame.lanes.lane == leader
+    def run(frame: Frame, out: Arrays, ins: Arrays) -> None:
+        bits = _everyone(frame.lanes, np.broadcast_to(ins[0], frame.n)).astype(np.int64)
+        leader = np.frexp((bits & -bits).astype(np.float64))[1] - 1
+        out[0][...] = leader
+        out[1][...] = frame.lanes.lane == leader
 
-        return run
-
-    return Plan(
+    return act(
+        run,
         (arg(target.first, TYPES["b32"]), arg(target.second, TYPES["pred"])),
         (arg(mask, TYPES["u32"]),),
-        bind,
         collective=0,
-        pure=False,
     )

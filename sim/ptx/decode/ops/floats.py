@@ -1,0 +1,508 @@
+"""Primitives on floating-point numbers: roundings that NumPy lacks, half types, conversions, approximate functions.
+
+NumPy has no fused multiply-add, and no correct narrowing to half types. Here they use rounding to odd (Boldo and Melquiond,
+"Emulation of FMA and correctly rounded sums", 2008): a sum that is inexact gets an odd last bit, so that rounding it once more to
+at most half the precision less two bits is correct. Sums, products and quotients of halves in float32 round correctly twice
+(24 >= 2 * 11 + 2); fused operations are made in float64 with rounding to odd.
+
+Approximate instructions (PTX ISA: .approx, and div.full) have an error of the documented size. The exact result is made in float64
+and moved by the ISA's bound less the last rounding. For a relative bound those bits are flipped whose weights add up to it: up or
+down by the result's own bits, and never out of its power of two, so that no result changes its sign or overflows. An absolute
+bound is added with a sign from the argument's bits. Every run has the same errors. Zeros, infinities and NaN keep the results that
+the ISA lists. docs/ptx.md has the table; a launch with `approximate=False` gets the exact result, rounded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from fractions import Fraction
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from ...text.syntax import TYPES, Array, PtxType
+from ..registry import Frame, Thunk
+from .rows import primitive, writer
+
+# -- sums, halves -----------------------------------------------------------------------------------------------------------
+
+_MIDPOINT_MASK = np.array((1 << 29) - 1, np.uint64)
+_MIDPOINT = np.array(1 << 28, np.uint64)
+_TINY = np.array(2.0**-126)
+_ONE = np.array(1, np.uint64)
+
+
+def lent(frame: Frame, name: str, shape: tuple[int, ...], *dtypes: Any) -> list[Array]:
+    """Lends arrays for an instruction to work in."""
+    found: list[Array] = frame.lend((name, shape, *dtypes), lambda: [np.empty(shape, dtype) for dtype in dtypes])
+    return found
+
+
+@writer
+def fused_f32(frame: Frame, d: Array, a: Array, b: Array, c: Array, flush: int) -> Thunk:
+    """Returns the thunk d = a * b + c rounded once (float32, nearest).
+
+    The product is exact in float64. The sum is rounded to float64 and then to float32; that goes wrong only where the
+    float64 lies midway between two float32 (or the result is subnormal, unless these `flush`): there it is odd-rounded.
+    """
+    product, addend, total, flag = lent(frame, "fma", d.shape, np.float64, np.float64, np.float64, np.bool_)
+    bits = total.view(np.uint64)
+
+    def run() -> None:
+        np.copyto(product, a)
+        np.copyto(addend, b)
+        np.multiply(product, addend, product)
+        np.copyto(addend, c)
+        np.add(product, addend, total)
+        np.equal(np.bitwise_and(bits, _MIDPOINT_MASK), _MIDPOINT, flag)
+        if not flush:
+            np.logical_or(flag, np.abs(total) < _TINY, flag)
+        if np.count_nonzero(flag):
+            at = np.flatnonzero(flag)
+            total[at] = odd_sum(product[at], addend[at])
+        np.copyto(d, total, casting="same_kind")
+
+    return run
+
+
+def odd_sum(x: Array, y: Array) -> Array:
+    """Returns x + y of float64 arrays, rounded to odd."""
+    total = x + y
+    part = total - x
+    error = (x - (total - part)) + (y - part)
+    inexact = (error != 0) & np.isfinite(total) & np.isfinite(error)
+    even = (total.view(np.uint64) & _ONE) == 0
+    toward = np.nextafter(total, np.where(error > 0, np.inf, -np.inf))
+    return np.where(inexact & even, toward, total)
+
+
+@primitive
+def fused_f64(a: Array, b: Array, c: Array) -> Array:
+    """Returns a * b + c rounded once (float64, nearest), exact in every range: the rare hard lanes use rationals."""
+    a, b, c = np.broadcast_arrays(a, b, c)
+    plain = a * b + c
+    high, low = product(a, b)
+    # Boldo and Melquiond: exact product high + low; sum the parts, the smaller pair to odd.
+    th = c + low
+    part = th - c
+    tl = (c - (th - part)) + (low - part)
+    vh = high + th
+    part = vh - high
+    vl = (high - (vh - part)) + (th - part)
+    total = vh + odd_sum(tl, vl)
+    # Beyond these magnitudes the splitting overflows or the errors are subnormal.
+    size = np.maximum(np.maximum(np.abs(a), np.abs(b)), np.maximum(np.abs(c), np.abs(high)))
+    small = (np.abs(high) < 1e-250) & (high != 0) | (np.abs(total) < 1e-250) & (a != 0) & (b != 0)
+    hard = ((size > 1e150) | small | ((high == 0) & (a != 0) & (b != 0))) & np.isfinite(a) & np.isfinite(b) & np.isfinite(c)
+    result = np.where(np.isfinite(a) & np.isfinite(b) & np.isfinite(c), total, plain)
+    for at in np.flatnonzero(hard):
+        exact = Fraction(float(a[at])) * Fraction(float(b[at])) + Fraction(float(c[at]))
+        if exact:
+            try:
+                result[at] = exact.numerator / exact.denominator
+            except OverflowError:
+                result[at] = np.inf if exact > 0 else -np.inf
+        else:
+            result[at] = plain[at]
+    # An exact zero takes its sign from the plain expression.
+    return np.where(result == 0, np.where(plain == 0, plain, result), result)
+
+
+def product(a: Array, b: Array) -> tuple[Array, Array]:
+    """Returns a * b of float64 arrays far from the ends of their range, and its rounding error (Veltkamp, Dekker)."""
+    split = 134217729.0  # 2**27 + 1
+    ah, bh = (split * x - (split * x - x) for x in (a, b))
+    al, bl = a - ah, b - bh
+    high = a * b
+    return high, ((ah * bh - high) + ah * bl + al * bh) + al * bl
+
+
+def inverse_root(a: Array) -> Array:
+    """Returns 1 / sqrt(a) of float64, rounded to nearest: one Newton step from the rounded quotient, its residual exact."""
+    fraction, exponent = np.frexp(a)
+    fraction = np.where(exponent % 2, fraction * 2, fraction)
+    root = 1 / np.sqrt(fraction)
+    square, lacks = product(root, root)
+    whole, less = product(fraction, square)
+    step = root * (((1 - whole) - less - fraction * lacks) / 2)
+    return np.where(np.isfinite(step), np.ldexp(root + step, -(exponent // 2)), 1 / np.sqrt(a))
+
+
+@primitive
+def fused_odd(a: Array, b: Array, c: Array) -> Array:
+    """Returns a * b + c of half-precision values (float32 or float16 arrays) as float64, rounded to odd."""
+    return odd_sum(a.astype(np.float64) * b.astype(np.float64), np.asarray(c, np.float64))
+
+
+def odd_float32(x: Array) -> Array:
+    """Converts float64 to float32, rounded to odd, for further narrowing."""
+    near = x.astype(np.float32)
+    wide = near.astype(np.float64)
+    inexact = (wide != x) & np.isfinite(x) & np.isfinite(near)
+    even = (near.view(np.uint32) & np.uint32(1)) == 0
+    toward = np.nextafter(near, np.where(x > wide, np.float32(np.inf), np.float32(-np.inf)))
+    overflow = np.isinf(near) & np.isfinite(x)
+    near = np.where(inexact & even, toward, near)
+    return np.where(overflow, np.copysign(np.float32(3.4028235e38), near), near)
+
+
+def bfloat_bits(x: Array) -> Array:
+    """Converts float32 to bfloat16 bits (uint16), nearest even; NaN is the canonical 0x7fff."""
+    bits = x.view(np.uint32)
+    rounded = (bits + (np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1)))) >> np.uint32(16)
+    return np.where(np.isnan(x), np.uint32(0x7FFF), rounded).astype(np.uint16)
+
+
+@primitive
+def bfloat_value(bits: Array) -> Array:
+    """Converts bfloat16 bits (uint16) to float32."""
+    return (np.asarray(bits, np.uint32) << np.uint32(16)).view(np.float32)
+
+
+def half_bits(x: Array) -> Array:
+    """Converts float32 or float64 to float16 bits, nearest even; NaN is the canonical 0x7fff."""
+    bits = x.astype(np.float16).view(np.uint16)
+    return np.where(np.isnan(x), np.uint16(0x7FFF), bits)
+
+
+def directed(x: Array, bits: Array, value: Array, rounding: str) -> Array:
+    """Returns the half that `rounding` asks for, given half `bits` (uint16) rounded to nearest, and their `value`.
+
+    Magnitude and bits grow together, so that the neighbour is one bit pattern away.
+    """
+    up = np.uint16(1)
+    if rounding == "rz":
+        return np.where(np.abs(value) > np.abs(x), bits - up, bits)
+    wrong = value > x if rounding == "rm" else value < x
+    # Downwards a positive value shrinks and a negative one grows; upwards the other way round.
+    grows = np.signbit(value) == (rounding == "rm")
+    return np.where(wrong, np.where(grows, bits + up, bits - up), bits)
+
+
+def wide(x: Array, type_: PtxType) -> Array:
+    """Returns half values (float16, or bfloat16 bits) as float32."""
+    return bfloat_value(x) if type_.name.startswith("b") else x.astype(np.float32)
+
+
+def narrow(value: Array, type_: PtxType) -> Array:
+    """Converts float32 (or odd-rounded float64) to the array that stores the half type."""
+    return bf16_bits(value, "rn") if type_.name.startswith("b") else f16_bits(value, "rn")
+
+
+@primitive
+def f16_bits(value: Array, rounding: str) -> Array:
+    """Converts float32 or float64 to float16."""
+    bits = half_bits(value)
+    if rounding != "rn":
+        bits = directed(value, bits, bits.view(np.float16).astype(np.float64), rounding)
+    return bits.view(np.float16)
+
+
+@primitive
+def bf16_bits(value: Array, rounding: str) -> Array:
+    """Converts float32 or float64 to the bits of bfloat16."""
+    bits = bfloat_bits(odd_float32(value) if value.dtype == np.float64 else np.asarray(value))
+    return bits if rounding == "rn" else directed(value, bits, bfloat_value(bits).astype(np.float64), rounding)
+
+
+@primitive
+def flushed(x: Array, element: str) -> Array:
+    """.ftz of halves: subnormals become zeros of their sign."""
+    tiny = np.float32(2.0**-14 if element == "f16" else 2.0**-126)
+    return np.where(np.abs(x) < tiny, np.copysign(x.dtype.type(0), x), x)
+
+
+@writer
+def saturated(_: Frame, d: Array, x: Array) -> Thunk:
+    """.sat: the thunk that limits to [0, 1]; NaN becomes +0."""
+    zero, one = np.array(0, d.dtype), np.array(1, d.dtype)
+
+    def run() -> None:
+        np.fmax(x, zero, out=d)
+        np.minimum(d, one, out=d)
+        np.absolute(d, out=d)
+
+    return run
+
+
+@writer
+def extreme(frame: Frame, d: Array, a: Array, b: Array, function: str) -> Thunk:
+    """Returns the thunk of min and max by one of NumPy's functions, with -0 < +0 and canonical NaN."""
+    fn: np.ufunc = getattr(np, function)
+    zero = np.array(0, d.dtype)
+    merge = np.bitwise_and if "max" in function else np.bitwise_or
+    bits = np.dtype(f"u{d.itemsize}")
+    canonical = np.array({4: 0x7FFFFFFF, 8: 0x7FF8000000000000}[d.itemsize], bits).view(d.dtype)
+    flag, found = lent(frame, "extreme", d.shape, np.bool_, d.dtype)
+
+    def run() -> None:
+        fn(a, b, out=found)
+        np.equal(found, zero, flag)
+        if np.count_nonzero(flag):
+            # Equal values have equal bits except for the zeros; there the sign bits decide.
+            x, y = np.broadcast_to(a, d.shape), np.broadcast_to(b, d.shape)
+            both = flag & (x == y)
+            merged = merge(np.ascontiguousarray(x).view(bits), np.ascontiguousarray(y).view(bits)).view(d.dtype)
+            np.copyto(found, merged, where=both)
+        np.not_equal(found, found, flag)
+        if np.count_nonzero(flag):
+            np.copyto(found, canonical, where=flag)
+        np.copyto(d, found)
+
+    return run
+
+
+@primitive
+def signed(x: Array, *factors: Array) -> Array:
+    """Gives numbers the sign of the product of others."""
+    return np.where(np.logical_xor.reduce(np.broadcast_arrays(*map(np.signbit, factors))), -x, x)
+
+
+@primitive
+def subnormal(a: Array) -> Array:
+    size = np.abs(a)
+    found: Array = (size < np.finfo(a.dtype).smallest_normal) & (size > 0)
+    return found
+
+
+# -- conversions --------------------------------------------------------------------------------------------------------------
+
+
+@primitive
+def limited(x: Array, to: str) -> Array:
+    """Converts whole float64 numbers to integers: out of range clamps, NaN is 0 (PTX ISA, cvt, notes)."""
+    dtype = TYPES[to].dtype
+    info = np.iinfo(dtype)
+    # The largest float64 that fits: for 64-bit targets the limit itself is not representable.
+    top = float(np.nextafter(2.0 ** (info.bits - (info.min < 0)), 0)) if info.bits == 64 else float(info.max)
+    value = np.clip(np.where(np.isnan(x), 0.0, x), float(info.min), top).astype(dtype)
+    return np.where(x > top, dtype.type(info.max), value) if info.bits == 64 else value
+
+
+@partial(writer, width=2)
+def interleave(_: Frame, d: Array, low: Array, high: Array) -> Thunk:
+    """Returns the thunk that makes pairs."""
+    pairs = d.reshape(-1, 2)
+
+    def run() -> None:
+        pairs[:, 0] = low
+        pairs[:, 1] = high
+
+    return run
+
+
+@primitive
+def to_tf32(a: Array, direction: str) -> Array:
+    """Rounds float32 to 10 bits of fraction: rna rounds ties away from zero, rn to even."""
+    bits = a.view(np.uint32)
+    if direction == "rz":
+        rounded = bits
+    elif direction == "rn":
+        rounded = bits + (np.uint32(0xFFF) + ((bits >> np.uint32(13)) & np.uint32(1)))
+    else:
+        rounded = bits + np.uint32(0x1000)
+    return np.where(np.isfinite(a), rounded & np.uint32(0xFFFFE000), np.where(np.isnan(a), np.uint32(0x7FFFFFFF), bits))
+
+
+EIGHTS = {"e4m3x2": ("float8_e4m3fn", 448.0), "e5m2x2": ("float8_e5m2", 57344.0)}
+"""Pairs of 8-bit floats: their name in ml_dtypes, largest number."""
+
+
+def eight_dtype(name: str) -> Any:
+    """Returns the dtype of one of a pair. ml_dtypes is imported here, since nothing else of the machine needs it."""
+    try:
+        import ml_dtypes
+    except ImportError as error:
+        raise ImportError(f"8-bit floats need ml_dtypes ({error}): pip install ml_dtypes", name="ml_dtypes") from error
+    return getattr(ml_dtypes, EIGHTS[name][0])
+
+
+@primitive
+def eight(x: Array, name: str, relu: int) -> Array:
+    """cvt.rn.satfinite to 8-bit floats: too large values become the largest number, NaN 0x7f."""
+    top = EIGHTS[name][1]
+    value = np.clip(x.astype(np.float32), 0 if relu else -top, top)
+    bits = value.astype(eight_dtype(name)).view(np.uint8)
+    return np.where(np.isnan(value), np.uint8(0x7F), bits & np.uint8(0x7F) if relu else bits)
+
+
+@primitive
+def from_eight(bits: Array, name: str, relu: int) -> Array:
+    """Converts 8-bit floats to float16, which is exact."""
+    table = np.arange(256, dtype=np.uint8).view(eight_dtype(name)).astype(np.float16)
+    table[np.isnan(table)] = np.uint16(0x7FFF).view(np.float16)
+    return np.where(table < 0, np.float16(0), table)[bits] if relu else table[bits]
+
+
+# -- approximate functions ----------------------------------------------------------------------------------------------------
+
+Move = Callable[..., Array]
+"""Maps the exact results and the inputs, float64, to results with an error."""
+
+SMALLEST = 2.0**-126
+FINITE = np.array(1000, np.float32)
+"""2 to this power is finite in float64."""
+
+CIRCLES = tuple(float(np.float32(turns * np.pi)) for turns in (1, 2, 100))
+"""pi, 2 pi and 100 pi, rounded to float32: all three are rounded up."""
+
+
+def flip(exact: Array, mask: int | Array) -> Array:
+    """Moves results by at most `mask` units in the last place of float64."""
+    moved: Array = (exact.view(np.uint64) ^ np.asarray(mask, np.uint64)).view(np.float64)
+    return moved
+
+
+def ulps(count: int, precision: int) -> Move:
+    """Moves results by at most `count` units in the last place of the format. The last bit of the mask decides ties."""
+    mask = int((count - 0.5) * 2.0 ** (53 - precision)) | 1
+    return lambda exact, *_: flip(exact, mask)
+
+
+def relative(bound: float, precision: int) -> Move:
+    """Moves results by at most `bound` of the result: as much of it as a power of two allows."""
+    mask = int((bound - 2.0**-precision) * 2.0**52)
+    return lambda exact, *_: flip(exact, mask)
+
+
+def signs(a: Array) -> Array:
+    """Returns 1 or -1 for each argument, by a hash of its bits."""
+    return np.where((a.view(np.uint64) >> np.uint64(29)) * np.uint64(0x9E3779B97F4A7C15) >> np.uint64(63), 1.0, -1.0)
+
+
+def absolute(bound: float | Array, precision: int) -> Move:
+    """Moves results in [-1, 1], which they do not leave, by `bound` less the last rounding."""
+    move = np.asarray(bound) - 2.0 ** (-precision - 1)
+    return lambda exact, a: np.clip(exact + signs(a) * move, -1, 1)
+
+
+def circular(nearest: float) -> Move:
+    """Moves sin and cos: by `nearest` up to pi (CUDA's __sinf and __cosf), 2**-20.5 up to 2 pi, 2**-14.7 up to 100 pi.
+
+    Beyond, where the ISA gives no bound, by as much for each unit of the argument as there.
+    """
+
+    def move(exact: Array, a: Array) -> Array:
+        size = np.abs(a)
+        near, middle, far = (size <= limit for limit in CIRCLES)
+        bound = np.select([near, middle, far], [nearest, 2.0**-20.5, 2.0**-14.7], size * (2.0**-14.7 / CIRCLES[-1]))
+        return absolute(bound, 24)(exact, a)
+
+    return move
+
+
+def logarithmic(exact: Array, a: Array) -> Array:
+    """Moves lg2: by at most 2**-22.9 between 1/2 and 2, elsewhere by one unit."""
+    between = (a > 0.5) & (a < 2)
+    return np.where(between, absolute(2.0**-22.9, 24)(exact, a), ulps(1, 24)(exact))
+
+
+def hyperbolic(exact: Array, a: Array) -> Array:
+    """Moves tanh in float32: by 2**-11 of the result, in [-1, 1]; subnormal numbers pass through."""
+    return np.where(np.abs(a) < SMALLEST, a, np.clip(relative(2.0**-11, 24)(exact), -1, 1))
+
+
+MOVES: dict[tuple[str, str], Move] = {
+    ("ex2", "f16"): relative(2.0**-9.9, 11),
+    ("ex2", "bf16"): ulps(1, 8),
+    ("lg2", "f32"): logarithmic,
+    ("sin", "f32"): circular(2.0**-21.41),
+    ("cos", "f32"): circular(2.0**-21.19),
+    ("tanh", "f32"): hyperbolic,
+    ("tanh", "f16"): absolute(2.0**-10.987, 11),
+    ("tanh", "bf16"): absolute(2.0**-8, 8),
+    ("rcp", "f32"): ulps(1, 24),
+    ("sqrt", "f32"): ulps(1, 24),
+    ("rsqrt", "f32"): relative(2.0**-22.9, 24),
+    ("div", "f32"): ulps(2, 24),
+    ("rsqrt", "f64"): lambda exact, _: flip(exact, 1),
+}
+"""Errors by opcode and type. docs/ptx.md names the source of each bound."""
+
+
+def division(a: Array, b: Array) -> Array:
+    """div.approx computes a times an approximate float32 1/b: beyond 2**126 that is 0, and an infinity where b is tiny."""
+    inverse = np.where((np.abs(b) > 2.0**126) & np.isfinite(b), np.copysign(0, b), 1 / b)
+    lost = (inverse == 0) | (np.abs(inverse) >= 2.0**128)
+    return np.where(lost, a * np.where(inverse == 0, inverse, np.copysign(np.inf, b)), a / b)
+
+
+FUNCTIONS: dict[str, Callable[..., Array]] = {
+    "ex2": np.exp2,
+    "lg2": np.log2,
+    "sin": np.sin,
+    "cos": np.cos,
+    "tanh": np.tanh,
+    "rcp": np.reciprocal,
+    "sqrt": np.sqrt,
+    "rsqrt": lambda a: 1 / np.sqrt(a),
+    "div": division,
+    "div.full": np.divide,
+    "rsqrt.f64": inverse_root,
+}
+
+
+def result(function: Callable[..., Array], move: Move | None, values: Sequence[Array]) -> Array:
+    """Returns the function of float64 `values`, moved where it is not special: float64, to be rounded."""
+    exact = np.asarray(function(*values))
+    if move is None:
+        return exact
+    ordinary = np.isfinite(exact)
+    for value in values:
+        ordinary &= np.isfinite(value) & (value != 0)
+    return np.where(ordinary, move(exact, *values), exact)
+
+
+@primitive
+def approximated(approximate: bool, function: str, kind: str, *values: Array) -> Array:
+    """Returns a function of float64 values for results of type `kind`; as float64, to be rounded."""
+    move = MOVES[function.removesuffix(".full"), kind] if approximate else None
+    return result(FUNCTIONS.get(f"{function}.{kind}") or FUNCTIONS[function], move, values)
+
+
+@writer
+def exponential(frame: Frame, d: Array, a: Array) -> Thunk:
+    """ex2 in float32: off by one unit. It has its own thunk, with lent arrays, as softmax depends on it.
+
+    Powers of two are exact, as CUDA's tanh of float64 relies on it, and zeros and infinities among them.
+    """
+    approximate = frame.machine.approximate
+    exact, whole, moved, small = lent(frame, "ex2", d.shape, np.float64, np.float32, np.bool_, np.bool_)
+    bits, mask = exact.view(np.uint64), np.array(1 << 28 | 1, np.uint64)
+
+    def run() -> None:
+        if approximate:
+            np.rint(a, whole)
+            np.not_equal(a, whole, moved)
+            np.less(a, FINITE, small)  # an infinity has no bit to flip
+            np.logical_and(moved, small, moved)
+        np.copyto(exact, a)
+        np.exp2(exact, exact)
+        if approximate:
+            np.bitwise_xor(bits, mask, bits, where=moved)
+        np.copyto(d, exact, casting="same_kind")
+
+    return run
+
+
+HIGH = np.uint64(0xFFFFFFFF00000000)
+LOW = np.uint64(0xFFFFFFFF)
+CANONICAL = np.uint64(0x7FFFFFFF00000000)
+
+
+@primitive
+def gross(approximate: bool, function: str, a: Array) -> Array:
+    """rcp and rsqrt.approx.ftz.f64, on the upper halves: 20 bits behind the point of the operand and of the result.
+
+    The result is off by one of its last bits.
+    """
+
+    def flushed(x: Array) -> Array:
+        return np.where(np.abs(x) < 2.0**-1022, np.copysign(0.0, x), x)
+
+    upper = flushed((a.view(np.uint64) & HIGH).view(np.float64))
+    found = flushed(result(FUNCTIONS[function], ulps(1, 21) if approximate else None, [upper]))
+    bits = found.view(np.uint64)
+    bits = (bits + (LOW >> np.uint64(1)) + ((bits >> np.uint64(32)) & np.uint64(1))) & HIGH
+    return np.where(np.isnan(found), CANONICAL, bits).view(np.float64)
