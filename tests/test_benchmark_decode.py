@@ -18,8 +18,7 @@ from cupyflash.sim.clock.measured import read
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "benchmarks"))
 cases, decode, machine, peers, report, tables = (
-    importlib.import_module(name)
-    for name in ("cases", "decode", "machine", "peers", "report", "machine_code.tables")
+    importlib.import_module(name) for name in ("cases", "decode", "machine", "peers", "report", "machine_code.tables")
 )
 A100 = Device.named("A100-40GB")
 

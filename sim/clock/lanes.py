@@ -95,7 +95,7 @@ def neighbour(name: str, by: int = 1) -> str:
     if name in ZERO:
         return name
     stem = name.rstrip("0123456789")
-    return f"{stem}{int(name[len(stem):]) + by}"
+    return f"{stem}{int(name[len(stem) :]) + by}"
 
 
 def pair(lanes: Lanes, name: str) -> Array:

@@ -206,8 +206,16 @@ def _latency(i: Instruction, unit: Unit, size: int, rates: Rates) -> float:
     if name in ("LDG", "LD"):
         return rates[f"latency.ldg_{8 * size}"]
     found = {
-        "SHFL": "shuffle", "LDGSTS": "ldgsts", "ATOMS": "atoms", "ATOM": "ldg_32", "ATOMG": "ldg_32", "S2R": "s2r",
-        "S2UR": "s2r", "B2R": "s2r", "REDUX": "redux", "MUFU": "special",
+        "SHFL": "shuffle",
+        "LDGSTS": "ldgsts",
+        "ATOMS": "atoms",
+        "ATOM": "ldg_32",
+        "ATOMG": "ldg_32",
+        "S2R": "s2r",
+        "S2UR": "s2r",
+        "B2R": "s2r",
+        "REDUX": "redux",
+        "MUFU": "special",
         **dict.fromkeys(CONVERSIONS, "convert"),
         **dict.fromkeys(CONSTANTS, "ldc_immediate"),
     }.get(name)
