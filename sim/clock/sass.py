@@ -23,6 +23,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from cupyflash.sim import files
+
 SCOREBOARDS = 6
 NO_SCOREBOARD = 7
 INSTALL = "pip install nvidia-cuda-cuobjdump nvidia-cuda-nvdisasm, or a CUDA toolkit on the PATH"
@@ -158,7 +160,7 @@ def _told(cubin: bytes, *options: str) -> str:
     path = os.pathsep.join(filter(None, [os.environ.get("PATH"), str(Path(tool).parent)]))
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "kernel.cubin"
-        file.write_bytes(cubin + b"\0")  # CuPy's binding of NVRTC drops the last byte
+        files.write(file, cubin + b"\0")  # CuPy's binding of NVRTC drops the last byte
         done = subprocess.run([tool, *options, str(file)], capture_output=True, text=True, env=os.environ | {"PATH": path})
     if done.returncode:
         raise RuntimeError(f"{tool} cannot read the machine code: {done.stderr.strip()}")
