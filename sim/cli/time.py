@@ -43,31 +43,28 @@ def time(device: Device, as_json: bool, **given: Any) -> None:
     a long loop is sampled. The result is a model's, never a measurement: docs/clock.md has its error on published kernels.
     Floating-point numbers are not computed: a branch on one is not taken. Needs NVIDIA's disassemblers (the extra `clock`).
     """
-    from cupyflash.sim.clock.whole import clock_of
+    from cupyflash.sim.clock.whole import Clock, launch_of
     from cupyflash.sim.profiling.arguments import read_arguments
 
     click.echo(f"executing the machine code of {given['file']} ...", err=True)
     try:
-        clock = clock_of(
+        launch = launch_of(
             given["file"],
             given["kernel"],
-            given["grid"],
-            given["block"],
+            (given["grid"], given["block"]),
             read_arguments(given["spec"]).values,
             device,
             shared_bytes=given["shared_bytes"],
             options=[*(f"-D{name}" for name in given["defines"]), *(f"-I{path}" for path in given["includes"])],
-            mhz=given["mhz"],
-            cold=given["cold"],
         )
-        found = clock.time()
+        found = Clock(launch, device, given["mhz"], cold=given["cold"]).time()
     except PtxError as error:
         raise click.UsageError(f"{given['file']}: {first_reason(error)}") from error
     if as_json:
-        report = asdict(found) | {"device": device.name, "kernel": clock.launch.kernel.name, "binds": found.binds}
+        report = asdict(found) | {"device": device.name, "kernel": launch.kernel.name, "binds": found.binds}
         click.echo(json.dumps(report | {"tflops": found.tflops}, indent=2))
         return
-    say(f"{clock.launch.kernel.name} on {device.name} at {found.mhz:,.0f} MHz, predicted: {found.seconds * 1e6:,.1f} us, "
+    say(f"{launch.kernel.name} on {device.name} at {found.mhz:,.0f} MHz, predicted: {found.seconds * 1e6:,.1f} us, "
         f"{found.tflops:,.2f} TFLOP/s; {found.binds} binds")  # fmt: skip
     say(f"{found.residents} blocks a multiprocessor at once, {found.rounds:,.1f} rounds; run: {found.sampled}")
     show_table(("limit", "share of the time"), [(name, f"{share:.0%}") for name, share in found.busy.items()])

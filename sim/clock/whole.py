@@ -222,20 +222,18 @@ def _turn(trace: Sequence[Issue]) -> Sequence[Issue]:
     return trace[begins[TURNS_BEFORE - 2] : begins[TURNS_BEFORE - 1]]
 
 
-def clock_of(
+def launch_of(
     path: Path,
     kernel: str | None,
-    grid: Sequence[int],
-    block: Sequence[int],
+    shape: tuple[Sequence[int], Sequence[int]],
     args: Mapping[str, Any] | Sequence[Any],
     device: Device,
     *,
     shared_bytes: int = 0,
     options: Sequence[str] = (),
-    mhz: float | None = None,
-    cold: bool = False,
-) -> Clock:
-    """Returns the clock of a kernel in a file of CUDA C. ValueError for PTX: NVRTC makes no machine code of it."""
+) -> Launch:
+    """Returns a launch of a kernel in a file of CUDA C; `shape`: its grid and block. ValueError for PTX, of which NVRTC makes no
+    machine code."""
     if path.suffix == ".ptx":
         raise ValueError(f"{path}: the clock needs CUDA C, of which NVRTC makes machine code")
     major, minor = device.compute_capability
@@ -248,4 +246,4 @@ def clock_of(
     made = (*options, f"-arch=sm_{major}{minor}", f"-I{path.parent}")
     cubin, _ = compile_to_cubin(path.read_text(encoding="utf-8"), made, str(path))
     bound = bind(kernel, module.program.functions[kernel].params, args, ())
-    return Clock(Launch(Kernel.of(cubin, kernel), grid, block, bound, shared_bytes), device, mhz, cold=cold)
+    return Launch(Kernel.of(cubin, kernel), *shape, bound, shared_bytes)
