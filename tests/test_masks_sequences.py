@@ -164,7 +164,7 @@ def test_the_call_and_tiles_that_are_found_once() -> None:
         with pytest.raises(kind, match=said):
             cupyflash.attention_varlen(**{"q": q, "k": k, "v": v, "cu_seqlens_q": cu_q, "cu_seqlens_k": cu_k} | bad)
     for refused, kind, said in (
-        (lambda: cupyflash.block_mask(np.ones((3, 3), bool), q, k, cu_q, cu_k), TypeError, "must be a cupyflash.Mask"),
+        (lambda: cupyflash.block_mask(np.ones((3, 3), bool), q, k, cu_q, cu_k), TypeError, "a cupyflash.Mask here, which speaks"),
         (lambda: cupyflash.block_mask(mask, q, k, cu_q), ValueError, "must be given together, got cu_seqlens_q alone"),
         (lambda: cupyflash.attention(q[None], k[None], v[None], mask=tiled), ValueError, "block_mask for packed sequences"),
         (lambda: planned(plan_varlen, UNEVEN[:5]), ValueError, "seqlens must be 6 pairs"),
