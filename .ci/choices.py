@@ -5,7 +5,8 @@
 
 planned.txt in .ci/accounts has a line for each kernel and architecture: how the compile gate's programs launch it, and what its
 text names of constants and struct. modelled.txt has a line for each of some `cupyflash explain` and `predict`, all they say with
-numbers to six digits, and for orders in which FlashAttention-3's queue hands out row blocks. tests/test_drawn_mutants.py holds to
+numbers to six digits, and for orders in which FlashAttention-3's queue hands out row blocks. drawn.txt has a line for each kind of
+schedule: all that those of random problems say (drawn_problems.py). tests/test_drawn_mutants.py holds to
 them. `--write` makes them what they are now, where a change of tiles or models is meant, and shows what has changed since a commit,
 HEAD or that of `--since`: look at what else that is. `--since` alone only shows.
 """
@@ -29,6 +30,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from accounts import given
 from click.testing import CliRunner
 from compile_gate import jobs
+from drawn_problems import problems
 
 from cupyflash import Device, Problem, plan
 from cupyflash.schedules import plan_varlen
@@ -89,7 +91,7 @@ def six(thing: Any) -> Any:
     """Numbers to six digits: the rest is each processor's own."""
     if isinstance(thing, dict):
         return {name: six(value) for name, value in thing.items()}
-    if isinstance(thing, list):
+    if isinstance(thing, list | tuple):
         return [six(value) for value in thing]
     return f"{thing:.6g}" if isinstance(thing, float) else thing
 
@@ -119,6 +121,13 @@ def modelled() -> Iterator[Choice]:
         yield "queue", name, str([each.tolist() for each in schedule.order()])
 
 
+def drawn() -> Iterator[Choice]:
+    """Each figure of each schedule of a random problem, by kind."""
+    for kind, number, figures in problems():
+        for name, value in figures.items():
+            yield kind, f"{number} {name}", str(six(value))
+
+
 def queues() -> Iterator[tuple[str, Fa3Schedule]]:
     """Schedules whose row blocks come from a queue: all alike, and not; few of a thread block, and many."""
     for batch, heads, kv_heads, n in ((1, 16, 16, 2000), (2, 8, 2, 9000), (3, 64, 8, 5000), (1, 8, 8, 30_000), (16, 8, 8, 1000)):
@@ -134,7 +143,7 @@ def queues() -> Iterator[tuple[str, Fa3Schedule]]:
                 yield f"{kind}, {batch} x {heads} heads of {n:,}", made
 
 
-WRITTEN = {"planned.txt": planned, "modelled.txt": modelled}
+WRITTEN = {"planned.txt": planned, "modelled.txt": modelled, "drawn.txt": drawn}
 
 
 def digests(name: str) -> list[str]:

@@ -162,7 +162,7 @@ def test_a_search_without_end_dies(examiner: verdicts.Examiner, monkeypatch: pyt
 
 
 @pytest.mark.wide
-@pytest.mark.parametrize("name", ["planned.txt", "modelled.txt"])
+@pytest.mark.parametrize("name", ["planned.txt", "modelled.txt", "drawn.txt"])
 def test_choices_are_as_they_are_written_down(name: str) -> None:
     """`python .ci/choices.py --write` writes what they are now."""
     import choices

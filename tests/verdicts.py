@@ -246,7 +246,7 @@ def by_choices() -> str:
     sys.path.insert(0, str(ROOT / ".ci"))
     try:
         choices = in_time(lambda: importlib.import_module("choices"))
-        for name in ("modelled.txt", "planned.txt"):
+        for name in ("drawn.txt", "modelled.txt", "planned.txt"):
             if found := in_time(lambda name=name: next(choices.differences(name), "")):
                 return f"{name}: {found}"
     except BaseException as error:
