@@ -163,6 +163,12 @@ def test_the_call_and_tiles_that_are_found_once() -> None:
     ):
         with pytest.raises(kind, match=said):
             cupyflash.attention_varlen(**{"q": q, "k": k, "v": v, "cu_seqlens_q": cu_q, "cu_seqlens_k": cu_k} | bad)
+
+
+def test_what_masks_of_sequences_are_refused() -> None:
+    q, k, v, cu_q, cu_k = packed(((20, 30), (0, 5), (33, 10)), 2, 1, 16, 16)
+    mask = Mask("k <= q")
+    tiled = cupyflash.block_mask(mask, q, k, cu_q, cu_k)
     for refused, kind, said in (
         (lambda: cupyflash.block_mask(np.ones((3, 3), bool), q, k, cu_q, cu_k), TypeError, "a cupyflash.Mask here, which speaks"),
         (lambda: cupyflash.block_mask(mask, q, k, cu_q), ValueError, "must be given together, got cu_seqlens_q alone"),
