@@ -24,7 +24,7 @@ from cupyflash.schedules import (
     plan_varlen,
     plan_varlen_backward,
 )
-from cupyflash.sim import theory
+from cupyflash.sim import replay, theory
 
 COUNT = 500
 SCORES = (
@@ -111,13 +111,24 @@ def planned(rng: random.Random) -> tuple[str, Schedule]:
 def said(kind: str, schedule: Schedule) -> dict[str, Any]:
     """All that a schedule says: launches, what may replace them, room, tiles of masks, bytes, and the candidates it chose from."""
     problem, device = schedule.problem, schedule.device
-    found: dict[str, Any] = {"problem": repr(problem)[:2000], "device": device.name, "traffic": repr(theory.traffic(schedule))}
+    found: dict[str, Any] = {
+        "problem": repr(problem)[:2000],
+        "device": device.name,
+        "traffic": repr(theory.traffic(schedule)),
+        "replay": repr(replay(schedule)),
+    }
     for kernel in schedule.kernels():
         ways = [
             f"{each.grid} x {each.threads} threads, {each.shared_bytes} bytes, {given(each)}" for each in (kernel, *kernel.instead)
         ]
         found[kernel.name] = [*ways, getattr(schedule, "sharing", lambda _: None)(kernel.name)]
     found["workspaces"] = repr(schedule.workspaces())
+    for walk in schedule.walks():
+        moves = [
+            (each.tensor.name, str(each.when), each.write, each.tile, each.room, each.times, each.by_rows) for each in walk.moves
+        ]
+        own = [getattr(walk, name, None) for name in ("block", "loop", "rooms", "every", "sizes", "heads", "pack", "few", "works")]
+        found[f"moves of {walk.kernel}"] = [moves, repr(own)]
     for name in ("found_tiles", "given_tiles"):
         found[name] = [(each.field, each.blocks, each.count) for each in getattr(schedule, name, ())]
     if kind in TILES:

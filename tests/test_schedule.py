@@ -301,3 +301,13 @@ def test_a_multiprocessor_has_whole_warps_and_whole_blocks() -> None:
     assert {each: Multiprocessor.of(each).blocks for each in large} == dict.fromkeys(large, 32)
     assert {Multiprocessor.of(each).blocks for each in ((7, 5), (8, 6), (8, 7))} == {16}
     assert {Multiprocessor.of(each).blocks for each in ((8, 9), (11, 0), (12, 0), (12, 1))} == {24}
+
+
+@pytest.mark.parametrize(("d", "dtype"), [(64, "float16"), (128, "float16"), (40, "float16"), (64, "float32"), (128, "float32")])
+def test_what_fills_the_sram_exactly_fits(d: int, dtype: str) -> None:
+    """Not even a choice of warps or stages changes if the SRAM is just as large as the largest kernel's tiles."""
+    problem = square(256, d, dtype)
+    kernels = plan_backward(problem, A100, deterministic=True).kernels()
+    least = A100.with_sram(max(kernel.shared_bytes for kernel in kernels))
+    again = plan_backward(problem, least, deterministic=True).kernels()
+    assert [(each.name, each.constants) for each in again] == [(each.name, each.constants) for each in kernels]
