@@ -26,7 +26,7 @@ from cupyflash.schedules import (
 )
 from cupyflash.sim import replay, theory
 
-COUNT = 500
+COUNT = 250
 SCORES = (
     Score("s * 0.5 + tanh(s / 20) - abs(q - k) / 8"),
     Score("s - slope[h] * (q - k) + near[h, q - k]", slope=np.ones(4, np.float32), near=np.ones((4, 300), np.float16)),
