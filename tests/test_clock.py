@@ -242,7 +242,7 @@ def run_of(code: Sequence[Instruction], warps: int = 1) -> Run:
 
 
 def clocks_of(code: Sequence[Instruction]) -> list[float]:
-    """When a single warp issued each instruction."""
+    """The clocks at which a single warp issued each instruction."""
     return [begin for begin, _ in run_of(code).turns]
 
 

@@ -22,7 +22,8 @@ from cupyflash.sim.ptx.parameters import BoundArguments
 from . import sass
 from .lanes import ALWAYS, Array, Lanes
 from .memory import APART, FIRST_ADDRESS, SPACES, Access, Memory, MemoryWork, Space, TensorBytes
-from .opcodes import WARP, UnknownInstruction, Work, decoded
+from .opcodes import WARP, decoded
+from .operands import UnknownInstruction, Work
 from .sass import Instruction
 
 PARAMETERS = {7: 0x160, 8: 0x160, 9: 0x210, 10: 0x380, 12: 0x380}

@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from .lanes import Array, Lanes, neighbour
-from .opcodes import WARP, WORD, UnknownInstruction
+from .opcodes import WARP, WORD
+from .operands import UnknownInstruction
 from .sass import Instruction
 
 SECTOR = 32

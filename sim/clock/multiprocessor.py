@@ -18,15 +18,6 @@ from .rates import Rates
 from .sass import SCOREBOARDS
 from .steps import WARP, Act, Step, Unit
 
-QUEUE_CLOCKS = 11
-"""From the issue of an instruction of memory until it can leave its sub-core's queue: the sixth issues at clock 13 where the first
-did at 2 (Huerta et al., table 1)."""
-WINDOW = 2000
-"""Clocks for which a multiprocessor may get more of the L2 and of DRAM than its share, since the others are not in step with it:
-assumed."""
-SPREAD = 2
-"""Clocks between the first issues of a block's warps: assumed."""
-
 
 class Cost(NamedTuple):
     """An access of a warp: clocks of the pipe to shared memory and L1; bytes that go to the L2, and of those to DRAM."""
@@ -120,7 +111,8 @@ class Multiprocessor:
         self.return_bytes = rates["shared.return_bytes"]
         self.barrier, self.barrier_warp, self.branch = (rates[f"latency.{n}"] for n in ("barrier", "barrier_warp", "branch"))
         self.pending_clocks = rates["l1.pending"] * rates["l1.sector"] / outside.port
-        self.start = rates["launch.start"]
+        self.leave, self.lead = rates["queues.leave"], rates["l2.window"]
+        self.start, self.spread = rates["launch.start"], rates["launch.spread"]
         self.one_double = bool(rates["lanes.fp64_shared"])
         self.youngest = bool(rates["issue.youngest_first"])
         self.granted = self.pipe = self.port = self.l2 = self.dram = self.double = 0.0
@@ -165,7 +157,7 @@ class Multiprocessor:
         self.left[block] = len(traces)
         for number, trace in enumerate(traces):
             place = self.age % len(self.cores)
-            self.cores[place].warps.append(Warp(block, self.age, trace, at + SPREAD * number))
+            self.cores[place].warps.append(Warp(block, self.age, trace, at + self.spread * number))
             self.age += 1
             self.wake(place, at)
 
@@ -281,22 +273,21 @@ class Multiprocessor:
         while leaves and leaves[0] <= now:
             leaves.popleft()
         interval = max(2.0, step.late / self.late)
-        leave = max(now + QUEUE_CLOCKS, self.granted + self.grant_clocks, self.pipe - self.downstream)
-        leave = max(leave, leaves[-1] + interval if leaves else 0.0, self.port - self.pending_clocks, self.l2 - WINDOW)
+        leave = max(now + self.leave, self.granted + self.grant_clocks, self.pipe - self.downstream)
+        leave = max(leave, leaves[-1] + interval if leaves else 0.0, self.port - self.pending_clocks, self.l2 - self.lead)
         self.granted = leave
         leaves.append(leave)
-        read = leave - QUEUE_CLOCKS + step.release
+        read = leave - self.leave + step.release
         self.pipe = max(self.pipe, leave) + cost.pipe
-        alone = now + QUEUE_CLOCKS
-        done = max(now + step.latency, self.pipe + step.latency - QUEUE_CLOCKS - step.bytes / 4)
+        done = max(now + step.latency, self.pipe + step.latency - self.leave - step.bytes / 4)
         if cost.l2_bytes:
             self.port = max(self.port, self.pipe) + cost.l2_bytes / outside.port
             self.l2 = max(self.l2, self.pipe) + cost.l2_bytes / outside.l2_bytes
             self.dram = max(self.dram, self.pipe) + cost.dram_bytes / outside.dram_bytes
-            arrives = max(self.port, self.l2 - WINDOW, self.dram - WINDOW)
+            arrives = max(self.port, self.l2 - self.lead, self.dram - self.lead)
             far = cost.dram_bytes / cost.l2_bytes
             latency = outside.l2_latency + far * (outside.dram_latency - outside.l2_latency)
-            done = max(alone + latency - QUEUE_CLOCKS, arrives + latency - QUEUE_CLOCKS)
+            done = max(now + latency, arrives + latency - self.leave)
         if step.writes is not None and not step.act:
             core.returned = max(core.returned + WARP * step.bytes / self.return_bytes, done)
             done = core.returned

@@ -1,4 +1,4 @@
-"""What an instruction of machine code computes, where that decides addresses and branches: integers, predicates, moves, votes.
+"""The opcodes of machine code, computed where that decides addresses and branches: integers, predicates, moves, votes.
 
 There is no manual of these opcodes. Their meaning is read from their names (CUDA Binary Utilities, "Instruction Set Reference"),
 from what ptxas makes of PTX whose meaning is known, and proven by the PTX machine: both must make the same accesses.
@@ -6,158 +6,31 @@ from what ptxas makes of PTX whose meaning is known, and proven by the PTX machi
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from .lanes import ALWAYS, ZERO, Array, Lanes, Mask, Read, neighbour, pair
+from .lanes import ALWAYS, ZERO, Array, Lanes, Mask, Read, neighbour
+from .operands import (
+    CONSTANT,
+    PREDICATE,
+    REGISTER,
+    SUFFIX,
+    Banks,
+    Operands,
+    UnknownInstruction,
+    Work,
+    extended,
+    is_unsigned,
+    signed,
+)
 from .sass import Instruction
 
 WORD = np.uint64(0xFFFFFFFF)
 HALF = np.uint64(32)
 WARP = 32
-Banks = Mapping[int, bytes]
-"""The constant banks of a launch by number."""
 SPECIAL = (*(f"SR_{name}.{axis}" for name in ("TID", "CTAID", "NCTAID") for axis in "XYZ"), "SR_LANEID", "SR_CgaCtaId")
 """Special registers that are known."""
-
-_REGISTER = re.compile(r"U?R(\d+|Z)$")
-_PREDICATE = re.compile(r"!?U?P(\d|T)$")
-_CONSTANT = re.compile(r"cx?\[(\w+)\]\[(?:(U?R\d+|U?RZ)\+?)?(-?0x[0-9a-f]+)?\]$")
-_SUFFIX = re.compile(r"\.(reuse|64|H0_H0|H1_H1|B\d|S64|U64)\b")
-
-
-class UnknownInstruction(ValueError):
-    """An instruction that decides an address or a branch and that is not executed here."""
-
-
-@dataclass(frozen=True)
-class Work:
-    """What an instruction does to registers: `compute` gives the values of `writes` from the state; None makes them unknown.
-
-    `reads` are the registers and predicates that must be known for it.
-    """
-
-    writes: tuple[str, ...]
-    reads: tuple[str, ...] = ()
-    compute: Callable[[Lanes, Mask], Sequence[Array]] | None = None
-    across: bool = False  # a lane's result comes from other lanes too
-
-    def run(self, lanes: Lanes, mask: Mask) -> None:
-        lacks = lanes.lacking(self.reads, mask)
-        if self.compute is not None and not (self.across and lacks is not None):
-            for name, value in zip(self.writes, self.compute(lanes, mask), strict=True):
-                lanes.write(name, value, mask)
-            if lacks is None:
-                return
-        else:
-            lacks = mask
-        for name in self.writes:
-            lanes.forget(name, lacks)
-
-
-class Operands:
-    """An instruction's operands as readers of the state and of constants; what has been read is in `reads`."""
-
-    def __init__(self, instruction: Instruction, banks: Banks) -> None:
-        self.rest = list(instruction.operands)
-        self.banks = banks
-        self.reads: list[str] = []
-
-    def take(self) -> str:
-        if not self.rest:
-            raise UnknownInstruction("an operand is missing")
-        return self.rest.pop(0)
-
-    def results(self) -> list[str]:
-        """Takes the predicates in front that are results."""
-        found = []
-        while self.rest and _PREDICATE.match(self.rest[0]):
-            found.append(self.take())
-        return found
-
-    def predicate(self) -> Read:
-        return self.predicate_of(self.take()) if self.rest else self.predicate_of("PT")
-
-    def predicate_of(self, text: str) -> Read:
-        name = text.lstrip("!")
-        if not _PREDICATE.match(text):
-            raise UnknownInstruction(f"{text} is no predicate")
-        if name not in ALWAYS:
-            self.reads.append(name)
-        return (lambda lanes: ~lanes.predicate(name)) if text.startswith("!") else (lambda lanes: lanes.predicate(name))
-
-    def number(self) -> Read:
-        """Takes an operand of 32 bits."""
-        return self.number_of(self.take())
-
-    def number_of(self, text: str) -> Read:
-        text = _SUFFIX.sub("", text)
-        if text.startswith("-") and not text.startswith("-0x"):
-            inner = self.number_of(text[1:])
-            return lambda lanes: np.uint32(0) - inner(lanes)
-        if text.startswith("~"):
-            inner = self.number_of(text[1:])
-            return lambda lanes: ~inner(lanes)
-        if text.startswith("|"):
-            inner = self.number_of(text.strip("|"))
-            return lambda lanes: np.abs(inner(lanes).view(np.int32)).view(np.uint32)
-        if text in ZERO:
-            return lambda lanes: lanes.zero
-        if _REGISTER.match(text):
-            self.reads.append(text)
-            return lambda lanes: lanes.register(text)
-        if constant := _CONSTANT.match(text):
-            return self.constant(constant, 4)
-        return self.literal(text, 4)
-
-    def literal(self, text: str, size: int) -> Read:
-        if not re.fullmatch(r"-?0x[0-9a-f]+|-?\d+", text):
-            raise UnknownInstruction(f"{text} is no whole number")
-        value = int(text, 0) % (1 << 8 * size)
-        return lambda lanes: lanes.constant(value, size)
-
-    def wide(self) -> Read:
-        """Takes an operand of 64 bits: a register and the one behind it, a constant, or a number, sign-extended."""
-        text = _SUFFIX.sub("", self.take())
-        if text.startswith("-") and not text.startswith("-0x"):
-            self.rest.insert(0, text[1:])
-            inner = self.wide()
-            return lambda lanes: np.uint64(0) - inner(lanes)
-        if text in ZERO:
-            return lambda lanes: lanes.zero.astype(np.uint64)
-        if _REGISTER.match(text):
-            self.reads += [text, neighbour(text)]
-            return lambda lanes: pair(lanes, text)
-        if constant := _CONSTANT.match(text):
-            return self.constant(constant, 8)
-        return self.literal(text, 8)
-
-    def constant(self, found: re.Match[str], size: int) -> Read:
-        bank, index, offset = found[1], found[2], int(found[3] or "0", 0)
-        data = self.banks.get(int(bank, 0)) if bank.startswith("0x") else None
-        if data is None or index not in (None, *ZERO):
-            raise UnknownInstruction(f"the constant {found[0]} is not known")
-        value = int.from_bytes((data + bytes(size))[offset : offset + size], "little")
-        return lambda lanes: lanes.constant(value, size)
-
-
-def signed(value: Array) -> Array:
-    return np.ascontiguousarray(value).view(f"i{value.itemsize}")
-
-
-def is_unsigned(instruction: Instruction) -> bool:
-    return "U32" in instruction.modifiers or "U64" in instruction.modifiers
-
-
-def extended(value: Array, unsigned: bool) -> Array:
-    """Returns 32 bits as 64."""
-    return value.astype(np.uint64) if unsigned else signed(value).astype(np.int64).view(np.uint64)
-
-
-# -- what each opcode computes ------------------------------------------------------------------------------------------
 
 Decoder = Callable[[Instruction, Operands], Work]
 OPCODES: dict[str, Decoder] = {}
@@ -200,7 +73,7 @@ def double(d: str, o: Operands, value: Read) -> Work:
 def load_constant(i: Instruction, o: Operands) -> Work:
     d, text = o.take(), o.take()
     count = next((int(m) // 32 for m in i.modifiers if m in ("64", "128", "256")), 1)
-    found = _CONSTANT.match(_SUFFIX.sub("", text))
+    found = CONSTANT.match(SUFFIX.sub("", text))
     if not found or found[2] not in (None, *ZERO):
         return Work(tuple(neighbour(d, k) for k in range(count)))
     first = int(found[3] or "0", 0)
@@ -241,11 +114,11 @@ def add(i: Instruction, o: Operands) -> Work:
     d = o.take()
     if "64" in i.modifiers:
         o.results()
-        terms = [o.wide() for _ in range(len(o.rest)) if not _PREDICATE.match(o.rest[0])]
+        terms = [o.wide() for _ in range(len(o.rest)) if not PREDICATE.match(o.rest[0])]
         return double(d, o, lambda lanes: sum(term(lanes) for term in terms))  # type: ignore[arg-type, return-value]
     carries = o.results()
     parts: list[Read] = []
-    while o.rest and not _PREDICATE.match(o.rest[0]):
+    while o.rest and not PREDICATE.match(o.rest[0]):
         text = o.rest[0]
         if text.startswith("-") and not text.startswith("-0x"):  # so that the carry is that of the complement and one
             o.rest[0] = text[1:]
@@ -546,7 +419,7 @@ def first_lanes(lanes: Lanes, mask: Mask) -> Array:
 
 @opcode("VOTE", "VOTEU")
 def vote(i: Instruction, o: Operands) -> Work:
-    results = [] if _PREDICATE.match(o.rest[0]) else [o.take()]
+    results = [] if PREDICATE.match(o.rest[0]) else [o.take()]
     predicates = [o.take()] if len(o.rest) > 1 else []
     value = o.predicate()
 
@@ -605,7 +478,7 @@ def to_float(i: Instruction, o: Operands) -> Work:
 @opcode("MUFU")
 def reciprocal(i: Instruction, o: Operands) -> Work:
     d = o.take()
-    if i.modifiers != ("RCP",) or not _REGISTER.match(_SUFFIX.sub("", o.rest[0])):
+    if i.modifiers != ("RCP",) or not REGISTER.match(SUFFIX.sub("", o.rest[0])):
         return Work((d,))
     a = o.number()
 
@@ -619,7 +492,7 @@ def reciprocal(i: Instruction, o: Operands) -> Work:
 @opcode("F2I")
 def to_integer(i: Instruction, o: Operands) -> Work:
     d = o.take()
-    if any(m in i.modifiers for m in ("F64", "F16", "U64", "S64")) or not _REGISTER.match(_SUFFIX.sub("", o.rest[0])):
+    if any(m in i.modifiers for m in ("F64", "F16", "U64", "S64")) or not REGISTER.match(SUFFIX.sub("", o.rest[0])):
         return Work((d, neighbour(d)) if "64" in "".join(i.modifiers) else (d,))
     a = o.number()
     low, high = (0, 2**32 - 1) if is_unsigned(i) else (-(2**31), 2**31 - 1)
@@ -672,9 +545,9 @@ def results_of(i: Instruction) -> tuple[str, ...]:
     if i.opcode == "B2R":  # the result of a barrier that reduces: a register and a predicate
         return i.operands
     operands, found = list(i.operands), []
-    while operands and _PREDICATE.match(operands[0]):
+    while operands and PREDICATE.match(operands[0]):
         found.append(operands.pop(0))
-    if operands and _REGISTER.match(operands[0]):
+    if operands and REGISTER.match(operands[0]):
         count = UNKNOWN.get(i.opcode, UNKNOWN.get(i.opcode[1:], 1))
         if i.opcode == "F2F" and "F64" in i.modifiers:
             count = 2
@@ -683,16 +556,13 @@ def results_of(i: Instruction) -> tuple[str, ...]:
 
 
 def decoded(i: Instruction, banks: Banks) -> Work:
-    """Returns what an instruction does to registers. UnknownInstruction for an opcode that is not known at all."""
+    """Returns an instruction's effect on registers. UnknownInstruction for an opcode that is not known at all."""
     if i.opcode in NOTHING:
         return Work(())
-    name = i.opcode if i.opcode in OPCODES else i.opcode.removeprefix("U")
-    if name == "S2UR":
-        name = "S2R"
-    if name in OPCODES or i.opcode in ("S2UR", "ULDC"):
-        decoder = OPCODES["S2R" if i.opcode == "S2UR" else "LDC" if i.opcode == "ULDC" else name]
+    name = "S2R" if i.opcode == "S2UR" else i.opcode if i.opcode in OPCODES else i.opcode.removeprefix("U")
+    if name in OPCODES:
         try:
-            return decoder(i, Operands(i, banks))
+            return OPCODES[name](i, Operands(i, banks))
         except UnknownInstruction:
             return Work(results_of(i))
     if name in UNKNOWN or i.opcode in UNKNOWN_PREDICATES or i.opcode == "F2F":

@@ -79,7 +79,7 @@ RELATIVE: dict[str, Callable[[PtxType], str]] = {
 
 @dataclass(frozen=True)
 class Meaning:
-    """What an instruction does: `targets` get `values`. `views`: the types of operands that are not seen as usual."""
+    """The effect of an instruction: `targets` get `values`. `views`: the types of operands that are not seen as usual."""
 
     targets: tuple[str, ...]
     values: tuple[Expression, ...]
