@@ -1,0 +1,148 @@
+"""Operands of machine code as readers of a warp's registers and of constants, and the effect of an instruction on registers."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from .lanes import ALWAYS, ZERO, Array, Lanes, Mask, Read, neighbour, pair
+from .sass import Instruction
+
+Banks = Mapping[int, bytes]
+"""The constant banks of a launch by number."""
+
+REGISTER = re.compile(r"U?R(\d+|Z)$")
+PREDICATE = re.compile(r"!?U?P(\d|T)$")
+CONSTANT = re.compile(r"cx?\[(\w+)\]\[(?:(U?R\d+|U?RZ)\+?)?(-?0x[0-9a-f]+)?\]$")
+SUFFIX = re.compile(r"\.(reuse|64|H0_H0|H1_H1|B\d|S64|U64)\b")
+
+
+class UnknownInstruction(ValueError):
+    """An instruction that decides an address or a branch and that is not executed here."""
+
+
+@dataclass(frozen=True)
+class Work:
+    """The effect of an instruction on registers: `compute` gives the values of `writes` from the state; None makes them unknown.
+
+    `reads` are the registers and predicates that must be known for it.
+    """
+
+    writes: tuple[str, ...]
+    reads: tuple[str, ...] = ()
+    compute: Callable[[Lanes, Mask], Sequence[Array]] | None = None
+    across: bool = False  # a lane's result comes from other lanes too
+
+    def run(self, lanes: Lanes, mask: Mask) -> None:
+        lacks = lanes.lacking(self.reads, mask)
+        if self.compute is not None and not (self.across and lacks is not None):
+            for name, value in zip(self.writes, self.compute(lanes, mask), strict=True):
+                lanes.write(name, value, mask)
+            if lacks is None:
+                return
+        else:
+            lacks = mask
+        for name in self.writes:
+            lanes.forget(name, lacks)
+
+
+class Operands:
+    """An instruction's operands as readers of the state and of constants; what has been read is in `reads`."""
+
+    def __init__(self, instruction: Instruction, banks: Banks) -> None:
+        self.rest = list(instruction.operands)
+        self.banks = banks
+        self.reads: list[str] = []
+
+    def take(self) -> str:
+        if not self.rest:
+            raise UnknownInstruction("an operand is missing")
+        return self.rest.pop(0)
+
+    def results(self) -> list[str]:
+        """Takes the predicates in front that are results."""
+        found = []
+        while self.rest and PREDICATE.match(self.rest[0]):
+            found.append(self.take())
+        return found
+
+    def predicate(self) -> Read:
+        return self.predicate_of(self.take()) if self.rest else self.predicate_of("PT")
+
+    def predicate_of(self, text: str) -> Read:
+        name = text.lstrip("!")
+        if not PREDICATE.match(text):
+            raise UnknownInstruction(f"{text} is no predicate")
+        if name not in ALWAYS:
+            self.reads.append(name)
+        return (lambda lanes: ~lanes.predicate(name)) if text.startswith("!") else (lambda lanes: lanes.predicate(name))
+
+    def number(self) -> Read:
+        """Takes an operand of 32 bits."""
+        return self.number_of(self.take())
+
+    def number_of(self, text: str) -> Read:
+        text = SUFFIX.sub("", text)
+        if text.startswith("-") and not text.startswith("-0x"):
+            inner = self.number_of(text[1:])
+            return lambda lanes: np.uint32(0) - inner(lanes)
+        if text.startswith("~"):
+            inner = self.number_of(text[1:])
+            return lambda lanes: ~inner(lanes)
+        if text.startswith("|"):
+            inner = self.number_of(text.strip("|"))
+            return lambda lanes: np.abs(inner(lanes).view(np.int32)).view(np.uint32)
+        if text in ZERO:
+            return lambda lanes: lanes.zero
+        if REGISTER.match(text):
+            self.reads.append(text)
+            return lambda lanes: lanes.register(text)
+        if constant := CONSTANT.match(text):
+            return self.constant(constant, 4)
+        return self.literal(text, 4)
+
+    def literal(self, text: str, size: int) -> Read:
+        if not re.fullmatch(r"-?0x[0-9a-f]+|-?\d+", text):
+            raise UnknownInstruction(f"{text} is no whole number")
+        value = int(text, 0) % (1 << 8 * size)
+        return lambda lanes: lanes.constant(value, size)
+
+    def wide(self) -> Read:
+        """Takes an operand of 64 bits: a register and the one behind it, a constant, or a number, sign-extended."""
+        text = SUFFIX.sub("", self.take())
+        if text.startswith("-") and not text.startswith("-0x"):
+            self.rest.insert(0, text[1:])
+            inner = self.wide()
+            return lambda lanes: np.uint64(0) - inner(lanes)
+        if text in ZERO:
+            return lambda lanes: lanes.zero.astype(np.uint64)
+        if REGISTER.match(text):
+            self.reads += [text, neighbour(text)]
+            return lambda lanes: pair(lanes, text)
+        if constant := CONSTANT.match(text):
+            return self.constant(constant, 8)
+        return self.literal(text, 8)
+
+    def constant(self, found: re.Match[str], size: int) -> Read:
+        bank, index, offset = found[1], found[2], int(found[3] or "0", 0)
+        data = self.banks.get(int(bank, 0)) if bank.startswith("0x") else None
+        if data is None or index not in (None, *ZERO):
+            raise UnknownInstruction(f"the constant {found[0]} is not known")
+        value = int.from_bytes((data + bytes(size))[offset : offset + size], "little")
+        return lambda lanes: lanes.constant(value, size)
+
+
+def signed(value: Array) -> Array:
+    return np.ascontiguousarray(value).view(f"i{value.itemsize}")
+
+
+def is_unsigned(instruction: Instruction) -> bool:
+    return "U32" in instruction.modifiers or "U64" in instruction.modifiers
+
+
+def extended(value: Array, unsigned: bool) -> Array:
+    """Returns 32 bits as 64."""
+    return value.astype(np.uint64) if unsigned else signed(value).astype(np.int64).view(np.uint64)
