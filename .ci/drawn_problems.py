@@ -59,8 +59,8 @@ def options(rng: random.Random, taker: str, batch: int, heads: int, n_q: int, n_
         chosen["score"] = rng.choice(SCORES).form
     if blocks and some(0.5):
         chosen["block_mask"] = BlockMask.of(patches(rng, batch, heads, -(-n_q // blocks[0]), -(-n_k // blocks[1])))
-    chosen[rng.choice(["mask", "none"])] = some()
-    if not chosen.get("mask") and some():
+    chosen["mask"] = some(0.15)
+    if not chosen["mask"] and some():
         chosen["mask_function"] = rng.choice(MASKS).form
     taken = {name: value for name, value in chosen.items() if name in OPTIONS and taker in OPTIONS[name].takers and value}
     if {"mask", "mask_function"} & set(taken):

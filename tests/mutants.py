@@ -70,7 +70,7 @@ def compile_time(mutant: Mutant, kernel: Kernel) -> tuple[str, ...]:
     """
     from cupy.cuda import nvrtc
 
-    able = nvrtc.getVersion() >= (13, 0) and kernel.source != "fa3_forward.cu" and "uninitialised" not in mutant.finds
+    able = nvrtc.getVersion() >= (13, 0) and not kernel.accelerated and "uninitialised" not in mutant.finds
     return ("--Ofast-compile=mid",) if able else ()
 
 

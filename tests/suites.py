@@ -45,7 +45,7 @@ def pairwise(cases: Iterable[tuple[Any, ...]], kept: Collection[tuple[Any, ...]]
     them, and with CUPYFLASH_TEST_EXAMPLES all are.
     """
     cases = list(cases)
-    if MORE > 1 or len(cases[0]) < 3:
+    if MORE > 1 or not cases or len(cases[0]) < 3:
         return cases
     together = [set(combinations(enumerate(map(repr, case)), 2)) for case in cases]
     chosen = {n for n, case in enumerate(cases) if case in kept}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 from importlib import import_module
+from itertools import combinations, product
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,7 +18,7 @@ from cupyflash import kernels_cu
 from cupyflash.launch import nvrtc
 from mutants import Mutant
 from rooms import left_out, rooms_of
-from suites import MORE, sample, sweep, wide
+from suites import MORE, pairwise, sample, sweep, wide
 
 HEADER = "#define NUMBER {}\n"
 SOURCE = '#include "number.cuh"\nint number = NUMBER;'
@@ -76,6 +77,19 @@ def test_a_sample_has_every_case_and_marks_all_but_a_few() -> None:
     assert cases == [wide(1, "a"), (2, "b")] and sample("xy", {"x"}) == ["x", wide("y")]
     with pytest.raises(AssertionError):
         sample([(1, "a")], [(3, "c")])
+
+
+def test_pairwise_leaves_each_pair_of_values_and_what_is_kept() -> None:
+    cases = [case for case in product(range(4), "abc", [False, True], range(3)) if case != (0, "a", True, 1)]
+    kept = [(0, "a", False, 2), (3, "c", True, 1)]
+    left = pairwise(cases, kept)
+
+    def pairs(some: list[tuple[Any, ...]]) -> set[Any]:
+        return {pair for case in some for pair in combinations(enumerate(case), 2)}
+
+    assert pairs(left) == pairs(cases) and set(kept) <= set(left) <= set(cases)
+    assert MORE > 1 or len(left) < len(cases) / 2
+    assert pairwise([(1, "a"), (2, "b"), (1, "b")]) == [(1, "a"), (2, "b"), (1, "b")] and pairwise([]) == []
 
 
 def test_a_sweep_draws_few_examples_or_many() -> None:

@@ -70,8 +70,8 @@ def bound(arguments: Sequence[Argument]) -> BoundArguments:
 
 
 def plain(name: str) -> str:
-    """A kernel's name without types, blanks and words for numbers, so that two spellings agree."""
-    name = re.sub(r"^void |\s|\((int|bool|unsigned int|unsigned)\)", "", name)
+    """A kernel's name without the types of numbers, blanks and words for numbers, so that two spellings agree."""
+    name = re.sub(r"^void |\s|\((int|bool|unsigned int|unsigned)\)|(?<=\d)[uUlL]+\b", "", name)
     return name.replace("true", "1").replace("false", "0")
 
 

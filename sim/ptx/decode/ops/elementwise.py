@@ -14,7 +14,7 @@ from . import floats, integers
 from .floats import EIGHTS
 from .integers import PRMT_MODES, lookup
 from .rounding import ROUNDING
-from .rows import HALF_TYPES, Case, decode, row
+from .rows import Case, decode, row
 
 __all__ = ["floats", "integers"]  # their functions are primitives of the expressions
 
@@ -84,7 +84,7 @@ def extreme(case: Case) -> str:
         found = f"extreme({found}, {value}, '{function}')"
     if "xorsign" in case.mods:
         found = f"signed({found}, {', '.join(names)})"
-    return f"{found} * 1" if "ftz" in case.mods and case.types[0].name not in HALF_TYPES else found
+    return found
 
 
 row("min", "{.relu}.u16-.s64 .u16x2 .s16x2", "minimum(a, b)")

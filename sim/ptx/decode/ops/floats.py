@@ -230,7 +230,7 @@ def saturated(_: Frame, d: Array, x: Array) -> Thunk:
 def extreme(frame: Frame, d: Array, a: Array, b: Array, function: str) -> Thunk:
     """Returns the thunk of min and max by one of NumPy's functions, with -0 < +0 and canonical NaN."""
     fn: np.ufunc = getattr(np, function)
-    zero = np.array(0, d.dtype)
+    zero, one = np.array(0, d.dtype), np.array(1, d.dtype)
     merge = np.bitwise_and if "max" in function else np.bitwise_or
     bits = np.dtype(f"u{d.itemsize}")
     canonical = np.array({4: 0x7FFFFFFF, 8: 0x7FF8000000000000}[d.itemsize], bits).view(d.dtype)
@@ -248,7 +248,7 @@ def extreme(frame: Frame, d: Array, a: Array, b: Array, function: str) -> Thunk:
         np.not_equal(found, found, flag)
         if np.count_nonzero(flag):
             np.copyto(found, canonical, where=flag)
-        np.copyto(d, found)
+        np.multiply(found, one, d)  # under .ftz a product flushes
 
     return run
 
