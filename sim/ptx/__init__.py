@@ -13,6 +13,7 @@ from .decode.ops import Coverage, coverage
 from .device_names import simulated_cupy
 from .memory.layouts import TensorMap
 from .module import Event, History, Launch, Module, Stream
+from .parameters import Allocation, RawArguments
 from .rawkernel import KernelFault, KernelFaultWarning, KernelWarning, RawKernel, RawModule, simulation
 from .report.counters import Counters, Counts, SharedCounts, Traffic
 from .report.diary import Diary
@@ -22,6 +23,7 @@ from .text.syntax import PtxError, UnsupportedPTX
 
 __all__ = [
     "Access",
+    "Allocation",
     "Counters",
     "Counts",
     "Coverage",
@@ -35,6 +37,7 @@ __all__ = [
     "Launch",
     "Module",
     "PtxError",
+    "RawArguments",
     "RawKernel",
     "RawModule",
     "SharedCounts",

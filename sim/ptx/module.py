@@ -33,7 +33,7 @@ from .execute.setup import Geometry, Setup
 from .memory.memory import PARAM_START, PARAM_WINDOW, Memory, Observer
 from .order.history import LaunchClock, Launches, OrderedLaunch, Past
 from .order.races import Races
-from .parameters import POINTER_BYTES, BoundArguments, BoundTensor, bind
+from .parameters import POINTER_BYTES, BoundArguments, BoundTensor, RawArguments, bind
 from .report.counters import Counters, LaunchTally, Traffic
 from .report.diary import Diary
 from .report.findings import Comment, Finding, Findings, Suppressed, Suppression, asked, comments, source_text
@@ -191,6 +191,9 @@ RESERVED_BYTES = 1024
 The machine places them behind the kernel's, and only for kernels that ask where they are.
 """
 
+WORKSPACE = (1 << 15) - 1
+"""The number of the segment in which the blocks of a cooperative launch meet: above those of all tensors."""
+
 MOST_BLOCKS = 16
 """Most blocks of a cluster. Every device can run 8; more need a kernel that allows a non-portable cluster size."""
 
@@ -247,6 +250,8 @@ class Module:
         found = {kernel: tuple(self._decoded.refusals(kernel)) for kernel in program.kernels}
         self.refused: Mapping[str, tuple[Refusal, ...]] = {kernel: items for kernel, items in found.items() if items}
         self._codes: dict[str, Code] = {}
+        self._starts: dict[str, int] = {}
+        """Addresses of the variables that `place` moved."""
 
     @classmethod
     def from_ptx(cls, text: str | bytes, *, sources: Mapping[str, str] = MappingProxyType({})) -> Module:
@@ -281,6 +286,12 @@ class Module:
     def _variables(self) -> dict[str, Array]:
         return {v.name: contents(v) for v in self.program.variables.values() if v.space in ("global", "const") and v.size}
 
+    def place(self, name: str, memory: Array, address: int) -> None:
+        """Moves a variable to `memory` (uint8, of the variable's size), which gets its contents, and to a virtual address."""
+        memory[:] = self._variables[name]
+        self._variables[name] = memory
+        self._starts[name] = address
+
     @property
     def kernels(self) -> tuple[str, ...]:
         """Names of the kernels (`.entry`), as they stand in the PTX."""
@@ -295,7 +306,7 @@ class Module:
         kernel: str | None,
         grid: int | Sequence[int],
         block: int | Sequence[int],
-        args: Mapping[str, Any] | Sequence[Any],
+        args: Mapping[str, Any] | Sequence[Any] | RawArguments,
         *,
         shared_bytes: int = 0,
         seed: int | None = None,
@@ -324,6 +335,7 @@ class Module:
         mappings (structures) and lists of those (arrays), laid out as C does: {"p": {"Q": q, "O": o, "n": np.int32(5)}}. Or it is a
         NumPy structured scalar, at its own offsets; fields of objects in it are pointers. A tensor's name, in all reports and in
         `unwritten`, is its field's ("Q"), or its path ("p.Q") if several tensors of the launch have that field name.
+        Or args are `RawArguments`: the parameters' bytes, as a driver is given them, and memory at the addresses that they hold.
         shared_bytes: dynamic shared memory of a block, in bytes. seed: None runs warps in lock step where they agree, a number
         runs them in a random order. on_barrier(block, count) is called when a block has completed its count-th barrier.
         observer is called with every memory access. races: True looks for data races. unwritten: names of the arrays in args whose
@@ -363,15 +375,17 @@ class Module:
         code = self.code(kernel)
         allowed = [one for one in asked(suppressions) if one.covers(kernel)] + self._allowed(code)
         segments, symbols = self._placed_variables()
-        bound = bind(kernel, code.params, args, self._variables)
-        tensors = placed_tensors(bound, len(segments))
+        if isinstance(args, RawArguments):
+            bound, tensors, parts = args.bound(kernel, code.params), args.segments(code.params), []
+        else:
+            bound = bind(kernel, code.params, args, self._variables)
+            tensors = placed_tensors(bound, len(segments))
+            parts = unwritten_parts(bound.tensors, tensors, unwritten)
         packed = bytes(bound.data)
-        number = len(segments) + len(tensors)
         data = np.frombuffer(packed or b"\0", np.uint8)
-        params = Segment("parameters", number, data, "param", PARAM_WINDOW + PARAM_START)
-        workspace = Segment("grid workspace", number, np.zeros(64, np.uint8))
+        params = Segment("parameters", WORKSPACE, data, "param", PARAM_WINDOW + PARAM_START)
+        workspace = Segment("grid workspace", WORKSPACE, np.zeros(64, np.uint8))
         symbols |= {name: params.start + offset for name, offset in bound.offsets.items()}
-        parts = unwritten_parts(bound.tensors, tensors, unwritten)
         mark_unwritten(parts, [*segments, *tensors])
         findings, tally = Findings(kernel, allowed), LaunchTally()
         shared_size, reserved = code.shared.size + shared_bytes, RESERVED_BYTES if code.reserves else 0
@@ -425,7 +439,7 @@ class Module:
         segments: list[Segment] = []
         symbols = function_addresses(self.program)
         for name, data in self._variables.items():
-            segment = Segment(name, len(segments), data, self.program.variables[name].space)
+            segment = Segment(name, len(segments), data, self.program.variables[name].space, self._starts.get(name))
             segment.writable = segment.space == "global"
             segments.append(segment)
             symbols[name] = segment.start
@@ -459,7 +473,7 @@ def placed_tensors(bound: BoundArguments, first: int) -> list[Segment]:
     segments = []
     for number, tensor in enumerate(bound.tensors, first):
         segment = Segment(tensor.name, number, tensor.array)
-        segment.place = tensor.place
+        segment.places = (tensor.place,)
         address = segment.pointer.to_bytes(POINTER_BYTES, "little")
         if tensor.holder is None:
             bound.data[tensor.at : tensor.at + POINTER_BYTES] = address

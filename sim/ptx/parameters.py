@@ -17,7 +17,7 @@ import numpy as np
 from cupyflash.words import plural
 
 from .memory.layouts import ADDRESS_AT, MAP_ALIGN, MAP_BYTES, TensorMap
-from .state.segments import Place, PointerField
+from .state.segments import Place, PointerField, Segment
 from .text.syntax import Array, Variable
 
 POINTER_BYTES = 8
@@ -46,6 +46,60 @@ class BoundArguments:
     data: bytearray = field(default_factory=bytearray)
     offsets: dict[str, int] = field(default_factory=dict)
     tensors: list[BoundTensor] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Allocation:
+    """Memory that a program has allocated: `memory` (uint8, one dimension) at a virtual address in a window of its own
+    (`state.segments`), with a name for reports. `state` says for each byte if anybody has written it; launches keep it up.
+    """
+
+    name: str
+    memory: Array
+    address: int
+    state: Array | None = None
+
+
+@dataclass(frozen=True)
+class RawArguments:
+    """A launch's arguments as a driver is given them: the bytes of all parameters, in which pointers are addresses, and all
+    allocations that these, or pointers in memory, may point into.
+    """
+
+    data: bytes
+    allocations: Sequence[Allocation]
+
+    def bound(self, kernel: str, params: Sequence[Variable]) -> BoundArguments:
+        """Returns the bytes with each parameter's offset. Raises TypeError for too few or too many bytes."""
+        offsets, size = parameter_offsets(params)
+        if len(self.data) != size:
+            raise TypeError(f"{kernel}: its parameters have {plural(size, 'byte')}, got {len(self.data)}")
+        return BoundArguments(bytearray(self.data), offsets)
+
+    def segments(self, params: Sequence[Variable]) -> list[Segment]:
+        """Returns the allocations as segments that know which parameters point to them."""
+        offsets, _ = parameter_offsets(params)
+        held: list[tuple[int, Place]] = []
+        for param in params:
+            at = offsets[param.name]
+            words = np.frombuffer(self.data, np.uint64, param.size // POINTER_BYTES, at).tolist()
+            held += [(word, PointerField(param.name, 8 * k) if param.is_array else param.name) for k, word in enumerate(words)]
+        found = []
+        for one in self.allocations:
+            segment = Segment(one.name, 0, one.memory, start=one.address)
+            segment.state = one.state
+            segment.places = (*(place for word, place in held if 0 <= word - one.address <= segment.size), "*")
+            found.append(segment)
+        return found
+
+
+def parameter_offsets(params: Sequence[Variable]) -> tuple[dict[str, int], int]:
+    """Returns each parameter's offset in the bytes of all of them, and the number of those."""
+    offsets, size = {}, 0
+    for param in params:
+        offsets[param.name] = aligned(size, param.align)
+        size = offsets[param.name] + param.size
+    return offsets, size
 
 
 @dataclass(frozen=True)

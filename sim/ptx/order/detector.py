@@ -90,8 +90,8 @@ class Detector(Order):
             return self._areas[id(segment)]
         group, low, high = segment.neighbours(self.segments)
         area = None
-        if self.in_history or any(one.writable and self.sharing.writes(one.place) for one in group):
-            shift = self.sharing.global_granule([one.place for one in group]).bit_length() - 1
+        if self.in_history or any(one.writable and any(map(self.sharing.writes, one.places)) for one in group):
+            shift = self.sharing.global_granule([place for one in group for place in one.places]).bit_length() - 1
             low = low >> shift << shift
             area = Area(low, shift, Shadow(((high - low - 1) >> shift) + 1, 1, False, self.numbers))
         self._areas |= {id(one): area for one in group}

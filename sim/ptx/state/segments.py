@@ -64,8 +64,8 @@ class Segment:
         self.name = name
         self.root = root
         """The array that owns this memory."""
-        self.place: Place = name
-        """The parameter, the field of one, or the variable that points here."""
+        self.places: tuple[Place, ...] = (name,)
+        """The parameters, fields of such, and variables that point here; "*": pointers in memory may."""
         self.space = space
         self.array = array
         self.size = high - low if array.size else 0
@@ -111,11 +111,13 @@ class Segment:
     def neighbours(self, segments: list[Segment]) -> tuple[list[Segment], int, int]:
         """Returns the segments that share memory with this one, itself included, and their first and last host addresses."""
         group, low, high = [self], self.address, self.address + self.size
-        for _ in segments:
+        grown = True
+        while grown:
+            grown = False
             for one in segments:
-                if one not in group and one.size and one.address < high and low < one.address + one.size:
+                if one.size and one.address < high and low < one.address + one.size and one not in group:
                     group.append(one)
-                    low, high = min(low, one.address), max(high, one.address + one.size)
+                    low, high, grown = min(low, one.address), max(high, one.address + one.size), True
         return group, low, high
 
 
