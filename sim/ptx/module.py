@@ -286,6 +286,11 @@ class Module:
     def _variables(self) -> dict[str, Array]:
         return {v.name: contents(v) for v in self.program.variables.values() if v.space in ("global", "const") and v.size}
 
+    @property
+    def variables(self) -> dict[str, int]:
+        """Returns the variables in global and constant memory with their sizes in bytes."""
+        return {name: data.size for name, data in self._variables.items()}
+
     def place(self, name: str, memory: Array, address: int) -> None:
         """Moves a variable to `memory` (uint8, of the variable's size), which gets its contents, and to a virtual address."""
         memory[:] = self._variables[name]

@@ -242,7 +242,7 @@ _OPCODE = re.compile(r"([a-z][\w.:]*)\s*")
 _LOC = re.compile(r"\.loc\s+(\d+)\s+(\d+)\s+(\d+)(?:[^\n]*\binlined_at\s+(\d+)\s+(\d+)\s+(\d+))?[^\n]*")
 _FILE = re.compile(r'\.file\s+(\d+)\s+"((?:[^"\\]|\\.)*)"[^\n]*')
 _VARIABLE = re.compile(
-    rf"\.(?P<space>global|const|shared|local|param|reg)\b(?P<quals>(?:\s*\.\w+(?:\s+\d+)?)*?)\s*\.(?P<type>\w+)"
+    rf"\.(?P<space>global|const|shared|local|param|reg)\b(?P<quals>(?:\s*\.\w+(?:\s+\d+|\(\.managed\))?)*?)\s*\.(?P<type>\w+)"
     rf"(?P<quals2>(?:\s+\.ptr(?:\s*\.\w+)?(?:\s*\.align\s+\d+)?)?)\s+(?P<name>{NAME})(?P<rest>.*)",
     re.S,
 )

@@ -1,0 +1,100 @@
+"""Builds: the stub library of a program's runtime, and programs from CUDA C++, by the compilers that there are.
+
+The library has a stub for each function that the simulator answers, and for each other one of the runtime that the program
+imports. It is made once for each set of names, in a folder of the user's cache.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Sequence
+from importlib import resources
+from pathlib import Path
+
+from cupyflash.sim.program.runtime import FIRST_NUMBER, function_names
+
+NVCC_FLAGS = ("-cudart", "shared", "-no-compress", "-lineinfo")
+"""Flags of nvcc that a program needs to run here: our library in place of the runtime, PTX that can be read, lines of the source."""
+
+
+class BuildError(Exception):
+    """Raised when something is missing or does not compile; the text says what."""
+
+
+def imported(program: Path) -> tuple[set[str], int]:
+    """Returns the runtime functions whose names are in a program's file, and the version of the library that it asks for.
+
+    Raises BuildError for a program that does not load the runtime library.
+    """
+    data = program.read_bytes()
+    version = re.search(rb"\0libcudart\.so\.(\d+)\0", data)
+    if version is None:
+        raise BuildError(f"{program} does not load libcudart.so: link it with -cudart shared (nvcc's default is static)")
+    names = {found.decode() for found in re.findall(rb"\0((?:__)?cuda[A-Z][A-Za-z0-9]+(?:_v\d+|_pts[dz]|_ptds)?)(?=\0)", data)}
+    return names, int(version[1])
+
+
+def library(program: Path) -> tuple[Path, list[str], int]:
+    """Returns the folder of the stub library for a program, its functions in order, and the runtime's version."""
+    wanted, version = imported(program)
+    names = sorted({*function_names(), *wanted})
+    source = resources.files("cupyflash.sim.program").joinpath("stubs.c").read_text(encoding="utf-8")
+    key = hashlib.sha256("\n".join([source, str(version), *names]).encode()).hexdigest()[:20]
+    folder = cache_folder() / f"runtime-{key}"
+    soname = f"libcudart.so.{version}"
+    if not (folder / soname).exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        stubs, script = folder / "names.h", folder / "versions"
+        stubs.write_text("".join(f"FUNCTION({name}, {number})\n" for number, name in enumerate(names, FIRST_NUMBER)))
+        script.write_text(f"{soname} {{ global: cuda*; __cuda*; local: *; }};\n")
+        (folder / "stubs.c").write_text(source)
+        made = folder / f"{soname}.{os.getpid()}"
+        run(
+            compiler(),
+            *("-shared", "-fPIC", "-O1", "-w", '-DNAMES="names.h"', "-o", str(made), str(folder / "stubs.c")),
+            *(f"-Wl,-soname,{soname}", f"-Wl,--version-script,{script}", "-lpthread"),
+        )
+        made.replace(folder / soname)
+    return folder, names, version
+
+
+def cache_folder() -> Path:
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "cupyflash"
+
+
+def compiler() -> str:
+    """Returns the host's C compiler. Raises BuildError if there is none."""
+    for name in (os.environ.get("CC"), "cc", "gcc", "clang"):
+        if name and shutil.which(name):
+            return name
+    raise BuildError("there is no C compiler (CC, cc, gcc, clang): install one, as gcc")
+
+
+def nvcc() -> str:
+    """Returns nvcc. Raises BuildError if there is none."""
+    found = shutil.which("nvcc") or next((str(one) for one in Path("/usr/local").glob("cuda*/bin/nvcc")), None)
+    if found is None:
+        raise BuildError("there is no nvcc: it comes with the CUDA toolkit; a binary that was built elsewhere runs without it")
+    return found
+
+
+def flags(architecture: str) -> tuple[str, ...]:
+    """Returns nvcc's flags for a program of an architecture, as 80 or 90a."""
+    return (*NVCC_FLAGS, f"-arch=compute_{architecture}", f"-code=compute_{architecture}")
+
+
+def build(sources: Sequence[Path], into: Path, architecture: str, options: Sequence[str]) -> Path:
+    """Returns the program of these sources, compiled by nvcc. Raises BuildError with the compiler's messages."""
+    program = into / sources[0].stem
+    run(nvcc(), *flags(architecture), *options, "-o", str(program), *map(str, sources))
+    return program
+
+
+def run(*command: str) -> None:
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode:
+        raise BuildError(f"{' '.join(command[:1])} failed:\n{done.stderr or done.stdout}".rstrip())

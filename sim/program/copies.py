@@ -1,0 +1,205 @@
+"""The runtime's functions of memory: allocations, copies, fills."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable
+
+from cupyflash.sim import ptx
+from cupyflash.sim.program.errors import Code, CudaError
+from cupyflash.sim.program.memory import DEVICE, HOST, MANAGED, PAGE, TOTAL, VARIABLE
+from cupyflash.sim.program.streams import ALLOCATE, FREE, LEGACY, MEMCPY, MEMSET, Streams
+
+PITCH = 512
+"""Bytes that the rows of pitched memory are multiples of."""
+
+UNREGISTERED, PINNED, OF_DEVICE, OF_MANAGED = range(4)
+"""cudaMemoryType."""
+
+Copy = Callable[[], None]
+
+
+class Copies(Streams):
+    """Allocation, copies and fills."""
+
+    # -- allocation -----------------------------------------------------------------------------------------------------
+
+    def give(self, out: int, size: int, kind: str) -> None:
+        self.check_sticky()
+        self.channel.write_word(out, self.memory.allocate(size, kind).address if size else 0)
+
+    def cudaMalloc(self, out: int, size: int) -> None:
+        self.give(out, size, DEVICE)
+
+    def cudaMallocManaged(self, out: int, size: int, flags: int) -> None:
+        self.give(out, size, MANAGED)
+
+    def cudaMallocHost(self, out: int, size: int) -> None:
+        self.give(out, size, HOST)
+
+    def cudaHostAlloc(self, out: int, size: int, flags: int) -> None:
+        self.give(out, size, HOST)
+
+    def cudaMallocPitch(self, out: int, pitch: int, width: int, height: int) -> None:
+        row = -(-width // PITCH) * PITCH
+        self.give(out, row * height, DEVICE)
+        self.channel.write_word(pitch, row)
+
+    def cudaMalloc3D(self, out: int, *words: int) -> None:
+        width, height, depth = words[5:8]
+        row = -(-width // PITCH) * PITCH
+        self.give(out, row * height * depth, DEVICE)
+        self.channel.write(out + 8, struct.pack("<3Q", row, width, height))
+
+    def cudaMallocAsync(self, out: int, size: int, stream: int) -> None:
+        self.give(out, size, DEVICE)
+        self.issue(stream, ALLOCATE, lambda _: None)
+
+    def cudaMallocFromPoolAsync(self, out: int, size: int, pool: int, stream: int) -> None:
+        self.cudaMallocAsync(out, size, stream)
+
+    def cudaFree(self, address: int) -> None:
+        self.memory.free(address, (DEVICE, MANAGED))
+        self.wait_for_all()
+
+    def cudaFreeHost(self, address: int) -> None:
+        self.memory.free(address, (HOST,))
+
+    def cudaFreeAsync(self, address: int, stream: int) -> None:
+        self.issue(stream, FREE, lambda _: self.memory.free(address, (DEVICE, MANAGED)))
+
+    def cudaHostRegister(self, address: int, size: int, flags: int) -> None:
+        start, end = address // PAGE * PAGE, -(-(address + size) // PAGE) * PAGE
+        if self.memory.taken(start):
+            raise CudaError(Code.NOT_SUPPORTED, "two registered ranges of host memory lie too near each other")
+        self.memory.allocate(end - start, HOST, "registered host memory", start)
+
+    def cudaHostUnregister(self, address: int) -> None:
+        self.memory.unregister(address)
+
+    def cudaHostGetDevicePointer(self, out: int, address: int, flags: int) -> None:
+        block = self.memory.find(address)
+        if block is None or block.kind != HOST:
+            raise CudaError(Code.INVALID_VALUE)
+        self.channel.write_word(out, address)
+
+    def cudaHostGetFlags(self, out: int, address: int) -> None:
+        self.channel.write_int(out, 2)  # mapped
+
+    def cudaMemGetInfo(self, free: int, total: int) -> None:
+        self.channel.write_word(free, TOTAL - self.memory.used)
+        self.channel.write_word(total, TOTAL)
+
+    def cudaPointerGetAttributes(self, out: int, address: int) -> None:
+        block = self.memory.find(address)
+        types = {None: UNREGISTERED, HOST: PINNED, DEVICE: OF_DEVICE, VARIABLE: OF_DEVICE, MANAGED: OF_MANAGED}
+        kind = None if block is None else block.kind
+        device, host = 0 if block is None else address, 0 if kind in (DEVICE, VARIABLE) else address
+        self.channel.write(out, struct.pack("<iiQQ", types[kind], -1 if block is None else 0, device, host))
+
+    def cudaMemPrefetchAsync(self, address: int, size: int, location: int, flags: int, stream: int) -> None:
+        self.memory.part(address, size)
+
+    def cudaMemAdvise(self, address: int, size: int, advice: int, location: int) -> None:
+        self.memory.part(address, size)
+
+    # -- copies -----------------------------------------------------------------------------------------------------------
+
+    def now(self, copy: Copy) -> None:
+        """Copies in the legacy stream; the host waits for it."""
+        self.check_sticky()
+        self.issue(LEGACY, MEMCPY, lambda _: copy())
+        self.legacy.stream.synchronize()
+
+    def later(self, stream: int, copy: Copy, kind: int = MEMCPY) -> None:
+        self.check_sticky()
+        self.issue(stream, kind, lambda _: copy())
+
+    def plain(self, target: int, source: int, size: int) -> Copy:
+        return lambda: self.memory.copy(target, source, size)
+
+    def cudaMemcpy(self, target: int, source: int, size: int, kind: int) -> None:
+        self.now(self.plain(target, source, size))
+
+    def cudaMemcpyAsync(self, target: int, source: int, size: int, kind: int, stream: int) -> None:
+        self.later(stream, self.plain(target, source, size))
+
+    def cudaMemcpyPeer(self, target: int, first: int, source: int, second: int, size: int) -> None:
+        self.now(self.plain(target, source, size))
+
+    def cudaMemcpyPeerAsync(self, target: int, first: int, source: int, second: int, size: int, stream: int) -> None:
+        self.later(stream, self.plain(target, source, size))
+
+    def rows(self, target: int, pitch: int, source: int, from_pitch: int, width: int, height: int) -> Copy:
+        """Returns a copy of `height` rows of `width` bytes."""
+        if width > pitch or width > from_pitch:
+            raise CudaError(Code.INVALID_VALUE)
+
+        def copy() -> None:
+            for row in range(height):
+                self.memory.copy(target + row * pitch, source + row * from_pitch, width)
+
+        return copy
+
+    def cudaMemcpy2D(self, target: int, pitch: int, source: int, from_pitch: int, width: int, height: int) -> None:
+        self.now(self.rows(target, pitch, source, from_pitch, width, height))
+
+    def cudaMemcpy2DAsync(
+        self, target: int, pitch: int, source: int, from_pitch: int, width: int, height: int, kind: int, stream: int
+    ) -> None:
+        self.later(stream, self.rows(target, pitch, source, from_pitch, width, height))
+
+    def box(self, parameters: int) -> Copy:
+        """Returns the copy that a cudaMemcpy3DParms describes."""
+        words = struct.unpack("<20Q", self.channel.read(parameters, 160))
+        array, x, y, z, source, pitch, _, high = words[:8]
+        to_array, to_x, to_y, to_z, target, to_pitch, _, to_high = words[8:16]
+        width, height, depth, _ = words[16:20]
+        if array or to_array:
+            raise CudaError(Code.NOT_SUPPORTED, "CUDA arrays are not simulated")
+
+        def copy() -> None:
+            for plane in range(depth):
+                for row in range(height):
+                    there = source + ((z + plane) * high + y + row) * pitch + x
+                    here = target + ((to_z + plane) * to_high + to_y + row) * to_pitch + to_x
+                    self.memory.copy(here, there, width)
+
+        return copy
+
+    def cudaMemcpy3D(self, parameters: int) -> None:
+        self.now(self.box(parameters))
+
+    def cudaMemcpy3DAsync(self, parameters: int, stream: int) -> None:
+        self.later(stream, self.box(parameters))
+
+    # -- fills ------------------------------------------------------------------------------------------------------------
+
+    def fill(self, address: int, value: int, size: int) -> None:
+        if self.memory.owns(address):
+            self.memory.fill(address, value, size)
+        else:
+            self.channel.write(address, bytes([value & 0xFF]) * size)
+
+    def fill_rows(self, address: int, pitch: int, value: int, width: int, height: int) -> Copy:
+        def fill() -> None:
+            for row in range(height):
+                self.fill(address + row * pitch, value, width)
+
+        return fill
+
+    def cudaMemset(self, address: int, value: int, size: int) -> None:
+        self.later(LEGACY, lambda: self.fill(address, value, size), MEMSET)
+
+    def cudaMemsetAsync(self, address: int, value: int, size: int, stream: int) -> None:
+        self.later(stream, lambda: self.fill(address, value, size), MEMSET)
+
+    def cudaMemset2D(self, address: int, pitch: int, value: int, width: int, height: int) -> None:
+        self.later(LEGACY, self.fill_rows(address, pitch, value, width, height), MEMSET)
+
+    def cudaMemset2DAsync(self, address: int, pitch: int, value: int, width: int, height: int, stream: int) -> None:
+        self.later(stream, self.fill_rows(address, pitch, value, width, height), MEMSET)
+
+    def work_of_copy(self, target: int, source: int, size: int) -> Callable[[ptx.Stream], None]:
+        """Returns a copy as the work of a graph's node."""
+        return lambda _: self.memory.copy(target, source, size)

@@ -1,0 +1,188 @@
+"""Launches: a kernel's parameters are read from the program, the kernel runs on the machine, findings go to the report."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import struct
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+from cupyflash.sim import ptx
+from cupyflash.sim.program.errors import Code, CudaError
+from cupyflash.sim.program.streams import KERNEL
+from cupyflash.sim.program.symbols import Kernel, Symbols
+from cupyflash.sim.ptx.parameters import parameter_offsets
+
+COOPERATIVE, CLUSTER, PROGRAMMATIC = 2, 4, 6
+"""cudaLaunchAttributeID."""
+
+FATAL = {"out of bounds": Code.ILLEGAL_ADDRESS, "null pointer": Code.ILLEGAL_ADDRESS, "trap": Code.ASSERT, "budget": Code.LAUNCH_TIMEOUT}
+FATAL |= dict.fromkeys(("deadlock", "endless", "bad call", "stack overflow"), Code.LAUNCH_FAILURE)
+"""The error that a device would end with, by the kind of a finding."""
+
+
+@dataclass
+class Settings:
+    """Settings of a run: as of `ptx.Module.launch`; `max_seconds` is processor time for all launches together."""
+
+    seed: int | None = None
+    races: bool = True
+    max_seconds: float | None = None
+    suppressions: Any = ()
+
+
+@dataclass
+class KernelRecord:
+    """The launches of a kernel: their number, those that repeated an earlier one, seconds, and findings, the first of each text."""
+
+    name: str
+    launches: int = 0
+    repeated: int = 0
+    seconds: float = 0.0
+    instructions: int = 0
+    findings: dict[str, ptx.Finding] = field(default_factory=dict)
+    notes: dict[str, ptx.Finding] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Request:
+    """A launch as the program asks for it; grid and block in (x, y, z)."""
+
+    kernel: Kernel
+    grid: tuple[int, ...]
+    block: tuple[int, ...]
+    shared: int
+    data: bytes
+    cluster: tuple[int, ...] | None = None
+    programmatic: bool = False
+
+
+class BudgetSpent(Exception):
+    """Raised when the launches have taken all the time that they may take."""
+
+
+class Launches(Symbols):
+    """The functions that launch kernels."""
+
+    settings: Settings
+
+    def __init__(self, *arguments: object):
+        super().__init__(*arguments)
+        self.records: dict[str, KernelRecord] = {}
+        self._configured: list[tuple[int, ...]] = []
+        self.spent = 0.0
+
+    def _cudaPushCallConfiguration(self, grid: int, grid_z: int, block: int, block_z: int, shared: int, stream: int) -> int:
+        self._configured.append((grid, grid_z, block, block_z, shared, stream))
+        return 0
+
+    def _cudaPopCallConfiguration(self, grid: int, block: int, shared: int, stream: int) -> None:
+        if not self._configured:
+            raise CudaError(Code.INVALID_CONFIGURATION)
+        xy, z, block_xy, block_z, size, number = self._configured.pop()
+        self.channel.write(grid, struct.pack("<QI", xy, z & 0xFFFFFFFF))
+        self.channel.write(block, struct.pack("<QI", block_xy, block_z & 0xFFFFFFFF))
+        self.channel.write_word(shared, size)
+        self.channel.write_word(stream, number)
+
+    def cudaLaunchKernel(
+        self, function: int, grid: int, grid_z: int, block: int, block_z: int, arguments: int, shared: int, stream: int
+    ) -> None:
+        self.launch(function, dim3(grid, grid_z), dim3(block, block_z), arguments, shared, stream)
+
+    _cudaLaunchKernel = cudaLaunchKernel
+    cudaLaunchCooperativeKernel = cudaLaunchKernel
+
+    def cudaLaunchKernelExC(self, config: int, function: int, arguments: int) -> None:
+        *sizes, shared, stream, attributes, count = struct.unpack("<6IQQQI", self.channel.read(config, 52))
+        cluster, programmatic = None, False
+        for number in range(count):
+            kind, x, y, z = struct.unpack_from("<I4x3I", self.channel.read(attributes + 72 * number, 72))
+            if kind == CLUSTER:
+                cluster = (x, y, z)
+            programmatic |= kind == PROGRAMMATIC and bool(x)
+        self.launch(function, tuple(sizes[:3]), tuple(sizes[3:]), arguments, shared, stream, cluster, programmatic)
+
+    def launch(
+        self,
+        function: int,
+        grid: tuple[int, ...],
+        block: tuple[int, ...],
+        arguments: int,
+        shared: int,
+        stream: int,
+        cluster: tuple[int, ...] | None = None,
+        programmatic: bool = False,
+    ) -> None:
+        """Launches a kernel with the values that `arguments` points to, an address each."""
+        self.check_sticky()
+        kernel = self.kernel(function)
+        if not all(grid) or not all(block) or block[0] * block[1] * block[2] > 1024 or block[2] > 64:
+            raise CudaError(Code.INVALID_CONFIGURATION)
+        most = max(self.most_dynamic.get(function, 0), 48 << 10)
+        if shared > most:
+            raise CudaError(Code.INVALID_VALUE, f"{shared} bytes of dynamic shared memory, {most} are allowed")
+        request = Request(kernel, grid, block, shared, self.packed(kernel, arguments), cluster, programmatic)
+        self.issue(stream, KERNEL, lambda there: self.run(request, there), request)
+
+    most_dynamic: dict[int, int]
+
+    def packed(self, kernel: Kernel, arguments: int) -> bytes:
+        """Returns the bytes of all parameters; `arguments` is an array of their addresses."""
+        try:
+            params = kernel.image.module.code(kernel.name).params
+        except ptx.UnsupportedPTX as error:
+            raise CudaError(Code.NOT_SUPPORTED, str(error)) from None
+        offsets, size = parameter_offsets(params)
+        data = bytearray(size)
+        places = struct.unpack(f"<{len(params)}Q", self.channel.read(arguments, 8 * len(params)))
+        for param, address in zip(params, places, strict=True):
+            at = offsets[param.name]
+            data[at : at + param.size] = self.channel.read(address, param.size)
+        return bytes(data)
+
+    def run(self, request: Request, stream: ptx.Stream) -> None:
+        """Runs a launch on the machine. A fault that a device would notice is the error of all later calls."""
+        kernel = request.kernel
+        record = self.records.setdefault(kernel.name, KernelRecord(kernel.name))
+        if self.settings.max_seconds is not None and self.spent >= self.settings.max_seconds:
+            raise BudgetSpent
+        began = time.process_time()
+        variables = kernel.image.variables.values()
+        others = [block.allocation for block in self.memory.blocks.values() if block not in variables]
+        printed = io.StringIO()
+        try:
+            with contextlib.redirect_stdout(printed):
+                done = kernel.image.module.launch(
+                    kernel.name,
+                    request.grid,
+                    request.block,
+                    ptx.RawArguments(request.data, others),
+                    shared_bytes=request.shared,
+                    seed=self.settings.seed,
+                    races=self.settings.races,
+                    cluster=request.cluster,
+                    suppressions=self.settings.suppressions,
+                    stream=stream,
+                    programmatic=request.programmatic,
+                )
+        except (ValueError, TypeError) as error:
+            raise CudaError(Code.INVALID_CONFIGURATION, str(error)) from None
+        finally:
+            seconds = time.process_time() - began
+            self.spent += seconds
+            record.seconds += seconds
+            record.launches += 1
+            self.channel.print(printed.getvalue())
+        record.instructions += done.counters.instructions
+        for kept, found in ((record.findings, done.findings), (record.notes, done.notes)):
+            for finding in found:
+                kept.setdefault(str(finding), finding)
+        self.sticky = next((FATAL[one.kind] for one in done.findings if one.kind in FATAL), self.sticky)
+
+
+def dim3(xy: int, z: int) -> tuple[int, int, int]:
+    """Returns a dim3 that was passed in two words."""
+    return xy & 0xFFFFFFFF, xy >> 32, z & 0xFFFFFFFF

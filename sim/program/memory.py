@@ -1,0 +1,189 @@
+"""The memory of the simulated device as a program sees it: allocations in windows of addresses, all in one file that the program
+maps, too.
+
+Each allocation has a window of its own (`ptx.state.segments`), so that a stray access is found. Memory of the device has addresses
+that no host memory can have: a host that follows such a pointer crashes, as it would beside a GPU. Managed and pinned memory has
+the same addresses on both sides, in windows that a Linux process leaves free.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+from dataclasses import dataclass, field
+from itertools import count
+
+import numpy as np
+
+from cupyflash.sim.program.channel import Channel
+from cupyflash.sim.program.errors import Code, CudaError
+from cupyflash.sim.ptx import Allocation
+from cupyflash.sim.ptx.state.segments import UNWRITTEN, WINDOW_BITS, WRITTEN
+
+TOTAL = 16 << 30
+"""Bytes of the device's memory; they take memory of this machine once they are touched."""
+PAGE = 4096
+DEVICE_WINDOWS = range(256, 1 << 14)
+HOST_WINDOWS = range(4, 80)
+"""Below the addresses at which Linux places programs, heaps and libraries (0x55... and 0x7f...)."""
+
+DEVICE, MANAGED, HOST, VARIABLE = "device", "managed", "host", "variable"
+
+
+@dataclass
+class Block:
+    """An allocation with its place in the device's file; `kind` is DEVICE, MANAGED, HOST (pinned) or VARIABLE."""
+
+    kind: str
+    allocation: Allocation
+    offset: int
+    size: int
+    stretch: int
+    registered: bool = False
+    """True for the program's own memory."""
+
+    @property
+    def address(self) -> int:
+        return self.allocation.address
+
+
+@dataclass
+class DeviceMemory:
+    """All allocations of a program, by the number of their window."""
+
+    channel: Channel
+    file: int = field(init=False)
+    blocks: dict[int, Block] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.file = os.memfd_create("cupyflash device memory")
+        os.ftruncate(self.file, TOTAL)
+        self.map = mmap.mmap(self.file, TOTAL)
+        self._free: dict[int, list[int]] = {}
+        self._windows = {True: count(), False: count()}
+        self._end = self.used = self._count = 0
+
+    def allocate(self, size: int, kind: str = DEVICE, name: str | None = None, at: int | None = None) -> Block:
+        """Returns new memory of `size` bytes. Raises CudaError if there is none left.
+
+        `at`: the program's own memory that it registers, page by page; it keeps its contents.
+        """
+        stretch = -(-max(size, 1) // PAGE) * PAGE
+        if self.used + stretch > TOTAL:
+            raise CudaError(Code.MEMORY_ALLOCATION)
+        offset = self._place(stretch)
+        address = self._address(kind) if at is None else at
+        if kind in (MANAGED, HOST) and not self.channel.map(address, stretch, offset, at is not None):
+            raise CudaError(Code.MEMORY_ALLOCATION)
+        self._count += 1
+        self.used += stretch
+        memory = np.frombuffer(self.map, np.uint8, size, offset)
+        # The host may write what it can see at any time, without a call that would say so.
+        state = np.full(size, UNWRITTEN, np.uint8) if kind == DEVICE else None
+        allocation = Allocation(name or f"{kind} memory {self._count}", memory, address, state)
+        block = self.blocks[address >> WINDOW_BITS] = Block(kind, allocation, offset, size, stretch, at is not None)
+        return block
+
+    def _place(self, stretch: int) -> int:
+        """Returns the offset of free pages in the file; those of freed memory of this size first."""
+        if self._free.get(stretch):
+            return self._free[stretch].pop()
+        if self._end + stretch > TOTAL:
+            raise CudaError(Code.MEMORY_ALLOCATION)
+        self._end += stretch
+        return self._end - stretch
+
+    def _address(self, kind: str) -> int:
+        # Round and round, so that a pointer that is used soon after its memory was freed finds nothing.
+        shared = kind in (MANAGED, HOST)
+        windows = HOST_WINDOWS if shared else DEVICE_WINDOWS
+        for _ in windows:
+            number = windows[next(self._windows[shared]) % len(windows)]
+            if number not in self.blocks:
+                return (number << WINDOW_BITS) + (1 << (WINDOW_BITS - 1))
+        raise CudaError(Code.MEMORY_ALLOCATION)
+
+    def free(self, address: int, kinds: tuple[str, ...]) -> None:
+        """Frees the allocation that begins at an address; none at 0. Raises CudaError for any other address."""
+        if not address:
+            return
+        block = self.blocks.get(address >> WINDOW_BITS)
+        if block is None or block.address != address or block.kind not in kinds:
+            raise CudaError(Code.INVALID_VALUE)
+        if block.registered:
+            raise CudaError(Code.INVALID_VALUE)
+        if block.kind in (MANAGED, HOST):
+            self.channel.unmap(address, block.stretch)
+        self._forget(block)
+
+    def unregister(self, address: int) -> None:
+        """Ends the registration of the program's own memory around an address; it stays where it is."""
+        block = self.find(address)
+        if block is None or not block.registered:
+            raise CudaError(Code.INVALID_VALUE)
+        del self.blocks[block.address >> WINDOW_BITS]
+
+    def taken(self, address: int) -> bool:
+        """True if the window of an address has an allocation already."""
+        return address >> WINDOW_BITS in self.blocks
+
+    def _forget(self, block: Block) -> None:
+        del self.blocks[block.address >> WINDOW_BITS]
+        self.used -= block.stretch
+        self._free.setdefault(block.stretch, []).append(block.offset)
+
+    def close(self) -> None:
+        """Gives all memory back."""
+        self.blocks.clear()
+        os.close(self.file)
+
+    def find(self, address: int) -> Block | None:
+        """Returns the allocation that an address is in, or just behind."""
+        block = self.blocks.get(address >> WINDOW_BITS)
+        return block if block is not None and 0 <= address - block.address <= block.size else None
+
+    def owns(self, address: int) -> bool:
+        """True for addresses of the device, allocated or not."""
+        return address >> WINDOW_BITS in self.blocks or address >> WINDOW_BITS in DEVICE_WINDOWS
+
+    def part(self, address: int, size: int) -> tuple[Block, slice]:
+        """Returns the allocation and the bytes of a range. Raises CudaError if it is not all in one."""
+        block = self.find(address)
+        if block is None or address - block.address + size > block.size:
+            raise CudaError(Code.INVALID_VALUE)
+        return block, slice(address - block.address, address - block.address + size)
+
+    def read(self, address: int, size: int) -> bytes:
+        block, where = self.part(address, size)
+        return block.allocation.memory[where].tobytes()
+
+    def write(self, address: int, data: bytes | np.ndarray) -> None:
+        block, where = self.part(address, len(data))
+        block.allocation.memory[where] = np.frombuffer(data, np.uint8)
+        self.written(block, where)
+
+    def fill(self, address: int, value: int, size: int) -> None:
+        block, where = self.part(address, size)
+        block.allocation.memory[where] = value & 0xFF
+        self.written(block, where)
+
+    def written(self, block: Block, where: slice) -> None:
+        if block.allocation.state is not None:
+            block.allocation.state[where] = WRITTEN
+
+    def copy(self, target: int, source: int, size: int) -> None:
+        """Copies between any two places, of the device or the program's own; what nobody wrote stays so."""
+        if not size:
+            return
+        if not self.owns(target):
+            self.channel.write(target, self.read(source, size) if self.owns(source) else self.channel.read(source, size))
+        elif not self.owns(source):
+            self.part(target, size)
+            self.write(target, self.channel.read(source, size))
+        else:
+            (to, here), (from_, there) = self.part(target, size), self.part(source, size)
+            state = from_.allocation.state
+            states = None if state is None else state[there].copy()
+            to.allocation.memory[here] = from_.allocation.memory[there].copy()
+            if to.allocation.state is not None:
+                to.allocation.state[here] = WRITTEN if states is None else states

@@ -1,0 +1,78 @@
+"""The functions of the CUDA runtime, by their names, on the simulated device.
+
+A method that has the name of a runtime function (one underscore less for those that only the compiler's code calls) is that
+function; its parameters are the words of the call, of which a number
+shorter than 64 bits has only its low bits set for sure. It returns nothing for cudaSuccess, raises `CudaError`, or returns the
+word that the function returns. All other functions that a program has imported return cudaErrorNotSupported, and the report
+names them.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections import Counter
+from collections.abc import Callable
+from functools import cached_property
+
+from cupyflash.device import Device
+from cupyflash.sim.program.channel import Call, Channel
+from cupyflash.sim.program.copies import Copies
+from cupyflash.sim.program.devices import Devices
+from cupyflash.sim.program.errors import Code, CudaError, name_of, text_of
+from cupyflash.sim.program.graphs import Graphs
+from cupyflash.sim.program.launches import Launches
+from cupyflash.sim.program.streams import Streams
+from cupyflash.sim.program.symbols import Symbols
+
+FIRST_NUMBER = 2
+"""The number of the first function in a call: 0 and 1 answer orders (stubs.c)."""
+
+
+class Runtime(Graphs, Copies, Devices, Launches, Symbols, Streams):
+    """One program's runtime: `names` are the functions that its stubs number, in this order."""
+
+    def __init__(self, channel: Channel, device: Device, version: int, names: list[str], settings: object):
+        super().__init__(channel, device, version, settings)
+        self.names = names
+        self.last: dict[int, Code] = {}
+        self.missing: Counter[str] = Counter()
+        self.failed: Counter[tuple[str, str]] = Counter()
+        channel.serve = self.serve
+
+    @cached_property
+    def functions(self) -> list[tuple[str, Callable[..., int | None] | None, int]]:
+        """Returns each stub's name, method and number of parameters, in order."""
+        methods = [(name, getattr(self, name.replace("__", "_"), None)) for name in self.names]
+        return [(name, method, len(inspect.signature(method).parameters) if method else 0) for name, method in methods]
+
+    def serve(self, call: Call) -> int:
+        """Returns the result of a call as a word."""
+        name, method, count = self.functions[call.function - FIRST_NUMBER]
+        self.thread = call.thread
+        try:
+            if method is None:
+                self.missing[name] += 1
+                raise CudaError(Code.NOT_SUPPORTED)
+            return method(*call.words[:count]) or 0
+        except CudaError as error:
+            if error.code != Code.NOT_READY:
+                self.last[call.thread] = error.code
+                self.failed[name, str(error)] += 1
+            return int(error.code)
+
+    def cudaGetLastError(self) -> int:
+        return self.last.pop(self.thread, self.sticky)
+
+    def cudaPeekAtLastError(self) -> int:
+        return self.last.get(self.thread, self.sticky)
+
+    def cudaGetErrorString(self, error: int) -> int:
+        return self.kept(text_of(error & 0xFFFFFFFF))
+
+    def cudaGetErrorName(self, error: int) -> int:
+        return self.kept(name_of(error & 0xFFFFFFFF))
+
+
+def function_names() -> list[str]:
+    """Returns the names of the runtime functions that are here."""
+    return sorted(name.replace("_cuda", "__cuda") for name in dir(Runtime) if name.startswith(("cuda", "_cuda")))

@@ -1,0 +1,75 @@
+"""One run of a program: its process, its runtime, and the result."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from cupyflash.device import Device
+from cupyflash.sim import ptx
+from cupyflash.sim.program import build
+from cupyflash.sim.program.channel import Channel
+from cupyflash.sim.program.launches import BudgetSpent, KernelRecord, Settings
+from cupyflash.sim.program.runtime import Runtime
+
+
+@dataclass(frozen=True)
+class ProgramResult:
+    """A run's end: `status` is the program's exit status (negative: the signal that ended it), `kernels` what was launched.
+
+    `missing`: runtime functions that are not simulated, with the number of their calls; `failed`: calls that returned an error;
+    `cut`: the launches took all the time that they were given, and the program was ended; `timed`: it asked for times, which were
+    the simulation's.
+    """
+
+    status: int
+    kernels: list[KernelRecord]
+    missing: dict[str, int] = field(default_factory=dict)
+    failed: dict[tuple[str, str], int] = field(default_factory=dict)
+    cut: bool = False
+    timed: bool = False
+    seconds: float = 0.0
+
+    @property
+    def findings(self) -> list[ptx.Finding]:
+        """Returns all findings, the first of each text, kernel by kernel."""
+        return [finding for kernel in self.kernels for finding in kernel.findings.values()]
+
+
+def run_program(
+    program: Path, arguments: Sequence[str] = (), *, device: Device, settings: Settings | None = None, cwd: Path | None = None
+) -> ProgramResult:
+    """Runs a program that loads the CUDA runtime library, with the simulated device in its place.
+
+    Raises `build.BuildError` for a program that cannot run here.
+    """
+    folder, names, version = build.library(program)
+    ours, theirs = socket.socketpair()
+    channel = Channel(ours)
+    runtime = Runtime(channel, device, version, names, settings or Settings())
+    memory = runtime.memory.file
+    environment = os.environ | {"CUPYFLASH_RUN": f"{theirs.fileno()},{memory}"}
+    environment["LD_LIBRARY_PATH"] = ":".join(filter(None, (str(folder), os.environ.get("LD_LIBRARY_PATH"))))
+    with ours, theirs:
+        process = subprocess.Popen(
+            [str(program.resolve()), *arguments], env=environment, pass_fds=(theirs.fileno(), memory), cwd=cwd
+        )
+        theirs.close()
+        cut = False
+        try:
+            channel.run()
+        except BudgetSpent:
+            cut = True
+            process.kill()
+        except BaseException:
+            process.kill()
+            raise
+        finally:
+            status = process.wait()
+            runtime.memory.close()
+    kernels = list(runtime.records.values())
+    return ProgramResult(status, kernels, dict(runtime.missing), dict(runtime.failed), cut, runtime.timed, runtime.spent)

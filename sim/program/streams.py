@@ -1,0 +1,240 @@
+"""Streams, events and the order of a program's work; the state that all runtime functions share.
+
+Work is done as it is issued, in the order of the program. What no stream or event orders counts as concurrent all the same: the
+machine's history of launches (`ptx.Stream`) finds races between launches. A stream that is being captured does nothing: its work
+becomes nodes of a graph.
+"""
+
+from __future__ import annotations
+
+import struct
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+from cupyflash.device import Device
+from cupyflash.sim import ptx
+from cupyflash.sim.program.channel import Channel
+from cupyflash.sim.program.errors import Code, CudaError
+from cupyflash.sim.program.memory import DeviceMemory
+
+LEGACY, PER_THREAD = 1, 2
+"""cudaStreamLegacy and cudaStreamPerThread; 0 is the legacy stream, too."""
+NON_BLOCKING = 1
+Thing = TypeVar("Thing")
+
+
+@dataclass
+class Node:
+    """One piece of work of a graph, behind others."""
+
+    kind: int
+    work: Callable[[ptx.Stream], None]
+    after: list[Node] = field(default_factory=list)
+    detail: object = None
+
+
+@dataclass
+class Graph:
+    """The nodes of a graph, in the order in which they were added."""
+
+    nodes: list[Node] = field(default_factory=list)
+
+
+@dataclass
+class ProgramStream:
+    """A stream; while it is captured, `graph` gets its work behind the nodes `ends`."""
+
+    stream: ptx.Stream
+    blocking: bool
+    graph: Graph | None = None
+    ends: list[Node] = field(default_factory=list)
+    origin: bool = False
+
+
+@dataclass
+class ProgramEvent:
+    """An event, with the moment at which it was recorded last."""
+
+    event: ptx.Event | None = None
+    seconds: float = 0.0
+    graph: Graph | None = None
+    ends: list[Node] = field(default_factory=list)
+
+
+KERNEL, MEMCPY, MEMSET, HOST_FUNCTION, CHILD, EMPTY, WAIT, RECORD, ALLOCATE, FREE = 0, 1, 2, 3, 4, 5, 6, 7, 10, 11
+"""cudaGraphNodeType."""
+
+
+class Streams:
+    """The state of a program's runtime, and its functions of streams, events and errors."""
+
+    def __init__(self, channel: Channel, device: Device, version: int, settings: object):
+        self.channel, self.device, self.version, self.settings = channel, device, version, settings
+        self.memory = DeviceMemory(channel)
+        self.thread = 0
+        self.sticky = Code.SUCCESS
+        """The error of a kernel that failed: every later call returns it."""
+        self.history = ptx.History()
+        self.handles: dict[int, object] = {}
+        self.legacy = ProgramStream(self.history.stream(), True)
+        self.timed = False
+        """True once the program has asked how long something took: it got the simulation's time."""
+        self._texts: dict[str, int] = {}
+        self._threads: dict[int, ProgramStream] = {}
+        self._next = 0x1000
+
+    def kept(self, text: str) -> int:
+        """Returns the address of a text in the program."""
+        if text not in self._texts:
+            self._texts[text] = self.channel.keep(text.encode())
+        return self._texts[text]
+
+    def handle(self, thing: object) -> int:
+        """Returns a new handle for a thing."""
+        self._next += 16
+        self.handles[self._next] = thing
+        return self._next
+
+    # -- the order of work --------------------------------------------------------------------------------------------------
+
+    def issue(self, stream: int, kind: int, work: Callable[[ptx.Stream], None], detail: object = None) -> None:
+        """Does work in a stream now, or adds it to the graph that the stream is being captured into."""
+        one = self.stream(stream)
+        if one.graph is not None:
+            node = Node(kind, work, list(one.ends), detail)
+            one.graph.nodes.append(node)
+            one.ends = [node]
+            return
+        self.order(one)
+        work(one.stream)
+
+    def order(self, one: ProgramStream) -> None:
+        """The legacy stream waits for all blocking ones, and these for it."""
+        if one is self.legacy:
+            for other in self.blocking():
+                one.stream.wait(other.stream.record())
+        elif one.blocking:
+            one.stream.wait(self.legacy.stream.record())
+
+    def blocking(self) -> list[ProgramStream]:
+        known = [*self.handles.values(), *self._threads.values()]
+        return [one for one in known if isinstance(one, ProgramStream) and one.blocking and one.graph is None]
+
+    def stream(self, handle: int) -> ProgramStream:
+        """Returns a stream by its handle. Raises CudaError if there is none."""
+        if handle in (0, LEGACY):
+            return self.legacy
+        if handle == PER_THREAD:
+            if self.thread not in self._threads:
+                self._threads[self.thread] = ProgramStream(self.history.stream(), True)
+            return self._threads[self.thread]
+        return self.find(handle, ProgramStream)
+
+    def find(self, handle: int, kind: type[Thing]) -> Thing:
+        """Returns what a handle is of. Raises CudaError if it is of nothing of this kind."""
+        found = self.handles.get(handle)
+        if not isinstance(found, kind):
+            raise CudaError(Code.INVALID_RESOURCE_HANDLE)
+        return found
+
+    def check_sticky(self) -> None:
+        """Raises the error of a kernel that failed."""
+        if self.sticky:
+            raise CudaError(self.sticky)
+
+    def wait_for_all(self) -> None:
+        """Records that the host waits for everything."""
+        self.history.synchronize()
+        self.check_sticky()
+
+    # -- streams ------------------------------------------------------------------------------------------------------------
+
+    def cudaStreamCreate(self, out: int) -> None:
+        self.cudaStreamCreateWithFlags(out, 0)
+
+    def cudaStreamCreateWithFlags(self, out: int, flags: int) -> None:
+        stream = ProgramStream(self.history.stream(), not flags & NON_BLOCKING)
+        self.channel.write_word(out, self.handle(stream))
+
+    def cudaStreamCreateWithPriority(self, out: int, flags: int, priority: int) -> None:
+        self.cudaStreamCreateWithFlags(out, flags)
+
+    def cudaStreamDestroy(self, stream: int) -> None:
+        self.find(stream, ProgramStream)
+        del self.handles[stream]
+
+    def cudaStreamSynchronize(self, stream: int) -> None:
+        one = self.stream(stream)
+        if one.graph is not None:
+            raise CudaError(Code.STREAM_CAPTURE_UNSUPPORTED)
+        self.order(one)
+        one.stream.synchronize()
+        self.check_sticky()
+
+    def cudaStreamQuery(self, stream: int) -> None:
+        self.cudaStreamSynchronize(stream)
+
+    def cudaStreamWaitEvent(self, stream: int, event: int, flags: int) -> None:
+        one, what = self.stream(stream), self.find(event, ProgramEvent)
+        if what.graph is not None:
+            one.graph, one.ends = what.graph, [*one.ends, *what.ends]
+        elif what.event is not None:
+            one.stream.wait(what.event)
+
+    def cudaStreamGetPriority(self, stream: int, out: int) -> None:
+        self.channel.write_int(out, 0)
+
+    def cudaStreamGetFlags(self, stream: int, out: int) -> None:
+        self.channel.write_int(out, 0 if self.stream(stream).blocking else NON_BLOCKING)
+
+    def cudaStreamAttachMemAsync(self, stream: int, address: int, length: int, flags: int) -> None:
+        self.stream(stream)
+
+    def cudaStreamSetAttribute(self, stream: int, attribute: int, value: int) -> None:
+        self.stream(stream)
+
+    def cudaLaunchHostFunc(self, stream: int, function: int, data: int) -> None:
+        self.issue(stream, HOST_FUNCTION, lambda _: self.channel.call(function, data))
+
+    def cudaStreamAddCallback(self, stream: int, function: int, data: int, flags: int) -> None:
+        self.issue(stream, HOST_FUNCTION, lambda _: self.channel.call(function, stream, data))
+
+    # -- events -------------------------------------------------------------------------------------------------------------
+
+    def cudaEventCreate(self, out: int) -> None:
+        self.channel.write_word(out, self.handle(ProgramEvent()))
+
+    def cudaEventCreateWithFlags(self, out: int, flags: int) -> None:
+        self.cudaEventCreate(out)
+
+    def cudaEventDestroy(self, event: int) -> None:
+        self.find(event, ProgramEvent)
+        del self.handles[event]
+
+    def cudaEventRecord(self, event: int, stream: int) -> None:
+        what, one = self.find(event, ProgramEvent), self.stream(stream)
+        what.graph, what.ends = one.graph, list(one.ends)
+        if one.graph is None:
+            self.order(one)
+            what.event, what.seconds = one.stream.record(), time.perf_counter()
+
+    def cudaEventRecordWithFlags(self, event: int, stream: int, flags: int) -> None:
+        self.cudaEventRecord(event, stream)
+
+    def cudaEventSynchronize(self, event: int) -> None:
+        what = self.find(event, ProgramEvent)
+        if what.event is not None:
+            what.event.synchronize()
+        self.check_sticky()
+
+    def cudaEventQuery(self, event: int) -> None:
+        self.cudaEventSynchronize(event)
+
+    def cudaEventElapsedTime(self, out: int, start: int, end: int) -> None:
+        first, last = self.find(start, ProgramEvent), self.find(end, ProgramEvent)
+        if first.event is None or last.event is None:
+            raise CudaError(Code.INVALID_RESOURCE_HANDLE)
+        self.timed = True
+        self.channel.write(out, struct.pack("<f", 1e3 * max(last.seconds - first.seconds, 1e-6)))

@@ -1,0 +1,143 @@
+"""Registration of a program's code, which the compiler's own code calls before `main`; its kernels and variables by symbol."""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from cupyflash.sim import ptx
+from cupyflash.sim.program import fatbin
+from cupyflash.sim.program.errors import Code, CudaError
+from cupyflash.sim.program.memory import MANAGED, VARIABLE, Block, DeviceMemory
+from cupyflash.sim.program.streams import LEGACY, MEMCPY, Streams
+
+
+@dataclass
+class Image:
+    """The code of one fat binary, parsed when something of it is used; its variables lie in the device's memory from then on."""
+
+    data: bytes
+    architecture: int
+    memory: DeviceMemory
+    managed: dict[str, Block] = field(default_factory=dict)
+    variables: dict[str, Block] = field(default_factory=dict)
+
+    @cached_property
+    def module(self) -> ptx.Module:
+        try:
+            found = ptx.Module.from_ptx(fatbin.ptx_for(self.data, self.architecture))
+        except fatbin.NoPtx as error:
+            raise CudaError(Code.INVALID_KERNEL_IMAGE, str(error)) from None
+        except (ptx.PtxError, ptx.UnsupportedPTX) as error:
+            raise CudaError(Code.NOT_SUPPORTED, str(error)) from None
+        for name, size in found.variables.items():
+            block = self.managed.get(name) or self.memory.allocate(size, VARIABLE, name)
+            self.variables[name] = block
+            found.place(name, block.allocation.memory, block.address)
+        return found
+
+    def variable(self, name: str) -> Block:
+        """Returns a variable's place. Raises CudaError if the code has none of this name."""
+        self.module  # noqa: B018: it places them
+        if name not in self.variables:
+            raise CudaError(Code.INVALID_SYMBOL)
+        return self.variables[name]
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """A kernel of an image, by its name in the PTX."""
+
+    image: Image
+    name: str
+
+
+@dataclass(frozen=True)
+class Symbol:
+    """A variable of an image, by its name in the PTX."""
+
+    image: Image
+    name: str
+    size: int
+
+
+class Symbols(Streams):
+    """Registration, and the functions that take a variable."""
+
+    def __init__(self, *arguments: object):
+        super().__init__(*arguments)  # type: ignore[arg-type]
+        self.kernels: dict[int, Kernel] = {}
+        self.symbols: dict[int, Symbol] = {}
+        self.images: dict[int, Image] = {}
+
+    def _cudaRegisterFatBinary(self, wrapper: int) -> int:
+        magic, _, data = struct.unpack("<IIQ", self.channel.read(wrapper, 16))
+        if magic != fatbin.WRAPPER:
+            raise CudaError(Code.INVALID_KERNEL_IMAGE)
+        _, _, header, size = struct.unpack("<IHHQ", self.channel.read(data, 16))
+        major, minor = self.device.compute_capability
+        handle = self.channel.keep(bytes(8))
+        self.images[handle] = Image(self.channel.read(data, header + size), 10 * major + minor, self.memory)
+        return handle
+
+    def _cudaRegisterFatBinaryEnd(self, handle: int) -> None:
+        pass
+
+    def _cudaUnregisterFatBinary(self, handle: int) -> None:
+        pass
+
+    def _cudaInitModule(self, handle: int) -> int:
+        return 1
+
+    def _cudaRegisterFunction(self, handle: int, function: int, _: int, name: int) -> None:
+        self.kernels[function] = Kernel(self.images[handle], self.channel.text(name))
+
+    def _cudaGetKernel(self, out: int, function: int) -> None:
+        self.kernel(function)
+        self.channel.write_word(out, function)
+
+    def _cudaRegisterVar(self, handle: int, variable: int, _: int, name: int, ext: int, size: int) -> None:
+        self.symbols[variable] = Symbol(self.images[handle], self.channel.text(name), size)
+
+    def _cudaRegisterManagedVar(self, handle: int, pointer: int, _: int, name: int, ext: int, size: int) -> None:
+        image, text = self.images[handle], self.channel.text(name)
+        block = image.managed[text] = self.memory.allocate(size, MANAGED, text)
+        self.channel.write_word(pointer, block.address)
+        self.symbols[pointer] = Symbol(image, text, size)
+
+    def kernel(self, function: int) -> Kernel:
+        """Returns a kernel by the host's function of its name, or by its handle, which is the same."""
+        if function not in self.kernels:
+            raise CudaError(Code.INVALID_DEVICE_FUNCTION)
+        return self.kernels[function]
+
+    def symbol(self, variable: int) -> Block:
+        """Returns the place of the variable that the host's shadow of it stands for. Raises CudaError."""
+        found = self.symbols.get(variable)
+        if found is None:
+            raise CudaError(Code.INVALID_SYMBOL)
+        return found.image.variable(found.name)
+
+    def cudaGetSymbolAddress(self, out: int, variable: int) -> None:
+        self.channel.write_word(out, self.symbol(variable).address)
+
+    def cudaGetSymbolSize(self, out: int, variable: int) -> None:
+        self.symbol(variable)
+        self.channel.write_word(out, self.symbols[variable].size)
+
+    def cudaMemcpyToSymbol(self, variable: int, source: int, size: int, offset: int, kind: int) -> None:
+        self.cudaMemcpyToSymbolAsync(variable, source, size, offset, kind, LEGACY)
+        self.legacy.stream.synchronize()
+
+    def cudaMemcpyFromSymbol(self, target: int, variable: int, size: int, offset: int, kind: int) -> None:
+        self.cudaMemcpyFromSymbolAsync(target, variable, size, offset, kind, LEGACY)
+        self.legacy.stream.synchronize()
+
+    def cudaMemcpyToSymbolAsync(self, variable: int, source: int, size: int, offset: int, kind: int, stream: int) -> None:
+        target = self.symbol(variable).address + offset
+        self.issue(stream, MEMCPY, lambda _: self.memory.copy(target, source, size))
+
+    def cudaMemcpyFromSymbolAsync(self, target: int, variable: int, size: int, offset: int, kind: int, stream: int) -> None:
+        source = self.symbol(variable).address + offset
+        self.issue(stream, MEMCPY, lambda _: self.memory.copy(target, source, size))
