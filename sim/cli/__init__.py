@@ -13,6 +13,7 @@ from cupyflash.sim.cli.options import examples
 from cupyflash.sim.cli.paper import paper
 from cupyflash.sim.cli.predict import predict
 from cupyflash.sim.cli.profile import profile
+from cupyflash.sim.cli.run import run
 from cupyflash.sim.cli.sweep import sweep
 from cupyflash.sim.cli.time import time
 from cupyflash.sim.cli.trace import trace
@@ -41,5 +42,5 @@ def main() -> None:
     """
 
 
-for command in (demo, predict, verify, trace, sweep, paper, explain, inspect, profile, time, devices):
+for command in (demo, predict, verify, trace, sweep, paper, explain, inspect, profile, run, time, devices):
     main.add_command(command)

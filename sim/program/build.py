@@ -18,7 +18,7 @@ from pathlib import Path
 from cupyflash.sim.program.runtime import FIRST_NUMBER, function_names
 
 NVCC_FLAGS = ("-cudart", "shared", "-no-compress", "-lineinfo")
-"""Flags of nvcc that a program needs to run here: our library in place of the runtime, PTX that can be read, lines of the source."""
+"""Flags of nvcc with which a program runs here: the runtime as a library, PTX that can be read, lines of the source."""
 
 
 class BuildError(Exception):

@@ -1,5 +1,6 @@
-"""CUDA graphs: captured from streams or built node by node. A launch does the work of the nodes, each in a stream of its own, so that
-a race between nodes that nothing orders is found.
+"""CUDA graphs: captured from streams or built node by node.
+
+A launch does the work of the nodes, each in a stream of its own, so that a race between nodes that nothing orders is found.
 """
 
 from __future__ import annotations
@@ -197,7 +198,8 @@ class Graphs(Copies, Launches):
 
     def launch_graph(self, run: GraphExec, stream: ptx.Stream) -> None:
         """Does the work of all nodes; the stream goes on behind the last."""
-        begin, done = stream.record(), {}
+        begin = stream.record()
+        done: dict[int, ptx.Event] = {}
         waiting = list(run.graph.nodes)
         while waiting:
             node = next((one for one in waiting if all(id(before) in done for before in one.after)), None)

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import io
 import struct
 import time
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+
 from cupyflash.sim import ptx
 from cupyflash.sim.program.errors import Code, CudaError
+from cupyflash.sim.program.memory import DeviceMemory
 from cupyflash.sim.program.streams import KERNEL
 from cupyflash.sim.program.symbols import Kernel, Symbols
 from cupyflash.sim.ptx.parameters import parameter_offsets
@@ -18,8 +23,12 @@ from cupyflash.sim.ptx.parameters import parameter_offsets
 COOPERATIVE, CLUSTER, PROGRAMMATIC = 2, 4, 6
 """cudaLaunchAttributeID."""
 
-FATAL = {"out of bounds": Code.ILLEGAL_ADDRESS, "null pointer": Code.ILLEGAL_ADDRESS, "trap": Code.ASSERT, "budget": Code.LAUNCH_TIMEOUT}
-FATAL |= dict.fromkeys(("deadlock", "endless", "bad call", "stack overflow"), Code.LAUNCH_FAILURE)
+FATAL = {
+    **dict.fromkeys(("out of bounds", "null pointer"), Code.ILLEGAL_ADDRESS),
+    **dict.fromkeys(("deadlock", "endless", "bad call", "stack overflow"), Code.LAUNCH_FAILURE),
+    "trap": Code.ASSERT,
+    "budget": Code.LAUNCH_TIMEOUT,
+}
 """The error that a device would end with, by the kind of a finding."""
 
 
@@ -59,6 +68,48 @@ class Request:
     programmatic: bool = False
 
 
+@dataclass
+class Contents:
+    """The contents of some allocations, by name, each with what it says of its bytes' state."""
+
+    parts: dict[str, tuple[np.ndarray, np.ndarray | None]]
+
+    @classmethod
+    def of(cls, memory: DeviceMemory, names: Collection[str]) -> Contents:
+        found = [block.allocation for block in memory.blocks.values() if block.allocation.name in names]
+        return cls({one.name: (one.memory.copy(), None if one.state is None else one.state.copy()) for one in found})
+
+    def write(self, memory: DeviceMemory) -> None:
+        for block in memory.blocks.values():
+            if block.allocation.name in self.parts:
+                data, state = self.parts[block.allocation.name]
+                block.allocation.memory[:] = data
+                if state is not None and block.allocation.state is not None:
+                    block.allocation.state[:] = state
+
+
+@dataclass
+class Repeats:
+    """A launch that was executed: the allocations that it `touched`, and its writes by the state of those before it."""
+
+    touched: frozenset[str]
+    results: dict[bytes, Contents] = field(default_factory=dict)
+
+    def state(self, memory: DeviceMemory) -> bytes | None:
+        """Returns a digest of the touched allocations; None if one of them is gone."""
+        found = {block.allocation.name: block for block in memory.blocks.values() if block.allocation.name in self.touched}
+        if len(found) < len(self.touched):
+            return None
+        digest = hashlib.blake2b()
+        for name in sorted(found):
+            one = found[name].allocation
+            digest.update(f"{name} {one.address}".encode())
+            digest.update(one.memory.data)
+            if one.state is not None:
+                digest.update(one.state.data)
+        return digest.digest()
+
+
 class BudgetSpent(Exception):
     """Raised when the launches have taken all the time that they may take."""
 
@@ -72,6 +123,9 @@ class Launches(Symbols):
         super().__init__(*arguments)
         self.records: dict[str, KernelRecord] = {}
         self._configured: list[tuple[int, ...]] = []
+        self._repeats: dict[Request, Repeats] = {}
+        self._streams: set[int] = set()
+        """The streams in which kernels were launched."""
         self.spent = 0.0
 
     def _cudaPushCallConfiguration(self, grid: int, grid_z: int, block: int, block_z: int, shared: int, stream: int) -> int:
@@ -144,14 +198,34 @@ class Launches(Symbols):
         return bytes(data)
 
     def run(self, request: Request, stream: ptx.Stream) -> None:
-        """Runs a launch on the machine. A fault that a device would notice is the error of all later calls."""
-        kernel = request.kernel
-        record = self.records.setdefault(kernel.name, KernelRecord(kernel.name))
+        """Runs a launch on the machine, or repeats its writes if it has run from the same memory before.
+
+        A fault that a device would notice is the error of all later calls.
+        """
+        record = self.records.setdefault(request.kernel.name, KernelRecord(request.kernel.name))
         if self.settings.max_seconds is not None and self.spent >= self.settings.max_seconds:
             raise BudgetSpent
+        record.launches += 1
+        self._streams.add(stream.number)
+        earlier = self._repeats.get(request) if len(self._streams) == 1 else None
+        state = earlier.state(self.memory) if earlier is not None else None
+        if earlier is not None and state is not None and state in earlier.results:
+            earlier.results[state].write(self.memory)
+            stream.begin(request.kernel.name, request.programmatic, None)
+            record.repeated += 1
+            return
+        done = self.execute(request, stream, record)
+        touched = frozenset(name for name, moved in done.counters.traffic.items() if moved.read_bytes or moved.write_bytes)
+        if earlier is None or not touched <= earlier.touched:
+            self._repeats[request] = Repeats(touched)
+        elif state is not None and not done.findings:
+            wrote = {name for name, moved in done.counters.traffic.items() if moved.write_bytes}
+            earlier.results = {state: Contents.of(self.memory, wrote)}
+
+    def execute(self, request: Request, stream: ptx.Stream, record: KernelRecord) -> ptx.Launch:
         began = time.process_time()
-        variables = kernel.image.variables.values()
-        others = [block.allocation for block in self.memory.blocks.values() if block not in variables]
+        kernel, variables = request.kernel, [id(block) for block in request.kernel.image.variables.values()]
+        others = [block.allocation for block in self.memory.blocks.values() if id(block) not in variables]
         printed = io.StringIO()
         try:
             with contextlib.redirect_stdout(printed):
@@ -174,13 +248,13 @@ class Launches(Symbols):
             seconds = time.process_time() - began
             self.spent += seconds
             record.seconds += seconds
-            record.launches += 1
             self.channel.print(printed.getvalue())
         record.instructions += done.counters.instructions
         for kept, found in ((record.findings, done.findings), (record.notes, done.notes)):
             for finding in found:
                 kept.setdefault(str(finding), finding)
         self.sticky = next((FATAL[one.kind] for one in done.findings if one.kind in FATAL), self.sticky)
+        return done
 
 
 def dim3(xy: int, z: int) -> tuple[int, int, int]:

@@ -143,8 +143,9 @@ class DeviceMemory:
         return block if block is not None and 0 <= address - block.address <= block.size else None
 
     def owns(self, address: int) -> bool:
-        """True for addresses of the device, allocated or not."""
-        return address >> WINDOW_BITS in self.blocks or address >> WINDOW_BITS in DEVICE_WINDOWS
+        """True for addresses of the device, allocated or not, and of host memory that it has in common with the program."""
+        block = self.blocks.get(address >> WINDOW_BITS)
+        return address >> WINDOW_BITS in DEVICE_WINDOWS or (block is not None and 0 <= address - block.address < block.size)
 
     def part(self, address: int, size: int) -> tuple[Block, slice]:
         """Returns the allocation and the bytes of a range. Raises CudaError if it is not all in one."""

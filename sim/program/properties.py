@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from cupyflash.device import Device
@@ -29,7 +31,7 @@ PROPERTIES = """
 """Fields in order, with the fields that only CUDA 12 or only 13 has in braces; int is not written."""
 
 ONLY = {
-    13: {"i": "deviceNumaConfig deviceNumaId mpsEnabled hostNumaId gpuPciDeviceID:u4 gpuPciSubsystemID:u4 hostNumaMultinodeIpc reserved:56"},
+    13: {"i": "numaConfig numaId mpsEnabled hostNumaId gpuPciDeviceID:u4 gpuPciSubsystemID:u4 hostNumaMultinodeIpc reserved:56"},
     12: {
         "a": "clockRate ",
         "c": "kernelExecTimeoutEnabled ",
@@ -67,7 +69,7 @@ def layout(version: int) -> np.dtype:
     return np.dtype(fields, align=True)
 
 
-def values(device: Device) -> dict[str, object]:
+def values(device: Device) -> dict[str, Any]:
     """Returns the properties that are not 0, by name."""
     chip = Multiprocessor.like(device.compute_capability)
     major, minor = device.compute_capability
@@ -133,4 +135,4 @@ def attribute(device: Device, number: int) -> int:
     names = dict(zip(map(int, words[::2]), words[1::2], strict=True))
     name, _, at = names.get(number, "").partition(".")
     found = values(device).get(name, 0)
-    return int(found[int(at)] if at else found)  # type: ignore[index, call-overload]
+    return int(found[int(at)] if at else found)

@@ -13,7 +13,7 @@ from cupyflash.sim.program.memory import MANAGED, VARIABLE, Block, DeviceMemory
 from cupyflash.sim.program.streams import LEGACY, MEMCPY, Streams
 
 
-@dataclass
+@dataclass(eq=False)
 class Image:
     """The code of one fat binary, parsed when something of it is used; its variables lie in the device's memory from then on."""
 
@@ -39,8 +39,7 @@ class Image:
 
     def variable(self, name: str) -> Block:
         """Returns a variable's place. Raises CudaError if the code has none of this name."""
-        self.module  # noqa: B018: it places them
-        if name not in self.variables:
+        if name not in self.module.variables:
             raise CudaError(Code.INVALID_SYMBOL)
         return self.variables[name]
 

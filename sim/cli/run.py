@@ -1,0 +1,126 @@
+"""`cupyflash run`: a whole CUDA program on the simulated device, with a report of what the machine found in its kernels."""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+import click
+
+from cupyflash.device import Device
+from cupyflash.sim.cli.group import Found
+from cupyflash.sim.cli.options import AS_JSON, DEVICE, SEED, examples, gathered
+from cupyflash.sim.ptx.report.findings import FAIL_ON
+from cupyflash.words import plural
+
+EXAMPLES = examples(
+    "cupyflash run program.cu",
+    "cupyflash run main.cu kernels.cu -I include -- --size 1024",
+    "cupyflash run ./program",
+)
+SOURCES = (".cu", ".cpp", ".cc", ".c", ".cxx")
+
+
+@dataclass(frozen=True)
+class Building:
+    """Options of the compilation of sources."""
+
+    defines: tuple[str, ...]
+    includes: tuple[Path, ...]
+    flags: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Running:
+    """Options of the run."""
+
+    device: Device
+    seed: int | None
+    max_seconds: float | None
+    suppressions: Path | None
+
+
+@click.command(epilog=EXAMPLES, context_settings={"ignore_unknown_options": True})
+@click.argument("files", nargs=-1, required=True, type=click.UNPROCESSED)
+@click.option("-D", "--define", "defines", multiple=True, metavar="NAME[=VALUE]", help="A macro; may be repeated.")
+@click.option("-I", "--include", "includes", multiple=True, type=click.Path(path_type=Path), help="A folder of headers.")
+@click.option("--flag", "flags", multiple=True, metavar="FLAG", help="Another flag for nvcc; may be repeated.")
+@DEVICE
+@SEED
+@click.option(
+    "--max-seconds",
+    type=click.FloatRange(0, min_open=True),
+    help="End the program when its kernels have taken this processor time.",
+)
+@click.option(
+    "--suppressions",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    metavar="FILE",
+    help="A file of allowed findings, one a line: KIND KERNEL FILE[:LINE] REASON.",
+)
+@click.option(
+    "--fail-on",
+    type=click.Choice(tuple(FAIL_ON)),
+    default="warning",
+    show_default=True,
+    help="Exit with status 1 for errors only, or for warnings too.",
+)
+@AS_JSON
+@gathered(building=Building, running=Running)
+def run(files: tuple[str, ...], building: Building, running: Running, fail_on: str, as_json: bool) -> None:
+    """Run a whole CUDA program without a GPU, and check its kernels.
+
+    FILES are the program's sources (CUDA C++, compiled by nvcc), or one binary that loads the CUDA runtime library (nvcc
+    -cudart shared -no-compress). Arguments of the program stand behind `--`.
+
+    The program runs as it is; its calls of the CUDA runtime are answered by the simulated device, and its kernels run on the PTX
+    machine, which checks every access. Times that the program measures are the simulation's. The report goes to stderr.
+
+    Exit status 1 if the machine finds a fault in a kernel; else the program's own.
+    """
+    from cupyflash.sim.program import build
+    from cupyflash.sim.program.launches import Settings
+    from cupyflash.sim.program.report import report, summary
+    from cupyflash.sim.program.session import run_program
+
+    paths, arguments = divided(files)
+    settings = Settings(seed=running.seed, max_seconds=running.max_seconds, suppressions=running.suppressions or ())
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            program = paths[0]
+            if program.suffix in SOURCES:
+                major, minor = running.device.compute_capability
+                options = [*(f"-D{name}" for name in building.defines), *(f"-I{path}" for path in building.includes)]
+                click.echo(f"compiling {', '.join(map(str, paths))} ...", err=True)
+                program = build.build(paths, Path(folder), f"{major}{minor}", [*options, *building.flags])
+            elif len(paths) > 1:
+                raise click.UsageError(f"{paths[1]}: a binary stands alone; its arguments stand behind --")
+            sys.stdout.flush()
+            result = run_program(program, arguments, device=running.device, settings=settings)
+        except build.BuildError as error:
+            raise click.UsageError(str(error)) from error
+    if as_json:
+        click.echo(json.dumps(summary(result), indent=2))
+    else:
+        click.echo(report(result), err=True)
+    faults = [one for one in result.findings if one.severity in FAIL_ON[fail_on]]
+    if faults:
+        raise Found(f"the machine found {plural(len(faults), 'fault')} in the program's kernels")
+    sys.exit(result.status if result.status >= 0 else 128 - result.status)
+
+
+def divided(files: tuple[str, ...]) -> tuple[list[Path], list[str]]:
+    """Returns the sources or the binary, and the program's arguments."""
+    paths = [Path(files[0])]
+    rest = list(files[1:])
+    while rest and paths[0].suffix in SOURCES and Path(rest[0]).suffix in SOURCES:
+        paths.append(Path(rest.pop(0)))
+    for path in paths:
+        if not path.is_file():
+            raise click.UsageError(f"{path}: there is no such file")
+    return paths, rest
+
+

@@ -1,0 +1,54 @@
+"""The report of a program's run: kernels, findings, and all that the simulation could not or did not do."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+from cupyflash.sim.program.session import ProgramResult
+from cupyflash.sim.ptx.text.syntax import base_name
+from cupyflash.words import plural
+
+
+def report(result: ProgramResult) -> str:
+    """Returns the report as text, a line each: kernels, findings, then what to know about the run."""
+    lines = []
+    for kernel in result.kernels:
+        again = f", {kernel.repeated} of them repeats that were not executed again" if kernel.repeated else ""
+        found = plural(len(kernel.findings), "finding")
+        count = plural(kernel.launches, "launch", "launches")
+        lines.append(f"{base_name(kernel.name)}: {count}{again}, {kernel.seconds:.1f} s: {found}")
+        lines += [f"  {finding}" for finding in kernel.findings.values()]
+    lines += [f"{name} is not simulated ({plural(count, 'call')})" for name, count in result.missing.items()]
+    lines += [f"{name} returned {error}" for name, error in result.failed if name not in result.missing]
+    if result.cut:
+        lines.append(f"ended after {result.seconds:.0f} s of processor time (--max-seconds): what came after was not checked")
+    if result.timed:
+        lines.append("times that the program measured are the simulation's, not a GPU's")
+    if result.status < 0 and not result.cut:
+        lines.append(f"the program was ended by signal {-result.status}")
+    return "\n".join(["", *lines] if lines else ["", "no kernel was launched"])
+
+
+def summary(result: ProgramResult) -> dict[str, Any]:
+    """Returns the report for `--json`."""
+    kernels = [
+        {
+            "kernel": kernel.name,
+            "launches": kernel.launches,
+            "repeated": kernel.repeated,
+            "seconds": kernel.seconds,
+            "instructions": kernel.instructions,
+            "findings": [asdict(finding) for finding in kernel.findings.values()],
+        }
+        for kernel in result.kernels
+    ]
+    failed = [{"function": name, "error": error, "calls": count} for (name, error), count in result.failed.items()]
+    return {
+        "status": result.status,
+        "kernels": kernels,
+        "missing": result.missing,
+        "failed": failed,
+        "cut": result.cut,
+        "timed": result.timed,
+    }
