@@ -82,9 +82,9 @@ def run(files: tuple[str, ...], building: Building, running: Running, fail_on: s
     Exit status 1 if the machine finds a fault in a kernel; else the program's own.
     """
     from cupyflash.sim.program import build
-    from cupyflash.sim.program.launches import Settings
     from cupyflash.sim.program.report import report, summary
     from cupyflash.sim.program.session import run_program
+    from cupyflash.sim.program.streams import Settings
 
     paths, arguments = divided(files)
     settings = Settings(seed=running.seed, max_seconds=running.max_seconds, suppressions=running.suppressions or ())

@@ -12,6 +12,7 @@ import re
 import shutil
 import subprocess
 from collections.abc import Sequence
+from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
 
@@ -38,8 +39,18 @@ def imported(program: Path) -> tuple[set[str], int]:
     return names, int(version[1])
 
 
-def library(program: Path) -> tuple[Path, list[str], int]:
-    """Returns the folder of the stub library for a program, its functions in order, and the runtime's version."""
+@dataclass(frozen=True)
+class StubLibrary:
+    """The folder of a stub library: its functions in order, those that the program imports, the version of the runtime."""
+
+    folder: Path
+    names: list[str]
+    imported: set[str]
+    version: int
+
+
+def library(program: Path) -> StubLibrary:
+    """Returns the stub library for a program, made now if there is none. Raises BuildError."""
     wanted, version = imported(program)
     names = sorted({*function_names(), *wanted})
     source = resources.files("cupyflash.sim.program").joinpath("stubs.c").read_text(encoding="utf-8")
@@ -59,7 +70,7 @@ def library(program: Path) -> tuple[Path, list[str], int]:
             *(f"-Wl,-soname,{soname}", f"-Wl,--version-script,{script}", "-lpthread"),
         )
         made.replace(folder / soname)
-    return folder, names, version
+    return StubLibrary(folder, names, wanted, version)
 
 
 def cache_folder() -> Path:

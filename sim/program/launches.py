@@ -9,7 +9,6 @@ import struct
 import time
 from collections.abc import Collection
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 
@@ -30,16 +29,6 @@ FATAL = {
     "budget": Code.LAUNCH_TIMEOUT,
 }
 """The error that a device would end with, by the kind of a finding."""
-
-
-@dataclass
-class Settings:
-    """Settings of a run: as of `ptx.Module.launch`; `max_seconds` is processor time for all launches together."""
-
-    seed: int | None = None
-    races: bool = True
-    max_seconds: float | None = None
-    suppressions: Any = ()
 
 
 @dataclass
@@ -116,8 +105,6 @@ class BudgetSpent(Exception):
 
 class Launches(Symbols):
     """The functions that launch kernels."""
-
-    settings: Settings
 
     def __init__(self, *arguments: object):
         super().__init__(*arguments)
@@ -211,7 +198,8 @@ class Launches(Symbols):
         state = earlier.state(self.memory) if earlier is not None else None
         if earlier is not None and state is not None and state in earlier.results:
             earlier.results[state].write(self.memory)
-            stream.begin(request.kernel.name, request.programmatic, None)
+            if self.concurrent:
+                stream.begin(request.kernel.name, request.programmatic, None)
             record.repeated += 1
             return
         done = self.execute(request, stream, record)
@@ -239,8 +227,8 @@ class Launches(Symbols):
                     races=self.settings.races,
                     cluster=request.cluster,
                     suppressions=self.settings.suppressions,
-                    stream=stream,
-                    programmatic=request.programmatic,
+                    stream=stream if self.concurrent else None,
+                    programmatic=request.programmatic and self.concurrent,
                 )
         except (ValueError, TypeError) as error:
             raise CudaError(Code.INVALID_CONFIGURATION, str(error)) from None

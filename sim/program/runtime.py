@@ -10,30 +10,33 @@ names them.
 from __future__ import annotations
 
 import inspect
+import re
 from collections import Counter
 from collections.abc import Callable
 from functools import cached_property
 
 from cupyflash.device import Device
 from cupyflash.sim.program.channel import Call, Channel
-from cupyflash.sim.program.copies import Copies
 from cupyflash.sim.program.devices import Devices
 from cupyflash.sim.program.errors import Code, CudaError, name_of, text_of
 from cupyflash.sim.program.graphs import Graphs
-from cupyflash.sim.program.launches import Launches
-from cupyflash.sim.program.streams import Streams
-from cupyflash.sim.program.symbols import Symbols
+from cupyflash.sim.program.streams import Settings
 
 FIRST_NUMBER = 2
 """The number of the first function in a call: 0 and 1 answer orders (stubs.c)."""
 
 
-class Runtime(Graphs, Copies, Devices, Launches, Symbols, Streams):
-    """One program's runtime: `names` are the functions that its stubs number, in this order."""
+CONCURRENT = re.compile(r"cudaStream(Create|BeginCapture)|cudaGraph|cudaLaunchKernelExC|_pts[dz]$")
+"""Functions without which all of a program's work is in one stream."""
 
-    def __init__(self, channel: Channel, device: Device, version: int, names: list[str], settings: object):
+
+class Runtime(Graphs, Devices):
+    """One program's runtime. `names` are the functions that its stubs number, in this order, of which it `imported` some."""
+
+    def __init__(self, channel: Channel, device: Device, version: int, names: list[str], imported: set[str], settings: Settings):
         super().__init__(channel, device, version, settings)
         self.names = names
+        self.concurrent = any(map(CONCURRENT.match, imported))
         self.last: dict[int, Code] = {}
         self.missing: Counter[str] = Counter()
         self.failed: Counter[tuple[str, str]] = Counter()

@@ -13,8 +13,9 @@ from cupyflash.device import Device
 from cupyflash.sim import ptx
 from cupyflash.sim.program import build
 from cupyflash.sim.program.channel import Channel
-from cupyflash.sim.program.launches import BudgetSpent, KernelRecord, Settings
+from cupyflash.sim.program.launches import BudgetSpent, KernelRecord
 from cupyflash.sim.program.runtime import Runtime
+from cupyflash.sim.program.streams import Settings
 
 
 @dataclass(frozen=True)
@@ -47,13 +48,13 @@ def run_program(
 
     Raises `build.BuildError` for a program that cannot run here.
     """
-    folder, names, version = build.library(program)
+    library = build.library(program)
     ours, theirs = socket.socketpair()
     channel = Channel(ours)
-    runtime = Runtime(channel, device, version, names, settings or Settings())
+    runtime = Runtime(channel, device, library.version, library.names, library.imported, settings or Settings())
     memory = runtime.memory.file
     environment = os.environ | {"CUPYFLASH_RUN": f"{theirs.fileno()},{memory}"}
-    environment["LD_LIBRARY_PATH"] = ":".join(filter(None, (str(folder), os.environ.get("LD_LIBRARY_PATH"))))
+    environment["LD_LIBRARY_PATH"] = ":".join(filter(None, (str(library.folder), os.environ.get("LD_LIBRARY_PATH"))))
     with ours, theirs:
         process = subprocess.Popen(
             [str(program.resolve()), *arguments], env=environment, pass_fds=(theirs.fileno(), memory), cwd=cwd

@@ -11,7 +11,7 @@ import struct
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from cupyflash.device import Device
 from cupyflash.sim import ptx
@@ -23,6 +23,16 @@ LEGACY, PER_THREAD = 1, 2
 """cudaStreamLegacy and cudaStreamPerThread; 0 is the legacy stream, too."""
 NON_BLOCKING = 1
 Thing = TypeVar("Thing")
+
+
+@dataclass
+class Settings:
+    """Settings of a run: as of `ptx.Module.launch`; `max_seconds` is processor time for all launches together."""
+
+    seed: int | None = None
+    races: bool = True
+    max_seconds: float | None = None
+    suppressions: Any = ()
 
 
 @dataclass
@@ -70,7 +80,7 @@ KERNEL, MEMCPY, MEMSET, HOST_FUNCTION, CHILD, EMPTY, WAIT, RECORD, ALLOCATE, FRE
 class Streams:
     """The state of a program's runtime, and its functions of streams, events and errors."""
 
-    def __init__(self, channel: Channel, device: Device, version: int, settings: object):
+    def __init__(self, channel: Channel, device: Device, version: int, settings: Settings):
         self.channel, self.device, self.version, self.settings = channel, device, version, settings
         self.memory = DeviceMemory(channel)
         self.thread = 0
@@ -79,6 +89,8 @@ class Streams:
         self.history = ptx.History()
         self.handles: dict[int, object] = {}
         self.legacy = ProgramStream(self.history.stream(), True)
+        self.concurrent = True
+        """False if all launches are in one stream: then no history is kept."""
         self.timed = False
         """True once the program has asked how long something took: it got the simulation's time."""
         self._texts: dict[str, int] = {}

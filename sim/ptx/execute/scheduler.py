@@ -275,7 +275,8 @@ class Budgets:
     def begin_wave(self, wave: Wave) -> None:
         self.wave = wave
         self.glance = GLANCE
-        self.looked = self.progress = processor_seconds()
+        # Many waves are over before the first glance, and the clock of a thread is a system call.
+        self.looked = self.progress = math.inf
         self.exits = wave.exits
         self.ran: set[int] = set()
         self.news = False
@@ -318,6 +319,8 @@ class Budgets:
             return False
         self.glance = GLANCE
         now = processor_seconds()
+        if self.looked == math.inf:
+            self.looked = self.progress = now
         return now - self.looked >= self.interval and self.stalls(now)
 
     def enter(self) -> None:

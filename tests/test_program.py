@@ -1,0 +1,144 @@
+"""`cupyflash run`: whole programs give their own results, the runtime answers as CUDA's does, faults and races are found."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from cupyflash.device import Device
+from cupyflash.sim.program import build, fatbin
+from cupyflash.sim.program.properties import layout, properties
+from cupyflash.sim.program.session import ProgramResult, run_program
+from cupyflash.sim.program.streams import Settings
+
+SOURCE = Path(__file__).parent / "programs" / "everything.cu"
+A100 = Device.named("A100-40GB")
+
+
+@pytest.fixture(scope="session")
+def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    if shutil.which("nvcc") is None or not any(map(shutil.which, ("cc", "gcc", "clang"))):
+        pytest.skip("nvcc and a C compiler build the program that these tests run")
+    return build.build([SOURCE], tmp_path_factory.mktemp("programs"), "80", ["-std=c++17"])
+
+
+def ran(program: Path, *arguments: str, **settings: float) -> ProgramResult:
+    return run_program(program, arguments, device=A100, settings=Settings(**settings))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("part", "launches", "repeated"),
+    [
+        (("vector", "1000"), {"scale": 1}, {}),
+        (("shared",), {"add": 3, "touch": 1}, {}),
+        (("pointers",), {"gather": 1}, {}),
+        (("ordered",), {"set": 1, "add": 1}, {}),
+        (("graph",), {"add": 6}, {}),
+        (("repeats",), {"set": 52, "add": 5}, {"set": 48}),
+    ],
+)
+def test_a_program_is_right(
+    program: Path, part: tuple[str, ...], launches: dict[str, int], repeated: dict[str, int], capfd: pytest.CaptureFixture[str]
+) -> None:
+    result = ran(program, *part)
+    assert result.status == 0, (capfd.readouterr(), result)
+    assert not result.findings and not result.missing
+    assert {name_of(one.name): one.launches for one in result.kernels} == launches
+    assert {name_of(one.name): one.repeated for one in result.kernels if one.repeated} == repeated
+
+
+def name_of(mangled: str) -> str:
+    digits = mangled.removeprefix("_Z")
+    size = int("".join(c for c in digits[:2] if c.isdigit()))
+    return digits[len(str(size)) :][:size]
+
+
+def test_a_fault_is_found_and_is_the_error_that_a_device_gives(program: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    result = ran(program, "vector", "1000", "8")
+    assert capfd.readouterr().out == "cudaErrorIllegalAddress\n"
+    kinds = {(one.kind, one.source and one.source[0].endswith("everything.cu")) for one in result.findings}
+    assert kinds == {("out of bounds", True)}
+
+
+def test_a_race_between_streams_is_found(program: Path) -> None:
+    (finding, *_) = ran(program, "race").findings
+    assert finding.kind == "race" and "add" in finding.kernel
+
+
+def test_errors_are_those_of_the_runtime(program: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    result = ran(program, "errors")
+    assert capfd.readouterr().out.split("\n") == [
+        "cudaErrorInvalidValue",
+        "cudaErrorInvalidConfiguration",
+        "no error",
+        "cudaErrorInvalidValue",
+        "cudaErrorInvalidDevice",
+        "cudaErrorNotSupported",
+        "cudaErrorIllegalAddress",
+        "cudaErrorIllegalAddress",
+        "",
+    ]
+    assert result.missing == {"cudaMallocArray": 1}
+    assert [one.kind for one in result.findings] == ["null pointer"]
+
+
+def test_the_device_is_the_one_asked_for_and_prints_in_order(program: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    assert ran(program, "device").status == 0
+    assert capfd.readouterr().out == "A100-40GB (simulated) 8.0 108 2147483647 166912 8\ndevice 4\ndevice 5\nhost\n"
+
+
+def test_a_budget_ends_the_program_and_says_so(program: Path) -> None:
+    result = ran(program, "repeats", max_seconds=1e-9)
+    assert result.cut and [one.launches for one in result.kernels] == [1]
+
+
+def test_the_command_reports_findings_and_has_the_programs_status(program: Path) -> None:
+    def command(*words: str) -> subprocess.CompletedProcess[str]:
+        line = [sys.executable, "-m", "cupyflash", "run", *words]
+        return subprocess.run(line, capture_output=True, text=True)
+
+    wrong = command("--json", str(program), "vector", "100", "1")
+    assert wrong.returncode == 1 and "the machine found" in wrong.stderr
+    report = json.loads(wrong.stdout.partition("\n")[2])
+    assert [one["kind"] for one in report["kernels"][0]["findings"]][0] == "out of bounds"
+    assert command(str(program), "--", "nothing").returncode == 4
+    assert "no such file" in command("nothing.cu").stderr
+
+
+def test_a_program_that_cannot_run_here_is_refused(tmp_path: Path) -> None:
+    static = tmp_path / "static"
+    static.write_bytes(b"\x7fELF and no libcudart")
+    with pytest.raises(build.BuildError, match="-cudart shared"):
+        run_program(static, device=A100)
+
+
+def test_ptx_is_chosen_by_architecture_and_refusals_say_how_to_compile() -> None:
+    def entry(kind: int, architecture: int, flags: int, text: bytes) -> bytes:
+        head = kind.to_bytes(2, "little") + b"\1\1" + (80).to_bytes(4, "little") + len(text).to_bytes(8, "little")
+        head += bytes(8) + bytes(4) + architecture.to_bytes(4, "little") + bytes(8) + flags.to_bytes(8, "little")
+        return head.ljust(80, b"\0") + text
+
+    def binary(*entries: bytes) -> bytes:
+        body = b"".join(entries)
+        return (0xBA55ED50).to_bytes(4, "little") + b"\1\0\x10\0" + len(body).to_bytes(8, "little") + body
+
+    both = binary(entry(1, 70, 0, b"old\0"), entry(1, 80, 0, b"new\0"), entry(2, 80, 0, b"code"))
+    assert (fatbin.ptx_for(both, 75), fatbin.ptx_for(both, 90)) == ("old", "new")
+    for data, message in (
+        (binary(entry(2, 80, 0, b"code")), "machine code only"),
+        (binary(entry(1, 90, 0, b"x")), "choose --device"),
+        (binary(entry(1, 80, 0x8000, b"x")), "-no-compress"),
+    ):
+        with pytest.raises(fatbin.NoPtx, match=message):
+            fatbin.ptx_for(data, 80)
+
+
+@pytest.mark.parametrize(("version", "size"), [(12, 1032), (13, 1008)])
+def test_properties_have_the_layout_of_the_toolkit(version: int, size: int) -> None:
+    found = properties(A100, version)
+    assert len(found) == layout(version).itemsize == size and found.startswith(b"A100-40GB")
