@@ -125,6 +125,8 @@ def _compile(source: str, options: Sequence[str], name: str, product: str, expre
     try:
         first_use.import_cupy()
         from cupy.cuda import nvrtc
+
+        from cupyflash.launch import standard_headers
     except ImportError as error:
         raise ImportError(f"compiling CUDA C needs NVRTC ({error}): {INSTALL}") from error
     full = list(options)
@@ -135,7 +137,7 @@ def _compile(source: str, options: Sequence[str], name: str, product: str, expre
     directories = header_directories()
     full += [f"-I{path}" for path in directories]
     try:
-        program = nvrtc.createProgram(source, name, [], [])
+        program = nvrtc.createProgram(source, name, *standard_headers.for_nvrtc())
     except (ImportError, RuntimeError) as error:  # the first call loads the library
         raise ImportError(f"compiling CUDA C needs NVRTC ({' '.join(str(error).split())}): {INSTALL}") from error
     try:
@@ -148,7 +150,7 @@ def _compile(source: str, options: Sequence[str], name: str, product: str, expre
         log = nvrtc.getProgramLog(program) or str(error)
         if not directories and "could not open source file" in log:
             raise ImportError(f"compiling CUDA C needs the CUDA headers ({log.strip().splitlines()[0]}): {INSTALL}") from error
-        raise CompileError(name, log) from error
+        raise CompileError(name, "\n".join(filter(None, (log, standard_headers.advice(log))))) from error
     finally:
         nvrtc.destroyProgram(program)
     return Compiled(made if isinstance(made, bytes) else str(made).encode(), log, lowered)
