@@ -9,6 +9,7 @@ from cupyflash.sim.cli.devices import devices
 from cupyflash.sim.cli.explain import explain
 from cupyflash.sim.cli.group import EXIT_STATUS, CommandLine
 from cupyflash.sim.cli.inspect import inspect
+from cupyflash.sim.cli.nvcc import nvcc
 from cupyflash.sim.cli.options import examples
 from cupyflash.sim.cli.paper import paper
 from cupyflash.sim.cli.predict import predict
@@ -42,5 +43,5 @@ def main() -> None:
     """
 
 
-for command in (demo, predict, verify, trace, sweep, paper, explain, inspect, profile, run, time, devices):
+for command in (demo, predict, verify, trace, sweep, paper, explain, inspect, profile, run, nvcc, time, devices):
     main.add_command(command)

@@ -35,7 +35,7 @@ def imported(program: Path) -> tuple[set[str], int]:
     version = re.search(rb"\0libcudart\.so\.(\d+)\0", data)
     if version is None:
         raise BuildError(f"{program} does not load libcudart.so: link it with -cudart shared (nvcc's default is static)")
-    names = {found.decode() for found in re.findall(rb"\0((?:__)?cuda[A-Z][A-Za-z0-9]+(?:_v\d+|_pts[dz]|_ptds)?)(?=\0)", data)}
+    names = {found.decode() for found in re.findall(rb"\0((?:__)?cuda[A-Z][A-Za-z0-9]+(?:_v\d+|_pt[sd][sz])?)(?=\0)", data)}
     return names, int(version[1])
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from cupyflash.sim import ptx
 from cupyflash.sim.program.errors import Code, CudaError
 from cupyflash.sim.program.memory import DEVICE, HOST, MANAGED, PAGE, TOTAL, VARIABLE
-from cupyflash.sim.program.streams import ALLOCATE, FREE, LEGACY, MEMCPY, MEMSET, Streams
+from cupyflash.sim.program.streams import ALLOCATE, FREE, MEMCPY, MEMSET, Streams
 
 PITCH = 512
 """Bytes that the rows of pitched memory are multiples of."""
@@ -106,10 +106,9 @@ class Copies(Streams):
     # -- copies -----------------------------------------------------------------------------------------------------------
 
     def now(self, copy: Copy) -> None:
-        """Copies in the legacy stream; the host waits for it."""
-        self.check_sticky()
-        self.issue(LEGACY, MEMCPY, lambda _: copy())
-        self.legacy.stream.synchronize()
+        """Copies in the default stream; the host waits for it."""
+        self.later(0, copy)
+        self.stream(0).stream.synchronize()
 
     def later(self, stream: int, copy: Copy, kind: int = MEMCPY) -> None:
         self.check_sticky()
@@ -189,13 +188,13 @@ class Copies(Streams):
         return fill
 
     def cudaMemset(self, address: int, value: int, size: int) -> None:
-        self.later(LEGACY, lambda: self.fill(address, value, size), MEMSET)
+        self.later(0, lambda: self.fill(address, value, size), MEMSET)
 
     def cudaMemsetAsync(self, address: int, value: int, size: int, stream: int) -> None:
         self.later(stream, lambda: self.fill(address, value, size), MEMSET)
 
     def cudaMemset2D(self, address: int, pitch: int, value: int, width: int, height: int) -> None:
-        self.later(LEGACY, self.fill_rows(address, pitch, value, width, height), MEMSET)
+        self.later(0, self.fill_rows(address, pitch, value, width, height), MEMSET)
 
     def cudaMemset2DAsync(self, address: int, pitch: int, value: int, width: int, height: int, stream: int) -> None:
         self.later(stream, self.fill_rows(address, pitch, value, width, height), MEMSET)

@@ -20,14 +20,17 @@ from cupyflash.sim.program.channel import Call, Channel
 from cupyflash.sim.program.devices import Devices
 from cupyflash.sim.program.errors import Code, CudaError, name_of, text_of
 from cupyflash.sim.program.graphs import Graphs
-from cupyflash.sim.program.streams import Settings
+from cupyflash.sim.program.streams import LEGACY, PER_THREAD, Settings
 
 FIRST_NUMBER = 2
 """The number of the first function in a call: 0 and 1 answer orders (stubs.c)."""
 
 
-CONCURRENT = re.compile(r"cudaStream(Create|BeginCapture)|cudaGraph|cudaLaunchKernelExC|_pts[dz]$")
+CONCURRENT = re.compile(r"cudaStream(Create|BeginCapture)|cudaGraph|cudaLaunchKernelExC|.*_pt[sd][sz]$")
 """Functions without which all of a program's work is in one stream."""
+
+PER_THREAD_NAME = re.compile("_pt[sd][sz]$")
+"""The end of the names of functions whose stream 0 is the calling thread's own (nvcc --default-stream per-thread)."""
 
 
 class Runtime(Graphs, Devices):
@@ -45,13 +48,13 @@ class Runtime(Graphs, Devices):
     @cached_property
     def functions(self) -> list[tuple[str, Callable[..., int | None] | None, int]]:
         """Returns each stub's name, method and number of parameters, in order."""
-        methods = [(name, getattr(self, name.replace("__", "_"), None)) for name in self.names]
+        methods = [(name, getattr(self, PER_THREAD_NAME.sub("", name).replace("__", "_"), None)) for name in self.names]
         return [(name, method, len(inspect.signature(method).parameters) if method else 0) for name, method in methods]
 
     def serve(self, call: Call) -> int:
         """Returns the result of a call as a word."""
         name, method, count = self.functions[call.function - FIRST_NUMBER]
-        self.thread = call.thread
+        self.thread, self.default = call.thread, PER_THREAD if PER_THREAD_NAME.search(name) else LEGACY
         try:
             if method is None:
                 self.missing[name] += 1

@@ -20,7 +20,7 @@ from cupyflash.sim.program.errors import Code, CudaError
 from cupyflash.sim.program.memory import DeviceMemory
 
 LEGACY, PER_THREAD = 1, 2
-"""cudaStreamLegacy and cudaStreamPerThread; 0 is the legacy stream, too."""
+"""cudaStreamLegacy and cudaStreamPerThread; 0 is the one or the other, as the program was compiled."""
 NON_BLOCKING = 1
 Thing = TypeVar("Thing")
 
@@ -84,6 +84,8 @@ class Streams:
         self.channel, self.device, self.version, self.settings = channel, device, version, settings
         self.memory = DeviceMemory(channel)
         self.thread = 0
+        self.default = LEGACY
+        """The stream 0 of the call: PER_THREAD in functions whose names say so."""
         self.sticky = Code.SUCCESS
         """The error of a kernel that failed: every later call returns it."""
         self.history = ptx.History()
@@ -136,7 +138,8 @@ class Streams:
 
     def stream(self, handle: int) -> ProgramStream:
         """Returns a stream by its handle. Raises CudaError if there is none."""
-        if handle in (0, LEGACY):
+        handle = handle or self.default
+        if handle == LEGACY:
             return self.legacy
         if handle == PER_THREAD:
             if self.thread not in self._threads:

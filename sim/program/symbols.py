@@ -10,7 +10,7 @@ from cupyflash.sim import ptx
 from cupyflash.sim.program import fatbin
 from cupyflash.sim.program.errors import Code, CudaError
 from cupyflash.sim.program.memory import MANAGED, VARIABLE, Block, DeviceMemory
-from cupyflash.sim.program.streams import LEGACY, MEMCPY, Streams
+from cupyflash.sim.program.streams import MEMCPY, Streams
 
 
 @dataclass(eq=False)
@@ -126,12 +126,12 @@ class Symbols(Streams):
         self.channel.write_word(out, self.symbols[variable].size)
 
     def cudaMemcpyToSymbol(self, variable: int, source: int, size: int, offset: int, kind: int) -> None:
-        self.cudaMemcpyToSymbolAsync(variable, source, size, offset, kind, LEGACY)
-        self.legacy.stream.synchronize()
+        self.cudaMemcpyToSymbolAsync(variable, source, size, offset, kind, 0)
+        self.stream(0).stream.synchronize()
 
     def cudaMemcpyFromSymbol(self, target: int, variable: int, size: int, offset: int, kind: int) -> None:
-        self.cudaMemcpyFromSymbolAsync(target, variable, size, offset, kind, LEGACY)
-        self.legacy.stream.synchronize()
+        self.cudaMemcpyFromSymbolAsync(target, variable, size, offset, kind, 0)
+        self.stream(0).stream.synchronize()
 
     def cudaMemcpyToSymbolAsync(self, variable: int, source: int, size: int, offset: int, kind: int, stream: int) -> None:
         target = self.symbol(variable).address + offset

@@ -91,6 +91,11 @@ class Code(LiveRegisters):
         read = {a.operand.name for plan in self.plans for a in plan.reads if isinstance(a.operand, Reg)}
         return frozenset(read | {i.predicate[0].name for i in self.instructions if i.predicate})
 
+    @property
+    def whole_grid(self) -> bool:
+        """True if the blocks of the grid meet, as those of a cooperative launch may: it asks for their common memory."""
+        return bool(self.read_somewhere & {"%envreg1", "%envreg2"})
+
     @cached_property
     def integer_products(self) -> bool:
         """True if tensor cores multiply integers, none of which is NaN."""

@@ -53,6 +53,9 @@ PRODUCT_LANES = 1 << 15
 COMMUNICATING_LANES = 1 << 16
 """Lanes of a wave of a kernel whose blocks may wait for each other: such blocks must be resident together."""
 
+GRID_LANES = 1 << 19
+"""Lanes of a wave of a kernel whose whole grid meets: all that fit a chip of 256 multiprocessors."""
+
 WAVE_BYTES = 1 << 28
 """Most memory that the shared memory of a wave's blocks may take."""
 
@@ -161,6 +164,8 @@ class PtxMachine:
         geometry = self.setup.geometry
         lanes_per_block = -(-geometry.threads // WARP) * WARP
         lanes = COMMUNICATING_LANES if self.code.communicates else PRODUCT_LANES if self.code.in_flight else WAVE_LANES
+        if self.code.whole_grid:
+            lanes = GRID_LANES
         together, clusters = geometry.cluster_blocks, geometry.blocks // geometry.cluster_blocks
         most = max(1, min(lanes // lanes_per_block, WAVE_BYTES // (2 * self.memory.shared_stride)) // together)
         waves = -(-clusters // most)

@@ -291,19 +291,30 @@ class Order(WaveClocks):
         if self.heard and race.any():
             race &= stamp > self.heard.moments(mine, other, (who == LANES) | (who == WARPS), who == WARPS)
         if self.learns and race.any():
-            for lane in np.unique(mine[race]):
-                learnt = self.learnt(int(lane))
-                if learnt is None:
-                    continue
-                heard = race & (mine == lane)
-                found = learnt[other]
-                found[who == LANES] = learnt.reshape(-1, WARP).min(axis=1)[other[who == LANES] // WARP]
-                block = self.wave.lanes_per_block
-                found[who == WARPS] = learnt.reshape(-1, block).min(axis=1)[other[who == WARPS] // block]
+            left = np.flatnonzero(race)
+            for learnt, some in self.by_learnt(mine[left]):
+                at = left[some]
+                theirs, level = other[at], who[at]
+                found = learnt[theirs]
+                for size, several in ((WARP, level == LANES), (self.wave.lanes_per_block, level == WARPS)):
+                    if several.any():
+                        found[several] = learnt.reshape(-1, size).min(axis=1)[theirs[several] // size]
                 # Readers in many blocks share an entry: a lane that has heard of other blocks counts as ordered behind all.
-                found[who >= BLOCKS] = self.now
-                race &= ~(heard & (stamp <= found))
+                found[level >= BLOCKS] = self.now
+                race[at] = stamp[at] > found
         return np.asarray(race)
+
+    def by_learnt(self, lanes: Array) -> Iterator[tuple[Array, Array]]:
+        """Yields what lanes of the grid have learnt through atomics, each with the positions of the lanes that have learnt the same."""
+        each, position = np.unique(lanes, return_inverse=True)
+        per, same = self.wave.lanes_per_block, dict[tuple[int, int], int]()
+        keys = [(id(self._lane_knows.get(lane)), id(self._block_knows.get(lane // per))) for lane in each.tolist()]
+        groups = np.array([same.setdefault(key, len(same)) for key in keys])[position]
+        for number in range(len(same)):
+            some = np.flatnonzero(groups == number)
+            learnt = self.learnt(int(lanes[some[0]]))
+            if learnt is not None:
+                yield learnt, some
 
     # -- atomics and fences ------------------------------------------------------------------------------------------------
 
