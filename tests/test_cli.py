@@ -25,7 +25,8 @@ from cupyflash.sim.traffic import Traffic
 from cupyflash.words import plural
 
 ROOT = Path(__file__).resolve().parent.parent
-COMMANDS = ("demo", "predict", "verify", "trace", "sweep", "paper", "explain", "inspect", "profile", "time", "devices")
+COMMANDS = ("demo", "predict", "verify", "trace", "sweep", "paper", "explain", "inspect", "profile", "run", "nvcc", "time")
+COMMANDS += ("devices",)
 
 
 def cupyflash(*arguments: str) -> Result:

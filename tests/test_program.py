@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -108,6 +109,18 @@ def test_the_command_reports_findings_and_has_the_programs_status(program: Path)
     assert {one["kind"] for one in report["kernels"][0]["findings"]} == {"out of bounds"}
     assert command(str(program), "--", "nothing").returncode == 4
     assert "no such file" in command("nothing.cu").stderr
+
+
+def test_the_page_shows_what_the_command_prints(program: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    page = (Path(__file__).parents[1] / "docs" / "run.md").read_text()
+    source, shown = re.search(r"```cuda\n(.*?)```.*?```text\n\$ (.*?)```", page, re.DOTALL).groups()  # type: ignore[union-attr]
+    (tmp_path / "saxpy_program.cu").write_text(source)
+    line, _, printed = shown.partition("\n")
+    words = [sys.executable, "-m", *line.split()]
+    done = subprocess.run(words, capture_output=True, text=True, cwd=tmp_path)
+    report = done.stderr.partition("\n")[2].replace(f"{tmp_path}/", "")
+    assert re.sub(r"\d+\.\d s", "0.0 s", done.stdout + report) == printed
+    assert done.returncode == 1
 
 
 def test_a_program_that_cannot_run_here_is_refused(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ import click
 
 from cupyflash.sim.cli.options import examples
 
-EXAMPLES = examples("cupyflash nvcc -o program main.cu", "make NVCC='cupyflash nvcc'")
+EXAMPLES = examples("cupyflash nvcc -o program main.cu", "cupyflash nvcc -arch=sm_90 -c kernels.cu -o kernels.o")
 
 
 @click.command(epilog=EXAMPLES, no_args_is_help=True, add_help_option=False, context_settings={"ignore_unknown_options": True})
@@ -19,7 +19,7 @@ def nvcc(arguments: tuple[str, ...]) -> None:
 
     The arguments go to nvcc, and behind them its flags `-cudart shared -no-compress -lineinfo`: the program loads the CUDA
     runtime as a library, in whose place the simulator is, its PTX can be read, and findings have lines of the source. It takes
-    PTX: an -arch=sm_XX brings it, a -gencode with code=sm_XX only does not.
+    PTX: an -arch=sm_XX brings it, a -gencode with code=sm_XX only does not. In a build: make NVCC='cupyflash nvcc'.
     """
     from cupyflash.sim.program import build
 

@@ -80,7 +80,7 @@ class DeviceMemory:
         memory = np.frombuffer(self.map, np.uint8, size, offset)
         # The host may write what it can see at any time, without a call that would say so.
         state = np.full(size, UNWRITTEN, np.uint8) if kind == DEVICE else None
-        allocation = Allocation(name or f"{kind} memory {self._count}", memory, address, state)
+        allocation = Allocation(name or f"{kind} allocation {self._count}", memory, address, state)
         block = self.blocks[address >> WINDOW_BITS] = Block(kind, allocation, offset, size, stretch, at is not None)
         return block
 

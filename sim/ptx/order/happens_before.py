@@ -293,19 +293,19 @@ class Order(WaveClocks):
         if self.learns and race.any():
             left = np.flatnonzero(race)
             for learnt, some in self.by_learnt(mine[left]):
-                at = left[some]
-                theirs, level = other[at], who[at]
+                here = left[some]
+                theirs, level = other[here], who[here]
                 found = learnt[theirs]
                 for size, several in ((WARP, level == LANES), (self.wave.lanes_per_block, level == WARPS)):
                     if several.any():
                         found[several] = learnt.reshape(-1, size).min(axis=1)[theirs[several] // size]
                 # Readers in many blocks share an entry: a lane that has heard of other blocks counts as ordered behind all.
                 found[level >= BLOCKS] = self.now
-                race[at] = stamp[at] > found
+                race[here] = stamp[here] > found
         return np.asarray(race)
 
     def by_learnt(self, lanes: Array) -> Iterator[tuple[Array, Array]]:
-        """Yields what lanes of the grid have learnt through atomics, each with the positions of the lanes that have learnt the same."""
+        """Yields all that lanes of the grid have learnt through atomics, with the positions of the lanes that have learnt it."""
         each, position = np.unique(lanes, return_inverse=True)
         per, same = self.wave.lanes_per_block, dict[tuple[int, int], int]()
         keys = [(id(self._lane_knows.get(lane)), id(self._block_knows.get(lane // per))) for lane in each.tolist()]
