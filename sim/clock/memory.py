@@ -16,6 +16,7 @@ from .sass import Instruction
 SECTOR = 32
 FIRST_ADDRESS, APART = 1 << 40, 1 << 36
 """Where tensors lie: so far apart that no offset leads from one into the next."""
+SHARED_OFFSET = 0xFFFFFF
 SPACES = {
     **dict.fromkeys(("LDG", "LD", "STG", "ST", "ATOM", "ATOMG", "RED", "REDG", "LDGSTS"), "global"),
     **dict.fromkeys(("LDS", "STS", "LDSM", "STSM", "ATOMS"), "shared"),
@@ -126,8 +127,8 @@ class Memory:
         """Loads or stores for the active lanes, and counts what tensors are asked for."""
         found = addresses[active]
         if space != "global":
-            if space == "local":
-                found = found % self.strides[space]
+            # Above an offset in shared memory stands the block's rank in its cluster.
+            found = found % self.strides[space] if space == "local" else found & SHARED_OFFSET
             if found.max(initial=0) + size > self.strides[space]:
                 raise UnknownInstruction(f"an address behind {space} memory: {int(found.max())}")
             own, found = self.own[space], found + self.begins[space][active]
@@ -156,6 +157,16 @@ class Memory:
                     word[here] = value
         return words, known
 
+    def forget_shared(self, block: int, offset: int, size: int) -> None:
+        """Makes bytes of a block's shared memory unknown."""
+        if offset + size > self.strides["shared"]:
+            raise UnknownInstruction(f"an address behind shared memory: {offset + size}")
+        space = self.own["shared"]
+        if space.unknown is None:
+            space.unknown = np.zeros(len(space.views[4]), np.bool_)
+        begin = block * self.strides["shared"] + offset
+        space.unknown[begin >> 2 : begin + size >> 2] = True
+
     def count(self, name: str, addresses: Array, active: Array, number: int, size: int, write: bool) -> None:
         rows = addresses.reshape(-1, WARP)
         lanes = active.reshape(-1, WARP) & ((rows - FIRST_ADDRESS) // APART == number)
@@ -175,7 +186,7 @@ AddressOf = Callable[[Lanes, Array], Array]
 def address_of(i: Instruction, text: str) -> AddressOf:
     """Returns what computes an address a lane: the sum of what stands between the brackets. It refuses unknown registers."""
     inner = text[text.rindex("[") + 1 : text.rindex("]")]
-    wide = SPACES[i.opcode] == "global" and "E" in i.modifiers and not (i.opcode == "LDGSTS" and text == i.operands[0])
+    wide = SPACES.get(i.opcode) == "global" and "E" in i.modifiers and not (i.opcode == "LDGSTS" and text == i.operands[0])
     fixed, terms, needed = 0, [], []
     for sign, register, suffix, literal in _TERM.findall(inner):
         if literal:

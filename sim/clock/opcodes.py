@@ -16,6 +16,7 @@ from .operands import (
     PREDICATE,
     REGISTER,
     SUFFIX,
+    WARP,
     Banks,
     Operands,
     UnknownInstruction,
@@ -28,9 +29,10 @@ from .sass import Instruction
 
 WORD = np.uint64(0xFFFFFFFF)
 HALF = np.uint64(32)
-WARP = 32
 SPECIAL = (*(f"SR_{name}.{axis}" for name in ("TID", "CTAID", "NCTAID") for axis in "XYZ"), "SR_LANEID", "SR_CgaCtaId")
 """Special registers that are known."""
+CLUSTER_INVERSES = ("0x150", "0x154", "0x158")
+"""Where a launch with clusters has 1 / their sizes in constant bank 0, on 9.0 (as NVRTC's code for %clusterid shows)."""
 
 Decoder = Callable[[Instruction, Operands], Work]
 OPCODES: dict[str, Decoder] = {}
@@ -96,7 +98,38 @@ def special(i: Instruction, o: Operands) -> Work:
 @opcode("R2UR")
 def to_uniform(i: Instruction, o: Operands) -> Work:
     o.results()
-    return work(o, [o.take()], o.number())
+    d, a = o.take(), o.number()
+    return Work((d,), tuple(o.reads), lambda lanes, mask: [a(lanes)], warps=True)
+
+
+@opcode("ELECT")
+def elect(i: Instruction, o: Operands) -> Work:
+    """Sets a predicate in the first active lane of each warp, and the number of that lane."""
+    chosen, number = o.take(), o.take()
+
+    def compute(lanes: Lanes, mask: Mask) -> list[Array]:
+        first = first_lanes(lanes, mask).argmax(axis=1)
+        own = np.arange(WARP, dtype=np.uint32)
+        return [(own == first[:, None]).ravel(), np.repeat(first.astype(np.uint32), WARP)]
+
+    return Work((chosen, number), (), compute)
+
+
+@opcode("USETMAXREG")
+def resize(i: Instruction, o: Operands) -> Work:
+    """Registers are always granted."""
+    granted = o.results()
+    return Work(tuple(granted), (), lambda lanes, mask: [lanes.everyone for _ in granted])
+
+
+@opcode("FMUL")
+def scaled(i: Instruction, o: Operands) -> Work:
+    """Multiplies by the inverse of a cluster's size, as kernels do for their cluster's index; another product is unknown."""
+    d, a, constant = o.take(), o.take(), CONSTANT.match(o.rest[0]) if o.rest else None
+    if not constant or constant[3] not in CLUSTER_INVERSES or not REGISTER.match(a):
+        return Work((d,))
+    x, y = o.number_of(a), o.number()
+    return work(o, [d], lambda lanes: (x(lanes).view(np.float32) * y(lanes).view(np.float32)).view(np.uint32))
 
 
 @opcode("SEL")
@@ -517,11 +550,12 @@ def half_constant(i: Instruction, o: Operands) -> Work:
 
 
 UNKNOWN = {
-    **dict.fromkeys(("FADD", "FMUL", "FFMA", "FMNMX", "FMNMX3", "FSEL", "FSET", "FSWZADD", "F2FP", "HADD2", "HMUL2", "HMNMX2"), 1),
+    **dict.fromkeys(("FADD", "FFMA", "FMNMX", "FMNMX3", "FSEL", "FSET", "FSWZADD", "F2FP", "HADD2", "HMUL2", "HMNMX2"), 1),
     **dict.fromkeys(("HADD2_32", "FRND", "FCHK", "IDP", "BMSK", "SGXT", "I2I", "I2IP", "VABSDIFF", "FADD32I", "FMUL32I"), 1),
     **dict.fromkeys(("DADD", "DMUL", "DFMA", "DMNMX", "FFMA2", "FADD2", "FMUL2"), 2),
     **dict.fromkeys(("HMMA", "IMMA", "QMMA", "OMMA"), 4),
     **dict.fromkeys(("DMMA",), 8),
+    **dict.fromkeys(("HGMMA", "IGMMA", "QGMMA", "BGMMA"), 0),  # sums are left as they were: nothing but arithmetic on floats, itself unknown, reads them
     **dict.fromkeys(("MOVM", "B2R", "REDUX", "CREDUX"), 1),
 }
 """Registers that an opcode makes unknown."""
@@ -529,8 +563,8 @@ UNKNOWN_PREDICATES = ("FSETP", "HSETP2", "DSETP", "FCHK")
 NOTHING = frozenset(
     (
         *("NOP", "BSSY", "BSYNC", "BREAK", "WARPSYNC", "YIELD", "DEPBAR", "LDGDEPBAR", "MEMBAR", "CCTL", "ERRBAR", "NANOSLEEP"),
-        *("FENCE", "CCTLL", "PREEXIT", "ACQBULK", "BMOV", "WARPGROUP", "RPCMOV", "PMTRIG", "UCGABAR_ARV", "UCGABAR_WAIT"),
-        "CGAERRBAR",
+        *("FENCE", "CCTLL", "PREEXIT", "ACQBULK", "BMOV", "WARPGROUP", "RPCMOV", "PMTRIG", "UCGABAR_ARV"),
+        *("CGAERRBAR", "UTMACMDFLUSH", "UTMACCTL", "UTMAPF", "UBLKPF", "ENDCOLLECTIVE", "USETSHMSZ"),
     )
 )
 """Opcodes that change no register that matters here."""
