@@ -31,8 +31,8 @@ from .sass import Instruction
 from .synchronization import SyncWork
 from .waits import Signal, Waits
 
-GENERIC, GENERIC_AT, PARAMETERS_FROM = 1 << 36, 0x198, 0x1A0
-"""On 9.0 a kernel takes the address of a parameter as what stands at 0x198 of constant bank 0, and its distance from 0x1a0 there."""
+GENERIC, GENERIC_AT = 1 << 36, 0x198
+"""On 9.0 the address of the parameters, for instructions that take no constant, stands at 0x198 of constant bank 0."""
 CLUSTER_AT = {9: (0x150, 0x15C, 0x188)}
 """Where the inverses of a cluster's sizes, the grid in clusters and a cluster's blocks lie, as NVRTC's code shows."""
 PARAMETERS = {7: 0x160, 8: 0x160, 9: 0x210, 10: 0x380, 12: 0x380}
@@ -69,6 +69,8 @@ class Kernel:
     registers: int
     shared_bytes: int
     local_bytes: int
+    parameters: tuple[tuple[int, int], ...] = ()
+    """Offset and size of each parameter; none: as C lays a structure of them out."""
 
     @classmethod
     def of(cls, cubin: bytes, name: str | None = None) -> Kernel:
@@ -81,7 +83,8 @@ class Kernel:
         needs = found.resources[name]
         capability = divmod(found.architecture, 10)
         local = needs.get("STACK", 0) + needs.get("LOCAL", 0)
-        return cls(name, tuple(found.kernels[name]), capability, needs.get("REG", 0), needs.get("SHARED", 0), local)
+        code, laid = tuple(found.kernels[name]), tuple(sass.parameters(cubin, name))
+        return cls(name, code, capability, needs.get("REG", 0), needs.get("SHARED", 0), local, laid)
 
 
 class Launch:
@@ -110,6 +113,7 @@ class Launch:
     def constants(self, arguments: BoundArguments) -> bytes:
         """Returns constant bank 0: sizes of the launch, and its arguments with the addresses of tensors."""
         data, major = bytearray(arguments.data), self.kernel.capability[0]
+        begin = PARAMETERS[major]
         for number, tensor in enumerate(arguments.tensors):
             address = FIRST_ADDRESS + number * APART
             if tensor.holder is None:
@@ -117,8 +121,11 @@ class Launch:
             else:  # the tensor of a map in global memory
                 holder = next(k for k, each in enumerate(arguments.tensors) if each.array is tensor.holder)
                 self.tensors[holder].views[1][tensor.at : tensor.at + 8] = np.frombuffer(address.to_bytes(8, "little"), np.uint8)
-        bank = bytearray(PARAMETERS[major] + len(data))
-        bank[PARAMETERS[major] :] = data
+        laid = self.kernel.parameters or [(0, len(data))]
+        bank = bytearray(begin + max((offset + size for offset, size in laid), default=0))
+        offsets = list(arguments.offsets.values()) if self.kernel.parameters else [0]
+        for (offset, size), at in zip(laid, offsets, strict=True):
+            bank[begin + offset : begin + offset + size] = data[at : at + size].ljust(size, b"\0")
         for at, sizes in zip(SIZES[major], (self.block, self.grid), strict=True):
             bank[at : at + 12] = np.array(sizes, np.uint32).tobytes()
         if major in CLUSTER_AT:
@@ -133,7 +140,7 @@ class Launch:
     def fetch(self, address: int) -> bytes:
         """Returns the 128 bytes of a tensor map, among the arguments or in global memory."""
         if address < FIRST_ADDRESS:
-            at = address - GENERIC + PARAMETERS_FROM
+            at = address - GENERIC + PARAMETERS[self.kernel.capability[0]]
             return self.banks[0][at : at + MAP_BYTES]
         number, at = divmod(address - FIRST_ADDRESS, APART)
         return self.tensors[number].views[1][at : at + MAP_BYTES].tobytes()

@@ -16,10 +16,11 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import struct
 import subprocess
 import sysconfig
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -36,6 +37,7 @@ _INSTRUCTION = re.compile(
 )
 _SECOND_WORD = re.compile(r"\s*/\* 0x([0-9a-f]{16}) \*/\s*$")
 _ADDRESS = re.compile(r"0x([0-9a-f]+)\)?$")
+_SIZED, _PARAMETER = 4, 0x17
 _RESOURCES = re.compile(r"Function (\S+?):\s*\n\s*(.*)")
 
 
@@ -150,6 +152,32 @@ def read(cubin: bytes) -> Cubin:
         name: {key: int(value) for key, value in re.findall(r"([A-Z]+):(\d+)", rest)} for name, rest in _RESOURCES.findall(needs)
     }
     return Cubin(int(architecture[1]), parse(listing), resources)
+
+
+def parameters(cubin: bytes, kernel: str) -> list[tuple[int, int]]:
+    """The offset and size of each of a kernel's parameters, as its section .nv.info has them: alignment counts from the bank's begin."""
+    begin, *_, size, count, names = struct.unpack_from("<QI6H", cubin, 40)  # where the section headers are, and which has the names
+    sections = [struct.unpack_from("<IIQQQQ", cubin, begin + k * size) for k in range(count)]
+    texts = sections[names][4]
+    for name, _, _, _, at, length in sections:
+        end = cubin.index(b"\0", texts + name)
+        if cubin[texts + name : end].decode() == f".nv.info.{kernel}":
+            return list(_parameters(cubin[at : at + length]))
+    return []
+
+
+def _parameters(info: bytes) -> Iterator[tuple[int, int]]:
+    """Yields offsets and sizes: an attribute has a format, a kind, and a value or its length."""
+    found, at = {}, 0
+    while at + 4 <= len(info):
+        form, kind, value = struct.unpack_from("<BBH", info, at)
+        at += 4
+        if form == _SIZED:
+            if kind == _PARAMETER:
+                _, ordinal, offset, rest = struct.unpack_from("<IHHI", info, at)
+                found[ordinal] = offset, rest >> 18
+            at += value
+    yield from (found[ordinal] for ordinal in sorted(found))
 
 
 def _told(cubin: bytes, *options: str) -> str:
