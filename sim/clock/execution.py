@@ -29,7 +29,7 @@ from .opcodes import decoded
 from .operands import WARP, UnknownInstruction, Work
 from .sass import Instruction
 from .synchronization import SyncWork
-from .waits import Signal, Waits
+from .waits import Convergence, Signal, Waits
 
 GENERIC, GENERIC_AT = 1 << 36, 0x198
 """On 9.0 the address of the parameters, for instructions that take no constant, stands at 0x198 of constant bank 0."""
@@ -212,11 +212,22 @@ class Blocks:
         self.memory = Memory(launch.tensors, len(blocks), threads, shared, launch.kernel.local_bytes)
         self.memory.traffic = launch.traffic
         self.waits = Waits(len(blocks), padded, size)
+        # Lanes of a warp part for long only where some wait for an mbarrier.
+        asks = any(i.opcode == "SYNCS" for i in launch.kernel.instructions)
+        self.convergence = Convergence(threads) if asks else None
+        self.breaks = [self.is_break(i) for i in launch.kernel.instructions]
+
+    def is_break(self, i: Instruction) -> bool:
+        """True for instructions behind which not all threads of a group go on together."""
+        if i.opcode in CONTROL:
+            return True
+        meets = i.opcode in ("BSSY", "BSYNC", "BREAK") or (i.opcode == "WARPSYNC" and "ALL" in i.modifiers)
+        return (meets and self.convergence is not None) or (i.opcode == "SYNCS" and i.modifiers[0] == "PHASECHK")
 
     def events(self) -> Iterator[Event]:
         """Groups of threads at one address each; the lowest address runs, and groups that meet become one."""
         groups: dict[int, Array] = {0: self.alive.copy()}
-        code, whole, works = self.launch.kernel.instructions, self.lanes.everyone, self.launch.works
+        code, whole, breaks = self.launch.kernel.instructions, self.lanes.everyone, self.breaks
         while groups:
             at = min(groups)
             group = groups.pop(at)
@@ -227,7 +238,7 @@ class Blocks:
             while True:
                 i = code[at]
                 active, unknown = self.guarded(i, group)
-                if i.opcode in CONTROL or i.opcode == "SYNCS" and i.modifiers[0] == "PHASECHK":
+                if breaks[at]:
                     break
                 yield self.step(at, active, unknown, warps)
                 at += 1
@@ -240,11 +251,18 @@ class Blocks:
                     warps = tuple(self.waits.warps_of(passed))
                 if warps:
                     yield Event(at, warps, None, signals)
-            for to, which in [*moved, *self.waits.released(self.alive)]:
+            for to, which in [*moved, *self.released()]:
                 if which.any():
                     groups[to] = groups[to] | which if to in groups else which
+            if not groups and self.convergence is not None:
+                groups = dict(self.convergence.all())
         if self.waits.held:
             raise RuntimeError(f"{self.waits.held} threads wait at barriers for ever")
+
+    def released(self) -> list[tuple[int, Array]]:
+        """Takes the threads that have waited, and may go on."""
+        found = self.waits.released(self.alive)
+        return found + self.convergence.released(self.alive) if self.convergence is not None else found
 
     def guarded(self, i: Instruction, group: Array) -> tuple[Array, bool]:
         """Returns the lanes whose guard is true, and whether that is unknown: then a branch is decided, and all others are made."""
@@ -289,7 +307,19 @@ class Blocks:
             assert isinstance(work, SyncWork)
             on, signals = work.ask(self.lanes, self.waits, active, at)
             return [(at + 1, on | rest)], signals, on | rest
+        if self.convergence is not None and i.opcode in ("BSSY", "BSYNC", "BREAK", "WARPSYNC"):
+            return self.converge(self.convergence, i, at, active) + [(at + 1, rest)], (), group
         return self.branch(i, at, group, active), (), group
+
+    def converge(self, convergence: Convergence, i: Instruction, at: int, active: Array) -> list[tuple[int, Array]]:
+        if i.opcode == "BSSY":
+            convergence.begin(i.operands[0], active)
+        elif i.opcode == "BREAK":
+            convergence.leave(i.operands[-1], active)
+        else:
+            convergence.meet(i.operands[0] if i.operands else "", at + 1, active)
+            return []
+        return [(at + 1, active)]
 
     def barrier(self, i: Instruction, at: int, group: Array, active: Array) -> tuple[Signals, Array]:
         """Arrives at a barrier, whose number and threads may stand in registers."""

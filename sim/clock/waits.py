@@ -177,3 +177,44 @@ def _completed(barrier: Named) -> list[tuple[int, Array]]:
     waiting, barrier.waiting = barrier.waiting, []
     barrier.arrived, barrier.generation = 0, barrier.generation + 1
     return waiting
+
+
+class Convergence:
+    """The lanes of a warp that meet again (BSSY, BSYNC, WARPSYNC): needed where some of them wait while others could go ahead."""
+
+    def __init__(self, threads: int) -> None:
+        self.none = np.zeros(threads, np.bool_)
+        self.members: dict[str, Array] = {}
+        self.met: dict[tuple[str, int], Array] = {}
+
+    def begin(self, name: str, lanes: Array) -> None:
+        """BSSY: these lanes are to meet."""
+        warps = np.repeat(lanes.reshape(-1, WARP).any(axis=1), WARP)
+        self.members[name] = np.where(warps, lanes, self.members.get(name, self.none))
+
+    def leave(self, name: str, lanes: Array) -> None:
+        """BREAK: these lanes will not come."""
+        self.members[name] = self.members.get(name, self.none) & ~lanes
+
+    def meet(self, name: str, to: int, lanes: Array) -> None:
+        """BSYNC: lanes have come; they go on at `to`."""
+        self.met[name, to] = self.met.get((name, to), self.none) | lanes
+
+    def released(self, alive: Array) -> list[tuple[int, Array]]:
+        """Takes the lanes whose warp has no other that is to come."""
+        found = []
+        for (name, to), met in list(self.met.items()):
+            missing = (self.members.get(name, self.none) if name else alive) & alive & ~met
+            late = np.repeat(missing.reshape(-1, WARP).any(axis=1), WARP)
+            done = met & ~late
+            if done.any():
+                found.append((to, done))
+                self.met[name, to] = met & late
+            if not (met & late).any():
+                del self.met[name, to]
+        return found
+
+    def all(self) -> list[tuple[int, Array]]:
+        """Takes all lanes that wait here."""
+        found, self.met = [(to, lanes) for (_, to), lanes in self.met.items()], {}
+        return found
