@@ -26,6 +26,7 @@ from cupyflash.sim.clock.rates import Rates
 from cupyflash.sim.clock.sass import Control, Instruction
 from cupyflash.sim.clock.steps import step_of
 from cupyflash.sim.clock.traces import Loop, longest_loop
+from cupyflash.sim.clock.waits import NAMED, Key
 from cupyflash.sim.clock.whole import Clock
 from cupyflash.sim.ptx import Module
 from cupyflash.sim.ptx.parameters import bind
@@ -237,7 +238,8 @@ def code_of(*lines: tuple[str, Control]) -> list[Instruction]:
 
 def run_of(code: Sequence[Instruction], warps: int = 1) -> Run:
     rates = Rates.of(A6000)
-    trace = [Issue(number, mark=True) for number in range(len(code))]
+    met = ((Key(NAMED, 0, 0, 0), True, True),)
+    trace = [Issue(number, mark=True, signals=met if each.opcode == "BAR" else ()) for number, each in enumerate(code)]
     return Multiprocessor([step_of(each, rates) for each in code], rates, FAST, 1).run([[trace] * warps])
 
 

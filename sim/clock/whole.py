@@ -15,12 +15,14 @@ from cupyflash.multiprocessor import occupancy
 from cupyflash.sim.profiling import load
 from cupyflash.sim.ptx.parameters import bind
 
+from .engines import GROUP_WARPS
 from .execution import Kernel, Launch
 from .memory import STORES
 from .multiprocessor import Issue, Multiprocessor, Outside, Run
 from .rates import Rates
+from .recorded import MEASURED, Cut, Recorder, Shortened
 from .steps import Step, Unit, flops_of, step_of
-from .traces import TURNS_BEFORE, WARM, Tracer, longest_loop, wave
+from .traces import TURNS_BEFORE, WARM, Loop, Tracer, longest_loop, wave
 
 LIMITS: Mapping[int, str] = {
     Unit.FMA: "FMA",
@@ -30,6 +32,7 @@ LIMITS: Mapping[int, str] = {
     Unit.DOUBLE: "double",
     Unit.SPECIAL: "MUFU",
     Unit.TENSOR: "tensor",
+    Unit.PRODUCT: "tensor",
 }
 """The names of a sub-core's units in a result."""
 
@@ -65,15 +68,14 @@ class Time:
 
 @dataclass(frozen=True)
 class Sample:
-    """A run of some resident blocks with a shortened loop: its clocks, with the turns that were left out."""
+    """A run of some resident blocks with a shortened loop: its clocks, and those of the turns that were left out."""
 
     run: Run
-    turn: float
-    left_out: int
+    left: float
 
     @property
     def clocks(self) -> float:
-        return self.run.clocks + self.turn * self.left_out
+        return self.run.clocks + self.left
 
 
 class Clock:
@@ -124,22 +126,43 @@ class Clock:
         )
 
     @cached_property
+    def roles(self) -> bool:
+        """True if warps wait for mbarriers: then they may have roles, and rings instead of a loop."""
+        return any(each.opcode == "SYNCS" for each in self.launch.kernel.instructions)
+
+    @cached_property
     def tracer(self) -> Tracer:
         """Traces of blocks, after one block's way through the code and a wave's first turns were run."""
-        first = self.launch.index(0)
-        path = [event.at for event in self.launch.run(first) if event.warps[0] == 0]
-        loop = longest_loop(path)
-        count = min(self.blocks, self.device.sm_count * self.residents)
+        loop = None
+        if not self.roles:
+            first = self.launch.index(0)
+            loop = longest_loop([event.at for event in self.launch.run(first) if event.warps[0] == 0])
+        return Tracer(self.launch, self.rates, loop, self.reach(loop), self.residents)
+
+    def reach(self, loop: Loop | None) -> Mapping[int, float]:
+        """Returns the share of each instruction's bytes that come from DRAM."""
+        code = self.launch.kernel.instructions
+        if self.fits and not self.cold:  # nothing has to leave the L2, and it has all of it before
+            return dict.fromkeys(range(len(code)), 0.0)
+        size = prod(self.launch.cluster)
+        count = min(self.blocks, self.device.sm_count * self.residents) // size * size
         blocks = [self.launch.index(number) for number in range(count)]
         reach = wave(self.launch, blocks, loop, int(self.rates["l1.sector"]))
-        if self.fits:  # nothing has to leave the L2, and it has all of it before, unless it was emptied
-            code = self.launch.kernel.instructions
-            reach = {at: share if self.cold and code[at].opcode not in STORES else 0.0 for at, share in reach.items()}
-        return Tracer(self.launch, self.rates, loop, reach, self.residents)
+        return {at: share if code[at].opcode not in STORES else 0.0 for at, share in reach.items()} if self.fits else reach
+
+    @cached_property
+    def shortened(self) -> list[Shortened]:
+        """The recordings of the blocks that the first multiprocessor has at once, without their rings' middle."""
+        size = prod(self.launch.cluster)
+        firsts = range(0, min(self.blocks, self.device.sm_count * self.residents), self.device.sm_count // size * size)
+        blocks = [self.launch.index(first + rank) for first in firsts for rank in range(size)]
+        return Recorder(self.tracer, size).shortened(blocks)
 
     @cached_property
     def traces(self) -> list[list[list[Issue]]]:
         """Traces of the blocks that the first multiprocessor has at once."""
+        if self.roles:
+            return [each.traces for each in self.shortened]
         sms = self.device.sm_count
         return self.tracer.traces([self.launch.index(k) for k in range(0, min(self.blocks, sms * self.residents), sms)])
 
@@ -147,11 +170,13 @@ class Clock:
         """Runs so many resident blocks, several times one after another."""
         made = Multiprocessor(self.steps, self.rates, self.outside, count).run(self.traces[:count] * rounds)
         loop = self.tracer.loop
+        if self.roles:
+            return Sample(made, rounds * left_clocks(made, self.shortened[0].cuts))
         if loop is None:
-            return Sample(made, 0.0, 0)
+            return Sample(made, 0.0)
         (begin, before), (end, behind) = made.turns[WARM], made.turns[loop.left_out.start - 1]
         turn = sum(len(_turn(trace)) for block in self.traces[:count] for trace in block)
-        return Sample(made, (end - begin) * turn / (behind - before), len(loop.left_out) * rounds)
+        return Sample(made, (end - begin) * turn / (behind - before) * len(loop.left_out) * rounds)
 
     def time(self) -> Time:
         """Times the busiest multiprocessor: full rounds of blocks that follow each other, and a last one of what is left."""
@@ -184,6 +209,9 @@ class Clock:
     @property
     def sampled(self) -> str:
         loop, text = self.tracer.loop, f"{len(self.traces)} of {self.blocks} blocks"
+        if self.roles:
+            left = sum(cut.revolutions for cut in self.shortened[0].cuts)
+            return f"{text}, without {left} turns of their rings" if left else text
         return f"{text}, {loop.turns - len(loop.left_out)} of {loop.turns} turns of their loop" if loop else text
 
     def busy(self, sample: Sample) -> dict[str, float]:
@@ -191,11 +219,12 @@ class Clock:
         rates, clocks, cores = self.rates, sample.clocks, self.rates["issue.sub_cores"]
         found = dict.fromkeys(("issue", *LIMITS.values(), "shared memory and L1", "L2", "DRAM"), 0.0)
         halves = 2 if rates["lanes.fp32"] > 16 else 1
-        for issue, times in self.issues(sample):
+        for issue, times in self.issues():
             step, share = self.steps[issue.at], times / clocks
             found["issue"] += share / cores
             if name := LIMITS.get(step.unit):
                 found[name] += step.clocks * share / cores / (halves if name == "FMA" else 1)
+            found["shared memory and L1"] += step.fetched * share / GROUP_WARPS
             if issue.cost is not None:
                 found["shared memory and L1"] += issue.cost.pipe * share
                 found["L2"] += issue.cost.l2_bytes / self.outside.l2_bytes * share
@@ -205,15 +234,25 @@ class Clock:
     def flops(self, sample: Sample) -> float:
         """Returns the floating-point operations of the launch, as those of the sampled blocks."""
         code = self.launch.kernel.instructions
-        found = sum(times * flops_of(code[issue.at]) for issue, times in self.issues(sample))
+        found = sum(times * flops_of(code[issue.at]) for issue, times in self.issues())
         return found / len(self.traces) * self.blocks
 
-    def issues(self, sample: Sample) -> Iterator[tuple[Issue, int]]:
+    def issues(self) -> Iterator[tuple[Issue, int]]:
         """Yields what the sampled blocks issue, and how often: those of a turn as often as turns are left out too."""
+        loop = self.tracer.loop
         for trace in (trace for block in self.traces for trace in block):
             yield from ((issue, 1) for issue in trace)
-            if sample.left_out:
-                yield from ((issue, sample.left_out) for issue in _turn(trace))
+            if loop is not None:
+                yield from ((issue, len(loop.left_out)) for issue in _turn(trace))
+        for each in self.shortened if self.roles else ():
+            yield from each.left
+
+
+def left_clocks(run: Run, cuts: Sequence[Cut]) -> float:
+    """Returns the clocks of the revolutions that were left out: each as long as the last ones before them."""
+    return sum(
+        cut.revolutions * (run.turns[cut.mark][0] - run.turns[cut.mark - MEASURED][0]) / MEASURED for cut in cuts
+    )
 
 
 def _turn(trace: Sequence[Issue]) -> Sequence[Issue]:
