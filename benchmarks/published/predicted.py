@@ -27,11 +27,14 @@ from cupyflash import Device
 from cupyflash.sim.clock import sass
 from cupyflash.sim.clock.execution import Kernel, Launch
 from cupyflash.sim.clock.whole import Clock, Time
-from cupyflash.sim.ptx.parameters import POINTER_BYTES, BoundArguments, BoundTensor, aligned
+from cupyflash.sim.ptx import TensorMap
+from cupyflash.sim.ptx.memory.layouts import ADDRESS_AT
+from cupyflash.sim.ptx.parameters import POINTER_BYTES, BoundArguments, BoundTensor
 from published import Argument, Ladder, Step, ladders
 
 ITEM_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, "float8_e4m3": 1, "int32": 4}
 SCALARS = {"int": "i4", "unsigned": "u4", "long": "i8", "size_t": "u8", "float": "f4", "half": "f2"}
+MAP_ALIGNMENT = 128
 APART = 1.05  # pairs of figures that differ by less have no order
 
 
@@ -51,22 +54,57 @@ class Predicted:
 def bound(arguments: Sequence[Argument]) -> BoundArguments:
     """Lay the arguments of a launch out as parameters; arrays hold zeros."""
     found = BoundArguments()
-    for text in (member for argument in arguments for member in ((argument,) if isinstance(argument, str) else argument)):
-        array = re.fullmatch(r"(\w+)\[(.*)\]", text)
-        if array or text == "null":
-            found.data += bytes(aligned(len(found.data), POINTER_BYTES) - len(found.data))
-            if array:
-                size = ITEM_BYTES[array[1]] * int(np.prod([int(each) for each in array[2].split(",")], dtype=np.int64))
-                name = f"arg{len(found.tensors)}"
-                found.tensors.append(BoundTensor(name, name, np.zeros(size, np.uint8), name, len(found.data)))
-            found.data += bytes(POINTER_BYTES)
-            continue
-        kind, _, value = text.partition(" ")
-        if kind not in SCALARS:
-            raise ValueError(f"{text}: the clock does not know tensor maps yet")
-        scalar = np.array(float(value) if kind in ("float", "half") else int(value), SCALARS[kind])
-        found.data += bytes(aligned(len(found.data), scalar.nbytes) - len(found.data)) + scalar.tobytes()
+    for number, argument in enumerate(arguments):
+        members = (argument,) if isinstance(argument, str) else argument
+        found.data += bytes(-len(found.data) % max(alignment(text) for text in members))
+        found.offsets[f"arg{number}"] = len(found.data)
+        for text in members:
+            add(found, text)
     return found
+
+
+def alignment(text: str) -> int:
+    kind = text.partition(" ")[0]
+    return MAP_ALIGNMENT if kind == "map" else np.dtype(SCALARS[kind]).itemsize if kind in SCALARS else POINTER_BYTES
+
+
+def add(found: BoundArguments, text: str) -> None:
+    """Append one value behind the others."""
+    found.data += bytes(-len(found.data) % alignment(text))
+    at, name = len(found.data), f"arg{len(found.tensors)}"
+    kind, _, value = text.partition(" ")
+    if kind in SCALARS:
+        found.data += np.array(float(value) if kind in ("float", "half") else int(value), SCALARS[kind]).tobytes()
+        return
+    shape = re.fullmatch(r"(pointer to )?map (\w+)\[(.*)\] box \[(.*)\] swizzle (\d+)", text)
+    if shape:
+        sizes, box = ([int(each) for each in shape[k].split(",")] for k in (3, 4))
+        array = np.zeros(int(np.prod(sizes)), f"u{ITEM_BYTES[shape[2]]}")
+        kind = "uint8" if ITEM_BYTES[shape[2]] == 1 else shape[2]
+        strides = strides_of(sizes, ITEM_BYTES[shape[2]])
+        made = TensorMap(array, box, dims=sizes, strides=strides, dtype=kind, swizzle=int(shape[5]))
+        encoded = made.description.encode(0)
+        if not shape[1]:
+            found.data += encoded
+            found.tensors.append(BoundTensor(name, name, array, name, at + ADDRESS_AT))
+            return
+        holder = np.frombuffer(encoded, np.uint8).copy()
+        found.tensors.append(BoundTensor(f"{name}.map", name, holder, name, at))
+        found.tensors.append(BoundTensor(name, name, array, "*", ADDRESS_AT, holder))
+    elif text != "null":
+        array_of = re.fullmatch(r"(\w+)\[(.*)\]", text)
+        assert array_of is not None
+        size = ITEM_BYTES[array_of[1]] * int(np.prod([int(each) for each in array_of[2].split(",")], dtype=np.int64))
+        found.tensors.append(BoundTensor(name, name, np.zeros(size, np.uint8), name, at))
+    found.data += bytes(POINTER_BYTES)
+
+
+def strides_of(sizes: Sequence[int], item: int) -> list[int]:
+    """The strides of a map's dimensions: rows of a matrix cut into columns of 64 lie between those of others."""
+    if len(sizes) < 3:
+        return [sizes[0] * item][: len(sizes) - 1]
+    width = sizes[0] * sizes[2]
+    return [width * item, sizes[0] * item, *(width * sizes[1] * item for _ in sizes[3:])]
 
 
 def plain(name: str) -> str:
@@ -93,7 +131,8 @@ def predict(ladder: Ladder, step: Step, folder: Path) -> Predicted:
     for each in step.launches:
         if each.arguments is None:
             raise ValueError(f"{step.name}: the ladder does not know the arguments")
-        launch = Launch(kernel(file, each.kernel), each.grid, each.block, bound(each.arguments), each.shared or 0)
+        arguments = bound(each.arguments)
+        launch = Launch(kernel(file, each.kernel), each.grid, each.block, arguments, each.shared or 0, cluster=each.cluster)
         times.append(Clock(launch, Device.named(ladder.device), ladder.clock.mhz[1], cold=cold).time())
     return Predicted(step, sum(each.seconds for each in times), times[-1])
 
