@@ -6,6 +6,7 @@ from what ptxas makes of PTX whose meaning is known, and proven by the PTX machi
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -31,8 +32,7 @@ WORD = np.uint64(0xFFFFFFFF)
 HALF = np.uint64(32)
 SPECIAL = (*(f"SR_{name}.{axis}" for name in ("TID", "CTAID", "NCTAID") for axis in "XYZ"), "SR_LANEID", "SR_CgaCtaId")
 """Special registers that are known."""
-CLUSTER_INVERSES = ("0x150", "0x154", "0x158")
-"""Where a launch with clusters has 1 / their sizes in constant bank 0, on 9.0 (as NVRTC's code for %clusterid shows)."""
+UNIFORM = re.compile(r"UR\d+$")
 
 Decoder = Callable[[Instruction, Operands], Work]
 OPCODES: dict[str, Decoder] = {}
@@ -124,12 +124,17 @@ def resize(i: Instruction, o: Operands) -> Work:
 
 @opcode("FMUL")
 def scaled(i: Instruction, o: Operands) -> Work:
-    """Multiplies by the inverse of a cluster's size, as kernels do for their cluster's index; another product is unknown."""
-    d, a, constant = o.take(), o.take(), CONSTANT.match(o.rest[0]) if o.rest else None
-    if not constant or constant[3] not in CLUSTER_INVERSES or not REGISTER.match(a):
+    """Multiplies by a number that is one for the warp, as kernels do by the inverse of a cluster's size; another product is unknown."""
+    d, a, by = o.take(), o.take(), o.rest[0] if o.rest else ""
+    if not REGISTER.match(a) or not (UNIFORM.match(by) or CONSTANT.match(by)):
         return Work((d,))
     x, y = o.number_of(a), o.number()
-    return work(o, [d], lambda lanes: (x(lanes).view(np.float32) * y(lanes).view(np.float32)).view(np.uint32))
+
+    def compute(lanes: Lanes) -> Array:
+        with np.errstate(all="ignore"):
+            return (x(lanes).view(np.float32) * y(lanes).view(np.float32)).view(np.uint32)
+
+    return work(o, [d], compute)
 
 
 @opcode("SEL")
