@@ -104,6 +104,8 @@ class Launch:
         self.shared_bytes = kernel.shared_bytes + shared_bytes
         self.decide = decide or (lambda i: False)
         self.cluster = (*cluster, 1, 1)[:3]
+        self.together = False
+        """True if all blocks run at once: those of them that are executed get an atomic's numbers in turns with the others."""
         self.tensors = [Space(tensor.name, tensor.array) for tensor in arguments.tensors]
         self.banks: Mapping[int, bytes] = {0: self.constants(arguments)}
         self.traffic = {space.name: TensorBytes() for space in self.tensors}
@@ -151,7 +153,7 @@ class Launch:
         return -(-prod(self.block) // WARP)
 
     def index(self, number: int) -> Index:
-        """The index of a block by its place in the launch order: that of clusters, in each of which its blocks follow each other."""
+        """The index of a block by its place in the launch order: clusters follow each other, and in each of them its blocks."""
         number, rank = divmod(number, prod(self.cluster))
         found, inside = [], []
         for blocks, size in zip(self.grid, self.cluster, strict=True):
@@ -161,6 +163,11 @@ class Launch:
             inside.append(within)
         x, y, z = (at * size + within for at, size, within in zip(found, self.cluster, inside, strict=True))
         return x, y, z
+
+    def number(self, index: Index) -> int:
+        """The place of a block among all, x first."""
+        x, y, z = index
+        return x + self.grid[0] * (y + self.grid[1] * z)
 
     def indices(self) -> Iterator[Index]:
         """All blocks in launch order."""
@@ -211,6 +218,8 @@ class Blocks:
         shared = SHARED_AT[launch.kernel.capability[0]] + launch.shared_bytes
         self.memory = Memory(launch.tensors, len(blocks), threads, shared, launch.kernel.local_bytes)
         self.memory.traffic = launch.traffic
+        if launch.together and len(blocks) < prod(launch.grid):
+            self.memory.numbers, self.memory.grid = tuple(launch.number(each) for each in blocks), prod(launch.grid)
         self.waits = Waits(len(blocks), padded, size)
         # Lanes of a warp part for long only where some wait for an mbarrier.
         asks = any(i.opcode == "SYNCS" for i in launch.kernel.instructions)

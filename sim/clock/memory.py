@@ -112,6 +112,9 @@ class Memory:
 
     def __init__(self, tensors: Sequence[Space], blocks: int, threads: int, shared_bytes: int, local_bytes: int) -> None:
         self.tensors = tensors
+        self.numbers: tuple[int, ...] = ()
+        """Numbers of the blocks that run, where others of a grid of `grid` blocks take tickets in turns with them, by atomics."""
+        self.grid = 0
         self.traffic = {space.name: TensorBytes() for space in tensors}
         self.strides = {"shared": -(-shared_bytes // 16) * 16, "local": max(-(-local_bytes // 16) * 16, 16)}
         number = np.arange(threads, dtype=np.int64)
@@ -299,7 +302,11 @@ class MemoryWork:
         simple = simple and bool(self.data) and lanes.lacking(self.data, active) is None
         data = None
         before = np.zeros(lanes.threads, np.uint32)
-        if simple:
+        if memory.numbers and self.space == "global" and simple and len(added := loaded[0]) == 1:
+            turn, own = divmod(int(added[0]), len(memory.numbers))
+            before[active] = turn * memory.grid + memory.numbers[own]
+            data = [added + np.uint32(1)]
+        elif simple:
             added, place = lanes.register(self.data[0])[active], addresses[active].tolist()
             current: dict[int, int] = {}
             old = np.empty(len(added), np.uint32)

@@ -63,7 +63,8 @@ class Shortened:
 
 
 class Recorder:
-    """Records the blocks of a multiprocessor; of a cluster's blocks the first one, which others' copies reach as its own do."""
+    """Records the blocks of a multiprocessor; of a cluster's blocks the first one, which others' copies reach as its own do, and
+    whose share of the L2 is that of all of them."""
 
     def __init__(self, tracer: Tracer, cluster: int) -> None:
         self.tracer, self.cluster = tracer, cluster
@@ -80,9 +81,13 @@ class Recorder:
         kept = {warp for warp in range(warps * len(blocks)) if warp // warps % self.cluster == 0}
         found = [Recording() for _ in range(warps * len(blocks))]
         beside: defaultdict[Key, int] = defaultdict(int)  # bytes that other blocks' copies bring
+        asked = [0, 0]  # bytes that all blocks' copies load from the L2, and those kept
         for event in self.tracer.launch.run(*blocks):
             mine = [warp for warp in event.warps if warp in kept]
             for bulk in event.bulk:
+                if bulk.keys:
+                    asked[0] += bulk.rows.size * bulk.length
+                    asked[1] += bulk.rows.size * bulk.length * (bulk.warp in kept)
                 if bulk.warp not in kept:
                     for block, key in bulk.keys.items():
                         if block % self.cluster == 0:
@@ -90,12 +95,13 @@ class Recorder:
             if not mine:
                 continue
             self.note(event, mine, found)
+        share = asked[0] / (asked[1] * self.cluster) if asked[1] else 1.0
         for recording in found:
             for position, signals in recording.signals.items():
-                brought = [beside.pop(key) for key, _, _ in signals if key in beside and self.code[recording.at[position]].opcode in BULK]
-                if brought:
-                    cost = recording.costs[position]
-                    recording.costs[position] = cost._replace(pipe=cost.pipe + sum(brought) / WAVEFRONT)
+                if self.code[recording.at[position]].opcode in BULK:
+                    brought = sum(beside.pop(key, 0) for key, _, _ in signals)
+                    pipe, l2_bytes, dram_bytes = recording.costs[position]
+                    recording.costs[position] = Cost(pipe + brought / WAVEFRONT, l2_bytes * share, dram_bytes * share)
         return found
 
     def note(self, event: Event, warps: Sequence[int], found: Sequence[Recording]) -> None:

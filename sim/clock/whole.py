@@ -100,6 +100,7 @@ class Clock:
         self.residents = occupancy(device, threads, launch.kernel.registers, launch.shared_bytes).blocks
         if not self.residents:
             raise ValueError(f"block = {launch.block}: no multiprocessor of {device.name} holds one")
+        launch.together = self.blocks <= device.sm_count * self.residents
         self.footprint = sum(space.size for space in launch.tensors)
         self.fits = self.footprint <= device.l2_bytes
 
@@ -154,7 +155,10 @@ class Clock:
     def shortened(self) -> list[Shortened]:
         """The recordings of the blocks that the first multiprocessor has at once, without their rings' middle."""
         size = prod(self.launch.cluster)
-        firsts = range(0, min(self.blocks, self.device.sm_count * self.residents), self.device.sm_count // size * size)
+        count, apart = min(self.blocks, self.device.sm_count * self.residents), self.device.sm_count // size * size
+        # Where blocks take what they do from a queue, longest first, one in the middle has a mean block's.
+        tickets = self.launch.together and any(each.opcode == "ATOMG" for each in self.launch.kernel.instructions)
+        firsts = range(min(count, apart) // 2 // size * size if tickets else 0, count, apart)
         blocks = [self.launch.index(first + rank) for first in firsts for rank in range(size)]
         return Recorder(self.tracer, size).shortened(blocks)
 
@@ -195,7 +199,7 @@ class Clock:
         # The window in which a multiprocessor may get more than its share is for once, not for each round.
         clocks = max(clocks, max(busy["L2"], busy["DRAM"]) * full.clocks * own / len(self.traces))
         seconds = (clocks + self.rates["launch.start"]) / (self.mhz * 1e6) + self.rates["launch.between"] * 1e-6
-        return Time(seconds, self.mhz, residents, own / residents, self.flops(full), busy, self.sampled)
+        return Time(seconds, self.mhz, residents, own / residents, self.flops(), busy, self.sampled)
 
     def spread(self) -> tuple[float, float]:
         """Returns the least and the most seconds where all assumed latencies are 0.7, 1 and 1.4 times as long."""
@@ -231,7 +235,7 @@ class Clock:
                 found["DRAM"] += issue.cost.dram_bytes / self.outside.dram_bytes * share
         return found
 
-    def flops(self, sample: Sample) -> float:
+    def flops(self) -> float:
         """Returns the floating-point operations of the launch, as those of the sampled blocks."""
         code = self.launch.kernel.instructions
         found = sum(times * flops_of(code[issue.at]) for issue, times in self.issues())
