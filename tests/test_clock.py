@@ -372,15 +372,19 @@ RING = """
 struct alignas(128) Map { unsigned long long words[16]; };
 __device__ unsigned at(const void* p) { return (unsigned)__cvta_generic_to_shared(p); }
 __device__ void wait(unsigned bar, int parity) {
-  asm volatile("{.reg .pred p; again: mbarrier.try_wait.parity.shared.b64 p, [%0], %1; @!p bra again;}" ::"r"(bar), "r"(parity) : "memory");
+  asm volatile("{.reg .pred p; again: mbarrier.try_wait.parity.shared.b64 p, [%0], %1; @!p bra again;}"
+               ::"r"(bar), "r"(parity) : "memory");
 }
 __device__ void arrive_at(unsigned bar, int rank) {
-  asm volatile("{.reg .b32 r; mapa.shared::cluster.u32 r, %0, %1; mbarrier.arrive.release.cluster.shared::cluster.b64 _, [r];}" ::"r"(bar), "r"(rank) : "memory");
+  asm volatile("{.reg .b32 r; mapa.shared::cluster.u32 r, %0, %1; mbarrier.arrive.release.cluster.shared::cluster.b64 _, [r];}"
+               ::"r"(bar), "r"(rank) : "memory");
 }
 __device__ unsigned long long described(unsigned p) { return (p & 0x3FFFF) >> 4 | 1ull << 16 | 64ull << 32 | 1ull << 62; }
 __device__ unsigned rank() { unsigned r; asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(r)); return r; }
 
-extern "C" __global__ void __launch_bounds__(256) ring(const __grid_constant__ Map A, const __grid_constant__ Map B, float* y, int turns) {
+#define COPY "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
+extern "C" __global__ void __launch_bounds__(256)
+ring(const __grid_constant__ Map A, const __grid_constant__ Map B, float* y, int turns) {
   extern __shared__ __align__(1024) unsigned char sram[];
   __shared__ __align__(8) unsigned long long full[STAGES], empty[STAGES];
   const unsigned base = (at(sram) + 1023) & ~1023u;
@@ -400,13 +404,13 @@ extern "C" __global__ void __launch_bounds__(256) ring(const __grid_constant__ M
         wait(at(empty + s), k / STAGES & 1 ^ 1);
         asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], 16384;" ::"r"(at(full + s)) : "memory");
         const unsigned a = base + s * 16384, b = a + 8192;
-        asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3}], [%4];" ::
+        asm volatile(COPY " [%0], [%1, {%2, %3}], [%4];" ::
           "r"(a), "l"(&A), "r"(k * 64), "r"(blockIdx.x * 64), "r"(at(full + s)) : "memory");
 #if CLUSTER == 1
-        asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3}], [%4];" ::
+        asm volatile(COPY " [%0], [%1, {%2, %3}], [%4];" ::
           "r"(b), "l"(&B), "r"(k * 64), "r"(0), "r"(at(full + s)) : "memory");
 #else
-        asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.multicast::cluster [%0], [%1, {%2, %3}], [%4], %5;" ::
+        asm volatile(COPY ".multicast::cluster [%0], [%1, {%2, %3}], [%4], %5;" ::
           "r"(b + rank() * 4096), "l"(&B), "r"(k * 64), "r"(rank() * 32), "r"(at(full + s)), "h"((short)3) : "memory");
 #endif
       }
@@ -419,7 +423,8 @@ extern "C" __global__ void __launch_bounds__(256) ring(const __grid_constant__ M
       asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
       for (int j = 0; j < 4; j++) {
         const unsigned long long a = described(base + s * 16384 + j * 32), b = described(base + s * 16384 + 8192 + j * 32);
-        asm volatile("wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16 {REGISTERS}, %SUMS, %NEXT, 1, 1, 1, 0, 0;" : OUTPUTS : "l"(a), "l"(b));
+        asm volatile("wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16 {REGISTERS}, %SUMS, %NEXT, 1, 1, 1, 0, 0;"
+                     : OUTPUTS : "l"(a), "l"(b));
       }
       asm volatile("wgmma.commit_group.sync.aligned; wgmma.wait_group.sync.aligned 0;" ::: "memory");
       if (threadIdx.x % 32 == 0)
@@ -430,7 +435,9 @@ extern "C" __global__ void __launch_bounds__(256) ring(const __grid_constant__ M
   asm volatile("barrier.cluster.arrive.aligned; barrier.cluster.wait.aligned;" ::: "memory");
 }
 """
-RING = RING.replace("REGISTERS", ", ".join(f"%{k}" for k in range(SUMS))).replace("%SUMS", f"%{SUMS}").replace("%NEXT", f"%{SUMS + 1}")
+RING = (
+    RING.replace("REGISTERS", ", ".join(f"%{k}" for k in range(SUMS))).replace("%SUMS", f"%{SUMS}").replace("%NEXT", f"%{SUMS + 1}")
+)
 RING = RING.replace("OUTPUTS", ", ".join(f'"+f"(d[{k}])' for k in range(SUMS))).replace("SUMS", str(SUMS))
 
 
@@ -439,8 +446,9 @@ def ring(stages: int, turns: int, blocks: int, cluster: int = 1) -> tuple[Launch
     options = (f"-DSTAGES={stages}", f"-DCLUSTER={cluster}")
     module = Module.from_source(RING, options=(*options, "-arch=compute_90a"))
     f = np.float16
-    a, b = TensorMap(np.zeros((64 * blocks, 64 * turns), f), (64, 64), swizzle=128), TensorMap(
-        np.zeros((64, 64 * turns), f), (64, 64 // cluster), swizzle=128
+    a, b = (
+        TensorMap(np.zeros((64 * blocks, 64 * turns), f), (64, 64), swizzle=128),
+        TensorMap(np.zeros((64, 64 * turns), f), (64, 64 // cluster), swizzle=128),
     )
     args = {"A": a, "B": b, "y": np.zeros(blocks * 128 * SUMS, np.float32), "turns": np.int32(turns)}
     cubin = compile_to_cubin(RING, ("-arch=sm_90a", *options), "ring.cu")[0]
@@ -458,23 +466,25 @@ def test_roles_with_bulk_copies_and_warpgroup_products_make_the_accesses_of_ptx(
     of_ptx = module.launch("ring", 2, 256, args, shared_bytes=1024 + 2 * 16384, races=False, cluster=cluster)
     ours, its = requested(run.traffic), requested(of_ptx.traffic)
     assert {name: each[:2] for name, each in ours.items()} == {name: its[name][:2] for name in ours}
-    assert issued["UTMALDG"] == 2 * 2 * 5 and issued["HGMMA"] == 2 * 5 * 4 * 4  # a block, tile and turn; a block, turn, depth and warp
+    assert (
+        issued["UTMALDG"] == 2 * 2 * 5 and issued["HGMMA"] == 2 * 5 * 4 * 4
+    )  # a block, tile and turn; a block, turn, depth and warp
 
 
 def test_a_ring_is_as_fast_as_its_products_at_most_and_slower_with_fewer_stages() -> None:
     clocks = []
     for stages in (1, 2, 4):
-        launch, _, _ = ring(stages, 40, 132)
+        launch, _, _ = ring(stages, 40, 8)
         clock = Clock(launch, H100)
         clocks.append(clock.sample(1).clocks)
-        assert clock.flops() == 2 * 64 * 64 * 64 * 40 * 132
+        assert clock.flops() == 2 * 64 * 64 * 64 * 40 * 8
     assert clocks[0] > 1.3 * clocks[1] > 1.3 * clocks[2] > 1.3 * 40 * 4 * 32  # four products a turn, 32 clocks each
 
 
 def test_a_multicast_asks_the_l2_for_half_as_much() -> None:
     asked = {}
     for cluster in (1, 2):
-        launch, _, _ = ring(2, 12, 132, cluster)
+        launch, _, _ = ring(2, 12, 8, cluster)
         clock = Clock(launch, H100)
         asked[cluster] = sum(issue.cost.l2_bytes for trace in clock.traces[0] for issue in trace if issue.cost and issue.signals)
         wavefronts = sum(issue.cost.pipe for trace in clock.traces[0] for issue in trace if issue.cost and issue.signals)
@@ -483,11 +493,11 @@ def test_a_multicast_asks_the_l2_for_half_as_much() -> None:
 
 
 def test_a_ring_without_its_middle_takes_as_long(monkeypatch: pytest.MonkeyPatch) -> None:
-    short = Clock(ring(4, 120, 132)[0], H100)
+    short = Clock(ring(4, 60, 8)[0], H100)
     seconds, sampled, flops = short.time().seconds, short.sampled, short.flops()
     assert "without" in sampled
     monkeypatch.setattr(recorded, "BEFORE", 10**6)
-    whole = Clock(ring(4, 120, 132)[0], H100)
+    whole = Clock(ring(4, 60, 8)[0], H100)
     assert whole.time().seconds == pytest.approx(seconds, rel=0.02) and whole.flops() == flops
 
 

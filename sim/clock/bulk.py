@@ -155,5 +155,3 @@ def rows_of(d: Description, begin: int, at: list[int]) -> tuple[Array, int]:
         index = index[(index >= 0) & (index < d.dims[axis])]
         rows = (index[:, None] * d.strides[axis - 1] + rows).ravel()
     return (rows, (high - low) * d.element) if high > low else (rows[:0], 0)
-
-

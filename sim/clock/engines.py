@@ -137,4 +137,3 @@ class Products:
 
 FORGOTTEN = 4096
 """Clocks behind which a product's fetches count for no access: none begins so much earlier than the latest."""
-

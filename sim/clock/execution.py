@@ -317,7 +317,7 @@ class Blocks:
             on, signals = work.ask(self.lanes, self.waits, active, at)
             return [(at + 1, on | rest)], signals, on | rest
         if self.convergence is not None and i.opcode in ("BSSY", "BSYNC", "BREAK", "WARPSYNC"):
-            return self.converge(self.convergence, i, at, active) + [(at + 1, rest)], (), group
+            return [*self.converge(self.convergence, i, at, active), (at + 1, rest)], (), group
         return self.branch(i, at, group, active), (), group
 
     def converge(self, convergence: Convergence, i: Instruction, at: int, active: Array) -> list[tuple[int, Array]]:

@@ -124,7 +124,7 @@ def resize(i: Instruction, o: Operands) -> Work:
 
 @opcode("FMUL")
 def scaled(i: Instruction, o: Operands) -> Work:
-    """Multiplies by a number that is one for the warp, as kernels do by the inverse of a cluster's size; another product is unknown."""
+    """Multiplies by a number that is one for the warp, as kernels do by a cluster's inverse size; another product is unknown."""
     d, a, by = o.take(), o.take(), o.rest[0] if o.rest else ""
     if not REGISTER.match(a) or not (UNIFORM.match(by) or CONSTANT.match(by)):
         return Work((d,))
@@ -560,7 +560,7 @@ UNKNOWN = {
     **dict.fromkeys(("DADD", "DMUL", "DFMA", "DMNMX", "FFMA2", "FADD2", "FMUL2"), 2),
     **dict.fromkeys(("HMMA", "IMMA", "QMMA", "OMMA"), 4),
     **dict.fromkeys(("DMMA",), 8),
-    **dict.fromkeys(("HGMMA", "IGMMA", "QGMMA", "BGMMA"), 0),  # sums are left as they were: nothing but arithmetic on floats, itself unknown, reads them
+    **dict.fromkeys(("HGMMA", "IGMMA", "QGMMA", "BGMMA"), 0),  # sums stay as they were: only floats' arithmetic reads them
     **dict.fromkeys(("MOVM", "B2R", "REDUX", "CREDUX"), 1),
 }
 """Registers that an opcode makes unknown."""

@@ -11,6 +11,7 @@ from array import array
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 import numpy as np
 
@@ -23,8 +24,9 @@ from .steps import BULK, PRODUCTS
 from .traces import BRANCHES, Tracer
 from .waits import PHASE, Key
 
-BEFORE, BEHIND, MEASURED = 4, 2, 2
-"""Revolutions of a ring that are kept before those left out and behind them, and those before whose time they take."""
+BEFORE, BEHIND, MEASURED, PERIODS = 4, 2, 2, 4
+"""Revolutions of a ring that are kept before those left out and behind them, those before whose time they take, and the most
+that a loop's body may have."""
 
 
 @dataclass
@@ -45,12 +47,16 @@ class Recording:
 
 @dataclass(frozen=True)
 class Cut:
-    """A stretch that is left out: from the phase of a ring's mbarrier to another one, revolutions, and the mark at its end."""
+    """A stretch that is left out: from the phase of a ring's mbarrier to another one, so many revolutions.
+
+    `mark`: the number of the mark at its end; `measured`: how many marks before it have the revolutions whose time they take.
+    """
 
     begin: Key
     end: Key
     revolutions: int
     mark: int
+    measured: int
 
 
 @dataclass
@@ -197,16 +203,29 @@ def ring_cuts(recording: Recording) -> tuple[list[Cut], frozenset[int]]:
         return [], frozenset()
     ring = max(waits.values(), key=len)
     at = np.frombuffer(recording.at, np.int32)
-    alike = [hash(at[begin:end].tobytes()) for (begin, _), (end, _) in zip(ring, ring[1:], strict=False)]
-    cuts, k, marked = [], 0, 0
+    alike = [hash(at[begin:end].tobytes()) for (begin, _), (end, _) in pairwise(ring)]
+    cuts: list[Cut] = []
+    k = gone = 0
     while k < len(alike):
-        end = k
-        while end < len(alike) and alike[end] == alike[k]:
-            end += 1
-        left = end - k - BEFORE - BEHIND
+        end, period = stretch(alike, k)
+        before = -(-BEFORE // period) * period
+        left = (end - k - before - BEHIND) // period * period
         if left > 0:
-            # Revolutions k to end are alike: those from k + BEFORE on are left out, but for the last ones.
-            begin = k + BEFORE
-            cuts.append(Cut(ring[begin][1], ring[begin + left][1], left, begin - sum(cut.revolutions for cut in cuts)))
+            begin = k + before
+            measured = -(-MEASURED // period) * period
+            cuts.append(Cut(ring[begin][1], ring[begin + left][1], left, begin - gone, measured))
+            gone += left
         k = max(end, k + 1)
     return cuts, frozenset(position for position, _ in ring)
+
+
+def stretch(alike: Sequence[int], begin: int) -> tuple[int, int]:
+    """Returns the end of the revolutions from one on that repeat themselves, and after how many: a loop may be unrolled."""
+    best = begin + 1, 1
+    for period in range(1, PERIODS + 1):
+        end = begin + period
+        while end < len(alike) and alike[end] == alike[end - period]:
+            end += 1
+        if min(end, len(alike)) > max(best[0], begin + period + 1):
+            best = min(end, len(alike)), period
+    return best

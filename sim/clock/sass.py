@@ -155,7 +155,7 @@ def read(cubin: bytes) -> Cubin:
 
 
 def parameters(cubin: bytes, kernel: str) -> list[tuple[int, int]]:
-    """The offset and size of each of a kernel's parameters, as its section .nv.info has them: alignment counts from the bank's begin."""
+    """The offset and size of each of a kernel's parameters, as its section .nv.info has them."""
     begin, *_, size, count, names = struct.unpack_from("<QI6H", cubin, 40)  # where the section headers are, and which has the names
     sections = [struct.unpack_from("<IIQQQQ", cubin, begin + k * size) for k in range(count)]
     texts = sections[names][4]

@@ -91,8 +91,8 @@ class Step:
     """An instruction as the model needs it. Times are clocks.
 
     `reads`: for arithmetic the places, register numbers and reuse bits of its operands; `late`: registers that an instruction of
-    memory reads when it leaves its queue; `fetched`: wavefronts by which a product fetches its factors; `latency`: from issue to a result that a scoreboard guards; `release`: to the end of the
-    reading of operands; `bytes`: those of a lane.
+    memory reads when it leaves its queue; `fetched`: wavefronts by which a product fetches its factors; `latency`: from issue to a
+    result that a scoreboard guards; `release`: to the end of the reading of operands; `bytes`: those of a lane.
     """
 
     unit: int

@@ -20,7 +20,7 @@ from .execution import Kernel, Launch
 from .memory import STORES
 from .multiprocessor import Issue, Multiprocessor, Outside, Run
 from .rates import Rates
-from .recorded import MEASURED, Cut, Recorder, Shortened
+from .recorded import Cut, Recorder, Shortened
 from .steps import Step, Unit, flops_of, step_of
 from .traces import TURNS_BEFORE, WARM, Loop, Tracer, longest_loop, wave
 
@@ -254,9 +254,8 @@ class Clock:
 
 def left_clocks(run: Run, cuts: Sequence[Cut]) -> float:
     """Returns the clocks of the revolutions that were left out: each as long as the last ones before them."""
-    return sum(
-        cut.revolutions * (run.turns[cut.mark][0] - run.turns[cut.mark - MEASURED][0]) / MEASURED for cut in cuts
-    )
+    turns = [at for at, _ in run.turns]
+    return sum(cut.revolutions * (turns[cut.mark] - turns[cut.mark - cut.measured]) / cut.measured for cut in cuts)
 
 
 def _turn(trace: Sequence[Issue]) -> Sequence[Issue]:
