@@ -2,7 +2,7 @@
 
 python benchmarks/published/predicted.py FOLDER NAME [STEP]
 
-FOLDER has the cubins that you built of a ladder's sources, with its compiler's options: NAME_FILE.cubin for each file of its steps.
+FOLDER has the cubins that build.py made of a ladder's sources.
 Kernels are found by their names in C++, for which binutils' c++filt is needed.
 """
 
@@ -29,6 +29,7 @@ from cupyflash.sim.clock.execution import Kernel, Launch
 from cupyflash.sim.clock.whole import Clock, Time
 from cupyflash.sim.ptx.parameters import POINTER_BYTES, BoundArguments, BoundTensor, aligned
 from published import Argument, Ladder, Step, ladders
+from published.build import cubin_of
 
 ITEM_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, "float8_e4m3": 1, "int32": 4}
 SCALARS = {"int": "i4", "unsigned": "u4", "long": "i8", "size_t": "u8", "float": "f4", "half": "f2"}
@@ -71,7 +72,7 @@ def bound(arguments: Sequence[Argument]) -> BoundArguments:
 
 def plain(name: str) -> str:
     """A kernel's name without the types of numbers, blanks and words for numbers, so that two spellings agree."""
-    name = re.sub(r"^void |\s|\((int|bool|unsigned int|unsigned)\)|(?<=\d)[uUlL]+\b", "", name)
+    name = re.sub(r"^void |\s|\((\w+::)*(int|bool|unsigned int|unsigned|[A-Z]\w*)\)(?=\d)|(?<=\d)[uUlL]+\b|\b[a-z]\w*::", "", name)
     return name.replace("true", "1").replace("false", "0")
 
 
@@ -80,15 +81,16 @@ def kernel(file: Path, name: str) -> Kernel:
     cubin = file.read_bytes()
     mangled = list(sass.read(cubin).kernels)
     shown = subprocess.run(["c++filt", *mangled], capture_output=True, text=True, check=True).stdout.splitlines()
+    wanted = re.compile(r"(void)?" + re.sub(r"\bk[A-Z]\w*", r"\\d+", re.escape(plain(name))) + r"(\(|$)")  # an enumerator is a number
     for symbol, told in zip(mangled, shown, strict=True):
-        if plain(told).startswith((f"{plain(name)}(", f"void{plain(name)}(")) or plain(told) == plain(name):
+        if wanted.match(plain(told)):
             return Kernel.of(cubin, symbol)
     raise ValueError(f"{file.name} has no kernel {name}; it has {', '.join(shown)}")
 
 
 def predict(ladder: Ladder, step: Step, folder: Path) -> Predicted:
     """Time a step's launches one after another at the highest clock rate of its file."""
-    file = folder / f"{ladder.name}_{Path(step.file).name}.cubin"
+    file = cubin_of(folder, ladder, step)
     times, cold = [], "empties" in ladder.timing
     for each in step.launches:
         if each.arguments is None:
