@@ -13,7 +13,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import combinations
 from math import exp, log
 from pathlib import Path
@@ -33,6 +33,8 @@ from published.build import cubin_of
 
 ITEM_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, "float8_e4m3": 1, "int32": 4}
 SCALARS = {"int": "i4", "unsigned": "u4", "long": "i8", "size_t": "u8", "float": "f4", "half": "f2"}
+LIKE = {"A100-PCIe-80GB": ("A100-80GB", 5120)}
+"""Devices that differ from one of the catalogue in their memory's clock: its name, and the bits of the bus."""
 APART = 1.05  # pairs of figures that differ by less have no order
 
 
@@ -88,6 +90,15 @@ def kernel(file: Path, name: str) -> Kernel:
     raise ValueError(f"{file.name} has no kernel {name}; it has {', '.join(shown)}")
 
 
+def device_of(ladder: Ladder) -> Device:
+    """The ladder's device, from the catalogue or as another one with other memory."""
+    if ladder.device in LIKE:
+        name, bits = LIKE[ladder.device]
+        assert ladder.clock.memory_mhz is not None
+        return replace(Device.named(name), hbm_bandwidth=ladder.clock.memory_mhz * 1e6 * 2 * bits / 8)
+    return Device.named(ladder.device)
+
+
 def predict(ladder: Ladder, step: Step, folder: Path) -> Predicted:
     """Time a step's launches one after another at the highest clock rate of its file."""
     file = cubin_of(folder, ladder, step)
@@ -96,7 +107,7 @@ def predict(ladder: Ladder, step: Step, folder: Path) -> Predicted:
         if each.arguments is None:
             raise ValueError(f"{step.name}: the ladder does not know the arguments")
         launch = Launch(kernel(file, each.kernel), each.grid, each.block, bound(each.arguments), each.shared or 0)
-        times.append(Clock(launch, Device.named(ladder.device), ladder.clock.mhz[1], cold=cold).time())
+        times.append(Clock(launch, device_of(ladder), ladder.clock.mhz[1], cold=cold).time())
     return Predicted(step, sum(each.seconds for each in times), times[-1])
 
 

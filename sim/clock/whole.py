@@ -88,7 +88,8 @@ class Clock:
         self.launch, self.device, self.cold = launch, device, cold
         self.rates = rates or Rates.of(device)
         self.mhz = mhz or self.rates["clock.boost"]
-        if launch.kernel.capability != device.compute_capability:
+        (made_for, least), (major, minor) = launch.kernel.capability, device.compute_capability
+        if made_for != major or least > minor:
             raise ValueError("device = {}: its compute capability is {}.{}, the machine code is for {}.{}".format(
                 device.name, *device.compute_capability, *launch.kernel.capability))  # fmt: skip
         if device.hbm_bandwidth is None:
