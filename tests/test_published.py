@@ -20,7 +20,7 @@ from cupyflash.sim.clock import sass
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "benchmarks"))
-published, predicted = (importlib.import_module(name) for name in ("published", "published.predicted"))
+published, predicted, build = (importlib.import_module(name) for name in ("published", "published.predicted", "published.build"))
 LADDERS = published.ladders()
 CATALOGUE = {device.name: device for device in Device.catalogue()}
 
@@ -177,7 +177,9 @@ def test_a_step_s_kernel_is_found_and_timed(tmp_path: Path, capsys: pytest.Captu
     step = ladder.steps[0]
     parameters = "int m, int n, int k, float a, float* A, float* B, float b, float* C"
     source = f"__global__ void {step.launches[0].kernel}({parameters}) {{ C[threadIdx.x] = a * A[0]; }}"
-    (tmp_path / f"sgemm_a6000_{Path(step.file).name}.cubin").write_bytes(compile_to_cubin(source, ("-arch=sm_86",), "k.cu")[0])
+    cubin = build.cubin_of(tmp_path, ladder, step)
+    cubin.parent.mkdir(parents=True)
+    cubin.write_bytes(compile_to_cubin(source, ("-arch=sm_86",), "k.cu")[0])
     tiny = replace(
         step,
         launches=(
@@ -195,4 +197,4 @@ def test_a_step_s_kernel_is_found_and_timed(tmp_path: Path, capsys: pytest.Captu
     other = replace(slow, step=replace(step, seconds=2 * step.seconds), seconds=step.seconds)
     assert "tau -1.00" in predicted.scores([slow, other])
     with pytest.raises(ValueError, match="has no kernel missing"):
-        predicted.kernel(tmp_path / f"sgemm_a6000_{Path(step.file).name}.cubin", "missing")
+        predicted.kernel(cubin, "missing")

@@ -2,9 +2,9 @@
 
 python benchmarks/published/build.py SOURCES FOLDER NAME ... [-I FOLDER]
 
-SOURCES/OWNER+NAME@COMMIT is a checkout of a ladder's repository, with the commit's first 8 digits (`git archive`). A small file beside
-nothing of theirs includes each file of the steps and names the kernels, so that their templates are made. The options are the
-ladder's; the compiler is the nvcc on the PATH.
+SOURCES/OWNER+NAME@COMMIT is a checkout of a ladder's repository, with the commit's first 8 digits (`git archive`). A temporary file
+includes a step's file and names its kernels, so that templates are made. The options are the ladder's, and -lineinfo; the compiler
+is the nvcc on the PATH.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from published import Ladder, Step, ladders
 
-ALWAYS = ("-std=c++17", "-lineinfo", "--expt-relaxed-constexpr", "--expt-extended-lambda", "-w")
+ALWAYS = ("-lineinfo", "--expt-relaxed-constexpr", "--expt-extended-lambda", "-w")
 
 
 def cubin_of(folder: Path, ladder: Ladder, step: Step) -> Path:
@@ -36,12 +36,11 @@ def source_of(sources: Path, ladder: Ladder, step: Step) -> Path:
 def build(source: Path, target: Path, ladder: Ladder, kernels: Sequence[str], includes: Sequence[Path]) -> str:
     """Compile the kernels of a file; returns the compiler's complaint, "" if it had none."""
     spaces = "using namespace flash;" if "namespace flash" in source.read_text() else ""
-    keeps = "\n".join(f"extern const void* const keep_{k}; const void* const keep_{k} = (const void*)&{name};" for k, name in
-                      enumerate(sorted(set(kernels))))  # fmt: skip
+    named = enumerate(sorted(set(kernels)))
+    keeps = "\n".join(f"extern const void* const keep_{k}; const void* const keep_{k} = (const void*)&{name};" for k, name in named)
     folders = dict.fromkeys([source.parent, *(source.parent / up for up in ("include", "../include", "..")), *includes])
-    options = [each for each in (*ALWAYS, *ladder.compiler.options) if not each.startswith("-std") or each in ladder.compiler.options]
-    if not any(each.startswith("-std") for each in options):
-        options.append("-std=c++17")
+    own = ladder.compiler.options
+    options = [*ALWAYS, *own, *(() if any(each.startswith("-std") for each in own) else ("-std=c++17",))]
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as place:
         file = Path(place) / "kept.cu"

@@ -83,7 +83,8 @@ def kernel(file: Path, name: str) -> Kernel:
     cubin = file.read_bytes()
     mangled = list(sass.read(cubin).kernels)
     shown = subprocess.run(["c++filt", *mangled], capture_output=True, text=True, check=True).stdout.splitlines()
-    wanted = re.compile(r"(void)?" + re.sub(r"\bk[A-Z]\w*", r"\\d+", re.escape(plain(name))) + r"(\(|$)")  # an enumerator is a number
+    numbered = re.sub(r"\bk[A-Z]\w*", r"\\d+", re.escape(plain(name)))  # c++filt shows an enumerator as its number
+    wanted = re.compile(rf"(void)?{numbered}(\(|$)")
     for symbol, told in zip(mangled, shown, strict=True):
         if wanted.match(plain(told)):
             return Kernel.of(cubin, symbol)

@@ -6,16 +6,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
-from pathlib import Path
-from typing import Any
 
 from cupyflash.device import Device
-from cupyflash.launch.nvrtc import compile_to_cubin
 from cupyflash.multiprocessor import occupancy
-from cupyflash.sim.profiling import load
-from cupyflash.sim.ptx.parameters import bind
 
-from .execution import Kernel, Launch
+from .execution import Launch
 from .memory import STORES
 from .multiprocessor import Issue, Multiprocessor, Outside, Run
 from .rates import Rates
@@ -221,30 +216,3 @@ def _turn(trace: Sequence[Issue]) -> Sequence[Issue]:
     """Returns the last turn of the loop before those that are left out."""
     begins = [k for k, issue in enumerate(trace) if issue.mark]
     return trace[begins[TURNS_BEFORE - 2] : begins[TURNS_BEFORE - 1]]
-
-
-def launch_of(
-    path: Path,
-    kernel: str | None,
-    shape: tuple[Sequence[int], Sequence[int]],
-    args: Mapping[str, Any] | Sequence[Any],
-    device: Device,
-    *,
-    shared_bytes: int = 0,
-    options: Sequence[str] = (),
-) -> Launch:
-    """Returns a launch of a kernel in a file of CUDA C; `shape`: its grid and block. ValueError for PTX, of which NVRTC makes no
-    machine code."""
-    if path.suffix == ".ptx":
-        raise ValueError(f"{path}: the clock needs CUDA C, of which NVRTC makes machine code")
-    major, minor = device.compute_capability
-    module = load(path, (*options, f"-arch=compute_{major}{minor}"))
-    if kernel is None and len(module.kernels) == 1:
-        kernel = module.kernels[0]
-    if kernel not in module.kernels:
-        raise ValueError(f"kernel = {kernel!r}: {path.name} has {', '.join(module.kernels)}")
-    path = path.resolve()
-    made = (*options, f"-arch=sm_{major}{minor}", f"-I{path.parent}")
-    cubin, _ = compile_to_cubin(path.read_text(encoding="utf-8"), made, str(path))
-    bound = bind(kernel, module.program.functions[kernel].params, args, ())
-    return Launch(Kernel.of(cubin, kernel), *shape, bound, shared_bytes)
