@@ -147,6 +147,7 @@ class Blocks:
         shared = SHARED_AT[launch.kernel.capability[0]] + launch.shared_bytes
         self.memory = Memory(launch.tensors, len(blocks), threads, shared, launch.kernel.local_bytes)
         self.memory.traffic = launch.traffic
+        self.stayed: dict[int, Array] = {}  # by the address of an exit whose condition is unknown, the lanes that went on
         self.waiting: list[tuple[str, int, int, Array]] = []  # barrier, its threads (0: all), the way on, lanes
 
     def events(self) -> Iterator[Event]:
@@ -185,6 +186,10 @@ class Blocks:
         name = i.guard.lstrip("!")
         if self.lanes.lacking([name], group) is not None:
             taken = i.opcode not in CONTROL or self.launch.decide(i)
+            if i.opcode == "EXIT" and not taken:  # threads that come here again are in a loop: they exchanged their number by now
+                again = group & self.stayed.get(i.address, self.lanes.no)
+                self.stayed[i.address] = self.stayed.get(i.address, self.lanes.no) | group
+                return again, True
             return group if taken else self.lanes.no, True
         value = self.lanes.predicate(name)
         return group & (~value if i.guard[0] == "!" else value), False
