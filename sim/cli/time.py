@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -114,23 +114,15 @@ def time(launch: TimedLaunch, chip: Chip, report: TimeReport) -> None:
 
 def _timed(asked: TimedLaunch, chip: Chip) -> dict[str, Any]:
     """Returns the report of a launch, for JSON."""
-    from cupyflash.sim.clock.known import known_error
-    from cupyflash.sim.clock.lines import lines_of, places
     from cupyflash.sim.clock.loaded import of_file
-    from cupyflash.sim.clock.stalls import stalls
-    from cupyflash.sim.clock.whole import Clock
+    from cupyflash.sim.clock.timed import timed
     from cupyflash.sim.profiling.arguments import read_arguments
 
     arguments = read_arguments(asked.spec).values
     options = [*(f"-D{name}" for name in asked.defines), *(f"-I{path}" for path in asked.includes)]
     code = of_file(asked.file, chip.device, options)
     loaded = code.launch(asked.kernel, (asked.grid, asked.block), arguments, asked.shared_bytes)
-    clock = Clock(loaded.launch, chip.device, chip.mhz, cold=chip.cold)
-    time, kernel = clock.time(), loaded.launch.kernel
-    lines = lines_of(stalls(clock), kernel.instructions, places(loaded.cubin, kernel.name), time.seconds)
-    report = asdict(time) | {"device": chip.device.name, "kernel": kernel.name, "binds": time.binds, "tflops": time.tflops}
-    report["dram_gbs"] = time.busy["DRAM"] * (chip.device.hbm_bandwidth or 0) * clock.rates["dram.read"] / 1e9
-    return report | {"known_error": asdict(known_error(time)), "lines": [line.to_dict() for line in lines]}
+    return timed(loaded, chip.device, chip.mhz, cold=chip.cold).to_dict()
 
 
 def _earlier(path: Path) -> dict[str, Any]:

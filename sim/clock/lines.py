@@ -75,16 +75,23 @@ class Line:
 
 
 def lines_of(
-    stalls: Mapping[int, Mapping[str, float]], code: Sequence[Instruction], where: Mapping[int, Place], seconds: float
+    stalls: Mapping[int, Mapping[str, float]],
+    code: Sequence[Instruction],
+    where: Mapping[int, Place],
+    seconds: float,
+    sources: Mapping[str, str],
 ) -> list[Line]:
-    """Returns the lines at which warps spend a launch's time, longest first; instructions if `where` has no lines."""
+    """Returns the lines at which warps spend a launch's time, longest first; instructions if `where` has no lines.
+
+    `sources`: texts by name of source that is in no file.
+    """
     spent: dict[Place, dict[str, float]] = {}
     for at, reasons in stalls.items():
         own = spent.setdefault(where.get(code[at].address, NOWHERE) if where else ("", at), {})
         for reason, clocks in reasons.items():
             own[reason] = own.get(reason, 0.0) + clocks
     total = sum(sum(reasons.values()) for reasons in spent.values())
-    texts = {file: _read(file) for file, _ in spent}
+    texts = {file: _read(file, sources) for file, _ in spent}
     found = []
     for (file, number), reasons in spent.items():
         share = sum(reasons.values()) / total
@@ -96,7 +103,10 @@ def lines_of(
     return sorted(found, key=lambda each: -each.share)
 
 
-def _read(file: str) -> list[str]:
+def _read(file: str, sources: Mapping[str, str]) -> list[str]:
+    for name, text in sources.items():
+        if f"/{file}".endswith(f"/{name}"):  # a compiler may have put its folder before the name
+            return text.splitlines()
     try:
         return Path(file).read_text(encoding="utf-8").splitlines() if file else []
     except (OSError, UnicodeDecodeError):

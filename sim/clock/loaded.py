@@ -5,12 +5,12 @@ from __future__ import annotations
 import subprocess
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from cupyflash.device import Device
-from cupyflash.launch.nvrtc import compile_to_cubin, compile_to_ptx
+from cupyflash.launch.nvrtc import compile_with_ptx
 from cupyflash.sim import files
 from cupyflash.sim.ptx.parameters import bind
 from cupyflash.sim.ptx.text.parser import parse
@@ -24,10 +24,11 @@ NO_PTXAS = "no ptxas, which makes machine code of PTX: pip install nvidia-cuda-n
 
 @dataclass(frozen=True)
 class Loaded:
-    """A launch of a file's kernel, and the machine code that it is part of."""
+    """A launch of a kernel, the machine code that it is part of, and texts of source by name that are not files."""
 
     launch: Launch
     cubin: bytes
+    sources: Mapping[str, str]
 
 
 @dataclass(frozen=True)
@@ -36,6 +37,7 @@ class Code:
 
     cubin: bytes
     kernels: Mapping[str, Sequence[Variable]]
+    sources: Mapping[str, str] = field(default_factory=dict)
 
     def launch(
         self,
@@ -47,7 +49,7 @@ class Code:
         """Returns a launch; `shape`: its grid and block. ValueError for another kernel, TypeError for arguments that do not fit."""
         name = find_kernel(tuple(self.kernels), kernel)
         bound = bind(name, self.kernels[name], args, ())
-        return Loaded(Launch(Kernel.of(self.cubin, name), *shape, bound, shared_bytes), self.cubin)
+        return Loaded(Launch(Kernel.of(self.cubin, name), *shape, bound, shared_bytes), self.cubin, self.sources)
 
 
 def architecture(device: Device) -> str:
@@ -73,13 +75,13 @@ def of_file(path: Path, device: Device, options: Sequence[str] = ()) -> Code:
     return of_source(text, device, (*options, f"-I{path.parent}"), str(path))
 
 
-def of_source(cuda: str, device: Device, options: Sequence[str], name: str) -> Code:
-    """Compiles CUDA C with NVRTC, with line information."""
-    made = [each for each in options if not each.startswith(("-arch", "--gpu-architecture"))]
-    program = parse(compile_to_ptx(cuda, (*made, f"-arch=compute_{architecture(device)}"), name))
-    lines = () if {"-lineinfo", "--generate-line-info"} & set(made) else ("-lineinfo",)
-    cubin, _ = compile_to_cubin(cuda, (*made, *lines, f"-arch=sm_{architecture(device)}"), name)
-    return Code(cubin, {kernel: program.functions[kernel].params for kernel in program.kernels})
+def of_source(cuda: str, device: Device, options: Sequence[str], name: str, expressions: Sequence[str] = ()) -> Code:
+    """Compiles CUDA C with NVRTC, with line information; `expressions`: C++ names of kernels that are templates."""
+    kept = [each for each in options if not each.startswith(("-arch", "--gpu-architecture"))]
+    lines = () if {"-lineinfo", "--generate-line-info"} & set(kept) else ("-lineinfo",)
+    made = compile_with_ptx(cuda, (*kept, *lines, f"-arch=sm_{architecture(device)}"), name, expressions)
+    program = parse(made.ptx)
+    return Code(made.code, {kernel: program.functions[kernel].params for kernel in program.kernels}, {name: cuda})
 
 
 def of_ptx(text: str, device: Device) -> Code:
