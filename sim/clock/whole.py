@@ -170,12 +170,14 @@ class Clock:
 
     def spread(self) -> tuple[float, float]:
         """Returns the least and the most seconds where all assumed latencies are 0.7, 1 and 1.4 times as long."""
-        times = [self.time().seconds]
-        for factor in VARIED:
-            other = Clock(self.launch, self.device, self.mhz, cold=self.cold, rates=self.rates.slower(factor))
-            other.tracer, other.traces = self.tracer, self.traces
-            times.append(other.time().seconds)
+        times = [self.again(rates=self.rates.slower(factor)).time().seconds for factor in (1, *VARIED)]
         return min(times), max(times)
+
+    def again(self, mhz: float | None = None, rates: Rates | None = None) -> Clock:
+        """Returns a clock of the same traces at another rate or with other constants."""
+        other = Clock(self.launch, self.device, mhz or self.mhz, cold=self.cold, rates=rates or self.rates)
+        other.tracer, other.traces = self.tracer, self.traces
+        return other
 
     @property
     def sampled(self) -> str:
