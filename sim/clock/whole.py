@@ -30,6 +30,10 @@ LIMITS: Mapping[int, str] = {
 
 
 VARIED = (0.7, 1.4)
+"""Factors of assumed latencies for a spread, and of the clocks between the launches of two blocks."""
+PHASES = (0, 3)
+ENOUGH, MOST_ROUNDS = 60_000, 8
+"""Instructions of warps after which no further round of blocks is run, and the most rounds."""
 
 
 @dataclass(frozen=True)
@@ -139,9 +143,19 @@ class Clock:
         sms = self.device.sm_count
         return self.tracer.traces([self.launch.index(k) for k in range(0, min(self.blocks, sms * self.residents), sms)])
 
+    @property
+    def apart(self) -> float:
+        """Clocks from the launch of one block to that of the next one on the same multiprocessor, while all are empty."""
+        return self.rates["launch.block"] * min(self.blocks, self.device.sm_count)
+
+    @cached_property
+    def followed(self) -> int:
+        """Rounds of blocks that are run to see how fast they follow each other, once they are in step no more."""
+        return max(2, min(MOST_ROUNDS, ENOUGH // sum(len(trace) for block in self.traces for trace in block)))
+
     def sample(self, count: int, rounds: int = 1) -> Sample:
         """Runs so many resident blocks, several times one after another."""
-        made = Multiprocessor(self.steps, self.rates, self.outside, count).run(self.traces[:count] * rounds)
+        made = Multiprocessor(self.steps, self.rates, self.outside, count).run(self.traces[:count] * rounds, self.apart)
         loop = self.tracer.loop
         if loop is None:
             return Sample(made, 0.0, 0)
@@ -157,7 +171,8 @@ class Clock:
         full = self.sample(min(own, residents))
         clocks = full.clocks if rounds else 0.0
         if rounds > 1:
-            clocks += (rounds - 1) * (self.sample(residents, 2).clocks - full.clocks)
+            run = min(rounds, self.followed)
+            clocks += (rounds - 1) * (self.sample(residents, run).clocks - full.clocks) / (run - 1)
         if rest and rounds:
             clocks += self.sample(rest).clocks
         elif rest:
@@ -169,8 +184,10 @@ class Clock:
         return Time(seconds, self.mhz, residents, own / residents, self.flops(full), busy, self.sampled)
 
     def spread(self) -> tuple[float, float]:
-        """Returns the least and the most seconds where all assumed latencies are 0.7, 1 and 1.4 times as long."""
-        times = [self.again(rates=self.rates.slower(factor)).time().seconds for factor in (1, *VARIED)]
+        """Returns the least and the most seconds where all assumed latencies are 0.7, 1 and 1.4 times as long, and blocks begin all
+        at once or further apart."""
+        varied = [self.rates.slower(factor).apart(phase) for factor, phase in zip(VARIED, PHASES, strict=True)]
+        times = [self.time().seconds] + [self.again(rates=rates).time().seconds for rates in varied]
         return min(times), max(times)
 
     def again(self, mhz: float | None = None, rates: Rates | None = None) -> Clock:
