@@ -195,4 +195,4 @@ def _signed(seconds: float) -> str:
 
 
 def _short(text: str) -> str:
-    return text if len(text) <= 36 else f"{text[:33]}..."
+    return text if len(text) <= 28 else f"{text[:25]}..."

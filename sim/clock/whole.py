@@ -100,6 +100,7 @@ class Clock:
             raise ValueError(f"block = {launch.block}: no multiprocessor of {device.name} holds one")
         self.footprint = sum(space.size for space in launch.tensors)
         self.fits = self.footprint <= device.l2_bytes
+        self.runs: dict[tuple[int, int], Run] = {}
 
     @cached_property
     def steps(self) -> list[Step]:
@@ -153,9 +154,18 @@ class Clock:
         """Rounds of blocks that are run to see how fast they follow each other, once they are in step no more."""
         return max(2, min(MOST_ROUNDS, ENOUGH // sum(len(trace) for block in self.traces for trace in block)))
 
+    def run(self, blocks: int, residents: int) -> Run:
+        """Runs so many blocks, of which some are resident at once."""
+        found = self.runs.get((blocks, residents))
+        if found is None:
+            traces = [self.traces[k % residents] for k in range(blocks)]
+            found = Multiprocessor(self.steps, self.rates, self.outside, residents).run(traces, self.apart)
+            self.runs[blocks, residents] = found
+        return found
+
     def sample(self, count: int, rounds: int = 1) -> Sample:
         """Runs so many resident blocks, several times one after another."""
-        made = Multiprocessor(self.steps, self.rates, self.outside, count).run(self.traces[:count] * rounds, self.apart)
+        made = self.run(count * rounds, count)
         loop = self.tracer.loop
         if loop is None:
             return Sample(made, 0.0, 0)
@@ -169,19 +179,24 @@ class Clock:
         own = -(-self.blocks // sms)
         rounds, rest = divmod(own, residents)
         full = self.sample(min(own, residents))
-        clocks = full.clocks if rounds else 0.0
+        clocks = full.clocks
         if rounds > 1:
             run = min(rounds, self.followed)
             clocks += (rounds - 1) * (self.sample(residents, run).clocks - full.clocks) / (run - 1)
         if rest and rounds:
-            clocks += self.sample(rest).clocks
-        elif rest:
-            clocks = full.clocks
+            clocks += self.exposed(rest, rounds) * self.sample(rest).clocks
         busy = self.busy(full)
         # The window in which a multiprocessor may get more than its share is for once, not for each round.
         clocks = max(clocks, max(busy["L2"], busy["DRAM"]) * full.clocks * own / len(self.traces))
         seconds = (clocks + self.rates["launch.start"]) / (self.mhz * 1e6) + self.rates["launch.between"] * 1e-6
         return Time(seconds, self.mhz, residents, own / residents, self.flops(full), busy, self.sampled)
+
+    def exposed(self, rest: int, rounds: int) -> float:
+        """Returns the share of the last blocks' own time that a launch takes longer for them, since they begin one by one as
+        others end: as behind two rounds, or one, of shortened blocks."""
+        before = min(rounds, 2) * self.residents
+        alone, added = self.run(rest, rest).clocks, self.run(before + rest, self.residents).clocks
+        return min(max(added - self.run(before, self.residents).clocks, 0.0) / alone, 1.0)
 
     def spread(self) -> tuple[float, float]:
         """Returns the least and the most seconds where all assumed latencies are 0.7, 1 and 1.4 times as long, and blocks begin all
