@@ -141,7 +141,7 @@ class Blocks:
         for k, axis in enumerate("XYZ"):
             special[f"SR_CTAID.{axis}"] = np.repeat(np.array([each[k] for each in blocks], np.uint32), padded)
             special[f"SR_NCTAID.{axis}"] = np.full(threads, launch.grid[k], np.uint32)
-        special["SR_CgaCtaId"] = np.zeros(threads, np.uint32)
+        special["SR_CgaCtaId"] = special["SR_SWINHI"] = np.zeros(threads, np.uint32)
         self.lanes = Lanes(threads, special)
         self.alive = number < prod(launch.block)
         shared = SHARED_AT[launch.kernel.capability[0]] + launch.shared_bytes
