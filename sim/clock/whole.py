@@ -32,8 +32,8 @@ LIMITS: Mapping[int, str] = {
 VARIED = (0.7, 1.4)
 """Factors of assumed latencies for a spread, and of the clocks between the launches of two blocks."""
 PHASES = (0, 3)
-ENOUGH, MOST_ROUNDS = 60_000, 8
-"""Instructions of warps after which no further round of blocks is run, and the most rounds."""
+ENOUGH, MOST_ROUNDS, MANY = 60_000, 8, 16
+"""Instructions of warps after which no further round of blocks is run, the most rounds, and so many that the last one is a share."""
 
 
 @dataclass(frozen=True)
@@ -110,9 +110,10 @@ class Clock:
     def outside(self) -> Outside:
         """The L2 and DRAM for one of the multiprocessors that have blocks."""
         rates, active = self.rates, min(self.device.sm_count, self.blocks)
-        # Lines of the other half are kept in both: only what fits the whole L2, but no half, comes from far again and again.
-        far = self.fits and self.footprint > self.device.l2_bytes / rates["l2.halves"]
-        l2_rate = rates["l2.far_rate" if far else "l2.rate"]
+        # Lines of the other half are kept in both: only what fits the whole L2, but no half, comes from far again and again; and
+        # that once for all blocks that ask for it at a time.
+        far = self.first if self.fits and self.footprint > self.device.l2_bytes / rates["l2.halves"] else 0.0
+        l2_rate = 1 / (far / rates["l2.far_rate"] + (1 - far) / rates["l2.rate"])
         assert self.device.hbm_bandwidth is not None
         dram_rate = self.device.hbm_bandwidth * rates["dram.read"] / (self.mhz * 1e6)
         halves = rates["l2.halves"] > 1
@@ -125,6 +126,13 @@ class Clock:
         )
 
     @cached_property
+    def first(self) -> float:
+        """The share of the L2's bytes that no other block of those that the chip has at once has asked for before."""
+        costs = [issue for block in self.traces for trace in block for issue in trace if issue.cost is not None]
+        asked = sum(each.cost.l2_bytes for each in costs if each.cost)
+        return sum(each.cost.l2_bytes * self.tracer.news.get(each.at, 1.0) for each in costs if each.cost) / max(asked, 1.0)
+
+    @cached_property
     def tracer(self) -> Tracer:
         """Traces of blocks, after one block's way through the code and a wave's first turns were run."""
         first = self.launch.index(0)
@@ -132,11 +140,11 @@ class Clock:
         loop = longest_loop(path)
         count = min(self.blocks, self.device.sm_count * self.residents)
         blocks = [self.launch.index(number) for number in range(count)]
-        reach = wave(self.launch, blocks, loop, int(self.rates["l1.sector"]))
+        news = reach = wave(self.launch, blocks, loop, int(self.rates["l1.sector"]))
         if self.fits:  # nothing has to leave the L2, and it has all of it before, unless it was emptied
             code = self.launch.kernel.instructions
             reach = {at: share if self.cold and code[at].opcode not in STORES else 0.0 for at, share in reach.items()}
-        return Tracer(self.launch, self.rates, loop, reach, self.residents)
+        return Tracer(self.launch, self.rates, loop, reach, self.residents, news)
 
     @cached_property
     def traces(self) -> list[list[list[Issue]]]:
@@ -194,6 +202,8 @@ class Clock:
     def exposed(self, rest: int, rounds: int) -> float:
         """Returns the share of the last blocks' own time that a launch takes longer for them, since they begin one by one as
         others end: as behind two rounds, or one, of shortened blocks."""
+        if rounds >= MANY:
+            return rest / self.residents
         before = min(rounds, 2) * self.residents
         alone, added = self.run(rest, rest).clocks, self.run(before + rest, self.residents).clocks
         return min(max(added - self.run(before, self.residents).clocks, 0.0) / alone, 1.0)
