@@ -33,7 +33,7 @@ VARIED = (0.7, 1.4)
 """Factors of assumed latencies for a spread, and of the clocks between the launches of two blocks."""
 PHASES = (0, 3)
 ENOUGH, MOST_ROUNDS, MANY = 60_000, 8, 16
-"""Instructions of warps behind which no round of blocks is run, the most rounds run, and rounds of which the last is a mere share."""
+"""Instructions of warps behind which no round of blocks is run, the most rounds, and rounds of which the last is only a share."""
 
 
 @dataclass(frozen=True)
