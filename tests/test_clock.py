@@ -361,7 +361,7 @@ def test_the_command_times_a_file(tmp_path: Path) -> None:
     told = CliRunner().invoke(main, [*words, "--args", args, "--mhz", "900"])
     assert "at 900 MHz, predicted" in told.stdout and "1 of 16 blocks" in told.stdout and "DRAM" in told.stdout
     wrong = CliRunner().invoke(main, [*words[:3], "missing", *words[4:], "--args", args])
-    assert wrong.exit_code == 2 and "kernel = 'missing'" in wrong.output
+    assert wrong.exit_code == 2 and "kernel 'missing' is not in this module" in wrong.output
 
 
 # --- Hopper's engines

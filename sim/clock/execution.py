@@ -213,11 +213,13 @@ class Blocks:
         if len(blocks) % size:
             raise ValueError(f"{len(blocks)} blocks run together: a cluster has {size}")
         special["SR_CgaCtaId"] = np.repeat(np.arange(len(blocks), dtype=np.uint32) % size, padded)
+        special["SR_SWINHI"] = np.zeros(threads, np.uint32)
         self.lanes = Lanes(threads, special)
         self.alive = number < prod(launch.block)
         shared = SHARED_AT[launch.kernel.capability[0]] + launch.shared_bytes
         self.memory = Memory(launch.tensors, len(blocks), threads, shared, launch.kernel.local_bytes)
         self.memory.traffic = launch.traffic
+        self.stayed: dict[int, Array] = {}  # by the address of an exit whose condition is unknown, the lanes that went on
         if launch.together and len(blocks) < prod(launch.grid):
             self.memory.numbers, self.memory.grid = tuple(launch.number(each) for each in blocks), prod(launch.grid)
         self.waits = Waits(len(blocks), padded, size)
@@ -280,6 +282,10 @@ class Blocks:
         name = i.guard.lstrip("!")
         if self.lanes.lacking([name], group) is not None:
             taken = i.opcode not in CONTROL or self.launch.decide(i)
+            if i.opcode == "EXIT" and not taken:  # threads that come here again are in a loop: they exchanged their number by now
+                again = group & self.stayed.get(i.address, self.lanes.no)
+                self.stayed[i.address] = self.stayed.get(i.address, self.lanes.no) | group
+                return again, True
             return group if taken else self.lanes.no, True
         value = self.lanes.predicate(name)
         return group & (~value if i.guard[0] == "!" else value), False

@@ -137,11 +137,11 @@ class Multiprocessor:
         self.age = 0
         self.result = Run()
 
-    def run(self, blocks: Sequence[Sequence[Sequence[Issue]]]) -> Run:
-        """Runs blocks in their order; the next one begins when a resident one is done."""
+    def run(self, blocks: Sequence[Sequence[Sequence[Issue]]], apart: float = 0.0) -> Run:
+        """Runs blocks in their order: the first ones begin so many clocks apart, the next one when a resident one is done."""
         queue = deque(enumerate(blocks))
-        for _ in range(min(self.residents, len(queue))):
-            self.begin(*queue.popleft(), 0.0)
+        for number in range(min(self.residents, len(queue))):
+            self.begin(*queue.popleft(), number * apart)
         while self.events:
             now, number = heapq.heappop(self.events)
             core = self.cores[number]

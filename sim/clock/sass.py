@@ -129,8 +129,13 @@ def _instruction(found: re.Match[str], high: int) -> Instruction:
 
 def disassembler() -> str | None:
     """cuobjdump: on the PATH, or from NVIDIA's wheel."""
-    wheels = sorted(Path(sysconfig.get_path("purelib")).glob("nvidia/*/bin/cuobjdump"))
-    return shutil.which("cuobjdump") or (str(wheels[-1]) if wheels else None)
+    return tool("cuobjdump")
+
+
+def tool(name: str) -> str | None:
+    """A program of CUDA's: on the PATH, or from NVIDIA's wheel."""
+    wheels = sorted(Path(sysconfig.get_path("purelib")).glob(f"nvidia/*/bin/{name}"))
+    return shutil.which(name) or (str(wheels[-1]) if wheels else None)
 
 
 @dataclass(frozen=True)
@@ -152,6 +157,11 @@ def read(cubin: bytes) -> Cubin:
         name: {key: int(value) for key, value in re.findall(r"([A-Z]+):(\d+)", rest)} for name, rest in _RESOURCES.findall(needs)
     }
     return Cubin(int(architecture[1]), parse(listing), resources)
+
+
+def listing(cubin: bytes) -> str:
+    """Returns the code with the lines of source that it was made of, as nvdisasm prints it; raises as `read` does."""
+    return _told(cubin, "-c", "--print-line-info-inline", name="nvdisasm")
 
 
 def parameters(cubin: bytes, kernel: str) -> list[tuple[int, int]]:
@@ -180,16 +190,16 @@ def _parameters(info: bytes) -> Iterator[tuple[int, int]]:
     yield from (found[ordinal] for ordinal in sorted(found))
 
 
-def _told(cubin: bytes, *options: str) -> str:
-    tool = disassembler()
-    if tool is None:
-        raise RuntimeError(f"no cuobjdump: {INSTALL}")
+def _told(cubin: bytes, *options: str, name: str = "cuobjdump") -> str:
+    program = tool(name)
+    if program is None:
+        raise RuntimeError(f"no {name}: {INSTALL}")
     # cuobjdump calls nvdisasm, which the wheels put beside it.
-    path = os.pathsep.join(filter(None, [os.environ.get("PATH"), str(Path(tool).parent)]))
+    path = os.pathsep.join(filter(None, [os.environ.get("PATH"), str(Path(program).parent)]))
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "kernel.cubin"
         files.write(file, cubin + b"\0")  # CuPy's binding of NVRTC drops the last byte
-        done = subprocess.run([tool, *options, str(file)], capture_output=True, text=True, env=os.environ | {"PATH": path})
+        done = subprocess.run([program, *options, str(file)], capture_output=True, text=True, env=os.environ | {"PATH": path})
     if done.returncode:
-        raise RuntimeError(f"{tool} cannot read the machine code: {done.stderr.strip()}")
+        raise RuntimeError(f"{program} cannot read the machine code: {done.stderr.strip()}")
     return done.stdout

@@ -97,10 +97,21 @@ def wave(launch: Launch, blocks: Sequence[Index], loop: Loop | None, sector: int
 
 
 class Tracer:
-    """Makes the traces of blocks that share a multiprocessor."""
+    """Makes the traces of blocks that share a multiprocessor.
 
-    def __init__(self, launch: Launch, rates: Rates, loop: Loop | None, reach: Mapping[int, float], residents: int) -> None:
-        self.launch, self.rates, self.loop, self.reach = launch, rates, loop, reach
+    `reach`: the share of an instruction's bytes that come from DRAM; `news`: those that no block has asked for before.
+    """
+
+    def __init__(
+        self,
+        launch: Launch,
+        rates: Rates,
+        loop: Loop | None,
+        reach: Mapping[int, float],
+        news: Mapping[int, float],
+        residents: int,
+    ) -> None:
+        self.launch, self.rates, self.loop, self.reach, self.news = launch, rates, loop, reach, news
         self.shared = SharedMemory(rates)
         self.l1 = L1(rates, residents * launch.shared_bytes)
         self.rate, self.sector = rates["l1.rate"], int(rates["l1.sector"])
