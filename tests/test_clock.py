@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
@@ -17,7 +18,7 @@ from cupyflash import Device
 from cupyflash.launch.nvrtc import compile_to_cubin
 from cupyflash.sim import execution as passes
 from cupyflash.sim.cli import main
-from cupyflash.sim.clock import sass
+from cupyflash.sim.clock import recorded, sass
 from cupyflash.sim.clock.accesses import L1, wavefronts
 from cupyflash.sim.clock.execution import Kernel, Launch
 from cupyflash.sim.clock.memory import Access
@@ -26,8 +27,9 @@ from cupyflash.sim.clock.rates import Rates
 from cupyflash.sim.clock.sass import Control, Instruction
 from cupyflash.sim.clock.steps import step_of
 from cupyflash.sim.clock.traces import Loop, longest_loop
+from cupyflash.sim.clock.waits import NAMED, Key, Waits
 from cupyflash.sim.clock.whole import Clock
-from cupyflash.sim.ptx import Module
+from cupyflash.sim.ptx import Module, TensorMap
 from cupyflash.sim.ptx.parameters import bind
 
 pytestmark = pytest.mark.skipif(sass.disassembler() is None, reason="needs NVIDIA's disassemblers")
@@ -152,6 +154,8 @@ def unequal(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, set[str]]]:
     [
         ("--algorithm fa2", {}),
         pytest.param("--algorithm fa2 --device H100-SXM", {}, marks=pytest.mark.wide),
+        ("--algorithm fa3 --device H100-SXM", {}),
+        pytest.param("--algorithm fa3 --device H100-SXM --head-dim 128 --causal", {}, marks=pytest.mark.wide),
         # ptxas makes wide stores of narrow ones, so dQ's sectors are fewer; row_bases goes on or not by a vote on floats
         pytest.param(
             "--algorithm fa2 --backward",
@@ -237,7 +241,8 @@ def code_of(*lines: tuple[str, Control]) -> list[Instruction]:
 
 def run_of(code: Sequence[Instruction], warps: int = 1) -> Run:
     rates = Rates.of(A6000)
-    trace = [Issue(number, mark=True) for number in range(len(code))]
+    met = ((Key(NAMED, 0, 0, 0), True, True),)
+    trace = [Issue(number, mark=True, signals=met if each.opcode == "BAR" else ()) for number, each in enumerate(code)]
     return Multiprocessor([step_of(each, rates) for each in code], rates, FAST, 1).run([[trace] * warps])
 
 
@@ -356,4 +361,182 @@ def test_the_command_times_a_file(tmp_path: Path) -> None:
     told = CliRunner().invoke(main, [*words, "--args", args, "--mhz", "900"])
     assert "at 900 MHz, predicted" in told.stdout and "1 of 16 blocks" in told.stdout and "DRAM" in told.stdout
     wrong = CliRunner().invoke(main, [*words[:3], "missing", *words[4:], "--args", args])
-    assert wrong.exit_code == 2 and "kernel = 'missing'" in wrong.output
+    assert wrong.exit_code == 2 and "kernel 'missing' is not in this module" in wrong.output
+
+
+# --- Hopper's engines
+
+H100 = Device.named("H100-SXM")
+SUMS = 32
+RING = """
+struct alignas(128) Map { unsigned long long words[16]; };
+__device__ unsigned at(const void* p) { return (unsigned)__cvta_generic_to_shared(p); }
+__device__ void wait(unsigned bar, int parity) {
+  asm volatile("{.reg .pred p; again: mbarrier.try_wait.parity.shared.b64 p, [%0], %1; @!p bra again;}"
+               ::"r"(bar), "r"(parity) : "memory");
+}
+__device__ void arrive_at(unsigned bar, int rank) {
+  asm volatile("{.reg .b32 r; mapa.shared::cluster.u32 r, %0, %1; mbarrier.arrive.release.cluster.shared::cluster.b64 _, [r];}"
+               ::"r"(bar), "r"(rank) : "memory");
+}
+__device__ unsigned long long described(unsigned p) { return (p & 0x3FFFF) >> 4 | 1ull << 16 | 64ull << 32 | 1ull << 62; }
+__device__ unsigned rank() { unsigned r; asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(r)); return r; }
+
+#define COPY "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
+extern "C" __global__ void __launch_bounds__(256)
+ring(const __grid_constant__ Map A, const __grid_constant__ Map B, float* y, int turns) {
+  extern __shared__ __align__(1024) unsigned char sram[];
+  __shared__ __align__(8) unsigned long long full[STAGES], empty[STAGES];
+  const unsigned base = (at(sram) + 1023) & ~1023u;
+  if (threadIdx.x == 0) {
+    for (int s = 0; s < STAGES; s++) {
+      asm volatile("mbarrier.init.shared.b64 [%0], 1;" ::"r"(at(full + s)));
+      asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(at(empty + s)), "r"(4 * CLUSTER));
+    }
+    asm volatile("fence.mbarrier_init.release.cluster;");
+  }
+  asm volatile("barrier.cluster.arrive.aligned; barrier.cluster.wait.aligned;" ::: "memory");
+  if (threadIdx.x < 128) {
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
+    if (threadIdx.x == 0)
+      for (int k = 0; k < turns; k++) {
+        const int s = k % STAGES;
+        wait(at(empty + s), k / STAGES & 1 ^ 1);
+        asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], 16384;" ::"r"(at(full + s)) : "memory");
+        const unsigned a = base + s * 16384, b = a + 8192;
+        asm volatile(COPY " [%0], [%1, {%2, %3}], [%4];" ::
+          "r"(a), "l"(&A), "r"(k * 64), "r"(blockIdx.x * 64), "r"(at(full + s)) : "memory");
+#if CLUSTER == 1
+        asm volatile(COPY " [%0], [%1, {%2, %3}], [%4];" ::
+          "r"(b), "l"(&B), "r"(k * 64), "r"(0), "r"(at(full + s)) : "memory");
+#else
+        asm volatile(COPY ".multicast::cluster [%0], [%1, {%2, %3}], [%4], %5;" ::
+          "r"(b + rank() * 4096), "l"(&B), "r"(k * 64), "r"(rank() * 32), "r"(at(full + s)), "h"((short)3) : "memory");
+#endif
+      }
+  } else {
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 200;");
+    float d[SUMS] = {};
+    for (int k = 0; k < turns; k++) {
+      const int s = k % STAGES;
+      wait(at(full + s), k / STAGES & 1);
+      asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+      for (int j = 0; j < 4; j++) {
+        const unsigned long long a = described(base + s * 16384 + j * 32), b = described(base + s * 16384 + 8192 + j * 32);
+        asm volatile("wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16 {REGISTERS}, %SUMS, %NEXT, 1, 1, 1, 0, 0;"
+                     : OUTPUTS : "l"(a), "l"(b));
+      }
+      asm volatile("wgmma.commit_group.sync.aligned; wgmma.wait_group.sync.aligned 0;" ::: "memory");
+      if (threadIdx.x % 32 == 0)
+        for (int r = 0; r < CLUSTER; r++) arrive_at(at(empty + s), r);
+    }
+    for (int i = 0; i < SUMS; i++) y[(blockIdx.x * 128 + threadIdx.x - 128) * SUMS + i] = d[i];
+  }
+  asm volatile("barrier.cluster.arrive.aligned; barrier.cluster.wait.aligned;" ::: "memory");
+}
+"""
+RING = (
+    RING.replace("REGISTERS", ", ".join(f"%{k}" for k in range(SUMS))).replace("%SUMS", f"%{SUMS}").replace("%NEXT", f"%{SUMS + 1}")
+)
+RING = RING.replace("OUTPUTS", ", ".join(f'"+f"(d[{k}])' for k in range(SUMS))).replace("SUMS", str(SUMS))
+
+
+def ring(stages: int, turns: int, blocks: int, cluster: int = 1) -> tuple[Launch, Module, dict[str, Any]]:
+    """A launch of `ring`: a warp copies tiles of A, of each block, and of B, and a warpgroup multiplies them, turn by turn."""
+    options = (f"-DSTAGES={stages}", f"-DCLUSTER={cluster}")
+    module = Module.from_source(RING, options=(*options, "-arch=compute_90a"))
+    f = np.float16
+    a, b = (
+        TensorMap(np.zeros((64 * blocks, 64 * turns), f), (64, 64), swizzle=128),
+        TensorMap(np.zeros((64, 64 * turns), f), (64, 64 // cluster), swizzle=128),
+    )
+    args = {"A": a, "B": b, "y": np.zeros(blocks * 128 * SUMS, np.float32), "turns": np.int32(turns)}
+    cubin = compile_to_cubin(RING, ("-arch=sm_90a", *options), "ring.cu")[0]
+    bound = bind("ring", module.program.functions["ring"].params, args, ())
+    shared = 1024 + 16384 * stages
+    return Launch(Kernel.of(cubin, "ring"), (blocks,), (256,), bound, shared, cluster=(cluster,)), module, args
+
+
+@pytest.mark.parametrize("cluster", [1, 2])
+def test_roles_with_bulk_copies_and_warpgroup_products_make_the_accesses_of_ptx(cluster: int) -> None:
+    run, module, args = ring(2, 5, 2, cluster)
+    issued: Counter[str] = Counter()
+    for event in run.run(*run.indices()):
+        issued[run.kernel.instructions[event.at].opcode] += len(event.warps)
+    of_ptx = module.launch("ring", 2, 256, args, shared_bytes=1024 + 2 * 16384, races=False, cluster=cluster)
+    ours, its = requested(run.traffic), requested(of_ptx.traffic)
+    assert {name: each[:2] for name, each in ours.items()} == {name: its[name][:2] for name in ours}
+    assert (
+        issued["UTMALDG"] == 2 * 2 * 5 and issued["HGMMA"] == 2 * 5 * 4 * 4
+    )  # a block, tile and turn; a block, turn, depth and warp
+
+
+def test_a_ring_is_as_fast_as_its_products_at_most_and_slower_with_fewer_stages() -> None:
+    clocks = []
+    for stages in (1, 2, 4):
+        launch, _, _ = ring(stages, 40, 8)
+        clock = Clock(launch, H100)
+        clocks.append(clock.sample(1).clocks)
+        assert clock.flops() == 2 * 64 * 64 * 64 * 40 * 8
+    assert clocks[0] > 1.3 * clocks[1] > 1.3 * clocks[2] > 1.3 * 40 * 4 * 32  # four products a turn, 32 clocks each
+
+
+def test_a_multicast_asks_the_l2_for_half_as_much() -> None:
+    asked = {}
+    for cluster in (1, 2):
+        launch, _, _ = ring(2, 12, 8, cluster)
+        clock = Clock(launch, H100)
+        asked[cluster] = sum(issue.cost.l2_bytes for trace in clock.traces[0] for issue in trace if issue.cost and issue.signals)
+        wavefronts = sum(issue.cost.pipe for trace in clock.traces[0] for issue in trace if issue.cost and issue.signals)
+        assert wavefronts == 12 * 16384 / 128  # all of both tiles comes to each block
+    assert asked == {1: 12 * 16384, 2: 12 * (8192 + 4096)}
+
+
+def test_a_ring_without_its_middle_takes_as_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    short = Clock(ring(4, 60, 8)[0], H100)
+    seconds, sampled, flops = short.time().seconds, short.sampled, short.flops()
+    assert "without" in sampled
+    monkeypatch.setattr(recorded, "BEFORE", 10**6)
+    whole = Clock(ring(4, 60, 8)[0], H100)
+    assert whole.time().seconds == pytest.approx(seconds, rel=0.02) and whole.flops() == flops
+
+
+def test_products_wait_for_all_four_warps_and_run_one_after_another() -> None:
+    rates = Rates.of(H100)
+    code = code_of(
+        ("WARPGROUP.ARRIVE", Control(1)),
+        *[("HGMMA.64x256x16.F32 R24, gdesc[UR4], R24", Control(3))] * 9,
+        ("HGMMA.64x256x16.F32 R24, gdesc[UR4], R24, gsb0", Control(3)),
+        ("WARPGROUP.DEPBAR.LE gsb0, 0x0", Control(2)),
+        ("MOV R0, R1", Control(1)),
+    )
+    trace = [Issue(number, mark=True) for number in range(len(code))]
+    steps = [step_of(each, rates) for each in code]
+    late = [Issue(len(code) - 1)] * 1000 + trace  # a warp that comes a thousand instructions later
+    ends = []
+    for traces in ([trace] * 4, [trace] * 8, [*[trace] * 3, late]):
+        ends.append(Multiprocessor(steps, rates, FAST, 1).run([traces]).turns[-1][0])
+    assert 10 * 128 < ends[0] < 10 * 128 + 100  # m64n256k16 takes 128 clocks (Luo et al.)
+    assert ends[2] > ends[0] + 999  # the products wait for it
+    both = Multiprocessor(steps, rates, FAST, 1).run([[trace] * 8])
+    assert 20 * 128 < both.clocks < 20 * 128 + 100
+
+
+def test_phases_of_an_mbarrier_and_named_barriers_meet_as_often_as_they_complete() -> None:
+    waits, everyone = Waits(1, 64, 1), np.ones(64, np.bool_)
+    place = (0, 0x400)
+    waits.begin(place, 2 * (0x100000 - 2))  # as SYNCS.EXCH has a count of 2
+    assert waits.passes(place, 1) is not None and waits.passes(place, 0) is None
+    first = [waits.arrive(place, 1, 96), waits.arrive(place, 1, 0)]
+    assert waits.passes(place, 0) is None  # bytes are missing
+    assert waits.arrive(place, 0, -96) == first[0] == first[1] == waits.passes(place, 0)
+    assert waits.arrive(place, 1, 0).generation == 1
+    one, other = everyone.copy(), everyone.copy()
+    one[32:] = other[:32] = False
+    numbers = np.full(64, 3, np.uint32)
+    arrived = waits.meet(numbers, 64, one, None)
+    assert not waits.released(everyone)
+    met = waits.meet(numbers, 64, other, 7)
+    [(to, lanes)] = waits.released(everyone)
+    assert to == 7 and (lanes == other).all() and arrived[0].key == met[0].key
+    assert not arrived[0].waits and met[0].waits and waits.meet(numbers, 64, one, None)[0].key.generation == 1

@@ -20,7 +20,9 @@ from cupyflash.sim.clock import sass
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "benchmarks"))
-published, predicted = (importlib.import_module(name) for name in ("published", "published.predicted"))
+published, predicted, build, scores = (
+    importlib.import_module(f"published{name}") for name in ("", ".predicted", ".build", ".scores")
+)
 LADDERS = published.ladders()
 CATALOGUE = {device.name: device for device in Device.catalogue()}
 
@@ -177,7 +179,9 @@ def test_a_step_s_kernel_is_found_and_timed(tmp_path: Path, capsys: pytest.Captu
     step = ladder.steps[0]
     parameters = "int m, int n, int k, float a, float* A, float* B, float b, float* C"
     source = f"__global__ void {step.launches[0].kernel}({parameters}) {{ C[threadIdx.x] = a * A[0]; }}"
-    (tmp_path / f"sgemm_a6000_{Path(step.file).name}.cubin").write_bytes(compile_to_cubin(source, ("-arch=sm_86",), "k.cu")[0])
+    cubin = build.cubin_of(tmp_path, ladder, step)
+    cubin.parent.mkdir(parents=True)
+    cubin.write_bytes(compile_to_cubin(source, ("-arch=sm_86",), "k.cu")[0])
     tiny = replace(
         step,
         launches=(
@@ -188,11 +192,33 @@ def test_a_step_s_kernel_is_found_and_timed(tmp_path: Path, capsys: pytest.Captu
             ),
         ),
     )
-    found = predicted.predict(ladder, tiny, tmp_path)
-    assert 0 < found.seconds < 1e-4 and found.ratio == found.seconds / step.seconds
-    slow = replace(found, seconds=step.seconds * 1.5)
-    assert predicted.scores([slow]) == "1 figures: median error 50.0%, 0 within 20 %, bias +50.0%"
-    other = replace(slow, step=replace(step, seconds=2 * step.seconds), seconds=step.seconds)
-    assert "tau -1.00" in predicted.scores([slow, other])
+    found = predicted.predict(ladder, tiny, predicted.clocks_of(ladder, tiny, tmp_path))
+    assert 0 < found.least <= found.predicted <= found.most and found.predicted < found.lowest < 1e-4
+    assert found.measured == step.seconds and found.kind in scores.CLASSES
     with pytest.raises(ValueError, match="has no kernel missing"):
-        predicted.kernel(tmp_path / f"sgemm_a6000_{Path(step.file).name}.cubin", "missing")
+        predicted.kernel(cubin, "missing")
+
+
+def result(measured: float, predicted: float, lowest: float | None = None, kind: str = "memory") -> Any:
+    return scores.Result(measured, predicted, lowest or predicted, 0.9 * predicted, 1.1 * predicted, kind, "DRAM")
+
+
+def test_scores_are_absolute_within_the_rates_and_after_one_factor() -> None:
+    slow = [result(1.0, 1.5), result(2.0, 3.0), result(4.0, 6.0)]
+    assert scores.Score([slow]).cells() == ["3", "50.0 %, 0", "50.0 %, 0", "0.0 %, 3", "1.00", "+50.0 %", "20.0 %"]
+    # Between the predictions at both rates there is no error, beyond them that of the nearer one.
+    assert [result(1.2, 1.0, 1.5).inside, result(2.0, 1.0, 1.5).inside, result(0.5, 1.0, 1.5).inside] == [1.0, 0.75, 2.0]
+    other = [result(1.0, 2.0), result(1.2, 1.0), result(1.02, 9.0)]  # 1.0 and 1.02 have no order
+    assert scores.Score([other]).tau == -1 and scores.Score([slow, other]).tau == pytest.approx(1 / 5)
+    assert scores.Score([[slow[0]]]).tau is None
+
+
+def test_the_table_and_the_known_errors_are_those_of_the_results() -> None:
+    results = scores.read()
+    assert len([step for steps in results.values() for step in steps]) >= 80
+    for name, steps in results.items():
+        ladder = next(each for each in LADDERS if each.name == name)
+        measured = {step.name: step.seconds for step in ladder.steps}
+        assert all(one.measured == measured[step] and one.least <= one.predicted <= one.most for step, one in steps.items())
+    assert scores.page(scores.PAGE.read_text(), results) == scores.PAGE.read_text()
+    assert scores.errors(results) == scores.ERRORS.read_text()

@@ -67,11 +67,12 @@ def architecture(text: str) -> str:
 
 
 class Compiled(NamedTuple):
-    """NVRTC's result: PTX or machine code, its log, and the PTX names of the requested C++ names."""
+    """NVRTC's result: PTX or machine code, its log, the PTX names of the requested C++ names, and the PTX of machine code."""
 
     code: bytes
     log: str
     lowered: dict[str, str]
+    ptx: str = ""
 
     @property
     def text(self) -> str:
@@ -99,8 +100,14 @@ def compile_to_cubin(source: str, options: Sequence[str], name: str, expressions
     The report is the text of `ptxas -v`: registers, stack, spills and shared memory of each kernel.
     Raises as `compile_to_ptx` does.
     """
+    made = compile_with_ptx(source, options, name, expressions)
+    return made.code, made.log
+
+
+def compile_with_ptx(source: str, options: Sequence[str], name: str, expressions: Sequence[str] = ()) -> Compiled:
+    """Compile CUDA C to machine code as `compile_to_cubin`, and keep the PTX that it was made of."""
     made = _compile(source, (*options, "--ptxas-options=-v"), name, "getCUBIN", expressions)
-    return whole(made.code), made.log
+    return made._replace(code=whole(made.code))
 
 
 def whole(cubin: bytes) -> bytes:
@@ -146,6 +153,7 @@ def _compile(source: str, options: Sequence[str], name: str, product: str, expre
         nvrtc.compileProgram(program, full)
         made, log = getattr(nvrtc, product)(program), nvrtc.getProgramLog(program)
         lowered = {expression: nvrtc.getLoweredName(program, expression) for expression in expressions}
+        ptx = nvrtc.getPTX(program) if product == "getCUBIN" else ""
     except nvrtc.NVRTCError as error:
         log = nvrtc.getProgramLog(program) or str(error)
         if not directories and "could not open source file" in log:
@@ -153,4 +161,5 @@ def _compile(source: str, options: Sequence[str], name: str, product: str, expre
         raise CompileError(name, "\n".join(filter(None, (log, standard_headers.advice(log))))) from error
     finally:
         nvrtc.destroyProgram(program)
-    return Compiled(made if isinstance(made, bytes) else str(made).encode(), log, lowered)
+    text = ptx.decode() if isinstance(ptx, bytes) else str(ptx)
+    return Compiled(made if isinstance(made, bytes) else str(made).encode(), log, lowered, text.rstrip("\0"))

@@ -1,29 +1,70 @@
-"""`cupyflash time`: how long a kernel takes, by the clock that executes its machine code."""
+"""`cupyflash time`: how long a kernel takes, and at which lines, by the clock that executes its machine code."""
 
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from cupyflash.device import Device
-from cupyflash.sim.cli.options import AS_JSON, DEVICE, examples, from_0
+from cupyflash.sim.cli.options import AS_JSON, DEVICE, examples, from_0, gathered
 from cupyflash.sim.cli.profile import extent, first_reason
 from cupyflash.sim.cli.show import say, show_table
 from cupyflash.sim.ptx import PtxError
 
+if TYPE_CHECKING:
+    from cupyflash.sim.clock.lines import Line
+
 EXAMPLES = examples(
     "cupyflash time k.cu --grid 4 --block 128 --args '[{\"shape\": [512]}, 512]'",
-    "cupyflash time k.cu --grid 8 --block 32 --args spec.json --device T4 --json",
+    "cupyflash time k.cu --grid 8 --block 32 --args spec.json --device T4 --json > before.json",
+    "cupyflash time k.cu --grid 8 --block 32 --args spec.json --device T4 --against before.json",
+    "cupyflash time k.cubin --grid 8 --block 32 --args spec.json --device T4 --lines 5",
 )
+NEEDED = ("seconds", "lines", "device", "kernel")
+
+
+@dataclass(frozen=True)
+class TimedLaunch:
+    """A kernel's file, its compilation and its launch."""
+
+    file: Path
+    kernel: str | None
+    grid: tuple[int, ...]
+    block: tuple[int, ...]
+    spec: str
+    defines: tuple[str, ...]
+    includes: tuple[Path, ...]
+    shared_bytes: int
+
+
+@dataclass(frozen=True)
+class Chip:
+    """A device and its state."""
+
+    device: Device
+    mhz: float | None
+    cold: bool
+
+
+@dataclass(frozen=True)
+class TimeReport:
+    """Options of the output."""
+
+    lines: int
+    against: Path | None
+    as_json: bool
 
 
 @click.command(epilog=EXAMPLES)
 @click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
-@click.option("--kernel", metavar="NAME", help="The kernel's name, as in the PTX; not needed if there is only one.")
+@click.option(
+    "--kernel", metavar="NAME", help="The kernel's name, as in the source or in the PTX; not needed if there is only one."
+)
 @click.option("--grid", required=True, callback=extent, metavar="X[,Y,Z]", help="Blocks.")
 @click.option("--block", required=True, callback=extent, metavar="X[,Y,Z]", help="Threads of a block.")
 @click.option(
@@ -35,36 +76,123 @@ EXAMPLES = examples(
 @click.option("--mhz", type=click.FloatRange(0, min_open=True), help="The clock rate; by default the device's boost clock.")
 @click.option("--cold", is_flag=True, help="The L2 was emptied before; else it has the arrays that fit into it.")
 @DEVICE
+@click.option("--lines", default=10, show_default=True, type=click.IntRange(1), help="The number of lines in a table.")
+@click.option(
+    "--against",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    metavar="RUN.json",
+    help="An earlier run's --json: which lines cost more or less than there.",
+)
 @AS_JSON
-def time(device: Device, as_json: bool, **given: Any) -> None:
+@gathered(launch=TimedLaunch, chip=Chip, report=TimeReport)
+def time(launch: TimedLaunch, chip: Chip, report: TimeReport) -> None:
     """Time a kernel on a device that is not there.
 
-    FILE is CUDA C. Its machine code is executed for addresses and branches, and one multiprocessor is run clock by clock over it;
-    a long loop is sampled. The result is a model's, never a measurement: docs/clock.md has its error on published kernels.
-    Floating-point numbers are not computed: a branch on one is not taken. Needs NVIDIA's disassemblers (the extra `clock`).
+    FILE is CUDA C, PTX (.ptx, which needs ptxas) or machine code (.cubin). The machine code is executed for addresses and branches,
+    and one multiprocessor is run clock by clock over it; a long loop is sampled. The result is a model's, never a measurement: the
+    error that is known of kernels of its class stands beside it (docs/clock.md). Floating-point numbers are not computed: a branch
+    on one is not taken. The lines of the source are those at which warps spend their time, with the reasons for which they wait.
+    Needs NVIDIA's disassemblers (the extra `clock`).
+
+    Exit status 2, with one line, for wrong input or a tool that is missing.
     """
-    from cupyflash.sim.clock.whole import Clock, launch_of
+    earlier = None if report.against is None else _earlier(report.against)
+    click.echo(f"executing the machine code of {launch.file} ...", err=True)
+    try:
+        found = _timed(launch, chip)
+    except PtxError as error:
+        raise click.UsageError(f"{launch.file}: {first_reason(error)}") from error
+    except RuntimeError as error:  # a tool is missing, or refuses the file
+        raise click.UsageError(str(error)) from error
+    if earlier is not None:
+        found["against"] = _compared(earlier, found)
+    if report.as_json:
+        click.echo(json.dumps(found, indent=2))
+        return
+    _show(found, report.lines)
+
+
+def _timed(asked: TimedLaunch, chip: Chip) -> dict[str, Any]:
+    """Returns the report of a launch, for JSON."""
+    from cupyflash.sim.clock.loaded import of_file
+    from cupyflash.sim.clock.timed import timed
     from cupyflash.sim.profiling.arguments import read_arguments
 
-    click.echo(f"executing the machine code of {given['file']} ...", err=True)
+    arguments = read_arguments(asked.spec).values
+    options = [*(f"-D{name}" for name in asked.defines), *(f"-I{path}" for path in asked.includes)]
+    code = of_file(asked.file, chip.device, options)
+    loaded = code.launch(asked.kernel, (asked.grid, asked.block), arguments, asked.shared_bytes)
+    return timed(loaded, chip.device, chip.mhz, cold=chip.cold).to_dict()
+
+
+def _earlier(path: Path) -> dict[str, Any]:
+    """Reads an earlier run's JSON; ValueError if it is none."""
     try:
-        launch = launch_of(
-            given["file"],
-            given["kernel"],
-            (given["grid"], given["block"]),
-            read_arguments(given["spec"]).values,
-            device,
-            shared_bytes=given["shared_bytes"],
-            options=[*(f"-D{name}" for name in given["defines"]), *(f"-I{path}" for path in given["includes"])],
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise ValueError(f"--against {path} is not valid JSON: {error}") from error
+    if not isinstance(found, dict) or not all(name in found for name in NEEDED):
+        raise ValueError(f"--against {path} is not what `cupyflash time --json` writes")
+    return found
+
+
+def _lines(report: Mapping[str, Any]) -> Sequence[Line]:
+    from cupyflash.sim.clock.lines import Line
+
+    return [Line.read(each) for each in report["lines"]]
+
+
+def _compared(earlier: Mapping[str, Any], found: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the change since an earlier run: of the whole time, and of each line."""
+    from cupyflash.sim.clock.lines import changes
+
+    moved = [dict(zip(("text", "before", "after"), each, strict=True)) for each in changes(_lines(earlier), _lines(found))]
+    kept = {name: earlier[name] for name in ("kernel", "device", "seconds")}
+    return kept | {"change": found["seconds"] - earlier["seconds"], "lines": moved}
+
+
+def _show(found: Mapping[str, Any], count: int) -> None:
+    from cupyflash.sim.clock.known import KnownError
+
+    rates = f"{found['tflops']:,.2f} TFLOP/s" if found["tflops"] > 0.1 else f"{found['dram_gbs']:,.0f} GB/s of DRAM"
+    say(f"{found['kernel']} on {found['device']} at {found['mhz']:,.0f} MHz, predicted: {found['seconds'] * 1e6:,.1f} us, "
+        f"{rates}; {found['binds']} binds")  # fmt: skip
+    say(f"Known error: {KnownError(**found['known_error'])}.")
+    say(f"{found['residents']} blocks a multiprocessor at once, {found['rounds']:,.1f} rounds; run: {found['sampled']}")
+    show_table(("limit", "share of the time"), [(name, f"{min(share, 1):.0%}") for name, share in found["busy"].items()])
+    click.echo()
+    rows = [_row(line) for line in found["lines"][:count]]
+    show_table(("line", "source", "us", "share", "warps wait for"), rows, left=(0, 1, 4))
+    if "against" in found:
+        _show_change(found["against"], found["seconds"], count)
+
+
+def _row(line: Mapping[str, Any]) -> tuple[str, ...]:
+    spent = sum(line["stalls"].values())
+    reasons = [f"{name} {clocks / spent:.0%}" for name, clocks in list(line["stalls"].items())[:2] if clocks > 0.05 * spent]
+    place = f"{Path(line['file']).name}:{line['line']}" if line["file"] else str(line["line"])
+    return place, _short(line["text"]), f"{line['seconds'] * 1e6:,.2f}", f"{line['share']:.0%}", ", ".join(reasons)
+
+
+def _show_change(change: Mapping[str, Any], seconds: float, count: int) -> None:
+    click.echo()
+    before = change["seconds"]
+    say(f"Against {change['kernel']} on {change['device']}, {before * 1e6:,.1f} us: {(seconds - before) * 1e6:+,.1f} us, "
+        f"{seconds / before:.3f} of its time.")  # fmt: skip
+    rows = [
+        (
+            _short(each["text"]),
+            *(f"{each[name] * 1e6:,.2f}" for name in ("before", "after")),
+            _signed(each["after"] - each["before"]),
         )
-        found = Clock(launch, device, given["mhz"], cold=given["cold"]).time()
-    except PtxError as error:
-        raise click.UsageError(f"{given['file']}: {first_reason(error)}") from error
-    if as_json:
-        report = asdict(found) | {"device": device.name, "kernel": launch.kernel.name, "binds": found.binds}
-        click.echo(json.dumps(report | {"tflops": found.tflops}, indent=2))
-        return
-    say(f"{launch.kernel.name} on {device.name} at {found.mhz:,.0f} MHz, predicted: {found.seconds * 1e6:,.1f} us, "
-        f"{found.tflops:,.2f} TFLOP/s; {found.binds} binds")  # fmt: skip
-    say(f"{found.residents} blocks a multiprocessor at once, {found.rounds:,.1f} rounds; run: {found.sampled}")
-    show_table(("limit", "share of the time"), [(name, f"{share:.0%}") for name, share in found.busy.items()])
+        for each in change["lines"][:count]
+    ]
+    show_table(("source", "us before", "us now", "change"), rows)
+
+
+def _signed(seconds: float) -> str:
+    return f"{seconds * 1e6:+,.2f}"
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= 28 else f"{text[:25]}..."

@@ -1,6 +1,7 @@
 """Executes machine code: which way each warp goes, and which bytes each access touches.
 
 All threads of the blocks that run together go in step: those at the lowest address go first, so that what diverged meets again.
+Who waits for a barrier, or asks whether a phase of an mbarrier is over that is not, goes on when it is (`waits`).
 Integers, predicates, votes and memory are executed (`opcodes`, `memory`); floating-point numbers are unknown, and so is what is
 made of them. A branch on an unknown predicate is decided by the launch's `decide`.
 
@@ -17,33 +18,45 @@ from typing import NamedTuple
 
 import numpy as np
 
+from cupyflash.sim.ptx.memory.layouts import MAP_BYTES
 from cupyflash.sim.ptx.parameters import BoundArguments
 
 from . import sass
+from .bulk import BULK, Bulk, BulkWork
 from .lanes import ALWAYS, Array, Lanes
 from .memory import APART, FIRST_ADDRESS, SPACES, Access, Memory, MemoryWork, Space, TensorBytes
-from .opcodes import WARP, decoded
-from .operands import UnknownInstruction, Work
+from .opcodes import decoded
+from .operands import WARP, UnknownInstruction, Work
 from .sass import Instruction
+from .synchronization import SyncWork
+from .waits import Convergence, Signal, Waits
 
+GENERIC, GENERIC_AT = 1 << 36, 0x198
+"""On 9.0 the address of the parameters, for instructions that take no constant, stands at 0x198 of constant bank 0."""
+CLUSTER_AT = {9: (0x150, 0x15C, 0x188)}
+"""Where the inverses of a cluster's sizes, the grid in clusters and a cluster's blocks lie, as NVRTC's code shows."""
 PARAMETERS = {7: 0x160, 8: 0x160, 9: 0x210, 10: 0x380, 12: 0x380}
 """Where the parameters begin in constant bank 0, by major compute capability (as cuobjdump shows it of any kernel)."""
 SIZES = {9: (0x0, 0xC), 8: (0x0, 0xC), 7: (0x0, 0xC), 10: (0x360, 0x370), 12: (0x360, 0x370)}
 """Where blockDim and gridDim lie there."""
 SHARED_AT = {7: 0, 8: 0, 9: 0x400, 10: 0x400, 12: 0x400}
 """Where a block's own shared memory begins: from 9.0 on the first kilobyte is the system's."""
-CONTROL = frozenset({"BRA", "JMP", "EXIT", "BAR", "CALL", "RET", "KILL", "BRX"})
+CONTROL = frozenset({"BRA", "JMP", "EXIT", "BAR", "CALL", "RET", "KILL", "BRX", "UCGABAR_WAIT"})
 
 Decide = Callable[[Instruction], bool]
 Index = tuple[int, int, int]
+Signals = tuple[Signal, ...]
+Decoded = Work | MemoryWork | SyncWork | BulkWork
 
 
 class Event(NamedTuple):
-    """An instruction that warps issued: its number, which warps, and their access to memory."""
+    """An instruction that warps issued: its number, which warps, and their access to memory, signals and bulk copies."""
 
     at: int
     warps: tuple[int, ...]
     access: Access | None = None
+    signals: tuple[Signal, ...] = ()
+    bulk: tuple[Bulk, ...] = ()
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,6 +69,8 @@ class Kernel:
     registers: int
     shared_bytes: int
     local_bytes: int
+    parameters: tuple[tuple[int, int], ...] = ()
+    """Offset and size of each parameter; none: as C lays a structure of them out."""
 
     @classmethod
     def of(cls, cubin: bytes, name: str | None = None) -> Kernel:
@@ -68,7 +83,8 @@ class Kernel:
         needs = found.resources[name]
         capability = divmod(found.architecture, 10)
         local = needs.get("STACK", 0) + needs.get("LOCAL", 0)
-        return cls(name, tuple(found.kernels[name]), capability, needs.get("REG", 0), needs.get("SHARED", 0), local)
+        code, laid = tuple(found.kernels[name]), tuple(sass.parameters(cubin, name))
+        return cls(name, code, capability, needs.get("REG", 0), needs.get("SHARED", 0), local, laid)
 
 
 class Launch:
@@ -82,23 +98,54 @@ class Launch:
         arguments: BoundArguments,
         shared_bytes: int = 0,
         decide: Decide | None = None,
+        cluster: Sequence[int] = (1, 1, 1),
     ) -> None:
         self.kernel, self.grid, self.block = kernel, (*grid, 1, 1)[:3], (*block, 1, 1)[:3]
         self.shared_bytes = kernel.shared_bytes + shared_bytes
         self.decide = decide or (lambda i: False)
+        self.cluster = (*cluster, 1, 1)[:3]
+        self.together = False
+        """True if all blocks run at once: those of them that are executed get an atomic's numbers in turns with the others."""
         self.tensors = [Space(tensor.name, tensor.array) for tensor in arguments.tensors]
-        data = bytearray(arguments.data)
-        for number, tensor in enumerate(arguments.tensors):
-            data[tensor.at : tensor.at + 8] = (FIRST_ADDRESS + number * APART).to_bytes(8, "little")
-        major = kernel.capability[0]
-        bank = bytearray(PARAMETERS[major] + len(data))
-        bank[PARAMETERS[major] :] = data
-        for at, sizes in zip(SIZES[major], (self.block, self.grid), strict=True):
-            bank[at : at + 12] = np.array(sizes, np.uint32).tobytes()
-        self.banks: Mapping[int, bytes] = {0: bytes(bank)}
+        self.banks: Mapping[int, bytes] = {0: self.constants(arguments)}
         self.traffic = {space.name: TensorBytes() for space in self.tensors}
         self.address = {each.address: k for k, each in enumerate(kernel.instructions)}
-        self.works: list[Work | MemoryWork | None] = [None] * len(kernel.instructions)
+        self.works: list[Decoded | None] = [None] * len(kernel.instructions)
+
+    def constants(self, arguments: BoundArguments) -> bytes:
+        """Returns constant bank 0: sizes of the launch, and its arguments with the addresses of tensors."""
+        data, major = bytearray(arguments.data), self.kernel.capability[0]
+        begin = PARAMETERS[major]
+        for number, tensor in enumerate(arguments.tensors):
+            address = FIRST_ADDRESS + number * APART
+            if tensor.holder is None:
+                data[tensor.at : tensor.at + 8] = address.to_bytes(8, "little")
+            else:  # the tensor of a map in global memory
+                holder = next(k for k, each in enumerate(arguments.tensors) if each.array is tensor.holder)
+                self.tensors[holder].views[1][tensor.at : tensor.at + 8] = np.frombuffer(address.to_bytes(8, "little"), np.uint8)
+        laid = self.kernel.parameters or [(0, len(data))]
+        bank = bytearray(begin + max((offset + size for offset, size in laid), default=0))
+        offsets = list(arguments.offsets.values()) if self.kernel.parameters else [0]
+        for (offset, size), at in zip(laid, offsets, strict=True):
+            bank[begin + offset : begin + offset + size] = data[at : at + size].ljust(size, b"\0")
+        for at, sizes in zip(SIZES[major], (self.block, self.grid), strict=True):
+            bank[at : at + 12] = np.array(sizes, np.uint32).tobytes()
+        if major in CLUSTER_AT:
+            inverses, clusters, count = CLUSTER_AT[major]
+            bank[GENERIC_AT : GENERIC_AT + 8] = GENERIC.to_bytes(8, "little")
+            bank[inverses : inverses + 12] = (1 / np.array(self.cluster, np.float32)).tobytes()
+            grid = [blocks // size for blocks, size in zip(self.grid, self.cluster, strict=True)]
+            bank[clusters : clusters + 12] = np.array(grid, np.uint32).tobytes()
+            bank[count : count + 4] = np.uint32(prod(self.cluster)).tobytes()
+        return bytes(bank)
+
+    def fetch(self, address: int) -> bytes:
+        """Returns the 128 bytes of a tensor map, among the arguments or in global memory."""
+        if address < FIRST_ADDRESS:
+            at = address - GENERIC + PARAMETERS[self.kernel.capability[0]]
+            return self.banks[0][at : at + MAP_BYTES]
+        number, at = divmod(address - FIRST_ADDRESS, APART)
+        return self.tensors[number].views[1][at : at + MAP_BYTES].tobytes()
 
     @property
     def warps(self) -> int:
@@ -106,9 +153,21 @@ class Launch:
         return -(-prod(self.block) // WARP)
 
     def index(self, number: int) -> Index:
-        """The index of a block by its place in the launch order."""
-        x, y, _ = self.grid
-        return number % x, number // x % y, number // (x * y)
+        """The index of a block by its place in the launch order: clusters follow each other, and in each of them its blocks."""
+        number, rank = divmod(number, prod(self.cluster))
+        found, inside = [], []
+        for blocks, size in zip(self.grid, self.cluster, strict=True):
+            number, at = divmod(number, blocks // size)
+            rank, within = divmod(rank, size)
+            found.append(at)
+            inside.append(within)
+        x, y, z = (at * size + within for at, size, within in zip(found, self.cluster, inside, strict=True))
+        return x, y, z
+
+    def number(self, index: Index) -> int:
+        """The place of a block among all, x first."""
+        x, y, z = index
+        return x + self.grid[0] * (y + self.grid[1] * z)
 
     def indices(self) -> Iterator[Index]:
         """All blocks in launch order."""
@@ -116,15 +175,24 @@ class Launch:
         return ((i, j, k) for k, j, i in product(range(z), range(y), range(x)))
 
     def run(self, *blocks: Index) -> Iterator[Event]:
-        """Runs blocks together to their ends; warps of the first block come first. Events are in an order that each warp keeps."""
+        """Runs blocks together to their ends; warps of the first block come first. Events are in an order that each warp keeps.
+
+        A cluster's blocks come together, in the order of their ranks.
+        """
         return Blocks(self, blocks).events()
 
-    def work(self, at: int) -> Work | MemoryWork:
+    def work(self, at: int) -> Decoded:
         """Returns the decoded instruction."""
         found = self.works[at]
         if found is None:
             i = self.kernel.instructions[at]
-            found = self.works[at] = MemoryWork.of(i) if i.opcode in SPACES else decoded(i, self.banks)
+            if i.opcode in SPACES:
+                found = MemoryWork.of(i)
+            elif i.opcode == "SYNCS":
+                found = SyncWork.of(i)
+            else:
+                found = BulkWork.of(i) if i.opcode in BULK else decoded(i, self.banks)
+            self.works[at] = found
         return found
 
 
@@ -141,18 +209,36 @@ class Blocks:
         for k, axis in enumerate("XYZ"):
             special[f"SR_CTAID.{axis}"] = np.repeat(np.array([each[k] for each in blocks], np.uint32), padded)
             special[f"SR_NCTAID.{axis}"] = np.full(threads, launch.grid[k], np.uint32)
-        special["SR_CgaCtaId"] = np.zeros(threads, np.uint32)
+        size = prod(launch.cluster)
+        if len(blocks) % size:
+            raise ValueError(f"{len(blocks)} blocks run together: a cluster has {size}")
+        special["SR_CgaCtaId"] = np.repeat(np.arange(len(blocks), dtype=np.uint32) % size, padded)
+        special["SR_SWINHI"] = np.zeros(threads, np.uint32)
         self.lanes = Lanes(threads, special)
         self.alive = number < prod(launch.block)
         shared = SHARED_AT[launch.kernel.capability[0]] + launch.shared_bytes
         self.memory = Memory(launch.tensors, len(blocks), threads, shared, launch.kernel.local_bytes)
         self.memory.traffic = launch.traffic
-        self.waiting: list[tuple[str, int, int, Array]] = []  # barrier, its threads (0: all), the way on, lanes
+        self.stayed: dict[int, Array] = {}  # by the address of an exit whose condition is unknown, the lanes that went on
+        if launch.together and len(blocks) < prod(launch.grid):
+            self.memory.numbers, self.memory.grid = tuple(launch.number(each) for each in blocks), prod(launch.grid)
+        self.waits = Waits(len(blocks), padded, size)
+        # Lanes of a warp part for long only where some wait for an mbarrier.
+        asks = any(i.opcode == "SYNCS" for i in launch.kernel.instructions)
+        self.convergence = Convergence(threads) if asks else None
+        self.breaks = [self.is_break(i) for i in launch.kernel.instructions]
+
+    def is_break(self, i: Instruction) -> bool:
+        """True for instructions behind which not all threads of a group go on together."""
+        if i.opcode in CONTROL:
+            return True
+        meets = i.opcode in ("BSSY", "BSYNC", "BREAK") or (i.opcode == "WARPSYNC" and "ALL" in i.modifiers)
+        return (meets and self.convergence is not None) or (i.opcode == "SYNCS" and i.modifiers[0] == "PHASECHK")
 
     def events(self) -> Iterator[Event]:
         """Groups of threads at one address each; the lowest address runs, and groups that meet become one."""
         groups: dict[int, Array] = {0: self.alive.copy()}
-        code, whole = self.launch.kernel.instructions, self.lanes.everyone
+        code, whole, breaks = self.launch.kernel.instructions, self.lanes.everyone, self.breaks
         while groups:
             at = min(groups)
             group = groups.pop(at)
@@ -163,20 +249,31 @@ class Blocks:
             while True:
                 i = code[at]
                 active, unknown = self.guarded(i, group)
-                if i.opcode in CONTROL:
-                    yield Event(at, warps)
+                if breaks[at]:
                     break
-                access = self.step(at, active, unknown)
-                yield Event(at, warps, access)
+                yield self.step(at, active, unknown, warps)
                 at += 1
                 if at == end:
                     break
-            moved = self.control(i, at, group, active) if i.opcode in CONTROL else [(at, group)]
+            moved = [(at, group)]
+            if at != end:
+                moved, signals, passed = self.control(i, at, group, active)
+                if passed is not group:
+                    warps = tuple(self.waits.warps_of(passed))
+                if warps:
+                    yield Event(at, warps, None, signals)
             for to, which in [*moved, *self.released()]:
                 if which.any():
                     groups[to] = groups[to] | which if to in groups else which
-        if self.waiting:
-            raise RuntimeError(f"{sum(int(lanes.sum()) for *_, lanes in self.waiting)} threads wait at barriers for ever")
+            if not groups and self.convergence is not None:
+                groups = dict(self.convergence.all())
+        if self.waits.held:
+            raise RuntimeError(f"{self.waits.held} threads wait at barriers for ever")
+
+    def released(self) -> list[tuple[int, Array]]:
+        """Takes the threads that have waited, and may go on."""
+        found = self.waits.released(self.alive)
+        return found + self.convergence.released(self.alive) if self.convergence is not None else found
 
     def guarded(self, i: Instruction, group: Array) -> tuple[Array, bool]:
         """Returns the lanes whose guard is true, and whether that is unknown: then a branch is decided, and all others are made."""
@@ -185,37 +282,80 @@ class Blocks:
         name = i.guard.lstrip("!")
         if self.lanes.lacking([name], group) is not None:
             taken = i.opcode not in CONTROL or self.launch.decide(i)
+            if i.opcode == "EXIT" and not taken:  # threads that come here again are in a loop: they exchanged their number by now
+                again = group & self.stayed.get(i.address, self.lanes.no)
+                self.stayed[i.address] = self.stayed.get(i.address, self.lanes.no) | group
+                return again, True
             return group if taken else self.lanes.no, True
         value = self.lanes.predicate(name)
         return group & (~value if i.guard[0] == "!" else value), False
 
-    def step(self, at: int, active: Array, unknown: bool) -> Access | None:
+    def step(self, at: int, active: Array, unknown: bool, warps: tuple[int, ...]) -> Event:
         """Executes an instruction that is no branch."""
         work = self.launch.work(at)
+        if isinstance(work, Work):
+            mask = None if active is self.lanes.everyone and not unknown else active
+            if unknown:
+                for name in work.writes:
+                    self.lanes.forget(name, active)
+            elif mask is None or mask.any():
+                work.run(self.lanes, mask)
+            return Event(at, warps)
         if isinstance(work, MemoryWork):
-            return work.run(self.lanes, self.memory, active, unknown)
-        mask = None if active is self.lanes.everyone and not unknown else active
-        if unknown:
-            for name in work.writes:
-                self.lanes.forget(name, active)
-        elif mask is None or mask.any():
-            work.run(self.lanes, mask)
-        return None
+            return Event(at, warps, work.run(self.lanes, self.memory, active, unknown))
+        if isinstance(work, SyncWork):
+            return Event(at, warps, None, work.run(self.lanes, self.waits, active))
+        return Event(at, warps, None, (), work.run(self.lanes, self.memory, self.waits, self.launch.fetch, active))
 
-    def control(self, i: Instruction, at: int, group: Array, active: Array) -> list[tuple[int, Array]]:
-        """Returns the ways on of a group's threads."""
+    def control(self, i: Instruction, at: int, group: Array, active: Array) -> tuple[list[tuple[int, Array]], Signals, Array]:
+        """Returns the ways on of a group's threads, their signals, and those threads that have issued the instruction."""
         rest = group & ~active
         if i.opcode in ("EXIT", "KILL"):
             self.alive = self.alive & ~active
-            return [(at + 1, rest)]
+            return [(at + 1, rest)], (), group
         if i.opcode == "BAR":
-            if "ARV" in i.modifiers:
-                raise UnknownInstruction(f"{i}: arriving at a barrier without waiting is not executed")
-            operands = [each for each in i.operands if not each.lstrip("!").startswith(("P", "UP"))]
-            threads = int(operands[1], 0) if len(operands) > 1 else 0
-            if active.any():
-                self.waiting.append((operands[0] if operands else "0x0", threads, at + 1, active))
-            return [(at + 1, rest)]
+            return [(at + 1, rest)], *self.barrier(i, at, group, active)
+        if i.opcode == "UCGABAR_WAIT":
+            return [(at + 1, rest)], tuple(self.waits.meet_cluster(active, at + 1)), group
+        if i.opcode == "SYNCS":
+            work = self.launch.work(at)
+            assert isinstance(work, SyncWork)
+            on, signals = work.ask(self.lanes, self.waits, active, at)
+            return [(at + 1, on | rest)], signals, on | rest
+        if self.convergence is not None and i.opcode in ("BSSY", "BSYNC", "BREAK", "WARPSYNC"):
+            return [*self.converge(self.convergence, i, at, active), (at + 1, rest)], (), group
+        return self.branch(i, at, group, active), (), group
+
+    def converge(self, convergence: Convergence, i: Instruction, at: int, active: Array) -> list[tuple[int, Array]]:
+        if i.opcode == "BSSY":
+            convergence.begin(i.operands[0], active)
+        elif i.opcode == "BREAK":
+            convergence.leave(i.operands[-1], active)
+        else:
+            convergence.meet(i.operands[0] if i.operands else "", at + 1, active)
+            return []
+        return [(at + 1, active)]
+
+    def barrier(self, i: Instruction, at: int, group: Array, active: Array) -> tuple[Signals, Array]:
+        """Arrives at a barrier, whose number and threads may stand in registers."""
+        operands = [each for each in i.operands if not each.lstrip("!").startswith(("P", "UP"))] or ["0x0"]
+        found = []
+        for text in operands:
+            if text.startswith(("R", "UR")):
+                if self.lanes.lacking([text], active) is not None:
+                    raise UnknownInstruction(f"{i}: {text} is unknown")
+                found.append(self.lanes.register(text))
+            else:
+                found.append(self.lanes.constant(int(text, 0), 4))
+        threads = int(found[1][active.argmax()]) if len(found) > 1 else 0
+        to = None if "ARV" in i.modifiers else at + 1
+        signals = self.waits.meet(found[0], threads, active, to) if active.any() else []
+        if to is None:
+            self.waits.free.append((at + 1, active))
+        return tuple(signals), group
+
+    def branch(self, i: Instruction, at: int, group: Array, active: Array) -> list[tuple[int, Array]]:
+        rest = group & ~active
         if i.opcode == "RET":
             name = i.operands[0].split()[0]  # "R10 0x0": no comma stands between them
             if self.lanes.lacking([name], active) is not None:
@@ -236,21 +376,6 @@ class Blocks:
             else:
                 value = self.lanes.predicate(name)
                 active = active & (~value if condition.startswith("!") else value)
+        if "ANY" in i.modifiers:  # the whole warp goes if one of its lanes does
+            active = group & np.repeat(active.reshape(-1, WARP).any(axis=1), WARP)
         return [(at + 1, group & ~active), (self.launch.address[i.target], active)]
-
-    def released(self) -> list[tuple[int, Array]]:
-        """Takes the threads whose barrier is complete: all living ones of their block wait at it, or as many as it says."""
-        found = []
-        for name in {name for name, *_ in self.waiting}:
-            here = [each for each in self.waiting if each[0] == name]
-            held = np.logical_or.reduce([lanes for *_, lanes in here]).reshape(self.count, -1)
-            needed = self.alive.reshape(self.count, -1).sum(axis=1)
-            if here[0][1]:
-                needed = np.minimum(needed, here[0][1])
-            done = np.repeat(held.sum(axis=1) >= needed, held.shape[1])
-            if not done.any():
-                continue
-            found += [(to, lanes & done) for _, _, to, lanes in here]
-            left = [(name, threads, to, lanes & ~done) for _, threads, to, lanes in here]
-            self.waiting = [each for each in self.waiting if each[0] != name] + [each for each in left if each[3].any()]
-        return found

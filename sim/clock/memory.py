@@ -16,6 +16,7 @@ from .sass import Instruction
 SECTOR = 32
 FIRST_ADDRESS, APART = 1 << 40, 1 << 36
 """Where tensors lie: so far apart that no offset leads from one into the next."""
+SHARED_OFFSET = 0xFFFFFF
 SPACES = {
     **dict.fromkeys(("LDG", "LD", "STG", "ST", "ATOM", "ATOMG", "RED", "REDG", "LDGSTS"), "global"),
     **dict.fromkeys(("LDS", "STS", "LDSM", "STSM", "ATOMS"), "shared"),
@@ -111,6 +112,9 @@ class Memory:
 
     def __init__(self, tensors: Sequence[Space], blocks: int, threads: int, shared_bytes: int, local_bytes: int) -> None:
         self.tensors = tensors
+        self.numbers: tuple[int, ...] = ()
+        """Numbers of the blocks that run, where others of a grid of `grid` blocks take tickets in turns with them, by atomics."""
+        self.grid = 0
         self.traffic = {space.name: TensorBytes() for space in tensors}
         self.strides = {"shared": -(-shared_bytes // 16) * 16, "local": max(-(-local_bytes // 16) * 16, 16)}
         number = np.arange(threads, dtype=np.int64)
@@ -126,8 +130,8 @@ class Memory:
         """Loads or stores for the active lanes, and counts what tensors are asked for."""
         found = addresses[active]
         if space != "global":
-            if space == "local":
-                found = found % self.strides[space]
+            # Above an offset in shared memory stands the block's rank in its cluster.
+            found = found % self.strides[space] if space == "local" else found & SHARED_OFFSET
             if found.max(initial=0) + size > self.strides[space]:
                 raise UnknownInstruction(f"an address behind {space} memory: {int(found.max())}")
             own, found = self.own[space], found + self.begins[space][active]
@@ -156,6 +160,16 @@ class Memory:
                     word[here] = value
         return words, known
 
+    def forget_shared(self, block: int, offset: int, size: int) -> None:
+        """Makes bytes of a block's shared memory unknown."""
+        if offset + size > self.strides["shared"]:
+            raise UnknownInstruction(f"an address behind shared memory: {offset + size}")
+        space = self.own["shared"]
+        if space.unknown is None:
+            space.unknown = np.zeros(len(space.views[4]), np.bool_)
+        begin = block * self.strides["shared"] + offset
+        space.unknown[begin >> 2 : begin + size >> 2] = True
+
     def count(self, name: str, addresses: Array, active: Array, number: int, size: int, write: bool) -> None:
         rows = addresses.reshape(-1, WARP)
         lanes = active.reshape(-1, WARP) & ((rows - FIRST_ADDRESS) // APART == number)
@@ -175,7 +189,7 @@ AddressOf = Callable[[Lanes, Array], Array]
 def address_of(i: Instruction, text: str) -> AddressOf:
     """Returns what computes an address a lane: the sum of what stands between the brackets. It refuses unknown registers."""
     inner = text[text.rindex("[") + 1 : text.rindex("]")]
-    wide = SPACES[i.opcode] == "global" and "E" in i.modifiers and not (i.opcode == "LDGSTS" and text == i.operands[0])
+    wide = SPACES.get(i.opcode) == "global" and "E" in i.modifiers and not (i.opcode == "LDGSTS" and text == i.operands[0])
     fixed, terms, needed = 0, [], []
     for sign, register, suffix, literal in _TERM.findall(inner):
         if literal:
@@ -288,7 +302,11 @@ class MemoryWork:
         simple = simple and bool(self.data) and lanes.lacking(self.data, active) is None
         data = None
         before = np.zeros(lanes.threads, np.uint32)
-        if simple:
+        if memory.numbers and self.space == "global" and simple and len(added := loaded[0]) == 1:
+            turn, own = divmod(int(added[0]), len(memory.numbers))
+            before[active] = turn * memory.grid + memory.numbers[own]
+            data = [added + np.uint32(1)]
+        elif simple:
             added, place = lanes.register(self.data[0])[active], addresses[active].tolist()
             current: dict[int, int] = {}
             old = np.empty(len(added), np.uint32)

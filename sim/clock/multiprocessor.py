@@ -14,9 +14,11 @@ from dataclasses import dataclass, field
 from math import inf
 from typing import NamedTuple
 
+from .engines import GROUP_WARPS, Meetings, Place, Product, Products
 from .rates import Rates
 from .sass import SCOREBOARDS
 from .steps import WARP, Act, Step, Unit
+from .waits import Key
 
 
 class Cost(NamedTuple):
@@ -34,6 +36,7 @@ class Issue(NamedTuple):
     cost: Cost | None = None
     taken: bool = False
     mark: bool = False  # a turn of the loop begins here
+    signals: tuple[tuple[Key, bool, bool], ...] = ()  # meetings: whether the warp counts for it, and waits for it
 
 
 @dataclass(frozen=True)
@@ -61,6 +64,10 @@ class Warp:
     copies: float = 0.0
     held: bool = False
     turn: int = 0
+    group: int = 0  # the warpgroup in its block
+    products: int = 0  # those it issued
+    groups: list[Product] = field(default_factory=list)  # the last product of each group that was not waited for
+    awaits: tuple[Place, ...] = ()
 
 
 @dataclass(slots=True)
@@ -74,7 +81,8 @@ class SubCore:
     kept: dict[int, tuple[Warp, int]] = field(default_factory=dict)
     leaves: deque[float] = field(default_factory=deque)
     returned: float = 0.0
-    asleep: bool = True
+    free_at: float = 0.0  # the clock from which it may issue
+    next: float = inf  # the clock at which it looks for a warp again
 
 
 @dataclass
@@ -109,35 +117,44 @@ class Multiprocessor:
         self.room, self.special_room = int(rates["queues.memory"]), rates["queues.special"]
         self.downstream, self.grant_clocks = rates["queues.downstream"], 1 / rates["shared.requests"]
         self.return_bytes = rates["shared.return_bytes"]
-        self.barrier, self.barrier_warp, self.branch = (rates[f"latency.{n}"] for n in ("barrier", "barrier_warp", "branch"))
+        self.branch = rates["latency.branch"]
+        self.meetings = Meetings(rates)
+        self.products = Products(rates) if "wgmma.queue" in rates.constants else None
+        if self.products is not None:
+            self.apart, self.fence = rates["wgmma.issue"], rates["wgmma.fence"]
+        if "copies.tma_issue" in rates.constants:
+            self.bulk_apart, self.bulk_extra, self.bulk_rate = (rates[f"copies.tma_{n}"] for n in ("issue", "extra", "rate"))
+            self.woken = rates["copies.mbarrier_wait"]
+        self.bulk = self.written = 0.0
         self.pending_clocks = rates["l1.pending"] * rates["l1.sector"] / outside.port
         self.leave, self.lead = rates["queues.leave"], rates["l2.window"]
         self.start, self.spread = rates["launch.start"], rates["launch.spread"]
         self.one_double = bool(rates["lanes.fp64_shared"])
         self.youngest = bool(rates["issue.youngest_first"])
         self.granted = self.pipe = self.port = self.l2 = self.dram = self.double = 0.0
-        self.waiting: dict[tuple[int, str], list[Warp]] = {}
         self.left: dict[int, int] = {}
         self.events: list[tuple[float, int]] = []
         self.age = 0
         self.result = Run()
 
-    def run(self, blocks: Sequence[Sequence[Sequence[Issue]]]) -> Run:
-        """Runs blocks in their order; the next one begins when a resident one is done."""
+    def run(self, blocks: Sequence[Sequence[Sequence[Issue]]], apart: float = 0.0) -> Run:
+        """Runs blocks in their order: the first ones begin so many clocks apart, the next one when a resident one is done."""
         queue = deque(enumerate(blocks))
-        for _ in range(min(self.residents, len(queue))):
-            self.begin(*queue.popleft(), 0.0)
+        for number in range(min(self.residents, len(queue))):
+            self.begin(*queue.popleft(), number * apart)
         while self.events:
             now, number = heapq.heappop(self.events)
             core = self.cores[number]
+            if now != core.next:  # it was woken earlier
+                continue
+            core.next = inf
             warp, soonest = self.choose(core, now)
             if warp is None:
                 if soonest < inf:
-                    heapq.heappush(self.events, (soonest, number))
-                else:
-                    core.asleep = True
+                    self.wake(number, soonest)
                 continue
-            delay = self.issue(core, warp, now)
+            core.free_at = now + 1
+            core.free_at += self.issue(core, warp, now)
             if warp.at == len(warp.trace):
                 core.warps.remove(warp)
                 self.left[warp.block] -= 1
@@ -145,25 +162,27 @@ class Multiprocessor:
                     self.result.ends.append(now)
                     if queue:
                         self.begin(*queue.popleft(), now + self.start)
-                elif self.waiting:
-                    self.meet(warp.block, now)
-            heapq.heappush(self.events, (now + 1 + delay, number))
+            self.wake(number, core.free_at)
         if any(core.warps for core in self.cores):
-            raise ValueError("the model's warps wait for each other: the trace has a barrier that not all of them reach")
+            raise ValueError("the model's warps wait for each other for ever")
         self.result.drained = max(self.port, self.l2, self.dram)
         return self.result
 
     def begin(self, block: int, traces: Sequence[Sequence[Issue]], at: float) -> None:
+        self.meetings.begin(block, traces)
         self.left[block] = len(traces)
         for number, trace in enumerate(traces):
             place = self.age % len(self.cores)
-            self.cores[place].warps.append(Warp(block, self.age, trace, at + self.spread * number))
+            self.cores[place].warps.append(Warp(block, self.age, trace, at + self.spread * number, group=number // GROUP_WARPS))
             self.age += 1
             self.wake(place, at)
 
     def wake(self, number: int, at: float) -> None:
-        if self.cores[number].asleep:
-            self.cores[number].asleep = False
+        """Has a sub-core look for a warp at a time, but not before it may issue again."""
+        core = self.cores[number]
+        at = max(at, core.free_at)
+        if at < core.next:
+            core.next = at
             heapq.heappush(self.events, (at, number))
 
     def choose(self, core: SubCore, now: float) -> tuple[Warp | None, float]:
@@ -200,6 +219,9 @@ class Multiprocessor:
             return free[unit] - self.special_room * step.clocks
         if unit == Unit.DOUBLE:
             return max(free[unit], self.double if self.one_double else 0.0)
+        if unit == Unit.PRODUCT:
+            assert self.products is not None
+            return self.products.earliest((warp.block, warp.group, warp.products), now)
         return free[unit] if unit != Unit.NONE else now
 
     def issue(self, core: SubCore, warp: Warp, now: float) -> float:
@@ -220,7 +242,7 @@ class Multiprocessor:
         elif unit == Unit.FMA:
             place = Unit.HEAVY if self.halves == 1 or core.free[LITE] > core.free[Unit.HEAVY] else LITE
             core.free[place] = now + delay + step.clocks
-        elif unit != Unit.NONE:
+        elif unit not in (Unit.NONE, Unit.PRODUCT):
             begins = max(core.free[unit], now + delay)
             core.free[unit] = begins + step.clocks
             done += begins - now
@@ -228,7 +250,7 @@ class Multiprocessor:
                 self.double = core.free[unit]
         self.result.issued += 1
         if step.act:
-            self.act(warp, step, now, done)
+            done = self.act(warp, issue, step, now, done)
         if step.writes is not None:
             boards[step.writes] = max(boards[step.writes], warp.copies if step.act == Act.GROUP else done)
         if step.frees is not None:
@@ -278,7 +300,7 @@ class Multiprocessor:
         self.granted = leave
         leaves.append(leave)
         read = leave - self.leave + step.release
-        self.pipe = max(self.pipe, leave) + cost.pipe
+        self.pipe = self.served(max(self.pipe, leave), cost.pipe)
         done = max(now + step.latency, self.pipe + step.latency - self.leave - step.bytes / 4)
         if cost.l2_bytes:
             self.port = max(self.port, self.pipe) + cost.l2_bytes / outside.port
@@ -293,33 +315,103 @@ class Multiprocessor:
             done = core.returned
         return done, read
 
-    def act(self, warp: Warp, step: Step, now: float, done: float) -> None:
-        if step.act == Act.COPY:
+    def served(self, begins: float, wavefronts: float) -> float:
+        """Returns the end of an access to shared memory or the L1; the factors of products go first."""
+        if self.products is None or not self.products.fetches:
+            return begins + wavefronts
+        return self.products.beside(begins, wavefronts)
+
+    def act(self, warp: Warp, issue: Issue, step: Step, now: float, done: float) -> float:
+        """Makes what an instruction does beside keeping a unit busy; returns when its result is there."""
+        act = step.act
+        if act == Act.COPY:
             warp.copies = max(warp.copies, done)
-        elif step.act == Act.GROUP:
+        elif act == Act.GROUP:
             warp.copies = max(warp.copies, now)
-            if step.writes is not None:
-                pending = warp.pending.setdefault(step.writes, [])
+            if step.board < SCOREBOARDS:
+                pending = warp.pending.setdefault(step.board, [])
                 pending[:] = [each for each in pending if each > now] + [warp.copies]
-        elif step.act == Act.BARRIER:
-            warp.held = True
-            self.waiting.setdefault((warp.block, step.barrier), []).append(warp)
-            self.meet(warp.block, now, step.count)
+        elif act in (Act.BARRIER, Act.ARRIVE):
+            self.come(warp, issue, now)
+            self.wait(warp, tuple((warp.block, key) for key, _, waits in issue.signals if waits))
+        elif act == Act.PHASE:
+            done = max(done, self.wait(warp, tuple((warp.block, key) for key, _, _ in issue.signals), behind=False))
+        elif act == Act.BULK:
+            self.copy(warp, issue, now)
+        elif act == Act.PRODUCT:
+            self.multiply(warp, step, now)
+        elif act == Act.FENCE:
+            warp.ready = max(warp.ready, now + self.fence)
+        elif act == Act.WAIT_PRODUCTS and len(warp.groups) > step.count:
+            last = warp.groups[len(warp.groups) - step.count - 1]
+            warp.groups = warp.groups[len(warp.groups) - step.count :]
+            if last.done == inf:
+                warp.held = True
+                last.waiting.append(warp)
+            else:
+                warp.ready = max(warp.ready, last.done)
+        return done
 
-    def meet(self, block: int, now: float, count: int = 0) -> None:
-        """Releases the warps of a block whose barrier is complete: all that are left wait at it, or as many as it says."""
-        for key in [key for key in self.waiting if key[0] == block]:
-            met = self.waiting[key]
-            needed = count or self.left[block]
-            if len(met) < needed:
-                continue
-            del self.waiting[key]
-            for each in met:
-                each.held = False
-                each.ready = max(each.ready, now + self.barrier + self.barrier_warp * len(met))
-                self.wake(each.age % len(self.cores), now + 1)
+    def come(self, warp: Warp, issue: Issue, at: float) -> None:
+        """A warp, or its copy, comes to meetings at a time."""
+        for key, comes, _ in issue.signals:
+            if comes:
+                for other in self.meetings.come((warp.block, key), at):
+                    self.wait(other, other.awaits)
+
+    def wait(self, warp: Warp, places: tuple[Place, ...], behind: bool = True) -> float:
+        """Holds a warp until meetings are over, or tells when they will be: `behind` that its next instruction issues."""
+        over = 0.0
+        for place in places:
+            at = self.meetings.over(place)
+            if at == inf:
+                warp.held, warp.awaits = True, places
+                self.meetings.waiting.setdefault(place, []).append(warp)
+                return 0.0
+            over = max(over, at)
+        if warp.held:
+            self.resume(warp, over)
+        elif behind:
+            warp.ready = max(warp.ready, over)
+        return over
+
+    def resume(self, warp: Warp, at: float) -> None:
+        warp.held = False
+        warp.ready = max(warp.ready, at)
+        self.wake(warp.age % len(self.cores), at)
+
+    def multiply(self, warp: Warp, step: Step, now: float) -> None:
+        assert self.products is not None
+        product = self.products.issue((warp.block, warp.group, warp.products), step, now)
+        warp.products += 1
+        warp.ready = max(warp.ready, now + self.apart)
+        if step.closes:
+            warp.groups.append(product)
+        if product.done < inf:
+            for other in product.waiting:
+                self.resume(other, product.done)
+
+    def copy(self, warp: Warp, issue: Issue, now: float) -> None:
+        """Takes a bulk copy through the engine, the L2 and DRAM; its cost's wavefronts are those of all that comes or goes."""
+        cost, outside = issue.cost or IDLE, self.outside
+        begins = max(self.bulk, now)
+        self.bulk = begins + self.bulk_apart
+        self.port = max(self.port, begins) + cost.pipe * WAVEFRONT / self.bulk_rate
+        self.l2 = max(self.l2, begins) + cost.l2_bytes / outside.l2_bytes
+        self.dram = max(self.dram, begins) + cost.dram_bytes / outside.dram_bytes
+        arrives = max(self.port, self.l2 - self.lead, self.dram - self.lead)
+        if not issue.signals:  # a store: its source is free when it was read
+            self.written = self.served(max(self.written, begins + self.leave), cost.pipe)
+            warp.copies = max(warp.copies, self.written)
+            return
+        far = cost.dram_bytes / cost.l2_bytes if cost.l2_bytes else 0.0
+        latency = outside.l2_latency + far * (outside.dram_latency - outside.l2_latency) + self.bulk_extra
+        self.written = self.served(max(self.written, arrives + latency - cost.pipe), cost.pipe)
+        self.come(warp, issue, max(self.written, arrives + latency) - self.woken)
 
 
+WAVEFRONT = 128
+"""Bytes of shared memory in a wavefront."""
 SHUFFLED = Cost(1.0)
 """A wavefront that stays inside of the multiprocessor: a shuffle."""
 IDLE = Cost(0.0)

@@ -6,6 +6,7 @@ from what ptxas makes of PTX whose meaning is known, and proven by the PTX machi
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -16,6 +17,7 @@ from .operands import (
     PREDICATE,
     REGISTER,
     SUFFIX,
+    WARP,
     Banks,
     Operands,
     UnknownInstruction,
@@ -28,9 +30,9 @@ from .sass import Instruction
 
 WORD = np.uint64(0xFFFFFFFF)
 HALF = np.uint64(32)
-WARP = 32
-SPECIAL = (*(f"SR_{name}.{axis}" for name in ("TID", "CTAID", "NCTAID") for axis in "XYZ"), "SR_LANEID", "SR_CgaCtaId")
-"""Special registers that are known."""
+SPECIAL = (*(f"SR_{name}.{axis}" for name in ("TID", "CTAID", "NCTAID") for axis in "XYZ"), "SR_LANEID", "SR_CgaCtaId", "SR_SWINHI")
+"""Special registers that are known; the last is the upper half of generic addresses of shared memory, here 0."""
+UNIFORM = re.compile(r"UR\d+$")
 
 Decoder = Callable[[Instruction, Operands], Work]
 OPCODES: dict[str, Decoder] = {}
@@ -96,7 +98,43 @@ def special(i: Instruction, o: Operands) -> Work:
 @opcode("R2UR")
 def to_uniform(i: Instruction, o: Operands) -> Work:
     o.results()
-    return work(o, [o.take()], o.number())
+    d, a = o.take(), o.number()
+    return Work((d,), tuple(o.reads), lambda lanes, mask: [a(lanes)], warps=True)
+
+
+@opcode("ELECT")
+def elect(i: Instruction, o: Operands) -> Work:
+    """Sets a predicate in the first active lane of each warp, and the number of that lane."""
+    chosen, number = o.take(), o.take()
+
+    def compute(lanes: Lanes, mask: Mask) -> list[Array]:
+        first = first_lanes(lanes, mask).argmax(axis=1)
+        own = np.arange(WARP, dtype=np.uint32)
+        return [(own == first[:, None]).ravel(), np.repeat(first.astype(np.uint32), WARP)]
+
+    return Work((chosen, number), (), compute)
+
+
+@opcode("USETMAXREG")
+def resize(i: Instruction, o: Operands) -> Work:
+    """Registers are always granted."""
+    granted = o.results()
+    return Work(tuple(granted), (), lambda lanes, mask: [lanes.everyone for _ in granted])
+
+
+@opcode("FMUL")
+def scaled(i: Instruction, o: Operands) -> Work:
+    """Multiplies by a number that is one for the warp, as kernels do by a cluster's inverse size; another product is unknown."""
+    d, a, by = o.take(), o.take(), o.rest[0] if o.rest else ""
+    if not REGISTER.match(a) or not (UNIFORM.match(by) or CONSTANT.match(by)):
+        return Work((d,))
+    x, y = o.number_of(a), o.number()
+
+    def compute(lanes: Lanes) -> Array:
+        with np.errstate(all="ignore"):
+            return (x(lanes).view(np.float32) * y(lanes).view(np.float32)).view(np.uint32)
+
+    return work(o, [d], compute)
 
 
 @opcode("SEL")
@@ -517,11 +555,12 @@ def half_constant(i: Instruction, o: Operands) -> Work:
 
 
 UNKNOWN = {
-    **dict.fromkeys(("FADD", "FMUL", "FFMA", "FMNMX", "FMNMX3", "FSEL", "FSET", "FSWZADD", "F2FP", "HADD2", "HMUL2", "HMNMX2"), 1),
+    **dict.fromkeys(("FADD", "FFMA", "FMNMX", "FMNMX3", "FSEL", "FSET", "FSWZADD", "F2FP", "HADD2", "HMUL2", "HMNMX2"), 1),
     **dict.fromkeys(("HADD2_32", "FRND", "FCHK", "IDP", "BMSK", "SGXT", "I2I", "I2IP", "VABSDIFF", "FADD32I", "FMUL32I"), 1),
     **dict.fromkeys(("DADD", "DMUL", "DFMA", "DMNMX", "FFMA2", "FADD2", "FMUL2"), 2),
     **dict.fromkeys(("HMMA", "IMMA", "QMMA", "OMMA"), 4),
     **dict.fromkeys(("DMMA",), 8),
+    **dict.fromkeys(("HGMMA", "IGMMA", "QGMMA", "BGMMA"), 0),  # sums stay as they were: only floats' arithmetic reads them
     **dict.fromkeys(("MOVM", "B2R", "REDUX", "CREDUX"), 1),
 }
 """Registers that an opcode makes unknown."""
@@ -529,8 +568,8 @@ UNKNOWN_PREDICATES = ("FSETP", "HSETP2", "DSETP", "FCHK")
 NOTHING = frozenset(
     (
         *("NOP", "BSSY", "BSYNC", "BREAK", "WARPSYNC", "YIELD", "DEPBAR", "LDGDEPBAR", "MEMBAR", "CCTL", "ERRBAR", "NANOSLEEP"),
-        *("FENCE", "CCTLL", "PREEXIT", "ACQBULK", "BMOV", "WARPGROUP", "RPCMOV", "PMTRIG", "UCGABAR_ARV", "UCGABAR_WAIT"),
-        "CGAERRBAR",
+        *("FENCE", "CCTLL", "PREEXIT", "ACQBULK", "BMOV", "WARPGROUP", "RPCMOV", "PMTRIG", "UCGABAR_ARV"),
+        *("CGAERRBAR", "UTMACMDFLUSH", "UTMACCTL", "UTMAPF", "UBLKPF", "ENDCOLLECTIVE", "USETSHMSZ"),
     )
 )
 """Opcodes that change no register that matters here."""

@@ -20,6 +20,9 @@ CONSTANT = re.compile(r"cx?\[(\w+)\]\[(?:(U?R\d+|U?RZ)\+?)?(-?0x[0-9a-f]+)?\]$")
 SUFFIX = re.compile(r"\.(reuse|64|H0_H0|H1_H1|B\d|S64|U64)\b")
 
 
+WARP = 32
+
+
 class UnknownInstruction(ValueError):
     """An instruction that decides an address or a branch and that is not executed here."""
 
@@ -35,9 +38,13 @@ class Work:
     reads: tuple[str, ...] = ()
     compute: Callable[[Lanes, Mask], Sequence[Array]] | None = None
     across: bool = False  # a lane's result comes from other lanes too
+    warps: bool = False  # all lanes of a warp get the first active one's result: the registers are the warp's
 
     def run(self, lanes: Lanes, mask: Mask) -> None:
         lacks = lanes.lacking(self.reads, mask)
+        if self.warps and mask is not None and self.compute is not None:
+            self.broadcast(lanes, mask, lacks)
+            return
         if self.compute is not None and not (self.across and lacks is not None):
             for name, value in zip(self.writes, self.compute(lanes, mask), strict=True):
                 lanes.write(name, value, mask)
@@ -47,6 +54,16 @@ class Work:
             lacks = mask
         for name in self.writes:
             lanes.forget(name, lacks)
+
+    def broadcast(self, lanes: Lanes, mask: Array, lacks: Array | None) -> None:
+        assert self.compute is not None
+        rows = mask.reshape(-1, WARP)
+        first = np.arange(len(rows)) * WARP + rows.argmax(axis=1)
+        whole = np.repeat(rows.any(axis=1), WARP)
+        for name, value in zip(self.writes, self.compute(lanes, mask), strict=True):
+            lanes.write(name, np.repeat(value[first], WARP), whole)
+            if lacks is not None:
+                lanes.forget(name, np.repeat(lacks[first], WARP) & whole)
 
 
 class Operands:

@@ -61,6 +61,11 @@ class Rates:
                 constants[name] = Constant(each.value * factor, each.source)
         return Rates(self.device, constants)
 
+    def apart(self, factor: float) -> Rates:
+        """Returns the rates with other clocks between the launches of two blocks."""
+        block = self.constants["launch.block"]
+        return Rates(self.device, {**self.constants, "launch.block": Constant(block.value * factor, block.source)})
+
 
 @cache
 def _table() -> Mapping[str, Any]:

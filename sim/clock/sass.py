@@ -16,10 +16,11 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import struct
 import subprocess
 import sysconfig
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -36,6 +37,7 @@ _INSTRUCTION = re.compile(
 )
 _SECOND_WORD = re.compile(r"\s*/\* 0x([0-9a-f]{16}) \*/\s*$")
 _ADDRESS = re.compile(r"0x([0-9a-f]+)\)?$")
+_SIZED, _PARAMETER = 4, 0x17
 _RESOURCES = re.compile(r"Function (\S+?):\s*\n\s*(.*)")
 
 
@@ -127,8 +129,13 @@ def _instruction(found: re.Match[str], high: int) -> Instruction:
 
 def disassembler() -> str | None:
     """cuobjdump: on the PATH, or from NVIDIA's wheel."""
-    wheels = sorted(Path(sysconfig.get_path("purelib")).glob("nvidia/*/bin/cuobjdump"))
-    return shutil.which("cuobjdump") or (str(wheels[-1]) if wheels else None)
+    return tool("cuobjdump")
+
+
+def tool(name: str) -> str | None:
+    """A program of CUDA's: on the PATH, or from NVIDIA's wheel."""
+    wheels = sorted(Path(sysconfig.get_path("purelib")).glob(f"nvidia/*/bin/{name}"))
+    return shutil.which(name) or (str(wheels[-1]) if wheels else None)
 
 
 @dataclass(frozen=True)
@@ -152,16 +159,47 @@ def read(cubin: bytes) -> Cubin:
     return Cubin(int(architecture[1]), parse(listing), resources)
 
 
-def _told(cubin: bytes, *options: str) -> str:
-    tool = disassembler()
-    if tool is None:
-        raise RuntimeError(f"no cuobjdump: {INSTALL}")
+def listing(cubin: bytes) -> str:
+    """Returns the code with the lines of source that it was made of, as nvdisasm prints it; raises as `read` does."""
+    return _told(cubin, "-c", "--print-line-info-inline", name="nvdisasm")
+
+
+def parameters(cubin: bytes, kernel: str) -> list[tuple[int, int]]:
+    """The offset and size of each of a kernel's parameters, as its section .nv.info has them."""
+    begin, *_, size, count, names = struct.unpack_from("<QI6H", cubin, 40)  # where the section headers are, and which has the names
+    sections = [struct.unpack_from("<IIQQQQ", cubin, begin + k * size) for k in range(count)]
+    texts = sections[names][4]
+    for name, _, _, _, at, length in sections:
+        end = cubin.index(b"\0", texts + name)
+        if cubin[texts + name : end].decode() == f".nv.info.{kernel}":
+            return list(_parameters(cubin[at : at + length]))
+    return []
+
+
+def _parameters(info: bytes) -> Iterator[tuple[int, int]]:
+    """Yields offsets and sizes: an attribute has a format, a kind, and a value or its length."""
+    found, at = {}, 0
+    while at + 4 <= len(info):
+        form, kind, value = struct.unpack_from("<BBH", info, at)
+        at += 4
+        if form == _SIZED:
+            if kind == _PARAMETER:
+                _, ordinal, offset, rest = struct.unpack_from("<IHHI", info, at)
+                found[ordinal] = offset, rest >> 18
+            at += value
+    yield from (found[ordinal] for ordinal in sorted(found))
+
+
+def _told(cubin: bytes, *options: str, name: str = "cuobjdump") -> str:
+    program = tool(name)
+    if program is None:
+        raise RuntimeError(f"no {name}: {INSTALL}")
     # cuobjdump calls nvdisasm, which the wheels put beside it.
-    path = os.pathsep.join(filter(None, [os.environ.get("PATH"), str(Path(tool).parent)]))
+    path = os.pathsep.join(filter(None, [os.environ.get("PATH"), str(Path(program).parent)]))
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "kernel.cubin"
         files.write(file, cubin + b"\0")  # CuPy's binding of NVRTC drops the last byte
-        done = subprocess.run([tool, *options, str(file)], capture_output=True, text=True, env=os.environ | {"PATH": path})
+        done = subprocess.run([program, *options, str(file)], capture_output=True, text=True, env=os.environ | {"PATH": path})
     if done.returncode:
-        raise RuntimeError(f"{tool} cannot read the machine code: {done.stderr.strip()}")
+        raise RuntimeError(f"{program} cannot read the machine code: {done.stderr.strip()}")
     return done.stdout

@@ -6,9 +6,10 @@ import re
 from dataclasses import dataclass
 from enum import IntEnum
 
+from .bulk import BULK
 from .memory import SPACES
 from .rates import Rates
-from .sass import Instruction
+from .sass import NO_SCOREBOARD, Instruction
 
 WARP = 32
 
@@ -27,6 +28,7 @@ class Unit(IntEnum):
     BRANCH = 8
     MEMORY = 9
     NONE = 10
+    PRODUCT = 11  # wgmma's queue, which the four tensor cores share
 
 
 class Act(IntEnum):
@@ -37,19 +39,32 @@ class Act(IntEnum):
     GROUP = 2
     WAIT_COUNT = 3
     BARRIER = 4
+    PRODUCT = 5
+    FENCE = 6  # of a warpgroup's registers, before its products
+    WAIT_PRODUCTS = 7
+    PHASE = 8
+    ARRIVE = 9
+    BULK = 10
 
 
 FLOAT32 = ("FFMA", "FMUL", "FADD", "FADD32I", "FMUL32I", "FFMA32I", "FFMA2", "FADD2", "FMUL2", "FSWZADD")
 CONVERSIONS = ("F2F", "F2I", "I2F", "FRND", "POPC", "FLO", "BREV")
 BRANCHES = ("BRA", "JMP", "CALL", "RET", "EXIT", "BSSY", "BSYNC", "BREAK", "WARPSYNC", "BRX")
 CONSTANTS = ("LDC", "LDCU", "ULDC")
+PRODUCTS = ("HGMMA", "IGMMA", "QGMMA", "BGMMA")
+"""wgmma by types: halves, bytes, 8-bit floats, bits."""
+WAITING = ("BAR", "SYNCS", "WARPGROUP", "UCGABAR_ARV", "UCGABAR_WAIT", "UTMACMDFLUSH", "USETMAXREG", "CGAERRBAR", *BULK)
+ROWS = 64
+"""Rows of a warpgroup's product."""
 _REGISTER = re.compile(r"[-~|!]*R(\d+)\|?((?:\.\w+)*)$")
 
 
 def unit_of(i: Instruction) -> Unit:
     name = i.opcode
-    if i.never or name in ("NOP", "DEPBAR", "BAR", "LDGDEPBAR", "MEMBAR", "ERRBAR", "CCTL", "FENCE", "YIELD"):
+    if i.never or name in ("NOP", "DEPBAR", "LDGDEPBAR", "MEMBAR", "ERRBAR", "CCTL", "FENCE", "YIELD", *WAITING):
         return Unit.NONE
+    if name in PRODUCTS:
+        return Unit.PRODUCT
     if name in SPACES or name == "SHFL":
         return Unit.MEMORY
     if name in FLOAT32:
@@ -76,8 +91,8 @@ class Step:
     """An instruction as the model needs it. Times are clocks.
 
     `reads`: for arithmetic the places, register numbers and reuse bits of its operands; `late`: registers that an instruction of
-    memory reads when it leaves its queue; `latency`: from issue to a result that a scoreboard guards; `release`: to the end of the
-    reading of operands; `bytes`: those of a lane.
+    memory reads when it leaves its queue; `fetched`: wavefronts by which a product fetches its factors; `latency`: from issue to a
+    result that a scoreboard guards; `release`: to the end of the reading of operands; `bytes`: those of a lane.
     """
 
     unit: int
@@ -93,25 +108,15 @@ class Step:
     release: float
     bytes: int
     act: int
-    count: int  # of a DEPBAR: what may be pending; of a barrier: the warps it waits for, 0: all
-    board: int  # that a DEPBAR waits for
-    barrier: str
+    count: int  # of a wait for groups: what may be pending; of a product: the registers of a thread's sums
+    board: int  # that a DEPBAR waits for, and that a group sets
+    closes: bool  # a group of products
+    fetched: float
 
 
 def step_of(i: Instruction, rates: Rates) -> Step:
     unit, control = unit_of(i), i.control
-    act, count, board, barrier = Act.NOTHING, 0, 0, ""
-    if i.opcode == "LDGSTS" and not i.never:
-        act = Act.COPY
-    elif i.opcode == "LDGDEPBAR":
-        act = Act.GROUP
-    elif i.opcode == "DEPBAR" and i.operands:
-        act, board = Act.WAIT_COUNT, int(i.operands[0].removeprefix("SB"))
-        count = int(i.operands[1], 0) if len(i.operands) > 1 else 0
-    elif i.opcode == "BAR":
-        operands = [each for each in i.operands if not each.lstrip("!").startswith(("P", "UP"))]
-        act, barrier = Act.BARRIER, operands[0] if operands else "0x0"
-        count = int(operands[1], 0) // WARP if len(operands) > 1 else 0
+    act, count, board = _act(i)
     size = next((int(m) // 8 for m in i.modifiers if m in ("64", "128")), 4)
     if i.opcode in ("LDSM", "STSM"):
         size = 4 * next((int(m) for m in i.modifiers if m in ("2", "4")), 1)
@@ -131,12 +136,44 @@ def step_of(i: Instruction, rates: Rates) -> Step:
         act,
         count,
         board,
-        barrier,
+        unit == Unit.PRODUCT and "gsb0" in i.operands,
+        _fetched(i, rates) if unit == Unit.PRODUCT else 0.0,
     )
+
+
+def _act(i: Instruction) -> tuple[Act, int, int]:
+    """Returns an instruction's effect, its count and its scoreboard."""
+    if i.never:
+        return Act.NOTHING, 0, 0
+    if i.opcode == "LDGDEPBAR" or i.opcode == "UTMACMDFLUSH":
+        board = i.control.writes if i.opcode == "LDGDEPBAR" else i.control.reads
+        return Act.GROUP, 0, NO_SCOREBOARD if board is None else board
+    if i.opcode == "DEPBAR" and i.operands:
+        count = int(i.operands[1], 0) if len(i.operands) > 1 else 0
+        return Act.WAIT_COUNT, count, int(i.operands[0].removeprefix("SB"))
+    if i.opcode == "WARPGROUP":
+        return (Act.WAIT_PRODUCTS, int(i.operands[1], 0), 0) if "DEPBAR" in i.modifiers else (Act.FENCE, 0, 0)
+    if i.opcode in PRODUCTS:
+        return Act.PRODUCT, int(i.modifiers[0].split("x")[1]) // 2, 0
+    if i.opcode == "SYNCS":
+        return {"PHASECHK": Act.PHASE, "ARRIVE": Act.ARRIVE}.get(i.modifiers[0], Act.NOTHING), 0, 0
+    if i.opcode in BULK:
+        return Act.BULK, 0, 0
+    return {"LDGSTS": Act.COPY, "BAR": Act.BARRIER, "UCGABAR_WAIT": Act.BARRIER}.get(i.opcode, Act.NOTHING), 0, 0
+
+
+def _fetched(i: Instruction, rates: Rates) -> float:
+    """Returns the wavefronts of a product's factors: B always comes from shared memory, A if it has a descriptor too."""
+    columns = int(i.modifiers[0].split("x")[1])
+    both = i.operands[1].startswith("gdesc")
+    return columns / 8 * rates["wgmma.wavefronts_b"] + (rates["wgmma.wavefronts_a"] if both else 0.0)
 
 
 def flops_of(i: Instruction) -> int:
     """Returns the floating-point operations of a warp's instruction: two for each product that is added."""
+    if i.opcode in PRODUCTS:
+        rows, columns, depth = map(int, i.modifiers[0].split("x"))
+        return 2 * rows * columns * depth // 4  # of each of four warps
     if i.opcode in ("HMMA", "DMMA"):
         shape = next((each for each in i.modifiers if each.isdigit()), "16816")
         return {"16816": 4096, "1688": 2048, "1684": 1024, "884": 512}.get(shape, 0)
@@ -170,6 +207,10 @@ def _clocks(i: Instruction, unit: Unit, rates: Rates) -> float:
     """Returns the clocks for which a warp's instruction keeps its unit."""
     if unit == Unit.TENSOR:
         return _tensor_clocks(i, rates)
+    if unit == Unit.PRODUCT:  # halves of depth 16, bytes of 32 and tf32 of 8 take equally long
+        columns = int(i.modifiers[0].split("x")[1])
+        least = 0.0 if i.operands[1].startswith("gdesc") else rates["wgmma.least"]
+        return max(ROWS * columns * 16 / rates["wgmma.fmas"], least)
     name = {
         Unit.HEAVY: "imad",
         Unit.HALF: "fp16",
@@ -208,6 +249,7 @@ def _latency(i: Instruction, unit: Unit, size: int, rates: Rates) -> float:
     found = {
         "SHFL": "shuffle",
         "LDGSTS": "ldgsts",
+        "SYNCS": "lds_32",
         "ATOMS": "atoms",
         "ATOM": "ldg_32",
         "ATOMG": "ldg_32",

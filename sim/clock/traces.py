@@ -24,6 +24,10 @@ WARM = 3
 """Turns at a loop's begin from which its time a turn is not taken."""
 
 
+LINE, COPIES = 128, 48
+"""Bytes of a line of the L2, and bulk copies of the first block behind which a wave is not run further."""
+
+
 @dataclass(frozen=True)
 class Loop:
     """The loop of a block's first warp that is shortened: the instruction at its head, its turns, and those that are left out."""
@@ -55,6 +59,8 @@ def wave(launch: Launch, blocks: Sequence[Index], loop: Loop | None, sector: int
     Returns for each instruction the share of its bytes that come from DRAM.
     """
     seen: set[int] = set()
+    lines: set[int] = set()  # of bulk copies, which take whole lines
+    copies = 0
     loaded = defaultdict[int, set[int]](set)
     asked, fetched = Counter[int](), Counter[int]()
     visits = 0
@@ -63,6 +69,15 @@ def wave(launch: Launch, blocks: Sequence[Index], loop: Loop | None, sector: int
             visits += 1
             if visits > TURNS_BEFORE:
                 break
+        for bulk in event.bulk:
+            copies += bulk.warp < launch.warps
+            found = bulk.sectors(LINE).tolist()
+            asked[event.at] += len(found)
+            new = [each for each in found if each not in lines]
+            lines.update(new)
+            fetched[event.at] += len(new)
+        if copies >= COPIES:
+            break
         access = event.access
         if access is None or access.space != "global":
             continue
@@ -82,10 +97,21 @@ def wave(launch: Launch, blocks: Sequence[Index], loop: Loop | None, sector: int
 
 
 class Tracer:
-    """Makes the traces of blocks that share a multiprocessor."""
+    """Makes the traces of blocks that share a multiprocessor.
 
-    def __init__(self, launch: Launch, rates: Rates, loop: Loop | None, reach: Mapping[int, float], residents: int) -> None:
-        self.launch, self.rates, self.loop, self.reach = launch, rates, loop, reach
+    `reach`: the share of an instruction's bytes that come from DRAM; `news`: those that no block has asked for before.
+    """
+
+    def __init__(
+        self,
+        launch: Launch,
+        rates: Rates,
+        loop: Loop | None,
+        reach: Mapping[int, float],
+        news: Mapping[int, float],
+        residents: int,
+    ) -> None:
+        self.launch, self.rates, self.loop, self.reach, self.news = launch, rates, loop, reach, news
         self.shared = SharedMemory(rates)
         self.l1 = L1(rates, residents * launch.shared_bytes)
         self.rate, self.sector = rates["l1.rate"], int(rates["l1.sector"])

@@ -6,21 +6,18 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
-from pathlib import Path
-from typing import Any
 
 from cupyflash.device import Device
-from cupyflash.launch.nvrtc import compile_to_cubin
 from cupyflash.multiprocessor import occupancy
-from cupyflash.sim.profiling import load
-from cupyflash.sim.ptx.parameters import bind
 
-from .execution import Kernel, Launch
+from .engines import GROUP_WARPS
+from .execution import Launch
 from .memory import STORES
 from .multiprocessor import Issue, Multiprocessor, Outside, Run
 from .rates import Rates
+from .recorded import Cut, Recorder, Shortened
 from .steps import Step, Unit, flops_of, step_of
-from .traces import TURNS_BEFORE, WARM, Tracer, longest_loop, wave
+from .traces import TURNS_BEFORE, WARM, Loop, Tracer, longest_loop, wave
 
 LIMITS: Mapping[int, str] = {
     Unit.FMA: "FMA",
@@ -30,11 +27,16 @@ LIMITS: Mapping[int, str] = {
     Unit.DOUBLE: "double",
     Unit.SPECIAL: "MUFU",
     Unit.TENSOR: "tensor",
+    Unit.PRODUCT: "tensor",
 }
 """The names of a sub-core's units in a result."""
 
 
 VARIED = (0.7, 1.4)
+"""Factors of assumed latencies for a spread, and of the clocks between the launches of two blocks."""
+PHASES = (0, 3)
+ENOUGH, MOST_ROUNDS, MANY = 60_000, 8, 16
+"""Instructions of warps behind which no round of blocks is run, the most rounds, and rounds of which the last is only a share."""
 
 
 @dataclass(frozen=True)
@@ -65,15 +67,14 @@ class Time:
 
 @dataclass(frozen=True)
 class Sample:
-    """A run of some resident blocks with a shortened loop: its clocks, with the turns that were left out."""
+    """A run of some resident blocks with a shortened loop: its clocks, and those of the turns that were left out."""
 
     run: Run
-    turn: float
-    left_out: int
+    left: float
 
     @property
     def clocks(self) -> float:
-        return self.run.clocks + self.turn * self.left_out
+        return self.run.clocks + self.left
 
 
 class Clock:
@@ -88,7 +89,8 @@ class Clock:
         self.launch, self.device, self.cold = launch, device, cold
         self.rates = rates or Rates.of(device)
         self.mhz = mhz or self.rates["clock.boost"]
-        if launch.kernel.capability != device.compute_capability:
+        (made_for, least), (major, minor) = launch.kernel.capability, device.compute_capability
+        if made_for != major or least > minor:
             raise ValueError("device = {}: its compute capability is {}.{}, the machine code is for {}.{}".format(
                 device.name, *device.compute_capability, *launch.kernel.capability))  # fmt: skip
         if device.hbm_bandwidth is None:
@@ -98,8 +100,10 @@ class Clock:
         self.residents = occupancy(device, threads, launch.kernel.registers, launch.shared_bytes).blocks
         if not self.residents:
             raise ValueError(f"block = {launch.block}: no multiprocessor of {device.name} holds one")
+        launch.together = self.blocks <= device.sm_count * self.residents
         self.footprint = sum(space.size for space in launch.tensors)
         self.fits = self.footprint <= device.l2_bytes
+        self.runs: dict[tuple[int, int], Run] = {}
 
     @cached_property
     def steps(self) -> list[Step]:
@@ -109,9 +113,10 @@ class Clock:
     def outside(self) -> Outside:
         """The L2 and DRAM for one of the multiprocessors that have blocks."""
         rates, active = self.rates, min(self.device.sm_count, self.blocks)
-        # Lines of the other half are kept in both: only what fits the whole L2, but no half, comes from far again and again.
-        far = self.fits and self.footprint > self.device.l2_bytes / rates["l2.halves"]
-        l2_rate = rates["l2.far_rate" if far else "l2.rate"]
+        # Lines of the other half are kept in both: only what fits the whole L2, but no half, comes from far again and again; and
+        # that once for all blocks that ask for it at a time.
+        far = self.first if self.fits and self.footprint > self.device.l2_bytes / rates["l2.halves"] else 0.0
+        l2_rate = 1 / (far / rates["l2.far_rate"] + (1 - far) / rates["l2.rate"])
         assert self.device.hbm_bandwidth is not None
         dram_rate = self.device.hbm_bandwidth * rates["dram.read"] / (self.mhz * 1e6)
         halves = rates["l2.halves"] > 1
@@ -124,34 +129,89 @@ class Clock:
         )
 
     @cached_property
+    def roles(self) -> bool:
+        """True if warps wait for mbarriers: then they may have roles, and rings instead of a loop."""
+        return any(each.opcode == "SYNCS" for each in self.launch.kernel.instructions)
+
+    @cached_property
+    def first(self) -> float:
+        """The share of the L2's bytes that no other block of those that the chip has at once has asked for before."""
+        costs = [issue for block in self.traces for trace in block for issue in trace if issue.cost is not None]
+        asked = sum(each.cost.l2_bytes for each in costs if each.cost)
+        return sum(each.cost.l2_bytes * self.tracer.news.get(each.at, 1.0) for each in costs if each.cost) / max(asked, 1.0)
+
+    @cached_property
     def tracer(self) -> Tracer:
         """Traces of blocks, after one block's way through the code and a wave's first turns were run."""
-        first = self.launch.index(0)
-        path = [event.at for event in self.launch.run(first) if event.warps[0] == 0]
-        loop = longest_loop(path)
-        count = min(self.blocks, self.device.sm_count * self.residents)
+        loop = None
+        if not self.roles:
+            first = self.launch.index(0)
+            loop = longest_loop([event.at for event in self.launch.run(first) if event.warps[0] == 0])
+        return Tracer(self.launch, self.rates, loop, *self.reach(loop), self.residents)
+
+    def reach(self, loop: Loop | None) -> tuple[Mapping[int, float], Mapping[int, float]]:
+        """Returns the share of each instruction's bytes that come from DRAM, and of those that no block has asked for before."""
+        code = self.launch.kernel.instructions
+        if self.fits and not self.cold and self.footprint <= self.device.l2_bytes / self.rates["l2.halves"]:
+            return dict.fromkeys(range(len(code)), 0.0), {}  # nothing has to leave the L2, and it has all of it before
+        size = prod(self.launch.cluster)
+        count = min(self.blocks, self.device.sm_count * self.residents) // size * size
         blocks = [self.launch.index(number) for number in range(count)]
-        reach = wave(self.launch, blocks, loop, int(self.rates["l1.sector"]))
-        if self.fits:  # nothing has to leave the L2, and it has all of it before, unless it was emptied
-            code = self.launch.kernel.instructions
-            reach = {at: share if self.cold and code[at].opcode not in STORES else 0.0 for at, share in reach.items()}
-        return Tracer(self.launch, self.rates, loop, reach, self.residents)
+        news = wave(self.launch, blocks, loop, int(self.rates["l1.sector"]))
+        if not self.fits:
+            return news, news
+        # It has all of it before, unless it was emptied.
+        return {at: share if self.cold and code[at].opcode not in STORES else 0.0 for at, share in news.items()}, news
+
+    @cached_property
+    def shortened(self) -> list[Shortened]:
+        """The recordings of the blocks that the first multiprocessor has at once, without their rings' middle."""
+        size = prod(self.launch.cluster)
+        count, apart = min(self.blocks, self.device.sm_count * self.residents), self.device.sm_count // size * size
+        # Where blocks take what they do from a queue, longest first, one in the middle has a mean block's.
+        tickets = self.launch.together and any(each.opcode == "ATOMG" for each in self.launch.kernel.instructions)
+        firsts = range(min(count, apart) // 2 // size * size if tickets else 0, count, apart)
+        blocks = [self.launch.index(first + rank) for first in firsts for rank in range(size)]
+        return Recorder(self.tracer, size).shortened(blocks)
 
     @cached_property
     def traces(self) -> list[list[list[Issue]]]:
         """Traces of the blocks that the first multiprocessor has at once."""
+        if self.roles:
+            return [each.traces for each in self.shortened]
         sms = self.device.sm_count
         return self.tracer.traces([self.launch.index(k) for k in range(0, min(self.blocks, sms * self.residents), sms)])
 
+    @property
+    def apart(self) -> float:
+        """Clocks from the launch of one block to that of the next one on the same multiprocessor, while all are empty."""
+        return self.rates["launch.block"] * min(self.blocks, self.device.sm_count)
+
+    @cached_property
+    def followed(self) -> int:
+        """Rounds of blocks that are run to see how fast they follow each other, once they are in step no more."""
+        return max(2, min(MOST_ROUNDS, ENOUGH // sum(len(trace) for block in self.traces for trace in block)))
+
+    def run(self, blocks: int, residents: int) -> Run:
+        """Runs so many blocks, of which some are resident at once."""
+        found = self.runs.get((blocks, residents))
+        if found is None:
+            traces = [self.traces[k % residents] for k in range(blocks)]
+            found = Multiprocessor(self.steps, self.rates, self.outside, residents).run(traces, self.apart)
+            self.runs[blocks, residents] = found
+        return found
+
     def sample(self, count: int, rounds: int = 1) -> Sample:
         """Runs so many resident blocks, several times one after another."""
-        made = Multiprocessor(self.steps, self.rates, self.outside, count).run(self.traces[:count] * rounds)
+        made = self.run(count * rounds, count)
         loop = self.tracer.loop
+        if self.roles:
+            return Sample(made, rounds * left_clocks(made, self.shortened[0].cuts))
         if loop is None:
-            return Sample(made, 0.0, 0)
+            return Sample(made, 0.0)
         (begin, before), (end, behind) = made.turns[WARM], made.turns[loop.left_out.start - 1]
         turn = sum(len(_turn(trace)) for block in self.traces[:count] for trace in block)
-        return Sample(made, (end - begin) * turn / (behind - before), len(loop.left_out) * rounds)
+        return Sample(made, (end - begin) * turn / (behind - before) * len(loop.left_out) * rounds)
 
     def time(self) -> Time:
         """Times the busiest multiprocessor: full rounds of blocks that follow each other, and a last one of what is left."""
@@ -159,31 +219,48 @@ class Clock:
         own = -(-self.blocks // sms)
         rounds, rest = divmod(own, residents)
         full = self.sample(min(own, residents))
-        clocks = full.clocks if rounds else 0.0
+        clocks = full.clocks
         if rounds > 1:
-            clocks += (rounds - 1) * (self.sample(residents, 2).clocks - full.clocks)
+            run = min(rounds, self.followed)
+            clocks += (rounds - 1) * (self.sample(residents, run).clocks - full.clocks) / (run - 1)
         if rest and rounds:
-            clocks += self.sample(rest).clocks
-        elif rest:
-            clocks = full.clocks
+            clocks += self.exposed(rest, rounds) * self.sample(rest).clocks
         busy = self.busy(full)
         # The window in which a multiprocessor may get more than its share is for once, not for each round.
         clocks = max(clocks, max(busy["L2"], busy["DRAM"]) * full.clocks * own / len(self.traces))
         seconds = (clocks + self.rates["launch.start"]) / (self.mhz * 1e6) + self.rates["launch.between"] * 1e-6
-        return Time(seconds, self.mhz, residents, own / residents, self.flops(full), busy, self.sampled)
+        return Time(seconds, self.mhz, residents, own / residents, self.flops(), busy, self.sampled)
+
+    def exposed(self, rest: int, rounds: int) -> float:
+        """Returns the share of the last blocks' own time that a launch takes longer for them, since they begin one by one as
+        others end: as behind two rounds, or one, of shortened blocks."""
+        if rounds >= MANY:
+            return rest / self.residents
+        before = min(rounds, 2) * self.residents
+        alone, added = self.run(rest, rest).clocks, self.run(before + rest, self.residents).clocks
+        return min(max(added - self.run(before, self.residents).clocks, 0.0) / alone, 1.0)
 
     def spread(self) -> tuple[float, float]:
-        """Returns the least and the most seconds where all assumed latencies are 0.7, 1 and 1.4 times as long."""
-        times = [self.time().seconds]
-        for factor in VARIED:
-            other = Clock(self.launch, self.device, self.mhz, cold=self.cold, rates=self.rates.slower(factor))
-            other.tracer, other.traces = self.tracer, self.traces
-            times.append(other.time().seconds)
+        """Returns the least and the most seconds where all assumed latencies are 0.7, 1 and 1.4 times as long, and blocks begin all
+        at once or further apart."""
+        varied = [self.rates.slower(factor).apart(phase) for factor, phase in zip(VARIED, PHASES, strict=True)]
+        times = [self.time().seconds] + [self.again(rates=rates).time().seconds for rates in varied]
         return min(times), max(times)
+
+    def again(self, mhz: float | None = None, rates: Rates | None = None) -> Clock:
+        """Returns a clock of the same traces at another rate or with other constants."""
+        other = Clock(self.launch, self.device, mhz or self.mhz, cold=self.cold, rates=rates or self.rates)
+        other.tracer, other.traces = self.tracer, self.traces
+        if self.roles:
+            other.shortened = self.shortened
+        return other
 
     @property
     def sampled(self) -> str:
         loop, text = self.tracer.loop, f"{len(self.traces)} of {self.blocks} blocks"
+        if self.roles:
+            left = sum(cut.revolutions for cut in self.shortened[0].cuts)
+            return f"{text}, without {left} turns of their rings" if left else text
         return f"{text}, {loop.turns - len(loop.left_out)} of {loop.turns} turns of their loop" if loop else text
 
     def busy(self, sample: Sample) -> dict[str, float]:
@@ -191,59 +268,42 @@ class Clock:
         rates, clocks, cores = self.rates, sample.clocks, self.rates["issue.sub_cores"]
         found = dict.fromkeys(("issue", *LIMITS.values(), "shared memory and L1", "L2", "DRAM"), 0.0)
         halves = 2 if rates["lanes.fp32"] > 16 else 1
-        for issue, times in self.issues(sample):
+        for issue, times in self.issues():
             step, share = self.steps[issue.at], times / clocks
             found["issue"] += share / cores
             if name := LIMITS.get(step.unit):
                 found[name] += step.clocks * share / cores / (halves if name == "FMA" else 1)
+            found["shared memory and L1"] += step.fetched * share / GROUP_WARPS
             if issue.cost is not None:
                 found["shared memory and L1"] += issue.cost.pipe * share
                 found["L2"] += issue.cost.l2_bytes / self.outside.l2_bytes * share
                 found["DRAM"] += issue.cost.dram_bytes / self.outside.dram_bytes * share
         return found
 
-    def flops(self, sample: Sample) -> float:
+    def flops(self) -> float:
         """Returns the floating-point operations of the launch, as those of the sampled blocks."""
         code = self.launch.kernel.instructions
-        found = sum(times * flops_of(code[issue.at]) for issue, times in self.issues(sample))
+        found = sum(times * flops_of(code[issue.at]) for issue, times in self.issues())
         return found / len(self.traces) * self.blocks
 
-    def issues(self, sample: Sample) -> Iterator[tuple[Issue, int]]:
+    def issues(self) -> Iterator[tuple[Issue, int]]:
         """Yields what the sampled blocks issue, and how often: those of a turn as often as turns are left out too."""
+        loop = self.tracer.loop
         for trace in (trace for block in self.traces for trace in block):
             yield from ((issue, 1) for issue in trace)
-            if sample.left_out:
-                yield from ((issue, sample.left_out) for issue in _turn(trace))
+            if loop is not None:
+                yield from ((issue, len(loop.left_out)) for issue in _turn(trace))
+        for each in self.shortened if self.roles else ():
+            yield from each.left
+
+
+def left_clocks(run: Run, cuts: Sequence[Cut]) -> float:
+    """Returns the clocks of the revolutions that were left out: each as long as the last ones before them."""
+    turns = [at for at, _ in run.turns]
+    return sum(cut.revolutions * (turns[cut.mark] - turns[cut.mark - cut.measured]) / cut.measured for cut in cuts)
 
 
 def _turn(trace: Sequence[Issue]) -> Sequence[Issue]:
     """Returns the last turn of the loop before those that are left out."""
     begins = [k for k, issue in enumerate(trace) if issue.mark]
     return trace[begins[TURNS_BEFORE - 2] : begins[TURNS_BEFORE - 1]]
-
-
-def launch_of(
-    path: Path,
-    kernel: str | None,
-    shape: tuple[Sequence[int], Sequence[int]],
-    args: Mapping[str, Any] | Sequence[Any],
-    device: Device,
-    *,
-    shared_bytes: int = 0,
-    options: Sequence[str] = (),
-) -> Launch:
-    """Returns a launch of a kernel in a file of CUDA C; `shape`: its grid and block. ValueError for PTX, of which NVRTC makes no
-    machine code."""
-    if path.suffix == ".ptx":
-        raise ValueError(f"{path}: the clock needs CUDA C, of which NVRTC makes machine code")
-    major, minor = device.compute_capability
-    module = load(path, (*options, f"-arch=compute_{major}{minor}"))
-    if kernel is None and len(module.kernels) == 1:
-        kernel = module.kernels[0]
-    if kernel not in module.kernels:
-        raise ValueError(f"kernel = {kernel!r}: {path.name} has {', '.join(module.kernels)}")
-    path = path.resolve()
-    made = (*options, f"-arch=sm_{major}{minor}", f"-I{path.parent}")
-    cubin, _ = compile_to_cubin(path.read_text(encoding="utf-8"), made, str(path))
-    bound = bind(kernel, module.program.functions[kernel].params, args, ())
-    return Launch(Kernel.of(cubin, kernel), *shape, bound, shared_bytes)

@@ -20,7 +20,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -54,6 +54,10 @@ from .text.syntax import (
     find_kernel,
     variable_name,
 )
+
+if TYPE_CHECKING:
+    from cupyflash.device import Device
+    from cupyflash.sim.clock.timed import Timed
 
 
 class History:
@@ -233,6 +237,16 @@ def contents(variable: Variable) -> Array:
     return found
 
 
+@dataclass(frozen=True)
+class Recipe:
+    """The compilation that made a module: CUDA C, NVRTC's options, a name for messages, C++ names of templates' kernels."""
+
+    text: str
+    options: tuple[str, ...]
+    name: str
+    expressions: tuple[str, ...] = ()
+
+
 class Module:
     """A loaded PTX module. Variables in global memory keep their values between launches, as on a device.
 
@@ -243,6 +257,7 @@ class Module:
 
     def __init__(self, program: PtxProgram, text: str, sources: Mapping[str, str]):
         self.program = program
+        self.recipe: Recipe | None = None
         self.text = text
         self.sources = dict(sources)
         self._comments: dict[str, tuple[Comment, ...]] = {}
@@ -280,7 +295,9 @@ class Module:
             raise TypeError(f"name must be text, got {name!r}")
         from cupyflash.launch.nvrtc import compile_to_ptx
 
-        return cls.from_ptx(compile_to_ptx(str(cuda), options, name), sources={name: str(cuda)})
+        made = cls.from_ptx(compile_to_ptx(str(cuda), options, name), sources={name: str(cuda)})
+        made.recipe = Recipe(str(cuda), tuple(options), name)
+        return made
 
     @cached_property
     def _variables(self) -> dict[str, Array]:
@@ -424,6 +441,33 @@ class Module:
         unmatched = tuple(one for k, one in enumerate(allowed) if k not in findings.suppressed)
         found = findings.closed(findings.found)
         return Launch(counters, traffic, found, tuple(notes), findings.total, still, suppressed, unmatched)
+
+    def clock(
+        self,
+        kernel: str | None,
+        grid: int | Sequence[int],
+        block: int | Sequence[int],
+        args: Mapping[str, Any] | Sequence[Any],
+        device: Device,
+        *,
+        shared_bytes: int = 0,
+        mhz: float | None = None,
+        cold: bool = False,
+    ) -> Timed:
+        """Predicts the time of a launch on a device from its machine code, without running it here (docs/clock.md).
+
+        kernel, grid, block, args and shared_bytes are those of `launch`; arrays are not written to. mhz: the clock rate, by default
+        the device's boost clock. cold: the L2 was emptied before. CUDA C is compiled for the device, PTX needs ptxas.
+
+        Raises ValueError or TypeError for arguments that do not fit, RuntimeError without NVIDIA's disassemblers.
+        """
+        from cupyflash.sim.clock.loaded import of_ptx, of_source
+        from cupyflash.sim.clock.timed import timed
+
+        r = self.recipe
+        code = of_ptx(self.text, device) if r is None else of_source(r.text, device, r.options, r.name, r.expressions)
+        loaded = code.launch(kernel, (triple(grid, "grid"), triple(block, "block")), args, shared_bytes)
+        return timed(loaded, device, mhz, cold=cold)
 
     def _allowed(self, code: Code) -> list[Suppression]:
         """Returns the suppressions in comments on a kernel's lines; in given sources, also on lines of which no kernel has code."""

@@ -24,7 +24,7 @@ from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -32,10 +32,14 @@ from cupyflash.launch.compiler import SHARED_WITHOUT_ASKING
 from cupyflash.launch.nvrtc import architecture, compile_named, compile_to_cubin
 from cupyflash.words import plural
 
-from .module import Launch, Module, Stream
+from .module import Launch, Module, Recipe, Stream
 from .parameters import POINTER_BYTES, is_maps
 from .report.findings import Finding, Suppression, asked, told
 from .text.syntax import Array, Variable, base_name, parameter_names
+
+if TYPE_CHECKING:
+    from cupyflash.device import Device
+    from cupyflash.sim.clock.timed import Timed
 
 
 class DeviceArray(np.ndarray):
@@ -230,7 +234,9 @@ def _load(source: SourceText, arch: str) -> Loaded:
     made = compile_named(source.text, source.compiler_options(arch), source.place[0], source.expressions)
     file, line = source.place
     known = {file: source.code} if line == 1 else {}  # else it stands in a Python file, which is there to be read
-    return Loaded(source, arch, Module.from_ptx(made.text, sources=known), made.lowered, made.log)
+    module = Module.from_ptx(made.text, sources=known)
+    module.recipe = Recipe(source.text, source.compiler_options(arch), source.place[0], source.expressions)
+    return Loaded(source, arch, module, made.lowered, made.log)
 
 
 def cupy_headers() -> tuple[list[str], list[str]]:
@@ -330,6 +336,34 @@ class RawKernel:
         Raises TypeError where CuPy would pass bytes that are not the parameter's, ValueError for a launch that CUDA refuses, and
         `KernelFault` for findings, unless a `simulation` says otherwise.
         """
+        loaded, name = self._loaded()
+        grid, block, given = self._given(grid, block, args, shared_mem)
+        holds = settings()
+        how: dict[str, Any] = {"seed": holds.seed, "races": bool(holds.races), "suppressions": holds.suppressions or ()}
+        how["stream"] = stream if isinstance(stream, Stream) else None
+        launch = loaded.module.launch(name, grid, block, given, shared_bytes=shared_mem, **how)
+        deliver(self.name, launch, 2)
+
+    def clock(
+        self,
+        grid: tuple[int, ...],
+        block: tuple[int, ...],
+        args: Sequence[Any],
+        device: Device,
+        *,
+        shared_mem: int = 0,
+        mhz: float | None = None,
+        cold: bool = False,
+    ) -> Timed:
+        """Predicts the time of a launch on a device, as `Module.clock` does; the rest as in a call. Nothing is launched."""
+        loaded, name = self._loaded()
+        grid, block, given = self._given(grid, block, args, shared_mem)
+        return loaded.module.clock(name, grid, block, given, device, shared_bytes=shared_mem, mhz=mhz, cold=cold)
+
+    def _given(
+        self, grid: tuple[int, ...], block: tuple[int, ...], args: Sequence[Any], shared_mem: int
+    ) -> tuple[tuple[int, ...], tuple[int, ...], dict[str, Any]]:
+        """Returns grid, block and arguments of a launch, checked; the arguments by the names of the source."""
         _checked("grid", grid, tuple), _checked("block", block, tuple)
         loaded, name = self._loaded()
         code = loaded.module.code(name)
@@ -342,12 +376,8 @@ class RawKernel:
         names = parameter_names(self.code or "", base_name(name), len(code.params))
         zipped = zip(names, args, code.params, strict=True)
         given = {each: argument(self.name, each, value, param) for each, value, param in zipped}
-        holds = settings()
-        grid, block = (tuple(max(1, int(length)) for length in lengths) for lengths in (grid, block))
-        how: dict[str, Any] = {"seed": holds.seed, "races": bool(holds.races), "suppressions": holds.suppressions or ()}
-        how["stream"] = stream if isinstance(stream, Stream) else None
-        launch = loaded.module.launch(name, grid, block, given, shared_bytes=shared_mem, **how)
-        deliver(self.name, launch, 2)
+        whole = [tuple(max(1, int(length)) for length in lengths) for lengths in (grid, block)]
+        return whole[0], whole[1], given
 
     @property
     def shared_size_bytes(self) -> int:

@@ -1,0 +1,200 @@
+"""Scores of predicted times beside published ones: predicted.json has the times, docs/clock.md the table of scores.
+
+python benchmarks/published/scores.py [--write]
+
+prints the table of docs/clock.md; --write puts it there, and the errors by class of kernels into cupyflash/clock_errors.toml.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from itertools import combinations
+from math import exp, log
+from pathlib import Path
+from statistics import mean, median
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from published import FOLDER, ladders
+
+RESULTS = FOLDER / "predicted.json"
+PAGE = FOLDER.parents[1] / "docs" / "clock.md"
+ERRORS = FOLDER.parents[1] / "cupyflash" / "clock_errors.toml"
+BEGIN, END = "<!-- scores.py writes from here -->", "<!-- to here -->"
+APART = 1.05  # pairs of figures that differ by less have no order
+NEAR = 0.2
+CLASSES = "tensor cores", "memory", "arithmetic"
+
+
+@dataclass(frozen=True)
+class Result:
+    """The times of a step in seconds: measured, predicted at the highest clock rate of the ladder's file and at the lowest.
+
+    `least` and `most`: predictions at the highest rate with other phases of blocks and assumed latencies. `kind`: the class of the
+    kernel that takes longest (`known.kind_of`), `binds`: its nearest limit.
+    """
+
+    measured: float
+    predicted: float
+    lowest: float
+    least: float
+    most: float
+    kind: str
+    binds: str
+
+    @property
+    def ratio(self) -> float:
+        return self.predicted / self.measured
+
+    @property
+    def inside(self) -> float:
+        """The ratio to the nearest prediction at any rate of the interval: 1 if the measured time lies among them."""
+        return min(max(self.measured, self.predicted), self.lowest) / self.measured
+
+
+Results = Mapping[str, Mapping[str, Result]]
+
+
+def read(path: Path = RESULTS) -> dict[str, dict[str, Result]]:
+    """The results by ladder and step."""
+    data = json.loads(path.read_text()) if path.exists() else {}
+    return {name: {step: Result(**one) for step, one in steps.items()} for name, steps in data.items()}
+
+
+def write(results: Results, path: Path = RESULTS) -> None:
+    data = {name: {step: asdict(one) for step, one in steps.items()} for name, steps in sorted(results.items())}
+    path.write_text(json.dumps(data, indent=1) + "\n")
+
+
+def bias_of(ratios: Iterable[float]) -> float:
+    """The distance of the geometric mean from 1."""
+    return exp(mean(log(ratio) for ratio in ratios)) - 1
+
+
+def signs(found: Sequence[Result]) -> list[int]:
+    """For each pair of steps that differ by more than 5 %: 1 if predicted in the measured order, else -1."""
+    return [
+        1 if (a.measured > b.measured) == (a.predicted > b.predicted) else -1
+        for a, b in combinations(found, 2)
+        if max(a.measured / b.measured, b.measured / a.measured) > APART
+    ]
+
+
+@dataclass(frozen=True)
+class Score:
+    """The errors of some results: `ladders` keeps those of a ladder together, for the order and for one factor a ladder."""
+
+    ladders: Sequence[Sequence[Result]]
+
+    @property
+    def ratios(self) -> list[float]:
+        return [each.ratio for ladder in self.ladders for each in ladder]
+
+    @property
+    def scaled(self) -> list[float]:
+        """The ratios after one factor a ladder."""
+        found = []
+        for ladder in self.ladders:
+            factor = 1 + bias_of(each.ratio for each in ladder)
+            found += [each.ratio / factor for each in ladder]
+        return found
+
+    @property
+    def tau(self) -> float | None:
+        """Kendall's tau of pairs within a ladder that differ by more than 5 %, pooled; None if there is none."""
+        found = [sign for ladder in self.ladders for sign in signs(ladder)]
+        return mean(found) if found else None
+
+    @property
+    def spread(self) -> float:
+        """The median width of predictions over phases and assumed latencies, in their own time."""
+        return median((each.most - each.least) / each.predicted for ladder in self.ladders for each in ladder)
+
+    def cells(self) -> list[str]:
+        """The cells of a row: figures; median error and those within 20 %, also in the interval of rates, and after one factor a
+        ladder; tau, bias, spread."""
+        inside = [each.inside for ladder in self.ladders for each in ladder]
+        tau = "" if self.tau is None else f"{self.tau:.2f}"
+        return [
+            str(len(self.ratios)),
+            *(f"{middle(ratios):.1%}".replace("%", " %") + f", {near(ratios)}" for ratios in (self.ratios, inside, self.scaled)),
+            tau,
+            f"{bias_of(self.ratios):+.1%}".replace("%", " %"),
+            f"{self.spread:.1%}".replace("%", " %"),
+        ]
+
+
+def middle(ratios: Sequence[float]) -> float:
+    """The median error."""
+    return median(abs(ratio - 1) for ratio in ratios)
+
+
+def near(ratios: Sequence[float]) -> int:
+    """How many are within 20 %."""
+    return sum(abs(ratio - 1) <= NEAR for ratio in ratios)
+
+
+def table(results: Results) -> str:
+    """The table of docs/clock.md: a row for each ladder, each use, each class, and all."""
+    uses = {ladder.name: ladder.use for ladder in ladders()}
+    rows = [(f"`{name}`", uses[name], Score([list(steps.values())])) for name, steps in results.items()]
+    for use in ("guide", "compared"):
+        rows.append((f"all {use}", "", Score([list(steps.values()) for name, steps in results.items() if uses[name] == use])))
+    for kind in CLASSES:
+        rows.append((f"all of {kind}", "", Score(of_class(results, kind))))
+    rows.append(("**all**", "", Score([list(steps.values()) for steps in results.values()])))
+    lines = [
+        "| ladder | use | figures | highest rate | within the rates | one factor | tau | bias | spread |",
+        "| --- | --- | --- | --- | --- | --- | --- | --- | --- |",
+    ]
+    lines += [f"| {' | '.join([name, use, *score.cells()])} |" for name, use, score in rows if score.ladders]
+    far = [
+        f"| `{name}`, {step} | {one.measured * 1e6:,.1f} | {one.predicted * 1e6:,.1f} | {one.ratio:.2f} | "
+        f"{one.least / one.measured:.2f} to {one.most / one.measured:.2f} | {one.binds} |"
+        for name, steps in results.items()
+        for step, one in steps.items()
+        if abs(one.ratio - 1) > NEAR
+    ]
+    lines += ["", "| beyond 20 % | measured, us | predicted | ratio | over phases and assumed latencies | binds |"]
+    return "\n".join([*lines, "| --- | --- | --- | --- | --- | --- |", *far])
+
+
+def of_class(results: Results, kind: str) -> list[list[Result]]:
+    """The results of a class of kernels, by ladder."""
+    found = [[one for one in steps.values() if one.kind == kind] for steps in results.values()]
+    return [steps for steps in found if steps]
+
+
+def errors(results: Results) -> str:
+    """The errors by class of kernels, as cupyflash/clock_errors.toml."""
+    lines = ["# The clock's errors on published kernels by class; written by benchmarks/published/scores.py from predicted.json."]
+    for kind in CLASSES:
+        found = Score(of_class(results, kind)).ratios
+        lines += ["", f'["{kind}"]', f"figures = {len(found)}", f"median = {middle(found):.4f}", f"near = {near(found)}"]
+        lines += [f"least = {min(found):.4f}", f"most = {max(found):.4f}", f"bias = {bias_of(found):.4f}"]
+    return "\n".join(lines) + "\n"
+
+
+def page(text: str, results: Results) -> str:
+    """A page with the table between its two marks."""
+    head, _, rest = text.partition(BEGIN)
+    return f"{head}{BEGIN}\n\n{table(results)}\n\n{END}{rest.partition(END)[2]}"
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python benchmarks/published/scores.py", description="Scores of predicted times.")
+    parser.add_argument("--write", action="store_true", help="write docs/clock.md and cupyflash/clock_errors.toml")
+    results = read()
+    if parser.parse_args(words).write:
+        PAGE.write_text(page(PAGE.read_text(), results))
+        ERRORS.write_text(errors(results))
+    print(table(results))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

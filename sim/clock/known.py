@@ -1,0 +1,53 @@
+"""The clock's known error: cupyflash/clock_errors.toml, which benchmarks/published/predicted.py writes, by class of kernels."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from importlib import resources
+from typing import Any
+
+from .whole import Time
+
+TENSOR_SHARE = 0.05
+
+
+@dataclass(frozen=True)
+class KnownError:
+    """The errors of predictions of a class of published kernels: ratios are predicted over measured time.
+
+    `median`: of |ratio - 1|; `near`: figures within 20 %; `bias`: the geometric mean's distance from 1.
+    """
+
+    kind: str
+    figures: int
+    median: float
+    near: int
+    least: float
+    most: float
+    bias: float
+
+    def __str__(self) -> str:
+        return (f"of {self.figures} published kernels of this class ({self.kind}) half were within {self.median:.0%}, "
+                f"{self.near} within 20 %, all from {self.least:.2f} to {self.most:.2f} of the measured time")  # fmt: skip
+
+
+def kind_of(time: Time) -> str:
+    """The class of a kernel: "tensor cores" if they work for a twentieth of the time, "memory" if DRAM or the L2 binds, else
+    "arithmetic"."""
+    if time.busy["tensor"] > TENSOR_SHARE:
+        return "tensor cores"
+    return "memory" if time.binds in ("DRAM", "L2") else "arithmetic"
+
+
+def known_error(time: Time) -> KnownError:
+    """The known error for a kernel of the same class."""
+    kind = kind_of(time)
+    return KnownError(kind, **_table()[kind])
+
+
+@cache
+def _table() -> Mapping[str, Mapping[str, Any]]:
+    return tomllib.loads(resources.files("cupyflash").joinpath("clock_errors.toml").read_text())

@@ -1,0 +1,154 @@
+"""The clocks that warps spend at each instruction, by reason, as a profiler's source page has them (Nsight Compute, "Warp Stall
+Reasons"): from the issue of a warp's last instruction to that of this one.
+
+An instruction's clocks are those until it is issued, and the one in which it is: "selected". So the clocks of all instructions are
+those of all warps from their first clock to their last.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from math import inf
+from typing import TYPE_CHECKING
+
+from .memory import SPACES
+from .multiprocessor import IDLE, LITE, Issue, Multiprocessor, Outside, SubCore, Warp
+from .rates import Rates
+from .sass import SCOREBOARDS, Instruction
+from .steps import Act, Step, Unit
+from .traces import TURNS_BEFORE, WARM
+
+if TYPE_CHECKING:
+    from .whole import Clock
+
+REASONS: Mapping[str, str] = {
+    "selected": "the instruction was issued",
+    "wait": "the stall count of the instruction before",
+    "branch resolving": "a branch that was taken",
+    "long scoreboard": "a result from the L1, the L2, DRAM or local memory",
+    "short scoreboard": "a result from shared memory, of a shuffle, MUFU or a special register",
+    "barrier": "other warps at a barrier",
+    "math pipe throttle": "the unit was busy",
+    "MIO throttle": "the queue to shared memory was full",
+    "LG throttle": "the queue to the L1 was full",
+    "dispatch stall": "operands of one register bank",
+    "not selected": "another warp was issued",
+}
+"""The reasons, by the names of Nsight Compute, and what a warp waits for."""
+BEHIND = {Act.BARRIER: "barrier", Act.WAIT_COUNT: "long scoreboard"}
+"""The reason for a wait behind an instruction that makes a warp wait by itself."""
+
+
+Spent = defaultdict[str, float]
+"""Clocks by reason."""
+
+
+@dataclass(slots=True)
+class Past:
+    """A warp's last issue: the clock, and until when registers, the stall count and a branch held the next one back; the reason
+    for each scoreboard, and for waiting behind this instruction."""
+
+    issued: float
+    dispatched: float
+    counted: float
+    resolved: float
+    boards: list[str] = field(default_factory=lambda: ["wait"] * SCOREBOARDS)
+    behind: str = "wait"
+
+
+class Watched(Multiprocessor):
+    """A multiprocessor that keeps the clocks of each instruction by reason; `steady`: those in turns that stand for others."""
+
+    def __init__(self, code: Sequence[Instruction], steps: Sequence[Step], rates: Rates, outside: Outside, residents: int) -> None:
+        super().__init__(steps, rates, outside, residents)
+        self.code = code
+        self.clocks: defaultdict[int, Spent] = defaultdict(_nothing)
+        self.steady: defaultdict[int, Spent] = defaultdict(_nothing)
+        self.past: dict[int, Past] = {}
+        self.lives: dict[int, tuple[float, float]] = {}  # a warp's first clock, and the one behind its last
+
+    def issue(self, core: SubCore, warp: Warp, now: float) -> float:
+        """Issues as a multiprocessor does, and accounts for the clocks since the warp's last issue."""
+        issue = warp.trace[warp.at]
+        step, past = self.steps[issue.at], self.past.get(warp.age)
+        if past is None:
+            past = self.past[warp.age] = Past(warp.ready - 1, warp.ready, warp.ready, warp.ready)
+            self.lives[warp.age] = warp.ready, inf
+        found = self.waited(core, warp, issue, step, past, now)
+        turn = warp.turn - (not issue.mark)
+        tables = [self.clocks] + [self.steady] * (WARM <= turn < TURNS_BEFORE - 1)
+        for table in tables:
+            for reason, clocks in found.items():
+                table[issue.at][reason] += clocks
+        self.lives[warp.age] = self.lives[warp.age][0], now + 1
+        delay = super().issue(core, warp, now)
+        past.issued, past.dispatched = now, now + delay + 1
+        past.counted = now + delay + step.stall
+        past.resolved = past.counted + (self.branch if issue.taken else 0)
+        past.behind = BEHIND.get(Act(step.act), "wait")
+        if step.writes is not None:
+            past.boards[step.writes] = self.board(issue.at)
+        if step.frees is not None:
+            past.boards[step.frees] = self.board(issue.at)
+        return delay
+
+    def waited(self, core: SubCore, warp: Warp, issue: Issue, step: Step, past: Past, now: float) -> Spent:
+        """Returns the clocks since a warp's last issue by reason, each up to the time at which it no longer held the warp back."""
+        found: Spent = _nothing()
+        reached = past.issued + 1
+        board = max(step.waits, key=lambda each: warp.boards[each], default=None)
+        held = [(past.dispatched, "dispatch stall"), (past.counted, "wait"), (past.resolved, "branch resolving")]
+        if board is not None:
+            held.append((warp.boards[board], past.boards[board]))
+        held += [(warp.ready, past.behind), self.throttled(core, issue, step), (now, "not selected")]
+        for until, reason in held:
+            if min(until, now) > reached:
+                found[reason] += min(until, now) - reached
+                reached = min(until, now)
+        found["selected"] += 1
+        return found
+
+    def throttled(self, core: SubCore, issue: Issue, step: Step) -> tuple[float, str]:
+        """Returns the time at which an instruction's unit or queue had room again, and the reason for waiting for it."""
+        unit, free = step.unit, core.free
+        if unit == Unit.MEMORY:
+            opcode = self.code[issue.at].opcode
+            full = issue.cost is not IDLE and len(core.leaves) >= self.room
+            return core.leaves[-self.room] if full else 0.0, "LG throttle" if far(opcode) else "MIO throttle"
+        if unit == Unit.FMA:
+            return min(free[Unit.HEAVY], free[LITE]) if self.halves == 2 else free[Unit.HEAVY], "math pipe throttle"
+        if unit == Unit.SPECIAL:
+            return free[unit] - self.special_room * step.clocks, "math pipe throttle"
+        return (free[unit] if unit != Unit.NONE else 0.0), "math pipe throttle"
+
+    def board(self, at: int) -> str:
+        """Returns the reason for waiting for a scoreboard that an instruction sets."""
+        return "long scoreboard" if far(self.code[at].opcode) else "short scoreboard"
+
+
+def _nothing() -> Spent:
+    return defaultdict(float)
+
+
+def far(opcode: str) -> bool:
+    """True for an instruction whose result comes through the L1."""
+    return opcode == "LDGDEPBAR" or SPACES.get(opcode, "shared") != "shared"
+
+
+def stalls(clock: Clock) -> Mapping[int, Mapping[str, float]]:
+    """Returns the clocks by reason of each instruction (its number), of all warps that a multiprocessor has at once.
+
+    A turn of their loop that the clock leaves out counts as one of the last before it.
+    """
+    count = min(-(-clock.blocks // clock.device.sm_count), clock.residents)
+    watched = Watched(clock.launch.kernel.instructions, clock.steps, clock.rates, clock.outside, count)
+    watched.run(clock.traces[:count])
+    loop = clock.tracer.loop
+    times = len(loop.left_out) / (TURNS_BEFORE - 1 - WARM) if loop else 0
+    found: dict[int, Mapping[str, float]] = {}
+    for at, spent in watched.clocks.items():
+        steady = watched.steady.get(at, _nothing())
+        found[at] = {reason: spent[reason] + times * steady[reason] for reason in REASONS if spent[reason]}
+    return found

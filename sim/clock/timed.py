@@ -1,0 +1,51 @@
+"""A launch with its time: the whole, its limits, the error that is known of such kernels, and the lines at which warps spend it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from cupyflash.device import Device
+
+from .known import KnownError, known_error
+from .lines import Line, lines_of, places
+from .loaded import Loaded
+from .stalls import stalls
+from .whole import Clock, Time
+
+
+@dataclass(frozen=True)
+class Timed:
+    """A launch's predicted time on a device. `dram`: bytes a second of DRAM while its multiprocessors are full.
+
+    `lines`: those at which warps spend the time, the longest first; `known`: the error of predictions of such kernels.
+    """
+
+    kernel: str
+    device: str
+    time: Time
+    dram: float
+    known: KnownError
+    lines: Sequence[Line]
+
+    @property
+    def seconds(self) -> float:
+        return self.time.seconds
+
+    def to_dict(self) -> dict[str, Any]:
+        """The report of `cupyflash time --json`."""
+        time = self.time
+        head = {"kernel": self.kernel, "device": self.device, **asdict(time), "binds": time.binds, "tflops": time.tflops}
+        known, lines = asdict(self.known), [line.to_dict() for line in self.lines]
+        return head | {"dram_gbs": self.dram / 1e9, "known_error": known, "lines": lines}
+
+
+def timed(loaded: Loaded, device: Device, mhz: float | None = None, *, cold: bool = False) -> Timed:
+    """Times a launch; raises as `Clock` does, RuntimeError without a disassembler."""
+    clock = Clock(loaded.launch, device, mhz, cold=cold)
+    time, kernel = clock.time(), loaded.launch.kernel
+    where = places(loaded.cubin, kernel.name)
+    lines = lines_of(stalls(clock), kernel.instructions, where, time.seconds, loaded.sources)
+    dram = min(time.busy["DRAM"], 1) * (device.hbm_bandwidth or 0) * clock.rates["dram.read"]
+    return Timed(kernel.name, device.name, time, dram, known_error(time), lines)
