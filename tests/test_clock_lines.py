@@ -22,6 +22,7 @@ from cupyflash.sim.clock.rates import Rates
 from cupyflash.sim.clock.sass import Control, Instruction
 from cupyflash.sim.clock.stalls import REASONS, Watched, stalls
 from cupyflash.sim.clock.steps import step_of
+from cupyflash.sim.clock.waits import NAMED, Key
 from cupyflash.sim.clock.whole import Clock
 
 pytestmark = pytest.mark.skipif(sass.disassembler() is None, reason="needs NVIDIA's disassemblers")
@@ -76,7 +77,10 @@ def reasons(*lines: tuple[str, Control], warps: int = 1, taken: int = -1) -> lis
         opcode, *modifiers = name.split(".")
         code.append(Instruction(16 * number, opcode, tuple(modifiers), tuple(operands.split(", ")), control=control))
     rates = Rates.of(A6000)
-    trace = [Issue(number, taken=number == taken) for number in range(len(code))]
+    met = ((Key(NAMED, 0, 0, 0), True, True),)
+    trace = [
+        Issue(number, taken=number == taken, signals=met if each.opcode == "BAR" else ()) for number, each in enumerate(code)
+    ]
     watched = Watched(code, [step_of(each, rates) for each in code], rates, FAST, 1)
     watched.run([[trace] * warps])
     return [{reason: clocks for reason, clocks in watched.clocks[at].items() if clocks} for at in range(len(code))]
