@@ -327,42 +327,24 @@ def decode(instruction: Instruction) -> Plan:
         raise Unsupported(f"unknown operand form: {error}") from error
 
 
-class Mods:
-    """The modifiers of an instruction, taken one by one; a modifier that no decoder takes is unsupported."""
+def taken(i: Instruction, *groups: str, ignored: Collection[str] = ()) -> list[str]:
+    """Returns the modifier that an instruction has of each group of names, "" for none; one of a group that begins with "!" must be
+    there. Raises `Unsupported` for all other modifiers.
+    """
+    rest, found = [m for m in i.mods if m not in ignored], list[str]()
+    for group in groups:
+        names = group.removeprefix("!").split()
+        found.append(next((m for m in rest if m in names), ""))
+        if found[-1]:
+            rest.remove(found[-1])
+        elif group.startswith("!"):
+            raise Unsupported(f"{i.opcode} needs one of .{', .'.join(names)}")
+    if rest:
+        raise Unsupported(f"{'type' if rest[0] in TYPES else 'modifier'} .{rest[0]} is not executed here")
+    return found
 
-    def __init__(self, instruction: Instruction, *ignored: str):
-        self.rest = [m for m in instruction.mods if m not in ignored]
 
-    def flag(self, *names: str) -> bool:
-        found = [m for m in self.rest if m in names]
-        for name in found:
-            self.rest.remove(name)
-        return bool(found)
-
-    def choice(self, names: Collection[str], default: str = "") -> str:
-        for mod in self.rest:
-            if mod in names:
-                self.rest.remove(mod)
-                return mod
-        return default
-
-    def types(self, *allowed: str) -> tuple[PtxType, ...]:
-        found = [m for m in self.rest if m in TYPES]
-        for name in found:
-            if allowed and name not in allowed:
-                raise Unsupported(f"type .{name} is not executed here")
-            self.rest.remove(name)
-        return tuple(TYPES[m] for m in found)
-
-    def type(self, *allowed: str) -> PtxType:
-        found = self.types(*allowed)
-        if len(found) != 1:
-            raise Unsupported(f"expected one type, got {len(found)}")
-        return found[0]
-
-    def done(self) -> None:
-        if self.rest:
-            raise Unsupported(f"modifier .{self.rest[0]} is not executed here")
+ANY_TYPE = f"!{' '.join(TYPES)}"
 
 
 def pure(

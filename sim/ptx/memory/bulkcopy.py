@@ -425,9 +425,9 @@ class Bulks:
     def commit(self, lanes: Lanes) -> None:
         self.committed[lanes.index] += 1
 
-    def wait(self, lanes: Lanes, newest: int, read: bool, i: Instruction) -> None:
-        """Waits until at most `newest` of the threads' newest groups are pending; `read`: until others have read their sources."""
-        found = self.due(lanes, self.committed - newest)
+    def wait(self, lanes: Lanes, newest: int | None, i: Instruction) -> None:
+        """Waits until at most `newest` (None: 0) of the threads' newest groups are pending, or (.read) have not yet read."""
+        found, read = self.due(lanes, self.committed - (newest or 0)), "read" in i.mods
         if self.memory.diary is not None:
             self.tell(lanes, found, read, i)
         for store, due in found:

@@ -13,29 +13,20 @@ from ...memory.memory import LOCAL_WINDOW, PARAM_WINDOW, SHARED_WINDOW, SPACE_BI
 from ...memory.ports import ALL, PORTS, LocalPort, Part, Port, cluster_address, rank_of
 from ...state.lanes import Lanes
 from ...text.syntax import ELEMENT, SINK, TYPES, Array, Instruction, Mem, Operand, PtxType, Reg, Sym, Unsupported
-from ..registry import Arg, Arrays, Frame, Mods, Plan, Thunk, act, arg, items, opcode, pure
+from ..registry import ANY_TYPE, Arg, Arrays, Frame, Plan, Thunk, act, arg, items, opcode, pure, taken
 from .floats import narrow, wide
 from .rows import extended
 
 WINDOWS = {"shared": SHARED_WINDOW, "local": LOCAL_WINDOW, "global": 0, "const": 0, "param": PARAM_WINDOW}
-SHARED = ("shared", "shared::cta", "shared::cluster")
-
-
-def named_space(i: Instruction, mods: Mods) -> str:
-    """Returns the space that an instruction names."""
-    if set(SHARED) & set(i.mods):
-        return "shared"
-    return "param" if mods.flag("param::entry") else mods.choice(tuple(WINDOWS))
+SPACES = "global shared shared::cta shared::cluster local const param param::entry"
 
 
 @opcode("cvta", forms="{.to} .global .shared{::cta ::cluster} .local .const .param{::entry} .u64 .u32")
 def cvta(i: Instruction) -> Plan:
-    mods = Mods(i, *SHARED)
-    backward, type_ = mods.flag("to"), mods.type("u64", "u32")
-    space = named_space(i, mods)
-    mods.done()
+    backward, named, _ = taken(i, "to", f"!{SPACES}", "!u64 u32")
+    space = named.partition("::")[0]
     window = WINDOWS[space]
-    d, a = (arg(o, type_) for o in i.operands)
+    d, a = (arg(o, i.type) for o in i.operands)
     if not window:
         return pure(lambda d, a: partial(np.copyto, d, a), [d], [a])
     base = np.array(window, np.uint64)
@@ -45,11 +36,8 @@ def cvta(i: Instruction) -> Plan:
 
 @opcode("isspacep", forms=".global .shared{::cta ::cluster} .local .param{::entry}")
 def isspacep(i: Instruction) -> Plan:
-    mods = Mods(i, *SHARED)
-    space = named_space(i, mods)
-    mods.done()
-    if space == "const":
-        raise Unsupported("isspacep.const")
+    (named,) = taken(i, f"!{SPACES.replace('const ', '')}")
+    space = named.partition("::")[0]
     tags = [np.array(WINDOWS[one] >> SPACE_BITS, np.uint64) for one in (space, *(["param"] if space == "global" else []))]
 
     p, a = i.operands
@@ -57,7 +45,7 @@ def isspacep(i: Instruction) -> Plan:
     def run(frame: Frame, out: Arrays, ins: Arrays) -> None:
         of = ins[0] >> np.uint64(SPACE_BITS)
         out[0][...] = np.logical_or.reduce([of == tag for tag in tags])  # the window of parameters is within that of .global
-        if space == "shared" and "shared::cluster" not in i.mods and frame.lanes.wave.cluster > 1:
+        if named in ("shared", "shared::cta") and frame.lanes.wave.cluster > 1:
             # An address of the lane's own block, with its rank or without.
             address = np.broadcast_to(ins[0], frame.n)
             out[0][...] &= rank_of(frame.lanes, address - np.uint64(SHARED_WINDOW)) == frame.lanes.block % frame.lanes.wave.cluster
@@ -67,13 +55,10 @@ def isspacep(i: Instruction) -> Plan:
 
 def ranked(i: Instruction) -> tuple[PtxType, bool]:
     """Returns the type of mapa and getctarank, and True if addresses are generic."""
-    mods = Mods(i)
-    generic = not mods.flag("shared::cluster")
-    type_ = mods.type("u32", "u64")
-    mods.done()
-    if generic and type_.bits == 32:
+    space, _ = taken(i, "shared::cluster", "!u32 u64")
+    if not space and i.type.bits == 32:
         raise Unsupported("a generic address of 32 bits")
-    return type_, generic
+    return i.type, not space
 
 
 def shared_offsets(frame: Frame, i: Instruction, addresses: Array, generic: bool) -> Array:
@@ -121,7 +106,6 @@ def getctarank(i: Instruction) -> Plan:
 
 ORDER = ("weak", "volatile", "relaxed", "acquire", "release", "acq_rel", "mmio", "cta", "gpu", "sys", "cluster")
 CACHE = ("ca", "cg", "cs", "lu", "cv", "wb", "wt", "nc")
-SPACES = ("global", "shared", "local", "const", "param")
 
 
 def hints(i: Instruction) -> tuple[str, ...]:
@@ -132,14 +116,9 @@ def hints(i: Instruction) -> tuple[str, ...]:
     return (*ORDER, *CACHE, *(m for m in i.mods if m.startswith(("L1::", "L2::"))))
 
 
-def take_space(mods: Mods) -> str:
-    if mods.flag("shared::cta"):
-        return "shared"
-    if mods.flag("shared::cluster"):
-        return "shared::cluster"
-    if mods.flag("param::entry"):
-        return "param"
-    return mods.choice(SPACES, "generic")
+def space_of(name: str) -> str:
+    """Returns the space, as `memory.ports` has it, that a modifier means, or that none of them means."""
+    return {"": "generic", "shared::cta": "shared", "param::entry": "param"}.get(name, name)
 
 
 def address_arg(memory: Operand, space: str) -> tuple[Arg, int]:
@@ -180,8 +159,13 @@ def make_port(frame: Frame, i: Instruction, space: str, size: int, kind: str, us
     return PORTS[space](frame.machine.memory, i, frame.n, size, kind, used)
 
 
-def vector(mods: Mods) -> int:
-    return int(mods.choice(("v2", "v4", "v8"), "v1")[1:])
+def moved(i: Instruction) -> tuple[str, int, PtxType]:
+    """Returns the space of a load or store, the number of its elements, and their type."""
+    space, vector, _ = taken(i, SPACES, "v2 v4 v8", ANY_TYPE, ignored=hints(i))
+    count = int(vector[1:] or 1)
+    if count * i.type.bytes > (32 if space == "global" else 16):
+        raise Unsupported(f"accesses of {count * i.type.bytes} bytes")
+    return space_of(space), count, i.type
 
 
 @opcode(
@@ -190,15 +174,11 @@ def vector(mods: Mods) -> int:
     forms="{.v2 .v4 .v8} .global .shared{::cta ::cluster} .local .const .param{::entry}, generic; .b8-.f64; hints ignored",
 )
 def ld(i: Instruction) -> Plan:
-    mods = Mods(i, *hints(i))
-    space, count, type_ = take_space(mods), vector(mods), mods.type()
-    mods.done()
+    space, count, type_ = moved(i)
     target, memory = i.operands[:2]
     registers = items(target, count)
     base, offset = address_arg(memory, space)
     size = count * type_.bytes
-    if size > (32 if space == "global" else 16):
-        raise Unsupported(f"accesses of {size} bytes")
     view = TYPES[f"{'s' if type_.kind == 's' else 'u'}{type_.bits}"]
 
     def bind(frame: Frame, out: Arrays, ins: Arrays) -> Thunk:
@@ -253,15 +233,11 @@ def store(port: Port, lanes: Lanes, addresses: Array, buffer: Array) -> None:
 
 @opcode("st", forms="{.v2 .v4 .v8} .global .shared{::cta ::cluster} .local .param, generic; .b8-.f64; hints ignored")
 def st(i: Instruction) -> Plan:
-    mods = Mods(i, *hints(i))
-    space, count, type_ = take_space(mods), vector(mods), mods.type()
-    mods.done()
+    space, count, type_ = moved(i)
     memory, source = i.operands[:2]
     registers = items(source, count)
     base, offset = address_arg(memory, space)
     size = count * type_.bytes
-    if size > (32 if space == "global" else 16):
-        raise Unsupported(f"accesses of {size} bytes")
     view = TYPES[f"b{type_.bits}"]
 
     def bind(frame: Frame, out: Arrays, ins: Arrays) -> Thunk:
@@ -369,12 +345,10 @@ def add_at_once(view: Array, index: Array, value: Array) -> Array:
     ".add .f32 .f64 .f16 .f16x2 .bf16 .bf16x2, of .global {.v2 .v4 .v8} of those up to 16 bytes",
 )
 def atom(i: Instruction) -> Plan:
-    mods = Mods(i, *hints(i), "noftz")
-    space, count = take_space(mods), vector(mods)
-    name = mods.choice(("add", "min", "max", "inc", "dec", "and", "or", "xor", "exch", "cas"))
-    type_ = mods.type()
-    mods.done()
-    if not name or space not in ("global", "shared", "shared::cluster", "generic") or type_.bits < 16:
+    operations = "!add min max inc dec and or xor exch cas"
+    named, vector, name, _ = taken(i, SPACES, "v2 v4 v8", operations, ANY_TYPE, ignored=(*hints(i), "noftz"))
+    space, count, type_ = space_of(named), int(vector[1:] or 1), i.type
+    if space not in ("global", "shared", "shared::cluster", "generic") or type_.bits < 16:
         raise Unsupported("this atomic")
     if type_.kind == "f" and name != "add":
         raise Unsupported(f"atomic {name} of floating point")

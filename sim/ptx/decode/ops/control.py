@@ -24,7 +24,6 @@ from ..registry import (
     Exit,
     Frame,
     FunctionCall,
-    Mods,
     PhaseWait,
     Plan,
     RegisterCount,
@@ -35,6 +34,7 @@ from ..registry import (
     arg,
     opcode,
     pure,
+    taken,
 )
 from .access import address_arg, address_thunk
 
@@ -44,7 +44,7 @@ MOST_BARRIERS = 16
 
 @opcode("bra", forms="{.uni} label")
 def bra(i: Instruction) -> Plan:
-    Mods(i, "uni").done()
+    taken(i, "uni")
     (target,) = i.operands
     if not isinstance(target, Sym):
         raise Unsupported("branch to something that is no label")
@@ -53,10 +53,7 @@ def bra(i: Instruction) -> Plan:
 
 @opcode("brx", forms=".idx{.uni} through .branchtargets")
 def brx(i: Instruction) -> Plan:
-    mods = Mods(i, "uni")
-    if not mods.flag("idx"):
-        raise Unsupported("only brx.idx")
-    mods.done()
+    taken(i, "!idx", "uni")
     index, table = i.operands
     if not isinstance(table, Sym):
         raise Unsupported("no table")
@@ -65,13 +62,13 @@ def brx(i: Instruction) -> Plan:
 
 @opcode("exit", "trap", "brkpt", forms="ends the threads; trap also ends the launch")
 def leave(i: Instruction) -> Plan:
-    Mods(i).done()
+    taken(i)
     return Plan((), (), control=Exit(trap=i.opcode != "exit"))
 
 
 @opcode("ret", forms="{.uni}")
 def ret(i: Instruction) -> Plan:
-    Mods(i, "uni").done()
+    taken(i, "uni")
     return Plan((), (), control=Return())
 
 
@@ -88,7 +85,7 @@ def names(operand: object) -> tuple[str, ...]:
 
 @opcode("call", forms="{.uni} (result), function or register, (arguments){, prototype}; recursion without local arrays; vprintf")
 def call(i: Instruction) -> Plan:
-    Mods(i, "uni").done()
+    taken(i, "uni")
     operands = list(i.operands)
     results = names(operands.pop(0)) if isinstance(operands[0], Group) else ()
     function = operands.pop(0)
@@ -106,25 +103,16 @@ def call(i: Instruction) -> Plan:
     "barrier.cluster{.arrive{.release .relaxed} .wait{.acquire}}{.aligned}",
 )
 def bar(i: Instruction) -> Plan:
-    mods = Mods(i, "aligned", "cta")
-    if i.opcode == "barrier" and mods.flag("cluster"):
-        action = mods.choice(("arrive", "wait"))
-        relaxed = action == "arrive" and mods.flag("relaxed")
-        mods.choice(("release",) if action == "arrive" and not relaxed else ("acquire",) if action == "wait" else ())
-        mods.done()
-        if not action or i.operands:
+    if i.opcode == "barrier" and "cluster" in i.mods:
+        waits = "wait" in i.mods
+        *_, order = taken(i, "cluster", "!arrive wait", "aligned", "acquire" if waits else "release relaxed")
+        if i.operands:
             raise Unsupported("this barrier.cluster")
-        return Plan((), (), control=ClusterBarrier(action == "wait", relaxed))
-    if mods.flag("warp"):
-        mods.flag("sync")
-        mods.done()
+        return Plan((), (), control=ClusterBarrier(waits, order == "relaxed"))
+    if "warp" in i.mods:
+        taken(i, "warp", "sync", "aligned")
         return Plan((), (arg(i.operands[0], TYPES["u32"]),), control=WarpBarrier())
-    action = mods.choice(("sync", "arrive", "red"))
-    reduction = mods.choice(("popc", "and", "or")) if action == "red" else ""
-    if not action:
-        raise Unsupported("this barrier")
-    mods.types("pred", "u32")
-    mods.done()
+    action, reduction, *_ = taken(i, "!sync arrive red", "!popc and or" if "red" in i.mods else "", "cta", "aligned", "pred u32")
     word, operands = TYPES["u32"], list(i.operands)
     writes = (arg(operands.pop(0), TYPES["u32" if reduction == "popc" else "pred"]),) if reduction else ()
     predicate = operands.pop() if reduction else SINK
@@ -181,12 +169,9 @@ def fence(i: Instruction) -> Plan:
 
 @opcode("setmaxnreg", forms=".inc .dec .sync.aligned.u32, 24 to 256 registers by 8")
 def setmaxnreg(i: Instruction) -> Plan:
-    mods = Mods(i, "sync", "aligned")
-    action = mods.choice(("inc", "dec"))
-    mods.type("u32")
-    mods.done()
+    action, *_ = taken(i, "!inc dec", "sync", "aligned", "!u32")
     (count,) = i.operands
-    if not action or not isinstance(count, Imm) or count.value % 8 or not 24 <= count.value <= 256:
+    if not isinstance(count, Imm) or count.value % 8 or not 24 <= count.value <= 256:
         raise Unsupported("setmaxnreg takes .inc or .dec and a multiple of 8 from 24 to 256")
     return Plan((), (), control=RegisterCount(count.value, action == "inc"), collective=WHOLE_WARP)
 
@@ -210,10 +195,8 @@ def map_fence(i: Instruction) -> Plan:
 
 @opcode("griddepcontrol", forms=".wait .launch_dependents: order launches of one stream, else of no effect")
 def griddepcontrol(i: Instruction) -> Plan:
-    mods = Mods(i)
-    action = mods.choice(("wait", "launch_dependents"))
-    mods.done()
-    if not action or i.operands:
+    (action,) = taken(i, "!wait launch_dependents")
+    if i.operands:
         raise Unsupported("griddepcontrol takes .wait or .launch_dependents")
 
     def bind(frame: Frame, out: Arrays, ins: Arrays) -> Thunk:
@@ -275,7 +258,12 @@ def object_space(i: Instruction) -> str:
     return "shared" if {"shared", "shared::cta", "shared::cluster"} & set(i.mods) else "generic"
 
 
-HINTS = ("release", "acquire", "relaxed", "cta", "cluster", "shared", "shared::cta", "shared::cluster", "b64")
+HINTS = ("release acquire relaxed", "cta cluster", "shared shared::cta shared::cluster", "b64")
+WAITS = dict.fromkeys(("test_wait", "try_wait"), ("parity",))
+ARRIVALS = dict.fromkeys(("arrive", "arrive_drop"), ("expect_tx", "noComplete"))
+MBARRIER: dict[str, tuple[str, ...]] = {**dict.fromkeys(("init", "inval", "pending_count"), ()), **WAITS, **ARRIVALS}
+"""Modifiers of mbarrier by action; without one it counts bytes."""
+
 ONE = Imm(1)
 
 
@@ -285,25 +273,22 @@ ONE = Imm(1)
     ".test_wait .try_wait {.parity}, .pending_count; .shared::cluster: .arrive{.expect_tx} to _, .expect_tx .complete_tx",
 )
 def mbarrier(i: Instruction) -> Plan:
-    mods = Mods(i, *HINTS)
     word, long = TYPES["u32"], TYPES["u64"]
-    action = mods.choice(("init", "inval", "arrive", "arrive_drop", "test_wait", "try_wait", "pending_count"))
-    if action in ("test_wait", "try_wait"):
-        parity = mods.flag("parity")
-        mods.done()
+    action = next((name for name in MBARRIER if name in i.mods), "")
+    taken(i, action, *MBARRIER.get(action, ("!expect_tx complete_tx",)), *HINTS)
+    expects, parity = "expect_tx" in i.mods, "parity" in i.mods
+    if action in WAITS:
         done, memory, state = i.operands[:3]
         space = object_space(i)
         base, offset = address_arg(memory, space)
         control = PhaseWait(space, offset, parity, action == "try_wait")
         return Plan((arg(done, TYPES["pred"]),), (base, arg(state, word if parity else long)), control=control)
     if action == "pending_count":
-        mods.done()
         d, state = i.operands
         return pure(
             lambda d, s: lambda: np.copyto(d, s & np.uint64(0xFFFFFFFF), casting="unsafe"), [arg(d, word)], [arg(state, long)]
         )
     if action == "init":
-        mods.done()
         memory, count = i.operands
 
         def init(frame: Frame, lanes: Lanes, keys: Array, values: Sequence[Array]) -> None:
@@ -312,15 +297,9 @@ def mbarrier(i: Instruction) -> Plan:
 
         return on_objects(i, memory, "st", init, None, [arg(count, word)])
     if action == "inval":
-        mods.done()
         (memory,) = i.operands
         return on_objects(i, memory, "atom", lambda f, lanes, keys, v: f.machine.mbarriers.invalidate(keys), None, [])
-    expects, completes = mods.flag("expect_tx"), mods.flag("complete_tx")
-    incomplete = mods.flag("noComplete")
-    mods.done()
     if not action:
-        if expects == completes:
-            raise Unsupported("this mbarrier instruction")
         memory, amount = i.operands
 
         def transact(frame: Frame, lanes: Lanes, keys: Array, values: Sequence[Array]) -> None:
@@ -334,7 +313,7 @@ def mbarrier(i: Instruction) -> Plan:
         barriers, number = frame.machine.mbarriers, values[0].astype(np.int64)
         if expects:
             barriers.expect(lanes, keys, number, i)
-        if incomplete:
+        if "noComplete" in i.mods:
             barriers.must_stay(lanes, keys, number, i)
         return barriers.arrive(lanes, keys, np.ones_like(number) if expects else number, action == "arrive_drop", i)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from ...text.syntax import SINK, TYPES, Array, Instruction, Reg, Unsupported, Vec
-from ..registry import Arg, Arrays, Frame, Mods, Plan, Thunk, act, arg, opcode, pure
+from ..registry import ANY_TYPE, Arg, Arrays, Frame, Plan, Thunk, act, arg, opcode, pure, taken
 from . import floats, integers
 from .floats import EIGHTS
 from .integers import PRMT_MODES, lookup
@@ -358,9 +358,8 @@ def mov(i: Instruction) -> Plan:
         return clock(d, a)
     if not isinstance(d, Vec) and not isinstance(a, Vec):
         return decode(i)
-    mods = Mods(i)
-    bits = mods.type().bits
-    mods.done()
+    taken(i, ANY_TYPE)
+    bits = i.type.bits
     if isinstance(d, Vec):
         return unpack(bits, d, a)
     assert isinstance(a, Vec)

@@ -19,6 +19,7 @@ columns. A from registers is the m16nNk16 fragment of mma for each warp.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -35,7 +36,6 @@ from ..registry import (
     Bind,
     DType,
     Frame,
-    Mods,
     Multiply,
     MultiplyWait,
     Plan,
@@ -44,8 +44,9 @@ from ..registry import (
     arg,
     items,
     opcode,
+    taken,
 )
-from .access import address_arg, address_thunk, gather, store, take_space
+from .access import SPACES, address_arg, address_thunk, gather, space_of, store
 from .floats import eight_dtype, half_bits, narrow
 
 HALF_VALUES = np.arange(1 << 16, dtype=np.uint16).view(np.float16).astype(np.float32)
@@ -97,16 +98,8 @@ def warpwise(bind: Bind, i: Instruction, writes: Sequence[Arg], reads: Sequence[
 
 
 def matrix_mods(i: Instruction) -> tuple[int, bool, str]:
-    mods = Mods(i, "sync", "aligned")
-    if not mods.flag("m8n8"):
-        raise Unsupported("only m8n8")
-    count = {"x1": 1, "x2": 2, "x4": 4}[mods.choice(("x1", "x2", "x4"))]
-    transposed, space = mods.flag("trans"), take_space(mods)
-    mods.type("b16")
-    mods.done()
-    if space not in ("shared", "generic"):
-        raise Unsupported(f"{i.opcode} of .{space}")
-    return count, transposed, space
+    *_, count, transposed, space, _ = taken(i, "sync", "aligned", "!m8n8", "!x1 x2 x4", "trans", "shared shared::cta", "!b16")
+    return int(count[1:]), bool(transposed), space_of(space)
 
 
 def row_addresses(frame: Frame, count: int) -> Array | None:
@@ -185,17 +178,13 @@ def stmatrix(i: Instruction) -> Plan:
 
 @opcode("movmatrix", forms=".sync.aligned.m8n8.trans.b16")
 def movmatrix(i: Instruction) -> Plan:
-    mods = Mods(i, "sync", "aligned")
-    if not (mods.flag("m8n8") and mods.flag("trans")):
-        raise Unsupported("only m8n8.trans")
-    type_ = mods.type("b16")
-    mods.done()
+    taken(i, "sync", "aligned", "!m8n8", "!trans", "!b16")
     d, a = i.operands
 
     def bind(frame: Frame, out: Arrays, ins: Arrays) -> Thunk:
 
         def run() -> None:
-            halves = np.ascontiguousarray(np.broadcast_to(ins[0], frame.n)).view(type_.dtype).reshape(-1, 8, 8)
+            halves = np.ascontiguousarray(np.broadcast_to(ins[0], frame.n)).view(np.uint16).reshape(-1, 8, 8)
             np.copyto(out[0], np.ascontiguousarray(halves.transpose(0, 2, 1)).view(np.uint32).reshape(-1))
 
         return run
@@ -220,6 +209,19 @@ SHAPES = {
 BITS = {"f16": 16, "bf16": 16, "tf32": 32, "e4m3": 8, "e5m2": 8, "s8": 8, "u8": 8, "s4": 4, "u4": 4, "b1": 1, "f64": 64}
 MMA_MIXED = ({"s8", "u8"}, {"s4", "u4"}, {"e4m3", "e5m2"})
 """Types that may occur together."""
+
+NUMBERS = f"!{' '.join({**TYPES, **SHAPES})}"
+
+
+def shapes_of(table: dict[str, tuple[str, ...]]) -> str:
+    """Returns the shapes of a table as a group of modifiers, one of which an instruction has."""
+    return f"!{' '.join({shape for shapes in table.values() for shape in shapes})}"
+
+
+def lengths(shape: str) -> list[int]:
+    """Returns m, n and k of a shape such as m16n8k16."""
+    return [int(length) for length in re.findall(r"\d+", shape)]
+
 
 Decode = Callable[[Array, Array], None]
 
@@ -297,24 +299,15 @@ def decoder(kind: str) -> Decode:
     "m8n8k128 m16n8k128 m16n8k256 .b1 .xor.popc .and.popc, m8n8k4 m16n8k4 m16n8k8 m16n8k16 .f64",
 )
 def mma(i: Instruction) -> Plan:
-    mods = Mods(i, "sync", "aligned", "row", "col", "kind::f8f6f4")
-    satfinite, logic = mods.flag("satfinite"), mods.choice(("xor", "and")) if mods.flag("popc") else ""
-    shape = mods.choice({s for shapes in SHAPES.values() for s in shapes})
-    types = [m for m in mods.rest if m in TYPES or m in SHAPES]
-    for name in types:
-        mods.rest.remove(name)
-    mods.done()
-    if "col" not in i.mods or i.mods.count("row") != 1:
-        raise Unsupported("only .row.col")
-    if len(types) != 4:
-        raise Unsupported("expected four types")
-    d_type, a_type, b_type, c_type = types
+    shape, d_type, a_type, b_type, c_type, satfinite, popc, logic, *_ = taken(
+        i, shapes_of(SHAPES), *[NUMBERS] * 4, "satfinite", "popc", "xor and", "!row", "!col", "sync", "aligned", "kind::f8f6f4"
+    )
     together = a_type == b_type or any({a_type, b_type} <= mixed for mixed in MMA_MIXED)
-    if shape not in SHAPES.get(a_type, ()) or not together or d_type != c_type or (a_type == "b1") != bool(logic):
+    if shape not in SHAPES.get(a_type, ()) or not together or d_type != c_type or {bool(popc), bool(logic)} != {a_type == "b1"}:
         raise Unsupported(f"mma {shape} .{a_type}.{b_type} with .{d_type} accumulators")
     if "kind::f8f6f4" in i.mods and a_type not in ("e4m3", "e5m2"):
         raise Unsupported(f"mma {shape} .{a_type} with scales")
-    m, n, k = (int(x) for x in shape[1:].replace("n", " ").replace("k", " ").split())
+    m, n, k = lengths(shape)
     whole = a_type in ("s8", "u8", "s4", "u4", "b1")
     allowed = {"f64": ("f64",), "f16": ("f32", "f16"), "e4m3": ("f32", "f16"), "e5m2": ("f32", "f16")}
     if d_type not in (("s32",) if whole else allowed.get(a_type, ("f32",))):
@@ -401,12 +394,6 @@ WMMA_SHAPES = {
 WMMA_ACCUMULATORS = {"f16": ("f16", "f32"), "s8": ("s32",), "u8": ("s32",), "f64": ("f64",)}
 
 
-def shape_of(mods: Mods) -> tuple[str, int, int, int]:
-    name = mods.choice({s for shapes in WMMA_SHAPES.values() for s in shapes})
-    m, n, k = (int(x) for x in name[1:].replace("n", " ").replace("k", " ").split())
-    return name, m, n, k
-
-
 def width(kind: str) -> int:
     """Returns the bytes of a register of a fragment."""
     return 8 if kind == "f64" else 4
@@ -442,20 +429,17 @@ def pack(values: Array, registers: Sequence[Array], kind: str) -> None:
     ".u8 {.satfinite}, m16n16k8 .tf32, m8n8k4 .f64",
 )
 def wmma(i: Instruction) -> Plan:
-    mods = Mods(i, "sync", "aligned")
-    action = mods.choice(("load", "store", "mma"))
-    return multiply(i, mods) if action == "mma" else transfer(i, mods, action)
+    return multiply(i) if "mma" in i.mods else transfer(i)
 
 
-def transfer(i: Instruction, mods: Mods, action: str) -> Plan:
-    side, layout = mods.choice(("a", "b", "c", "d")), mods.choice(("row", "col"))
-    shape, m, n, k = shape_of(mods)
-    space = take_space(mods)
-    kind = mods.rest.pop() if mods.rest else ""
-    mods.done()
+def transfer(i: Instruction) -> Plan:
+    action, side, layout, shape, named, kind, *_ = taken(
+        i, "!load store", "!a b c d", "!row col", shapes_of(WMMA_SHAPES), SPACES, NUMBERS, "sync", "aligned"
+    )
+    (m, n, k), space = lengths(shape), space_of(named)
     factors = [f for f in WMMA_SHAPES if shape in WMMA_SHAPES[f]]
     known = factors if side in "ab" else [acc for f in factors for acc in WMMA_ACCUMULATORS.get(f, ("f32",))]
-    if kind not in known or not layout or space not in ("global", "shared", "generic"):
+    if kind not in known or space not in ("global", "shared", "generic"):
         raise Unsupported("this wmma")
     load = action == "load"
     fragment, memory, *rest = i.operands if load else (i.operands[1], i.operands[0], *i.operands[2:])
@@ -500,11 +484,11 @@ def transfer(i: Instruction, mods: Mods, action: str) -> Plan:
     return warpwise(bind, i, fragments if load else [], [base, *strides, *([] if load else fragments)])
 
 
-def multiply(i: Instruction, mods: Mods) -> Plan:
-    satfinite = mods.flag("satfinite")
-    mods.flag("rn", "row", "col")
-    shape, m, n, k = shape_of(mods)
-    types, mods.rest = mods.rest, []
+def multiply(i: Instruction) -> Plan:
+    numbers, layouts = [NUMBERS.removeprefix("!")] * 4, ["row col"] * 2
+    shape, satfinite, *types = taken(i, shapes_of(WMMA_SHAPES), "satfinite", *numbers, "mma", "rn", *layouts, "sync", "aligned")
+    m, n, k = lengths(shape)
+    types = [name for name in types[:4] if name]
     if len(types) == 2:
         types = [types[0], "f16", "f16", types[1]]
     if len(types) != 4 or shape not in WMMA_SHAPES.get(types[1], ()) or types[1] != types[2]:
@@ -550,6 +534,8 @@ def multiply(i: Instruction, mods: Mods) -> Plan:
 DEPTH = {"f16": 16, "bf16": 16, "tf32": 8, "e4m3": 32, "e5m2": 32}
 """K by type: 32 bytes."""
 
+WGMMA_SHAPES = f"!{' '.join(f'm64n{n}k{k}' for n in range(8, 257, 8) for k in {*DEPTH.values()})}"
+
 WGMMA_ACCUMULATORS = {"f16": ("f32", "f16"), "e4m3": ("f32", "f16"), "e5m2": ("f32", "f16")}
 """Types of D by type of A; for all others float32."""
 
@@ -563,13 +549,9 @@ REGISTERS_OF_A = 4
     "(.f16 for .f16 .e4m3 .e5m2); A of registers or descriptor; scale-d, imm-scale, imm-trans; .fence .commit_group .wait_group",
 )
 def wgmma(i: Instruction) -> Plan:
-    mods = Mods(i, "aligned")
-    action = mods.choice(("mma_async", "fence", "commit_group", "wait_group"))
-    if not mods.flag("sync") or not action:
-        raise Unsupported("this form of wgmma")
-    if action == "mma_async":
-        return product(i, mods)
-    mods.done()
+    if "mma_async" in i.mods:
+        return product(i)
+    action, *_ = taken(i, "!fence commit_group wait_group", "!sync", "aligned")
     if action == "wait_group":
         (newest,) = i.operands
         if not isinstance(newest, Imm):
@@ -583,23 +565,14 @@ def wgmma(i: Instruction) -> Plan:
     return act(run, collective=WHOLE_WARP)
 
 
-def product(i: Instruction, mods: Mods) -> Plan:
-    if mods.flag("sp"):
+def product(i: Instruction) -> Plan:
+    if "sp" in i.mods:
         raise Unsupported("sparse wgmma")
-    names = [m for m in mods.rest if m in TYPES or m in DEPTH]
-    for name in names:
-        mods.rest.remove(name)
-    shape = mods.rest.pop(0) if mods.rest else ""
-    if "satfinite" in mods.rest or {"s32", "b1", "s8", "u8"} & set(names):
+    if {"satfinite", "s32", "b1", "s8", "u8"} & set(i.mods):
         raise Unsupported("wgmma of integers")
-    mods.done()
-    if len(names) != 3:
-        raise Unsupported("expected three types")
-    d_type, a_type, b_type = names
-    depth = DEPTH.get(a_type)
-    head, _, k = shape.rpartition("k")
-    columns = int(head.removeprefix("m64n")) if head.startswith("m64n") else 0
-    if depth is None or int(k) != depth or columns % 8 or not 8 <= columns <= 256:
+    shape, d_type, a_type, b_type, *_ = taken(i, WGMMA_SHAPES, *[NUMBERS] * 3, "mma_async", "!sync", "aligned")
+    _, columns, depth = lengths(shape)
+    if depth != DEPTH.get(a_type):
         raise Unsupported(f"wgmma {shape} .{a_type}")
     if (a_type != b_type and not {a_type, b_type} <= MIXED) or d_type not in WGMMA_ACCUMULATORS.get(a_type, ("f32",)):
         raise Unsupported(f"wgmma .{d_type}.{a_type}.{b_type}")

@@ -14,7 +14,7 @@ import numpy as np
 
 from ...state.lanes import WARP, warp_bits
 from ...text.syntax import SINK, TYPES, Array, Instruction, Not, Pair, Unsupported
-from ..registry import Arrays, Frame, Mods, Plan, Thunk, act, arg, opcode
+from ..registry import Arrays, Frame, Plan, Thunk, act, arg, opcode, taken
 
 if TYPE_CHECKING:
     from ...state.lanes import Lanes
@@ -45,12 +45,7 @@ def source_lanes(mode: str, b: Array, c: Array, lane: Array) -> tuple[Array, Arr
 
 @opcode("shfl", forms=".sync .up .down .bfly .idx .b32, with d|p")
 def shfl(i: Instruction) -> Plan:
-    mods = Mods(i)
-    sync, mode = mods.flag("sync"), mods.choice(("up", "down", "bfly", "idx"))
-    type_ = mods.type("b32")
-    mods.done()
-    if not sync:
-        raise Unsupported("shfl without .sync")
+    _, mode, _ = taken(i, "!sync", "!up down bfly idx", "!b32")
     target, a, b, c, mask = i.operands
     first, second = (target.first, target.second) if isinstance(target, Pair) else (target, SINK)
 
@@ -94,8 +89,8 @@ def shfl(i: Instruction) -> Plan:
 
     word = TYPES["u32"]
     return Plan(
-        (arg(first, type_), arg(second, TYPES["pred"])),
-        (arg(a, type_), arg(b, word), arg(c, word), arg(mask, word)),
+        (arg(first, TYPES["b32"]), arg(second, TYPES["pred"])),
+        (arg(a, TYPES["b32"]), arg(b, word), arg(c, word), arg(mask, word)),
         bind,
         collective=3,
         pure=False,
@@ -153,12 +148,7 @@ def _everyone(lanes: Lanes, mask: Array) -> Array:
 
 @opcode("vote", forms=".sync .all .any .uni .pred, .ballot .b32")
 def vote(i: Instruction) -> Plan:
-    mods = Mods(i)
-    sync, mode = mods.flag("sync"), mods.choice(("all", "any", "uni", "ballot"))
-    mods.type("pred", "b32")
-    mods.done()
-    if not sync:
-        raise Unsupported("vote without .sync")
+    _, mode, _ = taken(i, "!sync", "!all any uni ballot", "!pred b32")
     table: dict[str, Callable[[Lanes, Array, Array], Array]] = {
         "ballot": ballot,
         "any": lambda lanes, p, mask: ballot(lanes, p, mask) != 0,
@@ -186,11 +176,8 @@ def equal_lanes(lanes: Lanes, value: Array, mask: Array) -> Array:
 
 @opcode("match", forms=".any .all .sync .b32 .b64, d|p for .all")
 def match(i: Instruction) -> Plan:
-    mods = Mods(i)
-    sync, mode, type_ = mods.flag("sync"), mods.choice(("any", "all")), mods.type("b32", "b64")
-    mods.done()
-    if not sync:
-        raise Unsupported("match without .sync")
+    _, mode, _ = taken(i, "!sync", "!any all", "!b32 b64")
+    type_ = i.type
     if mode == "any":
         return by_warp(equal_lanes, i, "b32", type_.name)
     target, a, mask = i.operands
@@ -214,11 +201,9 @@ def match(i: Instruction) -> Plan:
 
 @opcode("redux", forms=".sync .add .min .max .u32 .s32, .and .or .xor .b32, .min .max {.abs}{.NaN} .f32")
 def redux(i: Instruction) -> Plan:
-    mods = Mods(i)
-    sync, name = mods.flag("sync"), mods.choice(("add", "min", "max", "and", "or", "xor"))
-    magnitude, nan, type_ = mods.flag("abs"), mods.flag("NaN"), mods.type("u32", "s32", "b32", "f32")
-    mods.done()
-    if not sync or ((magnitude or nan) and type_.kind != "f") or (type_.kind == "f" and name not in ("min", "max")):
+    _, name, magnitude, nan, _ = taken(i, "!sync", "!add min max and or xor", "abs", "NaN", "!u32 s32 b32 f32")
+    type_ = i.type
+    if ((magnitude or nan) and type_.kind != "f") or (type_.kind == "f" and name not in ("min", "max")):
         raise Unsupported("this redux")
     fn = {
         "add": np.add,
@@ -243,23 +228,19 @@ def redux(i: Instruction) -> Plan:
 
 @opcode("activemask", forms=".b32")
 def activemask(i: Instruction) -> Plan:
-    mods = Mods(i)
-    type_ = mods.type("b32")
-    mods.done()
+    taken(i, "!b32")
 
     def run(frame: Frame, out: Arrays, ins: Arrays) -> None:
         out[0][...] = frame.lanes.bits()[frame.lanes.warp]
 
-    return act(run, (arg(i.operands[0], type_),), ())
+    return act(run, (arg(i.operands[0], TYPES["b32"]),))
 
 
 @opcode("elect", forms=".sync d|p")
 def elect(i: Instruction) -> Plan:
-    mods = Mods(i)
-    sync = mods.flag("sync")
-    mods.done()
+    taken(i, "!sync")
     target, mask = i.operands
-    if not sync or not isinstance(target, Pair):
+    if not isinstance(target, Pair):
         raise Unsupported("elect")
 
     def run(frame: Frame, out: Arrays, ins: Arrays) -> None:
