@@ -88,8 +88,7 @@ class Frame:
 
     def temp(self, name: str, shape: tuple[int, ...], dtype: Any) -> Array:
         """Lends an array that an instruction may use while it runs; the next one with the same name gets the same array."""
-        array: Array = self.lend((name, shape, dtype), lambda: np.empty(shape, dtype))
-        return array
+        return self.lend((name, shape, dtype), lambda: np.empty(shape, dtype))
 
     def lend(self, key: tuple[Any, ...], make: Callable[[], Any]) -> Any:
         """Lends, like `temp`, a bundle of arrays and views that `make` builds."""

@@ -15,7 +15,7 @@ from ..decode.registry import FunctionCall
 from ..memory.memory import Memory
 from ..state.lanes import Lanes
 from ..text.syntax import Array, Function
-from .setup import Host
+from .setup import Host, WaveUnit
 
 _CONVERSION = re.compile(
     r"%(?P<flags>[-+ #0]*)(?P<width>\*|\d+)?(?:\.(?P<precision>\*|\d*))?(?P<length>hh|h|ll|l|j|z|t|L)?(?P<kind>.)", re.S
@@ -83,13 +83,11 @@ DEEPEST = 1024
 """Most levels of recursion; deeper, a thread has overflown its stack (1024 bytes unless the host asks for more)."""
 
 
-class DeviceFunctions:
+class DeviceFunctions(WaveUnit):
     """The calls of a wave."""
 
     def __init__(self, machine: Host):
-        self.machine = machine
-        self.code = machine.code
-        self.wave = machine.wave
+        super().__init__(machine)
         # The call instruction from which each lane came, by device function.
         self.sites = {f.name: np.zeros(self.wave.size, np.int64) for f in self.code.functions}
         self.by_name = {f.name: f for f in self.code.functions}
@@ -107,7 +105,7 @@ class DeviceFunctions:
             addresses = self.machine.read(lanes, self.code.plans[pc].reads[0])
             ways = lanes.split(addresses)
             if len(ways) > 1:
-                self.machine.memory.tally.divergent[self.code.instructions[pc]] += sum(some.warps for _, some in ways) - lanes.warps
+                self.memory.tally.divergent[self.code.instructions[pc]] += sum(some.warps for _, some in ways) - lanes.warps
             for address, there in ways:
                 name = self.code.function_names.get(address)
                 if name not in control.candidates:
@@ -123,7 +121,7 @@ class DeviceFunctions:
         for theirs, value in zip(function.params, values, strict=True):
             self.set_bytes(lanes, theirs.name, value)
         self.sites[function.name][lanes.index] = pc
-        self.machine.push(self.code.starts[function.name], lanes)
+        self.push(self.code.starts[function.name], lanes)
 
     def give_back(self, pc: int, lanes: Lanes) -> None:
         function = self.by_name[self.code.function_at[pc]]
@@ -135,7 +133,7 @@ class DeviceFunctions:
                 self.restore(back)
             for mine, value in zip(control.results, values, strict=True):
                 self.set_bytes(back, mine, value)
-            self.machine.push(site + 1, back)
+            self.push(site + 1, back)
 
     # -- recursion --------------------------------------------------------------------------------------------------------
 
@@ -172,7 +170,7 @@ class DeviceFunctions:
 
     def local(self) -> Array:
         """Returns the local memory, a row of bytes a lane."""
-        return self.machine.memory.local_view(1).reshape(self.wave.size, -1)
+        return self.memory.local_view(1).reshape(self.wave.size, -1)
 
     def bytes_of(self, lanes: Lanes, variable: str, size: int) -> Array:
         """Returns a parameter or result of a call: (lanes, size) bytes of their local memory."""
@@ -189,7 +187,7 @@ class DeviceFunctions:
         # Pointers and sizes, but for the line number of an assertion.
         words = [self.bytes_of(lanes, name, 8 if n != 2 else 4) for n, name in enumerate(control.arguments)]
         values = [w.copy().view(f"u{w.shape[1]}").reshape(-1) for w in words]
-        memory = self.machine.memory
+        memory = self.memory
         if control.builtin == "__assertfail":
             lane = int(lanes.index[0])
             text, file = (memory.text(lane, int(values[k][0])) for k in (0, 1))
@@ -198,4 +196,4 @@ class DeviceFunctions:
             sys.stdout.write(printf(memory, lane, form, buffer))
         if control.results:
             self.set_bytes(lanes, control.results[0], np.zeros((lanes.n, 4), np.uint8))
-        self.machine.push(pc + 1, lanes)
+        self.push(pc + 1, lanes)

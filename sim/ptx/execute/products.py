@@ -19,7 +19,7 @@ from ..memory.layouts import DESCRIPTOR_UNIT, Descriptor
 from ..state.lanes import GROUP, WARP, Lanes
 from ..state.segments import PAGE
 from ..text.syntax import Array, Instruction
-from .setup import Host
+from .setup import Host, WaveUnit
 
 REMEMBERED = 512
 """Matrices whose units are kept."""
@@ -63,19 +63,19 @@ class MatrixOperand:
         each = self.matrices[0].units
         if len(self.matrices) > 1:
             each = np.stack([one.units for one in self.matrices])[self.which]
-        return np.asarray((each + self.base[:, None]).reshape(len(self.blocks), *self.shape[:2]))
+        return (each + self.base[:, None]).reshape(len(self.blocks), *self.shape[:2])
 
 
-class Operands:
+class MatrixOperands(WaveUnit):
     """The maker of the operands of a wave."""
 
     def __init__(self, machine: Host):
-        self.machine = machine
+        super().__init__(machine)
         self._matrices: dict[tuple[int, UnitShape], Matrix] = {}
 
     def of(self, descriptors: Array, lanes: Lanes, shape: UnitShape, i: Instruction) -> MatrixOperand:
         """Returns the matrices of these descriptors, one for each warpgroup of `lanes`."""
-        memory = self.machine.memory
+        memory = self.memory
         blocks = lanes.block[:: lanes.n // len(descriptors)]
         if np.count_nonzero(descriptors != descriptors[0]):
             each, which = np.unique(descriptors, return_inverse=True)
@@ -96,12 +96,12 @@ class Operands:
         if found is not None:
             return found
         units = Descriptor.of(bits).units(*shape)
-        limit = self.machine.memory.shared_size // DESCRIPTOR_UNIT
+        limit = self.memory.shared_size // DESCRIPTOR_UNIT
         if units.max() >= limit:
             last = int(units.max()) * DESCRIPTOR_UNIT
             end, size = last + DESCRIPTOR_UNIT, limit * DESCRIPTOR_UNIT
             message = f"wgmma reads up to offset {end:#x} of shared memory, which has {size:#x} bytes"
-            self.machine.memory.findings.report("out of bounds", message, i, lanes, 0, count=lanes.n, address=last)
+            self.findings.report("out of bounds", message, i, lanes, 0, count=lanes.n, address=last)
             units = np.minimum(units, limit - 1)
         if len(self._matrices) > REMEMBERED:
             self._matrices.clear()
@@ -161,7 +161,7 @@ class Sums:
         """Returns the sums in these slots, without a copy if they are contiguous."""
         first = int(slots[0])
         if np.count_nonzero(slots - first != np.arange(len(slots))):
-            return np.asarray(self.pool[slots])
+            return self.pool[slots]
         return self.pool[first : first + len(slots)]
 
 
@@ -200,7 +200,7 @@ class Product:
 
     def of(self, first: Array) -> Array:
         """Returns a mask of its warpgroups with these first warps."""
-        return np.asarray((self.first[:, None] == first).any(axis=1))
+        return (self.first[:, None] == first).any(axis=1)
 
 
 ProductStep = list[tuple[Product, Array]]

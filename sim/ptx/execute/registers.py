@@ -21,7 +21,7 @@ from ..state.lanes import Lanes
 from ..text.syntax import Array, Imm, Instruction, PtxError, Reg, Sym
 
 FILE_DTYPES: dict[int, np.dtype[Any]] = {
-    1: np.dtype(np.bool_),
+    1: np.dtype(bool),
     16: np.dtype(np.uint16),
     32: np.dtype(np.uint32),
     64: np.dtype(np.uint64),
@@ -33,7 +33,7 @@ MANY = 256
 
 def immediate(value: Imm, dtype: np.dtype[Any]) -> Array:
     """Returns a constant as a 0-d array of `dtype`; floating constants may be written wider than they are used."""
-    if dtype == np.bool_:
+    if dtype.kind == "b":
         return np.array(value.value != 0)
     if value.float_bits == 64 and dtype.itemsize == 4:
         return np.array(np.uint64(value.value).view(np.float64)).astype(np.float32).view(dtype)

@@ -132,7 +132,7 @@ class SeededReady(ReadyLanes):
         """Returns a team for each warp, (blocks, warps)."""
         blocks, warps = self.wave.blocks, self.wave.warps_per_block
         first = self.random.permutation(blocks) * warps
-        return np.asarray((first[:, None] + self.random.random((blocks, warps)).argsort(axis=1)) % TEAMS)
+        return (first[:, None] + self.random.random((blocks, warps)).argsort(axis=1)) % TEAMS
 
     def by_kinds(self, kinds: Array) -> Array:
         """Returns the same for blocks of these kinds: in those of the first one warps are apart, in the others warpgroups."""
@@ -288,7 +288,7 @@ class Budgets:
 
     def nowhere(self) -> Array:
         """Returns a mask of the blocks of code that each warp has run, (warps, blocks): none."""
-        return np.zeros((self.wave.size // WARP, len(self.code.leaders)), np.bool_)
+        return np.zeros((self.wave.size // WARP, len(self.code.leaders)), bool)
 
     def outside(self, loop: Loop) -> Array:
         """Returns the numbers of the basic blocks outside of a loop."""
@@ -422,7 +422,7 @@ def distance(left: Array, right: Array) -> Array:
     """Returns the difference of numbers of one type, as float64: infinite if one is NaN."""
     if left.dtype.kind == "f":
         apart = np.abs(left.astype(np.float64) - right.astype(np.float64))
-        return np.asarray(np.where(np.isnan(apart), math.inf, apart))
+        return np.where(np.isnan(apart), math.inf, apart)
     low, high = np.minimum(left, right), np.maximum(left, right)
     unsigned = np.dtype(f"u{low.dtype.itemsize}")
-    return np.asarray(np.subtract(high.view(unsigned), low.view(unsigned)).astype(np.float64))
+    return np.subtract(high.view(unsigned), low.view(unsigned)).astype(np.float64)

@@ -11,7 +11,7 @@ import numpy as np
 from ..decode.code import Code
 from ..decode.registry import Arg
 from ..memory.mbarriers import MBarriers
-from ..memory.memory import Memory
+from ..memory.memory import Memory, MemoryUnit
 from ..report.diary import Diary
 from ..state.lanes import Lanes, Wave
 from ..state.segments import Segment
@@ -114,3 +114,11 @@ class Host(Protocol):
 
     def stop(self, kind: str, message: str, pc: int, lanes: Lanes) -> NoReturn:
         """Reports a finding that ends the launch."""
+
+
+class WaveUnit(MemoryUnit):
+    """A unit of the machine that lives as long as a wave."""
+
+    def __init__(self, machine: Host):
+        super().__init__(machine.memory)
+        self.machine, self.code, self.wave, self.push = machine, machine.code, machine.wave, machine.push

@@ -129,7 +129,7 @@ class Shadows:
         code = self.code
         for name in code.doubtful.registers:
             width = code.slots[name][0]
-            row = np.zeros(wave.size, np.bool_ if width == 1 else UNSIGNED[width // 8])
+            row = np.zeros(wave.size, bool if width == 1 else UNSIGNED[width // 8])
             self.rows[name] = ~row if name in code.doubtful.blank else row
             self.rows[name][~wave.alive] = 0
             self.written[name] = ~self.rows[name]
@@ -158,7 +158,7 @@ class Shadows:
         if i.opcode == "st":
             # A vector may be stored whole though only some of its elements matter, and an argument may be passed on to a shuffle.
             used, stored = used[:1], used[1:] if "param" not in i.mods else []
-        everywhere = np.ones(lanes.n, np.bool_)
+        everywhere = np.ones(lanes.n, bool)
         holds = everywhere if predicate is None or i.predicate is None else ~predicate if i.predicate[1] else predicate
         if i.predicate is not None:
             self.report(i, lanes, everywhere, [Arg(i.predicate[0], TYPES["pred"].dtype)])
@@ -175,7 +175,7 @@ class Shadows:
         plan, i = self.code.plans[pc], self.code.instructions[pc]
         every = [plan.reads[k] for k in merged(plan)]
         others = [self.blank(plan.reads[k], lanes) for k in copied(plan) if isinstance(plan.reads[k].operand, Reg)]
-        found = np.zeros(lanes.n, np.bool_)
+        found = np.zeros(lanes.n, bool)
         for arg in every:
             bad = holds & ~found & ~np.logical_and.reduce(others) & self.all_bits(arg, lanes)
             if bad.any():
@@ -201,7 +201,7 @@ class Shadows:
         if row is None:
             return np.zeros(lanes.n, np.uint8), np.array(0xFF, np.uint8)
         mine = row[lanes.index]
-        if mine.dtype == np.bool_:
+        if mine.dtype == bool:
             return mine, np.array(True)
         bits = 8 * min(mine.itemsize, arg.dtype.itemsize * (2 if arg.packed else 1))
         low = np.array((1 << bits) - 1, mine.dtype)
@@ -209,20 +209,20 @@ class Shadows:
 
     def some_bit(self, arg: Arg, lanes: Lanes) -> Array:
         """Returns a mask of the lanes in which some bit of an operand is unwritten."""
-        return np.asarray(self.bits(arg, lanes)[0] != 0)
+        return self.bits(arg, lanes)[0] != 0
 
     def all_bits(self, arg: Arg, lanes: Lanes) -> Array:
         """Returns a mask of the lanes in which all bits of an operand are unwritten."""
         found, low = self.bits(arg, lanes)
-        return np.asarray(found == low)
+        return found == low
 
     def blank(self, arg: Arg, lanes: Lanes) -> Array:
         """Returns a mask of the lanes in which an operand has unwritten bits and, besides, at most bits made by constants."""
         found, low = self.bits(arg, lanes)
         if not isinstance(arg.operand, Reg) or arg.operand.name not in self.rows:
-            return np.zeros(lanes.n, np.bool_)
+            return np.zeros(lanes.n, bool)
         nothing = self.written[arg.operand.name][lanes.index] & low == 0
-        return np.asarray((found == low) | ((found != 0) & nothing))
+        return (found == low) | ((found != 0) & nothing)
 
     def watch(self, frame: RegisterFrame, pc: int, thunk: Thunk) -> Thunk:
         """Returns an instruction's thunk, preceded by its effect on the shadows."""
@@ -266,7 +266,7 @@ class Shadows:
             if isinstance(arg.operand, Reg) and arg.operand.name in rows:
                 return frame.view(arg.operand, rows[arg.operand.name], arg)
             bits = np.full(frame.n * arg.dtype.itemsize * (2 if arg.packed else 1), 0xFF if written else 0, np.uint8)
-            return bits != 0 if arg.dtype == np.bool_ else bits.view(arg.dtype)
+            return bits != 0 if arg.dtype == bool else bits.view(arg.dtype)
 
         targets = [rows[n] for n in names(plan.writes) if n in rows]
         if not copies:

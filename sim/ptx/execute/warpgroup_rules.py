@@ -29,15 +29,15 @@ from ..report.findings import Findings, Stuck, source, source_and_call
 from ..state.lanes import GROUP, WARP, Lanes, Wave
 from ..text.syntax import TYPES, Array, Instruction
 from .registers import RegisterFrame
-from .setup import Host
+from .setup import Host, WaveUnit
 
 
-class Agreement:
+class Agreement(WaveUnit):
     """Warpgroups of a wave, by first warp: `ahead`, instructions of each warp that not all have run; `broken`, disagreements."""
 
     def __init__(self, machine: Host):
-        self.machine = machine
-        self.per_block = machine.wave.warps_per_block
+        super().__init__(machine)
+        self.per_block = self.wave.warps_per_block
         self.ahead: dict[int, list[list[Instruction]]] = {}
         self.broken: set[int] = set()
         self.resized: dict[int, list[tuple[int, Instruction]]] = {}
@@ -57,8 +57,7 @@ class Agreement:
 
     def first_of(self, warps: Array) -> Array:
         """Returns the first warps of the warpgroups that these warps belong to."""
-        found: Array = warps - warps % self.per_block % GROUP
-        return found
+        return warps - warps % self.per_block % GROUP
 
     def size(self, first: int) -> int:
         """Returns the number of warps of a warpgroup: the last one of a block may have less than four."""
@@ -83,7 +82,7 @@ class Agreement:
 
     def compare(self, first: int) -> None:
         """Drops instructions that all warps have run; reports the first in which they differ."""
-        logs, alive = self.ahead[first], self.machine.wave.alive_by_warp
+        logs, alive = self.ahead[first], self.wave.alive_by_warp
         while any(logs) and all(log or not alive[first + k] for k, log in enumerate(logs)):
             # None: exited, without having run what another warp has.
             heads = [log[0] if log else None for log in logs]
@@ -98,8 +97,7 @@ class Agreement:
 
     def report(self, first: int, heads: list[Instruction | None]) -> None:
         """Reports a disagreement at the first of the instructions in the text: a warp that runs a later one has passed it by."""
-        machine = self.machine
-        i = next(one for one in machine.code.instructions if any(one is head for head in heads))
+        i = next(one for one in self.code.instructions if any(one is head for head in heads))
         here = [k for k, head in enumerate(heads) if head is i]
         other, instead = next((k, head) for k, head in enumerate(heads) if head is not i)
         start = first % self.per_block
@@ -108,14 +106,14 @@ class Agreement:
             f"{name(i)} must be run by all warps of a warpgroup: of warps {start} to {start + len(heads) - 1} "
             f"warp {start + other} {does}"
         )
-        lanes = machine.wave.lanes(np.arange((first + here[0]) * WARP, (first + here[0] + 1) * WARP))
-        machine.memory.findings.report("disagreement", message, i, lanes, 0, count=WARP * len(here))
+        lanes = self.wave.lanes(np.arange((first + here[0]) * WARP, (first + here[0] + 1) * WARP))
+        self.findings.report("disagreement", message, i, lanes, 0, count=WARP * len(here))
 
     def partial(self, i: Instruction, lanes: Lanes) -> None:
         """Reports an instruction whose predicate holds for some threads of a warp only."""
-        few = np.flatnonzero(np.bincount(lanes.warp)[lanes.warp] < self.machine.wave.alive_by_warp[lanes.warp])
+        few = np.flatnonzero(np.bincount(lanes.warp)[lanes.warp] < self.wave.alive_by_warp[lanes.warp])
         message = f"{name(i)} must be run by all threads of a warpgroup, but its predicate holds for some threads of a warp only"
-        self.machine.memory.findings.report("disagreement", message, i, lanes, int(few[0]), count=len(few))
+        self.findings.report("disagreement", message, i, lanes, int(few[0]), count=len(few))
 
     def leave(self) -> None:
         """Ends threads: they will never run what they have not run."""
@@ -127,7 +125,7 @@ class Agreement:
     def resize(self, i: Instruction, lanes: Lanes) -> None:
         """Checks that warps run a second setmaxnreg only behind the first one of all warps of their warpgroup."""
         self.come(i, lanes)
-        races = self.machine.memory.races
+        races = self.races
         if races is None:
             return
         for warp in lanes.warp_ids.tolist():
@@ -140,20 +138,20 @@ class Agreement:
 
     def look(self, i: Instruction, lanes: Lanes, warp: int, previous: Instruction, last: int) -> None:
         """Reports a warp of the warpgroup that may not have run its setmaxnreg number `last`, before these lanes' next one."""
-        machine, races = self.machine, self.machine.memory.races
+        races = self.races
         assert races is not None
         known = races.heard.knows(races.groups(lanes))[0].reshape(-1, WARP).max(axis=1)
         first = int(self.first_of(np.array([warp]))[0])
         for other in range(first, first + self.size(first)):
             ran = self.resized.get(other, [])
             behind = last < len(ran) and known[other % len(known)] >= ran[last][0]
-            if behind or other == warp or not machine.wave.alive_by_warp[other]:
+            if behind or other == warp or not self.wave.alive_by_warp[other]:
                 continue
             message = (
                 f"{name(i)} while warp {other % self.per_block} of the warpgroup may not have run the one at "
                 f"{source_and_call(previous)}: its warps must synchronise between the two"
             )
-            machine.memory.findings.report("register budget", message, i, lanes, 0, count=lanes.n)
+            self.findings.report("register budget", message, i, lanes, 0, count=lanes.n)
             return
 
 
@@ -162,19 +160,19 @@ def name(i: Instruction) -> str:
     return f"{i.opcode}.{i.mods[0]}"
 
 
-class RegisterPools:
+class RegisterPools(WaveUnit):
     """The pools of a wave's blocks. `held`: registers per thread of each warp; `free`: registers of each block."""
 
     def __init__(self, machine: Host, agreement: Agreement):
-        self.machine = machine
+        super().__init__(machine)
         self.agreement = agreement
-        self.launch = machine.code.registers
-        counts = [p.control.count for p in machine.code.plans if isinstance(p.control, RegisterCount) and p.control.more]
+        self.launch = self.code.registers
+        counts = [p.control.count for p in self.code.plans if isinstance(p.control, RegisterCount) and p.control.more]
         if self.launch is not None and counts:
             self.launch = min(self.launch, max(counts))
-        self.per_block = machine.wave.warps_per_block
-        self.held = np.full(machine.wave.size // WARP, self.launch or 0, np.int64)
-        self.free = np.zeros(machine.wave.blocks, np.int64)
+        self.per_block = self.wave.warps_per_block
+        self.held = np.full(self.wave.size // WARP, self.launch or 0, np.int64)
+        self.free = np.zeros(self.wave.blocks, np.int64)
         self.waiting: list[tuple[int, Lanes]] = []
 
     def __bool__(self) -> bool:
@@ -182,9 +180,9 @@ class RegisterPools:
 
     def arrive(self, pc: int, control: RegisterCount, lanes: Lanes) -> None:
         """Takes whole warps that come to a setmaxnreg."""
-        self.agreement.resize(self.machine.code.instructions[pc], lanes)
+        self.agreement.resize(self.code.instructions[pc], lanes)
         if self.launch is None:
-            self.machine.push(pc + 1, lanes)
+            self.push(pc + 1, lanes)
             return
         self.waiting += [(pc, part) for _, part in lanes.split(lanes.warp)]
         # Warps that give registers back go first; then the waiting ones, as long as one of them can go on.
@@ -197,29 +195,29 @@ class RegisterPools:
     def settle(self, one: tuple[int, Lanes]) -> bool:
         """Runs a warp's setmaxnreg; returns False if the warp must wait."""
         pc, lanes = one
-        control = self.machine.code.plans[pc].control
+        control = self.code.plans[pc].control
         assert isinstance(control, RegisterCount)
         warp = int(lanes.warp_ids[0])
         block, held = warp // self.per_block, int(self.held[warp])
         more = (control.count - held) * WARP
         if control.more != (more >= 0) and more:
             message = f"setmaxnreg.{'inc' if control.more else 'dec'} to {control.count} registers in a warp that has {held}"
-            instruction = self.machine.code.instructions[pc]
-            self.machine.memory.findings.report("register budget", message, instruction, lanes, 0, count=lanes.n)
+            instruction = self.code.instructions[pc]
+            self.findings.report("register budget", message, instruction, lanes, 0, count=lanes.n)
         elif more > self.free[block]:
             return False
         self.free[block] -= more
-        if self.machine.diary is not None:
-            self.machine.diary.resized(lanes, pc, control.more)
+        if self.diary is not None:
+            self.diary.resized(lanes, pc, control.more)
         self.held[warp] = control.count
         self.waiting.remove(one)
-        self.machine.push(pc + 1, lanes)
+        self.push(pc + 1, lanes)
         return True
 
     def stuck(self) -> list[Stuck]:
-        machine, out = self.machine, []
+        out = []
         for pc, lanes in self.waiting:
-            control = machine.code.plans[pc].control
+            control = self.code.plans[pc].control
             assert isinstance(control, RegisterCount)
             block = int(lanes.block[0])
             held = self.held[block * self.per_block : (block + 1) * self.per_block]
@@ -229,7 +227,7 @@ class RegisterPools:
                 f"for {control.count} registers a thread: of the block's {pool} registers {int(self.free[block])} are free; "
                 f"its warps hold, a thread: {shares}"
             )
-            out.append(Stuck(machine.code.instructions[pc], lanes, what))
+            out.append(Stuck(self.code.instructions[pc], lanes, what))
         return out
 
 
@@ -254,7 +252,7 @@ class Flights:
         self.codes, self.reading = np.zeros(shape, np.int64), np.zeros(shape, np.int64)
         self.touched = np.zeros(shape, np.int64)
         self.done = np.zeros(shape[1], np.int64)
-        self.fenced = np.zeros(shape[1], np.bool_)
+        self.fenced = np.zeros(shape[1], bool)
         self.changes = 0
         """Number of changes of codes."""
         self.products.clear()

@@ -15,7 +15,7 @@ from ..order.accesses import Touch
 from ..state.lanes import Lanes, Wave
 from ..state.segments import IN_FLIGHT, WRITTEN
 from ..text.syntax import ELEMENT, Array, Instruction
-from .memory import Memory
+from .memory import Memory, MemoryUnit
 from .ports import Part, element
 
 
@@ -55,23 +55,23 @@ class PendingCopy:
         return out.reshape(-1)
 
 
-class Copies:
+class Copies(MemoryUnit):
     """The asynchronous copies of a wave."""
 
     def __init__(self, wave: Wave, memory: Memory, random: np.random.Generator | None):
-        self.memory = memory
+        super().__init__(memory)
         self.random = random
         self.committed = np.zeros(wave.size, np.int64)
         self.pending: list[PendingCopy] = []
         self.serial = 0
-        self._member = np.zeros(wave.size, np.bool_)
+        self._member = np.zeros(wave.size, bool)
 
     def issue(
         self, lanes: Lanes, size: int, destination: Array, whole: list[Part], pieces: list[Part], sizes: Array | None
     ) -> None:
-        group, (landed, over) = self.committed[lanes.index], np.zeros((2, lanes.n), np.bool_)
-        readings = self.memory.races.issued() if self.memory.races is not None else []
-        noted = {} if self.memory.diary is None else self.memory.diary.issued(lanes)
+        group, (landed, over) = self.committed[lanes.index], np.zeros((2, lanes.n), bool)
+        readings = self.races.issued() if self.races is not None else []
+        noted = {} if self.diary is None else self.diary.issued(lanes)
         copy = PendingCopy(lanes, size, destination, whole, pieces, sizes, group, landed, over, readings, self.serial, noted)
         self.serial += 1
         self.memory.state_view(size)[destination] = element(IN_FLIGHT, size)
@@ -81,22 +81,22 @@ class Copies:
 
     def commit(self, lanes: Lanes) -> None:
         self.committed[lanes.index] += 1
-        if self.memory.diary is not None:
-            self.memory.diary.committed(lanes)
+        if self.diary is not None:
+            self.diary.committed(lanes)
 
     def wait(self, lanes: Lanes, newest: int | None, i: Instruction) -> None:
         """Waits until at most `newest` of the threads' newest groups are pending (None: they close one, and wait for all)."""
         if newest is None:
             self.commit(lanes)
         limit = self.committed - (newest or 0)
-        if self.memory.diary is not None:
-            self.memory.diary.waited(lanes, i, "copies", self._due(lanes, limit))
+        if self.diary is not None:
+            self.diary.waited(lanes, i, "copies", self._due(lanes, limit))
         if self.pending:
             self._finish(lanes, limit, True)
 
     def _due(self, lanes: Lanes, limit: Array) -> dict[int, list[int]]:
         """Returns the diary's numbers, by row, of these threads' pending copies below the limit."""
-        diary, found = self.memory.diary, dict[int, list[int]]()
+        diary, found = self.diary, dict[int, list[int]]()
         assert diary is not None
         for copy in self.pending if diary.parts(lanes) else ():
             due = ~copy.over & (copy.group < limit[copy.lanes.index]) & np.isin(copy.lanes.index, lanes.index)
@@ -145,9 +145,9 @@ class Copies:
 
     def _waited(self, copy: PendingCopy, lanes: Lanes, destination: Array) -> None:
         self.memory.state_view(copy.size)[destination] = element(WRITTEN, copy.size)
-        if self.memory.races is not None:
-            self.memory.races.landed(lanes, copy.size, destination)
-            self.memory.races.copied(lanes, copy.readings)
+        if self.races is not None:
+            self.races.landed(lanes, copy.size, destination)
+            self.races.copied(lanes, copy.readings)
 
     def _land(self, copy: PendingCopy, due: Array) -> None:
         now = due & ~copy.landed

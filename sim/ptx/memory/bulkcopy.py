@@ -20,7 +20,7 @@ from ..state.lanes import Lanes, Wave
 from ..state.segments import IN_FLIGHT, UNWRITTEN, WINDOW_BITS, WRITTEN, Access, Segment
 from ..text.syntax import Array, Instruction
 from .mbarriers import MBarriers
-from .memory import Memory
+from .memory import Memory, MemoryUnit
 from .ports import NOBODY, element, targets
 from .regions import CHUNK, Maps, Region, Tile, byte_region, extent
 
@@ -59,13 +59,12 @@ class Arrival:
     keys: Array
 
 
-class Ends:
+class Ends(MemoryUnit):
     """The checks of both ends of a wave's bulk copies."""
 
     def __init__(self, wave: Wave, memory: Memory, mbarriers: MBarriers):
-        self.wave = wave
-        self.memory = memory
-        self.mbarriers = mbarriers
+        super().__init__(memory)
+        self.wave, self.mbarriers = wave, mbarriers
         self.room = memory.shared_size - memory.reserved
         """Bytes of shared memory that a block may use."""
 
@@ -118,7 +117,7 @@ class Ends:
     def writable(self, segment: Segment, lanes: Lanes, i: Instruction) -> bool:
         if not segment.writable:
             message = f"{i.name} to {segment.name!r}, which is read-only"
-            self.memory.findings.report("read-only", message, i, lanes)
+            self.findings.report("read-only", message, i, lanes)
         return segment.writable
 
     # -- shared memory ------------------------------------------------------------------------------------------------------
@@ -196,7 +195,7 @@ class Ends:
         self, checks: Sequence[tuple[str, Array, str]], lanes: Lanes, spot: Spot, i: Instruction, subject: Callable[[int], str]
     ) -> Array:
         """Returns a mask of the ends that pass all checks (kind, wrong ends, message); `subject` names the first that does not."""
-        good = np.ones(len(spot.row), np.bool_)
+        good = np.ones(len(spot.row), bool)
         for kind, wrong, why in checks:
             bad = np.flatnonzero(good & wrong)
             if len(bad):
@@ -205,7 +204,7 @@ class Ends:
         return good
 
     def report(self, kind: str, message: str, lanes: Lanes, at: Array, i: Instruction, tensor: str | None = None) -> None:
-        self.memory.findings.report(kind, message, i, lanes, at, tensor=tensor)
+        self.findings.report(kind, message, i, lanes, at, tensor=tensor)
 
 
 Update = Callable[[Array, Array, Array], Array]
@@ -310,7 +309,7 @@ class BulkStore:
 
     def __post_init__(self) -> None:
         self.data = np.empty(self.source.chunks.shape, np.complex128)
-        self.read, self.written = np.zeros(self.lanes.n, np.bool_), np.zeros(self.lanes.n, np.bool_)
+        self.read, self.written = np.zeros(self.lanes.n, bool), np.zeros(self.lanes.n, bool)
         self.known = np.zeros(self.lanes.n, np.int8)
 
     def wait(self, memory: Memory, rows: Array, upto: int) -> None:
@@ -350,18 +349,17 @@ class BulkStore:
             one.put(self.reduction(old[0], self.data[row])[None], np.array([0]))
 
 
-class Bulks:
+class Bulks(MemoryUnit):
     """The bulk copies of a wave."""
 
     def __init__(self, wave: Wave, memory: Memory, mbarriers: MBarriers, maps: Maps):
-        self.wave = wave
-        self.memory = memory
-        self.mbarriers = mbarriers
+        super().__init__(memory)
+        self.wave, self.mbarriers = wave, mbarriers
         self.ends = Ends(wave, memory, mbarriers)
         self.maps = maps
         self.committed = np.zeros(wave.size, np.int64)
         self.stores: list[BulkStore] = []
-        self._member = np.zeros(wave.size, np.bool_)
+        self._member = np.zeros(wave.size, bool)
 
     # -- issue ------------------------------------------------------------------------------------------------------------
 
@@ -410,11 +408,11 @@ class Bulks:
 
     def noted(self, lanes: Lanes, far: Region | Tile, near: Tile, i: Instruction, inward: bool) -> list[int]:
         """Records copies in the diary, one a lane: from or to the far end, with the bytes that they move there."""
-        diary = self.memory.diary
+        diary = self.diary
         if diary is None:
             return []
         where = [self.memory.shared_name(int(offset)) for offset in near.offsets]
-        across = near.blocks != lanes.block if isinstance(far, Tile) else np.zeros(lanes.n, np.bool_)
+        across = near.blocks != lanes.block if isinstance(far, Tile) else np.zeros(lanes.n, bool)
         if isinstance(far, Tile):
             return diary.bulk(lanes, "", where, np.full(lanes.n, near.size), i, inward, across)
         nbytes = np.bincount(far.row, far.lengths, lanes.n).astype(np.int64)
@@ -428,7 +426,7 @@ class Bulks:
     def wait(self, lanes: Lanes, newest: int | None, i: Instruction) -> None:
         """Waits until at most `newest` (None: 0) of the threads' newest groups are pending, or (.read) have not yet read."""
         found, read = self.due(lanes, self.committed - (newest or 0)), "read" in i.mods
-        if self.memory.diary is not None:
+        if self.diary is not None:
             self.tell(lanes, found, read, i)
         for store, due in found:
             store.wait(self.memory, due, READ if read else DONE)
@@ -436,7 +434,7 @@ class Bulks:
 
     def tell(self, lanes: Lanes, found: list[tuple[BulkStore, Array]], read: bool, i: Instruction) -> None:
         """Tells the diary which copies threads have waited for."""
-        diary, on = self.memory.diary, dict[int, list[int]]()
+        diary, on = self.diary, dict[int, list[int]]()
         assert diary is not None
         for store, due in found:
             for part in diary.parts(store.lanes):
@@ -463,7 +461,7 @@ class Bulks:
             if len(late):
                 name = store.instruction.name
                 message = f"the thread exits before its {name} has read shared memory: a cp.async.bulk.wait_group.read is missing"
-                self.memory.findings.report("in flight", message, store.instruction, store.lanes, late)
+                self.findings.report("in flight", message, store.instruction, store.lanes, late)
             store.put(self.memory, due)
             store.known[due] = DONE
         self.stores = [store for store in self.stores if (store.known < DONE).any()]
@@ -487,7 +485,7 @@ class Bulks:
 
         Bytes that a store leaves out, as they would go `to` outside of the tensor, may be anything.
         """
-        memory, races = self.memory, self.memory.races
+        memory, races = self.memory, self.races
         if isinstance(source, Region):
             fresh, name = source.unwritten(), source.segment.name
             what = f"{name!r}, which"

@@ -87,7 +87,7 @@ class Memory:
         self.settled = False
         self.pages = Pages(self.shared_stride, wave.blocks)
         self.swizzles = Swizzles(self.pages)
-        self._written_pages = np.zeros(self.pages.count, np.bool_)
+        self._written_pages = np.zeros(self.pages.count, bool)
         self.flying = 0
         """Asynchronous copies for which a wait is still to come."""
         self.landing = 0
@@ -229,6 +229,14 @@ class Memory:
         if self.observer is not None:
             for write in access.sides:
                 self.observer(access._replace(write=write))
+
+
+class MemoryUnit:
+    """A unit that works on the memory of a wave."""
+
+    def __init__(self, memory: Memory):
+        self.memory, self.findings = memory, memory.findings
+        self.races, self.diary = memory.races, memory.diary
 
 
 STORES = frozenset({"st", "red", "stmatrix", "cp.async"})

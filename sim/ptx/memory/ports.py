@@ -35,17 +35,14 @@ NOBODY = -1
 
 def names_rank(addresses: Array) -> Array:
     """Returns a mask of the shared::cluster addresses (of any integer type, less SHARED_WINDOW) that name a rank."""
-    found: Array = addresses >> addresses.dtype.type(RANK_SHIFT + RANK_BITS) == FLAG >> RANK_SHIFT + RANK_BITS
-    return found
+    return addresses >> addresses.dtype.type(RANK_SHIFT + RANK_BITS) == FLAG >> RANK_SHIFT + RANK_BITS
 
 
 def cluster_address(rank: Array, addresses: Array) -> Array:
     """mapa: returns `addresses` (less SHARED_WINDOW) moved to the blocks of these ranks, in the type of `addresses`."""
     kind = addresses.dtype.type
     offset = np.where(names_rank(addresses), addresses & kind(OFFSET), addresses)
-    address: Array = (kind(FLAG) | (np.minimum(rank, RANKS).astype(addresses.dtype) << kind(RANK_SHIFT)) | offset).astype(
-        addresses.dtype
-    )
+    address = (kind(FLAG) | (np.minimum(rank, RANKS).astype(addresses.dtype) << kind(RANK_SHIFT)) | offset).astype(addresses.dtype)
     return address
 
 
@@ -118,7 +115,7 @@ class GlobalPort(Port):
     """Named tensors, constant and parameter memory."""
 
     def prepare(self, n: int) -> None:
-        self.bad = np.empty(n, np.bool_)
+        self.bad = np.empty(n, bool)
         self.relative = np.empty(n, np.uint64)
         self.scratch = np.empty(n, np.uint64)
         self.index = self.relative.view(np.int64)
@@ -167,7 +164,7 @@ class GlobalPort(Port):
     def inside(self, segment: Segment, lanes: Lanes, mine: Array, addresses: Array) -> Array:
         relative = addresses - np.uint64(segment.start)
         room = segment.size - self.size
-        outside = relative > np.uint64(max(room, 0)) if room >= 0 else np.ones(lanes.n, np.bool_)
+        outside = relative > np.uint64(max(room, 0)) if room >= 0 else np.ones(lanes.n, bool)
         crooked = (addresses & self.low) != 0
         if (mine & outside).any():
             first = int(np.flatnonzero(mine & outside)[0])
@@ -179,9 +176,8 @@ class GlobalPort(Port):
             self.report("misaligned", message, lanes, mine & crooked & ~outside, addresses, segment.name)
         if self.write and not segment.writable:
             self.report("read-only", f": {segment.name!r} is read-only", lanes, mine, addresses, segment.name)
-            return np.zeros(lanes.n, np.bool_)
-        good: Array = ~(outside | crooked)
-        return good
+            return np.zeros(lanes.n, bool)
+        return ~(outside | crooked)
 
     def resolve_sizes(self, lanes: Lanes, addresses: Array, sizes: Array) -> list[Part]:
         """Resolves cp.async with source sizes below `size`: the parts index single bytes, sizes[lane] for each lane."""
@@ -219,7 +215,7 @@ class GlobalPort(Port):
         if isinstance(size, int):
             states, (_, first, _) = segment.states(size), segment.window(size)
             index = ((addresses - first) >> self.bits).view(np.int64)
-            fresh = np.zeros(lanes.n, np.bool_)
+            fresh = np.zeros(lanes.n, bool)
             if self.read:
                 found = states.take(index).view(np.uint8).reshape(lanes.n, size)
                 fresh = (found[:, self.used] == UNWRITTEN).any(axis=1)
@@ -266,7 +262,7 @@ class _BlockPort(Port):
 
     def astray(self, lanes: Lanes, offsets: Array, inside: Array) -> Array:
         """Returns a mask of the accesses in bounds that belong to another variable; they are a finding."""
-        return np.zeros(lanes.n, np.bool_)
+        return np.zeros(lanes.n, bool)
 
     def checked(self, lanes: Lanes, offsets: Array, index: Array) -> None:
         """Makes the checks of a space on an access that is in bounds and aligned: here none."""
@@ -292,7 +288,7 @@ class _BlockPort(Port):
 
     def search(self, lanes: Lanes, addresses: Array) -> list[Part]:
         capacity = self.capacity()
-        outside = addresses > max(capacity - self.size, 0) if capacity >= self.size else np.ones(lanes.n, np.bool_)
+        outside = addresses > max(capacity - self.size, 0) if capacity >= self.size else np.ones(lanes.n, bool)
         crooked = (addresses & addresses.dtype.type(self.size - 1)) != 0
         if outside.any():
             message = f": {self.space} memory has {plural(capacity, 'byte')}{self.elsewhere(addresses[outside])}"
@@ -333,7 +329,7 @@ class SharedPort(_BlockPort):
 
     def astray(self, lanes: Lanes, offsets: Array, inside: Array) -> Array:
         if self.home is None:
-            return np.zeros(lanes.n, np.bool_)
+            return np.zeros(lanes.n, bool)
         bad = inside & self.memory.strays(self.instruction, offsets.astype(np.int64), self.size)
         if bad.any():
             message = self.memory.strayed(self.instruction, int(offsets[bad][0]))
@@ -491,4 +487,4 @@ def pattern(state: int, size: int) -> Array:
 
 def element(state: int, size: int) -> Array:
     """Returns an element of 1..32 bytes that are all `state`, in the dtype that moves such elements."""
-    return np.frombuffer(bytes([state]) * size, ELEMENT[size])[0]  # type: ignore[no-any-return]
+    return np.frombuffer(bytes([state]) * size, ELEMENT[size])[0]

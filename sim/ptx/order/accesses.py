@@ -45,12 +45,12 @@ class Table:
 
     def marked(self) -> Array:
         """Returns a mask of the rows with an entry."""
-        return (self.entries != 0).any(axis=1) if "entries" in vars(self) else np.zeros(self.rows, np.bool_)
+        return (self.entries != 0).any(axis=1) if "entries" in vars(self) else np.zeros(self.rows, bool)
 
     @cached_property
     def touched(self) -> Array:
         """Mask of the rows of shared memory with an entry."""
-        return np.zeros(self.rows, np.bool_)
+        return np.zeros(self.rows, bool)
 
     @cached_property
     def by(self) -> Array:
@@ -90,7 +90,7 @@ class Shadow:
     def mix(self, rows: Array) -> None:
         """Records that lanes of one warp wrote several values to these granules at once."""
         if len(rows) and self.mixed is None:
-            self.mixed = np.zeros(self.writes.rows, np.bool_)
+            self.mixed = np.zeros(self.writes.rows, bool)
         if self.mixed is not None:
             self.mixed[rows] = True
 
@@ -234,7 +234,7 @@ def same_for_warps(lanes: Lanes, rows: Array) -> Array | None:
     each = rows.reshape(-1, WARP, count)
     if np.count_nonzero(each != each[:, :1]):
         return None
-    return np.asarray((np.arange(0, len(rows), WARP * count)[:, None] + np.arange((WARP - 1) * count, WARP * count)).reshape(-1))
+    return (np.arange(0, len(rows), WARP * count)[:, None] + np.arange((WARP - 1) * count, WARP * count)).reshape(-1)
 
 
 SAME = "are not ordered; both write the same bytes"
@@ -261,8 +261,7 @@ class Stored:
         if access.lanes is not self.lanes:
             order = np.argsort(self.lanes.index)
             row = order[np.searchsorted(self.lanes.index, access.lanes.index[row], sorter=order)]
-        found: Array = self.values.view(np.uint8).reshape(self.lanes.n, count, -1)[row, where % count]
-        return found
+        return self.values.view(np.uint8).reshape(self.lanes.n, count, -1)[row, where % count]
 
     def there(self, access: Touch, where: Array, size: int) -> Array:
         """Returns the bytes in memory at these granules, `size` of each, before a part of the store."""
@@ -272,7 +271,7 @@ class Stored:
             count = len(access.rows) // access.lanes.n
             memory = access.segment.window(1)[0]
             starts = access.addresses[access.who.position[where]].astype(np.int64) - access.segment.start + where % count * size
-        found: Array = memory[starts[:, None] + np.arange(size)]
+        found = memory[starts[:, None] + np.arange(size)]
         for one in self.earlier:
             if one.shadow is access.shadow:
                 order = np.argsort(one.rows, kind="stable")
@@ -288,4 +287,4 @@ class Stored:
         order = np.argsort(keys, kind="stable")
         wanted = access.rows[lost] << np.int64(STAMP) | winners
         theirs = order[np.searchsorted(keys, wanted, sorter=order, side="right") - 1]
-        return np.asarray((self.written(access, lost) == self.written(access, theirs)).all(axis=1))
+        return (self.written(access, lost) == self.written(access, theirs)).all(axis=1)

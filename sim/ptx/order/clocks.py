@@ -38,27 +38,26 @@ CROWD = ("", " and other lanes", " and other warps", " and other blocks", " and 
 
 def stamps_of(entries: Array) -> Array:
     """Returns the moments of entries (int64)."""
-    return np.asarray((entries >> np.uint64(STAMP)).astype(np.int64))
+    return (entries >> np.uint64(STAMP)).astype(np.int64)
 
 
 def lanes_of(entries: Array) -> Array:
     """Returns the lanes of the grid of entries (int64)."""
-    return np.asarray((entries & np.uint64(LANE)).astype(np.int64))
+    return (entries & np.uint64(LANE)).astype(np.int64)
 
 
 def levels_of(entries: Array) -> Array:
     """Returns the levels of entries (uint64)."""
-    return np.asarray(entries & np.uint64(LEVEL))
+    return entries & np.uint64(LEVEL)
 
 
 def raised(entries: Array, levels: Array) -> Array:
     """Returns entries with other levels."""
-    return np.asarray((entries & ~np.uint64(LEVEL)) | levels)
+    return (entries & ~np.uint64(LEVEL)) | levels
 
 
 def highest(arrays: Sequence[Array | None]) -> Array:
-    highest: Array = np.maximum.reduce([a for a in arrays if a is not None])
-    return highest
+    return np.maximum.reduce([a for a in arrays if a is not None])
 
 
 class WaveClocks:
@@ -128,8 +127,8 @@ class Groups:
         if len(rows) == count:
             return rows
         if len(rows) % count == 0 and (self.first == np.arange(0, len(rows), len(rows) // count)).all():
-            return np.asarray(rows.reshape(count, -1, rows.shape[1]).max(axis=1))
-        return np.asarray(np.maximum.reduceat(rows, self.first, axis=0))
+            return rows.reshape(count, -1, rows.shape[1]).max(axis=1)
+        return np.maximum.reduceat(rows, self.first, axis=0)
 
     @cached_property
     def apart(self) -> bool:
@@ -148,7 +147,7 @@ class Groups:
 
     @cached_property
     def _whole(self) -> Array:
-        return np.asarray(np.bincount(self.number) == WARP * np.bincount(self.owner))
+        return np.bincount(self.number) == WARP * np.bincount(self.owner)
 
 
 # -- mbarriers ---------------------------------------------------------------------------------------------------------------
@@ -297,7 +296,7 @@ class LaneClocks:
         near = other // self.per == mine // self.per
         other = np.where(near, other % self.per, 0)
         warp, slot = place >> 5, rows.slots[place]
-        out: Array = np.maximum(rows.warps[warp, other], rows.lanes[slot, other])
+        out = np.maximum(rows.warps[warp, other], rows.lanes[slot, other])
         for chosen, size in ((several & ~many, WARP), (many, per)):
             some = np.flatnonzero(chosen & near)
             if len(some):

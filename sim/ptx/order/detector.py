@@ -48,7 +48,7 @@ class Detector(Order):
         self.shared_stride = shared_stride
         self.instructions: list[Instruction] = []
         self._numbers: dict[int, int] = {}
-        self._asynchronous = np.zeros(0, np.bool_)
+        self._asynchronous = np.zeros(0, bool)
         self.sharing = sharing
         self.shared_shift = sharing.shared_granule.bit_length() - 1
         self.granules = shared_stride >> self.shared_shift
@@ -110,7 +110,7 @@ class Detector(Order):
     def asynchronous(self) -> Array:
         """Returns a mask of the numbered instructions that access memory through the asynchronous proxy."""
         if len(self._asynchronous) != len(self.instructions):
-            self._asynchronous = np.array([is_async(one) for one in self.instructions], np.bool_)
+            self._asynchronous = np.array([is_async(one) for one in self.instructions], bool)
         return self._asynchronous
 
     # -- earlier accesses ---------------------------------------------------------------------------------------------
@@ -249,12 +249,12 @@ class Detector(Order):
         """Returns a mask of the granules where an access is about to store what plain stores, the instructions `by`, left there."""
         store = self.store_of(access)
         if store is None:
-            return np.zeros(len(where), np.bool_)
+            return np.zeros(len(where), bool)
         values = store.written(access, where)
-        stores = np.array([one.opcode in STORES for one in self.instructions], np.bool_)[by]
+        stores = np.array([one.opcode in STORES for one in self.instructions], bool)[by]
         if access.shadow.mixed is not None:
             stores &= ~access.shadow.mixed[access.rows[where]]
-        return np.asarray(stores & (values == store.there(access, where, values.shape[1])).all(axis=1))
+        return stores & (values == store.there(access, where, values.shape[1])).all(axis=1)
 
     def agree(self, access: Touch, where: Array, entries: Array, by: Array) -> None:
         """Keeps writers, which are in the writers' table or lanes of the access, beside the one that takes their place."""

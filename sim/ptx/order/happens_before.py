@@ -219,7 +219,7 @@ class Order(WaveClocks):
         """Returns a mask of the lanes behind the begin of a block of their cluster: they have heard of one of its threads."""
         cluster, index = self.wave.cluster, np.arange(lanes.n)
         known = self.known[lanes.warp // self.warps, lanes.warp % self.warps].reshape(lanes.n, cluster, -1).max(axis=2)
-        found: Array = known[index, blocks % cluster] >= self.start
+        found = known[index, blocks % cluster] >= self.start
         for at in np.flatnonzero(~found).tolist():
             place = int(lanes.index[at])
             row, learnt = self.heard.row(place), self.learnt(place + self.first)
@@ -303,7 +303,7 @@ class Order(WaveClocks):
                 # Readers in many blocks share an entry: a lane that has heard of other blocks counts as ordered behind all.
                 found[who >= BLOCKS] = self.now
                 race &= ~(heard & (stamp <= found))
-        return np.asarray(race)
+        return race
 
     # -- atomics and fences ------------------------------------------------------------------------------------------------
 
@@ -408,6 +408,6 @@ class Order(WaveClocks):
         start = lane - lane % per
         if fences is not None:
             limit = np.maximum(limit, fences[start : start + per])
-        out: Array = np.minimum(moments, limit)
+        out = np.minimum(moments, limit)
         out[lane - start] = moment
         return out

@@ -200,7 +200,7 @@ class Past:
     def open(self, clock: LaunchClock) -> Array:
         """Returns a mask of the sites of launches that are not over by this clock."""
         over: dict[int, bool] = {}
-        out = np.zeros(len(self.sites), np.bool_)
+        out = np.zeros(len(self.sites), bool)
         for number, site in enumerate(self.sites):
             if site is not None:
                 known = over.get(id(site.run))
@@ -215,7 +215,7 @@ class Past:
 
     def own(self, run: OrderedLaunch) -> Array:
         """Returns a mask of the sites of this launch."""
-        return np.array([site is not None and site.run is run for site in self.sites], np.bool_)
+        return np.array([site is not None and site.run is run for site in self.sites], bool)
 
     # -- a launch is over -----------------------------------------------------------------------------------------------------
 
@@ -238,7 +238,7 @@ class Past:
                         for one in np.unique(by[numbers[by] == 0]).tolist():
                             numbers[one] = len(self.sites)
                             self.sites.append(Site(run, instructions[one]))
-                        unknown = np.concatenate((unknown, np.zeros(len(self.sites) - len(unknown), np.bool_)))
+                        unknown = np.concatenate((unknown, np.zeros(len(self.sites) - len(unknown), bool)))
                         where, position = region.rows(area, rows)
                         self.put(region, tables, where, entries[position], numbers[by[position]], unknown)
 
@@ -274,7 +274,7 @@ class Past:
         """Forgets launches that are over for all later ones, and sites to which no granule refers any more."""
         kept = self.open(over)
         if kept.any():
-            used = np.zeros(len(kept), np.bool_)
+            used = np.zeros(len(kept), bool)
             for table in self.tables():
                 used[table.sites] = True
             kept &= used
@@ -323,7 +323,7 @@ class Known:
         self.parts = [(part, past.own(part.run)) for part in clock.parts]
 
     def covers(self, entries: Array, sites: Array) -> Array:
-        out: Array = ~self.open[sites]
+        out = ~self.open[sites]
         for part, own in self.parts:
             out |= part.covers(entries, own[sites])
         return out
@@ -348,7 +348,7 @@ class Launches:
         self.anything = bool(self.at_start.open.any())
         self._regions: dict[int, list[SharedRegion]] = {}
         # Mask of the lanes of the grid that have waited, or heard of one that has; the waits as entries.
-        self._waited = np.zeros(0, np.bool_)
+        self._waited = np.zeros(0, bool)
         self._waits = np.zeros(0, np.uint64)
         # By address, acquired releases of launches that are not over; by lane, those that its next fence acquires.
         self._heard: dict[int, AcquiredRelease] = {}
@@ -365,7 +365,7 @@ class Launches:
             return
         races = self.races
         if not len(self._waited):
-            self._waited = np.zeros(races.blocks * races.wave.lanes_per_block, np.bool_)
+            self._waited = np.zeros(races.blocks * races.wave.lanes_per_block, bool)
         mine = lanes.index + races.first
         if self._waited[mine].all():
             return
@@ -395,8 +395,8 @@ class Launches:
     def have_waited(self, mine: Array) -> Array:
         """Returns a mask of these lanes of the grid that are behind a wait."""
         if not len(self._waits):
-            return np.zeros(len(mine), np.bool_)
-        out: Array = self._waited[mine]
+            return np.zeros(len(mine), bool)
+        out = self._waited[mine]
         if not out.all():
             some = np.unique(mine[~out])
             self._waited[some[self.behind(some, self._waits)]] = True
@@ -405,7 +405,7 @@ class Launches:
 
     def behind(self, mine: Array, entries: Array) -> Array:
         """Returns a mask of these lanes of the grid that are behind some of these entries, mostly of their own cluster."""
-        out, per = np.zeros(len(mine), np.bool_), self.races.per
+        out, per = np.zeros(len(mine), bool), self.races.per
         cluster, theirs = mine // per, lanes_of(entries) // per
         for unit in np.unique(cluster).tolist():
             at = np.flatnonzero(cluster == unit)
@@ -481,7 +481,7 @@ class Launches:
 
     def may_race(self, i: Instruction, sites: Array, writes: bool, strong: bool) -> Array:
         """Returns a mask of the atomics an access may race with: loads do not with loads, nor atomics of device scope with such."""
-        out: Array = sites != 0
+        out = sites != 0
         narrow = strong and scope_of(i.mods) != DEVICE
         for number in np.unique(sites[out]).tolist():
             site = self.site(number)

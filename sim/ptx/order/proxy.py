@@ -101,4 +101,4 @@ class Proxy:
         if fenced is not None and not same.all():
             # Between blocks a fence of the writer behind its write suffices, or any fence of the reader since then.
             moment[~same] = np.maximum(fenced[writer[~same]], fenced[reader[~same]])
-        return np.asarray((stamp > moment) & (stamp > 0))
+        return (stamp > moment) & (stamp > 0)

@@ -167,7 +167,7 @@ class Races(CopyRaces):
         if len(lost):
             # Several lanes wrote there at once: within a warp one of them wins, between warps that is a race.
             winner, store = lanes_of(won[lost]), self.store_of(access)
-            same = np.zeros(len(lost), np.bool_) if store is None else store.same_at_once(access, lost, winner)
+            same = np.zeros(len(lost), bool) if store is None else store.same_at_once(access, lost, winner)
             apart = winner >> 5 != lane[lost] >> 5
             self.report_writers(access, lost[apart], won[lost[apart]], np.full(np.count_nonzero(apart), number), same[apart])
             beside = lost[same & apart]

@@ -100,13 +100,13 @@ class TileReads:
         """Returns a mask of the units that a tensor copy wrote last."""
         races = self.races
         if not races.shared.writes.used or not races.instructions:
-            return np.zeros(len(units), np.bool_)
+            return np.zeros(len(units), bool)
         by = races.shared.writes.by.reshape(-1)[units * (UNIT >> races.shared_shift)]
-        return np.asarray(np.array([is_async(one) and "tensor" in one.mods for one in races.instructions])[by])
+        return np.array([is_async(one) and "tensor" in one.mods for one in races.instructions])[by]
 
     def floor(self, blocks: Array) -> Array:
         """Returns until when all accesses to these blocks' memory are over for all of each block: 0 (unknown) in clusters."""
-        return np.asarray(self.races.base[blocks]) if self.races.wave.cluster == 1 else np.zeros(len(blocks), np.int64)
+        return self.races.base[blocks] if self.races.wave.cluster == 1 else np.zeros(len(blocks), np.int64)
 
     # -- earlier writes -------------------------------------------------------------------------------------------------------
 
@@ -128,7 +128,7 @@ class TileReads:
             who = np.repeat(np.arange(len(first)), [len(values) for values, _ in parts])
             found, where = np.concatenate([values for values, _ in parts]), np.concatenate([at for _, at in parts])
         pairs = list(zip(first[who].tolist(), found.tolist(), strict=True))
-        some = np.array([entry != 0 and (one, entry) not in self.over for one, entry in pairs], np.bool_)
+        some = np.array([entry != 0 and (one, entry) not in self.over for one, entry in pairs], bool)
         if not some.any():
             return
         # Order behind a write is never lost.
@@ -167,7 +167,7 @@ class TileReads:
             at = np.flatnonzero(race)
             four = races.unordered(readers[at].reshape(-1), np.repeat(entries[at], GROUP), True)
             race[at] = four.reshape(-1, GROUP).any(axis=1)
-        bad = np.zeros(len(first), np.bool_)
+        bad = np.zeros(len(first), bool)
         if races.proxy is not None:
             ordinary = ~races.asynchronous()[by] & ~race
             at = np.flatnonzero(ordinary)

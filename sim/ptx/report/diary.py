@@ -416,8 +416,7 @@ class Diary:
         start = access.addresses.astype(np.int64) - (0 if access.segment is None else access.segment.start)
         if access.space == "shared":
             start = start + access.lanes.block * access.lanes.wave.shared_stride
-        found: Array = (start // WORD)[:, None] + np.arange(max(1, access.size // WORD))
-        return found
+        return (start // WORD)[:, None] + np.arange(max(1, access.size // WORD))
 
     def _asked(self, access: Access, pc: int) -> None:
         """Records that a loop that only waits reads memory: it waits for the last writer there."""

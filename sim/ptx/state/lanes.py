@@ -50,8 +50,7 @@ class AddressPattern:
         found = self._indices.get(space)
         if found is None:
             found = self._indices[space] = (self.relative >> shift) + base(shift).astype(np.int64)
-        index: Array = found + (first >> shift)
-        return index
+        return found + (first >> shift)
 
     # -- counts -----------------------------------------------------------------------------------------------------------
 
@@ -137,7 +136,7 @@ def bank_turns(lanes: Lanes, addresses: Array, size: int) -> Array:
     place = (units & (columns - 1)) + row
     base = int(row[0])
     span = int(row[-1]) + columns - base
-    passes: Array = np.bincount(place - base, minlength=span).reshape(-1, columns).max(axis=1)
+    passes = np.bincount(place - base, minlength=span).reshape(-1, columns).max(axis=1)
     if passes.max() > 1:
         # Several lanes in one column: those that want the same word share a pass.
         units = units - units.min() // columns * columns
@@ -218,7 +217,7 @@ class Wave:
         if found is None:
             if len(self._meet) > INTERNED_PAIRS:
                 self._meet.clear()
-            member = np.zeros(max(self.size, int(some.index[-1]) + 1), np.bool_)
+            member = np.zeros(max(self.size, int(some.index[-1]) + 1), bool)
             member[others.index] = True
             found = self._meet[key] = bool(member[some.index].any())
         return found
@@ -331,12 +330,12 @@ class Lanes:
     def warp_ids(self) -> Array:
         """The warps of which at least one lane is in the set."""
         warp = self.warp
-        return np.asarray(warp[np.concatenate(([True], warp[1:] != warp[:-1]))])
+        return warp[np.concatenate(([True], warp[1:] != warp[:-1]))]
 
     @cached_property
     def warp_bits(self) -> int:
         """The warps of which at least one lane is in the set, as bits."""
-        member = np.zeros(int(self.warp_ids[-1]) + 1, np.bool_)
+        member = np.zeros(int(self.warp_ids[-1]) + 1, bool)
         member[self.warp_ids] = True
         return int.from_bytes(np.packbits(member, bitorder="little").tobytes(), "little")
 
@@ -348,7 +347,7 @@ class Lanes:
 
     @cached_property
     def block_ids(self) -> Array:
-        return np.asarray(self.block[self.block_starts])
+        return self.block[self.block_starts]
 
     @cached_property
     def warps(self) -> int:
@@ -397,7 +396,7 @@ class Lanes:
 
     def bits(self) -> Array:
         """Returns, for each warp of the wave, a uint32 with the bits of its lanes that are in the set."""
-        member = np.zeros(self.wave.size, np.bool_)
+        member = np.zeros(self.wave.size, bool)
         member[self.index] = True
         return warp_bits(member)
 

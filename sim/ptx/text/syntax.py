@@ -31,7 +31,7 @@ class PtxType:
 
 
 def _table() -> dict[str, PtxType]:
-    types = {"pred": PtxType("pred", 1, "p", np.dtype(np.bool_))}
+    types = {"pred": PtxType("pred", 1, "p", np.dtype(bool))}
     for bits in (8, 16, 32, 64):
         for kind, code in (("b", "u"), ("u", "u"), ("s", "i")):
             name = f"{kind}{bits}"

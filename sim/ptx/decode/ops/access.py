@@ -71,8 +71,7 @@ def shared_offsets(frame: Frame, i: Instruction, addresses: Array, generic: bool
         first = int(np.flatnonzero(bad)[0])
         message = f"{i.opcode} of {int(found[first]):#x}, which is no address of shared memory"
         frame.machine.memory.findings.report("out of bounds", message, i, frame.lanes, first, count=int(bad.sum()))
-    shared: Array = found - np.uint64(SHARED_WINDOW)
-    return shared
+    return found - np.uint64(SHARED_WINDOW)
 
 
 @opcode("mapa", forms="{.shared::cluster} .u32 .u64")
@@ -281,7 +280,7 @@ def _float_add(type_: PtxType) -> Update:
         return add_halves
 
     def add(old: Array, value: Array, _: Array) -> Array:
-        total: Array = old.view(type_.dtype) + value.view(type_.dtype)
+        total = old.view(type_.dtype) + value.view(type_.dtype)
         return total.view(old.dtype)
 
     return add

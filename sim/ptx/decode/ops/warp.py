@@ -137,7 +137,7 @@ def by_warp(fn: Callable[[Lanes, Array, Array], Array], i: Instruction, result: 
 
 def ballot(lanes: Lanes, p: Array, mask: Array) -> Array:
     """Returns for each lane the bits of the lanes of its warp in the set for which p holds, limited to its mask."""
-    member = np.zeros(lanes.wave.size, np.bool_)
+    member = np.zeros(lanes.wave.size, bool)
     member[lanes.index] = p
     return warp_bits(member)[lanes.warp] & mask
 
@@ -220,7 +220,7 @@ def redux(i: Instruction) -> Plan:
         group = groups(lanes, mask)
         order = np.argsort(group, kind="stable")
         starts = np.flatnonzero(np.diff(group[order], prepend=-1))
-        reduced: Array = fn.reduceat(np.abs(value[order]) if magnitude else value[order], starts, dtype=value.dtype)
+        reduced = fn.reduceat(np.abs(value[order]) if magnitude else value[order], starts, dtype=value.dtype)
         return reduced[group]
 
     return by_warp(reduce, i, type_.name, type_.name)
