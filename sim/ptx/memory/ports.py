@@ -12,7 +12,7 @@ SHARED_WINDOW + either.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -68,6 +68,9 @@ def targets(lanes: Lanes, addresses: Array) -> tuple[Array, Array]:
 ALL = slice(None)
 """All bytes of an element."""
 
+Check = tuple[str, Array, str]
+"""A fault: kind, mask of the lanes that have it, end of the message."""
+
 Part = tuple[Array, Array, Array | None]
 """(elements, index of each lane's element, positions of those lanes or None for all): the result of a port."""
 
@@ -98,7 +101,19 @@ class Port(ABC):
     def resolve(self, lanes: Lanes, addresses: Array) -> list[Part]:
         """Returns the parts of memory that the lanes with a valid address reach."""
 
-    def report(self, kind: str, message: str, lanes: Lanes, bad: Array, addresses: Array, tensor: str | None) -> None:
+    def judged(
+        self, lanes: Lanes, addresses: Array, checks: Sequence[Check], good: Array | None = None, tensor: str | None = None
+    ) -> Array:
+        """Returns a mask of the lanes, among the `good` ones, that have no fault; each other lane has a finding, its first fault."""
+        good = np.ones(lanes.n, bool) if good is None else good
+        for kind, wrong, message in checks:
+            bad = good & wrong
+            if bad.any():
+                self.report(kind, message, lanes, bad, addresses, tensor)
+                good = good & ~bad
+        return good
+
+    def report(self, kind: str, message: str, lanes: Lanes, bad: Array, addresses: Array, tensor: str | None = None) -> None:
         positions = np.flatnonzero(bad)
         first = int(positions[0])
         address = int(addresses[first])
@@ -136,73 +151,45 @@ class GlobalPort(Port):
                 return [(view, self.index, None)]
         return self.search(lanes, addresses)
 
-    def search(self, lanes: Lanes, addresses: Array) -> list[Part]:
-        """Sorts the lanes by tensor; reports those that hit none, or hit it wrongly."""
+    def search(self, lanes: Lanes, addresses: Array, sizes: Array | None = None) -> list[Part]:
+        """Sorts the lanes by tensor; reports those that hit none, or hit it wrongly. With `sizes` (cp.async), one a lane, each less
+        than `size`, the parts index single bytes.
+        """
         parts: list[Part] = []
         owner = addresses >> np.uint64(WINDOW_BITS)
-        for number in np.unique(owner):
-            mine = owner == number
-            segment = self.memory.segments.get(int(number))
+        for number in np.unique(owner).tolist():
+            mine, segment = owner == number, self.memory.segments.get(number)
             if segment is None:
-                null = int(number) == 0
-                message = ": the pointer is null" if null else ": it belongs to no tensor"
-                self.report("null pointer" if null else "out of bounds", message, lanes, mine, addresses, None)
-                continue
-            good = mine & self.inside(segment, lanes, mine, addresses)
-            if not good.any():
-                continue
-            view, first, _ = segment.window(self.size)
-            everyone = bool(good.all())
-            positions = np.flatnonzero(good)
-            subset = lanes if everyone else lanes.subset(positions)
-            at = addresses[positions]
-            self.accessed(segment, subset, at, self.size)
-            parts.append((view, ((at - first) >> self.bits).view(np.int64), None if everyone else positions))
-            self.segment = segment
-        return parts
-
-    def inside(self, segment: Segment, lanes: Lanes, mine: Array, addresses: Array) -> Array:
-        relative = addresses - np.uint64(segment.start)
-        room = segment.size - self.size
-        outside = relative > np.uint64(max(room, 0)) if room >= 0 else np.ones(lanes.n, bool)
-        crooked = (addresses & self.low) != 0
-        if (mine & outside).any():
-            first = int(np.flatnonzero(mine & outside)[0])
-            offset = int(addresses[first]) - segment.start
-            message = f": offset {offset} of {segment.name!r}, which has {plural(segment.size, 'byte')}"
-            self.report("out of bounds", message, lanes, mine & outside, addresses, segment.name)
-        if (mine & crooked & ~outside).any():
-            message = f" in {segment.name!r} is not aligned to {self.size} bytes"
-            self.report("misaligned", message, lanes, mine & crooked & ~outside, addresses, segment.name)
-        if self.write and not segment.writable:
-            self.report("read-only", f": {segment.name!r} is read-only", lanes, mine, addresses, segment.name)
-            return np.zeros(lanes.n, bool)
-        return ~(outside | crooked)
-
-    def resolve_sizes(self, lanes: Lanes, addresses: Array, sizes: Array) -> list[Part]:
-        """Resolves cp.async with source sizes below `size`: the parts index single bytes, sizes[lane] for each lane."""
-        parts: list[Part] = []
-        owner = addresses >> np.uint64(WINDOW_BITS)
-        for number in np.unique(owner):
-            mine = owner == number
-            segment = self.memory.segments.get(int(number))
-            if segment is None:
-                self.report("out of bounds", ": it belongs to no tensor", lanes, mine, addresses, None)
+                kind, message = (
+                    ("out of bounds", ": it belongs to no tensor") if number else ("null pointer", ": the pointer is null")
+                )
+                self.report(kind, message, lanes, mine, addresses)
                 continue
             relative = addresses - np.uint64(segment.start)
-            outside = mine & (relative + sizes.astype(np.uint64) > np.uint64(segment.size))
-            crooked = mine & ((addresses & self.low) != 0) & ~outside
-            if outside.any():
-                message = f": it ends outside of {segment.name!r}, which has {plural(segment.size, 'byte')}"
-                self.report("out of bounds", message, lanes, outside, addresses, segment.name)
-            if crooked.any():
-                message = f" in {segment.name!r} is not aligned to {self.size} bytes"
-                self.report("misaligned", message, lanes, crooked, addresses, segment.name)
-            positions = np.flatnonzero(mine & ~outside & ~crooked)
-            if len(positions):
-                subset, at, width = lanes.subset(positions), addresses[positions], sizes[positions]
-                self.accessed(segment, subset, at, width)
+            width = np.uint64(self.size) if sizes is None else sizes.astype(np.uint64)
+            outside = (relative > segment.size) | (relative + width > segment.size)
+            first = int(addresses[np.argmax(mine & outside)]) - segment.start
+            where = f": offset {first} of" if sizes is None else ": it ends outside of"
+            checks = (
+                ("out of bounds", outside, f"{where} {segment.name!r}, which has {plural(segment.size, 'byte')}"),
+                ("misaligned", addresses & self.low != 0, f" in {segment.name!r} is not aligned to {self.size} bytes"),
+            )
+            good = self.judged(lanes, addresses, checks, mine, segment.name)
+            if self.write and not segment.writable:
+                self.report("read-only", f": {segment.name!r} is read-only", lanes, mine, addresses, segment.name)
+                continue
+            positions = np.flatnonzero(good)
+            if not len(positions):
+                continue
+            subset, at = lanes if len(positions) == lanes.n else lanes.subset(positions), addresses[positions]
+            if sizes is not None:
+                self.accessed(segment, subset, at, sizes[positions])
                 parts.append((segment.window(1)[0], relative[positions].astype(np.int64), positions))
+                continue
+            view, start, _ = segment.window(self.size)
+            self.accessed(segment, subset, at, self.size)
+            parts.append((view, ((at - start) >> self.bits).view(np.int64), None if subset is lanes else positions))
+            self.segment = segment
         return parts
 
     def accessed(self, segment: Segment, lanes: Lanes, addresses: Array, size: int | Array) -> None:
@@ -289,14 +276,12 @@ class _BlockPort(Port):
     def search(self, lanes: Lanes, addresses: Array) -> list[Part]:
         capacity = self.capacity()
         outside = addresses > max(capacity - self.size, 0) if capacity >= self.size else np.ones(lanes.n, bool)
-        crooked = (addresses & addresses.dtype.type(self.size - 1)) != 0
-        if outside.any():
-            message = f": {self.space} memory has {plural(capacity, 'byte')}{self.elsewhere(addresses[outside])}"
-            self.report("out of bounds", message, lanes, outside, addresses, None)
-        if (crooked & ~outside).any():
-            message = f" of {self.space} memory is not aligned to {self.size} bytes"
-            self.report("misaligned", message, lanes, crooked & ~outside, addresses, None)
-        good = ~(outside | crooked)
+        elsewhere = self.elsewhere(addresses[outside]) if outside.any() else ""
+        checks = (
+            ("out of bounds", outside, f": {self.space} memory has {plural(capacity, 'byte')}{elsewhere}"),
+            ("misaligned", addresses % self.size != 0, f" of {self.space} memory is not aligned to {self.size} bytes"),
+        )
+        good = self.judged(lanes, addresses, checks)
         return self.parts(lanes, addresses, np.flatnonzero(good & ~self.astray(lanes, addresses, good)))
 
     def parts(self, lanes: Lanes, offsets: Array, positions: Array) -> list[Part]:
@@ -333,7 +318,7 @@ class SharedPort(_BlockPort):
         bad = inside & self.memory.strays(self.instruction, offsets.astype(np.int64), self.size)
         if bad.any():
             message = self.memory.strayed(self.instruction, int(offsets[bad][0]))
-            self.report("out of bounds", message, lanes, bad, offsets, None)
+            self.report("out of bounds", message, lanes, bad, offsets)
         return bad
 
     def elements(self) -> Array:
@@ -370,7 +355,7 @@ class SharedPort(_BlockPort):
         self.complain_of_flight(lanes, offsets, index, flying)
         if unwritten.any():
             message = " of shared memory that nobody wrote"
-            self.report("uninitialised", message, lanes, unwritten, offsets, None)
+            self.report("uninitialised", message, lanes, unwritten, offsets)
 
     def complain_of_flight(self, lanes: Lanes, offsets: Array, index: Array, flying: Array) -> None:
         races = self.memory.races
@@ -379,7 +364,7 @@ class SharedPort(_BlockPort):
             flying = flying & races.issue_ordered(lanes, self.size, index)
         if flying.any():
             message = " of shared memory: its asynchronous copy has not been waited for by the thread that issued it"
-            self.report("in flight", message, lanes, flying, offsets, None)
+            self.report("in flight", message, lanes, flying, offsets)
 
 
 class ClusterPort(SharedPort):
@@ -390,21 +375,18 @@ class ClusterPort(SharedPort):
         if not named.any():
             return super().search(lanes, addresses)
         blocks, offsets = targets(lanes, addresses)
-        capacity = self.capacity()
-        nobody = blocks == NOBODY
-        outside = ~nobody & ((offsets < 0) | (offsets > capacity - self.size))
-        crooked = ~nobody & ~outside & ((offsets & (self.size - 1)) != 0)
-        gone = ~(nobody | outside | crooked) & (lanes.wave.alive_by_block[blocks] == 0)
-        complaints = (
-            (nobody, "out of bounds", f": the cluster has {plural(lanes.wave.cluster, 'block')}"),
-            (outside, "out of bounds", f": the shared memory of a block has {plural(capacity, 'byte')}"),
-            (crooked, "misaligned", f" of shared memory is not aligned to {self.size} bytes"),
-            (gone, "exited block", " of the shared memory of another block, which has exited"),
+        capacity, nobody = self.capacity(), blocks == NOBODY
+        checks = (
+            ("out of bounds", nobody, f": the cluster has {plural(lanes.wave.cluster, 'block')}"),
+            (
+                "out of bounds",
+                (offsets < 0) | (offsets > capacity - self.size),
+                f": the shared memory of a block has {plural(capacity, 'byte')}",
+            ),
+            ("misaligned", offsets % self.size != 0, f" of shared memory is not aligned to {self.size} bytes"),
+            ("exited block", lanes.wave.alive_by_block[blocks] == 0, " of the shared memory of another block, which has exited"),
         )
-        for bad, kind, message in complaints:
-            if bad.any():
-                self.report(kind, message, lanes, bad, np.where(nobody, addresses.astype(np.int64), offsets), None)
-        good = ~(nobody | outside | crooked | gone)
+        good = self.judged(lanes, np.where(nobody, addresses.astype(np.int64), offsets), checks)
         good &= ~self.astray(lanes, offsets, good)
         parts = self.parts(lanes, offsets, np.flatnonzero(good & (blocks == lanes.block)))
         remote = np.flatnonzero(good & (blocks != lanes.block))

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import Self, TypeVar
 
 import numpy as np
 
@@ -69,8 +69,17 @@ def copies_by_lanes(i: Instruction) -> bool:
     return i.opcode == "cp" and "global" in i.mods and "bulk" not in i.mods
 
 
+class Numbers:
+    """Counts that add up."""
+
+    def add(self, other: Self) -> None:
+        mine = vars(self)
+        for name, value in vars(other).items():
+            mine[name] += value
+
+
 @dataclass
-class Traffic:
+class Traffic(Numbers):
     """Traffic of one tensor in global memory.
 
     `*_bytes` are lane-requested bytes: the sum over active lanes of the access width. `unique_*_bytes` count a byte
@@ -112,9 +121,6 @@ class Traffic:
             for side in ("read", "write")
         }
 
-    def add(self, other: Traffic) -> None:
-        _add_fields(self, other)
-
     def count(self, lanes: Lanes, addresses: Array, size: int | Array, write: bool) -> None:
         """Counts one access of `size` bytes a lane at aligned virtual `addresses` (uint64, one a lane).
 
@@ -145,15 +151,8 @@ class Traffic:
             self.unique_read_bytes += unique
 
 
-def _add_fields(to: object, other: object) -> None:
-    """Adds the numbers of one dataclass of numbers to those of another."""
-    mine = vars(to)
-    for name, value in vars(other).items():
-        mine[name] += value
-
-
 @dataclass
-class SharedCounts:
+class SharedCounts(Numbers):
     """Shared memory: warp-level requests, lane-requested bytes, and wavefronts.
 
     A wavefront is one pass over the 32 banks of 4 bytes; lanes that read the same word share it. `ideal_wavefronts`
@@ -170,9 +169,6 @@ class SharedCounts:
         """Bank conflicts: wavefronts beyond the ideal."""
         return self.wavefronts - self.ideal_wavefronts
 
-    def add(self, other: SharedCounts) -> None:
-        _add_fields(self, other)
-
     def count(self, requests: int, nbytes: int, wavefronts: int, ideal: int) -> None:
         self.requests += requests
         self.bytes += nbytes
@@ -180,7 +176,7 @@ class SharedCounts:
         self.ideal_wavefronts += ideal
 
 
-Addable = TypeVar("Addable", Traffic, SharedCounts)
+Addable = TypeVar("Addable", bound=Numbers)
 
 
 def total(kind: type[Addable], parts: Iterable[Addable]) -> Addable:

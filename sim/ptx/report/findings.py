@@ -20,7 +20,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 
@@ -126,13 +126,6 @@ class Verdict(NamedTuple):
     severity: str
 
 
-class Allowance(Protocol):
-    """A suppression, as `Findings` sees it."""
-
-    def matches(self, finding: Finding) -> bool:
-        """True if it lets this finding pass."""
-
-
 Key = tuple[object, ...]
 """The key by which findings count as the same: a launch keeps the first of each key."""
 
@@ -159,7 +152,7 @@ class Findings:
     """
 
     kernel: str
-    allowed: Sequence[Allowance] = ()
+    allowed: Sequence[Suppression] = ()
     total: int = 0
     found: dict[Key, Record] = field(default_factory=dict)
     doubts: dict[Key, Record] = field(default_factory=dict)

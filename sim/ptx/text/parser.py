@@ -423,13 +423,8 @@ class _Parser:
     # -- functions ----------------------------------------------------------------------------------------------
 
     def params(self, text: str, pos: int) -> list[Variable]:
-        out = []
-        for part in text.split(","):
-            if part.strip():
-                variable = self.variable(pos, part.strip())
-                if variable:
-                    out.append(variable)
-        return out
+        found = (self.variable(pos, part.strip()) for part in text.split(",") if part.strip())
+        return [variable for variable in found if variable]
 
     def function(self, pos: int) -> int:
         head = re.compile(

@@ -70,7 +70,7 @@ def cp(i: Instruction) -> Plan:
             pieces: list[Part] = []
             at = np.flatnonzero(~complete & (width > 0))
             if len(at):
-                for view, index, inner in whole.resolve_sizes(frame.lanes.subset(at), addresses[at], width[at]):
+                for view, index, inner in whole.search(frame.lanes.subset(at), addresses[at], width[at]):
                     assert inner is not None
                     pieces.append((view, index, at[inner]))
             return parts, pieces, width
