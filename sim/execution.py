@@ -34,7 +34,7 @@ from cupyflash.schedules import (
 )
 from cupyflash.sim.host_memory import launched, require_room
 from cupyflash.sim.ptx import Counters, Diary, Finding, Module, TensorMap
-from cupyflash.sim.ptx.memory.memory import Observer
+from cupyflash.sim.ptx.memory.spaces import Observer
 from cupyflash.sim.traffic import TensorTraffic, Traffic
 
 # Called when a thread block has completed a barrier, with the block's index and its number of completed barriers.

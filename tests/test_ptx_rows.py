@@ -8,7 +8,7 @@ from itertools import product
 import numpy as np
 import pytest
 
-from cupyflash.sim.ptx.decode.ops.rows import (
+from cupyflash.sim.ptx.decode.rows import (
     KINDS,
     PRIMITIVES,
     ROWS,

@@ -9,7 +9,7 @@ Needs NumPy only; compiling CUDA C needs CuPy and NVRTC. No GPU, no driver.
 
 from __future__ import annotations
 
-from .decode.ops import Coverage, coverage
+from .decode.registry import Coverage, coverage
 from .device_names import simulated_cupy
 from .memory.layouts import TensorMap
 from .module import Event, History, Launch, Module, Stream

@@ -26,17 +26,17 @@ import numpy as np
 
 from .decode.code import Code
 from .decode.program import decode_all, function_addresses
-from .execute.machine import PtxMachine
+from .execute.machine import PtxMachine, Setup
 from .execute.processes import processes_asked, run_apart
 from .execute.scheduler import Limits
-from .execute.setup import Geometry, Setup
-from .memory.memory import PARAM_START, PARAM_WINDOW, Memory, Observer
+from .memory.spaces import PARAM_START, PARAM_WINDOW, Memory, Observer
 from .order.history import LaunchClock, Launches, OrderedLaunch, Past
 from .order.races import Races
 from .parameters import POINTER_BYTES, BoundArguments, BoundTensor, bind
 from .report.counters import Counters, LaunchTally, Traffic
 from .report.diary import Diary
 from .report.findings import Comment, Finding, Findings, Suppressed, Suppression, asked, comments, source_text
+from .state.lanes import Geometry
 from .state.segments import UNWRITTEN, Segment, mark_unwritten, may_hold_nan
 from .text.parser import parse
 from .text.syntax import (

@@ -11,16 +11,15 @@ from itertools import pairwise
 
 import numpy as np
 
-from ..order.sharing import Sharing
+from ..order.accesses import Sharing
 from ..report.counters import Mix, mix_of
 from ..report.diary import Listing
 from ..text.syntax import Array, Instruction, PtxProgram, Reg, Variable, symbols, variable_name
 from .flow import spins, waits
 from .liveness import CONSTANT_REGISTERS, LiveRegisters, in_flight, numbers
-from .ops.rounding import FLUSH, KEEP
 from .program import function_addresses
 from .provenance import Home, guesses, homes, sharing_of
-from .registry import Plan
+from .registry import FLUSH, KEEP, Plan
 
 WIDTHS = (1, 16, 32, 64)
 """Register files by width in bits; 1 holds predicates."""

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from ..memory.layouts import ADDRESS_AT
-from ..order.sharing import WIDEST, Sharing, is_async, is_narrow, is_phase, is_strong
+from ..order.accesses import WIDEST, Sharing, is_async, is_narrow, is_phase, is_strong
 from ..state.segments import Place, PointerField
 from ..text.syntax import TYPES, Imm, Instruction, Mem, Operand, Reg, Sym, Variable, Vec, leaves
 from .flow import ControlFlow

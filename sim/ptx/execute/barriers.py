@@ -16,14 +16,13 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from ..decode.ops.rounding import ENVIRONMENT, KEEP
-from ..decode.registry import Barrier, ClusterBarrier, WarpBarrier
+from ..decode.registry import ENVIRONMENT, KEEP, Barrier, ClusterBarrier, WarpBarrier
 from ..order.clocks import highest
 from ..order.happens_before import Released
 from ..report.findings import WARNING, Stuck, Verdict, crowd
 from ..state.lanes import WARP, Lanes
 from ..text.syntax import Array
-from .setup import Host, WaveUnit
+from .registers import Host, WaveUnit
 
 
 @dataclass

@@ -12,10 +12,11 @@ import sys
 import numpy as np
 
 from ..decode.registry import FunctionCall
-from ..memory.memory import Memory
+from ..memory.spaces import Memory
 from ..state.lanes import Lanes
 from ..text.syntax import Array, Function
-from .setup import Host, WaveUnit
+from .registers import Host, WaveUnit
+from .unwritten import Shadows
 
 _CONVERSION = re.compile(
     r"%(?P<flags>[-+ #0]*)(?P<width>\*|\d+)?(?:\.(?P<precision>\*|\d*))?(?P<length>hh|h|ll|l|j|z|t|L)?(?P<kind>.)", re.S
@@ -86,8 +87,9 @@ DEEPEST = 1024
 class DeviceFunctions(WaveUnit):
     """The calls of a wave."""
 
-    def __init__(self, machine: Host):
+    def __init__(self, machine: Host, shadows: Shadows):
         super().__init__(machine)
+        self.shadows = shadows
         # The call instruction from which each lane came, by device function.
         self.sites = {f.name: np.zeros(self.wave.size, np.int64) for f in self.code.functions}
         self.by_name = {f.name: f for f in self.code.functions}
@@ -140,7 +142,7 @@ class DeviceFunctions(WaveUnit):
     def state(self) -> list[Array]:
         """Returns everything that a return restores, the lanes on the last axis."""
         machine = self.machine
-        return [*machine.full.files.values(), self.local().T, *self.sites.values(), *machine.shadows.rows.values()]
+        return [*machine.full.files.values(), self.local().T, *self.sites.values(), *self.shadows.rows.values()]
 
     def save(self, pc: int, lanes: Lanes) -> None:
         self.machine.deactivate()
@@ -163,8 +165,8 @@ class DeviceFunctions(WaveUnit):
             for now, kept in zip(state, self.levels[depth], strict=True):
                 now[..., some.index] = kept[..., some.index]
         machine.rewritten(-1)
-        for name in machine.shadows.rows:
-            machine.shadows.changed(name, lanes)
+        for name in self.shadows.rows:
+            self.shadows.changed(name, lanes)
 
     # -- parameters -------------------------------------------------------------------------------------------------------
 

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any, NoReturn, Protocol
 
 import numpy as np
 
 from ..decode.code import Code, CodeRegion
 from ..decode.liveness import CONSTANT_REGISTERS
-from ..decode.ops.rounding import ENVIRONMENT, KEEP
 from ..decode.registry import (
+    ENVIRONMENT,
+    KEEP,
     WHOLE_WARP,
     Arg,
     Barrier,
@@ -28,18 +30,18 @@ from ..decode.registry import (
 from ..memory.asynccopy import Copies
 from ..memory.bulkcopy import Bulks
 from ..memory.mbarriers import MBarriers, PhaseWaiting
-from ..memory.memory import Memory
 from ..memory.regions import Maps
+from ..memory.spaces import Memory
 from ..report.counters import LaunchTally
 from ..report.diary import Diary
 from ..report.findings import Findings, Stuck, report_deadlock
-from ..state.lanes import WARP, Lanes, Wave, merged, warp_bits
+from ..state.lanes import WARP, Geometry, Lanes, Wave, merged, warp_bits
+from ..state.segments import Segment
 from ..text.syntax import Array, Instruction, Mem, PtxError, Reg, Sym
 from .barriers import Barriers, ClusterBarriers, WarpBarriers
 from .functions import DeviceFunctions
 from .registers import FILE_DTYPES, Follower, RegisterFrame
-from .scheduler import Budgets, ReadyLanes, make_ready
-from .setup import Setup
+from .scheduler import Budgets, Limits, ReadyLanes, make_ready
 from .unwritten import Shadows
 from .warpgroup_rules import Flights, RegisterPools
 from .warpgroups import Warpgroups
@@ -58,6 +60,23 @@ WAVE_BYTES = 1 << 28
 
 COMPACT_LANES = 1 << 16
 """Most lanes of all compact frames together that keep their registers and bound code."""
+
+
+@dataclass
+class Setup:
+    """The inputs of a launch besides code: memory, parameters, and scheduling."""
+
+    geometry: Geometry
+    parameters: bytes
+    parameter_segment: Segment
+    shared_bytes: int
+    symbols: dict[str, int]
+    seed: int | None = None
+    on_barrier: Callable[[int, int], None] | None = None
+    limits: Limits = field(default_factory=Limits)
+    workspace: int = 0
+    approximate: bool = True
+    diary: Diary | None = None
 
 
 class Waiting(Protocol):
@@ -232,7 +251,7 @@ class PtxMachine:
         self.budgets.begin_wave(self.wave)
         self.ready: ReadyLanes = make_ready(self.random, self.wave, self.code.in_flight is not None)
         self.parked: dict[int, Lanes] = {}
-        self.functions = DeviceFunctions(self)
+        self.functions = DeviceFunctions(self, self.shadows)
         self.barriers = Barriers(self)
         self.warp_barriers = WarpBarriers(self)
         self.cluster_barriers = ClusterBarriers(self)

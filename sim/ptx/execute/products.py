@@ -1,6 +1,6 @@
 """Products of warpgroups as numbers: from registers and tiles of shared memory to sums, and back to registers.
 
-With g = lane >> 2, t = lane & 3, warp w of a group has rows 16 w + g and 8 more of D and of A (`decode.ops.matrices`).
+With g = lane >> 2, t = lane & 3, warp w of a group has rows 16 w + g and 8 more of D and of A (`decode.matrices`).
 """
 
 from __future__ import annotations
@@ -11,15 +11,14 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from ..decode.code import runs
-from ..decode.ops.floats import half_bits
-from ..decode.ops.matrices import Decode
-from ..decode.ops.rounding import ENVIRONMENT, KEEP
-from ..decode.registry import Arg, Multiply
+from ..decode.floats import half_bits
+from ..decode.matrices import Decode
+from ..decode.registry import ENVIRONMENT, KEEP, Arg, Multiply
 from ..memory.layouts import DESCRIPTOR_UNIT, Descriptor
 from ..state.lanes import GROUP, WARP, Lanes
 from ..state.segments import PAGE
 from ..text.syntax import Array, Instruction
-from .setup import Host, WaveUnit
+from .registers import Host, WaveUnit
 
 REMEMBERED = 512
 """Matrices whose units are kept."""

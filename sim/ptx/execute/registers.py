@@ -9,15 +9,17 @@ set of lanes takes over. So every instruction is written once, for arrays of all
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Callable
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, NoReturn, Protocol
 
 import numpy as np
 
 from ..decode.code import Code, CodeRegion
-from ..decode.ops.rounding import ENVIRONMENT
-from ..decode.registry import Arg, Frame, Plan, Surroundings, Thunk
-from ..state.lanes import Lanes
+from ..decode.registry import ENVIRONMENT, Arg, Frame, Plan, Surroundings, Thunk
+from ..memory.spaces import MemoryUnit
+from ..report.diary import Diary
+from ..state.lanes import Lanes, Wave
 from ..text.syntax import Array, Imm, Instruction, PtxError, Reg, Sym
 
 FILE_DTYPES: dict[int, np.dtype[Any]] = {
@@ -268,3 +270,45 @@ class SubFrame(Frame):
         self.thunk()
         for target, value in zip(self.targets, self.out, strict=True):
             target[positions] = value
+
+
+class Host(FrameHome, Protocol):
+    """The machine, as barriers and calls see it."""
+
+    wave: Wave
+    full: RegisterFrame
+    """The registers of the whole wave."""
+
+    diary: Diary | None
+    """The diary of a block of the wave, if one was requested."""
+    on_barrier: Callable[[int, int], None] | None
+    """Callback with a block and the number of barriers that it has completed."""
+
+    def push(self, pc: int, lanes: Lanes) -> None:
+        """Makes lanes ready to go on at an instruction."""
+
+    def read(self, lanes: Lanes, arg: Arg) -> Array:
+        """Returns an operand for lanes, one value a lane."""
+
+    def write(self, lanes: Lanes, arg: Arg, values: object) -> None:
+        """Writes a register of `full` while no frame is active."""
+
+    def deactivate(self) -> None:
+        """Moves all registers to `full`."""
+
+    def rewritten(self, mask: int) -> None:
+        """Marks these rows (bits; -1: any) of `full`, written while no frame was active: no frame has them any more."""
+
+    def flush(self) -> None:
+        """Copies all registers to `full`; the frame that runs keeps its copies."""
+
+    def stop(self, kind: str, message: str, pc: int, lanes: Lanes) -> NoReturn:
+        """Reports a finding that ends the launch."""
+
+
+class WaveUnit(MemoryUnit):
+    """A unit of the machine that lives as long as a wave."""
+
+    def __init__(self, machine: Host):
+        super().__init__(machine.memory)
+        self.machine, self.code, self.wave, self.push = machine, machine.code, machine.wave, machine.push

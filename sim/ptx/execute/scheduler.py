@@ -15,7 +15,7 @@ import numpy as np
 from ..decode.code import Code, CodeRegion
 from ..decode.flow import ExitTest, Loop
 from ..decode.registry import Arg
-from ..order.sharing import is_strong
+from ..order.accesses import is_strong
 from ..report.findings import Findings, at_line, source
 from ..state.lanes import WARP, Lanes, Wave, merged
 from ..text.syntax import Array, Instruction

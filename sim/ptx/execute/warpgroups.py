@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ..decode.ops.matrices import decoder
+from ..decode.matrices import decoder
 from ..decode.registry import Arg, Multiply, MultiplyWait
 from ..memory.layouts import DESCRIPTOR_UNIT, MODES, Descriptor
 from ..report.findings import Stuck, source
@@ -18,7 +18,7 @@ from ..state.lanes import GROUP, WARP, Lanes, merged
 from ..state.segments import IN_FLIGHT, UNWRITTEN
 from ..text.syntax import Array, Instruction, Reg
 from .products import ROWS, THREADS, BoundProduct, MatrixOperand, MatrixOperands, Product, Sums, land, matrix, put_rows, rows_of
-from .setup import Host, WaveUnit
+from .registers import Host, WaveUnit
 from .warpgroup_rules import BITS, SLOTS, Agreement, Flights
 
 MODE_NUMBERS = np.array([MODES[Descriptor.of(bits << 62).mode] for bits in range(4)], np.uint8)

@@ -15,8 +15,8 @@ from ..order.accesses import Touch
 from ..state.lanes import Lanes, Wave
 from ..state.segments import IN_FLIGHT, WRITTEN
 from ..text.syntax import ELEMENT, Array, Instruction
-from .memory import Memory, MemoryUnit
 from .ports import Part, element
+from .spaces import Memory, MemoryUnit
 
 
 @dataclass

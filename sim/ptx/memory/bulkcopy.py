@@ -20,9 +20,9 @@ from ..state.lanes import Lanes, Wave
 from ..state.segments import IN_FLIGHT, UNWRITTEN, WINDOW_BITS, WRITTEN, Access, Segment
 from ..text.syntax import Array, Instruction
 from .mbarriers import MBarriers
-from .memory import Memory, MemoryUnit
 from .ports import NOBODY, element, targets
 from .regions import CHUNK, Maps, Region, Tile, byte_region, extent
+from .spaces import Memory, MemoryUnit
 
 
 @dataclass(frozen=True)

@@ -17,13 +17,13 @@ import numpy as np
 
 from cupyflash.words import plural
 
-from ..order.sharing import BLOCK, CLUSTER
+from ..order.accesses import BLOCK, CLUSTER
 from ..report.findings import ERROR, WARNING, Stuck, Verdict
 from ..state.lanes import Lanes, merged
 from ..state.segments import WRITTEN
 from ..text.syntax import Array, Instruction
-from .memory import Memory, MemoryUnit
 from .ports import PORTS, element
+from .spaces import Memory, MemoryUnit
 
 MOST = (1 << 20) - 1
 """Arrivals, and bytes, that a phase can wait for (PTX ISA, "mbarrier", "Contents of the mbarrier object")."""

@@ -21,7 +21,7 @@ from cupyflash.words import plural
 from ..state.lanes import Lanes
 from ..state.segments import IN_FLIGHT, UNWRITTEN, WINDOW_BITS, WRITTEN, Access, Segment
 from ..text.syntax import ELEMENT, UNSIGNED, Array, Instruction
-from .memory import LOCAL_WINDOW, PARAM_WINDOW, SHARED_WINDOW, SPACE_BITS, STORES, Memory
+from .spaces import LOCAL_WINDOW, PARAM_WINDOW, SHARED_WINDOW, SPACE_BITS, STORES, Memory
 
 RANK_SHIFT, RANK_BITS = 24, 5
 FLAG = 1 << 30
@@ -104,7 +104,7 @@ class Port(ABC):
     def judged(
         self, lanes: Lanes, addresses: Array, checks: Sequence[Check], good: Array | None = None, tensor: str | None = None
     ) -> Array:
-        """Returns a mask of the lanes, among the `good` ones, that have no fault; each other lane has a finding, its first fault."""
+        """Returns a mask of the lanes, among the `good` ones, that have no fault; each other one has a finding, its first fault."""
         good = np.ones(lanes.n, bool) if good is None else good
         for kind, wrong, message in checks:
             bad = good & wrong

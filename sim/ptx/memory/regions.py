@@ -21,7 +21,7 @@ from ..state.lanes import SECTOR, Lanes
 from ..state.segments import UNWRITTEN, WINDOW_BITS, WRITTEN, Segment
 from ..text.syntax import ELEMENT, Array, Instruction
 from .layouts import MAP_ALIGN, MAP_BYTES, NAN, Description, decode
-from .memory import LOCAL_WINDOW, SHARED_WINDOW, SPACE_BITS, Memory, MemoryUnit
+from .spaces import LOCAL_WINDOW, SHARED_WINDOW, SPACE_BITS, Memory, MemoryUnit
 
 CHUNK = 16
 """Bytes that bulk copies move as one: sizes and addresses in shared memory are multiples of it."""

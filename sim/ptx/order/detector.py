@@ -11,24 +11,9 @@ from ..report.findings import ERROR, WARNING, Findings, Key, Verdict, place_of, 
 from ..state.lanes import WARP, Lanes, Wave
 from ..state.segments import Segment
 from ..text.syntax import Array, Instruction
-from .accesses import SAME, STORES, Area, Boxes, Shadow, Stored, Table, Touch, Who, windows
-from .clocks import (
-    BLOCKS,
-    CLUSTERS,
-    CROWD,
-    LANE,
-    LANES,
-    LEVEL,
-    LOW,
-    ONE,
-    STAMP,
-    WARPS,
-    lanes_of,
-    levels_of,
-    raised,
-)
+from .accesses import SAME, STORES, Area, Boxes, Shadow, Sharing, Stored, Table, Touch, Who, is_async, windows
+from .clocks import BLOCKS, CLUSTERS, CROWD, LANE, LANES, LEVEL, LOW, ONE, STAMP, WARPS, lanes_of, levels_of, raised
 from .happens_before import Order
-from .sharing import Sharing, is_async
 
 WARP_BITS = np.uint64(((1 << STAMP) - 1) & ~(LANES | WARP - 1))
 """Bits of an entry that are equal in two entries of the same warp, be it one lane or some."""

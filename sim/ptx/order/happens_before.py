@@ -14,22 +14,23 @@ import numpy as np
 
 from ..state.lanes import WARP, Lanes, Wave
 from ..text.syntax import Array, Instruction
+from .accesses import BLOCK, CLUSTER, DEVICE, scope_of
 from .clocks import (
     BLOCKS,
     CLUSTERS,
     LANES,
     ONE,
+    SPACES,
     WARPS,
     Groups,
     LaneClocks,
+    Proxy,
     WaveClocks,
     highest,
     lanes_of,
     levels_of,
     stamps_of,
 )
-from .proxy import SPACES, Proxy
-from .sharing import BLOCK, CLUSTER, DEVICE, scope_of
 
 REMEMBERED = 1 << 10
 """Most remembered sets of lanes in groups."""

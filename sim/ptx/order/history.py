@@ -26,10 +26,9 @@ from ..report.findings import Key, place_of, source_and_call, thread_name
 from ..state.lanes import WARP, Lanes
 from ..state.segments import Segment
 from ..text.syntax import Array, Instruction
-from .accesses import Area, ShadowAccess, Table, zeros
+from .accesses import DEVICE, Area, ShadowAccess, Table, scope_of, zeros
 from .clocks import BLOCKS, CROWD, LANE, LANES, LEVEL, ONE, STAMP, WARPS, lanes_of, levels_of, stamps_of
 from .detector import Detector
-from .sharing import DEVICE, scope_of
 
 MANY_SITES = 1 << 12
 """Number of sites beyond those that were in use last, from which on unused ones are dropped."""

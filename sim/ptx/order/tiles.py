@@ -2,7 +2,7 @@
 
 A product reads its tiles at any time from its issue until its warps have waited for it. A later writer must be ordered behind
 the wait of one of the four warps: they run the product together, and pipelines let one of them release a stage. An earlier
-write must be over for each of the four, and be visible to the asynchronous proxy (`order.proxy`).
+write must be over for each of the four, and be visible to the asynchronous proxy (`order.clocks`).
 """
 
 from __future__ import annotations
@@ -17,10 +17,9 @@ from ..report.findings import source, thread_name
 from ..state.lanes import GROUP, WARP
 from ..state.segments import Pages
 from ..text.syntax import Array, Instruction
-from .accesses import Touch
+from .accesses import Touch, is_async
 from .clocks import LANE, LANES, LOW, ONE, STAMP, lanes_of, levels_of, stamps_of
 from .detector import Detector
-from .sharing import is_async
 
 UNIT = 16
 REMEMBERED = 1 << 16

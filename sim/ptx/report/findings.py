@@ -58,7 +58,7 @@ KINDS = {
     "null pointer": "an access near address 0",
     "out of bounds": "an access outside of the memory that its address belongs to",
     "partial barrier": "threads had exited before a barrier of the whole block",
-    "proxy": "no fence between two ways to memory (`order.proxy`)",
+    "proxy": "no fence between two ways to memory (`order.clocks`)",
     "race": "two accesses that nothing orders (`order.races`)",
     "read-only": "a store to memory that may only be read",
     "register budget": "a setmaxnreg that the warp or its warpgroup may not run",

@@ -7,16 +7,16 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from ...memory.bulkcopy import Reduction, Shape, Update
-from ...memory.memory import PARAM_WINDOW
-from ...memory.ports import GlobalPort, Part, SharedPort
-from ...memory.regions import BAD, Region, Tile
-from ...state.lanes import Lanes
-from ...text.syntax import TYPES, UNSIGNED, Array, Imm, Instruction, Mem, Operand, PtxError, PtxType, Reg, Unsupported
-from ..registry import Arg, Arrays, Frame, Plan, Thunk, act, arg, opcode, taken
+from ..memory.bulkcopy import Reduction, Shape, Update
+from ..memory.ports import GlobalPort, Part, SharedPort
+from ..memory.regions import BAD, Region, Tile
+from ..memory.spaces import PARAM_WINDOW
+from ..state.lanes import Lanes
+from ..text.syntax import TYPES, UNSIGNED, Array, Imm, Instruction, Mem, Operand, PtxError, PtxType, Reg, Unsupported
 from .access import address_arg, address_thunk, update
 from .control import on_objects
 from .floats import narrow, wide
+from .registry import Arg, Arrays, Frame, Plan, Thunk, act, arg, opcode, taken
 
 
 @opcode(

@@ -9,12 +9,13 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from ...memory.layouts import MAP_BYTES
-from ...memory.ports import PORTS
-from ...order.sharing import BLOCK, scope_of
-from ...state.lanes import WARP, Lanes
-from ...text.syntax import SINK, TYPES, Array, Group, Imm, Instruction, Mem, Not, Operand, Sym, Unsupported
-from ..registry import (
+from ..memory.layouts import MAP_BYTES
+from ..memory.ports import PORTS
+from ..order.accesses import BLOCK, scope_of
+from ..state.lanes import WARP, Lanes
+from ..text.syntax import SINK, TYPES, Array, Group, Imm, Instruction, Mem, Not, Operand, Sym, Unsupported
+from .access import address_arg, address_thunk
+from .registry import (
     WHOLE_WARP,
     Arg,
     Arrays,
@@ -36,7 +37,6 @@ from ..registry import (
     pure,
     taken,
 )
-from .access import address_arg, address_thunk
 
 MOST_BARRIERS = 16
 """Most barriers of a thread block."""

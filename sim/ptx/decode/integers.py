@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from ...text.syntax import Array
-from ..registry import Frame, Thunk
+from ..text.syntax import Array
+from .registry import Frame, Thunk
 from .rows import Case, primitive, writer
 
 WIDER: dict[tuple[int, str], Any] = {(2, "i"): np.int32, (2, "u"): np.uint32, (4, "i"): np.int64, (4, "u"): np.uint64}

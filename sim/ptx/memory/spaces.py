@@ -15,8 +15,7 @@ import numpy as np
 from cupyflash.words import plural
 
 from ..order.accesses import Stored, windows
-from ..order.lifetimes import Lifetimes
-from ..order.races import Races
+from ..order.races import Lifetimes, Races
 from ..report.counters import LaunchTally
 from ..report.diary import Diary
 from ..report.findings import Findings

@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ...state.lanes import WARP, warp_bits
-from ...text.syntax import SINK, TYPES, Array, Instruction, Not, Pair, Unsupported
-from ..registry import Arrays, Frame, Plan, Thunk, act, arg, opcode, taken
+from ..state.lanes import WARP, warp_bits
+from ..text.syntax import SINK, TYPES, Array, Instruction, Not, Pair, Unsupported
+from .registry import Arrays, Frame, Plan, Thunk, act, arg, opcode, taken
 
 if TYPE_CHECKING:
-    from ...state.lanes import Lanes
+    from ..state.lanes import Lanes
 
 _LANE = np.arange(WARP)
 _NOTHING = np.empty(0, np.int64)

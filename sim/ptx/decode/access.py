@@ -9,12 +9,12 @@ import numpy as np
 
 from cupyflash.words import plural
 
-from ...memory.memory import LOCAL_WINDOW, PARAM_WINDOW, SHARED_WINDOW, SPACE_BITS
-from ...memory.ports import ALL, PORTS, LocalPort, Part, Port, cluster_address, rank_of
-from ...state.lanes import Lanes
-from ...text.syntax import ELEMENT, SINK, TYPES, Array, Instruction, Mem, Operand, PtxType, Reg, Sym, Unsupported
-from ..registry import ANY_TYPE, Arg, Arrays, Frame, Plan, Thunk, act, arg, items, opcode, pure, taken
+from ..memory.ports import ALL, PORTS, LocalPort, Part, Port, cluster_address, rank_of
+from ..memory.spaces import LOCAL_WINDOW, PARAM_WINDOW, SHARED_WINDOW, SPACE_BITS
+from ..state.lanes import Lanes
+from ..text.syntax import ELEMENT, SINK, TYPES, Array, Instruction, Mem, Operand, PtxType, Reg, Sym, Unsupported
 from .floats import narrow, wide
+from .registry import ANY_TYPE, Arg, Arrays, Frame, Plan, Thunk, act, arg, items, opcode, pure, taken
 from .rows import extended
 
 WINDOWS = {"shared": SHARED_WINDOW, "local": LOCAL_WINDOW, "global": 0, "const": 0, "param": PARAM_WINDOW}

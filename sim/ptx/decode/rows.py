@@ -9,7 +9,7 @@ operand is the type that it is seen as, by default the instruction's: a PTX type
 a type converts. All other functions are primitives: NumPy's ufuncs, or those that `primitive` and `writer` register.
 
 What many opcodes have in common is no part of their expressions: `.sat` and `.relu` limit the result, the rounding and `.ftz` are
-bits of the host's floating-point environment (`rounding`), and halves are widened to float32 and their result is narrowed.
+bits of the host's floating-point environment (`registry`), and halves are widened to float32 and their result is narrowed.
 """
 
 from __future__ import annotations
@@ -23,9 +23,8 @@ from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
-from ...text.syntax import SINK, TYPES, Array, Imm, Instruction, Not, Operand, Pair, PtxType, Reg, Unsupported
-from ..registry import Arg, Arrays, DType, Frame, Plan, Thunk, arg, known, opcode
-from .rounding import KEEP, NEAREST, ROUNDING, mode
+from ..text.syntax import SINK, TYPES, Array, Imm, Instruction, Not, Operand, Pair, PtxType, Reg, Unsupported
+from .registry import KEEP, NEAREST, ROUNDING, Arg, Arrays, DType, Frame, Plan, Thunk, arg, known, mode, opcode
 
 # -- expressions --------------------------------------------------------------------------------------------------------------
 

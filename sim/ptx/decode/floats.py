@@ -21,8 +21,8 @@ from typing import Any
 
 import numpy as np
 
-from ...text.syntax import TYPES, Array, PtxType
-from ..registry import Frame, Thunk
+from ..text.syntax import TYPES, Array, PtxType
+from .registry import Frame, Thunk
 from .rows import primitive, writer
 
 # -- sums, halves -----------------------------------------------------------------------------------------------------------

@@ -26,10 +26,12 @@ from typing import Any
 
 import numpy as np
 
-from ...memory.ports import PORTS
-from ...state.lanes import WARP
-from ...text.syntax import ELEMENT, TYPES, UNSIGNED, Array, Imm, Instruction, Unsupported
-from ..registry import (
+from ..memory.ports import PORTS
+from ..state.lanes import WARP
+from ..text.syntax import ELEMENT, TYPES, UNSIGNED, Array, Imm, Instruction, Unsupported
+from .access import SPACES, address_arg, address_thunk, gather, space_of, store
+from .floats import eight_dtype, half_bits, narrow
+from .registry import (
     WHOLE_WARP,
     Arg,
     Arrays,
@@ -46,8 +48,6 @@ from ..registry import (
     opcode,
     taken,
 )
-from .access import SPACES, address_arg, address_thunk, gather, space_of, store
-from .floats import eight_dtype, half_bits, narrow
 
 HALF_VALUES = np.arange(1 << 16, dtype=np.uint16).view(np.float16).astype(np.float32)
 """float32 values of all float16 bits."""

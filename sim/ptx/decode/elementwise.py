@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from ...text.syntax import SINK, TYPES, Array, Instruction, Reg, Unsupported, Vec
-from ..registry import ANY_TYPE, Arg, Arrays, Frame, Plan, Thunk, act, arg, opcode, pure, taken
+from ..text.syntax import SINK, TYPES, Array, Instruction, Reg, Unsupported, Vec
 from . import floats, integers
 from .floats import EIGHTS
 from .integers import PRMT_MODES, lookup
-from .rounding import ROUNDING
+from .registry import ANY_TYPE, ROUNDING, Arg, Arrays, Frame, Plan, Thunk, act, arg, opcode, pure, taken
 from .rows import Case, decode, row
 
 __all__ = ["floats", "integers"]  # their functions are primitives of the expressions
