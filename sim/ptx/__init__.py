@@ -14,7 +14,8 @@ from .device_names import simulated_cupy
 from .memory.layouts import TensorMap
 from .module import Event, History, Launch, Module, Stream
 from .rawkernel import KernelFault, KernelFaultWarning, KernelWarning, RawKernel, RawModule, simulation
-from .report.counters import Counters, Counts, SharedCounts, Traffic
+from .report.counters import Counters, Counts, SharedCounts
+from .report.counters import TensorCounts as Traffic
 from .report.diary import Diary
 from .report.findings import Finding, Suppressed, Suppression
 from .state.segments import Access

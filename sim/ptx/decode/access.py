@@ -11,8 +11,8 @@ from cupyflash.words import plural
 
 from ..memory.ports import ALL, PORTS, LocalPort, Part, Port, cluster_address, rank_of
 from ..memory.spaces import LOCAL_WINDOW, PARAM_WINDOW, SHARED_WINDOW, SPACE_BITS
-from ..state.lanes import Lanes
-from ..text.syntax import ELEMENT, SINK, TYPES, Array, Instruction, Mem, Operand, PtxType, Reg, Sym, Unsupported
+from ..state.lanes import LaneSet
+from ..text.syntax import ELEMENT, SINK, TYPES, Array, Mem, Operand, PtxInstruction, PtxType, Reg, Sym, Unsupported
 from .floats import narrow, wide
 from .registry import ANY_TYPE, Arg, Arrays, Frame, Plan, Thunk, act, arg, items, opcode, pure, taken
 from .rows import extended
@@ -22,7 +22,7 @@ SPACES = "global shared shared::cta shared::cluster local const param param::ent
 
 
 @opcode("cvta", forms="{.to} .global .shared{::cta ::cluster} .local .const .param{::entry} .u64 .u32")
-def cvta(i: Instruction) -> Plan:
+def cvta(i: PtxInstruction) -> Plan:
     backward, named, _ = taken(i, "to", f"!{SPACES}", "!u64 u32")
     space = named.partition("::")[0]
     window = WINDOWS[space]
@@ -35,7 +35,7 @@ def cvta(i: Instruction) -> Plan:
 
 
 @opcode("isspacep", forms=".global .shared{::cta ::cluster} .local .param{::entry}")
-def isspacep(i: Instruction) -> Plan:
+def isspacep(i: PtxInstruction) -> Plan:
     (named,) = taken(i, f"!{SPACES.replace('const ', '')}")
     space = named.partition("::")[0]
     tags = [np.array(WINDOWS[one] >> SPACE_BITS, np.uint64) for one in (space, *(["param"] if space == "global" else []))]
@@ -53,7 +53,7 @@ def isspacep(i: Instruction) -> Plan:
     return act(run, (arg(p, TYPES["pred"]),), (arg(a, TYPES["u64"]),))
 
 
-def ranked(i: Instruction) -> tuple[PtxType, bool]:
+def ranked(i: PtxInstruction) -> tuple[PtxType, bool]:
     """Returns the type of mapa and getctarank, and True if addresses are generic."""
     space, _ = taken(i, "shared::cluster", "!u32 u64")
     if not space and i.type.bits == 32:
@@ -61,7 +61,7 @@ def ranked(i: Instruction) -> tuple[PtxType, bool]:
     return i.type, not space
 
 
-def shared_offsets(frame: Frame, i: Instruction, addresses: Array, generic: bool) -> Array:
+def shared_offsets(frame: Frame, i: PtxInstruction, addresses: Array, generic: bool) -> Array:
     """Returns addresses of shared memory, one a lane, less the window if they are generic; those of another space are a finding."""
     found = np.broadcast_to(addresses, frame.n)
     if not generic:
@@ -75,7 +75,7 @@ def shared_offsets(frame: Frame, i: Instruction, addresses: Array, generic: bool
 
 
 @opcode("mapa", forms="{.shared::cluster} .u32 .u64")
-def mapa(i: Instruction) -> Plan:
+def mapa(i: PtxInstruction) -> Plan:
     type_, generic = ranked(i)
     d, a, b = i.operands
 
@@ -93,7 +93,7 @@ def mapa(i: Instruction) -> Plan:
 
 
 @opcode("getctarank", forms="{.shared::cluster} .u32 .u64")
-def getctarank(i: Instruction) -> Plan:
+def getctarank(i: PtxInstruction) -> Plan:
     type_, generic = ranked(i)
     d, a = i.operands
 
@@ -107,7 +107,7 @@ ORDER = ("weak", "volatile", "relaxed", "acquire", "release", "acq_rel", "mmio",
 CACHE = ("ca", "cg", "cs", "lu", "cv", "wb", "wt", "nc")
 
 
-def hints(i: Instruction) -> tuple[str, ...]:
+def hints(i: PtxInstruction) -> tuple[str, ...]:
     """Returns modifiers that steer caches and ordering; execution is sequentially consistent, so they change nothing.
 
     L2::cache_hint has a policy as last operand, which is ignored.
@@ -152,13 +152,13 @@ def address_thunk(frame: Frame, base: Array, offset: int) -> Callable[[], Array]
     return add
 
 
-def make_port(frame: Frame, i: Instruction, space: str, size: int, kind: str, used: Array | slice = ALL) -> Port:
+def make_port(frame: Frame, i: PtxInstruction, space: str, size: int, kind: str, used: Array | slice = ALL) -> Port:
     if space == "param" and frame.machine.is_call_param(i):
         return LocalPort(frame.machine.memory, i, frame.n, size, kind, used)
     return PORTS[space](frame.machine.memory, i, frame.n, size, kind, used)
 
 
-def moved(i: Instruction) -> tuple[str, int, PtxType]:
+def moved(i: PtxInstruction) -> tuple[str, int, PtxType]:
     """Returns the space of a load or store, the number of its elements, and their type."""
     space, vector, _ = taken(i, SPACES, "v2 v4 v8", ANY_TYPE, ignored=hints(i))
     count = int(vector[1:] or 1)
@@ -172,7 +172,7 @@ def moved(i: Instruction) -> tuple[str, int, PtxType]:
     "ldu",
     forms="{.v2 .v4 .v8} .global .shared{::cta ::cluster} .local .const .param{::entry}, generic; .b8-.f64; hints ignored",
 )
-def ld(i: Instruction) -> Plan:
+def ld(i: PtxInstruction) -> Plan:
     space, count, type_ = moved(i)
     target, memory = i.operands[:2]
     registers = items(target, count)
@@ -222,7 +222,7 @@ def gather(parts: list[Part], buffer: Array) -> None:
         buffer[positions if positions is not None else slice(None)] = view[index]
 
 
-def store(port: Port, lanes: Lanes, addresses: Array, buffer: Array) -> None:
+def store(port: Port, lanes: LaneSet, addresses: Array, buffer: Array) -> None:
     """Writes the lanes' elements of `buffer` where the port resolves their addresses."""
     port.memory.storing(lanes, buffer)
     for view, index, positions in port.resolve(lanes, addresses):
@@ -231,7 +231,7 @@ def store(port: Port, lanes: Lanes, addresses: Array, buffer: Array) -> None:
 
 
 @opcode("st", forms="{.v2 .v4 .v8} .global .shared{::cta ::cluster} .local .param, generic; .b8-.f64; hints ignored")
-def st(i: Instruction) -> Plan:
+def st(i: PtxInstruction) -> Plan:
     space, count, type_ = moved(i)
     memory, source = i.operands[:2]
     registers = items(source, count)
@@ -257,7 +257,7 @@ def st(i: Instruction) -> Plan:
 
 
 @opcode("createpolicy", forms="gives 0: cache policies change nothing")
-def createpolicy(i: Instruction) -> Plan:
+def createpolicy(i: PtxInstruction) -> Plan:
     zero = np.array(0, np.uint64)
     return Plan((arg(i.operands[0], TYPES["b64"]),), (), lambda frame, out, ins: lambda: np.copyto(out[0], zero))
 
@@ -343,7 +343,7 @@ def add_at_once(view: Array, index: Array, value: Array) -> Array:
     forms=".global .shared{::cta ::cluster}, generic: .add .min .max .inc .dec .u32-.s64, .and .or .xor .exch .cas .b16-.b64, "
     ".add .f32 .f64 .f16 .f16x2 .bf16 .bf16x2, of .global {.v2 .v4 .v8} of those up to 16 bytes",
 )
-def atom(i: Instruction) -> Plan:
+def atom(i: PtxInstruction) -> Plan:
     operations = "!add min max inc dec and or xor exch cas"
     named, vector, name, _ = taken(i, SPACES, "v2 v4 v8", operations, ANY_TYPE, ignored=(*hints(i), "noftz"))
     space, count, type_ = space_of(named), int(vector[1:] or 1), i.type

@@ -14,7 +14,7 @@ import numpy as np
 from ..order.accesses import Sharing
 from ..report.counters import Mix, mix_of
 from ..report.diary import Listing
-from ..text.syntax import Array, Instruction, PtxProgram, Reg, Variable, symbols, variable_name
+from ..text.syntax import Array, PtxInstruction, PtxProgram, Reg, Variable, symbols, variable_name
 from .flow import spins, waits
 from .liveness import CONSTANT_REGISTERS, LiveRegisters, in_flight, numbers
 from .program import function_addresses
@@ -110,7 +110,7 @@ class Code(LiveRegisters):
         return replace(found, guesses=guesses(self), lockstep=frozenset(lockstep))
 
     @cached_property
-    def homes(self) -> dict[Instruction, Home]:
+    def homes(self) -> dict[PtxInstruction, Home]:
         """The accesses that may only be of one variable of shared memory, each with that variable."""
         return homes(self.plans, self.shared.homes)
 
@@ -274,7 +274,7 @@ def runs(numbers: Array) -> list[tuple[slice, slice]]:
     return [(slice(a, b), slice(first, first + b - a)) for a, b, first in pairs]
 
 
-def may_wait_for_other_blocks(instruction: Instruction) -> bool:
+def may_wait_for_other_blocks(instruction: PtxInstruction) -> bool:
     """True for global atomics and loads that see other threads' stores: a block might spin on them until another block acts."""
     if instruction.opcode == "atom":
         return not any(mod.startswith("shared") for mod in instruction.mods)

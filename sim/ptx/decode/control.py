@@ -12,8 +12,8 @@ import numpy as np
 from ..memory.layouts import MAP_BYTES
 from ..memory.ports import PORTS
 from ..order.accesses import BLOCK, scope_of
-from ..state.lanes import WARP, Lanes
-from ..text.syntax import SINK, TYPES, Array, Group, Imm, Instruction, Mem, Not, Operand, Sym, Unsupported
+from ..state.lanes import WARP, LaneSet
+from ..text.syntax import SINK, TYPES, Array, Group, Imm, Mem, Not, Operand, PtxInstruction, Sym, Unsupported
 from .access import address_arg, address_thunk
 from .registry import (
     WHOLE_WARP,
@@ -43,7 +43,7 @@ MOST_BARRIERS = 16
 
 
 @opcode("bra", forms="{.uni} label")
-def bra(i: Instruction) -> Plan:
+def bra(i: PtxInstruction) -> Plan:
     taken(i, "uni")
     (target,) = i.operands
     if not isinstance(target, Sym):
@@ -52,7 +52,7 @@ def bra(i: Instruction) -> Plan:
 
 
 @opcode("brx", forms=".idx{.uni} through .branchtargets")
-def brx(i: Instruction) -> Plan:
+def brx(i: PtxInstruction) -> Plan:
     taken(i, "!idx", "uni")
     index, table = i.operands
     if not isinstance(table, Sym):
@@ -61,13 +61,13 @@ def brx(i: Instruction) -> Plan:
 
 
 @opcode("exit", "trap", "brkpt", forms="ends the threads; trap also ends the launch")
-def leave(i: Instruction) -> Plan:
+def leave(i: PtxInstruction) -> Plan:
     taken(i)
     return Plan((), (), control=Exit(trap=i.opcode != "exit"))
 
 
 @opcode("ret", forms="{.uni}")
-def ret(i: Instruction) -> Plan:
+def ret(i: PtxInstruction) -> Plan:
     taken(i, "uni")
     return Plan((), (), control=Return())
 
@@ -84,7 +84,7 @@ def names(operand: object) -> tuple[str, ...]:
 
 
 @opcode("call", forms="{.uni} (result), function or register, (arguments){, prototype}; recursion without local arrays; vprintf")
-def call(i: Instruction) -> Plan:
+def call(i: PtxInstruction) -> Plan:
     taken(i, "uni")
     operands = list(i.operands)
     results = names(operands.pop(0)) if isinstance(operands[0], Group) else ()
@@ -102,7 +102,7 @@ def call(i: Instruction) -> Plan:
     forms="{.cta}{.sync .arrive .red.popc .red.and .red.or}{.aligned}; bar.warp.sync; "
     "barrier.cluster{.arrive{.release .relaxed} .wait{.acquire}}{.aligned}",
 )
-def bar(i: Instruction) -> Plan:
+def bar(i: PtxInstruction) -> Plan:
     if i.opcode == "barrier" and "cluster" in i.mods:
         waits = "wait" in i.mods
         *_, order = taken(i, "cluster", "!arrive wait", "aligned", "acquire" if waits else "release relaxed")
@@ -131,7 +131,7 @@ def bar(i: Instruction) -> Plan:
 
 
 @opcode("membar", "fence", forms="orders accesses for the race detector: execution is sequentially consistent anyway")
-def fence(i: Instruction) -> Plan:
+def fence(i: PtxInstruction) -> Plan:
     if "tensormap::generic" in i.mods:
         return map_fence(i)
     scope = scope_of(i.mods)
@@ -168,7 +168,7 @@ def fence(i: Instruction) -> Plan:
 
 
 @opcode("setmaxnreg", forms=".inc .dec .sync.aligned.u32, 24 to 256 registers by 8")
-def setmaxnreg(i: Instruction) -> Plan:
+def setmaxnreg(i: PtxInstruction) -> Plan:
     action, *_ = taken(i, "!inc dec", "sync", "aligned", "!u32")
     (count,) = i.operands
     if not isinstance(count, Imm) or count.value % 8 or not 24 <= count.value <= 256:
@@ -176,7 +176,7 @@ def setmaxnreg(i: Instruction) -> Plan:
     return Plan((), (), control=RegisterCount(count.value, action == "inc"), collective=WHOLE_WARP)
 
 
-def map_fence(i: Instruction) -> Plan:
+def map_fence(i: PtxInstruction) -> Plan:
     """fence.proxy.tensormap::generic: .release of stores of the threads into tensor maps, .acquire of the 128 bytes of one."""
     acquires = "acquire" in i.mods
     base, offset = address_arg(i.operands[0], "generic") if acquires else (None, 0)
@@ -194,7 +194,7 @@ def map_fence(i: Instruction) -> Plan:
 
 
 @opcode("griddepcontrol", forms=".wait .launch_dependents: order launches of one stream, else of no effect")
-def griddepcontrol(i: Instruction) -> Plan:
+def griddepcontrol(i: PtxInstruction) -> Plan:
     (action,) = taken(i, "!wait launch_dependents")
     if i.operands:
         raise Unsupported("griddepcontrol takes .wait or .launch_dependents")
@@ -211,7 +211,7 @@ def griddepcontrol(i: Instruction) -> Plan:
 
 
 @opcode("nanosleep", "pmevent", forms="no effect")
-def nothing(i: Instruction) -> Plan:
+def nothing(i: PtxInstruction) -> Plan:
     return Plan((), (), lambda frame, out, ins: _pass)
 
 
@@ -219,11 +219,11 @@ def _pass() -> None:
     pass
 
 
-Act = Callable[["Frame", Lanes, Array, Sequence[Array]], Array | None]
+Act = Callable[["Frame", LaneSet, Array, Sequence[Array]], Array | None]
 """The operation for lanes at objects (int64, one a lane), given the other operands; the result is one a lane."""
 
 
-def on_objects(i: Instruction, memory: Operand, kind: str, act: Act, result: Arg | None, others: Sequence[Arg]) -> Plan:
+def on_objects(i: PtxInstruction, memory: Operand, kind: str, act: Act, result: Arg | None, others: Sequence[Arg]) -> Plan:
     """Returns a plan that calls `act` for the lanes whose address is good."""
     space = object_space(i)
     base, offset = address_arg(memory, space)
@@ -250,7 +250,7 @@ def on_objects(i: Instruction, memory: Operand, kind: str, act: Act, result: Arg
     return Plan((result,) if result else (), (base, *others), bind, pure=False)
 
 
-def object_space(i: Instruction) -> str:
+def object_space(i: PtxInstruction) -> str:
     if "shared::cluster" in i.mods and i.opcode == "mbarrier":
         if i.operands[0] != SINK and not isinstance(i.operands[0], Mem):
             raise Unsupported("only arrivals without a result reach other blocks")
@@ -272,7 +272,7 @@ ONE = Imm(1)
     forms="{.shared{::cta}}.b64: .init .inval, .arrive .arrive_drop {.expect_tx .noComplete}, .expect_tx .complete_tx, "
     ".test_wait .try_wait {.parity}, .pending_count; .shared::cluster: .arrive{.expect_tx} to _, .expect_tx .complete_tx",
 )
-def mbarrier(i: Instruction) -> Plan:
+def mbarrier(i: PtxInstruction) -> Plan:
     word, long = TYPES["u32"], TYPES["u64"]
     action = next((name for name in MBARRIER if name in i.mods), "")
     taken(i, action, *MBARRIER.get(action, ("!expect_tx complete_tx",)), *HINTS)
@@ -291,7 +291,7 @@ def mbarrier(i: Instruction) -> Plan:
     if action == "init":
         memory, count = i.operands
 
-        def init(frame: Frame, lanes: Lanes, keys: Array, values: Sequence[Array]) -> None:
+        def init(frame: Frame, lanes: LaneSet, keys: Array, values: Sequence[Array]) -> None:
             frame.machine.mbarriers.init(lanes, keys, values[0], i)
             frame.machine.memory.shared_view(8).view(np.uint64)[keys] = values[0]
 
@@ -302,14 +302,14 @@ def mbarrier(i: Instruction) -> Plan:
     if not action:
         memory, amount = i.operands
 
-        def transact(frame: Frame, lanes: Lanes, keys: Array, values: Sequence[Array]) -> None:
+        def transact(frame: Frame, lanes: LaneSet, keys: Array, values: Sequence[Array]) -> None:
             amounts = values[0].astype(np.int64)
             frame.machine.mbarriers.expect(lanes, keys, amounts if expects else -amounts, i)
 
         return on_objects(i, memory, "atom", transact, None, [arg(amount, word)])
     state, memory, *rest = i.operands if not isinstance(i.operands[0], Mem) else (SINK, *i.operands)
 
-    def arrive(frame: Frame, lanes: Lanes, keys: Array, values: Sequence[Array]) -> Array:
+    def arrive(frame: Frame, lanes: LaneSet, keys: Array, values: Sequence[Array]) -> Array:
         barriers, number = frame.machine.mbarriers, values[0].astype(np.int64)
         if expects:
             barriers.expect(lanes, keys, number, i)

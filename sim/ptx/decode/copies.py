@@ -11,8 +11,8 @@ from ..memory.bulkcopy import Reduction, Shape, Update
 from ..memory.ports import GlobalPort, Part, SharedPort
 from ..memory.regions import BAD, Region, Tile
 from ..memory.spaces import PARAM_WINDOW
-from ..state.lanes import Lanes
-from ..text.syntax import TYPES, UNSIGNED, Array, Imm, Instruction, Mem, Operand, PtxError, PtxType, Reg, Unsupported
+from ..state.lanes import LaneSet
+from ..text.syntax import TYPES, UNSIGNED, Array, Imm, Mem, Operand, PtxError, PtxInstruction, PtxType, Reg, Unsupported
 from .access import address_arg, address_thunk, update
 from .control import on_objects
 from .floats import narrow, wide
@@ -26,7 +26,7 @@ from .registry import Arg, Arrays, Frame, Plan, Thunk, act, arg, opcode, taken
     "mbarrier, from .shared::cta to .global with .commit_group .wait_group{.read}, .prefetch to .L2; .async.bulk from "
     ".shared::cta to .shared::cluster; .reduce.async.bulk{.tensor}: .add .min .max .inc .dec .and .or .xor",
 )
-def cp(i: Instruction) -> Plan:
+def cp(i: PtxInstruction) -> Plan:
     if {"commit_group", "wait_group", "wait_all"} & set(i.mods):
         return group(i)
     if "bulk" in i.mods:
@@ -90,7 +90,7 @@ def cp(i: Instruction) -> Plan:
 
 
 @opcode("prefetch", "prefetchu", "discard", "applypriority", forms="no effect; of .prefetch.tensormap the map is checked")
-def prefetch_line(i: Instruction) -> Plan:
+def prefetch_line(i: PtxInstruction) -> Plan:
     return map_prefetch(i) if "tensormap" in i.mods else Plan((), (), lambda frame, out, ins: _nothing)
 
 
@@ -98,11 +98,11 @@ def _nothing() -> None:
     pass
 
 
-def cache_hints(i: Instruction) -> list[str]:
+def cache_hints(i: PtxInstruction) -> list[str]:
     return [m for m in i.mods if m.startswith("L2::")]
 
 
-def group(i: Instruction) -> Plan:
+def group(i: PtxInstruction) -> Plan:
     """The groups of cp.async and of bulk copies: .commit_group, .wait_group, .wait_all."""
     taken(i, "!async", "bulk", "!commit_group wait_group wait_all", "read")
     newest = None
@@ -122,11 +122,11 @@ def group(i: Instruction) -> Plan:
     return act(run)
 
 
-def arrive_when_landed(i: Instruction) -> Plan:
+def arrive_when_landed(i: PtxInstruction) -> Plan:
     """cp.async.mbarrier.arrive: arrives when the thread's earlier copies have landed; .noinc: it is among the expected arrivals."""
     (memory,) = i.operands
 
-    def arrive(frame: Frame, lanes: Lanes, keys: Array, _: Arrays) -> None:
+    def arrive(frame: Frame, lanes: LaneSet, keys: Array, _: Arrays) -> None:
         machine = frame.machine
         serial, diary = machine.copies.serial, machine.memory.diary
         for key, at in machine.mbarriers.each(keys):
@@ -138,7 +138,7 @@ def arrive_when_landed(i: Instruction) -> Plan:
                 barrier.pending += some.n
             promise = None if diary is None else diary.promised(some, i)
 
-            def land(some: Lanes = some, key: int = key, promise: dict[int, int] | None = promise) -> None:
+            def land(some: LaneSet = some, key: int = key, promise: dict[int, int] | None = promise) -> None:
                 machine.copies.land_before(some, serial)
                 if diary is not None:
                     diary.keep(promise)
@@ -156,7 +156,7 @@ ALIGN = 128
 """Alignment of tiles in shared memory, with any swizzle: that goes by the address's bits, wherever in its pattern a tile begins."""
 
 
-def bulk(i: Instruction) -> Plan:
+def bulk(i: PtxInstruction) -> Plan:
     """cp.async.bulk, cp.async.bulk.tensor, their reductions and prefetches."""
     if any(m.startswith(("im2col", "tile::")) for m in i.mods):
         raise Unsupported("only tile mode: no im2col, gather or scatter")
@@ -238,21 +238,21 @@ class Bytes:
     """
 
     args: tuple[Arg, ...]
-    find: Callable[[Frame, Lanes, list[Array]], Sequence[tuple[Array, Region | Tile]]]
+    find: Callable[[Frame, LaneSet, list[Array]], Sequence[tuple[Array, Region | Tile]]]
 
 
-def plain(i: Instruction, operand: Operand, size: Operand, space: str = "global") -> Bytes:
+def plain(i: PtxInstruction, operand: Operand, size: Operand, space: str = "global") -> Bytes:
     """Returns bytes side by side: of a tensor, or of the block's own shared memory."""
     base, offset = address_arg(operand, space)
 
-    def find(frame: Frame, lanes: Lanes, values: list[Array]) -> Sequence[tuple[Array, Region | Tile]]:
+    def find(frame: Frame, lanes: LaneSet, values: list[Array]) -> Sequence[tuple[Array, Region | Tile]]:
         ends = frame.machine.bulks.ends
         return (ends.ranges if space == "global" else ends.own_ranges)(lanes, values[0] + offset, values[1], i)
 
     return Bytes((base, arg(size, TYPES["u32"])), find)
 
 
-def boxes(i: Instruction, operand: Operand) -> Bytes:
+def boxes(i: PtxInstruction, operand: Operand) -> Bytes:
     """Returns the boxes of a tensor map."""
     assert isinstance(operand, Mem)
     rank = next(RANKS[m] for m in i.mods if m in RANKS)
@@ -260,7 +260,7 @@ def boxes(i: Instruction, operand: Operand) -> Bytes:
     if len(operand.coordinates) != rank:
         raise Unsupported(f"{len(operand.coordinates)} coordinates for {rank} dimensions")
 
-    def find(frame: Frame, lanes: Lanes, values: list[Array]) -> list[tuple[Array, Region | Tile]]:
+    def find(frame: Frame, lanes: LaneSet, values: list[Array]) -> list[tuple[Array, Region | Tile]]:
         bulks, (address, *coordinates) = frame.machine.bulks, values
         found: list[tuple[Array, Region | Tile]] = []
         for at, box, segment, tensor in bulks.maps.find(lanes, address + offset, rank, i):
@@ -278,7 +278,7 @@ def shape_of(region: Region | Tile) -> Shape:
 
 
 def load(
-    i: Instruction, to: Operand, bar: Operand, masks: Sequence[Operand], source: Bytes, reduction: Reduction | None = None
+    i: PtxInstruction, to: Operand, bar: Operand, masks: Sequence[Operand], source: Bytes, reduction: Reduction | None = None
 ) -> Plan:
     """Decodes a copy into shared memory, with an mbarrier; `masks`: the ranks of a multicast."""
     target, target_offset = address_arg(to, "shared")
@@ -301,7 +301,7 @@ def load(
     return act(run, (), (target, barrier, *source.args, *(arg(mask, TYPES["u16"]) for mask in masks)))
 
 
-def store(i: Instruction, origin: Operand, target: Bytes, reduction_of: Callable[[Region], Reduction | None]) -> Plan:
+def store(i: PtxInstruction, origin: Operand, target: Bytes, reduction_of: Callable[[Region], Reduction | None]) -> Plan:
     """Decodes a copy from the block's shared memory into a tensor, in a bulk group."""
     base, offset = address_arg(origin, "shared")
 
@@ -351,7 +351,7 @@ def reduction_for(name: str, region: Region) -> Reduction:
     raise PtxError(f"there is no reduction .{name} of a tensor map of {dtype}")
 
 
-def map_prefetch(i: Instruction) -> Plan:
+def map_prefetch(i: PtxInstruction) -> Plan:
     """prefetch.tensormap: the map is checked; its address is one of .param if the instruction names that."""
     (memory,) = i.operands
     param = bool({"param", "param::entry"} & set(i.mods))

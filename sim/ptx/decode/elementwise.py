@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ..text.syntax import SINK, TYPES, Array, Instruction, Reg, Unsupported, Vec
+from ..text.syntax import SINK, TYPES, Array, PtxInstruction, Reg, Unsupported, Vec
 from . import floats, integers
 from .floats import EIGHTS
 from .integers import PRMT_MODES, lookup
@@ -351,7 +351,7 @@ CLOCKS = ("%clock", "%clock64", "%clock_hi", "%globaltimer", "%globaltimer_lo", 
 
 
 @opcode("mov", forms=".pred .b16-.b64 .u16-.s64 .f32 .f64; vectors to and from one register; addresses; special registers")
-def mov(i: Instruction) -> Plan:
+def mov(i: PtxInstruction) -> Plan:
     d, a = i.operands
     if isinstance(a, Reg) and a.name in CLOCKS:
         return clock(d, a)

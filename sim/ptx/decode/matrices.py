@@ -28,7 +28,7 @@ import numpy as np
 
 from ..memory.ports import PORTS
 from ..state.lanes import WARP
-from ..text.syntax import ELEMENT, TYPES, UNSIGNED, Array, Imm, Instruction, Unsupported
+from ..text.syntax import ELEMENT, TYPES, UNSIGNED, Array, Imm, PtxInstruction, Unsupported
 from .access import SPACES, address_arg, address_thunk, gather, space_of, store
 from .floats import eight_dtype, half_bits, narrow
 from .registry import (
@@ -76,7 +76,7 @@ def widen_halves(bits: Array, out: Array) -> None:
     np.multiply(out, HALF_SCALE, out)
 
 
-def whole_warps(frame: Frame, i: Instruction) -> bool:
+def whole_warps(frame: Frame, i: PtxInstruction) -> bool:
     """True if the frame has whole warps; else the instruction's result is undefined, and that is a finding."""
     if frame.lanes.whole_warps:
         return True
@@ -85,7 +85,7 @@ def whole_warps(frame: Frame, i: Instruction) -> bool:
     return False
 
 
-def warpwise(bind: Bind, i: Instruction, writes: Sequence[Arg], reads: Sequence[Arg], **options: Any) -> Plan:
+def warpwise(bind: Bind, i: PtxInstruction, writes: Sequence[Arg], reads: Sequence[Arg], **options: Any) -> Plan:
     """Returns the plan of an instruction that whole warps run together."""
 
     def checked(frame: Frame, out: Arrays, ins: Arrays) -> Thunk:
@@ -97,7 +97,7 @@ def warpwise(bind: Bind, i: Instruction, writes: Sequence[Arg], reads: Sequence[
     return Plan(tuple(writes), tuple(reads), checked, collective=WHOLE_WARP, pure=False, **options)
 
 
-def matrix_mods(i: Instruction) -> tuple[int, bool, str]:
+def matrix_mods(i: PtxInstruction) -> tuple[int, bool, str]:
     *_, count, transposed, space, _ = taken(i, "sync", "aligned", "!m8n8", "!x1 x2 x4", "trans", "shared shared::cta", "!b16")
     return int(count[1:]), bool(transposed), space_of(space)
 
@@ -110,7 +110,7 @@ def row_addresses(frame: Frame, count: int) -> Array | None:
 
 
 @opcode("ldmatrix", forms=".sync.aligned.m8n8 .x1 .x2 .x4 {.trans} .shared.b16")
-def ldmatrix(i: Instruction) -> Plan:
+def ldmatrix(i: PtxInstruction) -> Plan:
     count, transposed, space = matrix_mods(i)
     target, memory = i.operands
     registers = items(target, count)
@@ -147,7 +147,7 @@ def ldmatrix(i: Instruction) -> Plan:
 
 
 @opcode("stmatrix", forms=".sync.aligned.m8n8 .x1 .x2 .x4 {.trans} .shared.b16")
-def stmatrix(i: Instruction) -> Plan:
+def stmatrix(i: PtxInstruction) -> Plan:
     count, transposed, space = matrix_mods(i)
     memory, source = i.operands
     registers = items(source, count)
@@ -177,7 +177,7 @@ def stmatrix(i: Instruction) -> Plan:
 
 
 @opcode("movmatrix", forms=".sync.aligned.m8n8.trans.b16")
-def movmatrix(i: Instruction) -> Plan:
+def movmatrix(i: PtxInstruction) -> Plan:
     taken(i, "sync", "aligned", "!m8n8", "!trans", "!b16")
     d, a = i.operands
 
@@ -298,7 +298,7 @@ def decoder(kind: str) -> Decode:
     "m16n8k32 .e4m3 .e5m2, m8n8k16 m16n8k16 m16n8k32 .s8 .u8 {.satfinite}, m8n8k32 m16n8k32 m16n8k64 .s4 .u4 {.satfinite}, "
     "m8n8k128 m16n8k128 m16n8k256 .b1 .xor.popc .and.popc, m8n8k4 m16n8k4 m16n8k8 m16n8k16 .f64",
 )
-def mma(i: Instruction) -> Plan:
+def mma(i: PtxInstruction) -> Plan:
     shape, d_type, a_type, b_type, c_type, satfinite, popc, logic, *_ = taken(
         i, shapes_of(SHAPES), *[NUMBERS] * 4, "satfinite", "popc", "xor and", "!row", "!col", "sync", "aligned", "kind::f8f6f4"
     )
@@ -428,11 +428,11 @@ def pack(values: Array, registers: Sequence[Array], kind: str) -> None:
     forms=".load.a .load.b .load.c .store.d .mma .sync.aligned .row .col: m16n16k16 m8n32k16 m32n8k16 .f16 (f16, f32) .bf16 .s8 "
     ".u8 {.satfinite}, m16n16k8 .tf32, m8n8k4 .f64",
 )
-def wmma(i: Instruction) -> Plan:
+def wmma(i: PtxInstruction) -> Plan:
     return multiply(i) if "mma" in i.mods else transfer(i)
 
 
-def transfer(i: Instruction) -> Plan:
+def transfer(i: PtxInstruction) -> Plan:
     action, side, layout, shape, named, kind, *_ = taken(
         i, "!load store", "!a b c d", "!row col", shapes_of(WMMA_SHAPES), SPACES, NUMBERS, "sync", "aligned"
     )
@@ -484,7 +484,7 @@ def transfer(i: Instruction) -> Plan:
     return warpwise(bind, i, fragments if load else [], [base, *strides, *([] if load else fragments)])
 
 
-def multiply(i: Instruction) -> Plan:
+def multiply(i: PtxInstruction) -> Plan:
     numbers, layouts = [NUMBERS.removeprefix("!")] * 4, ["row col"] * 2
     shape, satfinite, *types = taken(i, shapes_of(WMMA_SHAPES), "satfinite", *numbers, "mma", "rn", *layouts, "sync", "aligned")
     m, n, k = lengths(shape)
@@ -548,7 +548,7 @@ REGISTERS_OF_A = 4
     forms=".mma_async.sync.aligned: m64nNk16 .f16 .bf16, m64nNk8 .tf32, m64nNk32 .e4m3 .e5m2, every N from 8 to 256 by 8; D .f32 "
     "(.f16 for .f16 .e4m3 .e5m2); A of registers or descriptor; scale-d, imm-scale, imm-trans; .fence .commit_group .wait_group",
 )
-def wgmma(i: Instruction) -> Plan:
+def wgmma(i: PtxInstruction) -> Plan:
     if "mma_async" in i.mods:
         return product(i)
     action, *_ = taken(i, "!fence commit_group wait_group", "!sync", "aligned")
@@ -565,7 +565,7 @@ def wgmma(i: Instruction) -> Plan:
     return act(run, collective=WHOLE_WARP)
 
 
-def product(i: Instruction) -> Plan:
+def product(i: PtxInstruction) -> Plan:
     if "sp" in i.mods:
         raise Unsupported("sparse wgmma")
     if {"satfinite", "s32", "b1", "s8", "u8"} & set(i.mods):

@@ -11,7 +11,7 @@ import re
 from dataclasses import dataclass, replace
 
 from ..text.parser import is_special
-from ..text.syntax import SINK, Function, Imm, Instruction, PtxProgram, Refusal, Reg, Unsupported, UnsupportedPTX, brief, symbols
+from ..text.syntax import SINK, Function, Imm, PtxInstruction, PtxProgram, Refusal, Reg, Unsupported, UnsupportedPTX, brief, symbols
 from . import access, control, copies, elementwise, matrices, warp
 from .flow import callees, reachable
 from .registry import Arg, Branch, FunctionCall, Plan, decode, known
@@ -166,7 +166,7 @@ def require_legal(plan: Plan) -> None:
     require_modifiers(i)
 
 
-def fits(i: Instruction, arg: Arg) -> None:
+def fits(i: PtxInstruction, arg: Arg) -> None:
     """Raises `Unsupported` for a register that is not of the instruction's type."""
     register, whole = arg.operand, bool(i.types) and i.types[-1].kind in "us"
     floating = arg.dtype.kind == "f" and arg.dtype.itemsize > 2  # halves are written as whole numbers
@@ -180,7 +180,7 @@ def fits(i: Instruction, arg: Arg) -> None:
         raise Unsupported(f"{brief(register.name)} is .{register.type.name}, which is not this instruction's type")
 
 
-def require_modifiers(i: Instruction) -> None:
+def require_modifiers(i: PtxInstruction) -> None:
     mods = set(i.mods)
     if i.opcode == "fence" and mods & {"acq_rel", "sc"} and not mods & SCOPES:
         raise Unsupported("fence needs a scope")
@@ -194,7 +194,7 @@ def require_modifiers(i: Instruction) -> None:
         require_rounding(i, mods)
 
 
-def require_rounding(i: Instruction, mods: set[str]) -> None:
+def require_rounding(i: PtxInstruction, mods: set[str]) -> None:
     """Raises `Unsupported` if a conversion of plain types lacks a rounding where it may lose bits, or has one where it cannot."""
     names = [mod for mod in i.mods if mod in PLAIN]
     if len(names) != 2 or len(i.types) != 2:

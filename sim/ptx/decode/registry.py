@@ -21,9 +21,24 @@ import numpy as np
 from ..memory.asynccopy import Copies
 from ..memory.bulkcopy import Bulks
 from ..memory.mbarriers import MBarriers
-from ..memory.spaces import Memory
-from ..state.lanes import Lanes
-from ..text.syntax import TYPES, Array, Group, Imm, Instruction, Not, Operand, PtxError, PtxType, Reg, Sym, Unsupported, Vec, leaves
+from ..memory.spaces import LaunchMemory
+from ..state.lanes import LaneSet
+from ..text.syntax import (
+    TYPES,
+    Array,
+    Group,
+    Imm,
+    Not,
+    Operand,
+    PtxError,
+    PtxInstruction,
+    PtxType,
+    Reg,
+    Sym,
+    Unsupported,
+    Vec,
+    leaves,
+)
 
 Thunk = Callable[[], object]
 """A bound instruction: running it does the work for all lanes of its frame."""
@@ -37,17 +52,17 @@ Temp = Callable[[str, tuple[int, ...], Any], Array]
 class WarpgroupUnit(Protocol):
     """The warpgroups' products in flight (`execute.warpgroups`)."""
 
-    def fence(self, i: Instruction, lanes: Lanes) -> None:
+    def fence(self, i: PtxInstruction, lanes: LaneSet) -> None:
         """Runs wgmma.fence of whole warps."""
 
-    def commit(self, i: Instruction, lanes: Lanes) -> None:
+    def commit(self, i: PtxInstruction, lanes: LaneSet) -> None:
         """Runs wgmma.commit_group of whole warps."""
 
 
 class Surroundings(Protocol):
     """The machine, as an instruction sees it. `approximate`: approximate instructions have errors."""
 
-    memory: Memory
+    memory: LaunchMemory
     copies: Copies
     bulks: Bulks
     mbarriers: MBarriers
@@ -59,7 +74,7 @@ class Surroundings(Protocol):
     def parameter(self, symbol: Sym, offset: int, size: int) -> bytes | None:
         """Returns bytes of a kernel parameter; None if the symbol is a parameter of a call."""
 
-    def is_call_param(self, instruction: Instruction) -> bool:
+    def is_call_param(self, instruction: PtxInstruction) -> bool:
         """True if a .param access of the instruction is to a variable of a call, not to a kernel parameter."""
 
     def clock(self) -> int:
@@ -74,7 +89,7 @@ class Frame:
     """
 
     kept = False
-    lanes: Lanes
+    lanes: LaneSet
 
     def __init__(self, machine: Surroundings, n: int, read_somewhere: frozenset[str]):
         self.machine, self.n, self.read_somewhere = machine, n, read_somewhere
@@ -222,7 +237,7 @@ def _unbound(frame: Frame, out: Arrays, ins: Arrays) -> Thunk:
     raise AssertionError("a control instruction has no thunk")
 
 
-UNDECODED = Instruction("", (), (), None, 0, None, "")
+UNDECODED = PtxInstruction("", (), (), None, 0, None, "")
 
 
 @dataclass(frozen=True)
@@ -247,7 +262,7 @@ class Plan:
     pure: bool = True
     flops: int = 0
     keeps: int = 0
-    instruction: Instruction = UNDECODED
+    instruction: PtxInstruction = UNDECODED
 
     @cached_property
     def written(self) -> list[str]:
@@ -266,7 +281,7 @@ def named(*operands: Operand) -> frozenset[str]:
     return frozenset(leaf.name for operand in operands for leaf in leaves(operand) if isinstance(leaf, Reg))
 
 
-Decoder = Callable[[Instruction], Plan]
+Decoder = Callable[[PtxInstruction], Plan]
 
 
 @dataclass(frozen=True)
@@ -306,7 +321,7 @@ def known(opcode: str) -> bool:
     return opcode in _DECODERS
 
 
-def decode(instruction: Instruction) -> Plan:
+def decode(instruction: PtxInstruction) -> Plan:
     """Returns the plan of an instruction. Raises `Unsupported` if opcode, modifier or operands are not executed."""
     decoder = _DECODERS.get(instruction.opcode)
     if decoder is None:
@@ -320,7 +335,7 @@ def decode(instruction: Instruction) -> Plan:
         raise Unsupported(f"unknown operand form: {error}") from error
 
 
-def taken(i: Instruction, *groups: str, ignored: Collection[str] = ()) -> list[str]:
+def taken(i: PtxInstruction, *groups: str, ignored: Collection[str] = ()) -> list[str]:
     """Returns the modifier that an instruction has of each group of names, "" for none; one of a group that begins with "!" must be
     there. Raises `Unsupported` for all other modifiers.
     """

@@ -23,7 +23,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
-from ..text.syntax import SINK, TYPES, Array, Imm, Instruction, Not, Operand, Pair, PtxType, Reg, Unsupported
+from ..text.syntax import SINK, TYPES, Array, Imm, Not, Operand, Pair, PtxInstruction, PtxType, Reg, Unsupported
 from .registry import KEEP, NEAREST, ROUNDING, Arg, Arrays, DType, Frame, Plan, Thunk, arg, known, mode, opcode
 
 # -- expressions --------------------------------------------------------------------------------------------------------------
@@ -473,7 +473,7 @@ def choose(name: str, mods: tuple[str, ...]) -> tuple[OpcodeRow, str]:
     return best, answer
 
 
-def decode(i: Instruction) -> Plan:
+def decode(i: PtxInstruction) -> Plan:
     """Returns the plan of an instruction with a row."""
     found, key = choose(i.opcode, i.mods)
     case = Case(i.opcode, frozenset(i.mods), tuple(KINDS[m] for m in i.mods if m in KINDS), list(i.operands))

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ..state.lanes import WARP, warp_bits
-from ..text.syntax import SINK, TYPES, Array, Instruction, Not, Pair, Unsupported
+from ..text.syntax import SINK, TYPES, Array, Not, Pair, PtxInstruction, Unsupported
 from .registry import Arrays, Frame, Plan, Thunk, act, arg, opcode, taken
 
 if TYPE_CHECKING:
-    from ..state.lanes import Lanes
+    from ..state.lanes import LaneSet
 
 _LANE = np.arange(WARP)
 _NOTHING = np.empty(0, np.int64)
@@ -44,7 +44,7 @@ def source_lanes(mode: str, b: Array, c: Array, lane: Array) -> tuple[Array, Arr
 
 
 @opcode("shfl", forms=".sync .up .down .bfly .idx .b32, with d|p")
-def shfl(i: Instruction) -> Plan:
+def shfl(i: PtxInstruction) -> Plan:
     _, mode, _ = taken(i, "!sync", "!up down bfly idx", "!b32")
     target, a, b, c, mask = i.operands
     first, second = (target.first, target.second) if isinstance(target, Pair) else (target, SINK)
@@ -97,7 +97,7 @@ def shfl(i: Instruction) -> Plan:
     )
 
 
-def partners(lanes: Lanes, lane: Array) -> tuple[Array, Array]:
+def partners(lanes: LaneSet, lane: Array) -> tuple[Array, Array]:
     """Returns positions in the set of the lanes `lane` of each one's warp, and a mask of those in the set (else: itself)."""
     wanted = (lanes.warp << 5) + lane
     found = np.minimum(np.searchsorted(lanes.index, wanted), lanes.n - 1)
@@ -105,13 +105,13 @@ def partners(lanes: Lanes, lane: Array) -> tuple[Array, Array]:
     return np.where(active, found, np.arange(lanes.n)), active
 
 
-def complain(frame: Frame, i: Instruction, bad: Array) -> None:
+def complain(frame: Frame, i: PtxInstruction, bad: Array) -> None:
     first = int(np.flatnonzero(bad)[0])
     message = "shuffle from a lane that does not take part: the value is undefined"
     frame.machine.memory.findings.report("inactive source", message, i, frame.lanes, first, count=int(bad.sum()))
 
 
-def by_warp(fn: Callable[[Lanes, Array, Array], Array], i: Instruction, result: str, value: str) -> Plan:
+def by_warp(fn: Callable[[LaneSet, Array, Array], Array], i: PtxInstruction, result: str, value: str) -> Plan:
     """Returns a plan for d = fn(lanes, value, mask), both arrays over the lanes of the set."""
     d, a, mask = i.operands
 
@@ -135,21 +135,21 @@ def by_warp(fn: Callable[[Lanes, Array, Array], Array], i: Instruction, result: 
     )
 
 
-def ballot(lanes: Lanes, p: Array, mask: Array) -> Array:
+def ballot(lanes: LaneSet, p: Array, mask: Array) -> Array:
     """Returns for each lane the bits of the lanes of its warp in the set for which p holds, limited to its mask."""
     member = np.zeros(lanes.wave.size, bool)
     member[lanes.index] = p
     return warp_bits(member)[lanes.warp] & mask
 
 
-def _everyone(lanes: Lanes, mask: Array) -> Array:
+def _everyone(lanes: LaneSet, mask: Array) -> Array:
     return lanes.bits()[lanes.warp] & mask
 
 
 @opcode("vote", forms=".sync .all .any .uni .pred, .ballot .b32")
-def vote(i: Instruction) -> Plan:
+def vote(i: PtxInstruction) -> Plan:
     _, mode, _ = taken(i, "!sync", "!all any uni ballot", "!pred b32")
-    table: dict[str, Callable[[Lanes, Array, Array], Array]] = {
+    table: dict[str, Callable[[LaneSet, Array, Array], Array]] = {
         "ballot": ballot,
         "any": lambda lanes, p, mask: ballot(lanes, p, mask) != 0,
         "all": lambda lanes, p, mask: ballot(lanes, p, mask) == _everyone(lanes, mask),
@@ -158,7 +158,7 @@ def vote(i: Instruction) -> Plan:
     return by_warp(table[mode], i, "b32" if mode == "ballot" else "pred", "pred")
 
 
-def groups(lanes: Lanes, mask: Array, value: Array | None = None) -> Array:
+def groups(lanes: LaneSet, mask: Array, value: Array | None = None) -> Array:
     """Returns the number of the group of each lane: same warp, same mask (and same value)."""
     columns = [lanes.warp, mask.astype(np.int64)]
     if value is not None:
@@ -167,7 +167,7 @@ def groups(lanes: Lanes, mask: Array, value: Array | None = None) -> Array:
     return np.asarray(inverse).reshape(-1)
 
 
-def equal_lanes(lanes: Lanes, value: Array, mask: Array) -> Array:
+def equal_lanes(lanes: LaneSet, value: Array, mask: Array) -> Array:
     group = groups(lanes, mask, np.ascontiguousarray(value))
     bits = np.zeros(int(group.max()) + 1, np.uint32)
     np.bitwise_or.at(bits, group, np.uint32(1) << lanes.lane.astype(np.uint32))
@@ -175,7 +175,7 @@ def equal_lanes(lanes: Lanes, value: Array, mask: Array) -> Array:
 
 
 @opcode("match", forms=".any .all .sync .b32 .b64, d|p for .all")
-def match(i: Instruction) -> Plan:
+def match(i: PtxInstruction) -> Plan:
     _, mode, _ = taken(i, "!sync", "!any all", "!b32 b64")
     type_ = i.type
     if mode == "any":
@@ -200,7 +200,7 @@ def match(i: Instruction) -> Plan:
 
 
 @opcode("redux", forms=".sync .add .min .max .u32 .s32, .and .or .xor .b32, .min .max {.abs}{.NaN} .f32")
-def redux(i: Instruction) -> Plan:
+def redux(i: PtxInstruction) -> Plan:
     _, name, magnitude, nan, _ = taken(i, "!sync", "!add min max and or xor", "abs", "NaN", "!u32 s32 b32 f32")
     type_ = i.type
     if ((magnitude or nan) and type_.kind != "f") or (type_.kind == "f" and name not in ("min", "max")):
@@ -216,7 +216,7 @@ def redux(i: Instruction) -> Plan:
     if type_.kind == "f" and not nan:
         fn = {"min": np.fmin, "max": np.fmax}[name]
 
-    def reduce(lanes: Lanes, value: Array, mask: Array) -> Array:
+    def reduce(lanes: LaneSet, value: Array, mask: Array) -> Array:
         group = groups(lanes, mask)
         order = np.argsort(group, kind="stable")
         starts = np.flatnonzero(np.diff(group[order], prepend=-1))
@@ -227,7 +227,7 @@ def redux(i: Instruction) -> Plan:
 
 
 @opcode("activemask", forms=".b32")
-def activemask(i: Instruction) -> Plan:
+def activemask(i: PtxInstruction) -> Plan:
     taken(i, "!b32")
 
     def run(frame: Frame, out: Arrays, ins: Arrays) -> None:
@@ -237,7 +237,7 @@ def activemask(i: Instruction) -> Plan:
 
 
 @opcode("elect", forms=".sync d|p")
-def elect(i: Instruction) -> Plan:
+def elect(i: PtxInstruction) -> Plan:
     taken(i, "!sync")
     target, mask = i.operands
     if not isinstance(target, Pair):

@@ -20,7 +20,7 @@ from ..decode.registry import ENVIRONMENT, KEEP, Barrier, ClusterBarrier, WarpBa
 from ..order.clocks import highest
 from ..order.happens_before import Released
 from ..report.findings import WARNING, Stuck, Verdict, crowd
-from ..state.lanes import WARP, Lanes
+from ..state.lanes import WARP, LaneSet
 from ..text.syntax import Array
 from .registers import Host, WaveUnit
 
@@ -35,7 +35,7 @@ class BarrierArrival:
     number: int
     barrier: int
     pc: int
-    lanes: Lanes
+    lanes: LaneSet
     waits: bool
     values: Array | None = None
     released: Released | None = None
@@ -111,7 +111,7 @@ class Barriers(WaveUnit):
 
     # -- arrivals ---------------------------------------------------------------------------------------------------------
 
-    def arrive(self, pc: int, control: Barrier, lanes: Lanes) -> None:
+    def arrive(self, pc: int, control: Barrier, lanes: LaneSet) -> None:
         plan, read = self.code.plans[pc], self.machine.read
         number = read(lanes, plan.reads[0])
         expected = values = None
@@ -183,7 +183,7 @@ class Barriers(WaveUnit):
         """Returns a mask of these blocks among those of the wave."""
         return mask_of(blocks, self.wave.blocks)
 
-    def released(self, lanes: Lanes) -> Released | None:
+    def released(self, lanes: LaneSet) -> Released | None:
         races = self.races
         return None if races is None else races.arrive(races.groups(lanes, lanes.block_starts))
 
@@ -328,12 +328,12 @@ class WarpBarriers(WaveUnit):
 
     def __init__(self, machine: Host):
         super().__init__(machine)
-        self.waiting: dict[tuple[int, int], list[tuple[int, Lanes]]] = {}
+        self.waiting: dict[tuple[int, int], list[tuple[int, LaneSet]]] = {}
 
     def __bool__(self) -> bool:
         return bool(self.waiting)
 
-    def arrive(self, pc: int, control: WarpBarrier, lanes: Lanes) -> None:
+    def arrive(self, pc: int, control: WarpBarrier, lanes: LaneSet) -> None:
         mask = self.machine.read(lanes, self.code.plans[pc].reads[0])
         if lanes.converged and (self.races is None or not np.count_nonzero(mask != 0xFFFFFFFF)):
             if self.races is not None:
@@ -400,12 +400,12 @@ class ClusterBarriers(WaveUnit):
         self.phases: dict[int, ClusterPhases] = {}
         self.owed = np.full(self.wave.size, -1, np.int64)
         """The phase for which each lane has arrived and not yet waited."""
-        self.waiting: list[tuple[int, Lanes]] = []
+        self.waiting: list[tuple[int, LaneSet]] = []
 
     def __bool__(self) -> bool:
         return bool(self.waiting)
 
-    def come(self, pc: int, control: ClusterBarrier, lanes: Lanes) -> None:
+    def come(self, pc: int, control: ClusterBarrier, lanes: LaneSet) -> None:
         for cluster, some in lanes.split(lanes.index // self.per):
             phases = self.phases.setdefault(cluster, ClusterPhases())
             arrived = self.owed[some.index] >= 0
@@ -422,7 +422,7 @@ class ClusterBarriers(WaveUnit):
         if not control.waits:
             self.push(pc + 1, lanes)
 
-    def complain(self, pc: int, lanes: Lanes, wrong: Array, waits: bool) -> None:
+    def complain(self, pc: int, lanes: LaneSet, wrong: Array, waits: bool) -> None:
         """Reports wrong threads: those that wait without having arrived go on at once; an arrival too many is not counted."""
         message = (
             "wait at the barrier of the cluster without an arrival before"
@@ -434,7 +434,7 @@ class ClusterBarriers(WaveUnit):
         if waits:
             self.push(pc + 1, lanes.where(wrong))
 
-    def arrive(self, pc: int, phases: ClusterPhases, lanes: Lanes, relaxed: bool) -> None:
+    def arrive(self, pc: int, phases: ClusterPhases, lanes: LaneSet, relaxed: bool) -> None:
         self.owed[lanes.index] = phases.completed
         if self.diary is not None:
             self.diary.came("cluster", phases.completed, lanes, pc)
@@ -453,14 +453,14 @@ class ClusterBarriers(WaveUnit):
         released = races.fenced(lanes) if relaxed else races.released(races.groups(lanes))[0]
         told.lanes = released if told.lanes is None else np.maximum(told.lanes, released)
 
-    def wait(self, pc: int, phases: ClusterPhases, lanes: Lanes) -> None:
+    def wait(self, pc: int, phases: ClusterPhases, lanes: LaneSet) -> None:
         over = self.owed[lanes.index] < phases.completed
         if over.any():
             self.go(pc, phases, lanes.where(over))
         if not over.all():
             self.waiting.append((pc, lanes.where(~over)))
 
-    def go(self, pc: int, phases: ClusterPhases, lanes: Lanes) -> None:
+    def go(self, pc: int, phases: ClusterPhases, lanes: LaneSet) -> None:
         """Lets these lanes go on: their phase is complete."""
         self.owed[lanes.index] = -1
         if self.diary is not None:

@@ -12,8 +12,8 @@ import sys
 import numpy as np
 
 from ..decode.registry import FunctionCall
-from ..memory.spaces import Memory
-from ..state.lanes import Lanes
+from ..memory.spaces import LaunchMemory
+from ..state.lanes import LaneSet
 from ..text.syntax import Array, Function
 from .registers import Host, WaveUnit
 from .unwritten import Shadows
@@ -26,7 +26,7 @@ _CONVERSION = re.compile(
 class _Arguments:
     """The argument buffer of vprintf: each at a multiple of its own size."""
 
-    def __init__(self, memory: Memory, lane: int, address: int):
+    def __init__(self, memory: LaunchMemory, lane: int, address: int):
         self.memory, self.lane, self.address = memory, lane, address
 
     def take(self, kind: str) -> int | float:
@@ -38,7 +38,7 @@ class _Arguments:
         return number
 
 
-def printf(memory: Memory, lane: int, form: int, buffer: int) -> str:
+def printf(memory: LaunchMemory, lane: int, form: int, buffer: int) -> str:
     """Returns the text that a lane prints: `form` and `buffer` are the generic addresses that it calls vprintf with."""
     arguments = _Arguments(memory, lane, buffer)
 
@@ -97,7 +97,7 @@ class DeviceFunctions(WaveUnit):
         self.levels: list[list[Array]] = []
         """The saved state of each level of recursion."""
 
-    def call(self, pc: int, control: FunctionCall, lanes: Lanes) -> None:
+    def call(self, pc: int, control: FunctionCall, lanes: LaneSet) -> None:
         """Takes lanes to the function; each lane that calls through a pointer to its own."""
         if control.builtin:
             self.builtin(pc, control, lanes)
@@ -116,7 +116,7 @@ class DeviceFunctions(WaveUnit):
                     self.machine.stop("bad call", message, pc, there)
                 self.enter(pc, control, self.by_name[str(name)], there)
 
-    def enter(self, pc: int, control: FunctionCall, function: Function, lanes: Lanes) -> None:
+    def enter(self, pc: int, control: FunctionCall, function: Function, lanes: LaneSet) -> None:
         values = [self.bytes_of(lanes, mine, theirs.size) for mine, theirs in zip(control.arguments, function.params, strict=True)]
         if (self.code.function_at[pc], function.name) in self.code.cycles:
             self.save(pc, lanes)
@@ -125,7 +125,7 @@ class DeviceFunctions(WaveUnit):
         self.sites[function.name][lanes.index] = pc
         self.push(self.code.starts[function.name], lanes)
 
-    def give_back(self, pc: int, lanes: Lanes) -> None:
+    def give_back(self, pc: int, lanes: LaneSet) -> None:
         function = self.by_name[self.code.function_at[pc]]
         for site, back in lanes.split(self.sites[function.name][lanes.index]):
             control = self.code.plans[site].control
@@ -144,7 +144,7 @@ class DeviceFunctions(WaveUnit):
         machine = self.machine
         return [*machine.full.files.values(), self.local().T, *self.sites.values(), *self.shadows.rows.values()]
 
-    def save(self, pc: int, lanes: Lanes) -> None:
+    def save(self, pc: int, lanes: LaneSet) -> None:
         self.machine.deactivate()
         state = self.state()
         for depth, some in lanes.split(self.depth[lanes.index]):
@@ -156,7 +156,7 @@ class DeviceFunctions(WaveUnit):
                 kept[..., some.index] = now[..., some.index]
         self.depth[lanes.index] += 1
 
-    def restore(self, lanes: Lanes) -> None:
+    def restore(self, lanes: LaneSet) -> None:
         machine = self.machine
         machine.deactivate()
         self.depth[lanes.index] -= 1
@@ -174,18 +174,18 @@ class DeviceFunctions(WaveUnit):
         """Returns the local memory, a row of bytes a lane."""
         return self.memory.local_view(1).reshape(self.wave.size, -1)
 
-    def bytes_of(self, lanes: Lanes, variable: str, size: int) -> Array:
+    def bytes_of(self, lanes: LaneSet, variable: str, size: int) -> Array:
         """Returns a parameter or result of a call: (lanes, size) bytes of their local memory."""
         start = self.code.local.offsets[variable]
         return self.local()[lanes.index, start : start + size]
 
-    def set_bytes(self, lanes: Lanes, variable: str, value: Array) -> None:
+    def set_bytes(self, lanes: LaneSet, variable: str, value: Array) -> None:
         start = self.code.local.offsets[variable]
         self.local()[lanes.index, start : start + value.shape[1]] = value
 
     # -- functions of the device -------------------------------------------------------------------------------------------
 
-    def builtin(self, pc: int, control: FunctionCall, lanes: Lanes) -> None:
+    def builtin(self, pc: int, control: FunctionCall, lanes: LaneSet) -> None:
         # Pointers and sizes, but for the line number of an assertion.
         words = [self.bytes_of(lanes, name, 8 if n != 2 else 4) for n, name in enumerate(control.arguments)]
         values = [w.copy().view(f"u{w.shape[1]}").reshape(-1) for w in words]

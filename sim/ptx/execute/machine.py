@@ -31,13 +31,13 @@ from ..memory.asynccopy import Copies
 from ..memory.bulkcopy import Bulks
 from ..memory.mbarriers import MBarriers, PhaseWaiting
 from ..memory.regions import Maps
-from ..memory.spaces import Memory
+from ..memory.spaces import LaunchMemory
 from ..report.counters import LaunchTally
 from ..report.diary import Diary
 from ..report.findings import Findings, Stuck, report_deadlock
-from ..state.lanes import WARP, Geometry, Lanes, Wave, merged, warp_bits
+from ..state.lanes import WARP, Geometry, LaneSet, Wave, merged, warp_bits
 from ..state.segments import Segment
-from ..text.syntax import Array, Instruction, Mem, PtxError, Reg, Sym
+from ..text.syntax import Array, Mem, PtxError, PtxInstruction, Reg, Sym
 from .barriers import Barriers, ClusterBarriers, WarpBarriers
 from .functions import DeviceFunctions
 from .registers import FILE_DTYPES, Follower, RegisterFrame
@@ -95,7 +95,7 @@ class Stop(Exception):
 class PtxMachine:
     """One launch of one kernel."""
 
-    def __init__(self, code: Code, setup: Setup, memory: Memory, findings: Findings, tally: LaunchTally):
+    def __init__(self, code: Code, setup: Setup, memory: LaunchMemory, findings: Findings, tally: LaunchTally):
         self.code = code
         self.setup = setup
         self.memory = memory
@@ -157,7 +157,7 @@ class PtxMachine:
         start = self.address_of(symbol) - self.setup.parameter_segment.start + offset
         return self.setup.parameters[start : start + size]
 
-    def is_call_param(self, instruction: Instruction) -> bool:
+    def is_call_param(self, instruction: PtxInstruction) -> bool:
         """True if a .param access of the instruction is to a variable of a call, not to a kernel parameter."""
         for operand in instruction.operands:
             if isinstance(operand, Mem) and isinstance(operand.base, Sym):
@@ -244,13 +244,13 @@ class PtxMachine:
             self._full_frames.clear()
             frame = self._full_frames[self.wave.size] = RegisterFrame(self, self.wave.size)
         self.full = self.frame = frame
-        self.current: Lanes | None = None
+        self.current: LaneSet | None = None
         self.fill_special_registers()
         self.shadows.begin_wave(self.wave)
         self.flights.begin_wave(self.wave)
         self.budgets.begin_wave(self.wave)
         self.ready: ReadyLanes = make_ready(self.random, self.wave, self.code.in_flight is not None)
-        self.parked: dict[int, Lanes] = {}
+        self.parked: dict[int, LaneSet] = {}
         self.functions = DeviceFunctions(self, self.shadows)
         self.barriers = Barriers(self)
         self.warp_barriers = WarpBarriers(self)
@@ -259,7 +259,7 @@ class PtxMachine:
         self.bulks = Bulks(self.wave, memory, self.mbarriers, self.maps)
         self.warpgroups = Warpgroups(self, self.flights, self.random)
         self.pools = RegisterPools(self, self.warpgroups.agreement)
-        self.controls: dict[type, Callable[[int, Any, Lanes], None]] = {
+        self.controls: dict[type, Callable[[int, Any, LaneSet], None]] = {
             Branch: self.branch,
             Exit: self.exit,
             Return: self.give_back,
@@ -331,7 +331,7 @@ class PtxMachine:
 
     # -- frames ---------------------------------------------------------------------------------------------------------
 
-    def activate(self, lanes: Lanes) -> RegisterFrame:
+    def activate(self, lanes: LaneSet) -> RegisterFrame:
         """Returns the frame in which `lanes` run; the one before gives back its registers."""
         if self.current is lanes:
             return self.frame
@@ -371,14 +371,14 @@ class PtxMachine:
         if self.current is not None and self.frame is not self.full:
             self.frame.store(self.full)
 
-    def read(self, lanes: Lanes, arg: Arg) -> Array:
+    def read(self, lanes: LaneSet, arg: Arg) -> Array:
         """Returns an operand for `lanes`, one value a lane."""
         frame = self.activate(lanes)
         if frame is not self.full and isinstance(arg.operand, Reg) and arg.operand.name in self.code.slots:
             frame.load(self.code.row_bit(arg.operand), self.full)
         return np.broadcast_to(frame.array(arg), lanes.n)
 
-    def write(self, lanes: Lanes, arg: Arg, values: object) -> None:
+    def write(self, lanes: LaneSet, arg: Arg, values: object) -> None:
         """Writes a register of the full frame while no frame is active."""
         assert isinstance(arg.operand, Reg)
         self.full.array(arg)[lanes.index] = values
@@ -391,7 +391,7 @@ class PtxMachine:
 
     # -- one step -------------------------------------------------------------------------------------------------------
 
-    def step(self, pc: int, lanes: Lanes) -> None:
+    def step(self, pc: int, lanes: LaneSet) -> None:
         """Runs `lanes` from `pc` to the end of the straight code, and decides where they go on."""
         code = self.code
         converged = lanes.converged
@@ -423,13 +423,13 @@ class PtxMachine:
         else:
             self.control(region, lanes, frame)
 
-    def push(self, pc: int, lanes: Lanes) -> None:
+    def push(self, pc: int, lanes: LaneSet) -> None:
         waiting = self.parked.pop(pc, None)
         if waiting is not None:
             self.ready.push(pc, waiting)
         self.ready.push(pc, lanes)
 
-    def gathered(self, pc: int, lanes: Lanes) -> Lanes | None:
+    def gathered(self, pc: int, lanes: LaneSet) -> LaneSet | None:
         """Returns the lanes at a warp-wide instruction whose partners are all there; parks the others."""
         plan = self.code.plans[pc]
         needed = warp_bits(self.wave.alive)[lanes.warp]
@@ -444,7 +444,7 @@ class PtxMachine:
         self.parked[pc] = waiting if before is None else merged([before, waiting])
         return lanes.where(complete) if complete.any() else None
 
-    def control(self, region: CodeRegion, lanes: Lanes, frame: RegisterFrame) -> None:
+    def control(self, region: CodeRegion, lanes: LaneSet, frame: RegisterFrame) -> None:
         assert region.ends is not None
         pc = region.ends
         plan, instruction = self.code.plans[pc], self.code.instructions[pc]
@@ -474,7 +474,7 @@ class PtxMachine:
                 self.tally.divergent[instruction] += stay.warps + lanes.warps - everyone.warps
         self.controls[type(plan.control)](pc, plan.control, lanes)
 
-    def branch(self, pc: int, control: Branch, lanes: Lanes) -> None:
+    def branch(self, pc: int, control: Branch, lanes: LaneSet) -> None:
         """Sends lanes to a label, or each to its own in a table, the last one if its index is too large."""
         if not control.table:
             self.push(self.code.target(control.target), lanes)
@@ -486,17 +486,17 @@ class PtxMachine:
         if len(ways) > 1:
             self.tally.divergent[self.code.instructions[pc]] += sum(some.warps for _, some in ways) - lanes.warps
 
-    def wait_for_phase(self, pc: int, control: PhaseWait, lanes: Lanes) -> None:
+    def wait_for_phase(self, pc: int, control: PhaseWait, lanes: LaneSet) -> None:
         addresses, wanted = (self.read(lanes, arg) for arg in self.code.plans[pc].reads)
         wait = PhaseWaiting(pc, self.code.instructions[pc], control.space, control.parity, control.blocking)
         self.mbarriers.wait(wait, lanes, addresses + addresses.dtype.type(control.offset), wanted.astype(np.uint64))
 
-    def exit(self, pc: int, control: Exit, lanes: Lanes) -> None:
+    def exit(self, pc: int, control: Exit, lanes: LaneSet) -> None:
         if control.trap:
             self.stop("trap", "the kernel trapped", pc, lanes)
         self.leave(lanes)
 
-    def give_back(self, pc: int, control: Return, lanes: Lanes) -> None:
+    def give_back(self, pc: int, control: Return, lanes: LaneSet) -> None:
         if self.code.function_at[pc] == self.code.kernel:
             self.leave(lanes)
         else:
@@ -509,12 +509,12 @@ class PtxMachine:
             self.write(lanes, self.code.plans[wait.pc].writes[0], done)
             self.push(wait.pc + 1, lanes)
 
-    def stop(self, kind: str, message: str, pc: int, lanes: Lanes) -> NoReturn:
+    def stop(self, kind: str, message: str, pc: int, lanes: LaneSet) -> NoReturn:
         """Reports a finding that ends the launch."""
         self.findings.report(kind, message, self.code.instructions[pc], lanes, 0, count=lanes.n)
         raise Stop
 
-    def leave(self, lanes: Lanes) -> None:
+    def leave(self, lanes: LaneSet) -> None:
         """Ends the threads; those that wait for the warp or the block check again."""
         self.mbarriers.leave(lanes)
         self.bulks.leave(lanes)

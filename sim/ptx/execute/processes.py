@@ -24,7 +24,7 @@ import numpy as np
 
 from ..decode.registry import FunctionCall
 from ..state.segments import UNWRITTEN, WRITTEN, Segment
-from ..text.syntax import Array, Instruction
+from ..text.syntax import Array, PtxInstruction
 from .machine import PtxMachine
 
 VARIABLE = "CUPYFLASH_PROCESSES"
@@ -119,7 +119,7 @@ def work(machine: PtxMachine, part: int, of: int, pipe: Connection) -> None:
 
     class Out(pickle.Pickler):
         def persistent_id(self, item: object) -> tuple[str, int] | None:
-            return names[id(item)] if isinstance(item, Instruction | Segment) else None
+            return names[id(item)] if isinstance(item, PtxInstruction | Segment) else None
 
     message = io.BytesIO()
     try:

@@ -15,9 +15,9 @@ from ..decode.floats import half_bits
 from ..decode.matrices import Decode
 from ..decode.registry import ENVIRONMENT, KEEP, Arg, Multiply
 from ..memory.layouts import DESCRIPTOR_UNIT, Descriptor
-from ..state.lanes import GROUP, WARP, Lanes
+from ..state.lanes import GROUP, WARP, LaneSet
 from ..state.segments import PAGE
-from ..text.syntax import Array, Instruction
+from ..text.syntax import Array, PtxInstruction
 from .registers import Host, WaveUnit
 
 REMEMBERED = 512
@@ -72,7 +72,7 @@ class MatrixOperands(WaveUnit):
         super().__init__(machine)
         self._matrices: dict[tuple[int, UnitShape], Matrix] = {}
 
-    def of(self, descriptors: Array, lanes: Lanes, shape: UnitShape, i: Instruction) -> MatrixOperand:
+    def of(self, descriptors: Array, lanes: LaneSet, shape: UnitShape, i: PtxInstruction) -> MatrixOperand:
         """Returns the matrices of these descriptors, one for each warpgroup of `lanes`."""
         memory = self.memory
         blocks = lanes.block[:: lanes.n // len(descriptors)]
@@ -89,7 +89,7 @@ class MatrixOperands(WaveUnit):
         pages = pages + (blocks * memory.pages.per_block)[:, None]
         return MatrixOperand(descriptors, shape, blocks, blocks * (memory.shared_stride // DESCRIPTOR_UNIT), matrices, which, pages)
 
-    def matrix(self, bits: int, shape: UnitShape, i: Instruction, lanes: Lanes) -> Matrix:
+    def matrix(self, bits: int, shape: UnitShape, i: PtxInstruction, lanes: LaneSet) -> Matrix:
         """Returns one matrix in its block's shared memory, in bounds."""
         found = self._matrices.get((bits, shape))
         if found is not None:
@@ -122,7 +122,7 @@ ALONE = 1 << 18
 class BoundProduct:
     """The operands of an instruction: places of the registers in the file of 32 bits, and their rows in `Flights`."""
 
-    instruction: Instruction
+    instruction: PtxInstruction
     control: Multiply
     d_places: Array
     d_rows: Array
@@ -174,7 +174,7 @@ class Product:
 
     number: int
     bound: BoundProduct
-    lanes: Lanes
+    lanes: LaneSet
     first: Array
     operands: tuple[MatrixOperand | None, MatrixOperand]
     adds: Array
@@ -337,7 +337,7 @@ def in_common(step: ProductStep) -> int:
     return 1 if np.count_nonzero(runs != runs[:, :1]) else count
 
 
-def rows_of(machine: Host, places: Array, lanes: Lanes) -> Array:
+def rows_of(machine: Host, places: Array, lanes: LaneSet) -> Array:
     """Returns registers of 32 bits as (registers, lanes)."""
     file, grid = machine.full.files[32], lanes.grid
     if grid is None:
@@ -348,7 +348,7 @@ def rows_of(machine: Host, places: Array, lanes: Lanes) -> Array:
     return out.reshape(len(places), lanes.n)
 
 
-def put_rows(machine: Host, places: Array, lanes: Lanes, values: Array) -> None:
+def put_rows(machine: Host, places: Array, lanes: LaneSet, values: Array) -> None:
     """Writes registers of 32 bits, (registers, lanes)."""
     file, grid = machine.full.files[32], lanes.grid
     if grid is None:

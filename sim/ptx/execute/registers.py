@@ -19,8 +19,8 @@ from ..decode.code import Code, CodeRegion
 from ..decode.registry import ENVIRONMENT, Arg, Frame, Plan, Surroundings, Thunk
 from ..memory.spaces import MemoryUnit
 from ..report.diary import Diary
-from ..state.lanes import Lanes, Wave
-from ..text.syntax import Array, Imm, Instruction, PtxError, Reg, Sym
+from ..state.lanes import LaneSet, Wave
+from ..text.syntax import Array, Imm, PtxError, PtxInstruction, Reg, Sym
 
 FILE_DTYPES: dict[int, np.dtype[Any]] = {
     1: np.dtype(bool),
@@ -156,7 +156,7 @@ class RegisterFrame(Frame):
         return found
 
     def guarded(
-        self, plan: Plan, instruction: Instruction, out: list[Array], ins: list[Array], off: defaultdict[Instruction, int]
+        self, plan: Plan, instruction: PtxInstruction, out: list[Array], ins: list[Array], off: defaultdict[PtxInstruction, int]
     ) -> Thunk:
         """Binds a plan to arrays, for the lanes in which the instruction's predicate holds; `off` counts the other ones."""
         thunk = plan.bind(self, out, ins)
@@ -263,7 +263,7 @@ class SubFrame(Frame):
         self.moves = [partial(np.take, x, out=mine, mode="clip") for x, mine in zip(ins, arguments, strict=True) if x.ndim]
         self.thunk = plan.bind(self, self.out, arguments)
 
-    def run(self, lanes: Lanes, positions: Array) -> None:
+    def run(self, lanes: LaneSet, positions: Array) -> None:
         self.lanes = lanes
         for move in self.moves:
             move(positions)
@@ -284,13 +284,13 @@ class Host(FrameHome, Protocol):
     on_barrier: Callable[[int, int], None] | None
     """Callback with a block and the number of barriers that it has completed."""
 
-    def push(self, pc: int, lanes: Lanes) -> None:
+    def push(self, pc: int, lanes: LaneSet) -> None:
         """Makes lanes ready to go on at an instruction."""
 
-    def read(self, lanes: Lanes, arg: Arg) -> Array:
+    def read(self, lanes: LaneSet, arg: Arg) -> Array:
         """Returns an operand for lanes, one value a lane."""
 
-    def write(self, lanes: Lanes, arg: Arg, values: object) -> None:
+    def write(self, lanes: LaneSet, arg: Arg, values: object) -> None:
         """Writes a register of `full` while no frame is active."""
 
     def deactivate(self) -> None:
@@ -302,7 +302,7 @@ class Host(FrameHome, Protocol):
     def flush(self) -> None:
         """Copies all registers to `full`; the frame that runs keeps its copies."""
 
-    def stop(self, kind: str, message: str, pc: int, lanes: Lanes) -> NoReturn:
+    def stop(self, kind: str, message: str, pc: int, lanes: LaneSet) -> NoReturn:
         """Reports a finding that ends the launch."""
 
 

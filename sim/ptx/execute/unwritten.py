@@ -24,15 +24,15 @@ from ..decode.code import Code
 from ..decode.liveness import copied, merged, names, results, touched
 from ..decode.registry import Arg, Frame, Multiply, Plan, Thunk
 from ..report.findings import Findings
-from ..state.lanes import Lanes, Wave
-from ..text.syntax import TYPES, UNSIGNED, Array, Imm, Instruction, Reg
+from ..state.lanes import LaneSet, Wave
+from ..text.syntax import TYPES, UNSIGNED, Array, Imm, PtxInstruction, Reg
 from .registers import RegisterFrame
 
 TABLES = {"and": 0b1000, "or": 0b1110, "xor": 0b0110, "not": 0b01}
 """Truth tables by opcode: the result for all values of one bit of each operand, the first operand's the highest, as for `lop3`."""
 
 
-def on_shadows(plan: Plan, i: Instruction, written: bool) -> Plan:
+def on_shadows(plan: Plan, i: PtxInstruction, written: bool) -> Plan:
     """Returns the plan for shadows in place of the copied operands, of the bits that are `written` or of those that are not. If
     it is another plan, its reads also end with the values of these operands.
     """
@@ -56,7 +56,7 @@ def on_shadows(plan: Plan, i: Instruction, written: bool) -> Plan:
     return replace(plan, bind=bind)
 
 
-def table_of(i: Instruction) -> int | None:
+def table_of(i: PtxInstruction) -> int | None:
     """Returns the truth table of an instruction that works on each bit position alone; else None."""
     if i.opcode == "lop3":
         last = i.operands[-1]
@@ -121,7 +121,7 @@ class Shadows:
         self.open: set[str] = set()
         self.watched = code.doubtful.watched
         # By set of lanes: registers without such bits in these lanes, though others have some (mostly warps of other roles).
-        self.clean: dict[Lanes, set[str]] = {}
+        self.clean: dict[LaneSet, set[str]] = {}
         self._touched: dict[int, set[str]] = {}
         """Registers with a shadow that a control instruction names."""
 
@@ -136,7 +136,7 @@ class Shadows:
         self.open = set(code.doubtful.blank)
         self.clean = {}
 
-    def changed(self, name: str, lanes: Lanes) -> None:
+    def changed(self, name: str, lanes: LaneSet) -> None:
         """Records that the row of a register has changed for these lanes."""
         if self.rows[name][lanes.index].any():
             for names_of in self.clean.values():
@@ -148,7 +148,7 @@ class Shadows:
         else:
             self.open.discard(name)
 
-    def judge(self, pc: int, lanes: Lanes, predicate: Array | None) -> Array:
+    def judge(self, pc: int, lanes: LaneSet, predicate: Array | None) -> Array:
         """Reports unwritten registers that instruction `pc` uses under its predicate; returns a mask of the lanes that mix them."""
         plan, i = self.code.plans[pc], self.code.instructions[pc]
         used = [a for k, a in enumerate(plan.reads) if k not in copied(plan)]
@@ -170,7 +170,7 @@ class Shadows:
             self.report(i, lanes, holds, stored)
         return self.mixed(pc, lanes, holds)
 
-    def mixed(self, pc: int, lanes: Lanes, holds: Array) -> Array:
+    def mixed(self, pc: int, lanes: LaneSet, holds: Array) -> Array:
         """Reports written and unwritten registers that an instruction mixes bit by bit; returns a mask of the lanes that do so."""
         plan, i = self.code.plans[pc], self.code.instructions[pc]
         every = [plan.reads[k] for k in merged(plan)]
@@ -183,7 +183,7 @@ class Shadows:
             found |= bad
         return found
 
-    def report(self, i: Instruction, lanes: Lanes, holds: Array, args: list[Arg], any_bit: bool = False) -> None:
+    def report(self, i: PtxInstruction, lanes: LaneSet, holds: Array, args: list[Arg], any_bit: bool = False) -> None:
         """Reports the operands of a group, if nobody wrote any bit of them, or `any_bit` of one."""
         doubtful = [name for name in names(args) if name in self.rows]
         if len(doubtful) < len(args):
@@ -195,7 +195,7 @@ class Shadows:
             position = int(np.flatnonzero(bad)[0])
             self.findings.report("uninitialised", message, i, lanes, position, count=int(np.count_nonzero(bad)))
 
-    def bits(self, arg: Arg, lanes: Lanes) -> tuple[Array, Array]:
+    def bits(self, arg: Arg, lanes: LaneSet) -> tuple[Array, Array]:
         """Returns the bits of an operand that nobody wrote, one word a lane, and a word of all its bits."""
         row = self.rows.get(arg.operand.name) if isinstance(arg.operand, Reg) else None
         if row is None:
@@ -207,16 +207,16 @@ class Shadows:
         low = np.array((1 << bits) - 1, mine.dtype)
         return mine & low, low
 
-    def some_bit(self, arg: Arg, lanes: Lanes) -> Array:
+    def some_bit(self, arg: Arg, lanes: LaneSet) -> Array:
         """Returns a mask of the lanes in which some bit of an operand is unwritten."""
         return self.bits(arg, lanes)[0] != 0
 
-    def all_bits(self, arg: Arg, lanes: Lanes) -> Array:
+    def all_bits(self, arg: Arg, lanes: LaneSet) -> Array:
         """Returns a mask of the lanes in which all bits of an operand are unwritten."""
         found, low = self.bits(arg, lanes)
         return found == low
 
-    def blank(self, arg: Arg, lanes: Lanes) -> Array:
+    def blank(self, arg: Arg, lanes: LaneSet) -> Array:
         """Returns a mask of the lanes in which an operand has unwritten bits and, besides, at most bits made by constants."""
         found, low = self.bits(arg, lanes)
         if not isinstance(arg.operand, Reg) or arg.operand.name not in self.rows:
@@ -286,7 +286,7 @@ class Shadows:
 
         return run
 
-    def known(self, lanes: Lanes, named: Iterable[str]) -> bool:
+    def known(self, lanes: LaneSet, named: Iterable[str]) -> bool:
         """True if these lanes have written all of these registers."""
         clean = self.clean.setdefault(lanes, set())
         for name in self.open.intersection(named):
@@ -296,7 +296,7 @@ class Shadows:
                 clean.add(name)
         return True
 
-    def control(self, pc: int, lanes: Lanes, frame: RegisterFrame) -> None:
+    def control(self, pc: int, lanes: LaneSet, frame: RegisterFrame) -> None:
         """Checks a control instruction to which the lanes come."""
         if not self.open:
             return

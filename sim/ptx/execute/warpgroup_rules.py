@@ -26,8 +26,8 @@ from ..decode.code import Code
 from ..decode.liveness import InFlight
 from ..decode.registry import Arg, RegisterCount, Thunk
 from ..report.findings import Findings, Stuck, source, source_and_call
-from ..state.lanes import GROUP, WARP, Lanes, Wave
-from ..text.syntax import TYPES, Array, Instruction
+from ..state.lanes import GROUP, WARP, LaneSet, Wave
+from ..text.syntax import TYPES, Array, PtxInstruction
 from .registers import Host, RegisterFrame, WaveUnit
 
 
@@ -37,13 +37,13 @@ class Agreement(WaveUnit):
     def __init__(self, machine: Host):
         super().__init__(machine)
         self.per_block = self.wave.warps_per_block
-        self.ahead: dict[int, list[list[Instruction]]] = {}
+        self.ahead: dict[int, list[list[PtxInstruction]]] = {}
         self.broken: set[int] = set()
-        self.resized: dict[int, list[tuple[int, Instruction]]] = {}
+        self.resized: dict[int, list[tuple[int, PtxInstruction]]] = {}
         """The setmaxnreg that each warp has run so far, and when."""
-        self._whole: dict[Lanes, Array | None] = {}
+        self._whole: dict[LaneSet, Array | None] = {}
 
-    def whole(self, lanes: Lanes) -> Array | None:
+    def whole(self, lanes: LaneSet) -> Array | None:
         """Returns the first warps of the warpgroups that these lanes are, if they are whole ones."""
         if lanes not in self._whole:
             found = None
@@ -64,7 +64,7 @@ class Agreement(WaveUnit):
 
     # -- the same instructions ------------------------------------------------------------------------------------------------
 
-    def come(self, i: Instruction, lanes: Lanes) -> None:
+    def come(self, i: PtxInstruction, lanes: LaneSet) -> None:
         """Records that lanes run such an instruction."""
         if not self.ahead and self.whole(lanes) is not None:
             return
@@ -94,7 +94,7 @@ class Agreement(WaveUnit):
         if first in self.broken or not any(logs):
             del self.ahead[first]
 
-    def report(self, first: int, heads: list[Instruction | None]) -> None:
+    def report(self, first: int, heads: list[PtxInstruction | None]) -> None:
         """Reports a disagreement at the first of the instructions in the text: a warp that runs a later one has passed it by."""
         i = next(one for one in self.code.instructions if any(one is head for head in heads))
         here = [k for k, head in enumerate(heads) if head is i]
@@ -108,7 +108,7 @@ class Agreement(WaveUnit):
         lanes = self.wave.lanes(np.arange((first + here[0]) * WARP, (first + here[0] + 1) * WARP))
         self.findings.report("disagreement", message, i, lanes, 0, count=WARP * len(here))
 
-    def partial(self, i: Instruction, lanes: Lanes) -> None:
+    def partial(self, i: PtxInstruction, lanes: LaneSet) -> None:
         """Reports an instruction whose predicate holds for some threads of a warp only."""
         few = np.flatnonzero(np.bincount(lanes.warp)[lanes.warp] < self.wave.alive_by_warp[lanes.warp])
         message = f"{name(i)} must be run by all threads of a warpgroup, but its predicate holds for some threads of a warp only"
@@ -121,7 +121,7 @@ class Agreement(WaveUnit):
 
     # -- two setmaxnreg -------------------------------------------------------------------------------------------------------
 
-    def resize(self, i: Instruction, lanes: Lanes) -> None:
+    def resize(self, i: PtxInstruction, lanes: LaneSet) -> None:
         """Checks that warps run a second setmaxnreg only behind the first one of all warps of their warpgroup."""
         self.come(i, lanes)
         races = self.races
@@ -135,7 +135,7 @@ class Agreement(WaveUnit):
             self.resized.setdefault(warp, []).append((races.now, i))
         races.now += 1
 
-    def look(self, i: Instruction, lanes: Lanes, warp: int, previous: Instruction, last: int) -> None:
+    def look(self, i: PtxInstruction, lanes: LaneSet, warp: int, previous: PtxInstruction, last: int) -> None:
         """Reports a warp of the warpgroup that may not have run its setmaxnreg number `last`, before these lanes' next one."""
         races = self.races
         assert races is not None
@@ -154,7 +154,7 @@ class Agreement(WaveUnit):
             return
 
 
-def name(i: Instruction) -> str:
+def name(i: PtxInstruction) -> str:
     """Returns the name of the instruction: wgmma.fence and the like."""
     return f"{i.opcode}.{i.mods[0]}"
 
@@ -172,12 +172,12 @@ class RegisterPools(WaveUnit):
         self.per_block = self.wave.warps_per_block
         self.held = np.full(self.wave.size // WARP, self.launch or 0, np.int64)
         self.free = np.zeros(self.wave.blocks, np.int64)
-        self.waiting: list[tuple[int, Lanes]] = []
+        self.waiting: list[tuple[int, LaneSet]] = []
 
     def __bool__(self) -> bool:
         return bool(self.waiting)
 
-    def arrive(self, pc: int, control: RegisterCount, lanes: Lanes) -> None:
+    def arrive(self, pc: int, control: RegisterCount, lanes: LaneSet) -> None:
         """Takes whole warps that come to a setmaxnreg."""
         self.agreement.resize(self.code.instructions[pc], lanes)
         if self.launch is None:
@@ -191,7 +191,7 @@ class RegisterPools(WaveUnit):
             for one in list(self.waiting):
                 moved |= self.settle(one)
 
-    def settle(self, one: tuple[int, Lanes]) -> bool:
+    def settle(self, one: tuple[int, LaneSet]) -> bool:
         """Runs a warp's setmaxnreg; returns False if the warp must wait."""
         pc, lanes = one
         control = self.code.plans[pc].control
@@ -242,7 +242,7 @@ class Flights:
         self.code = code
         self.findings = findings
         self.facts = code.in_flight or InFlight()
-        self.products: list[Instruction] = []
+        self.products: list[PtxInstruction] = []
         """The instruction of each product, by its number less one."""
         self.watched = frozenset(self.facts.watched | self.facts.touching)
 
@@ -266,7 +266,7 @@ class Flights:
         if self.facts.touching:
             self.touched[:, warps] = 0
 
-    def issue(self, i: Instruction, lanes: Lanes, written: Array, read: Array) -> int:
+    def issue(self, i: PtxInstruction, lanes: LaneSet, written: Array, read: Array) -> int:
         """Issues a product of these warps, with the registers of D and A (rows); returns its number. Reports missing fences."""
         self.products.append(i)
         number, warps = len(self.products), lanes.warp_ids
@@ -309,11 +309,11 @@ class Flights:
 
         return run
 
-    def mover(self, pc: int) -> Callable[[Instruction, Lanes], None]:
+    def mover(self, pc: int) -> Callable[[PtxInstruction, LaneSet], None]:
         to, origin = self.facts.moves[pc]
         target, start = self.facts.rows.get(to), None if origin is None else self.facts.rows.get(origin)
 
-        def move(i: Instruction, lanes: Lanes) -> None:
+        def move(i: PtxInstruction, lanes: LaneSet) -> None:
             if target is None:
                 return
             warps = lanes.warp_ids
@@ -332,11 +332,11 @@ class Flights:
 
         return move
 
-    def toucher(self, pc: int, read: Array, written: Array) -> Callable[[Instruction, Lanes], None]:
+    def toucher(self, pc: int, read: Array, written: Array) -> Callable[[PtxInstruction, LaneSet], None]:
         flying, touching = pc in self.facts.watched, pc in self.facts.touching
         both = np.union1d(read, written)
 
-        def touch(i: Instruction, lanes: Lanes) -> None:
+        def touch(i: PtxInstruction, lanes: LaneSet) -> None:
             warps = lanes.warp_ids
             for rows, verb in ((written, "writes"), (read, "reads")) if flying else ():
                 if len(rows):
@@ -355,7 +355,7 @@ class Flights:
 
     # -- findings -------------------------------------------------------------------------------------------------------------
 
-    def complain(self, verb: str, rows: Array, i: Instruction, lanes: Lanes, bad: Array) -> None:
+    def complain(self, verb: str, rows: Array, i: PtxInstruction, lanes: LaneSet, bad: Array) -> None:
         """Reports an access to registers in flight; `bad` is (registers, warps)."""
         at, warp = (int(k[0]) for k in np.nonzero(bad))
         row, number = int(rows[at]), int(lanes.warp_ids[warp])
@@ -368,7 +368,7 @@ class Flights:
         )
         self.report("in flight", message, i, lanes, np.asarray(bad.any(axis=0)))
 
-    def report(self, kind: str, message: str, i: Instruction, lanes: Lanes, bad: Array) -> None:
+    def report(self, kind: str, message: str, i: PtxInstruction, lanes: LaneSet, bad: Array) -> None:
         """Reports a finding of some of the warps of these lanes."""
         position = int(np.searchsorted(lanes.warp, lanes.warp_ids[int(np.flatnonzero(bad)[0])]))
         self.findings.report(kind, message, i, lanes, position, count=32 * int(np.count_nonzero(bad)))

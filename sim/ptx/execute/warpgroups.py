@@ -14,9 +14,9 @@ from ..decode.matrices import decoder
 from ..decode.registry import Arg, Multiply, MultiplyWait
 from ..memory.layouts import DESCRIPTOR_UNIT, MODES, Descriptor
 from ..report.findings import Stuck, source
-from ..state.lanes import GROUP, WARP, Lanes, merged
+from ..state.lanes import GROUP, WARP, LaneSet, merged
 from ..state.segments import IN_FLIGHT, UNWRITTEN
-from ..text.syntax import Array, Instruction, Reg
+from ..text.syntax import Array, PtxInstruction, Reg
 from .products import ROWS, THREADS, BoundProduct, MatrixOperand, MatrixOperands, Product, Sums, land, matrix, put_rows, rows_of
 from .registers import Host, WaveUnit
 from .warpgroup_rules import BITS, SLOTS, Agreement, Flights
@@ -44,7 +44,7 @@ class Warpgroups(WaveUnit):
         # By first warp: the products that it, or a warp of its group, has yet to wait for, oldest first.
         self.flying: dict[int, list[Product]] = {}
         self.products: dict[int, Product] = {}
-        self.waiting: dict[tuple[int, int], list[Lanes]] = {}
+        self.waiting: dict[tuple[int, int], list[LaneSet]] = {}
         self.operands = MatrixOperands(machine)
         self._sums: dict[int, Sums] = {}
         # The newest product, and the number of changes of registers in flight at its issue.
@@ -57,24 +57,24 @@ class Warpgroups(WaveUnit):
 
     # -- fence and commit -----------------------------------------------------------------------------------------------------
 
-    def fence(self, i: Instruction, lanes: Lanes) -> None:
+    def fence(self, i: PtxInstruction, lanes: LaneSet) -> None:
         self.agreement.come(i, lanes)
         self.flights.fence(lanes.warp_ids)
 
-    def commit(self, i: Instruction, lanes: Lanes) -> None:
+    def commit(self, i: PtxInstruction, lanes: LaneSet) -> None:
         self.agreement.come(i, lanes)
         self.committed[lanes.warp_ids] += 1
 
     # -- meeting --------------------------------------------------------------------------------------------------------------
 
-    def arrive(self, pc: int, control: Multiply, lanes: Lanes) -> None:
+    def arrive(self, pc: int, control: Multiply, lanes: LaneSet) -> None:
         """Takes lanes to a wgmma.mma_async: it runs for the warpgroups that are all there."""
         first = self.agreement.whole(lanes)
         if first is not None:
             self.issue(pc, lanes, first)
             self.push(pc + 1, lanes)
             return
-        complete: list[Lanes] = []
+        complete: list[LaneSet] = []
         for number, some in lanes.split(lanes.warp - lanes.warp % self.per_block % GROUP):
             parts = self.waiting.setdefault((number, pc), [])
             parts.append(some)
@@ -123,7 +123,7 @@ class Warpgroups(WaveUnit):
         slots = self.code.slots
         return np.array([slots[name][1] for name in names], np.int64), self.flights.numbers(names)
 
-    def issue(self, pc: int, lanes: Lanes, first: Array) -> None:
+    def issue(self, pc: int, lanes: LaneSet, first: Array) -> None:
         bound = self.bound(pc)
         self.agreement.come(bound.instruction, lanes)
         self.machine.flush()
@@ -160,7 +160,7 @@ class Warpgroups(WaveUnit):
         product.sums.newest[slots] = number
         self.last, self.last_change = product, self.flights.changes
 
-    def uniform(self, one: Arg, i: Instruction, lanes: Lanes, count: int) -> Array:
+    def uniform(self, one: Arg, i: PtxInstruction, lanes: LaneSet, count: int) -> Array:
         """Returns an operand that all threads of a warpgroup must agree on: one value for each warpgroup."""
         value = self.machine.full.array(one)
         if not value.ndim:
@@ -174,7 +174,7 @@ class Warpgroups(WaveUnit):
             self.findings.report("disagreement", message, i, lanes, at, count=int(np.count_nonzero(differ)))
         return found[:, 0].copy()
 
-    def operand(self, descriptors: Array, lanes: Lanes, rows: int, k_major: bool, bound: BoundProduct) -> MatrixOperand:
+    def operand(self, descriptors: Array, lanes: LaneSet, rows: int, k_major: bool, bound: BoundProduct) -> MatrixOperand:
         """Returns `rows` of M or N in shared memory, for each warpgroup."""
         shape = (rows, 2, True) if k_major else (bound.control.depth, rows // 8, False)
         found = self.operands.of(descriptors, lanes, shape, bound.instruction)
@@ -182,7 +182,7 @@ class Warpgroups(WaveUnit):
             self.look_at_swizzles(found, bound.instruction, lanes)
         return found
 
-    def look_at_swizzles(self, operand: MatrixOperand, i: Instruction, lanes: Lanes) -> None:
+    def look_at_swizzles(self, operand: MatrixOperand, i: PtxInstruction, lanes: LaneSet) -> None:
         """Reports tiles that tensor copies wrote in another swizzle than that of the descriptor."""
         memory, descriptors = self.memory, operand.descriptors
         modes = MODE_NUMBERS[(descriptors >> np.uint64(62)).astype(np.int64)]
@@ -202,7 +202,7 @@ class Warpgroups(WaveUnit):
                 count = THREADS * len(at)
                 memory.findings.report("swizzle", message, i, lanes, int(at[0]) * THREADS, count=count)
 
-    def look(self, i: Instruction, lanes: Lanes, operands: list[MatrixOperand]) -> None:
+    def look(self, i: PtxInstruction, lanes: LaneSet, operands: list[MatrixOperand]) -> None:
         """Counts the reads of a product; reports unwritten bytes and bytes in flight."""
         memory = self.memory
         counts = memory.tally.shared[i, "wgmma", DESCRIPTOR_UNIT]
@@ -226,7 +226,7 @@ class Warpgroups(WaveUnit):
                         memory.findings.report(kind, f"wgmma reads shared memory {text}", i, lanes, at, count=int(bad.sum()))
             memory.settle()
 
-    def chain(self, bound: BoundProduct, lanes: Lanes, first: Array, adds: Array) -> Array:
+    def chain(self, bound: BoundProduct, lanes: LaneSet, first: Array, adds: Array) -> Array:
         """Returns the slots for a product's sums: those of the product before it, to go on with, or new ones set from registers."""
         before = self.last
         if (
@@ -266,7 +266,7 @@ class Warpgroups(WaveUnit):
                 sums.pool[slots[added]] = matrix(rows_of(self.machine, bound.d_places, some), len(added), control)
         return slots
 
-    def begin_anew(self, bound: BoundProduct, lanes: Lanes, which: Array, found: tuple[Array, Array]) -> None:
+    def begin_anew(self, bound: BoundProduct, lanes: LaneSet, which: Array, found: tuple[Array, Array]) -> None:
         """Ends products on other registers for warpgroups that are to add to their sums, and begins anew."""
         some = lanes if which.size * THREADS == lanes.n else lanes.subset(lanes_of(which))
         columns = (which[:, None] * GROUP + np.arange(GROUP)).reshape(-1)
@@ -282,7 +282,7 @@ class Warpgroups(WaveUnit):
             self._sums[columns] = Sums(columns)
         return self._sums[columns]
 
-    def mixed(self, bound: BoundProduct, lanes: Lanes, codes: Array, pending: Array) -> None:
+    def mixed(self, bound: BoundProduct, lanes: LaneSet, codes: Array, pending: Array) -> None:
         """Reports accumulators of products of another shape, or of other registers of them, that were not waited for."""
         for number in np.unique(codes[pending] >> BITS).tolist():
             other = self.products.get(number)
@@ -299,7 +299,7 @@ class Warpgroups(WaveUnit):
 
     # -- landing --------------------------------------------------------------------------------------------------------------
 
-    def deliver(self, lanes: Lanes, newest: int | Array, rows: Array, places: Array) -> None:
+    def deliver(self, lanes: LaneSet, newest: int | Array, rows: Array, places: Array) -> None:
         """Writes the sums of products up to `newest` (of all, or of each warp) to those of these registers that wait for them."""
         warps = lanes.warp_ids
         codes, done = self.flights.codes[rows[:, None], warps], self.flights.done[warps]
@@ -342,7 +342,7 @@ class Warpgroups(WaveUnit):
 
     # -- waits ----------------------------------------------------------------------------------------------------------------
 
-    def wait(self, pc: int, control: MultiplyWait, lanes: Lanes) -> None:
+    def wait(self, pc: int, control: MultiplyWait, lanes: LaneSet) -> None:
         """Waits until at most `newest` of each warp's newest groups are pending."""
         self.agreement.come(self.code.instructions[pc], lanes)
         over = self.finished(lanes, self.committed[lanes.warp_ids] - control.newest)
@@ -362,7 +362,7 @@ class Warpgroups(WaveUnit):
             self.close(over)
         self.push(pc + 1, lanes)
 
-    def tell(self, i: Instruction, lanes: Lanes, over: dict[int, Array]) -> None:
+    def tell(self, i: PtxInstruction, lanes: LaneSet, over: dict[int, Array]) -> None:
         """Tells the diary which products warps have now waited for."""
         diary = self.diary
         assert diary is not None
@@ -375,7 +375,7 @@ class Warpgroups(WaveUnit):
                     on.setdefault(mine, []).append(noted[mine - int(warp)])
         diary.waited(lanes, i, "products", on)
 
-    def finished(self, lanes: Lanes, limit: Array) -> dict[int, Array]:
+    def finished(self, lanes: LaneSet, limit: Array) -> dict[int, Array]:
         """Returns for each product a mask of its warps that have now waited for it: those whose group is below the warp's limit."""
         found: dict[int, Array] = {}
         limits = np.zeros_like(self.committed)

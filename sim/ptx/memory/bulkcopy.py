@@ -16,13 +16,13 @@ import numpy as np
 from cupyflash.words import plural
 
 from ..order.accesses import ShadowAccess, TileAccess, Touch
-from ..state.lanes import Lanes, Wave
+from ..state.lanes import LaneSet, Wave
 from ..state.segments import IN_FLIGHT, UNWRITTEN, WINDOW_BITS, WRITTEN, Access, Segment
-from ..text.syntax import Array, Instruction
+from ..text.syntax import Array, PtxInstruction
 from .mbarriers import MBarriers
 from .ports import NOBODY, element, targets
 from .regions import CHUNK, Maps, Region, Tile, byte_region, extent
-from .spaces import Memory, MemoryUnit
+from .spaces import LaunchMemory, MemoryUnit
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class Spot:
     offsets: Array
 
     @classmethod
-    def of(cls, lanes: Lanes, addresses: Array) -> Spot:
+    def of(cls, lanes: LaneSet, addresses: Array) -> Spot:
         return cls(np.arange(lanes.n), *targets(lanes, addresses))
 
     def take(self, at: Array) -> Spot:
@@ -62,7 +62,7 @@ class Arrival:
 class Ends(MemoryUnit):
     """The checks of both ends of a wave's bulk copies."""
 
-    def __init__(self, wave: Wave, memory: Memory, mbarriers: MBarriers):
+    def __init__(self, wave: Wave, memory: LaunchMemory, mbarriers: MBarriers):
         super().__init__(memory)
         self.wave, self.mbarriers = wave, mbarriers
         self.room = memory.shared_size - memory.reserved
@@ -70,7 +70,7 @@ class Ends(MemoryUnit):
 
     # -- tensors ------------------------------------------------------------------------------------------------------------
 
-    def ranges(self, lanes: Lanes, addresses: Array, sizes: Array, i: Instruction) -> list[tuple[Array, Region]]:
+    def ranges(self, lanes: LaneSet, addresses: Array, sizes: Array, i: PtxInstruction) -> list[tuple[Array, Region]]:
         """Returns plain bytes of tensors, together where size and tensor are the same: (positions of their lanes, region)."""
         found: list[tuple[Array, Region]] = []
         crooked = (addresses | sizes) % CHUNK != 0
@@ -90,7 +90,7 @@ class Ends(MemoryUnit):
                 found += self.inside(lanes, at, region, i)
         return found
 
-    def own_ranges(self, lanes: Lanes, addresses: Array, sizes: Array, i: Instruction) -> list[tuple[Array, Tile]]:
+    def own_ranges(self, lanes: LaneSet, addresses: Array, sizes: Array, i: PtxInstruction) -> list[tuple[Array, Tile]]:
         """Returns bytes of the lanes' own shared memory, together where sizes are the same: (positions of their lanes, tiles)."""
         found: list[tuple[Array, Tile]] = []
         for size in set(sizes.tolist()):
@@ -102,7 +102,7 @@ class Ends(MemoryUnit):
                 found.append((at[good[0]], good[1]))
         return found
 
-    def inside(self, lanes: Lanes, at: Array, region: Region, i: Instruction) -> list[tuple[Array, Region]]:
+    def inside(self, lanes: LaneSet, at: Array, region: Region, i: PtxInstruction) -> list[tuple[Array, Region]]:
         """Returns the copies by lanes `at` that stay within the bytes of their tensor."""
         segment, bad = region.segment, region.outside()
         if not len(bad):
@@ -114,7 +114,7 @@ class Ends(MemoryUnit):
         good = np.setdiff1d(np.arange(len(at)), bad)
         return [(at[good], region.take(good))] if len(good) else []
 
-    def writable(self, segment: Segment, lanes: Lanes, i: Instruction) -> bool:
+    def writable(self, segment: Segment, lanes: LaneSet, i: PtxInstruction) -> bool:
         if not segment.writable:
             message = f"{i.name} to {segment.name!r}, which is read-only"
             self.findings.report("read-only", message, i, lanes)
@@ -122,7 +122,7 @@ class Ends(MemoryUnit):
 
     # -- shared memory ------------------------------------------------------------------------------------------------------
 
-    def own(self, lanes: Lanes, addresses: Array, shape: Shape, i: Instruction) -> tuple[Array, Tile] | None:
+    def own(self, lanes: LaneSet, addresses: Array, shape: Shape, i: PtxInstruction) -> tuple[Array, Tile] | None:
         """Returns tiles of the lanes' own blocks: (positions of the lanes, tiles)."""
         spot = Spot.of(lanes, addresses)
         foreign = np.flatnonzero(spot.blocks != lanes.block)
@@ -135,7 +135,7 @@ class Ends(MemoryUnit):
         return good, Tile.of(self.memory, spot.blocks[good], spot.offsets[good], shape.size, shape.swizzle)
 
     def arrival(
-        self, lanes: Lanes, ends: tuple[Array, Array, Array | None], shape: Shape, i: Instruction
+        self, lanes: LaneSet, ends: tuple[Array, Array, Array | None], shape: Shape, i: PtxInstruction
     ) -> tuple[Array, Arrival] | None:
         """Returns destinations of copies: (positions of the lanes, tiles and mbarriers). `ends`: addresses of the tiles, of the
         mbarriers, and masks of the ranks of a multicast.
@@ -154,7 +154,7 @@ class Ends(MemoryUnit):
         self.mbarriers.used_by_copy(keys, lanes, spot.row, i)
         return at, Arrival(row, tile, keys)
 
-    def spread(self, lanes: Lanes, spot: Spot, barrier: Spot, masks: Array, i: Instruction) -> tuple[Spot, Spot]:
+    def spread(self, lanes: LaneSet, spot: Spot, barrier: Spot, masks: Array, i: PtxInstruction) -> tuple[Spot, Spot]:
         """Spreads a multicast: the same offsets in each block of the cluster whose bit is set."""
         cluster = self.wave.cluster
         beyond = np.flatnonzero(masks >> cluster)
@@ -165,7 +165,7 @@ class Ends(MemoryUnit):
         blocks = lanes.block[row] // cluster * cluster + rank
         return Spot(row, blocks, spot.offsets[row]), Spot(row, blocks, barrier.offsets[row])
 
-    def places(self, lanes: Lanes, spot: Spot, shape: Shape, i: Instruction) -> Array:
+    def places(self, lanes: LaneSet, spot: Spot, shape: Shape, i: PtxInstruction) -> Array:
         """Returns a mask of the tiles in the shared memory of a living block; the others are findings."""
         blocks, offsets = spot.blocks, spot.offsets
         room = self.room - extent(shape.size, shape.swizzle)
@@ -182,7 +182,7 @@ class Ends(MemoryUnit):
         what = f"{i.name} of {plural(shape.size, 'byte')}"
         return self.judged(checks, lanes, spot, i, lambda at: f"{what} at {int(offsets[at]):#x} of shared memory: ")
 
-    def barriers(self, lanes: Lanes, spot: Spot, barrier: Spot, i: Instruction) -> Array:
+    def barriers(self, lanes: LaneSet, spot: Spot, barrier: Spot, i: PtxInstruction) -> Array:
         """Returns a mask of the mbarriers in bounds and in their tile's block; the others are findings."""
         checks = (
             ("misaligned", barrier.offsets % 8 != 0, "is not aligned to 8 bytes"),
@@ -192,7 +192,7 @@ class Ends(MemoryUnit):
         return self.judged(checks, lanes, spot, i, lambda at: f"{i.name}: the mbarrier at {int(barrier.offsets[at]):#x} ")
 
     def judged(
-        self, checks: Sequence[tuple[str, Array, str]], lanes: Lanes, spot: Spot, i: Instruction, subject: Callable[[int], str]
+        self, checks: Sequence[tuple[str, Array, str]], lanes: LaneSet, spot: Spot, i: PtxInstruction, subject: Callable[[int], str]
     ) -> Array:
         """Returns a mask of the ends that pass all checks (kind, wrong ends, message); `subject` names the first that does not."""
         good = np.ones(len(spot.row), bool)
@@ -203,7 +203,7 @@ class Ends(MemoryUnit):
                 good[bad] = False
         return good
 
-    def report(self, kind: str, message: str, lanes: Lanes, at: Array, i: Instruction, tensor: str | None = None) -> None:
+    def report(self, kind: str, message: str, lanes: LaneSet, at: Array, i: PtxInstruction, tensor: str | None = None) -> None:
         self.findings.report(kind, message, i, lanes, at, tensor=tensor)
 
 
@@ -233,10 +233,10 @@ class BulkLoad:
     """Copies into shared memory on their way, issued together by `lanes`, one each; a multicast has several destinations."""
 
     bulks: Bulks
-    lanes: Lanes
+    lanes: LaneSet
     source: Region | Tile
     to: Arrival
-    instruction: Instruction
+    instruction: PtxInstruction
     reduction: Reduction | None
     readings: list[Touch]
     target: TileAccess | None
@@ -293,11 +293,11 @@ class BulkStore:
     read, written: events so far; known: the states that the threads have waited for, READ or DONE.
     """
 
-    lanes: Lanes
+    lanes: LaneSet
     group: Array
     source: Tile
     to: Region
-    instruction: Instruction
+    instruction: PtxInstruction
     reduction: Reduction | None
     readings: list[Touch]
     target: ShadowAccess | None
@@ -312,7 +312,7 @@ class BulkStore:
         self.read, self.written = np.zeros(self.lanes.n, bool), np.zeros(self.lanes.n, bool)
         self.known = np.zeros(self.lanes.n, np.int8)
 
-    def wait(self, memory: Memory, rows: Array, upto: int) -> None:
+    def wait(self, memory: LaunchMemory, rows: Array, upto: int) -> None:
         """Records that the threads of these rows have waited for the sources, or for all."""
         races = memory.races
         self.fetch(memory, rows)
@@ -325,14 +325,14 @@ class BulkStore:
                 races.written(self.target, self.lanes.index[rows[self.known[rows] < DONE]])
         self.known[rows] = np.maximum(self.known[rows], upto)
 
-    def fetch(self, memory: Memory, rows: Array) -> None:
+    def fetch(self, memory: LaunchMemory, rows: Array) -> None:
         """Reads the sources of some rows, if that has not happened yet."""
         rows = rows[~self.read[rows]]
         if len(rows):
             self.data[rows] = memory.shared_view(CHUNK)[self.source.chunks[rows]]
             self.read[rows] = True
 
-    def put(self, memory: Memory, rows: Array) -> None:
+    def put(self, memory: LaunchMemory, rows: Array) -> None:
         """Writes the bytes that rows have read, if that has not happened yet."""
         self.fetch(memory, rows)
         rows = rows[~self.written[rows]]
@@ -352,7 +352,7 @@ class BulkStore:
 class Bulks(MemoryUnit):
     """The bulk copies of a wave."""
 
-    def __init__(self, wave: Wave, memory: Memory, mbarriers: MBarriers, maps: Maps):
+    def __init__(self, wave: Wave, memory: LaunchMemory, mbarriers: MBarriers, maps: Maps):
         super().__init__(memory)
         self.wave, self.mbarriers = wave, mbarriers
         self.ends = Ends(wave, memory, mbarriers)
@@ -363,7 +363,9 @@ class Bulks(MemoryUnit):
 
     # -- issue ------------------------------------------------------------------------------------------------------------
 
-    def load(self, lanes: Lanes, source: Region | Tile, to: Arrival, i: Instruction, reduction: Reduction | None = None) -> None:
+    def load(
+        self, lanes: LaneSet, source: Region | Tile, to: Arrival, i: PtxInstruction, reduction: Reduction | None = None
+    ) -> None:
         """Issues checked copies into shared memory, one a lane."""
         memory, tile = self.memory, to.tile
         readings = self.reading(lanes, source, i)
@@ -386,7 +388,7 @@ class Bulks(MemoryUnit):
         for at, (row, key) in enumerate(zip(to.row.tolist(), to.keys.tolist(), strict=True)):
             self.mbarriers.defer(lanes.subset(np.array([row])), key, partial(copy.land, at), i)
 
-    def store(self, lanes: Lanes, source: Tile, to: Region, i: Instruction, reduction: Reduction | None = None) -> None:
+    def store(self, lanes: LaneSet, source: Tile, to: Region, i: PtxInstruction, reduction: Reduction | None = None) -> None:
         """Issues checked copies into a tensor, one a lane."""
         memory, segment = self.memory, to.segment
         readings = self.reading(lanes, source, i, to)
@@ -406,7 +408,7 @@ class Bulks(MemoryUnit):
         noted = self.noted(lanes, to, source, i, False)
         self.stores.append(BulkStore(lanes, self.committed[lanes.index], source, to, i, reduction, readings, target, noted))
 
-    def noted(self, lanes: Lanes, far: Region | Tile, near: Tile, i: Instruction, inward: bool) -> list[int]:
+    def noted(self, lanes: LaneSet, far: Region | Tile, near: Tile, i: PtxInstruction, inward: bool) -> list[int]:
         """Records copies in the diary, one a lane: from or to the far end, with the bytes that they move there."""
         diary = self.diary
         if diary is None:
@@ -420,10 +422,10 @@ class Bulks(MemoryUnit):
 
     # -- groups -----------------------------------------------------------------------------------------------------------
 
-    def commit(self, lanes: Lanes) -> None:
+    def commit(self, lanes: LaneSet) -> None:
         self.committed[lanes.index] += 1
 
-    def wait(self, lanes: Lanes, newest: int | None, i: Instruction) -> None:
+    def wait(self, lanes: LaneSet, newest: int | None, i: PtxInstruction) -> None:
         """Waits until at most `newest` (None: 0) of the threads' newest groups are pending, or (.read) have not yet read."""
         found, read = self.due(lanes, self.committed - (newest or 0)), "read" in i.mods
         if self.diary is not None:
@@ -432,7 +434,7 @@ class Bulks(MemoryUnit):
             store.wait(self.memory, due, READ if read else DONE)
         self.stores = [store for store in self.stores if (store.known < DONE).any()]
 
-    def tell(self, lanes: Lanes, found: list[tuple[BulkStore, Array]], read: bool, i: Instruction) -> None:
+    def tell(self, lanes: LaneSet, found: list[tuple[BulkStore, Array]], read: bool, i: PtxInstruction) -> None:
         """Tells the diary which copies threads have waited for."""
         diary, on = self.diary, dict[int, list[int]]()
         assert diary is not None
@@ -441,7 +443,7 @@ class Bulks(MemoryUnit):
                 on.setdefault(part.row, []).extend(store.noted[k] for k in due.tolist() if part.start <= k < part.end)
         diary.waited(lanes, i, "stores", on, read)
 
-    def due(self, lanes: Lanes, limit: Array) -> list[tuple[BulkStore, Array]]:
+    def due(self, lanes: LaneSet, limit: Array) -> list[tuple[BulkStore, Array]]:
         """Returns the stores of these threads in groups below the limit: (store, rows)."""
         if not self.stores:
             return []
@@ -454,7 +456,7 @@ class Bulks(MemoryUnit):
         self._member[lanes.index] = False
         return found
 
-    def leave(self, lanes: Lanes) -> None:
+    def leave(self, lanes: LaneSet) -> None:
         """Ends the threads; their copies must have read shared memory by now, for the block's may go to another."""
         for store, due in self.due(lanes, self.committed + 1):
             late = due[store.known[due] < READ]
@@ -480,7 +482,7 @@ class Bulks(MemoryUnit):
     def fetch(self, source: Region | Tile) -> Array:
         return source.fetch() if isinstance(source, Region) else self.memory.shared_view(CHUNK)[source.chunks]
 
-    def reading(self, lanes: Lanes, source: Region | Tile, i: Instruction, to: Region | None = None) -> list[Touch]:
+    def reading(self, lanes: LaneSet, source: Region | Tile, i: PtxInstruction, to: Region | None = None) -> list[Touch]:
         """Checks, counts and notes the reads of copies, which last until the copies are over.
 
         Bytes that a store leaves out, as they would go `to` outside of the tensor, may be anything.
@@ -516,7 +518,7 @@ class Bulks(MemoryUnit):
         races.judge(access, "ld")
         return races.issued()
 
-    def show(self, lanes: Lanes, region: Region, write: bool, i: Instruction) -> None:
+    def show(self, lanes: LaneSet, region: Region, write: bool, i: PtxInstruction) -> None:
         """Shows the observer the bytes that each copy reads or writes of a tensor."""
         observer = self.memory.observer
         if observer is None:
@@ -525,7 +527,7 @@ class Bulks(MemoryUnit):
             own, lane = region.row == at, lanes.subset(np.array([at]))
             observer(Access(lane, "global", region.segment, region.starts[own], region.lengths[own], "cp.async.bulk", write, i))
 
-    def count(self, tile: Tile, i: Instruction) -> None:
+    def count(self, tile: Tile, i: PtxInstruction) -> None:
         """Counts accesses to shared memory, without conflicts: 128 bytes a wavefront."""
         n = len(tile.blocks)
         passes = -(-tile.size // 128) * n

@@ -19,11 +19,11 @@ from cupyflash.words import plural
 
 from ..order.accesses import BLOCK, CLUSTER
 from ..report.findings import ERROR, WARNING, Stuck, Verdict
-from ..state.lanes import Lanes, merged
+from ..state.lanes import LaneSet, merged
 from ..state.segments import WRITTEN
-from ..text.syntax import Array, Instruction
+from ..text.syntax import Array, PtxInstruction
 from .ports import PORTS, element
-from .spaces import Memory, MemoryUnit
+from .spaces import LaunchMemory, MemoryUnit
 
 MOST = (1 << 20) - 1
 """Arrivals, and bytes, that a phase can wait for (PTX ISA, "mbarrier", "Contents of the mbarrier object")."""
@@ -36,7 +36,7 @@ PATIENCE = 100
 class Deferred:
     """An asynchronous copy's effect on a phase when it lands: `run` applies it."""
 
-    lanes: Lanes
+    lanes: LaneSet
     run: Callable[[], None]
 
 
@@ -60,7 +60,7 @@ class PhaseWaiting:
     """A test_wait or, `blocking`, a try_wait: at the objects at these addresses for the wanted state or `parity`."""
 
     pc: int
-    instruction: Instruction
+    instruction: PtxInstruction
     space: str
     parity: bool
     blocking: bool
@@ -71,7 +71,7 @@ class Waiter:
     """Lanes that wait for one object, until its phase is not `value`: a state, or its parity."""
 
     wait: PhaseWaiting
-    lanes: Lanes
+    lanes: LaneSet
     key: int
     value: int
 
@@ -80,7 +80,7 @@ class Waiter:
 class Arrivals:
     """Lanes that arrive `counts` times each at the objects `keys`: those in a row at one object from `starts` on, `sums` in all."""
 
-    lanes: Lanes
+    lanes: LaneSet
     keys: Array
     counts: Array
     starts: Array
@@ -91,20 +91,20 @@ class Arrivals:
 class Relaxed:
     """Lanes whose relaxed wait has seen `phase` phases complete, and the clock that their arrivals handed on, heard at a fence."""
 
-    lanes: Lanes
+    lanes: LaneSet
     barrier: Phases
     phase: int
     heard: Array | None
 
 
-Answer = tuple[PhaseWaiting, Lanes, bool]
+Answer = tuple[PhaseWaiting, LaneSet, bool]
 """Lanes, and the answer to their wait: True if the phase is complete."""
 
 
 class MBarriers(MemoryUnit):
     """The mbarrier objects of a wave, by index of their 8 bytes in its shared memory."""
 
-    def __init__(self, memory: Memory):
+    def __init__(self, memory: LaunchMemory):
         super().__init__(memory)
         self.objects: dict[int, Phases] = {}
         self.waiting: dict[int, list[Waiter]] = {}
@@ -120,7 +120,7 @@ class MBarriers(MemoryUnit):
     def __bool__(self) -> bool:
         return bool(self.waiting)
 
-    def init(self, lanes: Lanes, keys: Array, counts: Array, i: Instruction) -> None:
+    def init(self, lanes: LaneSet, keys: Array, counts: Array, i: PtxInstruction) -> None:
         wrong = np.flatnonzero((counts < 1) | (counts > MOST))
         if len(wrong):
             message = f"mbarrier for {plural(int(counts[wrong[0]]), 'arrival')}; it counts 1 to {MOST}"
@@ -131,13 +131,13 @@ class MBarriers(MemoryUnit):
                 self.diary.made(key, self.memory.shared_stride >> 3)
             self.unfenced[key] = 0 if self.races is None else self.races.now
 
-    def fence(self, lanes: Lanes) -> None:
+    def fence(self, lanes: LaneSet) -> None:
         """Runs fence.mbarrier_init, or fence.proxy.async, for threads of these blocks."""
         if self.unfenced:
             per, blocks = self.memory.shared_stride >> 3, set(lanes.block_ids.tolist())
             self.unfenced = {key: moment for key, moment in self.unfenced.items() if key // per not in blocks}
 
-    def used_by_copy(self, keys: Array, lanes: Lanes, row: Array, i: Instruction) -> None:
+    def used_by_copy(self, keys: Array, lanes: LaneSet, row: Array, i: PtxInstruction) -> None:
         """Checks that asynchronous copies of lanes `row` may arrive at these objects.
 
         For plain bytes a barrier of the block counts as a fence, too: NVIDIA's cuda::memcpy_async relies on that.
@@ -161,7 +161,7 @@ class MBarriers(MemoryUnit):
         for key in keys.tolist():
             self.objects.pop(key, None)
 
-    def find(self, key: int, lanes: Lanes, i: Instruction) -> Phases | None:
+    def find(self, key: int, lanes: LaneSet, i: PtxInstruction) -> Phases | None:
         found = self.objects.get(key)
         if found is None:
             self.findings.report("uninitialised", "mbarrier that nobody has initialised", i, lanes)
@@ -176,7 +176,7 @@ class MBarriers(MemoryUnit):
 
     # -- arrivals ---------------------------------------------------------------------------------------------------------
 
-    def arrive(self, lanes: Lanes, keys: Array, counts: Array, drop: bool, i: Instruction) -> Array:
+    def arrive(self, lanes: LaneSet, keys: Array, counts: Array, drop: bool, i: PtxInstruction) -> Array:
         """Makes each lane arrive `counts` times; returns the states before, phase << 32 | pending. `drop`: for all later phases."""
         starts = runs(keys)
         if starts is not None and "relaxed" not in i.mods:
@@ -210,7 +210,7 @@ class MBarriers(MemoryUnit):
                 self.arrived(key, barrier, self.told(lanes.subset(some), key, i), count)
         return states
 
-    def told(self, lanes: Lanes, key: int, i: Instruction) -> Array | None:
+    def told(self, lanes: LaneSet, key: int, i: PtxInstruction) -> Array | None:
         """Returns the clock that an arrival of lanes of one cluster hands on: if relaxed, only their fences and their begin."""
         races = self.races
         if races is None or "relaxed" not in i.mods:
@@ -236,7 +236,7 @@ class MBarriers(MemoryUnit):
             self.arrived(key, barrier, None if told is None else told[k], count)
         return states.astype(np.uint64)
 
-    def must_stay(self, lanes: Lanes, keys: Array, counts: Array, i: Instruction) -> None:
+    def must_stay(self, lanes: LaneSet, keys: Array, counts: Array, i: PtxInstruction) -> None:
         """Checks arrivals that must not complete a phase (.noComplete)."""
         for key, at in self.each(keys):
             barrier = self.objects.get(key)
@@ -254,7 +254,7 @@ class MBarriers(MemoryUnit):
         barrier.pending -= count
         self.check(key, barrier)
 
-    def expect(self, lanes: Lanes, keys: Array, amounts: Array, i: Instruction) -> None:
+    def expect(self, lanes: LaneSet, keys: Array, amounts: Array, i: PtxInstruction) -> None:
         """Makes the phase wait for so many more bytes (complete_tx: negative ones)."""
         for key, at in self.each(keys):
             barrier = self.find(key, lanes.subset(at), i)
@@ -268,7 +268,7 @@ class MBarriers(MemoryUnit):
                     self.findings.report("bad arrival", message, i, lanes, at)
                 self.check(key, barrier)
 
-    def brought(self, key: int, size: int, lane: Lanes, i: Instruction) -> None:
+    def brought(self, key: int, size: int, lane: LaneSet, i: PtxInstruction) -> None:
         """Records that a copy of this lane has brought its bytes."""
         barrier = self.find(key, lane, i)
         if barrier is not None:
@@ -288,7 +288,7 @@ class MBarriers(MemoryUnit):
 
     # -- asynchronous copies ----------------------------------------------------------------------------------------------
 
-    def defer(self, lanes: Lanes, key: int, run: Callable[[], None], i: Instruction) -> None:
+    def defer(self, lanes: LaneSet, key: int, run: Callable[[], None], i: PtxInstruction) -> None:
         """Runs `run` on this object at some later time, at the latest when somebody waits for it."""
         barrier = self.find(key, lanes, i)
         if barrier is not None:
@@ -305,7 +305,7 @@ class MBarriers(MemoryUnit):
             if barrier.deferred and random.random() < 0.25:
                 barrier.deferred.pop(0).run()
 
-    def leave(self, lanes: Lanes) -> None:
+    def leave(self, lanes: LaneSet) -> None:
         """Ends the threads: their copies on the way land."""
         for barrier in list(self.objects.values()):
             mine = [d for d in barrier.deferred if np.isin(d.lanes.index, lanes.index).any()]
@@ -315,7 +315,7 @@ class MBarriers(MemoryUnit):
 
     # -- waits --------------------------------------------------------------------------------------------------------------
 
-    def wait(self, wait: PhaseWaiting, lanes: Lanes, addresses: Array, wanted: Array) -> None:
+    def wait(self, wait: PhaseWaiting, lanes: LaneSet, addresses: Array, wanted: Array) -> None:
         """Makes lanes wait at these addresses, for the states or parities `wanted`."""
         port = PORTS[wait.space](self.memory, wait.instruction, lanes.n, 8, "atom")
         left = np.ones(lanes.n, bool)
@@ -351,8 +351,8 @@ class MBarriers(MemoryUnit):
         """Returns the lanes that go on, with their answers; they have then heard what the phase's arrivals released."""
         races = self.races
         answers, self.answers = self.answers, []
-        news: list[tuple[Lanes, Array]] = []
-        groups: dict[tuple[int, bool], tuple[PhaseWaiting, list[Lanes]]] = {}
+        news: list[tuple[LaneSet, Array]] = []
+        groups: dict[tuple[int, bool], tuple[PhaseWaiting, list[LaneSet]]] = {}
         for waiter, barrier, done in answers:
             groups.setdefault((waiter.wait.pc, done), (waiter.wait, []))[1].append(waiter.lanes)
             if not done or barrier is None:
@@ -378,7 +378,7 @@ class MBarriers(MemoryUnit):
             phase = barrier.phase - behind if waiter.wait.parity else waiter.value >> 32
             self.diary.saw(waiter.lanes, waiter.key, phase, waiter.wait.pc)
 
-    def acquire(self, lanes: Lanes) -> None:
+    def acquire(self, lanes: LaneSet) -> None:
         """Makes lanes that fence hear what the arrivals handed on of phases that they saw complete by relaxed waits."""
         pending, self.relaxed = self.relaxed, []
         for one in pending:

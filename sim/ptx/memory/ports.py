@@ -18,10 +18,10 @@ import numpy as np
 
 from cupyflash.words import plural
 
-from ..state.lanes import Lanes
+from ..state.lanes import LaneSet
 from ..state.segments import IN_FLIGHT, UNWRITTEN, WINDOW_BITS, WRITTEN, Access, Segment
-from ..text.syntax import ELEMENT, UNSIGNED, Array, Instruction
-from .spaces import LOCAL_WINDOW, PARAM_WINDOW, SHARED_WINDOW, SPACE_BITS, STORES, Memory
+from ..text.syntax import ELEMENT, UNSIGNED, Array, PtxInstruction
+from .spaces import LOCAL_WINDOW, PARAM_WINDOW, SHARED_WINDOW, SPACE_BITS, STORES, LaunchMemory
 
 RANK_SHIFT, RANK_BITS = 24, 5
 FLAG = 1 << 30
@@ -46,14 +46,14 @@ def cluster_address(rank: Array, addresses: Array) -> Array:
     return address
 
 
-def rank_of(lanes: Lanes, addresses: Array) -> Array:
+def rank_of(lanes: LaneSet, addresses: Array) -> Array:
     """getctarank (int64): returns the rank that each address names, else that of the lane's own block."""
     named = addresses.astype(np.int64)
     own = lanes.block % lanes.wave.cluster
     return np.where(names_rank(named), named >> RANK_SHIFT & RANKS, own)
 
 
-def targets(lanes: Lanes, addresses: Array) -> tuple[Array, Array]:
+def targets(lanes: LaneSet, addresses: Array) -> tuple[Array, Array]:
     """Returns (block of the wave, offset in its shared memory), int64, one a lane, of shared::cluster addresses less SHARED_WINDOW.
 
     The block is NOBODY where the cluster has no such rank. Offsets are not checked.
@@ -82,7 +82,7 @@ class Port(ABC):
     with an invalid address are reported and left out.
     """
 
-    def __init__(self, memory: Memory, instruction: Instruction, n: int, size: int, kind: str, used: Array | slice = ALL):
+    def __init__(self, memory: LaunchMemory, instruction: PtxInstruction, n: int, size: int, kind: str, used: Array | slice = ALL):
         self.memory = memory
         self.used = used
         self.instruction = instruction
@@ -98,11 +98,11 @@ class Port(ABC):
         """Makes what resolving for `n` lanes needs: here nothing."""
 
     @abstractmethod
-    def resolve(self, lanes: Lanes, addresses: Array) -> list[Part]:
+    def resolve(self, lanes: LaneSet, addresses: Array) -> list[Part]:
         """Returns the parts of memory that the lanes with a valid address reach."""
 
     def judged(
-        self, lanes: Lanes, addresses: Array, checks: Sequence[Check], good: Array | None = None, tensor: str | None = None
+        self, lanes: LaneSet, addresses: Array, checks: Sequence[Check], good: Array | None = None, tensor: str | None = None
     ) -> Array:
         """Returns a mask of the lanes, among the `good` ones, that have no fault; each other one has a finding, its first fault."""
         good = np.ones(lanes.n, bool) if good is None else good
@@ -113,7 +113,7 @@ class Port(ABC):
                 good = good & ~bad
         return good
 
-    def report(self, kind: str, message: str, lanes: Lanes, bad: Array, addresses: Array, tensor: str | None = None) -> None:
+    def report(self, kind: str, message: str, lanes: LaneSet, bad: Array, addresses: Array, tensor: str | None = None) -> None:
         positions = np.flatnonzero(bad)
         first = int(positions[0])
         address = int(addresses[first])
@@ -138,7 +138,7 @@ class GlobalPort(Port):
         self.bits = np.array(self.shift, np.uint64)
         self.segment: Segment | None = None
 
-    def resolve(self, lanes: Lanes, addresses: Array) -> list[Part]:
+    def resolve(self, lanes: LaneSet, addresses: Array) -> list[Part]:
         segment = self.segment
         if segment is not None:
             view, first, limit = segment.window(self.size)
@@ -151,7 +151,7 @@ class GlobalPort(Port):
                 return [(view, self.index, None)]
         return self.search(lanes, addresses)
 
-    def search(self, lanes: Lanes, addresses: Array, sizes: Array | None = None) -> list[Part]:
+    def search(self, lanes: LaneSet, addresses: Array, sizes: Array | None = None) -> list[Part]:
         """Sorts the lanes by tensor; reports those that hit none, or hit it wrongly. With `sizes` (cp.async), one a lane, each less
         than `size`, the parts index single bytes.
         """
@@ -192,12 +192,12 @@ class GlobalPort(Port):
             self.segment = segment
         return parts
 
-    def accessed(self, segment: Segment, lanes: Lanes, addresses: Array, size: int | Array) -> None:
+    def accessed(self, segment: Segment, lanes: LaneSet, addresses: Array, size: int | Array) -> None:
         if segment.state is not None:
             self.initialised(segment, lanes, addresses, size)
         self.memory.accessed(Access(lanes, segment.space, segment, addresses, size, self.kind, self.write, self.instruction))
 
-    def initialised(self, segment: Segment, lanes: Lanes, addresses: Array, size: int | Array) -> None:
+    def initialised(self, segment: Segment, lanes: LaneSet, addresses: Array, size: int | Array) -> None:
         """Checks that somebody in this launch has written the bytes that are read of a tensor without initial contents."""
         if isinstance(size, int):
             states, (_, first, _) = segment.states(size), segment.window(size)
@@ -222,7 +222,7 @@ class GlobalPort(Port):
 class ParamPort(GlobalPort):
     """The kernel's parameters, by addresses of .param."""
 
-    def resolve(self, lanes: Lanes, addresses: Array) -> list[Part]:
+    def resolve(self, lanes: LaneSet, addresses: Array) -> list[Part]:
         return super().resolve(lanes, addresses.astype(np.uint64) | np.uint64(PARAM_WINDOW))
 
 
@@ -236,7 +236,7 @@ class _BlockPort(Port):
         """Returns the bytes of one copy."""
 
     @abstractmethod
-    def base(self, lanes: Lanes) -> Callable[[int], Array]:
+    def base(self, lanes: LaneSet) -> Callable[[int], Array]:
         """Returns a function that gives the start of each lane's copy, in elements of 1 << argument bytes."""
 
     @abstractmethod
@@ -247,18 +247,18 @@ class _BlockPort(Port):
         """Returns the end of the message about addresses that are out of bounds."""
         return ""
 
-    def astray(self, lanes: Lanes, offsets: Array, inside: Array) -> Array:
+    def astray(self, lanes: LaneSet, offsets: Array, inside: Array) -> Array:
         """Returns a mask of the accesses in bounds that belong to another variable; they are a finding."""
         return np.zeros(lanes.n, bool)
 
-    def checked(self, lanes: Lanes, offsets: Array, index: Array) -> None:
+    def checked(self, lanes: LaneSet, offsets: Array, index: Array) -> None:
         """Makes the checks of a space on an access that is in bounds and aligned: here none."""
 
     def room(self) -> tuple[int, int]:
         """Returns the start and end of the bytes in a copy that the instruction may access."""
         return 0, self.capacity()
 
-    def resolve(self, lanes: Lanes, addresses: Array) -> list[Part]:
+    def resolve(self, lanes: LaneSet, addresses: Array) -> list[Part]:
         first, pattern = lanes.pattern(addresses, self.size)
         start, end = self.room()
         if not pattern.fits(first, end, start):
@@ -267,13 +267,13 @@ class _BlockPort(Port):
             addresses = addresses.astype(np.uint32)
         return [(self.elements(), self.found(lanes, addresses, pattern.index(self.space, self.base(lanes), first)), None)]
 
-    def found(self, lanes: Lanes, offsets: Array, index: Array) -> Array:
+    def found(self, lanes: LaneSet, offsets: Array, index: Array) -> Array:
         """Checks and counts an access that is in bounds and aligned; returns its index."""
         self.checked(lanes, offsets, index)
         self.memory.accessed(Access(lanes, self.space, None, offsets, self.size, self.kind, self.write, self.instruction))
         return index
 
-    def search(self, lanes: Lanes, addresses: Array) -> list[Part]:
+    def search(self, lanes: LaneSet, addresses: Array) -> list[Part]:
         capacity = self.capacity()
         outside = addresses > max(capacity - self.size, 0) if capacity >= self.size else np.ones(lanes.n, bool)
         elsewhere = self.elsewhere(addresses[outside]) if outside.any() else ""
@@ -284,7 +284,7 @@ class _BlockPort(Port):
         good = self.judged(lanes, addresses, checks)
         return self.parts(lanes, addresses, np.flatnonzero(good & ~self.astray(lanes, addresses, good)))
 
-    def parts(self, lanes: Lanes, offsets: Array, positions: Array) -> list[Part]:
+    def parts(self, lanes: LaneSet, offsets: Array, positions: Array) -> list[Part]:
         """Returns the lanes at these positions, whose accesses are in bounds and aligned, as a part."""
         if not len(positions):
             return []
@@ -312,7 +312,7 @@ class SharedPort(_BlockPort):
             return 0, self.memory.shared_size
         return self.home[1], self.memory.shared_size if self.home[2] is None else self.home[2]
 
-    def astray(self, lanes: Lanes, offsets: Array, inside: Array) -> Array:
+    def astray(self, lanes: LaneSet, offsets: Array, inside: Array) -> Array:
         if self.home is None:
             return np.zeros(lanes.n, bool)
         bad = inside & self.memory.strays(self.instruction, offsets.astype(np.int64), self.size)
@@ -324,13 +324,13 @@ class SharedPort(_BlockPort):
     def elements(self) -> Array:
         return self.memory.shared_view(self.size)
 
-    def base(self, lanes: Lanes) -> Callable[[int], Array]:
+    def base(self, lanes: LaneSet) -> Callable[[int], Array]:
         return lanes.shared_base
 
     def elsewhere(self, outside: Array) -> str:
         return ", and the address is one of shared::cluster" if names_rank(outside).any() else ""
 
-    def checked(self, lanes: Lanes, offsets: Array, index: Array) -> None:
+    def checked(self, lanes: LaneSet, offsets: Array, index: Array) -> None:
         memory = self.memory
         if self.read and not memory.settled:
             state = memory.state_view(self.size)
@@ -348,7 +348,7 @@ class SharedPort(_BlockPort):
         if self.write and self.kind != "cp.async":
             memory.state_view(self.size)[index] = element(WRITTEN, self.size)
 
-    def complain(self, lanes: Lanes, offsets: Array, index: Array, words: Array) -> None:
+    def complain(self, lanes: LaneSet, offsets: Array, index: Array, words: Array) -> None:
         states = np.ascontiguousarray(words).view(np.uint8).reshape(len(offsets), self.size)
         flying = (states == IN_FLIGHT).any(axis=1)
         unwritten = (states[:, self.used] == UNWRITTEN).any(axis=1) & ~flying
@@ -357,7 +357,7 @@ class SharedPort(_BlockPort):
             message = " of shared memory that nobody wrote"
             self.report("uninitialised", message, lanes, unwritten, offsets)
 
-    def complain_of_flight(self, lanes: Lanes, offsets: Array, index: Array, flying: Array) -> None:
+    def complain_of_flight(self, lanes: LaneSet, offsets: Array, index: Array, flying: Array) -> None:
         races = self.memory.races
         if flying.any() and races is not None:
             # A lane that is not even ordered behind the issue of the copy races with it, with or without a wait.
@@ -370,7 +370,7 @@ class SharedPort(_BlockPort):
 class ClusterPort(SharedPort):
     """Shared memory of all blocks of the cluster: addresses of shared::cluster, of which plain offsets mean the own block."""
 
-    def search(self, lanes: Lanes, addresses: Array) -> list[Part]:
+    def search(self, lanes: LaneSet, addresses: Array) -> list[Part]:
         named = names_rank(addresses)
         if not named.any():
             return super().search(lanes, addresses)
@@ -411,7 +411,7 @@ class LocalPort(_BlockPort):
     def elements(self) -> Array:
         return self.memory.local_view(self.size)
 
-    def base(self, lanes: Lanes) -> Callable[[int], Array]:
+    def base(self, lanes: LaneSet) -> Callable[[int], Array]:
         return lanes.local_base
 
 
@@ -430,7 +430,7 @@ class GenericPort(Port):
             found = self.ports[base, n] = maker(self.memory, self.instruction, n, self.size, self.kind, self.used)
         return found
 
-    def resolve(self, lanes: Lanes, addresses: Array) -> list[Part]:
+    def resolve(self, lanes: LaneSet, addresses: Array) -> list[Part]:
         spaces = addresses >> np.uint64(SPACE_BITS)
         first = int(spaces[0]) << SPACE_BITS
         if not np.count_nonzero(spaces != spaces[0]):

@@ -17,11 +17,11 @@ import numpy as np
 
 from cupyflash.words import plural
 
-from ..state.lanes import SECTOR, Lanes
+from ..state.lanes import SECTOR, LaneSet
 from ..state.segments import UNWRITTEN, WINDOW_BITS, WRITTEN, Segment
-from ..text.syntax import ELEMENT, Array, Instruction
+from ..text.syntax import ELEMENT, Array, PtxInstruction
 from .layouts import MAP_ALIGN, MAP_BYTES, NAN, Description, decode
-from .spaces import LOCAL_WINDOW, SHARED_WINDOW, SPACE_BITS, Memory, MemoryUnit
+from .spaces import LOCAL_WINDOW, SHARED_WINDOW, SPACE_BITS, LaunchMemory, MemoryUnit
 
 CHUNK = 16
 """Bytes that bulk copies move as one: sizes and addresses in shared memory are multiples of it."""
@@ -218,7 +218,7 @@ class Tile:
     chunks: Array
 
     @classmethod
-    def of(cls, memory: Memory, blocks: Array, offsets: Array, size: int, swizzle: int) -> Tile:
+    def of(cls, memory: LaunchMemory, blocks: Array, offsets: Array, size: int, swizzle: int) -> Tile:
         start = (blocks * memory.shared_stride + offsets) // CHUNK
         if not swizzle:
             return cls(blocks, offsets, size, swizzle, start[:, None] + np.arange(size // CHUNK))
@@ -253,7 +253,7 @@ BAD = "bad tensor map"
 class Maps(MemoryUnit):
     """The tensor maps that a launch uses."""
 
-    def __init__(self, memory: Memory):
+    def __init__(self, memory: LaunchMemory):
         super().__init__(memory)
         self.boxes: dict[bytes, tuple[TensorBox, int] | None] = {}
         self.released: dict[int, int] = {}
@@ -261,7 +261,7 @@ class Maps(MemoryUnit):
         self.acquired: dict[int, int] = {}
         """Moments when somebody fenced the 128 bytes at this address for their use."""
 
-    def find(self, lanes: Lanes, addresses: Array, rank: int, i: Instruction) -> list[tuple[Array, TensorBox, Segment, int]]:
+    def find(self, lanes: LaneSet, addresses: Array, rank: int, i: PtxInstruction) -> list[tuple[Array, TensorBox, Segment, int]]:
         """Returns the good maps at the lanes' addresses: (positions of lanes, box, tensor, tensor's address). rank: 0 for any."""
         found = []
         for address in np.unique(addresses).tolist():
@@ -289,7 +289,7 @@ class Maps(MemoryUnit):
             self.findings.report(kind, message, i, some, address=address)
         return found
 
-    def wrong(self, lanes: Lanes, address: int, i: Instruction) -> tuple[str, str] | None:
+    def wrong(self, lanes: LaneSet, address: int, i: PtxInstruction) -> tuple[str, str] | None:
         """Returns why there can be no map at an address, as (kind, message) of a finding."""
         space = address >> SPACE_BITS << SPACE_BITS
         if space == LOCAL_WINDOW:
@@ -317,7 +317,7 @@ class Maps(MemoryUnit):
             self.look(lanes, segment, address, i)
         return None
 
-    def look(self, lanes: Lanes, segment: Segment, address: int, i: Instruction) -> None:
+    def look(self, lanes: LaneSet, segment: Segment, address: int, i: PtxInstruction) -> None:
         """Notes that a map is read. Reports stores of this launch into it without the fences that make them visible."""
         races = self.races
         if races is None:
@@ -333,7 +333,7 @@ class Maps(MemoryUnit):
             message = f"the tensor map at {self.place(address)} was stored: no fence.proxy.tensormap::generic.{missing}"
             self.findings.report("proxy", message, i, lanes, address=address, tensor=segment.name)
 
-    def release(self, lanes: Lanes) -> None:
+    def release(self, lanes: LaneSet) -> None:
         """Runs fence.proxy.tensormap::generic.release for these lanes; it counts for their whole blocks."""
         races = self.races
         if races is not None:

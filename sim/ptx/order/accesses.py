@@ -21,9 +21,9 @@ from typing import Any
 import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
-from ..state.lanes import WARP, Lanes
+from ..state.lanes import WARP, LaneSet
 from ..state.segments import Place, Segment, meets
-from ..text.syntax import Array, Instruction
+from ..text.syntax import Array, PtxInstruction
 from .clocks import STAMP
 
 DEVICE, CLUSTER, BLOCK = range(3)
@@ -39,26 +39,26 @@ STRONG = frozenset({"volatile", "relaxed", "acquire", "release", "acq_rel", "mmi
 """Modifiers of loads and stores that, like atomics, do not race with each other."""
 
 
-def is_phase(i: Instruction) -> bool:
+def is_phase(i: PtxInstruction) -> bool:
     """True for instructions on an mbarrier object, whose orders `order.clocks` keeps."""
     return i.opcode == "mbarrier" or (i.opcode == "cp" and "mbarrier" in i.mods)
 
 
-def is_async(i: Instruction) -> bool:
+def is_async(i: PtxInstruction) -> bool:
     """True for instructions that access memory through the asynchronous proxy (PTX ISA, "Async proxy")."""
     if i.opcode == "cp":
         return "bulk" in i.mods and len(i.operands) > 1
     return i.opcode == "wgmma" and "mma_async" in i.mods
 
 
-def is_strong(i: Instruction) -> bool:
+def is_strong(i: PtxInstruction) -> bool:
     """True for atomics, and for loads and stores that other threads may make at the same time."""
     if is_phase(i):
         return "init" not in i.mods
     return i.opcode in ("atom", "red") or (i.opcode in ("ld", "st") and bool(STRONG & set(i.mods)))
 
 
-def is_narrow(i: Instruction) -> bool:
+def is_narrow(i: PtxInstruction) -> bool:
     """True for atomics and strong accesses whose scope excludes threads of other blocks or clusters."""
     return is_strong(i) and not is_phase(i) and scope_of(i.mods) != DEVICE
 
@@ -88,8 +88,8 @@ class Sharing:
     proxies: bool = False
     products: bool = False
     narrow: bool = False
-    guesses: frozenset[Instruction] = frozenset()
-    lockstep: frozenset[Instruction] = frozenset()
+    guesses: frozenset[PtxInstruction] = frozenset()
+    lockstep: frozenset[PtxInstruction] = frozenset()
 
     def global_granule(self, places: list[Place]) -> int:
         """Returns the smallest width of an access to memory that the pointers at these places point to."""
@@ -180,7 +180,7 @@ class Shadow:
 
 @dataclass
 class Who:
-    """The lanes of an access, one entry for each granule: grid-wide lane, position in the `Lanes`, shared row, column."""
+    """The lanes of an access, one entry for each granule: grid-wide lane, position in the `LaneSet`, shared row, column."""
 
     lane: Array
     position: Array
@@ -195,8 +195,8 @@ class ShadowAccess:
     `collective`: the lanes of a warp made it together, so that none of them made it alone.
     """
 
-    instruction: Instruction
-    lanes: Lanes
+    instruction: PtxInstruction
+    lanes: LaneSet
     addresses: Array
     segment: Segment | None
     shadow: Shadow
@@ -235,8 +235,8 @@ class TileAccess:
     chunks: (tiles, n) 16-byte elements of the wave's, each of 1 << per granules. `boxes`: the same as ranges, if they are ranges.
     """
 
-    instruction: Instruction
-    lanes: Lanes
+    instruction: PtxInstruction
+    lanes: LaneSet
     addresses: Array
     shadow: Shadow
     chunks: Array
@@ -258,7 +258,7 @@ class TileAccess:
         else:
             self.boxes = None
 
-    def take(self, at: Array, lanes: Lanes) -> TileAccess:
+    def take(self, at: Array, lanes: LaneSet) -> TileAccess:
         """Returns only these tiles, for lanes that have waited for them."""
         some = self.chunks[at], self.per, self.row[at], self.lane[at], self.column[at]
         return TileAccess(self.instruction, lanes, self.addresses, self.shadow, *some)
@@ -304,7 +304,7 @@ def windows(array: Array, count: int) -> Array:
     return as_strided(array, (len(array) - count + 1, count, *array.shape[1:]), (array.strides[0], *array.strides))
 
 
-def same_for_warps(lanes: Lanes, rows: Array) -> Array | None:
+def same_for_warps(lanes: LaneSet, rows: Array) -> Array | None:
     """Returns positions in `rows` of each warp's last lane's granules; None unless all lanes of whole warps access the same."""
     count = len(rows) // lanes.n
     if lanes.n < WARP or rows[0] != rows[count] or not lanes.whole_warps:
@@ -326,7 +326,7 @@ class Stored:
     1 << `shift` in a granule. `earlier`: its parts that are in the tables already, while nothing of the store is in memory yet.
     """
 
-    lanes: Lanes
+    lanes: LaneSet
     values: Array
     shared: Array
     shift: int

@@ -31,8 +31,8 @@ from functools import cached_property
 
 import numpy as np
 
-from ..state.lanes import WARP, Lanes, Wave
-from ..text.syntax import Array, Instruction
+from ..state.lanes import WARP, LaneSet, Wave
+from ..text.syntax import Array, PtxInstruction
 
 STAMP = 32
 ONE, LANES, WARPS, BLOCKS, CLUSTERS = (k << 29 for k in range(5))
@@ -84,7 +84,7 @@ class WaveClocks:
         self.now += 1
         start = self.start = self.now - 1
         self.base = np.full(wave.blocks, start, np.int64)
-        self._floors: dict[Lanes, tuple[int, int]] = {}
+        self._floors: dict[LaneSet, tuple[int, int]] = {}
         self.synced = np.full(wave.blocks * wave.warps_per_block, start, np.int64)
         self.known = np.full((wave.blocks // wave.cluster, warps, warps), start, np.int64)
         if wave.cluster > 1:
@@ -99,7 +99,7 @@ class WaveClocks:
         cluster, rank = divmod(block, self.wave.cluster)
         return cluster, slice(rank * self.wave.warps_per_block, (rank + 1) * self.wave.warps_per_block)
 
-    def floors(self, lanes: Lanes) -> tuple[int, int]:
+    def floors(self, lanes: LaneSet) -> tuple[int, int]:
         """Returns until when everything in the clusters of these lanes is over for each of them, and everything in their warps."""
         found = self._floors.get(lanes)
         if found is None:
@@ -217,7 +217,7 @@ class LaneClocks:
             rows.free += used.tolist()
             rows.slots[index] = 0
 
-    def by_warps(self, lanes: Lanes) -> bool:
+    def by_warps(self, lanes: LaneSet) -> bool:
         """True if none of these lanes has heard something alone."""
         return self.rows is None or not self.rows.slots[lanes.index].any()
 
@@ -336,7 +336,7 @@ class Proxy:
             self.rows[space] = np.zeros((self.order.wave.size // WARP, self.per), np.int64)
         return self.rows[space]
 
-    def fence(self, warps: Groups, known: Array, i: Instruction) -> None:
+    def fence(self, warps: Groups, known: Array, i: PtxInstruction) -> None:
         """Runs a fence.proxy.async of lanes, a group a warp, for both spaces or for the one that it names. `known`: the moments
         that each warp knows.
         """

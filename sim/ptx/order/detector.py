@@ -8,9 +8,9 @@ from __future__ import annotations
 import numpy as np
 
 from ..report.findings import ERROR, WARNING, Findings, Key, Verdict, place_of, source_and_call, thread_name
-from ..state.lanes import WARP, Lanes, Wave
+from ..state.lanes import WARP, LaneSet, Wave
 from ..state.segments import Segment
-from ..text.syntax import Array, Instruction
+from ..text.syntax import Array, PtxInstruction
 from .accesses import SAME, STORES, Area, Boxes, Shadow, Sharing, Stored, Table, Touch, Who, is_async, windows
 from .clocks import BLOCKS, CLUSTERS, CROWD, LANE, LANES, LEVEL, LOW, ONE, STAMP, WARPS, lanes_of, levels_of, raised
 from .happens_before import Order
@@ -31,7 +31,7 @@ class Detector(Order):
         super().__init__(blocks, sharing.proxies)
         self.findings = findings
         self.shared_stride = shared_stride
-        self.instructions: list[Instruction] = []
+        self.instructions: list[PtxInstruction] = []
         self._numbers: dict[int, int] = {}
         self._asynchronous = np.zeros(0, bool)
         self.sharing = sharing
@@ -49,14 +49,14 @@ class Detector(Order):
         super().begin_wave(wave)
         self.shared = Shadow(wave.blocks * self.granules, self.warps, True, self.numbers, self.sharing.proxies)
 
-    def number(self, instruction: Instruction) -> int:
+    def number(self, instruction: PtxInstruction) -> int:
         found = self._numbers.get(id(instruction))
         if found is None:
             found = self._numbers[id(instruction)] = len(self.instructions)
             self.instructions.append(instruction)
         return found
 
-    def who(self, lanes: Lanes, count: int) -> Who:
+    def who(self, lanes: LaneSet, count: int) -> Who:
         """Returns the lanes, each repeated for the `count` granules of its access."""
         found = lanes.repeated.get(count)
         if found is None:
@@ -317,7 +317,7 @@ class Detector(Order):
             self.findings.record(verdict, message, (at_fault, second), main, key, count=count, address=address, tensor=tensor)
 
 
-def told(verb: str, i: Instruction) -> str:
+def told(verb: str, i: PtxInstruction) -> str:
     """Returns the verb for an instruction; a copy's has its name."""
     if i.opcode != "cp":
         return verb

@@ -23,9 +23,9 @@ import numpy as np
 from numpy.lib.array_utils import byte_bounds
 
 from ..report.findings import Key, place_of, source_and_call, thread_name
-from ..state.lanes import WARP, Lanes
+from ..state.lanes import WARP, LaneSet
 from ..state.segments import Segment
-from ..text.syntax import Array, Instruction
+from ..text.syntax import Array, PtxInstruction
 from .accesses import DEVICE, Area, ShadowAccess, Table, scope_of, zeros
 from .clocks import BLOCKS, CROWD, LANE, LANES, LEVEL, ONE, STAMP, WARPS, lanes_of, levels_of, stamps_of
 from .detector import Detector
@@ -112,7 +112,7 @@ class Site:
     """An instruction of a launch, to which entries refer."""
 
     run: OrderedLaunch
-    instruction: Instruction
+    instruction: PtxInstruction
 
     @property
     def narrow(self) -> bool:
@@ -218,7 +218,7 @@ class Past:
 
     # -- a launch is over -----------------------------------------------------------------------------------------------------
 
-    def add(self, run: OrderedLaunch, areas: Iterable[tuple[Segment, Area]], instructions: list[Instruction]) -> None:
+    def add(self, run: OrderedLaunch, areas: Iterable[tuple[Segment, Area]], instructions: list[PtxInstruction]) -> None:
         """Adds a launch that touched these areas, a segment of each; `instructions` as they are numbered in the areas' tables."""
         if len(self.sites) > 2 * self._kept + MANY_SITES:
             self.drop(LaunchClock())
@@ -358,7 +358,7 @@ class Launches:
 
     # -- griddepcontrol -----------------------------------------------------------------------------------------------------
 
-    def wait(self, lanes: Lanes) -> None:
+    def wait(self, lanes: LaneSet) -> None:
         """Records that the launch in front is over for these lanes."""
         if self.run.behind is None:
             return
@@ -374,7 +374,7 @@ class Launches:
         self._waits = np.concatenate((self._waits, (mine[heads] | (races.now << STAMP | several)).view(np.uint64)))
         races.now += 1
 
-    def let_go(self, lanes: Lanes) -> None:
+    def let_go(self, lanes: LaneSet) -> None:
         """Lets dependents of these lanes begin (griddepcontrol.launch_dependents). Only the first of a block counts, which
         may be any of them: so the detector keeps what all warps that do so have in common.
         """
@@ -439,7 +439,7 @@ class Launches:
         if at_once and self._pending:
             self.acquire((access.lanes.index + self.races.first).tolist())
 
-    def fence(self, lanes: Lanes) -> None:
+    def fence(self, lanes: LaneSet) -> None:
         """Makes lanes, which fence for the device, acquire what they have read until now."""
         if self._pending:
             self.acquire((lanes.index + self.races.first).tolist())
@@ -478,7 +478,7 @@ class Launches:
             for table in region.reads if writes else ():
                 self.judge(access, table.entries[rows], table.sites[rows], position, (did, "read"))
 
-    def may_race(self, i: Instruction, sites: Array, writes: bool, strong: bool) -> Array:
+    def may_race(self, i: PtxInstruction, sites: Array, writes: bool, strong: bool) -> Array:
         """Returns a mask of the atomics an access may race with: loads do not with loads, nor atomics of device scope with such."""
         out = sites != 0
         narrow = strong and scope_of(i.mods) != DEVICE

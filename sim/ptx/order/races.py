@@ -20,9 +20,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from ..report.findings import Findings, Key, place_of, source_and_call, thread_name
-from ..state.lanes import Lanes, Wave
+from ..state.lanes import LaneSet, Wave
 from ..state.segments import Access, Segment
-from ..text.syntax import Array, Instruction
+from ..text.syntax import Array, PtxInstruction
 from .accesses import (
     CLUSTER,
     DEVICE,
@@ -66,7 +66,7 @@ class Races(Detector):
         """Makes the launch part of a history."""
         self.launches, self.in_history = launches, True
 
-    def fence(self, lanes: Lanes, scope: int) -> None:
+    def fence(self, lanes: LaneSet, scope: int) -> None:
         super().fence(lanes, scope)
         if self.launches is not None and scope == DEVICE:
             self.launches.fence(lanes)
@@ -287,7 +287,7 @@ class Races(Detector):
 
     # -- asynchronous copies -----------------------------------------------------------------------------------------------
 
-    def tile_access(self, lanes: Lanes, row: Array, chunks: Array, offsets: Array, i: Instruction) -> TileAccess:
+    def tile_access(self, lanes: LaneSet, row: Array, chunks: Array, offsets: Array, i: PtxInstruction) -> TileAccess:
         """Returns tiles of shared memory, the k-th by lane row[k]: `chunks` (tiles, n), 16-byte elements of the wave; `offsets`."""
         addresses = np.zeros(lanes.n, np.int64)
         addresses[row] = offsets
@@ -295,7 +295,7 @@ class Races(Detector):
         return TileAccess(i, lanes, addresses, self.shared, chunks, 4 - self.shared_shift, row, lane, column)
 
     def piece_access(
-        self, lanes: Lanes, segment: Segment, starts: Array, lengths: Array, row: Array, i: Instruction
+        self, lanes: LaneSet, segment: Segment, starts: Array, lengths: Array, row: Array, i: PtxInstruction
     ) -> ShadowAccess | None:
         """Returns ranges of bytes of a tensor, the k-th by lane row[k]; None if no store of the kernel reaches the tensor."""
         area = self.area(segment) if segment.space == "global" else None
@@ -328,7 +328,7 @@ class Races(Detector):
             windows(table.entries, boxes.count)[boxes.starts] = (boxes.lane.astype(np.uint64) | LATEST)[:, None, None]
             windows(table.by, boxes.count)[boxes.starts] = number
 
-    def copied(self, lanes: Lanes, readings: list[Touch]) -> None:
+    def copied(self, lanes: LaneSet, readings: list[Touch]) -> None:
         """Notes readings of copies, for which the lanes have waited, as reads at this moment."""
         for reading in readings:
             copies = reading.shadow.copies
@@ -349,14 +349,14 @@ class Races(Detector):
 
     # -- writes -------------------------------------------------------------------------------------------------------
 
-    def landed(self, lanes: Lanes, size: int, elements: Array) -> None:
+    def landed(self, lanes: LaneSet, size: int, elements: Array) -> None:
         """Notes copies into `elements` of `size` bytes, for which the lanes have waited, as writes at this moment."""
         count = max(1, size >> self.shared_shift)
         rows, who = elements.astype(np.int64) * count, self.who(lanes, count)
         rows = rows[who.position] + np.tile(np.arange(count), lanes.n)
         self.shared.writes.entries.reshape(-1)[rows] = self.entries(who.lane, ONE)
 
-    def issue_ordered(self, lanes: Lanes, size: int, elements: Array) -> Array:
+    def issue_ordered(self, lanes: LaneSet, size: int, elements: Array) -> Array:
         """Returns a mask of the lanes that are ordered behind the issue of the copy in flight to their element."""
         count = max(1, size >> self.shared_shift)
         rows = elements.astype(np.int64)[:, None] * count + np.arange(count)
@@ -407,7 +407,7 @@ class Lifetimes:
         self.over: dict[int, Array] = {}
         """Moments, for each lane of the cluster, until which its accesses were over for a thread of the block that has exited."""
 
-    def touch(self, lanes: Lanes, blocks: Array, i: Instruction) -> None:
+    def touch(self, lanes: LaneSet, blocks: Array, i: PtxInstruction) -> None:
         """Notes that the lanes access the shared memory of these blocks of the wave, one a lane, none its own."""
         races, place = self.races, lanes.index % self.races.per
         early = ~races.begun(lanes, blocks)
@@ -424,7 +424,7 @@ class Lifetimes:
             at = place[blocks == block]
             found.stamps[at], found.by[at] = races.now, races.number(i)
 
-    def leave(self, lanes: Lanes) -> None:
+    def leave(self, lanes: LaneSet) -> None:
         """Checks blocks whose last thread is among these, which have exited: every access to their memory must be over."""
         races, per = self.races, self.races.per
         for block in lanes.block_ids.tolist():

@@ -16,7 +16,7 @@ import numpy as np
 from ..report.findings import source, thread_name
 from ..state.lanes import GROUP, WARP
 from ..state.segments import Pages
-from ..text.syntax import Array, Instruction
+from ..text.syntax import Array, PtxInstruction
 from .accesses import Touch, is_async
 from .clocks import LANE, LANES, LOW, ONE, STAMP, lanes_of, levels_of, stamps_of
 from .detector import Detector
@@ -54,7 +54,7 @@ class TileReads:
         self.log: list[tuple[TileOperand, Array, Array]] = []
         """Readings that `by_unit` does not have yet: (operand, column, number)."""
         self.waited, self.readers = np.zeros((64, GROUP), np.int64), np.zeros(64, np.int64)
-        self.by: list[Instruction] = []
+        self.by: list[PtxInstruction] = []
         self.count = 1
         self.over: set[tuple[int, int]] = set()
         """Pairs of a warpgroup (its first warp) and an entry that have been checked."""
@@ -71,7 +71,7 @@ class TileReads:
         self.log.clear()
         return self.latest
 
-    def issue(self, i: Instruction, first: Array, operands: Sequence[TileOperand]) -> Array:
+    def issue(self, i: PtxInstruction, first: Array, operands: Sequence[TileOperand]) -> Array:
         """Records that products of warpgroups with these first warps read their operands. Returns the readings' numbers."""
         column = first % self.races.wave.warps_per_block // GROUP
         for one in operands:
@@ -109,7 +109,7 @@ class TileReads:
 
     # -- earlier writes -------------------------------------------------------------------------------------------------------
 
-    def look_back(self, i: Instruction, first: Array, operand: TileOperand) -> None:
+    def look_back(self, i: PtxInstruction, first: Array, operand: TileOperand) -> None:
         """Reports writes that are not over for all of the warps, or that the asynchronous proxy may not see."""
         if not self.races.shared.writes.used:
             return
@@ -138,7 +138,7 @@ class TileReads:
         rows = units.reshape(len(first), -1)[who, where // wide] * wide + where % wide
         self.judge(i, first[who], found, rows)
 
-    def judge(self, i: Instruction, first: Array, entries: Array, rows: Array) -> None:
+    def judge(self, i: PtxInstruction, first: Array, entries: Array, rows: Array) -> None:
         """Judges the entries at these granules, each read by the warpgroup of a first warp."""
         races = self.races
         by = races.shared.writes.by.reshape(-1)[rows]
@@ -240,7 +240,12 @@ class TileReads:
         self.record("race", message, (i, theirs), access.lanes.place(position), (1, address))
 
     def record(
-        self, kind: str, message: str, pair: tuple[Instruction, Instruction], place: tuple[int, int, int], size: tuple[int, int]
+        self,
+        kind: str,
+        message: str,
+        pair: tuple[PtxInstruction, PtxInstruction],
+        place: tuple[int, int, int],
+        size: tuple[int, int],
     ) -> None:
         """Records a finding at the first instruction of a pair; (count, address)."""
         key = (kind, *sorted(one.line for one in pair), None)

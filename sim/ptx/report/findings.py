@@ -26,8 +26,8 @@ import numpy as np
 
 from cupyflash.words import plural
 
-from ..state.lanes import Lanes
-from ..text.syntax import Array, Instruction, Line, base_name
+from ..state.lanes import LaneSet
+from ..text.syntax import Array, Line, PtxInstruction, base_name
 
 LIMIT = 100
 """Most findings that a launch keeps; further ones are only counted."""
@@ -164,8 +164,8 @@ class Findings:
         self,
         what: str | Verdict,
         message: str,
-        i: Instruction,
-        lanes: Lanes,
+        i: PtxInstruction,
+        lanes: LaneSet,
         at: Array | int | None = None,
         *,
         count: int | None = None,
@@ -187,7 +187,7 @@ class Findings:
         self,
         what: str | Verdict,
         message: str,
-        sides: tuple[Instruction, ...],
+        sides: tuple[PtxInstruction, ...],
         place: tuple[int, int, int],
         key: Key,
         *,
@@ -205,7 +205,7 @@ class Findings:
         if self.note(self.found, key, finding, count):
             self.total += count
 
-    def doubt(self, kind: str, message: str, i: Instruction, place: tuple[int, int, int], count: int, address: int) -> None:
+    def doubt(self, kind: str, message: str, i: PtxInstruction, place: tuple[int, int, int], count: int, address: int) -> None:
         """Records a possible fault; `settle` decides whether it is one."""
         finding = Finding(kind, message, self.kernel, i.source, i.line, *place, address, None, i.inlined_at)
         self.note(self.doubts, (kind, place_of(i), None), finding, count)
@@ -258,7 +258,7 @@ class Findings:
         return [replace(first, message=told, instructions=len(lines), lanes=lanes, severity=NOTE)]
 
 
-def place_of(i: Instruction) -> tuple[object, ...]:
+def place_of(i: PtxInstruction) -> tuple[object, ...]:
     """Returns what an instruction's copies in an unrolled loop share: line, calls, opcode; without line information, the PTX's."""
     return (i.opcode, i.source, i.inlined_at) if i.source else (i.line, i.text)
 
@@ -267,8 +267,8 @@ def place_of(i: Instruction) -> tuple[object, ...]:
 class Stuck:
     """Lanes that cannot go on at an instruction, and what they wait for: the end of "32 threads wait ..."."""
 
-    instruction: Instruction
-    lanes: Lanes
+    instruction: PtxInstruction
+    lanes: LaneSet
     what: str
 
 
@@ -278,7 +278,7 @@ MOST_GROUPS = 6
 
 def report_deadlock(findings: Findings, groups: list[Stuck]) -> None:
     """Reports a deadlock: a finding for each group, with the places of the others."""
-    places: dict[tuple[Instruction, str], list[Lanes]] = {}
+    places: dict[tuple[PtxInstruction, str], list[LaneSet]] = {}
     for group in groups:
         places.setdefault((group.instruction, group.what), []).append(group.lanes)
     for group in groups:
@@ -293,7 +293,7 @@ def report_deadlock(findings: Findings, groups: list[Stuck]) -> None:
         findings.report("deadlock", message, group.instruction, group.lanes, 0, count=group.lanes.n)
 
 
-def crowd(*sets: Lanes) -> str:
+def crowd(*sets: LaneSet) -> str:
     """Returns a short name of threads: warps 0-3 of block 1."""
     where: dict[tuple[int, ...], list[int]] = {}
     by_block: dict[int, set[int]] = {}
@@ -324,12 +324,12 @@ def stuck(threads: int) -> str:
     return f"{plural(threads, 'thread')} {'waits' if threads == 1 else 'wait'}"
 
 
-def source(i: Instruction) -> str:
+def source(i: PtxInstruction) -> str:
     """Returns an instruction's place: file:line of the CUDA source if the PTX has it, else the PTX line."""
     return at_line(i.source) if i.source else f"PTX line {i.line} ({i.text})"
 
 
-def source_and_call(i: Instruction) -> str:
+def source_and_call(i: PtxInstruction) -> str:
     """Returns `source`, and for inlined code the kernel's line that calls it."""
     return source(i) + (f" (inlined at {at_line(i.inlined_at[-1])})" if i.inlined_at else "")
 

@@ -30,7 +30,7 @@ MOST = 16
 class AddressPattern:
     """Accesses of `size` bytes by `lanes`, at `relative` (signed, one a lane) bytes from the first one's address."""
 
-    def __init__(self, lanes: Lanes, relative: Array, size: int, key: bytes):
+    def __init__(self, lanes: LaneSet, relative: Array, size: int, key: bytes):
         self.lanes = lanes
         self.relative = relative
         self.size = size
@@ -82,10 +82,10 @@ class Patterns:
     """The patterns of a wave, the latest of each set of lanes."""
 
     def __init__(self) -> None:
-        self._found: dict[tuple[Lanes, int], list[AddressPattern]] = {}
+        self._found: dict[tuple[LaneSet, int], list[AddressPattern]] = {}
         self._lanes = 0
 
-    def of(self, lanes: Lanes, addresses: Array, size: int) -> tuple[int, AddressPattern]:
+    def of(self, lanes: LaneSet, addresses: Array, size: int) -> tuple[int, AddressPattern]:
         """Returns (first address, pattern) of accesses of `size` bytes at `addresses` (uint32 or uint64, one a lane)."""
         start = addresses[0]
         relative = (addresses - start).view(np.int32 if addresses.itemsize == 4 else np.int64)
@@ -114,7 +114,7 @@ def distinct(keys: Array) -> int:
     return 1 + int(np.count_nonzero(keys[1:] != keys[:-1]))
 
 
-def wavefronts(lanes: Lanes, addresses: Array, size: int) -> tuple[int, int]:
+def wavefronts(lanes: LaneSet, addresses: Array, size: int) -> tuple[int, int]:
     """Returns (wavefronts, those without bank conflicts) of a shared access: 32 banks of 4 bytes, one word a bank a pass.
 
     Lanes with 8 or 16 bytes go in halves or quarters of a warp, as the 128 bytes of a pass allow.
@@ -123,13 +123,13 @@ def wavefronts(lanes: Lanes, addresses: Array, size: int) -> tuple[int, int]:
     return pattern.wavefronts(first)
 
 
-def bank_passes(lanes: Lanes, addresses: Array, size: int) -> tuple[int, int]:
+def bank_passes(lanes: LaneSet, addresses: Array, size: int) -> tuple[int, int]:
     """Returns (wavefronts, those without bank conflicts) of a shared access; `addresses` (int64) may count from any bank on."""
     found = bank_turns(lanes, addresses, size)
     return int(found.sum()), int(np.count_nonzero(found))
 
 
-def bank_turns(lanes: Lanes, addresses: Array, size: int) -> Array:
+def bank_turns(lanes: LaneSet, addresses: Array, size: int) -> Array:
     """Returns the wavefronts of each turn of a shared access, from the first lane's turn to the last one's; 0 without lanes."""
     columns = bank_columns(size)
     row = lanes.phase(columns)
@@ -191,11 +191,11 @@ class Wave:
         self.alive_by_block = np.full(blocks, threads)
         self.exits = 0
         self.patterns = Patterns()
-        self._meet: dict[tuple[Lanes, Lanes], bool] = {}
-        self._interned: dict[bytes, Lanes] = {}
+        self._meet: dict[tuple[LaneSet, LaneSet], bool] = {}
+        self._interned: dict[bytes, LaneSet] = {}
         self._interned_lanes = 0
 
-    def lanes(self, index: Array) -> Lanes:
+    def lanes(self, index: Array) -> LaneSet:
         """Returns the set of the sorted lane numbers `index`; equal sets are the same object while the cache holds them."""
         key = index.tobytes()
         found = self._interned.get(key)
@@ -204,10 +204,10 @@ class Wave:
             if self._interned_lanes > INTERNED_LANES:
                 self._interned.clear()
                 self._interned_lanes = len(index)
-            found = self._interned[key] = Lanes(self, index)
+            found = self._interned[key] = LaneSet(self, index)
         return found
 
-    def meet(self, some: Lanes, others: Lanes) -> bool:
+    def meet(self, some: LaneSet, others: LaneSet) -> bool:
         """True if two sets, of which the second is of this wave, have a lane in common."""
         if not some.warp_bits & others.warp_bits:
             return False
@@ -223,7 +223,7 @@ class Wave:
             found = self._meet[key] = bool(member[some.index].any())
         return found
 
-    def exit(self, lanes: Lanes) -> None:
+    def exit(self, lanes: LaneSet) -> None:
         """Ends the threads of `lanes`."""
         self.alive[lanes.index] = False
         self.alive_by_warp = self.alive.reshape(-1, WARP).sum(axis=1)
@@ -318,7 +318,7 @@ class Grid(NamedTuple):
         return as_strided(rows[:, self.first :], (len(rows), *self.counts), steps)
 
 
-class Lanes:
+class LaneSet:
     """A non-empty sorted set of lanes of a wave, with its properties (computed when asked)."""
 
     def __init__(self, wave: Wave, index: Array):
@@ -334,15 +334,15 @@ class Lanes:
         """Data that the race detector remembers for the set."""
         self._converged = (-1, False)
 
-    def subset(self, positions: Array) -> Lanes:
+    def subset(self, positions: Array) -> LaneSet:
         """Returns the lanes at `positions` (sorted) of this set."""
         return self.wave.lanes(self.index[positions])
 
-    def where(self, mask: Array) -> Lanes:
+    def where(self, mask: Array) -> LaneSet:
         """Returns the lanes of this set for which a mask, one boolean a lane, holds."""
         return self.subset(np.flatnonzero(mask))
 
-    def split(self, values: Array) -> list[tuple[int, Lanes]]:
+    def split(self, values: Array) -> list[tuple[int, LaneSet]]:
         """Returns each of the values, one a lane, with the lanes that have it."""
         return [(value, self.where(values == value)) for value in np.unique(values).tolist()]
 
@@ -445,7 +445,7 @@ class Lanes:
         return self.wave.place(int(self.index[position]))
 
 
-def merged(parts: list[Lanes]) -> Lanes:
+def merged(parts: list[LaneSet]) -> LaneSet:
     """Returns one set of the lanes of disjoint sets."""
     if len(parts) == 1:
         return parts[0]

@@ -19,8 +19,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.lib.array_utils import byte_bounds
 
-from ..text.syntax import ELEMENT, Array, Instruction
-from .lanes import Lanes
+from ..text.syntax import ELEMENT, Array, PtxInstruction
+from .lanes import LaneSet
 
 WINDOW_BITS = 40
 ALIGNMENT = 4096
@@ -129,14 +129,14 @@ class Access(NamedTuple):
     (cp.async.bulk) is one access, to the tensor: one lane, and the copy's contiguous pieces in `addresses` and `size`.
     """
 
-    lanes: Lanes
+    lanes: LaneSet
     space: str
     segment: Segment | None
     addresses: Array
     size: int | Array
     kind: str
     write: bool
-    instruction: Instruction
+    instruction: PtxInstruction
 
     @property
     def sides(self) -> tuple[bool, ...]:

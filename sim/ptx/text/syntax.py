@@ -171,7 +171,7 @@ SINK = Reg("_", TYPES["b32"])
 
 
 @dataclass(frozen=True, eq=False)
-class Instruction:
+class PtxInstruction:
     """One PTX instruction, equal to itself only. `predicate` is (register, negated); `source` is (file, line) from `.loc`.
 
     `inlined_at`: where `source` lies in an inlined function, the lines of the calls, the kernel's own last.
@@ -236,7 +236,7 @@ class Function:
     params: list[Variable]
     returns: list[Variable]
     variables: list[Variable] = field(default_factory=list)
-    instructions: list[Instruction] = field(default_factory=list)
+    instructions: list[PtxInstruction] = field(default_factory=list)
     labels: dict[str, int] = field(default_factory=dict)
     tables: dict[str, list[str]] = field(default_factory=dict)
     defined: bool = True
