@@ -12,7 +12,7 @@ import numpy as np
 
 from ..decode.code import runs
 from ..decode.floats import half_bits
-from ..decode.matrices import Decode
+from ..decode.matrices import Decode, fragment
 from ..decode.registry import ENVIRONMENT, KEEP, Arg, Multiply
 from ..memory.layouts import DESCRIPTOR_UNIT, Descriptor
 from ..state.lanes import GROUP, WARP, LaneSet
@@ -361,10 +361,10 @@ def put_rows(machine: Host, places: Array, lanes: LaneSet, values: Array) -> Non
 
 def fragments(machine: Host, product: Product) -> Array:
     """Returns A from registers: (warpgroups, 64, 8 words), rows 16 w + g + 8 r, words t + 4 k of a row."""
-    lanes = product.lanes
-    held = rows_of(machine, product.bound.a_places, lanes)
-    parts = held.reshape(2, 2, len(product.first), GROUP, 8, 4)
-    return parts.transpose(2, 3, 1, 4, 0, 5).reshape(len(product.first), ROWS, 8)
+    out = np.empty((len(product.first) * GROUP, 16, 8), np.uint32)
+    parts = fragment(out)
+    parts[...] = rows_of(machine, product.bound.a_places, product.lanes).reshape(parts.shape)
+    return out.reshape(-1, ROWS, 8)
 
 
 def multiply(a: Array, b: Array, out: Array) -> None:
@@ -384,9 +384,7 @@ def registers(total: Array, control: Multiply) -> Array:
     """Returns D (warpgroups, 64, N) as (registers, lanes of the warpgroups)."""
     count, _, columns = total.shape
     if control.result == "f16":
-        halves = half_bits(total).reshape(count, GROUP, 2, 8, columns // 8, 4, 2)
-        turned = np.ascontiguousarray(halves.transpose(4, 2, 0, 1, 3, 5, 6))
-        return turned.view(np.uint32).reshape(columns // 4, count * THREADS)
+        return fragment(half_bits(total).view(np.uint32).reshape(-1, 16, columns // 2)).reshape(columns // 4, -1)
     # Eight columns of a row at a time, then one register at a time: twice as fast as at once.
     parts = np.ascontiguousarray(total.reshape(-1, columns).view(EIGHT).T).view(np.uint32)
     turned = np.empty((columns // 8, 2, 2, count * GROUP, WARP), np.uint32)
@@ -396,9 +394,8 @@ def registers(total: Array, control: Multiply) -> Array:
 
 def matrix(held: Array, count: int, control: Multiply) -> Array:
     """Returns D (warpgroups, 64, N) from the result of `registers`."""
-    columns = control.columns
-    if control.result == "f16":
-        halves = np.ascontiguousarray(held).view(np.float16).reshape(columns // 8, 2, count, GROUP, 8, 4, 2)
-        return halves.transpose(2, 3, 1, 4, 0, 5, 6).reshape(count, ROWS, columns).astype(np.float32)
-    parts = np.ascontiguousarray(held).view(np.float32).reshape(columns // 8, 2, 2, count, GROUP, 8, 4)
-    return parts.transpose(3, 4, 1, 5, 0, 6, 2).reshape(count, ROWS, columns)
+    elements, kind = (1, np.float16) if control.result == "f16" else (2, np.float32)
+    words = np.empty((count * GROUP, 16, control.columns * elements // 2), np.uint32)
+    parts = fragment(words, elements)
+    parts[...] = held.reshape(parts.shape)
+    return words.view(kind).reshape(count, ROWS, control.columns).astype(np.float32, copy=False)
