@@ -26,8 +26,9 @@ import numpy as np
 
 from .decode.code import Code
 from .decode.program import decode_all, function_addresses
-from .execute.machine import PtxMachine, Setup
+from .execute.machine import PtxMachine
 from .execute.processes import processes_asked, run_apart
+from .execute.registers import Setup
 from .execute.scheduler import Limits
 from .memory.spaces import PARAM_START, PARAM_WINDOW, LaunchMemory, Observer
 from .order.history import LaunchClock, Launches, OrderedLaunch, Past

@@ -45,9 +45,6 @@ Thunk = Callable[[], object]
 
 DType = np.dtype[Any]
 
-Temp = Callable[[str, tuple[int, ...], Any], Array]
-"""`Frame.temp`: lends an array by name, shape and dtype."""
-
 
 class WarpgroupUnit(Protocol):
     """The warpgroups' products in flight (`execute.warpgroups`)."""
@@ -355,23 +352,9 @@ def taken(i: PtxInstruction, *groups: str, ignored: Collection[str] = ()) -> lis
 ANY_TYPE = f"!{' '.join(TYPES)}"
 
 
-def pure(
-    fn: Callable[..., Thunk],
-    writes: Sequence[Arg],
-    reads: Sequence[Arg],
-    mode: int | None = None,
-    *,
-    scratch: bool = False,
-) -> Plan:
-    """Returns a plan whose thunk is `fn(*writes, *reads)` of the arrays: arithmetic without memory or neighbours.
-
-    With `scratch`, `fn` first gets `Frame.temp`, which lends arrays that hold nothing from one instruction to the next.
-    """
-
-    def bind(frame: Frame, out: Arrays, ins: Arrays) -> Thunk:
-        return fn(frame.temp, *out, *ins) if scratch else fn(*out, *ins)
-
-    return Plan(tuple(writes), tuple(reads), bind, mode)
+def pure(fn: Callable[..., Thunk], writes: Sequence[Arg], reads: Sequence[Arg]) -> Plan:
+    """Returns a plan whose thunk is `fn(*writes, *reads)` of the arrays: arithmetic without memory or neighbours."""
+    return Plan(tuple(writes), tuple(reads), lambda frame, out, ins: fn(*out, *ins))
 
 
 def act(

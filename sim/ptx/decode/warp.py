@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ..state.lanes import WARP, warp_bits
+from ..state.lanes import WARP, run_starts, warp_bits
 from ..text.syntax import SINK, TYPES, Array, Not, Pair, PtxInstruction, Unsupported
 from .registry import Arrays, Frame, Plan, Thunk, act, arg, opcode, taken
 
@@ -219,7 +219,7 @@ def redux(i: PtxInstruction) -> Plan:
     def reduce(lanes: LaneSet, value: Array, mask: Array) -> Array:
         group = groups(lanes, mask)
         order = np.argsort(group, kind="stable")
-        starts = np.flatnonzero(np.diff(group[order], prepend=-1))
+        starts = run_starts(group[order])
         reduced = fn.reduceat(np.abs(value[order]) if magnitude else value[order], starts, dtype=value.dtype)
         return reduced[group]
 

@@ -20,9 +20,9 @@ from ..decode.registry import ENVIRONMENT, KEEP, Barrier, ClusterBarrier, WarpBa
 from ..order.clocks import highest
 from ..order.happens_before import Released
 from ..report.findings import WARNING, Stuck, Verdict, crowd
-from ..state.lanes import WARP, LaneSet
+from ..state.lanes import WARP, LaneSet, by_value
 from ..text.syntax import Array
-from .registers import Host, WaveUnit
+from .registers import RegisterFiles, WaveUnit
 
 
 @dataclass
@@ -100,7 +100,7 @@ def parts_of(arrivals: list[BarrierArrival], chosen: Array) -> list[BarrierArriv
 class Barriers(WaveUnit):
     """The sixteen barriers of each block of a wave: `meetings`, by number, with arrivals."""
 
-    def __init__(self, machine: Host):
+    def __init__(self, machine: RegisterFiles):
         super().__init__(machine)
         self.meetings: dict[int, Meeting] = {}
         self.completed = np.zeros(self.wave.blocks, np.int64)
@@ -125,9 +125,7 @@ class Barriers(WaveUnit):
         if lanes.n == 1 or not np.count_nonzero(number != number[0]):
             self.come(arrival, expected)
             return
-        number = number.copy()
-        for barrier in np.unique(number).tolist():
-            at = np.flatnonzero(number == barrier)
+        for barrier, at in by_value(number.copy()):
             part = replace(arrival, barrier=barrier, lanes=lanes.subset(at), values=None if values is None else values[at])
             self.come(part, None if expected is None else expected[at])
 
@@ -326,7 +324,7 @@ class Barriers(WaveUnit):
 class WarpBarriers(WaveUnit):
     """bar.warp.sync: lanes with the same member mask meet, at whatever instruction they are."""
 
-    def __init__(self, machine: Host):
+    def __init__(self, machine: RegisterFiles):
         super().__init__(machine)
         self.waiting: dict[tuple[int, int], list[tuple[int, LaneSet]]] = {}
 
@@ -394,7 +392,7 @@ class ClusterPhases:
 class ClusterBarriers(WaveUnit):
     """The barriers of the clusters of a wave."""
 
-    def __init__(self, machine: Host):
+    def __init__(self, machine: RegisterFiles):
         super().__init__(machine)
         self.per = self.wave.cluster * self.wave.lanes_per_block
         self.phases: dict[int, ClusterPhases] = {}

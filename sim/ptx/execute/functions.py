@@ -15,7 +15,7 @@ from ..decode.registry import FunctionCall
 from ..memory.spaces import LaunchMemory
 from ..state.lanes import LaneSet
 from ..text.syntax import Array, Function
-from .registers import Host, WaveUnit
+from .registers import RegisterFiles, WaveUnit
 from .unwritten import Shadows
 
 _CONVERSION = re.compile(
@@ -87,7 +87,7 @@ DEEPEST = 1024
 class DeviceFunctions(WaveUnit):
     """The calls of a wave."""
 
-    def __init__(self, machine: Host, shadows: Shadows):
+    def __init__(self, machine: RegisterFiles, shadows: Shadows):
         super().__init__(machine)
         self.shadows = shadows
         # The call instruction from which each lane came, by device function.

@@ -18,7 +18,7 @@ from ..memory.layouts import DESCRIPTOR_UNIT, Descriptor
 from ..state.lanes import GROUP, WARP, LaneSet
 from ..state.segments import PAGE
 from ..text.syntax import Array, PtxInstruction
-from .registers import Host, WaveUnit
+from .registers import RegisterFiles, WaveUnit
 
 REMEMBERED = 512
 """Matrices whose units are kept."""
@@ -68,7 +68,7 @@ class MatrixOperand:
 class MatrixOperands(WaveUnit):
     """The maker of the operands of a wave."""
 
-    def __init__(self, machine: Host):
+    def __init__(self, machine: RegisterFiles):
         super().__init__(machine)
         self._matrices: dict[tuple[int, UnitShape], Matrix] = {}
 
@@ -209,7 +209,7 @@ Chain = list[tuple[Product, int]]
 """Steps along K of one warpgroup: a product, and the warpgroup's place in it."""
 
 
-def land(machine: Host, products: list[Product], due: Callable[[Product], Array]) -> None:
+def land(machine: RegisterFiles, products: list[Product], due: Callable[[Product], Array]) -> None:
     """Computes the due parts (booleans, a warpgroup each) of these products, oldest first: chains of steps at once, also of
     warpgroups that came to the same instructions one after the other.
     """
@@ -261,14 +261,14 @@ def together(step: Sequence[tuple[Product, int]]) -> ProductStep:
     return [(product, np.array(at)) for product, at in out]
 
 
-def compute(machine: Host, steps: list[ProductStep]) -> None:
+def compute(machine: RegisterFiles, steps: list[ProductStep]) -> None:
     """Computes steps of one chain as one product along K."""
     ENVIRONMENT.setter(KEEP)()  # tensor cores flush nothing, whatever instructions around them do
     _compute(machine, steps)
     ENVIRONMENT.setter(machine.code.base_mode)()
 
 
-def _compute(machine: Host, steps: list[ProductStep]) -> None:
+def _compute(machine: RegisterFiles, steps: list[ProductStep]) -> None:
     control, sums = steps[0][0][0].bound.control, steps[0][0][0].sums
     slots, adds = (gathered([getattr(p, name)[at] for p, at in steps[0]]) for name in ("slots", "adds"))
     a, b = factor(machine, steps, 0), factor(machine, steps, 1)
@@ -299,7 +299,7 @@ def gathered(parts: list[Array], axis: int = 0) -> Array:
     return parts[0] if len(parts) == 1 else np.concatenate(parts, axis=axis)
 
 
-def factor(machine: Host, steps: list[ProductStep], side: int) -> Array:
+def factor(machine: RegisterFiles, steps: list[ProductStep], side: int) -> Array:
     """Returns A (side 0) as (warpgroups, 64, K), or B as (warpgroups, K, N), of steps side by side along K; B only once for
     contiguous warpgroups that have it in common, if they are equally many everywhere.
     """
@@ -337,7 +337,7 @@ def in_common(step: ProductStep) -> int:
     return 1 if np.count_nonzero(runs != runs[:, :1]) else count
 
 
-def rows_of(machine: Host, places: Array, lanes: LaneSet) -> Array:
+def rows_of(machine: RegisterFiles, places: Array, lanes: LaneSet) -> Array:
     """Returns registers of 32 bits as (registers, lanes)."""
     file, grid = machine.full.files[32], lanes.grid
     if grid is None:
@@ -348,7 +348,7 @@ def rows_of(machine: Host, places: Array, lanes: LaneSet) -> Array:
     return out.reshape(len(places), lanes.n)
 
 
-def put_rows(machine: Host, places: Array, lanes: LaneSet, values: Array) -> None:
+def put_rows(machine: RegisterFiles, places: Array, lanes: LaneSet, values: Array) -> None:
     """Writes registers of 32 bits, (registers, lanes)."""
     file, grid = machine.full.files[32], lanes.grid
     if grid is None:
@@ -359,7 +359,7 @@ def put_rows(machine: Host, places: Array, lanes: LaneSet, values: Array) -> Non
         there[run] = held[at]
 
 
-def fragments(machine: Host, product: Product) -> Array:
+def fragments(machine: RegisterFiles, product: Product) -> Array:
     """Returns A from registers: (warpgroups, 64, 8 words), rows 16 w + g + 8 r, words t + 4 k of a row."""
     out = np.empty((len(product.first) * GROUP, 16, 8), np.uint32)
     parts = fragment(out)

@@ -17,7 +17,7 @@ from ..decode.flow import CodeLoop, ExitTest
 from ..decode.registry import Arg
 from ..order.accesses import is_strong
 from ..report.findings import Findings, at_line, source
-from ..state.lanes import WARP, LaneSet, Wave, merged
+from ..state.lanes import WARP, LaneSet, Wave, by_value, merged
 from ..text.syntax import Array, PtxInstruction
 
 PATIENCE = 512
@@ -137,8 +137,7 @@ class SeededReady(ReadyLanes):
     def by_kinds(self, kinds: Array) -> Array:
         """Returns the same for blocks of these kinds: in those of the first one warps are apart, in the others warpgroups."""
         teams, warps = self.by_warps(), self.wave.warps_per_block
-        for kind in np.unique(kinds).tolist():
-            mine = np.flatnonzero(kinds == kind)
+        for kind, mine in by_value(kinds):
             if kind == 0:
                 teams[mine] = teams[mine[0]]
             else:

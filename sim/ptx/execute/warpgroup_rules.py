@@ -28,13 +28,13 @@ from ..decode.registry import Arg, RegisterCount, Thunk
 from ..report.findings import Findings, Stuck, source, source_and_call
 from ..state.lanes import GROUP, WARP, LaneSet, Wave
 from ..text.syntax import TYPES, Array, PtxInstruction
-from .registers import Host, RegisterFrame, WaveUnit
+from .registers import RegisterFiles, RegisterFrame, WaveUnit
 
 
 class Agreement(WaveUnit):
     """Warpgroups of a wave, by first warp: `ahead`, instructions of each warp that not all have run; `broken`, disagreements."""
 
-    def __init__(self, machine: Host):
+    def __init__(self, machine: RegisterFiles):
         super().__init__(machine)
         self.per_block = self.wave.warps_per_block
         self.ahead: dict[int, list[list[PtxInstruction]]] = {}
@@ -162,7 +162,7 @@ def name(i: PtxInstruction) -> str:
 class RegisterPools(WaveUnit):
     """The pools of a wave's blocks. `held`: registers per thread of each warp; `free`: registers of each block."""
 
-    def __init__(self, machine: Host, agreement: Agreement):
+    def __init__(self, machine: RegisterFiles, agreement: Agreement):
         super().__init__(machine)
         self.agreement = agreement
         self.launch = self.code.registers

@@ -14,11 +14,11 @@ from ..decode.matrices import decoder
 from ..decode.registry import Arg, Multiply, MultiplyWait
 from ..memory.layouts import DESCRIPTOR_UNIT, MODES, Descriptor
 from ..report.findings import Stuck, source
-from ..state.lanes import GROUP, WARP, LaneSet, merged
+from ..state.lanes import GROUP, WARP, LaneSet, by_value, merged
 from ..state.segments import IN_FLIGHT, UNWRITTEN
 from ..text.syntax import Array, PtxInstruction, Reg
 from .products import ROWS, THREADS, BoundProduct, MatrixOperand, MatrixOperands, Product, Sums, land, matrix, put_rows, rows_of
-from .registers import Host, WaveUnit
+from .registers import RegisterFiles, WaveUnit
 from .warpgroup_rules import BITS, SLOTS, Agreement, Flights
 
 MODE_NUMBERS = np.array([MODES[Descriptor.of(bits << 62).mode] for bits in range(4)], np.uint8)
@@ -34,7 +34,7 @@ EARLY = 0.06
 class Warpgroups(WaveUnit):
     """The products of a wave."""
 
-    def __init__(self, machine: Host, flights: Flights, random: np.random.Generator | None):
+    def __init__(self, machine: RegisterFiles, flights: Flights, random: np.random.Generator | None):
         super().__init__(machine)
         self.flights = flights
         self.random = random
@@ -191,8 +191,7 @@ class Warpgroups(WaveUnit):
         units = operand.units()
         if memory.swizzles.all_are(units, modes[:, None, None]):
             return
-        for bits in np.unique(descriptors).tolist():
-            at = np.flatnonzero(descriptors == bits)
+        for bits, at in by_value(descriptors):
             rows, mode = units[at].reshape(-1), Descriptor.of(bits).mode
             if memory.races is not None and memory.races.tiles is not None:
                 rows = rows[memory.races.tiles.of_tensor_copies(rows)]

@@ -19,7 +19,7 @@ from cupyflash.words import plural
 
 from ..order.accesses import BLOCK, CLUSTER
 from ..report.findings import ERROR, WARNING, Stuck, Verdict
-from ..state.lanes import LaneSet, merged
+from ..state.lanes import LaneSet, by_value, merged
 from ..state.segments import WRITTEN
 from ..text.syntax import Array, PtxInstruction
 from .ports import PORTS, element
@@ -171,7 +171,7 @@ class MBarriers(MemoryUnit):
         """Returns (object, positions of its lanes) for each object."""
         starts = runs(keys)
         if starts is None:
-            return [(key, np.flatnonzero(keys == key)) for key in np.unique(keys).tolist()]
+            return list(by_value(keys))
         return [(int(keys[a]), np.arange(a, b)) for a, b in pairwise([*starts.tolist(), len(keys)])]
 
     # -- arrivals ---------------------------------------------------------------------------------------------------------

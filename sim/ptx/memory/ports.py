@@ -18,7 +18,7 @@ import numpy as np
 
 from cupyflash.words import plural
 
-from ..state.lanes import LaneSet
+from ..state.lanes import LaneSet, by_value
 from ..state.segments import IN_FLIGHT, UNWRITTEN, WINDOW_BITS, WRITTEN, Access, Segment
 from ..text.syntax import ELEMENT, UNSIGNED, Array, PtxInstruction
 from .spaces import LOCAL_WINDOW, PARAM_WINDOW, SHARED_WINDOW, SPACE_BITS, STORES, LaunchMemory
@@ -438,9 +438,8 @@ class GenericPort(Port):
                 self.base, self.whole = first, self.port(first, lanes.n)
             return self.whole.resolve(lanes, addresses - np.uint64(first) if self.is_window(first) else addresses)
         parts: list[Part] = []
-        for space in np.unique(spaces):
-            positions = np.flatnonzero(spaces == space)
-            base = int(space) << SPACE_BITS
+        for space, positions in by_value(spaces):
+            base = space << SPACE_BITS
             at = addresses[positions] - np.uint64(base if self.is_window(base) else 0)
             for view, index, inner in self.port(base, len(positions)).resolve(lanes.subset(positions), at):
                 parts.append((view, index, positions if inner is None else positions[inner]))

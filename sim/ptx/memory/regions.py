@@ -17,7 +17,7 @@ import numpy as np
 
 from cupyflash.words import plural
 
-from ..state.lanes import SECTOR, LaneSet
+from ..state.lanes import SECTOR, LaneSet, by_value
 from ..state.segments import UNWRITTEN, WINDOW_BITS, WRITTEN, Segment
 from ..text.syntax import ELEMENT, Array, PtxInstruction
 from .layouts import MAP_ALIGN, MAP_BYTES, NAN, Description, decode
@@ -264,8 +264,7 @@ class Maps(MemoryUnit):
     def find(self, lanes: LaneSet, addresses: Array, rank: int, i: PtxInstruction) -> list[tuple[Array, TensorBox, Segment, int]]:
         """Returns the good maps at the lanes' addresses: (positions of lanes, box, tensor, tensor's address). rank: 0 for any."""
         found = []
-        for address in np.unique(addresses).tolist():
-            at = np.flatnonzero(addresses == address)
+        for address, at in by_value(addresses):
             some = lanes.subset(at)
             wrong = self.wrong(some, address, i)
             if wrong is None:

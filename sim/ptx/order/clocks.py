@@ -31,7 +31,7 @@ from functools import cached_property
 
 import numpy as np
 
-from ..state.lanes import WARP, LaneSet, Wave
+from ..state.lanes import WARP, LaneSet, Wave, run_starts
 from ..text.syntax import Array, PtxInstruction
 
 STAMP = 32
@@ -127,7 +127,7 @@ class Groups:
         warp = index // WARP
         heads = np.flatnonzero((np.diff(self.number, prepend=-1) != 0) | (np.diff(warp, prepend=-1) != 0))
         self.warps, self.owner = warp[heads], self.number[heads]
-        self.first = np.flatnonzero(np.diff(self.owner, prepend=-1))
+        self.first = run_starts(self.owner)
 
     def highest(self, rows: Array) -> Array:
         """Returns the maximum over the warps of each group of `rows` (warps, any)."""
@@ -236,7 +236,7 @@ class LaneClocks:
         at = np.flatnonzero(slots)
         if len(at):
             number = groups.number[at]
-            starts = np.flatnonzero(np.diff(number, prepend=-1))
+            starts = run_starts(number)
             highest = np.maximum.reduceat(rows.lanes[slots[at]], starts, axis=0)
             out[number[starts]] = np.maximum(out[number[starts]], highest)
         return out

@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 
 from ..report.findings import ERROR, WARNING, Findings, Key, Verdict, place_of, source_and_call, thread_name
-from ..state.lanes import WARP, LaneSet, Wave
+from ..state.lanes import WARP, LaneSet, Wave, by_value
 from ..state.segments import Segment
 from ..text.syntax import Array, PtxInstruction
 from .accesses import SAME, STORES, Area, Boxes, Shadow, Sharing, Stored, Table, Touch, Who, is_async, windows
@@ -292,8 +292,8 @@ class Detector(Order):
     ) -> None:
         """Reports a finding for each pair of instructions, at the later one in the code; `verbs`: their acts; `what`: outcome."""
         segment, i = access.segment, access.instruction
-        for number in np.unique(by).tolist():
-            at = int(np.flatnonzero(by == number)[0])
+        for number, places in by_value(by):
+            at = int(places[0])
             position, first = int(access.who.position[where[at]]), int(entries[at])
             theirs = self.instructions[number]
             address = int(access.addresses[position])
@@ -312,7 +312,7 @@ class Detector(Order):
             )
             tensor = None if segment is None else segment.name
             key: Key = ("race", *sorted((place_of(i), place_of(theirs)), key=str), tensor)
-            count = int(np.count_nonzero(by == number))
+            count = len(places)
             verdict = Verdict("race", severity)
             self.findings.record(verdict, message, (at_fault, second), main, key, count=count, address=address, tensor=tensor)
 

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ..state.lanes import WARP, LaneSet, Wave
+from ..state.lanes import WARP, LaneSet, Wave, run_starts
 from ..text.syntax import Array, PtxInstruction
 from .accesses import BLOCK, CLUSTER, DEVICE, scope_of
 from .clocks import (
@@ -126,7 +126,7 @@ class Order(WaveClocks):
     def fence_proxy(self, lanes: LaneSet, i: PtxInstruction) -> None:
         """Runs a fence.proxy.async of these lanes."""
         if self.proxy is not None:
-            warps = self.groups(lanes, np.flatnonzero(np.diff(lanes.warp, prepend=-1)))
+            warps = self.groups(lanes, run_starts(lanes.warp))
             self.proxy.fence(warps, self.heard.knows(warps), i)
 
     # -- barriers ------------------------------------------------------------------------------------------------------

@@ -23,7 +23,7 @@ import numpy as np
 from numpy.lib.array_utils import byte_bounds
 
 from ..report.findings import Key, place_of, source_and_call, thread_name
-from ..state.lanes import WARP, LaneSet
+from ..state.lanes import WARP, LaneSet, by_value, run_starts
 from ..state.segments import Segment
 from ..text.syntax import Array, PtxInstruction
 from .accesses import DEVICE, Area, ShadowAccess, Table, scope_of, zeros
@@ -369,7 +369,7 @@ class Launches:
         if self._waited[mine].all():
             return
         self._waited[mine] = True
-        heads = np.flatnonzero(np.diff(lanes.warp, prepend=-1))
+        heads = run_starts(lanes.warp)
         several = np.where(np.diff(heads, append=lanes.n) > 1, LANES, ONE)
         self._waits = np.concatenate((self._waits, (mine[heads] | (races.now << STAMP | several)).view(np.uint64)))
         races.now += 1
@@ -380,7 +380,7 @@ class Launches:
         """
         races = self.races
         behind = self.have_waited(lanes.index + races.first)
-        heads = np.flatnonzero(np.diff(lanes.warp, prepend=-1))
+        heads = run_starts(lanes.warp)
         for at, end in zip(heads.tolist(), [*heads[1:].tolist(), lanes.n], strict=True):
             block = int(lanes.block[at]) + races.wave.first_block
             released = races.handed_on(lanes.index[at:end] + races.first)
@@ -406,8 +406,7 @@ class Launches:
         """Returns a mask of these lanes of the grid that are behind some of these entries, mostly of their own cluster."""
         out, per = np.zeros(len(mine), bool), self.races.per
         cluster, theirs = mine // per, lanes_of(entries) // per
-        for unit in np.unique(cluster).tolist():
-            at = np.flatnonzero(cluster == unit)
+        for unit, at in by_value(cluster):
             out[at] = self.behind_any(mine[at], entries[theirs == unit])
         if self.races.learns and not out.all():
             out[~out] = self.behind_any(mine[~out], entries)
@@ -508,9 +507,8 @@ class Launches:
                 some, which = np.unique(mine[over], return_inverse=True)
                 over[over] = self.behind(some, heard.entries)[which]
                 at, mine = at[~over], mine[~over]
-        for number in np.unique(sites[at]).tolist():
-            those = at[sites[at] == number]
-            first = int(those[0])
+        for number, those in by_value(sites[at]):
+            first = int(at[those[0]])
             self.report(access, int(position[first]), int(entries[first]), self.site(number), verbs, len(those))
 
     def report(self, access: ShadowAccess, at: int, entry: int, theirs: Site, verbs: tuple[str, str], count: int) -> None:

@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from ..report.findings import Findings, Key, place_of, source_and_call, thread_name
-from ..state.lanes import LaneSet, Wave
+from ..state.lanes import LaneSet, Wave, by_value
 from ..state.segments import Access, Segment
 from ..text.syntax import Array, PtxInstruction
 from .accesses import (
@@ -439,8 +439,8 @@ class Lifetimes:
     def check(self, block: int) -> None:
         touched = self.touched[block]
         late = np.flatnonzero(touched.stamps > self.over[block])
-        for number in np.unique(touched.by[late]).tolist():
-            lanes = late[touched.by[late] == number]
+        for number, at in by_value(touched.by[late]):
+            lanes = late[at]
             i = self.races.instructions[number]
             place = self.wave.place(block // self.wave.cluster * self.races.per + int(lanes[0]))
             message = (

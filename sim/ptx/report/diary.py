@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ..state.lanes import GROUP, WARP, LaneSet, Wave, wavefronts
+from ..state.lanes import GROUP, WARP, LaneSet, Wave, run_starts, wavefronts
 from ..state.segments import Access, Segment
 from ..text.syntax import Array, PtxInstruction
 from .counters import copies_by_lanes
@@ -62,7 +62,7 @@ class Writers:
         table, each = self.table(segment), np.repeat(numbers, words.shape[1])
         order = np.argsort(words, axis=None, kind="stable")
         found, each = words.reshape(-1)[order], each[order]
-        for a, b in pairwise([*np.flatnonzero(np.diff(found, prepend=-1)).tolist(), len(found)]):
+        for a, b in pairwise([*run_starts(found).tolist(), len(found)]):
             before, mine = self.every[table[found[a]]], np.unique(each[a:b]).tolist()
             rows = {self.rows[number] for number in mine if number}
             kept = [number for number in before.by if self.rows[number] not in rows]
@@ -303,7 +303,7 @@ class Diary:
                 self._parts.clear()
             first, end = (int(n) for n in np.searchsorted(lanes.index, (self._first, self._end)))
             rows = (lanes.index[first:end] - self._first) // WARP
-            starts = np.flatnonzero(np.diff(rows, prepend=-1)).tolist()
+            starts = run_starts(rows).tolist()
             found = self._parts[lanes] = [
                 DiaryPart(int(rows[a]), first + a, first + b, lanes.subset(np.arange(first + a, first + b)))
                 for a, b in pairwise([*starts, end - first])

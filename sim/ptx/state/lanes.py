@@ -7,7 +7,7 @@ conflicts, distinct bytes and sectors) are computed once a pattern.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
@@ -107,6 +107,17 @@ class Patterns:
             self._lanes -= lanes.n
         patterns.append(found)
         return int(start), found
+
+
+def run_starts(numbers: Array) -> Array:
+    """Returns the places where runs of equal numbers (not negative) begin."""
+    return np.flatnonzero(np.diff(numbers, prepend=-1))
+
+
+def by_value(values: Array) -> Iterator[tuple[int, Array]]:
+    """Yields each of the values, the lowest first, with its places."""
+    for value in np.unique(values).tolist():
+        yield value, np.flatnonzero(values == value)
 
 
 def distinct(keys: Array) -> int:
@@ -344,7 +355,7 @@ class LaneSet:
 
     def split(self, values: Array) -> list[tuple[int, LaneSet]]:
         """Returns each of the values, one a lane, with the lanes that have it."""
-        return [(value, self.where(values == value)) for value in np.unique(values).tolist()]
+        return [(value, self.subset(at)) for value, at in by_value(values)]
 
     @cached_property
     def grid(self) -> Grid | None:
@@ -369,8 +380,7 @@ class LaneSet:
     @cached_property
     def warp_ids(self) -> Array:
         """The warps of which at least one lane is in the set."""
-        warp = self.warp
-        return warp[np.concatenate(([True], warp[1:] != warp[:-1]))]
+        return self.warp[run_starts(self.warp)]
 
     @cached_property
     def warp_bits(self) -> int:
@@ -382,8 +392,7 @@ class LaneSet:
     @cached_property
     def block_starts(self) -> Array:
         """Positions at which the lanes of each block begin."""
-        block = self.block
-        return np.flatnonzero(np.concatenate(([True], block[1:] != block[:-1])))
+        return run_starts(self.block)
 
     @cached_property
     def block_ids(self) -> Array:
