@@ -15,7 +15,7 @@ from ..state.lanes import LaneSet
 from ..text.syntax import ELEMENT, SINK, TYPES, Array, Mem, Operand, PtxInstruction, PtxType, Reg, Sym, Unsupported
 from .floats import narrow, wide
 from .registry import ANY_TYPE, Arg, Arrays, Frame, Plan, Thunk, act, arg, items, opcode, pure, taken
-from .rows import extended
+from .rows import HALF_TYPES, extended
 
 WINDOWS = {"shared": SHARED_WINDOW, "local": LOCAL_WINDOW, "global": 0, "const": 0, "param": PARAM_WINDOW}
 SPACES = "global shared shared::cta shared::cluster local const param param::entry"
@@ -268,35 +268,19 @@ Update = Callable[[Array, Array, Array], Array]
 """(old value, first operand, second operand) to the new value."""
 
 
-def _float_add(type_: PtxType) -> Update:
-    packed = type_.name in ("f16x2", "bf16x2")
-    if type_.bits == 16 or packed:
-        storage = np.dtype(np.uint16 if type_.name.startswith("b") else np.float16)
-
-        def add_halves(old: Array, value: Array, _: Array) -> Array:
-            total = wide(old.view(storage), type_) + wide(value.view(storage), type_)
-            return narrow(total, type_).view(old.dtype)
-
-        return add_halves
-
-    def add(old: Array, value: Array, _: Array) -> Array:
-        total = old.view(type_.dtype) + value.view(type_.dtype)
-        return total.view(old.dtype)
-
-    return add
-
-
 def update(name: str, type_: PtxType) -> Update:
     """Returns the function of the new value, on arrays of raw bits."""
-    kind = type_.dtype
+    storage = np.dtype(np.uint16 if type_.name.startswith("b") else np.float16)
 
-    def extreme(fn: np.ufunc) -> Update:
-        return lambda old, value, _: fn(old.view(kind), value.view(kind)).view(old.dtype)
+    def of_numbers(fn: np.ufunc) -> Update:
+        if type_.name not in HALF_TYPES:
+            return lambda old, value, _: fn(old.view(type_.dtype), value.view(type_.dtype)).view(old.dtype)
+        return lambda old, value, _: narrow(fn(*(wide(x.view(storage), type_) for x in (old, value))), type_).view(old.dtype)
 
-    if name == "add" and type_.kind == "f":
-        return _float_add(type_)
     table: dict[str, Update] = {
-        "add": lambda old, value, _: old + value,
+        "add": of_numbers(np.add),
+        "min": of_numbers(np.fmin),
+        "max": of_numbers(np.fmax),
         "and": lambda old, value, _: old & value,
         "or": lambda old, value, _: old | value,
         "xor": lambda old, value, _: old ^ value,
@@ -304,8 +288,6 @@ def update(name: str, type_: PtxType) -> Update:
         "cas": lambda old, compare, value: np.where(old == compare, value, old),
         "inc": lambda old, value, _: np.where(old >= value, old.dtype.type(0), old + old.dtype.type(1)),
         "dec": lambda old, value, _: np.where((old == 0) | (old > value), value, old - old.dtype.type(1)),
-        "min": extreme(np.minimum),
-        "max": extreme(np.maximum),
     }
     return table[name]
 

@@ -80,7 +80,8 @@ class Code(LiveRegisters):
         modes = Counter(plan.mode for plan in self.plans if plan.mode in (KEEP, FLUSH))
         self.base_mode: int = modes.most_common(1)[0][0] if modes else KEEP
         self.communicates = any(may_wait_for_other_blocks(i) for i in self.instructions)
-        self._regions: dict[tuple[int, bool], CodeRegion] = {}
+        self.regions: dict[tuple[int, bool], CodeRegion] = {}
+        """The regions so far, by (start, converged)."""
         self._mixes: dict[tuple[int, int], Mix] = {}
         self._rows: dict[int, list[tuple[int, Array, list[slice]]]] = {0: []}
 
@@ -221,7 +222,7 @@ class Code(LiveRegisters):
 
     def region(self, pc: int, converged: bool) -> CodeRegion:
         """Returns the straight code from `pc`. If warps are not converged it stops before the next warp-wide instruction."""
-        found = self._regions.get((pc, converged))
+        found = self.regions.get((pc, converged))
         if found is not None:
             return found
         end = self.block_end(pc)
@@ -241,7 +242,7 @@ class Code(LiveRegisters):
             for nxt in self.successors(ends):
                 live |= self.block_in[nxt]
         region = CodeRegion(pc, end, ends, self.row_mask(used), self.row_mask(defined), self.row_mask(live))
-        self._regions[pc, converged] = region
+        self.regions[pc, converged] = region
         return region
 
     def mix(self, region: CodeRegion) -> Mix:
@@ -254,17 +255,13 @@ class Code(LiveRegisters):
             self._mixes[region.start, end] = found
         return found
 
-    def regions(self) -> dict[tuple[int, bool], CodeRegion]:
-        """Returns all regions, by (start, converged)."""
-        return self._regions
-
     def forget_counts(self) -> None:
-        for region in self._regions.values():
+        for region in self.regions.values():
             region.executed = region.threads = 0
 
     def executed(self) -> Iterator[tuple[Mix, int, int]]:
         """Yields the regions that ran: the instructions of each, and the numbers of warps and threads that ran it."""
-        return ((self.mix(one), one.executed, one.threads) for one in self._regions.values() if one.executed)
+        return ((self.mix(one), one.executed, one.threads) for one in self.regions.values() if one.executed)
 
 
 def runs(numbers: Array) -> list[tuple[slice, slice]]:

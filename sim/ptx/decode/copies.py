@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from ..memory.bulkcopy import Reduction, Shape, Update
+from ..memory.bulkcopy import Reduction, Shape
 from ..memory.ports import GlobalPort, Part, SharedPort
 from ..memory.regions import BAD, Region, Tile
 from ..memory.spaces import PARAM_WINDOW
@@ -15,7 +15,6 @@ from ..state.lanes import LaneSet
 from ..text.syntax import TYPES, UNSIGNED, Array, Imm, Mem, Operand, PtxError, PtxInstruction, PtxType, Reg, Unsupported
 from .access import address_arg, address_thunk, update
 from .control import on_objects
-from .floats import narrow, wide
 from .registry import Arg, Arrays, Frame, Plan, Thunk, act, arg, opcode, taken
 
 
@@ -212,17 +211,7 @@ def reduced_types(name: str, in_tensor: bool) -> str:
 
 def reduction(name: str, type_: PtxType) -> Reduction:
     """Returns a reduction on elements of a type."""
-    if name in ("min", "max") and type_.kind == "f":
-        return Reduction(half_extreme(np.fmin if name == "min" else np.fmax, type_), UNSIGNED[type_.bytes])
     return Reduction(update(name, type_), UNSIGNED[type_.bytes])
-
-
-def half_extreme(fn: np.ufunc, type_: PtxType) -> Update:
-    def extreme(old: Array, value: Array, _: Array) -> Array:
-        found = fn(wide(old.view(type_.dtype), type_), wide(value.view(type_.dtype), type_))
-        return narrow(found, type_).view(old.dtype)
-
-    return extreme
 
 
 def values_of(frame: Frame, ins: Arrays) -> list[Array]:

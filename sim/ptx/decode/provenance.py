@@ -45,18 +45,19 @@ def homes(plans: Sequence[Plan], variables: Mapping[str, Home]) -> dict[PtxInstr
         return {}
     names = frozenset(variables)
     held = provenance(plans, names)
-    addresses = {plan.instruction: own_address(plan.instruction) for plan in plans}
+    addresses = {plan.instruction: addresses_of(plan.instruction)[0] for plan in plans}
     own = {i: variables.get(of(address.base, held, names) or UNSURE) for i, address in addresses.items() if address is not None}
     return {i: home for i, home in own.items() if home is not None}
 
 
-def own_address(i: PtxInstruction) -> Mem | None:
-    """Returns the address in shared memory, or the generic one, that an instruction accesses; None: there are two, or none."""
-    if i.opcode == "cp" and {"shared::cluster", "shared::cta"} <= set(i.mods):
-        return None
-    found = [operand for operand in i.operands if isinstance(operand, Mem)]
-    outward = i.opcode == "cp" and "bulk_group" in i.mods
-    return None if not found else found[1] if outward and len(found) > 1 else found[0]
+def addresses_of(i: PtxInstruction) -> tuple[Mem | None, Mem | None]:
+    """Returns the addresses in shared and in global memory that an instruction accesses; a generic one may be either."""
+    first, second, *_ = [*(operand for operand in i.operands if isinstance(operand, Mem)), None, None]
+    if i.opcode != "cp" or second is None:
+        return first, first
+    if {"shared::cluster", "shared::cta"} <= set(i.mods):
+        return None, second
+    return (second, first) if "bulk_group" in i.mods else (first, second)
 
 
 def of(operand: Operand, held: Mapping[str, str], names: frozenset[str]) -> str | None:
@@ -236,7 +237,7 @@ def reached(plans: Sequence[Plan], params: Sequence[Variable]) -> list[frozenset
             return frozenset({address.base.name})
         return frozenset(one for one in carried.get(address.base.name, ()) if not isinstance(one, AddressPiece))
 
-    return [places(global_address(i)) for i in instructions]
+    return [places(addresses_of(i)[1]) for i in instructions]
 
 
 def origin_steps(plans: Sequence[Plan], params: Sequence[Variable], addresses: ParameterAddresses) -> list[AddressStep]:
@@ -349,13 +350,6 @@ class ParameterAddresses:
         places = {(param, None if offset is None else offset + address.offset + plus) for param, offset in self.of(address.base)}
         known = "param" in i.mods or (isinstance(address.base, Reg) and address.base.name in self.only)
         return places if known and places else places | {("*", None)}
-
-
-def global_address(i: PtxInstruction) -> Mem | None:
-    """Returns the address in global memory that an instruction accesses, if any: the second one of a copy into shared memory."""
-    found = [o for o in i.operands if isinstance(o, Mem)]
-    inward = i.opcode == "cp" and "bulk_group" not in i.mods
-    return found[1] if inward and len(found) > 1 else found[0] if found else None
 
 
 # -- guessed loads -----------------------------------------------------------------------------------------------------------

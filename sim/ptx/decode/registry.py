@@ -24,12 +24,15 @@ from ..memory.mbarriers import MBarriers
 from ..memory.spaces import LaunchMemory
 from ..state.lanes import LaneSet
 from ..text.syntax import (
+    SINK,
     TYPES,
+    UNDECODED,
     Array,
     Group,
     Imm,
     Not,
     Operand,
+    Pair,
     PtxError,
     PtxInstruction,
     PtxType,
@@ -234,9 +237,6 @@ def _unbound(frame: Frame, out: Arrays, ins: Arrays) -> Thunk:
     raise AssertionError("a control instruction has no thunk")
 
 
-UNDECODED = PtxInstruction("", (), (), None, 0, None, "")
-
-
 @dataclass(frozen=True)
 class Plan:
     """The execution of one instruction, independent of any launch.
@@ -377,6 +377,11 @@ def arg(operand: Operand, type_: PtxType) -> Arg:
     if type_.name in PACKED:
         return Arg(operand, np.dtype(PACKED[type_.name]), packed=True)
     return Arg(operand, type_.dtype)
+
+
+def pair(operand: Operand) -> tuple[Operand, Operand]:
+    """Returns the two destinations of `a|b`, or one and none."""
+    return (operand.first, operand.second) if isinstance(operand, Pair) else (operand, SINK)
 
 
 def items(operand: Operand, count: int | None = None) -> tuple[Operand, ...]:

@@ -23,8 +23,8 @@ from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
-from ..text.syntax import SINK, TYPES, Array, Imm, Not, Operand, Pair, PtxInstruction, PtxType, Reg, Unsupported
-from .registry import KEEP, NEAREST, ROUNDING, Arg, Arrays, DType, Frame, Plan, Thunk, arg, known, mode, opcode
+from ..text.syntax import SINK, TYPES, Array, Imm, Not, Operand, PtxInstruction, PtxType, Reg, Unsupported
+from .registry import KEEP, NEAREST, ROUNDING, Arg, Arrays, DType, Frame, Plan, Thunk, arg, known, mode, opcode, pair
 
 # -- expressions --------------------------------------------------------------------------------------------------------------
 
@@ -497,7 +497,7 @@ def plan(case: Case, found: Meaning) -> Plan:
     reads = [*SOURCES[: len(sources)], *(["carry"] if "carry" in found.reads else [])]
     if len(sources) != len([name for name in found.reads if name in SOURCES]) + case.unused:
         raise Unsupported(f"unknown operand form: {len(sources)} operands behind the result")
-    first, second = (to.first, to.second) if isinstance(to, Pair) else (to, SINK)
+    first, second = pair(to)
     operands = dict(zip(SOURCES, sources, strict=False)) | {"d": to, "p": first, "q": second, "carry": CARRY}
     own = {"d": case.types[0]} | dict.fromkeys(SOURCES, case.types[-1])
     types = {name: KINDS.get(found.views.get(name, "")) or own[name] for name in (*found.targets, *reads)}

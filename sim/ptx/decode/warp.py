@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ..state.lanes import WARP, run_starts, warp_bits
-from ..text.syntax import SINK, TYPES, Array, Not, Pair, PtxInstruction, Unsupported
-from .registry import Arrays, Frame, Plan, Thunk, act, arg, opcode, taken
+from ..text.syntax import TYPES, Array, Not, Pair, PtxInstruction, Unsupported
+from .registry import Arrays, Frame, Plan, Thunk, act, arg, opcode, pair, taken
 
 if TYPE_CHECKING:
     from ..state.lanes import LaneSet
@@ -47,7 +47,7 @@ def source_lanes(mode: str, b: Array, c: Array, lane: Array) -> tuple[Array, Arr
 def shfl(i: PtxInstruction) -> Plan:
     _, mode, _ = taken(i, "!sync", "!up down bfly idx", "!b32")
     target, a, b, c, mask = i.operands
-    first, second = (target.first, target.second) if isinstance(target, Pair) else (target, SINK)
+    first, second = pair(target)
 
     def bind(frame: Frame, out: Arrays, ins: Arrays) -> Thunk:
         value, by, clamp, member = ins
@@ -181,7 +181,7 @@ def match(i: PtxInstruction) -> Plan:
     if mode == "any":
         return by_warp(equal_lanes, i, "b32", type_.name)
     target, a, mask = i.operands
-    first, second = (target.first, target.second) if isinstance(target, Pair) else (target, SINK)
+    first, second = pair(target)
 
     def run(frame: Frame, out: Arrays, ins: Arrays) -> None:
         named = np.broadcast_to(ins[1], frame.n)

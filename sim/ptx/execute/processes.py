@@ -138,7 +138,7 @@ def done_by(machine: PtxMachine) -> Done:
         raise RuntimeError("clocks go on from wave to wave")
     wrote = {number: one for number, one in memory.segments.items() if tally.wrote(one)}
     return Done(
-        {key: (region.executed, region.threads) for key, region in machine.code.regions().items() if region.executed},
+        {key: (region.executed, region.threads) for key, region in machine.code.regions.items() if region.executed},
         {name: dict(getattr(tally, name)) for name in (*TABLES, *COUNTS)},
         tally.barriers,
         {area.low: area.shadow.touched() for _, area in races.touched()},

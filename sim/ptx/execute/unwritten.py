@@ -177,7 +177,8 @@ class Shadows:
         others = [self.blank(plan.reads[k], lanes) for k in copied(plan) if isinstance(plan.reads[k].operand, Reg)]
         found = np.zeros(lanes.n, bool)
         for arg in every:
-            bad = holds & ~found & ~np.logical_and.reduce(others) & self.all_bits(arg, lanes)
+            blank, low = self.bits(arg, lanes)
+            bad = holds & ~found & ~np.logical_and.reduce(others) & (blank == low)
             if bad.any():
                 self.report(i, lanes, bad, [arg])
             found |= bad
@@ -188,8 +189,8 @@ class Shadows:
         doubtful = [name for name in names(args) if name in self.rows]
         if len(doubtful) < len(args):
             return
-        told = self.some_bit if any_bit else self.blank
-        bad = np.logical_and.reduce([holds, *(told(arg, lanes) for arg in args)])
+        told = (self.bits(arg, lanes)[0] != 0 if any_bit else self.blank(arg, lanes) for arg in args)
+        bad = np.logical_and.reduce([holds, *told])
         if bad.any():
             message = f"register {doubtful[0]}, which the thread never wrote, in {i.text!r}"
             position = int(np.flatnonzero(bad)[0])
@@ -206,15 +207,6 @@ class Shadows:
         bits = 8 * min(mine.itemsize, arg.dtype.itemsize * (2 if arg.packed else 1))
         low = np.array((1 << bits) - 1, mine.dtype)
         return mine & low, low
-
-    def some_bit(self, arg: Arg, lanes: LaneSet) -> Array:
-        """Returns a mask of the lanes in which some bit of an operand is unwritten."""
-        return self.bits(arg, lanes)[0] != 0
-
-    def all_bits(self, arg: Arg, lanes: LaneSet) -> Array:
-        """Returns a mask of the lanes in which all bits of an operand are unwritten."""
-        found, low = self.bits(arg, lanes)
-        return found == low
 
     def blank(self, arg: Arg, lanes: LaneSet) -> Array:
         """Returns a mask of the lanes in which an operand has unwritten bits and, besides, at most bits made by constants."""

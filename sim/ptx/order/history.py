@@ -25,7 +25,7 @@ from numpy.lib.array_utils import byte_bounds
 from ..report.findings import Key, place_of, source_and_call, thread_name
 from ..state.lanes import WARP, LaneSet, by_value, run_starts
 from ..state.segments import Segment
-from ..text.syntax import Array, PtxInstruction
+from ..text.syntax import UNDECODED, Array, PtxInstruction
 from .accesses import DEVICE, Area, ShadowAccess, Table, scope_of, zeros
 from .clocks import BLOCKS, CROWD, LANE, LANES, LEVEL, ONE, STAMP, WARPS, lanes_of, levels_of, stamps_of
 from .detector import Detector
@@ -124,6 +124,10 @@ class Site:
         return self.instruction.opcode == "ld"
 
 
+NOBODYS = Site(OrderedLaunch("", (-1, 0), LaunchClock(), LaunchClock()), UNDECODED)
+"""Site number 0, of a launch that is over for all."""
+
+
 class Marks:
     """One entry a granule, as in a launch (`order.clocks`), with the number of its site; 0: none."""
 
@@ -189,7 +193,7 @@ class Past:
 
     def __init__(self) -> None:
         self.regions: dict[tuple[int, int], SharedRegion] = {}
-        self.sites: list[Site | None] = [None]
+        self.sites = [NOBODYS]
         self.messages: dict[int, tuple[LaunchPart, LaunchClock]] = {}
         """The last release to the whole device at each address: the releasing launch's part, and the launches over for it."""
         self._kept = 0
@@ -201,11 +205,10 @@ class Past:
         over: dict[int, bool] = {}
         out = np.zeros(len(self.sites), bool)
         for number, site in enumerate(self.sites):
-            if site is not None:
-                known = over.get(id(site.run))
-                if known is None:
-                    known = over[id(site.run)] = clock.knows(site.run.launch)
-                out[number] = not known
+            known = over.get(id(site.run))
+            if known is None:
+                known = over[id(site.run)] = clock.knows(site.run.launch)
+            out[number] = not known
         return out
 
     def meeting(self, low: int, high: int) -> list[SharedRegion]:
@@ -214,7 +217,7 @@ class Past:
 
     def own(self, run: OrderedLaunch) -> Array:
         """Returns a mask of the sites of this launch."""
-        return np.array([site is not None and site.run is run for site in self.sites], bool)
+        return np.array([site.run is run for site in self.sites], bool)
 
     # -- a launch is over -----------------------------------------------------------------------------------------------------
 
@@ -285,7 +288,7 @@ class Past:
             for tables in region.kinds:
                 tables[:] = [one for one in tables if one.renumber(numbers)]
         self.regions = {place: one for place, one in self.regions.items() if any(one.kinds)}
-        self.sites = [None, *(site for site, keep in zip(self.sites, kept.tolist(), strict=True) if keep)]
+        self.sites = [NOBODYS, *(site for site, keep in zip(self.sites, kept.tolist(), strict=True) if keep)]
         self._kept = len(self.sites)
         self.messages = {at: told for at, told in self.messages.items() if not over.knows(told[0].run.launch)}
 
@@ -482,14 +485,9 @@ class Launches:
         out = sites != 0
         narrow = strong and scope_of(i.mods) != DEVICE
         for number in np.unique(sites[out]).tolist():
-            site = self.site(number)
+            site = self.past.sites[number]
             out[sites == number] = (writes or not site.loads) and (not strong or narrow or site.narrow)
         return out
-
-    def site(self, number: int) -> Site:
-        found = self.past.sites[number]
-        assert found is not None
-        return found
 
     def judge(self, access: ShadowAccess, entries: Array, sites: Array, position: Array, verbs: tuple[str, str]) -> None:
         """Reports earlier accesses, one a granule of the access, that nothing orders before it."""
@@ -509,7 +507,7 @@ class Launches:
                 at, mine = at[~over], mine[~over]
         for number, those in by_value(sites[at]):
             first = int(at[those[0]])
-            self.report(access, int(position[first]), int(entries[first]), self.site(number), verbs, len(those))
+            self.report(access, int(position[first]), int(entries[first]), self.past.sites[number], verbs, len(those))
 
     def report(self, access: ShadowAccess, at: int, entry: int, theirs: Site, verbs: tuple[str, str], count: int) -> None:
         """Reports a finding of this launch, the later one; `at`: the granule of the access, `entry`: the other side."""

@@ -210,6 +210,10 @@ class PtxInstruction:
         return tuple(TYPES[m] for m in self.mods if m in TYPES)
 
 
+UNDECODED = PtxInstruction("", (), (), None, 0, None, "")
+"""No instruction."""
+
+
 @dataclass
 class Variable:
     """A variable of a state space or a parameter. `size` bytes (0: extern, size given at launch); `init` its bytes.
