@@ -293,7 +293,7 @@ def mbarrier(i: PtxInstruction) -> Plan:
 
         def init(frame: Frame, lanes: LaneSet, keys: Array, values: Sequence[Array]) -> None:
             frame.machine.mbarriers.init(lanes, keys, values[0], i)
-            frame.machine.memory.shared_view(8).view(np.uint64)[keys] = values[0]
+            frame.machine.memory.shared[8].view(np.uint64)[keys] = values[0]
 
         return on_objects(i, memory, "st", init, None, [arg(count, word)])
     if action == "inval":

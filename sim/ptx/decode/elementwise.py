@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ..text.syntax import SINK, TYPES, Array, PtxInstruction, Reg, Unsupported, Vec
+from ..text.syntax import SINK, TYPES, Array, Operand, PtxInstruction, Reg, Unsupported, Vec
 from . import floats, integers
 from .floats import EIGHTS
 from .integers import PRMT_MODES, lookup
@@ -359,56 +359,32 @@ def mov(i: PtxInstruction) -> Plan:
         return decode(i)
     taken(i, ANY_TYPE)
     bits = i.type.bits
-    if isinstance(d, Vec):
-        return unpack(bits, d, a)
-    assert isinstance(a, Vec)
-    return pack(bits, d, a)
+    return regrouped(bits, d, a)
 
 
-def unpack(bits: int, d: Vec, a: object) -> Plan:
-    part = TYPES[f"b{bits // len(d.items)}"]
-    count = len(d.items)
+def regrouped(bits: int, d: Operand, a: Operand) -> Plan:
+    """Returns the plan that puts registers together to one, or takes one apart."""
+    whole, parts = (d, a) if isinstance(a, Vec) else (a, d)
+    if not isinstance(whole, Reg) or not isinstance(parts, Vec) or len(parts.items) not in (2, 4, 8):
+        raise Unsupported("a vector of this length, or not to or from one register")
+    count, packs = len(parts.items), parts is a
+    part = TYPES[f"b{bits // count}"]
 
     def make(*arrays: Array) -> Thunk:
-        *out, source = arrays
-        parts = [(o, k) for k, (o, item) in enumerate(zip(out, d.items, strict=True)) if item != SINK]
-        if source.ndim == 0:
-            raise Unsupported("unpacking a constant")
-        columns = [(o, source.view(part.dtype)[k::count]) for o, k in parts]
+        register, *pieces = arrays if packs else (arrays[-1], *arrays[:-1])
+        columns = [register.view(part.dtype)[k::count] for k in range(count)]
+        targets, sources = (columns, pieces) if packs else (pieces, columns)
+        moves = [(to, value) for to, value, item in zip(targets, sources, parts.items, strict=True) if packs or item != SINK]
+        overlapping = any(np.shares_memory(register, piece) for piece in pieces)
 
         def run() -> None:
-            values = [column.copy() for _, column in columns] if overlapping else [column for _, column in columns]
-            for (target, _), value in zip(columns, values, strict=True):
+            for target, value in [(to, value.copy()) for to, value in moves] if overlapping else moves:
                 target[...] = value
 
-        overlapping = any(np.shares_memory(o, source) for o, _ in parts)
         return run
 
-    if not isinstance(a, Reg):
-        raise Unsupported("unpacking something that is no register")
-    return pure(make, [arg(o, part) for o in d.items], [arg(a, TYPES[f"b{bits}"])])
-
-
-def pack(bits: int, d: object, a: Vec) -> Plan:
-    if len(a.items) not in (2, 4, 8):
-        raise Unsupported(f"packing {len(a.items)} registers")
-    part = TYPES[f"b{bits // len(a.items)}"]
-    count = len(a.items)
-    if not isinstance(d, Reg):
-        raise Unsupported("packing into something that is no register")
-
-    def make(target: Array, *sources: Array) -> Thunk:
-        columns = target.view(part.dtype)
-        own = any(np.shares_memory(target, s) for s in sources)
-
-        def run() -> None:
-            values = [s.copy() for s in sources] if own else sources
-            for k, value in enumerate(values):
-                columns[k::count] = value
-
-        return run
-
-    return pure(make, [arg(d, TYPES[f"b{bits}"])], [arg(o, part) for o in a.items])
+    one, several = [arg(whole, TYPES[f"b{bits}"])], [arg(o, part) for o in parts.items]
+    return pure(make, one, several) if packs else pure(make, several, one)
 
 
 def clock(d: object, a: Reg) -> Plan:

@@ -28,7 +28,6 @@ from ..text.syntax import (
     TYPES,
     UNDECODED,
     Array,
-    Group,
     Imm,
     Not,
     Operand,
@@ -386,7 +385,7 @@ def pair(operand: Operand) -> tuple[Operand, Operand]:
 
 def items(operand: Operand, count: int | None = None) -> tuple[Operand, ...]:
     """Returns the elements of a brace list, or the operand itself."""
-    found = operand.items if isinstance(operand, (Vec, Group)) else (operand,)
+    found = operand.items if isinstance(operand, Vec) else (operand,)
     if count is not None and len(found) != count:
         raise Unsupported(f"expected {count} registers, got {len(found)}")
     return found

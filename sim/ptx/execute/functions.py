@@ -172,7 +172,7 @@ class DeviceFunctions(WaveUnit):
 
     def local(self) -> Array:
         """Returns the local memory, a row of bytes a lane."""
-        return self.memory.local_view(1).reshape(self.wave.size, -1)
+        return self.memory.local[1].reshape(self.wave.size, -1)
 
     def bytes_of(self, lanes: LaneSet, variable: str, size: int) -> Array:
         """Returns a parameter or result of a call: (lanes, size) bytes of their local memory."""

@@ -312,7 +312,7 @@ def factor(machine: RegisterFiles, steps: list[ProductStep], side: int) -> Array
     k_major = control.k_major[side]
     shared = 1 if side == 0 else min(in_common(step) for step in steps)
     tiles = [gathered([operand_of(p, side).units()[at] for p, at in step])[::shared] for step in steps]
-    data = machine.memory.shared_view(DESCRIPTOR_UNIT).take(gathered(tiles, axis=2 if k_major else 1))
+    data = machine.memory.shared[DESCRIPTOR_UNIT].take(gathered(tiles, axis=2 if k_major else 1))
     size = 32 // control.depth
     out = np.empty((data.shape[0], data.shape[1], data.shape[2] * DESCRIPTOR_UNIT // size), np.float32)
     decode(data.view(np.uint32), out)

@@ -212,7 +212,7 @@ class Warpgroups(WaveUnit):
             counts.ideal_wavefronts += operand.size // 8
             if memory.settled or memory.all_written(operand.pages):
                 continue
-            states = memory.state_view(8).reshape(-1, 2).take(operand.units().reshape(-1), 0)
+            states = memory.states[8].reshape(-1, 2).take(operand.units().reshape(-1), 0)
             if states.any():
                 flat = states.view(np.uint8).reshape(len(operand.blocks), -1)
                 for state, kind, text in (

@@ -74,7 +74,7 @@ class Copies(MemoryUnit):
         noted = {} if self.diary is None else self.diary.issued(lanes)
         copy = PendingCopy(lanes, size, destination, whole, pieces, sizes, group, landed, over, readings, self.serial, noted)
         self.serial += 1
-        self.memory.state_view(size)[destination] = element(IN_FLIGHT, size)
+        self.memory.states[size][destination] = element(IN_FLIGHT, size)
         self.memory.unsettle()
         self.pending.append(copy)
         self.memory.flying = len(self.pending)
@@ -128,7 +128,7 @@ class Copies(MemoryUnit):
                 due &= self._member[copy.lanes.index]
             count = np.count_nonzero(due)
             if count == copy.lanes.n and not copy.landed.any():
-                self.memory.shared_view(copy.size)[copy.destination] = copy.data().view(ELEMENT[copy.size])
+                self.memory.shared[copy.size][copy.destination] = copy.data().view(ELEMENT[copy.size])
                 if waited:
                     self._waited(copy, copy.lanes, copy.destination)
                 continue
@@ -144,7 +144,7 @@ class Copies(MemoryUnit):
         self._member[lanes.index] = False
 
     def _waited(self, copy: PendingCopy, lanes: LaneSet, destination: Array) -> None:
-        self.memory.state_view(copy.size)[destination] = element(WRITTEN, copy.size)
+        self.memory.states[copy.size][destination] = element(WRITTEN, copy.size)
         if self.races is not None:
             self.races.landed(lanes, copy.size, destination)
             self.races.copied(lanes, copy.readings)
@@ -152,7 +152,7 @@ class Copies(MemoryUnit):
     def _land(self, copy: PendingCopy, due: Array) -> None:
         now = due & ~copy.landed
         if np.count_nonzero(now):
-            target = self.memory.shared_view(copy.size)
+            target = self.memory.shared[copy.size]
             values = copy.data().view(target.dtype)
             target[copy.destination[now]] = values[now]
             copy.landed |= now

@@ -251,7 +251,7 @@ class BulkLoad:
         data = self.bulks.fetch(self.source)
         if len(self.to.row) != len(data):
             data = data[self.to.row]  # a multicast
-        shared = memory.shared_view(CHUNK)
+        shared = memory.shared[CHUNK]
         if self.reduction is None:
             shared[tile.chunks] = data
         else:
@@ -329,7 +329,7 @@ class BulkStore:
         """Reads the sources of some rows, if that has not happened yet."""
         rows = rows[~self.read[rows]]
         if len(rows):
-            self.data[rows] = memory.shared_view(CHUNK)[self.source.chunks[rows]]
+            self.data[rows] = memory.shared[CHUNK][self.source.chunks[rows]]
             self.read[rows] = True
 
     def put(self, memory: LaunchMemory, rows: Array) -> None:
@@ -380,7 +380,7 @@ class Bulks(MemoryUnit):
             target = memory.races.tile_access(lanes, to.row, tile.chunks, tile.offsets, i)
             memory.races.judge(target, "cp.async" if reduction is None else "atom")
         if reduction is None:
-            memory.state_view(CHUNK)[tile.chunks] = element(IN_FLIGHT, CHUNK)
+            memory.states[CHUNK][tile.chunks] = element(IN_FLIGHT, CHUNK)
             memory.unsettle(tile.blocks * memory.shared_stride + tile.offsets, extent(tile.size, tile.swizzle))
             memory.landing += len(to.row)
         noted = self.noted(lanes, source, tile.take(np.unique(to.row, return_index=True)[1]), i, True)
@@ -480,7 +480,7 @@ class Bulks(MemoryUnit):
     # -- counts --------------------------------------------------------------------------------------------------
 
     def fetch(self, source: Region | Tile) -> Array:
-        return source.fetch() if isinstance(source, Region) else self.memory.shared_view(CHUNK)[source.chunks]
+        return source.fetch() if isinstance(source, Region) else self.memory.shared[CHUNK][source.chunks]
 
     def reading(self, lanes: LaneSet, source: Region | Tile, i: PtxInstruction, to: Region | None = None) -> list[Touch]:
         """Checks, counts and notes the reads of copies, which last until the copies are over.
@@ -495,7 +495,7 @@ class Bulks(MemoryUnit):
             memory.tally.traffic[i, source.segment].count_side(False, size, lanes.n, source.sectors(), size)
             self.show(lanes, source, False, i)
         else:
-            states = memory.state_view(CHUNK)[source.chunks].view(np.uint8)
+            states = memory.states[CHUNK][source.chunks].view(np.uint8)
             if to is not None and to.inside is not None:
                 states[~np.repeat(to.inside, to.unit, axis=1)] = WRITTEN
             fresh, what, name = np.flatnonzero((states == UNWRITTEN).any(axis=1)), "shared memory that", None

@@ -397,7 +397,7 @@ class MBarriers(MemoryUnit):
             barrier.unseen = [(phase, chunks) for phase, chunks in barrier.unseen if phase >= now]
             self.memory.landing -= len(over)
             for chunks in over:
-                self.memory.state_view(16)[chunks] = element(WRITTEN, 16)
+                self.memory.states[16][chunks] = element(WRITTEN, 16)
 
     def give_up(self) -> bool:
         """Tells lanes that only test, when no lane can go on, that the phase is not complete. Returns False if there are none."""

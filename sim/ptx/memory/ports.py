@@ -322,7 +322,7 @@ class SharedPort(_BlockPort):
         return bad
 
     def elements(self) -> Array:
-        return self.memory.shared_view(self.size)
+        return self.memory.shared[self.size]
 
     def base(self, lanes: LaneSet) -> Callable[[int], Array]:
         return lanes.shared_base
@@ -333,7 +333,7 @@ class SharedPort(_BlockPort):
     def checked(self, lanes: LaneSet, offsets: Array, index: Array) -> None:
         memory = self.memory
         if self.read and not memory.settled:
-            state = memory.state_view(self.size)
+            state = memory.states[self.size]
             words = self.words
             if len(index) == len(self.state):
                 state.take(index, 0, self.state, "clip")
@@ -343,10 +343,10 @@ class SharedPort(_BlockPort):
                 self.complain(lanes, offsets, index, words)
             memory.settle()
         if self.write and (memory.flying or memory.landing) and memory.races is not None:
-            states = memory.state_view(self.size)[index].view(np.uint8).reshape(len(index), self.size)
+            states = memory.states[self.size][index].view(np.uint8).reshape(len(index), self.size)
             self.complain_of_flight(lanes, offsets, index, (states == IN_FLIGHT).any(axis=1))
         if self.write and self.kind != "cp.async":
-            memory.state_view(self.size)[index] = element(WRITTEN, self.size)
+            memory.states[self.size][index] = element(WRITTEN, self.size)
 
     def complain(self, lanes: LaneSet, offsets: Array, index: Array, words: Array) -> None:
         states = np.ascontiguousarray(words).view(np.uint8).reshape(len(offsets), self.size)
@@ -409,7 +409,7 @@ class LocalPort(_BlockPort):
         return self.memory.local_size
 
     def elements(self) -> Array:
-        return self.memory.local_view(self.size)
+        return self.memory.local[self.size]
 
     def base(self, lanes: LaneSet) -> Callable[[int], Array]:
         return lanes.local_base

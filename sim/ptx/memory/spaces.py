@@ -93,30 +93,22 @@ class LaunchMemory:
         """Bulk copies to shared memory of which nobody has seen the end."""
         self._checks = 0
         self._unwritten = 0
-        self._shared_views = {size: self._shared.view(dtype) for size, dtype in ELEMENT.items()}
-        self._state_views = {size: self._state.view(dtype) for size, dtype in ELEMENT.items()}
-        self._local_views = {size: self._local.view(dtype) for size, dtype in ELEMENT.items()}
+        self.shared, self.states, self.local = (
+            {size: memory.view(dtype) for size, dtype in ELEMENT.items()} for memory in (self._shared, self._state, self._local)
+        )
+        """All shared memory of the wave (`LaneSet.shared_base`: each block's start), UNWRITTEN, WRITTEN or IN_FLIGHT for each of
+        its bytes, and all local memory, as elements of 1 to 32 bytes, by size.
+        """
 
     def storing(self, lanes: LaneSet, values: Array) -> None:
         """Tells the race detector the values that lanes are about to store, one element each."""
         if self.races is not None:
-            self.races.storing = Stored(lanes, values, self.shared_view(1), self.races.shared_shift)
+            self.races.storing = Stored(lanes, values, self.shared[1], self.races.shared_shift)
 
     def stored(self) -> None:
         """Tells the race detector that the store has been made."""
         if self.races is not None:
             self.races.storing = None
-
-    def shared_view(self, size: int) -> Array:
-        """Returns all shared memory of the wave as elements of `size` bytes; `LaneSet.shared_base` gives each block's start."""
-        return self._shared_views[size]
-
-    def state_view(self, size: int) -> Array:
-        """Returns UNWRITTEN, WRITTEN or IN_FLIGHT for each byte of shared memory, as elements of `size` bytes."""
-        return self._state_views[size]
-
-    def local_view(self, size: int) -> Array:
-        return self._local_views[size]
 
     def peek(self, lane: int, address: int, size: int) -> bytes:
         """Returns up to `size` bytes at a generic address as lane `lane` of the wave sees it, uncounted; none if it is invalid."""
@@ -190,7 +182,7 @@ class LaunchMemory:
             return True
         some = np.unique(pages[~self._written_pages[pages]])
         some = some[self.pages.whole(some)]
-        words = windows(self.state_view(8), PAGE // 8)[self.pages.start(some) // 8]
+        words = windows(self.states[8], PAGE // 8)[self.pages.start(some) // 8]
         self._written_pages[some] = ~words.any(axis=1)
         return bool(self._written_pages[pages].all())
 

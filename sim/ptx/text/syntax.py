@@ -158,13 +158,11 @@ class Not:
 
 
 @dataclass(frozen=True)
-class Group:
+class Group(Vec):
     """A parenthesised list, as in `call (ret), f, (a, b)`."""
 
-    items: tuple[Operand, ...]
 
-
-Operand = Reg | Imm | Sym | Mem | Vec | Pair | Not | Group
+Operand = Reg | Imm | Sym | Mem | Vec | Pair | Not
 
 SINK = Reg("_", TYPES["b32"])
 """The bit bucket `_`: a destination whose value nobody reads."""
@@ -275,7 +273,7 @@ def leaves(operand: Operand) -> Iterator[Reg | Sym | Imm]:
     """Yields the registers, names and constants of an operand; of a place in a tensor map's tensor, those of the map's address."""
     if isinstance(operand, Mem | Not):
         yield operand.base if isinstance(operand, Mem) else operand.reg
-    elif isinstance(operand, Vec | Group):
+    elif isinstance(operand, Vec):
         for item in operand.items:
             yield from leaves(item)
     elif not isinstance(operand, Pair):
