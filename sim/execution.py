@@ -34,7 +34,7 @@ from cupyflash.schedules import (
 )
 from cupyflash.sim.host_memory import launched, require_room
 from cupyflash.sim.ptx import Counters, Diary, Finding, Module, TensorMap
-from cupyflash.sim.ptx.memory.memory import Observer
+from cupyflash.sim.ptx.memory.spaces import Observer
 from cupyflash.sim.traffic import TensorTraffic, Traffic
 
 # Called when a thread block has completed a barrier, with the block's index and its number of completed barriers.
@@ -416,7 +416,7 @@ def run_kernels(
     counters: dict[str, Counters] = {}
     findings: list[Finding] = []
     given = {name: machine_value(value) for name, value in flat(values).items()}
-    mapped = {name: value.tensor for name, value in values.items() if isinstance(value, tensor_maps.TensorMap)}
+    mapped = {name: value.tensor for name, value in values.items() if isinstance(value, tensor_maps.MapPlan)}
     fields = {tensor: name for name, tensor in mapped.items()} | {name: name for name in given}
     unwritten: dict[str, Any] = {fields[name]: True for name in made if given[fields[name]] is not None}
     for kernel in schedule.kernels():
@@ -447,7 +447,7 @@ def run_kernels(
 
 def machine_value(value: Any) -> Any:
     """Convert a field's value for the PTX machine: tensor maps become the machine's own."""
-    if not isinstance(value, tensor_maps.TensorMap):
+    if not isinstance(value, tensor_maps.MapPlan):
         return value
     return TensorMap(
         value.array,

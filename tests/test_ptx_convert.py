@@ -128,6 +128,12 @@ def test_packing_puts_the_first_source_high(rng: np.random.Generator) -> None:
         assert (values == np.maximum(got.view(np.uint16).view(DTYPES[kind]).astype(np.float32), 0)).all()
 
 
+@pytest.mark.parametrize(("kind", "both"), [("f16x2", 0x3C004000), ("bf16x2", 0x3F804000)])
+def test_packing_takes_constants(kind: str, both: int) -> None:
+    (got,) = apply(f"cvt.rn.{kind}.f32 %d0, 0f3F800000, 0f40000000;", [np.zeros(3, np.uint32)], [np.uint32])
+    assert got.tolist() == [both] * 3
+
+
 def test_tf32_rounds_ties_away() -> None:
     step = 2.0**-10
     a = np.array([1 + step / 2, 1 + step / 2 - 2.0**-23, -(1 + step / 2), 1 + 1.5 * step, np.inf], np.float32)

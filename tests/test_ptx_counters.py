@@ -15,7 +15,7 @@ from test_ptx_harness import HEAD, compile_cuda, run
 
 from cupyflash.sim.ptx import Counts, Launch, Traffic, coverage
 from cupyflash.sim.ptx.report.counters import SharedCounts, instruction_class
-from cupyflash.sim.ptx.text.syntax import Instruction
+from cupyflash.sim.ptx.text.syntax import PtxInstruction
 from suites import sweep
 
 SEEDS = [None, 0, 1]
@@ -354,12 +354,12 @@ def test_flops_and_class_of_tensor_cores() -> None:
 )
 def test_classes(text: str, kind: str) -> None:
     opcode, *mods = text.split(".")
-    assert instruction_class(Instruction(opcode, tuple(mods), (), None, 1, None, text)) == kind
+    assert instruction_class(PtxInstruction(opcode, tuple(mods), (), None, 1, None, text)) == kind
 
 
 def test_every_opcode_without_a_type_has_a_class() -> None:
     untyped = {row.opcode for row in coverage()}
-    other = {o for o in untyped if instruction_class(Instruction(o, ("b32",), (), None, 1, None, "")) == "other"}
+    other = {o for o in untyped if instruction_class(PtxInstruction(o, ("b32",), (), None, 1, None, "")) == "other"}
     assert other <= {"prefetch", "prefetchu", "discard", "applypriority", "nanosleep", "pmevent"} | {"setmaxnreg", "griddepcontrol"}
 
 

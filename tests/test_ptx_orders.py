@@ -11,7 +11,7 @@ from test_ptx_harness import kernel, run
 
 from cupyflash.sim.ptx.execute.machine import PtxMachine
 from cupyflash.sim.ptx.execute.scheduler import SeededReady
-from cupyflash.sim.ptx.state.lanes import Lanes, Wave
+from cupyflash.sim.ptx.state.lanes import LaneSet, Wave
 
 REGISTERS = ".reg .b64 %rd<20>; .reg .b32 %r<20>; .reg .pred %p<6>;"
 PLACES = """ld.param.u64 %rd1, [y]; ld.param.u64 %rd2, [ticket]; mov.u32 %r1, %tid.x; mov.u32 %r2, %ctaid.x; mov.u32 %r4, %ntid.x;
@@ -77,7 +77,7 @@ def steps(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
     seen: list[int] = []
     step = PtxMachine.step
 
-    def counted(self: PtxMachine, pc: int, lanes: Lanes) -> None:
+    def counted(self: PtxMachine, pc: int, lanes: LaneSet) -> None:
         seen.append(lanes.n)
         step(self, pc, lanes)
 

@@ -13,21 +13,21 @@ from test_ptx_harness import compile_cuda
 
 from cupyflash import Device, Problem, plan
 from cupyflash.sim.execution import allocate, run
-from cupyflash.sim.ptx.decode.ops.matrices import HALF_VALUES, widen_halves
-from cupyflash.sim.ptx.state.lanes import REMEMBERED_LANES, Grid, Lanes, Wave, wavefronts
+from cupyflash.sim.ptx.decode.matrices import HALF_VALUES, widen_halves
+from cupyflash.sim.ptx.state.lanes import REMEMBERED_LANES, Grid, LaneSet, Wave, wavefronts
 from cupyflash.sim.ptx.state.segments import PAGE, Pages
 from suites import wide
 
 SIZES = [1, 2, 4, 8, 16]
 
 
-def some_lanes(wave: Wave, rng: np.random.Generator) -> Lanes:
+def some_lanes(wave: Wave, rng: np.random.Generator) -> LaneSet:
     chosen = rng.random(wave.size) < rng.choice([0.1, 0.5, 1.0])
     chosen[rng.integers(wave.size)] = True
     return wave.lanes(np.flatnonzero(chosen))
 
 
-def passes(lanes: Lanes, addresses: np.ndarray, size: int) -> tuple[int, int]:
+def passes(lanes: LaneSet, addresses: np.ndarray, size: int) -> tuple[int, int]:
     """(wavefronts, ideal ones) by definition: in each turn of 128 bytes the most distinct words of a column; one a turn."""
     turns: dict[int, list[list[int]]] = {}
     unit = max(size, 4)

@@ -8,17 +8,17 @@ from itertools import product
 import numpy as np
 import pytest
 
-from cupyflash.sim.ptx.decode.ops.rows import (
+from cupyflash.sim.ptx.decode.rows import (
     KINDS,
     PRIMITIVES,
     ROWS,
     SOURCES,
     VIEWS,
     WRITERS,
-    Apply,
     Case,
-    Name,
-    Row,
+    OpcodeRow,
+    OperandName,
+    PrimitiveCall,
     meaning,
     parts,
 )
@@ -27,7 +27,7 @@ from cupyflash.sim.ptx.text.syntax import TYPES, Imm, Unsupported
 KNOWN = TYPES.keys() | PRIMITIVES.keys() | WRITERS.keys() | VIEWS.keys()
 
 
-def texts(row: Row) -> Iterator[tuple[str, Case]]:
+def texts(row: OpcodeRow) -> Iterator[tuple[str, Case]]:
     """Yields the expressions of a row, for every type and with each of its modifiers."""
     types = [[KINDS[name] for name in names] for names in row.types]
     modifiers = ["", *(name for group in row.optional for name in group)]
@@ -51,11 +51,11 @@ def test_rows_name_only_what_there_is(opcode: str) -> None:
             means = meaning(text, case.types[-1])
             assert len(means.targets) == len(means.values) and {*means.views.values()} <= KINDS.keys() | {"extended"}
             for part in (part for value in means.values for part in parts(value)):
-                if isinstance(part, Apply):
+                if isinstance(part, PrimitiveCall):
                     assert (
                         part.primitive in KNOWN
                         or isinstance(getattr(np, part.primitive), np.ufunc)
                         or part.primitive in {"where", "clip"}
                     )
-                elif isinstance(part, Name):
+                elif isinstance(part, OperandName):
                     assert part.name in {*SOURCES, "carry", "approximate"}

@@ -412,3 +412,21 @@ def test_consecutive_mma_with_the_same_a_and_a_changed_one() -> None:
     y = np.zeros((3, 32), np.float32)
     run(thread_kernel(body), {"y": y})
     assert (y == np.array([8, 16, 32])[:, None]).all()
+
+
+@pytest.mark.parametrize(
+    ("shape", "types", "sums"),
+    [
+        ("m16n8k8", "f16.f16.f16.f16", "{%r20, %r21}, {%r10, %r10}, {%r10}, {%r21, %r20}"),
+        ("m16n8k16", "s32.s8.s8.s32", "{%r20, %r21, %r22, %r23}, {%r10, %r10}, {%r10}, {%r21, %r20, %r23, %r22}"),
+        ("m16n8k8", "f32.f16.f16.f32", "{%r20, %r21, %r22, %r23}, {%r10, %r10}, {%r10}, {%r21, %r20, %r23, %r22}"),
+    ],
+)
+def test_sums_in_registers_of_other_addends(shape: str, types: str, sums: str) -> None:
+    """All of C is read before D is written: products of zeros exchange the registers."""
+    body = f"""mov.u32 %r10, 0; mov.u32 %r20, 0x3C003C00; mov.u32 %r21, 0x40004000; mov.u32 %r22, 0; mov.u32 %r23, 0;
+    mma.sync.aligned.{shape}.row.col.{types} {sums};
+    st.global.u32 [%rd1], %r20; st.global.u32 [%rd1+128], %r21;"""
+    y = np.zeros((2, 32), np.uint32)
+    run(thread_kernel(body), {"y": y})
+    assert (y == np.array([0x40004000, 0x3C003C00])[:, None]).all()

@@ -10,7 +10,7 @@ from test_ptx_harness import compile_cuda
 
 from cupyflash.sim.ptx import Launch, Module, TensorMap
 from cupyflash.sim.ptx.execute.machine import PtxMachine
-from cupyflash.sim.ptx.state.lanes import Lanes
+from cupyflash.sim.ptx.state.lanes import LaneSet
 
 SEEDS = [None, 0, 1]
 
@@ -135,7 +135,7 @@ def test_a_random_order_takes_a_few_times_the_steps(monkeypatch: pytest.MonkeyPa
     step = PtxMachine.step
     for seed in steps:
 
-        def counted(machine: PtxMachine, pc: int, lanes: Lanes, seed: int | None = seed) -> None:
+        def counted(machine: PtxMachine, pc: int, lanes: LaneSet, seed: int | None = seed) -> None:
             steps[seed] += 1
             step(machine, pc, lanes)
 

@@ -10,7 +10,7 @@ from ctypes import c_int, c_uint32, c_uint64, c_void_p
 from functools import cache
 from typing import Any, ClassVar, NamedTuple
 
-from cupyflash.launch.tensor_maps import ALIGNMENT, L2_PROMOTION, WORDS, TensorMap
+from cupyflash.launch.tensor_maps import ALIGNMENT, L2_PROMOTION, WORDS, MapPlan
 
 LIBRARY = "nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1"
 # CUDA's prototypes (cuda.h); enumerations are int. A function of the library, and what stands in for it, is made with these.
@@ -53,7 +53,7 @@ class EncodedMap:
     WORDS: ClassVar[int] = WORDS
     most = 64
 
-    def __init__(self, tensor_map: TensorMap) -> None:
+    def __init__(self, tensor_map: MapPlan) -> None:
         self.map, self._first = tensor_map, array("Q")
         self._made: dict[int, array[int]] = {}
 
@@ -79,7 +79,7 @@ def aligned(words: bytes = b"") -> tuple[Any, int]:
     return room, at
 
 
-def encode(tensor_map: TensorMap, address: int, at: int) -> None:
+def encode(tensor_map: MapPlan, address: int, at: int) -> None:
     """Write a map's 128 bytes to `at`, aligned to 64, for a tensor at `address`. RuntimeError if the driver refuses."""
     m = tensor_map
     rank = len(m.dims)
@@ -95,7 +95,7 @@ def encode(tensor_map: TensorMap, address: int, at: int) -> None:
     _checked(what, lambda: functions().encode(at, DATA_TYPES[m.dtype], rank, address, *places, *choices))
 
 
-def replace_address(tensor_map: TensorMap, address: int, at: int) -> None:
+def replace_address(tensor_map: MapPlan, address: int, at: int) -> None:
     """Make the encoded map at `at` describe a tensor of the same layout at `address`. RuntimeError if the driver refuses."""
     status = functions().replace_address(at, address)
     if status:

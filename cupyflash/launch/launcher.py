@@ -153,7 +153,7 @@ class Prepared:
         given_tiles: tuple[MaskTiles, ...] = (),
     ) -> None:
         from cupyflash.launch.driver import EncodedMap
-        from cupyflash.launch.tensor_maps import TensorMap
+        from cupyflash.launch.tensor_maps import MapPlan
 
         self.given_tiles = given_tiles
         self._dtype = kernels[0].params.dtype
@@ -162,11 +162,11 @@ class Prepared:
         self._maps = [
             (EncodedMap(values[name]), values[name].tensor, place)
             for name, place in places.items()
-            if isinstance(values[name], TensorMap)
+            if isinstance(values[name], MapPlan)
         ]
         made = (outputs or {}, workspaces or {})
         self._outputs, self._workspaces = ([(name, each.shape, each.dtype) for name, each in some.items()] for some in made)
-        pointers = {name: place for name, place in places.items() if not isinstance(values[name], TensorMap)}
+        pointers = {name: place for name, place in places.items() if not isinstance(values[name], MapPlan)}
         self._made_places = [(name, pointers.pop(name)) for some in made for name in some if name in pointers]
         self._places = list(pointers.items())
         self._kernels = tuple(kernel for kernel in kernels if kernel.grid)

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from cupyflash.arrays import Array, numpy_dtype
-from cupyflash.launch.tensor_maps import ALIGNMENT, WORDS, TensorMap
+from cupyflash.launch.tensor_maps import ALIGNMENT, WORDS, MapPlan
 
 MAP = "TensorMap"
 NUMBERS: dict[str, type[np.generic]] = {"int": np.int32, "unsigned": np.uint32, "long long": np.int64, "float": np.float32}
@@ -186,7 +186,7 @@ def with_arrays(values: Mapping[str, Any], arrays: Mapping[str, Any]) -> dict[st
     """The values of a struct with arrays in place of those that it has, or of their layouts."""
 
     def at(name: str, before: Any) -> Any:
-        if isinstance(before, TensorMap):
+        if isinstance(before, MapPlan):
             return before.over(arrays[before.tensor])
         return before if before is None or isinstance(before, np.generic) else arrays[name]
 

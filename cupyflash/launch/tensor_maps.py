@@ -38,7 +38,7 @@ class Box:
     swizzle: int
     heads: int = 1
 
-    def of(self, array: Array) -> TensorMap:
+    def of(self, array: Array) -> MapPlan:
         """Return the map of an array (..., n, d), or of a layout: dimensions (d, N, H, B), of which missing ones are 1; for several
         heads (d, heads, N, H / heads, B).
 
@@ -60,11 +60,11 @@ class Box:
             (length, step if length > 1 else whole, box) for length, step, box in zip(lengths, steps, boxes, strict=True)
         ][::-1]
         dims, strides, box = zip(*dimensions, strict=True)
-        return TensorMap(self.tensor, array, dims, strides[1:], box, self.swizzle)
+        return MapPlan(self.tensor, array, dims, strides[1:], box, self.swizzle)
 
 
 @dataclass(frozen=True)
-class TensorMap:
+class MapPlan:
     """A map that is to be made: of `array` (or of any with its layout), tuples with the innermost dimension first.
 
     dims: elements. strides: bytes from one to the next, of all dimensions but the innermost. box: elements of one copy.
@@ -83,7 +83,7 @@ class TensorMap:
         """The name of the elements' type."""
         return str(self.array.dtype.name)
 
-    def over(self, array: Any) -> TensorMap:
+    def over(self, array: Any) -> MapPlan:
         """The same of another array of the same layout."""
         return replace(self, array=array)
 

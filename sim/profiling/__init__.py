@@ -21,7 +21,7 @@ from cupyflash.sim.l2.executed import Observed
 from cupyflash.sim.l2.launch import resident
 from cupyflash.sim.profiling.banks import BankAccess, WorstAccesses
 from cupyflash.sim.ptx import Access, Counts, Diary, Finding, Launch, Module, SharedCounts, Suppression, Traffic
-from cupyflash.sim.ptx.memory.memory import Observer
+from cupyflash.sim.ptx.memory.spaces import Observer
 from cupyflash.sim.ptx.module import triple
 from cupyflash.sim.ptx.text.syntax import Line, Refusal, base_name, find_kernel
 from cupyflash.words import plural

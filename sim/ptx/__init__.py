@@ -9,13 +9,14 @@ Needs NumPy only; compiling CUDA C needs CuPy and NVRTC. No GPU, no driver.
 
 from __future__ import annotations
 
-from .decode.ops import Coverage, coverage
+from .decode.registry import Coverage, coverage
 from .device_names import simulated_cupy
 from .memory.layouts import TensorMap
 from .module import Event, History, Launch, Module, Stream
 from .parameters import Allocation, RawArguments
 from .rawkernel import KernelFault, KernelFaultWarning, KernelWarning, RawKernel, RawModule, simulation
-from .report.counters import Counters, Counts, SharedCounts, Traffic
+from .report.counters import Counters, Counts, SharedCounts
+from .report.counters import TensorCounts as Traffic
 from .report.diary import Diary
 from .report.findings import Finding, Suppressed, Suppression
 from .state.segments import Access

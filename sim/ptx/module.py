@@ -28,23 +28,24 @@ from .decode.code import Code
 from .decode.program import decode_all, function_addresses
 from .execute.machine import PtxMachine
 from .execute.processes import processes_asked, run_apart
+from .execute.registers import Setup
 from .execute.scheduler import Limits
-from .execute.setup import Geometry, Setup
-from .memory.memory import PARAM_START, PARAM_WINDOW, Memory, Observer
+from .memory.spaces import PARAM_START, PARAM_WINDOW, LaunchMemory, Observer
 from .order.history import LaunchClock, Launches, OrderedLaunch, Past
 from .order.races import Races
 from .parameters import POINTER_BYTES, BoundArguments, BoundTensor, RawArguments, bind
-from .report.counters import Counters, LaunchTally, Traffic
+from .report.counters import Counters, LaunchTally, TensorCounts
 from .report.diary import Diary
 from .report.findings import Comment, Finding, Findings, Suppressed, Suppression, asked, comments, source_text
+from .state.lanes import Geometry
 from .state.segments import UNWRITTEN, Segment, mark_unwritten, may_hold_nan
 from .text.parser import parse
 from .text.syntax import (
     Array,
     Function,
-    Instruction,
     Line,
     PtxError,
+    PtxInstruction,
     PtxProgram,
     Refusal,
     UnsupportedPTX,
@@ -165,7 +166,7 @@ class Launch:
     """
 
     counters: Counters
-    traffic: Mapping[str, Traffic]
+    traffic: Mapping[str, TensorCounts]
     findings: tuple[Finding, ...]
     notes: tuple[Finding, ...]
     findings_total: int
@@ -413,7 +414,7 @@ class Module:
         shared_size, reserved = code.shared.size + shared_bytes, RESERVED_BYTES if code.reserves else 0
         if reserved:
             shared_size = -(-shared_size // 128) * 128 + reserved
-        memory = Memory([*segments, *tensors, params, workspace], shared_size, code.local.size, findings, tally)
+        memory = LaunchMemory([*segments, *tensors, params, workspace], shared_size, code.local.size, findings, tally)
         memory.observer, memory.reserved = observer, reserved
         memory.homes = code.homes
         memory.shared_names = {variable_name(name): offset for name, offset in code.shared.offsets.items()}
@@ -433,7 +434,7 @@ class Module:
         notes = findings.settle(doubted and (not ended or code.integer_products or any(map(may_hold_nan, written))))
         counters = tally.fold(code.executed())
         # A tensor that nobody touched has traffic, too: none.
-        counters.traffic = {s.name: counters.traffic.get(s.name, Traffic()) for s in (*tensors, *segments)}
+        counters.traffic = {s.name: counters.traffic.get(s.name, TensorCounts()) for s in (*tensors, *segments)}
         traffic = {s.name: counters.traffic[s.name] for s in tensors}
         left = {segment.name: segment.array_states() == UNWRITTEN for segment, _ in parts if segment.array.size}
         still = {name: where for name, where in left.items() if where.any()}
@@ -512,7 +513,7 @@ class Module:
         return found
 
 
-def lines_of(instructions: Iterable[Instruction]) -> set[Line]:
+def lines_of(instructions: Iterable[PtxInstruction]) -> set[Line]:
     """Returns the source lines of instructions, with the lines of the calls that they are inlined at."""
     return {line for i in instructions if i.source for line in (i.source, *i.inlined_at)}
 

@@ -28,7 +28,7 @@ from cupyflash.multiprocessor import (
 )
 from cupyflash.sim.ptx.report.diary import Act, CopySpan, Diary, Global, MultiplyIssue, Promise, Row, Shared, Sign, Start, WaitSpan
 from cupyflash.sim.ptx.state.lanes import GROUP, SECTOR
-from cupyflash.sim.ptx.text.syntax import Instruction, Line
+from cupyflash.sim.ptx.text.syntax import Line, PtxInstruction
 from cupyflash.sim.timeline.order import Orders
 from cupyflash.sim.timeline.units import EXP, FREE, PIPES, SHARED, TENSOR, Rates, Step
 
@@ -101,7 +101,7 @@ def spaces(diary: Diary) -> dict[int, str]:
     return found
 
 
-def own_line(i: Instruction) -> tuple[Line, int]:
+def own_line(i: PtxInstruction) -> tuple[Line, int]:
     """An instruction's line of source; of code in inlined functions the innermost in the kernel's own file, and the number of the
     kernel's line that called it (-1: it is that line)."""
     *inner, last = i.place, *i.inlined_at

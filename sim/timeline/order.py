@@ -15,7 +15,7 @@ from collections.abc import Callable
 from cupyflash.multiprocessor import L2_LATENCY, PARTITIONS
 from cupyflash.sim.ptx.report.counters import copies_by_lanes, instruction_class
 from cupyflash.sim.ptx.report.diary import Listing
-from cupyflash.sim.ptx.text.syntax import TYPES, Instruction
+from cupyflash.sim.ptx.text.syntax import TYPES, PtxInstruction
 from cupyflash.sim.timeline.units import FREE, SHARED, Step
 
 FIXED_CLASSES = frozenset({"control", "other"})
@@ -24,12 +24,12 @@ STRONG = frozenset({"volatile", "relaxed", "acquire", "release", "mmio"})
 SPACES = frozenset({"shared", "global", "local"})
 
 
-def stays(i: Instruction) -> bool:
+def stays(i: PtxInstruction) -> bool:
     """True if no instruction may move past this one."""
     return i.opcode == "wgmma" or instruction_class(i) in FIXED_CLASSES
 
 
-def touches(i: Instruction) -> tuple[frozenset[str], bool]:
+def touches(i: PtxInstruction) -> tuple[frozenset[str], bool]:
     """The spaces of memory that an instruction accesses, and True if it writes there; an instruction that orders accesses touches
     all spaces."""
     kind, _, space = instruction_class(i).partition(" ")
@@ -42,7 +42,7 @@ def touches(i: Instruction) -> tuple[frozenset[str], bool]:
     return (SPACES if space == "generic" else frozenset({space})), kind == "store"
 
 
-def passes(i: Instruction) -> int:
+def passes(i: PtxInstruction) -> int:
     """Wavefronts of a warp's access without conflicts."""
     if i.opcode == "cp":
         return 4  # of 16 bytes a lane

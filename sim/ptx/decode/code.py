@@ -11,16 +11,15 @@ from itertools import pairwise
 
 import numpy as np
 
-from ..order.sharing import Sharing
+from ..order.accesses import Sharing
 from ..report.counters import Mix, mix_of
 from ..report.diary import Listing
-from ..text.syntax import Array, Instruction, PtxProgram, Reg, Variable, symbols, variable_name
+from ..text.syntax import Array, PtxInstruction, PtxProgram, Reg, Variable, symbols, variable_name
 from .flow import spins, waits
 from .liveness import CONSTANT_REGISTERS, LiveRegisters, in_flight, numbers
-from .ops.rounding import FLUSH, KEEP
 from .program import function_addresses
 from .provenance import Home, guesses, homes, sharing_of
-from .registry import Plan
+from .registry import FLUSH, KEEP, Plan
 
 WIDTHS = (1, 16, 32, 64)
 """Register files by width in bits; 1 holds predicates."""
@@ -81,7 +80,8 @@ class Code(LiveRegisters):
         modes = Counter(plan.mode for plan in self.plans if plan.mode in (KEEP, FLUSH))
         self.base_mode: int = modes.most_common(1)[0][0] if modes else KEEP
         self.communicates = any(may_wait_for_other_blocks(i) for i in self.instructions)
-        self._regions: dict[tuple[int, bool], CodeRegion] = {}
+        self.regions: dict[tuple[int, bool], CodeRegion] = {}
+        """The regions so far, by (start, converged)."""
         self._mixes: dict[tuple[int, int], Mix] = {}
         self._rows: dict[int, list[tuple[int, Array, list[slice]]]] = {0: []}
 
@@ -116,7 +116,7 @@ class Code(LiveRegisters):
         return replace(found, guesses=guesses(self), lockstep=frozenset(lockstep))
 
     @cached_property
-    def homes(self) -> dict[Instruction, Home]:
+    def homes(self) -> dict[PtxInstruction, Home]:
         """The accesses that may only be of one variable of shared memory, each with that variable."""
         return homes(self.plans, self.shared.homes)
 
@@ -227,7 +227,7 @@ class Code(LiveRegisters):
 
     def region(self, pc: int, converged: bool) -> CodeRegion:
         """Returns the straight code from `pc`. If warps are not converged it stops before the next warp-wide instruction."""
-        found = self._regions.get((pc, converged))
+        found = self.regions.get((pc, converged))
         if found is not None:
             return found
         end = self.block_end(pc)
@@ -247,7 +247,7 @@ class Code(LiveRegisters):
             for nxt in self.successors(ends):
                 live |= self.block_in[nxt]
         region = CodeRegion(pc, end, ends, self.row_mask(used), self.row_mask(defined), self.row_mask(live))
-        self._regions[pc, converged] = region
+        self.regions[pc, converged] = region
         return region
 
     def mix(self, region: CodeRegion) -> Mix:
@@ -260,17 +260,13 @@ class Code(LiveRegisters):
             self._mixes[region.start, end] = found
         return found
 
-    def regions(self) -> dict[tuple[int, bool], CodeRegion]:
-        """Returns all regions, by (start, converged)."""
-        return self._regions
-
     def forget_counts(self) -> None:
-        for region in self._regions.values():
+        for region in self.regions.values():
             region.executed = region.threads = 0
 
     def executed(self) -> Iterator[tuple[Mix, int, int]]:
         """Yields the regions that ran: the instructions of each, and the numbers of warps and threads that ran it."""
-        return ((self.mix(one), one.executed, one.threads) for one in self._regions.values() if one.executed)
+        return ((self.mix(one), one.executed, one.threads) for one in self.regions.values() if one.executed)
 
 
 def runs(numbers: Array) -> list[tuple[slice, slice]]:
@@ -280,7 +276,7 @@ def runs(numbers: Array) -> list[tuple[slice, slice]]:
     return [(slice(a, b), slice(first, first + b - a)) for a, b, first in pairs]
 
 
-def may_wait_for_other_blocks(instruction: Instruction) -> bool:
+def may_wait_for_other_blocks(instruction: PtxInstruction) -> bool:
     """True for global atomics and loads that see other threads' stores: a block might spin on them until another block acts."""
     if instruction.opcode == "atom":
         return not any(mod.startswith("shared") for mod in instruction.mods)

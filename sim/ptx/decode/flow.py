@@ -13,7 +13,7 @@ from functools import cached_property
 
 import numpy as np
 
-from ..text.syntax import Instruction, PtxError, PtxProgram, Reg
+from ..text.syntax import PtxError, PtxInstruction, PtxProgram, Reg
 from .registry import Arg, Branch, Exit, FunctionCall, PhaseWait, Plan, Return
 
 MOST_TESTS = 64
@@ -46,7 +46,7 @@ class ControlFlow:
 
     def __init__(self, program: PtxProgram, kernel: str, plans: dict[str, list[Plan]]):
         self.kernel = kernel
-        self.instructions: list[Instruction] = []
+        self.instructions: list[PtxInstruction] = []
         self.plans: list[Plan] = []
         self.labels: dict[str, int] = {}
         self.starts: dict[str, int] = {}
@@ -108,7 +108,7 @@ class ControlFlow:
         return {start: self.successors(block[-1]) for start, block in self.blocks.items()}
 
     @cached_property
-    def loops(self) -> list[Loop]:
+    def loops(self) -> list[CodeLoop]:
         """The loops, the largest first."""
         before: dict[int, list[int]] = defaultdict(list)
         ends: dict[int, list[int]] = defaultdict(list)  # of each loop, by its head, the blocks that go back to it
@@ -126,7 +126,7 @@ class ControlFlow:
                 if block not in body:
                     body.add(block)
                     todo += before[block]
-            found.append(Loop(head, frozenset(body)))
+            found.append(CodeLoop(head, frozenset(body)))
         return sorted(found, key=lambda loop: (-len(loop.body), loop.head))
 
     @cached_property
@@ -145,7 +145,7 @@ class ControlFlow:
 
 
 @dataclass(frozen=True)
-class Loop:
+class CodeLoop:
     """Blocks, by their first instructions, that come to `head` again without leaving the others; what they call is among them."""
 
     head: int
@@ -156,7 +156,7 @@ class Loop:
 class ExitTest:
     """A comparison of `left` and `right`, on which it depends whether a loop goes on."""
 
-    loop: Loop
+    loop: CodeLoop
     left: Arg
     right: Arg
 
@@ -200,9 +200,9 @@ def stretches(flow: ControlFlow) -> Iterator[tuple[int, int, list[Plan], set[str
             yield first, last, flow.plans[first : last + 1], predicates(flow.plans[pc] for pc in exits)
 
 
-def spins(flow: ControlFlow) -> frozenset[Instruction]:
+def spins(flow: ControlFlow) -> frozenset[PtxInstruction]:
     """Returns the loads of a kernel whose values decide whether a loop around them goes on."""
-    found: set[Instruction] = set()
+    found: set[PtxInstruction] = set()
     for _, _, plans, exits in stretches(flow):
         loads = [plan for plan in plans if plan.instruction.opcode == "ld"]
         names = computed_from([plan for plan in plans if plan.instruction.opcode != "ld"], exits)

@@ -11,22 +11,12 @@ import re
 from dataclasses import dataclass, replace
 
 from ..text.parser import is_special
-from ..text.syntax import (
-    SINK,
-    Function,
-    Imm,
-    Instruction,
-    PtxProgram,
-    Refusal,
-    Reg,
-    Unsupported,
-    UnsupportedPTX,
-    brief,
-    symbols,
-)
-from . import ops
+from ..text.syntax import SINK, Function, Imm, PtxInstruction, PtxProgram, Refusal, Reg, Unsupported, UnsupportedPTX, brief, symbols
+from . import access, control, copies, elementwise, matrices, warp
 from .flow import callees, reachable
-from .registry import Arg, Branch, FunctionCall, Plan
+from .registry import Arg, Branch, FunctionCall, Plan, decode, known
+
+__all__ = ["access", "control", "copies", "elementwise", "matrices", "warp"]  # they fill the table of opcodes
 
 FUNCTION_WINDOW = 3 << 56
 """Addresses of functions, 16 apart in the order of the module."""
@@ -100,7 +90,7 @@ def decode_all(program: PtxProgram) -> Decoded:
         refused[function.name] = bad = [unread(item) for item in function.unsupported]
         for instruction in function.instructions:
             try:
-                plan = ops.decode(instruction)
+                plan = decode(instruction)
                 require_legal(plan)
                 require_names(program, function, plan)
                 if isinstance(plan.control, FunctionCall):
@@ -122,7 +112,7 @@ def unread(item: Refusal) -> Refusal:
     """Returns the refusal of a statement that the parser could not read: an opcode that is not executed is reason enough."""
     line, text, _ = item
     match = re.match(r"(?:@!?\S+\s+)?([a-z]\w*)", text)
-    return (line, text, f"opcode {match[1]} is not executed") if match and not ops.known(match[1]) else item
+    return (line, text, f"opcode {match[1]} is not executed") if match and not known(match[1]) else item
 
 
 def resolve_call(program: PtxProgram, caller: Function, plan: Plan, control: FunctionCall) -> Plan:
@@ -176,7 +166,7 @@ def require_legal(plan: Plan) -> None:
     require_modifiers(i)
 
 
-def fits(i: Instruction, arg: Arg) -> None:
+def fits(i: PtxInstruction, arg: Arg) -> None:
     """Raises `Unsupported` for a register that is not of the instruction's type."""
     register, whole = arg.operand, bool(i.types) and i.types[-1].kind in "us"
     floating = arg.dtype.kind == "f" and arg.dtype.itemsize > 2  # halves are written as whole numbers
@@ -190,7 +180,7 @@ def fits(i: Instruction, arg: Arg) -> None:
         raise Unsupported(f"{brief(register.name)} is .{register.type.name}, which is not this instruction's type")
 
 
-def require_modifiers(i: Instruction) -> None:
+def require_modifiers(i: PtxInstruction) -> None:
     mods = set(i.mods)
     if i.opcode == "fence" and mods & {"acq_rel", "sc"} and not mods & SCOPES:
         raise Unsupported("fence needs a scope")
@@ -204,7 +194,7 @@ def require_modifiers(i: Instruction) -> None:
         require_rounding(i, mods)
 
 
-def require_rounding(i: Instruction, mods: set[str]) -> None:
+def require_rounding(i: PtxInstruction, mods: set[str]) -> None:
     """Raises `Unsupported` if a conversion of plain types lacks a rounding where it may lose bits, or has one where it cannot."""
     names = [mod for mod in i.mods if mod in PLAIN]
     if len(names) != 2 or len(i.types) != 2:

@@ -21,9 +21,9 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from ..memory.layouts import ADDRESS_AT
-from ..order.sharing import WIDEST, Sharing, is_async, is_narrow, is_phase, is_strong
+from ..order.accesses import WIDEST, Sharing, is_async, is_narrow, is_phase, is_strong
 from ..state.segments import Place, PointerField
-from ..text.syntax import TYPES, Imm, Instruction, Mem, Operand, Reg, Sym, Variable, Vec, leaves
+from ..text.syntax import TYPES, Imm, Mem, Operand, PtxInstruction, Reg, Sym, Variable, Vec, leaves
 from .flow import ControlFlow
 from .registry import Branch, Plan, named
 
@@ -39,24 +39,25 @@ class Home(NamedTuple):
     end: int | None
 
 
-def homes(plans: Sequence[Plan], variables: Mapping[str, Home]) -> dict[Instruction, Home]:
+def homes(plans: Sequence[Plan], variables: Mapping[str, Home]) -> dict[PtxInstruction, Home]:
     """Returns the accesses that may only be of one of these variables, each with that variable."""
     if len({home.start for home in variables.values()}) < 2:
         return {}
     names = frozenset(variables)
     held = provenance(plans, names)
-    addresses = {plan.instruction: own_address(plan.instruction) for plan in plans}
+    addresses = {plan.instruction: addresses_of(plan.instruction)[0] for plan in plans}
     own = {i: variables.get(of(address.base, held, names) or UNSURE) for i, address in addresses.items() if address is not None}
     return {i: home for i, home in own.items() if home is not None}
 
 
-def own_address(i: Instruction) -> Mem | None:
-    """Returns the address in shared memory, or the generic one, that an instruction accesses; None: there are two, or none."""
-    if i.opcode == "cp" and {"shared::cluster", "shared::cta"} <= set(i.mods):
-        return None
-    found = [operand for operand in i.operands if isinstance(operand, Mem)]
-    outward = i.opcode == "cp" and "bulk_group" in i.mods
-    return None if not found else found[1] if outward and len(found) > 1 else found[0]
+def addresses_of(i: PtxInstruction) -> tuple[Mem | None, Mem | None]:
+    """Returns the addresses in shared and in global memory that an instruction accesses; a generic one may be either."""
+    first, second, *_ = [*(operand for operand in i.operands if isinstance(operand, Mem)), None, None]
+    if i.opcode != "cp" or second is None:
+        return first, first
+    if {"shared::cluster", "shared::cta"} <= set(i.mods):
+        return None, second
+    return (second, first) if "bulk_group" in i.mods else (first, second)
 
 
 def of(operand: Operand, held: Mapping[str, str], names: frozenset[str]) -> str | None:
@@ -83,7 +84,7 @@ def provenance(plans: Sequence[Plan], names: frozenset[str]) -> dict[str, str]:
     return held
 
 
-def result(i: Instruction, read: Sequence[str | None]) -> str | None:
+def result(i: PtxInstruction, read: Sequence[str | None]) -> str | None:
     """Returns the contents that an instruction with these inputs writes; None: not known yet."""
     if i.opcode in ("ld", "ldu", "atom"):
         return NUMBER
@@ -138,12 +139,12 @@ def sharing_of(plans: Sequence[Plan], params: Sequence[Variable]) -> Sharing:
     )
 
 
-def may_write(i: Instruction) -> bool:
+def may_write(i: PtxInstruction) -> bool:
     """True if an instruction may write global memory."""
     return i.opcode in ("st", "atom", "red") or bool({"bulk_group", "store"} & set(i.mods))
 
 
-def touches(i: Instruction, spaces: set[str]) -> bool:
+def touches(i: PtxInstruction, spaces: set[str]) -> bool:
     """True if an instruction accesses one of these spaces, or generic addresses."""
     if i.opcode == "cp" and not is_phase(i):
         return "prefetch" not in i.mods and any(isinstance(operand, Mem) for operand in i.operands)
@@ -152,7 +153,7 @@ def touches(i: Instruction, spaces: set[str]) -> bool:
     return accesses and (not named or bool(named & spaces))
 
 
-def width(i: Instruction) -> int:
+def width(i: PtxInstruction) -> int:
     """Returns the bytes that a lane accesses, WIDEST at most."""
     if is_phase(i):
         return 8
@@ -164,7 +165,7 @@ def width(i: Instruction) -> int:
     return min(WIDEST, count * [TYPES[m] for m in i.mods if m in TYPES][-1].bytes)
 
 
-def global_granules(instructions: list[Instruction], reach: list[frozenset[Place]]) -> dict[Place, int]:
+def global_granules(instructions: list[PtxInstruction], reach: list[frozenset[Place]]) -> dict[Place, int]:
     """Returns the narrowest access, in bytes, of each place in global memory: races there are told apart no finer than that."""
     found: dict[Place, int] = {}
     for i, places in zip(instructions, reach, strict=True):
@@ -236,7 +237,7 @@ def reached(plans: Sequence[Plan], params: Sequence[Variable]) -> list[frozenset
             return frozenset({address.base.name})
         return frozenset(one for one in carried.get(address.base.name, ()) if not isinstance(one, AddressPiece))
 
-    return [places(global_address(i)) for i in instructions]
+    return [places(addresses_of(i)[1]) for i in instructions]
 
 
 def origin_steps(plans: Sequence[Plan], params: Sequence[Variable], addresses: ParameterAddresses) -> list[AddressStep]:
@@ -264,14 +265,14 @@ def origin_steps(plans: Sequence[Plan], params: Sequence[Variable], addresses: P
     return steps
 
 
-def joins(i: Instruction) -> bool:
+def joins(i: PtxInstruction) -> bool:
     """True if an instruction may join two halves, loaded apart, to 64 bits: mov.b64 of a pair, a shift of one to the upper half."""
     if i.opcode == "mov":
         return isinstance(i.operands[1], Vec) and i.type.bits == 64
     return i.opcode == "shl" and i.operands[2] == Imm(32) and i.type.bits == 64
 
 
-def copies_address(i: Instruction) -> bool:
+def copies_address(i: PtxInstruction) -> bool:
     """True if an instruction copies an address unchanged: to another space, or from 32 bits to 64."""
     return i.opcode in ("mov", "cvta") or (i.opcode == "cvt" and {one.bits for one in i.types} <= {32, 64})
 
@@ -323,7 +324,7 @@ class ParameterAddresses:
             for param, offset in self.of(base)
         )
 
-    def result(self, i: Instruction) -> Addresses:
+    def result(self, i: PtxInstruction) -> Addresses:
         """Returns the places where the result of an instruction may point."""
         if i.opcode in ("ld", "ldu", "atom"):
             return set()
@@ -335,7 +336,7 @@ class ParameterAddresses:
             return {(param, None if offset is None else offset + plus) for param, offset in found[0]}
         return {(param, None) for places in found for param, _ in places}
 
-    def pure(self, i: Instruction) -> bool:
+    def pure(self, i: PtxInstruction) -> bool:
         """True if the result of an instruction points to a parameter and nowhere else."""
         sure = self.params | self.only
         found = [isinstance(o, Sym | Reg) and o.name in sure for o in i.operands[1:]]
@@ -343,19 +344,12 @@ class ParameterAddresses:
             return all(found[:2])
         return found[0] if copies_address(i) else i.opcode in ("add", "sub", "mad") and any(found)
 
-    def read(self, i: Instruction, plus: int) -> Addresses:
+    def read(self, i: PtxInstruction, plus: int) -> Addresses:
         """Returns the parameters and offsets that a load reads, `plus` bytes behind its address; ("*", None) for other memory."""
         address = next(operand for operand in i.operands[1:] if isinstance(operand, Mem))
         places = {(param, None if offset is None else offset + address.offset + plus) for param, offset in self.of(address.base)}
         known = "param" in i.mods or (isinstance(address.base, Reg) and address.base.name in self.only)
         return places if known and places else places | {("*", None)}
-
-
-def global_address(i: Instruction) -> Mem | None:
-    """Returns the address in global memory that an instruction accesses, if any: the second one of a copy into shared memory."""
-    found = [o for o in i.operands if isinstance(o, Mem)]
-    inward = i.opcode == "cp" and "bulk_group" not in i.mods
-    return found[1] if inward and len(found) > 1 else found[0] if found else None
 
 
 # -- guessed loads -----------------------------------------------------------------------------------------------------------
@@ -389,7 +383,7 @@ class GuessState(NamedTuple):
         return GuessState(*may, *(mine & theirs for mine, theirs in zip(self[3:], other[3:], strict=True)))
 
 
-def guesses(flow: ControlFlow) -> frozenset[Instruction]:
+def guesses(flow: ControlFlow) -> frozenset[PtxInstruction]:
     """Returns the loads of a kernel that only guess."""
     swaps = [i for i in flow.instructions if i.opcode == "atom" and "cas" in i.mods]
     if not swaps:
@@ -408,16 +402,16 @@ def guesses(flow: ControlFlow) -> frozenset[Instruction]:
 # -- addresses ----------------------------------------------------------------------------------------------------------
 
 
-def sole_writers(flow: ControlFlow) -> dict[str, Instruction]:
+def sole_writers(flow: ControlFlow) -> dict[str, PtxInstruction]:
     """Returns, for each register with a single writing instruction, that instruction."""
-    found: dict[str, Instruction | None] = {}
+    found: dict[str, PtxInstruction | None] = {}
     for plan in flow.plans:
         for name in plan.written:
             found[name] = None if name in found or plan.instruction.predicate else plan.instruction
     return {name: i for name, i in found.items() if i is not None}
 
 
-def address(operand: Operand, sole: dict[str, Instruction]) -> tuple[str, int]:
+def address(operand: Operand, sole: dict[str, PtxInstruction]) -> tuple[str, int]:
     """Returns the origin of an address: the first register or name that it can be followed back to, and an offset."""
     if not isinstance(operand, Mem):
         return "", 0
@@ -442,7 +436,7 @@ Word = tuple[int, tuple[str, int]]
 """The width and the address of a word."""
 
 
-def only_guesses(flow: ControlFlow, start: int, register: str, place: Word, sole: dict[str, Instruction]) -> bool:
+def only_guesses(flow: ControlFlow, start: int, register: str, place: Word, sole: dict[str, PtxInstruction]) -> bool:
     """True if the value of the load at `start` goes nowhere but into swaps at its own place."""
     states: dict[int, GuessState] = {}
     waiting = [(pc, GuessState(raw=frozenset({register}))) for pc in flow.successors(start)]
@@ -486,7 +480,7 @@ def branched(flow: ControlFlow, pc: int, state: GuessState) -> list[tuple[int, G
     return [(target, stale)] if wrong else [(pc + 1, stale)]
 
 
-def passed(plan: Plan, state: GuessState, place: Word, sole: dict[str, Instruction]) -> GuessState | None:
+def passed(plan: Plan, state: GuessState, place: Word, sole: dict[str, PtxInstruction]) -> GuessState | None:
     """Returns the state behind an instruction; None if it uses the guess in another way than the swap."""
     i, out = plan.instruction, frozenset(plan.written)
     used = plan.read & state.tainted

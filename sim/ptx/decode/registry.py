@@ -1,7 +1,16 @@
-"""The table of opcodes: each decoder turns one instruction into a `Plan`, or refuses it if the machine does not take it."""
+"""The table of opcodes: each decoder turns one instruction into a `Plan`, or refuses it if the machine does not take it.
+
+The host's floating-point environment: PTX has the rounding direction and the flushing of subnormals as instruction modifiers
+(.rn/.rz/.rm/.rp, .ftz). The host's vector unit has them as control bits of the thread, and NumPy's loops obey them, so `.ftz` and
+directed rounding cost nothing per lane. The bits are set through `fesetenv` of the C library, whose `fenv_t` holds them on the
+platforms below; elsewhere only the default environment exists: subnormals are kept, and directed rounding is refused.
+"""
 
 from __future__ import annotations
 
+import ctypes
+import ctypes.util
+import platform
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
@@ -12,17 +21,19 @@ import numpy as np
 from ..memory.asynccopy import Copies
 from ..memory.bulkcopy import Bulks
 from ..memory.mbarriers import MBarriers
-from ..memory.memory import Memory
-from ..state.lanes import Lanes
+from ..memory.spaces import LaunchMemory
+from ..state.lanes import LaneSet
 from ..text.syntax import (
+    SINK,
     TYPES,
+    UNDECODED,
     Array,
-    Group,
     Imm,
-    Instruction,
     Not,
     Operand,
+    Pair,
     PtxError,
+    PtxInstruction,
     PtxType,
     Reg,
     Sym,
@@ -36,24 +47,21 @@ Thunk = Callable[[], object]
 
 DType = np.dtype[Any]
 
-Temp = Callable[[str, tuple[int, ...], Any], Array]
-"""`Frame.temp`: lends an array by name, shape and dtype."""
-
 
 class WarpgroupUnit(Protocol):
     """The warpgroups' products in flight (`execute.warpgroups`)."""
 
-    def fence(self, i: Instruction, lanes: Lanes) -> None:
+    def fence(self, i: PtxInstruction, lanes: LaneSet) -> None:
         """Runs wgmma.fence of whole warps."""
 
-    def commit(self, i: Instruction, lanes: Lanes) -> None:
+    def commit(self, i: PtxInstruction, lanes: LaneSet) -> None:
         """Runs wgmma.commit_group of whole warps."""
 
 
 class Surroundings(Protocol):
     """The machine, as an instruction sees it. `approximate`: approximate instructions have errors."""
 
-    memory: Memory
+    memory: LaunchMemory
     copies: Copies
     bulks: Bulks
     mbarriers: MBarriers
@@ -65,7 +73,7 @@ class Surroundings(Protocol):
     def parameter(self, symbol: Sym, offset: int, size: int) -> bytes | None:
         """Returns bytes of a kernel parameter; None if the symbol is a parameter of a call."""
 
-    def is_call_param(self, instruction: Instruction) -> bool:
+    def is_call_param(self, instruction: PtxInstruction) -> bool:
         """True if a .param access of the instruction is to a variable of a call, not to a kernel parameter."""
 
     def clock(self) -> int:
@@ -80,7 +88,7 @@ class Frame:
     """
 
     kept = False
-    lanes: Lanes
+    lanes: LaneSet
 
     def __init__(self, machine: Surroundings, n: int, read_somewhere: frozenset[str]):
         self.machine, self.n, self.read_somewhere = machine, n, read_somewhere
@@ -88,8 +96,7 @@ class Frame:
 
     def temp(self, name: str, shape: tuple[int, ...], dtype: Any) -> Array:
         """Lends an array that an instruction may use while it runs; the next one with the same name gets the same array."""
-        array: Array = self.lend((name, shape, dtype), lambda: np.empty(shape, dtype))
-        return array
+        return self.lend((name, shape, dtype), lambda: np.empty(shape, dtype))
 
     def lend(self, key: tuple[Any, ...], make: Callable[[], Any]) -> Any:
         """Lends, like `temp`, a bundle of arrays and views that `make` builds."""
@@ -229,9 +236,6 @@ def _unbound(frame: Frame, out: Arrays, ins: Arrays) -> Thunk:
     raise AssertionError("a control instruction has no thunk")
 
 
-UNDECODED = Instruction("", (), (), None, 0, None, "")
-
-
 @dataclass(frozen=True)
 class Plan:
     """The execution of one instruction, independent of any launch.
@@ -254,7 +258,7 @@ class Plan:
     pure: bool = True
     flops: int = 0
     keeps: int = 0
-    instruction: Instruction = UNDECODED
+    instruction: PtxInstruction = UNDECODED
 
     @cached_property
     def written(self) -> list[str]:
@@ -273,7 +277,7 @@ def named(*operands: Operand) -> frozenset[str]:
     return frozenset(leaf.name for operand in operands for leaf in leaves(operand) if isinstance(leaf, Reg))
 
 
-Decoder = Callable[[Instruction], Plan]
+Decoder = Callable[[PtxInstruction], Plan]
 
 
 @dataclass(frozen=True)
@@ -313,7 +317,7 @@ def known(opcode: str) -> bool:
     return opcode in _DECODERS
 
 
-def decode(instruction: Instruction) -> Plan:
+def decode(instruction: PtxInstruction) -> Plan:
     """Returns the plan of an instruction. Raises `Unsupported` if opcode, modifier or operands are not executed."""
     decoder = _DECODERS.get(instruction.opcode)
     if decoder is None:
@@ -327,61 +331,29 @@ def decode(instruction: Instruction) -> Plan:
         raise Unsupported(f"unknown operand form: {error}") from error
 
 
-class Mods:
-    """The modifiers of an instruction, taken one by one; a modifier that no decoder takes is unsupported."""
-
-    def __init__(self, instruction: Instruction, *ignored: str):
-        self.rest = [m for m in instruction.mods if m not in ignored]
-
-    def flag(self, *names: str) -> bool:
-        found = [m for m in self.rest if m in names]
-        for name in found:
-            self.rest.remove(name)
-        return bool(found)
-
-    def choice(self, names: Collection[str], default: str = "") -> str:
-        for mod in self.rest:
-            if mod in names:
-                self.rest.remove(mod)
-                return mod
-        return default
-
-    def types(self, *allowed: str) -> tuple[PtxType, ...]:
-        found = [m for m in self.rest if m in TYPES]
-        for name in found:
-            if allowed and name not in allowed:
-                raise Unsupported(f"type .{name} is not executed here")
-            self.rest.remove(name)
-        return tuple(TYPES[m] for m in found)
-
-    def type(self, *allowed: str) -> PtxType:
-        found = self.types(*allowed)
-        if len(found) != 1:
-            raise Unsupported(f"expected one type, got {len(found)}")
-        return found[0]
-
-    def done(self) -> None:
-        if self.rest:
-            raise Unsupported(f"modifier .{self.rest[0]} is not executed here")
-
-
-def pure(
-    fn: Callable[..., Thunk],
-    writes: Sequence[Arg],
-    reads: Sequence[Arg],
-    mode: int | None = None,
-    *,
-    scratch: bool = False,
-) -> Plan:
-    """Returns a plan whose thunk is `fn(*writes, *reads)` of the arrays: arithmetic without memory or neighbours.
-
-    With `scratch`, `fn` first gets `Frame.temp`, which lends arrays that hold nothing from one instruction to the next.
+def taken(i: PtxInstruction, *groups: str, ignored: Collection[str] = ()) -> list[str]:
+    """Returns the modifier that an instruction has of each group of names, "" for none; one of a group that begins with "!" must be
+    there. Raises `Unsupported` for all other modifiers.
     """
+    rest, found = [m for m in i.mods if m not in ignored], list[str]()
+    for group in groups:
+        names = group.removeprefix("!").split()
+        found.append(next((m for m in rest if m in names), ""))
+        if found[-1]:
+            rest.remove(found[-1])
+        elif group.startswith("!"):
+            raise Unsupported(f"{i.opcode} needs one of .{', .'.join(names)}")
+    if rest:
+        raise Unsupported(f"{'type' if rest[0] in TYPES else 'modifier'} .{rest[0]} is not executed here")
+    return found
 
-    def bind(frame: Frame, out: Arrays, ins: Arrays) -> Thunk:
-        return fn(frame.temp, *out, *ins) if scratch else fn(*out, *ins)
 
-    return Plan(tuple(writes), tuple(reads), bind, mode)
+ANY_TYPE = f"!{' '.join(TYPES)}"
+
+
+def pure(fn: Callable[..., Thunk], writes: Sequence[Arg], reads: Sequence[Arg]) -> Plan:
+    """Returns a plan whose thunk is `fn(*writes, *reads)` of the arrays: arithmetic without memory or neighbours."""
+    return Plan(tuple(writes), tuple(reads), lambda frame, out, ins: fn(*out, *ins))
 
 
 def act(
@@ -406,9 +378,88 @@ def arg(operand: Operand, type_: PtxType) -> Arg:
     return Arg(operand, type_.dtype)
 
 
+def pair(operand: Operand) -> tuple[Operand, Operand]:
+    """Returns the two destinations of `a|b`, or one and none."""
+    return (operand.first, operand.second) if isinstance(operand, Pair) else (operand, SINK)
+
+
 def items(operand: Operand, count: int | None = None) -> tuple[Operand, ...]:
     """Returns the elements of a brace list, or the operand itself."""
-    found = operand.items if isinstance(operand, (Vec, Group)) else (operand,)
+    found = operand.items if isinstance(operand, Vec) else (operand,)
     if count is not None and len(found) != count:
         raise Unsupported(f"expected {count} registers, got {len(found)}")
     return found
+
+
+# -- the host's floating-point environment ------------------------------------------------------------------------
+
+NEAREST, DOWN, UP, ZERO = 0, 1, 2, 3
+ROUNDING = {"rn": NEAREST, "rna": NEAREST, "rm": DOWN, "rp": UP, "rz": ZERO}
+
+
+def mode(rounding: int = NEAREST, flush: bool = False) -> int:
+    """Returns the code of an environment: the index in `Environment.setters`."""
+    return rounding * 2 + flush
+
+
+KEEP = mode()
+"""Round to nearest, keep subnormals: the environment that everything outside of the run loop expects."""
+
+
+def _layout() -> tuple[int, int, int, tuple[int, int, int, int], int] | None:
+    """Returns (offset of the control word, its bytes, flush bits, rounding bits by direction, mask) inside fenv_t."""
+    machine, system = platform.machine(), platform.system()
+    if system == "Linux" and machine == "x86_64":  # MXCSR: FTZ, DAZ; RC in bits 13-14
+        return 28, 4, 0x8040, (0, 1 << 13, 2 << 13, 3 << 13), 0x8040 | 3 << 13
+    if machine in ("aarch64", "arm64"):  # FPCR: FZ; RMode in bits 22-23 counts nearest, up, down, zero
+        offset, width = (0, 4) if system == "Linux" else (8, 8)
+        return offset, width, 1 << 24, (0, 2 << 22, 1 << 22, 3 << 22), 1 << 24 | 3 << 22
+    return None
+
+
+FLUSH = mode(NEAREST, True)
+"""Round to nearest, flush subnormals: the environment of `.ftz`."""
+
+
+class Environment:
+    """`setters[mode]()` switches the calling thread; `native`: True if modes other than `KEEP` exist here."""
+
+    def __init__(self) -> None:
+        self.setters: dict[int, Callable[[], object]] = {KEEP: _nothing}
+        self.native = False
+        layout = _layout()
+        if layout is None:
+            return
+        offset, width, flush_bits, rounding_bits, mask = layout
+        libm = ctypes.CDLL(ctypes.util.find_library("m") or None)
+        base = (ctypes.c_ubyte * 64)()
+        libm.fegetenv(base)
+        control = int.from_bytes(bytes(base)[offset : offset + width], "little") & ~mask
+        setters: dict[int, Callable[[], object]] = {}
+        for rounding in (NEAREST, DOWN, UP, ZERO):
+            for flush in (False, True):
+                env = (ctypes.c_ubyte * 64).from_buffer_copy(base)
+                word = control | rounding_bits[rounding] | (flush_bits if flush else 0)
+                env[offset : offset + width] = list(word.to_bytes(width, "little"))
+                setters[mode(rounding, flush)] = partial(libm.fesetenv, env)
+        tiny = np.full(8, 1e-39, np.float32)
+        setters[FLUSH]()
+        self.native = not (tiny * np.float32(1)).any()
+        setters[KEEP]()
+        if self.native:
+            self.setters = setters
+
+    def setter(self, code: int) -> Callable[[], object]:
+        """Returns the switch to environment `code`; without host support flushing is dropped, directed rounding refused."""
+        if code in self.setters:
+            return self.setters[code]
+        if code == FLUSH:
+            return _nothing
+        raise PtxError("directed rounding (.rz, .rm, .rp) needs Linux on x86-64, or an ARM64 host")
+
+
+def _nothing() -> None:
+    pass
+
+
+ENVIRONMENT = Environment()

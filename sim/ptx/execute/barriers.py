@@ -16,14 +16,13 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from ..decode.ops.rounding import ENVIRONMENT, KEEP
-from ..decode.registry import Barrier, ClusterBarrier, WarpBarrier
+from ..decode.registry import ENVIRONMENT, KEEP, Barrier, ClusterBarrier, WarpBarrier
 from ..order.clocks import highest
 from ..order.happens_before import Released
 from ..report.findings import WARNING, Stuck, Verdict, crowd
-from ..state.lanes import WARP, Lanes
+from ..state.lanes import WARP, LaneSet, by_value
 from ..text.syntax import Array
-from .setup import Host
+from .registers import RegisterFiles, WaveUnit
 
 
 @dataclass
@@ -36,7 +35,7 @@ class BarrierArrival:
     number: int
     barrier: int
     pc: int
-    lanes: Lanes
+    lanes: LaneSet
     waits: bool
     values: Array | None = None
     released: Released | None = None
@@ -63,7 +62,7 @@ class Meeting:
 
     def __init__(self, blocks: int):
         self.arrived, self.expected = np.zeros(blocks, np.int64), np.zeros(blocks, np.int64)
-        self.apart = np.zeros(blocks, np.bool_)
+        self.apart = np.zeros(blocks, bool)
         self.arrivals: list[BarrierArrival] = []
 
     def add(self, arrival: BarrierArrival, expected: Array, apart: bool) -> None:
@@ -85,22 +84,26 @@ class Meeting:
 
     def chosen(self, blocks: Array) -> Array:
         """Returns a mask of these blocks."""
-        found = np.zeros(len(self.arrived), np.bool_)
-        found[blocks] = True
-        return found
+        return mask_of(blocks, len(self.arrived))
+
+
+def mask_of(places: Array, count: int) -> Array:
+    found = np.zeros(count, bool)
+    found[places] = True
+    return found
 
 
 def parts_of(arrivals: list[BarrierArrival], chosen: Array) -> list[BarrierArrival]:
     return [mine for arrival in arrivals if (mine := arrival.of(chosen)) is not None]
 
 
-class Barriers:
+class Barriers(WaveUnit):
     """The sixteen barriers of each block of a wave: `meetings`, by number, with arrivals."""
 
-    def __init__(self, machine: Host):
-        self.machine = machine
+    def __init__(self, machine: RegisterFiles):
+        super().__init__(machine)
         self.meetings: dict[int, Meeting] = {}
-        self.completed = np.zeros(machine.wave.blocks, np.int64)
+        self.completed = np.zeros(self.wave.blocks, np.int64)
         self.arrivals = 0
 
     def __bool__(self) -> bool:
@@ -108,24 +111,21 @@ class Barriers:
 
     # -- arrivals ---------------------------------------------------------------------------------------------------------
 
-    def arrive(self, pc: int, control: Barrier, lanes: Lanes) -> None:
-        machine = self.machine
-        plan = machine.code.plans[pc]
-        number = machine.read(lanes, plan.reads[0])
+    def arrive(self, pc: int, control: Barrier, lanes: LaneSet) -> None:
+        plan, read = self.code.plans[pc], self.machine.read
+        number = read(lanes, plan.reads[0])
         expected = values = None
         if control.counted:
-            expected = machine.read(lanes, plan.reads[1]).copy()
+            expected = read(lanes, plan.reads[1]).copy()
         if control.reduction:
-            values = machine.read(lanes, plan.reads[-1]).copy()
+            values = read(lanes, plan.reads[-1]).copy()
             values = ~values if control.negated else values
         self.arrivals += 1
         arrival = BarrierArrival(self.arrivals, int(number[0]), pc, lanes, control.waits, values)
         if lanes.n == 1 or not np.count_nonzero(number != number[0]):
             self.come(arrival, expected)
             return
-        number = number.copy()
-        for barrier in np.unique(number).tolist():
-            at = np.flatnonzero(number == barrier)
+        for barrier, at in by_value(number.copy()):
             part = replace(arrival, barrier=barrier, lanes=lanes.subset(at), values=None if values is None else values[at])
             self.come(part, None if expected is None else expected[at])
 
@@ -133,14 +133,14 @@ class Barriers:
         """Adds lanes that come to a barrier: for so many threads (one number a lane), or for all of the block (None)."""
         lanes, barrier = arrival.lanes, arrival.barrier
         meeting = self.meetings.get(barrier)
-        if self.machine.diary is not None:
-            self.machine.diary.came("barrier", barrier, lanes, arrival.pc)
+        if self.diary is not None:
+            self.diary.came("barrier", barrier, lanes, arrival.pc)
         plain = arrival.waits and arrival.values is None and expected is None
         if meeting is None:
             if plain and lanes.whole_blocks:
                 self.release(lanes.block_ids, [arrival])
                 return
-            meeting = self.meetings[barrier] = Meeting(self.machine.wave.blocks)
+            meeting = self.meetings[barrier] = Meeting(self.wave.blocks)
         every = np.zeros(len(lanes.block_ids), np.int64) if expected is None else expected[lanes.block_starts].astype(np.int64)
         apart = arrival
         if plain:
@@ -161,7 +161,7 @@ class Barriers:
         self.tell_apart(meeting, blocks[(meeting.arrived[blocks] > 0) & ~meeting.apart[blocks]])
         meeting.add(replace(arrival, released=self.released(lanes)), expected, True)
         if not arrival.waits:
-            self.machine.push(arrival.pc + 1, lanes)
+            self.push(arrival.pc + 1, lanes)
         self.check(barrier, blocks)
 
     def tell_apart(self, meeting: Meeting, blocks: Array) -> None:
@@ -179,12 +179,10 @@ class Barriers:
 
     def mask(self, blocks: Array) -> Array:
         """Returns a mask of these blocks among those of the wave."""
-        found = np.zeros(self.machine.wave.blocks, np.bool_)
-        found[blocks] = True
-        return found
+        return mask_of(blocks, self.wave.blocks)
 
-    def released(self, lanes: Lanes) -> Released | None:
-        races = self.machine.memory.races
+    def released(self, lanes: LaneSet) -> Released | None:
+        races = self.races
         return None if races is None else races.arrive(races.groups(lanes, lanes.block_starts))
 
     # -- completion -------------------------------------------------------------------------------------------------------
@@ -198,7 +196,7 @@ class Barriers:
         """Lets threads go on in those of `blocks` where enough have come."""
         meeting = self.meetings[barrier]
         here = blocks[meeting.arrived[blocks] > 0]
-        over = meeting.arrived[here] >= self.machine.wave.alive_by_block[here]
+        over = meeting.arrived[here] >= self.wave.alive_by_block[here]
         counted = meeting.expected[here] > 0
         if counted.any():
             over[counted] = self.counted(meeting, here[counted]) >= meeting.expected[here[counted]]
@@ -222,93 +220,89 @@ class Barriers:
 
     def counted(self, meeting: Meeting, blocks: Array) -> Array:
         """Returns the arrived threads of these blocks at a barrier with a thread count: 32 for each arrival of a warp."""
-        wave = self.machine.wave
+        wave = self.wave
         times = np.zeros((wave.blocks, wave.warps_per_block, WARP), np.int64)
         for arrival in meeting.arrivals:
             times.reshape(-1)[arrival.lanes.index] += 1
         times, alive = times[blocks], wave.alive.reshape(times.shape)[blocks]
         living = np.where(alive, times, len(meeting.arrivals)).min(axis=2)
-        found: Array = WARP * np.where(alive.any(axis=2), living, times.max(axis=2)).sum(axis=1)
-        return found
+        return WARP * np.where(alive.any(axis=2), living, times.max(axis=2)).sum(axis=1)
 
     def release(self, blocks: Array, arrivals: list[BarrierArrival]) -> None:
         """Lets the threads of these blocks go on: all have met."""
-        if self.machine.memory.races is not None:
-            self.machine.memory.races.block_barrier(blocks)
+        if self.races is not None:
+            self.races.block_barrier(blocks)
         self.tell(blocks, arrivals)
         left = self.mask(blocks)
         for arrival in arrivals:
             first = arrival.lanes.block_ids[left[arrival.lanes.block_ids]]
             left[first] = False
             self.complete(first, arrival)
-            self.machine.push(arrival.pc + 1, arrival.lanes)
+            self.push(arrival.pc + 1, arrival.lanes)
 
     def release_apart(self, blocks: Array, arrivals: list[BarrierArrival], expected: Array) -> None:
         """Lets the waiting threads of these blocks, with the same arrivals, go on behind all accesses before the arrivals."""
         waiting = [arrival for arrival in arrivals if arrival.waits]
         self.reduce(blocks, arrivals)
         self.tell(blocks, arrivals)
-        races = self.machine.memory.races
-        if races is not None:
+        if self.races is not None:
             counted = (expected > 0) | (len(waiting) < len(arrivals))
             if not counted.all():
-                races.block_barrier(blocks[~counted])
+                self.races.block_barrier(blocks[~counted])
             if counted.any():
                 parts = parts_of(arrivals, self.mask(blocks[counted]))
                 released = [arrival.released for arrival in parts if arrival.released is not None]
                 for lanes in (arrival.lanes for arrival in parts if arrival.waits):
-                    races.depart(races.groups(lanes, lanes.block_starts), released)
+                    self.races.depart(self.races.groups(lanes, lanes.block_starts), released)
         if waiting:
             self.complete(blocks, waiting[0])
         for arrival in waiting:
-            self.machine.push(arrival.pc + 1, arrival.lanes)
+            self.push(arrival.pc + 1, arrival.lanes)
 
     def tell(self, blocks: Array, arrivals: list[BarrierArrival]) -> None:
         """Tells the diary, if it is of one of these blocks."""
-        diary = self.machine.diary
-        if diary is not None and (blocks == diary.local).any():
-            diary.met("barrier", arrivals[0].barrier, [(each.lanes, each.pc) for each in arrivals if each.waits])
+        if self.diary is not None and (blocks == self.diary.local).any():
+            self.diary.met("barrier", arrivals[0].barrier, [(each.lanes, each.pc) for each in arrivals if each.waits])
 
     def reduce(self, blocks: Array, arrivals: list[BarrierArrival]) -> None:
         """bar.red: gives every waiting lane the reduction over all arrived ones of its block."""
         if all(arrival.values is None for arrival in arrivals):
             return
-        machine = self.machine
         for block in blocks:
             here = parts_of(arrivals, self.mask(block))
             everyone = np.concatenate([arrival.values for arrival in here if arrival.values is not None])
             for arrival in here:
-                plan = machine.code.plans[arrival.pc]
+                plan = self.code.plans[arrival.pc]
                 assert isinstance(plan.control, Barrier)
                 result: object = {"popc": everyone.sum(), "and": everyone.all(), "or": everyone.any()}[plan.control.reduction]
                 # Write into the registers of the wave: no frame may hold these lanes meanwhile.
-                machine.deactivate()
-                machine.write(arrival.lanes, plan.writes[0], result)
+                self.machine.deactivate()
+                self.machine.write(arrival.lanes, plan.writes[0], result)
 
     def complete(self, blocks: Array, arrival: BarrierArrival) -> None:
         """Completes a barrier of each of these blocks, at which this arrival waited."""
-        machine, lanes = self.machine, arrival.lanes
-        machine.memory.tally.barriers += len(blocks)
+        lanes, on_barrier = arrival.lanes, self.machine.on_barrier
+        self.memory.tally.barriers += len(blocks)
         self.completed[blocks] += 1
-        control = machine.code.plans[arrival.pc].control
-        missing = machine.wave.threads - machine.wave.alive_by_block[blocks]
+        control = self.code.plans[arrival.pc].control
+        missing = self.wave.threads - self.wave.alive_by_block[blocks]
         if isinstance(control, Barrier) and not control.counted and missing.any():
             for block, count in zip(blocks[missing > 0].tolist(), missing[missing > 0].tolist(), strict=True):
                 first = int(np.flatnonzero(lanes.block == block)[0])
-                message = f"{count} of {machine.wave.threads} threads of the block had exited before this barrier"
-                i = machine.code.instructions[arrival.pc]
+                message = f"{count} of {self.wave.threads} threads of the block had exited before this barrier"
+                i = self.code.instructions[arrival.pc]
                 # PTX promises nothing; CUDA does from Volta on ("until reached by all non-exited threads in the block").
-                machine.memory.findings.report(Verdict("partial barrier", WARNING), message, i, lanes, first)
-        if machine.on_barrier is not None:
+                self.findings.report(Verdict("partial barrier", WARNING), message, i, lanes, first)
+        if on_barrier is not None:
             # The callback is not part of the kernel: it computes in the ordinary floating-point environment.
             ENVIRONMENT.setter(KEEP)()
             for block in blocks.tolist():
-                machine.on_barrier(machine.wave.number(machine.wave.first_block + block), int(self.completed[block]))
-            ENVIRONMENT.setter(machine.code.base_mode)()
+                on_barrier(self.wave.number(self.wave.first_block + block), int(self.completed[block]))
+            ENVIRONMENT.setter(self.code.base_mode)()
 
     def stuck(self) -> list[Stuck]:
         """Returns the waiting lanes of each block, at barriers of the whole block last."""
-        wave = self.machine.wave
+        wave = self.wave
         found: dict[tuple[bool, int, int], list[BarrierArrival]] = {}
         every = [(arrival, barrier) for barrier, meeting in self.meetings.items() for arrival in meeting.arrivals]
         for arrival, barrier in sorted(every, key=lambda pair: pair[0].number):
@@ -323,27 +317,26 @@ class Barriers:
                 f"at barrier {barrier}: {int(meeting.arrived[block])} of {expected or alive} have arrived, "
                 f"{alive} of {wave.threads} threads of the block are alive"
             )
-            out += [Stuck(self.machine.code.instructions[a.pc], a.lanes, what) for a in arrivals if a.waits]
+            out += [Stuck(self.code.instructions[a.pc], a.lanes, what) for a in arrivals if a.waits]
         return out
 
 
-class WarpBarriers:
+class WarpBarriers(WaveUnit):
     """bar.warp.sync: lanes with the same member mask meet, at whatever instruction they are."""
 
-    def __init__(self, machine: Host):
-        self.machine = machine
-        self.waiting: dict[tuple[int, int], list[tuple[int, Lanes]]] = {}
+    def __init__(self, machine: RegisterFiles):
+        super().__init__(machine)
+        self.waiting: dict[tuple[int, int], list[tuple[int, LaneSet]]] = {}
 
     def __bool__(self) -> bool:
         return bool(self.waiting)
 
-    def arrive(self, pc: int, control: WarpBarrier, lanes: Lanes) -> None:
-        races = self.machine.memory.races
-        mask = self.machine.read(lanes, self.machine.code.plans[pc].reads[0])
-        if lanes.converged and (races is None or not np.count_nonzero(mask != 0xFFFFFFFF)):
-            if races is not None:
-                races.warp_sync(lanes.warp_ids)
-            self.machine.push(pc + 1, lanes)
+    def arrive(self, pc: int, control: WarpBarrier, lanes: LaneSet) -> None:
+        mask = self.machine.read(lanes, self.code.plans[pc].reads[0])
+        if lanes.converged and (self.races is None or not np.count_nonzero(mask != 0xFFFFFFFF)):
+            if self.races is not None:
+                self.races.warp_sync(lanes.warp_ids)
+            self.push(pc + 1, lanes)
             return
         for key, part in lanes.split((lanes.warp << 32) + mask.astype(np.int64)):
             warp, value = divmod(key, 1 << 32)
@@ -355,23 +348,22 @@ class WarpBarriers:
             self.check(warp, mask)
 
     def check(self, warp: int, mask: int) -> None:
-        alive = self.machine.wave.alive[warp * WARP : (warp + 1) * WARP]
-        here = np.zeros(WARP, np.bool_)
+        alive = self.wave.alive[warp * WARP : (warp + 1) * WARP]
+        here = np.zeros(WARP, bool)
         for _, lanes in self.waiting[warp, mask]:
             here[lanes.lane] = True
-        named = np.array([mask >> lane & 1 for lane in range(WARP)], np.bool_)
+        named = np.array([mask >> lane & 1 for lane in range(WARP)], bool)
         if not (named & alive & ~here).any():
-            races = self.machine.memory.races
-            if races is not None and (named | ~alive).all():
-                races.warp_sync(np.array([warp]))
-            elif races is not None:
-                races.lanes_sync(warp, mask)
+            if self.races is not None and (named | ~alive).all():
+                self.races.warp_sync(np.array([warp]))
+            elif self.races is not None:
+                self.races.lanes_sync(warp, mask)
             for pc, lanes in self.waiting.pop((warp, mask)):
-                self.machine.push(pc + 1, lanes)
+                self.push(pc + 1, lanes)
 
     def stuck(self) -> list[Stuck]:
         return [
-            Stuck(self.machine.code.instructions[pc], lanes, f"in bar.warp.sync for the lanes of mask {mask:#010x}")
+            Stuck(self.code.instructions[pc], lanes, f"in bar.warp.sync for the lanes of mask {mask:#010x}")
             for (_, mask), groups in self.waiting.items()
             for pc, lanes in groups
         ]
@@ -397,22 +389,21 @@ class ClusterPhases:
     heard: Told = field(default_factory=Told)
 
 
-class ClusterBarriers:
+class ClusterBarriers(WaveUnit):
     """The barriers of the clusters of a wave."""
 
-    def __init__(self, machine: Host):
-        self.machine = machine
-        wave = machine.wave
-        self.per = wave.cluster * wave.lanes_per_block
+    def __init__(self, machine: RegisterFiles):
+        super().__init__(machine)
+        self.per = self.wave.cluster * self.wave.lanes_per_block
         self.phases: dict[int, ClusterPhases] = {}
-        self.owed = np.full(wave.size, -1, np.int64)
+        self.owed = np.full(self.wave.size, -1, np.int64)
         """The phase for which each lane has arrived and not yet waited."""
-        self.waiting: list[tuple[int, Lanes]] = []
+        self.waiting: list[tuple[int, LaneSet]] = []
 
     def __bool__(self) -> bool:
         return bool(self.waiting)
 
-    def come(self, pc: int, control: ClusterBarrier, lanes: Lanes) -> None:
+    def come(self, pc: int, control: ClusterBarrier, lanes: LaneSet) -> None:
         for cluster, some in lanes.split(lanes.index // self.per):
             phases = self.phases.setdefault(cluster, ClusterPhases())
             arrived = self.owed[some.index] >= 0
@@ -427,29 +418,28 @@ class ClusterBarriers:
                     self.arrive(pc, phases, right, control.relaxed)
                     self.check(cluster)
         if not control.waits:
-            self.machine.push(pc + 1, lanes)
+            self.push(pc + 1, lanes)
 
-    def complain(self, pc: int, lanes: Lanes, wrong: Array, waits: bool) -> None:
+    def complain(self, pc: int, lanes: LaneSet, wrong: Array, waits: bool) -> None:
         """Reports wrong threads: those that wait without having arrived go on at once; an arrival too many is not counted."""
-        machine = self.machine
         message = (
             "wait at the barrier of the cluster without an arrival before"
             if waits
             else ("second arrival at the barrier of the cluster without a wait for the first")
         )
-        i, first = machine.code.instructions[pc], int(np.flatnonzero(wrong)[0])
-        machine.memory.findings.report("cluster barrier", message, i, lanes, first, count=int(wrong.sum()))
+        i, first = self.code.instructions[pc], int(np.flatnonzero(wrong)[0])
+        self.findings.report("cluster barrier", message, i, lanes, first, count=int(wrong.sum()))
         if waits:
-            machine.push(pc + 1, lanes.where(wrong))
+            self.push(pc + 1, lanes.where(wrong))
 
-    def arrive(self, pc: int, phases: ClusterPhases, lanes: Lanes, relaxed: bool) -> None:
+    def arrive(self, pc: int, phases: ClusterPhases, lanes: LaneSet, relaxed: bool) -> None:
         self.owed[lanes.index] = phases.completed
-        if self.machine.diary is not None:
-            self.machine.diary.came("cluster", phases.completed, lanes, pc)
+        if self.diary is not None:
+            self.diary.came("cluster", phases.completed, lanes, pc)
         if not relaxed:
             # A release for the cluster, so no less than fence.mbarrier_init.
             self.machine.mbarriers.fence(lanes)
-        races, told, code = self.machine.memory.races, phases.told, self.machine.code
+        races, told, code = self.races, phases.told, self.code
         if races is None:
             return
         then = code.plans[pc + 1].control if code.instructions[pc + 1].predicate is None else None
@@ -461,19 +451,19 @@ class ClusterBarriers:
         released = races.fenced(lanes) if relaxed else races.released(races.groups(lanes))[0]
         told.lanes = released if told.lanes is None else np.maximum(told.lanes, released)
 
-    def wait(self, pc: int, phases: ClusterPhases, lanes: Lanes) -> None:
+    def wait(self, pc: int, phases: ClusterPhases, lanes: LaneSet) -> None:
         over = self.owed[lanes.index] < phases.completed
         if over.any():
             self.go(pc, phases, lanes.where(over))
         if not over.all():
             self.waiting.append((pc, lanes.where(~over)))
 
-    def go(self, pc: int, phases: ClusterPhases, lanes: Lanes) -> None:
+    def go(self, pc: int, phases: ClusterPhases, lanes: LaneSet) -> None:
         """Lets these lanes go on: their phase is complete."""
         self.owed[lanes.index] = -1
-        if self.machine.diary is not None:
-            self.machine.diary.met("cluster", phases.completed - 1, [(lanes, pc)], self.machine.wave.cluster > 1)
-        races, heard = self.machine.memory.races, phases.heard
+        if self.diary is not None:
+            self.diary.met("cluster", phases.completed - 1, [(lanes, pc)], self.wave.cluster > 1)
+        races, heard = self.races, phases.heard
         if races is not None:
             # All threads of the cluster have begun, even if the barrier orders nothing.
             begun = np.full((1, races.warps), races.start)
@@ -490,13 +480,12 @@ class ClusterBarriers:
                         races.proxy.hear(together, each.fenced)
             if heard.lanes is not None:
                 races.hear(together, heard.lanes[None])
-        self.machine.push(pc + 1, lanes)
+        self.push(pc + 1, lanes)
 
     def missing(self, cluster: int) -> Array:
         """Returns a mask of the cluster's lanes for which the phase still waits."""
         part = slice(cluster * self.per, (cluster + 1) * self.per)
-        found: Array = self.machine.wave.alive[part] & (self.owed[part] != self.phases[cluster].completed)
-        return found
+        return self.wave.alive[part] & (self.owed[part] != self.phases[cluster].completed)
 
     def check(self, cluster: int) -> None:
         phases = self.phases[cluster]
@@ -504,7 +493,7 @@ class ClusterBarriers:
             return
         phases.completed += 1
         phases.heard, phases.told = phases.told, Told()
-        races = self.machine.memory.races
+        races = self.races
         if races is not None:
             races.cluster_barrier(cluster, phases.heard.relaxed, phases.heard.split)
         ready = [one for one in self.waiting if int(one[1].index[0]) // self.per == cluster]
@@ -521,7 +510,7 @@ class ClusterBarriers:
         out = []
         for pc, lanes in self.waiting:
             cluster = int(lanes.index[0]) // self.per
-            missing = self.machine.wave.lanes(np.flatnonzero(self.missing(cluster)) + cluster * self.per)
+            missing = self.wave.lanes(np.flatnonzero(self.missing(cluster)) + cluster * self.per)
             what = f"at the barrier of the cluster, at which {crowd(missing)} have not arrived"
-            out.append(Stuck(self.machine.code.instructions[pc], lanes, what))
+            out.append(Stuck(self.code.instructions[pc], lanes, what))
         return out

@@ -12,10 +12,11 @@ import sys
 import numpy as np
 
 from ..decode.registry import FunctionCall
-from ..memory.memory import Memory
-from ..state.lanes import Lanes
+from ..memory.spaces import LaunchMemory
+from ..state.lanes import LaneSet
 from ..text.syntax import Array, Function
-from .setup import Host
+from .registers import RegisterFiles, WaveUnit
+from .unwritten import Shadows
 
 _CONVERSION = re.compile(
     r"%(?P<flags>[-+ #0]*)(?P<width>\*|\d+)?(?:\.(?P<precision>\*|\d*))?(?P<length>hh|h|ll|l|j|z|t|L)?(?P<kind>.)", re.S
@@ -25,7 +26,7 @@ _CONVERSION = re.compile(
 class _Arguments:
     """The argument buffer of vprintf: each at a multiple of its own size."""
 
-    def __init__(self, memory: Memory, lane: int, address: int):
+    def __init__(self, memory: LaunchMemory, lane: int, address: int):
         self.memory, self.lane, self.address = memory, lane, address
 
     def take(self, kind: str) -> int | float:
@@ -37,7 +38,7 @@ class _Arguments:
         return number
 
 
-def printf(memory: Memory, lane: int, form: int, buffer: int) -> str:
+def printf(memory: LaunchMemory, lane: int, form: int, buffer: int) -> str:
     """Returns the text that a lane prints: `form` and `buffer` are the generic addresses that it calls vprintf with."""
     arguments = _Arguments(memory, lane, buffer)
 
@@ -83,13 +84,12 @@ DEEPEST = 1024
 """Most levels of recursion; deeper, a thread has overflown its stack (1024 bytes unless the host asks for more)."""
 
 
-class DeviceFunctions:
+class DeviceFunctions(WaveUnit):
     """The calls of a wave."""
 
-    def __init__(self, machine: Host):
-        self.machine = machine
-        self.code = machine.code
-        self.wave = machine.wave
+    def __init__(self, machine: RegisterFiles, shadows: Shadows):
+        super().__init__(machine)
+        self.shadows = shadows
         # The call instruction from which each lane came, by device function.
         self.sites = {f.name: np.zeros(self.wave.size, np.int64) for f in self.code.functions}
         self.by_name = {f.name: f for f in self.code.functions}
@@ -97,7 +97,7 @@ class DeviceFunctions:
         self.levels: list[list[Array]] = []
         """The saved state of each level of recursion."""
 
-    def call(self, pc: int, control: FunctionCall, lanes: Lanes) -> None:
+    def call(self, pc: int, control: FunctionCall, lanes: LaneSet) -> None:
         """Takes lanes to the function; each lane that calls through a pointer to its own."""
         if control.builtin:
             self.builtin(pc, control, lanes)
@@ -107,7 +107,7 @@ class DeviceFunctions:
             addresses = self.machine.read(lanes, self.code.plans[pc].reads[0])
             ways = lanes.split(addresses)
             if len(ways) > 1:
-                self.machine.memory.tally.divergent[self.code.instructions[pc]] += sum(some.warps for _, some in ways) - lanes.warps
+                self.memory.tally.divergent[self.code.instructions[pc]] += sum(some.warps for _, some in ways) - lanes.warps
             for address, there in ways:
                 name = self.code.function_names.get(address)
                 if name not in control.candidates:
@@ -116,16 +116,16 @@ class DeviceFunctions:
                     self.machine.stop("bad call", message, pc, there)
                 self.enter(pc, control, self.by_name[str(name)], there)
 
-    def enter(self, pc: int, control: FunctionCall, function: Function, lanes: Lanes) -> None:
+    def enter(self, pc: int, control: FunctionCall, function: Function, lanes: LaneSet) -> None:
         values = [self.bytes_of(lanes, mine, theirs.size) for mine, theirs in zip(control.arguments, function.params, strict=True)]
         if (self.code.function_at[pc], function.name) in self.code.cycles:
             self.save(pc, lanes)
         for theirs, value in zip(function.params, values, strict=True):
             self.set_bytes(lanes, theirs.name, value)
         self.sites[function.name][lanes.index] = pc
-        self.machine.push(self.code.starts[function.name], lanes)
+        self.push(self.code.starts[function.name], lanes)
 
-    def give_back(self, pc: int, lanes: Lanes) -> None:
+    def give_back(self, pc: int, lanes: LaneSet) -> None:
         function = self.by_name[self.code.function_at[pc]]
         for site, back in lanes.split(self.sites[function.name][lanes.index]):
             control = self.code.plans[site].control
@@ -135,16 +135,16 @@ class DeviceFunctions:
                 self.restore(back)
             for mine, value in zip(control.results, values, strict=True):
                 self.set_bytes(back, mine, value)
-            self.machine.push(site + 1, back)
+            self.push(site + 1, back)
 
     # -- recursion --------------------------------------------------------------------------------------------------------
 
     def state(self) -> list[Array]:
         """Returns everything that a return restores, the lanes on the last axis."""
         machine = self.machine
-        return [*machine.full.files.values(), self.local().T, *self.sites.values(), *machine.shadows.rows.values()]
+        return [*machine.full.files.values(), self.local().T, *self.sites.values(), *self.shadows.rows.values()]
 
-    def save(self, pc: int, lanes: Lanes) -> None:
+    def save(self, pc: int, lanes: LaneSet) -> None:
         self.machine.deactivate()
         state = self.state()
         for depth, some in lanes.split(self.depth[lanes.index]):
@@ -156,7 +156,7 @@ class DeviceFunctions:
                 kept[..., some.index] = now[..., some.index]
         self.depth[lanes.index] += 1
 
-    def restore(self, lanes: Lanes) -> None:
+    def restore(self, lanes: LaneSet) -> None:
         machine = self.machine
         machine.deactivate()
         self.depth[lanes.index] -= 1
@@ -165,31 +165,31 @@ class DeviceFunctions:
             for now, kept in zip(state, self.levels[depth], strict=True):
                 now[..., some.index] = kept[..., some.index]
         machine.rewritten(-1)
-        for name in machine.shadows.rows:
-            machine.shadows.changed(name, lanes)
+        for name in self.shadows.rows:
+            self.shadows.changed(name, lanes)
 
     # -- parameters -------------------------------------------------------------------------------------------------------
 
     def local(self) -> Array:
         """Returns the local memory, a row of bytes a lane."""
-        return self.machine.memory.local_view(1).reshape(self.wave.size, -1)
+        return self.memory.local[1].reshape(self.wave.size, -1)
 
-    def bytes_of(self, lanes: Lanes, variable: str, size: int) -> Array:
+    def bytes_of(self, lanes: LaneSet, variable: str, size: int) -> Array:
         """Returns a parameter or result of a call: (lanes, size) bytes of their local memory."""
         start = self.code.local.offsets[variable]
         return self.local()[lanes.index, start : start + size]
 
-    def set_bytes(self, lanes: Lanes, variable: str, value: Array) -> None:
+    def set_bytes(self, lanes: LaneSet, variable: str, value: Array) -> None:
         start = self.code.local.offsets[variable]
         self.local()[lanes.index, start : start + value.shape[1]] = value
 
     # -- functions of the device -------------------------------------------------------------------------------------------
 
-    def builtin(self, pc: int, control: FunctionCall, lanes: Lanes) -> None:
+    def builtin(self, pc: int, control: FunctionCall, lanes: LaneSet) -> None:
         # Pointers and sizes, but for the line number of an assertion.
         words = [self.bytes_of(lanes, name, 8 if n != 2 else 4) for n, name in enumerate(control.arguments)]
         values = [w.copy().view(f"u{w.shape[1]}").reshape(-1) for w in words]
-        memory = self.machine.memory
+        memory = self.memory
         if control.builtin == "__assertfail":
             lane = int(lanes.index[0])
             text, file = (memory.text(lane, int(values[k][0])) for k in (0, 1))
@@ -198,4 +198,4 @@ class DeviceFunctions:
             sys.stdout.write(printf(memory, lane, form, buffer))
         if control.results:
             self.set_bytes(lanes, control.results[0], np.zeros((lanes.n, 4), np.uint8))
-        self.machine.push(pc + 1, lanes)
+        self.push(pc + 1, lanes)

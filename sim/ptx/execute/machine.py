@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NoReturn, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
 from ..decode.code import Code, CodeRegion
-from ..decode.liveness import CONSTANT_REGISTERS
-from ..decode.ops.rounding import ENVIRONMENT, KEEP
 from ..decode.registry import (
+    ENVIRONMENT,
+    KEEP,
     WHOLE_WARP,
     Arg,
     Barrier,
@@ -28,18 +28,15 @@ from ..decode.registry import (
 from ..memory.asynccopy import Copies
 from ..memory.bulkcopy import Bulks
 from ..memory.mbarriers import MBarriers, PhaseWaiting
-from ..memory.memory import Memory
 from ..memory.regions import Maps
+from ..memory.spaces import LaunchMemory
 from ..report.counters import LaunchTally
-from ..report.diary import Diary
 from ..report.findings import Findings, Stuck, report_deadlock
-from ..state.lanes import WARP, Lanes, Wave, merged, warp_bits
-from ..text.syntax import Array, Instruction, Mem, PtxError, Reg, Sym
+from ..state.lanes import WARP, LaneSet, Wave, merged, warp_bits
 from .barriers import Barriers, ClusterBarriers, WarpBarriers
 from .functions import DeviceFunctions
-from .registers import FILE_DTYPES, Follower, RegisterFrame
-from .scheduler import Budgets, ReadyLanes, make_ready
-from .setup import Setup
+from .registers import FILE_DTYPES, RegisterFiles, RegisterFrame, Setup, Stop
+from .scheduler import Budgets, make_ready
 from .unwritten import Shadows
 from .warpgroup_rules import Flights, RegisterPools
 from .warpgroups import Warpgroups
@@ -59,9 +56,6 @@ GRID_LANES = 1 << 19
 WAVE_BYTES = 1 << 28
 """Most memory that the shared memory of a wave's blocks may take."""
 
-COMPACT_LANES = 1 << 16
-"""Most lanes of all compact frames together that keep their registers and bound code."""
-
 
 class Waiting(Protocol):
     """A place where lanes wait; true while some do."""
@@ -72,90 +66,20 @@ class Waiting(Protocol):
         """Returns the waiting lanes, and what they wait for."""
 
 
-class Stop(Exception):
-    """Raised when the launch cannot go on; a finding says why."""
-
-
-class PtxMachine:
+class PtxMachine(RegisterFiles):
     """One launch of one kernel."""
 
-    def __init__(self, code: Code, setup: Setup, memory: Memory, findings: Findings, tally: LaunchTally):
-        self.code = code
-        self.setup = setup
-        self.memory = memory
-        self.findings = findings
-        self.approximate, self.on_barrier = setup.approximate, setup.on_barrier
+    warpgroups: Warpgroups
+
+    def __init__(self, code: Code, setup: Setup, memory: LaunchMemory, findings: Findings, tally: LaunchTally):
+        super().__init__(code, setup, memory)
         self.tally = tally
         self.random = None if setup.seed is None else np.random.default_rng(setup.seed)
-        geometry = setup.geometry
-        clusters = [g // c for g, c in zip(geometry.grid, geometry.cluster, strict=True)]
-        sizes = {"ntid": geometry.block, "nctaid": geometry.grid, "cluster_nctaid": geometry.cluster, "nclusterid": clusters}
-        start = memory.shared_size - memory.reserved
-        self.constants = {
-            **dict.fromkeys(CONSTANT_REGISTERS, 0),
-            **{f"%{name}.{axis}": size for name, each in sizes.items() for axis, size in zip("xyz", each, strict=True)},
-            "%cluster_nctarank": geometry.cluster_blocks,
-            "%is_explicit_cluster": int(geometry.explicit),
-            "%nwarpid": max(-(-geometry.threads // WARP), 32),
-            "%nsmid": 1,
-            "%gridid": 1,
-            "%dynamic_smem_size": setup.shared_bytes,
-            "%total_smem_size": start,
-            "%aggr_smem_size": memory.shared_size,
-            # The memory, placed by the driver, through which the blocks of a cooperative launch meet.
-            "%envreg1": setup.workspace >> 32,
-            "%envreg2": setup.workspace & 0xFFFFFFFF,
-            **dict.fromkeys((f"%reserved_smem_offset_{name}" for name in ("begin", "0", "1")), start),
-            "%reserved_smem_offset_end": memory.shared_size,
-            "%reserved_smem_offset_cap": memory.reserved,
-        }
-        self.diary: Diary | None = None
-        """The requested diary, in the wave that has its block."""
-        self.full: RegisterFrame
-        self.wave: Wave
-        self.copies: Copies
         self.maps = Maps(memory)
         self.shadows = Shadows(code, findings)
         self.flights = Flights(code, findings)
-        self.followers: list[Follower] = [self.flights, self.shadows]
+        self.followers = [self.flights, self.shadows]
         self.budgets = Budgets(code, findings, setup.limits, self.everywhere)
-        self._compact: dict[int, RegisterFrame] = {}
-        self._full_frames: dict[int, RegisterFrame] = {}
-        self._clock = 0
-
-    # -- addresses and parameters ---------------------------------------------------------------------------------------
-
-    def address_of(self, symbol: Sym) -> int:
-        """Returns the address of a variable or parameter: an offset in shared or local memory, else a virtual address."""
-        for layout in (self.code.shared, self.code.local):
-            if symbol.name in layout.offsets:
-                return layout.offsets[symbol.name] + symbol.offset
-        if symbol.name in self.setup.symbols:
-            return self.setup.symbols[symbol.name] + symbol.offset
-        raise PtxError(f"{self.code.kernel}: unknown symbol {symbol.name}")
-
-    def parameter(self, symbol: Sym, offset: int, size: int) -> bytes | None:
-        """Returns bytes of a kernel parameter; None if the symbol is a parameter of a call."""
-        if symbol.name in self.code.call_params:
-            return None
-        start = self.address_of(symbol) - self.setup.parameter_segment.start + offset
-        return self.setup.parameters[start : start + size]
-
-    def is_call_param(self, instruction: Instruction) -> bool:
-        """True if a .param access of the instruction is to a variable of a call, not to a kernel parameter."""
-        for operand in instruction.operands:
-            if isinstance(operand, Mem) and isinstance(operand.base, Sym):
-                return operand.base.name in self.code.call_params
-        return False
-
-    @property
-    def asked_time(self) -> bool:
-        """True if any instruction has read a clock."""
-        return self._clock > 0
-
-    def clock(self) -> int:
-        self._clock += 1
-        return self._clock * 16
 
     # -- waves ----------------------------------------------------------------------------------------------------------
 
@@ -230,14 +154,14 @@ class PtxMachine:
             self._full_frames.clear()
             frame = self._full_frames[self.wave.size] = RegisterFrame(self, self.wave.size)
         self.full = self.frame = frame
-        self.current: Lanes | None = None
+        self.current = None
         self.fill_special_registers()
         self.shadows.begin_wave(self.wave)
         self.flights.begin_wave(self.wave)
         self.budgets.begin_wave(self.wave)
-        self.ready: ReadyLanes = make_ready(self.random, self.wave, self.code.in_flight is not None)
-        self.parked: dict[int, Lanes] = {}
-        self.functions = DeviceFunctions(self)
+        self.ready = make_ready(self.random, self.wave, self.code.in_flight is not None)
+        self.parked = {}
+        self.functions = DeviceFunctions(self, self.shadows)
         self.barriers = Barriers(self)
         self.warp_barriers = WarpBarriers(self)
         self.cluster_barriers = ClusterBarriers(self)
@@ -245,7 +169,7 @@ class PtxMachine:
         self.bulks = Bulks(self.wave, memory, self.mbarriers, self.maps)
         self.warpgroups = Warpgroups(self, self.flights, self.random)
         self.pools = RegisterPools(self, self.warpgroups.agreement)
-        self.controls: dict[type, Callable[[int, Any, Lanes], None]] = {
+        self.controls: dict[type, Callable[[int, Any, LaneSet], None]] = {
             Branch: self.branch,
             Exit: self.exit,
             Return: self.give_back,
@@ -315,69 +239,9 @@ class PtxMachine:
             if slot is not None:
                 self.full.files[slot[0]][slot[1]] = value
 
-    # -- frames ---------------------------------------------------------------------------------------------------------
-
-    def activate(self, lanes: Lanes) -> RegisterFrame:
-        """Returns the frame in which `lanes` run; the one before gives back its registers."""
-        if self.current is lanes:
-            return self.frame
-        self.deactivate()
-        if lanes.full:
-            frame = self.full
-        else:
-            found = self._compact.get(lanes.n)
-            if found is None:
-                while sum(self._compact) > COMPACT_LANES:
-                    self._compact.pop(next(iter(self._compact))).release()
-                found = self._compact[lanes.n] = RegisterFrame(self, lanes.n)
-                found.lanes = lanes
-            frame = found
-            if frame.lanes is not lanes:
-                frame.valid = 0
-            frame.dirty = 0
-        for other in self._compact.values():
-            if other.valid and other is not frame and self.wave.meet(other.lanes, lanes):
-                other.valid = 0
-        frame.lanes = lanes
-        self.current, self.frame = lanes, frame
-        return frame
-
-    def deactivate(self) -> None:
-        if self.current is not None and self.frame is not self.full:
-            self.frame.store(self.full)
-        self.current = None
-
-    def rewritten(self, mask: int) -> None:
-        """Marks these rows (bits) of the full frame as written: copies of them in compact frames are old."""
-        for frame in self._compact.values():
-            frame.valid &= ~mask
-
-    def flush(self) -> None:
-        """Copies the current frame's writes to the full frame; the current frame goes on."""
-        if self.current is not None and self.frame is not self.full:
-            self.frame.store(self.full)
-
-    def read(self, lanes: Lanes, arg: Arg) -> Array:
-        """Returns an operand for `lanes`, one value a lane."""
-        frame = self.activate(lanes)
-        if frame is not self.full and isinstance(arg.operand, Reg) and arg.operand.name in self.code.slots:
-            frame.load(self.code.row_bit(arg.operand), self.full)
-        return np.broadcast_to(frame.array(arg), lanes.n)
-
-    def write(self, lanes: Lanes, arg: Arg, values: object) -> None:
-        """Writes a register of the full frame while no frame is active."""
-        assert isinstance(arg.operand, Reg)
-        self.full.array(arg)[lanes.index] = values
-        self.rewritten(self.code.row_bit(arg.operand))
-
-    def everywhere(self, arg: Arg) -> Array:
-        """Returns an operand as the lanes of the wave had it last, also those that run elsewhere now."""
-        self.flush()
-        return np.broadcast_to(self.full.array(arg), self.wave.size)
-
     # -- one step -------------------------------------------------------------------------------------------------------
 
-    def step(self, pc: int, lanes: Lanes) -> None:
+    def step(self, pc: int, lanes: LaneSet) -> None:
         """Runs `lanes` from `pc` to the end of the straight code, and decides where they go on."""
         code = self.code
         converged = lanes.converged
@@ -409,13 +273,7 @@ class PtxMachine:
         else:
             self.control(region, lanes, frame)
 
-    def push(self, pc: int, lanes: Lanes) -> None:
-        waiting = self.parked.pop(pc, None)
-        if waiting is not None:
-            self.ready.push(pc, waiting)
-        self.ready.push(pc, lanes)
-
-    def gathered(self, pc: int, lanes: Lanes) -> Lanes | None:
+    def gathered(self, pc: int, lanes: LaneSet) -> LaneSet | None:
         """Returns the lanes at a warp-wide instruction whose partners are all there; parks the others."""
         plan = self.code.plans[pc]
         needed = warp_bits(self.wave.alive)[lanes.warp]
@@ -430,7 +288,7 @@ class PtxMachine:
         self.parked[pc] = waiting if before is None else merged([before, waiting])
         return lanes.where(complete) if complete.any() else None
 
-    def control(self, region: CodeRegion, lanes: Lanes, frame: RegisterFrame) -> None:
+    def control(self, region: CodeRegion, lanes: LaneSet, frame: RegisterFrame) -> None:
         assert region.ends is not None
         pc = region.ends
         plan, instruction = self.code.plans[pc], self.code.instructions[pc]
@@ -460,7 +318,7 @@ class PtxMachine:
                 self.tally.divergent[instruction] += stay.warps + lanes.warps - everyone.warps
         self.controls[type(plan.control)](pc, plan.control, lanes)
 
-    def branch(self, pc: int, control: Branch, lanes: Lanes) -> None:
+    def branch(self, pc: int, control: Branch, lanes: LaneSet) -> None:
         """Sends lanes to a label, or each to its own in a table, the last one if its index is too large."""
         if not control.table:
             self.push(self.code.target(control.target), lanes)
@@ -472,17 +330,17 @@ class PtxMachine:
         if len(ways) > 1:
             self.tally.divergent[self.code.instructions[pc]] += sum(some.warps for _, some in ways) - lanes.warps
 
-    def wait_for_phase(self, pc: int, control: PhaseWait, lanes: Lanes) -> None:
+    def wait_for_phase(self, pc: int, control: PhaseWait, lanes: LaneSet) -> None:
         addresses, wanted = (self.read(lanes, arg) for arg in self.code.plans[pc].reads)
         wait = PhaseWaiting(pc, self.code.instructions[pc], control.space, control.parity, control.blocking)
         self.mbarriers.wait(wait, lanes, addresses + addresses.dtype.type(control.offset), wanted.astype(np.uint64))
 
-    def exit(self, pc: int, control: Exit, lanes: Lanes) -> None:
+    def exit(self, pc: int, control: Exit, lanes: LaneSet) -> None:
         if control.trap:
             self.stop("trap", "the kernel trapped", pc, lanes)
         self.leave(lanes)
 
-    def give_back(self, pc: int, control: Return, lanes: Lanes) -> None:
+    def give_back(self, pc: int, control: Return, lanes: LaneSet) -> None:
         if self.code.function_at[pc] == self.code.kernel:
             self.leave(lanes)
         else:
@@ -495,12 +353,7 @@ class PtxMachine:
             self.write(lanes, self.code.plans[wait.pc].writes[0], done)
             self.push(wait.pc + 1, lanes)
 
-    def stop(self, kind: str, message: str, pc: int, lanes: Lanes) -> NoReturn:
-        """Reports a finding that ends the launch."""
-        self.findings.report(kind, message, self.code.instructions[pc], lanes, 0, count=lanes.n)
-        raise Stop
-
-    def leave(self, lanes: Lanes) -> None:
+    def leave(self, lanes: LaneSet) -> None:
         """Ends the threads; those that wait for the warp or the block check again."""
         self.mbarriers.leave(lanes)
         self.bulks.leave(lanes)

@@ -24,7 +24,7 @@ import numpy as np
 
 from ..decode.registry import FunctionCall
 from ..state.segments import UNWRITTEN, WRITTEN, Segment
-from ..text.syntax import Array, Instruction
+from ..text.syntax import Array, PtxInstruction
 from .machine import PtxMachine
 
 VARIABLE = "CUPYFLASH_PROCESSES"
@@ -119,7 +119,7 @@ def work(machine: PtxMachine, part: int, of: int, pipe: Connection) -> None:
 
     class Out(pickle.Pickler):
         def persistent_id(self, item: object) -> tuple[str, int] | None:
-            return names[id(item)] if isinstance(item, Instruction | Segment) else None
+            return names[id(item)] if isinstance(item, PtxInstruction | Segment) else None
 
     message = io.BytesIO()
     try:
@@ -138,7 +138,7 @@ def done_by(machine: PtxMachine) -> Done:
         raise RuntimeError("clocks go on from wave to wave")
     wrote = {number: one for number, one in memory.segments.items() if tally.wrote(one)}
     return Done(
-        {key: (region.executed, region.threads) for key, region in machine.code.regions().items() if region.executed},
+        {key: (region.executed, region.threads) for key, region in machine.code.regions.items() if region.executed},
         {name: dict(getattr(tally, name)) for name in (*TABLES, *COUNTS)},
         tally.barriers,
         {area.low: area.shadow.touched() for _, area in races.touched()},

@@ -1,6 +1,6 @@
 """Products of warpgroups as numbers: from registers and tiles of shared memory to sums, and back to registers.
 
-With g = lane >> 2, t = lane & 3, warp w of a group has rows 16 w + g and 8 more of D and of A (`decode.ops.matrices`).
+With g = lane >> 2, t = lane & 3, warp w of a group has rows 16 w + g and 8 more of D and of A (`decode.matrices`).
 """
 
 from __future__ import annotations
@@ -11,15 +11,14 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from ..decode.code import runs
-from ..decode.ops.floats import half_bits
-from ..decode.ops.matrices import Decode
-from ..decode.ops.rounding import ENVIRONMENT, KEEP
-from ..decode.registry import Arg, Multiply
+from ..decode.floats import half_bits
+from ..decode.matrices import Decode, fragment
+from ..decode.registry import ENVIRONMENT, KEEP, Arg, Multiply
 from ..memory.layouts import DESCRIPTOR_UNIT, Descriptor
-from ..state.lanes import GROUP, WARP, Lanes
+from ..state.lanes import GROUP, WARP, LaneSet
 from ..state.segments import PAGE
-from ..text.syntax import Array, Instruction
-from .setup import Host
+from ..text.syntax import Array, PtxInstruction
+from .registers import RegisterFiles, WaveUnit
 
 REMEMBERED = 512
 """Matrices whose units are kept."""
@@ -63,19 +62,19 @@ class MatrixOperand:
         each = self.matrices[0].units
         if len(self.matrices) > 1:
             each = np.stack([one.units for one in self.matrices])[self.which]
-        return np.asarray((each + self.base[:, None]).reshape(len(self.blocks), *self.shape[:2]))
+        return (each + self.base[:, None]).reshape(len(self.blocks), *self.shape[:2])
 
 
-class Operands:
+class MatrixOperands(WaveUnit):
     """The maker of the operands of a wave."""
 
-    def __init__(self, machine: Host):
-        self.machine = machine
+    def __init__(self, machine: RegisterFiles):
+        super().__init__(machine)
         self._matrices: dict[tuple[int, UnitShape], Matrix] = {}
 
-    def of(self, descriptors: Array, lanes: Lanes, shape: UnitShape, i: Instruction) -> MatrixOperand:
+    def of(self, descriptors: Array, lanes: LaneSet, shape: UnitShape, i: PtxInstruction) -> MatrixOperand:
         """Returns the matrices of these descriptors, one for each warpgroup of `lanes`."""
-        memory = self.machine.memory
+        memory = self.memory
         blocks = lanes.block[:: lanes.n // len(descriptors)]
         if np.count_nonzero(descriptors != descriptors[0]):
             each, which = np.unique(descriptors, return_inverse=True)
@@ -90,18 +89,18 @@ class Operands:
         pages = pages + (blocks * memory.pages.per_block)[:, None]
         return MatrixOperand(descriptors, shape, blocks, blocks * (memory.shared_stride // DESCRIPTOR_UNIT), matrices, which, pages)
 
-    def matrix(self, bits: int, shape: UnitShape, i: Instruction, lanes: Lanes) -> Matrix:
+    def matrix(self, bits: int, shape: UnitShape, i: PtxInstruction, lanes: LaneSet) -> Matrix:
         """Returns one matrix in its block's shared memory, in bounds."""
         found = self._matrices.get((bits, shape))
         if found is not None:
             return found
         units = Descriptor.of(bits).units(*shape)
-        limit = self.machine.memory.shared_size // DESCRIPTOR_UNIT
+        limit = self.memory.shared_size // DESCRIPTOR_UNIT
         if units.max() >= limit:
             last = int(units.max()) * DESCRIPTOR_UNIT
             end, size = last + DESCRIPTOR_UNIT, limit * DESCRIPTOR_UNIT
             message = f"wgmma reads up to offset {end:#x} of shared memory, which has {size:#x} bytes"
-            self.machine.memory.findings.report("out of bounds", message, i, lanes, 0, count=lanes.n, address=last)
+            self.findings.report("out of bounds", message, i, lanes, 0, count=lanes.n, address=last)
             units = np.minimum(units, limit - 1)
         if len(self._matrices) > REMEMBERED:
             self._matrices.clear()
@@ -123,7 +122,7 @@ ALONE = 1 << 18
 class BoundProduct:
     """The operands of an instruction: places of the registers in the file of 32 bits, and their rows in `Flights`."""
 
-    instruction: Instruction
+    instruction: PtxInstruction
     control: Multiply
     d_places: Array
     d_rows: Array
@@ -161,7 +160,7 @@ class Sums:
         """Returns the sums in these slots, without a copy if they are contiguous."""
         first = int(slots[0])
         if np.count_nonzero(slots - first != np.arange(len(slots))):
-            return np.asarray(self.pool[slots])
+            return self.pool[slots]
         return self.pool[first : first + len(slots)]
 
 
@@ -175,7 +174,7 @@ class Product:
 
     number: int
     bound: BoundProduct
-    lanes: Lanes
+    lanes: LaneSet
     first: Array
     operands: tuple[MatrixOperand | None, MatrixOperand]
     adds: Array
@@ -200,7 +199,7 @@ class Product:
 
     def of(self, first: Array) -> Array:
         """Returns a mask of its warpgroups with these first warps."""
-        return np.asarray((self.first[:, None] == first).any(axis=1))
+        return (self.first[:, None] == first).any(axis=1)
 
 
 ProductStep = list[tuple[Product, Array]]
@@ -210,7 +209,7 @@ Chain = list[tuple[Product, int]]
 """Steps along K of one warpgroup: a product, and the warpgroup's place in it."""
 
 
-def land(machine: Host, products: list[Product], due: Callable[[Product], Array]) -> None:
+def land(machine: RegisterFiles, products: list[Product], due: Callable[[Product], Array]) -> None:
     """Computes the due parts (booleans, a warpgroup each) of these products, oldest first: chains of steps at once, also of
     warpgroups that came to the same instructions one after the other.
     """
@@ -262,14 +261,14 @@ def together(step: Sequence[tuple[Product, int]]) -> ProductStep:
     return [(product, np.array(at)) for product, at in out]
 
 
-def compute(machine: Host, steps: list[ProductStep]) -> None:
+def compute(machine: RegisterFiles, steps: list[ProductStep]) -> None:
     """Computes steps of one chain as one product along K."""
     ENVIRONMENT.setter(KEEP)()  # tensor cores flush nothing, whatever instructions around them do
     _compute(machine, steps)
     ENVIRONMENT.setter(machine.code.base_mode)()
 
 
-def _compute(machine: Host, steps: list[ProductStep]) -> None:
+def _compute(machine: RegisterFiles, steps: list[ProductStep]) -> None:
     control, sums = steps[0][0][0].bound.control, steps[0][0][0].sums
     slots, adds = (gathered([getattr(p, name)[at] for p, at in steps[0]]) for name in ("slots", "adds"))
     a, b = factor(machine, steps, 0), factor(machine, steps, 1)
@@ -300,7 +299,7 @@ def gathered(parts: list[Array], axis: int = 0) -> Array:
     return parts[0] if len(parts) == 1 else np.concatenate(parts, axis=axis)
 
 
-def factor(machine: Host, steps: list[ProductStep], side: int) -> Array:
+def factor(machine: RegisterFiles, steps: list[ProductStep], side: int) -> Array:
     """Returns A (side 0) as (warpgroups, 64, K), or B as (warpgroups, K, N), of steps side by side along K; B only once for
     contiguous warpgroups that have it in common, if they are equally many everywhere.
     """
@@ -313,7 +312,7 @@ def factor(machine: Host, steps: list[ProductStep], side: int) -> Array:
     k_major = control.k_major[side]
     shared = 1 if side == 0 else min(in_common(step) for step in steps)
     tiles = [gathered([operand_of(p, side).units()[at] for p, at in step])[::shared] for step in steps]
-    data = machine.memory.shared_view(DESCRIPTOR_UNIT).take(gathered(tiles, axis=2 if k_major else 1))
+    data = machine.memory.shared[DESCRIPTOR_UNIT].take(gathered(tiles, axis=2 if k_major else 1))
     size = 32 // control.depth
     out = np.empty((data.shape[0], data.shape[1], data.shape[2] * DESCRIPTOR_UNIT // size), np.float32)
     decode(data.view(np.uint32), out)
@@ -338,7 +337,7 @@ def in_common(step: ProductStep) -> int:
     return 1 if np.count_nonzero(runs != runs[:, :1]) else count
 
 
-def rows_of(machine: Host, places: Array, lanes: Lanes) -> Array:
+def rows_of(machine: RegisterFiles, places: Array, lanes: LaneSet) -> Array:
     """Returns registers of 32 bits as (registers, lanes)."""
     file, grid = machine.full.files[32], lanes.grid
     if grid is None:
@@ -349,7 +348,7 @@ def rows_of(machine: Host, places: Array, lanes: Lanes) -> Array:
     return out.reshape(len(places), lanes.n)
 
 
-def put_rows(machine: Host, places: Array, lanes: Lanes, values: Array) -> None:
+def put_rows(machine: RegisterFiles, places: Array, lanes: LaneSet, values: Array) -> None:
     """Writes registers of 32 bits, (registers, lanes)."""
     file, grid = machine.full.files[32], lanes.grid
     if grid is None:
@@ -360,12 +359,12 @@ def put_rows(machine: Host, places: Array, lanes: Lanes, values: Array) -> None:
         there[run] = held[at]
 
 
-def fragments(machine: Host, product: Product) -> Array:
+def fragments(machine: RegisterFiles, product: Product) -> Array:
     """Returns A from registers: (warpgroups, 64, 8 words), rows 16 w + g + 8 r, words t + 4 k of a row."""
-    lanes = product.lanes
-    held = rows_of(machine, product.bound.a_places, lanes)
-    parts = held.reshape(2, 2, len(product.first), GROUP, 8, 4)
-    return parts.transpose(2, 3, 1, 4, 0, 5).reshape(len(product.first), ROWS, 8)
+    out = np.empty((len(product.first) * GROUP, 16, 8), np.uint32)
+    parts = fragment(out)
+    parts[...] = rows_of(machine, product.bound.a_places, product.lanes).reshape(parts.shape)
+    return out.reshape(-1, ROWS, 8)
 
 
 def multiply(a: Array, b: Array, out: Array) -> None:
@@ -385,9 +384,7 @@ def registers(total: Array, control: Multiply) -> Array:
     """Returns D (warpgroups, 64, N) as (registers, lanes of the warpgroups)."""
     count, _, columns = total.shape
     if control.result == "f16":
-        halves = half_bits(total).reshape(count, GROUP, 2, 8, columns // 8, 4, 2)
-        turned = np.ascontiguousarray(halves.transpose(4, 2, 0, 1, 3, 5, 6))
-        return turned.view(np.uint32).reshape(columns // 4, count * THREADS)
+        return fragment(half_bits(total).view(np.uint32).reshape(-1, 16, columns // 2)).reshape(columns // 4, -1)
     # Eight columns of a row at a time, then one register at a time: twice as fast as at once.
     parts = np.ascontiguousarray(total.reshape(-1, columns).view(EIGHT).T).view(np.uint32)
     turned = np.empty((columns // 8, 2, 2, count * GROUP, WARP), np.uint32)
@@ -397,9 +394,8 @@ def registers(total: Array, control: Multiply) -> Array:
 
 def matrix(held: Array, count: int, control: Multiply) -> Array:
     """Returns D (warpgroups, 64, N) from the result of `registers`."""
-    columns = control.columns
-    if control.result == "f16":
-        halves = np.ascontiguousarray(held).view(np.float16).reshape(columns // 8, 2, count, GROUP, 8, 4, 2)
-        return halves.transpose(2, 3, 1, 4, 0, 5, 6).reshape(count, ROWS, columns).astype(np.float32)
-    parts = np.ascontiguousarray(held).view(np.float32).reshape(columns // 8, 2, 2, count, GROUP, 8, 4)
-    return parts.transpose(3, 4, 1, 5, 0, 6, 2).reshape(count, ROWS, columns)
+    elements, kind = (1, np.float16) if control.result == "f16" else (2, np.float32)
+    words = np.empty((count * GROUP, 16, control.columns * elements // 2), np.uint32)
+    parts = fragment(words, elements)
+    parts[...] = held.reshape(parts.shape)
+    return words.view(kind).reshape(count, ROWS, control.columns).astype(np.float32, copy=False)

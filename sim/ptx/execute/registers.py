@@ -1,4 +1,4 @@
-"""Register files and frames: the arrays that instructions are bound to.
+"""Register files and frames: the arrays that instructions are bound to; the machine as its units see it.
 
 A file has one row a register and one column a lane. The full frame is the files of the whole wave. A smaller set of
 lanes runs in a compact frame, whose files have a column for each of its lanes only: the rows that a region needs are
@@ -9,19 +9,28 @@ set of lanes takes over. So every instruction is written once, for arrays of all
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, NoReturn, Protocol
 
 import numpy as np
 
 from ..decode.code import Code, CodeRegion
-from ..decode.ops.rounding import ENVIRONMENT
-from ..decode.registry import Arg, Frame, Plan, Surroundings, Thunk
-from ..state.lanes import Lanes
-from ..text.syntax import Array, Imm, Instruction, PtxError, Reg, Sym
+from ..decode.liveness import CONSTANT_REGISTERS
+from ..decode.registry import ENVIRONMENT, Arg, Frame, Plan, Thunk, WarpgroupUnit
+from ..memory.asynccopy import Copies
+from ..memory.bulkcopy import Bulks
+from ..memory.mbarriers import MBarriers
+from ..memory.spaces import LaunchMemory, MemoryUnit
+from ..report.diary import Diary
+from ..state.lanes import WARP, Geometry, LaneSet, Wave
+from ..state.segments import Segment
+from ..text.syntax import Array, Imm, Mem, PtxError, PtxInstruction, Reg, Sym
+from .scheduler import Limits, ReadyLanes
 
 FILE_DTYPES: dict[int, np.dtype[Any]] = {
-    1: np.dtype(np.bool_),
+    1: np.dtype(bool),
     16: np.dtype(np.uint16),
     32: np.dtype(np.uint32),
     64: np.dtype(np.uint64),
@@ -31,9 +40,13 @@ MANY = 256
 """Lanes from which on registers are copied run by run, if the lanes are a grid."""
 
 
+COMPACT_LANES = 1 << 16
+"""Most lanes of all compact frames together that keep their registers and bound code."""
+
+
 def immediate(value: Imm, dtype: np.dtype[Any]) -> Array:
     """Returns a constant as a 0-d array of `dtype`; floating constants may be written wider than they are used."""
-    if dtype == np.bool_:
+    if dtype.kind == "b":
         return np.array(value.value != 0)
     if value.float_bits == 64 and dtype.itemsize == 4:
         return np.array(np.uint64(value.value).view(np.float64)).astype(np.float32).view(dtype)
@@ -58,23 +71,12 @@ class Follower(Protocol):
         """Returns an instruction's thunk, preceded by its effect on what is followed."""
 
 
-class FrameHome(Surroundings, Protocol):
-    """The machine, as a frame sees it: also its code, addresses, and the special registers that are the same for all lanes."""
-
-    code: Code
-    constants: dict[str, int]
-    followers: list[Follower]
-
-    def address_of(self, symbol: Sym) -> int:
-        """Returns the address of a variable or parameter: an offset in shared or local memory, else a virtual address."""
-
-
 class RegisterFrame(Frame):
     """The registers of `n` lanes."""
 
-    def __init__(self, machine: FrameHome, n: int):
+    def __init__(self, machine: RegisterFiles, n: int):
         super().__init__(machine, n, machine.code.read_somewhere)
-        self.machine: FrameHome = machine
+        self.machine: RegisterFiles = machine
         self.code = machine.code
         self.files = {width: np.zeros((rows, n), FILE_DTYPES[width]) for width, rows in self.code.rows_of_width.items()}
         self.valid = 0
@@ -154,7 +156,7 @@ class RegisterFrame(Frame):
         return found
 
     def guarded(
-        self, plan: Plan, instruction: Instruction, out: list[Array], ins: list[Array], off: defaultdict[Instruction, int]
+        self, plan: Plan, instruction: PtxInstruction, out: list[Array], ins: list[Array], off: defaultdict[PtxInstruction, int]
     ) -> Thunk:
         """Binds a plan to arrays, for the lanes in which the instruction's predicate holds; `off` counts the other ones."""
         thunk = plan.bind(self, out, ins)
@@ -261,10 +263,195 @@ class SubFrame(Frame):
         self.moves = [partial(np.take, x, out=mine, mode="clip") for x, mine in zip(ins, arguments, strict=True) if x.ndim]
         self.thunk = plan.bind(self, self.out, arguments)
 
-    def run(self, lanes: Lanes, positions: Array) -> None:
+    def run(self, lanes: LaneSet, positions: Array) -> None:
         self.lanes = lanes
         for move in self.moves:
             move(positions)
         self.thunk()
         for target, value in zip(self.targets, self.out, strict=True):
             target[positions] = value
+
+
+@dataclass
+class Setup:
+    """The inputs of a launch besides code: memory, parameters, and scheduling."""
+
+    geometry: Geometry
+    parameters: bytes
+    parameter_segment: Segment
+    shared_bytes: int
+    symbols: dict[str, int]
+    seed: int | None = None
+    on_barrier: Callable[[int, int], None] | None = None
+    limits: Limits = field(default_factory=Limits)
+    workspace: int = 0
+    approximate: bool = True
+    diary: Diary | None = None
+
+
+class Stop(Exception):
+    """Raised when the launch cannot go on; a finding says why."""
+
+
+class RegisterFiles:
+    """The registers of a launch, and what else units of the machine use of it."""
+
+    wave: Wave
+    ready: ReadyLanes
+    parked: dict[int, LaneSet]
+    copies: Copies
+    bulks: Bulks
+    mbarriers: MBarriers
+    warpgroups: WarpgroupUnit
+    full: RegisterFrame
+    """The registers of the whole wave."""
+    frame: RegisterFrame
+    """Those of the lanes that run now."""
+    current: LaneSet | None
+    followers: Sequence[Follower]
+
+    def __init__(self, code: Code, setup: Setup, memory: LaunchMemory):
+        self.code, self.setup, self.memory, self.findings = code, setup, memory, memory.findings
+        self.approximate, self.on_barrier = setup.approximate, setup.on_barrier
+        self.diary: Diary | None = None
+        """The requested diary, in the wave that has its block."""
+        self._compact: dict[int, RegisterFrame] = {}
+        self._full_frames: dict[int, RegisterFrame] = {}
+        self._clock = 0
+        geometry = setup.geometry
+        clusters = [g // c for g, c in zip(geometry.grid, geometry.cluster, strict=True)]
+        sizes = {"ntid": geometry.block, "nctaid": geometry.grid, "cluster_nctaid": geometry.cluster, "nclusterid": clusters}
+        start = memory.shared_size - memory.reserved
+        self.constants = {
+            **dict.fromkeys(CONSTANT_REGISTERS, 0),
+            **{f"%{name}.{axis}": size for name, each in sizes.items() for axis, size in zip("xyz", each, strict=True)},
+            "%cluster_nctarank": geometry.cluster_blocks,
+            "%is_explicit_cluster": int(geometry.explicit),
+            "%nwarpid": max(-(-geometry.threads // WARP), 32),
+            "%nsmid": 1,
+            "%gridid": 1,
+            "%dynamic_smem_size": setup.shared_bytes,
+            "%total_smem_size": start,
+            "%aggr_smem_size": memory.shared_size,
+            # The memory, placed by the driver, through which the blocks of a cooperative launch meet.
+            "%envreg1": setup.workspace >> 32,
+            "%envreg2": setup.workspace & 0xFFFFFFFF,
+            **dict.fromkeys((f"%reserved_smem_offset_{name}" for name in ("begin", "0", "1")), start),
+            "%reserved_smem_offset_end": memory.shared_size,
+            "%reserved_smem_offset_cap": memory.reserved,
+        }
+
+    # -- addresses and parameters ---------------------------------------------------------------------------------------
+
+    def address_of(self, symbol: Sym) -> int:
+        """Returns the address of a variable or parameter: an offset in shared or local memory, else a virtual address."""
+        for layout in (self.code.shared, self.code.local):
+            if symbol.name in layout.offsets:
+                return layout.offsets[symbol.name] + symbol.offset
+        if symbol.name in self.setup.symbols:
+            return self.setup.symbols[symbol.name] + symbol.offset
+        raise PtxError(f"{self.code.kernel}: unknown symbol {symbol.name}")
+
+    def parameter(self, symbol: Sym, offset: int, size: int) -> bytes | None:
+        """Returns bytes of a kernel parameter; None if the symbol is a parameter of a call."""
+        if symbol.name in self.code.call_params:
+            return None
+        start = self.address_of(symbol) - self.setup.parameter_segment.start + offset
+        return self.setup.parameters[start : start + size]
+
+    def is_call_param(self, instruction: PtxInstruction) -> bool:
+        """True if a .param access of the instruction is to a variable of a call, not to a kernel parameter."""
+        for operand in instruction.operands:
+            if isinstance(operand, Mem) and isinstance(operand.base, Sym):
+                return operand.base.name in self.code.call_params
+        return False
+
+    @property
+    def asked_time(self) -> bool:
+        """True if any instruction has read a clock."""
+        return self._clock > 0
+
+    def clock(self) -> int:
+        self._clock += 1
+        return self._clock * 16
+
+    # -- frames ---------------------------------------------------------------------------------------------------------
+
+    def activate(self, lanes: LaneSet) -> RegisterFrame:
+        """Returns the frame in which `lanes` run; the one before gives back its registers."""
+        if self.current is lanes:
+            return self.frame
+        self.deactivate()
+        if lanes.full:
+            frame = self.full
+        else:
+            found = self._compact.get(lanes.n)
+            if found is None:
+                while sum(self._compact) > COMPACT_LANES:
+                    self._compact.pop(next(iter(self._compact))).release()
+                found = self._compact[lanes.n] = RegisterFrame(self, lanes.n)
+                found.lanes = lanes
+            frame = found
+            if frame.lanes is not lanes:
+                frame.valid = 0
+            frame.dirty = 0
+        for other in self._compact.values():
+            if other.valid and other is not frame and self.wave.meet(other.lanes, lanes):
+                other.valid = 0
+        frame.lanes = lanes
+        self.current, self.frame = lanes, frame
+        return frame
+
+    def deactivate(self) -> None:
+        if self.current is not None and self.frame is not self.full:
+            self.frame.store(self.full)
+        self.current = None
+
+    def rewritten(self, mask: int) -> None:
+        """Marks these rows (bits) of the full frame as written: copies of them in compact frames are old."""
+        for frame in self._compact.values():
+            frame.valid &= ~mask
+
+    def flush(self) -> None:
+        """Copies the current frame's writes to the full frame; the current frame goes on."""
+        if self.current is not None and self.frame is not self.full:
+            self.frame.store(self.full)
+
+    def read(self, lanes: LaneSet, arg: Arg) -> Array:
+        """Returns an operand for `lanes`, one value a lane."""
+        frame = self.activate(lanes)
+        if frame is not self.full and isinstance(arg.operand, Reg) and arg.operand.name in self.code.slots:
+            frame.load(self.code.row_bit(arg.operand), self.full)
+        return np.broadcast_to(frame.array(arg), lanes.n)
+
+    def write(self, lanes: LaneSet, arg: Arg, values: object) -> None:
+        """Writes a register of the full frame while no frame is active."""
+        assert isinstance(arg.operand, Reg)
+        self.full.array(arg)[lanes.index] = values
+        self.rewritten(self.code.row_bit(arg.operand))
+
+    def everywhere(self, arg: Arg) -> Array:
+        """Returns an operand as the lanes of the wave had it last, also those that run elsewhere now."""
+        self.flush()
+        return np.broadcast_to(self.full.array(arg), self.wave.size)
+
+    # -- lanes --------------------------------------------------------------------------------------------------------
+
+    def push(self, pc: int, lanes: LaneSet) -> None:
+        waiting = self.parked.pop(pc, None)
+        if waiting is not None:
+            self.ready.push(pc, waiting)
+        self.ready.push(pc, lanes)
+
+    def stop(self, kind: str, message: str, pc: int, lanes: LaneSet) -> NoReturn:
+        """Reports a finding that ends the launch."""
+        self.findings.report(kind, message, self.code.instructions[pc], lanes, 0, count=lanes.n)
+        raise Stop
+
+
+class WaveUnit(MemoryUnit):
+    """A unit of the machine that lives as long as a wave."""
+
+    def __init__(self, machine: RegisterFiles):
+        super().__init__(machine.memory)
+        self.machine, self.code, self.wave, self.push = machine, machine.code, machine.wave, machine.push

@@ -13,12 +13,12 @@ from typing import Any
 import numpy as np
 
 from ..decode.code import Code, CodeRegion
-from ..decode.flow import ExitTest, Loop
+from ..decode.flow import CodeLoop, ExitTest
 from ..decode.registry import Arg
-from ..order.sharing import is_strong
+from ..order.accesses import is_strong
 from ..report.findings import Findings, at_line, source
-from ..state.lanes import WARP, Lanes, Wave, merged
-from ..text.syntax import Array, Instruction
+from ..state.lanes import WARP, LaneSet, Wave, by_value, merged
+from ..text.syntax import Array, PtxInstruction
 
 PATIENCE = 512
 """Picks by lowest instruction before the groups that have waited longest get their turn."""
@@ -36,14 +36,14 @@ class ReadyLanes:
     """
 
     def __init__(self) -> None:
-        self.groups: dict[int, list[Lanes]] = {}
+        self.groups: dict[int, list[LaneSet]] = {}
         self.since: dict[int, int] = {}
         self.picks = 0
 
     def __bool__(self) -> bool:
         return bool(self.groups)
 
-    def push(self, pc: int, lanes: Lanes) -> None:
+    def push(self, pc: int, lanes: LaneSet) -> None:
         found = self.groups.get(pc)
         if found is None:
             self.groups[pc] = [lanes]
@@ -51,7 +51,7 @@ class ReadyLanes:
         else:
             found.append(lanes)
 
-    def pop(self) -> tuple[int, Lanes]:
+    def pop(self) -> tuple[int, LaneSet]:
         self.picks += 1
         if len(self.groups) == 1:
             pc = next(iter(self.groups))
@@ -104,7 +104,7 @@ class SeededReady(ReadyLanes):
         super().__init__()
         self.random = random
         self.wave = wave
-        self.teams: dict[int, dict[int, list[Lanes]]] = {}
+        self.teams: dict[int, dict[int, list[LaneSet]]] = {}
         self.team = -1
         self.stretch = 0
         # The last known instruction of each warp: lanes that are not ready wait there.
@@ -121,7 +121,7 @@ class SeededReady(ReadyLanes):
         self.team_of = (self.by_warps() if self.kinds is None else self.by_kinds(self.kinds)).reshape(-1)
         self.members = [np.flatnonzero(self.team_of == team) for team in range(TEAMS)]
         self.picks = int(self.random.geometric(1 / self.random.choice(DRAWS)))
-        self._parts: dict[Lanes, list[tuple[int, Lanes]]] = {}
+        self._parts: dict[LaneSet, list[tuple[int, LaneSet]]] = {}
         old, self.teams = self.teams, {}
         for groups in old.values():
             for pc, parts in groups.items():
@@ -132,13 +132,12 @@ class SeededReady(ReadyLanes):
         """Returns a team for each warp, (blocks, warps)."""
         blocks, warps = self.wave.blocks, self.wave.warps_per_block
         first = self.random.permutation(blocks) * warps
-        return np.asarray((first[:, None] + self.random.random((blocks, warps)).argsort(axis=1)) % TEAMS)
+        return (first[:, None] + self.random.random((blocks, warps)).argsort(axis=1)) % TEAMS
 
     def by_kinds(self, kinds: Array) -> Array:
         """Returns the same for blocks of these kinds: in those of the first one warps are apart, in the others warpgroups."""
         teams, warps = self.by_warps(), self.wave.warps_per_block
-        for kind in np.unique(kinds).tolist():
-            mine = np.flatnonzero(kinds == kind)
+        for kind, mine in by_value(kinds):
             if kind == 0:
                 teams[mine] = teams[mine[0]]
             else:
@@ -146,12 +145,12 @@ class SeededReady(ReadyLanes):
                 teams[mine] = (order + int(self.random.integers(TEAMS))) % TEAMS
         return teams
 
-    def push(self, pc: int, lanes: Lanes) -> None:
+    def push(self, pc: int, lanes: LaneSet) -> None:
         self.place[lanes.warp_ids] = GONE
         for team, part in self.parts(lanes):
             self.teams.setdefault(team, {}).setdefault(pc, []).append(part)
 
-    def parts(self, lanes: Lanes) -> list[tuple[int, Lanes]]:
+    def parts(self, lanes: LaneSet) -> list[tuple[int, LaneSet]]:
         """Returns lanes by their teams."""
         found = self._parts.get(lanes)
         if found is None:
@@ -175,7 +174,7 @@ class SeededReady(ReadyLanes):
             self.place[self.wave.alive_by_warp == 0] = GONE
         return int(self.place[self.members[team]].min(initial=GONE)) < min(self.teams[team])
 
-    def pop(self) -> tuple[int, Lanes]:
+    def pop(self) -> tuple[int, LaneSet]:
         """Takes mostly the lowest instruction of a team, so that the team meets: if lanes wait at a lower one, another team."""
         self.picks -= 1
         if self.picks < 0 and (self.picks < -PATIENCE or self.together()):
@@ -280,8 +279,8 @@ class Budgets:
         self.exits = wave.exits
         self.ran: set[int] = set()
         self.news = False
-        self.trail: deque[tuple[int, Lanes]] = deque(maxlen=TRAIL)
-        self.apart: dict[Lanes, set[int]] = {}
+        self.trail: deque[tuple[int, LaneSet]] = deque(maxlen=TRAIL)
+        self.apart: dict[LaneSet, set[int]] = {}
         self.places = self.nowhere()
         self.stalled: Array | None = None
         self.latest: Array | None = None
@@ -289,13 +288,13 @@ class Budgets:
 
     def nowhere(self) -> Array:
         """Returns a mask of the blocks of code that each warp has run, (warps, blocks): none."""
-        return np.zeros((self.wave.size // WARP, len(self.code.leaders)), np.bool_)
+        return np.zeros((self.wave.size // WARP, len(self.code.leaders)), bool)
 
-    def outside(self, loop: Loop) -> Array:
+    def outside(self, loop: CodeLoop) -> Array:
         """Returns the numbers of the basic blocks outside of a loop."""
         return np.array([n for n, start in enumerate(self.code.leaders) if start not in loop.body], np.int64)
 
-    def exceeded(self, region: CodeRegion, lanes: Lanes) -> bool:
+    def exceeded(self, region: CodeRegion, lanes: LaneSet) -> bool:
         """Returns True, and reports it, if the launch has come to a limit before these lanes run a region."""
         pc = region.start
         self.trail.append((pc, lanes))
@@ -380,7 +379,7 @@ class Budgets:
         return f", in the loop {span([i for start in body for i in self.code.instructions[start : self.code.block_end(start)]])}"
 
 
-def span(instructions: list[Instruction]) -> str:
+def span(instructions: list[PtxInstruction]) -> str:
     """Returns the first and last line of code in the CUDA source, in the file of most of it; without line information, in PTX."""
     places = [i.inlined_at[-1] if i.inlined_at else i.source for i in instructions]
     lines = [place for place in places if place is not None]
@@ -425,7 +424,7 @@ def distance(left: Array, right: Array) -> Array:
     """Returns the difference of numbers of one type, as float64: infinite if one is NaN."""
     if left.dtype.kind == "f":
         apart = np.abs(left.astype(np.float64) - right.astype(np.float64))
-        return np.asarray(np.where(np.isnan(apart), math.inf, apart))
+        return np.where(np.isnan(apart), math.inf, apart)
     low, high = np.minimum(left, right), np.maximum(left, right)
     unsigned = np.dtype(f"u{low.dtype.itemsize}")
-    return np.asarray(np.subtract(high.view(unsigned), low.view(unsigned)).astype(np.float64))
+    return np.subtract(high.view(unsigned), low.view(unsigned)).astype(np.float64)

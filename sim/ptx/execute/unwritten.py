@@ -24,15 +24,15 @@ from ..decode.code import Code
 from ..decode.liveness import copied, merged, names, results, touched
 from ..decode.registry import Arg, Frame, Multiply, Plan, Thunk
 from ..report.findings import Findings
-from ..state.lanes import Lanes, Wave
-from ..text.syntax import TYPES, UNSIGNED, Array, Imm, Instruction, Reg
+from ..state.lanes import LaneSet, Wave
+from ..text.syntax import TYPES, UNSIGNED, Array, Imm, PtxInstruction, Reg
 from .registers import RegisterFrame
 
 TABLES = {"and": 0b1000, "or": 0b1110, "xor": 0b0110, "not": 0b01}
 """Truth tables by opcode: the result for all values of one bit of each operand, the first operand's the highest, as for `lop3`."""
 
 
-def on_shadows(plan: Plan, i: Instruction, written: bool) -> Plan:
+def on_shadows(plan: Plan, i: PtxInstruction, written: bool) -> Plan:
     """Returns the plan for shadows in place of the copied operands, of the bits that are `written` or of those that are not. If
     it is another plan, its reads also end with the values of these operands.
     """
@@ -56,7 +56,7 @@ def on_shadows(plan: Plan, i: Instruction, written: bool) -> Plan:
     return replace(plan, bind=bind)
 
 
-def table_of(i: Instruction) -> int | None:
+def table_of(i: PtxInstruction) -> int | None:
     """Returns the truth table of an instruction that works on each bit position alone; else None."""
     if i.opcode == "lop3":
         last = i.operands[-1]
@@ -121,7 +121,7 @@ class Shadows:
         self.open: set[str] = set()
         self.watched = code.doubtful.watched
         # By set of lanes: registers without such bits in these lanes, though others have some (mostly warps of other roles).
-        self.clean: dict[Lanes, set[str]] = {}
+        self.clean: dict[LaneSet, set[str]] = {}
         self._touched: dict[int, set[str]] = {}
         """Registers with a shadow that a control instruction names."""
 
@@ -129,14 +129,14 @@ class Shadows:
         code = self.code
         for name in code.doubtful.registers:
             width = code.slots[name][0]
-            row = np.zeros(wave.size, np.bool_ if width == 1 else UNSIGNED[width // 8])
+            row = np.zeros(wave.size, bool if width == 1 else UNSIGNED[width // 8])
             self.rows[name] = ~row if name in code.doubtful.blank else row
             self.rows[name][~wave.alive] = 0
             self.written[name] = ~self.rows[name]
         self.open = set(code.doubtful.blank)
         self.clean = {}
 
-    def changed(self, name: str, lanes: Lanes) -> None:
+    def changed(self, name: str, lanes: LaneSet) -> None:
         """Records that the row of a register has changed for these lanes."""
         if self.rows[name][lanes.index].any():
             for names_of in self.clean.values():
@@ -148,7 +148,7 @@ class Shadows:
         else:
             self.open.discard(name)
 
-    def judge(self, pc: int, lanes: Lanes, predicate: Array | None) -> Array:
+    def judge(self, pc: int, lanes: LaneSet, predicate: Array | None) -> Array:
         """Reports unwritten registers that instruction `pc` uses under its predicate; returns a mask of the lanes that mix them."""
         plan, i = self.code.plans[pc], self.code.instructions[pc]
         used = [a for k, a in enumerate(plan.reads) if k not in copied(plan)]
@@ -158,7 +158,7 @@ class Shadows:
         if i.opcode == "st":
             # A vector may be stored whole though only some of its elements matter, and an argument may be passed on to a shuffle.
             used, stored = used[:1], used[1:] if "param" not in i.mods else []
-        everywhere = np.ones(lanes.n, np.bool_)
+        everywhere = np.ones(lanes.n, bool)
         holds = everywhere if predicate is None or i.predicate is None else ~predicate if i.predicate[1] else predicate
         if i.predicate is not None:
             self.report(i, lanes, everywhere, [Arg(i.predicate[0], TYPES["pred"].dtype)])
@@ -170,59 +170,51 @@ class Shadows:
             self.report(i, lanes, holds, stored)
         return self.mixed(pc, lanes, holds)
 
-    def mixed(self, pc: int, lanes: Lanes, holds: Array) -> Array:
+    def mixed(self, pc: int, lanes: LaneSet, holds: Array) -> Array:
         """Reports written and unwritten registers that an instruction mixes bit by bit; returns a mask of the lanes that do so."""
         plan, i = self.code.plans[pc], self.code.instructions[pc]
         every = [plan.reads[k] for k in merged(plan)]
         others = [self.blank(plan.reads[k], lanes) for k in copied(plan) if isinstance(plan.reads[k].operand, Reg)]
-        found = np.zeros(lanes.n, np.bool_)
+        found = np.zeros(lanes.n, bool)
         for arg in every:
-            bad = holds & ~found & ~np.logical_and.reduce(others) & self.all_bits(arg, lanes)
+            blank, low = self.bits(arg, lanes)
+            bad = holds & ~found & ~np.logical_and.reduce(others) & (blank == low)
             if bad.any():
                 self.report(i, lanes, bad, [arg])
             found |= bad
         return found
 
-    def report(self, i: Instruction, lanes: Lanes, holds: Array, args: list[Arg], any_bit: bool = False) -> None:
+    def report(self, i: PtxInstruction, lanes: LaneSet, holds: Array, args: list[Arg], any_bit: bool = False) -> None:
         """Reports the operands of a group, if nobody wrote any bit of them, or `any_bit` of one."""
         doubtful = [name for name in names(args) if name in self.rows]
         if len(doubtful) < len(args):
             return
-        told = self.some_bit if any_bit else self.blank
-        bad = np.logical_and.reduce([holds, *(told(arg, lanes) for arg in args)])
+        told = (self.bits(arg, lanes)[0] != 0 if any_bit else self.blank(arg, lanes) for arg in args)
+        bad = np.logical_and.reduce([holds, *told])
         if bad.any():
             message = f"register {doubtful[0]}, which the thread never wrote, in {i.text!r}"
             position = int(np.flatnonzero(bad)[0])
             self.findings.report("uninitialised", message, i, lanes, position, count=int(np.count_nonzero(bad)))
 
-    def bits(self, arg: Arg, lanes: Lanes) -> tuple[Array, Array]:
+    def bits(self, arg: Arg, lanes: LaneSet) -> tuple[Array, Array]:
         """Returns the bits of an operand that nobody wrote, one word a lane, and a word of all its bits."""
         row = self.rows.get(arg.operand.name) if isinstance(arg.operand, Reg) else None
         if row is None:
             return np.zeros(lanes.n, np.uint8), np.array(0xFF, np.uint8)
         mine = row[lanes.index]
-        if mine.dtype == np.bool_:
+        if mine.dtype == bool:
             return mine, np.array(True)
         bits = 8 * min(mine.itemsize, arg.dtype.itemsize * (2 if arg.packed else 1))
         low = np.array((1 << bits) - 1, mine.dtype)
         return mine & low, low
 
-    def some_bit(self, arg: Arg, lanes: Lanes) -> Array:
-        """Returns a mask of the lanes in which some bit of an operand is unwritten."""
-        return np.asarray(self.bits(arg, lanes)[0] != 0)
-
-    def all_bits(self, arg: Arg, lanes: Lanes) -> Array:
-        """Returns a mask of the lanes in which all bits of an operand are unwritten."""
-        found, low = self.bits(arg, lanes)
-        return np.asarray(found == low)
-
-    def blank(self, arg: Arg, lanes: Lanes) -> Array:
+    def blank(self, arg: Arg, lanes: LaneSet) -> Array:
         """Returns a mask of the lanes in which an operand has unwritten bits and, besides, at most bits made by constants."""
         found, low = self.bits(arg, lanes)
         if not isinstance(arg.operand, Reg) or arg.operand.name not in self.rows:
-            return np.zeros(lanes.n, np.bool_)
+            return np.zeros(lanes.n, bool)
         nothing = self.written[arg.operand.name][lanes.index] & low == 0
-        return np.asarray((found == low) | ((found != 0) & nothing))
+        return (found == low) | ((found != 0) & nothing)
 
     def watch(self, frame: RegisterFrame, pc: int, thunk: Thunk) -> Thunk:
         """Returns an instruction's thunk, preceded by its effect on the shadows."""
@@ -266,7 +258,7 @@ class Shadows:
             if isinstance(arg.operand, Reg) and arg.operand.name in rows:
                 return frame.view(arg.operand, rows[arg.operand.name], arg)
             bits = np.full(frame.n * arg.dtype.itemsize * (2 if arg.packed else 1), 0xFF if written else 0, np.uint8)
-            return bits != 0 if arg.dtype == np.bool_ else bits.view(arg.dtype)
+            return bits != 0 if arg.dtype == bool else bits.view(arg.dtype)
 
         targets = [rows[n] for n in names(plan.writes) if n in rows]
         if not copies:
@@ -286,7 +278,7 @@ class Shadows:
 
         return run
 
-    def known(self, lanes: Lanes, named: Iterable[str]) -> bool:
+    def known(self, lanes: LaneSet, named: Iterable[str]) -> bool:
         """True if these lanes have written all of these registers."""
         clean = self.clean.setdefault(lanes, set())
         for name in self.open.intersection(named):
@@ -296,7 +288,7 @@ class Shadows:
                 clean.add(name)
         return True
 
-    def control(self, pc: int, lanes: Lanes, frame: RegisterFrame) -> None:
+    def control(self, pc: int, lanes: LaneSet, frame: RegisterFrame) -> None:
         """Checks a control instruction to which the lanes come."""
         if not self.open:
             return

@@ -11,7 +11,7 @@ of the kernel asks for, as ptxas 13.0 has it. A warp gives some back (.dec) or t
 pool has them. Without such directives ptxas ignores the instruction.
 
 Registers of wgmma in flight must not be accessed before the product was waited for, or without a wgmma.fence behind the access.
-For each register that `decode.in_flight` names, and each warp, there are: the product that writes it (a code: the product's number
+For each register that `decode.liveness` names, and each warp, there are: the product that writes it (a code: the product's number
 and the number of its register), the last product that reads it as a fragment of A, and its accesses since the warp's last fence. A
 move of a register hands all that on, as compilers rename registers by moves.
 """
@@ -26,25 +26,24 @@ from ..decode.code import Code
 from ..decode.liveness import InFlight
 from ..decode.registry import Arg, RegisterCount, Thunk
 from ..report.findings import Findings, Stuck, source, source_and_call
-from ..state.lanes import GROUP, WARP, Lanes, Wave
-from ..text.syntax import TYPES, Array, Instruction
-from .registers import RegisterFrame
-from .setup import Host
+from ..state.lanes import GROUP, WARP, LaneSet, Wave
+from ..text.syntax import TYPES, Array, PtxInstruction
+from .registers import RegisterFiles, RegisterFrame, WaveUnit
 
 
-class Agreement:
+class Agreement(WaveUnit):
     """Warpgroups of a wave, by first warp: `ahead`, instructions of each warp that not all have run; `broken`, disagreements."""
 
-    def __init__(self, machine: Host):
-        self.machine = machine
-        self.per_block = machine.wave.warps_per_block
-        self.ahead: dict[int, list[list[Instruction]]] = {}
+    def __init__(self, machine: RegisterFiles):
+        super().__init__(machine)
+        self.per_block = self.wave.warps_per_block
+        self.ahead: dict[int, list[list[PtxInstruction]]] = {}
         self.broken: set[int] = set()
-        self.resized: dict[int, list[tuple[int, Instruction]]] = {}
+        self.resized: dict[int, list[tuple[int, PtxInstruction]]] = {}
         """The setmaxnreg that each warp has run so far, and when."""
-        self._whole: dict[Lanes, Array | None] = {}
+        self._whole: dict[LaneSet, Array | None] = {}
 
-    def whole(self, lanes: Lanes) -> Array | None:
+    def whole(self, lanes: LaneSet) -> Array | None:
         """Returns the first warps of the warpgroups that these lanes are, if they are whole ones."""
         if lanes not in self._whole:
             found = None
@@ -57,8 +56,7 @@ class Agreement:
 
     def first_of(self, warps: Array) -> Array:
         """Returns the first warps of the warpgroups that these warps belong to."""
-        found: Array = warps - warps % self.per_block % GROUP
-        return found
+        return warps - warps % self.per_block % GROUP
 
     def size(self, first: int) -> int:
         """Returns the number of warps of a warpgroup: the last one of a block may have less than four."""
@@ -66,7 +64,7 @@ class Agreement:
 
     # -- the same instructions ------------------------------------------------------------------------------------------------
 
-    def come(self, i: Instruction, lanes: Lanes) -> None:
+    def come(self, i: PtxInstruction, lanes: LaneSet) -> None:
         """Records that lanes run such an instruction."""
         if not self.ahead and self.whole(lanes) is not None:
             return
@@ -83,7 +81,7 @@ class Agreement:
 
     def compare(self, first: int) -> None:
         """Drops instructions that all warps have run; reports the first in which they differ."""
-        logs, alive = self.ahead[first], self.machine.wave.alive_by_warp
+        logs, alive = self.ahead[first], self.wave.alive_by_warp
         while any(logs) and all(log or not alive[first + k] for k, log in enumerate(logs)):
             # None: exited, without having run what another warp has.
             heads = [log[0] if log else None for log in logs]
@@ -96,10 +94,9 @@ class Agreement:
         if first in self.broken or not any(logs):
             del self.ahead[first]
 
-    def report(self, first: int, heads: list[Instruction | None]) -> None:
+    def report(self, first: int, heads: list[PtxInstruction | None]) -> None:
         """Reports a disagreement at the first of the instructions in the text: a warp that runs a later one has passed it by."""
-        machine = self.machine
-        i = next(one for one in machine.code.instructions if any(one is head for head in heads))
+        i = next(one for one in self.code.instructions if any(one is head for head in heads))
         here = [k for k, head in enumerate(heads) if head is i]
         other, instead = next((k, head) for k, head in enumerate(heads) if head is not i)
         start = first % self.per_block
@@ -108,14 +105,14 @@ class Agreement:
             f"{name(i)} must be run by all warps of a warpgroup: of warps {start} to {start + len(heads) - 1} "
             f"warp {start + other} {does}"
         )
-        lanes = machine.wave.lanes(np.arange((first + here[0]) * WARP, (first + here[0] + 1) * WARP))
-        machine.memory.findings.report("disagreement", message, i, lanes, 0, count=WARP * len(here))
+        lanes = self.wave.lanes(np.arange((first + here[0]) * WARP, (first + here[0] + 1) * WARP))
+        self.findings.report("disagreement", message, i, lanes, 0, count=WARP * len(here))
 
-    def partial(self, i: Instruction, lanes: Lanes) -> None:
+    def partial(self, i: PtxInstruction, lanes: LaneSet) -> None:
         """Reports an instruction whose predicate holds for some threads of a warp only."""
-        few = np.flatnonzero(np.bincount(lanes.warp)[lanes.warp] < self.machine.wave.alive_by_warp[lanes.warp])
+        few = np.flatnonzero(np.bincount(lanes.warp)[lanes.warp] < self.wave.alive_by_warp[lanes.warp])
         message = f"{name(i)} must be run by all threads of a warpgroup, but its predicate holds for some threads of a warp only"
-        self.machine.memory.findings.report("disagreement", message, i, lanes, int(few[0]), count=len(few))
+        self.findings.report("disagreement", message, i, lanes, int(few[0]), count=len(few))
 
     def leave(self) -> None:
         """Ends threads: they will never run what they have not run."""
@@ -124,10 +121,10 @@ class Agreement:
 
     # -- two setmaxnreg -------------------------------------------------------------------------------------------------------
 
-    def resize(self, i: Instruction, lanes: Lanes) -> None:
+    def resize(self, i: PtxInstruction, lanes: LaneSet) -> None:
         """Checks that warps run a second setmaxnreg only behind the first one of all warps of their warpgroup."""
         self.come(i, lanes)
-        races = self.machine.memory.races
+        races = self.races
         if races is None:
             return
         for warp in lanes.warp_ids.tolist():
@@ -138,53 +135,53 @@ class Agreement:
             self.resized.setdefault(warp, []).append((races.now, i))
         races.now += 1
 
-    def look(self, i: Instruction, lanes: Lanes, warp: int, previous: Instruction, last: int) -> None:
+    def look(self, i: PtxInstruction, lanes: LaneSet, warp: int, previous: PtxInstruction, last: int) -> None:
         """Reports a warp of the warpgroup that may not have run its setmaxnreg number `last`, before these lanes' next one."""
-        machine, races = self.machine, self.machine.memory.races
+        races = self.races
         assert races is not None
         known = races.heard.knows(races.groups(lanes))[0].reshape(-1, WARP).max(axis=1)
         first = int(self.first_of(np.array([warp]))[0])
         for other in range(first, first + self.size(first)):
             ran = self.resized.get(other, [])
             behind = last < len(ran) and known[other % len(known)] >= ran[last][0]
-            if behind or other == warp or not machine.wave.alive_by_warp[other]:
+            if behind or other == warp or not self.wave.alive_by_warp[other]:
                 continue
             message = (
                 f"{name(i)} while warp {other % self.per_block} of the warpgroup may not have run the one at "
                 f"{source_and_call(previous)}: its warps must synchronise between the two"
             )
-            machine.memory.findings.report("register budget", message, i, lanes, 0, count=lanes.n)
+            self.findings.report("register budget", message, i, lanes, 0, count=lanes.n)
             return
 
 
-def name(i: Instruction) -> str:
+def name(i: PtxInstruction) -> str:
     """Returns the name of the instruction: wgmma.fence and the like."""
     return f"{i.opcode}.{i.mods[0]}"
 
 
-class RegisterPools:
+class RegisterPools(WaveUnit):
     """The pools of a wave's blocks. `held`: registers per thread of each warp; `free`: registers of each block."""
 
-    def __init__(self, machine: Host, agreement: Agreement):
-        self.machine = machine
+    def __init__(self, machine: RegisterFiles, agreement: Agreement):
+        super().__init__(machine)
         self.agreement = agreement
-        self.launch = machine.code.registers
-        counts = [p.control.count for p in machine.code.plans if isinstance(p.control, RegisterCount) and p.control.more]
+        self.launch = self.code.registers
+        counts = [p.control.count for p in self.code.plans if isinstance(p.control, RegisterCount) and p.control.more]
         if self.launch is not None and counts:
             self.launch = min(self.launch, max(counts))
-        self.per_block = machine.wave.warps_per_block
-        self.held = np.full(machine.wave.size // WARP, self.launch or 0, np.int64)
-        self.free = np.zeros(machine.wave.blocks, np.int64)
-        self.waiting: list[tuple[int, Lanes]] = []
+        self.per_block = self.wave.warps_per_block
+        self.held = np.full(self.wave.size // WARP, self.launch or 0, np.int64)
+        self.free = np.zeros(self.wave.blocks, np.int64)
+        self.waiting: list[tuple[int, LaneSet]] = []
 
     def __bool__(self) -> bool:
         return bool(self.waiting)
 
-    def arrive(self, pc: int, control: RegisterCount, lanes: Lanes) -> None:
+    def arrive(self, pc: int, control: RegisterCount, lanes: LaneSet) -> None:
         """Takes whole warps that come to a setmaxnreg."""
-        self.agreement.resize(self.machine.code.instructions[pc], lanes)
+        self.agreement.resize(self.code.instructions[pc], lanes)
         if self.launch is None:
-            self.machine.push(pc + 1, lanes)
+            self.push(pc + 1, lanes)
             return
         self.waiting += [(pc, part) for _, part in lanes.split(lanes.warp)]
         # Warps that give registers back go first; then the waiting ones, as long as one of them can go on.
@@ -194,32 +191,32 @@ class RegisterPools:
             for one in list(self.waiting):
                 moved |= self.settle(one)
 
-    def settle(self, one: tuple[int, Lanes]) -> bool:
+    def settle(self, one: tuple[int, LaneSet]) -> bool:
         """Runs a warp's setmaxnreg; returns False if the warp must wait."""
         pc, lanes = one
-        control = self.machine.code.plans[pc].control
+        control = self.code.plans[pc].control
         assert isinstance(control, RegisterCount)
         warp = int(lanes.warp_ids[0])
         block, held = warp // self.per_block, int(self.held[warp])
         more = (control.count - held) * WARP
         if control.more != (more >= 0) and more:
             message = f"setmaxnreg.{'inc' if control.more else 'dec'} to {control.count} registers in a warp that has {held}"
-            instruction = self.machine.code.instructions[pc]
-            self.machine.memory.findings.report("register budget", message, instruction, lanes, 0, count=lanes.n)
+            instruction = self.code.instructions[pc]
+            self.findings.report("register budget", message, instruction, lanes, 0, count=lanes.n)
         elif more > self.free[block]:
             return False
         self.free[block] -= more
-        if self.machine.diary is not None:
-            self.machine.diary.resized(lanes, pc, control.more)
+        if self.diary is not None:
+            self.diary.resized(lanes, pc, control.more)
         self.held[warp] = control.count
         self.waiting.remove(one)
-        self.machine.push(pc + 1, lanes)
+        self.push(pc + 1, lanes)
         return True
 
     def stuck(self) -> list[Stuck]:
-        machine, out = self.machine, []
+        out = []
         for pc, lanes in self.waiting:
-            control = machine.code.plans[pc].control
+            control = self.code.plans[pc].control
             assert isinstance(control, RegisterCount)
             block = int(lanes.block[0])
             held = self.held[block * self.per_block : (block + 1) * self.per_block]
@@ -229,7 +226,7 @@ class RegisterPools:
                 f"for {control.count} registers a thread: of the block's {pool} registers {int(self.free[block])} are free; "
                 f"its warps hold, a thread: {shares}"
             )
-            out.append(Stuck(machine.code.instructions[pc], lanes, what))
+            out.append(Stuck(self.code.instructions[pc], lanes, what))
         return out
 
 
@@ -245,7 +242,7 @@ class Flights:
         self.code = code
         self.findings = findings
         self.facts = code.in_flight or InFlight()
-        self.products: list[Instruction] = []
+        self.products: list[PtxInstruction] = []
         """The instruction of each product, by its number less one."""
         self.watched = frozenset(self.facts.watched | self.facts.touching)
 
@@ -254,7 +251,7 @@ class Flights:
         self.codes, self.reading = np.zeros(shape, np.int64), np.zeros(shape, np.int64)
         self.touched = np.zeros(shape, np.int64)
         self.done = np.zeros(shape[1], np.int64)
-        self.fenced = np.zeros(shape[1], np.bool_)
+        self.fenced = np.zeros(shape[1], bool)
         self.changes = 0
         """Number of changes of codes."""
         self.products.clear()
@@ -269,7 +266,7 @@ class Flights:
         if self.facts.touching:
             self.touched[:, warps] = 0
 
-    def issue(self, i: Instruction, lanes: Lanes, written: Array, read: Array) -> int:
+    def issue(self, i: PtxInstruction, lanes: LaneSet, written: Array, read: Array) -> int:
         """Issues a product of these warps, with the registers of D and A (rows); returns its number. Reports missing fences."""
         self.products.append(i)
         number, warps = len(self.products), lanes.warp_ids
@@ -312,11 +309,11 @@ class Flights:
 
         return run
 
-    def mover(self, pc: int) -> Callable[[Instruction, Lanes], None]:
+    def mover(self, pc: int) -> Callable[[PtxInstruction, LaneSet], None]:
         to, origin = self.facts.moves[pc]
         target, start = self.facts.rows.get(to), None if origin is None else self.facts.rows.get(origin)
 
-        def move(i: Instruction, lanes: Lanes) -> None:
+        def move(i: PtxInstruction, lanes: LaneSet) -> None:
             if target is None:
                 return
             warps = lanes.warp_ids
@@ -335,11 +332,11 @@ class Flights:
 
         return move
 
-    def toucher(self, pc: int, read: Array, written: Array) -> Callable[[Instruction, Lanes], None]:
+    def toucher(self, pc: int, read: Array, written: Array) -> Callable[[PtxInstruction, LaneSet], None]:
         flying, touching = pc in self.facts.watched, pc in self.facts.touching
         both = np.union1d(read, written)
 
-        def touch(i: Instruction, lanes: Lanes) -> None:
+        def touch(i: PtxInstruction, lanes: LaneSet) -> None:
             warps = lanes.warp_ids
             for rows, verb in ((written, "writes"), (read, "reads")) if flying else ():
                 if len(rows):
@@ -358,7 +355,7 @@ class Flights:
 
     # -- findings -------------------------------------------------------------------------------------------------------------
 
-    def complain(self, verb: str, rows: Array, i: Instruction, lanes: Lanes, bad: Array) -> None:
+    def complain(self, verb: str, rows: Array, i: PtxInstruction, lanes: LaneSet, bad: Array) -> None:
         """Reports an access to registers in flight; `bad` is (registers, warps)."""
         at, warp = (int(k[0]) for k in np.nonzero(bad))
         row, number = int(rows[at]), int(lanes.warp_ids[warp])
@@ -371,7 +368,7 @@ class Flights:
         )
         self.report("in flight", message, i, lanes, np.asarray(bad.any(axis=0)))
 
-    def report(self, kind: str, message: str, i: Instruction, lanes: Lanes, bad: Array) -> None:
+    def report(self, kind: str, message: str, i: PtxInstruction, lanes: LaneSet, bad: Array) -> None:
         """Reports a finding of some of the warps of these lanes."""
         position = int(np.searchsorted(lanes.warp, lanes.warp_ids[int(np.flatnonzero(bad)[0])]))
         self.findings.report(kind, message, i, lanes, position, count=32 * int(np.count_nonzero(bad)))

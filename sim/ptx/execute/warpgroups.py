@@ -10,15 +10,15 @@ from __future__ import annotations
 
 import numpy as np
 
-from ..decode.ops.matrices import decoder
+from ..decode.matrices import decoder
 from ..decode.registry import Arg, Multiply, MultiplyWait
 from ..memory.layouts import DESCRIPTOR_UNIT, MODES, Descriptor
 from ..report.findings import Stuck, source
-from ..state.lanes import GROUP, WARP, Lanes, merged
+from ..state.lanes import GROUP, WARP, LaneSet, by_value, merged
 from ..state.segments import IN_FLIGHT, UNWRITTEN
-from ..text.syntax import Array, Instruction, Reg
-from .products import ROWS, THREADS, BoundProduct, MatrixOperand, Operands, Product, Sums, land, matrix, put_rows, rows_of
-from .setup import Host
+from ..text.syntax import Array, PtxInstruction, Reg
+from .products import ROWS, THREADS, BoundProduct, MatrixOperand, MatrixOperands, Product, Sums, land, matrix, put_rows, rows_of
+from .registers import RegisterFiles, WaveUnit
 from .warpgroup_rules import BITS, SLOTS, Agreement, Flights
 
 MODE_NUMBERS = np.array([MODES[Descriptor.of(bits << 62).mode] for bits in range(4)], np.uint8)
@@ -31,21 +31,21 @@ EARLY = 0.06
 """Probability, between two steps of a seeded run, that a product is computed before its wait."""
 
 
-class Warpgroups:
+class Warpgroups(WaveUnit):
     """The products of a wave."""
 
-    def __init__(self, machine: Host, flights: Flights, random: np.random.Generator | None):
-        self.machine = machine
+    def __init__(self, machine: RegisterFiles, flights: Flights, random: np.random.Generator | None):
+        super().__init__(machine)
         self.flights = flights
         self.random = random
-        self.per_block = machine.wave.warps_per_block
+        self.per_block = self.wave.warps_per_block
         self.agreement = Agreement(machine)
-        self.committed = np.zeros(machine.wave.size // WARP, np.int64)
+        self.committed = np.zeros(self.wave.size // WARP, np.int64)
         # By first warp: the products that it, or a warp of its group, has yet to wait for, oldest first.
         self.flying: dict[int, list[Product]] = {}
         self.products: dict[int, Product] = {}
-        self.waiting: dict[tuple[int, int], list[Lanes]] = {}
-        self.operands = Operands(machine)
+        self.waiting: dict[tuple[int, int], list[LaneSet]] = {}
+        self.operands = MatrixOperands(machine)
         self._sums: dict[int, Sums] = {}
         # The newest product, and the number of changes of registers in flight at its issue.
         self.last: Product | None = None
@@ -57,24 +57,24 @@ class Warpgroups:
 
     # -- fence and commit -----------------------------------------------------------------------------------------------------
 
-    def fence(self, i: Instruction, lanes: Lanes) -> None:
+    def fence(self, i: PtxInstruction, lanes: LaneSet) -> None:
         self.agreement.come(i, lanes)
         self.flights.fence(lanes.warp_ids)
 
-    def commit(self, i: Instruction, lanes: Lanes) -> None:
+    def commit(self, i: PtxInstruction, lanes: LaneSet) -> None:
         self.agreement.come(i, lanes)
         self.committed[lanes.warp_ids] += 1
 
     # -- meeting --------------------------------------------------------------------------------------------------------------
 
-    def arrive(self, pc: int, control: Multiply, lanes: Lanes) -> None:
+    def arrive(self, pc: int, control: Multiply, lanes: LaneSet) -> None:
         """Takes lanes to a wgmma.mma_async: it runs for the warpgroups that are all there."""
         first = self.agreement.whole(lanes)
         if first is not None:
             self.issue(pc, lanes, first)
-            self.machine.push(pc + 1, lanes)
+            self.push(pc + 1, lanes)
             return
-        complete: list[Lanes] = []
+        complete: list[LaneSet] = []
         for number, some in lanes.split(lanes.warp - lanes.warp % self.per_block % GROUP):
             parts = self.waiting.setdefault((number, pc), [])
             parts.append(some)
@@ -85,21 +85,21 @@ class Warpgroups:
             first = self.agreement.whole(together)
             assert first is not None
             self.issue(pc, together, first)
-            self.machine.push(pc + 1, together)
+            self.push(pc + 1, together)
 
     def stuck(self) -> list[Stuck]:
         """Returns the warps of each warpgroup that wait at a product."""
-        machine, out = self.machine, []
+        out = []
         for (number, pc), parts in self.waiting.items():
             here = sorted({int(w) % self.per_block for part in parts for w in part.warp_ids})
             first = number % self.per_block
-            alive = machine.wave.alive_by_warp[number : min(number + GROUP, (number // self.per_block + 1) * self.per_block)]
+            alive = self.wave.alive_by_warp[number : min(number + GROUP, (number // self.per_block + 1) * self.per_block)]
             gone = THREADS - int(alive.sum())
             what = (
                 f"in wgmma for the rest of the warpgroup of warps {first} to {first + GROUP - 1}: only warps "
                 f"{', '.join(map(str, here))} have come{f'; {gone} of its threads have exited or never existed' if gone else ''}"
             )
-            out.append(Stuck(machine.code.instructions[pc], merged(parts), what))
+            out.append(Stuck(self.code.instructions[pc], merged(parts), what))
         return out
 
     # -- issue ----------------------------------------------------------------------------------------------------------------
@@ -107,7 +107,7 @@ class Warpgroups:
     def bound(self, pc: int) -> BoundProduct:
         found = self._bound.get(pc)
         if found is None:
-            code = self.machine.code
+            code = self.code
             plan, i = code.plans[pc], code.instructions[pc]
             control = plan.control
             assert isinstance(control, Multiply)
@@ -120,13 +120,13 @@ class Warpgroups:
 
     def places(self, args: tuple[Arg, ...]) -> tuple[Array, Array]:
         names = [a.operand.name for a in args if isinstance(a.operand, Reg)]
-        slots = self.machine.code.slots
+        slots = self.code.slots
         return np.array([slots[name][1] for name in names], np.int64), self.flights.numbers(names)
 
-    def issue(self, pc: int, lanes: Lanes, first: Array) -> None:
-        machine, bound = self.machine, self.bound(pc)
+    def issue(self, pc: int, lanes: LaneSet, first: Array) -> None:
+        bound = self.bound(pc)
         self.agreement.come(bound.instruction, lanes)
-        machine.flush()
+        self.machine.flush()
         *descriptors, adds = (self.uniform(one, bound.instruction, lanes, len(first)) for one in bound.others)
         control, k_major = bound.control, bound.control.k_major
         b = self.operand(descriptors[-1], lanes, control.columns, k_major[1], bound)
@@ -146,22 +146,21 @@ class Warpgroups:
             self.sums(control.columns),
             slots,
             self.committed[first],
-            np.zeros(count, np.bool_),
-            np.zeros((count, GROUP), np.bool_),
+            np.zeros(count, bool),
+            np.zeros((count, GROUP), bool),
         )
-        if machine.diary is not None:
+        if self.diary is not None:
             size = ROWS * control.columns * control.depth, BITS_OF_K // control.depth
-            product.noted = machine.diary.multiplied(lanes, pc, size)
-        races = machine.memory.races
-        if races is not None and races.tiles is not None:
-            product.reading = races.tiles.issue(bound.instruction, first, operands)
+            product.noted = self.diary.multiplied(lanes, pc, size)
+        if self.races is not None and self.races.tiles is not None:
+            product.reading = self.races.tiles.issue(bound.instruction, first, operands)
         for one in first.tolist():
             self.flying.setdefault(one, []).append(product)
         self.products[number] = product
         product.sums.newest[slots] = number
         self.last, self.last_change = product, self.flights.changes
 
-    def uniform(self, one: Arg, i: Instruction, lanes: Lanes, count: int) -> Array:
+    def uniform(self, one: Arg, i: PtxInstruction, lanes: LaneSet, count: int) -> Array:
         """Returns an operand that all threads of a warpgroup must agree on: one value for each warpgroup."""
         value = self.machine.full.array(one)
         if not value.ndim:
@@ -170,30 +169,29 @@ class Warpgroups:
         differ = found != found[:, :1]
         if differ.any():
             at = int(np.flatnonzero(differ)[0])
-            what = "scale-d" if found.dtype == np.bool_ else "descriptor"
+            what = "scale-d" if found.dtype == bool else "descriptor"
             message = f"threads of a warpgroup differ in the {what} of wgmma"
-            self.machine.memory.findings.report("disagreement", message, i, lanes, at, count=int(np.count_nonzero(differ)))
+            self.findings.report("disagreement", message, i, lanes, at, count=int(np.count_nonzero(differ)))
         return found[:, 0].copy()
 
-    def operand(self, descriptors: Array, lanes: Lanes, rows: int, k_major: bool, bound: BoundProduct) -> MatrixOperand:
+    def operand(self, descriptors: Array, lanes: LaneSet, rows: int, k_major: bool, bound: BoundProduct) -> MatrixOperand:
         """Returns `rows` of M or N in shared memory, for each warpgroup."""
         shape = (rows, 2, True) if k_major else (bound.control.depth, rows // 8, False)
         found = self.operands.of(descriptors, lanes, shape, bound.instruction)
-        if self.machine.memory.swizzles.modes is not None:
+        if self.memory.swizzles.modes is not None:
             self.look_at_swizzles(found, bound.instruction, lanes)
         return found
 
-    def look_at_swizzles(self, operand: MatrixOperand, i: Instruction, lanes: Lanes) -> None:
+    def look_at_swizzles(self, operand: MatrixOperand, i: PtxInstruction, lanes: LaneSet) -> None:
         """Reports tiles that tensor copies wrote in another swizzle than that of the descriptor."""
-        memory, descriptors = self.machine.memory, operand.descriptors
+        memory, descriptors = self.memory, operand.descriptors
         modes = MODE_NUMBERS[(descriptors >> np.uint64(62)).astype(np.int64)]
         if memory.swizzles.pages_are(operand.pages, modes[:, None]):
             return
         units = operand.units()
         if memory.swizzles.all_are(units, modes[:, None, None]):
             return
-        for bits in np.unique(descriptors).tolist():
-            at = np.flatnonzero(descriptors == bits)
+        for bits, at in by_value(descriptors):
             rows, mode = units[at].reshape(-1), Descriptor.of(bits).mode
             if memory.races is not None and memory.races.tiles is not None:
                 rows = rows[memory.races.tiles.of_tensor_copies(rows)]
@@ -203,9 +201,9 @@ class Warpgroups:
                 count = THREADS * len(at)
                 memory.findings.report("swizzle", message, i, lanes, int(at[0]) * THREADS, count=count)
 
-    def look(self, i: Instruction, lanes: Lanes, operands: list[MatrixOperand]) -> None:
+    def look(self, i: PtxInstruction, lanes: LaneSet, operands: list[MatrixOperand]) -> None:
         """Counts the reads of a product; reports unwritten bytes and bytes in flight."""
-        memory = self.machine.memory
+        memory = self.memory
         counts = memory.tally.shared[i, "wgmma", DESCRIPTOR_UNIT]
         counts.requests += len(operands[0].blocks) * len(operands)
         for operand in operands:
@@ -214,7 +212,7 @@ class Warpgroups:
             counts.ideal_wavefronts += operand.size // 8
             if memory.settled or memory.all_written(operand.pages):
                 continue
-            states = memory.state_view(8).reshape(-1, 2).take(operand.units().reshape(-1), 0)
+            states = memory.states[8].reshape(-1, 2).take(operand.units().reshape(-1), 0)
             if states.any():
                 flat = states.view(np.uint8).reshape(len(operand.blocks), -1)
                 for state, kind, text in (
@@ -227,7 +225,7 @@ class Warpgroups:
                         memory.findings.report(kind, f"wgmma reads shared memory {text}", i, lanes, at, count=int(bad.sum()))
             memory.settle()
 
-    def chain(self, bound: BoundProduct, lanes: Lanes, first: Array, adds: Array) -> Array:
+    def chain(self, bound: BoundProduct, lanes: LaneSet, first: Array, adds: Array) -> Array:
         """Returns the slots for a product's sums: those of the product before it, to go on with, or new ones set from registers."""
         before = self.last
         if (
@@ -267,7 +265,7 @@ class Warpgroups:
                 sums.pool[slots[added]] = matrix(rows_of(self.machine, bound.d_places, some), len(added), control)
         return slots
 
-    def begin_anew(self, bound: BoundProduct, lanes: Lanes, which: Array, found: tuple[Array, Array]) -> None:
+    def begin_anew(self, bound: BoundProduct, lanes: LaneSet, which: Array, found: tuple[Array, Array]) -> None:
         """Ends products on other registers for warpgroups that are to add to their sums, and begins anew."""
         some = lanes if which.size * THREADS == lanes.n else lanes.subset(lanes_of(which))
         columns = (which[:, None] * GROUP + np.arange(GROUP)).reshape(-1)
@@ -283,7 +281,7 @@ class Warpgroups:
             self._sums[columns] = Sums(columns)
         return self._sums[columns]
 
-    def mixed(self, bound: BoundProduct, lanes: Lanes, codes: Array, pending: Array) -> None:
+    def mixed(self, bound: BoundProduct, lanes: LaneSet, codes: Array, pending: Array) -> None:
         """Reports accumulators of products of another shape, or of other registers of them, that were not waited for."""
         for number in np.unique(codes[pending] >> BITS).tolist():
             other = self.products.get(number)
@@ -291,7 +289,7 @@ class Warpgroups:
             if other is None or (other.bound.control.columns == bound.control.columns and same[codes >> BITS == number].all()):
                 continue
             message = f"accumulates in registers of {source(other.bound.instruction)}, another shape, which has not been waited for"
-            self.machine.memory.findings.report("in flight", message, bound.instruction, lanes, 0, count=lanes.n)
+            self.findings.report("in flight", message, bound.instruction, lanes, 0, count=lanes.n)
 
     def of(self, first: Array) -> list[Product]:
         """Returns the products in flight of warpgroups with these first warps, oldest first."""
@@ -300,7 +298,7 @@ class Warpgroups:
 
     # -- landing --------------------------------------------------------------------------------------------------------------
 
-    def deliver(self, lanes: Lanes, newest: int | Array, rows: Array, places: Array) -> None:
+    def deliver(self, lanes: LaneSet, newest: int | Array, rows: Array, places: Array) -> None:
         """Writes the sums of products up to `newest` (of all, or of each warp) to those of these registers that wait for them."""
         warps = lanes.warp_ids
         codes, done = self.flights.codes[rows[:, None], warps], self.flights.done[warps]
@@ -311,7 +309,7 @@ class Warpgroups:
         due = (numbers > done) & (numbers <= newest)
         if not due.any():
             return
-        file, start = self.machine.full.files[32], self.machine.code.row_base[32]
+        file, start = self.machine.full.files[32], self.code.row_base[32]
         self.machine.rewritten(sum(1 << start + place for place in places.tolist()))
         for number in np.unique(numbers[due]).tolist():
             product = self.products[number]
@@ -343,29 +341,29 @@ class Warpgroups:
 
     # -- waits ----------------------------------------------------------------------------------------------------------------
 
-    def wait(self, pc: int, control: MultiplyWait, lanes: Lanes) -> None:
+    def wait(self, pc: int, control: MultiplyWait, lanes: LaneSet) -> None:
         """Waits until at most `newest` of each warp's newest groups are pending."""
-        self.agreement.come(self.machine.code.instructions[pc], lanes)
+        self.agreement.come(self.code.instructions[pc], lanes)
         over = self.finished(lanes, self.committed[lanes.warp_ids] - control.newest)
-        if self.machine.diary is not None:
-            self.tell(self.machine.code.instructions[pc], lanes, over)
+        if self.diary is not None:
+            self.tell(self.code.instructions[pc], lanes, over)
         if over:
             self.machine.deactivate()
             land(self.machine, [self.products[number] for number in over], lambda p: np.asarray(over[p.number].any(axis=1)))
             names = self.flights.facts.waits[pc]
-            slots = self.machine.code.slots
+            slots = self.code.slots
             places = np.array([slots[name][1] for name in names], np.int64)
-            wide = np.array([slots[name][0] == 32 for name in names], np.bool_)
+            wide = np.array([slots[name][0] == 32 for name in names], bool)
             newest = np.zeros_like(self.committed)
             for number in sorted(over):
                 newest[(self.products[number].first[:, None] + np.arange(GROUP))[over[number]]] = number
             self.deliver(lanes, newest[lanes.warp_ids], self.flights.numbers(names)[wide], places[wide])
             self.close(over)
-        self.machine.push(pc + 1, lanes)
+        self.push(pc + 1, lanes)
 
-    def tell(self, i: Instruction, lanes: Lanes, over: dict[int, Array]) -> None:
+    def tell(self, i: PtxInstruction, lanes: LaneSet, over: dict[int, Array]) -> None:
         """Tells the diary which products warps have now waited for."""
-        diary = self.machine.diary
+        diary = self.diary
         assert diary is not None
         on: dict[int, list[int]] = {}
         for number in sorted(over):
@@ -376,7 +374,7 @@ class Warpgroups:
                     on.setdefault(mine, []).append(noted[mine - int(warp)])
         diary.waited(lanes, i, "products", on)
 
-    def finished(self, lanes: Lanes, limit: Array) -> dict[int, Array]:
+    def finished(self, lanes: LaneSet, limit: Array) -> dict[int, Array]:
         """Returns for each product a mask of its warps that have now waited for it: those whose group is below the warp's limit."""
         found: dict[int, Array] = {}
         limits = np.zeros_like(self.committed)
@@ -389,8 +387,7 @@ class Warpgroups:
 
     def close(self, over: dict[int, Array]) -> None:
         """Records that these warps have waited: for the race detector at this moment."""
-        races = self.machine.memory.races
-        done = self.flights.done
+        races, done = self.races, self.flights.done
         for number, now in over.items():
             product = self.products[number]
             product.over |= now
@@ -429,7 +426,7 @@ class Warpgroups:
             self.agreement.leave()
         if not self.products:
             return
-        gone = self.machine.wave.alive_by_warp == 0
+        gone = self.wave.alive_by_warp == 0
         for product in list(self.products.values()):
             if (gone[product.first[:, None] + np.arange(GROUP)] | product.over).all():
                 self.forget(product)
@@ -437,9 +434,9 @@ class Warpgroups:
 
 def chosen(held: Array, rows: Array) -> Array:
     """Returns some rows, without a copy if they are all."""
-    return held if len(rows) == len(held) and (rows == np.arange(len(rows))).all() else np.asarray(held[rows])
+    return held if len(rows) == len(held) and (rows == np.arange(len(rows))).all() else held[rows]
 
 
 def lanes_of(warpgroups: Array) -> Array:
     """Returns positions of the lanes of some of the warpgroups of a set."""
-    return np.asarray((warpgroups[:, None] * THREADS + np.arange(THREADS)).reshape(-1))
+    return (warpgroups[:, None] * THREADS + np.arange(THREADS)).reshape(-1)

@@ -12,11 +12,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..order.accesses import Touch
-from ..state.lanes import Lanes, Wave
+from ..state.lanes import LaneSet, Wave
 from ..state.segments import IN_FLIGHT, WRITTEN
-from ..text.syntax import ELEMENT, Array, Instruction
-from .memory import Memory
+from ..text.syntax import ELEMENT, Array, PtxInstruction
 from .ports import Part, element
+from .spaces import LaunchMemory, MemoryUnit
 
 
 @dataclass
@@ -25,7 +25,7 @@ class PendingCopy:
     masks of the lanes whose bytes have moved, and that have waited. `readings`: the race detector's record of its sources.
     """
 
-    lanes: Lanes
+    lanes: LaneSet
     size: int
     destination: Array
     whole: list[Part]
@@ -55,48 +55,48 @@ class PendingCopy:
         return out.reshape(-1)
 
 
-class Copies:
+class Copies(MemoryUnit):
     """The asynchronous copies of a wave."""
 
-    def __init__(self, wave: Wave, memory: Memory, random: np.random.Generator | None):
-        self.memory = memory
+    def __init__(self, wave: Wave, memory: LaunchMemory, random: np.random.Generator | None):
+        super().__init__(memory)
         self.random = random
         self.committed = np.zeros(wave.size, np.int64)
         self.pending: list[PendingCopy] = []
         self.serial = 0
-        self._member = np.zeros(wave.size, np.bool_)
+        self._member = np.zeros(wave.size, bool)
 
     def issue(
-        self, lanes: Lanes, size: int, destination: Array, whole: list[Part], pieces: list[Part], sizes: Array | None
+        self, lanes: LaneSet, size: int, destination: Array, whole: list[Part], pieces: list[Part], sizes: Array | None
     ) -> None:
-        group, (landed, over) = self.committed[lanes.index], np.zeros((2, lanes.n), np.bool_)
-        readings = self.memory.races.issued() if self.memory.races is not None else []
-        noted = {} if self.memory.diary is None else self.memory.diary.issued(lanes)
+        group, (landed, over) = self.committed[lanes.index], np.zeros((2, lanes.n), bool)
+        readings = self.races.issued() if self.races is not None else []
+        noted = {} if self.diary is None else self.diary.issued(lanes)
         copy = PendingCopy(lanes, size, destination, whole, pieces, sizes, group, landed, over, readings, self.serial, noted)
         self.serial += 1
-        self.memory.state_view(size)[destination] = element(IN_FLIGHT, size)
+        self.memory.states[size][destination] = element(IN_FLIGHT, size)
         self.memory.unsettle()
         self.pending.append(copy)
         self.memory.flying = len(self.pending)
 
-    def commit(self, lanes: Lanes) -> None:
+    def commit(self, lanes: LaneSet) -> None:
         self.committed[lanes.index] += 1
-        if self.memory.diary is not None:
-            self.memory.diary.committed(lanes)
+        if self.diary is not None:
+            self.diary.committed(lanes)
 
-    def wait(self, lanes: Lanes, newest: int | None, i: Instruction) -> None:
+    def wait(self, lanes: LaneSet, newest: int | None, i: PtxInstruction) -> None:
         """Waits until at most `newest` of the threads' newest groups are pending (None: they close one, and wait for all)."""
         if newest is None:
             self.commit(lanes)
         limit = self.committed - (newest or 0)
-        if self.memory.diary is not None:
-            self.memory.diary.waited(lanes, i, "copies", self._due(lanes, limit))
+        if self.diary is not None:
+            self.diary.waited(lanes, i, "copies", self._due(lanes, limit))
         if self.pending:
             self._finish(lanes, limit, True)
 
-    def _due(self, lanes: Lanes, limit: Array) -> dict[int, list[int]]:
+    def _due(self, lanes: LaneSet, limit: Array) -> dict[int, list[int]]:
         """Returns the diary's numbers, by row, of these threads' pending copies below the limit."""
-        diary, found = self.memory.diary, dict[int, list[int]]()
+        diary, found = self.diary, dict[int, list[int]]()
         assert diary is not None
         for copy in self.pending if diary.parts(lanes) else ():
             due = ~copy.over & (copy.group < limit[copy.lanes.index]) & np.isin(copy.lanes.index, lanes.index)
@@ -105,7 +105,7 @@ class Copies:
                     found.setdefault(part.row, []).append(copy.noted[part.row])
         return found
 
-    def land_before(self, lanes: Lanes, serial: int) -> None:
+    def land_before(self, lanes: LaneSet, serial: int) -> None:
         """Lands the copies that the threads issued before number `serial`, for an mbarrier."""
         later = [copy for copy in self.pending if copy.serial >= serial]
         self.pending = [copy for copy in self.pending if copy.serial < serial]
@@ -114,12 +114,12 @@ class Copies:
         self.pending += later
         self.memory.flying = len(self.pending)
 
-    def leave(self, lanes: Lanes) -> None:
+    def leave(self, lanes: LaneSet) -> None:
         """Ends the threads: their copies land, but nobody has waited for them."""
         if self.pending:
             self._finish(lanes, self.committed + 1, False)
 
-    def _finish(self, lanes: Lanes, limit: Array, waited: bool) -> None:
+    def _finish(self, lanes: LaneSet, limit: Array, waited: bool) -> None:
         self._member[lanes.index] = True
         kept = []
         for copy in self.pending:
@@ -128,7 +128,7 @@ class Copies:
                 due &= self._member[copy.lanes.index]
             count = np.count_nonzero(due)
             if count == copy.lanes.n and not copy.landed.any():
-                self.memory.shared_view(copy.size)[copy.destination] = copy.data().view(ELEMENT[copy.size])
+                self.memory.shared[copy.size][copy.destination] = copy.data().view(ELEMENT[copy.size])
                 if waited:
                     self._waited(copy, copy.lanes, copy.destination)
                 continue
@@ -143,16 +143,16 @@ class Copies:
         self.memory.flying = len(kept)
         self._member[lanes.index] = False
 
-    def _waited(self, copy: PendingCopy, lanes: Lanes, destination: Array) -> None:
-        self.memory.state_view(copy.size)[destination] = element(WRITTEN, copy.size)
-        if self.memory.races is not None:
-            self.memory.races.landed(lanes, copy.size, destination)
-            self.memory.races.copied(lanes, copy.readings)
+    def _waited(self, copy: PendingCopy, lanes: LaneSet, destination: Array) -> None:
+        self.memory.states[copy.size][destination] = element(WRITTEN, copy.size)
+        if self.races is not None:
+            self.races.landed(lanes, copy.size, destination)
+            self.races.copied(lanes, copy.readings)
 
     def _land(self, copy: PendingCopy, due: Array) -> None:
         now = due & ~copy.landed
         if np.count_nonzero(now):
-            target = self.memory.shared_view(copy.size)
+            target = self.memory.shared[copy.size]
             values = copy.data().view(target.dtype)
             target[copy.destination[now]] = values[now]
             copy.landed |= now

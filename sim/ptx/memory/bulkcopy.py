@@ -16,13 +16,13 @@ import numpy as np
 from cupyflash.words import plural
 
 from ..order.accesses import ShadowAccess, TileAccess, Touch
-from ..state.lanes import Lanes, Wave
+from ..state.lanes import LaneSet, Wave
 from ..state.segments import IN_FLIGHT, UNWRITTEN, WINDOW_BITS, WRITTEN, Access, Segment
-from ..text.syntax import Array, Instruction
+from ..text.syntax import Array, PtxInstruction
 from .mbarriers import MBarriers
-from .memory import Memory
 from .ports import NOBODY, element, targets
 from .regions import CHUNK, Maps, Region, Tile, byte_region, extent
+from .spaces import LaunchMemory, MemoryUnit
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class Spot:
     offsets: Array
 
     @classmethod
-    def of(cls, lanes: Lanes, addresses: Array) -> Spot:
+    def of(cls, lanes: LaneSet, addresses: Array) -> Spot:
         return cls(np.arange(lanes.n), *targets(lanes, addresses))
 
     def take(self, at: Array) -> Spot:
@@ -59,19 +59,18 @@ class Arrival:
     keys: Array
 
 
-class Ends:
+class Ends(MemoryUnit):
     """The checks of both ends of a wave's bulk copies."""
 
-    def __init__(self, wave: Wave, memory: Memory, mbarriers: MBarriers):
-        self.wave = wave
-        self.memory = memory
-        self.mbarriers = mbarriers
+    def __init__(self, wave: Wave, memory: LaunchMemory, mbarriers: MBarriers):
+        super().__init__(memory)
+        self.wave, self.mbarriers = wave, mbarriers
         self.room = memory.shared_size - memory.reserved
         """Bytes of shared memory that a block may use."""
 
     # -- tensors ------------------------------------------------------------------------------------------------------------
 
-    def ranges(self, lanes: Lanes, addresses: Array, sizes: Array, i: Instruction) -> list[tuple[Array, Region]]:
+    def ranges(self, lanes: LaneSet, addresses: Array, sizes: Array, i: PtxInstruction) -> list[tuple[Array, Region]]:
         """Returns plain bytes of tensors, together where size and tensor are the same: (positions of their lanes, region)."""
         found: list[tuple[Array, Region]] = []
         crooked = (addresses | sizes) % CHUNK != 0
@@ -91,7 +90,7 @@ class Ends:
                 found += self.inside(lanes, at, region, i)
         return found
 
-    def own_ranges(self, lanes: Lanes, addresses: Array, sizes: Array, i: Instruction) -> list[tuple[Array, Tile]]:
+    def own_ranges(self, lanes: LaneSet, addresses: Array, sizes: Array, i: PtxInstruction) -> list[tuple[Array, Tile]]:
         """Returns bytes of the lanes' own shared memory, together where sizes are the same: (positions of their lanes, tiles)."""
         found: list[tuple[Array, Tile]] = []
         for size in set(sizes.tolist()):
@@ -103,7 +102,7 @@ class Ends:
                 found.append((at[good[0]], good[1]))
         return found
 
-    def inside(self, lanes: Lanes, at: Array, region: Region, i: Instruction) -> list[tuple[Array, Region]]:
+    def inside(self, lanes: LaneSet, at: Array, region: Region, i: PtxInstruction) -> list[tuple[Array, Region]]:
         """Returns the copies by lanes `at` that stay within the bytes of their tensor."""
         segment, bad = region.segment, region.outside()
         if not len(bad):
@@ -115,15 +114,15 @@ class Ends:
         good = np.setdiff1d(np.arange(len(at)), bad)
         return [(at[good], region.take(good))] if len(good) else []
 
-    def writable(self, segment: Segment, lanes: Lanes, i: Instruction) -> bool:
+    def writable(self, segment: Segment, lanes: LaneSet, i: PtxInstruction) -> bool:
         if not segment.writable:
             message = f"{i.name} to {segment.name!r}, which is read-only"
-            self.memory.findings.report("read-only", message, i, lanes)
+            self.findings.report("read-only", message, i, lanes)
         return segment.writable
 
     # -- shared memory ------------------------------------------------------------------------------------------------------
 
-    def own(self, lanes: Lanes, addresses: Array, shape: Shape, i: Instruction) -> tuple[Array, Tile] | None:
+    def own(self, lanes: LaneSet, addresses: Array, shape: Shape, i: PtxInstruction) -> tuple[Array, Tile] | None:
         """Returns tiles of the lanes' own blocks: (positions of the lanes, tiles)."""
         spot = Spot.of(lanes, addresses)
         foreign = np.flatnonzero(spot.blocks != lanes.block)
@@ -136,7 +135,7 @@ class Ends:
         return good, Tile.of(self.memory, spot.blocks[good], spot.offsets[good], shape.size, shape.swizzle)
 
     def arrival(
-        self, lanes: Lanes, ends: tuple[Array, Array, Array | None], shape: Shape, i: Instruction
+        self, lanes: LaneSet, ends: tuple[Array, Array, Array | None], shape: Shape, i: PtxInstruction
     ) -> tuple[Array, Arrival] | None:
         """Returns destinations of copies: (positions of the lanes, tiles and mbarriers). `ends`: addresses of the tiles, of the
         mbarriers, and masks of the ranks of a multicast.
@@ -155,7 +154,7 @@ class Ends:
         self.mbarriers.used_by_copy(keys, lanes, spot.row, i)
         return at, Arrival(row, tile, keys)
 
-    def spread(self, lanes: Lanes, spot: Spot, barrier: Spot, masks: Array, i: Instruction) -> tuple[Spot, Spot]:
+    def spread(self, lanes: LaneSet, spot: Spot, barrier: Spot, masks: Array, i: PtxInstruction) -> tuple[Spot, Spot]:
         """Spreads a multicast: the same offsets in each block of the cluster whose bit is set."""
         cluster = self.wave.cluster
         beyond = np.flatnonzero(masks >> cluster)
@@ -166,7 +165,7 @@ class Ends:
         blocks = lanes.block[row] // cluster * cluster + rank
         return Spot(row, blocks, spot.offsets[row]), Spot(row, blocks, barrier.offsets[row])
 
-    def places(self, lanes: Lanes, spot: Spot, shape: Shape, i: Instruction) -> Array:
+    def places(self, lanes: LaneSet, spot: Spot, shape: Shape, i: PtxInstruction) -> Array:
         """Returns a mask of the tiles in the shared memory of a living block; the others are findings."""
         blocks, offsets = spot.blocks, spot.offsets
         room = self.room - extent(shape.size, shape.swizzle)
@@ -183,7 +182,7 @@ class Ends:
         what = f"{i.name} of {plural(shape.size, 'byte')}"
         return self.judged(checks, lanes, spot, i, lambda at: f"{what} at {int(offsets[at]):#x} of shared memory: ")
 
-    def barriers(self, lanes: Lanes, spot: Spot, barrier: Spot, i: Instruction) -> Array:
+    def barriers(self, lanes: LaneSet, spot: Spot, barrier: Spot, i: PtxInstruction) -> Array:
         """Returns a mask of the mbarriers in bounds and in their tile's block; the others are findings."""
         checks = (
             ("misaligned", barrier.offsets % 8 != 0, "is not aligned to 8 bytes"),
@@ -193,10 +192,10 @@ class Ends:
         return self.judged(checks, lanes, spot, i, lambda at: f"{i.name}: the mbarrier at {int(barrier.offsets[at]):#x} ")
 
     def judged(
-        self, checks: Sequence[tuple[str, Array, str]], lanes: Lanes, spot: Spot, i: Instruction, subject: Callable[[int], str]
+        self, checks: Sequence[tuple[str, Array, str]], lanes: LaneSet, spot: Spot, i: PtxInstruction, subject: Callable[[int], str]
     ) -> Array:
         """Returns a mask of the ends that pass all checks (kind, wrong ends, message); `subject` names the first that does not."""
-        good = np.ones(len(spot.row), np.bool_)
+        good = np.ones(len(spot.row), bool)
         for kind, wrong, why in checks:
             bad = np.flatnonzero(good & wrong)
             if len(bad):
@@ -204,8 +203,8 @@ class Ends:
                 good[bad] = False
         return good
 
-    def report(self, kind: str, message: str, lanes: Lanes, at: Array, i: Instruction, tensor: str | None = None) -> None:
-        self.memory.findings.report(kind, message, i, lanes, at, tensor=tensor)
+    def report(self, kind: str, message: str, lanes: LaneSet, at: Array, i: PtxInstruction, tensor: str | None = None) -> None:
+        self.findings.report(kind, message, i, lanes, at, tensor=tensor)
 
 
 Update = Callable[[Array, Array, Array], Array]
@@ -234,10 +233,10 @@ class BulkLoad:
     """Copies into shared memory on their way, issued together by `lanes`, one each; a multicast has several destinations."""
 
     bulks: Bulks
-    lanes: Lanes
+    lanes: LaneSet
     source: Region | Tile
     to: Arrival
-    instruction: Instruction
+    instruction: PtxInstruction
     reduction: Reduction | None
     readings: list[Touch]
     target: TileAccess | None
@@ -252,7 +251,7 @@ class BulkLoad:
         data = self.bulks.fetch(self.source)
         if len(self.to.row) != len(data):
             data = data[self.to.row]  # a multicast
-        shared = memory.shared_view(CHUNK)
+        shared = memory.shared[CHUNK]
         if self.reduction is None:
             shared[tile.chunks] = data
         else:
@@ -294,11 +293,11 @@ class BulkStore:
     read, written: events so far; known: the states that the threads have waited for, READ or DONE.
     """
 
-    lanes: Lanes
+    lanes: LaneSet
     group: Array
     source: Tile
     to: Region
-    instruction: Instruction
+    instruction: PtxInstruction
     reduction: Reduction | None
     readings: list[Touch]
     target: ShadowAccess | None
@@ -310,10 +309,10 @@ class BulkStore:
 
     def __post_init__(self) -> None:
         self.data = np.empty(self.source.chunks.shape, np.complex128)
-        self.read, self.written = np.zeros(self.lanes.n, np.bool_), np.zeros(self.lanes.n, np.bool_)
+        self.read, self.written = np.zeros(self.lanes.n, bool), np.zeros(self.lanes.n, bool)
         self.known = np.zeros(self.lanes.n, np.int8)
 
-    def wait(self, memory: Memory, rows: Array, upto: int) -> None:
+    def wait(self, memory: LaunchMemory, rows: Array, upto: int) -> None:
         """Records that the threads of these rows have waited for the sources, or for all."""
         races = memory.races
         self.fetch(memory, rows)
@@ -326,14 +325,14 @@ class BulkStore:
                 races.written(self.target, self.lanes.index[rows[self.known[rows] < DONE]])
         self.known[rows] = np.maximum(self.known[rows], upto)
 
-    def fetch(self, memory: Memory, rows: Array) -> None:
+    def fetch(self, memory: LaunchMemory, rows: Array) -> None:
         """Reads the sources of some rows, if that has not happened yet."""
         rows = rows[~self.read[rows]]
         if len(rows):
-            self.data[rows] = memory.shared_view(CHUNK)[self.source.chunks[rows]]
+            self.data[rows] = memory.shared[CHUNK][self.source.chunks[rows]]
             self.read[rows] = True
 
-    def put(self, memory: Memory, rows: Array) -> None:
+    def put(self, memory: LaunchMemory, rows: Array) -> None:
         """Writes the bytes that rows have read, if that has not happened yet."""
         self.fetch(memory, rows)
         rows = rows[~self.written[rows]]
@@ -350,22 +349,23 @@ class BulkStore:
             one.put(self.reduction(old[0], self.data[row])[None], np.array([0]))
 
 
-class Bulks:
+class Bulks(MemoryUnit):
     """The bulk copies of a wave."""
 
-    def __init__(self, wave: Wave, memory: Memory, mbarriers: MBarriers, maps: Maps):
-        self.wave = wave
-        self.memory = memory
-        self.mbarriers = mbarriers
+    def __init__(self, wave: Wave, memory: LaunchMemory, mbarriers: MBarriers, maps: Maps):
+        super().__init__(memory)
+        self.wave, self.mbarriers = wave, mbarriers
         self.ends = Ends(wave, memory, mbarriers)
         self.maps = maps
         self.committed = np.zeros(wave.size, np.int64)
         self.stores: list[BulkStore] = []
-        self._member = np.zeros(wave.size, np.bool_)
+        self._member = np.zeros(wave.size, bool)
 
     # -- issue ------------------------------------------------------------------------------------------------------------
 
-    def load(self, lanes: Lanes, source: Region | Tile, to: Arrival, i: Instruction, reduction: Reduction | None = None) -> None:
+    def load(
+        self, lanes: LaneSet, source: Region | Tile, to: Arrival, i: PtxInstruction, reduction: Reduction | None = None
+    ) -> None:
         """Issues checked copies into shared memory, one a lane."""
         memory, tile = self.memory, to.tile
         readings = self.reading(lanes, source, i)
@@ -380,7 +380,7 @@ class Bulks:
             target = memory.races.tile_access(lanes, to.row, tile.chunks, tile.offsets, i)
             memory.races.judge(target, "cp.async" if reduction is None else "atom")
         if reduction is None:
-            memory.state_view(CHUNK)[tile.chunks] = element(IN_FLIGHT, CHUNK)
+            memory.states[CHUNK][tile.chunks] = element(IN_FLIGHT, CHUNK)
             memory.unsettle(tile.blocks * memory.shared_stride + tile.offsets, extent(tile.size, tile.swizzle))
             memory.landing += len(to.row)
         noted = self.noted(lanes, source, tile.take(np.unique(to.row, return_index=True)[1]), i, True)
@@ -388,7 +388,7 @@ class Bulks:
         for at, (row, key) in enumerate(zip(to.row.tolist(), to.keys.tolist(), strict=True)):
             self.mbarriers.defer(lanes.subset(np.array([row])), key, partial(copy.land, at), i)
 
-    def store(self, lanes: Lanes, source: Tile, to: Region, i: Instruction, reduction: Reduction | None = None) -> None:
+    def store(self, lanes: LaneSet, source: Tile, to: Region, i: PtxInstruction, reduction: Reduction | None = None) -> None:
         """Issues checked copies into a tensor, one a lane."""
         memory, segment = self.memory, to.segment
         readings = self.reading(lanes, source, i, to)
@@ -408,13 +408,13 @@ class Bulks:
         noted = self.noted(lanes, to, source, i, False)
         self.stores.append(BulkStore(lanes, self.committed[lanes.index], source, to, i, reduction, readings, target, noted))
 
-    def noted(self, lanes: Lanes, far: Region | Tile, near: Tile, i: Instruction, inward: bool) -> list[int]:
+    def noted(self, lanes: LaneSet, far: Region | Tile, near: Tile, i: PtxInstruction, inward: bool) -> list[int]:
         """Records copies in the diary, one a lane: from or to the far end, with the bytes that they move there."""
-        diary = self.memory.diary
+        diary = self.diary
         if diary is None:
             return []
         where = [self.memory.shared_name(int(offset)) for offset in near.offsets]
-        across = near.blocks != lanes.block if isinstance(far, Tile) else np.zeros(lanes.n, np.bool_)
+        across = near.blocks != lanes.block if isinstance(far, Tile) else np.zeros(lanes.n, bool)
         if isinstance(far, Tile):
             return diary.bulk(lanes, "", where, np.full(lanes.n, near.size), i, inward, across)
         nbytes = np.bincount(far.row, far.lengths, lanes.n).astype(np.int64)
@@ -422,28 +422,28 @@ class Bulks:
 
     # -- groups -----------------------------------------------------------------------------------------------------------
 
-    def commit(self, lanes: Lanes) -> None:
+    def commit(self, lanes: LaneSet) -> None:
         self.committed[lanes.index] += 1
 
-    def wait(self, lanes: Lanes, newest: int, read: bool, i: Instruction) -> None:
-        """Waits until at most `newest` of the threads' newest groups are pending; `read`: until others have read their sources."""
-        found = self.due(lanes, self.committed - newest)
-        if self.memory.diary is not None:
+    def wait(self, lanes: LaneSet, newest: int | None, i: PtxInstruction) -> None:
+        """Waits until at most `newest` (None: 0) of the threads' newest groups are pending, or (.read) have not yet read."""
+        found, read = self.due(lanes, self.committed - (newest or 0)), "read" in i.mods
+        if self.diary is not None:
             self.tell(lanes, found, read, i)
         for store, due in found:
             store.wait(self.memory, due, READ if read else DONE)
         self.stores = [store for store in self.stores if (store.known < DONE).any()]
 
-    def tell(self, lanes: Lanes, found: list[tuple[BulkStore, Array]], read: bool, i: Instruction) -> None:
+    def tell(self, lanes: LaneSet, found: list[tuple[BulkStore, Array]], read: bool, i: PtxInstruction) -> None:
         """Tells the diary which copies threads have waited for."""
-        diary, on = self.memory.diary, dict[int, list[int]]()
+        diary, on = self.diary, dict[int, list[int]]()
         assert diary is not None
         for store, due in found:
             for part in diary.parts(store.lanes):
                 on.setdefault(part.row, []).extend(store.noted[k] for k in due.tolist() if part.start <= k < part.end)
         diary.waited(lanes, i, "stores", on, read)
 
-    def due(self, lanes: Lanes, limit: Array) -> list[tuple[BulkStore, Array]]:
+    def due(self, lanes: LaneSet, limit: Array) -> list[tuple[BulkStore, Array]]:
         """Returns the stores of these threads in groups below the limit: (store, rows)."""
         if not self.stores:
             return []
@@ -456,14 +456,14 @@ class Bulks:
         self._member[lanes.index] = False
         return found
 
-    def leave(self, lanes: Lanes) -> None:
+    def leave(self, lanes: LaneSet) -> None:
         """Ends the threads; their copies must have read shared memory by now, for the block's may go to another."""
         for store, due in self.due(lanes, self.committed + 1):
             late = due[store.known[due] < READ]
             if len(late):
                 name = store.instruction.name
                 message = f"the thread exits before its {name} has read shared memory: a cp.async.bulk.wait_group.read is missing"
-                self.memory.findings.report("in flight", message, store.instruction, store.lanes, late)
+                self.findings.report("in flight", message, store.instruction, store.lanes, late)
             store.put(self.memory, due)
             store.known[due] = DONE
         self.stores = [store for store in self.stores if (store.known < DONE).any()]
@@ -480,14 +480,14 @@ class Bulks:
     # -- counts --------------------------------------------------------------------------------------------------
 
     def fetch(self, source: Region | Tile) -> Array:
-        return source.fetch() if isinstance(source, Region) else self.memory.shared_view(CHUNK)[source.chunks]
+        return source.fetch() if isinstance(source, Region) else self.memory.shared[CHUNK][source.chunks]
 
-    def reading(self, lanes: Lanes, source: Region | Tile, i: Instruction, to: Region | None = None) -> list[Touch]:
+    def reading(self, lanes: LaneSet, source: Region | Tile, i: PtxInstruction, to: Region | None = None) -> list[Touch]:
         """Checks, counts and notes the reads of copies, which last until the copies are over.
 
         Bytes that a store leaves out, as they would go `to` outside of the tensor, may be anything.
         """
-        memory, races = self.memory, self.memory.races
+        memory, races = self.memory, self.races
         if isinstance(source, Region):
             fresh, name = source.unwritten(), source.segment.name
             what = f"{name!r}, which"
@@ -495,7 +495,7 @@ class Bulks:
             memory.tally.traffic[i, source.segment].count_side(False, size, lanes.n, source.sectors(), size)
             self.show(lanes, source, False, i)
         else:
-            states = memory.state_view(CHUNK)[source.chunks].view(np.uint8)
+            states = memory.states[CHUNK][source.chunks].view(np.uint8)
             if to is not None and to.inside is not None:
                 states[~np.repeat(to.inside, to.unit, axis=1)] = WRITTEN
             fresh, what, name = np.flatnonzero((states == UNWRITTEN).any(axis=1)), "shared memory that", None
@@ -518,7 +518,7 @@ class Bulks:
         races.judge(access, "ld")
         return races.issued()
 
-    def show(self, lanes: Lanes, region: Region, write: bool, i: Instruction) -> None:
+    def show(self, lanes: LaneSet, region: Region, write: bool, i: PtxInstruction) -> None:
         """Shows the observer the bytes that each copy reads or writes of a tensor."""
         observer = self.memory.observer
         if observer is None:
@@ -527,7 +527,7 @@ class Bulks:
             own, lane = region.row == at, lanes.subset(np.array([at]))
             observer(Access(lane, "global", region.segment, region.starts[own], region.lengths[own], "cp.async.bulk", write, i))
 
-    def count(self, tile: Tile, i: Instruction) -> None:
+    def count(self, tile: Tile, i: PtxInstruction) -> None:
         """Counts accesses to shared memory, without conflicts: 128 bytes a wavefront."""
         n = len(tile.blocks)
         passes = -(-tile.size // 128) * n

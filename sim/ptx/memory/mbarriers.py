@@ -17,13 +17,13 @@ import numpy as np
 
 from cupyflash.words import plural
 
-from ..order.sharing import BLOCK, CLUSTER
+from ..order.accesses import BLOCK, CLUSTER
 from ..report.findings import ERROR, WARNING, Stuck, Verdict
-from ..state.lanes import Lanes, merged
+from ..state.lanes import LaneSet, by_value, merged
 from ..state.segments import WRITTEN
-from ..text.syntax import Array, Instruction
-from .memory import Memory
+from ..text.syntax import Array, PtxInstruction
 from .ports import PORTS, element
+from .spaces import LaunchMemory, MemoryUnit
 
 MOST = (1 << 20) - 1
 """Arrivals, and bytes, that a phase can wait for (PTX ISA, "mbarrier", "Contents of the mbarrier object")."""
@@ -36,7 +36,7 @@ PATIENCE = 100
 class Deferred:
     """An asynchronous copy's effect on a phase when it lands: `run` applies it."""
 
-    lanes: Lanes
+    lanes: LaneSet
     run: Callable[[], None]
 
 
@@ -60,7 +60,7 @@ class PhaseWaiting:
     """A test_wait or, `blocking`, a try_wait: at the objects at these addresses for the wanted state or `parity`."""
 
     pc: int
-    instruction: Instruction
+    instruction: PtxInstruction
     space: str
     parity: bool
     blocking: bool
@@ -71,7 +71,7 @@ class Waiter:
     """Lanes that wait for one object, until its phase is not `value`: a state, or its parity."""
 
     wait: PhaseWaiting
-    lanes: Lanes
+    lanes: LaneSet
     key: int
     value: int
 
@@ -80,7 +80,7 @@ class Waiter:
 class Arrivals:
     """Lanes that arrive `counts` times each at the objects `keys`: those in a row at one object from `starts` on, `sums` in all."""
 
-    lanes: Lanes
+    lanes: LaneSet
     keys: Array
     counts: Array
     starts: Array
@@ -91,21 +91,21 @@ class Arrivals:
 class Relaxed:
     """Lanes whose relaxed wait has seen `phase` phases complete, and the clock that their arrivals handed on, heard at a fence."""
 
-    lanes: Lanes
+    lanes: LaneSet
     barrier: Phases
     phase: int
     heard: Array | None
 
 
-Answer = tuple[PhaseWaiting, Lanes, bool]
+Answer = tuple[PhaseWaiting, LaneSet, bool]
 """Lanes, and the answer to their wait: True if the phase is complete."""
 
 
-class MBarriers:
+class MBarriers(MemoryUnit):
     """The mbarrier objects of a wave, by index of their 8 bytes in its shared memory."""
 
-    def __init__(self, memory: Memory):
-        self.memory = memory
+    def __init__(self, memory: LaunchMemory):
+        super().__init__(memory)
         self.objects: dict[int, Phases] = {}
         self.waiting: dict[int, list[Waiter]] = {}
         """Waiters by object."""
@@ -120,30 +120,30 @@ class MBarriers:
     def __bool__(self) -> bool:
         return bool(self.waiting)
 
-    def init(self, lanes: Lanes, keys: Array, counts: Array, i: Instruction) -> None:
+    def init(self, lanes: LaneSet, keys: Array, counts: Array, i: PtxInstruction) -> None:
         wrong = np.flatnonzero((counts < 1) | (counts > MOST))
         if len(wrong):
             message = f"mbarrier for {plural(int(counts[wrong[0]]), 'arrival')}; it counts 1 to {MOST}"
-            self.memory.findings.report("bad arrival", message, i, lanes, wrong)
+            self.findings.report("bad arrival", message, i, lanes, wrong)
         for key, count in zip(keys.tolist(), counts.tolist(), strict=True):
             self.objects[key] = Phases(count, count)
-            if self.memory.diary is not None:
-                self.memory.diary.made(key, self.memory.shared_stride >> 3)
-            self.unfenced[key] = 0 if self.memory.races is None else self.memory.races.now
+            if self.diary is not None:
+                self.diary.made(key, self.memory.shared_stride >> 3)
+            self.unfenced[key] = 0 if self.races is None else self.races.now
 
-    def fence(self, lanes: Lanes) -> None:
+    def fence(self, lanes: LaneSet) -> None:
         """Runs fence.mbarrier_init, or fence.proxy.async, for threads of these blocks."""
         if self.unfenced:
             per, blocks = self.memory.shared_stride >> 3, set(lanes.block_ids.tolist())
             self.unfenced = {key: moment for key, moment in self.unfenced.items() if key // per not in blocks}
 
-    def used_by_copy(self, keys: Array, lanes: Lanes, row: Array, i: Instruction) -> None:
+    def used_by_copy(self, keys: Array, lanes: LaneSet, row: Array, i: PtxInstruction) -> None:
         """Checks that asynchronous copies of lanes `row` may arrive at these objects.
 
         For plain bytes a barrier of the block counts as a fence, too: NVIDIA's cuda::memcpy_async relies on that.
         """
         at = [k for k, key in enumerate(keys.tolist()) if key in self.unfenced] if self.unfenced else []
-        races, per = self.memory.races, self.memory.shared_stride >> 3
+        races, per = self.races, self.memory.shared_stride >> 3
         if at and "tensor" not in i.mods:
             at = [k for k in at if races is not None and races.base[int(keys[k]) // per] < self.unfenced[int(keys[k])]]
         if at:
@@ -155,28 +155,28 @@ class MBarriers:
             what = f"the mbarrier at {self.name(int(keys[at[0]]))} is used by {i.name}"
             message = f"{what}, but no fence.mbarrier_init (or fence.proxy.async) is behind its mbarrier.init"
             verdict = Verdict("proxy", WARNING if met else ERROR)
-            self.memory.findings.report(verdict, message, i, lanes, row[at])
+            self.findings.report(verdict, message, i, lanes, row[at])
 
     def invalidate(self, keys: Array) -> None:
         for key in keys.tolist():
             self.objects.pop(key, None)
 
-    def find(self, key: int, lanes: Lanes, i: Instruction) -> Phases | None:
+    def find(self, key: int, lanes: LaneSet, i: PtxInstruction) -> Phases | None:
         found = self.objects.get(key)
         if found is None:
-            self.memory.findings.report("uninitialised", "mbarrier that nobody has initialised", i, lanes)
+            self.findings.report("uninitialised", "mbarrier that nobody has initialised", i, lanes)
         return found
 
     def each(self, keys: Array) -> list[tuple[int, Array]]:
         """Returns (object, positions of its lanes) for each object."""
         starts = runs(keys)
         if starts is None:
-            return [(key, np.flatnonzero(keys == key)) for key in np.unique(keys).tolist()]
+            return list(by_value(keys))
         return [(int(keys[a]), np.arange(a, b)) for a, b in pairwise([*starts.tolist(), len(keys)])]
 
     # -- arrivals ---------------------------------------------------------------------------------------------------------
 
-    def arrive(self, lanes: Lanes, keys: Array, counts: Array, drop: bool, i: Instruction) -> Array:
+    def arrive(self, lanes: LaneSet, keys: Array, counts: Array, drop: bool, i: PtxInstruction) -> Array:
         """Makes each lane arrive `counts` times; returns the states before, phase << 32 | pending. `drop`: for all later phases."""
         starts = runs(keys)
         if starts is not None and "relaxed" not in i.mods:
@@ -184,9 +184,9 @@ class MBarriers:
             found = [self.objects.get(key) for key in keys[starts].tolist()]
             if all(barrier is not None and count <= barrier.pending for barrier, count in zip(found, sums.tolist(), strict=True)):
                 barriers = [barrier for barrier in found if barrier is not None]
-                if self.memory.diary is not None:
+                if self.diary is not None:
                     for one, (key, at) in zip(barriers, self.each(keys), strict=True):
-                        self.memory.diary.arrived(key, one.phase, lanes.subset(at), i)
+                        self.diary.arrived(key, one.phase, lanes.subset(at), i)
                 return self.arrive_at(barriers, Arrivals(lanes, keys, counts, starts, sums), drop)
         states = np.zeros(lanes.n, np.uint64)
         for key, at in self.each(keys):
@@ -199,20 +199,20 @@ class MBarriers:
                 count = int(counts[some].sum())
                 if count > barrier.pending:
                     message = f"{plural(count, 'arrival')} at an mbarrier whose phase waits for {barrier.pending}"
-                    self.memory.findings.report("bad arrival", message, i, lanes, some)
+                    self.findings.report("bad arrival", message, i, lanes, some)
                     continue
                 before = barrier.pending - np.concatenate(([0], np.cumsum(counts[some])[:-1])).astype(np.int64)
                 states[some] = (barrier.phase << 32) + before
                 if drop:
                     barrier.expected -= count
-                if self.memory.diary is not None:
-                    self.memory.diary.arrived(key, barrier.phase, lanes.subset(some), i)
+                if self.diary is not None:
+                    self.diary.arrived(key, barrier.phase, lanes.subset(some), i)
                 self.arrived(key, barrier, self.told(lanes.subset(some), key, i), count)
         return states
 
-    def told(self, lanes: Lanes, key: int, i: Instruction) -> Array | None:
+    def told(self, lanes: LaneSet, key: int, i: PtxInstruction) -> Array | None:
         """Returns the clock that an arrival of lanes of one cluster hands on: if relaxed, only their fences and their begin."""
-        races = self.memory.races
+        races = self.races
         if races is None or "relaxed" not in i.mods:
             return None if races is None else races.released(races.groups(lanes))[0]
         near = (lanes.block_ids == key // (self.memory.shared_stride >> 3)).all()
@@ -223,7 +223,7 @@ class MBarriers:
 
     def arrive_at(self, barriers: list[Phases], many: Arrivals, drop: bool) -> Array:
         """Makes arrivals at several objects, of which each completes one phase at most: they release together."""
-        lanes, starts, sums, races = many.lanes, many.starts, many.sums, self.memory.races
+        lanes, starts, sums, races = many.lanes, many.starts, many.sums, self.races
         sizes = np.diff(starts, append=lanes.n)
         earlier = np.cumsum(many.counts) - many.counts
         pending = np.array([barrier.pending for barrier in barriers]) + earlier[starts]
@@ -234,10 +234,9 @@ class MBarriers:
             if drop:
                 barrier.expected -= count
             self.arrived(key, barrier, None if told is None else told[k], count)
-        out: Array = states.astype(np.uint64)
-        return out
+        return states.astype(np.uint64)
 
-    def must_stay(self, lanes: Lanes, keys: Array, counts: Array, i: Instruction) -> None:
+    def must_stay(self, lanes: LaneSet, keys: Array, counts: Array, i: PtxInstruction) -> None:
         """Checks arrivals that must not complete a phase (.noComplete)."""
         for key, at in self.each(keys):
             barrier = self.objects.get(key)
@@ -245,7 +244,7 @@ class MBarriers:
                 message = (
                     f".noComplete at the mbarrier at {self.name(key)}, whose phase waits for {plural(barrier.pending, 'arrival')}"
                 )
-                self.memory.findings.report("bad arrival", message, i, lanes, at)
+                self.findings.report("bad arrival", message, i, lanes, at)
 
     def arrived(self, key: int, barrier: Phases, told: Array | None, count: int) -> None:
         """Counts `count` arrivals, and keeps the clock that they hand on."""
@@ -255,21 +254,21 @@ class MBarriers:
         barrier.pending -= count
         self.check(key, barrier)
 
-    def expect(self, lanes: Lanes, keys: Array, amounts: Array, i: Instruction) -> None:
+    def expect(self, lanes: LaneSet, keys: Array, amounts: Array, i: PtxInstruction) -> None:
         """Makes the phase wait for so many more bytes (complete_tx: negative ones)."""
         for key, at in self.each(keys):
             barrier = self.find(key, lanes.subset(at), i)
             if barrier is not None:
                 self.refusals = 0
-                if self.memory.diary is not None and "complete_tx" in i.mods:
-                    self.memory.diary.arrived(key, barrier.phase, lanes.subset(at), i)
+                if self.diary is not None and "complete_tx" in i.mods:
+                    self.diary.arrived(key, barrier.phase, lanes.subset(at), i)
                 barrier.transactions += int(amounts[at].sum())
                 if abs(barrier.transactions) > MOST:
                     message = f"the mbarrier at {self.name(key)} would count {plural(barrier.transactions, 'byte')}, at most {MOST}"
-                    self.memory.findings.report("bad arrival", message, i, lanes, at)
+                    self.findings.report("bad arrival", message, i, lanes, at)
                 self.check(key, barrier)
 
-    def brought(self, key: int, size: int, lane: Lanes, i: Instruction) -> None:
+    def brought(self, key: int, size: int, lane: LaneSet, i: PtxInstruction) -> None:
         """Records that a copy of this lane has brought its bytes."""
         barrier = self.find(key, lane, i)
         if barrier is not None:
@@ -289,7 +288,7 @@ class MBarriers:
 
     # -- asynchronous copies ----------------------------------------------------------------------------------------------
 
-    def defer(self, lanes: Lanes, key: int, run: Callable[[], None], i: Instruction) -> None:
+    def defer(self, lanes: LaneSet, key: int, run: Callable[[], None], i: PtxInstruction) -> None:
         """Runs `run` on this object at some later time, at the latest when somebody waits for it."""
         barrier = self.find(key, lanes, i)
         if barrier is not None:
@@ -306,7 +305,7 @@ class MBarriers:
             if barrier.deferred and random.random() < 0.25:
                 barrier.deferred.pop(0).run()
 
-    def leave(self, lanes: Lanes) -> None:
+    def leave(self, lanes: LaneSet) -> None:
         """Ends the threads: their copies on the way land."""
         for barrier in list(self.objects.values()):
             mine = [d for d in barrier.deferred if np.isin(d.lanes.index, lanes.index).any()]
@@ -316,16 +315,16 @@ class MBarriers:
 
     # -- waits --------------------------------------------------------------------------------------------------------------
 
-    def wait(self, wait: PhaseWaiting, lanes: Lanes, addresses: Array, wanted: Array) -> None:
+    def wait(self, wait: PhaseWaiting, lanes: LaneSet, addresses: Array, wanted: Array) -> None:
         """Makes lanes wait at these addresses, for the states or parities `wanted`."""
         port = PORTS[wait.space](self.memory, wait.instruction, lanes.n, 8, "atom")
-        left = np.ones(lanes.n, np.bool_)
+        left = np.ones(lanes.n, bool)
         for _, index, positions in port.resolve(lanes, addresses):
             where = np.arange(lanes.n) if positions is None else positions
             remote = index.astype(np.int64) * 8 // self.memory.shared_stride != lanes.block[where]
             if remote.any():
                 message = "wait for an mbarrier of another block: a thread can only wait for its own block's"
-                self.memory.findings.report("out of bounds", message, wait.instruction, lanes, where[remote])
+                self.findings.report("out of bounds", message, wait.instruction, lanes, where[remote])
             left[where] = False
             keys, values = index.astype(np.int64), wanted[where]
             # Contiguous lanes that wait for the same phase.
@@ -350,10 +349,10 @@ class MBarriers:
 
     def answer(self) -> list[Answer]:
         """Returns the lanes that go on, with their answers; they have then heard what the phase's arrivals released."""
-        races = self.memory.races
+        races = self.races
         answers, self.answers = self.answers, []
-        news: list[tuple[Lanes, Array]] = []
-        groups: dict[tuple[int, bool], tuple[PhaseWaiting, list[Lanes]]] = {}
+        news: list[tuple[LaneSet, Array]] = []
+        groups: dict[tuple[int, bool], tuple[PhaseWaiting, list[LaneSet]]] = {}
         for waiter, barrier, done in answers:
             groups.setdefault((waiter.wait.pc, done), (waiter.wait, []))[1].append(waiter.lanes)
             if not done or barrier is None:
@@ -374,20 +373,20 @@ class MBarriers:
 
     def tell(self, waiter: Waiter, barrier: Phases) -> None:
         """Tells the diary which phase lanes have waited for: the last one of their parity."""
-        if self.memory.diary is not None:
+        if self.diary is not None:
             behind = 2 - (barrier.phase ^ waiter.value) % 2
             phase = barrier.phase - behind if waiter.wait.parity else waiter.value >> 32
-            self.memory.diary.saw(waiter.lanes, waiter.key, phase, waiter.wait.pc)
+            self.diary.saw(waiter.lanes, waiter.key, phase, waiter.wait.pc)
 
-    def acquire(self, lanes: Lanes) -> None:
+    def acquire(self, lanes: LaneSet) -> None:
         """Makes lanes that fence hear what the arrivals handed on of phases that they saw complete by relaxed waits."""
         pending, self.relaxed = self.relaxed, []
         for one in pending:
             here = np.isin(one.lanes.index, lanes.index)
             if here.any():
                 self.see(one.barrier, one.phase)
-                if self.memory.races is not None and one.heard is not None:
-                    self.memory.races.hear(self.memory.races.groups(one.lanes.subset(np.flatnonzero(here))), one.heard[None])
+                if self.races is not None and one.heard is not None:
+                    self.races.hear(self.races.groups(one.lanes.subset(np.flatnonzero(here))), one.heard[None])
             if not here.all():
                 self.relaxed.append(Relaxed(one.lanes.subset(np.flatnonzero(~here)), one.barrier, one.phase, one.heard))
 
@@ -398,7 +397,7 @@ class MBarriers:
             barrier.unseen = [(phase, chunks) for phase, chunks in barrier.unseen if phase >= now]
             self.memory.landing -= len(over)
             for chunks in over:
-                self.memory.state_view(16)[chunks] = element(WRITTEN, 16)
+                self.memory.states[16][chunks] = element(WRITTEN, 16)
 
     def give_up(self) -> bool:
         """Tells lanes that only test, when no lane can go on, that the phase is not complete. Returns False if there are none."""

@@ -12,16 +12,16 @@ SHARED_WINDOW + either.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
 from cupyflash.words import plural
 
-from ..state.lanes import Lanes
+from ..state.lanes import LaneSet, by_value
 from ..state.segments import IN_FLIGHT, UNWRITTEN, WINDOW_BITS, WRITTEN, Access, Segment
-from ..text.syntax import ELEMENT, UNSIGNED, Array, Instruction
-from .memory import LOCAL_WINDOW, PARAM_WINDOW, SHARED_WINDOW, SPACE_BITS, STORES, Memory
+from ..text.syntax import ELEMENT, UNSIGNED, Array, PtxInstruction
+from .spaces import LOCAL_WINDOW, PARAM_WINDOW, SHARED_WINDOW, SPACE_BITS, STORES, LaunchMemory
 
 RANK_SHIFT, RANK_BITS = 24, 5
 FLAG = 1 << 30
@@ -35,28 +35,25 @@ NOBODY = -1
 
 def names_rank(addresses: Array) -> Array:
     """Returns a mask of the shared::cluster addresses (of any integer type, less SHARED_WINDOW) that name a rank."""
-    found: Array = addresses >> addresses.dtype.type(RANK_SHIFT + RANK_BITS) == FLAG >> RANK_SHIFT + RANK_BITS
-    return found
+    return addresses >> addresses.dtype.type(RANK_SHIFT + RANK_BITS) == FLAG >> RANK_SHIFT + RANK_BITS
 
 
 def cluster_address(rank: Array, addresses: Array) -> Array:
     """mapa: returns `addresses` (less SHARED_WINDOW) moved to the blocks of these ranks, in the type of `addresses`."""
     kind = addresses.dtype.type
     offset = np.where(names_rank(addresses), addresses & kind(OFFSET), addresses)
-    address: Array = (kind(FLAG) | (np.minimum(rank, RANKS).astype(addresses.dtype) << kind(RANK_SHIFT)) | offset).astype(
-        addresses.dtype
-    )
+    address = (kind(FLAG) | (np.minimum(rank, RANKS).astype(addresses.dtype) << kind(RANK_SHIFT)) | offset).astype(addresses.dtype)
     return address
 
 
-def rank_of(lanes: Lanes, addresses: Array) -> Array:
+def rank_of(lanes: LaneSet, addresses: Array) -> Array:
     """getctarank (int64): returns the rank that each address names, else that of the lane's own block."""
     named = addresses.astype(np.int64)
     own = lanes.block % lanes.wave.cluster
     return np.where(names_rank(named), named >> RANK_SHIFT & RANKS, own)
 
 
-def targets(lanes: Lanes, addresses: Array) -> tuple[Array, Array]:
+def targets(lanes: LaneSet, addresses: Array) -> tuple[Array, Array]:
     """Returns (block of the wave, offset in its shared memory), int64, one a lane, of shared::cluster addresses less SHARED_WINDOW.
 
     The block is NOBODY where the cluster has no such rank. Offsets are not checked.
@@ -71,6 +68,9 @@ def targets(lanes: Lanes, addresses: Array) -> tuple[Array, Array]:
 ALL = slice(None)
 """All bytes of an element."""
 
+Check = tuple[str, Array, str]
+"""A fault: kind, mask of the lanes that have it, end of the message."""
+
 Part = tuple[Array, Array, Array | None]
 """(elements, index of each lane's element, positions of those lanes or None for all): the result of a port."""
 
@@ -82,7 +82,7 @@ class Port(ABC):
     with an invalid address are reported and left out.
     """
 
-    def __init__(self, memory: Memory, instruction: Instruction, n: int, size: int, kind: str, used: Array | slice = ALL):
+    def __init__(self, memory: LaunchMemory, instruction: PtxInstruction, n: int, size: int, kind: str, used: Array | slice = ALL):
         self.memory = memory
         self.used = used
         self.instruction = instruction
@@ -98,10 +98,22 @@ class Port(ABC):
         """Makes what resolving for `n` lanes needs: here nothing."""
 
     @abstractmethod
-    def resolve(self, lanes: Lanes, addresses: Array) -> list[Part]:
+    def resolve(self, lanes: LaneSet, addresses: Array) -> list[Part]:
         """Returns the parts of memory that the lanes with a valid address reach."""
 
-    def report(self, kind: str, message: str, lanes: Lanes, bad: Array, addresses: Array, tensor: str | None) -> None:
+    def judged(
+        self, lanes: LaneSet, addresses: Array, checks: Sequence[Check], good: Array | None = None, tensor: str | None = None
+    ) -> Array:
+        """Returns a mask of the lanes, among the `good` ones, that have no fault; each other one has a finding, its first fault."""
+        good = np.ones(lanes.n, bool) if good is None else good
+        for kind, wrong, message in checks:
+            bad = good & wrong
+            if bad.any():
+                self.report(kind, message, lanes, bad, addresses, tensor)
+                good = good & ~bad
+        return good
+
+    def report(self, kind: str, message: str, lanes: LaneSet, bad: Array, addresses: Array, tensor: str | None = None) -> None:
         positions = np.flatnonzero(bad)
         first = int(positions[0])
         address = int(addresses[first])
@@ -118,7 +130,7 @@ class GlobalPort(Port):
     """Named tensors, constant and parameter memory."""
 
     def prepare(self, n: int) -> None:
-        self.bad = np.empty(n, np.bool_)
+        self.bad = np.empty(n, bool)
         self.relative = np.empty(n, np.uint64)
         self.scratch = np.empty(n, np.uint64)
         self.index = self.relative.view(np.int64)
@@ -126,7 +138,7 @@ class GlobalPort(Port):
         self.bits = np.array(self.shift, np.uint64)
         self.segment: Segment | None = None
 
-    def resolve(self, lanes: Lanes, addresses: Array) -> list[Part]:
+    def resolve(self, lanes: LaneSet, addresses: Array) -> list[Part]:
         segment = self.segment
         if segment is not None:
             view, first, limit = segment.window(self.size)
@@ -139,87 +151,58 @@ class GlobalPort(Port):
                 return [(view, self.index, None)]
         return self.search(lanes, addresses)
 
-    def search(self, lanes: Lanes, addresses: Array) -> list[Part]:
-        """Sorts the lanes by tensor; reports those that hit none, or hit it wrongly."""
+    def search(self, lanes: LaneSet, addresses: Array, sizes: Array | None = None) -> list[Part]:
+        """Sorts the lanes by tensor; reports those that hit none, or hit it wrongly. With `sizes` (cp.async), one a lane, each less
+        than `size`, the parts index single bytes.
+        """
         parts: list[Part] = []
         owner = addresses >> np.uint64(WINDOW_BITS)
-        for number in np.unique(owner):
-            mine = owner == number
-            segment = self.memory.segments.get(int(number))
+        for number in np.unique(owner).tolist():
+            mine, segment = owner == number, self.memory.segments.get(number)
             if segment is None:
-                null = int(number) == 0
-                message = ": the pointer is null" if null else ": it belongs to no tensor"
-                self.report("null pointer" if null else "out of bounds", message, lanes, mine, addresses, None)
+                kind, message = (
+                    ("out of bounds", ": it belongs to no tensor") if number else ("null pointer", ": the pointer is null")
+                )
+                self.report(kind, message, lanes, mine, addresses)
                 continue
-            good = mine & self.inside(segment, lanes, mine, addresses)
-            if not good.any():
+            relative = addresses - np.uint64(segment.start)
+            width = np.uint64(self.size) if sizes is None else sizes.astype(np.uint64)
+            outside = (relative > segment.size) | (relative + width > segment.size)
+            first = int(addresses[np.argmax(mine & outside)]) - segment.start
+            where = f": offset {first} of" if sizes is None else ": it ends outside of"
+            checks = (
+                ("out of bounds", outside, f"{where} {segment.name!r}, which has {plural(segment.size, 'byte')}"),
+                ("misaligned", addresses & self.low != 0, f" in {segment.name!r} is not aligned to {self.size} bytes"),
+            )
+            good = self.judged(lanes, addresses, checks, mine, segment.name)
+            if self.write and not segment.writable:
+                self.report("read-only", f": {segment.name!r} is read-only", lanes, mine, addresses, segment.name)
                 continue
-            view, first, _ = segment.window(self.size)
-            everyone = bool(good.all())
             positions = np.flatnonzero(good)
-            subset = lanes if everyone else lanes.subset(positions)
-            at = addresses[positions]
+            if not len(positions):
+                continue
+            subset, at = lanes if len(positions) == lanes.n else lanes.subset(positions), addresses[positions]
+            if sizes is not None:
+                self.accessed(segment, subset, at, sizes[positions])
+                parts.append((segment.window(1)[0], relative[positions].astype(np.int64), positions))
+                continue
+            view, start, _ = segment.window(self.size)
             self.accessed(segment, subset, at, self.size)
-            parts.append((view, ((at - first) >> self.bits).view(np.int64), None if everyone else positions))
+            parts.append((view, ((at - start) >> self.bits).view(np.int64), None if subset is lanes else positions))
             self.segment = segment
         return parts
 
-    def inside(self, segment: Segment, lanes: Lanes, mine: Array, addresses: Array) -> Array:
-        relative = addresses - np.uint64(segment.start)
-        room = segment.size - self.size
-        outside = relative > np.uint64(max(room, 0)) if room >= 0 else np.ones(lanes.n, np.bool_)
-        crooked = (addresses & self.low) != 0
-        if (mine & outside).any():
-            first = int(np.flatnonzero(mine & outside)[0])
-            offset = int(addresses[first]) - segment.start
-            message = f": offset {offset} of {segment.name!r}, which has {plural(segment.size, 'byte')}"
-            self.report("out of bounds", message, lanes, mine & outside, addresses, segment.name)
-        if (mine & crooked & ~outside).any():
-            message = f" in {segment.name!r} is not aligned to {self.size} bytes"
-            self.report("misaligned", message, lanes, mine & crooked & ~outside, addresses, segment.name)
-        if self.write and not segment.writable:
-            self.report("read-only", f": {segment.name!r} is read-only", lanes, mine, addresses, segment.name)
-            return np.zeros(lanes.n, np.bool_)
-        good: Array = ~(outside | crooked)
-        return good
-
-    def resolve_sizes(self, lanes: Lanes, addresses: Array, sizes: Array) -> list[Part]:
-        """Resolves cp.async with source sizes below `size`: the parts index single bytes, sizes[lane] for each lane."""
-        parts: list[Part] = []
-        owner = addresses >> np.uint64(WINDOW_BITS)
-        for number in np.unique(owner):
-            mine = owner == number
-            segment = self.memory.segments.get(int(number))
-            if segment is None:
-                self.report("out of bounds", ": it belongs to no tensor", lanes, mine, addresses, None)
-                continue
-            relative = addresses - np.uint64(segment.start)
-            outside = mine & (relative + sizes.astype(np.uint64) > np.uint64(segment.size))
-            crooked = mine & ((addresses & self.low) != 0) & ~outside
-            if outside.any():
-                message = f": it ends outside of {segment.name!r}, which has {plural(segment.size, 'byte')}"
-                self.report("out of bounds", message, lanes, outside, addresses, segment.name)
-            if crooked.any():
-                message = f" in {segment.name!r} is not aligned to {self.size} bytes"
-                self.report("misaligned", message, lanes, crooked, addresses, segment.name)
-            positions = np.flatnonzero(mine & ~outside & ~crooked)
-            if len(positions):
-                subset, at, width = lanes.subset(positions), addresses[positions], sizes[positions]
-                self.accessed(segment, subset, at, width)
-                parts.append((segment.window(1)[0], relative[positions].astype(np.int64), positions))
-        return parts
-
-    def accessed(self, segment: Segment, lanes: Lanes, addresses: Array, size: int | Array) -> None:
+    def accessed(self, segment: Segment, lanes: LaneSet, addresses: Array, size: int | Array) -> None:
         if segment.state is not None:
             self.initialised(segment, lanes, addresses, size)
         self.memory.accessed(Access(lanes, segment.space, segment, addresses, size, self.kind, self.write, self.instruction))
 
-    def initialised(self, segment: Segment, lanes: Lanes, addresses: Array, size: int | Array) -> None:
+    def initialised(self, segment: Segment, lanes: LaneSet, addresses: Array, size: int | Array) -> None:
         """Checks that somebody in this launch has written the bytes that are read of a tensor without initial contents."""
         if isinstance(size, int):
             states, (_, first, _) = segment.states(size), segment.window(size)
             index = ((addresses - first) >> self.bits).view(np.int64)
-            fresh = np.zeros(lanes.n, np.bool_)
+            fresh = np.zeros(lanes.n, bool)
             if self.read:
                 found = states.take(index).view(np.uint8).reshape(lanes.n, size)
                 fresh = (found[:, self.used] == UNWRITTEN).any(axis=1)
@@ -239,7 +222,7 @@ class GlobalPort(Port):
 class ParamPort(GlobalPort):
     """The kernel's parameters, by addresses of .param."""
 
-    def resolve(self, lanes: Lanes, addresses: Array) -> list[Part]:
+    def resolve(self, lanes: LaneSet, addresses: Array) -> list[Part]:
         return super().resolve(lanes, addresses.astype(np.uint64) | np.uint64(PARAM_WINDOW))
 
 
@@ -253,7 +236,7 @@ class _BlockPort(Port):
         """Returns the bytes of one copy."""
 
     @abstractmethod
-    def base(self, lanes: Lanes) -> Callable[[int], Array]:
+    def base(self, lanes: LaneSet) -> Callable[[int], Array]:
         """Returns a function that gives the start of each lane's copy, in elements of 1 << argument bytes."""
 
     @abstractmethod
@@ -264,18 +247,18 @@ class _BlockPort(Port):
         """Returns the end of the message about addresses that are out of bounds."""
         return ""
 
-    def astray(self, lanes: Lanes, offsets: Array, inside: Array) -> Array:
+    def astray(self, lanes: LaneSet, offsets: Array, inside: Array) -> Array:
         """Returns a mask of the accesses in bounds that belong to another variable; they are a finding."""
-        return np.zeros(lanes.n, np.bool_)
+        return np.zeros(lanes.n, bool)
 
-    def checked(self, lanes: Lanes, offsets: Array, index: Array) -> None:
+    def checked(self, lanes: LaneSet, offsets: Array, index: Array) -> None:
         """Makes the checks of a space on an access that is in bounds and aligned: here none."""
 
     def room(self) -> tuple[int, int]:
         """Returns the start and end of the bytes in a copy that the instruction may access."""
         return 0, self.capacity()
 
-    def resolve(self, lanes: Lanes, addresses: Array) -> list[Part]:
+    def resolve(self, lanes: LaneSet, addresses: Array) -> list[Part]:
         first, pattern = lanes.pattern(addresses, self.size)
         start, end = self.room()
         if not pattern.fits(first, end, start):
@@ -284,26 +267,24 @@ class _BlockPort(Port):
             addresses = addresses.astype(np.uint32)
         return [(self.elements(), self.found(lanes, addresses, pattern.index(self.space, self.base(lanes), first)), None)]
 
-    def found(self, lanes: Lanes, offsets: Array, index: Array) -> Array:
+    def found(self, lanes: LaneSet, offsets: Array, index: Array) -> Array:
         """Checks and counts an access that is in bounds and aligned; returns its index."""
         self.checked(lanes, offsets, index)
         self.memory.accessed(Access(lanes, self.space, None, offsets, self.size, self.kind, self.write, self.instruction))
         return index
 
-    def search(self, lanes: Lanes, addresses: Array) -> list[Part]:
+    def search(self, lanes: LaneSet, addresses: Array) -> list[Part]:
         capacity = self.capacity()
-        outside = addresses > max(capacity - self.size, 0) if capacity >= self.size else np.ones(lanes.n, np.bool_)
-        crooked = (addresses & addresses.dtype.type(self.size - 1)) != 0
-        if outside.any():
-            message = f": {self.space} memory has {plural(capacity, 'byte')}{self.elsewhere(addresses[outside])}"
-            self.report("out of bounds", message, lanes, outside, addresses, None)
-        if (crooked & ~outside).any():
-            message = f" of {self.space} memory is not aligned to {self.size} bytes"
-            self.report("misaligned", message, lanes, crooked & ~outside, addresses, None)
-        good = ~(outside | crooked)
+        outside = addresses > max(capacity - self.size, 0) if capacity >= self.size else np.ones(lanes.n, bool)
+        elsewhere = self.elsewhere(addresses[outside]) if outside.any() else ""
+        checks = (
+            ("out of bounds", outside, f": {self.space} memory has {plural(capacity, 'byte')}{elsewhere}"),
+            ("misaligned", addresses % self.size != 0, f" of {self.space} memory is not aligned to {self.size} bytes"),
+        )
+        good = self.judged(lanes, addresses, checks)
         return self.parts(lanes, addresses, np.flatnonzero(good & ~self.astray(lanes, addresses, good)))
 
-    def parts(self, lanes: Lanes, offsets: Array, positions: Array) -> list[Part]:
+    def parts(self, lanes: LaneSet, offsets: Array, positions: Array) -> list[Part]:
         """Returns the lanes at these positions, whose accesses are in bounds and aligned, as a part."""
         if not len(positions):
             return []
@@ -331,28 +312,28 @@ class SharedPort(_BlockPort):
             return 0, self.memory.shared_size
         return self.home[1], self.memory.shared_size if self.home[2] is None else self.home[2]
 
-    def astray(self, lanes: Lanes, offsets: Array, inside: Array) -> Array:
+    def astray(self, lanes: LaneSet, offsets: Array, inside: Array) -> Array:
         if self.home is None:
-            return np.zeros(lanes.n, np.bool_)
+            return np.zeros(lanes.n, bool)
         bad = inside & self.memory.strays(self.instruction, offsets.astype(np.int64), self.size)
         if bad.any():
             message = self.memory.strayed(self.instruction, int(offsets[bad][0]))
-            self.report("out of bounds", message, lanes, bad, offsets, None)
+            self.report("out of bounds", message, lanes, bad, offsets)
         return bad
 
     def elements(self) -> Array:
-        return self.memory.shared_view(self.size)
+        return self.memory.shared[self.size]
 
-    def base(self, lanes: Lanes) -> Callable[[int], Array]:
+    def base(self, lanes: LaneSet) -> Callable[[int], Array]:
         return lanes.shared_base
 
     def elsewhere(self, outside: Array) -> str:
         return ", and the address is one of shared::cluster" if names_rank(outside).any() else ""
 
-    def checked(self, lanes: Lanes, offsets: Array, index: Array) -> None:
+    def checked(self, lanes: LaneSet, offsets: Array, index: Array) -> None:
         memory = self.memory
         if self.read and not memory.settled:
-            state = memory.state_view(self.size)
+            state = memory.states[self.size]
             words = self.words
             if len(index) == len(self.state):
                 state.take(index, 0, self.state, "clip")
@@ -362,53 +343,50 @@ class SharedPort(_BlockPort):
                 self.complain(lanes, offsets, index, words)
             memory.settle()
         if self.write and (memory.flying or memory.landing) and memory.races is not None:
-            states = memory.state_view(self.size)[index].view(np.uint8).reshape(len(index), self.size)
+            states = memory.states[self.size][index].view(np.uint8).reshape(len(index), self.size)
             self.complain_of_flight(lanes, offsets, index, (states == IN_FLIGHT).any(axis=1))
         if self.write and self.kind != "cp.async":
-            memory.state_view(self.size)[index] = element(WRITTEN, self.size)
+            memory.states[self.size][index] = element(WRITTEN, self.size)
 
-    def complain(self, lanes: Lanes, offsets: Array, index: Array, words: Array) -> None:
+    def complain(self, lanes: LaneSet, offsets: Array, index: Array, words: Array) -> None:
         states = np.ascontiguousarray(words).view(np.uint8).reshape(len(offsets), self.size)
         flying = (states == IN_FLIGHT).any(axis=1)
         unwritten = (states[:, self.used] == UNWRITTEN).any(axis=1) & ~flying
         self.complain_of_flight(lanes, offsets, index, flying)
         if unwritten.any():
             message = " of shared memory that nobody wrote"
-            self.report("uninitialised", message, lanes, unwritten, offsets, None)
+            self.report("uninitialised", message, lanes, unwritten, offsets)
 
-    def complain_of_flight(self, lanes: Lanes, offsets: Array, index: Array, flying: Array) -> None:
+    def complain_of_flight(self, lanes: LaneSet, offsets: Array, index: Array, flying: Array) -> None:
         races = self.memory.races
         if flying.any() and races is not None:
             # A lane that is not even ordered behind the issue of the copy races with it, with or without a wait.
             flying = flying & races.issue_ordered(lanes, self.size, index)
         if flying.any():
             message = " of shared memory: its asynchronous copy has not been waited for by the thread that issued it"
-            self.report("in flight", message, lanes, flying, offsets, None)
+            self.report("in flight", message, lanes, flying, offsets)
 
 
 class ClusterPort(SharedPort):
     """Shared memory of all blocks of the cluster: addresses of shared::cluster, of which plain offsets mean the own block."""
 
-    def search(self, lanes: Lanes, addresses: Array) -> list[Part]:
+    def search(self, lanes: LaneSet, addresses: Array) -> list[Part]:
         named = names_rank(addresses)
         if not named.any():
             return super().search(lanes, addresses)
         blocks, offsets = targets(lanes, addresses)
-        capacity = self.capacity()
-        nobody = blocks == NOBODY
-        outside = ~nobody & ((offsets < 0) | (offsets > capacity - self.size))
-        crooked = ~nobody & ~outside & ((offsets & (self.size - 1)) != 0)
-        gone = ~(nobody | outside | crooked) & (lanes.wave.alive_by_block[blocks] == 0)
-        complaints = (
-            (nobody, "out of bounds", f": the cluster has {plural(lanes.wave.cluster, 'block')}"),
-            (outside, "out of bounds", f": the shared memory of a block has {plural(capacity, 'byte')}"),
-            (crooked, "misaligned", f" of shared memory is not aligned to {self.size} bytes"),
-            (gone, "exited block", " of the shared memory of another block, which has exited"),
+        capacity, nobody = self.capacity(), blocks == NOBODY
+        checks = (
+            ("out of bounds", nobody, f": the cluster has {plural(lanes.wave.cluster, 'block')}"),
+            (
+                "out of bounds",
+                (offsets < 0) | (offsets > capacity - self.size),
+                f": the shared memory of a block has {plural(capacity, 'byte')}",
+            ),
+            ("misaligned", offsets % self.size != 0, f" of shared memory is not aligned to {self.size} bytes"),
+            ("exited block", lanes.wave.alive_by_block[blocks] == 0, " of the shared memory of another block, which has exited"),
         )
-        for bad, kind, message in complaints:
-            if bad.any():
-                self.report(kind, message, lanes, bad, np.where(nobody, addresses.astype(np.int64), offsets), None)
-        good = ~(nobody | outside | crooked | gone)
+        good = self.judged(lanes, np.where(nobody, addresses.astype(np.int64), offsets), checks)
         good &= ~self.astray(lanes, offsets, good)
         parts = self.parts(lanes, offsets, np.flatnonzero(good & (blocks == lanes.block)))
         remote = np.flatnonzero(good & (blocks != lanes.block))
@@ -431,9 +409,9 @@ class LocalPort(_BlockPort):
         return self.memory.local_size
 
     def elements(self) -> Array:
-        return self.memory.local_view(self.size)
+        return self.memory.local[self.size]
 
-    def base(self, lanes: Lanes) -> Callable[[int], Array]:
+    def base(self, lanes: LaneSet) -> Callable[[int], Array]:
         return lanes.local_base
 
 
@@ -452,7 +430,7 @@ class GenericPort(Port):
             found = self.ports[base, n] = maker(self.memory, self.instruction, n, self.size, self.kind, self.used)
         return found
 
-    def resolve(self, lanes: Lanes, addresses: Array) -> list[Part]:
+    def resolve(self, lanes: LaneSet, addresses: Array) -> list[Part]:
         spaces = addresses >> np.uint64(SPACE_BITS)
         first = int(spaces[0]) << SPACE_BITS
         if not np.count_nonzero(spaces != spaces[0]):
@@ -460,9 +438,8 @@ class GenericPort(Port):
                 self.base, self.whole = first, self.port(first, lanes.n)
             return self.whole.resolve(lanes, addresses - np.uint64(first) if self.is_window(first) else addresses)
         parts: list[Part] = []
-        for space in np.unique(spaces):
-            positions = np.flatnonzero(spaces == space)
-            base = int(space) << SPACE_BITS
+        for space, positions in by_value(spaces):
+            base = space << SPACE_BITS
             at = addresses[positions] - np.uint64(base if self.is_window(base) else 0)
             for view, index, inner in self.port(base, len(positions)).resolve(lanes.subset(positions), at):
                 parts.append((view, index, positions if inner is None else positions[inner]))
@@ -491,4 +468,4 @@ def pattern(state: int, size: int) -> Array:
 
 def element(state: int, size: int) -> Array:
     """Returns an element of 1..32 bytes that are all `state`, in the dtype that moves such elements."""
-    return np.frombuffer(bytes([state]) * size, ELEMENT[size])[0]  # type: ignore[no-any-return]
+    return np.frombuffer(bytes([state]) * size, ELEMENT[size])[0]

@@ -17,11 +17,11 @@ import numpy as np
 
 from cupyflash.words import plural
 
-from ..state.lanes import SECTOR, Lanes
+from ..state.lanes import SECTOR, LaneSet, by_value
 from ..state.segments import UNWRITTEN, WINDOW_BITS, WRITTEN, Segment
-from ..text.syntax import ELEMENT, Array, Instruction
+from ..text.syntax import ELEMENT, Array, PtxInstruction
 from .layouts import MAP_ALIGN, MAP_BYTES, NAN, Description, decode
-from .memory import LOCAL_WINDOW, SHARED_WINDOW, SPACE_BITS, Memory
+from .spaces import LOCAL_WINDOW, SHARED_WINDOW, SPACE_BITS, LaunchMemory, MemoryUnit
 
 CHUNK = 16
 """Bytes that bulk copies move as one: sizes and addresses in shared memory are multiples of it."""
@@ -120,7 +120,7 @@ def filler(description: Description, unit: int) -> Array:
     """Returns an element of `unit` bytes of the map's fill outside of its tensor."""
     size = description.element
     value = NAN.get(description.dtype, 0x7FFFFFFF) if description.fill == "nan" else 0
-    return np.frombuffer(value.to_bytes(size, "little") * (unit // size), ELEMENT[unit])[0]  # type: ignore[no-any-return]
+    return np.frombuffer(value.to_bytes(size, "little") * (unit // size), ELEMENT[unit])[0]
 
 
 def convert(bits: Array, dtype: str) -> None:
@@ -196,7 +196,7 @@ class TensorBox:
 
     def rows_inside(self, coordinates: Array) -> Array:
         """Returns a mask (n, rows) of the boxes' rows with outer coordinates in the tensor."""
-        ok = np.ones((len(coordinates), 1), np.bool_)
+        ok = np.ones((len(coordinates), 1), bool)
         for k in range(1, self.description.rank):
             at = coordinates[:, k, None] + np.arange(self.counts[k]) * self.steps[k]
             fits = (at >= 0) & (at < self.dims[k])
@@ -218,7 +218,7 @@ class Tile:
     chunks: Array
 
     @classmethod
-    def of(cls, memory: Memory, blocks: Array, offsets: Array, size: int, swizzle: int) -> Tile:
+    def of(cls, memory: LaunchMemory, blocks: Array, offsets: Array, size: int, swizzle: int) -> Tile:
         start = (blocks * memory.shared_stride + offsets) // CHUNK
         if not swizzle:
             return cls(blocks, offsets, size, swizzle, start[:, None] + np.arange(size // CHUNK))
@@ -250,22 +250,21 @@ def extent(size: int, swizzle: int) -> int:
 BAD = "bad tensor map"
 
 
-class Maps:
+class Maps(MemoryUnit):
     """The tensor maps that a launch uses."""
 
-    def __init__(self, memory: Memory):
-        self.memory = memory
+    def __init__(self, memory: LaunchMemory):
+        super().__init__(memory)
         self.boxes: dict[bytes, tuple[TensorBox, int] | None] = {}
         self.released: dict[int, int] = {}
         """Moments when a block of the grid fenced its stores into maps."""
         self.acquired: dict[int, int] = {}
         """Moments when somebody fenced the 128 bytes at this address for their use."""
 
-    def find(self, lanes: Lanes, addresses: Array, rank: int, i: Instruction) -> list[tuple[Array, TensorBox, Segment, int]]:
+    def find(self, lanes: LaneSet, addresses: Array, rank: int, i: PtxInstruction) -> list[tuple[Array, TensorBox, Segment, int]]:
         """Returns the good maps at the lanes' addresses: (positions of lanes, box, tensor, tensor's address). rank: 0 for any."""
         found = []
-        for address in np.unique(addresses).tolist():
-            at = np.flatnonzero(addresses == address)
+        for address, at in by_value(addresses):
             some = lanes.subset(at)
             wrong = self.wrong(some, address, i)
             if wrong is None:
@@ -286,10 +285,10 @@ class Maps:
                         continue
                     wrong = BAD, f"the tensor map at {self.place(address)} is of memory at {good[1]:#x}, where no tensor begins"
             kind, message = wrong
-            self.memory.findings.report(kind, message, i, some, address=address)
+            self.findings.report(kind, message, i, some, address=address)
         return found
 
-    def wrong(self, lanes: Lanes, address: int, i: Instruction) -> tuple[str, str] | None:
+    def wrong(self, lanes: LaneSet, address: int, i: PtxInstruction) -> tuple[str, str] | None:
         """Returns why there can be no map at an address, as (kind, message) of a finding."""
         space = address >> SPACE_BITS << SPACE_BITS
         if space == LOCAL_WINDOW:
@@ -317,9 +316,9 @@ class Maps:
             self.look(lanes, segment, address, i)
         return None
 
-    def look(self, lanes: Lanes, segment: Segment, address: int, i: Instruction) -> None:
+    def look(self, lanes: LaneSet, segment: Segment, address: int, i: PtxInstruction) -> None:
         """Notes that a map is read. Reports stores of this launch into it without the fences that make them visible."""
-        races = self.memory.races
+        races = self.races
         if races is None:
             return
         access = races.piece_access(lanes, segment, np.full(lanes.n, address), np.full(lanes.n, MAP_BYTES), np.arange(lanes.n), i)
@@ -331,18 +330,18 @@ class Maps:
             release = moment > self.released.get(block, 0)
             missing = "release, after the store" if release else "acquire, before the use"
             message = f"the tensor map at {self.place(address)} was stored: no fence.proxy.tensormap::generic.{missing}"
-            self.memory.findings.report("proxy", message, i, lanes, address=address, tensor=segment.name)
+            self.findings.report("proxy", message, i, lanes, address=address, tensor=segment.name)
 
-    def release(self, lanes: Lanes) -> None:
+    def release(self, lanes: LaneSet) -> None:
         """Runs fence.proxy.tensormap::generic.release for these lanes; it counts for their whole blocks."""
-        races = self.memory.races
+        races = self.races
         if races is not None:
             self.released |= dict.fromkeys((lanes.block_ids + lanes.wave.first_block).tolist(), races.now)
             races.now += 1
 
     def acquire(self, addresses: Array) -> None:
         """Runs fence.proxy.tensormap::generic.acquire for the bytes at these addresses; it counts for all threads."""
-        races = self.memory.races
+        races = self.races
         if races is not None:
             self.acquired |= dict.fromkeys(addresses.tolist(), races.now)
             races.now += 1

@@ -1,4 +1,4 @@
-"""Accesses to memory, as the race detector keeps them: the granules of one, and tables of the last writers and readers.
+"""Accesses to memory, as the race detector keeps them: their kinds, their granules, tables of the last writers and readers.
 
 The shadow memory has granules: the smallest width with which the kernel accesses shared memory, or a tensor, so that an access
 of 16 bytes is often one entry. Each granule has an entry for its last writer, and a summary of its readers. In shared memory
@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 import mmap
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -20,10 +21,87 @@ from typing import Any
 import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
-from ..state.lanes import WARP, Lanes
-from ..state.segments import Segment
-from ..text.syntax import Array, Instruction
+from ..state.lanes import WARP, LaneSet
+from ..state.segments import Place, Segment, meets
+from ..text.syntax import Array, PtxInstruction
 from .clocks import STAMP
+
+DEVICE, CLUSTER, BLOCK = range(3)
+"""Scopes of fences, atomics and strong accesses, the widest first."""
+
+
+def scope_of(mods: Sequence[str]) -> int:
+    """Returns the scope that modifiers name; the device's if they name none (PTX ISA, "atom", "membar/fence")."""
+    return BLOCK if "cta" in mods else CLUSTER if "cluster" in mods else DEVICE
+
+
+STRONG = frozenset({"volatile", "relaxed", "acquire", "release", "acq_rel", "mmio"})
+"""Modifiers of loads and stores that, like atomics, do not race with each other."""
+
+
+def is_phase(i: PtxInstruction) -> bool:
+    """True for instructions on an mbarrier object, whose orders `order.clocks` keeps."""
+    return i.opcode == "mbarrier" or (i.opcode == "cp" and "mbarrier" in i.mods)
+
+
+def is_async(i: PtxInstruction) -> bool:
+    """True for instructions that access memory through the asynchronous proxy (PTX ISA, "Async proxy")."""
+    if i.opcode == "cp":
+        return "bulk" in i.mods and len(i.operands) > 1
+    return i.opcode == "wgmma" and "mma_async" in i.mods
+
+
+def is_strong(i: PtxInstruction) -> bool:
+    """True for atomics, and for loads and stores that other threads may make at the same time."""
+    if is_phase(i):
+        return "init" not in i.mods
+    return i.opcode in ("atom", "red") or (i.opcode in ("ld", "st") and bool(STRONG & set(i.mods)))
+
+
+def is_narrow(i: PtxInstruction) -> bool:
+    """True for atomics and strong accesses whose scope excludes threads of other blocks or clusters."""
+    return is_strong(i) and not is_phase(i) and scope_of(i.mods) != DEVICE
+
+
+WIDEST = 16
+"""Bytes of the widest granule: an access of more has several."""
+
+
+@dataclass(frozen=True)
+class Sharing:
+    """Facts about a kernel that the race detector works from.
+
+    `shared_granule`: the smallest width of an access; `global_granules`: the same by the place of the pointer that it may have come
+    from, under "*" for accesses to anywhere. `atomics`: the kernel has atomics or strong loads and stores; `releases`: and fences
+    or releases. `written`: places of the pointers that stores may have come from, None if unknown. `proxies`: something accesses
+    memory through the asynchronous proxy, `products`: wgmma does. `narrow`: it has atomics or strong accesses whose scope is less
+    than the device, to memory that other blocks may reach. `guesses`: plain loads whose values only a compare-and-swap uses, so
+    that atomics do not race with them. `lockstep`: volatile loads and stores, except loads on which a loop waits: between lanes of
+    a warp they need an order, too.
+    """
+
+    shared_granule: int
+    global_granules: dict[Place, int]
+    atomics: bool
+    releases: bool
+    written: frozenset[Place] | None
+    proxies: bool = False
+    products: bool = False
+    narrow: bool = False
+    guesses: frozenset[PtxInstruction] = frozenset()
+    lockstep: frozenset[PtxInstruction] = frozenset()
+
+    def global_granule(self, places: list[Place]) -> int:
+        """Returns the smallest width of an access to memory that the pointers at these places point to."""
+        widths = (width for found, width in self.global_granules.items() if any(meets(found, place) for place in places))
+        return min([WIDEST, self.global_granules.get("*", WIDEST), *widths])
+
+    def writes(self, place: Place) -> bool:
+        """True if a store may reach the memory that the pointer at this place points to."""
+        return self.written is None or any(meets(found, place) for found in self.written)
+
+
+# -- tables ------------------------------------------------------------------------------------------------------------
 
 
 @dataclass
@@ -45,12 +123,12 @@ class Table:
 
     def marked(self) -> Array:
         """Returns a mask of the rows with an entry."""
-        return (self.entries != 0).any(axis=1) if "entries" in vars(self) else np.zeros(self.rows, np.bool_)
+        return (self.entries != 0).any(axis=1) if "entries" in vars(self) else np.zeros(self.rows, bool)
 
     @cached_property
     def touched(self) -> Array:
         """Mask of the rows of shared memory with an entry."""
-        return np.zeros(self.rows, np.bool_)
+        return np.zeros(self.rows, bool)
 
     @cached_property
     def by(self) -> Array:
@@ -90,7 +168,7 @@ class Shadow:
     def mix(self, rows: Array) -> None:
         """Records that lanes of one warp wrote several values to these granules at once."""
         if len(rows) and self.mixed is None:
-            self.mixed = np.zeros(self.writes.rows, np.bool_)
+            self.mixed = np.zeros(self.writes.rows, bool)
         if self.mixed is not None:
             self.mixed[rows] = True
 
@@ -102,7 +180,7 @@ class Shadow:
 
 @dataclass
 class Who:
-    """The lanes of an access, one entry for each granule: grid-wide lane, position in the `Lanes`, shared row, column."""
+    """The lanes of an access, one entry for each granule: grid-wide lane, position in the `LaneSet`, shared row, column."""
 
     lane: Array
     position: Array
@@ -117,8 +195,8 @@ class ShadowAccess:
     `collective`: the lanes of a warp made it together, so that none of them made it alone.
     """
 
-    instruction: Instruction
-    lanes: Lanes
+    instruction: PtxInstruction
+    lanes: LaneSet
     addresses: Array
     segment: Segment | None
     shadow: Shadow
@@ -157,8 +235,8 @@ class TileAccess:
     chunks: (tiles, n) 16-byte elements of the wave's, each of 1 << per granules. `boxes`: the same as ranges, if they are ranges.
     """
 
-    instruction: Instruction
-    lanes: Lanes
+    instruction: PtxInstruction
+    lanes: LaneSet
     addresses: Array
     shadow: Shadow
     chunks: Array
@@ -180,7 +258,7 @@ class TileAccess:
         else:
             self.boxes = None
 
-    def take(self, at: Array, lanes: Lanes) -> TileAccess:
+    def take(self, at: Array, lanes: LaneSet) -> TileAccess:
         """Returns only these tiles, for lanes that have waited for them."""
         some = self.chunks[at], self.per, self.row[at], self.lane[at], self.column[at]
         return TileAccess(self.instruction, lanes, self.addresses, self.shadow, *some)
@@ -226,7 +304,7 @@ def windows(array: Array, count: int) -> Array:
     return as_strided(array, (len(array) - count + 1, count, *array.shape[1:]), (array.strides[0], *array.strides))
 
 
-def same_for_warps(lanes: Lanes, rows: Array) -> Array | None:
+def same_for_warps(lanes: LaneSet, rows: Array) -> Array | None:
     """Returns positions in `rows` of each warp's last lane's granules; None unless all lanes of whole warps access the same."""
     count = len(rows) // lanes.n
     if lanes.n < WARP or rows[0] != rows[count] or not lanes.whole_warps:
@@ -234,7 +312,7 @@ def same_for_warps(lanes: Lanes, rows: Array) -> Array | None:
     each = rows.reshape(-1, WARP, count)
     if np.count_nonzero(each != each[:, :1]):
         return None
-    return np.asarray((np.arange(0, len(rows), WARP * count)[:, None] + np.arange((WARP - 1) * count, WARP * count)).reshape(-1))
+    return (np.arange(0, len(rows), WARP * count)[:, None] + np.arange((WARP - 1) * count, WARP * count)).reshape(-1)
 
 
 SAME = "are not ordered; both write the same bytes"
@@ -248,7 +326,7 @@ class Stored:
     1 << `shift` in a granule. `earlier`: its parts that are in the tables already, while nothing of the store is in memory yet.
     """
 
-    lanes: Lanes
+    lanes: LaneSet
     values: Array
     shared: Array
     shift: int
@@ -261,8 +339,7 @@ class Stored:
         if access.lanes is not self.lanes:
             order = np.argsort(self.lanes.index)
             row = order[np.searchsorted(self.lanes.index, access.lanes.index[row], sorter=order)]
-        found: Array = self.values.view(np.uint8).reshape(self.lanes.n, count, -1)[row, where % count]
-        return found
+        return self.values.view(np.uint8).reshape(self.lanes.n, count, -1)[row, where % count]
 
     def there(self, access: Touch, where: Array, size: int) -> Array:
         """Returns the bytes in memory at these granules, `size` of each, before a part of the store."""
@@ -272,7 +349,7 @@ class Stored:
             count = len(access.rows) // access.lanes.n
             memory = access.segment.window(1)[0]
             starts = access.addresses[access.who.position[where]].astype(np.int64) - access.segment.start + where % count * size
-        found: Array = memory[starts[:, None] + np.arange(size)]
+        found = memory[starts[:, None] + np.arange(size)]
         for one in self.earlier:
             if one.shadow is access.shadow:
                 order = np.argsort(one.rows, kind="stable")
@@ -288,4 +365,4 @@ class Stored:
         order = np.argsort(keys, kind="stable")
         wanted = access.rows[lost] << np.int64(STAMP) | winners
         theirs = order[np.searchsorted(keys, wanted, sorter=order, side="right") - 1]
-        return np.asarray((self.written(access, lost) == self.written(access, theirs)).all(axis=1))
+        return (self.written(access, lost) == self.written(access, theirs)).all(axis=1)

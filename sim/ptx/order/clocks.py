@@ -13,6 +13,14 @@ Through mbarriers single lanes hear of each other. For each cluster (mostly: blo
 (listening lane, lane it heard of), until which accesses of the second are over for the first. A barrier of the block says more,
 and where the block is all of its cluster, clears it. Mostly all lanes of a warp hear the same, and many blocks hear at once: each
 warp has a row, and a lane has one only if it heard something alone.
+
+The asynchronous proxy: wgmma, bulk copies and tensor copies access memory by another way (proxy) than ld, st, cp.async and atomics
+(PTX ISA, "Memory Consistency Model"). A write of those is visible to the asynchronous proxy of a reader only if the write happens
+before the read *and* a `fence.proxy.async` lies between them: in the writer behind its write, in the reader before its read, or in
+any thread between them. A write of the asynchronous proxy needs no fence once its completion was seen, nor does one that follows
+ordinary reads. So there is a second clock: for each warp and lane the moment until which the lane's writes are behind a fence on
+their way to the warp. A fence raises it to what the warp knows at that moment; barriers and mbarriers hand it on with the first
+clock. Rows are made by the first fence: before it nothing is visible.
 """
 
 from __future__ import annotations
@@ -23,8 +31,8 @@ from functools import cached_property
 
 import numpy as np
 
-from ..state.lanes import WARP, Lanes, Wave
-from ..text.syntax import Array
+from ..state.lanes import WARP, LaneSet, Wave, run_starts
+from ..text.syntax import Array, PtxInstruction
 
 STAMP = 32
 ONE, LANES, WARPS, BLOCKS, CLUSTERS = (k << 29 for k in range(5))
@@ -38,27 +46,26 @@ CROWD = ("", " and other lanes", " and other warps", " and other blocks", " and 
 
 def stamps_of(entries: Array) -> Array:
     """Returns the moments of entries (int64)."""
-    return np.asarray((entries >> np.uint64(STAMP)).astype(np.int64))
+    return (entries >> np.uint64(STAMP)).astype(np.int64)
 
 
 def lanes_of(entries: Array) -> Array:
     """Returns the lanes of the grid of entries (int64)."""
-    return np.asarray((entries & np.uint64(LANE)).astype(np.int64))
+    return (entries & np.uint64(LANE)).astype(np.int64)
 
 
 def levels_of(entries: Array) -> Array:
     """Returns the levels of entries (uint64)."""
-    return np.asarray(entries & np.uint64(LEVEL))
+    return entries & np.uint64(LEVEL)
 
 
 def raised(entries: Array, levels: Array) -> Array:
     """Returns entries with other levels."""
-    return np.asarray((entries & ~np.uint64(LEVEL)) | levels)
+    return (entries & ~np.uint64(LEVEL)) | levels
 
 
 def highest(arrays: Sequence[Array | None]) -> Array:
-    highest: Array = np.maximum.reduce([a for a in arrays if a is not None])
-    return highest
+    return np.maximum.reduce([a for a in arrays if a is not None])
 
 
 class WaveClocks:
@@ -77,7 +84,7 @@ class WaveClocks:
         self.now += 1
         start = self.start = self.now - 1
         self.base = np.full(wave.blocks, start, np.int64)
-        self._floors: dict[Lanes, tuple[int, int]] = {}
+        self._floors: dict[LaneSet, tuple[int, int]] = {}
         self.synced = np.full(wave.blocks * wave.warps_per_block, start, np.int64)
         self.known = np.full((wave.blocks // wave.cluster, warps, warps), start, np.int64)
         if wave.cluster > 1:
@@ -92,7 +99,7 @@ class WaveClocks:
         cluster, rank = divmod(block, self.wave.cluster)
         return cluster, slice(rank * self.wave.warps_per_block, (rank + 1) * self.wave.warps_per_block)
 
-    def floors(self, lanes: Lanes) -> tuple[int, int]:
+    def floors(self, lanes: LaneSet) -> tuple[int, int]:
         """Returns until when everything in the clusters of these lanes is over for each of them, and everything in their warps."""
         found = self._floors.get(lanes)
         if found is None:
@@ -120,7 +127,7 @@ class Groups:
         warp = index // WARP
         heads = np.flatnonzero((np.diff(self.number, prepend=-1) != 0) | (np.diff(warp, prepend=-1) != 0))
         self.warps, self.owner = warp[heads], self.number[heads]
-        self.first = np.flatnonzero(np.diff(self.owner, prepend=-1))
+        self.first = run_starts(self.owner)
 
     def highest(self, rows: Array) -> Array:
         """Returns the maximum over the warps of each group of `rows` (warps, any)."""
@@ -128,8 +135,8 @@ class Groups:
         if len(rows) == count:
             return rows
         if len(rows) % count == 0 and (self.first == np.arange(0, len(rows), len(rows) // count)).all():
-            return np.asarray(rows.reshape(count, -1, rows.shape[1]).max(axis=1))
-        return np.asarray(np.maximum.reduceat(rows, self.first, axis=0))
+            return rows.reshape(count, -1, rows.shape[1]).max(axis=1)
+        return np.maximum.reduceat(rows, self.first, axis=0)
 
     @cached_property
     def apart(self) -> bool:
@@ -148,7 +155,7 @@ class Groups:
 
     @cached_property
     def _whole(self) -> Array:
-        return np.asarray(np.bincount(self.number) == WARP * np.bincount(self.owner))
+        return np.bincount(self.number) == WARP * np.bincount(self.owner)
 
 
 # -- mbarriers ---------------------------------------------------------------------------------------------------------------
@@ -210,7 +217,7 @@ class LaneClocks:
             rows.free += used.tolist()
             rows.slots[index] = 0
 
-    def by_warps(self, lanes: Lanes) -> bool:
+    def by_warps(self, lanes: LaneSet) -> bool:
         """True if none of these lanes has heard something alone."""
         return self.rows is None or not self.rows.slots[lanes.index].any()
 
@@ -229,7 +236,7 @@ class LaneClocks:
         at = np.flatnonzero(slots)
         if len(at):
             number = groups.number[at]
-            starts = np.flatnonzero(np.diff(number, prepend=-1))
+            starts = run_starts(number)
             highest = np.maximum.reduceat(rows.lanes[slots[at]], starts, axis=0)
             out[number[starts]] = np.maximum(out[number[starts]], highest)
         return out
@@ -297,7 +304,7 @@ class LaneClocks:
         near = other // self.per == mine // self.per
         other = np.where(near, other % self.per, 0)
         warp, slot = place >> 5, rows.slots[place]
-        out: Array = np.maximum(rows.warps[warp, other], rows.lanes[slot, other])
+        out = np.maximum(rows.warps[warp, other], rows.lanes[slot, other])
         for chosen, size in ((several & ~many, WARP), (many, per)):
             some = np.flatnonzero(chosen & near)
             if len(some):
@@ -306,3 +313,90 @@ class LaneClocks:
                 out[some] = np.maximum(found, rows.lanes.reshape(shape)[slot[some], column].max(axis=1))
         out[~near] = 0
         return out
+
+
+# -- the asynchronous proxy -----------------------------------------------------------------------------------------------
+
+SPACES = ("shared", "global")
+
+
+class Proxy:
+    """The fences of lanes. `rows[space]` are (warps, lanes) moments: of each warp of the wave about the lanes of its cluster."""
+
+    def __init__(self, order: WaveClocks):
+        self.order = order
+        self.per = order.per
+        self.rows: dict[str, Array] = {}
+        # Time of the last fence of each lane of the grid, for other blocks, of which no moments are kept.
+        self.fenced: dict[str, Array] = {}
+
+    def made(self, space: str) -> Array:
+        """Returns the rows of a space, and makes them at the first call."""
+        if space not in self.rows:
+            self.rows[space] = np.zeros((self.order.wave.size // WARP, self.per), np.int64)
+        return self.rows[space]
+
+    def fence(self, warps: Groups, known: Array, i: PtxInstruction) -> None:
+        """Runs a fence.proxy.async of lanes, a group a warp, for both spaces or for the one that it names. `known`: the moments
+        that each warp knows.
+        """
+        named = [space for space in SPACES if any(mod.endswith(space) or f"{space}::" in mod for mod in i.mods)]
+        order = self.order
+        known[warps.number, warps.index % self.per] = order.now
+        for space in named or SPACES:
+            rows = self.made(space)
+            rows[warps.warps] = np.maximum(rows[warps.warps], known)
+            if space not in self.fenced:
+                self.fenced[space] = np.zeros(order.blocks * order.wave.lanes_per_block, np.int64)
+            self.fenced[space][warps.index + order.first] = order.now
+        order.now += 1
+
+    # -- moments handed on --------------------------------------------------------------------------------------------------
+
+    def released(self, groups: Groups) -> Array:
+        """Returns the moments that each group hands on: both spaces, one behind the other."""
+        out = np.zeros((len(groups.first), len(SPACES), self.per), np.int64)
+        for k, space in enumerate(SPACES):
+            if space in self.rows:
+                out[:, k] = groups.highest(self.rows[space][groups.warps])
+        return out.reshape(len(out), -1)
+
+    def hear(self, groups: Groups, told: Array) -> None:
+        """Gives groups the moments that others handed on, a row each. A warp hears what its lanes hear."""
+        every = told.reshape(len(told), len(SPACES), self.per)
+        for k, space in enumerate(SPACES):
+            if every[:, k].any():
+                rows, news = self.made(space), every[groups.owner, k]
+                if groups.apart:
+                    rows[groups.warps] = np.maximum(rows[groups.warps], news)
+                else:
+                    np.maximum.at(rows, groups.warps, news)
+
+    def meet(self, blocks: Array) -> None:
+        """Joins the fences of all threads of each of these blocks, which have met."""
+        for rows in self.rows.values():
+            mine = rows.reshape(self.order.wave.blocks, -1, self.per)
+            mine[blocks] = mine[blocks].max(axis=1, keepdims=True)
+
+    # -- queries ------------------------------------------------------------------------------------------------------------
+
+    def unfenced(self, space: str, reader: Array, writer: Array, stamp: Array, collective: Array) -> Array:
+        """Returns a mask of the writes without a fence on their way to the reader.
+
+        reader, writer: lanes of the grid; stamp: when the write was; collective: the writer's whole warp made it.
+        """
+        per, first = self.per, self.order.first
+        same = (reader - first) // per == (writer - first) // per
+        moment = np.zeros(len(reader), np.int64)
+        rows = self.rows.get(space)
+        if rows is not None:
+            warp, other = (reader - first) // WARP, (writer - first) % per
+            moment = np.where(same, rows[warp, other], 0)
+            at = np.flatnonzero(same & collective)
+            if len(at):
+                moment[at] = rows.reshape(len(rows), -1, WARP).min(axis=2)[warp[at], other[at] // WARP]
+        fenced = self.fenced.get(space)
+        if fenced is not None and not same.all():
+            # Between blocks a fence of the writer behind its write suffices, or any fence of the reader since then.
+            moment[~same] = np.maximum(fenced[writer[~same]], fenced[reader[~same]])
+        return (stamp > moment) & (stamp > 0)

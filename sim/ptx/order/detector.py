@@ -8,27 +8,12 @@ from __future__ import annotations
 import numpy as np
 
 from ..report.findings import ERROR, WARNING, Findings, Key, Verdict, place_of, source_and_call, thread_name
-from ..state.lanes import WARP, Lanes, Wave
+from ..state.lanes import WARP, LaneSet, Wave, by_value
 from ..state.segments import Segment
-from ..text.syntax import Array, Instruction
-from .accesses import SAME, STORES, Area, Boxes, Shadow, Stored, Table, Touch, Who, windows
-from .clocks import (
-    BLOCKS,
-    CLUSTERS,
-    CROWD,
-    LANE,
-    LANES,
-    LEVEL,
-    LOW,
-    ONE,
-    STAMP,
-    WARPS,
-    lanes_of,
-    levels_of,
-    raised,
-)
+from ..text.syntax import Array, PtxInstruction
+from .accesses import SAME, STORES, Area, Boxes, Shadow, Sharing, Stored, Table, Touch, Who, is_async, windows
+from .clocks import BLOCKS, CLUSTERS, CROWD, LANE, LANES, LEVEL, LOW, ONE, STAMP, WARPS, lanes_of, levels_of, raised
 from .happens_before import Order
-from .sharing import Sharing, is_async
 
 WARP_BITS = np.uint64(((1 << STAMP) - 1) & ~(LANES | WARP - 1))
 """Bits of an entry that are equal in two entries of the same warp, be it one lane or some."""
@@ -46,9 +31,9 @@ class Detector(Order):
         super().__init__(blocks, sharing.proxies)
         self.findings = findings
         self.shared_stride = shared_stride
-        self.instructions: list[Instruction] = []
+        self.instructions: list[PtxInstruction] = []
         self._numbers: dict[int, int] = {}
-        self._asynchronous = np.zeros(0, np.bool_)
+        self._asynchronous = np.zeros(0, bool)
         self.sharing = sharing
         self.shared_shift = sharing.shared_granule.bit_length() - 1
         self.granules = shared_stride >> self.shared_shift
@@ -64,14 +49,14 @@ class Detector(Order):
         super().begin_wave(wave)
         self.shared = Shadow(wave.blocks * self.granules, self.warps, True, self.numbers, self.sharing.proxies)
 
-    def number(self, instruction: Instruction) -> int:
+    def number(self, instruction: PtxInstruction) -> int:
         found = self._numbers.get(id(instruction))
         if found is None:
             found = self._numbers[id(instruction)] = len(self.instructions)
             self.instructions.append(instruction)
         return found
 
-    def who(self, lanes: Lanes, count: int) -> Who:
+    def who(self, lanes: LaneSet, count: int) -> Who:
         """Returns the lanes, each repeated for the `count` granules of its access."""
         found = lanes.repeated.get(count)
         if found is None:
@@ -110,7 +95,7 @@ class Detector(Order):
     def asynchronous(self) -> Array:
         """Returns a mask of the numbered instructions that access memory through the asynchronous proxy."""
         if len(self._asynchronous) != len(self.instructions):
-            self._asynchronous = np.array([is_async(one) for one in self.instructions], np.bool_)
+            self._asynchronous = np.array([is_async(one) for one in self.instructions], bool)
         return self._asynchronous
 
     # -- earlier accesses ---------------------------------------------------------------------------------------------
@@ -249,12 +234,12 @@ class Detector(Order):
         """Returns a mask of the granules where an access is about to store what plain stores, the instructions `by`, left there."""
         store = self.store_of(access)
         if store is None:
-            return np.zeros(len(where), np.bool_)
+            return np.zeros(len(where), bool)
         values = store.written(access, where)
-        stores = np.array([one.opcode in STORES for one in self.instructions], np.bool_)[by]
+        stores = np.array([one.opcode in STORES for one in self.instructions], bool)[by]
         if access.shadow.mixed is not None:
             stores &= ~access.shadow.mixed[access.rows[where]]
-        return np.asarray(stores & (values == store.there(access, where, values.shape[1])).all(axis=1))
+        return stores & (values == store.there(access, where, values.shape[1])).all(axis=1)
 
     def agree(self, access: Touch, where: Array, entries: Array, by: Array) -> None:
         """Keeps writers, which are in the writers' table or lanes of the access, beside the one that takes their place."""
@@ -307,8 +292,8 @@ class Detector(Order):
     ) -> None:
         """Reports a finding for each pair of instructions, at the later one in the code; `verbs`: their acts; `what`: outcome."""
         segment, i = access.segment, access.instruction
-        for number in np.unique(by).tolist():
-            at = int(np.flatnonzero(by == number)[0])
+        for number, places in by_value(by):
+            at = int(places[0])
             position, first = int(access.who.position[where[at]]), int(entries[at])
             theirs = self.instructions[number]
             address = int(access.addresses[position])
@@ -327,12 +312,12 @@ class Detector(Order):
             )
             tensor = None if segment is None else segment.name
             key: Key = ("race", *sorted((place_of(i), place_of(theirs)), key=str), tensor)
-            count = int(np.count_nonzero(by == number))
+            count = len(places)
             verdict = Verdict("race", severity)
             self.findings.record(verdict, message, (at_fault, second), main, key, count=count, address=address, tensor=tensor)
 
 
-def told(verb: str, i: Instruction) -> str:
+def told(verb: str, i: PtxInstruction) -> str:
     """Returns the verb for an instruction; a copy's has its name."""
     if i.opcode != "cp":
         return verb

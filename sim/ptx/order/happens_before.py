@@ -12,24 +12,25 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ..state.lanes import WARP, Lanes, Wave
-from ..text.syntax import Array, Instruction
+from ..state.lanes import WARP, LaneSet, Wave, run_starts
+from ..text.syntax import Array, PtxInstruction
+from .accesses import BLOCK, CLUSTER, DEVICE, scope_of
 from .clocks import (
     BLOCKS,
     CLUSTERS,
     LANES,
     ONE,
+    SPACES,
     WARPS,
     Groups,
     LaneClocks,
+    Proxy,
     WaveClocks,
     highest,
     lanes_of,
     levels_of,
     stamps_of,
 )
-from .proxy import SPACES, Proxy
-from .sharing import BLOCK, CLUSTER, DEVICE, scope_of
 
 REMEMBERED = 1 << 10
 """Most remembered sets of lanes in groups."""
@@ -83,12 +84,12 @@ class Order(WaveClocks):
 
     # -- clocks handed on ----------------------------------------------------------------------------------------------
 
-    def groups(self, lanes: Lanes, starts: Array = TOGETHER) -> Groups:
+    def groups(self, lanes: LaneSet, starts: Array = TOGETHER) -> Groups:
         """Returns lanes in groups, the k-th of which begins at position starts[k] and is of one cluster."""
         key = lanes, starts.tobytes()
         return self._groups.get(key) or self._remember(key, Groups(lanes.index, starts))
 
-    def joined(self, sets: tuple[Lanes, ...]) -> Groups:
+    def joined(self, sets: tuple[LaneSet, ...]) -> Groups:
         """Returns disjoint sets of lanes, each of one cluster, as groups."""
         if len(sets) == 1:
             return self.groups(sets[0])
@@ -122,10 +123,10 @@ class Order(WaveClocks):
         if self.proxy is not None and told.shape[1] > self.per:
             self.proxy.hear(groups, told[:, self.per :])
 
-    def fence_proxy(self, lanes: Lanes, i: Instruction) -> None:
+    def fence_proxy(self, lanes: LaneSet, i: PtxInstruction) -> None:
         """Runs a fence.proxy.async of these lanes."""
         if self.proxy is not None:
-            warps = self.groups(lanes, np.flatnonzero(np.diff(lanes.warp, prepend=-1)))
+            warps = self.groups(lanes, run_starts(lanes.warp))
             self.proxy.fence(warps, self.heard.knows(warps), i)
 
     # -- barriers ------------------------------------------------------------------------------------------------------
@@ -215,11 +216,11 @@ class Order(WaveClocks):
         if learnt:
             self._block_knows |= dict.fromkeys(blocks, highest(learnt))
 
-    def begun(self, lanes: Lanes, blocks: Array) -> Array:
+    def begun(self, lanes: LaneSet, blocks: Array) -> Array:
         """Returns a mask of the lanes behind the begin of a block of their cluster: they have heard of one of its threads."""
         cluster, index = self.wave.cluster, np.arange(lanes.n)
         known = self.known[lanes.warp // self.warps, lanes.warp % self.warps].reshape(lanes.n, cluster, -1).max(axis=2)
-        found: Array = known[index, blocks % cluster] >= self.start
+        found = known[index, blocks % cluster] >= self.start
         for at in np.flatnonzero(~found).tolist():
             place = int(lanes.index[at])
             row, learnt = self.heard.row(place), self.learnt(place + self.first)
@@ -261,7 +262,7 @@ class Order(WaveClocks):
         found = [self._lane_knows[lane] for lane in lanes if lane in self._lane_knows]
         return highest(found) if found else None
 
-    def alike(self, lanes: Lanes) -> bool:
+    def alike(self, lanes: LaneSet) -> bool:
         """True if all lanes of a warp know the same, for the warps of these lanes."""
         return not (self.partial or self._lane_knows) and self.heard.by_warps(lanes)
 
@@ -302,7 +303,7 @@ class Order(WaveClocks):
                 # Readers in many blocks share an entry: a lane that has heard of other blocks counts as ordered behind all.
                 found[level >= BLOCKS] = self.now
                 race[here] = stamp[here] > found
-        return np.asarray(race)
+        return race
 
     def by_learnt(self, lanes: Array) -> Iterator[tuple[Array, Array]]:
         """Yields all that lanes of the grid have learnt through atomics, with the positions of the lanes that have learnt it."""
@@ -328,7 +329,7 @@ class Order(WaveClocks):
         """True if any lane has learnt of others through atomics."""
         return bool(self._lane_knows or self._block_knows)
 
-    def fence(self, lanes: Lanes, scope: int) -> None:
+    def fence(self, lanes: LaneSet, scope: int) -> None:
         if self._fenced is None:
             size = self.blocks * self.wave.lanes_per_block
             self._fenced = np.zeros(size, np.int64), np.zeros(size, np.int64), np.zeros(size, np.int64)
@@ -341,12 +342,12 @@ class Order(WaveClocks):
                 if news is not None:
                     self._lane_knows[lane] = highest([news, self._lane_knows.get(lane)])
 
-    def fence_inits(self, lanes: Lanes) -> None:
+    def fence_inits(self, lanes: LaneSet) -> None:
         """Notes fence.mbarrier_init: a relaxed arrival at the barrier of the cluster then hands on what these lanes did before."""
         self._inits |= dict.fromkeys((lanes.index + self.first).tolist(), self.now)
         self.now += 1
 
-    def fenced(self, lanes: Lanes, scope: int = CLUSTER) -> Array:
+    def fenced(self, lanes: LaneSet, scope: int = CLUSTER) -> Array:
         """Returns the moments that lanes of one cluster hand on by an arrival without a release, by fences for `scope` or wider:
         until when each lane of the cluster is over.
         """
@@ -359,7 +360,7 @@ class Order(WaveClocks):
                 np.maximum(out, self._release(lane, moment, fences)[start : start + self.per], out=out)
         return out if self.proxy is None else np.concatenate((out, self.proxy.released(self.groups(lanes))[0]))
 
-    def strong(self, lanes: Lanes, where: Array, area: int, reads: bool, writes: bool, mods: frozenset[str]) -> None:
+    def strong(self, lanes: LaneSet, where: Array, area: int, reads: bool, writes: bool, mods: frozenset[str]) -> None:
         """Atomics and strong accesses at `where`, one a lane: they carry the clocks that their lanes had at their last fence."""
         releases, acquires = bool(mods & {"release", "acq_rel"}), bool(mods & {"acquire", "acq_rel"})
         # A fence, write or read of the scope of a block or cluster is heard in it only; shared memory is theirs anyway.
@@ -419,6 +420,6 @@ class Order(WaveClocks):
         start = lane - lane % per
         if fences is not None:
             limit = np.maximum(limit, fences[start : start + per])
-        out: Array = np.minimum(moments, limit)
+        out = np.minimum(moments, limit)
         out[lane - start] = moment
         return out

@@ -23,13 +23,12 @@ import numpy as np
 from numpy.lib.array_utils import byte_bounds
 
 from ..report.findings import Key, place_of, source_and_call, thread_name
-from ..state.lanes import WARP, Lanes
+from ..state.lanes import WARP, LaneSet, by_value, run_starts
 from ..state.segments import Segment
-from ..text.syntax import Array, Instruction
-from .accesses import Area, ShadowAccess, Table, zeros
+from ..text.syntax import UNDECODED, Array, PtxInstruction
+from .accesses import DEVICE, Area, ShadowAccess, Table, scope_of, zeros
 from .clocks import BLOCKS, CROWD, LANE, LANES, LEVEL, ONE, STAMP, WARPS, lanes_of, levels_of, stamps_of
 from .detector import Detector
-from .sharing import DEVICE, scope_of
 
 MANY_SITES = 1 << 12
 """Number of sites beyond those that were in use last, from which on unused ones are dropped."""
@@ -113,7 +112,7 @@ class Site:
     """An instruction of a launch, to which entries refer."""
 
     run: OrderedLaunch
-    instruction: Instruction
+    instruction: PtxInstruction
 
     @property
     def narrow(self) -> bool:
@@ -123,6 +122,10 @@ class Site:
     @property
     def loads(self) -> bool:
         return self.instruction.opcode == "ld"
+
+
+NOBODYS = Site(OrderedLaunch("", (-1, 0), LaunchClock(), LaunchClock()), UNDECODED)
+"""Site number 0, of a launch that is over for all."""
 
 
 class Marks:
@@ -190,7 +193,7 @@ class Past:
 
     def __init__(self) -> None:
         self.regions: dict[tuple[int, int], SharedRegion] = {}
-        self.sites: list[Site | None] = [None]
+        self.sites = [NOBODYS]
         self.messages: dict[int, tuple[LaunchPart, LaunchClock]] = {}
         """The last release to the whole device at each address: the releasing launch's part, and the launches over for it."""
         self._kept = 0
@@ -200,13 +203,12 @@ class Past:
     def open(self, clock: LaunchClock) -> Array:
         """Returns a mask of the sites of launches that are not over by this clock."""
         over: dict[int, bool] = {}
-        out = np.zeros(len(self.sites), np.bool_)
+        out = np.zeros(len(self.sites), bool)
         for number, site in enumerate(self.sites):
-            if site is not None:
-                known = over.get(id(site.run))
-                if known is None:
-                    known = over[id(site.run)] = clock.knows(site.run.launch)
-                out[number] = not known
+            known = over.get(id(site.run))
+            if known is None:
+                known = over[id(site.run)] = clock.knows(site.run.launch)
+            out[number] = not known
         return out
 
     def meeting(self, low: int, high: int) -> list[SharedRegion]:
@@ -215,11 +217,11 @@ class Past:
 
     def own(self, run: OrderedLaunch) -> Array:
         """Returns a mask of the sites of this launch."""
-        return np.array([site is not None and site.run is run for site in self.sites], np.bool_)
+        return np.array([site.run is run for site in self.sites], bool)
 
     # -- a launch is over -----------------------------------------------------------------------------------------------------
 
-    def add(self, run: OrderedLaunch, areas: Iterable[tuple[Segment, Area]], instructions: list[Instruction]) -> None:
+    def add(self, run: OrderedLaunch, areas: Iterable[tuple[Segment, Area]], instructions: list[PtxInstruction]) -> None:
         """Adds a launch that touched these areas, a segment of each; `instructions` as they are numbered in the areas' tables."""
         if len(self.sites) > 2 * self._kept + MANY_SITES:
             self.drop(LaunchClock())
@@ -238,7 +240,7 @@ class Past:
                         for one in np.unique(by[numbers[by] == 0]).tolist():
                             numbers[one] = len(self.sites)
                             self.sites.append(Site(run, instructions[one]))
-                        unknown = np.concatenate((unknown, np.zeros(len(self.sites) - len(unknown), np.bool_)))
+                        unknown = np.concatenate((unknown, np.zeros(len(self.sites) - len(unknown), bool)))
                         where, position = region.rows(area, rows)
                         self.put(region, tables, where, entries[position], numbers[by[position]], unknown)
 
@@ -274,7 +276,7 @@ class Past:
         """Forgets launches that are over for all later ones, and sites to which no granule refers any more."""
         kept = self.open(over)
         if kept.any():
-            used = np.zeros(len(kept), np.bool_)
+            used = np.zeros(len(kept), bool)
             for table in self.tables():
                 used[table.sites] = True
             kept &= used
@@ -286,7 +288,7 @@ class Past:
             for tables in region.kinds:
                 tables[:] = [one for one in tables if one.renumber(numbers)]
         self.regions = {place: one for place, one in self.regions.items() if any(one.kinds)}
-        self.sites = [None, *(site for site, keep in zip(self.sites, kept.tolist(), strict=True) if keep)]
+        self.sites = [NOBODYS, *(site for site, keep in zip(self.sites, kept.tolist(), strict=True) if keep)]
         self._kept = len(self.sites)
         self.messages = {at: told for at, told in self.messages.items() if not over.knows(told[0].run.launch)}
 
@@ -323,7 +325,7 @@ class Known:
         self.parts = [(part, past.own(part.run)) for part in clock.parts]
 
     def covers(self, entries: Array, sites: Array) -> Array:
-        out: Array = ~self.open[sites]
+        out = ~self.open[sites]
         for part, own in self.parts:
             out |= part.covers(entries, own[sites])
         return out
@@ -348,7 +350,7 @@ class Launches:
         self.anything = bool(self.at_start.open.any())
         self._regions: dict[int, list[SharedRegion]] = {}
         # Mask of the lanes of the grid that have waited, or heard of one that has; the waits as entries.
-        self._waited = np.zeros(0, np.bool_)
+        self._waited = np.zeros(0, bool)
         self._waits = np.zeros(0, np.uint64)
         # By address, acquired releases of launches that are not over; by lane, those that its next fence acquires.
         self._heard: dict[int, AcquiredRelease] = {}
@@ -359,29 +361,29 @@ class Launches:
 
     # -- griddepcontrol -----------------------------------------------------------------------------------------------------
 
-    def wait(self, lanes: Lanes) -> None:
+    def wait(self, lanes: LaneSet) -> None:
         """Records that the launch in front is over for these lanes."""
         if self.run.behind is None:
             return
         races = self.races
         if not len(self._waited):
-            self._waited = np.zeros(races.blocks * races.wave.lanes_per_block, np.bool_)
+            self._waited = np.zeros(races.blocks * races.wave.lanes_per_block, bool)
         mine = lanes.index + races.first
         if self._waited[mine].all():
             return
         self._waited[mine] = True
-        heads = np.flatnonzero(np.diff(lanes.warp, prepend=-1))
+        heads = run_starts(lanes.warp)
         several = np.where(np.diff(heads, append=lanes.n) > 1, LANES, ONE)
         self._waits = np.concatenate((self._waits, (mine[heads] | (races.now << STAMP | several)).view(np.uint64)))
         races.now += 1
 
-    def let_go(self, lanes: Lanes) -> None:
+    def let_go(self, lanes: LaneSet) -> None:
         """Lets dependents of these lanes begin (griddepcontrol.launch_dependents). Only the first of a block counts, which
         may be any of them: so the detector keeps what all warps that do so have in common.
         """
         races = self.races
         behind = self.have_waited(lanes.index + races.first)
-        heads = np.flatnonzero(np.diff(lanes.warp, prepend=-1))
+        heads = run_starts(lanes.warp)
         for at, end in zip(heads.tolist(), [*heads[1:].tolist(), lanes.n], strict=True):
             block = int(lanes.block[at]) + races.wave.first_block
             released = races.handed_on(lanes.index[at:end] + races.first)
@@ -395,8 +397,8 @@ class Launches:
     def have_waited(self, mine: Array) -> Array:
         """Returns a mask of these lanes of the grid that are behind a wait."""
         if not len(self._waits):
-            return np.zeros(len(mine), np.bool_)
-        out: Array = self._waited[mine]
+            return np.zeros(len(mine), bool)
+        out = self._waited[mine]
         if not out.all():
             some = np.unique(mine[~out])
             self._waited[some[self.behind(some, self._waits)]] = True
@@ -405,10 +407,9 @@ class Launches:
 
     def behind(self, mine: Array, entries: Array) -> Array:
         """Returns a mask of these lanes of the grid that are behind some of these entries, mostly of their own cluster."""
-        out, per = np.zeros(len(mine), np.bool_), self.races.per
+        out, per = np.zeros(len(mine), bool), self.races.per
         cluster, theirs = mine // per, lanes_of(entries) // per
-        for unit in np.unique(cluster).tolist():
-            at = np.flatnonzero(cluster == unit)
+        for unit, at in by_value(cluster):
             out[at] = self.behind_any(mine[at], entries[theirs == unit])
         if self.races.learns and not out.all():
             out[~out] = self.behind_any(mine[~out], entries)
@@ -440,7 +441,7 @@ class Launches:
         if at_once and self._pending:
             self.acquire((access.lanes.index + self.races.first).tolist())
 
-    def fence(self, lanes: Lanes) -> None:
+    def fence(self, lanes: LaneSet) -> None:
         """Makes lanes, which fence for the device, acquire what they have read until now."""
         if self._pending:
             self.acquire((lanes.index + self.races.first).tolist())
@@ -479,19 +480,14 @@ class Launches:
             for table in region.reads if writes else ():
                 self.judge(access, table.entries[rows], table.sites[rows], position, (did, "read"))
 
-    def may_race(self, i: Instruction, sites: Array, writes: bool, strong: bool) -> Array:
+    def may_race(self, i: PtxInstruction, sites: Array, writes: bool, strong: bool) -> Array:
         """Returns a mask of the atomics an access may race with: loads do not with loads, nor atomics of device scope with such."""
-        out: Array = sites != 0
+        out = sites != 0
         narrow = strong and scope_of(i.mods) != DEVICE
         for number in np.unique(sites[out]).tolist():
-            site = self.site(number)
+            site = self.past.sites[number]
             out[sites == number] = (writes or not site.loads) and (not strong or narrow or site.narrow)
         return out
-
-    def site(self, number: int) -> Site:
-        found = self.past.sites[number]
-        assert found is not None
-        return found
 
     def judge(self, access: ShadowAccess, entries: Array, sites: Array, position: Array, verbs: tuple[str, str]) -> None:
         """Reports earlier accesses, one a granule of the access, that nothing orders before it."""
@@ -509,10 +505,9 @@ class Launches:
                 some, which = np.unique(mine[over], return_inverse=True)
                 over[over] = self.behind(some, heard.entries)[which]
                 at, mine = at[~over], mine[~over]
-        for number in np.unique(sites[at]).tolist():
-            those = at[sites[at] == number]
-            first = int(those[0])
-            self.report(access, int(position[first]), int(entries[first]), self.site(number), verbs, len(those))
+        for number, those in by_value(sites[at]):
+            first = int(at[those[0]])
+            self.report(access, int(position[first]), int(entries[first]), self.past.sites[number], verbs, len(those))
 
     def report(self, access: ShadowAccess, at: int, entry: int, theirs: Site, verbs: tuple[str, str], count: int) -> None:
         """Reports a finding of this launch, the later one; `at`: the granule of the access, `entry`: the other side."""

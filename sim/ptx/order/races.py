@@ -3,31 +3,55 @@
 Atomics and strong accesses (volatile, relaxed, acquire, release) do not race with each other, as long as each is in the scope of
 the other (PTX ISA, "Morally strong operations"): `.cta` of one excludes all threads of other blocks, `.cluster` those of other
 clusters, whatever the scope of the other one.
+
+Bulk copies are accesses of many bytes each. A copy reads its source and writes its destination at any moment from its issue
+until its wait, from when on it is an ordinary access. A granule belongs to the copy that has its first byte: rows of a tensor may
+begin and end anywhere.
+
+Other blocks of a cluster may access a block's shared memory only after it has begun, and it may not exit before they are done
+(CUDA C++ Programming Guide, "Distributed Shared Memory"). Both must follow from the order of the threads, whatever the machine
+ran first.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from ..report.findings import Key, place_of, source_and_call, thread_name
-from ..state.lanes import Lanes, Wave
+from ..report.findings import Findings, Key, place_of, source_and_call, thread_name
+from ..state.lanes import LaneSet, Wave, by_value
 from ..state.segments import Access, Segment
-from ..text.syntax import Array
-from .accesses import Rows, ShadowAccess, Table, TileAccess, Touch, Who, same_for_warps, windows
-from .clocks import BLOCKS, CLUSTERS, LANES, ONE, lanes_of, levels_of, stamps_of
-from .copies import CopyRaces
-from .detector import COPY, LANDING
+from ..text.syntax import Array, PtxInstruction
+from .accesses import (
+    CLUSTER,
+    DEVICE,
+    Rows,
+    ShadowAccess,
+    Table,
+    TileAccess,
+    Touch,
+    Who,
+    is_async,
+    is_phase,
+    is_strong,
+    same_for_warps,
+    scope_of,
+    windows,
+)
+from .clocks import BLOCKS, CLUSTERS, LANES, LOW, ONE, STAMP, highest, lanes_of, levels_of, stamps_of
+from .detector import COPY, LANDING, Detector
 from .history import Launches
-from .sharing import CLUSTER, DEVICE, is_async, is_phase, is_strong, scope_of
 from .tiles import TileReads
+
+LATEST = LOW << np.uint64(STAMP)
+"""The stamp of an entry that no access is ordered behind."""
 
 LEFT_OUT = "are in blocks that the scope of one of them leaves out: they are neither ordered nor atomic to each other"
 LOCKSTEP = "work only in lockstep: both are volatile, but nothing lets the lanes of the warp wait for each other (__syncwarp would)"
 
 
-class Races(CopyRaces):
+class Races(Detector):
     """The race detector of one launch."""
 
     launches: Launches | None = None
@@ -42,7 +66,7 @@ class Races(CopyRaces):
         """Makes the launch part of a history."""
         self.launches, self.in_history = launches, True
 
-    def fence(self, lanes: Lanes, scope: int) -> None:
+    def fence(self, lanes: LaneSet, scope: int) -> None:
         super().fence(lanes, scope)
         if self.launches is not None and scope == DEVICE:
             self.launches.fence(lanes)
@@ -167,7 +191,7 @@ class Races(CopyRaces):
         if len(lost):
             # Several lanes wrote there at once: within a warp one of them wins, between warps that is a race.
             winner, store = lanes_of(won[lost]), self.store_of(access)
-            same = np.zeros(len(lost), np.bool_) if store is None else store.same_at_once(access, lost, winner)
+            same = np.zeros(len(lost), bool) if store is None else store.same_at_once(access, lost, winner)
             apart = winner >> 5 != lane[lost] >> 5
             self.report_writers(access, lost[apart], won[lost[apart]], np.full(np.count_nonzero(apart), number), same[apart])
             beside = lost[same & apart]
@@ -260,3 +284,171 @@ class Races(CopyRaces):
             key: Key = ("proxy", place_of(i), place_of(theirs), tensor)
             address, place = int(access.addresses[position]), access.lanes.place(position)
             self.findings.record("proxy", message, (i, theirs), place, key, count=len(mine), address=address, tensor=tensor)
+
+    # -- asynchronous copies -----------------------------------------------------------------------------------------------
+
+    def tile_access(self, lanes: LaneSet, row: Array, chunks: Array, offsets: Array, i: PtxInstruction) -> TileAccess:
+        """Returns tiles of shared memory, the k-th by lane row[k]: `chunks` (tiles, n), 16-byte elements of the wave; `offsets`."""
+        addresses = np.zeros(lanes.n, np.int64)
+        addresses[row] = offsets
+        lane, column = lanes.index[row] + self.first, lanes.warp[row] % self.warps
+        return TileAccess(i, lanes, addresses, self.shared, chunks, 4 - self.shared_shift, row, lane, column)
+
+    def piece_access(
+        self, lanes: LaneSet, segment: Segment, starts: Array, lengths: Array, row: Array, i: PtxInstruction
+    ) -> ShadowAccess | None:
+        """Returns ranges of bytes of a tensor, the k-th by lane row[k]; None if no store of the kernel reaches the tensor."""
+        area = self.area(segment) if segment.space == "global" else None
+        if area is None:
+            return None
+        up = (1 << area.shift) - 1
+        begin = starts + (segment.address - segment.start - area.low)
+        area.shadow.ragged |= bool(((begin | begin + lengths) & up).any())
+        first = (begin + up) >> area.shift
+        count = ((begin + lengths + up) >> area.shift) - first
+        before = np.cumsum(count) - count
+        rows = np.repeat(first - before, count) + np.arange(int(count.sum()))
+        position = np.repeat(row, count)
+        addresses = np.zeros(lanes.n, np.int64)
+        addresses[row[::-1]] = starts[::-1]
+        who = Who(lanes.index[position] + self.first, position, position, position)
+        return ShadowAccess(i, lanes, addresses, segment, area.shadow, rows, None, who)
+
+    # -- reads --------------------------------------------------------------------------------------------------------
+
+    def issue(self, access: Touch, table: Table) -> None:
+        """Enters copies that read or write until their threads have waited: no access can be ordered behind that yet, those of
+        their own lanes included.
+        """
+        table.used, number, boxes = True, self.number(access.instruction), access.boxes
+        if boxes is None:
+            table.entries[access.rows, 0] = access.who.lane.astype(np.uint64) | LATEST
+            table.by[access.rows, 0] = number
+        else:
+            windows(table.entries, boxes.count)[boxes.starts] = (boxes.lane.astype(np.uint64) | LATEST)[:, None, None]
+            windows(table.by, boxes.count)[boxes.starts] = number
+
+    def copied(self, lanes: LaneSet, readings: list[Touch]) -> None:
+        """Notes readings of copies, for which the lanes have waited, as reads at this moment."""
+        for reading in readings:
+            copies = reading.shadow.copies
+            mine = np.isin(reading.lane if isinstance(reading, TileAccess) else reading.who.lane, lanes.index + self.first)
+            if not mine.any():
+                continue
+            some: Touch
+            if isinstance(reading, TileAccess):
+                some = reading.take(np.flatnonzero(mine), lanes)
+            else:
+                columns, lane = None if reading.columns is None else reading.columns[mine], reading.who.lane[mine]
+                some = replace(reading, lanes=lanes, rows=reading.rows[mine], columns=columns, who=Who(lane, lane, lane, lane))
+            if some.boxes is None:
+                copies.entries[some.rows] = 0
+            else:
+                windows(copies.entries, some.boxes.count)[some.boxes.starts] = 0
+            self.note(some, reading.shadow.reads)
+
+    # -- writes -------------------------------------------------------------------------------------------------------
+
+    def landed(self, lanes: LaneSet, size: int, elements: Array) -> None:
+        """Notes copies into `elements` of `size` bytes, for which the lanes have waited, as writes at this moment."""
+        count = max(1, size >> self.shared_shift)
+        rows, who = elements.astype(np.int64) * count, self.who(lanes, count)
+        rows = rows[who.position] + np.tile(np.arange(count), lanes.n)
+        self.shared.writes.entries.reshape(-1)[rows] = self.entries(who.lane, ONE)
+
+    def issue_ordered(self, lanes: LaneSet, size: int, elements: Array) -> Array:
+        """Returns a mask of the lanes that are ordered behind the issue of the copy in flight to their element."""
+        count = max(1, size >> self.shared_shift)
+        rows = elements.astype(np.int64)[:, None] * count + np.arange(count)
+        entries = self.shared.writes.entries.reshape(-1)[rows.reshape(-1)]
+        race = self.unordered(np.repeat(lanes.index + self.first, count), entries, False)
+        return np.asarray(~race.reshape(lanes.n, count).any(axis=1))
+
+    def stamp(self, access: TileAccess) -> None:
+        """Makes the lanes of an access write now, each alone."""
+        table, boxes = access.shadow.writes, access.boxes
+        if boxes is None:
+            table.entries.reshape(-1)[access.rows] = self.entries(access.who.lane, ONE)
+        else:
+            windows(table.entries, boxes.count)[boxes.starts] = self.entries(boxes.lane, ONE)[:, None, None]
+
+    def written(self, access: ShadowAccess, lanes: Array) -> None:
+        """Turns the parts of a copy to a tensor for which these lanes of the wave have waited into writes at this moment."""
+        mine = np.isin(access.who.lane, lanes + self.first)
+        rows = access.rows[mine]
+        access.shadow.landing.entries[rows] = 0
+        access.shadow.writes.entries.reshape(-1)[rows] = self.entries(access.who.lane[mine], ONE)
+
+    def last_write(self, access: ShadowAccess) -> tuple[int, int]:
+        """Returns (moment, block of the grid) of the last plain write to the bytes of an access; moment 0: nobody wrote there."""
+        if not access.shadow.writes.used or not len(access.rows):
+            return 0, 0
+        entry = access.shadow.writes.entries[access.rows].max()
+        return int(entry) >> STAMP, int(lanes_of(entry)) // self.wave.lanes_per_block
+
+
+# -- lifetimes of blocks ------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Touches:
+    """The last access of each lane of the cluster to a block's shared memory from another block, and its instruction."""
+
+    stamps: Array
+    by: Array
+
+
+class Lifetimes:
+    """The lifetimes of a wave's blocks in clusters."""
+
+    def __init__(self, races: Races, wave: Wave, findings: Findings):
+        self.races, self.wave, self.findings = races, wave, findings
+        self.touched: dict[int, Touches] = {}
+        self.over: dict[int, Array] = {}
+        """Moments, for each lane of the cluster, until which its accesses were over for a thread of the block that has exited."""
+
+    def touch(self, lanes: LaneSet, blocks: Array, i: PtxInstruction) -> None:
+        """Notes that the lanes access the shared memory of these blocks of the wave, one a lane, none its own."""
+        races, place = self.races, lanes.index % self.races.per
+        early = ~races.begun(lanes, blocks)
+        if early.any():
+            block = self.number(int(blocks[early][0]))
+            message = f"access to the shared memory of block {block}, which may not have begun: no cluster barrier is before it"
+            self.findings.report("not begun", message, i, lanes, np.flatnonzero(early))
+        if is_phase(i) and "arrive" not in i.mods:
+            return  # a phase is not complete without the bytes that are expected: who waits for it waits for this
+        for block in np.unique(blocks).tolist():
+            found = self.touched.get(block)
+            if found is None:
+                found = self.touched[block] = Touches(np.zeros(races.per, np.int64), np.zeros(races.per, np.int64))
+            at = place[blocks == block]
+            found.stamps[at], found.by[at] = races.now, races.number(i)
+
+    def leave(self, lanes: LaneSet) -> None:
+        """Checks blocks whose last thread is among these, which have exited: every access to their memory must be over."""
+        races, per = self.races, self.races.per
+        for block in lanes.block_ids.tolist():
+            part = lanes.subset(np.flatnonzero(lanes.block == block))
+            start = int(part.index[0]) // per * per + races.first
+            learnt = [races.learnt(lane) for lane in (part.index + races.first).tolist()]
+            known = [one[start : start + per] for one in learnt if one is not None]
+            self.over[block] = highest([races.released(races.groups(part))[0, :per], *known, self.over.get(block)])
+            if block in self.touched and not self.wave.alive_by_block[block]:
+                self.check(block)
+
+    def check(self, block: int) -> None:
+        touched = self.touched[block]
+        late = np.flatnonzero(touched.stamps > self.over[block])
+        for number, at in by_value(touched.by[late]):
+            lanes = late[at]
+            i = self.races.instructions[number]
+            place = self.wave.place(block // self.wave.cluster * self.races.per + int(lanes[0]))
+            message = (
+                f"access to the shared memory of block {self.number(block)}, which may have exited: nothing makes its threads "
+                "wait for this"
+            )
+            key = ("exited block", i.line, i.text, None)
+            self.findings.record("exited block", message, (i,), place, key, count=len(lanes), address=None, tensor=None)
+
+    def number(self, block: int) -> int:
+        return self.wave.number(self.wave.first_block + block)

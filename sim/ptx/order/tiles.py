@@ -2,7 +2,7 @@
 
 A product reads its tiles at any time from its issue until its warps have waited for it. A later writer must be ordered behind
 the wait of one of the four warps: they run the product together, and pipelines let one of them release a stage. An earlier
-write must be over for each of the four, and be visible to the asynchronous proxy (`order.proxy`).
+write must be over for each of the four, and be visible to the asynchronous proxy (`order.clocks`).
 """
 
 from __future__ import annotations
@@ -16,11 +16,10 @@ import numpy as np
 from ..report.findings import source, thread_name
 from ..state.lanes import GROUP, WARP
 from ..state.segments import Pages
-from ..text.syntax import Array, Instruction
-from .accesses import Touch
+from ..text.syntax import Array, PtxInstruction
+from .accesses import Touch, is_async
 from .clocks import LANE, LANES, LOW, ONE, STAMP, lanes_of, levels_of, stamps_of
 from .detector import Detector
-from .sharing import is_async
 
 UNIT = 16
 REMEMBERED = 1 << 16
@@ -55,7 +54,7 @@ class TileReads:
         self.log: list[tuple[TileOperand, Array, Array]] = []
         """Readings that `by_unit` does not have yet: (operand, column, number)."""
         self.waited, self.readers = np.zeros((64, GROUP), np.int64), np.zeros(64, np.int64)
-        self.by: list[Instruction] = []
+        self.by: list[PtxInstruction] = []
         self.count = 1
         self.over: set[tuple[int, int]] = set()
         """Pairs of a warpgroup (its first warp) and an entry that have been checked."""
@@ -72,7 +71,7 @@ class TileReads:
         self.log.clear()
         return self.latest
 
-    def issue(self, i: Instruction, first: Array, operands: Sequence[TileOperand]) -> Array:
+    def issue(self, i: PtxInstruction, first: Array, operands: Sequence[TileOperand]) -> Array:
         """Records that products of warpgroups with these first warps read their operands. Returns the readings' numbers."""
         column = first % self.races.wave.warps_per_block // GROUP
         for one in operands:
@@ -100,17 +99,17 @@ class TileReads:
         """Returns a mask of the units that a tensor copy wrote last."""
         races = self.races
         if not races.shared.writes.used or not races.instructions:
-            return np.zeros(len(units), np.bool_)
+            return np.zeros(len(units), bool)
         by = races.shared.writes.by.reshape(-1)[units * (UNIT >> races.shared_shift)]
-        return np.asarray(np.array([is_async(one) and "tensor" in one.mods for one in races.instructions])[by])
+        return np.array([is_async(one) and "tensor" in one.mods for one in races.instructions])[by]
 
     def floor(self, blocks: Array) -> Array:
         """Returns until when all accesses to these blocks' memory are over for all of each block: 0 (unknown) in clusters."""
-        return np.asarray(self.races.base[blocks]) if self.races.wave.cluster == 1 else np.zeros(len(blocks), np.int64)
+        return self.races.base[blocks] if self.races.wave.cluster == 1 else np.zeros(len(blocks), np.int64)
 
     # -- earlier writes -------------------------------------------------------------------------------------------------------
 
-    def look_back(self, i: Instruction, first: Array, operand: TileOperand) -> None:
+    def look_back(self, i: PtxInstruction, first: Array, operand: TileOperand) -> None:
         """Reports writes that are not over for all of the warps, or that the asynchronous proxy may not see."""
         if not self.races.shared.writes.used:
             return
@@ -128,7 +127,7 @@ class TileReads:
             who = np.repeat(np.arange(len(first)), [len(values) for values, _ in parts])
             found, where = np.concatenate([values for values, _ in parts]), np.concatenate([at for _, at in parts])
         pairs = list(zip(first[who].tolist(), found.tolist(), strict=True))
-        some = np.array([entry != 0 and (one, entry) not in self.over for one, entry in pairs], np.bool_)
+        some = np.array([entry != 0 and (one, entry) not in self.over for one, entry in pairs], bool)
         if not some.any():
             return
         # Order behind a write is never lost.
@@ -139,7 +138,7 @@ class TileReads:
         rows = units.reshape(len(first), -1)[who, where // wide] * wide + where % wide
         self.judge(i, first[who], found, rows)
 
-    def judge(self, i: Instruction, first: Array, entries: Array, rows: Array) -> None:
+    def judge(self, i: PtxInstruction, first: Array, entries: Array, rows: Array) -> None:
         """Judges the entries at these granules, each read by the warpgroup of a first warp."""
         races = self.races
         by = races.shared.writes.by.reshape(-1)[rows]
@@ -167,7 +166,7 @@ class TileReads:
             at = np.flatnonzero(race)
             four = races.unordered(readers[at].reshape(-1), np.repeat(entries[at], GROUP), True)
             race[at] = four.reshape(-1, GROUP).any(axis=1)
-        bad = np.zeros(len(first), np.bool_)
+        bad = np.zeros(len(first), bool)
         if races.proxy is not None:
             ordinary = ~races.asynchronous()[by] & ~race
             at = np.flatnonzero(ordinary)
@@ -241,7 +240,12 @@ class TileReads:
         self.record("race", message, (i, theirs), access.lanes.place(position), (1, address))
 
     def record(
-        self, kind: str, message: str, pair: tuple[Instruction, Instruction], place: tuple[int, int, int], size: tuple[int, int]
+        self,
+        kind: str,
+        message: str,
+        pair: tuple[PtxInstruction, PtxInstruction],
+        place: tuple[int, int, int],
+        size: tuple[int, int],
     ) -> None:
         """Records a finding at the first instruction of a pair; (count, address)."""
         key = (kind, *sorted(one.line for one in pair), None)

@@ -10,13 +10,13 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import Self, TypeVar
 
 import numpy as np
 
-from ..state.lanes import SECTOR, Lanes, distinct
+from ..state.lanes import SECTOR, LaneSet, distinct
 from ..state.segments import Segment
-from ..text.syntax import TYPES, Array, Instruction, Line
+from ..text.syntax import TYPES, Array, Line, PtxInstruction
 
 _OPCODES = {
     "tensor core": "mma wmma wgmma",
@@ -39,7 +39,7 @@ _FLOATS |= {"f16x2": "fp16, bf16", "bf16x2": "fp16, bf16"}
 _SPACES = ("global", "shared", "local", "const", "param")
 
 
-def instruction_class(instruction: Instruction) -> str:
+def instruction_class(instruction: PtxInstruction) -> str:
     """Returns the class of an instruction.
 
     Loads and stores, those of wmma too, go by their state space ("load global", "store shared", "load generic", ...),
@@ -64,13 +64,22 @@ def instruction_class(instruction: Instruction) -> str:
     return "fp64" if found == "special function" and last == "f64" else found
 
 
-def copies_by_lanes(i: Instruction) -> bool:
+def copies_by_lanes(i: PtxInstruction) -> bool:
     """True for a cp.async that copies: not for bulk copies, groups or arrivals at an mbarrier."""
     return i.opcode == "cp" and "global" in i.mods and "bulk" not in i.mods
 
 
+class Summed:
+    """Counts that add up."""
+
+    def add(self, other: Self) -> None:
+        mine = vars(self)
+        for name, value in vars(other).items():
+            mine[name] += value
+
+
 @dataclass
-class Traffic:
+class TensorCounts(Summed):
     """Traffic of one tensor in global memory.
 
     `*_bytes` are lane-requested bytes: the sum over active lanes of the access width. `unique_*_bytes` count a byte
@@ -104,18 +113,15 @@ class Traffic:
         """Requested bytes / bytes of their sectors. Above 1 where lanes share bytes; None without traffic."""
         return self.requested_bytes / (SECTOR * self.sectors) if self.sectors else None
 
-    def sides(self) -> dict[str, Traffic]:
+    def sides(self) -> dict[str, TensorCounts]:
         """Reads ("read") and writes ("write") apart."""
         numbers = vars(self)
         return {
-            side: Traffic(**{name: count for name, count in numbers.items() if side in name.split("_")})
+            side: TensorCounts(**{name: count for name, count in numbers.items() if side in name.split("_")})
             for side in ("read", "write")
         }
 
-    def add(self, other: Traffic) -> None:
-        _add_fields(self, other)
-
-    def count(self, lanes: Lanes, addresses: Array, size: int | Array, write: bool) -> None:
+    def count(self, lanes: LaneSet, addresses: Array, size: int | Array, write: bool) -> None:
         """Counts one access of `size` bytes a lane at aligned virtual `addresses` (uint64, one a lane).
 
         `size` is an array where lanes differ (cp.async with a source size); then each address has one size.
@@ -145,15 +151,8 @@ class Traffic:
             self.unique_read_bytes += unique
 
 
-def _add_fields(to: object, other: object) -> None:
-    """Adds the numbers of one dataclass of numbers to those of another."""
-    mine = vars(to)
-    for name, value in vars(other).items():
-        mine[name] += value
-
-
 @dataclass
-class SharedCounts:
+class SharedCounts(Summed):
     """Shared memory: warp-level requests, lane-requested bytes, and wavefronts.
 
     A wavefront is one pass over the 32 banks of 4 bytes; lanes that read the same word share it. `ideal_wavefronts`
@@ -170,9 +169,6 @@ class SharedCounts:
         """Bank conflicts: wavefronts beyond the ideal."""
         return self.wavefronts - self.ideal_wavefronts
 
-    def add(self, other: SharedCounts) -> None:
-        _add_fields(self, other)
-
     def count(self, requests: int, nbytes: int, wavefronts: int, ideal: int) -> None:
         self.requests += requests
         self.bytes += nbytes
@@ -180,7 +176,7 @@ class SharedCounts:
         self.ideal_wavefronts += ideal
 
 
-Addable = TypeVar("Addable", Traffic, SharedCounts)
+Addable = TypeVar("Addable", bound=Summed)
 
 
 def total(kind: type[Addable], parts: Iterable[Addable]) -> Addable:
@@ -212,7 +208,7 @@ class Counts:
     mma_flops: int = 0
     by_opcode: dict[str, int] = field(default_factory=dict)
     by_class: dict[str, int] = field(default_factory=dict)
-    traffic: dict[str, Traffic] = field(default_factory=dict)
+    traffic: dict[str, TensorCounts] = field(default_factory=dict)
     shared: dict[tuple[str, int], SharedCounts] = field(default_factory=dict)
     distributed: dict[tuple[str, int], SharedCounts] = field(default_factory=dict)
     inlined_at: set[Line] = field(default_factory=set)
@@ -229,7 +225,7 @@ class Counts:
         self.predicated_off += other.predicated_off
         self.divergent_branches += other.divergent_branches
         for tensor, moved in other.traffic.items():
-            self.traffic.setdefault(tensor, Traffic()).add(moved)
+            self.traffic.setdefault(tensor, TensorCounts()).add(moved)
         for known, added in ((self.shared, other.shared), (self.distributed, other.distributed)):
             for access, passed in added.items():
                 known.setdefault(access, SharedCounts()).add(passed)
@@ -240,9 +236,9 @@ class Counts:
         return self.thread_instructions / self.instructions if self.instructions else 0.0
 
     @property
-    def global_memory(self) -> Traffic:
+    def global_memory(self) -> TensorCounts:
         """Traffic of all tensors together."""
-        return total(Traffic, self.traffic.values())
+        return total(TensorCounts, self.traffic.values())
 
     @property
     def shared_memory(self) -> SharedCounts:
@@ -287,11 +283,13 @@ Mix = tuple[tuple[Line, Counts], ...]
 class LaunchTally:
     """The growing counts of a running launch, by instruction."""
 
-    traffic: defaultdict[tuple[Instruction, Segment], Traffic] = field(default_factory=lambda: defaultdict(Traffic))
-    shared: defaultdict[tuple[Instruction, str, int], SharedCounts] = field(default_factory=lambda: defaultdict(SharedCounts))
-    distributed: defaultdict[tuple[Instruction, str, int], SharedCounts] = field(default_factory=lambda: defaultdict(SharedCounts))
-    predicated_off: defaultdict[Instruction, int] = field(default_factory=lambda: defaultdict(int))
-    divergent: defaultdict[Instruction, int] = field(default_factory=lambda: defaultdict(int))
+    traffic: defaultdict[tuple[PtxInstruction, Segment], TensorCounts] = field(default_factory=lambda: defaultdict(TensorCounts))
+    shared: defaultdict[tuple[PtxInstruction, str, int], SharedCounts] = field(default_factory=lambda: defaultdict(SharedCounts))
+    distributed: defaultdict[tuple[PtxInstruction, str, int], SharedCounts] = field(
+        default_factory=lambda: defaultdict(SharedCounts)
+    )
+    predicated_off: defaultdict[PtxInstruction, int] = field(default_factory=lambda: defaultdict(int))
+    divergent: defaultdict[PtxInstruction, int] = field(default_factory=lambda: defaultdict(int))
     barriers: int = 0
     waves: int = 0
 
@@ -312,7 +310,7 @@ class LaunchTally:
             lines[instruction.place].divergent_branches += ways
         for (instruction, segment), moved in self.traffic.items():
             if segment.space != "param":
-                lines[instruction.place].traffic.setdefault(segment.name, Traffic()).add(moved)
+                lines[instruction.place].traffic.setdefault(segment.name, TensorCounts()).add(moved)
         for space in ("shared", "distributed"):
             for (instruction, kind, size), passed in getattr(self, space).items():
                 getattr(lines[instruction.place], space).setdefault((kind, size), SharedCounts()).add(passed)
@@ -324,7 +322,7 @@ class LaunchTally:
         return out
 
 
-def mix_of(instructions: Iterable[tuple[Instruction, int]]) -> Mix:
+def mix_of(instructions: Iterable[tuple[PtxInstruction, int]]) -> Mix:
     """Returns what one warp adds to each line by executing (instruction, tensor-core FLOPs) once, without counts of lanes."""
     lines: defaultdict[Line, Counts] = defaultdict(Counts)
     for instruction, flops in instructions:

@@ -16,9 +16,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ..state.lanes import GROUP, WARP, Lanes, Wave, wavefronts
+from ..state.lanes import GROUP, WARP, LaneSet, Wave, run_starts, wavefronts
 from ..state.segments import Access, Segment
-from ..text.syntax import Array, Instruction
+from ..text.syntax import Array, PtxInstruction
 from .counters import copies_by_lanes
 
 WORD = 4
@@ -62,7 +62,7 @@ class Writers:
         table, each = self.table(segment), np.repeat(numbers, words.shape[1])
         order = np.argsort(words, axis=None, kind="stable")
         found, each = words.reshape(-1)[order], each[order]
-        for a, b in pairwise([*np.flatnonzero(np.diff(found, prepend=-1)).tolist(), len(found)]):
+        for a, b in pairwise([*run_starts(found).tolist(), len(found)]):
             before, mine = self.every[table[found[a]]], np.unique(each[a:b]).tolist()
             rows = {self.rows[number] for number in mine if number}
             kept = [number for number in before.by if self.rows[number] not in rows]
@@ -199,7 +199,7 @@ class DiaryPart(NamedTuple):
     row: int
     start: int
     end: int
-    lanes: Lanes
+    lanes: LaneSet
 
 
 @dataclass(frozen=True)
@@ -209,7 +209,7 @@ class Listing:
     flops: tensor-core FLOPs of a warp. spins: loops that only wait, from the head to the last instruction.
     """
 
-    instructions: Sequence[Instruction]
+    instructions: Sequence[PtxInstruction]
     reads: Sequence[int]
     writes: Sequence[int]
     flops: Sequence[int]
@@ -273,7 +273,7 @@ class Diary:
         self.local = next(k for k in range(wave.blocks) if wave.number(wave.first_block + k) == self.block)
         self._first, self._end = self.local * wave.lanes_per_block, (self.local + 1) * wave.lanes_per_block
         self.rows = [Row() for _ in range(wave.warps_per_block)]
-        self._parts: dict[Lanes, list[DiaryPart]] = {}
+        self._parts: dict[LaneSet, list[DiaryPart]] = {}
         self._met: defaultdict[tuple[str, int], list[int]] = defaultdict(list)
         self._over: dict[str, tuple[int, tuple[int, ...]]] = dict.fromkeys(("barrier", "cluster"), (-1, ()))
         self._phases: defaultdict[tuple[int, int, int], list[int]] = defaultdict(list)
@@ -295,7 +295,7 @@ class Diary:
         self._writers = None
         del self.name
 
-    def parts(self, lanes: Lanes) -> list[DiaryPart]:
+    def parts(self, lanes: LaneSet) -> list[DiaryPart]:
         """Returns the block's warps in a set of lanes."""
         found = [] if self.too_long else self._parts.get(lanes)
         if found is None:
@@ -303,7 +303,7 @@ class Diary:
                 self._parts.clear()
             first, end = (int(n) for n in np.searchsorted(lanes.index, (self._first, self._end)))
             rows = (lanes.index[first:end] - self._first) // WARP
-            starts = np.flatnonzero(np.diff(rows, prepend=-1)).tolist()
+            starts = run_starts(rows).tolist()
             found = self._parts[lanes] = [
                 DiaryPart(int(rows[a]), first + a, first + b, lanes.subset(np.arange(first + a, first + b)))
                 for a, b in pairwise([*starts, end - first])
@@ -312,7 +312,7 @@ class Diary:
 
     # -- instructions -----------------------------------------------------------------------------------------------------
 
-    def ran(self, lanes: Lanes, first: int, end: int) -> None:
+    def ran(self, lanes: LaneSet, first: int, end: int) -> None:
         """Records that lanes run instructions from `first` to `end`; their acts are recorded after this call."""
         for part in self.parts(lanes):
             row = self.rows[part.row]
@@ -365,7 +365,7 @@ class Diary:
         self._numbers += 1
         return self._numbers
 
-    def signs_of(self, lanes: Lanes, pc: int) -> list[int]:
+    def signs_of(self, lanes: LaneSet, pc: int) -> list[int]:
         """Returns the arrivals of the block's warps, one each."""
         found = []
         for part in self.parts(lanes):
@@ -374,7 +374,7 @@ class Diary:
             self.note(part.row, pc, Sign(found[-1]))
         return found
 
-    def stuck(self, lanes: Lanes, instruction: Instruction, what: str) -> None:
+    def stuck(self, lanes: LaneSet, instruction: PtxInstruction, what: str) -> None:
         """Records that lanes wait at an instruction for what never comes."""
         for part in self.parts(lanes):
             self.rows[part.row].stuck.append((self.at[instruction], f"{what}; it is never over"))
@@ -416,8 +416,7 @@ class Diary:
         start = access.addresses.astype(np.int64) - (0 if access.segment is None else access.segment.start)
         if access.space == "shared":
             start = start + access.lanes.block * access.lanes.wave.shared_stride
-        found: Array = (start // WORD)[:, None] + np.arange(max(1, access.size // WORD))
-        return found
+        return (start // WORD)[:, None] + np.arange(max(1, access.size // WORD))
 
     def _asked(self, access: Access, pc: int) -> None:
         """Records that a loop that only waits reads memory: it waits for the last writer there."""
@@ -450,15 +449,15 @@ class Diary:
 
     # -- cp.async ---------------------------------------------------------------------------------------------------------
 
-    def issued(self, lanes: Lanes) -> dict[int, int]:
+    def issued(self, lanes: LaneSet) -> dict[int, int]:
         """Returns the copies of an instruction by row; the instruction is over."""
         return {part.row: self._issued.pop(part.row) for part in self.parts(lanes) if part.row in self._issued}
 
-    def committed(self, lanes: Lanes) -> None:
+    def committed(self, lanes: LaneSet) -> None:
         for part in self.parts(lanes):
             self.rows[part.row].groups += 1
 
-    def waited(self, lanes: Lanes, i: Instruction, kind: str, on: Mapping[int, Iterable[int]], read: bool = False) -> None:
+    def waited(self, lanes: LaneSet, i: PtxInstruction, kind: str, on: Mapping[int, Iterable[int]], read: bool = False) -> None:
         """Records that warps have waited for their entries in `on`, by row."""
         for part in self.parts(lanes):
             mine = tuple(dict.fromkeys(on.get(part.row, ())))
@@ -467,7 +466,7 @@ class Diary:
                 row.flying = [number for number in row.flying if number not in mine]
             self.note(part.row, self.at[i], WaitSpan(kind, "", mine, read=read))
 
-    def promised(self, lanes: Lanes, instruction: Instruction) -> dict[int, int]:
+    def promised(self, lanes: LaneSet, instruction: PtxInstruction) -> dict[int, int]:
         """Records that warps will arrive when their copies have landed; returns the promises by row."""
         found = {}
         for part in self.parts(lanes):
@@ -486,7 +485,7 @@ class Diary:
     # -- bulk copies ------------------------------------------------------------------------------------------------------
 
     def bulk(
-        self, lanes: Lanes, tensor: str, where: Sequence[str], nbytes: Array, i: Instruction, inward: bool, across: Array
+        self, lanes: LaneSet, tensor: str, where: Sequence[str], nbytes: Array, i: PtxInstruction, inward: bool, across: Array
     ) -> list[int]:
         """Starts copies, one a lane; returns their numbers, -1 in other blocks. `across`: from shared memory to another block's."""
         found = [-1] * lanes.n
@@ -502,11 +501,11 @@ class Diary:
 
     # -- barriers ---------------------------------------------------------------------------------------------------------
 
-    def came(self, kind: str, number: int, lanes: Lanes, pc: int) -> None:
+    def came(self, kind: str, number: int, lanes: LaneSet, pc: int) -> None:
         """Records that warps arrive at a barrier of the block or of its cluster."""
         self._met[kind, number] += self.signs_of(lanes, pc)
 
-    def met(self, kind: str, number: int, waits: Iterable[tuple[Lanes, int]], outside: bool = False) -> None:
+    def met(self, kind: str, number: int, waits: Iterable[tuple[LaneSet, int]], outside: bool = False) -> None:
         """Completes a barrier: the lanes that wait, at an instruction each, go on; a cluster's may do so one after the other."""
         if (kind, number) in self._met:
             self._meetings += 1
@@ -524,7 +523,7 @@ class Diary:
         self._per = per
         self._lives[key] += 1
 
-    def arrived(self, key: int, phase: int, lanes: Lanes, instruction: Instruction) -> None:
+    def arrived(self, key: int, phase: int, lanes: LaneSet, instruction: PtxInstruction) -> None:
         """Records that lanes arrive at a phase of an mbarrier, or count bytes down."""
         if key // self._per != self.local:
             return
@@ -544,7 +543,7 @@ class Diary:
             self._phases[at] += [number] if number >= 0 else []
             self._outside |= {at} if number < 0 else set()
 
-    def saw(self, lanes: Lanes, key: int, phase: int, pc: int) -> None:
+    def saw(self, lanes: LaneSet, key: int, phase: int, pc: int) -> None:
         """Records that lanes have waited until a phase was complete; a negative one is before the first."""
         at = key, self._lives[key], phase
         which = f"phase {phase}" if phase >= 0 else "the phase before the first"
@@ -555,7 +554,7 @@ class Diary:
 
     # -- warpgroups, registers --------------------------------------------------------------------------------------------
 
-    def multiplied(self, lanes: Lanes, pc: int, size: tuple[int, int]) -> dict[int, int]:
+    def multiplied(self, lanes: LaneSet, pc: int, size: tuple[int, int]) -> dict[int, int]:
         """Records a product of whole warpgroups (FMAs of each, bits of an element); returns its number by the first row of each."""
         found: dict[int, int] = {}
         for part in self.parts(lanes):
@@ -566,7 +565,7 @@ class Diary:
             self.note(part.row, pc, MultiplyIssue(found[first]))
         return found
 
-    def resized(self, lanes: Lanes, pc: int, more: bool) -> None:
+    def resized(self, lanes: LaneSet, pc: int, more: bool) -> None:
         """Records that a warp has the registers that it asked for; if it gives some back, others may have them from then on."""
         if more:
             for part in self.parts(lanes):

@@ -20,14 +20,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 
 from cupyflash.words import plural
 
-from ..state.lanes import Lanes
-from ..text.syntax import Array, Instruction, Line, base_name
+from ..state.lanes import LaneSet
+from ..text.syntax import Array, Line, PtxInstruction, base_name
 
 LIMIT = 100
 """Most findings that a launch keeps; further ones are only counted."""
@@ -58,7 +58,7 @@ KINDS = {
     "null pointer": "an access near address 0",
     "out of bounds": "an access outside of the memory that its address belongs to",
     "partial barrier": "threads had exited before a barrier of the whole block",
-    "proxy": "no fence between two ways to memory (`order.proxy`)",
+    "proxy": "no fence between two ways to memory (`order.clocks`)",
     "race": "two accesses that nothing orders (`order.races`)",
     "read-only": "a store to memory that may only be read",
     "register budget": "a setmaxnreg that the warp or its warpgroup may not run",
@@ -126,13 +126,6 @@ class Verdict(NamedTuple):
     severity: str
 
 
-class Allowance(Protocol):
-    """A suppression, as `Findings` sees it."""
-
-    def matches(self, finding: Finding) -> bool:
-        """True if it lets this finding pass."""
-
-
 Key = tuple[object, ...]
 """The key by which findings count as the same: a launch keeps the first of each key."""
 
@@ -159,7 +152,7 @@ class Findings:
     """
 
     kernel: str
-    allowed: Sequence[Allowance] = ()
+    allowed: Sequence[Suppression] = ()
     total: int = 0
     found: dict[Key, Record] = field(default_factory=dict)
     doubts: dict[Key, Record] = field(default_factory=dict)
@@ -171,8 +164,8 @@ class Findings:
         self,
         what: str | Verdict,
         message: str,
-        i: Instruction,
-        lanes: Lanes,
+        i: PtxInstruction,
+        lanes: LaneSet,
         at: Array | int | None = None,
         *,
         count: int | None = None,
@@ -194,7 +187,7 @@ class Findings:
         self,
         what: str | Verdict,
         message: str,
-        sides: tuple[Instruction, ...],
+        sides: tuple[PtxInstruction, ...],
         place: tuple[int, int, int],
         key: Key,
         *,
@@ -212,7 +205,7 @@ class Findings:
         if self.note(self.found, key, finding, count):
             self.total += count
 
-    def doubt(self, kind: str, message: str, i: Instruction, place: tuple[int, int, int], count: int, address: int) -> None:
+    def doubt(self, kind: str, message: str, i: PtxInstruction, place: tuple[int, int, int], count: int, address: int) -> None:
         """Records a possible fault; `settle` decides whether it is one."""
         finding = Finding(kind, message, self.kernel, i.source, i.line, *place, address, None, i.inlined_at)
         self.note(self.doubts, (kind, place_of(i), None), finding, count)
@@ -265,7 +258,7 @@ class Findings:
         return [replace(first, message=told, instructions=len(lines), lanes=lanes, severity=NOTE)]
 
 
-def place_of(i: Instruction) -> tuple[object, ...]:
+def place_of(i: PtxInstruction) -> tuple[object, ...]:
     """Returns what an instruction's copies in an unrolled loop share: line, calls, opcode; without line information, the PTX's."""
     return (i.opcode, i.source, i.inlined_at) if i.source else (i.line, i.text)
 
@@ -274,8 +267,8 @@ def place_of(i: Instruction) -> tuple[object, ...]:
 class Stuck:
     """Lanes that cannot go on at an instruction, and what they wait for: the end of "32 threads wait ..."."""
 
-    instruction: Instruction
-    lanes: Lanes
+    instruction: PtxInstruction
+    lanes: LaneSet
     what: str
 
 
@@ -285,7 +278,7 @@ MOST_GROUPS = 6
 
 def report_deadlock(findings: Findings, groups: list[Stuck]) -> None:
     """Reports a deadlock: a finding for each group, with the places of the others."""
-    places: dict[tuple[Instruction, str], list[Lanes]] = {}
+    places: dict[tuple[PtxInstruction, str], list[LaneSet]] = {}
     for group in groups:
         places.setdefault((group.instruction, group.what), []).append(group.lanes)
     for group in groups:
@@ -300,7 +293,7 @@ def report_deadlock(findings: Findings, groups: list[Stuck]) -> None:
         findings.report("deadlock", message, group.instruction, group.lanes, 0, count=group.lanes.n)
 
 
-def crowd(*sets: Lanes) -> str:
+def crowd(*sets: LaneSet) -> str:
     """Returns a short name of threads: warps 0-3 of block 1."""
     where: dict[tuple[int, ...], list[int]] = {}
     by_block: dict[int, set[int]] = {}
@@ -331,12 +324,12 @@ def stuck(threads: int) -> str:
     return f"{plural(threads, 'thread')} {'waits' if threads == 1 else 'wait'}"
 
 
-def source(i: Instruction) -> str:
+def source(i: PtxInstruction) -> str:
     """Returns an instruction's place: file:line of the CUDA source if the PTX has it, else the PTX line."""
     return at_line(i.source) if i.source else f"PTX line {i.line} ({i.text})"
 
 
-def source_and_call(i: Instruction) -> str:
+def source_and_call(i: PtxInstruction) -> str:
     """Returns `source`, and for inlined code the kernel's line that calls it."""
     return source(i) + (f" (inlined at {at_line(i.inlined_at[-1])})" if i.inlined_at else "")
 

@@ -7,7 +7,8 @@ conflicts, distinct bytes and sectors) are computed once a pattern.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
@@ -29,7 +30,7 @@ MOST = 16
 class AddressPattern:
     """Accesses of `size` bytes by `lanes`, at `relative` (signed, one a lane) bytes from the first one's address."""
 
-    def __init__(self, lanes: Lanes, relative: Array, size: int, key: bytes):
+    def __init__(self, lanes: LaneSet, relative: Array, size: int, key: bytes):
         self.lanes = lanes
         self.relative = relative
         self.size = size
@@ -50,8 +51,7 @@ class AddressPattern:
         found = self._indices.get(space)
         if found is None:
             found = self._indices[space] = (self.relative >> shift) + base(shift).astype(np.int64)
-        index: Array = found + (first >> shift)
-        return index
+        return found + (first >> shift)
 
     # -- counts -----------------------------------------------------------------------------------------------------------
 
@@ -82,10 +82,10 @@ class Patterns:
     """The patterns of a wave, the latest of each set of lanes."""
 
     def __init__(self) -> None:
-        self._found: dict[tuple[Lanes, int], list[AddressPattern]] = {}
+        self._found: dict[tuple[LaneSet, int], list[AddressPattern]] = {}
         self._lanes = 0
 
-    def of(self, lanes: Lanes, addresses: Array, size: int) -> tuple[int, AddressPattern]:
+    def of(self, lanes: LaneSet, addresses: Array, size: int) -> tuple[int, AddressPattern]:
         """Returns (first address, pattern) of accesses of `size` bytes at `addresses` (uint32 or uint64, one a lane)."""
         start = addresses[0]
         relative = (addresses - start).view(np.int32 if addresses.itemsize == 4 else np.int64)
@@ -109,12 +109,23 @@ class Patterns:
         return int(start), found
 
 
+def run_starts(numbers: Array) -> Array:
+    """Returns the places where runs of equal numbers (not negative) begin."""
+    return np.flatnonzero(np.diff(numbers, prepend=-1))
+
+
+def by_value(values: Array) -> Iterator[tuple[int, Array]]:
+    """Yields each of the values, the lowest first, with its places."""
+    for value in np.unique(values).tolist():
+        yield value, np.flatnonzero(values == value)
+
+
 def distinct(keys: Array) -> int:
     keys.sort()
     return 1 + int(np.count_nonzero(keys[1:] != keys[:-1]))
 
 
-def wavefronts(lanes: Lanes, addresses: Array, size: int) -> tuple[int, int]:
+def wavefronts(lanes: LaneSet, addresses: Array, size: int) -> tuple[int, int]:
     """Returns (wavefronts, those without bank conflicts) of a shared access: 32 banks of 4 bytes, one word a bank a pass.
 
     Lanes with 8 or 16 bytes go in halves or quarters of a warp, as the 128 bytes of a pass allow.
@@ -123,13 +134,13 @@ def wavefronts(lanes: Lanes, addresses: Array, size: int) -> tuple[int, int]:
     return pattern.wavefronts(first)
 
 
-def bank_passes(lanes: Lanes, addresses: Array, size: int) -> tuple[int, int]:
+def bank_passes(lanes: LaneSet, addresses: Array, size: int) -> tuple[int, int]:
     """Returns (wavefronts, those without bank conflicts) of a shared access; `addresses` (int64) may count from any bank on."""
     found = bank_turns(lanes, addresses, size)
     return int(found.sum()), int(np.count_nonzero(found))
 
 
-def bank_turns(lanes: Lanes, addresses: Array, size: int) -> Array:
+def bank_turns(lanes: LaneSet, addresses: Array, size: int) -> Array:
     """Returns the wavefronts of each turn of a shared access, from the first lane's turn to the last one's; 0 without lanes."""
     columns = bank_columns(size)
     row = lanes.phase(columns)
@@ -137,7 +148,7 @@ def bank_turns(lanes: Lanes, addresses: Array, size: int) -> Array:
     place = (units & (columns - 1)) + row
     base = int(row[0])
     span = int(row[-1]) + columns - base
-    passes: Array = np.bincount(place - base, minlength=span).reshape(-1, columns).max(axis=1)
+    passes = np.bincount(place - base, minlength=span).reshape(-1, columns).max(axis=1)
     if passes.max() > 1:
         # Several lanes in one column: those that want the same word share a pass.
         units = units - units.min() // columns * columns
@@ -191,11 +202,11 @@ class Wave:
         self.alive_by_block = np.full(blocks, threads)
         self.exits = 0
         self.patterns = Patterns()
-        self._meet: dict[tuple[Lanes, Lanes], bool] = {}
-        self._interned: dict[bytes, Lanes] = {}
+        self._meet: dict[tuple[LaneSet, LaneSet], bool] = {}
+        self._interned: dict[bytes, LaneSet] = {}
         self._interned_lanes = 0
 
-    def lanes(self, index: Array) -> Lanes:
+    def lanes(self, index: Array) -> LaneSet:
         """Returns the set of the sorted lane numbers `index`; equal sets are the same object while the cache holds them."""
         key = index.tobytes()
         found = self._interned.get(key)
@@ -204,10 +215,10 @@ class Wave:
             if self._interned_lanes > INTERNED_LANES:
                 self._interned.clear()
                 self._interned_lanes = len(index)
-            found = self._interned[key] = Lanes(self, index)
+            found = self._interned[key] = LaneSet(self, index)
         return found
 
-    def meet(self, some: Lanes, others: Lanes) -> bool:
+    def meet(self, some: LaneSet, others: LaneSet) -> bool:
         """True if two sets, of which the second is of this wave, have a lane in common."""
         if not some.warp_bits & others.warp_bits:
             return False
@@ -218,12 +229,12 @@ class Wave:
         if found is None:
             if len(self._meet) > INTERNED_PAIRS:
                 self._meet.clear()
-            member = np.zeros(max(self.size, int(some.index[-1]) + 1), np.bool_)
+            member = np.zeros(max(self.size, int(some.index[-1]) + 1), bool)
             member[others.index] = True
             found = self._meet[key] = bool(member[some.index].any())
         return found
 
-    def exit(self, lanes: Lanes) -> None:
+    def exit(self, lanes: LaneSet) -> None:
         """Ends the threads of `lanes`."""
         self.alive[lanes.index] = False
         self.alive_by_warp = self.alive.reshape(-1, WARP).sum(axis=1)
@@ -240,6 +251,45 @@ class Wave:
         self._interned.clear()
         self._meet.clear()
         self.patterns = Patterns()
+
+
+@dataclass(frozen=True)
+class Geometry:
+    """Grid (in blocks), block (in threads) and cluster (in blocks) of a launch, (x, y, z) each.
+
+    Blocks run cluster by cluster: the n-th block to run is at `position(n)` of the grid. `explicit`: the launch, or the kernel,
+    gives the cluster's size.
+    """
+
+    grid: tuple[int, int, int]
+    block: tuple[int, int, int]
+    cluster: tuple[int, int, int] = (1, 1, 1)
+    explicit: bool = False
+
+    @property
+    def blocks(self) -> int:
+        return self.grid[0] * self.grid[1] * self.grid[2]
+
+    @property
+    def threads(self) -> int:
+        return self.block[0] * self.block[1] * self.block[2]
+
+    @property
+    def cluster_blocks(self) -> int:
+        return self.cluster[0] * self.cluster[1] * self.cluster[2]
+
+    def position(self, blocks: Array) -> tuple[list[Array], list[Array]]:
+        """Returns (x, y, z) of the cluster in the grid of clusters, and of the block in its cluster, of the n-th blocks to run."""
+        cluster, rank = np.divmod(blocks, self.cluster_blocks)
+        wide, high = (g // c for g, c in zip(self.grid[:2], self.cluster[:2], strict=True))
+        x, y, _ = self.cluster
+        return [cluster % wide, cluster // wide % high, cluster // (wide * high)], [rank % x, rank // x % y, rank // (x * y)]
+
+    def number(self, block: int) -> int:
+        """Returns the linear index in the grid of the n-th block to run."""
+        where, inside = self.position(np.array(block))
+        x, y, z = (int(w * c + i) for w, c, i in zip(where, self.cluster, inside, strict=True))
+        return x + self.grid[0] * (y + self.grid[1] * z)
 
 
 class Grid(NamedTuple):
@@ -279,7 +329,7 @@ class Grid(NamedTuple):
         return as_strided(rows[:, self.first :], (len(rows), *self.counts), steps)
 
 
-class Lanes:
+class LaneSet:
     """A non-empty sorted set of lanes of a wave, with its properties (computed when asked)."""
 
     def __init__(self, wave: Wave, index: Array):
@@ -295,17 +345,17 @@ class Lanes:
         """Data that the race detector remembers for the set."""
         self._converged = (-1, False)
 
-    def subset(self, positions: Array) -> Lanes:
+    def subset(self, positions: Array) -> LaneSet:
         """Returns the lanes at `positions` (sorted) of this set."""
         return self.wave.lanes(self.index[positions])
 
-    def where(self, mask: Array) -> Lanes:
+    def where(self, mask: Array) -> LaneSet:
         """Returns the lanes of this set for which a mask, one boolean a lane, holds."""
         return self.subset(np.flatnonzero(mask))
 
-    def split(self, values: Array) -> list[tuple[int, Lanes]]:
+    def split(self, values: Array) -> list[tuple[int, LaneSet]]:
         """Returns each of the values, one a lane, with the lanes that have it."""
-        return [(value, self.where(values == value)) for value in np.unique(values).tolist()]
+        return [(value, self.subset(at)) for value, at in by_value(values)]
 
     @cached_property
     def grid(self) -> Grid | None:
@@ -330,25 +380,23 @@ class Lanes:
     @cached_property
     def warp_ids(self) -> Array:
         """The warps of which at least one lane is in the set."""
-        warp = self.warp
-        return np.asarray(warp[np.concatenate(([True], warp[1:] != warp[:-1]))])
+        return self.warp[run_starts(self.warp)]
 
     @cached_property
     def warp_bits(self) -> int:
         """The warps of which at least one lane is in the set, as bits."""
-        member = np.zeros(int(self.warp_ids[-1]) + 1, np.bool_)
+        member = np.zeros(int(self.warp_ids[-1]) + 1, bool)
         member[self.warp_ids] = True
         return int.from_bytes(np.packbits(member, bitorder="little").tobytes(), "little")
 
     @cached_property
     def block_starts(self) -> Array:
         """Positions at which the lanes of each block begin."""
-        block = self.block
-        return np.flatnonzero(np.concatenate(([True], block[1:] != block[:-1])))
+        return run_starts(self.block)
 
     @cached_property
     def block_ids(self) -> Array:
-        return np.asarray(self.block[self.block_starts])
+        return self.block[self.block_starts]
 
     @cached_property
     def warps(self) -> int:
@@ -397,7 +445,7 @@ class Lanes:
 
     def bits(self) -> Array:
         """Returns, for each warp of the wave, a uint32 with the bits of its lanes that are in the set."""
-        member = np.zeros(self.wave.size, np.bool_)
+        member = np.zeros(self.wave.size, bool)
         member[self.index] = True
         return warp_bits(member)
 
@@ -406,7 +454,7 @@ class Lanes:
         return self.wave.place(int(self.index[position]))
 
 
-def merged(parts: list[Lanes]) -> Lanes:
+def merged(parts: list[LaneSet]) -> LaneSet:
     """Returns one set of the lanes of disjoint sets."""
     if len(parts) == 1:
         return parts[0]

@@ -19,8 +19,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.lib.array_utils import byte_bounds
 
-from ..text.syntax import ELEMENT, Array, Instruction
-from .lanes import Lanes
+from ..text.syntax import ELEMENT, Array, PtxInstruction
+from .lanes import LaneSet
 
 WINDOW_BITS = 40
 ALIGNMENT = 4096
@@ -131,14 +131,14 @@ class Access(NamedTuple):
     (cp.async.bulk) is one access, to the tensor: one lane, and the copy's contiguous pieces in `addresses` and `size`.
     """
 
-    lanes: Lanes
+    lanes: LaneSet
     space: str
     segment: Segment | None
     addresses: Array
     size: int | Array
     kind: str
     write: bool
-    instruction: Instruction
+    instruction: PtxInstruction
 
     @property
     def sides(self) -> tuple[bool, ...]:
@@ -168,7 +168,7 @@ LARGEST_FINITE = {1: 0x7E, 2: 0x7C00, 4: 0x7F800000, 8: 0x7FF0000000000000}
 def may_hold_nan(segment: Segment) -> bool:
     """True if some written element is NaN; an array of integers, which may hold any bits, is checked as if it held floats."""
     array = segment.array
-    whole = np.ones(array.shape, np.bool_) if segment.state is None else (segment.array_states() == WRITTEN).all(axis=-1)
+    whole = np.ones(array.shape, bool) if segment.state is None else (segment.array_states() == WRITTEN).all(axis=-1)
     try:
         if array.dtype.kind not in "iub":
             return bool(np.isnan(array)[whole].any())
@@ -194,7 +194,7 @@ class Pages:
     def of(self, at: Array) -> Array:
         """Returns the pages of bytes of the wave's shared memory."""
         block = at // self.stride
-        return np.asarray(block * self.per_block + (at - block * self.stride) // PAGE)
+        return block * self.per_block + (at - block * self.stride) // PAGE
 
     def of_ranges(self, starts: Array, size: int) -> tuple[Array, bool]:
         """Returns pages of ranges of `size` bytes, (ranges, n), the last repeated where there are fewer; True if all are whole."""
@@ -205,8 +205,8 @@ class Pages:
     def start(self, pages: Array) -> Array:
         """Returns the first byte of each of these pages in the wave's shared memory."""
         block = pages // self.per_block
-        return np.asarray(block * self.stride + (pages - block * self.per_block) * PAGE)
+        return block * self.stride + (pages - block * self.per_block) * PAGE
 
     def whole(self, pages: Array) -> Array:
         """Returns a mask of the pages that have all their bytes."""
-        return np.asarray((pages % self.per_block + 1) * PAGE <= self.stride)
+        return (pages % self.per_block + 1) * PAGE <= self.stride

@@ -22,12 +22,12 @@ from .syntax import (
     Function,
     Group,
     Imm,
-    Instruction,
     Mem,
     Not,
     Operand,
     Pair,
     PtxError,
+    PtxInstruction,
     PtxProgram,
     PtxType,
     Refusal,
@@ -423,13 +423,8 @@ class _Parser:
     # -- functions ----------------------------------------------------------------------------------------------
 
     def params(self, text: str, pos: int) -> list[Variable]:
-        out = []
-        for part in text.split(","):
-            if part.strip():
-                variable = self.variable(pos, part.strip())
-                if variable:
-                    out.append(variable)
-        return out
+        found = (self.variable(pos, part.strip()) for part in text.split(",") if part.strip())
+        return [variable for variable in found if variable]
 
     def function(self, pos: int) -> int:
         head = re.compile(
@@ -507,7 +502,7 @@ class _Parser:
                 if scope is None:
                     # The end of the body is a return, also for a label there.
                     line = self.line(pos - 1)
-                    function.instructions.append(Instruction("ret", (), (), None, line, self.source, "}"))
+                    function.instructions.append(PtxInstruction("ret", (), (), None, line, self.source, "}"))
                     return pos
             elif match := _LABEL.match(self.text, pos):
                 table = re.compile(r"\s*\.branchtargets\s+([^;]*);").match(self.text, match.end())
@@ -605,7 +600,7 @@ class _Parser:
         clean = " ".join(text.split())
         line = self.line(pos)
         function.instructions.append(
-            Instruction(opcode, tuple(mods), operands, predicate, line, self.source, clean, self.inlined_at)
+            PtxInstruction(opcode, tuple(mods), operands, predicate, line, self.source, clean, self.inlined_at)
         )
 
 

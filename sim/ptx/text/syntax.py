@@ -31,7 +31,7 @@ class PtxType:
 
 
 def _table() -> dict[str, PtxType]:
-    types = {"pred": PtxType("pred", 1, "p", np.dtype(np.bool_))}
+    types = {"pred": PtxType("pred", 1, "p", np.dtype(bool))}
     for bits in (8, 16, 32, 64):
         for kind, code in (("b", "u"), ("u", "u"), ("s", "i")):
             name = f"{kind}{bits}"
@@ -158,20 +158,18 @@ class Not:
 
 
 @dataclass(frozen=True)
-class Group:
+class Group(Vec):
     """A parenthesised list, as in `call (ret), f, (a, b)`."""
 
-    items: tuple[Operand, ...]
 
-
-Operand = Reg | Imm | Sym | Mem | Vec | Pair | Not | Group
+Operand = Reg | Imm | Sym | Mem | Vec | Pair | Not
 
 SINK = Reg("_", TYPES["b32"])
 """The bit bucket `_`: a destination whose value nobody reads."""
 
 
 @dataclass(frozen=True, eq=False)
-class Instruction:
+class PtxInstruction:
     """One PTX instruction, equal to itself only. `predicate` is (register, negated); `source` is (file, line) from `.loc`.
 
     `inlined_at`: where `source` lies in an inlined function, the lines of the calls, the kernel's own last.
@@ -210,6 +208,10 @@ class Instruction:
         return tuple(TYPES[m] for m in self.mods if m in TYPES)
 
 
+UNDECODED = PtxInstruction("", (), (), None, 0, None, "")
+"""No instruction."""
+
+
 @dataclass
 class Variable:
     """A variable of a state space or a parameter. `size` bytes (0: extern, size given at launch); `init` its bytes.
@@ -236,7 +238,7 @@ class Function:
     params: list[Variable]
     returns: list[Variable]
     variables: list[Variable] = field(default_factory=list)
-    instructions: list[Instruction] = field(default_factory=list)
+    instructions: list[PtxInstruction] = field(default_factory=list)
     labels: dict[str, int] = field(default_factory=dict)
     tables: dict[str, list[str]] = field(default_factory=dict)
     defined: bool = True
@@ -271,7 +273,7 @@ def leaves(operand: Operand) -> Iterator[Reg | Sym | Imm]:
     """Yields the registers, names and constants of an operand; of a place in a tensor map's tensor, those of the map's address."""
     if isinstance(operand, Mem | Not):
         yield operand.base if isinstance(operand, Mem) else operand.reg
-    elif isinstance(operand, Vec | Group):
+    elif isinstance(operand, Vec):
         for item in operand.items:
             yield from leaves(item)
     elif not isinstance(operand, Pair):

@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from ...text.syntax import Array
-from ..registry import Frame, Thunk
+from ..text.syntax import Array
+from .registry import Frame, Thunk
 from .rows import Case, primitive, writer
 
 WIDER: dict[tuple[int, str], Any] = {(2, "i"): np.int32, (2, "u"): np.uint32, (4, "i"): np.int64, (4, "u"): np.uint64}
@@ -18,13 +18,13 @@ def high_product(a: Array, b: Array) -> Array:
     """Returns the upper half of the full product of two 16-, 32- or 64-bit integer arrays."""
     if a.itemsize < 8:
         wide = WIDER[a.itemsize, a.dtype.kind]
-        product: Array = a.astype(wide) * b.astype(wide) >> wide(8 * a.itemsize)
+        product = a.astype(wide) * b.astype(wide) >> wide(8 * a.itemsize)
         return product.astype(a.dtype)
     low, shift = np.uint64(0xFFFFFFFF), np.uint64(32)
     x, y = a.view(np.uint64), b.view(np.uint64)
     middle = (x >> shift) * (y & low) + ((x & low) * (y & low) >> shift)
     other = (x & low) * (y >> shift) + (middle & low)
-    high: Array = (x >> shift) * (y >> shift) + (middle >> shift) + (other >> shift)
+    high = (x >> shift) * (y >> shift) + (middle >> shift) + (other >> shift)
     if a.dtype.kind == "i":
         # Signed from unsigned: subtract the other factor for each factor that is negative.
         high = high - np.where(a < 0, y, np.uint64(0)) - np.where(b < 0, x, np.uint64(0))
@@ -34,8 +34,7 @@ def high_product(a: Array, b: Array) -> Array:
 @primitive
 def clipped(x: Array) -> Array:
     """Limits numbers to the range of s32."""
-    found: Array = np.clip(x, -(1 << 31), (1 << 31) - 1)
-    return found
+    return np.clip(x, -(1 << 31), (1 << 31) - 1)
 
 
 @primitive
@@ -43,8 +42,7 @@ def quotient(a: Array, b: Array) -> Array:
     """Divides, truncating; division by zero gives all ones, as on hardware (the ISA leaves it open)."""
     zero = b == 0
     divisor = np.where(zero, b.dtype.type(1), b)
-    found: Array = np.where(zero, ~b.dtype.type(0), np.floor_divide(a - np.fmod(a, divisor), divisor))
-    return found
+    return np.where(zero, ~b.dtype.type(0), np.floor_divide(a - np.fmod(a, divisor), divisor))
 
 
 @primitive
@@ -57,7 +55,7 @@ def remainder(a: Array, b: Array) -> Array:
 @primitive
 def low24(x: Array) -> Array:
     """Returns the number in the lower 24 bits."""
-    bits: Array = x.astype(np.int64) & 0xFFFFFF
+    bits = x.astype(np.int64) & 0xFFFFFF
     return bits - ((bits >> 23) << 24) if x.dtype.kind == "i" else bits
 
 
@@ -70,8 +68,7 @@ def pieces(x: Array, kind: str) -> Array:
 def dot(a: Array, b: Array, left: str, right: str, first: int) -> Array:
     """Returns the sum of the products of the parts of a with as many bytes of b from byte `first` on."""
     x = pieces(a, left).astype(np.int64)
-    total: Array = (x * pieces(b, right)[:, first : first + x.shape[1]]).sum(axis=1)
-    return total
+    return (x * pieces(b, right)[:, first : first + x.shape[1]]).sum(axis=1)
 
 
 @primitive
@@ -83,8 +80,7 @@ def differences_of_bytes(a: Array, b: Array, left: str, right: str) -> Array:
 
 @primitive
 def sum_of_bytes(x: Array) -> Array:
-    total: Array = pieces(x, "u1").sum(axis=1)
-    return total
+    return pieces(x, "u1").sum(axis=1)
 
 
 @writer
@@ -145,8 +141,7 @@ PRMT_MODES = {
 def selector(c: Array, mode: str) -> Array:
     """Returns the selector of the plain form of prmt."""
     table = np.array([sum(PRMT_MODES[mode](s, n) << (4 * n) for n in range(4)) for s in range(4)], np.uint32)
-    found: Array = table[c & np.uint32(3)]
-    return found
+    return table[c & np.uint32(3)]
 
 
 @writer

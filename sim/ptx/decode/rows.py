@@ -9,7 +9,7 @@ operand is the type that it is seen as, by default the instruction's: a PTX type
 a type converts. All other functions are primitives: NumPy's ufuncs, or those that `primitive` and `writer` register.
 
 What many opcodes have in common is no part of their expressions: `.sat` and `.relu` limit the result, the rounding and `.ftz` are
-bits of the host's floating-point environment (`rounding`), and halves are widened to float32 and their result is narrowed.
+bits of the host's floating-point environment (`registry`), and halves are widened to float32 and their result is narrowed.
 """
 
 from __future__ import annotations
@@ -17,21 +17,20 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache, cached_property, partial
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
-from ...text.syntax import SINK, TYPES, Array, Imm, Instruction, Not, Operand, Pair, PtxType, Reg, Unsupported
-from ..registry import Arg, Arrays, Bind, DType, Frame, Plan, Thunk, arg, known, opcode
-from .rounding import KEEP, NEAREST, ROUNDING, mode
+from ..text.syntax import SINK, TYPES, Array, Imm, Not, Operand, PtxInstruction, PtxType, Reg, Unsupported
+from .registry import KEEP, NEAREST, ROUNDING, Arg, Arrays, DType, Frame, Plan, Thunk, arg, known, mode, opcode, pair
 
 # -- expressions --------------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
-class Name:
+class OperandName:
     """An operand of the instruction; `view`: the type that it is seen as, if that is not the instruction's."""
 
     name: str
@@ -39,14 +38,14 @@ class Name:
 
 
 @dataclass(frozen=True)
-class Apply:
+class PrimitiveCall:
     """A primitive applied to expressions. Texts among these are names of types or functions."""
 
     primitive: str
     arguments: tuple[Expression, ...]
 
 
-Expression = Name | Apply | int | float | str
+Expression = OperandName | PrimitiveCall | int | float | str
 
 OPERATORS: dict[type[ast.AST], str] = {
     ast.Add: "add",
@@ -77,7 +76,7 @@ RELATIVE: dict[str, Callable[[PtxType], str]] = {
 """Types that depend on the instruction's."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Meaning:
     """The effect of an instruction: `targets` get `values`. `views`: the types of operands that are not seen as usual."""
 
@@ -88,22 +87,22 @@ class Meaning:
     @cached_property
     def reads(self) -> list[str]:
         """The names of the operands that it reads, in the order of the instruction."""
-        return sorted({part.name for e in self.values for part in parts(e) if isinstance(part, Name)} - {"approximate"})
+        return sorted({part.name for e in self.values for part in parts(e) if isinstance(part, OperandName)} - {"approximate"})
 
 
 def parts(e: Expression) -> Iterator[Expression]:
     """Yields an expression and all that it consists of."""
     yield e
-    if isinstance(e, Apply):
+    if isinstance(e, PrimitiveCall):
         for argument in e.arguments:
             yield from parts(argument)
 
 
-def substitute(e: Expression, change: Callable[[Name], Expression]) -> Expression:
+def substitute(e: Expression, change: Callable[[OperandName], Expression]) -> Expression:
     """Returns an expression with other expressions in place of its operands."""
-    if isinstance(e, Apply):
-        return Apply(e.primitive, tuple(substitute(argument, change) for argument in e.arguments))
-    return change(e) if isinstance(e, Name) else e
+    if isinstance(e, PrimitiveCall):
+        return PrimitiveCall(e.primitive, tuple(substitute(argument, change) for argument in e.arguments))
+    return change(e) if isinstance(e, OperandName) else e
 
 
 @cache
@@ -118,17 +117,17 @@ def meaning(text: str, type_: PtxType) -> Meaning:
             case ast.Constant(value=int() | float() | str() as value):
                 return value
             case ast.Name(id=name):
-                return Name(name)
+                return OperandName(name)
             case ast.Attribute(value=ast.Name(id=name), attr=view):
-                return Name(name, resolve(view))
+                return OperandName(name, resolve(view))
             case ast.BinOp(left=left, op=op, right=right) | ast.Compare(left=left, ops=[op], comparators=[right]):
-                return Apply(OPERATORS[type(op)], (expression(left), expression(right)))
+                return PrimitiveCall(OPERATORS[type(op)], (expression(left), expression(right)))
             case ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=int() as value)):
                 return -value
             case ast.UnaryOp(op=op, operand=operand):
-                return Apply(OPERATORS[type(op)], (expression(operand),))
+                return PrimitiveCall(OPERATORS[type(op)], (expression(operand),))
             case ast.Call(func=ast.Name(id=name), args=arguments):
-                return Apply(resolve(name), tuple(map(expression, arguments)))
+                return PrimitiveCall(resolve(name), tuple(map(expression, arguments)))
         raise SyntaxError(ast.unparse(node))
 
     def several(node: ast.AST) -> list[Expression]:
@@ -136,12 +135,12 @@ def meaning(text: str, type_: PtxType) -> Meaning:
 
     (statement,) = ast.parse(text).body
     assert isinstance(statement, ast.Assign | ast.Expr)
-    targets = several(statement.targets[0]) if isinstance(statement, ast.Assign) else [Name("d")]
+    targets = several(statement.targets[0]) if isinstance(statement, ast.Assign) else [OperandName("d")]
     values = several(statement.value)
-    operands = [part for e in (*targets, *values) for part in parts(e) if isinstance(part, Name)]
+    operands = [part for e in (*targets, *values) for part in parts(e) if isinstance(part, OperandName)]
     return Meaning(
-        tuple(target.name for target in targets if isinstance(target, Name)),
-        tuple(substitute(e, lambda operand: Name(operand.name)) for e in values),
+        tuple(target.name for target in targets if isinstance(target, OperandName)),
+        tuple(substitute(e, lambda operand: OperandName(operand.name)) for e in values),
         {operand.name: operand.view for operand in operands if operand.view},
     )
 
@@ -185,121 +184,158 @@ def result_dtype(name: str, *arguments: object) -> DType:
     return found
 
 
+class Value(NamedTuple):
+    """A value in an evaluation: its place among the arrays, dtype (None: a `literal`), and elements for each lane; 0: constant."""
+
+    place: int
+    dtype: DType | None
+    width: int
+    literal: object = None
+
+
+class Step(NamedTuple):
+    """A step of an evaluation: `make(frame, arrays[out], *inputs)` returns the thunk that writes an array. Without `out` the step
+    adds an array: `make(*inputs)`, or one of `width` elements for each lane that the frame lends.
+    """
+
+    make: Callable[..., Any] | None
+    inputs: Sequence[Value] = ()
+    out: int | None = None
+    dtype: DType | None = None
+    width: int = 0
+
+
 class Evaluation:
-    """The `steps` that evaluate expressions over bound operands; equal ones are evaluated once. Constants are folded."""
+    """The steps that evaluate expressions over operands and write results; equal ones are evaluated once. Constants are folded.
 
-    def __init__(self, frame: Frame, operands: Mapping[str, Array]):
-        self.frame, self.operands = frame, operands
-        self.steps: list[Thunk] = []
-        self.buffers = 0
-        self.known: dict[Apply, Array] = {}
+    They are made once for the dtypes and widths of the operands, and then bound to arrays.
+    """
 
-    def size(self, e: Expression) -> int:
-        """Returns the number of elements of an expression's value; 0 if it is constant."""
-        if isinstance(e, Name):
-            value = self.array(e)
-            return value.size if isinstance(value, np.ndarray) and value.ndim else 0
-        if not isinstance(e, Apply):
+    def __init__(self, values: Sequence[Expression], operands: Mapping[str, tuple[DType, int]], results: Sequence[DType]):
+        self.steps: list[Step] = []
+        self.operands = {name: Value(place, *kind) for place, (name, kind) in enumerate(operands.items())}
+        self.operands["approximate"] = Value(len(operands), None, 0, True)
+        self.known: dict[PrimitiveCall, Value] = {}
+        targets = [Value(place, dtype, 1) for place, dtype in enumerate(results, len(self.operands))]
+        self.count = len(self.operands) + len(targets)
+        if len(targets) == 1:
+            self.write(targets[0], values[0])
+        else:
+            for target, found in zip(targets, [self.value(e) for e in values], strict=True):
+                self.copy(target, found)
+
+    def bind(self, frame: Frame, out: Arrays, ins: Arrays) -> Thunk:
+        arrays: list[Any] = [*ins, frame.machine.approximate, *out]
+        thunks: list[Thunk] = []
+        for make, inputs, to, dtype, width in self.steps:
+            if make is None:
+                arrays.append(frame.temp(f"value {len(arrays)}", (width * frame.n,), dtype))
+            elif to is None:
+                arrays.append(make(*[arrays[x.place] for x in inputs]))
+            else:
+                thunks.append(make(frame, arrays[to], *[arrays[x.place] for x in inputs]))
+        if len(thunks) == 1:
+            return thunks[0]
+
+        def run() -> None:
+            for thunk in thunks:
+                thunk()
+
+        return run
+
+    def added(self, step: Step, dtype: DType | None, width: int = 0, literal: object = None) -> Value:
+        """Adds a step that adds an array; returns that."""
+        self.steps.append(step)
+        self.count += 1
+        return Value(self.count - 1, dtype, width, literal)
+
+    def written(self, make: Callable[..., Thunk], inputs: Sequence[Value], d: Value) -> Value:
+        """Adds a step that writes d; returns that."""
+        self.steps.append(Step(make, inputs, d.place))
+        return d
+
+    def copy(self, d: Value, found: Value) -> None:
+        self.written(lambda frame, d, x: partial(np.copyto, d, x, casting="unsafe"), [found], d)
+
+    def buffer(self, dtype: DType, width: int) -> Value:
+        return self.added(Step(None, dtype=dtype, width=width), dtype, width)
+
+    def width(self, e: Expression) -> int:
+        """Returns the number of elements of an expression's value for each lane; 0 if it is constant."""
+        if isinstance(e, OperandName):
+            return self.operands[e.name].width
+        if not isinstance(e, PrimitiveCall):
             return 0
-        most = max(map(self.size, e.arguments), default=0)
-        return most // 2 if e.primitive in VIEWS else most * WRITERS[e.primitive][1] if e.primitive in WRITERS else most
+        most = max(map(self.width, e.arguments), default=0)
+        return most // 2 if e.primitive in VIEWS else (most or 1) * WRITERS[e.primitive][1] if e.primitive in WRITERS else most
 
-    def buffer(self, e: Expression, dtype: DType) -> Array:
-        self.buffers += 1
-        return self.frame.temp(f"value {self.buffers}", (self.size(e) or self.frame.n,), dtype)
-
-    def array(self, e: Expression) -> Any:
-        """Returns the array that holds an expression's value after the steps; numbers and texts as they are."""
-        if isinstance(e, Name):
-            return self.frame.machine.approximate if e.name == "approximate" else self.operands[e.name]
-        if not isinstance(e, Apply):
-            return e
+    def value(self, e: Expression) -> Value:
+        """Returns the value that an expression has after the steps."""
+        if isinstance(e, OperandName):
+            return self.operands[e.name]
+        if not isinstance(e, PrimitiveCall):
+            return self.added(Step(lambda: e), None, literal=e)
         if e not in self.known:
             self.known[e] = self.apply(e, None)
         return self.known[e]
 
-    def write(self, d: Array, e: Expression) -> None:
+    def write(self, d: Value, e: Expression) -> None:
         """Adds the steps that write an expression's value into d."""
-        value = self.apply(e, d) if isinstance(e, Apply) else self.array(e)
-        if value is not d:
-            self.steps.append(partial(np.copyto, d, value, casting="unsafe"))
+        found = self.apply(e, d) if isinstance(e, PrimitiveCall) else self.value(e)
+        if found is not d:
+            self.copy(d, found)
 
-    def apply(self, e: Apply, d: Array | None) -> Array:
-        """Adds the steps of a primitive; returns the array with its value, which is d if that is given and fits."""
-        name, arguments = e.primitive, e.arguments
-        if name in VIEWS:
-            return VIEWS[name](self.array(arguments[0]))
+    def apply(self, e: PrimitiveCall, d: Value | None) -> Value:
+        """Adds the steps of a primitive; returns its value, which is d if that is given and fits."""
+        name = e.primitive
         if name in TYPES:
-            return self.convert(arguments[0], TYPES[name].dtype, d)
+            return self.convert(e.arguments[0], TYPES[name].dtype, d)
+        if name not in VIEWS and name not in WRITERS and isinstance(function(name), np.ufunc):
+            return self.ufunc(e, d)
+        inputs, width = [self.value(a) for a in e.arguments], self.width(e)
+        if name in VIEWS:
+            return self.added(Step(VIEWS[name], inputs), inputs[0].dtype, width)
         if name in WRITERS:
-            inputs = [self.array(a) for a in arguments]
-            dtype = next(x.dtype for x in inputs if isinstance(x, np.ndarray))
-            out = d if d is not None and d.dtype == dtype else self.buffer(e, dtype)
-            self.steps.append(WRITERS[name][0](self.frame, out, *inputs))
-            return out
-        return self.ufunc(e, d) if isinstance(function(name), np.ufunc) else self.call(e, d)
+            dtype = next(x.dtype for x in inputs if x.dtype is not None)
+            return self.written(WRITERS[name][0], inputs, d if d is not None and d.dtype == dtype else self.buffer(dtype, width))
+        fn, dtype = function(name), result_dtype(name, *(x.literal if x.dtype is None else x.dtype for x in inputs))
+        if not width:
+            return self.added(Step(lambda *x: np.asarray(fn(*x)), inputs), dtype)
+        copied = lambda frame, d, *x: lambda: np.copyto(d, fn(*x), casting="unsafe")  # noqa: E731
+        return self.written(copied, inputs, self.buffer(dtype, width) if d is None else d)
 
-    def convert(self, e: Expression, dtype: DType, d: Array | None) -> Array:
-        if not self.size(e):
-            return np.asarray(self.array(e)).astype(dtype)
+    def convert(self, e: Expression, dtype: DType, d: Value | None) -> Value:
+        if not self.width(e):
+            return self.added(Step(lambda x: np.asarray(x).astype(dtype), [self.value(e)]), dtype)
         if d is None or d.dtype != dtype:
-            if isinstance(e, Name) and self.operands[e.name].dtype == dtype:
+            if isinstance(e, OperandName) and self.operands[e.name].dtype == dtype:
                 return self.operands[e.name]
-            d = self.buffer(e, dtype)
+            d = self.buffer(dtype, self.width(e))
         self.write(d, e)
         return d
 
-    def ufunc(self, e: Apply, d: Array | None) -> Array:
+    def ufunc(self, e: PrimitiveCall, d: Value | None) -> Value:
         """Adds a step of NumPy's own, which converts its operands in passing if they are to be of the type of the result."""
         fn, options = function(e.primitive), dict[str, Any]()
-        inner = [(a.arguments[0], TYPES[a.primitive].dtype) for a in e.arguments if isinstance(a, Apply) and a.primitive in TYPES]
+        inner = [
+            (a.arguments[0], TYPES[a.primitive].dtype) for a in e.arguments if isinstance(a, PrimitiveCall) and a.primitive in TYPES
+        ]
         dtypes = [dtype for _, dtype in inner]
         if len(inner) == len(e.arguments) and {*dtypes, result_dtype(e.primitive, *dtypes)} == {dtypes[0]}:
             options = {"dtype": dtypes[0], "casting": "unsafe"}
-            inputs, dtype = [np.asarray(self.array(x)) for x, _ in inner], dtypes[0]
+            inputs, dtype = [self.value(x) for x, _ in inner], dtypes[0]
         else:
-            found = [self.array(a) for a in e.arguments]
-            own = next(x.dtype for x in found if isinstance(x, np.ndarray))
-            inputs = [x if isinstance(x, np.ndarray) else np.array(x, own) for x in found]
+            found = [self.value(a) for a in e.arguments]
+            own = next(x.dtype for x in found if x.dtype is not None)
+            inputs = [x if x.dtype is not None else self.added(Step(partial(np.array, x.literal, own)), own) for x in found]
             dtype = result_dtype(e.primitive, *(x.dtype for x in inputs))
-        if not any(x.ndim for x in inputs):
-            return np.asarray(fn(*inputs, **options))
+        if not self.width(e):
+            return self.added(Step(lambda *x: np.asarray(fn(*x, **options)), inputs), dtype)
         if d is None:
-            d = self.buffer(e, dtype)
+            d = self.buffer(dtype, self.width(e))
         elif d.dtype != dtype:
             options["casting"] = "unsafe"
-        self.steps.append(partial(fn, *inputs, out=d, **options))
-        return d
-
-    def call(self, e: Apply, d: Array | None) -> Array:
-        """Adds a step that copies the array that a function returns."""
-        fn, inputs = function(e.primitive), [self.array(a) for a in e.arguments]
-        if not any(x.ndim for x in inputs if isinstance(x, np.ndarray)):
-            return np.asarray(fn(*inputs))
-        if d is None:
-            d = self.buffer(e, result_dtype(e.primitive, *(x.dtype if isinstance(x, np.ndarray) else x for x in inputs)))
-        out = d
-        self.steps.append(lambda: np.copyto(out, fn(*inputs), casting="unsafe"))
-        return d
-
-
-def evaluate(values: Sequence[Expression], frame: Frame, out: Sequence[Array], operands: Mapping[str, Array]) -> Thunk:
-    """Returns the thunk that writes values into `out`."""
-    evaluation = Evaluation(frame, operands)
-    if len(out) == 1:
-        evaluation.write(out[0], values[0])
-    else:
-        found = [evaluation.array(e) for e in values]
-        evaluation.steps += [partial(np.copyto, d, value, casting="unsafe") for d, value in zip(out, found, strict=True)]
-    steps = tuple(evaluation.steps)
-    if len(steps) == 1:
-        return steps[0]
-
-    def run() -> None:
-        for step in steps:
-            step()
-
-    return run
+        return self.written(lambda frame, d, *x: partial(fn, *x, out=d, **options), inputs, d)
 
 
 # -- rows ---------------------------------------------------------------------------------------------------------------------
@@ -319,15 +355,15 @@ CARRY = Reg("%carry", TYPES["pred"])
 """CC.CF, the condition code of extended-precision arithmetic: one a lane."""
 
 
-@dataclass
+@dataclass(unsafe_hash=True)
 class Case:
-    """An instruction's modifiers, types and operands, for expressions that depend on them."""
+    """An instruction's modifiers, types and operands, for expressions that depend on them. Equal ones may have other operands."""
 
     opcode: str
     mods: frozenset[str]
     types: tuple[PtxType, ...]
-    operands: list[Operand]
-    unused: int = 0
+    operands: list[Operand] = field(compare=False)
+    unused: int = field(default=0, compare=False)
     """The number of operands that are there, but not in the expression."""
 
     def one_of(self, names: Iterable[str], default: str = "") -> str:
@@ -355,7 +391,7 @@ def words(text: str) -> list[str]:
 
 
 @dataclass(frozen=True, eq=False)
-class Row:
+class OpcodeRow:
     """One form of an opcode, and what it does. `count`: the number of types that an instruction names."""
 
     opcode: str
@@ -406,7 +442,7 @@ class Row:
 
 
 COUNTS = {1: "one type", 2: "two types", 3: "three types"}
-ROWS: dict[str, list[Row]] = {}
+ROWS: dict[str, list[OpcodeRow]] = {}
 
 
 def row(opcodes: str, form: str, text: Text, count: int = 1) -> None:
@@ -416,7 +452,7 @@ def row(opcodes: str, form: str, text: Text, count: int = 1) -> None:
     for name in opcodes.split():
         if not known(name):
             opcode(name, forms=partial(forms, name), family="elementwise")(decode)
-        ROWS.setdefault(name, []).append(Row(name, form, text, count))
+        ROWS.setdefault(name, []).append(OpcodeRow(name, form, text, count))
 
 
 def forms(name: str) -> str:
@@ -428,7 +464,7 @@ def forms(name: str) -> str:
 
 
 @cache
-def choose(name: str, mods: tuple[str, ...]) -> tuple[Row, str]:
+def choose(name: str, mods: tuple[str, ...]) -> tuple[OpcodeRow, str]:
     """Returns the row of an instruction, and the key of its text. Raises `Unsupported` for the row that fits best."""
     checks = [(*one.check(mods), one) for one in ROWS[name]]
     passed, answer, best = max(checks, key=lambda check: check[0])
@@ -437,7 +473,7 @@ def choose(name: str, mods: tuple[str, ...]) -> tuple[Row, str]:
     return best, answer
 
 
-def decode(i: Instruction) -> Plan:
+def decode(i: PtxInstruction) -> Plan:
     """Returns the plan of an instruction with a row."""
     found, key = choose(i.opcode, i.mods)
     case = Case(i.opcode, frozenset(i.mods), tuple(KINDS[m] for m in i.mods if m in KINDS), list(i.operands))
@@ -461,13 +497,13 @@ def plan(case: Case, found: Meaning) -> Plan:
     reads = [*SOURCES[: len(sources)], *(["carry"] if "carry" in found.reads else [])]
     if len(sources) != len([name for name in found.reads if name in SOURCES]) + case.unused:
         raise Unsupported(f"unknown operand form: {len(sources)} operands behind the result")
-    first, second = (to.first, to.second) if isinstance(to, Pair) else (to, SINK)
+    first, second = pair(to)
     operands = dict(zip(SOURCES, sources, strict=False)) | {"d": to, "p": first, "q": second, "carry": CARRY}
     own = {"d": case.types[0]} | dict.fromkeys(SOURCES, case.types[-1])
     types = {name: KINDS.get(found.views.get(name, "")) or own[name] for name in (*found.targets, *reads)}
-    negated = {name for name, type_ in types.items() if type_ == TYPES["pred"] != case.types[-1]} & {
-        name for name, operand in operands.items() if isinstance(operand, Not)
-    }
+    negated = frozenset(
+        name for name, type_ in types.items() if type_ == TYPES["pred"] != case.types[-1] and isinstance(operands[name], Not)
+    )
 
     def seen(name: str) -> Arg:
         operand = operands[name]
@@ -475,43 +511,46 @@ def plan(case: Case, found: Meaning) -> Plan:
             return extended(operand, types[name])
         return arg(operand.reg if isinstance(operand, Not) and name in negated else operand, types[name])
 
-    def source(name: Name) -> Expression:
-        if name.name not in types:
+    written = tuple(k for k, name in enumerate(found.targets) if operands[name] != SINK) or (0,)
+    formula = formula_of(found, case, tuple(types.items()), tuple(reads), negated, written)
+    return Plan(tuple(seen(found.targets[k]) for k in written), tuple(map(seen, reads)), formula.bind, formula.mode)
+
+
+class Formula:
+    """The expressions of equal instructions over the operands `reads`, and their evaluations by what the operands are."""
+
+    def __init__(self, values: Sequence[Expression], reads: Sequence[str], mode: int | None):
+        self.values, self.reads, self.mode = values, reads, mode
+        self.evaluations: dict[tuple[int, ...], Evaluation] = {}
+
+    def bind(self, frame: Frame, out: Arrays, ins: Arrays) -> Thunk:
+        key = (*[x.ndim for x in ins], *[d.dtype.num for d in out])
+        found = self.evaluations.get(key)
+        if found is None:
+            operands = {name: (x.dtype, x.size // frame.n if x.ndim else 0) for name, x in zip(self.reads, ins, strict=True)}
+            found = self.evaluations[key] = Evaluation(self.values, operands, [d.dtype for d in out])
+        return found.bind(frame, out, ins)
+
+
+@cache
+def formula_of(
+    found: Meaning,
+    case: Case,
+    types: tuple[tuple[str, PtxType], ...],
+    reads: tuple[str, ...],
+    negated: frozenset[str],
+    written: tuple[int, ...],
+) -> Formula:
+    """Returns the formula of instructions with this meaning; `written`: the numbers of the targets that are registers."""
+    seen = dict(types)
+
+    def source(name: OperandName) -> Expression:
+        if name.name not in seen:
             return name
-        return Apply("invert", (name,)) if name.name in negated else widened(name, types[name.name], case)
+        return PrimitiveCall("invert", (name,)) if name.name in negated else widened(name, seen[name.name], case)
 
-    written = [k for k, name in enumerate(found.targets) if operands[name] != SINK] or [0]
-    targets = [found.targets[k] for k in written]
-    values = [result(substitute(found.values[k], source), types[name], case) for k, name in zip(written, targets, strict=True)]
-
-    def bind(frame: Frame, out: Arrays, ins: Arrays) -> Thunk:
-        return evaluate(values, frame, out, dict(zip(reads, ins, strict=True)))
-
-    writes, read = tuple(map(seen, targets)), tuple(map(seen, reads))
-    quick = shortcut(values[0], writes[0].dtype, {name: one.dtype for name, one in zip(reads, read, strict=True)})
-    return Plan(writes, read, quick if quick and len(values) == 1 else bind, environment(case, list(types.values())))
-
-
-def shortcut(e: Expression, target: DType, dtypes: Mapping[str, DType]) -> Bind | None:
-    """Returns the binding of one operand, or of one primitive on operands (and then literals), if it has the target's dtype."""
-    arguments = e.arguments if isinstance(e, Apply) else (e,)
-    names = [a.name for a in arguments if isinstance(a, Name)]
-    literals = arguments[len(names) :]
-    if not names or not set(names) <= dtypes.keys() or any(isinstance(a, Apply | Name) for a in literals):
-        return None
-    places, first = [list(dtypes).index(name) for name in names], dtypes[names[0]]
-    if isinstance(e, Name):
-        return (lambda frame, out, ins: partial(np.copyto, out[0], ins[places[0]])) if first == target else None
-    assert isinstance(e, Apply)
-    if e.primitive in WRITERS:
-        make = WRITERS[e.primitive][0]
-        return (lambda frame, out, ins: make(frame, out[0], *[ins[k] for k in places], *literals)) if first == target else None
-    if e.primitive in VIEWS or e.primitive in TYPES or literals:
-        return None
-    fn = function(e.primitive)
-    if not isinstance(fn, np.ufunc) or result_dtype(e.primitive, *(dtypes[name] for name in names)) != target:
-        return None
-    return lambda frame, out, ins: partial(fn, *[ins[k] for k in places], out=out[0])
+    values = [result(substitute(found.values[k], source), seen[found.targets[k]], case) for k in written]
+    return Formula(values, reads, environment(case, list(seen.values())))
 
 
 def flushes(case: Case) -> bool:
@@ -519,30 +558,30 @@ def flushes(case: Case) -> bool:
     return "ftz" in case.mods and len(case.types) == 1
 
 
-def widened(name: Name, type_: PtxType, case: Case) -> Expression:
+def widened(name: OperandName, type_: PtxType, case: Case) -> Expression:
     """Returns an operand as a number to work with: halves as float32."""
     if type_.name not in HALF_TYPES:
         return name
     element = type_.name.removesuffix("x2")
-    value = Apply("f32" if element == "f16" else "bfloat_value", (name,))
-    return Apply("flushed", (value, element)) if flushes(case) else value
+    value = PrimitiveCall("f32" if element == "f16" else "bfloat_value", (name,))
+    return PrimitiveCall("flushed", (value, element)) if flushes(case) else value
 
 
 def result(e: Expression, type_: PtxType, case: Case) -> Expression:
     """Returns a value as the destination gets it: limited by .sat and .relu, and narrowed to halves unless it is one."""
     element = type_.name.removesuffix("x2")
     halves = type_.name in HALF_TYPES
-    if halves and isinstance(e, Apply) and e.primitive == element:
+    if halves and isinstance(e, PrimitiveCall) and e.primitive == element:
         return e
     if "sat" in case.mods and type_.kind == "f":
-        e = Apply("saturated", (e,))
+        e = PrimitiveCall("saturated", (e,))
     if "relu" in case.mods and type_.kind != "b":
-        e = Apply("maximum", (e, 0))
+        e = PrimitiveCall("maximum", (e, 0))
     if not halves:
         return e
     if flushes(case):
-        e = Apply("flushed", (e, element))
-    return Apply(f"{element}_bits", (e, case.one_of(ROUNDING, "rn")))
+        e = PrimitiveCall("flushed", (e, element))
+    return PrimitiveCall(f"{element}_bits", (e, case.one_of(ROUNDING, "rn")))
 
 
 def environment(case: Case, types: Sequence[PtxType]) -> int | None:

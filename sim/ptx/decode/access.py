@@ -9,33 +9,24 @@ import numpy as np
 
 from cupyflash.words import plural
 
-from ...memory.memory import LOCAL_WINDOW, PARAM_WINDOW, SHARED_WINDOW, SPACE_BITS
-from ...memory.ports import ALL, PORTS, LocalPort, Part, Port, cluster_address, rank_of
-from ...state.lanes import Lanes
-from ...text.syntax import ELEMENT, SINK, TYPES, Array, Instruction, Mem, Operand, PtxType, Reg, Sym, Unsupported
-from ..registry import Arg, Arrays, Frame, Mods, Plan, Thunk, act, arg, items, opcode, pure
+from ..memory.ports import ALL, PORTS, LocalPort, Part, Port, cluster_address, rank_of
+from ..memory.spaces import LOCAL_WINDOW, PARAM_WINDOW, SHARED_WINDOW, SPACE_BITS
+from ..state.lanes import LaneSet
+from ..text.syntax import ELEMENT, SINK, TYPES, Array, Mem, Operand, PtxInstruction, PtxType, Reg, Sym, Unsupported
 from .floats import narrow, wide
-from .rows import extended
+from .registry import ANY_TYPE, Arg, Arrays, Frame, Plan, Thunk, act, arg, items, opcode, pure, taken
+from .rows import HALF_TYPES, extended
 
 WINDOWS = {"shared": SHARED_WINDOW, "local": LOCAL_WINDOW, "global": 0, "const": 0, "param": PARAM_WINDOW}
-SHARED = ("shared", "shared::cta", "shared::cluster")
-
-
-def named_space(i: Instruction, mods: Mods) -> str:
-    """Returns the space that an instruction names."""
-    if set(SHARED) & set(i.mods):
-        return "shared"
-    return "param" if mods.flag("param::entry") else mods.choice(tuple(WINDOWS))
+SPACES = "global shared shared::cta shared::cluster local const param param::entry"
 
 
 @opcode("cvta", forms="{.to} .global .shared{::cta ::cluster} .local .const .param{::entry} .u64 .u32")
-def cvta(i: Instruction) -> Plan:
-    mods = Mods(i, *SHARED)
-    backward, type_ = mods.flag("to"), mods.type("u64", "u32")
-    space = named_space(i, mods)
-    mods.done()
+def cvta(i: PtxInstruction) -> Plan:
+    backward, named, _ = taken(i, "to", f"!{SPACES}", "!u64 u32")
+    space = named.partition("::")[0]
     window = WINDOWS[space]
-    d, a = (arg(o, type_) for o in i.operands)
+    d, a = (arg(o, i.type) for o in i.operands)
     if not window:
         return pure(lambda d, a: partial(np.copyto, d, a), [d], [a])
     base = np.array(window, np.uint64)
@@ -44,12 +35,9 @@ def cvta(i: Instruction) -> Plan:
 
 
 @opcode("isspacep", forms=".global .shared{::cta ::cluster} .local .param{::entry}")
-def isspacep(i: Instruction) -> Plan:
-    mods = Mods(i, *SHARED)
-    space = named_space(i, mods)
-    mods.done()
-    if space == "const":
-        raise Unsupported("isspacep.const")
+def isspacep(i: PtxInstruction) -> Plan:
+    (named,) = taken(i, f"!{SPACES.replace('const ', '')}")
+    space = named.partition("::")[0]
     tags = [np.array(WINDOWS[one] >> SPACE_BITS, np.uint64) for one in (space, *(["param"] if space == "global" else []))]
 
     p, a = i.operands
@@ -57,7 +45,7 @@ def isspacep(i: Instruction) -> Plan:
     def run(frame: Frame, out: Arrays, ins: Arrays) -> None:
         of = ins[0] >> np.uint64(SPACE_BITS)
         out[0][...] = np.logical_or.reduce([of == tag for tag in tags])  # the window of parameters is within that of .global
-        if space == "shared" and "shared::cluster" not in i.mods and frame.lanes.wave.cluster > 1:
+        if named in ("shared", "shared::cta") and frame.lanes.wave.cluster > 1:
             # An address of the lane's own block, with its rank or without.
             address = np.broadcast_to(ins[0], frame.n)
             out[0][...] &= rank_of(frame.lanes, address - np.uint64(SHARED_WINDOW)) == frame.lanes.block % frame.lanes.wave.cluster
@@ -65,18 +53,15 @@ def isspacep(i: Instruction) -> Plan:
     return act(run, (arg(p, TYPES["pred"]),), (arg(a, TYPES["u64"]),))
 
 
-def ranked(i: Instruction) -> tuple[PtxType, bool]:
+def ranked(i: PtxInstruction) -> tuple[PtxType, bool]:
     """Returns the type of mapa and getctarank, and True if addresses are generic."""
-    mods = Mods(i)
-    generic = not mods.flag("shared::cluster")
-    type_ = mods.type("u32", "u64")
-    mods.done()
-    if generic and type_.bits == 32:
+    space, _ = taken(i, "shared::cluster", "!u32 u64")
+    if not space and i.type.bits == 32:
         raise Unsupported("a generic address of 32 bits")
-    return type_, generic
+    return i.type, not space
 
 
-def shared_offsets(frame: Frame, i: Instruction, addresses: Array, generic: bool) -> Array:
+def shared_offsets(frame: Frame, i: PtxInstruction, addresses: Array, generic: bool) -> Array:
     """Returns addresses of shared memory, one a lane, less the window if they are generic; those of another space are a finding."""
     found = np.broadcast_to(addresses, frame.n)
     if not generic:
@@ -86,12 +71,11 @@ def shared_offsets(frame: Frame, i: Instruction, addresses: Array, generic: bool
         first = int(np.flatnonzero(bad)[0])
         message = f"{i.opcode} of {int(found[first]):#x}, which is no address of shared memory"
         frame.machine.memory.findings.report("out of bounds", message, i, frame.lanes, first, count=int(bad.sum()))
-    shared: Array = found - np.uint64(SHARED_WINDOW)
-    return shared
+    return found - np.uint64(SHARED_WINDOW)
 
 
 @opcode("mapa", forms="{.shared::cluster} .u32 .u64")
-def mapa(i: Instruction) -> Plan:
+def mapa(i: PtxInstruction) -> Plan:
     type_, generic = ranked(i)
     d, a, b = i.operands
 
@@ -109,7 +93,7 @@ def mapa(i: Instruction) -> Plan:
 
 
 @opcode("getctarank", forms="{.shared::cluster} .u32 .u64")
-def getctarank(i: Instruction) -> Plan:
+def getctarank(i: PtxInstruction) -> Plan:
     type_, generic = ranked(i)
     d, a = i.operands
 
@@ -121,10 +105,9 @@ def getctarank(i: Instruction) -> Plan:
 
 ORDER = ("weak", "volatile", "relaxed", "acquire", "release", "acq_rel", "mmio", "cta", "gpu", "sys", "cluster")
 CACHE = ("ca", "cg", "cs", "lu", "cv", "wb", "wt", "nc")
-SPACES = ("global", "shared", "local", "const", "param")
 
 
-def hints(i: Instruction) -> tuple[str, ...]:
+def hints(i: PtxInstruction) -> tuple[str, ...]:
     """Returns modifiers that steer caches and ordering; execution is sequentially consistent, so they change nothing.
 
     L2::cache_hint has a policy as last operand, which is ignored.
@@ -132,14 +115,9 @@ def hints(i: Instruction) -> tuple[str, ...]:
     return (*ORDER, *CACHE, *(m for m in i.mods if m.startswith(("L1::", "L2::"))))
 
 
-def take_space(mods: Mods) -> str:
-    if mods.flag("shared::cta"):
-        return "shared"
-    if mods.flag("shared::cluster"):
-        return "shared::cluster"
-    if mods.flag("param::entry"):
-        return "param"
-    return mods.choice(SPACES, "generic")
+def space_of(name: str) -> str:
+    """Returns the space, as `memory.ports` has it, that a modifier means, or that none of them means."""
+    return {"": "generic", "shared::cta": "shared", "param::entry": "param"}.get(name, name)
 
 
 def address_arg(memory: Operand, space: str) -> tuple[Arg, int]:
@@ -174,14 +152,19 @@ def address_thunk(frame: Frame, base: Array, offset: int) -> Callable[[], Array]
     return add
 
 
-def make_port(frame: Frame, i: Instruction, space: str, size: int, kind: str, used: Array | slice = ALL) -> Port:
+def make_port(frame: Frame, i: PtxInstruction, space: str, size: int, kind: str, used: Array | slice = ALL) -> Port:
     if space == "param" and frame.machine.is_call_param(i):
         return LocalPort(frame.machine.memory, i, frame.n, size, kind, used)
     return PORTS[space](frame.machine.memory, i, frame.n, size, kind, used)
 
 
-def vector(mods: Mods) -> int:
-    return int(mods.choice(("v2", "v4", "v8"), "v1")[1:])
+def moved(i: PtxInstruction) -> tuple[str, int, PtxType]:
+    """Returns the space of a load or store, the number of its elements, and their type."""
+    space, vector, _ = taken(i, SPACES, "v2 v4 v8", ANY_TYPE, ignored=hints(i))
+    count = int(vector[1:] or 1)
+    if count * i.type.bytes > (32 if space == "global" else 16):
+        raise Unsupported(f"accesses of {count * i.type.bytes} bytes")
+    return space_of(space), count, i.type
 
 
 @opcode(
@@ -189,16 +172,12 @@ def vector(mods: Mods) -> int:
     "ldu",
     forms="{.v2 .v4 .v8} .global .shared{::cta ::cluster} .local .const .param{::entry}, generic; .b8-.f64; hints ignored",
 )
-def ld(i: Instruction) -> Plan:
-    mods = Mods(i, *hints(i))
-    space, count, type_ = take_space(mods), vector(mods), mods.type()
-    mods.done()
+def ld(i: PtxInstruction) -> Plan:
+    space, count, type_ = moved(i)
     target, memory = i.operands[:2]
     registers = items(target, count)
     base, offset = address_arg(memory, space)
     size = count * type_.bytes
-    if size > (32 if space == "global" else 16):
-        raise Unsupported(f"accesses of {size} bytes")
     view = TYPES[f"{'s' if type_.kind == 's' else 'u'}{type_.bits}"]
 
     def bind(frame: Frame, out: Arrays, ins: Arrays) -> Thunk:
@@ -243,7 +222,7 @@ def gather(parts: list[Part], buffer: Array) -> None:
         buffer[positions if positions is not None else slice(None)] = view[index]
 
 
-def store(port: Port, lanes: Lanes, addresses: Array, buffer: Array) -> None:
+def store(port: Port, lanes: LaneSet, addresses: Array, buffer: Array) -> None:
     """Writes the lanes' elements of `buffer` where the port resolves their addresses."""
     port.memory.storing(lanes, buffer)
     for view, index, positions in port.resolve(lanes, addresses):
@@ -252,16 +231,12 @@ def store(port: Port, lanes: Lanes, addresses: Array, buffer: Array) -> None:
 
 
 @opcode("st", forms="{.v2 .v4 .v8} .global .shared{::cta ::cluster} .local .param, generic; .b8-.f64; hints ignored")
-def st(i: Instruction) -> Plan:
-    mods = Mods(i, *hints(i))
-    space, count, type_ = take_space(mods), vector(mods), mods.type()
-    mods.done()
+def st(i: PtxInstruction) -> Plan:
+    space, count, type_ = moved(i)
     memory, source = i.operands[:2]
     registers = items(source, count)
     base, offset = address_arg(memory, space)
     size = count * type_.bytes
-    if size > (32 if space == "global" else 16):
-        raise Unsupported(f"accesses of {size} bytes")
     view = TYPES[f"b{type_.bits}"]
 
     def bind(frame: Frame, out: Arrays, ins: Arrays) -> Thunk:
@@ -282,7 +257,7 @@ def st(i: Instruction) -> Plan:
 
 
 @opcode("createpolicy", forms="gives 0: cache policies change nothing")
-def createpolicy(i: Instruction) -> Plan:
+def createpolicy(i: PtxInstruction) -> Plan:
     zero = np.array(0, np.uint64)
     return Plan((arg(i.operands[0], TYPES["b64"]),), (), lambda frame, out, ins: lambda: np.copyto(out[0], zero))
 
@@ -293,35 +268,19 @@ Update = Callable[[Array, Array, Array], Array]
 """(old value, first operand, second operand) to the new value."""
 
 
-def _float_add(type_: PtxType) -> Update:
-    packed = type_.name in ("f16x2", "bf16x2")
-    if type_.bits == 16 or packed:
-        storage = np.dtype(np.uint16 if type_.name.startswith("b") else np.float16)
-
-        def add_halves(old: Array, value: Array, _: Array) -> Array:
-            total = wide(old.view(storage), type_) + wide(value.view(storage), type_)
-            return narrow(total, type_).view(old.dtype)
-
-        return add_halves
-
-    def add(old: Array, value: Array, _: Array) -> Array:
-        total: Array = old.view(type_.dtype) + value.view(type_.dtype)
-        return total.view(old.dtype)
-
-    return add
-
-
 def update(name: str, type_: PtxType) -> Update:
     """Returns the function of the new value, on arrays of raw bits."""
-    kind = type_.dtype
+    storage = np.dtype(np.uint16 if type_.name.startswith("b") else np.float16)
 
-    def extreme(fn: np.ufunc) -> Update:
-        return lambda old, value, _: fn(old.view(kind), value.view(kind)).view(old.dtype)
+    def of_numbers(fn: np.ufunc) -> Update:
+        if type_.name not in HALF_TYPES:
+            return lambda old, value, _: fn(old.view(type_.dtype), value.view(type_.dtype)).view(old.dtype)
+        return lambda old, value, _: narrow(fn(*(wide(x.view(storage), type_) for x in (old, value))), type_).view(old.dtype)
 
-    if name == "add" and type_.kind == "f":
-        return _float_add(type_)
     table: dict[str, Update] = {
-        "add": lambda old, value, _: old + value,
+        "add": of_numbers(np.add),
+        "min": of_numbers(np.fmin),
+        "max": of_numbers(np.fmax),
         "and": lambda old, value, _: old & value,
         "or": lambda old, value, _: old | value,
         "xor": lambda old, value, _: old ^ value,
@@ -329,8 +288,6 @@ def update(name: str, type_: PtxType) -> Update:
         "cas": lambda old, compare, value: np.where(old == compare, value, old),
         "inc": lambda old, value, _: np.where(old >= value, old.dtype.type(0), old + old.dtype.type(1)),
         "dec": lambda old, value, _: np.where((old == 0) | (old > value), value, old - old.dtype.type(1)),
-        "min": extreme(np.minimum),
-        "max": extreme(np.maximum),
     }
     return table[name]
 
@@ -368,13 +325,11 @@ def add_at_once(view: Array, index: Array, value: Array) -> Array:
     forms=".global .shared{::cta ::cluster}, generic: .add .min .max .inc .dec .u32-.s64, .and .or .xor .exch .cas .b16-.b64, "
     ".add .f32 .f64 .f16 .f16x2 .bf16 .bf16x2, of .global {.v2 .v4 .v8} of those up to 16 bytes",
 )
-def atom(i: Instruction) -> Plan:
-    mods = Mods(i, *hints(i), "noftz")
-    space, count = take_space(mods), vector(mods)
-    name = mods.choice(("add", "min", "max", "inc", "dec", "and", "or", "xor", "exch", "cas"))
-    type_ = mods.type()
-    mods.done()
-    if not name or space not in ("global", "shared", "shared::cluster", "generic") or type_.bits < 16:
+def atom(i: PtxInstruction) -> Plan:
+    operations = "!add min max inc dec and or xor exch cas"
+    named, vector, name, _ = taken(i, SPACES, "v2 v4 v8", operations, ANY_TYPE, ignored=(*hints(i), "noftz"))
+    space, count, type_ = space_of(named), int(vector[1:] or 1), i.type
+    if space not in ("global", "shared", "shared::cluster", "generic") or type_.bits < 16:
         raise Unsupported("this atomic")
     if type_.kind == "f" and name != "add":
         raise Unsupported(f"atomic {name} of floating point")

@@ -7,16 +7,15 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from ...memory.bulkcopy import Reduction, Shape, Update
-from ...memory.memory import PARAM_WINDOW
-from ...memory.ports import GlobalPort, Part, SharedPort
-from ...memory.regions import BAD, Region, Tile
-from ...state.lanes import Lanes
-from ...text.syntax import TYPES, UNSIGNED, Array, Imm, Instruction, Mem, Operand, PtxError, PtxType, Reg, Unsupported
-from ..registry import Arg, Arrays, Frame, Mods, Plan, Thunk, act, arg, opcode
+from ..memory.bulkcopy import Reduction, Shape
+from ..memory.ports import GlobalPort, Part, SharedPort
+from ..memory.regions import BAD, Region, Tile
+from ..memory.spaces import PARAM_WINDOW
+from ..state.lanes import LaneSet
+from ..text.syntax import TYPES, UNSIGNED, Array, Imm, Mem, Operand, PtxError, PtxInstruction, PtxType, Reg, Unsupported
 from .access import address_arg, address_thunk, update
 from .control import on_objects
-from .floats import narrow, wide
+from .registry import Arg, Arrays, Frame, Plan, Thunk, act, arg, opcode, taken
 
 
 @opcode(
@@ -26,27 +25,15 @@ from .floats import narrow, wide
     "mbarrier, from .shared::cta to .global with .commit_group .wait_group{.read}, .prefetch to .L2; .async.bulk from "
     ".shared::cta to .shared::cluster; .reduce.async.bulk{.tensor}: .add .min .max .inc .dec .and .or .xor",
 )
-def cp(i: Instruction) -> Plan:
+def cp(i: PtxInstruction) -> Plan:
+    if {"commit_group", "wait_group", "wait_all"} & set(i.mods):
+        return group(i)
     if "bulk" in i.mods:
-        return tensor(i) if "tensor" in i.mods else bulk(i)
-    mods = Mods(i, *(m for m in i.mods if m.startswith("L2::")))
-    if not mods.flag("async"):
-        raise Unsupported("only cp.async")
-    if mods.flag("mbarrier"):
-        counted = mods.flag("noinc")
-        mods.flag("arrive", "shared", "shared::cta", "b64")
-        mods.done()
-        (memory,) = i.operands
-        assert isinstance(memory, Mem)
-        return arrive_when_landed(i, memory, counted)
-    action = mods.choice(("commit_group", "wait_group", "wait_all"))
-    if action:
-        mods.done()
-        return group(i, action)
-    mods.choice(("ca", "cg"))
-    if not mods.flag("shared", "shared::cta") or not mods.flag("global"):
-        raise Unsupported("only from global to the block's shared memory")
-    mods.done()
+        return bulk(i)
+    if "mbarrier" in i.mods:
+        taken(i, "!async", "mbarrier", "!arrive", "noinc", "shared shared::cta", "b64")
+        return arrive_when_landed(i)
+    taken(i, "!async", "ca cg", "!shared shared::cta", "!global", ignored=cache_hints(i))
     to, source, size_operand, *rest = i.operands
     if "L2::cache_hint" in i.mods:
         rest = rest[:-1]
@@ -82,7 +69,7 @@ def cp(i: Instruction) -> Plan:
             pieces: list[Part] = []
             at = np.flatnonzero(~complete & (width > 0))
             if len(at):
-                for view, index, inner in whole.resolve_sizes(frame.lanes.subset(at), addresses[at], width[at]):
+                for view, index, inner in whole.search(frame.lanes.subset(at), addresses[at], width[at]):
                     assert inner is not None
                     pieces.append((view, index, at[inner]))
             return parts, pieces, width
@@ -102,7 +89,7 @@ def cp(i: Instruction) -> Plan:
 
 
 @opcode("prefetch", "prefetchu", "discard", "applypriority", forms="no effect; of .prefetch.tensormap the map is checked")
-def prefetch_line(i: Instruction) -> Plan:
+def prefetch_line(i: PtxInstruction) -> Plan:
     return map_prefetch(i) if "tensormap" in i.mods else Plan((), (), lambda frame, out, ins: _nothing)
 
 
@@ -110,27 +97,35 @@ def _nothing() -> None:
     pass
 
 
-def group(i: Instruction, action: str) -> Plan:
+def cache_hints(i: PtxInstruction) -> list[str]:
+    return [m for m in i.mods if m.startswith("L2::")]
+
+
+def group(i: PtxInstruction) -> Plan:
+    """The groups of cp.async and of bulk copies: .commit_group, .wait_group, .wait_all."""
+    taken(i, "!async", "bulk", "!commit_group wait_group wait_all", "read")
     newest = None
-    if action == "wait_group":
+    if "wait_group" in i.mods:
         (operand,) = i.operands
         if not isinstance(operand, Imm):
             raise Unsupported("the number of groups must be constant")
         newest = operand.value
 
     def run(frame: Frame, out: Arrays, ins: Arrays) -> None:
-        if action == "commit_group":
-            frame.machine.copies.commit(frame.lanes)
+        copies = frame.machine.bulks if "bulk" in i.mods else frame.machine.copies
+        if "commit_group" in i.mods:
+            copies.commit(frame.lanes)
         else:
-            frame.machine.copies.wait(frame.lanes, newest, i)
+            copies.wait(frame.lanes, newest, i)
 
     return act(run)
 
 
-def arrive_when_landed(i: Instruction, memory: Mem, counted: bool) -> Plan:
-    """cp.async.mbarrier.arrive: arrives when the thread's earlier copies have landed; `counted`: .noinc."""
+def arrive_when_landed(i: PtxInstruction) -> Plan:
+    """cp.async.mbarrier.arrive: arrives when the thread's earlier copies have landed; .noinc: it is among the expected arrivals."""
+    (memory,) = i.operands
 
-    def arrive(frame: Frame, lanes: Lanes, keys: Array, _: Arrays) -> None:
+    def arrive(frame: Frame, lanes: LaneSet, keys: Array, _: Arrays) -> None:
         machine = frame.machine
         serial, diary = machine.copies.serial, machine.memory.diary
         for key, at in machine.mbarriers.each(keys):
@@ -138,11 +133,11 @@ def arrive_when_landed(i: Instruction, memory: Mem, counted: bool) -> Plan:
             barrier = machine.mbarriers.find(key, some, i)
             if barrier is None:
                 continue
-            if not counted:
+            if "noinc" not in i.mods:
                 barrier.pending += some.n
             promise = None if diary is None else diary.promised(some, i)
 
-            def land(some: Lanes = some, key: int = key, promise: dict[int, int] | None = promise) -> None:
+            def land(some: LaneSet = some, key: int = key, promise: dict[int, int] | None = promise) -> None:
                 machine.copies.land_before(some, serial)
                 if diary is not None:
                     diary.keep(promise)
@@ -155,101 +150,68 @@ def arrive_when_landed(i: Instruction, memory: Mem, counted: bool) -> Plan:
     return on_objects(i, memory, "atom", arrive, None, [])
 
 
-SPACES = ("shared::cluster", "shared::cta", "global")
-COMPLETES = "mbarrier::complete_tx::bytes"
+SPACES = "shared::cluster shared::cta global"
+ALIGN = 128
+"""Alignment of tiles in shared memory, with any swizzle: that goes by the address's bits, wherever in its pattern a tile begins."""
 
 
-def bulk(i: Instruction) -> Plan:
-    """cp.async.bulk and cp.reduce.async.bulk of plain bytes, and their groups."""
-    mods = Mods(i, "async", "bulk", *(m for m in i.mods if m.startswith("L2::") and m != "L2::cache_hint"))
-    if action := mods.choice(("commit_group", "wait_group")):
-        read = mods.flag("read")
-        mods.done()
-        return bulk_group(i, action, read)
-    operands = list(i.operands)
-    if mods.flag("L2::cache_hint"):
-        operands.pop()
-    if mods.flag("prefetch"):
-        mods.flag("L2")
-        if not mods.flag("global"):
-            raise Unsupported("a prefetch of another space")
-        mods.done()
-        source, size = operands
-        return prefetch(plain(i, source, size))
-    spaces = tuple(m for m in i.mods if m in SPACES)
-    mods.flag(*SPACES)
-    reduces, arrives, grouped = mods.flag("reduce"), mods.flag(COMPLETES), mods.flag("bulk_group")
-    multicast = mods.flag("multicast::cluster")
-    if mods.flag("cp_mask"):
+def bulk(i: PtxInstruction) -> Plan:
+    """cp.async.bulk, cp.async.bulk.tensor, their reductions and prefetches."""
+    if any(m.startswith(("im2col", "tile::")) for m in i.mods):
+        raise Unsupported("only tile mode: no im2col, gather or scatter")
+    if "cp_mask" in i.mods:
         raise Unsupported("a byte mask (.cp_mask) is of sm_100 and later")
-    reduction = reduction_of(mods, spaces[0]) if reduces else None
-    mods.done()
-    if grouped and spaces == ("global", "shared::cta"):
-        to, origin, size = operands
-        return store(i, origin, plain(i, to, size), lambda _: reduction)
-    inward = [("shared::cluster", "global")] + [("shared::cta", "global")] * (not multicast)
-    across = [("shared::cluster", "shared::cta")] * (not multicast)
-    if not arrives or spaces not in [*across, *([] if reduces else inward)]:
-        raise Unsupported("a bulk copy between these spaces with this way to complete")
-    to, source, size, bar, *masks = operands
-    return load(i, to, bar, masks, plain(i, source, size, "global" if spaces[1] == "global" else "shared"), reduction)
+    tensor, reduces, hints = "tensor" in i.mods, "reduce" in i.mods, cache_hints(i)
+    operands = list(i.operands[:-1] if "L2::cache_hint" in hints else i.operands)
+    size = Imm(0) if tensor else operands.pop(1 if "prefetch" in i.mods else 2)
+
+    def far(operand: Operand, space: str = "global") -> Bytes:
+        return boxes(i, operand) if tensor else plain(i, operand, size, space)
+
+    kind = ("!async", "!bulk", "tensor", "tile", f"!{' '.join(RANKS)}" if tensor else "")
+    if "prefetch" in i.mods:
+        taken(i, *kind, "prefetch", "L2", "!global", ignored=hints)
+        (source,) = operands
+        return prefetch(far(source))
+    name = next((one for one in INTEGER_OPS if one in i.mods), "") if reduces else ""
+    types = f"!{reduced_types(name, 'global' in i.mods)}" if name and not tensor else ""
+    reduced = ("reduce", f"!{' '.join(INTEGER_OPS)}", types, "noftz") if reduces else ()
+    to_space, space, way, multicast, *_ = taken(
+        i, SPACES, SPACES, "!bulk_group mbarrier::complete_tx::bytes", "multicast::cluster", *kind, *reduced, ignored=hints
+    )
+    found = reduction(name, i.type) if types else None
+    if (way, to_space, space) == ("bulk_group", "global", "shared::cta"):
+        to, origin = operands
+        return store(i, origin, far(to), lambda region: reduction_for(name, region) if reduces and tensor else found)
+    to, source, bar, *masks = operands
+    inward = space == "global" and not reduces and (to_space == "shared::cluster" or (to_space == "shared::cta" and not multicast))
+    across = (to_space, space) == ("shared::cluster", "shared::cta") and not tensor and not multicast
+    if way == "bulk_group" or not (inward or across):
+        raise Unsupported(f"a bulk{' tensor' * tensor} copy between these spaces with this way to complete")
+    return load(i, to, bar, masks, far(source, "global" if inward else "shared"), found)
 
 
-def bulk_group(i: Instruction, action: str, read: bool) -> Plan:
-    newest = i.operands[0].value if i.operands and isinstance(i.operands[0], Imm) else 0
-
-    def run(frame: Frame, out: Arrays, ins: Arrays) -> None:
-        if action == "commit_group":
-            frame.machine.bulks.commit(frame.lanes)
-        else:
-            frame.machine.bulks.wait(frame.lanes, newest, read, i)
-
-    return act(run)
-
-
+RANKS = {f"{rank}d": rank for rank in range(1, 6)}
 INTEGER_OPS = {
-    **dict.fromkeys(("and", "or", "xor"), ("b32", "b64")),
-    **dict.fromkeys(("min", "max"), ("u32", "s32", "u64", "s64")),
-    **dict.fromkeys(("inc", "dec"), ("u32",)),
-    "add": ("u32", "s32", "u64"),
+    **dict.fromkeys(("and", "or", "xor"), "b32 b64"),
+    **dict.fromkeys(("min", "max"), "u32 s32 u64 s64"),
+    **dict.fromkeys(("inc", "dec"), "u32"),
+    "add": "u32 s32 u64",
 }
-HALVES = ("f16", "bf16")
-GLOBAL_OPS = {
-    **INTEGER_OPS,
-    **dict.fromkeys(("min", "max"), (*INTEGER_OPS["min"], *HALVES)),
-    "add": (*INTEGER_OPS["add"], "f32", "f64", *HALVES),
-}
-CLUSTER_OPS = {
-    **dict.fromkeys(("and", "or", "xor"), ("b32",)),
-    **dict.fromkeys(("min", "max"), ("u32", "s32")),
-    **dict.fromkeys(("inc", "dec"), ("u32",)),
-    "add": ("u32", "s32", "u64"),
-}
-"""Types that PTX ISA allows for a reduction, in a tensor and in shared memory."""
+FLOAT_OPS = {"add": "f32 f64 f16 bf16", "min": "f16 bf16", "max": "f16 bf16"}
+"""Types that PTX ISA allows for a reduction."""
 
 
-def reduction_of(mods: Mods, space: str) -> Reduction:
-    mods.flag("noftz")
-    table = GLOBAL_OPS if space == "global" else CLUSTER_OPS
-    name = mods.choice(tuple(table))
-    if not name:
-        raise Unsupported("this reduction")
-    return reduction(name, mods.type(*table[name]))
+def reduced_types(name: str, in_tensor: bool) -> str:
+    """Returns the types of a reduction in a tensor, or in shared memory: there of 32 bits, but for sums."""
+    if in_tensor:
+        return f"{INTEGER_OPS[name]} {FLOAT_OPS.get(name, '')}"
+    return " ".join(kind for kind in INTEGER_OPS[name].split() if name == "add" or kind.endswith("32"))
 
 
 def reduction(name: str, type_: PtxType) -> Reduction:
     """Returns a reduction on elements of a type."""
-    if name in ("min", "max") and type_.kind == "f":
-        return Reduction(half_extreme(np.fmin if name == "min" else np.fmax, type_), UNSIGNED[type_.bytes])
     return Reduction(update(name, type_), UNSIGNED[type_.bytes])
-
-
-def half_extreme(fn: np.ufunc, type_: PtxType) -> Update:
-    def extreme(old: Array, value: Array, _: Array) -> Array:
-        found = fn(wide(old.view(type_.dtype), type_), wide(value.view(type_.dtype), type_))
-        return narrow(found, type_).view(old.dtype)
-
-    return extreme
 
 
 def values_of(frame: Frame, ins: Arrays) -> list[Array]:
@@ -265,28 +227,29 @@ class Bytes:
     """
 
     args: tuple[Arg, ...]
-    find: Callable[[Frame, Lanes, list[Array]], Sequence[tuple[Array, Region | Tile]]]
+    find: Callable[[Frame, LaneSet, list[Array]], Sequence[tuple[Array, Region | Tile]]]
 
 
-def plain(i: Instruction, operand: Operand, size: Operand, space: str = "global") -> Bytes:
+def plain(i: PtxInstruction, operand: Operand, size: Operand, space: str = "global") -> Bytes:
     """Returns bytes side by side: of a tensor, or of the block's own shared memory."""
     base, offset = address_arg(operand, space)
 
-    def find(frame: Frame, lanes: Lanes, values: list[Array]) -> Sequence[tuple[Array, Region | Tile]]:
+    def find(frame: Frame, lanes: LaneSet, values: list[Array]) -> Sequence[tuple[Array, Region | Tile]]:
         ends = frame.machine.bulks.ends
         return (ends.ranges if space == "global" else ends.own_ranges)(lanes, values[0] + offset, values[1], i)
 
     return Bytes((base, arg(size, TYPES["u32"])), find)
 
 
-def boxes(i: Instruction, operand: Operand, rank: int) -> Bytes:
+def boxes(i: PtxInstruction, operand: Operand) -> Bytes:
     """Returns the boxes of a tensor map."""
     assert isinstance(operand, Mem)
+    rank = next(RANKS[m] for m in i.mods if m in RANKS)
     base, offset = address_arg(replace(operand, coordinates=()), "generic")
     if len(operand.coordinates) != rank:
         raise Unsupported(f"{len(operand.coordinates)} coordinates for {rank} dimensions")
 
-    def find(frame: Frame, lanes: Lanes, values: list[Array]) -> list[tuple[Array, Region | Tile]]:
+    def find(frame: Frame, lanes: LaneSet, values: list[Array]) -> list[tuple[Array, Region | Tile]]:
         bulks, (address, *coordinates) = frame.machine.bulks, values
         found: list[tuple[Array, Region | Tile]] = []
         for at, box, segment, tensor in bulks.maps.find(lanes, address + offset, rank, i):
@@ -304,7 +267,7 @@ def shape_of(region: Region | Tile) -> Shape:
 
 
 def load(
-    i: Instruction, to: Operand, bar: Operand, masks: Sequence[Operand], source: Bytes, reduction: Reduction | None = None
+    i: PtxInstruction, to: Operand, bar: Operand, masks: Sequence[Operand], source: Bytes, reduction: Reduction | None = None
 ) -> Plan:
     """Decodes a copy into shared memory, with an mbarrier; `masks`: the ranks of a multicast."""
     target, target_offset = address_arg(to, "shared")
@@ -327,7 +290,7 @@ def load(
     return act(run, (), (target, barrier, *source.args, *(arg(mask, TYPES["u16"]) for mask in masks)))
 
 
-def store(i: Instruction, origin: Operand, target: Bytes, reduction_of: Callable[[Region], Reduction | None]) -> Plan:
+def store(i: PtxInstruction, origin: Operand, target: Bytes, reduction_of: Callable[[Region], Reduction | None]) -> Plan:
     """Decodes a copy from the block's shared memory into a tensor, in a bulk group."""
     base, offset = address_arg(origin, "shared")
 
@@ -354,11 +317,6 @@ def prefetch(source: Bytes) -> Plan:
     return act(lambda frame, out, ins: source.find(frame, frame.lanes, values_of(frame, ins)), (), source.args)
 
 
-ALIGN = 128
-"""Alignment of tiles in shared memory, with any swizzle: that goes by the address's bits, wherever in its pattern a tile begins."""
-
-RANKS = {f"{rank}d": rank for rank in range(1, 6)}
-
 ELEMENTS = {
     "uint32": ("u32", "b32"),
     "int32": ("s32", "b32"),
@@ -371,51 +329,18 @@ ELEMENTS = {
 }
 """Types of a map's elements in reductions."""
 
-FLOAT_OPS = {"add": ("f32", "f16", "bf16"), "min": ("f16", "bf16"), "max": ("f16", "bf16")}
-
-
-def tensor(i: Instruction) -> Plan:
-    """cp.async.bulk.tensor, cp.reduce.async.bulk.tensor and cp.async.bulk.prefetch.tensor."""
-    mods = Mods(i, "async", "bulk", "tensor")
-    rank = RANKS[mods.choice(tuple(RANKS))]
-    if any(m.startswith(("im2col", "tile::")) for m in mods.rest):
-        raise Unsupported("only tile mode: no im2col, gather or scatter")
-    mods.flag("tile")
-    operands = list(i.operands)
-    if mods.flag("L2::cache_hint"):
-        operands.pop()
-    if mods.flag("prefetch"):
-        mods.flag("L2", "global")
-        mods.done()
-        (source,) = operands
-        return prefetch(boxes(i, source, rank))
-    spaces = tuple(m for m in i.mods if m in SPACES)
-    mods.flag(*SPACES)
-    reduces, arrives, grouped = mods.flag("reduce"), mods.flag(COMPLETES), mods.flag("bulk_group")
-    name = mods.choice(("add", "min", "max", "inc", "dec", "and", "or", "xor")) if reduces else ""
-    mods.flag("multicast::cluster")
-    mods.done()
-    if grouped and spaces == ("global", "shared::cta") and reduces == bool(name):
-        to, origin = operands
-        return store(i, origin, boxes(i, to, rank), lambda region: reduction_for(name, region) if name else None)
-    if not arrives or reduces or spaces not in (("shared::cluster", "global"), ("shared::cta", "global")):
-        raise Unsupported("a bulk tensor copy between these spaces with this way to complete")
-    to, source, bar, *masks = operands
-    return load(i, to, bar, masks, boxes(i, source, rank))
-
 
 def reduction_for(name: str, region: Region) -> Reduction:
     """Returns a reduction of a map's elements. Raises PtxError if PTX ISA has none of that type."""
     assert region.description is not None
     dtype = region.description.dtype
-    allowed = (*INTEGER_OPS[name], *FLOAT_OPS.get(name, ()))
     for kind in ELEMENTS.get(dtype, ()):
-        if kind in allowed:
+        if kind in reduced_types(name, True).split():
             return reduction(name, TYPES[kind])
     raise PtxError(f"there is no reduction .{name} of a tensor map of {dtype}")
 
 
-def map_prefetch(i: Instruction) -> Plan:
+def map_prefetch(i: PtxInstruction) -> Plan:
     """prefetch.tensormap: the map is checked; its address is one of .param if the instruction names that."""
     (memory,) = i.operands
     param = bool({"param", "param::entry"} & set(i.mods))

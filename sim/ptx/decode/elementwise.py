@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from ...text.syntax import SINK, TYPES, Array, Instruction, Reg, Unsupported, Vec
-from ..registry import Arg, Arrays, Frame, Mods, Plan, Thunk, act, arg, opcode, pure
+from ..text.syntax import SINK, TYPES, Array, Operand, PtxInstruction, Reg, Unsupported, Vec
 from . import floats, integers
 from .floats import EIGHTS
 from .integers import PRMT_MODES, lookup
-from .rounding import ROUNDING
+from .registry import ANY_TYPE, ROUNDING, Arg, Arrays, Frame, Plan, Thunk, act, arg, opcode, pure, taken
 from .rows import Case, decode, row
 
 __all__ = ["floats", "integers"]  # their functions are primitives of the expressions
@@ -352,65 +351,40 @@ CLOCKS = ("%clock", "%clock64", "%clock_hi", "%globaltimer", "%globaltimer_lo", 
 
 
 @opcode("mov", forms=".pred .b16-.b64 .u16-.s64 .f32 .f64; vectors to and from one register; addresses; special registers")
-def mov(i: Instruction) -> Plan:
+def mov(i: PtxInstruction) -> Plan:
     d, a = i.operands
     if isinstance(a, Reg) and a.name in CLOCKS:
         return clock(d, a)
     if not isinstance(d, Vec) and not isinstance(a, Vec):
         return decode(i)
-    mods = Mods(i)
-    bits = mods.type().bits
-    mods.done()
-    if isinstance(d, Vec):
-        return unpack(bits, d, a)
-    assert isinstance(a, Vec)
-    return pack(bits, d, a)
+    taken(i, ANY_TYPE)
+    bits = i.type.bits
+    return regrouped(bits, d, a)
 
 
-def unpack(bits: int, d: Vec, a: object) -> Plan:
-    part = TYPES[f"b{bits // len(d.items)}"]
-    count = len(d.items)
+def regrouped(bits: int, d: Operand, a: Operand) -> Plan:
+    """Returns the plan that puts registers together to one, or takes one apart."""
+    whole, parts = (d, a) if isinstance(a, Vec) else (a, d)
+    if not isinstance(whole, Reg) or not isinstance(parts, Vec) or len(parts.items) not in (2, 4, 8):
+        raise Unsupported("a vector of this length, or not to or from one register")
+    count, packs = len(parts.items), parts is a
+    part = TYPES[f"b{bits // count}"]
 
     def make(*arrays: Array) -> Thunk:
-        *out, source = arrays
-        parts = [(o, k) for k, (o, item) in enumerate(zip(out, d.items, strict=True)) if item != SINK]
-        if source.ndim == 0:
-            raise Unsupported("unpacking a constant")
-        columns = [(o, source.view(part.dtype)[k::count]) for o, k in parts]
+        register, *pieces = arrays if packs else (arrays[-1], *arrays[:-1])
+        columns = [register.view(part.dtype)[k::count] for k in range(count)]
+        targets, sources = (columns, pieces) if packs else (pieces, columns)
+        moves = [(to, value) for to, value, item in zip(targets, sources, parts.items, strict=True) if packs or item != SINK]
+        overlapping = any(np.shares_memory(register, piece) for piece in pieces)
 
         def run() -> None:
-            values = [column.copy() for _, column in columns] if overlapping else [column for _, column in columns]
-            for (target, _), value in zip(columns, values, strict=True):
+            for target, value in [(to, value.copy()) for to, value in moves] if overlapping else moves:
                 target[...] = value
 
-        overlapping = any(np.shares_memory(o, source) for o, _ in parts)
         return run
 
-    if not isinstance(a, Reg):
-        raise Unsupported("unpacking something that is no register")
-    return pure(make, [arg(o, part) for o in d.items], [arg(a, TYPES[f"b{bits}"])])
-
-
-def pack(bits: int, d: object, a: Vec) -> Plan:
-    if len(a.items) not in (2, 4, 8):
-        raise Unsupported(f"packing {len(a.items)} registers")
-    part = TYPES[f"b{bits // len(a.items)}"]
-    count = len(a.items)
-    if not isinstance(d, Reg):
-        raise Unsupported("packing into something that is no register")
-
-    def make(target: Array, *sources: Array) -> Thunk:
-        columns = target.view(part.dtype)
-        own = any(np.shares_memory(target, s) for s in sources)
-
-        def run() -> None:
-            values = [s.copy() for s in sources] if own else sources
-            for k, value in enumerate(values):
-                columns[k::count] = value
-
-        return run
-
-    return pure(make, [arg(d, TYPES[f"b{bits}"])], [arg(o, part) for o in a.items])
+    one, several = [arg(whole, TYPES[f"b{bits}"])], [arg(o, part) for o in parts.items]
+    return pure(make, one, several) if packs else pure(make, several, one)
 
 
 def clock(d: object, a: Reg) -> Plan:

@@ -1,41 +1,39 @@
 """Matrix instructions: ldmatrix, stmatrix, mma, wmma, wgmma (PTX ISA, "Matrix Multiply-Accumulate Instructions").
 
-Warp-level matrices: ldmatrix, stmatrix, mma (PTX ISA, "Warp Level Matrix Multiply-Accumulate Instructions"). With g = lane >> 2
-and t = lane & 3, every fragment is an array whose axes are bits of (register, lane, element):
-A of shape m x k: registers (k half, row half), row g + 8 * row half, columns of k half in order (t, element);
-B of shape k x n: registers (k half), column g; C and D: registers (row half, element), row g, column 2 t + element.
-So a fragment becomes a matrix by reshape and transpose.
+With g = lane >> 2 and t = lane & 3, a fragment's registers hold, of each eight rows of a matrix, row g, and of each four words of a
+row, word t (`fragment`). A of shape m x k: registers (k part, row part); B of shape k x n, by columns: registers (column part,
+k part); C and D: registers (column part, row part, element), of columns 2 t + element, float16 both in one register.
 
-wmma: whole matrices in fragments whose layout the ISA leaves open (PTX ISA, "Matrix multiply-accumulate: wmma"). Here element e of
-a matrix (row by row) is in lane e % 32, in element e // 32 of the lane's registers; float16 fragments of A and B have eight
-registers in every shape, and hold each element as often as there is room. Memory is accessed in its own order, 32 neighbours at
-a time.
+wmma: the ISA leaves the layout of its fragments open (PTX ISA, "Matrix multiply-accumulate: wmma"). Here they are those of mma, for
+more rows or columns. float16 fragments of A and B have eight registers in every shape, and hold each element as often as there is
+room. Memory is accessed in its own order, 32 neighbours at a time.
 
 wgmma: products of a warpgroup, four warps (PTX ISA, "Asynchronous Warpgroup Level Matrix Instructions"). Here operands are
-decoded; `execute.warpgroups` runs them. Of D (64 x N), warp w of the group has rows 16 w to 16 w + 15, with g = lane >> 2,
-t = lane & 3: float32 register 4 j + 2 h + e has row g + 8 h, column 8 j + 2 t + e; with float16, register 2 j + h has the two
-columns. A from registers is the m16nNk16 fragment of mma for each warp.
+decoded; `execute.warpgroups` runs them. Of D (64 x N), warp w of the group has rows 16 w to 16 w + 15, in the layout of mma; A from
+registers is the m16nNk16 fragment of mma for each warp.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
 import numpy as np
 
-from ...memory.ports import PORTS
-from ...state.lanes import WARP
-from ...text.syntax import ELEMENT, TYPES, UNSIGNED, Array, Imm, Instruction, Unsupported
-from ..registry import (
+from ..memory.ports import PORTS
+from ..state.lanes import WARP
+from ..text.syntax import ELEMENT, TYPES, UNSIGNED, Array, Imm, PtxInstruction, Unsupported
+from .access import SPACES, address_arg, address_thunk, gather, space_of, store
+from .floats import eight_dtype, half_bits
+from .registry import (
     WHOLE_WARP,
     Arg,
     Arrays,
     Bind,
     DType,
     Frame,
-    Mods,
     Multiply,
     MultiplyWait,
     Plan,
@@ -44,9 +42,8 @@ from ..registry import (
     arg,
     items,
     opcode,
+    taken,
 )
-from .access import address_arg, address_thunk, gather, store, take_space
-from .floats import eight_dtype, half_bits, narrow
 
 HALF_VALUES = np.arange(1 << 16, dtype=np.uint16).view(np.float16).astype(np.float32)
 """float32 values of all float16 bits."""
@@ -75,7 +72,7 @@ def widen_halves(bits: Array, out: Array) -> None:
     np.multiply(out, HALF_SCALE, out)
 
 
-def whole_warps(frame: Frame, i: Instruction) -> bool:
+def whole_warps(frame: Frame, i: PtxInstruction) -> bool:
     """True if the frame has whole warps; else the instruction's result is undefined, and that is a finding."""
     if frame.lanes.whole_warps:
         return True
@@ -84,7 +81,7 @@ def whole_warps(frame: Frame, i: Instruction) -> bool:
     return False
 
 
-def warpwise(bind: Bind, i: Instruction, writes: Sequence[Arg], reads: Sequence[Arg], **options: Any) -> Plan:
+def warpwise(bind: Bind, i: PtxInstruction, writes: Sequence[Arg], reads: Sequence[Arg], **options: Any) -> Plan:
     """Returns the plan of an instruction that whole warps run together."""
 
     def checked(frame: Frame, out: Arrays, ins: Arrays) -> Thunk:
@@ -96,17 +93,9 @@ def warpwise(bind: Bind, i: Instruction, writes: Sequence[Arg], reads: Sequence[
     return Plan(tuple(writes), tuple(reads), checked, collective=WHOLE_WARP, pure=False, **options)
 
 
-def matrix_mods(i: Instruction) -> tuple[int, bool, str]:
-    mods = Mods(i, "sync", "aligned")
-    if not mods.flag("m8n8"):
-        raise Unsupported("only m8n8")
-    count = {"x1": 1, "x2": 2, "x4": 4}[mods.choice(("x1", "x2", "x4"))]
-    transposed, space = mods.flag("trans"), take_space(mods)
-    mods.type("b16")
-    mods.done()
-    if space not in ("shared", "generic"):
-        raise Unsupported(f"{i.opcode} of .{space}")
-    return count, transposed, space
+def matrix_mods(i: PtxInstruction) -> tuple[int, bool, str]:
+    *_, count, transposed, space, _ = taken(i, "sync", "aligned", "!m8n8", "!x1 x2 x4", "trans", "shared shared::cta", "!b16")
+    return int(count[1:]), bool(transposed), space_of(space)
 
 
 def row_addresses(frame: Frame, count: int) -> Array | None:
@@ -117,7 +106,7 @@ def row_addresses(frame: Frame, count: int) -> Array | None:
 
 
 @opcode("ldmatrix", forms=".sync.aligned.m8n8 .x1 .x2 .x4 {.trans} .shared.b16")
-def ldmatrix(i: Instruction) -> Plan:
+def ldmatrix(i: PtxInstruction) -> Plan:
     count, transposed, space = matrix_mods(i)
     target, memory = i.operands
     registers = items(target, count)
@@ -154,7 +143,7 @@ def ldmatrix(i: Instruction) -> Plan:
 
 
 @opcode("stmatrix", forms=".sync.aligned.m8n8 .x1 .x2 .x4 {.trans} .shared.b16")
-def stmatrix(i: Instruction) -> Plan:
+def stmatrix(i: PtxInstruction) -> Plan:
     count, transposed, space = matrix_mods(i)
     memory, source = i.operands
     registers = items(source, count)
@@ -184,18 +173,14 @@ def stmatrix(i: Instruction) -> Plan:
 
 
 @opcode("movmatrix", forms=".sync.aligned.m8n8.trans.b16")
-def movmatrix(i: Instruction) -> Plan:
-    mods = Mods(i, "sync", "aligned")
-    if not (mods.flag("m8n8") and mods.flag("trans")):
-        raise Unsupported("only m8n8.trans")
-    type_ = mods.type("b16")
-    mods.done()
+def movmatrix(i: PtxInstruction) -> Plan:
+    taken(i, "sync", "aligned", "!m8n8", "!trans", "!b16")
     d, a = i.operands
 
     def bind(frame: Frame, out: Arrays, ins: Arrays) -> Thunk:
 
         def run() -> None:
-            halves = np.ascontiguousarray(np.broadcast_to(ins[0], frame.n)).view(type_.dtype).reshape(-1, 8, 8)
+            halves = np.ascontiguousarray(np.broadcast_to(ins[0], frame.n)).view(np.uint16).reshape(-1, 8, 8)
             np.copyto(out[0], np.ascontiguousarray(halves.transpose(0, 2, 1)).view(np.uint32).reshape(-1))
 
         return run
@@ -218,34 +203,68 @@ SHAPES = {
 """Shapes by type of the factors."""
 
 BITS = {"f16": 16, "bf16": 16, "tf32": 32, "e4m3": 8, "e5m2": 8, "s8": 8, "u8": 8, "s4": 4, "u4": 4, "b1": 1, "f64": 64}
-MMA_MIXED = ({"s8", "u8"}, {"s4", "u4"}, {"e4m3", "e5m2"})
-"""Types that may occur together."""
+MIXED = ({"s8", "u8"}, {"s4", "u4"}, {"e4m3", "e5m2"})
+"""Types of factors that may occur together."""
+
+ACCUMULATORS = {
+    **dict.fromkeys(("f16", "e4m3", "e5m2"), ("f32", "f16")),
+    **dict.fromkeys(("s8", "u8", "s4", "u4", "b1"), ("s32",)),
+    "f64": ("f64",),
+}
+"""Types of C and D by type of the factors; for all others float32."""
+
+NUMBERS = f"!{' '.join({**TYPES, **SHAPES})}"
+
+
+def shapes_of(table: dict[str, tuple[str, ...]]) -> str:
+    """Returns the shapes of a table as a group of modifiers, one of which an instruction has."""
+    return f"!{' '.join({shape for shapes in table.values() for shape in shapes})}"
+
+
+def lengths(shape: str) -> list[int]:
+    """Returns m, n and k of a shape such as m16n8k16."""
+    return [int(length) for length in re.findall(r"\d+", shape)]
+
 
 Decode = Callable[[Array, Array], None]
+
+
+def alike(a_type: str, b_type: str) -> bool:
+    return a_type == b_type or any({a_type, b_type} <= mixed for mixed in MIXED)
+
+
+def fragment(words: Array, elements: int = 1, of_b: bool = False) -> Array:
+    """Returns the words of matrices, (warps, rows, words of a row), as a view by registers: (k or column part, row part, element,
+    warp, g, t), for B (row part, k part, ...). `elements`: neighbouring words of a lane.
+    """
+    w, rows, count = words.shape
+    parts = words.reshape(w, rows // 8, 8, count // (4 * elements), 4, elements)
+    return parts.transpose(*((1, 3) if of_b else (3, 1)), 5, 0, 2, 4)
 
 
 class Fragments:
     """The arrays in which the mma of one shape run for `w` warps, lent from one to the next.
 
     `a_bits`, `b_bits`: the registers' words, put together to rows; `a_rows`, `b_rows`: places in these for each register's words,
-    as single words and as the four that are side by side. `product` and its `fragments` are the same numbers, the latter as
-    (row half, element, warp, row, pair): accumulator register 2 * row half + element; so is `total`.
+    as single words and as the four that are side by side. `product` and its `fragments` are the same numbers; `total`: these by
+    register of 32 or 64 bits.
     """
 
-    def __init__(self, w: int, m: int, n: int, k: int, row_halves: int, k_halves: int, word: DType, real: DType):
-        self.a_bits = np.empty((w, row_halves, 8, k_halves, 4), word)
-        self.b_bits = np.empty((w, 8, k_halves, 4), word)
-        a_words = [self.a_bits[:, r % row_halves, :, r // row_halves] for r in range(row_halves * k_halves)]
-        b_words = [self.b_bits[:, :, r] for r in range(k_halves)]
+    def __init__(self, w: int, shape: Sequence[int], words: int, word: DType, real: DType):
+        m, n, k = shape
         self.row = FOUR_LANES[word.itemsize]
-        self.a_rows = [(words, words.view(self.row)[..., 0]) for words in a_words]
-        self.b_rows = [(words, words.view(self.row)[..., 0]) for words in b_words]
+        self.a_bits, self.b_bits = np.empty((w, m, words), word), np.empty((w, n, words), word)
+        self.a_rows, self.b_rows = self.places(fragment(self.a_bits)), self.places(fragment(self.b_bits, of_b=True))
         self.a, self.b = np.empty((w, m, k), real), np.empty((w, n, k), real)
         self.b_columns = self.b.transpose(0, 2, 1)
         self.product = np.empty((w, m, n), real)
-        self.fragments = self.product.reshape(w, row_halves, 8, 4, 2).transpose(1, 4, 0, 2, 3)
-        self.total = np.empty((row_halves * 2, w * WARP), real)
-        self.sums = self.total.reshape(row_halves, 2, w, 8, 4)
+        self.fragments = fragment(self.product, 2)
+        self.total = np.empty((m * n // WARP, w * WARP), real)
+        self.sums = self.total.reshape(self.fragments.shape)
+
+    def places(self, registers: Array) -> list[tuple[Array, Array]]:
+        words = [registers[at] for at in np.ndindex(registers.shape[:3])]
+        return [(each, each.view(self.row)[..., 0]) for each in words]
 
     def moves(self, rows: list[tuple[Array, Array]], registers: Sequence[Array]) -> list[tuple[Array, Array]]:
         """Returns (target, source) copies that put registers into their rows."""
@@ -296,50 +315,42 @@ def decoder(kind: str) -> Decode:
     "m16n8k32 .e4m3 .e5m2, m8n8k16 m16n8k16 m16n8k32 .s8 .u8 {.satfinite}, m8n8k32 m16n8k32 m16n8k64 .s4 .u4 {.satfinite}, "
     "m8n8k128 m16n8k128 m16n8k256 .b1 .xor.popc .and.popc, m8n8k4 m16n8k4 m16n8k8 m16n8k16 .f64",
 )
-def mma(i: Instruction) -> Plan:
-    mods = Mods(i, "sync", "aligned", "row", "col", "kind::f8f6f4")
-    satfinite, logic = mods.flag("satfinite"), mods.choice(("xor", "and")) if mods.flag("popc") else ""
-    shape = mods.choice({s for shapes in SHAPES.values() for s in shapes})
-    types = [m for m in mods.rest if m in TYPES or m in SHAPES]
-    for name in types:
-        mods.rest.remove(name)
-    mods.done()
-    if "col" not in i.mods or i.mods.count("row") != 1:
-        raise Unsupported("only .row.col")
-    if len(types) != 4:
-        raise Unsupported("expected four types")
+def mma(i: PtxInstruction) -> Plan:
+    shape, d_type, a_type, b_type, c_type, popc, logic, *_ = taken(
+        i, shapes_of(SHAPES), *[NUMBERS] * 4, "popc", "xor and", "satfinite", "!row", "!col", "sync", "aligned", "kind::f8f6f4"
+    )
+    if shape not in SHAPES.get(a_type, ()) or not alike(a_type, b_type) or d_type != c_type:
+        raise Unsupported(f"mma {shape} .{a_type}.{b_type} with .{d_type} and .{c_type} accumulators")
+    if {bool(popc), bool(logic)} != {a_type == "b1"} or ("kind::f8f6f4" in i.mods and a_type not in ("e4m3", "e5m2")):
+        raise Unsupported(f"this mma of .{a_type}")
+    return multiplied(i, shape, (d_type, a_type, b_type, c_type))
+
+
+def multiplied(i: PtxInstruction, shape: str, types: Sequence[str]) -> Plan:
+    """Returns the plan of mma or wmma.mma; `types` of D, A, B and C."""
+    m, n, k = lengths(shape)
     d_type, a_type, b_type, c_type = types
-    together = a_type == b_type or any({a_type, b_type} <= mixed for mixed in MMA_MIXED)
-    if shape not in SHAPES.get(a_type, ()) or not together or d_type != c_type or (a_type == "b1") != bool(logic):
-        raise Unsupported(f"mma {shape} .{a_type}.{b_type} with .{d_type} accumulators")
-    if "kind::f8f6f4" in i.mods and a_type not in ("e4m3", "e5m2"):
-        raise Unsupported(f"mma {shape} .{a_type} with scales")
-    m, n, k = (int(x) for x in shape[1:].replace("n", " ").replace("k", " ").split())
-    whole = a_type in ("s8", "u8", "s4", "u4", "b1")
-    allowed = {"f64": ("f64",), "f16": ("f32", "f16"), "e4m3": ("f32", "f16"), "e5m2": ("f32", "f16")}
-    if d_type not in (("s32",) if whole else allowed.get(a_type, ("f32",))):
+    if not {d_type, c_type} <= {*ACCUMULATORS.get(a_type, ("f32",))}:
         raise Unsupported(f".{d_type} accumulators")
-    word = 8 if a_type == "f64" else 4
-    per = 8 * word // BITS[a_type]
-    row_halves, k_halves = m // 8, k // (4 * per)
-    accumulators = (m * n) // WARP // (2 if d_type == "f16" else 1)
+    bits = TYPES["b64" if a_type == "f64" else "b32"]
+    words = k * BITS[a_type] // bits.bits
     d, a, b, c = i.operands
-    bits = TYPES[f"b{8 * word}"]
-    a_args = [arg(r, bits) for r in items(a, row_halves * k_halves)]
-    b_args = [arg(r, bits) for r in items(b, k_halves)]
-    acc = TYPES["b32"] if d_type == "f16" else TYPES[d_type]
-    c_items, d_items = items(c, accumulators), items(d, accumulators)
-    c_args, d_args = [arg(r, acc) for r in c_items], [arg(r, acc) for r in d_items]
+    # float16 fragments of wmma hold elements twice or more.
+    spare = 8 if i.opcode == "wmma" and a_type == "f16" else 0
+    a_args, b_args = (
+        [arg(r, bits) for r in items(o, spare or count)[:count]] for o, count in ((a, m * words // WARP), (b, n * words // WARP))
+    )
+    c_items, d_items = (items(o, m * n // WARP // (2 if kind == "f16" else 1)) for o, kind in ((c, c_type), (d, d_type)))
+    c_args = [arg(r, TYPES["b32" if c_type == "f16" else c_type]) for r in c_items]
+    d_args = [arg(r, TYPES["b32" if d_type == "f16" else d_type]) for r in d_items]
     # A sum must not overwrite a later addend.
-    crossed = any(c_items[later] == d_items[k] for later in range(accumulators) for k in range(later))
+    crossed = any(register in c_items[at + 1 :] for at, register in enumerate(d_items))
     a_decode, b_decode = decoder(a_type), decoder(b_type)
     real = np.dtype(np.float64 if a_type == "f64" else np.float32)
 
     def bind(frame: Frame, out: Arrays, ins: Arrays) -> Thunk:
-        w = frame.n // WARP
-        a_regs, b_regs, c_regs = ins[: len(a_args)], ins[len(a_args) : len(a_args) + len(b_args)], ins[-accumulators:]
-
-        make = partial(Fragments, w, m, n, k, row_halves, k_halves, bits.dtype, real)
+        a_regs, b_regs, c_regs = ins[: len(a_args)], ins[len(a_args) : -len(c_args)], ins[-len(c_args) :]
+        make = partial(Fragments, frame.n // WARP, (m, n, k), words, bits.dtype, real)
         f: Fragments = frame.lend(("mma", a_type, shape), make)
         a_moves, b_moves, total = f.moves(f.a_rows, a_regs), f.moves(f.b_rows, b_regs), f.total
         kept = frame.kept
@@ -352,7 +363,7 @@ def mma(i: Instruction) -> Plan:
             for to, register in b_moves:
                 np.copyto(to, register)
             b_decode(f.b_bits, f.b)
-            if logic == "xor":
+            if "xor" in i.mods:
                 # Bits as 1 and -1: equal ones give 1, different ones -1.
                 np.matmul(1 - 2 * f.a, 1 - 2 * f.b_columns, f.product)
                 np.copyto(f.product, (k - f.product) / 2)
@@ -360,33 +371,32 @@ def mma(i: Instruction) -> Plan:
                 np.matmul(f.a, f.b_columns, f.product)
             np.copyto(f.sums, f.fragments)
 
-        def add_integers() -> None:
-            for register, part, addend in zip(out, total, c_regs, strict=True):
+        def add_integers(addends: Arrays) -> None:
+            for register, part, addend in zip(out, total, addends, strict=True):
                 value = part.astype(np.int64) + addend
-                if satfinite:
+                if "satfinite" in i.mods:
                     value = np.clip(value, -(1 << 31), (1 << 31) - 1)
                 np.copyto(register, value, casting="unsafe")
 
-        def add_halves() -> None:
-            for half, (register, addend) in enumerate(zip(out, c_regs, strict=True)):
-                addends = np.broadcast_to(addend, frame.n).copy().view(np.float16).reshape(-1, 2)
-                both = total[2 * half : 2 * half + 2].T + addends.astype(np.float32)
-                np.copyto(register, np.ascontiguousarray(half_bits(both)).view(np.uint32).reshape(-1))
+        def add_halves(addends: Arrays) -> None:
+            lanes = [np.broadcast_to(addend, frame.n) for addend in addends]
+            if c_type == "f16":
+                lanes = [half for pair in lanes for half in pair.copy().view(np.float16).reshape(-1, 2).T.astype(np.float32)]
+            both = total + np.stack(lanes)
+            if d_type == "f16":
+                both = np.ascontiguousarray(half_bits(both).reshape(-1, 2, frame.n).transpose(0, 2, 1)).view(np.uint32)[..., 0]
+            for register, value in zip(out, both, strict=True):
+                np.copyto(register, value)
 
-        sums = list(zip(total, c_regs, total if crossed else out, strict=False))
+        def add_reals(addends: Arrays) -> None:
+            for part, addend, register in zip(total, addends, out, strict=True):
+                np.add(part, addend, register)
 
-        def add_reals() -> None:
-            for part, addend, to in sums:
-                np.add(part, addend, to)
-            if crossed:
-                for register, part in zip(out, total, strict=True):
-                    np.copyto(register, part)
-
-        accumulate = {"s32": add_integers, "f16": add_halves}.get(d_type, add_reals)
+        accumulate = add_integers if d_type == "s32" else add_halves if "f16" in (d_type, c_type) else add_reals
 
         def run() -> None:
             multiply()
-            accumulate()
+            accumulate([np.copy(addend) for addend in c_regs] if crossed else c_regs)
 
         return run
 
@@ -398,42 +408,6 @@ WMMA_SHAPES = {
     "tf32": ("m16n16k8",),
     "f64": ("m8n8k4",),
 }
-WMMA_ACCUMULATORS = {"f16": ("f16", "f32"), "s8": ("s32",), "u8": ("s32",), "f64": ("f64",)}
-
-
-def shape_of(mods: Mods) -> tuple[str, int, int, int]:
-    name = mods.choice({s for shapes in WMMA_SHAPES.values() for s in shapes})
-    m, n, k = (int(x) for x in name[1:].replace("n", " ").replace("k", " ").split())
-    return name, m, n, k
-
-
-def width(kind: str) -> int:
-    """Returns the bytes of a register of a fragment."""
-    return 8 if kind == "f64" else 4
-
-
-def element_bytes(kind: str) -> int:
-    return BITS.get(kind, 32) // 8
-
-
-def unpacked(registers: Sequence[Array], n: int, kind: str, elements: int) -> Array:
-    """Returns the bits of a fragment's matrices: (warps, elements) unsigned numbers."""
-    size, word = element_bytes(kind), width(kind)
-    rows = np.stack([np.broadcast_to(r, n) for r in registers]).astype(UNSIGNED[word], copy=False)
-    parts = rows.view(UNSIGNED[size]).reshape(len(registers), -1, WARP, word // size)
-    return np.ascontiguousarray(parts.transpose(1, 0, 3, 2).reshape(parts.shape[1], -1)[:, :elements])
-
-
-def pack(values: Array, registers: Sequence[Array], kind: str) -> None:
-    """Writes (warps, elements) unsigned numbers into the registers of a fragment."""
-    size, word = element_bytes(kind), width(kind)
-    per = word // size
-    warps, elements = values.shape
-    copies = len(registers) * per * WARP // elements
-    parts = np.tile(values, (1, copies)).reshape(warps, len(registers), per, WARP).transpose(1, 0, 3, 2)
-    words = np.ascontiguousarray(parts).view(UNSIGNED[word]).reshape(len(registers), -1)
-    for register, row in zip(registers, words, strict=True):
-        np.copyto(register, row)
 
 
 @opcode(
@@ -441,119 +415,76 @@ def pack(values: Array, registers: Sequence[Array], kind: str) -> None:
     forms=".load.a .load.b .load.c .store.d .mma .sync.aligned .row .col: m16n16k16 m8n32k16 m32n8k16 .f16 (f16, f32) .bf16 .s8 "
     ".u8 {.satfinite}, m16n16k8 .tf32, m8n8k4 .f64",
 )
-def wmma(i: Instruction) -> Plan:
-    mods = Mods(i, "sync", "aligned")
-    action = mods.choice(("load", "store", "mma"))
-    return multiply(i, mods) if action == "mma" else transfer(i, mods, action)
-
-
-def transfer(i: Instruction, mods: Mods, action: str) -> Plan:
-    side, layout = mods.choice(("a", "b", "c", "d")), mods.choice(("row", "col"))
-    shape, m, n, k = shape_of(mods)
-    space = take_space(mods)
-    kind = mods.rest.pop() if mods.rest else ""
-    mods.done()
-    factors = [f for f in WMMA_SHAPES if shape in WMMA_SHAPES[f]]
-    known = factors if side in "ab" else [acc for f in factors for acc in WMMA_ACCUMULATORS.get(f, ("f32",))]
-    if kind not in known or not layout or space not in ("global", "shared", "generic"):
+def wmma(i: PtxInstruction) -> Plan:
+    if "mma" not in i.mods:
+        return transfer(i)
+    numbers, layouts = [NUMBERS.removeprefix("!")] * 4, ["row col"] * 2
+    shape, *types = taken(i, shapes_of(WMMA_SHAPES), *numbers, "satfinite", "mma", "rn", *layouts, "sync", "aligned")
+    d_type, *factors, c_type = [name for name in types[:4] if name]
+    a_type, b_type = factors or ("f16", "f16")
+    if shape not in WMMA_SHAPES.get(a_type, ()) or a_type != b_type:
         raise Unsupported("this wmma")
-    load = action == "load"
-    fragment, memory, *rest = i.operands if load else (i.operands[1], i.operands[0], *i.operands[2:])
-    rows, columns = {"a": (m, k), "b": (k, n)}.get(side, (m, n))
-    elements, size, word = rows * columns, element_bytes(kind), width(kind)
-    inner, outer = (columns, rows) if layout == "row" else (rows, columns)
-    registers = items(fragment, 8 if kind == "f16" and side in "ab" else elements // WARP * size // word)
+    return multiplied(i, shape, (d_type, a_type, b_type, c_type))
+
+
+def transfer(i: PtxInstruction) -> Plan:
+    """Decodes wmma.load and .store of a matrix, B by columns."""
+    action, side, layout, shape, named, kind, *_ = taken(
+        i, "!load store", "!a b c d", "!row col", shapes_of(WMMA_SHAPES), SPACES, NUMBERS, "sync", "aligned"
+    )
+    (m, n, k), space, of_b, load = lengths(shape), space_of(named), side == "b", action == "load"
+    factors = [f for f in WMMA_SHAPES if shape in WMMA_SHAPES[f]]
+    known = factors if side in "ab" else [acc for f in factors for acc in ACCUMULATORS.get(f, ("f32",))]
+    if kind not in known or space not in ("global", "shared", "generic"):
+        raise Unsupported("this wmma")
+    target, memory, *rest = i.operands if load else (i.operands[1], i.operands[0], *i.operands[2:])
+    rows, columns = {"a": (m, k), "b": (n, k)}.get(side, (m, n))
+    size, bits = BITS.get(kind, 32) // 8, TYPES["b64" if kind == "f64" else "b32"]
+    words, elements = columns * size // bits.bytes, 2 if side in "cd" and kind != "f16" else 1
+    registers = items(target, 8 if kind == "f16" and side in "ab" else rows * words // WARP)
     base, offset = address_arg(memory, space)
     strides = [arg(o, TYPES["u32"]) for o in rest]
-    # The places of the elements in memory, and their numbers in the matrix.
-    major, minor = np.divmod(np.arange(elements), inner)
-    number = np.arange(elements).reshape(rows, columns)
-    logical = (number if layout == "row" else number.T).reshape(outer, inner)[major, minor]
+    # The elements' places in memory, and their numbers in the matrix.
+    by_rows, number = (layout == "row") != of_b, np.arange(rows * columns).reshape(rows, columns)
+    inner, logical = (columns, number.reshape(-1)) if by_rows else (rows, number.T.reshape(-1))
+    major, minor = np.divmod(np.arange(rows * columns), inner)
 
     def bind(frame: Frame, out: Arrays, ins: Arrays) -> Thunk:
-        warps = frame.n // WARP
         port = PORTS[space](frame.machine.memory, i, frame.n, size, "ld" if load else "st")
-        values = ins[1 + len(strides) :] if not load else ()
 
         def run() -> None:
             start = np.broadcast_to(ins[0], frame.n) + ins[0].dtype.type(offset)
             stride = np.broadcast_to(ins[1], frame.n).astype(np.int64) if strides else np.full(frame.n, inner)
-            matrix = np.empty((warps, elements), UNSIGNED[size]) if load else unpacked(values, frame.n, kind, elements)
-            for first in range(0, elements, WARP):
+            rows_of_words = np.empty((frame.n // WARP, rows, words), bits.dtype)
+            parts = fragment(rows_of_words, elements, of_b)
+            if not load:
+                parts[...] = np.stack([np.broadcast_to(r, frame.n) for r in ins[1 + len(strides) :]]).reshape(parts.shape)
+            matrix = rows_of_words.view(UNSIGNED[size]).reshape(-1, rows * columns)
+            for first in range(0, rows * columns, WARP):
                 here = slice(first, first + WARP)
-                steps = stride.reshape(warps, WARP) * major[here] + minor[here]
+                steps = stride.reshape(-1, WARP) * major[here] + minor[here]
                 addresses = start + (steps.reshape(-1) * size).astype(start.dtype)
                 buffer = np.empty(frame.n, ELEMENT[size])
                 if load:
                     gather(port.resolve(frame.lanes, addresses), buffer)
-                    matrix[:, logical[here]] = buffer.view(UNSIGNED[size]).reshape(warps, WARP)
+                    matrix[:, logical[here]] = buffer.view(UNSIGNED[size]).reshape(-1, WARP)
                 else:
                     buffer[:] = matrix[:, logical[here]].reshape(-1)
                     store(port, frame.lanes, addresses, buffer)
-            if load:
-                pack(matrix, out, kind)
+            for register, value in zip(out, np.resize(parts.reshape(-1, frame.n), (len(registers), frame.n)), strict=False):
+                np.copyto(register, value)
 
         return run
 
-    bits = TYPES[f"b{8 * word}"]
-    fragments = [arg(r, bits) for r in registers]
-    return warpwise(bind, i, fragments if load else [], [base, *strides, *([] if load else fragments)])
-
-
-def multiply(i: Instruction, mods: Mods) -> Plan:
-    satfinite = mods.flag("satfinite")
-    mods.flag("rn", "row", "col")
-    shape, m, n, k = shape_of(mods)
-    types, mods.rest = mods.rest, []
-    if len(types) == 2:
-        types = [types[0], "f16", "f16", types[1]]
-    if len(types) != 4 or shape not in WMMA_SHAPES.get(types[1], ()) or types[1] != types[2]:
-        raise Unsupported("this wmma")
-    d_type, a_type, _, c_type = types
-    if not {d_type, c_type} <= set(WMMA_ACCUMULATORS.get(a_type, ("f32",))):
-        raise Unsupported(f".{d_type} accumulators")
-    d, a, b, c = (items(o) for o in i.operands)
-    real = np.dtype(np.float64 if a_type == "f64" else np.float32)
-    decode = decoder(a_type)
-
-    def bind(frame: Frame, out: Arrays, ins: Arrays) -> Thunk:
-        left, right, addend = ins[: len(a)], ins[len(a) : len(a) + len(b)], ins[len(a) + len(b) :]
-
-        def matrix(registers: Sequence[Array], rows: int, columns: int) -> Array:
-            bits = unpacked(registers, frame.n, a_type, rows * columns)
-            values = np.empty(bits.shape, real)
-            decode(bits, values)
-            return values.reshape(-1, rows, columns)
-
-        def run() -> None:
-            product = np.matmul(matrix(left, m, k), matrix(right, k, n)).reshape(-1, m * n)
-            bits = unpacked(addend, frame.n, c_type, m * n)
-            if d_type == "s32":
-                total = product.astype(np.int64) + bits.view(np.int32)
-                total = np.clip(total, -(1 << 31), (1 << 31) - 1) if satfinite else total
-                pack(total.astype(np.uint32), out, d_type)
-                return
-            old = bits.view(TYPES[c_type].dtype)
-            total = product + old.astype(real)
-            if d_type == "f16":
-                pack(narrow(total.astype(np.float32), TYPES["f16"]).view(np.uint16), out, d_type)
-            else:
-                pack(total.view(UNSIGNED[total.itemsize]), out, d_type)
-
-        return run
-
-    bits = TYPES["b64" if a_type == "f64" else "b32"]
-    reads, writes = ([arg(r, bits) for r in registers] for registers in ((*a, *b, *c), d))
-    return warpwise(bind, i, writes, reads, mode=0, flops=2 * m * n * k)
+    held = [arg(r, bits) for r in registers]
+    return warpwise(bind, i, held if load else [], [base, *strides, *([] if load else held)])
 
 
 DEPTH = {"f16": 16, "bf16": 16, "tf32": 8, "e4m3": 32, "e5m2": 32}
 """K by type: 32 bytes."""
 
-WGMMA_ACCUMULATORS = {"f16": ("f32", "f16"), "e4m3": ("f32", "f16"), "e5m2": ("f32", "f16")}
-"""Types of D by type of A; for all others float32."""
+WGMMA_SHAPES = f"!{' '.join(f'm64n{n}k{k}' for n in range(8, 257, 8) for k in {*DEPTH.values()})}"
 
-MIXED = {"e4m3", "e5m2"}
 REGISTERS_OF_A = 4
 
 
@@ -562,14 +493,10 @@ REGISTERS_OF_A = 4
     forms=".mma_async.sync.aligned: m64nNk16 .f16 .bf16, m64nNk8 .tf32, m64nNk32 .e4m3 .e5m2, every N from 8 to 256 by 8; D .f32 "
     "(.f16 for .f16 .e4m3 .e5m2); A of registers or descriptor; scale-d, imm-scale, imm-trans; .fence .commit_group .wait_group",
 )
-def wgmma(i: Instruction) -> Plan:
-    mods = Mods(i, "aligned")
-    action = mods.choice(("mma_async", "fence", "commit_group", "wait_group"))
-    if not mods.flag("sync") or not action:
-        raise Unsupported("this form of wgmma")
-    if action == "mma_async":
-        return product(i, mods)
-    mods.done()
+def wgmma(i: PtxInstruction) -> Plan:
+    if "mma_async" in i.mods:
+        return product(i)
+    action, *_ = taken(i, "!fence commit_group wait_group", "!sync", "aligned")
     if action == "wait_group":
         (newest,) = i.operands
         if not isinstance(newest, Imm):
@@ -583,25 +510,16 @@ def wgmma(i: Instruction) -> Plan:
     return act(run, collective=WHOLE_WARP)
 
 
-def product(i: Instruction, mods: Mods) -> Plan:
-    if mods.flag("sp"):
+def product(i: PtxInstruction) -> Plan:
+    if "sp" in i.mods:
         raise Unsupported("sparse wgmma")
-    names = [m for m in mods.rest if m in TYPES or m in DEPTH]
-    for name in names:
-        mods.rest.remove(name)
-    shape = mods.rest.pop(0) if mods.rest else ""
-    if "satfinite" in mods.rest or {"s32", "b1", "s8", "u8"} & set(names):
+    if {"satfinite", "s32", "b1", "s8", "u8"} & set(i.mods):
         raise Unsupported("wgmma of integers")
-    mods.done()
-    if len(names) != 3:
-        raise Unsupported("expected three types")
-    d_type, a_type, b_type = names
-    depth = DEPTH.get(a_type)
-    head, _, k = shape.rpartition("k")
-    columns = int(head.removeprefix("m64n")) if head.startswith("m64n") else 0
-    if depth is None or int(k) != depth or columns % 8 or not 8 <= columns <= 256:
+    shape, d_type, a_type, b_type, *_ = taken(i, WGMMA_SHAPES, *[NUMBERS] * 3, "mma_async", "!sync", "aligned")
+    _, columns, depth = lengths(shape)
+    if depth != DEPTH.get(a_type):
         raise Unsupported(f"wgmma {shape} .{a_type}")
-    if (a_type != b_type and not {a_type, b_type} <= MIXED) or d_type not in WGMMA_ACCUMULATORS.get(a_type, ("f32",)):
+    if not alike(a_type, b_type) or d_type not in ACCUMULATORS.get(a_type, ("f32",)):
         raise Unsupported(f"wgmma .{d_type}.{a_type}.{b_type}")
     d, a, b, scale, *immediates = i.operands
     word = TYPES["b32"]

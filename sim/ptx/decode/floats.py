@@ -21,8 +21,8 @@ from typing import Any
 
 import numpy as np
 
-from ...text.syntax import TYPES, Array, PtxType
-from ..registry import Frame, Thunk
+from ..text.syntax import TYPES, Array, PtxType
+from .registry import Frame, Thunk
 from .rows import primitive, writer
 
 # -- sums, halves -----------------------------------------------------------------------------------------------------------
@@ -46,7 +46,7 @@ def fused_f32(frame: Frame, d: Array, a: Array, b: Array, c: Array, flush: int) 
     The product is exact in float64. The sum is rounded to float64 and then to float32; that goes wrong only where the
     float64 lies midway between two float32 (or the result is subnormal, unless these `flush`): there it is odd-rounded.
     """
-    product, addend, total, flag = lent(frame, "fma", d.shape, np.float64, np.float64, np.float64, np.bool_)
+    product, addend, total, flag = lent(frame, "fma", d.shape, np.float64, np.float64, np.float64, bool)
     bits = total.view(np.uint64)
 
     def run() -> None:
@@ -234,7 +234,7 @@ def extreme(frame: Frame, d: Array, a: Array, b: Array, function: str) -> Thunk:
     merge = np.bitwise_and if "max" in function else np.bitwise_or
     bits = np.dtype(f"u{d.itemsize}")
     canonical = np.array({4: 0x7FFFFFFF, 8: 0x7FF8000000000000}[d.itemsize], bits).view(d.dtype)
-    flag, found = lent(frame, "extreme", d.shape, np.bool_, d.dtype)
+    flag, found = lent(frame, "extreme", d.shape, bool, d.dtype)
 
     def run() -> None:
         fn(a, b, out=found)
@@ -262,8 +262,7 @@ def signed(x: Array, *factors: Array) -> Array:
 @primitive
 def subnormal(a: Array) -> Array:
     size = np.abs(a)
-    found: Array = (size < np.finfo(a.dtype).smallest_normal) & (size > 0)
-    return found
+    return (size < np.finfo(a.dtype).smallest_normal) & (size > 0)
 
 
 # -- conversions --------------------------------------------------------------------------------------------------------------
@@ -350,8 +349,7 @@ CIRCLES = tuple(float(np.float32(turns * np.pi)) for turns in (1, 2, 100))
 
 def flip(exact: Array, mask: int | Array) -> Array:
     """Moves results by at most `mask` units in the last place of float64."""
-    moved: Array = (exact.view(np.uint64) ^ np.asarray(mask, np.uint64)).view(np.float64)
-    return moved
+    return (exact.view(np.uint64) ^ np.asarray(mask, np.uint64)).view(np.float64)
 
 
 def ulps(count: int, precision: int) -> Move:
@@ -468,7 +466,7 @@ def exponential(frame: Frame, d: Array, a: Array) -> Thunk:
     Powers of two are exact, as CUDA's tanh of float64 relies on it, and zeros and infinities among them.
     """
     approximate = frame.machine.approximate
-    exact, whole, moved, small = lent(frame, "ex2", d.shape, np.float64, np.float32, np.bool_, np.bool_)
+    exact, whole, moved, small = lent(frame, "ex2", d.shape, np.float64, np.float32, bool, bool)
     bits, mask = exact.view(np.uint64), np.array(1 << 28 | 1, np.uint64)
 
     def run() -> None:

@@ -1,7 +1,7 @@
 """The memory of a launch: named tensors in global memory, shared memory of the wave's blocks, local memory.
 
 Every load, store, atomic and asynchronous copy resolves its addresses through a port (`memory.ports`), which checks bounds,
-alignment and initialisation, and reports each access once to `Memory.accessed`, which counts it and calls the observer.
+alignment and initialisation, and reports each access once to `LaunchMemory.accessed`, which counts it and calls the observer.
 Addresses are virtual: tensors as in `state.segments`, with windows for shared and local memory above them.
 """
 
@@ -15,14 +15,13 @@ import numpy as np
 from cupyflash.words import plural
 
 from ..order.accesses import Stored, windows
-from ..order.lifetimes import Lifetimes
-from ..order.races import Races
+from ..order.races import Lifetimes, Races
 from ..report.counters import LaunchTally
 from ..report.diary import Diary
 from ..report.findings import Findings
-from ..state.lanes import Lanes, Wave, wavefronts
+from ..state.lanes import LaneSet, Wave, wavefronts
 from ..state.segments import PAGE, UNWRITTEN, WINDOW_BITS, WRITTEN, Access, Pages, Segment
-from ..text.syntax import ELEMENT, Array, Instruction
+from ..text.syntax import ELEMENT, Array, PtxInstruction
 from .layouts import Swizzles
 
 SHARED_WINDOW = 1 << 56
@@ -40,7 +39,7 @@ LOOK = 1 << 16
 Observer = Callable[[Access], None]
 
 
-class Memory:
+class LaunchMemory:
     """All memory of a running launch. `begin_wave` gives the blocks of the next wave fresh shared and local memory."""
 
     def __init__(self, segments: list[Segment], shared_size: int, local_size: int, findings: Findings, tally: LaunchTally):
@@ -59,7 +58,7 @@ class Memory:
         """Bytes at the end of each block's shared memory that the system reserves: zero at first."""
         self.shared_names: Mapping[str, int] = {}
         """Offsets of the variables of shared memory."""
-        self.homes: Mapping[Instruction, tuple[str, int, int | None]] = {}
+        self.homes: Mapping[PtxInstruction, tuple[str, int, int | None]] = {}
         """The only variable of shared memory that an access may be of, if known: its name, start and end (None: the end of all)."""
         self.lifetimes: Lifetimes | None = None
         """The lifetimes of the blocks of a wave of clusters, if races are looked for."""
@@ -87,37 +86,29 @@ class Memory:
         self.settled = False
         self.pages = Pages(self.shared_stride, wave.blocks)
         self.swizzles = Swizzles(self.pages)
-        self._written_pages = np.zeros(self.pages.count, np.bool_)
+        self._written_pages = np.zeros(self.pages.count, bool)
         self.flying = 0
         """Asynchronous copies for which a wait is still to come."""
         self.landing = 0
         """Bulk copies to shared memory of which nobody has seen the end."""
         self._checks = 0
         self._unwritten = 0
-        self._shared_views = {size: self._shared.view(dtype) for size, dtype in ELEMENT.items()}
-        self._state_views = {size: self._state.view(dtype) for size, dtype in ELEMENT.items()}
-        self._local_views = {size: self._local.view(dtype) for size, dtype in ELEMENT.items()}
+        self.shared, self.states, self.local = (
+            {size: memory.view(dtype) for size, dtype in ELEMENT.items()} for memory in (self._shared, self._state, self._local)
+        )
+        """All shared memory of the wave (`LaneSet.shared_base`: each block's start), UNWRITTEN, WRITTEN or IN_FLIGHT for each of
+        its bytes, and all local memory, as elements of 1 to 32 bytes, by size.
+        """
 
-    def storing(self, lanes: Lanes, values: Array) -> None:
+    def storing(self, lanes: LaneSet, values: Array) -> None:
         """Tells the race detector the values that lanes are about to store, one element each."""
         if self.races is not None:
-            self.races.storing = Stored(lanes, values, self.shared_view(1), self.races.shared_shift)
+            self.races.storing = Stored(lanes, values, self.shared[1], self.races.shared_shift)
 
     def stored(self) -> None:
         """Tells the race detector that the store has been made."""
         if self.races is not None:
             self.races.storing = None
-
-    def shared_view(self, size: int) -> Array:
-        """Returns all shared memory of the wave as elements of `size` bytes; `Lanes.shared_base` gives each block's start."""
-        return self._shared_views[size]
-
-    def state_view(self, size: int) -> Array:
-        """Returns UNWRITTEN, WRITTEN or IN_FLIGHT for each byte of shared memory, as elements of `size` bytes."""
-        return self._state_views[size]
-
-    def local_view(self, size: int) -> Array:
-        return self._local_views[size]
 
     def peek(self, lane: int, address: int, size: int) -> bytes:
         """Returns up to `size` bytes at a generic address as lane `lane` of the wave sees it, uncounted; none if it is invalid."""
@@ -134,12 +125,12 @@ class Memory:
             offset = address - segment.start
         return data[start + offset : start + min(offset + size, limit)].tobytes() if 0 <= offset < limit else b""
 
-    def strays(self, i: Instruction, offsets: Array, size: int) -> Array:
+    def strays(self, i: PtxInstruction, offsets: Array, size: int) -> Array:
         """Returns a mask of accesses of `size` bytes at these offsets in shared memory (int64) that leave their variable."""
         _, start, end = self.homes.get(i, ("", 0, None))
         return (offsets < start) | (offsets > (self.shared_size if end is None else end) - size)
 
-    def strayed(self, i: Instruction, offset: int) -> str:
+    def strayed(self, i: PtxInstruction, offset: int) -> str:
         """Returns the end of the message about such an access."""
         name, start, end = self.homes[i]
         where = f"{start - offset} before {name!r}" if offset < start else f"offset {offset - start} of {name!r}"
@@ -191,7 +182,7 @@ class Memory:
             return True
         some = np.unique(pages[~self._written_pages[pages]])
         some = some[self.pages.whole(some)]
-        words = windows(self.state_view(8), PAGE // 8)[self.pages.start(some) // 8]
+        words = windows(self.states[8], PAGE // 8)[self.pages.start(some) // 8]
         self._written_pages[some] = ~words.any(axis=1)
         return bool(self._written_pages[pages].all())
 
@@ -229,6 +220,14 @@ class Memory:
         if self.observer is not None:
             for write in access.sides:
                 self.observer(access._replace(write=write))
+
+
+class MemoryUnit:
+    """A unit that works on the memory of a wave."""
+
+    def __init__(self, memory: LaunchMemory):
+        self.memory, self.findings = memory, memory.findings
+        self.races, self.diary = memory.races, memory.diary
 
 
 STORES = frozenset({"st", "red", "stmatrix", "cp.async"})

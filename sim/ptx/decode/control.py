@@ -9,12 +9,13 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from ...memory.layouts import MAP_BYTES
-from ...memory.ports import PORTS
-from ...order.sharing import BLOCK, scope_of
-from ...state.lanes import WARP, Lanes
-from ...text.syntax import SINK, TYPES, Array, Group, Imm, Instruction, Mem, Not, Operand, Sym, Unsupported
-from ..registry import (
+from ..memory.layouts import MAP_BYTES
+from ..memory.ports import PORTS
+from ..order.accesses import BLOCK, scope_of
+from ..state.lanes import WARP, LaneSet
+from ..text.syntax import SINK, TYPES, Array, Group, Imm, Mem, Not, Operand, PtxInstruction, Sym, Unsupported
+from .access import address_arg, address_thunk
+from .registry import (
     WHOLE_WARP,
     Arg,
     Arrays,
@@ -24,7 +25,6 @@ from ..registry import (
     Exit,
     Frame,
     FunctionCall,
-    Mods,
     PhaseWait,
     Plan,
     RegisterCount,
@@ -35,16 +35,16 @@ from ..registry import (
     arg,
     opcode,
     pure,
+    taken,
 )
-from .access import address_arg, address_thunk
 
 MOST_BARRIERS = 16
 """Most barriers of a thread block."""
 
 
 @opcode("bra", forms="{.uni} label")
-def bra(i: Instruction) -> Plan:
-    Mods(i, "uni").done()
+def bra(i: PtxInstruction) -> Plan:
+    taken(i, "uni")
     (target,) = i.operands
     if not isinstance(target, Sym):
         raise Unsupported("branch to something that is no label")
@@ -52,11 +52,8 @@ def bra(i: Instruction) -> Plan:
 
 
 @opcode("brx", forms=".idx{.uni} through .branchtargets")
-def brx(i: Instruction) -> Plan:
-    mods = Mods(i, "uni")
-    if not mods.flag("idx"):
-        raise Unsupported("only brx.idx")
-    mods.done()
+def brx(i: PtxInstruction) -> Plan:
+    taken(i, "!idx", "uni")
     index, table = i.operands
     if not isinstance(table, Sym):
         raise Unsupported("no table")
@@ -64,14 +61,14 @@ def brx(i: Instruction) -> Plan:
 
 
 @opcode("exit", "trap", "brkpt", forms="ends the threads; trap also ends the launch")
-def leave(i: Instruction) -> Plan:
-    Mods(i).done()
+def leave(i: PtxInstruction) -> Plan:
+    taken(i)
     return Plan((), (), control=Exit(trap=i.opcode != "exit"))
 
 
 @opcode("ret", forms="{.uni}")
-def ret(i: Instruction) -> Plan:
-    Mods(i, "uni").done()
+def ret(i: PtxInstruction) -> Plan:
+    taken(i, "uni")
     return Plan((), (), control=Return())
 
 
@@ -87,8 +84,8 @@ def names(operand: object) -> tuple[str, ...]:
 
 
 @opcode("call", forms="{.uni} (result), function or register, (arguments){, prototype}; recursion without local arrays; vprintf")
-def call(i: Instruction) -> Plan:
-    Mods(i, "uni").done()
+def call(i: PtxInstruction) -> Plan:
+    taken(i, "uni")
     operands = list(i.operands)
     results = names(operands.pop(0)) if isinstance(operands[0], Group) else ()
     function = operands.pop(0)
@@ -105,26 +102,17 @@ def call(i: Instruction) -> Plan:
     forms="{.cta}{.sync .arrive .red.popc .red.and .red.or}{.aligned}; bar.warp.sync; "
     "barrier.cluster{.arrive{.release .relaxed} .wait{.acquire}}{.aligned}",
 )
-def bar(i: Instruction) -> Plan:
-    mods = Mods(i, "aligned", "cta")
-    if i.opcode == "barrier" and mods.flag("cluster"):
-        action = mods.choice(("arrive", "wait"))
-        relaxed = action == "arrive" and mods.flag("relaxed")
-        mods.choice(("release",) if action == "arrive" and not relaxed else ("acquire",) if action == "wait" else ())
-        mods.done()
-        if not action or i.operands:
+def bar(i: PtxInstruction) -> Plan:
+    if i.opcode == "barrier" and "cluster" in i.mods:
+        waits = "wait" in i.mods
+        *_, order = taken(i, "cluster", "!arrive wait", "aligned", "acquire" if waits else "release relaxed")
+        if i.operands:
             raise Unsupported("this barrier.cluster")
-        return Plan((), (), control=ClusterBarrier(action == "wait", relaxed))
-    if mods.flag("warp"):
-        mods.flag("sync")
-        mods.done()
+        return Plan((), (), control=ClusterBarrier(waits, order == "relaxed"))
+    if "warp" in i.mods:
+        taken(i, "warp", "sync", "aligned")
         return Plan((), (arg(i.operands[0], TYPES["u32"]),), control=WarpBarrier())
-    action = mods.choice(("sync", "arrive", "red"))
-    reduction = mods.choice(("popc", "and", "or")) if action == "red" else ""
-    if not action:
-        raise Unsupported("this barrier")
-    mods.types("pred", "u32")
-    mods.done()
+    action, reduction, *_ = taken(i, "!sync arrive red", "!popc and or" if "red" in i.mods else "", "cta", "aligned", "pred u32")
     word, operands = TYPES["u32"], list(i.operands)
     writes = (arg(operands.pop(0), TYPES["u32" if reduction == "popc" else "pred"]),) if reduction else ()
     predicate = operands.pop() if reduction else SINK
@@ -143,7 +131,7 @@ def bar(i: Instruction) -> Plan:
 
 
 @opcode("membar", "fence", forms="orders accesses for the race detector: execution is sequentially consistent anyway")
-def fence(i: Instruction) -> Plan:
+def fence(i: PtxInstruction) -> Plan:
     if "tensormap::generic" in i.mods:
         return map_fence(i)
     scope = scope_of(i.mods)
@@ -180,18 +168,15 @@ def fence(i: Instruction) -> Plan:
 
 
 @opcode("setmaxnreg", forms=".inc .dec .sync.aligned.u32, 24 to 256 registers by 8")
-def setmaxnreg(i: Instruction) -> Plan:
-    mods = Mods(i, "sync", "aligned")
-    action = mods.choice(("inc", "dec"))
-    mods.type("u32")
-    mods.done()
+def setmaxnreg(i: PtxInstruction) -> Plan:
+    action, *_ = taken(i, "!inc dec", "sync", "aligned", "!u32")
     (count,) = i.operands
-    if not action or not isinstance(count, Imm) or count.value % 8 or not 24 <= count.value <= 256:
+    if not isinstance(count, Imm) or count.value % 8 or not 24 <= count.value <= 256:
         raise Unsupported("setmaxnreg takes .inc or .dec and a multiple of 8 from 24 to 256")
     return Plan((), (), control=RegisterCount(count.value, action == "inc"), collective=WHOLE_WARP)
 
 
-def map_fence(i: Instruction) -> Plan:
+def map_fence(i: PtxInstruction) -> Plan:
     """fence.proxy.tensormap::generic: .release of stores of the threads into tensor maps, .acquire of the 128 bytes of one."""
     acquires = "acquire" in i.mods
     base, offset = address_arg(i.operands[0], "generic") if acquires else (None, 0)
@@ -209,11 +194,9 @@ def map_fence(i: Instruction) -> Plan:
 
 
 @opcode("griddepcontrol", forms=".wait .launch_dependents: order launches of one stream, else of no effect")
-def griddepcontrol(i: Instruction) -> Plan:
-    mods = Mods(i)
-    action = mods.choice(("wait", "launch_dependents"))
-    mods.done()
-    if not action or i.operands:
+def griddepcontrol(i: PtxInstruction) -> Plan:
+    (action,) = taken(i, "!wait launch_dependents")
+    if i.operands:
         raise Unsupported("griddepcontrol takes .wait or .launch_dependents")
 
     def bind(frame: Frame, out: Arrays, ins: Arrays) -> Thunk:
@@ -228,7 +211,7 @@ def griddepcontrol(i: Instruction) -> Plan:
 
 
 @opcode("nanosleep", "pmevent", forms="no effect")
-def nothing(i: Instruction) -> Plan:
+def nothing(i: PtxInstruction) -> Plan:
     return Plan((), (), lambda frame, out, ins: _pass)
 
 
@@ -236,11 +219,11 @@ def _pass() -> None:
     pass
 
 
-Act = Callable[["Frame", Lanes, Array, Sequence[Array]], Array | None]
+Act = Callable[["Frame", LaneSet, Array, Sequence[Array]], Array | None]
 """The operation for lanes at objects (int64, one a lane), given the other operands; the result is one a lane."""
 
 
-def on_objects(i: Instruction, memory: Operand, kind: str, act: Act, result: Arg | None, others: Sequence[Arg]) -> Plan:
+def on_objects(i: PtxInstruction, memory: Operand, kind: str, act: Act, result: Arg | None, others: Sequence[Arg]) -> Plan:
     """Returns a plan that calls `act` for the lanes whose address is good."""
     space = object_space(i)
     base, offset = address_arg(memory, space)
@@ -267,7 +250,7 @@ def on_objects(i: Instruction, memory: Operand, kind: str, act: Act, result: Arg
     return Plan((result,) if result else (), (base, *others), bind, pure=False)
 
 
-def object_space(i: Instruction) -> str:
+def object_space(i: PtxInstruction) -> str:
     if "shared::cluster" in i.mods and i.opcode == "mbarrier":
         if i.operands[0] != SINK and not isinstance(i.operands[0], Mem):
             raise Unsupported("only arrivals without a result reach other blocks")
@@ -275,7 +258,12 @@ def object_space(i: Instruction) -> str:
     return "shared" if {"shared", "shared::cta", "shared::cluster"} & set(i.mods) else "generic"
 
 
-HINTS = ("release", "acquire", "relaxed", "cta", "cluster", "shared", "shared::cta", "shared::cluster", "b64")
+HINTS = ("release acquire relaxed", "cta cluster", "shared shared::cta shared::cluster", "b64")
+WAITS = dict.fromkeys(("test_wait", "try_wait"), ("parity",))
+ARRIVALS = dict.fromkeys(("arrive", "arrive_drop"), ("expect_tx", "noComplete"))
+MBARRIER: dict[str, tuple[str, ...]] = {**dict.fromkeys(("init", "inval", "pending_count"), ()), **WAITS, **ARRIVALS}
+"""Modifiers of mbarrier by action; without one it counts bytes."""
+
 ONE = Imm(1)
 
 
@@ -284,57 +272,48 @@ ONE = Imm(1)
     forms="{.shared{::cta}}.b64: .init .inval, .arrive .arrive_drop {.expect_tx .noComplete}, .expect_tx .complete_tx, "
     ".test_wait .try_wait {.parity}, .pending_count; .shared::cluster: .arrive{.expect_tx} to _, .expect_tx .complete_tx",
 )
-def mbarrier(i: Instruction) -> Plan:
-    mods = Mods(i, *HINTS)
+def mbarrier(i: PtxInstruction) -> Plan:
     word, long = TYPES["u32"], TYPES["u64"]
-    action = mods.choice(("init", "inval", "arrive", "arrive_drop", "test_wait", "try_wait", "pending_count"))
-    if action in ("test_wait", "try_wait"):
-        parity = mods.flag("parity")
-        mods.done()
+    action = next((name for name in MBARRIER if name in i.mods), "")
+    taken(i, action, *MBARRIER.get(action, ("!expect_tx complete_tx",)), *HINTS)
+    expects, parity = "expect_tx" in i.mods, "parity" in i.mods
+    if action in WAITS:
         done, memory, state = i.operands[:3]
         space = object_space(i)
         base, offset = address_arg(memory, space)
         control = PhaseWait(space, offset, parity, action == "try_wait")
         return Plan((arg(done, TYPES["pred"]),), (base, arg(state, word if parity else long)), control=control)
     if action == "pending_count":
-        mods.done()
         d, state = i.operands
         return pure(
             lambda d, s: lambda: np.copyto(d, s & np.uint64(0xFFFFFFFF), casting="unsafe"), [arg(d, word)], [arg(state, long)]
         )
     if action == "init":
-        mods.done()
         memory, count = i.operands
 
-        def init(frame: Frame, lanes: Lanes, keys: Array, values: Sequence[Array]) -> None:
+        def init(frame: Frame, lanes: LaneSet, keys: Array, values: Sequence[Array]) -> None:
             frame.machine.mbarriers.init(lanes, keys, values[0], i)
-            frame.machine.memory.shared_view(8).view(np.uint64)[keys] = values[0]
+            frame.machine.memory.shared[8].view(np.uint64)[keys] = values[0]
 
         return on_objects(i, memory, "st", init, None, [arg(count, word)])
     if action == "inval":
-        mods.done()
         (memory,) = i.operands
         return on_objects(i, memory, "atom", lambda f, lanes, keys, v: f.machine.mbarriers.invalidate(keys), None, [])
-    expects, completes = mods.flag("expect_tx"), mods.flag("complete_tx")
-    incomplete = mods.flag("noComplete")
-    mods.done()
     if not action:
-        if expects == completes:
-            raise Unsupported("this mbarrier instruction")
         memory, amount = i.operands
 
-        def transact(frame: Frame, lanes: Lanes, keys: Array, values: Sequence[Array]) -> None:
+        def transact(frame: Frame, lanes: LaneSet, keys: Array, values: Sequence[Array]) -> None:
             amounts = values[0].astype(np.int64)
             frame.machine.mbarriers.expect(lanes, keys, amounts if expects else -amounts, i)
 
         return on_objects(i, memory, "atom", transact, None, [arg(amount, word)])
     state, memory, *rest = i.operands if not isinstance(i.operands[0], Mem) else (SINK, *i.operands)
 
-    def arrive(frame: Frame, lanes: Lanes, keys: Array, values: Sequence[Array]) -> Array:
+    def arrive(frame: Frame, lanes: LaneSet, keys: Array, values: Sequence[Array]) -> Array:
         barriers, number = frame.machine.mbarriers, values[0].astype(np.int64)
         if expects:
             barriers.expect(lanes, keys, number, i)
-        if incomplete:
+        if "noComplete" in i.mods:
             barriers.must_stay(lanes, keys, number, i)
         return barriers.arrive(lanes, keys, np.ones_like(number) if expects else number, action == "arrive_drop", i)
 

@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ...state.lanes import WARP, warp_bits
-from ...text.syntax import SINK, TYPES, Array, Instruction, Not, Pair, Unsupported
-from ..registry import Arrays, Frame, Mods, Plan, Thunk, act, arg, opcode
+from ..state.lanes import WARP, run_starts, warp_bits
+from ..text.syntax import TYPES, Array, Not, Pair, PtxInstruction, Unsupported
+from .registry import Arrays, Frame, Plan, Thunk, act, arg, opcode, pair, taken
 
 if TYPE_CHECKING:
-    from ...state.lanes import Lanes
+    from ..state.lanes import LaneSet
 
 _LANE = np.arange(WARP)
 _NOTHING = np.empty(0, np.int64)
@@ -44,15 +44,10 @@ def source_lanes(mode: str, b: Array, c: Array, lane: Array) -> tuple[Array, Arr
 
 
 @opcode("shfl", forms=".sync .up .down .bfly .idx .b32, with d|p")
-def shfl(i: Instruction) -> Plan:
-    mods = Mods(i)
-    sync, mode = mods.flag("sync"), mods.choice(("up", "down", "bfly", "idx"))
-    type_ = mods.type("b32")
-    mods.done()
-    if not sync:
-        raise Unsupported("shfl without .sync")
+def shfl(i: PtxInstruction) -> Plan:
+    _, mode, _ = taken(i, "!sync", "!up down bfly idx", "!b32")
     target, a, b, c, mask = i.operands
-    first, second = (target.first, target.second) if isinstance(target, Pair) else (target, SINK)
+    first, second = pair(target)
 
     def bind(frame: Frame, out: Arrays, ins: Arrays) -> Thunk:
         value, by, clamp, member = ins
@@ -94,15 +89,15 @@ def shfl(i: Instruction) -> Plan:
 
     word = TYPES["u32"]
     return Plan(
-        (arg(first, type_), arg(second, TYPES["pred"])),
-        (arg(a, type_), arg(b, word), arg(c, word), arg(mask, word)),
+        (arg(first, TYPES["b32"]), arg(second, TYPES["pred"])),
+        (arg(a, TYPES["b32"]), arg(b, word), arg(c, word), arg(mask, word)),
         bind,
         collective=3,
         pure=False,
     )
 
 
-def partners(lanes: Lanes, lane: Array) -> tuple[Array, Array]:
+def partners(lanes: LaneSet, lane: Array) -> tuple[Array, Array]:
     """Returns positions in the set of the lanes `lane` of each one's warp, and a mask of those in the set (else: itself)."""
     wanted = (lanes.warp << 5) + lane
     found = np.minimum(np.searchsorted(lanes.index, wanted), lanes.n - 1)
@@ -110,13 +105,13 @@ def partners(lanes: Lanes, lane: Array) -> tuple[Array, Array]:
     return np.where(active, found, np.arange(lanes.n)), active
 
 
-def complain(frame: Frame, i: Instruction, bad: Array) -> None:
+def complain(frame: Frame, i: PtxInstruction, bad: Array) -> None:
     first = int(np.flatnonzero(bad)[0])
     message = "shuffle from a lane that does not take part: the value is undefined"
     frame.machine.memory.findings.report("inactive source", message, i, frame.lanes, first, count=int(bad.sum()))
 
 
-def by_warp(fn: Callable[[Lanes, Array, Array], Array], i: Instruction, result: str, value: str) -> Plan:
+def by_warp(fn: Callable[[LaneSet, Array, Array], Array], i: PtxInstruction, result: str, value: str) -> Plan:
     """Returns a plan for d = fn(lanes, value, mask), both arrays over the lanes of the set."""
     d, a, mask = i.operands
 
@@ -140,26 +135,21 @@ def by_warp(fn: Callable[[Lanes, Array, Array], Array], i: Instruction, result: 
     )
 
 
-def ballot(lanes: Lanes, p: Array, mask: Array) -> Array:
+def ballot(lanes: LaneSet, p: Array, mask: Array) -> Array:
     """Returns for each lane the bits of the lanes of its warp in the set for which p holds, limited to its mask."""
-    member = np.zeros(lanes.wave.size, np.bool_)
+    member = np.zeros(lanes.wave.size, bool)
     member[lanes.index] = p
     return warp_bits(member)[lanes.warp] & mask
 
 
-def _everyone(lanes: Lanes, mask: Array) -> Array:
+def _everyone(lanes: LaneSet, mask: Array) -> Array:
     return lanes.bits()[lanes.warp] & mask
 
 
 @opcode("vote", forms=".sync .all .any .uni .pred, .ballot .b32")
-def vote(i: Instruction) -> Plan:
-    mods = Mods(i)
-    sync, mode = mods.flag("sync"), mods.choice(("all", "any", "uni", "ballot"))
-    mods.type("pred", "b32")
-    mods.done()
-    if not sync:
-        raise Unsupported("vote without .sync")
-    table: dict[str, Callable[[Lanes, Array, Array], Array]] = {
+def vote(i: PtxInstruction) -> Plan:
+    _, mode, _ = taken(i, "!sync", "!all any uni ballot", "!pred b32")
+    table: dict[str, Callable[[LaneSet, Array, Array], Array]] = {
         "ballot": ballot,
         "any": lambda lanes, p, mask: ballot(lanes, p, mask) != 0,
         "all": lambda lanes, p, mask: ballot(lanes, p, mask) == _everyone(lanes, mask),
@@ -168,7 +158,7 @@ def vote(i: Instruction) -> Plan:
     return by_warp(table[mode], i, "b32" if mode == "ballot" else "pred", "pred")
 
 
-def groups(lanes: Lanes, mask: Array, value: Array | None = None) -> Array:
+def groups(lanes: LaneSet, mask: Array, value: Array | None = None) -> Array:
     """Returns the number of the group of each lane: same warp, same mask (and same value)."""
     columns = [lanes.warp, mask.astype(np.int64)]
     if value is not None:
@@ -177,7 +167,7 @@ def groups(lanes: Lanes, mask: Array, value: Array | None = None) -> Array:
     return np.asarray(inverse).reshape(-1)
 
 
-def equal_lanes(lanes: Lanes, value: Array, mask: Array) -> Array:
+def equal_lanes(lanes: LaneSet, value: Array, mask: Array) -> Array:
     group = groups(lanes, mask, np.ascontiguousarray(value))
     bits = np.zeros(int(group.max()) + 1, np.uint32)
     np.bitwise_or.at(bits, group, np.uint32(1) << lanes.lane.astype(np.uint32))
@@ -185,16 +175,13 @@ def equal_lanes(lanes: Lanes, value: Array, mask: Array) -> Array:
 
 
 @opcode("match", forms=".any .all .sync .b32 .b64, d|p for .all")
-def match(i: Instruction) -> Plan:
-    mods = Mods(i)
-    sync, mode, type_ = mods.flag("sync"), mods.choice(("any", "all")), mods.type("b32", "b64")
-    mods.done()
-    if not sync:
-        raise Unsupported("match without .sync")
+def match(i: PtxInstruction) -> Plan:
+    _, mode, _ = taken(i, "!sync", "!any all", "!b32 b64")
+    type_ = i.type
     if mode == "any":
         return by_warp(equal_lanes, i, "b32", type_.name)
     target, a, mask = i.operands
-    first, second = (target.first, target.second) if isinstance(target, Pair) else (target, SINK)
+    first, second = pair(target)
 
     def run(frame: Frame, out: Arrays, ins: Arrays) -> None:
         named = np.broadcast_to(ins[1], frame.n)
@@ -213,12 +200,10 @@ def match(i: Instruction) -> Plan:
 
 
 @opcode("redux", forms=".sync .add .min .max .u32 .s32, .and .or .xor .b32, .min .max {.abs}{.NaN} .f32")
-def redux(i: Instruction) -> Plan:
-    mods = Mods(i)
-    sync, name = mods.flag("sync"), mods.choice(("add", "min", "max", "and", "or", "xor"))
-    magnitude, nan, type_ = mods.flag("abs"), mods.flag("NaN"), mods.type("u32", "s32", "b32", "f32")
-    mods.done()
-    if not sync or ((magnitude or nan) and type_.kind != "f") or (type_.kind == "f" and name not in ("min", "max")):
+def redux(i: PtxInstruction) -> Plan:
+    _, name, magnitude, nan, _ = taken(i, "!sync", "!add min max and or xor", "abs", "NaN", "!u32 s32 b32 f32")
+    type_ = i.type
+    if ((magnitude or nan) and type_.kind != "f") or (type_.kind == "f" and name not in ("min", "max")):
         raise Unsupported("this redux")
     fn = {
         "add": np.add,
@@ -231,35 +216,31 @@ def redux(i: Instruction) -> Plan:
     if type_.kind == "f" and not nan:
         fn = {"min": np.fmin, "max": np.fmax}[name]
 
-    def reduce(lanes: Lanes, value: Array, mask: Array) -> Array:
+    def reduce(lanes: LaneSet, value: Array, mask: Array) -> Array:
         group = groups(lanes, mask)
         order = np.argsort(group, kind="stable")
-        starts = np.flatnonzero(np.diff(group[order], prepend=-1))
-        reduced: Array = fn.reduceat(np.abs(value[order]) if magnitude else value[order], starts, dtype=value.dtype)
+        starts = run_starts(group[order])
+        reduced = fn.reduceat(np.abs(value[order]) if magnitude else value[order], starts, dtype=value.dtype)
         return reduced[group]
 
     return by_warp(reduce, i, type_.name, type_.name)
 
 
 @opcode("activemask", forms=".b32")
-def activemask(i: Instruction) -> Plan:
-    mods = Mods(i)
-    type_ = mods.type("b32")
-    mods.done()
+def activemask(i: PtxInstruction) -> Plan:
+    taken(i, "!b32")
 
     def run(frame: Frame, out: Arrays, ins: Arrays) -> None:
         out[0][...] = frame.lanes.bits()[frame.lanes.warp]
 
-    return act(run, (arg(i.operands[0], type_),), ())
+    return act(run, (arg(i.operands[0], TYPES["b32"]),))
 
 
 @opcode("elect", forms=".sync d|p")
-def elect(i: Instruction) -> Plan:
-    mods = Mods(i)
-    sync = mods.flag("sync")
-    mods.done()
+def elect(i: PtxInstruction) -> Plan:
+    taken(i, "!sync")
     target, mask = i.operands
-    if not sync or not isinstance(target, Pair):
+    if not isinstance(target, Pair):
         raise Unsupported("elect")
 
     def run(frame: Frame, out: Arrays, ins: Arrays) -> None:
