@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
@@ -35,7 +36,7 @@ from cupyflash.schedules import (
 from cupyflash.sim.host_memory import launched, require_room
 from cupyflash.sim.ptx import Counters, Diary, Finding, Module, TensorMap
 from cupyflash.sim.ptx.memory.memory import Observer
-from cupyflash.sim.traffic import TensorTraffic, Traffic
+from cupyflash.sim.traffic import Traffic
 
 # Called when a thread block has completed a barrier, with the block's index and its number of completed barriers.
 OnBarrier = Callable[[int, int], None]
@@ -412,7 +413,7 @@ def run_kernels(
     `values` are the fields of the kernels' struct. `made` names the outputs and workspaces: reading them before a kernel has
     stored there is a finding. Traffic through a tensor map counts for its tensor.
     """
-    tensors: dict[str, TensorTraffic] = {}
+    read, written = Counter[str](), Counter[str]()
     counters: dict[str, Counters] = {}
     findings: list[Finding] = []
     given = {name: machine_value(value) for name, value in flat(values).items()}
@@ -437,12 +438,11 @@ def run_kernels(
         )
         unwritten = dict(launch.unwritten)
         for name, moved in launch.traffic.items():
-            tensor = mapped.get(name, name)
-            before = tensors.get(tensor, TensorTraffic())
-            tensors[tensor] = TensorTraffic(before.read_bytes + moved.read_bytes, before.write_bytes + moved.write_bytes)
+            read[mapped.get(name, name)] += moved.read_bytes
+            written[mapped.get(name, name)] += moved.write_bytes
         counters.setdefault(kernel.name, Counters()).join(launch.counters)
         findings.extend((*launch.findings, *launch.notes))
-    return Traffic(tensors), counters, tuple(findings)
+    return Traffic.of(read, written), counters, tuple(findings)
 
 
 def machine_value(value: Any) -> Any:
