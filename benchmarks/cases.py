@@ -116,8 +116,10 @@ def ranked(*parts: Sequence[Any]) -> list[tuple[Any, ...]]:
 
 
 def chosen(device: Device, quick: bool) -> list[Case]:
-    """The cases on which a device is timed, of the same number of tokens and the same width; bfloat16 only if it has tensor cores for
-    it."""
+    """The cases on which a device is timed, of the same number of tokens and the same width.
+
+    bfloat16 only if it has tensor cores for it.
+    """
     dtypes = [dtype for dtype in DTYPES if dtype != "bfloat16" or device.compute_capability >= BFLOAT16_SINCE]
     parts = (dtypes[:1], HEAD_DIMS[:2], LENGTHS[:3]) if quick else (dtypes, HEAD_DIMS, LENGTHS)
     every = [(case, causal) for case in ranked(*parts) for causal in (False, True)]

@@ -18,7 +18,7 @@ from cupyflash.sim.theory.visits import (
     FLOAT32,
     INT32,
     Bytes,
-    Kept,
+    KeptTiles,
     Visits,
     blocks_in,
     columns_of,
@@ -36,7 +36,7 @@ from cupyflash.sim.theory.visits import (
 from cupyflash.sim.traffic import Traffic
 
 # Numbers of query heads of a group, with the tiles that their masks keep (None: all)
-Heads = list[tuple[int, Kept | None]]
+Heads = list[tuple[int, KeptTiles | None]]
 
 
 def backward_traffic(schedule: BackwardSchedule) -> Traffic:
@@ -97,7 +97,7 @@ def _visits(schedule: BackwardSchedule, keys: int, heads: Heads) -> Visits:
 
 def _asked(schedule: BackwardSchedule, keys: int, heads: Heads) -> Visits:
     """The visits of the blocks where a mask is evaluated."""
-    return _visits(schedule, keys, [(times, kept and Kept(kept.asked, kept.asked)) for times, kept in heads])
+    return _visits(schedule, keys, [(times, kept and KeptTiles(kept.asked, kept.asked)) for times, kept in heads])
 
 
 def _loaded(schedule: BackwardSchedule, keys: int, heads: Heads) -> int:

@@ -21,7 +21,7 @@ from cupyflash.sim.theory.visits import (
     FLOAT32,
     INT32,
     Bytes,
-    Kept,
+    KeptTiles,
     blocks_in,
     columns_of,
     head_bytes,
@@ -73,7 +73,7 @@ def _parts(schedule: TileSchedule) -> Iterator[tuple[int, Traffic]]:
         yield 1, _queue(schedule)
 
 
-def _of_tiles(schedule: TileSchedule, keys: int, kept: Kept | None) -> Bytes:
+def _of_tiles(schedule: TileSchedule, keys: int, kept: KeptTiles | None) -> Bytes:
     """The bytes that functions read for rows, once if they visit any column block, and for keys, at each visit; a mask's only at
     visits where it is evaluated."""
     visits, asked = (visits_of(schedule, keys, kept and kept[place]) for place in range(2))
@@ -89,7 +89,7 @@ def _blocks_of_scores(schedule: TileSchedule) -> int:
     return {"fa1": 1, "standard": Tr * Tc}.get(schedule.algorithm, Tr)
 
 
-def _heads(schedule: TileSchedule) -> Iterator[tuple[int, int, Kept | None]]:
+def _heads(schedule: TileSchedule) -> Iterator[tuple[int, int, KeptTiles | None]]:
     """Yield (number of (batch, head) pairs, their keys, the tiles that masks keep)."""
     p = schedule.problem
     for batches, keys, masks in masks_and_lengths(schedule):

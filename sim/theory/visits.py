@@ -58,14 +58,14 @@ def lengths(p: Problem) -> Mapping[int, int]:
     return {p.seqlen_k: p.batch} if p.options.key_lengths is None else Counter(p.options.key_lengths)
 
 
-class Kept(NamedTuple):
+class KeptTiles(NamedTuple):
     """The tiles of one query head, (Tr, Tc), under its masks: those visited, and those where a mask is evaluated for each score."""
 
     visited: np.ndarray
     asked: np.ndarray
 
 
-def masks_and_lengths(schedule: TileSchedule) -> Iterator[tuple[int, int, list[Kept] | None]]:
+def masks_and_lengths(schedule: TileSchedule) -> Iterator[tuple[int, int, list[KeptTiles] | None]]:
     """Yield (number of batches, their keys, the tiles that masks keep by head, or once for all heads; None for all tiles)."""
     p, kept = schedule.problem, _kept(schedule)
     if kept is None or len(kept.visited) == 1:
@@ -76,11 +76,11 @@ def masks_and_lengths(schedule: TileSchedule) -> Iterator[tuple[int, int, list[K
         yield 1, p.options.key_lengths[batch] if p.options.key_lengths else p.seqlen_k, _of_heads(kept, batch)
 
 
-def _of_heads(kept: Kept, batch: int) -> list[Kept]:
-    return [Kept(kept.visited[batch, head], kept.asked[batch, head]) for head in range(kept.visited.shape[1])]
+def _of_heads(kept: KeptTiles, batch: int) -> list[KeptTiles]:
+    return [KeptTiles(kept.visited[batch, head], kept.asked[batch, head]) for head in range(kept.visited.shape[1])]
 
 
-def _kept(schedule: TileSchedule) -> Kept | None:
+def _kept(schedule: TileSchedule) -> KeptTiles | None:
     """The kept tiles by the schedule's tiles: of all batches and heads, or of one where all are alike."""
     p, asked = schedule.problem, schedule.problem.options
     known = bool(schedule.mask_tiles) and asked.pattern is not None and asked.pattern.bits is not None
@@ -88,11 +88,11 @@ def _kept(schedule: TileSchedule) -> Kept | None:
         return None
     visited = np.ones((1, 1, 1, 1), bool) if asked.block_mask is None else own_blocks(schedule, asked.block_mask.kept)
     if not known:
-        return Kept(visited, visited)
+        return KeptTiles(visited, visited)
     assert asked.pattern is not None
     states = asked.pattern.states((p.seqlen_q, p.seqlen_k), (schedule.block_rows, schedule.block_cols))
     made = np.broadcast_arrays(visited & (states != EMPTY), visited & (states == MIXED))
-    return Kept(made[0], made[1])
+    return KeptTiles(made[0], made[1])
 
 
 def own_blocks(schedule: TileSchedule, mask: np.ndarray) -> np.ndarray:
@@ -250,7 +250,9 @@ def _area(x: np.ndarray, most: np.ndarray) -> np.ndarray:
     return area
 
 
-def mask_bytes(p: Problem, keys: int, kept: Kept | None = None, blocks: tuple[int, int] = (1, 1), by_tiles: bool = False) -> Bytes:
+def mask_bytes(
+    p: Problem, keys: int, kept: KeptTiles | None = None, blocks: tuple[int, int] = (1, 1), by_tiles: bool = False
+) -> Bytes:
     """The bytes read of mask, bias and score function: each score that causal mask and window leave in the visited blocks reads its
     own elements, and its row's and key's unless they are read `by_tiles`; a mask's only where it is evaluated."""
     if not p.options.of_scores:

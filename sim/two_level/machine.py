@@ -32,7 +32,7 @@ class SramOverflow(ValueError):
 
 
 class TooLong(ValueError):
-    """The lengths are more than a replay goes through."""
+    """The lengths are more than a replay, or the model of the L2, goes through."""
 
 
 @dataclass
