@@ -270,5 +270,4 @@ def _moved(traffic: Traffic, tensor: str) -> TensorTraffic:
 def score_dtype(schedule: TileSchedule) -> np.dtype:
     """The type of S: float32 on chip, the workspace's type if S goes to HBM."""
     workspace = schedule.workspaces().get("S")
-    held: np.dtype = DTYPES[workspace.dtype if workspace else "float32"]
-    return held
+    return DTYPES[workspace.dtype if workspace else "float32"]

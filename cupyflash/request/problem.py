@@ -164,8 +164,7 @@ class Problem:
     def sees(self, rows: np.ndarray, keys: int) -> np.ndarray:
         """The `keys` columns that each of `rows` sees by its position, (rows, keys) of bool."""
         (first, end), columns = self.keys_seen(rows[:, None], keys), np.arange(keys)
-        seen: np.ndarray = (first <= columns) & (columns < end)
-        return seen
+        return (first <= columns) & (columns < end)
 
     @property
     def flops(self) -> int:

@@ -100,8 +100,7 @@ def own_blocks(schedule: TileSchedule, mask: np.ndarray) -> np.ndarray:
     p, br, bc = schedule.problem, schedule.block_rows, schedule.block_cols
     rows, cols = (schedule.mask_blocks if isinstance(schedule, BackwardSchedule) else None) or (br, bc)
     i, j = np.arange(blocks_in(p.seqlen_q, br)) * br // rows, np.arange(blocks_in(p.seqlen_k, bc)) * bc // cols
-    own: np.ndarray = mask[..., i[:, None], j]
-    return own
+    return mask[..., i[:, None], j]
 
 
 def position_bytes(schedule: TileSchedule, looks: int, blocks: int) -> dict[str, int]:

@@ -397,8 +397,7 @@ class Recorder:
 def by_heads(elements: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
     """Elements of (pages, heads, rows, d), counted as those of (heads, pages, rows, d)."""
     page, head, row, col = np.unravel_index(elements, shape)
-    found: np.ndarray = np.ravel_multi_index((head, page, row, col), (shape[1], shape[0], *shape[2:]))
-    return found
+    return np.ravel_multi_index((head, page, row, col), (shape[1], shape[0], *shape[2:]))
 
 
 def shape_of(name: str, array: np.ndarray) -> tuple[int, int, int]:
