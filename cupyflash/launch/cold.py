@@ -18,7 +18,7 @@ from cupyflash.launch.dispatch import as_arrays, as_integers, device_of, placed,
 from cupyflash.launch.launcher import KEPT, Arrays, Call, Key, Numbers, Ready, as_contiguous, read, refuse_copy, zeros
 from cupyflash.launch.tensor_maps import first_refusal
 from cupyflash.request import decode, varlen
-from cupyflash.request.dropout import ARGUMENTS, Dropout
+from cupyflash.request.dropout import Dropout
 from cupyflash.request.named_scores import named_numbers, one_score
 from cupyflash.request.options import ARRAYS, VALUES, Options, Pattern, check_key_lengths, require_choice, require_flag
 from cupyflash.request.problem import Problem, check_rows
@@ -85,7 +85,7 @@ class FirstCall:
         score = one_score(asked)
         mask = Given.of(asked["mask"], call.masks)
         captured, numbers = captured_values(score, mask.function)
-        dropped = Dropout.asked(*(asked.get(name, usual) for name, usual in ARGUMENTS.items()))
+        dropped = Dropout.asked(asked)
         packed = varlen.BOUNDS[0] in asked
         taken = {name: asked[name] for name in VALUES if name in asked}
         options = Options(**taken, packed=packed, dropout=dropped is not None, score=None if score is None else score.form)
@@ -362,6 +362,6 @@ def _bring_numbers(given: Mapping[str, Any], arrays: Arrays, numbers: Numbers) -
 
 def _drop(given: Mapping[str, Any], arrays: Arrays, numbers: Numbers) -> None:
     """A dropout's, checked."""
-    dropped = Dropout.asked(*(given.get(name, usual) for name, usual in ARGUMENTS.items()))
+    dropped = Dropout.asked(given)
     if dropped is not None:
         numbers |= dropped.numbers
