@@ -100,7 +100,7 @@ class Verification:
     def _differences(self) -> Iterator[Difference]:
         for witness, traffic in self.witnesses.items():
             for tensor in dict.fromkeys((*TENSORS, *self.theory, *traffic)):
-                ours, theirs = _moved(self.theory, tensor), _moved(traffic, tensor)
+                ours, theirs = (each.get(tensor, TensorTraffic()) for each in (self.theory, traffic))
                 if ours != theirs:
                     read, write = theirs.read_bytes - ours.read_bytes, theirs.write_bytes - ours.write_bytes
                     yield Difference(witness, tensor, read, write)
@@ -260,11 +260,6 @@ def mask_blocks(schedule: TileSchedule) -> tuple[int, int]:
     """The blocks (Br, Bc) of the schedule's block mask, if it has one."""
     own = schedule.block_rows, schedule.block_cols
     return schedule.mask_blocks or own if isinstance(schedule, BackwardSchedule) else own
-
-
-def _moved(traffic: Traffic, tensor: str) -> TensorTraffic:
-    """A tensor's bytes, 0 if the traffic does not name it."""
-    return traffic[tensor] if tensor in (*TENSORS, *traffic) else TensorTraffic()
 
 
 def score_dtype(schedule: TileSchedule) -> np.dtype:

@@ -75,7 +75,7 @@ class _Fa2Kernels(BackwardSchedule):
 
     @property
     def tile_fields(self) -> tuple[str, ...]:
-        """Those of both schedules, whose kernels have one struct."""
+        """The fields of both schedules, whose kernels have one struct."""
         return ("tiles", "query_tiles") if self.problem.options.masked else ()
 
 

@@ -32,7 +32,7 @@ from cupyflash.sim.l2.played import PlayedWalk
 from cupyflash.sim.l2.queue import PlayedQueue
 from cupyflash.sim.l2.reads import Given
 from cupyflash.sim.l2.works import ORDERS, Order
-from cupyflash.sim.traffic import TOTAL, TensorTraffic, Traffic, row_of
+from cupyflash.sim.traffic import TOTAL, Traffic, row_of
 from cupyflash.sim.two_level.machine import TooLong
 
 __all__ = ["L2", "LINE", "ORDERS", "SECTOR", "WAYS", "Behind", "Given", "Order", "TooLong", "run"]
@@ -139,7 +139,7 @@ def require_followed(schedule: TileSchedule, order: Order) -> None:
 
 def behind(names: list[str], counts: CacheCounts, launches: Sequence[LaunchedBlocks]) -> Behind:
     def traffic(read: np.ndarray, written: np.ndarray) -> Traffic:
-        return Traffic({name: TensorTraffic(int(read[n]), int(written[n])) for n, name in enumerate(names)})
+        return Traffic.of(*(dict(zip(names, each.tolist(), strict=True)) for each in (read, written)))
 
     def rate(missed: int, sectors: int) -> float:
         return 1 - missed / sectors
