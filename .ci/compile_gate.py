@@ -131,6 +131,22 @@ class Job:
         return Program(self.kernels, self.device.compute_capability)
 
 
+Labelled = Iterator[tuple[str, Schedule]]
+"""Schedules, each with a label."""
+
+
+def labelled(what: str, schedule: Any, *words: str) -> tuple[str, Schedule]:
+    """A schedule with its label: its sizes, further words, its tile."""
+    p = schedule.problem
+    sizes = f"{what} d {p.head_dim}, d_v {p.head_dim_v}, {p.dtype}, copies of {p.alignment} bytes"
+    return ", ".join([sizes, *words, str(schedule.tiling.used)]), schedule
+
+
+def has(device: Device, dtype: str) -> bool:
+    """True if a device has instructions for a dtype."""
+    return dtype != "bfloat16" or device.compute_capability >= (8, 0)
+
+
 def variants(algorithm: str, dtype: str, d: int, turn: int, everything: bool) -> list[Variant]:
     """The masks and copies to compile, of the 32 combinations."""
     if everything:
@@ -148,12 +164,12 @@ def variants(algorithm: str, dtype: str, d: int, turn: int, everything: bool) ->
     return [HEAVY if turn % 2 else LIGHT]
 
 
-def attention_schedules(device: Device, everything: bool) -> Iterator[tuple[str, Schedule]]:
+def attention_schedules(device: Device, everything: bool) -> Labelled:
     """Every kind of attention kernel that a device has."""
     for algorithm in (each for each in ALGORITHMS if each not in ("fa3", "decode")):
         cases: list[tuple[Problem, TilingChoice]] = []
         for dtype in DTYPES:
-            if dtype == "bfloat16" and device.compute_capability < (8, 0):
+            if not has(device, dtype):
                 continue
             for turn, d in enumerate(HEAD_DIMS, DEVICES.index(device)):
                 if not everything and (device.compute_capability in ALIKE or algorithm != "fa2"):
@@ -177,40 +193,38 @@ def attention_schedules(device: Device, everything: bool) -> Iterator[tuple[str,
                 continue  # one of TILINGS on a small SRAM
             except ValueError:
                 break  # an algorithm without a kernel
-            masks = [name for name in (*MASKS, "window") if getattr(problem.options, name)]
-            sizes = f"d {problem.head_dim}, d_v {problem.head_dim_v}, {problem.dtype}, copies of {problem.alignment} bytes"
-            yield ", ".join([f"{algorithm} {sizes}", *masks, str(schedule.tiling.used)]), schedule
+            yield labelled(algorithm, schedule, *(name for name in (*MASKS, "window") if getattr(problem.options, name)))
 
 
-def wide_schedules(device: Device, everything: bool) -> Iterator[tuple[str, Schedule]]:
+def wide_schedules(device: Device, everything: bool) -> Labelled:
     """FlashAttention-2 of d and d_v above 256: the lightest, and of the other kinds one in turns."""
     for turn, (d, value) in enumerate(WIDE_HEADS, DEVICES.index(device)):
         for variant in (LIGHT, *(WIDE_VARIANTS if everything else WIDE_VARIANTS[turn % len(WIDE_VARIANTS) :][:1])):
-            dtype = "bfloat16" if turn % 4 == 3 and device.compute_capability >= (8, 0) else "float16"
-            problem = posed(d, dtype, variant, value)
+            problem = posed(d, wide_dtype(turn, device), variant, value)
             for one, tiling in of_finalists(problem, None, device, turn, everything):
                 schedule = (plan_varlen if problem.options.packed else plan)(one, device, tiling=tiling)
-                sizes = f"d {d}, d_v {value}, {dtype}, copies of {problem.alignment} bytes"
-                yield ", ".join([f"fa2 {sizes}", *variant[0], str(schedule.tiling.used)]), schedule
+                yield labelled("fa2", schedule, *variant[0])
 
 
-def wide_backward_schedules(device: Device) -> Iterator[tuple[str, Schedule]]:
+def wide_dtype(turn: int, device: Device) -> str:
+    return "bfloat16" if turn % 4 == 3 and has(device, "bfloat16") else "float16"
+
+
+def wide_backward_schedules(device: Device) -> Labelled:
     """Their gradients, with dQ's atomics and a kernel for dQ in turns: without a mask, and with the other kinds in turns."""
     place = DEVICES.index(device)
     for turn, (d, value) in enumerate(WIDE_HEADS, place):
         variant = WIDE_VARIANTS[turn // 2 % len(WIDE_VARIANTS)] if turn % 2 else LIGHT
-        dtype = "bfloat16" if turn % 4 == 3 and device.compute_capability >= (8, 0) else "float16"
-        problem, deterministic = posed(d, dtype, variant, value), bool((turn + place) // 2 % 2)
+        problem, deterministic = posed(d, wide_dtype(turn, device), variant, value), bool((turn + place) // 2 % 2)
         if problem.options.packed:
             schedule: Schedule = plan_varlen_backward(problem, device, deterministic=deterministic)
         else:
             dbias = problem.options.bias and not deterministic
             schedule = plan_backward(problem, device, deterministic=deterministic, dbias=dbias)
-        sizes = f"d {d}, d_v {value}, {dtype}, copies of {problem.alignment} bytes"
-        yield ", ".join([f"fa2 backward {sizes}", *variant[0], str(schedule.tiling.used)]), schedule
+        yield labelled("fa2 backward", schedule, *variant[0])
 
 
-def fa3_schedules(device: Device) -> Iterator[tuple[str, Schedule]]:
+def fa3_schedules(device: Device) -> Labelled:
     """FlashAttention-3's kernel, whose tile follows from the head dimension, the causal mask and what is kept through its loops."""
     if device.compute_capability != (9, 0):
         return
@@ -220,19 +234,18 @@ def fa3_schedules(device: Device) -> Iterator[tuple[str, Schedule]]:
             problem = replace(problem, batch=8 if d == COMMON[0] else 1)  # more row blocks than multiprocessors: with their queue
             make = plan_varlen if problem.options.packed else plan
             schedule = make(problem, device, algorithm="fa3", lse=True)
-            yield ", ".join([f"fa3 d {d}, {problem.dtype}", *masks, str(schedule.tiling.used)]), schedule
+            yield labelled("fa3", schedule, *masks)
     for (name, score), d in itertools.product(SCORES.items(), COMMON):
         problem = posed(d, "float16", (("causal",), False)).asking(score=score.form)
-        schedule = plan(problem, device, "fa3", lse=True)
-        yield f"fa3 d {d}, float16, causal, {name}, {schedule.tiling.used}", schedule
+        yield labelled("fa3", plan(problem, device, "fa3", lse=True), "causal", name)
 
 
-def decode_schedules(device: Device) -> Iterator[tuple[str, Schedule]]:
+def decode_schedules(device: Device) -> Labelled:
     """Decoding: for each number of rows each head dimension in two dtypes, and in turns what a call may bring."""
     place, others = DEVICES.index(device), ("float32", "bfloat16")
     for turn, (group, queries) in enumerate(DECODE_ROWS, place):
         for dtype, d in (("float16", DECODE_HEADS[turn % 4]), (others[(turn // 2 + place // 2) % 2], DECODE_HEADS[(turn + 2) % 4])):
-            if dtype == "bfloat16" and device.compute_capability < (8, 0):
+            if not has(device, dtype):
                 continue
             asked, cache = DECODE_CALLS[(turn + place) % len(DECODE_CALLS)]
             problem = Problem(8, 2 * group, 2, queries, 3840, d, dtype, **{"padded": True} | asked)
@@ -266,7 +279,7 @@ def posed(d: int, dtype: str, variant: Variant, value_dim: int | None = None) ->
     return Problem(1, 1, 1, 4096, 4096, d, dtype, head_dim_v=value_dim, alignment=alignment, **constants)
 
 
-def backward_schedules(device: Device, everything: bool) -> Iterator[tuple[str, Schedule]]:
+def backward_schedules(device: Device, everything: bool) -> Labelled:
     """The backward pass up to d 128, where its kernels have no spills: dimensions, masks and determinism in turns."""
     dims = tuple(d for d in HEAD_DIMS if d <= SCARCE)
     turn = DEVICES.index(device)
@@ -276,50 +289,44 @@ def backward_schedules(device: Device, everything: bool) -> Iterator[tuple[str, 
             for d in some:
                 turn += 1
                 deterministic = algorithm == "fa2" and bool(turn // 2 % 2)
-                for masks, narrow in (LIGHT, HEAVY) if everything else ((LIGHT, HEAVY)[turn % 2],):
-                    problem = posed(d, dtype, (masks, narrow))
-                    schedule = plan_backward(problem, device, algorithm, deterministic=deterministic)
-                    sizes = f"d {d}, {dtype}, copies of {problem.alignment} bytes"
-                    yield ", ".join([f"{algorithm} backward {sizes}", *masks, str(schedule.tiling.used)]), schedule
+                for variant in (LIGHT, HEAVY) if everything else ((LIGHT, HEAVY)[turn % 2],):
+                    schedule = plan_backward(posed(d, dtype, variant), device, algorithm, deterministic=deterministic)
+                    yield labelled(f"{algorithm} backward", schedule, *variant[0])
 
 
-def varlen_schedules(device: Device) -> Iterator[tuple[str, Schedule]]:
+def varlen_schedules(device: Device) -> Labelled:
     """Packed sequences, with and without a causal mask in turns."""
     for turn, (d, dtype) in enumerate(PACKED, DEVICES.index(device)):
-        schedule = plan_varlen(posed(d, dtype, (("causal",) if turn % 2 else (), False)), device)
-        yield f"varlen d {d}, {dtype}, {schedule.tiling.used}", schedule
+        yield labelled("varlen", plan_varlen(posed(d, dtype, (("causal",) if turn % 2 else (), False)), device))
 
 
-def varlen_backward_schedules(device: Device) -> Iterator[tuple[str, Schedule]]:
+def varlen_backward_schedules(device: Device) -> Labelled:
     """Their backward, whose atomics and orderly sums are compiled in turns; windows take more registers than packing alone."""
     for turn, d in enumerate(COMMON, DEVICES.index(device)):
         problem = posed(d, "float16", (("window",), False))
-        schedule = plan_varlen_backward(problem, device, deterministic=bool(turn % 2))
-        yield f"varlen backward d {d}, float16, window, {schedule.tiling.used}", schedule
+        yield labelled("varlen backward", plan_varlen_backward(problem, device, deterministic=bool(turn % 2)), "window")
 
 
-def score_schedules(device: Device) -> Iterator[tuple[str, Schedule]]:
+def score_schedules(device: Device) -> Labelled:
     """Score functions in turns in FlashAttention-2, forward, and backward with atomics and without."""
     for turn, d in enumerate(COMMON, 2 * KINDS.index(device.compute_capability)):
         name, score = list(SCORES.items())[turn % len(SCORES)]
         problem = posed(d, "float16", LIGHT).asking(score=score.form)
-        for what, schedule in (
-            ("forward", plan(problem, device, lse=True)),
-            ("backward", plan_backward(problem, device, deterministic=turn % 4 > 1)),
-        ):
-            yield f"fa2 {what} d {d}, float16, {name}, {schedule.tiling.used}", schedule
+        yield labelled("fa2 forward", plan(problem, device, lse=True), name)
+        yield labelled("fa2 backward", plan_backward(problem, device, deterministic=turn % 4 > 1), name)
 
 
-def mask_schedules(device: Device) -> Iterator[tuple[str, Schedule]]:
+def mask_schedules(device: Device) -> Labelled:
     """A mask function with a part of each row and key, by tiles: FlashAttention-2's forward and backward, each at half of the d."""
     for turn, d in enumerate(COMMON, KINDS.index(device.compute_capability)):
         problem = posed(d, "float16", LIGHT).asking(mask_function=DOCUMENTS.form)
-        backward = turn % 2 > 0
-        schedule = plan_backward(problem, device) if backward else plan(problem, device, "fa2", lse=True)
-        yield f"fa2 {'backward' if backward else 'forward'} d {d}, float16, a mask function, {schedule.tiling.used}", schedule
+        if turn % 2:
+            yield labelled("fa2 backward", plan_backward(problem, device), "a mask function")
+        else:
+            yield labelled("fa2 forward", plan(problem, device, "fa2", lse=True), "a mask function")
 
 
-def dropout_schedules(device: Device) -> Iterator[tuple[str, Schedule]]:
+def dropout_schedules(device: Device) -> Labelled:
     """FlashAttention-2 with dropout, whose generator takes registers: the common dimensions, and in turns the widest and float32;
     the backward of one chip of each kind, whose dQ is summed and made by itself in turns."""
     place = DEVICES.index(device)
@@ -329,16 +336,16 @@ def dropout_schedules(device: Device) -> Iterator[tuple[str, Schedule]]:
         problem = posed(d, dtype, variant).asking(dropout=True)
         for each in fa2_tiles.finalists(problem, device)[: None if d in COMMON else 1]:
             schedule = plan(problem, device, "fa2", (each.config.block_rows, each.config.block_cols))
-            yield ", ".join([f"fa2 d {d}, {dtype}, dropout", *variant[0], str(schedule.tiling.used)]), schedule
+            yield labelled("fa2", schedule, "dropout", *variant[0])
     for turn, d in enumerate(COMMON if device.compute_capability in KINDS else (), place):
         backward = plan_backward(posed(d, "float16", LIGHT).asking(dropout=True), device, deterministic=bool(turn % 2))
-        yield f"fa2 backward d {d}, float16, dropout, {backward.tiling.used}", backward
+        yield labelled("fa2 backward", backward, "dropout")
 
 
-def softmax_schedules(device: Device) -> Iterator[tuple[str, Schedule]]:
+def softmax_schedules(device: Device) -> Labelled:
     """Softmax by one thread, by part of a warp, by a warp and by a block a row."""
     for dtype in DTYPES:
-        if dtype == "bfloat16" and device.compute_capability < (8, 0):
+        if not has(device, dtype):
             continue
         for algorithm in SOFTMAX_ALGORITHMS:
             yield f"softmax {dtype} down the columns", plan_softmax(10**6, 20, dtype, device, algorithm, adjacent_rows=True)
@@ -346,10 +353,10 @@ def softmax_schedules(device: Device) -> Iterator[tuple[str, Schedule]]:
                 yield f"softmax {dtype} {cols} columns", plan_softmax(1000, cols, dtype, device, algorithm)
 
 
-def sum_schedules(device: Device) -> Iterator[tuple[str, Schedule]]:
+def sum_schedules(device: Device) -> Labelled:
     """The schedules that add a call's results to the sums of a ring: rows that a warp's lanes divide evenly, and not."""
     for dtype, d in (("float16", 128), ("bfloat16", 36), ("float32", 200)):
-        if dtype != "bfloat16" or device.compute_capability >= (8, 0):
+        if has(device, dtype):
             yield f"sums of a ring {dtype} d_v {d}", AddStateSchedule(1000, d, dtype, device)
 
 
@@ -357,20 +364,22 @@ def jobs(everything: bool = False) -> list[Job]:
     """The programs to compile, each once for an architecture."""
     programs: dict[tuple[Any, ...], Job] = {}
     for device in DEVICES:
-        for label, schedule in (
-            *attention_schedules(device, everything),
-            *wide_schedules(device, everything),
-            *(backward_schedules(device, everything) if everything or device.compute_capability in KINDS else ()),
-            *(wide_backward_schedules(device) if everything or device.compute_capability in KINDS else ()),
-            *fa3_schedules(device),
-            *decode_schedules(device),
-            *varlen_schedules(device),
-            *(varlen_backward_schedules(device) if everything or device.compute_capability in KINDS else ()),
-            *(score_schedules(device) if device.compute_capability in KINDS else ()),
-            *(mask_schedules(device) if device.compute_capability in KINDS else ()),
-            *dropout_schedules(device),
-            *softmax_schedules(device),
-            *sum_schedules(device),
+        kind = device.compute_capability in KINDS
+        gradients = everything or kind
+        for label, schedule in itertools.chain(
+            attention_schedules(device, everything),
+            wide_schedules(device, everything),
+            backward_schedules(device, everything) if gradients else (),
+            wide_backward_schedules(device) if gradients else (),
+            fa3_schedules(device),
+            decode_schedules(device),
+            varlen_schedules(device),
+            varlen_backward_schedules(device) if gradients else (),
+            score_schedules(device) if kind else (),
+            mask_schedules(device) if kind else (),
+            dropout_schedules(device),
+            softmax_schedules(device),
+            sum_schedules(device),
         ):
             for kernel in schedule.kernels():
                 key = device, kernel.source, kernel.constants

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from cupyflash import Device, Problem
 
@@ -26,31 +27,42 @@ class Case:
     heads: int
 
     @property
+    def key_heads(self) -> int:
+        """Heads of K and V."""
+        return self.heads
+
+    @property
+    def queries(self) -> int:
+        """Rows of Q and O."""
+        return self.n
+
+    @property
     def shape(self) -> tuple[int, int, int, int]:
-        return self.batch, self.heads, self.n, self.d
+        return self.batch, self.heads, self.queries, self.d
 
     @property
     def scores(self) -> int:
         """Elements of S."""
-        return self.batch * self.heads * self.n**2
+        return self.batch * self.heads * self.queries * self.n
 
     @property
     def tensor_bytes(self) -> int:
-        """Bytes of one of Q, K, V and O."""
-        return self.batch * self.heads * self.n * self.d * self.problem.itemsize
+        """Bytes of one of Q and O."""
+        return self.batch * self.heads * self.queries * self.d * self.problem.itemsize
 
     @property
     def problem(self) -> Problem:
-        return Problem(self.batch, self.heads, self.heads, self.n, self.n, self.d, self.dtype, causal=self.causal)
+        return Problem(self.batch, self.heads, self.key_heads, self.queries, self.n, self.d, self.dtype, causal=self.causal)
 
     @property
     def flops(self) -> float:
         """FLOPs of a forward pass' two products, as FlashAttention's own benchmarks count them."""
-        return 4 * self.scores * self.d / (2 if self.causal else 1)
+        return 4 * self.scores * self.d / (2 if self.causal and self.queries > 1 else 1)
 
     def shapes(self, count: int) -> list[tuple[int, ...]]:
-        """The shapes of `count` inputs: Q, K, V and others."""
-        return [self.shape] * count
+        """The shapes of `count` inputs: Q, K, V and dO."""
+        keys = self.batch, self.key_heads, self.n, self.d
+        return [self.shape, keys, keys, self.shape][:count]
 
     def read_bytes(self, count: int) -> int:
         """Bytes of `count` inputs."""
@@ -65,31 +77,25 @@ class Case:
 
 
 @dataclass(frozen=True)
-class DecodeCase(Case):
-    """One query of each of B sequences, of H heads, against its cache of N keys, of `kv_heads` heads."""
+class GroupedCase(Case):
+    """The same with `kv_heads` heads of K and V."""
 
     kv_heads: int
 
     @property
-    def scores(self) -> int:
-        return self.batch * self.heads * self.n
+    def key_heads(self) -> int:
+        return self.kv_heads
+
+
+class DecodeCase(GroupedCase):
+    """One query of each of B sequences, of H heads, against its cache of N keys."""
+
+    queries = 1
 
     @property
     def cache_bytes(self) -> int:
         """Bytes of K and V."""
         return 2 * self.batch * self.kv_heads * self.n * self.d * self.problem.itemsize
-
-    @property
-    def problem(self) -> Problem:
-        return Problem(self.batch, self.heads, self.kv_heads, 1, self.n, self.d, self.dtype, causal=self.causal)
-
-    @property
-    def flops(self) -> float:
-        return 4 * self.scores * self.d
-
-    def shapes(self, count: int) -> list[tuple[int, ...]]:
-        cache = self.batch, self.kv_heads, self.n, self.d
-        return [(self.batch, self.heads, 1, self.d), cache, cache]
 
     def read_bytes(self, count: int) -> int:
         return self.cache_bytes
@@ -103,19 +109,21 @@ class DecodeCase(Case):
         return f"{self.dtype}, d {self.d}, batch {self.batch}, cache {self.n}, {group} query heads a key head"
 
 
-def grid(dtypes: Sequence[str], head_dims: Sequence[int], lengths: Sequence[int], tokens: int, width: int) -> list[Case]:
-    """Cases of the same number of tokens and the same width: first those whose parts come first in what is given."""
-    ranked = itertools.product(enumerate(dtypes), enumerate(head_dims), enumerate(lengths), (False, True))
-    ordered = sorted(ranked, key=lambda each: each[0][0] + each[1][0] + each[2][0])
-    return [Case(dtype, d, n, causal, max(1, tokens // n), max(1, width // d)) for (_, dtype), (_, d), (_, n), causal in ordered]
+def ranked(*parts: Sequence[Any]) -> list[tuple[Any, ...]]:
+    """All combinations of parts: first those whose parts come first in what is given."""
+    places = sorted(itertools.product(*(range(len(part)) for part in parts)), key=sum)
+    return [tuple(part[at] for part, at in zip(parts, place, strict=True)) for place in places]
 
 
 def chosen(device: Device, quick: bool) -> list[Case]:
-    """The cases on which a device is timed; bfloat16 only if it has tensor cores for it."""
+    """The cases on which a device is timed, of the same number of tokens and the same width.
+
+    bfloat16 only if it has tensor cores for it.
+    """
     dtypes = [dtype for dtype in DTYPES if dtype != "bfloat16" or device.compute_capability >= BFLOAT16_SINCE]
-    if quick:
-        return grid(dtypes[:1], HEAD_DIMS[:2], LENGTHS[:3], TOKENS, WIDTH)
-    return grid(dtypes, HEAD_DIMS, LENGTHS, TOKENS, WIDTH)
+    parts = (dtypes[:1], HEAD_DIMS[:2], LENGTHS[:3]) if quick else (dtypes, HEAD_DIMS, LENGTHS)
+    every = [(case, causal) for case in ranked(*parts) for causal in (False, True)]
+    return [Case(dtype, d, n, causal, max(1, TOKENS // n), max(1, WIDTH // d)) for (dtype, d, n), causal in every]
 
 
 # Of decoding, each in order of importance; 32 query heads.
@@ -126,9 +134,9 @@ DECODE_HEADS, DECODE_DIM = 32, 128
 def decoding(quick: bool, memory: float) -> list[DecodeCase]:
     """The cases on which decoding is timed: all whose K and V take at most `memory` bytes."""
     parts = (GROUPS[:2], CACHES[:3], BATCHES[:3]) if quick else (GROUPS, CACHES, BATCHES)
-    ranked = itertools.product(*(enumerate(each) for each in parts))
-    ordered = [(group, n, batch) for (_, group), (_, n), (_, batch) in sorted(ranked, key=lambda each: sum(at for at, _ in each))]
-    every = (DecodeCase("float16", DECODE_DIM, n, True, batch, DECODE_HEADS, DECODE_HEADS // group) for group, n, batch in ordered)
+    every = (
+        DecodeCase("float16", DECODE_DIM, n, True, batch, DECODE_HEADS, DECODE_HEADS // group) for group, n, batch in ranked(*parts)
+    )
     return [case for case in every if case.cache_bytes <= memory]
 
 

@@ -71,14 +71,11 @@ def pytest_command(records: Path, tests: Sequence[Path], quick: bool, parallel: 
     return found + (["-n", str(parallel)] if parallel > 1 and importlib.util.find_spec("xdist") else [])
 
 
-def table_command(step: str, records: Path, given: argparse.Namespace, seconds: float) -> list[str]:
-    flags = [f"--{name.replace('_', '-')}" for name in ("quick", "dry_run", "resume") if getattr(given, name)]
-    return [sys.executable, str(ROOT / "benchmarks" / f"{step}.py"), "--out", str(records), "--budget", f"{seconds:.0f}", *flags]
-
-
-def ahead_command(records: Path, given: argparse.Namespace, seconds: float) -> list[str]:
-    flags = ["--dry-run"] if given.dry_run else []
-    return [sys.executable, str(ROOT / "benchmarks" / "ahead.py"), "--out", str(records), "--budget", f"{seconds:.0f}", *flags]
+def script_command(name: str, records: Path, given: argparse.Namespace, seconds: float) -> list[str]:
+    """A script beside this one, with those of our flags that it has."""
+    known = ("dry_run",) if name == "ahead" else ("quick", "dry_run", "resume")
+    flags = [f"--{flag.replace('_', '-')}" for flag in known if getattr(given, flag)]
+    return [sys.executable, str(ROOT / "benchmarks" / f"{name}.py"), "--out", str(records), "--budget", f"{seconds:.0f}", *flags]
 
 
 def files_of(name: str, tests: Path) -> list[Path]:
@@ -109,10 +106,10 @@ def finished(command: Sequence[str], seconds: float, log: Path | None = None, **
 def step(name: str, records: Path, folder: Path, given: argparse.Namespace, seconds: float) -> int:
     """Run one step for at most `seconds`; its exit status."""
     if name in TABLE:
-        return finished(table_command(name, records, given, seconds - GRACE), seconds)
+        return finished(script_command(name, records, given, seconds - GRACE), seconds)
     begun, compiled, log = Budget(seconds), 0, folder / f"{name}.txt"
     if name == "correctness":
-        compiled = finished(ahead_command(records, given, COMPILING * seconds), COMPILING * seconds + GRACE)
+        compiled = finished(script_command("ahead", records, given, COMPILING * seconds), COMPILING * seconds + GRACE)
     stand_in = {"CUPYFLASH_STAND_IN": machine.stand_in().name} if given.dry_run else {}
     command = pytest_command(records, files_of(name, given.tests), given.quick, 1 if given.dry_run else processes())
     status = finished(command, begun.left(), log, **stand_in)

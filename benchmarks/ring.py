@@ -20,20 +20,20 @@ import json
 import statistics
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from time import perf_counter
 from typing import Any
 
 # isort: split
 import report
-from cases import Case
+from cases import GroupedCase
 from command import completed, measuring, surroundings
 from machine import Gpu, Machine, Simulated
 from records import Budget, Records, told
 
 import cupyflash
-from cupyflash import Device, Problem
+from cupyflash import Device
 from cupyflash.distributed import ring_attention, ring_attention_backward, shard, threads
 from cupyflash.distributed.communicator import Communicator, as_communicator
 from cupyflash.sim.cli.ranks import DEFAULT_LINK, bytes_a_second
@@ -48,21 +48,6 @@ MOST_APART = 0.01
 
 
 @dataclass(frozen=True)
-class RingCase(Case):
-    """B x H heads of N x N scores over ranks; K and V have `kv_heads`."""
-
-    kv_heads: int
-
-    @property
-    def problem(self) -> Problem:
-        return Problem(self.batch, self.heads, self.kv_heads, self.n, self.n, self.d, self.dtype, causal=self.causal)
-
-    def shapes(self, count: int) -> list[tuple[int, ...]]:
-        keys = self.batch, self.kv_heads, self.n, self.d
-        return [self.shape, keys, keys, self.shape][:count]
-
-
-@dataclass(frozen=True)
 class Way:
     """One way to split a sequence."""
 
@@ -74,17 +59,16 @@ class Way:
 
 
 WAYS = (Way("zigzag", False), Way("contiguous", False), Way("zigzag", True))
-TINY = RingCase("float16", 16, 96, True, 1, 2, 1)
+TINY = GroupedCase("float16", 16, 96, True, 1, 2, 1)
 
 
-def cases(quick: bool) -> list[RingCase]:
+def cases(quick: bool) -> list[GroupedCase]:
     """The most important first."""
-    lengths = LENGTHS[:2] if quick else LENGTHS
-    every = [RingCase("bfloat16", DIM, n, causal, 1, HEADS, KV_HEADS) for causal in (True, False) for n in lengths]
-    return every[: len(lengths)] if quick else every
+    every = [GroupedCase("bfloat16", DIM, n, causal, 1, HEADS, KV_HEADS) for causal in (True, False) for n in LENGTHS]
+    return every[:2] if quick else every
 
 
-def model(case: RingCase, ranks: int, way: Way, device: Device, link: float, backward: bool) -> RingModel:
+def model(case: GroupedCase, ranks: int, way: Way, device: Device, link: float, backward: bool) -> RingModel:
     return RingModel(ring_of(case.problem, ranks, way.layout, way.gather), case.problem, device, link, backward)
 
 
@@ -133,9 +117,13 @@ def slowest(comm: Communicator, machine: Machine, call: Callable[[], Any], repea
         begun = perf_counter()
         call()
         machine.wait()
-        own = perf_counter() - begun
-        times.append(max(json.loads(each) for each in comm.gather(json.dumps(own).encode())))
+        times.append(max(gathered(comm, perf_counter() - begun)))
     return statistics.median(times)
+
+
+def gathered(comm: Communicator, value: Any) -> list[Any]:
+    """The values of all ranks."""
+    return [json.loads(each) for each in comm.gather(json.dumps(value).encode())]
 
 
 class Ranks:
@@ -145,7 +133,7 @@ class Ranks:
         self.given, self.comm, self.machine = comm, as_communicator(comm), machine
         self.link, self.repeats = link, repeats
 
-    def measure(self, case: RingCase) -> Iterator[dict[str, Any]]:
+    def measure(self, case: GroupedCase) -> Iterator[dict[str, Any]]:
         """A line for each way and pass; on one rank all lines are whole."""
         alone = self.agreed(lambda: self.one_device(case))
         whole = self.machine.draw(case, 0, 4)
@@ -153,20 +141,19 @@ class Ranks:
             q, k, v, dout = (shard(array, self.given, way.layout) for array in whole)
             asked = {"causal": case.causal, "layout": way.layout, "gather_kv": way.gather}
             out, lse = ring_attention(q, k, v, self.given, return_lse=True, **asked)
-            apart = max(self.agreed_by_each(lambda out=out, way=way: self.apart(case, whole, out, way)))  # type: ignore[misc]
+            apart = max(gathered(self.comm, self.apart(case, whole, out, way)))
             calls = {
-                False: partial(ring_attention, q, k, v, self.given, **asked),
-                True: partial(ring_attention_backward, dout, q, k, v, out, lse, self.given, **asked),
+                "forward": partial(ring_attention, q, k, v, self.given, **asked),
+                "backward": partial(ring_attention_backward, dout, q, k, v, out, lse, self.given, **asked),
             }
-            for backward, call in calls.items():
+            for name, call in calls.items():
                 call()  # compiles
-                seconds = slowest(self.comm, self.machine, call, self.repeats)
-                one = alone["backward" if backward else "forward"]
-                predicted = model(case, self.comm.size, way, self.machine.device, self.link, backward)
+                seconds, one = slowest(self.comm, self.machine, call, self.repeats), alone[name]
+                predicted = model(case, self.comm.size, way, self.machine.device, self.link, name == "backward")
                 yield {
                     "case": asdict(case),
                     "way": str(way),
-                    "pass": "backward" if backward else "forward",
+                    "pass": name,
                     "ranks": self.comm.size,
                     "seconds": seconds,
                     "one_device_seconds": one,
@@ -182,13 +169,12 @@ class Ranks:
                     },
                 }
 
-    def one_device(self, case: RingCase) -> dict[str, float]:
+    def one_device(self, case: GroupedCase) -> dict[str, float]:
         """The times on rank 0's device alone, for the whole problem or the longest part for which it has room."""
         length = case.n
         while ROOM * case.tensor_bytes * length // case.n > self.machine.memory() and length > 1:
             length //= 2
-        part = RingCase(case.dtype, case.d, length, case.causal, case.batch, case.heads, case.kv_heads)
-        q, k, v, dout = self.machine.draw(part, 0, 4)
+        q, k, v, dout = self.machine.draw(replace(case, n=length), 0, 4)
         out, lse = cupyflash.attention(q, k, v, causal=case.causal, return_lse=True)
         calls: dict[str, Callable[[], Any]] = {
             "forward": partial(cupyflash.attention, q, k, v, causal=case.causal),
@@ -204,15 +190,10 @@ class Ranks:
 
     def agreed(self, find: Callable[[], dict[str, float]]) -> dict[str, float]:
         """The result of rank 0, for which the others wait."""
-        said = json.dumps(find()).encode() if self.comm.rank == 0 else b""
-        found: dict[str, float] = json.loads(self.comm.gather(said)[0])
+        found: dict[str, float] = gathered(self.comm, find() if self.comm.rank == 0 else None)[0]
         return found
 
-    def agreed_by_each(self, find: Callable[[], float]) -> list[float]:
-        """The results of all ranks."""
-        return [json.loads(each) for each in self.comm.gather(json.dumps(find()).encode())]
-
-    def apart(self, case: RingCase, whole: Sequence[Any], out: Any, way: Way) -> float:
+    def apart(self, case: GroupedCase, whole: Sequence[Any], out: Any, way: Way) -> float:
         """Relative RMS between this rank's last rows of O and one device's of the same rows."""
         last = min(64, out.shape[-2])
         own = shard(self.machine.xp.arange(case.n)[:, None], self.given, way.layout)[-last:, 0]

@@ -134,8 +134,12 @@ def compare(n: int, turns: int, spike: Spike | None) -> dict[str, dict[str, floa
     for name, row in rows.items():
         if spike is not None:
             row["ratio_to_spike"] = row["processor_min_s"] / rows["spike"]["processor_min_s"]
-        print(f"{name:<24}" + "".join(f"  {key} {value:.3f}" for key, value in row.items()), flush=True)
+        show(name, row)
     return rows
+
+
+def show(name: str, row: dict[str, float]) -> None:
+    print(f"{name:<24}" + "".join(f"  {key} {value:.3f}" for key, value in row.items()), flush=True)
 
 
 def fa3(n: int) -> tuple[Execution, float]:
@@ -156,15 +160,15 @@ def hopper(turns: int) -> dict[str, dict[str, float]]:
     sys.path.insert(0, str(ROOT / "tests"))
     from test_ptx_wgmma_gemm import launch, module  # type: ignore[import-not-found]
 
-    def gemm(seed: int | None) -> None:
-        found, error = launch(module(), (512, 512, 512), seed)
-        if found.findings or error > 1e-4:
+    def require_right(found: Launch | Execution, error: float, most: float) -> None:
+        if found.findings or error > most:
             raise SystemExit("\n".join(map(str, found.findings)) or f"wrong by {error}")
 
+    def gemm(seed: int | None) -> None:
+        require_right(*launch(module(), (512, 512, 512), seed), 1e-4)
+
     def forward(n: int) -> None:
-        found, error = fa3(n)
-        if found.findings or error > 2e-3:
-            raise SystemExit("\n".join(map(str, found.findings)) or f"wrong by {error}")
+        require_right(*fa3(n), 2e-3)
 
     gemm(None)  # compiled and decoded outside of the time
     forward(256)
@@ -172,7 +176,7 @@ def hopper(turns: int) -> dict[str, dict[str, float]]:
     seconds, wall = timed(lambda: forward(4096))
     rows["forward"] = {"processor_s": seconds, "wall_s": wall}
     for name, row in rows.items():
-        print(f"{name:<24}" + "".join(f"  {key} {value:.3f}" for key, value in row.items()), flush=True)
+        show(name, row)
     return rows
 
 

@@ -191,16 +191,23 @@ class Session:
             longest = max(longest, self.budget.spent() - begun)
 
 
+@dataclass
+class Entrant:
+    """An implementation that can be timed: a call for each set of inputs, its verdict, and its turns so far."""
+
+    implementation: Implementation
+    calls: Sequence[Call]
+    judged: Mapping[str, Any]
+    samples: list[Sample] = field(default_factory=list)
+
+
 class Measurement:
     """The measurement of one case: every implementation is called and judged, then all are timed in turns, then their lines are
     written."""
 
     def __init__(self, session: Session, case: Case) -> None:
         self._session, self._machine, self._what, self._case = session, session.machine, session.what, case
-        self._every: dict[str, Implementation] = {}
-        self._calls: dict[str, list[Call]] = {}  # of what can be timed, one a set of inputs
-        self._judged: dict[str, dict[str, Any]] = {}
-        self._samples: dict[str, list[Sample]] = {}
+        self._entrants: dict[str, Entrant] = {}
         self._clocks: dict[str, Any] = {}
 
     def run(self) -> None:
@@ -224,27 +231,24 @@ class Measurement:
         self._session.write(self._case, implementation, found)
 
     def _reference(self, arrays: Sequence[Any]) -> tuple[Any, ...]:
-        machine = self._machine
-        return self._what.reference(
-            machine.xp, [machine.as_float32(array) for array in arrays[: self._what.inputs]], self._case.causal
-        )
+        inputs = [self._machine.as_float32(array) for array in arrays[: self._what.inputs]]
+        return self._what.reference(self._machine.xp, inputs, self._case.causal)
 
     def _prepare(self, same: Sequence[Implementation], reference: Mapping[str, Any]) -> None:
         """Compiles, warms up and judges one implementation, here for each set of inputs; one that fails takes no turns."""
-        name, calls = same[0].name, [each.call for each in same]
         found: dict[str, Any] = {"right": None, "no_reference": reference.get("error")}
         try:
-            out = calls[0]()
+            out = same[0].call()
             if "value" in reference:
                 found = judged(self._machine, self._what, self._case, out, reference["value"])
             del out
-            for call in calls[1:]:
-                call()
+            for each in same[1:]:
+                each.call()
             self._machine.wait()
         except Exception as error:
             self._fail(same[0], found, error)
             return
-        self._every[name], self._calls[name], self._judged[name], self._samples[name] = same[0], calls, found, []
+        self._entrants[same[0].name] = Entrant(same[0], [each.call for each in same], found)
 
     def _fail(self, implementation: Implementation, found: Mapping[str, Any], error: Exception) -> None:
         self._write(implementation, {**found, "error": told(error)})
@@ -256,7 +260,7 @@ class Measurement:
 
     def _take_turns(self) -> None:
         self._read_clocks("before")
-        once = {name: self._sample(name) for name in list(self._calls)}
+        once = {name: self._sample(name) for name in list(self._entrants)}
         order = list(turns({name: self._session.effort.repeats(each.seconds) for name, each in once.items() if each}))
         for number, name in enumerate(order):
             if self._session.budget.left() <= 0:
@@ -264,19 +268,18 @@ class Measurement:
             if number == len(order) // 2:
                 self._read_clocks("between")
             if sample := self._sample(name):
-                self._samples[name].append(sample)
+                self._entrants[name].samples.append(sample)
         self._read_clocks("after")
 
     def _sample(self, name: str) -> Sample | None:
         """A turn of one that has not failed."""
-        if name not in self._calls:
+        if (entrant := self._entrants.get(name)) is None:
             return None
-        calls = self._calls[name]
         try:
-            return self._machine.sample(calls[len(self._samples[name]) % len(calls)])
+            return self._machine.sample(entrant.calls[len(entrant.samples) % len(entrant.calls)])
         except Exception as error:
-            del self._calls[name], self._samples[name]
-            self._fail(self._every[name], self._judged[name], error)
+            del self._entrants[name]
+            self._fail(entrant.implementation, entrant.judged, error)
             return None
 
     def _read_clocks(self, when: str) -> None:
@@ -284,8 +287,10 @@ class Measurement:
         self._clocks[when] = found.get("value", found)
 
     def _finish(self) -> None:
-        for name, samples in self._samples.items():
-            timed = figures(self._machine, self._what, self._case, samples) if len(samples) > 1 else {"error": "not timed"}
+        for each in self._entrants.values():
+            timed: dict[str, Any] = {"error": "not timed"}
+            if len(each.samples) > 1:
+                timed = figures(self._machine, self._what, self._case, each.samples)
             if "gb_s" in timed and "copy_gb_s" in self._session.known:
                 timed["of_copy"] = timed["gb_s"] / self._session.known["copy_gb_s"]
-            self._write(self._every[name], {**self._judged[name], **timed, "clocks": self._clocks})
+            self._write(each.implementation, {**each.judged, **timed, "clocks": self._clocks})

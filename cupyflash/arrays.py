@@ -127,6 +127,20 @@ def overlaps_itself(array: Array) -> bool:
     return False
 
 
+def require_places(name: str, array: Array, what: str = "element") -> None:
+    """ValueError for an array to be written whose elements may share bytes."""
+    if 0 not in array.shape and overlaps_itself(array):
+        raise ValueError(f"{name} must have a place for every {what}, got strides {array.strides} bytes for shape {array.shape}")
+
+
+def check_keys(q: Array, keys: Array, values: Array, names: tuple[str, str] = ("k", "v")) -> None:
+    """ValueError for keys of another head dimension than q's, and for values that do not go with them."""
+    if keys.shape[-1] != q.shape[-1]:
+        raise ValueError(f"{names[0]} must have q's head dimension {q.shape[-1]}, got shape {keys.shape}")
+    if values.shape[:-1] != keys.shape[:-1]:
+        raise ValueError(f"{names[1]} must have {names[0]}'s shape {keys.shape} but for the last axis, got {values.shape}")
+
+
 def check_operand(name: str, array: Any, q: Array) -> None:
     """TypeError or ValueError unless an array has q's number of axes and dtype, and strides that the kernels take."""
     check_array(name, array)

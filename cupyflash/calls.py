@@ -13,8 +13,8 @@ from cupyflash.request import keywords
 from cupyflash.request.keywords import asks, keywords_of
 
 
-@asks(keywords.Forward)
-def attention(q: Any, k: Any, v: Any, **asked: Unpack[keywords.Forward]) -> Any:
+@asks(keywords.ForwardKeywords)
+def attention(q: Any, k: Any, v: Any, **asked: Unpack[keywords.ForwardKeywords]) -> Any:
     """Compute O = softmax(scale Q K^T + bias) V exactly, by tiles.
 
     Shapes: q (n_q, d), (h, n_q, d) or (b, h, n_q, d); k the same with n_k and h_kv heads, where h_kv divides h; v as k, with d_v in
@@ -82,9 +82,9 @@ def attention(q: Any, k: Any, v: Any, **asked: Unpack[keywords.Forward]) -> Any:
     return FORWARD({"q": q, "k": k, "v": v, **asked})
 
 
-@asks(keywords.Backward)
+@asks(keywords.BackwardKeywords)
 def attention_backward(
-    dout: Any, q: Any, k: Any, v: Any, out: Any, lse: Any, **asked: Unpack[keywords.Backward]
+    dout: Any, q: Any, k: Any, v: Any, out: Any, lse: Any, **asked: Unpack[keywords.BackwardKeywords]
 ) -> tuple[Any, ...]:
     """Compute dq, dk and dv, the effect of `attention`'s inputs on sum(dout * O), without a matrix of n_q x n_k in memory.
 
@@ -111,8 +111,10 @@ def attention_backward(
     return gradients
 
 
-@asks(keywords.Backward)
-def attention_vjp(q: Any, k: Any, v: Any, **asked: Unpack[keywords.Backward]) -> tuple[Any, Callable[[Any], tuple[Any, ...]]]:
+@asks(keywords.BackwardKeywords)
+def attention_vjp(
+    q: Any, k: Any, v: Any, **asked: Unpack[keywords.BackwardKeywords]
+) -> tuple[Any, Callable[[Any], tuple[Any, ...]]]:
     """Return `attention(q, k, v, ...)` and its pullback, which takes dout and returns the results of `attention_backward`: dq, dk,
     dv, then dsinks if there are sinks, then dbias with `return_dbias`.
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from cupyflash.launch.dispatch import target
 from cupyflash.launch.launcher import Prepared
-from cupyflash.launch.simulated import refuse_findings
+from cupyflash.launch.simulated import run_simulated
 from cupyflash.request.dropout import MOST_PAIRS, Dropout
 from cupyflash.request.keywords import NO_ORIGIN
 from cupyflash.request.options import MAX_LENGTH
@@ -40,7 +40,7 @@ def dropout_mask(
     sizes = _checked_shape(shape)
     if xp is not np and xp is not sys.modules.get("cupy"):
         raise TypeError(f"xp must be the module numpy or cupy, got {xp!r}")
-    asked = Dropout.asked(dropout, seed, offset, dropout_origin)
+    asked = Dropout.asked({"dropout": dropout, "seed": seed, "offset": offset, "dropout_origin": dropout_origin})
     if asked is None or 0 in sizes:
         return xp.ones(shape, bool)
     device, simulation = target(xp is not np)
@@ -54,11 +54,9 @@ def dropout_mask(
         Prepared((kernel,), values).launch({"kept": kept})
         return kept
     from cupyflash.sim.estimate import refuse_slow
-    from cupyflash.sim.execution import run_kernels
 
     refuse_slow(schedule, simulation.max_seconds)
-    _, _, findings = run_kernels(schedule, values, ("kept",))
-    refuse_findings(findings)
+    run_simulated(schedule, values, ("kept",))
     return kept
 
 

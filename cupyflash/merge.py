@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from cupyflash.arrays import address, array_dtype, overlaps_itself, require_dtype, require_shape
+from cupyflash.arrays import address, array_dtype, require_dtype, require_places, require_shape
 from cupyflash.launch.dispatch import as_array, device_of, on_gpu, refuse_written
 from cupyflash.launch.launcher import held_for_graph
 
@@ -70,8 +70,7 @@ def _check(o_a: Any, lse_a: Any, o_b: Any, lse_b: Any, out: Any | None = None) -
 
 def _check_out(out: Any, **inputs: Any) -> None:
     """ValueError for an out that cannot hold the result, or of which an input, o_a and o_b themselves apart, has a part."""
-    if 0 not in out.shape and overlaps_itself(out):
-        raise ValueError(f"out must have a place for every element, got strides {out.strides} bytes for shape {out.shape}")
+    require_places("out", out)
     refuse_written({"out": out} | {name: array for name, array in inputs.items() if not _same(array, out)}, ("out",))
 
 

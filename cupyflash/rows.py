@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from cupyflash.arrays import Array, address, array_dtype, is_number, overlaps_itself
+from cupyflash.arrays import Array, address, array_dtype, is_number, require_places
 from cupyflash.launch.dispatch import as_array, device_of, on_gpu, refuse_written, target
 from cupyflash.launch.launcher import Prepared
-from cupyflash.launch.simulated import Simulation, refuse_findings
+from cupyflash.launch.simulated import Simulation, run_simulated
 from cupyflash.request.options import require_choice
 from cupyflash.schedules.softmax import PARAMS, SOFTMAX_ALGORITHMS, SoftmaxSchedule, plan_softmax
 
@@ -129,11 +129,8 @@ def _run(schedule: SoftmaxSchedule, simulation: Simulation | None, values: Mappi
     if simulation is None:
         Prepared(schedule.kernels(), values).launch(values)
         return
-    from cupyflash.sim.execution import run_kernels
-
     in_place = address(values["x"]) == address(values["y"])
-    _, _, findings = run_kernels(schedule, values, () if in_place else ("y",))
-    refuse_findings(findings)
+    run_simulated(schedule, values, () if in_place else ("y",))
 
 
 def _axis(axis: Any, ndim: int) -> int:
@@ -162,7 +159,6 @@ def _check_out(out: Any, x: Any) -> None:
     if out.shape != x.shape:
         raise ValueError(f"out must have x's shape {x.shape}, got {out.shape}")
     _check_elements("out", out)
-    if 0 not in out.shape and overlaps_itself(out):
-        raise ValueError(f"out must have a place for every element, got strides {out.strides} bytes for shape {out.shape}")
+    require_places("out", out)
     itself = (address(out), out.strides) == (address(x), x.strides)  # may be written: a thread reads what it writes
     refuse_written({"out": out} if itself else {"out": out, "x": x}, ("out",))

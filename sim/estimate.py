@@ -5,8 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from itertools import chain
+from typing import Any
 
 from cupyflash.expressions.tree import walk
+from cupyflash.request.problem import Problem
 from cupyflash.schedules import BackwardSchedule, DecodeSchedule, SoftmaxSchedule, TileSchedule, VarlenSchedule
 from cupyflash.schedules.base import WARP, padded_dim, sub_tile
 from cupyflash.schedules.dropout_mask import DropoutMaskSchedule
@@ -115,17 +117,21 @@ def _fa1(schedule: TileSchedule) -> Iterator[tuple[float, int]]:
 
 def _fa2(schedule: TileSchedule) -> Iterator[tuple[float, int]]:
     assert isinstance(schedule, Fa2Schedule)
-    p, config = schedule.problem, schedule.candidate.config
-    d, dv = padded_dim(p.head_dim), padded_dim(p.head_dim_v)
-    scores = config.warp_rows * config.block_cols / 32
-    products = scores * (d + dv) * (1.3 if p.dtype == "float32" else 1 / 48)
-    copies = config.block_cols * (d + dv) * p.itemsize / p.alignment / config.threads
+    config = schedule.candidate.config
+    work, copies = _visit(schedule.problem, config.warp_rows * config.block_cols / 32, config)
     # The row blocks of a wave keep step with the longest, and part ways behind it.
-    steps = _most_visits(schedule) * 2 * (products + 9 * scores + 5 * copies + 150) + 400 + 8 * dv
+    steps = _most_visits(schedule) * 2 * (work + 5 * copies + 150) + 400 + 8 * padded_dim(schedule.problem.head_dim_v)
     blocks = schedule.repeats * schedule.row_blocks
     if isinstance(schedule, VarlenSchedule):  # the others leave at once
         blocks = sum(count * one.repeats * one.row_blocks for one, count in schedule.sequences().items())
     yield steps, blocks * config.threads
+
+
+def _visit(p: Problem, scores: float, config: Any) -> tuple[float, float]:
+    """(Instructions for a thread's scores of a tile and their products, those that copy its part of K and V)."""
+    dims = padded_dim(p.head_dim) + padded_dim(p.head_dim_v)
+    products = scores * dims * (1.3 if p.dtype == "float32" else 1 / 48)
+    return products + 9 * scores, config.block_cols * dims * p.itemsize / p.alignment / config.threads
 
 
 def _fa3(schedule: TileSchedule) -> Iterator[tuple[float, int]]:
@@ -145,13 +151,10 @@ def _decode(schedule: TileSchedule) -> Iterator[tuple[float, int]]:
     """A split's blocks of keys, and what its key warps join; then the merge."""
     assert isinstance(schedule, DecodeSchedule)
     p, config = schedule.problem, schedule.config
-    d, dv = padded_dim(p.head_dim), padded_dim(p.head_dim_v)
-    scores = config.row_tiles * config.block_cols / config.key_warps / 2
-    products = scores * (d + dv) * (1.3 if p.dtype == "float32" else 1 / 48)
-    copies = config.block_cols * (d + dv) * p.itemsize / p.alignment / config.threads
+    work, copies = _visit(p, config.row_tiles * config.block_cols / config.key_warps / 2, config)
     keys = max(schedule.lengths(), default=0) + schedule.cache.appended
     turns = math.ceil(math.ceil(keys / config.block_cols) / schedule.splits)
-    yield turns * (products + 9 * scores + 12 * copies + 250) + 800 + 8 * dv, schedule.grid * config.threads
+    yield turns * (work + 12 * copies + 250) + 800 + 8 * padded_dim(p.head_dim_v), schedule.grid * config.threads
     if schedule.splits > 1:
         yield 250 + 3 * schedule.splits, p.head_count * p.seqlen_q * 128
 

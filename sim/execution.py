@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
@@ -35,7 +36,7 @@ from cupyflash.schedules import (
 from cupyflash.sim.host_memory import launched, require_room
 from cupyflash.sim.ptx import Counters, Diary, Finding, Module, TensorMap
 from cupyflash.sim.ptx.memory.spaces import Observer
-from cupyflash.sim.traffic import TensorTraffic, Traffic
+from cupyflash.sim.traffic import Traffic
 
 # Called when a thread block has completed a barrier, with the block's index and its number of completed barriers.
 OnBarrier = Callable[[int, int], None]
@@ -87,12 +88,11 @@ def execute(
     Raises ValueError if the arrays pose another problem than the schedule's, ImportError without NVRTC.
     """
     require_schedule(schedule, TileSchedule, "plan", (BackwardSchedule, VarlenSchedule))
-    arrays, captured = _given(schedule, score, beside)
+    arrays, captured, numbers = _given(schedule, score, dropout, beside)
+    check_captured(schedule.problem, captured)
     _require_posed(schedule.problem, q, k, v, arrays)
-    out = _result((*q.shape[:-1], v.shape[-1]), q.dtype)
-    lse = _result(q.shape[:-1]) if schedule.lse else None
-    captured |= _numbers_of(schedule, dropout)
-    return run(schedule, {"q": q, "k": k, "v": v, "out": out, "lse": lse, **arrays, **captured}, seed=seed, watch=watch)
+    made = _forward_results(schedule, q, v, q.shape[:-1])
+    return run(schedule, {"q": q, "k": k, "v": v, **made, **arrays, **captured, **numbers}, seed=seed, watch=watch)
 
 
 def _result(shape: tuple[int, ...], dtype: Any = np.float32) -> np.ndarray:
@@ -100,31 +100,26 @@ def _result(shape: tuple[int, ...], dtype: Any = np.float32) -> np.ndarray:
     return np.full(shape, np.nan, dtype)
 
 
-def _given(schedule: TileSchedule, score: Score | None, beside: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The arrays beside q, k and v, and the values that functions have captured, by the struct's names. ValueError for other
-    functions than the schedule's, and for arrays that do not fit it."""
-    mask = beside.get("mask")
+def _forward_results(schedule: TileSchedule, q: np.ndarray, v: np.ndarray, rows: tuple[int, ...]) -> dict[str, Any]:
+    """O and, if the schedule computes it, L of so many rows, for kernels to write."""
+    return {"out": _result((*q.shape[:-1], v.shape[-1]), q.dtype), "lse": _result(rows) if schedule.lse else None}
+
+
+def _given(
+    schedule: TileSchedule, score: Score | None, dropout: Dropout | None, beside: Mapping[str, Any]
+) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
+    """The arrays of `beside`, the arrays that functions have captured, and numbers, the last two by the struct's names. ValueError
+    for other functions than the schedule's, and if only one of call and schedule has dropout."""
+    p, mask = schedule.problem, beside.get("mask")
     function = mask if isinstance(mask, Mask) else None
-    captured, numbers = _captured(schedule.problem, score, function)
-    check_captured(schedule.problem, captured)
-    arrays = {name: array for name, array in beside.items() if name != "mask" or function is None}
-    return arrays, captured | numbers
-
-
-def _captured(p: Problem, score: Score | None, mask: Mask | None = None) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Captured arrays and numbers by the names of the kernels' struct. ValueError for other functions than a problem's."""
-    captured, numbers = captured_values(score, mask)
-    for what, given, form in (("score", score, p.options.score), ("mask", mask, p.options.mask_function)):
+    captured, numbers = captured_values(score, function)
+    for what, given, form in (("score", score, p.options.score), ("mask", function, p.options.mask_function)):
         if (given.form if given else None) != form:
             raise ValueError(f"the schedule has another {what} function than {given!r}")
-    return captured, dict(numbers)
-
-
-def _numbers_of(schedule: TileSchedule, dropout: Dropout | None) -> dict[str, Any]:
-    """The numbers for the struct's fields. ValueError if only one of call and schedule has dropout."""
-    if (dropout is not None) != schedule.problem.options.dropout:
+    if (dropout is not None) != p.options.dropout:
         raise ValueError(f"dropout must be {'a Dropout' if dropout is None else 'None'} for this schedule, got {dropout!r}")
-    return {} if dropout is None else dropout.numbers
+    arrays = {name: array for name, array in beside.items() if array is not None and array is not function}
+    return arrays, captured, dict(numbers) | ({} if dropout is None else dropout.numbers)
 
 
 def _require_posed(p: Problem, q: np.ndarray, k: np.ndarray, v: np.ndarray, beside: Mapping[str, np.ndarray | None]) -> None:
@@ -192,7 +187,8 @@ def execute_backward(
     `seed`, `watch` and errors: as in `execute`.
     """
     require_schedule(schedule, BackwardSchedule, "plan_backward", (VarlenBackwardSchedule,))
-    beside, captured = _given(schedule, score, given)
+    beside, captured, numbers = _given(schedule, score, dropout, given)
+    check_captured(schedule.problem, captured)
     _require_posed(schedule.problem, q, k, v, beside)
     check_rows({"dout": dout, "q": q, "v": v, "out": out, "lse": lse}, q.shape[:-1])
     if dbias is not None:
@@ -203,15 +199,24 @@ def execute_backward(
         raise ValueError(
             f"dbias must be {'zeros in float32 of the shape of bias' if wanted else 'None, as the schedule makes none'}"
         )
-    dq, dk, dv = (_result(array.shape, array.dtype) for array in (q, k, v))
-    arrays = {"q": q, "k": k, "v": v, "out": out, "lse": np.ascontiguousarray(lse), "dout": dout, **beside}
-    rows = _of_rows(schedule, lse)
-    made = {"dQ": dq, "dK": dk, "dV": dv, "dbias": dbias, **rows, **captured, **_numbers_of(schedule, dropout)}
-    return BackwardExecution(dq, dk, dv, *run_backward(schedule, arrays | made, seed=seed, watch=watch), rows)
+    arrays, others = {"q": q, "k": k, "v": v, "out": out, "dout": dout}, {"dbias": dbias, **beside, **captured, **numbers}
+    return _into_gradients(schedule, arrays, lse, others, lambda array: array, seed=seed, watch=watch)
 
 
-def _of_rows(schedule: BackwardSchedule, lse: np.ndarray) -> dict[str, np.ndarray]:
-    return {name: _result(lse.shape) for name in schedule.row_results}
+def _into_gradients(
+    schedule: BackwardSchedule,
+    arrays: dict[str, np.ndarray],
+    lse: np.ndarray,
+    others: dict[str, Any],
+    shaped: Callable[[np.ndarray], np.ndarray],
+    **how: Any,
+) -> BackwardExecution:
+    """Run a backward schedule's kernels into new gradients; `arrays` and gradients are `shaped` as kernels take them."""
+    dq, dk, dv = (_result(arrays[name].shape, arrays[name].dtype) for name in "qkv")
+    rows = {name: _result(lse.shape) for name in schedule.row_results}
+    views = {name: shaped(array) for name, array in {**arrays, "dQ": dq, "dK": dk, "dV": dv}.items()}
+    made = run_backward(schedule, {**views, "lse": np.ascontiguousarray(lse), **others, **rows}, **how)
+    return BackwardExecution(dq, dk, dv, *made, rows)
 
 
 def run_backward(
@@ -254,13 +259,12 @@ def execute_varlen(
     its lengths or the arrays pose another problem.
     """
     require_schedule(schedule, VarlenSchedule, "plan_varlen")
-    captured, numbers = _captured(schedule.problem, score, mask)
-    bounds = _posed_varlen(schedule, q, k, v, beside | captured)
-    out = _result((*q.shape[:-1], v.shape[-1]), q.dtype)
-    lse = _result(q.shape[1::-1]) if schedule.lse else None
-    views = {name: heads_first(array) for name, array in (("q", q), ("k", k), ("v", v), ("out", out))}
-    arrays = {**views, "lse": lse, **bounds, **beside, **captured, **numbers, **_numbers_of(schedule, dropout)}
-    return replace(run(schedule, arrays, seed=seed, watch=watch), out=out)
+    arrays, captured, numbers = _given(schedule, score, dropout, {**beside, "mask": mask})
+    bounds = _posed_varlen(schedule, q, k, v, arrays | captured)
+    made = _forward_results(schedule, q, v, q.shape[1::-1])
+    views = {name: heads_first(array) for name, array in (("q", q), ("k", k), ("v", v), ("out", made["out"]))}
+    given = made | views | bounds | arrays | captured | numbers
+    return replace(run(schedule, given, seed=seed, watch=watch), out=made["out"])
 
 
 def execute_varlen_backward(
@@ -285,15 +289,11 @@ def execute_varlen_backward(
     Raises as `execute_varlen` does.
     """
     require_schedule(schedule, VarlenBackwardSchedule, "plan_varlen_backward")
-    captured, numbers = _captured(schedule.problem, score, mask)
-    bounds = _posed_varlen(schedule, q, k, v, beside | captured)
+    arrays, captured, numbers = _given(schedule, score, dropout, {**beside, "mask": mask})
+    bounds = _posed_varlen(schedule, q, k, v, arrays | captured)
     check_rows({"dout": dout, "q": q, "v": v, "out": out, "lse": lse}, q.shape[1::-1])
-    dq, dk, dv = (_result(array.shape, array.dtype) for array in (q, k, v))
-    named = {"q": q, "k": k, "v": v, "out": out, "dout": dout, "dQ": dq, "dK": dk, "dV": dv}
-    arrays = {name: heads_first(array) for name, array in named.items()} | {"lse": np.ascontiguousarray(lse)} | bounds | beside
-    rows = _of_rows(schedule, lse)
-    made = rows | captured | numbers | _numbers_of(schedule, dropout)
-    return BackwardExecution(dq, dk, dv, *run_backward(schedule, arrays | made, seed=seed, watch=watch), rows)
+    packed, others = {"q": q, "k": k, "v": v, "out": out, "dout": dout}, bounds | arrays | captured | numbers
+    return _into_gradients(schedule, packed, lse, others, heads_first, seed=seed, watch=watch)
 
 
 def _posed_varlen(
@@ -334,20 +334,16 @@ def execute_decode(
     function, `watch` and errors: as in `execute`.
     """
     require_schedule(schedule, DecodeSchedule, "plan_decode")
-    arrays = {"q": q, "k_cache": k_cache, "v_cache": v_cache, "cache_seqlens": cache_seqlens}
-    arrays |= {name: array for name, array in beside.items() if array is not None}
+    others, captured, numbers = _given(schedule, score, None, {**beside, "mask": mask})
+    arrays = {"q": q, "k_cache": k_cache, "v_cache": v_cache, "cache_seqlens": cache_seqlens, **others}
     _require_numpy(**arrays)
-    captured, numbers = _captured(schedule.problem, score, mask)
     arrays |= captured
     posed, cache = decode.pose(arrays, replace(schedule.problem.options, key_lengths=None))
     _require_same(posed, schedule.problem)
     if cache != schedule.cache:
         raise ValueError(f"the arrays pose {cache}, but the schedule is for {schedule.cache}")
-    out = _result((*q.shape[:-1], v_cache.shape[-1]), q.dtype)
-    lse = _result(q.shape[:-1]) if schedule.lse else None
-    spaces = allocate(schedule)
-    values = argument_values(schedule, {**_as_given(schedule, arrays), "O": out, "L": lse, **spaces, **numbers})
-    return Execution(out, lse, *run_kernels(schedule, values, (*schedule.results, *spaces), seed=seed, watch=watch))
+    made = _forward_results(schedule, q, v_cache, q.shape[:-1])
+    return run(schedule, arrays | made | numbers, seed=seed, watch=watch)
 
 
 def allocate(schedule: TileSchedule) -> dict[str, np.ndarray]:
@@ -412,7 +408,7 @@ def run_kernels(
     `values` are the fields of the kernels' struct. `made` names the outputs and workspaces: reading them before a kernel has
     stored there is a finding. Traffic through a tensor map counts for its tensor.
     """
-    tensors: dict[str, TensorTraffic] = {}
+    read, written = Counter[str](), Counter[str]()
     counters: dict[str, Counters] = {}
     findings: list[Finding] = []
     given = {name: machine_value(value) for name, value in flat(values).items()}
@@ -437,12 +433,11 @@ def run_kernels(
         )
         unwritten = dict(launch.unwritten)
         for name, moved in launch.traffic.items():
-            tensor = mapped.get(name, name)
-            before = tensors.get(tensor, TensorTraffic())
-            tensors[tensor] = TensorTraffic(before.read_bytes + moved.read_bytes, before.write_bytes + moved.write_bytes)
+            read[mapped.get(name, name)] += moved.read_bytes
+            written[mapped.get(name, name)] += moved.write_bytes
         counters.setdefault(kernel.name, Counters()).join(launch.counters)
         findings.extend((*launch.findings, *launch.notes))
-    return Traffic(tensors), counters, tuple(findings)
+    return Traffic.of(read, written), counters, tuple(findings)
 
 
 def machine_value(value: Any) -> Any:

@@ -16,7 +16,7 @@ from cupyflash.request.problem import Problem
 from cupyflash.schedules import TileSchedule, choose, plan, plan_backward
 from cupyflash.sim import theory
 from cupyflash.sim.theory.ring import FLOAT32, Carried
-from cupyflash.sim.traffic import TensorTraffic, Traffic
+from cupyflash.sim.traffic import Traffic
 
 KEYS, GRADIENTS = ("K", "V"), ("dK", "dV")
 
@@ -120,10 +120,5 @@ def _traffic(work: PieceWork, problem: Problem, device: Device, backward: bool) 
 
 def hbm_bytes(ring: RingPlan, problem: Problem, device: Device, rank: int, *, backward: bool = False) -> Traffic:
     """The bytes that all pieces of a rank move in its HBM, by the closed forms, without the addition of their results."""
-    read: Counter[str] = Counter()
-    written: Counter[str] = Counter()
-    for work, times in Counter(PieceWork.of(piece) for step in ring.steps(rank) for piece in step.pieces).items():
-        for name, moved in _traffic(work, problem, device, backward).items():
-            read[name] += times * moved.read_bytes
-            written[name] += times * moved.write_bytes
-    return Traffic({name: TensorTraffic(read[name], written[name]) for name in read.keys() | written.keys()})
+    works = Counter(PieceWork.of(piece) for step in ring.steps(rank) for piece in step.pieces)
+    return Traffic.summed((times, _traffic(work, problem, device, backward)) for work, times in works.items())

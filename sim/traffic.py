@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from typing import NamedTuple
 
 # The order in which tensors are shown.
 TENSORS = (
@@ -12,10 +13,10 @@ TENSORS = (
     *("mask", "bias", "dbias", "key_lengths", "block_mask", "tiles", "query_tiles", "cu_seqlens_q", "cu_seqlens_k", "x", "y"),
     *("K_new", "V_new", "O_part", "m_part", "l_part", "block_table", "cache_seqlens", "tree_mask"),
 )
+PLACES = {name: place for place, name in enumerate(TENSORS)}
 
 
-@dataclass(frozen=True)
-class TensorTraffic:
+class TensorTraffic(NamedTuple):
     """Bytes of one tensor that were read from and written to HBM, counted as the accesses asked for them."""
 
     read_bytes: int = 0
@@ -39,9 +40,24 @@ class Traffic(Mapping[str, TensorTraffic]):
     """TensorTraffic by tensor name; a tensor that moved no bytes is equal to one that is not named."""
 
     def __init__(self, tensors: Mapping[str, TensorTraffic]) -> None:
-        order = {name: place for place, name in enumerate(TENSORS)}
-        moved = [name for name in tensors if tensors[name].total_bytes]
-        self._tensors = {name: tensors[name] for name in sorted(moved, key=lambda name: (order.get(name, 99), name))}
+        moved = [name for name, each in tensors.items() if any(each)]
+        self._tensors = {name: tensors[name] for name in sorted(moved, key=lambda name: (PLACES.get(name, 99), name))}
+
+    @classmethod
+    def of(cls, read: Mapping[str, int], written: Mapping[str, int]) -> Traffic:
+        """The traffic of bytes read and bytes written by tensor."""
+        return cls({name: TensorTraffic(read.get(name, 0), written.get(name, 0)) for name in {**read, **written}})
+
+    @classmethod
+    def summed(cls, parts: Iterable[tuple[int, Traffic]]) -> Traffic:
+        """The sum of parts, each with how often it counts."""
+        read: Counter[str] = Counter()
+        written: Counter[str] = Counter()
+        for times, part in parts:
+            for name, moved in part._tensors.items():
+                read[name] += times * moved.read_bytes
+                written[name] += times * moved.write_bytes
+        return cls.of(read, written)
 
     def __getitem__(self, name: str) -> TensorTraffic:
         """The tensor's bytes: zero for one of the algorithms' tensors that did not move."""

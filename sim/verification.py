@@ -100,7 +100,7 @@ class Verification:
     def _differences(self) -> Iterator[Difference]:
         for witness, traffic in self.witnesses.items():
             for tensor in dict.fromkeys((*TENSORS, *self.theory, *traffic)):
-                ours, theirs = _moved(self.theory, tensor), _moved(traffic, tensor)
+                ours, theirs = (each.get(tensor, TensorTraffic()) for each in (self.theory, traffic))
                 if ours != theirs:
                     read, write = theirs.read_bytes - ours.read_bytes, theirs.write_bytes - ours.write_bytes
                     yield Difference(witness, tensor, read, write)
@@ -262,13 +262,7 @@ def mask_blocks(schedule: TileSchedule) -> tuple[int, int]:
     return schedule.mask_blocks or own if isinstance(schedule, BackwardSchedule) else own
 
 
-def _moved(traffic: Traffic, tensor: str) -> TensorTraffic:
-    """A tensor's bytes, 0 if the traffic does not name it."""
-    return traffic[tensor] if tensor in (*TENSORS, *traffic) else TensorTraffic()
-
-
 def score_dtype(schedule: TileSchedule) -> np.dtype:
     """The type of S: float32 on chip, the workspace's type if S goes to HBM."""
     workspace = schedule.workspaces().get("S")
-    held: np.dtype = DTYPES[workspace.dtype if workspace else "float32"]
-    return held
+    return DTYPES[workspace.dtype if workspace else "float32"]

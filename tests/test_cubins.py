@@ -21,14 +21,14 @@ from tile_copy import TileCopy
 
 from cupyflash import Problem
 from cupyflash.launch import compiler, cubins, first_use, nvrtc
-from cupyflash.launch.cubins import Cubin, Program
+from cupyflash.launch.cubins import CompiledCubin, Program
 from cupyflash.launch.nvrtc import CompileError, remarks
 from cupyflash.launch.resources import parse_account
 from faults import within
 
 ELF = b"\x7fELF"
 PROGRAM = Program('extern "C" __global__ void set(int* x) { *x = VALUE; }', "set.cu", ("-DVALUE=1",), "90a")
-KEPT = Cubin(ELF + bytes(1000), "a log")
+KEPT = CompiledCubin(ELF + bytes(1000), "a log")
 
 
 class Recorded:
@@ -98,12 +98,12 @@ def test_what_is_loaded_is_what_was_read(cupy: Recorded, compiled: list[Program]
     cubins.function(PROGRAM, "set")
     read = cubins.read
 
-    def read_and_change(path: Path) -> Cubin | None:
+    def read_and_change(path: Path) -> CompiledCubin | None:
         found = read(path)
         path.write_bytes(ELF + b"another's")
         return found
 
-    def read_and_lose(path: Path) -> Cubin | None:
+    def read_and_lose(path: Path) -> CompiledCubin | None:
         found = read(path)
         shutil.rmtree(path.parent)
         return found
@@ -140,7 +140,7 @@ def deep(cubin: Path, told: Path) -> None:
 def of_another_program(cubin: Path, told: Path) -> None:
     """Whole, the user's own, and under another's name."""
     other = cubin.with_name(f"cupyflash_{PROGRAM._replace(source='other').key}.cubin")
-    cubins.write(other, Cubin(ELF + b"other", ""), "")
+    cubins.write(other, CompiledCubin(ELF + b"other", ""), "")
     other.replace(cubin), other.with_suffix(".json").replace(told)
 
 
@@ -212,7 +212,7 @@ import os, signal, sys
 from pathlib import Path
 from cupyflash.launch import cubins
 os.{call} = lambda *_, **__: os.kill(os.getpid(), signal.SIGKILL)
-cubins.write(Path(sys.argv[1]), cubins.Cubin(b"half", ""), "")
+cubins.write(Path(sys.argv[1]), cubins.CompiledCubin(b"half", ""), "")
 """
 
 
@@ -235,9 +235,9 @@ def test_what_a_killed_writer_leaves_is_swept(tmp_path: Path) -> None:
 
 def test_many_may_write_and_read_at_once(tmp_path: Path) -> None:
     """Compilers that do not agree to the byte: a reader has one of them whole, or none."""
-    path, options = tmp_path / "cupyflash_1.cubin", [Cubin(bytes([n]) * (1000 + n), str(n)) for n in range(8)]
+    path, options = tmp_path / "cupyflash_1.cubin", [CompiledCubin(bytes([n]) * (1000 + n), str(n)) for n in range(8)]
 
-    def work(turn: int) -> Cubin | None:
+    def work(turn: int) -> CompiledCubin | None:
         cubins.write(path, options[turn % 8], "")
         return cubins.read(path)
 
@@ -294,7 +294,7 @@ def test_cupys_switches(cupy: Recorded, compiled: list[Program], monkeypatch: py
 
 
 def test_what_the_driver_refuses_is_no_files_fault(cupy: Recorded, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cubins, "read", lambda path: Cubin(b"no ELF", ""))
+    monkeypatch.setattr(cubins, "read", lambda path: CompiledCubin(b"no ELF", ""))
     monkeypatch.setattr(cubins, "compiled", lambda program: pytest.fail("compiled"))
     with pytest.raises(RuntimeError, match="INVALID_IMAGE"):
         cubins.function(PROGRAM, "set")
@@ -364,9 +364,9 @@ def test_a_kernel_that_waits_makes_way_for_the_next(cupy: Recorded, monkeypatch:
     asked: list[Program] = []
     remark = "ptxas info : (C7510) Potential Performance Loss: wgmma.mma_async instructions are serialized"
 
-    def made(program: Program) -> Cubin:
+    def made(program: Program) -> CompiledCubin:
         asked.append(program)
-        return Cubin(KEPT.code, "" if "-DOTHER=2" in program.options else remark)
+        return CompiledCubin(KEPT.code, "" if "-DOTHER=2" in program.options else remark)
 
     monkeypatch.setattr(cubins, "compiled", made)
     monkeypatch.setattr(compiler, "_functions", {})

@@ -328,7 +328,7 @@ def test_fa3_s_text_has_what_was_tried_rooms_roles_parts_and_grid() -> None:
     before, best, config = found[at - 1], found[at], found[at].config
     shown = words("--head-dim", "128", *FA3)
 
-    def line(each: fa3_tiles.Candidate, verdict: str) -> str:
+    def line(each: fa3_tiles.Fa3Candidate, verdict: str) -> str:
         sizes = f"{each.config.team.block_rows} x {each.config.block_cols}"
         return f"{sizes} {each.registers} of {each.most_registers} {each.shared_bytes:,} {verdict}"
 

@@ -94,7 +94,7 @@ def test_a_cache_that_cannot_be_written_is_said_once(
     first_use._say_unusable.cache_clear()
     monkeypatch.setattr(os, "replace", replace)
     for name in ("a", "b"):
-        cubins.write(tmp_path / "cache" / f"{name}.cubin", cubins.Cubin(b"", ""), "")
+        cubins.write(tmp_path / "cache" / f"{name}.cubin", cubins.CompiledCubin(b"", ""), "")
     (said,) = recwarn
     assert "each process compiles them anew: set CUPY_CACHE_DIR to a folder that you may write" in str(said.message)
     assert said.category is RuntimeWarning and f"{tmp_path / 'cache'} (No space left on device)" in str(said.message)

@@ -349,7 +349,11 @@ def test_a_disk_fails_that_keeps_cubins(
     error: Callable[[], OSError], before: bool, tmp_path: Path, temporary: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each step of writing fails: a warning, and the next process finds all of it or none."""
-    path, made, old = tmp_path / "cache" / "below" / "cupyflash_1.cubin", cubins.Cubin(b"new" * 100, "a"), cubins.Cubin(b"old", "b")
+    path, made, old = (
+        tmp_path / "cache" / "below" / "cupyflash_1.cubin",
+        cubins.CompiledCubin(b"new" * 100, "a"),
+        cubins.CompiledCubin(b"old", "b"),
+    )
     monkeypatch.setenv(cubins.SAVE_SOURCE, "1")
     n, failed = 0, True
     while failed:

@@ -27,7 +27,6 @@ from cupyflash.sim.numbers.inputs import Inputs
 from cupyflash.sim.numbers.reference import forward
 from cupyflash.sim.numbers.yardstick import measure, measure_gradients
 from cupyflash.sim.theory.visits import states_made
-from cupyflash.sim.traffic import TensorTraffic, Traffic
 from cupyflash.sim.two_level.machine import replay
 from cupyflash.sim.verification import verify
 from cupyflash.tiled_mask import StatesSchedule
@@ -280,7 +279,7 @@ def test_the_kernel_says_what_the_reference_does(seed: int) -> None:
     values = argument_values(schedule, {"Q": np.zeros((b, h, n_q, 16), np.float16), "tiles": states, **captured, **dict(numbers)})
     traffic, _, findings = run_kernels(schedule, values, ("tiles",))
     made = states_made(schedule)
-    assert findings == () and traffic == replay(schedule) == Traffic({name: TensorTraffic(*moved) for name, moved in made.items()})
+    assert findings == () and traffic == replay(schedule) == made
     want = np.broadcast_to(evaluate(mask.form.tree, VALUES), SHAPE)
     np.testing.assert_array_equal(np.broadcast_to(states, SHAPE), np.where(want, WHOLE, EMPTY), err_msg=mask.text)
 

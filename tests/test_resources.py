@@ -24,7 +24,7 @@ from click.testing import CliRunner, Result
 
 from cupyflash import Device, Problem, plan
 from cupyflash.launch import compiler, params, resources
-from cupyflash.launch.cubins import Cubin, Program, compiled
+from cupyflash.launch.cubins import CompiledCubin, Program, compiled
 from cupyflash.launch.nvrtc import CompileError, compile_to_cubin, header_directories
 from cupyflash.launch.resources import Resources, parse_account
 from cupyflash.multiprocessor import Multiprocessor
@@ -147,7 +147,7 @@ def test_kernels_of_one_file_are_compiled_once(monkeypatch: pytest.MonkeyPatch) 
     pytest.importorskip("cupy")
     device, calls = Device.named("H100-SXM"), []
 
-    def counted(program: Program) -> Cubin:
+    def counted(program: Program) -> CompiledCubin:
         calls.append(program)
         return compiled(program)
 
@@ -211,10 +211,10 @@ def test_inspect_shows_what_ptxas_remarked_on(monkeypatch: pytest.MonkeyPatch) -
     pytest.importorskip("cupy")
     remark = "ptxas info : (C7510) Potential Performance Loss: wgmma.mma_async instructions are serialized in function '{}'"
 
-    def compiled_with(program: Program) -> Cubin:
+    def compiled_with(program: Program) -> CompiledCubin:
         made = compiled(program)
         said = [remark.format(name) for name in ("standard_values", "another", "standard_values")]
-        return Cubin(made.code, "\n".join([*said, made.log]))
+        return CompiledCubin(made.code, "\n".join([*said, made.log]))
 
     monkeypatch.setattr(resources, "compiled", compiled_with)
     arguments = "--algorithm", "standard", "--head-dim", "33"

@@ -89,6 +89,11 @@ class NothingComputed:
     def aligned(self, piece: Piece) -> Piece:
         return piece
 
+    def prepare(self, *call: Any) -> None:
+        """There is nothing to compile."""
+
+    prepare_forward = prepare_backward = prepare
+
     def forward(self, piece: Piece, q: Any, k: Any, v: Any) -> tuple[Any, Any]:
         rows = (*q.shape[:-2], len(piece.rows))
         return np.zeros((*rows, v.shape[-1]), q.dtype), np.zeros(rows, np.float32)
@@ -108,7 +113,7 @@ def moved(comm: ThreadCommunicator, ring: RingPlan, problem: Problem, backward: 
     if backward:
         BackwardPass(made, {"q": q, "out": out, "dout": out, "lse": np.zeros(q.shape[:-1], np.float32)}).run(None)
     else:
-        ForwardPass(made, q).run(None)
+        ForwardPass(made, {"q": q}).run(None)
     return counting
 
 

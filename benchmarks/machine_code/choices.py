@@ -10,7 +10,7 @@ import numpy as np
 
 from cupyflash.schedules import fa2_tiles
 from cupyflash.schedules.fa2 import Fa2Schedule
-from cupyflash.schedules.fa2_tiles import Candidate, Config
+from cupyflash.schedules.fa2_tiles import Fa2Candidate, Fa2Config
 from machine_code.clocks import Effort
 from machine_code.costs import ROUGH
 from machine_code.ours import Ours, Subject, read
@@ -25,7 +25,7 @@ class Tile:
     """A configuration: the planner's scores a clock (as if nothing kept it from being run) and why it refuses it, if it does; what
     the compiler makes of it, and the clock model's share of mma.sync's peak."""
 
-    config: Config
+    config: Fa2Config
     rate: float
     refused: str | None
     registers: int
@@ -52,7 +52,7 @@ class Tile:
         return f"{tile}: {told}" + (f"; refused: {self.refused}" if self.refused else "")
 
 
-def tiles(subject: Subject, effort: Effort = ROUGH, among: Iterable[Config] | None = None) -> Iterator[Tile]:
+def tiles(subject: Subject, effort: Effort = ROUGH, among: Iterable[Fa2Config] | None = None) -> Iterator[Tile]:
     """All tiles of a forward, or those `among` some, for which shared memory has room; tiles with a doubtful trace are left out."""
     planned = Ours.of(subject)
     problem, device = subject.problem(), subject.device
@@ -67,7 +67,7 @@ def tiles(subject: Subject, effort: Effort = ROUGH, among: Iterable[Config] | No
         chosen = judged.config if not judged.rejected else replace(config, blocks=max(1, min(room, 8 // config.warps)))
         parts = fa2_tiles.part_clocks(problem, device, chosen)
         rate = chosen.blocks * chosen.block_rows * chosen.block_cols / fa2_tiles.turn(chosen, parts, chosen.blocks)
-        kernel = planned.schedule.kernel_of(Candidate(chosen, judged.shared_bytes, judged.registers))
+        kernel = planned.schedule.kernel_of(Fa2Candidate(chosen, judged.shared_bytes, judged.registers))
         code = read(kernel, device)
         turns = planned.turns_of(code, config.block_rows * config.block_cols)
         if turns is not None:
@@ -85,7 +85,7 @@ def rank_correlation(one: list[float], other: list[float]) -> float:
     return float(np.corrcoef(ranks(one), ranks(other))[0, 1]) if len(one) > 1 else 1.0
 
 
-def judged(subject: Subject, effort: Effort = ROUGH, among: Iterable[Config] | None = None) -> tuple[dict[str, Any], list[str]]:
+def judged(subject: Subject, effort: Effort = ROUGH, among: Iterable[Fa2Config] | None = None) -> tuple[dict[str, Any], list[str]]:
     """The tiles of a subject, best first: for JSON, and lines for a reader."""
     found = sorted(tiles(subject, effort, among), key=lambda each: -each.share)
     planned = fa2_tiles.choose(subject.problem(), subject.device).config

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import re
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from math import prod
@@ -33,8 +33,8 @@ NEEDS = "CUDA's headers", "CUTLASS", "PyTorch's headers"
 RATES: Mapping[str, tuple[str, float]] = {"TFLOP/s": ("FLOP", 1e12), "GFLOP/s": ("FLOP", 1e9), "GB/s": ("bytes", 1e9)}
 TIMES: Mapping[str, float] = {"ms": 1e-3, "us": 1e-6}
 
-COMMIT = re.compile(r"[0-9a-f]{40}")
-REPOSITORY = re.compile(r"https://github\.com/[\w.-]+/[\w.-]+")
+COMMIT = r"[0-9a-f]{40}"
+REPOSITORY = r"https://github\.com/[\w.-]+/[\w.-]+"
 DIMENSIONS = r"\[\d+(, \d+)*\]"
 ARRAY = rf"(float32|float16|bfloat16|float8_e4m3|int32){DIMENSIONS}"
 NUMBER = r"-?\d+(\.\d+)?(e-?\d+)?"
@@ -124,58 +124,54 @@ class Table:
 
     def __init__(self, path: Path, where: str, data: Any, inherited: Mapping[str, Any] | None = None) -> None:
         self.path, self.where = path, where
-        self.data = {**(inherited or {}), **self._is(data, dict, "a table", where or "the file")}
-
-    def _is(self, value: Any, kind: type | tuple[type, ...], words: str, field: str) -> Any:
-        if isinstance(value, bool) or not isinstance(value, kind):
-            raise self.refusal(field, value, words)
-        return value
+        if not isinstance(data, dict):
+            raise self.refusal(where or "the file", data, "a table")
+        self.data = {**(inherited or {}), **data}
 
     def refusal(self, field: str, value: object, allowed: str) -> ValueError:
         return ValueError(f"{self.path.name}: {self.where and self.where + ': '}{field} is {value!r}, must be {allowed}")
 
-    def take(self, field: str, default: Any = ...) -> Any:
-        if field not in self.data and default is ...:
-            raise self.refusal(field, None, "given")
-        return self.data.pop(field, default)
-
-    def text(self, field: str, default: Any = ..., *, among: Sequence[str] = (), like: re.Pattern[str] | None = None) -> Any:
-        value = self.take(field, default)
-        if value is None:
-            return None
-        self._is(value, str, "a text", field)
-        if among and value not in among:
-            raise self.refusal(field, value, f"one of {', '.join(among)}")
-        if not value.strip() or (like and not like.fullmatch(value)):
-            raise self.refusal(field, value, f"like {like.pattern}" if like else "a text that is not empty")
+    def take(self, field: str, default: Any = ..., allowed: str = "", right: Callable[[Any], bool] = lambda value: True) -> Any:
+        """A field's value, which is `right`, or its default."""
+        if field not in self.data:
+            if default is ...:
+                raise self.refusal(field, None, "given")
+            return default
+        value = self.data.pop(field)
+        if not right(value):
+            raise self.refusal(field, value, allowed)
         return value
+
+    def text(self, field: str, *, among: Sequence[str] = (), like: str = "") -> Any:
+        allowed = f"one of {', '.join(among)}" if among else f"like {like}" if like else "a text that is not empty"
+        pattern = re.compile(like or r"\s*\S.*", re.DOTALL)
+        right = among.__contains__ if among else pattern.fullmatch
+        return self.take(field, ..., allowed, lambda text: isinstance(text, str) and right(text))
 
     def texts(self, field: str) -> tuple[str, ...]:
-        values = self._is(self.take(field, []), list, "a list of texts", field)
-        return tuple(self._is(value, str, "a list of texts", field) for value in values)
+        allowed = "a list of texts"
+        return tuple(self.take(field, [], allowed, lambda texts: is_list(texts) and all(isinstance(text, str) for text in texts)))
 
     def positive(self, field: str, default: Any = ...) -> Any:
-        value = self.take(field, default)
-        if value is not None and not self._is(value, (int, float), "a number above 0", field) > 0:
-            raise self.refusal(field, value, "a number above 0")
-        return value
+        return self.take(field, default, "a number above 0", lambda value: type(value) in (int, float) and value > 0)
 
     def whole(self, field: str, default: Any = ..., *, least: int = 0) -> Any:
-        value, words = self.take(field, default), f"a whole number of at least {least}"
-        if value is not None and self._is(value, int, words, field) < least:
-            raise self.refusal(field, value, words)
-        return value
+        allowed = f"a whole number of at least {least}"
+        return self.take(field, default, allowed, lambda value: type(value) is int and value >= least)
 
     def extent(self, field: str, default: Any = ...) -> tuple[int, ...]:
-        value = self._is(self.take(field, default), list, "three whole numbers above 0", field)
-        if len(value) != 3 or not all(type(n) is int and n > 0 for n in value):
-            raise self.refusal(field, value, "three whole numbers above 0")
-        return tuple(value)
+        allowed = "three whole numbers above 0"
+        return tuple(self.take(field, default, allowed, lambda sizes: is_list(sizes, 3) and all(n > 0 for n in sizes)))
 
     def finish(self) -> None:
         if self.data:
             field, value = next(iter(self.data.items()))
             raise self.refusal(field, value, "absent: no such field is known")
+
+
+def is_list(value: Any, of_numbers: int = 0) -> bool:
+    """True for a list; if `of_numbers` is not 0, one of so many whole numbers."""
+    return isinstance(value, list) and (not of_numbers or [type(each) for each in value] == [int] * of_numbers)
 
 
 @cache
@@ -200,9 +196,7 @@ def read(path: Path) -> Ladder:
     counted = RATES[unit][0] if unit in RATES else table.text("counted", among=("FLOP", "bytes"))
     compiler, every = compiler_of(table), table.take("every", {})
     every = {"commit": table.text("commit", like=COMMIT), "group": table.text("group", among=GROUPS), **every}
-    steps = table.take("step")
-    if not isinstance(steps, list) or not steps:
-        raise table.refusal("step", steps, "a list of tables")
+    steps = table.take("step", ..., "a list of tables", lambda steps: is_list(steps) and steps)
     ladder = Ladder(
         name=path.stem,
         title=table.text("title"),
@@ -229,9 +223,8 @@ def read(path: Path) -> Ladder:
 
 def clock_of(ladder: Table) -> Clock:
     table = Table(ladder.path, "clock", ladder.take("clock"))
-    mhz = table.take("mhz")
-    if not isinstance(mhz, list) or len(mhz) != 2 or not all(type(rate) is int for rate in mhz) or not 0 < mhz[0] <= mhz[1]:
-        raise table.refusal("mhz", mhz, "a lowest and a highest rate, whole numbers above 0")
+    allowed = "a lowest and a highest rate, whole numbers above 0"
+    mhz = table.take("mhz", ..., allowed, lambda mhz: is_list(mhz, 2) and 0 < mhz[0] <= mhz[1])
     clock = Clock((mhz[0], mhz[1]), table.text("source"), table.positive("memory_mhz", None), table.positive("watts", None))
     table.finish()
     return clock
@@ -239,7 +232,7 @@ def clock_of(ladder: Table) -> Clock:
 
 def compiler_of(ladder: Table) -> Compiler:
     table = Table(ladder.path, "compiler", ladder.take("compiler"))
-    architecture = table.text("architecture", like=re.compile(r"sm_\d+a?"))
+    architecture = table.text("architecture", like=r"sm_\d+a?")
     options, needs = table.texts("options"), table.text("needs", among=NEEDS)
     compiler = Compiler(table.text("version"), architecture, options, needs, table.texts("notes"))
     table.finish()
@@ -256,9 +249,7 @@ def step_of(path: Path, number: int, data: Any, every: Mapping[str, Any], unit: 
     table = Table(path, f"step {number}" if named is None else f"step {named!r}", data, every)
     of_launch = ("kernel", "grid", "block", "cluster", "shared", "arguments")
     common = {field: table.data.pop(field) for field in of_launch if field in table.data}
-    launches = table.take("launch", [{}])
-    if not isinstance(launches, list) or not launches:
-        raise table.refusal("launch", launches, "a list of tables")
+    launches = table.take("launch", [{}], "a list of tables", lambda launches: is_list(launches) and launches)
     figure, work = table.positive("figure"), table.whole("work", least=1)
     step = Step(
         name=table.text("name"),

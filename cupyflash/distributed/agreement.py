@@ -45,6 +45,14 @@ def require_alike(told: list[Mapping[str, str]]) -> None:
             raise ValueError(f"{name} must be the same on all {plural(len(told), 'rank')}, got {shown}")
 
 
+def shown(array: Any, free: int | None) -> str:
+    """Dtype and shape of an array, whose length along axis `free` may be another on each rank."""
+    shape = [str(length) for length in array.shape]
+    if free is not None:
+        shape[free] = "n"
+    return f"{array.dtype} ({', '.join(shape)})"
+
+
 def _ranks(ranks: list[int]) -> str:
     if len(ranks) == 1:
         return f"rank {ranks[0]}"

@@ -49,7 +49,8 @@ def ring_attention_backward(
     With `sinks`, equal on all ranks, also returns the gradient of sinks from this rank's rows. Their sum over the ranks is the
     gradient, as for every parameter that ranks share.
     """
-    return _backward(ring_attention_backward, comm, {"dout": dout, "q": q, "k": k, "v": v, "out": out, "lse": lse, **asked})
+    given = {"dout": dout, "q": q, "k": k, "v": v, "out": out, "lse": lse, **asked}
+    return _run(ring_attention_backward, comm, given, BackwardPass)
 
 
 @asks(keywords.RingGradients)
@@ -111,10 +112,12 @@ def ring_attention_varlen_backward(
     """
     rows = {"dout": dout, "q": q, "k": k, "v": v, "out": out, "lse": lse}
     bounds = {"cu_seqlens_q": cu_seqlens_q, "cu_seqlens_k": cu_seqlens_k}
-    return _backward(ring_attention_varlen_backward, comm, {**rows, **bounds, **asked})
+    return _run(ring_attention_varlen_backward, comm, {**rows, **bounds, **asked}, BackwardPass)
 
 
-def _run(function: Callable[..., Any], comm: Any, given: Mapping[str, Any], kind: type[ForwardPass] | type[BackwardPass]) -> Any:
+def _run(
+    function: Callable[..., Any], comm: Any, given: Mapping[str, Any], kind: type[ForwardPass] | type[BackwardPass]
+) -> tuple[Any, ...]:
     checked = VarlenChecked if "cu_seqlens_q" in given else Checked
     call = RingCall.opened(as_communicator(comm), lambda: checked.of(keywords_of(function), given))
     with call.device():
@@ -124,8 +127,3 @@ def _run(function: Callable[..., Any], comm: Any, given: Mapping[str, Any], kind
 def _forward(function: Callable[..., Any], comm: Any, given: Mapping[str, Any]) -> Any:
     out, lse = _run(function, comm, given, ForwardPass)
     return (out, lse) if given.get("return_lse") else out
-
-
-def _backward(function: Callable[..., Any], comm: Any, given: Mapping[str, Any]) -> tuple[Any, ...]:
-    found: tuple[Any, ...] = _run(function, comm, given, BackwardPass)
-    return found

@@ -66,8 +66,7 @@ def as_communicator(comm: Any) -> Communicator:
     if mpi is not None and isinstance(comm, mpi.Comm):
         from cupyflash.distributed.mpi import MpiCommunicator
 
-        made: Communicator = MpiCommunicator(comm)
-        return made
+        return MpiCommunicator(comm)
     kinds = {(each.__module__.partition(".")[0], each.__name__) for each in type(comm).__mro__}
     if ("nccl", "Communicator") in kinds or any(name == "NcclCommunicator" for _, name in kinds):
         from cupyflash.distributed.nccl import CupyNccl, Nccl4py, NcclTransport

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from cupyflash.arrays import last_axis_contiguous
-from cupyflash.distributed.agreement import require_alike, together
+from cupyflash.distributed.agreement import require_alike, shown, together
 from cupyflash.distributed.asked import PieceCalls, RingOptions
 from cupyflash.distributed.communicator import Communicator, taking_part
 from cupyflash.distributed.layout import LAYOUTS, part_length, parts
@@ -19,7 +19,7 @@ from cupyflash.launch.cold import readable
 from cupyflash.launch.dispatch import as_arrays, device_of, on_gpu
 from cupyflash.launch.launcher import capturing
 from cupyflash.request.dropout import Dropout
-from cupyflash.request.keywords import NO_ORIGIN, Keywords
+from cupyflash.request.keywords import Keywords
 from cupyflash.request.named_scores import one_score
 from cupyflash.request.options import VECTORS, Options, require_choice, require_flag
 from cupyflash.request.problem import Problem, check_rows
@@ -40,7 +40,7 @@ def options_asked(given: Mapping[str, Any]) -> RingOptions:
         raise TypeError(f"mask must be a cupyflash.Mask or None over ranks, got {type(mask).__name__}")
     function = one_score(given)
     captured_values(function, mask)
-    dropped = Dropout.asked(given["dropout"], given["seed"], given["offset"], NO_ORIGIN)
+    dropped = Dropout.asked(given)
     options = Options(causal=given["causal"], window=given["window"], scale=given["scale"])
     of_positions = options.causal, options.window, options.scale
     return RingOptions(*of_positions, layout, bool(given["gather_kv"]), function, mask, dropped, bool(deterministic))
@@ -97,10 +97,7 @@ class Checked:
         """The message to other ranks: the values that must be alike, and the lengths, which need not be."""
         texts = {"cupyflash": __version__, "the call": self.name, "arrays": "CuPy's" if self.gpu else "NumPy's"}
         for name, array in self.arrays.items():
-            shape = [str(length) for length in array.shape]
-            if name not in VECTORS:
-                shape[-1 if name == "lse" else -2] = "n"
-            texts[name] = f"{array.dtype} ({', '.join(shape)})"
+            texts[name] = shown(array, None if name in VECTORS else -1 if name == "lse" else -2)
         return {"alike": texts | self.asked.text, "lengths": {"q": self.problem.seqlen_q, "k": self.problem.seqlen_k}}
 
 
@@ -131,7 +128,7 @@ class RingCall:
 
     def begin(self, kind: type[ForwardPass] | type[BackwardPass]) -> ForwardPass | BackwardPass:
         """A pass that is ready for the ring to begin: an error on one rank is raised on all."""
-        return together(self.comm, lambda: kind.ready(self._ring(), self.rows()), lambda _: {})[0]
+        return together(self.comm, lambda: kind(self._ring(), self.rows()), lambda _: {})[0]
 
     def rows(self) -> dict[str, Any]:
         """The given arrays of this rank's rows."""

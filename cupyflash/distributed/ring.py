@@ -21,12 +21,12 @@ from cupyflash.merge import merged
 
 
 class Buffers:
-    """Buffers for one part of each of some tensors, several times: one receives while another is used."""
+    """Buffers for a part like K's and one like V's, of a dtype, several times: one receives while another is used."""
 
-    def __init__(self, xp: Any, like: Sequence[Any], dtypes: Sequence[Any], lengths: Sequence[int], slots: int) -> None:
-        self._shapes, self._lengths = [array.shape for array in like], lengths
-        sizes = [math.prod(self._shape(shape, max(lengths))) for shape in self._shapes]
-        self._room = [[xp.empty(size, dtype) for size, dtype in zip(sizes, dtypes, strict=True)] for _ in range(slots)]
+    def __init__(self, ring: RingSide, dtype: Any, slots: int) -> None:
+        self._shapes, self._lengths = [array.shape for array in (ring.k, ring.v)], ring.lengths
+        sizes = [math.prod(self._shape(shape, max(ring.lengths))) for shape in self._shapes]
+        self._room = [[ring.xp.empty(size, dtype) for size in sizes] for _ in range(slots)]
 
     @staticmethod
     def _shape(shape: tuple[int, ...], length: int) -> tuple[int, ...]:
@@ -65,8 +65,7 @@ class RingSide:
     @cached_property
     def travelling(self) -> Buffers:
         """The buffers for K and V that come from the rank on the left."""
-        slots = min(2, len(self.steps) - 1)
-        return Buffers(self.xp, (self.k, self.v), (self.k.dtype, self.v.dtype), self.lengths, slots)
+        return Buffers(self, self.k.dtype, min(2, len(self.steps) - 1))
 
     @cached_property
     def gathered(self) -> list[Any]:
@@ -76,8 +75,7 @@ class RingSide:
     @cached_property
     def arriving(self) -> dict[int, list[Any]]:
         """The buffers for gathered K and V, by rank."""
-        like, others = (self.k, self.v), [rank for rank in range(self.comm.size) if rank != self.comm.rank]
-        return {rank: Buffers(self.xp, like, [x.dtype for x in like], self.lengths, 1).part(0, rank) for rank in others}
+        return {rank: Buffers(self, self.k.dtype, 1).part(0, rank) for rank in range(self.comm.size) if rank != self.comm.rank}
 
     def ready(self, prepare: Callable[..., None], q: Any) -> None:
         """Make the buffers and prepare the calls of all pieces, so that little is left that can go wrong."""
@@ -139,16 +137,12 @@ class RingSide:
 class ForwardPass:
     """O and L of a rank's rows, in float32, which have seen nothing yet."""
 
-    def __init__(self, ring: RingSide, q: Any) -> None:
-        self.ring, self.q = ring, q
-        self.out = ring.xp.zeros((*q.shape[:-1], ring.v.shape[-1]), np.float32)
-        self.lse = ring.xp.full(q.shape[:-1], -np.inf, np.float32)
-
-    @classmethod
-    def ready(cls, ring: RingSide, rows: Mapping[str, Any]) -> ForwardPass:
-        """The pass of these rows, with all that can go wrong before the ring begins."""
-        ring.ready(ring.calls.prepare_forward, rows["q"])
-        return cls(ring, rows["q"])
+    def __init__(self, ring: RingSide, rows: Mapping[str, Any]) -> None:
+        """Do all that can go wrong before the ring begins."""
+        self.ring, self.q = ring, rows["q"]
+        ring.ready(ring.calls.prepare_forward, self.q)
+        self.out = ring.xp.zeros((*self.q.shape[:-1], ring.v.shape[-1]), np.float32)
+        self.lse = ring.xp.full(self.q.shape[:-1], -np.inf, np.float32)
 
     def run(self, sinks: Any | None, shaped: Callable[[Any], Any] = lambda out: out) -> tuple[Any, Any]:
         """O, in q's dtype and `shaped` as it is returned, and L."""

@@ -22,9 +22,9 @@ class KeySums:
     """
 
     def __init__(self, ring: RingSide) -> None:
-        self.ring, like = ring, (ring.k, ring.v)
-        self.own = [ring.xp.zeros(x.shape, np.float32) for x in like]
-        self.travelling = Buffers(ring.xp, like, (np.float32, np.float32), ring.lengths, 2 if len(ring.steps) > 1 else 0)
+        self.ring = ring
+        self.own = [ring.xp.zeros(x.shape, np.float32) for x in (ring.k, ring.v)]
+        self.travelling = Buffers(ring, np.float32, 2 if len(ring.steps) > 1 else 0)
         self.request: Request | None = None
         self.held: Sequence[Any] = self.own
 
@@ -54,10 +54,9 @@ class GatheredSums:
     """dK and dV of all keys, whose parts go to their owners at the end."""
 
     def __init__(self, ring: RingSide) -> None:
-        self.ring, like, types = ring, (ring.k, ring.v), (np.float32, np.float32)
+        self.ring, self.travelling = ring, Buffers(ring, np.float32, 2)
         self.held = [ring.xp.zeros(x.shape, np.float32) for x in ring.gathered]
-        self.own = [ring.xp.empty(x.shape, np.float32) for x in like]
-        self.travelling = Buffers(ring.xp, like, types, ring.lengths, 2)
+        self.own = [ring.xp.empty(x.shape, np.float32) for x in (ring.k, ring.v)]
 
     def at(self, number: int, source: int) -> Sequence[Any]:
         return self.held
@@ -89,15 +88,11 @@ class BackwardPass:
     """dQ of a rank's rows and dK and dV of its keys, in float32, which are 0 yet. `rows` are its q, dout, out and lse."""
 
     def __init__(self, ring: RingSide, rows: Mapping[str, Any]) -> None:
+        """Do all that can go wrong before the ring begins."""
         self.ring, self.rows = ring, rows
+        ring.ready(ring.calls.prepare_backward, rows)
         self.dq = ring.xp.zeros(rows["q"].shape, np.float32)
         self.of_keys: KeySums | GatheredSums = GatheredSums(ring) if ring.plan.gather else KeySums(ring)
-
-    @classmethod
-    def ready(cls, ring: RingSide, rows: Mapping[str, Any]) -> BackwardPass:
-        """The pass, with all that can go wrong before the ring begins."""
-        ring.ready(ring.calls.prepare_backward, rows)
-        return cls(ring, rows)
 
     def run(self, sinks: Any | None, shaped: Callable[[Any], Any] = lambda gradient: gradient) -> tuple[Any, ...]:
         """dQ, dK and dV, in their dtypes and `shaped` as they are returned; with sinks what the rows give of their gradient."""

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from cupyflash.arrays import is_number
-from cupyflash.distributed.agreement import require_alike, together
+from cupyflash.distributed.agreement import require_alike, shown, together
 from cupyflash.distributed.communicator import Communicator, as_communicator, taking_part
 from cupyflash.distributed.layout import Part, parts, placed
 from cupyflash.distributed.opening import require_parts
@@ -46,11 +46,9 @@ def _joined(x: Any, communicator: Communicator, layout: str, axis: int) -> Any:
 
     def say(checked: tuple[Any, int]) -> dict[str, Any]:
         array, at = checked
-        shape = [str(length) for length in array.shape]
-        shape[at] = "n"
         kind = "NumPy's" if isinstance(array, np.ndarray) else "CuPy's"
-        alike = {"the call": "unshard", "layout": layout, "axis": str(at), "arrays": kind}
-        return {"alike": alike | {"x": f"{array.dtype} ({', '.join(shape)})"}, "length": array.shape[at]}
+        alike = {"the call": "unshard", "layout": layout, "axis": str(at), "arrays": kind, "x": shown(array, at)}
+        return {"alike": alike, "length": array.shape[at]}
 
     (array, at), told = together(communicator, check, say)
     require_alike([each["alike"] for each in told])

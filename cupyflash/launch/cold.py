@@ -18,7 +18,7 @@ from cupyflash.launch.dispatch import as_arrays, as_integers, device_of, placed,
 from cupyflash.launch.launcher import KEPT, Arrays, Call, Key, Numbers, Ready, as_contiguous, read, refuse_copy, zeros
 from cupyflash.launch.tensor_maps import first_refusal
 from cupyflash.request import decode, varlen
-from cupyflash.request.dropout import ARGUMENTS, Dropout
+from cupyflash.request.dropout import Dropout
 from cupyflash.request.named_scores import named_numbers, one_score
 from cupyflash.request.options import ARRAYS, VALUES, Options, Pattern, check_key_lengths, require_choice, require_flag
 from cupyflash.request.problem import Problem, check_rows
@@ -48,20 +48,20 @@ Step = Callable[[Mapping[str, Any], Arrays, Numbers], None]
 
 def first(call: Call, given: Mapping[str, Any]) -> Any:
     """Makes a call that has to be looked at, which may then be found to be like one before."""
-    request = Request.of(call, given)
+    request = FirstCall.of(call, given)
     with device_of(request.gpu, **request.placed):
         return request.ready().launch(given, request.by_field)
 
 
 def compile_first(call: Call, given: Mapping[str, Any]) -> None:
     """Do the work of such a call before its launch; only the layouts of the arrays matter, and the captured values of functions."""
-    request = Request.of(call, given)
+    request = FirstCall.of(call, given)
     with device_of(request.gpu, **request.placed):
         request.ready().prepared.compile()
 
 
 @dataclass(frozen=True)
-class Request:
+class FirstCall:
     """A complete call: `asked`, all arguments, and `given`, the given ones, with arrays as views.
 
     `arrays`: the call's arrays by argument, and the functions' captured arrays by the struct's names; `numbers`: the captured
@@ -79,13 +79,13 @@ class Request:
     numbers: Numbers
 
     @classmethod
-    def of(cls, call: Call, given: Mapping[str, Any]) -> Request:
+    def of(cls, call: Call, given: Mapping[str, Any]) -> FirstCall:
         """Return the request of some arguments. TypeError or ValueError for arguments that are wrong whatever the shapes."""
         asked = call.keywords.complete(given)
         score = one_score(asked)
         mask = Given.of(asked["mask"], call.masks)
         captured, numbers = captured_values(score, mask.function)
-        dropped = Dropout.asked(*(asked.get(name, usual) for name, usual in ARGUMENTS.items()))
+        dropped = Dropout.asked(asked)
         packed = varlen.BOUNDS[0] in asked
         taken = {name: asked[name] for name in VALUES if name in asked}
         options = Options(**taken, packed=packed, dropout=dropped is not None, score=None if score is None else score.form)
@@ -217,7 +217,7 @@ def pose(gpu: bool, arrays: Mapping[str, Array], options: Options, numbers: Mapp
     return problem.asking(pattern=Pattern.of(seen_by(form, problem, captured_by(form, {**captured, **numbers}))))
 
 
-def _forward(r: Request, device: Device) -> tuple[TileSchedule, Made, Made]:
+def _forward(r: FirstCall, device: Device) -> tuple[TileSchedule, Made, Made]:
     problem, tiling, algorithm = r.problem, r.asked["tiling"], r.asked.get("algorithm", "auto")
     lse = bool(r.asked["return_lse"])
     made = _rows(r, problem, lse)
@@ -230,14 +230,14 @@ def _forward(r: Request, device: Device) -> tuple[TileSchedule, Made, Made]:
     return plan_varlen(problem, device, lengths, tiling, lse=lse, totals=totals, algorithm=algorithm), made, {}
 
 
-def _rows(r: Request, problem: Problem, lse: bool) -> Made:
+def _rows(r: FirstCall, problem: Problem, lse: bool) -> Made:
     """O and L, as far as they are made."""
     q = r.layouts["q"]
     made = {} if "out" in r.layouts else {"O": Layout.contiguous((*q.shape[:-1], problem.head_dim_v), q.dtype)}
     return made | ({"L": Layout.contiguous(r.rows, np.float32)} if lse else {})
 
 
-def _backward(r: Request, device: Device) -> tuple[TileSchedule, Made, Made]:
+def _backward(r: FirstCall, device: Device) -> tuple[TileSchedule, Made, Made]:
     arrays, problem, asked = r.layouts, r.problem, r.asked
     deterministic, dbias = bool(asked["deterministic"]), bool(asked.get("return_dbias"))
     bias: Any = arrays.get("bias")
@@ -262,7 +262,7 @@ def _spans(bias: Any, problem: Problem) -> bool:
     return math.prod(bias.shape) == whole and all(bias.strides[n] for n, size in enumerate(bias.shape) if size > 1)
 
 
-def _decode(r: Request, device: Device) -> tuple[TileSchedule, Made, Made]:
+def _decode(r: FirstCall, device: Device) -> tuple[TileSchedule, Made, Made]:
     problem, cache = decode.pose(r.layouts, r.options)
     lse = bool(r.asked["return_lse"])
     return plan_decode(problem, device, cache, num_splits=r.asked["num_splits"], lse=lse), _rows(r, problem, lse), {}
@@ -276,7 +276,7 @@ def readable(arrays: dict[str, Any]) -> dict[str, Any]:
     return arrays | {"dout": Layout.contiguous(dout.shape, dout.dtype)}
 
 
-def steps(r: Request, schedule: TileSchedule) -> Iterator[Step]:
+def steps(r: FirstCall, schedule: TileSchedule) -> Iterator[Step]:
     """The steps of each such call before its launch, on its own arrays: checks, and copies to where they are needed. They hold
     nothing of this call."""
     gpu, names = r.gpu, {r.call.fields.get(name, name): name for name in r.arrays}
@@ -362,6 +362,6 @@ def _bring_numbers(given: Mapping[str, Any], arrays: Arrays, numbers: Numbers) -
 
 def _drop(given: Mapping[str, Any], arrays: Arrays, numbers: Numbers) -> None:
     """A dropout's, checked."""
-    dropped = Dropout.asked(*(given.get(name, usual) for name, usual in ARGUMENTS.items()))
+    dropped = Dropout.asked(given)
     if dropped is not None:
         numbers |= dropped.numbers

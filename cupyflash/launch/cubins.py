@@ -46,7 +46,7 @@ class Program(NamedTuple):
         return hashlib.sha256(repr((*self, compiler(), header_directories())).encode()).hexdigest()[:40]
 
 
-class Cubin(NamedTuple):
+class CompiledCubin(NamedTuple):
     """Machine code, and the compiler's log with the report of ptxas."""
 
     code: bytes
@@ -59,10 +59,10 @@ def compiler() -> str:
     return compile_to_ptx("", (), "nothing.cu")
 
 
-def compiled(program: Program) -> Cubin:
+def compiled(program: Program) -> CompiledCubin:
     """Compile the program with NVRTC, without the disk cache. Raises `CompileError`."""
     try:
-        return Cubin(*compile_to_cubin(program.source, program.every_option, program.name))
+        return CompiledCubin(*compile_to_cubin(program.source, program.every_option, program.name))
     except CompileError as error:
         if _asked(DUMP):
             lines = "\n".join(f"{number:4} {line}" for number, line in enumerate(program.source.split("\n"), 1))
@@ -86,11 +86,11 @@ def function(program: Program, name: str) -> tuple[Any, tuple[str, ...]]:
         return sys.modules["cupy"].RawModule(path=str(copy)).get_function(name), remarks(cubin.log)
 
 
-def read(path: Path) -> Cubin | None:
+def read(path: Path) -> CompiledCubin | None:
     """Read what `write` stored; None if there is no file, or not the one that this user wrote for that program."""
     try:
         told, code = json.loads(_own(path.with_suffix(".json"))), _own(path)
-        cubin = Cubin(code, str(told["log"]))
+        cubin = CompiledCubin(code, str(told["log"]))
         return cubin if told["sha256"] == _digest(path, cubin) else None
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return None
@@ -110,12 +110,12 @@ def _own(path: Path) -> bytes:
         return file.read()
 
 
-def _digest(path: Path, cubin: Cubin) -> str:
+def _digest(path: Path, cubin: CompiledCubin) -> str:
     """A hash of a file's contents: the program's key, which is the file's name, the code and the log."""
     return hashlib.sha256(repr((path.stem, *cubin)).encode()).hexdigest()
 
 
-def write(path: Path, cubin: Cubin, source: str) -> None:
+def write(path: Path, cubin: CompiledCubin, source: str) -> None:
     """Store a cubin, its log and hash, and the source if CuPy keeps sources too; warn if that fails.
 
     Files appear whole. If several processes write the same file, the last one wins. Files that killed writers left are removed.

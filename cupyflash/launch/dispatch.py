@@ -113,8 +113,7 @@ def device_of(gpu: bool, **arrays: Any) -> AbstractContextManager[object]:
         raise ValueError(f"all arrays must be on one GPU: {places}")
     cuda = sys.modules["cupy"].cuda
     ordinal = next(iter(ordinals.values()))
-    here: AbstractContextManager[object] = nullcontext() if ordinal == cuda.runtime.getDevice() else cuda.Device(ordinal)
-    return here
+    return nullcontext() if ordinal == cuda.runtime.getDevice() else cuda.Device(ordinal)
 
 
 def refuse_written(arrays: Mapping[str, Any], written: Iterable[str]) -> None:

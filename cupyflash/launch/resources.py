@@ -12,7 +12,7 @@ from typing import Any
 
 from cupyflash.device import Device
 from cupyflash.launch.compiler import program
-from cupyflash.launch.cubins import Cubin, Program, compiled
+from cupyflash.launch.cubins import CompiledCubin, Program, compiled
 from cupyflash.launch.nvrtc import remarks
 from cupyflash.multiprocessor import Occupancy, occupancy
 from cupyflash.schedules import Kernel
@@ -71,7 +71,7 @@ def resources(
     `examine` receives each kernel with its machine code and returns further remarks. Needs NVRTC, no GPU. Raises
     `cupyflash.launch.nvrtc.CompileError` for a kernel that does not compile.
     """
-    made: dict[Program, tuple[Cubin, dict[str, tuple[dict[str, int], int]]]] = {}
+    made: dict[Program, tuple[CompiledCubin, dict[str, tuple[dict[str, int], int]]]] = {}
     found = []
     for kernel in kernels:
         of = program(kernel, compute_capability)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ from cupyflash.arrays import Layout
 from cupyflash.device import Device, find_device
 from cupyflash.launch.params import with_arrays
 from cupyflash.launch.turns import Turns
-from cupyflash.schedules import TileSchedule
+from cupyflash.schedules import Schedule, TileSchedule
 from cupyflash.schedules.mask_tiles import MaskTiles
 from cupyflash.words import plural
 
@@ -116,16 +116,22 @@ class PreparedSimulation:
         """Run the kernels and return the outputs, by name. RuntimeError for a launch that takes too long, or for findings;
         MemoryError."""
         from cupyflash.sim.estimate import refuse_slow
-        from cupyflash.sim.execution import run_kernels
 
         refuse_slow(self.schedule, self.simulation.max_seconds)
         outputs = {name: np.empty(made.shape, made.dtype) for name, made in self.outputs.items()}
         workspaces = {name: np.empty(made.shape, made.dtype) for name, made in self.workspaces.items()}
         values = with_arrays(self.values, {**arrays, **outputs, **workspaces}) | dict(numbers or {})
         with _machine.lock:
-            _, _, findings = run_kernels(self.schedule, values, (*self.schedule.results, *workspaces))
-        refuse_findings(findings)
+            run_simulated(self.schedule, values, (*self.schedule.results, *workspaces))
         return outputs
+
+
+def run_simulated(schedule: Schedule, values: Mapping[str, Any], made: Collection[str]) -> None:
+    """Run kernels as `run_kernels` does, and refuse their findings."""
+    from cupyflash.sim.execution import run_kernels
+
+    _, _, findings = run_kernels(schedule, values, made)
+    refuse_findings(findings)
 
 
 def refuse_findings(findings: Sequence[object]) -> None:

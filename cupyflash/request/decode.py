@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from cupyflash.arrays import Array, check_array, check_operand, overlaps_itself, require_dtype, row_alignment
+from cupyflash.arrays import Array, check_array, check_keys, check_operand, require_dtype, require_places, row_alignment
 from cupyflash.request.options import VECTORS, Options
 from cupyflash.request.problem import Problem, check_out, check_vectors, require_lengths
 from cupyflash.request.score import captured_among, check_captured
@@ -30,10 +30,7 @@ def pose(arrays: Mapping[str, Any], options: Options) -> tuple[Problem, Cache]:
     if q.ndim != 4 or not q.shape[2]:
         raise ValueError(f"q must be (b, h, n_q, d) with at least one query, got shape {q.shape}")
     batch, heads, n_q, d = q.shape
-    if k_cache.shape[-1] != d:
-        raise ValueError(f"k_cache must have q's head dimension {d}, got shape {k_cache.shape}")
-    if v_cache.shape[:-1] != k_cache.shape[:-1]:
-        raise ValueError(f"v_cache must have k_cache's shape {k_cache.shape} but for the last axis, got {v_cache.shape}")
+    check_keys(q, k_cache, v_cache, ("k_cache", "v_cache"))
     d_v = v_cache.shape[-1]
     require_lengths("cache_seqlens", arrays["cache_seqlens"], batch)
     if table is None:
@@ -53,9 +50,7 @@ def pose(arrays: Mapping[str, Any], options: Options) -> tuple[Problem, Cache]:
         if k.shape[2] > room:
             raise ValueError(f"k must have at most {room} new keys, the cache's room for each sequence, got {k.shape[2]}")
         for name in ("k_cache", "v_cache"):
-            if 0 not in arrays[name].shape and overlaps_itself(arrays[name]):
-                strides, shape = arrays[name].strides, arrays[name].shape
-                raise ValueError(f"{name} must have a place for every new element, got strides {strides} bytes for shape {shape}")
+            require_places(name, arrays[name], "new element")
     if "tree_mask" in arrays:
         check_tree_mask(batch, n_q, arrays["tree_mask"])
     check_vectors(q, arrays)

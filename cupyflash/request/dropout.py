@@ -55,8 +55,9 @@ class Dropout:
             object.__setattr__(self, "origin", _checked_origin(self.origin))
 
     @classmethod
-    def asked(cls, dropout: Any, seed: Any, offset: Any, origin: Any) -> Dropout | None:
-        """The dropout of a call's arguments; None if nothing is dropped. ValueError for a dropout without a seed."""
+    def asked(cls, given: Mapping[str, Any]) -> Dropout | None:
+        """The dropout among a call's arguments; None if nothing is dropped. ValueError for a dropout without a seed."""
+        dropout, seed, offset, origin = (given.get(name, usual) for name, usual in ARGUMENTS.items())
         plain = type(dropout) in (int, float) and type(offset) is int and origin is NO_ORIGIN
         if plain and not (dropout or offset or seed is not None):  # as most have it
             return None

@@ -35,12 +35,12 @@ class Dropped(Scores, total=False):
     offset: int
 
 
-class Packed(Dropped, total=False):
+class PackedKeywords(Dropped, total=False):
     dropout_origin: tuple[int, int, int, int]
     tiling: TilingChoice
 
 
-class Heads(Packed, total=False):
+class HeadsKeywords(PackedKeywords, total=False):
     bias: Any | None
     key_lengths: Any | None
     block_mask: Any | None
@@ -53,7 +53,7 @@ class Returned(TypedDict, total=False):
     out: Any | None
 
 
-class Forward(Heads, Returned, total=False):
+class ForwardKeywords(HeadsKeywords, Returned, total=False):
     """`attention`'s."""
 
 
@@ -61,21 +61,21 @@ class Gradients(TypedDict, total=False):
     deterministic: bool
 
 
-class Backward(Heads, Gradients, total=False):
+class BackwardKeywords(HeadsKeywords, Gradients, total=False):
     """`attention_backward`'s and `attention_vjp`'s."""
 
     return_dbias: bool
 
 
-class Varlen(Packed, Returned, total=False):
+class Varlen(PackedKeywords, Returned, total=False):
     """`attention_varlen`'s."""
 
 
-class VarlenBackward(Packed, Gradients, total=False):
+class VarlenBackward(PackedKeywords, Gradients, total=False):
     """`attention_varlen_backward`'s."""
 
 
-class Cached(TypedDict, total=False):
+class CacheKeywords(TypedDict, total=False):
     k: Any | None
     v: Any | None
     block_table: Any | None
@@ -83,7 +83,7 @@ class Cached(TypedDict, total=False):
     num_splits: int | None
 
 
-class Decode(Cached, Scores, Returned, total=False):
+class Decode(CacheKeywords, Scores, Returned, total=False):
     """`attention_decode`'s."""
 
 

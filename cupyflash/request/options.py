@@ -60,8 +60,7 @@ class BlockMask:
         size = math.prod(self.shape)
         if self.bits is None:
             return np.ones(self.shape, bool)
-        kept: np.ndarray = np.unpackbits(np.frombuffer(self.bits, np.uint8), count=size).astype(bool).reshape(self.shape)
-        return kept
+        return np.unpackbits(np.frombuffer(self.bits, np.uint8), count=size).astype(bool).reshape(self.shape)
 
 
 @dataclass(frozen=True)

@@ -16,12 +16,13 @@ from cupyflash.arrays import (
     MAX_ALIGNMENT,
     Array,
     check_array,
+    check_keys,
     check_operand,
     check_scores_like,
     dtype_name,
     is_number,
-    overlaps_itself,
     require_dtype,
+    require_places,
     require_shape,
     row_alignment,
 )
@@ -103,10 +104,7 @@ class Problem:
         named = {"q": q, "k": k, "v": v} | ({} if out is None else {"out": out})
         for name, array in named.items():
             check_operand(name, array, q)
-        if k.shape[-1] != q.shape[-1]:
-            raise ValueError(f"k must have q's head dimension {q.shape[-1]}, got shape {k.shape}")
-        if k.shape[:-1] != v.shape[:-1]:
-            raise ValueError(f"v must have k's shape {k.shape} but for the last axis, got {v.shape}")
+        check_keys(q, k, v)
         if q.ndim == 4 and k.shape[0] != q.shape[0]:
             raise ValueError(f"k and v must have q's batch size {q.shape[0]}, got shape {k.shape}")
         if out is not None:
@@ -164,8 +162,7 @@ class Problem:
     def sees(self, rows: np.ndarray, keys: int) -> np.ndarray:
         """The `keys` columns that each of `rows` sees by its position, (rows, keys) of bool."""
         (first, end), columns = self.keys_seen(rows[:, None], keys), np.arange(keys)
-        seen: np.ndarray = (first <= columns) & (columns < end)
-        return seen
+        return (first <= columns) & (columns < end)
 
     @property
     def flops(self) -> int:
@@ -206,11 +203,10 @@ def require_usual_head_dim(problem: Problem, what: str) -> None:
 def check_out(out: Array, shape: tuple[int, ...]) -> None:
     """ValueError for an array that O cannot be written to."""
     require_shape("out", out, shape)
-    filled = 0 not in out.shape  # the strides of an empty array do not matter
-    if filled and any(stride <= 0 for length, stride in zip(out.shape, out.strides, strict=True) if length > 1):
+    steps = [stride for length, stride in zip(out.shape, out.strides, strict=True) if length > 1]
+    if 0 not in out.shape and min(steps, default=1) <= 0:  # the strides of an empty array do not matter
         raise ValueError(f"out must have positive strides, got {out.strides} bytes")
-    if filled and overlaps_itself(out):
-        raise ValueError(f"out must have a place for every element, got strides {out.strides} bytes for shape {out.shape}")
+    require_places("out", out)
 
 
 def _check_beside(q: Array, k: Array, beside: Mapping[str, Array | None]) -> None:

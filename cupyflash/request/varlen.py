@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from cupyflash.arrays import Array, is_number, require_dtype, require_shape
+from cupyflash.arrays import Array, check_keys, is_number, require_dtype, require_shape
 from cupyflash.launch.launcher import capturing
 from cupyflash.request.options import MAX_LENGTH, Options
 from cupyflash.request.problem import Problem
@@ -88,10 +88,7 @@ def _check_shapes(q: Array, k: Array, v: Array) -> None:
     for name, array in (("q", q), ("k", k), ("v", v)):
         if array.ndim != 3:
             raise ValueError(f"{name} must be (total, h, d), got shape {array.shape}")
-    if k.shape[-1] != q.shape[-1]:
-        raise ValueError(f"k must have q's head dimension {q.shape[-1]}, got shape {k.shape}")
-    if v.shape[:-1] != k.shape[:-1]:
-        raise ValueError(f"v must have k's shape {k.shape} but for the last axis, got {v.shape}")
+    check_keys(q, k, v)
 
 
 def _lengths(side: str, cu_seqlens: Any, total: int, longest: int | None) -> tuple[tuple[int, ...] | None, int]:

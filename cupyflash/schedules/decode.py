@@ -97,10 +97,10 @@ class DecodeSchedule(TileSchedule):
     params: ClassVar[Params] = _params()
 
     cache: Cache = Cache()
-    candidate: decode_tiles.Candidate = field(kw_only=True)
+    candidate: decode_tiles.DecodeCandidate = field(kw_only=True)
 
     @property
-    def config(self) -> decode_tiles.Config:
+    def config(self) -> decode_tiles.DecodeConfig:
         """The configuration of the kernel."""
         return self.candidate.config
 

@@ -48,7 +48,7 @@ MOST_REGISTERS = 255
 
 
 @dataclass(frozen=True)
-class Config:
+class DecodeConfig:
     """One configuration of the kernel: `row_tiles` tiles of 16 rows a warp; `row_warps` warps that divide the rows and `key_warps`
     that divide the keys of a block; `block_cols` keys a block; `stages` slots of the ring."""
 
@@ -73,11 +73,11 @@ class Config:
 
 
 @dataclass(frozen=True)
-class Candidate:
+class DecodeCandidate:
     """A configuration on a device: bytes of shared memory by contents, thread blocks that share a multiprocessor, and splits with
     the model's seconds; or the reason why it was rejected."""
 
-    config: Config
+    config: DecodeConfig
     rooms: tuple[tuple[str, int], ...]
     resident: int = 0
     splits: int = 1
@@ -104,7 +104,7 @@ def key_bytes(problem: Problem) -> int:
     return (problem.head_dim + problem.head_dim_v) * problem.itemsize
 
 
-def rooms(problem: Problem, config: Config) -> dict[str, int]:
+def rooms(problem: Problem, config: DecodeConfig) -> dict[str, int]:
     """Bytes of shared memory by contents: Q, the ring of K and V blocks, pages' places (or the length), and the values that score
     and mask functions read once a head, for each row."""
     d, d_v = padded_dim(problem.head_dim), padded_dim(problem.head_dim_v)
@@ -127,7 +127,7 @@ def row_shapes(problem: Problem) -> tuple[tuple[int, int], ...]:
     return tuple(shapes[len(enough) - 1 if enough else 0 :])
 
 
-def registers(problem: Problem, config: Config) -> int:
+def registers(problem: Problem, config: DecodeConfig) -> int:
     """The approximate number of registers that a thread needs."""
     own = padded_dim(problem.head_dim_v) // 2 + config.block_cols // config.key_warps // 2
     fragments = padded_dim(problem.head_dim) // 4 if in_registers(problem, config) else 0
@@ -139,29 +139,29 @@ def needed_in_flight(device: Device) -> float:
     return BUSY * LATENCY * (device.hbm_bandwidth or BANDWIDTH) / device.sm_count
 
 
-def in_flight(problem: Problem, config: Config, blocks: Any) -> Any:
+def in_flight(problem: Problem, config: DecodeConfig, blocks: Any) -> Any:
     """Bytes of K and V that `blocks` thread blocks (an integer, or an array of them) of a multiprocessor have in flight."""
     return blocks * max(1, config.stages - 1) * config.block_cols * key_bytes(problem)
 
 
-def works(problem: Problem, config: Config) -> int:
+def works(problem: Problem, config: DecodeConfig) -> int:
     """Thread blocks of a split: row tiles of all key heads."""
     return problem.batch * problem.kv_heads * -(-problem.seqlen_q * group(problem) // config.block_rows)
 
 
-def in_registers(problem: Problem, config: Config) -> bool:
+def in_registers(problem: Problem, config: DecodeConfig) -> bool:
     """True if the kernel keeps a warp's rows of Q in registers."""
     return config.row_tiles == 1 and max(problem.head_dim, problem.head_dim_v) <= MOST_DIM_OF_TWO
 
 
-def part_clocks(problem: Problem, device: Device, config: Config) -> dict[str, float]:
+def part_clocks(problem: Problem, device: Device, config: DecodeConfig) -> dict[str, float]:
     """Clocks of one multiprocessor for a block of keys of a thread block, by unit, as for a tile of `fa2`."""
     rows = GRANULE * config.row_tiles
-    alike = fa2_tiles.Config(config.block_rows, config.block_cols, rows, config.stages, in_registers(problem, config))
+    alike = fa2_tiles.Fa2Config(config.block_rows, config.block_cols, rows, config.stages, in_registers(problem, config))
     return fa2_tiles.part_clocks(problem, device, alike)
 
 
-def turn(problem: Problem, device: Device, config: Config, together: int) -> float:
+def turn(problem: Problem, device: Device, config: DecodeConfig, together: int) -> float:
     """Clocks in which `together` thread blocks of a multiprocessor all advance by a block of keys: the cost of `fa2`'s turn, with
     the keys divided among the warps that have the same rows."""
     parts = part_clocks(problem, device, config)
@@ -170,7 +170,7 @@ def turn(problem: Problem, device: Device, config: Config, together: int) -> flo
     return max(busy, serial + fa2_tiles.TILE_LATENCY)
 
 
-def keys_read(problem: Problem, config: Config) -> tuple[int, int]:
+def keys_read(problem: Problem, config: DecodeConfig) -> tuple[int, int]:
     """Keys that row tiles read, of a cache that is full: the most that one does, and all together."""
     p, rows = problem, problem.seqlen_q * group(problem)
     starts = np.arange(0, rows, config.block_rows)
@@ -188,7 +188,7 @@ def least_seconds(problem: Problem, device: Device) -> float:
     return p.batch * p.kv_heads * max(0, int(end[0] - first[0])) * key_bytes(p) / (device.hbm_bandwidth or BANDWIDTH)
 
 
-def times(problem: Problem, device: Device, config: Config, resident: int, splits: np.ndarray) -> dict[str, np.ndarray]:
+def times(problem: Problem, device: Device, config: DecodeConfig, resident: int, splits: np.ndarray) -> dict[str, np.ndarray]:
     """The model's seconds with each number of splits, by part. memory: the reads of all row tiles, at the bandwidth. loads: those
     of the multiprocessor with the most keys, as fast as its bytes in flight and twice its share of the bandwidth allow. arithmetic:
     its products and exponentials. start: of its thread blocks. partial: the bytes that splits write and read again, and the launch
@@ -211,7 +211,7 @@ def times(problem: Problem, device: Device, config: Config, resident: int, split
     }
 
 
-def seconds(problem: Problem, device: Device, config: Config, resident: int, splits: np.ndarray) -> np.ndarray:
+def seconds(problem: Problem, device: Device, config: DecodeConfig, resident: int, splits: np.ndarray) -> np.ndarray:
     """The seconds that the model gives each number of splits: the longest of memory, loads and arithmetic, plus the rest."""
     return overall(times(problem, device, config, resident, splits))
 
@@ -223,18 +223,18 @@ def overall(parts: dict[str, np.ndarray]) -> np.ndarray:
     return needed
 
 
-def split_keys(problem: Problem, config: Config, splits: int) -> int:
+def split_keys(problem: Problem, config: DecodeConfig, splits: int) -> int:
     """Keys that the longest of `splits` splits reads, in whole blocks."""
     longest, _ = keys_read(problem, config)
     return -(-math.ceil(longest / config.block_cols) // splits) * config.block_cols
 
 
-def at_a_time(problem: Problem, device: Device, candidate: Candidate) -> int:
+def at_a_time(problem: Problem, device: Device, candidate: DecodeCandidate) -> int:
     """Thread blocks that run together on the whole device."""
     return min(works(problem, candidate.config) * candidate.splits, candidate.resident * device.sm_count)
 
 
-def under_way(problem: Problem, device: Device, candidate: Candidate) -> int:
+def under_way(problem: Problem, device: Device, candidate: DecodeCandidate) -> int:
     """Bytes of K and V that a multiprocessor with any thread block has under way, on the average. A split may have fewer blocks of
     keys than its ring has slots."""
     c, together = candidate, at_a_time(problem, device, candidate)
@@ -242,23 +242,23 @@ def under_way(problem: Problem, device: Device, candidate: Candidate) -> int:
     return int(together * each // max(1, min(together, device.sm_count)))
 
 
-def candidates(problem: Problem, device: Device, splits: int | None = None) -> tuple[Candidate, ...]:
+def candidates(problem: Problem, device: Device, splits: int | None = None) -> tuple[DecodeCandidate, ...]:
     """Every configuration with its best number of splits, or with the given one: those of the first shape of rows of which any
     fits."""
-    found: list[Candidate] = []
+    found: list[DecodeCandidate] = []
     for row_tiles, row_warps in row_shapes(problem):
         found = []
         for cols in BLOCK_COLS:
             key_warps = max(1, min(WARPS // row_warps, cols // GRANULE))
             for stages in STAGES if device.compute_capability >= ASYNCHRONOUS else (1,):
-                found.append(_candidate(problem, device, Config(row_tiles, row_warps, key_warps, cols, stages), splits))
+                found.append(_candidate(problem, device, DecodeConfig(row_tiles, row_warps, key_warps, cols, stages), splits))
         if not all(each.rejected for each in found):
             break
     return tuple(found)
 
 
-def _candidate(p: Problem, device: Device, config: Config, splits: int | None) -> Candidate:
-    one = Candidate(config, tuple(rooms(p, config).items()))
+def _candidate(p: Problem, device: Device, config: DecodeConfig, splits: int | None) -> DecodeCandidate:
+    one = DecodeCandidate(config, tuple(rooms(p, config).items()))
     parts = (config.key_warps - 1) * config.row_warps * config.row_tiles * (padded_dim(p.head_dim_v) // 8 + 1) * WARP * 16
     if parts > dict(one.rooms)["K, V"]:
         return replace(one, rejected="shared memory: the ring does not hold what the warps that share out keys make")
@@ -280,7 +280,7 @@ def _candidate(p: Problem, device: Device, config: Config, splits: int | None) -
 
 
 @lru_cache(maxsize=1024)
-def choose(problem: Problem, device: Device, splits: int | None = None) -> Candidate:
+def choose(problem: Problem, device: Device, splits: int | None = None) -> DecodeCandidate:
     """The widest configuration that the model predicts to be about as fast as any, of those that give every multiprocessor a thread
     block; if none does, of those with the most thread blocks. `splits` fixes the number of splits.
 
@@ -293,7 +293,7 @@ def choose(problem: Problem, device: Device, splits: int | None = None) -> Candi
         least = min(found, key=lambda each: each.shared_bytes)
         raise DoesNotFit(f"decoding at head_dim {problem.head_dim} does not fit {device.name}: {least.rejected}")
 
-    def short(each: Candidate) -> int:
+    def short(each: DecodeCandidate) -> int:
         """Multiprocessors without a thread block."""
         return max(0, device.sm_count - works(problem, each.config) * each.splits)
 

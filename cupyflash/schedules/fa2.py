@@ -62,7 +62,7 @@ class Fa2Schedule(TileSchedule):
         return words(self.problem.seqlen_k, self.block_cols)
 
     @property
-    def candidate(self) -> fa2_tiles.Candidate:
+    def candidate(self) -> fa2_tiles.Fa2Candidate:
         """The kernel's configuration for these block sizes. Raises `DoesNotFit` if it cannot run them."""
         require_dtype(self.problem.dtype, self.device)
         if self.block_rows % GRANULE or self.block_cols % GRANULE:
@@ -152,7 +152,7 @@ class Fa2Schedule(TileSchedule):
         others = tuple(self.kernel_of(each) for each in same_blocks if each is not best and not each.rejected)
         return (*self.tile_kernels(), replace(self.kernel_of(best), instead=others))
 
-    def kernel_of(self, candidate: fa2_tiles.Candidate) -> Kernel:
+    def kernel_of(self, candidate: fa2_tiles.Fa2Candidate) -> Kernel:
         """The kernel with a configuration, whose blocks must be the schedule's for a launch."""
         p, config = self.problem, candidate.config
         constants = (

@@ -25,7 +25,7 @@ from cupyflash.schedules.base import (
     tile_constants,
     total_bytes,
 )
-from cupyflash.schedules.fa2_backward_tiles import Launch, Warps, launches
+from cupyflash.schedules.fa2_backward_tiles import GradientsLaunch, Warps, launches
 from cupyflash.schedules.mask_tiles import MaskTiles, words
 from cupyflash.schedules.moves import (
     BEGIN,
@@ -75,7 +75,7 @@ class _Fa2Kernels(BackwardSchedule):
 
     @property
     def tile_fields(self) -> tuple[str, ...]:
-        """Those of both schedules, whose kernels have one struct."""
+        """The fields of both schedules, whose kernels have one struct."""
         return ("tiles", "query_tiles") if self.problem.options.masked else ()
 
 
@@ -234,7 +234,7 @@ class Fa2BackwardSchedule(_Fa2Kernels):
         else:
             yield passing("fa2_backward_finish", self, every, (Move(sums, BEGIN), *writes(p, END, "dQ")), self.finished_rows)
 
-    def _main_walk(self, launch: Launch, parts: tuple[Part, ...], sums: Tensor) -> Walk:
+    def _main_walk(self, launch: GradientsLaunch, parts: tuple[Part, ...], sums: Tensor) -> Walk:
         """A column block's walk: K and V, Q and dO of the row blocks that see it, of every query head of the group, dK and dV."""
         p, packed = self.problem, self.together
 
@@ -308,12 +308,12 @@ class Fa2BackwardSchedule(_Fa2Kernels):
         """Rows that a thread block of the last kernel has."""
         return self._finish_threads // SUMMED_ROWS // self._row_pieces * SUMMED_ROWS
 
-    def _main(self, launch: Launch, warps: Warps) -> Kernel:
+    def _main(self, launch: GradientsLaunch, warps: Warps) -> Kernel:
         """The main kernel with this division of a block among its warps."""
         threads, shared = warps.count(self.block_cols) * WARP, total_bytes(self._rooms(warps))
         return Kernel("fa2_backward.cu", "fa2_backward", self._constants(launch, warps), self.grid, threads, shared, self.struct)
 
-    def _constants(self, launch: Launch, warps: Warps) -> tuple[tuple[str, int | str], ...]:
+    def _constants(self, launch: GradientsLaunch, warps: Warps) -> tuple[tuple[str, int | str], ...]:
         return (
             *self.constants(),
             *tile_constants(self),

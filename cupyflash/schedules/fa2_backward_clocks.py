@@ -12,7 +12,7 @@ from cupyflash.device import Device
 from cupyflash.multiprocessor import EXPONENTIALS, L2_BYTES, PARTITIONS, SHARED_BYTES, WARP, Multiprocessor
 from cupyflash.request.problem import Problem
 from cupyflash.schedules.base import GRANULE, padded_dim
-from cupyflash.schedules.fa2_backward_tiles import Launch, Warps
+from cupyflash.schedules.fa2_backward_tiles import GradientsLaunch, Warps
 from cupyflash.schedules.fa2_tiles import TILE_LATENCY, fma_rate
 from cupyflash.schedules.moves import FLOAT32
 from cupyflash.schedules.score_cost import of_score
@@ -27,7 +27,7 @@ OF_BUSIEST = 1.3
 BLOCK = 25_000
 
 
-def main_fmas(d: int, dv: int, launch: Launch, dq: bool) -> int:
+def main_fmas(d: int, dv: int, launch: GradientsLaunch, dq: bool) -> int:
     """FMAs of a score in a launch of the main kernel: S, and dV; or dP, dK and, if atomics sum it, dQ."""
     return d + launch.dv * dv + launch.dk * (dv + d + dq * d)
 
@@ -38,7 +38,7 @@ def query_fmas(d: int, dv: int) -> int:
 
 
 def column_parts(
-    problem: Problem, device: Device, blocks: tuple[int, int], warps: Warps, launch: Launch, dq: bool
+    problem: Problem, device: Device, blocks: tuple[int, int], warps: Warps, launch: GradientsLaunch, dq: bool
 ) -> dict[str, float]:
     """Clocks of one multiprocessor for a row block's visit to a column block (Br x Bc), by unit. `dq`: True if atomics sum dQ."""
     p, (rows, cols) = problem, blocks

@@ -53,18 +53,18 @@ STAGES = (2, 1, 0)
 
 
 @dataclass(frozen=True)
-class Launch:
+class GradientsLaunch:
     """One launch of the main kernel: the gradients that it computes. dQ goes with dK."""
 
     dk: bool
     dv: bool
 
 
-def launches(problem: Problem) -> tuple[Launch, ...]:
+def launches(problem: Problem) -> tuple[GradientsLaunch, ...]:
     """The launches of dK and dV: together, or one after the other if a warp's registers do not hold both."""
     if padded_dim(problem.head_dim) + padded_dim(problem.head_dim_v) <= MOST_ACCUMULATORS[problem.itemsize]:
-        return (Launch(dk=True, dv=True),)
-    return Launch(dk=False, dv=True), Launch(dk=True, dv=False)
+        return (GradientsLaunch(dk=True, dv=True),)
+    return GradientsLaunch(dk=False, dv=True), GradientsLaunch(dk=True, dv=False)
 
 
 def is_wide(*dims: int) -> bool:
@@ -235,7 +235,7 @@ def _blocks(within: tuple[int, int] | None) -> Iterator[tuple[int, int]]:
 
 
 @dataclass(frozen=True)
-class Candidate:
+class BackwardCandidate:
     """Blocks of a kernel with their needs: the division among warps, the number of `stages` (the least if none fit), bytes of
     shared memory; or the reason why they were rejected."""
 
@@ -252,7 +252,7 @@ class Candidate:
         return self.block_rows, self.block_cols
 
 
-def candidates(problem: Problem, device: Device, within: tuple[int, int] | None = None) -> Iterator[Candidate]:
+def candidates(problem: Problem, device: Device, within: tuple[int, int] | None = None) -> Iterator[BackwardCandidate]:
     """The main kernel's blocks, the best first: the first one that is not rejected is chosen. They divide `within`, if it
     is given."""
     for cols, rows in _blocks(within):
@@ -261,7 +261,7 @@ def candidates(problem: Problem, device: Device, within: tuple[int, int] | None 
         yield _candidate(problem, device, (rows, cols), warps, stages, rooms, keys=True)
 
 
-def query_candidates(problem: Problem, device: Device, within: tuple[int, int] | None = None) -> Iterator[Candidate]:
+def query_candidates(problem: Problem, device: Device, within: tuple[int, int] | None = None) -> Iterator[BackwardCandidate]:
     """The same of the kernel of dQ."""
     blocks = _blocks(None if within is None else (within[1], within[0]))
     for rows, cols in sorted(blocks, key=lambda each: query_warps_for(problem, device, *each).own, reverse=True):
@@ -278,11 +278,11 @@ def _candidate(
     rooms: Callable[..., tuple[Room, ...]],
     *,
     keys: bool,
-) -> Candidate:
+) -> BackwardCandidate:
     """A candidate with blocks whose warps own `keys` keys, or rows."""
     at_once, own = size if keys else size[::-1]
     held, most = _least_stages(warps, size) if stages is None else stages, most_rows(problem, device, warps)
-    found = Candidate(*size, warps, warps.count(own), held, total_bytes(rooms(stages=held)))
+    found = BackwardCandidate(*size, warps, warps.count(own), held, total_bytes(rooms(stages=held)))
     if stages is None:
         return replace(found, rejected=f"shared memory: {found.shared_bytes:,} of {device.sram_per_block:,} bytes")
     if at_once > most and warps.own == GRANULE:
@@ -313,7 +313,7 @@ def fit_queries(problem: Problem, device: Device, within: tuple[int, int] | None
     return _taken(best, device, f"{best.warps.of(best.block_rows, 'rows')}, {room}")
 
 
-def _taken(best: Candidate, device: Device, what: str) -> TileSize:
+def _taken(best: BackwardCandidate, device: Device, what: str) -> TileSize:
     return TileSize(*best.size, f"{what}; {best.shared_bytes:,} of {device.sram_per_block:,} bytes")
 
 

@@ -58,7 +58,7 @@ one with the fewest turns of the loop.
 
 
 @dataclass(frozen=True)
-class Config:
+class Fa2Config:
     """One configuration of the kernel.
 
     block_rows, block_cols: Br and Bc. warp_rows: rows of S that a warp owns. stages: slots of the ring, a K and a V block each.
@@ -96,7 +96,7 @@ class Config:
 
 
 @dataclass(frozen=True)
-class Candidate:
+class Fa2Candidate:
     """A configuration with its needs, and the reason why it was rejected or its speed by the model.
 
     `parts`: clocks that one tile of the whole block takes of a multiprocessor's tensor cores (or FMA lanes), exponential units and
@@ -104,7 +104,7 @@ class Candidate:
     it fills the device; only for the fastest of each Br.
     """
 
-    config: Config
+    config: Fa2Config
     shared_bytes: int
     registers: int
     rejected: str | None = None
@@ -146,14 +146,14 @@ def shared_bytes(problem: Problem, block_rows: int, block_cols: int, stages: int
     return tiles + kept_bytes(problem, words(problem.seqlen_k, block_cols)) + part_bytes(problem, block_rows, 2 * block_cols)
 
 
-def accumulators(problem: Problem, config: Config) -> int:
+def accumulators(problem: Problem, config: Fa2Config) -> int:
     """Registers a thread for O and S, and Q."""
     rows = config.warp_rows
     q = rows * part(problem, problem.head_dim) * problem.itemsize // (4 * WARP) if config.q_in_regs else 0
     return rows * (part(problem, problem.head_dim_v) + config.block_cols) // WARP + q
 
 
-def most_accumulators(problem: Problem, device: Device, config: Config) -> int:
+def most_accumulators(problem: Problem, device: Device, config: Fa2Config) -> int:
     """Registers a thread for O, S and Q beyond which ptxas was seen to spill; `.ci/compile_gate.py` checks it.
 
     A block of one warp, whose lanes make all copies, has room for fewer. ptxas for compute capability 12.0 keeps more addresses,
@@ -207,7 +207,7 @@ def odd(problem: Problem) -> bool:
     return bool(problem.head_dim % 64 or problem.head_dim_v % 64)
 
 
-def is_least(problem: Problem, device: Device, config: Config) -> bool:
+def is_least(problem: Problem, device: Device, config: Fa2Config) -> bool:
     """True if no tile takes fewer registers, of four warps if the SRAM has room for them: such a tile is accepted in any case."""
     if config.warp_rows != GRANULE or config.block_cols != GRANULE or config.q_in_regs:
         return False
@@ -219,7 +219,7 @@ def is_least(problem: Problem, device: Device, config: Config) -> bool:
     return one_warp == (config.warps == 1) and config.block_rows <= BLOCK_ROWS[1]
 
 
-def registers(problem: Problem, device: Device, config: Config) -> int:
+def registers(problem: Problem, device: Device, config: Fa2Config) -> int:
     """The approximate number of registers of a thread, derived from ptxas' results: accumulators, fragments, addresses."""
     slack = (32 if problem.itemsize == 2 else 80) + config.block_cols * config.warp_rows // 128
     if odd(problem):
@@ -235,7 +235,7 @@ def registers(problem: Problem, device: Device, config: Config) -> int:
     return min(accumulators(problem, config) + slack, MOST_REGISTERS)
 
 
-def configs(problem: Problem, blocks: tuple[int, int] | None) -> Iterator[Config]:
+def configs(problem: Problem, blocks: tuple[int, int] | None) -> Iterator[Fa2Config]:
     """All configurations to choose from, with the given block sizes or with any."""
     half, shared_by = problem.itemsize == 2, col_warps(problem)
     every_cols = BLOCK_COLS if half else tuple(cols for cols in BLOCK_COLS if cols <= MOST_FLOAT_COLS)
@@ -245,15 +245,15 @@ def configs(problem: Problem, blocks: tuple[int, int] | None) -> Iterator[Config
             continue
         for block_cols, stages in itertools.product((blocks[1],) if blocks else every_cols, STAGES):
             for q_in_regs in (False, True) if half else (False,):
-                yield Config(block_rows, block_cols, warp_rows, stages, q_in_regs, col_warps=shared_by)
+                yield Fa2Config(block_rows, block_cols, warp_rows, stages, q_in_regs, col_warps=shared_by)
 
 
-def candidate(problem: Problem, device: Device, config: Config) -> Candidate:
+def candidate(problem: Problem, device: Device, config: Fa2Config) -> Fa2Candidate:
     """A configuration's needs, and its rejection or rate."""
     need, regs = shared_bytes(problem, config.block_rows, config.block_cols, config.stages), registers(problem, device, config)
 
-    def reject(reason: str) -> Candidate:
-        return Candidate(config, need, regs, rejected=reason)
+    def reject(reason: str) -> Fa2Candidate:
+        return Fa2Candidate(config, need, regs, rejected=reason)
 
     if need > device.sram_per_block:
         return reject(f"shared memory: {need:,} of {device.sram_per_block:,} bytes")
@@ -269,7 +269,7 @@ def candidate(problem: Problem, device: Device, config: Config) -> Candidate:
     config = replace(config, blocks=resident)
     parts = part_clocks(problem, device, config)
     rate = resident * config.block_rows * config.block_cols / turn(config, parts, resident)
-    return Candidate(config, need, regs, None, tuple(parts.items()), rate)
+    return Fa2Candidate(config, need, regs, None, tuple(parts.items()), rate)
 
 
 def fma_rate(problem: Problem, device: Device) -> float:
@@ -279,7 +279,7 @@ def fma_rate(problem: Problem, device: Device) -> float:
     return mma_rate(device, problem.dtype)
 
 
-def part_clocks(problem: Problem, device: Device, config: Config) -> dict[str, float]:
+def part_clocks(problem: Problem, device: Device, config: Fa2Config) -> dict[str, float]:
     """Clocks of one multiprocessor for one tile of the whole block (Br x Bc, both products), by unit."""
     sm = Multiprocessor.like(device.compute_capability)
     shared_by, size = config.col_warps, problem.itemsize
@@ -312,7 +312,7 @@ def part_clocks(problem: Problem, device: Device, config: Config) -> dict[str, f
     }
 
 
-def turn(config: Config, parts: dict[str, float], resident: int) -> float:
+def turn(config: Fa2Config, parts: dict[str, float], resident: int) -> float:
     """Clocks in which `resident` blocks of a multiprocessor all go one tile further."""
     serial = sum(clocks for name, clocks in parts.items() if name in ("tensor", "FMA", "exp", "float32"))
     a_warp = PARTITIONS / config.warps  # what a warp's scheduler takes of the block's parts
@@ -320,7 +320,7 @@ def turn(config: Config, parts: dict[str, float], resident: int) -> float:
     return max(together, a_warp * serial + TILE_LATENCY) * (IN_STEP if resident == 1 else 1.0)
 
 
-def whole(problem: Problem, device: Device, candidate: Candidate) -> Candidate:
+def whole(problem: Problem, device: Device, candidate: Fa2Candidate) -> Fa2Candidate:
     """A candidate with the problem's clocks and waves: row blocks spread over the multiprocessors."""
     p, config = problem, candidate.config
     row_blocks, heads = -(-max(p.seqlen_q, 1) // config.block_rows), max(p.head_count, 1)
@@ -336,7 +336,7 @@ def whole(problem: Problem, device: Device, candidate: Candidate) -> Candidate:
     return replace(candidate, clocks=clocks, waves=row_blocks * heads / (config.blocks * device.sm_count))
 
 
-def spread(candidate: Candidate, device: Device, visits: Pieces) -> float:
+def spread(candidate: Fa2Candidate, device: Device, visits: Pieces) -> float:
     """Clocks of row blocks that visit these numbers of column blocks, in launch order: those of the busiest multiprocessor, which
     divides its time among as many as it has room for."""
     config, parts, blocks = candidate.config, dict(candidate.parts), visits.number
@@ -347,7 +347,7 @@ def spread(candidate: Candidate, device: Device, visits: Pieces) -> float:
     return clocks + (each * turn(config, parts, rest) + BLOCK_LATENCY if rest else 0)
 
 
-def _best(able: Iterable[Candidate], least: Callable[[Candidate], int]) -> Candidate:
+def _best(able: Iterable[Fa2Candidate], least: Callable[[Fa2Candidate], int]) -> Fa2Candidate:
     """The candidate with the smallest value of `least`, of those that are the fastest or nearly so."""
     able = list(able)
     alike = max(each.rate for each in able) / ALIKE
@@ -355,7 +355,7 @@ def _best(able: Iterable[Candidate], least: Callable[[Candidate], int]) -> Candi
 
 
 @lru_cache(maxsize=1024)
-def candidates(problem: Problem, device: Device, blocks: tuple[int, int] | None = None) -> tuple[Candidate, ...]:
+def candidates(problem: Problem, device: Device, blocks: tuple[int, int] | None = None) -> tuple[Fa2Candidate, ...]:
     """Every configuration: the fastest of each Br, fastest first, then the others, then the rejected ones.
 
     `blocks` fixes (Br, Bc).
@@ -363,11 +363,11 @@ def candidates(problem: Problem, device: Device, blocks: tuple[int, int] | None 
     found = [candidate(problem, device, config) for config in configs(problem, blocks)]
     able = [each for each in found if not each.rejected]
     # First the best of each Br x Bc, so that fixing the chosen block sizes chooses the same again.
-    shapes: dict[tuple[int, int], list[Candidate]] = {}
+    shapes: dict[tuple[int, int], list[Fa2Candidate]] = {}
     for each in able:
         shapes.setdefault((each.config.block_rows, each.config.block_cols), []).append(each)
     of_shape = [_best(same, lambda each: -each.config.stages) for same in shapes.values()]
-    finalists: list[Candidate] = []
+    finalists: list[Fa2Candidate] = []
     for block_rows in sorted({each.config.block_rows for each in able}):
         of_rows = [each for each in of_shape if each.config.block_rows == block_rows]
         finalists.append(whole(problem, device, _best(of_rows, lambda each: -each.config.block_cols)))
@@ -377,7 +377,7 @@ def candidates(problem: Problem, device: Device, blocks: tuple[int, int] | None 
     return (*finalists, *others, *(each for each in found if each.rejected))
 
 
-def choose(problem: Problem, device: Device, blocks: tuple[int, int] | None = None) -> Candidate:
+def choose(problem: Problem, device: Device, blocks: tuple[int, int] | None = None) -> Fa2Candidate:
     """The configuration that is predicted to be fastest. Raises `DoesNotFit` if none can run."""
     found = candidates(problem, device, blocks)
     if found and not found[0].rejected:
@@ -396,7 +396,7 @@ def choose(problem: Problem, device: Device, blocks: tuple[int, int] | None = No
     raise DoesNotFit(f"{what} cannot run {sizes} on {device.name}: {least.rejected}")
 
 
-def finalists(problem: Problem, device: Device) -> tuple[Candidate, ...]:
+def finalists(problem: Problem, device: Device) -> tuple[Fa2Candidate, ...]:
     """The configurations of which lengths and number of heads choose one. Raises as `choose` does."""
     choose(problem, device)
     return tuple(each for each in candidates(problem, device) if each.clocks < math.inf)

@@ -50,7 +50,7 @@ class Fa3Schedule(Fa2Schedule):
     whole_boxes: ClassVar[bool] = True
 
     @property
-    def config(self) -> fa3_tiles.Config:
+    def config(self) -> fa3_tiles.Fa3Config:
         """The kernel's configuration for these block sizes. Raises ValueError with the reason if it cannot run them."""
         return fa3_tiles.choose(self.problem, self.device, (self.tiling.used.block_rows, self.block_cols)).config
 
@@ -62,13 +62,13 @@ class Fa3Schedule(Fa2Schedule):
         return "O" if self._replayed.o_apart else "Q"
 
     @property
-    def _replayed(self) -> fa3_tiles.Config:
+    def _replayed(self) -> fa3_tiles.Fa3Config:
         """The configuration, or for block sizes that no kernel runs one like it."""
         try:
             return self.config
         except ValueError:
             team = replace(fa3_tiles.TEAMS[0], consumers=-(-self.tiling.used.block_rows // fa3_tiles.WARPGROUP_ROWS))
-            return fa3_tiles.Config(team, self.block_cols, fa3_tiles.STAGES[-1], False, team.registers[0], o_apart=False)
+            return fa3_tiles.Fa3Config(team, self.block_cols, fa3_tiles.STAGES[-1], False, team.registers[0], o_apart=False)
 
     @property
     def pack(self) -> int:

@@ -93,7 +93,7 @@ TEAMS = (
 
 
 @dataclass(frozen=True)
-class Config:
+class Fa3Config:
     """One configuration of the kernel."""
 
     team: Team
@@ -123,7 +123,7 @@ class Config:
 
 
 @dataclass(frozen=True)
-class Candidate:
+class Fa3Candidate:
     """A configuration with its needs, and the reason why it was rejected or the length of its turn by the model.
 
     `rooms`: bytes of shared memory by contents. `registers`: of a consumer's thread, for O, S and P, of `most_registers` that are
@@ -131,7 +131,7 @@ class Candidate:
     on.
     """
 
-    config: Config
+    config: Fa3Config
     rooms: tuple[tuple[str, int], ...]
     registers: int
     most_registers: int
@@ -189,7 +189,7 @@ def slab_bytes(columns: int) -> int:
     return -(-columns // SLAB) * SLAB_BYTES
 
 
-def rooms(problem: Problem, config: Config) -> dict[str, int]:
+def rooms(problem: Problem, config: Fa3Config) -> dict[str, int]:
     """Bytes of shared memory by contents: Q, through which O is stored if it has no room of its own, the two rings, and the
     barriers with the values that they pass on."""
     k, v = slab_bytes(problem.head_dim), slab_bytes(problem.head_dim_v)
@@ -224,12 +224,12 @@ def kept(problem: Problem) -> int:
     return min(4, (asked.window is not None) + asked.packed + scored)
 
 
-def candidate(problem: Problem, device: Device, team: Team, block_cols: int) -> Candidate:
+def candidate(problem: Problem, device: Device, team: Team, block_cols: int) -> Fa3Candidate:
     """A configuration, with O's own room and as many slots as fit beside it, else without; its needs, its rejection or clocks."""
     turns, registers = problem.head_dim_v <= MOST_DIM_IN_TURNS, team.registers[bool(kept(problem) or problem.options.padded)]
     held, most = accumulators(problem, block_cols), team.accumulators[kept(problem)]
-    configs = [Config(team, block_cols, stages, turns, registers, apart) for apart in (True, False) for stages in STAGES]
-    needs = [Candidate(config, tuple(rooms(problem, config).items()), held, most) for config in configs]
+    configs = [Fa3Config(team, block_cols, stages, turns, registers, apart) for apart in (True, False) for stages in STAGES]
+    needs = [Fa3Candidate(config, tuple(rooms(problem, config).items()), held, most) for config in configs]
     each = next((each for each in needs if each.shared_bytes <= device.sram_per_block), needs[-1])
     if held > most:
         return replace(each, rejected=f"registers: O, S and P take {held} of {most}")
@@ -241,7 +241,7 @@ def candidate(problem: Problem, device: Device, team: Team, block_cols: int) -> 
     return replace(each, parts=tuple(part_clocks(problem, device, each.config).items()))
 
 
-def candidates(problem: Problem, device: Device, blocks: tuple[int, int] | None = None) -> tuple[Candidate, ...]:
+def candidates(problem: Problem, device: Device, blocks: tuple[int, int] | None = None) -> tuple[Fa3Candidate, ...]:
     """The configurations in the order in which they are tried: three warpgroups if O is narrow, then two, of each the widest blocks
     first. `blocks` fixes (Br, Bc).
 
@@ -260,7 +260,7 @@ def candidates(problem: Problem, device: Device, blocks: tuple[int, int] | None 
     return tuple(candidate(problem, device, team, cols) for team, cols in tried)
 
 
-def choose(problem: Problem, device: Device, blocks: tuple[int, int] | None = None) -> Candidate:
+def choose(problem: Problem, device: Device, blocks: tuple[int, int] | None = None) -> Fa3Candidate:
     """The first configuration that registers and shared memory hold.
 
     ValueError if `refusal` has a reason or the kernel does not run `blocks`, `DoesNotFit` if nothing fits.
@@ -291,7 +291,7 @@ def fma_rate(problem: Problem, device: Device) -> float:
     return tensor_rate(device, problem.dtype) or 2048.0
 
 
-def part_clocks(problem: Problem, device: Device, config: Config) -> dict[str, float]:
+def part_clocks(problem: Problem, device: Device, config: Fa3Config) -> dict[str, float]:
     """Clocks of one multiprocessor for one turn of a whole block (Br x Bc, both products), by unit."""
     sm = Multiprocessor.like(device.compute_capability)
     rows, cols = config.team.block_rows, config.block_cols
@@ -305,7 +305,7 @@ def part_clocks(problem: Problem, device: Device, config: Config) -> dict[str, f
     }
 
 
-def clocks(problem: Problem, device: Device, best: Candidate) -> float:
+def clocks(problem: Problem, device: Device, best: Fa3Candidate) -> float:
     """The clocks that the model gives the problem."""
     p, block_cols = problem, best.config.block_cols
     pack = packed_heads(p, best.config.team.block_rows)
@@ -320,7 +320,7 @@ def clocks(problem: Problem, device: Device, best: Candidate) -> float:
     return spread(best, device, Pieces(work, lambda pieces: turns[pieces // heads * some // row_blocks], work))
 
 
-def spread(best: Candidate, device: Device, turns: Pieces) -> float:
+def spread(best: Fa3Candidate, device: Device, turns: Pieces) -> float:
     """Clocks of the busiest multiprocessor, for row blocks of these numbers of turns in the order in which multiprocessors take
     them."""
     return busiest(turns._replace(lengths=lambda pieces: turns.lengths(pieces) * best.turn + WORK_LATENCY), device.sm_count)

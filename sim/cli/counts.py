@@ -36,6 +36,17 @@ def machine_balance(device: Device, dtype: str) -> float | None:
     return peak / bandwidth if peak and bandwidth else None
 
 
+def intensities(flops: int, form: Traffic, device: Device, dtype: str) -> dict[str, Any]:
+    """The operations for JSON, beside the bytes, and beside what the device balances."""
+    by_byte, balance = intensity(flops, form.total_bytes), machine_balance(device, dtype)
+    return {"flops": flops, "arithmetic_intensity": by_byte, "machine_balance": balance}
+
+
+def beside_balance(balance: float | None, more: str = "") -> str:
+    """The intensity at which a device balances, in words that follow a report's own."""
+    return f"; the device balances at {balance:.0f}{more}" if balance else ""
+
+
 def intensity(flops: int, nbytes: int) -> float | None:
     """FLOP a byte; None where nothing moves."""
     return flops / nbytes if nbytes else None

@@ -14,7 +14,7 @@ from cupyflash.schedules import TileSchedule, fa2_backward_tiles, fa2_tiles, pla
 from cupyflash.schedules import fa2_backward_clocks as backward_clocks
 from cupyflash.schedules.base import padded_dim
 from cupyflash.schedules.fa2_backward import Fa2BackwardSchedule
-from cupyflash.schedules.fa2_backward_tiles import Candidate, launches, main_tiles
+from cupyflash.schedules.fa2_backward_tiles import BackwardCandidate, launches, main_tiles
 from cupyflash.sim import theory
 from cupyflash.sim.cli.options import ProblemRequest
 from cupyflash.sim.cli.show import say, show_table
@@ -56,7 +56,7 @@ def with_verdicts(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [{"verdict": "rejected" if "reason" in each else "chosen" if each is chosen else "later", **each} for each in rows]
 
 
-def row(candidate: Candidate, schedule: Fa2BackwardSchedule) -> dict[str, Any]:
+def row(candidate: BackwardCandidate, schedule: Fa2BackwardSchedule) -> dict[str, Any]:
     """Blocks of the main kernel, with the pass's bytes were they taken."""
     p, (rows, cols) = schedule.problem, candidate.size
     if candidate.rejected:
@@ -67,7 +67,7 @@ def row(candidate: Candidate, schedule: Fa2BackwardSchedule) -> dict[str, Any]:
     return needs(candidate) | busy(parts) | {"hbm_bytes": theory.traffic(used).total_bytes}
 
 
-def query_row(candidate: Candidate, schedule: Fa2BackwardSchedule) -> dict[str, Any]:
+def query_row(candidate: BackwardCandidate, schedule: Fa2BackwardSchedule) -> dict[str, Any]:
     """Blocks of the kernel of dQ."""
     p = schedule.problem
     if candidate.rejected:
@@ -75,7 +75,7 @@ def query_row(candidate: Candidate, schedule: Fa2BackwardSchedule) -> dict[str, 
     return needs(candidate) | busy([backward_clocks.query_parts(p, schedule.device, candidate.size, candidate.warps)])
 
 
-def needs(candidate: Candidate) -> dict[str, Any]:
+def needs(candidate: BackwardCandidate) -> dict[str, Any]:
     """The resources of blocks, for JSON; `own` are the keys (in dQ's kernel rows) that a warp has for good."""
     known = {
         "block_rows": candidate.block_rows,

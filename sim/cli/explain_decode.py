@@ -10,7 +10,7 @@ import numpy as np
 
 from cupyflash.schedules import DecodeSchedule, decode_tiles
 from cupyflash.schedules.base import GRANULE
-from cupyflash.schedules.decode_tiles import Candidate, Config
+from cupyflash.schedules.decode_tiles import DecodeCandidate, DecodeConfig
 from cupyflash.sim import theory
 from cupyflash.sim.cli.options import ProblemRequest
 from cupyflash.sim.cli.show import NAMES, say, show_balance, show_held, show_table, taken, tell
@@ -57,7 +57,7 @@ def explanation(request: ProblemRequest, schedule: DecodeSchedule) -> dict[str, 
     }
 
 
-def row(schedule: DecodeSchedule, candidate: Candidate) -> dict[str, Any]:
+def row(schedule: DecodeSchedule, candidate: DecodeCandidate) -> dict[str, Any]:
     """A candidate for JSON, with no more than is known of it."""
     config, device, problem = candidate.config, schedule.device, schedule.problem
     known: dict[str, Any] = {
@@ -78,7 +78,7 @@ def row(schedule: DecodeSchedule, candidate: Candidate) -> dict[str, Any]:
     }
 
 
-def verdict(schedule: DecodeSchedule, candidate: Candidate) -> str:
+def verdict(schedule: DecodeSchedule, candidate: DecodeCandidate) -> str:
     """The verdict on a candidate."""
     if candidate.rejected:
         return "rejected"
@@ -90,7 +90,7 @@ def verdict(schedule: DecodeSchedule, candidate: Candidate) -> str:
     return "slower" if candidate.seconds > schedule.candidate.seconds * (1 + decode_tiles.NOISE) else "about as fast"
 
 
-def most_splits(schedule: DecodeSchedule, config: Config) -> int:
+def most_splits(schedule: DecodeSchedule, config: DecodeConfig) -> int:
     """The most splits: one for each block of keys, if the merging kernel has room for them."""
     return max(1, min(decode_tiles.MOST_SPLITS, -(-schedule.problem.seqlen_k // config.block_cols)))
 

@@ -12,7 +12,7 @@ import click
 from cupyflash.multiprocessor import Multiprocessor
 from cupyflash.schedules import TileSchedule, fa2_tiles
 from cupyflash.schedules.fa2 import Fa2Schedule
-from cupyflash.schedules.fa2_tiles import Candidate
+from cupyflash.schedules.fa2_tiles import Fa2Candidate
 from cupyflash.sim.cli.options import ProblemRequest
 from cupyflash.sim.cli.show import say, show_table
 from cupyflash.words import plural
@@ -33,7 +33,7 @@ def explanation(schedule: TileSchedule, request: ProblemRequest) -> dict[str, An
     }
 
 
-def verdict(candidate: Candidate, chosen: Candidate) -> str:
+def verdict(candidate: Fa2Candidate, chosen: Fa2Candidate) -> str:
     """The verdict on a candidate: chosen, slower for this problem, slower for any of its kind, or rejected."""
     if candidate.rejected:
         return "rejected"
@@ -42,7 +42,7 @@ def verdict(candidate: Candidate, chosen: Candidate) -> str:
     return "finalist" if candidate.clocks < math.inf else "slower"
 
 
-def row(candidate: Candidate, verdict: str) -> dict[str, Any]:
+def row(candidate: Fa2Candidate, verdict: str) -> dict[str, Any]:
     """A candidate for JSON, with no more than is known of it."""
     known: dict[str, Any] = {
         "verdict": verdict,

@@ -10,7 +10,7 @@ from cupyflash.multiprocessor import Multiprocessor
 from cupyflash.schedules import TileSchedule, fa3_tiles
 from cupyflash.schedules.fa3 import Fa3Schedule
 from cupyflash.schedules.fa3_queue import LOCKSTEP
-from cupyflash.schedules.fa3_tiles import Candidate
+from cupyflash.schedules.fa3_tiles import Fa3Candidate
 from cupyflash.sim.cli.options import ProblemRequest
 from cupyflash.sim.cli.show import say, show_held, show_table
 from cupyflash.words import plural
@@ -46,7 +46,7 @@ def explanation(schedule: TileSchedule, request: ProblemRequest) -> dict[str, An
     }
 
 
-def row(candidate: Candidate, chosen: Candidate) -> dict[str, Any]:
+def row(candidate: Fa3Candidate, chosen: Fa3Candidate) -> dict[str, Any]:
     """A candidate for JSON, with no more than is known of it."""
     config = candidate.config
     verdict = "rejected" if candidate.rejected else "chosen" if candidate == chosen else "later"

@@ -10,7 +10,7 @@ import click
 from cupyflash.schedules.fa2 import Fa2Schedule
 from cupyflash.schedules.fa3 import Fa3Schedule
 from cupyflash.sim import l2
-from cupyflash.sim.cli.counts import intensity, machine_balance
+from cupyflash.sim.cli.counts import beside_balance, intensity, machine_balance
 from cupyflash.sim.cli.options import ProblemRequest
 from cupyflash.sim.cli.show import say, show_table
 
@@ -49,8 +49,7 @@ def show(report: dict[str, Any]) -> None:
     show_table(("tensor", "asked to read", "from DRAM", "asked to write", "to DRAM", "reads hit"), rows)
     click.echo()
     if report.get("intensity_behind_l2") is not None:
-        balance = report["machine_balance"]
-        beside = f"; the device balances at {balance:.0f}" if balance else ""
+        beside = beside_balance(report["machine_balance"])
         say(f"arithmetic intensity behind the L2: {report['intensity_behind_l2']:.1f} FLOP a byte of DRAM{beside}")
     if "grid_orders" in report:
         least = report["grid_orders"]["rows"]

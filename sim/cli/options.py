@@ -155,19 +155,17 @@ BACKWARD = (
 )
 
 
+def count_option(flag: str, least: int, told: str, default: int | None = None) -> Any:
+    """An option whose value is a whole number of at least `least`."""
+    return click.option(flag, metavar="N", type=Count(least), default=default, show_default=default is not None, help=told)
+
+
 def size_options(seqlen: int, head_dim: int) -> tuple[Any, ...]:
     """The shapes, with a command's own defaults."""
-    at_least_0, at_least_1 = Count(0), Count(1)
+    about = "Queries of a head, and keys unless --seqlen-k; 4k is 4,096, here and in all sizes."
     return (
-        click.option(
-            "--seqlen",
-            metavar="N",
-            type=at_least_0,
-            default=seqlen,
-            show_default=True,
-            help="Queries of a head, and keys unless --seqlen-k; 4k is 4,096, here and in all sizes.",
-        ),
-        click.option("--seqlen-k", metavar="N", type=at_least_0, help="Keys of a head, if not --seqlen."),
+        count_option("--seqlen", 0, about, seqlen),
+        count_option("--seqlen-k", 0, "Keys of a head, if not --seqlen."),
         click.option(
             "--head-dim",
             metavar="D",
@@ -177,9 +175,9 @@ def size_options(seqlen: int, head_dim: int) -> tuple[Any, ...]:
             help="d of Q and K, and of V unless --head-dim-v.",
         ),
         click.option("--head-dim-v", metavar="D", type=int, help="d of V and O, if not --head-dim."),
-        click.option("--heads", metavar="N", default=1, show_default=True, type=at_least_1, help="Heads of Q."),
-        click.option("--kv-heads", metavar="N", type=at_least_1, help="Heads of K and V, if fewer."),
-        click.option("--batch", metavar="N", default=1, show_default=True, type=at_least_1, help="Batch size."),
+        count_option("--heads", 1, "Heads of Q.", 1),
+        count_option("--kv-heads", 1, "Heads of K and V, if fewer."),
+        count_option("--batch", 1, "Batch size.", 1),
         click.option(
             "--dtype", default="float16", show_default=True, type=click.Choice(list(ITEMSIZE)), help="Dtype of Q, K, V and O."
         ),
@@ -225,13 +223,12 @@ def decode_options(sizes: Mapping[str, int]) -> tuple[Any, ...]:
 
     own = options_of({name: size for name, size in {**DECODING, **sizes}.items() if name != "causal"})
     about = "Run `attention_decode`: --seqlen queries of each sequence against a cache with room for --seqlen-k keys."
-    at_least_0, at_least_1 = Count(0), Count(1)
     lengths = "Keys in the cache of each sequence, or one number for all.  [default: a full cache]"
     return (
         click.option("--decode", is_flag=True, is_eager=True, callback=decoding, help=f"{about}  [default then: {own}]"),
         click.option("--cache-seqlens", metavar="N,N,...", help=lengths),
-        click.option("--page-size", metavar="N", type=at_least_1, help="Divide the cache into pages of N keys, a multiple of 16."),
-        click.option("--append", metavar="N", type=at_least_0, default=0, help="New keys to append to those of each sequence."),
+        count_option("--page-size", 1, "Divide the cache into pages of N keys, a multiple of 16."),
+        click.option("--append", metavar="N", type=Count(0), default=0, help="New keys to append to those of each sequence."),
         click.option("--tree", is_flag=True, help="Use a mask over the newest keys, for drafts that branch."),
         click.option(
             "--num-splits",

@@ -11,7 +11,7 @@ from cupyflash.request.options import EMPTY, MIXED, WHOLE
 from cupyflash.schedules import TileSchedule, fa3_tiles
 from cupyflash.sim import theory
 from cupyflash.sim.cli import l2, predict_decode, predict_ring, times
-from cupyflash.sim.cli.counts import counted, intensity, machine_balance, show_replay, show_traffic
+from cupyflash.sim.cli.counts import beside_balance, counted, intensities, show_replay, show_traffic
 from cupyflash.sim.cli.functions import MOST_SCORES
 from cupyflash.sim.cli.group import Found
 from cupyflash.sim.cli.options import AS_JSON, ProblemRequest, examples, gathered, problem_options
@@ -80,9 +80,7 @@ def predict(request: ProblemRequest, with_l2: bool, timing: times.Timing, ranks:
         "tiling": tiling_report(schedule),
         "mask_tiles": tiles_of(schedule),
         **counted(schedule, form),
-        "flops": flops,
-        "arithmetic_intensity": intensity(flops, form.total_bytes),
-        "machine_balance": machine_balance(device, problem.dtype),
+        **intensities(flops, form, device, problem.dtype),
         "standard_ideal_bytes": standard.total_bytes,
         "ratio_to_standard": ratio(form, standard),
         "algorithms": side_by_side(request, schedule, standard),
@@ -166,8 +164,7 @@ def show_prediction(report: dict[str, Any], request: ProblemRequest) -> None:
             )
     show_replay(report)
     if report["arithmetic_intensity"] is not None:
-        balance = report["machine_balance"]
-        beside = f"; the device balances at {balance:.0f}" if balance else ""
+        beside = beside_balance(report["machine_balance"])
         say(f"arithmetic intensity: {report['arithmetic_intensity']:.1f} FLOP a byte ({count} N^2 d, nothing skipped){beside}")
     predict_decode.show_models(report)
     show_side_by_side(report["algorithms"], request, "l2" in report)

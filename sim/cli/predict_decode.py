@@ -9,7 +9,7 @@ import click
 from cupyflash.schedules import DecodeSchedule
 from cupyflash.sim import theory
 from cupyflash.sim.cli import l2, times
-from cupyflash.sim.cli.counts import counted, intensity, machine_balance, show_replay, show_traffic
+from cupyflash.sim.cli.counts import beside_balance, counted, intensities, show_replay, show_traffic
 from cupyflash.sim.cli.group import Found
 from cupyflash.sim.cli.options import ProblemRequest
 from cupyflash.sim.cli.show import NAMES, say, show_table, taken, tell
@@ -33,8 +33,7 @@ def predict(request: ProblemRequest, as_json: bool, models: dict[str, Any]) -> N
 
 def prediction(request: ProblemRequest, schedule: DecodeSchedule, form: Traffic) -> dict[str, Any]:
     """The prediction for JSON."""
-    device = request.device
-    bandwidth, flops = device.hbm_bandwidth, operations(schedule)
+    device, bandwidth = request.device, request.device.hbm_bandwidth
     return {
         **request.report,
         "device": {"name": device.name, "sram_bytes": device.sram_per_block, "hbm_bandwidth": bandwidth},
@@ -47,9 +46,7 @@ def prediction(request: ProblemRequest, schedule: DecodeSchedule, form: Traffic)
             name: {"bytes": moved, "share": moved / form.total_bytes if form.total_bytes else 0.0}
             for name, moved in (("partial_results", bytes_of(form, PARTS)), ("pages", bytes_of(form, PAGES)))
         },
-        "flops": flops,
-        "arithmetic_intensity": intensity(flops, form.total_bytes),
-        "machine_balance": machine_balance(device, request.problem.dtype),
+        **intensities(operations(schedule), form, device, request.problem.dtype),
         "hbm_seconds": form.total_bytes / bandwidth if bandwidth else None,
         "beside": {"decode": moved(form, bandwidth), "fa2": of_fa2(schedule, bandwidth)},
     }
@@ -108,8 +105,7 @@ def show(report: dict[str, Any], request: ProblemRequest, schedule: DecodeSchedu
     intensity, balance, bandwidth = report["arithmetic_intensity"], report["machine_balance"], device.hbm_bandwidth
     if intensity is not None:
         bound = ": the memory takes the time" if balance and intensity < balance else ""
-        beside = f"; the device balances at {balance:.0f}{bound}" if balance else ""
-        say(f"arithmetic intensity: {intensity:.1f} FLOP a byte{beside}")
+        say(f"arithmetic intensity: {intensity:.1f} FLOP a byte{beside_balance(balance, bound)}")
     if bandwidth:
         say(
             f"time of the memory, a model: {report['hbm_seconds'] * 1e6:,.2f} us, all bytes at {bandwidth / 1e9:,.0f} GB/s "

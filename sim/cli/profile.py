@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -96,21 +97,35 @@ class L2Options:
     device: Device
 
 
+FILE = click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+GRID = click.option("--grid", required=True, callback=extent, metavar="X[,Y,Z]", help="Blocks.")
+BLOCK = click.option("--block", required=True, callback=extent, metavar="X[,Y,Z]", help="Threads of a block.")
+ARGS = click.option(
+    "--args", "spec", default="[]", metavar="SPEC.json", help="The arguments: a JSON file, or JSON itself (docs/profile.md)."
+)
+DEFINES = click.option("-D", "--define", "defines", multiple=True, metavar="NAME[=VALUE]", help="A macro; may be repeated.")
+INCLUDES = click.option("-I", "--include", "includes", multiple=True, type=click.Path(path_type=Path), help="A folder of headers.")
+SHARED = from_0("--shared-bytes", "Dynamic shared memory of a block.")
+
+
+def preprocessed(defines: Sequence[str], includes: Sequence[Path]) -> list[str]:
+    """The compiler's options for macros and folders of headers."""
+    return [*(f"-D{name}" for name in defines), *(f"-I{path}" for path in includes)]
+
+
 @click.command(epilog=EXAMPLES)
-@click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@FILE
 @click.option(
     "--kernel", metavar="NAME", help="The kernel's name, as in the source or in the PTX; not needed if there is only one."
 )
-@click.option("--grid", required=True, callback=extent, metavar="X[,Y,Z]", help="Blocks.")
-@click.option("--block", required=True, callback=extent, metavar="X[,Y,Z]", help="Threads of a block.")
+@GRID
+@BLOCK
 @click.option("--cluster", callback=extent, metavar="X[,Y,Z]", help="Blocks of a cluster.")
-@click.option(
-    "--args", "spec", default="[]", metavar="SPEC.json", help="The arguments: a JSON file, or JSON itself (docs/profile.md)."
-)
+@ARGS
 @click.option("--arch", default="compute_80", show_default=True, help="The architecture to compile for: compute_90, sm_90 or 9.0.")
-@click.option("-D", "--define", "defines", multiple=True, metavar="NAME[=VALUE]", help="A macro; may be repeated.")
-@click.option("-I", "--include", "includes", multiple=True, type=click.Path(path_type=Path), help="A folder of headers.")
-@from_0("--shared-bytes", "Dynamic shared memory of a block.")
+@DEFINES
+@INCLUDES
+@SHARED
 @SEED
 @click.option("--max-instructions", type=click.IntRange(1), help="End a launch that has run so many, of all warps together.")
 @click.option(
@@ -175,8 +190,7 @@ def profile(source: Source, launch: LaunchOptions, report: ProfileReport, behind
     for name in report.saves:
         if name not in arrays:
             raise ValueError(f"--save {name}: there is no such array among the arguments; there are {', '.join(arrays) or 'none'}")
-    options = [f"-arch={architecture(source.arch)}"]
-    options += [*(f"-D{name}" for name in source.defines), *(f"-I{path}" for path in source.includes)]
+    options = [f"-arch={architecture(source.arch)}", *preprocessed(source.defines, source.includes)]
     click.echo(f"executing {source.file} on the PTX machine ...", err=True)
     try:
         found = run(

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 import click
-from click.core import ParameterSource
 
 from cupyflash.device import Device
 from cupyflash.distributed.layout import MOST_RANKS
@@ -34,8 +33,12 @@ from cupyflash.sim.pictures.sweep import AXES, Axis, Point, default_range, space
 from cupyflash.sim.pictures.sweep_decode import DEFAULT_RANGE as CACHES
 from cupyflash.words import plural
 
-HEADINGS = {"sram": "SRAM bytes", "seqlen": "N", "head-dim": "d", "block-cols": "paper's Bc"}
-COLUMNS = {"sram": "sram_bytes", "seqlen": "seqlen", "head-dim": "head_dim", "block-cols": "paper_block_cols"}
+AXIS_COLUMNS = {
+    "sram": ("sram_bytes", Column("SRAM bytes")),
+    "seqlen": ("seqlen", Column("N")),
+    "head-dim": ("head_dim", Column("d")),
+    "block-cols": ("paper_block_cols", Column("paper's Bc")),
+}
 COUNTED = {
     "sram_elements": Column("M"),
     "block_rows": Column("Br"),
@@ -224,9 +227,10 @@ def of_axis(request: ProblemRequest, over: Axis, span: AxisSpan, report: SweepRe
     M = "" if over in ("sram", "block-cols") else f", M = {device.sram_per_block:,} bytes"
     tiling = "{} x {}".format(*request.tiling) if isinstance(request.tiling, tuple) else request.tiling or "fitted"
     title = f"{NAMES[request.algorithm]}, {tiling} tiling: {describe(request.problem, swept)}; {device.name}{M}"
-    columns = {COLUMNS[over]: Column(HEADINGS[over]), **COUNTED, **(BEHIND_L2 if report.with_l2 else {})}
+    name, column = AXIS_COLUMNS[over]
+    columns = {name: column, **COUNTED, **(BEHIND_L2 if report.with_l2 else {})}
     left_out = {"skipped": [{"value": value, "reason": reason} for value, reason in found.skipped]}
-    rows = [{COLUMNS[over]: point.value} | fields(point) for point in found.points]
+    rows = [{name: point.value} | fields(point) for point in found.points]
     return Points(head, rows, title, columns, LEGENDS[: 1 + report.with_l2], left_out, folded=True)
 
 
@@ -244,14 +248,9 @@ def posed(problem: Problem, over: Axis) -> Problem:
     A sweep treats equal sizes as one: a given --seqlen-k 4096 must not follow because --seqlen's default is 4096,
     too.
     """
-    context = click.get_current_context()
-
-    def given(name: str) -> bool:
-        return context.get_parameter_source(name) is ParameterSource.COMMANDLINE
-
-    if over == "seqlen" and given("seqlen_k"):
+    if over == "seqlen" and first_given(("seqlen_k",)):
         return replace(problem, seqlen_q=problem.seqlen_k - 1 if problem.seqlen_k else 1)
-    if over == "head-dim" and given("head_dim_v"):
+    if over == "head-dim" and first_given(("head_dim_v",)):
         return replace(problem, head_dim=problem.head_dim_v - 1 if problem.head_dim_v > 1 else 2)
     return problem
 

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from cupyflash.device import Device
-from cupyflash.sim.cli.options import AS_JSON, DEVICE, examples, from_0, gathered
-from cupyflash.sim.cli.profile import extent, first_reason
+from cupyflash.sim.cli.options import AS_JSON, DEVICE, examples, gathered
+from cupyflash.sim.cli.profile import ARGS, BLOCK, DEFINES, FILE, GRID, INCLUDES, SHARED, first_reason, preprocessed
 from cupyflash.sim.cli.show import say, show_table
 from cupyflash.sim.ptx import PtxError
 
@@ -61,18 +61,16 @@ class TimeReport:
 
 
 @click.command(epilog=EXAMPLES)
-@click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@FILE
 @click.option(
     "--kernel", metavar="NAME", help="The kernel's name, as in the source or in the PTX; not needed if there is only one."
 )
-@click.option("--grid", required=True, callback=extent, metavar="X[,Y,Z]", help="Blocks.")
-@click.option("--block", required=True, callback=extent, metavar="X[,Y,Z]", help="Threads of a block.")
-@click.option(
-    "--args", "spec", default="[]", metavar="SPEC.json", help="The arguments: a JSON file, or JSON itself (docs/profile.md)."
-)
-@click.option("-D", "--define", "defines", multiple=True, metavar="NAME[=VALUE]", help="A macro; may be repeated.")
-@click.option("-I", "--include", "includes", multiple=True, type=click.Path(path_type=Path), help="A folder of headers.")
-@from_0("--shared-bytes", "Dynamic shared memory of a block.")
+@GRID
+@BLOCK
+@ARGS
+@DEFINES
+@INCLUDES
+@SHARED
 @click.option("--mhz", type=click.FloatRange(0, min_open=True), help="The clock rate; by default the device's boost clock.")
 @click.option("--cold", is_flag=True, help="The L2 was emptied before; else it has the arrays that fit into it.")
 @DEVICE
@@ -119,7 +117,7 @@ def _timed(asked: TimedLaunch, chip: Chip) -> dict[str, Any]:
     from cupyflash.sim.profiling.arguments import read_arguments
 
     arguments = read_arguments(asked.spec).values
-    options = [*(f"-D{name}" for name in asked.defines), *(f"-I{path}" for path in asked.includes)]
+    options = preprocessed(asked.defines, asked.includes)
     code = of_file(asked.file, chip.device, options)
     loaded = code.launch(asked.kernel, (asked.grid, asked.block), arguments, asked.shared_bytes)
     return timed(loaded, chip.device, chip.mhz, cold=chip.cold).to_dict()

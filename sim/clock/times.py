@@ -28,7 +28,7 @@ from cupyflash.schedules.balance import Pieces
 from cupyflash.schedules.decode_tiles import LAUNCH
 from cupyflash.schedules.fa2 import Fa2Schedule
 from cupyflash.schedules.fa2_backward import Fa2BackwardSchedule, QueriesSchedule
-from cupyflash.schedules.fa2_backward_tiles import Launch as Gradients
+from cupyflash.schedules.fa2_backward_tiles import GradientsLaunch as Gradients
 from cupyflash.schedules.fa2_backward_tiles import launches as main_launches
 from cupyflash.schedules.fa3 import Fa3Schedule
 from cupyflash.sim import l2

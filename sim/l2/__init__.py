@@ -27,22 +27,19 @@ from cupyflash.schedules.fa3 import Fa3Schedule
 from cupyflash.sim.l2.cache import L2, LINE, SECTOR, WAYS, CacheCounts, SectoredCache
 from cupyflash.sim.l2.decoding import PlayedDecoding
 from cupyflash.sim.l2.given import require_given
-from cupyflash.sim.l2.launch import FEW_REGISTERS, MOST_REGISTERS, Blocks, DeviceMemory, PlayedLaunch, resident
+from cupyflash.sim.l2.launch import FEW_REGISTERS, MOST_REGISTERS, DeviceMemory, LaunchedBlocks, PlayedLaunch, resident
 from cupyflash.sim.l2.played import PlayedWalk
 from cupyflash.sim.l2.queue import PlayedQueue
 from cupyflash.sim.l2.reads import Given
 from cupyflash.sim.l2.works import ORDERS, Order
-from cupyflash.sim.traffic import TOTAL, TensorTraffic, Traffic, row_of
+from cupyflash.sim.traffic import TOTAL, Traffic, row_of
+from cupyflash.sim.two_level.machine import TooLong
 
 __all__ = ["L2", "LINE", "ORDERS", "SECTOR", "WAYS", "Behind", "Given", "Order", "TooLong", "run"]
 
 # Some 20 s of either
 MOST_TURNS = 1 << 24
 MOST_RUNS = 1 << 28
-
-
-class TooLong(ValueError):
-    """The lengths are more than the model plays through."""
 
 
 @dataclass(frozen=True)
@@ -140,9 +137,9 @@ def require_followed(schedule: TileSchedule, order: Order) -> None:
         raise ValueError("the L2 model needs a row: batch, heads and seqlen_q of at least 1")
 
 
-def behind(names: list[str], counts: CacheCounts, launches: Sequence[Blocks]) -> Behind:
+def behind(names: list[str], counts: CacheCounts, launches: Sequence[LaunchedBlocks]) -> Behind:
     def traffic(read: np.ndarray, written: np.ndarray) -> Traffic:
-        return Traffic({name: TensorTraffic(int(read[n]), int(written[n])) for n, name in enumerate(names)})
+        return Traffic.of(*(dict(zip(names, each.tolist(), strict=True)) for each in (read, written)))
 
     def rate(missed: int, sectors: int) -> float:
         return 1 - missed / sectors

@@ -34,8 +34,7 @@ class Bounds:
     @property
     def first_blocks(self) -> np.ndarray:
         """The number of each sequence's first thread block among those of a head."""
-        found: np.ndarray = self.begins // self.size + np.arange(len(self.begins))
-        return found
+        return self.begins // self.size + np.arange(len(self.begins))
 
     @property
     def blocks(self) -> int:

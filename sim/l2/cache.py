@@ -72,8 +72,7 @@ class L2:
         """The sets of these line numbers."""
         stretch = (lines // self.sets).astype(np.uint64)
         turns = (stretch * np.uint64(_MIX) >> np.uint64(40)) % np.uint64(self.sets // self.rotated)
-        found: np.ndarray = (lines + turns.astype(np.int64) * self.rotated) % self.sets
-        return found
+        return (lines + turns.astype(np.int64) * self.rotated) % self.sets
 
 
 Many = np.ndarray | int

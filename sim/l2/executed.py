@@ -20,7 +20,7 @@ from cupyflash.sim.execution import Onlookers, Watch
 from cupyflash.sim.l2 import Behind, Given, TooLong, behind, launches_of, require_followed
 from cupyflash.sim.l2 import run as model
 from cupyflash.sim.l2.cache import L2, LINE, ROTATED, SECTOR, SECTORS, CacheCounts, Sets
-from cupyflash.sim.l2.launch import Blocks, DeviceMemory, resident
+from cupyflash.sim.l2.launch import DeviceMemory, LaunchedBlocks, resident
 from cupyflash.sim.ptx import Access
 from cupyflash.sim.ptx.state.lanes import AddressPattern, Wave
 from cupyflash.sim.ptx.state.segments import ALIGNMENT, Segment
@@ -88,7 +88,7 @@ class SectorLines:
         return cls.of(np.repeat(block, number), np.repeat(sector, number) + along)
 
 
-class AskedLines(Blocks):
+class AskedLines(LaunchedBlocks):
     """The observer of a launch: it notes the lines that each thread block asks for, in the block's order."""
 
     def __init__(self, execution: Observed, grid: int, slots: int) -> None:

@@ -58,7 +58,7 @@ class DeviceMemory:
         return self.rows(name, count, WORD)
 
 
-class Blocks:
+class LaunchedBlocks:
     """One kernel's `grid`. `slots` thread blocks run at a time on the device; each takes `turns`, in launch order.
 
     The blocks of a `cluster` start together.
@@ -82,7 +82,7 @@ class Blocks:
         return int((self.starts() + self.turns).max()) / mean if mean else 1.0
 
 
-class PlayedLaunch(Blocks, ABC):
+class PlayedLaunch(LaunchedBlocks, ABC):
     """A kernel of a schedule, of which it is known what a thread block asks for in a turn.
 
     `unit` divides, in bytes, the begin and the size of each request, except for those of words. `heft`: the work of modelling a

@@ -3,7 +3,6 @@ first."""
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import replace
 
 import numpy as np
@@ -12,7 +11,7 @@ from cupyflash.request.problem import Problem
 from cupyflash.schedules import DecodeSchedule, TileSchedule, plan
 from cupyflash.schedules.decode import seen_keys
 from cupyflash.sim import theory
-from cupyflash.sim.traffic import TensorTraffic, Traffic
+from cupyflash.sim.traffic import Traffic
 from cupyflash.words import plural
 
 KEYS = ("K", "V", "K_new", "V_new")
@@ -63,9 +62,4 @@ def _same_keys(one: tuple[np.ndarray, np.ndarray], other: tuple[np.ndarray, np.n
 
 def together(schedules: tuple[TileSchedule, ...]) -> Traffic:
     """The closed forms' traffic of all of them."""
-    total: Counter[tuple[str, bool]] = Counter()
-    for schedule in schedules:
-        for name, moved in theory.traffic(schedule).items():
-            total[name, False] += moved.read_bytes
-            total[name, True] += moved.write_bytes
-    return Traffic({name: TensorTraffic(total[name, False], total[name, True]) for name, _ in total})
+    return Traffic.summed((1, theory.traffic(schedule)) for schedule in schedules)

@@ -42,8 +42,8 @@ class Inputs:
     def of(cls, q: np.ndarray, k: np.ndarray, v: np.ndarray, *, blocks: tuple[int, int] | None = None, **asked: Any) -> Inputs:
         """Make inputs from `attention`'s keywords. TypeError or ValueError for other keywords."""
         beside = {name: array for name in ARRAYS if (array := asked.pop(name, None)) is not None}
-        dropout = Dropout.asked(*(asked.pop(name, default) for name, default in ARGUMENTS.items()))
-        score, options = _score_and_options(asked)
+        dropout = Dropout.asked(asked)
+        score, options = _score_and_options({name: value for name, value in asked.items() if name not in ARGUMENTS})
         return cls(q, k, v, replace(options, dropout=dropout is not None), beside, blocks, score, dropout=dropout)
 
     @property

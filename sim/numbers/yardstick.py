@@ -80,8 +80,7 @@ def draw(problem: Problem, seed: int = 0, v_mean: float = 0.0) -> tuple[np.ndarr
 def draw_gradient(problem: Problem, seed: int = 0) -> np.ndarray:
     """A normal gradient of O, of shape (b, h, n_q, d_v)."""
     rng, p = np.random.default_rng([seed, 2]), problem
-    dout: np.ndarray = rng.standard_normal((p.batch, p.heads, p.seqlen_q, p.head_dim_v)).astype(np.float32).astype(DTYPES[p.dtype])
-    return dout
+    return rng.standard_normal((p.batch, p.heads, p.seqlen_q, p.head_dim_v)).astype(np.float32).astype(DTYPES[p.dtype])
 
 
 def draw_masks(problem: Problem, seed: int = 0) -> dict[str, np.ndarray]:

@@ -40,14 +40,8 @@ def break_even_sram(head_dim: int) -> int:
     return 3 * head_dim**2
 
 
-def theorem5_standard(seqlen: int, head_dim: int) -> float:
-    """Theorem 5: standard attention's backward makes Theta(N d + N^2) HBM accesses; this is the argument, in elements."""
-    return seqlen * head_dim + seqlen**2
-
-
-def theorem5_flash(seqlen: int, head_dim: int, sram_elements: float) -> float:
-    """Theorem 5: for d <= M <= N d, Algorithm 4 makes Theta(N^2 d^2 / M) HBM accesses; the argument, in elements."""
-    return seqlen**2 * head_dim**2 / sram_elements
+# Theorem 5 says of Algorithms 3 and 4 what Theorem 2 says of 0 and 1.
+theorem5_standard, theorem5_flash = theorem2_standard, theorem2_flash
 
 
 def theorem5_break_even_sram(head_dim: int) -> float:

@@ -2,27 +2,19 @@
 
 from __future__ import annotations
 
-from collections import Counter
-
 from cupyflash.schedules import DecodeSchedule
-from cupyflash.sim.theory.visits import FLOAT32, added, blocks_in, head_bytes, score_bytes
-from cupyflash.sim.traffic import TensorTraffic, Traffic
-
-INT32 = 4
+from cupyflash.sim.theory.visits import FLOAT32, INT32, blocks_in, head_bytes, score_bytes
+from cupyflash.sim.traffic import Traffic
 
 
 def decode_traffic(schedule: DecodeSchedule) -> Traffic:
     """Bytes per tensor, each sequence with its own length."""
-    total: Counter[tuple[str, bool]] = Counter()
-    for cached, batches in schedule.lengths().items():
-        for name, moved in _key_head(schedule, cached).items():
-            for write, nbytes in enumerate(moved):
-                total[name, bool(write)] += batches * schedule.problem.kv_heads * nbytes
-    return Traffic({name: TensorTraffic(total[name, False], total[name, True]) for name, _ in total})
+    heads, every = schedule.problem.kv_heads, schedule.lengths()
+    return Traffic.summed((batches * heads, _key_head(schedule, cached)) for cached, batches in every.items())
 
 
-def _key_head(schedule: DecodeSchedule, cached: int) -> dict[str, tuple[int, int]]:
-    """(Bytes read, bytes written) of a key head whose sequence has `cached` keys."""
+def _key_head(schedule: DecodeSchedule, cached: int) -> Traffic:
+    """The traffic of a key head whose sequence has `cached` keys."""
     p, cache, group = schedule.problem, schedule.cache, schedule.group
     rows, keys, split = p.seqlen_q * group, cached + cache.appended, schedule.splits > 1
     old = new = queries = parts = pages = 0  # keys of the cache, new keys, rows, rows of splits, places of pages
@@ -37,23 +29,29 @@ def _key_head(schedule: DecodeSchedule, cached: int) -> dict[str, tuple[int, int
         pages += _pages(schedule, begin, end, splits)
     looks = blocks_in(rows, schedule.block_rows) * schedule.splits + (rows if split else 0)
     width = blocks_in(p.head_dim_v, 4) * 4
-    form = {
-        "Q": (queries * p.head_dim * p.itemsize, 0),
-        "K": (old * p.head_dim * p.itemsize, cache.appended * p.head_dim * p.itemsize),
-        "V": (old * p.head_dim_v * p.itemsize, cache.appended * p.head_dim_v * p.itemsize),
-        "K_new": (new * p.head_dim * p.itemsize, 0),
-        "V_new": (new * p.head_dim_v * p.itemsize, 0),
-        "O": (0, rows * p.head_dim_v * p.itemsize),
-        "L": (0, rows * FLOAT32 if schedule.lse else 0),
-        "sinks": (rows * FLOAT32 if p.options.sinks else 0, 0),
-        "cache_seqlens": (looks * INT32 if p.options.padded else 0, 0),
-        "block_table": (pages * INT32, 0),
-        "tree_mask": (_scores(schedule, keys, max(0, keys - p.seqlen_q)) if cache.tree else 0, 0),
-        **added(head_bytes(p, queries), score_bytes(p, _scores(schedule, keys))),
-    }
-    if split:
-        form |= {"O_part": (parts * width * FLOAT32,) * 2, "m_part": (parts * FLOAT32,) * 2, "l_part": (parts * FLOAT32,) * 2}
-    return form
+    of_splits = {"O_part": parts * width * FLOAT32, "m_part": parts * FLOAT32, "l_part": parts * FLOAT32} if split else {}
+    return Traffic.of(
+        {
+            "Q": queries * p.head_dim * p.itemsize,
+            "K": old * p.head_dim * p.itemsize,
+            "V": old * p.head_dim_v * p.itemsize,
+            "K_new": new * p.head_dim * p.itemsize,
+            "V_new": new * p.head_dim_v * p.itemsize,
+            "sinks": rows * FLOAT32 * p.options.sinks,
+            "cache_seqlens": looks * INT32 * p.options.padded,
+            "block_table": pages * INT32,
+            "tree_mask": _scores(schedule, keys, max(0, keys - p.seqlen_q)) if cache.tree else 0,
+            **head_bytes(p, queries) + score_bytes(p, _scores(schedule, keys)),
+            **of_splits,
+        },
+        {
+            "K": cache.appended * p.head_dim * p.itemsize,
+            "V": cache.appended * p.head_dim_v * p.itemsize,
+            "O": rows * p.head_dim_v * p.itemsize,
+            "L": rows * FLOAT32 * schedule.lse,
+            **of_splits,
+        },
+    )
 
 
 def key_bytes(schedule: DecodeSchedule) -> int:

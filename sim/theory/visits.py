@@ -22,8 +22,11 @@ from cupyflash.request.problem import Problem
 from cupyflash.request.score import Form
 from cupyflash.schedules import BackwardSchedule, TileSchedule
 from cupyflash.sim.theory.sums import clipped_sum, count_below
+from cupyflash.sim.traffic import Traffic
 
-FLOAT32 = 4
+FLOAT32 = INT32 = 4
+Bytes = Counter[str]
+"""Bytes that are read, by tensor."""
 # Lengths up to which a few times the product of two of them is exact in 64 bits.
 SAFE_IN_INT64 = 1 << 29
 
@@ -55,14 +58,14 @@ def lengths(p: Problem) -> Mapping[int, int]:
     return {p.seqlen_k: p.batch} if p.options.key_lengths is None else Counter(p.options.key_lengths)
 
 
-class Kept(NamedTuple):
+class KeptTiles(NamedTuple):
     """The tiles of one query head, (Tr, Tc), under its masks: those visited, and those where a mask is evaluated for each score."""
 
     visited: np.ndarray
     asked: np.ndarray
 
 
-def masks_and_lengths(schedule: TileSchedule) -> Iterator[tuple[int, int, list[Kept] | None]]:
+def masks_and_lengths(schedule: TileSchedule) -> Iterator[tuple[int, int, list[KeptTiles] | None]]:
     """Yield (number of batches, their keys, the tiles that masks keep by head, or once for all heads; None for all tiles)."""
     p, kept = schedule.problem, _kept(schedule)
     if kept is None or len(kept.visited) == 1:
@@ -73,11 +76,11 @@ def masks_and_lengths(schedule: TileSchedule) -> Iterator[tuple[int, int, list[K
         yield 1, p.options.key_lengths[batch] if p.options.key_lengths else p.seqlen_k, _of_heads(kept, batch)
 
 
-def _of_heads(kept: Kept, batch: int) -> list[Kept]:
-    return [Kept(kept.visited[batch, head], kept.asked[batch, head]) for head in range(kept.visited.shape[1])]
+def _of_heads(kept: KeptTiles, batch: int) -> list[KeptTiles]:
+    return [KeptTiles(kept.visited[batch, head], kept.asked[batch, head]) for head in range(kept.visited.shape[1])]
 
 
-def _kept(schedule: TileSchedule) -> Kept | None:
+def _kept(schedule: TileSchedule) -> KeptTiles | None:
     """The kept tiles by the schedule's tiles: of all batches and heads, or of one where all are alike."""
     p, asked = schedule.problem, schedule.problem.options
     known = bool(schedule.mask_tiles) and asked.pattern is not None and asked.pattern.bits is not None
@@ -85,11 +88,11 @@ def _kept(schedule: TileSchedule) -> Kept | None:
         return None
     visited = np.ones((1, 1, 1, 1), bool) if asked.block_mask is None else own_blocks(schedule, asked.block_mask.kept)
     if not known:
-        return Kept(visited, visited)
+        return KeptTiles(visited, visited)
     assert asked.pattern is not None
     states = asked.pattern.states((p.seqlen_q, p.seqlen_k), (schedule.block_rows, schedule.block_cols))
     made = np.broadcast_arrays(visited & (states != EMPTY), visited & (states == MIXED))
-    return Kept(made[0], made[1])
+    return KeptTiles(made[0], made[1])
 
 
 def own_blocks(schedule: TileSchedule, mask: np.ndarray) -> np.ndarray:
@@ -97,20 +100,22 @@ def own_blocks(schedule: TileSchedule, mask: np.ndarray) -> np.ndarray:
     p, br, bc = schedule.problem, schedule.block_rows, schedule.block_cols
     rows, cols = (schedule.mask_blocks if isinstance(schedule, BackwardSchedule) else None) or (br, bc)
     i, j = np.arange(blocks_in(p.seqlen_q, br)) * br // rows, np.arange(blocks_in(p.seqlen_k, bc)) * bc // cols
-    own: np.ndarray = mask[..., i[:, None], j]
-    return own
+    return mask[..., i[:, None], j]
 
 
-def state_bytes(schedule: TileSchedule, blocks: int) -> dict[str, tuple[int, int]]:
-    """The bytes that `blocks` blocks read of a mask's states, one a block."""
-    return {each.field: (blocks, 0) for each in schedule.mask_tiles[:1]}
+def position_bytes(schedule: TileSchedule, looks: int, blocks: int) -> dict[str, int]:
+    """The bytes read for the tiles to visit: of the key lengths at `looks`; of a block mask and of a mask's states one for each of
+    `blocks`."""
+    o = schedule.problem.options
+    found = {"key_lengths": INT32 * looks * o.padded, "block_mask": blocks * (o.block_mask is not None)}
+    return found | {each.field: blocks for each in schedule.mask_tiles[:1]}
 
 
-def states_made(schedule: TileSchedule) -> dict[str, tuple[int, int]]:
+def states_made(schedule: TileSchedule) -> Traffic:
     """The bytes of finding the states of a mask's tiles. For each (batch, head) with a mask of its own, the mask is evaluated once
     a score; a function's loads by head are made once a tile, by row once a tile's row, by column once a tile's column."""
     p, Nq, Nk = schedule.problem, schedule.problem.seqlen_q, schedule.problem.seqlen_k
-    total: Counter[str] = Counter()
+    read: Counter[str] = Counter()
     written: Counter[str] = Counter()
     for tiles in schedule.found_tiles:
         Tr, Tc = blocks_in(Nq, tiles.blocks[0]), blocks_in(Nk, tiles.blocks[1])
@@ -118,11 +123,11 @@ def states_made(schedule: TileSchedule) -> dict[str, tuple[int, int]]:
         written[tiles.field] += planes * Tr * Tc
         form = p.options.mask_function
         if form is None:
-            total["mask"] += planes * Nq * Nk
+            read["mask"] += planes * Nq * Nk
             continue
         for load, times in _times_loaded(form, Tr * Tc, Nq * Tc, Nk * Tr, Nq * Nk):
-            total[score.field(load.name, "mask")] += planes * times * score.itemsize(form, load)
-    return {name: (total[name], written[name]) for name in {*total, *written}}
+            read[score.field(load.name, "mask")] += planes * times * score.itemsize(form, load)
+    return Traffic.of(read, written)
 
 
 def _times_loaded(form: Form, of_tiles: int, of_rows: int, of_columns: int, of_scores: int) -> Iterator[tuple[Load, int]]:
@@ -245,64 +250,53 @@ def _area(x: np.ndarray, most: np.ndarray) -> np.ndarray:
 
 
 def mask_bytes(
-    p: Problem, keys: int, kept: Kept | None = None, blocks: tuple[int, int] = (1, 1), by_tiles: bool = False
-) -> dict[str, tuple[int, int]]:
-    """The bytes of mask, bias and score function: each score that causal mask and window leave in the visited blocks reads its own
-    elements, and its row's and key's unless they are read `by_tiles`; a mask's only where it is evaluated."""
+    p: Problem, keys: int, kept: KeptTiles | None = None, blocks: tuple[int, int] = (1, 1), by_tiles: bool = False
+) -> Bytes:
+    """The bytes read of mask, bias and score function: each score that causal mask and window leave in the visited blocks reads its
+    own elements, and its row's and key's unless they are read `by_tiles`; a mask's only where it is evaluated."""
     if not p.options.of_scores:
-        return {}
+        return Counter()
     scores = scores_of(p, keys, None if kept is None else kept.visited, blocks)
     asked = scores_of(p, keys, kept.asked, blocks) if kept is not None and p.options.masked else scores
-    found = {"mask": (asked if p.options.mask else 0, 0), "bias": (scores * p.itemsize if p.options.bias else 0, 0)}
-    return added(found, _loaded(p, "score", scores, asked, by_tiles))
+    found = Counter(mask=asked * p.options.mask, bias=scores * p.itemsize * p.options.bias)
+    return found + _loaded(p, "score", scores, asked, by_tiles)
 
 
-def score_bytes(p: Problem, scores: int) -> dict[str, tuple[int, int]]:
+def score_bytes(p: Problem, scores: int) -> Bytes:
     """The bytes that `scores` scores read of the arrays of score and mask functions if nothing is read by tiles."""
     return _loaded(p, "score", scores, scores, by_tiles=False)
 
 
-def head_bytes(p: Problem, blocks: int) -> dict[str, tuple[int, int]]:
+def head_bytes(p: Problem, blocks: int) -> Bytes:
     """The bytes that `blocks` thread blocks read, once each, of the per-head values of score and mask functions."""
     return _loaded(p, "head", blocks, blocks)
 
 
-def tile_bytes(p: Problem, rows: int, keys: int, asked_rows: int, asked_keys: int) -> dict[str, tuple[int, int]]:
+def tile_bytes(p: Problem, rows: int, keys: int, asked_rows: int, asked_keys: int) -> Bytes:
     """The bytes that tiles with `rows` and `keys` in all read of them; a mask's only in tiles where it is evaluated."""
-    return added(_loaded(p, "row", rows, asked_rows), _loaded(p, "key", keys, asked_keys))
+    return _loaded(p, "row", rows, asked_rows) + _loaded(p, "key", keys, asked_keys)
 
 
-def _loaded(p: Problem, place: str, times: int, asked: int, by_tiles: bool = True) -> dict[str, tuple[int, int]]:
+def _loaded(p: Problem, place: str, times: int, asked: int, by_tiles: bool = True) -> Bytes:
     """Bytes by array of the loads at one place (`score.Parts`): a score function's `times` each, a mask's `asked` each."""
-    read: Counter[str] = Counter()
+    read: Bytes = Counter()
     for form, often in ((p.options.score, times), (p.options.mask_function, asked)):
         if form is not None:
             for load in getattr(score.parts(form, by_tiles), place):
                 read[score.field(load.name, form.kind)] += often * score.itemsize(form, load)
-    return {name: (nbytes, 0) for name, nbytes in read.items()}
+    return read
 
 
-def added(*forms: Mapping[str, tuple[int, int]]) -> dict[str, tuple[int, int]]:
-    """The sum of bytes read and written, by tensor."""
-    total: dict[str, tuple[int, int]] = {}
-    for form in forms:
-        for name, (read, written) in form.items():
-            before = total.get(name, (0, 0))
-            total[name] = before[0] + read, before[1] + written
-    return total
-
-
-def searched_tiles(schedule: TileSchedule) -> Mapping[str, int]:
+def searched_tiles(schedule: TileSchedule) -> Bytes:
     """The bytes of the bounds read to find the states of packed sequences' tiles: a column of tiles searches for its sequences as a
     head does."""
-    total: Counter[str] = Counter()
+    found: Bytes = Counter()
     for tiles in schedule.found_tiles:
         assert tiles.packed is not None
         columns = math.prod(tiles.planes) * blocks_in(schedule.problem.seqlen_k, tiles.blocks[1])
-        found = searched_bytes(columns, tiles.packed.sequences, tiles.packed.total_q, tiles.blocks[0])
-        for name, nbytes in zip(("cu_seqlens_q", "cu_seqlens_k"), found, strict=True):
-            total[name] += nbytes
-    return total
+        q, k = searched_bytes(columns, tiles.packed.sequences, tiles.packed.total_q, tiles.blocks[0])
+        found += Counter(cu_seqlens_q=q, cu_seqlens_k=k)
+    return found
 
 
 def searched_bytes(heads: int, sequences: int, total: int, block: int) -> tuple[int, int]:

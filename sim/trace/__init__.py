@@ -8,6 +8,7 @@ a trace is what one SRAM sees. Within a block the order is the machine's.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -23,7 +24,7 @@ from cupyflash.sim.execution import Onlookers
 from cupyflash.sim.host_memory import require_room, verified
 from cupyflash.sim.numbers.inputs import Decoding
 from cupyflash.sim.ptx import Access, Diary
-from cupyflash.sim.traffic import TensorTraffic, Traffic
+from cupyflash.sim.traffic import Traffic
 from cupyflash.sim.two_level.machine import Tally
 from cupyflash.sim.two_level.steps import distinct
 from cupyflash.words import plural
@@ -155,10 +156,10 @@ class Trace:
     @property
     def traffic(self) -> Traffic:
         """The sum of the moves."""
-        sums = {name: [0, 0] for name in self.tensors}
+        sums = Counter[str](), Counter[str]()
         for move in self.moves:
-            sums[move.tensor][move.write] += move.nbytes
-        return Traffic({name: TensorTraffic(*both) for name, both in sums.items()})
+            sums[move.write][move.tensor] += move.nbytes
+        return Traffic.of(*sums)
 
     def walk(self, launch: int) -> Walk | Totals:
         """The schedule's walk of a launch."""
@@ -397,8 +398,7 @@ class Recorder:
 def by_heads(elements: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
     """Elements of (pages, heads, rows, d), counted as those of (heads, pages, rows, d)."""
     page, head, row, col = np.unravel_index(elements, shape)
-    found: np.ndarray = np.ravel_multi_index((head, page, row, col), (shape[1], shape[0], *shape[2:]))
-    return found
+    return np.ravel_multi_index((head, page, row, col), (shape[1], shape[0], *shape[2:]))
 
 
 def shape_of(name: str, array: np.ndarray) -> tuple[int, int, int]:

@@ -146,7 +146,7 @@ def player(trace: Trace, name: str) -> dict[str, Any]:
 def tensor(held: HeldTensor, form: Traffic) -> dict[str, Any]:
     """A tensor. Where its rows are not a sequence's keys in their order, it has `pages` of so many `page_rows`: (sequence, first
     key), or null where they are nobody's."""
-    moved = form[held.name] if held.name in form else TensorTraffic()
+    moved = form.get(held.name, TensorTraffic())
     slabs, rows, cols = held.shape
     of_pages = {"page_rows": held.page_rows, "pages": [page and list(page) for page in held.pages]} if held.pages else {}
     return {

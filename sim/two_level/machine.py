@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -13,7 +13,7 @@ from cupyflash.request.options import require_flag
 from cupyflash.schedules import Move, Room, Schedule, TileSchedule, Walk, require_schedule
 from cupyflash.schedules.moves import BEGIN, VISIT, Of, Tensor, Totals, When
 from cupyflash.schedules.parts import Part, Visited
-from cupyflash.sim.traffic import TensorTraffic, Traffic
+from cupyflash.sim.traffic import Traffic
 from cupyflash.sim.two_level.steps import OF_WORKS, Heads, Steps, distinct
 
 # A replay goes through every row, up to some 50 bytes each.
@@ -32,7 +32,7 @@ class SramOverflow(ValueError):
 
 
 class TooLong(ValueError):
-    """The lengths are more than a replay goes through."""
+    """The lengths are more than a replay, or the model of the L2, goes through."""
 
 
 @dataclass
@@ -42,8 +42,8 @@ class Machine:
     sram_bytes: int
     peak_bytes: int = 0
     _tiles: dict[str, int] = field(default_factory=dict)
-    _read: defaultdict[str, int] = field(default_factory=lambda: defaultdict(int))
-    _written: defaultdict[str, int] = field(default_factory=lambda: defaultdict(int))
+    _read: Counter[str] = field(default_factory=Counter)
+    _written: Counter[str] = field(default_factory=Counter)
 
     @contextmanager
     def hold(self, tiles: Iterable[Room]) -> Iterator[None]:
@@ -93,7 +93,7 @@ class Machine:
     @property
     def traffic(self) -> Traffic:
         """The moves so far."""
-        return Traffic({name: TensorTraffic(self._read[name], self._written[name]) for name in {*self._read, *self._written}})
+        return Traffic.of(self._read, self._written)
 
 
 class Tally:

@@ -78,8 +78,7 @@ class Steps:
             each = np.array([visited.counts if "i" in block else visited.column_counts(self.sizes["j"]) for visited in heads])
         else:
             each = np.array([[int(visited.counts.sum())] for visited in heads])
-        counted: np.ndarray = each.ravel() if "g" in block else each.sum(axis=0)
-        return counted
+        return each.ravel() if "g" in block else each.sum(axis=0)
 
     @cached_property
     def tiles(self) -> tuple[np.ndarray, ...]:

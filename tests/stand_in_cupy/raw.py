@@ -42,10 +42,10 @@ def _load(code: str | None, path: str | None, options: tuple[str, ...], device_i
     return module
 
 
-def machine_code(program: cubins.Program) -> cubins.Cubin:
+def machine_code(program: cubins.Program) -> cubins.CompiledCubin:
     """The stand-in of a cubin: PTX, which RawModule reads from a file, as CuPy's does."""
     options = f"-arch=compute_{program.architecture}", *program.options
-    return cubins.Cubin(compile_to_ptx(program.source, options, program.name).encode(), "")
+    return cubins.CompiledCubin(compile_to_ptx(program.source, options, program.name).encode(), "")
 
 
 def compiler() -> str:
