@@ -6,8 +6,9 @@
 planned.txt in .ci/accounts has a line for each kernel and architecture: how the compile gate's programs launch it, and what its
 text names of constants and struct. modelled.txt has a line for each of some `cupyflash explain` and `predict`, all they say with
 numbers to six digits, and for orders in which FlashAttention-3's queue hands out row blocks. drawn.txt has a line for a few random
-problems of a kind each: all that their schedules say (drawn_problems.py). tests/test_drawn_mutants.py holds to them. `--write` makes them what they are now, where a change of tiles or models is meant, and shows what has changed since a commit,
-HEAD or that of `--since`: look at what else that is. `--since` alone only shows.
+problems of a kind each: all that their schedules say (drawn_problems.py). tests/test_drawn_mutants.py holds to them. `--write`
+makes them what they are now, where a change of tiles or models is meant, and shows what has changed since a commit, HEAD or that of
+`--since`: look at what else that is. `--since` alone only shows.
 """
 
 from __future__ import annotations

@@ -49,8 +49,17 @@ EACH = 5
 LINES = {
     **dict.fromkeys(ALGORITHMS, 6),
     **{f"{algorithm} backward": 6 for algorithm in BACKWARD_ALGORITHMS},
-    **{"fa2": 18, "fa2 backward": 20, "fa3": 12, "decode": 10},
-    **{"packed fa2": 8, "packed fa3": 8, "packed fa2 backward": 8, "cache": 12, "auto": 8, "softmax": 6, "others": 3},
+    "fa2": 18,
+    "fa2 backward": 20,
+    "fa3": 12,
+    "decode": 10,
+    "packed fa2": 8,
+    "packed fa3": 8,
+    "packed fa2 backward": 8,
+    "cache": 12,
+    "auto": 8,
+    "softmax": 6,
+    "others": 3,
 }
 SCORES = (
     Score("s * 0.5 + tanh(s / 20) - abs(q - k) / 8"),
@@ -209,7 +218,9 @@ def softmax(rng: random.Random) -> Schedule:
     """A schedule of softmax."""
     rows, cols = (int(2 ** rng.uniform(0, 21)) - rng.randint(0, 1) for _ in range(2))
     dtype, algorithm = rng.choice(["float16", "bfloat16", "float32"]), rng.choice(["online", "safe"])
-    return plan_softmax(rows << 12 * (rng.random() < 0.2), cols, dtype, chip(rng, False), algorithm, adjacent_rows=rng.random() < 0.4)
+    return plan_softmax(
+        rows << 12 * (rng.random() < 0.2), cols, dtype, chip(rng, False), algorithm, adjacent_rows=rng.random() < 0.4
+    )
 
 
 def other(rng: random.Random) -> Schedule:
@@ -221,7 +232,11 @@ def other(rng: random.Random) -> Schedule:
 
 def said(schedule: Schedule) -> dict[str, Any]:
     """All that a schedule says: launches, what may replace them, room, tiles of masks, bytes, moves."""
-    found: dict[str, Any] = {"device": schedule.chip.name, "workspaces": repr(schedule.workspaces()), "bytes": schedule.workspace_bytes}
+    found: dict[str, Any] = {
+        "device": schedule.chip.name,
+        "workspaces": repr(schedule.workspaces()),
+        "bytes": schedule.workspace_bytes,
+    }
     found |= tried("theory", lambda: dict(theory.traffic(schedule))) | tried("replay", lambda: dict(replay(schedule)))
     found |= tried("kernels", lambda: [launch(schedule, kernel) for kernel in schedule.kernels()])
     found |= tried("numbers", lambda: (schedule.numbers(), schedule.maps()) if isinstance(schedule, TileSchedule) else ())

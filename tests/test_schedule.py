@@ -70,6 +70,44 @@ def test_what_is_fitted_fits_and_what_does_not_says_how_much_it_needs(d: int, dt
         assert max(kernel.shared_bytes for kernel in schedule.kernels()) == run(schedule).peak_sram_bytes
 
 
+@given(
+    planned=st.sampled_from(
+        [(plan, "fa1"), (plan, "fa2"), (plan, "standard"), *((plan_backward, name) for name in ("fa1", "fa2"))]
+    ),
+    d=st.sampled_from([16, 33, 64, 128, 256]),
+    dtype=st.sampled_from(["float16", "float32"]),
+    tiling=st.none() | st.tuples(*[st.sampled_from([16, 32, 64])] * 2),
+    options=st.fixed_dictionaries(
+        {}, optional={"deterministic": st.booleans(), "mask": st.booleans(), "block_mask": st.just(True)}
+    ),
+)
+@settings(max_examples=30)
+def test_a_refusal_names_the_least_bytes_with_which_it_runs(
+    planned: tuple[Callable[..., TileSchedule], str], d: int, dtype: str, tiling: tuple[int, int] | None, options: dict[str, bool]
+) -> None:
+    """From a byte on: each refusal asks for more, at last as many as run; with one byte less nothing does."""
+    (how, algorithm), problem = planned, square(100, d, dtype).asking(mask=options.pop("mask", False))
+    if options.pop("block_mask", False) and tiling and algorithm != "standard":
+        problem = problem.asking(block_mask=BlockMask((1, 1, *(-(-100 // size) for size in tiling))))
+    if how is plan:
+        options.pop("deterministic", None)
+
+    def needed(sram: int) -> int | None:
+        """The bytes that a refusal asks for; None if it runs, or does not for another reason."""
+        try:
+            how(problem, A100.with_sram(sram), algorithm, tiling, **options).kernels()
+        except DoesNotFit as error:
+            said = re.search(r"needs (?:at least )?([\d,]+) bytes", str(error))
+            return int(said[1].replace(",", "")) if said else None
+        return None
+
+    least = 1
+    while more := needed(least):
+        assert more > least
+        least = more
+    assert needed(least - 1) == least
+
+
 def test_too_small_an_sram_says_how_many_bytes_are_needed() -> None:
     with pytest.raises(DoesNotFit, match="25,344 bytes"):
         plan(square(1024, 256), A100.with_sram("8KB"), "fa1")
