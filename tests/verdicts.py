@@ -305,6 +305,7 @@ class Examiner:
         self.kept = folder or tempfile.mkdtemp(prefix="mutator-")
         Path(self.kept).mkdir(exist_ok=True)
         compiled.share(Path(self.kept))
+        killers.nvrtc_version()  # without a compiler every mutant would seem to die
         self.right: dict[str, str] = {}
 
     def examine(self, mutant: Mutant, by: str = "") -> Verdict:
