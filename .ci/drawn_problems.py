@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -39,11 +39,15 @@ from cupyflash.schedules import (
 )
 from cupyflash.schedules.add_state import AddStateSchedule
 from cupyflash.schedules.dropout_mask import DropoutMaskSchedule
+from cupyflash.schedules.fa2 import Fa2Schedule
 from cupyflash.schedules.fa2_backward import Fa2BackwardSchedule
 from cupyflash.schedules.fa3 import Fa3Schedule
-from cupyflash.sim import replay, theory
+from cupyflash.sim import l2, replay, theory
+from cupyflash.sim.clock.times import times
 from cupyflash.tiling import TileSize
 
+# Scores up to which the L2 is played, and the clock's times are asked for
+PLAYED = 20_000
 # Problems in a line of drawn.txt, and the number of lines of each kind
 EACH = 5
 LINES = {
@@ -144,7 +148,14 @@ def tilings(rng: random.Random, algorithm: str) -> Any:
     if algorithm == "fa3":
         return rng.choice([None, None, None, None, (128, 16), (192, 64), rng.choice([(64, 32), (128, 24), (128, 272), "paper"])])
     some = (16, 16), (32, 64), (64, 32)
-    others = (128, 32), (16, 128), (64, 144), (256, 16), (48, 24), "paper", TileSize(20, 23, "to count with")
+    others = (
+        (128, 32),
+        (16, 128),
+        (32, 96),
+        "paper",
+        TileSize(20, 23, "to count with"),
+        rng.choice([(64, 144), (256, 16), (48, 24)]),
+    )
     return rng.choice([None, None, None, *some, rng.choice(others)])
 
 
@@ -250,9 +261,20 @@ def said(schedule: Schedule) -> dict[str, Any]:
         found[name] = [(each.field, each.blocks, each.count) for each in getattr(schedule, name, ())]
     if isinstance(schedule, TileSchedule):
         found |= {"problem": repr(schedule.problem)[:2000], "tiling": repr(schedule.tiling)}
+        p = schedule.problem
+        if p.head_count * p.seqlen_q * p.seqlen_k < PLAYED:
+            found |= tried("played", lambda: played(schedule))
     if isinstance(schedule, Fa3Schedule):
         found |= tried("order", lambda: [[int(each @ np.arange(len(each)) ** 2 % 999_983) for each in schedule.order()]])
     return found
+
+
+def played(schedule: TileSchedule) -> list[Any]:
+    """The times by the clock's model, for those that it has, and what the L2 has and DRAM moves."""
+    if not isinstance(schedule, Fa2Schedule | Fa2BackwardSchedule | DecodeSchedule):
+        return [l2.run(schedule).as_dict()]
+    found = vars(times(schedule))
+    return [{**found, "behind": found["behind"].as_dict()}]
 
 
 def launch(schedule: Schedule, kernel: Any) -> list[Any]:
@@ -277,7 +299,7 @@ def models(schedule: Schedule) -> dict[str, Any]:
     found: dict[str, Any] = {"rates": (tensor_rate(device, p.dtype), mma_rate(device, p.dtype), clock_rate(device))}
 
     def candidates(*ways: Callable[[], Any]) -> list[Any]:
-        return [asdict(each) for way in ways for each in way()]
+        return [vars(each) for way in ways for each in way()]
 
     if isinstance(schedule, DecodeSchedule):
         best, splits = schedule.candidate, np.arange(1, 9)

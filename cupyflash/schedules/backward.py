@@ -116,10 +116,3 @@ def require_mask_blocks(schedule: BackwardSchedule) -> None:
     rows, cols = schedule.mask_blocks or own
     if schedule.problem.options.block_mask is not None and (rows % own[0] or cols % own[1]):
         raise ValueError(f"the block mask's blocks must be whole blocks of {own}, got {(rows, cols)}")
-
-
-def require_no_dbias(schedule: BackwardSchedule) -> None:
-    """ValueError for a gradient of the bias, which FlashAttention-2's kernels alone have."""
-    if schedule.dbias:
-        what = f"algorithm {schedule.algorithm!r}, which has no gradient of the bias: 'fa2' has"
-        raise ValueError(f"dbias (a call's return_dbias) must be False for {what}")

@@ -276,9 +276,6 @@ class Fa2BackwardSchedule(_Fa2Kernels):
         p = self.problem
         require_dtype(p.dtype, self.device)
         require_mask_blocks(self)
-        if self.dbias and not p.options.bias:
-            raise ValueError("dbias is the gradient of a bias, and there is none")
-
         source, made = "fa2_backward.cu", launches(p)
         beside_main = self._constants(made[-1], self.warps)
         # The kernels before and behind are compiled with the launch that makes dK.
