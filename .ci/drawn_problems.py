@@ -15,7 +15,8 @@ import numpy as np
 from accounts import given
 
 from cupyflash import Device, Mask, Problem, Score, plan
-from cupyflash.multiprocessor import clock_rate, mma_rate, tensor_rate
+from cupyflash.device import PEAK_DTYPES
+from cupyflash.multiprocessor import Multiprocessor, clock_rate, mma_rate, occupancy, tensor_rate
 from cupyflash.request.options import OPTIONS, VECTORS, BlockMask, Options, Pattern
 from cupyflash.schedules import (
     ALGORITHMS,
@@ -42,7 +43,7 @@ from cupyflash.schedules.dropout_mask import DropoutMaskSchedule
 from cupyflash.schedules.fa2 import Fa2Schedule
 from cupyflash.schedules.fa2_backward import Fa2BackwardSchedule
 from cupyflash.schedules.fa3 import Fa3Schedule
-from cupyflash.sim import l2, replay, theory
+from cupyflash.sim import estimate, l2, replay, theory
 from cupyflash.sim.clock.times import times
 from cupyflash.tiling import TileSize
 
@@ -64,6 +65,7 @@ LINES = {
     "auto": 8,
     "softmax": 6,
     "others": 3,
+    "chip": 6,
 }
 SCORES = (
     Score("s * 0.5 + tanh(s / 20) - abs(q - k) / 8"),
@@ -122,7 +124,7 @@ def options(
         chosen["block_mask"] = BlockMask.of(patches(rng, batch, heads, -(-n_q // rows), -(-n_k // cols)))
     chosen["mask"] = some(0.15)
     chosen["dropout"] = some(0.15)
-    chosen["scale"] = -0.3 if some(0.1) else None
+    chosen["scale"] = -0.3 if some(0.1 if "fa3" not in takers else 0.02) else None
     chosen["score_dtype"] = "float32" if some() else None
     if not chosen["mask"] and some():
         chosen["mask_function"] = rng.choice(MASKS).form
@@ -139,7 +141,7 @@ def patches(rng: random.Random, batch: int, heads: int, rows: int, cols: int) ->
     of = np.random.default_rng(rng.randrange(99)).random(
         (rng.choice([1, batch]), rng.choice([1, heads]), rows // 40 + 1, cols // 40 + 1)
     )
-    parts = of if max(rows, cols) > 40 else np.broadcast_to(of, (*of.shape[:2], 1, 1))
+    parts = of if max(rows, cols) > 40 else of[..., :1, :1]
     return (parts < rng.choice([0.2, 0.6, 1.0]))[..., np.arange(rows)[:, None] // 40, np.arange(cols) // 40]
 
 
@@ -162,7 +164,7 @@ def tilings(rng: random.Random, algorithm: str) -> Any:
 def chip(rng: random.Random, hopper: bool) -> Device:
     """A device, some with little SRAM."""
     device = rng.choice(HOPPERS if hopper else DEVICES)
-    return device.with_sram(rng.choice([12, 24, 40, 64, 100, 160]) << 10) if rng.random() < 0.2 else device
+    return device.with_sram(rng.choice([4, 12, 24, 40, 64, 100, 160]) << 10) if rng.random() < 0.2 else device
 
 
 def problem(rng: random.Random, takers: tuple[str, ...], tiling: Any, hopper: bool = False) -> Problem:
@@ -175,7 +177,9 @@ def problem(rng: random.Random, takers: tuple[str, ...], tiling: Any, hopper: bo
     dtype = "bfloat16" if hopper and rng.random() < 0.97 else rng.choice(["float16", "bfloat16", "float32"])
     size = 4 if dtype == "float32" else 2
     wide = [272, 320] * (takers[0] in ("fa2", "fa2 backward") and size == 2) + [264] * (rng.random() < 0.05)
-    d = rng.choice([64, 64, 128, 128, 256, 96, 80, 192] if hopper else [16, 33, 40, 64, 64, 80, 128, 128, 192, 256, *wide])
+    d = rng.choice(
+        [64, 64, 128, 128, 256, 96, 80, 192, *wide[-1:]] if hopper else [16, 33, 40, 64, 64, 80, 128, 128, 192, 256, *wide]
+    )
     bits = d * size | 16
     alignment = 16 if hopper and rng.random() < 0.97 else rng.choice([bits & -bits, bits & -bits, size])
     asked = options(rng, takers, (batch, heads), (n_q, n_k), tiling if isinstance(tiling, tuple) else None)
@@ -191,7 +195,7 @@ def attention(rng: random.Random, kind: str) -> Schedule:
     if not backward:
         return plan(whole, device, algorithm, tiling, lse=rng.random() < 0.5)
     deterministic = rng.random() < 0.5
-    dbias = (algorithm == "fa2" and whole.options.bias and rng.random() < 0.5) or rng.random() < 0.03
+    dbias = (algorithm == "fa2" and whole.options.bias and rng.random() < 0.5) or rng.random() < 0.06
     return plan_backward(whole, device, algorithm, tiling, deterministic=deterministic, dbias=dbias)
 
 
@@ -206,9 +210,12 @@ def packed(rng: random.Random, kind: str) -> Schedule:
     most = whole.seqlen_q + (rng.random() < 0.02), whole.seqlen_k
     lengths = tuple((rng.randint(0, most[0]), rng.randint(0, most[1])) for _ in range(whole.batch)) if rng.random() < 0.7 else None
     totals = None if lengths or rng.random() < 0.5 else (whole.batch * whole.seqlen_q, whole.batch * whole.seqlen_k // 2)
+    known: dict[str, Any] = {"totals": totals}
+    if whole.options.mask_function and lengths and max(most) < 400 and rng.random() < 0.7:
+        known["patterns"] = tuple(Pattern.of(patches(rng, 1, whole.heads, *each)) for each in lengths)
     if backward:
-        return plan_varlen_backward(whole, device, lengths, tiling, deterministic=rng.random() < 0.5, totals=totals)
-    return plan_varlen(whole, device, lengths, tiling, algorithm=algorithm, lse=rng.random() < 0.5, totals=totals)
+        return plan_varlen_backward(whole, device, lengths, tiling, deterministic=rng.random() < 0.5, **known)
+    return plan_varlen(whole, device, lengths, tiling, algorithm=algorithm, lse=rng.random() < 0.5, **known)
 
 
 def cached(rng: random.Random) -> DecodeSchedule:
@@ -216,12 +223,12 @@ def cached(rng: random.Random) -> DecodeSchedule:
     whole, device = problem(rng, ("attention_decode",), None), chip(rng, False)
     page = rng.choice([None, 16, 48, 64] + [24] * (rng.random() < 0.1))
     if page and rng.random() < 0.95:
-        whole = replace(whole.asking(key_lengths=None), seqlen_k=-(-whole.seqlen_k // page) * page)
+        whole = replace(whole.asking(key_lengths=None, pattern=None), seqlen_k=-(-whole.seqlen_k // page) * page)
     new = rng.choice([0, 0, 1, whole.seqlen_q, 3])
     if whole.options.padded and rng.random() < 0.9 and new <= whole.seqlen_k:
         whole = whole.asking(key_lengths=tuple(rng.randint(0, whole.seqlen_k - new) for _ in range(whole.batch)))
     cache = Cache(new, page, rng.randint(0, 900) if page else 0, tree=rng.random() < 0.2)
-    splits = rng.choice([None, None, None, 1, 3, 40, 256, 257])
+    splits = rng.choice([None, None, None, 1, 3, 40, 256] + [257] * (rng.random() < 0.1))
     return plan_decode(whole, device, cache, num_splits=splits, lse=rng.random() < 0.5)
 
 
@@ -241,6 +248,23 @@ def other(rng: random.Random) -> Schedule:
     return DropoutMaskSchedule((rng.randint(1, 3), rng.randint(1, 9), length(rng), length(rng)), chip(rng, False))
 
 
+def limits(rng: random.Random) -> dict[str, Any]:
+    """The limits and rates of a chip, and the occupancy by a few kernels."""
+    device = chip(rng, False)
+    kernels = [
+        (rng.choice([1, 32, 100, 128, 256, 288, 1024, 1056]), rng.randint(0, 255), rng.randint(0, 110_000)) for _ in range(8)
+    ]
+    held = [occupancy(device, *each, estimate=True) for each in kernels]
+    rates = [(tensor_rate(device, dtype), mma_rate(device, dtype)) for dtype in PEAK_DTYPES]
+    found = {
+        "chip": repr(device),
+        "rates": [*rates, clock_rate(device)],
+        "like": vars(Multiprocessor.like(device.compute_capability)),
+    }
+    own = tried("of", lambda: repr(Multiprocessor.of(device.compute_capability)))
+    return found | own | {"occupancy": [[each.limits, each.blocks, each.fraction, each.limited_by] for each in held]}
+
+
 def said(schedule: Schedule) -> dict[str, Any]:
     """All that a schedule says: launches, what may replace them, room, tiles of masks, bytes, moves."""
     found: dict[str, Any] = {
@@ -250,7 +274,8 @@ def said(schedule: Schedule) -> dict[str, Any]:
     }
     found |= tried("theory", lambda: dict(theory.traffic(schedule))) | tried("replay", lambda: dict(replay(schedule)))
     found |= tried("kernels", lambda: [launch(schedule, kernel) for kernel in schedule.kernels()])
-    found |= tried("numbers", lambda: (schedule.numbers(), schedule.maps()) if isinstance(schedule, TileSchedule) else ())
+    if isinstance(found["kernels"], list) and not isinstance(schedule, AddStateSchedule):
+        found["estimate"] = [estimate.seconds(schedule, seeded=each) for each in (False, True)]
     for walk in schedule.walks():
         moves = [
             (each.tensor.name, str(each.when), each.write, each.tile, each.room, each.times, each.by_rows) for each in walk.moves
@@ -260,8 +285,9 @@ def said(schedule: Schedule) -> dict[str, Any]:
     for name in ("found_tiles", "given_tiles"):
         found[name] = [(each.field, each.blocks, each.count) for each in getattr(schedule, name, ())]
     if isinstance(schedule, TileSchedule):
-        found |= {"problem": repr(schedule.problem)[:2000], "tiling": repr(schedule.tiling)}
         p = schedule.problem
+        found |= {"problem": repr(p)[:2000], "tiling": repr(schedule.tiling), "of rows": getattr(schedule, "row_results", ())}
+        found |= tried("numbers", lambda: [dict(schedule.numbers()), repr(dict(schedule.maps()))])
         if p.head_count * p.seqlen_q * p.seqlen_k < PLAYED:
             found |= tried("played", lambda: played(schedule))
     if isinstance(schedule, Fa3Schedule):
@@ -296,7 +322,7 @@ def models(schedule: Schedule) -> dict[str, Any]:
     if not isinstance(schedule, TileSchedule):
         return {}
     p, device, blocks = schedule.problem, schedule.device, (schedule.block_rows, schedule.block_cols)
-    found: dict[str, Any] = {"rates": (tensor_rate(device, p.dtype), mma_rate(device, p.dtype), clock_rate(device))}
+    found: dict[str, Any] = {}
 
     def candidates(*ways: Callable[[], Any]) -> list[Any]:
         return [vars(each) for way in ways for each in way()]
@@ -328,6 +354,8 @@ def drawn(kind: str, number: int) -> dict[str, Any]:
     """The figures of a random problem of a kind; of one that nothing runs, the reason."""
     rng = random.Random(f"{kind} {number}")  # a text gives the same numbers in each process
     try:
+        if kind == "chip":
+            return limits(rng)
         if kind == "auto":
             takers, hopper = ("fa2", *["decode"] * (rng.random() < 0.7))[::-1], rng.random() < 0.8
             asked = problem(rng, takers, None, hopper), chip(rng, hopper)

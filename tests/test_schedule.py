@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from cupyflash import Device, Problem, plan
 from cupyflash.multiprocessor import Multiprocessor
 from cupyflash.request.options import BlockMask
-from cupyflash.schedules import TileSchedule, fa1_backward, fa2_backward_clocks, fa2_tiles, plan_backward
+from cupyflash.schedules import TileSchedule, fa1_backward, fa2_backward_clocks, fa2_tiles, mask_tiles, plan_backward
 from cupyflash.sim import SramOverflow, replay, run, theory
 from cupyflash.sim.two_level import machine
 from cupyflash.sim.two_level.steps import Steps
@@ -309,6 +309,21 @@ def test_the_backward_keeps_a_mask_of_each_head_that_shares_a_key() -> None:
         return fa1_backward.tiles(asked, 16, 16)["block_mask"].nbytes
 
     assert room(4, 1) == 2 * room(4, 2) == 4 * room(4, 4) > 0
+
+
+@pytest.mark.parametrize("more", [-1, 0, 1])
+def test_a_mask_s_states_have_room_just_where_they_are_read(more: int) -> None:
+    """Up to the most bytes that a thread block keeps of them; the room's unit changes nothing there."""
+    for block in (16, 32):
+        length = mask_tiles.MOST_STATE_BYTES // 8 * 32 * block + more
+        asked = Problem(1, 1, 1, 40, length, 64, "float16", mask=True)
+        turned = replace(asked, seqlen_q=length, seqlen_k=40)
+        forward, backward = plan(asked, A100, "fa2", (16, block)), plan_backward(turned, A100, "fa2", (block, 16))
+        assert backward.block_rows == block
+        for schedule, words in ((forward, mask_tiles.words(length, block)), (backward, backward.state_words)):
+            room = {each.name: each.nbytes for each in schedule._tiles()}["block_mask"]  # type: ignore[attr-defined]
+            assert bool(schedule.mask_tiles) == (room > 0) == (more <= 0)
+            assert room == (-(-8 * words // mask_tiles.STEP_BYTES) * mask_tiles.STEP_BYTES if room else 0)
 
 
 @pytest.mark.parametrize("problem", [square(64, 64), square(64, 80, "float32")])
