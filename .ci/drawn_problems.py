@@ -86,10 +86,11 @@ def unknown(name: str, **figures: Any) -> Device:
     return replace(Device.named(name), name=f"unlike {name}", **{"tensor_peak": {}, "hbm_bandwidth": None, **figures})
 
 
-# And those that no catalogue has: a small chip between others, one behind all others, and chips without known peaks
+# And those that no catalogue has: other compute capabilities, between the others and behind them, and chips without known peaks
+OTHERS = {"A10": (8, 7), "B200": (10, 3), "RTX 4090": (11, 0), "RTX 5090": (12, 1)}
 DEVICES = (
     *Device.catalogue(),
-    replace(Device.named("RTX 4090"), compute_capability=(11, 0)),
+    *(replace(Device.named(name), compute_capability=capability) for name, capability in OTHERS.items()),
     unknown("T4"),
     unknown("A100-40GB", registers_per_sm=32768),
     unknown("RTX 4090", compute_capability=(13, 0), sm_count=7),
