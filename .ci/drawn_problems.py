@@ -149,7 +149,9 @@ def patches(rng: random.Random, batch: int, heads: int, rows: int, cols: int) ->
 def tilings(rng: random.Random, algorithm: str) -> Any:
     """None for the fitted blocks most of the time, or others, of which no kernel runs some."""
     if algorithm == "fa3":
-        return rng.choice([None, None, None, None, (128, 16), (192, 64), rng.choice([(64, 32), (128, 24), (128, 272), "paper"])])
+        return rng.choice(
+            [None, None, None, None, (128, 16), (192, 64), rng.choice([(64, 32), (128, 24), (128, 256), (128, 272), "paper"])]
+        )
     some = (16, 16), (32, 64), (64, 32)
     others = (
         (128, 32),

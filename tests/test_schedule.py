@@ -111,6 +111,9 @@ def test_a_refusal_names_the_least_bytes_with_which_it_runs(
 def test_too_small_an_sram_says_how_many_bytes_are_needed() -> None:
     with pytest.raises(DoesNotFit, match="25,344 bytes"):
         plan(square(1024, 256), A100.with_sram("8KB"), "fa1")
+    for chooses in (fa2_tiles.choose, fa2_tiles.fit, fa2_tiles.finalists):
+        with pytest.raises(DoesNotFit, match="at least 24,576 bytes"):
+            chooses(square(1024, 256), A100.with_sram("8KB"))
 
 
 @pytest.mark.parametrize(
@@ -150,6 +153,7 @@ SPARSE = replace(square(100, 64), block_mask=np.ones((5, 5), bool))
         ("fa2", square(64, 64), (40, 60), "in steps of 16.*; the nearest blocks that run are Br 48 x Bc 64"),
         ("standard", square(64, 64), (7, 16), "in steps of 16.*; the nearest blocks that run are Br 16 x Bc 16"),
         ("fa2", SPARSE, (20, 20), "the nearest blocks that run are Br 16 x Bc 16"),
+        ("fa1", SPARSE, (32, 32), r"\(\.\.\., 4, 4\) for blocks of Br 32 x Bc 32"),
         ("fa2", SPARSE, (32, 32), r"\(\.\.\., 4, 4\) for blocks of Br 32 x Bc 32"),
     ],
 )

@@ -385,9 +385,10 @@ def test_bad_calls_are_refused_by_name(argument: object, options: dict[str, obje
         cupyflash.softmax(argument, **options)
 
 
-def test_bfloat16_on_a_device_without_it_is_refused() -> None:
+@pytest.mark.parametrize("rows", [4, 0])
+def test_bfloat16_on_a_device_without_it_is_refused(rows: int) -> None:
     with cupyflash.simulated_device("T4"), pytest.raises(ValueError, match="bfloat16 needs compute capability 8"):
-        cupyflash.softmax(rows_of((4, 6), "bfloat16"))
+        cupyflash.softmax(rows_of((rows, 6), "bfloat16"))
 
 
 def test_any_integer_is_an_axis() -> None:
