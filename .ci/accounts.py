@@ -73,13 +73,18 @@ def digest(program: Program) -> str:
 def given(kernel: Kernel) -> tuple[Any, ...]:
     """The part of a kernel's options that its text names: language, constants, fields of the struct and their places."""
     language = [option for option in options(kernel) if not option.startswith(("-D", "-I"))]
-    constants, named, reached = dict(kernel.constants), {}, set(_NAME.findall(_text(kernel.source)))
+    constants, named, reached = dict(kernel.constants), {}, set(_names(kernel.source))
     while found := {name: value for name, value in constants.items() if name in reached and name not in named}:
         named |= found
         reached.update(*(_NAME.findall(str(value)) for value in found.values()))  # of a score function's lines, say
     places = kernel.params.dtype.fields or {}
     fields = [(each.declaration, places[each.name][1]) for each in kernel.params.fields if each.name in reached]
     return *language, *sorted(named.items()), *fields
+
+
+@cache
+def _names(source: str) -> frozenset[str]:
+    return frozenset(_NAME.findall(_text(source)))
 
 
 @cache

@@ -5,10 +5,10 @@
 
 planned.txt in .ci/accounts has a line for each kernel and architecture: how the compile gate's programs launch it, and what its
 text names of constants and struct. modelled.txt has a line for each of some `cupyflash explain` and `predict`, all they say with
-numbers to six digits, and for orders in which FlashAttention-3's queue hands out row blocks. drawn.txt has a line for each kind of
-schedule: all that those of random problems say (drawn_problems.py). tests/test_drawn_mutants.py holds to
-them. `--write` makes them what they are now, where a change of tiles or models is meant, and shows what has changed since a commit,
-HEAD or that of `--since`: look at what else that is. `--since` alone only shows.
+numbers to six digits, and for orders in which FlashAttention-3's queue hands out row blocks. drawn.txt has a line for a few random
+problems of a kind each: all that their schedules say (drawn_problems.py). tests/test_drawn_mutants.py holds to them. `--write`
+makes them what they are now, where a change of tiles or models is meant, and shows what has changed since a commit, HEAD or that of
+`--since`: look at what else that is. `--since` alone only shows.
 """
 
 from __future__ import annotations
@@ -22,6 +22,8 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -102,10 +104,12 @@ Choice = tuple[str, str, str]
 
 def planned() -> Iterator[Choice]:
     """Each kernel of each program that the compile gate has, by architecture and kernel."""
+    found: list[Choice] = []
     for job in jobs():
         for each in job.kernels:
             launch = f"{each.grid} x {each.threads} threads, {each.shared_bytes} bytes"
-            yield f"{job.device.sm} {each.name}", job.label, f"{launch}, {each.source}, {given(each)}"
+            found.append((f"{job.device.sm} {each.name}", job.label, f"{launch}, {each.source}, {given(each)}"))
+    yield from sorted(found)
 
 
 def modelled() -> Iterator[Choice]:
@@ -122,10 +126,10 @@ def modelled() -> Iterator[Choice]:
 
 
 def drawn() -> Iterator[Choice]:
-    """Each figure of each schedule of a random problem, by kind."""
-    for kind, number, figures in problems():
+    """Each figure of each schedule of a random problem, by line."""
+    for line, number, figures in problems():
         for name, value in figures.items():
-            yield kind, f"{number} {name}", str(six(value))
+            yield line, f"{number} {name}", str(six(value))
 
 
 def queues() -> Iterator[tuple[str, Fa3Schedule]]:
@@ -146,18 +150,19 @@ def queues() -> Iterator[tuple[str, Fa3Schedule]]:
 WRITTEN = {"planned.txt": planned, "modelled.txt": modelled, "drawn.txt": drawn}
 
 
-def digests(name: str) -> list[str]:
-    """The lines of a file as they are now."""
-    groups: dict[str, list[Any]] = {}
-    for group, *part in WRITTEN[name]():
-        groups.setdefault(group, []).append(part)
-    return [f"{group}: {hashlib.sha256(repr(sorted(groups[group])).encode()).hexdigest()[:12]}" for group in sorted(groups)]
+def digests(name: str) -> Iterator[str]:
+    """The lines of a file as they are now, each as soon as it is known."""
+    for group, parts in groupby(WRITTEN[name](), key=itemgetter(0)):
+        yield f"{group}: {hashlib.sha256(repr(sorted(part for _, *part in parts)).encode()).hexdigest()[:12]}"
 
 
 def differences(name: str) -> Iterator[str]:
-    """The lines of a file that differ now."""
-    now, then = digests(name), (FOLDER / name).read_text().splitlines()
-    yield from (f"now: {line}" for line in now if line not in then)
+    """The lines of a file that differ now, each as soon as it is known."""
+    then, now = (FOLDER / name).read_text().splitlines(), []
+    for line in digests(name):
+        now.append(line)
+        if line not in then:
+            yield f"now: {line}"
     yield from (f"no more: {line}" for line in then if line not in now)
 
 

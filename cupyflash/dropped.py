@@ -38,7 +38,7 @@ def dropout_mask(
     Raises TypeError or ValueError for bad arguments; RuntimeError for a NumPy array that would take the simulated device too long.
     """
     sizes = _checked_shape(shape)
-    if xp is not np and xp is not sys.modules.get("cupy"):
+    if xp is not np and (xp is None or xp is not sys.modules.get("cupy")):
         raise TypeError(f"xp must be the module numpy or cupy, got {xp!r}")
     asked = Dropout.asked({"dropout": dropout, "seed": seed, "offset": offset, "dropout_origin": dropout_origin})
     if asked is None or 0 in sizes:

@@ -191,12 +191,12 @@ class Killer:
             self._attention(schedule)
 
     def _spent(self, counters: Mapping[str, Counters]) -> None:
-        """Raises `Killed` where kernels take more than is written down, by the NVRTC of which it is known."""
+        """Raises `Killed` where kernels take more than is written down, or less, by the NVRTC of which it is known."""
         now = spent(counters)
         OBSERVED[self.name] = now
         allowed = written().get(self.name) if nvrtc_version() == written().get("nvrtc") else None
-        more = {name: f"{now[name]:,} for {allowed[name]:,}" for name in now if now[name] > allowed[name]} if allowed else {}
-        require(not more, f"takes more than it did: {more}")
+        other = {name: f"{now[name]:,} for {allowed[name]:,}" for name in now if now[name] != allowed[name]} if allowed else {}
+        require(not other, f"takes other counts than it did (mutator.py --spent writes them down): {other}")
 
     def _attention(self, schedule: TileSchedule) -> None:
         self.counts()

@@ -13,7 +13,7 @@ Deaths that the --json file has are not repeated: an interrupted draw goes on. `
 `--renew` writes drawn_mutants.jsonl, which the wide suite runs, or a room's part of it: the first of a room's draw that die, each
 with what it dies by, but for those whose death takes long; where one survives, it writes nothing.
 `--spent` runs all problems on the kernels as they are, with `--file` those of some kernels, and writes down what each takes
-(killers_spent.json), for who changes a kernel so that it takes more. CUPYFLASH_TEST_PROGRAMS is a folder for programs.
+(killers_spent.json), for who changes a kernel so that it takes more, or less. CUPYFLASH_TEST_PROGRAMS is a folder for programs.
 """
 
 from __future__ import annotations

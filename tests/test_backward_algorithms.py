@@ -62,6 +62,8 @@ def test_what_they_have_not() -> None:
         words = f"dbias (a call's return_dbias) must be False for algorithm {algorithm!r}"
         refused(square, algorithm, words, dbias=True)
         refused(square, algorithm, "in steps of 16", tiling=(24, 32))
+    with pytest.raises(ValueError, match="dbias is the gradient of a bias, and there is none"):
+        plan_backward(square, A100, dbias=True)
     refused(sparse, "standard", "the backward of 'standard' has no place for a block mask: 'fa1' and 'fa2' have")
     refused(square, "standard", "at most 128 columns", tiling=(16, 144))
     refused(sparse, "fa1", "block_mask must be (..., Tr, Tc) = (..., 4, 2)", tiling=(16, 32))

@@ -10,11 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 from click.testing import CliRunner
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cupyflash import Device, Problem, plan
 from cupyflash.launch.binding import argument_values
-from cupyflash.schedules import balance, fa3_tiles, plan_varlen
+from cupyflash.schedules import balance, fa3_queue, fa3_tiles, plan_varlen
 from cupyflash.schedules.fa3 import Fa3Schedule
 from cupyflash.schedules.fa3_queue import THREADS
 from cupyflash.sim import l2, theory
@@ -183,6 +184,36 @@ def test_the_kernel_s_queue_of_packed_sequences_is_numpy_s(seqlens: tuple[tuple[
     queue, taken = queue_made(schedule, **bounds)
     assert (queue == numbers(schedule)).all() and taken == 0
     assert l2.run(schedule).asked == theory.traffic(schedule)
+
+
+@given(
+    heads=st.sampled_from([(1, 1), (8, 8), (64, 64), (96, 8), (128, 128), (100, 50)]),
+    shape=st.tuples(st.integers(1, 9), st.integers(64, 60_000), st.sampled_from([64, 96, 128, 256])),
+    window=st.none() | st.tuples(st.none() | st.integers(0, 3000), st.none() | st.integers(0, 3000)),
+    l2_bytes=st.sampled_from([1 << 20, 40 << 20, 50 << 20, 400 << 20]),
+    sms=st.sampled_from([1, 20, 132]),
+)
+@settings(max_examples=60)
+def test_the_k_and_v_of_a_section_are_half_of_the_l2_s(
+    heads: tuple[int, int], shape: tuple[int, int, int], window: tuple[int | None, int | None] | None, l2_bytes: int, sms: int
+) -> None:
+    """The sections, and the sequences that are together, are as few as half of the L2 holds: of the keys that a row block sees."""
+    batch, n, d = shape
+    device = replace(H100, l2_bytes=l2_bytes, sm_count=sms)
+    schedule = plan(Problem(batch, *heads, n, n, d, "bfloat16", window=window), device, "fa3")
+    assert isinstance(schedule, Fa3Schedule)
+    left, right = window or (None, None)
+    starts = np.arange(schedule.row_blocks) * schedule.block_rows
+    seen = n if left is None or right is None else min(n, left + schedule.block_rows + right)
+    first, end = schedule.problem.keys_seen(starts, n)[0], schedule.problem.keys_seen(starts + schedule.block_rows - 1, n)[1]
+    assert (end - first).max() <= seen
+    most = max(1, l2_bytes // 2 // (seen * 2 * d * 2), sms // fa3_queue.LOCKSTEP)
+    of_section = schedule.section * schedule.pack // (heads[0] // heads[1])  # key heads
+    sections, parts = -(-heads[1] // of_section), -(-batch * n // schedule.keys_together)
+    assert of_section <= most and sections == -(-heads[1] // most)
+    together = schedule.keys_together // n
+    assert schedule.keys_together % n == 0 and (together == 1 or together * heads[1] <= most)
+    assert parts == -(-batch // max(1, most // heads[1]))
 
 
 def test_where_row_blocks_are_alike_or_few_there_is_no_queue() -> None:

@@ -140,6 +140,18 @@ def test_too_many_tiles_are_asked_for_every_score(monkeypatch: pytest.MonkeyPatc
     check_backward(planned(plan_varlen_backward, UNEVEN, deterministic=True))
 
 
+@pytest.mark.parametrize(("queries", "keys", "skip"), [(600, 100, (False, True)), (100, 9000, (True, False))])
+def test_a_sequence_skips_tiles_where_the_longest_does(
+    queries: int, keys: int, skip: tuple[bool, bool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The main kernel of the backward and dQ's each by itself: one may have room for the states, the other not."""
+    monkeypatch.setattr(mask_tiles, "MOST_STATE_BYTES", 8 * 2)
+    problem = Problem(2, 2, 1, queries, keys, D, "float16", mask_function=MASK.form)
+    schedule = plan_varlen_backward(problem, A100, ((queries, keys), (20, 30)), (16, 16), deterministic=True)
+    for one in (schedule, *schedule.sequences()):
+        assert (bool(one.mask_tiles), bool(one.by_rows.mask_tiles)) == skip
+
+
 @pytest.mark.wide
 def test_the_call_and_tiles_that_are_found_once() -> None:
     """Each sequence as a call of its own, to the bit with the same blocks."""

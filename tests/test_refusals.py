@@ -46,6 +46,7 @@ CALLS: dict[str, tuple[Callable[..., Any], dict[str, Any], Iterable[str]]] = {
     ),
     "merge_states": (cupyflash.merge_states, {"o_a": heads, "lse_a": lse, "o_b": heads, "lse_b": lse}, ()),
     "softmax": (cupyflash.softmax, {"x": heads}, ()),
+    "dropout_mask": (cupyflash.dropout_mask, {"shape": (4, 5), "dropout": 0.5, "seed": 1}, ()),
     "warmup": (cupyflash.warmup, {"head_dim": 16}, ()),
     "warmup_decode": (cupyflash.warmup_decode, {"batch": 2, "heads": 2, "head_dim": 16, "room": 64}, ()),
     "plan": (plan, {"problem": PROBLEM, "device": A100}, ()),
@@ -152,3 +153,15 @@ def test_a_wrong_argument_is_named(monkeypatch: pytest.MonkeyPatch, call: str) -
                 if not isinstance(error, OSError):
                     unclear.append((argument, value, error))
     assert unclear == []
+
+
+COMPUTED = ("attention", "attention_backward", "attention_varlen", "attention_decode", "softmax", "dropout_mask")
+
+
+@pytest.mark.parametrize("call", COMPUTED)
+def test_what_the_simulated_device_finds_stops_a_call(monkeypatch: pytest.MonkeyPatch, call: str) -> None:
+    """A call has no result if its kernels were found wrong."""
+    monkeypatch.setattr("cupyflash.sim.execution.run_kernels", lambda *_, **__: ({}, {}, ("it races",)))
+    function, right, _ = CALLS[call]
+    with pytest.raises(RuntimeError, match="it races"):
+        function(**right)

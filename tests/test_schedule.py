@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from cupyflash import Device, Problem, plan
 from cupyflash.multiprocessor import Multiprocessor
 from cupyflash.request.options import BlockMask
-from cupyflash.schedules import TileSchedule, fa1_backward, fa2_backward_clocks, fa2_tiles, plan_backward
+from cupyflash.schedules import TileSchedule, fa1_backward, fa2_backward_clocks, fa2_tiles, mask_tiles, plan_backward
 from cupyflash.sim import SramOverflow, replay, run, theory
 from cupyflash.sim.two_level import machine
 from cupyflash.sim.two_level.steps import Steps
@@ -70,9 +70,50 @@ def test_what_is_fitted_fits_and_what_does_not_says_how_much_it_needs(d: int, dt
         assert max(kernel.shared_bytes for kernel in schedule.kernels()) == run(schedule).peak_sram_bytes
 
 
+@given(
+    planned=st.sampled_from(
+        [(plan, "fa1"), (plan, "fa2"), (plan, "standard"), *((plan_backward, name) for name in ("fa1", "fa2"))]
+    ),
+    d=st.sampled_from([16, 33, 64, 128, 256]),
+    dtype=st.sampled_from(["float16", "float32"]),
+    tiling=st.none() | st.tuples(*[st.sampled_from([16, 32, 64])] * 2),
+    options=st.fixed_dictionaries(
+        {}, optional={"deterministic": st.booleans(), "mask": st.booleans(), "block_mask": st.just(True)}
+    ),
+)
+@settings(max_examples=30)
+def test_a_refusal_names_the_least_bytes_with_which_it_runs(
+    planned: tuple[Callable[..., TileSchedule], str], d: int, dtype: str, tiling: tuple[int, int] | None, options: dict[str, bool]
+) -> None:
+    """From a byte on: each refusal asks for more, at last as many as run; with one byte less nothing does."""
+    (how, algorithm), problem = planned, square(100, d, dtype).asking(mask=options.pop("mask", False))
+    if options.pop("block_mask", False) and tiling and algorithm != "standard":
+        problem = problem.asking(block_mask=BlockMask((1, 1, *(-(-100 // size) for size in tiling))))
+    if how is plan:
+        options.pop("deterministic", None)
+
+    def needed(sram: int) -> int | None:
+        """The bytes that a refusal asks for; None if it runs, or does not for another reason."""
+        try:
+            how(problem, A100.with_sram(sram), algorithm, tiling, **options).kernels()
+        except DoesNotFit as error:
+            said = re.search(r"needs (?:at least )?([\d,]+) bytes", str(error))
+            return int(said[1].replace(",", "")) if said else None
+        return None
+
+    least = 1
+    while more := needed(least):
+        assert more > least
+        least = more
+    assert needed(least - 1) == least
+
+
 def test_too_small_an_sram_says_how_many_bytes_are_needed() -> None:
     with pytest.raises(DoesNotFit, match="25,344 bytes"):
         plan(square(1024, 256), A100.with_sram("8KB"), "fa1")
+    for chooses in (fa2_tiles.choose, fa2_tiles.fit, fa2_tiles.finalists):
+        with pytest.raises(DoesNotFit, match="at least 24,576 bytes"):
+            chooses(square(1024, 256), A100.with_sram("8KB"))
 
 
 @pytest.mark.parametrize(
@@ -112,6 +153,7 @@ SPARSE = replace(square(100, 64), block_mask=np.ones((5, 5), bool))
         ("fa2", square(64, 64), (40, 60), "in steps of 16.*; the nearest blocks that run are Br 48 x Bc 64"),
         ("standard", square(64, 64), (7, 16), "in steps of 16.*; the nearest blocks that run are Br 16 x Bc 16"),
         ("fa2", SPARSE, (20, 20), "the nearest blocks that run are Br 16 x Bc 16"),
+        ("fa1", SPARSE, (32, 32), r"\(\.\.\., 4, 4\) for blocks of Br 32 x Bc 32"),
         ("fa2", SPARSE, (32, 32), r"\(\.\.\., 4, 4\) for blocks of Br 32 x Bc 32"),
     ],
 )
@@ -271,6 +313,21 @@ def test_the_backward_keeps_a_mask_of_each_head_that_shares_a_key() -> None:
         return fa1_backward.tiles(asked, 16, 16)["block_mask"].nbytes
 
     assert room(4, 1) == 2 * room(4, 2) == 4 * room(4, 4) > 0
+
+
+@pytest.mark.parametrize("more", [-1, 0, 1])
+def test_a_mask_s_states_have_room_just_where_they_are_read(more: int) -> None:
+    """Up to the most bytes that a thread block keeps of them; the room's unit changes nothing there."""
+    for block in (16, 32):
+        length = mask_tiles.MOST_STATE_BYTES // 8 * 32 * block + more
+        asked = Problem(1, 1, 1, 40, length, 64, "float16", mask=True)
+        turned = replace(asked, seqlen_q=length, seqlen_k=40)
+        forward, backward = plan(asked, A100, "fa2", (16, block)), plan_backward(turned, A100, "fa2", (block, 16))
+        assert backward.block_rows == block
+        for schedule, words in ((forward, mask_tiles.words(length, block)), (backward, backward.state_words)):
+            room = {each.name: each.nbytes for each in schedule._tiles()}["block_mask"]  # type: ignore[attr-defined]
+            assert bool(schedule.mask_tiles) == (room > 0) == (more <= 0)
+            assert room == (-(-8 * words // mask_tiles.STEP_BYTES) * mask_tiles.STEP_BYTES if room else 0)
 
 
 @pytest.mark.parametrize("problem", [square(64, 64), square(64, 80, "float32")])

@@ -244,6 +244,38 @@ def test_axes_that_are_one_in_memory_are_merged(
     assert rows.adjacent == (outer[-1][1] == 1 and rows.cols > 1)
 
 
+@sweep(60, 400, data=st.data())
+def test_rows_are_every_element_once(data: st.DataObject) -> None:
+    """The strides lead to the elements of x and of y, row by row, whatever the order of the axes and the strides."""
+    ndim = data.draw(st.integers(1, 4))
+    shape = data.draw(st.tuples(*[st.integers(1, 4)] * ndim))
+    x, y = (strided(data, shape) for _ in "xy")
+    axis = data.draw(st.integers(0, ndim - 1))
+    rows = Rows.of(x, y, axis)
+    lengths = [length for length, _, _ in rows.outer]
+    assert rows.rows == math.prod(lengths) and rows.rows * rows.cols == x.size and rows.cols == shape[axis]
+    steps = [abs(step) for _, step, _ in rows.outer]
+    assert steps[-1] == min((step for step, length in zip(steps, lengths, strict=True) if length > 1), default=0)
+    place = np.arange(rows.rows)[:, None]
+    at = np.unravel_index(place, lengths)
+    found = [sum(i * each[side] for i, each in zip(at, rows.outer, strict=True)) + np.arange(rows.cols) * step
+             for side, step in ((1, rows.steps[0]), (2, rows.steps[1]))]  # fmt: skip
+    right = [sum(i * step // 2 for i, step in zip(np.indices(shape), array.strides, strict=True)).ravel() for array in (x, y)]
+    assert {*zip(*(each.ravel().tolist() for each in found), strict=True)} == {
+        *zip(*(each.tolist() for each in right), strict=True)
+    }
+
+
+def strided(data: st.DataObject, shape: tuple[int, ...]) -> np.ndarray:
+    """An array with axes in some order in memory, some of them backwards, with room between."""
+    order = data.draw(st.permutations(range(len(shape))))
+    step, back = (
+        data.draw(st.lists(kind, min_size=len(shape), max_size=len(shape))) for kind in (st.integers(1, 2), st.booleans())
+    )
+    whole = np.zeros([shape[axis] * step[axis] for axis in order], np.float16).transpose(np.argsort(order))
+    return whole[tuple(slice(None, None, -one if backwards else one) for one, backwards in zip(step, back, strict=True))]
+
+
 def test_more_than_three_separate_axes_are_refused_with_the_way_out() -> None:
     x = rows_of((4, 4, 4, 4, 4))[::2, ::2, ::2, ::2]
     with pytest.raises(ValueError, match=r"x and out must have at most 3 axes.*x\.copy\(\)"):
@@ -353,9 +385,10 @@ def test_bad_calls_are_refused_by_name(argument: object, options: dict[str, obje
         cupyflash.softmax(argument, **options)
 
 
-def test_bfloat16_on_a_device_without_it_is_refused() -> None:
+@pytest.mark.parametrize("rows", [4, 0])
+def test_bfloat16_on_a_device_without_it_is_refused(rows: int) -> None:
     with cupyflash.simulated_device("T4"), pytest.raises(ValueError, match="bfloat16 needs compute capability 8"):
-        cupyflash.softmax(rows_of((4, 6), "bfloat16"))
+        cupyflash.softmax(rows_of((rows, 6), "bfloat16"))
 
 
 def test_any_integer_is_an_axis() -> None:

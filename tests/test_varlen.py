@@ -274,6 +274,16 @@ def test_schedules_refuse_what_they_cannot_say() -> None:
         cupyflash.warmup(head_dim=64, varlen=True, algorithm="fa1")
 
 
+@pytest.mark.parametrize("algorithm", ["fa2", "fa3"])
+def test_unknown_lengths_count_as_full_whatever_the_totals(algorithm: str) -> None:
+    """The totals decide how many thread blocks there are, and where boxes that are copied whole end."""
+    problem, device = Problem(3, 2, 2, 300, 200, 64, "float16"), Device.named("H100-SXM")
+    full, fewer = (plan_varlen(problem, device, totals=totals, algorithm=algorithm) for totals in (None, (350, 210)))
+    assert fewer.kernels()[0].grid <= full.kernels()[0].grid
+    assert theory.traffic(fewer) == replay(fewer)
+    assert replay(fewer)["O"] == replay(full)["O"]
+
+
 @pytest.mark.parametrize("d", [64, 128])
 def test_a_sequence_s_gradients_are_counted_by_the_blocks_of_the_kernel(d: int) -> None:
     """The blocks that a schedule of that sequence alone would have do not matter."""

@@ -305,6 +305,7 @@ class Examiner:
         self.kept = folder or tempfile.mkdtemp(prefix="mutator-")
         Path(self.kept).mkdir(exist_ok=True)
         compiled.share(Path(self.kept))
+        killers.nvrtc_version()  # without a compiler every mutant would seem to die
         self.right: dict[str, str] = {}
 
     def examine(self, mutant: Mutant, by: str = "") -> Verdict:
@@ -333,7 +334,7 @@ class Examiner:
 
 def _leave(write: int, act: Callable[[], Verdict]) -> None:
     """Ends this process with a verdict in the pipe."""
-    resource.setrlimit(resource.RLIMIT_CPU, (300, 300))
+    resource.setrlimit(resource.RLIMIT_CPU, (1200, 1200))  # a survivor of what all kernels include takes 300 s
     resource.setrlimit(resource.RLIMIT_AS, (12 << 30, 12 << 30))
     try:
         with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):

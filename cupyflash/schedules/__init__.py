@@ -302,6 +302,11 @@ def plan_backward(
     tiling = _checked_choice(problem, device, algorithm, tiling, backward=True)
     require_flag("deterministic", deterministic)
     require_flag("dbias", dbias)
+    if dbias and algorithm != "fa2":
+        what = f"algorithm {algorithm!r}, which has no gradient of the bias: 'fa2' has"
+        raise ValueError(f"dbias (a call's return_dbias) must be False for {what}")
+    if dbias and not problem.options.bias:
+        raise ValueError("dbias is the gradient of a bias, and there is none")
     if problem.options.packed:
         raise ValueError("packed sequences are planned by plan_varlen_backward")
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from cupyflash.launch import params
 from cupyflash.launch.params import Field, Params
-from cupyflash.schedules.base import TileSchedule, attention_params, require_block_mask
+from cupyflash.schedules.base import TileSchedule, attention_params
 from cupyflash.schedules.mask_tiles import MaskTiles, words
 from cupyflash.schedules.moves import BEGIN, Move, Room, Walk, captured, length_reads, search_reads, tile_reads
 from cupyflash.schedules.packed import Packed
@@ -107,19 +107,3 @@ class RowBlocksOutside(BackwardSchedule):
         p, packed = self.problem, self.packed
         first = (*search_reads(packed, "q"), *length_reads(p), *tile_reads(self), *captured(p, "head", BEGIN))
         return Walk(kernel, self, parts, "gI", "J", (*first, *moves), rooms, works=self.grid if packed else None)
-
-
-def require_mask_blocks(schedule: BackwardSchedule) -> None:
-    """ValueError unless the block mask, if there is one, has an element for each of `mask_blocks`, and these are whole blocks."""
-    require_block_mask(schedule, schedule.mask_blocks)
-    own = schedule.block_rows, schedule.block_cols
-    rows, cols = schedule.mask_blocks or own
-    if schedule.problem.options.block_mask is not None and (rows % own[0] or cols % own[1]):
-        raise ValueError(f"the block mask's blocks must be whole blocks of {own}, got {(rows, cols)}")
-
-
-def require_no_dbias(schedule: BackwardSchedule) -> None:
-    """ValueError for a gradient of the bias, which FlashAttention-2's kernels alone have."""
-    if schedule.dbias:
-        what = f"algorithm {schedule.algorithm!r}, which has no gradient of the bias: 'fa2' has"
-        raise ValueError(f"dbias (a call's return_dbias) must be False for {what}")

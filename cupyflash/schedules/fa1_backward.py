@@ -13,7 +13,7 @@ from typing import ClassVar
 from cupyflash.device import Device
 from cupyflash.launch.params import POINTER, Field, Params
 from cupyflash.request.problem import Problem
-from cupyflash.schedules.backward import BackwardSchedule, gradient_params, require_no_dbias
+from cupyflash.schedules.backward import BackwardSchedule, gradient_params
 from cupyflash.schedules.base import (
     GRANULE,
     ROW_PADDING_BYTES,
@@ -156,7 +156,6 @@ class Fa1BackwardSchedule(BackwardSchedule):
 
     def kernels(self) -> tuple[Kernel, ...]:
         p = self.problem
-        require_no_dbias(self)
         shared = shared_bytes(p, self.block_rows, self.block_cols)
         require_kernel_tiling(self, shared)
         require_block_mask(self)

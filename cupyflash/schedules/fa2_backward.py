@@ -13,7 +13,7 @@ from typing import ClassVar
 
 from cupyflash.launch.params import POINTER, Params, arrays
 from cupyflash.schedules import fa2_backward_tiles as tiles
-from cupyflash.schedules.backward import BackwardSchedule, RowBlocksOutside, gradient_params, require_mask_blocks
+from cupyflash.schedules.backward import BackwardSchedule, RowBlocksOutside, gradient_params
 from cupyflash.schedules.base import (
     GRANULE,
     WARP,
@@ -21,6 +21,7 @@ from cupyflash.schedules.base import (
     Workspace,
     element_constants,
     padded_dim,
+    require_block_mask,
     require_dtype,
     tile_constants,
     total_bytes,
@@ -275,10 +276,7 @@ class Fa2BackwardSchedule(_Fa2Kernels):
     def kernels(self) -> tuple[Kernel, ...]:
         p = self.problem
         require_dtype(p.dtype, self.device)
-        require_mask_blocks(self)
-        if self.dbias and not p.options.bias:
-            raise ValueError("dbias is the gradient of a bias, and there is none")
-
+        require_block_mask(self, self.mask_blocks)
         source, made = "fa2_backward.cu", launches(p)
         beside_main = self._constants(made[-1], self.warps)
         # The kernels before and behind are compiled with the launch that makes dK.

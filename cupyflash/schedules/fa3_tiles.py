@@ -249,7 +249,7 @@ def candidates(problem: Problem, device: Device, blocks: tuple[int, int] | None 
     """
     if blocks is not None:
         team = next((team for team in TEAMS if team.block_rows == blocks[0]), None)
-        if team is None or blocks[1] % GRANULE or not 0 < blocks[1] <= MOST_COLS:
+        if team is None or blocks[1] % GRANULE or blocks[1] > MOST_COLS:
             rows = " or ".join(str(team.block_rows) for team in reversed(TEAMS))
             runs = f"blocks of {rows} rows and a multiple of {GRANULE} up to {MOST_COLS} columns"
             raise ValueError(f"the fa3 kernel runs {runs}; the tiling asks for Br {blocks[0]} x Bc {blocks[1]}")

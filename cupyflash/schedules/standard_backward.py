@@ -16,7 +16,7 @@ from typing import ClassVar
 from cupyflash.device import Device
 from cupyflash.launch.params import POINTER, Params, arrays
 from cupyflash.request.problem import Problem
-from cupyflash.schedules.backward import BackwardSchedule, gradient_params, require_no_dbias
+from cupyflash.schedules.backward import BackwardSchedule, gradient_params
 from cupyflash.schedules.base import (
     GRANULE,
     MAX_BLOCK_ROWS,
@@ -138,7 +138,6 @@ class StandardBackwardSchedule(BackwardSchedule):
 
     def kernels(self) -> tuple[Kernel, ...]:
         p = self.problem
-        require_no_dbias(self)
         shared = shared_bytes(p, self.block_rows, self.block_cols)
         require_kernel_tiling(self, shared)
         if self.block_cols > MAX_BLOCK_ROWS:

@@ -173,8 +173,9 @@ class Fa3VarlenSchedule(VarlenSchedule, Fa3Schedule):
         found: list[tuple[Problem, int, int]] = []
         first_q = first_k = 0
         for n_q, n_k in each:
-            room_q = min(packed.total_q - first_q, -(-n_q // self.block_rows) * self.block_rows)
-            room_k = min(packed.total_k - first_k, -(-n_k // self.block_cols) * self.block_cols)
+            # Of unknown lengths, which count as full, the totals may be less.
+            room_q = min(max(n_q, packed.total_q - first_q), -(-n_q // self.block_rows) * self.block_rows)
+            room_k = min(max(n_k, packed.total_k - first_k), -(-n_k // self.block_cols) * self.block_cols)
             one = replace(p.asking(packed=False), batch=1, seqlen_q=n_q, seqlen_k=n_k)
             found.append((one, room_q, room_k))
             first_q, first_k = first_q + n_q, first_k + n_k
