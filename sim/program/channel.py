@@ -12,7 +12,7 @@ ARGUMENTS = 14
 """Words of a call: six arguments in registers, and the first words of the stack."""
 
 
-class Order(IntEnum):
+class Command(IntEnum):
     """Orders to the program, by the numbers of stubs.c."""
 
     RETURN, READ, WRITE, PRINT, KEEP, MAP, UNMAP, CALL = range(8)
@@ -23,7 +23,7 @@ class Ended(Exception):
 
 
 @dataclass(frozen=True)
-class Call:
+class RuntimeCall:
     """A call of a runtime function: its number, the calling thread, its arguments as words of 64 bits."""
 
     function: int
@@ -39,7 +39,7 @@ class Channel:
 
     def __init__(self, connection: socket.socket):
         self.connection = connection
-        self.serve: Callable[[Call], int] = lambda call: 0
+        self.serve: Callable[[RuntimeCall], int] = lambda call: 0
 
     def receive(self, size: int) -> bytes:
         parts = bytearray()
@@ -50,22 +50,22 @@ class Channel:
             parts += part
         return bytes(parts)
 
-    def order(self, kind: Order, address: int = 0, size: int = 0, extra: int = 0, data: bytes = b"") -> None:
+    def order(self, kind: Command, address: int = 0, size: int = 0, extra: int = 0, data: bytes = b"") -> None:
         self.connection.sendall(struct.pack("<4Q", kind, address & ((1 << 64) - 1), size, extra) + data)
 
     def answer(self) -> int:
         """Returns the answer to an order, after those calls that the program makes before it."""
         return int(struct.unpack("<Q", self.receive(8))[0])
 
-    def next_call(self) -> Call:
+    def next_call(self) -> RuntimeCall:
         function, thread, *words = struct.unpack(f"<{2 + ARGUMENTS}Q", self.receive(8 * (2 + ARGUMENTS)))
-        return Call(function, thread, tuple(words))
+        return RuntimeCall(function, thread, tuple(words))
 
     def run(self) -> None:
         """Serves calls until the program ends."""
         try:
             while True:
-                self.order(Order.RETURN, self.serve(self.next_call()))
+                self.order(Command.RETURN, self.serve(self.next_call()))
         except (Ended, ConnectionError):
             return
 
@@ -74,12 +74,12 @@ class Channel:
     def read(self, address: int, size: int) -> bytes:
         if not size:
             return b""
-        self.order(Order.READ, address, size)
+        self.order(Command.READ, address, size)
         return self.receive(size)
 
     def write(self, address: int, data: bytes) -> None:
         if data:
-            self.order(Order.WRITE, address, len(data), data=data)
+            self.order(Command.WRITE, address, len(data), data=data)
 
     def read_word(self, address: int) -> int:
         return int.from_bytes(self.read(address, 8), "little")
@@ -100,31 +100,31 @@ class Channel:
 
     def keep(self, data: bytes) -> int:
         """Returns the address of a copy that stays in the program."""
-        self.order(Order.KEEP, 0, len(data), data=data)
+        self.order(Command.KEEP, 0, len(data), data=data)
         return self.answer()
 
     def print(self, text: str) -> None:
         """Writes to the program's own standard output, in order with what it prints itself."""
         data = text.encode()
         if data:
-            self.order(Order.PRINT, 0, len(data), data=data)
+            self.order(Command.PRINT, 0, len(data), data=data)
 
     def map(self, address: int, size: int, offset: int, keep: bool) -> bool:
         """Shows the device's memory at `offset` at an address of the program; `keep`: in place of what is there, which it gets."""
-        self.order(Order.MAP, address, size, offset | keep)
+        self.order(Command.MAP, address, size, offset | keep)
         return bool(self.answer())
 
     def unmap(self, address: int, size: int) -> None:
-        self.order(Order.UNMAP, address, size)
+        self.order(Command.UNMAP, address, size)
         self.answer()
 
     def call(self, function: int, first: int, third: int = 0) -> None:
         """Calls a function of the program with (first, 0, third), and serves its calls until it returns."""
-        self.order(Order.CALL, function, first, third)
+        self.order(Command.CALL, function, first, third)
         # The answer is 1; a call begins with the number of its function, which is more (stubs.c).
         while True:
             word = self.answer()
             if word == 1:
                 return
             rest = struct.unpack(f"<{1 + ARGUMENTS}Q", self.receive(8 * (1 + ARGUMENTS)))
-            self.order(Order.RETURN, self.serve(Call(word, rest[0], rest[1:])))
+            self.order(Command.RETURN, self.serve(RuntimeCall(word, rest[0], rest[1:])))

@@ -6,9 +6,9 @@ import struct
 from collections.abc import Callable
 
 from cupyflash.sim import ptx
-from cupyflash.sim.program.errors import Code, CudaError
+from cupyflash.sim.program.errors import CudaError, ErrorCode
 from cupyflash.sim.program.memory import DEVICE, HOST, MANAGED, PAGE, TOTAL, VARIABLE
-from cupyflash.sim.program.streams import ALLOCATE, FREE, MEMCPY, MEMSET, Streams
+from cupyflash.sim.program.streams import ALLOCATE, FREE, MEMCPY, MEMSET, StreamCalls
 
 PITCH = 512
 """Bytes that the rows of pitched memory are multiples of."""
@@ -19,7 +19,7 @@ UNREGISTERED, PINNED, OF_DEVICE, OF_MANAGED = range(4)
 Copy = Callable[[], None]
 
 
-class Copies(Streams):
+class CopyCalls(StreamCalls):
     """Allocation, copies and fills."""
 
     # -- allocation -----------------------------------------------------------------------------------------------------
@@ -71,7 +71,7 @@ class Copies(Streams):
     def cudaHostRegister(self, address: int, size: int, flags: int) -> None:
         start, end = address // PAGE * PAGE, -(-(address + size) // PAGE) * PAGE
         if self.memory.taken(start):
-            raise CudaError(Code.NOT_SUPPORTED, "two registered ranges of host memory lie too near each other")
+            raise CudaError(ErrorCode.NOT_SUPPORTED, "two registered ranges of host memory lie too near each other")
         self.memory.allocate(end - start, HOST, "registered host memory", start)
 
     def cudaHostUnregister(self, address: int) -> None:
@@ -80,7 +80,7 @@ class Copies(Streams):
     def cudaHostGetDevicePointer(self, out: int, address: int, flags: int) -> None:
         block = self.memory.find(address)
         if block is None or block.kind != HOST:
-            raise CudaError(Code.INVALID_VALUE)
+            raise CudaError(ErrorCode.INVALID_VALUE)
         self.channel.write_word(out, address)
 
     def cudaHostGetFlags(self, out: int, address: int) -> None:
@@ -132,7 +132,7 @@ class Copies(Streams):
     def rows(self, target: int, pitch: int, source: int, from_pitch: int, width: int, height: int) -> Copy:
         """Returns a copy of `height` rows of `width` bytes."""
         if width > pitch or width > from_pitch:
-            raise CudaError(Code.INVALID_VALUE)
+            raise CudaError(ErrorCode.INVALID_VALUE)
 
         def copy() -> None:
             for row in range(height):
@@ -155,7 +155,7 @@ class Copies(Streams):
         to_array, to_x, to_y, to_z, target, to_pitch, _, to_high = words[8:16]
         width, height, depth, _ = words[16:20]
         if array or to_array:
-            raise CudaError(Code.NOT_SUPPORTED, "CUDA arrays are not simulated")
+            raise CudaError(ErrorCode.NOT_SUPPORTED, "CUDA arrays are not simulated")
 
         def copy() -> None:
             for plane in range(depth):

@@ -5,9 +5,9 @@ from __future__ import annotations
 import struct
 
 from cupyflash.multiprocessor import Multiprocessor
-from cupyflash.sim.program.errors import Code, CudaError
+from cupyflash.sim.program.errors import CudaError, ErrorCode
 from cupyflash.sim.program.properties import attribute, properties
-from cupyflash.sim.program.symbols import Symbols
+from cupyflash.sim.program.symbols import SymbolCalls
 
 STACK, PRINTF, HEAP = 0, 1, 2
 LIMITS = {STACK: 1024, PRINTF: 1 << 20, HEAP: 8 << 20}
@@ -20,7 +20,7 @@ DYNAMIC_SHARED, CARVEOUT = 8, 9
 """cudaFuncAttribute."""
 
 
-class Devices(Symbols):
+class DeviceCalls(SymbolCalls):
     """Devices, limits, attributes of kernels, occupancy."""
 
     def __init__(self, *arguments: object):
@@ -36,7 +36,7 @@ class Devices(Symbols):
 
     def cudaSetDevice(self, device: int) -> None:
         if device & 0xFFFFFFFF:
-            raise CudaError(Code.INVALID_DEVICE)
+            raise CudaError(ErrorCode.INVALID_DEVICE)
 
     def cudaInitDevice(self, device: int, device_flags: int, flags: int) -> None:
         self.cudaSetDevice(device)
@@ -150,7 +150,7 @@ class Devices(Symbols):
         self.kernel(function)
         if attribute & 0xFFFFFFFF == DYNAMIC_SHARED:
             if self.static_shared(function) + (value & 0xFFFFFFFF) > self.device.sram_per_block:
-                raise CudaError(Code.INVALID_VALUE)
+                raise CudaError(ErrorCode.INVALID_VALUE)
             self.most_dynamic[function] = value & 0xFFFFFFFF
 
     def cudaFuncSetCacheConfig(self, function: int, config: int) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from enum import IntEnum
 
 
-class Code(IntEnum):
+class ErrorCode(IntEnum):
     """Results of runtime functions that the simulator gives."""
 
     SUCCESS = 0
@@ -55,19 +55,19 @@ SPECIAL = {
 
 def name_of(code: int) -> str:
     """Returns an error's name, such as cudaErrorInvalidValue."""
-    known = Code(code).name if code in Code._value2member_map_ else "UNKNOWN"
+    known = ErrorCode(code).name if code in ErrorCode._value2member_map_ else "UNKNOWN"
     return SPECIAL[known][0] if known in SPECIAL else "cudaError" + known.title().replace("_", "")
 
 
 def text_of(code: int) -> str:
     """Returns an error's text, such as "invalid argument"."""
-    known = Code(code).name if code in Code._value2member_map_ else "UNKNOWN"
+    known = ErrorCode(code).name if code in ErrorCode._value2member_map_ else "UNKNOWN"
     return SPECIAL[known][1] if known in SPECIAL else known.lower().replace("_", " ")
 
 
 class CudaError(Exception):
     """Raised where a runtime function returns an error; `why` is for the report."""
 
-    def __init__(self, code: Code, why: str = ""):
+    def __init__(self, code: ErrorCode, why: str = ""):
         self.code, self.why = code, why
         super().__init__(f"{name_of(code)}{f': {why}' if why else ''}")

@@ -10,9 +10,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from cupyflash.sim import ptx
-from cupyflash.sim.program.copies import Copies
-from cupyflash.sim.program.errors import Code, CudaError
-from cupyflash.sim.program.launches import Launches, Request
+from cupyflash.sim.program.copies import CopyCalls
+from cupyflash.sim.program.errors import CudaError, ErrorCode
+from cupyflash.sim.program.launches import LaunchCalls, LaunchRequest
 from cupyflash.sim.program.memory import DEVICE
 from cupyflash.sim.program.streams import (
     ALLOCATE,
@@ -41,7 +41,7 @@ class GraphExec:
     streams: list[ptx.Stream] = field(default_factory=list)
 
 
-class Graphs(Copies, Launches):
+class GraphCalls(CopyCalls, LaunchCalls):
     """Capture, nodes, launches."""
 
     # -- capture --------------------------------------------------------------------------------------------------------
@@ -52,13 +52,13 @@ class Graphs(Copies, Launches):
     def cudaStreamBeginCapture(self, stream: int, mode: int) -> None:
         one = self.stream(stream)
         if one is self.legacy or one.graph is not None:
-            raise CudaError(Code.STREAM_CAPTURE_UNSUPPORTED)
+            raise CudaError(ErrorCode.STREAM_CAPTURE_UNSUPPORTED)
         one.graph, one.ends, one.origin = Graph(), [], True
 
     def cudaStreamEndCapture(self, stream: int, out: int) -> None:
         one = self.stream(stream)
         if one.graph is None or not one.origin:
-            raise CudaError(Code.ILLEGAL_STATE)
+            raise CudaError(ErrorCode.ILLEGAL_STATE)
         graph = one.graph
         for other in self.captured(graph):
             other.graph, other.ends, other.origin = None, [], False
@@ -85,11 +85,11 @@ class Graphs(Copies, Launches):
         self.find(graph, Graph).nodes.append(node)
         self.channel.write_word(out, self.handle(node))
 
-    def kernel_request(self, parameters: int) -> Request:
+    def kernel_request(self, parameters: int) -> LaunchRequest:
         """Returns the launch that a cudaKernelNodeParams describes."""
         function, *sizes, shared, arguments = struct.unpack("<Q6IIxxxxQ", self.channel.read(parameters, 48))
         kernel = self.kernel(function)
-        return Request(kernel, tuple(sizes[:3]), tuple(sizes[3:]), shared, self.packed(kernel, arguments))
+        return LaunchRequest(kernel, tuple(sizes[:3]), tuple(sizes[3:]), shared, self.packed(kernel, arguments))
 
     def cudaGraphAddKernelNode(self, out: int, graph: int, after: int, count: int, parameters: int) -> None:
         request = self.kernel_request(parameters)
@@ -204,7 +204,7 @@ class Graphs(Copies, Launches):
         while waiting:
             node = next((one for one in waiting if all(id(before) in done for before in one.after)), None)
             if node is None:
-                raise CudaError(Code.INVALID_VALUE, "the nodes of a graph wait for each other")
+                raise CudaError(ErrorCode.INVALID_VALUE, "the nodes of a graph wait for each other")
             waiting.remove(node)
             if len(run.streams) < len(done) + 1:
                 run.streams.append(self.history.stream())

@@ -13,20 +13,20 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from cupyflash.sim import ptx
-from cupyflash.sim.program.errors import Code, CudaError
-from cupyflash.sim.program.memory import DeviceMemory
+from cupyflash.sim.program.errors import CudaError, ErrorCode
+from cupyflash.sim.program.memory import ProgramMemory
 from cupyflash.sim.program.streams import KERNEL
-from cupyflash.sim.program.symbols import Kernel, Symbols
+from cupyflash.sim.program.symbols import ProgramKernel, SymbolCalls
 from cupyflash.sim.ptx.parameters import parameter_offsets
 
 COOPERATIVE, CLUSTER, PROGRAMMATIC = 2, 4, 6
 """cudaLaunchAttributeID."""
 
 FATAL = {
-    **dict.fromkeys(("out of bounds", "null pointer"), Code.ILLEGAL_ADDRESS),
-    **dict.fromkeys(("deadlock", "endless", "bad call", "stack overflow"), Code.LAUNCH_FAILURE),
-    "trap": Code.ASSERT,
-    "budget": Code.LAUNCH_TIMEOUT,
+    **dict.fromkeys(("out of bounds", "null pointer"), ErrorCode.ILLEGAL_ADDRESS),
+    **dict.fromkeys(("deadlock", "endless", "bad call", "stack overflow"), ErrorCode.LAUNCH_FAILURE),
+    "trap": ErrorCode.ASSERT,
+    "budget": ErrorCode.LAUNCH_TIMEOUT,
 }
 """The error that a device would end with, by the kind of a finding."""
 
@@ -45,10 +45,10 @@ class KernelRecord:
 
 
 @dataclass(frozen=True)
-class Request:
+class LaunchRequest:
     """A launch as the program asks for it; grid and block in (x, y, z)."""
 
-    kernel: Kernel
+    kernel: ProgramKernel
     grid: tuple[int, ...]
     block: tuple[int, ...]
     shared: int
@@ -64,11 +64,11 @@ class Contents:
     parts: dict[str, tuple[np.ndarray, np.ndarray | None]]
 
     @classmethod
-    def of(cls, memory: DeviceMemory, names: Collection[str]) -> Contents:
+    def of(cls, memory: ProgramMemory, names: Collection[str]) -> Contents:
         found = [block.allocation for block in memory.blocks.values() if block.allocation.name in names]
         return cls({one.name: (one.memory.copy(), None if one.state is None else one.state.copy()) for one in found})
 
-    def write(self, memory: DeviceMemory) -> None:
+    def write(self, memory: ProgramMemory) -> None:
         for block in memory.blocks.values():
             if block.allocation.name in self.parts:
                 data, state = self.parts[block.allocation.name]
@@ -84,7 +84,7 @@ class Repeats:
     touched: frozenset[str]
     results: dict[bytes, Contents] = field(default_factory=dict)
 
-    def state(self, memory: DeviceMemory) -> bytes | None:
+    def state(self, memory: ProgramMemory) -> bytes | None:
         """Returns a digest of the touched allocations; None if one of them is gone."""
         found = {block.allocation.name: block for block in memory.blocks.values() if block.allocation.name in self.touched}
         if len(found) < len(self.touched):
@@ -103,14 +103,14 @@ class BudgetSpent(Exception):
     """Raised when the launches have taken all the time that they may take."""
 
 
-class Launches(Symbols):
+class LaunchCalls(SymbolCalls):
     """The functions that launch kernels."""
 
     def __init__(self, *arguments: object):
         super().__init__(*arguments)
         self.records: dict[str, KernelRecord] = {}
         self._configured: list[tuple[int, ...]] = []
-        self._repeats: dict[Request, Repeats] = {}
+        self._repeats: dict[LaunchRequest, Repeats] = {}
         self._streams: set[int] = set()
         """The streams in which kernels were launched."""
         self.spent = 0.0
@@ -121,7 +121,7 @@ class Launches(Symbols):
 
     def _cudaPopCallConfiguration(self, grid: int, block: int, shared: int, stream: int) -> None:
         if not self._configured:
-            raise CudaError(Code.INVALID_CONFIGURATION)
+            raise CudaError(ErrorCode.INVALID_CONFIGURATION)
         xy, z, block_xy, block_z, size, number = self._configured.pop()
         self.channel.write(grid, struct.pack("<QI", xy, z & 0xFFFFFFFF))
         self.channel.write(block, struct.pack("<QI", block_xy, block_z & 0xFFFFFFFF))
@@ -161,21 +161,21 @@ class Launches(Symbols):
         self.check_sticky()
         kernel = self.kernel(function)
         if not all(grid) or not all(block) or block[0] * block[1] * block[2] > 1024 or block[2] > 64:
-            raise CudaError(Code.INVALID_CONFIGURATION)
+            raise CudaError(ErrorCode.INVALID_CONFIGURATION)
         most = max(self.most_dynamic.get(function, 0), 48 << 10)
         if shared > most:
-            raise CudaError(Code.INVALID_VALUE, f"{shared} bytes of dynamic shared memory, {most} are allowed")
-        request = Request(kernel, grid, block, shared, self.packed(kernel, arguments), cluster, programmatic)
+            raise CudaError(ErrorCode.INVALID_VALUE, f"{shared} bytes of dynamic shared memory, {most} are allowed")
+        request = LaunchRequest(kernel, grid, block, shared, self.packed(kernel, arguments), cluster, programmatic)
         self.issue(stream, KERNEL, lambda there: self.run(request, there), request)
 
     most_dynamic: dict[int, int]
 
-    def packed(self, kernel: Kernel, arguments: int) -> bytes:
+    def packed(self, kernel: ProgramKernel, arguments: int) -> bytes:
         """Returns the bytes of all parameters; `arguments` is an array of their addresses."""
         try:
             params = kernel.image.module.code(kernel.name).params
         except ptx.UnsupportedPTX as error:
-            raise CudaError(Code.NOT_SUPPORTED, str(error)) from None
+            raise CudaError(ErrorCode.NOT_SUPPORTED, str(error)) from None
         offsets, size = parameter_offsets(params)
         data = bytearray(size)
         places = struct.unpack(f"<{len(params)}Q", self.channel.read(arguments, 8 * len(params)))
@@ -184,7 +184,7 @@ class Launches(Symbols):
             data[at : at + param.size] = self.channel.read(address, param.size)
         return bytes(data)
 
-    def run(self, request: Request, stream: ptx.Stream) -> None:
+    def run(self, request: LaunchRequest, stream: ptx.Stream) -> None:
         """Runs a launch on the machine, or repeats its writes if it has run from the same memory before.
 
         A fault that a device would notice is the error of all later calls.
@@ -210,7 +210,7 @@ class Launches(Symbols):
             wrote = {name for name, moved in done.counters.traffic.items() if moved.write_bytes}
             earlier.results = {state: Contents.of(self.memory, wrote)}
 
-    def execute(self, request: Request, stream: ptx.Stream, record: KernelRecord) -> ptx.Launch:
+    def execute(self, request: LaunchRequest, stream: ptx.Stream, record: KernelRecord) -> ptx.Launch:
         began = time.process_time()
         kernel, variables = request.kernel, [id(block) for block in request.kernel.image.variables.values()]
         others = [block.allocation for block in self.memory.blocks.values() if id(block) not in variables]
@@ -231,7 +231,7 @@ class Launches(Symbols):
                     programmatic=request.programmatic and self.concurrent,
                 )
         except (ValueError, TypeError) as error:
-            raise CudaError(Code.INVALID_CONFIGURATION, str(error)) from None
+            raise CudaError(ErrorCode.INVALID_CONFIGURATION, str(error)) from None
         finally:
             seconds = time.process_time() - began
             self.spent += seconds

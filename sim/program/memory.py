@@ -16,7 +16,7 @@ from itertools import count
 import numpy as np
 
 from cupyflash.sim.program.channel import Channel
-from cupyflash.sim.program.errors import Code, CudaError
+from cupyflash.sim.program.errors import CudaError, ErrorCode
 from cupyflash.sim.ptx import Allocation
 from cupyflash.sim.ptx.state.segments import UNWRITTEN, WINDOW_BITS, WRITTEN
 
@@ -48,7 +48,7 @@ class Block:
 
 
 @dataclass
-class DeviceMemory:
+class ProgramMemory:
     """All allocations of a program, by the number of their window."""
 
     channel: Channel
@@ -70,11 +70,11 @@ class DeviceMemory:
         """
         stretch = -(-max(size, 1) // PAGE) * PAGE
         if self.used + stretch > TOTAL:
-            raise CudaError(Code.MEMORY_ALLOCATION)
+            raise CudaError(ErrorCode.MEMORY_ALLOCATION)
         offset = self._place(stretch)
         address = self._address(kind) if at is None else at
         if kind in (MANAGED, HOST) and not self.channel.map(address, stretch, offset, at is not None):
-            raise CudaError(Code.MEMORY_ALLOCATION)
+            raise CudaError(ErrorCode.MEMORY_ALLOCATION)
         self._count += 1
         self.used += stretch
         memory = np.frombuffer(self.map, np.uint8, size, offset)
@@ -89,7 +89,7 @@ class DeviceMemory:
         if self._free.get(stretch):
             return self._free[stretch].pop()
         if self._end + stretch > TOTAL:
-            raise CudaError(Code.MEMORY_ALLOCATION)
+            raise CudaError(ErrorCode.MEMORY_ALLOCATION)
         self._end += stretch
         return self._end - stretch
 
@@ -101,7 +101,7 @@ class DeviceMemory:
             number = windows[next(self._windows[shared]) % len(windows)]
             if number not in self.blocks:
                 return (number << WINDOW_BITS) + (1 << (WINDOW_BITS - 1))
-        raise CudaError(Code.MEMORY_ALLOCATION)
+        raise CudaError(ErrorCode.MEMORY_ALLOCATION)
 
     def free(self, address: int, kinds: tuple[str, ...]) -> None:
         """Frees the allocation that begins at an address; none at 0. Raises CudaError for any other address."""
@@ -109,9 +109,9 @@ class DeviceMemory:
             return
         block = self.blocks.get(address >> WINDOW_BITS)
         if block is None or block.address != address or block.kind not in kinds:
-            raise CudaError(Code.INVALID_VALUE)
+            raise CudaError(ErrorCode.INVALID_VALUE)
         if block.registered:
-            raise CudaError(Code.INVALID_VALUE)
+            raise CudaError(ErrorCode.INVALID_VALUE)
         if block.kind in (MANAGED, HOST):
             self.channel.unmap(address, block.stretch)
         self._forget(block)
@@ -120,7 +120,7 @@ class DeviceMemory:
         """Ends the registration of the program's own memory around an address; it stays where it is."""
         block = self.find(address)
         if block is None or not block.registered:
-            raise CudaError(Code.INVALID_VALUE)
+            raise CudaError(ErrorCode.INVALID_VALUE)
         del self.blocks[block.address >> WINDOW_BITS]
 
     def taken(self, address: int) -> bool:
@@ -151,7 +151,7 @@ class DeviceMemory:
         """Returns the allocation and the bytes of a range. Raises CudaError if it is not all in one."""
         block = self.find(address)
         if block is None or address - block.address + size > block.size:
-            raise CudaError(Code.INVALID_VALUE)
+            raise CudaError(ErrorCode.INVALID_VALUE)
         return block, slice(address - block.address, address - block.address + size)
 
     def read(self, address: int, size: int) -> bytes:

@@ -16,10 +16,10 @@ from collections.abc import Callable
 from functools import cached_property
 
 from cupyflash.device import Device
-from cupyflash.sim.program.channel import Call, Channel
-from cupyflash.sim.program.devices import Devices
-from cupyflash.sim.program.errors import Code, CudaError, name_of, text_of
-from cupyflash.sim.program.graphs import Graphs
+from cupyflash.sim.program.channel import Channel, RuntimeCall
+from cupyflash.sim.program.devices import DeviceCalls
+from cupyflash.sim.program.errors import CudaError, ErrorCode, name_of, text_of
+from cupyflash.sim.program.graphs import GraphCalls
 from cupyflash.sim.program.streams import LEGACY, PER_THREAD, Settings
 
 FIRST_NUMBER = 2
@@ -33,14 +33,14 @@ PER_THREAD_NAME = re.compile("_pt[sd][sz]$")
 """The end of the names of functions whose stream 0 is the calling thread's own (nvcc --default-stream per-thread)."""
 
 
-class Runtime(Graphs, Devices):
+class Runtime(GraphCalls, DeviceCalls):
     """One program's runtime. `names` are the functions that its stubs number, in this order, of which it `imported` some."""
 
     def __init__(self, channel: Channel, device: Device, version: int, names: list[str], imported: set[str], settings: Settings):
         super().__init__(channel, device, version, settings)
         self.names = names
         self.concurrent = any(map(CONCURRENT.match, imported))
-        self.last: dict[int, Code] = {}
+        self.last: dict[int, ErrorCode] = {}
         self.missing: Counter[str] = Counter()
         self.failed: Counter[tuple[str, str]] = Counter()
         channel.serve = self.serve
@@ -51,17 +51,17 @@ class Runtime(Graphs, Devices):
         methods = [(name, getattr(self, PER_THREAD_NAME.sub("", name).replace("__", "_"), None)) for name in self.names]
         return [(name, method, len(inspect.signature(method).parameters) if method else 0) for name, method in methods]
 
-    def serve(self, call: Call) -> int:
+    def serve(self, call: RuntimeCall) -> int:
         """Returns the result of a call as a word."""
         name, method, count = self.functions[call.function - FIRST_NUMBER]
         self.thread, self.default = call.thread, PER_THREAD if PER_THREAD_NAME.search(name) else LEGACY
         try:
             if method is None:
                 self.missing[name] += 1
-                raise CudaError(Code.NOT_SUPPORTED)
+                raise CudaError(ErrorCode.NOT_SUPPORTED)
             return method(*call.words[:count]) or 0
         except CudaError as error:
-            if error.code != Code.NOT_READY:
+            if error.code != ErrorCode.NOT_READY:
                 self.last[call.thread] = error.code
                 self.failed[name, str(error)] += 1
             return int(error.code)

@@ -16,8 +16,8 @@ from typing import Any, TypeVar
 from cupyflash.device import Device
 from cupyflash.sim import ptx
 from cupyflash.sim.program.channel import Channel
-from cupyflash.sim.program.errors import Code, CudaError
-from cupyflash.sim.program.memory import DeviceMemory
+from cupyflash.sim.program.errors import CudaError, ErrorCode
+from cupyflash.sim.program.memory import ProgramMemory
 
 LEGACY, PER_THREAD = 1, 2
 """cudaStreamLegacy and cudaStreamPerThread; 0 is the one or the other, as the program was compiled."""
@@ -77,16 +77,16 @@ KERNEL, MEMCPY, MEMSET, HOST_FUNCTION, CHILD, EMPTY, WAIT, RECORD, ALLOCATE, FRE
 """cudaGraphNodeType."""
 
 
-class Streams:
+class StreamCalls:
     """The state of a program's runtime, and its functions of streams, events and errors."""
 
     def __init__(self, channel: Channel, device: Device, version: int, settings: Settings):
         self.channel, self.device, self.version, self.settings = channel, device, version, settings
-        self.memory = DeviceMemory(channel)
+        self.memory = ProgramMemory(channel)
         self.thread = 0
         self.default = LEGACY
         """The stream 0 of the call: PER_THREAD in functions whose names say so."""
-        self.sticky = Code.SUCCESS
+        self.sticky = ErrorCode.SUCCESS
         """The error of a kernel that failed: every later call returns it."""
         self.history = ptx.History()
         self.handles: dict[int, object] = {}
@@ -151,7 +151,7 @@ class Streams:
         """Returns what a handle is of. Raises CudaError if it is of nothing of this kind."""
         found = self.handles.get(handle)
         if not isinstance(found, kind):
-            raise CudaError(Code.INVALID_RESOURCE_HANDLE)
+            raise CudaError(ErrorCode.INVALID_RESOURCE_HANDLE)
         return found
 
     def check_sticky(self) -> None:
@@ -183,7 +183,7 @@ class Streams:
     def cudaStreamSynchronize(self, stream: int) -> None:
         one = self.stream(stream)
         if one.graph is not None:
-            raise CudaError(Code.STREAM_CAPTURE_UNSUPPORTED)
+            raise CudaError(ErrorCode.STREAM_CAPTURE_UNSUPPORTED)
         self.order(one)
         one.stream.synchronize()
         self.check_sticky()
@@ -250,6 +250,6 @@ class Streams:
     def cudaEventElapsedTime(self, out: int, start: int, end: int) -> None:
         first, last = self.find(start, ProgramEvent), self.find(end, ProgramEvent)
         if first.event is None or last.event is None:
-            raise CudaError(Code.INVALID_RESOURCE_HANDLE)
+            raise CudaError(ErrorCode.INVALID_RESOURCE_HANDLE)
         self.timed = True
         self.channel.write(out, struct.pack("<f", 1e3 * max(last.seconds - first.seconds, 1e-6)))

@@ -8,9 +8,9 @@ from functools import cached_property
 
 from cupyflash.sim import ptx
 from cupyflash.sim.program import fatbin
-from cupyflash.sim.program.errors import Code, CudaError
-from cupyflash.sim.program.memory import MANAGED, VARIABLE, Block, DeviceMemory
-from cupyflash.sim.program.streams import MEMCPY, Streams
+from cupyflash.sim.program.errors import CudaError, ErrorCode
+from cupyflash.sim.program.memory import MANAGED, VARIABLE, Block, ProgramMemory
+from cupyflash.sim.program.streams import MEMCPY, StreamCalls
 
 
 @dataclass(eq=False)
@@ -19,7 +19,7 @@ class Image:
 
     data: bytes
     architecture: int
-    memory: DeviceMemory
+    memory: ProgramMemory
     managed: dict[str, Block] = field(default_factory=dict)
     variables: dict[str, Block] = field(default_factory=dict)
 
@@ -28,9 +28,9 @@ class Image:
         try:
             found = ptx.Module.from_ptx(fatbin.ptx_for(self.data, self.architecture))
         except fatbin.NoPtx as error:
-            raise CudaError(Code.INVALID_KERNEL_IMAGE, str(error)) from None
+            raise CudaError(ErrorCode.INVALID_KERNEL_IMAGE, str(error)) from None
         except (ptx.PtxError, ptx.UnsupportedPTX) as error:
-            raise CudaError(Code.NOT_SUPPORTED, str(error)) from None
+            raise CudaError(ErrorCode.NOT_SUPPORTED, str(error)) from None
         for name, size in found.variables.items():
             block = self.managed.get(name) or self.memory.allocate(size, VARIABLE, name)
             self.variables[name] = block
@@ -40,12 +40,12 @@ class Image:
     def variable(self, name: str) -> Block:
         """Returns a variable's place. Raises CudaError if the code has none of this name."""
         if name not in self.module.variables:
-            raise CudaError(Code.INVALID_SYMBOL)
+            raise CudaError(ErrorCode.INVALID_SYMBOL)
         return self.variables[name]
 
 
 @dataclass(frozen=True)
-class Kernel:
+class ProgramKernel:
     """A kernel of an image, by its name in the PTX."""
 
     image: Image
@@ -61,19 +61,19 @@ class Symbol:
     size: int
 
 
-class Symbols(Streams):
+class SymbolCalls(StreamCalls):
     """Registration, and the functions that take a variable."""
 
     def __init__(self, *arguments: object):
         super().__init__(*arguments)  # type: ignore[arg-type]
-        self.kernels: dict[int, Kernel] = {}
+        self.kernels: dict[int, ProgramKernel] = {}
         self.symbols: dict[int, Symbol] = {}
         self.images: dict[int, Image] = {}
 
     def _cudaRegisterFatBinary(self, wrapper: int) -> int:
         magic, _, data = struct.unpack("<IIQ", self.channel.read(wrapper, 16))
         if magic != fatbin.WRAPPER:
-            raise CudaError(Code.INVALID_KERNEL_IMAGE)
+            raise CudaError(ErrorCode.INVALID_KERNEL_IMAGE)
         _, _, header, size = struct.unpack("<IHHQ", self.channel.read(data, 16))
         major, minor = self.device.compute_capability
         handle = self.channel.keep(bytes(8))
@@ -90,7 +90,7 @@ class Symbols(Streams):
         return 1
 
     def _cudaRegisterFunction(self, handle: int, function: int, _: int, name: int) -> None:
-        self.kernels[function] = Kernel(self.images[handle], self.channel.text(name))
+        self.kernels[function] = ProgramKernel(self.images[handle], self.channel.text(name))
 
     def _cudaGetKernel(self, out: int, function: int) -> None:
         self.kernel(function)
@@ -105,17 +105,17 @@ class Symbols(Streams):
         self.channel.write_word(pointer, block.address)
         self.symbols[pointer] = Symbol(image, text, size)
 
-    def kernel(self, function: int) -> Kernel:
+    def kernel(self, function: int) -> ProgramKernel:
         """Returns a kernel by the host's function of its name, or by its handle, which is the same."""
         if function not in self.kernels:
-            raise CudaError(Code.INVALID_DEVICE_FUNCTION)
+            raise CudaError(ErrorCode.INVALID_DEVICE_FUNCTION)
         return self.kernels[function]
 
     def symbol(self, variable: int) -> Block:
         """Returns the place of the variable that the host's shadow of it stands for. Raises CudaError."""
         found = self.symbols.get(variable)
         if found is None:
-            raise CudaError(Code.INVALID_SYMBOL)
+            raise CudaError(ErrorCode.INVALID_SYMBOL)
         return found.image.variable(found.name)
 
     def cudaGetSymbolAddress(self, out: int, variable: int) -> None:
