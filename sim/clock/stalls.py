@@ -30,6 +30,7 @@ REASONS: Mapping[str, str] = {
     "long scoreboard": "a result from the L1, the L2, DRAM or local memory",
     "short scoreboard": "a result from shared memory, of a shuffle, MUFU or a special register",
     "barrier": "other warps at a barrier",
+    "gmma": "products of its warpgroup",
     "math pipe throttle": "the unit was busy",
     "MIO throttle": "the queue to shared memory was full",
     "LG throttle": "the queue to the L1 was full",
@@ -37,7 +38,10 @@ REASONS: Mapping[str, str] = {
     "not selected": "another warp was issued",
 }
 """The reasons, by the names of Nsight Compute, and what a warp waits for."""
-BEHIND = {Act.BARRIER: "barrier", Act.WAIT_COUNT: "long scoreboard"}
+BEHIND = {
+    **{Act.BARRIER: "barrier", Act.WAIT_COUNT: "long scoreboard", Act.PHASE: "long scoreboard"},
+    **{Act.WAIT_PRODUCTS: "gmma", Act.FENCE: "gmma", Act.PRODUCT: "gmma"},
+}
 """The reason for a wait behind an instruction that makes a warp wait by itself."""
 
 
