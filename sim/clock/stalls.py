@@ -39,8 +39,8 @@ REASONS: Mapping[str, str] = {
 }
 """The reasons, by the names of Nsight Compute, and what a warp waits for."""
 BEHIND = {
-    **{Act.BARRIER: "barrier", Act.WAIT_COUNT: "long scoreboard", Act.PHASE: "long scoreboard"},
-    **{Act.WAIT_PRODUCTS: "gmma", Act.FENCE: "gmma", Act.PRODUCT: "gmma"},
+    Act.BARRIER: "barrier", Act.WAIT_COUNT: "long scoreboard", Act.PHASE: "long scoreboard",
+    Act.WAIT_PRODUCTS: "gmma", Act.FENCE: "gmma", Act.PRODUCT: "gmma",
 }
 """The reason for a wait behind an instruction that makes a warp wait by itself."""
 
