@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from .lanes import Array, Lanes, neighbour
-from .opcodes import WARP, WORD
-from .operands import UnknownInstruction
+from .opcodes import WORD
+from .operands import WARP, UnknownInstruction
 from .sass import Instruction
 
 SECTOR = 32

@@ -15,12 +15,12 @@ from itertools import pairwise
 
 import numpy as np
 
-from .bulk import Bulk
+from .bulk import BULK, Bulk
 from .execution import Event, Index
 from .memory import SPACES
 from .multiprocessor import IDLE, WAVEFRONT, Cost, Issue
 from .sass import Instruction
-from .steps import BULK, PRODUCTS
+from .steps import PRODUCTS
 from .traces import BRANCHES, Tracer
 from .waits import PHASE, Key
 
