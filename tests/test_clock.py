@@ -297,6 +297,14 @@ def test_a_barrier_waits_for_all_warps_of_the_block() -> None:
         assert run_of(code, warps).turns[2][0] == met + rates["latency.barrier"] + warps * rates["latency.barrier_warp"]
 
 
+def test_traces_have_the_barriers_at_which_warps_of_a_block_meet() -> None:
+    args = {"x": np.ones(1000, np.float32), "y": np.zeros(1, np.float32), "n": np.int32(1000)}
+    clock = Clock(launched("total", "86", 2, 128, args), A6000)
+    code = clock.launch.kernel.instructions
+    met = [[issue.signals for issue in trace if code[issue.at].opcode == "BAR"] for trace in clock.traces[0]]
+    assert len(met) == 4 and all(met) and all(each == met[0] and each[0][0][1:] == (True, True) for each in met)
+
+
 def test_a_wait_for_copies_ends_when_all_but_some_groups_have_arrived() -> None:
     copies = [("LDGSTS.E [R2], [R4.64]", Control(1)), ("LDGDEPBAR", Control(1, writes=0))]
     rest = [("DEPBAR.LE SB0, {}", Control(4)), ("MOV R0, R1", Control(1))]

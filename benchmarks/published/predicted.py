@@ -139,12 +139,12 @@ def clocks_of(ladder: Ladder, step: Step, folder: Path) -> list[Clock]:
 def predict(ladder: Ladder, step: Step, clocks: Sequence[Clock]) -> Result:
     """Time a step's launches one after another, at both rates and over phases and assumed latencies."""
     times = [clock.time() for clock in clocks]
-    longest = max(times, key=lambda each: each.seconds)
+    slowest, longest = max(zip(clocks, times, strict=True), key=lambda each: each[1].seconds)
     lowest = sum(clock.again(mhz=ladder.clock.mhz[0]).time().seconds for clock in clocks)
     varied = [clock.spread() for clock in clocks]
     least, most = (sum(each[side] for each in varied) for side in (0, 1))
     seconds = sum(each.seconds for each in times)
-    return Result(step.seconds, seconds, lowest, least, most, kind_of(longest), longest.binds)
+    return Result(step.seconds, seconds, lowest, least, most, kind_of(slowest, longest), longest.binds)
 
 
 def main(words: Sequence[str] | None = None) -> int:

@@ -27,7 +27,7 @@ ERRORS = FOLDER.parents[1] / "cupyflash" / "clock_errors.toml"
 BEGIN, END = "<!-- scores.py writes from here -->", "<!-- to here -->"
 APART = 1.05  # pairs of figures that differ by less have no order
 NEAR = 0.2
-CLASSES = "tensor cores", "memory", "arithmetic"
+CLASSES = "tensor cores", "memory", "arithmetic", "warp roles"
 
 
 @dataclass(frozen=True)
@@ -139,14 +139,20 @@ def near(ratios: Sequence[float]) -> int:
 
 
 def table(results: Results) -> str:
-    """The table of docs/clock.md: a row for each ladder, each use, each class, and all."""
-    uses = {ladder.name: ladder.use for ladder in ladders()}
-    rows = [(f"`{name}`", uses[name], Score([list(steps.values())])) for name, steps in results.items()]
-    for use in ("guide", "compared"):
-        rows.append((f"all {use}", "", Score([list(steps.values()) for name, steps in results.items() if uses[name] == use])))
+    """The table of docs/clock.md: a row for each ladder, then for each group its uses and all of it, and for each class."""
+    known = {ladder.name: ladder for ladder in ladders()}
+    groups = {(ladder.name, step.name): step.group for ladder in known.values() for step in ladder.steps}
+    rows = [(f"`{name}`", known[name].use, Score([list(steps.values())])) for name, steps in results.items()]
+    for group in dict.fromkeys(groups.values()):
+        own = [
+            (known[name].use, [one for step, one in steps.items() if groups[name, step] == group])
+            for name, steps in results.items()
+        ]
+        for use in ("guide", "compared"):
+            rows.append((f"{group}: {use}", "", Score([steps for its, steps in own if steps and its == use])))
+        rows.append((f"**{group}: all**", "", Score([steps for _, steps in own if steps])))
     for kind in CLASSES:
-        rows.append((f"all of {kind}", "", Score(of_class(results, kind))))
-    rows.append(("**all**", "", Score([list(steps.values()) for steps in results.values()])))
+        rows.append((f"class {kind}", "", Score(of_class(results, kind))))
     lines = [
         "| ladder | use | figures | highest rate | within the rates | one factor | tau | bias | spread |",
         "| --- | --- | --- | --- | --- | --- | --- | --- | --- |",
@@ -174,6 +180,8 @@ def errors(results: Results) -> str:
     lines = ["# The clock's errors on published kernels by class; written by benchmarks/published/scores.py from predicted.json."]
     for kind in CLASSES:
         found = Score(of_class(results, kind)).ratios
+        if not found:
+            continue
         lines += ["", f'["{kind}"]', f"figures = {len(found)}", f"median = {middle(found):.4f}", f"near = {near(found)}"]
         lines += [f"least = {min(found):.4f}", f"most = {max(found):.4f}", f"bias = {bias_of(found):.4f}"]
     return "\n".join(lines) + "\n"

@@ -9,9 +9,10 @@ from functools import cache
 from importlib import resources
 from typing import Any
 
-from .whole import Time
+from .whole import Clock, Time
 
 TENSOR_SHARE = 0.05
+ROLES = "warp roles"
 
 
 @dataclass(frozen=True)
@@ -30,22 +31,26 @@ class KnownError:
     bias: float
 
     def __str__(self) -> str:
+        if not self.figures:
+            return f"no published kernel of this class ({self.kind}) was compared"
         return (f"of {self.figures} published kernels of this class ({self.kind}) half were within {self.median:.0%}, "
                 f"{self.near} within 20 %, all from {self.least:.2f} to {self.most:.2f} of the measured time")  # fmt: skip
 
 
-def kind_of(time: Time) -> str:
-    """The class of a kernel: "tensor cores" if they work for a twentieth of the time, "memory" if DRAM or the L2 binds, else
-    "arithmetic"."""
+def kind_of(clock: Clock, time: Time) -> str:
+    """The class of a kernel: "warp roles" if warps wait for mbarriers, "tensor cores" if these work for a twentieth of the time,
+    "memory" if DRAM or the L2 binds, else "arithmetic"."""
+    if clock.roles:
+        return ROLES
     if time.busy["tensor"] > TENSOR_SHARE:
         return "tensor cores"
     return "memory" if time.binds in ("DRAM", "L2") else "arithmetic"
 
 
-def known_error(time: Time) -> KnownError:
-    """The known error for a kernel of the same class."""
-    kind = kind_of(time)
-    return KnownError(kind, **_table()[kind])
+def known_error(clock: Clock, time: Time) -> KnownError:
+    """The known error for a kernel of the same class; of no figures, if none was compared."""
+    kind = kind_of(clock, time)
+    return KnownError(kind, **_table()[kind]) if kind in _table() else KnownError(kind, 0, 0, 0, 1, 1, 0)
 
 
 @cache

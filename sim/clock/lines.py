@@ -121,7 +121,7 @@ def changes(before: Sequence[Line], after: Sequence[Line]) -> list[tuple[str, fl
     sides = [sorted(lines, key=lambda each: (each.file, each.number)) for lines in (before, after)]
     names = [[line.text or f"{Path(line.file).name}:{line.number}" for line in side] for side in sides]
     found: list[tuple[str, float, float]] = []
-    for _, old, old_end, new, new_end in SequenceMatcher(None, *names, autojunk=False).get_opcodes():
+    for _, old, old_end, new, new_end in SequenceMatcher(None, names[0], names[1], autojunk=False).get_opcodes():
         for a, b in zip_longest(range(old, old_end), range(new, new_end)):
             spent = [0.0 if at is None else side[at].seconds for side, at in zip(sides, (a, b), strict=True)]
             found.append((names[0][a] if b is None else names[1][b], spent[0], spent[1]))

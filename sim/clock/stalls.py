@@ -29,8 +29,8 @@ REASONS: Mapping[str, str] = {
     "branch resolving": "a branch that was taken",
     "long scoreboard": "a result from the L1, the L2, DRAM or local memory",
     "short scoreboard": "a result from shared memory, of a shuffle, MUFU or a special register",
-    "barrier": "other warps at a barrier, or the phase of an mbarrier",
-    "GMMA": "products of a warpgroup",
+    "barrier": "other warps at a barrier",
+    "gmma": "products of its warpgroup",
     "math pipe throttle": "the unit was busy",
     "MIO throttle": "the queue to shared memory was full",
     "LG throttle": "the queue to the L1 was full",
@@ -40,11 +40,11 @@ REASONS: Mapping[str, str] = {
 """The reasons, by the names of Nsight Compute, and what a warp waits for."""
 BEHIND = {
     Act.BARRIER: "barrier",
-    Act.PHASE: "barrier",
     Act.WAIT_COUNT: "long scoreboard",
-    Act.PRODUCT: "GMMA",
-    Act.FENCE: "GMMA",
-    Act.WAIT_PRODUCTS: "GMMA",
+    Act.PHASE: "long scoreboard",
+    Act.WAIT_PRODUCTS: "gmma",
+    Act.FENCE: "gmma",
+    Act.PRODUCT: "gmma",
 }
 """The reason for a wait behind an instruction that makes a warp wait by itself."""
 

@@ -48,4 +48,4 @@ def timed(loaded: Loaded, device: Device, mhz: float | None = None, *, cold: boo
     where = places(loaded.cubin, kernel.name)
     lines = lines_of(stalls(clock), kernel.instructions, where, time.seconds, loaded.sources)
     dram = min(time.busy["DRAM"], 1) * (device.hbm_bandwidth or 0) * clock.rates["dram.read"]
-    return Timed(kernel.name, device.name, time, dram, known_error(time), lines)
+    return Timed(kernel.name, device.name, time, dram, known_error(clock, time), lines)

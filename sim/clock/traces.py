@@ -15,6 +15,7 @@ from .lanes import Array
 from .memory import SPACES
 from .multiprocessor import IDLE, Cost, Issue
 from .rates import Rates
+from .waits import Key
 
 LOADS = ("LDG", "LD")
 BRANCHES = ("BRA", "JMP", "CALL", "RET")
@@ -134,11 +135,17 @@ class Tracer:
             costs = self.costs(event) if event.access is not None else {}
             nothing = IDLE if i.opcode in SPACES else None
             plain = Issue(event.at, nothing, mark=mark)
+            met: dict[int, tuple[tuple[Key, bool, bool], ...]] = {}
+            for signal in event.signals:
+                met[signal.warp] = (*met.get(signal.warp, ()), (signal.key, signal.counts, signal.waits))
             for warp in kept:
                 trace = traces[warp]
                 if trace and code[trace[-1].at].opcode in BRANCHES and trace[-1].at + 1 != event.at:
                     trace[-1] = trace[-1]._replace(taken=True)
-                trace.append(Issue(event.at, costs[warp], mark=mark) if costs else plain)
+                if warp in met:
+                    trace.append(plain._replace(signals=met[warp]))
+                else:
+                    trace.append(Issue(event.at, costs[warp], mark=mark) if costs else plain)
         return [traces[k : k + warps] for k in range(0, len(traces), warps)]
 
     def costs(self, event: Event) -> Mapping[int, Cost]:

@@ -161,7 +161,8 @@ class Clock:
         if not self.fits:
             return news, news
         # It has all of it before, unless it was emptied.
-        return {at: share if self.cold and code[at].opcode not in STORES else 0.0 for at, share in news.items()}, news
+        missing = {at: share for at, share in news.items() if self.cold and code[at].opcode not in STORES}
+        return dict.fromkeys(range(len(code)), 0.0) | missing, news
 
     @cached_property
     def shortened(self) -> list[Shortened]:
