@@ -48,8 +48,7 @@ def cp(i: PtxInstruction) -> Plan:
 
     def bind(frame: Frame, out: Arrays, ins: Arrays) -> Thunk:
         memory = frame.machine.memory
-        to_address = address_thunk(frame, ins[0], target_offset)
-        from_address = address_thunk(frame, ins[1], origin_offset)
+        to_address, from_address = address_thunk(frame, ins[0], target_offset), address_thunk(frame, ins[1], origin_offset)
         shared = SharedPort(memory, i, frame.n, size, "cp.async")
         whole = GlobalPort(memory, i, frame.n, size, "ld")
         ports: dict[int, GlobalPort] = {frame.n: whole}

@@ -371,28 +371,7 @@ def multiplied(i: PtxInstruction, shape: str, types: Sequence[str]) -> Plan:
                 np.matmul(f.a, f.b_columns, f.product)
             np.copyto(f.sums, f.fragments)
 
-        def add_integers(addends: Arrays) -> None:
-            for register, part, addend in zip(out, total, addends, strict=True):
-                value = part.astype(np.int64) + addend
-                if "satfinite" in i.mods:
-                    value = np.clip(value, -(1 << 31), (1 << 31) - 1)
-                np.copyto(register, value, casting="unsafe")
-
-        def add_halves(addends: Arrays) -> None:
-            lanes = [np.broadcast_to(addend, frame.n) for addend in addends]
-            if c_type == "f16":
-                lanes = [half for pair in lanes for half in pair.copy().view(np.float16).reshape(-1, 2).T.astype(np.float32)]
-            both = total + np.stack(lanes)
-            if d_type == "f16":
-                both = np.ascontiguousarray(half_bits(both).reshape(-1, 2, frame.n).transpose(0, 2, 1)).view(np.uint32)[..., 0]
-            for register, value in zip(out, both, strict=True):
-                np.copyto(register, value)
-
-        def add_reals(addends: Arrays) -> None:
-            for part, addend, register in zip(total, addends, out, strict=True):
-                np.add(part, addend, register)
-
-        accumulate = add_integers if d_type == "s32" else add_halves if "f16" in (d_type, c_type) else add_reals
+        accumulate = adder(i, (d_type, c_type), out, total)
 
         def run() -> None:
             multiply()
@@ -401,6 +380,34 @@ def multiplied(i: PtxInstruction, shape: str, types: Sequence[str]) -> Plan:
         return run
 
     return warpwise(bind, i, d_args, [*a_args, *b_args, *c_args], mode=0, flops=2 * m * n * k, keeps=len(a_args))
+
+
+def adder(i: PtxInstruction, types: tuple[str, str], out: Arrays, total: Array) -> Callable[[Arrays], None]:
+    """Returns a function that adds C to the products `total` and writes D; `types` of D and C."""
+    (d_type, c_type), n = types, total.shape[1]
+
+    def add_integers(addends: Arrays) -> None:
+        for register, part, addend in zip(out, total, addends, strict=True):
+            value = part.astype(np.int64) + addend
+            if "satfinite" in i.mods:
+                value = np.clip(value, -(1 << 31), (1 << 31) - 1)
+            np.copyto(register, value, casting="unsafe")
+
+    def add_halves(addends: Arrays) -> None:
+        lanes = [np.broadcast_to(addend, n) for addend in addends]
+        if c_type == "f16":
+            lanes = [half for pair in lanes for half in pair.copy().view(np.float16).reshape(-1, 2).T.astype(np.float32)]
+        both = total + np.stack(lanes)
+        if d_type == "f16":
+            both = np.ascontiguousarray(half_bits(both).reshape(-1, 2, n).transpose(0, 2, 1)).view(np.uint32)[..., 0]
+        for register, value in zip(out, both, strict=True):
+            np.copyto(register, value)
+
+    def add_reals(addends: Arrays) -> None:
+        for part, addend, register in zip(total, addends, out, strict=True):
+            np.add(part, addend, register)
+
+    return add_integers if d_type == "s32" else add_halves if "f16" in types else add_reals
 
 
 WMMA_SHAPES = {
