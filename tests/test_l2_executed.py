@@ -25,7 +25,7 @@ from cupyflash.sim import l2, theory
 from cupyflash.sim.cli import main
 from cupyflash.sim.execution import Onlookers
 from cupyflash.sim.l2 import L2, LINE, SECTOR, executed
-from cupyflash.sim.l2.launch import Blocks
+from cupyflash.sim.l2.launch import LaunchedBlocks
 from cupyflash.sim.profiling import together
 from cupyflash.sim.ptx import Access, Module
 from cupyflash.sim.verification import DrawnInputs, run_drawn
@@ -261,7 +261,7 @@ def test_an_atomic_reads_and_writes() -> None:
 
 
 def test_clusters_start_together() -> None:
-    blocks = Blocks()
+    blocks = LaunchedBlocks()
     blocks.grid, blocks.slots, blocks.turns, blocks.cluster = 6, 5, np.array([1, 3, 1, 1, 2, 2]), 2
     assert blocks.starts().tolist() == [0, 0, 0, 0, 1, 1]
 
