@@ -548,3 +548,18 @@ def test_phases_of_an_mbarrier_and_named_barriers_meet_as_often_as_they_complete
     [(to, lanes)] = waits.released(everyone)
     assert to == 7 and (lanes == other).all() and arrived[0].key == met[0].key
     assert not arrived[0].waits and met[0].waits and waits.meet(numbers, 64, one, None)[0].key.generation == 1
+
+
+def test_blocks_that_run_without_the_others_take_numbers_in_turns_with_them() -> None:
+    source = """extern "C" __global__ void taken(int* next, int* y, int n) {
+      for (int k = atomicAdd(next, 1); k < n; k = atomicAdd(next, 1)) y[k] = 1;
+    }"""
+    module = Module.from_source(source)
+    args = {"next": np.zeros(1, np.int32), "y": np.zeros(11, np.int32), "n": np.int32(11)}
+    bound = bind("taken", module.program.functions["taken"].params, args, ())
+    for blocks, written in (((1,), [1, 5, 9]), ((0, 2), [0, 2, 4, 6, 8, 10]), ((0, 1, 2, 3), [*range(11)])):
+        launch = Launch(Kernel.of(compile_to_cubin(source, ("-arch=sm_90",), "k.cu")[0]), (4,), (1,), bound)
+        launch.together = True
+        for _ in launch.run(*(launch.index(block) for block in blocks)):
+            pass
+        assert np.flatnonzero(launch.tensors[1].views[4][:11]).tolist() == written

@@ -214,6 +214,8 @@ class Blocks:
             raise ValueError(f"{len(blocks)} blocks run together: a cluster has {size}")
         special["SR_CgaCtaId"] = np.repeat(np.arange(len(blocks), dtype=np.uint32) % size, padded)
         special["SR_SWINHI"] = np.zeros(threads, np.uint32)
+        special["SR_LTMASK"] = np.uint32(1) << number % WARP
+        special["SR_LTMASK"] -= np.uint32(1)
         self.lanes = Lanes(threads, special)
         self.alive = number < prod(launch.block)
         shared = SHARED_AT[launch.kernel.capability[0]] + launch.shared_bytes

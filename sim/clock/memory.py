@@ -302,10 +302,12 @@ class MemoryWork:
         simple = simple and bool(self.data) and lanes.lacking(self.data, active) is None
         data = None
         before = np.zeros(lanes.threads, np.uint32)
-        if memory.numbers and self.space == "global" and simple and len(added := loaded[0]) == 1:
-            turn, own = divmod(int(added[0]), len(memory.numbers))
-            before[active] = turn * memory.grid + memory.numbers[own]
-            data = [added + np.uint32(1)]
+        ticket = simple and bool(memory.numbers) and self.space == "global" and len(np.unique(addresses[active])) == 1
+        if ticket and (lanes.register(self.data[0])[active] == 1).all():
+            taken = int(loaded[0][0]) + np.arange(len(loaded[0]))
+            numbers = np.array(memory.numbers)[taken % len(memory.numbers)]
+            before[active] = taken // len(memory.numbers) * memory.grid + numbers
+            data = [np.full(len(taken), taken[-1] + 1, np.uint32)]
         elif simple:
             added, place = lanes.register(self.data[0])[active], addresses[active].tolist()
             current: dict[int, int] = {}

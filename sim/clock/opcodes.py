@@ -30,7 +30,10 @@ from .sass import Instruction
 
 WORD = np.uint64(0xFFFFFFFF)
 HALF = np.uint64(32)
-SPECIAL = (*(f"SR_{name}.{axis}" for name in ("TID", "CTAID", "NCTAID") for axis in "XYZ"), "SR_LANEID", "SR_CgaCtaId", "SR_SWINHI")
+SPECIAL = (
+    *(f"SR_{name}.{axis}" for name in ("TID", "CTAID", "NCTAID") for axis in "XYZ"),
+    *("SR_LANEID", "SR_LTMASK", "SR_CgaCtaId", "SR_SWINHI"),
+)
 """Special registers that are known; the last is the upper half of generic addresses of shared memory, here 0."""
 UNIFORM = re.compile(r"UR\d+$")
 
