@@ -169,8 +169,8 @@ def test_arguments_are_laid_out_as_parameters() -> None:
     found = predicted.bound(("int 7", "float32[3, 5]", ("half 0.5", "null"), "size_t 9"))
     assert len(found.data) == 40 and [tensor.at for tensor in found.tensors] == [8] and found.tensors[0].array.nbytes == 60
     assert np.frombuffer(found.data, "i4")[0] == 7 and np.frombuffer(found.data[16:18], "f2")[0] == 0.5 and found.data[32] == 9
-    with pytest.raises(ValueError, match="does not know tensor maps yet"):
-        predicted.bound(("map float16[8, 8] box [8, 8] swizzle 0",))
+    mapped = predicted.bound(("int 7", "map float16[8, 8] box [8, 8] swizzle 0"))
+    assert len(mapped.data) == 256 and mapped.tensors[0].array.nbytes == 128
 
 
 @pytest.mark.skipif(sass.disassembler() is None or not shutil.which("c++filt"), reason="needs NVIDIA's disassemblers and c++filt")
