@@ -33,12 +33,8 @@ from cupyflash.sim.pictures.sweep import AXES, Axis, Point, default_range, space
 from cupyflash.sim.pictures.sweep_decode import DEFAULT_RANGE as CACHES
 from cupyflash.words import plural
 
-AXIS_COLUMNS = {
-    "sram": ("sram_bytes", Column("SRAM bytes")),
-    "seqlen": ("seqlen", Column("N")),
-    "head-dim": ("head_dim", Column("d")),
-    "block-cols": ("paper_block_cols", Column("paper's Bc")),
-}
+HEADINGS = {"sram": "SRAM bytes", "seqlen": "N", "head-dim": "d", "block-cols": "paper's Bc"}
+COLUMNS = {"sram": "sram_bytes", "seqlen": "seqlen", "head-dim": "head_dim", "block-cols": "paper_block_cols"}
 COUNTED = {
     "sram_elements": Column("M"),
     "block_rows": Column("Br"),
@@ -227,10 +223,9 @@ def of_axis(request: ProblemRequest, over: Axis, span: AxisSpan, report: SweepRe
     M = "" if over in ("sram", "block-cols") else f", M = {device.sram_per_block:,} bytes"
     tiling = "{} x {}".format(*request.tiling) if isinstance(request.tiling, tuple) else request.tiling or "fitted"
     title = f"{NAMES[request.algorithm]}, {tiling} tiling: {describe(request.problem, swept)}; {device.name}{M}"
-    name, column = AXIS_COLUMNS[over]
-    columns = {name: column, **COUNTED, **(BEHIND_L2 if report.with_l2 else {})}
+    columns = {COLUMNS[over]: Column(HEADINGS[over]), **COUNTED, **(BEHIND_L2 if report.with_l2 else {})}
     left_out = {"skipped": [{"value": value, "reason": reason} for value, reason in found.skipped]}
-    rows = [{name: point.value} | fields(point) for point in found.points]
+    rows = [{COLUMNS[over]: point.value} | fields(point) for point in found.points]
     return Points(head, rows, title, columns, LEGENDS[: 1 + report.with_l2], left_out, folded=True)
 
 
