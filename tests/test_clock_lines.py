@@ -1,4 +1,4 @@
-"""Lines of source with their stall reasons, from CUDA C, PTX and cubins, by the command and from Python."""
+"""Lines of source with their stall reasons, from CUDA C, PTX and cubins, by the command (as clock.md has it) and from Python."""
 
 from __future__ import annotations
 

@@ -374,7 +374,7 @@ def watched(module: Module) -> Callable[[Access], None]:
     def look(access: Access) -> None:
         if access.segment is None or access.segment.space != "global":
             return
-        place, places = access.segment.place, may[access.instruction]
+        (place,), places = access.segment.places, may[access.instruction]
         assert "*" in places or any(meets(found, place) for found in places), (access.instruction.text, place, places)
         assert code.sharing.writes(place) or not access.write
         assert code.sharing.global_granule([place]) <= np.min(access.size)

@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 
 EXAMPLES = examples(
     "cupyflash time k.cu --grid 4 --block 128 --args '[{\"shape\": [512]}, 512]'",
-    "cupyflash time k.cu --grid 8 --block 32 --args spec.json --device T4 --json > before.json",
-    "cupyflash time k.cu --grid 8 --block 32 --args spec.json --device T4 --against before.json",
-    "cupyflash time k.cubin --grid 8 --block 32 --args spec.json --device T4 --lines 5",
+    "cupyflash time k.cu --grid 8 --block 32 --args a.json --json > before.json",
+    "cupyflash time k.cu --grid 8 --block 32 --args a.json --against before.json",
+    "cupyflash time k.cubin --grid 8 --block 32 --args a.json --lines 5",
 )
 NEEDED = ("seconds", "lines", "device", "kernel")
 

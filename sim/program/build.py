@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
 
+from cupyflash.sim import files
 from cupyflash.sim.program.runtime import FIRST_NUMBER, function_names
 
 NVCC_FLAGS = ("-cudart", "shared", "-no-compress", "-lineinfo")
@@ -60,9 +61,9 @@ def library(program: Path) -> StubLibrary:
     if not (folder / soname).exists():
         folder.mkdir(parents=True, exist_ok=True)
         stubs, script = folder / "names.h", folder / "versions"
-        stubs.write_text("".join(f"FUNCTION({name}, {number})\n" for number, name in enumerate(names, FIRST_NUMBER)))
-        script.write_text(f"{soname} {{ global: cuda*; __cuda*; local: *; }};\n")
-        (folder / "stubs.c").write_text(source)
+        files.write(stubs, "".join(f"FUNCTION({name}, {number})\n" for number, name in enumerate(names, FIRST_NUMBER)))
+        files.write(script, f"{soname} {{ global: cuda*; __cuda*; local: *; }};\n")
+        files.write(folder / "stubs.c", source)
         made = folder / f"{soname}.{os.getpid()}"
         run(
             compiler(),
