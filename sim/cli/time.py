@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 EXAMPLES = examples(
     "cupyflash time k.cu --grid 4 --block 128 --args '[{\"shape\": [512]}, 512]'",
-    "cupyflash time k.cu --grid 8 --block 32 --args a.json --json > before.json",
+    "cupyflash time k.cu --grid 8 --block 32 --args a.json --json",
     "cupyflash time k.cu --grid 8 --block 32 --args a.json --against before.json",
     "cupyflash time k.cubin --grid 8 --block 32 --args a.json --lines 5",
 )
