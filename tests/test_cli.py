@@ -312,7 +312,7 @@ def test_help_describes_every_option_and_its_examples_can_be_run(
     lines = [shlex.split(line) for line in shown.split("Examples:")[1].splitlines() if " cupyflash " in line or "=" in line[:30]]
     assert len(lines) >= 2
     monkeypatch.chdir(tmp_path)
-    for file in ("k.cu", "k.ptx"):
+    for file in ("k.cu", "k.ptx", "k.cubin", "before.json"):
         Path(file).touch()
     for words in lines:
         start = words.index("cupyflash") + 1
