@@ -20,10 +20,10 @@ from cupyflash.sim import execution as passes
 from cupyflash.sim.cli import main
 from cupyflash.sim.clock import recorded, sass
 from cupyflash.sim.clock.accesses import L1, wavefronts
-from cupyflash.sim.clock.execution import Kernel, Launch
-from cupyflash.sim.clock.memory import Access
-from cupyflash.sim.clock.multiprocessor import Issue, Multiprocessor, Outside, Run
-from cupyflash.sim.clock.rates import Rates
+from cupyflash.sim.clock.execution import CodeLaunch, CubinKernel
+from cupyflash.sim.clock.memory import WarpAccess
+from cupyflash.sim.clock.multiprocessor import ClockedMultiprocessor, Issue, Outside, Run
+from cupyflash.sim.clock.rates import ChipRates
 from cupyflash.sim.clock.sass import Control, Instruction
 from cupyflash.sim.clock.steps import step_of
 from cupyflash.sim.clock.traces import Loop, longest_loop
@@ -82,13 +82,13 @@ def module() -> Module:
 
 
 @cache
-def kernel(name: str, capability: str) -> Kernel:
-    return Kernel.of(compile_to_cubin(SOURCE, (f"-arch=sm_{capability}",), "kernel.cu")[0], name)
+def kernel(name: str, capability: str) -> CubinKernel:
+    return CubinKernel.of(compile_to_cubin(SOURCE, (f"-arch=sm_{capability}",), "kernel.cu")[0], name)
 
 
-def launched(name: str, capability: str, grid: int, block: int, args: Mapping[str, Any]) -> Launch:
+def launched(name: str, capability: str, grid: int, block: int, args: Mapping[str, Any]) -> CodeLaunch:
     bound = bind(name, module().program.functions[name].params, args, ())
-    return Launch(kernel(name, capability), (grid,), (block,), bound)
+    return CodeLaunch(kernel(name, capability), (grid,), (block,), bound)
 
 
 @pytest.mark.parametrize("capability", ["80", "90", *(pytest.param(each, marks=pytest.mark.wide) for each in ("75", "86", "120"))])
@@ -125,7 +125,7 @@ class Beside:
         found = self.module.launch(name, grid, block, args, **options)
         bound = bind(name, self.module.program.functions[name].params, copied, ())
         sizes = [(each,) if isinstance(each, int) else each for each in (grid, block)]
-        run = Launch(Kernel.of(self.cubin, name), *sizes, bound, options.get("shared_bytes", 0))
+        run = CodeLaunch(CubinKernel.of(self.cubin, name), *sizes, bound, options.get("shared_bytes", 0))
         for _ in run.run(*run.indices()):
             pass
         ours, its = requested(run.traffic), requested(found.traffic)
@@ -176,21 +176,21 @@ def test_our_kernels_machine_code_makes_the_accesses_of_their_ptx(
 
 def test_every_device_has_every_constant_with_a_source() -> None:
     for device in Device.catalogue():
-        rates = Rates.of(device)
+        rates = ChipRates.of(device)
         assert {"latency.alu", "lanes.fp32", "l2.rate", "dram.read", "clock.boost"} < set(rates.constants)
         assert all(each.source and ":" in each.source for each in rates.constants.values()), device.name
-    assert Rates.of(A6000)["lanes.fp32"] == 32 and Rates.of(Device.named("A100-40GB"))["lanes.fp32"] == 16
-    taken = Rates.of(Device.named("A100-40GB")).constants["latency.barrier"]  # 8.0 has none of its own
+    assert ChipRates.of(A6000)["lanes.fp32"] == 32 and ChipRates.of(Device.named("A100-40GB"))["lanes.fp32"] == 16
+    taken = ChipRates.of(Device.named("A100-40GB")).constants["latency.barrier"]  # 8.0 has none of its own
     assert taken.assumed and taken.source.startswith("assumed: as 8.6")
     with pytest.raises(ValueError, match=r"compute_capability = 3\.5: rates are known for"):
-        Rates.of(replace(A6000, name="old", compute_capability=(3, 5)))
-    slower = Rates.of(A6000).slower(2)
-    assert slower["latency.barrier"] == 2 * Rates.of(A6000)["latency.barrier"] and slower["latency.alu"] == 4
-    assert slower["launch.start"] == 2 * Rates.of(A6000)["launch.start"]
+        ChipRates.of(replace(A6000, name="old", compute_capability=(3, 5)))
+    slower = ChipRates.of(A6000).slower(2)
+    assert slower["latency.barrier"] == 2 * ChipRates.of(A6000)["latency.barrier"] and slower["latency.alu"] == 4
+    assert slower["launch.start"] == 2 * ChipRates.of(A6000)["launch.start"]
 
 
-def shared_access(addresses: Sequence[int], size: int, write: bool = False) -> Access:
-    return Access("shared", size, write, np.array(addresses, np.int64).reshape(1, 32), np.ones((1, 32), np.bool_))
+def shared_access(addresses: Sequence[int], size: int, write: bool = False) -> WarpAccess:
+    return WarpAccess("shared", size, write, np.array(addresses, np.int64).reshape(1, 32), np.ones((1, 32), np.bool_))
 
 
 @pytest.mark.parametrize(
@@ -209,11 +209,11 @@ def shared_access(addresses: Sequence[int], size: int, write: bool = False) -> A
     ],
 )
 def test_shared_memory_has_the_chips_conflicts(addresses: Sequence[int], size: int, write: bool, clocks: int) -> None:
-    assert wavefronts(shared_access(addresses, size, write), Rates.of(A6000)).tolist() == [clocks]
+    assert wavefronts(shared_access(addresses, size, write), ChipRates.of(A6000)).tolist() == [clocks]
 
 
 def test_the_l1_keeps_sectors_and_looks_lines_up_in_four_banks() -> None:
-    rates = Rates.of(A6000)
+    rates = ChipRates.of(A6000)
     l1 = L1(rates, int(rates["l1.bytes"]) - 2 * 128)  # two lines
     assert l1.look_up(np.array([0, 1]), load=True) == (1, 2) and l1.look_up(np.array([0, 1, 2]), load=True) == (1, 1)
     assert l1.look_up(np.array([0]), load=False) == (1, 1)
@@ -240,10 +240,10 @@ def code_of(*lines: tuple[str, Control]) -> list[Instruction]:
 
 
 def run_of(code: Sequence[Instruction], warps: int = 1) -> Run:
-    rates = Rates.of(A6000)
+    rates = ChipRates.of(A6000)
     met = ((Key(NAMED, 0, 0, 0), True, True),)
     trace = [Issue(number, mark=True, signals=met if each.opcode == "BAR" else ()) for number, each in enumerate(code)]
-    return Multiprocessor([step_of(each, rates) for each in code], rates, FAST, 1).run([[trace] * warps])
+    return ClockedMultiprocessor([step_of(each, rates) for each in code], rates, FAST, 1).run([[trace] * warps])
 
 
 def clocks_of(code: Sequence[Instruction]) -> list[float]:
@@ -258,7 +258,7 @@ def test_an_instruction_waits_for_stall_counts_and_scoreboards() -> None:
         ("FADD R2, R1, R1", Control(1, waits=(0,))),
         ("MOV R3, R4", Control(1)),
     )
-    assert clocks_of(code) == [0, 4, 4 + Rates.of(A6000)["latency.lds_32"], 5 + Rates.of(A6000)["latency.lds_32"]]
+    assert clocks_of(code) == [0, 4, 4 + ChipRates.of(A6000)["latency.lds_32"], 5 + ChipRates.of(A6000)["latency.lds_32"]]
 
 
 def test_the_sixth_access_waits_for_the_first_to_leave_the_queue() -> None:
@@ -291,7 +291,7 @@ def test_units_take_their_clocks_and_whole_numbers_only_half_of_the_fma_unit() -
 
 def test_a_barrier_waits_for_all_warps_of_the_block() -> None:
     code = code_of(("MOV R0, R1", Control(15)), ("BAR.SYNC 0x0", Control(1)), ("MOV R0, R1", Control(1)))
-    rates = Rates.of(A6000)
+    rates = ChipRates.of(A6000)
     for warps in (1, 8):
         met = 2 * (warps - 1) + 15
         assert run_of(code, warps).turns[2][0] == met + rates["latency.barrier"] + warps * rates["latency.barrier_warp"]
@@ -449,7 +449,7 @@ RING = (
 RING = RING.replace("OUTPUTS", ", ".join(f'"+f"(d[{k}])' for k in range(SUMS))).replace("SUMS", str(SUMS))
 
 
-def ring(stages: int, turns: int, blocks: int, cluster: int = 1) -> tuple[Launch, Module, dict[str, Any]]:
+def ring(stages: int, turns: int, blocks: int, cluster: int = 1) -> tuple[CodeLaunch, Module, dict[str, Any]]:
     """A launch of `ring`: a warp copies tiles of A, of each block, and of B, and a warpgroup multiplies them, turn by turn."""
     options = (f"-DSTAGES={stages}", f"-DCLUSTER={cluster}")
     module = Module.from_source(RING, options=(*options, "-arch=compute_90a"))
@@ -462,7 +462,7 @@ def ring(stages: int, turns: int, blocks: int, cluster: int = 1) -> tuple[Launch
     cubin = compile_to_cubin(RING, ("-arch=sm_90a", *options), "ring.cu")[0]
     bound = bind("ring", module.program.functions["ring"].params, args, ())
     shared = 1024 + 16384 * stages
-    return Launch(Kernel.of(cubin, "ring"), (blocks,), (256,), bound, shared, cluster=(cluster,)), module, args
+    return CodeLaunch(CubinKernel.of(cubin, "ring"), (blocks,), (256,), bound, shared, cluster=(cluster,)), module, args
 
 
 @pytest.mark.parametrize("cluster", [1, 2])
@@ -510,7 +510,7 @@ def test_a_ring_without_its_middle_takes_as_long(monkeypatch: pytest.MonkeyPatch
 
 
 def test_products_wait_for_all_four_warps_and_run_one_after_another() -> None:
-    rates = Rates.of(H100)
+    rates = ChipRates.of(H100)
     code = code_of(
         ("WARPGROUP.ARRIVE", Control(1)),
         *[("HGMMA.64x256x16.F32 R24, gdesc[UR4], R24", Control(3))] * 9,
@@ -523,10 +523,10 @@ def test_products_wait_for_all_four_warps_and_run_one_after_another() -> None:
     late = [Issue(len(code) - 1)] * 1000 + trace  # a warp that comes a thousand instructions later
     ends = []
     for traces in ([trace] * 4, [trace] * 8, [*[trace] * 3, late]):
-        ends.append(Multiprocessor(steps, rates, FAST, 1).run([traces]).turns[-1][0])
+        ends.append(ClockedMultiprocessor(steps, rates, FAST, 1).run([traces]).turns[-1][0])
     assert 10 * 128 < ends[0] < 10 * 128 + 100  # m64n256k16 takes 128 clocks (Luo et al.)
     assert ends[2] > ends[0] + 999  # the products wait for it
-    both = Multiprocessor(steps, rates, FAST, 1).run([[trace] * 8])
+    both = ClockedMultiprocessor(steps, rates, FAST, 1).run([[trace] * 8])
     assert 20 * 128 < both.clocks < 20 * 128 + 100
 
 
@@ -558,7 +558,7 @@ def test_blocks_that_run_without_the_others_take_numbers_in_turns_with_them() ->
     args = {"next": np.zeros(1, np.int32), "y": np.zeros(11, np.int32), "n": np.int32(11)}
     bound = bind("taken", module.program.functions["taken"].params, args, ())
     for blocks, written in (((1,), [1, 5, 9]), ((0, 2), [0, 2, 4, 6, 8, 10]), ((0, 1, 2, 3), [*range(11)])):
-        launch = Launch(Kernel.of(compile_to_cubin(source, ("-arch=sm_90",), "k.cu")[0]), (4,), (1,), bound)
+        launch = CodeLaunch(CubinKernel.of(compile_to_cubin(source, ("-arch=sm_90",), "k.cu")[0]), (4,), (1,), bound)
         launch.together = True
         for _ in launch.run(*(launch.index(block) for block in blocks)):
             pass

@@ -16,9 +16,9 @@ from cupyflash.launch.nvrtc import compile_to_cubin
 from cupyflash.sim import ptx
 from cupyflash.sim.cli import main
 from cupyflash.sim.clock import loaded, sass
-from cupyflash.sim.clock.lines import Line, changes, lines_of, places
+from cupyflash.sim.clock.lines import TimedLine, changes, lines_of, places
 from cupyflash.sim.clock.multiprocessor import Issue, Outside
-from cupyflash.sim.clock.rates import Rates
+from cupyflash.sim.clock.rates import ChipRates
 from cupyflash.sim.clock.sass import Control, Instruction
 from cupyflash.sim.clock.stalls import REASONS, Watched, stalls
 from cupyflash.sim.clock.steps import step_of
@@ -50,7 +50,7 @@ TEXT = json.dumps([{"shape": [1 << 11]}, {"shape": [84 * 64]}, 2.0, 1 << 11])
 def test_the_clocks_of_all_instructions_are_those_of_the_warps() -> None:
     launched = loaded.of_source(SOURCE, A6000, (), "k.cu").launch(None, ((84,), (64,)), ARGS)
     clock = Clock(launched.launch, A6000)
-    rates = Rates.of(A6000)
+    rates = ChipRates.of(A6000)
     watched = Watched(launched.launch.kernel.instructions, clock.steps, rates, clock.outside, 1)
     watched.run(clock.traces)
     lives = sum(end - begin for begin, end in watched.lives.values())
@@ -76,11 +76,9 @@ def reasons(*lines: tuple[str, Control], warps: int = 1, taken: int = -1) -> lis
         name, _, operands = text.partition(" ")
         opcode, *modifiers = name.split(".")
         code.append(Instruction(16 * number, opcode, tuple(modifiers), tuple(operands.split(", ")), control=control))
-    rates = Rates.of(A6000)
+    rates = ChipRates.of(A6000)
     met = ((Key(NAMED, 0, 0, 0), True, True),)
-    trace = [
-        Issue(number, taken=number == taken, signals=met if each.opcode == "BAR" else ()) for number, each in enumerate(code)
-    ]
+    trace = [Issue(number, taken=number == taken, signals=met if each.opcode == "BAR" else ()) for number, each in enumerate(code)]
     watched = Watched(code, [step_of(each, rates) for each in code], rates, FAST, 1)
     watched.run([[trace] * warps])
     return [{reason: clocks for reason, clocks in watched.clocks[at].items() if clocks} for at in range(len(code))]
@@ -88,7 +86,7 @@ def reasons(*lines: tuple[str, Control], warps: int = 1, taken: int = -1) -> lis
 
 def test_each_wait_has_its_reason() -> None:
     one = Control(1)
-    rates = Rates.of(A6000)
+    rates = ChipRates.of(A6000)
     load, use = ("LDS R1, [R0]", Control(1, writes=0)), ("FADD R2, R1, R1", Control(1, waits=(0,)))
     assert reasons(("MOV R0, R1", Control(6)), load, use) == [
         {"selected": 1},
@@ -120,15 +118,17 @@ def test_inlined_lines_are_their_own_and_lines_sum_to_the_whole() -> None:
     first, second = lines_of(spent, code, {0: ("a.cu", 1), 16: ("a.cu", 2), 32: ("a.cu", 1)}, 1e-3, {"a.cu": "one\n two"})
     assert first.text == "one" and (first.share, first.seconds) == pytest.approx((0.9, 0.9e-3))
     assert first.stalls == {"wait": 8.0, "selected": 1.0}
-    assert (second.text, second.number) == ("two", 2) and Line.read(second.to_dict()) == second
+    assert (second.text, second.number) == ("two", 2) and TimedLine.read(second.to_dict()) == second
     bare = lines_of(spent, code, {}, 1e-3, {})
     assert [line.number for line in bare] == [2, 0, 1] and bare[0].text.endswith("NOP")
 
 
 def test_changes_are_those_of_lines_that_stand_for_each_other() -> None:
-    before = [Line("a.cu", number, text, 0, spent, {}) for number, text, spent in ((1, "a", 1.0), (2, "b", 2.0), (3, "c", 3.0))]
+    before = [
+        TimedLine("a.cu", number, text, 0, spent, {}) for number, text, spent in ((1, "a", 1.0), (2, "b", 2.0), (3, "c", 3.0))
+    ]
     after = [
-        Line("a.cu", number, text, 0, spent, {})
+        TimedLine("a.cu", number, text, 0, spent, {})
         for number, text, spent in ((5, "a", 1.5), (6, "B", 4.0), (7, "c", 3.0), (8, "d", 0.25))
     ]
     assert changes(before, after) == [("B", 2.0, 4.0), ("a", 1.0, 1.5), ("d", 0.0, 0.25), ("c", 3.0, 3.0)]

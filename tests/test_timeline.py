@@ -20,9 +20,9 @@ from cupyflash.sim.cli import main
 from cupyflash.sim.ptx import Diary, Launch, Module
 from cupyflash.sim.ptx.report.diary import CodeSpan, CopySpan, MultiplyIssue, ProductSpan, Promise, Row, Sign, Start, WaitSpan
 from cupyflash.sim.timeline import KINDS, MOST_COPIES, MOST_SPANS, device_of, timeline, why_not
-from cupyflash.sim.timeline.clocks import Played, Replay, play
+from cupyflash.sim.timeline.clocks import Played, ReplayedTurns, play
 from cupyflash.sim.timeline.order import Orders
-from cupyflash.sim.timeline.units import Rates
+from cupyflash.sim.timeline.units import UnitRates
 from cupyflash.sim.trace import trace
 from suites import sample, wide
 
@@ -284,7 +284,7 @@ def test_rates_go_by_the_types_of_the_operands(instruction: str, fmas: tuple[int
     listing = Module.from_ptx(kernel(f"{instruction};", registers=registers)).code("k").listing
     needed, *rates = fmas
     for device, rate in zip((A100, H100, Device.named("A10")), rates, strict=True):
-        assert Rates.of(device).step(listing, 0).clocks == pytest.approx(PARTITIONS * needed / rate, rel=0.01)
+        assert UnitRates.of(device).step(listing, 0).clocks == pytest.approx(PARTITIONS * needed / rate, rel=0.01)
 
 
 # -- random diaries -----------------------------------------------------------------------------------------------------------
@@ -361,7 +361,7 @@ def test_no_diary_that_could_be_executed_deadlocks_the_model(few: int) -> None:
 
 def test_straight_code_is_put_in_an_order_that_registers_and_memory_allow() -> None:
     diary, _, device = attention_cases("fa2")
-    listing, step = diary.listing, Replay(diary, device).step
+    listing, step = diary.listing, ReplayedTurns(diary, device).step
     pieces = {(stretch.first, stretch.end) for row in diary.rows for stretch in row.stretches}
     moved = 0
     for first, end in pieces:
@@ -495,7 +495,7 @@ def test_accesses_are_of_the_memory_that_they_went_to() -> None:
     atom.add.u32 %r1, [%rd2], %r0; atom.shared.add.u32 %r2, [s], %r1; ld.u32 %r3, [%rd0];
     st.u32 [%rd0], %r3;"""
     diary, _ = run(Module.from_ptx(kernel(body, [".u64 y"])), "k", 1, {"y": np.zeros(1, np.uint32)})
-    replay, codes = Replay(diary, A100), diary.listing.instructions
+    replay, codes = ReplayedTurns(diary, A100), diary.listing.instructions
     orders = Orders(diary.listing, replay.step)
     played = replay.run()
     memory = [pc for pc, i in enumerate(codes) if i.opcode in ("ld", "st", "atom") and "param" not in i.mods]

@@ -22,7 +22,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from cupyflash import Device
 from cupyflash.sim.clock import sass
-from cupyflash.sim.clock.execution import Kernel, Launch
+from cupyflash.sim.clock.execution import CodeLaunch, CubinKernel
 from cupyflash.sim.clock.known import kind_of
 from cupyflash.sim.clock.whole import Clock
 from cupyflash.sim.ptx import TensorMap
@@ -101,7 +101,7 @@ def plain(name: str) -> str:
     return name.replace("true", "1").replace("false", "0")
 
 
-def kernel(file: Path, name: str) -> Kernel:
+def kernel(file: Path, name: str) -> CubinKernel:
     """The kernel of a cubin with this name in C++; ValueError if there is none."""
     cubin = file.read_bytes()
     mangled = list(sass.read(cubin).kernels)
@@ -110,7 +110,7 @@ def kernel(file: Path, name: str) -> Kernel:
     wanted = re.compile(rf"(void)?{numbered}(\(|$)")
     for symbol, told in zip(mangled, shown, strict=True):
         if wanted.match(plain(told)):
-            return Kernel.of(cubin, symbol)
+            return CubinKernel.of(cubin, symbol)
     raise ValueError(f"{file.name} has no kernel {name}; it has {', '.join(shown)}")
 
 
@@ -131,7 +131,7 @@ def clocks_of(ladder: Ladder, step: Step, folder: Path) -> list[Clock]:
         if each.arguments is None:
             raise ValueError(f"{step.name}: the ladder does not know the arguments")
         arguments = bound(each.arguments)
-        launch = Launch(kernel(file, each.kernel), each.grid, each.block, arguments, each.shared or 0, cluster=each.cluster)
+        launch = CodeLaunch(kernel(file, each.kernel), each.grid, each.block, arguments, each.shared or 0, cluster=each.cluster)
         found.append(Clock(launch, device_of(ladder), ladder.clock.mhz[1], cold=cold))
     return found
 

@@ -122,5 +122,3 @@ def divided(files: tuple[str, ...]) -> tuple[list[Path], list[str]]:
         if not path.is_file():
             raise click.UsageError(f"{path}: there is no such file")
     return paths, rest
-
-

@@ -17,7 +17,7 @@ from cupyflash.sim.cli.show import say, show_table
 from cupyflash.sim.ptx import PtxError
 
 if TYPE_CHECKING:
-    from cupyflash.sim.clock.lines import Line
+    from cupyflash.sim.clock.lines import TimedLine
 
 EXAMPLES = examples(
     "cupyflash time k.cu --grid 4 --block 128 --args '[{\"shape\": [512]}, 512]'",
@@ -134,10 +134,10 @@ def _earlier(path: Path) -> dict[str, Any]:
     return found
 
 
-def _lines(report: Mapping[str, Any]) -> Sequence[Line]:
-    from cupyflash.sim.clock.lines import Line
+def _lines(report: Mapping[str, Any]) -> Sequence[TimedLine]:
+    from cupyflash.sim.clock.lines import TimedLine
 
-    return [Line.read(each) for each in report["lines"]]
+    return [TimedLine.read(each) for each in report["lines"]]
 
 
 def _compared(earlier: Mapping[str, Any], found: Mapping[str, Any]) -> dict[str, Any]:

@@ -7,8 +7,8 @@ from collections import OrderedDict
 import numpy as np
 
 from .lanes import Array
-from .memory import Access
-from .rates import Rates
+from .memory import WarpAccess
+from .rates import ChipRates
 
 BANKS, BANK_BYTES = 32, 4
 
@@ -39,7 +39,7 @@ def _parts(addresses: Array, lanes: Array, size: int, width: int, merge: bool = 
     return found
 
 
-def wavefronts(access: Access, rates: Rates, matrices: bool = False) -> Array:
+def wavefronts(access: WarpAccess, rates: ChipRates, matrices: bool = False) -> Array:
     """Returns the wavefronts of each warp's access: 64 bits a lane go by half warps, 128 by quarters.
 
     Loads of either kind need half as many if their lanes pair at distance 1, or all at distance 2, and nothing conflicts.
@@ -65,11 +65,11 @@ def wavefronts(access: Access, rates: Rates, matrices: bool = False) -> Array:
 class SharedMemory:
     """The wavefronts of accesses; a pattern that came before is looked up."""
 
-    def __init__(self, rates: Rates) -> None:
+    def __init__(self, rates: ChipRates) -> None:
         self.rates = rates
         self.known: dict[tuple[int, bool, bool, bytes, bytes], Array] = {}
 
-    def wavefronts(self, access: Access, matrices: bool = False) -> Array:
+    def wavefronts(self, access: WarpAccess, matrices: bool = False) -> Array:
         base = int(access.addresses[access.lanes].min(initial=1 << 60)) // 128 * 128
         pattern = np.where(access.lanes, access.addresses - base, 0).tobytes()
         key = access.size, access.write, matrices, pattern, access.lanes.tobytes()
@@ -82,7 +82,7 @@ class SharedMemory:
 class L1:
     """The lines that a multiprocessor's L1 has, with their sectors; the one that was used last goes last."""
 
-    def __init__(self, rates: Rates, shared_bytes: int) -> None:
+    def __init__(self, rates: ChipRates, shared_bytes: int) -> None:
         self.line, self.sector = int(rates["l1.line"]), int(rates["l1.sector"])
         self.lines = max(int(rates["l1.bytes"]) - shared_bytes, self.line) // self.line
         self.banks = int(rates["l1.tags"])

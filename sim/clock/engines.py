@@ -12,12 +12,12 @@ from dataclasses import dataclass, field
 from math import inf
 from typing import TYPE_CHECKING
 
-from .rates import Rates
-from .steps import Step
+from .rates import ChipRates
+from .steps import TraceStep
 from .waits import CLUSTER, NAMED, PHASE, Key
 
 if TYPE_CHECKING:
-    from .multiprocessor import Issue, Warp
+    from .multiprocessor import ClockedWarp, Issue
 
 GROUP_WARPS = 4
 """Warps of a warpgroup."""
@@ -28,7 +28,7 @@ Place = tuple[int, Key]
 class Meetings:
     """Barriers and phases of mbarriers: who still has to come, when the last one came, and who waits."""
 
-    def __init__(self, rates: Rates) -> None:
+    def __init__(self, rates: ChipRates) -> None:
         self.after = {NAMED: rates["latency.barrier"], PHASE: 0.0, CLUSTER: 0.0}
         self.each = rates["latency.barrier_warp"]
         if "copies.mbarrier_wait" in rates.constants:
@@ -37,7 +37,7 @@ class Meetings:
             self.after[CLUSTER] = rates["copies.cluster_barrier"]
         self.needed: dict[Place, int] = {}
         self.last: dict[Place, float] = {}
-        self.waiting: dict[Place, list[Warp]] = {}
+        self.waiting: dict[Place, list[ClockedWarp]] = {}
         self.sizes: dict[Place, int] = {}
 
     def begin(self, block: int, traces: Sequence[Sequence[Issue]]) -> None:
@@ -46,7 +46,7 @@ class Meetings:
         for key, count in counts.items():
             self.needed[block, key] = self.sizes[block, key] = count
 
-    def come(self, place: Place, at: float) -> list[Warp]:
+    def come(self, place: Place, at: float) -> list[ClockedWarp]:
         """Counts one that comes at a time; returns the warps that waited for it, if it was the last one."""
         self.last[place] = max(self.last.get(place, 0.0), at)
         self.needed[place] -= 1
@@ -65,22 +65,22 @@ class Meetings:
 
 
 @dataclass
-class Product:
+class QueuedProduct:
     """A product that some warps of a warpgroup have issued: how many have, and the end of its sums, once it is known."""
 
     issued: int = 0
     done: float = inf
-    waiting: list[Warp] = field(default_factory=list)
+    waiting: list[ClockedWarp] = field(default_factory=list)
 
 
 class Products:
     """The tensor cores as wgmma's queue."""
 
-    def __init__(self, rates: Rates) -> None:
+    def __init__(self, rates: ChipRates) -> None:
         self.room, self.latency = int(rates["wgmma.queue"]), rates["wgmma.latency"]
         self.register = rates["wgmma.latency_register"]
         self.free = self.busy = 0.0
-        self.made: dict[tuple[int, int, int], Product] = {}
+        self.made: dict[tuple[int, int, int], QueuedProduct] = {}
         self.open = 0  # issued by some warps of their group, not by all
         self.ends: deque[float] = deque()
         self.fetches: deque[tuple[float, float, float]] = deque()  # begin, end, wavefronts a clock
@@ -96,10 +96,10 @@ class Products:
             return now
         return self.ends[over] if over < len(self.ends) else now + GROUP_WARPS
 
-    def issue(self, key: tuple[int, int, int], step: Step, now: float) -> Product:
+    def issue(self, key: tuple[int, int, int], step: TraceStep, now: float) -> QueuedProduct:
         found = self.made.get(key)
         if found is None:
-            found = self.made[key] = Product()
+            found = self.made[key] = QueuedProduct()
             self.open += 1
         found.issued += 1
         if found.issued == GROUP_WARPS:

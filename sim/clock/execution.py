@@ -24,9 +24,9 @@ from cupyflash.sim.ptx.parameters import BoundArguments
 from . import sass
 from .bulk import BULK, Bulk, BulkWork
 from .lanes import ALWAYS, Array, Lanes
-from .memory import APART, FIRST_ADDRESS, SPACES, Access, Memory, MemoryWork, Space, TensorBytes
+from .memory import APART, FIRST_ADDRESS, SPACES, Memory, MemoryWork, Space, TensorBytes, WarpAccess
 from .opcodes import decoded
-from .operands import WARP, UnknownInstruction, Work
+from .operands import WARP, OperandWork, UnknownInstruction
 from .sass import Instruction
 from .synchronization import SyncWork
 from .waits import Convergence, Signal, Waits
@@ -46,21 +46,21 @@ CONTROL = frozenset({"BRA", "JMP", "EXIT", "BAR", "CALL", "RET", "KILL", "BRX", 
 Decide = Callable[[Instruction], bool]
 Index = tuple[int, int, int]
 Signals = tuple[Signal, ...]
-Decoded = Work | MemoryWork | SyncWork | BulkWork
+Decoded = OperandWork | MemoryWork | SyncWork | BulkWork
 
 
-class Event(NamedTuple):
+class IssueEvent(NamedTuple):
     """An instruction that warps issued: its number, which warps, and their access to memory, signals and bulk copies."""
 
     at: int
     warps: tuple[int, ...]
-    access: Access | None = None
+    access: WarpAccess | None = None
     signals: tuple[Signal, ...] = ()
     bulk: tuple[Bulk, ...] = ()
 
 
 @dataclass(frozen=True, eq=False)
-class Kernel:
+class CubinKernel:
     """Machine code of a kernel for compute capability (major, minor), and its needs a thread and a block."""
 
     name: str
@@ -73,7 +73,7 @@ class Kernel:
     """Offset and size of each parameter; none: as C lays a structure of them out."""
 
     @classmethod
-    def of(cls, cubin: bytes, name: str | None = None) -> Kernel:
+    def of(cls, cubin: bytes, name: str | None = None) -> CubinKernel:
         """Reads a kernel from a cubin, which has only one if it is not named; RuntimeError without a disassembler."""
         found = sass.read(cubin)
         if name is None and len(found.kernels) == 1:
@@ -87,12 +87,12 @@ class Kernel:
         return cls(name, code, capability, needs.get("REG", 0), needs.get("SHARED", 0), local, laid)
 
 
-class Launch:
+class CodeLaunch:
     """A launch of a kernel on arrays of its own (copies): its blocks run in any order, one or several at a time."""
 
     def __init__(
         self,
-        kernel: Kernel,
+        kernel: CubinKernel,
         grid: Sequence[int],
         block: Sequence[int],
         arguments: BoundArguments,
@@ -174,7 +174,7 @@ class Launch:
         x, y, z = self.grid
         return ((i, j, k) for k, j, i in product(range(z), range(y), range(x)))
 
-    def run(self, *blocks: Index) -> Iterator[Event]:
+    def run(self, *blocks: Index) -> Iterator[IssueEvent]:
         """Runs blocks together to their ends; warps of the first block come first. Events are in an order that each warp keeps.
 
         A cluster's blocks come together, in the order of their ranks.
@@ -199,7 +199,7 @@ class Launch:
 class Blocks:
     """Blocks that run together, warp by warp behind each other."""
 
-    def __init__(self, launch: Launch, blocks: Sequence[Index]) -> None:
+    def __init__(self, launch: CodeLaunch, blocks: Sequence[Index]) -> None:
         self.launch, self.count = launch, len(blocks)
         x, y, _ = launch.block
         padded = launch.warps * WARP
@@ -237,7 +237,7 @@ class Blocks:
         meets = i.opcode in ("BSSY", "BSYNC", "BREAK") or (i.opcode == "WARPSYNC" and "ALL" in i.modifiers)
         return (meets and self.convergence is not None) or (i.opcode == "SYNCS" and i.modifiers[0] == "PHASECHK")
 
-    def events(self) -> Iterator[Event]:
+    def events(self) -> Iterator[IssueEvent]:
         """Groups of threads at one address each; the lowest address runs, and groups that meet become one."""
         groups: dict[int, Array] = {0: self.alive.copy()}
         code, whole, breaks = self.launch.kernel.instructions, self.lanes.everyone, self.breaks
@@ -263,7 +263,7 @@ class Blocks:
                 if passed is not group:
                     warps = tuple(self.waits.warps_of(passed))
                 if warps:
-                    yield Event(at, warps, None, signals)
+                    yield IssueEvent(at, warps, None, signals)
             for to, which in [*moved, *self.released()]:
                 if which.any():
                     groups[to] = groups[to] | which if to in groups else which
@@ -292,22 +292,22 @@ class Blocks:
         value = self.lanes.predicate(name)
         return group & (~value if i.guard[0] == "!" else value), False
 
-    def step(self, at: int, active: Array, unknown: bool, warps: tuple[int, ...]) -> Event:
+    def step(self, at: int, active: Array, unknown: bool, warps: tuple[int, ...]) -> IssueEvent:
         """Executes an instruction that is no branch."""
         work = self.launch.work(at)
-        if isinstance(work, Work):
+        if isinstance(work, OperandWork):
             mask = None if active is self.lanes.everyone and not unknown else active
             if unknown:
                 for name in work.writes:
                     self.lanes.forget(name, active)
             elif mask is None or mask.any():
                 work.run(self.lanes, mask)
-            return Event(at, warps)
+            return IssueEvent(at, warps)
         if isinstance(work, MemoryWork):
-            return Event(at, warps, work.run(self.lanes, self.memory, active, unknown))
+            return IssueEvent(at, warps, work.run(self.lanes, self.memory, active, unknown))
         if isinstance(work, SyncWork):
-            return Event(at, warps, None, work.run(self.lanes, self.waits, active))
-        return Event(at, warps, None, (), work.run(self.lanes, self.memory, self.waits, self.launch.fetch, active))
+            return IssueEvent(at, warps, None, work.run(self.lanes, self.waits, active))
+        return IssueEvent(at, warps, None, (), work.run(self.lanes, self.memory, self.waits, self.launch.fetch, active))
 
     def control(self, i: Instruction, at: int, group: Array, active: Array) -> tuple[list[tuple[int, Array]], Signals, Array]:
         """Returns the ways on of a group's threads, their signals, and those threads that have issued the instruction."""

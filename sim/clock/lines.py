@@ -49,7 +49,7 @@ def _own(frames: Sequence[Place]) -> Place:
 
 
 @dataclass(frozen=True)
-class Line:
+class TimedLine:
     """A line of source (an instruction, if there are no lines): the clocks of warps there, by reason, and their share of all.
 
     `seconds`: its share of the launch's time.
@@ -63,7 +63,7 @@ class Line:
     stalls: Mapping[str, float]
 
     @classmethod
-    def read(cls, data: Mapping[str, Any]) -> Line:
+    def read(cls, data: Mapping[str, Any]) -> TimedLine:
         """Returns a line of `to_dict`'s."""
         return cls(**{name: data["line" if name == "number" else name] for name in cls.__dataclass_fields__})
 
@@ -80,7 +80,7 @@ def lines_of(
     where: Mapping[int, Place],
     seconds: float,
     sources: Mapping[str, str],
-) -> list[Line]:
+) -> list[TimedLine]:
     """Returns the lines at which warps spend a launch's time, longest first; instructions if `where` has no lines.
 
     `sources`: texts by name of source that is in no file.
@@ -99,7 +99,7 @@ def lines_of(
         if not where:
             text = str(code[number]).split("  ", 2)[-1].strip()
         ordered = dict(sorted(reasons.items(), key=lambda each: -each[1]))
-        found.append(Line(file, number, text, share, share * seconds, ordered))
+        found.append(TimedLine(file, number, text, share, share * seconds, ordered))
     return sorted(found, key=lambda each: -each.share)
 
 
@@ -113,7 +113,7 @@ def _read(file: str, sources: Mapping[str, str]) -> list[str]:
         return []
 
 
-def changes(before: Sequence[Line], after: Sequence[Line]) -> list[tuple[str, float, float]]:
+def changes(before: Sequence[TimedLine], after: Sequence[TimedLine]) -> list[tuple[str, float, float]]:
     """Returns (text, seconds before, seconds after) of each line of either run, the greatest change first.
 
     Lines are matched by their texts in the order of the source; one that stands in another's place is that line, changed.

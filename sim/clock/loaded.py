@@ -17,22 +17,22 @@ from cupyflash.sim.ptx.text.parser import parse
 from cupyflash.sim.ptx.text.syntax import TYPES, Variable, find_kernel
 
 from . import sass
-from .execution import Kernel, Launch
+from .execution import CodeLaunch, CubinKernel
 
 NO_PTXAS = "no ptxas, which makes machine code of PTX: pip install nvidia-cuda-nvcc, or a CUDA toolkit on the PATH"
 
 
 @dataclass(frozen=True)
-class Loaded:
+class LoadedLaunch:
     """A launch of a kernel, the machine code that it is part of, and texts of source by name that are not files."""
 
-    launch: Launch
+    launch: CodeLaunch
     cubin: bytes
     sources: Mapping[str, str]
 
 
 @dataclass(frozen=True)
-class Code:
+class MachineCode:
     """Machine code for a device: `kernels` are its kernels' names, each with its parameters."""
 
     cubin: bytes
@@ -45,11 +45,11 @@ class Code:
         shape: tuple[Sequence[int], Sequence[int]],
         args: Mapping[str, Any] | Sequence[Any],
         shared_bytes: int = 0,
-    ) -> Loaded:
+    ) -> LoadedLaunch:
         """Returns a launch; `shape`: its grid and block. ValueError for another kernel, TypeError for arguments that do not fit."""
         name = find_kernel(tuple(self.kernels), kernel)
         bound = bind(name, self.kernels[name], args, ())
-        return Loaded(Launch(Kernel.of(self.cubin, name), *shape, bound, shared_bytes), self.cubin, self.sources)
+        return LoadedLaunch(CodeLaunch(CubinKernel.of(self.cubin, name), *shape, bound, shared_bytes), self.cubin, self.sources)
 
 
 def architecture(device: Device) -> str:
@@ -58,7 +58,7 @@ def architecture(device: Device) -> str:
     return f"{major}{minor}{'a' if major >= 9 else ''}"
 
 
-def of_file(path: Path, device: Device, options: Sequence[str] = ()) -> Code:
+def of_file(path: Path, device: Device, options: Sequence[str] = ()) -> MachineCode:
     """Reads a file: `.ptx` or `.cubin` by its name, anything else is CUDA C, compiled with `options`.
 
     Raises OSError, CompileError, PtxError; ValueError for a file that is not text; RuntimeError without the tools.
@@ -75,16 +75,16 @@ def of_file(path: Path, device: Device, options: Sequence[str] = ()) -> Code:
     return of_source(text, device, (*options, f"-I{path.parent}"), str(path))
 
 
-def of_source(cuda: str, device: Device, options: Sequence[str], name: str, expressions: Sequence[str] = ()) -> Code:
+def of_source(cuda: str, device: Device, options: Sequence[str], name: str, expressions: Sequence[str] = ()) -> MachineCode:
     """Compiles CUDA C with NVRTC, with line information; `expressions`: C++ names of kernels that are templates."""
     kept = [each for each in options if not each.startswith(("-arch", "--gpu-architecture"))]
     lines = () if {"-lineinfo", "--generate-line-info"} & set(kept) else ("-lineinfo",)
     made = compile_with_ptx(cuda, (*kept, *lines, f"-arch=sm_{architecture(device)}"), name, expressions)
     program = parse(made.ptx)
-    return Code(made.code, {kernel: program.functions[kernel].params for kernel in program.kernels}, {name: cuda})
+    return MachineCode(made.code, {kernel: program.functions[kernel].params for kernel in program.kernels}, {name: cuda})
 
 
-def of_ptx(text: str, device: Device) -> Code:
+def of_ptx(text: str, device: Device) -> MachineCode:
     """Assembles PTX with ptxas; RuntimeError if there is none, or if it refuses the text."""
     program, tool = parse(text), sass.tool("ptxas")
     if tool is None:
@@ -99,10 +99,10 @@ def of_ptx(text: str, device: Device) -> Code:
         )
         if done.returncode:
             raise RuntimeError(f"ptxas does not assemble this for sm_{target}: {(done.stderr + done.stdout).strip()}")
-        return Code(made.read_bytes(), {kernel: program.functions[kernel].params for kernel in program.kernels})
+        return MachineCode(made.read_bytes(), {kernel: program.functions[kernel].params for kernel in program.kernels})
 
 
-def of_cubin(cubin: bytes) -> Code:
+def of_cubin(cubin: bytes) -> MachineCode:
     """Reads machine code, which knows of a parameter only its place and size: 4 bytes take 2.0 as a float, 2 as a whole number."""
     kernels = {}
     for name in sass.read(cubin).kernels:
@@ -112,7 +112,7 @@ def of_cubin(cubin: bytes) -> Code:
             else Variable(f"param_{n}", "param", TYPES["b8"], _alignment(at), size, is_array=True)
             for n, (at, size) in enumerate(sass.parameters(cubin, name))
         ]
-    return Code(cubin, kernels)
+    return MachineCode(cubin, kernels)
 
 
 def _alignment(at: int) -> int:

@@ -40,7 +40,7 @@ class TensorBytes:
 
 
 @dataclass(frozen=True)
-class Access:
+class WarpAccess:
     """An access by lanes: addresses of the lanes that make it, a row for every warp that runs.
 
     `space` is "global", "shared" or "local"; addresses are the space's own. A copy from global to shared memory has the addresses
@@ -52,14 +52,14 @@ class Access:
     write: bool
     addresses: Array  # (warps, 32)
     lanes: Array  # which of them make it
-    to: Access | None = None
+    to: WarpAccess | None = None
 
-    def of(self, warps: Sequence[int]) -> Access:
+    def of(self, warps: Sequence[int]) -> WarpAccess:
         """Returns the rows of some warps."""
         if len(warps) == len(self.addresses):
             return self
         rows = list(warps)
-        return Access(self.space, self.size, self.write, self.addresses[rows], self.lanes[rows], self.to and self.to.of(warps))
+        return WarpAccess(self.space, self.size, self.write, self.addresses[rows], self.lanes[rows], self.to and self.to.of(warps))
 
     def sectors(self) -> Array:
         """Returns the number of sectors of 32 bytes that each warp touches."""
@@ -173,7 +173,7 @@ class Memory:
     def count(self, name: str, addresses: Array, active: Array, number: int, size: int, write: bool) -> None:
         rows = addresses.reshape(-1, WARP)
         lanes = active.reshape(-1, WARP) & ((rows - FIRST_ADDRESS) // APART == number)
-        sectors = int(Access("global", size, write, rows, lanes).sectors().sum())
+        sectors = int(WarpAccess("global", size, write, rows, lanes).sectors().sum())
         traffic = self.traffic[name]
         if write:
             traffic.write_bytes += int(lanes.sum()) * size
@@ -256,7 +256,7 @@ class MemoryWork:
     def write(self) -> bool:
         return self.instruction.opcode in STORES
 
-    def run(self, lanes: Lanes, memory: Memory, active: Array, guard_unknown: bool) -> Access | None:
+    def run(self, lanes: Lanes, memory: Memory, active: Array, guard_unknown: bool) -> WarpAccess | None:
         """Makes the accesses of the active lanes; data that are unknown stay so."""
         i = self.instruction
         if not active.any():
@@ -276,8 +276,8 @@ class MemoryWork:
             self.load(lanes, memory, addresses, active, guard_unknown)
         return self.access(self.space, addresses, active)
 
-    def access(self, space: str, addresses: Array, active: Array, to: Access | None = None) -> Access:
-        return Access(space, self.size, self.write, addresses.reshape(-1, WARP), active.reshape(-1, WARP), to)
+    def access(self, space: str, addresses: Array, active: Array, to: WarpAccess | None = None) -> WarpAccess:
+        return WarpAccess(space, self.size, self.write, addresses.reshape(-1, WARP), active.reshape(-1, WARP), to)
 
     def load(self, lanes: Lanes, memory: Memory, addresses: Array, active: Array, guard_unknown: bool) -> None:
         loaded, known = memory.touch(self.space, addresses, active, self.size, None, write=False)
@@ -324,7 +324,7 @@ class MemoryWork:
             else:
                 lanes.forget(each, active)
 
-    def copy(self, lanes: Lanes, memory: Memory, active: Array) -> Access:
+    def copy(self, lanes: Lanes, memory: Memory, active: Array) -> WarpAccess:
         """Copies from global to shared memory; lanes whose condition is false write zeros and read nothing."""
         assert self.source is not None
         to, reading = self.address(lanes, active), active
@@ -338,10 +338,10 @@ class MemoryWork:
         source = self.source(lanes, reading)
         loaded, known = memory.touch("global", source, reading, self.size, None, write=False)
         memory.touch("shared", to, reading, self.size, loaded if known else None, write=True)
-        written = Access("shared", self.size, True, to.reshape(-1, WARP), active.reshape(-1, WARP))
+        written = WarpAccess("shared", self.size, True, to.reshape(-1, WARP), active.reshape(-1, WARP))
         return self.access("global", source, reading, written)
 
-    def matrices(self, lanes: Lanes, memory: Memory, addresses: Array, active: Array) -> Access:
+    def matrices(self, lanes: Lanes, memory: Memory, addresses: Array, active: Array) -> WarpAccess:
         """LDSM, STSM: the first 8, 16 or 32 lanes of a warp have the addresses of rows of 16 bytes."""
         for each in self.results:
             lanes.forget(each, active)

@@ -14,10 +14,10 @@ from dataclasses import dataclass, field
 from math import inf
 from typing import NamedTuple
 
-from .engines import GROUP_WARPS, Meetings, Place, Product, Products
-from .rates import Rates
+from .engines import GROUP_WARPS, Meetings, Place, Products, QueuedProduct
+from .rates import ChipRates
 from .sass import SCOREBOARDS
-from .steps import WARP, Act, Step, Unit
+from .steps import WARP, Act, TraceStep, Unit
 from .waits import Key
 
 
@@ -51,7 +51,7 @@ class Outside:
 
 
 @dataclass(slots=True, eq=False)
-class Warp:
+class ClockedWarp:
     """The state of a warp; `boards`: the time at which each scoreboard is clear, `pending`: the times of its copies' groups."""
 
     block: int
@@ -66,7 +66,7 @@ class Warp:
     turn: int = 0
     group: int = 0  # the warpgroup in its block
     products: int = 0  # those it issued
-    groups: list[Product] = field(default_factory=list)  # the last product of each group that was not waited for
+    groups: list[QueuedProduct] = field(default_factory=list)  # the last product of each group that was not waited for
     awaits: tuple[Place, ...] = ()
 
 
@@ -74,11 +74,11 @@ class Warp:
 class SubCore:
     """The warps and units of a sub-core; `free`: the time at which each unit takes its next instruction."""
 
-    warps: list[Warp] = field(default_factory=list)
-    last: Warp | None = None
+    warps: list[ClockedWarp] = field(default_factory=list)
+    last: ClockedWarp | None = None
     free: list[float] = field(default_factory=lambda: [0.0 for _ in range(len(Unit) + 1)])
     banks: list[float] = field(default_factory=lambda: [0.0, 0.0])
-    kept: dict[int, tuple[Warp, int]] = field(default_factory=dict)
+    kept: dict[int, tuple[ClockedWarp, int]] = field(default_factory=dict)
     leaves: deque[float] = field(default_factory=deque)
     returned: float = 0.0
     free_at: float = 0.0  # the clock from which it may issue
@@ -105,10 +105,10 @@ LITE = len(Unit)
 """The place among a sub-core's units of the second half of its FMA unit."""
 
 
-class Multiprocessor:
+class ClockedMultiprocessor:
     """Runs blocks, of which so many are resident; each block is a trace for each of its warps."""
 
-    def __init__(self, steps: Sequence[Step], rates: Rates, outside: Outside, residents: int) -> None:
+    def __init__(self, steps: Sequence[TraceStep], rates: ChipRates, outside: Outside, residents: int) -> None:
         self.steps, self.outside, self.residents = steps, outside, residents
         self.cores = [SubCore() for _ in range(int(rates["issue.sub_cores"]))]
         self.halves = 2 if rates["lanes.fp32"] > 16 else 1
@@ -173,7 +173,9 @@ class Multiprocessor:
         self.left[block] = len(traces)
         for number, trace in enumerate(traces):
             place = self.age % len(self.cores)
-            self.cores[place].warps.append(Warp(block, self.age, trace, at + self.spread * number, group=number // GROUP_WARPS))
+            self.cores[place].warps.append(
+                ClockedWarp(block, self.age, trace, at + self.spread * number, group=number // GROUP_WARPS)
+            )
             self.age += 1
             self.wake(place, at)
 
@@ -185,7 +187,7 @@ class Multiprocessor:
             core.next = at
             heapq.heappush(self.events, (at, number))
 
-    def choose(self, core: SubCore, now: float) -> tuple[Warp | None, float]:
+    def choose(self, core: SubCore, now: float) -> tuple[ClockedWarp | None, float]:
         """The warp that issues, or the time at which one could."""
         soonest, last = inf, core.last
         if last is not None and not last.held and last.at < len(last.trace):
@@ -204,7 +206,7 @@ class Multiprocessor:
             soonest = min(soonest, at)
         return None, soonest
 
-    def earliest(self, core: SubCore, warp: Warp, now: float) -> float:
+    def earliest(self, core: SubCore, warp: ClockedWarp, now: float) -> float:
         """The earliest time at which a warp's next instruction could issue."""
         if warp.ready > now:
             return warp.ready
@@ -224,7 +226,7 @@ class Multiprocessor:
             return self.products.earliest((warp.block, warp.group, warp.products), now)
         return free[unit] if unit != Unit.NONE else now
 
-    def issue(self, core: SubCore, warp: Warp, now: float) -> float:
+    def issue(self, core: SubCore, warp: ClockedWarp, now: float) -> float:
         """Issues a warp's next instruction; returns the clocks for which the register banks hold the sub-core back."""
         issue = warp.trace[warp.at]
         step, boards = self.steps[issue.at], warp.boards
@@ -268,7 +270,7 @@ class Multiprocessor:
         core.last = None if step.yields else warp
         return delay
 
-    def operands(self, core: SubCore, warp: Warp, step: Step, now: float) -> float:
+    def operands(self, core: SubCore, warp: ClockedWarp, step: TraceStep, now: float) -> float:
         """Reads operands from the banks, but for those that were kept for it; returns the clocks that they come too late."""
         banks, kept, delay = core.banks, core.kept, 0.0
         wanted = [0, 0]
@@ -286,7 +288,7 @@ class Multiprocessor:
                 banks[bank] = max(banks[bank], now) + clocks
         return delay
 
-    def memory(self, core: SubCore, step: Step, cost: Cost, now: float) -> tuple[float, float]:
+    def memory(self, core: SubCore, step: TraceStep, cost: Cost, now: float) -> tuple[float, float]:
         """Takes an access through the sub-core's queue, shared memory or L1, the L2 and DRAM.
 
         Returns the times at which the result is there and at which the operands are read.
@@ -321,7 +323,7 @@ class Multiprocessor:
             return begins + wavefronts
         return self.products.beside(begins, wavefronts)
 
-    def act(self, warp: Warp, issue: Issue, step: Step, now: float, done: float) -> float:
+    def act(self, warp: ClockedWarp, issue: Issue, step: TraceStep, now: float, done: float) -> float:
         """Makes what an instruction does beside keeping a unit busy; returns when its result is there."""
         act = step.act
         if act == Act.COPY:
@@ -352,14 +354,14 @@ class Multiprocessor:
                 warp.ready = max(warp.ready, last.done)
         return done
 
-    def come(self, warp: Warp, issue: Issue, at: float) -> None:
+    def come(self, warp: ClockedWarp, issue: Issue, at: float) -> None:
         """A warp, or its copy, comes to meetings at a time."""
         for key, comes, _ in issue.signals:
             if comes:
                 for other in self.meetings.come((warp.block, key), at):
                     self.wait(other, other.awaits)
 
-    def wait(self, warp: Warp, places: tuple[Place, ...], behind: bool = True) -> float:
+    def wait(self, warp: ClockedWarp, places: tuple[Place, ...], behind: bool = True) -> float:
         """Holds a warp until meetings are over, or tells when they will be: `behind` that its next instruction issues."""
         over = 0.0
         for place in places:
@@ -375,12 +377,12 @@ class Multiprocessor:
             warp.ready = max(warp.ready, over)
         return over
 
-    def resume(self, warp: Warp, at: float) -> None:
+    def resume(self, warp: ClockedWarp, at: float) -> None:
         warp.held = False
         warp.ready = max(warp.ready, at)
         self.wake(warp.age % len(self.cores), at)
 
-    def multiply(self, warp: Warp, step: Step, now: float) -> None:
+    def multiply(self, warp: ClockedWarp, step: TraceStep, now: float) -> None:
         assert self.products is not None
         product = self.products.issue((warp.block, warp.group, warp.products), step, now)
         warp.products += 1
@@ -391,7 +393,7 @@ class Multiprocessor:
             for other in product.waiting:
                 self.resume(other, product.done)
 
-    def copy(self, warp: Warp, issue: Issue, now: float) -> None:
+    def copy(self, warp: ClockedWarp, issue: Issue, now: float) -> None:
         """Takes a bulk copy through the engine, the L2 and DRAM; its cost's wavefronts are those of all that comes or goes."""
         cost, outside = issue.cost or IDLE, self.outside
         begins = max(self.bulk, now)

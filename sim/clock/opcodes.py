@@ -20,8 +20,8 @@ from .operands import (
     WARP,
     Banks,
     Operands,
+    OperandWork,
     UnknownInstruction,
-    Work,
     extended,
     is_unsigned,
     signed,
@@ -37,7 +37,7 @@ SPECIAL = (
 """Special registers that are known; the last is the upper half of generic addresses of shared memory, here 0."""
 UNIFORM = re.compile(r"UR\d+$")
 
-Decoder = Callable[[Instruction, Operands], Work]
+Decoder = Callable[[Instruction, Operands], OperandWork]
 OPCODES: dict[str, Decoder] = {}
 
 
@@ -51,62 +51,62 @@ def opcode(*names: str) -> Callable[[Decoder], Decoder]:
     return add
 
 
-def work(operands: Operands, writes: Sequence[str], compute: Callable[[Lanes], Array]) -> Work:
+def work(operands: Operands, writes: Sequence[str], compute: Callable[[Lanes], Array]) -> OperandWork:
     """Returns the work of an instruction with one result."""
-    return Work(tuple(writes), tuple(operands.reads), lambda lanes, mask: [compute(lanes)])
+    return OperandWork(tuple(writes), tuple(operands.reads), lambda lanes, mask: [compute(lanes)])
 
 
 @opcode("MOV", "MOV32I")
-def move(i: Instruction, o: Operands) -> Work:
+def move(i: Instruction, o: Operands) -> OperandWork:
     d = o.take()
     if "64" in i.modifiers:
         return double(d, o, o.wide())
     return work(o, [d], o.number())
 
 
-def double(d: str, o: Operands, value: Read) -> Work:
+def double(d: str, o: Operands, value: Read) -> OperandWork:
     """Returns the work of an instruction whose result has 64 bits."""
 
     def compute(lanes: Lanes, mask: Mask) -> list[Array]:
         found = value(lanes)
         return [found & WORD, found >> HALF]
 
-    return Work((d, neighbour(d)), tuple(o.reads), compute)
+    return OperandWork((d, neighbour(d)), tuple(o.reads), compute)
 
 
 @opcode("LDC", "LDCU", "LDC32")
-def load_constant(i: Instruction, o: Operands) -> Work:
+def load_constant(i: Instruction, o: Operands) -> OperandWork:
     d, text = o.take(), o.take()
     count = next((int(m) // 32 for m in i.modifiers if m in ("64", "128", "256")), 1)
     found = CONSTANT.match(SUFFIX.sub("", text))
     if not found or found[2] not in (None, *ZERO):
-        return Work(tuple(neighbour(d, k) for k in range(count)))
+        return OperandWork(tuple(neighbour(d, k) for k in range(count)))
     first = int(found[3] or "0", 0)
     parts = [o.number_of(f"c[{found[1]}][{hex(first + 4 * k)}]") for k in range(count)]
     names = tuple(neighbour(d, k) for k in range(count))
-    return Work(names, (), lambda lanes, mask: [part(lanes) for part in parts])
+    return OperandWork(names, (), lambda lanes, mask: [part(lanes) for part in parts])
 
 
 @opcode("S2R", "CS2R")
-def special(i: Instruction, o: Operands) -> Work:
+def special(i: Instruction, o: Operands) -> OperandWork:
     d, name = o.take(), o.take()
     names = (d,) if i.opcode != "CS2R" or "32" in i.modifiers else (d, neighbour(d))
     if name == "SRZ":
-        return Work(names, (), lambda lanes, mask: [lanes.zero] * len(names))
+        return OperandWork(names, (), lambda lanes, mask: [lanes.zero] * len(names))
     if name not in SPECIAL:
-        return Work(names)
-    return Work(names, (), lambda lanes, mask: [lanes.special[name], lanes.zero][: len(names)])
+        return OperandWork(names)
+    return OperandWork(names, (), lambda lanes, mask: [lanes.special[name], lanes.zero][: len(names)])
 
 
 @opcode("R2UR")
-def to_uniform(i: Instruction, o: Operands) -> Work:
+def to_uniform(i: Instruction, o: Operands) -> OperandWork:
     o.results()
     d, a = o.take(), o.number()
-    return Work((d,), tuple(o.reads), lambda lanes, mask: [a(lanes)], warps=True)
+    return OperandWork((d,), tuple(o.reads), lambda lanes, mask: [a(lanes)], warps=True)
 
 
 @opcode("ELECT")
-def elect(i: Instruction, o: Operands) -> Work:
+def elect(i: Instruction, o: Operands) -> OperandWork:
     """Sets a predicate in the first active lane of each warp, and the number of that lane."""
     chosen, number = o.take(), o.take()
 
@@ -115,22 +115,22 @@ def elect(i: Instruction, o: Operands) -> Work:
         own = np.arange(WARP, dtype=np.uint32)
         return [(own == first[:, None]).ravel(), np.repeat(first.astype(np.uint32), WARP)]
 
-    return Work((chosen, number), (), compute)
+    return OperandWork((chosen, number), (), compute)
 
 
 @opcode("USETMAXREG")
-def resize(i: Instruction, o: Operands) -> Work:
+def resize(i: Instruction, o: Operands) -> OperandWork:
     """Registers are always granted."""
     granted = o.results()
-    return Work(tuple(granted), (), lambda lanes, mask: [lanes.everyone for _ in granted])
+    return OperandWork(tuple(granted), (), lambda lanes, mask: [lanes.everyone for _ in granted])
 
 
 @opcode("FMUL")
-def scaled(i: Instruction, o: Operands) -> Work:
+def scaled(i: Instruction, o: Operands) -> OperandWork:
     """Multiplies by a number that is one for the warp, as kernels do by a cluster's inverse size; another product is unknown."""
     d, a, by = o.take(), o.take(), o.rest[0] if o.rest else ""
     if not REGISTER.match(a) or not (UNIFORM.match(by) or CONSTANT.match(by)):
-        return Work((d,))
+        return OperandWork((d,))
     x, y = o.number_of(a), o.number()
 
     def compute(lanes: Lanes) -> Array:
@@ -141,7 +141,7 @@ def scaled(i: Instruction, o: Operands) -> Work:
 
 
 @opcode("SEL")
-def select(i: Instruction, o: Operands) -> Work:
+def select(i: Instruction, o: Operands) -> OperandWork:
     d = o.take()
     if "64" in i.modifiers:
         a, b, p = o.wide(), o.wide(), o.predicate()
@@ -151,7 +151,7 @@ def select(i: Instruction, o: Operands) -> Work:
 
 
 @opcode("IADD3", "IADD", "VIADD", "VIADD3")
-def add(i: Instruction, o: Operands) -> Work:
+def add(i: Instruction, o: Operands) -> OperandWork:
     d = o.take()
     if "64" in i.modifiers:
         o.results()
@@ -177,11 +177,11 @@ def add(i: Instruction, o: Operands) -> Work:
         over = total >> HALF
         return [total & WORD, *(over > np.uint64(k) for k in range(len(carries)))]
 
-    return Work((d, *carries), tuple(o.reads), compute)
+    return OperandWork((d, *carries), tuple(o.reads), compute)
 
 
 @opcode("IMAD")
-def multiply_add(i: Instruction, o: Operands) -> Work:
+def multiply_add(i: Instruction, o: Operands) -> OperandWork:
     d, mods, unsigned = o.take(), i.modifiers, is_unsigned(i)
     carries = o.results()
     a, b = o.number(), o.number()
@@ -195,7 +195,7 @@ def multiply_add(i: Instruction, o: Operands) -> Work:
                 total = product + c(lanes)
                 return [total & WORD, total >> HALF, *([total < product] + [lanes.zero] * len(carries))[: len(carries)]]
 
-            return Work((d, neighbour(d), *carries), tuple(o.reads), summed)
+            return OperandWork((d, neighbour(d), *carries), tuple(o.reads), summed)
 
         def total(lanes: Lanes) -> Array:
             product = extended(a(lanes), unsigned) * extended(b(lanes), unsigned) + c(lanes)
@@ -215,7 +215,7 @@ def multiply_add(i: Instruction, o: Operands) -> Work:
 
 
 @opcode("LEA")
-def shifted_add(i: Instruction, o: Operands) -> Work:
+def shifted_add(i: Instruction, o: Operands) -> OperandWork:
     d, mods = o.take(), i.modifiers
     carries = o.results()
     a, b = o.number(), o.number()
@@ -235,11 +235,11 @@ def shifted_add(i: Instruction, o: Operands) -> Work:
             total = total + carry(lanes).astype(np.uint64)
         return [total & WORD, *(total >> HALF > np.uint64(k) for k in range(len(carries)))]
 
-    return Work((d, *carries), tuple(o.reads), compute)
+    return OperandWork((d, *carries), tuple(o.reads), compute)
 
 
 @opcode("SHF")
-def shift_pair(i: Instruction, o: Operands) -> Work:
+def shift_pair(i: Instruction, o: Operands) -> OperandWork:
     d, mods = o.take(), i.modifiers
     low, amount, high = o.number(), o.number(), o.number()
     most = 63 if "W" in mods and ("U64" in mods or "S64" in mods) else 31 if "W" in mods else None
@@ -260,7 +260,7 @@ def shift_pair(i: Instruction, o: Operands) -> Work:
 
 
 @opcode("SHL", "SHR")
-def shift(i: Instruction, o: Operands) -> Work:
+def shift(i: Instruction, o: Operands) -> OperandWork:
     d, a, amount = o.take(), o.number(), o.number()
     arithmetic = i.opcode == "SHR" and not is_unsigned(i)
 
@@ -283,7 +283,7 @@ def looked_up(table: int, a: Array, b: Array, c: Array) -> Array:
 
 
 @opcode("LOP3")
-def logic(i: Instruction, o: Operands) -> Work:
+def logic(i: Instruction, o: Operands) -> OperandWork:
     tested = o.results()
     d, a, b, c = o.take(), o.number(), o.number(), o.number()
     table = int(o.take(), 0)
@@ -295,18 +295,18 @@ def logic(i: Instruction, o: Operands) -> Work:
         value = looked_up(table, a(lanes), b(lanes), c(lanes))
         return [value, *((value != 0) | other(lanes) for _ in tested)]
 
-    return Work((d, *tested), tuple(o.reads), compute)
+    return OperandWork((d, *tested), tuple(o.reads), compute)
 
 
 @opcode("LOP")
-def logic_of_two(i: Instruction, o: Operands) -> Work:
+def logic_of_two(i: Instruction, o: Operands) -> OperandWork:
     d, a, b = o.take(), o.number(), o.number()
     function = {"AND": np.bitwise_and, "OR": np.bitwise_or, "XOR": np.bitwise_xor}[i.modifiers[0]]
     return work(o, [d], lambda lanes: function(a(lanes), b(lanes)))
 
 
 @opcode("PLOP3")
-def predicate_logic(i: Instruction, o: Operands) -> Work:
+def predicate_logic(i: Instruction, o: Operands) -> OperandWork:
     first, second = o.take(), o.take()
     a, b, c = o.predicate(), o.predicate(), o.predicate()
     tables = int(o.take(), 0), int(o.take(), 0)
@@ -315,7 +315,7 @@ def predicate_logic(i: Instruction, o: Operands) -> Work:
         values = a(lanes), b(lanes), c(lanes)
         return [looked_up(table, *values) for table in tables]
 
-    return Work((first, second), tuple(o.reads), compute)
+    return OperandWork((first, second), tuple(o.reads), compute)
 
 
 COMPARE = {"EQ": np.equal, "NE": np.not_equal, "LT": np.less, "LE": np.less_equal, "GT": np.greater, "GE": np.greater_equal}
@@ -323,7 +323,7 @@ COMBINE = {"AND": np.logical_and, "OR": np.logical_or, "XOR": np.logical_xor}
 
 
 @opcode("ISETP")
-def compare(i: Instruction, o: Operands) -> Work:
+def compare(i: Instruction, o: Operands) -> OperandWork:
     mods = i.modifiers
     first, second = o.take(), o.take()
     wide = "U64" in mods or "S64" in mods or "64" in mods
@@ -348,11 +348,11 @@ def compare(i: Instruction, o: Operands) -> Work:
         p = other(lanes)
         return [combine(found, p), combine(~found, p)]
 
-    return Work((first, second), tuple(o.reads), compute)
+    return OperandWork((first, second), tuple(o.reads), compute)
 
 
 @opcode("IMNMX", "VIMNMX")
-def extreme(i: Instruction, o: Operands) -> Work:
+def extreme(i: Instruction, o: Operands) -> OperandWork:
     d = o.take()
     o.results()
     a, b, least = o.number(), o.number(), o.predicate()
@@ -367,7 +367,7 @@ def smaller_or_larger(i: Instruction, x: Array, y: Array, least: Array) -> Array
 
 
 @opcode("VIADDMNMX")
-def extreme_of_sum(i: Instruction, o: Operands) -> Work:
+def extreme_of_sum(i: Instruction, o: Operands) -> OperandWork:
     d = o.take()
     o.results()
     a, b, c, least = o.number(), o.number(), o.number(), o.predicate()
@@ -375,13 +375,13 @@ def extreme_of_sum(i: Instruction, o: Operands) -> Work:
 
 
 @opcode("IABS")
-def magnitude(i: Instruction, o: Operands) -> Work:
+def magnitude(i: Instruction, o: Operands) -> OperandWork:
     d, a = o.take(), o.number()
     return work(o, [d], lambda lanes: np.abs(signed(a(lanes))).view(np.uint32))
 
 
 @opcode("PRMT")
-def permute(i: Instruction, o: Operands) -> Work:
+def permute(i: Instruction, o: Operands) -> OperandWork:
     d, a, chosen, b = o.take(), o.number(), o.number(), o.number()
     if set(i.modifiers) - {"U32"}:
         raise UnknownInstruction(f"PRMT.{'.'.join(i.modifiers)}")
@@ -400,7 +400,7 @@ def permute(i: Instruction, o: Operands) -> Work:
 
 
 @opcode("POPC", "BREV", "FLO")
-def bits(i: Instruction, o: Operands) -> Work:
+def bits(i: Instruction, o: Operands) -> OperandWork:
     d = o.take()
     o.results()
     a = o.number()
@@ -423,7 +423,7 @@ def bits(i: Instruction, o: Operands) -> Work:
 
 
 @opcode("P2R")
-def predicates_to_register(i: Instruction, o: Operands) -> Work:
+def predicates_to_register(i: Instruction, o: Operands) -> OperandWork:
     """Packs the predicates that a mask names into a register; its other bits come from another one."""
     d, _, rest, mask = o.take(), o.take(), o.number(), int(o.take(), 0)
     chosen = [(k, o.predicate_of(f"P{k}")) for k in range(7) if mask >> k & 1]
@@ -440,7 +440,7 @@ def predicates_to_register(i: Instruction, o: Operands) -> Work:
 
 
 @opcode("R2P")
-def register_to_predicates(i: Instruction, o: Operands) -> Work:
+def register_to_predicates(i: Instruction, o: Operands) -> OperandWork:
     _, a, mask = o.take(), o.number(), int(o.take(), 0)
     chosen = [k for k in range(7) if mask >> k & 1]
     if i.modifiers:
@@ -449,7 +449,7 @@ def register_to_predicates(i: Instruction, o: Operands) -> Work:
     def compute(lanes: Lanes, mask: Mask) -> list[Array]:
         return [(a(lanes) >> np.uint32(k) & 1).astype(np.bool_) for k in chosen]
 
-    return Work(tuple(f"P{k}" for k in chosen), tuple(o.reads), compute)
+    return OperandWork(tuple(f"P{k}" for k in chosen), tuple(o.reads), compute)
 
 
 def first_lanes(lanes: Lanes, mask: Mask) -> Array:
@@ -459,7 +459,7 @@ def first_lanes(lanes: Lanes, mask: Mask) -> Array:
 
 
 @opcode("VOTE", "VOTEU")
-def vote(i: Instruction, o: Operands) -> Work:
+def vote(i: Instruction, o: Operands) -> OperandWork:
     results = [] if PREDICATE.match(o.rest[0]) else [o.take()]
     predicates = [o.take()] if len(o.rest) > 1 else []
     value = o.predicate()
@@ -471,11 +471,11 @@ def vote(i: Instruction, o: Operands) -> Work:
         said = {"ANY": ballot != 0, "ALL": ballot == everyone, "EQ": (ballot == everyone) | (ballot == 0)}[i.modifiers[0]]
         return [*(np.repeat(ballot, WARP) for _ in results), *(np.repeat(said, WARP) for _ in predicates)]
 
-    return Work((*results, *predicates), tuple(o.reads), compute, across=True)
+    return OperandWork((*results, *predicates), tuple(o.reads), compute, across=True)
 
 
 @opcode("SHFL")
-def shuffle(i: Instruction, o: Operands) -> Work:
+def shuffle(i: Instruction, o: Operands) -> OperandWork:
     inside = o.take()
     d, a, lane, clamp = o.take(), o.number(), o.number(), o.number()
     mode = i.modifiers[0]
@@ -494,16 +494,16 @@ def shuffle(i: Instruction, o: Operands) -> Work:
         source = np.where(valid, source, own)
         return [np.take_along_axis(a(lanes).reshape(-1, WARP), source.reshape(-1, WARP), 1).ravel(), valid]
 
-    return Work((d, inside), tuple(o.reads), compute, across=True)
+    return OperandWork((d, inside), tuple(o.reads), compute, across=True)
 
 
 @opcode("I2F", "I2FP")
-def to_float(i: Instruction, o: Operands) -> Work:
+def to_float(i: Instruction, o: Operands) -> OperandWork:
     """Converts as the division of integers needs it; numbers beyond become unknown."""
     d = o.take()
     text = o.rest[0]
     if any(m in i.modifiers for m in ("F64", "F16", "U64", "S64", "U8", "S8", "U16", "S16")):
-        return Work((d,) if "F64" not in i.modifiers else (d, neighbour(d)))
+        return OperandWork((d,) if "F64" not in i.modifiers else (d, neighbour(d)))
     a = o.number_of(text)
 
     def compute(lanes: Lanes) -> Array:
@@ -517,10 +517,10 @@ def to_float(i: Instruction, o: Operands) -> Work:
 
 
 @opcode("MUFU")
-def reciprocal(i: Instruction, o: Operands) -> Work:
+def reciprocal(i: Instruction, o: Operands) -> OperandWork:
     d = o.take()
     if i.modifiers != ("RCP",) or not REGISTER.match(SUFFIX.sub("", o.rest[0])):
-        return Work((d,))
+        return OperandWork((d,))
     a = o.number()
 
     def compute(lanes: Lanes) -> Array:
@@ -531,10 +531,10 @@ def reciprocal(i: Instruction, o: Operands) -> Work:
 
 
 @opcode("F2I")
-def to_integer(i: Instruction, o: Operands) -> Work:
+def to_integer(i: Instruction, o: Operands) -> OperandWork:
     d = o.take()
     if any(m in i.modifiers for m in ("F64", "F16", "U64", "S64")) or not REGISTER.match(SUFFIX.sub("", o.rest[0])):
-        return Work((d, neighbour(d)) if "64" in "".join(i.modifiers) else (d,))
+        return OperandWork((d, neighbour(d)) if "64" in "".join(i.modifiers) else (d,))
     a = o.number()
     low, high = (0, 2**32 - 1) if is_unsigned(i) else (-(2**31), 2**31 - 1)
 
@@ -547,14 +547,14 @@ def to_integer(i: Instruction, o: Operands) -> Work:
 
 
 @opcode("HFMA2")
-def half_constant(i: Instruction, o: Operands) -> Work:
+def half_constant(i: Instruction, o: Operands) -> OperandWork:
     """Moves a constant of two halves, as the assembler does to spare the integer pipe; a product of numbers is unknown."""
     d = o.take()
     a, b, *rest = o.rest
     if a.lstrip("-") != "RZ" or b.lstrip("-") != "RZ" or len(rest) != 2 or any("R" in each for each in rest):
-        return Work((d,))
+        return OperandWork((d,))
     high, low = (int(np.array(float(each), np.float16).view(np.uint16)) for each in rest)
-    return Work((d,), (), lambda lanes, mask: [lanes.constant(high << 16 | low, 4)])
+    return OperandWork((d,), (), lambda lanes, mask: [lanes.constant(high << 16 | low, 4)])
 
 
 UNKNOWN = {
@@ -597,16 +597,16 @@ def results_of(i: Instruction) -> tuple[str, ...]:
     return tuple(found)
 
 
-def decoded(i: Instruction, banks: Banks) -> Work:
+def decoded(i: Instruction, banks: Banks) -> OperandWork:
     """Returns an instruction's effect on registers. UnknownInstruction for an opcode that is not known at all."""
     if i.opcode in NOTHING:
-        return Work(())
+        return OperandWork(())
     name = "S2R" if i.opcode == "S2UR" else i.opcode if i.opcode in OPCODES else i.opcode.removeprefix("U")
     if name in OPCODES:
         try:
             return OPCODES[name](i, Operands(i, banks))
         except UnknownInstruction:
-            return Work(results_of(i))
+            return OperandWork(results_of(i))
     if name in UNKNOWN or i.opcode in UNKNOWN_PREDICATES or i.opcode == "F2F":
-        return Work(results_of(i))
+        return OperandWork(results_of(i))
     raise UnknownInstruction(f"{i.opcode} is not executed")

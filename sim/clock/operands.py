@@ -28,7 +28,7 @@ class UnknownInstruction(ValueError):
 
 
 @dataclass(frozen=True)
-class Work:
+class OperandWork:
     """The effect of an instruction on registers: `compute` gives the values of `writes` from the state; None makes them unknown.
 
     `reads` are the registers and predicates that must be known for it.

@@ -27,14 +27,14 @@ class Constant:
 
 
 @dataclass(frozen=True)
-class Rates:
+class ChipRates:
     """The constants of a device: `rates["latency.fma"]` is a number, yes is 1."""
 
     device: Device
     constants: Mapping[str, Constant]
 
     @classmethod
-    def of(cls, device: Device) -> Rates:
+    def of(cls, device: Device) -> ChipRates:
         """Looks up each constant: the device's own, its compute capability's, every one's, that of the capability it is like.
 
         ValueError if the table does not know the compute capability or lacks a constant for it.
@@ -53,18 +53,18 @@ class Rates:
     def __getitem__(self, name: str) -> float:
         return self.constants[name].value
 
-    def slower(self, factor: float) -> Rates:
+    def slower(self, factor: float) -> ChipRates:
         """Returns the rates with every assumed latency, a block's start among them, multiplied."""
         constants = dict(self.constants)
         for name, each in self.constants.items():
             if each.assumed and (name == "launch.start" or name.startswith("latency.") or name.endswith("latency")):
                 constants[name] = Constant(each.value * factor, each.source)
-        return Rates(self.device, constants)
+        return ChipRates(self.device, constants)
 
-    def apart(self, factor: float) -> Rates:
+    def apart(self, factor: float) -> ChipRates:
         """Returns the rates with other clocks between the launches of two blocks."""
         block = self.constants["launch.block"]
-        return Rates(self.device, {**self.constants, "launch.block": Constant(block.value * factor, block.source)})
+        return ChipRates(self.device, {**self.constants, "launch.block": Constant(block.value * factor, block.source)})
 
 
 @cache

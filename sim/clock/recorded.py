@@ -16,7 +16,7 @@ from itertools import pairwise
 import numpy as np
 
 from .bulk import BULK, Bulk
-from .execution import Event, Index
+from .execution import Index, IssueEvent
 from .memory import SPACES
 from .multiprocessor import IDLE, WAVEFRONT, Cost, Issue
 from .sass import Instruction
@@ -68,7 +68,7 @@ class Shortened:
     left: list[tuple[Issue, int]]
 
 
-class Recorder:
+class RevolutionRecorder:
     """Records the blocks of a multiprocessor; of a cluster's blocks the first one, which others' copies reach as its own do, and
     whose share of the L2 is that of all of them."""
 
@@ -110,7 +110,7 @@ class Recorder:
                     recording.costs[position] = Cost(pipe + brought / WAVEFRONT, l2_bytes * share, dram_bytes * share)
         return found
 
-    def note(self, event: Event, warps: Sequence[int], found: Sequence[Recording]) -> None:
+    def note(self, event: IssueEvent, warps: Sequence[int], found: Sequence[Recording]) -> None:
         costs: Mapping[int, Cost] = self.tracer.costs(event) if event.access is not None else {}
         idle = self.code[event.at].opcode in SPACES
         for warp in warps:

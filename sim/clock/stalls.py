@@ -14,10 +14,10 @@ from math import inf
 from typing import TYPE_CHECKING
 
 from .memory import SPACES
-from .multiprocessor import IDLE, LITE, Issue, Multiprocessor, Outside, SubCore, Warp
-from .rates import Rates
+from .multiprocessor import IDLE, LITE, ClockedMultiprocessor, ClockedWarp, Issue, Outside, SubCore
+from .rates import ChipRates
 from .sass import SCOREBOARDS, Instruction
-from .steps import Act, Step, Unit
+from .steps import Act, TraceStep, Unit
 from .traces import TURNS_BEFORE, WARM
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ Spent = defaultdict[str, float]
 
 
 @dataclass(slots=True)
-class Past:
+class IssuePast:
     """A warp's last issue: the clock, and until when registers, the stall count and a branch held the next one back; the reason
     for each scoreboard, and for waiting behind this instruction."""
 
@@ -66,23 +66,25 @@ class Past:
     behind: str = "wait"
 
 
-class Watched(Multiprocessor):
+class Watched(ClockedMultiprocessor):
     """A multiprocessor that keeps the clocks of each instruction by reason; `steady`: those in turns that stand for others."""
 
-    def __init__(self, code: Sequence[Instruction], steps: Sequence[Step], rates: Rates, outside: Outside, residents: int) -> None:
+    def __init__(
+        self, code: Sequence[Instruction], steps: Sequence[TraceStep], rates: ChipRates, outside: Outside, residents: int
+    ) -> None:
         super().__init__(steps, rates, outside, residents)
         self.code = code
         self.clocks: defaultdict[int, Spent] = defaultdict(_nothing)
         self.steady: defaultdict[int, Spent] = defaultdict(_nothing)
-        self.past: dict[int, Past] = {}
+        self.past: dict[int, IssuePast] = {}
         self.lives: dict[int, tuple[float, float]] = {}  # a warp's first clock, and the one behind its last
 
-    def issue(self, core: SubCore, warp: Warp, now: float) -> float:
+    def issue(self, core: SubCore, warp: ClockedWarp, now: float) -> float:
         """Issues as a multiprocessor does, and accounts for the clocks since the warp's last issue."""
         issue = warp.trace[warp.at]
         step, past = self.steps[issue.at], self.past.get(warp.age)
         if past is None:
-            past = self.past[warp.age] = Past(warp.ready - 1, warp.ready, warp.ready, warp.ready)
+            past = self.past[warp.age] = IssuePast(warp.ready - 1, warp.ready, warp.ready, warp.ready)
             self.lives[warp.age] = warp.ready, inf
         found = self.waited(core, warp, issue, step, past, now)
         turn = warp.turn - (not issue.mark)
@@ -102,7 +104,7 @@ class Watched(Multiprocessor):
             past.boards[step.frees] = self.board(issue.at)
         return delay
 
-    def waited(self, core: SubCore, warp: Warp, issue: Issue, step: Step, past: Past, now: float) -> Spent:
+    def waited(self, core: SubCore, warp: ClockedWarp, issue: Issue, step: TraceStep, past: IssuePast, now: float) -> Spent:
         """Returns the clocks since a warp's last issue by reason, each up to the time at which it no longer held the warp back."""
         found: Spent = _nothing()
         reached = past.issued + 1
@@ -118,7 +120,7 @@ class Watched(Multiprocessor):
         found["selected"] += 1
         return found
 
-    def throttled(self, core: SubCore, issue: Issue, step: Step) -> tuple[float, str]:
+    def throttled(self, core: SubCore, issue: Issue, step: TraceStep) -> tuple[float, str]:
         """Returns the time at which an instruction's unit or queue had room again, and the reason for waiting for it."""
         unit, free = step.unit, core.free
         if unit == Unit.MEMORY:

@@ -8,7 +8,7 @@ from enum import IntEnum
 
 from .bulk import BULK
 from .memory import SPACES
-from .rates import Rates
+from .rates import ChipRates
 from .sass import NO_SCOREBOARD, Instruction
 
 WARP = 32
@@ -87,7 +87,7 @@ def unit_of(i: Instruction) -> Unit:
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class TraceStep:
     """An instruction as the model needs it. Times are clocks.
 
     `reads`: for arithmetic the places, register numbers and reuse bits of its operands; `late`: registers that an instruction of
@@ -114,13 +114,13 @@ class Step:
     fetched: float
 
 
-def step_of(i: Instruction, rates: Rates) -> Step:
+def step_of(i: Instruction, rates: ChipRates) -> TraceStep:
     unit, control = unit_of(i), i.control
     act, count, board = _act(i)
     size = next((int(m) // 8 for m in i.modifiers if m in ("64", "128")), 4)
     if i.opcode in ("LDSM", "STSM"):
         size = 4 * next((int(m) for m in i.modifiers if m in ("2", "4")), 1)
-    return Step(
+    return TraceStep(
         unit,
         _clocks(i, unit, rates),
         max(control.stall, 1),
@@ -162,7 +162,7 @@ def _act(i: Instruction) -> tuple[Act, int, int]:
     return {"LDGSTS": Act.COPY, "BAR": Act.BARRIER, "UCGABAR_WAIT": Act.BARRIER}.get(i.opcode, Act.NOTHING), 0, 0
 
 
-def _fetched(i: Instruction, rates: Rates) -> float:
+def _fetched(i: Instruction, rates: ChipRates) -> float:
     """Returns the wavefronts of a product's factors: B always comes from shared memory, A if it has a descriptor too."""
     columns = int(i.modifiers[0].split("x")[1])
     both = i.operands[1].startswith("gdesc")
@@ -203,7 +203,7 @@ def _late(i: Instruction, size: int) -> int:
     return count + (i.opcode == "SHFL")
 
 
-def _clocks(i: Instruction, unit: Unit, rates: Rates) -> float:
+def _clocks(i: Instruction, unit: Unit, rates: ChipRates) -> float:
     """Returns the clocks for which a warp's instruction keeps its unit."""
     if unit == Unit.TENSOR:
         return _tensor_clocks(i, rates)
@@ -225,7 +225,7 @@ def _clocks(i: Instruction, unit: Unit, rates: Rates) -> float:
     return WARP / rates[f"lanes.{name}"] if name else 0.0
 
 
-def _tensor_clocks(i: Instruction, rates: Rates) -> float:
+def _tensor_clocks(i: Instruction, rates: ChipRates) -> float:
     shape = next((each for each in i.modifiers if each.isdigit()), "16816")
     if i.opcode == "DMMA":
         return rates["tensor.dmma_884"] if "tensor.dmma_884" in rates.constants else 16 * WARP / rates["lanes.fp64"]
@@ -238,7 +238,7 @@ def _tensor_clocks(i: Instruction, rates: Rates) -> float:
     return rates["tensor.hmma_1688_f32"] * {"1688": 1, "884": 0.25}.get(shape, 1)
 
 
-def _latency(i: Instruction, unit: Unit, size: int, rates: Rates) -> float:
+def _latency(i: Instruction, unit: Unit, size: int, rates: ChipRates) -> float:
     name = i.opcode
     if name == "LDSM":
         return rates["latency.ldsm_1"] + rates["latency.ldsm_more"] * (size // 4 - 1)
@@ -268,7 +268,7 @@ def _latency(i: Instruction, unit: Unit, size: int, rates: Rates) -> float:
     return rates["latency.double" if unit == Unit.DOUBLE else "latency.alu"]
 
 
-def _release(i: Instruction, unit: Unit, size: int, rates: Rates) -> float:
+def _release(i: Instruction, unit: Unit, size: int, rates: ChipRates) -> float:
     name = i.opcode
     wide = {4: 32, 8: 64, 16: 128}[size]
     if name in ("STS", "STL"):

@@ -9,8 +9,8 @@ from typing import Any
 from cupyflash.device import Device
 
 from .known import KnownError, known_error
-from .lines import Line, lines_of, places
-from .loaded import Loaded
+from .lines import TimedLine, lines_of, places
+from .loaded import LoadedLaunch
 from .stalls import stalls
 from .whole import Clock, Time
 
@@ -27,7 +27,7 @@ class Timed:
     time: Time
     dram: float
     known: KnownError
-    lines: Sequence[Line]
+    lines: Sequence[TimedLine]
 
     @property
     def seconds(self) -> float:
@@ -41,7 +41,7 @@ class Timed:
         return head | {"dram_gbs": self.dram / 1e9, "known_error": known, "lines": lines}
 
 
-def timed(loaded: Loaded, device: Device, mhz: float | None = None, *, cold: bool = False) -> Timed:
+def timed(loaded: LoadedLaunch, device: Device, mhz: float | None = None, *, cold: bool = False) -> Timed:
     """Times a launch; raises as `Clock` does, RuntimeError without a disassembler."""
     clock = Clock(loaded.launch, device, mhz, cold=cold)
     time, kernel = clock.time(), loaded.launch.kernel

@@ -10,11 +10,11 @@ from itertools import pairwise
 import numpy as np
 
 from .accesses import L1, SharedMemory, sectors_of
-from .execution import Event, Index, Launch
+from .execution import CodeLaunch, Index, IssueEvent
 from .lanes import Array
 from .memory import SPACES
 from .multiprocessor import IDLE, Cost, Issue
-from .rates import Rates
+from .rates import ChipRates
 from .waits import Key
 
 LOADS = ("LDG", "LD")
@@ -54,7 +54,7 @@ def longest_loop(path: Sequence[int]) -> Loop | None:
     return best
 
 
-def wave(launch: Launch, blocks: Sequence[Index], loop: Loop | None, sector: int) -> Mapping[int, float]:
+def wave(launch: CodeLaunch, blocks: Sequence[Index], loop: Loop | None, sector: int) -> Mapping[int, float]:
     """Runs the blocks that the chip has at once through the loop's first turns, and asks which sectors the L2 gets twice.
 
     Returns for each instruction the share of its bytes that come from DRAM.
@@ -105,8 +105,8 @@ class Tracer:
 
     def __init__(
         self,
-        launch: Launch,
-        rates: Rates,
+        launch: CodeLaunch,
+        rates: ChipRates,
         loop: Loop | None,
         reach: Mapping[int, float],
         news: Mapping[int, float],
@@ -148,7 +148,7 @@ class Tracer:
                     trace.append(Issue(event.at, costs[warp], mark=mark) if costs else plain)
         return [traces[k : k + warps] for k in range(0, len(traces), warps)]
 
-    def costs(self, event: Event) -> Mapping[int, Cost]:
+    def costs(self, event: IssueEvent) -> Mapping[int, Cost]:
         """Returns each warp's cost of an access."""
         assert event.access is not None
         access, warps = event.access.of(event.warps), event.warps

@@ -11,12 +11,12 @@ from cupyflash.device import Device
 from cupyflash.multiprocessor import occupancy
 
 from .engines import GROUP_WARPS
-from .execution import Launch
+from .execution import CodeLaunch
 from .memory import STORES
-from .multiprocessor import Issue, Multiprocessor, Outside, Run
-from .rates import Rates
-from .recorded import Cut, Recorder, Shortened
-from .steps import Step, Unit, flops_of, step_of
+from .multiprocessor import ClockedMultiprocessor, Issue, Outside, Run
+from .rates import ChipRates
+from .recorded import Cut, RevolutionRecorder, Shortened
+from .steps import TraceStep, Unit, flops_of, step_of
 from .traces import TURNS_BEFORE, WARM, Loop, Tracer, longest_loop, wave
 
 LIMITS: Mapping[int, str] = {
@@ -84,10 +84,10 @@ class Clock:
     """
 
     def __init__(
-        self, launch: Launch, device: Device, mhz: float | None = None, *, cold: bool = False, rates: Rates | None = None
+        self, launch: CodeLaunch, device: Device, mhz: float | None = None, *, cold: bool = False, rates: ChipRates | None = None
     ) -> None:
         self.launch, self.device, self.cold = launch, device, cold
-        self.rates = rates or Rates.of(device)
+        self.rates = rates or ChipRates.of(device)
         self.mhz = mhz or self.rates["clock.boost"]
         (made_for, least), (major, minor) = launch.kernel.capability, device.compute_capability
         if made_for != major or least > minor:
@@ -106,7 +106,7 @@ class Clock:
         self.runs: dict[tuple[int, int], Run] = {}
 
     @cached_property
-    def steps(self) -> list[Step]:
+    def steps(self) -> list[TraceStep]:
         return [step_of(each, self.rates) for each in self.launch.kernel.instructions]
 
     @cached_property
@@ -173,7 +173,7 @@ class Clock:
         tickets = self.launch.together and any(each.opcode == "ATOMG" for each in self.launch.kernel.instructions)
         firsts = range(min(count, apart) // 2 // size * size if tickets else 0, count, apart)
         blocks = [self.launch.index(first + rank) for first in firsts for rank in range(size)]
-        return Recorder(self.tracer, size).shortened(blocks)
+        return RevolutionRecorder(self.tracer, size).shortened(blocks)
 
     @cached_property
     def traces(self) -> list[list[list[Issue]]]:
@@ -198,7 +198,7 @@ class Clock:
         found = self.runs.get((blocks, residents))
         if found is None:
             traces = [self.traces[k % residents] for k in range(blocks)]
-            found = Multiprocessor(self.steps, self.rates, self.outside, residents).run(traces, self.apart)
+            found = ClockedMultiprocessor(self.steps, self.rates, self.outside, residents).run(traces, self.apart)
             self.runs[blocks, residents] = found
         return found
 
@@ -248,7 +248,7 @@ class Clock:
         times = [self.time().seconds] + [self.again(rates=rates).time().seconds for rates in varied]
         return min(times), max(times)
 
-    def again(self, mhz: float | None = None, rates: Rates | None = None) -> Clock:
+    def again(self, mhz: float | None = None, rates: ChipRates | None = None) -> Clock:
         """Returns a clock of the same traces at another rate or with other constants."""
         other = Clock(self.launch, self.device, mhz or self.mhz, cold=self.cold, rates=rates or self.rates)
         other.tracer, other.traces = self.tracer, self.traces

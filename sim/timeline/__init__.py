@@ -69,7 +69,7 @@ def device_of(target: str) -> Device:
     return every[known.index(nearest)]
 
 
-class Lines:
+class TimelineLines:
     """The lines of source that spans are of, each with the kernel's line that called it, as `own_line` has them."""
 
     def __init__(self, diary: Diary, text: Callable[[Line], str]):
@@ -100,7 +100,7 @@ class Drawn(NamedTuple):
 
 def timeline(diary: Diary, device: Device, target: str, text: Callable[[Line], str]) -> dict[str, Any]:
     """A diary with clocks, for JSON; `text` gives the text of a line of source. ValueError as `play`."""
-    lines = Lines(diary, text)
+    lines = TimelineLines(diary, text)
     played = play(diary, device, most=MOST_PLAYED)
     rows = drawn(diary, played, lines)
     begins = sorted(span[0] for row in rows for span in row.spans)
@@ -141,7 +141,7 @@ def timeline(diary: Diary, device: Device, target: str, text: Callable[[Line], s
     }
 
 
-def drawn(diary: Diary, played: Played, lines: Lines) -> list[Drawn]:
+def drawn(diary: Diary, played: Played, lines: TimelineLines) -> list[Drawn]:
     """All rows of the timeline."""
     rows = [
         Drawn(f"warp {number}", "warps", role, joined(spans, lines, played.takes))
@@ -165,7 +165,7 @@ def shares(row: Drawn) -> list[float]:
     return [round(sums[name], 2) for name, _, _ in KINDS]
 
 
-def joined(spans: Sequence[Span], lines: Lines, takes: Mapping[int, float]) -> list[tuple[float, float, str, int, str]]:
+def joined(spans: Sequence[Span], lines: TimelineLines, takes: Mapping[int, float]) -> list[tuple[float, float, str, int, str]]:
     """Spans, joined if they are of one kind and line. Work of less than SHORT clocks joins the work after it: both get the kind and
     line that take their time, or units, longest."""
     out: list[tuple[float, float, str, int, str]] = []
@@ -222,7 +222,7 @@ def meetings(played: Played) -> list[tuple[float, int, list[int]]]:
 # -- copies, products -----------------------------------------------------------------------------------------------------
 
 
-def copies(diary: Diary, played: Played, lines: Lines) -> list[Drawn]:
+def copies(diary: Diary, played: Played, lines: TimelineLines) -> list[Drawn]:
     """Copies in as many rows as overlap, up to MOST_COPIES; those of cp.async of one tensor that warps have in their n-th groups
     at a time are one."""
     together: defaultdict[tuple[Any, ...], list[list[Flight]]] = defaultdict(list)
@@ -257,7 +257,7 @@ def copies(diary: Diary, played: Played, lines: Lines) -> list[Drawn]:
     return found + ([Drawn("more copies", "copies", "", crowd(diary, others, lines))] if others else [])
 
 
-def crowd(diary: Diary, copies: Sequence[Sequence[Flight]], lines: Lines) -> list[tuple[float, float, str, int, str]]:
+def crowd(diary: Diary, copies: Sequence[Sequence[Flight]], lines: TimelineLines) -> list[tuple[float, float, str, int, str]]:
     """Spans of copies that have no row of their own, in the order of their begins: those that overlap are one."""
     groups: list[tuple[float, float, list[CopySpan]]] = []
     for flights in copies:
@@ -289,7 +289,7 @@ def copies_text(diary: Diary, flights: Sequence[Flight], number: int) -> str:
     return f"{name}: {nbytes:,} bytes {way} shared memory at {one.where}, {one.how} of {who}"
 
 
-def products(diary: Diary, played: Played, lines: Lines) -> list[Drawn]:
+def products(diary: Diary, played: Played, lines: TimelineLines) -> list[Drawn]:
     """The tensor cores at work, by sub-core for mma.sync and by warpgroup for wgmma."""
     found: defaultdict[str, list[tuple[float, float, str, int, str]]] = defaultdict(list)
     every = [(f"tensor core {core}", each) for core, spans in enumerate(played.cores) for each in spans]

@@ -30,7 +30,7 @@ from cupyflash.sim.ptx.report.diary import Act, CopySpan, Diary, Global, Multipl
 from cupyflash.sim.ptx.state.lanes import GROUP, SECTOR
 from cupyflash.sim.ptx.text.syntax import Line, PtxInstruction
 from cupyflash.sim.timeline.order import Orders
-from cupyflash.sim.timeline.units import EXP, FREE, PIPES, SHARED, TENSOR, Rates, Step
+from cupyflash.sim.timeline.units import EXP, FREE, PIPES, SHARED, TENSOR, TimelineStep, UnitRates
 
 SHORT = 16
 """Clocks: a pause below it is part of the work around it."""
@@ -110,7 +110,7 @@ def own_line(i: PtxInstruction) -> tuple[Line, int]:
 
 
 @dataclass
-class Warp:
+class TimelineWarp:
     """The state of a warp. `since`: the end of its last span; `boards`: for each register the time at which it is ready, whether it
     comes from global memory, and from which instruction; `slow`: the board of the register that it waits for."""
 
@@ -170,30 +170,30 @@ class Played:
     takes: dict[int, float]
 
 
-class Replay:
+class ReplayedTurns:
     """A running model."""
 
     def __init__(self, diary: Diary, device: Device):
-        self.diary, self.rates = diary, Rates.of(device)
-        self.steps: dict[int, Step] = {}
+        self.diary, self.rates = diary, UnitRates.of(device)
+        self.steps: dict[int, TimelineStep] = {}
         self.spaces = spaces(diary)
         self.free = [[0.0] * PIPES for _ in range(PARTITIONS)]
         self.shared = self.way = self.across = 0.0
         self.busy: defaultdict[tuple[str, int], float] = defaultdict(float)
         """By unit and sub-core; units that the sub-cores share have core 0."""
         self.signs: dict[int, float] = {}
-        self.waiting: defaultdict[int, list[Warp]] = defaultdict(list)
+        self.waiting: defaultdict[int, list[TimelineWarp]] = defaultdict(list)
         self.flights: dict[int, Flight] = {}
         self.coming: defaultdict[int, int] = defaultdict(int)
         self.products: list[tuple[float, float, int]] = []
         self.cores: list[list[Span]] = [[] for _ in range(PARTITIONS)]
         self.waits: list[tuple[int, WaitSpan, float]] = []
-        self.warps: list[list[Warp]] = [[] for _ in range(PARTITIONS)]
-        self.last: list[Warp | None] = [None] * PARTITIONS
+        self.warps: list[list[TimelineWarp]] = [[] for _ in range(PARTITIONS)]
+        self.last: list[TimelineWarp | None] = [None] * PARTITIONS
         self.times: list[tuple[float, int]] = []
         self.due, self.next = [inf] * PARTITIONS, [0.0] * PARTITIONS
         """Of each sub-core, when it looks for a warp to issue, and when it may issue again."""
-        self.every: list[Warp] = []
+        self.every: list[TimelineWarp] = []
         self.outside: set[tuple[int, int]] = set()
         """Warps and instructions that read values of other thread blocks."""
         self.promises: dict[int, tuple[int, ...]] = {}
@@ -203,7 +203,7 @@ class Replay:
         orders = Orders(self.diary.listing, self.step)
         for number, row in enumerate(self.diary.rows):
             todo = items(row, orders)
-            warp = Warp(number, number % PARTITIONS, todo, next(todo, None))
+            warp = TimelineWarp(number, number % PARTITIONS, todo, next(todo, None))
             self.every.append(warp)
             self.come(warp, 0.0)
             if warp.item is not None:
@@ -280,7 +280,7 @@ class Replay:
 
     # -- who issues -------------------------------------------------------------------------------------------------------
 
-    def choose(self, core: int, now: float) -> tuple[Warp | None, float]:
+    def choose(self, core: int, now: float) -> tuple[TimelineWarp | None, float]:
         """The warp that issues: the last one again if it can, else the first in order that can; or when one could."""
         soonest, last = inf, self.last[core]
         if last is not None and last.item is not None and last.held is None:
@@ -296,7 +296,7 @@ class Replay:
             soonest = min(soonest, at)
         return None, soonest
 
-    def earliest(self, warp: Warp) -> float:
+    def earliest(self, warp: TimelineWarp) -> float:
         """The earliest time at which a warp could issue its next instruction."""
         assert warp.item is not None
         at, unit = warp.ready, self.step(warp.item.pc).unit
@@ -307,7 +307,7 @@ class Replay:
         free = self.free[warp.core][unit]
         return max(at, free - EXP_QUEUE if unit == EXP else free)
 
-    def step(self, pc: int) -> Step:
+    def step(self, pc: int) -> TimelineStep:
         """An instruction as the model has it."""
         found = self.steps.get(pc)
         if found is None:
@@ -317,7 +317,7 @@ class Replay:
             self.steps[pc] = found
         return found
 
-    def come(self, warp: Warp, at: float) -> None:
+    def come(self, warp: TimelineWarp, at: float) -> None:
         """Let a warp reach its next instruction that takes time: it can issue when its registers are ready."""
         warp.ready = at
         while warp.item is not None:
@@ -337,7 +337,7 @@ class Replay:
 
     # -- what an instruction does ---------------------------------------------------------------------------------------------
 
-    def issue(self, warp: Warp, now: float) -> None:
+    def issue(self, warp: TimelineWarp, now: float) -> None:
         assert warp.item is not None
         pc, acts, turns, of = warp.item
         step = self.step(pc)
@@ -354,7 +354,7 @@ class Replay:
             warp.ready = now
         self.go_on(warp, now, of, acts)
 
-    def until_issue(self, warp: Warp, step: Step, now: float) -> None:
+    def until_issue(self, warp: TimelineWarp, step: TimelineStep, now: float) -> None:
         """Add the spans of an issuing warp's waits: first for a register, then for a unit, or other warps of its sub-core. A short
         wait counts with the rest."""
         if now - warp.since < SHORT:
@@ -375,7 +375,7 @@ class Replay:
         what = step.name if free - queue > now - 1 else f"other warps of sub-core {warp.core}"
         warp.span(now, "waits_unit", step.pc, f"for {what}")
 
-    def use(self, warp: Warp, step: Step, acts: list[Act], now: float) -> tuple[float, bool]:
+    def use(self, warp: TimelineWarp, step: TimelineStep, acts: list[Act], now: float) -> tuple[float, bool]:
         """The units of an instruction; when its result is there, and whether from global memory."""
         if step.unit == SHARED:
             passes, far = float(step.clocks), False
@@ -399,7 +399,7 @@ class Replay:
                 self.draw(warp, step, begin)
         return begin + max(step.latency, step.clocks), False
 
-    def draw(self, warp: Warp, step: Step, begin: float) -> None:
+    def draw(self, warp: TimelineWarp, step: TimelineStep, begin: float) -> None:
         """mma.sync, on its sub-core's tensor core."""
         self.cores[warp.core].append((begin, begin + step.clocks, "product", step.pc, f"warp {warp.row}"))
 
@@ -414,7 +414,7 @@ class Replay:
         self.across = max(self.across, now) + nbytes / L2_BYTES
         return self.across
 
-    def go_on(self, warp: Warp, now: float, pc: int, acts: list[Act]) -> None:
+    def go_on(self, warp: TimelineWarp, now: float, pc: int, acts: list[Act]) -> None:
         """The acts of an instruction, up to a wait that is not over; then the next instruction."""
         for at, act in enumerate(acts):
             if isinstance(act, WaitSpan):
@@ -434,7 +434,7 @@ class Replay:
             self.warps[warp.core].remove(warp)
             warp.span(max(warp.ready, warp.since), "works", pc)
 
-    def act(self, warp: Warp, act: Act, now: float) -> None:
+    def act(self, warp: TimelineWarp, act: Act, now: float) -> None:
         if isinstance(act, Sign):
             self.came(act.number, now)
         elif isinstance(act, Promise):
@@ -475,7 +475,7 @@ class Replay:
                 self.go_on(warp, warp.ready, pc, rest)
                 self.wake(warp.core, warp.ready)
 
-    def over(self, warp: Warp, wait: WaitSpan, pc: int) -> None:
+    def over(self, warp: TimelineWarp, wait: WaitSpan, pc: int) -> None:
         """End a wait whose times are all known: the warp goes on at the last of them."""
         end, last = warp.ready, -1
         for number in wait.on:
@@ -502,7 +502,7 @@ class Replay:
                 self.flights[number].seen = min(self.flights[number].seen, at)
             todo += self.promises.pop(number, ())
 
-    def note(self, warp: Warp, wait: WaitSpan, last: int) -> str:
+    def note(self, warp: TimelineWarp, wait: WaitSpan, last: int) -> str:
         """A note on a warp's wait: its object, and the last arrival, if it is not the warp's own (-1: all was there)."""
         diary, parts = self.diary, [wait.what] if wait.what else []
         if last in diary.copies:
@@ -526,4 +526,4 @@ def play(diary: Diary, device: Device, until: float = inf, most: float = inf) ->
     """
     if not diary.rows or diary.too_long:
         raise ValueError(f"diary {'is too long' if diary.too_long else 'is of no launch'}")
-    return Replay(diary, device).run(until, most)
+    return ReplayedTurns(diary, device).run(until, most)

@@ -16,7 +16,7 @@ from cupyflash.multiprocessor import L2_LATENCY, PARTITIONS
 from cupyflash.sim.ptx.report.counters import copies_by_lanes, instruction_class
 from cupyflash.sim.ptx.report.diary import Listing
 from cupyflash.sim.ptx.text.syntax import TYPES, PtxInstruction
-from cupyflash.sim.timeline.units import FREE, SHARED, Step
+from cupyflash.sim.timeline.units import FREE, SHARED, TimelineStep
 
 FIXED_CLASSES = frozenset({"control", "other"})
 ORDERED_CLASSES = frozenset({"barrier, fence", "atomic"})
@@ -55,7 +55,7 @@ def passes(i: PtxInstruction) -> int:
 class Orders:
     """The orders of a kernel's code; `step` gives the cost of an instruction."""
 
-    def __init__(self, listing: Listing, step: Callable[[int], Step]):
+    def __init__(self, listing: Listing, step: Callable[[int], TimelineStep]):
         self.listing, self.step = listing, step
         self._found: dict[tuple[int, int], list[int]] = {}
 

@@ -61,7 +61,7 @@ are free: machine code renames registers and reads parameters as operands.
 
 
 @dataclass(frozen=True)
-class Step:
+class TimelineStep:
     """An instruction as the model has it: `clocks` of `unit`, `latency` until its result is there; registers by number."""
 
     pc: int
@@ -78,11 +78,11 @@ class Step:
         return UNIT_NAMES.get(self.unit, "")
 
 
-NOTHING = Step(-1, NONE, 0.0, 0.0, "works", (), ())
+NOTHING = TimelineStep(-1, NONE, 0.0, 0.0, "works", (), ())
 
 
 @dataclass(frozen=True)
-class Rates:
+class UnitRates:
     """The rates of a multiprocessor, in a clock: FMAs of mma.sync and of wgmma on half types and of mma.sync on float64, lanes of
     float32 and of float64."""
 
@@ -93,7 +93,7 @@ class Rates:
     fp64_lanes: int
 
     @classmethod
-    def of(cls, device: Device) -> Rates:
+    def of(cls, device: Device) -> UnitRates:
         sm = Multiprocessor.like(device.compute_capability)
         mma_sync = mma_rate(device)
         return cls(mma_sync, tensor_rate(device) or mma_sync, sm.fp64_mma or sm.fp64_lanes, sm.fma_lanes, sm.fp64_lanes)
@@ -102,7 +102,7 @@ class Rates:
         """The clocks of a warpgroup's product, on all four tensor cores: elements of 8 bits take half as long as those of 16."""
         return product.fmas * product.bits / HALF_BITS / self.wgmma
 
-    def step(self, listing: Listing, pc: int) -> Step:
+    def step(self, listing: Listing, pc: int) -> TimelineStep:
         """An instruction; -1 is none."""
         if pc < 0:
             return NOTHING
@@ -111,21 +111,21 @@ class Rates:
         reads, writes = registers(listing.reads[pc]), registers(listing.writes[pc])
         if i.opcode == "wgmma":
             # Its sums are there when they have been waited for.
-            return Step(pc, NONE, 0.0, 0.0, "products", tuple(r for r in reads if r not in writes), ())
+            return TimelineStep(pc, NONE, 0.0, 0.0, "products", tuple(r for r in reads if r not in writes), ())
         if i.opcode == "shfl":
-            return Step(pc, SHARED, 1.0, SHARED_LATENCY, "works", reads, writes)
+            return TimelineStep(pc, SHARED, 1.0, SHARED_LATENCY, "works", reads, writes)
         if i.opcode == "cp" and not copies_by_lanes(i):
             unit = NONE
         if unit == SHARED:
-            return Step(pc, SHARED, 0.0, SHARED_LATENCY, kind, reads, writes)
+            return TimelineStep(pc, SHARED, 0.0, SHARED_LATENCY, kind, reads, writes)
         if unit == TENSOR:
             rate = self.fp64_mma if "f64" in i.mods else self.mma_sync * HALF_BITS / element_bits(i.mods)
-            return Step(pc, TENSOR, PARTITIONS * flops / 2 / rate, TENSOR_LATENCY, kind, reads, writes)
+            return TimelineStep(pc, TENSOR, PARTITIONS * flops / 2 / rate, TENSOR_LATENCY, kind, reads, writes)
         lanes = {EXP: EXPONENTIALS, FLOAT: self.float_lanes, INTEGER: INTEGER_LANES}.get(unit)
         lanes = self.fp64_lanes if lanes and "f64" in i.mods else lanes
         times = 2 if "f32x2" in i.mods else 1
         latency = EXP_LATENCY if unit == EXP else FIXED_LATENCY if unit >= 0 else 0
-        return Step(pc, unit, times * PARTITIONS * WARP / lanes if lanes else 0.0, latency, kind, reads, writes)
+        return TimelineStep(pc, unit, times * PARTITIONS * WARP / lanes if lanes else 0.0, latency, kind, reads, writes)
 
 
 def element_bits(mods: tuple[str, ...]) -> int:
