@@ -38,11 +38,10 @@ class OtherNvrtc:
         self._call("nvrtcVersion", ctypes.byref(major), ctypes.byref(minor))
         return major.value, minor.value
 
-    def createProgram(self, source: str, name: str, headers: Sequence[str], include_names: Sequence[str]) -> ctypes.c_void_p:
-        if headers or include_names:
-            raise NotImplementedError("headers in memory")
+    def createProgram(self, source: str, name: str, headers: Sequence[bytes], include_names: Sequence[bytes]) -> ctypes.c_void_p:
         program = ctypes.c_void_p()
-        self._call("nvrtcCreateProgram", ctypes.byref(program), source.encode(), name.encode(), 0, None, None)
+        texts, names = ((ctypes.c_char_p * len(each))(*each) for each in (headers, include_names))
+        self._call("nvrtcCreateProgram", ctypes.byref(program), source.encode(), name.encode(), len(headers), texts, names)
         return program
 
     def compileProgram(self, program: ctypes.c_void_p, options: Sequence[str]) -> None:
