@@ -16,7 +16,17 @@ from hypothesis import strategies as st
 from cupyflash import Device, Problem, plan
 from cupyflash.multiprocessor import Multiprocessor
 from cupyflash.request.options import BlockMask
-from cupyflash.schedules import TileSchedule, fa1_backward, fa2_backward_clocks, fa2_tiles, mask_tiles, plan_backward
+from cupyflash.schedules import (
+    ALGORITHMS,
+    VARLEN_ALGORITHMS,
+    TileSchedule,
+    fa1_backward,
+    fa2_backward_clocks,
+    fa2_tiles,
+    mask_tiles,
+    plan_backward,
+    plan_varlen,
+)
 from cupyflash.sim import SramOverflow, replay, run, theory
 from cupyflash.sim.two_level import machine
 from cupyflash.sim.two_level.steps import Steps
@@ -127,6 +137,12 @@ def test_bad_tilings_are_refused(tiling: object) -> None:
 def test_unknown_algorithm_is_refused() -> None:
     with pytest.raises(ValueError, match="fa1, fa2, fa3, standard"):
         plan(square(64, 64), A100, "fa9")
+
+
+@pytest.mark.parametrize("name", sorted({*ALGORITHMS, "fa4"} - {*VARLEN_ALGORITHMS}))
+def test_packed_sequences_refuse_algorithms_that_do_not_have_them(name: str) -> None:
+    with pytest.raises(ValueError, match=f"algorithm must be one of fa2, fa3, got {name!r}"):
+        plan_varlen(square(64, 64), Device.named("H100-SXM"), algorithm=name)
 
 
 def test_kernels_refuse_what_they_cannot_run() -> None:
