@@ -116,6 +116,20 @@ def test_the_models_take_the_busiest() -> None:
     assert fa3_tiles.clocks(causal, H100, best) == longest * best.turn + fa3_tiles.WORK_LATENCY
 
 
+@pytest.mark.parametrize(
+    ("packed", "rounds", "bits"),
+    [
+        *((False, rounds, bits) for rounds, bits in ((8, fa3_queue.WHOLE), (9, 1), (12, 1), (13, 0))),
+        *((True, rounds, bits) for rounds, bits in ((8, fa3_queue.WHOLE), (9, 3), (64, 3), (65, 0))),
+    ],
+)
+def test_classes_are_the_coarser_the_more_row_blocks_a_thread_block_takes(packed: bool, rounds: int, bits: int) -> None:
+    """The table that was found by trying (fa3_queue.py), at the ends of its rows."""
+    options = SimpleNamespace(window=None, padded=False, packed=packed)
+    schedule: Any = SimpleNamespace(problem=SimpleNamespace(options=options), works=132 * rounds, grid=132)
+    assert Fa3Schedule.exact.fget(schedule) == bits  # type: ignore[attr-defined]
+
+
 # --- the kernel that makes the queue
 
 NAMES = "queue", "taken"
