@@ -103,6 +103,20 @@ BLOCK = click.option("--block", required=True, callback=extent, metavar="X[,Y,Z]
 ARGS = click.option(
     "--args", "spec", default="[]", metavar="SPEC.json", help="The arguments: a JSON file, or JSON itself (docs/profile.md)."
 )
+SUPPRESSIONS = click.option(
+    "--suppressions",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    callback=lambda context, param, value: value or (),
+    metavar="FILE",
+    help="A file of allowed findings, one a line: KIND KERNEL FILE[:LINE] REASON. The report counts them.",
+)
+FAIL = click.option(
+    "--fail-on",
+    type=click.Choice(tuple(FAIL_ON)),
+    default="warning",
+    show_default=True,
+    help="Exit with status 1 for errors only, or for warnings too.",
+)
 DEFINES = click.option("-D", "--define", "defines", multiple=True, metavar="NAME[=VALUE]", help="A macro; may be repeated.")
 INCLUDES = click.option("-I", "--include", "includes", multiple=True, type=click.Path(path_type=Path), help="A folder of headers.")
 SHARED = from_0("--shared-bytes", "Dynamic shared memory of a block.")
@@ -133,20 +147,8 @@ def preprocessed(defines: Sequence[str], includes: Sequence[Path]) -> list[str]:
     type=click.FloatRange(0, min_open=True),
     help="End a launch whose loops come no nearer to their ends for this many seconds of processor time (20 by default).",
 )
-@click.option(
-    "--suppressions",
-    type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    callback=lambda context, param, value: value or (),
-    metavar="FILE",
-    help="A file of allowed findings, one a line: KIND KERNEL FILE[:LINE] REASON. The report counts them.",
-)
-@click.option(
-    "--fail-on",
-    type=click.Choice(tuple(FAIL_ON)),
-    default="warning",
-    show_default=True,
-    help="Exit with status 1 for errors only, or for warnings too.",
-)
+@SUPPRESSIONS
+@FAIL
 @click.option("--top", default=10, show_default=True, type=click.IntRange(1), help="The number of lines in a table.")
 @click.option(
     "--save",

@@ -13,6 +13,8 @@ import click
 from cupyflash.device import Device
 from cupyflash.sim.cli.group import Found
 from cupyflash.sim.cli.options import AS_JSON, DEVICE, SEED, examples, gathered
+from cupyflash.sim.cli.profile import DEFINES, FAIL, INCLUDES, SUPPRESSIONS, preprocessed
+from cupyflash.sim.ptx import Suppression
 from cupyflash.sim.ptx.report.findings import FAIL_ON
 from cupyflash.words import plural
 
@@ -40,13 +42,13 @@ class Running:
     device: Device
     seed: int | None
     max_seconds: float | None
-    suppressions: Path | None
+    suppressions: Path | tuple[Suppression, ...]
 
 
 @click.command(epilog=EXAMPLES, context_settings={"ignore_unknown_options": True})
 @click.argument("files", nargs=-1, required=True, type=click.UNPROCESSED)
-@click.option("-D", "--define", "defines", multiple=True, metavar="NAME[=VALUE]", help="A macro; may be repeated.")
-@click.option("-I", "--include", "includes", multiple=True, type=click.Path(path_type=Path), help="A folder of headers.")
+@DEFINES
+@INCLUDES
 @click.option("--flag", "flags", multiple=True, metavar="FLAG", help="Another flag for nvcc; may be repeated.")
 @DEVICE
 @SEED
@@ -55,19 +57,8 @@ class Running:
     type=click.FloatRange(0, min_open=True),
     help="End the program when its kernels have taken this processor time.",
 )
-@click.option(
-    "--suppressions",
-    type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    metavar="FILE",
-    help="A file of allowed findings, one a line: KIND KERNEL FILE[:LINE] REASON.",
-)
-@click.option(
-    "--fail-on",
-    type=click.Choice(tuple(FAIL_ON)),
-    default="warning",
-    show_default=True,
-    help="Exit with status 1 for errors only, or for warnings too.",
-)
+@SUPPRESSIONS
+@FAIL
 @AS_JSON
 @gathered(building=Building, running=Running)
 def run(files: tuple[str, ...], building: Building, running: Running, fail_on: str, as_json: bool) -> None:
@@ -87,13 +78,13 @@ def run(files: tuple[str, ...], building: Building, running: Running, fail_on: s
     from cupyflash.sim.program.streams import Settings
 
     paths, arguments = divided(files)
-    settings = Settings(seed=running.seed, max_seconds=running.max_seconds, suppressions=running.suppressions or ())
+    settings = Settings(seed=running.seed, max_seconds=running.max_seconds, suppressions=running.suppressions)
     with tempfile.TemporaryDirectory() as folder:
         try:
             program = paths[0]
             if program.suffix in SOURCES:
                 major, minor = running.device.compute_capability
-                options = [*(f"-D{name}" for name in building.defines), *(f"-I{path}" for path in building.includes)]
+                options = preprocessed(building.defines, building.includes)
                 click.echo(f"compiling {', '.join(map(str, paths))} ...", err=True)
                 program = build.build(paths, Path(folder), f"{major}{minor}", [*options, *building.flags])
             elif len(paths) > 1:
