@@ -78,10 +78,10 @@ class GraphCalls(CopyCalls, LaunchCalls):
     def cudaGraphCreate(self, out: int, flags: int) -> None:
         self.channel.write_word(out, self.handle(Graph()))
 
-    def add(self, out: int, graph: int, after: int, count: int, kind: int, work: Work, detail: object = None) -> None:
+    def add(self, out: int, graph: int, after: int, count: int, kind: int, work: Work) -> None:
         """Adds a node behind `count` others, whose handles lie at `after`."""
         handles = struct.unpack(f"<{count}Q", self.channel.read(after, 8 * count))
-        node = Node(kind, work, [self.find(one, Node) for one in handles], detail)
+        node = Node(kind, work, [self.find(one, Node) for one in handles])
         self.find(graph, Graph).nodes.append(node)
         self.channel.write_word(out, self.handle(node))
 
@@ -93,7 +93,7 @@ class GraphCalls(CopyCalls, LaunchCalls):
 
     def cudaGraphAddKernelNode(self, out: int, graph: int, after: int, count: int, parameters: int) -> None:
         request = self.kernel_request(parameters)
-        self.add(out, graph, after, count, KERNEL, lambda stream: self.run(request, stream), request)
+        self.add(out, graph, after, count, KERNEL, lambda stream: self.run(request, stream))
 
     def cudaGraphAddMemcpyNode(self, out: int, graph: int, after: int, count: int, parameters: int) -> None:
         copy = self.box(parameters)

@@ -166,7 +166,7 @@ class LaunchCalls(SymbolCalls):
         if shared > most:
             raise CudaError(ErrorCode.INVALID_VALUE, f"{shared} bytes of dynamic shared memory, {most} are allowed")
         request = LaunchRequest(kernel, grid, block, shared, self.packed(kernel, arguments), cluster, programmatic)
-        self.issue(stream, KERNEL, lambda there: self.run(request, there), request)
+        self.issue(stream, KERNEL, lambda there: self.run(request, there))
 
     most_dynamic: dict[int, int]
 

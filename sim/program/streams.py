@@ -42,7 +42,6 @@ class Node:
     kind: int
     work: Callable[[ptx.Stream], None]
     after: list[Node] = field(default_factory=list)
-    detail: object = None
 
 
 @dataclass
@@ -113,11 +112,11 @@ class StreamCalls:
 
     # -- the order of work --------------------------------------------------------------------------------------------------
 
-    def issue(self, stream: int, kind: int, work: Callable[[ptx.Stream], None], detail: object = None) -> None:
+    def issue(self, stream: int, kind: int, work: Callable[[ptx.Stream], None]) -> None:
         """Does work in a stream now, or adds it to the graph that the stream is being captured into."""
         one = self.stream(stream)
         if one.graph is not None:
-            node = Node(kind, work, list(one.ends), detail)
+            node = Node(kind, work, list(one.ends))
             one.graph.nodes.append(node)
             one.ends = [node]
             return
