@@ -88,8 +88,8 @@ def test_what_never_ends_is_found_at_its_line(name: str, seed: int | None) -> No
 LONG = {
     "counts": "for (int i = 0; i < 20 * n + (int)flag[0]; i++) if (flag[1]) x[t] = i;",
     "counts down": "for (unsigned i = 20 * n; i-- > flag[0];) if (flag[1]) x[t] = i;",
-    "loops in loops": "for (int j = 0; j < 20 + (int)flag[0]; j++) for (int i = 0; i < n; i++) x[t] += flag[1] + i;",
-    "as long as each warp needs": "for (int j = 0; j < 9; j++) for (int i = 0; i < n * (1 + t / 32) / 2; i++) x[t] += flag[1] + i;",
+    "loops in loops": "for (int j = 0; j < 6 + (int)flag[0]; j++) for (int i = 0; i < n; i++) x[t] += flag[1] + i;",
+    "as long as each warp needs": "for (int j = 0; j < 3; j++) for (int i = 0; i < n * (1 + t / 32) / 2; i++) x[t] += flag[1] + i;",
     "one works, the others wait": "if (t < 32) { for (int i = 0; i < 9 * n; i++) x[t] += flag[1]; __threadfence(); flag[0] = 1; }\n"
     "else while (flag[0] == 0) {}",
     "together": "__shared__ unsigned s[256];\n"

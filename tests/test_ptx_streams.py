@@ -448,6 +448,7 @@ def test_neighbours_in_one_granule_of_another_launch_do_not_meet() -> None:
 
 
 def test_views_of_one_array_meet_and_freed_memory_is_forgotten() -> None:
+    gc.freeze()  # what other tests have left is not to be looked through
     whole = np.zeros(3 * COUNT, np.float32)
     one = ptx.Stream()
     other = one.history.stream()
@@ -488,6 +489,7 @@ def test_views_of_one_array_meet_and_freed_memory_is_forgotten() -> None:
 def test_a_history_stays_small(monkeypatch: pytest.MonkeyPatch) -> None:
     """A launch that comes after another one stands for it: many launches take the tables of one, and few sites."""
     monkeypatch.setattr(history, "MANY_SITES", 2)
+    gc.freeze()  # what other tests have left is not to be looked through
     x, y = floats(), floats()
     for kernels in (("plain", False), ("waits", True), ("early", True)):
         stream = ptx.Stream()

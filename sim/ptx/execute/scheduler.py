@@ -411,7 +411,8 @@ class Nearness:
         now = distance(values(self.test.left), values(self.test.right))
         there = np.repeat(warps, WARP)
         if self.before is None or self.best is None:
-            self.before, self.best = now, np.where(there, now, math.inf)
+            # The comparison may not have run yet: what its registers hold then is no distance.
+            self.before, self.best = now, np.full(now.shape, math.inf)
             return False
         changed = there & (now != self.before)
         nearer = changed & (now < self.best)
