@@ -84,7 +84,7 @@ def test_what_never_ends_is_found_at_its_line(name: str, seed: int | None) -> No
         assert (found[0].block, found[0].warp, found[0].lane) == (0, 1, 1)
 
 
-# Bodies that take thousands of seconds by the tests' clock, and end.
+# Bodies that end, after more seconds by their test's clock than a loop may stand still.
 LONG = {
     "counts": "for (int i = 0; i < 20 * n + (int)flag[0]; i++) if (flag[1]) x[t] = i;",
     "counts down": "for (unsigned i = 20 * n; i-- > flag[0];) if (flag[1]) x[t] = i;",
@@ -105,10 +105,14 @@ LONG = {
 
 @pytest.mark.parametrize("seed", [None, wide(0)])
 @pytest.mark.parametrize("name", LONG)
-def test_what_ends_is_left_alone(name: str, seed: int | None) -> None:
+def test_what_ends_is_left_alone(name: str, seed: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    # In a random order one warp may take many turns before the next one, so that the looks must not follow each other as fast.
+    clock = count(step=2 if seed is None else 1 / 4)
+    monkeypatch.setattr(scheduler, "processor_seconds", clock.__next__)
     blocks = 1 if name == "one works, the others wait" else 2
     found = launch(LONG[name], blocks, 128, seed).findings
     assert [f for f in found if f.kind != "race"] == []
+    assert next(clock) > scheduler.STALL_SECONDS
 
 
 def test_a_launch_may_have_a_budget_of_instructions() -> None:
