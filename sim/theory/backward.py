@@ -16,13 +16,13 @@ from cupyflash.schedules.fa2_backward_tiles import launches
 from cupyflash.schedules.row_bases import RowBasesSchedule
 from cupyflash.sim.theory.visits import (
     FLOAT32,
-    INT32,
     Bytes,
     KeptTiles,
     Visits,
     blocks_in,
     columns_of,
     head_bytes,
+    in_bytes,
     lengths,
     mask_bytes,
     masks_and_lengths,
@@ -112,28 +112,13 @@ def _fa1(schedule: Fa1BackwardSchedule, keys: int, heads: Heads) -> Traffic:
     K and V of the visited column blocks are read once; dK and dV are written once to begin, and once for those blocks.
     """
     p, visits = schedule.problem, _visits(schedule, keys, heads)
-    R, rows = visits.row_visits, schedule.group * p.seqlen_q
-    d, dv, loaded = p.head_dim, p.head_dim_v, _loaded(schedule, keys, heads)
+    R, rows, loaded = visits.row_visits, schedule.group * p.seqlen_q, _loaded(schedule, keys, heads)
     held = "dQ" if p.dtype == "float32" else "dQ_acc"  # for half types: the last of R + Nq writes goes to dQ in its own type
     of_blocks = schedule.group * blocks_in(loaded, schedule.block_cols)  # a head's part of a score function is loaded this often
-    return Traffic.of(
-        {
-            "Q": R * d * p.itemsize,
-            "K": loaded * d * p.itemsize,
-            "V": loaded * dv * p.itemsize,
-            "O": R * dv * p.itemsize,
-            "dO": R * dv * p.itemsize,
-            **_given(p, R, schedule.bases is not None),
-            held: R * d * FLOAT32,
-            **position_bytes(schedule, 1, visits.blocks),
-            **_mask_bytes(schedule, keys, heads) + head_bytes(p, of_blocks),
-        },
-        {
-            "dK": (p.seqlen_k + loaded) * d * p.itemsize,
-            "dV": (p.seqlen_k + loaded) * dv * p.itemsize,
-            **Counter({held: R * d * FLOAT32}) + Counter(dQ=rows * d * p.itemsize),
-        },
-    )
+    read = {"Q": R, "K": loaded, "V": loaded, "O": R, "dO": R, held: R, **_given(p, R, schedule.bases is not None)}
+    beside = position_bytes(schedule, 1, visits.blocks) + _mask_bytes(schedule, keys, heads) + head_bytes(p, of_blocks)
+    made = p.seqlen_k + loaded
+    return Traffic.of(in_bytes(p, read) + beside, in_bytes(p, {"dK": made, "dV": made, held: R}) + in_bytes(p, {"dQ": rows}))
 
 
 def _fa2(schedule: Fa2BackwardSchedule, keys: int, heads: Heads) -> Traffic:
@@ -145,46 +130,35 @@ def _fa2(schedule: Fa2BackwardSchedule, keys: int, heads: Heads) -> Traffic:
     p, group = schedule.problem, schedule.group
     visits = _visits(schedule, keys, heads)
     R = visits.row_visits
-    Nq, d, dv, atomics = group * p.seqlen_q, p.head_dim, p.head_dim_v, not schedule.deterministic
+    Nq, atomics = group * p.seqlen_q, not schedule.deterministic
     loaded, made = _loaded(schedule, keys, heads), len(launches(p))
-    # A row of dQ's sum has padded columns.
-    sums = (R + Nq) * -(-d // 16) * 16 * FLOAT32 * atomics
     scores = _mask_bytes(schedule, keys, heads, by_tiles=True)
-    dbias = scores["bias"] // p.itemsize * FLOAT32 * schedule.dbias
     of_keys = sum(times * columns_of(schedule, keys, None if kept is None else kept.visited) for times, kept in heads)
     col_blocks = blocks_in(p.seqlen_k, schedule.block_cols)
     by_tiles = tile_bytes(p, R, of_keys, _asked(schedule, keys, heads).row_visits, of_keys)
     beside = scores + head_bytes(p, group * col_blocks) + by_tiles
-    return Traffic.of(
-        {
-            "Q": made * R * d * p.itemsize,
-            "K": made * loaded * d * p.itemsize,
-            "V": loaded * dv * p.itemsize,
-            "O": Nq * dv * p.itemsize,
-            "dO": (Nq + made * R) * dv * p.itemsize,
-            **_given(p, p.options.sinks * Nq + made * R),
-            "sinks": p.options.sinks * Nq * FLOAT32,
-            "D": R * FLOAT32,
-            "dQ_acc": sums,
-            "dbias": dbias,
-            **position_bytes(schedule, made * col_blocks, made * visits.blocks),
-            **{name: made * nbytes for name, nbytes in beside.items()},
-        },
-        {
-            "dsinks": p.options.sinks * Nq * FLOAT32,
-            "D": Nq * FLOAT32,
-            "dK": p.seqlen_k * d * p.itemsize,
-            "dV": p.seqlen_k * dv * p.itemsize,
-            "dQ": Nq * d * p.itemsize * atomics,
-            "dQ_acc": sums,
-            "dbias": dbias,
-        },
-    )
+    # A row of dQ's sum has padded columns.
+    sums = (R + Nq) * blocks_in(p.head_dim, 16) * 16 * FLOAT32 * atomics
+    added = Counter(dQ_acc=sums, dbias=scores["bias"] // p.itemsize * FLOAT32 * schedule.dbias)
+    read = {
+        "Q": made * R,
+        "K": made * loaded,
+        "V": loaded,
+        "O": Nq,
+        "dO": Nq + made * R,
+        **_given(p, p.options.sinks * Nq + made * R),
+        "sinks": p.options.sinks * Nq,
+        "D": R,
+    }
+    beside = Counter({name: made * nbytes for name, nbytes in beside.items()})
+    beside += position_bytes(schedule, made * col_blocks, made * visits.blocks) + added
+    written = {"dsinks": p.options.sinks * Nq, "D": Nq, "dK": p.seqlen_k, "dV": p.seqlen_k, "dQ": Nq * atomics}
+    return Traffic.of(in_bytes(p, read) + beside, in_bytes(p, written) + added)
 
 
 def _given(p: Problem, rows: int, exact: bool = True) -> dict[str, int]:
-    """The bytes of the bases of the rows' weights: m and log l in float32 if that is `exact`, else L."""
-    return {"bases": 2 * rows * FLOAT32} if p.dtype == "float32" and exact else {"L": rows * FLOAT32}
+    """The rows of the bases of weights: m and log l in float32 if that is `exact`, else L."""
+    return {"bases" if p.dtype == "float32" and exact else "L": rows}
 
 
 def _bases(schedule: RowBasesSchedule, keys: int, heads: Heads) -> Traffic:
@@ -193,41 +167,22 @@ def _bases(schedule: RowBasesSchedule, keys: int, heads: Heads) -> Traffic:
     counted."""
     p, rows = schedule.problem, schedule.group * schedule.problem.seqlen_q
     if p.dtype != "float32":
-        return Traffic.of({"L": rows * FLOAT32}, {})
+        return Traffic.of(in_bytes(p, {"L": rows}), {})
     visits, blocks = _visits(schedule, keys, heads), schedule.group * blocks_in(p.seqlen_q, schedule.block_rows)
-    return Traffic.of(
-        {
-            "Q": visits.rows * p.head_dim * FLOAT32,
-            "K": visits.keys * p.head_dim * FLOAT32,
-            "L": rows * FLOAT32,
-            "sinks": p.options.sinks * rows * FLOAT32,
-            **position_bytes(schedule, blocks, visits.blocks),
-            **_mask_bytes(schedule, keys, heads) + head_bytes(p, blocks),
-        },
-        {"bases": 2 * rows * FLOAT32},
-    )
+    read = in_bytes(p, {"Q": visits.rows, "K": visits.keys, "L": rows, "sinks": p.options.sinks * rows})
+    beside = position_bytes(schedule, blocks, visits.blocks) + _mask_bytes(schedule, keys, heads) + head_bytes(p, blocks)
+    return Traffic.of(read + beside, in_bytes(p, {"bases": rows}))
 
 
 def _queries(schedule: QueriesSchedule, keys: int, heads: Heads) -> Traffic:
     """The traffic of a kernel with row blocks as thread blocks, as in the forward: Q, dO, L and D once if a row block visits any
     column block, K and V at each visit, dQ once."""
-    p, size = schedule.problem, schedule.problem.itemsize
-    visits, blocks = _visits(schedule, keys, heads), schedule.group * blocks_in(p.seqlen_q, schedule.block_rows)
-    seen, loaded = visits.rows, visits.keys
-    by_tiles = tile_bytes(p, seen, loaded, seen, _asked(schedule, keys, heads).keys)
-    return Traffic.of(
-        {
-            "Q": seen * p.head_dim * size,
-            "dO": seen * p.head_dim_v * size,
-            **_given(p, seen),
-            "D": seen * FLOAT32,
-            "K": loaded * p.head_dim * size,
-            "V": loaded * p.head_dim_v * size,
-            **position_bytes(schedule, blocks, visits.blocks),
-            **_mask_bytes(schedule, keys, heads, by_tiles=True) + head_bytes(p, blocks) + by_tiles,
-        },
-        {"dQ": schedule.group * p.seqlen_q * p.head_dim * size},
-    )
+    p, visits = schedule.problem, _visits(schedule, keys, heads)
+    blocks, seen, loaded = schedule.group * blocks_in(p.seqlen_q, schedule.block_rows), visits.rows, visits.keys
+    read = in_bytes(p, {"Q": seen, "dO": seen, **_given(p, seen), "D": seen, "K": loaded, "V": loaded})
+    beside = position_bytes(schedule, blocks, visits.blocks) + _mask_bytes(schedule, keys, heads, by_tiles=True)
+    beside += head_bytes(p, blocks) + tile_bytes(p, seen, loaded, seen, _asked(schedule, keys, heads).keys)
+    return Traffic.of(read + beside, in_bytes(p, {"dQ": schedule.group * p.seqlen_q}))
 
 
 def _standard(schedule: BackwardSchedule, keys: int, heads: Heads) -> Traffic:
@@ -236,34 +191,25 @@ def _standard(schedule: BackwardSchedule, keys: int, heads: Heads) -> Traffic:
     The kernels write P, from Q, K and L, and read P and dP once more by rows. The slopes of a score function go through HBM too,
     in dS's place. Tr x Tc tiles: tensors of Nq rows are read for each column of tiles, all keys of K and V for each row of tiles.
     """
-    p, group, size = schedule.problem, schedule.group, schedule.problem.itemsize
+    p, group = schedule.problem, schedule.group
     Tr, Tc = blocks_in(p.seqlen_q, schedule.block_rows), blocks_in(p.seqlen_k, schedule.block_cols)
     again = 0 if schedule.tiling.used == schedule.tiling.paper else 1  # 1 if P is computed again
     sloped = int(p.options.transformed)
-    Nq, scores = group * p.seqlen_q, group * p.seqlen_q * p.seqlen_k * size
-    beside = _mask_bytes(schedule, keys, heads) + head_bytes(p, group * Tr * Tc)
-    return Traffic.of(
-        {
-            "Q": (1 + again) * Tc * Nq * p.head_dim * size,
-            "K": (1 + again) * group * Tr * keys * p.head_dim * size,
-            "V": group * Tr * keys * p.head_dim_v * size,
-            "dO": 2 * Tc * Nq * p.head_dim_v * size,
-            **_given(p, again * Tc * Nq),
-            "P": (2 + again) * scores,
-            "dP": (1 + again) * scores,
-            "dS": (2 + sloped) * scores,
-            "key_lengths": INT32 * group * Tr * ((1 + again) * Tc + 1) * p.options.padded,
-            **(beside if again else {}),
-        },
-        {
-            "P": again * scores,
-            "dP": scores,
-            "dS": (1 + again * sloped) * scores,
-            "dQ": Nq * p.head_dim * size,
-            "dK": p.seqlen_k * p.head_dim * size,
-            "dV": p.seqlen_k * p.head_dim_v * size,
-        },
-    )
+    Nq, scores = group * p.seqlen_q, group * p.seqlen_q * p.seqlen_k
+    read = {
+        "Q": (1 + again) * Tc * Nq,
+        "K": (1 + again) * group * Tr * keys,
+        "V": group * Tr * keys,
+        "dO": 2 * Tc * Nq,
+        **_given(p, again * Tc * Nq),
+        "P": (2 + again) * scores,
+        "dP": (1 + again) * scores,
+        "dS": (2 + sloped) * scores,
+        "key_lengths": group * Tr * ((1 + again) * Tc + 1) * p.options.padded,
+    }
+    beside = _mask_bytes(schedule, keys, heads) + head_bytes(p, group * Tr * Tc) if again else Counter[str]()
+    written = {"P": again * scores, "dP": scores, "dS": (1 + again * sloped) * scores, "dQ": Nq, "dK": p.seqlen_k, "dV": p.seqlen_k}
+    return Traffic.of(in_bytes(p, read) + beside, in_bytes(p, written))
 
 
 def _mask_bytes(schedule: BackwardSchedule, keys: int, heads: Heads, by_tiles: bool = False) -> Bytes:
@@ -282,20 +228,17 @@ def standard_backward_ideal(problem: Problem) -> Traffic:
     Nk (d + d_v) + 5 Nq Nk elements and writes the gradients, dP and dS; dK and dV once a key head. Masks change nothing, since
     P has them; key lengths shorten K and V.
     """
-    p, size = problem, problem.head_count * problem.itemsize
-    scores, rows = p.seqlen_q * p.seqlen_k * size, p.seqlen_q * size
-    keys = sum(keys * batches for keys, batches in lengths(p).items()) * p.heads * p.itemsize
-    made = p.batch * p.kv_heads * p.seqlen_k * p.itemsize
-    return Traffic.of(
-        {
-            "P": 2 * scores,
-            "dP": scores,
-            "dS": (2 + p.options.transformed) * scores,
-            "dO": 2 * rows * p.head_dim_v,
-            "Q": rows * p.head_dim,
-            "K": keys * p.head_dim,
-            "V": keys * p.head_dim_v,
-            "key_lengths": 2 * INT32 * p.head_count * p.options.padded,  # once a product with K or V
-        },
-        {"dP": scores, "dS": scores, "dQ": rows * p.head_dim, "dK": made * p.head_dim, "dV": made * p.head_dim_v},
-    )
+    p, rows = problem, problem.head_count * problem.seqlen_q
+    scores, keys = rows * p.seqlen_k, sum(keys * batches for keys, batches in lengths(p).items()) * p.heads
+    made, products = p.batch * p.kv_heads * p.seqlen_k, 2 * p.head_count  # those with K or V, each of which reads its key length
+    read = {
+        "P": 2 * scores,
+        "dP": scores,
+        "dS": (2 + p.options.transformed) * scores,
+        "dO": 2 * rows,
+        "Q": rows,
+        "K": keys,
+        "V": keys,
+    }
+    read["key_lengths"] = products * p.options.padded
+    return Traffic.of(in_bytes(p, read), in_bytes(p, {"dP": scores, "dS": scores, "dQ": rows, "dK": made, "dV": made}))

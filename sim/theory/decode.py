@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 from cupyflash.schedules import DecodeSchedule
-from cupyflash.sim.theory.visits import FLOAT32, INT32, blocks_in, head_bytes, score_bytes
+from cupyflash.sim.theory.visits import blocks_in, head_bytes, in_bytes, score_bytes
 from cupyflash.sim.traffic import Traffic
 
 
@@ -28,30 +30,13 @@ def _key_head(schedule: DecodeSchedule, cached: int) -> Traffic:
         parts += here * splits
         pages += _pages(schedule, begin, end, splits)
     looks = blocks_in(rows, schedule.block_rows) * schedule.splits + (rows if split else 0)
-    width = blocks_in(p.head_dim_v, 4) * 4
-    of_splits = {"O_part": parts * width * FLOAT32, "m_part": parts * FLOAT32, "l_part": parts * FLOAT32} if split else {}
-    return Traffic.of(
-        {
-            "Q": queries * p.head_dim * p.itemsize,
-            "K": old * p.head_dim * p.itemsize,
-            "V": old * p.head_dim_v * p.itemsize,
-            "K_new": new * p.head_dim * p.itemsize,
-            "V_new": new * p.head_dim_v * p.itemsize,
-            "sinks": rows * FLOAT32 * p.options.sinks,
-            "cache_seqlens": looks * INT32 * p.options.padded,
-            "block_table": pages * INT32,
-            "tree_mask": _scores(schedule, keys, max(0, keys - p.seqlen_q)) if cache.tree else 0,
-            **head_bytes(p, queries) + score_bytes(p, _scores(schedule, keys)),
-            **of_splits,
-        },
-        {
-            "K": cache.appended * p.head_dim * p.itemsize,
-            "V": cache.appended * p.head_dim_v * p.itemsize,
-            "O": rows * p.head_dim_v * p.itemsize,
-            "L": rows * FLOAT32 * schedule.lse,
-            **of_splits,
-        },
-    )
+    of_splits = {"O_part": parts, "m_part": parts, "l_part": parts} if split else {}
+    read = {"Q": queries, "K": old, "V": old, "K_new": new, "V_new": new, "sinks": rows * p.options.sinks, **of_splits}
+    read |= {"cache_seqlens": looks * p.options.padded, "block_table": pages}
+    of_scores = Counter(tree_mask=_scores(schedule, keys, max(0, keys - p.seqlen_q)) if cache.tree else 0)
+    of_scores += head_bytes(p, queries) + score_bytes(p, _scores(schedule, keys))
+    written = {"K": cache.appended, "V": cache.appended, "O": rows, "L": rows * schedule.lse, **of_splits}
+    return Traffic.of(in_bytes(p, read) + of_scores, in_bytes(p, written))
 
 
 def key_bytes(schedule: DecodeSchedule) -> int:

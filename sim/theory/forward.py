@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -25,6 +25,7 @@ from cupyflash.sim.theory.visits import (
     blocks_in,
     columns_of,
     head_bytes,
+    in_bytes,
     lengths,
     mask_bytes,
     masks_and_lengths,
@@ -116,28 +117,13 @@ def _varlen(schedule: VarlenSchedule) -> Iterator[tuple[int, Traffic]]:
 
 def _fa1(schedule: TileSchedule, keys: int, kept: np.ndarray | None) -> Traffic:
     """R = sum r_i c_i visits of a row: Q, O, l and m are read at each, O, l and m written at each and once to begin."""
-    p = schedule.problem
-    visits, Nq, d, dv = visits_of(schedule, keys, kept), p.seqlen_q, p.head_dim, p.head_dim_v
+    p, Nq, visits = schedule.problem, schedule.problem.seqlen_q, visits_of(schedule, keys, kept)
     R = visits.row_visits
     loaded = columns_of(schedule, keys, kept)
     held = "O" if p.dtype == "float32" else "O_acc"  # for half types: the last of R + Nq writes goes to O in its own type
-    return Traffic.of(
-        {
-            "Q": R * d * p.itemsize,
-            "K": loaded * d * p.itemsize,
-            "V": loaded * dv * p.itemsize,
-            "l": R * FLOAT32,
-            "m": R * FLOAT32,
-            held: R * dv * FLOAT32,
-            **position_bytes(schedule, 1, visits.blocks),
-        },
-        {
-            **Counter({held: R * dv * FLOAT32}) + Counter(O=Nq * dv * p.itemsize),
-            "l": (R + Nq) * FLOAT32,
-            "m": (R + Nq) * FLOAT32,
-            "L": Nq * FLOAT32 * schedule.lse,
-        },
-    )
+    read = in_bytes(p, {"Q": R, "K": loaded, "V": loaded, "l": R, "m": R, held: R})
+    written = in_bytes(p, {held: R}) + in_bytes(p, {"O": Nq, "l": R + Nq, "m": R + Nq, "L": Nq * schedule.lse})
+    return Traffic.of(read + position_bytes(schedule, 1, visits.blocks), written)
 
 
 def _fa2(schedule: TileSchedule, keys: int, kept: np.ndarray | None) -> Traffic:
@@ -147,18 +133,11 @@ def _fa2(schedule: TileSchedule, keys: int, kept: np.ndarray | None) -> Traffic:
     return _row_blocks(schedule, visits.rows, visits.keys, position_bytes(schedule, looks, visits.blocks))
 
 
-def _row_blocks(schedule: TileSchedule, rows: int, keys: int, beside: Mapping[str, int], together: int = 1) -> Traffic:
+def _row_blocks(schedule: TileSchedule, rows: int, keys: int, beside: Bytes, together: int = 1) -> Traffic:
     """The traffic of row blocks of `together` heads, which load so many rows of Q of each, and of K and V, and read `beside`."""
-    p = schedule.problem
-    return Traffic.of(
-        {
-            "Q": together * rows * p.head_dim * p.itemsize,
-            "K": keys * p.head_dim * p.itemsize,
-            "V": keys * p.head_dim_v * p.itemsize,
-            **beside,
-        },
-        {"O": together * p.seqlen_q * p.head_dim_v * p.itemsize, "L": together * p.seqlen_q * FLOAT32 * schedule.lse},
-    )
+    p, every = schedule.problem, together * schedule.problem.seqlen_q
+    read = in_bytes(p, {"Q": together * rows, "K": keys, "V": keys})
+    return Traffic.of(read + beside, in_bytes(p, {"O": every, "L": every * schedule.lse}))
 
 
 def _fa3(schedule: TileSchedule, keys: int, kept: np.ndarray | None) -> Traffic:
@@ -216,19 +195,10 @@ def _standard(schedule: TileSchedule, keys: int, kept: np.ndarray | None) -> Tra
     """Tr x Tc tiles: Q is read for each column of tiles, all keys of K and V for each row of tiles."""
     p = schedule.problem
     Tr, Tc = blocks_in(p.seqlen_q, schedule.block_rows), blocks_in(p.seqlen_k, schedule.block_cols)
-    ideal = schedule.tiling.used == schedule.tiling.paper
-    S, P = (p.seqlen_q * p.seqlen_k * size for size in (p.score_itemsize, p.itemsize))
-    return Traffic.of(
-        {
-            "Q": Tc * p.seqlen_q * p.head_dim * p.itemsize,
-            "K": Tr * keys * p.head_dim * p.itemsize,
-            "V": Tr * keys * p.head_dim_v * p.itemsize,
-            "S": S if ideal else 2 * S,
-            "P": P,
-            "key_lengths": INT32 * Tr * (Tc + 1) * p.options.padded,
-        },
-        {"S": S, "P": P, "O": p.seqlen_q * p.head_dim_v * p.itemsize, "L": p.seqlen_q * FLOAT32 * schedule.lse},
-    )
+    ideal, Nq, scores = schedule.tiling.used == schedule.tiling.paper, p.seqlen_q, p.seqlen_q * p.seqlen_k
+    looks = Tr * (Tc + 1) * p.options.padded
+    read = {"Q": Tc * Nq, "K": Tr * keys, "V": Tr * keys, "S": scores if ideal else 2 * scores, "P": scores, "key_lengths": looks}
+    return Traffic.of(in_bytes(p, read), in_bytes(p, {"S": scores, "P": scores, "O": Nq, "L": Nq * schedule.lse}))
 
 
 def add_state_traffic(rows: int, head_dim_v: int, dtype: str) -> Traffic:
@@ -249,16 +219,10 @@ def standard_ideal(problem: Problem) -> Traffic:
 
     A mask or bias adds an element for each score that the causal mask keeps; key lengths shorten K and V.
     """
-    p, size = problem, problem.head_count * problem.itemsize
-    S, P = (p.head_count * p.seqlen_q * p.seqlen_k * each for each in (p.score_itemsize, p.itemsize))
-    read = Counter(
-        Q=p.seqlen_q * p.head_dim * size,
-        S=S,
-        P=P,
-        key_lengths=2 * INT32 * p.head_count * p.options.padded,  # once a product
-    )
+    p, rows = problem, problem.head_count * problem.seqlen_q
+    scores, products = rows * p.seqlen_k, 2 * p.head_count  # each of which reads its key length
+    read = in_bytes(p, {"Q": rows, "S": scores, "P": scores, "key_lengths": products * p.options.padded})
     for keys, batches in lengths(p).items():
-        rows = {"K": keys * p.head_dim * p.itemsize, "V": keys * p.head_dim_v * p.itemsize}
-        for name, nbytes in (rows | mask_bytes(p, keys)).items():
+        for name, nbytes in (in_bytes(p, {"K": keys, "V": keys}) + mask_bytes(p, keys)).items():
             read[name] += batches * p.heads * nbytes
-    return Traffic.of(read, {"S": S, "P": P, "O": p.seqlen_q * p.head_dim_v * size})
+    return Traffic.of(read, in_bytes(p, {"S": scores, "P": scores, "O": rows}))

@@ -103,12 +103,28 @@ def own_blocks(schedule: TileSchedule, mask: np.ndarray) -> np.ndarray:
     return mask[..., i[:, None], j]
 
 
-def position_bytes(schedule: TileSchedule, looks: int, blocks: int) -> dict[str, int]:
+def in_bytes(p: Problem, rows: Mapping[str, int]) -> Bytes:
+    """The bytes of so many rows of each tensor; of S, P, dP and dS of so many elements."""
+    d, dv = p.head_dim, p.head_dim_v
+    each = {
+        **dict.fromkeys(("Q", "K", "K_new", "dQ", "dK"), d * p.itemsize),
+        **dict.fromkeys(("V", "O", "V_new", "dO", "dV"), dv * p.itemsize),
+        **dict.fromkeys(("P", "dP", "dS"), p.itemsize),
+        "S": p.score_itemsize,
+        "O_acc": dv * FLOAT32,
+        "dQ_acc": d * FLOAT32,
+        "O_part": blocks_in(dv, 4) * 4 * FLOAT32,
+        "bases": 2 * FLOAT32,
+    }
+    return Counter({name: number * each.get(name, FLOAT32) for name, number in rows.items()})
+
+
+def position_bytes(schedule: TileSchedule, looks: int, blocks: int) -> Bytes:
     """The bytes read for the tiles to visit: of the key lengths at `looks`; of a block mask and of a mask's states one for each of
     `blocks`."""
     o = schedule.problem.options
     found = {"key_lengths": INT32 * looks * o.padded, "block_mask": blocks * (o.block_mask is not None)}
-    return found | {each.field: blocks for each in schedule.mask_tiles[:1]}
+    return Counter(found | {each.field: blocks for each in schedule.mask_tiles[:1]})
 
 
 def states_made(schedule: TileSchedule) -> Traffic:
