@@ -277,6 +277,7 @@ def test_the_pytest_plugin(tmp_path: Path) -> None:
 
     status, text = ran("")
     assert status == 1 and "1 failed, 1 passed" in text and "warning: race" in text
+    assert "- Failed: test_kernels.py:5: warn" in text, "the short summary names the line"
     assert "1 error suppressed by" in text and "(out of bounds: for the test)" in text
     status, text = ran("cupyflash_fail_on = error")
     assert status == 0 and "test_kernels.py:5: warning: race" in text
@@ -284,7 +285,7 @@ def test_the_pytest_plugin(tmp_path: Path) -> None:
     assert status == 0 and "1 warning suppressed by" in text and "(race: all write 7)" in text
     assert "nothing to suppress for" in text and "(race: not met)" in text and text.count("nothing to suppress") == 1
     for setting, message in (
-        ("cupyflash_fail_on = never", "must be one of error, warning"),
+        ("cupyflash_fail_on = none", "must be one of error, warning, note, never"),
         ("cupyflash_suppressions = none.supp", "none.supp"),
     ):
         status, text = ran(setting)

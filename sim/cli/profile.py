@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,12 +13,11 @@ from click.core import ParameterSource
 
 from cupyflash.device import Device
 from cupyflash.sim import files
-from cupyflash.sim.cli.group import Found
-from cupyflash.sim.cli.options import AS_JSON, DEVICE, SEED, NewFile, examples, from_0, gathered
+from cupyflash.sim.cli.options import DEVICE, SEED, NewFile, examples, from_0, gathered
+from cupyflash.sim.cli.reporting import FindingsReport, findings_report, watched
 from cupyflash.sim.cli.show import width
+from cupyflash.sim.formats import CheckedKernels
 from cupyflash.sim.ptx import PtxError, Suppression, UnsupportedPTX
-from cupyflash.sim.ptx.report.findings import FAIL_ON
-from cupyflash.words import plural
 
 EXAMPLES = examples(
     "cupyflash profile k.cu --grid 4 --block 128 --args '[{\"shape\": [512]}, 512]'",
@@ -83,10 +81,8 @@ class ProfileReport:
 
     top: int
     saves: dict[str, Path]
-    as_json: bool
     html: Path | None
     timeline_block: int
-    fail_on: str
 
 
 @dataclass(frozen=True)
@@ -102,20 +98,6 @@ GRID = click.option("--grid", required=True, callback=extent, metavar="X[,Y,Z]",
 BLOCK = click.option("--block", required=True, callback=extent, metavar="X[,Y,Z]", help="Threads of a block.")
 ARGS = click.option(
     "--args", "spec", default="[]", metavar="SPEC.json", help="The arguments: a JSON file, or JSON itself (docs/profile.md)."
-)
-SUPPRESSIONS = click.option(
-    "--suppressions",
-    type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    callback=lambda context, param, value: value or (),
-    metavar="FILE",
-    help="A file of allowed findings, one a line: KIND KERNEL FILE[:LINE] REASON. The report counts them.",
-)
-FAIL = click.option(
-    "--fail-on",
-    type=click.Choice(tuple(FAIL_ON)),
-    default="warning",
-    show_default=True,
-    help="Exit with status 1 for errors only, or for warnings too.",
 )
 DEFINES = click.option("-D", "--define", "defines", multiple=True, metavar="NAME[=VALUE]", help="A macro; may be repeated.")
 INCLUDES = click.option("-I", "--include", "includes", multiple=True, type=click.Path(path_type=Path), help="A folder of headers.")
@@ -147,8 +129,7 @@ def preprocessed(defines: Sequence[str], includes: Sequence[Path]) -> list[str]:
     type=click.FloatRange(0, min_open=True),
     help="End a launch whose loops come no nearer to their ends for this many seconds of processor time (20 by default).",
 )
-@SUPPRESSIONS
-@FAIL
+@findings_report
 @click.option("--top", default=10, show_default=True, type=click.IntRange(1), help="The number of lines in a table.")
 @click.option(
     "--save",
@@ -162,9 +143,9 @@ def preprocessed(defines: Sequence[str], includes: Sequence[Path]) -> list[str]:
 @DEVICE
 @click.option("--html", metavar="FILE", type=NewFile((".html", ".htm")), help="Write it as one page, which needs no network.")
 @from_0("--timeline-block", "Of which thread block --html and --json have a timeline.")
-@AS_JSON
-@gathered(source=Source, launch=LaunchOptions, report=ProfileReport, behind=L2Options)
-def profile(source: Source, launch: LaunchOptions, report: ProfileReport, behind: L2Options) -> None:
+@watched(lambda given: [given["file"], *given["includes"], *[Path(given["spec"])] * Path(given["spec"]).suffix.endswith(".json")])
+@gathered(source=Source, launch=LaunchOptions, report=ProfileReport, behind=L2Options, told=FindingsReport)
+def profile(source: Source, launch: LaunchOptions, report: ProfileReport, behind: L2Options, told: FindingsReport) -> None:
     """Execute and profile any kernel.
 
     FILE is CUDA C, or PTX if its name ends in .ptx; its kernel runs on the PTX machine.
@@ -174,8 +155,10 @@ def profile(source: Source, launch: LaunchOptions, report: ProfileReport, behind
     writes the same as a page, with a heat map of the source and the banks of shared memory. --l2 shows the bytes that reach DRAM on
     --device.
 
-    Exit status 1 if the machine finds a fault in the kernel, an error or a warning (with --fail-on error, an error), after the
-    report; 2, with one line, for wrong input.
+    --format writes the findings as other tools read them (lines as a compiler's, GitHub's annotations, JUnit, SARIF).
+
+    Exit status 1 if the machine finds a fault in the kernel, an error or a warning (or as --fail-on says), after the report; 2,
+    with one line, for wrong input.
     """
     from cupyflash.launch.nvrtc import architecture
     from cupyflash.sim.profiling import profile as run
@@ -204,7 +187,7 @@ def profile(source: Source, launch: LaunchOptions, report: ProfileReport, behind
             unwritten=arguments.unwritten,
             banks=report.html is not None,
             l2=behind.device if behind.l2 else None,
-            timeline_block=report.timeline_block if report.html is not None or report.as_json else None,
+            timeline_block=report.timeline_block if report.html is not None or "json" in told.all_forms else None,
         )
     except PtxError as error:
         raise click.UsageError(f"{source.file}: {first_reason(error)}") from error
@@ -215,10 +198,10 @@ def profile(source: Source, launch: LaunchOptions, report: ProfileReport, behind
     if report.html is not None:
         files.write(report.html, found.html())
         click.echo(f"wrote {report.html}", err=True)
-    click.echo(json.dumps(found.to_dict(), indent=2) if report.as_json else found.text(report.top, width()))
-    faults = [one for one in found.launch.findings if one.severity in FAIL_ON[report.fail_on]]
-    if faults:
-        raise Found(f"the machine found {plural(len(faults), 'fault')} in the kernel")
+    done = found.launch
+    file = str(source.file) if source.file.suffix == ".ptx" else ""
+    checked = CheckedKernels((found.kernel,), (*done.findings, *done.notes), done.suppressed, file)
+    told.tell(checked, lambda: found.text(report.top, width()), found.to_dict, "the kernel")
 
 
 def first_reason(error: PtxError) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 import tempfile
 from dataclasses import dataclass
@@ -11,12 +10,11 @@ from pathlib import Path
 import click
 
 from cupyflash.device import Device
-from cupyflash.sim.cli.group import Found
-from cupyflash.sim.cli.options import AS_JSON, DEVICE, SEED, examples, gathered
-from cupyflash.sim.cli.profile import DEFINES, FAIL, INCLUDES, SUPPRESSIONS, preprocessed
+from cupyflash.sim.cli.options import DEVICE, SEED, examples, gathered
+from cupyflash.sim.cli.profile import DEFINES, INCLUDES, preprocessed
+from cupyflash.sim.cli.reporting import FindingsReport, findings_report, watched
+from cupyflash.sim.formats import CheckedKernels
 from cupyflash.sim.ptx import Suppression
-from cupyflash.sim.ptx.report.findings import FAIL_ON
-from cupyflash.words import plural
 
 EXAMPLES = examples(
     "cupyflash run program.cu",
@@ -57,11 +55,10 @@ class Running:
     type=click.FloatRange(0, min_open=True),
     help="End the program when its kernels have taken this processor time.",
 )
-@SUPPRESSIONS
-@FAIL
-@AS_JSON
-@gathered(building=Building, running=Running)
-def run(files: tuple[str, ...], building: Building, running: Running, fail_on: str, as_json: bool) -> None:
+@findings_report
+@watched(lambda given: [*divided(given["files"])[0], *given["includes"]])
+@gathered(building=Building, running=Running, told=FindingsReport)
+def run(files: tuple[str, ...], building: Building, running: Running, told: FindingsReport) -> None:
     """Run a whole CUDA program without a GPU, and check its kernels.
 
     FILES are the program's sources (CUDA C++, compiled by nvcc), or one binary that loads the CUDA runtime library (nvcc
@@ -93,13 +90,9 @@ def run(files: tuple[str, ...], building: Building, running: Running, fail_on: s
             result = run_program(program, arguments, device=running.device, settings=settings)
         except build.BuildError as error:
             raise click.UsageError(str(error)) from error
-    if as_json:
-        click.echo(json.dumps(summary(result), indent=2))
-    else:
-        click.echo(report(result), err=True)
-    faults = [one for one in result.findings if one.severity in FAIL_ON[fail_on]]
-    if faults:
-        raise Found(f"the machine found {plural(len(faults), 'fault')} in the program's kernels")
+    found = [one for kernel in result.kernels for one in (*kernel.findings.values(), *kernel.notes.values())]
+    checked = CheckedKernels([kernel.name for kernel in result.kernels], found, file=str(paths[0]))
+    told.tell(checked, lambda: report(result), lambda: summary(result), "the program's kernels", text_to_stderr=True)
     sys.exit(result.status if result.status >= 0 else 128 - result.status)
 
 

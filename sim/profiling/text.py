@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from cupyflash.sim.ptx import Counters, Counts, Launch, SharedCounts, Traffic
 from cupyflash.sim.ptx.report.counters import total
-from cupyflash.sim.ptx.report.findings import counted, suppressed_count, told
+from cupyflash.sim.ptx.report.findings import counted, shorten, suppressed_count, told
 from cupyflash.sim.ptx.text.syntax import Line, Refusal, base_name
 from cupyflash.sim.text import paragraph, table
 from cupyflash.words import plural
@@ -236,11 +236,6 @@ def first_refusal(items: Sequence[Refusal]) -> str:
     line, text, reason = items[0]
     more = f" (and {len(items) - 1} more)" if len(items) > 1 else ""
     return f"line {line} of the PTX, {text}: {reason}{more}"
-
-
-def shorten(finding: object) -> str:
-    """A finding with file names relative to the current folder."""
-    return str(finding).replace(os.getcwd() + os.sep, "")
 
 
 def numbers(one: Traffic) -> list[str]:

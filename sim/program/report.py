@@ -6,7 +6,8 @@ from dataclasses import asdict
 from typing import Any
 
 from cupyflash.sim.program.session import ProgramResult
-from cupyflash.sim.ptx.text.syntax import base_name
+from cupyflash.sim.ptx.report.findings import shorten
+from cupyflash.sim.ptx.text.syntax import source_name
 from cupyflash.words import plural
 
 
@@ -17,8 +18,8 @@ def report(result: ProgramResult) -> str:
         again = f", {kernel.repeated} of them repeats that were not executed again" if kernel.repeated else ""
         found = plural(len(kernel.findings), "finding")
         count = plural(kernel.launches, "launch", "launches")
-        lines.append(f"{base_name(kernel.name)}: {count}{again}, {kernel.seconds:.1f} s: {found}")
-        lines += [f"  {finding}" for finding in kernel.findings.values()]
+        lines.append(f"{source_name(kernel.name)}: {count}{again}, {kernel.seconds:.1f} s: {found}")
+        lines += [f"  {shorten(finding)}" for finding in kernel.findings.values()]
     lines += [f"{name} is not simulated ({plural(count, 'call')})" for name, count in result.missing.items()]
     lines += [f"{name} returned {error}" for name, error in result.failed if name not in result.missing]
     if result.cut:

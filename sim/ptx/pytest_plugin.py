@@ -17,7 +17,7 @@ import pytest
 from .device_names import simulated_cupy as replaced
 from .module import Launch
 from .rawkernel import fault_text, simulation
-from .report.findings import FAIL_ON, WARNING, Finding, Suppression, told
+from .report.findings import FAIL_ON, WARNING, Finding, Suppression, shorten, told
 
 _LAUNCHES = pytest.StashKey[list[Launch]]()
 _FATAL = pytest.StashKey[tuple[str, ...]]()
@@ -28,7 +28,7 @@ _PASSED, _USED, _IDLE = "cupyflash_passed", "cupyflash_suppression", "cupyflash_
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addini("cupyflash_suppressions", "Files of findings of the PTX machine to let pass.", type="paths", default=[])
-    parser.addini("cupyflash_fail_on", "What fails a test: error, or warning (both, the default).", default=WARNING)
+    parser.addini("cupyflash_fail_on", f"The least severity that fails a test: {', '.join(FAIL_ON)}.", default=WARNING)
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -60,13 +60,16 @@ def _faults(item: pytest.Item) -> str:
     launches, fatal = item.stash.get(_LAUNCHES, []), item.config.stash.get(_FATAL, FAIL_ON[WARNING])
     faulty: list[tuple[Finding, ...]] = []
     for launch in launches:
-        faults = tuple(one for one in launch.findings if one.severity in fatal)
+        faults = tuple(one for one in (*launch.findings, *launch.notes) if one.severity in fatal)
         faulty += [faults] * bool(faults)
         passed = [one for one in (*launch.findings, *launch.notes) if one.severity not in fatal]
         item.user_properties += [(_PASSED, line) for line in (*map(str, passed), *told(launch.suppressed, ()))]
         item.user_properties += [(_IDLE, str(one)) for one in launch.unmatched]
         item.user_properties += [(_USED, str(one.by)) for one in launch.suppressed]
-    return "\n".join(fault_text(findings[0].kernel, findings) for findings in faulty)
+    texts = [fault_text(findings[0].kernel, findings) for findings in faulty]
+    # The first line is what pytest's short summary shows.
+    more = f" (and {len(found) - 1} more)" if len(found := [one for findings in faulty for one in findings]) > 1 else ""
+    return "\n".join([f"{shorten(found[0])}{more}", *texts] if found else [])
 
 
 @pytest.hookimpl(wrapper=True)

@@ -27,7 +27,7 @@ import numpy as np
 from cupyflash.words import plural
 
 from ..state.lanes import LaneSet
-from ..text.syntax import Array, Line, PtxInstruction, base_name
+from ..text.syntax import Array, Line, PtxInstruction, base_name, source_name
 
 LIMIT = 100
 """Most findings that a launch keeps; further ones are only counted."""
@@ -35,8 +35,8 @@ LIMIT = 100
 ERROR, WARNING, NOTE = SEVERITIES = "error", "warning", "note"
 """Wrong on some chip or in some order; undefined, yet every known chip does it; against the PTX ISA, without effect."""
 
-FAIL_ON = {ERROR: (ERROR,), WARNING: (ERROR, WARNING)}
-"""Severities that fail a test or a command set to fail on errors only, or on warnings too."""
+FAIL_ON = {ERROR: (ERROR,), WARNING: (ERROR, WARNING), NOTE: SEVERITIES, "never": ()}
+"""Severities that fail a test or a command: errors only, warnings too, notes too, none."""
 
 KINDS = {
     "bad arrival": "at an mbarrier",
@@ -104,13 +104,18 @@ class Finding:
             place += " (inlined at {}:{})".format(*self.inlined_at[-1])
         less = f"{self.severity}: " if self.severity != ERROR else ""
         copies = f"; {self.instructions} PTX instructions" if self.instructions > 1 else ""
-        who = f"[{self.kernel}, {thread_name((self.block, self.warp, self.lane))}{copies}]"
+        who = f"[{source_name(self.kernel)}, {thread_name((self.block, self.warp, self.lane))}{copies}]"
         return f"{place}: {less}{self.kind}: {self.message} {who}"
 
     @property
     def places(self) -> tuple[Line, ...]:
         """Returns all lines that the finding names: its own (the PTX's if there is no other), the calls, the other side."""
         return (self.source or ("PTX", self.ptx_line), *self.inlined_at, *([self.other] if self.other else []))
+
+
+def shorten(finding: object) -> str:
+    """Returns the text of a finding with file names relative to the current folder."""
+    return str(finding).replace(os.getcwd() + os.sep, "")
 
 
 def counted(findings: Sequence[Finding]) -> str:

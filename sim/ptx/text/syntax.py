@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
+import ctypes.util
+import functools
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -304,6 +308,54 @@ def base_name(mangled: str) -> str:
             break
     named = [part for part in parts if not part.startswith(("_GLOBAL__N_", "_INTERNAL_"))]
     return "::".join(named) or mangled
+
+
+@functools.cache
+def _runtime_library() -> ctypes.CDLL | None:
+    """Returns the C++ runtime library, which has a demangler; None if there is none."""
+    for name in ("libstdc++.so.6", ctypes.util.find_library("stdc++"), ctypes.util.find_library("c++abi")):
+        with contextlib.suppress(OSError, AttributeError):
+            library = ctypes.CDLL(name or "")
+            library.__cxa_demangle.restype = ctypes.c_void_p
+            return library
+    return None
+
+
+def demangled(mangled: str) -> str:
+    """Returns a mangled name as C++ has it, "" if it is no such name or there is no demangler."""
+    library = _runtime_library()
+    if library is None or not mangled.startswith("_Z"):
+        return ""
+    found = library.__cxa_demangle(mangled.encode(), None, None, None)
+    if not found:
+        return ""
+    text = ctypes.string_at(found).decode(errors="replace")
+    ctypes.CDLL(None).free(ctypes.c_void_p(found))
+    return text
+
+
+MOST_SHOWN = 120
+"""Most characters of a kernel's name in a message."""
+
+
+@functools.lru_cache(1024)
+def source_name(mangled: str) -> str:
+    """Returns a kernel's name in the source with its template arguments, without its parameters: `k<float, 4>`.
+
+    Long names, as CUB's, are cut. It needs the C++ runtime library; without it the name is `base_name`.
+    """
+    name = demangled(mangled)
+    if not name:
+        return base_name(mangled)
+    at = len(name)
+    if name.endswith(")"):
+        depth = 0
+        while at and not (name[at - 1] == "(" and depth == 1):
+            at -= 1
+            depth += {")": 1, "(": -1}.get(name[at], 0)
+        at = max(at - 1, 0)
+    shown = name[:at].removeprefix("void ").replace("(anonymous namespace)::", "") or base_name(mangled)
+    return shown if len(shown) <= MOST_SHOWN else f"{shown[: MOST_SHOWN - 3]}..."
 
 
 def variable_name(mangled: str) -> str:

@@ -1,0 +1,193 @@
+"""Findings in the formats of other tools: each is well formed, and has the finding with its line."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote
+from xml.etree import ElementTree
+
+import pytest
+from click.testing import CliRunner, Result
+
+from cupyflash.sim import formats
+from cupyflash.sim.cli import main
+from cupyflash.sim.formats import CheckedKernels
+from cupyflash.sim.ptx.report.findings import SEVERITIES, Finding, Suppressed, Suppression
+from cupyflash.sim.ptx.text.syntax import source_name
+
+CUDA = """template <int N> __global__ void k(float* x, int* o) {
+    __shared__ float s[N];
+    s[threadIdx.x] = x[threadIdx.x];
+    x[threadIdx.x] = s[N - 1 - threadIdx.x];
+    o[0] = 7;  // cupyflash: allow race: all write 7
+    o[1] = 8;
+}
+template __global__ void k<64>(float*, int*);
+"""
+LAUNCH = ["--grid", "1", "--block", "64", "--args", '[{"shape": [64]}, {"shape": [2], "dtype": "int32"}]']
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    pytest.importorskip("cupy")
+    folder = tmp_path_factory.mktemp("a folder, 100%")
+    (folder / "k.cu").write_text(CUDA)
+    return folder
+
+
+def profiled(*more: str) -> Result:
+    return CliRunner().invoke(main, ["profile", "k.cu", *LAUNCH, *more])
+
+
+def test_one_run_writes_every_format(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(folder)
+    outputs = {kind: folder / f"out.{kind}" for kind in formats.FORMATS}
+    done = profiled(*(part for kind, path in outputs.items() for part in ("--format", f"{kind}={path.name}")))
+    assert done.exit_code == 1 and not done.stdout
+    race, warning = outputs["lines"].read_text().splitlines()
+    assert re.fullmatch(r"k\.cu:4:1: error: race: .*\[k<64>, block 0, warp \d, lane \d+.*\]", race)
+    assert warning.startswith("k.cu:6:1: warning: race: ")
+    assert [line.partition("::")[2].partition("::")[0] for line in outputs["github"].read_text().splitlines()] == [
+        "error file=k.cu,line=4,title=cupyflash%3A race",
+        "warning file=k.cu,line=6,title=cupyflash%3A race",
+    ]
+    suite = ElementTree.fromstring(outputs["junit"].read_bytes())[0]
+    assert (suite.get("tests"), suite.get("failures")) == ("1", "1")
+    (case,) = suite
+    assert (case.get("classname"), case.get("name"), [each.get("type") for each in case]) == ("k.cu", "k<64>", ["race"])
+    results = checked_sarif(outputs["sarif"].read_text())
+    assert [(each["level"], line_of(each), "suppressions" in each) for each in results] == [
+        ("error", ("k.cu", 4), False),
+        ("warning", ("k.cu", 6), False),
+        ("warning", ("k.cu", 5), True),
+    ]
+    assert results[2]["suppressions"][0]["justification"] == "all write 7"
+    assert json.loads(outputs["json"].read_text())["name"] == "k" and "Findings:" in outputs["text"].read_text()
+
+
+def line_of(result: dict[str, Any]) -> tuple[str, int]:
+    place = result["locations"][0]["physicalLocation"]
+    return place["artifactLocation"]["uri"], place["region"]["startLine"]
+
+
+def checked_sarif(text: str) -> list[dict[str, Any]]:
+    """Returns the results of a log, if its parts have what the schema of SARIF 2.1.0 requires of them."""
+    log = json.loads(text)
+    assert log["version"] == "2.1.0" and "sarif" in log["$schema"] and log.keys() == {"$schema", "version", "runs"}
+    (run,) = log["runs"]
+    driver = run["tool"]["driver"]
+    assert run.keys() == {"tool", "columnKind", "results"} and driver.keys() == {"name", "version", "rules"}
+    assert len({rule["id"] for rule in driver["rules"]}) == len(driver["rules"])
+    for rule in driver["rules"]:
+        assert rule.keys() == {"id", "shortDescription"} and rule["shortDescription"]["text"]
+    needed = {"ruleId", "ruleIndex", "level", "message", "locations", "partialFingerprints"}
+    for each in run["results"]:
+        assert needed <= each.keys() <= needed | {"relatedLocations", "suppressions"}
+        assert driver["rules"][each["ruleIndex"]]["id"] == each["ruleId"] and each["level"] in SEVERITIES
+        assert each["message"]["text"] and len(each["locations"]) == 1
+        related = each.get("relatedLocations", [])
+        assert [one["id"] for one in related] == [*range(len(related))]
+        allowed = each.get("suppressions", [])
+        assert all(one["kind"] in ("inSource", "external") for one in allowed)
+        for place in [*each["locations"], *related, *(one["location"] for one in allowed)]:
+            at = place["physicalLocation"]
+            assert at["region"]["startLine"] >= 1 and re.fullmatch(r"[A-Za-z0-9._~/%:-]+", at["artifactLocation"]["uri"])
+            assert at["artifactLocation"]["uri"].startswith("file:///") != ("uriBaseId" in at["artifactLocation"])
+    return list(run["results"])
+
+
+def made(**fields: Any) -> Finding:
+    given = {
+        "kind": "race",
+        "message": "both",
+        "kernel": "_Z1kv",
+        "source": ("k.cu", 3),
+        "ptx_line": 9,
+        "block": 0,
+        "warp": 0,
+        "lane": 0,
+    }
+    return Finding(**(given | fields))
+
+
+def test_paths_and_texts_of_any_letters() -> None:
+    """A path elsewhere, one with blanks, none at all; control characters, percent signs and ends of lines in a message."""
+    odd = made(message="50 %\n\x1b[0m <&>", source=("/else where/a,b:c.cu", 2))
+    plain = made(source=None, severity="note")
+    rule = Suppression("race", "*", "*", None, "known", ("list.supp", 4))
+    checked = CheckedKernels(["_Z1kv", "other"], [odd, plain], [Suppressed(rule, (made(),))], "a b.ptx")
+    results = checked_sarif(formats.sarif(checked))
+    assert [unquote(line_of(one)[0]) for one in results] == ["file:///else where/a,b:c.cu", "a b.ptx", "k.cu"]
+    assert results[2]["suppressions"][0]["kind"] == "external" and line_of(results[1])[1] == 9
+    first, second = formats.github(checked).splitlines()
+    assert first.startswith("::error file=/else where/a%2Cb%3Ac.cu,line=2,") and "50 %25%0A" in first
+    assert second.startswith("::notice file=a b.ptx,line=9,")
+    assert formats.lines(checked).splitlines()[-1].startswith("a b.ptx:9:1: note: race: both [k, ")
+    suite = ElementTree.fromstring(formats.junit(checked))[0]
+    assert [[child.tag for child in case] for case in suite] == [["failure", "system-out"], []]
+
+
+@pytest.mark.parametrize(
+    ("more", "status", "says"),
+    [
+        (["--format", "lines", "--json"], 2, "no other format can go to stdout"),
+        (["--format", "lines", "--format", "sarif"], 2, "only one format can go to stdout"),
+        (["--format", "lines", "--format", "lines=a"], 2, "twice"),
+        (["--format", "xml"], 2, "none of text, lines, github, junit, sarif, json"),
+        (["--format", "sarif=no/where"], 2, "there is no folder"),
+        (["--format", "lines", "--fail-on", "never"], 0, ""),
+        (["--format", "lines", "--fail-on", "note"], 1, "2 faults"),
+        (["--format", "lines", "--fail-on", "error"], 1, "1 fault in"),
+    ],
+)
+def test_formats_and_severities(folder: Path, monkeypatch: pytest.MonkeyPatch, more: list[str], status: int, says: str) -> None:
+    monkeypatch.chdir(folder)
+    done = profiled(*more)
+    assert done.exit_code == status and says in done.stderr
+
+
+def test_watch_runs_again_when_a_header_changes(folder: Path) -> None:
+    (folder / "w.cu").write_text('#include "w.cuh"\nextern "C" __global__ void w(int* x) { x[AT] = 1; }\n')
+    (folder / "w.cuh").write_text("#define AT 9\n")
+    command = [sys.executable, "-m", "cupyflash", "profile", "w.cu", "--grid", "1", "--block", "1", "--watch", "--format", "lines"]
+    spec = ["--args", '[{"shape": [4]}]']
+    output = folder / "watched.txt"
+    with output.open("w") as file, subprocess.Popen([*command, *spec], cwd=folder, stdout=file, stderr=file) as process:
+
+        def seen(text: str, count: int) -> bool:
+            end = time.monotonic() + 60
+            while output.read_text().count(text) < count and time.monotonic() < end:
+                time.sleep(0.1)
+            return output.read_text().count(text) == count
+
+        try:
+            assert seen("waiting for a change", 1) and seen("out of bounds", 1)
+            (folder / "w.cuh").write_text("#define AT 3\n")
+            assert seen("waiting for a change", 2) and seen("out of bounds", 1)
+        finally:
+            process.kill()
+
+
+@pytest.mark.parametrize(
+    ("mangled", "name"),
+    [
+        ("_Z5saxpyPKfPffi", "saxpy"),
+        ("_Z1kIfLi4EEvPT_", "k<float, 4>"),
+        ("_ZN12_GLOBAL__N_11kEPf", "k"),
+        ("_Z1fIZ4mainEUliE_EvT_", "f<main::{lambda(int)#1}>"),
+        ("_Z1kPFvifE", "k"),
+        ("_Zbad", "_Zbad"),
+        ("plain", "plain"),
+        ("_Z1kI" + "f" * 100 + "EvPf", f"k<{'float, ' * 40}"[:117] + "..."),
+    ],
+)
+def test_kernels_have_their_names_of_the_source(mangled: str, name: str) -> None:
+    if source_name("_Z1kIfEvv") != "k<float>":
+        pytest.skip("the C++ runtime library, whose demangler it needs, is not here")
+    assert source_name(mangled) == name
