@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import pickle
+from pathlib import Path
+
 import numpy as np
 import pytest
 
 from cupyflash.launch.nvrtc import CompileError
-from cupyflash.launch.standard_headers import HEADERS
+from cupyflash.launch.standard_headers import HEADERS, OFFER, advice
 from cupyflash.sim.ptx import Module, RawKernel
 from suites import sample
 
@@ -53,7 +56,33 @@ def test_raw_kernels_have_them_too() -> None:
     assert (x == 2**31 - 1).all()
 
 
-@pytest.mark.parametrize(("name", "where"), [("iostream", "cupyflash run"), ("curand_kernel.h", "nvidia-curand")])
+@pytest.mark.wide
+def test_cub_for_blocks_and_warps() -> None:
+    code = """#include <cub/cub.cuh>
+    extern "C" __global__ void k(const float* x, float* y) {
+        __shared__ cub::BlockReduce<float, 64>::TempStorage temp;
+        float sum = cub::BlockReduce<float, 64>(temp).Sum(x[threadIdx.x]);
+        if (threadIdx.x == 0) *y = sum;
+    }"""
+    x, y = np.arange(64, dtype=np.float32), np.zeros(1, np.float32)
+    assert not Module.from_source(code).launch("k", 1, 64, [x, y]).findings and y == x.sum()
+
+
+@pytest.mark.parametrize(("name", "where"), [("iostream", "cupyflash run"), ("curand_kernel.h", "wheel nvidia-curand ")])
 def test_a_header_that_is_missing_is_named_with_what_to_do(name: str, where: str) -> None:
-    with pytest.raises(CompileError, match=where):
+    with pytest.raises(CompileError, match=where) as raised:
         Module.from_source(f'#include <{name}>\nextern "C" __global__ void k() {{}}')
+    assert raised.value.advice.startswith(f"{name}: ") and raised.value.advice not in raised.value.log
+    assert pickle.loads(pickle.dumps(raised.value)).advice == raised.value.advice
+
+
+def test_a_toolkit_and_its_compiler_are_offered(tmp_path: Path) -> None:
+    (tmp_path / "crt").mkdir()
+    (tmp_path / "crt" / "mma.h").write_text("")
+    log = 'a.cu(1): catastrophic error: cannot open source file "{}"'
+    told = advice(log.format("crt/mma.h"), ["/nowhere", str(tmp_path)], nvcc=True)
+    assert "wheel nvidia-cuda-crt" in told and f"-I {tmp_path}" in told and OFFER not in told
+    assert advice(log.format("vector"), nvcc=True).endswith(OFFER) and OFFER not in advice(log.format("vector"))
+    assert advice(log.format("my.h"), nvcc=True) == "my.h: -I says in which folder it is"
+    assert advice('a.h(3): error: namespace "std" has no member "map"', nvcc=True) == OFFER
+    assert not advice("a.cu(1): error: expected a ;", nvcc=True)

@@ -18,14 +18,14 @@ INSTALL = "pip install 'cupyflash[sim]', or a CUDA toolkit of CuPy's CUDA versio
 
 
 class CompileError(RuntimeError):
-    """NVRTC refused the source. `log` is the compiler's own text."""
+    """NVRTC refused the source. `log` is the compiler's own text, `advice` says what to do about it if we know."""
 
-    def __init__(self, name: str, log: str):
-        self.name, self.log = name, log
-        super().__init__(f"{name} does not compile:\n{log}")
+    def __init__(self, name: str, log: str, advice: str = ""):
+        self.name, self.log, self.advice = name, log, advice
+        super().__init__("\n".join(filter(None, (f"{name} does not compile:\n{log}", advice))))
 
-    def __reduce__(self) -> tuple[type, tuple[str, str]]:
-        return CompileError, (self.name, self.log)  # from one process to another
+    def __reduce__(self) -> tuple[type, tuple[str, str, str]]:
+        return CompileError, (self.name, self.log, self.advice)  # from one process to another
 
 
 @cache
@@ -158,7 +158,8 @@ def _compile(source: str, options: Sequence[str], name: str, product: str, expre
         log = nvrtc.getProgramLog(program) or str(error)
         if not directories and "could not open source file" in log:
             raise ImportError(f"compiling CUDA C needs the CUDA headers ({log.strip().splitlines()[0]}): {INSTALL}") from error
-        raise CompileError(name, "\n".join(filter(None, (log, standard_headers.advice(log))))) from error
+        advice = standard_headers.advice(log, _usual_places(), shutil.which("nvcc") is not None)
+        raise CompileError(name, log, advice) from error
     finally:
         nvrtc.destroyProgram(program)
     text = ptx.decode() if isinstance(ptx, bytes) else str(ptx)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+from collections.abc import Iterable
 
 CPP = [
     *("algorithm", "array", "atomic", "bit", "cmath", "complex", "cstddef", "cstdint", "cstring", "ctime", "functional"),
@@ -45,6 +47,22 @@ def forward(name: str) -> str:
     return f"#pragma once\n#include <cuda/std/{name}>\nnamespace std {{ using namespace cuda::std; }}\n"
 
 
+CUB = {
+    "block": "adjacent_difference discontinuity exchange histogram load merge_sort radix_rank radix_sort reduce run_length_decode"
+    " scan shuffle store",
+    "warp": "exchange load merge_sort reduce scan store",
+    "thread": "load operators reduce scan search store",
+}
+"""CUB's headers for code on the device, by folder; its own cub.cuh includes those for the host, too, and refuses NVRTC."""
+
+
+def of_cub() -> str:
+    """Returns cub.cuh: those that CUB's version has."""
+    names = [f"cub/{folder}/{folder}_{name}.cuh" for folder, names in CUB.items() for name in names.split()]
+    found = "".join(f"#if __has_include(<{name}>)\n#include <{name}>\n#endif\n" for name in names)
+    return f"#pragma once\n{found}#include <cub/util_type.cuh>\n"
+
+
 BUILT_IN = "#pragma once\n#include <cuda/std/cstddef>\nusing cuda::std::ptrdiff_t;\n#ifndef NULL\n#define NULL 0\n#endif\n"
 
 HEADERS: dict[str, str] = {
@@ -60,24 +78,40 @@ HEADERS: dict[str, str] = {
     "stdbool.h": "#pragma once\n",
     # printf, memcpy, malloc and the like are NVRTC's own
     **dict.fromkeys(("stddef.h", "stdio.h", "cstdio", "stdlib.h", "cstdlib", "string.h"), BUILT_IN),
+    "cub/cub.cuh": of_cub(),
     "assert.h": ASSERT,
     "cassert": ASSERT,
 }
 
+HOST = "it is the host's: leave it out of the file of the kernel, or run the whole program with `cupyflash run`"
 MISSING = {
-    r"crt/": "it is in the wheel nvidia-cuda-crt",
-    r"curand": "it is in the wheel nvidia-curand",
-    r"(iostream|vector|string|map|memory|chrono|thread|fstream|sstream|iomanip)$": "it is the host's: leave it out of the file"
-    " of the kernel, or run the whole program with `cupyflash run`",
+    r"crt/": "it is in the wheel nvidia-cuda-crt (of CUDA 12: nvidia-cuda-nvcc-cu12)",
+    r"(cub|thrust|cuda|nv)/": "it is in the wheel nvidia-cuda-cccl (of CUDA 12: nvidia-cuda-cccl-cu12)",
+    r"(curand|cublas|cusparse|cufft|cusolver)": r"it is in the wheel nvidia-\1 (of CUDA 12: nvidia-\1-cu12)",
+    r"cudnn": "it is in the wheel nvidia-cudnn-cu13 (of CUDA 12: nvidia-cudnn-cu12)",
+    r"nccl": "it is in the wheel nvidia-nccl-cu13 (of CUDA 12: nvidia-nccl-cu12)",
+    r"(cutlass|cute)/": "it is in the wheel nvidia-cutlass, and in CUTLASS's folder include: -I says where",
+    r"helper_": "it is in the folder Common of NVIDIA's cuda-samples: -I says where",
+    r"(iostream|vector|string|map|memory|chrono|thread|fstream|sstream|iomanip|stdexcept|random|omp\.h|unistd\.h)$": HOST,
 }
 """Advice about headers that are not found, by the beginning of their names."""
+OFFER = "nvcc, which is on the PATH, compiles what NVRTC does not: `nvcc -ptx -lineinfo -arch=compute_80 FILE` makes PTX to profile"
 
 
-def advice(log: str) -> str:
-    """Returns what to do about the header that a compiler did not find; nothing if it found all, or if we do not know."""
+def advice(log: str, folders: Iterable[str] = (), nvcc: bool = False) -> str:
+    """Returns what to do about a compiler's log, "" if we do not know.
+
+    folders: a toolkit's, which may have a header that was not found. nvcc: there is one on the PATH.
+    """
     found = re.search(r'cannot open source file "([^"]+)"', log)
-    known = [text for pattern, text in MISSING.items() if found and re.match(pattern, found[1])]
-    return f"{found[1]}: {known[0]}" if found and known else ""
+    if found is None:
+        return OFFER if nvcc and re.search(r'namespace "std" has no member|not supported when compiling with NVRTC', log) else ""
+    header = found[1]
+    told = [match.expand(text) for pattern, text in MISSING.items() if (match := re.match(pattern, header))]
+    told += [f"a CUDA toolkit has it: -I {folder}" for folder in folders if os.path.isfile(os.path.join(folder, header))][:1]
+    if told[:1] == [HOST]:
+        told += [OFFER] * nvcc
+    return f"{header}: {'; '.join(told or ['-I says in which folder it is'])}"
 
 
 def for_nvrtc() -> tuple[list[bytes], list[bytes]]:

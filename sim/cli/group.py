@@ -91,7 +91,7 @@ def drop_output() -> None:
 
 
 def first_error(error: CompileError) -> str:
-    """A compiler's log in one line: its first error, and the number of others."""
+    """A compiler's log in one line: its first error, the number of others, what to do about it."""
     errors = [line for line in error.log.splitlines() if re.search(r"\berror\b[^:]*:", line)] or [error.log]
     more = f" (and {len(errors) - 1} more)" if len(errors) > 1 else ""
-    return " ".join(errors[0].split()) + more
+    return " ".join(errors[0].split()) + more + (f"; {error.advice}" if error.advice else "")
