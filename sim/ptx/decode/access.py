@@ -14,7 +14,7 @@ from ..memory.spaces import LOCAL_WINDOW, PARAM_WINDOW, SHARED_WINDOW, SPACE_BIT
 from ..state.lanes import LaneSet
 from ..text.syntax import ELEMENT, SINK, TYPES, Array, Mem, Operand, PtxInstruction, PtxType, Reg, Sym, Unsupported
 from .floats import narrow, wide
-from .registry import ANY_TYPE, Arg, Arrays, Frame, Plan, Thunk, act, arg, items, opcode, pure, taken
+from .registry import ANY_TYPE, Arg, Arrays, Frame, Plan, Thunk, act, arg, args, items, opcode, pure, taken
 from .rows import HALF_TYPES, extended
 
 WINDOWS = {"shared": SHARED_WINDOW, "local": LOCAL_WINDOW, "global": 0, "const": 0, "param": PARAM_WINDOW}
@@ -50,7 +50,7 @@ def isspacep(i: PtxInstruction) -> Plan:
             address = np.broadcast_to(ins[0], frame.n)
             out[0][...] &= rank_of(frame.lanes, address - np.uint64(SHARED_WINDOW)) == frame.lanes.block % frame.lanes.wave.cluster
 
-    return act(run, (arg(p, TYPES["pred"]),), (arg(a, TYPES["u64"]),))
+    return act(run, args("pred", p), args("u64", a))
 
 
 def ranked(i: PtxInstruction) -> tuple[PtxType, bool]:
@@ -68,9 +68,8 @@ def shared_offsets(frame: Frame, i: PtxInstruction, addresses: Array, generic: b
         return found
     bad = found >> np.uint64(SPACE_BITS) != SHARED_WINDOW >> SPACE_BITS
     if bad.any():
-        first = int(np.flatnonzero(bad)[0])
-        message = f"{i.opcode} of {int(found[first]):#x}, which is no address of shared memory"
-        frame.machine.memory.findings.report("out of bounds", message, i, frame.lanes, first, count=int(bad.sum()))
+        message = f"{i.opcode} of {int(found[bad][0]):#x}, which is no address of shared memory"
+        frame.machine.memory.findings.report("out of bounds", message, i, frame.lanes, np.flatnonzero(bad))
     return found - np.uint64(SHARED_WINDOW)
 
 
@@ -83,13 +82,12 @@ def mapa(i: PtxInstruction) -> Plan:
         rank, blocks = np.broadcast_to(ins[1], frame.n), frame.lanes.wave.cluster
         bad = rank >= blocks
         if bad.any():
-            first = int(np.flatnonzero(bad)[0])
-            message = f"mapa to rank {int(rank[first])} of a cluster of {plural(blocks, 'block')}"
-            frame.machine.memory.findings.report("bad rank", message, i, frame.lanes, first, count=int(bad.sum()))
+            message = f"mapa to rank {int(rank[bad][0])} of a cluster of {plural(blocks, 'block')}"
+            frame.machine.memory.findings.report("bad rank", message, i, frame.lanes, np.flatnonzero(bad))
         found = cluster_address(rank, shared_offsets(frame, i, ins[0], generic))
         out[0][...] = found + np.uint64(SHARED_WINDOW) if generic else found
 
-    return act(run, (arg(d, type_),), (arg(a, type_), arg(b, TYPES["u32"])))
+    return act(run, (arg(d, type_),), (arg(a, type_), *args("u32", b)))
 
 
 @opcode("getctarank", forms="{.shared::cluster} .u32 .u64")
@@ -100,7 +98,7 @@ def getctarank(i: PtxInstruction) -> Plan:
     def run(frame: Frame, out: Arrays, ins: Arrays) -> None:
         out[0][...] = rank_of(frame.lanes, shared_offsets(frame, i, ins[0], generic))
 
-    return act(run, (arg(d, TYPES["u32"]),), (arg(a, type_),))
+    return act(run, args("u32", d), (arg(a, type_),))
 
 
 ORDER = ("weak", "volatile", "relaxed", "acquire", "release", "acq_rel", "mmio", "cta", "gpu", "sys", "cluster")
@@ -158,13 +156,14 @@ def make_port(frame: Frame, i: PtxInstruction, space: str, size: int, kind: str,
     return PORTS[space](frame.machine.memory, i, frame.n, size, kind, used)
 
 
-def moved(i: PtxInstruction) -> tuple[str, int, PtxType]:
-    """Returns the space of a load or store, the number of its elements, and their type."""
+def moved(i: PtxInstruction, registers: Operand, memory: Operand) -> tuple[str, PtxType, tuple[Operand, ...], Arg, int]:
+    """Returns the space of a load or store, the type of its elements, its registers, and the base and offset of its address."""
     space, vector, _ = taken(i, SPACES, "v2 v4 v8", ANY_TYPE, ignored=hints(i))
     count = int(vector[1:] or 1)
     if count * i.type.bytes > (32 if space == "global" else 16):
         raise Unsupported(f"accesses of {count * i.type.bytes} bytes")
-    return space_of(space), count, i.type
+    space = space_of(space)
+    return space, i.type, items(registers, count), *address_arg(memory, space)
 
 
 @opcode(
@@ -173,11 +172,9 @@ def moved(i: PtxInstruction) -> tuple[str, int, PtxType]:
     forms="{.v2 .v4 .v8} .global .shared{::cta ::cluster} .local .const .param{::entry}, generic; .b8-.f64; hints ignored",
 )
 def ld(i: PtxInstruction) -> Plan:
-    space, count, type_ = moved(i)
     target, memory = i.operands[:2]
-    registers = items(target, count)
-    base, offset = address_arg(memory, space)
-    size = count * type_.bytes
+    space, type_, registers, base, offset = moved(i, target, memory)
+    count, size = len(registers), len(registers) * type_.bytes
     view = TYPES[f"{'s' if type_.kind == 's' else 'u'}{type_.bits}"]
 
     def bind(frame: Frame, out: Arrays, ins: Arrays) -> Thunk:
@@ -232,19 +229,16 @@ def store(port: Port, lanes: LaneSet, addresses: Array, buffer: Array) -> None:
 
 @opcode("st", forms="{.v2 .v4 .v8} .global .shared{::cta ::cluster} .local .param, generic; .b8-.f64; hints ignored")
 def st(i: PtxInstruction) -> Plan:
-    space, count, type_ = moved(i)
     memory, source = i.operands[:2]
-    registers = items(source, count)
-    base, offset = address_arg(memory, space)
-    size = count * type_.bytes
-    view = TYPES[f"b{type_.bits}"]
+    space, type_, registers, base, offset = moved(i, source, memory)
+    count, size, view = len(registers), len(registers) * type_.bytes, f"b{type_.bits}"
 
     def bind(frame: Frame, out: Arrays, ins: Arrays) -> Thunk:
         address, port = address_thunk(frame, ins[0], offset), make_port(frame, i, space, size, "st")
         values = ins[1:]
         direct = count == 1 and values[0].ndim == 1 and values[0].flags.c_contiguous
         buffer = values[0].view(ELEMENT[size]) if direct else np.empty(frame.n, ELEMENT[size])
-        columns = [] if direct else list(buffer.view(view.dtype).reshape(frame.n, count).T)
+        columns = [] if direct else list(buffer.view(TYPES[view].dtype).reshape(frame.n, count).T)
 
         def run() -> None:
             for column, value in zip(columns, values, strict=False):
@@ -253,13 +247,13 @@ def st(i: PtxInstruction) -> Plan:
 
         return run
 
-    return Plan((), (base, *(arg(r, view) for r in registers)), bind, pure=False)
+    return Plan((), (base, *args(view, *registers)), bind, pure=False)
 
 
 @opcode("createpolicy", forms="gives 0: cache policies change nothing")
 def createpolicy(i: PtxInstruction) -> Plan:
     zero = np.array(0, np.uint64)
-    return Plan((arg(i.operands[0], TYPES["b64"]),), (), lambda frame, out, ins: lambda: np.copyto(out[0], zero))
+    return Plan(args("b64", i.operands[0]), (), lambda frame, out, ins: lambda: np.copyto(out[0], zero))
 
 
 # -- atomics ------------------------------------------------------------------------------------------------------------
@@ -342,23 +336,24 @@ def atom(i: PtxInstruction) -> Plan:
     values = given[: 2 if name == "cas" else 1] if count == 1 else items(given[0], count)
     base, offset = address_arg(memory, space)
     fn = update(name, type_)
-    bits = TYPES[f"b{type_.bits}"]
+    bits = f"b{type_.bits}"
+    storage = TYPES[bits].dtype
 
     def bind(frame: Frame, out: Arrays, ins: Arrays) -> Thunk:
         address, port = address_thunk(frame, ins[0], offset), make_port(frame, i, space, size, "atom")
         operands = [v if v.ndim else np.full(frame.n, v) for v in ins[1:]]
 
         def run() -> None:
-            olds = [np.zeros(frame.n, bits.dtype) for _ in range(count)]
+            olds = [np.zeros(frame.n, storage) for _ in range(count)]
             for whole, index, positions in port.resolve(frame.lanes, address()):
                 chosen = operands if positions is None else [v[positions] for v in operands]
-                view, index = whole.view(bits.dtype), index.astype(np.int64) * count
+                view, index = whole.view(storage), index.astype(np.int64) * count
                 for k, old in enumerate(olds):  # each element of a vector is an atomic of its own
                     first, second = (chosen[0], chosen[-1]) if count == 1 else (chosen[k], chosen[k])
                     if name == "add" and type_.kind != "f":
                         found = add_at_once(view, index, first)
                     else:
-                        found = np.empty(len(index), bits.dtype)
+                        found = np.empty(len(index), storage)
                         for at in rounds(index):
                             found[at] = view[index[at] + k]
                             view[index[at] + k] = fn(found[at], first[at], second[at])
@@ -368,4 +363,4 @@ def atom(i: PtxInstruction) -> Plan:
 
         return run
 
-    return Plan(tuple(arg(t, bits) for t in targets), (base, *(arg(v, bits) for v in values)), bind, mode=0, pure=False)
+    return Plan(args(bits, *targets), (base, *args(bits, *values)), bind, mode=0, pure=False)

@@ -13,7 +13,7 @@ from ..memory.layouts import MAP_BYTES
 from ..memory.ports import PORTS
 from ..order.accesses import BLOCK, scope_of
 from ..state.lanes import WARP, LaneSet
-from ..text.syntax import SINK, TYPES, Array, Group, Imm, Mem, Not, Operand, PtxInstruction, Sym, Unsupported
+from ..text.syntax import SINK, Array, Group, Imm, Mem, Not, Operand, PtxInstruction, Sym, Unsupported
 from .access import address_arg, address_thunk
 from .registry import (
     WHOLE_WARP,
@@ -32,7 +32,7 @@ from .registry import (
     Thunk,
     WarpBarrier,
     act,
-    arg,
+    args,
     opcode,
     pure,
     taken,
@@ -57,7 +57,7 @@ def brx(i: PtxInstruction) -> Plan:
     index, table = i.operands
     if not isinstance(table, Sym):
         raise Unsupported("no table")
-    return Plan((), (arg(index, TYPES["u32"]),), control=Branch(table=table.name))
+    return Plan((), args("u32", index), control=Branch(table=table.name))
 
 
 @opcode("exit", "trap", "brkpt", forms="ends the threads; trap also ends the launch")
@@ -93,7 +93,7 @@ def call(i: PtxInstruction) -> Plan:
     if isinstance(function, Sym):
         return Plan((), (), control=FunctionCall(function.name, results, arguments))
     # The prototype or the list of targets follows: the functions that fit are found without it.
-    return Plan((), (arg(function, TYPES["u64"]),), control=FunctionCall("", results, arguments))
+    return Plan((), args("u64", function), control=FunctionCall("", results, arguments))
 
 
 @opcode(
@@ -111,15 +111,15 @@ def bar(i: PtxInstruction) -> Plan:
         return Plan((), (), control=ClusterBarrier(waits, order == "relaxed"))
     if "warp" in i.mods:
         taken(i, "warp", "sync", "aligned")
-        return Plan((), (arg(i.operands[0], TYPES["u32"]),), control=WarpBarrier())
+        return Plan((), args("u32", i.operands[0]), control=WarpBarrier())
     action, reduction, *_ = taken(i, "!sync arrive red", "!popc and or" if "red" in i.mods else "", "cta", "aligned", "pred u32")
-    word, operands = TYPES["u32"], list(i.operands)
-    writes = (arg(operands.pop(0), TYPES["u32" if reduction == "popc" else "pred"]),) if reduction else ()
+    operands = list(i.operands)
+    writes = args("u32" if reduction == "popc" else "pred", operands.pop(0)) if reduction else ()
     predicate = operands.pop() if reduction else SINK
     negated = isinstance(predicate, Not)
-    reads = [arg(o, word) for o in operands]
+    reads = args("u32", *operands)
     if reduction:
-        reads.append(arg(predicate.reg if isinstance(predicate, Not) else predicate, TYPES["pred"]))
+        reads += args("pred", predicate.reg if isinstance(predicate, Not) else predicate)
     counted = len(operands) == 2
     if operands and isinstance(operands[0], Imm) and not 0 <= operands[0].value < MOST_BARRIERS:
         raise Unsupported(f"a barrier's number is from 0 to {MOST_BARRIERS - 1}")
@@ -127,7 +127,7 @@ def bar(i: PtxInstruction) -> Plan:
         raise Unsupported("whole warps take part in a barrier")
     if action == "arrive" and not counted:
         raise Unsupported("arrive without a number of threads")
-    return Plan(writes, tuple(reads), control=Barrier(counted, action != "arrive", reduction, negated))
+    return Plan(writes, reads, control=Barrier(counted, action != "arrive", reduction, negated))
 
 
 @opcode("membar", "fence", forms="orders accesses for the race detector: execution is sequentially consistent anyway")
@@ -223,7 +223,9 @@ Act = Callable[["Frame", LaneSet, Array, Sequence[Array]], Array | None]
 """The operation for lanes at objects (int64, one a lane), given the other operands; the result is one a lane."""
 
 
-def on_objects(i: PtxInstruction, memory: Operand, kind: str, act: Act, result: Arg | None, others: Sequence[Arg]) -> Plan:
+def on_objects(
+    i: PtxInstruction, memory: Operand, kind: str, act: Act, result: tuple[Arg, ...] = (), others: tuple[Arg, ...] = ()
+) -> Plan:
     """Returns a plan that calls `act` for the lanes whose address is good."""
     space = object_space(i)
     base, offset = address_arg(memory, space)
@@ -247,7 +249,7 @@ def on_objects(i: PtxInstruction, memory: Operand, kind: str, act: Act, result: 
 
         return run
 
-    return Plan((result,) if result else (), (base, *others), bind, pure=False)
+    return Plan(result, (base, *others), bind, pure=False)
 
 
 def object_space(i: PtxInstruction) -> str:
@@ -273,7 +275,6 @@ ONE = Imm(1)
     ".test_wait .try_wait {.parity}, .pending_count; .shared::cluster: .arrive{.expect_tx} to _, .expect_tx .complete_tx",
 )
 def mbarrier(i: PtxInstruction) -> Plan:
-    word, long = TYPES["u32"], TYPES["u64"]
     action = next((name for name in MBARRIER if name in i.mods), "")
     taken(i, action, *MBARRIER.get(action, ("!expect_tx complete_tx",)), *HINTS)
     expects, parity = "expect_tx" in i.mods, "parity" in i.mods
@@ -282,12 +283,11 @@ def mbarrier(i: PtxInstruction) -> Plan:
         space = object_space(i)
         base, offset = address_arg(memory, space)
         control = PhaseWait(space, offset, parity, action == "try_wait")
-        return Plan((arg(done, TYPES["pred"]),), (base, arg(state, word if parity else long)), control=control)
+        return Plan(args("pred", done), (base, *args("u32" if parity else "u64", state)), control=control)
     if action == "pending_count":
         d, state = i.operands
-        return pure(
-            lambda d, s: lambda: np.copyto(d, s & np.uint64(0xFFFFFFFF), casting="unsafe"), [arg(d, word)], [arg(state, long)]
-        )
+        low = lambda d, s: lambda: np.copyto(d, s & np.uint64(0xFFFFFFFF), casting="unsafe")  # noqa: E731
+        return pure(low, args("u32", d), args("u64", state))
     if action == "init":
         memory, count = i.operands
 
@@ -295,10 +295,10 @@ def mbarrier(i: PtxInstruction) -> Plan:
             frame.machine.mbarriers.init(lanes, keys, values[0], i)
             frame.machine.memory.shared[8].view(np.uint64)[keys] = values[0]
 
-        return on_objects(i, memory, "st", init, None, [arg(count, word)])
+        return on_objects(i, memory, "st", init, (), args("u32", count))
     if action == "inval":
         (memory,) = i.operands
-        return on_objects(i, memory, "atom", lambda f, lanes, keys, v: f.machine.mbarriers.invalidate(keys), None, [])
+        return on_objects(i, memory, "atom", lambda f, lanes, keys, v: f.machine.mbarriers.invalidate(keys))
     if not action:
         memory, amount = i.operands
 
@@ -306,7 +306,7 @@ def mbarrier(i: PtxInstruction) -> Plan:
             amounts = values[0].astype(np.int64)
             frame.machine.mbarriers.expect(lanes, keys, amounts if expects else -amounts, i)
 
-        return on_objects(i, memory, "atom", transact, None, [arg(amount, word)])
+        return on_objects(i, memory, "atom", transact, (), args("u32", amount))
     state, memory, *rest = i.operands if not isinstance(i.operands[0], Mem) else (SINK, *i.operands)
 
     def arrive(frame: Frame, lanes: LaneSet, keys: Array, values: Sequence[Array]) -> Array:
@@ -317,4 +317,4 @@ def mbarrier(i: PtxInstruction) -> Plan:
             barriers.must_stay(lanes, keys, number, i)
         return barriers.arrive(lanes, keys, np.ones_like(number) if expects else number, action == "arrive_drop", i)
 
-    return on_objects(i, memory, "atom", arrive, arg(state, long), [arg(rest[0] if rest else ONE, word)])
+    return on_objects(i, memory, "atom", arrive, args("u64", state), args("u32", *rest[:1] or [ONE]))

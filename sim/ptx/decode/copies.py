@@ -15,7 +15,7 @@ from ..state.lanes import LaneSet
 from ..text.syntax import TYPES, UNSIGNED, Array, Imm, Mem, Operand, PtxError, PtxInstruction, PtxType, Reg, Unsupported
 from .access import address_arg, address_thunk, update
 from .control import on_objects
-from .registry import Arg, Arrays, Frame, Plan, Thunk, act, arg, opcode, taken
+from .registry import Arg, Arrays, Frame, Plan, Thunk, act, args, opcode, taken
 
 
 @opcode(
@@ -44,7 +44,7 @@ def cp(i: PtxInstruction) -> Plan:
     origin, origin_offset = address_arg(source, "global")
     if len(rest) > 1 or (rest and isinstance(rest[0], Reg) and rest[0].type.name == "pred"):
         raise Unsupported("an ignore-src predicate")
-    sizes = [arg(o, TYPES["u32"]) for o in rest]
+    sizes = args("u32", *rest)
 
     def bind(frame: Frame, out: Arrays, ins: Arrays) -> Thunk:
         memory = frame.machine.memory
@@ -146,7 +146,7 @@ def arrive_when_landed(i: PtxInstruction) -> Plan:
 
             machine.mbarriers.defer(some, key, land, i)
 
-    return on_objects(i, memory, "atom", arrive, None, [])
+    return on_objects(i, memory, "atom", arrive)
 
 
 SPACES = "shared::cluster shared::cta global"
@@ -237,7 +237,7 @@ def plain(i: PtxInstruction, operand: Operand, size: Operand, space: str = "glob
         ends = frame.machine.bulks.ends
         return (ends.ranges if space == "global" else ends.own_ranges)(lanes, values[0] + offset, values[1], i)
 
-    return Bytes((base, arg(size, TYPES["u32"])), find)
+    return Bytes((base, *args("u32", size)), find)
 
 
 def boxes(i: PtxInstruction, operand: Operand) -> Bytes:
@@ -256,7 +256,7 @@ def boxes(i: PtxInstruction, operand: Operand) -> Bytes:
             found += bulks.ends.inside(lanes, at, region, i)
         return found
 
-    return Bytes((base, *(arg(each, TYPES["s32"]) for each in operand.coordinates)), find)
+    return Bytes((base, *args("s32", *operand.coordinates)), find)
 
 
 def shape_of(region: Region | Tile) -> Shape:
@@ -286,7 +286,7 @@ def load(
                 rows, to = arrival
                 bulks.load(some.subset(rows), region.take(rows), to, i, reduction)
 
-    return act(run, (), (target, barrier, *source.args, *(arg(mask, TYPES["u16"]) for mask in masks)))
+    return act(run, (), (target, barrier, *source.args, *args("u16", *masks)))
 
 
 def store(i: PtxInstruction, origin: Operand, target: Bytes, reduction_of: Callable[[Region], Reduction | None]) -> Plan:
@@ -302,7 +302,7 @@ def store(i: PtxInstruction, origin: Operand, target: Bytes, reduction_of: Calla
             try:
                 reduction = reduction_of(region)
             except PtxError as error:
-                frame.machine.memory.findings.report(BAD, str(error), i, some, 0, count=some.n)
+                frame.machine.memory.findings.report(BAD, str(error), i, some)
                 continue
             found = bulks.ends.own(some, here[at] + offset, shape_of(region), i)
             if found is not None and bulks.ends.writable(region.segment, some, i):

@@ -22,8 +22,8 @@ from typing import Any
 
 import numpy as np
 
-from ..memory.ports import PORTS
-from ..state.lanes import WARP
+from ..memory.ports import PORTS, Port
+from ..state.lanes import WARP, LaneSet
 from ..text.syntax import ELEMENT, TYPES, UNSIGNED, Array, Imm, PtxInstruction, Unsupported
 from .access import SPACES, address_arg, address_thunk, gather, space_of, store
 from .floats import eight_dtype, half_bits
@@ -39,7 +39,7 @@ from .registry import (
     Plan,
     Thunk,
     act,
-    arg,
+    args,
     items,
     opcode,
     taken,
@@ -98,11 +98,20 @@ def matrix_mods(i: PtxInstruction) -> tuple[int, bool, str]:
     return int(count[1:]), bool(transposed), space_of(space)
 
 
-def row_addresses(frame: Frame, count: int) -> Array | None:
-    """Returns positions of the lanes that give row addresses: lanes 8 i to 8 i + 7 for matrix i."""
-    if count == 4:
-        return None
-    return np.flatnonzero(np.arange(frame.n) % WARP < 8 * count)
+def matrix_rows(
+    frame: Frame, i: PtxInstruction, space: str, count: int, base: Array, offset: int
+) -> tuple[Port, Callable[[], tuple[LaneSet, Array]]]:
+    """Returns the port of `count` matrices' rows, and a function that gives the lanes with their addresses: 8 i to 8 i + 7 for
+    matrix i.
+    """
+    address, every = address_thunk(frame, base, offset), count == 4
+    at = np.flatnonzero(np.arange(frame.n) % WARP < 8 * count)
+
+    def rows() -> tuple[LaneSet, Array]:
+        addresses = address()
+        return (frame.lanes, addresses) if every else (frame.lanes.subset(at), addresses[at])
+
+    return PORTS[space](frame.machine.memory, i, len(at), 16, i.opcode), rows
 
 
 @opcode("ldmatrix", forms=".sync.aligned.m8n8 .x1 .x2 .x4 {.trans} .shared.b16")
@@ -113,9 +122,7 @@ def ldmatrix(i: PtxInstruction) -> Plan:
     base, offset = address_arg(memory, space)
 
     def bind(frame: Frame, out: Arrays, ins: Arrays) -> Thunk:
-        address, rows = address_thunk(frame, ins[0], offset), row_addresses(frame, count)
-        warps = frame.n // WARP
-        port = PORTS[space](frame.machine.memory, i, warps * 8 * count, 16, "ldmatrix")
+        (port, rows), warps = matrix_rows(frame, i, space, count, ins[0], offset), frame.n // WARP
         buffer = frame.temp("ldmatrix", (warps * 8 * count,), np.complex128)
         # (warp, matrix, row, column pair): the lane with number 4 row + pair receives that word.
         words = buffer.view(np.uint32).reshape(warps, count, WARP)
@@ -125,10 +132,7 @@ def ldmatrix(i: PtxInstruction) -> Plan:
         targets = [o.reshape(warps, WARP) for o in out]
 
         def run() -> None:
-            lanes, at = frame.lanes, address()
-            if rows is not None:
-                lanes, at = lanes.subset(rows), at[rows]
-            gather(port.resolve(lanes, at), buffer)
+            gather(port.resolve(*rows()), buffer)
             if transposed:
                 np.copyto(turned, halves.transpose(1, 0, 3, 2))
                 for k, register in enumerate(targets):
@@ -139,7 +143,7 @@ def ldmatrix(i: PtxInstruction) -> Plan:
 
         return run
 
-    return warpwise(bind, i, [arg(r, TYPES["b32"]) for r in registers], [base])
+    return warpwise(bind, i, args("b32", *registers), [base])
 
 
 @opcode("stmatrix", forms=".sync.aligned.m8n8 .x1 .x2 .x4 {.trans} .shared.b16")
@@ -150,9 +154,7 @@ def stmatrix(i: PtxInstruction) -> Plan:
     base, offset = address_arg(memory, space)
 
     def bind(frame: Frame, out: Arrays, ins: Arrays) -> Thunk:
-        address, rows = address_thunk(frame, ins[0], offset), row_addresses(frame, count)
-        warps = frame.n // WARP
-        port = PORTS[space](frame.machine.memory, i, warps * 8 * count, 16, "stmatrix")
+        (port, rows), warps = matrix_rows(frame, i, space, count, ins[0], offset), frame.n // WARP
         words = np.empty((warps, count, WARP), np.uint32)
 
         def run() -> None:
@@ -162,14 +164,11 @@ def stmatrix(i: PtxInstruction) -> Plan:
             if transposed:
                 halves = words.view(np.uint16).reshape(warps, count, 8, 8)
                 data = np.ascontiguousarray(halves.transpose(0, 1, 3, 2)).view(np.uint32)
-            lanes, at = frame.lanes, address()
-            if rows is not None:
-                lanes, at = lanes.subset(rows), at[rows]
-            store(port, lanes, at, data.reshape(-1).view(np.complex128))
+            store(port, *rows(), data.reshape(-1).view(np.complex128))
 
         return run
 
-    return warpwise(bind, i, [], [base, *(arg(r, TYPES["b32"]) for r in registers)])
+    return warpwise(bind, i, [], [base, *args("b32", *registers)])
 
 
 @opcode("movmatrix", forms=".sync.aligned.m8n8.trans.b16")
@@ -185,8 +184,7 @@ def movmatrix(i: PtxInstruction) -> Plan:
 
         return run
 
-    word = TYPES["b32"]
-    return warpwise(bind, i, [arg(d, word)], [arg(a, word)])
+    return warpwise(bind, i, args("b32", d), args("b32", a))
 
 
 # -- mma ----------------------------------------------------------------------------------------------------------------
@@ -332,17 +330,16 @@ def multiplied(i: PtxInstruction, shape: str, types: Sequence[str]) -> Plan:
     d_type, a_type, b_type, c_type = types
     if not {d_type, c_type} <= {*ACCUMULATORS.get(a_type, ("f32",))}:
         raise Unsupported(f".{d_type} accumulators")
-    bits = TYPES["b64" if a_type == "f64" else "b32"]
-    words = k * BITS[a_type] // bits.bits
+    word = "b64" if a_type == "f64" else "b32"
+    words = k * BITS[a_type] // TYPES[word].bits
     d, a, b, c = i.operands
     # float16 fragments of wmma hold elements twice or more.
     spare = 8 if i.opcode == "wmma" and a_type == "f16" else 0
     a_args, b_args = (
-        [arg(r, bits) for r in items(o, spare or count)[:count]] for o, count in ((a, m * words // WARP), (b, n * words // WARP))
+        args(word, *items(o, spare or count)[:count]) for o, count in ((a, m * words // WARP), (b, n * words // WARP))
     )
     c_items, d_items = (items(o, m * n // WARP // (2 if kind == "f16" else 1)) for o, kind in ((c, c_type), (d, d_type)))
-    c_args = [arg(r, TYPES["b32" if c_type == "f16" else c_type]) for r in c_items]
-    d_args = [arg(r, TYPES["b32" if d_type == "f16" else d_type]) for r in d_items]
+    c_args, d_args = (args("b32" if kind == "f16" else kind, *held) for kind, held in ((c_type, c_items), (d_type, d_items)))
     # A sum must not overwrite a later addend.
     crossed = any(register in c_items[at + 1 :] for at, register in enumerate(d_items))
     a_decode, b_decode = decoder(a_type), decoder(b_type)
@@ -350,7 +347,7 @@ def multiplied(i: PtxInstruction, shape: str, types: Sequence[str]) -> Plan:
 
     def bind(frame: Frame, out: Arrays, ins: Arrays) -> Thunk:
         a_regs, b_regs, c_regs = ins[: len(a_args)], ins[len(a_args) : -len(c_args)], ins[-len(c_args) :]
-        make = partial(Fragments, frame.n // WARP, (m, n, k), words, bits.dtype, real)
+        make = partial(Fragments, frame.n // WARP, (m, n, k), words, TYPES[word].dtype, real)
         f: Fragments = frame.lend(("mma", a_type, shape), make)
         a_moves, b_moves, total = f.moves(f.a_rows, a_regs), f.moves(f.b_rows, b_regs), f.total
         kept = frame.kept
@@ -446,11 +443,11 @@ def transfer(i: PtxInstruction) -> Plan:
         raise Unsupported("this wmma")
     target, memory, *rest = i.operands if load else (i.operands[1], i.operands[0], *i.operands[2:])
     rows, columns = {"a": (m, k), "b": (n, k)}.get(side, (m, n))
-    size, bits = BITS.get(kind, 32) // 8, TYPES["b64" if kind == "f64" else "b32"]
-    words, elements = columns * size // bits.bytes, 2 if side in "cd" and kind != "f16" else 1
+    size, word = BITS.get(kind, 32) // 8, "b64" if kind == "f64" else "b32"
+    words, elements = columns * size // TYPES[word].bytes, 2 if side in "cd" and kind != "f16" else 1
     registers = items(target, 8 if kind == "f16" and side in "ab" else rows * words // WARP)
     base, offset = address_arg(memory, space)
-    strides = [arg(o, TYPES["u32"]) for o in rest]
+    strides = args("u32", *rest)
     # The elements' places in memory, and their numbers in the matrix.
     by_rows, number = (layout == "row") != of_b, np.arange(rows * columns).reshape(rows, columns)
     inner, logical = (columns, number.reshape(-1)) if by_rows else (rows, number.T.reshape(-1))
@@ -462,7 +459,7 @@ def transfer(i: PtxInstruction) -> Plan:
         def run() -> None:
             start = np.broadcast_to(ins[0], frame.n) + ins[0].dtype.type(offset)
             stride = np.broadcast_to(ins[1], frame.n).astype(np.int64) if strides else np.full(frame.n, inner)
-            rows_of_words = np.empty((frame.n // WARP, rows, words), bits.dtype)
+            rows_of_words = np.empty((frame.n // WARP, rows, words), TYPES[word].dtype)
             parts = fragment(rows_of_words, elements, of_b)
             if not load:
                 parts[...] = np.stack([np.broadcast_to(r, frame.n) for r in ins[1 + len(strides) :]]).reshape(parts.shape)
@@ -483,8 +480,8 @@ def transfer(i: PtxInstruction) -> Plan:
 
         return run
 
-    held = [arg(r, bits) for r in registers]
-    return warpwise(bind, i, held if load else [], [base, *strides, *([] if load else held)])
+    held = args(word, *registers)
+    return warpwise(bind, i, held if load else (), (base, *strides, *(() if load else held)))
 
 
 DEPTH = {"f16": 16, "bf16": 16, "tf32": 8, "e4m3": 32, "e5m2": 32}
@@ -529,11 +526,10 @@ def product(i: PtxInstruction) -> Plan:
     if not alike(a_type, b_type) or d_type not in ACCUMULATORS.get(a_type, ("f32",)):
         raise Unsupported(f"wgmma .{d_type}.{a_type}.{b_type}")
     d, a, b, scale, *immediates = i.operands
-    word = TYPES["b32"]
     # Packed or not, an accumulator is moved as its bits.
-    d_args = [arg(r, word) for r in items(d, columns // (4 if d_type == "f16" else 2))]
+    d_args = args("b32", *items(d, columns // (4 if d_type == "f16" else 2)))
     registers = hasattr(a, "items")
-    a_args = [arg(r, word) for r in items(a, REGISTERS_OF_A)] if registers else [arg(a, TYPES["b64"])]
+    a_args = args("b32", *items(a, REGISTERS_OF_A)) if registers else args("b64", a)
     numbers = [operand.value for operand in immediates if isinstance(operand, Imm)]
     transposable = a_type in ("f16", "bf16")
     wanted = 2 + (0 if not transposable else 1 if registers else 2)
@@ -545,6 +541,6 @@ def product(i: PtxInstruction) -> Plan:
     control = Multiply(
         columns, depth, d_type, (a_type, b_type), registers, signs[0] * signs[1], (not majors[0], not majors[1]), len(d_args)
     )
-    reads: list[Arg] = [*d_args, *a_args, arg(b, TYPES["b64"]), arg(scale, TYPES["pred"])]
+    reads = *d_args, *a_args, *args("b64 pred", b, scale)
     flops = 2 * 16 * columns * depth
-    return Plan(tuple(d_args), tuple(reads), control=control, collective=WHOLE_WARP, flops=flops)
+    return Plan(d_args, reads, control=control, collective=WHOLE_WARP, flops=flops)

@@ -378,6 +378,12 @@ def arg(operand: Operand, type_: PtxType) -> Arg:
     return Arg(operand, type_.dtype)
 
 
+def args(types: str, *operands: Operand) -> tuple[Arg, ...]:
+    """Returns operands seen as PTX types: the name of one for all, or of one for each."""
+    names = types.split() * (1 if " " in types else len(operands))
+    return tuple(arg(operand, TYPES[name]) for operand, name in zip(operands, names, strict=True))
+
+
 def pair(operand: Operand) -> tuple[Operand, Operand]:
     """Returns the two destinations of `a|b`, or one and none."""
     return (operand.first, operand.second) if isinstance(operand, Pair) else (operand, SINK)

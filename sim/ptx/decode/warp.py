@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ..state.lanes import WARP, run_starts, warp_bits
-from ..text.syntax import TYPES, Array, Not, Pair, PtxInstruction, Unsupported
-from .registry import Arrays, Frame, Plan, Thunk, act, arg, opcode, pair, taken
+from ..text.syntax import Array, Not, Pair, PtxInstruction, Unsupported
+from .registry import Arrays, Frame, Plan, Thunk, act, args, opcode, pair, taken
 
 if TYPE_CHECKING:
     from ..state.lanes import LaneSet
@@ -47,7 +47,6 @@ def source_lanes(mode: str, b: Array, c: Array, lane: Array) -> tuple[Array, Arr
 def shfl(i: PtxInstruction) -> Plan:
     _, mode, _ = taken(i, "!sync", "!up down bfly idx", "!b32")
     target, a, b, c, mask = i.operands
-    first, second = pair(target)
 
     def bind(frame: Frame, out: Arrays, ins: Arrays) -> Thunk:
         value, by, clamp, member = ins
@@ -87,14 +86,8 @@ def shfl(i: PtxInstruction) -> Plan:
 
         return run
 
-    word = TYPES["u32"]
-    return Plan(
-        (arg(first, TYPES["b32"]), arg(second, TYPES["pred"])),
-        (arg(a, TYPES["b32"]), arg(b, word), arg(c, word), arg(mask, word)),
-        bind,
-        collective=3,
-        pure=False,
-    )
+    reads = args("b32 u32 u32 u32", a, b, c, mask)
+    return Plan(args("b32 pred", *pair(target)), reads, bind, collective=3, pure=False)
 
 
 def partners(lanes: LaneSet, lane: Array) -> tuple[Array, Array]:
@@ -106,33 +99,19 @@ def partners(lanes: LaneSet, lane: Array) -> tuple[Array, Array]:
 
 
 def complain(frame: Frame, i: PtxInstruction, bad: Array) -> None:
-    first = int(np.flatnonzero(bad)[0])
     message = "shuffle from a lane that does not take part: the value is undefined"
-    frame.machine.memory.findings.report("inactive source", message, i, frame.lanes, first, count=int(bad.sum()))
+    frame.machine.memory.findings.report("inactive source", message, i, frame.lanes, np.flatnonzero(bad))
 
 
 def by_warp(fn: Callable[[LaneSet, Array, Array], Array], i: PtxInstruction, result: str, value: str) -> Plan:
     """Returns a plan for d = fn(lanes, value, mask), both arrays over the lanes of the set."""
     d, a, mask = i.operands
 
-    def bind(frame: Frame, out: Arrays, ins: Arrays) -> Thunk:
-        negate = isinstance(a, Not)
+    def run(frame: Frame, out: Arrays, ins: Arrays) -> None:
+        source, named = (np.broadcast_to(x, frame.n) for x in ins)
+        out[0][...] = fn(frame.lanes, ~source if isinstance(a, Not) else source, named)
 
-        def run() -> None:
-            source = np.broadcast_to(ins[0], frame.n)
-            named = np.broadcast_to(ins[1], frame.n)
-            out[0][...] = fn(frame.lanes, ~source if negate else source, named)
-
-        return run
-
-    operand = a.reg if isinstance(a, Not) else a
-    return Plan(
-        (arg(d, TYPES[result]),),
-        (arg(operand, TYPES[value]), arg(mask, TYPES["u32"])),
-        bind,
-        collective=1,
-        pure=False,
-    )
+    return act(run, args(result, d), args(f"{value} u32", a.reg if isinstance(a, Not) else a, mask), collective=1)
 
 
 def ballot(lanes: LaneSet, p: Array, mask: Array) -> Array:
@@ -181,7 +160,6 @@ def match(i: PtxInstruction) -> Plan:
     if mode == "any":
         return by_warp(equal_lanes, i, "b32", type_.name)
     target, a, mask = i.operands
-    first, second = pair(target)
 
     def run(frame: Frame, out: Arrays, ins: Arrays) -> None:
         named = np.broadcast_to(ins[1], frame.n)
@@ -191,12 +169,7 @@ def match(i: PtxInstruction) -> Plan:
         out[0][...] = np.where(agreed, everyone, np.uint32(0))
         out[1][...] = agreed
 
-    return act(
-        run,
-        (arg(first, TYPES["b32"]), arg(second, TYPES["pred"])),
-        (arg(a, type_), arg(mask, TYPES["u32"])),
-        collective=1,
-    )
+    return act(run, args("b32 pred", *pair(target)), args(f"{type_.name} u32", a, mask), collective=1)
 
 
 @opcode("redux", forms=".sync .add .min .max .u32 .s32, .and .or .xor .b32, .min .max {.abs}{.NaN} .f32")
@@ -233,7 +206,7 @@ def activemask(i: PtxInstruction) -> Plan:
     def run(frame: Frame, out: Arrays, ins: Arrays) -> None:
         out[0][...] = frame.lanes.bits()[frame.lanes.warp]
 
-    return act(run, (arg(i.operands[0], TYPES["b32"]),))
+    return act(run, args("b32", *i.operands))
 
 
 @opcode("elect", forms=".sync d|p")
@@ -249,9 +222,4 @@ def elect(i: PtxInstruction) -> Plan:
         out[0][...] = leader
         out[1][...] = frame.lanes.lane == leader
 
-    return act(
-        run,
-        (arg(target.first, TYPES["b32"]), arg(target.second, TYPES["pred"])),
-        (arg(mask, TYPES["u32"]),),
-        collective=0,
-    )
+    return act(run, args("b32 pred", *pair(target)), args("u32", mask), collective=0)

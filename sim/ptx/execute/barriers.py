@@ -427,8 +427,7 @@ class ClusterBarriers(WaveUnit):
             if waits
             else ("second arrival at the barrier of the cluster without a wait for the first")
         )
-        i, first = self.code.instructions[pc], int(np.flatnonzero(wrong)[0])
-        self.findings.report("cluster barrier", message, i, lanes, first, count=int(wrong.sum()))
+        self.findings.report("cluster barrier", message, self.code.instructions[pc], lanes, np.flatnonzero(wrong))
         if waits:
             self.push(pc + 1, lanes.where(wrong))
 

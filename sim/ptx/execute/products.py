@@ -100,7 +100,7 @@ class MatrixOperands(WaveUnit):
             last = int(units.max()) * DESCRIPTOR_UNIT
             end, size = last + DESCRIPTOR_UNIT, limit * DESCRIPTOR_UNIT
             message = f"wgmma reads up to offset {end:#x} of shared memory, which has {size:#x} bytes"
-            self.findings.report("out of bounds", message, i, lanes, 0, count=lanes.n, address=last)
+            self.findings.report("out of bounds", message, i, lanes, address=last)
             units = np.minimum(units, limit - 1)
         if len(self._matrices) > REMEMBERED:
             self._matrices.clear()

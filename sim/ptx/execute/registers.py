@@ -445,7 +445,7 @@ class RegisterFiles:
 
     def stop(self, kind: str, message: str, pc: int, lanes: LaneSet) -> NoReturn:
         """Reports a finding that ends the launch."""
-        self.findings.report(kind, message, self.code.instructions[pc], lanes, 0, count=lanes.n)
+        self.findings.report(kind, message, self.code.instructions[pc], lanes)
         raise Stop
 
 

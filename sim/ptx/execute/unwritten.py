@@ -193,8 +193,7 @@ class Shadows:
         bad = np.logical_and.reduce([holds, *told])
         if bad.any():
             message = f"register {doubtful[0]}, which the thread never wrote, in {i.text!r}"
-            position = int(np.flatnonzero(bad)[0])
-            self.findings.report("uninitialised", message, i, lanes, position, count=int(np.count_nonzero(bad)))
+            self.findings.report("uninitialised", message, i, lanes, np.flatnonzero(bad))
 
     def bits(self, arg: Arg, lanes: LaneSet) -> tuple[Array, Array]:
         """Returns the bits of an operand that nobody wrote, one word a lane, and a word of all its bits."""

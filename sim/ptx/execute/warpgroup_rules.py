@@ -112,7 +112,7 @@ class Agreement(WaveUnit):
         """Reports an instruction whose predicate holds for some threads of a warp only."""
         few = np.flatnonzero(np.bincount(lanes.warp)[lanes.warp] < self.wave.alive_by_warp[lanes.warp])
         message = f"{name(i)} must be run by all threads of a warpgroup, but its predicate holds for some threads of a warp only"
-        self.findings.report("disagreement", message, i, lanes, int(few[0]), count=len(few))
+        self.findings.report("disagreement", message, i, lanes, few)
 
     def leave(self) -> None:
         """Ends threads: they will never run what they have not run."""
@@ -150,7 +150,7 @@ class Agreement(WaveUnit):
                 f"{name(i)} while warp {other % self.per_block} of the warpgroup may not have run the one at "
                 f"{source_and_call(previous)}: its warps must synchronise between the two"
             )
-            self.findings.report("register budget", message, i, lanes, 0, count=lanes.n)
+            self.findings.report("register budget", message, i, lanes)
             return
 
 
@@ -201,8 +201,7 @@ class RegisterPools(WaveUnit):
         more = (control.count - held) * WARP
         if control.more != (more >= 0) and more:
             message = f"setmaxnreg.{'inc' if control.more else 'dec'} to {control.count} registers in a warp that has {held}"
-            instruction = self.code.instructions[pc]
-            self.findings.report("register budget", message, instruction, lanes, 0, count=lanes.n)
+            self.findings.report("register budget", message, self.code.instructions[pc], lanes)
         elif more > self.free[block]:
             return False
         self.free[block] -= more

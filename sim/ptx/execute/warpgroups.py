@@ -289,7 +289,7 @@ class Warpgroups(WaveUnit):
             if other is None or (other.bound.control.columns == bound.control.columns and same[codes >> BITS == number].all()):
                 continue
             message = f"accumulates in registers of {source(other.bound.instruction)}, another shape, which has not been waited for"
-            self.findings.report("in flight", message, bound.instruction, lanes, 0, count=lanes.n)
+            self.findings.report("in flight", message, bound.instruction, lanes)
 
     def of(self, first: Array) -> list[Product]:
         """Returns the products in flight of warpgroups with these first warps, oldest first."""
