@@ -19,10 +19,10 @@ import numpy as np
 from cases import DecodeCase
 from machine_code import rates, tables, whole
 
-from cupyflash import Device, Problem, kernels_cu
+from cupyflash import Device, Problem
 from cupyflash.multiprocessor import EXPONENTIALS, Multiprocessor
 from cupyflash.schedules import BackwardSchedule, decode_tiles, fa2_tiles, fa3_tiles, plan_backward
-from cupyflash.sim import execute_backward, ptx
+from cupyflash.sim import execute_backward
 from cupyflash.sim.clock import sass
 from cupyflash.sim.numbers.yardstick import draw, draw_gradient
 from cupyflash.sim.ptx import Counters
@@ -97,30 +97,6 @@ def split_bytes(rows: int, cols: int, d: int, warps: int) -> dict[str, dict[str,
         "split-Q": {"Q": q, "K and V": warps * kv, "O": 0, "maxima": 0},
         "split-K": {"Q": warps * q, "K and V": kv, "O": 2 * warps * o, "maxima": maxima + warps * maxima},
     }
-
-
-def split_counted(split_k: bool, rows: int, cols: int, d: int, tiles: int = 3) -> tuple[dict[str, int], np.ndarray, np.ndarray]:
-    """Bytes of shared memory a tile as the PTX machine counts them for split.cu (ldmatrix, ld, st), its O, and the right one."""
-    constants = {"ELEMENT": "__half", "HEAD_DIM": d, "VALUE_DIM": d, "BR": rows, "BC": cols, "SPLIT_K": int(split_k)}
-    options = (
-        "-arch=compute_80",
-        "-ftz=true",
-        f"-I{kernels_cu.DIRECTORY}",
-        *(f"-D{name}={value}" for name, value in constants.items()),
-    )
-    module = ptx.Module.from_source((ROOT / "benchmarks" / "split.cu").read_text(), options=options)
-    random = np.random.default_rng(0)
-    q, k, v = (random.standard_normal((n, d)).astype(np.float16) for n in (rows, tiles * cols, tiles * cols))
-    out, counts = np.zeros((rows, d), np.float32), []
-    for n in (1, tiles):
-        launch = module.launch("split", 1, 32 * WARPS, {"Q": q, "K": k, "V": v, "O": out, "tiles": n})
-        if launch.findings:
-            raise RuntimeError(f"split.cu has a fault: {launch.findings[0]}")
-        counts.append({kind: launch.counters.shared_kind(kind).bytes for kind in ("ldmatrix", "ld", "st")})
-    a_tile = {kind: (counts[1][kind] - counts[0][kind]) // (tiles - 1) for kind in counts[0]}
-    scores = q.astype(np.float64) @ k.astype(np.float64).T
-    weights = np.exp(scores - scores.max(1, keepdims=True))
-    return a_tile, out, weights / weights.sum(1, keepdims=True) @ v.astype(np.float64)
 
 
 def split() -> Iterator[str]:

@@ -14,6 +14,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from cupyflash import kernels_cu
+from cupyflash.sim import ptx
+
 ROOT = Path(__file__).resolve().parent.parent
 ENVIRONMENT = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))}
 
@@ -45,12 +48,38 @@ def test_the_page_on_performance_says_what_the_code_does(performance: types.Modu
     assert len(lines) > 4 and "\n".join([f"<!-- {name} -->", *lines, "<!-- end -->"]) in PAGE
 
 
+def split_counted(
+    warps: int, split_k: bool, rows: int, cols: int, d: int, tiles: int = 3
+) -> tuple[dict[str, int], np.ndarray, np.ndarray]:
+    """Bytes of shared memory a tile as the PTX machine counts them for split.cu (ldmatrix, ld, st), its O, and the right one."""
+    constants = {"ELEMENT": "__half", "HEAD_DIM": d, "VALUE_DIM": d, "BR": rows, "BC": cols, "SPLIT_K": int(split_k)}
+    options = (
+        "-arch=compute_80",
+        "-ftz=true",
+        f"-I{kernels_cu.DIRECTORY}",
+        *(f"-D{name}={value}" for name, value in constants.items()),
+    )
+    module = ptx.Module.from_source((ROOT / "benchmarks" / "split.cu").read_text(), options=options)
+    random = np.random.default_rng(0)
+    q, k, v = (random.standard_normal((n, d)).astype(np.float16) for n in (rows, tiles * cols, tiles * cols))
+    out, counts = np.zeros((rows, d), np.float32), []
+    for n in (1, tiles):
+        launch = module.launch("split", 1, 32 * warps, {"Q": q, "K": k, "V": v, "O": out, "tiles": n})
+        if launch.findings:
+            raise RuntimeError(f"split.cu has a fault: {launch.findings[0]}")
+        counts.append({kind: launch.counters.shared_kind(kind).bytes for kind in ("ldmatrix", "ld", "st")})
+    a_tile = {kind: (counts[1][kind] - counts[0][kind]) // (tiles - 1) for kind in counts[0]}
+    scores = q.astype(np.float64) @ k.astype(np.float64).T
+    weights = np.exp(scores - scores.max(1, keepdims=True))
+    return a_tile, out, weights / weights.sum(1, keepdims=True) @ v.astype(np.float64)
+
+
 @pytest.mark.parametrize(("rows", "cols", "d"), [(64, 64, 32), *(pytest.param(*sizes, marks=pytest.mark.wide) for sizes in LARGER)])
 @pytest.mark.parametrize("split_k", [False, True])
 def test_shared_memory_of_both_splits_is_the_closed_form_to_the_byte(
     performance: types.ModuleType, split_k: bool, rows: int, cols: int, d: int
 ) -> None:
-    counted, out, expected = performance.split_counted(split_k, rows, cols, d)
+    counted, out, expected = split_counted(performance.WARPS, split_k, rows, cols, d)
     form = performance.split_bytes(rows, cols, d, performance.WARPS)["split-K" if split_k else "split-Q"]
     assert counted["ldmatrix"] == form["Q"] + form["K and V"]
     assert counted["ld"] + counted["st"] == form["O"] + form["maxima"]
