@@ -271,7 +271,7 @@ def limits(rng: random.Random) -> dict[str, Any]:
 def said(schedule: Schedule) -> dict[str, Any]:
     """All that a schedule says: launches, what may replace them, room, tiles of masks, bytes, moves."""
     found: dict[str, Any] = {
-        "device": schedule.chip.name,
+        "device": schedule.device.name,
         "workspaces": repr(schedule.workspaces()),
         "bytes": schedule.workspace_bytes,
     }
@@ -324,7 +324,7 @@ def models(schedule: Schedule) -> dict[str, Any]:
     """The candidates that a schedule chose from, with its blocks and with any, and what models say of them."""
     if not isinstance(schedule, TileSchedule):
         return {}
-    p, device, blocks = schedule.problem, schedule.device, (schedule.block_rows, schedule.block_cols)
+    p, device, blocks = schedule.problem, schedule.device, schedule.blocks
     found: dict[str, Any] = {}
 
     def candidates(*ways: Callable[[], Any]) -> list[Any]:

@@ -34,7 +34,7 @@ def of_machine_code(ours: Ours) -> float:
 def of_timeline(ours: Ours) -> float:
     """A turn by a timeline's."""
     schedule = ours.schedule
-    tile, device = (schedule.block_rows, schedule.block_cols), schedule.device
+    tile, device = schedule.blocks, schedule.device
     clocks = []
     for seqlen in (LONG, SHORT):
         problem = Problem(1, 1, 1, tile[0], seqlen, schedule.problem.head_dim, "float16")

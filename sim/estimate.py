@@ -34,7 +34,7 @@ def refuse_slow(schedule: Planned, max_seconds: float) -> None:
     estimate = seconds(schedule)
     if estimate > max_seconds:
         raise RuntimeError(
-            f"{_what(schedule)} is estimated at {estimate:,.0f} s on a simulated {schedule.chip.name}, over the limit of "
+            f"{_what(schedule)} is estimated at {estimate:,.0f} s on a simulated {schedule.device.name}, over the limit of "
             f"{max_seconds:g} s. For a GPU pass CuPy arrays (cupy.asarray); to allow it here: "
             "with cupyflash.simulated_device(max_seconds=math.inf), or CUPYFLASH_MAX_SECONDS=inf"
         )

@@ -419,7 +419,7 @@ def run_kernels(
         if kernel.grid == 0:
             continue
         looks_on = Onlookers() if watch is None else watch(kernel)
-        launch = module(kernel, schedule.chip.compute_capability).launch(
+        launch = module(kernel, schedule.device.compute_capability).launch(
             kernel.name,
             kernel.grid,
             kernel.threads,

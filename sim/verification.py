@@ -258,8 +258,7 @@ def _backward(schedule: BackwardSchedule, inputs: Inputs, given: DrawnInputs, se
 
 def mask_blocks(schedule: TileSchedule) -> tuple[int, int]:
     """The blocks (Br, Bc) of the schedule's block mask, if it has one."""
-    own = schedule.block_rows, schedule.block_cols
-    return schedule.mask_blocks or own if isinstance(schedule, BackwardSchedule) else own
+    return (schedule.mask_blocks if isinstance(schedule, BackwardSchedule) else None) or schedule.blocks
 
 
 def score_dtype(schedule: TileSchedule) -> np.dtype:

@@ -155,7 +155,7 @@ def queue_made(schedule: Fa3Schedule, **beside: np.ndarray) -> tuple[np.ndarray,
     arrays: dict[str, Any] = {name: np.zeros(shape, np.float16) for name, shape in shapes.items()} | beside
     arrays |= {name: np.full(space.shape, -7, space.dtype) for name, space in schedule.workspaces().items()}
     values = argument_values(schedule, arrays)
-    alone: Any = SimpleNamespace(kernels=lambda: (schedule.queue_kernel,), chip=schedule.chip)
+    alone: Any = SimpleNamespace(kernels=lambda: (schedule.queue_kernel,), device=schedule.device)
     traffic, _, findings = run_kernels(alone, values, NAMES)
     assert findings == ()
     assert all(traffic[name].read_bytes == 0 for name in NAMES)

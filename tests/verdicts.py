@@ -150,7 +150,7 @@ def of_kernel(mutant: Mutant, by: str = "") -> Iterator[Verdict]:
         problems = named(by) or sorted(killers.of_source(broken.name), key=lambda each: not reaches(each, mutant))
         reached = 0
         for problem in problems:
-            capability = problem.schedule.chip.compute_capability
+            capability = problem.schedule.device.compute_capability
             try:
                 differs = [broken.changes(kernel, capability) for kernel in problem.kernels]
             except CompileError as error:
@@ -179,7 +179,7 @@ def reaches(problem: killers.Killer, mutant: Mutant) -> bool:
     if problem.name not in _lines:
         found = _lines[problem.name] = set()
         for kernel in problem.kernels:
-            ptx = compiler.ptx(kernel, problem.schedule.chip.compute_capability)
+            ptx = compiler.ptx(kernel, problem.schedule.device.compute_capability)
             names = {number: Path(name).name for number, name in re.findall(r'\.file\s+(\d+)\s+"([^"]+)"', ptx)}
             found |= {(names.get(file, ""), int(line)) for file, line in re.findall(r"\.loc\s+(\d+) (\d+)", ptx)}
     first = mutant.line

@@ -110,7 +110,7 @@ class PreparedSimulation:
         with _machine.lock:
             for kernel in self.schedule.kernels():
                 if kernel.grid:
-                    module(kernel, self.schedule.chip.compute_capability)
+                    module(kernel, self.schedule.device.compute_capability)
 
     def launch(self, arrays: Mapping[str, Any], numbers: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """Run the kernels and return the outputs, by name. RuntimeError for a launch that takes too long, or for findings;

@@ -321,6 +321,11 @@ def of_head(form: Form) -> tuple[Load, ...]:
 Constants = tuple[tuple[str, int | str], ...]
 
 
+def named(**constants: int | str) -> Constants:
+    """Compile-time constants by the names that the kernels have for them."""
+    return tuple(constants.items())
+
+
 @lru_cache(maxsize=256)
 def constants(form: Form, with_derivative: bool = False, by_tiles: bool = False) -> Constants:
     """The compile-time constants of a score function: score.cuh. The slope is 0 unless `with_derivative`; `by_tiles` makes the
@@ -328,8 +333,8 @@ def constants(form: Form, with_derivative: bool = False, by_tiles: bool = False)
     names, made, known = _parts_in_c(form, by_tiles)
     lines = statements(form, names, with_derivative, known)
     results = f"const float value = {lines.value}, slope = {lines.derivative or '0.0f'};"
-    loads = ("SCORE", 1), ("SCORE_LOADS", int(len(parts(form).head) < len(form.loads)))
-    return (*loads, *made, ("SCORE_LINES", " ".join([*lines.lines, results])))
+    loads = named(SCORE=1, SCORE_LOADS=int(len(parts(form).head) < len(form.loads)))
+    return (*loads, *made, *named(SCORE_LINES=" ".join([*lines.lines, results])))
 
 
 @lru_cache(maxsize=256)

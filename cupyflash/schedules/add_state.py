@@ -10,6 +10,7 @@ from typing import ClassVar
 from cupyflash.arrays import ITEMSIZE
 from cupyflash.device import Device
 from cupyflash.launch.params import ROWS, Params, arrays, numbers
+from cupyflash.request.score import named
 from cupyflash.schedules.base import ELEMENT_TYPE, WARP, Kernel, Schedule
 from cupyflash.schedules.moves import FLOAT32, Totals, whole
 
@@ -36,10 +37,6 @@ class AddStateSchedule(Schedule):
 
     algorithm: ClassVar[str] = "add state"
 
-    @property
-    def chip(self) -> Device:
-        return self.device
-
     def walks(self) -> Iterator[Totals]:
         elements = self.rows * self.head_dim_v
         parts = whole("O_part", elements, ITEMSIZE[self.dtype]), whole("L_part", self.rows, FLOAT32)
@@ -47,5 +44,5 @@ class AddStateSchedule(Schedule):
         yield Totals("add_state", (*both, *parts))
 
     def kernels(self) -> tuple[Kernel, ...]:
-        constants = (("ELEMENT", ELEMENT_TYPE[self.dtype]), ("DV", self.head_dim_v), ("THREADS", THREADS))
+        constants = named(ELEMENT=ELEMENT_TYPE[self.dtype], DV=self.head_dim_v, THREADS=THREADS)
         return (Kernel("add_state.cu", "add_state", constants, -(-self.rows // (THREADS // WARP)), THREADS, 0, PARAMS),)

@@ -62,7 +62,7 @@ class BackwardSchedule(TileSchedule):
     @property
     def shares(self) -> tuple[int, int]:
         """Row blocks and column blocks that share an element of the block mask."""
-        rows, cols = self.mask_blocks or (self.block_rows, self.block_cols)
+        rows, cols = self.mask_blocks or self.blocks
         return rows // self.block_rows, cols // self.block_cols
 
     def _by_heads(self, block_mask: np.ndarray) -> np.ndarray:

@@ -25,6 +25,7 @@ from cupyflash.request import score
 from cupyflash.request.dropout import FIELDS as DROPOUT_FIELDS
 from cupyflash.request.options import EMPTY, MIXED, VECTORS
 from cupyflash.request.problem import Problem
+from cupyflash.request.score import Constants, named
 from cupyflash.schedules import mask_tiles
 from cupyflash.schedules.mask_tiles import MaskTiles
 from cupyflash.schedules.moves import Room, Totals, Walk, search_reads
@@ -58,7 +59,7 @@ class Kernel:
 
     source: str
     name: str
-    constants: tuple[tuple[str, int | str], ...]
+    constants: Constants
     grid: int
     threads: int
     shared_bytes: int
@@ -79,11 +80,8 @@ class Schedule(ABC):
     """The moves between HBM and SRAM, their times, and the kernels that make them, for one algorithm on one device."""
 
     algorithm: ClassVar[str]
-
-    @property
-    @abstractmethod
-    def chip(self) -> Device:
-        """The device whose SRAM the tiles are in."""
+    device: Device
+    """The device whose SRAM the tiles are in."""
 
     @abstractmethod
     def walks(self) -> Iterator[Walk | Totals]:
@@ -123,10 +121,6 @@ class TileSchedule(Schedule):
     device: Device
     tiling: Tiling
     lse: bool = False
-
-    @property
-    def chip(self) -> Device:
-        return self.device
 
     @property
     def repeats(self) -> int:
@@ -179,7 +173,7 @@ class TileSchedule(Schedule):
     @property
     def mask_tiles(self) -> tuple[MaskTiles, ...]:
         """The mask's tiles whose states its kernels read, so that they skip the empty ones."""
-        made, words = MaskTiles(self.problem, (self.block_rows, self.block_cols), packed=self.together), self.state_words
+        made, words = MaskTiles(self.problem, self.blocks, packed=self.together), self.state_words
         fits = words is not None and 8 * words <= mask_tiles.MOST_STATE_BYTES
         return (made,) if self.problem.options.masked and fits and made.count <= mask_tiles.MOST_TILES else ()
 
@@ -248,6 +242,11 @@ class TileSchedule(Schedule):
         return self.tiling.used.block_cols
 
     @property
+    def blocks(self) -> tuple[int, int]:
+        """(Br, Bc)."""
+        return self.block_rows, self.block_cols
+
+    @property
     def row_blocks(self) -> int:
         """Tr = ceil(Nq / Br)."""
         return -(-self.problem.seqlen_q // self.block_rows)
@@ -276,7 +275,7 @@ def value_row_bytes(problem: Problem) -> int:
 def require_block_mask(schedule: TileSchedule, blocks: tuple[int, int] | None = None) -> None:
     """ValueError unless the block mask, if there is one, has an element for each of `blocks` (Br, Bc), or of the schedule's."""
     p = schedule.problem
-    rows, cols = blocks or (schedule.block_rows, schedule.block_cols)
+    rows, cols = blocks or schedule.blocks
     needed = -(-p.seqlen_q // rows), -(-p.seqlen_k // cols)
     if p.options.block_mask is not None and p.options.block_mask.shape[2:] != needed:
         raise ValueError(
@@ -298,20 +297,17 @@ def sub_tile(problem: Problem, block_cols: int) -> int:
     return next(width for width in range(widest, 0, -GRANULE) if block_cols % width == 0)
 
 
-def element_constants(problem: Problem, with_derivative: bool = False, by_tiles: bool = False) -> tuple[tuple[str, int | str], ...]:
+def element_constants(problem: Problem, with_derivative: bool = False, by_tiles: bool = False) -> Constants:
     """The constants that every attention kernel takes: element type, d and d_v, masks and copy width, and the score function as
     `score.constants` has it."""
     asked = problem.options
     return (
-        ("ELEMENT", ELEMENT_TYPE[problem.dtype]),
-        ("HEAD_DIM", problem.head_dim),
-        ("VALUE_DIM", problem.head_dim_v),
-        ("WINDOW", int(asked.window is not None)),
-        ("MASK", 2 if asked.mask_function else int(asked.mask)),
-        ("SPARSE", int(asked.block_mask is not None)),
+        *named(ELEMENT=ELEMENT_TYPE[problem.dtype], HEAD_DIM=problem.head_dim, VALUE_DIM=problem.head_dim_v),
+        *named(WINDOW=int(asked.window is not None), MASK=2 if asked.mask_function else int(asked.mask)),
+        *named(SPARSE=int(asked.block_mask is not None)),
         *((name.upper(), int(getattr(asked, name))) for name in ("causal", "bias", "padded", *VECTORS)),
-        ("COPY_BYTES", problem.alignment),
-        *((("DROPOUT", 1),) if asked.dropout else ()),
+        *named(COPY_BYTES=problem.alignment),
+        *(named(DROPOUT=1) if asked.dropout else ()),
         *(score.constants(asked.score, with_derivative, by_tiles) if asked.score else ()),
         *(score.mask_constants(asked.mask_function, by_tiles) if asked.mask_function else ()),
     )
@@ -337,7 +333,7 @@ def attention_params(*own: Field, maps: tuple[str, ...] = ()) -> Params:
     )
 
 
-def tile_constants(schedule: TileSchedule) -> tuple[tuple[str, int | str], ...]:
+def tile_constants(schedule: TileSchedule) -> Constants:
     """The constants that tell kernels which skip tiles where the states are."""
     return tuple(("TILES", each.field) for each in schedule.mask_tiles[:1])
 

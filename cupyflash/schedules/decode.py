@@ -16,6 +16,7 @@ from cupyflash.launch.params import POINTER, ROWS, SCORES, Field, Params, number
 from cupyflash.launch.params import arrays as array_fields
 from cupyflash.request.options import require_taken
 from cupyflash.request.problem import Problem, require_usual_head_dim
+from cupyflash.request.score import named
 from cupyflash.schedules import decode_tiles
 from cupyflash.schedules.base import Kernel, TileSchedule, Workspace, attention_params, element_constants
 from cupyflash.schedules.moves import (
@@ -204,18 +205,10 @@ class DecodeSchedule(TileSchedule):
         config = candidate.config
         constants = (
             *element_constants(p),
-            ("PACK", self.group),
-            ("ROW_TILES", config.row_tiles),
-            ("ROW_WARPS", config.row_warps),
-            ("KEY_WARPS", config.key_warps),
-            ("BC", config.block_cols),
-            ("STAGES", config.stages),
-            ("SPLIT", int(self.splits > 1)),
-            ("PAGE", c.page_size or 0),
-            ("APPEND", int(c.appended > 0)),
-            ("TREE", int(c.tree)),
-            ("SCALE_FIRST", int(p.options.transformed or p.softmax_scale <= 0)),
-            ("MOST_SPLITS", decode_tiles.MOST_SPLITS),
+            *named(PACK=self.group, ROW_TILES=config.row_tiles, ROW_WARPS=config.row_warps, KEY_WARPS=config.key_warps),
+            *named(BC=config.block_cols, STAGES=config.stages, SPLIT=int(self.splits > 1)),
+            *named(PAGE=c.page_size or 0, APPEND=int(c.appended > 0), TREE=int(c.tree)),
+            *named(SCALE_FIRST=int(p.options.transformed or p.softmax_scale <= 0), MOST_SPLITS=decode_tiles.MOST_SPLITS),
         )
         split = Kernel("decode.cu", "decode", constants, self.grid, config.threads, candidate.shared_bytes, self.struct)
         if self.splits == 1:

@@ -10,6 +10,7 @@ from typing import ClassVar
 from cupyflash.device import Device
 from cupyflash.launch.params import POINTER, Field, Params, numbers
 from cupyflash.request.dropout import FIELDS
+from cupyflash.request.score import named
 from cupyflash.schedules.base import Kernel, Schedule
 from cupyflash.schedules.moves import Totals, whole
 
@@ -28,13 +29,9 @@ class DropoutMaskSchedule(Schedule):
 
     algorithm: ClassVar[str] = "dropout mask"
 
-    @property
-    def chip(self) -> Device:
-        return self.device
-
     def walks(self) -> Iterator[Totals]:
         yield Totals("dropout_mask", (whole("kept", math.prod(self.shape), 1, write=True),))
 
     def kernels(self) -> tuple[Kernel, ...]:
-        constants = (("ELEMENT", "float"), ("DROPOUT", 1), ("THREADS", THREADS))
+        constants = named(ELEMENT="float", DROPOUT=1, THREADS=THREADS)
         return (Kernel("dropout_mask.cu", "dropout_mask", constants, -(-math.prod(self.shape) // THREADS), THREADS, 0, PARAMS),)

@@ -8,6 +8,7 @@ from typing import ClassVar
 from cupyflash.device import Device
 from cupyflash.launch.params import POINTER, Params, arrays
 from cupyflash.request.problem import Problem
+from cupyflash.request.score import named
 from cupyflash.schedules.base import (
     GRANULE,
     WARP,
@@ -118,23 +119,10 @@ class Fa1Schedule(TileSchedule):
 
     def kernels(self) -> tuple[Kernel, ...]:
         p = self.problem
-        shared = shared_bytes(p, self.block_rows, self.block_cols)
+        shared = shared_bytes(p, *self.blocks)
         require_kernel_tiling(self, shared)
         require_block_mask(self)
-        constants = (
-            *element_constants(p),
-            ("BR", self.block_rows),
-            ("BC", self.block_cols),
-            ("SUB", sub_tile(p, self.block_cols)),
-        )
-        return (
-            Kernel(
-                "fa1_forward.cu",
-                "fa1_forward",
-                constants,
-                self.repeats if self.row_blocks else 0,
-                self.block_rows // GRANULE * WARP,
-                shared,
-                self.struct,
-            ),
-        )
+        own = named(BR=self.block_rows, BC=self.block_cols, SUB=sub_tile(p, self.block_cols))
+        constants, threads = (*element_constants(p), *own), self.block_rows // GRANULE * WARP
+        grid = self.repeats if self.row_blocks else 0
+        return (Kernel("fa1_forward.cu", "fa1_forward", constants, grid, threads, shared, self.struct),)

@@ -13,6 +13,7 @@ from typing import ClassVar
 from cupyflash.device import Device
 from cupyflash.launch.params import POINTER, Field, Params
 from cupyflash.request.problem import Problem
+from cupyflash.request.score import named
 from cupyflash.schedules.backward import BackwardSchedule, gradient_params
 from cupyflash.schedules.base import (
     GRANULE,
@@ -117,7 +118,7 @@ class Fa1BackwardSchedule(BackwardSchedule):
             # visit brings: that passes through.
             rows = {"K": p.head_dim, "V": p.head_dim_v, "dK": p.head_dim, "dV": p.head_dim_v}
             return tuple(Room(name, self.block_cols * d * p.itemsize) for name, d in rows.items())
-        return tuple(tiles(p, self.block_rows, self.block_cols).values())
+        return tuple(tiles(p, *self.blocks).values())
 
     def walks(self) -> Iterator[Walk]:
         p, sums, rooms = self.problem, self._accumulator, self._tiles()
@@ -156,15 +157,11 @@ class Fa1BackwardSchedule(BackwardSchedule):
 
     def kernels(self) -> tuple[Kernel, ...]:
         p = self.problem
-        shared = shared_bytes(p, self.block_rows, self.block_cols)
+        shared = shared_bytes(p, *self.blocks)
         require_kernel_tiling(self, shared)
         require_block_mask(self)
-        constants = (
-            *element_constants(p, with_derivative=True),
-            ("BR", self.block_rows),
-            ("BC", self.block_cols),
-            ("SUB", next(width for width in SUB_TILES if self.block_rows % width == 0)),
-        )
+        sub_tile = next(width for width in SUB_TILES if self.block_rows % width == 0)
+        constants = *element_constants(p, with_derivative=True), *named(BR=self.block_rows, BC=self.block_cols, SUB=sub_tile)
         threads = self.block_rows // GRANULE * WARP
         before = self.bases.kernels() if self.bases else ()
         return (*before, Kernel("fa1_backward.cu", "fa1_backward", constants, self.repeats, threads, shared, self.struct))

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import ClassVar
 
 from cupyflash.launch.params import Params
+from cupyflash.request.score import named
 from cupyflash.schedules import fa2_tiles
 from cupyflash.schedules.base import (
     GRANULE,
@@ -67,7 +68,7 @@ class Fa2Schedule(TileSchedule):
         require_dtype(self.problem.dtype, self.device)
         if self.block_rows % GRANULE or self.block_cols % GRANULE:
             raise ValueError(f"the fa2 kernel runs blocks in steps of {GRANULE}; the tiling asks for {self.tiling.used}")
-        return fa2_tiles.choose(self.problem, self.device, (self.block_rows, self.block_cols))
+        return fa2_tiles.choose(self.problem, self.device, self.blocks)
 
     def _tiles(self) -> tuple[Room, ...]:
         """The Q block, which O leaves through, the ring of K and V blocks, S on its way between warps, and the block mask."""
@@ -76,12 +77,12 @@ class Fa2Schedule(TileSchedule):
             row, stages = max(p.head_dim, p.head_dim_v) * p.itemsize, LEAST_STAGES
         else:
             row = fa2_tiles.row_size(p)
-            best = fa2_tiles.candidates(p, self.device, (self.block_rows, self.block_cols))[0]
+            best = fa2_tiles.candidates(p, self.device, self.blocks)[0]
             stages = LEAST_STAGES if best.rejected else best.config.stages
         rooms = {
             "Q": self.block_rows * row,
             "K, V": 2 * stages * self.block_cols * row,
-            "S": fa2_tiles.exchange_bytes(p, self.block_rows, self.block_cols),
+            "S": fa2_tiles.exchange_bytes(p, *self.blocks),
             "block_mask": kept_bytes(p, words(p.seqlen_k, self.block_cols)),
             "parts": part_bytes(p, self.block_rows, 2 * self.block_cols),
         }
@@ -148,7 +149,7 @@ class Fa2Schedule(TileSchedule):
     def kernels(self) -> tuple[Kernel, ...]:
         best = self.candidate
         require_block_mask(self)
-        same_blocks = fa2_tiles.candidates(self.problem, self.device, (self.block_rows, self.block_cols))
+        same_blocks = fa2_tiles.candidates(self.problem, self.device, self.blocks)
         others = tuple(self.kernel_of(each) for each in same_blocks if each is not best and not each.rejected)
         return (*self.tile_kernels(), replace(self.kernel_of(best), instead=others))
 
@@ -158,14 +159,8 @@ class Fa2Schedule(TileSchedule):
         constants = (
             *element_constants(p, by_tiles=True),
             *tile_constants(self),
-            ("BR", config.block_rows),
-            ("BC", config.block_cols),
-            ("WARP_ROWS", config.warp_rows),
-            ("COL_WARPS", config.col_warps),
-            ("STAGES", config.stages),
-            ("BLOCKS", config.blocks),
-            ("Q_IN_REGS", int(config.q_in_regs)),
-            ("SCALE_FIRST", int(p.options.bias or p.options.transformed or p.softmax_scale <= 0)),
-            ("VARLEN", int(p.options.packed)),
+            *named(BR=config.block_rows, BC=config.block_cols, WARP_ROWS=config.warp_rows, COL_WARPS=config.col_warps),
+            *named(STAGES=config.stages, BLOCKS=config.blocks, Q_IN_REGS=int(config.q_in_regs)),
+            *named(SCALE_FIRST=int(p.options.bias or p.options.transformed or p.softmax_scale <= 0), VARLEN=int(p.options.packed)),
         )
         return Kernel("fa2_forward.cu", "fa2_forward", constants, self.grid, config.threads, candidate.shared_bytes, self.struct)

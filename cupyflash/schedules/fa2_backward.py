@@ -12,6 +12,7 @@ from functools import cached_property
 from typing import ClassVar
 
 from cupyflash.launch.params import POINTER, Params, arrays
+from cupyflash.request.score import Constants, named
 from cupyflash.schedules import fa2_backward_tiles as tiles
 from cupyflash.schedules.backward import BackwardSchedule, RowBlocksOutside, gradient_params
 from cupyflash.schedules.base import (
@@ -63,15 +64,12 @@ class _Fa2Kernels(BackwardSchedule):
 
     params: ClassVar[Params] = gradient_params(*arrays("float", POINTER, ("D", "dQ_acc", "dsinks")))
 
-    def constants(self) -> tuple[tuple[str, int | str], ...]:
+    def constants(self) -> Constants:
         rows, cols = self.shares
         return (
             *element_constants(self.problem, with_derivative=True, by_tiles=True),
-            ("BR", self.block_rows),
-            ("BC", self.block_cols),
-            ("KEPT_ROWS", rows),
-            ("KEPT_COLS", cols),
-            ("VARLEN", int(self.problem.options.packed)),
+            *named(BR=self.block_rows, BC=self.block_cols, KEPT_ROWS=rows, KEPT_COLS=cols),
+            *named(VARLEN=int(self.problem.options.packed)),
         )
 
     @property
@@ -109,16 +107,16 @@ class QueriesSchedule(_Fa2Kernels, RowBlocksOutside):
     @cached_property
     def stages(self) -> int:
         """The number of K and V blocks for which there is room."""
-        stages = tiles.query_stages_for(self.problem, self.device, self.block_rows, self.block_cols)
+        stages = tiles.query_stages_for(self.problem, self.device, *self.blocks)
         return 1 if stages is None else stages
 
     @cached_property
     def warps(self) -> Warps:
         """The division of S among its warps."""
-        return tiles.query_warps_for(self.problem, self.device, self.block_rows, self.block_cols)
+        return tiles.query_warps_for(self.problem, self.device, *self.blocks)
 
     def _tiles(self) -> tuple[Room, ...]:
-        return tiles.query_tiles(self.problem, self.block_rows, self.block_cols, self.stages)
+        return tiles.query_tiles(self.problem, *self.blocks, self.stages)
 
     def workspaces(self) -> Mapping[str, Workspace]:
         return self.tile_workspaces()
@@ -128,14 +126,8 @@ class QueriesSchedule(_Fa2Kernels, RowBlocksOutside):
         return (*self.tile_kernels(), replace(self._kernel(self.warps), instead=others))
 
     def _kernel(self, warps: Warps) -> Kernel:
-        constants = (
-            *self.constants(),
-            *tile_constants(self),
-            ("STAGES", self.stages),
-            ("WARP_ROWS", warps.own),
-            ("WARP_COLS", warps.at_once),
-            ("COL_WARPS", warps.beside),
-        )
+        own = named(STAGES=self.stages, WARP_ROWS=warps.own, WARP_COLS=warps.at_once, COL_WARPS=warps.beside)
+        constants = *self.constants(), *tile_constants(self), *own
         name, threads = "fa2_backward_queries", warps.count(self.block_rows) * WARP
         return Kernel(f"{name}.cu", name, constants, self.grid, threads, total_bytes(self._tiles()), self.struct)
 
@@ -167,13 +159,13 @@ class Fa2BackwardSchedule(_Fa2Kernels):
     @cached_property
     def stages(self) -> int:
         """The number of Q and dO blocks for which there is room."""
-        stages = tiles.stages_for(self.problem, self.device, self.block_rows, self.block_cols)
+        stages = tiles.stages_for(self.problem, self.device, *self.blocks)
         return 1 if stages is None else stages
 
     @cached_property
     def warps(self) -> Warps:
         """The division of S^T among its warps."""
-        return tiles.warps_for(self.problem, self.device, self.block_rows, self.block_cols)
+        return tiles.warps_for(self.problem, self.device, *self.blocks)
 
     @cached_property
     def by_rows(self) -> QueriesSchedule:
@@ -210,7 +202,7 @@ class Fa2BackwardSchedule(_Fa2Kernels):
         return self._rooms(self.warps)
 
     def _rooms(self, warps: Warps) -> tuple[Room, ...]:
-        return tiles.main_tiles(self.problem, self.block_rows, self.block_cols, self.stages, warps.beside)
+        return tiles.main_tiles(self.problem, *self.blocks, self.stages, warps.beside)
 
     def parts_beside(self, each: RowBlocksOutside) -> tuple[Part, ...]:
         """The parts for a kernel with row blocks as thread blocks."""
@@ -311,16 +303,7 @@ class Fa2BackwardSchedule(_Fa2Kernels):
         threads, shared = warps.count(self.block_cols) * WARP, total_bytes(self._rooms(warps))
         return Kernel("fa2_backward.cu", "fa2_backward", self._constants(launch, warps), self.grid, threads, shared, self.struct)
 
-    def _constants(self, launch: GradientsLaunch, warps: Warps) -> tuple[tuple[str, int | str], ...]:
-        return (
-            *self.constants(),
-            *tile_constants(self),
-            ("STAGES", self.stages),
-            ("WARP_KEYS", warps.own),
-            ("WARP_ROWS", warps.at_once),
-            ("ROW_WARPS", warps.beside),
-            ("WITH_DK", int(launch.dk)),
-            ("WITH_DV", int(launch.dv)),
-            ("WITH_DQ", int(launch.dk and not self.deterministic)),
-            ("DBIAS", int(launch.dk and self.dbias)),
-        )
+    def _constants(self, launch: GradientsLaunch, warps: Warps) -> Constants:
+        sizes = named(STAGES=self.stages, WARP_KEYS=warps.own, WARP_ROWS=warps.at_once, ROW_WARPS=warps.beside)
+        made = named(WITH_DK=int(launch.dk), WITH_DV=int(launch.dv), WITH_DQ=int(launch.dk and not self.deterministic))
+        return (*self.constants(), *tile_constants(self), *sizes, *made, *named(DBIAS=int(launch.dk and self.dbias)))

@@ -11,6 +11,7 @@ import numpy as np
 
 from cupyflash.launch.params import POINTER, Params, arrays, numbers
 from cupyflash.launch.tensor_maps import Box
+from cupyflash.request.score import named
 from cupyflash.schedules import fa3_queue, fa3_tiles
 from cupyflash.schedules.base import (
     GRANULE,
@@ -240,15 +241,10 @@ class Fa3Schedule(Fa2Schedule):
         config, p = self.config, self.problem
         constants = (
             *element_constants(p),
-            ("BR", config.team.block_rows),
-            ("BC", config.block_cols),
-            ("STAGES", config.stages),
-            ("CONSUMER_REGISTERS", config.registers[0]),
-            ("PRODUCER_REGISTERS", config.registers[1]),
-            ("PING_PONG", int(config.ping_pong)),
-            ("O_APART", int(config.o_apart)),
-            ("PACK", self.pack),
-            ("VARLEN", int(p.options.packed)),
+            *named(BR=config.team.block_rows, BC=config.block_cols, STAGES=config.stages),
+            *named(CONSUMER_REGISTERS=config.registers[0], PRODUCER_REGISTERS=config.registers[1]),
+            *named(PING_PONG=int(config.ping_pong), O_APART=int(config.o_apart)),
+            *named(PACK=self.pack, VARLEN=int(p.options.packed)),
         )
         shared = sum(fa3_tiles.rooms(p, config).values())
         return Kernel(

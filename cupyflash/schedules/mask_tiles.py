@@ -96,9 +96,9 @@ class MaskTiles:
         places = zip(score.Parts._fields, score.parts(form), strict=True)
         return (*(here(loaded(form, load, of[place])) for place, loads in places for load in loads), state)
 
-    def constants(self) -> tuple[tuple[str, int | str], ...]:
+    def constants(self) -> score.Constants:
         """The constants with which the kernel is compiled."""
         form, (rows, cols) = self.problem.options.mask_function, self.blocks
         own = () if form is None else score.mask_constants(form, by_tiles=True)
-        sizes = ("BR", rows), ("BC", cols), ("TILES", self.field), *((("VARLEN", 1),) if self.packed else ())
-        return (("ELEMENT", "float"), ("MASK", 1 if form is None else 2), *own, *sizes)
+        sizes = score.named(BR=rows, BC=cols, TILES=self.field, **{"VARLEN": 1} if self.packed else {})
+        return (*score.named(ELEMENT="float", MASK=1 if form is None else 2), *own, *sizes)

@@ -154,7 +154,7 @@ class Walk:
     @property
     def blocks(self) -> tuple[int, int]:
         """Br and Bc."""
-        return self.sizes or (self.schedule.block_rows, self.schedule.block_cols)
+        return self.sizes or self.schedule.blocks
 
     def axes(self, when: When) -> str:
         """The axes in which moves of a kernel that come then differ: its thread blocks' and their own."""

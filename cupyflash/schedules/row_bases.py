@@ -13,6 +13,7 @@ from typing import ClassVar
 from cupyflash.device import Device
 from cupyflash.launch.params import Params
 from cupyflash.request.problem import Problem
+from cupyflash.request.score import named
 from cupyflash.schedules.backward import BackwardSchedule, RowBlocksOutside
 from cupyflash.schedules.base import (
     GRANULE,
@@ -99,7 +100,7 @@ class RowBasesSchedule(RowBlocksOutside):
     @classmethod
     def before(cls, schedule: BackwardSchedule) -> RowBasesSchedule:
         """The schedule for kernels whose blocks a block mask has."""
-        p, device, blocks = schedule.problem, schedule.device, (schedule.block_rows, schedule.block_cols)
+        p, device, blocks = schedule.problem, schedule.device, schedule.blocks
         within = None if p.options.block_mask is None else blocks
         return cls(p, device, fit(p, device, within), mask_blocks=within, given=schedule.struct)
 
@@ -108,7 +109,7 @@ class RowBasesSchedule(RowBlocksOutside):
         return self.given
 
     def _tiles(self) -> tuple[Room, ...]:
-        return _rooms(self.problem, self.block_rows, self.block_cols)
+        return _rooms(self.problem, *self.blocks)
 
     def walks(self, parts: tuple[Part, ...] | None = None) -> Iterator[Walk]:
         p, parts = self.problem, self.parts if parts is None else parts
@@ -140,11 +141,8 @@ class RowBasesSchedule(RowBlocksOutside):
         rows, cols = self.shares
         constants = (
             *element_constants(self.problem.asking(dropout=False)),
-            ("BR", self.block_rows),
-            ("BC", self.block_cols),
-            ("KEPT_ROWS", rows),
-            ("KEPT_COLS", cols),
-            ("VARLEN", int(self.problem.options.packed)),
+            *named(BR=self.block_rows, BC=self.block_cols, KEPT_ROWS=rows, KEPT_COLS=cols),
+            *named(VARLEN=int(self.problem.options.packed)),
             *tile_constants(self),
         )
         threads = self.block_rows // GRANULE * WARP

@@ -14,6 +14,7 @@ from cupyflash.arrays import ITEMSIZE, dtype_name
 from cupyflash.device import Device
 from cupyflash.launch.params import POINTER, Field, Params, numbers
 from cupyflash.request.options import require_choice, require_flag
+from cupyflash.request.score import named
 from cupyflash.schedules.base import ELEMENT_TYPE, WARP, Kernel, Schedule, require_dtype
 from cupyflash.schedules.moves import FLOAT32, Room, Totals, whole
 
@@ -54,10 +55,6 @@ class SoftmaxSchedule(Schedule):
     """The kernel's name."""
 
     @property
-    def chip(self) -> Device:
-        return self.device
-
-    @property
     def itemsize(self) -> int:
         """Bytes of one element."""
         return ITEMSIZE[self.dtype]
@@ -83,7 +80,7 @@ class SoftmaxSchedule(Schedule):
         if grid > MAX_GRID:
             rows = f"{self.rows:,} rows of {self.cols:,}"
             raise ValueError(f"x must need at most {MAX_GRID:,} thread blocks, got {grid:,} for {rows}")
-        constants = (("ELEMENT", ELEMENT_TYPE[self.dtype]), ("LANES", self.lanes), ("THREADS", self.threads))
+        constants = named(ELEMENT=ELEMENT_TYPE[self.dtype], LANES=self.lanes, THREADS=self.threads)
         return (Kernel("softmax.cu", self.entry, constants, grid, self.threads, self.shared_bytes, PARAMS),)
 
 

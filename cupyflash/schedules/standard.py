@@ -13,6 +13,7 @@ from typing import ClassVar
 from cupyflash.device import Device
 from cupyflash.launch.params import POINTER, Params, arrays
 from cupyflash.request.problem import Problem
+from cupyflash.request.score import Constants, named
 from cupyflash.schedules.base import (
     GRANULE,
     WARP,
@@ -81,9 +82,9 @@ def fit_square(
     return TileSize(rows, cols, f"{residents}: {shared_bytes(problem, rows, cols):,} of {device.sram_per_block:,} bytes")
 
 
-def score_type(problem: Problem) -> tuple[tuple[str, str], ...]:
+def score_type(problem: Problem) -> Constants:
     """The constant with the type of S in memory, if it is not q's."""
-    return (("SCORE_TYPE", "float"),) if problem.score_itemsize != problem.itemsize else ()
+    return named(SCORE_TYPE="float") if problem.score_itemsize != problem.itemsize else ()
 
 
 def score_product_reads(p: Problem) -> tuple[Move, ...]:
@@ -153,45 +154,17 @@ class StandardSchedule(TileSchedule):
 
     def kernels(self) -> tuple[Kernel, ...]:
         p = self.problem
-        shared = shared_bytes(p, self.block_rows, self.block_cols)
+        shared = shared_bytes(p, *self.blocks)
         require_kernel_tiling(self, shared)
-        constants = (
-            *element_constants(p),
-            ("BR", self.block_rows),
-            ("BC", self.block_cols),
-            ("SUB", sub_tile(p, self.block_cols)),
-            ("SOFTMAX_WARPS", SOFTMAX_WARPS),
-            *score_type(p),
-        )
-        threads = self.block_rows // GRANULE * WARP
+        sizes = named(BR=self.block_rows, BC=self.block_cols, SUB=sub_tile(p, self.block_cols), SOFTMAX_WARPS=SOFTMAX_WARPS)
+        constants, warps = (*element_constants(p), *sizes, *score_type(p)), self.block_rows // GRANULE
 
+        def kernel(step: str, grid: int, warps: int, shared: int) -> Kernel:
+            return Kernel("standard.cu", f"standard_{step}", constants, grid, warps * WARP, shared, self.struct)
+
+        rows = self.row_blocks * self.repeats
+        softmax = kernel("softmax", -(-self.repeats * p.seqlen_q // SOFTMAX_WARPS), SOFTMAX_WARPS, 0)
+        values = kernel("values", rows, warps, self.block_cols * value_row_bytes(p))
         # Without keys there is no S: the softmax still writes L, and the second product O = 0.
-        scores_grid = self.row_blocks * self.col_blocks * self.repeats
-        scores = Kernel(
-            "standard.cu",
-            "standard_scores",
-            constants,
-            scores_grid,
-            threads,
-            shared,
-            self.struct,
-        )
-        softmax = Kernel(
-            "standard.cu",
-            "standard_softmax",
-            constants,
-            -(-self.repeats * p.seqlen_q // SOFTMAX_WARPS),
-            SOFTMAX_WARPS * WARP,
-            0,
-            self.struct,
-        )
-        values = Kernel(
-            "standard.cu",
-            "standard_values",
-            constants,
-            self.row_blocks * self.repeats,
-            threads,
-            self.block_cols * value_row_bytes(p),
-            self.struct,
-        )
-        return (scores, softmax, values) if scores_grid else (softmax, values)
+        scores_grid = rows * self.col_blocks
+        return (kernel("scores", scores_grid, warps, shared), softmax, values) if scores_grid else (softmax, values)

@@ -16,6 +16,7 @@ from typing import ClassVar
 from cupyflash.device import Device
 from cupyflash.launch.params import POINTER, Params, arrays
 from cupyflash.request.problem import Problem
+from cupyflash.request.score import named
 from cupyflash.schedules.backward import BackwardSchedule, gradient_params
 from cupyflash.schedules.base import (
     GRANULE,
@@ -110,7 +111,7 @@ class StandardBackwardSchedule(BackwardSchedule):
         self, step: str, parts: tuple[Part, ...], of: tuple[str, str], out: tuple[str, ...], beside: tuple[Move, ...] = ()
     ) -> Walk:
         """out = left right^T, (Nq x d) by (Nk x d), a tile a thread block."""
-        p, sizes = self.problem, (self.block_rows, self.block_cols)
+        p, sizes = self.problem, self.blocks
         moves = (
             *length_reads(p),
             *beside,
@@ -138,20 +139,15 @@ class StandardBackwardSchedule(BackwardSchedule):
 
     def kernels(self) -> tuple[Kernel, ...]:
         p = self.problem
-        shared = shared_bytes(p, self.block_rows, self.block_cols)
+        shared = shared_bytes(p, *self.blocks)
         require_kernel_tiling(self, shared)
         if self.block_cols > MAX_BLOCK_ROWS:
             raise ValueError(
                 f"the standard backward runs blocks of at most {MAX_BLOCK_ROWS} columns; the tiling asks for {self.tiling.used}"
             )
-        constants = (
-            *element_constants(p, with_derivative=True),
-            ("BR", self.block_rows),
-            ("BC", self.block_cols),
-            ("SUB", sub_tile(p, math.gcd(self.block_rows, self.block_cols))),
-            ("SOFTMAX_WARPS", SOFTMAX_WARPS),
-            *score_type(p),
-        )
+        width = sub_tile(p, math.gcd(*self.blocks))
+        sizes = named(BR=self.block_rows, BC=self.block_cols, SUB=width, SOFTMAX_WARPS=SOFTMAX_WARPS)
+        constants = *element_constants(p, with_derivative=True), *sizes, *score_type(p)
         row_warps, col_warps = self.block_rows // GRANULE, self.block_cols // GRANULE
         tiles, row, value_row = p.head_count * self.row_blocks * self.col_blocks, row_bytes(p), value_row_bytes(p)
         both = self.block_rows + self.block_cols

@@ -214,9 +214,9 @@ def _standard(schedule: BackwardSchedule, keys: int, heads: Heads) -> Traffic:
 
 def _mask_bytes(schedule: BackwardSchedule, keys: int, heads: Heads, by_tiles: bool = False) -> Bytes:
     """The bytes of mask, bias and score function for one pass over all visited scores."""
-    blocks, found = (schedule.block_rows, schedule.block_cols), Counter[str]()
+    found = Counter[str]()
     for times, kept in heads:
-        for name, nbytes in mask_bytes(schedule.problem, keys, kept, blocks, by_tiles).items():
+        for name, nbytes in mask_bytes(schedule.problem, keys, kept, schedule.blocks, by_tiles).items():
             found[name] += times * nbytes
     return found
 

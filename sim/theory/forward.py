@@ -63,8 +63,7 @@ def _parts(schedule: TileSchedule) -> Iterator[tuple[int, Traffic]]:
     for pairs, keys, kept in _heads(schedule):
         times = pairs // together
         yield times, form(schedule, keys, None if kept is None else kept.visited)
-        blocks = schedule.block_rows, schedule.block_cols
-        of_scores = mask_bytes(p, keys, kept, blocks, by_tiles)
+        of_scores = mask_bytes(p, keys, kept, schedule.blocks, by_tiles)
         yield pairs, Traffic.of(of_scores | {"sinks": p.options.sinks * p.seqlen_q * FLOAT32}, {})
         if p.options.score is not None or p.options.mask_function is not None:
             of_tiles = _of_tiles(schedule, keys, kept) if by_tiles else Counter()

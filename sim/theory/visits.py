@@ -90,14 +90,14 @@ def _kept(schedule: TileSchedule) -> KeptTiles | None:
     if not known:
         return KeptTiles(visited, visited)
     assert asked.pattern is not None
-    states = asked.pattern.states((p.seqlen_q, p.seqlen_k), (schedule.block_rows, schedule.block_cols))
+    states = asked.pattern.states((p.seqlen_q, p.seqlen_k), schedule.blocks)
     made = np.broadcast_arrays(visited & (states != EMPTY), visited & (states == MIXED))
     return KeptTiles(made[0], made[1])
 
 
 def own_blocks(schedule: TileSchedule, mask: np.ndarray) -> np.ndarray:
     """A block mask (..., Tr, Tc) for the schedule's blocks, which may be parts of the mask's blocks."""
-    p, br, bc = schedule.problem, schedule.block_rows, schedule.block_cols
+    p, (br, bc) = schedule.problem, schedule.blocks
     rows, cols = (schedule.mask_blocks if isinstance(schedule, BackwardSchedule) else None) or (br, bc)
     i, j = np.arange(blocks_in(p.seqlen_q, br)) * br // rows, np.arange(blocks_in(p.seqlen_k, bc)) * bc // cols
     return mask[..., i[:, None], j]
@@ -195,7 +195,7 @@ def visits_of(schedule: TileSchedule, keys: int, kept: np.ndarray | None = None)
     """The sums for a head with `keys` keys that visits the tiles `kept` (Tr, Tc), or all."""
     if kept is not None:
         return _kept_visits(schedule, keys, kept)
-    br, bc, seen = schedule.block_rows, schedule.block_cols, seen_blocks(schedule, keys)
+    (br, bc), seen = schedule.blocks, seen_blocks(schedule, keys)
     left, right = sides(schedule.problem)
     full, tail = divmod(schedule.problem.seqlen_q, br)
     n, start = max(0, min(seen.stop, full) - seen.start), seen.start * br  # the seen row blocks of br rows
@@ -231,7 +231,7 @@ def _spans(schedule: TileSchedule, keys: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _kept_visits(schedule: TileSchedule, keys: int, kept: np.ndarray) -> Visits:
-    br, bc = schedule.block_rows, schedule.block_cols
+    br, bc = schedule.blocks
     begin, end = _spans(schedule, keys)
     starts, j = np.arange(len(begin)) * br, np.arange(kept.shape[1])
     rows = np.minimum(schedule.problem.seqlen_q - starts, br)

@@ -194,7 +194,7 @@ def timeline_of(trace: Trace, number: int) -> dict[str, Any]:
         return {"timeline": None, "timeline_why": f"the launch has {plural(kernel.grid, 'thread block')}"}
     if (why := timelines.why_not(diary)) is not None:
         return {"timeline": None, "timeline_why": why}
-    chip = trace.schedule.chip
+    chip = trace.schedule.device
     target = module(kernel, chip.compute_capability).program.target.partition(",")[0]
     return {"timeline": timelines.timeline(diary, chip, target, source_text)}
 

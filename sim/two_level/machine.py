@@ -223,7 +223,7 @@ def run(schedule: Schedule, *, literal: bool = False) -> Replay:
     if isinstance(schedule, TileSchedule) and max(schedule.problem.seqlen_q, schedule.problem.seqlen_k) > MOST_ROWS:
         p = schedule.problem
         raise TooLong(f"a replay goes through at most {MOST_ROWS:,} queries and keys a head, got {p.seqlen_q:,} and {p.seqlen_k:,}")
-    machine = Machine(schedule.chip.sram_per_block)
+    machine = Machine(schedule.device.sram_per_block)
     for walk in schedule.walks():
         machine.run(walk, literal)
     return Replay(machine.traffic, machine.peak_bytes)
