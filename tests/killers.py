@@ -7,6 +7,7 @@ found, results NaN until they are written, caches right to the bit. V is about o
 from __future__ import annotations
 
 import json
+import math
 import re
 import shlex
 import tomllib
@@ -136,8 +137,8 @@ class Killer:
     def schedule(self) -> Schedule:
         if self.softmax:
             algorithm, shape, dtype, *down = self.softmax.split()
-            rows, cols = (int(length) for length in shape.split("x"))
-            return plan_softmax(rows, cols, dtype, A100, algorithm, adjacent_rows=down == ["down"])
+            *rows, cols = (int(length) for length in shape.split("x"))
+            return plan_softmax(math.prod(rows), cols, dtype, A100, algorithm, adjacent_rows=down == ["down"])
         if self.add_state:
             return sums.schedule_of(self._sums(), A100)
         if self.dropout_mask:
@@ -256,9 +257,13 @@ class Killer:
 
     def _softmax(self) -> None:
         algorithm, lengths, dtype, *down = self.softmax.split()
-        rows, cols = (int(length) for length in lengths.split("x"))
-        apart, shape = 2 if down == ["apart"] else 1, (cols, rows) if down == ["down"] else (rows, cols)
-        x = test_softmax.rows_of((shape[0], shape[1] * apart), dtype, scale=3 * 2.0**self.power)[:, ::apart]
+        shape = [int(length) for length in lengths.split("x")]
+        if down == ["down"]:
+            shape.reverse()
+        # Axes of rows with gaps between, so that they are not one
+        room = [*shape[:1], *(length + 1 for length in shape[1:-1]), shape[-1] * (2 if down == ["apart"] else 1)]
+        x = test_softmax.rows_of(tuple(room), dtype, scale=3 * 2.0**self.power)
+        x = x[(*(slice(length) for length in shape[:-1]), slice(None, None, room[-1] // shape[-1]))]
         adjacent = down == ["down"]
         self._spent(test_softmax.check_softmax(x, algorithm, 0 if adjacent else -1, adjacent_rows=adjacent).counters)
 

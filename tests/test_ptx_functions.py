@@ -83,6 +83,26 @@ def test_geometry_beyond_a_device_is_refused(grid: Any, block: Any, message: str
         Module.from_ptx(kernel("")).launch("k", grid, block, [])
 
 
+@pytest.mark.parametrize(
+    ("directives", "block", "message"),
+    [
+        (".maxntid 64", (8, 8), None),
+        (".maxntid 64", 65, r"a block of k has at most 64 threads \(.maxntid, __launch_bounds__\), got \(65, 1, 1\)"),
+        (".maxntid 8, 4", (4, 8), None),
+        (".maxntid 8, 4", (4, 9), "at most 32 threads"),
+        (".reqntid 32, 2", (32, 2, 1), None),
+        (".reqntid 32, 2", 64, r"block must be \(32, 2, 1\), as k is compiled for \(.reqntid\), got \(64, 1, 1\)"),
+    ],
+)
+def test_a_kernel_may_limit_the_threads_of_its_blocks(directives: str, block: Any, message: str | None) -> None:
+    module = Module.from_ptx(kernel("").replace("()", f"() {directives}"))
+    if message is None:
+        assert module.launch("k", 1, block, []).findings == ()
+    else:
+        with pytest.raises(ValueError, match=message):
+            module.launch("k", 1, block, [])
+
+
 def test_more_arrivals_than_a_phase_waits_for() -> None:
     body = """.shared .align 8 .b64 bar; .reg .b32 %r<2>; .reg .b64 %s; .reg .pred %p; mov.u32 %r0, %tid.x; setp.eq.u32 %p, %r0, 0;
     @%p mbarrier.init.shared.b64 [bar], 3; bar.sync 0; @%p mbarrier.arrive.shared.b64 %s, [bar], 5;"""

@@ -27,6 +27,7 @@ from cupyflash.schedules import (
     plan_backward,
     plan_varlen,
 )
+from cupyflash.schedules.varlen import Fa3VarlenSchedule
 from cupyflash.sim import SramOverflow, replay, run, theory
 from cupyflash.sim.two_level import machine
 from cupyflash.sim.two_level.steps import Steps
@@ -384,3 +385,16 @@ def test_what_fills_the_sram_exactly_fits(d: int, dtype: str) -> None:
     least = A100.with_sram(max(kernel.shared_bytes for kernel in kernels))
     again = plan_backward(problem, least, deterministic=True).kernels()
     assert [(each.name, each.constants) for each in again] == [(each.name, each.constants) for each in kernels]
+
+
+@pytest.mark.parametrize("short", [0, 1, 2])
+def test_packed_sequences_are_taken_together_by_where_their_keys_begin(short: int) -> None:
+    """The third sequence begins as many keys before those that are taken together end."""
+    lengths = [8192, 8192 - short, 8192, 8192, 5] * 4
+    whole = Problem(len(lengths), 16, 16, 8192, 8192, 128, "bfloat16", causal=True)
+    made = plan_varlen(whole, Device.named("H100-SXM"), tuple((n, n) for n in lengths), algorithm="fa3")
+    assert isinstance(made, Fa3VarlenSchedule)
+    assert made.keys_together == 2 * 8192
+    begins = np.cumsum([0, *lengths[:-1]])
+    blocks = begins // made.block_rows + np.arange(len(lengths))
+    assert made.items.together[blocks].tolist() == (begins // made.keys_together).tolist()

@@ -249,7 +249,7 @@ class Cached(Part):
         begin, behind = schedule_keys(s, self.keys, *queries(s, number))
         if s.cache.appended and number == s.row_tiles - 1:
             begin = min(begin, self.k.there)  # it sees the last key
-        return (begin // cols, -(-behind // cols)) if begin < behind and s.problem.seqlen_q else (0, 0)
+        return begin // cols, -(-behind // cols)
 
     @cached_property
     def splits(self) -> tuple[np.ndarray, np.ndarray]:

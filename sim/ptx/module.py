@@ -13,6 +13,7 @@ count as concurrent, and a race between two launches is a finding of the later o
 from __future__ import annotations
 
 import gc
+import math
 import os
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -209,6 +210,12 @@ def geometry_of(
     """Returns grid, block and cluster; `cluster` defaults to the kernel's own. Raises ValueError for what the chip would refuse."""
     if block[0] * block[1] * block[2] > 1024:
         raise ValueError(f"a block has at most 1024 threads, got {block}")
+    if kernel.block not in (None, block):
+        raise ValueError(f"block must be {kernel.block}, as {kernel.name} is compiled for (.reqntid), got {block}")
+    if kernel.most_threads is not None and math.prod(block) > kernel.most_threads:
+        raise ValueError(
+            f"a block of {kernel.name} has at most {kernel.most_threads} threads (.maxntid, __launch_bounds__), got {block}"
+        )
     if cluster is None and kernel.cluster is None:
         return Geometry(grid, block)
     if cluster is None and not kernel.cluster:

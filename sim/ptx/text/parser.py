@@ -448,6 +448,8 @@ class _Parser:
             name: [self.integer(pos, n, 1, MOST_THREADS) for n in SPLIT.split(text)] for name, text in _LIMIT.findall(head["attrs"])
         }
         function.registers = registers_at_launch(limits)
+        function.block = (*limits["reqntid"], 1, 1)[:3] if "reqntid" in limits else None
+        function.most_threads = math.prod(limits["maxntid"]) if "maxntid" in limits else None
         self.directives(function, head["attrs"], pos)
         self.source, self.inlined_at, self.calls = None, (), {}
         if not function.is_entry:

@@ -249,6 +249,10 @@ class Function:
     unsupported: list[Refusal] = field(default_factory=list)
     registers: int | None = None
     """Registers per thread at launch, if the kernel's directives give them: the count before any setmaxnreg."""
+    block: tuple[int, ...] | None = None
+    """Threads of a block in x, y and z, if the kernel runs with these alone (.reqntid)."""
+    most_threads: int | None = None
+    """Most threads of a block (.maxntid, __launch_bounds__)."""
     cluster: tuple[int, ...] | None = None
     """Blocks of a cluster in x, y and z (.reqnctapercluster); () if the launch must say it (.explicitcluster alone)."""
     most_blocks: int | None = None
