@@ -48,7 +48,7 @@ def near(file: str) -> str:
 
 def about(finding: Finding) -> str:
     """Returns a finding without its place: kind, message, kernel, thread."""
-    return str(finding).split(f" {finding.kind}: ", 1)[-1]
+    return shorten(finding).split(f" {finding.kind}: ", 1)[-1]
 
 
 def lines(checked: CheckedKernels) -> str:

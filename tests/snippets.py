@@ -143,8 +143,8 @@ def claims(source: str) -> Iterator[tuple[ast.stmt, Any]]:
 
 
 def masked(text: str) -> str:
-    """A text without what differs between machines: the digits of errors."""
-    return re.sub(r"\d\.\d+(?=e-\d)", "#.##", text)
+    """A text without what differs between machines: the digits of errors, the folders of sources."""
+    return re.sub(r"/\S+/(?=\w+\.cu:\d)", "", re.sub(r"\d\.\d+(?=e-\d)", "#.##", text))
 
 
 @dataclass

@@ -12,12 +12,14 @@ from typing import Any
 from urllib.parse import unquote
 from xml.etree import ElementTree
 
+import numpy as np
 import pytest
 from click.testing import CliRunner, Result
 
 from cupyflash.sim import formats
 from cupyflash.sim.cli import main
 from cupyflash.sim.formats import CheckedKernels
+from cupyflash.sim.ptx import Module
 from cupyflash.sim.ptx.report.findings import SEVERITIES, Finding, Suppressed, Suppression
 from cupyflash.sim.ptx.text.syntax import source_name
 
@@ -191,3 +193,66 @@ def test_kernels_have_their_names_of_the_source(mangled: str, name: str) -> None
     if source_name("_Z1kIfEvv") != "k<float>":
         pytest.skip("the C++ runtime library, whose demangler it needs, is not here")
     assert source_name(mangled) == name
+
+
+HAZARDS = """template <bool A, bool B> __global__ void tiles(const int* a, int* c, int n) {
+    __shared__ int tile[64];
+    int t = threadIdx.x, sum = 0;
+    #pragma unroll 1
+    for (int k = 0; k < n; k++) {
+        tile[t] = a[64 * k + t];  // 6
+        if (A) __syncthreads();
+        sum += tile[63 - t];  // 8
+        if (B) __syncthreads();
+    }
+    c[t] = sum;
+}
+template __global__ void tiles<true, false>(const int*, int*, int);
+template __global__ void tiles<false, true>(const int*, int*, int);
+extern "C" __global__ void reduce(const int* a, int* c, int n) {
+    __shared__ int part[64];
+    part[threadIdx.x] = a[threadIdx.x];
+    __syncthreads();
+    for (int half = 32; half; half /= 2)
+        if (threadIdx.x < half) part[threadIdx.x] += part[threadIdx.x + half];  // 20
+    __syncthreads();
+    c[threadIdx.x] = part[0];
+}
+extern "C" __global__ void lanes(const int* a, int* c, int n) {
+    __shared__ int swap[64];
+    swap[threadIdx.x] = a[threadIdx.x];  // 26
+    c[threadIdx.x] = swap[threadIdx.x ^ 1];  // 27
+}
+extern "C" __global__ void grid(const int*, int* c, int n) {
+    if (threadIdx.x == 0) c[blockIdx.x] = n;  // 30
+    if (threadIdx.x == 0)
+        c[blockIdx.x + 4] = c[blockIdx.x ^ 1];  // 32
+}
+extern "C" __global__ void writers(const int*, int* c, int n) { if (threadIdx.x == 0) c[0] = blockIdx.x; }  // 34
+"""
+
+
+def test_a_race_has_its_hazard_and_its_mend_and_both_lines() -> None:
+    pytest.importorskip("cupy")
+    module = Module.from_source(HAZARDS, name="/some where/h.cu")
+    cases = {
+        "tiles<true, false>": (
+            (6, 8),
+            "write after read, of a loop's next turn",
+            "__syncthreads() between line 8 and line 6 of the next turn",
+        ),
+        "tiles<false, true>": ((6, 8), "read after write", "__syncthreads() between line 6 and line 8"),
+        "reduce": ((20, 20), "read and write of one line", "__syncwarp() between the accesses of line 20"),
+        "lanes": ((26, 27), "read after write", "__syncwarp() between line 26 and line 27"),
+        "grid": ((30, 32), "read after write", "__threadfence() and an atomic flag between line 30 and line 32"),
+        "writers": ((34, 34), "write after write", "one block writes there, or atomics do"),
+    }
+    for kernel in module.kernels:
+        lines, hazard, mend = cases.pop(source_name(kernel))
+        arrays = [np.arange(256, dtype=np.int32), np.zeros(64, np.int32)]
+        (finding,) = module.launch(kernel, 2 if lines[0] >= 30 else 1, 64, [*arrays, 4]).findings
+        told = [line for one in (finding.source, finding.other) if one for line in one[1:]]
+        assert (sorted(told), finding.hazard) == ([*lines], hazard) and finding.mend.endswith(mend), (kernel, finding)
+        assert f"/some where/h.cu:{told[1]}" in finding.message
+        assert lines[0] >= 30 or re.search(r"at offset 0x\w+ \((tile|part|swap)( \+ \d+)?\) of shared memory", finding.message)
+    assert not cases

@@ -139,4 +139,4 @@ def test_findings_name_the_whole_instruction() -> None:
     messages = sorted(f.message for f in launch.findings)
     late = "has read shared memory: a cp.async.bulk.wait_group.read is missing"
     assert messages[0] == f"the thread exits before its cp.async.bulk {late}"
-    assert messages[1].startswith("write at offset 0x0 of shared memory and cp.async.bulk at PTX line")
+    assert messages[1].startswith("write at offset 0x0 (s) of shared memory and cp.async.bulk at PTX line")

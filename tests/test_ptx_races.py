@@ -202,7 +202,7 @@ def test_a_finding_says_who_and_where(seed: int | None) -> None:
     assert (found.block, found.warp, found.lane, found.address, found.tensor) == (0, 1, 8, 20, None)
     assert found.source is not None and found.source[1] == line_of(body, "if (t == 40)")
     assert found.message == (
-        f"read at offset 0x14 of shared memory and write at kernel.cu:{line_of(body, 's[*n + 5] = t')} "
+        f"read at offset 0x14 (s + 20) of shared memory and write at {found.source[0]}:{line_of(body, 's[*n + 5] = t')} "
         "by block 0, warp 0, lane 3 are not ordered"
     )
 

@@ -175,8 +175,10 @@ def test_a_partial_barrier_is_a_warning() -> None:
 
 def test_text_and_count() -> None:
     (warning,), (error,) = launch("x[0] = 7;").findings, launch("x[0] = t;").findings
-    assert ": warning: race: write at offset 0x0" in str(warning) and "not ordered; both write the same bytes [" in str(warning)
-    assert re.search(r"kernel.cu:4: race: write", str(error)) and "are not ordered [" in str(error)
+    assert ": warning: race: write at offset 0x0" in str(warning)
+    assert "not ordered; both write the same bytes (write after write); likely mend: one thread" in str(warning)
+    assert re.search(r"kernel.cu:4: race: write", str(error))
+    assert "are not ordered (write after write); likely mend: __sync" in str(error)
     assert counted((error, warning, warning)) == "1 error and 2 warnings" and counted(()) == ""
 
 

@@ -88,7 +88,7 @@ def test_what_is_said_of_a_statement_that_is_not_executed(line: str) -> None:
 def test_an_atomic_on_what_nobody_wrote_says_so() -> None:
     body = ".shared .align 4 .b8 s[128]; atom.shared.add.u32 %r1, [s], 1;"
     (finding,) = Module.from_ptx(HEAD + entry("k", body)).launch("k", 1, 1, [None]).findings
-    assert finding.message == "atomic access of 4 bytes at 0x0 of shared memory that nobody wrote"
+    assert finding.message == "atomic access of 4 bytes at 0x0 (s) of shared memory that nobody wrote"
 
 
 # -- one finding a fault ---------------------------------------------------------------------------------------------------

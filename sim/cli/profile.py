@@ -15,7 +15,7 @@ from cupyflash.device import Device
 from cupyflash.sim import files
 from cupyflash.sim.cli.options import DEVICE, SEED, NewFile, examples, from_0, gathered
 from cupyflash.sim.cli.reporting import FindingsReport, findings_report, watched
-from cupyflash.sim.cli.show import width
+from cupyflash.sim.cli.show import piped, width
 from cupyflash.sim.formats import CheckedKernels
 from cupyflash.sim.ptx import PtxError, Suppression, UnsupportedPTX
 
@@ -201,7 +201,7 @@ def profile(source: Source, launch: LaunchOptions, report: ProfileReport, behind
     done = found.launch
     file = str(source.file) if source.file.suffix == ".ptx" else ""
     checked = CheckedKernels((found.kernel,), (*done.findings, *done.notes), done.suppressed, file)
-    told.tell(checked, lambda: found.text(report.top, width()), found.to_dict, "the kernel")
+    told.tell(checked, lambda: found.text(report.top, width(), piped()), found.to_dict, "the kernel")
 
 
 def first_reason(error: PtxError) -> str:

@@ -34,8 +34,12 @@ NARROWEST = 40
 
 def width() -> int:
     """Columns that text may take: COLUMNS, else the terminal's, else (in a pipe or a file) 100; at least 40."""
-    known = "COLUMNS" in os.environ or (sys.stdout is not None and sys.stdout.isatty())
-    return max(NARROWEST, shutil.get_terminal_size((text.WIDTH, 24)).columns) if known else text.WIDTH
+    return text.WIDTH if piped() else max(NARROWEST, shutil.get_terminal_size((text.WIDTH, 24)).columns)
+
+
+def piped() -> bool:
+    """True if nobody says how wide text may be: it goes into a pipe or a file, and COLUMNS is not set."""
+    return "COLUMNS" not in os.environ and (sys.stdout is None or not sys.stdout.isatty())
 
 
 def say(words: str = "", *, first: str = "", rest: str = "") -> None:

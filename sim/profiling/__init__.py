@@ -89,11 +89,11 @@ class Profile:
         lines = self.sources.get(file, ())
         return lines[number - 1].strip() if number <= len(lines) else ""
 
-    def text(self, top: int = 10, width: int = 100) -> str:
-        """The profile as text, `width` columns wide; each table by line shows the `top` lines."""
+    def text(self, top: int = 10, width: int = 100, whole_findings: bool = False) -> str:
+        """The profile as text, `width` columns wide; each table by line shows the `top` lines. `whole_findings`: one line each."""
         from cupyflash.sim.profiling.text import ProfileText
 
-        return ProfileText(self, top, width).whole()
+        return ProfileText(self, top, width, whole_findings).whole()
 
     def html(self) -> str:
         """The profile as one self-contained page: the data of `to_dict`, the source, and `banks`."""

@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from cupyflash.sim.profiling import Profile
 
 
+COLUMN = 8
+"""Wavefronts for each ideal one from which on accesses look like those down a column."""
+PAD = "Likely mend: rows that are one element longer, as tile[32][33] for tile[32][32]: a column then has a bank for each row."
 L2_KEYS = ("read_bytes", "dram_read_bytes", "write_bytes", "dram_write_bytes")
 
 
@@ -27,11 +30,12 @@ def share(part: float, whole: float) -> str:
 
 @dataclass(frozen=True)
 class ProfileText:
-    """A profile as text, `width` columns wide; each table by line shows the `top` lines."""
+    """A profile as text, `width` columns wide; each table by line shows the `top` lines. `whole_findings`: one line each."""
 
     profile: Profile
     top: int
     width: int
+    whole_findings: bool = False
 
     def whole(self) -> str:
         """All sections that are not empty."""
@@ -106,10 +110,10 @@ class ProfileText:
         found = launch.findings
         lines = [f"Findings: {plural(launch.findings_total, 'lane')} at {plural(len(found), 'place')}"] if found else []
         for finding in found[: self.top]:
-            lines += self.paragraph(shorten(finding), "  ", "    ")
+            lines += [f"  {shorten(finding)}"] if self.whole_findings else self.paragraph(shorten(finding), "  ", "    ")
         lines += [f"  ... and {len(found) - self.top} more"] * (len(found) > self.top)
         for other in (*launch.notes, *told(launch.suppressed, launch.unmatched)):
-            lines += self.paragraph(shorten(other), rest="    ")
+            lines += [shorten(other)] if self.whole_findings else self.paragraph(shorten(other), rest="    ")
         return lines
 
     def global_memory(self) -> list[str]:
@@ -223,7 +227,10 @@ class ProfileText:
             for (kind, size), each in sorted(c.shared.items())
             if each.conflicts
         ]
-        return self.table(title, ("line", "access", "requests", "wavefronts", "ideal", "conflicts", "source"), rows, left=(0, 1, 6))
+        heads = ("line", "access", "requests", "wavefronts", "ideal", "conflicts", "source")
+        plain = (each for _, c in chosen for (kind, _), each in c.shared.items() if kind in ("ld", "st"))
+        columns = any(each.wavefronts >= COLUMN * each.ideal_wavefronts for each in plain)
+        return self.table(title, heads, rows, left=(0, 1, 6)) + (self.paragraph(PAD, rest="  ") if columns else [])
 
 
 def passed(counts: SharedCounts) -> list[str]:

@@ -428,6 +428,7 @@ class Module:
         if races:
             watched = [*segments, *tensors, workspace]
             memory.races = Races(code.sharing, len(code.instructions), watched, memory.shared_stride, findings, geometry.blocks)
+            memory.races.offset_name = memory.shared_name
         if stream is not None:
             stream.begin(kernel, programmatic, memory.races)
         schedule = seed, on_barrier, limits

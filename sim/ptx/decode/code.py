@@ -109,7 +109,10 @@ class Code(LiveRegisters):
 
     @cached_property
     def sharing(self) -> Sharing:
-        found = sharing_of(self.plans, self.params)
+        barriers = tuple(i for i in self.instructions if i.opcode in ("bar", "barrier") and not {"warp", "arrive"} & set(i.mods))
+        ends = ((min(loop.body), self.block_end(max(loop.body)) - 1) for loop in self.loops)
+        loops = tuple((self.instructions[first].line, self.instructions[last].line) for first, last in ends)
+        found = replace(sharing_of(self.plans, self.params), barriers=barriers, loops=loops)
         if not found.atomics:
             return found
         lockstep = {i for i in self.instructions if i.opcode in ("ld", "st") and "volatile" in i.mods} - spins(self)

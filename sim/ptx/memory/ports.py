@@ -117,7 +117,8 @@ class Port(ABC):
         positions = np.flatnonzero(bad)
         first = int(positions[0])
         address = int(addresses[first])
-        message = f"{self.verb} of {plural(self.size, 'byte')} at {address:#x}{message}"
+        where = self.memory.shared_name(address) if message.startswith(" of shared memory") else f"{address:#x}"
+        message = f"{self.verb} of {plural(self.size, 'byte')} at {where}{message}"
         if kind == "uninitialised" and self.kind == "ldmatrix":
             # A tile is loaded whole, even if the algorithm masks away the results of some rows.
             i = self.instruction

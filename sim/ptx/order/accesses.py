@@ -77,7 +77,7 @@ class Sharing:
     memory through the asynchronous proxy, `products`: wgmma does. `narrow`: it has atomics or strong accesses whose scope is less
     than the device, to memory that other blocks may reach. `guesses`: plain loads whose values only a compare-and-swap uses, so
     that atomics do not race with them. `lockstep`: volatile loads and stores, except loads on which a loop waits: between lanes of
-    a warp they need an order, too.
+    a warp they need an order, too. `barriers`: those of the block; `loops`: the first and last PTX line of each.
     """
 
     shared_granule: int
@@ -90,6 +90,14 @@ class Sharing:
     narrow: bool = False
     guesses: frozenset[PtxInstruction] = frozenset()
     lockstep: frozenset[PtxInstruction] = frozenset()
+    barriers: tuple[PtxInstruction, ...] = ()
+    loops: tuple[tuple[int, int], ...] = ()
+
+    def turns(self, first: PtxInstruction, last: PtxInstruction) -> bool:
+        """True if a barrier is between two instructions, the first one first in the code, and a loop has both: nothing orders
+        the last one of a turn before the first one of the next."""
+        met = any(between(first, barrier, last) for barrier in self.barriers)
+        return met and any(start <= first.line and last.line <= end for start, end in self.loops)
 
     def global_granule(self, places: list[Place]) -> int:
         """Returns the smallest width of an access to memory that the pointers at these places point to."""
@@ -99,6 +107,15 @@ class Sharing:
     def writes(self, place: Place) -> bool:
         """True if a store may reach the memory that the pointer at this place points to."""
         return self.written is None or any(meets(found, place) for found in self.written)
+
+
+def between(first: PtxInstruction, middle: PtxInstruction, last: PtxInstruction) -> bool:
+    """True if an instruction is between two others: by the kernel's lines if these tell, since a compiler moves code."""
+    lines = [i.inlined_at[-1] if i.inlined_at else i.source for i in (first, middle, last)]
+    numbers = [line[1] for line in lines if line and line[0] == (lines[0] or ("",))[0]]
+    if len(numbers) == 3 and len(set(numbers)) == 3:
+        return numbers[0] < numbers[1] < numbers[2]
+    return first.line < middle.line < last.line
 
 
 # -- tables ------------------------------------------------------------------------------------------------------------

@@ -5,12 +5,26 @@ Two accesses to the same bytes, one of them writing, race unless one happens bef
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 
-from ..report.findings import ERROR, WARNING, Findings, Key, Verdict, place_of, source_and_call, thread_name
+from ..report.findings import (
+    ERROR,
+    WARNING,
+    WARP_ONLY,
+    Findings,
+    Key,
+    Verdict,
+    at_line,
+    kernel_line,
+    place_of,
+    source_and_call,
+    thread_name,
+)
 from ..state.lanes import WARP, LaneSet, Wave, by_value
 from ..state.segments import Segment
-from ..text.syntax import Array, PtxInstruction
+from ..text.syntax import Array, Imm, PtxInstruction
 from .accesses import SAME, STORES, Area, Boxes, Shadow, Sharing, Stored, Table, Touch, Who, is_async, windows
 from .clocks import BLOCKS, CLUSTERS, CROWD, LANE, LANES, LEVEL, LOW, ONE, STAMP, WARPS, lanes_of, levels_of, raised
 from .happens_before import Order
@@ -21,6 +35,7 @@ WARP_BITS = np.uint64(((1 << STAMP) - 1) & ~(LANES | WARP - 1))
 COPY, LANDING = "asynchronous copy", "write of an asynchronous copy"
 
 NOT_ORDERED = "are not ordered"
+ONE_WRITER = "one thread alone writes it"
 
 
 class Detector(Order):
@@ -42,6 +57,8 @@ class Detector(Order):
         self._areas: dict[int, Area | None] = {}
         self.in_history = False
         """True if the launch is part of a history: others may write what it only reads."""
+        self.offset_name: Callable[[int], str] = hex
+        """Names an offset in shared memory."""
         self.storing: Stored | None = None
         """The store that is being made; None while something else accesses memory."""
 
@@ -298,23 +315,55 @@ class Detector(Order):
             theirs = self.instructions[number]
             address = int(access.addresses[position])
             if segment is None:
-                address = offset = address % self.shared_stride
-                name = self.shared_name(int(access.rows[where[at]]) // self.granules)
+                address %= self.shared_stride
+                offset, name = self.offset_name(address), self.shared_name(int(access.rows[where[at]]) // self.granules)
             else:
-                offset, name = address - segment.start, repr(segment.name)
+                offset, name = f"{address - segment.start:#x}", repr(segment.name)
             their_place = self.place(first & LANE)
             sides = [(i.line, verbs[0], i, access.lanes.place(position)), (theirs.line, verbs[1], theirs, their_place)]
             sides.sort(key=lambda side: -side[0])
             (_, did, at_fault, main), (_, had, second, rest) = sides
             message = (
-                f"{told(did, at_fault)} at offset {offset:#x} of {name} and {told(had, second)} at {source_and_call(second)} "
+                f"{told(did, at_fault)} at offset {offset} of {name} and {told(had, second)} at {source_and_call(second)} "
                 f"by {thread_name(rest)}{CROWD[(first & LEVEL) >> 29]} {what}"
             )
             tensor = None if segment is None else segment.name
             key: Key = ("race", *sorted((place_of(i), place_of(theirs)), key=str), tensor)
             count = len(places)
-            verdict = Verdict("race", severity)
+            level = max(first & LEVEL, int(self.relation(np.array([access.who.lane[where[at]]]), entries[at : at + 1])[0]))
+            hazard, mend = self.remedy((did, had), (at_fault, second), level, segment is None)
+            verdict = Verdict("race", severity, hazard, mend if what == NOT_ORDERED else ONE_WRITER if what == SAME else "")
             self.findings.record(verdict, message, (at_fault, second), main, key, count=count, address=address, tensor=tensor)
+
+    def remedy(
+        self, verbs: tuple[str, str], sides: tuple[PtxInstruction, PtxInstruction], level: int, shared: bool
+    ) -> tuple[str, str]:
+        """Returns the hazard and likely mend of a race. The first side is the later one in the code; `level` has both."""
+        later, earlier = sides
+        did, had = (ACTS.get(verb, verb) for verb in verbs)
+        a, b = kernel_line(earlier), kernel_line(later)
+        at, to = (f"line {line[1]}" if line[0] == later.place[0] else at_line(line) for line in (a, b))
+        turns = a != b and self.sharing.turns(earlier, later)
+        hazard = f"{had} after {did}, of a loop's next turn" if turns else f"{did} after {had}"
+        where = f"between {to} and {at} of the next turn" if turns else f"between {at} and {to}"
+        if a == b:
+            hazard = f"{' and '.join(sorted((had, did)))} of one line" if did != had else hazard
+            where = f"between the accesses of {at}"
+        if {COPY, LANDING} & set(verbs):
+            return hazard, f"a wait for the copy and a barrier {where}"
+        if level >= BLOCKS:
+            if shared:
+                return hazard, f"cluster.sync() {where}"
+            if {did, had} == {"write"}:
+                return hazard, "one block writes there, or atomics do"
+            return hazard, f"a launch of its own for one of them, or __threadfence() and an atomic flag {where}"
+        if level <= LANES:
+            return hazard, f"{WARP_ONLY} {where}"
+        whole = all(operand == Imm(0) for i in self.sharing.barriers for operand in i.operands[:1])
+        return hazard, f"{'__syncthreads()' if whole else 'a barrier of these warps'} {where}"
+
+
+ACTS = {COPY: "read", LANDING: "write"}
 
 
 def told(verb: str, i: PtxInstruction) -> str:

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.lib.array_utils import byte_bounds
 
-from ..report.findings import Key, place_of, source_and_call, thread_name
+from ..report.findings import ERROR, Key, Verdict, place_of, source_and_call, thread_name
 from ..state.lanes import WARP, LaneSet, by_value, run_starts
 from ..state.segments import Segment
 from ..text.syntax import UNDECODED, Array, PtxInstruction
@@ -525,7 +525,8 @@ class Launches:
         key: Key = ("race", place_of(i), place_of(theirs.instruction), run.kernel, segment.name)
         place = access.lanes.place(position)
         sides = i, theirs.instruction
-        self.races.findings.record("race", message, sides, place, key, count=count, address=address, tensor=segment.name)
+        verdict = Verdict("race", ERROR, f"{verbs[0]} after {verbs[1]}")
+        self.races.findings.record(verdict, message, sides, place, key, count=count, address=address, tensor=segment.name)
 
     def why(self, theirs: Site) -> str:
         run, behind = theirs.run, self.run.behind

@@ -13,7 +13,7 @@ from typing import Protocol
 
 import numpy as np
 
-from ..report.findings import source, thread_name
+from ..report.findings import ERROR, Verdict, at_line, kernel_line, source, thread_name
 from ..state.lanes import GROUP, WARP
 from ..state.segments import Pages
 from ..text.syntax import Array, PtxInstruction
@@ -148,13 +148,15 @@ class TileReads:
                 mine = np.flatnonzero(which & (by == number))
                 theirs, who = races.instructions[number], f"by {thread_name(races.place(int(entries[mine[0]]) & LANE))}"
                 address = int(rows[mine[0]] << races.shared_shift) % races.shared_stride
+                at = races.offset_name(address)
                 message = (
-                    f"read at offset {address:#x} of shared memory and write at {source(theirs)} {who} are not ordered"
+                    f"read at offset {at} of shared memory and write at {source(theirs)} {who} are not ordered"
                     if kind == "race"
                     else f"wgmma reads shared memory through the asynchronous proxy; what {source(theirs)} wrote at offset "
-                    f"{address:#x}, {who}, has no fence.proxy.async behind it"
+                    f"{at}, {who}, has no fence.proxy.async behind it"
                 )
-                self.record(kind, message, (i, theirs), races.wave.place(int(first[mine[0]]) * WARP), (len(mine), address))
+                verdict = Verdict(kind, ERROR, "read after write" if kind == "race" else "")
+                self.record(verdict, message, (i, theirs), races.wave.place(int(first[mine[0]]) * WARP), (len(mine), address))
 
     def verdicts(self, first: Array, entries: Array, by: Array) -> tuple[Array, Array]:
         """Returns masks of the writes `entries`, by instructions `by`: not over for all warps of a group; not visible to one."""
@@ -234,23 +236,26 @@ class TileReads:
         address = int(access.addresses[position])
         over = "has not been waited for" if not self.waited[number].any() else "is not known to be over"
         message = (
-            f"{verb} at offset {address:#x} of shared memory, which {source(theirs)} of block {block}, warps {warp} to "
-            f"{warp + GROUP - 1}, reads and which {over}"
+            f"{verb} at offset {self.races.offset_name(address)} of shared memory, which {source(theirs)} of block {block}, "
+            f"warps {warp} to {warp + GROUP - 1}, reads and which {over}"
         )
-        self.record("race", message, (i, theirs), access.lanes.place(position), (1, address))
+        verdict = Verdict(
+            "race", ERROR, f"{verb} after read", f"wgmma.wait_group, then a barrier, before {at_line(kernel_line(i))}"
+        )
+        self.record(verdict, message, (i, theirs), access.lanes.place(position), (1, address))
 
     def record(
         self,
-        kind: str,
+        verdict: Verdict,
         message: str,
         pair: tuple[PtxInstruction, PtxInstruction],
         place: tuple[int, int, int],
         size: tuple[int, int],
     ) -> None:
         """Records a finding at the first instruction of a pair; (count, address)."""
-        key = (kind, *sorted(one.line for one in pair), None)
+        key = (verdict.kind, *sorted(one.line for one in pair), None)
         count, address = size
-        self.races.findings.record(kind, message, pair, place, key, count=count, address=address, tensor=None)
+        self.races.findings.record(verdict, message, pair, place, key, count=count, address=address, tensor=None)
 
 
 def distinct_pairs(lanes: Array, numbers: Array) -> tuple[Array, Array]:

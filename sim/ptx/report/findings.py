@@ -20,7 +20,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -69,6 +69,18 @@ KINDS = {
 }
 """All kinds of findings, with their meanings."""
 
+MENDS = {
+    "cluster barrier": "one barrier.cluster.arrive and one wait of each thread (cluster.sync())",
+    "in flight": "a wait for it (cp.async.wait_group, the mbarrier's phase, wgmma.wait_group), and a barrier if others read it",
+    "missing fence": "wgmma.fence before the first wgmma that uses the registers",
+    "missing lanes": "a mask of just the lanes that come there",
+    "partial barrier": "no return before the barrier: put the work, not the barrier, under the condition",
+    "proxy": "fence.proxy.async by the threads that wrote, before the barrier that the reader waits at",
+}
+"""Likely mends of kinds that have one."""
+WARP_ONLY = "__syncwarp()"
+"""The mend of a race within a warp."""
+
 
 @dataclass(frozen=True)
 class Finding:
@@ -80,6 +92,7 @@ class Finding:
     block, `lane` within the warp. `address` is the virtual address (shared: the offset). `instructions` counts the PTX
     instructions of this line with the fault (an unrolled loop has copies), `lanes` the lanes, each as often as it had it.
     `other`: the other side's line of a race and the like, as in `Counters.lines` (the PTX's if there is no other).
+    `hazard`: a race's, such as read after write; `mend`: the likely mend, "" if none is known.
     """
 
     kind: str
@@ -97,6 +110,8 @@ class Finding:
     lanes: int = 1
     other: Line | None = None
     severity: str = ERROR
+    hazard: str = ""
+    mend: str = ""
 
     def __str__(self) -> str:
         place = f"{self.source[0]}:{self.source[1]}" if self.source else f"PTX line {self.ptx_line}"
@@ -105,7 +120,8 @@ class Finding:
         less = f"{self.severity}: " if self.severity != ERROR else ""
         copies = f"; {self.instructions} PTX instructions" if self.instructions > 1 else ""
         who = f"[{source_name(self.kernel)}, {thread_name((self.block, self.warp, self.lane))}{copies}]"
-        return f"{place}: {less}{self.kind}: {self.message} {who}"
+        hazard, mend = f" ({self.hazard})" * bool(self.hazard), f"; likely mend: {self.mend}" * bool(self.mend)
+        return f"{place}: {less}{self.kind}: {self.message}{hazard}{mend} {who}"
 
     @property
     def places(self) -> tuple[Line, ...]:
@@ -125,10 +141,12 @@ def counted(findings: Sequence[Finding]) -> str:
 
 
 class Verdict(NamedTuple):
-    """The kind of a fault, and its severity."""
+    """The kind of a fault, its severity, hazard and likely mend."""
 
     kind: str
     severity: str
+    hazard: str = ""
+    mend: str = ""
 
 
 Key = tuple[object, ...]
@@ -201,12 +219,13 @@ class Findings:
         tensor: str | None,
     ) -> None:
         """Records a finding of (block, warp, lane) `place`, the first with this key; `sides`: the instruction, a race's other."""
-        kind, severity = (what, ERROR) if isinstance(what, str) else what
+        kind, severity, hazard, mend = Verdict(what, ERROR) if isinstance(what, str) else what
         assert kind in KINDS, kind
         i, *others = sides
         theirs = others[0].place if others else None
         of_place = self.kernel, i.source, i.line, *place
-        finding = Finding(kind, message, *of_place, address, tensor, i.inlined_at, other=theirs, severity=severity)
+        more: dict[str, Any] = {"severity": severity, "hazard": hazard, "mend": mend or MENDS.get(kind, "")}
+        finding = Finding(kind, message, *of_place, address, tensor, i.inlined_at, other=theirs, **more)
         if self.note(self.found, key, finding, count):
             self.total += count
 
@@ -226,6 +245,8 @@ class Findings:
             known.lanes += count
             if finding.severity == ERROR != known.finding.severity:
                 known.finding = finding
+            if known.finding.mend.startswith(WARP_ONLY):  # other warps may be in it, too
+                known.finding = replace(known.finding, mend=finding.mend)
             return by is None
         if len(records) >= LIMIT and by is None and finding.severity == ERROR:
             # An error replaces a warning.
@@ -345,7 +366,12 @@ def thread_name(place: tuple[int, int, int]) -> str:
 
 
 def at_line(line: Line) -> str:
-    return f"{line[0].rpartition('/')[2]}:{line[1]}"
+    return f"{line[0]}:{line[1]}"
+
+
+def kernel_line(i: PtxInstruction) -> Line:
+    """Returns the line of the kernel itself that an instruction belongs to."""
+    return i.inlined_at[-1] if i.inlined_at else i.place
 
 
 ENTRY = re.compile(r"(\S+)\s+(\S+)\s+(\S+?)(?::(\d+)(?:-(\d+))?)?\s+(\S.*)")
