@@ -35,9 +35,10 @@ class CheckedKernels:
     file: str = ""
 
     def place(self, finding: Finding) -> Line:
-        """Returns the line that a finding is shown at."""
-        file, line = finding.source or (self.file or "PTX", finding.ptx_line)
-        return near(file), line
+        """Returns the line to show a finding at: the first below the current folder, of its own and those it is inlined at."""
+        own = finding.source or (self.file or "PTX", finding.ptx_line)
+        shown = [(near(file), line) for file, line in (own, *finding.inlined_at)]
+        return next((at for at in shown if not os.path.isabs(at[0])), shown[0])
 
 
 def near(file: str) -> str:
@@ -47,8 +48,10 @@ def near(file: str) -> str:
 
 
 def about(finding: Finding) -> str:
-    """Returns a finding without its place: kind, message, kernel, thread."""
-    return shorten(finding).split(f" {finding.kind}: ", 1)[-1]
+    """Returns a finding without its kind, and without its place unless it is in inlined code."""
+    place, _, rest = shorten(finding).partition(f" {finding.kind}: ")
+    inlined = f"{place.removesuffix(':').removesuffix(f': {finding.severity}')}: " if finding.inlined_at else ""
+    return inlined + rest
 
 
 def lines(checked: CheckedKernels) -> str:
@@ -126,7 +129,9 @@ def result(checked: CheckedKernels, finding: Finding, index: int, by: Suppressed
     """Returns a finding as a result of SARIF."""
     file, line = checked.place(finding)
     kernel = source_name(finding.kernel)
-    sides = [("inlined here", at) for at in finding.inlined_at]
+    inlined = [one for one in (finding.source, *finding.inlined_at) if one and (near(one[0]), one[1]) != (file, line)]
+    sides = [("the same access", at) for at in inlined]
+    sides += [("of the same cause", at) for at in finding.also if at[0] != "PTX"]
     if finding.other is not None and finding.other[0] != "PTX":
         sides.append(("the other access", finding.other))
     found: dict[str, Any] = {

@@ -20,7 +20,7 @@ from cupyflash.sim import formats
 from cupyflash.sim.cli import main
 from cupyflash.sim.formats import CheckedKernels
 from cupyflash.sim.ptx import Module
-from cupyflash.sim.ptx.report.findings import SEVERITIES, Finding, Suppressed, Suppression
+from cupyflash.sim.ptx.report.findings import SEVERITIES, Finding, Suppressed, Suppression, by_cause, of_program
 from cupyflash.sim.ptx.text.syntax import source_name
 
 CUDA = """template <int N> __global__ void k(float* x, int* o) {
@@ -193,6 +193,37 @@ def test_kernels_have_their_names_of_the_source(mangled: str, name: str) -> None
     if source_name("_Z1kIfEvv") != "k<float>":
         pytest.skip("the C++ runtime library, whose demangler it needs, is not here")
     assert source_name(mangled) == name
+
+
+def test_findings_of_one_cause_are_one() -> None:
+    """A variable without a value is used at several lines; a program's launches find one fault at several addresses."""
+    pytest.importorskip("cupy")
+    code = """extern "C" __global__ void k(float* x, float* y, int n) {
+        float v;
+        if (threadIdx.x < n) v = x[threadIdx.x];
+        y[threadIdx.x] = v * 2;
+        x[threadIdx.x] = v < 3;
+        y[threadIdx.x + 32] = v;
+        y[threadIdx.x + 64] = 1;
+    }"""
+    arrays = np.ones(32, np.float32), np.ones(96, np.float32)
+    (one,) = Module.from_source(code).launch("k", 1, 32, [*arrays, 28]).findings
+    assert (one.lane, len(one.also)) == (28, 2) and "2 more of this cause, at " in str(one)
+    assert one.mend.startswith("a value for the variable")
+    launches = [made(message=f"write at {at:#x} of 'allocation {n}'", lanes=2) for n, at in enumerate((16, 0xAB))]
+    merged = by_cause([*launches, made(message="read at 0x10"), made(source=("k.cu", 4))], of_program)
+    assert [(each.lanes, each.also) for each in merged] == [(4, (("k.cu", 3),)), (1, ()), (1, ())]
+    assert str(merged[0]).startswith("k.cu:3: race: write at 0x10 of 'allocation 0'; 1 more of this cause [k, ")
+
+
+def test_a_finding_in_inlined_code_is_shown_at_the_project_s_own_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    calls = (("/lib/block.h", 7), (str(tmp_path / "k.cu"), 3))
+    checked = CheckedKernels(["_Z1kv"], [made(source=("/lib/warp.h", 9), inlined_at=calls)])
+    assert formats.lines(checked).startswith("k.cu:3:1: error: race: /lib/warp.h:9 (inlined at k.cu:3): both [k, ")
+    (result,) = checked_sarif(formats.sarif(checked))
+    related = [one["physicalLocation"]["region"]["startLine"] for one in result["relatedLocations"]]
+    assert line_of(result) == ("k.cu", 3) and related == [9, 7]
 
 
 HAZARDS = """template <bool A, bool B> __global__ void tiles(const int* a, int* c, int n) {

@@ -5,21 +5,27 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
+from cupyflash.sim.program.launches import KernelRecord
 from cupyflash.sim.program.session import ProgramResult
-from cupyflash.sim.ptx.report.findings import shorten
+from cupyflash.sim.ptx.report.findings import Finding, by_cause, of_program, shorten
 from cupyflash.sim.ptx.text.syntax import source_name
 from cupyflash.words import plural
+
+
+def found(kernel: KernelRecord, notes: bool = False) -> tuple[Finding, ...]:
+    """Returns the findings of a kernel in all its launches, one for each cause."""
+    return by_cause([*kernel.findings.values(), *(kernel.notes.values() if notes else ())], of_program)
 
 
 def report(result: ProgramResult) -> str:
     """Returns the report as text, a line each: kernels, findings, then what to know about the run."""
     lines = []
     for kernel in result.kernels:
+        findings = found(kernel)
         again = f", {kernel.repeated} of them repeats that were not executed again" if kernel.repeated else ""
-        found = plural(len(kernel.findings), "finding")
         count = plural(kernel.launches, "launch", "launches")
-        lines.append(f"{source_name(kernel.name)}: {count}{again}, {kernel.seconds:.1f} s: {found}")
-        lines += [f"  {shorten(finding)}" for finding in kernel.findings.values()]
+        lines.append(f"{source_name(kernel.name)}: {count}{again}, {kernel.seconds:.1f} s: {plural(len(findings), 'finding')}")
+        lines += [f"  {shorten(finding)}" for finding in findings]
     lines += [f"{name} is not simulated ({plural(count, 'call')})" for name, count in result.missing.items()]
     lines += [f"{name} returned {error}" for name, error in result.failed if name not in result.missing]
     if result.cut:
@@ -40,7 +46,7 @@ def summary(result: ProgramResult) -> dict[str, Any]:
             "repeated": kernel.repeated,
             "seconds": kernel.seconds,
             "instructions": kernel.instructions,
-            "findings": [asdict(finding) for finding in kernel.findings.values()],
+            "findings": [asdict(finding) | {"text": str(finding)} for finding in found(kernel)],
         }
         for kernel in result.kernels
     ]

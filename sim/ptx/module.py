@@ -37,7 +37,7 @@ from .order.races import Races
 from .parameters import POINTER_BYTES, BoundArguments, BoundTensor, RawArguments, bind
 from .report.counters import Counters, LaunchTally, TensorCounts
 from .report.diary import Diary
-from .report.findings import Comment, Finding, Findings, Suppressed, Suppression, asked, comments, source_text
+from .report.findings import Comment, Finding, Findings, Suppressed, Suppression, asked, by_cause, comments, of_thread, source_text
 from .state.lanes import Geometry
 from .state.segments import UNWRITTEN, Segment, mark_unwritten, may_hold_nan
 from .text.parser import parse
@@ -448,7 +448,7 @@ class Module:
         still = {name: where for name, where in left.items() if where.any()}
         suppressed = tuple(Suppressed(allowed[k], findings.closed(records)) for k, records in findings.suppressed.items())
         unmatched = tuple(one for k, one in enumerate(allowed) if k not in findings.suppressed)
-        found = findings.closed(findings.found)
+        found = by_cause(findings.closed(findings.found), of_thread)
         return Launch(counters, traffic, found, tuple(notes), findings.total, still, suppressed, unmatched)
 
     def clock(

@@ -23,11 +23,12 @@ import numpy as np
 from ..decode.code import Code
 from ..decode.liveness import copied, merged, names, results, touched
 from ..decode.registry import Arg, Frame, Multiply, Plan, Thunk
-from ..report.findings import Findings
+from ..report.findings import ERROR, Findings, Verdict
 from ..state.lanes import LaneSet, Wave
 from ..text.syntax import TYPES, UNSIGNED, Array, Imm, PtxInstruction, Reg
 from .registers import RegisterFrame
 
+MEND = "a value for the variable on each path, also for the items behind the end of a partial tile"
 TABLES = {"and": 0b1000, "or": 0b1110, "xor": 0b0110, "not": 0b01}
 """Truth tables by opcode: the result for all values of one bit of each operand, the first operand's the highest, as for `lop3`."""
 
@@ -193,7 +194,7 @@ class Shadows:
         bad = np.logical_and.reduce([holds, *told])
         if bad.any():
             message = f"register {doubtful[0]}, which the thread never wrote, in {i.text!r}"
-            self.findings.report("uninitialised", message, i, lanes, np.flatnonzero(bad))
+            self.findings.report(Verdict("uninitialised", ERROR, mend=MEND), message, i, lanes, np.flatnonzero(bad))
 
     def bits(self, arg: Arg, lanes: LaneSet) -> tuple[Array, Array]:
         """Returns the bits of an operand that nobody wrote, one word a lane, and a word of all its bits."""

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -92,7 +92,8 @@ class Finding:
     block, `lane` within the warp. `address` is the virtual address (shared: the offset). `instructions` counts the PTX
     instructions of this line with the fault (an unrolled loop has copies), `lanes` the lanes, each as often as it had it.
     `other`: the other side's line of a race and the like, as in `Counters.lines` (the PTX's if there is no other).
-    `hazard`: a race's, such as read after write; `mend`: the likely mend, "" if none is known.
+    `hazard`: a race's, such as read after write; `mend`: the likely mend, "" if none is known. `also`: the lines of others that
+    have the same cause, which are not findings of their own.
     """
 
     kind: str
@@ -112,6 +113,7 @@ class Finding:
     severity: str = ERROR
     hazard: str = ""
     mend: str = ""
+    also: tuple[Line, ...] = ()
 
     def __str__(self) -> str:
         place = f"{self.source[0]}:{self.source[1]}" if self.source else f"PTX line {self.ptx_line}"
@@ -121,7 +123,10 @@ class Finding:
         copies = f"; {self.instructions} PTX instructions" if self.instructions > 1 else ""
         who = f"[{source_name(self.kernel)}, {thread_name((self.block, self.warp, self.lane))}{copies}]"
         hazard, mend = f" ({self.hazard})" * bool(self.hazard), f"; likely mend: {self.mend}" * bool(self.mend)
-        return f"{place}: {less}{self.kind}: {self.message}{hazard}{mend} {who}"
+        lines = list(dict.fromkeys(at_line(line) for line in self.also if line != self.places[0]))
+        elsewhere = f", at {', '.join(lines[:MOST_LINES])}{' and elsewhere' if len(lines) > MOST_LINES else ''}" if lines else ""
+        also = f"; {len(self.also)} more of this cause{elsewhere}" if self.also else ""
+        return f"{place}: {less}{self.kind}: {self.message}{hazard}{also}{mend} {who}"
 
     @property
     def places(self) -> tuple[Line, ...]:
@@ -132,6 +137,36 @@ class Finding:
 def shorten(finding: object) -> str:
     """Returns the text of a finding with file names relative to the current folder."""
     return str(finding).replace(os.getcwd() + os.sep, "")
+
+
+MOST_LINES = 4
+"""Most lines of other findings of a cause that a text names."""
+
+
+def by_cause(findings: Iterable[Finding], alike: Callable[[Finding], Hashable]) -> tuple[Finding, ...]:
+    """Returns one finding for all that are `alike`, the first, with the lines of the others and their counts."""
+    groups: dict[Hashable, list[Finding]] = {}
+    for one in findings:
+        groups.setdefault(alike(one), []).append(one)
+    out = []
+    for first, *others in groups.values():
+        lines = [line for one in others for line in (one.places[0], *one.also)]
+        counts = {name: sum(getattr(one, name) for one in (first, *others)) for name in ("instructions", "lanes")}
+        out.append(replace(first, **counts, also=(*first.also, *lines)) if others else first)
+    return tuple(out)
+
+
+def of_thread(finding: Finding) -> Hashable:
+    """Returns a key that the unwritten registers of a thread share: a variable without a value is used in many places."""
+    if finding.kind == "uninitialised" and finding.message.startswith("register "):
+        return finding.severity, finding.block, finding.warp, finding.lane
+    return id(finding)
+
+
+def of_program(finding: Finding) -> Hashable:
+    """Returns a key that the same fault has in each launch of a program, whatever the addresses, threads and allocations."""
+    words = re.sub(r"0x[0-9a-f]+|\d+", "", finding.message)
+    return finding.kernel, finding.source or finding.ptx_line, finding.inlined_at, finding.other, finding.severity, words
 
 
 def counted(findings: Sequence[Finding]) -> str:
