@@ -14,10 +14,10 @@ from click.testing import CliRunner, Result
 from cupyflash import sim
 from cupyflash.launch.nvrtc import CompileError, architecture
 from cupyflash.sim.cli import main
-from cupyflash.sim.profiling.arguments import make_arguments, read_arguments
+from cupyflash.sim.profiling.arguments import ask_about_types, dtype_of, make_arguments, read_arguments
 from cupyflash.sim.ptx import Module
 from cupyflash.sim.ptx.parameters import arrays_by_name
-from cupyflash.sim.ptx.text.syntax import base_name, find_kernel
+from cupyflash.sim.ptx.text.syntax import base_name, find_kernel, source_name
 
 DOCS = (Path(__file__).resolve().parent.parent / "docs" / "profile.md").read_text()
 BLOCKS = dict(re.findall(r"<!-- (\S+) -->\n```\w+\n(.*?)```", DOCS, re.DOTALL))
@@ -359,19 +359,19 @@ def test_wrong_arguments_are_one_line(spec: str, says: str) -> None:
     ("arguments", "says"),
     [
         (["none.cu", "--grid", "1", "--block", "1"], "none.cu"),
-        (["axpy.cu", "--block", "1"], "--grid"),
+        (["axpy.cu", "--block", "1", "--args", "[]"], "--grid"),
         (["axpy.cu", "--grid", "0", "--block", "1"], "'0' is not one to three positive whole numbers"),
         (["axpy.cu", "--grid", "1,2,3,4", "--block", "1"], "--grid"),
         (["axpy.cu", "--grid", "1", "--block", "2000", "-DSTRIDE=1", "--args", json.dumps(SPEC)], "block x is at most 1024"),
         (["axpy.cu", "--grid", "1", "--block", "1"], 'axpy.cu(5): error: identifier "STRIDE" is undefined'),
-        (["axpy.cu", "--grid", "1", "--block", "1", "-DSTRIDE=1"], "takes 4 arguments, got 0"),
+        (["axpy.cu", "--grid", "1", "--block", "1", "-DSTRIDE=1", "--args", "[]"], "takes 4 arguments, got 0"),
         (["axpy.cu", "--grid", "1", "--block", "1", "-DSTRIDE=1", "--args", "[1.5, 2, 3, 4]"], "'arg0'"),
         (["axpy.cu", "--grid", "1", "--block", "1", "-DSTRIDE=1", "--kernel", "saxpy"], "it has tools::axpy (_Z"),
         (["axpy.cu", "--grid", "1", "--block", "1", "--arch", "fast"], "architecture 'fast'"),
         (["axpy.cu", "--grid", "1", "--block", "1", "--arch", "1.0"], "--gpu-architecture"),
         (["axpy.cu", "--grid", "1", "--block", "1", "--save", "x"], "NAME=FILE.npy"),
         (["axpy.cu", "--grid", "1", "--block", "1", "--save", "x=no/x.npy"], "there is no folder no"),
-        (["axpy.cu", "--grid", "1", "--block", "1", "--save", "x=x.npy"], "there are none"),
+        (["axpy.cu", "--grid", "1", "--block", "1", "--save", "x=x.npy", "--args", "[]"], "there are none"),
         (["odd.ptx", "--grid", "1", "--block", "1"], "line 3 of the PTX, frobnicate"),
         (["axpy.cu", "--grid", "1", "--block", "1", "--args", ""], "--args"),
         (["axpy.cu", "--grid", "1", "--block", "1", "--args", "."], "."),
@@ -393,6 +393,67 @@ def test_from_python_the_compiler_s_whole_log_is_raised() -> None:
     with pytest.raises(CompileError) as raised:
         sim.profile("axpy.cu", grid=1, block=1)
     assert "STRIDE" in raised.value.log
+
+
+# -- types and templates -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("kind", "dtype", "asks"),
+    [
+        ("float const*", "float64", True),
+        ("float*", "int32", True),
+        ("const int* __restrict__", "int64", True),
+        ("__half const*", "bfloat16", True),
+        ("double*", "float32", True),
+        ("float*", "float32", False),
+        ("float*", "uint32", False),
+        ("float*", "uint8", False),
+        ("unsigned int*", "int32", False),
+        ("unsigned int*", "float32", False),
+        ("short*", "bfloat16", False),
+        ("std::int64_t*", "int64", False),
+        ("__nv_bfloat16*", "bfloat16", False),
+        ("float4*", "float64", False),
+        ("float**", "float64", False),
+        ("void*", "float64", False),
+        ("float", "float64", False),
+    ],
+)
+def test_an_array_of_another_type_is_asked_about(kind: str, dtype: str, asks: bool) -> None:
+    code, array = f"__global__ void k({kind} x) {{}}", np.zeros(4, dtype_of(dtype))
+    for args in ([array], {"named": array}):
+        if asks:
+            with pytest.raises(ValueError, match="did you mean"):
+                ask_about_types(code, "k", args)
+        else:
+            ask_about_types(code, "k", args)
+
+
+def test_a_mangled_name_knows_the_template_s_types() -> None:
+    if source_name("_Z1kIfEvv") != "k<float>":
+        pytest.skip("the C++ runtime library, whose demangler it needs, is not here")
+    wrong = axpy(spec=SPEC | {"x": {"shape": [100], "dtype": "float64"}})
+    assert (
+        wrong.exit_code == 2 and "argument 'x' is an array of float64" in wrong.stderr and "did you mean float32?" in wrong.stderr
+    )
+
+
+def test_without_arguments_a_template_is_printed_that_runs() -> None:
+    asked = profiled("axpy.cu", "-DSTRIDE=1")
+    assert asked.exit_code == 2 and "give it with --args" in asked.stderr
+    spec = json.loads(asked.stdout)
+    assert [*spec] == ["x", "y", "a", "n"] and {one["dtype"] for one in (spec["x"], spec["y"])} == {"float32"}
+    assert (spec["a"], spec["n"]) == (0.0, 0) and axpy(spec=spec).exit_code == 0
+    missing = profiled("axpy.cu", "-DSTRIDE=1", "--args", asked.stdout)
+    assert missing.exit_code == 2 and "Missing option '--grid'" in missing.stderr
+    Path("other.cu").write_text("""struct P { float* x; int n; };
+    extern "C" __global__ void k(P p, unsigned long long* flags, const void* raw, double scale) { *flags = p.n + scale; }
+    extern "C" __global__ void none() {}""")
+    spec = json.loads(profiled("other.cu", "--kernel", "k").stdout)
+    assert spec["p"] == {"bytes": "00" * 16} and spec["flags"]["dtype"] == "uint64" and spec["scale"] == 0.0
+    assert profiled("other.cu", "--kernel", "k", "--grid", "1", "--block", "1", "--args", json.dumps(spec)).exit_code == 0
+    assert profiled("other.cu", "--kernel", "none", "--grid", "1", "--block", "1").exit_code == 0
 
 
 # -- names --------------------------------------------------------------------------------------------------------------

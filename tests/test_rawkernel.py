@@ -19,7 +19,7 @@ from cupyflash.launch.nvrtc import CompileError
 from cupyflash.sim import ptx
 from cupyflash.sim.ptx import KernelFault, RawKernel, RawModule, pytest_plugin, rawkernel, simulation
 from cupyflash.sim.ptx.rawkernel import settings
-from cupyflash.sim.ptx.text.syntax import parameter_names
+from cupyflash.sim.ptx.text.syntax import parameters
 
 cupy = pytest.importorskip("cupy")
 
@@ -267,7 +267,7 @@ def test_wrong_use_is_refused(make: Any, error: type[Exception], words: str) -> 
     ],
 )
 def test_names_of_parameters_come_from_the_source(cuda: str, names: list[str]) -> None:
-    found = parameter_names(cuda, "k", 3)
+    found = [name for _, name in parameters(cuda, "k", 3)]
     assert found == names if "arg1" not in names else found in (names, ["arg0", "arg1", "arg2"])
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -55,7 +55,7 @@ class Source:
 
     file: Path
     kernel: str | None
-    spec: str
+    spec: str | None
     arch: str
     defines: tuple[str, ...]
     includes: tuple[Path, ...]
@@ -94,14 +94,35 @@ class L2Options:
 
 
 FILE = click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
-GRID = click.option("--grid", required=True, callback=extent, metavar="X[,Y,Z]", help="Blocks.")
-BLOCK = click.option("--block", required=True, callback=extent, metavar="X[,Y,Z]", help="Threads of a block.")
+GRID = click.option("--grid", callback=extent, metavar="X[,Y,Z]", help="Blocks.  [required]")
+BLOCK = click.option("--block", callback=extent, metavar="X[,Y,Z]", help="Threads of a block.  [required]")
 ARGS = click.option(
-    "--args", "spec", default="[]", metavar="SPEC.json", help="The arguments: a JSON file, or JSON itself (docs/profile.md)."
+    "--args",
+    "spec",
+    metavar="SPEC.json",
+    help="The arguments: a JSON file, or JSON itself (docs/profile.md). Without it a template to fill in is printed.",
 )
 DEFINES = click.option("-D", "--define", "defines", multiple=True, metavar="NAME[=VALUE]", help="A macro; may be repeated.")
 INCLUDES = click.option("-I", "--include", "includes", multiple=True, type=click.Path(path_type=Path), help="A folder of headers.")
 SHARED = from_0("--shared-bytes", "Dynamic shared memory of a block.")
+
+
+def complete(spec: str | None, options: Mapping[str, object], template: Callable[[], str]) -> str:
+    """Returns the arguments' JSON. UsageError where it or one of `options` is missing; then it prints the template of the
+    arguments, if the kernel has any."""
+    if spec is None:
+        text = template()
+        if text != "{}":
+            click.echo(text)
+            raise click.UsageError(
+                "the arguments are missing: fill in what is printed and give it with --args, as a file or as text"
+            )
+    for name, value in options.items():
+        if value is None:
+            raise click.UsageError(f"Missing option '{name}'.")
+    if spec is not None and not spec.strip():
+        raise click.BadParameter("'' is neither a file nor JSON", param_hint="--args")
+    return spec or "[]"
 
 
 def preprocessed(defines: Sequence[str], includes: Sequence[Path]) -> list[str]:
@@ -143,7 +164,7 @@ def preprocessed(defines: Sequence[str], includes: Sequence[Path]) -> list[str]:
 @DEVICE
 @click.option("--html", metavar="FILE", type=NewFile((".html", ".htm")), help="Write it as one page, which needs no network.")
 @from_0("--timeline-block", "Of which thread block --html and --json have a timeline.")
-@watched(lambda given: [given["file"], *given["includes"], *[Path(given["spec"])] * Path(given["spec"]).suffix.endswith(".json")])
+@watched(lambda given: [given["file"], *given["includes"], *[Path(given["spec"])] * str(given["spec"]).endswith(".json")])
 @gathered(source=Source, launch=LaunchOptions, report=ProfileReport, behind=L2Options, told=FindingsReport)
 def profile(source: Source, launch: LaunchOptions, report: ProfileReport, behind: L2Options, told: FindingsReport) -> None:
     """Execute and profile any kernel.
@@ -161,21 +182,32 @@ def profile(source: Source, launch: LaunchOptions, report: ProfileReport, behind
     with one line, for wrong input.
     """
     from cupyflash.launch.nvrtc import architecture
+    from cupyflash.sim.profiling import load
     from cupyflash.sim.profiling import profile as run
-    from cupyflash.sim.profiling.arguments import read_arguments
+    from cupyflash.sim.profiling.arguments import read_arguments, template_text
     from cupyflash.sim.ptx.parameters import arrays_by_name
+    from cupyflash.sim.ptx.text.syntax import find_kernel
 
     asked = click.get_current_context().get_parameter_source("device")
     if asked is ParameterSource.COMMANDLINE and not behind.l2:
         raise click.UsageError("--device chooses the L2 and needs --l2 (--arch is what to compile for)")
-    if not source.spec.strip():
-        raise click.BadParameter("'' is neither a file nor JSON", param_hint="--args")
-    arguments = read_arguments(source.spec)
+    options = [f"-arch={architecture(source.arch)}", *preprocessed(source.defines, source.includes)]
+
+    def to_fill_in() -> str:
+        try:
+            module = load(source.file, options)
+        except PtxError as error:
+            raise click.UsageError(f"{source.file}: {first_reason(error)}") from error
+        kernel = find_kernel(module.kernels, source.kernel)
+        params = module.program.functions[kernel].params
+        return template_text(module.recipe.text if module.recipe else "", kernel, params)
+
+    shape = {"--grid": launch.grid, "--block": launch.block}
+    arguments = read_arguments(complete(source.spec, shape, to_fill_in))
     arrays = arrays_by_name(arguments.values)
     for name in report.saves:
         if name not in arrays:
             raise ValueError(f"--save {name}: there is no such array among the arguments; there are {', '.join(arrays) or 'none'}")
-    options = [f"-arch={architecture(source.arch)}", *preprocessed(source.defines, source.includes)]
     click.echo(f"executing {source.file} on the PTX machine ...", err=True)
     try:
         found = run(

@@ -12,7 +12,7 @@ import click
 
 from cupyflash.device import Device
 from cupyflash.sim.cli.options import AS_JSON, DEVICE, examples, gathered
-from cupyflash.sim.cli.profile import ARGS, BLOCK, DEFINES, FILE, GRID, INCLUDES, SHARED, first_reason, preprocessed
+from cupyflash.sim.cli.profile import ARGS, BLOCK, DEFINES, FILE, GRID, INCLUDES, SHARED, complete, first_reason, preprocessed
 from cupyflash.sim.cli.show import say, show_table
 from cupyflash.sim.ptx import PtxError
 
@@ -36,7 +36,7 @@ class TimedLaunch:
     kernel: str | None
     grid: tuple[int, ...]
     block: tuple[int, ...]
-    spec: str
+    spec: str | None
     defines: tuple[str, ...]
     includes: tuple[Path, ...]
     shared_bytes: int
@@ -114,12 +114,18 @@ def _timed(asked: TimedLaunch, chip: Chip) -> dict[str, Any]:
     """Returns the report of a launch, for JSON."""
     from cupyflash.sim.clock.loaded import of_file
     from cupyflash.sim.clock.timed import timed
-    from cupyflash.sim.profiling.arguments import read_arguments
+    from cupyflash.sim.profiling.arguments import ask_about_types, read_arguments, template_text
+    from cupyflash.sim.ptx.text.syntax import find_kernel
 
-    arguments = read_arguments(asked.spec).values
     options = preprocessed(asked.defines, asked.includes)
     code = of_file(asked.file, chip.device, options)
-    loaded = code.launch(asked.kernel, (asked.grid, asked.block), arguments, asked.shared_bytes)
+    kernel = find_kernel(tuple(code.kernels), asked.kernel)
+    cuda = "" if asked.file.suffix in (".ptx", ".cubin") else asked.file.read_text(encoding="utf-8")
+    shape = {"--grid": asked.grid, "--block": asked.block}
+    spec = complete(asked.spec, shape, lambda: template_text(cuda, kernel, code.kernels[kernel]))
+    arguments = read_arguments(spec).values
+    ask_about_types(cuda, kernel, arguments)
+    loaded = code.launch(kernel, (asked.grid, asked.block), arguments, asked.shared_bytes)
     return timed(loaded, chip.device, chip.mhz, cold=chip.cold).to_dict()
 
 

@@ -19,6 +19,7 @@ from cupyflash.launch.resources import parse_account
 from cupyflash.sim.l2 import L2, Behind
 from cupyflash.sim.l2.executed import Observed
 from cupyflash.sim.l2.launch import resident
+from cupyflash.sim.profiling.arguments import ask_about_types
 from cupyflash.sim.profiling.banks import BankAccess, WorstAccesses
 from cupyflash.sim.ptx import Access, Counts, Diary, Finding, Launch, Module, SharedCounts, Suppression, Traffic
 from cupyflash.sim.ptx.memory.spaces import Observer
@@ -267,12 +268,14 @@ def profile(
     CUDA C (-arch=compute_90, -DN=64, -Ifolder). banks: keep `Profile.banks`, for the page. l2: a device; all lines that the kernel
     requests go through the model of its L2. timeline_block: the thread block (linear index in the grid) whose diary to keep.
 
-    Raises ValueError or TypeError for arguments that do not fit, OSError for a file that cannot be read,
-    `cupyflash.launch.nvrtc.CompileError`, `ptx.PtxError` for code that the machine cannot execute, ImportError without NVRTC.
+    Raises ValueError or TypeError for arguments that do not fit, such as a float64 array for `float*`, OSError for a file that
+    cannot be read, `cupyflash.launch.nvrtc.CompileError`, `ptx.PtxError` for code that the machine cannot execute, ImportError
+    without NVRTC.
     Faults of the kernel itself are in `Profile.launch.findings`.
     """
     module = source if isinstance(source, Module) else load(Path(source), options)
     kernel = find_kernel(module.kernels, kernel)
+    ask_about_types(module.recipe.text if module.recipe else "", kernel, args)
     how: dict[str, Any] = {"shared_bytes": shared_bytes, "seed": seed, "races": races, "unwritten": unwritten, "cluster": cluster}
     how |= {"max_instructions": max_instructions, "stall_seconds": stall_seconds, "suppressions": suppressions}
     diary = None if timeline_block is None else Diary(timeline_block)

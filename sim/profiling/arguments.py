@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 
 from cupyflash.sim.ptx.memory.layouts import TensorMap
+from cupyflash.sim.ptx.text.syntax import Variable, parameters, source_name
 
 FILLS = ("zeros", "ones", "normal", "uniform", "arange", "empty")
 
@@ -275,3 +276,70 @@ _MAKERS = {
     "fields": (_fields, set[str]()),
 }
 """What an object describes, by the key that it must have: its maker and the further keys."""
+
+
+_C_TYPES = {
+    "float": "float32",
+    "double": "float64",
+    "bool": "bool",
+    **dict.fromkeys(("half", "__half"), "float16"),
+    **dict.fromkeys(("__nv_bfloat16", "nv_bfloat16"), "bfloat16"),
+    **dict.fromkeys(("char", "signed char"), "int8"),
+    **{f"{sign}{name}": f"{sign[:1]}int{bits}" for sign in ("", "unsigned ") for name, bits in (("short", 16), ("int", 32))},
+    **{f"{sign}{name}": f"{sign[:1]}int64" for sign in ("", "unsigned ") for name in ("long", "long long")},
+    "unsigned char": "uint8",
+    "unsigned": "uint32",
+    "size_t": "uint64",
+    **{f"{sign}int{bits}_t": f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)},
+}
+"""NumPy's types of C's."""
+_QUALIFIERS = re.compile(r"\b(const|volatile|__restrict__|__restrict|restrict|__grid_constant__)\b|std::|\*")
+
+
+def type_of(text: str) -> tuple[str, bool]:
+    """Returns NumPy's name of a C type ("" if it has none) and True for a pointer to it."""
+    bare = " ".join(_QUALIFIERS.sub(" ", text).split())
+    return _C_TYPES.get(bare, ""), text.count("*") == 1
+
+
+def ask_about_types(cuda: str, kernel: str, args: Mapping[str, Any] | Sequence[Any]) -> None:
+    """Raises ValueError for an array of another type than the one that its parameter points to, if the source or the kernel's
+    mangled name says it. Unsigned integers may be bits of anything, and integers those of others of their size: they pass.
+    """
+    given = list(args.items()) if isinstance(args, Mapping) else list(enumerate(args))
+    for (kind, own), (name, value) in zip(parameters(cuda, kernel, len(given)), given, strict=True):
+        wanted, pointer = type_of(kind)
+        if not (isinstance(value, np.ndarray) and pointer and wanted):
+            continue
+        have, want = value.dtype, dtype_of(wanted)
+        bits = have.kind in "uc" or (have.kind == "V" and not is_float(have))
+        whole = not is_float(have) or want.kind == "u" or have.itemsize <= 2  # halves pass as shorts
+        if have != want and not bits and not (have.itemsize == want.itemsize and not is_float(want) and whole):
+            raise ValueError(
+                f"{source_name(kernel)}: argument {name!r} is an array of {have}, its parameter is {kind} {own}: did you mean "
+                f"{want}? (as unsigned integers, the bytes pass as they are)"
+            )
+
+
+def template(cuda: str, kernel: str, params: Sequence[Variable]) -> dict[str, Any]:
+    """Returns arguments of a kernel to fill in: arrays of 1,024 elements for pointers, zeros for numbers and structures."""
+    out: dict[str, Any] = {}
+    for (kind, name), param in zip(parameters(cuda, kernel, len(params)), params, strict=True):
+        wanted, _ = type_of(kind)
+        if "*" in kind or (not kind and param.type.bits == 64 and param.type.kind != "f" and not param.is_array):
+            floats = wanted.startswith(("float", "bfloat")) or not wanted
+            fill = "normal" if floats and re.search(r"\bconst\b", kind) else "zeros"
+            out[name] = {"shape": [1024], "dtype": wanted or "float32", "fill": fill}
+        elif param.is_array:
+            out[name] = {"bytes": "00" * param.size}
+        elif param.type.kind == "f" and wanted not in ("float16", "bfloat16"):
+            out[name] = 0.0
+        else:
+            out[name] = 0
+    return out
+
+
+def template_text(cuda: str, kernel: str, params: Sequence[Variable]) -> str:
+    """Returns `template` as JSON, an argument a line."""
+    rows = [f"  {json.dumps(name)}: {json.dumps(value)}" for name, value in template(cuda, kernel, params).items()]
+    return "{\n" + ",\n".join(rows) + "\n}" if rows else "{}"

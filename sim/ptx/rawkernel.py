@@ -35,7 +35,7 @@ from cupyflash.words import plural
 from .module import Launch, Module, Recipe, Stream
 from .parameters import POINTER_BYTES, is_maps
 from .report.findings import Finding, Suppression, asked, told
-from .text.syntax import Array, Variable, base_name, parameter_names
+from .text.syntax import Array, Variable, base_name, parameters
 
 if TYPE_CHECKING:
     from cupyflash.device import Device
@@ -373,7 +373,7 @@ class RawKernel:
             raise ValueError(f"{self.name}: shared_mem must be from 0 to {allowed} bytes ({ask}), got {shared_mem}")
         if len(args) != len(code.params):
             raise TypeError(f"{self.name} takes {plural(len(code.params), 'argument')}, got {len(args)}")
-        names = parameter_names(self.code or "", base_name(name), len(code.params))
+        names = [each for _, each in parameters(self.code or "", name, len(code.params))]
         zipped = zip(names, args, code.params, strict=True)
         given = {each: argument(self.name, each, value, param) for each, value, param in zipped}
         whole = [tuple(max(1, int(length)) for length in lengths) for lengths in (grid, block)]

@@ -348,9 +348,13 @@ def source_name(mangled: str) -> str:
 
     Long names, as CUB's, are cut. It needs the C++ runtime library; without it the name is `base_name`.
     """
+    shown = in_source(mangled)[0] or base_name(mangled)
+    return shown if len(shown) <= MOST_SHOWN else f"{shown[: MOST_SHOWN - 3]}..."
+
+
+def in_source(mangled: str) -> tuple[str, str]:
+    """Returns a kernel's name with its template arguments, and its parameters' types in parentheses; both "" if it has none."""
     name = demangled(mangled)
-    if not name:
-        return base_name(mangled)
     at = len(name)
     if name.endswith(")"):
         depth = 0
@@ -358,8 +362,7 @@ def source_name(mangled: str) -> str:
             at -= 1
             depth += {")": 1, "(": -1}.get(name[at], 0)
         at = max(at - 1, 0)
-    shown = name[:at].removeprefix("void ").replace("(anonymous namespace)::", "") or base_name(mangled)
-    return shown if len(shown) <= MOST_SHOWN else f"{shown[: MOST_SHOWN - 3]}..."
+    return name[:at].removeprefix("void ").replace("(anonymous namespace)::", ""), name[at:]
 
 
 def variable_name(mangled: str) -> str:
@@ -396,16 +399,28 @@ _COMMENTS = re.compile(r"//[^\n]*|/\*.*?\*/", re.DOTALL)
 _LAST_WORD = re.compile(r"([A-Za-z_]\w*)\s*(?:\[[^\]]*\]\s*)*$")
 
 
-def parameter_names(cuda: str, kernel: str, count: int) -> list[str]:
-    """Returns the parameters' names of the last function in CUDA C with that name and `count` parameters; else arg0, arg1, ..."""
+def parameters(cuda: str, kernel: str, count: int) -> list[tuple[str, str]]:
+    """Returns (type, name) of a kernel's `count` parameters; `kernel` is its name in the PTX.
+
+    Names are those of the last function in CUDA C with its name and so many parameters, else arg0, arg1, ... Types are those of
+    a mangled name, which knows the template arguments (`float const*`), else the source's; "" if nothing says them.
+    """
+    found = [("", f"arg{n}") for n in range(count)]
     text = _COMMENTS.sub(" ", cuda)
-    for match in reversed(list(re.finditer(rf"\b{re.escape(kernel.rpartition('::')[2])}\s*\(", text))):
-        parts = top_level(text, match.end())
-        names = [found[1] for part in parts if (found := _LAST_WORD.search(part.partition("=")[0].strip()))]
+    for match in reversed(list(re.finditer(rf"\b{re.escape(base_name(kernel).rpartition('::')[2])}\s*\(", text))):
+        parts = [part.partition("=")[0].strip() for part in top_level(text, match.end())]
+        words = [word for part in parts if (word := _LAST_WORD.search(part))]
         before = text[: match.start()].rstrip()[-1:]
-        if len(set(names)) == len(parts) == count and (before.isalnum() or before in "_)>&*"):
-            return names
-    return [f"arg{n}" for n in range(count)]
+        if len({word[1] for word in words}) == len(parts) == count and (before.isalnum() or before in "_)>&*"):
+            kinds = [
+                part[: word.start()].strip() + "*" * part[word.start() :].count("[")
+                for part, word in zip(parts, words, strict=True)
+            ]
+            found = [(kind, word[1]) for kind, word in zip(kinds, words, strict=True)]
+            break
+    mangled = in_source(kernel)[1]
+    known = top_level(mangled, 1)
+    return [(kind.strip(), name) for kind, (_, name) in zip(known, found, strict=True)] if len(known) == count else found
 
 
 def top_level(text: str, start: int) -> list[str]:
