@@ -158,7 +158,7 @@ def test_watch_runs_again_when_a_header_changes(folder: Path) -> None:
     (folder / "w.cu").write_text('#include "w.cuh"\nextern "C" __global__ void w(int* x) { x[AT] = 1; }\n')
     (folder / "w.cuh").write_text("#define AT 9\n")
     command = [sys.executable, "-m", "cupyflash", "profile", "w.cu", "--grid", "1", "--block", "1", "--watch", "--format", "lines"]
-    spec = ["--args", '[{"shape": [4]}]']
+    spec = ["--args", '[{"shape": [4], "dtype": "int32"}]']
     output = folder / "watched.txt"
     with output.open("w") as file, subprocess.Popen([*command, *spec], cwd=folder, stdout=file, stderr=file) as process:
 
