@@ -20,13 +20,16 @@ from cupyflash.schedules import (
     ALGORITHMS,
     VARLEN_ALGORITHMS,
     TileSchedule,
+    decode_tiles,
     fa1_backward,
     fa2_backward_clocks,
+    fa2_backward_tiles,
     fa2_tiles,
     mask_tiles,
     plan_backward,
     plan_varlen,
 )
+from cupyflash.schedules.base import padded_dim
 from cupyflash.schedules.varlen import Fa3VarlenSchedule
 from cupyflash.sim import SramOverflow, replay, run, theory
 from cupyflash.sim.two_level import machine
@@ -398,3 +401,30 @@ def test_packed_sequences_are_taken_together_by_where_their_keys_begin(short: in
     begins = np.cumsum([0, *lengths[:-1]])
     blocks = begins // made.block_rows + np.arange(len(lengths))
     assert made.items.together[blocks].tolist() == (begins // made.keys_together).tolist()
+
+
+@given(st.integers(1, 256), st.booleans(), st.booleans(), st.sampled_from(["T4", "A100-40GB", "H100-SXM", "RTX 5090"]))
+def test_a_head_takes_the_rows_of_its_padded_width(d: int, mask: bool, bias: bool, device: str) -> None:
+    def rows(head_dim: int) -> int:
+        problem = Problem(1, 1, 1, 64, 64, head_dim, "float16", mask=mask, bias=bias, alignment=2)
+        return fa2_backward_tiles.most_rows(problem, Device.named(device), fa2_backward_tiles.Warps(16, 16))
+
+    assert rows(d) == rows(padded_dim(d))
+
+
+def test_decoding_s_ring_may_be_as_large_as_what_the_warps_join() -> None:
+    problem = Problem(1, 1, 1, 17, 300, 32, "float16", head_dim_v=16)
+    full = [
+        each
+        for each in decode_tiles.candidates(problem, Device.named("T4"))
+        if dict(each.rooms)["K, V"] == (each.config.key_warps - 1) * each.config.row_warps * each.config.row_tiles * 3 * 32 * 16
+    ]
+    assert full and not any(each.rejected for each in full)
+
+
+@pytest.mark.parametrize(("sram", "words"), [(45, "1 Q and dO block"), (20, "Q and dO by turns")])
+def test_gradients_of_wide_heads_say_their_room(sram: int, words: str) -> None:
+    problem = Problem(1, 1, 1, 45, 70, 16, "float16", head_dim_v=272)
+    device = replace(Device.named("A100-40GB"), sram_per_block=sram << 10)
+    assert words in str(plan_backward(problem, device, "fa2").tiling)
+
