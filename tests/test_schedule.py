@@ -427,4 +427,3 @@ def test_gradients_of_wide_heads_say_their_room(sram: int, words: str) -> None:
     problem = Problem(1, 1, 1, 45, 70, 16, "float16", head_dim_v=272)
     device = replace(Device.named("A100-40GB"), sram_per_block=sram << 10)
     assert words in str(plan_backward(problem, device, "fa2").tiling)
-
