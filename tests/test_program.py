@@ -123,11 +123,35 @@ def test_the_page_shows_what_the_command_prints(program: Path, tmp_path: Path, m
     assert done.returncode == 1
 
 
+@pytest.mark.wide
+def test_the_line_that_checks_a_program_in_ci(program: Path, tmp_path: Path) -> None:
+    docs = Path(__file__).parents[1] / "docs"
+    (tmp_path / "main.cu").write_text(re.search(r"```cuda\n(.*?)```", (docs / "run.md").read_text(), re.DOTALL)[1])  # type: ignore[index]
+    script, told = re.findall(r"```(?:sh|text)\n(.*?)```", (docs / "check_in_ci.md").read_text(), re.DOTALL)[:2]
+    line = script.splitlines()[2]
+    done = subprocess.run([sys.executable, "-m", *line.split()], capture_output=True, text=True, cwd=tmp_path)
+    assert done.returncode == 1 and told in done.stdout and "main.cu" in (tmp_path / "found.sarif").read_text()
+
+
 def test_a_program_that_cannot_run_here_is_refused(tmp_path: Path) -> None:
     static = tmp_path / "static"
     static.write_bytes(b"\x7fELF and no libcudart")
     with pytest.raises(build.BuildError, match="-cudart shared"):
         run_program(static, device=A100)
+
+
+def test_the_wheels_library_is_linked_by_its_version(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They have libcudart.so.13 alone; a toolkit has libcudart.so beside it."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "lib").mkdir()
+    nvcc, library = tmp_path / "bin" / "nvcc", tmp_path / "lib" / "libcudart.so.13"
+    assert build.linking(str(nvcc)) == ()
+    library.write_text("")
+    (flag,) = build.linking(str(nvcc))
+    assert build.linking(str(nvcc)) == (flag,) and Path(flag.removeprefix("-L"), "libcudart.so").resolve() == library
+    (tmp_path / "lib" / "libcudart.so").symlink_to(library)
+    assert build.linking(str(nvcc)) == ()
 
 
 def test_ptx_is_chosen_by_architecture_and_refusals_say_how_to_compile() -> None:

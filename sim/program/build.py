@@ -6,6 +6,7 @@ imports. It is made once for each set of names, in a folder of the user's cache.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import re
@@ -14,6 +15,7 @@ import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import resources
+from importlib.util import find_spec
 from pathlib import Path
 
 from cupyflash.sim import files
@@ -87,11 +89,28 @@ def compiler() -> str:
 
 
 def nvcc() -> str:
-    """Returns nvcc. Raises BuildError if there is none."""
-    found = shutil.which("nvcc") or next((str(one) for one in Path("/usr/local").glob("cuda*/bin/nvcc")), None)
+    """Returns nvcc: that on the PATH, of the wheel nvidia-cuda-nvcc, or of a toolkit. Raises BuildError if there is none."""
+    wheels = find_spec("nvidia")
+    folders = [Path(one) for one in (wheels.submodule_search_locations or ())] if wheels else []
+    others = (one for folder in (*folders, Path("/usr/local")) for one in sorted(folder.glob("cu*/bin/nvcc"), reverse=True))
+    found = shutil.which("nvcc") or next(map(str, others), None)
     if found is None:
-        raise BuildError("there is no nvcc: it comes with the CUDA toolkit; a binary that was built elsewhere runs without it")
+        raise BuildError(
+            "there is no nvcc: pip install 'cupyflash[nvcc]' (320 MB), or a CUDA toolkit; a binary built elsewhere runs without it"
+        )
     return found
+
+
+def linking(compiler: str) -> tuple[str, ...]:
+    """Returns nvcc's flag for a folder with libcudart.so, which the wheels call by its version only; none if its own has it."""
+    for library in sorted(Path(compiler).resolve().parents[1].glob("lib/libcudart.so.*")):
+        if not library.with_name("libcudart.so").exists():
+            folder = cache_folder() / f"link-{hashlib.sha256(os.fsencode(library)).hexdigest()[:20]}"
+            folder.mkdir(parents=True, exist_ok=True)
+            with contextlib.suppress(FileExistsError):
+                (folder / "libcudart.so").symlink_to(library)
+            return (f"-L{folder}",)
+    return ()
 
 
 def flags(architecture: str) -> tuple[str, ...]:
@@ -102,7 +121,8 @@ def flags(architecture: str) -> tuple[str, ...]:
 def build(sources: Sequence[Path], into: Path, architecture: str, options: Sequence[str]) -> Path:
     """Returns the program of these sources, compiled by nvcc. Raises BuildError with the compiler's messages."""
     program = into / sources[0].stem
-    run(nvcc(), *flags(architecture), *options, "-o", str(program), *map(str, sources))
+    compiler = nvcc()
+    run(compiler, *flags(architecture), *linking(compiler), *options, "-o", str(program), *map(str, sources))
     return program
 
 
