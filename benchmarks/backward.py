@@ -22,13 +22,12 @@ import accuracy
 import command
 from cases import Case
 from machine import Call, Machine
-from machine_code.ours import Ours
 from report import MODEL
 from timing import Implementation, Pass, peers_of
 
 import cupyflash
 from cupyflash import Device, plan
-from cupyflash.schedules import BACKWARD_ALGORITHMS, Kernel, choose, plan_backward
+from cupyflash.schedules import BACKWARD_ALGORITHMS, Kernel, TileSchedule, choose, plan_backward
 
 DEFAULT, FIRST = "auto", "fa2"
 WIDEST = 128  # d up to which one launch makes both gradients
@@ -69,12 +68,12 @@ PEERS = peers_of(accuracy.gradients, 4, theirs)
 BACKWARD = Pass("backward", 2.5, 4, ("dQ", "dK", "dV"), DEFAULT, ours, PEERS, accuracy.gradients, kernels)
 
 
-def variants(device: Device, cases: Sequence[Case]) -> Iterator[tuple[Mapping[str, Any], Ours]]:
+def variants(device: Device, cases: Sequence[Case]) -> Iterator[tuple[Mapping[str, Any], TileSchedule]]:
     """fa2 for each case of a half type, named as its measurement is, for the clock model."""
     for case in cases:
         if case.problem.itemsize == 2 and case.d <= WIDEST:
             named = {"pass": "backward", **asdict(case), "implementation": FIRST}
-            yield named, Ours("backward", plan_backward(case.problem, device, FIRST))
+            yield named, plan_backward(case.problem, device, FIRST)
 
 
 def extras(simulated: bool) -> command.Extras:

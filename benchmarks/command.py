@@ -11,7 +11,6 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, fields
-from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -20,15 +19,15 @@ import ahead
 import report
 from cases import SMALL, TINY, Case, chosen
 from machine import Gpu, Machine, Simulated
-from machine_code import whole
 from peers import all_missing
 from records import ROOT, Budget, Records, attempt, commit, told
 from timing import DeviceLost, Effort, Pass, Session
 
 import cupyflash
 from cupyflash import Device
-from cupyflash.schedules import Kernel
+from cupyflash.schedules import Kernel, TileSchedule
 from cupyflash.sim.clock.measured import read
+from cupyflash.sim.clock.planned import clocks
 
 # Seconds: of the command, and of these, what is kept for the extras behind the measurements.
 SECONDS, QUICK_SECONDS = 450.0, 105.0
@@ -127,16 +126,26 @@ def run(session: Session, cases: Sequence[Case], header: Mapping[str, Any], extr
     return status or int(failed(session.rows))
 
 
-def modelled(simulated: bool, variants: Callable[[Device, list[Case]], Iterator[Any]]) -> Callable[[float], Any]:
-    """The extra that asks the clock model about the most important cases' `variants`, as whole.predictions takes them."""
+Variants = Callable[[Device, list[Case]], Iterator[tuple[Mapping[str, Any], TileSchedule]]]
 
-    def asked() -> Iterator[Any]:
-        if simulated:
-            return islice(variants(Simulated().device, [TINY]), 1)
-        device = Device.current()
-        return variants(device, chosen(device, quick=True))
 
-    return partial(whole.predictions, asked)
+def modelled(simulated: bool, variants: Variants) -> Callable[[float], list[dict[str, Any]]]:
+    """The extra that asks the clock (docs/clock.md) about the most important cases' `variants`, each with its name's fields.
+
+    It returns these with `model_seconds`, as many as can be computed in its seconds; RuntimeError without NVIDIA's disassemblers.
+    """
+
+    def predictions(seconds: float) -> list[dict[str, Any]]:
+        device = Simulated().device if simulated else Device.current()
+        asked = islice(variants(device, [TINY]), 1) if simulated else variants(device, chosen(device, quick=True))
+        found, begun = [], time.monotonic()
+        for name, schedule in asked:
+            if time.monotonic() - begun > seconds:
+                break
+            found.append({**name, "model_seconds": sum(clock.time().seconds for clock in clocks(schedule))})
+        return found
+
+    return predictions
 
 
 def parsed(doc: str | None, argv: Sequence[str] | None) -> argparse.Namespace:

@@ -29,13 +29,12 @@ import accuracy
 import command
 from cases import Case
 from machine import Call, Machine
-from machine_code.ours import Ours
 from report import MODEL
 from timing import Implementation, Pass, peers_of
 
 import cupyflash
 from cupyflash import Device, plan
-from cupyflash.schedules import Kernel, choose, fa2_tiles, fa3_tiles
+from cupyflash.schedules import Kernel, TileSchedule, choose, fa2_tiles, fa3_tiles
 from cupyflash.sim import theory
 
 DEFAULT, TILED, OTHERS = "auto", "fa2", ("fa1", "standard")
@@ -155,12 +154,12 @@ def ncu_metrics(text: str) -> dict[str, float]:
     }
 
 
-def variants(device: Device, cases: Sequence[Case]) -> Iterator[tuple[Mapping[str, Any], Ours]]:
+def variants(device: Device, cases: Sequence[Case]) -> Iterator[tuple[Mapping[str, Any], TileSchedule]]:
     """fa2's tiles for each case of a half type, named as their measurements are, for the clock model."""
     for case in cases:
         for name, blocks, _ in tiles(device, case) if case.problem.itemsize == 2 else ():
             named = {"pass": "forward", **asdict(case), "implementation": name}
-            yield named, Ours("forward", plan(case.problem, device, TILED, blocks))
+            yield named, plan(case.problem, device, TILED, blocks)
 
 
 def extras(simulated: bool) -> command.Extras:

@@ -315,7 +315,8 @@ def rows_of(lines: Sequence[Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]:
 def test_a_dry_run_measures_and_writes_nothing_into_the_checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     monkeypatch.setattr(forward, "first_calls", lambda code, seconds: {"cold": 1, "warm": 0})
-    monkeypatch.setattr(command.whole, "seconds", lambda ours: 1.0)  # test_machine_code.py has it
+    clock = types.SimpleNamespace(time=lambda: types.SimpleNamespace(seconds=1.0))
+    monkeypatch.setattr(command, "clocks", lambda schedule: [clock])  # test_clock_planned.py has them
     before = set((ROOT / "benchmarks").rglob("*.json*"))
     tiles = [f"fa2 {rows}x{cols}" for rows in fa2_tiles.BLOCK_ROWS for cols in fa2_tiles.BLOCK_COLS]
     lines = dry(forward, None, ["fa1", "standard", *tiles])

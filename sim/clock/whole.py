@@ -18,6 +18,7 @@ from .rates import ChipRates
 from .recorded import Cut, RevolutionRecorder, Shortened
 from .steps import TraceStep, Unit, flops_of, step_of
 from .traces import TURNS_BEFORE, WARM, Loop, Tracer, longest_loop, wave
+from .unequal import ALIKE, Work, counted
 
 LIMITS: Mapping[int, str] = {
     Unit.FMA: "FMA",
@@ -80,11 +81,19 @@ class Sample:
 class Clock:
     """A launch on a device, of which one multiprocessor is run clock by clock.
 
-    `cold`: the L2 was emptied before; else arrays that fit into it are there, from a launch before this one.
+    `cold`: the L2 was emptied before; else arrays that fit into it are there, from a launch before this one. `period`: the number
+    of blocks after which their work repeats itself, by default the grid's x if it has y or z.
     """
 
     def __init__(
-        self, launch: CodeLaunch, device: Device, mhz: float | None = None, *, cold: bool = False, rates: ChipRates | None = None
+        self,
+        launch: CodeLaunch,
+        device: Device,
+        mhz: float | None = None,
+        *,
+        cold: bool = False,
+        rates: ChipRates | None = None,
+        period: int | None = None,
     ) -> None:
         self.launch, self.device, self.cold = launch, device, cold
         self.rates = rates or ChipRates.of(device)
@@ -97,6 +106,8 @@ class Clock:
             raise ValueError(f"device = {device.name}: its hbm_bandwidth is not known")
         threads = launch.warps * 32
         self.blocks = prod(launch.grid)
+        self.period = period or (launch.grid[0] if launch.grid[0] < self.blocks else self.blocks)
+        self.begin, self.step = 0, device.sm_count  # of the blocks that one multiprocessor has
         self.residents = occupancy(device, threads, launch.kernel.registers, launch.shared_bytes).blocks
         if not self.residents:
             raise ValueError(f"block = {launch.block}: no multiprocessor of {device.name} holds one")
@@ -141,13 +152,38 @@ class Clock:
         return sum(each.cost.l2_bytes * self.tracer.news.get(each.at, 1.0) for each in costs if each.cost) / max(asked, 1.0)
 
     @cached_property
+    def ways(self) -> tuple[Loop | None, bool]:
+        """The loop of the first block, and whether others have other work."""
+        if self.roles:
+            return None, False
+        some = sorted({self.begin, self.period // 2, self.period - 1} if self.begin == 0 else {self.begin})
+        issued, _, path = counted(self.launch, some)
+        return longest_loop(path), bool(issued.max() > ALIKE * issued.min())
+
+    @cached_property
+    def work(self) -> Work | None:
+        """The blocks' work, if they differ in it."""
+        return Work.of(self.launch, self.period) if self.ways[1] else None
+
+    @cached_property
+    def shares(self) -> tuple[Mapping[int, float], Mapping[int, float]]:
+        return self.reach(self.ways[0])
+
+    @cached_property
     def tracer(self) -> Tracer:
-        """Traces of blocks, after one block's way through the code and a wave's first turns were run."""
-        loop = None
-        if not self.roles:
-            first = self.launch.index(0)
-            loop = longest_loop([event.at for event in self.launch.run(first) if event.warps[0] == 0])
-        return Tracer(self.launch, self.rates, loop, *self.reach(loop), self.residents)
+        """Traces of blocks, after some blocks' ways through the code and a wave's first turns were run."""
+        return Tracer(self.launch, self.rates, self.ways[0], *self.shares, self.residents)
+
+    @cached_property
+    def alike(self) -> tuple[Clock, Clock]:
+        """Clocks of multiprocessors that have only longest blocks, and only short ones."""
+        assert self.work is not None
+        found = []
+        for first in (self.work.longest, self.work.short):
+            other = Clock(self.launch, self.device, self.mhz, cold=self.cold, rates=self.rates, period=self.period)
+            other.begin, other.step, other.shares, other.work = first, self.period, self.shares, None
+            found.append(other)
+        return found[0], found[1]
 
     def reach(self, loop: Loop | None) -> tuple[Mapping[int, float], Mapping[int, float]]:
         """Returns the share of each instruction's bytes that come from DRAM, and of those that no block has asked for before."""
@@ -180,8 +216,9 @@ class Clock:
         """Traces of the blocks that the first multiprocessor has at once."""
         if self.roles:
             return [each.traces for each in self.shortened]
-        sms = self.device.sm_count
-        return self.tracer.traces([self.launch.index(k) for k in range(0, min(self.blocks, sms * self.residents), sms)])
+        count = min(self.residents, -(-self.blocks // self.device.sm_count))
+        numbers = [(self.begin + k * self.step) % self.blocks for k in range(count)]
+        return self.tracer.traces([self.launch.index(number) for number in numbers])
 
     @property
     def apart(self) -> float:
@@ -216,6 +253,8 @@ class Clock:
 
     def time(self) -> Time:
         """Times the busiest multiprocessor: full rounds of blocks that follow each other, and a last one of what is left."""
+        if self.work is not None:
+            return self.unequal(self.work)
         sms, residents = self.device.sm_count, self.residents
         own = -(-self.blocks // sms)
         rounds, rest = divmod(own, residents)
@@ -229,8 +268,28 @@ class Clock:
         busy = self.busy(full)
         # The window in which a multiprocessor may get more than its share is for once, not for each round.
         clocks = max(clocks, max(busy["L2"], busy["DRAM"]) * full.clocks * own / len(self.traces))
-        seconds = (clocks + self.rates["launch.start"]) / (self.mhz * 1e6) + self.rates["launch.between"] * 1e-6
-        return Time(seconds, self.mhz, residents, own / residents, self.flops(), busy, self.sampled)
+        return Time(self.seconds(clocks), self.mhz, residents, own / residents, self.flops(), busy, self.sampled)
+
+    def seconds(self, clocks: float) -> float:
+        return (clocks + self.rates["launch.start"]) / (self.mhz * 1e6) + self.rates["launch.between"] * 1e-6
+
+    def unequal(self, work: Work) -> Time:
+        """Times a launch whose blocks differ: who is free takes the next one."""
+        longest, short = self.alike
+        count = len(longest.traces)
+        places = self.device.sm_count * count
+        full, each = longest.sample(count), (longest.following, short.following)
+        clocks, mean = work.busiest(each, self.blocks, places)
+        busy = {name: share * full.clocks / each[0] * mean / clocks for name, share in longest.busy(full).items()}
+        clocks += max(full.clocks - each[0], 0.0)
+        rounds = self.blocks / places
+        return Time(self.seconds(clocks), self.mhz, count, rounds, work.flops * self.blocks, busy, longest.sampled)
+
+    @property
+    def following(self) -> float:
+        """Clocks that a round of blocks takes behind others."""
+        count, run = len(self.traces), self.followed
+        return (self.sample(count, run).clocks - self.sample(count).clocks) / (run - 1)
 
     def exposed(self, rest: int, rounds: int) -> float:
         """Returns the share of the last blocks' own time that a launch takes longer for them, since they begin one by one as
@@ -250,8 +309,11 @@ class Clock:
 
     def again(self, mhz: float | None = None, rates: ChipRates | None = None) -> Clock:
         """Returns a clock of the same traces at another rate or with other constants."""
-        other = Clock(self.launch, self.device, mhz or self.mhz, cold=self.cold, rates=rates or self.rates)
-        other.tracer, other.traces = self.tracer, self.traces
+        other = Clock(self.launch, self.device, mhz or self.mhz, cold=self.cold, rates=rates or self.rates, period=self.period)
+        other.tracer, other.traces, other.work = self.tracer, self.traces, self.work
+        if self.work is not None:
+            longest, short = (each.again(mhz, rates) for each in self.alike)
+            other.alike = longest, short
         if self.roles:
             other.shortened = self.shortened
         return other

@@ -1,0 +1,70 @@
+"""Blocks that differ in work, as under a causal mask: how much each has, by a sample of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from cupyflash.schedules.balance import Pieces, busiest
+
+from .execution import CodeLaunch
+from .steps import flops_of
+
+SAMPLED, ALIKE = 17, 1.02
+"""Blocks whose work is counted, and how much more one may have than another that has as much."""
+SHARE = 0.25
+"""The work of the short blocks that are run beside the longest ones, at least, as a share of theirs."""
+
+
+def counted(launch: CodeLaunch, blocks: Sequence[int]) -> tuple[np.ndarray, np.ndarray, list[int]]:
+    """Runs blocks together: the instructions that each one's warps issue, their floating-point operations, and the way of the first
+    block's first warp."""
+    warps, code = launch.warps, launch.kernel.instructions
+    issued, flops, path = np.zeros(len(blocks) * warps), np.zeros(len(blocks) * warps), []
+    each = [flops_of(i) for i in code]
+    for event in launch.run(*(launch.index(block) for block in blocks)):
+        which = list(event.warps)
+        issued[which] += 1
+        if each[event.at]:
+            flops[which] += each[event.at]
+        if which[0] == 0:
+            path.append(event.at)
+    return issued.reshape(-1, warps).sum(1), flops.reshape(-1, warps).sum(1), path
+
+
+@dataclass(frozen=True)
+class Work:
+    """The instructions of each block of a `period`, after which blocks repeat themselves, and the mean of a block's operations."""
+
+    instructions: np.ndarray
+    flops: float
+
+    @classmethod
+    def of(cls, launch: CodeLaunch, period: int) -> Work:
+        """Counts some of a period's blocks, between which the others lie."""
+        some = np.unique(np.linspace(0, period - 1, SAMPLED).round().astype(int))
+        issued, flops, _ = counted(launch, some.tolist())
+        every = np.arange(period)
+        return cls(np.interp(every, some, issued), float(np.interp(every, some, flops).mean()))
+
+    @property
+    def longest(self) -> int:
+        """A block with the most work."""
+        return int(self.instructions.argmax())
+
+    @property
+    def short(self) -> int:
+        """The block that has at least a share of the longest one's work, and the least."""
+        enough = self.instructions >= SHARE * self.instructions.max()
+        return int(np.where(enough, self.instructions, np.inf).argmin())
+
+    def busiest(self, clocks: tuple[float, float], blocks: int, places: int) -> tuple[float, float]:
+        """The clocks of the busiest of `places` that take blocks in turns, and of the mean one. `clocks`: those of the longest
+        block and of the short one; others' follow from their instructions on a line."""
+        more, less = self.instructions[self.longest], self.instructions[self.short]
+        slope = (clocks[0] - clocks[1]) / (more - less)
+        of = np.maximum(clocks[1] + (self.instructions - less) * slope, 0.0)
+        pieces = Pieces(blocks, lambda numbers: of[numbers % len(of)], len(of))
+        return busiest(pieces, min(places, blocks)), pieces.total(blocks) / min(places, blocks)

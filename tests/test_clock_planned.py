@@ -1,0 +1,63 @@
+"""sim/clock of launches whose blocks differ in work, and of the kernels that a schedule launches."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from cupyflash import Device, Problem, plan
+from cupyflash.launch.nvrtc import compile_to_cubin
+from cupyflash.schedules import plan_backward
+from cupyflash.sim.clock import sass
+from cupyflash.sim.clock.execution import CodeLaunch, CubinKernel
+from cupyflash.sim.clock.planned import clocks
+from cupyflash.sim.clock.whole import Clock
+from cupyflash.sim.ptx.parameters import BoundArguments, BoundTensor
+
+pytestmark = pytest.mark.skipif(sass.disassembler() is None, reason="needs NVIDIA's disassemblers")
+
+A100 = Device.named("A100-40GB")
+BLOCKS = 64
+SOURCE = r"""
+extern "C" __global__ void steps(float* y, int each, int more) {
+  float a[4] = {1, 2, 3, 4};
+  const int turns = each + more * (63 - blockIdx.x % 64);
+#pragma unroll 1
+  for (int i = 0; i < turns; i++)
+#pragma unroll
+    for (int k = 0; k < 8; k++) a[k % 4] = a[k % 4] * a[k % 4] + 1.f;
+  y[threadIdx.x] = a[0] + a[1] + a[2] + a[3];
+}
+"""
+
+
+def steps(each: int, more: int, heads: int = 200) -> Clock:
+    code = CubinKernel.of(compile_to_cubin(SOURCE, ("-arch=sm_80",), "steps.cu")[0], "steps")
+    bound = BoundArguments(bytearray(8) + np.array([each, more], np.int32).tobytes(), {"y": 0, "each": 8, "more": 12})
+    bound.tensors.append(BoundTensor("y", "y", np.zeros(64, np.float32), "y", 0))
+    return Clock(CodeLaunch(code, (BLOCKS, heads), (64,), bound, 40 << 10), A100)
+
+
+def test_blocks_that_differ_take_turns_and_the_time_is_that_of_their_mean() -> None:
+    unequal, longest = steps(0, 1), steps(63, 0)
+    assert longest.work is None and unequal.work is not None
+    of_longest, found = longest.time(), unequal.time()
+    assert found.flops == pytest.approx(of_longest.flops / 2, rel=0.05)
+    assert 0.5 * of_longest.seconds < found.seconds < 0.62 * of_longest.seconds  # the last ones end alone
+    assert unequal.again(mhz=705).time().seconds > 1.8 * found.seconds
+
+
+@pytest.mark.wide
+def test_a_schedule_s_launches_have_clocks_and_a_queue_is_made_before_it_is_read() -> None:
+    problem = Problem(1, 16, 16, 2048, 2048, 64, "float16", causal=True)
+    first, second = clocks(plan(problem, Device.named("H100-SXM"), "fa3"))
+    assert (first.launch.kernel.name, second.launch.kernel.name) == ("fa3_queue", "fa3_forward")
+    # Blocks of 192 rows: those of the middle one have half of the products, and tiles are whole.
+    assert 1 < second.time().flops / (problem.flops / 2) < 1.7
+
+
+@pytest.mark.wide
+def test_a_backward_s_launches_have_clocks() -> None:
+    found = list(clocks(plan_backward(Problem(1, 4, 4, 1024, 1024, 64, "float16", causal=True), A100, "fa2")))
+    times = {each.launch.kernel.name: each.time() for each in found}
+    assert max(times, key=lambda name: times[name].seconds) == "fa2_backward" and len(times) >= 3
