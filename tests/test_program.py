@@ -14,6 +14,7 @@ import pytest
 from cupyflash.device import Device
 from cupyflash.sim.program import build, fatbin
 from cupyflash.sim.program.properties import layout, properties
+from cupyflash.sim.program.report import report, summary
 from cupyflash.sim.program.session import ProgramResult, run_program
 from cupyflash.sim.program.streams import Settings
 
@@ -64,6 +65,15 @@ def test_a_fault_is_found_and_is_the_error_that_a_device_gives(program: Path, ca
     assert capfd.readouterr().out == "cudaErrorIllegalAddress\n"
     kinds = {(one.kind, one.source and one.source[0].endswith("everything.cu")) for one in result.findings}
     assert kinds == {("out of bounds", True)}
+
+
+def test_what_is_suppressed_is_told(program: Path, tmp_path: Path) -> None:
+    file = tmp_path / "known.supp"
+    file.write_text("out-of-bounds scale everything.cu for the test\n")
+    result = run_program(program, ["vector", "1000", "8"], device=A100, settings=Settings(suppressions=file))
+    (kernel,) = summary(result)["kernels"]
+    assert result.status == 0 and not kernel["findings"] and kernel["suppressed"][0]["by"]["reason"] == "for the test"
+    assert "scale: 1 launch" in report(result) and "suppressed by" in report(result)
 
 
 def test_a_race_between_streams_is_found(program: Path) -> None:

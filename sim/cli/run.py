@@ -70,7 +70,7 @@ def run(files: tuple[str, ...], building: Building, running: Running, told: Find
     Exit status 1 if the machine finds a fault in a kernel; else the program's own.
     """
     from cupyflash.sim.program import build
-    from cupyflash.sim.program.report import found, report, summary
+    from cupyflash.sim.program.report import found, report, summary, suppressed
     from cupyflash.sim.program.session import run_program
     from cupyflash.sim.program.streams import Settings
 
@@ -90,8 +90,9 @@ def run(files: tuple[str, ...], building: Building, running: Running, told: Find
             result = run_program(program, arguments, device=running.device, settings=settings)
         except build.BuildError as error:
             raise click.UsageError(str(error)) from error
-    findings = [one for kernel in result.kernels for one in found(kernel, notes=True)]
-    checked = CheckedKernels([kernel.name for kernel in result.kernels], findings, file=str(paths[0]))
+    findings = [one for kernel in result.kernels for one in found(kernel)]
+    allowed = [one for kernel in result.kernels for one in suppressed(kernel)]
+    checked = CheckedKernels([kernel.name for kernel in result.kernels], findings, allowed, str(paths[0]))
     told.tell(checked, lambda: report(result), lambda: summary(result), "the program's kernels", text_to_stderr=True)
     sys.exit(result.status if result.status >= 0 else 128 - result.status)
 

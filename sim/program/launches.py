@@ -42,6 +42,7 @@ class KernelRecord:
     instructions: int = 0
     findings: dict[str, ptx.Finding] = field(default_factory=dict)
     notes: dict[str, ptx.Finding] = field(default_factory=dict)
+    suppressed: dict[ptx.Suppression, dict[str, ptx.Finding]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -241,6 +242,8 @@ class LaunchCalls(SymbolCalls):
         for kept, found in ((record.findings, done.findings), (record.notes, done.notes)):
             for finding in found:
                 kept.setdefault(str(finding), finding)
+        for one in done.suppressed:
+            record.suppressed.setdefault(one.by, {}).update({str(finding): finding for finding in one.findings})
         self.sticky = next((FATAL[one.kind] for one in done.findings if one.kind in FATAL), self.sticky)
         return done
 

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from typing import Any
 
+from cupyflash.sim.profiling import told
 from cupyflash.sim.program.launches import KernelRecord
 from cupyflash.sim.program.session import ProgramResult
-from cupyflash.sim.ptx.report.findings import Finding, by_cause, of_program, shorten
+from cupyflash.sim.ptx.report.findings import Finding, Suppressed, by_cause, counted, of_program, shorten
 from cupyflash.sim.ptx.text.syntax import source_name
 from cupyflash.words import plural
 
 
-def found(kernel: KernelRecord, notes: bool = False) -> tuple[Finding, ...]:
-    """Returns the findings of a kernel in all its launches, one for each cause."""
-    return by_cause([*kernel.findings.values(), *(kernel.notes.values() if notes else ())], of_program)
+def found(kernel: KernelRecord) -> tuple[Finding, ...]:
+    """Returns the findings of a kernel in all its launches, one for each cause, then its notes."""
+    return by_cause([*kernel.findings.values(), *kernel.notes.values()], of_program)
+
+
+def suppressed(kernel: KernelRecord) -> list[Suppressed]:
+    """Returns the findings of a kernel that suppressions let pass."""
+    return [Suppressed(by, by_cause(findings.values(), of_program)) for by, findings in kernel.suppressed.items()]
 
 
 def report(result: ProgramResult) -> str:
@@ -24,8 +29,9 @@ def report(result: ProgramResult) -> str:
         findings = found(kernel)
         again = f", {kernel.repeated} of them repeats that were not executed again" if kernel.repeated else ""
         count = plural(kernel.launches, "launch", "launches")
-        lines.append(f"{source_name(kernel.name)}: {count}{again}, {kernel.seconds:.1f} s: {plural(len(findings), 'finding')}")
+        lines.append(f"{source_name(kernel.name)}: {count}{again}, {kernel.seconds:.1f} s: {counted(findings) or 'no finding'}")
         lines += [f"  {shorten(finding)}" for finding in findings]
+        lines += [f"  {shorten(one)}" for one in suppressed(kernel)]
     lines += [f"{name} is not simulated ({plural(count, 'call')})" for name, count in result.missing.items()]
     lines += [f"{name} returned {error}" for name, error in result.failed if name not in result.missing]
     if result.cut:
@@ -46,7 +52,8 @@ def summary(result: ProgramResult) -> dict[str, Any]:
             "repeated": kernel.repeated,
             "seconds": kernel.seconds,
             "instructions": kernel.instructions,
-            "findings": [asdict(finding) | {"text": str(finding)} for finding in found(kernel)],
+            "findings": told(found(kernel)),
+            "suppressed": [{"by": vars(one.by), "findings": told(one.findings), "text": str(one)} for one in suppressed(kernel)],
         }
         for kernel in result.kernels
     ]
