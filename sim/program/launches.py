@@ -7,8 +7,8 @@ import hashlib
 import io
 import struct
 import time
-from collections.abc import Collection
-from dataclasses import dataclass, field
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -18,6 +18,8 @@ from cupyflash.sim.program.memory import ProgramMemory
 from cupyflash.sim.program.streams import KERNEL
 from cupyflash.sim.program.symbols import ProgramKernel, SymbolCalls
 from cupyflash.sim.ptx.parameters import parameter_offsets
+from cupyflash.sim.ptx.report.findings import source_text
+from cupyflash.sim.ptx.text.syntax import parameters
 
 COOPERATIVE, CLUSTER, PROGRAMMATIC = 2, 4, 6
 """cudaLaunchAttributeID."""
@@ -240,12 +242,32 @@ class LaunchCalls(SymbolCalls):
             self.channel.print(printed.getvalue())
         record.instructions += done.counters.instructions
         for kept, found in ((record.findings, done.findings), (record.notes, done.notes)):
-            for finding in found:
+            for finding in self.named(found, request):
                 kept.setdefault(str(finding), finding)
         for one in done.suppressed:
             record.suppressed.setdefault(one.by, {}).update({str(finding): finding for finding in one.findings})
         self.sticky = next((FATAL[one.kind] for one in done.findings if one.kind in FATAL), self.sticky)
         return done
+
+    def named(self, findings: Sequence[ptx.Finding], request: LaunchRequest) -> list[ptx.Finding]:
+        """Returns findings that call an allocation by the parameter that points into it, if the source is there to read."""
+        kernel, out = request.kernel, []
+        params = kernel.image.module.code(kernel.name).params
+        offsets, _ = parameter_offsets(params)
+        for finding in findings:
+            block = next((one for one in self.memory.blocks.values() if one.allocation.name == finding.tensor), None)
+            if block is not None and finding.source is not None:
+                files = dict.fromkeys(line[0] for line in (*finding.inlined_at[::-1], finding.source))
+                signatures = (parameters(source_text(file), kernel.name, len(params)) for file in files)
+                names = next((each for each in signatures if each and each[0][1] != "arg0"), [])
+                for (_, name), param in zip(names, params, strict=False):
+                    word = int.from_bytes(request.data[offsets[param.name] :][:8], "little") if param.size == 8 else 0
+                    if 0 <= word - block.address < block.allocation.memory.nbytes:
+                        own = f"{name!r} ({finding.tensor})"
+                        finding = replace(finding, message=finding.message.replace(repr(finding.tensor), own, 1))
+                        break
+            out.append(finding)
+        return out
 
 
 def dim3(xy: int, z: int) -> tuple[int, int, int]:
