@@ -53,7 +53,8 @@ class Mutant:
                         number += 1  # NVRTC 13.0 gives an asm statement the line that it ends on
                     places.add((path.name, number))
         kinds = self.finds.split("|")
-        return any(f.kind in kinds and f.source is not None and (Path(f.source[0]).name, f.source[1]) in places for f in findings)
+        lines = [line for f in findings if f.kind in kinds for line in (f.source, *f.also) if line is not None]
+        return any((Path(file).name, number) in places for file, number in lines)
 
 
 @lru_cache(maxsize=4)  # of one fault, whose kernels may share a source
