@@ -225,9 +225,7 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         and "suppressed by known.supp:2" in Path("page.html").read_text()
     )
     Path("known.supp").write_text("race\n")
-    result = CliRunner().invoke(
-        main, ["profile", "writes.cu", "--kernel", "all_write", "--grid", "1", "--block", "1", "--suppressions", "known.supp"]
-    )
+    result = CliRunner().invoke(main, [*base, "--suppressions", "known.supp"])
     assert result.exit_code == 2 and "known.supp:1: a suppression is KIND" in result.stderr
 
 
