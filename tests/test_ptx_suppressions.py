@@ -190,19 +190,10 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     Path("writes.cu").write_text(CUDA.replace("put(o, threadIdx.x)", "put(o, 5)"))
     Path("known.supp").write_text("race * writes.cu:6 all write 7\nrace * writes.cu:40 not there\n")
 
+    spec = '[{"shape": [64], "dtype": "int32"}]'
+    base = ["profile", "writes.cu", "--kernel", "all_write", "--grid", "1", "--block", "64", "--args", spec]
+
     def profile(*more: str) -> tuple[int, str]:
-        base = [
-            "profile",
-            "writes.cu",
-            "--kernel",
-            "all_write",
-            "--grid",
-            "1",
-            "--block",
-            "64",
-            "--args",
-            '[{"shape": [64], "dtype": "int32"}]',
-        ]
         result = CliRunner().invoke(main, [*base, *more])
         return result.exit_code, " ".join(result.stdout.split())
 
