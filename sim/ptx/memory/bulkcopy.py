@@ -16,6 +16,7 @@ import numpy as np
 from cupyflash.words import plural
 
 from ..order.accesses import ShadowAccess, TileAccess, Touch
+from ..report.findings import ERROR, Verdict
 from ..state.lanes import LaneSet, Wave
 from ..state.segments import IN_FLIGHT, UNWRITTEN, WINDOW_BITS, WRITTEN, Access, Segment
 from ..text.syntax import Array, PtxInstruction
@@ -463,7 +464,8 @@ class Bulks(MemoryUnit):
             if len(late):
                 name = store.instruction.name
                 message = f"the thread exits before its {name} has read shared memory: a cp.async.bulk.wait_group.read is missing"
-                self.findings.report("in flight", message, store.instruction, store.lanes, late)
+                verdict = Verdict("in flight", ERROR, mend="cp.async.bulk.wait_group.read 0 before the thread exits")
+                self.findings.report(verdict, message, store.instruction, store.lanes, late)
             store.put(self.memory, due)
             store.known[due] = DONE
         self.stores = [store for store in self.stores if (store.known < DONE).any()]

@@ -154,7 +154,8 @@ class MBarriers(MemoryUnit):
             )
             what = f"the mbarrier at {self.name(int(keys[at[0]]))} is used by {i.name}"
             message = f"{what}, but no fence.mbarrier_init (or fence.proxy.async) is behind its mbarrier.init"
-            verdict = Verdict("proxy", WARNING if met else ERROR)
+            mend = "fence.mbarrier_init behind mbarrier.init, by the thread that made it"
+            verdict = Verdict("proxy", WARNING if met else ERROR, mend=mend)
             self.findings.report(verdict, message, i, lanes, row[at])
 
     def invalidate(self, keys: Array) -> None:

@@ -17,6 +17,7 @@ import numpy as np
 
 from cupyflash.words import plural
 
+from ..report.findings import ERROR, Verdict
 from ..state.lanes import SECTOR, LaneSet, by_value
 from ..state.segments import UNWRITTEN, WINDOW_BITS, WRITTEN, Segment
 from ..text.syntax import ELEMENT, Array, PtxInstruction
@@ -330,7 +331,8 @@ class Maps(MemoryUnit):
             release = moment > self.released.get(block, 0)
             missing = "release, after the store" if release else "acquire, before the use"
             message = f"the tensor map at {self.place(address)} was stored: no fence.proxy.tensormap::generic.{missing}"
-            self.findings.report("proxy", message, i, lanes, address=address, tensor=segment.name)
+            verdict = Verdict("proxy", ERROR, mend=f"fence.proxy.tensormap::generic.{missing}")
+            self.findings.report(verdict, message, i, lanes, address=address, tensor=segment.name)
 
     def release(self, lanes: LaneSet) -> None:
         """Runs fence.proxy.tensormap::generic.release for these lanes; it counts for their whole blocks."""

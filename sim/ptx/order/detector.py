@@ -35,7 +35,9 @@ WARP_BITS = np.uint64(((1 << STAMP) - 1) & ~(LANES | WARP - 1))
 COPY, LANDING = "asynchronous copy", "write of an asynchronous copy"
 
 NOT_ORDERED = "are not ordered"
-ONE_WRITER = "one thread alone writes it"
+LEFT_OUT = "are in blocks that the scope of one of them leaves out: they are neither ordered nor atomic to each other"
+OTHER_MENDS = {SAME: "one thread alone writes it", LEFT_OUT: "the device's scope on both sides (.gpu, thread_scope_device)"}
+"""Likely mends by what a race comes of, where that is not the order alone."""
 
 
 class Detector(Order):
@@ -332,7 +334,7 @@ class Detector(Order):
             count = len(places)
             level = max(first & LEVEL, int(self.relation(np.array([access.who.lane[where[at]]]), entries[at : at + 1])[0]))
             hazard, mend = self.remedy((did, had), (at_fault, second), level, segment is None)
-            verdict = Verdict("race", severity, hazard, mend if what == NOT_ORDERED else ONE_WRITER if what == SAME else "")
+            verdict = Verdict("race", severity, hazard, mend if what == NOT_ORDERED else OTHER_MENDS.get(what, ""))
             self.findings.record(verdict, message, (at_fault, second), main, key, count=count, address=address, tensor=tensor)
 
     def remedy(

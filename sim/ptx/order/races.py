@@ -40,14 +40,13 @@ from .accesses import (
     windows,
 )
 from .clocks import BLOCKS, CLUSTERS, LANES, LOW, ONE, STAMP, highest, lanes_of, levels_of, stamps_of
-from .detector import COPY, LANDING, Detector
+from .detector import COPY, LANDING, LEFT_OUT, Detector
 from .history import Launches
 from .tiles import TileReads
 
 LATEST = LOW << np.uint64(STAMP)
 """The stamp of an entry that no access is ordered behind."""
 
-LEFT_OUT = "are in blocks that the scope of one of them leaves out: they are neither ordered nor atomic to each other"
 LOCKSTEP = "work only in lockstep: both are volatile, but nothing lets the lanes of the warp wait for each other (__syncwarp would)"
 
 
