@@ -445,6 +445,8 @@ def test_without_arguments_a_template_is_printed_that_runs() -> None:
     spec = json.loads(asked.stdout)
     assert [*spec] == ["x", "y", "a", "n"] and {one["dtype"] for one in (spec["x"], spec["y"])} == {"float32"}
     assert (spec["a"], spec["n"]) == (0.0, 0) and axpy(spec=spec).exit_code == 0
+    Path("axpy.ptx").write_text(Module.from_source(AXPY, ["-DSTRIDE=1", "-I."], name=str(Path("axpy.cu").resolve())).text)
+    assert json.loads(profiled("axpy.ptx").stdout) == spec, "by the lines of its source"
     missing = profiled("axpy.cu", "-DSTRIDE=1", "--args", asked.stdout)
     assert missing.exit_code == 2 and "Missing option '--grid'" in missing.stderr
     Path("other.cu").write_text("""struct P { float* x; int n; };
