@@ -1,15 +1,14 @@
 """Times decoding, a query of each sequence against its cache, beside its peers on the GPU at hand; a line of JSON a measurement:
 
     python benchmarks/decode.py [--out FOLDER] [--quick] [--budget SECONDS] [--dry-run]
-    python benchmarks/decode.py --plan DEVICE [--loops] [--quick]
+    python benchmarks/decode.py --plan DEVICE [--quick]
 
 In one run, on the same memory and stream: attention_decode with K and V of each sequence together, and in pages in a random order;
 PyTorch's scaled_dot_product_attention with each backend that answers, `flash_attn_with_kvcache` and FlashInfer when they can be
 imported. GB/s count K and V once; beside them stands the share of what a copy within device memory reaches here, read and written.
 
 Without a GPU, `--plan` tells what is planned for the same cases on a device of the catalogue: splits, thread blocks, waves, bytes,
-and bytes in flight; `--loops` what the main loop's machine code makes of it (needs NVIDIA's disassemblers, as machine_code).
-README.md has the format.
+and bytes in flight. README.md has the format.
 """
 
 from __future__ import annotations
@@ -29,7 +28,6 @@ import command
 import numpy as np
 from cases import TINY_DECODE, DecodeCase, decoding
 from machine import Call, Machine, Simulated
-from machine_code.decoding import Turn, copies
 from peers import Pages, TorchDecoding
 from timing import Implementation, Pass, peers_of
 
@@ -41,6 +39,7 @@ from cupyflash.sim import theory
 
 DEFAULT = "decode"
 PAGE_SIZES = (16, 256)
+COPY = 16  # bytes
 COPY_BYTES = 1 << 31  # at most
 COPIES = 9
 # K and V are there once more for each page size, in float32 for the reference, and a half of that while it is made.
@@ -63,6 +62,11 @@ def sizes(case: DecodeCase) -> tuple[int | None, ...]:
 
 def name_of(page: int | None) -> str:
     return DEFAULT if page is None else f"{DEFAULT}, pages of {page}"
+
+
+def copies(s: DecodeSchedule) -> int:
+    """Copies of 16 bytes that a thread makes of a block of K and V, a turn of the main loop."""
+    return -(-s.block_cols * decode_tiles.key_bytes(s.problem) // COPY // s.config.threads)
 
 
 def facts(s: DecodeSchedule) -> dict[str, Any]:
@@ -191,32 +195,25 @@ def plan_line(case: DecodeCase, s: DecodeSchedule) -> str:
     return "".join(cells)
 
 
-def plan_table(device: Device, quick: bool, loops: bool) -> Iterator[str]:
+def plan_table(device: Device, quick: bool) -> Iterator[str]:
     """The schedules as a table for a reader."""
     needed = decode_tiles.needed_in_flight(device) / 1e3
     yield f"{device.name}: {device.sm_count} multiprocessors, each of which needs {needed:.0f} kB in flight"
     yield PLAN_HEAD
-    seen: set[Any] = set()
     for case in decoding(quick, PLAN_MEMORY / TIMES_IN_MEMORY):
         for page in sizes(case)[:2]:  # other pages make little difference
-            s = planned(device, case, page)
-            yield plan_line(case, s)
-            main = s.kernels()[0]
-            if loops and main.constants not in seen:
-                seen.add(main.constants)
-                yield from (f"      {line}" for line in Turn(s).lines())
+            yield plan_line(case, planned(device, case, page))
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(add_help=False)
     parser.add_argument("--plan", metavar="DEVICE")
-    parser.add_argument("--loops", action="store_true")
     given, rest = parser.parse_known_args(argv)
     if given.plan is None:
         return command.main(__doc__, DECODE, argv)
     if rest not in ([], ["--quick"]):
-        parser.error(f"--plan goes with --loops and --quick, got {' '.join(rest)}")
-    for line in plan_table(Device.named(given.plan), bool(rest), given.loops):
+        parser.error(f"--plan goes with --quick, got {' '.join(rest)}")
+    for line in plan_table(Device.named(given.plan), bool(rest)):
         print(line, flush=True)
     return 0
 

@@ -1,7 +1,6 @@
 """Writes the tables of docs/performance.md between their markers, all or those named:  python benchmarks/performance.py [NAME ...]
 
-Models' times, counts of the PTX machine and of the machine code; nothing is timed and no GPU is needed. The tables from machine
-code take minutes, and NVIDIA's disassemblers (machine_code/); without those they stay as they are.
+Models' times and counts of the PTX machine; nothing is timed and no GPU is needed. The clock's figures are those of calls.py.
 """
 
 from __future__ import annotations
@@ -14,16 +13,15 @@ from dataclasses import replace
 from checkout import ROOT
 
 # isort: split
+import calls
 import decode as decoding
 import numpy as np
 from cases import DecodeCase
-from machine_code import rates, tables, whole
 
 from cupyflash import Device, Problem
 from cupyflash.multiprocessor import EXPONENTIALS, Multiprocessor
 from cupyflash.schedules import BackwardSchedule, decode_tiles, fa2_tiles, fa3_tiles, plan_backward
 from cupyflash.sim import execute_backward
-from cupyflash.sim.clock import sass
 from cupyflash.sim.numbers.yardstick import draw, draw_gradient
 from cupyflash.sim.ptx import Counters
 
@@ -37,11 +35,15 @@ MOST_GROWTH = 8.0  # of fa2_forward.cu
 FULL_RATE = {(9, 0): 2048}
 
 
+def clock_rate(device: Device) -> float:
+    """Clocks a second at which the device has its peak of float32."""
+    return device.tensor_peak["float32"] / 2 / (device.sm_count * Multiprocessor.like(device.compute_capability).fma_lanes)
+
+
 def hbm_bytes(device: Device) -> float:
-    """Bytes of device memory in a clock of one multiprocessor, its clock being that of the float32 peak."""
+    """Bytes of device memory in a clock of one multiprocessor."""
     assert device.hbm_bandwidth is not None
-    lanes = device.sm_count * Multiprocessor.like(device.compute_capability).fma_lanes
-    return device.hbm_bandwidth / device.sm_count / (device.tensor_peak["float32"] / 2 / lanes)
+    return device.hbm_bandwidth / device.sm_count / clock_rate(device)
 
 
 def tiles() -> Iterator[str]:
@@ -80,7 +82,7 @@ def warpgroups() -> Iterator[str]:
             problem = Problem(1, 2048 // d, 2048 // d, 16384, 16384, d, "float16", causal=causal)
             best = fa3_tiles.choose(problem, device)
             config, found = best.config, dict(best.parts)
-            seconds = fa3_tiles.clocks(problem, device, best) / whole.clock_rate(device)
+            seconds = fa3_tiles.clocks(problem, device, best) / clock_rate(device)
             rate = problem.flops / (2 if causal else 1) / seconds / 1e12
             clocks = " | ".join(f"{found[part]:,.0f}" for part in parts)
             yield (
@@ -210,21 +212,14 @@ TABLES: Mapping[str, Callable[[], Iterator[str]]] = {
     "lazy": lazy,
     "backward": backward,
     "decode": decode,
-    "assumptions": rates.markdown,
-}
-FROM_MACHINE_CODE: Mapping[str, Callable[[], Iterator[str]]] = {
-    "instructions": tables.instructions,
-    "shares": tables.shares,
-    "calls": tables.calls,
-    "fa3": tables.fa3,
-    "decode loops": tables.decode_loops,
+    "calls": calls.table,
 }
 
 
 def main(names: Sequence[str]) -> None:
-    page, known = PAGE.read_text(), {**TABLES, **(FROM_MACHINE_CODE if sass.disassembler() else {})}
-    for name in names or known:
-        page = replaced(page, name, known[name]())
+    page = PAGE.read_text()
+    for name in names or TABLES:
+        page = replaced(page, name, TABLES[name]())
     PAGE.write_text(page)
 
 

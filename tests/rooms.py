@@ -37,7 +37,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
     # all else: packaging, documents, benchmarks, examples
     "project": (
         *("package", "readme", "pages", "snippets", "decoding_page", "masks_page", "benchmarks", "benchmark_decode", "timing*"),
-        *("accuracy", "machine_code*", "published", "on_gpu", "example", "generate", "suites", "torch_example", "flex_attention"),
+        *("accuracy", "published", "on_gpu", "example", "generate", "suites", "torch_example", "flex_attention"),
     ),
 }
 

@@ -12,13 +12,12 @@ import numpy as np
 import pytest
 
 from cupyflash import Device
-from cupyflash.sim.clock import sass
 from cupyflash.sim.clock.measured import read
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "benchmarks"))
-cases, decode, machine, peers, report, tables = (
-    importlib.import_module(name) for name in ("cases", "decode", "machine", "peers", "report", "machine_code.tables")
+cases, decode, machine, peers, report = (
+    importlib.import_module(name) for name in ("cases", "decode", "machine", "peers", "report")
 )
 A100 = Device.named("A100-40GB")
 
@@ -138,17 +137,3 @@ def test_peers_compute_the_same_of_the_same_memory(monkeypatch: pytest.MonkeyPat
         if any(word in name for word in ("math", "flash")):
             out = call().float().numpy()
             assert out.shape == right.shape and np.abs(out - right).max() < 2e-3, name
-
-
-PAGE = (ROOT / "docs" / "performance.md").read_text()
-
-
-@pytest.mark.wide
-def test_the_main_loop_s_machine_code_copies_what_the_schedule_says() -> None:
-    if sass.disassembler() is None:
-        pytest.skip("needs NVIDIA's disassemblers")
-    turn = tables.decode_turn(80, 64, 16)
-    assert turn.copies == turn.planned == 8 and turn.counts["HMMA"] == 16 and turn.counts["LDL/STL"] == 0
-    assert turn.code.residents.blocks == turn.schedule.candidate.resident
-    assert not any(each.opcode in ("LDG", "STG") for each in turn.trace.instructions)  # no page is looked up, nothing appended
-    assert tables.decode_row(turn) in PAGE

@@ -1,7 +1,7 @@
 """A model of the clocks of a multiprocessor for a turn of FlashAttention-2's backward kernels: those of each unit, and of the turn.
 
-The counts follow the kernels (fa2_backward.cu, fa2_backward_queries.cu); figures that do not follow from them come from their
-machine code, by `python benchmarks/machine_code` (docs/performance.md).
+The counts follow the kernels (fa2_backward.cu, fa2_backward_queries.cu); figures that do not follow from them came from their
+machine code, by an earlier model of its clocks.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from cupyflash.schedules.score_cost import of_score
 # and 3.26 for each product instruction.
 EACH_SCORE, EACH_WARP = 6.0, 330.0
 FLOAT_OPERATIONS = 3  # of each score: less L, less D, times P
-# A turn beside its busiest unit: 1.35, 1.29 (A100, d 64 and 128), 1.31, 1.24 (H100) by the clock model of the machine code
+# A turn beside its busiest unit: 1.35, 1.29 (A100, d 64 and 128), 1.31, 1.24 (H100) by that model
 OF_BUSIEST = 1.3
-# Of a thread block beside its turns: 45, 14, 21 and 40 thousand in the same order (`python benchmarks/machine_code --whole`)
+# Of a thread block beside its turns: 45, 14, 21 and 40 thousand in the same order
 BLOCK = 25_000
 
 

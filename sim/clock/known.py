@@ -49,7 +49,11 @@ def kind_of(clock: Clock, time: Time) -> str:
 
 def known_error(clock: Clock, time: Time) -> KnownError:
     """The known error for a kernel of the same class; of no figures, if none was compared."""
-    kind = kind_of(clock, time)
+    return error_of(kind_of(clock, time))
+
+
+def error_of(kind: str) -> KnownError:
+    """The known error of a class."""
     return KnownError(kind, **_table()[kind]) if kind in _table() else KnownError(kind, 0, 0, 0, 1, 1, 0)
 
 

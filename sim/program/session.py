@@ -42,17 +42,23 @@ class ProgramResult:
 
 
 def run_program(
-    program: Path, arguments: Sequence[str] = (), *, device: Device, settings: Settings | None = None, cwd: Path | None = None
+    program: Path,
+    arguments: Sequence[str] = (),
+    *,
+    device: Device,
+    settings: Settings | None = None,
+    cwd: Path | None = None,
+    runtime: type[Runtime] = Runtime,
 ) -> ProgramResult:
-    """Runs a program that loads the CUDA runtime library, with the simulated device in its place.
+    """Runs a program that loads the CUDA runtime library, with the simulated device and its `runtime` in its place.
 
     Raises `build.BuildError` for a program that cannot run here.
     """
     library = build.library(program)
     ours, theirs = socket.socketpair()
     channel = Channel(ours)
-    runtime = Runtime(channel, device, library.version, library.names, library.imported, settings or Settings())
-    memory = runtime.memory.file
+    served = runtime(channel, device, library.version, library.names, library.imported, settings or Settings())
+    memory = served.memory.file
     environment = os.environ | {"CUPYFLASH_RUN": f"{theirs.fileno()},{memory}"}
     environment["LD_LIBRARY_PATH"] = ":".join(filter(None, (str(library.folder), os.environ.get("LD_LIBRARY_PATH"))))
     with ours, theirs:
@@ -71,6 +77,6 @@ def run_program(
             raise
         finally:
             status = process.wait()
-            runtime.memory.close()
-    kernels = list(runtime.records.values())
-    return ProgramResult(status, kernels, dict(runtime.missing), dict(runtime.failed), cut, runtime.timed, runtime.spent)
+            served.memory.close()
+    kernels = list(served.records.values())
+    return ProgramResult(status, kernels, dict(served.missing), dict(served.failed), cut, served.timed, served.spent)
