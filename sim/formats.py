@@ -47,17 +47,17 @@ def near(file: str) -> str:
     return file.removeprefix(here) if os.path.isabs(file) else file
 
 
-def about(finding: Finding) -> str:
-    """Returns a finding without its kind, and without its place unless it is in inlined code."""
+def about(finding: Finding, shown: Line) -> str:
+    """Returns a finding without its kind, and of its place only what the line that it is shown at does not say: inlined code."""
     place, _, rest = shorten(finding).partition(f" {finding.kind}: ")
-    inlined = f"{place.removesuffix(':').removesuffix(f': {finding.severity}')}: " if finding.inlined_at else ""
-    return inlined + rest
+    place = place.removesuffix(":").removesuffix(f": {finding.severity}").removeprefix(f"{shown[0]}:{shown[1]} ")
+    return f"{place}: {rest}" if finding.inlined_at else rest
 
 
 def lines(checked: CheckedKernels) -> str:
     """Returns FILE:LINE:COLUMN: SEVERITY: KIND: MESSAGE for each finding, as compilers write it."""
     places = ((checked.place(one), one) for one in checked.findings)
-    return "".join(f"{file}:{line}:1: {one.severity}: {one.kind}: {about(one)}\n" for (file, line), one in places)
+    return "".join(f"{file}:{line}:1: {one.severity}: {one.kind}: {about(one, (file, line))}\n" for (file, line), one in places)
 
 
 GITHUB = {ERROR: "error", WARNING: "warning", NOTE: "notice"}
@@ -70,7 +70,7 @@ def github(checked: CheckedKernels) -> str:
         file, line = checked.place(one)
         values = {"file": file, "line": line, "title": f"cupyflash: {one.kind}"}
         shown = ",".join(f"{name}={escaped(str(value), ':,')}" for name, value in values.items())
-        found.append(f"::{GITHUB[one.severity]} {shown}::{escaped(about(one))}\n")
+        found.append(f"::{GITHUB[one.severity]} {shown}::{escaped(about(one, (file, line)))}\n")
     return "".join(found)
 
 
@@ -138,7 +138,7 @@ def result(checked: CheckedKernels, finding: Finding, index: int, by: Suppressed
         "ruleId": rule(finding.kind),
         "ruleIndex": index,
         "level": finding.severity,
-        "message": text(about(finding)),
+        "message": text(about(finding, (file, line))),
         "locations": [physical(file, line) | {"logicalLocations": [{"fullyQualifiedName": kernel, "kind": "function"}]}],
         "partialFingerprints": {
             "kernelPlace/v1": f"{finding.kind}:{source_name(finding.kernel)}:{file}:{line}:{finding.tensor or ''}"
