@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
-import sys
-import time
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
@@ -17,7 +14,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from cupyflash.sim import formats
-from cupyflash.sim.cli import main
+from cupyflash.sim.cli import main, reporting
 from cupyflash.sim.formats import CheckedKernels
 from cupyflash.sim.ptx import Module
 from cupyflash.sim.ptx.report.findings import SEVERITIES, Finding, Suppressed, Suppression, by_cause, of_program
@@ -154,26 +151,23 @@ def test_formats_and_severities(folder: Path, monkeypatch: pytest.MonkeyPatch, m
     assert done.exit_code == status and says in done.stderr
 
 
-def test_watch_runs_again_when_a_header_changes(folder: Path) -> None:
-    (folder / "w.cu").write_text('#include "w.cuh"\nextern "C" __global__ void w(int* x) { x[AT] = 1; }\n')
-    (folder / "w.cuh").write_text("#define AT 9\n")
-    command = [sys.executable, "-m", "cupyflash", "profile", "w.cu", "--grid", "1", "--block", "1", "--watch", "--format", "lines"]
+def test_watch_runs_again_when_a_header_changes(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(folder)
+    Path("w.cu").write_text('#include "w.cuh"\nextern "C" __global__ void w(int* x) { x[AT] = 1; }\n')
+    Path("w.cuh").write_text("#define AT 9\n")
+    texts = ["#define AT is no C", "#define AT 3\n"]
+
+    def change(seconds: float) -> None:
+        """Changes the header while the command waits, at last interrupts it."""
+        if not texts:
+            raise KeyboardInterrupt
+        Path("w.cuh").write_text(texts.pop(0))
+
+    monkeypatch.setattr(reporting.time, "sleep", change)
     spec = ["--args", '[{"shape": [4], "dtype": "int32"}]']
-    output = folder / "watched.txt"
-    with output.open("w") as file, subprocess.Popen([*command, *spec], cwd=folder, stdout=file, stderr=file) as process:
-
-        def seen(text: str, count: int) -> bool:
-            end = time.monotonic() + 60
-            while output.read_text().count(text) < count and time.monotonic() < end:
-                time.sleep(0.1)
-            return output.read_text().count(text) == count
-
-        try:
-            assert seen("waiting for a change", 1) and seen("out of bounds", 1)
-            (folder / "w.cuh").write_text("#define AT 3\n")
-            assert seen("waiting for a change", 2) and seen("out of bounds", 1)
-        finally:
-            process.kill()
+    done = CliRunner().invoke(main, ["profile", "w.cu", "--grid", "1", "--block", "1", "--watch", "--format", "lines", *spec])
+    assert done.exit_code == 130 and done.stdout.count("out of bounds") == 1 and done.stderr.count("waiting for a change") == 3
+    assert done.stderr.count("w.cu(2): error: ") == 1, "a source that does not compile ends no watch"
 
 
 @pytest.mark.parametrize(
