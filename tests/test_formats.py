@@ -248,12 +248,19 @@ extern "C" __global__ void lanes(const int* a, int* c, int n) {
     swap[threadIdx.x] = a[threadIdx.x];  // 26
     c[threadIdx.x] = swap[threadIdx.x ^ 1];  // 27
 }
-extern "C" __global__ void grid(const int*, int* c, int n) {
-    if (threadIdx.x == 0) c[blockIdx.x] = n;  // 30
-    if (threadIdx.x == 0)
-        c[blockIdx.x + 4] = c[blockIdx.x ^ 1];  // 32
+extern "C" __global__ void count(const int* a, int* c, int n) {
+    __shared__ int swap[64];
+    swap[threadIdx.x] = 0;  // 31
+    atomicAdd(&swap[a[threadIdx.x] & 7], 1);  // 32
+    __syncthreads();
+    c[threadIdx.x] = swap[threadIdx.x];
 }
-extern "C" __global__ void writers(const int*, int* c, int n) { if (threadIdx.x == 0) c[0] = blockIdx.x; }  // 34
+extern "C" __global__ void grid(const int*, int* c, int n) {
+    if (threadIdx.x == 0) c[blockIdx.x] = n;  // 37
+    if (threadIdx.x == 0)
+        c[blockIdx.x + 4] = c[blockIdx.x ^ 1];  // 39
+}
+extern "C" __global__ void writers(const int*, int* c, int n) { if (threadIdx.x == 0) c[0] = blockIdx.x; }  // 41
 """
 
 
@@ -269,15 +276,16 @@ def test_a_race_has_its_hazard_and_its_mend_and_both_lines() -> None:
         "tiles<false, true>": ((6, 8), "read after write", "__syncthreads() between line 6 and line 8"),
         "reduce": ((20, 20), "read and write of one line", "__syncwarp() between the accesses of line 20"),
         "lanes": ((26, 27), "read after write", "__syncwarp() between line 26 and line 27"),
-        "grid": ((30, 32), "read after write", "__threadfence() and an atomic flag between line 30 and line 32"),
-        "writers": ((34, 34), "write after write", "one block writes there, or atomics do"),
+        "count": ((31, 32), "atomic access after write", "__syncthreads() between line 31 and line 32"),
+        "grid": ((37, 39), "read after write", "__threadfence() and an atomic flag between line 37 and line 39"),
+        "writers": ((41, 41), "write after write", "atomics (atomicAdd), or one block alone writes there"),
     }
     for kernel in module.kernels:
         lines, hazard, mend = cases.pop(source_name(kernel))
         arrays = [np.arange(256, dtype=np.int32), np.zeros(64, np.int32)]
-        (finding,) = module.launch(kernel, 2 if lines[0] >= 30 else 1, 64, [*arrays, 4]).findings
+        (finding,) = module.launch(kernel, 2 if lines[0] > 36 else 1, 64, [*arrays, 4]).findings
         told = [line for one in (finding.source, finding.other) if one for line in one[1:]]
         assert (sorted(told), finding.hazard) == ([*lines], hazard) and finding.mend.endswith(mend), (kernel, finding)
         assert f"/some where/h.cu:{told[1]}" in finding.message
-        assert lines[0] >= 30 or re.search(r"at offset 0x\w+ \((tile|part|swap)( \+ \d+)?\) of shared memory", finding.message)
+        assert lines[0] > 36 or re.search(r"at offset 0x\w+ \((tile|part|swap)( \+ \d+)?\) of shared memory", finding.message)
     assert not cases

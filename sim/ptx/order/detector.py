@@ -332,7 +332,8 @@ class Detector(Order):
             tensor = None if segment is None else segment.name
             key: Key = ("race", *sorted((place_of(i), place_of(theirs)), key=str), tensor)
             count = len(places)
-            level = max(first & LEVEL, int(self.relation(np.array([access.who.lane[where[at]]]), entries[at : at + 1])[0]))
+            lanes, those = access.who.lane[where[places]], entries[places]
+            level = int(np.maximum(self.relation(lanes, those), levels_of(those)).max())
             hazard, mend = self.remedy((did, had), (at_fault, second), level, segment is None)
             verdict = Verdict("race", severity, hazard, mend if what == NOT_ORDERED else OTHER_MENDS.get(what, ""))
             self.findings.record(verdict, message, (at_fault, second), main, key, count=count, address=address, tensor=tensor)
@@ -356,8 +357,8 @@ class Detector(Order):
         if level >= BLOCKS:
             if shared:
                 return hazard, f"cluster.sync() {where}"
-            if {did, had} == {"write"}:
-                return hazard, "one block writes there, or atomics do"
+            if a == b or {did, had} == {"write"}:
+                return hazard, "atomics (atomicAdd), or one block alone writes there"
             return hazard, f"a launch of its own for one of them, or __threadfence() and an atomic flag {where}"
         if level <= LANES:
             return hazard, f"{WARP_ONLY} {where}"
