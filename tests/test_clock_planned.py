@@ -10,7 +10,10 @@ from cupyflash.launch.nvrtc import compile_to_cubin
 from cupyflash.schedules import plan_backward
 from cupyflash.sim.clock import sass
 from cupyflash.sim.clock.execution import CodeLaunch, CubinKernel
+from cupyflash.sim.clock.lanes import Lanes
+from cupyflash.sim.clock.opcodes import decoded
 from cupyflash.sim.clock.planned import clocks
+from cupyflash.sim.clock.sass import Instruction
 from cupyflash.sim.clock.whole import Clock
 from cupyflash.sim.ptx.parameters import BoundArguments, BoundTensor
 
@@ -36,6 +39,32 @@ def steps(each: int, more: int, heads: int = 200) -> Clock:
     bound = BoundArguments(bytearray(8) + np.array([each, more], np.int32).tobytes(), {"y": 0, "each": 8, "more": 12})
     bound.tensors.append(BoundTensor("y", "y", np.zeros(64, np.float32), "y", 0))
     return Clock(CodeLaunch(code, (BLOCKS, heads), (64,), bound, 40 << 10), A100)
+
+
+@pytest.mark.parametrize(
+    ("text", "known"),
+    [
+        ("VOTE.ANY P1, P0", False),  # what a kernel votes on is rare
+        ("VOTE.ALL P1, P0", True),
+        ("VOTE.ANY P1, P2", True),
+        ("VOTE.ALL P1, !P2", False),
+        ("VOTE.ANY R3, P1, P0", None),
+        ("PLOP3.LUT P1, PT, P0, P2, PT, 0xa8, 0x0", True),  # P0 or P2
+        ("PLOP3.LUT P1, PT, P0, P3, PT, 0xa8, 0x0", None),
+        ("ISETP.NE.AND P1, PT, R2, RZ, P0", False),
+        ("ISETP.EQ.AND P1, PT, R2, RZ, P0", None),
+        ("ISETP.EQ.OR P1, PT, R2, RZ, P0", True),
+    ],
+)
+def test_what_does_not_depend_on_unknown_numbers_is_known(text: str, known: bool | None) -> None:
+    lanes = Lanes(32, {})
+    lanes.forget("P0", None)
+    lanes.write("P2", lanes.everyone, None)
+    lanes.write("P3", lanes.no, None)
+    opcode, _, operands = text.partition(" ")
+    name, *modifiers = opcode.split(".")
+    decoded(Instruction(0, name, tuple(modifiers), tuple(operands.split(", "))), {}).run(lanes, None)
+    assert (None if lanes.lacking(["P1"], None) is not None else bool(lanes.predicate("P1").all())) == known
 
 
 def test_blocks_that_differ_take_turns_and_the_time_is_that_of_their_mean() -> None:

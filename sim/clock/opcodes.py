@@ -315,7 +315,7 @@ def predicate_logic(i: Instruction, o: Operands) -> OperandWork:
         values = a(lanes), b(lanes), c(lanes)
         return [looked_up(table, *values) for table in tables]
 
-    return OperandWork((first, second), tuple(o.reads), compute)
+    return OperandWork((first, second), (), compute, partly=tuple(o.reads))
 
 
 COMPARE = {"EQ": np.equal, "NE": np.not_equal, "LT": np.less, "LE": np.less_equal, "GT": np.greater, "GE": np.greater_equal}
@@ -330,7 +330,9 @@ def compare(i: Instruction, o: Operands) -> OperandWork:
     a, b = (o.wide(), o.wide()) if wide else (o.number(), o.number())
     name = next(m for m in mods if m in COMPARE)
     relation, combine = COMPARE[name], COMBINE[next(m for m in mods if m in COMBINE)]
+    numbers = tuple(o.reads)
     other = o.predicate()
+    partly = tuple(o.reads)[len(numbers) :]
     lower = o.predicate() if "EX" in mods else None
 
     def compute(lanes: Lanes, mask: Mask) -> list[Array]:
@@ -348,7 +350,8 @@ def compare(i: Instruction, o: Operands) -> OperandWork:
         p = other(lanes)
         return [combine(found, p), combine(~found, p)]
 
-    return OperandWork((first, second), tuple(o.reads), compute)
+    needed = numbers + tuple(o.reads)[len(numbers) + len(partly) :]
+    return OperandWork((first, second), needed, compute, partly=partly)
 
 
 @opcode("IMNMX", "VIMNMX")
@@ -463,6 +466,8 @@ def vote(i: Instruction, o: Operands) -> OperandWork:
     results = [] if PREDICATE.match(o.rest[0]) else [o.take()]
     predicates = [o.take()] if len(o.rest) > 1 else []
     value = o.predicate()
+    if not results and i.modifiers[0] != "EQ":
+        return OperandWork(tuple(predicates), (), rare(i.modifiers[0] == "ALL", value, tuple(o.reads)))
 
     def compute(lanes: Lanes, mask: Mask) -> list[Array]:
         running, votes = first_lanes(lanes, mask), value(lanes).reshape(-1, WARP)
@@ -472,6 +477,19 @@ def vote(i: Instruction, o: Operands) -> OperandWork:
         return [*(np.repeat(ballot, WARP) for _ in results), *(np.repeat(said, WARP) for _ in predicates)]
 
     return OperandWork((*results, *predicates), tuple(o.reads), compute, across=True)
+
+
+def rare(wanted: bool, value: Callable[[Lanes], Array], reads: Sequence[str]) -> Callable[[Lanes, Mask], Sequence[Array]]:
+    """A vote for a branch: whether any lane has what is not `wanted`. Unknown numbers have it not: kernels vote on what is rare."""
+
+    def compute(lanes: Lanes, mask: Mask) -> list[Array]:
+        votes = (value(lanes) != wanted).reshape(-1, WARP) & first_lanes(lanes, mask)
+        unknown = lanes.lacking(reads, mask)
+        if unknown is not None:
+            votes &= ~unknown.reshape(-1, WARP)
+        return [np.repeat(votes.any(axis=1) != wanted, WARP)]
+
+    return compute
 
 
 @opcode("SHFL")

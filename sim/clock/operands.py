@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import product
 
 import numpy as np
 
@@ -39,9 +40,14 @@ class OperandWork:
     compute: Callable[[Lanes, Mask], Sequence[Array]] | None = None
     across: bool = False  # a lane's result comes from other lanes too
     warps: bool = False  # all lanes of a warp get the first active one's result: the registers are the warp's
+    partly: tuple[str, ...] = ()  # predicates that need not be known if the results are alike for both of their values
 
     def run(self, lanes: Lanes, mask: Mask) -> None:
         lacks = lanes.lacking(self.reads, mask)
+        open_ones = [name for name in dict.fromkeys(self.partly) if lanes.lacking([name], mask) is not None]
+        if open_ones:
+            self.run_both(lanes, mask, lacks, open_ones)
+            return
         if self.warps and mask is not None and self.compute is not None:
             self.broadcast(lanes, mask, lacks)
             return
@@ -54,6 +60,23 @@ class OperandWork:
             lacks = mask
         for name in self.writes:
             lanes.forget(name, lacks)
+
+    def run_both(self, lanes: Lanes, mask: Mask, lacks: Array | None, names: Sequence[str]) -> None:
+        """Computes with both values of unknown predicates; results that depend on them are unknown."""
+        assert self.compute is not None
+        found = []
+        kept = {name: lanes.predicate(name) for name in names}
+        for values in product((lanes.no, lanes.everyone), repeat=len(names)):
+            for name, value in zip(names, values, strict=True):
+                lanes.predicates[name] = np.where(lanes.unknown[name], value, kept[name])
+            found.append(self.compute(lanes, mask))
+        lanes.predicates.update(kept)
+        for name, first, *others in zip(self.writes, *found, strict=True):
+            differ = np.logical_or.reduce([first != other for other in others])
+            lanes.write(name, first, mask)
+            lanes.forget(name, differ if mask is None else differ & mask)
+            if lacks is not None:
+                lanes.forget(name, lacks)
 
     def broadcast(self, lanes: Lanes, mask: Array, lacks: Array | None) -> None:
         assert self.compute is not None
