@@ -96,6 +96,8 @@ LONG = {
     "for (int i = 0; i < 2 * n; i++) { s[t] = x[t] + i; __syncthreads(); x[t] = s[t ^ 1]; __syncthreads(); }",
     "takes items": "__shared__ unsigned item;\nwhile (true) { if (t == 0) item = atomicAdd(x + 255, 1); __syncthreads();\n"
     "unsigned i = item; __syncthreads(); if (i >= 2 * n) break; x[t] += f(i, 20); }",
+    "a bit says that it is over": "for (unsigned i = 0; (i & 0xfffffff0u << 10) == 0; i += 2 + flag[0]) if (flag[1]) x[t] = i;",
+    "a shifted count": "for (unsigned i = 0; i >> 14 < 1; i += 2 + flag[0]) if (flag[1]) x[t] = i;",
     "searches": "for (unsigned i = 1; i < n / 5; i++) {\n"
     "unsigned v = i; while (v != 1 + flag[0]) v = v % 2 ? 3 * v + 1 : v / 2; x[t] = v; }",
     "calls": "for (int j = 0; j < n / 8; j++) x[t] = f(x[t], n / 8);",
@@ -113,6 +115,14 @@ def test_what_ends_is_left_alone(name: str, seed: int | None, monkeypatch: pytes
     found = launch(LONG[name], blocks, 128, seed).findings
     assert [f for f in found if f.kind != "race"] == []
     assert next(clock) > scheduler.STALL_SECONDS
+
+
+def test_a_turn_of_a_loop_may_take_longer_than_a_loop_may_stand_still(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Large kernels' turns take seconds of this machine. Here each look at the clock is half a minute after the last one."""
+    monkeypatch.setattr(scheduler, "processor_seconds", count(step=30).__next__)
+    body = "unsigned v = 1;\nfor (int i = 0; i < {}; i++) v = v * 5 + 1;\nunsigned w = 1;\ndo {{ w = w * 5 + 1; x[t] += w; }} while (w != v);"
+    assert [f for f in launch(body.format(scheduler.ROUNDS - 4)).findings if f.kind != "race"] == []
+    assert "endless" in [f.kind for f in launch(body.format(40 * scheduler.ROUNDS)).findings]
 
 
 def test_a_launch_may_have_a_budget_of_instructions() -> None:

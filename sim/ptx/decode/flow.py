@@ -13,7 +13,7 @@ from functools import cached_property
 
 import numpy as np
 
-from ..text.syntax import PtxError, PtxInstruction, PtxProgram, Reg
+from ..text.syntax import Imm, PtxError, PtxInstruction, PtxProgram, Reg
 from .registry import Arg, Branch, Exit, FunctionCall, PhaseWait, Plan, Return
 
 MOST_TESTS = 64
@@ -140,7 +140,7 @@ class ControlFlow:
             names = computed_from(makers, predicates(self.plans[self.blocks[start][-1]] for start in leaving))
             for plan in makers:
                 if plan.instruction.opcode == "setp" and not names.isdisjoint(plan.written) and not plan.reads[0].packed:
-                    found.append(ExitTest(loop, *plan.reads[:2]))
+                    found.append(ExitTest(loop, *counted(inside, *plan.reads[:2])))
         return tuple(found[:MOST_TESTS])
 
 
@@ -166,6 +166,25 @@ class ExitTest:
     @property
     def registers(self) -> list[Reg]:
         return [arg.operand for arg in (self.left, self.right) if isinstance(arg.operand, Reg)]
+
+
+def counted(inside: Sequence[Plan], left: Arg, right: Arg) -> tuple[Arg, Arg]:
+    """Returns a comparison of the number that a loop counts, where it compares some of its bits: compilers make x & -1024 == 0 of
+    x < 1024, whose left side does not change until the last turn.
+    """
+    makers = [plan for plan in inside if isinstance(left.operand, Reg) and left.operand.name in plan.written]
+    if len(makers) != 1 or makers[0].instruction.opcode not in ("and", "shr") or not isinstance(right.operand, Imm):
+        return left, right
+    number, bits = makers[0].reads[:2]
+    if not isinstance(number.operand, Reg) or not isinstance(bits.operand, Imm):
+        return left, right
+    if makers[0].instruction.opcode == "shr":
+        end = right.operand.value << bits.operand.value
+    else:
+        end = bits.operand.value & -bits.operand.value  # the first number that has any of these bits
+        if right.operand.value or (bits.operand.value + end) & bits.operand.value:
+            return left, right
+    return number, Arg(Imm(end), number.dtype)
 
 
 def predicates(plans: Iterable[Plan]) -> set[str]:

@@ -210,6 +210,9 @@ LOOK_SECONDS = 1.0
 GLANCE = 16
 """Steps of the machine between two looks at the clock."""
 
+ROUNDS = 64
+"""Times that some code must have run since the last progress before a launch is ended: one turn of a loop may take seconds."""
+
 TRAIL = 1024
 """The newest steps, from which a finding names the loop of a warp."""
 
@@ -280,6 +283,7 @@ class Budgets:
         self.ran: set[int] = set()
         self.news = False
         self.trail: deque[tuple[int, LaneSet]] = deque(maxlen=TRAIL)
+        self.rounds = Counter[int]()
         self.apart: dict[LaneSet, set[int]] = {}
         self.places = self.nowhere()
         self.stalled: Array | None = None
@@ -298,6 +302,7 @@ class Budgets:
         """Returns True, and reports it, if the launch has come to a limit before these lanes run a region."""
         pc = region.start
         self.trail.append((pc, lanes))
+        self.rounds[pc] += 1
         if pc not in self.ran:
             self.ran.add(pc)
             self.news = True
@@ -337,13 +342,14 @@ class Budgets:
                     other.forget()
         if nearer or self.news or self.exits != self.wave.exits:
             self.progress, self.stalled = now, None
+            self.rounds.clear()
         elif self.stalled is None:
             self.stalled = self.places
         else:
             self.stalled |= self.places
         self.looked, self.news, self.exits = now, False, self.wave.exits
         self.latest, self.places = self.places, self.nowhere()
-        if now - self.progress < self.limits.stall_seconds:
+        if now - self.progress < self.limits.stall_seconds or max(self.rounds.values()) < ROUNDS:
             return False
         seconds = f"{self.limits.stall_seconds:g} seconds of processor time (stall_seconds)"
         self.report("endless", f"in {seconds} no loop has come nearer to its end, and the launch goes on{{}}")
