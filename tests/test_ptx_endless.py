@@ -120,7 +120,8 @@ def test_what_ends_is_left_alone(name: str, seed: int | None, monkeypatch: pytes
 def test_a_turn_of_a_loop_may_take_longer_than_a_loop_may_stand_still(monkeypatch: pytest.MonkeyPatch) -> None:
     """Large kernels' turns take seconds of this machine. Here each look at the clock is half a minute after the last one."""
     monkeypatch.setattr(scheduler, "processor_seconds", count(step=30).__next__)
-    body = "unsigned v = 1;\nfor (int i = 0; i < {}; i++) v = v * 5 + 1;\nunsigned w = 1;\ndo {{ w = w * 5 + 1; x[t] += w; }} while (w != v);"
+    body = """unsigned v = 1; for (int i = 0; i < {}; i++) v = v * 5 + 1;
+    unsigned w = 1; do {{ w = w * 5 + 1; x[t] += w; }} while (w != v);"""
     assert [f for f in launch(body.format(scheduler.ROUNDS - 4)).findings if f.kind != "race"] == []
     assert "endless" in [f.kind for f in launch(body.format(40 * scheduler.ROUNDS)).findings]
 
