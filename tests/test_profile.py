@@ -430,6 +430,13 @@ def test_an_array_of_another_type_is_asked_about(kind: str, dtype: str, asks: bo
             ask_about_types(code, "k", args)
 
 
+def test_what_several_sources_say_of_a_type_must_agree() -> None:
+    two = "#ifdef HALF\n__global__ void k({0} x, int n) {{}}\n#else\n__global__ void k({1} x, int n) {{}}\n#endif"
+    ask_about_types(two.format("half*", "float*"), "k", [np.zeros(4), 3])
+    with pytest.raises(ValueError, match="did you mean float32"):
+        ask_about_types(two.format("const float*", "float *__restrict__ const"), "k", [np.zeros(4), 3])
+
+
 def test_a_mangled_name_knows_the_template_s_types() -> None:
     if source_name("_Z1kIfEvv") != "k<float>":
         pytest.skip("the C++ runtime library, whose demangler it needs, is not here")

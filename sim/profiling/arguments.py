@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from cupyflash.sim.ptx.memory.layouts import TensorMap
-from cupyflash.sim.ptx.text.syntax import Variable, parameters, source_name
+from cupyflash.sim.ptx.text.syntax import QUALIFIERS, Variable, parameters, source_name
 
 FILLS = ("zeros", "ones", "normal", "uniform", "arange", "empty")
 
@@ -293,12 +293,11 @@ _C_TYPES = {
     **{f"{sign}int{bits}_t": f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)},
 }
 """NumPy's types of C's."""
-_QUALIFIERS = re.compile(r"\b(const|volatile|__restrict__|__restrict|restrict|__grid_constant__)\b|std::|\*")
 
 
 def type_of(text: str) -> tuple[str, bool]:
     """Returns NumPy's name of a C type ("" if it has none) and True for a pointer to it."""
-    bare = " ".join(_QUALIFIERS.sub(" ", text).split())
+    bare = " ".join(QUALIFIERS.sub(" ", text).replace("std::", "").replace("*", " ").split())
     return _C_TYPES.get(bare, ""), text.count("*") == 1
 
 

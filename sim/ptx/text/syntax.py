@@ -396,6 +396,7 @@ def find_kernel(kernels: Sequence[str], name: str | None) -> str:
 
 
 _COMMENTS = re.compile(r"//[^\n]*|/\*.*?\*/", re.DOTALL)
+QUALIFIERS = re.compile(r"\b(const|volatile|__restrict__|__restrict|restrict|__grid_constant__)\b")
 _LAST_WORD = re.compile(r"([A-Za-z_]\w*)\s*(?:\[[^\]]*\]\s*)*$")
 
 
@@ -403,24 +404,25 @@ def parameters(cuda: str, kernel: str, count: int) -> list[tuple[str, str]]:
     """Returns (type, name) of a kernel's `count` parameters; `kernel` is its name in the PTX.
 
     Names are those of the last function in CUDA C with its name and so many parameters, else arg0, arg1, ... Types are those of
-    a mangled name, which knows the template arguments (`float const*`), else the source's; "" if nothing says them.
+    a mangled name, which knows the template arguments (`float const*`), else the source's; "" if nothing says them, or if
+    several such functions differ (under `#if`, say).
     """
-    found = [("", f"arg{n}") for n in range(count)]
+    found, differ = [("", f"arg{n}") for n in range(count)], [set[str]() for _ in range(count)]
     text = _COMMENTS.sub(" ", cuda)
-    for match in reversed(list(re.finditer(rf"\b{re.escape(base_name(kernel).rpartition('::')[2])}\s*\(", text))):
+    for match in re.finditer(rf"\b{re.escape(base_name(kernel).rpartition('::')[2])}\s*\(", text):
         parts = [part.partition("=")[0].strip() for part in top_level(text, match.end())]
         words = [word for part in parts if (word := _LAST_WORD.search(part))]
         before = text[: match.start()].rstrip()[-1:]
         if len({word[1] for word in words}) == len(parts) == count and (before.isalnum() or before in "_)>&*"):
-            kinds = [
-                part[: word.start()].strip() + "*" * part[word.start() :].count("[")
-                for part, word in zip(parts, words, strict=True)
-            ]
-            found = [(kind, word[1]) for kind, word in zip(kinds, words, strict=True)]
-            break
-    mangled = in_source(kernel)[1]
-    known = top_level(mangled, 1)
-    return [(kind.strip(), name) for kind, (_, name) in zip(known, found, strict=True)] if len(known) == count else found
+            each = list(zip(parts, words, strict=True))
+            kinds = [part[: word.start()].strip() + "*" * part[word.start() :].count("[") for part, word in each]
+            found = [(kind, word[1]) for kind, (_, word) in zip(kinds, each, strict=True)]
+            for known, kind in zip(differ, kinds, strict=True):
+                known.add("".join(QUALIFIERS.sub("", kind).split()))
+    kinds = [kind.strip() for kind in top_level(in_source(kernel)[1], 1)]
+    if len(kinds) != count:
+        kinds = ["" if len(known) > 1 else kind for (kind, _), known in zip(found, differ, strict=True)]
+    return [(kind, name) for kind, (_, name) in zip(kinds, found, strict=True)]
 
 
 def top_level(text: str, start: int) -> list[str]:
