@@ -25,6 +25,7 @@ from cupyflash.schedules import (
     fa2_backward_clocks,
     fa2_backward_tiles,
     fa2_tiles,
+    fa3_tiles,
     mask_tiles,
     plan_backward,
     plan_varlen,
@@ -427,3 +428,12 @@ def test_gradients_of_wide_heads_say_their_room(sram: int, words: str) -> None:
     problem = Problem(1, 1, 1, 45, 70, 16, "float16", head_dim_v=272)
     device = replace(Device.named("A100-40GB"), sram_per_block=sram << 10)
     assert words in str(plan_backward(problem, device, "fa2").tiling)
+
+
+@pytest.mark.parametrize("d_v", [1, 64, 65, 127, 128, 129, 144, 145, 256])
+def test_warpgroups_take_turns_by_the_padded_width_of_v(d_v: int) -> None:
+    def turns(head_dim_v: int) -> bool:
+        problem = Problem(1, 1, 1, 300, 300, 64, "bfloat16", head_dim_v=head_dim_v)
+        return fa3_tiles.candidate(problem, Device.named("H100-SXM"), fa3_tiles.TEAMS[0], 64).config.ping_pong
+
+    assert turns(d_v) == turns(padded_dim(d_v)) == (d_v <= 128)
