@@ -55,7 +55,7 @@ QUICK: dict[str, tuple[str, ...]] = {
     "__init__": ("varlen", "sparse", "problem"),
     "add_state": ("ring_sums",),
     "dropout_mask": ("dropout",),
-    "multiprocessor": ("timeline", "fa2_tiles"),
+    "multiprocessor": ("timeline", "explain"),
 }
 
 
