@@ -437,3 +437,9 @@ def test_warpgroups_take_turns_by_the_padded_width_of_v(d_v: int) -> None:
         return fa3_tiles.candidate(problem, Device.named("H100-SXM"), fa3_tiles.TEAMS[0], 64).config.ping_pong
 
     assert turns(d_v) == turns(padded_dim(d_v)) == (d_v <= 128)
+
+
+@pytest.mark.parametrize(("d", "d_v", "widest"), [(64, 264, 264), (264, 64, 264), (272, 300, 300)])
+def test_fa3_refuses_heads_of_which_either_side_is_wide(d: int, d_v: int, widest: int) -> None:
+    said = fa3_tiles.refusal(Problem(1, 1, 1, 64, 64, d, "float16", head_dim_v=d_v), Device.named("H100-SXM"))
+    assert said == f"the kernel takes d and d_v up to 256, and this has {widest}"
