@@ -27,6 +27,7 @@ import numpy as np
 
 from .decode.code import Code
 from .decode.program import decode_all, function_addresses
+from .execute.compiled import compiled_asked, run_compiled
 from .execute.machine import PtxMachine
 from .execute.processes import processes_asked, run_apart
 from .execute.registers import Setup
@@ -396,6 +397,7 @@ class Module:
             raise ValueError(f"seed must be None or a whole number from 0, got {seed!r}")
         limits = Limits.asked(max_instructions, stall_seconds)
         processes = processes_asked(processes)
+        compiled = compiled_asked()
         if stream is not None and not isinstance(stream, Stream):
             raise TypeError(f"stream must be a ptx.Stream or None, got {type(stream).__name__}")
         if programmatic and stream is None:
@@ -417,24 +419,34 @@ class Module:
         workspace = Segment("grid workspace", WORKSPACE, np.zeros(64, np.uint8))
         symbols |= {name: params.start + offset for name, offset in bound.offsets.items()}
         mark_unwritten(parts, [*segments, *tensors])
-        findings, tally = Findings(kernel, allowed), LaunchTally()
         shared_size, reserved = code.shared.size + shared_bytes, RESERVED_BYTES if code.reserves else 0
         if reserved:
             shared_size = -(-shared_size // 128) * 128 + reserved
-        memory = LaunchMemory([*segments, *tensors, params, workspace], shared_size, code.local.size, findings, tally)
-        memory.observer, memory.reserved = observer, reserved
-        memory.homes = code.homes
-        memory.shared_names = {variable_name(name): offset for name, offset in code.shared.offsets.items()}
-        if races:
-            watched = [*segments, *tensors, workspace]
-            memory.races = Races(code.sharing, len(code.instructions), watched, memory.shared_stride, findings, geometry.blocks)
-            memory.races.offset_name = memory.shared_name
-        if stream is not None:
-            stream.begin(kernel, programmatic, memory.races)
         schedule = seed, on_barrier, limits
         setup = Setup(geometry, packed, params, shared_bytes, symbols, *schedule, workspace.start, approximate, diary)
-        machine = PtxMachine(code, setup, memory, findings, tally)
-        ended = run_apart(machine, processes) or machine.run()
+
+        def machine(races: bool) -> PtxMachine:
+            findings, tally = Findings(kernel, allowed), LaunchTally()
+            memory = LaunchMemory([*segments, *tensors, params, workspace], shared_size, code.local.size, findings, tally)
+            memory.observer, memory.reserved = observer, reserved
+            memory.homes = code.homes
+            memory.shared_names = {variable_name(name): offset for name, offset in code.shared.offsets.items()}
+            if races:
+                watched = [*segments, *tensors, workspace]
+                memory.races = Races(code.sharing, len(code.instructions), watched, memory.shared_stride, findings, geometry.blocks)
+                memory.races.offset_name = memory.shared_name
+            return PtxMachine(code, setup, memory, findings, tally)
+
+        ended = False
+        if compiled and stream is None:
+            run = machine(races=False)
+            ended = run_compiled(run, [*segments, *tensors])
+        if not ended:
+            run = machine(races)
+            if stream is not None:
+                stream.begin(kernel, programmatic, run.memory.races)
+            ended = run_apart(run, processes) or run.run()
+        findings, tally, memory = run.findings, run.tally, run.memory
         if memory.races is not None and memory.races.launches is not None:
             memory.races.launches.end()
         written = [s for s in (*segments, *tensors) if tally.wrote(s)]

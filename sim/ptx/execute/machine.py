@@ -147,6 +147,8 @@ class PtxMachine(RegisterFiles):
     def run_wave(self) -> None:
         memory = self.memory
         memory.begin_wave(self.wave)
+        if self.stretches is not None:
+            self.stretches.begin_wave()
         self.open_diary()
         self.copies = Copies(self.wave, memory, self.random)
         frame = self._full_frames.get(self.wave.size)

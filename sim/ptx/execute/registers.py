@@ -71,6 +71,15 @@ class Follower(Protocol):
         """Returns an instruction's thunk, preceded by its effect on what is followed."""
 
 
+class CompiledCode(Protocol):
+    """What a frame asks of `execute.compiled`."""
+
+    def begin_wave(self) -> None: ...
+
+    def thunks(self, frame: RegisterFrame, region: CodeRegion) -> list[Thunk]:
+        """Returns the bound instructions of a region."""
+
+
 class RegisterFrame(Frame):
     """The registers of `n` lanes."""
 
@@ -130,29 +139,35 @@ class RegisterFrame(Frame):
         key = (region.start, region.end)
         found = self._thunks.get(key)
         if found is None:
-            found = []
-            mode = base = self.code.base_mode
-            held: tuple[str, ...] = ()
-            for pc in range(region.start, region.end):
-                plan, instruction = self.code.plans[pc], self.code.instructions[pc]
-                if plan.keeps:
-                    names = (*instruction.mods, *(register_name(a) for a in plan.reads[: plan.keeps]))
-                    self.kept = names == held and instruction.predicate is None
-                    held = names if instruction.predicate is None else ()
-                if plan.mode is not None and plan.mode != mode:
-                    mode = plan.mode
-                    found.append(ENVIRONMENT.setter(mode))
-                out, ins = [self.array(a) for a in plan.writes], [self.array(a) for a in plan.reads]
-                thunk = self.guarded(plan, instruction, out, ins, self.machine.memory.tally.predicated_off)
-                for follower in self.machine.followers:
-                    if pc in follower.watched:
-                        thunk = follower.watch(self, pc, thunk)
-                found.append(thunk)
-                if held and any(register_name(a) in held for a in plan.writes):
-                    held = ()
-            if mode != base:
-                found.append(ENVIRONMENT.setter(base))
+            stretches = self.machine.stretches
+            found = self.plain(*key) if stretches is None else stretches.thunks(self, region)
             self._thunks[key] = found
+        return found
+
+    def plain(self, start: int, end: int) -> list[Thunk]:
+        """Binds these instructions to NumPy's functions."""
+        found: list[Thunk] = []
+        mode = base = self.code.base_mode
+        held: tuple[str, ...] = ()
+        for pc in range(start, end):
+            plan, instruction = self.code.plans[pc], self.code.instructions[pc]
+            if plan.keeps:
+                names = (*instruction.mods, *(register_name(a) for a in plan.reads[: plan.keeps]))
+                self.kept = names == held and instruction.predicate is None
+                held = names if instruction.predicate is None else ()
+            if plan.mode is not None and plan.mode != mode:
+                mode = plan.mode
+                found.append(ENVIRONMENT.setter(mode))
+            out, ins = [self.array(a) for a in plan.writes], [self.array(a) for a in plan.reads]
+            thunk = self.guarded(plan, instruction, out, ins, self.machine.memory.tally.predicated_off)
+            for follower in self.machine.followers:
+                if pc in follower.watched:
+                    thunk = follower.watch(self, pc, thunk)
+            found.append(thunk)
+            if held and any(register_name(a) in held for a in plan.writes):
+                held = ()
+        if mode != base:
+            found.append(ENVIRONMENT.setter(base))
         return found
 
     def guarded(
@@ -309,6 +324,8 @@ class RegisterFiles:
     """Those of the lanes that run now."""
     current: LaneSet | None
     followers: Sequence[Follower]
+    stretches: CompiledCode | None = None
+    """The compiled code, in a launch by it."""
 
     def __init__(self, code: Code, setup: Setup, memory: LaunchMemory):
         self.code, self.setup, self.memory, self.findings = code, setup, memory, memory.findings

@@ -1,0 +1,440 @@
+"""Launches by compiled code: straight runs of arithmetic, loads and stores of a kernel become functions that LLVM makes.
+
+The machine stays as it is: its scheduler, barriers and registers. Where it would run the NumPy thunks of a region it calls a
+function over the same registers. The function is exact for a launch without fault, and gives up at anything else: an address out of
+bounds or not aligned, a shared byte that nobody wrote, two threads at one word of which one writes without a barrier of the
+block between them, a NaN as a result (its payload is NumPy's). Then the launch's writes are undone, and it runs from its start
+without compiled code, which finds and says everything. So a finding has one origin.
+
+Arithmetic is made from the rows of the opcodes (`decode.rows`), as NumPy's evaluation is. An instruction without a translation runs
+by its thunk between compiled ones.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from collections.abc import Callable
+from functools import cache
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ..decode.access import CACHE, moved
+from ..decode.code import CodeRegion
+from ..decode.registry import Arg, Barrier, Branch, Exit, Return, Thunk, WarpBarrier
+from ..state.lanes import AddressPattern, LaneSet
+from ..state.segments import WINDOW_BITS, Segment
+from ..text.syntax import Array, PtxInstruction, Unsupported
+from .registers import RegisterFrame, Stop
+from .translation import (
+    COUNTS,
+    DISTINCT,
+    EPOCH_BITS,
+    FIRST,
+    HOST,
+    LAST,
+    LIST,
+    MANY_THREADS,
+    PHASES,
+    RELATIVE,
+    SHADOW,
+    STATE,
+    THREAD_BITS,
+    WORDS_FROM,
+    FunctionText,
+    NoCode,
+)
+
+if TYPE_CHECKING:
+    from .machine import PtxMachine
+
+SAFE = frozenset({"shfl", "vote", "activemask", "match", "redux"})
+"""Opcodes that are not pure and touch no memory: their thunks run between compiled stretches."""
+
+PRIVATE = ("param", "const", "local")
+"""Spaces that no two threads write: their accesses run by their thunks."""
+
+
+class Compiler:
+    """LLVM in this process."""
+
+    def __init__(self) -> None:
+        import llvmlite.binding as llvm
+
+        self.llvm: Any = llvm
+        llvm.initialize_native_target()
+        llvm.initialize_native_asmprinter()
+        target = llvm.Target.from_default_triple()
+        self.machine = target.create_target_machine(
+            cpu=llvm.get_host_cpu_name(), features=llvm.get_host_cpu_features().flatten(), opt=2
+        )
+        self.engine = llvm.create_mcjit_compiler(llvm.parse_assembly(""), self.machine)
+        self.count = 0
+
+    def function(self, text: str) -> int:
+        """Compiles a function; returns its address."""
+        llvm = self.llvm
+        self.count += 1
+        name = f"stretch{self.count}"
+        module = llvm.parse_assembly(text.replace("@stretch(", f"@{name}("))
+        module.verify()
+        options = llvm.create_pipeline_tuning_options(speed_level=2)
+        options.loop_vectorization = True
+        builder = llvm.create_pass_builder(self.machine, options)
+        builder.getModulePassManager().run(module, builder)
+        self.engine.add_module(module)
+        self.engine.finalize_object()
+        found: int = self.engine.get_function_address(name)
+        return found
+
+
+@cache
+def compiler() -> Compiler:
+    return Compiler()
+
+
+@cache
+def compiled(text: str) -> int:
+    return compiler().function(text)
+
+
+DRIVER = """
+define i32 @stretch(i64 %n, ptr %phases, i64 %count, ptr %tags, ptr %bases) {
+start:
+  br label %loop
+loop:
+  %k = phi i64 [0, %start], [%next, %more]
+  %at = mul i64 %k, 3
+  %place = getelementptr i64, ptr %phases, i64 %at
+  %place1 = getelementptr i64, ptr %place, i64 1
+  %place2 = getelementptr i64, ptr %place, i64 2
+  %code = load ptr, ptr %place
+  %table = load ptr, ptr %place1
+  %offs = load ptr, ptr %place2
+  %gives = call i32 %code(i64 %n, ptr %table, ptr %tags, ptr %bases, ptr %offs)
+  %wrong = icmp ne i32 %gives, 0
+  br i1 %wrong, label %end, label %more
+more:
+  %next = add i64 %k, 1
+  %over = icmp eq i64 %next, %count
+  br i1 %over, label %end, label %loop
+end:
+  ret i32 %gives
+}
+"""
+"""Calls the functions of a stretch one after the other, until one gives up: few texts differ, so that few are compiled."""
+
+
+@cache
+def driver() -> Callable[..., int]:
+    return ctypes.CFUNCTYPE(ctypes.c_int32, *[ctypes.c_int64] * 5)(compiled(DRIVER))
+
+
+RESOLVE = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_int64)
+
+
+class BoundAccess:
+    """A load or store bound to a frame: its table, and the pattern of addresses for which that holds."""
+
+    def __init__(self, stretches: Stretches, frame: RegisterFrame, i: PtxInstruction):
+        self.stretches, self.frame, self.instruction = stretches, frame, i
+        self.space, type_, registers, self.base, self.offset = moved(
+            i, *(i.operands[:2] if i.opcode == "ld" else i.operands[1::-1])
+        )
+        self.size = len(registers) * type_.bytes
+        self.relative = np.zeros(frame.n, np.int64)
+        self.table = np.zeros(COUNTS + PHASES, np.int64)
+        self.table[RELATIVE] = self.relative.ctypes.data
+        self.pattern: AddressPattern | None = None
+        self.segment: Segment | None = None
+        self.forget()
+
+    def forget(self) -> None:
+        self.table[FIRST], self.table[LAST] = 1, 0
+
+    def guarded(self, _: int) -> int:
+        """Calls `resolve` for compiled code, through which no exception can pass: after one the launch starts anew."""
+        try:
+            return int(not self.resolve())
+        except Exception:
+            return 1
+
+    def resolve(self) -> bool:
+        """Finds the pattern of the lanes' addresses and their memory; returns False if anything is wrong with them."""
+        self.flush()
+        memory, frame = self.stretches.machine.memory, self.frame
+        base = frame.array(self.base)
+        delta = np.array(self.offset & ((1 << 8 * base.dtype.itemsize) - 1), base.dtype)
+        addresses = np.ascontiguousarray(np.broadcast_to(base + delta, frame.n))
+        first, pattern = frame.lanes.pattern(addresses, self.size)
+        write = self.instruction.opcode == "st"
+        if self.space == "shared":
+            home = memory.homes.get(self.instruction)
+            start, end = (0, None) if home is None else home[1:]
+            start, last = start, (memory.shared_size if end is None else end) - self.size
+            self.table[HOST] = memory.shared[1].ctypes.data
+            self.table[STATE] = memory.states[1].ctypes.data
+            self.table[WORDS_FROM], self.table[SHADOW] = 0, self.stretches.shared_shadow.ctypes.data
+        else:
+            segment = memory.segments.get(first >> WINDOW_BITS)
+            if segment is None or segment.space not in ("global", "const") or (write and not segment.writable):
+                return False
+            view, at, limit = segment.window(self.size)
+            if not len(view):
+                return False
+            start, last = int(at), int(at) + int(limit)
+            self.segment = segment
+            self.table[HOST] = segment.address - segment.start
+            self.table[WORDS_FROM] = segment.start & ~3
+            self.table[SHADOW] = self.stretches.shadow(segment).ctypes.data
+        low, high = start - pattern.low, last - pattern.high
+        if not pattern.aligned or first & (self.size - 1) or not low <= first <= high:
+            return False
+        self.table[FIRST], self.table[LAST] = low, high
+        self.relative[:] = pattern.relative
+        self.distinct = self.stretches.distinct(pattern, self.space)
+        if write and self.size >= 4 and len(self.distinct) < frame.n:
+            return False
+        self.table[DISTINCT], self.table[LIST] = len(self.distinct), self.distinct.ctypes.data
+        self.pattern = pattern
+        return True
+
+    def flush(self) -> None:
+        """Adds what was executed with the pattern to the counts of the launch."""
+        counts = self.table[COUNTS:]
+        if self.pattern is None or not counts.any():
+            return
+        tally, pattern, i = self.stretches.machine.tally, self.pattern, self.instruction
+        for phase in np.flatnonzero(counts).tolist():
+            times = int(counts[phase])
+            lanes = pattern.lanes
+            warps, nbytes = lanes.warps * times, lanes.n * self.size * times
+            if self.space == "shared":
+                passes, ideal = pattern.wavefronts(phase)
+                tally.shared[i, i.opcode, self.size].count(warps, nbytes, passes * times, ideal * times)
+            else:
+                assert self.segment is not None
+                sectors, unique = pattern.sectors(phase) * times, pattern.unique_bytes * times
+                tally.traffic[i, self.segment].count_side(i.opcode == "st", nbytes, warps, sectors, unique)
+        counts[:] = 0
+
+
+class Stretches:
+    """The compiled code of a launch, and who has touched which word of memory since which barrier."""
+
+    def __init__(self, machine: PtxMachine):
+        self.machine = machine
+        self.shadows: dict[Segment, Array] = {}
+        self.shared_shadow = np.zeros((1, 2), np.uint64)
+        self.bound: list[BoundAccess] = []
+        self.offs: list[tuple[list[PtxInstruction], Array]] = []
+        self.lists: dict[tuple[str, int, bytes, bytes], Array] = {}
+        self.moment = 0
+        """Grows with every barrier and wave, so that tags are made anew."""
+
+    def begin_wave(self) -> None:
+        wave = self.machine.wave
+        words = wave.blocks * wave.shared_stride // 4
+        if len(self.shared_shadow) != words:
+            self.shared_shadow = np.zeros((words, 2), np.uint64)
+        else:
+            self.shared_shadow[:] = 0
+        self.epochs = np.ones(wave.blocks, np.uint64)
+        self.moment += 1
+
+    def barrier(self, block: int, count: int) -> None:
+        """Notes that a block has met at a barrier."""
+        self.epochs[block - self.machine.wave.first_block] += np.uint64(1)
+        self.moment += 1
+
+    def tags(self, lanes: LaneSet) -> Array:
+        """Returns block, epoch and thread of each lane as one number, in which later bits decide first."""
+        block = lanes.block
+        if self.epochs.max() >> np.uint64(EPOCH_BITS):
+            raise Stop
+        number = (block + lanes.wave.first_block + 1).astype(np.uint64) << np.uint64(32)
+        thread = (lanes.index % lanes.wave.lanes_per_block).astype(np.uint64)
+        return number | self.epochs[block] << np.uint64(THREAD_BITS) | thread
+
+    def shadow(self, segment: Segment) -> Array:
+        found = self.shadows.get(segment)
+        if found is None:
+            found = self.shadows[segment] = np.zeros((segment.size // 4 + 2, 2), np.uint64)
+        return found
+
+    def distinct(self, pattern: AddressPattern, space: str) -> Array:
+        """Returns the distinct addresses of a pattern as a `LIST`; each lane's if they are of parts of words."""
+        lanes, n = pattern.lanes, pattern.lanes.n
+        key = space, pattern.size, pattern.key, lanes.index.tobytes()
+        found = self.lists.get(key)
+        if found is None:
+            places = pattern.relative.astype(np.int64)
+            if space == "shared":
+                places = places + lanes.block * lanes.wave.shared_stride
+            at, times = np.arange(n), np.ones(n, np.int64)
+            if pattern.size >= 4:
+                _, at, times = np.unique(places, return_index=True, return_counts=True)
+            found = np.stack([places[at], at, np.where(times > 1, MANY_THREADS, 0)], axis=1)
+            self.lists[key] = found = np.ascontiguousarray(found, np.int64)
+        return found
+
+    def finish(self) -> None:
+        """Adds the last counts."""
+        for access in self.bound:
+            access.flush()
+        for instructions, off in self.offs:
+            for i, count in zip(instructions, off.tolist(), strict=False):
+                if count:
+                    self.machine.tally.predicated_off[i] += count
+
+    # -- code -----------------------------------------------------------------------------------------------------------
+
+    def thunks(self, frame: RegisterFrame, region: CodeRegion) -> list[Thunk]:
+        """Returns the thunks of a region: compiled stretches, and what is between them."""
+        found: list[Thunk] = []
+        phases: list[FunctionText] = []
+        for pc in range(region.start, region.end):
+            plan, i = frame.code.plans[pc], frame.code.instructions[pc]
+            loads = i.opcode in ("ld", "st") and space(i) not in PRIVATE
+            try:
+                if any(pc in follower.watched for follower in self.machine.followers):
+                    raise NoCode
+                if loads:
+                    phases.append(FunctionText(frame))
+                    phases[-1].access(plan, i)
+                elif phases and phases[-1].accessed is None:
+                    phases[-1] = phases[-1].followed(plan, i)
+                else:
+                    phases.append(FunctionText(frame).followed(plan, i))
+            except NoCode:
+                if phases:
+                    found.append(self.bind(frame, phases))
+                    phases = []
+                found += frame.plain(pc, pc + 1)
+        return [*found, self.bind(frame, phases)] if phases else found
+
+    def bind(self, frame: RegisterFrame, phases: list[FunctionText]) -> Thunk:
+        """Returns the thunk that calls compiled code for a frame."""
+        call, kept, accesses = driver(), [], []
+        listed = np.zeros((len(phases), 3), np.int64)
+        for number, phase in enumerate(phases):
+            address = compiled(phase.text())
+            table, off = np.zeros(max(1, len(phase.table)), np.int64), np.zeros(max(1, len(phase.off)), np.int64)
+            callback: Any = None
+            if phase.accessed is not None:
+                access = BoundAccess(self, frame, phase.accessed)
+                callback = RESOLVE(access.guarded)
+                accesses.append(access)
+            for at, (kind, key) in enumerate(phase.table):
+                if kind == "row":
+                    table[at] = frame.files[key[0]][key[1]].ctypes.data
+                elif kind == "access":
+                    table[at] = access.table.ctypes.data
+                elif kind == "resolve":
+                    table[at] = ctypes.cast(callback, ctypes.c_void_p).value or 0
+                elif kind == "number":
+                    table[at] = np.uint64(key).view(np.int64)
+                else:
+                    raw = frame.array(Arg(*key))
+                    table[at] = int(raw.view(f"i{raw.itemsize}"))
+            listed[number] = address, table.ctypes.data, off.ctypes.data
+            kept.append((table, callback))
+            self.offs.append((phase.off, off))
+        self.bound += accesses
+        moment, seen = -1, None
+        tags = bases = np.zeros(1, np.int64)
+        places = [frame.n, listed.ctypes.data, len(phases), 0, 0]
+
+        def run(keep: Any = (kept, listed)) -> None:
+            nonlocal moment, seen, tags, bases
+            lanes = frame.lanes
+            if lanes is not seen or moment != self.moment:
+                if seen is None or (lanes is not seen and not np.array_equal(lanes.index, seen.index)):
+                    for access in accesses:
+                        access.forget()
+                    bases = lanes.block * lanes.wave.shared_stride
+                    places[4] = bases.ctypes.data
+                seen = lanes
+                tags, moment = self.tags(lanes), self.moment
+                places[3] = tags.ctypes.data
+            if call(*places):
+                raise Stop
+
+        return run
+
+
+def space(i: PtxInstruction) -> str:
+    """Returns the space of a load or store; one with a window is generic."""
+    return next((mod.partition("::")[0] for mod in i.mods if mod.partition("::")[0] in ("global", "shared", *PRIVATE)), "generic")
+
+
+def covers(machine: PtxMachine) -> bool:
+    """True if compiled code can run a kernel: it has only what `Stretches` follows."""
+    code = machine.code
+    watched = frozenset[int]().union(*(follower.watched for follower in machine.followers))
+    for pc, (plan, i) in enumerate(zip(code.plans, code.instructions, strict=True)):
+        if plan.control is not None:
+            control = plan.control
+            simple = isinstance(control, Branch | Return | WarpBarrier) or (isinstance(control, Exit) and not control.trap)
+            if not simple and not (isinstance(control, Barrier) and control.waits and not control.counted):
+                return False
+        elif i.opcode in ("ld", "st") and space(i) not in PRIVATE:
+            try:
+                place, type_, registers, _, _ = moved(i, *(i.operands[:2] if i.opcode == "ld" else i.operands[1::-1]))
+            except Unsupported:
+                return False
+            plain = {"weak", *CACHE, "global", "shared", "v2", "v4", type_.name, "shared::cta"}
+            if place not in ("global", "shared") or set(i.mods) - plain or len(registers) * type_.bytes > 16 or pc in watched:
+                return False
+        elif not plan.pure and i.opcode not in SAFE and i.opcode not in ("ld", "st"):
+            return False
+    return True
+
+
+def apart(segments: list[Segment]) -> bool:
+    """True if no two segments share memory, and somebody wrote all of them."""
+    ranges = sorted((one.address, one.address + one.size) for one in segments if one.size)
+    return all(one.state is None for one in segments) and all(a[1] <= b[0] for a, b in pairwise(ranges))
+
+
+def compiled_asked() -> bool:
+    """True if the environment's CUPYFLASH_ENGINE is "llvm". Raises ValueError for another word than that and "numpy"."""
+    name = os.environ.get("CUPYFLASH_ENGINE", "numpy")
+    if name not in ("numpy", "llvm"):
+        raise ValueError(f"CUPYFLASH_ENGINE must be numpy or llvm, got {name!r}")
+    return name == "llvm"
+
+
+def run_compiled(machine: PtxMachine, segments: list[Segment]) -> bool:
+    """Runs a launch by compiled code. Returns False, with memory as it was, if that cannot run it, or gave up.
+
+    Raises ImportError without llvmlite.
+    """
+    compiler()
+    setup = machine.setup
+    plain = setup.seed is None and setup.on_barrier is None and setup.diary is None and setup.limits.max_instructions is None
+    memory = machine.memory
+    if not plain or memory.observer is not None or setup.geometry.cluster_blocks > 1 or memory.reserved or machine.code.whole_grid:
+        return False
+    if not apart(segments) or not covers(machine):
+        return False
+    before = [(one, one.window(1)[0].copy()) for one in segments if one.writable and one.size]
+    machine.stretches = Stretches(machine)
+    machine.on_barrier = machine.stretches.barrier
+    try:
+        done = machine.run() and machine.findings.clean
+    except BaseException:
+        restore(before)
+        raise
+    if done:
+        machine.stretches.finish()
+    else:
+        restore(before)
+    return done
+
+
+def restore(before: list[tuple[Segment, Array]]) -> None:
+    for segment, contents in before:
+        segment.window(1)[0][:] = contents

@@ -1,0 +1,44 @@
+// Small kernels of many kinds, four of them faulty (nosync, beyond, samespot, unwritten): tests/test_ptx_compiled.py.
+extern "C" __global__ void gemm16(const float* A, const float* B, float* C, int n) {
+  __shared__ float a[16][16], b[16][16];
+  int x = threadIdx.x, y = threadIdx.y, c = blockIdx.x*16+x, r = blockIdx.y*16+y; float s = 0;
+  for (int k = 0; k < n; k += 16) {
+    a[y][x] = A[r*n + k + x]; b[y][x] = B[(k+y)*n + c]; __syncthreads();
+    for (int i = 0; i < 16; i++) s += a[y][i]*b[i][x];
+    __syncthreads(); }
+  C[r*n+c] = s; }
+extern "C" __global__ void reduce(const float* A, float* C, int n) {
+  __shared__ float s[256]; int t = threadIdx.x, i = blockIdx.x*256+t; s[t] = i < n ? A[i] : 0; __syncthreads();
+  for (int k = 128; k; k /= 2) { if (t < k) s[t] += s[t+k]; __syncthreads(); }
+  if (!t) C[blockIdx.x] = s[0]; }
+extern "C" __global__ void nosync(const float* A, float* C, int n) {
+  __shared__ float s[256]; int t = threadIdx.x, i = blockIdx.x*256+t; s[t] = i < n ? A[i] : 0; __syncthreads();
+  for (int k = 128; k; k /= 2) { if (t < k) s[t] += s[t+k]; }
+  if (!t) C[blockIdx.x] = s[0]; }
+extern "C" __global__ void transpose(const float* A, float* C, int n) {
+  __shared__ float s[32][33]; int x = threadIdx.x, y = threadIdx.y;
+  for (int k = y; k < 32; k += 8) s[k][x] = A[(blockIdx.y*32+k)*n + blockIdx.x*32+x]; __syncthreads();
+  for (int k = y; k < 32; k += 8) C[(blockIdx.x*32+k)*n + blockIdx.y*32+x] = s[x][k]; }
+extern "C" __global__ void saxpy(const float* A, float* C, int n) { int i = blockIdx.x*blockDim.x+threadIdx.x; if (i < n) C[i] = 2.5f*A[i] + C[i]; }
+extern "C" __global__ void beyond(const float* A, float* C, int n) { int i = blockIdx.x*blockDim.x+threadIdx.x; C[i] = A[i+1]; }
+extern "C" __global__ void samespot(const float* A, float* C, int n) { C[blockIdx.x/2*blockDim.x+threadIdx.x] = A[threadIdx.x]; }
+extern "C" __global__ void unwritten(const float* A, float* C, int n) { __shared__ float s[64]; if (threadIdx.x < 60) s[threadIdx.x]=A[threadIdx.x]; __syncthreads(); C[threadIdx.x] = s[threadIdx.x]; }
+extern "C" __global__ void spmv(const int* P, const int* J, const float* V, const float* X, float* Y, int n) {
+  int i = blockIdx.x*blockDim.x+threadIdx.x; if (i >= n) return; float s = 0; for (int k = P[i]; k < P[i+1]; k++) s += V[k]*X[J[k]]; Y[i] = s; }
+extern "C" __global__ void softmax(const float* A, float* C, int n) {
+  int w = threadIdx.x/32, l = threadIdx.x%32, r = blockIdx.x*4+w; float m = -1e30f, s = 0;
+  for (int k = l; k < n; k += 32) m = fmaxf(m, A[r*n+k]);
+  for (int o = 16; o; o /= 2) m = fmaxf(m, __shfl_xor_sync(~0u, m, o));
+  for (int k = l; k < n; k += 32) s += expf(A[r*n+k]-m);
+  for (int o = 16; o; o /= 2) s += __shfl_xor_sync(~0u, s, o);
+  for (int k = l; k < n; k += 32) C[r*n+k] = expf(A[r*n+k]-m)/s; }
+extern "C" __global__ void stencil(const double* A, double* C, int n) { int x = blockIdx.x*32+threadIdx.x, y = blockIdx.y*8+threadIdx.y;
+  if (x > 0 && y > 0 && x < n-1 && y < n-1) C[y*n+x] = 0.25*(A[y*n+x-1]+A[y*n+x+1]+A[(y-1)*n+x]+A[(y+1)*n+x]) - A[y*n+x]; }
+extern "C" __global__ void vec4(const float4* A, float4* C, int n) { __shared__ float4 s[64]; s[threadIdx.x]=A[blockIdx.x*64+threadIdx.x]; __syncthreads(); C[blockIdx.x*64+threadIdx.x]=s[63-threadIdx.x]; }
+extern "C" __global__ void bytes(const unsigned char* A, short* C, int n) { __shared__ unsigned char s[64]; s[threadIdx.x]=A[threadIdx.x]; __syncthreads(); C[threadIdx.x]=(short)(signed char)s[threadIdx.x ^ 1] - 3; }
+extern "C" __global__ void ints(const int* A, int* C, int n) { int i=blockIdx.x*64+threadIdx.x; int a=A[i], b=A[63-threadIdx.x]; unsigned u=a; long long w=(long long)a*b;
+  C[i] = (a>>(b&31)) ^ (u<<7) ^ min(a,b) ^ max(u,(unsigned)b) ^ (int)(w>>13) ^ __popc(a) ^ (a<b ? a*b : a-b) ^ (int)(u>>(b&63)) ^ __umulhi(u,b) ^ (a & ~b | 77) ^ (a/7) ^ (u%11) ^ __clz(b) ^ __brev(a); }
+extern "C" __global__ void special(const float* A, float* C, int n) { int i=blockIdx.x*64+threadIdx.x; float a=A[i], b=A[63-threadIdx.x];
+  C[i] = a*b + fminf(a,b)*fmaxf(b,a) - (a < b ? a : -b)/3.0f; }
+extern "C" __global__ void floats(const float* A, float* C, int n) { int i=blockIdx.x*64+threadIdx.x; float a=A[i], b=A[63-threadIdx.x]; double d=a;
+  C[i] = a/b + sqrtf(fabsf(a)) - fminf(a,-b)*fmaxf(a,b) + (float)(d*b+1.0) + (float)i + (float)(d > b ? d : 2.0) + __int_as_float(__float_as_int(a)^0x80000000) + (float)(int)a; }

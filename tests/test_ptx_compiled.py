@@ -1,0 +1,90 @@
+"""Launches by compiled code (CUPYFLASH_ENGINE=llvm) equal NumPy's: bytes, traffic, counters and findings."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from cupyflash.sim import ptx
+from cupyflash.sim.ptx import module as launches
+
+KERNELS = (Path(__file__).parent / "kernels" / "compiled.cu").read_text()
+
+RNG = np.random.default_rng(1)
+ROWS = np.concatenate([[0], np.cumsum(RNG.integers(0, 9, 100))]).astype(np.int32)
+SPECIAL = np.array([np.inf, -np.inf, np.nan, -0.0, 0.0, 1e-40, -1e-40, 3e38, 1e-38, 2, -3, 7.5], np.float32)
+
+
+def floats(*shape: int) -> np.ndarray:
+    return RNG.standard_normal(shape).astype(np.float32)
+
+
+def zeros(*shape: int) -> np.ndarray:
+    return np.zeros(shape, np.float32)
+
+
+def n(value: int) -> np.int32:
+    return np.int32(value)
+
+
+wide = pytest.mark.wide
+CASES = [
+    pytest.param("gemm16", (4, 4), (16, 16), [floats(64, 64), floats(64, 64), zeros(64, 64), n(64)], True, marks=wide),
+    ("reduce", 8, 256, [floats(2000), zeros(8), n(2000)], True),
+    ("nosync", 8, 256, [floats(2000), zeros(8), n(2000)], False),
+    pytest.param("transpose", (3, 3), (32, 8), [floats(96, 96), zeros(96, 96), n(96)], True, marks=wide),
+    ("saxpy", 9, 128, [floats(1100), floats(1100), n(1100)], True),
+    ("beyond", 4, 128, [floats(512), zeros(512), n(512)], False),
+    ("samespot", 4, 128, [floats(512), zeros(512), n(512)], False),
+    ("unwritten", 1, 64, [floats(64), zeros(64), n(64)], False),
+    pytest.param(
+        "spmv",
+        4,
+        32,
+        [ROWS, RNG.integers(0, 100, ROWS[-1]).astype(np.int32), floats(int(ROWS[-1])), floats(100), zeros(100), n(100)],
+        True,
+        marks=wide,
+    ),
+    pytest.param("softmax", 8, 128, [floats(32, 200), zeros(32, 200), n(200)], True, marks=wide),
+    pytest.param("stencil", (2, 8), (32, 8), [floats(64, 64).astype(np.float64), np.zeros((64, 64)), n(64)], True, marks=wide),
+    pytest.param("vec4", 3, 64, [floats(192, 4), zeros(192, 4), n(1)], True, marks=wide),
+    # Neighbouring bytes of a word that different threads write: more than compiled code tells apart.
+    pytest.param("bytes", 1, 64, [RNG.integers(0, 256, 64).astype(np.uint8), np.zeros(64, np.int16), n(1)], False, marks=wide),
+    pytest.param(
+        "ints", 64, 64, [RNG.integers(-(2**31), 2**31, 4096).astype(np.int32), np.zeros(4096, np.int32), n(1)], True, marks=wide
+    ),
+    pytest.param("floats", 64, 64, [floats(4096) * 8, zeros(4096), n(1)], True, marks=wide),
+    # A result is NaN, whose bits are NumPy's.
+    pytest.param("floats", 4, 64, [RNG.choice(SPECIAL, 256), zeros(256), n(1)], False, marks=wide),
+    # No NaN, but zeros of both signs and subnormals.
+    pytest.param("special", 4, 64, [RNG.choice(SPECIAL[[3, 4, 5, 6, 8, 9, 10, 11]], 256), zeros(256), n(1)], True, marks=wide),
+]
+
+
+@pytest.fixture(scope="module")
+def kernels() -> ptx.Module:
+    pytest.importorskip("llvmlite", reason="the extra llvm brings it")
+    return ptx.Module.from_source(KERNELS)
+
+
+@pytest.mark.parametrize(("name", "grid", "block", "args", "clean"), CASES)
+def test_compiled_code_equals_numpy(kernels, monkeypatch, name, grid, block, args, clean) -> None:
+    ran, found = [], []
+    own = launches.run_compiled
+    monkeypatch.setattr(launches, "run_compiled", lambda *given: ran.append(own(*given)) or ran[-1])
+    for engine in ("numpy", "llvm"):
+        monkeypatch.setenv("CUPYFLASH_ENGINE", engine)
+        mine = [each.copy() if isinstance(each, np.ndarray) else each for each in args]
+        launch = kernels.launch(name, grid, block, mine)
+        found.append(([each.tobytes() for each in mine], launch.counters, launch.traffic, launch.findings, launch.findings_total))
+    assert found[0] == found[1]
+    assert ran == [clean]  # what is clean ran by compiled code, all else again by NumPy
+
+
+def test_another_engine_is_refused(monkeypatch) -> None:
+    monkeypatch.setenv("CUPYFLASH_ENGINE", "cuda")
+    module = ptx.Module.from_ptx(".version 8.0\n.target sm_80\n.address_size 64\n.visible .entry k() { ret; }")
+    with pytest.raises(ValueError, match="must be numpy or llvm, got 'cuda'"):
+        module.launch("k", 1, 1, [])
