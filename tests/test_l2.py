@@ -94,7 +94,7 @@ def test_random_streams_are_those_of_a_plain_simulator(data: st.DataObject) -> N
         )
     )
     model, plain = SectoredCache(cache, [0, base], unit, [False, False]), Plain(cache)
-    parts = [Requests.of(t, m, base * x + a * unit, n * unit, write=w) for t, m, x, a, n, w in drawn]
+    parts = [Requests.of(t, base * x + a * unit, n * unit).of_move(m, w) for t, m, x, a, n, w in drawn]
     served = sorted({(t, m, base * x + a * unit, n * unit, w, x) for t, m, x, a, n, w in drawn})
     for some in (range(2), range(2, 4)):  # a turn is served whole
         now = [part for part in parts if part.turn[0] in some]

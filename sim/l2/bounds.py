@@ -57,15 +57,15 @@ class Bounds:
         of_one = [sequence, sequence + 1]
         return np.concatenate(read + of_one), np.concatenate(of_one)
 
-    def search(self, name: str, turn: np.ndarray, move: int, sequence: np.ndarray, times: np.ndarray) -> Requests:
+    def search(self, name: str, turn: np.ndarray, sequence: np.ndarray, times: np.ndarray) -> Requests:
         """Requests to find sequences, of one tensor: 32 bounds of the own axis at a time (`search_sequence` in sequence.cuh), then
         its two of both."""
         tensor = self.own if name == f"cu_seqlens_{self.axis}" else self.other
-        found = [tensor.of(turn, move, sequence, 2, asked=2 * times)]
+        found = [tensor.of(turn, sequence, 2, asked=2 * times)]
         step = 1
         while tensor is self.own and (step == 1 or step < self.packed.sequences):
             first = sequence // (SEARCHED * step) * SEARCHED * step
             lanes = np.minimum(first[:, None] + np.arange(SEARCHED) * step, self.packed.sequences - 1)
-            found.append(Requests.of_elements(turn[:, None], move, tensor.first + lanes * WORD, times[:, None], WORD))
+            found.append(Requests.of_elements(turn[:, None], tensor.first + lanes * WORD, times[:, None], WORD))
             step *= SEARCHED
         return Requests.together(found)

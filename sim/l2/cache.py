@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 
 import numpy as np
 
@@ -98,29 +98,23 @@ class Requests:
     def of(
         cls,
         turn: Many,
-        move: int,
         first: Many,
         nbytes: Many,
         *,
-        write: bool = False,
         times: Many = 1,
         asked: Many | None = None,
     ) -> Requests:
-        """Return requests from numbers or arrays that broadcast; `asked` None: each byte once."""
-        given = (turn, move, first, nbytes, int(write), times, nbytes * times if asked is None else asked)
+        """Return reads of a turn's first move from numbers or arrays that broadcast; `asked` None: each byte once."""
+        given = (turn, 0, first, nbytes, 0, times, nbytes * times if asked is None else asked)
         return cls(*(np.array(each, np.int64) for each in np.broadcast_arrays(*map(np.atleast_1d, given))))
+
+    def of_move(self, move: int, write: bool) -> Requests:
+        """The same as those of another move, which reads or writes."""
+        return replace(self, move=np.full_like(self.turn, move), write=np.full_like(self.turn, write))
 
     @classmethod
     def of_elements(
-        cls,
-        turn: np.ndarray,
-        move: int,
-        at: np.ndarray,
-        often: np.ndarray,
-        itemsize: int,
-        *,
-        write: bool = False,
-        whose: np.ndarray | None = None,
+        cls, turn: np.ndarray, at: np.ndarray, often: np.ndarray, itemsize: int, *, whose: np.ndarray | None = None
     ) -> Requests:
         """Return requests for elements at these addresses, each `often`, by sectors. Neighbouring elements are one request if
         thread blocks request them together: at the same place along the first axis, or with the same `whose`; and in one `turn`."""
@@ -132,7 +126,7 @@ class Requests:
         there = often > 0
         asks, sector, often = asks[there], sector[there], often[there]
         if not len(asks):
-            return cls.of(asks, move, asks, asks, write=write)
+            return cls.of(asks, asks, asks)
         sector0 = int(sector.min())
         width = int(sector.max()) - sector0 + 2  # the last sector of one is no neighbour of the next one's first
         place = asks * width + sector - sector0
@@ -147,7 +141,7 @@ class Requests:
         number = np.diff(np.append(begins, len(found)))
         asks, sector = np.divmod(found[begins], width)
         asked = np.add.reduceat(counted, begins).astype(np.int64) * itemsize
-        return cls.of(turns[asks], move, (sector0 + sector) * SECTOR, number * SECTOR, write=write, asked=asked)
+        return cls.of(turns[asks], (sector0 + sector) * SECTOR, number * SECTOR, asked=asked)
 
     @classmethod
     def together(cls, parts: Sequence[Requests]) -> Requests:

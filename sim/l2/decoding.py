@@ -20,30 +20,30 @@ class PlayedDecoding(PlayedWalk):
 
     schedule: DecodeSchedule
 
-    def _placed(self, move: Move, number: int) -> Callable[[MovedTiles], Requests]:
+    def _placed(self, move: Move) -> Callable[[MovedTiles], Requests]:
         s, moved, p, cache = self.schedule, move.tensor, self.schedule.problem, self.schedule.cache
         cols, page = s.block_cols, cache.page_size or max(1, p.seqlen_k)
         rows = p.head_count * p.seqlen_q
         if moved.of in ("query", "part", "head"):
             self.units[-1] = moved.row_bytes
             count = p.heads if moved.of == "head" else rows * (s.splits if moved.of == "part" else 1)
-            return partial(self._by_rows, move, number, self.memory.rows(moved.name, count, moved.row_bytes))
+            return partial(self._by_rows, move, self.memory.rows(moved.name, count, moved.row_bytes))
         if moved.of == "batch":
-            return super()._placed(move, number)
+            return super()._placed(move)
         given = self.given.get("block_table", np.arange(p.batch * (p.seqlen_k // page)).reshape(p.batch, -1))
         # Those of a cache that is shared come again
         pages = np.clip(given, 0, None) % max(1, cache.pages) if cache.page_size else np.asarray(given)
         if moved.of == "pages":
-            return partial(self._pages, move, number, self.memory.rows(moved.name, pages.size, moved.row_bytes), page)
+            return partial(self._pages, move, self.memory.rows(moved.name, pages.size, moved.row_bytes), page)
         piece = math.gcd(page, cols) if cache.page_size else cols
         self.units[-1] = moved.row_bytes * math.gcd(piece, p.seqlen_k, cache.appended, *s.cached)
         if moved.of == "new":
             tensor = self.memory.rows(moved.name, p.batch * p.kv_heads * cache.appended, moved.row_bytes)
-            return partial(self._new, move, number, tensor)
+            return partial(self._new, move, tensor)
         keys = max(1, cache.pages if cache.page_size else p.batch) * p.kv_heads * page
-        return partial(self._cached, move, number, self.memory.rows(moved.name, keys, moved.row_bytes), pages, piece)
+        return partial(self._cached, move, self.memory.rows(moved.name, keys, moved.row_bytes), pages, piece)
 
-    def _by_rows(self, move: Move, number: int, tensor: PlacedTensor, at: MovedTiles) -> Requests:
+    def _by_rows(self, move: Move, tensor: PlacedTensor, at: MovedTiles) -> Requests:
         """A tile's rows, one by one, or their heads."""
         s, p, of = self.schedule, self.schedule.problem, move.tensor.of
         at, head = self._by_heads(move, at)
@@ -54,10 +54,10 @@ class PlayedDecoding(PlayedWalk):
         if of == "head":
             often = np.ones_like(head)
             address = tensor.first + head * tensor.row
-            return Requests.of_elements(at.turn, number, address, often, tensor.row, whose=at.work)
+            return Requests.of_elements(at.turn, address, often, tensor.row, whose=at.work)
         split = 0 if of == "query" else at.j if self.walk.kernel == "merge_splits" else at.i % s.splits
         row = split * p.head_count * p.seqlen_q + self._row(move, at, head, query)
-        return tensor.of(at.turn, number, row, 1, write=move.write)
+        return tensor.of(at.turn, row, 1)
 
     def _span(self, move: Move, at: MovedTiles) -> tuple[np.ndarray, np.ndarray]:
         """The keys of column blocks that are moved: of those that are cached, or of the new ones."""
@@ -66,13 +66,13 @@ class PlayedDecoding(PlayedWalk):
         first, end = at.j * cols, (at.j + 1) * cols
         return (first, np.minimum(end, there)) if move.tensor.of == "key" else (np.maximum(first, there), np.minimum(end, every))
 
-    def _new(self, move: Move, number: int, tensor: PlacedTensor, at: MovedTiles) -> Requests:
+    def _new(self, move: Move, tensor: PlacedTensor, at: MovedTiles) -> Requests:
         part, (first, end) = self.works.part[at.work], self._span(move, at)
         pair = self.k.plane[part] + self.works.k[at.work]
         row = pair * self.schedule.cache.appended + first - self.k.there[part]
-        return tensor.of(at.turn, number, row, np.maximum(0, end - first))
+        return tensor.of(at.turn, row, np.maximum(0, end - first))
 
-    def _cached(self, move: Move, number: int, tensor: PlacedTensor, pages: np.ndarray, piece: int, at: MovedTiles) -> Requests:
+    def _cached(self, move: Move, tensor: PlacedTensor, pages: np.ndarray, piece: int, at: MovedTiles) -> Requests:
         """Keys of the cache, in pieces that lie in one page."""
         s, p, (first, end) = self.schedule, self.schedule.problem, self._span(move, at)
         if move.tensor.of == "added":
@@ -85,9 +85,9 @@ class PlayedDecoding(PlayedWalk):
         page, place = np.divmod(lo, s.cache.page_size or max(1, p.seqlen_k))
         part = self.works.part[at.work]
         row = (pages[part, page] * p.kv_heads + self.works.k[at.work]) * (s.cache.page_size or p.seqlen_k) + place
-        return tensor.of(at.turn, number, row, hi - lo, write=move.write)
+        return tensor.of(at.turn, row, hi - lo)
 
-    def _pages(self, move: Move, number: int, tensor: PlacedTensor, page: int, at: MovedTiles) -> Requests:
+    def _pages(self, move: Move, tensor: PlacedTensor, page: int, at: MovedTiles) -> Requests:
         """The places of the pages that a split goes through."""
         whose, n = self.works.part[at.work], np.zeros_like(at.i)
         first = np.zeros_like(at.i)
@@ -95,4 +95,4 @@ class PlayedDecoding(PlayedWalk):
             some, one = whose == part, self.walk.parts[part]
             n[some] = one.extents(self.walk.blocks, of="pages")[0][at.i[some]]
             first[some] = one.visited(0).first[at.i[some]] * self.walk.blocks[1] // page
-        return tensor.of(at.turn, number, whose * (self.schedule.problem.seqlen_k // page) + first, n)
+        return tensor.of(at.turn, whose * (self.schedule.problem.seqlen_k // page) + first, n)

@@ -29,12 +29,10 @@ class PlacedTensor:
     first: int
     row: int
 
-    def of(
-        self, turn: Many, move: int, first: Many, rows: Many, *, write: bool = False, times: Many = 1, asked: Many | None = None
-    ) -> Requests:
+    def of(self, turn: Many, first: Many, rows: Many, *, times: Many = 1, asked: Many | None = None) -> Requests:
         """A request for `rows` rows from one on; `asked` is in rows."""
         of_lanes = None if asked is None else asked * self.row
-        return Requests.of(turn, move, self.first + first * self.row, rows * self.row, write=write, times=times, asked=of_lanes)
+        return Requests.of(turn, self.first + first * self.row, rows * self.row, times=times, asked=of_lanes)
 
 
 @dataclass

@@ -47,7 +47,7 @@ class PlayedWalk(PlayedLaunch):
         self.together = walk.parts[0].heads_together
         self.units, self.heft = [0], 1
         tiles_first = sorted(enumerate(walk.moves), key=lambda each: not each[1].tensor.along or each[1].tensor.load is not None)
-        made = {number: self._made(move, number) for number, move in tiles_first}  # in this order they lie in memory
+        made = {number: self._made(move) for number, move in tiles_first}  # in this order they lie in memory
         self.made = [made[number] for number in range(len(made))]
         self.unit = unit_of(self.units)
 
@@ -85,34 +85,34 @@ class PlayedWalk(PlayedLaunch):
         new = works[first == 0]
         asked: dict[When | None, MovedTiles] = {None: MovedTiles(new, *[np.zeros_like(new)] * 4)}
         parts = []
-        for move, made in zip(self.walk.moves, self.made, strict=True):
+        for number, (move, made) in enumerate(zip(self.walk.moves, self.made, strict=True)):
             when = None if move.tensor.of in OF_WORKS else move.when
             if when is not None and when not in asked:
                 asked[when] = self.tables.asked(when, works, first, end)
             at = asked[when]
             if len(at.work):
-                parts.append(made(at._replace(turn=at.turn + self.begins[at.work])))
+                parts.append(made(at._replace(turn=at.turn + self.begins[at.work])).of_move(number, move.write))
         return Requests.together(parts)
 
-    def _made(self, move: Move, number: int) -> Callable[[MovedTiles], Requests]:
-        """A function that makes the requests of a move, which is the `number`th of a turn."""
+    def _made(self, move: Move) -> Callable[[MovedTiles], Requests]:
+        """A function that makes the requests of a move."""
         moved, memory = move.tensor, self.memory
         if moved.of in ("one", "work"):
-            return partial(self._words, move, number, memory.words(moved.name, len(self.visits)))
+            return partial(self._words, move, memory.words(moved.name, len(self.visits)))
         self.units.append(moved.itemsize)
         if moved.of == "search":
-            return partial(self._search, move, number)
+            return partial(self._search, move)
         if moved.of == "tile":
-            return partial(self._state, move, number, self._states(moved.name))
+            return partial(self._state, move, self._states(moved.name))
         if moved.load or moved.name in ("mask", "bias", "dbias", "tree_mask"):
             found = reading(self.schedule, moved, memory, self.given)
             if moved.of in ("query", "key", "head"):
-                return partial(self._line, move, number, found)
+                return partial(self._line, move, found)
             self.heft += found.heft(*self.walk.blocks)
-            return partial(self._scores, move, number, found)
-        return self._placed(move, number)
+            return partial(self._scores, move, found)
+        return self._placed(move)
 
-    def _placed(self, move: Move, number: int) -> Callable[[MovedTiles], Requests]:
+    def _placed(self, move: Move) -> Callable[[MovedTiles], Requests]:
         """The same for tensors that lie row by row."""
         moved, p = move.tensor, self.schedule.problem
         of_keys, (Br, Bc) = moved.of == "key", self.walk.blocks
@@ -126,9 +126,9 @@ class PlayedWalk(PlayedLaunch):
         if moved.of == "scores":
             self.heft = max(self.heft, Br // 2)  # its rows are apart, and no two thread blocks ask for the same
             self.units[-1] = moved.itemsize * int(np.gcd.reduce([p.seqlen_k, Bc, *self.k.there, *self.k.room]))
-            return partial(self._squares, move, number, self.memory.rows(moved.name, count * p.seqlen_k, moved.itemsize))
+            return partial(self._squares, move, self.memory.rows(moved.name, count * p.seqlen_k, moved.itemsize))
         tensor = self.memory.rows(moved.name, count, moved.row_bytes)
-        return partial(self._rows if moved.along else self._one, move, number, tensor)
+        return partial(self._rows if moved.along else self._one, move, tensor)
 
     def _by_heads(self, move: Move, at: MovedTiles) -> tuple[MovedTiles, np.ndarray]:
         """Moves for each query head, and the heads."""
@@ -158,33 +158,33 @@ class PlayedWalk(PlayedLaunch):
         found: np.ndarray = (axis.plane[part] + head) * length + axis.begin[part] + row
         return found
 
-    def _rows(self, move: Move, number: int, tensor: PlacedTensor, at: MovedTiles) -> Requests:
+    def _rows(self, move: Move, tensor: PlacedTensor, at: MovedTiles) -> Requests:
         at, head = (at, self.works.k[at.work]) if move.tensor.of == "key" else self._by_heads(move, at)
         first, rows = self._extent(move, at, move.tensor.along)
-        return tensor.of(at.turn, number, self._row(move, at, head, first), rows, write=move.write, times=move.times)
+        return tensor.of(at.turn, self._row(move, at, head, first), rows, times=move.times)
 
-    def _squares(self, move: Move, number: int, tensor: PlacedTensor, at: MovedTiles) -> Requests:
+    def _squares(self, move: Move, tensor: PlacedTensor, at: MovedTiles) -> Requests:
         """Requests for some columns of each row of S or its like."""
         at, head = self._by_heads(move, at)
         (row, rows), (col, cols) = self._extent(move, at, "i"), self._extent(move, at, "j")
         at, n = at.repeated(rows)
         head, row, col, cols = (np.repeat(each, rows) for each in (head, row, col, cols))
         first = self._row(move, at, head, row + n) * self.schedule.problem.seqlen_k + col
-        return tensor.of(at.turn, number, first, cols, write=move.write)
+        return tensor.of(at.turn, first, cols)
 
-    def _one(self, move: Move, number: int, tensor: PlacedTensor, at: MovedTiles) -> Requests:
+    def _one(self, move: Move, tensor: PlacedTensor, at: MovedTiles) -> Requests:
         """Requests for the one element of a head or a batch."""
         at, head = self._by_heads(move, at) if move.tensor.of == "head" else (at, self.numbers[self.works.part[at.work]])
         times = self._extent(move, at, "i")[1] if move.by_rows else move.times
-        return tensor.of(at.turn, number, head, 1, times=times)
+        return tensor.of(at.turn, head, 1, times=times)
 
-    def _words(self, move: Move, number: int, tensor: PlacedTensor, at: MovedTiles) -> Requests:
-        return tensor.of(at.turn, number, at.work if move.tensor.of == "work" else 0, 1, write=move.write)
+    def _words(self, move: Move, tensor: PlacedTensor, at: MovedTiles) -> Requests:
+        return tensor.of(at.turn, at.work if move.tensor.of == "work" else 0, 1)
 
-    def _search(self, move: Move, number: int, at: MovedTiles) -> Requests:
+    def _search(self, move: Move, at: MovedTiles) -> Requests:
         assert self.bounds is not None
         times = np.where(self.works.there[at.work], move.times, 1)
-        return self.bounds.search(move.tensor.name, at.turn, number, self.works.part[at.work], times)
+        return self.bounds.search(move.tensor.name, at.turn, self.works.part[at.work], times)
 
     def _states(self, name: str) -> tuple[Place, tuple[int, int]]:
         """The place of an array with a byte a tile, and the row blocks and column blocks that share one."""
@@ -193,14 +193,14 @@ class PlayedWalk(PlayedLaunch):
             return Place.of(name, block_mask.shape, 1, self.memory), s.shares if isinstance(s, BackwardSchedule) else (1, 1)
         return Place.of(name, s.mask_tiles[0].shape, 1, self.memory), (1, 1)
 
-    def _state(self, move: Move, number: int, states: tuple[Place, tuple[int, int]], at: MovedTiles) -> Requests:
+    def _state(self, move: Move, states: tuple[Place, tuple[int, int]], at: MovedTiles) -> Requests:
         at, head = self._by_heads(move, at)
         (place, shares), part = states, self.works.part[at.work]
         before = 0 if self.schedule.together is None else self.q.begin[part] // self.walk.blocks[0] + self.numbers[part]
         index = self.numbers[part], head, before + at.i // shares[0], at.j // shares[1]
         steps = (step if length > 1 else 0 for length, step in zip(place.lengths, place.steps, strict=True))
         address = place.first + sum(n * step for n, step in zip(index, steps, strict=True))
-        return Requests.of_elements(at.turn, number, address, np.ones_like(address), 1, write=move.write, whose=at.work)
+        return Requests.of_elements(at.turn, address, np.ones_like(address), 1, whose=at.work)
 
     def _names(self, at: MovedTiles, head: np.ndarray, row: np.ndarray, k: np.ndarray) -> dict[str, np.ndarray]:
         """The values of an expression's names for elements, (moves, elements of each)."""
@@ -209,20 +209,20 @@ class PlayedWalk(PlayedLaunch):
         place = {"b": self.numbers[part], "h": head, "kv_h": head // (p.heads // p.kv_heads), "n_q": n_q, "n_k": n_k}
         return {**place, "row": row, "q": row + n_k - n_q, "k": k}
 
-    def _line(self, move: Move, number: int, found: Reading, at: MovedTiles) -> Requests:
+    def _line(self, move: Move, found: Reading, at: MovedTiles) -> Requests:
         """Requests for an element of each head, or of each of a tile's rows or keys."""
         at, head = self._by_heads(move, at)
         along, none = move.tensor.along or "i" * move.by_rows, np.zeros((len(head), 1), np.int64)
         if not along:
-            return found.of_each(at.turn[:, None], number, self._names(at, head[:, None], none, none), none + move.times)
+            return found.of_each(at.turn[:, None], self._names(at, head[:, None], none, none), none + move.times)
         first, length = self._extent(move, at, along)
         n = np.arange(length.max(initial=0))
         query, member = np.divmod(first[:, None] + n, self.together)
         row, k = (query, none) if along == "i" else (none, query)
         often = (n < length[:, None]) * move.times
-        return found.of_each(at.turn[:, None], number, self._names(at, head[:, None] + member, row, k), often)
+        return found.of_each(at.turn[:, None], self._names(at, head[:, None] + member, row, k), often)
 
-    def _scores(self, move: Move, number: int, found: Reading, at: MovedTiles) -> Requests:
+    def _scores(self, move: Move, found: Reading, at: MovedTiles) -> Requests:
         """Requests for an element of each score of a tile, or of each that position leaves."""
         at, head = self._by_heads(move, at)
         (row0, rows), (col0, cols) = self._extent(move, at, "i"), self._extent(move, at, "j")
@@ -238,7 +238,7 @@ class PlayedWalk(PlayedLaunch):
             first, end = (each - (n_k - n_q)[:, None] for each in (first, end))
         end = np.where(n < rows[:, None], end, 0)
         names = self._names(at, head[:, None] + member, query, first)
-        return found.of_tiles(at.turn[:, None], number, names, first, end, write=move.write, alike=self.together == 1)
+        return found.of_tiles(at.turn[:, None], names, first, end, alike=self.together == 1)
 
     def _seen(self, at: MovedTiles, row: np.ndarray, of: Of, lo: np.ndarray, hi: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """The keys of tiles from `lo` to before `hi` that rows see for their position."""

@@ -12,9 +12,6 @@ from cupyflash.sim.l2.bounds import Bounds
 from cupyflash.sim.l2.cache import Requests
 from cupyflash.sim.l2.launch import FEW_REGISTERS, DeviceMemory, PlacedTensor, PlayedLaunch, resident
 
-# Within a turn
-LOOK, LAST = range(2)
-
 
 class PlayedQueue(PlayedLaunch):
     """A turn is a tile of as many items as there are threads; the first has the thread block's own besides. All run at a time."""
@@ -37,8 +34,8 @@ class PlayedQueue(PlayedLaunch):
         looks = [self._look(turn, items[items // THREADS == turn], self.grid) for turn in range(self.grid)]
         looks.append(self._look(0, items, 1))
         at, turn = self.queue.first + self.places * LENGTH, np.full((len(items), 1), self.grid - 1)
-        made = Requests.of_elements(turn, LAST, at, np.array(1), LENGTH, write=True, whose=items // THREADS)
-        yield 1.0, Requests.together([*looks, self.taken.of(0, LAST, 0, 1, write=True), made])
+        made = self.taken.of(0, 0, 1), Requests.of_elements(turn, at, np.array(1), LENGTH, whose=items // THREADS)
+        yield 1.0, Requests.together([*looks, *(each.of_move(1, write=True) for each in made)])
 
     def _look(self, turn: int, items: np.ndarray, times: int) -> Requests:
         """At some items, by so many thread blocks."""
@@ -48,4 +45,4 @@ class PlayedQueue(PlayedLaunch):
         if self.bounds:
             asked += zip((self.bounds.own, self.bounds.other), self.bounds.halvings(items), strict=True)
         places = [(tensor.first + at * LENGTH)[None] for tensor, at in asked]
-        return Requests.together([Requests.of_elements(np.array(turn), LOOK, at, np.array(times), LENGTH) for at in places])
+        return Requests.together([Requests.of_elements(np.array(turn), at, np.array(times), LENGTH) for at in places])

@@ -94,18 +94,16 @@ class Reading:
             return rows * columns // EVALUATED
         return rows // 2 if self.along_row else 1
 
-    def of_each(self, turn: np.ndarray, move: int, names: Names, often: np.ndarray) -> Requests:
+    def of_each(self, turn: np.ndarray, names: Names, often: np.ndarray) -> Requests:
         """The requests for elements, each `often`."""
-        return Requests.of_elements(turn, move, self.at(names), often.astype(np.int64), self.itemsize)
+        return Requests.of_elements(turn, self.at(names), often.astype(np.int64), self.itemsize)
 
-    def of_tiles(
-        self, turn: np.ndarray, move: int, names: Names, first: np.ndarray, end: np.ndarray, *, write: bool, alike: bool
-    ) -> Requests:
+    def of_tiles(self, turn: np.ndarray, names: Names, first: np.ndarray, end: np.ndarray, *, alike: bool) -> Requests:
         """The requests of tiles (tiles, rows), one in a `turn`, whose rows each see the keys from `first` to before `end`; `alike`:
         True if the rows of a tile are of one head."""
         number, size = np.maximum(0, end - first), self.itemsize
         if not number.size or not self.along_column:
-            return Requests.of_elements(turn, move, self.at(names), number, size, write=write)
+            return Requests.of_elements(turn, self.at(names), number, size)
         begin = np.where(number > 0, first, np.iinfo(np.int64).max).min(axis=1, keepdims=True)
         behind = np.where(number > 0, end, 0).max(axis=1, keepdims=True)
         begin = np.minimum(begin, behind)
@@ -117,12 +115,12 @@ class Reading:
             at, nbytes = self.at({**names, "k": lo}), (hi - lo) * size
             turn, at, nbytes, often = (each.ravel() for each in np.broadcast_arrays(turn, at, nbytes, often))
             some = nbytes > 0
-            return Requests.of(turn[some], move, at[some], nbytes[some], write=write, asked=often[some] * size)
+            return Requests.of(turn[some], at[some], nbytes[some], asked=often[some] * size)
         k = begin[..., None] + np.arange((behind - begin).max())
         seen = (first[..., None] <= k) & (k < end[..., None])
         often = seen.sum(axis=1, keepdims=True) if one else seen.astype(np.int64)
         address = self.at({**{name: each[..., None] for name, each in names.items()}, "k": k})
-        return Requests.of_elements(turn[..., None], move, address, often, size, write=write)
+        return Requests.of_elements(turn[..., None], address, often, size)
 
 
 def reading(schedule: TileSchedule, moved: Tensor, memory: DeviceMemory, given: Given) -> Reading:
