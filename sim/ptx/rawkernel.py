@@ -375,7 +375,7 @@ class RawKernel:
             raise ValueError(f"{self.name}: shared_mem must be from 0 to {allowed} bytes ({ask}), got {shared_mem}")
         if len(args) != len(code.params):
             raise TypeError(f"{self.name} takes {plural(len(code.params), 'argument')}, got {len(args)}")
-        names = [each for _, each in parameters(self.code or "", base_name(self.name), len(code.params))]
+        names = [each for _, each in parameters(self.code or "", name, len(code.params))]
         zipped = zip(names, args, code.params, strict=True)
         given = {each: argument(self.name, each, value, param) for each, value, param in zipped}
         whole = [tuple(max(1, int(length)) for length in lengths) for lengths in (grid, block)]
