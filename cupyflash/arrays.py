@@ -100,15 +100,6 @@ def numpy_dtype(name: str) -> np.dtype[Any]:
     return found
 
 
-def checked_axis(axis: Any, ndim: int, of: str) -> int:
-    """The axis as 0 to ndim - 1; `of` tells of the array. TypeError or ValueError for one that the array has not."""
-    if not is_number(axis):
-        raise TypeError(f"axis must be an integer, got {axis!r}")
-    if not -ndim <= axis < ndim:
-        raise ValueError(f"axis must be between {-ndim} and {ndim - 1} for {of}, got {axis}")
-    return int(axis) % ndim
-
-
 def address(array: Any) -> int:
     """The address of an array's first element; for a layout, as far as it is known."""
     if isinstance(array, Layout):

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from cupyflash.arrays import Array, address, array_dtype, checked_axis, require_places
+from cupyflash.arrays import Array, address, array_dtype, is_number, require_places
 from cupyflash.launch.dispatch import as_array, device_of, on_gpu, refuse_written, target
 from cupyflash.launch.launcher import Prepared
 from cupyflash.launch.simulated import Simulation, run_simulated
@@ -105,7 +105,7 @@ def softmax(x: Any, *, algorithm: str = "online", axis: int = -1, out: Any | Non
     gpu = on_gpu(**arrays)
     x, y = arrays["x"], arrays.get("out")
     _check_elements("x", x)
-    axis = axis_of(axis, x)
+    axis = _axis(axis, x.ndim)
     if y is not None:
         _check_out(y, x)
     with device_of(gpu, **arrays):
@@ -133,11 +133,16 @@ def _run(schedule: SoftmaxSchedule, simulation: Simulation | None, values: Mappi
     run_simulated(schedule, values, () if in_place else ("y",))
 
 
-def axis_of(axis: Any, x: Any) -> int:
-    """The axis as 0 to x.ndim - 1. TypeError or ValueError for one that x has not."""
-    if x.ndim == 0:
+def _axis(axis: Any, ndim: int) -> int:
+    """The axis as 0 to ndim - 1."""
+    if ndim == 0:
         raise ValueError("x must have at least one axis, got an array of shape ()")
-    return checked_axis(axis, x.ndim, f"an x of {x.ndim} axes")
+    if not is_number(axis):
+        raise TypeError(f"axis must be an integer, got {axis!r}")
+    place = int(axis)
+    if not -ndim <= place < ndim:
+        raise ValueError(f"axis must be between {-ndim} and {ndim - 1} for an x of {ndim} axes, got {axis}")
+    return place % ndim
 
 
 def _check_elements(name: str, array: Any) -> None:

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from cupyflash.arrays import check_array, numpy_dtype, of_heads
+from cupyflash.arrays import check_array, is_number, numpy_dtype, of_heads
 from cupyflash.launch import tensor_maps
 from cupyflash.launch.binding import argument_values
 from cupyflash.launch.compiler import MOST_PTX, ptx
@@ -21,7 +21,7 @@ from cupyflash.request.dropout import Dropout
 from cupyflash.request.problem import Problem, check_rows
 from cupyflash.request.score import Mask, Score, captured_values, check_captured
 from cupyflash.request.varlen import heads_first, pose
-from cupyflash.rows import Rows, axis_of, softmax_values
+from cupyflash.rows import Rows, softmax_values
 from cupyflash.schedules import (
     BackwardSchedule,
     DecodeSchedule,
@@ -378,10 +378,14 @@ def execute_softmax(schedule: SoftmaxSchedule, x: np.ndarray, *, axis: int = -1,
     """
     require_schedule(schedule, SoftmaxSchedule, "plan_softmax")
     _require_numpy(x=x)
-    along = axis_of(axis, x)
+    if x.ndim == 0:
+        raise ValueError("x must have at least one axis, got an array of shape ()")
     require_room(launched(schedule), "running softmax")
-    out = np.full_like(x, np.nan)
-    rows = Rows.of(x, out, along)
+    out = np.empty_like(x)
+    out[...] = np.nan
+    if not is_number(axis) or not -x.ndim <= axis < x.ndim:
+        raise ValueError(f"axis must be an integer between {-x.ndim} and {x.ndim - 1}, got {axis!r}")
+    rows = Rows.of(x, out, int(axis) % x.ndim)
     if (rows.rows, rows.cols, str(x.dtype)) != (schedule.rows, schedule.cols, schedule.dtype):
         raise ValueError(
             f"x has {rows.rows} rows of {rows.cols} {x.dtype}, but the schedule is for {schedule.rows} of {schedule.cols} "

@@ -8,7 +8,6 @@ from typing import Any, TypeGuard
 
 import numpy as np
 
-from cupyflash.arrays import numpy_dtype
 from cupyflash.request.problem import Problem
 from cupyflash.request.score import Mask, Score, captured_values
 from cupyflash.schedules import BackwardSchedule, Cache, DecodeSchedule, TileSchedule
@@ -21,6 +20,7 @@ from cupyflash.sim.l2.executed import Beside, observed
 from cupyflash.sim.numbers.inputs import Decoding, Inputs
 from cupyflash.sim.numbers.yardstick import (
     DROPPED,
+    DTYPES,
     Numbers,
     draw_decode,
     draw_gradient,
@@ -264,4 +264,4 @@ def mask_blocks(schedule: TileSchedule) -> tuple[int, int]:
 def score_dtype(schedule: TileSchedule) -> np.dtype:
     """The type of S: float32 on chip, the workspace's type if S goes to HBM."""
     workspace = schedule.workspaces().get("S")
-    return numpy_dtype(workspace.dtype if workspace else "float32")
+    return DTYPES[workspace.dtype if workspace else "float32"]

@@ -11,14 +11,13 @@ from hypothesis import strategies as st
 
 import cupyflash
 from cupyflash import Device
-from cupyflash.arrays import numpy_dtype
 from cupyflash.rows import Rows
 from cupyflash.schedules import plan_softmax
 from cupyflash.schedules.base import WARP
 from cupyflash.schedules.softmax import LONG_ROW_LANES, MAX_GRID, WARP_COLS
 from cupyflash.sim import execute_softmax, replay, theory
 from cupyflash.sim.execution import Execution
-from cupyflash.sim.numbers.yardstick import ulp
+from cupyflash.sim.numbers.yardstick import DTYPES, ulp
 from recorded_cupy import Recorded
 from suites import sample, sweep, wide
 
@@ -67,7 +66,7 @@ def check_softmax(x: np.ndarray, algorithm: str, axis: int = -1, seed: int | Non
 
 
 def rows_of(shape: tuple[int, ...], dtype: str = "float16", seed: int = 0, scale: float = 3.0) -> np.ndarray:
-    return (np.random.default_rng(seed).standard_normal(shape) * scale).astype(np.float32).astype(numpy_dtype(dtype))
+    return (np.random.default_rng(seed).standard_normal(shape) * scale).astype(np.float32).astype(DTYPES[dtype])
 
 
 @pytest.mark.parametrize("n", [0, 1, 2, 31, 32, 33, 100, WARP_COLS, WARP_COLS + 1, 3000])
@@ -186,14 +185,14 @@ def test_large_magnitudes_and_not_a_numbers(algorithm: str, n: int, dtype: str) 
     alone[-1] = -largest
     apart = np.full(n, -largest, np.float32)
     apart[0] = largest
-    x = np.array([*rows, alone, apart]).astype(numpy_dtype(dtype))
+    x = np.array([*rows, alone, apart]).astype(DTYPES[dtype])
     with np.errstate(over="ignore"):
         assert not np.isfinite(np.exp(x[0].astype(np.float32)).sum())  # where naive softmax overflows
     y, expected = cupyflash.softmax(x, algorithm=algorithm), definition(x, -1)
     good = ~np.isnan(expected)
     assert np.array_equal(np.isnan(y.astype(np.float32)), ~good)
     assert good.all(axis=1).sum() + (~good).all(axis=1).sum() == len(x)
-    assert np.allclose(y[good].astype(np.float64), expected[good], rtol=0, atol=2 * ulp(1, numpy_dtype(dtype)))
+    assert np.allclose(y[good].astype(np.float64), expected[good], rtol=0, atol=2 * ulp(1, DTYPES[dtype]))
     assert (y[good][x[good] == -np.inf] == 0).all()
 
 

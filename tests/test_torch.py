@@ -8,10 +8,9 @@ import numpy as np
 import pytest
 
 import cupyflash
-from cupyflash.arrays import numpy_dtype
 from cupyflash.sim.numbers.inputs import Inputs
 from cupyflash.sim.numbers.reference import reference_gradients
-from cupyflash.sim.numbers.yardstick import measure_gradients, plain, ulp
+from cupyflash.sim.numbers.yardstick import DTYPES, measure_gradients, plain, ulp
 
 torch = pytest.importorskip("torch", reason="beside PyTorch, which is not installed")
 pytestmark = pytest.mark.wide
@@ -155,8 +154,8 @@ def test_tensors_that_cannot_be_taken_are_refused_by_name() -> None:
     way_out = r"pass q\.view\(torch\.int16\)\.numpy\(\)\.view\(ml_dtypes\.bfloat16\), the same memory, or q\.float\(\)"
     with pytest.raises(TypeError, match=r"q, of dtype torch\.bfloat16, cannot be taken through DLPack: .*" + way_out):
         cupyflash.attention(*rounded)
-    views = [each.view(torch.int16).numpy().view(numpy_dtype("bfloat16")) for each in rounded]
-    assert cupyflash.attention(*views).dtype == numpy_dtype("bfloat16") and views[0].ctypes.data == rounded[0].data_ptr()
+    views = [each.view(torch.int16).numpy().view(DTYPES["bfloat16"]) for each in rounded]
+    assert cupyflash.attention(*views).dtype == DTYPES["bfloat16"] and views[0].ctypes.data == rounded[0].data_ptr()
 
 
 def test_the_gradient_of_a_sum_is_broadcast() -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from cupyflash.arrays import checked_axis
+from cupyflash.arrays import is_number
 from cupyflash.distributed.agreement import require_alike, shown, together
 from cupyflash.distributed.communicator import Communicator, as_communicator, taking_part
 from cupyflash.distributed.layout import Part, parts, placed
@@ -82,4 +82,8 @@ def _checked(x: Any, axis: Any) -> tuple[Any, int]:
     array = as_array("x", x)
     if array.dtype.hasobject:
         raise TypeError(f"x must be of numbers or other plain bytes, got dtype {array.dtype}")
-    return array, checked_axis(axis, array.ndim, f"shape {array.shape}")
+    if not is_number(axis):
+        raise TypeError(f"axis must be an integer, got {axis!r}")
+    if not -array.ndim <= axis < array.ndim:
+        raise ValueError(f"axis must be between {-array.ndim} and {array.ndim - 1} for shape {array.shape}, got {axis}")
+    return array, int(axis) % array.ndim

@@ -12,7 +12,6 @@ from typing import Any
 import click
 import numpy as np
 
-from cupyflash.arrays import numpy_dtype
 from cupyflash.expressions.c import ELEMENTS
 from cupyflash.expressions.tree import depends_on
 from cupyflash.request.named_scores import one_score
@@ -20,6 +19,7 @@ from cupyflash.request.options import Pattern
 from cupyflash.request.problem import Problem
 from cupyflash.request.score import MAX_AXES, Mask, Score, seen_by, sizes_of
 from cupyflash.request.score import field as field_of
+from cupyflash.sim.numbers.yardstick import DTYPES
 
 FUNCTIONS = (
     click.option("--softcap", metavar="X", type=float, help="Scores become X tanh(score / X)."),
@@ -126,7 +126,7 @@ def _captured(texts: Sequence[str], captures: Sequence[str]) -> dict[str, Any]:
             raise click.BadParameter(f"NAME=WHAT, each name once, such as slope=float32; got {capture!r}", param_hint="--capture")
         if what in ELEMENTS:
             axes = max((_axes(each, name) for each in texts), default=0)
-            found[name] = np.ones((1,) * axes, numpy_dtype(what)).view(_Drawn)
+            found[name] = np.ones((1,) * axes, DTYPES[what] if what == "bfloat16" else what).view(_Drawn)
         elif what.endswith(".npy"):
             found[name] = _loaded(name, what)
         elif re.fullmatch(r"[-+]?\d+", what):

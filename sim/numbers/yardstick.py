@@ -35,6 +35,14 @@ from cupyflash.sim.numbers.reference import (
 AnyTiles = TypeVar("AnyTiles", bound=TileSchedule)
 
 
+class _Dtypes(dict[str, np.dtype[Any]]):
+    """NumPy's dtypes by name, looked up on first use: only bfloat16 needs another package."""
+
+    def __missing__(self, name: str) -> np.dtype[Any]:
+        return self.setdefault(name, numpy_dtype(name))
+
+
+DTYPES = _Dtypes()
 # The probability of dropout if a problem does not give one
 DROPPED = 0.25
 # The epsilon of bfloat16, which NumPy's own finfo does not know.
@@ -61,22 +69,18 @@ class Numbers:
 
 def draw(problem: Problem, seed: int = 0, v_mean: float = 0.0) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Normal q, k and v of shape (b, h, n, d); V about `v_mean`, since a mean of zero hides errors in the weights."""
-    p, rng = problem, np.random.default_rng(seed)
+    rng = np.random.default_rng(seed)
+    p = problem
     q = rng.standard_normal((p.batch, p.heads, p.seqlen_q, p.head_dim))
     k = rng.standard_normal((p.batch, p.kv_heads, p.seqlen_k, p.head_dim))
     v = rng.standard_normal((p.batch, p.kv_heads, p.seqlen_k, p.head_dim_v)) + v_mean
-    return _rounded(p, q), _rounded(p, k), _rounded(p, v)
-
-
-def _rounded(problem: Problem, drawn: np.ndarray) -> np.ndarray:
-    """Numbers as a call has them: float32, then of the problem's dtype."""
-    return drawn.astype(np.float32).astype(numpy_dtype(problem.dtype))
+    return tuple(array.astype(np.float32).astype(DTYPES[p.dtype]) for array in (q, k, v))  # type: ignore[return-value]
 
 
 def draw_gradient(problem: Problem, seed: int = 0) -> np.ndarray:
     """A normal gradient of O, of shape (b, h, n_q, d_v)."""
     rng, p = np.random.default_rng([seed, 2]), problem
-    return _rounded(p, rng.standard_normal((p.batch, p.heads, p.seqlen_q, p.head_dim_v)))
+    return rng.standard_normal((p.batch, p.heads, p.seqlen_q, p.head_dim_v)).astype(np.float32).astype(DTYPES[p.dtype])
 
 
 def draw_masks(problem: Problem, seed: int = 0) -> dict[str, np.ndarray]:
@@ -91,7 +95,7 @@ def draw_masks(problem: Problem, seed: int = 0) -> dict[str, np.ndarray]:
     if asked.mask_function is not None and asked.pattern is not None:
         drawn["mask"] = np.broadcast_to(asked.pattern.kept, scores)
     if asked.bias:
-        drawn["bias"] = _rounded(p, rng.standard_normal(scores))
+        drawn["bias"] = rng.standard_normal(scores).astype(np.float32).astype(DTYPES[p.dtype])
     if asked.padded:
         lengths = rng.integers(0, p.seqlen_k + 1, p.batch) if asked.key_lengths is None else asked.key_lengths
         drawn["key_lengths"] = np.array(lengths, np.int32)
@@ -148,7 +152,7 @@ def _drawn(problem: Problem, form: Form, seed: int, given: Mapping[str, Any]) ->
         array = np.asarray(drawn[captured.type])
         if form.kind == "mask" and captured.type == "int" and captured.axes:
             array = np.sort(array, axis=-1)
-        values[captured.name] = array.item() if captured.axes is None else array.astype(numpy_dtype(captured.dtype))
+        values[captured.name] = array.item() if captured.axes is None else array.astype(DTYPES[captured.dtype])
     return values | {name: value for name, value in given.items() if name in values}
 
 

@@ -32,7 +32,6 @@ from cupyflash.launch.compiler import SHARED_WITHOUT_ASKING
 from cupyflash.launch.nvrtc import architecture, compile_named, compile_to_cubin
 from cupyflash.words import plural
 
-from .decode.code import Code
 from .module import Launch, Module, Recipe, Stream
 from .parameters import POINTER_BYTES, is_maps
 from .report.findings import Finding, Suppression, asked, told
@@ -311,22 +310,18 @@ class RawKernel:
 
     def compile(self, log_stream: Any = None) -> None:
         """Compiles now; writes the compiler's log to `log_stream`. Raises `cupyflash.launch.nvrtc.CompileError`."""
-        log = self._loaded().log
+        loaded, _ = self._loaded()
         if log_stream is not None:
-            log_stream.write(log)
+            log_stream.write(loaded.log)
 
-    def _loaded(self) -> Loaded:
+    def _loaded(self) -> tuple[Loaded, str]:
         loaded = self._source.load()
         kernels = loaded.module.kernels
         if self.name not in kernels:
             alike = [kernel for kernel in kernels if base_name(kernel) == self.name]
             hint = f'; its name in the PTX is {alike[0]}: declare it extern "C", or use name_expressions' if alike else ""
             raise ValueError(f"kernel {self.name!r} is not in this module, which has {', '.join(kernels) or 'none'}{hint}")
-        return loaded
-
-    @property
-    def _code(self) -> Code:
-        return self._loaded().module.code(self.name)
+        return loaded, self.name
 
     def __call__(
         self, grid: tuple[int, ...], block: tuple[int, ...], args: Sequence[Any], *, shared_mem: int = 0, stream: Any = None
@@ -341,11 +336,12 @@ class RawKernel:
         Raises TypeError where CuPy would pass bytes that are not the parameter's, ValueError for a launch that CUDA refuses, and
         `KernelFault` for findings, unless a `simulation` says otherwise.
         """
+        loaded, name = self._loaded()
         grid, block, given = self._given(grid, block, args, shared_mem)
         holds = settings()
         how: dict[str, Any] = {"seed": holds.seed, "races": bool(holds.races), "suppressions": holds.suppressions or ()}
         how["stream"] = stream if isinstance(stream, Stream) else None
-        launch = self._loaded().module.launch(self.name, grid, block, given, shared_bytes=shared_mem, **how)
+        launch = loaded.module.launch(name, grid, block, given, shared_bytes=shared_mem, **how)
         deliver(self.name, launch, 2)
 
     def clock(
@@ -360,15 +356,17 @@ class RawKernel:
         cold: bool = False,
     ) -> Timed:
         """Predicts the time of a launch on a device, as `Module.clock` does; the rest as in a call. Nothing is launched."""
+        loaded, name = self._loaded()
         grid, block, given = self._given(grid, block, args, shared_mem)
-        return self._loaded().module.clock(self.name, grid, block, given, device, shared_bytes=shared_mem, mhz=mhz, cold=cold)
+        return loaded.module.clock(name, grid, block, given, device, shared_bytes=shared_mem, mhz=mhz, cold=cold)
 
     def _given(
         self, grid: tuple[int, ...], block: tuple[int, ...], args: Sequence[Any], shared_mem: int
     ) -> tuple[tuple[int, ...], tuple[int, ...], dict[str, Any]]:
         """Returns grid, block and arguments of a launch, checked; the arguments by the names of the source."""
         _checked("grid", grid, tuple), _checked("block", block, tuple)
-        code = self._code
+        loaded, name = self._loaded()
+        code = loaded.module.code(name)
         allowed = self.max_dynamic_shared_size_bytes
         if not 0 <= shared_mem <= allowed:
             ask = "set max_dynamic_shared_size_bytes for more" if self._dynamic is None else "max_dynamic_shared_size_bytes"
@@ -384,7 +382,8 @@ class RawKernel:
     @property
     def shared_size_bytes(self) -> int:
         """Bytes of static shared memory of a block."""
-        return int(self._code.shared.size)
+        loaded, name = self._loaded()
+        return int(loaded.module.code(name).shared.size)
 
     @property
     def max_dynamic_shared_size_bytes(self) -> int:
@@ -401,7 +400,7 @@ class RawKernel:
     @property
     def ptx_version(self) -> int:
         """10 * major + minor of the architecture of the compilation."""
-        found = re.match(r"sm_(\d+)", self._loaded().module.program.target)
+        found = re.match(r"sm_(\d+)", self._loaded()[0].module.program.target)
         return int(found[1]) if found else -1
 
     binary_version = ptx_version
@@ -409,17 +408,19 @@ class RawKernel:
     @property
     def num_regs(self) -> int:
         """Registers of a thread, by NVRTC's ptxas. Raises AttributeError for a kernel read from PTX."""
-        return self._loaded().figures[self.name]["registers"]
+        loaded, name = self._loaded()
+        return loaded.figures[name]["registers"]
 
     @property
     def local_size_bytes(self) -> int:
         """Bytes of local memory of a thread (its stack), by NVRTC's ptxas. Raises AttributeError for a kernel read from PTX."""
-        return self._loaded().figures[self.name]["stack"]
+        loaded, name = self._loaded()
+        return loaded.figures[name]["stack"]
 
     @property
     def const_size_bytes(self) -> int:
         """Bytes of the module's constant memory."""
-        return sum(v.size for v in self._loaded().module.program.variables.values() if v.space == "const")
+        return sum(v.size for v in self._loaded()[0].module.program.variables.values() if v.space == "const")
 
     max_threads_per_block = 1024
     """Most threads of a block on every architecture; on a device a kernel of many registers may be limited to fewer."""
