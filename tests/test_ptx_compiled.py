@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -9,6 +10,7 @@ import pytest
 
 from cupyflash.sim import ptx
 from cupyflash.sim.ptx import module as launches
+from cupyflash.sim.ptx.execute.compiled import Compiler
 
 KERNELS = (Path(__file__).parent / "kernels" / "compiled.cu").read_text()
 
@@ -88,3 +90,9 @@ def test_another_engine_is_refused(monkeypatch) -> None:
     module = ptx.Module.from_ptx(".version 8.0\n.target sm_80\n.address_size 64\n.visible .entry k() { ret; }")
     with pytest.raises(ValueError, match="must be numpy or llvm, got 'cuda'"):
         module.launch("k", 1, 1, [])
+
+
+def test_without_llvmlite_the_engine_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "llvmlite.binding", None)
+    with pytest.raises(ImportError, match=r"CUPYFLASH_ENGINE=llvm needs llvmlite: pip install 'cupyflash\[llvm\]'"):
+        Compiler()

@@ -61,7 +61,10 @@ class Compiler:
     """LLVM in this process."""
 
     def __init__(self) -> None:
-        import llvmlite.binding as llvm
+        try:
+            import llvmlite.binding as llvm
+        except ImportError:
+            raise ImportError("CUPYFLASH_ENGINE=llvm needs llvmlite: pip install 'cupyflash[llvm]'") from None
 
         self.llvm: Any = llvm
         llvm.initialize_native_target()
