@@ -36,7 +36,18 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "ranks": ("ring*", "mpi", "interrupts", "benchmark_ring"),
     # all else: packaging, documents, benchmarks, examples
     "project": (
-        *("package", "readme", "pages", "snippets", "decoding_page", "masks_page", "benchmarks", "benchmark_decode", "timing*"),
+        *(
+            "package",
+            "readme",
+            "pages",
+            "snippets",
+            "decoding_page",
+            "masks_page",
+            "benchmarks",
+            "benchmark_decode",
+            "benchmark_programs",
+            "timing*",
+        ),
         *("accuracy", "published", "on_gpu", "example", "generate", "suites", "torch_example", "flex_attention"),
     ),
 }
