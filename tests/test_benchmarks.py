@@ -139,6 +139,19 @@ def test_planning_s_figures_are_of_what_they_say(tmp_path: Path, monkeypatch: py
 
 
 @pytest.mark.wide
+def test_calls_are_timed_and_kept_one_figure_a_call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A shorter call than the table's: twice the same figure, by the device's rates below its peak, and one row of the table."""
+    calls = load("calls")
+    monkeypatch.setattr(calls, "KEPT", tmp_path / "calls.json")
+    monkeypatch.setattr(calls, "LENGTH", 512)
+    for _ in range(2):
+        assert calls.main(["forward", "A100-40GB", "64", "full", "--write"]) == 0
+    [one] = calls.read()
+    assert one.call.n == 512 and 0 < one.tflops < 312 and one.tflops == pytest.approx(one.call.flops / one.seconds / 1e12)
+    assert len(list(calls.table())) == 3
+
+
+@pytest.mark.wide
 def test_imports_are_those_behind_numpy() -> None:
     listed = (
         "import time: self [us] | cumulative | imported package\nimport time:       900 |        900 | numpy\n\n"
