@@ -18,15 +18,25 @@ from cupyflash.sim.program.report import report, summary
 from cupyflash.sim.program.session import ProgramResult, run_program
 from cupyflash.sim.program.streams import Settings
 
-SOURCE = Path(__file__).parent / "programs" / "everything.cu"
+PROGRAMS = Path(__file__).parent / "programs"
+SOURCE = PROGRAMS / "everything.cu"
 A100 = Device.named("A100-40GB")
+
+
+def built(source: Path, into: Path, *options: str) -> Path:
+    if shutil.which("nvcc") is None or not any(map(shutil.which, ("cc", "gcc", "clang"))):
+        pytest.skip("nvcc and a C compiler build the program that these tests run")
+    return build.build([source], into, "80", ["-std=c++17", *options])
 
 
 @pytest.fixture(scope="session")
 def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    if shutil.which("nvcc") is None or not any(map(shutil.which, ("cc", "gcc", "clang"))):
-        pytest.skip("nvcc and a C compiler build the program that these tests run")
-    return build.build([SOURCE], tmp_path_factory.mktemp("programs"), "80", ["-std=c++17"])
+    return built(SOURCE, tmp_path_factory.mktemp("programs"))
+
+
+@pytest.fixture(scope="session")
+def products(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return built(PROGRAMS / "products.cu", tmp_path_factory.mktemp("products"), "-lcublas", "-lcublasLt")
 
 
 def ran(program: Path, *arguments: str, **settings: float) -> ProgramResult:
@@ -65,6 +75,22 @@ def test_a_fault_is_found_and_is_the_error_that_a_device_gives(program: Path, ca
     assert capfd.readouterr().out == "cudaErrorIllegalAddress\n"
     kinds = {(one.kind, one.source and one.source[0].endswith("everything.cu")) for one in result.findings}
     assert kinds == {("out of bounds", True)}
+
+
+def test_cublas_multiplies_as_the_program_does_itself(products: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """Six forms of gemm, drawn sizes, transposes, leading dimensions, batches; then three calls that are wrong."""
+    result = ran(products)
+    assert capfd.readouterr().out == "24 rounds, 0 wrong; 7 13 1\n"
+    assert result.status == 0 and not result.missing
+    assert [error.split(":")[0] for _, error in result.failed] == [
+        f"CUBLAS_STATUS_{name}" for name in ("INVALID_VALUE", "EXECUTION_FAILED", "NOT_INITIALIZED")
+    ]
+
+
+def test_a_product_of_what_nobody_wrote_is_what_nobody_wrote(products: Path) -> None:
+    """Of the last element alone: the other rows of A and columns of B were written."""
+    (finding,) = ran(products, "unwritten").findings
+    assert (finding.kind, finding.lane) == ("uninitialised", 7)
 
 
 def test_what_is_suppressed_is_told(program: Path, tmp_path: Path) -> None:

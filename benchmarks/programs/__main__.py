@@ -1,6 +1,6 @@
 """Programs that others wrote, under `cupyflash run`: what becomes of each, and the processor time that it takes.
 
-    python benchmarks/programs --samples CHECKOUT [--list FILE.toml] [--only PART] [--max-seconds N] [--write]
+    python benchmarks/programs --samples CHECKOUT [--list FILE.toml] [--only PART] [--include DIR] [--max-seconds N] [--write]
 
 Each program is compiled, then run in a process of its own with a limit of processor time. The table of results goes to stdout;
 `--write` keeps it beside the list, with the earlier results of programs that were not run now. A program's state is
@@ -56,7 +56,7 @@ FOUND = 12
 
 @dataclass(frozen=True)
 class Program:
-    """One program of the list: its folder in the checkout, and how to build it."""
+    """One program of the list: its folder in the checkout, or its one file, and how to build it."""
 
     name: str
     folder: Path
@@ -68,6 +68,8 @@ class Program:
 
     @property
     def sources(self) -> list[Path]:
+        if self.folder.is_file():
+            return [self.folder]
         folders = [self.folder, self.folder / "src"]
         own = [path for one in folders if one.is_dir() for path in sorted(one.iterdir()) if path.suffix in SOURCES]
         return [*own, *(self.folder / path for path in self.more)]
@@ -92,10 +94,10 @@ class Outcome:
     note: str = ""
 
 
-def listed(file: Path, checked_out: Path) -> list[Program]:
-    """Returns the programs of a list, in a checkout of its repository."""
+def listed(file: Path, checked_out: Path, includes: Sequence[Path] = ()) -> list[Program]:
+    """Returns the programs of a list, in a checkout of its repository; `includes` are folders of headers that it does not have."""
     told = tomllib.loads(file.read_text(encoding="utf-8"))
-    shared = tuple(checked_out / one for one in told.get("include", []))
+    shared = (*(checked_out / one for one in told.get("include", [])), *includes)
     programs = []
     for name, more in told["programs"].items():
         folder = checked_out / told["folder"] / name
@@ -253,11 +255,13 @@ def main() -> None:
     parser.add_argument("--only", default="", help="programs whose names have one of these parts, with commas between")
     parser.add_argument("--device", default="A100-80GB")
     parser.add_argument("--max-seconds", type=float, default=40.0, help="processor time of a program's kernels")
+    parser.add_argument("--include", type=Path, action="append", default=[], help="a folder of headers, as cuBLAS's")
     parser.add_argument("--builds", type=Path, help="folder that keeps the compiled programs")
     parser.add_argument("--write", action="store_true", help="keep the results beside the list")
     given = parser.parse_args()
     parts = given.only.split(",")
-    programs = [one for one in listed(given.list, given.samples.resolve()) if any(part in one.name for part in parts)]
+    every = listed(given.list, given.samples.resolve(), given.include)
+    programs = [one for one in every if any(part in one.name for part in parts)]
     outcomes = []
     with tempfile.TemporaryDirectory() as folder:
         builds = given.builds or Path(folder)

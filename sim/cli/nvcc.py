@@ -27,4 +27,4 @@ def nvcc(arguments: tuple[str, ...]) -> None:
         program = build.nvcc()
     except build.BuildError as error:
         raise click.UsageError(str(error)) from error
-    os.execv(program, [program, *arguments, *build.NVCC_FLAGS, *build.linking(program)])
+    os.execv(program, [program, *arguments, *build.NVCC_FLAGS, *build.linking(program, arguments)])

@@ -25,6 +25,10 @@ NVCC_FLAGS = ("-cudart", "shared", "-no-compress", "-lineinfo")
 """Flags of nvcc with which a program runs here: the runtime as a library, PTX that can be read, lines of the source."""
 
 
+LIBRARIES = {"cudart": ("cuda", "__cuda"), "cublas": ("cublas",), "cublasLt": ("cublasLt",)}
+"""The libraries whose place the stub library takes, with how the names of their functions begin."""
+
+
 class BuildError(Exception):
     """Raised when something is missing or does not compile; the text says what."""
 
@@ -38,8 +42,8 @@ def imported(program: Path) -> tuple[set[str], int]:
     version = re.search(rb"\0libcudart\.so\.(\d+)\0", data)
     if version is None:
         raise BuildError(f"{program} does not load libcudart.so: link it with -cudart shared (nvcc's default is static)")
-    names = {found.decode() for found in re.findall(rb"\0((?:__)?cuda[A-Z][A-Za-z0-9]+(?:_v\d+|_pt[sd][sz])?)(?=\0)", data)}
-    return names, int(version[1])
+    names = re.findall(rb"\0((?:__cuda|cuda|cublas)[A-Z][A-Za-z0-9]+(?:_v\d+|_pt[sd][sz])?)(?=\0)", data)
+    return {name.decode() for name in names}, int(version[1])
 
 
 @dataclass(frozen=True)
@@ -56,31 +60,47 @@ def library(program: Path) -> StubLibrary:
     """Returns the stub library for a program, made now if there is none. Raises BuildError."""
     wanted, version = imported(program)
     names = sorted({*function_names(), *wanted})
+    return StubLibrary(stubs(names, version), names, wanted, version)
+
+
+def stubs(names: Sequence[str], version: int) -> Path:
+    """Returns the folder with the stub library of these functions: one file, by the names of all libraries. Raises BuildError."""
     source = resources.files("cupyflash.sim.program").joinpath("stubs.c").read_text(encoding="utf-8")
     key = hashlib.sha256("\n".join([source, str(version), *names]).encode()).hexdigest()[:20]
     folder = cache_folder() / f"runtime-{key}"
-    soname = f"libcudart.so.{version}"
-    if not (folder / soname).exists():
+    sonames = {library: f"lib{library}.so.{version}" for library in LIBRARIES}
+    made = folder / sonames["cudart"]
+    if not made.exists():
         folder.mkdir(parents=True, exist_ok=True)
-        stubs, script = folder / "names.h", folder / "versions"
-        files.write(stubs, "".join(f"FUNCTION({name}, {number})\n" for number, name in enumerate(names, FIRST_NUMBER)))
-        files.write(script, f"{soname} {{ global: cuda*; __cuda*; local: *; }};\n")
+        listed, script = folder / "names.h", folder / "versions"
+        files.write(listed, "".join(f"FUNCTION({name}, {number})\n" for number, name in enumerate(names, FIRST_NUMBER)))
+        own = {library: "".join(f" {name};" for name in names if library_of(name) == library) for library in LIBRARIES}
+        versions = [f"{sonames[library]} {{ global:{ours} }};\n" for library, ours in own.items() if ours]
+        files.write(script, "".join([*versions, "LOCAL { local: *; };\n"]))
         files.write(folder / "stubs.c", source)
-        made = folder / f"{soname}.{os.getpid()}"
+        for library in ("cublas", "cublasLt"):
+            with contextlib.suppress(FileExistsError):
+                (folder / sonames[library]).symlink_to(made.name)
+        part = folder / f"{made.name}.{os.getpid()}"
         run(
-            compiler(),
-            *("-shared", "-fPIC", "-O1", "-w", '-DNAMES="names.h"', "-o", str(made), str(folder / "stubs.c")),
-            *(f"-Wl,-soname,{soname}", f"-Wl,--version-script,{script}", "-lpthread"),
+            cc(),
+            *("-shared", "-fPIC", "-O1", "-w", '-DNAMES="names.h"', "-o", str(part), str(folder / "stubs.c")),
+            *(f"-Wl,-soname,{made.name}", f"-Wl,--version-script,{script}", "-lpthread"),
         )
-        made.replace(folder / soname)
-    return StubLibrary(folder, names, wanted, version)
+        part.replace(made)
+    return folder
+
+
+def library_of(function: str) -> str:
+    """Returns the library that has a function, by the longest beginning of its name."""
+    return max((len(begin), library) for library, begins in LIBRARIES.items() for begin in begins if function.startswith(begin))[1]
 
 
 def cache_folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "cupyflash"
 
 
-def compiler() -> str:
+def cc() -> str:
     """Returns the host's C compiler. Raises BuildError if there is none."""
     for name in (os.environ.get("CC"), "cc", "gcc", "clang"):
         if name and shutil.which(name):
@@ -101,16 +121,46 @@ def nvcc() -> str:
     return found
 
 
-def linking(compiler: str) -> tuple[str, ...]:
-    """Returns nvcc's flag for a folder with libcudart.so, which the wheels call by its version only; none if its own has it."""
-    for library in sorted(Path(compiler).resolve().parents[1].glob("lib/libcudart.so.*")):
-        if not library.with_name("libcudart.so").exists():
-            folder = cache_folder() / f"link-{hashlib.sha256(os.fsencode(library)).hexdigest()[:20]}"
-            folder.mkdir(parents=True, exist_ok=True)
-            with contextlib.suppress(FileExistsError):
-                (folder / "libcudart.so").symlink_to(library)
-            return (f"-L{folder}",)
-    return ()
+def linking(compiler: str, options: Sequence[str] = ()) -> tuple[str, ...]:
+    """Returns nvcc's flags for the folders of libraries that it does not find: libcudart.so, which the wheels call by its version
+    only, and cuBLAS's that the options name, without which a toolkit can be. Raises BuildError."""
+    root = Path(compiler).resolve().parents[1]
+    runtimes = sorted(root.glob("lib*/libcudart.so.*"))
+    found = [linked(one) for one in runtimes if not one.with_name("libcudart.so").exists()][:1]
+    version = next((int(one.suffix[1:]) for one in runtimes if one.suffix[1:].isdigit()), 13)
+    theirs = [Path(option[2:]) for option in options if option.startswith("-L") and option != "-L"]
+    for library in ("cublas", "cublasLt"):
+        there = [*root.glob(f"lib*/lib{library}.so"), *(one for folder in theirs for one in folder.glob(f"lib{library}.so"))]
+        if f"-l{library}" in options and not there:
+            found.append(link_stub(library, version))
+    return tuple(f"-L{folder}" for folder in found)
+
+
+def linked(library: Path) -> Path:
+    """Returns a folder in which a library that is called by its version has its plain name."""
+    folder = cache_folder() / f"link-{hashlib.sha256(os.fsencode(library)).hexdigest()[:20]}"
+    folder.mkdir(parents=True, exist_ok=True)
+    with contextlib.suppress(FileExistsError):
+        (folder / library.stem).symlink_to(library)
+    return folder
+
+
+def link_stub(library: str, version: int) -> Path:
+    """Returns a folder with a library to link with, whose functions are those that are simulated. Raises BuildError."""
+    names = [name for name in function_names() if library_of(name) == library]
+    source = "".join(f"void {name}(void) {{}}\n" for name in names)
+    soname = f"lib{library}.so.{version}"
+    folder = cache_folder() / f"link-{hashlib.sha256(f'{soname} {source}'.encode()).hexdigest()[:20]}"
+    made, script = folder / f"lib{library}.so", folder / "versions"
+    if not made.exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        files.write(folder / "names.c", source)
+        files.write(script, f"{soname} {{ global: cublas*; }};\n")
+        part = folder / f"{made.name}.{os.getpid()}"
+        versions = f"-Wl,--version-script,{script}"
+        run(cc(), "-shared", "-fPIC", "-w", "-o", str(part), str(folder / "names.c"), f"-Wl,-soname,{soname}", versions)
+        part.replace(made)
+    return folder
 
 
 def flags(architecture: str) -> tuple[str, ...]:
@@ -122,7 +172,7 @@ def build(sources: Sequence[Path], into: Path, architecture: str, options: Seque
     """Returns the program of these sources, compiled by nvcc. Raises BuildError with the compiler's messages."""
     program = into / sources[0].stem
     compiler = nvcc()
-    run(compiler, *flags(architecture), *linking(compiler), *options, "-o", str(program), *map(str, sources))
+    run(compiler, *flags(architecture), *linking(compiler, options), *options, "-o", str(program), *map(str, sources))
     return program
 
 

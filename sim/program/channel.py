@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from enum import IntEnum
 
-ARGUMENTS = 14
+ARGUMENTS = 24
 """Words of a call: six arguments in registers, and the first words of the stack."""
 
 

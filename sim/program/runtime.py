@@ -16,7 +16,8 @@ from collections.abc import Callable
 from functools import cached_property
 
 from cupyflash.device import Device
-from cupyflash.sim.program.channel import Channel, RuntimeCall
+from cupyflash.sim.program import blas
+from cupyflash.sim.program.channel import ARGUMENTS, Channel, RuntimeCall
 from cupyflash.sim.program.devices import DeviceCalls
 from cupyflash.sim.program.errors import CudaError, ErrorCode, name_of, text_of
 from cupyflash.sim.program.graphs import GraphCalls
@@ -33,7 +34,7 @@ PER_THREAD_NAME = re.compile("_pt[sd][sz]$")
 """The end of the names of functions whose stream 0 is the calling thread's own (nvcc --default-stream per-thread)."""
 
 
-class Runtime(GraphCalls, DeviceCalls):
+class Runtime(GraphCalls, DeviceCalls, blas.BlasCalls):
     """One program's runtime. `names` are the functions that its stubs number, in this order, of which it `imported` some."""
 
     def __init__(self, channel: Channel, device: Device, version: int, names: list[str], imported: set[str], settings: Settings):
@@ -49,7 +50,7 @@ class Runtime(GraphCalls, DeviceCalls):
     def functions(self) -> list[tuple[str, Callable[..., int | None] | None, int]]:
         """Returns each stub's name, method and number of parameters, in order."""
         methods = [(name, getattr(self, PER_THREAD_NAME.sub("", name).replace("__", "_"), None)) for name in self.names]
-        return [(name, method, len(inspect.signature(method).parameters) if method else 0) for name, method in methods]
+        return [(name, method, parameter_count(method) if method else 0) for name, method in methods]
 
     def serve(self, call: RuntimeCall) -> int:
         """Returns the result of a call as a word."""
@@ -61,6 +62,9 @@ class Runtime(GraphCalls, DeviceCalls):
                 raise CudaError(ErrorCode.NOT_SUPPORTED)
             return method(*call.words[:count]) or 0
         except CudaError as error:
+            if name.startswith("cublas"):
+                self.failed[name, f"CUBLAS_STATUS_{blas.status(error).name}{f': {error.why}' if error.why else ''}"] += 1
+                return int(blas.status(error))
             if error.code != ErrorCode.NOT_READY:
                 self.last[call.thread] = error.code
                 self.failed[name, str(error)] += 1
@@ -79,6 +83,12 @@ class Runtime(GraphCalls, DeviceCalls):
         return self.kept(name_of(error & 0xFFFFFFFF))
 
 
+def parameter_count(method: Callable[..., int | None]) -> int:
+    """Returns the number of words that a method takes: all of them if it takes any number."""
+    kinds = [each.kind for each in inspect.signature(method).parameters.values()]
+    return ARGUMENTS if inspect.Parameter.VAR_POSITIONAL in kinds else len(kinds)
+
+
 def function_names() -> list[str]:
-    """Returns the names of the runtime functions that are here."""
-    return sorted(name.replace("_cuda", "__cuda") for name in dir(Runtime) if name.startswith(("cuda", "_cuda")))
+    """Returns the names of the functions that are here, of the runtime and of cuBLAS."""
+    return sorted(name.replace("_cuda", "__cuda") for name in dir(Runtime) if name.startswith(("cuda", "_cuda", "cublas")))

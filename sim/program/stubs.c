@@ -1,4 +1,4 @@
-// The CUDA runtime library of a program under `cupyflash run`: every function is a stub that sends its name's number and its
+// The CUDA runtime library of a program under `cupyflash run`, and cuBLAS beside it: every function is a stub that sends its name's number and its
 // arguments to the simulator, and obeys the simulator's orders until it gets the result. What a function does stands in Python.
 //
 // NAMES is a generated file: FUNCTION(name, number) for each. Numbers begin with 2: 0 and 1 are answers to orders.
@@ -14,7 +14,7 @@
 typedef uint64_t word;
 
 // Six arguments are in registers; those behind them, and structures of more than 16 bytes, lie on the stack in words.
-enum { WORDS = 14 };
+enum { WORDS = 24 };
 
 enum { RETURN, READ, WRITE, PRINT, KEEP, MAP, UNMAP, CALL };
 
@@ -117,8 +117,9 @@ static word ask(word number, const word *arguments) {
 }
 
 #define FUNCTION(name, number) \
-    word name(word a, word b, word c, word d, word e, word f, word g, word h, word i, word j, word k, word l, word m, word n) { \
-        const word arguments[WORDS] = {a, b, c, d, e, f, g, h, i, j, k, l, m, n}; \
+    word name(word a, word b, word c, word d, word e, word f, word g, word h, word i, word j, word k, word l, word m, word n, \
+              word o, word p, word q, word r, word s, word t, word u, word v, word w, word x) { \
+        const word arguments[WORDS] = {a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, p, q, r, s, t, u, v, w, x}; \
         return ask(number, arguments); \
     }
 
