@@ -13,18 +13,17 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 from functools import partialmethod
 
-import ml_dtypes
 import numpy as np
 
+from cupyflash.sim.profiling.arguments import dtype_of
 from cupyflash.sim.program.copies import CopyCalls
 from cupyflash.sim.program.errors import CudaError, ErrorCode
 from cupyflash.sim.program.streams import KERNEL
 from cupyflash.sim.ptx.state.segments import UNWRITTEN, WRITTEN
 
-BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
-TYPES = {0: np.dtype("f4"), 1: np.dtype("f8"), 2: np.dtype("f2"), 3: np.dtype("i1"), 10: np.dtype("i4"), 14: BFLOAT16}
+SINGLE, DOUBLE, HALF, INTEGER = (np.dtype(name) for name in ("float32", "float64", "float16", "int32"))
+TYPES = {0: "float32", 1: "float64", 2: "float16", 3: "int8", 10: "int32", 14: "bfloat16"}
 """cudaDataType."""
-SINGLE, DOUBLE, HALF, INTEGER = TYPES[0], TYPES[1], TYPES[2], TYPES[10]
 COMPUTE = {
     **dict.fromkeys((64, 65), HALF),
     **dict.fromkeys((68, 69, 74, 75, 77, 78), SINGLE),
@@ -198,14 +197,16 @@ class BlasCalls(CopyCalls):
         """C = alpha op(A) op(B) + beta C for each of a batch: `words` in the order of `form`, of which PRODUCTS has the list."""
         given = {name: word if name in WIDE else signed(word) for name, word in zip(form.split(), words, strict=False)}
         handle = self.find(given["handle"], BlasHandle)
-        scalar = dtype or known(COMPUTE, given["compute"], "compute type")
+        if dtype is None and given["compute"] not in COMPUTE:
+            raise CudaError(ErrorCode.NOT_SUPPORTED, f"compute type {given['compute']}")
+        scalar = dtype or COMPUTE[given["compute"]]
         m, n, k, count = given["m"], given["n"], given["k"], given.get("count", 1)
         if count < 0:
             raise CudaError(ErrorCode.INVALID_VALUE, f"a batch of {count}")
 
         def matrices(letter: str, rows: int, cols: int, transposed: bool) -> Matrices:
             address, small = given[letter], letter.lower()
-            typed = known(TYPES, given[f"type_{small}"], "matrix type") if f"type_{small}" in given else scalar
+            typed = type_of(given[f"type_{small}"]) if f"type_{small}" in given else scalar
             step = signed(given.get(f"step_{small}", 0), 64) * typed.itemsize
             every = tuple(address + step * number for number in range(count))
             if "step_c" not in given and "count" in given:
@@ -314,11 +315,11 @@ class BlasCalls(CopyCalls):
         other = asked.keys() - {*Product, *HARMLESS}
         if other or asked.get(Product.EPILOGUE, 1) & ~(1 | RELU | BIAS | GELU):
             raise CudaError(ErrorCode.NOT_SUPPORTED, f"attributes {sorted(other)} or epilogue of a product")
-        scalar = known(TYPES, asked[Product.SCALE], "scale type")
+        scalar = type_of(asked[Product.SCALE])
 
         def matrices(address: int, layout: int, transposed: int = 0) -> Matrices:
             values = self.find(layout, Attributes).values
-            typed = known(TYPES, values[Layout.TYPE], "matrix type")
+            typed = type_of(values[Layout.TYPE])
             order, rows, cols = values.get(Layout.ORDER, 0), values[Layout.ROWS], values[Layout.COLS]
             if order not in (0, 1):
                 raise CudaError(ErrorCode.NOT_SUPPORTED, f"a matrix in order {order}")
@@ -344,7 +345,7 @@ class BlasCalls(CopyCalls):
     def epilogue(self, asked: dict[int, int], into: Matrices) -> Callable[[np.ndarray], np.ndarray]:
         """Returns what becomes of a product before it is stored: a bias for each row is added, then ReLU or GELU (by tanh)."""
         bits = asked.get(Product.EPILOGUE, 1)
-        dtype = known(TYPES, asked[Product.BIAS_TYPE], "bias type") if asked.get(Product.BIAS_TYPE, -1) >= 0 else into.dtype
+        dtype = type_of(asked[Product.BIAS_TYPE]) if asked.get(Product.BIAS_TYPE, -1) >= 0 else into.dtype
         address = asked.get(Product.BIAS, 0) & ((1 << 64) - 1)
 
         def then(result: np.ndarray) -> np.ndarray:
@@ -370,8 +371,8 @@ def signed(word: int, bits: int = 32) -> int:
     return low - (1 << bits) if low >> (bits - 1) else low
 
 
-def known(table: dict[int, np.dtype], number: int, what: str) -> np.dtype:
-    """Returns a table's entry. Raises CudaError that names what is not supported."""
-    if number not in table:
-        raise CudaError(ErrorCode.NOT_SUPPORTED, f"{what} {number}")
-    return table[number]
+def type_of(number: int) -> np.dtype:
+    """Returns the type of a cudaDataType. Raises CudaError that names one that is not supported."""
+    if number not in TYPES:
+        raise CudaError(ErrorCode.NOT_SUPPORTED, f"matrices of cudaDataType {number}")
+    return dtype_of(TYPES[number])
