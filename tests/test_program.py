@@ -39,6 +39,11 @@ def products(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return built(PROGRAMS / "products.cu", tmp_path_factory.mktemp("products"), "-lcublas", "-lcublasLt")
 
 
+@pytest.fixture(scope="session")
+def textures(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return built(PROGRAMS / "textures.cu", tmp_path_factory.mktemp("textures"), "-w")
+
+
 def ran(program: Path, *arguments: str, **settings: float) -> ProgramResult:
     return run_program(program, arguments, device=A100, settings=Settings(**settings))  # type: ignore[arg-type]
 
@@ -120,7 +125,7 @@ def test_errors_are_those_of_the_runtime(program: Path, capfd: pytest.CaptureFix
         "cudaErrorIllegalAddress",
         "",
     ]
-    assert result.missing == {"cudaMallocArray": 1}
+    assert result.missing == {"cudaMallocMipmappedArray": 1}
     assert [one.kind for one in result.findings] == ["null pointer"]
 
 
@@ -167,6 +172,32 @@ def test_the_line_that_checks_a_program_in_ci(program: Path, tmp_path: Path) -> 
     line = script.splitlines()[2]
     done = subprocess.run([sys.executable, "-m", *line.split()], capture_output=True, text=True, cwd=tmp_path)
     assert done.returncode == 1 and told in done.stdout and "main.cu" in (tmp_path / "found.sarif").read_text()
+
+
+@pytest.mark.parametrize("part", ["array", "memory", "layers", "surface"])
+def test_arrays_textures_and_surfaces(textures: Path, part: str) -> None:
+    result = ran(textures, part)
+    assert result.status == 0 and not result.missing and not result.findings
+
+
+def test_faults_of_textures_and_surfaces_are_found(textures: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    beyond, written = ran(textures, "surface", "2").findings
+    (freed,) = ran(textures, "freed").findings
+    assert capfd.readouterr().out == 2 * "cudaErrorIllegalAddress\n"
+    assert {one.kind for one in (beyond, written, freed)} == {"out of bounds"} and beyond.source and freed.source
+    assert "read of 4 bytes at (0, 4), x in bytes: outside of 'at' (array allocation 1)" in beyond.message, beyond.message
+
+
+def test_wrong_calls_with_arrays_get_the_runtimes_errors(textures: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    result = ran(textures, "errors")
+    assert capfd.readouterr().out.split() == [
+        *4 * ["cudaErrorInvalidValue"],
+        "cudaErrorInvalidFilterSetting",
+        "cudaErrorInvalidNormSetting",
+        *2 * ["cudaErrorInvalidValue"],
+        "cudaErrorNotSupported",
+    ]
+    assert result.missing == {"cudaMallocMipmappedArray": 1}
 
 
 def test_a_program_that_cannot_run_here_is_refused(tmp_path: Path) -> None:

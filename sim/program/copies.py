@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from cupyflash.sim import ptx
 from cupyflash.sim.program.errors import CudaError, ErrorCode
@@ -17,6 +18,24 @@ UNREGISTERED, PINNED, OF_DEVICE, OF_MANAGED = range(4)
 """cudaMemoryType."""
 
 Copy = Callable[[], None]
+
+
+@dataclass(frozen=True)
+class Side:
+    """One end of a copy of a box: its address, bytes from row to row, rows from plane to plane, bytes of an element; `planes` of an
+    array."""
+
+    address: int
+    pitch: int
+    rows: int
+    element: int = 1
+    planes: int | None = None
+
+    def start(self, x: int, y: int, z: int, width: int, height: int, depth: int) -> int:
+        """Returns the address of a box's first byte; `x` and `width` in bytes. Raises CudaError if an array has not all of it."""
+        if self.planes is not None and (x + width > self.pitch or y + height > self.rows or z + depth > self.planes):
+            raise CudaError(ErrorCode.INVALID_VALUE)
+        return self.address + (z * self.rows + y) * self.pitch + x
 
 
 class CopyCalls(StreamCalls):
@@ -151,20 +170,31 @@ class CopyCalls(StreamCalls):
     def box(self, parameters: int) -> Copy:
         """Returns the copy that a cudaMemcpy3DParms describes."""
         words = struct.unpack("<20Q", self.channel.read(parameters, 160))
-        array, x, y, z, source, pitch, _, high = words[:8]
-        to_array, to_x, to_y, to_z, target, to_pitch, _, to_high = words[8:16]
-        width, height, depth, _ = words[16:20]
-        if array or to_array:
-            raise CudaError(ErrorCode.NOT_SUPPORTED, "CUDA arrays are not simulated")
+        width, height, depth = words[16:19]
+        ends = [
+            self.side(array) if array else Side(address, pitch, high)
+            for array, _, _, _, address, pitch, _, high in (words[:8], words[8:16])
+        ]
+        # Sizes and places are in elements: an array's texels, else bytes. The size is in those of an array if one takes part.
+        width *= max(end.element for end in ends)
+        starts = []
+        for end, (x, y, z) in zip(ends, (words[1:4], words[9:12]), strict=True):
+            starts.append(end.start(x * end.element, y, z, width, height, depth))
+        (source, target), (from_, to) = starts, ends
+        if len({end.element for end in ends if end.planes is not None}) > 1 or max(width, 1) > min(from_.pitch, to.pitch) > 0:
+            raise CudaError(ErrorCode.INVALID_VALUE)
 
         def copy() -> None:
             for plane in range(depth):
                 for row in range(height):
-                    there = source + ((z + plane) * high + y + row) * pitch + x
-                    here = target + ((to_z + plane) * to_high + to_y + row) * to_pitch + to_x
-                    self.memory.copy(here, there, width)
+                    there = source + (plane * from_.rows + row) * from_.pitch
+                    self.memory.copy(target + (plane * to.rows + row) * to.pitch, there, width)
 
         return copy
+
+    def side(self, array: int) -> Side:
+        """Returns an array as one end of a copy of a box."""
+        raise NotImplementedError
 
     def cudaMemcpy3D(self, parameters: int) -> None:
         self.now(self.box(parameters))

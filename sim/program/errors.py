@@ -13,6 +13,8 @@ class ErrorCode(IntEnum):
     MEMORY_ALLOCATION = 2
     INVALID_CONFIGURATION = 9
     INVALID_SYMBOL = 13
+    INVALID_FILTER_SETTING = 26
+    INVALID_NORM_SETTING = 27
     INVALID_DEVICE_FUNCTION = 98
     NO_DEVICE = 100
     INVALID_DEVICE = 101
@@ -42,6 +44,8 @@ SPECIAL = {
     "INVALID_CONFIGURATION": ("cudaErrorInvalidConfiguration", "invalid configuration argument"),
     "INVALID_SYMBOL": ("cudaErrorInvalidSymbol", "invalid device symbol"),
     "INVALID_DEVICE": ("cudaErrorInvalidDevice", "invalid device ordinal"),
+    "INVALID_FILTER_SETTING": ("cudaErrorInvalidFilterSetting", "linear filtering not supported for non-float type"),
+    "INVALID_NORM_SETTING": ("cudaErrorInvalidNormSetting", "read as normalized float not supported for 32-bit non float type"),
     "NO_DEVICE": ("cudaErrorNoDevice", "no CUDA-capable device is detected"),
     "ILLEGAL_ADDRESS": ("cudaErrorIllegalAddress", "an illegal memory access was encountered"),
     "ASSERT": ("cudaErrorAssert", "device-side assert triggered"),

@@ -10,7 +10,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from cupyflash.sim import ptx
-from cupyflash.sim.program.copies import CopyCalls
 from cupyflash.sim.program.errors import CudaError, ErrorCode
 from cupyflash.sim.program.launches import LaunchCalls, LaunchRequest
 from cupyflash.sim.program.memory import DEVICE
@@ -41,7 +40,7 @@ class GraphExec:
     streams: list[ptx.Stream] = field(default_factory=list)
 
 
-class GraphCalls(CopyCalls, LaunchCalls):
+class GraphCalls(LaunchCalls):
     """Capture, nodes, launches."""
 
     # -- capture --------------------------------------------------------------------------------------------------------

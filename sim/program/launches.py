@@ -17,6 +17,7 @@ from cupyflash.sim.program.errors import CudaError, ErrorCode
 from cupyflash.sim.program.memory import ProgramMemory
 from cupyflash.sim.program.streams import KERNEL
 from cupyflash.sim.program.symbols import ProgramKernel, SymbolCalls
+from cupyflash.sim.program.textures import ArrayCalls, texels_of
 from cupyflash.sim.ptx.parameters import parameter_offsets
 from cupyflash.sim.ptx.report.findings import source_text
 from cupyflash.sim.ptx.text.syntax import parameters
@@ -25,7 +26,7 @@ COOPERATIVE, CLUSTER, PROGRAMMATIC = 2, 4, 6
 """cudaLaunchAttributeID."""
 
 FATAL = {
-    **dict.fromkeys(("out of bounds", "null pointer"), ErrorCode.ILLEGAL_ADDRESS),
+    **dict.fromkeys(("out of bounds", "null pointer", "bad texture"), ErrorCode.ILLEGAL_ADDRESS),
     **dict.fromkeys(("deadlock", "endless", "bad call", "stack overflow"), ErrorCode.LAUNCH_FAILURE),
     "trap": ErrorCode.ASSERT,
     "budget": ErrorCode.LAUNCH_TIMEOUT,
@@ -106,7 +107,7 @@ class BudgetSpent(Exception):
     """Raised when the launches have taken all the time that they may take."""
 
 
-class LaunchCalls(SymbolCalls):
+class LaunchCalls(SymbolCalls, ArrayCalls):
     """The functions that launch kernels."""
 
     def __init__(self, *arguments: object):
@@ -224,7 +225,7 @@ class LaunchCalls(SymbolCalls):
                     kernel.name,
                     request.grid,
                     request.block,
-                    ptx.RawArguments(request.data, others),
+                    ptx.RawArguments(request.data, others, self.objects()),
                     shared_bytes=request.shared,
                     seed=self.settings.seed,
                     races=self.settings.races,
@@ -251,7 +252,7 @@ class LaunchCalls(SymbolCalls):
 
     def named(self, findings: Sequence[ptx.Finding], request: LaunchRequest) -> list[ptx.Finding]:
         """Returns findings that call an allocation by the parameter that points into it, if the source is there to read."""
-        kernel, out = request.kernel, []
+        kernel, out, shown = request.kernel, [], self.objects()
         params = kernel.image.module.code(kernel.name).params
         offsets, _ = parameter_offsets(params)
         for finding in findings:
@@ -262,6 +263,7 @@ class LaunchCalls(SymbolCalls):
                 names = next((each for each in signatures if each and each[0][1] != "arg0"), [])
                 for (_, name), param in zip(names, params, strict=False):
                     word = int.from_bytes(request.data[offsets[param.name] :][:8], "little") if param.size == 8 else 0
+                    word = texels_of(shown[word]).address if word in shown else word
                     if 0 <= word - block.address < block.allocation.memory.nbytes:
                         own = f"{name!r} ({finding.tensor})"
                         finding = replace(finding, message=finding.message.replace(repr(finding.tensor), own, 1))

@@ -27,12 +27,12 @@ DEVICE_WINDOWS = range(256, 1 << 14)
 HOST_WINDOWS = range(4, 80)
 """Below the addresses at which Linux places programs, heaps and libraries (0x55... and 0x7f...)."""
 
-DEVICE, MANAGED, HOST, VARIABLE = "device", "managed", "host", "variable"
+DEVICE, MANAGED, HOST, VARIABLE, ARRAY = "device", "managed", "host", "variable", "array"
 
 
 @dataclass
 class Block:
-    """An allocation with its place in the device's file; `kind` is DEVICE, MANAGED, HOST (pinned) or VARIABLE."""
+    """An allocation with its place in the device's file; `kind` is DEVICE, MANAGED, HOST (pinned), VARIABLE or ARRAY."""
 
     kind: str
     allocation: Allocation
@@ -79,7 +79,7 @@ class ProgramMemory:
         self.used += stretch
         memory = np.frombuffer(self.map, np.uint8, size, offset)
         # The host may write what it can see at any time, without a call that would say so.
-        state = np.full(size, UNWRITTEN, np.uint8) if kind == DEVICE else None
+        state = np.full(size, UNWRITTEN, np.uint8) if kind in (DEVICE, ARRAY) else None
         allocation = Allocation(name or f"{kind} allocation {self._count}", memory, address, state)
         block = self.blocks[address >> WINDOW_BITS] = Block(kind, allocation, offset, size, stretch, at is not None)
         return block

@@ -12,6 +12,7 @@ from __future__ import annotations
 from .decode.registry import Coverage, coverage
 from .device_names import simulated_cupy
 from .memory.layouts import TensorMap
+from .memory.textures import TexelFormat, Texels, Texture
 from .module import Event, History, Launch, Module, Stream
 from .parameters import Allocation, RawArguments
 from .rawkernel import KernelFault, KernelFaultWarning, KernelWarning, RawKernel, RawModule, simulation
@@ -46,6 +47,9 @@ __all__ = [
     "Suppressed",
     "Suppression",
     "TensorMap",
+    "TexelFormat",
+    "Texels",
+    "Texture",
     "Traffic",
     "UnsupportedPTX",
     "coverage",

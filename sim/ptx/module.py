@@ -409,7 +409,9 @@ class Module:
         segments, symbols = self._placed_variables()
         if isinstance(args, RawArguments):
             bound, tensors, parts = args.bound(kernel, code.params), args.segments(code.params), []
+            textures = args.textures
         else:
+            textures = {}
             bound = bind(kernel, code.params, args, self._variables)
             tensors = placed_tensors(bound, len(segments))
             parts = unwritten_parts(bound.tensors, tensors, unwritten)
@@ -423,7 +425,7 @@ class Module:
         if reserved:
             shared_size = -(-shared_size // 128) * 128 + reserved
         schedule = seed, on_barrier, limits
-        setup = Setup(geometry, packed, params, shared_bytes, symbols, *schedule, workspace.start, approximate, diary)
+        setup = Setup(geometry, packed, params, shared_bytes, symbols, *schedule, workspace.start, approximate, diary, textures)
 
         def machine(races: bool) -> PtxMachine:
             findings, tally = Findings(kernel, allowed), LaunchTally()

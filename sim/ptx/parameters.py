@@ -17,6 +17,7 @@ import numpy as np
 from cupyflash.words import plural
 
 from .memory.layouts import ADDRESS_AT, MAP_ALIGN, MAP_BYTES, TensorMap
+from .memory.textures import Texels, Texture
 from .state.segments import Place, PointerField, Segment
 from .text.syntax import Array, Variable
 
@@ -63,11 +64,12 @@ class Allocation:
 @dataclass(frozen=True)
 class RawArguments:
     """A launch's arguments as a driver is given them: the bytes of all parameters, in which pointers are addresses, and all
-    allocations that these, or pointers in memory, may point into.
+    allocations that these, or pointers in memory, may point into. `textures`: textures and surfaces (`Texels`) by their handles.
     """
 
     data: bytes
     allocations: Sequence[Allocation]
+    textures: Mapping[int, Texture | Texels] = field(default_factory=dict)
 
     def bound(self, kernel: str, params: Sequence[Variable]) -> BoundArguments:
         """Returns the bytes with each parameter's offset. Raises TypeError for too few or too many bytes."""
@@ -79,16 +81,20 @@ class RawArguments:
     def segments(self, params: Sequence[Variable]) -> list[Segment]:
         """Returns the allocations as segments that know which parameters point to them."""
         offsets, _ = parameter_offsets(params)
+        texels = {handle: one.texels if isinstance(one, Texture) else one for handle, one in self.textures.items()}
         held: list[tuple[int, Place]] = []
         for param in params:
             at = offsets[param.name]
             words = np.frombuffer(self.data, np.uint64, param.size // POINTER_BYTES, at).tolist()
+            words = [texels[word].address if word in texels else word for word in words]
             held += [(word, PointerField(param.name, 8 * k) if param.is_array else param.name) for k, word in enumerate(words)]
         found = []
         for one in self.allocations:
             segment = Segment(one.name, 0, one.memory, start=one.address)
             segment.state = one.state
             segment.places = (*(place for word, place in held if 0 <= word - one.address <= segment.size), "*")
+            shown = [each.format.size for each in texels.values() if 0 <= each.address - one.address < segment.size]
+            segment.narrowest = min(shown, default=segment.narrowest)
             found.append(segment)
         return found
 

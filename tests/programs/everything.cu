@@ -154,9 +154,9 @@ static int errors() {
     printf("%s\n", cudaGetErrorString(cudaGetLastError()));
     printf("%s\n", cudaGetErrorName(cudaFree(x + 1)));
     printf("%s\n", cudaGetErrorName(cudaSetDevice(1)));
-    cudaArray_t array;
+    cudaMipmappedArray_t levels;
     cudaChannelFormatDesc kind = {32, 0, 0, 0, cudaChannelFormatKindFloat};
-    printf("%s\n", cudaGetErrorName(cudaMallocArray(&array, &kind, 4, 4)));
+    printf("%s\n", cudaGetErrorName(cudaMallocMipmappedArray(&levels, &kind, make_cudaExtent(4, 4, 0), 2)));
     set<<<1, 1>>>(nothing, 1, 1);
     printf("%s\n", cudaGetErrorName(cudaDeviceSynchronize()));
     printf("%s\n", cudaGetErrorName(cudaMalloc(&x, 4)));

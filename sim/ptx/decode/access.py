@@ -1,4 +1,5 @@
-"""Loads, stores, atomics, and conversions of addresses between spaces (PTX ISA, "Data Movement: ld, st, cvta, mapa")."""
+"""Loads, stores, atomics, textures, surfaces, and conversions of addresses between spaces (PTX ISA, "Data Movement: ld, st, cvta,
+mapa", "Texture Instructions", "Surface Instructions")."""
 
 from __future__ import annotations
 
@@ -11,10 +12,11 @@ from cupyflash.words import plural
 
 from ..memory.ports import ALL, PORTS, LocalPort, Part, Port, cluster_address, rank_of
 from ..memory.spaces import LOCAL_WINDOW, PARAM_WINDOW, SHARED_WINDOW, SPACE_BITS
+from ..memory.textures import AXES, CUBES, LAYERED, Texels, Texture, TexturePort, padded, some, take
 from ..state.lanes import LaneSet
 from ..text.syntax import ELEMENT, SINK, TYPES, Array, Mem, Operand, PtxInstruction, PtxType, Reg, Sym, Unsupported
 from .floats import narrow, wide
-from .registry import ANY_TYPE, Arg, Arrays, Frame, Plan, Thunk, act, arg, args, items, opcode, pure, taken
+from .registry import ANY_TYPE, Arg, Arrays, Frame, Plan, Thunk, act, arg, args, items, opcode, pair, pure, taken
 from .rows import HALF_TYPES, extended
 
 WINDOWS = {"shared": SHARED_WINDOW, "local": LOCAL_WINDOW, "global": 0, "const": 0, "param": PARAM_WINDOW}
@@ -364,3 +366,149 @@ def atom(i: PtxInstruction) -> Plan:
         return run
 
     return Plan(args(bits, *targets), (base, *args(bits, *values)), bind, mode=0, pure=False)
+
+
+# -- textures and surfaces ----------------------------------------------------------------------------------------------------
+
+COLORS = "!f32 s32 u32"
+
+
+def place_in(operand: Operand, geometry: str, type_: str) -> tuple[Arg, ...]:
+    """Returns the handle and the coordinates of a place in a texture or surface; a layer's number comes first and is unsigned."""
+    if not isinstance(operand, Mem) or operand.offset or not isinstance(operand.base, Reg) or operand.base.type.bits != 64:
+        raise Unsupported("a texture that is not given by its handle in a register of 64 bits")
+    layered = geometry in LAYERED
+    types = ["u32"] * layered + [type_] * (AXES[geometry] + (geometry in CUBES))
+    given = operand.coordinates[: len(types)]
+    return (*args("u64", operand.base), *(arg(each, TYPES[name]) for each, name in zip(given, types, strict=True)))
+
+
+def texture_port(frame: Frame, i: PtxInstruction, size: int, kind: str = "ld") -> TexturePort:
+    return frame.lend(("texture", i, size), lambda: TexturePort(frame.machine.memory, i, frame.n, size, kind))
+
+
+def spread(frame: Frame, ins: Arrays) -> list[Array]:
+    """Returns operands with an element for each lane."""
+    return [np.broadcast_to(one, frame.n) for one in ins]
+
+
+@opcode(
+    "tex",
+    forms="{.base .level .grad} .1d .2d .3d .a1d .a2d .cube .acube, .v4 .f32 .s32 .u32 by coordinates .f32 .s32, of a handle; "
+    "levels are ignored: no texture has more than one",
+)
+def tex(i: PtxInstruction) -> Plan:
+    _, geometry, _, to, of = taken(i, "base level grad", f"!{' '.join(AXES)}", "!v4", COLORS, "!f32 s32")
+    target, resident = pair(i.operands[0])
+
+    def values(frame: Frame, lanes: LaneSet, ins: Arrays, found: Texture) -> list[Array]:
+        port = texture_port(frame, i, found.texels.format.size)
+        return padded(frame.machine.textures.fetch(port, lanes, found, geometry, ins))
+
+    return fetching(i, geometry, to, (*items(target, 4), resident), place_in(i.operands[1], geometry, of), values)
+
+
+@opcode("tld4", forms=".r .g .b .a .2d .v4 .f32 .s32 .u32 by coordinates .f32, of a handle")
+def tld4(i: PtxInstruction) -> Plan:
+    channel, geometry, _, to, _ = taken(i, "!r g b a", "!2d", "!v4", COLORS, "!f32")
+    target, resident = pair(i.operands[0])
+
+    def values(frame: Frame, lanes: LaneSet, ins: Arrays, found: Texture) -> list[Array]:
+        port = texture_port(frame, i, found.texels.format.size)
+        gathered = frame.machine.textures.gather(port, lanes, found, ins, "rgba".index(channel))
+        return list(gathered.T)
+
+    return fetching(i, geometry, to, (*items(target, 4), resident), place_in(i.operands[1], geometry, "f32"), values)
+
+
+Values = Callable[[Frame, LaneSet, Arrays, Texture], Sequence[Array]]
+"""(frame, lanes, their coordinates, their texture) to the four results of these lanes."""
+
+
+def fetching(
+    i: PtxInstruction, geometry: str, type_: str, registers: Sequence[Operand], place: tuple[Arg, ...], values: Values
+) -> Plan:
+    """Returns the plan of a fetch into four registers and a predicate: the texel is there."""
+
+    def run(frame: Frame, out: Arrays, ins: Arrays) -> None:
+        handles, *coordinates = spread(frame, ins)
+        textures = frame.machine.textures
+        results = [np.zeros(frame.n, np.uint32) for _ in range(4)]
+        for at, found in textures.textures(frame.lanes, handles, i, geometry):
+            lanes = some(frame.lanes, at)
+            if textures.same_kind(found, type_ == "f32", lanes, i):
+                mine = [one[at] for one in coordinates]
+                for result, value in zip(results, values(frame, lanes, mine, found), strict=True):
+                    result[at] = value.view(np.uint32)
+        for register, result in zip(out, results, strict=False):
+            np.copyto(register, result.view(register.dtype))
+        out[4][...] = True
+
+    return act(run, (*args(type_, *registers[:4]), *args("pred", registers[4])), place)
+
+
+@opcode(
+    "suld",
+    "sust",
+    forms=".b .1d .2d .3d .a1d .a2d {.v2 .v4} .b8 .b16 .b32 .b64 .trap .clamp .zero, of a handle; hints ignored",
+)
+def surface(i: PtxInstruction) -> Plan:
+    geometries = " ".join(one for one in AXES if one not in CUBES)
+    _, geometry, vector, _, clamp = taken(
+        i, "!b", f"!{geometries}", "v2 v4", "!b8 b16 b32 b64", "trap clamp zero", ignored=hints(i)
+    )
+    loads, count, type_ = i.opcode == "suld", int(vector[1:] or 1), i.type
+    where, given = i.operands[::-1] if loads else i.operands
+    registers = items(given, count)
+    size, place = count * type_.bytes, place_in(where, geometry, "s32")
+    bits = TYPES[f"u{type_.bits}"]
+
+    def run(frame: Frame, out: Arrays, ins: Arrays) -> None:
+        handles, *coordinates = spread(frame, ins[: len(place)])
+        buffer = np.zeros(frame.n, ELEMENT[size])
+        columns = buffer.view(bits.dtype).reshape(frame.n, count)
+        for k, value in enumerate(ins[len(place) :]):
+            columns[:, k] = value
+        port, textures = texture_port(frame, i, size, "ld" if loads else "st"), frame.machine.textures
+        for at, found in textures.surfaces(frame.lanes, handles, i, geometry):
+            lanes, mine = some(frame.lanes, at), [one[at] for one in coordinates]
+            address, inside = textures.byte_places(lanes, found, mine, size, i, clamp or "trap")
+            if not inside.all():
+                at, address = np.arange(frame.n)[at][inside], address[inside]
+                if not len(at):
+                    continue
+                lanes = frame.lanes.subset(at)
+            if loads:
+                take(port.resolve(lanes, address), buffer, at)
+            else:
+                store(port, lanes, address, buffer[at])
+            port.count()
+        for register, column in zip(out, columns.T, strict=False):
+            np.copyto(register, column, casting="unsafe")
+
+    values = tuple(extended(one, bits) for one in registers) if loads else args(f"b{type_.bits}", *registers)
+    return act(run, values if loads else (), place if loads else (*place, *values))
+
+
+@opcode("txq", "suq", forms=".width .height .depth .array_size, txq also .normalized_coords, .b32, of a handle")
+def query(i: PtxInstruction) -> Plan:
+    textures = i.opcode == "txq"
+    asked, _ = taken(i, f"!width height depth array_size{' normalized_coords' * textures}", "!b32")
+    d, where = i.operands
+    if not isinstance(where, Mem) or where.offset or not isinstance(where.base, Reg):
+        raise Unsupported("a texture that is not given by its handle in a register of 64 bits")
+
+    def answer(found: Texture | Texels) -> int:
+        texels = found.texels if isinstance(found, Texture) else found
+        if isinstance(found, Texture) and asked == "normalized_coords":
+            return int(found.normalized)
+        sizes = dict(zip(("width", "height", "depth"), texels.shape, strict=True))
+        return {**sizes, "array_size": texels.layers}[asked]
+
+    def run(frame: Frame, out: Arrays, ins: Arrays) -> None:
+        (handles,) = spread(frame, ins)
+        unit = frame.machine.textures
+        for at, found in (unit.textures if textures else unit.surfaces)(frame.lanes, handles, i, ""):
+            out[0][at] = answer(found)
+
+    return act(run, args("b32", d), args("u64", where.base))

@@ -138,7 +138,8 @@ def resolve_call(program: PtxProgram, caller: Function, plan: Plan, control: Fun
 
 
 LOOSE = frozenset(
-    {"ld", "ldu", "st", "cvt", "cvta", "atom", "red", "mma", "wgmma", "wmma", "ldmatrix", "stmatrix", "movmatrix", "call"}
+    {"ld", "ldu", "st", "suld", "sust", "cvt", "cvta", "atom", "red", "mma", "wgmma", "wmma", "ldmatrix", "stmatrix", "movmatrix"}
+    | {"call"}
 )
 """Opcodes whose registers may be wider than their types, or have types of their own."""
 
@@ -157,7 +158,7 @@ def require_legal(plan: Plan) -> None:
     if i.opcode not in LOOSE:
         for arg in (*plan.writes, *plan.reads):
             fits(i, arg)
-    elif i.opcode in ("ld", "st"):
+    elif i.opcode in ("ld", "st", "suld", "sust"):
         for arg in (*plan.writes, *plan.reads):
             if isinstance(arg.operand, Reg) and arg.operand != SINK and arg.operand.type.bits < 8 * arg.dtype.itemsize:
                 raise Unsupported(f"{brief(arg.operand.name)} is .{arg.operand.type.name}, too narrow for this")

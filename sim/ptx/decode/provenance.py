@@ -31,6 +31,10 @@ NUMBER, UNSURE = "", "*"
 """The contents of a register that is no address in a variable: a number (or an address elsewhere); unknown."""
 
 
+TEXTURES = frozenset({"tex", "tld4", "txq", "suld", "sust", "suq"})
+"""Opcodes whose address is the handle of a texture or surface, with coordinates in that."""
+
+
 class Home(NamedTuple):
     """A variable of shared memory and its place, in bytes; `end` None: to the end of all."""
 
@@ -53,6 +57,8 @@ def homes(plans: Sequence[Plan], variables: Mapping[str, Home]) -> dict[PtxInstr
 def addresses_of(i: PtxInstruction) -> tuple[Mem | None, Mem | None]:
     """Returns the addresses in shared and in global memory that an instruction accesses; a generic one may be either."""
     first, second, *_ = [*(operand for operand in i.operands if isinstance(operand, Mem)), None, None]
+    if i.opcode in TEXTURES:
+        return None, first
     if i.opcode != "cp" or second is None:
         return first, first
     if {"shared::cluster", "shared::cta"} <= set(i.mods):
@@ -141,13 +147,15 @@ def sharing_of(plans: Sequence[Plan], params: Sequence[Variable]) -> Sharing:
 
 def may_write(i: PtxInstruction) -> bool:
     """True if an instruction may write global memory."""
-    return i.opcode in ("st", "atom", "red") or bool({"bulk_group", "store"} & set(i.mods))
+    return i.opcode in ("st", "atom", "red", "sust") or bool({"bulk_group", "store"} & set(i.mods))
 
 
 def touches(i: PtxInstruction, spaces: set[str]) -> bool:
     """True if an instruction accesses one of these spaces, or generic addresses."""
     if i.opcode == "cp" and not is_phase(i):
         return "prefetch" not in i.mods and any(isinstance(operand, Mem) for operand in i.operands)
+    if i.opcode in ("suld", "sust"):
+        return "global" in spaces
     named = {"global", "shared", "shared::cta", "shared::cluster", "local", "const", "param"} & set(i.mods)
     accesses = i.opcode in ("ld", "ldu", "st", "atom", "red") or is_phase(i) or (i.opcode == "wmma" and "mma" not in i.mods)
     return accesses and (not named or bool(named & spaces))
@@ -228,16 +236,17 @@ def reached(plans: Sequence[Plan], params: Sequence[Variable]) -> list[frozenset
                     carried[name] = before | origins
                     changed = True
 
-    def places(address: Mem | None) -> frozenset[Place]:
+    def places(i: PtxInstruction) -> frozenset[Place]:
+        address = addresses_of(i)[1]
         if address is None or isinstance(address.base, Imm):
             return frozenset()
-        if address.coordinates:
+        if address.coordinates and i.opcode not in TEXTURES:
             return addresses.of_map(address)
         if isinstance(address.base, Sym):
             return frozenset({address.base.name})
         return frozenset(one for one in carried.get(address.base.name, ()) if not isinstance(one, AddressPiece))
 
-    return [places(addresses_of(i)[1]) for i in instructions]
+    return [places(i) for i in instructions]
 
 
 def origin_steps(plans: Sequence[Plan], params: Sequence[Variable], addresses: ParameterAddresses) -> list[AddressStep]:

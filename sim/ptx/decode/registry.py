@@ -22,6 +22,7 @@ from ..memory.asynccopy import Copies
 from ..memory.bulkcopy import Bulks
 from ..memory.mbarriers import MBarriers
 from ..memory.spaces import LaunchMemory
+from ..memory.textures import Textures
 from ..state.lanes import LaneSet
 from ..text.syntax import (
     SINK,
@@ -65,6 +66,7 @@ class Surroundings(Protocol):
     copies: Copies
     bulks: Bulks
     mbarriers: MBarriers
+    textures: Textures
     approximate: bool
 
     @property

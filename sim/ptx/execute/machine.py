@@ -30,6 +30,7 @@ from ..memory.bulkcopy import Bulks
 from ..memory.mbarriers import MBarriers, PhaseWaiting
 from ..memory.regions import Maps
 from ..memory.spaces import LaunchMemory
+from ..memory.textures import Textures
 from ..report.counters import LaunchTally
 from ..report.findings import Findings, Stuck, report_deadlock
 from ..state.lanes import WARP, LaneSet, Wave, merged, warp_bits
@@ -76,6 +77,7 @@ class PtxMachine(RegisterFiles):
         self.tally = tally
         self.random = None if setup.seed is None else np.random.default_rng(setup.seed)
         self.maps = Maps(memory)
+        self.textures = Textures(memory, setup.textures)
         self.shadows = Shadows(code, findings)
         self.flights = Flights(code, findings)
         self.followers = [self.flights, self.shadows]

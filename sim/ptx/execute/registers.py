@@ -9,7 +9,7 @@ set of lanes takes over. So every instruction is written once, for arrays of all
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NoReturn, Protocol
@@ -23,6 +23,7 @@ from ..memory.asynccopy import Copies
 from ..memory.bulkcopy import Bulks
 from ..memory.mbarriers import MBarriers
 from ..memory.spaces import LaunchMemory, MemoryUnit
+from ..memory.textures import Texels, Texture, Textures
 from ..report.diary import Diary
 from ..state.lanes import WARP, Geometry, LaneSet, Wave
 from ..state.segments import Segment
@@ -302,6 +303,7 @@ class Setup:
     workspace: int = 0
     approximate: bool = True
     diary: Diary | None = None
+    textures: Mapping[int, Texture | Texels] = field(default_factory=dict)
 
 
 class Stop(Exception):
@@ -317,6 +319,7 @@ class RegisterFiles:
     copies: Copies
     bulks: Bulks
     mbarriers: MBarriers
+    textures: Textures
     warpgroups: WarpgroupUnit
     full: RegisterFrame
     """The registers of the whole wave."""

@@ -333,7 +333,7 @@ def same_for_warps(lanes: LaneSet, rows: Array) -> Array | None:
 
 
 SAME = "are not ordered; both write the same bytes"
-STORES = frozenset({"st", "stmatrix", "wmma", "mbarrier"})
+STORES = frozenset({"st", "stmatrix", "wmma", "mbarrier", "sust"})
 """Opcodes of plain stores. mbarrier is here for its init: its other accesses are strong."""
 
 

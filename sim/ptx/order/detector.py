@@ -95,7 +95,8 @@ class Detector(Order):
         group, low, high = segment.neighbours(self.segments)
         area = None
         if self.in_history or any(one.writable and any(map(self.sharing.writes, one.places)) for one in group):
-            shift = self.sharing.global_granule([place for one in group for place in one.places]).bit_length() - 1
+            widest = self.sharing.global_granule([place for one in group for place in one.places])
+            shift = min(widest, *(one.narrowest for one in group)).bit_length() - 1
             low = low >> shift << shift
             area = Area(low, shift, Shadow(((high - low - 1) >> shift) + 1, 1, False, self.numbers))
         self._areas |= {id(one): area for one in group}

@@ -31,6 +31,8 @@ _OPCODES = {
     "conversion": "cvt",
     "move": "mov cvta isspacep createpolicy mapa",
     "special function": "rcp sqrt rsqrt ex2 lg2 sin cos tanh",
+    "texture": "tex tld4 txq",
+    "surface": "suld sust suq",
     "other": "prefetch prefetchu discard applypriority nanosleep pmevent setmaxnreg griddepcontrol",
 }
 _BY_OPCODE = {name: kind for kind, names in _OPCODES.items() for name in names.split()}

@@ -42,6 +42,7 @@ KINDS = {
     "bad arrival": "at an mbarrier",
     "bad call": "through a pointer to no suitable function",
     "bad rank": "mapa to a rank that the cluster does not have",
+    "bad texture": "a handle of no texture or surface, or a wrong use of one (`memory.textures`)",
     "bad tensor map": "an invalid map, or a wrong use of one (`memory.regions`)",
     "budget": "all instructions that the launch may run are spent",
     "cluster barrier": "barrier.cluster.wait without an arrival before, or two arrivals without a wait between",

@@ -66,6 +66,8 @@ class Segment:
         """The array that owns this memory."""
         self.places: tuple[Place, ...] = (name,)
         """The parameters, fields of such, and variables that point here; "*": pointers in memory may."""
+        self.narrowest = 1 << 10
+        """Bytes of the smallest texel that a texture shows of it: less than any access without one."""
         self.space = space
         self.array = array
         self.size = high - low if array.size else 0

@@ -162,7 +162,7 @@ def operand(function: Function, scope: Scope, text: str, depth: int = 0) -> Oper
     def sub(part: str) -> Operand:
         return operand(function, scope, part, depth + 1)
 
-    if text.startswith("{"):
+    if text.startswith("{") and text.endswith("}"):
         return Vec(tuple(sub(t) for t in split_operands(text[1:-1])))
     if text.startswith("("):
         return Group(tuple(sub(t) for t in split_operands(text[1:-1])))
