@@ -9,6 +9,7 @@ import pytest
 from test_ptx_harness import HEAD, apply, compile_cuda, kernel, run
 
 from cupyflash.sim.ptx import Module
+from cupyflash.sim.ptx.memory.heap import Heap
 
 PRINTS = [
     ("%d %i %u", "-3, 7, 4000000000u", "-3 7 4000000000"),
@@ -146,3 +147,45 @@ def test_reduction_of_floats(rng: np.random.Generator) -> None:
     halves = x.reshape(2, 32)
     assert (most == np.repeat(np.nanmax(halves, 1), 32)).all()
     assert np.isnan(least[:32]).all() and (least[32:] == np.abs(halves[1]).min()).all()
+
+
+HEAP = """
+extern "C" __global__ void grow(int** list, int n) {
+    int* mine = list[threadIdx.x] = new int[n];
+    for (int i = 0; mine && i < n; i++) mine[i] = i;
+}
+extern "C" __global__ void sum(int** list, int* out, int first, int end) {
+    for (int i = first; i < end; i++) out[threadIdx.x] += list[threadIdx.x][i];
+}
+extern "C" __global__ void drop(int** list) { delete[] list[threadIdx.x]; }
+extern "C" __global__ void bare(int** list, int n) { list[threadIdx.x] = (int*)malloc(n); }
+"""
+
+
+def test_the_heap_stays_between_launches_and_its_faults_are_found() -> None:
+    module = compile_cuda(HEAP)
+    pointers, out = np.zeros(32, np.uint64), np.zeros(32, np.int32)
+
+    def found(first: int, end: int) -> list[tuple[str, str]]:
+        findings = module.launch("sum", 1, 32, [pointers, out, np.int32(first), np.int32(end)]).findings
+        return [(one.kind, one.message.partition(": ")[2]) for one in findings]
+
+    assert not module.launch("grow", 1, 32, [pointers, np.int32(10)]).findings
+    assert not found(0, 10) and (out == 45).all()
+    assert found(10, 11) == [("out of bounds", "offset 40 of 40 bytes that were allocated in 'heap'")]
+    assert not module.launch("drop", 1, 32, [pointers]).findings
+    assert found(2, 3) == [("out of bounds", "offset 8 of 40 bytes of 'heap' that were freed")]
+    (again,) = module.launch("drop", 1, 32, [pointers]).findings
+    assert again.kind == "bad call" and "was freed before" in again.message
+    assert not module.launch("bare", 1, 32, [pointers, np.int32(4)]).findings
+    assert [kind for kind, _ in found(0, 1)] == ["uninitialised"]
+    assert not module.launch("bare", 1, 1, [pointers, np.int32(1 << 23)]).findings and pointers[0] == 0
+
+
+def test_a_heap_uses_its_bytes_again() -> None:
+    heap = Heap(1 << 12)
+    for _ in range(100):
+        places = [heap.allocate(1 << 10) for _ in range(5)]
+        assert len({*places}) == 5 and places[4] == 0 and not any(at % 16 for at in places)
+        for at in places:
+            heap.free(at)

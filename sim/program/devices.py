@@ -6,10 +6,11 @@ import struct
 
 from cupyflash.multiprocessor import Multiprocessor
 from cupyflash.sim.program.errors import CudaError, ErrorCode
+from cupyflash.sim.program.launches import HEAP
 from cupyflash.sim.program.properties import attribute, properties
 from cupyflash.sim.program.symbols import SymbolCalls
 
-STACK, PRINTF, HEAP = 0, 1, 2
+STACK, PRINTF = 0, 1
 LIMITS = {STACK: 1024, PRINTF: 1 << 20, HEAP: 8 << 20}
 """cudaLimit, with the values that a device begins with."""
 

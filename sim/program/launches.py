@@ -9,6 +9,7 @@ import struct
 import time
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 import numpy as np
 
@@ -18,9 +19,13 @@ from cupyflash.sim.program.memory import ProgramMemory
 from cupyflash.sim.program.streams import KERNEL
 from cupyflash.sim.program.symbols import ProgramKernel, SymbolCalls
 from cupyflash.sim.program.textures import ArrayCalls, texels_of
+from cupyflash.sim.ptx.execute.device_runtime import DeviceRuntime
 from cupyflash.sim.ptx.parameters import parameter_offsets
 from cupyflash.sim.ptx.report.findings import source_text
 from cupyflash.sim.ptx.text.syntax import parameters
+
+HEAP = 2
+"""cudaLimitMallocHeapSize."""
 
 COOPERATIVE, CLUSTER, PROGRAMMATIC = 2, 4, 6
 """cudaLaunchAttributeID."""
@@ -119,6 +124,13 @@ class LaunchCalls(SymbolCalls, ArrayCalls):
         """The streams in which kernels were launched."""
         self.spent = 0.0
 
+    limits: dict[int, int]
+
+    @cached_property
+    def services(self) -> DeviceRuntime:
+        """The functions that kernels may call, with the heap of the size that the program wants by its first launch."""
+        return DeviceRuntime(self.limits[HEAP])
+
     def _cudaPushCallConfiguration(self, grid: int, grid_z: int, block: int, block_z: int, shared: int, stream: int) -> int:
         self._configured.append((grid, grid_z, block, block_z, shared, stream))
         return 0
@@ -198,6 +210,7 @@ class LaunchCalls(SymbolCalls, ArrayCalls):
             raise BudgetSpent
         record.launches += 1
         self._streams.add(stream.number)
+        calls = self.services.calls
         earlier = self._repeats.get(request) if len(self._streams) == 1 else None
         state = earlier.state(self.memory) if earlier is not None else None
         if earlier is not None and state is not None and state in earlier.results:
@@ -206,7 +219,9 @@ class LaunchCalls(SymbolCalls, ArrayCalls):
                 stream.begin(request.kernel.name, request.programmatic, None)
             record.repeated += 1
             return
-        done = self.execute(request, stream, record)
+        done, printed = self.execute(request, stream, record)
+        if printed or self.services.calls != calls:
+            return
         touched = frozenset(name for name, moved in done.counters.traffic.items() if moved.read_bytes or moved.write_bytes)
         if earlier is None or not touched <= earlier.touched:
             self._repeats[request] = Repeats(touched)
@@ -214,7 +229,7 @@ class LaunchCalls(SymbolCalls, ArrayCalls):
             wrote = {name for name, moved in done.counters.traffic.items() if moved.write_bytes}
             earlier.results = {state: Contents.of(self.memory, wrote)}
 
-    def execute(self, request: LaunchRequest, stream: ptx.Stream, record: KernelRecord) -> ptx.Launch:
+    def execute(self, request: LaunchRequest, stream: ptx.Stream, record: KernelRecord) -> tuple[ptx.Launch, str]:
         began = time.process_time()
         kernel, variables = request.kernel, [id(block) for block in request.kernel.image.variables.values()]
         others = [block.allocation for block in self.memory.blocks.values() if id(block) not in variables]
@@ -233,6 +248,7 @@ class LaunchCalls(SymbolCalls, ArrayCalls):
                     suppressions=self.settings.suppressions,
                     stream=stream if self.concurrent else None,
                     programmatic=request.programmatic and self.concurrent,
+                    runtime=self.services,
                 )
         except (ValueError, TypeError) as error:
             raise CudaError(ErrorCode.INVALID_CONFIGURATION, str(error)) from None
@@ -248,7 +264,7 @@ class LaunchCalls(SymbolCalls, ArrayCalls):
         for one in done.suppressed:
             record.suppressed.setdefault(one.by, {}).update({str(finding): finding for finding in one.findings})
         self.sticky = next((FATAL[one.kind] for one in done.findings if one.kind in FATAL), self.sticky)
-        return done
+        return done, printed.getvalue()
 
     def named(self, findings: Sequence[ptx.Finding], request: LaunchRequest) -> list[ptx.Finding]:
         """Returns findings that call an allocation by the parameter that points into it, if the source is there to read."""

@@ -18,6 +18,7 @@ import numpy as np
 from cupyflash.sim.program.channel import Channel
 from cupyflash.sim.program.errors import CudaError, ErrorCode
 from cupyflash.sim.ptx import Allocation
+from cupyflash.sim.ptx.memory.heap import HEAP_WINDOW
 from cupyflash.sim.ptx.state.segments import UNWRITTEN, WINDOW_BITS, WRITTEN
 
 TOTAL = 16 << 30
@@ -145,7 +146,10 @@ class ProgramMemory:
     def owns(self, address: int) -> bool:
         """True for addresses of the device, allocated or not, and of host memory that it has in common with the program."""
         block = self.blocks.get(address >> WINDOW_BITS)
-        return address >> WINDOW_BITS in DEVICE_WINDOWS or (block is not None and 0 <= address - block.address < block.size)
+        window = address >> WINDOW_BITS
+        if window in DEVICE_WINDOWS or window == HEAP_WINDOW:
+            return True
+        return block is not None and 0 <= address - block.address < block.size
 
     def part(self, address: int, size: int) -> tuple[Block, slice]:
         """Returns the allocation and the bytes of a range. Raises CudaError if it is not all in one."""

@@ -28,6 +28,7 @@ import numpy as np
 from .decode.code import Code
 from .decode.program import decode_all, function_addresses
 from .execute.compiled import compiled_asked, run_compiled
+from .execute.device_runtime import DeviceRuntime
 from .execute.machine import PtxMachine
 from .execute.processes import processes_asked, run_apart
 from .execute.registers import Setup
@@ -312,6 +313,10 @@ class Module:
     def _variables(self) -> dict[str, Array]:
         return {v.name: contents(v) for v in self.program.variables.values() if v.space in ("global", "const") and v.size}
 
+    @cached_property
+    def _runtime(self) -> DeviceRuntime:
+        return DeviceRuntime()
+
     @property
     def variables(self) -> dict[str, int]:
         """Returns the variables in global and constant memory with their sizes in bytes."""
@@ -354,6 +359,7 @@ class Module:
         suppressions: str | os.PathLike[str] | Sequence[Suppression] = (),
         stream: Stream | None = None,
         programmatic: bool = False,
+        runtime: DeviceRuntime | None = None,
     ) -> Launch:
         """Runs a kernel to its end.
 
@@ -385,7 +391,8 @@ class Module:
         comments in the source count too (`report.findings`). Suppressed findings are in `Launch.suppressed`. stream: orders the
         launch among others of a history, races with which are findings, too; None: the launch is the only one.
         programmatic: it may begin before the launch in front of it in the stream is over (programmatic stream serialization):
-        griddepcontrol.wait, cudaGridDependencySynchronize, waits for that.
+        griddepcontrol.wait, cudaGridDependencySynchronize, waits for that. runtime: answers calls of malloc, free and other
+        functions that the device brings along; None: the module has a heap of 8 MiB of its own.
 
         Raises ValueError or TypeError for arguments that do not fit the kernel, `UnsupportedPTX` for a kernel in `refused`.
         Faults of the kernel itself are in `Launch.findings`.
@@ -421,20 +428,24 @@ class Module:
         workspace = Segment("grid workspace", WORKSPACE, np.zeros(64, np.uint8))
         symbols |= {name: params.start + offset for name, offset in bound.offsets.items()}
         mark_unwritten(parts, [*segments, *tensors])
+        runtime = runtime or self._runtime
+        heaps = runtime.segments(code.builtins)
         shared_size, reserved = code.shared.size + shared_bytes, RESERVED_BYTES if code.reserves else 0
         if reserved:
             shared_size = -(-shared_size // 128) * 128 + reserved
         schedule = seed, on_barrier, limits
-        setup = Setup(geometry, packed, params, shared_bytes, symbols, *schedule, workspace.start, approximate, diary, textures)
+        setup = Setup(
+            geometry, packed, params, shared_bytes, symbols, *schedule, workspace.start, approximate, diary, textures, runtime
+        )
 
         def machine(races: bool) -> PtxMachine:
             findings, tally = Findings(kernel, allowed), LaunchTally()
-            memory = LaunchMemory([*segments, *tensors, params, workspace], shared_size, code.local.size, findings, tally)
+            memory = LaunchMemory([*segments, *tensors, *heaps, params, workspace], shared_size, code.local.size, findings, tally)
             memory.observer, memory.reserved = observer, reserved
             memory.homes = code.homes
             memory.shared_names = {variable_name(name): offset for name, offset in code.shared.offsets.items()}
             if races:
-                watched = [*segments, *tensors, workspace]
+                watched = [*segments, *tensors, *heaps, workspace]
                 memory.races = Races(code.sharing, len(code.instructions), watched, memory.shared_stride, findings, geometry.blocks)
                 memory.races.offset_name = memory.shared_name
             return PtxMachine(code, setup, memory, findings, tally)
@@ -456,7 +467,7 @@ class Module:
         notes = findings.settle(doubted and (not ended or code.integer_products or any(map(may_hold_nan, written))))
         counters = tally.fold(code.executed())
         # A tensor that nobody touched has traffic, too: none.
-        counters.traffic = {s.name: counters.traffic.get(s.name, TensorCounts()) for s in (*tensors, *segments)}
+        counters.traffic = {s.name: counters.traffic.get(s.name, TensorCounts()) for s in (*tensors, *segments, *heaps)}
         traffic = {s.name: counters.traffic[s.name] for s in tensors}
         left = {segment.name: segment.array_states() == UNWRITTEN for segment, _ in parts if segment.array.size}
         still = {name: where for name, where in left.items() if where.any()}

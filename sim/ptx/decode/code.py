@@ -19,7 +19,7 @@ from .flow import spins, waits
 from .liveness import CONSTANT_REGISTERS, LiveRegisters, in_flight, numbers
 from .program import function_addresses
 from .provenance import Home, guesses, homes, sharing_of
-from .registry import FLUSH, KEEP, Plan
+from .registry import FLUSH, KEEP, FunctionCall, Plan
 
 WIDTHS = (1, 16, 32, 64)
 """Register files by width in bits; 1 holds predicates."""
@@ -90,6 +90,11 @@ class Code(LiveRegisters):
         """Names of the registers that some instruction reads."""
         read = {a.operand.name for plan in self.plans for a in plan.reads if isinstance(a.operand, Reg)}
         return frozenset(read | {i.predicate[0].name for i in self.instructions if i.predicate})
+
+    @cached_property
+    def builtins(self) -> frozenset[str]:
+        """Names of the functions that it calls and the device brings along."""
+        return frozenset(p.control.builtin for p in self.plans if isinstance(p.control, FunctionCall) and p.control.builtin)
 
     @property
     def whole_grid(self) -> bool:

@@ -83,7 +83,10 @@ def names(operand: object) -> tuple[str, ...]:
     return tuple(out)
 
 
-@opcode("call", forms="{.uni} (result), function or register, (arguments){, prototype}; recursion without local arrays; vprintf")
+@opcode(
+    "call",
+    forms="{.uni} (result), function or register, (arguments){, prototype}; recursion without local arrays; vprintf, malloc, free",
+)
 def call(i: PtxInstruction) -> Plan:
     taken(i, "uni")
     operands = list(i.operands)

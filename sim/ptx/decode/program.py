@@ -22,8 +22,13 @@ FUNCTION_WINDOW = 3 << 56
 """Addresses of functions, 16 apart in the order of the module."""
 
 
-BUILTINS = {"vprintf": 2, "__assertfail": 5}
-"""Functions without a body that the machine executes, with the number of their parameters."""
+BUILTINS: dict[str, tuple[str, str]] = {
+    "vprintf": ("Q Q", "i"),
+    "__assertfail": ("Q Q I Q Q", ""),
+    "malloc": ("Q", "Q"),
+    "free": ("Q", ""),
+}
+"""Functions without a body that the machine executes: a format of `struct` for each parameter, and that of the result."""
 
 
 def address_taken(program: PtxProgram) -> set[str]:
@@ -132,7 +137,8 @@ def resolve_call(program: PtxProgram, caller: Function, plan: Plan, control: Fun
     function = program.functions.get(control.function)
     if function is not None and function.defined:
         return plan
-    if BUILTINS.get(control.function) == len(control.arguments):
+    own = BUILTINS.get(control.function)
+    if own is not None and len(own[0].split()) == len(control.arguments):
         return replace(plan, control=replace(control, function="", builtin=control.function))
     raise Unsupported(f"function {control.function} has no body")
 

@@ -8,13 +8,17 @@ from __future__ import annotations
 
 import re
 import sys
+from struct import Struct, calcsize, pack
 
 import numpy as np
 
+from ..decode.program import BUILTINS
 from ..decode.registry import FunctionCall
+from ..memory.heap import BadCall
 from ..memory.spaces import LaunchMemory
 from ..state.lanes import LaneSet
 from ..text.syntax import Array, Function
+from .device_runtime import Caller
 from .registers import RegisterFiles, WaveUnit
 from .unwritten import Shadows
 
@@ -186,16 +190,25 @@ class DeviceFunctions(WaveUnit):
     # -- functions of the device -------------------------------------------------------------------------------------------
 
     def builtin(self, pc: int, control: FunctionCall, lanes: LaneSet) -> None:
-        # Pointers and sizes, but for the line number of an assertion.
-        words = [self.bytes_of(lanes, name, 8 if n != 2 else 4) for n, name in enumerate(control.arguments)]
-        values = [w.copy().view(f"u{w.shape[1]}").reshape(-1) for w in words]
-        memory = self.memory
-        if control.builtin == "__assertfail":
-            lane = int(lanes.index[0])
-            text, file = (memory.text(lane, int(values[k][0])) for k in (0, 1))
-            self.machine.stop("trap", f"assertion `{text}` failed at {file}:{values[2][0]}", pc, lanes)
-        for lane, form, buffer in zip(lanes.index.tolist(), values[0].tolist(), values[1].tolist(), strict=True):
-            sys.stdout.write(printf(memory, lane, form, buffer))
-        if control.results:
-            self.set_bytes(lanes, control.results[0], np.zeros((lanes.n, 4), np.uint8))
+        parameters, result = BUILTINS[control.builtin]
+        forms = parameters.split()
+        given = [self.bytes_of(lanes, name, calcsize(f"<{form}")) for name, form in zip(control.arguments, forms, strict=True)]
+        memory, instruction, every = self.memory, self.code.instructions[pc], Struct("<" + "".join(forms))
+        for n, data in enumerate(np.concatenate(given, axis=1)):
+            lane, words = int(lanes.index[n]), every.unpack(data.tobytes())
+            answer = 0
+            if control.builtin == "__assertfail":
+                text, file = (memory.text(lane, word) for word in words[:2])
+                self.machine.stop("trap", f"assertion `{text}` failed at {file}:{words[2]}", pc, lanes)
+            elif control.builtin == "vprintf":
+                sys.stdout.write(printf(memory, lane, *words))
+            else:
+                me = lanes.subset(np.array([n]))
+                try:
+                    answer = self.machine.setup.runtime.call(control.builtin, Caller(memory, me, instruction), words)
+                except BadCall as error:
+                    self.machine.stop("bad call", str(error), pc, me)
+            if control.results:
+                value = np.frombuffer(pack(f"<{result}", answer), np.uint8)
+                self.set_bytes(lanes.subset(np.array([n])), control.results[0], value[None, :])
         self.push(pc + 1, lanes)

@@ -28,6 +28,7 @@ from ..report.diary import Diary
 from ..state.lanes import WARP, Geometry, LaneSet, Wave
 from ..state.segments import Segment
 from ..text.syntax import Array, Imm, Mem, PtxError, PtxInstruction, Reg, Sym
+from .device_runtime import DeviceRuntime
 from .scheduler import Limits, ReadyLanes
 
 FILE_DTYPES: dict[int, np.dtype[Any]] = {
@@ -304,6 +305,7 @@ class Setup:
     approximate: bool = True
     diary: Diary | None = None
     textures: Mapping[int, Texture | Texels] = field(default_factory=dict)
+    runtime: DeviceRuntime = field(default_factory=DeviceRuntime)
 
 
 class Stop(Exception):

@@ -200,6 +200,11 @@ class GlobalPort(Port):
 
     def initialised(self, segment: Segment, lanes: LaneSet, addresses: Array, size: int | Array) -> None:
         """Checks that somebody in this launch has written the bytes that are read of a tensor without initial contents."""
+        alive: Array | slice = slice(None)
+        if segment.heap is not None and (lost := segment.heap.unallocated(addresses, size)).any():
+            message = segment.heap.place(int(addresses[np.argmax(lost)]))
+            self.report("out of bounds", message, lanes, lost, addresses, segment.name)
+            alive = ~lost
         if isinstance(size, int):
             states, (_, first, _) = segment.states(size), segment.window(size)
             index = ((addresses - first) >> self.bits).view(np.int64)
@@ -208,7 +213,7 @@ class GlobalPort(Port):
                 found = states.take(index).view(np.uint8).reshape(lanes.n, size)
                 fresh = (found[:, self.used] == UNWRITTEN).any(axis=1)
             if self.write:
-                states[index] = element(WRITTEN, size)
+                states[index[alive]] = element(WRITTEN, size)
         else:
             start = (addresses - np.uint64(segment.start)).view(np.int64)
             inside = np.arange(self.size) < size[:, None]

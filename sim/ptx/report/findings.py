@@ -40,7 +40,7 @@ FAIL_ON = {ERROR: (ERROR,), WARNING: (ERROR, WARNING), NOTE: SEVERITIES, "never"
 
 KINDS = {
     "bad arrival": "at an mbarrier",
-    "bad call": "through a pointer to no suitable function",
+    "bad call": "through a pointer to no suitable function, or free for what is not allocated",
     "bad rank": "mapa to a rank that the cluster does not have",
     "bad texture": "a handle of no texture or surface, or a wrong use of one (`memory.textures`)",
     "bad tensor map": "an invalid map, or a wrong use of one (`memory.regions`)",

@@ -14,7 +14,7 @@ mostly whole pages: 1024 bytes are eight rows of the widest swizzle. Each block 
 from __future__ import annotations
 
 import ctypes
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from numpy.lib.array_utils import byte_bounds
@@ -22,12 +22,15 @@ from numpy.lib.array_utils import byte_bounds
 from ..text.syntax import ELEMENT, Array, PtxInstruction
 from .lanes import LaneSet
 
+if TYPE_CHECKING:
+    from ..memory.heap import Heap
+
 WINDOW_BITS = 40
 ALIGNMENT = 4096
 
-WRITTEN, UNWRITTEN, IN_FLIGHT = 0, 1, 2
-"""State of a byte of shared memory, and of a tensor whose contents nobody wrote. 0 is the state of the bytes between a tensor's
-elements: fresh memory is zero without being touched, and they may be many."""
+WRITTEN, UNWRITTEN, IN_FLIGHT, UNALLOCATED = 0, 1, 2, 3
+"""State of a byte of shared memory, and of a tensor whose contents nobody wrote; UNALLOCATED: of a heap, not given to anybody. 0 is
+the state of the bytes between a tensor's elements: fresh memory is zero without being touched, and they may be many."""
 
 
 class PointerField(NamedTuple):
@@ -79,6 +82,8 @@ class Segment:
         self.pointer = self.start + (base - low)
         self.state: Array | None = None
         """UNWRITTEN or WRITTEN for each byte from `start`; None: the launch was given the contents."""
+        self.heap: Heap | None = None
+        """The heap whose memory this is: not all of its bytes are allocated."""
         self._windows: dict[int, tuple[Array, Array, Array]] = {}
         self._states: dict[int, Array] = {}
 

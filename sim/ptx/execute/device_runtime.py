@@ -1,0 +1,50 @@
+"""The functions that a device brings along for kernels, besides printf and assert: those of the heap."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+from ..memory.heap import BadCall, Heap
+from ..memory.spaces import LaunchMemory
+from ..state.lanes import LaneSet
+from ..state.segments import Segment
+from ..text.syntax import PtxInstruction
+
+PRINTING = frozenset({"vprintf", "__assertfail"})
+"""Functions that give no memory; the machine answers them itself."""
+
+
+@dataclass(frozen=True)
+class Caller:
+    """A thread that calls a function of the device: the launch's memory, the thread as a set of one lane, the call."""
+
+    memory: LaunchMemory
+    lanes: LaneSet
+    instruction: PtxInstruction
+
+
+class DeviceRuntime:
+    """Answers the calls: the method of a function's name gets the caller and the words of the arguments. It keeps the heap."""
+
+    def __init__(self, heap_bytes: int = 8 << 20):
+        self.heap = Heap(heap_bytes)
+        self.calls = 0
+
+    def segments(self, called: Collection[str]) -> list[Segment]:
+        """Returns the memory that kernels were given, or may be given by one that has calls of these functions."""
+        return [self.heap.segment] if self.heap.top or not PRINTING.issuperset(called) else []
+
+    def call(self, name: str, caller: Caller, words: Sequence[int]) -> int:
+        """Returns the result of a call. Raises BadCall for arguments with which the launch cannot go on."""
+        self.calls += 1
+        method = getattr(self, name.replace("__", "_"), None)
+        if method is None:
+            raise BadCall(f"{name} is answered in whole programs only (cupyflash run)")
+        return int(method(caller, *words) or 0)
+
+    def malloc(self, caller: Caller, size: int) -> int:
+        return self.heap.allocate(size)
+
+    def free(self, caller: Caller, address: int) -> None:
+        self.heap.free(address)
