@@ -183,7 +183,7 @@ def test_the_heap_stays_between_launches_and_its_faults_are_found() -> None:
 
 
 def test_a_heap_uses_its_bytes_again() -> None:
-    heap = Heap(1 << 12)
+    heap = Heap(1 << 12, spare=1 << 12)
     for _ in range(100):
         places = [heap.allocate(1 << 10) for _ in range(5)]
         assert len({*places}) == 5 and places[4] == 0 and not any(at % 16 for at in places)

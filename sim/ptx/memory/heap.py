@@ -18,8 +18,8 @@ from ..text.syntax import Array
 ALIGNMENT = 16
 GAP = 64
 """Bytes between two allocations, at least: more than any access has."""
-ROOM = 4
-"""The heap's addresses by its size: so many times its bytes are allocated before a place is used again."""
+SPARE = 24 << 20
+"""Addresses of a heap beyond its bytes: so much is allocated before a place is used again. Race detection needs memory for all."""
 HEAP_WINDOW = (1 << 15) - 2
 """The number of its window of addresses: above those of all tensors."""
 
@@ -31,9 +31,9 @@ class BadCall(Exception):
 class Heap:
     """A heap of `size` bytes: allocations stay from launch to launch. `segment`: its memory, most of it never touched."""
 
-    def __init__(self, size: int = 8 << 20, name: str = "heap", window: int = HEAP_WINDOW):
+    def __init__(self, size: int = 8 << 20, spare: int = SPARE, name: str = "heap", window: int = HEAP_WINDOW):
         self.size, self.used = size, 0
-        memory = np.zeros(max(ROOM * size, 1 << 16), np.uint8)
+        memory = np.zeros(size + spare, np.uint8)
         self.segment = Segment(name, 0, memory, start=(window << WINDOW_BITS) + (1 << (WINDOW_BITS - 1)))
         self.segment.state = np.zeros_like(memory)
         self.segment.places, self.segment.heap = ("*",), self
