@@ -9,10 +9,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from cupyflash.device import Device
 from cupyflash.sim.program import build, fatbin
+from cupyflash.sim.program.linking import linked
 from cupyflash.sim.program.properties import layout, properties
 from cupyflash.sim.program.report import report, summary
 from cupyflash.sim.program.session import ProgramResult, run_program
@@ -23,20 +25,20 @@ SOURCE = PROGRAMS / "everything.cu"
 A100 = Device.named("A100-40GB")
 
 
-def built(source: Path, into: Path, *options: str) -> Path:
+def built(sources: list[Path], into: Path, *options: str) -> Path:
     if shutil.which("nvcc") is None or not any(map(shutil.which, ("cc", "gcc", "clang"))):
         pytest.skip("nvcc and a C compiler build the program that these tests run")
-    return build.build([source], into, "80", ["-std=c++17", *options])
+    return build.build(sources, into, "80", ["-std=c++17", *options])
 
 
 @pytest.fixture(scope="session")
 def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return built(SOURCE, tmp_path_factory.mktemp("programs"))
+    return built([SOURCE], tmp_path_factory.mktemp("programs"))
 
 
 @pytest.fixture(scope="session")
 def products(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return built(PROGRAMS / "products.cu", tmp_path_factory.mktemp("products"), "-lcublas", "-lcublasLt")
+    return built([PROGRAMS / "products.cu"], tmp_path_factory.mktemp("products"), "-lcublas", "-lcublasLt")
 
 
 @pytest.fixture(scope="session")
@@ -96,6 +98,32 @@ def test_a_product_of_what_nobody_wrote_is_what_nobody_wrote(products: Path) -> 
     """Of the last element alone: the other rows of A and columns of B were written."""
     (finding,) = ran(products, "unwritten").findings
     assert (finding.kind, finding.lane) == ("uninitialised", 7)
+
+
+@pytest.mark.wide
+def test_a_program_of_parts_is_one_module(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """Two files share functions and variables, and each has a variable, a function and texts of the same name of its own."""
+    result = ran(built([PROGRAMS / "parts.cu", PROGRAMS / "parts_far.cu"], tmp_path, "-rdc=true"))
+    assert capfd.readouterr().out == "near 0\nfar 1 end\nno error\n0 wrong, counter 2\n"
+    assert result.status == 0 and not result.findings and not result.failed
+
+
+def test_names_of_parts_are_one_thing_where_they_are_shared() -> None:
+    part = """.version 8.0\n.target sm_80\n.address_size 64\n.{first} .global .u32 common{init};\n.global .u32 own = {number};
+.visible .entry {kernel}(.param .u64 out) {{ .reg .u64 %a; .reg .u32 %x, %y; ld.param.u64 %a, [out];
+ld.global.u32 %x, [common]; ld.global.u32 %y, [own]; st.global.v2.u32 [%a], {{%x, %y}}; ret; }}\n"""
+    module = linked(
+        [
+            part.format(first="extern", init="", number=5, kernel="one"),
+            part.format(first="visible", init=" = 9", number=7, kernel="two"),
+        ]
+    )
+    found = []
+    for kernel in module.kernels:
+        out = np.zeros(2, np.uint32)
+        assert not module.launch(kernel, 1, 1, [out]).findings
+        found.append(out.tolist())
+    assert module.kernels == ("one", "two") and found == [[9, 5], [9, 7]]
 
 
 def test_what_is_suppressed_is_told(program: Path, tmp_path: Path) -> None:

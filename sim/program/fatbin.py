@@ -8,10 +8,13 @@ wrapper around it).
 from __future__ import annotations
 
 import struct
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 MAGIC = 0xBA55ED50
 WRAPPER = 0x466243B1
+LINKED = 2
+"""The version of a wrapper whose last word points to the fat binaries that are linked when the program begins (-rdc=true)."""
 PTX, MACHINE_CODE = 1, 2
 COMPRESSED = 0x2000 | 0x8000
 """Flags of a payload that LZ4 or Zstandard made smaller."""
@@ -61,3 +64,19 @@ def ptx_for(data: bytes, architecture: int) -> str:
     if best.flags & COMPRESSED:
         raise NoPtx("the program's PTX is compressed; compile it with -no-compress")
     return best.payload.rstrip(b"\0").decode()
+
+
+def texts(binaries: Sequence[bytes], architecture: int) -> list[str]:
+    """Returns the PTX of fat binaries that are linked. Raises NoPtx if none has any.
+
+    Those without are left out: the device runtime's own library, whose functions are not needed here, is machine code.
+    """
+    found, reasons = [], []
+    for data in binaries:
+        try:
+            found.append(ptx_for(data, architecture))
+        except NoPtx as error:
+            reasons.append(error)
+    if not found:
+        raise reasons[0]
+    return found

@@ -5,19 +5,23 @@ from __future__ import annotations
 import struct
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import count
 
 from cupyflash.sim import ptx
 from cupyflash.sim.program import fatbin
 from cupyflash.sim.program.errors import CudaError, ErrorCode
+from cupyflash.sim.program.linking import linked
 from cupyflash.sim.program.memory import MANAGED, VARIABLE, Block, ProgramMemory
 from cupyflash.sim.program.streams import MEMCPY, StreamCalls
 
 
 @dataclass(eq=False)
 class Image:
-    """The code of one fat binary, parsed when something of it is used; its variables lie in the device's memory from then on."""
+    """The code of a fat binary, or of several that are linked, parsed when something of it is used. From then on its variables lie in
+    the device's memory.
+    """
 
-    data: bytes
+    binaries: list[bytes]
     architecture: int
     memory: ProgramMemory
     managed: dict[str, Block] = field(default_factory=dict)
@@ -26,7 +30,7 @@ class Image:
     @cached_property
     def module(self) -> ptx.Module:
         try:
-            found = ptx.Module.from_ptx(fatbin.ptx_for(self.data, self.architecture))
+            found = linked(fatbin.texts(self.binaries, self.architecture))
         except fatbin.NoPtx as error:
             raise CudaError(ErrorCode.INVALID_KERNEL_IMAGE, str(error)) from None
         except (ptx.PtxError, ptx.UnsupportedPTX) as error:
@@ -71,13 +75,17 @@ class SymbolCalls(StreamCalls):
         self.images: dict[int, Image] = {}
 
     def _cudaRegisterFatBinary(self, wrapper: int) -> int:
-        magic, _, data = struct.unpack("<IIQ", self.channel.read(wrapper, 16))
+        magic, version, data, parts = struct.unpack("<IIQQ", self.channel.read(wrapper, 24))
         if magic != fatbin.WRAPPER:
             raise CudaError(ErrorCode.INVALID_KERNEL_IMAGE)
-        _, _, header, size = struct.unpack("<IHHQ", self.channel.read(data, 16))
+        places = [data] if version != fatbin.LINKED else [*iter(map(self.channel.read_word, count(parts, 8)).__next__, 0)]
+        binaries = []
+        for place in places:
+            _, _, header, size = struct.unpack("<IHHQ", self.channel.read(place, 16))
+            binaries.append(self.channel.read(place, header + size))
         major, minor = self.device.compute_capability
         handle = self.channel.keep(bytes(8))
-        self.images[handle] = Image(self.channel.read(data, header + size), 10 * major + minor, self.memory)
+        self.images[handle] = Image(binaries, 10 * major + minor, self.memory)
         return handle
 
     def _cudaRegisterFatBinaryEnd(self, handle: int) -> None:
