@@ -43,7 +43,7 @@ def products(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def textures(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return built(PROGRAMS / "textures.cu", tmp_path_factory.mktemp("textures"), "-w")
+    return built([PROGRAMS / "textures.cu"], tmp_path_factory.mktemp("textures"), "-w")
 
 
 def ran(program: Path, *arguments: str, **settings: float) -> ProgramResult:

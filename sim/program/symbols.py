@@ -17,8 +17,8 @@ from cupyflash.sim.program.streams import MEMCPY, StreamCalls
 
 @dataclass(eq=False)
 class Image:
-    """The code of a fat binary, or of several that are linked, parsed when something of it is used. From then on its variables lie in
-    the device's memory.
+    """The code of a fat binary, or of several that are linked, parsed when something of it is used. Its variables lie in memory of
+    the device from then on.
     """
 
     binaries: list[bytes]
