@@ -71,18 +71,32 @@ def kernels() -> ptx.Module:
     return ptx.Module.from_source(KERNELS)
 
 
-@pytest.mark.parametrize(("name", "grid", "block", "args", "clean"), CASES)
-def test_compiled_code_equals_numpy(kernels, monkeypatch, name, grid, block, args, clean) -> None:
+def both(kernels, monkeypatch, name, grid, block, args, clean, **more):
+    """Runs a launch by NumPy and by compiled code, and compares all there is; returns the masks of unwritten bytes."""
     ran, found = [], []
     own = launches.run_compiled
     monkeypatch.setattr(launches, "run_compiled", lambda *given: ran.append(own(*given)) or ran[-1])
     for engine in ("numpy", "llvm"):
         monkeypatch.setenv("CUPYFLASH_ENGINE", engine)
         mine = [each.copy() if isinstance(each, np.ndarray) else each for each in args]
-        launch = kernels.launch(name, grid, block, mine)
-        found.append(([each.tobytes() for each in mine], launch.counters, launch.traffic, launch.findings, launch.findings_total))
+        launch = kernels.launch(name, grid, block, mine, **more)
+        unwritten = {key: mask.tobytes() for key, mask in launch.unwritten.items()}
+        memory = [each.tobytes() for each in mine]
+        found.append((memory, launch.counters, launch.traffic, launch.findings, launch.findings_total, unwritten))
     assert found[0] == found[1]
     assert ran == [clean]  # what is clean ran by compiled code, all else again by NumPy
+    return launch.unwritten
+
+
+@pytest.mark.parametrize(("name", "grid", "block", "args", "clean"), CASES)
+def test_compiled_code_equals_numpy(kernels, monkeypatch, name, grid, block, args, clean) -> None:
+    both(kernels, monkeypatch, name, grid, block, args, clean)
+
+
+@pytest.mark.parametrize(("name", "clean"), [("vec4", True), ("saxpy", False)])
+def test_unwritten_arrays_are_followed(kernels, monkeypatch, name, clean) -> None:
+    found = both(kernels, monkeypatch, name, 2, 64, [floats(300, 4), zeros(300, 4), n(512)], clean, unwritten=["arg1"])
+    assert found["arg1"].any()
 
 
 def test_another_engine_is_refused(monkeypatch) -> None:

@@ -2,7 +2,7 @@
 
 The machine stays as it is: its scheduler, barriers and registers. Where it would run the NumPy thunks of a region it calls a
 function over the same registers. The function is exact for a launch without fault, and gives up at anything else: an address out of
-bounds or not aligned, a shared byte that nobody wrote, two threads at one word of which one writes without a barrier of the
+bounds or not aligned, a byte that nobody wrote, two threads at one word of which one writes without a barrier of the
 block between them, a NaN as a result (its payload is NumPy's). Then the launch's writes are undone, and it runs from its start
 without compiled code, which finds and says everything. So a finding has one origin.
 
@@ -188,8 +188,11 @@ class BoundAccess:
             if not len(view):
                 return False
             start, last = int(at), int(at) + int(limit)
+            if write:
+                self.stretches.keep(segment)
             self.segment = segment
             self.table[HOST] = segment.address - segment.start
+            self.table[STATE] = 0 if segment.state is None else segment.state.ctypes.data - segment.start
             self.table[WORDS_FROM] = segment.start & ~3
             self.table[SHADOW] = self.stretches.shadow(segment).ctypes.data
         low, high = start - pattern.low, last - pattern.high
@@ -230,6 +233,8 @@ class Stretches:
     def __init__(self, machine: PtxMachine):
         self.machine = machine
         self.shadows: dict[Segment, Array] = {}
+        self.kept: dict[Segment, tuple[Array, Array | None]] = {}
+        """The contents and states that segments had before they were written."""
         self.shared_shadow = np.zeros((1, 2), np.uint64)
         self.bound: list[BoundAccess] = []
         self.offs: list[tuple[list[PtxInstruction], Array]] = []
@@ -260,6 +265,19 @@ class Stretches:
         number = (block + lanes.wave.first_block + 1).astype(np.uint64) << np.uint64(32)
         thread = (lanes.index % lanes.wave.lanes_per_block).astype(np.uint64)
         return number | self.epochs[block] << np.uint64(THREAD_BITS) | thread
+
+    def keep(self, segment: Segment) -> None:
+        """Keeps the contents of a segment that is about to be written for the first time."""
+        if segment not in self.kept:
+            state = segment.state
+            self.kept[segment] = segment.window(1)[0].copy(), None if state is None else state.copy()
+
+    def restore(self) -> None:
+        """Undoes all writes to segments."""
+        for segment, (contents, state) in self.kept.items():
+            segment.window(1)[0][:] = contents
+            if state is not None and segment.state is not None:
+                segment.state[:] = state
 
     def shadow(self, segment: Segment) -> Array:
         found = self.shadows.get(segment)
@@ -397,9 +415,9 @@ def covers(machine: PtxMachine) -> bool:
 
 
 def apart(segments: list[Segment]) -> bool:
-    """True if no two segments share memory, and somebody wrote all of them."""
+    """True if no two segments share memory."""
     ranges = sorted((one.address, one.address + one.size) for one in segments if one.size)
-    return all(one.state is None for one in segments) and all(a[1] <= b[0] for a, b in pairwise(ranges))
+    return all(a[1] <= b[0] for a, b in pairwise(ranges))
 
 
 def compiled_asked() -> bool:
@@ -423,21 +441,15 @@ def run_compiled(machine: PtxMachine, segments: list[Segment]) -> bool:
         return False
     if not apart(segments) or not covers(machine):
         return False
-    before = [(one, one.window(1)[0].copy()) for one in segments if one.writable and one.size]
-    machine.stretches = Stretches(machine)
-    machine.on_barrier = machine.stretches.barrier
+    stretches = machine.stretches = Stretches(machine)
+    machine.on_barrier = stretches.barrier
     try:
         done = machine.run() and machine.findings.clean
     except BaseException:
-        restore(before)
+        stretches.restore()
         raise
     if done:
-        machine.stretches.finish()
+        stretches.finish()
     else:
-        restore(before)
+        stretches.restore()
     return done
-
-
-def restore(before: list[tuple[Segment, Array]]) -> None:
-    for segment, contents in before:
-        segment.window(1)[0][:] = contents

@@ -18,7 +18,7 @@ from .registers import RegisterFrame, immediate
 
 FIRST, LAST, HOST, WORDS_FROM, SHADOW, STATE, RELATIVE, DISTINCT, LIST, COUNTS, PHASES = 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 32
 """Places in the table of an access: the first lane's smallest and largest address, distance from addresses to host memory, address
-of word 0 of the shadow, the shadow, distance to the states of bytes, relative addresses, the number and the list of
+of word 0 of the shadow, the shadow, distance to the states of bytes (0: none), relative addresses, the number and the list of
 distinct ones (distance from the first address, position of a lane, MANY_THREADS if there are more), executions by `first % PHASES`.
 """
 
@@ -428,12 +428,19 @@ class FunctionText:
         word = self.add(f"lshr i64 {self.add(f'sub i64 {at}, {words}')}, 2")
         for k in range(max(1, size // 4)):
             self.shadowed(shadow, self.add(f"add i64 {word}, {k}"), mine, i.opcode == "st")
-        if space == "shared":
-            there = self.add(f"inttoptr i64 {self.add(f'add i64 {at}, {state}')} to ptr")
-            if i.opcode == "st":
-                self.say(f"store i{8 * size} 0, ptr {there}, align 1")
-            else:
-                self.flag(self.add(f"icmp ne i{8 * size} {self.add(f'load i{8 * size}, ptr {there}, align 1')}, 0"))
+        # Only tensors that were given with their contents have no states.
+        if space == "global":
+            known, stated = self.label("known"), self.label("stated")
+            self.say(f"br i1 {self.add(f'icmp eq i64 {state}, 0')}, label %{known}, label %{stated}")
+            self.begin(stated)
+        there = self.add(f"inttoptr i64 {self.add(f'add i64 {at}, {state}')} to ptr")
+        if i.opcode == "st":
+            self.say(f"store i{8 * size} 0, ptr {there}, align 1")
+        else:
+            self.flag(self.add(f"icmp ne i{8 * size} {self.add(f'load i{8 * size}, ptr {there}, align 1')}, 0"))
+        if space == "global":
+            self.say(f"br label %{known}")
+            self.begin(known)
         self.close(parallel=False)
         self.open()
         at = address()
