@@ -389,7 +389,7 @@ def texture_port(frame: Frame, i: PtxInstruction, size: int, kind: str = "ld") -
 
 def spread(frame: Frame, ins: Arrays) -> list[Array]:
     """Returns operands with an element for each lane."""
-    return [np.broadcast_to(one, frame.n) for one in ins]
+    return [one if one.ndim else np.broadcast_to(one, frame.n) for one in ins]
 
 
 @opcode(
@@ -433,14 +433,18 @@ def fetching(
     def run(frame: Frame, out: Arrays, ins: Arrays) -> None:
         handles, *coordinates = spread(frame, ins)
         textures = frame.machine.textures
-        results = [np.zeros(frame.n, np.uint32) for _ in range(4)]
+        results: list[Array] = []
         for at, found in textures.textures(frame.lanes, handles, i, geometry):
             lanes = some(frame.lanes, at)
             if textures.same_kind(found, type_ == "f32", lanes, i):
-                mine = [one[at] for one in coordinates]
-                for result, value in zip(results, values(frame, lanes, mine, found), strict=True):
-                    result[at] = value.view(np.uint32)
-        for register, result in zip(out, results, strict=False):
+                fetched = values(frame, lanes, [one[at] for one in coordinates], found)
+                if isinstance(at, slice):
+                    results = list(fetched)
+                    break
+                results = results or [np.zeros(frame.n, fetched[0].dtype) for _ in range(4)]
+                for result, value in zip(results, fetched, strict=True):
+                    result[at] = value
+        for register, result in zip(out, results or [np.zeros(1, np.uint32)] * 4, strict=False):
             np.copyto(register, result.view(register.dtype))
         out[4][...] = True
 

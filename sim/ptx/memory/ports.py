@@ -210,8 +210,9 @@ class GlobalPort(Port):
             index = ((addresses - first) >> self.bits).view(np.int64)
             fresh = np.zeros(lanes.n, bool)
             if self.read:
-                found = states.take(index).view(np.uint8).reshape(lanes.n, size)
-                fresh = (found[:, self.used] == UNWRITTEN).any(axis=1)
+                found = states.take(index).view(np.uint8)
+                if np.count_nonzero(found):  # not all are WRITTEN
+                    fresh = (found.reshape(lanes.n, size)[:, self.used] == UNWRITTEN).any(axis=1)
             if self.write:
                 states[index[alive]] = element(WRITTEN, size)
         else:

@@ -144,12 +144,12 @@ def along(index: Array, size: int, mode: int) -> tuple[Array, Array | None]:
     if mode == MIRROR:
         folded = index % (2 * size)
         return np.where(folded < size, folded, 2 * size - 1 - folded), None
-    return np.clip(index, 0, size - 1), (index >= 0) & (index < size) if mode == BORDER else None
+    return np.minimum(np.maximum(index, 0), size - 1), (index >= 0) & (index < size) if mode == BORDER else None
 
 
 def whole(values: Array) -> Array:
-    """Returns floor(x) as int64; NaN and what is too far away is the farthest place."""
-    return np.floor(np.fmax(np.fmin(values, FARTHEST), -FARTHEST)).astype(np.int64)
+    """Returns floor(x) as int64; NaN is a place far away, and so is what is farther away."""
+    return np.floor(np.clip(values, -FARTHEST, FARTHEST)).astype(np.int64)
 
 
 def scaled(texture: Texture, axis: int, coordinate: Array) -> Array:
@@ -173,12 +173,14 @@ def both(texture: Texture, axis: int, coordinate: Array) -> list[Tap]:
 def weighted(texture: Texture, axis: int, coordinate: Array) -> list[Tap]:
     """Returns the two texels of linear filtering with their weights. A texel without weight is not read, but the other one."""
     x, size, mode = scaled(texture, axis, coordinate) - np.float32(0.5), texture.texels.shape[axis], texture.mode(axis)
-    first = whole(x)
-    weight = np.floor((x - first) * FRACTION + np.float32(0.5)) / FRACTION
-    weight = np.where((weight >= 0) & (weight <= 1), weight, 0).astype(np.float32)
+    below = np.floor(np.clip(x, -FARTHEST, FARTHEST))
+    first = below.astype(np.int64)
     one = Tap(*along(first, size, mode))
-    if not np.count_nonzero(weight):
+    part = np.floor((x - below) * FRACTION + np.float32(0.5))
+    if not np.count_nonzero(part):
         return [one._replace(times=2)]
+    # Outside of 0 to 1 is only what is not finite, or too far away.
+    weight = np.where((part >= 0) & (part <= FRACTION), part / FRACTION, np.float32(0))
     return [one._replace(weight=1 - weight), Tap(*along(first + (weight != 0), size, mode), weight)]
 
 
@@ -326,13 +328,13 @@ class Textures(MemoryUnit):
         """Returns the texels (lanes, channels) at one place along each axis, as the texture gives them; does not count them."""
         texels = texture.texels
         form = texels.format
-        address = start + texels.address
+        address: Array = np.full(lanes.n, texels.address, np.int64) + start
         inside: Array | None = None
         for tap, step in zip(chosen, (form.size, texels.pitch, texels.plane), strict=False):
             address = address + tap.texel * step
             if tap.inside is not None:
                 inside = tap.inside if inside is None else inside & tap.inside
-        address = np.broadcast_to(address, lanes.n).astype(np.uint64)
+        address = address.view(np.uint64)
         buffer = np.zeros(lanes.n, ELEMENT[form.size])
         if inside is None or inside.all():
             take(port.resolve(lanes, address), buffer, ALL)
