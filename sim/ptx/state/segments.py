@@ -14,16 +14,13 @@ mostly whole pages: 1024 bytes are eight rows of the widest swizzle. Each block 
 from __future__ import annotations
 
 import ctypes
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 from numpy.lib.array_utils import byte_bounds
 
 from ..text.syntax import ELEMENT, Array, PtxInstruction
 from .lanes import LaneSet
-
-if TYPE_CHECKING:
-    from ..memory.heap import Heap
 
 WINDOW_BITS = 40
 ALIGNMENT = 4096
@@ -50,6 +47,16 @@ def meets(found: Place, place: Place) -> bool:
     if isinstance(found, PointerField) and isinstance(place, PointerField):
         return found.parameter == place.parameter and -found.width < found.offset - place.offset < place.width
     return found == place or (isinstance(place, PointerField) and found == place.parameter)
+
+
+class Allocated(Protocol):
+    """The allocations within a segment (`memory.heap`)."""
+
+    def unallocated(self, addresses: Array, size: int | Array) -> Array:
+        """Returns a mask of the accesses, which are in the segment's bounds, to bytes that are not allocated."""
+
+    def place(self, address: int) -> str:
+        """Returns the end of the message about an access to bytes that are not allocated."""
 
 
 class Segment:
@@ -82,7 +89,7 @@ class Segment:
         self.pointer = self.start + (base - low)
         self.state: Array | None = None
         """UNWRITTEN or WRITTEN for each byte from `start`; None: the launch was given the contents."""
-        self.heap: Heap | None = None
+        self.heap: Allocated | None = None
         """The heap whose memory this is: not all of its bytes are allocated."""
         self._windows: dict[int, tuple[Array, Array, Array]] = {}
         self._states: dict[int, Array] = {}
