@@ -18,16 +18,6 @@ REGISTER_UNIT = 256
 EXPONENTIALS = 16
 SHARED_BYTES = 128
 L2_BYTES = 64
-# Lanes of integer work, comparisons, maxima, conversions (CUDA C++ Programming Guide, "Throughput of Native Arithmetic
-# Instructions").
-INTEGER_LANES = 64
-# Latencies in clocks. Shared memory: Luo et al., arXiv 2402.13499, 29.0 on A100 and H100. The rest is assumed: of
-# arithmetic, exponentials and mma.sync where something waits for them, of the L2 under load, from a barrier's last warp until
-# the others go on, of a taken branch.
-FIXED_LATENCY, SHARED_LATENCY, EXP_LATENCY, TENSOR_LATENCY = 4, 29, 18, 24
-L2_LATENCY, BARRIER_LATENCY, BRANCH_LATENCY = 450, 15, 6
-# Clocks of work that may wait for shared memory, and for the exponential units, before a warp must: assumed.
-SHARED_QUEUE, EXP_QUEUE = 40, 16
 GUESSED_CLOCK = 1.4e9
 
 
@@ -41,8 +31,6 @@ class Multiprocessor:
     shared_reserved: int = 1024  # the system's, in each block
     fma_lanes: int = 128  # float32 FMAs a clock
     mma_sync: int | None = None  # the most FMAs a clock through mma.sync, if that is below the tensor cores' peak
-    fp64_lanes: int = 2  # float64 FMAs a clock
-    fp64_mma: int | None = None  # the same through mma.sync, if tensor cores have float64
 
     @classmethod
     def of(cls, compute_capability: tuple[int, int]) -> Multiprocessor:
@@ -78,17 +66,16 @@ def clock_rate(device: Device) -> float:
 
 
 # CCCL's cuda/__device/arch_traits.h; cuda_occupancy.h agrees, and has the units. FMA lanes: CUDA C++ Programming Guide,
-# "Throughput of Native Arithmetic Instructions". float64 was not looked up: A100, H100 and B200 are remembered from their data
-# sheets, the others 2. mma.sync on 9.0: 63% of wgmma's peak (Luo et al., arXiv 2402.13499); no figure for 10.x was found, so it is
-# taken to be as fast.
+# "Throughput of Native Arithmetic Instructions". mma.sync on 9.0: 63% of wgmma's peak (Luo et al., arXiv 2402.13499); no figure for
+# 10.x was found, so it is taken to be as fast.
 _MULTIPROCESSORS = {
     (7, 5): Multiprocessor(1024, 16, shared_unit=256, shared_reserved=0, fma_lanes=64),
-    (8, 0): Multiprocessor(2048, 32, fma_lanes=64, fp64_lanes=32, fp64_mma=64),
+    (8, 0): Multiprocessor(2048, 32, fma_lanes=64),
     (8, 6): Multiprocessor(1536, 16),
     (8, 7): Multiprocessor(1536, 16),
     (8, 9): Multiprocessor(1536, 24),
-    (9, 0): Multiprocessor(2048, 32, mma_sync=1290, fp64_lanes=64, fp64_mma=128),
-    (10, 0): Multiprocessor(2048, 32, mma_sync=1290, fp64_lanes=64, fp64_mma=64),
+    (9, 0): Multiprocessor(2048, 32, mma_sync=1290),
+    (10, 0): Multiprocessor(2048, 32, mma_sync=1290),
     (10, 3): Multiprocessor(2048, 32, mma_sync=1290),
     (11, 0): Multiprocessor(1536, 24),
     (12, 0): Multiprocessor(1536, 24),

@@ -34,7 +34,7 @@ from cupyflash.schedules import (
     require_schedule,
 )
 from cupyflash.sim.host_memory import launched, require_room
-from cupyflash.sim.ptx import Counters, Diary, Finding, Module, TensorMap
+from cupyflash.sim.ptx import Counters, Finding, Module, TensorMap
 from cupyflash.sim.ptx.memory.spaces import Observer
 from cupyflash.sim.traffic import Traffic
 
@@ -43,10 +43,10 @@ OnBarrier = Callable[[int, int], None]
 
 
 class Onlookers(NamedTuple):
-    """The observers of a launch: one of its memory accesses, one of a thread block."""
+    """The observers of a launch: of its memory accesses, and of the fields of its struct before it begins."""
 
     observer: Observer | None = None
-    diary: Diary | None = None
+    given: Callable[[Mapping[str, Any]], None] | None = None
 
 
 # Called before each launch.
@@ -419,6 +419,8 @@ def run_kernels(
         if kernel.grid == 0:
             continue
         looks_on = Onlookers() if watch is None else watch(kernel)
+        if looks_on.given is not None:
+            looks_on.given(given)
         launch = module(kernel, schedule.device.compute_capability).launch(
             kernel.name,
             kernel.grid,
@@ -428,7 +430,6 @@ def run_kernels(
             seed=seed,
             on_barrier=on_barrier,
             observer=looks_on.observer,
-            diary=looks_on.diary,
             unwritten=unwritten,
         )
         unwritten = dict(launch.unwritten)

@@ -102,6 +102,12 @@ def from_0(flag: str, told: str) -> Callable[[Command], Command]:
     return click.option(flag, default=0, show_default=True, type=click.IntRange(0), help=told)
 
 
+def timeline_block(launch: str = "") -> Callable[[Command], Command]:
+    """--timeline-block, None if it is not given."""
+    told = f"The thread block {launch}that has a timeline; only --html makes one without.  [default: 0 with --html]"
+    return click.option("--timeline-block", type=click.IntRange(0), help=told)
+
+
 def formats(*names: str) -> Callable[[Command], Command]:
     """--format, by default the first of these, and --json; `kind_of` says which it is."""
     form = click.option("--format", "form", type=click.Choice(names), help=f"What to print.  [default: {names[0]}]")

@@ -13,7 +13,7 @@ from click.core import ParameterSource
 
 from cupyflash.device import Device
 from cupyflash.sim import files
-from cupyflash.sim.cli.options import DEVICE, SEED, NewFile, examples, from_0, gathered
+from cupyflash.sim.cli.options import DEVICE, SEED, NewFile, examples, from_0, gathered, timeline_block
 from cupyflash.sim.cli.reporting import FindingsReport, findings_report, watched
 from cupyflash.sim.cli.show import piped, width
 from cupyflash.sim.formats import CheckedKernels
@@ -82,7 +82,7 @@ class ProfileReport:
     top: int
     saves: dict[str, Path]
     html: Path | None
-    timeline_block: int
+    timeline_block: int | None
 
 
 @dataclass(frozen=True)
@@ -163,7 +163,7 @@ def preprocessed(defines: Sequence[str], includes: Sequence[Path]) -> list[str]:
 @click.option("--l2", is_flag=True, help="Model the L2: the bytes that reach DRAM, from the exact lines that the kernel requests.")
 @DEVICE
 @click.option("--html", metavar="FILE", type=NewFile((".html", ".htm")), help="Write it as one page, which needs no network.")
-@from_0("--timeline-block", "Of which thread block --html and --json have a timeline.")
+@timeline_block()
 @watched(lambda given: [given["file"], *given["includes"], *[Path(given["spec"])] * str(given["spec"]).endswith(".json")])
 @gathered(source=Source, launch=LaunchOptions, report=ProfileReport, behind=L2Options, told=FindingsReport)
 def profile(source: Source, launch: LaunchOptions, report: ProfileReport, behind: L2Options, told: FindingsReport) -> None:
@@ -219,7 +219,7 @@ def profile(source: Source, launch: LaunchOptions, report: ProfileReport, behind
             unwritten=arguments.unwritten,
             banks=report.html is not None,
             l2=behind.device if behind.l2 else None,
-            timeline_block=report.timeline_block if report.html is not None or "json" in told.all_forms else None,
+            timeline_block=0 if report.timeline_block is None and report.html is not None else report.timeline_block,
         )
     except PtxError as error:
         raise click.UsageError(f"{source.file}: {first_reason(error)}") from error

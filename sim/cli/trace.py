@@ -23,6 +23,7 @@ from cupyflash.sim.cli.options import (
     from_0,
     problem_options,
     refuse_longer,
+    timeline_block,
 )
 from cupyflash.sim.cli.show import NAMES, describe, describe_cache, say, show_table
 from cupyflash.sim.numbers.gathered import one_call
@@ -47,7 +48,7 @@ ASKED = "Algorithms to play side by side; fa2-backward plays gradients beside fo
 @problem_options(seqlen=128, head_dim=64, backward=True, decode=SMALL)
 @click.option("--algorithms", metavar="NAME,NAME,...", help=ASKED)
 @click.option("--html", metavar="FILE", type=NewFile((".html", ".htm")), help="Write the page there.")
-@from_0("--timeline-block", "Of which thread block of each launch --html and --json have a timeline.")
+@timeline_block("of each launch ")
 @from_0("--data-seed", "Draws q, k and v.")
 @MAX_SECONDS
 @AS_JSON
@@ -55,7 +56,7 @@ def trace(
     request: ProblemRequest,
     algorithms: str | None,
     html: Path | None,
-    timeline_block: int,
+    timeline_block: int | None,
     data_seed: int,
     max_seconds: float,
     as_json: bool,
@@ -82,10 +83,10 @@ def trace(
     for schedule in schedules:
         schedule.kernels()
         traces.refuse_longer(schedule)
-    block = timeline_block if html is not None or as_json else None
+    block = 0 if timeline_block is None and html is not None else timeline_block
     most = max(kernel.grid for schedule in schedules for kernel in schedule.kernels())
-    if timeline_block >= max(most, 1):
-        why = f"{timeline_block}: no launch has more than {plural(most, 'thread block')}"
+    if (block or 0) >= max(most, 1):
+        why = f"{block}: no launch has more than {plural(most, 'thread block')}"
         raise click.BadParameter(why, param_hint="--timeline-block")
     refuse_longer(sum(map(seconds, schedules)), max_seconds)
     require_room(max(map(verified, schedules)), "this")

@@ -12,7 +12,7 @@ from cupyflash.sim.ptx.memory.layouts import Description
 from cupyflash.sim.ptx.memory.layouts import decode as decode_map
 
 from .lanes import Array, Lanes, neighbour
-from .memory import APART, FIRST_ADDRESS, SECTOR, SHARED_OFFSET, Memory
+from .memory import SECTOR, SHARED_OFFSET, Memory, tensor_of
 from .operands import WARP, UnknownInstruction
 from .sass import Instruction
 from .waits import RANK_AT, Key, Waits
@@ -124,7 +124,7 @@ class BulkWork:
         """Counts the bytes and sectors of the tensor."""
         if not rows.size or not length:
             return
-        number = int(rows[0] - FIRST_ADDRESS) // APART
+        number = tensor_of(rows[0])
         if not 0 <= number < len(memory.tensors):
             raise UnknownInstruction(f"{self.instruction}: an address that belongs to no array: {int(rows[0]):#x}")
         traffic = memory.traffic[memory.tensors[number].name]

@@ -106,6 +106,8 @@ class CodeLaunch:
         self.cluster = (*cluster, 1, 1)[:3]
         self.together = False
         """True if all blocks run at once: those of them that are executed get an atomic's numbers in turns with the others."""
+        self.most = inf
+        """The most instructions that a run may take, each of all warps that issue it together."""
         self.tensors = [Space(tensor.name, tensor.array) for tensor in arguments.tensors]
         self.banks: Mapping[int, bytes] = {0: self.constants(arguments)}
         self.traffic = {space.name: TensorBytes() for space in self.tensors}
@@ -179,7 +181,10 @@ class CodeLaunch:
 
         A cluster's blocks come together, in the order of their ranks.
         """
-        return Blocks(self, blocks).events()
+        for count, event in enumerate(Blocks(self, blocks).events()):
+            if count >= self.most:
+                raise RuntimeError(f"the machine code runs more than {self.most:,} instructions")
+            yield event
 
     def work(self, at: int) -> Decoded:
         """Returns the decoded instruction."""

@@ -28,7 +28,13 @@ def places(cubin: bytes, kernel: str) -> Mapping[int, Place]:
 
     Empty for a cubin without a line table. RuntimeError without a disassembler.
     """
-    found: dict[int, Place] = {}
+    found = {address: _own(frames) for address, frames in calls(cubin, kernel).items()}
+    return found if set(found.values()) - {NOWHERE} else {}
+
+
+def calls(cubin: bytes, kernel: str) -> Mapping[int, Sequence[Place]]:
+    """Returns the lines of each address of a kernel, each called from the next; raises as `places` does."""
+    found: dict[int, Sequence[Place]] = {}
     section, frames, fresh = "", [NOWHERE], True
     for text in sass.listing(cubin).splitlines():
         if named := _SECTION.match(text):
@@ -37,9 +43,9 @@ def places(cubin: bytes, kernel: str) -> Mapping[int, Place]:
             frames = ([] if fresh else frames) + [(file, int(line)) for file, line in _PLACE.findall(text)]
             fresh = False
         elif section == kernel and (address := _ADDRESS.match(text)):
-            found[int(address[1], 16)] = _own(frames)
+            found[int(address[1], 16)] = frames
             fresh = True
-    return found if set(found.values()) - {NOWHERE} else {}
+    return found
 
 
 def _own(frames: Sequence[Place]) -> Place:
@@ -91,11 +97,11 @@ def lines_of(
         for reason, clocks in reasons.items():
             own[reason] = own.get(reason, 0.0) + clocks
     total = sum(sum(reasons.values()) for reasons in spent.values())
-    texts = {file: _read(file, sources) for file, _ in spent}
+    read = {file: texts(file, sources) for file, _ in spent}
     found = []
     for (file, number), reasons in spent.items():
         share = sum(reasons.values()) / total
-        text = texts[file][number - 1].strip() if 0 < number <= len(texts[file]) else ""
+        text = read[file][number - 1].strip() if 0 < number <= len(read[file]) else ""
         if not where:
             text = str(code[number]).split("  ", 2)[-1].strip()
         ordered = dict(sorted(reasons.items(), key=lambda each: -each[1]))
@@ -103,7 +109,8 @@ def lines_of(
     return sorted(found, key=lambda each: -each.share)
 
 
-def _read(file: str, sources: Mapping[str, str]) -> list[str]:
+def texts(file: str, sources: Mapping[str, str]) -> list[str]:
+    """Returns the lines of a file, which may be one of `sources`; none if it cannot be read."""
     for name, text in sources.items():
         if f"/{file}".endswith(f"/{name}"):  # a compiler may have put its folder before the name
             return text.splitlines()

@@ -45,11 +45,13 @@ class MachineCode:
         shape: tuple[Sequence[int], Sequence[int]],
         args: Mapping[str, Any] | Sequence[Any],
         shared_bytes: int = 0,
+        cluster: Sequence[int] = (1, 1, 1),
     ) -> LoadedLaunch:
         """Returns a launch; `shape`: its grid and block. ValueError for another kernel, TypeError for arguments that do not fit."""
         name = find_kernel(tuple(self.kernels), kernel)
         bound = bind(name, self.kernels[name], args, ())
-        return LoadedLaunch(CodeLaunch(CubinKernel.of(self.cubin, name), *shape, bound, shared_bytes), self.cubin, self.sources)
+        code = CubinKernel.of(self.cubin, name)
+        return LoadedLaunch(CodeLaunch(code, *shape, bound, shared_bytes, None, cluster), self.cubin, self.sources)
 
 
 def architecture(device: Device) -> str:

@@ -29,6 +29,11 @@ SIZES = {"U8": 1, "S8": 1, "U16": 2, "S16": 2, "64": 8, "128": 16, "256": 32, "F
 _TERM = re.compile(r"(-?)(?:(U?R(?:\d+|Z))((?:\.\w+)*)|(0x[0-9a-f]+))")
 
 
+def tensor_of(address: int) -> int:
+    """Returns the number of the tensor at an address."""
+    return (int(address) - FIRST_ADDRESS) // APART
+
+
 @dataclass
 class TensorBytes:
     """The bytes that a launch requested of one tensor, and the sectors of 32 bytes that it touched, warp by warp."""

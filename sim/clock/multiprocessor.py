@@ -22,11 +22,16 @@ from .waits import Key
 
 
 class Cost(NamedTuple):
-    """An access of a warp: clocks of the pipe to shared memory and L1; bytes that go to the L2, and of those to DRAM."""
+    """An access of a warp: clocks of the pipe to shared memory and L1; bytes that go to the L2, and of those to DRAM.
+
+    `asked`: of a copy, the bytes that its lanes ask for, and `tensor` the number of their tensor.
+    """
 
     pipe: float
     l2_bytes: float = 0.0
     dram_bytes: float = 0.0
+    asked: int = 0
+    tensor: int = -1
 
 
 class Issue(NamedTuple):

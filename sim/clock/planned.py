@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 import numpy as np
 
@@ -11,11 +12,12 @@ from cupyflash.launch import cubins
 from cupyflash.launch.binding import argument_values
 from cupyflash.launch.compiler import program
 from cupyflash.launch.params import flat
-from cupyflash.schedules import BackwardSchedule, Kernel, TileSchedule
+from cupyflash.schedules import BackwardSchedule, Kernel, Schedule, TileSchedule
 from cupyflash.sim.execution import machine_value, module
 from cupyflash.sim.ptx.parameters import BoundArguments, bind
 
 from .execution import CodeLaunch, CubinKernel
+from .loaded import LoadedLaunch
 from .whole import Clock
 
 
@@ -30,24 +32,30 @@ def clocks(schedule: TileSchedule, mhz: float | None = None) -> Iterator[Clock]:
     for kernel in schedule.kernels():
         if not kernel.grid:
             continue
-        bound, launch = launched(kernel, schedule, given)
         period = kernel.grid // heads if kernel.grid % heads == 0 else None
-        yield Clock(launch, schedule.device, mhz, period=period)
+        yield Clock(launched(kernel, schedule, given).launch, schedule.device, mhz, period=period)
         if kernel.grid == 1:  # it makes what the next one reads: the queue of its blocks
-            _, again = launched(kernel, schedule, given)
+            again = launched(kernel, schedule, given).launch
             for _ in again.run(again.index(0)):
                 pass
-            for tensor, space in zip(bound.tensors, again.tensors, strict=True):
+            for tensor, space in zip(arguments(kernel, schedule, given).tensors, again.tensors, strict=True):
                 tensor.array.reshape(-1).view(np.uint8)[:] = space.views[1][: space.size]
 
 
-def launched(kernel: Kernel, schedule: TileSchedule, given: object) -> tuple[BoundArguments, CodeLaunch]:
+def launched(kernel: Kernel, schedule: Schedule, given: Mapping[str, Any]) -> LoadedLaunch:
     """Returns a launch of a kernel's machine code with the fields of its struct."""
-    capability = schedule.device.compute_capability
-    code = CubinKernel.of(cubins.compiled(program(kernel, capability)).code, kernel.name)
-    bound = bind(kernel.name, module(kernel, capability).program.functions[kernel.name].params, {"p": given}, ())
+    made = program(kernel, schedule.device.compute_capability)
+    cubin = cubins.compiled(made._replace(options=(*made.options, "-lineinfo"))).code
+    code, bound = CubinKernel.of(cubin, kernel.name), arguments(kernel, schedule, given)
     # An exit by numbers is that of rows whose L is not large (row_bases.cu).
-    return bound, CodeLaunch(code, (kernel.grid,), (kernel.threads,), bound, kernel.shared_bytes, lambda i: i.opcode == "EXIT")
+    launch = CodeLaunch(code, (kernel.grid,), (kernel.threads,), bound, kernel.shared_bytes, lambda i: i.opcode == "EXIT")
+    return LoadedLaunch(launch, cubin, {})
+
+
+def arguments(kernel: Kernel, schedule: Schedule, given: Mapping[str, Any]) -> BoundArguments:
+    """Returns a kernel's struct with some fields' values."""
+    params = module(kernel, schedule.device.compute_capability).program.functions[kernel.name].params
+    return bind(kernel.name, params, {"p": given}, ())
 
 
 def zeros(schedule: TileSchedule) -> dict[str, np.ndarray]:

@@ -17,7 +17,7 @@ import numpy as np
 
 from .bulk import BULK, Bulk
 from .execution import Index, IssueEvent
-from .memory import SPACES
+from .memory import SPACES, tensor_of
 from .multiprocessor import IDLE, WAVEFRONT, Cost, Issue
 from .sass import Instruction
 from .steps import PRODUCTS
@@ -106,8 +106,13 @@ class RevolutionRecorder:
             for position, signals in recording.signals.items():
                 if self.code[recording.at[position]].opcode in BULK:
                     brought = sum(beside.pop(key, 0) for key, _, _ in signals)
-                    pipe, l2_bytes, dram_bytes = recording.costs[position]
-                    recording.costs[position] = Cost(pipe + brought / WAVEFRONT, l2_bytes * share, dram_bytes * share)
+                    cost = recording.costs[position]
+                    recording.costs[position] = cost._replace(
+                        pipe=cost.pipe + brought / WAVEFRONT,
+                        l2_bytes=cost.l2_bytes * share,
+                        dram_bytes=cost.dram_bytes * share,
+                        asked=cost.asked + brought,
+                    )
         return found
 
     def note(self, event: IssueEvent, warps: Sequence[int], found: Sequence[Recording]) -> None:
@@ -132,7 +137,8 @@ class RevolutionRecorder:
         position = len(recording.at) - 1
         asked = bulk.rows.size * bulk.length
         share = self.tracer.reach.get(at, 1.0)
-        recording.costs[position] = Cost(bulk.size / WAVEFRONT, asked, asked * share)
+        tensor = tensor_of(bulk.rows[0]) if bulk.rows.size else -1
+        recording.costs[position] = Cost(bulk.size / WAVEFRONT, asked, asked * share, asked, tensor)
         keys = {key._replace(block=block // self.cluster * self.cluster) for block, key in bulk.keys.items()}
         if keys:
             recording.signals[position] = tuple((key, True, False) for key in keys)

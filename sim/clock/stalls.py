@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import inf
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from .memory import SPACES
 from .multiprocessor import IDLE, LITE, ClockedMultiprocessor, ClockedWarp, Issue, Outside, SubCore
@@ -51,19 +51,29 @@ BEHIND = {
 
 Spent = defaultdict[str, float]
 """Clocks by reason."""
+NOBODY = -1
+
+
+class Stretch(NamedTuple):
+    """Clocks of a warp: from, to, their reason, and the instruction that it waited for or that was issued (NOBODY: none)."""
+
+    begin: float
+    end: float
+    reason: str
+    cause: int
 
 
 @dataclass(slots=True)
 class IssuePast:
-    """A warp's last issue: the clock, and until when registers, the stall count and a branch held the next one back; the reason
-    for each scoreboard, and for waiting behind this instruction."""
+    """A warp's last issue: the clock, and until when registers, the stall count and a branch held the next one back; the
+    instruction, and the last one that set each scoreboard."""
 
     issued: float
     dispatched: float
     counted: float
     resolved: float
-    boards: list[str] = field(default_factory=lambda: ["wait"] * SCOREBOARDS)
-    behind: str = "wait"
+    boards: list[int] = field(default_factory=lambda: [NOBODY] * SCOREBOARDS)
+    at: int = NOBODY
 
 
 class Watched(ClockedMultiprocessor):
@@ -86,38 +96,42 @@ class Watched(ClockedMultiprocessor):
         if past is None:
             past = self.past[warp.age] = IssuePast(warp.ready - 1, warp.ready, warp.ready, warp.ready)
             self.lives[warp.age] = warp.ready, inf
-        found = self.waited(core, warp, issue, step, past, now)
-        turn = warp.turn - (not issue.mark)
-        tables = [self.clocks] + [self.steady] * (WARM <= turn < TURNS_BEFORE - 1)
-        for table in tables:
-            for reason, clocks in found.items():
-                table[issue.at][reason] += clocks
+        self.account(warp, issue, self.waited(core, warp, issue, step, past, now), past)
         self.lives[warp.age] = self.lives[warp.age][0], now + 1
         delay = super().issue(core, warp, now)
         past.issued, past.dispatched = now, now + delay + 1
         past.counted = now + delay + step.stall
         past.resolved = past.counted + (self.branch if issue.taken else 0)
-        past.behind = BEHIND.get(Act(step.act), "wait")
+        past.at = issue.at
         if step.writes is not None:
-            past.boards[step.writes] = self.board(issue.at)
+            past.boards[step.writes] = issue.at
         if step.frees is not None:
-            past.boards[step.frees] = self.board(issue.at)
+            past.boards[step.frees] = issue.at
         return delay
 
-    def waited(self, core: SubCore, warp: ClockedWarp, issue: Issue, step: TraceStep, past: IssuePast, now: float) -> Spent:
-        """Returns the clocks since a warp's last issue by reason, each up to the time at which it no longer held the warp back."""
-        found: Spent = _nothing()
+    def account(self, warp: ClockedWarp, issue: Issue, stretches: Sequence[Stretch], past: IssuePast) -> None:
+        """Takes the clocks of a warp up to an issue; `past` is the issue before."""
+        turn = warp.turn - (not issue.mark)
+        for table in [self.clocks] + [self.steady] * (WARM <= turn < TURNS_BEFORE - 1):
+            for begin, end, reason, _ in stretches:
+                table[issue.at][reason] += end - begin
+
+    def waited(self, core: SubCore, warp: ClockedWarp, issue: Issue, step: TraceStep, past: IssuePast, now: float) -> list[Stretch]:
+        """Returns the clocks since a warp's last issue, each up to the time at which its reason no longer held the warp back."""
+        found: list[Stretch] = []
         reached = past.issued + 1
         board = max(step.waits, key=lambda each: warp.boards[each], default=None)
-        held = [(past.dispatched, "dispatch stall"), (past.counted, "wait"), (past.resolved, "branch resolving")]
+        held = [(past.dispatched, "dispatch stall", NOBODY), (past.counted, "wait", past.at)]
+        held.append((past.resolved, "branch resolving", past.at))
         if board is not None:
-            held.append((warp.boards[board], past.boards[board]))
-        held += [(warp.ready, past.behind), self.throttled(core, issue, step), (now, "not selected")]
-        for until, reason in held:
+            held.append((warp.boards[board], self.board(past.boards[board]), past.boards[board]))
+        behind = "wait" if past.at == NOBODY else BEHIND.get(Act(self.steps[past.at].act), "wait")
+        held += [(warp.ready, behind, past.at), (*self.throttled(core, issue, step), NOBODY), (now, "not selected", NOBODY)]
+        for until, reason, cause in held:
             if min(until, now) > reached:
-                found[reason] += min(until, now) - reached
+                found.append(Stretch(reached, min(until, now), reason, cause))
                 reached = min(until, now)
-        found["selected"] += 1
+        found.append(Stretch(now, now + 1, "selected", issue.at))
         return found
 
     def throttled(self, core: SubCore, issue: Issue, step: TraceStep) -> tuple[float, str]:
@@ -135,6 +149,8 @@ class Watched(ClockedMultiprocessor):
 
     def board(self, at: int) -> str:
         """Returns the reason for waiting for a scoreboard that an instruction sets."""
+        if at == NOBODY:
+            return "wait"
         return "long scoreboard" if far(self.code[at].opcode) else "short scoreboard"
 
 

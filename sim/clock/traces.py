@@ -12,7 +12,7 @@ import numpy as np
 from .accesses import L1, SharedMemory, sectors_of
 from .execution import CodeLaunch, Index, IssueEvent
 from .lanes import Array
-from .memory import SPACES
+from .memory import SPACES, tensor_of
 from .multiprocessor import IDLE, Cost, Issue
 from .rates import ChipRates
 from .waits import Key
@@ -174,4 +174,7 @@ class Tracer:
             pipe = max(clocks[row], tags, copied[row], len(sectors) * self.sector / self.rate)
             asked = missed * self.sector
             found[warp] = Cost(pipe, asked, asked * reach)
+            if access.to is not None and lanes.any():
+                tensor = tensor_of(access.addresses[row][lanes][0])
+                found[warp] = found[warp]._replace(asked=int(lanes.sum()) * access.size, tensor=tensor)
         return found

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
@@ -207,8 +207,9 @@ class Clock:
         count, apart = min(self.blocks, self.device.sm_count * self.residents), self.device.sm_count // size * size
         # Where blocks take what they do from a queue, longest first, one in the middle has a mean block's.
         tickets = self.launch.together and any(each.opcode == "ATOMG" for each in self.launch.kernel.instructions)
-        firsts = range(min(count, apart) // 2 // size * size if tickets else 0, count, apart)
-        blocks = [self.launch.index(first + rank) for first in firsts for rank in range(size)]
+        begin = (self.begin or (min(count, apart) // 2 if tickets else 0)) // size * size
+        firsts = range(begin, self.begin // size * size + count, apart)
+        blocks = [self.launch.index((first + rank) % self.blocks) for first in firsts for rank in range(size)]
         return RevolutionRecorder(self.tracer, size).shortened(blocks)
 
     @cached_property
@@ -328,19 +329,23 @@ class Clock:
 
     def busy(self, sample: Sample) -> dict[str, float]:
         """Returns each limit's share of a sample's clocks."""
-        rates, clocks, cores = self.rates, sample.clocks, self.rates["issue.sub_cores"]
+        return {name: clocks / sample.clocks for name, clocks in self.taken(self.issues()).items()}
+
+    def taken(self, issues: Iterable[tuple[Issue, int]]) -> dict[str, float]:
+        """Returns the clocks that some issues, each so often, take of each limit; of a sub-core's the mean."""
+        rates, cores = self.rates, self.rates["issue.sub_cores"]
         found = dict.fromkeys(("issue", *LIMITS.values(), "shared memory and L1", "L2", "DRAM"), 0.0)
         halves = 2 if rates["lanes.fp32"] > 16 else 1
-        for issue, times in self.issues():
-            step, share = self.steps[issue.at], times / clocks
-            found["issue"] += share / cores
+        for issue, times in issues:
+            step = self.steps[issue.at]
+            found["issue"] += times / cores
             if name := LIMITS.get(step.unit):
-                found[name] += step.clocks * share / cores / (halves if name == "FMA" else 1)
-            found["shared memory and L1"] += step.fetched * share / GROUP_WARPS
+                found[name] += step.clocks * times / cores / (halves if name == "FMA" else 1)
+            found["shared memory and L1"] += step.fetched * times / GROUP_WARPS
             if issue.cost is not None:
-                found["shared memory and L1"] += issue.cost.pipe * share
-                found["L2"] += issue.cost.l2_bytes / self.outside.l2_bytes * share
-                found["DRAM"] += issue.cost.dram_bytes / self.outside.dram_bytes * share
+                found["shared memory and L1"] += issue.cost.pipe * times
+                found["L2"] += issue.cost.l2_bytes / self.outside.l2_bytes * times
+                found["DRAM"] += issue.cost.dram_bytes / self.outside.dram_bytes * times
         return found
 
     def flops(self) -> float:

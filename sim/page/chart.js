@@ -5,10 +5,10 @@
 const LOOKS = {
   works: { fill: "--held" }, special: { fill: "--special-soft", hatch: ".", ink: "--special" }, shared: { fill: "--held", hatch: "|" }, global: { fill: "--held", hatch: "-" },
   copies: { fill: "--held", hatch: "\\", ink: "--read" }, products: { fill: "--held", hatch: "/", ink: "--made" },
-  waits_operand: { hatch: ".", ink: "--held" }, waits_unit: { hatch: "|", ink: "--soft" }, waits_load: { hatch: "-", ink: "--read" },
+  waits_fixed: { hatch: "'", ink: "--held" }, waits_operand: { hatch: ".", ink: "--held" }, waits_shared: { hatch: "_", ink: "--held" }, waits_turn: { hatch: "+", ink: "--soft" }, waits_unit: { hatch: "|", ink: "--soft" }, waits_load: { hatch: "-", ink: "--read" },
   waits_barrier: { hatch: "/", ink: "--write" }, waits_cluster: { hatch: "x", ink: "--write" }, waits_phase: { hatch: "\\", ink: "--phase" },
   waits_copies: { hatch: "=", ink: "--read" }, waits_stores: { hatch: ":", ink: "--read" }, waits_products: { hatch: "#", ink: "--made" },
-  waits_memory: { hatch: "_", ink: "--write" }, waits_registers: { hatch: "'", ink: "--phase" }, stuck: { hatch: "+", ink: "--write" }, done: { fill: "--faint" },
+  done: { fill: "--faint" },
   copy_flying: { fill: "--read" }, copy_there: { fill: "--read-soft", edge: "--read" }, product: { fill: "--made" },
 };
 const [BEGIN, END, KIND, PLACE, NOTE] = [0, 1, 2, 3, 4];
@@ -77,6 +77,7 @@ class Chart {
     const near = 3 / this.wide * (this.view[1] - this.view[0]);
     return this.told.meetings.filter(([at]) => Math.abs(at - clock) <= near);
   }
+  gap(clock) { return this.told.gaps.find(([at]) => Math.abs(at - clock) <= 3 / this.wide * (this.view[1] - this.view[0])); }
   span(picked) { return this.told.rows[picked.row].spans[picked.n]; }
 
   // -- moving
@@ -153,6 +154,7 @@ class Chart {
     pen.clip();
     this.told.rows.forEach((_, at) => this.drawRow(at));
     this.drawMeetings();
+    this.drawGaps();
     if (this.picked) this.outline(this.picked);
     pen.restore();
     this.drawNames();
@@ -253,6 +255,13 @@ class Chart {
       }
     }
     pen.globalAlpha = 1;
+  }
+
+  // Where turns are left out
+  drawGaps() {
+    const { pen, colours } = this;
+    pen.fillStyle = colours("--write");
+    for (const [clock] of this.told.gaps) for (let y = AXIS; y < this.height - FOOT; y += 9) pen.fillRect(Math.round(this.x(clock)) - 1, y, 2, 6);
   }
 
   outline(picked) {

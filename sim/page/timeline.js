@@ -9,7 +9,7 @@ class Timeline {
     this.told = told;
     this.link = link;
     this.go = go;
-    this.partly = told.clocks === null || told.shown < told.clocks;  // null: it was not played to its end
+    this.partly = told.shown < told.clocks;
     const chart = this.chart = new Chart(told);
     chart.canvas.setAttribute("aria-label", `Thread block ${told.block} of ${told.kernel}: ${plural(told.rows.length, "row")} of spans over ${clocks(told.shown)} clocks. `
       + "Plus and minus zoom, left and right pan, up and down choose a row, with shift left and right go from span to span, 0 shows all. The numbers stand in tables below.");
@@ -26,7 +26,7 @@ class Timeline {
   }
 
   about() {
-    const { told } = this, of = told.clocks === null ? "" : ` of ${clocks(told.clocks)}`, part = this.partly ? `, the first ${clocks(told.shown)}${of} clocks` : `, ${clocks(told.shown)} clocks`;
+    const { told } = this, part = this.partly ? `, the first ${clocks(told.shown)} of ${clocks(told.clocks)} clocks` : `, ${clocks(told.shown)} clocks`;
     return `${told.kernel} for ${told.target}, thread block ${told.block} of a grid of ${comma(told.blocks)}${part}`;
   }
 
@@ -50,6 +50,8 @@ class Timeline {
       if (note >= 0) out.push(el("p", { textContent: told.notes[note] }));
     } else if (row !== null) out.push(el("p", {}, el("b", { textContent: told.rows[row].name }), " nothing here"));
     else if (!met.length) out.push(el("p", { className: "soft", textContent: "Point at a span, tap it, or choose it with the arrow keys: here it says what it is, and of which line." }));
+    const gap = chart.hair === null ? null : chart.gap(chart.hair);
+    if (gap) out.push(el("p", { className: "soft", textContent: `Left out at clock ${clocks(gap[0])}: ${gap[1]}` }));
     for (const [clock, number, rows] of met) out.push(el("p", { className: "soft", textContent: `${plural(rows.length, "warp")} met at ${number < 0 ? "the cluster's barrier" : `barrier ${number}`}, clock ${clocks(clock)}` }));
     this.said.replaceChildren(...out);
     this.found = found;
@@ -225,9 +227,9 @@ class Timeline {
       return [el("div", {}, told.kinds[wait.kind].label, line), comma(wait.times), clocks(wait.sum), there];
     });
     const out = el("details", { className: "words" }, el("summary", { textContent: "The same in words: clocks by warp, longest waits" }),
-      el("h3", { textContent: `Clocks by warp and kind, of ${told.clocks === null ? "what is drawn" : "the whole block"}` }), table(["", ...kinds.map(n => told.kinds[n].label), "all"], rows));
-    const busy = Object.entries(told.busy).sort((a, b) => b[1] - a[1]).map(([name, n]) => [name, comma(n), `${Math.round(100 * n / (told.clocks ?? told.shown))} %`]);
-    out.append(el("h3", { textContent: "Clocks that a unit is busy; of those that each sub-core has, the busiest" }), table(["", "clocks", "of all"], busy));
+      el("h3", { textContent: "Clocks by warp and kind, of the whole block" }), table(["", ...kinds.map(n => told.kinds[n].label), "all"], rows));
+    const busy = Object.entries(told.busy).sort((a, b) => b[1] - a[1]).map(([name, n]) => [name, comma(n), `${Math.round(100 * n / told.clocks)} %`]);
+    out.append(el("h3", { textContent: "Clocks of this block that a unit is busy; of those that each sub-core has, the mean" }), table(["", "clocks", "of all"], busy));
     if (made.length) out.append(el("h3", { textContent: `Longest waits, by their line${this.partly ? "; of what is drawn" : ""}` }), table(["wait", "times", "clocks of all warps", "longest"], made));
     return out;
   }
@@ -268,7 +270,7 @@ class Choice {
     this.go = go;
     this.timeline = null;
     this.place = el("div");
-    const clocks = ({ timeline }) => timeline ? timeline.clocks ?? Infinity : 0, longest = Math.max(...launches.map(clocks));
+    const clocks = ({ timeline }) => timeline?.clocks ?? 0, longest = Math.max(...launches.map(clocks));
     this.choice = el("select", { onchange: () => this.show() }, ...launches.map((one, value) => el("option", { value, textContent: one.label })));
     this.choice.selectedIndex = Math.max(launches.findIndex(one => clocks(one) === longest), 0);
     this.root = el("details", { className: "block" }, el("summary", { textContent: title }), launches.length > 1 ? el("label", { className: "choose" }, "Launch", this.choice) : "", this.place);

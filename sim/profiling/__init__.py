@@ -8,10 +8,9 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from cupyflash.device import Device
 from cupyflash.launch.nvrtc import CompileError, compile_to_cubin
@@ -21,12 +20,15 @@ from cupyflash.sim.l2.executed import Observed
 from cupyflash.sim.l2.launch import resident
 from cupyflash.sim.profiling.arguments import ask_about_types
 from cupyflash.sim.profiling.banks import BankAccess, WorstAccesses
-from cupyflash.sim.ptx import Access, Counts, Diary, Finding, Launch, Module, SharedCounts, Suppression, Traffic
+from cupyflash.sim.ptx import Access, Counts, Finding, Launch, Module, SharedCounts, Suppression, Traffic
 from cupyflash.sim.ptx.memory.spaces import Observer
 from cupyflash.sim.ptx.module import triple
 from cupyflash.sim.ptx.report.findings import source_text
 from cupyflash.sim.ptx.text.syntax import Line, Refusal, base_name, find_kernel
 from cupyflash.words import plural
+
+if TYPE_CHECKING:
+    from cupyflash.sim.clock.loaded import LoadedLaunch
 
 
 @dataclass(frozen=True)
@@ -63,8 +65,8 @@ class Profile:
     `refused`: other kernels of the module that the machine does not execute, with their statements (`ptx.Module.refused`).
     `launch` has counters (whole kernel and `launch.counters.lines`), traffic by tensor and findings. `sources` maps a file of
     `launch.counters.lines` to its lines of text, if it could be read. `banks`, on request: the access to shared memory with the
-    most bank conflicts of each line, kind and width. `l2`, if a device was given: its DRAM's traffic. `diary`, on request: the
-    events of one thread block.
+    most bank conflicts of each line, kind and width. `l2`, if a device was given: its DRAM's traffic. `timeline`: one of one thread
+    block, if requested, or the reason for none (`clock.timeline.told`).
     """
 
     kernel: str
@@ -83,7 +85,7 @@ class Profile:
     cluster: tuple[int, int, int] | None = None
     banks: Sequence[BankAccess] = ()
     l2: BehindL2 | None = None
-    diary: Diary | None = None
+    timeline: Mapping[str, Any] = field(default_factory=lambda: {"timeline": None, "timeline_why": "it was not asked for"})
 
     def source_text(self, line: Line) -> str:
         """The text of a line of source, "" if it is not known."""
@@ -102,16 +104,6 @@ class Profile:
         from cupyflash.sim.profiling.page import page
 
         return page(self)
-
-    @cached_property
-    def timeline(self) -> dict[str, Any]:
-        """The thread block's "timeline", for JSON, or null and "timeline_why"; docs/trace.md has the model of its clocks."""
-        from cupyflash.sim import timeline
-
-        why = "it was not asked for" if self.diary is None else timeline.why_not(self.diary)
-        if self.diary is None or why is not None:
-            return {"timeline": None, "timeline_why": why}
-        return {"timeline": timeline.timeline(self.diary, timeline.device_of(self.target), self.target, self.source_text)}
 
     def to_dict(self) -> dict[str, Any]:
         """The profile for JSON, every line of it; docs/profile.md describes the keys."""
@@ -274,7 +266,7 @@ def profile(
     needed if there is only one. grid, block, cluster, args, shared_bytes, seed, races, unwritten, max_instructions,
     stall_seconds and suppressions: as in `ptx.Module.launch`; NumPy arrays are tensors, written in place. options: NVRTC's, for
     CUDA C (-arch=compute_90, -DN=64, -Ifolder). banks: keep `Profile.banks`, for the page. l2: a device; all lines that the kernel
-    requests go through the model of its L2. timeline_block: the thread block (linear index in the grid) whose diary to keep.
+    requests go through the model of its L2. timeline_block: the thread block (linear index in the grid) with a timeline.
 
     Raises ValueError or TypeError for arguments that do not fit, such as a float64 array for `float*`, OSError for a file that
     cannot be read, `cupyflash.launch.nvrtc.CompileError`, `ptx.PtxError` for code that the machine cannot execute, ImportError
@@ -286,9 +278,8 @@ def profile(
     ask_about_types(cuda_of(module, kernel), kernel, args)
     how: dict[str, Any] = {"shared_bytes": shared_bytes, "seed": seed, "races": races, "unwritten": unwritten, "cluster": cluster}
     how |= {"max_instructions": max_instructions, "stall_seconds": stall_seconds, "suppressions": suppressions}
-    diary = None if timeline_block is None else Diary(timeline_block)
     blocks, threads = (math.prod(triple(each, name)) for each, name in ((grid, "grid"), (block, "block")))
-    if diary is not None and diary.block >= blocks:
+    if timeline_block is not None and not 0 <= timeline_block < blocks:
         raise ValueError(f"timeline_block must be one of the grid's {plural(blocks, 'thread block')}, from 0, got {timeline_block}")
     worst, asked = WorstAccesses() if banks else None, Observed()
     if l2 is not None:
@@ -300,7 +291,10 @@ def profile(
             )
         asked.launch(blocks, resident(l2, threads, shared, registers or 0))
     how["observer"] = together(*([worst] if worst else []), *asked.launches)
-    launch = module.launch(kernel, grid, block, args, diary=diary, **how)
+    drawn = {}
+    if timeline_block is not None:  # before the launch, which writes to the arrays
+        drawn["timeline"] = timeline_of(module, kernel, timeline_block, (grid, block, args, shared_bytes, cluster))
+    launch = module.launch(kernel, grid, block, args, **how)
     arrays = module.tensors(kernel, args)
     tensors = {name: ArrayArgument(array.shape, str(array.dtype), array.nbytes) for name, array in arrays.items()}
     return Profile(
@@ -320,8 +314,30 @@ def profile(
         None if cluster is None else triple(cluster, "cluster"),
         worst.accesses if worst is not None else (),
         None if l2 is None else BehindL2(l2, registers, asked.behind(L2.of(l2))),
-        diary,
+        **drawn,
     )
+
+
+def timeline_of(module: Module, kernel: str, number: int, launch: tuple[Any, ...]) -> dict[str, Any]:
+    """The timeline of a thread block, or the reason for none; `launch`: grid, block, args, shared bytes and cluster."""
+    from cupyflash.sim.clock import timeline
+    from cupyflash.sim.clock.lines import texts
+
+    grid, block, args, shared_bytes, cluster = launch
+    device = timeline.device_of(module.program.target.partition(",")[0])
+    shape, clusters = (triple(grid, "grid"), triple(block, "block")), cluster or module.program.functions[kernel].cluster or 1
+    sources: dict[str, list[str]] = {}
+
+    def text(line: Line) -> str:
+        file, number = line
+        if file not in sources:
+            sources[file] = texts(file, module.sources)
+        return sources[file][number - 1].strip() if 0 < number <= len(sources[file]) else ""
+
+    def load() -> LoadedLaunch:
+        return module.machine_code(device).launch(kernel, shape, args, shared_bytes, triple(clusters, "cluster"))
+
+    return timeline.told(load, device, number, text)
 
 
 def lines_of(file: str, module: Module) -> list[str]:

@@ -18,7 +18,6 @@ from .parameters import Allocation, RawArguments
 from .rawkernel import KernelFault, KernelFaultWarning, KernelWarning, RawKernel, RawModule, simulation
 from .report.counters import Counters, Counts, SharedCounts
 from .report.counters import TensorCounts as Traffic
-from .report.diary import Diary
 from .report.findings import Finding, Suppressed, Suppression
 from .state.segments import Access
 from .text.syntax import PtxError, UnsupportedPTX
@@ -29,7 +28,6 @@ __all__ = [
     "Counters",
     "Counts",
     "Coverage",
-    "Diary",
     "Event",
     "Finding",
     "History",

@@ -38,7 +38,6 @@ from .order.history import LaunchClock, Launches, OrderedLaunch, Past
 from .order.races import Races
 from .parameters import POINTER_BYTES, BoundArguments, BoundTensor, RawArguments, bind
 from .report.counters import Counters, LaunchTally, TensorCounts
-from .report.diary import Diary
 from .report.findings import Comment, Finding, Findings, Suppressed, Suppression, asked, by_cause, comments, of_thread, source_text
 from .state.lanes import Geometry
 from .state.segments import UNWRITTEN, Segment, mark_unwritten, may_hold_nan
@@ -61,6 +60,7 @@ from .text.syntax import (
 
 if TYPE_CHECKING:
     from cupyflash.device import Device
+    from cupyflash.sim.clock.loaded import MachineCode
     from cupyflash.sim.clock.timed import Timed
 
 
@@ -355,7 +355,6 @@ class Module:
         approximate: bool = True,
         cluster: int | Sequence[int] | None = None,
         processes: int | None = None,
-        diary: Diary | None = None,
         suppressions: str | os.PathLike[str] | Sequence[Suppression] = (),
         stream: Stream | None = None,
         programmatic: bool = False,
@@ -383,13 +382,12 @@ class Module:
         loop towards its end, after which the launch ends with an "endless" finding (`execute.scheduler`; None: the environment's
         CUPYFLASH_STALL_SECONDS, else 20). approximate: True gives approximate instructions (ex2.approx and so on) an error of the
         size that the PTX ISA allows; False rounds their exact results to nearest. cluster: blocks of a cluster, a number or up to
-        three (x, y, z), which must divide the grid; None: the kernel's own (__cluster_dims__), else one block.
-        processes: the most processes that run the blocks of a large grid (None: the environment's CUPYFLASH_PROCESSES, else 1), as
-        far as there are processors and the blocks do not depend on each other. The result is the same. It needs races, no seed and
-        no observer, and forks: on Linux, in a program with one thread. diary: a new `Diary`, which records in order what the
-        warps of its thread block do. suppressions: a file of findings to let pass, or the result of `Suppression.read`;
-        comments in the source count too (`report.findings`). Suppressed findings are in `Launch.suppressed`. stream: orders the
-        launch among others of a history, races with which are findings, too; None: the launch is the only one.
+        three (x, y, z), which must divide the grid; None: the kernel's own (__cluster_dims__), else one block. processes: the most
+        processes that run the blocks of a large grid (None: the environment's CUPYFLASH_PROCESSES, else 1), as far as there are
+        processors and the blocks do not depend on each other. The result is the same. It needs races, no seed and no observer, and
+        forks: on Linux, in a program with one thread. suppressions: a file of findings to let pass, or the result of
+        `Suppression.read`; comments in the source count too (`report.findings`). Suppressed findings are in `Launch.suppressed`.
+        stream: orders the launch among others of a history, races with which are findings, too; None: the launch is the only one.
         programmatic: it may begin before the launch in front of it in the stream is over (programmatic stream serialization):
         griddepcontrol.wait, cudaGridDependencySynchronize, waits for that. runtime: answers calls of malloc, free and other
         functions that the device brings along; None: the module has a heap of 8 MiB of its own.
@@ -409,8 +407,6 @@ class Module:
             raise TypeError(f"stream must be a ptx.Stream or None, got {type(stream).__name__}")
         if programmatic and stream is None:
             raise ValueError("programmatic needs a stream, in which another launch is in front of this one")
-        if diary is not None:
-            diary.open(kernel, geometry.blocks)
         code = self.code(kernel)
         allowed = [one for one in asked(suppressions) if one.covers(kernel)] + self._allowed(code)
         segments, symbols = self._placed_variables()
@@ -434,9 +430,7 @@ class Module:
         if reserved:
             shared_size = -(-shared_size // 128) * 128 + reserved
         schedule = seed, on_barrier, limits
-        setup = Setup(
-            geometry, packed, params, shared_bytes, symbols, *schedule, workspace.start, approximate, diary, textures, runtime
-        )
+        setup = Setup(geometry, packed, params, shared_bytes, symbols, *schedule, workspace.start, approximate, textures, runtime)
 
         def machine(races: bool) -> PtxMachine:
             findings, tally = Findings(kernel, allowed), LaunchTally()
@@ -495,13 +489,20 @@ class Module:
 
         Raises ValueError or TypeError for arguments that do not fit, RuntimeError without NVIDIA's disassemblers.
         """
-        from cupyflash.sim.clock.loaded import of_ptx, of_source
         from cupyflash.sim.clock.timed import timed
 
+        shape = triple(grid, "grid"), triple(block, "block")
+        return timed(self.machine_code(device).launch(kernel, shape, args, shared_bytes), device, mhz, cold=cold)
+
+    def machine_code(self, device: Device) -> MachineCode:
+        """Returns the module's machine code for a device: CUDA C is compiled for it, PTX needs ptxas.
+
+        Raises RuntimeError without a tool that is needed, or if it refuses the text.
+        """
+        from cupyflash.sim.clock.loaded import of_ptx, of_source
+
         r = self.recipe
-        code = of_ptx(self.text, device) if r is None else of_source(r.text, device, r.options, r.name, r.expressions)
-        loaded = code.launch(kernel, (triple(grid, "grid"), triple(block, "block")), args, shared_bytes)
-        return timed(loaded, device, mhz, cold=cold)
+        return of_ptx(self.text, device) if r is None else of_source(r.text, device, r.options, r.name, r.expressions)
 
     def _allowed(self, code: Code) -> list[Suppression]:
         """Returns the suppressions in comments on a kernel's lines; in given sources, also on lines of which no kernel has code."""

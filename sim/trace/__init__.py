@@ -11,11 +11,12 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from functools import cached_property
-from typing import NamedTuple
+from functools import cached_property, partial
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from cupyflash import kernels_cu
 from cupyflash.request.score import Mask, Score
 from cupyflash.schedules import DecodeSchedule, Kernel, Move, Room, TileSchedule, Walk
 from cupyflash.schedules.moves import ONE, TENSORS, Totals
@@ -23,7 +24,8 @@ from cupyflash.sim import theory
 from cupyflash.sim.execution import Onlookers
 from cupyflash.sim.host_memory import require_room, verified
 from cupyflash.sim.numbers.inputs import Decoding
-from cupyflash.sim.ptx import Access, Diary
+from cupyflash.sim.ptx import Access
+from cupyflash.sim.ptx.text.syntax import Line
 from cupyflash.sim.traffic import Traffic
 from cupyflash.sim.two_level.machine import Tally
 from cupyflash.sim.two_level.steps import distinct
@@ -141,8 +143,8 @@ class HeldTensor:
 @dataclass(frozen=True)
 class Trace:
     """The moves of a schedule, in order, and their tensors. `kernels` are by `TileMove.launch`; `executed` is the machine's count,
-    `problems` its findings and wrong numbers. `decoding` is what was drawn for `attention_decode`. `diaries`: by launch, the diary
-    of one of its thread blocks, if requested."""
+    `problems` its findings and wrong numbers. `decoding` is what was drawn for `attention_decode`. `timelines`: by launch, the
+    timeline of one of its thread blocks or the reason for none (`clock.timeline.told`), if requested."""
 
     schedule: TileSchedule
     kernels: tuple[Kernel, ...]
@@ -151,7 +153,7 @@ class Trace:
     executed: Traffic
     problems: tuple[str, ...] = ()
     decoding: Decoding | None = None
-    diaries: tuple[Diary | None, ...] = ()
+    timelines: tuple[dict[str, Any], ...] = ()
 
     @property
     def traffic(self) -> Traffic:
@@ -183,9 +185,8 @@ def trace(
     """Run a schedule's kernels on arrays that are drawn for it, and say what they moved.
 
     `score` and `mask` have the values of what the problem's functions capture, as for `verify`. `timeline_block`: of which thread
-    block of each launch to keep a diary. ValueError for a schedule of
-    more than about `MOST_STEPS` moves, or one that no kernel runs; MemoryError for one that is estimated to need more memory than
-    there is; ImportError without a compiler.
+    block of each launch to make a timeline. ValueError for a schedule of more than about `MOST_STEPS` moves, or one that no kernel
+    runs; MemoryError for one that is estimated to need more memory than there is; ImportError without a compiler.
     """
     from cupyflash.sim.numbers.yardstick import draw_decode, knowing_mask
     from cupyflash.sim.verification import DrawnInputs, has_cache, run_drawn, with_lengths
@@ -207,8 +208,8 @@ def trace(
     )
     kernels = tuple(launch.kernel for launch in recorder.launches)
     found = (*wrong, *run.caches, *map(str, run.findings))
-    diaries = () if timeline_block is None else tuple(recorder.diaries)
-    return Trace(schedule, kernels, recorder.tensors, tuple(recorder.moves()), run.traffic, found, decoding, diaries)
+    timelines = tuple(recorder.timelines)
+    return Trace(schedule, kernels, recorder.tensors, tuple(recorder.moves()), run.traffic, found, decoding, timelines)
 
 
 def refuse_longer(schedule: TileSchedule) -> None:
@@ -326,7 +327,7 @@ class Recorder:
     def __init__(self, schedule: TileSchedule, decoding: Decoding | None = None, timeline_block: int | None = None):
         self.schedule, self.decoding, self.timeline_block = schedule, decoding, timeline_block
         self.launches: list[TracedLaunch] = []
-        self.diaries: list[Diary | None] = []
+        self.timelines: list[dict[str, Any]] = []
         self.tensors: dict[str, HeldTensor] = {}
         self._mapped = {name: box.tensor for name, box in schedule.maps().items()}
         self._inner = {walk.kernel: inner_of(walk) for walk in schedule.walks()}
@@ -339,9 +340,18 @@ class Recorder:
             rows, cols = int(constants["SOFTMAX_WARPS"]), max(1, self.schedule.problem.seqlen_k)
         launch = TracedLaunch(len(self.launches), kernel, self._inner.get(kernel.name), rows, cols)
         self.launches.append(launch)
-        block = self.timeline_block
-        self.diaries.append(Diary(block) if block is not None and block < kernel.grid else None)
-        return Onlookers(lambda access: self._observe(launch, access), self.diaries[-1])
+        follow = None if self.timeline_block is None else partial(self._follow, kernel, self.timeline_block)
+        return Onlookers(lambda access: self._observe(launch, access), follow)
+
+    def _follow(self, kernel: Kernel, block: int, given: Mapping[str, Any]) -> None:
+        """Makes the timeline of a launch that is about to begin."""
+        from cupyflash.sim.clock import planned, timeline
+
+        if block >= kernel.grid:
+            self.timelines.append({"timeline": None, "timeline_why": f"the launch has {plural(kernel.grid, 'thread block')}"})
+            return
+        load = partial(planned.launched, kernel, self.schedule, given)
+        self.timelines.append(timeline.told(load, self.schedule.device, block, source_text))
 
     def _observe(self, launch: TracedLaunch, access: Access) -> None:
         segment, lanes = access.segment, access.lanes
@@ -393,6 +403,16 @@ class Recorder:
         """The moves in order."""
         for launch in self.launches:
             yield from launch.in_order(self.tensors)
+
+
+def source_text(line: Line) -> str:
+    """A line of the kernels' sources, "" for one of another file."""
+    file, number = line
+    try:
+        lines = kernels_cu.source(file.rpartition("/")[2]).splitlines()
+    except OSError:
+        return ""
+    return lines[number - 1].strip() if number <= len(lines) else ""
 
 
 def by_heads(elements: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:

@@ -9,21 +9,16 @@ from typing import Any
 
 import numpy as np
 
-from cupyflash import kernels_cu
 from cupyflash.request.problem import Problem
 from cupyflash.schedules import BackwardSchedule
 from cupyflash.schedules.moves import VISIT
-from cupyflash.sim import timeline as timelines
-from cupyflash.sim.execution import module
 from cupyflash.sim.numbers.inputs import Decoding
 from cupyflash.sim.numbers.reference import visible
 from cupyflash.sim.page import filled
-from cupyflash.sim.ptx.text.syntax import Line
 from cupyflash.sim.trace import HeldTensor, Trace, axes_of, inner_of, rooms_of
 from cupyflash.sim.trace.lines import BACKWARD, FORWARD, MASK_TILES, Algorithm, AlgorithmStep
 from cupyflash.sim.traffic import TENSORS, TensorTraffic, Traffic
 from cupyflash.sim.two_level.machine import replay
-from cupyflash.words import plural
 
 COLUMNS = ("launch", "block", "tensor", "write", "slab", "row", "row_end", "col", "col_end", "bytes", "line", "source", "scores")
 """Of the rows that moves are in a report: tensor, line and source are places in the player's lists of those (line -1: none), and
@@ -181,32 +176,8 @@ def launch(trace: Trace, number: int, places: dict[int, int]) -> dict[str, Any]:
         "inside": {tensor: [room, stages if tensor in ring else 1] for tensor, room in inside.items()},
         "registers": step.registers,
         "scores": [places[line] for line in step.scores],
-        **timeline_of(trace, number),
+        **(trace.timelines[number] if trace.timelines else {"timeline": None, "timeline_why": "it was not asked for"}),
     }
-
-
-def timeline_of(trace: Trace, number: int) -> dict[str, Any]:
-    """A launch's "timeline", or null and "timeline_why"."""
-    if not trace.diaries:
-        return {"timeline": None, "timeline_why": "it was not asked for"}
-    kernel, diary = trace.kernels[number], trace.diaries[number]
-    if diary is None:
-        return {"timeline": None, "timeline_why": f"the launch has {plural(kernel.grid, 'thread block')}"}
-    if (why := timelines.why_not(diary)) is not None:
-        return {"timeline": None, "timeline_why": why}
-    chip = trace.schedule.device
-    target = module(kernel, chip.compute_capability).program.target.partition(",")[0]
-    return {"timeline": timelines.timeline(diary, chip, target, source_text)}
-
-
-def source_text(line: Line) -> str:
-    """A line of the kernels' sources, "" for one of another file."""
-    file, number = line
-    try:
-        lines = kernels_cu.source(file.rpartition("/")[2]).splitlines()
-    except OSError:
-        return ""
-    return lines[number - 1].strip() if number <= len(lines) else ""
 
 
 def page(told: dict[str, Any]) -> str:

@@ -13,9 +13,8 @@ import numpy as np
 
 from ..order.accesses import Sharing
 from ..report.counters import Mix, mix_of
-from ..report.diary import Listing
 from ..text.syntax import Array, PtxInstruction, PtxProgram, Reg, Variable, symbols, variable_name
-from .flow import spins, waits
+from .flow import spins
 from .liveness import CONSTANT_REGISTERS, LiveRegisters, in_flight, numbers
 from .program import function_addresses
 from .provenance import Home, guesses, homes, sharing_of
@@ -127,11 +126,6 @@ class Code(LiveRegisters):
     def homes(self) -> dict[PtxInstruction, Home]:
         """The accesses that may only be of one variable of shared memory, each with that variable."""
         return homes(self.plans, self.shared.homes)
-
-    @cached_property
-    def listing(self) -> Listing:
-        """The code in the form that a diary keeps."""
-        return Listing(self.instructions, self.reads, self.writes, [plan.flops for plan in self.plans], waits(self))
 
     # -- memory -----------------------------------------------------------------------------------------------------
 

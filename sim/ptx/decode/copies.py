@@ -111,11 +111,13 @@ def group(i: PtxInstruction) -> Plan:
         newest = operand.value
 
     def run(frame: Frame, out: Arrays, ins: Arrays) -> None:
-        copies = frame.machine.bulks if "bulk" in i.mods else frame.machine.copies
+        machine, lanes = frame.machine, frame.lanes
         if "commit_group" in i.mods:
-            copies.commit(frame.lanes)
+            (machine.bulks if "bulk" in i.mods else machine.copies).commit(lanes)
+        elif "bulk" in i.mods:
+            machine.bulks.wait(lanes, newest, "read" in i.mods)
         else:
-            copies.wait(frame.lanes, newest, i)
+            machine.copies.wait(lanes, newest)
 
     return act(run)
 
@@ -126,7 +128,7 @@ def arrive_when_landed(i: PtxInstruction) -> Plan:
 
     def arrive(frame: Frame, lanes: LaneSet, keys: Array, _: Arrays) -> None:
         machine = frame.machine
-        serial, diary = machine.copies.serial, machine.memory.diary
+        serial = machine.copies.serial
         for key, at in machine.mbarriers.each(keys):
             some = lanes.subset(at)
             barrier = machine.mbarriers.find(key, some, i)
@@ -134,15 +136,10 @@ def arrive_when_landed(i: PtxInstruction) -> Plan:
                 continue
             if "noinc" not in i.mods:
                 barrier.pending += some.n
-            promise = None if diary is None else diary.promised(some, i)
 
-            def land(some: LaneSet = some, key: int = key, promise: dict[int, int] | None = promise) -> None:
+            def land(some: LaneSet = some, key: int = key) -> None:
                 machine.copies.land_before(some, serial)
-                if diary is not None:
-                    diary.keep(promise)
                 machine.mbarriers.arrive(some, np.full(some.n, key), np.ones(some.n, np.int64), False, i)
-                if diary is not None:
-                    diary.keep(None)
 
             machine.mbarriers.defer(some, key, land, i)
 

@@ -14,7 +14,7 @@ from functools import cached_property
 import numpy as np
 
 from ..text.syntax import Imm, PtxError, PtxInstruction, PtxProgram, Reg
-from .registry import Arg, Branch, Exit, FunctionCall, PhaseWait, Plan, Return
+from .registry import Arg, Branch, Exit, FunctionCall, Plan, Return
 
 MOST_TESTS = 64
 """Most comparisons of a kernel that are followed, those of the largest loops first."""
@@ -205,10 +205,6 @@ def computed_from(plans: Sequence[Plan], names: set[str]) -> set[str]:
 # -- loops as stretches of code -----------------------------------------------------------------------------------------
 
 
-QUIET = frozenset({"nanosleep", "fence", "membar"})
-"""Opcodes that a loop that only waits may have, besides arithmetic, its loads and its branches."""
-
-
 def stretches(flow: ControlFlow) -> Iterator[tuple[int, int, list[Plan], set[str]]]:
     """Yields the first and last instruction of each loop, its plans and the predicates of its exits, by the last instruction."""
     targets = [flow.target(c.target) if isinstance(c := p.control, Branch) and not c.table else None for p in flow.plans]
@@ -227,28 +223,3 @@ def spins(flow: ControlFlow) -> frozenset[PtxInstruction]:
         names = computed_from([plan for plan in plans if plan.instruction.opcode != "ld"], exits)
         found.update(load.instruction for load in loads if not names.isdisjoint(load.written))
     return frozenset(found)
-
-
-def waits(flow: ControlFlow) -> dict[int, int]:
-    """Returns loops that only wait, as last instructions by head: memory or an mbarrier alone decides if they go on, and a turn has
-    no other effect.
-    """
-    return {first: last for first, last, plans, exits in stretches(flow) if only_waits(plans, exits)}
-
-
-def only_waits(plans: Sequence[Plan], exits: set[str]) -> bool:
-    """True if a loop of these instructions with these predicates of its exits only waits."""
-    asked, changed, kept = set[str](), set[str](), set[str]()
-    carried = set[str]()  # registers that a turn of the loop may read before it writes them
-    for plan in plans:
-        i = plan.instruction
-        if i.opcode == "ld" or isinstance(plan.control, PhaseWait) or (i.opcode == "atom" and {"cas", "exch"} & set(i.mods)):
-            asked.update(plan.written)
-        elif not (plan.pure or isinstance(plan.control, Branch) or i.opcode in QUIET):
-            return False
-        changed.update(plan.written)
-        carried |= plan.read - kept
-        if not i.predicate:
-            kept.update(plan.written)
-    names = computed_from(plans, exits)
-    return not names.isdisjoint(asked) and names.isdisjoint(carried & changed)

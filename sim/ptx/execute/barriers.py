@@ -133,8 +133,6 @@ class Barriers(WaveUnit):
         """Adds lanes that come to a barrier: for so many threads (one number a lane), or for all of the block (None)."""
         lanes, barrier = arrival.lanes, arrival.barrier
         meeting = self.meetings.get(barrier)
-        if self.diary is not None:
-            self.diary.came("barrier", barrier, lanes, arrival.pc)
         plain = arrival.waits and arrival.values is None and expected is None
         if meeting is None:
             if plain and lanes.whole_blocks:
@@ -232,7 +230,6 @@ class Barriers(WaveUnit):
         """Lets the threads of these blocks go on: all have met."""
         if self.races is not None:
             self.races.block_barrier(blocks)
-        self.tell(blocks, arrivals)
         left = self.mask(blocks)
         for arrival in arrivals:
             first = arrival.lanes.block_ids[left[arrival.lanes.block_ids]]
@@ -244,7 +241,6 @@ class Barriers(WaveUnit):
         """Lets the waiting threads of these blocks, with the same arrivals, go on behind all accesses before the arrivals."""
         waiting = [arrival for arrival in arrivals if arrival.waits]
         self.reduce(blocks, arrivals)
-        self.tell(blocks, arrivals)
         if self.races is not None:
             counted = (expected > 0) | (len(waiting) < len(arrivals))
             if not counted.all():
@@ -258,11 +254,6 @@ class Barriers(WaveUnit):
             self.complete(blocks, waiting[0])
         for arrival in waiting:
             self.push(arrival.pc + 1, arrival.lanes)
-
-    def tell(self, blocks: Array, arrivals: list[BarrierArrival]) -> None:
-        """Tells the diary, if it is of one of these blocks."""
-        if self.diary is not None and (blocks == self.diary.local).any():
-            self.diary.met("barrier", arrivals[0].barrier, [(each.lanes, each.pc) for each in arrivals if each.waits])
 
     def reduce(self, blocks: Array, arrivals: list[BarrierArrival]) -> None:
         """bar.red: gives every waiting lane the reduction over all arrived ones of its block."""
@@ -433,8 +424,6 @@ class ClusterBarriers(WaveUnit):
 
     def arrive(self, pc: int, phases: ClusterPhases, lanes: LaneSet, relaxed: bool) -> None:
         self.owed[lanes.index] = phases.completed
-        if self.diary is not None:
-            self.diary.came("cluster", phases.completed, lanes, pc)
         if not relaxed:
             # A release for the cluster, so no less than fence.mbarrier_init.
             self.machine.mbarriers.fence(lanes)
@@ -460,8 +449,6 @@ class ClusterBarriers(WaveUnit):
     def go(self, pc: int, phases: ClusterPhases, lanes: LaneSet) -> None:
         """Lets these lanes go on: their phase is complete."""
         self.owed[lanes.index] = -1
-        if self.diary is not None:
-            self.diary.met("cluster", phases.completed - 1, [(lanes, pc)], self.wave.cluster > 1)
         races, heard = self.races, phases.heard
         if races is not None:
             # All threads of the cluster have begun, even if the barrier orders nothing.

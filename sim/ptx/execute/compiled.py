@@ -435,7 +435,7 @@ def run_compiled(machine: PtxMachine, segments: list[Segment]) -> bool:
     """
     compiler()
     setup = machine.setup
-    plain = setup.seed is None and setup.on_barrier is None and setup.diary is None and setup.limits.max_instructions is None
+    plain = setup.seed is None and setup.on_barrier is None and setup.limits.max_instructions is None
     memory = machine.memory
     if not plain or memory.observer is not None or setup.geometry.cluster_blocks > 1 or memory.reserved or machine.code.whole_grid:
         return False

@@ -123,13 +123,11 @@ class PtxMachine(RegisterFiles):
                     if of > 1 and not self.clean():
                         return False
                     self.tally.waves += 1
-                    self.wave, self.diary = self.new_wave(first, min(size, geometry.blocks - first)), None
+                    self.wave = self.new_wave(first, min(size, geometry.blocks - first))
                     try:
                         self.run_wave()
                     finally:
                         self.wave.release()
-                        if self.diary is not None:
-                            self.diary.close(self.wave.alive_by_warp)
             except Stop:
                 return False
             finally:
@@ -151,7 +149,6 @@ class PtxMachine(RegisterFiles):
         memory.begin_wave(self.wave)
         if self.stretches is not None:
             self.stretches.begin_wave()
-        self.open_diary()
         self.copies = Copies(self.wave, memory, self.random)
         frame = self._full_frames.get(self.wave.size)
         if frame is None:
@@ -203,12 +200,6 @@ class PtxMachine(RegisterFiles):
             if not (self.parked or any(self.waiting())):
                 return
             self.deadlock()
-
-    def open_diary(self) -> None:
-        asked = self.setup.diary
-        self.diary = self.memory.diary = asked if asked is not None and asked.of_wave(self.wave) else None
-        if self.diary is not None:
-            self.diary.begin(self.wave, self.code.listing, self.memory.shared_name)
 
     def asynchronous(self) -> bool:
         """True if asynchronous copies, phases of mbarriers or bulk stores may be pending."""
@@ -263,8 +254,6 @@ class PtxMachine(RegisterFiles):
             frame.live = region.live
             frame.dirty |= region.defs
             frame.valid |= region.defs
-        if self.diary is not None:
-            self.diary.ran(lanes, region.start, region.end)
         for thunk in frame.thunks(region):
             thunk()
         region.executed += lanes.warps
@@ -299,8 +288,6 @@ class PtxMachine(RegisterFiles):
         if plan.collective is not None and pc != region.start and not lanes.converged:
             self.push(pc, lanes)
             return
-        if self.diary is not None:
-            self.diary.ran(lanes, pc, pc + 1)
         if pc in self.code.doubtful.watched:
             self.shadows.control(pc, lanes, frame)
         if instruction.predicate is not None:
@@ -385,8 +372,5 @@ class PtxMachine(RegisterFiles):
         groups = [Stuck(i, lanes, f"in {i.text!r} for other lanes of their warp") for i, lanes in parked]
         for who in self.waiting():
             groups += who.stuck()
-        if self.diary is not None:
-            for group in groups:
-                self.diary.stuck(group.lanes, group.instruction, group.what)
         report_deadlock(self.findings, groups)
         raise Stop

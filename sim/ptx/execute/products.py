@@ -6,7 +6,7 @@ With g = lane >> 2, t = lane & 3, warp w of a group has rows 16 w + g and 8 more
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -185,8 +185,6 @@ class Product:
     over: Array
     reading: Array | None = None
     held: Array | None = None
-    noted: dict[int, int] = field(default_factory=dict)
-    """Its numbers in the diary, by first row."""
 
     def registers(self) -> Array:
         """Returns D as (registers, lanes of the warpgroups); kept, once all of it has landed."""

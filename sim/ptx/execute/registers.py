@@ -24,7 +24,6 @@ from ..memory.bulkcopy import Bulks
 from ..memory.mbarriers import MBarriers
 from ..memory.spaces import LaunchMemory, MemoryUnit
 from ..memory.textures import Texels, Texture, Textures
-from ..report.diary import Diary
 from ..state.lanes import WARP, Geometry, LaneSet, Wave
 from ..state.segments import Segment
 from ..text.syntax import Array, Imm, Mem, PtxError, PtxInstruction, Reg, Sym
@@ -303,7 +302,6 @@ class Setup:
     limits: Limits = field(default_factory=Limits)
     workspace: int = 0
     approximate: bool = True
-    diary: Diary | None = None
     textures: Mapping[int, Texture | Texels] = field(default_factory=dict)
     runtime: DeviceRuntime = field(default_factory=DeviceRuntime)
 
@@ -335,8 +333,6 @@ class RegisterFiles:
     def __init__(self, code: Code, setup: Setup, memory: LaunchMemory):
         self.code, self.setup, self.memory, self.findings = code, setup, memory, memory.findings
         self.approximate, self.on_barrier = setup.approximate, setup.on_barrier
-        self.diary: Diary | None = None
-        """The requested diary, in the wave that has its block."""
         self._compact: dict[int, RegisterFrame] = {}
         self._full_frames: dict[int, RegisterFrame] = {}
         self._clock = 0

@@ -205,8 +205,6 @@ class RegisterPools(WaveUnit):
         elif more > self.free[block]:
             return False
         self.free[block] -= more
-        if self.diary is not None:
-            self.diary.resized(lanes, pc, control.more)
         self.held[warp] = control.count
         self.waiting.remove(one)
         self.push(pc + 1, lanes)

@@ -149,9 +149,6 @@ class Warpgroups(WaveUnit):
             np.zeros(count, bool),
             np.zeros((count, GROUP), bool),
         )
-        if self.diary is not None:
-            size = ROWS * control.columns * control.depth, BITS_OF_K // control.depth
-            product.noted = self.diary.multiplied(lanes, pc, size)
         if self.races is not None and self.races.tiles is not None:
             product.reading = self.races.tiles.issue(bound.instruction, first, operands)
         for one in first.tolist():
@@ -345,8 +342,6 @@ class Warpgroups(WaveUnit):
         """Waits until at most `newest` of each warp's newest groups are pending."""
         self.agreement.come(self.code.instructions[pc], lanes)
         over = self.finished(lanes, self.committed[lanes.warp_ids] - control.newest)
-        if self.diary is not None:
-            self.tell(self.code.instructions[pc], lanes, over)
         if over:
             self.machine.deactivate()
             land(self.machine, [self.products[number] for number in over], lambda p: np.asarray(over[p.number].any(axis=1)))
@@ -360,19 +355,6 @@ class Warpgroups(WaveUnit):
             self.deliver(lanes, newest[lanes.warp_ids], self.flights.numbers(names)[wide], places[wide])
             self.close(over)
         self.push(pc + 1, lanes)
-
-    def tell(self, i: PtxInstruction, lanes: LaneSet, over: dict[int, Array]) -> None:
-        """Tells the diary which products warps have now waited for."""
-        diary = self.diary
-        assert diary is not None
-        on: dict[int, list[int]] = {}
-        for number in sorted(over):
-            noted = self.products[number].noted
-            for row, warp in zip(*np.nonzero(over[number]), strict=True):
-                mine = int(self.products[number].first[row]) + int(warp) - diary.local * self.per_block
-                if mine - int(warp) in noted:
-                    on.setdefault(mine, []).append(noted[mine - int(warp)])
-        diary.waited(lanes, i, "products", on)
 
     def finished(self, lanes: LaneSet, limit: Array) -> dict[int, Array]:
         """Returns for each product a mask of its warps that have now waited for it: those whose group is below the warp's limit."""

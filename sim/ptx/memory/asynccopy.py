@@ -14,7 +14,7 @@ import numpy as np
 from ..order.accesses import Touch
 from ..state.lanes import LaneSet, Wave
 from ..state.segments import IN_FLIGHT, WRITTEN
-from ..text.syntax import ELEMENT, Array, PtxInstruction
+from ..text.syntax import ELEMENT, Array
 from .ports import Part, element
 from .spaces import LaunchMemory, MemoryUnit
 
@@ -36,8 +36,6 @@ class PendingCopy:
     over: Array
     readings: list[Touch]
     serial: int
-    noted: dict[int, int]
-    """Its numbers in the diary, by row."""
 
     def data(self) -> Array:
         """Returns the bytes of every lane: whole copies, pieces with zeros behind them, zeros."""
@@ -71,8 +69,7 @@ class Copies(MemoryUnit):
     ) -> None:
         group, (landed, over) = self.committed[lanes.index], np.zeros((2, lanes.n), bool)
         readings = self.races.issued() if self.races is not None else []
-        noted = {} if self.diary is None else self.diary.issued(lanes)
-        copy = PendingCopy(lanes, size, destination, whole, pieces, sizes, group, landed, over, readings, self.serial, noted)
+        copy = PendingCopy(lanes, size, destination, whole, pieces, sizes, group, landed, over, readings, self.serial)
         self.serial += 1
         self.memory.states[size][destination] = element(IN_FLIGHT, size)
         self.memory.unsettle()
@@ -81,29 +78,14 @@ class Copies(MemoryUnit):
 
     def commit(self, lanes: LaneSet) -> None:
         self.committed[lanes.index] += 1
-        if self.diary is not None:
-            self.diary.committed(lanes)
 
-    def wait(self, lanes: LaneSet, newest: int | None, i: PtxInstruction) -> None:
+    def wait(self, lanes: LaneSet, newest: int | None) -> None:
         """Waits until at most `newest` of the threads' newest groups are pending (None: they close one, and wait for all)."""
         if newest is None:
             self.commit(lanes)
         limit = self.committed - (newest or 0)
-        if self.diary is not None:
-            self.diary.waited(lanes, i, "copies", self._due(lanes, limit))
         if self.pending:
             self._finish(lanes, limit, True)
-
-    def _due(self, lanes: LaneSet, limit: Array) -> dict[int, list[int]]:
-        """Returns the diary's numbers, by row, of these threads' pending copies below the limit."""
-        diary, found = self.diary, dict[int, list[int]]()
-        assert diary is not None
-        for copy in self.pending if diary.parts(lanes) else ():
-            due = ~copy.over & (copy.group < limit[copy.lanes.index]) & np.isin(copy.lanes.index, lanes.index)
-            for part in diary.parts(copy.lanes):
-                if part.row in copy.noted and due[part.start : part.end].any():
-                    found.setdefault(part.row, []).append(copy.noted[part.row])
-        return found
 
     def land_before(self, lanes: LaneSet, serial: int) -> None:
         """Lands the copies that the threads issued before number `serial`, for an mbarrier."""

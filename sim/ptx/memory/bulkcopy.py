@@ -241,8 +241,6 @@ class BulkLoad:
     reduction: Reduction | None
     readings: list[Touch]
     target: TileAccess | None
-    noted: list[int]
-    """Numbers in the diary, one a lane."""
     moved: bool = False
 
     def move(self) -> None:
@@ -282,8 +280,6 @@ class BulkLoad:
             if self.readings:
                 races.copied(lane, self.readings)
             found.told = races.copied_clock(int(lane.index[0]), found.told)
-        if memory.diary is not None and found is not None:
-            memory.diary.brought(key, found.phase, self.noted[row])
         mbarriers.brought(key, self.to.tile.size, lane, self.instruction)
 
 
@@ -302,7 +298,6 @@ class BulkStore:
     reduction: Reduction | None
     readings: list[Touch]
     target: ShadowAccess | None
-    noted: list[int]
     data: Array = field(init=False)
     read: Array = field(init=False)
     written: Array = field(init=False)
@@ -384,8 +379,7 @@ class Bulks(MemoryUnit):
             memory.states[CHUNK][tile.chunks] = element(IN_FLIGHT, CHUNK)
             memory.unsettle(tile.blocks * memory.shared_stride + tile.offsets, extent(tile.size, tile.swizzle))
             memory.landing += len(to.row)
-        noted = self.noted(lanes, source, tile.take(np.unique(to.row, return_index=True)[1]), i, True)
-        copy = BulkLoad(self, lanes, source, to, i, reduction, readings, target, noted)
+        copy = BulkLoad(self, lanes, source, to, i, reduction, readings, target)
         for at, (row, key) in enumerate(zip(to.row.tolist(), to.keys.tolist(), strict=True)):
             self.mbarriers.defer(lanes.subset(np.array([row])), key, partial(copy.land, at), i)
 
@@ -406,43 +400,18 @@ class Bulks(MemoryUnit):
                     memory.races.issue(target, target.shadow.landing)
         to.mark_written()
         target = target if reduction is None else None
-        noted = self.noted(lanes, to, source, i, False)
-        self.stores.append(BulkStore(lanes, self.committed[lanes.index], source, to, i, reduction, readings, target, noted))
-
-    def noted(self, lanes: LaneSet, far: Region | Tile, near: Tile, i: PtxInstruction, inward: bool) -> list[int]:
-        """Records copies in the diary, one a lane: from or to the far end, with the bytes that they move there."""
-        diary = self.diary
-        if diary is None:
-            return []
-        where = [self.memory.shared_name(int(offset)) for offset in near.offsets]
-        across = near.blocks != lanes.block if isinstance(far, Tile) else np.zeros(lanes.n, bool)
-        if isinstance(far, Tile):
-            return diary.bulk(lanes, "", where, np.full(lanes.n, near.size), i, inward, across)
-        nbytes = np.bincount(far.row, far.lengths, lanes.n).astype(np.int64)
-        return diary.bulk(lanes, far.segment.name, where, nbytes, i, inward, across)
+        self.stores.append(BulkStore(lanes, self.committed[lanes.index], source, to, i, reduction, readings, target))
 
     # -- groups -----------------------------------------------------------------------------------------------------------
 
     def commit(self, lanes: LaneSet) -> None:
         self.committed[lanes.index] += 1
 
-    def wait(self, lanes: LaneSet, newest: int | None, i: PtxInstruction) -> None:
-        """Waits until at most `newest` (None: 0) of the threads' newest groups are pending, or (.read) have not yet read."""
-        found, read = self.due(lanes, self.committed - (newest or 0)), "read" in i.mods
-        if self.diary is not None:
-            self.tell(lanes, found, read, i)
-        for store, due in found:
+    def wait(self, lanes: LaneSet, newest: int | None, read: bool) -> None:
+        """Waits until at most `newest` (None: 0) of the threads' newest groups are pending, or (`read`) have not yet read."""
+        for store, due in self.due(lanes, self.committed - (newest or 0)):
             store.wait(self.memory, due, READ if read else DONE)
         self.stores = [store for store in self.stores if (store.known < DONE).any()]
-
-    def tell(self, lanes: LaneSet, found: list[tuple[BulkStore, Array]], read: bool, i: PtxInstruction) -> None:
-        """Tells the diary which copies threads have waited for."""
-        diary, on = self.diary, dict[int, list[int]]()
-        assert diary is not None
-        for store, due in found:
-            for part in diary.parts(store.lanes):
-                on.setdefault(part.row, []).extend(store.noted[k] for k in due.tolist() if part.start <= k < part.end)
-        diary.waited(lanes, i, "stores", on, read)
 
     def due(self, lanes: LaneSet, limit: Array) -> list[tuple[BulkStore, Array]]:
         """Returns the stores of these threads in groups below the limit: (store, rows)."""

@@ -127,8 +127,6 @@ class MBarriers(MemoryUnit):
             self.findings.report("bad arrival", message, i, lanes, wrong)
         for key, count in zip(keys.tolist(), counts.tolist(), strict=True):
             self.objects[key] = Phases(count, count)
-            if self.diary is not None:
-                self.diary.made(key, self.memory.shared_stride >> 3)
             self.unfenced[key] = 0 if self.races is None else self.races.now
 
     def fence(self, lanes: LaneSet) -> None:
@@ -185,9 +183,6 @@ class MBarriers(MemoryUnit):
             found = [self.objects.get(key) for key in keys[starts].tolist()]
             if all(barrier is not None and count <= barrier.pending for barrier, count in zip(found, sums.tolist(), strict=True)):
                 barriers = [barrier for barrier in found if barrier is not None]
-                if self.diary is not None:
-                    for one, (key, at) in zip(barriers, self.each(keys), strict=True):
-                        self.diary.arrived(key, one.phase, lanes.subset(at), i)
                 return self.arrive_at(barriers, Arrivals(lanes, keys, counts, starts, sums), drop)
         states = np.zeros(lanes.n, np.uint64)
         for key, at in self.each(keys):
@@ -206,8 +201,6 @@ class MBarriers(MemoryUnit):
                 states[some] = (barrier.phase << 32) + before
                 if drop:
                     barrier.expected -= count
-                if self.diary is not None:
-                    self.diary.arrived(key, barrier.phase, lanes.subset(some), i)
                 self.arrived(key, barrier, self.told(lanes.subset(some), key, i), count)
         return states
 
@@ -261,8 +254,6 @@ class MBarriers(MemoryUnit):
             barrier = self.find(key, lanes.subset(at), i)
             if barrier is not None:
                 self.refusals = 0
-                if self.diary is not None and "complete_tx" in i.mods:
-                    self.diary.arrived(key, barrier.phase, lanes.subset(at), i)
                 barrier.transactions += int(amounts[at].sum())
                 if abs(barrier.transactions) > MOST:
                     message = f"the mbarrier at {self.name(key)} would count {plural(barrier.transactions, 'byte')}, at most {MOST}"
@@ -358,7 +349,6 @@ class MBarriers(MemoryUnit):
             groups.setdefault((waiter.wait.pc, done), (waiter.wait, []))[1].append(waiter.lanes)
             if not done or barrier is None:
                 continue
-            self.tell(waiter, barrier)
             heard = barrier.heard
             if "relaxed" not in waiter.wait.instruction.mods:
                 self.see(barrier, barrier.phase)
@@ -371,13 +361,6 @@ class MBarriers(MemoryUnit):
         if races is not None and news:
             races.hear(races.joined(tuple(lanes for lanes, _ in news)), np.stack([told for _, told in news]))
         return [(wait, merged(some), done) for (_, done), (wait, some) in groups.items()]
-
-    def tell(self, waiter: Waiter, barrier: Phases) -> None:
-        """Tells the diary which phase lanes have waited for: the last one of their parity."""
-        if self.diary is not None:
-            behind = 2 - (barrier.phase ^ waiter.value) % 2
-            phase = barrier.phase - behind if waiter.wait.parity else waiter.value >> 32
-            self.diary.saw(waiter.lanes, waiter.key, phase, waiter.wait.pc)
 
     def acquire(self, lanes: LaneSet) -> None:
         """Makes lanes that fence hear what the arrivals handed on of phases that they saw complete by relaxed waits."""

@@ -17,7 +17,6 @@ from cupyflash.words import plural
 from ..order.accesses import Stored, windows
 from ..order.races import Lifetimes, Races
 from ..report.counters import LaunchTally
-from ..report.diary import Diary
 from ..report.findings import Findings
 from ..state.lanes import LaneSet, Wave, wavefronts
 from ..state.segments import PAGE, UNWRITTEN, WINDOW_BITS, WRITTEN, Access, Pages, Segment
@@ -51,8 +50,6 @@ class LaunchMemory:
         self.findings = findings
         self.tally = tally
         self.observer: Observer | None = None
-        self.diary: Diary | None = None
-        """The diary of a block of the wave."""
         self.races: Races | None = None
         self.reserved = 0
         """Bytes at the end of each block's shared memory that the system reserves: zero at first."""
@@ -212,9 +209,7 @@ class LaunchMemory:
         self.show(access)
 
     def show(self, access: Access) -> None:
-        """Shows an access to the diary, the race detector and the observer."""
-        if self.diary is not None:
-            self.diary.access(access)
+        """Shows an access to the race detector and the observer."""
         if self.races is not None:
             self.races.access(access)
         if self.observer is not None:
@@ -227,7 +222,7 @@ class MemoryUnit:
 
     def __init__(self, memory: LaunchMemory):
         self.memory, self.findings = memory, memory.findings
-        self.races, self.diary = memory.races, memory.diary
+        self.races = memory.races
 
 
 STORES = frozenset({"st", "red", "stmatrix", "cp.async"})
