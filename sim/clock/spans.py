@@ -134,7 +134,7 @@ class BlockSpans(Watched):
 
     def wait_kind(self, wait: Stretch) -> str:
         if wait.reason in WAITS or wait.cause == NOBODY:
-            return WAITS.get(wait.reason, "waits_fixed")
+            return WAITS.get(wait.reason, "waits_unit")
         step, opcode = self.steps[wait.cause], self.code[wait.cause].opcode
         if opcode == "UCGABAR_WAIT":
             return "waits_cluster"

@@ -30,7 +30,7 @@ REASONS: Mapping[str, str] = {
     "long scoreboard": "a result from the L1, the L2, DRAM or local memory",
     "short scoreboard": "a result from shared memory, of a shuffle, MUFU or a special register",
     "barrier": "other warps at a barrier",
-    "gmma": "products of its warpgroup",
+    "gmma": "products of its warpgroup, or room in their queue",
     "math pipe throttle": "the unit was busy",
     "MIO throttle": "the queue to shared memory was full",
     "LG throttle": "the queue to the L1 was full",
@@ -126,7 +126,7 @@ class Watched(ClockedMultiprocessor):
         if board is not None:
             held.append((warp.boards[board], self.board(past.boards[board]), past.boards[board]))
         behind = "wait" if past.at == NOBODY else BEHIND.get(Act(self.steps[past.at].act), "wait")
-        held += [(warp.ready, behind, past.at), (*self.throttled(core, issue, step), NOBODY), (now, "not selected", NOBODY)]
+        held += [(warp.ready, behind, past.at), (*self.throttled(core, issue, step, now), NOBODY), (now, "not selected", NOBODY)]
         for until, reason, cause in held:
             if min(until, now) > reached:
                 found.append(Stretch(reached, min(until, now), reason, cause))
@@ -134,7 +134,7 @@ class Watched(ClockedMultiprocessor):
         found.append(Stretch(now, now + 1, "selected", issue.at))
         return found
 
-    def throttled(self, core: SubCore, issue: Issue, step: TraceStep) -> tuple[float, str]:
+    def throttled(self, core: SubCore, issue: Issue, step: TraceStep, now: float) -> tuple[float, str]:
         """Returns the time at which an instruction's unit or queue had room again, and the reason for waiting for it."""
         unit, free = step.unit, core.free
         if unit == Unit.MEMORY:
@@ -145,6 +145,8 @@ class Watched(ClockedMultiprocessor):
             return min(free[Unit.HEAVY], free[LITE]) if self.halves == 2 else free[Unit.HEAVY], "math pipe throttle"
         if unit == Unit.SPECIAL:
             return free[unit] - self.special_room * step.clocks, "math pipe throttle"
+        if unit == Unit.PRODUCT:  # the queue of products has room now
+            return now, "gmma"
         return (free[unit] if unit != Unit.NONE else 0.0), "math pipe throttle"
 
     def board(self, at: int) -> str:
