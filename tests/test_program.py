@@ -126,6 +126,18 @@ ld.global.u32 %x, [common]; ld.global.u32 %y, [own]; st.global.v2.u32 [%a], {{%x
     assert module.kernels == ("one", "two") and found == [[9, 5], [9, 7]]
 
 
+def test_a_part_may_declare_an_array_without_its_size() -> None:
+    head = ".version 8.3\n.target sm_80\n.address_size 64\n"
+    reads = (
+        ".extern .global .align 4 .b8 table[];\n.visible .entry k(.param .u64 y) { .reg .b32 %r<2>; .reg .b64 %rd<2>;"
+        " ld.global.u32 %r0, [table+4]; ld.param.u64 %rd0, [y]; st.global.u32 [%rd0], %r0; ret; }\n"
+    )
+    has = ".visible .global .align 4 .b8 table[8] = {1,0,0,0,2,0,0,0};\n"
+    for parts in ([head + reads, head + has], [head + has, head + reads]):
+        out = np.zeros(1, np.uint32)
+        assert not linked(parts).launch("k", 1, 1, [out]).findings and out[0] == 2
+
+
 def test_what_is_suppressed_is_told(program: Path, tmp_path: Path) -> None:
     file = tmp_path / "known.supp"
     file.write_text("out-of-bounds scale everything.cu for the test\n")

@@ -31,7 +31,7 @@ def linked(texts: Sequence[str]) -> ptx.Module:
     parts_with = Counter(name for names in declared for name in names)
     whole = PtxProgram({}, {}, "", [], {})
     joined = ""
-    outside: set[str] = set()
+    defined: set[str] = set()
     for number, (text, names) in enumerate(zip(texts, declared, strict=True)):
         own = [name for name, linkage in names.items() if not linkage and parts_with[name] > 1]
         if own:
@@ -45,10 +45,12 @@ def linked(texts: Sequence[str]) -> ptx.Module:
             if name not in whole.functions or (function.defined and not whole.functions[name].defined):
                 whole.functions[name] = function
         for name, variable in program.variables.items():
-            if name not in whole.variables or (name in outside and name not in extern):
+            if name not in whole.variables or name not in defined | extern:
                 whole.variables[name] = variable
-        outside = (outside | extern) - {name for name in names if name not in extern}
+        defined |= names.keys() - extern
         whole.target = whole.target or program.target
         whole.unsupported.extend(program.unsupported)
         whole.unreadable.update(program.unreadable)
+    for name in whole.variables.keys() & defined:
+        whole.unreadable.pop(name, None)  # a part that declares an array without its size
     return ptx.Module(whole, joined, {})
