@@ -135,6 +135,19 @@ def test_a_launch_may_have_a_budget_of_instructions() -> None:
         assert found.kind == "budget" and f"has run {less:,} instructions (max_instructions) and goes on" in found.message
 
 
+def test_a_launch_may_have_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It ends early, with what was found so far and no finding for the time, whether waves are long or many."""
+    monkeypatch.setattr(scheduler, "processor_seconds", count(step=1).__next__)
+    for body, grid in (("x[0] = t; for (int i = 0; i < n; i++) x[t + 1] += flag[0];", 1), ("x[t / 2] = t;", 20000)):
+        whole, cut = launch(body, grid), launch(body, grid, max_seconds=5)
+        assert not whole.unfinished and cut.unfinished
+        assert {f.kind for f in whole.findings} == {f.kind for f in cut.findings} == {"race"}
+        assert cut.counters.instructions < whole.counters.instructions
+        assert not launch(body, grid, max_seconds=10**6).unfinished
+    with pytest.raises(ValueError, match="max_seconds must be a number of seconds above 0"):
+        launch(body, max_seconds=-1)
+
+
 def test_limits_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUPYFLASH_MAX_INSTRUCTIONS", "100")
     assert [f.kind for f in launch(LONG["counts"]).findings] == ["budget"]

@@ -48,6 +48,8 @@ class KernelRecord:
     repeated: int = 0
     seconds: float = 0.0
     instructions: int = 0
+    unfinished: bool = False
+    """True if its last launch was ended for the program's time."""
     findings: dict[str, ptx.Finding] = field(default_factory=dict)
     notes: dict[str, ptx.Finding] = field(default_factory=dict)
     suppressed: dict[ptx.Suppression, dict[str, ptx.Finding]] = field(default_factory=dict)
@@ -220,6 +222,9 @@ class LaunchCalls(SymbolCalls, ArrayCalls):
             record.repeated += 1
             return
         done, printed = self.execute(request, stream, record)
+        if done.unfinished:
+            record.unfinished = True
+            raise BudgetSpent
         if printed or self.services.calls != calls:
             return
         touched = frozenset(name for name, moved in done.counters.traffic.items() if moved.read_bytes or moved.write_bytes)
@@ -244,6 +249,7 @@ class LaunchCalls(SymbolCalls, ArrayCalls):
                     shared_bytes=request.shared,
                     seed=self.settings.seed,
                     races=self.settings.races,
+                    max_seconds=None if self.settings.max_seconds is None else self.settings.max_seconds - self.spent,
                     cluster=request.cluster,
                     suppressions=self.settings.suppressions,
                     stream=stream if self.concurrent else None,

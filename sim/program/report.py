@@ -29,6 +29,7 @@ def report(result: ProgramResult) -> str:
         findings = found(kernel)
         again = f", {kernel.repeated} of them repeats that were not executed again" if kernel.repeated else ""
         count = plural(kernel.launches, "launch", "launches")
+        again += ", the last one not to its end" if kernel.unfinished else ""
         lines.append(f"{source_name(kernel.name)}: {count}{again}, {kernel.seconds:.1f} s: {counted(findings) or 'no finding'}")
         lines += [f"  {shorten(finding)}" for finding in findings]
         lines += [f"  {shorten(one)}" for one in suppressed(kernel)]
@@ -50,6 +51,7 @@ def summary(result: ProgramResult) -> dict[str, Any]:
             "kernel": kernel.name,
             "launches": kernel.launches,
             "repeated": kernel.repeated,
+            "unfinished": kernel.unfinished,
             "seconds": kernel.seconds,
             "instructions": kernel.instructions,
             "findings": told(found(kernel)),

@@ -162,7 +162,7 @@ class Launch:
     `findings` are errors and warnings, the first of each kind and place; `findings_total` counts all lanes. `notes` are violations
     of the PTX ISA that had no effect: matrices that were loaded whole (ldmatrix) with rows that nobody wrote. `suppressed` are the
     findings and notes that a suppression let pass, by suppression; `unmatched` are the suppressions for this kernel that let
-    nothing pass.
+    nothing pass. `unfinished`: it was ended for its time (`max_seconds`), and the findings are those so far.
 
     `unwritten` maps arrays that nobody had written before, by name, to a mask of the bytes still unwritten after the launch: bool,
     an element's bytes are the last axis; arrays without such bytes are left out. It may be given to the next launch.
@@ -176,6 +176,7 @@ class Launch:
     unwritten: Mapping[str, Array]
     suppressed: tuple[Suppressed, ...] = ()
     unmatched: tuple[Suppression, ...] = ()
+    unfinished: bool = False
 
 
 LIMITS = {"grid": ((1 << 31) - 1, 65535, 65535), "block": (1024, 1024, 64), "cluster": (16, 16, 16)}
@@ -352,6 +353,7 @@ class Module:
         unwritten: Collection[str] | Mapping[str, Array] = (),
         max_instructions: int | None = None,
         stall_seconds: float | None = None,
+        max_seconds: float | None = None,
         approximate: bool = True,
         cluster: int | Sequence[int] | None = None,
         processes: int | None = None,
@@ -380,13 +382,14 @@ class Module:
         max_instructions: warp instructions that the launch may execute before it ends with a "budget" finding (None: the
         environment's CUPYFLASH_MAX_INSTRUCTIONS, else no limit). stall_seconds: processor time, in seconds, without progress of any
         loop towards its end, after which the launch ends with an "endless" finding (`execute.scheduler`; None: the environment's
-        CUPYFLASH_STALL_SECONDS, else 20). approximate: True gives approximate instructions (ex2.approx and so on) an error of the
-        size that the PTX ISA allows; False rounds their exact results to nearest. cluster: blocks of a cluster, a number or up to
-        three (x, y, z), which must divide the grid; None: the kernel's own (__cluster_dims__), else one block. processes: the most
-        processes that run the blocks of a large grid (None: the environment's CUPYFLASH_PROCESSES, else 1), as far as there are
-        processors and the blocks do not depend on each other. The result is the same. It needs races, no seed and no observer, and
-        forks: on Linux, in a program with one thread. suppressions: a file of findings to let pass, or the result of
-        `Suppression.read`; comments in the source count too (`report.findings`). Suppressed findings are in `Launch.suppressed`.
+        CUPYFLASH_STALL_SECONDS, else 20). max_seconds: processor time, in seconds, after which the launch ends without such a
+        finding (`Launch.unfinished`; None: no limit). approximate: True gives approximate instructions (ex2.approx and so on) an
+        error of the size that the PTX ISA allows; False rounds their exact results to nearest. cluster: blocks of a cluster, a
+        number or up to three (x, y, z), which must divide the grid; None: the kernel's own (__cluster_dims__), else one block.
+        processes: the most processes that run the blocks of a large grid (None: the environment's CUPYFLASH_PROCESSES, else 1), as
+        far as there are processors and the blocks do not depend on each other. The result is the same. It needs races, no seed and
+        no observer, and forks: on Linux, in a program with one thread. suppressions: a file of findings to let pass, or the result
+        of `Suppression.read`; comments in the source count too (`report.findings`). Suppressed findings are in `Launch.suppressed`.
         stream: orders the launch among others of a history, races with which are findings, too; None: the launch is the only one.
         programmatic: it may begin before the launch in front of it in the stream is over (programmatic stream serialization):
         griddepcontrol.wait, cudaGridDependencySynchronize, waits for that. runtime: answers calls of malloc, free and other
@@ -400,7 +403,7 @@ class Module:
         geometry = geometry_of(self.program, entry, triple(grid, "grid"), triple(block, "block"), cluster)
         if seed is not None and (isinstance(seed, bool) or not isinstance(seed, (int, np.integer)) or seed < 0):
             raise ValueError(f"seed must be None or a whole number from 0, got {seed!r}")
-        limits = Limits.asked(max_instructions, stall_seconds)
+        limits = Limits.asked(max_instructions, stall_seconds, max_seconds)
         processes = processes_asked(processes)
         compiled = compiled_asked()
         if stream is not None and not isinstance(stream, Stream):
@@ -468,7 +471,7 @@ class Module:
         suppressed = tuple(Suppressed(allowed[k], findings.closed(records)) for k, records in findings.suppressed.items())
         unmatched = tuple(one for k, one in enumerate(allowed) if k not in findings.suppressed)
         found = by_cause(findings.closed(findings.found), of_thread)
-        return Launch(counters, traffic, found, tuple(notes), findings.total, still, suppressed, unmatched)
+        return Launch(counters, traffic, found, tuple(notes), findings.total, still, suppressed, unmatched, run.budgets.spent)
 
     def clock(
         self,

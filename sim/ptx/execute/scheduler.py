@@ -225,19 +225,21 @@ processor_seconds = time.thread_time
 
 @dataclass(frozen=True)
 class Limits:
-    """The limits of a launch. max_instructions: of all its warps together, None: no limit."""
+    """The limits of a launch. max_instructions: of all its warps together; max_seconds: of processor time; None: no limit."""
 
     max_instructions: int | None = None
     stall_seconds: float = STALL_SECONDS
+    max_seconds: float | None = None
 
     @classmethod
-    def asked(cls, max_instructions: int | None, stall_seconds: float | None) -> Limits:
+    def asked(cls, max_instructions: int | None, stall_seconds: float | None, max_seconds: float | None) -> Limits:
         """Returns these limits; a missing one is the environment's (CUPYFLASH_MAX_INSTRUCTIONS, CUPYFLASH_STALL_SECONDS), else the
         default. Raises ValueError for a wrong limit.
         """
         most = _asked("max_instructions", max_instructions, int, "a whole number from 1")
         seconds = _asked("stall_seconds", stall_seconds, float, "a number of seconds above 0")
-        return cls(None if most is None else int(most), STALL_SECONDS if seconds is None else float(seconds))
+        in_all = None if max_seconds is None else _asked("max_seconds", max_seconds, float, "a number of seconds above 0")
+        return cls(None if most is None else int(most), STALL_SECONDS if seconds is None else float(seconds), in_all)
 
 
 def _asked(name: str, value: float | None, kind: Callable[[Any], float], wanted: str) -> float | None:
@@ -257,7 +259,7 @@ def _asked(name: str, value: float | None, kind: Callable[[Any], float], wanted:
 
 
 class Budgets:
-    """The limits of a launch at work: a wave without progress, or too many instructions, is a finding.
+    """The limits of a launch at work. A wave without progress, or too many instructions, is a finding; too long a time is none.
 
     Progress is that threads end, that code runs which had not run before, or that a loop comes nearer to its end: of the lanes that
     have been in it since the last look and whose comparison at one of its exits (`ExitTest`) has changed, most compare numbers
@@ -273,10 +275,13 @@ class Budgets:
         self.block_at = np.searchsorted(code.leaders, np.arange(len(code.plans)), side="right") - 1
         self.interval = min(LOOK_SECONDS, limits.stall_seconds / 4)
         self.instructions = 0
+        self.begun = processor_seconds()
+        self.spent = False
+        """True if the launch was ended for its time."""
+        self.glance = GLANCE
 
     def begin_wave(self, wave: Wave) -> None:
         self.wave = wave
-        self.glance = GLANCE
         # Many waves are over before the first glance, and the clock of a thread is a system call.
         self.looked = self.progress = math.inf
         self.exits = wave.exits
@@ -323,6 +328,9 @@ class Budgets:
             return False
         self.glance = GLANCE
         now = processor_seconds()
+        if self.limits.max_seconds is not None and now - self.begun > self.limits.max_seconds:
+            self.spent = True
+            return True
         if self.looked == math.inf:
             self.looked = self.progress = now
         return now - self.looked >= self.interval and self.stalls(now)
