@@ -136,7 +136,7 @@ class Stream:
         """Waits for everything that was issued so far (cudaStreamSynchronize)."""
         self.history.wait(self.issued)
 
-    def begin(self, kernel: str, programmatic: bool, races: Races | None) -> None:
+    def begin(self, kernel: str, programmatic: bool, races: Races | None) -> OrderedLaunch:
         """Begins the next launch, with its race detector. A programmatic launch may begin before the one in front of it is over."""
         self._count += 1
         behind = self._last if programmatic else None
@@ -151,6 +151,11 @@ class Stream:
         if self._last is not None and behind is None:
             self._last.forget()
         self._last = run = OrderedLaunch(base_name(kernel), (self.number, self._count), start, wait, behind)
+        self.join(run, races)
+        return run
+
+    def join(self, run: OrderedLaunch, races: Races | None) -> None:
+        """Makes a race detector that of a launch, which begins anew."""
         if races is not None:
             races.join_history(Launches(races, self.history.past, run))
 
@@ -442,18 +447,26 @@ class Module:
             memory.homes = code.homes
             memory.shared_names = {variable_name(name): offset for name, offset in code.shared.offsets.items()}
             if races:
-                watched = [*segments, *tensors, *heaps, workspace]
-                memory.races = Races(code.sharing, len(code.instructions), watched, memory.shared_stride, findings, geometry.blocks)
+                memory.races = detector(memory)
                 memory.races.offset_name = memory.shared_name
             return PtxMachine(code, setup, memory, findings, tally)
 
-        ended = False
-        if compiled and stream is None:
+        def detector(memory: LaunchMemory) -> Races:
+            watched = [*segments, *tensors, *heaps, workspace]
+            return Races(code.sharing, len(code.instructions), watched, memory.shared_stride, memory.findings, geometry.blocks)
+
+        ended, ordered = False, None
+        if compiled:
             run = machine(races=False)
-            ended = run_compiled(run, [*segments, *tensors])
+            watch = detector(run.memory) if stream is not None and races else None
+            ordered = None if stream is None else stream.begin(kernel, programmatic, watch)
+            ended = run_compiled(run, [*segments, *tensors], watch)
+            run.memory.races = watch
         if not ended:
             run = machine(races)
-            if stream is not None:
+            if stream is not None and ordered is not None:
+                stream.join(ordered, run.memory.races)
+            elif stream is not None:
                 stream.begin(kernel, programmatic, run.memory.races)
             ended = run_apart(run, processes) or run.run()
         findings, tally, memory = run.findings, run.tally, run.memory

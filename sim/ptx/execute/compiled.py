@@ -22,29 +22,41 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..decode.access import CACHE, moved
-from ..decode.code import CodeRegion
+from ..decode.code import Code, CodeRegion
 from ..decode.registry import Arg, Barrier, Branch, Exit, Return, Thunk, WarpBarrier
+from ..order.accesses import WIDEST
+from ..order.clocks import CLUSTERS, LANES, ONE, STAMP, WARPS
+from ..order.history import Launches
+from ..order.races import Races
 from ..state.lanes import AddressPattern, LaneSet
 from ..state.segments import WINDOW_BITS, Segment
 from ..text.syntax import Array, PtxInstruction, Unsupported
 from .registers import RegisterFrame, Stop
 from .translation import (
+    BLOCK_CROWD,
+    BY,
     COUNTS,
     DISTINCT,
     EPOCH_BITS,
     FIRST,
+    GRID_CROWD,
     HOST,
     LAST,
     LIST,
-    MANY_THREADS,
+    NUMBER,
     PHASES,
+    READ,
     RELATIVE,
     SHADOW,
+    SHADOWED_FROM,
     STATE,
     THREAD_BITS,
-    WORDS_FROM,
+    UPDATED,
+    WARP_CROWD,
+    WROTE,
     FunctionText,
     NoCode,
+    ShadowRow,
 )
 
 if TYPE_CHECKING:
@@ -55,6 +67,10 @@ SAFE = frozenset({"shfl", "vote", "activemask", "match", "redux"})
 
 PRIVATE = ("param", "const", "local")
 """Spaces that no two threads write: their accesses run by their thunks."""
+
+
+MOST_LISTS = 1 << 10
+"""Most patterns of addresses that are remembered with their distinct ones."""
 
 
 class Compiler:
@@ -179,7 +195,7 @@ class BoundAccess:
             start, last = start, (memory.shared_size if end is None else end) - self.size
             self.table[HOST] = memory.shared[1].ctypes.data
             self.table[STATE] = memory.states[1].ctypes.data
-            self.table[WORDS_FROM], self.table[SHADOW] = 0, self.stretches.shared_shadow.ctypes.data
+            self.table[SHADOWED_FROM], self.table[SHADOW] = 0, self.stretches.shared_shadow.ctypes.data
         else:
             segment = memory.segments.get(first >> WINDOW_BITS)
             if segment is None or segment.space not in ("global", "const") or (write and not segment.writable):
@@ -193,7 +209,7 @@ class BoundAccess:
             self.segment = segment
             self.table[HOST] = segment.address - segment.start
             self.table[STATE] = 0 if segment.state is None else segment.state.ctypes.data - segment.start
-            self.table[WORDS_FROM] = segment.start & ~3
+            self.table[SHADOWED_FROM] = segment.start & -WIDEST
             self.table[SHADOW] = self.stretches.shadow(segment).ctypes.data
         low, high = start - pattern.low, last - pattern.high
         if not pattern.aligned or first & (self.size - 1) or not low <= first <= high:
@@ -201,8 +217,9 @@ class BoundAccess:
         self.table[FIRST], self.table[LAST] = low, high
         self.relative[:] = pattern.relative
         self.distinct = self.stretches.distinct(pattern, self.space)
-        if write and self.size >= 4 and len(self.distinct) < frame.n:
+        if write and len(self.distinct) < frame.n:
             return False
+        self.table[NUMBER] = self.stretches.number(self.instruction)
         self.table[DISTINCT], self.table[LIST] = len(self.distinct), self.distinct.ctypes.data
         self.pattern = pattern
         return True
@@ -230,12 +247,16 @@ class BoundAccess:
 class Stretches:
     """The compiled code of a launch, and who has touched which word of memory since which barrier."""
 
-    def __init__(self, machine: PtxMachine):
-        self.machine = machine
+    def __init__(self, machine: PtxMachine, launches: Launches | None = None):
+        """`launches`: the launch as one of a history."""
+        self.machine, self.launches = machine, launches
         self.shadows: dict[Segment, Array] = {}
         self.kept: dict[Segment, tuple[Array, Array | None]] = {}
         """The contents and states that segments had before they were written."""
-        self.shared_shadow = np.zeros((1, 2), np.uint64)
+        self.row = ShadowRow.of(machine.code, launches is not None)
+        self.shared_shadow = np.zeros((1, self.row.words), np.uint64)
+        self.instructions: list[PtxInstruction] = []
+        self.numbers: dict[int, int] = {}
         self.bound: list[BoundAccess] = []
         self.offs: list[tuple[list[PtxInstruction], Array]] = []
         self.lists: dict[tuple[str, int, bytes, bytes], Array] = {}
@@ -244,9 +265,9 @@ class Stretches:
 
     def begin_wave(self) -> None:
         wave = self.machine.wave
-        words = wave.blocks * wave.shared_stride // 4
-        if len(self.shared_shadow) != words:
-            self.shared_shadow = np.zeros((words, 2), np.uint64)
+        granules = wave.blocks * wave.shared_stride // self.row.shared_granule
+        if len(self.shared_shadow) != granules:
+            self.shared_shadow = np.zeros((granules, self.row.words), np.uint64)
         else:
             self.shared_shadow[:] = 0
         self.epochs = np.ones(wave.blocks, np.uint64)
@@ -282,11 +303,19 @@ class Stretches:
     def shadow(self, segment: Segment) -> Array:
         found = self.shadows.get(segment)
         if found is None:
-            found = self.shadows[segment] = np.zeros((segment.size // 4 + 2, 2), np.uint64)
+            granules = (segment.size + 2 * WIDEST) // self.row.granule
+            found = self.shadows[segment] = np.zeros((granules, self.row.words), np.uint64)
+        return found
+
+    def number(self, instruction: PtxInstruction) -> int:
+        """Returns the number of an instruction among those that have accessed memory, in the order of their first accesses."""
+        found = self.numbers.setdefault(id(instruction), len(self.numbers))
+        if found == len(self.instructions):
+            self.instructions.append(instruction)
         return found
 
     def distinct(self, pattern: AddressPattern, space: str) -> Array:
-        """Returns the distinct addresses of a pattern as a `LIST`; each lane's if they are of parts of words."""
+        """Returns the distinct addresses of a pattern as a `LIST`."""
         lanes, n = pattern.lanes, pattern.lanes.n
         key = space, pattern.size, pattern.key, lanes.index.tobytes()
         found = self.lists.get(key)
@@ -294,12 +323,51 @@ class Stretches:
             places = pattern.relative.astype(np.int64)
             if space == "shared":
                 places = places + lanes.block * lanes.wave.shared_stride
-            at, times = np.arange(n), np.ones(n, np.int64)
-            if pattern.size >= 4:
-                _, at, times = np.unique(places, return_index=True, return_counts=True)
-            found = np.stack([places[at], at, np.where(times > 1, MANY_THREADS, 0)], axis=1)
-            self.lists[key] = found = np.ascontiguousarray(found, np.int64)
+            _, at, which = np.unique(places[::-1], return_index=True, return_inverse=True)
+            last = n - 1 - at
+            theirs = last[which[::-1]]
+            crowd = np.where(lanes.warp[theirs] != lanes.warp, BLOCK_CROWD, WARP_CROWD)
+            crowd = np.where(lanes.block[theirs] != lanes.block, GRID_CROWD, crowd)
+            crowds = np.zeros(len(last), np.int64)
+            np.bitwise_or.at(crowds, which[::-1], np.where(theirs == np.arange(n), 0, crowd))
+            if len(self.lists) > MOST_LISTS:
+                self.lists.clear()
+            self.lists[key] = found = np.ascontiguousarray(np.stack([places[last], last, crowds], axis=1), np.int64)
         return found
+
+    # -- a launch of a history ------------------------------------------------------------------------------------------
+
+    def tell(self, races: Races) -> bool:
+        """Enters all accesses into the tables of a race detector, as if it had seen them.
+
+        Returns False if an earlier launch that is not over has touched some of the same granules, of which one writes.
+        """
+        races.wave, races.instructions = self.machine.wave, self.instructions
+        for segment, shadow in self.shadows.items():
+            area = races.area(segment) if segment.space == "global" else None
+            if area is None:
+                continue
+            first = (area.low - segment.address + segment.start - (segment.start & -WIDEST)) // self.row.granule
+            seen = shadow[first :: (1 << area.shift) // self.row.granule][: area.shadow.writes.rows]
+            for word, table in ((WROTE, area.shadow.writes), (READ, area.shadow.reads), (UPDATED, area.shadow.atomics)):
+                rows = np.flatnonzero(seen[:, word])
+                if len(rows):
+                    table.used = True
+                    table.entries[rows, 0] = self.entries(seen[rows, word])
+                    table.by[rows, 0] = seen[rows, BY] >> np.uint64(16 * word) & np.uint64(0xFFFF)
+            assert races.launches is not None
+            if races.launches.anything and not races.launches.alone(area):
+                return False
+        return True
+
+    def entries(self, tags: Array) -> Array:
+        """Returns tags as entries of a race detector."""
+        block = (tags >> np.uint64(32) & np.uint64(0x7FFFFFFF)) - np.uint64(1)
+        lane = block * np.uint64(self.machine.wave.lanes_per_block) + (tags & np.uint64(WARP_CROWD - 1))
+        level = np.where(tags & np.uint64(WARP_CROWD), np.uint64(LANES), np.uint64(ONE))
+        level = np.where(tags & np.uint64(BLOCK_CROWD), np.uint64(WARPS), level)
+        level = np.where(tags >> np.uint64(63), np.uint64(CLUSTERS), level)
+        return np.uint64(1 << STAMP) | level | lane
 
     def finish(self) -> None:
         """Adds the last counts."""
@@ -323,12 +391,12 @@ class Stretches:
                 if any(pc in follower.watched for follower in self.machine.followers):
                     raise NoCode
                 if loads:
-                    phases.append(FunctionText(frame))
+                    phases.append(FunctionText(frame, self.row))
                     phases[-1].access(plan, i)
                 elif phases and phases[-1].accessed is None:
                     phases[-1] = phases[-1].followed(plan, i)
                 else:
-                    phases.append(FunctionText(frame).followed(plan, i))
+                    phases.append(FunctionText(frame, self.row).followed(plan, i))
             except NoCode:
                 if phases:
                     found.append(self.bind(frame, phases))
@@ -414,6 +482,14 @@ def covers(machine: PtxMachine) -> bool:
     return True
 
 
+def knows_order(code: Code, launches: Launches, segments: list[Segment]) -> bool:
+    """True if barriers of blocks are all that orders a launch's accesses, so that the tags are those of a race detector."""
+    warps = any(isinstance(plan.control, WarpBarrier) for plan in code.plans)
+    aligned = all((one.address - one.start) % WIDEST == 0 for one in segments)
+    messages = code.sharing.atomics and launches.past.messages
+    return launches.run.behind is None and aligned and not (warps or messages or code.sharing.releases or len(code.plans) >> 16)
+
+
 def apart(segments: list[Segment]) -> bool:
     """True if no two segments share memory."""
     ranges = sorted((one.address, one.address + one.size) for one in segments if one.size)
@@ -428,10 +504,10 @@ def compiled_asked() -> bool:
     return name == "llvm"
 
 
-def run_compiled(machine: PtxMachine, segments: list[Segment]) -> bool:
+def run_compiled(machine: PtxMachine, segments: list[Segment], races: Races | None = None) -> bool:
     """Runs a launch by compiled code. Returns False, with memory as it was, if that cannot run it, or gave up.
 
-    Raises ImportError without llvmlite.
+    `races`: the detector, in a launch of a history, to which all accesses are told. Raises ImportError without llvmlite.
     """
     compiler()
     setup = machine.setup
@@ -439,12 +515,15 @@ def run_compiled(machine: PtxMachine, segments: list[Segment]) -> bool:
     memory = machine.memory
     if not plain or memory.observer is not None or setup.geometry.cluster_blocks > 1 or memory.reserved or machine.code.whole_grid:
         return False
+    launches = None if races is None else races.launches
+    if launches is not None and not knows_order(machine.code, launches, segments):
+        return False
     if not apart(segments) or not covers(machine):
         return False
-    stretches = machine.stretches = Stretches(machine)
+    stretches = machine.stretches = Stretches(machine, launches)
     machine.on_barrier = stretches.barrier
     try:
-        done = machine.run() and machine.findings.clean
+        done = machine.run() and machine.findings.clean and (races is None or stretches.tell(races))
     except BaseException:
         stretches.restore()
         raise

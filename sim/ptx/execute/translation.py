@@ -6,24 +6,38 @@ Arithmetic is made from the rows of the opcodes (`decode.rows`), as NumPy's eval
 from __future__ import annotations
 
 from copy import copy
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from ..decode.access import moved
+from ..decode.code import Code
 from ..decode.registry import KEEP, Arg, Plan
 from ..decode.rows import VIEWS, WRITERS, Expression, Formula, OperandName, PrimitiveCall, function, result_dtype
+from ..order.accesses import WIDEST
+from ..state.lanes import WARP
 from ..text.syntax import SINK, TYPES, Imm, PtxInstruction, Reg, Sym
 from .registers import RegisterFrame, immediate
 
-FIRST, LAST, HOST, WORDS_FROM, SHADOW, STATE, RELATIVE, DISTINCT, LIST, COUNTS, PHASES = 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 32
+FIRST, LAST, HOST, SHADOWED_FROM, SHADOW, STATE, RELATIVE, DISTINCT, LIST, NUMBER, COUNTS = range(11)
+PHASES = 32
 """Places in the table of an access: the first lane's smallest and largest address, distance from addresses to host memory, address
-of word 0 of the shadow, the shadow, distance to the states of bytes (0: none), relative addresses, the number and the list of
-distinct ones (distance from the first address, position of a lane, MANY_THREADS if there are more), executions by `first % PHASES`.
+of granule 0 of the shadow, the shadow, distance to the states of bytes (0: none), relative addresses, the number and the list of
+distinct ones (distance from the first address, position of the last lane, crowd of the others), the instruction's number,
+executions by `first % PHASES`.
 """
 
-THREAD_BITS, EPOCH_BITS = 11, 21
-MANY_THREADS = (1 << THREAD_BITS) - 1
+WROTE, READ, UPDATED, BY = range(4)
+"""Words of a granule's row in the shadow: the last writer, reader and atomic access as tags, and 16 bits for the number of the
+instruction of each of them. A tag is block + 1, epoch of the block (the number of its barriers), crowd and thread. The last two
+words are there only if something needs them.
+"""
+
+THREAD_BITS, EPOCH_BITS = 12, 20
+"""A tag's lower bits; the topmost of THREAD_BITS are crowds."""
+WARP_CROWD, BLOCK_CROWD, GRID_CROWD = 1 << 10, 1 << 11, -(1 << 63)
+"""Other lanes that a reader's tag stands for: of its warp, of its block, or of other blocks."""
+CROWDS = GRID_CROWD | BLOCK_CROWD | WARP_CROWD
 
 
 class NoCode(Exception):
@@ -43,12 +57,32 @@ def type_name(dtype: np.dtype[Any]) -> str:
 Value = tuple[str, np.dtype[Any]]
 
 
+class ShadowRow(NamedTuple):
+    """The shadow of a kernel: bytes of a granule of global and of shared memory; its parts that are kept."""
+
+    granule: int
+    shared_granule: int
+    atomics: bool
+    numbers: bool
+
+    @classmethod
+    def of(cls, code: Code, numbers: bool) -> ShadowRow:
+        """`numbers`: the launch is one of a history, in which later ones ask for the instructions."""
+        sharing = code.sharing
+        return cls(min([WIDEST, *sharing.global_granules.values()]), sharing.shared_granule, sharing.atomics, numbers)
+
+    @property
+    def words(self) -> int:
+        return 4 if self.atomics or self.numbers else 2
+
+
 class FunctionText:
     """The text of one function, `i32 @stretch(n, table, tags, shared bases, counts of lanes that are off)`; not 0: it gave up."""
 
-    def __init__(self, frame: RegisterFrame):
+    def __init__(self, frame: RegisterFrame, row: ShadowRow):
         self.frame = frame
         self.code = frame.code
+        self.shadow_row = row
         self.lines: list[str] = []
         self.names = 0
         self.table: list[tuple[str, Any]] = []
@@ -414,20 +448,20 @@ class FunctionText:
         self.begin(go)
         counter = self.field(table, self.add(f"add i64 {self.add(f'and i64 {first}, {PHASES - 1}')}, {COUNTS}"))
         self.change(counter, "add", "1")
-        host, words, shadow, state = (self.add(f"load i64, ptr {self.field(table, k)}") for k in (HOST, WORDS_FROM, SHADOW, STATE))
-        count, list_ = (self.add(f"load i64, ptr {self.field(table, k)}") for k in (DISTINCT, LIST))
+        host, origin, shadow, state, count, list_, number = (
+            self.add(f"load i64, ptr {self.field(table, k)}") for k in (HOST, SHADOWED_FROM, SHADOW, STATE, DISTINCT, LIST, NUMBER)
+        )
         entries = self.add(f"inttoptr i64 {list_} to ptr")
         self.open(count)
         start = self.add(f"mul i64 {self.lane}, 3")
-        apart, lane, several = (
-            self.add(f"load i64, ptr {self.field(entries, self.add(f'add i64 {start}, {k}'))}") for k in range(3)
-        )
+        apart, lane, crowd = (self.add(f"load i64, ptr {self.field(entries, self.add(f'add i64 {start}, {k}'))}") for k in range(3))
         at = self.add(f"add i64 {first}, {apart}")
         tag = self.add(f"load i64, ptr {self.field('%tags', lane)}")
-        mine = self.add(f"or i64 {tag}, {several}")
-        word = self.add(f"lshr i64 {self.add(f'sub i64 {at}, {words}')}, 2")
-        for k in range(max(1, size // 4)):
-            self.shadowed(shadow, self.add(f"add i64 {word}, {k}"), mine, i.opcode == "st")
+        granule = self.shadow_row.shared_granule if space == "shared" else self.shadow_row.granule
+        row = self.add(f"lshr i64 {self.add(f'sub i64 {at}, {origin}')}, {granule.bit_length() - 1}")
+        for k in range(max(1, size // granule)):
+            which = number if space == "global" else ""
+            self.shadowed(shadow, self.add(f"add i64 {row}, {k}"), tag, crowd, i.opcode == "st", which)
         # Only tensors that were given with their contents have no states.
         if space == "global":
             known, stated = self.label("known"), self.label("stated")
@@ -483,27 +517,44 @@ class FunctionText:
         self.say(f"br label %{done}")
         self.begin(go)
 
-    def shadowed(self, shadow: str, word: str, mine: str, write: bool) -> None:
-        """Gives up if another thread has touched a word, of which one writes, with no barrier between; notes this thread."""
-        at = self.add(f"add i64 {shadow}, {self.add(f'shl i64 {word}, 4')}")
-        places = [self.add(f"inttoptr i64 {x} to ptr") for x in (at, self.add(f"add i64 {at}, 8"))]
-        wrote, read = (self.add(f"load i64, ptr {place}") for place in places)
-        self.flag(self.conflict(wrote, mine))
-        if write:
-            self.flag(self.conflict(read, mine))
-            self.say(f"store i64 {mine}, ptr {places[0]}")
-            return
-        differ = self.add(f"xor i64 {read}, {mine}")
-        same_epoch = self.add(f"icmp ult i64 {differ}, {1 << THREAD_BITS}")
-        same_thread = self.add(f"icmp eq i64 {differ}, 0")
-        many = self.add(f"select i1 {same_thread}, i64 {mine}, i64 {self.add(f'or i64 {mine}, {MANY_THREADS}')}")
-        same_block = self.add(f"icmp ult i64 {differ}, {1 << 32}")
-        nobody = self.add(f"icmp eq i64 {read}, 0")
-        kept = self.add(f"select i1 {self.add(f'or i1 {same_block}, {nobody}')}, i64 {mine}, i64 -1")
-        self.say(f"store i64 {self.add(f'select i1 {same_epoch}, i64 {many}, i64 {kept}')}, ptr {places[1]}")
+    def shadowed(self, shadow: str, row: str, tag: str, crowd: str, write: bool, number: str) -> None:
+        """Gives up if another thread has touched a granule, of which one writes, with no barrier between; notes this thread.
 
-    def conflict(self, other: str, mine: str) -> str:
-        differ = self.add(f"xor i64 {other}, {mine}")
+        A reader's tag stands for the readers before it that nothing orders before it, as `order.detector` has it.
+        """
+        kept = self.shadow_row
+        distance = self.add(f"mul i64 {row}, {8 * kept.words}")
+        start = self.add(f"inttoptr i64 {self.add(f'add i64 {shadow}, {distance}')} to ptr")
+        wrote, read = (self.add(f"load i64, ptr {self.field(start, k)}") for k in (WROTE, READ))
+        self.flag(self.unordered(wrote, tag))
+        apart = self.unordered(read, tag)
+        if kept.atomics:
+            self.flag(self.unordered(self.add(f"load i64, ptr {self.field(start, UPDATED)}"), tag))
+        if write:
+            self.flag(apart)
+            self.say(f"store i64 {tag}, ptr {self.field(start, WROTE)}")
+        else:
+            self.say(f"store i64 {self.crowded(read, tag, crowd, apart)}, ptr {self.field(start, READ)}")
+        if kept.numbers and number:
+            place = self.add(f"getelementptr i16, ptr {self.field(start, BY)}, i64 {WROTE if write else READ}")
+            self.say(f"store i16 {self.add(f'trunc i64 {number} to i16')}, ptr {place}")
+
+    def crowded(self, before: str, tag: str, crowd: str, apart: str) -> str:
+        """Returns the tag of a reader that stands for the one before it, too, if that is `apart`."""
+        differ = self.add(f"xor i64 {before}, {tag}")
+        same_lane = self.add(f"icmp eq i64 {self.add(f'and i64 {differ}, {WARP_CROWD - 1}')}, 0")
+        same_warp = self.add(f"icmp eq i64 {self.add(f'and i64 {differ}, {WARP_CROWD - WARP}')}, 0")
+        near = self.add(f"select i1 {same_warp}, i64 {WARP_CROWD}, i64 {BLOCK_CROWD}")
+        near = self.add(f"select i1 {same_lane}, i64 0, i64 {near}")
+        same_block = self.add(f"icmp ult i64 {differ}, {1 << 32}")
+        new = self.add(f"select i1 {same_block}, i64 {near}, i64 {GRID_CROWD}")
+        added = self.add(f"or i64 {new}, {self.add(f'and i64 {before}, {CROWDS}')}")
+        added = self.add(f"select i1 {apart}, i64 {added}, i64 0")
+        return self.add(f"or i64 {self.add(f'or i64 {tag}, {crowd}')}, {added}")
+
+    def unordered(self, other: str, tag: str) -> str:
+        """True if there is an access `other` that is neither the thread's own nor behind a barrier of its block."""
+        differ = self.add(f"xor i64 {other}, {tag}")
         in_epoch = self.add(f"icmp ult i64 {self.add(f'sub i64 {differ}, 1')}, {(1 << THREAD_BITS) - 1}")
         elsewhere = self.add(f"icmp uge i64 {differ}, {1 << 32}")
         somebody = self.add(f"icmp ne i64 {other}, 0")

@@ -480,6 +480,18 @@ class Launches:
             for table in region.reads if writes else ():
                 self.judge(access, table.entries[rows], table.sites[rows], position, (did, "read"))
 
+    def alone(self, area: Area) -> bool:
+        """True if this launch touches no granule of an area, one of them writing, that a launch has touched which is not over."""
+        shadow = area.shadow
+        wrote = shadow.writes.marked() | shadow.atomics.marked()
+        both = np.flatnonzero(wrote), np.flatnonzero(wrote | shadow.reads.marked())
+        for region in self.past.meeting(area.low, area.low + (shadow.writes.rows << area.shift)):
+            for rows, tables in zip(both, ((*region.reads,), (*region.writes, *region.atomics)), strict=True):
+                there, _ = region.rows(area, rows)
+                if any(self.at_start.open[table.sites[there]].any() for table in tables):
+                    return False
+        return True
+
     def may_race(self, i: PtxInstruction, sites: Array, writes: bool, strong: bool) -> Array:
         """Returns a mask of the atomics an access may race with: loads do not with loads, nor atomics of device scope with such."""
         out = sites != 0
