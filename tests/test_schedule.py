@@ -19,6 +19,7 @@ from cupyflash.request.options import BlockMask
 from cupyflash.schedules import (
     ALGORITHMS,
     VARLEN_ALGORITHMS,
+    Cache,
     TileSchedule,
     decode_tiles,
     fa1_backward,
@@ -28,9 +29,12 @@ from cupyflash.schedules import (
     fa3_tiles,
     mask_tiles,
     plan_backward,
+    plan_decode,
     plan_varlen,
+    row_bases,
 )
 from cupyflash.schedules.base import padded_dim
+from cupyflash.schedules.decode import Cached
 from cupyflash.schedules.varlen import Fa3VarlenSchedule
 from cupyflash.sim import SramOverflow, replay, run, theory
 from cupyflash.sim.two_level import machine
@@ -150,6 +154,32 @@ def test_packed_sequences_refuse_algorithms_that_do_not_have_them(name: str) -> 
         plan_varlen(square(64, 64), Device.named("H100-SXM"), algorithm=name)
 
 
+@pytest.mark.parametrize("algorithm", VARLEN_ALGORITHMS)
+def test_packed_sequences_have_a_plan_of_their_own(algorithm: str) -> None:
+    with pytest.raises(ValueError, match="packed sequences are planned by plan_varlen"):
+        plan(square(64, 64).asking(packed=True), Device.named("H100-SXM"), algorithm)
+
+
+@pytest.mark.parametrize("blocks", [(64, 48), (16, 128), (48, 64), (80, 16)])
+def test_bases_are_found_in_whole_parts_of_a_mask_s_blocks(blocks: tuple[int, int]) -> None:
+    used = row_bases.fit(square(512, 64, "float32"), A100, blocks).used
+    assert blocks[0] % used.block_rows == 0 and blocks[1] % used.block_cols == 0
+
+
+@pytest.mark.parametrize("window", [None, 4, 40])
+def test_a_row_tile_reads_the_blocks_that_its_queries_see_and_the_last_one_the_newest_key(window: int | None) -> None:
+    """Of a cache of 410 keys to which as many are added as there are queries."""
+    problem = Problem(1, 1, 1, 600, 1100, 64, "float16", causal=True, window=window and (window, None))
+    schedule = plan_decode(problem.asking(padded=True, key_lengths=(410,)), A100, Cache(600))
+    sequence, rows, cols = Cached.of(schedule, 0), schedule.block_rows, schedule.block_cols
+    assert schedule.row_tiles > 2
+    for number in range(schedule.row_tiles):
+        begin = 0 if window is None else 410 + number * rows - window
+        if number == schedule.row_tiles - 1:
+            begin = min(begin, 410)
+        assert sequence.tile(number) == (begin // cols, -(-(410 + min((number + 1) * rows, 600)) // cols))
+
+
 def test_kernels_refuse_what_they_cannot_run() -> None:
     with pytest.raises(ValueError, match=r"steps of 16.*Br 64 x Bc 326.*Br 64 x Bc 320"):
         plan(square(64, 64), A100, "fa1", "paper").kernels()
@@ -265,6 +295,12 @@ def test_theory_is_replay_is_literal_replay_widely(problem: Problem, algorithm: 
 def test_the_ideal_standard_count_is_one_tile(problem: Problem) -> None:
     assume(problem.seqlen_q and problem.seqlen_k)
     assert theory.traffic(plan(problem, A100, "standard", "paper")) == theory.standard_ideal(problem)
+
+
+@pytest.mark.parametrize(("tiling", "passes"), [("paper", 1), (None, 2)])
+def test_softmax_reads_s_once_in_the_paper_and_twice_in_the_kernel(tiling: str | None, passes: int) -> None:
+    moves = [move for walk in plan(square(64, 64), A100, "standard", tiling).walks() for move in walk.moves]
+    assert [move.tensor.name for move in moves if not move.write] == ["Q", "K", *["S"] * passes, "P", "V"]
 
 
 EXAMPLE = TileSize(2, 4, "small enough for paper and pencil")
