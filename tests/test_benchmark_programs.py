@@ -18,7 +18,7 @@ assert spec is not None and spec.loader is not None
 benchmark = sys.modules["benchmark_programs"] = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(benchmark)
 
-FAULT = {"file": "a/b.cu", "line": 3, "kind": "race", "message": "two writes"}
+FAULT = {"source": ["a/b.cu", 3], "ptx_line": 7, "kind": "race", "message": "two writes"}
 
 
 def report(status: int, findings: Any = (), missing: Any = (), failed: Any = (), cut: bool = False) -> dict[str, Any]:
@@ -45,7 +45,8 @@ def report(status: int, findings: Any = (), missing: Any = (), failed: Any = (),
 )
 def test_a_state_for_each_end(result: Any, text: str, late: bool, state: str) -> None:
     program = benchmark.Program("p", Path(), ())
-    assert benchmark.judged(program, result, 0, text, late).state == state
+    outcome = benchmark.judged(program, result, 0, text, late)
+    assert outcome.state == state and outcome.findings in ([], ["b.cu:3: race: two writes"])
 
 
 def test_results_on_file_are_of_the_list() -> None:

@@ -214,7 +214,7 @@ def test_the_line_that_checks_a_program_in_ci(program: Path, tmp_path: Path) -> 
     assert done.returncode == 1 and told in done.stdout and "main.cu" in (tmp_path / "found.sarif").read_text()
 
 
-@pytest.mark.parametrize("part", ["array", "memory", "layers", "surface"])
+@pytest.mark.parametrize("part", ["array", "memory", "layers", "surface", "ordered"])
 def test_arrays_textures_and_surfaces(textures: Path, part: str) -> None:
     result = ran(textures, part)
     assert result.status == 0 and not result.missing and not result.findings
@@ -223,15 +223,17 @@ def test_arrays_textures_and_surfaces(textures: Path, part: str) -> None:
 def test_faults_of_textures_and_surfaces_are_found(textures: Path, capfd: pytest.CaptureFixture[str]) -> None:
     beyond, written = ran(textures, "surface", "2").findings
     (freed,) = ran(textures, "freed").findings
+    (race,) = ran(textures, "race").findings
     assert capfd.readouterr().out == 2 * "cudaErrorIllegalAddress\n"
     assert {one.kind for one in (beyond, written, freed)} == {"out of bounds"} and beyond.source and freed.source
+    assert race.kind == "race" and "plain" in race.kernel and "rise" in race.message
     assert "read of 4 bytes at (0, 4), x in bytes: outside of 'at' (array allocation 1)" in beyond.message, beyond.message
 
 
 def test_wrong_calls_with_arrays_get_the_runtimes_errors(textures: Path, capfd: pytest.CaptureFixture[str]) -> None:
     result = ran(textures, "errors")
     assert capfd.readouterr().out.split() == [
-        *4 * ["cudaErrorInvalidValue"],
+        *5 * ["cudaErrorInvalidValue"],
         "cudaErrorInvalidFilterSetting",
         "cudaErrorInvalidNormSetting",
         *2 * ["cudaErrorInvalidValue"],

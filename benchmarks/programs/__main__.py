@@ -213,7 +213,9 @@ def judged(program: Program, result: Mapping[str, Any] | None, status: int | Non
 
 
 def place(finding: Mapping[str, Any]) -> str:
-    return f"{Path(str(finding.get('file') or '')).name}:{finding.get('line')}"
+    """Returns the line of a finding; that of the PTX if the program was built without lines."""
+    file, line = finding["source"] or ("PTX", finding["ptx_line"])
+    return f"{Path(file).name}:{line}"
 
 
 def table(outcomes: Sequence[Outcome]) -> str:

@@ -55,8 +55,38 @@ ATTRIBUTES = """
     90 computePreemptionSupported 91 canUseHostPointerForRegisteredMem 95 cooperativeLaunch 97 sharedMemPerBlockOptin
     99 hostRegisterSupported 101 directManagedMemAccessFromHost 106 maxBlocksPerMultiProcessor 111 reservedSharedMemPerBlock
     115 memoryPoolsSupported 120 clusterLaunch
+    21 maxTexture1D 22 maxTexture2D.0 23 maxTexture2D.1 24 maxTexture3D.0 25 maxTexture3D.1 26 maxTexture3D.2
+    27 maxTexture2DLayered.0 28 maxTexture2DLayered.1 29 maxTexture2DLayered.2 42 maxTexture1DLayered.0 43 maxTexture1DLayered.1
+    45 maxTexture2DGather.0 46 maxTexture2DGather.1 47 maxTexture3DAlt.0 48 maxTexture3DAlt.1 49 maxTexture3DAlt.2
+    52 maxTextureCubemap 53 maxTextureCubemapLayered.0 54 maxTextureCubemapLayered.1 55 maxSurface1D 56 maxSurface2D.0
+    57 maxSurface2D.1 58 maxSurface3D.0 59 maxSurface3D.1 60 maxSurface3D.2 61 maxSurface1DLayered.0 62 maxSurface1DLayered.1
+    63 maxSurface2DLayered.0 64 maxSurface2DLayered.1 65 maxSurface2DLayered.2 66 maxSurfaceCubemap 67 maxSurfaceCubemapLayered.0
+    68 maxSurfaceCubemapLayered.1 69 maxTexture1DLinear 70 maxTexture2DLinear.0 71 maxTexture2DLinear.1 72 maxTexture2DLinear.2
 """
 """Attributes by number, each the property of that name, or an element of it; all others are 0."""
+
+
+TEXTURES: dict[str, int | tuple[int, ...]] = {
+    "maxTexture1D": 131072,
+    "maxTexture1DLinear": 1 << 28,
+    "maxTexture2D": (131072, 65536),
+    "maxTexture2DLinear": (131072, 65000, 2097120),
+    "maxTexture2DGather": (32768, 32768),
+    "maxTexture3D": (16384, 16384, 16384),
+    "maxTexture3DAlt": (8192, 8192, 32768),
+    "maxTextureCubemap": 32768,
+    "maxTexture1DLayered": (32768, 2048),
+    "maxTexture2DLayered": (32768, 32768, 2048),
+    "maxTextureCubemapLayered": (32768, 2046),
+    "maxSurface1D": 32768,
+    "maxSurface2D": (131072, 65536),
+    "maxSurface3D": (16384, 16384, 16384),
+    "maxSurface1DLayered": (32768, 2048),
+    "maxSurface2DLayered": (32768, 32768, 2048),
+    "maxSurfaceCubemap": 32768,
+    "maxSurfaceCubemapLayered": (32768, 2046),
+}
+"""Largest textures and surfaces, in texels (CUDA C++ Programming Guide, "Technical Specifications per Compute Capability")."""
 
 
 def layout(version: int) -> np.dtype:
@@ -97,6 +127,7 @@ def values(device: Device) -> dict[str, Any]:
         "unifiedAddressing": 1,
         "clockRate": 1_000_000,
         "memoryClockRate": 1_000_000,
+        **TEXTURES,
         "memoryBusWidth": 256,
         "l2CacheSize": device.l2_bytes,
         "maxThreadsPerMultiProcessor": chip.threads,

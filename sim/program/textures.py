@@ -14,6 +14,7 @@ from cupyflash.sim import ptx
 from cupyflash.sim.program.copies import Copy, CopyCalls, Side
 from cupyflash.sim.program.errors import CudaError, ErrorCode
 from cupyflash.sim.program.memory import ARRAY, Block
+from cupyflash.sim.program.properties import TEXTURES, values
 
 KINDS = "suf"
 """cudaChannelFormatKind: signed, unsigned, float."""
@@ -23,8 +24,22 @@ OF_ARRAY, OF_MIPMAPPED_ARRAY, OF_LINEAR, OF_PITCH = range(4)
 """cudaResourceType."""
 RESOURCE_BYTES, TEXTURE_BYTES = 144, 72
 LINEAR_FILTER, NORMALIZED_FLOAT = 1, 1
-MOST_LINEAR = 1 << 28
-"""Texels of a texture of linear memory (CUDA C++ Programming Guide, "Technical Specifications per Compute Capability")."""
+MOST = {
+    "1d": ("maxTexture1D",),
+    "2d": ("maxTexture2D",),
+    "3d": ("maxTexture3D", "maxTexture3DAlt"),
+    "a1d": ("maxTexture1DLayered",),
+    "a2d": ("maxTexture2DLayered",),
+    "cube": ("maxTextureCubemap",),
+    "acube": ("maxTextureCubemapLayered",),
+}
+"""Properties that limit an array of a geometry; one of them must let it pass."""
+
+
+def fits(sizes: tuple[int, ...], limit: str) -> bool:
+    """True if sizes, in texels and layers, are within a property of the device."""
+    most = TEXTURES[limit]
+    return all(size <= one for size, one in zip(sizes, most if isinstance(most, tuple) else (most,), strict=False))
 
 
 @dataclass(frozen=True, eq=False)
@@ -109,6 +124,9 @@ class ArrayCalls(CopyCalls):
         plain = "3d" if depth and not layers else "2d" if height else "1d"
         geometry = ("acube" if layered else "cube") if cube else f"a{plain}" if layered else plain
         shape = width, max(height, 1), 1 if layers else max(depth, 1)
+        sizes = (width, depth) if geometry in ("a1d", "acube") else (width, height, depth)
+        if not any(fits(sizes, limit) for limit in MOST[geometry]):
+            raise CudaError(ErrorCode.INVALID_VALUE, f"an array of {' x '.join(map(str, filter(None, extent)))} texels")
         row = width * form.size
         block = self.memory.allocate(row * shape[1] * max(depth, 1), ARRAY)
         texels = ptx.Texels(block.address, form, geometry, shape, row, row * shape[1], max(layers, 1))
@@ -214,10 +232,11 @@ class ArrayCalls(CopyCalls):
             width, height, pitch = width // form.size, 1, width
         size = (height - 1) * pitch + width * form.size
         aligned = address % 512 == 0 and (kind == OF_LINEAR or pitch % 32 == 0)
-        if not aligned or not width or not height or width > MOST_LINEAR or width * form.size > pitch:
+        linear = kind == OF_LINEAR
+        small = fits((width,), "maxTexture1DLinear") if linear else fits((width, height, pitch), "maxTexture2DLinear")
+        if not aligned or not width or not height or not small or width * form.size > pitch:
             raise CudaError(ErrorCode.INVALID_VALUE)
         self.memory.part(address, size)
-        linear = kind == OF_LINEAR
         return ptx.Texels(address, form, "1d" if linear else "2d", (width, height, 1), pitch, 0, linear=linear)
 
     def cudaCreateTextureObject(self, out: int, resource: int, sampling: int, view: int) -> None:
@@ -278,4 +297,4 @@ class ArrayCalls(CopyCalls):
 
     def cudaDeviceGetTexture1DLinearMaxWidth(self, out: int, channels: int, device: int) -> None:
         format_of(self.channel.read(channels, 20))
-        self.channel.write_word(out, MOST_LINEAR)
+        self.channel.write_word(out, values(self.device)["maxTexture1DLinear"])

@@ -178,6 +178,7 @@ static int errors() {
     printf("%s\n", cudaGetErrorName(cudaMalloc3DArray(&none, &kind, make_cudaExtent(4, 5, 6), cudaArrayCubemap)));
     printf("%s\n", cudaGetErrorName(cudaMemcpy2DToArray(array, 4, 0, bytes, WIDTH * 4, WIDTH * 4, 1, cudaMemcpyHostToDevice)));
     printf("%s\n", cudaGetErrorName(cudaCreateSurfaceObject(&at, &shown)));
+    printf("%s\n", cudaGetErrorName(cudaMallocArray(&none, &kind, 1 << 20, 4)));
     CHECK(cudaMallocArray(&none, &kind, 4, 4));
     shown = of(none);
     how.filterMode = cudaFilterModeLinear;
@@ -200,6 +201,23 @@ static int freed() {
     return 0;
 }
 
+static int streams(bool ordered) {
+    cudaArray_t array = filled(numbers(WIDTH * HEIGHT), cudaArraySurfaceLoadStore);
+    cudaResourceDesc shown = of(array);
+    cudaSurfaceObject_t at;
+    CHECK(cudaCreateSurfaceObject(&at, &shown));
+    cudaTextureObject_t from = texture(shown, cudaFilterModePoint, false, cudaReadModeElementType);
+    float *out = room(WIDTH * HEIGHT);
+    cudaStream_t first, second;
+    CHECK(cudaStreamCreate(&first));
+    CHECK(cudaStreamCreate(&second));
+    rise<<<1, dim3(WIDTH, HEIGHT), 0, first>>>(at, 1.f, 0);
+    if (ordered) CHECK(cudaStreamSynchronize(first));
+    plain<<<1, dim3(WIDTH, HEIGHT), 0, second>>>(from, out, 0.5f);
+    CHECK(cudaDeviceSynchronize());
+    return back(out, 1)[0] != 1;
+}
+
 int main(int count, char **words) {
     const char *part = count > 1 ? words[1] : "";
     if (!strcmp(part, "array")) return array();
@@ -207,6 +225,8 @@ int main(int count, char **words) {
     if (!strcmp(part, "layers")) return layers();
     if (!strcmp(part, "surface")) return surface(count > 2 ? atoi(words[2]) : 0);
     if (!strcmp(part, "errors")) return errors();
+    if (!strcmp(part, "race")) return streams(false);
+    if (!strcmp(part, "ordered")) return streams(true);
     if (!strcmp(part, "freed")) return freed();
     return 4;
 }

@@ -233,7 +233,8 @@ class TexturePort(GlobalPort):
         if area is None or not area.shadow.writes.used:
             return
         rows = (addresses.astype(np.int64) + (segment.address - segment.start - area.low)) >> area.shift
-        wrote = (area.shadow.writes.entries[rows] != 0).any(axis=1)
+        granules = np.arange(max(1, self.size >> area.shift))
+        wrote = area.shadow.writes.entries[rows[:, None] + granules].any(axis=(1, 2))
         if wrote.any():
             at = np.flatnonzero(wrote)
             address = int(addresses[at[0]])
