@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from cupyflash.sim import ptx
 from cupyflash.sim.program.errors import CudaError, ErrorCode
-from cupyflash.sim.program.launches import LaunchCalls, LaunchRequest
+from cupyflash.sim.program.launches import LaunchCalls
 from cupyflash.sim.program.memory import DEVICE
 from cupyflash.sim.program.streams import (
     ALLOCATE,
@@ -27,6 +27,7 @@ from cupyflash.sim.program.streams import (
     ProgramEvent,
     ProgramStream,
 )
+from cupyflash.sim.program.symbols import LaunchRequest
 
 Work = Callable[[ptx.Stream], None]
 

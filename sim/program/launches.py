@@ -14,12 +14,12 @@ from functools import cached_property
 import numpy as np
 
 from cupyflash.sim import ptx
+from cupyflash.sim.program.children import LAUNCH, DynamicLaunches
 from cupyflash.sim.program.errors import CudaError, ErrorCode
 from cupyflash.sim.program.memory import ProgramMemory
 from cupyflash.sim.program.streams import KERNEL
-from cupyflash.sim.program.symbols import ProgramKernel, SymbolCalls
+from cupyflash.sim.program.symbols import LaunchRequest, ProgramKernel, SymbolCalls
 from cupyflash.sim.program.textures import ArrayCalls, texels_of
-from cupyflash.sim.ptx.execute.device_runtime import DeviceRuntime
 from cupyflash.sim.ptx.parameters import parameter_offsets
 from cupyflash.sim.ptx.report.findings import source_text
 from cupyflash.sim.ptx.text.syntax import parameters
@@ -53,19 +53,6 @@ class KernelRecord:
     findings: dict[str, ptx.Finding] = field(default_factory=dict)
     notes: dict[str, ptx.Finding] = field(default_factory=dict)
     suppressed: dict[ptx.Suppression, dict[str, ptx.Finding]] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class LaunchRequest:
-    """A launch as the program asks for it; grid and block in (x, y, z)."""
-
-    kernel: ProgramKernel
-    grid: tuple[int, ...]
-    block: tuple[int, ...]
-    shared: int
-    data: bytes
-    cluster: tuple[int, ...] | None = None
-    programmatic: bool = False
 
 
 @dataclass
@@ -129,9 +116,9 @@ class LaunchCalls(SymbolCalls, ArrayCalls):
     limits: dict[int, int]
 
     @cached_property
-    def services(self) -> DeviceRuntime:
+    def services(self) -> DynamicLaunches:
         """The functions that kernels may call, with the heap of the size that the program wants by its first launch."""
-        return DeviceRuntime(self.limits[HEAP])
+        return DynamicLaunches(self, self.limits[HEAP])
 
     def _cudaPushCallConfiguration(self, grid: int, grid_z: int, block: int, block_z: int, shared: int, stream: int) -> int:
         self._configured.append((grid, grid_z, block, block_z, shared, stream))
@@ -178,15 +165,22 @@ class LaunchCalls(SymbolCalls, ArrayCalls):
         """Launches a kernel with the values that `arguments` points to, an address each."""
         self.check_sticky()
         kernel = self.kernel(function)
-        if not all(grid) or not all(block) or block[0] * block[1] * block[2] > 1024 or block[2] > 64:
-            raise CudaError(ErrorCode.INVALID_CONFIGURATION)
-        most = max(self.most_dynamic.get(function, 0), 48 << 10)
-        if shared > most:
-            raise CudaError(ErrorCode.INVALID_VALUE, f"{shared} bytes of dynamic shared memory, {most} are allowed")
-        request = LaunchRequest(kernel, grid, block, shared, self.packed(kernel, arguments), cluster, programmatic)
+        request = LaunchRequest(kernel, grid, block, shared, b"", cluster, programmatic)
+        self.check_request(request)
+        request = replace(request, data=self.packed(kernel, arguments))
         self.issue(stream, KERNEL, lambda there: self.run(request, there))
 
     most_dynamic: dict[int, int]
+
+    def check_request(self, request: LaunchRequest) -> None:
+        """Raises CudaError for a launch that a device would refuse."""
+        x, y, z = request.block
+        if not all(request.grid) or not x * y * z or x * y * z > 1024 or z > 64:
+            raise CudaError(ErrorCode.INVALID_CONFIGURATION)
+        asked = (most for function, most in self.most_dynamic.items() if self.kernels[function] == request.kernel)
+        most = max([48 << 10, *asked])
+        if request.shared > most:
+            raise CudaError(ErrorCode.INVALID_VALUE, f"{request.shared} bytes of dynamic shared memory, {most} are allowed")
 
     def packed(self, kernel: ProgramKernel, arguments: int) -> bytes:
         """Returns the bytes of all parameters; `arguments` is an array of their addresses."""
@@ -207,10 +201,7 @@ class LaunchCalls(SymbolCalls, ArrayCalls):
 
         A fault that a device would notice is the error of all later calls.
         """
-        record = self.records.setdefault(request.kernel.name, KernelRecord(request.kernel.name))
-        if self.settings.max_seconds is not None and self.spent >= self.settings.max_seconds:
-            raise BudgetSpent
-        record.launches += 1
+        record = self.record(request)
         self._streams.add(stream.number)
         calls = self.services.calls
         earlier = self._repeats.get(request) if len(self._streams) == 1 else None
@@ -221,10 +212,9 @@ class LaunchCalls(SymbolCalls, ArrayCalls):
                 stream.begin(request.kernel.name, request.programmatic, None)
             record.repeated += 1
             return
+        self.services.begin(request, stream, child=False)
         done, printed = self.execute(request, stream, record)
-        if done.unfinished:
-            record.unfinished = True
-            raise BudgetSpent
+        self.run_children()
         if printed or self.services.calls != calls:
             return
         touched = frozenset(name for name, moved in done.counters.traffic.items() if moved.read_bytes or moved.write_bytes)
@@ -234,12 +224,35 @@ class LaunchCalls(SymbolCalls, ArrayCalls):
             wrote = {name for name, moved in done.counters.traffic.items() if moved.write_bytes}
             earlier.results = {state: Contents.of(self.memory, wrote)}
 
+    def record(self, request: LaunchRequest) -> KernelRecord:
+        """Returns the record of a launch that begins. Raises BudgetSpent."""
+        record = self.records.setdefault(request.kernel.name, KernelRecord(request.kernel.name))
+        if self.settings.max_seconds is not None and self.spent >= self.settings.max_seconds:
+            raise BudgetSpent
+        record.launches += 1
+        return record
+
+    def run_children(self) -> None:
+        """Runs what the threads of the launch have issued, each launch with all that follows from it before the next."""
+        steps = self.services.issued()
+        while steps and not self.sticky:
+            steps.pop()()
+            steps += self.services.issued()
+
+    def run_child(self, request: LaunchRequest, stream: ptx.Stream) -> None:
+        """Runs a launch by a thread of another."""
+        record = self.record(request)
+        self.services.begin(request, stream, child=True)
+        self.execute(request, stream, record)
+
     def execute(self, request: LaunchRequest, stream: ptx.Stream, record: KernelRecord) -> tuple[ptx.Launch, str]:
         began = time.process_time()
         kernel, variables = request.kernel, [id(block) for block in request.kernel.image.variables.values()]
         others = [block.allocation for block in self.memory.blocks.values() if id(block) not in variables]
         printed = io.StringIO()
         try:
+            # Children are concurrent with much: from now on the history of launches is kept.
+            self.concurrent |= LAUNCH in kernel.image.module.code(kernel.name).builtins
             with contextlib.redirect_stdout(printed):
                 done = kernel.image.module.launch(
                     kernel.name,
@@ -256,6 +269,8 @@ class LaunchCalls(SymbolCalls, ArrayCalls):
                     programmatic=request.programmatic and self.concurrent,
                     runtime=self.services,
                 )
+        except ptx.UnsupportedPTX as error:
+            raise CudaError(ErrorCode.NOT_SUPPORTED, str(error)) from None
         except (ValueError, TypeError) as error:
             raise CudaError(ErrorCode.INVALID_CONFIGURATION, str(error)) from None
         finally:
@@ -270,6 +285,9 @@ class LaunchCalls(SymbolCalls, ArrayCalls):
         for one in done.suppressed:
             record.suppressed.setdefault(one.by, {}).update({str(finding): finding for finding in one.findings})
         self.sticky = next((FATAL[one.kind] for one in done.findings if one.kind in FATAL), self.sticky)
+        if done.unfinished:
+            record.unfinished = True
+            raise BudgetSpent
         return done, printed.getvalue()
 
     def named(self, findings: Sequence[ptx.Finding], request: LaunchRequest) -> list[ptx.Finding]:

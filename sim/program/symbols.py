@@ -57,6 +57,19 @@ class ProgramKernel:
 
 
 @dataclass(frozen=True)
+class LaunchRequest:
+    """A launch as the program asks for it; grid and block in (x, y, z)."""
+
+    kernel: ProgramKernel
+    grid: tuple[int, ...]
+    block: tuple[int, ...]
+    shared: int
+    data: bytes
+    cluster: tuple[int, ...] | None = None
+    programmatic: bool = False
+
+
+@dataclass(frozen=True)
 class Symbol:
     """A variable of an image, by its name in the PTX."""
 

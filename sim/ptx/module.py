@@ -456,7 +456,7 @@ class Module:
             return Races(code.sharing, len(code.instructions), watched, memory.shared_stride, memory.findings, geometry.blocks)
 
         ended, ordered = False, None
-        if compiled:
+        if compiled and not heaps:
             run = machine(races=False)
             watch = detector(run.memory) if stream is not None and races else None
             ordered = None if stream is None else stream.begin(kernel, programmatic, watch)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+
+import numpy as np
 
 from ..memory.heap import BadCall, Heap
 from ..memory.spaces import LaunchMemory
@@ -17,11 +19,28 @@ PRINTING = frozenset({"vprintf", "__assertfail"})
 
 @dataclass(frozen=True)
 class Caller:
-    """A thread that calls a function of the device: the launch's memory, the thread as a set of one lane, the call."""
+    """A thread that calls a function of the device: the launch's memory, the thread as a set of one lane, the call, and the
+    names of the module's functions by address.
+    """
 
     memory: LaunchMemory
     lanes: LaneSet
     instruction: PtxInstruction
+    functions: Mapping[int, str]
+
+    def read(self, address: int, size: int) -> bytes:
+        """Returns the bytes at a generic address. Raises BadCall if they are not all there."""
+        found = self.memory.view(int(self.lanes.index[0]), address, size)
+        if len(found) < size:
+            raise BadCall(f"{size} bytes at {address:#x} are in no memory of the thread")
+        return found.tobytes()
+
+    def write(self, address: int, data: bytes) -> None:
+        """Writes bytes at a generic address. Raises BadCall if that is in no memory of the thread."""
+        place = self.memory.view(int(self.lanes.index[0]), address, len(data), write=True)
+        if len(place) < len(data):
+            raise BadCall(f"{len(data)} bytes at {address:#x} are in no memory of the thread")
+        place[:] = np.frombuffer(data, np.uint8)
 
 
 class DeviceRuntime:

@@ -192,7 +192,8 @@ class DeviceFunctions(WaveUnit):
     def builtin(self, pc: int, control: FunctionCall, lanes: LaneSet) -> None:
         parameters, result = BUILTINS[control.builtin]
         forms = parameters.split()
-        given = [self.bytes_of(lanes, name, calcsize(f"<{form}")) for name, form in zip(control.arguments, forms, strict=True)]
+        given = [np.zeros((lanes.n, 0), np.uint8)]
+        given += [self.bytes_of(lanes, name, calcsize(f"<{form}")) for name, form in zip(control.arguments, forms, strict=True)]
         memory, instruction, every = self.memory, self.code.instructions[pc], Struct("<" + "".join(forms))
         for n, data in enumerate(np.concatenate(given, axis=1)):
             lane, words = int(lanes.index[n]), every.unpack(data.tobytes())
@@ -205,7 +206,9 @@ class DeviceFunctions(WaveUnit):
             else:
                 me = lanes.subset(np.array([n]))
                 try:
-                    answer = self.machine.setup.runtime.call(control.builtin, Caller(memory, me, instruction), words)
+                    answer = self.machine.setup.runtime.call(
+                        control.builtin, Caller(memory, me, instruction, self.code.function_names), words
+                    )
                 except BadCall as error:
                     self.machine.stop("bad call", str(error), pc, me)
             if control.results:

@@ -109,18 +109,27 @@ class LaunchMemory:
 
     def peek(self, lane: int, address: int, size: int) -> bytes:
         """Returns up to `size` bytes at a generic address as lane `lane` of the wave sees it, uncounted; none if it is invalid."""
+        return self.view(lane, address, size).tobytes()
+
+    def view(self, lane: int, address: int, size: int, write: bool = False) -> Array:
+        """Returns the memory itself, of which `write` marks the bytes as written."""
         base, offset = address >> SPACE_BITS << SPACE_BITS, address & ((1 << SPACE_BITS) - 1)
+        state: Array | None = None
         if base == LOCAL_WINDOW:
             start, limit, data = lane * self.local_stride, self.local_stride, self._local
         elif base == SHARED_WINDOW:
             start, limit, data = lane // self.lanes_per_block * self.shared_stride, self.shared_stride, self._shared
+            state = self._state
         else:
             segment = self.segments.get(address >> WINDOW_BITS)
             if segment is None:
-                return b""
+                return np.empty(0, np.uint8)
             start, limit, data = 0, segment.size, segment.window(1)[0]
-            offset = address - segment.start
-        return data[start + offset : start + min(offset + size, limit)].tobytes() if 0 <= offset < limit else b""
+            offset, state = address - segment.start, segment.state
+        where = slice(start + offset, start + min(offset + size, limit)) if 0 <= offset < limit else slice(0, 0)
+        if write and state is not None:
+            state[where] = WRITTEN
+        return data[where]
 
     def strays(self, i: PtxInstruction, offsets: Array, size: int) -> Array:
         """Returns a mask of accesses of `size` bytes at these offsets in shared memory (int64) that leave their variable."""

@@ -407,6 +407,13 @@ class Order(WaveClocks):
         out[fenced % block] = fences[fenced]
         return out
 
+    def launched(self, lanes: LaneSet) -> Array:
+        """Returns until when accesses of each lane of the grid are behind the end of what this one lane does now, by a fence."""
+        self.fence(lanes, DEVICE)
+        assert self._fenced is not None
+        lane = int(lanes.index[0]) + self.first
+        return self._release(lane, int(self._fenced[DEVICE][lane]), self._fenced[DEVICE])
+
     def _own_release(self, lane: int, moment: int, fences: Array | None) -> Array:
         """Returns the part of the clock that a lane hands on which is of its cluster."""
         per = self.per

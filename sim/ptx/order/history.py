@@ -441,6 +441,11 @@ class Launches:
         if at_once and self._pending:
             self.acquire((access.lanes.index + self.races.first).tolist())
 
+    def launched(self, lanes: LaneSet) -> LaunchClock:
+        """Returns what is over for a launch by this one lane: launches before this one, and of it what happened before."""
+        part = LaunchPart(self.run, self.races.launched(lanes))
+        return self.run.start.join(LaunchClock(parts=(part,)))
+
     def fence(self, lanes: LaneSet) -> None:
         """Makes lanes, which fence for the device, acquire what they have read until now."""
         if self._pending:
@@ -542,6 +547,8 @@ class Launches:
 
     def why(self, theirs: Site) -> str:
         run, behind = theirs.run, self.run.behind
+        if any(part.run is run for part in self.run.start.parts):
+            return "that one launched this one, and nothing orders the access before it did"
         if run.launch[0] != self.run.launch[0]:
             return "it is in another stream, and no event is between them"
         if behind is run:
