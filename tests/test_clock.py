@@ -22,7 +22,7 @@ from cupyflash.sim.clock import recorded, sass
 from cupyflash.sim.clock.accesses import L1, wavefronts
 from cupyflash.sim.clock.execution import CodeLaunch, CubinKernel
 from cupyflash.sim.clock.memory import WarpAccess
-from cupyflash.sim.clock.multiprocessor import ClockedMultiprocessor, Issue, Outside, Run
+from cupyflash.sim.clock.multiprocessor import ClockedMultiprocessor, Cost, Issue, Outside, Run
 from cupyflash.sim.clock.rates import ChipRates
 from cupyflash.sim.clock.sass import Control, Instruction
 from cupyflash.sim.clock.steps import step_of
@@ -223,7 +223,7 @@ def test_the_l1_keeps_sectors_and_looks_lines_up_in_four_banks() -> None:
     assert l1.look_up(np.arange(0, 32 * 4 * 1024, 4 * 1024), load=True)[0] == 32  # lines 1,024 apart have one bank
 
 
-FAST = Outside(64.0, 64.0, 64.0, 250.0, 470.0)
+FAST = Outside(64.0, 64.0, 16.0, 64.0, 250.0, 470.0)
 
 
 def code_of(*lines: tuple[str, Control]) -> list[Instruction]:
@@ -287,6 +287,15 @@ def test_units_take_their_clocks_and_whole_numbers_only_half_of_the_fma_unit() -
         assert begins[-1] - begins[9] == 10 * clocks, text
     begins = clocks_of(code_of(*[("MUFU.EX2 R0, R1", control)] * 20))
     assert begins[-1] - begins[9] == 80
+
+
+def test_the_l2_updates_sectors_at_a_rate_of_its_own() -> None:
+    rates = ChipRates.of(A6000)
+    for text, rate in (("STG.E.128 [R2.64], R4", FAST.l2_bytes), ("REDG.E.ADD.F32x4 [R2.64], R4", FAST.atomic_bytes)):
+        steps = [step_of(each, rates) for each in code_of((text, Control(1)))]
+        traces = [[Issue(0, Cost(4.0, 2048.0))] * times for times in (20, 40)]
+        few, many = (ClockedMultiprocessor(steps, rates, FAST, 1).run([[trace]]).drained for trace in traces)
+        assert many - few == 20 * 2048 / rate, text
 
 
 def test_a_barrier_waits_for_all_warps_of_the_block() -> None:

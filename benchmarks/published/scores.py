@@ -22,6 +22,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from published import FOLDER, ladders
 
 RESULTS = FOLDER / "predicted.json"
+CALLS = FOLDER.parent / "calls.json"
 PAGE = FOLDER.parents[1] / "docs" / "clock.md"
 ERRORS = FOLDER.parents[1] / "cupyflash" / "clock_errors.toml"
 BEGIN, END = "<!-- scores.py writes from here -->", "<!-- to here -->"
@@ -63,6 +64,30 @@ def read(path: Path = RESULTS) -> dict[str, dict[str, Result]]:
     """The results by ladder and step."""
     data = json.loads(path.read_text()) if path.exists() else {}
     return {name: {step: Result(**one) for step, one in steps.items()} for name, steps in data.items()}
+
+
+def called(path: Path = CALLS) -> dict[str, dict[str, Result]]:
+    """FlashAttention's whole calls that benchmarks/calls.py timed, as results of its ladders.
+
+    Only at the highest rate, and not over phases and latencies: at the lowest rate all of a call is taken to be as much slower.
+    """
+    found: dict[str, dict[str, Result]] = {}
+    steps = {(ladder.name, step.name): (ladder, step) for ladder in ladders() for step in ladder.steps}
+    for each in json.loads(path.read_text()):
+        call, seconds = each["call"], each["seconds"]
+        name, place = each["whose"].lower().replace("-", "_"), f"d {call['d']} {call['mask']}, {call['n']}"
+        name = name.replace("flashattention", "flash_attention")
+        ladder, step = steps.get((name, place), (None, None))
+        if ladder is None or step is None or (call["direction"], call["device"]) != ("forward", ladder.device):
+            continue
+        lowest = seconds * ladder.clock.mhz[1] / ladder.clock.mhz[0]
+        found.setdefault(name, {})[place] = Result(step.seconds, seconds, lowest, seconds, seconds, each["kind"], each["binds"])
+    return found
+
+
+def compared() -> dict[str, dict[str, Result]]:
+    """All results, by ladder."""
+    return dict(sorted((read() | called()).items()))
 
 
 def write(results: Results, path: Path = RESULTS) -> None:
@@ -110,9 +135,10 @@ class Score:
         return mean(found) if found else None
 
     @property
-    def spread(self) -> float:
-        """The median width of predictions over phases and assumed latencies, in their own time."""
-        return median((each.most - each.least) / each.predicted for ladder in self.ladders for each in ladder)
+    def spread(self) -> float | None:
+        """The median width of predictions over phases and assumed latencies, in their own time; None if none was varied."""
+        varied = [each for ladder in self.ladders for each in ladder if each.most > each.least]
+        return median((each.most - each.least) / each.predicted for each in varied) if varied else None
 
     def cells(self) -> list[str]:
         """The cells of a row: figures; median error and those within 20 %, also in the interval of rates, and after one factor a
@@ -124,7 +150,7 @@ class Score:
             *(f"{middle(ratios):.1%}".replace("%", " %") + f", {near(ratios)}" for ratios in (self.ratios, inside, self.scaled)),
             tau,
             f"{bias_of(self.ratios):+.1%}".replace("%", " %"),
-            f"{self.spread:.1%}".replace("%", " %"),
+            "" if self.spread is None else f"{self.spread:.1%}".replace("%", " %"),
         ]
 
 
@@ -196,7 +222,7 @@ def page(text: str, results: Results) -> str:
 def main(words: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python benchmarks/published/scores.py", description="Scores of predicted times.")
     parser.add_argument("--write", action="store_true", help="write docs/clock.md and cupyflash/clock_errors.toml")
-    results = read()
+    results = compared()
     if parser.parse_args(words).write:
         PAGE.write_text(page(PAGE.read_text(), results))
         ERRORS.write_text(errors(results))

@@ -46,13 +46,21 @@ class Issue(NamedTuple):
 
 @dataclass(frozen=True)
 class Outside:
-    """The L2 and DRAM as a multiprocessor finds them: its port and its share of each in bytes a clock, latencies in clocks."""
+    """The L2 and DRAM as a multiprocessor finds them: its port and its share of each in bytes a clock, latencies in clocks.
+
+    `atomic_bytes`: its share of the sectors that the L2 updates.
+    """
 
     port: float
     l2_bytes: float
+    atomic_bytes: float
     dram_bytes: float
     l2_latency: float
     dram_latency: float
+
+    def rate(self, step: TraceStep) -> float:
+        """Bytes a clock of the L2 for an instruction."""
+        return self.atomic_bytes if step.updates else self.l2_bytes
 
 
 @dataclass(slots=True, eq=False)
@@ -311,7 +319,7 @@ class ClockedMultiprocessor:
         done = max(now + step.latency, self.pipe + step.latency - self.leave - step.bytes / 4)
         if cost.l2_bytes:
             self.port = max(self.port, self.pipe) + cost.l2_bytes / outside.port
-            self.l2 = max(self.l2, self.pipe) + cost.l2_bytes / outside.l2_bytes
+            self.l2 = max(self.l2, self.pipe) + cost.l2_bytes / outside.rate(step)
             self.dram = max(self.dram, self.pipe) + cost.dram_bytes / outside.dram_bytes
             arrives = max(self.port, self.l2 - self.lead, self.dram - self.lead)
             far = cost.dram_bytes / cost.l2_bytes
@@ -344,7 +352,7 @@ class ClockedMultiprocessor:
         elif act == Act.PHASE:
             done = max(done, self.wait(warp, tuple((warp.block, key) for key, _, _ in issue.signals), behind=False))
         elif act == Act.BULK:
-            self.copy(warp, issue, now)
+            self.copy(warp, issue, step, now)
         elif act == Act.PRODUCT:
             self.multiply(warp, step, now)
         elif act == Act.FENCE:
@@ -398,13 +406,13 @@ class ClockedMultiprocessor:
             for other in product.waiting:
                 self.resume(other, product.done)
 
-    def copy(self, warp: ClockedWarp, issue: Issue, now: float) -> None:
+    def copy(self, warp: ClockedWarp, issue: Issue, step: TraceStep, now: float) -> None:
         """Takes a bulk copy through the engine, the L2 and DRAM; its cost's wavefronts are those of all that comes or goes."""
         cost, outside = issue.cost or IDLE, self.outside
         begins = max(self.bulk, now)
         self.bulk = begins + self.bulk_apart
         self.port = max(self.port, begins) + cost.pipe * WAVEFRONT / self.bulk_rate
-        self.l2 = max(self.l2, begins) + cost.l2_bytes / outside.l2_bytes
+        self.l2 = max(self.l2, begins) + cost.l2_bytes / outside.rate(step)
         self.dram = max(self.dram, begins) + cost.dram_bytes / outside.dram_bytes
         arrives = max(self.port, self.l2 - self.lead, self.dram - self.lead)
         if not issue.signals:  # a store: its source is free when it was read

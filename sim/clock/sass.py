@@ -22,6 +22,7 @@ import sysconfig
 import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 
 from cupyflash.sim import files
@@ -147,14 +148,15 @@ class Cubin:
     resources: Mapping[str, Mapping[str, int]]
 
 
+@lru_cache(maxsize=8)
 def read(cubin: bytes) -> Cubin:
     """Raises RuntimeError where there is no disassembler, or it cannot read the file."""
-    listing, needs = _told(cubin, "-sass"), _told(cubin, "-res-usage")
+    listing = _told(cubin, "-sass", "-res-usage")
     architecture = re.search(r"code for sm_(\d+)", listing)
     if architecture is None:
         raise RuntimeError("the disassembler does not say which architecture the code is for")
     resources = {
-        name: {key: int(value) for key, value in re.findall(r"([A-Z]+):(\d+)", rest)} for name, rest in _RESOURCES.findall(needs)
+        name: {key: int(value) for key, value in re.findall(r"([A-Z]+):(\d+)", rest)} for name, rest in _RESOURCES.findall(listing)
     }
     return Cubin(int(architecture[1]), parse(listing), resources)
 

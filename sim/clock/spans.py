@@ -188,10 +188,10 @@ class BlockSpans(Watched):
                 copies.open.append(found)
         return found
 
-    def copy(self, warp: ClockedWarp, issue: Issue, now: float) -> None:
+    def copy(self, warp: ClockedWarp, issue: Issue, step: TraceStep, now: float) -> None:
         flight = self.flight(warp, issue, max(self.bulk, now), bool(issue.signals), not issue.signals)
         self.flying = flight if issue.signals else None
-        super().copy(warp, issue, now)
+        super().copy(warp, issue, step, now)
         self.flying = None
         if not issue.signals:
             flight.landed = self.written

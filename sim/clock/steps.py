@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 
 from .bulk import BULK
-from .memory import SPACES
+from .memory import ATOMICS, SPACES
 from .rates import ChipRates
 from .sass import NO_SCOREBOARD, Instruction
 
@@ -54,6 +54,7 @@ CONSTANTS = ("LDC", "LDCU", "ULDC")
 PRODUCTS = ("HGMMA", "IGMMA", "QGMMA", "BGMMA")
 """wgmma by types: halves, bytes, 8-bit floats, bits."""
 WAITING = ("BAR", "SYNCS", "WARPGROUP", "UCGABAR_ARV", "UCGABAR_WAIT", "UTMACMDFLUSH", "USETMAXREG", "CGAERRBAR", *BULK)
+UPDATES = (*ATOMICS, "UTMAREDG", "UBLKRED")
 ROWS = 64
 """Rows of a warpgroup's product."""
 _REGISTER = re.compile(r"[-~|!]*R(\d+)\|?((?:\.\w+)*)$")
@@ -111,6 +112,7 @@ class TraceStep:
     count: int  # of a wait for groups: what may be pending; of a product: the registers of a thread's sums
     board: int  # that a DEPBAR waits for, and that a group sets
     closes: bool  # a group of products
+    updates: bool  # sectors of the L2: an atomic, or a bulk copy that adds
     fetched: float
 
 
@@ -137,6 +139,7 @@ def step_of(i: Instruction, rates: ChipRates) -> TraceStep:
         count,
         board,
         unit == Unit.PRODUCT and "gsb0" in i.operands,
+        i.opcode in UPDATES,
         _fetched(i, rates) if unit == Unit.PRODUCT else 0.0,
     )
 

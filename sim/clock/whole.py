@@ -134,6 +134,7 @@ class Clock:
         return Outside(
             rates["l1.sm_port"],
             min(rates["l1.sm_port"], l2_rate / active),
+            min(rates["l1.sm_port"], rates["l2.atomic"] / active),
             dram_rate / active,
             (rates["l2.latency"] + rates["l2.far_latency"]) / 2 if halves else rates["l2.latency"],
             (rates["dram.latency"] + rates["dram.far_latency"]) / 2 if halves else rates["dram.latency"],
@@ -344,7 +345,7 @@ class Clock:
             found["shared memory and L1"] += step.fetched * times / GROUP_WARPS
             if issue.cost is not None:
                 found["shared memory and L1"] += issue.cost.pipe * times
-                found["L2"] += issue.cost.l2_bytes / self.outside.l2_bytes * times
+                found["L2"] += issue.cost.l2_bytes / self.outside.rate(step) * times
                 found["DRAM"] += issue.cost.dram_bytes / self.outside.dram_bytes * times
         return found
 
