@@ -261,8 +261,9 @@ class TexturePort(GlobalPort):
             warp = np.concatenate([lanes.warp for lanes, _, _ in mine])
             place = (warp << 48) + np.concatenate([addresses.astype(np.int64) - segment.start for _, addresses, _ in mine])
             requested = size * sum(times * lanes.n for lanes, _, times in mine)
+            unique = distinct(place) * size  # which sorts them
             sectors = distinct(place + (segment.start & SECTOR - 1) >> 5)
-            tally[i, segment].count_side(self.write, requested, len(np.unique(warp)), sectors, distinct(place) * size)
+            tally[i, segment].count_side(self.write, requested, distinct(warp), sectors, unique)
 
 
 class Textures(MemoryUnit):
