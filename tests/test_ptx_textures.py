@@ -355,3 +355,51 @@ def test_a_surface_that_two_blocks_write_is_a_race_and_a_read_of_what_the_launch
     load = "suld.b.2d.b32.trap {%r8}, [%rd1, {%r4, %r5}]; st.global.b32 [%rd3], %r8;"
     (finding,) = launched(STORE + load, surface, memory, places, block=32)[1].findings
     assert (finding.kind, finding.severity) == ("proxy", "warning")
+
+
+# -- arguments of a launch ---------------------------------------------------------------------------------------------------
+
+COPY = """
+.version 8.0
+.target sm_80
+.address_size 64
+.visible .entry k(.param .align 8 .b8 both[16]) {
+  .reg .b64 %rd<3>; .reg .b32 %r<4>; .reg .f32 %f<6>;
+  ld.param.u64 %rd1, [both]; ld.param.u64 %rd2, [both+8];
+  mov.u32 %r1, %tid.x; mov.u32 %r2, %tid.y; cvt.rn.f32.u32 %f1, %r1; cvt.rn.f32.u32 %f2, %r2;
+  tex.2d.v4.f32.f32 {%f3, %f4, _, _}, [%rd1, {%f1, %f2}];
+  shl.b32 %r3, %r1, 3;
+  sust.b.2d.v2.b32.trap [%rd2, {%r3, %r2}], {%f3, %f4};
+  ret;
+}
+"""
+
+
+def test_arrays_are_arguments_as_textures_and_surfaces() -> None:
+    image, out = np.random.default_rng(0).normal(size=(2, 3, 5, 2)).astype(np.float32)
+    both = {"image": ptx.Texture(ptx.Texels.of(image, "2d")), "out": ptx.Texels.of(out, "2d")}
+    launch = ptx.Module.from_ptx(COPY).launch("k", 1, (5, 3), {"both": both})
+    assert not launch.findings and np.array_equal(image, out)
+    assert (launch.traffic["image"].read_bytes, launch.traffic["out"].write_bytes) == (image.nbytes, out.nbytes)
+    launch = ptx.Module.from_ptx(COPY).launch("k", 1, (5, 4), {"both": both})
+    assert "outside of 'out', which has 5 x 3 texels" in launch.findings[0].message
+
+
+@pytest.mark.parametrize(
+    ("array", "geometry", "message"),
+    [
+        (np.zeros((2, 2)), "2d", "got float64"),
+        (np.zeros((4, 4), np.float32)[:, ::2], "2d", "contiguous"),
+        (np.zeros((4, 4, 3), np.float32), "2d", "of 1, 2 or 4 channels"),
+        (np.zeros((5, 4, 4), np.float32), "cube", "6 square faces"),
+        (np.zeros(4, np.float32), "4d", "geometry must be one of"),
+    ],
+)
+def test_an_array_that_has_no_texels_is_refused(array: np.ndarray, geometry: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        ptx.Texels.of(array, geometry)
+
+
+def test_texels_of_no_array_are_no_argument() -> None:
+    with pytest.raises(TypeError, match="a texture of no array"):
+        ptx.Module.from_ptx(COPY).launch("k", 1, 1, {"both": {"image": ptx.Texture(texels_of((4, 4), FLOAT, "2d")), "out": None}})

@@ -19,7 +19,8 @@ from cupyflash.sim.program.errors import CudaError, ErrorCode
 from cupyflash.sim.program.memory import ProgramMemory
 from cupyflash.sim.program.streams import KERNEL
 from cupyflash.sim.program.symbols import LaunchRequest, ProgramKernel, SymbolCalls
-from cupyflash.sim.program.textures import ArrayCalls, texels_of
+from cupyflash.sim.program.textures import ArrayCalls
+from cupyflash.sim.ptx.memory.textures import texels_of
 from cupyflash.sim.ptx.parameters import parameter_offsets
 from cupyflash.sim.ptx.report.findings import source_text
 from cupyflash.sim.ptx.text.syntax import parameters

@@ -85,11 +85,6 @@ def format_of(channels: bytes) -> ptx.TexelFormat:
     return ptx.TexelFormat(count, bits[0], KINDS[kind])
 
 
-def texels_of(shown: ptx.Texture | ptx.Texels) -> ptx.Texels:
-    """Returns the texels of a texture or a surface."""
-    return shown.texels if isinstance(shown, ptx.Texture) else shown
-
-
 class ArrayCalls(CopyCalls):
     """CUDA arrays and their copies, texture and surface objects."""
 

@@ -34,6 +34,7 @@ from .execute.processes import processes_asked, run_apart
 from .execute.registers import Setup
 from .execute.scheduler import Limits
 from .memory.spaces import PARAM_START, PARAM_WINDOW, LaunchMemory, Observer
+from .memory.textures import placed, texels_of
 from .order.history import LaunchClock, Launches, OrderedLaunch, Past
 from .order.races import Races
 from .parameters import POINTER_BYTES, BoundArguments, BoundTensor, RawArguments, bind
@@ -378,6 +379,7 @@ class Module:
         mappings (structures) and lists of those (arrays), laid out as C does: {"p": {"Q": q, "O": o, "n": np.int32(5)}}. Or it is a
         NumPy structured scalar, at its own offsets; fields of objects in it are pointers. A tensor's name, in all reports and in
         `unwritten`, is its field's ("Q"), or its path ("p.Q") if several tensors of the launch have that field name.
+        A `Texture` of an array's texels (`Texels.of`) is a texture object, such texels are a surface object.
         Or args are `RawArguments`: the parameters' bytes, as a driver is given them, and memory at the addresses that they hold.
         shared_bytes: dynamic shared memory of a block, in bytes. seed: None runs warps in lock step where they agree, a number
         runs them in a random order. on_barrier(block, count) is called when a block has completed its count-th barrier.
@@ -422,9 +424,10 @@ class Module:
             bound, tensors, parts = args.bound(kernel, code.params), args.segments(code.params), []
             textures = args.textures
         else:
-            textures = {}
             bound = bind(kernel, code.params, args, self._variables)
             tensors = placed_tensors(bound, len(segments))
+            pairs = zip(bound.tensors, tensors, strict=True)
+            textures = {one.pointer: placed(tensor.shown, one.pointer) for tensor, one in pairs if tensor.shown is not None}
             parts = unwritten_parts(bound.tensors, tensors, unwritten)
         packed = bytes(bound.data)
         data = np.frombuffer(packed or b"\0", np.uint8)
@@ -574,6 +577,8 @@ def placed_tensors(bound: BoundArguments, first: int) -> list[Segment]:
     for number, tensor in enumerate(bound.tensors, first):
         segment = Segment(tensor.name, number, tensor.array)
         segment.places = (tensor.place,)
+        if tensor.shown is not None:
+            segment.narrowest = texels_of(tensor.shown).format.size
         address = segment.pointer.to_bytes(POINTER_BYTES, "little")
         if tensor.holder is None:
             bound.data[tensor.at : tensor.at + POINTER_BYTES] = address

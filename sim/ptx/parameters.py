@@ -17,7 +17,7 @@ import numpy as np
 from cupyflash.words import plural
 
 from .memory.layouts import ADDRESS_AT, MAP_ALIGN, MAP_BYTES, TensorMap
-from .memory.textures import Texels, Texture
+from .memory.textures import Texels, Texture, texels_of
 from .state.segments import Place, PointerField, Segment
 from .text.syntax import Array, Variable
 
@@ -30,6 +30,7 @@ class BoundTensor:
 
     `name` is its name in counts and findings, `path` leads to it from its parameter ("p.x[2]"). `place` is the parameter or its
     field, `at` the pointer's offset in the bytes of all parameters, or in `holder`, an array of tensor maps in global memory.
+    `shown`: the texture or surface whose handle the address is.
     """
 
     name: str
@@ -38,6 +39,7 @@ class BoundTensor:
     place: Place
     at: int
     holder: Array | None = None
+    shown: Texture | Texels | None = None
 
 
 @dataclass
@@ -81,7 +83,7 @@ class RawArguments:
     def segments(self, params: Sequence[Variable]) -> list[Segment]:
         """Returns the allocations as segments that know which parameters point to them."""
         offsets, _ = parameter_offsets(params)
-        texels = {handle: one.texels if isinstance(one, Texture) else one for handle, one in self.textures.items()}
+        texels = {handle: texels_of(one) for handle, one in self.textures.items()}
         held: list[tuple[int, Place]] = []
         for param in params:
             at = offsets[param.name]
@@ -112,7 +114,7 @@ def parameter_offsets(params: Sequence[Variable]) -> tuple[dict[str, int], int]:
 class Pointer:
     """A pointer to an array at an offset of its piece, or of `holder`, an array of tensor maps that another pointer points to.
 
-    `own` is the field's name, `path` that with all around it.
+    `own` is the field's name, `path` that with all around it. `shown`: the texture or surface, if it is the handle of one.
     """
 
     offset: int
@@ -120,6 +122,7 @@ class Pointer:
     path: str
     array: Array
     holder: Array | None = None
+    shown: Texture | Texels | None = None
 
     def moved(self, by: int) -> Pointer:
         return self if self.holder is not None else replace(self, offset=self.offset + by)
@@ -182,7 +185,7 @@ def bind(
             bound.tensors.append(BoundTensor(name, pointer.path, pointer.array, "*", pointer.offset, pointer.holder))
             continue
         place = PointerField(param.name, pointer.offset) if param.is_array else param.name
-        bound.tensors.append(BoundTensor(name, pointer.path, pointer.array, place, at + pointer.offset))
+        bound.tensors.append(BoundTensor(name, pointer.path, pointer.array, place, at + pointer.offset, shown=pointer.shown))
     return bound
 
 
@@ -202,9 +205,10 @@ def argument(kernel: str, name: str, value: Any, param: Variable) -> ParameterPi
     value = unwrapped(value)
     if is_maps(value):
         return tensor_maps(kernel, name, value, param)
-    if isinstance(value, np.ndarray):
+    if isinstance(value, np.ndarray | Texture | Texels):
         if param.size != POINTER_BYTES or param.type.kind == "f":
-            raise TypeError(f"{kernel}: argument {name!r} is an array, parameter {param.name} is no pointer")
+            what, other = ("an array", "pointer") if isinstance(value, np.ndarray) else ("a texture or surface", "handle")
+            raise TypeError(f"{kernel}: argument {name!r} is {what}, parameter {param.name} is no {other}")
         return leaf(f"{kernel}: argument", name, name, value)
     if not isinstance(value, Mapping) and not (isinstance(value, np.void) and value.dtype.hasobject):
         return ParameterPiece(bytearray(pack_scalar(kernel, name, value, param)), param.align)
@@ -225,7 +229,8 @@ def arrays_by_name(args: Mapping[str, Any]) -> dict[str, Array]:
     pointers: list[Pointer] = []
     for name, value in args.items():
         value = unwrapped(value)
-        if is_maps(value) or isinstance(value, (np.ndarray, Mapping)) or (isinstance(value, np.void) and value.dtype.hasobject):
+        arrays = isinstance(value, np.ndarray | Mapping | Texture | Texels)
+        if arrays or is_maps(value) or (isinstance(value, np.void) and value.dtype.hasobject):
             pointers += member("argument", name, name, value).pointers
     many = Counter(pointer.own for pointer in pointers)
     short = {pointer.own: pointer.array for pointer in pointers if many[pointer.own] == 1}
@@ -319,6 +324,11 @@ def leaf(where: str, path: str, own: str, value: Any) -> ParameterPiece:
     if isinstance(value, TensorMap):
         data = bytearray(value.description.encode(0))
         return ParameterPiece(data, MAP_ALIGN, [Pointer(ADDRESS_AT, own, path, value.array)], [(path, 0)])
+    if isinstance(value, Texture | Texels):
+        array = texels_of(value).array
+        if array is None:
+            raise TypeError(f"{where} {path!r}: a texture of no array; ptx.Texels.of makes texels of one")
+        return ParameterPiece(bytearray(POINTER_BYTES), POINTER_BYTES, [Pointer(0, own, path, array, shown=value)], [(path, 0)])
     if isinstance(value, np.ndarray):
         if value.dtype.hasobject:
             raise TypeError(f"{where} {path!r}: an array of objects cannot be a tensor")

@@ -12,7 +12,7 @@ from cupyflash.words import plural
 
 from ..memory.ports import ALL, PORTS, LocalPort, Part, Port, cluster_address, rank_of
 from ..memory.spaces import LOCAL_WINDOW, PARAM_WINDOW, SHARED_WINDOW, SPACE_BITS
-from ..memory.textures import AXES, CUBES, LAYERED, Texels, Texture, TexturePort, padded, some, take
+from ..memory.textures import AXES, CUBES, LAYERED, Texels, Texture, TexturePort, padded, some, take, texels_of
 from ..state.lanes import LaneSet
 from ..text.syntax import ELEMENT, SINK, TYPES, Array, Mem, Operand, PtxInstruction, PtxType, Reg, Sym, Unsupported
 from .floats import narrow, wide
@@ -503,7 +503,7 @@ def query(i: PtxInstruction) -> Plan:
         raise Unsupported("a texture that is not given by its handle in a register of 64 bits")
 
     def answer(found: Texture | Texels) -> int:
-        texels = found.texels if isinstance(found, Texture) else found
+        texels = texels_of(found)
         if isinstance(found, Texture) and asked == "normalized_coords":
             return int(found.normalized)
         sizes = dict(zip(("width", "height", "depth"), texels.shape, strict=True))

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from itertools import product
 from typing import NamedTuple
 
@@ -77,7 +77,7 @@ class Texels:
 
     `geometry` is PTX's: 1d, 2d, 3d, a1d and a2d (arrays of layers), cube, acube. `shape`: texels along x, y, z. Rows begin `pitch`
     bytes apart; slices along z, layers and faces of a cube `plane` bytes, and there are `layers` of the latter (a cube: 6).
-    `linear`: linear memory, whose outside reads as 0.
+    `linear`: linear memory, whose outside reads as 0. `array` has them where they are an argument of a launch (`of`).
     """
 
     address: int
@@ -88,6 +88,34 @@ class Texels:
     plane: int
     layers: int = 1
     linear: bool = False
+    array: Array | None = field(default=None, compare=False, repr=False)
+
+    @classmethod
+    def of(cls, array: Array, geometry: str, *, linear: bool = False) -> Texels:
+        """Returns the texels of an array, to be passed to a kernel as a surface, or in a `Texture`.
+
+        Its axes are those of the geometry, the slowest first: layers or faces (6 for each cube), z, y, x, and 1, 2 or 4 channels if
+        there is one more. It is contiguous, of integers of 8, 16 or 32 bits, or floats of 16 or 32. Raises ValueError.
+        """
+        if geometry not in AXES:
+            raise ValueError(f"geometry must be one of {', '.join(AXES)}, got {geometry!r}")
+        stacked, axes = geometry in (*LAYERED, *CUBES), AXES[geometry]
+        count = axes + stacked
+        channels = array.shape[-1] if array.ndim == count + 1 else 1
+        if array.ndim not in (count, count + 1) or channels not in (1, 2, 4) or not array.size or not array.flags.c_contiguous:
+            needed = f"a contiguous array of {plural(count, 'axis', 'axes')}, and one of 1, 2 or 4 channels if there are more"
+            raise ValueError(f"texels of geometry {geometry} are {needed}, got shape {array.shape}, strides {array.strides}")
+        kind, bits = array.dtype.kind, 8 * array.itemsize
+        if (kind, bits) not in [("f", 16), ("f", 32), *((k, b) for k in "iu" for b in (8, 16, 32))]:
+            raise ValueError(f"texels are integers of 8, 16 or 32 bits, or floats of 16 or 32, got {array.dtype}")
+        if linear and geometry != "1d":
+            raise ValueError(f"linear memory is of geometry 1d, got {geometry!r}")
+        layers = array.shape[0] if stacked else 1
+        x, y, z = (*array.shape[stacked:count][::-1], 1, 1)[:3]
+        if geometry in CUBES and (x != y or layers % FACES or (geometry == "cube" and layers != FACES)):
+            raise ValueError(f"a cube has {FACES} square faces, got shape {array.shape}")
+        form = TexelFormat(channels, bits, {"i": "s"}.get(kind, kind))
+        return cls(0, form, geometry, (x, y, z), x * form.size, x * y * form.size, layers, linear, array)
 
 
 @dataclass(frozen=True)
@@ -123,6 +151,18 @@ class Texture:
         """Returns the color outside, float32, or uint32 where integers are read."""
         color = np.array((0, 0, 0, 0) if self.texels.linear else self.border, np.float32)
         return color if self.floats else color.view(np.uint32)
+
+
+def texels_of(shown: Texture | Texels) -> Texels:
+    """Returns the texels of a texture or a surface."""
+    return shown.texels if isinstance(shown, Texture) else shown
+
+
+def placed(shown: Texture | Texels, address: int) -> Texture | Texels:
+    """Returns a texture or surface with its texels at an address."""
+    if isinstance(shown, Texture):
+        return replace(shown, texels=replace(shown.texels, address=address))
+    return replace(shown, address=address)
 
 
 class Tap(NamedTuple):
