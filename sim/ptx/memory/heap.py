@@ -33,9 +33,9 @@ class Heap:
 
     def __init__(self, size: int = 8 << 20, spare: int = SPARE, name: str = "heap", window: int = HEAP_WINDOW):
         self.size, self.used = size, 0
-        memory = np.zeros(size + spare, np.uint8)
+        memory, state = (np.zeros(size + spare, np.uint8) for _ in range(2))
         self.segment = Segment(name, 0, memory, start=(window << WINDOW_BITS) + (1 << (WINDOW_BITS - 1)))
-        self.segment.state = np.zeros_like(memory)
+        self.segment.state = state  # zeros_like would touch all of it
         self.segment.places, self.segment.heap = ("*",), self
         self.live: dict[int, int] = {}
         """Bytes of each allocation, by its offset."""
