@@ -18,7 +18,7 @@ import numpy as np
 from cupyflash.sim import ptx
 from cupyflash.sim.program.errors import CudaError, ErrorCode, name_of, text_of
 from cupyflash.sim.program.properties import attribute
-from cupyflash.sim.program.streams import Thing
+from cupyflash.sim.program.streams import Condition, Thing
 from cupyflash.sim.program.symbols import LaunchRequest, ProgramKernel
 from cupyflash.sim.ptx.execute.device_runtime import Caller, DeviceRuntime
 from cupyflash.sim.ptx.memory.heap import HEAP_WINDOW, BadCall, Heap
@@ -196,6 +196,14 @@ class DynamicLaunches(DeviceRuntime):
     def _cudaCDP2MemsetAsync(self, caller: Caller, target: int, value: int, size: int, stream: int) -> None:
         self.program.memory.part(target, size)
         self.issue(caller, stream, lambda _: self.program.memory.fill(target, value, size))
+
+    # -- graphs -------------------------------------------------------------------------------------------------------------
+
+    def cudaGraphSetConditional(self, caller: Caller, handle: int, value: int) -> None:
+        condition = self.program.handles.get(handle)
+        if not isinstance(condition, Condition):
+            raise BadCall(f"cudaGraphSetConditional with {handle:#x}, which is no condition of a graph")
+        condition.value = value
 
     # -- memory, errors, the device -----------------------------------------------------------------------------------------
 

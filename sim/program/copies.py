@@ -77,15 +77,18 @@ class CopyCalls(StreamCalls):
     def cudaMallocFromPoolAsync(self, out: int, size: int, pool: int, stream: int) -> None:
         self.cudaMallocAsync(out, size, stream)
 
-    def cudaFree(self, address: int) -> None:
+    def release(self, address: int) -> None:
         self.memory.free(address, (DEVICE, MANAGED))
+
+    def cudaFree(self, address: int) -> None:
+        self.release(address)
         self.wait_for_all()
 
     def cudaFreeHost(self, address: int) -> None:
         self.memory.free(address, (HOST,))
 
     def cudaFreeAsync(self, address: int, stream: int) -> None:
-        self.issue(stream, FREE, lambda _: self.memory.free(address, (DEVICE, MANAGED)))
+        self.issue(stream, FREE, lambda _: self.release(address))
 
     def cudaHostRegister(self, address: int, size: int, flags: int) -> None:
         start, end = address // PAGE * PAGE, -(-(address + size) // PAGE) * PAGE

@@ -16,20 +16,27 @@ from cupyflash.sim.program.memory import DEVICE
 from cupyflash.sim.program.streams import (
     ALLOCATE,
     CHILD,
+    CONDITIONAL,
     EMPTY,
     FREE,
     HOST_FUNCTION,
     KERNEL,
     MEMCPY,
     MEMSET,
+    Condition,
     Graph,
     Node,
     ProgramEvent,
     ProgramStream,
 )
 from cupyflash.sim.program.symbols import LaunchRequest
+from cupyflash.sim.ptx.state.segments import UNWRITTEN
 
 Work = Callable[[ptx.Stream], None]
+IF, WHILE, SWITCH = 0, 1, 2
+"""cudaGraphConditionalNodeType."""
+UNION = 16
+"""Offset in cudaGraphNodeParams of the parameters of the node's type, which begin as those of older functions do."""
 
 
 @dataclass
@@ -44,6 +51,12 @@ class GraphExec:
 class GraphCalls(LaunchCalls):
     """Capture, nodes, launches."""
 
+    def __init__(self, *arguments: object):
+        super().__init__(*arguments)
+        self.graph_allocations: set[int] = set()
+        """Addresses that alloc nodes have allocated and no free node has freed."""
+        self.graph_peak = self.graph_reserved = self.graph_reserved_peak = 0
+
     # -- capture --------------------------------------------------------------------------------------------------------
 
     def captured(self, graph: Graph) -> list[ProgramStream]:
@@ -55,6 +68,30 @@ class GraphCalls(LaunchCalls):
             raise CudaError(ErrorCode.STREAM_CAPTURE_UNSUPPORTED)
         one.graph, one.ends, one.origin = Graph(), [], True
 
+    def cudaStreamBeginCaptureToGraph(self, stream: int, graph: int, after: int, data: int, count: int, mode: int) -> None:
+        whole, ends = self.find(graph, Graph), self.nodes(after, count)
+        self.cudaStreamBeginCapture(stream, mode)
+        one = self.stream(stream)
+        one.graph, one.ends = whole, ends
+
+    def cudaStreamGetCaptureInfo(self, stream: int, status: int, number: int, graph: int, ends: int, data: int, count: int) -> None:
+        one = self.stream(stream)
+        self.channel.write_int(status, int(one.graph is not None))
+        if one.graph is None:
+            return
+        handles = [self.handle_of(node) for node in one.ends]
+        kept = self.channel.keep(struct.pack(f"<{len(handles)}Q", *handles)) if ends else 0
+        words = ((number, id(one.graph)), (graph, self.handle_of(one.graph)), (ends, kept), (data, 0), (count, len(handles)))
+        for out, word in words:
+            if out:
+                self.channel.write_word(out, word)
+
+    def cudaStreamUpdateCaptureDependencies(self, stream: int, after: int, data: int, count: int, flags: int) -> None:
+        one = self.stream(stream)
+        if one.graph is None:
+            raise CudaError(ErrorCode.ILLEGAL_STATE)
+        one.ends = ([] if flags & 1 else one.ends) + self.nodes(after, count)
+
     def cudaStreamEndCapture(self, stream: int, out: int) -> None:
         one = self.stream(stream)
         if one.graph is None or not one.origin:
@@ -65,7 +102,8 @@ class GraphCalls(LaunchCalls):
         for event in self.handles.values():
             if isinstance(event, ProgramEvent) and event.graph is graph:
                 event.graph, event.ends = None, []
-        self.channel.write_word(out, self.handle(graph))
+        if out:
+            self.channel.write_word(out, self.handle_of(graph))
 
     def cudaStreamIsCapturing(self, stream: int, out: int) -> None:
         self.channel.write_int(out, int(self.stream(stream).graph is not None))
@@ -80,10 +118,68 @@ class GraphCalls(LaunchCalls):
 
     def add(self, out: int, graph: int, after: int, count: int, kind: int, work: Work) -> None:
         """Adds a node behind `count` others, whose handles lie at `after`."""
-        handles = struct.unpack(f"<{count}Q", self.channel.read(after, 8 * count))
-        node = Node(kind, work, [self.find(one, Node) for one in handles])
+        node = Node(kind, work, self.nodes(after, count))
         self.find(graph, Graph).nodes.append(node)
         self.channel.write_word(out, self.handle(node))
+
+    def nodes(self, start: int, count: int) -> list[Node]:
+        """Returns the nodes whose handles lie at an address."""
+        return [self.find(one, Node) for one in struct.unpack(f"<{count}Q", self.channel.read(start, 8 * count))]
+
+    def cudaGraphAddNode(self, out: int, graph: int, after: int, *words: int) -> None:
+        data, count, parameters = words[:3] if self.version >= 13 else (0, *words[:2])
+        self.cudaGraphAddNode_v2(out, graph, after, data, count, parameters)
+
+    def cudaGraphAddNode_v2(self, out: int, graph: int, after: int, data: int, count: int, parameters: int) -> None:
+        """Adds a node of any kind by its cudaGraphNodeParams."""
+        kind, place = self.channel.read_word(parameters) & 0xFFFFFFFF, parameters + UNION
+        by_address = {
+            KERNEL: self.cudaGraphAddKernelNode,
+            MEMSET: self.cudaGraphAddMemsetNode,
+            HOST_FUNCTION: self.cudaGraphAddHostNode,
+            ALLOCATE: self.cudaGraphAddMemAllocNode,
+            CONDITIONAL: self.add_conditional,
+        }
+        by_word = {CHILD: self.cudaGraphAddChildGraphNode, FREE: self.cudaGraphAddMemFreeNode}
+        if kind in by_address:
+            by_address[kind](out, graph, after, count, place)
+        elif kind in by_word:
+            by_word[kind](out, graph, after, count, self.channel.read_word(place))
+        elif kind == MEMCPY:
+            self.cudaGraphAddMemcpyNode(out, graph, after, count, place + 16)
+        elif kind == EMPTY:
+            self.cudaGraphAddEmptyNode(out, graph, after, count)
+        else:
+            raise CudaError(ErrorCode.NOT_SUPPORTED, f"a node of cudaGraphNodeType {kind}")
+
+    # -- conditions -----------------------------------------------------------------------------------------------------
+
+    def cudaGraphConditionalHandleCreate(self, out: int, graph: int, default: int, flags: int) -> None:
+        condition = Condition(0, default & 0xFFFFFFFF if flags & 1 else None)
+        self.find(graph, Graph).conditions.append(condition)
+        self.channel.write_word(out, self.handle(condition))
+
+    def add_conditional(self, out: int, graph: int, after: int, count: int, place: int) -> None:
+        """Adds a node that chooses among graphs, which the program fills later, by a condition (cudaConditionalNodeParams)."""
+        handle, kind, size = struct.unpack("<QII", self.channel.read(place, 16))
+        condition, bodies = self.find(handle, Condition), [GraphExec(Graph()) for _ in range(size)]
+        if size < 1 or kind > SWITCH or size > {IF: 2, WHILE: 1}.get(kind, size):
+            raise CudaError(ErrorCode.INVALID_VALUE, f"a conditional node of type {kind} with {size} graphs")
+        graphs = [self.handle(body.graph) for body in bodies]
+        self.channel.write_word(place + 16, self.channel.keep(struct.pack(f"<{size}Q", *graphs)))
+
+        def choose(stream: ptx.Stream) -> None:
+            if kind == WHILE:
+                while condition.value and not self.sticky:
+                    self.launch_graph(bodies[0], stream)
+                return
+            number = condition.value if kind == SWITCH else int(not condition.value)
+            if number < size:
+                self.launch_graph(bodies[number], stream)
+
+        self.add(out, graph, after, count, CONDITIONAL, choose)
+
+    # -- nodes of each kind ---------------------------------------------------------------------------------------------
 
     def kernel_request(self, parameters: int) -> LaunchRequest:
         """Returns the launch that a cudaKernelNodeParams describes."""
@@ -131,12 +227,66 @@ class GraphCalls(LaunchCalls):
 
     def cudaGraphAddMemAllocNode(self, out: int, graph: int, after: int, count: int, parameters: int) -> None:
         size = self.channel.read_word(parameters + 104)
-        address = self.memory.allocate(size, DEVICE).address
+        address = self.reused(self.find(graph, Graph), self.nodes(after, count), size) or self.memory.allocate(size, DEVICE).address
         self.channel.write_word(parameters + 112, address)
-        self.add(out, graph, after, count, ALLOCATE, lambda _: None)
+
+        def allocate(_: ptx.Stream) -> None:
+            block = self.memory.find(address)
+            if block is None:
+                raise CudaError(ErrorCode.NOT_SUPPORTED, "a graph allocates what cudaFree has freed")
+            if block.allocation.state is not None:
+                block.allocation.state[:] = UNWRITTEN
+            self.graph_allocations.add(address)
+            self.graph_peak = max(self.graph_peak, self.graph_used())
+            self.graph_reserved = max(self.graph_reserved, self.graph_used())
+            self.graph_reserved_peak = max(self.graph_reserved_peak, self.graph_reserved)
+
+        self.add(out, graph, after, count, ALLOCATE, allocate)
+
+    def reused(self, graph: Graph, after: list[Node], size: int) -> int:
+        """Returns the address of memory of this size that nodes in front of a new one free; 0 if there is none."""
+        before: dict[int, Node] = {}
+        todo = list(after)
+        while todo:
+            node = todo.pop()
+            if id(node) not in before:
+                before[id(node)] = node
+                todo += node.after
+        for freed in graph.freed:
+            block = self.memory.find(freed[1])
+            if id(freed[0]) in before and block is not None and block.size == size:
+                graph.freed.remove(freed)
+                return freed[1]
+        return 0
 
     def cudaGraphAddMemFreeNode(self, out: int, graph: int, after: int, count: int, address: int) -> None:
-        self.add(out, graph, after, count, FREE, lambda _: None)
+        self.add(out, graph, after, count, FREE, lambda _: self.graph_allocations.discard(address))
+        whole = self.find(graph, Graph)
+        whole.freed.append((whole.nodes[-1], address))
+
+    def release(self, address: int) -> None:
+        """Frees memory; that of a graph stays for its next launch."""
+        if address in self.graph_allocations:
+            self.graph_allocations.discard(address)
+        else:
+            super().release(address)
+
+    def graph_used(self) -> int:
+        """Returns the bytes that graphs have allocated and nobody has freed."""
+        blocks = map(self.memory.find, self.graph_allocations)
+        return sum(block.size for block in blocks if block is not None)
+
+    def cudaDeviceGetGraphMemAttribute(self, device: int, attribute: int, out: int) -> None:
+        values = self.graph_used(), self.graph_peak, self.graph_reserved, self.graph_reserved_peak
+        if attribute & 0xFFFFFFFF >= len(values):
+            raise CudaError(ErrorCode.INVALID_VALUE)
+        self.channel.write_word(out, values[attribute & 0xFFFFFFFF])
+
+    def cudaDeviceSetGraphMemAttribute(self, device: int, attribute: int, value: int) -> None:
+        self.graph_peak, self.graph_reserved_peak = self.graph_used(), self.graph_reserved
+
+    def cudaDeviceGraphMemTrim(self, device: int) -> None:
+        self.graph_reserved = self.graph_used()
 
     def cudaGraphAddDependencies(self, graph: int, first: int, second: int, data: int, count: int) -> None:
         ends = [struct.unpack(f"<{count}Q", self.channel.read(one, 8 * count)) for one in (first, second)]
@@ -159,7 +309,7 @@ class GraphCalls(LaunchCalls):
         self.find(node, Node).work = lambda stream: self.run(request, stream)
 
     def cudaGraphClone(self, out: int, graph: int) -> None:
-        self.channel.write_word(out, self.handle(Graph(list(self.find(graph, Graph).nodes))))
+        self.channel.write_word(out, self.handle(self.find(graph, Graph).instance()))
 
     def cudaGraphDestroy(self, graph: int) -> None:
         self.find(graph, Graph)
@@ -168,7 +318,7 @@ class GraphCalls(LaunchCalls):
     # -- launches -------------------------------------------------------------------------------------------------------
 
     def cudaGraphInstantiate(self, out: int, graph: int, flags: int) -> None:
-        self.channel.write_word(out, self.handle(GraphExec(Graph(list(self.find(graph, Graph).nodes)))))
+        self.channel.write_word(out, self.handle(GraphExec(self.find(graph, Graph).instance())))
 
     cudaGraphInstantiateWithFlags = cudaGraphInstantiate
 
@@ -185,7 +335,7 @@ class GraphCalls(LaunchCalls):
 
     def cudaGraphExecUpdate(self, run: int, graph: int, result: int) -> None:
         one = self.find(run, GraphExec)
-        one.graph, one.instead = Graph(list(self.find(graph, Graph).nodes)), {}
+        one.graph, one.instead = self.find(graph, Graph).instance(), {}
         if result:
             self.channel.write(result, bytes(24))
 
@@ -198,6 +348,8 @@ class GraphCalls(LaunchCalls):
 
     def launch_graph(self, run: GraphExec, stream: ptx.Stream) -> None:
         """Does the work of all nodes; the stream goes on behind the last."""
+        for condition in run.graph.conditions:
+            condition.value = condition.value if condition.default is None else condition.default
         begin = stream.record()
         done: dict[int, ptx.Event] = {}
         waiting = list(run.graph.nodes)

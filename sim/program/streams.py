@@ -45,10 +45,24 @@ class Node:
 
 
 @dataclass
+class Condition:
+    """The value on which conditional nodes of a graph depend; `default`: that with which each launch begins."""
+
+    value: int
+    default: int | None = None
+
+
+@dataclass
 class Graph:
-    """The nodes of a graph, in the order in which they were added."""
+    """The nodes of a graph, in the order in which they were added; its conditions; (node, address) of what it frees."""
 
     nodes: list[Node] = field(default_factory=list)
+    conditions: list[Condition] = field(default_factory=list)
+    freed: list[tuple[Node, int]] = field(default_factory=list)
+
+    def instance(self) -> Graph:
+        """Returns the graph as it is now; its conditions are the same ones."""
+        return Graph(list(self.nodes), self.conditions)
 
 
 @dataclass
@@ -72,7 +86,7 @@ class ProgramEvent:
     ends: list[Node] = field(default_factory=list)
 
 
-KERNEL, MEMCPY, MEMSET, HOST_FUNCTION, CHILD, EMPTY, WAIT, RECORD, ALLOCATE, FREE = 0, 1, 2, 3, 4, 5, 6, 7, 10, 11
+KERNEL, MEMCPY, MEMSET, HOST_FUNCTION, CHILD, EMPTY, WAIT, RECORD, ALLOCATE, FREE, CONDITIONAL = 0, 1, 2, 3, 4, 5, 6, 7, 10, 11, 13
 """cudaGraphNodeType."""
 
 
@@ -109,6 +123,10 @@ class StreamCalls:
         self._next += 16
         self.handles[self._next] = thing
         return self._next
+
+    def handle_of(self, thing: object) -> int:
+        """Returns the handle of a thing, a new one if it has none."""
+        return next((handle for handle, one in self.handles.items() if one is thing), 0) or self.handle(thing)
 
     # -- the order of work --------------------------------------------------------------------------------------------------
 

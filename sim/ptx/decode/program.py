@@ -27,6 +27,7 @@ BUILTINS: dict[str, tuple[str, str]] = {
     "__assertfail": ("Q Q I Q Q", ""),
     "malloc": ("Q", "Q"),
     "free": ("Q", ""),
+    "cudaGraphSetConditional": ("Q I", ""),
     "__cudaCDP2GetParameterBufferV2": ("Q 3I 3I I", "Q"),
     "__cudaCDP2LaunchDeviceV2": ("Q Q", "i"),
     "__cudaCDP2StreamCreateWithFlags": ("Q I", "i"),
