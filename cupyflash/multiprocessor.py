@@ -66,8 +66,7 @@ def clock_rate(device: Device) -> float:
 
 
 # CCCL's cuda/__device/arch_traits.h; cuda_occupancy.h agrees, and has the units. FMA lanes: CUDA C++ Programming Guide,
-# "Throughput of Native Arithmetic Instructions". mma.sync on 9.0: 63% of wgmma's peak (Luo et al., arXiv 2402.13499); no figure for
-# 10.x was found, so it is taken to be as fast.
+# "Throughput of Native Arithmetic Instructions". Rates are those of rates.toml, which has the sources; a test compares them.
 _MULTIPROCESSORS = {
     (7, 5): Multiprocessor(1024, 16, shared_unit=256, shared_reserved=0, fma_lanes=64),
     (8, 0): Multiprocessor(2048, 32, fma_lanes=64),
@@ -75,8 +74,8 @@ _MULTIPROCESSORS = {
     (8, 7): Multiprocessor(1536, 16),
     (8, 9): Multiprocessor(1536, 24),
     (9, 0): Multiprocessor(2048, 32, mma_sync=1290),
-    (10, 0): Multiprocessor(2048, 32, mma_sync=1290),
-    (10, 3): Multiprocessor(2048, 32, mma_sync=1290),
+    (10, 0): Multiprocessor(2048, 32, mma_sync=1024),
+    (10, 3): Multiprocessor(2048, 32, mma_sync=1024),
     (11, 0): Multiprocessor(1536, 24),
     (12, 0): Multiprocessor(1536, 24),
     (12, 1): Multiprocessor(1536, 24),

@@ -16,13 +16,14 @@ from click.testing import CliRunner
 
 from cupyflash import Device
 from cupyflash.launch.nvrtc import compile_to_cubin
+from cupyflash.multiprocessor import EXPONENTIALS, L2_BYTES, SHARED_BYTES, Multiprocessor, clock_rate, mma_rate
 from cupyflash.sim import execution as passes
 from cupyflash.sim.cli import main
 from cupyflash.sim.clock import recorded, sass
 from cupyflash.sim.clock.accesses import L1, wavefronts
 from cupyflash.sim.clock.execution import CodeLaunch, CubinKernel
 from cupyflash.sim.clock.memory import WarpAccess
-from cupyflash.sim.clock.multiprocessor import ClockedMultiprocessor, Cost, Issue, Outside, Run
+from cupyflash.sim.clock.multiprocessor import WAVEFRONT, ClockedMultiprocessor, Cost, Issue, Outside, Run
 from cupyflash.sim.clock.rates import ChipRates
 from cupyflash.sim.clock.sass import Control, Instruction
 from cupyflash.sim.clock.steps import step_of
@@ -187,6 +188,16 @@ def test_every_device_has_every_constant_with_a_source() -> None:
     slower = ChipRates.of(A6000).slower(2)
     assert slower["latency.barrier"] == 2 * ChipRates.of(A6000)["latency.barrier"] and slower["latency.alu"] == 4
     assert slower["launch.start"] == 2 * ChipRates.of(A6000)["launch.start"]
+
+
+def test_the_planner_s_rates_are_those_of_the_table() -> None:
+    for device in Device.catalogue():
+        rates, sm = ChipRates.of(device), Multiprocessor.like(device.compute_capability)
+        cores = rates["issue.sub_cores"]
+        assert (sm.fma_lanes, EXPONENTIALS) == (cores * rates["lanes.fp32"], cores * rates["lanes.special"]), device.name
+        assert rates["l1.sm_port"] == L2_BYTES and SHARED_BYTES == WAVEFRONT
+        assert mma_rate(device) == pytest.approx(2048 * cores / rates["tensor.hmma_16816_f32"], rel=0.01), device.name
+        assert clock_rate(device) == pytest.approx(rates["clock.boost"] * 1e6, rel=0.01), device.name
 
 
 def shared_access(addresses: Sequence[int], size: int, write: bool = False) -> WarpAccess:
