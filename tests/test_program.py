@@ -214,7 +214,7 @@ def test_the_line_that_checks_a_program_in_ci(program: Path, tmp_path: Path) -> 
     assert done.returncode == 1 and told in done.stdout and "main.cu" in (tmp_path / "found.sarif").read_text()
 
 
-@pytest.mark.parametrize("part", ["array", "memory", "layers", "surface", "ordered"])
+@pytest.mark.parametrize("part", ["array", "memory", "layers", "volume", "surface", "ordered"])
 def test_arrays_textures_and_surfaces(textures: Path, part: str) -> None:
     result = ran(textures, part)
     assert result.status == 0 and not result.missing and not result.findings

@@ -161,7 +161,12 @@ def test_a_fetch_is_that_of_the_guide(geometry: str, seed: int) -> None:
     normalized = cube or bool(random.integers(2))
     texture = ptx.Texture(texels, modes, bool(seed % 2), normalized, True, border)
     values = contents(texels, random)
+    if texels.format.kind == "s":
+        values.flat[::3] = np.iinfo(values.dtype).min  # as a fraction it is -1, too
     places = random.uniform(-2, 3, (64, 4)).astype(np.float32)
+    if cube:  # directions to edges and corners
+        places[:27, :3] = [*product((-1, 0, 1), repeat=3)]
+        places[13] = 1
     if not normalized:
         places *= np.float32(4)
     if geometry == "2d":  # places between texels and in their middles, where weights are 0 and 1/2
@@ -304,6 +309,20 @@ def test_surfaces_are_read_and_written_by_bytes(width: str, clamp: str) -> None:
     assert launch.traffic["texels"].write_bytes == 40 * size
 
 
+@pytest.mark.parametrize(
+    ("x", "kind", "message"),
+    [
+        (8, "out of bounds", "at (8, 0), x in bytes: outside of 'texels', which has 3 x 2 texels of 4 bytes"),
+        (4, "misaligned", "8 bytes"),
+    ],
+)
+def test_a_surface_access_is_all_inside_and_aligned(x: int, kind: str, message: str) -> None:
+    body = "sust.b.2d.v2.b32.trap [%rd1, {%r4, %r5}], {%r1, %r1};"
+    _, launch = launched(body, texels_of((3, 2), FLOAT, "2d"), np.zeros(6, np.float32), np.array([[x, 0, 0, 0]], np.int32))
+    (finding,) = launch.findings
+    assert finding.kind == kind and message in finding.message
+
+
 # -- faults ----------------------------------------------------------------------------------------------------------------
 
 FETCH = "tex.2d.v4.f32.f32 {%f5, _, _, _}, [%rd1, {%f1, %f2}]; st.global.f32 [%rd3], %f5;"
@@ -334,6 +353,9 @@ def test_texels_that_nobody_wrote_and_freed_ones_are_findings() -> None:
     state[1, 2] = UNWRITTEN
     _, launch = launched(FETCH, texture, values, HERE, state=state.reshape(-1))
     assert not launch.findings  # the texel next to it has no weight
+    mixed = HERE.copy()
+    mixed[::2, 1] += np.float32(2.25)  # other lanes read two rows, far from there
+    assert not launched(FETCH, texture, values, mixed, state=state.reshape(-1))[1].findings
     _, launch = launched(FETCH, texture, values, HERE + np.float32(0.25), state=state.reshape(-1))
     (finding,) = launch.findings
     assert finding.kind == "uninitialised" and "offset 40 of 'texels'" in finding.message

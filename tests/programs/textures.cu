@@ -150,6 +150,54 @@ static int layers() {
     return 0;
 }
 
+__global__ void turned(cudaTextureObject_t from, cudaSurfaceObject_t to) {
+    int x = threadIdx.x, y = threadIdx.y, z = threadIdx.z;
+    float at = tex3D<float>(from, (x + 0.5f) / WIDTH, (y + 0.5f) / HEIGHT, (z + 0.5f) / DEPTH);
+    surf3Dwrite(at, to, x * 4, HEIGHT - 1 - y, DEPTH - 1 - z);
+}
+
+static int volume() {
+    // From the host to pitched memory, from there to an array, through a kernel to another, and back.
+    std::vector<float> values = numbers(WIDTH * HEIGHT * DEPTH), found(values.size());
+    cudaExtent bytes = make_cudaExtent(WIDTH * 4, HEIGHT, DEPTH), texels = make_cudaExtent(WIDTH, HEIGHT, DEPTH);
+    cudaPitchedPtr room, host = make_cudaPitchedPtr(values.data(), WIDTH * 4, WIDTH, HEIGHT);
+    cudaArray_t from, to;
+    cudaChannelFormatDesc kind = cudaCreateChannelDesc<float>();
+    CHECK(cudaMalloc3D(&room, bytes));
+    CHECK(cudaMalloc3DArray(&from, &kind, texels));
+    CHECK(cudaMalloc3DArray(&to, &kind, texels, cudaArraySurfaceLoadStore));
+    cudaMemcpy3DParms copy = {};
+    copy.srcPtr = host;
+    copy.dstPtr = room;
+    copy.extent = bytes;
+    copy.kind = cudaMemcpyHostToDevice;
+    CHECK(cudaMemcpy3D(&copy));
+    copy = {};
+    copy.srcPtr = room;
+    copy.dstArray = from;
+    copy.extent = texels;
+    copy.kind = cudaMemcpyDeviceToDevice;
+    CHECK(cudaMemcpy3D(&copy));
+    copy.extent.depth++;
+    if (cudaMemcpy3D(&copy) != cudaErrorInvalidValue) return 1;
+    cudaResourceDesc shown = of(to);
+    cudaSurfaceObject_t at;
+    CHECK(cudaCreateSurfaceObject(&at, &shown));
+    turned<<<1, dim3(WIDTH, HEIGHT, DEPTH)>>>(texture(of(from), cudaFilterModeLinear, true, cudaReadModeElementType), at);
+    copy = {};
+    copy.srcArray = to;
+    copy.srcPos = make_cudaPos(1, 0, 0);
+    copy.dstPtr = make_cudaPitchedPtr(found.data(), WIDTH * 4, WIDTH, HEIGHT);
+    copy.extent = make_cudaExtent(WIDTH - 1, HEIGHT, DEPTH);
+    copy.kind = cudaMemcpyDeviceToHost;
+    CHECK(cudaMemcpy3D(&copy));
+    for (int i = 0; i < WIDTH * HEIGHT * DEPTH; i++) {
+        int x = i % WIDTH, row = HEIGHT * DEPTH - 1 - i / WIDTH;
+        if (x < WIDTH - 1 && found[i] != values[row * WIDTH + x + 1]) return 2;
+    }
+    return 0;
+}
+
 static int surface(int beyond) {
     std::vector<float> values = numbers(WIDTH * HEIGHT), found(WIDTH * HEIGHT);
     cudaArray_t array = filled(values, cudaArraySurfaceLoadStore);
@@ -223,6 +271,7 @@ int main(int count, char **words) {
     if (!strcmp(part, "array")) return array();
     if (!strcmp(part, "memory")) return memory();
     if (!strcmp(part, "layers")) return layers();
+    if (!strcmp(part, "volume")) return volume();
     if (!strcmp(part, "surface")) return surface(count > 2 ? atoi(words[2]) : 0);
     if (!strcmp(part, "errors")) return errors();
     if (!strcmp(part, "race")) return streams(false);

@@ -431,8 +431,8 @@ class Textures(MemoryUnit):
         places = [np.broadcast_to(np.asarray(one).astype(np.int64), lanes.n) for one in (x, y, z, *(layer or [0]))]
         inside = np.logical_and.reduce([(one >= 0) & (one <= most) for one, most in zip(places, limits, strict=True)])
         if clamp == "clamp":
+            limits[0] -= limits[0] % size
             places = [np.clip(one, 0, most) for one, most in zip(places, limits, strict=True)]
-            places[0] -= places[0] % size
             inside = np.ones(lanes.n, bool)
         elif clamp == "trap" and not inside.all():
             bad = np.flatnonzero(~inside)
@@ -487,7 +487,7 @@ def colors(texture: Texture, raw: Array) -> Array:
     form = texture.texels.format
     values = raw.view(form.dtype).reshape(len(raw), form.channels)
     if not texture.floats:
-        return values.astype(np.int32 if form.kind == "s" else np.uint32).view(np.uint32)
+        return values.astype(np.uint32)  # extended by its sign if it has one
     if form.kind == "f":
         return values.astype(np.float32)
     most = np.float32((1 << (form.bits - (form.kind == "s"))) - 1)
