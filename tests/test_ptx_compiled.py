@@ -10,7 +10,8 @@ import pytest
 
 from cupyflash.sim import ptx
 from cupyflash.sim.ptx import module as launches
-from cupyflash.sim.ptx.execute.compiled import Compiler
+from cupyflash.sim.ptx.execute import compiled
+from cupyflash.sim.ptx.execute.compiled import Compiler, pays
 
 KERNELS = (Path(__file__).parent / "kernels" / "compiled.cu").read_text()
 
@@ -138,6 +139,29 @@ def test_launches_of_a_history_remember_the_same(kernels, monkeypatch) -> None:
     assert found[0] == found[1]
     assert ran == [True] * 5 + [False] * 2
     assert [bool(findings) for findings, _ in found[0][0]] == [False] * 5 + [True] * 2
+
+
+def test_long_launches_take_compiled_code_by_themselves(kernels, monkeypatch) -> None:
+    monkeypatch.delenv("CUPYFLASH_ENGINE", raising=False)
+    ran = []
+    own = launches.run_compiled
+    monkeypatch.setattr(launches, "run_compiled", lambda *given: ran.append(own(*given)) or ran[-1])
+    code, args = kernels.code("vec4"), [floats(192, 4), zeros(192, 4), n(1)]
+    for seconds in (0, 1e3):
+        code.seconds_of_wave = seconds
+        kernels.launch("vec4", 3, 64, args)
+    assert ran == [True]
+    monkeypatch.setenv("CUPYFLASH_ENGINE", "numpy")
+    kernels.launch("vec4", 3, 64, args)
+    assert ran == [True]
+    assert not pays(code, 1)  # the time of a wave is known again
+    code.seconds_of_wave = 1e3
+    assert pays(code, 1)
+    code.gave_up = True
+    assert not pays(code, 1)
+    code.gave_up = False
+    monkeypatch.setattr(compiled, "installed", lambda: False)
+    assert not pays(code, 1)
 
 
 def test_another_engine_is_refused(monkeypatch) -> None:

@@ -16,6 +16,7 @@ import gc
 import math
 import os
 import re
+import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -27,7 +28,7 @@ import numpy as np
 
 from .decode.code import Code
 from .decode.program import decode_all, function_addresses
-from .execute.compiled import compiled_asked, run_compiled
+from .execute.compiled import engine_asked, pays, run_compiled
 from .execute.device_runtime import DeviceRuntime
 from .execute.machine import PtxMachine
 from .execute.processes import processes_asked, run_apart
@@ -412,7 +413,7 @@ class Module:
             raise ValueError(f"seed must be None or a whole number from 0, got {seed!r}")
         limits = Limits.asked(max_instructions, stall_seconds, max_seconds)
         processes = processes_asked(processes)
-        compiled = compiled_asked()
+        engine = engine_asked()
         if stream is not None and not isinstance(stream, Stream):
             raise TypeError(f"stream must be a ptx.Stream or None, got {type(stream).__name__}")
         if programmatic and stream is None:
@@ -458,20 +459,21 @@ class Module:
             watched = [*segments, *tensors, *heaps, workspace]
             return Races(code.sharing, len(code.instructions), watched, memory.shared_stride, memory.findings, geometry.blocks)
 
-        ended, ordered = False, None
-        if compiled and not heaps:
+        run, ended = machine(races), False
+        ordered = None if stream is None else stream.begin(kernel, programmatic, run.memory.races)
+        if not heaps and (engine == "llvm" or (not engine and processes == 1 and pays(code, run.waves))):
+            watch = None if stream is None else run.memory.races
             run = machine(races=False)
-            watch = detector(run.memory) if stream is not None and races else None
-            ordered = None if stream is None else stream.begin(kernel, programmatic, watch)
             ended = run_compiled(run, [*segments, *tensors], watch)
             run.memory.races = watch
+            if not ended:
+                run = machine(races)
+                if stream is not None and ordered is not None:
+                    stream.join(ordered, run.memory.races)
         if not ended:
-            run = machine(races)
-            if stream is not None and ordered is not None:
-                stream.join(ordered, run.memory.races)
-            elif stream is not None:
-                stream.begin(kernel, programmatic, run.memory.races)
+            began = time.process_time()
             ended = run_apart(run, processes) or run.run()
+            code.seconds_of_wave = (time.process_time() - began) / run.waves
         findings, tally, memory = run.findings, run.tally, run.memory
         if memory.races is not None and memory.races.launches is not None:
             memory.races.launches.end()

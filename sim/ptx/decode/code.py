@@ -81,6 +81,10 @@ class Code(LiveRegisters):
         self.communicates = any(may_wait_for_other_blocks(i) for i in self.instructions)
         self.regions: dict[tuple[int, bool], CodeRegion] = {}
         """The regions so far, by (start, converged)."""
+        self.seconds_of_wave = 0.0
+        """Processor time of a wave in the last launch by NumPy; 0: there was none."""
+        self.was_compiled = self.gave_up = False
+        """Compiled code has run it (`execute.compiled`); and could not, or gave up."""
         self._mixes: dict[tuple[int, int], Mix] = {}
         self._rows: dict[int, list[tuple[int, Array, list[slice]]]] = {0: []}
 
@@ -114,13 +118,17 @@ class Code(LiveRegisters):
     @cached_property
     def sharing(self) -> Sharing:
         barriers = tuple(i for i in self.instructions if i.opcode in ("bar", "barrier") and not {"warp", "arrive"} & set(i.mods))
-        ends = ((min(loop.body), self.block_end(max(loop.body)) - 1) for loop in self.loops)
-        loops = tuple((self.instructions[first].line, self.instructions[last].line) for first, last in ends)
+        loops = tuple((self.instructions[first].line, self.instructions[last].line) for first, last in self.loop_spans)
         found = replace(sharing_of(self.plans, self.params), barriers=barriers, loops=loops)
         if not found.atomics:
             return found
         lockstep = {i for i in self.instructions if i.opcode in ("ld", "st") and "volatile" in i.mods} - spins(self)
         return replace(found, guesses=guesses(self), lockstep=frozenset(lockstep))
+
+    @cached_property
+    def loop_spans(self) -> list[tuple[int, int]]:
+        """The first and last instruction of each loop; those of an inner one are in the outer one's, too."""
+        return [(min(loop.body), self.block_end(max(loop.body)) - 1) for loop in self.loops]
 
     @cached_property
     def homes(self) -> dict[PtxInstruction, Home]:

@@ -16,6 +16,7 @@ import ctypes
 import os
 from collections.abc import Callable
 from functools import cache
+from importlib.util import find_spec
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
@@ -210,7 +211,7 @@ class BoundAccess:
             self.table[HOST] = segment.address - segment.start
             self.table[STATE] = 0 if segment.state is None else segment.state.ctypes.data - segment.start
             self.table[SHADOWED_FROM] = segment.start & -WIDEST
-            self.table[SHADOW] = self.stretches.shadow(segment).ctypes.data
+            self.table[SHADOW] = self.stretches.shadow(segment).ctypes.data if self.stretches.followed(segment) else 0
         low, high = start - pattern.low, last - pattern.high
         if not pattern.aligned or first & (self.size - 1) or not low <= first <= high:
             return False
@@ -299,6 +300,11 @@ class Stretches:
             segment.window(1)[0][:] = contents
             if state is not None and segment.state is not None:
                 segment.state[:] = state
+
+    def followed(self, segment: Segment) -> bool:
+        """True if the accesses to a segment must be known: somebody may write it, now or in another launch."""
+        writes = segment.writable and any(map(self.machine.code.sharing.writes, segment.places))
+        return writes or self.launches is not None
 
     def shadow(self, segment: Segment) -> Array:
         found = self.shadows.get(segment)
@@ -496,12 +502,36 @@ def apart(segments: list[Segment]) -> bool:
     return all(a[1] <= b[0] for a, b in pairwise(ranges))
 
 
-def compiled_asked() -> bool:
-    """True if the environment's CUPYFLASH_ENGINE is "llvm". Raises ValueError for another word than that and "numpy"."""
-    name = os.environ.get("CUPYFLASH_ENGINE", "numpy")
-    if name not in ("numpy", "llvm"):
+def engine_asked() -> str:
+    """Returns the environment's CUPYFLASH_ENGINE: "numpy", "llvm" or, if nothing is asked, "". Raises ValueError for others."""
+    name = os.environ.get("CUPYFLASH_ENGINE", "")
+    if name not in ("", "numpy", "llvm"):
         raise ValueError(f"CUPYFLASH_ENGINE must be numpy or llvm, got {name!r}")
-    return name == "llvm"
+    return name
+
+
+WAVE_SECONDS, INSTRUCTION_SECONDS, TURNS = 4e-4, 15e-6, 8
+"""Processor time of NumPy, at least: for a wave, and for each of its instructions; turns of a loop that are taken for granted."""
+
+COMPILING_SECONDS, BOUND_SECONDS = 0.5, 0.1
+"""Processor time of NumPy from which on compiled code pays: if it has to be compiled, and if it has been."""
+
+
+@cache
+def installed() -> bool:
+    return find_spec("llvmlite") is not None
+
+
+def pays(code: Code, waves: int) -> bool:
+    """True if compiled code is expected to run a launch of `waves` waves in less time than NumPy, the time to compile included.
+
+    An earlier launch of the kernel by NumPy tells its time for a wave; without one it is estimated from the number of instructions.
+    """
+    if not installed() or code.gave_up:
+        return False
+    turns = len(code.plans) + sum(last + 1 - first for first, last in code.loop_spans) * (TURNS - 1)
+    a_wave = code.seconds_of_wave or WAVE_SECONDS + INSTRUCTION_SECONDS * turns
+    return a_wave * waves > (BOUND_SECONDS if code.was_compiled else COMPILING_SECONDS)
 
 
 def run_compiled(machine: PtxMachine, segments: list[Segment], races: Races | None = None) -> bool:
@@ -509,7 +539,6 @@ def run_compiled(machine: PtxMachine, segments: list[Segment], races: Races | No
 
     `races`: the detector, in a launch of a history, to which all accesses are told. Raises ImportError without llvmlite.
     """
-    compiler()
     setup = machine.setup
     plain = setup.seed is None and setup.on_barrier is None and setup.limits.max_instructions is None
     memory = machine.memory
@@ -518,8 +547,12 @@ def run_compiled(machine: PtxMachine, segments: list[Segment], races: Races | No
     launches = None if races is None else races.launches
     if launches is not None and not knows_order(machine.code, launches, segments):
         return False
-    if not apart(segments) or not covers(machine):
+    if not covers(machine):
+        machine.code.gave_up = True
         return False
+    if not apart(segments):
+        return False
+    compiler()
     stretches = machine.stretches = Stretches(machine, launches)
     machine.on_barrier = stretches.barrier
     try:
@@ -527,8 +560,10 @@ def run_compiled(machine: PtxMachine, segments: list[Segment], races: Races | No
     except BaseException:
         stretches.restore()
         raise
+    machine.code.was_compiled = True
     if done:
         stretches.finish()
     else:
+        machine.code.gave_up = True
         stretches.restore()
     return done

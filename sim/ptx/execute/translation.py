@@ -22,9 +22,9 @@ from .registers import RegisterFrame, immediate
 FIRST, LAST, HOST, SHADOWED_FROM, SHADOW, STATE, RELATIVE, DISTINCT, LIST, NUMBER, COUNTS = range(11)
 PHASES = 32
 """Places in the table of an access: the first lane's smallest and largest address, distance from addresses to host memory, address
-of granule 0 of the shadow, the shadow, distance to the states of bytes (0: none), relative addresses, the number and the list of
-distinct ones (distance from the first address, position of the last lane, crowd of the others), the instruction's number,
-executions by `first % PHASES`.
+of granule 0 of the shadow, the shadow (0: nobody writes there), distance to the states of bytes (0: none), relative addresses, the
+number and the list of distinct ones (distance from the first address, position of the last lane, crowd of the others), the
+instruction's number, executions by `first % PHASES`.
 """
 
 WROTE, READ, UPDATED, BY = range(4)
@@ -452,6 +452,12 @@ class FunctionText:
             self.add(f"load i64, ptr {self.field(table, k)}") for k in (HOST, SHADOWED_FROM, SHADOW, STATE, DISTINCT, LIST, NUMBER)
         )
         entries = self.add(f"inttoptr i64 {list_} to ptr")
+        alone = self.label("alone")
+        if space == "global":
+            followed = self.label("followed")
+            nothing = self.add(f"icmp eq i64 {self.add(f'or i64 {shadow}, {state}')}, 0")
+            self.say(f"br i1 {nothing}, label %{alone}, label %{followed}")
+            self.begin(followed)
         self.open(count)
         start = self.add(f"mul i64 {self.lane}, 3")
         apart, lane, crowd = (self.add(f"load i64, ptr {self.field(entries, self.add(f'add i64 {start}, {k}'))}") for k in range(3))
@@ -459,11 +465,18 @@ class FunctionText:
         tag = self.add(f"load i64, ptr {self.field('%tags', lane)}")
         granule = self.shadow_row.shared_granule if space == "shared" else self.shadow_row.granule
         row = self.add(f"lshr i64 {self.add(f'sub i64 {at}, {origin}')}, {granule.bit_length() - 1}")
+        passed = self.label("passed")
+        if space == "global":
+            noted = self.label("noted")
+            self.say(f"br i1 {self.add(f'icmp eq i64 {shadow}, 0')}, label %{passed}, label %{noted}")
+            self.begin(noted)
         for k in range(max(1, size // granule)):
             which = number if space == "global" else ""
             self.shadowed(shadow, self.add(f"add i64 {row}, {k}"), tag, crowd, i.opcode == "st", which)
         # Only tensors that were given with their contents have no states.
         if space == "global":
+            self.say(f"br label %{passed}")
+            self.begin(passed)
             known, stated = self.label("known"), self.label("stated")
             self.say(f"br i1 {self.add(f'icmp eq i64 {state}, 0')}, label %{known}, label %{stated}")
             self.begin(stated)
@@ -476,6 +489,9 @@ class FunctionText:
             self.say(f"br label %{known}")
             self.begin(known)
         self.close(parallel=False)
+        if space == "global":
+            self.say(f"br label %{alone}")
+            self.begin(alone)
         self.open()
         at = address()
         if space == "shared":
