@@ -20,7 +20,7 @@ import pytest
 from tile_copy import TileCopy
 
 from cupyflash import Problem
-from cupyflash.launch import compiler, cubins, first_use, nvrtc
+from cupyflash.launch import compiler, cubins, first_use, nvrtc, own_files
 from cupyflash.launch.cubins import CompiledCubin, Program
 from cupyflash.launch.nvrtc import CompileError, remarks
 from cupyflash.launch.resources import parse_account
@@ -257,7 +257,7 @@ def test_an_unusable_folder_is_no_error(
         def full(path: Path, data: bytes) -> None:
             raise OSError(28, "No space left on device")
 
-        monkeypatch.setattr(cubins, "_put", full)
+        monkeypatch.setattr(own_files, "write", full)
     else:
         monkeypatch.setenv(first_use.FOLDER, str(tmp_path / "file" / ("below" if mode == "below a file" else "")))
     for _ in range(2):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import sys
 from pathlib import Path
 
@@ -175,3 +176,26 @@ def test_without_llvmlite_the_engine_says_what_to_install(monkeypatch: pytest.Mo
     monkeypatch.setitem(sys.modules, "llvmlite.binding", None)
     with pytest.raises(ImportError, match=r"CUPYFLASH_ENGINE=llvm needs llvmlite: pip install 'cupyflash\[llvm\]'"):
         Compiler()
+
+
+def test_machine_code_is_kept(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Another process takes it; a file that is damaged or another's is made anew."""
+    pytest.importorskip("llvmlite", reason="the extra llvm brings it")
+    monkeypatch.setenv("CUPY_CACHE_DIR", str(tmp_path))
+    monkeypatch.delenv("CUPY_CACHE_IN_MEMORY", raising=False)
+    made = []
+    own = Compiler.compiled
+    monkeypatch.setattr(Compiler, "compiled", lambda *given: made.append(given) or own(*given))
+
+    def seven() -> int:
+        compiler = Compiler()
+        return ctypes.CFUNCTYPE(ctypes.c_int32)(compiler.function("define i32 @stretch() {\n  ret i32 7\n}"))()
+
+    assert seven() == seven() == 7 and len(made) == 1
+    (file,) = tmp_path.glob("*/*.o")
+    file.write_bytes(file.read_bytes()[:-1] + b"x")
+    assert seven() == 7 and len(made) == 2
+    file.chmod(0o666)
+    assert seven() == 7 and len(made) == 3
+    monkeypatch.setenv("CUPY_CACHE_IN_MEMORY", "1")
+    assert seven() == 7 and len(made) == 4

@@ -10,22 +10,17 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import stat
 import sys
 import tempfile
-import time
-from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from cupyflash.launch import first_use
+from cupyflash.launch import first_use, own_files
 from cupyflash.launch.nvrtc import CompileError, compile_to_cubin, compile_to_ptx, header_directories, remarks
 
 # CuPy's switches: keep nothing on disk, store the source beside the cubin, print a source that fails.
 IN_MEMORY, SAVE_SOURCE, DUMP = "CUPY_CACHE_IN_MEMORY", "CUPY_CACHE_SAVE_CUDA_SOURCE", "CUPY_DUMP_CUDA_SOURCE_ON_ERROR"
-# A file that is being written belongs to this user; it is this old only if its process was killed.
-UNFINISHED, SECONDS = ("cupyflash_", ".tmp"), 3600.0
 
 
 class Program(NamedTuple):
@@ -64,7 +59,7 @@ def compiled(program: Program) -> CompiledCubin:
     try:
         return CompiledCubin(*compile_to_cubin(program.source, program.every_option, program.name))
     except CompileError as error:
-        if _asked(DUMP):
+        if asked(DUMP):
             lines = "\n".join(f"{number:4} {line}" for number, line in enumerate(program.source.split("\n"), 1))
             print(f"{error}\nOptions: {' '.join(program.every_option)}\nCUDA source:\n{lines}", file=sys.stderr)
         raise
@@ -72,7 +67,7 @@ def compiled(program: Program) -> CompiledCubin:
 
 def function(program: Program, name: str) -> tuple[Any, tuple[str, ...]]:
     """A kernel of a program, as a CuPy RawKernel on the current device, and the compiler's remarks on the program."""
-    path = None if _asked(IN_MEMORY) else first_use.cache_folder() / f"cupyflash_{program.key}.cubin"
+    path = None if asked(IN_MEMORY) else first_use.cache_folder() / f"cupyflash_{program.key}.cubin"
     cubin = None if path is None else read(path)
     if cubin is None:
         cubin = compiled(program)
@@ -89,25 +84,11 @@ def function(program: Program, name: str) -> tuple[Any, tuple[str, ...]]:
 def read(path: Path) -> CompiledCubin | None:
     """Read what `write` stored; None if there is no file, or not the one that this user wrote for that program."""
     try:
-        told, code = json.loads(_own(path.with_suffix(".json"))), _own(path)
+        told, code = json.loads(own_files.read(path.with_suffix(".json"))), own_files.read(path)
         cubin = CompiledCubin(code, str(told["log"]))
         return cubin if told["sha256"] == _digest(path, cubin) else None
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return None
-
-
-def _own(path: Path) -> bytes:
-    """Read a file that belongs to this user and that nobody else may write. OSError for any other file, and for links.
-
-    Never waits on a pipe. Windows has no such files, users or flags.
-    """
-    flags = os.O_RDONLY | getattr(os, "O_BINARY", 0) | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
-    with open(os.open(path, flags), "rb") as file:
-        found = os.fstat(file.fileno())
-        others = hasattr(os, "geteuid") and (found.st_uid != os.geteuid() or found.st_mode & (stat.S_IWGRP | stat.S_IWOTH))
-        if others:
-            raise PermissionError("files there are not this user's alone")
-        return file.read()
 
 
 def _digest(path: Path, cubin: CompiledCubin) -> str:
@@ -127,36 +108,14 @@ def write(path: Path, cubin: CompiledCubin, source: str) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         for each, data in files.items():
-            _put(each, data)
-        _own(path)  # as the next process does: on some file systems nobody owns a file
-        _sweep(path.parent)
+            own_files.write(each, data)
+        own_files.read(path)  # as the next process does: on some file systems nobody owns a file
+        own_files.sweep(path.parent)
     except OSError as error:
         first_use.cache_is_unusable(path.parent, error)
 
 
-def _put(path: Path, data: bytes) -> None:
-    before, behind = UNFINISHED
-    descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=before, suffix=behind)
-    try:
-        with open(descriptor, "wb") as file:
-            file.write(data)
-        os.replace(name, path)
-    except BaseException:
-        with suppress(OSError):
-            os.unlink(name)
-        raise
-
-
-def _sweep(folder: Path) -> None:
-    """Remove the files that killed writers left."""
-    before, behind = UNFINISHED
-    for left in folder.glob(f"{before}*{behind}"):
-        with suppress(OSError):  # belongs to another user, or was just removed
-            if time.time() - left.lstat().st_mtime > SECONDS:
-                left.unlink()
-
-
-def _asked(switch: str) -> bool:
+def asked(switch: str) -> bool:
     """True if one of CuPy's switches is on, as CuPy reads it."""
     try:
         return int(os.environ.get(switch) or 0) == 1

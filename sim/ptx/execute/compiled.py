@@ -13,14 +13,18 @@ by its thunk between compiled ones.
 from __future__ import annotations
 
 import ctypes
+import hashlib
 import os
 from collections.abc import Callable
 from functools import cache
 from importlib.util import find_spec
 from itertools import pairwise
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+
+from cupyflash.launch import first_use, own_files
 
 from ..decode.access import CACHE, moved
 from ..decode.code import Code, CodeRegion
@@ -66,6 +70,8 @@ if TYPE_CHECKING:
 SAFE = frozenset({"shfl", "vote", "activemask", "match", "redux"})
 """Opcodes that are not pure and touch no memory: their thunks run between compiled stretches."""
 
+DIGEST = hashlib.sha256().digest_size
+
 PRIVATE = ("param", "const", "local")
 """Spaces that no two threads write: their accesses run by their thunks."""
 
@@ -73,46 +79,86 @@ PRIVATE = ("param", "const", "local")
 MOST_LISTS = 1 << 10
 """Most patterns of addresses that are remembered with their distinct ones."""
 
+MOST_BYTES = 1 << 30
+"""Most memory that a launch may take for shadows of segments and what they held before; compiled code gives up at more."""
+
 
 class Compiler:
-    """LLVM in this process."""
+    """LLVM in this process. Machine code is kept in the folder of CuPy's kernel cache, as cubins are (`launch.cubins`)."""
 
     def __init__(self) -> None:
         try:
+            import llvmlite
             import llvmlite.binding as llvm
         except ImportError:
             raise ImportError("CUPYFLASH_ENGINE=llvm needs llvmlite: pip install 'cupyflash[llvm]'") from None
+        from cupyflash.launch import cubins
 
         self.llvm: Any = llvm
         llvm.initialize_native_target()
         llvm.initialize_native_asmprinter()
         target = llvm.Target.from_default_triple()
-        self.machine = target.create_target_machine(
-            cpu=llvm.get_host_cpu_name(), features=llvm.get_host_cpu_features().flatten(), opt=2
-        )
+        cpu = target.triple, llvm.get_host_cpu_name(), llvm.get_host_cpu_features().flatten()
+        self.machine = target.create_target_machine(cpu=cpu[1], features=cpu[2], opt=2)
         self.engine = llvm.create_mcjit_compiler(llvm.parse_assembly(""), self.machine)
-        self.count = 0
+        self.version = repr((llvmlite.__version__, llvm.llvm_version_info, cpu))
+        self.folder = None if cubins.asked(cubins.IN_MEMORY) else first_use.cache_folder() / "cupyflash_stretches"
 
     def function(self, text: str) -> int:
-        """Compiles a function; returns its address."""
+        """Compiles a function, or takes its kept machine code; returns its address."""
+        key = hashlib.sha256(f"{self.version}\n{text}".encode()).hexdigest()[:40]
+        name, path = f"stretch_{key}", None if self.folder is None else self.folder / f"{key}.o"
+        code = None if path is None else kept(path)
+        if code is None:
+            code = self.compiled(text.replace("@stretch(", f"@{name}("))
+            if path is not None:
+                keep(path, code)
+        self.engine.add_object_file(self.llvm.ObjectFileRef.from_data(code))
+        self.engine.finalize_object()
+        found: int = self.engine.get_function_address(name)
+        return found
+
+    def compiled(self, text: str) -> bytes:
+        """Returns the object file of a module."""
         llvm = self.llvm
-        self.count += 1
-        name = f"stretch{self.count}"
-        module = llvm.parse_assembly(text.replace("@stretch(", f"@{name}("))
+        module = llvm.parse_assembly(text)
         module.verify()
         options = llvm.create_pipeline_tuning_options(speed_level=2)
         options.loop_vectorization = True
         builder = llvm.create_pass_builder(self.machine, options)
         builder.getModulePassManager().run(module, builder)
-        self.engine.add_module(module)
-        self.engine.finalize_object()
-        found: int = self.engine.get_function_address(name)
+        found: bytes = self.machine.emit_object(module)
         return found
+
+
+def digest(path: Path, code: bytes) -> bytes:
+    return hashlib.sha256(path.stem.encode() + code).digest()
+
+
+def kept(path: Path) -> bytes | None:
+    """Returns the machine code that `keep` stored; None if there is no file, or not the one that this user wrote so."""
+    try:
+        found = own_files.read(path)
+    except OSError:
+        return None
+    return found[DIGEST:] if found[:DIGEST] == digest(path, found[DIGEST:]) else None
+
+
+def keep(path: Path, code: bytes) -> None:
+    """Stores machine code; warns if that fails."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        own_files.write(path, digest(path, code) + code)
+    except OSError as error:
+        first_use.cache_is_unusable(path.parent, error)
 
 
 @cache
 def compiler() -> Compiler:
-    return Compiler()
+    found = Compiler()
+    if found.folder is not None:
+        own_files.sweep(found.folder)
+    return found
 
 
 @cache
@@ -261,6 +307,8 @@ class Stretches:
         self.bound: list[BoundAccess] = []
         self.offs: list[tuple[list[PtxInstruction], Array]] = []
         self.lists: dict[tuple[str, int, bytes, bytes], Array] = {}
+        self.taken = 0
+        """Bytes of shadows and kept contents."""
         self.moment = 0
         """Grows with every barrier and wave, so that tags are made anew."""
 
@@ -288,9 +336,16 @@ class Stretches:
         thread = (lanes.index % lanes.wave.lanes_per_block).astype(np.uint64)
         return number | self.epochs[block] << np.uint64(THREAD_BITS) | thread
 
+    def take(self, nbytes: int) -> None:
+        """Counts memory. Raises Stop if it is too much."""
+        self.taken += nbytes
+        if self.taken > MOST_BYTES:
+            raise Stop
+
     def keep(self, segment: Segment) -> None:
         """Keeps the contents of a segment that is about to be written for the first time."""
         if segment not in self.kept:
+            self.take(2 * segment.size)
             state = segment.state
             self.kept[segment] = segment.window(1)[0].copy(), None if state is None else state.copy()
 
@@ -310,6 +365,7 @@ class Stretches:
         found = self.shadows.get(segment)
         if found is None:
             granules = (segment.size + 2 * WIDEST) // self.row.granule
+            self.take(8 * self.row.words * granules)
             found = self.shadows[segment] = np.zeros((granules, self.row.words), np.uint64)
         return found
 
