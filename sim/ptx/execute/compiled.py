@@ -304,6 +304,8 @@ class Stretches:
         self.shared_shadow = np.zeros((1, self.row.words), np.uint64)
         self.instructions: list[PtxInstruction] = []
         self.numbers: dict[int, int] = {}
+        self.epochs = np.ones(0, np.uint64)
+        """Of each block of the wave."""
         self.bound: list[BoundAccess] = []
         self.offs: list[tuple[list[PtxInstruction], Array]] = []
         self.lists: dict[tuple[str, int, bytes, bytes], Array] = {}
@@ -319,6 +321,10 @@ class Stretches:
             self.shared_shadow = np.zeros((granules, self.row.words), np.uint64)
         else:
             self.shared_shadow[:] = 0
+        if len(self.epochs) != wave.blocks:
+            # Shared memory is elsewhere now.
+            for access in self.bound:
+                access.forget()
         self.epochs = np.ones(wave.blocks, np.uint64)
         self.moment += 1
 
