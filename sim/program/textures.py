@@ -219,8 +219,10 @@ class ArrayCalls(CopyCalls):
         (address,) = struct.unpack_from("<Q", resource, 8)
         if kind == OF_ARRAY:
             return self.array(address).texels
+        if kind == OF_MIPMAPPED_ARRAY:
+            raise CudaError(ErrorCode.NOT_SUPPORTED, "mipmapped arrays are not simulated")
         if kind not in (OF_LINEAR, OF_PITCH):
-            raise CudaError(ErrorCode.NOT_SUPPORTED if kind == OF_MIPMAPPED_ARRAY else ErrorCode.INVALID_VALUE)
+            raise CudaError(ErrorCode.INVALID_VALUE)
         form = format_of(resource[16:36])
         width, height, pitch = struct.unpack_from("<3Q", resource, 40)
         if kind == OF_LINEAR:
