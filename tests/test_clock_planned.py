@@ -8,11 +8,13 @@ import pytest
 from cupyflash import Device, Problem, plan
 from cupyflash.launch.nvrtc import compile_to_cubin
 from cupyflash.schedules import plan_backward
+from cupyflash.sim import l2
 from cupyflash.sim.clock import sass
 from cupyflash.sim.clock.execution import CodeLaunch, CubinKernel
 from cupyflash.sim.clock.lanes import Lanes
+from cupyflash.sim.clock.loaded import of_source
 from cupyflash.sim.clock.opcodes import decoded
-from cupyflash.sim.clock.planned import clocks
+from cupyflash.sim.clock.planned import clocks, dram_shares
 from cupyflash.sim.clock.sass import Instruction
 from cupyflash.sim.clock.whole import Clock
 from cupyflash.sim.ptx.parameters import BoundArguments, BoundTensor
@@ -39,6 +41,24 @@ def steps(each: int, more: int, heads: int = 200) -> Clock:
     bound = BoundArguments(bytearray(8) + np.array([each, more], np.int32).tobytes(), {"y": 0, "each": 8, "more": 12})
     bound.tensors.append(BoundTensor("y", "y", np.zeros(64, np.float32), "y", 0))
     return Clock(CodeLaunch(code, (BLOCKS, heads), (64,), bound, 40 << 10), A100)
+
+
+def test_a_launch_s_own_share_of_dram_goes_before_that_of_its_first_blocks() -> None:
+    cuda = 'extern "C" __global__ void k(const float4* x, float4* y) { int i = blockIdx.x * 256 + threadIdx.x; y[i] = x[i]; }'
+    arrays = {name: np.zeros(1 << 24, np.float32) for name in "xy"}  # more than the L2 has
+    launch = of_source(cuda, A100, (), "k.cu").launch("k", ((1 << 14,), (256,)), arrays).launch
+    opcodes = [i.opcode for i in launch.kernel.instructions]
+    for known, share in (({}, 1.0), ({"x": 0.25}, 0.25)):
+        reach, news = Clock(launch, A100, dram=known).shares
+        assert reach[opcodes.index("LDG")] == share and reach[opcodes.index("STG")] == news[opcodes.index("LDG")] == 1
+
+
+@pytest.mark.wide
+def test_kernels_behind_a_queue_load_what_the_model_of_the_l2_says() -> None:
+    schedule = plan(Problem(1, 32, 32, 1024, 1024, 64, "float16", causal=True), Device.named("H100-SXM"), "fa3")
+    found, moved = dram_shares(schedule), l2.run(schedule)
+    assert found["K"] * moved.asked["K"].read_bytes == moved.dram["K"].read_bytes and 0 < found["K"] < found["Q"] == 1
+    assert [clock.dram == found for clock in clocks(schedule)] == [False, True]
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from cupyflash.launch.binding import argument_values
 from cupyflash.launch.compiler import program
 from cupyflash.launch.params import flat
 from cupyflash.schedules import BackwardSchedule, Kernel, Schedule, TileSchedule
+from cupyflash.sim import l2
 from cupyflash.sim.execution import machine_value, module
 from cupyflash.sim.ptx.parameters import BoundArguments, bind
 
@@ -29,17 +30,28 @@ def clocks(schedule: TileSchedule, mhz: float | None = None) -> Iterator[Clock]:
     values = argument_values(schedule, zeros(schedule))
     given = {name: machine_value(value) for name, value in flat(values).items()}
     heads = schedule.problem.batch * schedule.problem.heads
+    dram: Mapping[str, float] | None = None
     for kernel in schedule.kernels():
         if not kernel.grid:
             continue
         period = kernel.grid // heads if kernel.grid % heads == 0 else None
-        yield Clock(launched(kernel, schedule, given).launch, schedule.device, mhz, period=period)
+        yield Clock(launched(kernel, schedule, given).launch, schedule.device, mhz, period=period, dram=dram)
         if kernel.grid == 1:  # it makes what the next one reads: the queue of its blocks
+            dram = dram_shares(schedule)
             again = launched(kernel, schedule, given).launch
             for _ in again.run(again.index(0)):
                 pass
             for tensor, space in zip(arguments(kernel, schedule, given).tensors, again.tensors, strict=True):
                 tensor.array.reshape(-1).view(np.uint8)[:] = space.views[1][: space.size]
+
+
+def dram_shares(schedule: TileSchedule) -> Mapping[str, float]:
+    """The share of each tensor's loaded bytes that come from DRAM, by the L2's model of the whole launch (docs/l2.md).
+
+    A queue's first blocks are the longest of all heads: what they load for the first time, many behind them load again.
+    """
+    found = l2.run(schedule)
+    return {name: found.dram[name].read_bytes / max(moved.read_bytes, 1) for name, moved in found.asked.items()}
 
 
 def launched(kernel: Kernel, schedule: Schedule, given: Mapping[str, Any]) -> LoadedLaunch:

@@ -6,6 +6,7 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import NamedTuple
 
 import numpy as np
 
@@ -54,15 +55,20 @@ def longest_loop(path: Sequence[int]) -> Loop | None:
     return best
 
 
-def wave(launch: CodeLaunch, blocks: Sequence[Index], loop: Loop | None, sector: int) -> Mapping[int, float]:
-    """Runs the blocks that the chip has at once through the loop's first turns, and asks which sectors the L2 gets twice.
+class Wave(NamedTuple):
+    """By instruction the share of its bytes that no block has asked for before, and the number of the tensor that it reaches."""
 
-    Returns for each instruction the share of its bytes that come from DRAM.
-    """
+    news: Mapping[int, float]
+    tensors: Mapping[int, int]
+
+
+def wave(launch: CodeLaunch, blocks: Sequence[Index], loop: Loop | None, sector: int) -> Wave:
+    """Runs the blocks that the chip has at once through the loop's first turns, and asks which sectors the L2 gets twice."""
     seen: set[int] = set()
     lines: set[int] = set()  # of bulk copies, which take whole lines
     copies = 0
     loaded = defaultdict[int, set[int]](set)
+    tensors: dict[int, int] = {}
     asked, fetched = Counter[int](), Counter[int]()
     visits = 0
     for event in launch.run(*blocks):
@@ -73,6 +79,8 @@ def wave(launch: CodeLaunch, blocks: Sequence[Index], loop: Loop | None, sector:
         for bulk in event.bulk:
             copies += bulk.warp < launch.warps
             found = bulk.sectors(LINE).tolist()
+            if found:
+                tensors[event.at] = tensor_of(bulk.rows[0])
             asked[event.at] += len(found)
             new = [each for each in found if each not in lines]
             lines.update(new)
@@ -86,6 +94,8 @@ def wave(launch: CodeLaunch, blocks: Sequence[Index], loop: Loop | None, sector:
         for warp in event.warps:
             lanes = access.lanes[warp]
             found = sectors_of(access.addresses[warp][lanes], access.size, sector).tolist() if lanes.any() else []
+            if found:
+                tensors[event.at] = tensor_of(access.addresses[warp][lanes][0])
             if load:  # the L1 has what the block loaded before
                 before = loaded[warp // launch.warps]
                 found = [each for each in found if each not in before]
@@ -94,7 +104,7 @@ def wave(launch: CodeLaunch, blocks: Sequence[Index], loop: Loop | None, sector:
             new = [each for each in found if each not in seen]
             seen.update(new)
             fetched[event.at] += len(new)
-    return {at: fetched[at] / max(asked[at], 1) for at in asked}
+    return Wave({at: fetched[at] / max(asked[at], 1) for at in asked}, tensors)
 
 
 class Tracer:

@@ -82,7 +82,8 @@ class Clock:
     """A launch on a device, of which one multiprocessor is run clock by clock.
 
     `cold`: the L2 was emptied before; else arrays that fit into it are there, from a launch before this one. `period`: the number
-    of blocks after which their work repeats itself, by default the grid's x if it has y or z.
+    of blocks after which their work repeats itself, by default the grid's x if it has y or z. `dram`: by tensor the share of the
+    launch's bytes that come from DRAM, where it is known; else it is that of the blocks that the chip has first.
     """
 
     def __init__(
@@ -94,8 +95,9 @@ class Clock:
         cold: bool = False,
         rates: ChipRates | None = None,
         period: int | None = None,
+        dram: Mapping[str, float] | None = None,
     ) -> None:
-        self.launch, self.device, self.cold = launch, device, cold
+        self.launch, self.device, self.cold, self.dram = launch, device, cold, dram or {}
         self.rates = rates or ChipRates.of(device)
         self.mhz = mhz or self.rates["clock.boost"]
         (made_for, least), (major, minor) = launch.kernel.capability, device.compute_capability
@@ -194,9 +196,10 @@ class Clock:
         size = prod(self.launch.cluster)
         count = min(self.blocks, self.device.sm_count * self.residents) // size * size
         blocks = [self.launch.index(number) for number in range(count)]
-        news = wave(self.launch, blocks, loop, int(self.rates["l1.sector"]))
+        news, tensors = wave(self.launch, blocks, loop, int(self.rates["l1.sector"]))
         if not self.fits:
-            return news, news
+            names = {at: self.launch.tensors[number].name for at, number in tensors.items()}
+            return {at: self.dram.get(names.get(at, ""), share) for at, share in news.items()}, news
         # It has all of it before, unless it was emptied.
         missing = {at: share for at, share in news.items() if self.cold and code[at].opcode not in STORES}
         return dict.fromkeys(range(len(code)), 0.0) | missing, news
