@@ -7,6 +7,7 @@ import pytest
 from test_ptx_tma import program
 
 from cupyflash.sim.ptx import Module
+from cupyflash.sim.ptx.order.clocks import LaneClocks
 
 SEEDS = [None, 0, 1]
 CTA, CLUSTER = "shared::cta.b64", "shared::cluster.b64"
@@ -163,3 +164,21 @@ def test_a_relaxed_arrival_at_another_block(seed: int | None) -> None:
         OVER: barrier.cluster.arrive; barrier.cluster.wait;"""
         launch = Module.from_ptx(program(body, ".param .u64 m")).launch("k", 2, 32, [None], seed=seed, cluster=(2, 1, 1))
         assert [f.kind for f in launch.findings] == kinds, fence
+
+
+def test_lanes_of_a_warp_that_wait_apart_hear_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lane 0 waits at another place than the others of its warp: the moments that they hear take a row a warp, not one a lane."""
+    alone: list[int] = []
+    slots = LaneClocks.slots
+
+    def counted(clocks: LaneClocks, index: np.ndarray) -> np.ndarray:
+        alone.append(len(index))
+        return slots(clocks, index)
+
+    monkeypatch.setattr(LaneClocks, "slots", counted)
+    ask = f"mbarrier.try_wait.{CTA} %p2, [%r2], %rd10;"
+    body = f"""@%p1 mbarrier.init.{CTA} [%r2], 128; bar.sync 0; mov.u32 %r5, %laneid; setp.eq.u32 %p3, %r5, 0; @%p1 bra LAST;
+    mbarrier.arrive.{CTA} %rd10, [%r2]; @%p3 bra LONE; W0: {ask} @!%p2 bra W0; bra DONE; LONE: {ask} @!%p2 bra LONE; bra DONE;
+    LAST: mbarrier.arrive.{CTA} %rd10, [%r2]; W1: {ask} @!%p2 bra W1; DONE:"""
+    launch = Module.from_ptx(program(body, ".param .u64 m")).launch("k", 1, 128, [None])
+    assert launch.findings == () and sum(alone) == 32  # the first warp, whose lane 0 arrives last

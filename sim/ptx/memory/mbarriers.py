@@ -343,7 +343,8 @@ class MBarriers(MemoryUnit):
         """Returns the lanes that go on, with their answers; they have then heard what the phase's arrivals released."""
         races = self.races
         answers, self.answers = self.answers, []
-        news: list[tuple[LaneSet, Array]] = []
+        # Lanes that hear the same are one group: moments of whole warps take a row, of others one a lane.
+        news: dict[int, tuple[list[LaneSet], Array]] = {}
         groups: dict[tuple[int, bool], tuple[PhaseWaiting, list[LaneSet]]] = {}
         for waiter, barrier, done in answers:
             groups.setdefault((waiter.wait.pc, done), (waiter.wait, []))[1].append(waiter.lanes)
@@ -357,9 +358,10 @@ class MBarriers(MemoryUnit):
                 # The begin of the arrived lanes is known even if nothing is ordered.
                 heard = None if heard is None or races is None else np.minimum(heard, races.start)
             if heard is not None:
-                news.append((waiter.lanes, heard))
+                news.setdefault(id(heard), ([], heard))[0].append(waiter.lanes)
         if races is not None and news:
-            races.hear(races.joined(tuple(lanes for lanes, _ in news)), np.stack([told for _, told in news]))
+            sets = tuple(some[0] if len(some) == 1 else merged(some) for some, _ in news.values())
+            races.hear(races.joined(sets), np.stack([told for _, told in news.values()]))
         return [(wait, merged(some), done) for (_, done), (wait, some) in groups.items()]
 
     def acquire(self, lanes: LaneSet) -> None:

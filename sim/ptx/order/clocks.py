@@ -128,6 +128,7 @@ class Groups:
         heads = np.flatnonzero((np.diff(self.number, prepend=-1) != 0) | (np.diff(warp, prepend=-1) != 0))
         self.warps, self.owner = warp[heads], self.number[heads]
         self.first = run_starts(self.owner)
+        self._lanes = np.diff(heads, append=len(index))
 
     def highest(self, rows: Array) -> Array:
         """Returns the maximum over the warps of each group of `rows` (warps, any)."""
@@ -145,17 +146,13 @@ class Groups:
 
     @cached_property
     def whole(self) -> Array:
-        """Positions in `warps` of the groups that have all lanes of their warps."""
-        return np.flatnonzero(self._whole[self.owner])
+        """Positions in `warps` of those of which the group has all lanes."""
+        return np.flatnonzero(self._lanes == WARP)
 
     @cached_property
     def alone(self) -> Array:
-        """Positions in `index` of the lanes of all other groups."""
-        return np.flatnonzero(~self._whole[self.number])
-
-    @cached_property
-    def _whole(self) -> Array:
-        return np.bincount(self.number) == WARP * np.bincount(self.owner)
+        """Positions in `index` of the lanes of all other warps."""
+        return np.flatnonzero(np.repeat(self._lanes != WARP, self._lanes))
 
 
 # -- mbarriers ---------------------------------------------------------------------------------------------------------------
