@@ -59,6 +59,18 @@ CASES = [
     pytest.param(
         "ints", 64, 64, [RNG.integers(-(2**31), 2**31, 4096).astype(np.int32), np.zeros(4096, np.int32), n(1)], True, marks=wide
     ),
+    ("hist", 3, 128, [RNG.integers(0, 256, 3000).astype(np.uint8), np.zeros(64, np.uint32), n(3000)], True),
+    pytest.param("atoms", 8, 64, [RNG.integers(-999, 999, 512).astype(np.int32), np.zeros(640, np.int32), n(1)], True, marks=wide),
+    # Addresses without a pattern, stores of some lanes; then two lanes at one place, and a place beyond the end.
+    *(
+        pytest.param("permute", 16, 64, [places.astype(np.int32), np.zeros(2048, np.int32), n(1024)], clean, marks=wide)
+        for places, clean in (
+            (RNG.permutation(1024), True),
+            (RNG.permutation(np.append(np.arange(1, 1024), 7)), False),
+            (RNG.permutation(np.append(np.arange(1, 1024), 4000)), False),
+        )
+    ),
+    ("mixed", 2, 64, [RNG.integers(0, 9, 128).astype(np.int32), np.zeros(256, np.int32), n(1)], False),
     pytest.param("floats", 64, 64, [floats(4096) * 8, zeros(4096), n(1)], True, marks=wide),
     # A result is NaN, whose bits are NumPy's.
     pytest.param("floats", 4, 64, [RNG.choice(SPECIAL, 256), zeros(256), n(1)], False, marks=wide),
@@ -123,13 +135,14 @@ def test_launches_of_a_history_remember_the_same(kernels, monkeypatch) -> None:
     for engine in ("numpy", "llvm"):
         monkeypatch.setenv("CUPYFLASH_ENGINE", engine)
         a, b, c, d = (one.copy() for one in inputs)
-        product, sums = zeros(64, 64), zeros(8)
+        product, sums, hits = zeros(64, 64), zeros(8), np.zeros(64, np.uint32)
         history = ptx.History()
         one, other = history.stream(), history.stream()
         calls = [
             (one, "gemm16", (4, 4), (16, 16), [a, b, product, n(64)]),  # many lanes, warps and blocks read each element
             (one, "reduce", 8, 256, [c, sums, n(2000)]),
             (one, "saxpy", 9, 128, [a, c, n(1100)]),
+            (one, "hist", 3, 128, [d.view(np.uint8), hits, n(256)]),  # atomics of all blocks at one place
             (other, "samespot", 1, 64, [d, zeros(64), n(64)]),
             (other, "reduce", 8, 256, [a, zeros(8), n(2000)]),  # the other stream reads it, too
             (other, "saxpy", 2, 64, [d, b, n(128)]),  # and writes what that one reads
@@ -138,8 +151,8 @@ def test_launches_of_a_history_remember_the_same(kernels, monkeypatch) -> None:
         results = [kernels.launch(*call, stream=stream) for stream, *call in calls]
         found.append(([(each.findings, each.counters) for each in results], remembered(history)))
     assert found[0] == found[1]
-    assert ran == [True] * 5 + [False] * 2
-    assert [bool(findings) for findings, _ in found[0][0]] == [False] * 5 + [True] * 2
+    assert ran == [True] * 6 + [False] * 2
+    assert [bool(findings) for findings, _ in found[0][0]] == [False] * 6 + [True] * 2
 
 
 def test_long_launches_take_compiled_code_by_themselves(kernels, monkeypatch) -> None:

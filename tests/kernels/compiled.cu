@@ -42,3 +42,12 @@ extern "C" __global__ void special(const float* A, float* C, int n) { int i=bloc
   C[i] = a*b + fminf(a,b)*fmaxf(b,a) - (a < b ? a : -b)/3.0f; }
 extern "C" __global__ void floats(const float* A, float* C, int n) { int i=blockIdx.x*64+threadIdx.x; float a=A[i], b=A[63-threadIdx.x]; double d=a;
   C[i] = a/b + sqrtf(fabsf(a)) - fminf(a,-b)*fmaxf(a,b) + (float)(d*b+1.0) + (float)i + (float)(d > b ? d : 2.0) + __int_as_float(__float_as_int(a)^0x80000000) + (float)(int)a; }
+extern "C" __global__ void hist(const unsigned char* A, unsigned* C, int n) { __shared__ unsigned s[64]; if (threadIdx.x < 64) s[threadIdx.x] = 0; __syncthreads();
+  for (int i = blockIdx.x*blockDim.x+threadIdx.x; i < n; i += gridDim.x*blockDim.x) atomicAdd(s + A[i] % 64, 1u);
+  __syncthreads(); if (threadIdx.x < 64) atomicAdd(C + threadIdx.x, s[threadIdx.x]); }
+extern "C" __global__ void atoms(const int* A, int* C, int n) { int i = blockIdx.x*blockDim.x+threadIdx.x, a = A[i], k = (a & 7) * 16, r = 0; unsigned* U = (unsigned*)C;
+  r ^= atomicAdd(C+k, a) ^ atomicMin(C+k+1, a) ^ atomicMax(C+k+2, a) ^ atomicMin(U+k+3, (unsigned)a) ^ atomicMax(U+k+4, (unsigned)a);
+  r ^= atomicInc(U+k+5, 5u) ^ atomicDec(U+k+6, 7u) ^ atomicAnd(C+k+7, a) ^ atomicOr(C+k+8, a) ^ atomicXor(C+k+9, a) ^ atomicExch(C+k+10, a) ^ atomicCAS(C+k+11, a & 1, i);
+  atomicAdd((float*)C+k+12, a * 1e-6f); atomicAdd((unsigned long long*)(C+k+14), (unsigned long long)a); C[128+i] = r; }
+extern "C" __global__ void permute(const int* A, int* C, int n) { int i = blockIdx.x*blockDim.x+threadIdx.x; C[A[i]] = A[A[i]] + (A[i] % 3 ? i : A[i] / 3); if (A[i] & 1) C[n + i] = i; }
+extern "C" __global__ void mixed(const int* A, int* C, int n) { int i = blockIdx.x*blockDim.x+threadIdx.x; atomicAdd(C + A[i] % 4, 1); C[8 + i] = C[A[i] % 4]; }

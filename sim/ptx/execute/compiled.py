@@ -26,11 +26,11 @@ import numpy as np
 
 from cupyflash.launch import first_use, own_files
 
-from ..decode.access import CACHE, moved
+from ..decode.access import CACHE
 from ..decode.code import Code, CodeRegion
 from ..decode.registry import Arg, Barrier, Branch, Exit, Return, Thunk, WarpBarrier
+from ..order import clocks
 from ..order.accesses import WIDEST
-from ..order.clocks import CLUSTERS, LANES, ONE, STAMP, WARPS
 from ..order.history import Launches
 from ..order.races import Races
 from ..state.lanes import AddressPattern, LaneSet
@@ -38,6 +38,8 @@ from ..state.segments import WINDOW_BITS, Segment
 from ..text.syntax import Array, PtxInstruction, Unsupported
 from .registers import RegisterFrame, Stop
 from .translation import (
+    ADDRESSES,
+    ATOMICS,
     BLOCK_CROWD,
     BY,
     COUNTS,
@@ -45,9 +47,12 @@ from .translation import (
     EPOCH_BITS,
     FIRST,
     GRID_CROWD,
+    HIGHEST,
     HOST,
+    KINDS,
     LAST,
     LIST,
+    LOWEST,
     NUMBER,
     PHASES,
     READ,
@@ -55,13 +60,19 @@ from .translation import (
     SHADOW,
     SHADOWED_FROM,
     STATE,
+    STREWN,
+    STREWN_LIST,
     THREAD_BITS,
+    UNIQUE,
     UPDATED,
     WARP_CROWD,
+    WARPS,
     WROTE,
     FunctionText,
     NoCode,
     ShadowRow,
+    StrewnText,
+    target,
 )
 
 if TYPE_CHECKING:
@@ -75,6 +86,9 @@ DIGEST = hashlib.sha256().digest_size
 PRIVATE = ("param", "const", "local")
 """Spaces that no two threads write: their accesses run by their thunks."""
 
+
+MISSES = 4
+"""Accesses of an instruction with new patterns of addresses, after which patterns are not looked for."""
 
 MOST_LISTS = 1 << 10
 """Most patterns of addresses that are remembered with their distinct ones."""
@@ -202,27 +216,40 @@ RESOLVE = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_int64)
 
 
 class BoundAccess:
-    """A load or store bound to a frame: its table, and the pattern of addresses for which that holds."""
+    """A load, store or atomic bound to a frame: its table, and the pattern of addresses for which that holds."""
 
     def __init__(self, stretches: Stretches, frame: RegisterFrame, i: PtxInstruction):
         self.stretches, self.frame, self.instruction = stretches, frame, i
-        self.space, type_, registers, self.base, self.offset = moved(
-            i, *(i.operands[:2] if i.opcode == "ld" else i.operands[1::-1])
-        )
+        self.space, type_, registers, self.base, self.offset = target(i)
         self.size = len(registers) * type_.bytes
         self.relative = np.zeros(frame.n, np.int64)
         self.table = np.zeros(COUNTS + PHASES, np.int64)
         self.table[RELATIVE] = self.relative.ctypes.data
+        self.addresses, listed = stretches.scratch(frame.n)
+        self.table[ADDRESSES], self.table[STREWN_LIST] = self.addresses.ctypes.data, listed.ctypes.data
         self.pattern: AddressPattern | None = None
         self.segment: Segment | None = None
+        self.misses = 0
         self.forget()
 
     def forget(self) -> None:
+        """Makes the next access ask again where it is."""
         self.table[FIRST], self.table[LAST] = 1, 0
+        self.table[LOWEST], self.table[HIGHEST] = 1, 0
 
-    def guarded(self, _: int) -> int:
-        """Calls `resolve` for compiled code, through which no exception can pass: after one the launch starts anew."""
+    def guarded(self, what: int) -> int:
+        """Answers compiled code, through which no exception can pass: after one the launch starts anew.
+
+        `what`: 0 resolves an access, 1 finds the memory of one without a pattern. Returns 0; 1 if anything is wrong; 2 if an access
+        shall be taken as one without a pattern.
+        """
         try:
+            if what:
+                return int(not self.locate())
+            self.misses += 1
+            if self.misses > MISSES:
+                self.table[STREWN] = 1
+                return 2
             return int(not self.resolve())
         except Exception:
             return 1
@@ -230,65 +257,87 @@ class BoundAccess:
     def resolve(self) -> bool:
         """Finds the pattern of the lanes' addresses and their memory; returns False if anything is wrong with them."""
         self.flush()
-        memory, frame = self.stretches.machine.memory, self.frame
+        frame = self.frame
         base = frame.array(self.base)
         delta = np.array(self.offset & ((1 << 8 * base.dtype.itemsize) - 1), base.dtype)
         addresses = np.ascontiguousarray(np.broadcast_to(base + delta, frame.n))
         first, pattern = frame.lanes.pattern(addresses, self.size)
-        write = self.instruction.opcode == "st"
-        if self.space == "shared":
-            home = memory.homes.get(self.instruction)
-            start, end = (0, None) if home is None else home[1:]
-            start, last = start, (memory.shared_size if end is None else end) - self.size
-            self.table[HOST] = memory.shared[1].ctypes.data
-            self.table[STATE] = memory.states[1].ctypes.data
-            self.table[SHADOWED_FROM], self.table[SHADOW] = 0, self.stretches.shared_shadow.ctypes.data
-        else:
-            segment = memory.segments.get(first >> WINDOW_BITS)
-            if segment is None or segment.space not in ("global", "const") or (write and not segment.writable):
-                return False
-            view, at, limit = segment.window(self.size)
-            if not len(view):
-                return False
-            start, last = int(at), int(at) + int(limit)
-            if write:
-                self.stretches.keep(segment)
-            self.segment = segment
-            self.table[HOST] = segment.address - segment.start
-            self.table[STATE] = 0 if segment.state is None else segment.state.ctypes.data - segment.start
-            self.table[SHADOWED_FROM] = segment.start & -WIDEST
-            self.table[SHADOW] = self.stretches.shadow(segment).ctypes.data if self.stretches.followed(segment) else 0
-        low, high = start - pattern.low, last - pattern.high
+        room = self.room(first)
+        if room is None:
+            return False
+        low, high = room[0] - pattern.low, room[1] - pattern.high
         if not pattern.aligned or first & (self.size - 1) or not low <= first <= high:
             return False
         self.table[FIRST], self.table[LAST] = low, high
         self.relative[:] = pattern.relative
         self.distinct = self.stretches.distinct(pattern, self.space)
-        if write and len(self.distinct) < frame.n:
+        if self.instruction.opcode == "st" and len(self.distinct) < frame.n:
             return False
-        self.table[NUMBER] = self.stretches.number(self.instruction)
         self.table[DISTINCT], self.table[LIST] = len(self.distinct), self.distinct.ctypes.data
         self.pattern = pattern
         return True
 
+    def locate(self) -> bool:
+        """Finds the memory of addresses without a pattern; returns False if there is none."""
+        self.flush()
+        some = self.addresses[self.addresses != -1]
+        room = self.room(int(some[0]))
+        if room is None:
+            return False
+        self.table[LOWEST], self.table[HIGHEST] = room
+        return True
+
+    def room(self, address: int) -> tuple[int, int] | None:
+        """Returns the smallest and largest address in the memory that has this one, which it enters in the table, or None."""
+        memory, table, write = self.stretches.machine.memory, self.table, self.instruction.opcode != "ld"
+        # What the table has of the earlier memory holds no longer.
+        self.forget()
+        table[NUMBER] = self.stretches.number(self.instruction)
+        if self.space == "shared":
+            home = memory.homes.get(self.instruction)
+            start, end = (0, None) if home is None else home[1:]
+            table[HOST] = memory.shared[1].ctypes.data
+            table[STATE] = memory.states[1].ctypes.data
+            table[SHADOWED_FROM], table[SHADOW] = 0, self.stretches.shared_shadow.ctypes.data
+            return start, (memory.shared_size if end is None else end) - self.size
+        segment = memory.segments.get(address >> WINDOW_BITS)
+        if segment is None or segment.space not in ("global", "const") or (write and not segment.writable):
+            return None
+        view, at, limit = segment.window(self.size)
+        if not len(view):
+            return None
+        if write:
+            self.stretches.keep(segment)
+        self.segment = segment
+        table[HOST] = segment.address - segment.start
+        table[STATE] = 0 if segment.state is None else segment.state.ctypes.data - segment.start
+        table[SHADOWED_FROM] = segment.start & -WIDEST
+        table[SHADOW] = self.stretches.shadow(segment).ctypes.data if self.stretches.followed(segment) else 0
+        return int(at), int(at) + int(limit)
+
     def flush(self) -> None:
-        """Adds what was executed with the pattern to the counts of the launch."""
-        counts = self.table[COUNTS:]
-        if self.pattern is None or not counts.any():
-            return
-        tally, pattern, i = self.stretches.machine.tally, self.pattern, self.instruction
+        """Adds what was executed in the memory that the table has to the counts of the launch."""
+        counts, pattern = self.table[COUNTS:], self.pattern
         for phase in np.flatnonzero(counts).tolist():
-            times = int(counts[phase])
-            lanes = pattern.lanes
-            warps, nbytes = lanes.warps * times, lanes.n * self.size * times
-            if self.space == "shared":
-                passes, ideal = pattern.wavefronts(phase)
-                tally.shared[i, i.opcode, self.size].count(warps, nbytes, passes * times, ideal * times)
-            else:
-                assert self.segment is not None
-                sectors, unique = pattern.sectors(phase) * times, pattern.unique_bytes * times
-                tally.traffic[i, self.segment].count_side(i.opcode == "st", nbytes, warps, sectors, unique)
+            assert pattern is not None
+            times, lanes = int(counts[phase]), pattern.lanes
+            each = pattern.wavefronts(phase) if self.space == "shared" else (pattern.sectors(phase), pattern.unique_bytes)
+            self.count(lanes.warps * times, lanes.n * times, *(number * times for number in each))
         counts[:] = 0
+        warps, n, passes, ideal, sectors, unique = self.table[WARPS : UNIQUE + 1].tolist()
+        if n:
+            self.count(warps, n, *((passes, ideal) if self.space == "shared" else (sectors, unique * self.size)))
+        self.table[WARPS : UNIQUE + 1] = 0
+
+    def count(self, warps: int, lanes: int, *more: int) -> None:
+        """Counts accesses; `more`: wavefronts and those without conflicts, or sectors and distinct bytes."""
+        tally, i, nbytes = self.stretches.machine.tally, self.instruction, lanes * self.size
+        if self.space == "shared":
+            tally.shared[i, "atom" if i.opcode == "red" else i.opcode, self.size].count(warps, nbytes, *more)
+            return
+        assert self.segment is not None
+        for write in {"ld": (False,), "st": (True,)}.get(i.opcode, (False, True)):
+            tally.traffic[i, self.segment].count_side(write, nbytes, warps, *more)
 
 
 class Stretches:
@@ -309,6 +358,7 @@ class Stretches:
         self.bound: list[BoundAccess] = []
         self.offs: list[tuple[list[PtxInstruction], Array]] = []
         self.lists: dict[tuple[str, int, bytes, bytes], Array] = {}
+        self.scratches: dict[int, tuple[Array, Array]] = {}
         self.taken = 0
         """Bytes of shadows and kept contents."""
         self.moment = 0
@@ -341,6 +391,13 @@ class Stretches:
         number = (block + lanes.wave.first_block + 1).astype(np.uint64) << np.uint64(32)
         thread = (lanes.index % lanes.wave.lanes_per_block).astype(np.uint64)
         return number | self.epochs[block] << np.uint64(THREAD_BITS) | thread
+
+    def scratch(self, n: int) -> tuple[Array, Array]:
+        """Returns memory for the addresses of `n` lanes and a `STREWN_LIST`, until the next access."""
+        found = self.scratches.get(n)
+        if found is None:
+            found = self.scratches[n] = np.zeros(n, np.int64), np.zeros((n, 3), np.int64)
+        return found
 
     def take(self, nbytes: int) -> None:
         """Counts memory. Raises Stop if it is too much."""
@@ -432,10 +489,10 @@ class Stretches:
         """Returns tags as entries of a race detector."""
         block = (tags >> np.uint64(32) & np.uint64(0x7FFFFFFF)) - np.uint64(1)
         lane = block * np.uint64(self.machine.wave.lanes_per_block) + (tags & np.uint64(WARP_CROWD - 1))
-        level = np.where(tags & np.uint64(WARP_CROWD), np.uint64(LANES), np.uint64(ONE))
-        level = np.where(tags & np.uint64(BLOCK_CROWD), np.uint64(WARPS), level)
-        level = np.where(tags >> np.uint64(63), np.uint64(CLUSTERS), level)
-        return np.uint64(1 << STAMP) | level | lane
+        level = np.where(tags & np.uint64(WARP_CROWD), np.uint64(clocks.LANES), np.uint64(clocks.ONE))
+        level = np.where(tags & np.uint64(BLOCK_CROWD), np.uint64(clocks.WARPS), level)
+        level = np.where(tags >> np.uint64(63), np.uint64(clocks.CLUSTERS), level)
+        return np.uint64(1 << clocks.STAMP) | level | lane
 
     def finish(self) -> None:
         """Adds the last counts."""
@@ -454,7 +511,7 @@ class Stretches:
         phases: list[FunctionText] = []
         for pc in range(region.start, region.end):
             plan, i = frame.code.plans[pc], frame.code.instructions[pc]
-            loads = i.opcode in ("ld", "st") and space(i) not in PRIVATE
+            loads = i.opcode in KINDS and space(i) not in PRIVATE
             try:
                 if any(pc in follower.watched for follower in self.machine.followers):
                     raise NoCode
@@ -491,6 +548,8 @@ class Stretches:
                     table[at] = access.table.ctypes.data
                 elif kind == "resolve":
                     table[at] = ctypes.cast(callback, ctypes.c_void_p).value or 0
+                elif kind == "strewn":
+                    table[at] = compiled(StrewnText(*key).text())
                 elif kind == "number":
                     table[at] = np.uint64(key).view(np.int64)
                 else:
@@ -527,9 +586,25 @@ def space(i: PtxInstruction) -> str:
     return next((mod.partition("::")[0] for mod in i.mods if mod.partition("::")[0] in ("global", "shared", *PRIVATE)), "generic")
 
 
+def plain(i: PtxInstruction) -> bool:
+    """True for a load, store or atomic access that compiled code knows."""
+    try:
+        place, type_, registers, _, _ = target(i)
+    except Unsupported:
+        return False
+    known = {"weak", *CACHE, "global", "shared", "v2", "v4", type_.name, "shared::cta"}
+    if i.opcode in ("atom", "red"):
+        known = {"relaxed", "gpu", "sys", *ATOMICS, "global", "shared", type_.name, "shared::cta"}
+        if type_.bits < 32 or (type_.kind == "f" and "add" not in i.mods):
+            return False
+    return place in ("global", "shared") and not set(i.mods) - known and len(registers) * type_.bytes <= 16
+
+
 def covers(machine: PtxMachine) -> bool:
     """True if compiled code can run a kernel: it has only what `Stretches` follows."""
     code = machine.code
+    if code.sharing.guesses or code.sharing.narrow:
+        return False
     watched = frozenset[int]().union(*(follower.watched for follower in machine.followers))
     for pc, (plan, i) in enumerate(zip(code.plans, code.instructions, strict=True)):
         if plan.control is not None:
@@ -537,13 +612,8 @@ def covers(machine: PtxMachine) -> bool:
             simple = isinstance(control, Branch | Return | WarpBarrier) or (isinstance(control, Exit) and not control.trap)
             if not simple and not (isinstance(control, Barrier) and control.waits and not control.counted):
                 return False
-        elif i.opcode in ("ld", "st") and space(i) not in PRIVATE:
-            try:
-                place, type_, registers, _, _ = moved(i, *(i.operands[:2] if i.opcode == "ld" else i.operands[1::-1]))
-            except Unsupported:
-                return False
-            plain = {"weak", *CACHE, "global", "shared", "v2", "v4", type_.name, "shared::cta"}
-            if place not in ("global", "shared") or set(i.mods) - plain or len(registers) * type_.bytes > 16 or pc in watched:
+        elif i.opcode in KINDS and space(i) not in PRIVATE:
+            if pc in watched or not plain(i):
                 return False
         elif not plan.pure and i.opcode not in SAFE and i.opcode not in ("ld", "st"):
             return False
@@ -572,8 +642,10 @@ def engine_asked() -> str:
     return name
 
 
-WAVE_SECONDS, INSTRUCTION_SECONDS, TURNS = 4e-4, 15e-6, 8
-"""Processor time of NumPy, at least: for a wave, and for each of its instructions; turns of a loop that are taken for granted."""
+WAVE_SECONDS, INSTRUCTION_SECONDS, ATOMIC, TURNS = 4e-4, 15e-6, 100, 8
+"""Processor time of NumPy for a wave and for each of its instructions, at least; an atomic, whose lanes may go one by one, is so
+many instructions; turns of a loop that are taken for granted.
+"""
 
 COMPILING_SECONDS, BOUND_SECONDS = 0.5, 0.1
 """Processor time of NumPy from which on compiled code pays: if it has to be compiled, and if it has been."""
@@ -591,7 +663,8 @@ def pays(code: Code, waves: int) -> bool:
     """
     if not installed() or code.gave_up:
         return False
-    turns = len(code.plans) + sum(last + 1 - first for first, last in code.loop_spans) * (TURNS - 1)
+    costs = [ATOMIC if i.opcode in ("atom", "red") else 1 for i in code.instructions]
+    turns = sum(costs) + sum(sum(costs[first : last + 1]) for first, last in code.loop_spans) * (TURNS - 1)
     a_wave = code.seconds_of_wave or WAVE_SECONDS + INSTRUCTION_SECONDS * turns
     return a_wave * waves > (BOUND_SECONDS if code.was_compiled else COMPILING_SECONDS)
 
