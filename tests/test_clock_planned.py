@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -45,11 +47,11 @@ def steps(each: int, more: int, heads: int = 200) -> Clock:
 
 def test_a_launch_s_own_share_of_dram_goes_before_that_of_its_first_blocks() -> None:
     cuda = 'extern "C" __global__ void k(const float4* x, float4* y) { int i = blockIdx.x * 256 + threadIdx.x; y[i] = x[i]; }'
-    arrays = {name: np.zeros(1 << 24, np.float32) for name in "xy"}  # more than the L2 has
-    launch = of_source(cuda, A100, (), "k.cu").launch("k", ((1 << 14,), (256,)), arrays).launch
+    arrays, small = {name: np.zeros(1 << 16, np.float32) for name in "xy"}, replace(A100, sm_count=4, l2_bytes=1 << 16)
+    launch = of_source(cuda, A100, (), "k.cu").launch("k", ((1 << 6,), (256,)), arrays).launch
     opcodes = [i.opcode for i in launch.kernel.instructions]
     for known, share in (({}, 1.0), ({"x": 0.25}, 0.25)):
-        reach, news = Clock(launch, A100, dram=known).shares
+        reach, news = Clock(launch, small, dram=known).shares
         assert reach[opcodes.index("LDG")] == share and reach[opcodes.index("STG")] == news[opcodes.index("LDG")] == 1
 
 

@@ -21,6 +21,7 @@ from cupyflash.sim.clock.timeline import KINDS, NUMBERS, device_of
 from cupyflash.sim.profiling import timeline_of
 from cupyflash.sim.ptx import Module
 from cupyflash.sim.trace import Trace, trace
+from suites import wide
 
 pytest.importorskip("cupy")
 needs_disassembler = pytest.mark.skipif(sass.disassembler() is None, reason="needs NVIDIA's disassemblers")
@@ -51,7 +52,7 @@ def clocks_of(told: dict[str, Any], name: str) -> float:
 
 
 @needs_disassembler
-@pytest.mark.parametrize("name", ["fa2", "fa3"])
+@pytest.mark.parametrize("name", [wide("fa2"), "fa3"])
 def test_a_block_of_attention_has_its_copies_products_and_waits(name: str) -> None:
     made, told = attention(name)
     roles = [row["role"] for row in told["rows"] if row["group"] == "warps"]
@@ -71,7 +72,7 @@ def test_a_block_of_attention_has_its_copies_products_and_waits(name: str) -> No
 
 
 @needs_disassembler
-@pytest.mark.parametrize("name", ["fa2", "fa3"])
+@pytest.mark.parametrize("name", [wide("fa2"), "fa3"])
 def test_a_timeline_is_json_whose_spans_are_apart_and_whose_shares_are_the_rows(name: str) -> None:
     _, told = attention(name)
     assert told == json.loads(json.dumps(told)) and told["shown"] == told["clocks"] > 1000
