@@ -12,6 +12,7 @@ from test_ptx_harness import compile_cuda
 from cupyflash.device import Device
 from cupyflash.sim import ptx
 from cupyflash.sim.program.errors import ErrorCode
+from cupyflash.sim.program.launches import BudgetSpent
 from cupyflash.sim.program.runtime import Runtime
 from cupyflash.sim.program.streams import Settings
 from cupyflash.sim.program.symbols import Image, LaunchRequest, ProgramKernel
@@ -37,10 +38,16 @@ extern "C" __global__ void twice(int* x, int) { x[threadIdx.x] *= 2; }
 """
 
 
-def ran(kernels: str, *launches: tuple[str, int, int]) -> tuple[list[int], list[ptx.Finding], Runtime]:
-    """Runs the launches (kernel, threads, value) with one array of 32 zeros; returns the array, the findings, the runtime."""
+def made(**settings: float) -> Runtime:
     channel: Any = SimpleNamespace(print=lambda text: None)
-    runtime = Runtime(channel, Device.named("A100-40GB"), 13, [], set(), Settings())
+    return Runtime(channel, Device.named("A100-40GB"), 13, [], set(), Settings(**settings))  # type: ignore[arg-type]
+
+
+def ran(
+    kernels: str, *launches: tuple[str, int, int], runtime: Runtime | None = None
+) -> tuple[list[int], list[ptx.Finding], Runtime]:
+    """Runs the launches (kernel, threads, value) with one array of 32 zeros; returns the array, the findings, the runtime."""
+    runtime = runtime or made()
     image = Image([], 80, runtime.memory)
     image.__dict__["module"] = compile_cuda(HEAD + kernels)
     block = runtime.memory.allocate(128)
@@ -123,3 +130,13 @@ def test_without_a_program_a_launch_says_where_it_works() -> None:
     module = compile_cuda(HEAD + 'extern "C" __global__ void parent(int* x, int) { call(add, 1, x, 1); }')
     (finding,) = module.launch("parent", 1, 1, [np.zeros(1, np.int32), np.int32(0)]).findings
     assert finding.kind == "bad call" and "cupyflash run" in finding.message
+
+
+def test_the_programs_time_ends_a_child_too() -> None:
+    kernels = """
+    extern "C" __global__ void wait(volatile int* x, int) { while (!x[0]); }
+    extern "C" __global__ void parent(int* x, int) { call((void (*)(int*, int))wait, 1, x, 0); }"""
+    runtime = made(max_seconds=0.2)
+    with pytest.raises(BudgetSpent):
+        ran(kernels, ("parent", 1, 0), runtime=runtime)
+    assert {name: one.unfinished for name, one in runtime.records.items()} == {"parent": False, "wait": True}
