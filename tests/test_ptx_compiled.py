@@ -70,6 +70,11 @@ CASES = [
             (RNG.permutation(np.append(np.arange(1, 1024), 4000)), False),
         )
     ),
+    # A register that only some lanes have written; then others read it.
+    *(
+        pytest.param("maybe", 4, 64, [RNG.integers(0, 99, 256).astype(np.int32), np.zeros(256, np.int32), n(k)], k == 1, marks=wide)
+        for k in (1, 2)
+    ),
     ("mixed", 2, 64, [RNG.integers(0, 9, 128).astype(np.int32), np.zeros(256, np.int32), n(1)], False),
     pytest.param("floats", 64, 64, [floats(4096) * 8, zeros(4096), n(1)], True, marks=wide),
     # A result is NaN, whose bits are NumPy's.

@@ -51,3 +51,5 @@ extern "C" __global__ void atoms(const int* A, int* C, int n) { int i = blockIdx
   atomicAdd((float*)C+k+12, a * 1e-6f); atomicAdd((unsigned long long*)(C+k+14), (unsigned long long)a); C[128+i] = r; }
 extern "C" __global__ void permute(const int* A, int* C, int n) { int i = blockIdx.x*blockDim.x+threadIdx.x; C[A[i]] = A[A[i]] + (A[i] % 3 ? i : A[i] / 3); if (A[i] & 1) C[n + i] = i; }
 extern "C" __global__ void mixed(const int* A, int* C, int n) { int i = blockIdx.x*blockDim.x+threadIdx.x; atomicAdd(C + A[i] % 4, 1); C[8 + i] = C[A[i] % 4]; }
+extern "C" __global__ void maybe(const int* A, int* C, int n) { int i = blockIdx.x*64+threadIdx.x, a = A[i], x; __shared__ int s[64]; s[threadIdx.x] = a;
+  if (a & 1) x = A[63 - threadIdx.x]; __syncthreads(); if (a & n) C[i] = x + s[63 - threadIdx.x]; }

@@ -512,8 +512,19 @@ class Stretches:
         for pc in range(region.start, region.end):
             plan, i = frame.code.plans[pc], frame.code.instructions[pc]
             loads = i.opcode in KINDS and space(i) not in PRIVATE
+            watching = [follower for follower in self.machine.followers if pc in follower.watched]
             try:
-                if any(pc in follower.watched for follower in self.machine.followers):
+                if watching and loads:
+                    found += [self.bind(frame, phases)] if phases else []
+                    phases = []
+                    alone = FunctionText(frame, self.row)
+                    alone.access(plan, i)
+                    thunk = self.bind(frame, [alone])
+                    for follower in watching:
+                        thunk = follower.watch(frame, pc, thunk)
+                    found.append(thunk)
+                    continue
+                if watching:
                     raise NoCode
                 if loads:
                     phases.append(FunctionText(frame, self.row))
@@ -605,15 +616,14 @@ def covers(machine: PtxMachine) -> bool:
     code = machine.code
     if code.sharing.guesses or code.sharing.narrow:
         return False
-    watched = frozenset[int]().union(*(follower.watched for follower in machine.followers))
-    for pc, (plan, i) in enumerate(zip(code.plans, code.instructions, strict=True)):
+    for plan, i in zip(code.plans, code.instructions, strict=True):
         if plan.control is not None:
             control = plan.control
             simple = isinstance(control, Branch | Return | WarpBarrier) or (isinstance(control, Exit) and not control.trap)
             if not simple and not (isinstance(control, Barrier) and control.waits and not control.counted):
                 return False
         elif i.opcode in KINDS and space(i) not in PRIVATE:
-            if pc in watched or not plain(i):
+            if not plain(i):
                 return False
         elif not plan.pure and i.opcode not in SAFE and i.opcode not in ("ld", "st"):
             return False
