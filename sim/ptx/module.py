@@ -33,7 +33,7 @@ from .execute.device_runtime import DeviceRuntime
 from .execute.machine import PtxMachine
 from .execute.processes import processes_asked, run_apart
 from .execute.registers import Setup
-from .execute.scheduler import Limits, processor_seconds
+from .execute.scheduler import Limits
 from .memory.spaces import PARAM_START, PARAM_WINDOW, LaunchMemory, Observer
 from .memory.textures import placed, texels_of
 from .order.history import LaunchClock, Launches, OrderedLaunch, Past
@@ -459,7 +459,7 @@ class Module:
             watched = [*segments, *tensors, *heaps, workspace]
             return Races(code.sharing, len(code.instructions), watched, memory.shared_stride, memory.findings, geometry.blocks)
 
-        run, ended, began = machine(races), False, processor_seconds()
+        run, ended = machine(races), False
         ordered = None if stream is None else stream.begin(kernel, programmatic, run.memory.races)
         if not heaps and (engine == "llvm" or (not engine and processes == 1 and pays(code, run.waves))):
             watch = None if stream is None else run.memory.races
@@ -467,13 +467,14 @@ class Module:
             ended = run_compiled(run, [*segments, *tensors], watch)
             run.memory.races = watch
             if not ended:
-                run = machine(races)
+                begun, run = run.budgets.begun, machine(races)
+                run.budgets.begun = begun  # the limit of time is the launch's
                 if stream is not None and ordered is not None:
                     stream.join(ordered, run.memory.races)
         if not ended:
-            run.budgets.begun, again = began, time.process_time()
+            began = time.process_time()
             ended = run_apart(run, processes) or run.run()
-            code.seconds_of_wave = (time.process_time() - again) / run.waves
+            code.seconds_of_wave = (time.process_time() - began) / run.waves
         findings, tally, memory = run.findings, run.tally, run.memory
         if memory.races is not None and memory.races.launches is not None:
             memory.races.launches.end()

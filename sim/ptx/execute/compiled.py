@@ -20,7 +20,8 @@ from functools import cache
 from importlib.util import find_spec
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
+from weakref import WeakKeyDictionary
 
 import numpy as np
 
@@ -36,7 +37,7 @@ from ..order.races import Races
 from ..state.lanes import AddressPattern, LaneSet
 from ..state.segments import WINDOW_BITS, Segment
 from ..text.syntax import Array, PtxInstruction, Unsupported
-from .registers import RegisterFrame, Stop
+from .registers import Follower, RegisterFrame, Stop
 from .translation import (
     ADDRESSES,
     ATOMICS,
@@ -340,6 +341,25 @@ class BoundAccess:
             tally.traffic[i, self.segment].count_side(write, nbytes, warps, *more)
 
 
+class Phase(NamedTuple):
+    """A compiled function of a stretch: its address, the entries of its table, instructions with counts of lanes that are off,
+    and the access that it is.
+    """
+
+    address: int
+    table: list[tuple[str, Any]]
+    off: list[PtxInstruction]
+    accessed: PtxInstruction | None
+
+    @classmethod
+    def of(cls, text: FunctionText) -> Phase:
+        return cls(compiled(text.text()), text.table, text.off, text.accessed)
+
+
+STRETCHES: WeakKeyDictionary[Code, dict[tuple[int, int, ShadowRow], list[tuple[int, list[Phase]]]]] = WeakKeyDictionary()
+"""By start, end and shadow of a region: its `pieces`, which stay from launch to launch."""
+
+
 class Stretches:
     """The compiled code of a launch, and who has touched which word of memory since which barrier."""
 
@@ -359,6 +379,8 @@ class Stretches:
         self.offs: list[tuple[list[PtxInstruction], Array]] = []
         self.lists: dict[tuple[str, int, bytes, bytes], Array] = {}
         self.scratches: dict[int, tuple[Array, Array]] = {}
+        self.tagged: tuple[LaneSet | None, int, Array] = None, 0, np.zeros(0, np.uint64)
+        """The last lanes, moment and tags: many stretches run between two barriers."""
         self.taken = 0
         """Bytes of shadows and kept contents."""
         self.moment = 0
@@ -385,12 +407,15 @@ class Stretches:
 
     def tags(self, lanes: LaneSet) -> Array:
         """Returns block, epoch and thread of each lane as one number, in which later bits decide first."""
+        if self.tagged[:2] == (lanes, self.moment):
+            return self.tagged[2]
         block = lanes.block
         if self.epochs.max() >> np.uint64(EPOCH_BITS):
             raise Stop
         number = (block + lanes.wave.first_block + 1).astype(np.uint64) << np.uint64(32)
         thread = (lanes.index % lanes.wave.lanes_per_block).astype(np.uint64)
-        return number | self.epochs[block] << np.uint64(THREAD_BITS) | thread
+        self.tagged = lanes, self.moment, number | self.epochs[block] << np.uint64(THREAD_BITS) | thread
+        return self.tagged[2]
 
     def scratch(self, n: int) -> tuple[Array, Array]:
         """Returns memory for the addresses of `n` lanes and a `STREWN_LIST`, until the next access."""
@@ -507,45 +532,62 @@ class Stretches:
 
     def thunks(self, frame: RegisterFrame, region: CodeRegion) -> list[Thunk]:
         """Returns the thunks of a region: compiled stretches, and what is between them."""
+        known = STRETCHES.setdefault(frame.code, {})
+        key = region.start, region.end, self.row
+        if key not in known:
+            known[key] = self.pieces(frame, region)
         found: list[Thunk] = []
+        for pc, phases in known[key]:
+            if not phases:
+                found += frame.plain(pc, pc + 1)
+                continue
+            thunk = self.bind(frame, phases)
+            for follower in self.watching(pc):
+                thunk = follower.watch(frame, pc, thunk)
+            found.append(thunk)
+        return found
+
+    def watching(self, pc: int) -> list[Follower]:
+        return [follower for follower in self.machine.followers if pc in follower.watched]
+
+    def pieces(self, frame: RegisterFrame, region: CodeRegion) -> list[tuple[int, list[Phase]]]:
+        """Returns a region as stretches with their first instructions; instructions without translation have no phases.
+
+        An access that is watched is a stretch of its own.
+        """
+        found: list[tuple[int, list[FunctionText]]] = []
         phases: list[FunctionText] = []
         for pc in range(region.start, region.end):
             plan, i = frame.code.plans[pc], frame.code.instructions[pc]
-            loads = i.opcode in KINDS and space(i) not in PRIVATE
-            watching = [follower for follower in self.machine.followers if pc in follower.watched]
+            loads, watched = i.opcode in KINDS and space(i) not in PRIVATE, bool(self.watching(pc))
             try:
-                if watching and loads:
-                    found += [self.bind(frame, phases)] if phases else []
-                    phases = []
-                    alone = FunctionText(frame, self.row)
-                    alone.access(plan, i)
-                    thunk = self.bind(frame, [alone])
-                    for follower in watching:
-                        thunk = follower.watch(frame, pc, thunk)
-                    found.append(thunk)
-                    continue
-                if watching:
+                if watched and not loads:
                     raise NoCode
-                if loads:
-                    phases.append(FunctionText(frame, self.row))
-                    phases[-1].access(plan, i)
-                elif phases and phases[-1].accessed is None:
+                if not loads and phases and phases[-1].accessed is None:
                     phases[-1] = phases[-1].followed(plan, i)
+                    continue
+                text = FunctionText(frame, self.row)
+                if loads:
+                    text.access(plan, i)
                 else:
-                    phases.append(FunctionText(frame, self.row).followed(plan, i))
+                    text = text.followed(plan, i)
             except NoCode:
-                if phases:
-                    found.append(self.bind(frame, phases))
-                    phases = []
-                found += frame.plain(pc, pc + 1)
-        return [*found, self.bind(frame, phases)] if phases else found
+                found.append((pc, []))
+                phases = []
+                continue
+            if watched or not phases:
+                phases = []
+                found.append((pc, phases))
+            phases.append(text)
+            if watched:
+                phases = []
+        return [(pc, [Phase.of(text) for text in texts]) for pc, texts in found]
 
-    def bind(self, frame: RegisterFrame, phases: list[FunctionText]) -> Thunk:
+    def bind(self, frame: RegisterFrame, phases: list[Phase]) -> Thunk:
         """Returns the thunk that calls compiled code for a frame."""
         call, kept, accesses = driver(), [], []
         listed = np.zeros((len(phases), 3), np.int64)
         for number, phase in enumerate(phases):
-            address = compiled(phase.text())
             table, off = np.zeros(max(1, len(phase.table)), np.int64), np.zeros(max(1, len(phase.off)), np.int64)
             callback: Any = None
             if phase.accessed is not None:
@@ -566,7 +608,7 @@ class Stretches:
                 else:
                     raw = frame.array(Arg(*key))
                     table[at] = int(raw.view(f"i{raw.itemsize}"))
-            listed[number] = address, table.ctypes.data, off.ctypes.data
+            listed[number] = phase.address, table.ctypes.data, off.ctypes.data
             kept.append((table, callback))
             self.offs.append((phase.off, off))
         self.bound += accesses
