@@ -179,6 +179,10 @@ def test_long_launches_take_compiled_code_by_themselves(kernels, monkeypatch) ->
     code.gave_up = True
     assert not pays(code, 1)
     code.gave_up = False
+    code.compiled_seconds_of_wave = 1e3  # no faster than NumPy
+    assert not pays(code, 1)
+    code.compiled_seconds_of_wave = 1.0
+    assert pays(code, 1)
     monkeypatch.setattr(compiled, "installed", lambda: False)
     assert not pays(code, 1)
 

@@ -464,7 +464,10 @@ class Module:
         if not heaps and (engine == "llvm" or (not engine and processes == 1 and pays(code, run.waves))):
             watch = None if stream is None else run.memory.races
             run = machine(races=False)
+            made, began = code.was_compiled, time.process_time()
             ended = run_compiled(run, [*segments, *tensors], watch)
+            if made and ended:
+                code.compiled_seconds_of_wave = (time.process_time() - began) / run.waves
             run.memory.races = watch
             if not ended:
                 begun, run = run.budgets.begun, machine(races)

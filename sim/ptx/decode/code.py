@@ -83,6 +83,8 @@ class Code(LiveRegisters):
         """The regions so far, by (start, converged)."""
         self.seconds_of_wave = 0.0
         """Processor time of a wave in the last launch by NumPy; 0: there was none."""
+        self.compiled_seconds_of_wave = 0.0
+        """The same of the last launch by compiled code that was compiled before."""
         self.was_compiled = self.gave_up = False
         """Compiled code has run it (`execute.compiled`); and could not, or gave up."""
         self._mixes: dict[tuple[int, int], Mix] = {}

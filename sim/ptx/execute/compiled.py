@@ -712,8 +712,9 @@ def pays(code: Code, waves: int) -> bool:
     """True if compiled code is expected to run a launch of `waves` waves in less time than NumPy, the time to compile included.
 
     An earlier launch of the kernel by NumPy tells its time for a wave; without one it is estimated from the number of instructions.
+    A kernel that compiled code does not run faster stays NumPy's.
     """
-    if not installed() or code.gave_up:
+    if not installed() or code.gave_up or 0 < code.seconds_of_wave <= code.compiled_seconds_of_wave:
         return False
     costs = [ATOMIC if i.opcode in ("atom", "red") else 1 for i in code.instructions]
     turns = sum(costs) + sum(sum(costs[first : last + 1]) for first, last in code.loop_spans) * (TURNS - 1)
