@@ -85,7 +85,7 @@ def test_a_fault_is_found_and_is_the_error_that_a_device_gives(program: Path, ca
 
 
 def test_cublas_multiplies_as_the_program_does_itself(products: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    """Six forms of gemm, drawn sizes, transposes, leading dimensions, batches; then three calls that are wrong."""
+    """Six forms of gemm, and gemv: drawn sizes, transposes, leading dimensions, batches; then three calls that are wrong."""
     result = ran(products)
     assert capfd.readouterr().out == "24 rounds, 0 wrong; 7 13 1\n"
     assert result.status == 0 and not result.missing

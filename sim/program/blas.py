@@ -1,4 +1,4 @@
-"""cuBLAS's matrix products as a program calls them, answered by NumPy: `gemm` in its forms, and cublasLt's with plain layouts.
+"""cuBLAS's products as a program calls them, answered by NumPy: `gemm` in its forms, `gemv`, and cublasLt's with plain layouts.
 
 Numbers are NumPy's: products of half types are summed in float32, none is rounded to TF32, and the order of sums is not cuBLAS's. A
 product of bytes that nobody wrote is bytes that nobody wrote, so that a kernel which reads them is found.
@@ -55,7 +55,10 @@ PRODUCTS: dict[str, tuple[str, np.dtype | None]] = {
 }
 """The functions: the names of their words, and the type of their matrices and scalars, if the words do not say it."""
 
-WIDE = {"handle", "alpha", "beta", "A", "B", "C", "step_a", "step_b", "step_c"}
+VECTOR = "handle ta m n alpha A lda x step_x beta y step_y"
+"""The words of `gemv`."""
+
+WIDE = {"handle", "alpha", "beta", "A", "B", "C", "x", "y", "step_a", "step_b", "step_c"}
 """Words of 64 bits; the others are ints."""
 
 Read = Callable[[], "np.ndarray"]
@@ -195,7 +198,7 @@ class BlasCalls(CopyCalls):
 
     def gemm(self, form: str, dtype: np.dtype | None, *words: int) -> None:
         """C = alpha op(A) op(B) + beta C for each of a batch: `words` in the order of `form`, of which PRODUCTS has the list."""
-        given = {name: word if name in WIDE else signed(word) for name, word in zip(form.split(), words, strict=False)}
+        given = named(form, words)
         handle = self.find(given["handle"], BlasHandle)
         if dtype is None and given["compute"] not in COMPUTE:
             raise CudaError(ErrorCode.NOT_SUPPORTED, f"compute type {given['compute']}")
@@ -218,6 +221,18 @@ class BlasCalls(CopyCalls):
         alpha, beta = (self.scalar(given[one], scalar, handle.pointer_mode) for one in ("alpha", "beta"))
         self.check_sticky()
         self.issue(handle.stream, KERNEL, lambda _: self.multiply(a, b, c, c, (alpha, beta)))
+
+    def gemv(self, dtype: np.dtype, *words: int) -> None:
+        """y = alpha op(A) x + beta y; a vector is the row of a matrix, transposed, its elements a step apart."""
+        given = named(VECTOR, words)
+        handle, transposed = self.find(given["handle"], BlasHandle), bool(given["ta"])
+        a = Matrices((given["A"],), given["m"], given["n"], given["lda"], dtype, transposed)
+        length, across = (given["m"], given["n"]) if transposed else (given["n"], given["m"])
+        x = Matrices((given["x"],), 1, length, given["step_x"], dtype, transposed=True)
+        y = Matrices((given["y"],), 1, across, given["step_y"], dtype, transposed=True)
+        alpha, beta = (self.scalar(given[one], dtype, handle.pointer_mode) for one in ("alpha", "beta"))
+        self.check_sticky()
+        self.issue(handle.stream, KERNEL, lambda _: self.multiply(a, x, y, y, (alpha, beta)))
 
     def pointers(self, address: int, size: int) -> bytes:
         return self.memory.read(address, size) if self.memory.owns(address) else self.channel.read(address, size)
@@ -251,6 +266,8 @@ class BlasCalls(CopyCalls):
                 result, unwritten = result + beta.astype(summed) * added.astype(summed), unwritten | unset
             into, state = self.elements(d, number)
             result = then(result)
+            if d.transposed:
+                result, unwritten = result.T, unwritten.T
             into[:] = result.astype(np.int64).astype(d.dtype) if d.dtype.kind == "i" else result.astype(d.dtype)
             if state is not None:
                 state[:] = np.where(unwritten, UNWRITTEN, WRITTEN)[:, :, None]
@@ -332,25 +349,23 @@ class BlasCalls(CopyCalls):
         left = matrices(a, layout_a, asked.get(Product.TRANSPOSE_A, 0))
         right = matrices(b, layout_b, asked.get(Product.TRANSPOSE_B, 0))
         added, into = matrices(c or d, layout_c or layout_d), matrices(d, layout_d)
-        if into.transposed:
-            raise CudaError(ErrorCode.NOT_SUPPORTED, "a result stored by rows")
         mode = asked.get(Product.POINTER_MODE, 0)
         if mode not in (0, DEVICE_SCALARS):
             raise CudaError(ErrorCode.NOT_SUPPORTED, f"pointer mode {mode}")
         scalars = self.scalar(alpha, scalar, mode), self.scalar(beta, scalar, mode)
         self.check_sticky()
-        then = self.epilogue(asked, into)
+        then = self.epilogue(asked, into.dtype)
         self.issue(stream, KERNEL, lambda _: self.multiply(left, right, added, into, scalars, then))
 
-    def epilogue(self, asked: dict[int, int], into: Matrices) -> Callable[[np.ndarray], np.ndarray]:
+    def epilogue(self, asked: dict[int, int], own: np.dtype) -> Callable[[np.ndarray], np.ndarray]:
         """Returns what becomes of a product before it is stored: a bias for each row is added, then ReLU or GELU (by tanh)."""
         bits = asked.get(Product.EPILOGUE, 1)
-        dtype = type_of(asked[Product.BIAS_TYPE]) if asked.get(Product.BIAS_TYPE, -1) >= 0 else into.dtype
+        dtype = type_of(asked[Product.BIAS_TYPE]) if asked.get(Product.BIAS_TYPE, -1) >= 0 else own
         address = asked.get(Product.BIAS, 0) & ((1 << 64) - 1)
 
         def then(result: np.ndarray) -> np.ndarray:
             if bits & BIAS:
-                bias = np.frombuffer(self.memory.read(address, into.rows * dtype.itemsize), dtype)
+                bias = np.frombuffer(self.memory.read(address, result.shape[0] * dtype.itemsize), dtype)
                 result = result + bias.astype(result.dtype)[:, None]
             if bits & RELU:
                 result = np.maximum(result, 0)
@@ -363,6 +378,13 @@ class BlasCalls(CopyCalls):
 
 for _name, _form in PRODUCTS.items():
     setattr(BlasCalls, _name, partialmethod(BlasCalls.gemm, *_form))
+for _letter in "SD":
+    setattr(BlasCalls, f"cublas{_letter}gemv_v2", partialmethod(BlasCalls.gemv, LETTERS[_letter]))
+
+
+def named(form: str, words: tuple[int, ...]) -> dict[str, int]:
+    """Returns a call's words by their names."""
+    return {name: word if name in WIDE else signed(word) for name, word in zip(form.split(), words, strict=False)}
 
 
 def signed(word: int, bits: int = 32) -> int:

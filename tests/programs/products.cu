@@ -14,6 +14,7 @@ int cublasSetPointerMode_v2(Handle, int);
 int cublasSgemm_v2(Handle, int, int, int, int, int, const float *, const float *, int, const float *, int, const float *, float *, int);
 int cublasDgemm_v2(
     Handle, int, int, int, int, int, const double *, const double *, int, const double *, int, const double *, double *, int);
+int cublasSgemv_v2(Handle, int, int, int, const float *, const float *, int, const float *, int, const float *, float *, int);
 int cublasGemmStridedBatchedEx(
     Handle, int, int, int, int, int, const void *, const void *, int, int, long long, const void *, int, int, long long, const void *, void *,
     int, int, long long, int, int, int);
@@ -103,6 +104,12 @@ int main(int argc, char **argv) {
             cublasSetPointerMode_v2(handle, 0);
             bad += wrong(a, b, c, ta, tb, k, two, beta);
             calls++;
+        }
+        {
+            Matrices<float> a(m, n, 1), x(1, ta ? m : n, 1), y(1, ta ? n : m, 1);
+            float alpha = two, plus = beta;
+            bad += cublasSgemv_v2(handle, ta, m, n, &alpha, a.device, a.ld, x.device, x.ld, &plus, y.device, y.ld);
+            bad += wrong(x, a, y, false, !ta, ta ? m : n, two, beta);  // its transpose
         }
         {
             OPERANDS(double, double, 1);
