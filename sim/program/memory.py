@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import mmap
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import count
 
@@ -25,8 +26,8 @@ TOTAL = 16 << 30
 """Bytes of the device's memory; they take memory of this machine once they are touched."""
 PAGE = 4096
 DEVICE_WINDOWS = range(256, 1 << 14)
-HOST_WINDOWS = range(4, 80)
-"""Below the addresses at which Linux places programs, heaps and libraries (0x55... and 0x7f...)."""
+HOST_WINDOWS = (*range(2, 85), *range(88, 126))
+"""Beside the addresses at which Linux places programs, heaps and libraries (0x55..., 0x56..., and around 0x7f...)."""
 
 DEVICE, MANAGED, HOST, VARIABLE, ARRAY = "device", "managed", "host", "variable", "array"
 
@@ -97,7 +98,7 @@ class ProgramMemory:
     def _address(self, kind: str) -> int:
         # Round and round, so that a pointer that is used soon after its memory was freed finds nothing.
         shared = kind in (MANAGED, HOST)
-        windows = HOST_WINDOWS if shared else DEVICE_WINDOWS
+        windows: Sequence[int] = HOST_WINDOWS if shared else DEVICE_WINDOWS
         for _ in windows:
             number = windows[next(self._windows[shared]) % len(windows)]
             if number not in self.blocks:
