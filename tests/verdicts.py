@@ -335,7 +335,9 @@ class Examiner:
 def _leave(write: int, act: Callable[[], Verdict]) -> None:
     """Ends this process with a verdict in the pipe."""
     resource.setrlimit(resource.RLIMIT_CPU, (1200, 1200))  # a survivor of what all kernels include takes 300 s
-    resource.setrlimit(resource.RLIMIT_AS, (12 << 30, 12 << 30))
+    # What is mapped already, as the memory of a simulated program, counts too.
+    most = (12 << 30) + int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (most, most))
     try:
         with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
             found = act()

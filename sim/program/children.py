@@ -89,9 +89,8 @@ class DynamicLaunches(DeviceRuntime):
 
     # -- launches -----------------------------------------------------------------------------------------------------------
 
-    def _cudaCDP2GetParameterBufferV2(
-        self, caller: Caller, function: int, gx: int, gy: int, gz: int, bx: int, by: int, bz: int, shared: int
-    ) -> int:
+    def _cudaCDP2GetParameterBufferV2(self, caller: Caller, function: int, *sizes: int) -> int:
+        """Takes the grid's sizes, the block's, and bytes of shared memory."""
         name = caller.functions.get(function, "")
         if name not in self.image.module.kernels:
             raise BadCall(f"launch of {function:#x}, which is no kernel")
@@ -101,7 +100,7 @@ class DynamicLaunches(DeviceRuntime):
             self.last = ErrorCode.LAUNCH_OUT_OF_RESOURCES
             return 0
         kernel = ProgramKernel(self.image, name)
-        self.prepared[address] = LaunchRequest(kernel, (gx, gy, gz), (bx, by, bz), shared, b""), size
+        self.prepared[address] = LaunchRequest(kernel, sizes[:3], sizes[3:6], sizes[6], b""), size
         return address
 
     def _cudaCDP2LaunchDeviceV2(self, caller: Caller, buffer: int, stream: int) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
@@ -47,12 +48,18 @@ class DeviceRuntime:
     """Answers the calls: the method of a function's name gets the caller and the words of the arguments. It keeps the heap."""
 
     def __init__(self, heap_bytes: int = 8 << 20):
-        self.heap = Heap(heap_bytes)
+        self.heap_bytes = heap_bytes
         self.calls = 0
+
+    @cached_property
+    def heap(self) -> Heap:
+        """The heap, which few kernels ever use."""
+        return Heap(self.heap_bytes)
 
     def segments(self, called: Collection[str]) -> list[Segment]:
         """Returns the memory that kernels were given, or may be given by one that has calls of these functions."""
-        return [self.heap.segment] if self.heap.top or not PRINTING.issuperset(called) else []
+        given = "heap" in vars(self) and self.heap.top
+        return [self.heap.segment] if given or not PRINTING.issuperset(called) else []
 
     def call(self, name: str, caller: Caller, words: Sequence[int]) -> int:
         """Returns the result of a call. Raises BadCall for arguments with which the launch cannot go on."""
