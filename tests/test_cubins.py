@@ -379,3 +379,13 @@ def test_a_kernel_that_waits_makes_way_for_the_next(cupy: Recorded, monkeypatch:
     assert compiler.gpu_kernel(first, 0)[0] == others[1] and len(asked) == 3
     assert compiler.gpu_kernel(first, 1)[0] == others[1] and len(cupy.paths) == 9  # each device loads its own
     assert nvrtc.remarks(remark) == (remark,)
+
+
+def test_code_for_debugging_is_compiled_in_a_process_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """NVRTC makes other code of a process's later programs after it."""
+    from cupyflash.launch import nvrtc
+
+    monkeypatch.setattr(nvrtc, "_compile_here", lambda *_: pytest.fail("NVRTC ran in this process"))
+    assert ".debug_info" in nvrtc.compile_to_ptx('extern "C" __global__ void k() {}', ("-G",), "k.cu")
+    with pytest.raises(nvrtc.CompileError, match="k.cu does not compile"):
+        nvrtc.compile_to_ptx("no C", ("--device-debug",), "k.cu")

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import glob
 import os
+import pickle
 import re
 import shutil
 import struct
+import subprocess
+import sys
 from collections.abc import Iterator, Sequence
 from functools import cache
 from importlib.util import find_spec
@@ -14,6 +17,7 @@ from typing import NamedTuple
 
 from cupyflash.launch import first_use
 
+DEBUG = {"-G", "--device-debug"}
 INSTALL = "pip install 'cupyflash[sim]', or a CUDA toolkit of CuPy's CUDA version (CUDA_PATH says where, if not in its usual place)"
 
 
@@ -128,7 +132,34 @@ def remarks(log: str) -> tuple[str, ...]:
 
 
 def _compile(source: str, options: Sequence[str], name: str, product: str, expressions: Sequence[str] = ()) -> Compiled:
-    """Run NVRTC; `product` is the binding's function that returns the result."""
+    """Run NVRTC; `product` is the binding's function that returns the result.
+
+    For debugging in a process of its own: after that, NVRTC (seen with 13.5) makes other code of all other programs, too.
+    """
+    if not DEBUG & set(options):
+        return _compile_here(source, options, name, product, expressions)
+    told = pickle.dumps((source, tuple(options), name, product, tuple(expressions)))
+    command = [sys.executable, "-c", f"from {__name__} import _answer; _answer()"]
+    path = {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    done = subprocess.run(command, input=told, stdout=subprocess.PIPE, env=os.environ | path)
+    if done.returncode:
+        raise RuntimeError(f"the process that compiles {name} ended with {done.returncode}")
+    result: Compiled | Exception = pickle.loads(done.stdout)
+    if isinstance(result, Exception):
+        raise result
+    return result
+
+
+def _answer() -> None:
+    """Compile what stdin says, and write the result or the exception to stdout."""
+    try:
+        found: Compiled | Exception = _compile_here(*pickle.load(sys.stdin.buffer))
+    except (CompileError, ImportError) as error:
+        found = error
+    sys.stdout.buffer.write(pickle.dumps(found))
+
+
+def _compile_here(source: str, options: Sequence[str], name: str, product: str, expressions: Sequence[str]) -> Compiled:
     try:
         first_use.import_cupy()
         from cupy.cuda import nvrtc
