@@ -148,7 +148,7 @@ class BlockSpans(Watched):
         return "waits_shared" if SPACES[opcode] == "shared" else "waits_load"
 
     def note(self, warp: ClockedWarp, wait: Stretch) -> str:
-        """What a wait waited for, in words."""
+        """Returns the reason of a wait, in words."""
         if wait.reason in WAITS or wait.cause == NOBODY:
             return ""
         places = self.awaited.get((warp.age, wait.cause), ())

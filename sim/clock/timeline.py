@@ -50,7 +50,7 @@ KINDS = (
     ("copy_there", "there, until somebody has waited for it", "copy"),
     ("product", "a tensor core at work", "product"),
 )
-"""Of spans: name, label, class."""
+"""The kinds of spans: name, label, class."""
 NUMBERS = {name: number for number, (name, _, _) in enumerate(KINDS)}
 NO_WORK = frozenset(name for name, _, kind in KINDS if kind in ("wait", "done"))
 

@@ -374,7 +374,7 @@ class Stretches:
         self.instructions: list[PtxInstruction] = []
         self.numbers: dict[int, int] = {}
         self.epochs = np.ones(0, np.uint64)
-        """Of each block of the wave."""
+        """One for each block of the wave."""
         self.bound: list[BoundAccess] = []
         self.offs: list[tuple[list[PtxInstruction], Array]] = []
         self.lists: dict[tuple[str, int, bytes, bytes], Array] = {}
