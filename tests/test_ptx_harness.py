@@ -12,7 +12,8 @@ import pytest
 from cupyflash.launch.nvrtc import compile_to_ptx
 from cupyflash.sim.ptx import Launch, Module
 
-HEAD = ".version 8.3\n.target sm_80\n.address_size 64\n"
+TARGET = "sm_80"
+HEAD = f".version 8.3\n.target {TARGET}\n.address_size 64\n"
 
 POINTER_REGISTERS = ".reg .b64 %rd<20>; .reg .b32 %r<20>; .reg .b16 %h<4>; .reg .f32 %f<8>; .reg .f64 %fd<4>; .reg .pred %p<4>;"
 REGISTER = {1: ".b16", 2: ".b16", 4: ".b32", 8: ".b64"}
@@ -47,12 +48,14 @@ def elementwise(body: str, inputs: Sequence[np.ndarray], outputs: Sequence[Any],
     return kernel("\n".join(lines), params)
 
 
-def apply(body: str, inputs: Sequence[Any], outputs: Sequence[Any], registers: str = "", **options: Any) -> list[np.ndarray]:
-    """Run `body` on every element; the arrays of %d0, %d1, ... Fails on any finding."""
+def apply(
+    body: str, inputs: Sequence[Any], outputs: Sequence[Any], registers: str = "", target: str = TARGET, **options: Any
+) -> list[np.ndarray]:
+    """Run `body` on every element; the arrays of %d0, %d1, ... Fails on any finding. `target`: the first to have its opcodes."""
     arrays = [np.ascontiguousarray(x) for x in inputs]
     n = len(arrays[0])
     results = [np.zeros(n, o) for o in outputs]
-    module = Module.from_ptx(elementwise(body, arrays, outputs, registers))
+    module = Module.from_ptx(elementwise(body, arrays, outputs, registers).replace(TARGET, target, 1))
     launch = module.launch("k", -(-n // 64), 64, [*arrays, *results, n], **options)
     assert launch.findings == ()
     return results

@@ -235,6 +235,8 @@ def test_bit_field_extract(type_: str, rng: np.random.Generator) -> None:
     dtype = TYPES[type_]
     msb = 8 * np.dtype(dtype).itemsize - 1
     a, position, length = integers(rng, dtype, N), integers(rng, np.uint32, N), integers(rng, np.uint32, N)
+    if msb == 63:  # ptxas' own code for 64 bits does not take the low byte alone, as the ISA has it
+        position, length = position & 0xFF, length & 0xFF
     position[::2] %= msb + 1
     length[::3] %= msb + 2
 

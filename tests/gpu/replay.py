@@ -42,15 +42,18 @@ ISA_OF_CUDA = {
 
 
 def readable(text: str) -> str:
-    """PTX with a version that the driver reads: NVRTC may be newer than it, and states its own although it used nothing new."""
+    """PTX of the newest version that the driver reads, for this very chip.
+
+    NVRTC may be newer than the driver, and states its own version although it used nothing new; PTX by hand states an old version
+    and target beside opcodes that came later. A target of one architecture's own instructions ("sm_90a") stays.
+    """
     import cupy
 
     newest = ISA_OF_CUDA.get(cupy.cuda.runtime.driverGetVersion() // 10 * 10)
-    stated = re.search(r"^\s*\.version\s+(\d+)\.(\d+)", text, re.MULTILINE)
-    assert stated
-    if newest is None or (int(stated[1]), int(stated[2])) <= tuple(map(int, newest.split("."))):
-        return text
-    return text[: stated.start()] + f".version {newest}" + text[stated.end() :]
+    if newest is not None:
+        text = re.sub(r"^(\s*\.version\s+)\d+\.\d+", rf"\g<1>{newest}", text, count=1, flags=re.MULTILINE)
+    own = "sm_{}{}".format(*Device.current().compute_capability)
+    return re.sub(r"^(\s*\.target\s+)sm_\d+\b", rf"\g<1>{own}", text, count=1, flags=re.MULTILINE)
 
 
 def runs_here(text: str, shared_bytes: int) -> bool:

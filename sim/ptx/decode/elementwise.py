@@ -222,7 +222,7 @@ row(
         "infinite": "d.pred = isinf(a)",
         "number": "d.pred = a == a",
         "notanumber": "d.pred = a != a",
-        "normal": "d.pred = isfinite(a) & (a != 0) & ~subnormal(a)",
+        "normal": "d.pred = isfinite(a) & ~subnormal(a)",
         "subnormal": "d.pred = subnormal(a)",
     },
 )
@@ -314,7 +314,7 @@ def conversion(case: Case) -> str:
             return value if source.kind == "f" else f"f64({value})"
         return f"{value} * 1" if to == of else f"{to}({value})"  # under .ftz this flushes; else it changes nothing
     if source.kind == "f":
-        return f"d.extended = limited({INTEGER_ROUNDING.get(direction, 'trunc')}(f64(a)), '{to}')"
+        return f"d.extended = limited({INTEGER_ROUNDING.get(direction, 'trunc')}(f64(a)), '{to}', '{of}')"
     if "sat" in case.mods:
         limits, own = np.iinfo(target.dtype), np.iinfo(source.dtype)
         return f"d.extended = {to}(clip(a, {max(limits.min, own.min)}, {min(limits.max, own.max)}))"

@@ -96,6 +96,8 @@ def fused_f64(a: Array, b: Array, c: Array) -> Array:
     small = (np.abs(high) < 1e-250) & (high != 0) | (np.abs(total) < 1e-250) & (a != 0) & (b != 0)
     hard = ((size > 1e150) | small | ((high == 0) & (a != 0) & (b != 0))) & np.isfinite(a) & np.isfinite(b) & np.isfinite(c)
     result = np.where(np.isfinite(a) & np.isfinite(b) & np.isfinite(c), total, plain)
+    # An exact zero takes its sign from the plain expression; a number too small for the format keeps its own.
+    result = np.where((result == 0) & (plain == 0), plain, result)
     for at in np.flatnonzero(hard):
         exact = Fraction(float(a[at])) * Fraction(float(b[at])) + Fraction(float(c[at]))
         if exact:
@@ -105,8 +107,7 @@ def fused_f64(a: Array, b: Array, c: Array) -> Array:
                 result[at] = np.inf if exact > 0 else -np.inf
         else:
             result[at] = plain[at]
-    # An exact zero takes its sign from the plain expression.
-    return np.where(result == 0, np.where(plain == 0, plain, result), result)
+    return result
 
 
 def product(a: Array, b: Array) -> tuple[Array, Array]:
@@ -269,14 +270,22 @@ def subnormal(a: Array) -> Array:
 
 
 @primitive
-def limited(x: Array, to: str) -> Array:
-    """Converts whole float64 numbers to integers: out of range clamps, NaN is 0 (PTX ISA, cvt, notes)."""
+def limited(x: Array, to: str, source: str) -> Array:
+    """Converts whole numbers of the type `source`, as float64, to integers: out of range clamps.
+
+    NaN becomes 0 by the conversions of 32 bits, and the integer whose only bit is the highest by those from .f64 or to 64 bits
+    (PTX ISA, cvt, notes; an H100 does so).
+    """
     dtype = TYPES[to].dtype
     info = np.iinfo(dtype)
     # The largest float64 that fits: for 64-bit targets the limit itself is not representable.
     top = float(np.nextafter(2.0 ** (info.bits - (info.min < 0)), 0)) if info.bits == 64 else float(info.max)
     value = np.clip(np.where(np.isnan(x), 0.0, x), float(info.min), top).astype(dtype)
-    return np.where(x > top, dtype.type(info.max), value) if info.bits == 64 else value
+    if info.bits == 64:
+        value = np.where(x > top, dtype.type(info.max), value)
+    if info.bits == 64 or source == "f64":
+        value = np.where(np.isnan(x), np.array(1 << (info.bits - 1), f"u{dtype.itemsize}").view(dtype), value)
+    return value
 
 
 @partial(writer, width=2)
