@@ -53,6 +53,8 @@ COMPILING = 0.6  # of the seconds for correctness
 DRY_SECONDS = 900
 MOST_PROCESSES = 16
 BYTES_EACH = 3 << 29  # of GPU memory, for a process of the tests
+# A process of several has one thread for NumPy's products: sixteen processes of sixteen threads each took turns, on an H100's host.
+ONE_THREAD = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 GRACE = 20  # seconds between the signal to stop and the one that does not ask
 
 
@@ -111,8 +113,9 @@ def step(name: str, records: Path, folder: Path, given: argparse.Namespace, seco
     if name == "correctness":
         compiled = finished(script_command("ahead", records, given, COMPILING * seconds), COMPILING * seconds + GRACE)
     stand_in = {"CUPYFLASH_STAND_IN": machine.stand_in().name} if given.dry_run else {}
-    command = pytest_command(records, files_of(name, given.tests), given.quick, 1 if given.dry_run else processes())
-    status = finished(command, begun.left(), log, **stand_in)
+    parallel = 1 if given.dry_run else processes()
+    command = pytest_command(records, files_of(name, given.tests), given.quick, parallel)
+    status = finished(command, begun.left(), log, **stand_in, **(ONE_THREAD if parallel > 1 else {}))
     print(log.read_text(encoding="utf-8").rstrip().rpartition("\n")[2] if log.is_file() else "", flush=True)
     return status or compiled
 

@@ -130,7 +130,11 @@ def test_pairs_of_numbers(rng: np.random.Generator) -> None:
     d = apply(body, [a, b, np.full_like(a, 7)], [np.uint32] * 3)
     x, y = a.view(np.uint16), b.view(np.uint16)
     away = np.abs(a.view(np.uint8).astype(int) - b.view(np.uint8)).reshape(-1, 4).sum(1) + 7
-    assert (d[0] == (x + y).view(np.uint32)).all() and (d[1] == np.maximum(x.view(np.int16), y.view(np.int16)).view(np.uint32)).all() and (d[2] == away).all()
+    assert (
+        (d[0] == (x + y).view(np.uint32)).all()
+        and (d[1] == np.maximum(x.view(np.int16), y.view(np.int16)).view(np.uint32)).all()
+        and (d[2] == away).all()
+    )
     p, q, r = (rng.standard_normal((3, 100, 2)).astype(np.float32)).view(np.uint64).reshape(3, 100)
     (out,) = apply("add.rn.f32x2 %d0, %a0, %a1; fma.rn.f32x2 %d0, %d0, %a2, %a0;", [p, q, r], [np.uint64], target="sm_100")
     u, v, w = (z.view(np.float32).astype(float) for z in (p, q, r))
