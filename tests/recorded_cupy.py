@@ -150,12 +150,12 @@ class Recorded(types.ModuleType):
             using_allocator=using_allocator,
         )
 
-        def ascontiguousarray(array: Any, dtype: type) -> ndarray:
+        def asarray(array: Any, dtype: type, order: str) -> ndarray:
             if isinstance(array, ndarray) and array.dtype == dtype and array.host.flags.c_contiguous:
                 return array
             return ndarray(array.shape, np.dtype(dtype), np.ascontiguousarray(getattr(array, "host", array), dtype))
 
-        self.ascontiguousarray = ascontiguousarray
+        self.asarray = asarray
 
     def fields(self, struct: Any) -> dict[str, Any]:
         """A kernel's struct as a caller sees it: arrays in place of addresses, strides by name and axis, None for null."""

@@ -170,10 +170,11 @@ def test_redux_by_halves_of_the_warp() -> None:
 
 
 def test_elect() -> None:
-    body = "elect.sync %r5|%p1, 0xff0; selp.u32 %r6, 100, 0, %p1; add.u32 %r5, %r5, %r6; st.global.u32 [%rd1], %r5;"
+    body = """sub.u32 %r7, %r1, 4; setp.lt.u32 %p2, %r7, 8; @!%p2 bra OUT; elect.sync %r5|%p1, 0xff0; selp.u32 %r6, 100, 0, %p1;
+    add.u32 %r5, %r5, %r6; st.global.u32 [%rd1], %r5; OUT:"""
     y = np.zeros(32, np.uint32)
     run(thread_kernel(body), {"y": y})
-    assert (y == 4 + 100 * (LANE == 4)).all()
+    assert (y == np.where((LANE >= 4) & (LANE < 12), 4 + 100 * (LANE == 4), 0)).all()
 
 
 # -- ldmatrix, stmatrix ---------------------------------------------------------------------------------------------------

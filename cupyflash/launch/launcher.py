@@ -223,7 +223,7 @@ def as_contiguous(gpu: bool, array: Any, dtype: type[np.generic]) -> Any:
     """Contiguous and of a dtype, on the device."""
     if not gpu:
         return np.ascontiguousarray(array, dtype)
-    converted = sys.modules["cupy"].ascontiguousarray(array, dtype)
+    converted = sys.modules["cupy"].asarray(array, dtype, order="C")  # of the host's arrays too, which ascontiguousarray refuses
     if converted is not array:
         hold_for_graph(converted)
     return converted

@@ -75,10 +75,11 @@ def asnumpy(a: Any) -> np.ndarray:
     return a.get() if isinstance(a, ndarray) else np.asarray(a)
 
 
-def asarray(a: Any, dtype: Any = None) -> ndarray:
+def asarray(a: Any, dtype: Any = None, order: str = "K") -> ndarray:
     """A view of memory on the device; of what the host has, a copy, on the current stream."""
     if isinstance(a, ndarray):
-        return a if dtype is None else a.astype(dtype, copy=False)
+        typed = a if dtype is None else a.astype(dtype, copy=False)
+        return typed if order == "K" or typed.flags.c_contiguous else typed.copy()
     if hasattr(a, "__cuda_array_interface__"):
         return _of_interface(a.__cuda_array_interface__)
     host = np.array(a, dtype)
@@ -105,8 +106,9 @@ def _of_interface(told: dict[str, Any]) -> ndarray:
 
 
 def ascontiguousarray(a: Any, dtype: Any = None) -> ndarray:
-    array = asarray(a, dtype)
-    return array if array.flags.c_contiguous else array.copy()
+    if not isinstance(a, ndarray):
+        raise TypeError(f"Argument 'a' has incorrect type (expected cupy._core.core._ndarray_base, got {type(a).__name__})")
+    return asarray(a, dtype, order="C")
 
 
 def from_dlpack(array: Any) -> ndarray:
