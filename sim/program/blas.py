@@ -264,7 +264,7 @@ class BlasCalls(CopyCalls):
             if beta:
                 added, unset = self.operand(c, number)
                 result, unwritten = result + beta.astype(summed) * added.astype(summed), unwritten | unset
-            into, state = self.elements(d, number)
+            into, state = self.elements(d, number, write=True)
             result = then(result)
             if d.transposed:
                 result, unwritten = result.T, unwritten.T
@@ -278,8 +278,10 @@ class BlasCalls(CopyCalls):
         unwritten = np.zeros(data.shape, bool) if state is None else (state == UNWRITTEN).any(axis=2)
         return (data.T, unwritten.T) if one.transposed else (data, unwritten)
 
-    def elements(self, one: Matrices, number: int) -> tuple[np.ndarray, np.ndarray | None]:
-        """Returns views of a matrix in the device's memory and of its bytes' state. Raises CudaError if it is not all there."""
+    def elements(self, one: Matrices, number: int, write: bool = False) -> tuple[np.ndarray, np.ndarray | None]:
+        """Returns views of a matrix in the device's memory and of its bytes' state, to read or to write. Raises CudaError if it is
+        not all there.
+        """
         address, item, pitch = one.addresses[number], one.dtype.itemsize, one.ld * one.dtype.itemsize
         size = (one.cols - 1) * pitch + one.rows * item if one.rows and one.cols else 0
         if not size:
@@ -288,10 +290,11 @@ class BlasCalls(CopyCalls):
             block, where = self.memory.part(address, size)
         except CudaError:
             raise CudaError(ErrorCode.ILLEGAL_ADDRESS, f"{size} bytes at {address:#x} are not one allocation") from None
-        data: np.ndarray = np.ndarray((one.rows, one.cols), one.dtype, block.allocation.memory[where], 0, (item, pitch))
-        if block.allocation.state is None:
+        there = block.opened() if write else block.allocation
+        data: np.ndarray = np.ndarray((one.rows, one.cols), one.dtype, there.memory[where], 0, (item, pitch))
+        if there.state is None:
             return data, None
-        return data, np.ndarray((one.rows, one.cols, item), np.uint8, block.allocation.state[where], 0, (item, pitch, 1))
+        return data, np.ndarray((one.rows, one.cols, item), np.uint8, there.state[where], 0, (item, pitch, 1))
 
     # -- cublasLt -----------------------------------------------------------------------------------------------------------
 

@@ -234,8 +234,9 @@ class GraphCalls(LaunchCalls):
             block = self.memory.find(address)
             if block is None:
                 raise CudaError(ErrorCode.NOT_SUPPORTED, "a graph allocates what cudaFree has freed")
-            if block.allocation.state is not None:
-                block.allocation.state[:] = UNWRITTEN
+            state = block.opened().state
+            if state is not None:
+                state[:] = UNWRITTEN
             self.graph_allocations.add(address)
             self.graph_peak = max(self.graph_peak, self.graph_used())
             self.graph_reserved = max(self.graph_reserved, self.graph_used())

@@ -7,16 +7,14 @@ import hashlib
 import io
 import struct
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-
-import numpy as np
 
 from cupyflash.sim import ptx
 from cupyflash.sim.program.children import LAUNCH, DynamicLaunches
 from cupyflash.sim.program.errors import CudaError, ErrorCode
-from cupyflash.sim.program.memory import ProgramMemory
+from cupyflash.sim.program.memory import Contents, ProgramMemory
 from cupyflash.sim.program.streams import KERNEL
 from cupyflash.sim.program.symbols import LaunchRequest, ProgramKernel, SymbolCalls
 from cupyflash.sim.program.textures import ArrayCalls
@@ -57,45 +55,19 @@ class KernelRecord:
 
 
 @dataclass
-class Contents:
-    """The contents of some allocations, by name, each with what it says of its bytes' state."""
-
-    parts: dict[str, tuple[np.ndarray, np.ndarray | None]]
-
-    @classmethod
-    def of(cls, memory: ProgramMemory, names: Collection[str]) -> Contents:
-        found = [block.allocation for block in memory.blocks.values() if block.allocation.name in names]
-        return cls({one.name: (one.memory.copy(), None if one.state is None else one.state.copy()) for one in found})
-
-    def write(self, memory: ProgramMemory) -> None:
-        for block in memory.blocks.values():
-            if block.allocation.name in self.parts:
-                data, state = self.parts[block.allocation.name]
-                block.allocation.memory[:] = data
-                if state is not None and block.allocation.state is not None:
-                    block.allocation.state[:] = state
-
-
-@dataclass
 class Repeats:
     """A launch that was executed: the allocations that it `touched`, and its writes by the state of those before it."""
 
     touched: frozenset[str]
-    results: dict[bytes, Contents] = field(default_factory=dict)
+    results: dict[bytes, dict[str, Contents]] = field(default_factory=dict)
 
     def state(self, memory: ProgramMemory) -> bytes | None:
         """Returns a digest of the touched allocations; None if one of them is gone."""
-        found = {block.allocation.name: block for block in memory.blocks.values() if block.allocation.name in self.touched}
+        found = memory.named(self.touched)
         if len(found) < len(self.touched):
             return None
-        digest = hashlib.blake2b()
-        for name in sorted(found):
-            one = found[name].allocation
-            digest.update(f"{name} {one.address}".encode())
-            digest.update(one.memory.data)
-            if one.state is not None:
-                digest.update(one.state.data)
-        return digest.digest()
+        parts = (f"{name} {block.address} ".encode() + block.digest() for name, block in sorted(found.items()))
+        return hashlib.blake2b(b"".join(parts)).digest()
 
 
 class BudgetSpent(Exception):
@@ -208,7 +180,9 @@ class LaunchCalls(SymbolCalls, ArrayCalls):
         earlier = self._repeats.get(request) if len(self._streams) == 1 else None
         state = earlier.state(self.memory) if earlier is not None else None
         if earlier is not None and state is not None and state in earlier.results:
-            earlier.results[state].write(self.memory)
+            results = earlier.results[state]
+            for name, block in self.memory.named(results).items():
+                block.restore(results[name])
             if self.concurrent:
                 stream.begin(request.kernel.name, request.programmatic, None)
             record.repeated += 1
@@ -222,8 +196,8 @@ class LaunchCalls(SymbolCalls, ArrayCalls):
         if earlier is None or not touched <= earlier.touched:
             self._repeats[request] = Repeats(touched)
         elif state is not None and not done.findings:
-            wrote = {name for name, moved in done.counters.traffic.items() if moved.write_bytes}
-            earlier.results = {state: Contents.of(self.memory, wrote)}
+            wrote = [name for name, moved in done.counters.traffic.items() if moved.write_bytes]
+            earlier.results = {state: {name: block.contents() for name, block in self.memory.named(wrote).items()}}
 
     def record(self, request: LaunchRequest) -> KernelRecord:
         """Returns the record of a launch that begins. Raises BudgetSpent."""
@@ -249,7 +223,7 @@ class LaunchCalls(SymbolCalls, ArrayCalls):
     def execute(self, request: LaunchRequest, stream: ptx.Stream, record: KernelRecord) -> tuple[ptx.Launch, str]:
         began = time.process_time()
         kernel, variables = request.kernel, [id(block) for block in request.kernel.image.variables.values()]
-        others = [block.allocation for block in self.memory.blocks.values() if id(block) not in variables]
+        others = [block.opened() for block in self.memory.blocks.values() if id(block) not in variables]
         printed = io.StringIO()
         try:
             # Children are concurrent with much: from now on the history of launches is kept.

@@ -8,10 +8,11 @@ the same addresses on both sides, in windows that a Linux process leaves free.
 
 from __future__ import annotations
 
+import hashlib
 import mmap
 import os
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import count
 
 import numpy as np
@@ -30,11 +31,27 @@ HOST_WINDOWS = (*range(2, 85), *range(88, 126))
 """Beside the addresses at which Linux places programs, heaps and libraries (0x55..., 0x56..., and around 0x7f...)."""
 
 DEVICE, MANAGED, HOST, VARIABLE, ARRAY = "device", "managed", "host", "variable", "array"
+HIDDEN = (DEVICE, ARRAY)
+"""Memory that is written by calls and launches only: managed and pinned memory the host may write at any time, and a module holds
+its variables' memory open."""
+
+
+@dataclass(frozen=True)
+class Contents:
+    """The bytes of a block at some moment, what it says of their state, and its digest of both."""
+
+    data: np.ndarray
+    state: np.ndarray | None
+    digest: bytes
 
 
 @dataclass
 class Block:
-    """An allocation with its place in the device's file; `kind` is DEVICE, MANAGED, HOST (pinned), VARIABLE or ARRAY."""
+    """An allocation with its place in the device's file; `kind` is DEVICE, MANAGED, HOST (pinned), VARIABLE or ARRAY.
+
+    The arrays of `allocation` are only for reading. `opened` gives those to write to: nobody else does, so that a digest is good
+    until then.
+    """
 
     kind: str
     allocation: Allocation
@@ -44,9 +61,53 @@ class Block:
     registered: bool = False
     """True for the program's own memory."""
 
+    _digest: bytes | None = field(default=None, init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        self._open = self.allocation
+        memory, state = self._open.memory, self._open.state
+        self.allocation = replace(self._open, memory=read_only(memory), state=None if state is None else read_only(state))
+
     @property
     def address(self) -> int:
         return self.allocation.address
+
+    def opened(self) -> Allocation:
+        """Returns the allocation to write to, at once or in a launch that begins now."""
+        self._digest = None
+        return self._open
+
+    def digest(self) -> bytes:
+        """Returns a digest of the bytes and their state."""
+        if self._digest is not None:
+            return self._digest
+        found = hashlib.blake2b(self.allocation.memory.data)
+        if self.allocation.state is not None:
+            found.update(self.allocation.state.data)
+        self._digest = found.digest() if self.kind in HIDDEN else None
+        return found.digest()
+
+    def contents(self) -> Contents:
+        """Returns a copy of the bytes and their state."""
+        state = self.allocation.state
+        return Contents(self.allocation.memory.copy(), None if state is None else state.copy(), self.digest())
+
+    def restore(self, contents: Contents) -> None:
+        """Makes the bytes and their state what they were."""
+        if self._digest == contents.digest:
+            return
+        to = self.opened()
+        to.memory[:] = contents.data
+        if to.state is not None:
+            to.state[:] = contents.state
+        self._digest = contents.digest if self.kind in HIDDEN else None
+
+
+def read_only(array: np.ndarray) -> np.ndarray:
+    """Returns a view of an array through which nothing can be written."""
+    view = array.view()
+    view.flags.writeable = False
+    return view
 
 
 @dataclass
@@ -81,7 +142,7 @@ class ProgramMemory:
         self.used += stretch
         memory = np.frombuffer(self.map, np.uint8, size, offset)
         # The host may write what it can see at any time, without a call that would say so.
-        state = np.full(size, UNWRITTEN, np.uint8) if kind in (DEVICE, ARRAY) else None
+        state = np.full(size, UNWRITTEN, np.uint8) if kind in HIDDEN else None
         allocation = Allocation(name or f"{kind} allocation {self._count}", memory, address, state)
         block = self.blocks[address >> WINDOW_BITS] = Block(kind, allocation, offset, size, stretch, at is not None)
         return block
@@ -144,6 +205,10 @@ class ProgramMemory:
         block = self.blocks.get(address >> WINDOW_BITS)
         return block if block is not None and 0 <= address - block.address <= block.size else None
 
+    def named(self, names: Collection[str]) -> dict[str, Block]:
+        """Returns the allocations that have these names."""
+        return {block.allocation.name: block for block in self.blocks.values() if block.allocation.name in names}
+
     def owns(self, address: int) -> bool:
         """True for addresses of the device, allocated or not, and of host memory that it has in common with the program."""
         block = self.blocks.get(address >> WINDOW_BITS)
@@ -165,17 +230,18 @@ class ProgramMemory:
 
     def write(self, address: int, data: bytes | np.ndarray) -> None:
         block, where = self.part(address, len(data))
-        block.allocation.memory[where] = np.frombuffer(data, np.uint8)
-        self.written(block, where)
+        self.put(block, where, np.frombuffer(data, np.uint8))
 
     def fill(self, address: int, value: int, size: int) -> None:
         block, where = self.part(address, size)
-        block.allocation.memory[where] = value & 0xFF
-        self.written(block, where)
+        self.put(block, where, value & 0xFF)
 
-    def written(self, block: Block, where: slice) -> None:
-        if block.allocation.state is not None:
-            block.allocation.state[where] = WRITTEN
+    def put(self, block: Block, where: slice, data: np.ndarray | int, states: np.ndarray | int = WRITTEN) -> None:
+        """Writes bytes of an allocation, and their state."""
+        to = block.opened()
+        to.memory[where] = data
+        if to.state is not None:
+            to.state[where] = states
 
     def copy(self, target: int, source: int, size: int) -> None:
         """Copies between any two places, of the device or the program's own; what nobody wrote stays so."""
@@ -189,7 +255,5 @@ class ProgramMemory:
         else:
             (to, here), (from_, there) = self.part(target, size), self.part(source, size)
             state = from_.allocation.state
-            states = None if state is None else state[there].copy()
-            to.allocation.memory[here] = from_.allocation.memory[there].copy()
-            if to.allocation.state is not None:
-                to.allocation.state[here] = WRITTEN if states is None else states
+            states = WRITTEN if state is None else state[there].copy()
+            self.put(to, here, from_.allocation.memory[there].copy(), states)

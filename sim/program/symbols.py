@@ -38,7 +38,7 @@ class Image:
         for name, size in found.variables.items():
             block = self.managed.get(name) or self.memory.allocate(size, VARIABLE, name)
             self.variables[name] = block
-            found.place(name, block.allocation.memory, block.address)
+            found.place(name, block.opened().memory, block.address)
         return found
 
     def variable(self, name: str) -> Block:
