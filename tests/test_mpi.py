@@ -26,7 +26,9 @@ def under_mpi(ranks: int, *arguments: str, seconds: float = 300) -> subprocess.C
     """The exit status and output of Python with these arguments under mpiexec."""
     pytest.importorskip("mpi4py")
     root = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}  # Open MPI refuses root, as a container's user is
-    environment = os.environ | root | {"PYTHONPATH": os.pathsep.join([str(TESTS.parent), str(TESTS), os.environ.get("PYTHONPATH", "")])}
+    environment = (
+        os.environ | root | {"PYTHONPATH": os.pathsep.join([str(TESTS.parent), str(TESTS), os.environ.get("PYTHONPATH", "")])}
+    )
     command = [mpiexec(), "-n", str(ranks), sys.executable, *arguments]
     return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=seconds)
 

@@ -41,7 +41,9 @@ class Written(Graphs):
         self.texels = self.runtime.array(self.array).block
         self.block, self.other = (self.runtime.memory.allocate(SIZE) for _ in range(2))
         for number, block in enumerate((self.block, self.other, self.texels)):
-            self.runtime.memory.write(block.address, np.arange(number + 1, number + 1 + SIZE // 4, dtype=np.float32).tobytes())
+            self.runtime.memory.write(
+                block.address, np.arange(100 * number + 1, 100 * number + 1 + SIZE // 4, dtype=np.float32).tobytes()
+            )
 
     def digests(self) -> list[bytes]:
         return [self.block.digest(), self.texels.digest()]
