@@ -5,6 +5,7 @@ A line is written and flushed as soon as it is known, so that earlier lines surv
     run          what is timed and on what: device, versions, commit
     measurement  one implementation on one case: what it took, or the `error` that it raised
     ring         one way of splitting a case over ranks: what it took, beside one device and the model
+    rate         a constant of the clock model: its `value` and `spread` over repeats, and the table's value with its source
     extra        something beside the measurements by `name`: its `value`, or the `error` that it raised
     left_out     cases for which no time was left
     test         a test that failed; `tests` has the counts

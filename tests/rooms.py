@@ -44,6 +44,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
             "benchmarks",
             "benchmark_decode",
             "benchmark_programs",
+            "benchmark_rates",
             "timing*",
         ),
         *("accuracy", "published", "on_gpu", "example", "generate", "suites", "torch_example", "flex_attention"),

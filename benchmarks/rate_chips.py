@@ -1,0 +1,230 @@
+"""The device of rates.py: the GPU at hand through CuPy alone, or the PTX machine, on which every line is rehearsed."""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from checkout import ROOT
+
+# isort: split
+from machine import Nvml, stand_in
+from rate_steps import Timed
+
+from cupyflash import Device
+from cupyflash.launch.nvrtc import compile_to_cubin
+
+REPEATS, STEPS, TURNS = 5, 128, (4, 20)
+HOPPER = (9, 0)
+
+
+def span(stamps: np.ndarray) -> float:
+    """The clocks from the first warp's begin to the last one's end; stamps: (warps, 2)."""
+    return float(stamps[:, 1].max() - stamps[:, 0].min())
+
+
+Launch = Callable[..., None]
+
+
+class Chip(ABC):
+    """A device on which kernels are launched. `repeats`, `steps` and `turns` of a loop: few where nothing is measured."""
+
+    device: Device
+    simulated: bool
+    repeats, steps, turns = REPEATS, STEPS, TURNS
+
+    @abstractmethod
+    def load(self, source: str, options: Sequence[str] = ()) -> Callable[[str], Launch]:
+        """Compiles CUDA C; gives the function from a kernel's name to its launch by (grid, block, args, shared bytes)."""
+
+    @abstractmethod
+    def zeros(self, size: int) -> Any:
+        """An array of bytes, zero."""
+
+    @abstractmethod
+    def put(self, array: np.ndarray) -> Any: ...
+
+    @abstractmethod
+    def get(self, array: Any) -> np.ndarray: ...
+
+    @abstractmethod
+    def seconds(self, call: Callable[[], Any], before: Callable[[], Any] | None = None) -> float:
+        """The device's seconds for what `call` queues, behind what `before` does."""
+
+    @abstractmethod
+    def graph(self, call: Callable[[], Any]) -> Callable[[], Any]:
+        """The launch of a graph of what `call` queues."""
+
+    def size(self, whole: int, least: int) -> int:
+        """A size on a GPU, and where nothing is measured."""
+        return least if self.simulated else whole
+
+    @property
+    def options(self) -> tuple[str, ...]:
+        major, minor = self.device.compute_capability
+        suffix = "a" if (major, minor) == HOPPER else ""
+        return f"-arch=sm_{major}{minor}{suffix}", f"-DHOPPER={int((major, minor) == HOPPER)}"
+
+    @cached_property
+    def kernels(self) -> Callable[[str], Launch]:
+        """Those of rates.cu."""
+        return self.load((ROOT / "benchmarks" / "rates.cu").read_text())
+
+    def out(self, count: int) -> Any:
+        """An array of 64-bit numbers."""
+        return self.put(np.zeros(count, np.int64))
+
+    def mhz(self, clocks: int) -> float:
+        """The clock rate while a kernel runs for so many clocks."""
+        out = self.out(2)
+        self.kernels("busy")((1,), (1,), (out, np.int64(self.size(clocks, 1))))
+        took, nanoseconds = self.get(out)
+        return 1e3 * float(took) / max(1.0, float(nanoseconds))
+
+    def stamps(self, launch: Launch, timed: Timed, threads: int, blocks: int, turns: int) -> np.ndarray:
+        """The begin and end of each warp of a repeated instruction."""
+        warps = blocks * -(-threads // 32)
+        out, cells = self.out(2 * warps), self.zeros(16 * 1024)
+        values = self.put(np.array(timed.values, np.uint64))
+        launch((blocks,), (threads,), (cells, values, out, self.zeros(8 * 1024), np.int32(turns)))
+        return self.get(out).reshape(warps, 2)
+
+    def per_step(self, launch: Launch, timed: Timed, threads: int = 32, blocks: int = 1) -> list[float]:
+        """Clocks of a step of all chains, over repeats: the difference of a long and a short loop by that of their steps."""
+        short, long = self.turns
+        self.stamps(launch, timed, threads, blocks, short)  # into the instruction caches
+        found = []
+        for _ in range(self.repeats):
+            clocks = [span(self.stamps(launch, timed, threads, blocks, turns)) for turns in (short, long)]
+            found.append((clocks[1] - clocks[0]) / ((long - short) * timed.steps))
+        return found
+
+
+class Gpu(Chip):
+    """The current CUDA device, on a stream of its own."""
+
+    simulated = False
+
+    def __init__(self) -> None:
+        import cupy
+
+        self.cupy, self.device = cupy, Device.current()
+        self.stream = cupy.cuda.Stream(non_blocking=True)
+        self.stream.use()
+        self._events = cupy.cuda.Event(), cupy.cuda.Event()
+
+    def load(self, source: str, options: Sequence[str] = ()) -> Callable[[str], Launch]:
+        cubin, _ = compile_to_cubin(source, (*self.options, *options), "rates.cu")
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "rates.cubin"
+            path.write_bytes(cubin)
+            module = self.cupy.RawModule(path=str(path))
+            module.compile()
+
+        def launch(name: str) -> Launch:
+            function = module.get_function(name)
+
+            def call(grid: tuple[int, ...], block: tuple[int, ...], args: tuple[Any, ...], shared: int = 0) -> None:
+                if shared > 48 * 1024:
+                    function.max_dynamic_shared_size_bytes = shared
+                function(grid, block, args, shared_mem=shared)
+
+            return call
+
+        return launch
+
+    def zeros(self, size: int) -> Any:
+        made = self.cupy.empty(size, np.uint8)
+        made.data.memset_async(0, size, self.stream)
+        return made
+
+    def put(self, array: np.ndarray) -> Any:
+        return self.cupy.asarray(array)
+
+    def get(self, array: Any) -> np.ndarray:
+        return array.get()  # type: ignore[no-any-return]
+
+    def seconds(self, call: Callable[[], Any], before: Callable[[], Any] | None = None) -> float:
+        start, end = self._events
+        if before:
+            before()
+        start.record()
+        call()
+        end.record()
+        end.synchronize()
+        return float(self.cupy.cuda.get_elapsed_time(start, end)) / 1e3
+
+    def graph(self, call: Callable[[], Any]) -> Callable[[], Any]:
+        self.stream.begin_capture()
+        call()
+        graph = self.stream.end_capture()
+        graph.upload(self.stream)
+        return lambda: graph.launch(self.stream)
+
+    def check(self) -> None:
+        """Raises where the device does not answer any more."""
+        self.stream.synchronize()
+
+    def clocks(self) -> dict[str, Any]:
+        return Nvml(self.cupy.cuda.Device().pci_bus_id).read()
+
+
+class Simulated(Chip):
+    """The PTX machine, which has no clocks: figures of no meaning, every line run."""
+
+    simulated = True
+    repeats, steps, turns = 1, 4, (1, 2)
+
+    def __init__(self) -> None:
+        self.device = stand_in()
+
+    def load(self, source: str, options: Sequence[str] = ()) -> Callable[[str], Launch]:
+        from cupyflash.sim import ptx
+
+        architecture, *others = self.options
+        with ptx.simulation(arch=architecture.removeprefix("-arch=")):
+            module = ptx.RawModule(code=source, options=(*others, *options))
+            module.compile()
+
+        def launch(name: str) -> Launch:
+            def call(grid: tuple[int, ...], block: tuple[int, ...], args: tuple[Any, ...], shared: int = 0) -> None:
+                with ptx.simulation(arch=architecture.removeprefix("-arch="), findings="keep", races=False) as launches:
+                    function = module.get_function(name)
+                    if shared > 48 * 1024:
+                        function.max_dynamic_shared_size_bytes = shared
+                    function(grid, block, args, shared_mem=shared)
+                if faults := [each for launched in launches for each in launched.findings]:
+                    raise RuntimeError(f"{name}: {faults[0]}")
+
+            return call
+
+        return launch
+
+    def zeros(self, size: int) -> Any:
+        return np.zeros(size, np.uint8)
+
+    def put(self, array: np.ndarray) -> Any:
+        return array
+
+    def get(self, array: Any) -> np.ndarray:
+        return np.asarray(array)
+
+    def seconds(self, call: Callable[[], Any], before: Callable[[], Any] | None = None) -> float:
+        begun = time.perf_counter()
+        call()
+        return time.perf_counter() - begun
+
+    def graph(self, call: Callable[[], Any]) -> Callable[[], Any]:
+        return call
+
+    def check(self) -> None:
+        pass
+
+    def clocks(self) -> dict[str, Any]:
+        return {}

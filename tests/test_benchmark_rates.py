@@ -1,0 +1,158 @@
+"""The benchmark of the clock's constants: its arithmetic, a dry run, its machine code, and the clock's constants given back."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+import types
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from cupyflash import Device
+from cupyflash.launch.nvrtc import compile_to_cubin, remarks
+from cupyflash.launch.resources import parse_account
+from cupyflash.sim.clock import loaded, sass
+from cupyflash.sim.clock.measured import read
+from cupyflash.sim.clock.rates import ChipRates
+from cupyflash.sim.clock.whole import Clock
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT / "benchmarks"))  # as for a script that Python runs there
+rates, chips, measurements = (importlib.import_module(name) for name in ("rates", "rate_chips", "rate_measurements"))
+H100 = Device.named("H100-SXM")
+
+
+def test_constants_are_computed_from_clocks() -> None:
+    assert chips.span(np.array([[10, 50], [12, 60]])) == 50
+    assert measurements.line([(1, 24), (2, 26), (8, 38)]) == (pytest.approx(22), pytest.approx(2))
+    assert measurements.two_groups([200] * 60 + [300] * 38 + [5000] * 2) == (200, 300, pytest.approx(60 / 98))
+    assert measurements.two_groups([7, 7, 7]) == (7, 7, 1)
+    blocks = np.array([[0, 100, 200], [1, 100, 210], [0, 900, 950], [1, 910, 980], [0, 1700, 1800]])
+    assert measurements.gaps(blocks) == [700, 750, 700]
+    assert measurements.less([10.0, 12.0], [4.0], [1.0, 2.0, 3.0]) == [4, 6]
+    assert np.isnan(measurements.ratio(1, 0)) and measurements.ratio(8, 2) == 4
+
+
+@pytest.mark.parametrize("device", ["H100-SXM", "A100-40GB"])
+def test_a_dry_run_writes_every_constant(device: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUPYFLASH_STAND_IN", device)
+    path = tmp_path / "dry.jsonl"
+    assert rates.main(["--dry-run", "--out", str(path)]) == 0
+    lines = list(read(path))
+    found = {line["name"]: line for line in lines if line["kind"] == "rate"}
+    assert {line["measurement"] for line in found.values()} == set(measurements.names(Device.named(device)))
+    constants = ChipRates.of(Device.named(device)).constants
+    assert len(set(found) & set(constants)) > (60 if device == "H100-SXM" else 50)
+    assert ("wgmma.fmas" in found) == (device == "H100-SXM")
+    line = found["latency.fma"]
+    known = constants["latency.fma"]
+    assert (line["table"], line["source"], line["unit"]) == (known.value, known.source, "clocks")
+    table = list(rates.table(lines))
+    assert len(table) == 1 + len(found) and any(row.startswith("latency.fma") and known.source[:30] in row for row in table)
+
+
+def test_what_is_far_from_the_table_is_marked_and_errors_are_told() -> None:
+    line = {"kind": "rate", "name": "latency.fma", "spread": 0.0, "table": 4.0, "source": "nak: it", "unit": "clocks"}
+    failed = {"kind": "extra", "name": "dram", "error": "no"}
+    near, far, error = list(rates.table([line | {"value": 4.1, "ratio": 1.025}, line | {"value": 5.0, "ratio": 1.25}, failed]))[1:]
+    assert "!" not in near and "1.25 !" in far and error.split() == ["dram", "no"]
+
+
+class Compiled(chips.Simulated):  # type: ignore[misc,name-defined]
+    """Compiles what a GPU would get, for a Hopper, and examines the machine code in place of a measurement."""
+
+    repeats, steps, turns = 1, chips.STEPS, (1, 2)
+    simulated = False
+
+    def __init__(self) -> None:
+        self.device = H100
+        self.examined: list[str] = []
+
+    def load(self, source: str, options: Sequence[str] = ()) -> Callable[[str], Any]:
+        cubin, log = compile_to_cubin(source, self.options, "rates.cu")
+        assert not remarks(log)
+        spilled = {name: account for name, (account, _) in parse_account(log).items() if account["stores"]}
+        assert not spilled, spilled
+        code = sass.read(cubin).kernels
+
+        def named(name: str) -> Any:
+            def launch(*_: Any) -> None:
+                assert name in code
+
+            launch.code = code[name]  # type: ignore[attr-defined]
+            return launch
+
+        return named
+
+    def per_step(self, launch: Any, timed: Any, threads: int = 32, blocks: int = 1) -> list[float]:
+        examine(launch.code, timed)
+        self.examined.append(timed.name)
+        return [1.0]
+
+
+def examine(code: Sequence[sass.Instruction], timed: Any) -> None:
+    """The clock is read before and behind one loop, which has each of the step's instructions as often as it should, and no load of
+    something else."""
+    clocks = [each.address for each in code if any("SR_CLOCK" in operand for operand in each.operands)]
+    begin, behind = clocks
+    (end,) = (each for each in code if each.target is not None and begin < each.target < each.address < behind)
+    loop = [each for each in code if end.target <= each.address <= end.address]
+    wanted = timed.steps * timed.chains
+    for opcode in set(timed.step.opcodes):
+        parts = opcode.split(".")
+        here = [each for each in loop if each.opcode.endswith(parts[0]) or each.opcode.startswith(parts[0])]
+        here = [each for each in here if not each.never and set(parts[1:]) <= set(each.modifiers)]
+        assert len(here) >= wanted * timed.step.opcodes.count(opcode), (timed.name, opcode, len(here), wanted)
+
+
+REPEATED = {"arithmetic": 16, "shared_latencies": 15, "l1_latencies": 5, "lanes": 20, "wavefronts": 11, "tensor": 24, "clusters": 3}
+
+
+@pytest.mark.parametrize("name", [*REPEATED, "wgmma"])
+def test_each_measured_loop_is_the_chain_or_stream_that_it_should_be(name: str) -> None:
+    chip = Compiled()
+    list(measurements.MEASUREMENTS[name](chip))
+    assert len(chip.examined) == REPEATED.get(name, 24)
+
+
+class Modelled(chips.Simulated):  # type: ignore[misc,name-defined]
+    """Takes the clocks of a loop from the clock's own run of the machine code."""
+
+    repeats, steps, turns = 1, 64, (2, 6)
+
+    def __init__(self) -> None:
+        self.device = H100
+
+    def load(self, source: str, options: Sequence[str] = ()) -> Callable[[str], Any]:
+        code = loaded.of_source(source, H100, self.options[1:], "rates.cu")
+        return lambda name: types.SimpleNamespace(code=code, name=name)
+
+    def per_step(self, launch: Any, timed: Any, threads: int = 32, blocks: int = 1) -> list[float]:
+        clocks = []
+        for turns in self.turns:
+            arrays = [
+                np.zeros(2048, np.uint64),
+                np.array(timed.values, np.uint64),
+                np.zeros(64, np.uint64),
+                np.zeros(1024, np.uint64),
+            ]
+            clock = Clock(launch.code.launch(launch.name, ((blocks,), (threads,)), [*arrays, np.int32(turns)]).launch, H100)
+            clocks.append(clock.time().seconds * 1e6 * clock.mhz)
+        return [(clocks[1] - clocks[0]) / ((self.turns[1] - self.turns[0]) * timed.steps)]
+
+
+@pytest.mark.parametrize("name", ["arithmetic", "l1_latencies", "wgmma"])
+def test_the_clock_s_own_constants_come_back(name: str) -> None:
+    """The way from clocks to constants is right if the clock, measured in place of a GPU, has the table's constants."""
+    table = ChipRates.of(H100)
+    found = {each.name: each.value for each in measurements.MEASUREMENTS[name](Modelled())}
+    same = set(found) & set(table.constants)
+    # ptxas knows a shorter way from VOTE to a register; a copy goes to the L2 here; two warpgroups are for a GPU.
+    same -= {"latency.vote", "latency.ldgsts", "wgmma.fmas"}
+    assert len(same) >= 3
+    for constant in same:
+        assert found[constant] == pytest.approx(table[constant], abs=0.5), constant
