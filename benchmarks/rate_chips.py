@@ -5,8 +5,8 @@ from __future__ import annotations
 import tempfile
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
-from functools import cached_property
+from collections.abc import Callable
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from machine import Nvml, stand_in
 from rate_steps import Timed
 
 from cupyflash import Device
-from cupyflash.launch.nvrtc import compile_to_cubin
+from cupyflash.launch import cubins
 
 REPEATS, STEPS, TURNS = 5, 128, (4, 20)
 HOPPER = (9, 0)
@@ -40,7 +40,7 @@ class Chip(ABC):
     repeats, steps, turns = REPEATS, STEPS, TURNS
 
     @abstractmethod
-    def load(self, source: str, options: Sequence[str] = ()) -> Callable[[str], Launch]:
+    def load(self, source: str) -> Callable[[str], Launch]:
         """Compiles CUDA C; gives the function from a kernel's name to its launch by (grid, block, args, shared bytes)."""
 
     @abstractmethod
@@ -80,10 +80,10 @@ class Chip(ABC):
         """An array of 64-bit numbers."""
         return self.put(np.zeros(count, np.int64))
 
-    def mhz(self, clocks: int) -> float:
+    def mhz(self, clocks: int, blocks: int = 1, threads: int = 1) -> float:
         """The clock rate while a kernel runs for so many clocks."""
         out = self.out(2)
-        self.kernels("busy")((1,), (1,), (out, np.int64(self.size(clocks, 1))))
+        self.kernels("busy")((self.size(blocks, 1),), (self.size(threads, 1),), (out, np.int64(self.size(clocks, 1))))
         took, nanoseconds = self.get(out)
         return 1e3 * float(took) / max(1.0, float(nanoseconds))
 
@@ -119,14 +119,16 @@ class Gpu(Chip):
         self.stream.use()
         self._events = cupy.cuda.Event(), cupy.cuda.Event()
 
-    def load(self, source: str, options: Sequence[str] = ()) -> Callable[[str], Launch]:
-        cubin, _ = compile_to_cubin(source, (*self.options, *options), "rates.cu")
-        with tempfile.TemporaryDirectory() as folder:
+    def load(self, source: str) -> Callable[[str], Launch]:
+        architecture, *options = self.options
+        program = cubins.Program(source, "rates.cu", tuple(options), architecture.removeprefix("-arch=sm_"))
+        with tempfile.TemporaryDirectory() as folder:  # CuPy keeps a module by its path: each has its own
             path = Path(folder) / "rates.cubin"
-            path.write_bytes(cubin)
+            path.write_bytes(cubins.compiled(program).code)
             module = self.cupy.RawModule(path=str(path))
             module.compile()
 
+        @cache
         def launch(name: str) -> Launch:
             function = module.get_function(name)
 
@@ -140,9 +142,7 @@ class Gpu(Chip):
         return launch
 
     def zeros(self, size: int) -> Any:
-        made = self.cupy.empty(size, np.uint8)
-        made.data.memset_async(0, size, self.stream)
-        return made
+        return self.cupy.zeros(size, np.uint8)
 
     def put(self, array: np.ndarray) -> Any:
         return self.cupy.asarray(array)
@@ -164,7 +164,6 @@ class Gpu(Chip):
         self.stream.begin_capture()
         call()
         graph = self.stream.end_capture()
-        graph.upload(self.stream)
         return lambda: graph.launch(self.stream)
 
     def check(self) -> None:
@@ -184,12 +183,12 @@ class Simulated(Chip):
     def __init__(self) -> None:
         self.device = stand_in()
 
-    def load(self, source: str, options: Sequence[str] = ()) -> Callable[[str], Launch]:
+    def load(self, source: str) -> Callable[[str], Launch]:
         from cupyflash.sim import ptx
 
         architecture, *others = self.options
         with ptx.simulation(arch=architecture.removeprefix("-arch=")):
-            module = ptx.RawModule(code=source, options=(*others, *options))
+            module = ptx.RawModule(code=source, options=tuple(others))
             module.compile()
 
         def launch(name: str) -> Launch:

@@ -31,7 +31,7 @@ def line(points: Iterable[tuple[float, float]]) -> tuple[float, float]:
     return float(value), float(slope)
 
 
-def two_groups(values: Sequence[float]) -> tuple[float, float, float]:
+def two_groups(values: Sequence[float] | np.ndarray) -> tuple[float, float, float]:
     """The medians of the lower and the upper group of values, and the lower one's share: two means, the highest 2 % left out."""
     kept = np.sort(np.asarray(values, float))[: max(2, int(0.98 * len(values)))]
     low, high = kept[0], kept[-1]
@@ -166,8 +166,8 @@ def latencies_behind_l1(chip: Chip) -> Iterator[Found]:
     chip.kernels("own_addresses")((-(-count // 128),), (128,), (cells, np.int64(step), np.int32(count)))
     emptied = chip.size(4 * chip.device.l2_bytes, 8)
 
-    def each(repeats: int) -> np.ndarray:
-        chip.kernels("load_each")((1,), (1,), (cells, order, clocks, np.int64(step), np.int32(count), np.int32(repeats)))
+    def each(repeats: int, kernel: str = "load_each") -> np.ndarray:
+        chip.kernels(kernel)((1,), (1,), (cells, order, clocks, np.int64(step), np.int32(count), np.int32(repeats)))
         return chip.get(clocks).astype(float)
 
     each(1)  # addresses are translated
@@ -177,14 +177,20 @@ def latencies_behind_l1(chip: Chip) -> Iterator[Found]:
         cold, once, often = each(1), each(1), each(17)
         latency = (often - once) / 16
         fixed = float(np.median(once - latency))  # of the readings of the clock
-        low, high, share = two_groups(latency.tolist())
+        low, high, share = two_groups(latency)
         near.append(low), far.append(high)
-        low, high, dram_share = two_groups((cold - fixed).tolist())
+        low, high, dram_share = two_groups(cold - fixed)
         near_dram.append(low), far_dram.append(high)
     yield Found("l2.latency", near, grouped(share, latency))
     yield Found("l2.far_latency", far, grouped(share, latency))
     yield Found("dram.latency", near_dram, grouped(dram_share, cold - fixed))
     yield Found("dram.far_latency", far_dram, grouped(dram_share, cold - fixed))
+    strong = [(each(17, "load_each_strong") - each(1, "load_each_strong")) / 16 for _ in range(chip.repeats)]
+    yield Found(
+        "l2.latency, strong",
+        [float(np.median(clocks)) for clocks in strong],
+        f"ld.cg; {grouped(two_groups(strong[-1])[2], strong[-1])}",
+    )
 
 
 def grouped(share: float, clocks: np.ndarray) -> str:
@@ -338,6 +344,16 @@ def tensor(chip: Chip) -> Iterator[Found]:
             yield Found(f"tensor.{timed.step.name}", [4 * value for value in clocks], f"4 chains, {warps} warps")
 
 
+def clock(chip: Chip) -> Iterator[Found]:
+    yield Found(
+        "clock MHz, one thread",
+        [chip.mhz(20_000_000) for _ in range(chip.repeats)],
+        "clock64 beside globaltimer, 20 million clocks",
+    )
+    busy = [chip.mhz(300_000_000, chip.device.sm_count, 1024)]
+    yield Found("clock MHz, FFMA on all multiprocessors", busy, "the same, 300 million clocks")
+
+
 def wgmma(chip: Chip) -> Iterator[Found]:
     widths, groups = (8, 64, 128, 256), chip.size(2, 1)
     few, many = chip.size(8, 1), chip.size(40, 2)
@@ -453,6 +469,7 @@ MEASUREMENTS: Mapping[str, Measurement] = {
             lanes,
             wavefronts,
             tensor,
+            clock,
         ),
         *(mbarriers, clusters, wgmma, bulk),
     )

@@ -10,15 +10,15 @@ __device__ u64 nanoseconds() {
     return now;
 }
 
-__device__ uint4 load(const uint4* p) {  // past the L1, never taken from an earlier load
+__device__ uint4 load(const uint4* p) {  // past the L1, but no strong load, which would go to the line's own half of the L2
     uint4 x;
-    asm volatile("ld.global.cg.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w) : "l"(p));
+    asm volatile("ld.global.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w) : "l"(p));
     return x;
 }
 
 __device__ uint4 load_l1(const uint4* p) {
     uint4 x;
-    asm volatile("ld.global.ca.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w) : "l"(p));
+    asm volatile("ld.global.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w) : "l"(p));
     return x;
 }
 
@@ -26,14 +26,18 @@ __device__ unsigned folded(uint4 x) { return x.x ^ x.y ^ x.z ^ x.w; }
 
 extern "C" __global__ void empty() {}
 
-// Keeps one block busy for some clocks; out: clocks, nanoseconds.
+// Keeps multiprocessors busy with FFMA for some clocks; out: the first block's clocks, nanoseconds.
 extern "C" __global__ void busy(u64* out, long long clocks) {
     const u64 begin = clock64(), from = nanoseconds();
-    while ((long long)(clock64() - begin) < clocks) {
-    }
+    float x[4] = {(float)threadIdx.x, 1, 2, 3};
+    while ((long long)(clock64() - begin) < clocks)
+        #pragma unroll
+        for (int i = 0; i < 256; ++i) asm volatile("fma.rn.f32 %0, %0, %1, %1;" : "+f"(x[i % 4]) : "f"(x[(i + 1) % 4]));
     const u64 end = clock64(), to = nanoseconds();
-    out[0] = end - begin;
-    out[1] = to - from;
+    if (blockIdx.x == 0 && threadIdx.x == 0 && x[0] + x[1] + x[2] + x[3] != 0.5f) {
+        out[0] = end - begin;
+        out[1] = to - from;
+    }
 }
 
 // The multiprocessor and the first and last clock of each block, which lasts some clocks.
@@ -63,17 +67,19 @@ extern "C" __global__ void own_addresses(u64* cells, long long step, int count) 
 }
 
 // One thread: the clocks of `repeats` loads past the L1, one after another, of each cell that order names.
-extern "C" __global__ void load_each(u64* cells, const int* order, u64* clocks, long long step, int count, int repeats) {
-    for (int i = 0; i < count; ++i) {
-        u64* const cell = cells + order[i] * step;
-        u64 address = (u64)cell;
-        const u64 begin = clock64();
-        #pragma unroll 1
-        for (int repeat = 0; repeat < repeats; ++repeat) asm volatile("ld.global.cg.u64 %0, [%0];" : "+l"(address));
-        if (address != (u64)cell) return;  // waits for it
-        clocks[i] = clock64() - begin;
+#define LOAD_EACH(NAME, LOAD) \
+    extern "C" __global__ void NAME(u64* cells, const int* order, u64* clocks, long long step, int count, int repeats) { \
+        for (int i = 0; i < count; ++i) { \
+            u64* const cell = cells + order[i] * step; \
+            u64 address = (u64)cell; \
+            const u64 begin = clock64(); \
+            _Pragma("unroll 1") for (int repeat = 0; repeat < repeats; ++repeat) asm volatile(LOAD " %0, [%0];" : "+l"(address)); \
+            if (address != (u64)cell) return; /* waits for it */ \
+            clocks[i] = clock64() - begin; \
+        } \
     }
-}
+LOAD_EACH(load_each, "ld.global.L1::no_allocate.u64")
+LOAD_EACH(load_each_strong, "ld.global.cg.u64")
 
 // Every block reads all of `count` vectors `turns` times, each from a place of its own on; its clocks.
 extern "C" __global__ void __launch_bounds__(1024) read_all(const uint4* data, u64* clocks, unsigned* sink, int count, int turns) {

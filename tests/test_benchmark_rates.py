@@ -72,7 +72,7 @@ class Compiled(chips.Simulated):  # type: ignore[misc,name-defined]
         self.device = H100
         self.examined: list[str] = []
 
-    def load(self, source: str, options: Sequence[str] = ()) -> Callable[[str], Any]:
+    def load(self, source: str) -> Callable[[str], Any]:
         cubin, log = compile_to_cubin(source, self.options, "rates.cu")
         assert not remarks(log)
         spilled = {name: account for name, (account, _) in parse_account(log).items() if account["stores"]}
@@ -127,7 +127,7 @@ class Modelled(chips.Simulated):  # type: ignore[misc,name-defined]
     def __init__(self) -> None:
         self.device = H100
 
-    def load(self, source: str, options: Sequence[str] = ()) -> Callable[[str], Any]:
+    def load(self, source: str) -> Callable[[str], Any]:
         code = loaded.of_source(source, H100, self.options[1:], "rates.cu")
         return lambda name: types.SimpleNamespace(code=code, name=name)
 
