@@ -14,7 +14,7 @@ from rate_chips import HOPPER, Chip, Launch, span
 from rate_steps import Timed
 
 from cupyflash import Device
-from cupyflash.sim.clock.rates import ChipRates
+from cupyflash.sim.clock.rates import ChipRates, Constant
 
 MB = 1 << 20
 ALONE = 29.0  # clocks of a product alone beside its latency, in the clock's own run of that kernel
@@ -74,6 +74,14 @@ class Found:
 Measurement = Callable[[Chip], Iterator[Found]]
 
 
+def known(device: Device) -> Mapping[str, Constant]:
+    """The table's constants of the catalogue's device of that name, which may be CUDA's; none of a device that is not there."""
+    try:
+        return ChipRates.of(Device.named(device.name)).constants
+    except ValueError:
+        return {}
+
+
 def launches(chip: Chip) -> Iterator[Found]:
     count, empty = chip.size(500, 2), chip.kernels("empty")
     out = chip.out(2)
@@ -124,10 +132,12 @@ def dram(chip: Chip) -> Iterator[Found]:
     data, copy, sink = chip.zeros(16 * count), chip.zeros(16 * count), chip.zeros(8)
     reads = partial(chip.kernels("read_once"), (grid,), (512,), (data, sink, np.int64(count)))
     copies = partial(chip.kernels("copy_once"), (grid,), (512,), (data, copy, np.int64(count)))
+    peak = chip.device.hbm_bandwidth or math.nan
     for name, call, moved in (("dram.read", reads, 16 * count), ("dram.mixed", copies, 32 * count)):
         call()
-        values = [moved / chip.seconds(call) / chip.device.hbm_bandwidth for _ in range(2 * chip.repeats)]
-        yield Found(name, values, f"of {chip.device.hbm_bandwidth / 1e9:.0f} GB/s, {16 * count / 1e6:.0f} MB")
+        rates = [moved / chip.seconds(call) for _ in range(2 * chip.repeats)]
+        note = f"{statistics.median(rates) / 1e9:.0f} of {peak / 1e9:.0f} GB/s, {16 * count / 1e6:.0f} MB"
+        yield Found(name, [rate / peak for rate in rates], note)
 
 
 def l2_rates(chip: Chip) -> Iterator[Found]:
@@ -424,11 +434,9 @@ def bulk(chip: Chip) -> Iterator[Found]:
     yield Found(
         "copies alone", one, "a copy of 16 bytes from the L2, from its issue to the issue behind the wait, with the arrival"
     )
-    yield Found(
-        "copies.tma_extra",
-        [value - ChipRates.of(chip.device)["l2.latency"] for value in one],
-        "the copy alone, less the table's l2.latency: with the wait",
-    )
+    load = known(chip.device).get("l2.latency")
+    extra = [value - (load.value if load else math.nan) for value in one]
+    yield Found("copies.tma_extra", extra, "the copy alone, less the table's l2.latency: with the wait")
     for size in (2048, 8192):
         for name, grid in (("one", 1), ("all", chip.size(chip.device.sm_count, 2))):
             clocks, copies, places = chip.out(grid), chip.size(256, 6), 4

@@ -27,12 +27,11 @@ from checkout import ROOT, environment
 from command import surroundings
 from machine import gpu_versions, stand_in
 from rate_chips import Chip, Gpu, Simulated
-from rate_measurements import MEASUREMENTS, Found, names
+from rate_measurements import MEASUREMENTS, Found, known, names
 from records import Budget, Records, attempt, told
 
 from cupyflash import Device
 from cupyflash.sim.clock.measured import read
-from cupyflash.sim.clock.rates import ChipRates
 
 SECONDS, SILENT_SECONDS = 45.0, 15.0  # of the whole; without a line after which a process is ended
 LOST = 3  # exit status of a process whose device does not answer any more
@@ -48,7 +47,7 @@ def units() -> dict[str, str]:
 def told_rate(found: Found, device: Device, unit: str | None) -> dict[str, Any]:
     """The line of a constant."""
     told_line = {"name": found.name, "value": found.value, "unit": unit, "spread": found.spread, "values": list(found.values)}
-    table = ChipRates.of(device).constants.get(found.name)
+    table = known(device).get(found.name)
     if table:
         told_line |= {"table": table.value, "source": table.source, "ratio": found.value / table.value if table.value else None}
     return told_line | ({"note": found.note} if found.note else {})

@@ -6,6 +6,7 @@ import importlib
 import sys
 import types
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,9 @@ from cupyflash.sim.clock.whole import Clock
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "benchmarks"))  # as for a script that Python runs there
-rates, chips, measurements = (importlib.import_module(name) for name in ("rates", "rate_chips", "rate_measurements"))
+rates, chips, measurements, records = (
+    importlib.import_module(name) for name in ("rates", "rate_chips", "rate_measurements", "records")
+)
 H100 = Device.named("H100-SXM")
 
 
@@ -35,6 +38,41 @@ def test_constants_are_computed_from_clocks() -> None:
     assert measurements.gaps(blocks) == [700, 750, 700]
     assert measurements.less([10.0, 12.0], [4.0], [1.0, 2.0, 3.0]) == [4, 6]
     assert np.isnan(measurements.ratio(1, 0)) and measurements.ratio(8, 2) == 4
+
+
+def test_the_table_is_found_by_cuda_s_name_of_a_device() -> None:
+    by_cuda = replace(H100, name="NVIDIA H100 80GB HBM3")
+    assert measurements.known(by_cuda) == measurements.known(H100) == ChipRates.of(H100).constants
+    assert measurements.known(replace(H100, name="NVIDIA X1")) == {}
+
+
+CHILD = """
+import os, sys, time
+from pathlib import Path
+from records import Records
+_, out, _, *names = sys.argv[1:]
+with Records(Path(out), "") as records:
+    for name in names:
+        if name == "dram":
+            time.sleep(60)
+        if name == "lanes":
+            os._exit(11)
+        records.write("extra", {"name": name, "value": 1})
+        if name == "tensor":
+            os._exit(3)
+"""
+
+
+def test_a_measurement_that_hangs_or_ends_its_process_costs_itself_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rates, "SILENT_SECONDS", 2.0)
+    monkeypatch.setenv("PYTHONPATH", str(ROOT / "benchmarks"))
+    path, script = tmp_path / "lines.jsonl", tmp_path / "child.py"
+    path.write_text("")
+    script.write_text(CHILD)
+    assert rates.in_processes(list(measurements.MEASUREMENTS), path, records.Budget(60), [sys.executable, str(script)]) == 1
+    lines = list(read(path))
+    assert [line["name"] for line in lines] == list(measurements.MEASUREMENTS)
+    assert [line["name"] for line in lines if "error" in line] == ["dram", "lanes"]
 
 
 @pytest.mark.parametrize("device", ["H100-SXM", "A100-40GB"])
