@@ -6,7 +6,7 @@ import tempfile
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from functools import cache, cached_property
+from functools import cache, cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -54,8 +54,8 @@ class Chip(ABC):
     def get(self, array: Any) -> np.ndarray: ...
 
     @abstractmethod
-    def seconds(self, call: Callable[[], Any], before: Callable[[], Any] | None = None) -> float:
-        """The device's seconds for what `call` queues, behind what `before` does."""
+    def seconds(self, call: Callable[[], Any], before: Callable[[], Any]) -> float:
+        """The device's seconds for what `call` queues, behind what `before` does: it keeps the device busy until all is queued."""
 
     @abstractmethod
     def graph(self, call: Callable[[], Any]) -> Callable[[], Any]:
@@ -86,6 +86,10 @@ class Chip(ABC):
         self.kernels("busy")((self.size(blocks, 1),), (self.size(threads, 1),), (out, np.int64(self.size(clocks, 1))))
         took, nanoseconds = self.get(out)
         return 1e3 * float(took) / max(1.0, float(nanoseconds))
+
+    def busy(self, clocks: int) -> Callable[[], Any]:
+        """The launch of a kernel that takes so many clocks."""
+        return partial(self.kernels("busy"), (1,), (1,), (self.out(2), np.int64(self.size(clocks, 1))))
 
     def stamps(self, launch: Launch, timed: Timed, threads: int, blocks: int, turns: int) -> np.ndarray:
         """The begin and end of each warp of a repeated instruction."""
@@ -150,10 +154,9 @@ class Gpu(Chip):
     def get(self, array: Any) -> np.ndarray:
         return array.get()  # type: ignore[no-any-return]
 
-    def seconds(self, call: Callable[[], Any], before: Callable[[], Any] | None = None) -> float:
+    def seconds(self, call: Callable[[], Any], before: Callable[[], Any]) -> float:
         start, end = self._events
-        if before:
-            before()
+        before()
         start.record()
         call()
         end.record()
@@ -214,7 +217,8 @@ class Simulated(Chip):
     def get(self, array: Any) -> np.ndarray:
         return np.asarray(array)
 
-    def seconds(self, call: Callable[[], Any], before: Callable[[], Any] | None = None) -> float:
+    def seconds(self, call: Callable[[], Any], before: Callable[[], Any]) -> float:
+        before()
         begun = time.perf_counter()
         call()
         return time.perf_counter() - begun

@@ -84,15 +84,13 @@ def known(device: Device) -> Mapping[str, Constant]:
 
 def launches(chip: Chip) -> Iterator[Found]:
     count, empty = chip.size(500, 2), chip.kernels("empty")
-    out = chip.out(2)
 
     def several() -> None:
         for _ in range(count):
             empty((1,), (32,), ())
 
     several()
-    # The device is busy until all are queued: else the host's time for a call would be measured.
-    queued = partial(chip.kernels("busy"), (1,), (1,), (out, np.int64(chip.size(20_000_000, 1))))
+    queued = chip.busy(20_000_000)
     note = f"{count} launches in the queue"
     yield Found("launch.between", [1e6 * chip.seconds(several, queued) / count for _ in range(chip.repeats)], note)
     graph = chip.graph(several)
@@ -104,8 +102,8 @@ def launches(chip: Chip) -> Iterator[Found]:
 
 def blocks(chip: Chip) -> Iterator[Found]:
     empty, mhz = chip.kernels("empty"), chip.mhz(2_000_000)
-    few, many = chip.size(1 << 18, 1), chip.size(1 << 20, 3)
-    times = [[chip.seconds(partial(empty, (grid,), (32,), ())) for grid in (few, many)] for _ in range(chip.repeats)]
+    few, many, queued = chip.size(1 << 18, 1), chip.size(1 << 20, 3), chip.busy(500_000)
+    times = [[chip.seconds(partial(empty, (grid,), (32,), ()), queued) for grid in (few, many)] for _ in range(chip.repeats)]
     yield Found("launch.block", [(long - short) * 1e6 * mhz / (many - few) for short, long in times], f"at {mhz:.0f} MHz")
     rounds, multiprocessors = 6, chip.size(chip.device.sm_count, 2)
     out, shared = chip.out(3 * rounds * multiprocessors), chip.device.sram_per_block - 1024  # one block a multiprocessor
@@ -135,7 +133,7 @@ def dram(chip: Chip) -> Iterator[Found]:
     peak = chip.device.hbm_bandwidth or math.nan
     for name, call, moved in (("dram.read", reads, 16 * count), ("dram.mixed", copies, 32 * count)):
         call()
-        rates = [moved / chip.seconds(call) for _ in range(2 * chip.repeats)]
+        rates = [moved / chip.seconds(call, chip.busy(500_000)) for _ in range(2 * chip.repeats)]
         note = f"{statistics.median(rates) / 1e9:.0f} of {peak / 1e9:.0f} GB/s, {16 * count / 1e6:.0f} MB"
         yield Found(name, [rate / peak for rate in rates], note)
 
@@ -366,7 +364,7 @@ def clock(chip: Chip) -> Iterator[Found]:
 
 def wgmma(chip: Chip) -> Iterator[Found]:
     widths, groups = (8, 64, 128, 256), chip.size(2, 1)
-    few, many = chip.size(8, 1), chip.size(40, 2)
+    few, many = chip.size(8, 1), chip.size(24, 2)
 
     def clocks(n: int, registers: bool, threads: int) -> list[float]:
         """Clocks from a warpgroup's product to its next, without those of the loop and the wait."""
