@@ -1,6 +1,6 @@
 // The queue that FlashAttention-3's thread blocks take their row blocks from, before they start: the longest first, so that all end
-// together, but in classes: of row blocks whose lengths agree in their first 1 + `exact` bits, those of sequences whose K and V are in
-// L2 together come one behind the other, and of those the heads by sections. What all thread blocks have taken is counted from 0.
+// together, but those of `alike` turns and more are one class, in which sequences whose K and V are in L2 together come one behind the
+// other, and of those the heads by sections. What all thread blocks have taken is counted from 0.
 //
 // A thread has one block of rows of all heads, and counts how many come before it.
 //
@@ -40,8 +40,7 @@ __device__ __forceinline__ Item item_of(const Params& p, int item) {
     place = {item - batch * blocks, batch, 0, 0, p.Nq, p.Nk, 0, static_cast<long long>(batch) * p.Nk, 0, true, batch};
   }
   const int turns = place.exists ? work_at(p, place, keys_of(p, place)).turns() : -1;
-  const int dropped = max(31 - __clz(max(turns, 1)) - p.exact, 0);
-  const long long length = turns < 1 ? turns : turns >> dropped << dropped;
+  const long long length = min(turns, p.alike);
   return {-length << 32 | place.first_key / p.keys_together, turns};
 }
 

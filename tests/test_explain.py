@@ -344,7 +344,7 @@ def test_fa3_s_text_has_what_was_tried_rooms_roles_parts_and_grid() -> None:
         f"producer 128 {producer} {128 * producer:,} consumers 256 {consumer} {256 * consumer:,}",
         "Br x Bc tensor exp float32 issue scores a clock",
         f"{16 * schedule.row_blocks} row blocks of all heads on {device.sm_count} thread blocks",
-        "16 heads at a time",  # of 2 MB each: more than half of 50 MB, and fewer than a quarter of the multiprocessors
+        "8 heads at a time",  # of 2 MB each: a quarter of 50 MB has fewer, but fewer have not two row blocks for each of 132
         "addresses or strides that are no multiples of 16 bytes, which TMA does not take, are fa2's",
         "the paper's formula Br 128 Bc 227",
         "HBM bytes by theory",

@@ -25,10 +25,9 @@ def mpiexec() -> str:
 def under_mpi(ranks: int, *arguments: str, seconds: float = 300) -> subprocess.CompletedProcess[str]:
     """The exit status and output of Python with these arguments under mpiexec."""
     pytest.importorskip("mpi4py")
-    root = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}  # Open MPI refuses root, as a container's user is
-    environment = (
-        os.environ | root | {"PYTHONPATH": os.pathsep.join([str(TESTS.parent), str(TESTS), os.environ.get("PYTHONPATH", "")])}
-    )
+    paths = os.pathsep.join([str(TESTS.parent), str(TESTS), os.environ.get("PYTHONPATH", "")])
+    root = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}  # a container's user; Open MPI refuses it
+    environment = os.environ | root | {"PYTHONPATH": paths}
     command = [mpiexec(), "-n", str(ranks), sys.executable, *arguments]
     return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=seconds)
 

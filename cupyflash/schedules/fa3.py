@@ -28,13 +28,16 @@ from cupyflash.schedules.parts import Visited
 SWIZZLE = 128
 MAPPED = ("Q", "K", "V", "O")
 OWN = (
-    *numbers("int", "works", "section", "exact"),
+    *numbers("int", "works", "section", "alike"),
     *numbers("long long", "keys_together"),
     *arrays("int", POINTER, ("queue", "taken")),
 )
 LENGTH = 4  # bytes of a key length, of a place in the queue
-# Of the L2, what the K and V of the heads at work are to take: the other half is Q's and O's, which only pass through.
-L2_SHARE = 2
+# Of the L2, what the K and V of the heads at work may take: half of it holds the same bytes for the other half of the
+# multiprocessors (an H100, measured), and of the rest a half is Q's and O's, which only pass through.
+L2_SHARE = 4
+# Row blocks of the heads at work for each multiprocessor, at least: with fewer, those that end early have nothing to do.
+LEAST_ROUNDS = 2
 
 
 class Fa3Schedule(Fa2Schedule):
@@ -115,39 +118,37 @@ class Fa3Schedule(Fa2Schedule):
 
     @property
     def _sets(self) -> int:
-        """Key heads whose K and V thread blocks read at a time, counted over all sequences: as many as half of the L2 holds of the
-        keys in a window, or so few that some thread blocks read each at about the same time."""
+        """Key heads whose K and V thread blocks read at a time, counted over all sequences: as many as a quarter of the L2 holds
+        of the keys in a window, or as have row blocks enough."""
         p, keys = self.problem, self.problem.seqlen_k
         if p.options.left is not None and p.options.right is not None:
             keys = min(keys, p.options.left + p.options.right + self.block_rows)
         held = self.device.l2_bytes // L2_SHARE // max(1, keys * (p.head_dim + p.head_dim_v) * p.itemsize)
-        return max(1, held, self.device.sm_count // fa3_queue.LOCKSTEP)
+        of_each = max(1, self.works // (p.batch * p.kv_heads))
+        return max(1, held, -(-LEAST_ROUNDS * self.device.sm_count // of_each))
 
     @property
     def section(self) -> int:
-        """Heads (or sets of `pack` heads) of a sequence whose row blocks are taken together: whole groups that share K and V, about
-        as many in each section."""
+        """Heads (or sets of `pack` heads) of a sequence whose row blocks are taken together: whole groups that share K and V."""
         p = self.problem
-        sections = -(-p.kv_heads // self._sets)
-        return -(-p.kv_heads // sections) * (p.heads // p.kv_heads) // self.pack
+        return fa3_queue.evenly(p.kv_heads, self._sets) * (p.heads // p.kv_heads) // self.pack
 
     @property
     def keys_together(self) -> int:
         """A number of keys: sequences that begin within it have their row blocks taken together."""
         p = self.problem
-        parts = -(-p.batch // max(1, self._sets // p.kv_heads))
-        return -(-p.batch // parts) * p.seqlen_k
+        return fa3_queue.evenly(p.batch, max(1, self._sets // p.kv_heads)) * p.seqlen_k
 
     @property
-    def exact(self) -> int:
-        """The number of bits by which the queue's classes tell lengths apart. Under a causal mask alone the shortest row blocks
-        even out the differences that longer ones leave."""
-        asked, rounds = self.problem.options, self.works / self.grid
-        alike = asked.window is None and not asked.padded and not asked.packed
-        return next(bits for most, bits in (fa3_queue.ALIKE if alike else fa3_queue.UNLIKE) if rounds <= most)
+    def alike(self) -> int:
+        """The turns from which on row blocks count as equally long: all are told apart without a causal mask, since those of one
+        sequence then are equally long, or nearly."""
+        p = self.problem
+        longest = -(-p.seqlen_k // self.block_cols)
+        return fa3_queue.alike_from(self.works / self.grid, longest) if p.options.causal else fa3_queue.NEVER
 
     def numbers(self) -> Mapping[str, int]:
-        return {"works": self.works, "section": self.section, "exact": self.exact, "keys_together": self.keys_together}
+        return {"works": self.works, "section": self.section, "alike": self.alike, "keys_together": self.keys_together}
 
     @property
     def queued(self) -> bool:
@@ -168,7 +169,7 @@ class Fa3Schedule(Fa2Schedule):
         every = p.options.key_lengths or (p.seqlen_k,) * p.batch
         turns = {keys: Visited.of(self, keys, None).counts for keys in set(every)}
         together = np.repeat(starts // self.keys_together, self.row_blocks)
-        return Items(np.concatenate([turns[keys] for keys in every]), together, p.heads // self.pack, self.section, self.exact)
+        return Items(np.concatenate([turns[keys] for keys in every]), together, p.heads // self.pack, self.section, self.alike)
 
     def order(self) -> tuple[np.ndarray, np.ndarray]:
         """The items, and the sets of heads, in the order in which they are taken."""

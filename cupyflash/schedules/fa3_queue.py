@@ -2,41 +2,49 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 import numpy as np
 
 THREADS = 128
-LOCKSTEP = 4
-"""Thread blocks that read the same K and V at about the same time, at least: a block of 128 rows asks for a byte in 128 FLOP, for
-which DRAM is too slow, and these together for one in 512."""
-WHOLE = 31
-ALIKE, UNLIKE = ((8, WHOLE), (12, 1), (math.inf, 0)), ((8, WHOLE), (64, 3), (math.inf, 0))
-"""Pairs (row blocks for each thread block, at most; bits after the first by which lengths are told apart), if all sequences have
-the same length and if not. With few row blocks a class that ends unevenly shows in the end. Found by trying random problems.
-"""
+NEVER = (1 << 31) - 1
+FEW, SHORT = 6, 8
+"""Row blocks are told apart by length to the end if each thread block takes at most so many; else those that are shorter than one
+in so many parts of the longest, and at least those of one and two column blocks. Longer ones are alike: the shortest, which come
+last, even out what these leave. Found by trying random problems (docs/l2.md)."""
+
+
+def alike_from(rounds: float, longest: int) -> int:
+    """The column blocks from which on row blocks count as equally long, for `rounds` row blocks each thread block, the longest of
+    `longest` column blocks."""
+    return NEVER if rounds <= FEW else 1 + max(2, longest // SHORT)
+
+
+def evenly(total: int, most: int) -> int:
+    """The size of parts of `total` things, of which all but the last are alike: half of `most` to `most`, the last as full as can
+    be, since what comes last evens out what was before."""
+    most = min(total, most)
+    return max(range((most + 1) // 2, most + 1), key=lambda size: ((total % size or size) / size, size))
 
 
 @dataclass(frozen=True)
 class Items:
     """Blocks of rows of each of the `heads`, which come by `section`s: the number of column blocks that they visit, -1 if a
-    sequence has none, and a number that sequences share whose K and V are in L2 together. `exact`: the number of bits after the
-    first by which classes tell lengths apart."""
+    sequence has none, and a number that sequences share whose K and V are in L2 together. `alike`: the number of column blocks
+    from which on they count as equally long."""
 
     turns: np.ndarray
     together: np.ndarray
     heads: int
     section: int
-    exact: int
+    alike: int
 
     def order(self) -> tuple[np.ndarray, np.ndarray]:
-        """The items and the heads in the order in which they are taken: the longest first, but in classes. Of items whose lengths
-        agree in their first bits, those of sequences that are together follow each other, and within these the heads by sections.
+        """The items and the heads in the order in which they are taken: the longest first, but of items that count as equally long
+        those of sequences that are together, and of these the heads by sections.
         """
         n, turns = np.arange(len(self.turns)), self.turns
-        dropped = np.maximum(np.frexp(np.maximum(turns, 1))[1] - 1 - self.exact, 0)
-        length = np.where(turns < 1, turns, turns >> dropped << dropped)
+        length = np.minimum(turns, self.alike)
         item = np.lexsort((n, -turns, self.together, -length))
         new = np.flatnonzero(np.diff(length[item], prepend=-2) | np.diff(self.together[item], prepend=-1))
         size = np.diff(new, append=len(n))

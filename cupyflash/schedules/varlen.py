@@ -145,7 +145,7 @@ class Fa3VarlenSchedule(VarlenSchedule, Fa3Schedule):
             turns[first : first + one.row_blocks] = Visited.of(one, one.problem.seqlen_k, None).counts
             together[first:] = first_k // self.keys_together
             first_q, first_k = first_q + one.problem.seqlen_q, first_k + one.problem.seqlen_k
-        return Items(turns, together, self.problem.heads, self.section, self.exact)
+        return Items(turns, together, self.problem.heads, self.section, self.alike)
 
     @property
     def blocks_there(self) -> int:

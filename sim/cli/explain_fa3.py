@@ -8,8 +8,7 @@ import click
 
 from cupyflash.multiprocessor import Multiprocessor
 from cupyflash.schedules import TileSchedule, fa3_tiles
-from cupyflash.schedules.fa3 import Fa3Schedule
-from cupyflash.schedules.fa3_queue import LOCKSTEP
+from cupyflash.schedules.fa3 import L2_SHARE, LEAST_ROUNDS, Fa3Schedule
 from cupyflash.schedules.fa3_tiles import Fa3Candidate
 from cupyflash.sim.cli.options import ProblemRequest
 from cupyflash.sim.cli.show import say, show_held, show_table
@@ -173,9 +172,9 @@ def order(report: dict[str, Any], request: ProblemRequest) -> str:
     return (
         f"{plural(grid['row_blocks'], 'row block')} of all heads on {plural(grid['thread_blocks'], 'thread block')}, one a "
         f"multiprocessor, {taken}: {grid['row_blocks'] / grid['thread_blocks']:.2f} each. "
-        f"{plural(grid['heads_at_a_time'], 'head')} at a time, whose K and V are {megabytes:,.1f} MB: as many as take half of the "
-        f"L2 ({request.device.l2_bytes / 2**20:.0f} MB), or so few that {LOCKSTEP} thread blocks read each at about the same "
-        f"time.{together} {turns}.{whole}"
+        f"{plural(grid['heads_at_a_time'], 'head')} at a time, whose K and V are {megabytes:,.1f} MB: about as many as take "
+        f"1/{L2_SHARE} of the L2 ({request.device.l2_bytes / 2**20:.0f} MB), or as have {LEAST_ROUNDS} row blocks for each "
+        f"multiprocessor.{together} {turns}.{whole}"
     )
 
 
