@@ -33,7 +33,7 @@ from records import Budget, Records, attempt, told
 from cupyflash import Device
 from cupyflash.sim.clock.measured import read
 
-SECONDS, SILENT_SECONDS = 45.0, 15.0  # of the whole; without a line after which a process is ended
+SECONDS, SILENT_SECONDS = 45.0, 20.0  # of the whole; without a line after which a process is ended
 LOST = 3  # exit status of a process whose device does not answer any more
 APART = 0.15
 
