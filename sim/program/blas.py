@@ -19,6 +19,7 @@ from cupyflash.sim.profiling.arguments import dtype_of
 from cupyflash.sim.program.copies import CopyCalls
 from cupyflash.sim.program.errors import CudaError, ErrorCode
 from cupyflash.sim.program.streams import KERNEL
+from cupyflash.sim.ptx.order.transfers import READ, WRITE
 from cupyflash.sim.ptx.state.segments import UNWRITTEN, WRITTEN
 
 SINGLE, DOUBLE, HALF, INTEGER = (np.dtype(name) for name in ("float32", "float64", "float16", "int32"))
@@ -290,6 +291,10 @@ class BlasCalls(CopyCalls):
             block, where = self.memory.part(address, size)
         except CudaError:
             raise CudaError(ErrorCode.ILLEGAL_ADDRESS, f"{size} bytes at {address:#x} are not one allocation") from None
+        columns = range(one.cols) if one.ld > one.rows else (0,)
+        width = one.rows * item if one.ld > one.rows else size
+        for start in (where.start + column * pitch for column in columns):
+            self.memory.note(block, WRITE if write else READ, slice(start, start + width))
         there = block.opened() if write else block.allocation
         data: np.ndarray = np.ndarray((one.rows, one.cols), one.dtype, there.memory[where], 0, (item, pitch))
         if there.state is None:

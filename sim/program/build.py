@@ -21,8 +21,8 @@ from pathlib import Path
 from cupyflash.sim import files
 from cupyflash.sim.program.runtime import FIRST_NUMBER, function_names
 
-NVCC_FLAGS = ("-cudart", "shared", "-no-compress", "-lineinfo")
-"""Flags of nvcc with which a program runs here: the runtime as a library, PTX that can be read, lines of the source."""
+NVCC_FLAGS = ("-cudart", "shared", "-no-compress", "-lineinfo", "-g")
+"""Flags of nvcc with which a program runs here: the runtime as a library, PTX that can be read, lines of all code."""
 
 
 LIBRARIES = {"cudart": ("cuda", "__cuda"), "cublas": ("cublas",), "cublasLt": ("cublasLt",)}

@@ -10,6 +10,8 @@ from enum import IntEnum
 
 ARGUMENTS = 24
 """Words of a call: six arguments in registers, and the first words of the stack."""
+CALLERS = 3
+"""Words of a call that say where it came from."""
 
 
 class Command(IntEnum):
@@ -24,11 +26,15 @@ class Ended(Exception):
 
 @dataclass(frozen=True)
 class RuntimeCall:
-    """A call of a runtime function: its number, the calling thread, its arguments as words of 64 bits."""
+    """A call of a runtime function: its number, the calling thread, its arguments as words of 64 bits.
+
+    `callers`: addresses in the program's file that the call, and the calls around it, return to; 0 for one elsewhere.
+    """
 
     function: int
     thread: int
     words: tuple[int, ...]
+    callers: tuple[int, ...] = ()
 
 
 class Channel:
@@ -58,8 +64,13 @@ class Channel:
         return int(struct.unpack("<Q", self.receive(8))[0])
 
     def next_call(self) -> RuntimeCall:
-        function, thread, *words = struct.unpack(f"<{2 + ARGUMENTS}Q", self.receive(8 * (2 + ARGUMENTS)))
-        return RuntimeCall(function, thread, tuple(words))
+        return self.rest_of_call(self.answer())
+
+    def rest_of_call(self, function: int) -> RuntimeCall:
+        """Returns the call that begins with a function's number."""
+        size = 1 + CALLERS + ARGUMENTS
+        thread, *words = struct.unpack(f"<{size}Q", self.receive(8 * size))
+        return RuntimeCall(function, thread, tuple(words[CALLERS:]), tuple(words[:CALLERS]))
 
     def run(self) -> None:
         """Serves calls until the program ends."""
@@ -126,5 +137,4 @@ class Channel:
             word = self.answer()
             if word == 1:
                 return
-            rest = struct.unpack(f"<{1 + ARGUMENTS}Q", self.receive(8 * (1 + ARGUMENTS)))
-            self.order(Command.RETURN, self.serve(RuntimeCall(word, rest[0], rest[1:])))
+            self.order(Command.RETURN, self.serve(self.rest_of_call(word)))

@@ -17,6 +17,7 @@ import numpy as np
 
 from cupyflash.sim import ptx
 from cupyflash.sim.program.errors import CudaError, ErrorCode, name_of, text_of
+from cupyflash.sim.program.lines import Call
 from cupyflash.sim.program.properties import attribute
 from cupyflash.sim.program.streams import Condition, Thing
 from cupyflash.sim.program.symbols import LaunchRequest, ProgramKernel
@@ -125,7 +126,7 @@ class DynamicLaunches(DeviceRuntime):
 
         def step() -> None:
             there.wait(ptx.Event(there.history, before))
-            work(there)
+            self.program.act(work, there, Call("a copy or fill by a kernel"))
 
         self.work.append((there, step))
 

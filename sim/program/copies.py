@@ -8,8 +8,10 @@ from dataclasses import dataclass
 
 from cupyflash.sim import ptx
 from cupyflash.sim.program.errors import CudaError, ErrorCode
-from cupyflash.sim.program.memory import DEVICE, HOST, MANAGED, PAGE, TOTAL, VARIABLE
+from cupyflash.sim.program.lines import Call
+from cupyflash.sim.program.memory import DEVICE, HOST, MANAGED, PAGE, TOTAL, VARIABLE, Move
 from cupyflash.sim.program.streams import ALLOCATE, FREE, MEMCPY, MEMSET, StreamCalls
+from cupyflash.sim.ptx.order import transfers
 
 PITCH = 512
 """Bytes that the rows of pitched memory are multiples of."""
@@ -77,6 +79,13 @@ class CopyCalls(StreamCalls):
     def cudaMallocFromPoolAsync(self, out: int, size: int, pool: int, stream: int) -> None:
         self.cudaMallocAsync(out, size, stream)
 
+    def release_in(self, address: int, stream: ptx.Stream, call: Call) -> None:
+        """Frees memory in a stream: nothing that is not over before may use it."""
+        block = self.memory.find(address)
+        if block is not None and block.address == address:
+            self.moved([Move(block, transfers.FREE, 0, block.size)], stream, call)
+        self.release(address)
+
     def release(self, address: int) -> None:
         self.memory.free(address, (DEVICE, MANAGED))
 
@@ -88,7 +97,8 @@ class CopyCalls(StreamCalls):
         self.memory.free(address, (HOST,))
 
     def cudaFreeAsync(self, address: int, stream: int) -> None:
-        self.issue(stream, FREE, lambda _: self.release(address))
+        call = self.call
+        self.issue(stream, FREE, lambda there: self.release_in(address, there, call))
 
     def cudaHostRegister(self, address: int, size: int, flags: int) -> None:
         start, end = address // PAGE * PAGE, -(-(address + size) // PAGE) * PAGE

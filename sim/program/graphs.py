@@ -118,7 +118,7 @@ class GraphCalls(LaunchCalls):
 
     def add(self, out: int, graph: int, after: int, count: int, kind: int, work: Work) -> None:
         """Adds a node behind `count` others, whose handles lie at `after`."""
-        node = Node(kind, work, self.nodes(after, count))
+        node = Node(kind, work, self.nodes(after, count), self.call)
         self.find(graph, Graph).nodes.append(node)
         self.channel.write_word(out, self.handle(node))
 
@@ -364,7 +364,7 @@ class GraphCalls(LaunchCalls):
             own = run.streams[len(done)]
             for event in (begin, *(done[id(before)] for before in node.after)):
                 own.wait(event)
-            run.instead.get(id(node), node.work)(own)
+            self.act(run.instead.get(id(node), node.work), own, node.call)
             done[id(node)] = own.record()
         for event in done.values():
             stream.wait(event)

@@ -14,13 +14,15 @@ from functools import cached_property
 from cupyflash.sim import ptx
 from cupyflash.sim.program.children import LAUNCH, DynamicLaunches
 from cupyflash.sim.program.errors import CudaError, ErrorCode
-from cupyflash.sim.program.memory import Contents, ProgramMemory
+from cupyflash.sim.program.lines import Call
+from cupyflash.sim.program.memory import Contents, Move, ProgramMemory
 from cupyflash.sim.program.streams import KERNEL
 from cupyflash.sim.program.symbols import LaunchRequest, ProgramKernel, SymbolCalls
 from cupyflash.sim.program.textures import ArrayCalls
 from cupyflash.sim.ptx.memory.textures import texels_of
+from cupyflash.sim.ptx.order.transfers import Touched
 from cupyflash.sim.ptx.parameters import parameter_offsets
-from cupyflash.sim.ptx.report.findings import source_text
+from cupyflash.sim.ptx.report.findings import asked, comments, source_text
 from cupyflash.sim.ptx.text.syntax import parameters
 
 HEAP = 2
@@ -264,6 +266,26 @@ class LaunchCalls(SymbolCalls, ArrayCalls):
             record.unfinished = True
             raise BudgetSpent
         return done, printed.getvalue()
+
+    def moved(self, moves: list[Move], stream: ptx.Stream, call: Call) -> None:
+        """Records what work of a stream has copied, filled or freed; races are findings under the function's name."""
+        if not self.concurrent or not self.settings.races:
+            return
+        ranges: dict[tuple[int, str], list[tuple[int, int]]] = {}
+        blocks = {id(one.block): one.block.allocation for one in moves}
+        for one in moves:
+            ranges.setdefault((id(one.block), one.verb), []).append((one.start, one.end))
+        touched = [Touched(blocks[block].name, blocks[block].memory, verb, tuple(those)) for (block, verb), those in ranges.items()]
+        for finding in stream.transfer(call.function, touched, lambda: self.lines.of(call)):
+            record = self.records.setdefault(call.function, KernelRecord(call.function))
+            by = next((one for one in self.allowed(finding) if one.matches(finding)), None)
+            kept = record.findings if by is None else record.suppressed.setdefault(by, {})
+            kept.setdefault(str(finding), finding)
+
+    def allowed(self, finding: ptx.Finding) -> Sequence[ptx.Suppression]:
+        """Returns the suppressions that may hold for a finding of the host's code: the given ones, and comments on its line."""
+        file, line = finding.source or ("", 0)
+        return *asked(self.settings.suppressions), *(one.read() for one in comments(source_text(file), file) if one.at[1] == line)
 
     def named(self, findings: Sequence[ptx.Finding], request: LaunchRequest) -> list[ptx.Finding]:
         """Returns findings that call an allocation by the parameter that points into it, if the source is there to read."""

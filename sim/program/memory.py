@@ -11,9 +11,10 @@ from __future__ import annotations
 import hashlib
 import mmap
 import os
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import count
+from typing import NamedTuple
 
 import numpy as np
 
@@ -21,6 +22,7 @@ from cupyflash.sim.program.channel import Channel
 from cupyflash.sim.program.errors import CudaError, ErrorCode
 from cupyflash.sim.ptx import Allocation
 from cupyflash.sim.ptx.memory.heap import HEAP_WINDOW
+from cupyflash.sim.ptx.order.transfers import READ, WRITE
 from cupyflash.sim.ptx.state.segments import UNWRITTEN, WINDOW_BITS, WRITTEN
 
 TOTAL = 16 << 30
@@ -110,13 +112,26 @@ def read_only(array: np.ndarray) -> np.ndarray:
     return view
 
 
+class Move(NamedTuple):
+    """Bytes of a block that a copy, a fill or a product reads or writes, or which are freed: `verb` is READ, WRITE or FREE."""
+
+    block: Block
+    verb: str
+    start: int
+    end: int
+
+
 @dataclass
 class ProgramMemory:
     """All allocations of a program, by the number of their window."""
 
     channel: Channel
+    forget: Callable[[np.ndarray], None] = lambda memory: None
+    """Is called with memory that is freed."""
     file: int = field(init=False)
     blocks: dict[int, Block] = field(default_factory=dict)
+    moves: list[Move] | None = None
+    """A list, if somebody keeps one, to which all is added that no kernel reads and writes."""
 
     def __post_init__(self) -> None:
         self.file = os.memfd_create("cupyflash device memory")
@@ -193,6 +208,7 @@ class ProgramMemory:
     def _forget(self, block: Block) -> None:
         del self.blocks[block.address >> WINDOW_BITS]
         self.used -= block.stretch
+        self.forget(block.allocation.memory)
         self._free.setdefault(block.stretch, []).append(block.offset)
 
     def close(self) -> None:
@@ -228,6 +244,16 @@ class ProgramMemory:
         block, where = self.part(address, size)
         return block.allocation.memory[where].tobytes()
 
+    def note(self, block: Block, verb: str, where: slice) -> None:
+        if self.moves is not None:
+            self.moves.append(Move(block, verb, where.start, where.stop))
+
+    def copied(self, address: int, size: int) -> bytes:
+        """Returns bytes that are copied to elsewhere."""
+        block, where = self.part(address, size)
+        self.note(block, READ, where)
+        return self.read(address, size)
+
     def write(self, address: int, data: bytes | np.ndarray) -> None:
         block, where = self.part(address, len(data))
         self.put(block, where, np.frombuffer(data, np.uint8))
@@ -238,6 +264,7 @@ class ProgramMemory:
 
     def put(self, block: Block, where: slice, data: np.ndarray | int, states: np.ndarray | int = WRITTEN) -> None:
         """Writes bytes of an allocation, and their state."""
+        self.note(block, WRITE, where)
         to = block.opened()
         to.memory[where] = data
         if to.state is not None:
@@ -248,12 +275,13 @@ class ProgramMemory:
         if not size:
             return
         if not self.owns(target):
-            self.channel.write(target, self.read(source, size) if self.owns(source) else self.channel.read(source, size))
+            self.channel.write(target, self.copied(source, size) if self.owns(source) else self.channel.read(source, size))
         elif not self.owns(source):
             self.part(target, size)
             self.write(target, self.channel.read(source, size))
         else:
             (to, here), (from_, there) = self.part(target, size), self.part(source, size)
+            self.note(from_, READ, there)
             state = from_.allocation.state
             states = WRITTEN if state is None else state[there].copy()
             self.put(to, here, from_.allocation.memory[there].copy(), states)

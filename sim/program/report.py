@@ -30,7 +30,8 @@ def report(result: ProgramResult) -> str:
         again = f", {kernel.repeated} of them repeats that were not executed again" if kernel.repeated else ""
         count = plural(kernel.launches, "launch", "launches")
         again += ", the last one not to its end" if kernel.unfinished else ""
-        lines.append(f"{source_name(kernel.name)}: {count}{again}, {kernel.seconds:.1f} s: {counted(findings) or 'no finding'}")
+        how = f"{count}{again}, {kernel.seconds:.1f} s: " if kernel.launches else ""  # none: a function that copies
+        lines.append(f"{source_name(kernel.name)}: {how}{counted(findings) or 'no finding'}")
         lines += [f"  {shorten(finding)}" for finding in findings]
         lines += [f"  {shorten(one)}" for one in suppressed(kernel)]
     lines += [f"{name} is not simulated ({plural(count, 'call')})" for name, count in result.missing.items()]

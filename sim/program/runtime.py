@@ -21,6 +21,7 @@ from cupyflash.sim.program.channel import ARGUMENTS, Channel, RuntimeCall
 from cupyflash.sim.program.devices import DeviceCalls
 from cupyflash.sim.program.errors import CudaError, ErrorCode, name_of, text_of
 from cupyflash.sim.program.graphs import GraphCalls
+from cupyflash.sim.program.lines import Call
 from cupyflash.sim.program.streams import LEGACY, PER_THREAD, Settings
 
 FIRST_NUMBER = 2
@@ -56,6 +57,7 @@ class Runtime(GraphCalls, DeviceCalls, blas.BlasCalls):
         """Returns the result of a call as a word."""
         name, method, count = self.functions[call.function - FIRST_NUMBER]
         self.thread, self.default = call.thread, PER_THREAD if PER_THREAD_NAME.search(name) else LEGACY
+        self.call = Call(PER_THREAD_NAME.sub("", name), call.callers)
         try:
             if method is None:
                 self.missing[name] += 1

@@ -14,6 +14,7 @@ from cupyflash.sim import ptx
 from cupyflash.sim.program import build
 from cupyflash.sim.program.channel import Channel
 from cupyflash.sim.program.launches import BudgetSpent, KernelRecord
+from cupyflash.sim.program.lines import ProgramLines
 from cupyflash.sim.program.runtime import Runtime
 from cupyflash.sim.program.streams import Settings
 
@@ -58,7 +59,7 @@ def run_program(
     ours, theirs = socket.socketpair()
     channel = Channel(ours)
     served = runtime(channel, device, library.version, library.names, library.imported, settings or Settings())
-    memory = served.memory.file
+    memory, served.lines = served.memory.file, ProgramLines(program.resolve())
     environment = os.environ | {"CUPYFLASH_RUN": f"{theirs.fileno()},{memory}"}
     environment["LD_LIBRARY_PATH"] = ":".join(filter(None, (str(library.folder), os.environ.get("LD_LIBRARY_PATH"))))
     with ours, theirs:

@@ -17,7 +17,8 @@ from cupyflash.device import Device
 from cupyflash.sim import ptx
 from cupyflash.sim.program.channel import Channel
 from cupyflash.sim.program.errors import CudaError, ErrorCode
-from cupyflash.sim.program.memory import ProgramMemory
+from cupyflash.sim.program.lines import Call, ProgramLines
+from cupyflash.sim.program.memory import Move, ProgramMemory
 
 LEGACY, PER_THREAD = 1, 2
 """cudaStreamLegacy and cudaStreamPerThread; 0 is the one or the other, as the program was compiled."""
@@ -37,11 +38,12 @@ class Settings:
 
 @dataclass
 class Node:
-    """One piece of work of a graph, behind others."""
+    """One piece of work of a graph, behind others; `call` made it."""
 
     kind: int
     work: Callable[[ptx.Stream], None]
-    after: list[Node] = field(default_factory=list)
+    after: list[Node]
+    call: Call
 
 
 @dataclass
@@ -95,13 +97,16 @@ class StreamCalls:
 
     def __init__(self, channel: Channel, device: Device, version: int, settings: Settings):
         self.channel, self.device, self.version, self.settings = channel, device, version, settings
-        self.memory = ProgramMemory(channel)
+        self.history = ptx.History()
+        self.memory = ProgramMemory(channel, self.history.forget)
         self.thread = 0
+        self.call = Call("")
+        """The call that is being answered."""
+        self.lines = ProgramLines()
         self.default = LEGACY
         """The stream 0 of the call: PER_THREAD in functions whose names say so."""
         self.sticky = ErrorCode.SUCCESS
         """The error of a kernel that failed: every later call returns it."""
-        self.history = ptx.History()
         self.handles: dict[int, object] = {}
         self.legacy = ProgramStream(self.history.stream(), True)
         self.concurrent = True
@@ -134,12 +139,27 @@ class StreamCalls:
         """Does work in a stream now, or adds it to the graph that the stream is being captured into."""
         one = self.stream(stream)
         if one.graph is not None:
-            node = Node(kind, work, list(one.ends))
+            node = Node(kind, work, list(one.ends), self.call)
             one.graph.nodes.append(node)
             one.ends = [node]
             return
         self.order(one)
-        work(one.stream)
+        self.act(work, one.stream, self.call)
+
+    def act(self, work: Callable[[ptx.Stream], None], stream: ptx.Stream, call: Call) -> None:
+        """Does work, which a call asked for, in a stream of which all that it copies and fills is part."""
+        moves: list[Move] = []
+        before, self.memory.moves = self.memory.moves, moves
+        try:
+            work(stream)
+        finally:
+            self.memory.moves = before
+        if moves:
+            self.moved(moves, stream, call)
+
+    def moved(self, moves: list[Move], stream: ptx.Stream, call: Call) -> None:
+        """Records what work of a stream has copied, filled or freed, and its races with what nothing orders before it."""
+        raise NotImplementedError
 
     def order(self, one: ProgramStream) -> None:
         """The legacy stream waits for all blocking ones, and these for it."""

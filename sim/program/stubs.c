@@ -3,6 +3,8 @@
 //
 // NAMES is a generated file: FUNCTION(name, number) for each. Numbers begin with 2: 0 and 1 are answers to orders.
 #define _GNU_SOURCE
+#include <execinfo.h>
+#include <link.h>
 #include <pthread.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -15,6 +17,9 @@ typedef uint64_t word;
 
 // Six arguments are in registers; those behind them, and structures of more than 16 bytes, lie on the stack in words.
 enum { WORDS = 24 };
+
+// A call says where it came from: the addresses, in the program's file, that it and the calls around it return to.
+enum { CALLERS = 3 };
 
 enum { RETURN, READ, WRITE, PRINT, KEEP, MAP, UNMAP, CALL };
 
@@ -69,11 +74,40 @@ static word map(word address, word size, word offset, int keep) {
     return found == (void *)address;
 }
 
-static word ask(word number, const word *arguments) {
+// Bounds of the program's own code in memory, and what its addresses are more than those in its file.
+static struct {
+    word low, high, more;
+} program;
+
+static int find_program(struct dl_phdr_info *info, size_t size, void *unused) {
+    program.more = info->dlpi_addr, program.low = ~(word)0;
+    for (int i = 0; i < info->dlpi_phnum; i++) {
+        const ElfW(Phdr) *part = &info->dlpi_phdr[i];
+        if (part->p_type != PT_LOAD) continue;
+        word start = program.more + part->p_vaddr;
+        if (start < program.low) program.low = start;
+        if (start + part->p_memsz > program.high) program.high = start + part->p_memsz;
+    }
+    return 1; // The program comes first, libraries after it.
+}
+
+__attribute__((noinline)) static void find_callers(word *callers) {
+    enum { OURS = 3 }; // This function, `ask` and the stub.
+    void *frames[OURS + CALLERS];
+    if (!program.high) dl_iterate_phdr(find_program, NULL);
+    int count = backtrace(frames, OURS + CALLERS);
+    for (int i = OURS; i < count; i++) {
+        word at = (word)frames[i];
+        callers[i - OURS] = program.low <= at && at < program.high ? at - program.more : 0;
+    }
+}
+
+__attribute__((noinline)) static word ask(word number, const word *arguments) {
     pthread_mutex_lock(&lock);
     connect_once();
-    word message[WORDS + 2] = {number, (word)pthread_self()};
-    memcpy(message + 2, arguments, WORDS * sizeof(word));
+    word message[2 + CALLERS + WORDS] = {number, (word)pthread_self()};
+    find_callers(message + 2);
+    memcpy(message + 2 + CALLERS, arguments, WORDS * sizeof(word));
     send_all(message, sizeof message);
     for (;;) {
         Order order;
@@ -120,7 +154,9 @@ static word ask(word number, const word *arguments) {
     word name(word a, word b, word c, word d, word e, word f, word g, word h, word i, word j, word k, word l, word m, word n, \
               word o, word p, word q, word r, word s, word t, word u, word v, word w, word x) { \
         const word arguments[WORDS] = {a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, p, q, r, s, t, u, v, w, x}; \
-        return ask(number, arguments); \
+        word result = ask(number, arguments); \
+        __asm__ volatile("" ::: "memory"); /* no tail call: the stub is a frame of the stack */ \
+        return result; \
     }
 
 #include NAMES

@@ -25,6 +25,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.lib.array_utils import byte_bounds
 
 from .decode.code import Code
 from .decode.program import decode_all, function_addresses
@@ -38,6 +39,7 @@ from .memory.spaces import PARAM_START, PARAM_WINDOW, LaunchMemory, Observer
 from .memory.textures import placed, texels_of
 from .order.history import LaunchClock, Launches, OrderedLaunch, Past
 from .order.races import Races
+from .order.transfers import Touched, Transfer
 from .parameters import POINTER_BYTES, BoundArguments, BoundTensor, RawArguments, bind
 from .report.counters import Counters, LaunchTally, TensorCounts
 from .report.findings import Comment, Finding, Findings, Suppressed, Suppression, asked, by_cause, comments, of_thread, source_text
@@ -91,6 +93,10 @@ class History:
         """Records that the host has waited for these launches."""
         self.host = self.host.join(*clocks)
         self.past.drop(self.host)
+
+    def forget(self, memory: Array) -> None:
+        """Forgets accesses to memory that was freed."""
+        self.past.forget(*byte_bounds(memory))
 
 
 @dataclass(frozen=True)
@@ -155,6 +161,18 @@ class Stream:
         self._last = run = OrderedLaunch(base_name(kernel), (self.number, self._count), start, wait, behind)
         self.join(run, races)
         return run
+
+    def transfer(self, function: str, touched: Sequence[Touched], line: Callable[[], Line | None]) -> list[Finding]:
+        """Records that a copy, fill or free of this stream touches ranges of memory, and returns its races with what nothing orders
+        before it. `function` is its name, `line` returns its place in the program.
+        """
+        self._count += 1
+        start = self.issued.join(self.history.host)
+        run = OrderedLaunch(function, (self.number, self._count), start, start)
+        self._issued, last, self._last = self.issued.join(LaunchClock({self.number: self._count})), self._last, None
+        for over in filter(None, (last, last and last.behind)):
+            over.forget()
+        return [found for one in touched for found in self.history.past.transfer(Transfer(run, one, line))]
 
     def join(self, run: OrderedLaunch, races: Races | None) -> None:
         """Makes a race detector that of a launch, which begins anew."""

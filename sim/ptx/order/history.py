@@ -22,13 +22,14 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.lib.array_utils import byte_bounds
 
-from ..report.findings import ERROR, Key, Verdict, place_of, source_and_call, thread_name
+from ..report.findings import ERROR, Finding, Key, Verdict, place_of, source_and_call, thread_name
 from ..state.lanes import WARP, LaneSet, by_value, run_starts
 from ..state.segments import Segment
 from ..text.syntax import UNDECODED, Array, PtxInstruction
 from .accesses import DEVICE, Area, ShadowAccess, Table, scope_of, zeros
 from .clocks import BLOCKS, CROWD, LANE, LANES, LEVEL, ONE, STAMP, WARPS, lanes_of, levels_of, stamps_of
 from .detector import Detector
+from .transfers import ELSEWHERE, Transfer
 
 MANY_SITES = 1 << 12
 """Number of sites beyond those that were in use last, from which on unused ones are dropped."""
@@ -101,6 +102,12 @@ class OrderedLaunch:
 
     def __post_init__(self) -> None:
         self.told, self.done = self.start, self.wait.plus(self.launch)
+
+    def thread(self, entry: int) -> str:
+        """Returns the kernel and the thread, or threads, of an entry in words."""
+        block, thread = divmod(entry & LANE, self.lanes_per_block)
+        place = self.number(block), thread // WARP, thread % WARP
+        return f"of {self.kernel}, {thread_name(place)}{CROWD[(entry & LEVEL) >> 29]}"
 
     def forget(self) -> None:
         """Forgets its clocks, once nobody needs them."""
@@ -196,6 +203,8 @@ class Past:
         self.sites = [NOBODYS]
         self.messages: dict[int, tuple[LaunchPart, LaunchClock]] = {}
         """The last release to the whole device at each address: the releasing launch's part, and the launches over for it."""
+        self.transfers: list[Transfer] = []
+        """Copies and fills that are not over for all later launches, or which others stand for."""
         self._kept = 0
 
     # -- queries ------------------------------------------------------------------------------------------------------------
@@ -218,6 +227,44 @@ class Past:
     def own(self, run: OrderedLaunch) -> Array:
         """Returns a mask of the sites of this launch."""
         return np.array([site.run is run for site in self.sites], bool)
+
+    # -- copies, fills, frees -------------------------------------------------------------------------------------------------
+
+    def transfer(self, one: Transfer) -> Iterator[Finding]:
+        """Yields the races of a copy, fill or free with what nothing orders before it; then adds it to the past."""
+        start = one.run.start
+        known, found = Known(self, start), set[int]()
+        for region in self.meeting(one.low, one.high):
+            rows = one.rows(region)
+            kinds = (("write", region.writes), ("atomic access", region.atomics), ("read", region.reads if one.writes else []))
+            for verb, table in ((verb, table) for verb, tables in kinds for table in tables):
+                sites, entries = table.sites[rows], table.entries[rows]
+                at = np.flatnonzero(known.open[sites])
+                at = at[~known.covers(entries[at], sites[at])]
+                for number, those in by_value(sites[at]):
+                    if number not in found:
+                        first, site = at[those[0]], self.sites[number]
+                        address = max(one.low, region.low + (int(rows[first]) << region.shift))
+                        theirs = (
+                            f"at {source_and_call(site.instruction)} by an earlier launch, {site.run.thread(int(entries[first]))},"
+                        )
+                        yield one.race(verb, address, theirs, site.instruction)
+                        found.add(number)
+        for other in self.transfers:
+            if (one.writes or other.writes) and not start.knows(other.run.launch):
+                at = np.flatnonzero(one.meets(*other.bounds))
+                if len(at):
+                    address = max(one.low, int(other.bounds[0][at[0]]))
+                    yield one.race(other.touched.verb, address, f"by {other.told}", other.instruction)
+        self.transfers = [each for each in self.transfers if not one.stands_for(each)]
+        self.transfers.append(one)
+
+    def forget(self, low: int, high: int) -> None:
+        """Forgets memory that is freed, of which the host addresses low to high may be of other memory from now on."""
+        for place in [place for place, one in self.regions.items() if one.low < high and low < one.high]:
+            del self.regions[place]
+        self.transfers = [one for one in self.transfers if one.high <= low or high <= one.low]
+        self.messages = {at: one for at, one in self.messages.items() if not low <= at < high} if self.messages else {}
 
     # -- a launch is over -----------------------------------------------------------------------------------------------------
 
@@ -274,6 +321,7 @@ class Past:
 
     def drop(self, over: LaunchClock) -> None:
         """Forgets launches that are over for all later ones, and sites to which no granule refers any more."""
+        self.transfers = [one for one in self.transfers if not over.knows(one.run.launch)]
         kept = self.open(over)
         if kept.any():
             used = np.zeros(len(kept), bool)
@@ -302,9 +350,7 @@ def forget(past: weakref.ref[Past], place: tuple[int, int]) -> None:
     """Forgets memory that was freed."""
     found = past()
     if found is not None:
-        found.regions.pop(place, None)
-        low, high = place
-        found.messages = {at: one for at, one in found.messages.items() if not low <= at < high} if found.messages else {}
+        found.forget(*place)
 
 
 def entries_of(table: Table | None) -> Iterator[tuple[Array, Array, Array]]:
@@ -347,7 +393,8 @@ class Launches:
     def __init__(self, races: Detector, past: Past, run: OrderedLaunch):
         self.races, self.past, self.run = races, past, run
         self.at_start, self.behind_wait = Known(past, run.start), Known(past, run.wait)
-        self.anything = bool(self.at_start.open.any())
+        self.transfers = [one for one in past.transfers if not run.start.knows(one.run.launch)]
+        self.anything = bool(self.at_start.open.any() or self.transfers)
         self._regions: dict[int, list[SharedRegion]] = {}
         # Mask of the lanes of the grid that have waited, or heard of one that has; the waits as entries.
         self._waited = np.zeros(0, bool)
@@ -474,6 +521,9 @@ class Launches:
             high = area.low + (area.shadow.writes.rows << area.shift)
             regions = self._regions[id(area)] = self.past.meeting(area.low, high)
         did = "atomic access" if strong else "write" if writes else "read"
+        for transfer in self.transfers:
+            if writes or transfer.writes:
+                self.look_at(transfer, access, area, did)
         for region in regions:
             rows, position = region.rows(area, access.rows)
             for table in region.writes:
@@ -485,11 +535,41 @@ class Launches:
             for table in region.reads if writes else ():
                 self.judge(access, table.entries[rows], table.sites[rows], position, (did, "read"))
 
+    def look_at(self, transfer: Transfer, access: ShadowAccess, area: Area, did: str) -> None:
+        """Reports an earlier copy or fill of the same bytes that nothing orders before this access."""
+        low = area.low + (access.rows << area.shift)
+        at = np.flatnonzero(transfer.meets(low, low + (1 << area.shift)))
+        launch, mine = transfer.run.launch, access.who.lane
+        if len(at) and self.run.behind is not None and self.run.wait.knows(launch):
+            at = at[~self.have_waited(mine[at])]
+        for heard in self._heard.values():
+            if len(at) and heard.clock.knows(launch):
+                some, which = np.unique(mine[at], return_inverse=True)
+                at = at[~self.behind(some, heard.entries)[which]]
+        if not len(at):
+            return
+        segment, i = access.segment, access.instruction
+        assert segment is not None
+        position = int(access.who.position[at[0]])
+        address = int(access.addresses[position])
+        message = (
+            f"{did} at offset {address - segment.start:#x} of {segment.name!r} and {transfer.touched.verb} by {transfer.told} "
+            f"are not ordered: {ELSEWHERE}"
+        )
+        key: Key = ("race", place_of(i), transfer.told, segment.name)
+        verdict = Verdict("race", ERROR, f"{did} after {transfer.touched.verb}")
+        sides, place = (i, transfer.instruction), access.lanes.place(position)
+        self.races.findings.record(verdict, message, sides, place, key, count=len(at), address=address, tensor=segment.name)
+
     def alone(self, area: Area) -> bool:
         """True if this launch touches no granule of an area, one of them writing, that a launch has touched which is not over."""
         shadow = area.shadow
         wrote = shadow.writes.marked() | shadow.atomics.marked()
         both = np.flatnonzero(wrote), np.flatnonzero(wrote | shadow.reads.marked())
+        for transfer in self.transfers:
+            low = area.low + (both[int(transfer.writes)] << area.shift)
+            if transfer.meets(low, low + (1 << area.shift)).any():
+                return False
         for region in self.past.meeting(area.low, area.low + (shadow.writes.rows << area.shift)):
             for rows, tables in zip(both, ((*region.reads,), (*region.writes, *region.atomics)), strict=True):
                 there, _ = region.rows(area, rows)
@@ -532,12 +612,9 @@ class Launches:
         i, run, segment = access.instruction, theirs.run, access.segment
         position = int(access.who.position[at])
         address = int(access.addresses[position])
-        block, thread = divmod(entry & LANE, run.lanes_per_block)
-        their_place = run.number(block), thread // WARP, thread % WARP
         message = (
             f"{verbs[0]} at offset {address - segment.start:#x} of {segment.name!r} and {verbs[1]} at "
-            f"{source_and_call(theirs.instruction)} by an earlier launch, of {run.kernel}, {thread_name(their_place)}"
-            f"{CROWD[(entry & LEVEL) >> 29]} are not ordered: {self.why(theirs)}"
+            f"{source_and_call(theirs.instruction)} by an earlier launch, {run.thread(entry)} are not ordered: {self.why(theirs)}"
         )
         key: Key = ("race", place_of(i), place_of(theirs.instruction), run.kernel, segment.name)
         place = access.lanes.place(position)
@@ -550,7 +627,7 @@ class Launches:
         if any(part.run is run for part in self.run.start.parts):
             return "that one launched this one, and nothing orders the access before it did"
         if run.launch[0] != self.run.launch[0]:
-            return "it is in another stream, and no event is between them"
+            return ELSEWHERE
         if behind is run:
             return "this one is programmatic, it may begin before that one is over, and no griddepcontrol.wait is before the access"
         if behind is not None and not behind.done.knows(run.launch):

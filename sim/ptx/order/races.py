@@ -86,8 +86,8 @@ class Races(Detector):
         self.judge(access, seen.kind)
 
     def tensor_rows(self, seen: Access, segment: Segment) -> Rows | None:
-        """Returns the granules of an access to a tensor, if somebody may write it."""
-        area = self.area(segment) if segment.space == "global" else None
+        """Returns the granules of an access to a tensor, if somebody may write it: constants, between launches."""
+        area = self.area(segment) if segment.space in (("global", "const") if self.in_history else ("global",)) else None
         if area is None:
             return None
         lanes, size, shift = seen.lanes, seen.size, area.shift

@@ -89,9 +89,10 @@ class Finding:
 
     `kind` is one of `KINDS`, `severity` of `SEVERITIES`.
     `source` is (file, line) of the CUDA source if the PTX has line information; if that is in an inlined function,
-    `inlined_at` has the lines of the calls, the kernel's own last. `block` is the linear block index, `warp` counts within the
-    block, `lane` within the warp. `address` is the virtual address (shared: the offset). `instructions` counts the PTX
-    instructions of this line with the fault (an unrolled loop has copies), `lanes` the lanes, each as often as it had it.
+    `inlined_at` has the lines of the calls, the kernel's own last. `ptx_line` is 0 for a copy or the like, whose `kernel` is
+    the name of its function. `block` is the linear block index, `warp` counts within the block, `lane` within the warp.
+    `address` is the virtual address (shared: the offset). `instructions` counts the PTX instructions of this line with the
+    fault (an unrolled loop has copies), `lanes` the lanes, each as often as it had it.
     `other`: the other side's line of a race and the like, as in `Counters.lines` (the PTX's if there is no other).
     `hazard`: a race's, such as read after write; `mend`: the likely mend, "" if none is known. `also`: the lines of others that
     have the same cause, which are not findings of their own.
@@ -117,12 +118,15 @@ class Finding:
     also: tuple[Line, ...] = ()
 
     def __str__(self) -> str:
-        place = f"{self.source[0]}:{self.source[1]}" if self.source else f"PTX line {self.ptx_line}"
+        place = (
+            f"{self.source[0]}:{self.source[1]}" if self.source else f"PTX line {self.ptx_line}" if self.ptx_line else self.kernel
+        )
         if self.inlined_at:
             place += " (inlined at {}:{})".format(*self.inlined_at[-1])
         less = f"{self.severity}: " if self.severity != ERROR else ""
         copies = f"; {self.instructions} PTX instructions" if self.instructions > 1 else ""
-        who = f"[{source_name(self.kernel)}, {thread_name((self.block, self.warp, self.lane))}{copies}]"
+        who = f", {thread_name((self.block, self.warp, self.lane))}" if self.ptx_line else ""
+        who = f"[{source_name(self.kernel)}{who}{copies}]"
         hazard, mend = f" ({self.hazard})" * bool(self.hazard), f"; likely mend: {self.mend}" * bool(self.mend)
         lines = list(dict.fromkeys(at_line(line) for line in self.also if line != self.places[0]))
         elsewhere = f", at {', '.join(lines[:MOST_LINES])}{' and elsewhere' if len(lines) > MOST_LINES else ''}" if lines else ""
