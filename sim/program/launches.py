@@ -7,6 +7,7 @@ import hashlib
 import io
 import struct
 import time
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -82,7 +83,8 @@ class LaunchCalls(SymbolCalls, ArrayCalls):
     def __init__(self, *arguments: object):
         super().__init__(*arguments)
         self.records: dict[str, KernelRecord] = {}
-        self._configured: list[tuple[int, ...]] = []
+        self._configured: defaultdict[int, list[tuple[int, ...]]] = defaultdict(list)
+        """What each thread has pushed and not yet taken."""
         self._repeats: dict[LaunchRequest, Repeats] = {}
         self._streams: set[int] = set()
         """The streams in which kernels were launched."""
@@ -96,13 +98,13 @@ class LaunchCalls(SymbolCalls, ArrayCalls):
         return DynamicLaunches(self, self.limits[HEAP])
 
     def _cudaPushCallConfiguration(self, grid: int, grid_z: int, block: int, block_z: int, shared: int, stream: int) -> int:
-        self._configured.append((grid, grid_z, block, block_z, shared, stream))
+        self._configured[self.thread].append((grid, grid_z, block, block_z, shared, stream))
         return 0
 
     def _cudaPopCallConfiguration(self, grid: int, block: int, shared: int, stream: int) -> None:
-        if not self._configured:
+        if not self._configured[self.thread]:
             raise CudaError(ErrorCode.INVALID_CONFIGURATION)
-        xy, z, block_xy, block_z, size, number = self._configured.pop()
+        xy, z, block_xy, block_z, size, number = self._configured[self.thread].pop()
         self.channel.write(grid, struct.pack("<QI", xy, z & 0xFFFFFFFF))
         self.channel.write(block, struct.pack("<QI", block_xy, block_z & 0xFFFFFFFF))
         self.channel.write_word(shared, size)
