@@ -17,7 +17,7 @@ CALLERS = 3
 class Command(IntEnum):
     """Orders to the program, by the numbers of stubs.c."""
 
-    RETURN, READ, WRITE, PRINT, KEEP, MAP, UNMAP, CALL = range(8)
+    RETURN, READ, WRITE, PRINT, KEEP, MAP, UNMAP, CALL, PROTECT = range(9)
 
 
 class Ended(Exception):
@@ -46,6 +46,8 @@ class Channel:
     def __init__(self, connection: socket.socket):
         self.connection = connection
         self.serve: Callable[[RuntimeCall], int] = lambda call: 0
+        self.open: Callable[[int, int], object] = lambda address, size: None
+        """Is called before memory of the program is read or written, which may be closed."""
 
     def receive(self, size: int) -> bytes:
         parts = bytearray()
@@ -85,11 +87,13 @@ class Channel:
     def read(self, address: int, size: int) -> bytes:
         if not size:
             return b""
+        self.open(address, size)
         self.order(Command.READ, address, size)
         return self.receive(size)
 
     def write(self, address: int, data: bytes) -> None:
         if data:
+            self.open(address, len(data))
             self.order(Command.WRITE, address, len(data), data=data)
 
     def read_word(self, address: int) -> int:
@@ -127,6 +131,11 @@ class Channel:
 
     def unmap(self, address: int, size: int) -> None:
         self.order(Command.UNMAP, address, size)
+        self.answer()
+
+    def protect(self, address: int, size: int, mode: int) -> None:
+        """Closes memory of the program to its own accesses, to its writes, or to none (`guard`)."""
+        self.order(Command.PROTECT, address, size, mode)
         self.answer()
 
     def call(self, function: int, first: int, third: int = 0) -> None:

@@ -216,7 +216,7 @@ class GraphCalls(LaunchCalls):
 
     def cudaGraphAddHostNode(self, out: int, graph: int, after: int, count: int, parameters: int) -> None:
         function, data = struct.unpack("<QQ", self.channel.read(parameters, 16))
-        self.add(out, graph, after, count, HOST_FUNCTION, lambda _: self.channel.call(function, data))
+        self.add(out, graph, after, count, HOST_FUNCTION, lambda there: self.call_host(there, function, data))
 
     def cudaGraphAddEmptyNode(self, out: int, graph: int, after: int, count: int) -> None:
         self.add(out, graph, after, count, EMPTY, lambda _: None)

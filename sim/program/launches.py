@@ -258,6 +258,9 @@ class LaunchCalls(SymbolCalls, ArrayCalls):
             record.seconds += seconds
             self.channel.print(printed.getvalue())
         record.instructions += done.counters.instructions
+        if self.concurrent and self.settings.races:
+            used = {name for name, moved in done.counters.traffic.items() if moved.read_bytes or moved.write_bytes}
+            self.guard.close(self.memory.named(used).values())
         for kept, found in ((record.findings, done.findings), (record.notes, done.notes)):
             for finding in self.named(found, request):
                 kept.setdefault(str(finding), finding)
@@ -278,8 +281,13 @@ class LaunchCalls(SymbolCalls, ArrayCalls):
         for one in moves:
             ranges.setdefault((id(one.block), one.verb), []).append((one.start, one.end))
         touched = [Touched(blocks[block].name, blocks[block].memory, verb, tuple(those)) for (block, verb), those in ranges.items()]
-        for finding in stream.transfer(call.function, touched, lambda: self.lines.of(call)):
-            record = self.records.setdefault(call.function, KernelRecord(call.function))
+        self.found(stream.transfer(call.function, touched, lambda: self.lines.of(call)))
+        self.guard.close({id(one.block): one.block for one in moves}.values())
+
+    def found(self, findings: Sequence[ptx.Finding]) -> None:
+        """Adds findings about what no kernel does, each under the name of the function that does it."""
+        for finding in findings:
+            record = self.records.setdefault(finding.kernel, KernelRecord(finding.kernel))
             by = next((one for one in self.allowed(finding) if one.matches(finding)), None)
             kept = record.findings if by is None else record.suppressed.setdefault(by, {})
             kept.setdefault(str(finding), finding)

@@ -126,8 +126,8 @@ class ProgramMemory:
     """All allocations of a program, by the number of their window."""
 
     channel: Channel
-    forget: Callable[[np.ndarray], None] = lambda memory: None
-    """Is called with memory that is freed."""
+    forget: Callable[[Block], None] = lambda block: None
+    """Is called with an allocation that is freed."""
     file: int = field(init=False)
     blocks: dict[int, Block] = field(default_factory=dict)
     moves: list[Move] | None = None
@@ -208,7 +208,7 @@ class ProgramMemory:
     def _forget(self, block: Block) -> None:
         del self.blocks[block.address >> WINDOW_BITS]
         self.used -= block.stretch
-        self.forget(block.allocation.memory)
+        self.forget(block)
         self._free.setdefault(block.stretch, []).append(block.offset)
 
     def close(self) -> None:

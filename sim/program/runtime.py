@@ -24,12 +24,17 @@ from cupyflash.sim.program.graphs import GraphCalls
 from cupyflash.sim.program.lines import Call
 from cupyflash.sim.program.streams import LEGACY, PER_THREAD, Settings
 
-FIRST_NUMBER = 2
+TOUCHED = 2
+"""The number of a call that no function makes but an access to closed memory."""
+FIRST_NUMBER = 3
 """The number of the first function in a call: 0 and 1 answer orders (stubs.c)."""
 
 
-CONCURRENT = re.compile(r"cudaStream(Create|BeginCapture)|cudaGraph|cudaLaunchKernelExC|.*_pt[sd][sz]$")
-"""Functions without which all of a program's work is in one stream."""
+CONCURRENT = re.compile(
+    r"cudaStream(Create|BeginCapture)|cudaGraph|cudaLaunchKernelExC|.*_pt[sd][sz]$|cuda(MallocHost|HostAlloc|MallocManaged)"
+    r"|__cudaRegisterManagedVar"
+)
+"""Functions without which all of a program's work is in one stream, and the host sees none of its memory."""
 
 PER_THREAD_NAME = re.compile("_pt[sd][sz]$")
 """The end of the names of functions whose stream 0 is the calling thread's own (nvcc --default-stream per-thread)."""
@@ -55,6 +60,8 @@ class Runtime(GraphCalls, DeviceCalls, blas.BlasCalls):
 
     def serve(self, call: RuntimeCall) -> int:
         """Returns the result of a call as a word."""
+        if call.function == TOUCHED:
+            return self.touched(call)
         name, method, count = self.functions[call.function - FIRST_NUMBER]
         self.thread, self.default = call.thread, PER_THREAD if PER_THREAD_NAME.search(name) else LEGACY
         self.call = Call(PER_THREAD_NAME.sub("", name), call.callers)
@@ -62,7 +69,9 @@ class Runtime(GraphCalls, DeviceCalls, blas.BlasCalls):
             if method is None:
                 self.missing[name] += 1
                 raise CudaError(ErrorCode.NOT_SUPPORTED)
-            return method(*call.words[:count]) or 0
+            result = method(*call.words[:count]) or 0
+            self.guard.waited()
+            return result
         except CudaError as error:
             if name.startswith("cublas"):
                 self.failed[name, f"CUBLAS_STATUS_{blas.status(error).name}{f': {error.why}' if error.why else ''}"] += 1
@@ -71,6 +80,12 @@ class Runtime(GraphCalls, DeviceCalls, blas.BlasCalls):
                 self.last[call.thread] = error.code
                 self.failed[name, str(error)] += 1
             return int(error.code)
+
+    def touched(self, call: RuntimeCall) -> int:
+        """Answers an access of the host to memory that was closed: 1 if it may go on, else the fault is the program's own."""
+        address, write = call.words[:2]
+        self.found(self.guard.touched(address, bool(write), Call("host", call.callers), self.lines))
+        return int(self.guard.open(address))
 
     def cudaGetLastError(self) -> int:
         return self.last.pop(self.thread, self.sticky)

@@ -17,8 +17,9 @@ from cupyflash.device import Device
 from cupyflash.sim import ptx
 from cupyflash.sim.program.channel import Channel
 from cupyflash.sim.program.errors import CudaError, ErrorCode
+from cupyflash.sim.program.guard import HostGuard
 from cupyflash.sim.program.lines import Call, ProgramLines
-from cupyflash.sim.program.memory import Move, ProgramMemory
+from cupyflash.sim.program.memory import Block, Move, ProgramMemory
 
 LEGACY, PER_THREAD = 1, 2
 """cudaStreamLegacy and cudaStreamPerThread; 0 is the one or the other, as the program was compiled."""
@@ -98,7 +99,9 @@ class StreamCalls:
     def __init__(self, channel: Channel, device: Device, version: int, settings: Settings):
         self.channel, self.device, self.version, self.settings = channel, device, version, settings
         self.history = ptx.History()
-        self.memory = ProgramMemory(channel, self.history.forget)
+        self.memory = ProgramMemory(channel, self.forget)
+        self.guard = HostGuard(channel, self.memory, self.history)
+        channel.open = self.guard.open
         self.thread = 0
         self.call = Call("")
         """The call that is being answered."""
@@ -156,6 +159,11 @@ class StreamCalls:
             self.memory.moves = before
         if moves:
             self.moved(moves, stream, call)
+
+    def forget(self, block: Block) -> None:
+        """Forgets all about an allocation that is freed."""
+        self.history.forget(block.allocation.memory)
+        self.guard.modes.pop(block.address, None)
 
     def moved(self, moves: list[Move], stream: ptx.Stream, call: Call) -> None:
         """Records what work of a stream has copied, filled or freed, and its races with what nothing orders before it."""
@@ -248,10 +256,16 @@ class StreamCalls:
         self.stream(stream)
 
     def cudaLaunchHostFunc(self, stream: int, function: int, data: int) -> None:
-        self.issue(stream, HOST_FUNCTION, lambda _: self.channel.call(function, data))
+        self.issue(stream, HOST_FUNCTION, lambda there: self.call_host(there, function, data))
 
     def cudaStreamAddCallback(self, stream: int, function: int, data: int, flags: int) -> None:
-        self.issue(stream, HOST_FUNCTION, lambda _: self.channel.call(function, stream, data))
+        self.issue(stream, HOST_FUNCTION, lambda there: self.call_host(there, function, stream, data))
+
+    def call_host(self, stream: ptx.Stream, function: int, first: int, third: int = 0) -> None:
+        """Calls a function of the program behind the work of a stream. The host knows from then on that this is over."""
+        stream.synchronize()
+        self.guard.waited()
+        self.channel.call(function, first, third)
 
     # -- events -------------------------------------------------------------------------------------------------------------
 

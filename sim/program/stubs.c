@@ -1,16 +1,19 @@
 // The CUDA runtime library of a program under `cupyflash run`, and cuBLAS beside it: every function is a stub that sends its name's number and its
 // arguments to the simulator, and obeys the simulator's orders until it gets the result. What a function does stands in Python.
 //
-// NAMES is a generated file: FUNCTION(name, number) for each. Numbers begin with 2: 0 and 1 are answers to orders.
+// NAMES is a generated file: FUNCTION(name, number) for each. Numbers begin with 3: 0 and 1 are answers to orders, 2 is an access to
+// memory that is closed to the program.
 #define _GNU_SOURCE
 #include <execinfo.h>
 #include <link.h>
 #include <pthread.h>
+#include <signal.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <ucontext.h>
 #include <unistd.h>
 
 typedef uint64_t word;
@@ -21,7 +24,8 @@ enum { WORDS = 24 };
 // A call says where it came from: the addresses, in the program's file, that it and the calls around it return to.
 enum { CALLERS = 3 };
 
-enum { RETURN, READ, WRITE, PRINT, KEEP, MAP, UNMAP, CALL };
+enum { TOUCHED = 2 };
+enum { RETURN, READ, WRITE, PRINT, KEEP, MAP, UNMAP, CALL, PROTECT };
 
 typedef struct {
     word kind, address, size, extra;
@@ -74,6 +78,9 @@ static word map(word address, word size, word offset, int keep) {
     return found == (void *)address;
 }
 
+// The instruction that a fault has interrupted; 0 outside of the handler.
+static __thread word faulting;
+
 // Bounds of the program's own code in memory, and what its addresses are more than those in its file.
 static struct {
     word low, high, more;
@@ -92,13 +99,12 @@ static int find_program(struct dl_phdr_info *info, size_t size, void *unused) {
 }
 
 __attribute__((noinline)) static void find_callers(word *callers) {
-    enum { OURS = 3 }; // This function, `ask` and the stub.
-    void *frames[OURS + CALLERS];
+    void *frames[24];
     if (!program.high) dl_iterate_phdr(find_program, NULL);
-    int count = backtrace(frames, OURS + CALLERS);
-    for (int i = OURS; i < count; i++) {
+    int count = backtrace(frames, sizeof frames / sizeof *frames), found = 0;
+    for (int i = 0; i < count && found < CALLERS; i++) {
         word at = (word)frames[i];
-        callers[i - OURS] = program.low <= at && at < program.high ? at - program.more : 0;
+        if (program.low <= at && at < program.high) callers[found++] = at - program.more + (at == faulting);
     }
 }
 
@@ -142,12 +148,39 @@ __attribute__((noinline)) static word ask(word number, const word *arguments) {
         case UNMAP:
             munmap((void *)order.address, order.size);
             break;
+        case PROTECT: {
+            static const int modes[] = {PROT_NONE, PROT_READ, PROT_READ | PROT_WRITE};
+            mprotect((void *)order.address, order.size, modes[order.extra]);
+            break;
+        }
         case CALL:
             ((void (*)(word, word, word))order.address)(order.size, 0, order.extra);
             break;
         }
         send_all(&answer, sizeof answer);
     }
+}
+
+static struct sigaction before;
+
+// An access to memory that is closed is told to the simulator, which opens it; any other fault is the program's own.
+static void fault(int number, siginfo_t *info, void *context) {
+    const ucontext_t *state = context;
+#if defined(__x86_64__)
+    word write = state->uc_mcontext.gregs[REG_ERR] >> 1 & 1, at = state->uc_mcontext.gregs[REG_RIP];
+#else
+    word write = 1, at = 0;
+#endif
+    const word arguments[WORDS] = {(word)info->si_addr, write};
+    faulting = at;
+    word known = ask(TOUCHED, arguments);
+    faulting = 0;
+    if (!known) sigaction(SIGSEGV, &before, NULL);
+}
+
+__attribute__((constructor)) static void watch_faults(void) {
+    struct sigaction ours = {.sa_sigaction = fault, .sa_flags = SA_SIGINFO | SA_NODEFER};
+    sigaction(SIGSEGV, &ours, &before);
 }
 
 #define FUNCTION(name, number) \

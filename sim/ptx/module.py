@@ -39,7 +39,7 @@ from .memory.spaces import PARAM_START, PARAM_WINDOW, LaunchMemory, Observer
 from .memory.textures import placed, texels_of
 from .order.history import LaunchClock, Launches, OrderedLaunch, Past
 from .order.races import Races
-from .order.transfers import Touched, Transfer
+from .order.transfers import HOST, Touched, Transfer
 from .parameters import POINTER_BYTES, BoundArguments, BoundTensor, RawArguments, bind
 from .report.counters import Counters, LaunchTally, TensorCounts
 from .report.findings import Comment, Finding, Findings, Suppressed, Suppression, asked, by_cause, comments, of_thread, source_text
@@ -93,6 +93,15 @@ class History:
         """Records that the host has waited for these launches."""
         self.host = self.host.join(*clocks)
         self.past.drop(self.host)
+
+    def touched(self, function: str, touched: Touched, line: Callable[[], Line | None]) -> list[Finding]:
+        """Returns the races of an access of the host with what it has not waited for."""
+        run = OrderedLaunch(function, (HOST, 0), self.host, self.host)
+        return list(self.past.races(Transfer(run, touched, line)))
+
+    def in_use(self, memory: Array, page: int) -> tuple[Array, Array]:
+        """Returns masks of the pages of an allocation that are all written, or all read, by what the host has not waited for."""
+        return self.past.in_use(*byte_bounds(memory), page, self.host)
 
     def forget(self, memory: Array) -> None:
         """Forgets accesses to memory that was freed."""

@@ -231,12 +231,21 @@ class Past:
     # -- copies, fills, frees -------------------------------------------------------------------------------------------------
 
     def transfer(self, one: Transfer) -> Iterator[Finding]:
-        """Yields the races of a copy, fill or free with what nothing orders before it; then adds it to the past."""
+        """Yields the races of a copy, fill or free; then adds it to the past."""
+        yield from self.races(one)
+        self.transfers = [each for each in self.transfers if not one.stands_for(each)]
+        self.transfers.append(one)
+
+    def races(self, one: Transfer) -> Iterator[Finding]:
+        """Yields the races of a copy, or an access of the host, with what nothing orders before it. Atomics of kernels and what the
+        host does in their place do not race.
+        """
         start = one.run.start
         known, found = Known(self, start), set[int]()
         for region in self.meeting(one.low, one.high):
             rows = one.rows(region)
-            kinds = (("write", region.writes), ("atomic access", region.atomics), ("read", region.reads if one.writes else []))
+            atomics = [] if one.by_host else region.atomics
+            kinds = (("write", region.writes), ("atomic access", atomics), ("read", region.reads if one.writes else []))
             for verb, table in ((verb, table) for verb, tables in kinds for table in tables):
                 sites, entries = table.sites[rows], table.entries[rows]
                 at = np.flatnonzero(known.open[sites])
@@ -256,8 +265,22 @@ class Past:
                 if len(at):
                     address = max(one.low, int(other.bounds[0][at[0]]))
                     yield one.race(other.touched.verb, address, f"by {other.told}", other.instruction)
-        self.transfers = [each for each in self.transfers if not one.stands_for(each)]
-        self.transfers.append(one)
+
+    def in_use(self, low: int, high: int, page: int, clock: LaunchClock) -> tuple[Array, Array]:
+        """Returns masks of the pages from `low` to `high` that are all written, or all read, by what is not over by a clock."""
+        open_, pages = self.open(clock), -(-(high - low) // page)
+        wrote, read = (np.zeros(pages, bool) for _ in range(2))
+        region = self.regions.get((low, high))
+        if region is not None and open_.any():
+            for out, tables in ((wrote, region.writes), (read, region.reads)):
+                for table in tables:
+                    out |= np.logical_and.reduceat(open_[table.sites], np.arange(0, len(table.sites), page >> region.shift))
+        for one in self.transfers:
+            if one.low < high and low < one.high and not clock.knows(one.run.launch):
+                for start, end in zip(*(bound - low for bound in one.bounds), strict=True):
+                    last = pages if end == high - low else end // page
+                    (wrote if one.writes else read)[-(-max(start, 0) // page) : last] = True
+        return wrote, read
 
     def forget(self, low: int, high: int) -> None:
         """Forgets memory that is freed, of which the host addresses low to high may be of other memory from now on."""

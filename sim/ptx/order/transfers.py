@@ -39,9 +39,18 @@ class Touched(NamedTuple):
     ranges: tuple[tuple[int, int], ...]
 
 
+UNAWAITED = "the host has not waited for it"
+"""The reason why nothing orders the host's access."""
+
+HOST = -2
+"""The stream of the host."""
+
+
 @dataclass(frozen=True, eq=False)
 class Transfer:
-    """A copy, fill or free, as the launch `run` of no kernel but a function; `line`: its line in the program, if it is known."""
+    """A copy, fill or free, as the launch `run` of no kernel but a function, or an access of the host; `line`: its line in the
+    program, if it is known.
+    """
 
     run: OrderedLaunch
     touched: Touched
@@ -50,6 +59,10 @@ class Transfer:
     @property
     def writes(self) -> bool:
         return self.touched.verb != READ
+
+    @property
+    def by_host(self) -> bool:
+        return self.run.launch[0] == HOST
 
     @cached_property
     def base(self) -> int:
@@ -109,9 +122,8 @@ class Transfer:
 
     def race(self, verb: str, address: int, theirs: str, other: PtxInstruction) -> Finding:
         """Returns the finding that this comes later than an access, `verb`, which nothing orders before it."""
-        own, call = self.touched, self.instruction
-        message = (
-            f"{own.verb} at offset {address - self.base:#x} of {own.tensor!r} and {verb} {theirs} are not ordered: {ELSEWHERE}"
-        )
+        own, call, why = self.touched, self.instruction, UNAWAITED if self.by_host else ELSEWHERE
+        at = f"at offset {address - self.base:#x} of {own.tensor!r}"
+        message = f"{own.verb} {at} and {verb} {theirs} are not ordered: {why}"
         place, hazard = (self.run.kernel, call.source, 0, -1, -1, -1), f"{own.verb} after {verb}"
         return Finding("race", message, *place, None, own.tensor, other=other.place, severity=ERROR, hazard=hazard)

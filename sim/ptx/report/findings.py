@@ -124,7 +124,7 @@ class Finding:
         if self.inlined_at:
             place += " (inlined at {}:{})".format(*self.inlined_at[-1])
         less = f"{self.severity}: " if self.severity != ERROR else ""
-        copies = f"; {self.instructions} PTX instructions" if self.instructions > 1 else ""
+        copies = f"; {self.instructions} PTX instructions" if self.instructions > 1 and self.ptx_line else ""
         who = f", {thread_name((self.block, self.warp, self.lane))}" if self.ptx_line else ""
         who = f"[{source_name(self.kernel)}{who}{copies}]"
         hazard, mend = f" ({self.hazard})" * bool(self.hazard), f"; likely mend: {self.mend}" * bool(self.mend)
