@@ -513,11 +513,13 @@ class Stretches:
     def entries(self, tags: Array) -> Array:
         """Returns tags as entries of a race detector."""
         block = (tags >> np.uint64(32) & np.uint64(0x7FFFFFFF)) - np.uint64(1)
-        lane = block * np.uint64(self.machine.wave.lanes_per_block) + (tags & np.uint64(WARP_CROWD - 1))
-        level = np.where(tags & np.uint64(WARP_CROWD), np.uint64(clocks.LANES), np.uint64(clocks.ONE))
-        level = np.where(tags & np.uint64(BLOCK_CROWD), np.uint64(clocks.WARPS), level)
-        level = np.where(tags >> np.uint64(63), np.uint64(clocks.CLUSTERS), level)
-        return np.uint64(1 << clocks.STAMP) | level | lane
+        out = block * np.uint64(self.machine.wave.lanes_per_block) + (tags & np.uint64(WARP_CROWD - 1))
+        out |= np.uint64(1 << clocks.STAMP | clocks.ONE)
+        crowds = np.flatnonzero(tags & np.uint64(WARP_CROWD | BLOCK_CROWD | 1 << 63))
+        some = tags[crowds]
+        level = np.where(some & np.uint64(BLOCK_CROWD), np.uint64(clocks.WARPS), np.uint64(clocks.LANES))
+        out[crowds] = clocks.raised(out[crowds], np.where(some >> np.uint64(63), np.uint64(clocks.CLUSTERS), level))
+        return out
 
     def finish(self) -> None:
         """Adds the last counts."""

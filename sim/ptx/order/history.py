@@ -242,22 +242,19 @@ class Past:
         """
         start = one.run.start
         known, found = Known(self, start), set[int]()
-        for region in self.meeting(one.low, one.high):
-            rows = one.rows(region)
+        for region in self.meeting(one.low, one.high) if known.open.any() else ():
             atomics = [] if one.by_host else region.atomics
             kinds = (("write", region.writes), ("atomic access", atomics), ("read", region.reads if one.writes else []))
             for verb, table in ((verb, table) for verb, tables in kinds for table in tables):
-                sites, entries = table.sites[rows], table.entries[rows]
-                at = np.flatnonzero(known.open[sites])
-                at = at[~known.covers(entries[at], sites[at])]
-                for number, those in by_value(sites[at]):
-                    if number not in found:
-                        first, site = at[those[0]], self.sites[number]
-                        address = max(one.low, region.low + (int(rows[first]) << region.shift))
-                        theirs = (
-                            f"at {source_and_call(site.instruction)} by an earlier launch, {site.run.thread(int(entries[first]))},"
-                        )
-                        yield one.race(verb, address, theirs, site.instruction)
+                for rows in one.rows(region):
+                    sites, entries = table.sites[rows], table.entries[rows]
+                    at = np.flatnonzero(known.open[sites])
+                    at = at[~known.covers(entries[at], sites[at])]
+                    for number in set(np.flatnonzero(np.bincount(sites[at])).tolist()) - found:
+                        first, site = int(at[np.argmax(sites[at] == number)]), self.sites[number]
+                        address = max(one.low, region.low + (rows.start + first << region.shift))
+                        who = f"by an earlier launch, {site.run.thread(int(entries[first]))},"
+                        yield one.race(verb, address, f"at {source_and_call(site.instruction)} {who}", site.instruction)
                         found.add(number)
         for other in self.transfers:
             if (one.writes or other.writes) and not start.knows(other.run.launch):
@@ -307,7 +304,7 @@ class Past:
             ):
                 for table in noted:
                     for rows, entries, by in entries_of(table):
-                        for one in np.unique(by[numbers[by] == 0]).tolist():
+                        for one in np.flatnonzero(np.bincount(by[numbers[by] == 0])).tolist():
                             numbers[one] = len(self.sites)
                             self.sites.append(Site(run, instructions[one]))
                         unknown = np.concatenate((unknown, np.zeros(len(self.sites) - len(unknown), bool)))

@@ -101,13 +101,12 @@ class Transfer:
         """True if nobody need know of another any more who knows of this."""
         return self.run.start.knows(other.run.launch) and (self.writes or not other.writes) and self.covers(other)
 
-    def rows(self, region: SharedRegion) -> Array:
+    def rows(self, region: SharedRegion) -> list[slice]:
         """Returns the granules of a region that lie in the ranges, or meet them."""
         starts, ends, last = *self.bounds, (1 << region.shift) - 1
         first = (np.maximum(starts, region.low) - region.low) >> region.shift
         end = (np.minimum(ends, region.high) - region.low + last) >> region.shift
-        inside = [np.arange(a, b) for a, b in zip(first.tolist(), end.tolist(), strict=True) if a < b]
-        return np.unique(np.concatenate([np.zeros(0, np.int64), *inside]))
+        return [slice(a, b) for a, b in zip(first.tolist(), end.tolist(), strict=True) if a < b]
 
     @cached_property
     def instruction(self) -> PtxInstruction:
