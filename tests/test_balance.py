@@ -217,6 +217,16 @@ def test_the_kernel_s_queue_of_packed_sequences_is_numpy_s(seqlens: tuple[tuple[
     assert l2.run(schedule).asked == theory.traffic(schedule)
 
 
+def test_packed_sequences_of_unknown_lengths_are_queued_by_the_same_kernels() -> None:
+    """The lengths are on the GPU, and only a bound for the longest is known: more rows, were all so long, than there are."""
+    problem = Problem(len(SEQLENS), 4, 2, 520, 300, 64, "float16", causal=True)
+    totals = sum(n for n, _ in SEQLENS), sum(n for _, n in SEQLENS)
+    known = plan_varlen(problem, ON_THREE, SEQLENS, algorithm="fa3")
+    unknown = plan_varlen(problem, ON_THREE, None, totals=totals, algorithm="fa3")
+    assert [each.name for each in unknown.kernels()] == ["fa3_queue", "fa3_forward"]
+    assert unknown.kernels() == known.kernels()
+
+
 @given(
     heads=st.sampled_from([(1, 1), (8, 8), (64, 64), (96, 8), (128, 128), (100, 50)]),
     shape=st.tuples(st.integers(1, 9), st.integers(64, 60_000), st.sampled_from([64, 96, 128, 256])),

@@ -199,7 +199,7 @@ class Fa3Schedule(Fa2Schedule):
             yield main
             return
         # Each item looks at itself, its thread block at all. The queue is written once; behind each row block one more is taken.
-        items = self.works // self.items.heads
+        items = self.queue_items
         often = items * (1 + -(-items // fa3_queue.THREADS))
         looks = (whole(name, often * words, LENGTH) for name, words in self.look_words.items())
         queue, count = Tensor("queue", "work", 1, LENGTH), Tensor("taken", "one", 1, LENGTH)
@@ -224,14 +224,18 @@ class Fa3Schedule(Fa2Schedule):
         return (*((self.queue_kernel,) if self.queued else ()), self.main_kernel)
 
     @property
+    def queue_items(self) -> int:
+        """The blocks of rows of all heads, also of packed sequences whose lengths are not known."""
+        return self.works // (self.problem.heads // self.pack)
+
+    @property
     def queue_kernel(self) -> Kernel:
         """The kernel that writes the queue."""
-        items = self.works // self.items.heads
         return replace(
             self.main_kernel,
             source="fa3_queue.cu",
             name="fa3_queue",
-            grid=-(-items // fa3_queue.THREADS),
+            grid=-(-self.queue_items // fa3_queue.THREADS),
             threads=fa3_queue.THREADS,
             shared_bytes=0,
             accelerated=False,
