@@ -66,6 +66,7 @@ def _flex_of(n: int, device: str, causal: bool) -> tuple[Callable[..., Any], Any
     from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
     seen = create_block_mask(lambda b, h, q, k: q >= k, None, None, n, n, device=device) if causal else None
+    torch._dynamo.config.recompile_limit = 64  # a case each; beyond it flex_attention runs uncompiled
     return torch.compile(flex_attention, dynamic=False), seen
 
 

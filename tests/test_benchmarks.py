@@ -48,6 +48,12 @@ def test_the_page_on_performance_says_what_the_code_does(performance: types.Modu
     assert len(lines) > 4 and "\n".join([f"<!-- {name} -->", *lines, "<!-- end -->"]) in PAGE
 
 
+def test_the_page_of_measured_times_says_what_is_on_file() -> None:
+    page, measured = (ROOT / "docs" / "measured.md").read_text(), load("measured")
+    assert all(len(measured.cases(name)) > 4 for name in ("forward", "backward", "decode"))
+    assert measured.written(page) == page
+
+
 def split_counted(
     warps: int, split_k: bool, rows: int, cols: int, d: int, tiles: int = 3
 ) -> tuple[dict[str, int], np.ndarray, np.ndarray]:
