@@ -78,14 +78,14 @@ EXPLAINED = (
     "--decode --seqlen 20 --heads 16 --kv-heads 2 --head-dim 64 --window 900,0 --sinks --softcap 30",
     "--decode --dtype float32 --device T4 --batch 2 --seqlen-k 3000 --head-dim 256 --num-splits 7",
 )
-# Bytes, times and the L2 of small ones
+# Bytes and the L2 of small ones
 PREDICTED = (
-    "--decode --seqlen-k 300 --l2 --time",
-    "--decode --batch 2 --cache-seqlens 300,40 --page-size 16 --append 1 --l2 --time",
-    "--seqlen 300 --head-dim 64 --causal --key-lengths 200 --l2 --time",
-    "--seqlen 200 --head-dim 64 --backward --dropout 0.1 --l2 --time",
-    "--seqlen 200 --head-dim 64 --backward --deterministic --window 100,20 --l2 --time",
-    "--device H100-SXM --algorithm fa3 --seqlen 300 --head-dim 64 --causal --l2 --time",
+    "--decode --seqlen-k 300 --l2",
+    "--decode --batch 2 --cache-seqlens 300,40 --page-size 16 --append 1 --l2",
+    "--seqlen 300 --head-dim 64 --causal --key-lengths 200 --l2",
+    "--seqlen 200 --head-dim 64 --backward --dropout 0.1 --l2",
+    "--seqlen 200 --head-dim 64 --backward --deterministic --window 100,20 --l2",
+    "--device H100-SXM --algorithm fa3 --seqlen 300 --head-dim 64 --causal --l2",
 )
 
 

@@ -40,14 +40,12 @@ from cupyflash.schedules import (
 )
 from cupyflash.schedules.add_state import AddStateSchedule
 from cupyflash.schedules.dropout_mask import DropoutMaskSchedule
-from cupyflash.schedules.fa2 import Fa2Schedule
 from cupyflash.schedules.fa2_backward import Fa2BackwardSchedule
 from cupyflash.schedules.fa3 import Fa3Schedule
 from cupyflash.sim import estimate, l2, replay, theory
-from cupyflash.sim.clock.times import times
 from cupyflash.tiling import TileSize
 
-# Scores up to which the L2 is played, and the clock's times are asked for
+# Scores up to which the L2 is played
 PLAYED = 20_000
 # Problems in a line of drawn.txt, and the number of lines of each kind
 EACH = 5
@@ -299,11 +297,8 @@ def said(schedule: Schedule) -> dict[str, Any]:
 
 
 def played(schedule: TileSchedule) -> list[Any]:
-    """The times by the clock's model, for those that it has, and what the L2 has and DRAM moves."""
-    if not isinstance(schedule, Fa2Schedule | Fa2BackwardSchedule | DecodeSchedule):
-        return [l2.run(schedule).as_dict()]
-    found = vars(times(schedule))
-    return [{**found, "behind": found["behind"].as_dict()}]
+    """What the L2 has and DRAM moves."""
+    return [l2.run(schedule).as_dict()]
 
 
 def launch(schedule: Schedule, kernel: Any) -> list[Any]:
@@ -343,7 +338,7 @@ def models(schedule: Schedule) -> dict[str, Any]:
         found["candidates"] = candidates(*(lambda of=of, within=within: of(p, device, within) for of, within in ways))
         parts = [fa2_backward_clocks.column_parts(p, device, blocks, schedule.warps, one, dq) for one in own.launches(p)]
         parts += [fa2_backward_clocks.query_parts(p, device, (rows.block_rows, rows.block_cols), rows.warps)]
-        found["clocks"] = parts, [fa2_backward_clocks.turn(each, warps, 2) for each in parts for warps in (2, 8)]
+        found["clocks"] = parts
     elif isinstance(schedule, Fa3Schedule):
         found |= tried("candidates", lambda: candidates(lambda: fa3_tiles.candidates(p, device, None)))
         found |= tried("clocks", lambda: fa3_tiles.clocks(p, device, fa3_tiles.choose(p, device)))

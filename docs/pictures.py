@@ -16,8 +16,8 @@ from cupyflash import Device, Mask, Problem, TileSchedule, plan
 from cupyflash.request.options import Pattern
 from cupyflash.request.score import seen_by
 from cupyflash.sim.cli.show import describe
-from cupyflash.sim.clock.roofline import draw_roofline
-from cupyflash.sim.clock.times import times
+from cupyflash.sim.clock.predicted import predicted
+from cupyflash.sim.clock.roofline import Roofline, draw_roofline
 from cupyflash.sim.pictures import paper, plot_paper
 from cupyflash.sim.pictures.plot import draw
 from cupyflash.sim.pictures.plot_ring import draw_ranks
@@ -49,7 +49,8 @@ def behind_l2() -> Any:
 def roofline() -> Any:
     """`cupyflash predict --seqlen 4096 --head-dim 128 --heads 16 --roofline roofline.png` as a Figure."""
     problem, device = Problem(1, 16, 16, 4096, 4096, 128, "float16"), Device.named("A100-40GB")
-    return draw_roofline(times(plan(problem, device)), f"FlashAttention-2: {describe(problem)}", device.name)
+    schedule = plan(problem, device)
+    return draw_roofline(Roofline.of(schedule, predicted(schedule)), f"FlashAttention-2: {describe(problem)}", device.name)
 
 
 def masks() -> dict[str, Any]:

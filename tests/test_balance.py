@@ -20,8 +20,8 @@ from cupyflash.schedules.fa3 import L2_SHARE, LEAST_ROUNDS, Fa3Schedule
 from cupyflash.schedules.fa3_queue import THREADS
 from cupyflash.sim import l2, theory
 from cupyflash.sim.cli import main
-from cupyflash.sim.clock.times import balance as told
 from cupyflash.sim.execution import run_kernels
+from cupyflash.sim.l2 import balance as told
 from suites import sweep
 
 H100 = Device.named("H100-SXM")

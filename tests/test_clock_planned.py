@@ -9,6 +9,7 @@ import pytest
 
 from cupyflash import Device, Problem, plan
 from cupyflash.launch.nvrtc import compile_to_cubin
+from cupyflash.request.options import Pattern
 from cupyflash.schedules import plan_backward
 from cupyflash.sim import l2
 from cupyflash.sim.clock import sass
@@ -18,6 +19,7 @@ from cupyflash.sim.clock.loaded import of_source
 from cupyflash.sim.clock.opcodes import decoded
 from cupyflash.sim.clock.planned import clocks, dram_shares
 from cupyflash.sim.clock.sass import Instruction
+from cupyflash.sim.clock.unequal import counted
 from cupyflash.sim.clock.whole import Clock
 from cupyflash.sim.ptx.parameters import BoundArguments, BoundTensor
 
@@ -61,6 +63,35 @@ def test_kernels_behind_a_queue_load_what_the_model_of_the_l2_says() -> None:
     found, moved = dram_shares(schedule), l2.run(schedule)
     assert found["K"] * moved.asked["K"].read_bytes == moved.dram["K"].read_bytes and 0 < found["K"] < found["Q"] == 1
     assert [clock.dram == found for clock in clocks(schedule)] == [False, True]
+
+
+def test_a_launch_s_work_repeats_itself_after_the_blocks_of_a_head() -> None:
+    """Thread blocks of the backward have a key head, those of all other kernels a query head."""
+    p = Problem(1, 4, 2, 256, 256, 64, "float16", causal=True)
+    for schedule in (plan(p, A100), plan_backward(p, A100)):
+        for clock in clocks(schedule):
+            issued, _, _ = counted(clock.launch, range(clock.blocks))
+            heads = p.kv_heads if clock.launch.kernel.name == "fa2_backward" else p.heads
+            assert clock.period == clock.blocks // heads
+            assert np.array_equal(issued, np.tile(issued[: clock.period], heads))
+
+
+@pytest.mark.wide
+def test_a_queue_that_several_blocks_make_is_there() -> None:
+    """129 row blocks of a head are more than the threads of a block."""
+    problem = Problem(1, 2, 2, 129 * 128, 129 * 128, 128, "float16", causal=True)
+    first, second = clocks(plan(problem, Device.named("H100-SXM"), "fa3"))
+    assert first.blocks == 2 and second.time().flops > problem.flops / 2
+
+
+def test_what_a_mask_leaves_empty_is_not_visited() -> None:
+    """The states of tiles are those of the mask, where it is known, though the kernel that finds them is not run before."""
+    p = Problem(1, 2, 2, 1024, 1024, 64, "float16")
+    left = np.zeros((1, 1, 1, 1024), bool)
+    left[..., :128] = True
+    masks = (Pattern.of(np.broadcast_to(mask, (1, 2, 1024, 1024))) for mask in (np.ones_like(left), left))
+    whole, some = (list(clocks(plan(p.asking(mask=True, pattern=mask), A100)))[1].time().flops for mask in masks)
+    assert some < whole / 4
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,6 @@ from cupyflash.schedules import (
     TileSchedule,
     decode_tiles,
     fa1_backward,
-    fa2_backward_clocks,
     fa2_backward_tiles,
     fa2_tiles,
     fa3_tiles,
@@ -355,12 +354,6 @@ def test_a_kernel_may_be_replaced_by_others_of_its_blocks_and_never_by_itself() 
 def test_steps_that_no_blocks_of_fa2_take_are_said() -> None:
     with pytest.raises(DoesNotFit, match="runs blocks in steps of 16; the tiling asks for Br 24 x Bc 40"):
         fa2_tiles.choose(square(100, 64), A100, (24, 40))
-
-
-def test_a_turn_of_the_backward_lasts_as_long_as_the_unit_that_all_blocks_share() -> None:
-    parts = {"tensor": 1000.0, "exp": 400.0, "L2": 3000.0}
-    one, two = (fa2_backward_clocks.turn(parts, 8, resident) for resident in (1, 2))
-    assert two == 2 * one == 2 * fa2_backward_clocks.OF_BUSIEST * 3000
 
 
 def test_the_backward_keeps_a_mask_of_each_head_that_shares_a_key() -> None:

@@ -19,6 +19,12 @@ from statistics import mean, median
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+import calls
+
+from cupyflash import Device, plan
+from cupyflash.schedules import plan_backward
+from cupyflash.sim.clock.known import formula_error
+from cupyflash.sim.clock.predicted import formula_of
 from published import FOLDER, ladders
 
 RESULTS = FOLDER / "predicted.json"
@@ -201,11 +207,27 @@ def of_class(results: Results, kind: str) -> list[list[Result]]:
     return [steps for steps in found if steps]
 
 
+def formulas(path: Path = CALLS) -> dict[str, list[float]]:
+    """The times of the planner's formulas over the clock's, of our calls that benchmarks/calls.py timed."""
+    found: dict[str, list[float]] = {}
+    for each in json.loads(path.read_text()):
+        call, device = calls.Call(**each["call"]), Device.named(each["call"]["device"])
+        if each["whose"] == calls.OURS:
+            backward = call.direction == "backward"
+            make = plan_backward if backward else plan
+            seconds = formula_of(make(call.problem, device, call.algorithm), 1, "").seconds
+            found.setdefault(formula_error(backward).kind, []).append(seconds / each["seconds"])
+    return found
+
+
 def errors(results: Results) -> str:
-    """The errors by class of kernels, as cupyflash/clock_errors.toml."""
-    lines = ["# The clock's errors on published kernels by class; written by benchmarks/published/scores.py from predicted.json."]
-    for kind in CLASSES:
-        found = Score(of_class(results, kind)).ratios
+    """The errors by class of kernels, and those of the planner's formulas, as cupyflash/clock_errors.toml."""
+    lines = [
+        "# The clock's errors on published kernels by class, and those of the planner's formulas against the clock, on our calls;",
+        "# written by benchmarks/published/scores.py from predicted.json and calls.json.",
+    ]
+    known = {kind: Score(of_class(results, kind)).ratios for kind in CLASSES} | formulas()
+    for kind, found in known.items():
         if not found:
             continue
         lines += ["", f'["{kind}"]', f"figures = {len(found)}", f"median = {middle(found):.4f}", f"near = {near(found)}"]

@@ -12,11 +12,9 @@ from typing import Any, TypeVar
 
 from cupyflash.arrays import is_number
 from cupyflash.device import Device
-from cupyflash.multiprocessor import clock_rate
 from cupyflash.request.options import BlockMask, refused, require_choice, require_flag, require_taken
 from cupyflash.request.problem import USUAL_HEAD_DIM, Problem, require_usual_head_dim
 from cupyflash.schedules import (
-    decode_tiles,
     fa1,
     fa1_backward,
     fa2,
@@ -25,6 +23,7 @@ from cupyflash.schedules import (
     fa2_tiles,
     fa3,
     fa3_tiles,
+    formulas,
     standard,
     standard_backward,
 )
@@ -154,18 +153,16 @@ def choose(problem: Problem, device: Device, tiling: TilingChoice = None, refuse
 
 @lru_cache(maxsize=1024)
 def _choose(problem: Problem, device: Device, refused: str | None) -> Choice:
-    needed: dict[str, float] = {}  # clocks
     reason = fa3_tiles.refusal(problem, device) or refused
-    least = decode_tiles.least_seconds(problem, device) * clock_rate(device)  # of which the other models know nothing
+    needed: dict[str, float] = {}  # clocks
     try:
-        if not reason:
-            needed["fa3"] = max(least, fa3_tiles.clocks(problem, device, fa3_tiles.choose(problem, device)))
-        needed["fa2"] = max(least, fa2_tiles.choose(problem, device).clocks)
+        for algorithm in ("fa3", "fa2") if not reason else ("fa2",):
+            needed[algorithm] = formulas.clocks(problem, device, algorithm)
     except DoesNotFit as error:
         return Choice("fa2", str(error))
     if _splits_keys(problem):
         with suppress(DoesNotFit):
-            needed["decode"] = decode_tiles.choose(problem, device).seconds * clock_rate(device)
+            needed["decode"] = formulas.clocks(problem, device, "decode")
     best = min(needed, key=lambda name: needed[name] * (SPLIT_GAIN if name == "decode" else 1.0))
     if best == "fa2" and reason:
         return Choice("fa2", f"fa3 does not run this: {reason}")

@@ -1,19 +1,17 @@
-"""A model of the clocks of a multiprocessor for a turn of FlashAttention-2's backward kernels: those of each unit, and of the turn.
+"""Clocks of each unit of a multiprocessor for a turn of FlashAttention-2's backward kernels, which `explain` shows.
 
-The counts follow the kernels (fa2_backward.cu, fa2_backward_queries.cu); figures that do not follow from them came from their
-machine code, by an earlier model of its clocks.
+The counts follow the kernels (fa2_backward.cu, fa2_backward_queries.cu); instructions beside products were counted in their machine
+code.
 """
 
 from __future__ import annotations
-
-from collections.abc import Mapping
 
 from cupyflash.device import Device
 from cupyflash.multiprocessor import EXPONENTIALS, L2_BYTES, PARTITIONS, SHARED_BYTES, WARP, Multiprocessor
 from cupyflash.request.problem import Problem
 from cupyflash.schedules.base import GRANULE, padded_dim
 from cupyflash.schedules.fa2_backward_tiles import GradientsLaunch, Warps
-from cupyflash.schedules.fa2_tiles import TILE_LATENCY, fma_rate
+from cupyflash.schedules.fa2_tiles import fma_rate
 from cupyflash.schedules.moves import FLOAT32
 from cupyflash.schedules.score_cost import of_score
 
@@ -21,10 +19,6 @@ from cupyflash.schedules.score_cost import of_score
 # and 3.26 for each product instruction.
 EACH_SCORE, EACH_WARP = 6.0, 330.0
 FLOAT_OPERATIONS = 3  # of each score: less L, less D, times P
-# A turn beside its busiest unit: 1.35, 1.29 (A100, d 64 and 128), 1.31, 1.24 (H100) by that model
-OF_BUSIEST = 1.3
-# Of a thread block beside its turns: 45, 14, 21 and 40 thousand in the same order
-BLOCK = 25_000
 
 
 def main_fmas(d: int, dv: int, launch: GradientsLaunch, dq: bool) -> int:
@@ -90,9 +84,3 @@ def _parts(
         "L2": asked / L2_BYTES,
     }
     return parts | ({"shared": moved / SHARED_BYTES} if half else {})
-
-
-def turn(parts: Mapping[str, float], warps: int, resident: int) -> float:
-    """Clocks in which `together` thread blocks of a multiprocessor, of `warps` warps each, all advance by one turn."""
-    serial = sum(clocks for name, clocks in parts.items() if name in ("tensor", "FMA", "exp", "float32"))
-    return max(OF_BUSIEST * resident * max(parts.values()), serial * max(1.0, PARTITIONS / warps) + TILE_LATENCY)

@@ -9,11 +9,10 @@ import click
 
 from cupyflash.request.problem import USUAL_HEAD_DIM, Problem
 from cupyflash.schedules import BackwardSchedule, DecodeSchedule, TileSchedule, fa3_tiles, plan, plan_backward
-from cupyflash.sim import theory
+from cupyflash.sim import l2, theory
 from cupyflash.sim.cli import explain_backward, explain_decode, explain_fa2, explain_fa3
 from cupyflash.sim.cli.options import AS_JSON, ProblemRequest, examples, problem_options
 from cupyflash.sim.cli.show import NAMES, flat, say, show_balance, show_tiling, taken, tell, tiling_report
-from cupyflash.sim.clock.times import balance
 
 EXAMPLES = examples(
     "cupyflash explain --head-dim 128 --heads 16 --device H100-SXM",
@@ -60,7 +59,7 @@ def explain(request: ProblemRequest, everything: bool, as_json: bool) -> None:
         "tiling": tiling_report(schedule),
         "fa1_tiling": fa1_tiling(schedule),
         **found,
-        "balance": balance(schedule),
+        "balance": l2.balance(schedule),
         "traffic": theory.traffic(schedule).as_dict(),
         "flops": problem.backward_flops if request.backward else problem.flops,
     }

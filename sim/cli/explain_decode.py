@@ -11,10 +11,9 @@ import numpy as np
 from cupyflash.schedules import DecodeSchedule, decode_tiles
 from cupyflash.schedules.base import GRANULE
 from cupyflash.schedules.decode_tiles import DecodeCandidate, DecodeConfig
-from cupyflash.sim import theory
+from cupyflash.sim import l2, theory
 from cupyflash.sim.cli.options import ProblemRequest
 from cupyflash.sim.cli.show import NAMES, say, show_balance, show_held, show_table, taken, tell
-from cupyflash.sim.clock.times import balance
 from cupyflash.words import plural
 
 
@@ -52,7 +51,7 @@ def explanation(request: ProblemRequest, schedule: DecodeSchedule) -> dict[str, 
             "bandwidth": device.hbm_bandwidth or decode_tiles.BANDWIDTH,
         },
         "notes": notes(schedule),
-        "balance": balance(schedule),
+        "balance": l2.balance(schedule),
         "traffic": theory.traffic(schedule).as_dict(),
     }
 

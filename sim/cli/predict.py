@@ -50,7 +50,8 @@ def predict(request: ProblemRequest, with_l2: bool, timing: times.Timing, ranks:
     bytes instead.
 
     With --l2, by a model of the device's L2: the bytes from and to DRAM, and the best order of FlashAttention-2's grid. With
-    --time, by the planner's model and that one: the time, its limit, and benchmark measurements.
+    --time, by the clock that runs the machine code (some seconds): the time, what binds, the known error, and benchmark
+    measurements; without the extra `clock`, by the planner's formulas.
 
     With --ranks, `cupyflash.distributed`: bytes on the link and in HBM by rank, the time of steps against that of transfers, the
     length from which transfers are hidden, memory, and whether passing K and V round or gathering them is better.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Any
 
 import click
@@ -41,6 +42,7 @@ def prediction(request: ProblemRequest, model: RingModel, other: RingModel) -> d
         "balance": model.balance,
         "busiest_rank": model.busiest,
         "by_rank": [of_rank(model, rank) for rank in shown(model)],
+        "known_error": asdict(model.known),
         "timeline": [step._asdict() | {"seconds": step.seconds} for step in model.timeline],
         **times(model),
         "hidden_from": hidden and hidden._asdict() | {"length": hidden.length},
@@ -162,6 +164,7 @@ def show_steps(report: dict[str, Any], model: RingModel) -> None:
         rows = [*rows[: MOST_SHOWN // 2], ["..."] * 5, *rows[-MOST_SHOWN // 2 :]]
     named = [(label(row[0]), *row[1:]) for row in rows]
     say("The busiest rank's steps in microseconds, by models: while one computes, the next one's keys travel.")
+    say(f"Products are those of the planner's formulas: {model.known}.")
     click.echo()
     show_table(("step", "products", "sums", "transfer", "step takes"), named)
 

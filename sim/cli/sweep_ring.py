@@ -52,7 +52,8 @@ def points_of(request: ProblemRequest, values: list[int], split: Split, plot: Pa
     way, other = ("K and V gathered", "of a ring") if split.gather_kv else ("a ring", "of gathered keys")
     legend = (
         "of the busiest rank; sent, received: bytes of the link; HBM: bytes that its calls move; memory: bytes of what it holds; "
-        "step: the longest one's products and sums, transfer: the longest one, us and all by models, nothing is measured; count, "
+        "step: the longest one's products (by the planner's formulas) and sums, transfer: the longest one, us and all by models, "
+        "nothing is measured; count, "
         "model: share of ideal by count of work and transfers, and by the models, which count ends of tiles and sums too; other: "
         f"the latter {other}"
     )

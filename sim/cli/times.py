@@ -1,4 +1,4 @@
-"""`predict --time` and `--roofline`: the time of a pass by a model, its limit, and benchmark measurements."""
+"""`predict --time` and `--roofline`: the time of a call by the clock, its limits, and benchmark measurements."""
 
 from __future__ import annotations
 
@@ -9,14 +9,12 @@ from typing import Any
 import click
 
 from cupyflash.sim.cli.options import Command, NewFile, ProblemRequest
-from cupyflash.sim.cli.show import say, show_table
-from cupyflash.sim.clock.measured import RESULTS, measured
-from cupyflash.sim.clock.times import times
+from cupyflash.sim.cli.show import NAMES, say, show_table
 
 
 @dataclass(frozen=True)
 class Timing:
-    """The options of times and of a picture; `results` is the folder with what was measured, by default a checkout's."""
+    """The options of a time and of a picture; `results` is the folder with what was measured, by default a checkout's."""
 
     with_time: bool
     roofline: Path | None
@@ -27,44 +25,38 @@ class Timing:
         return self.with_time or self.roofline is not None
 
     def report_of(self, request: ProblemRequest) -> dict[str, Any] | None:
-        """The modelled times for JSON; the picture is drawn on the way. None where nothing is asked.
+        """The predicted time for JSON; the picture is drawn on the way. None where nothing is asked.
 
-        Raises ValueError if the model has no times for the request, click.UsageError for --results without --time.
+        Raises ValueError if the request has no time, click.UsageError for --results without --time.
         """
         if not self.asked:
             if self.results is not None:
                 raise click.UsageError("--results is for --time and --roofline")
             return None
-        schedule = request.decode_schedule() if request.cache is not None else request.schedule()
-        found, beside = times(schedule, request.functions.fields), measured(schedule, self.results or RESULTS)
-        if self.roofline is not None:
-            from cupyflash.sim.clock.roofline import plot_roofline
+        from cupyflash.sim.clock.measured import RESULTS, measured
+        from cupyflash.sim.clock.predicted import predicted, require_work
+        from cupyflash.sim.clock.roofline import Roofline, plot_roofline
 
-            plot_roofline(self.roofline, found, request.title, request.device.name)
+        schedule = request.schedule()
+        beside = measured(schedule, self.results or RESULTS)
+        require_work(schedule)
+        click.echo(f"executing the machine code of {NAMES[schedule.algorithm]} ...", err=True)
+        found = predicted(schedule, request.functions.given)
+        peak = request.device.tensor_peak.get(request.problem.dtype)
+        report = {**found.to_dict(), "peak_flops_a_second": peak}
+        if self.roofline is not None:
+            roofline = Roofline.of(schedule, found, request.functions.fields)
+            plot_roofline(self.roofline, roofline, request.title, request.device.name)
             click.echo(f"wrote {self.roofline}", err=True)
-        return {
-            "modelled": True,
-            "busy_seconds": dict(found.busy),
-            "kernel_seconds": found.kernel,
-            "seconds": found.seconds,
-            "bound": found.bound,
-            "waves": found.waves,
-            "idle": found.idle,
-            "balance": found.balance,
-            "tile_flops": found.flops,
-            "flops_a_second": found.rate,
-            "peak_flops_a_second": found.peak,
-            "intensities": found.intensities,
-            "ridge": found.ridge,
-            "measured": [asdict(each) | {"model_error": found.seconds / each.seconds - 1} for each in beside],
-        }
+            report |= {"intensities": roofline.intensities, "ridge": roofline.ridge}
+        return report | {"measured": [asdict(each) | {"model_error": found.seconds / each.seconds - 1} for each in beside]}
 
 
 def options(command: Command) -> Command:
     """--time, --roofline and --results."""
     drawn = "Draw the device's roofs and this problem below them: a .png, .svg or .pdf."
     file = click.option("--roofline", metavar="FILE", type=NewFile((".png", ".svg", ".pdf")), help=drawn)
-    told = "Model the times, by part of the device, beside measured ones."
+    told = "Predict the time, by the clock that runs the machine code (some seconds), beside measured ones."
     timed = click.option("--time", "with_time", is_flag=True, help=told)
     folder = click.option(
         "--results",
@@ -77,26 +69,35 @@ def options(command: Command) -> Command:
 
 def show(report: dict[str, Any]) -> None:
     """Show a report as text."""
-    seconds = report["seconds"]
-    say("Times by a model. What each part of the device is busy for, were it alone:")
-    click.echo()
-    rows = [(part, f"{busy * 1e6:,.1f}", f"{busy / seconds:.0%}") for part, busy in report["busy_seconds"].items()]
-    show_table(("part", "microseconds", "of the pass"), rows)
-    click.echo()
-    peak = report["peak_flops_a_second"]
+    from cupyflash.sim.clock.known import KnownError
+
+    seconds, peak, binds = report["seconds"], report["peak_flops_a_second"], report["binds"]
     share = f", {report['flops_a_second'] / peak:.0%} of the peak" if peak else ""
-    say(
-        f"the pass: {seconds * 1e6:,.1f} microseconds, with what thread blocks wait for, in {report['waves']:.2f} waves, in which "
-        f"{report['idle']:.0%} of their places are empty (the busiest has {report['balance']:.2f} times the mean); "
-        f"{report['flops_a_second'] / 1e12:,.1f} TFLOP/s{share}, of whole tiles; busiest: {report['bound']}"
-    )
+    by = f"by the clock; {binds} binds" if report["launches"] else "by the planner's formulas, which know of no mask and no length"
+    say(f"predicted: {seconds * 1e6:,.1f} us, {report['flops_a_second'] / 1e12:,.1f} TFLOP/s{share}, {by}")
+    if report["why"]:
+        say(f"not by the clock: {report['why']}")
+    say(f"Known error: {KnownError(**report['known_error'])}.")
+    if report["launches"]:
+        click.echo()
+        rows = [launch_row(each, seconds) for each in report["launches"]]
+        show_table(("launch", "us", "share", "binds", "blocks an SM", "rounds", "run"), rows, left=(0, 3, 6))
+        click.echo()
+        limits = [(name, f"{min(each, 1):.0%}") for name, each in report["busy"].items()]
+        show_table(("limit", "share of the time"), limits)
     for each in report["measured"]:
         click.echo()
         waited = "; the device may have waited for the host" if each["exposed"] else ""
         say(
-            f"measured: {each['seconds'] * 1e6:,.1f} microseconds (quartiles {each['spread'] * 1e6:,.1f} apart{waited}) by "
-            f"{each['implementation']} on {each['date']}, commit {each['commit'][:12]} ({each['file']}); the model's are "
+            f"measured: {each['seconds'] * 1e6:,.1f} us (quartiles {each['spread'] * 1e6:,.1f} apart{waited}) by "
+            f"{each['implementation']} on {each['date']}, commit {each['commit'][:12]} ({each['file']}); predicted is "
             f"{each['model_error']:+.0%} from that"
         )
     if not report["measured"]:
         say("nothing was measured of this problem on this device, as far as benchmark results at hand tell")
+
+
+def launch_row(launch: dict[str, Any], seconds: float) -> tuple[str, ...]:
+    own = launch["seconds"]
+    counts = str(launch["residents"]), f"{launch['rounds']:,.1f}"
+    return launch["kernel"], f"{own * 1e6:,.1f}", f"{own / seconds:.0%}", launch["binds"], *counts, launch["sampled"]

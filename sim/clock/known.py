@@ -1,4 +1,5 @@
-"""The clock's known error: cupyflash/clock_errors.toml, which benchmarks/published/predicted.py writes, by class of kernels."""
+"""Known errors: cupyflash/clock_errors.toml, which benchmarks/published/scores.py writes, of the clock by class of kernels, and of
+the planner's formulas."""
 
 from __future__ import annotations
 
@@ -12,12 +13,13 @@ from typing import Any
 from .whole import Clock, Time
 
 TENSOR_SHARE = 0.05
-ROLES = "warp roles"
+ROLES, PLANNER = "warp roles", "planner"
 
 
 @dataclass(frozen=True)
 class KnownError:
-    """The errors of predictions of a class of published kernels: ratios are predicted over measured time.
+    """The errors of predictions of a class of published kernels, ratios of predicted over measured times; or of the planner's
+    formulas, ratios of their times over the clock's.
 
     `median`: of |ratio - 1|; `near`: figures within 20 %; `bias`: the geometric mean's distance from 1.
     """
@@ -33,8 +35,11 @@ class KnownError:
     def __str__(self) -> str:
         if not self.figures:
             return f"no published kernel of this class ({self.kind}) was compared"
-        return (f"of {self.figures} published kernels of this class ({self.kind}) half were within {self.median:.0%}, "
-                f"{self.near} within 20 %, all from {self.least:.2f} to {self.most:.2f} of the measured time")  # fmt: skip
+        kernels, time = f"published kernels of this class ({self.kind})", "measured time"
+        if self.kind.startswith(PLANNER):
+            kernels, time = f"of our calls ({self.kind})", "clock's time"
+        return (f"of {self.figures} {kernels} half were within {self.median:.0%}, {self.near} within 20 %, all from "
+                f"{self.least:.2f} to {self.most:.2f} of the {time}")  # fmt: skip
 
 
 def kind_of(clock: Clock, time: Time) -> str:
@@ -55,6 +60,11 @@ def known_error(clock: Clock, time: Time) -> KnownError:
 def error_of(kind: str) -> KnownError:
     """The known error of a class."""
     return KnownError(kind, **_table()[kind]) if kind in _table() else KnownError(kind, 0, 0, 0, 1, 1, 0)
+
+
+def formula_error(backward: bool) -> KnownError:
+    """The known error of the planner's formulas, against the clock."""
+    return error_of(f"{PLANNER}, {'backward' if backward else 'forward'}")
 
 
 @cache

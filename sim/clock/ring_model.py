@@ -1,8 +1,8 @@
-"""A model of a ring, from the models of its pieces and a link's bandwidth: time, memory, how well transfers hide.
+"""A model of a ring, from the planner's formulas for its pieces and a link's bandwidth: time, memory, how well transfers hide.
 
-Nothing is measured. A step's products take the time of the planner's model for its pieces (a backward that of five products at the
-rate of FlashAttention-2's forward, which is optimistic). Summing their results takes its bytes at the memory's bandwidth. A
-transfer takes its bytes at the link's, in each direction, for the rank that sends or receives most.
+Nothing is measured. A step's products take the time of the planner's formulas for its pieces: a ring of some ranks has several
+shapes of pieces, and the clock would take up to a minute for each. Summing their results takes its bytes at the memory's bandwidth.
+A transfer takes its bytes at the link's, in each direction, for the rank that sends or receives most.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ from cupyflash.distributed.positions import by_position
 from cupyflash.multiprocessor import clock_rate
 from cupyflash.request.options import require_taken
 from cupyflash.request.problem import Problem
-from cupyflash.schedules import choose, decode_tiles, fa2_tiles, fa3_tiles
+from cupyflash.schedules import choose, decode_tiles, formulas
+from cupyflash.sim.clock.known import KnownError, formula_error
 from cupyflash.sim.ring import PieceWork, hbm_bytes
 from cupyflash.sim.theory.forward import add_state_traffic
 from cupyflash.sim.theory.ring import FLOAT32, link_bytes, row_elements, scores
@@ -38,19 +39,13 @@ def ring_of(problem: Problem, ranks: int, layout: str = "zigzag", gather: bool =
 
 @lru_cache(maxsize=4096)
 def seconds(problem: Problem, device: Device, backward: bool) -> float:
-    """The seconds that the planner's models give one call on one device."""
+    """The seconds that the planner's formulas give one call on one device."""
     p = problem
     if not (p.head_count and p.seqlen_q and p.seqlen_k):
         return 0.0
-    least = decode_tiles.least_seconds(p, device)
     if backward:
-        forward = max(least, fa2_tiles.choose(p, device).clocks / clock_rate(device))
-        return forward * p.backward_flops / p.flops
-    algorithm = choose(p, device).algorithm
-    if algorithm == "decode":
-        return decode_tiles.choose(p, device).seconds
-    clocks = fa3_tiles.clocks(p, device, fa3_tiles.choose(p, device)) if algorithm == "fa3" else fa2_tiles.choose(p, device).clocks
-    return max(least, clocks / clock_rate(device))
+        return formulas.backward_seconds(p, device)
+    return formulas.clocks(p, device, choose(p, device).algorithm) / clock_rate(device)
 
 
 # Rows of a step than which no longer one is faster.
@@ -99,6 +94,11 @@ class RingModel:
     device: Device
     link: float
     backward: bool = False
+
+    @property
+    def known(self) -> KnownError:
+        """The known error of the formulas for its products."""
+        return formula_error(self.backward)
 
     @cached_property
     def work(self) -> tuple[int, ...]:

@@ -35,7 +35,7 @@ from cupyflash.sim.l2.works import ORDERS, Order
 from cupyflash.sim.traffic import TOTAL, Traffic, row_of
 from cupyflash.sim.two_level.machine import TooLong
 
-__all__ = ["L2", "LINE", "ORDERS", "SECTOR", "WAYS", "Behind", "Given", "Order", "TooLong", "run"]
+__all__ = ["L2", "LINE", "ORDERS", "SECTOR", "WAYS", "Behind", "Given", "Order", "TooLong", "balance", "run"]
 
 # Some 20 s of either
 MOST_TURNS = 1 << 24
@@ -120,6 +120,16 @@ def launches_of(schedule: TileSchedule, order: Order, memory: DeviceMemory, give
         kind = PlayedDecoding if isinstance(schedule, DecodeSchedule) else PlayedWalk
         made.append(kind(walk, kernel, slots, memory, given or {}, order if walk.kernel == "fa2_forward" else "rows"))
     return made
+
+
+def balance(schedule: TileSchedule, given: Given | None = None) -> float:
+    """Turns of the busiest place for a thread block over the mean of all, for the launch with the most turns.
+
+    ValueError for a schedule that the model does not cover.
+    """
+    require_followed(schedule, "rows")
+    launches = launches_of(schedule, "rows", DeviceMemory(), given)
+    return max(launches, key=lambda launch: int(launch.turns.sum())).balance
 
 
 def require_followed(schedule: TileSchedule, order: Order) -> None:
