@@ -37,7 +37,8 @@ from .execute.registers import Setup
 from .execute.scheduler import Limits
 from .memory.spaces import PARAM_START, PARAM_WINDOW, LaunchMemory, Observer
 from .memory.textures import placed, texels_of
-from .order.history import LaunchClock, Launches, OrderedLaunch, Past
+from .order.history import Launches, Past
+from .order.launch_clocks import LaunchClock, OrderedLaunch
 from .order.races import Races
 from .order.transfers import HOST, Touched, Transfer
 from .parameters import POINTER_BYTES, BoundArguments, BoundTensor, RawArguments, bind

@@ -25,13 +25,13 @@ clock. Rows are made by the first fence: before it nothing is visible.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
 
-from ..state.lanes import WARP, LaneSet, Wave, run_starts
+from ..state.lanes import WARP, LaneSet, Wave, by_value, run_starts
 from ..text.syntax import Array, PtxInstruction
 
 STAMP = 32
@@ -66,6 +66,53 @@ def raised(entries: Array, levels: Array) -> Array:
 
 def highest(arrays: Sequence[Array | None]) -> Array:
     return np.maximum.reduce([a for a in arrays if a is not None])
+
+
+@dataclass(frozen=True, eq=False)
+class GridClock:
+    """Moments of all lanes of a grid of `clusters` clusters: a row for each cluster that has some, the others' are 0.
+
+    Clocks share rows, which nobody writes to: a block that hears of many others, each of which had heard of those before, takes
+    a reference for each.
+    """
+
+    clusters: int
+    rows: dict[int, Array]
+
+    @staticmethod
+    def joined(clocks: Iterable[GridClock | None]) -> GridClock | None:
+        """Returns the latest moments of these clocks; None if there is none."""
+        found = sorted({id(one): one for one in clocks if one}.values(), key=lambda one: -len(one.rows))
+        if len(found) < 2:
+            return found[0] if found else None
+        first, *others = found
+        rows = dict(first.rows)
+        for other in others:
+            for cluster, row in other.rows.items():
+                mine = rows.get(cluster)
+                if mine is None:
+                    rows[cluster] = row
+                elif mine is not row and (row > mine).any():
+                    rows[cluster] = np.maximum(mine, row)
+        return GridClock(first.clusters, rows)
+
+    def row(self, cluster: int, per: int) -> Array:
+        """Returns the moments of the `per` lanes of a cluster."""
+        found = self.rows.get(cluster)
+        return np.zeros(per, np.int64) if found is None else found
+
+    def at(self, lanes: Array, per: int, size: int = 1) -> Array:
+        """Returns the moments of these lanes of the grid, each the least of those `size` that it is one of; `per`: of a cluster."""
+        out = np.zeros(len(lanes), np.int64)
+        for cluster, where in by_value(lanes // per):
+            row = self.rows.get(cluster)
+            if row is not None:
+                out[where] = (row.reshape(-1, size).min(axis=1) if size > 1 else row)[lanes[where] % per // size]
+        return out
+
+    def least(self) -> int:
+        """Returns the least moment of all lanes."""
+        return min(int(row.min()) for row in self.rows.values()) if len(self.rows) == self.clusters else 0
 
 
 class WaveClocks:

@@ -22,6 +22,7 @@ from .clocks import (
     ONE,
     SPACES,
     WARPS,
+    GridClock,
     Groups,
     LaneClocks,
     Proxy,
@@ -39,6 +40,11 @@ TOGETHER = np.zeros(1, np.int64)
 """Start of the only group, for lanes as one group."""
 
 
+def joined(clock: GridClock, *others: GridClock | None) -> GridClock:
+    """Returns the latest moments of these clocks."""
+    return GridClock.joined((clock, *others)) or clock
+
+
 class Released(NamedTuple):
     """The clocks that arrivals at barriers release, a row for each group of lanes: moments until which all of each warp of the
     cluster is over, moments that its lanes heard of lanes, its fences for the asynchronous proxy, and (by group) moments of other
@@ -48,7 +54,7 @@ class Released(NamedTuple):
     moments: Array
     rows: Array | None
     fenced: Array | None = None
-    learnt: tuple[Array | None, ...] = ()
+    learnt: tuple[GridClock | None, ...] = ()
 
     def of(self, groups: Array) -> Released:
         """Returns only these groups."""
@@ -64,11 +70,11 @@ class Order(WaveClocks):
         self.proxies = proxies
         self.proxy: Proxy | None = None
         # Stamps that lanes have learnt of the lanes of the grid through atomics.
-        self._lane_knows: dict[int, Array] = {}
-        self._block_knows: dict[int, Array] = {}
+        self._lane_knows: dict[int, GridClock] = {}
+        self._block_knows: dict[int, GridClock] = {}
         # Messages that lanes have read and will acquire with their next fence, by scope of the message.
-        self._heard: tuple[dict[int, Array], ...] = ({}, {}, {})
-        self._messages: dict[tuple[int, int, int, int], Array] = {}
+        self._heard: tuple[dict[int, GridClock], ...] = ({}, {}, {})
+        self._messages: dict[tuple[int, int, int, int], GridClock] = {}
         # Time of the last fence of each lane of the grid, by scope: the whole device, its cluster, its block.
         self._fenced: tuple[Array, Array, Array] | None = None
         self._inits: dict[int, int] = {}
@@ -155,7 +161,7 @@ class Order(WaveClocks):
                 lanes = range(number * per, (number + 1) * per)
                 learnt = self._together(lanes)
                 if learnt is not None:
-                    self._block_knows[number] = highest([learnt, self._block_knows.get(number)])
+                    self._block_knows[number] = joined(learnt, self._block_knows.get(number))
                     self._lane_knows = {lane: one for lane, one in self._lane_knows.items() if lane not in lanes}
 
     def arrive(self, groups: Groups) -> Released:
@@ -185,16 +191,16 @@ class Order(WaveClocks):
             for group in range(len(groups.first)):
                 news = [one for each in released if each.learnt and (one := each.learnt[group]) is not None]
                 if news:
-                    self._learn(groups.index[groups.number == group], highest(news))
+                    self._learn(groups.index[groups.number == group], joined(*news))
         self._floors.clear()
 
-    def _learn(self, index: Array, news: Array) -> None:
+    def _learn(self, index: Array, news: GridClock) -> None:
         """Gives lanes of the wave what others learnt through atomics; those that knew the same before share their new clock."""
-        together: dict[int, Array] = {}
+        together: dict[int, GridClock] = {}
         for lane in (index + self.first).tolist():
             known = self._lane_knows.get(lane)
             if known is not None and id(known) not in together:
-                together[id(known)] = highest([known, news])
+                together[id(known)] = joined(known, news)
             self._lane_knows[lane] = news if known is None else together[id(known)]
 
     def cluster_barrier(self, cluster: int, relaxed: bool, split: bool) -> None:
@@ -214,7 +220,7 @@ class Order(WaveClocks):
         lanes = self._together(range(blocks.start * per, blocks.stop * per))
         learnt = [one for one in (lanes, *map(self._block_knows.get, blocks)) if one is not None]
         if learnt:
-            self._block_knows |= dict.fromkeys(blocks, highest(learnt))
+            self._block_knows |= dict.fromkeys(blocks, joined(*learnt))
 
     def begun(self, lanes: LaneSet, blocks: Array) -> Array:
         """Returns a mask of the lanes behind the begin of a block of their cluster: they have heard of one of its threads."""
@@ -226,10 +232,8 @@ class Order(WaveClocks):
             row, learnt = self.heard.row(place), self.learnt(place + self.first)
             per, block = self.wave.lanes_per_block, int(blocks[at])
             mine = slice(block % cluster * per, (block % cluster + 1) * per)
-            there = slice(self.first + block * per, self.first + (block + 1) * per)
-            found[at] = (row is not None and row[mine].max() >= self.start) or (
-                learnt is not None and learnt[there].max() >= self.start
-            )
+            rows = [row] if learnt is None else [row, learnt.row((self.first + block * per) // self.per, self.per)]
+            found[at] = any(each is not None and each[mine].max() >= self.start for each in rows)
         return found
 
     def warp_sync(self, warps: Array) -> None:
@@ -257,10 +261,9 @@ class Order(WaveClocks):
         if learnt is not None:
             self._lane_knows |= dict.fromkeys(lanes, learnt)
 
-    def _together(self, lanes: Iterable[int]) -> Array | None:
+    def _together(self, lanes: Iterable[int]) -> GridClock | None:
         """Returns all that any of these lanes of the grid has learnt through atomics; None: nothing."""
-        found = [self._lane_knows[lane] for lane in lanes if lane in self._lane_knows]
-        return highest(found) if found else None
+        return GridClock.joined(map(self._lane_knows.get, lanes))
 
     def alike(self, lanes: LaneSet) -> bool:
         """True if all lanes of a warp know the same, for the warps of these lanes."""
@@ -296,16 +299,16 @@ class Order(WaveClocks):
             for learnt, some in self.by_learnt(mine[left]):
                 here = left[some]
                 theirs, level = other[here], who[here]
-                found = learnt[theirs]
+                found = learnt.at(theirs, self.per)
                 for size, several in ((WARP, level == LANES), (self.wave.lanes_per_block, level == WARPS)):
                     if several.any():
-                        found[several] = learnt.reshape(-1, size).min(axis=1)[theirs[several] // size]
+                        found[several] = learnt.at(theirs[several], self.per, size)
                 # Readers in many blocks share an entry: a lane that has heard of other blocks counts as ordered behind all.
                 found[level >= BLOCKS] = self.now
                 race[here] = stamp[here] > found
         return race
 
-    def by_learnt(self, lanes: Array) -> Iterator[tuple[Array, Array]]:
+    def by_learnt(self, lanes: Array) -> Iterator[tuple[GridClock, Array]]:
         """Yields all that lanes of the grid have learnt through atomics, with the positions of the lanes that have learnt it."""
         each, position = np.unique(lanes, return_inverse=True)
         per, same = self.wave.lanes_per_block, dict[tuple[int, int], int]()
@@ -319,10 +322,9 @@ class Order(WaveClocks):
 
     # -- atomics and fences ------------------------------------------------------------------------------------------------
 
-    def learnt(self, lane: int) -> Array | None:
+    def learnt(self, lane: int) -> GridClock | None:
         """Returns for each lane of the grid until when this one has heard of it through atomics; None: of nobody."""
-        mine, block = self._lane_knows.get(lane), self._block_knows.get(lane // self.wave.lanes_per_block)
-        return highest([mine, block]) if mine is not None or block is not None else None
+        return GridClock.joined((self._lane_knows.get(lane), self._block_knows.get(lane // self.wave.lanes_per_block)))
 
     @property
     def learns(self) -> bool:
@@ -340,7 +342,7 @@ class Order(WaveClocks):
             for lane in (lanes.index + self.first).tolist() if heard else ():
                 news = heard.pop(lane, None)
                 if news is not None:
-                    self._lane_knows[lane] = highest([news, self._lane_knows.get(lane)])
+                    self._lane_knows[lane] = joined(news, self._lane_knows.get(lane))
 
     def fence_inits(self, lanes: LaneSet) -> None:
         """Notes fence.mbarrier_init: a relaxed arrival at the barrier of the cluster then hands on what these lanes did before."""
@@ -351,13 +353,13 @@ class Order(WaveClocks):
         """Returns the moments that lanes of one cluster hand on by an arrival without a release, by fences for `scope` or wider:
         until when each lane of the cluster is over.
         """
-        start = int(lanes.index[0]) // self.per * self.per + self.first
+        cluster = (int(lanes.index[0]) + self.first) // self.per
         out = np.zeros(self.per, np.int64)
         for lane in (lanes.index + self.first).tolist():
             fences = None if self._fenced is None else self._fenced[scope]
             moment = max(self._inits.get(lane, 0), 0 if fences is None else int(fences[lane]))
             if moment > self.start:
-                np.maximum(out, self._release(lane, moment, fences)[start : start + self.per], out=out)
+                np.maximum(out, self._release(lane, moment, fences).row(cluster, self.per), out=out)
         return out if self.proxy is None else np.concatenate((out, self.proxy.released(self.groups(lanes))[0]))
 
     def strong(self, lanes: LaneSet, where: Array, area: int, reads: bool, writes: bool, mods: frozenset[str]) -> None:
@@ -375,25 +377,23 @@ class Order(WaveClocks):
                 if reads and message is not None:
                     # An atomic acquires at once, as code that counts finished blocks relies on.
                     into = self._lane_knows if acquires or writes else self._heard[scope]
-                    into[lane] = highest([message, into.get(lane)])
+                    into[lane] = joined(message, into.get(lane))
                 fences = None if self._fenced is None else self._fenced[scope]
                 moment = self.now if releases else 0 if fences is None else int(fences[lane])
                 if writes and moment:
-                    self._messages[key] = highest([self._release(lane, moment, fences), message])
+                    self._messages[key] = joined(self._release(lane, moment, fences), message)
         self.now += 1
 
-    def messages(self) -> Iterator[tuple[int, int, Array]]:
+    def messages(self) -> Iterator[tuple[int, int, GridClock]]:
         """Yields releases to the whole device: an area, the place in it, and the released moments, one a lane of the grid."""
         for (area, scope, _, at), message in self._messages.items():
             if scope == DEVICE and area >= 0:
                 yield area, at, message
 
-    def _release(self, lane: int, moment: int, fences: Array | None) -> Array:
+    def _release(self, lane: int, moment: int, fences: Array | None) -> GridClock:
         """Returns the clock that a lane hands on which fenced at `moment`: its past, what it heard, its cluster's fenced part."""
-        out = np.zeros(self.blocks * self.wave.lanes_per_block, np.int64)
-        start = lane - lane % self.per
-        out[start : start + self.per] = self._own_release(lane, moment, fences)
-        return highest([out, self.learnt(lane)])
+        own = GridClock(self.blocks // self.wave.cluster, {lane // self.per: self._own_release(lane, moment, fences)})
+        return joined(own, self.learnt(lane))
 
     def handed_on(self, lanes: Array) -> Array | None:
         """Returns until when accesses of each lane of the block are behind the last fences, for the device, of lanes of one warp;
@@ -407,7 +407,7 @@ class Order(WaveClocks):
         out[fenced % block] = fences[fenced]
         return out
 
-    def launched(self, lanes: LaneSet) -> Array:
+    def launched(self, lanes: LaneSet) -> GridClock:
         """Returns until when accesses of each lane of the grid are behind the end of what this one lane does now, by a fence."""
         self.fence(lanes, DEVICE)
         assert self._fenced is not None

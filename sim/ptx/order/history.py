@@ -15,103 +15,25 @@ one has let dependents go or has exited. Accesses of the launch in front then ha
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from numpy.lib.array_utils import byte_bounds
 
-from ..report.findings import ERROR, Finding, Key, Verdict, place_of, source_and_call, thread_name
-from ..state.lanes import WARP, LaneSet, by_value, run_starts
+from ..report.findings import ERROR, Finding, Key, Verdict, place_of, source_and_call
+from ..state.lanes import LaneSet, by_value, run_starts
 from ..state.segments import Segment
 from ..text.syntax import UNDECODED, Array, PtxInstruction
 from .accesses import DEVICE, Area, ShadowAccess, Table, scope_of, zeros
-from .clocks import BLOCKS, CROWD, LANE, LANES, LEVEL, ONE, STAMP, WARPS, lanes_of, levels_of, stamps_of
+from .clocks import LANES, ONE, STAMP, GridClock, lanes_of
 from .detector import Detector
+from .launch_clocks import LaunchClock, LaunchPart, OrderedLaunch
 from .transfers import ELSEWHERE, Transfer
 
 MANY_SITES = 1 << 12
 """Number of sites beyond those that were in use last, from which on unused ones are dropped."""
-
-
-class LaunchPart(NamedTuple):
-    """A launch that is over `until` these moments, by lane of its grid."""
-
-    run: OrderedLaunch
-    until: Array
-
-    def covers(self, entries: Array, own: Array) -> Array:
-        """Returns a mask of the entries, among those that are its `own`, that are not later."""
-        out = own.copy()
-        lane, level = lanes_of(entries[out]), levels_of(entries[out])
-        until = self.until[lane]
-        for size, several in ((WARP, level == LANES), (self.run.lanes_per_block, level == WARPS)):
-            until = np.where(several, self.until.reshape(-1, size).min(axis=1)[lane // size], until)
-        out[out] = stamps_of(entries[out]) <= np.where(level >= BLOCKS, self.until.min(), until)
-        return out
-
-
-@dataclass(frozen=True)
-class LaunchClock:
-    """Launches that are over: of each stream the `first` so many, and those `besides`, each a (stream, number); some in `parts`."""
-
-    first: dict[int, int] = field(default_factory=dict)
-    besides: frozenset[tuple[int, int]] = frozenset()
-    parts: tuple[LaunchPart, ...] = ()
-
-    def knows(self, launch: tuple[int, int]) -> bool:
-        return launch[1] <= self.first.get(launch[0], 0) or launch in self.besides
-
-    def join(self, *others: LaunchClock) -> LaunchClock:
-        first, besides, parts = dict(self.first), self.besides, {id(part.until): part for part in self.parts}
-        for other in others:
-            besides |= other.besides
-            parts |= {id(part.until): part for part in other.parts}
-            for stream, count in other.first.items():
-                first[stream] = max(count, first.get(stream, 0))
-        over = LaunchClock(first, frozenset(one for one in besides if one[1] > first.get(one[0], 0)))
-        return replace(over, parts=tuple(part for part in parts.values() if not over.knows(part.run.launch)))
-
-    def plus(self, launch: tuple[int, int]) -> LaunchClock:
-        """Returns a clock for which this one launch is over, too."""
-        stream, number = launch
-        if number == self.first.get(stream, 0) + 1:
-            return replace(self, first=self.first | {stream: number})
-        return replace(self, besides=self.besides | {launch})
-
-
-@dataclass(eq=False)
-class OrderedLaunch:
-    """One launch, with the clocks of launches that are over at its begin, and after its wait (griddepcontrol.wait).
-
-    `behind`: the launch before whose end it may begin. `told` is over for a launch that begins once all its blocks have let
-    dependents go, `done` once it is over itself.
-    """
-
-    kernel: str
-    launch: tuple[int, int]
-    start: LaunchClock
-    wait: LaunchClock
-    behind: OrderedLaunch | None = None
-    told: LaunchClock = field(init=False)
-    done: LaunchClock = field(init=False)
-    lanes_per_block: int = 1
-    number: Callable[[int], int] = int
-    """The linear index in the grid of the n-th block that ran."""
-
-    def __post_init__(self) -> None:
-        self.told, self.done = self.start, self.wait.plus(self.launch)
-
-    def thread(self, entry: int) -> str:
-        """Returns the kernel and the thread, or threads, of an entry in words."""
-        block, thread = divmod(entry & LANE, self.lanes_per_block)
-        place = self.number(block), thread // WARP, thread % WARP
-        return f"of {self.kernel}, {thread_name(place)}{CROWD[(entry & LEVEL) >> 29]}"
-
-    def forget(self) -> None:
-        """Forgets its clocks, once nobody needs them."""
-        self.behind, self.start, self.wait, self.told, self.done = None, LaunchClock(), LaunchClock(), LaunchClock(), LaunchClock()
 
 
 @dataclass(frozen=True)
@@ -184,6 +106,13 @@ class SharedRegion:
                 tables[:] = [one.finer(1 << self.shift - shift) for one in tables]
             self.shift = shift
 
+    def touched(self, transfer: Transfer) -> list[slice]:
+        """Returns the granules that a copy touches, or parts of which it touches."""
+        starts, ends, last = *transfer.bounds, (1 << self.shift) - 1
+        first = (np.maximum(starts, self.low) - self.low) >> self.shift
+        end = (np.minimum(ends, self.high) - self.low + last) >> self.shift
+        return [slice(a, b) for a, b in zip(first.tolist(), end.tolist(), strict=True) if a < b]
+
     def rows(self, area: Area, rows: Array) -> tuple[Array, Array]:
         """Returns the granules of a launch's area that lie here, and their positions in `rows`."""
         start, width = area.low + (rows << area.shift), 1 << max(0, area.shift - self.shift)
@@ -246,7 +175,7 @@ class Past:
             atomics = [] if one.by_host else region.atomics
             kinds = (("write", region.writes), ("atomic access", atomics), ("read", region.reads if one.writes else []))
             for verb, table in ((verb, table) for verb, tables in kinds for table in tables):
-                for rows in one.rows(region):
+                for rows in region.touched(one):
                     sites, entries = table.sites[rows], table.entries[rows]
                     at = np.flatnonzero(known.open[sites])
                     at = at[~known.covers(entries[at], sites[at])]
@@ -659,7 +588,12 @@ class Launches:
     def end(self) -> None:
         """Adds the accesses of this launch, which has been executed, to the past, and its effect on later ones to `run`."""
         run, races = self.run, self.races
-        run.lanes_per_block, run.number = races.wave.lanes_per_block, races.wave.number
+        wave = races.wave
+        run.lanes_per_block, run.lanes_per_cluster, run.number = (
+            wave.lanes_per_block,
+            wave.cluster * wave.lanes_per_block,
+            wave.number,
+        )
         waited = set(np.unique(np.flatnonzero(self._waited) // run.lanes_per_block).tolist())
         if all(self._told.get(block, block in waited) for block in range(races.blocks)):
             run.told = run.wait
@@ -669,7 +603,8 @@ class Launches:
             until = np.zeros((races.blocks, run.lanes_per_block), np.int64)
             for block, one in self._released.items():
                 until[block] = 0 if one is None else one
-            run.told = run.told.join(LaunchClock(parts=(LaunchPart(run, until.reshape(-1)),)))
+            clock = GridClock(len(until) // wave.cluster, dict(enumerate(until.reshape(-1, run.lanes_per_cluster))))
+            run.told = run.told.join(LaunchClock(parts=(LaunchPart(run, clock),)))
         areas = races.touched()
         self.past.add(run, areas, races.instructions)
         places = {area.low: area.shift for _, area in areas}

@@ -430,7 +430,7 @@ class Lifetimes:
             part = lanes.subset(np.flatnonzero(lanes.block == block))
             start = int(part.index[0]) // per * per + races.first
             learnt = [races.learnt(lane) for lane in (part.index + races.first).tolist()]
-            known = [one[start : start + per] for one in learnt if one is not None]
+            known = [one.row(start // per, per) for one in learnt if one is not None]
             self.over[block] = highest([races.released(races.groups(part))[0, :per], *known, self.over.get(block)])
             if block in self.touched and not self.wave.alive_by_block[block]:
                 self.check(block)

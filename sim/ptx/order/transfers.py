@@ -1,6 +1,6 @@
 """Copies, fills and frees among the launches of a history: each touches ranges of bytes, by no thread of a kernel.
 
-They have their places in streams as launches have, so that clocks (`order.history`) say what is over before them. Ranges are kept
+They have their places in streams as launches have, so that clocks (`order.launch_clocks`) say what is over before them. Ranges are kept
 as they are, not by granules: a copy of gigabytes is one entry. A later copy takes the place of those that are over for it and whose
 ranges it covers, unless it only reads what they wrote: who does not know of those does not know of it, either.
 """
@@ -10,16 +10,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.lib.array_utils import byte_bounds
 
 from ..report.findings import ERROR, Finding, at_line
 from ..text.syntax import Array, Line, PtxInstruction
-
-if TYPE_CHECKING:
-    from .history import OrderedLaunch, SharedRegion
+from .launch_clocks import OrderedLaunch
 
 READ, WRITE, FREE = "read", "write", "free"
 
@@ -100,13 +98,6 @@ class Transfer:
     def stands_for(self, other: Transfer) -> bool:
         """True if nobody need know of another any more who knows of this."""
         return self.run.start.knows(other.run.launch) and (self.writes or not other.writes) and self.covers(other)
-
-    def rows(self, region: SharedRegion) -> list[slice]:
-        """Returns the granules of a region that lie in the ranges, or meet them."""
-        starts, ends, last = *self.bounds, (1 << region.shift) - 1
-        first = (np.maximum(starts, region.low) - region.low) >> region.shift
-        end = (np.minimum(ends, region.high) - region.low + last) >> region.shift
-        return [slice(a, b) for a, b in zip(first.tolist(), end.tolist(), strict=True) if a < b]
 
     @cached_property
     def instruction(self) -> PtxInstruction:
