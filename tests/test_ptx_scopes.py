@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from cupyflash.sim.ptx import Launch, Module
+from cupyflash.sim.ptx.order.clocks import GridClock
 from suites import sample
 
 SEEDS = sample([None, 0, 1], [0])
@@ -197,3 +198,39 @@ def test_scopes_of_libcu(scope: str, kinds: set[str]) -> None:
     x, n = np.zeros(32, np.uint32), np.zeros(1, np.uint32)
     found = Module.from_source(LIBCU % scope).launch("k", 2, 32, {"x": x, "n": n})
     assert {f.kind for f in found.findings} == kinds and x[16] == 7, found.findings
+
+
+# -- clocks of a whole grid -----------------------------------------------------------------------------------------------------
+
+
+def test_clocks_of_a_grid_say_what_arrays_of_all_its_lanes_would() -> None:
+    """Joined at random, 6 clusters of 2 blocks of 64 lanes: moments of lanes, of warps, of blocks, of all."""
+    rng, clusters, per = np.random.default_rng(5), 6, 128
+    clocks: list[GridClock] = []
+    dense: list[np.ndarray] = []
+    for _ in range(40):
+        mine = {int(one): rng.integers(1, 9, per) for one in rng.permutation(clusters)[: rng.integers(0, 3)]}
+        whole = np.zeros((clusters, per), np.int64)
+        for cluster, row in mine.items():
+            whole[cluster] = row
+        heard = rng.integers(0, len(clocks), 2).tolist() if clocks else []
+        joined = GridClock.joined([GridClock(clusters, mine), None, *(clocks[one] for one in heard)])
+        assert joined is not None
+        clocks.append(joined)
+        dense.append(np.maximum.reduce([whole.reshape(-1), *(dense[one] for one in heard)]))
+        lanes = rng.integers(0, clusters * per, 50)
+        for size in (1, 32, 64):
+            assert (joined.at(lanes, per, size) == dense[-1].reshape(-1, size).min(axis=1)[lanes // size]).all()
+        assert joined.least() == dense[-1].min()
+        assert all((joined.row(one, per) == dense[-1].reshape(-1, per)[one]).all() for one in range(clusters))
+    assert GridClock.joined([None]) is None and GridClock.joined([None, clocks[0]]) is clocks[0]
+
+
+def test_a_chain_of_blocks_shares_what_all_have_heard() -> None:
+    """As in a scan with look-back: each block hears of the one before, and so of all before that."""
+    clock, count, rows = None, 300, set()
+    for block in range(count):
+        clock = GridClock.joined([GridClock(count, {block: np.full(32, block + 1)}), clock])
+        assert clock is not None
+        rows |= set(map(id, clock.rows.values()))
+    assert clock is not None and len(clock.rows) == len(rows) == count
