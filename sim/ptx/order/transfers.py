@@ -1,8 +1,8 @@
 """Copies, fills and frees among the launches of a history: each touches ranges of bytes, by no thread of a kernel.
 
-They have their places in streams as launches have, so that clocks (`order.launch_clocks`) say what is over before them. Ranges are kept
-as they are, not by granules: a copy of gigabytes is one entry. A later copy takes the place of those that are over for it and whose
-ranges it covers, unless it only reads what they wrote: who does not know of those does not know of it, either.
+They have their places in streams as launches have, so that clocks (`order.launch_clocks`) say what is over before them. Ranges are
+kept as they are, not by granules: a copy of gigabytes is one entry. A later copy takes the place of those that are over for it and
+whose ranges it covers, unless it only reads what they wrote: who does not know of those does not know of it, either.
 """
 
 from __future__ import annotations
