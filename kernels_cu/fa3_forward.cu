@@ -174,6 +174,8 @@ __device__ __forceinline__ void let_pass(int barrier, int threads) {
   asm volatile("bar.arrive %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
 }
 
+constexpr int EARLY = BC / 8 < 4 ? BC / 8 : 4;  // of BC / 8, the exponentials that stand before the wait for O
+
 struct Consumer {
   const Shared& s;
   int group;
@@ -246,10 +248,10 @@ struct Consumer {
       for (int n = 0; n < BC / 8; n++) S[n][2 * h] -= now.score, S[n][2 * h + 1] -= now.score;
     }
   }
-  // S = exp(S - m), l += rowsum(S)
-  __device__ __forceinline__ void weigh(const float (&offset)[2]) {
+  // S = exp(S - m), l += rowsum(S), of columns 8 FIRST to 8 END - 1
+  template <int FIRST = 0, int END = BC / 8> __device__ __forceinline__ void weigh(const float (&offset)[2]) {
 #pragma unroll
-    for (int n = 0; n < BC / 8; n++)
+    for (int n = FIRST; n < END; n++)
 #pragma unroll
       for (int e = 0; e < 4; e++) {
         S[n][e] = exp2_of(fmaf(S[n][e], factor, offset[e / 2]));
@@ -295,16 +297,18 @@ struct Consumer {
     wait_for_products<1>(S);
     release(s.K_empty + 8 * slot.index);
   }
-  // Its second half, behind the exponentials: P_j, as soon as P V of the block before has been added to O. The wait for the next K block
-  // stands first, to keep the compiler from moving the exponentials behind the wait for O.
-  __device__ __forceinline__ void end_turn(Slot before, bool more) {
+  // Its second half, behind the first exponentials: the others, and P_j, as soon as P V of the block before has been added to O, which
+  // follows Q K^T and ends about when the maximum is found. An exponential is issued every eighth clock; weights are rounded between
+  // them. The wait for the next K block stands first, to keep the compiler from moving the wait for O in front of the maximum.
+  __device__ __forceinline__ void end_turn(Slot before, bool more, const float (&offset)[2]) {
     if (more) wait_for(s.K_full + 8 * slot.next().index, slot.next().parity);
     wait_for_products<0>(O);
     release(s.V_empty + 8 * before.index);
+    weigh<EARLY>(offset);
     round_weights();
   }
 
-  // Turns from block j down to `until`. Where m grows, there is a copy of the exponentials for that, and O is rescaled behind the inner
+  // Turns from block j down to `until`. Where m grows, there is a copy of the first exponentials for that, and O is rescaled behind the inner
   // loop: what every turn needs stays straight code.
   template <bool MASKED> __device__ __forceinline__ void turns(int& j, int until, const Work& w, int row) {
     while (j >= until) {
@@ -319,12 +323,12 @@ struct Consumer {
         float m_tilde[2], offset[2];
         grown = find_maximum(m_tilde, offset);
         if (!grown) {
-          weigh(offset);
+          weigh<0, EARLY>(offset);
         } else {
           raise_maximum(m_tilde, offset, rescale);
-          weigh(offset);
+          weigh<0, EARLY>(offset);
         }
-        end_turn(before, j > w.first);
+        end_turn(before, j > w.first, offset);
       } while (--j >= until && !grown);
       if (grown) scale_values(rescale);
     }
