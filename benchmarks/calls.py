@@ -160,9 +160,9 @@ def arguments(request: LaunchRequest, allocations: Sequence[ptx.Allocation]) -> 
     return BoundArguments(data + bytes(8 * len(tensors)), offsets, tensors)
 
 
-def read() -> list[Figure]:
+def read(path: Path = KEPT) -> list[Figure]:
     """The figures on file."""
-    return [Figure(**{**each, "call": Call(**each["call"])}) for each in json.loads(KEPT.read_text())] if KEPT.exists() else []
+    return [Figure(**{**each, "call": Call(**each["call"])}) for each in json.loads(path.read_text())] if path.exists() else []
 
 
 def keep(one: Figure) -> None:

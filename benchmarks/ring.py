@@ -37,7 +37,7 @@ from cupyflash import Device
 from cupyflash.distributed import ring_attention, ring_attention_backward, shard, threads
 from cupyflash.distributed.communicator import Communicator, as_communicator
 from cupyflash.sim.cli.ranks import DEFAULT_LINK, bytes_a_second
-from cupyflash.sim.clock.known import formula_error
+from cupyflash.sim.clock.known import PLANNER, own_error
 from cupyflash.sim.clock.ring_model import RingModel, ring_of
 
 LENGTHS, HEADS, KV_HEADS, DIM = (131072, 65536, 262144, 32768), 32, 8, 128
@@ -98,7 +98,7 @@ def plan_line(found: RingModel, way: Way) -> str:
 def plan_table(device: Device, ranks: Sequence[int], link: float, quick: bool) -> Iterator[str]:
     """The plan as a table for a reader."""
     yield f"{device.name}, {link / 1e9:g} GB/s each way: by counts and the planner's formulas, nothing is measured"
-    yield ", ".join(f"{'backward' if each else 'forward'}: {formula_error(each)}" for each in (False, True))
+    yield ", ".join(str(own_error(PLANNER, each)) for each in ("forward", "backward"))
     yield PLAN_HEAD
     for case in cases(quick):
         for number in ranks:

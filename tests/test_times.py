@@ -17,7 +17,7 @@ from cupyflash.schedules import Cache, choose, decode_tiles, formulas, plan_back
 from cupyflash.sim import l2
 from cupyflash.sim.cli import main
 from cupyflash.sim.clock import sass
-from cupyflash.sim.clock.known import formula_error, known_error
+from cupyflash.sim.clock.known import CLOCK, PLANNER, known_error, own_error
 from cupyflash.sim.clock.measured import measured
 from cupyflash.sim.clock.planned import clocks
 from cupyflash.sim.clock.predicted import flops_of, predicted
@@ -62,7 +62,7 @@ def test_a_call_s_time_is_that_of_its_launches_by_the_clock() -> None:
     assert [each.kernel for each in found.launches] == ["mask_tiles", "fa2_forward"]
     assert found.seconds == sum(time.seconds for _, time in own) and found.source == "clock" and not found.why
     clock, longest = max(own, key=lambda pair: pair[1].seconds)
-    assert found.binds == longest.binds and found.known == known_error(clock, longest)
+    assert found.binds == longest.binds and found.known == (known_error(clock, longest), own_error(CLOCK, "forward"))
     for name, share in found.busy.items():
         assert share * found.seconds == pytest.approx(sum(time.busy[name] * time.seconds for _, time in own))
 
@@ -101,11 +101,12 @@ def test_predict_tells_it_and_draws_the_roofline(tmp_path: Path) -> None:
     found, shown = predicted(schedule), json.loads(result.stdout)["time"]
     assert shown["modelled"] is True and shown["source"] == "clock" and shown["seconds"] == found.seconds
     assert shown["binds"] == found.binds and shown["busy"] == found.busy and shown["flops_a_second"] == found.rate
-    assert shown["known_error"]["kind"] == found.known.kind and [each["kernel"] for each in shown["launches"]] == ["fa2_forward"]
+    assert [each["kind"] for each in shown["known_errors"]] == [each.kind for each in found.known]
+    assert [each["kernel"] for each in shown["launches"]] == ["fa2_forward"]
     assert shown["intensities"]["DRAM"] == found.flops / l2.run(schedule).dram.total_bytes
     text = " ".join(told(*options).stdout.split())
     assert f"predicted: {found.seconds * 1e6:,.1f} us" in text and f"by the clock; {found.binds} binds" in text
-    assert " ".join(f"Known error: {found.known}.".split()) in text and "fa2_forward" in text
+    assert all(" ".join(f"Known error: {each}.".split()) in text for each in found.known) and "fa2_forward" in text
     assert "time" not in json.loads(told("--json").stdout)
 
 
@@ -119,9 +120,9 @@ def test_without_the_clock_the_planner_s_formulas_tell_it_with_their_error(devic
         found = predicted(plan(PROBLEM, device, algorithm))
         assert found.seconds * clock_rate(device) == pytest.approx(formulas.clocks(PROBLEM, device, algorithm))
         assert (found.source, found.why, found.launches, found.binds) == ("planner", REASON, (), None)
-        assert found.known == formula_error(backward=False) and found.known.figures
+        assert found.known == (own_error(PLANNER, "forward"),) and found.known[0].figures
     back = predicted(plan_backward(PROBLEM, device))
-    assert back.seconds == formulas.backward_seconds(PROBLEM, device) and back.known == formula_error(backward=True)
+    assert back.seconds == formulas.backward_seconds(PROBLEM, device) and back.known == (own_error(PLANNER, "backward"),)
     split = Problem(1, 32, 8, 1, 8192, 128, "float16", causal=True, padded=True)
     assert predicted(plan_decode(split, device, Cache())).seconds == pytest.approx(decode_tiles.choose(split, device).seconds)
 
@@ -130,7 +131,7 @@ def test_without_the_clock_the_planner_s_formulas_tell_it_with_their_error(devic
 def test_its_text_says_so() -> None:
     text = " ".join(told("--time").stdout.split())
     assert f"by the planner's formulas, which know of no mask and no length not by the clock: {REASON}" in text
-    assert f"Known error: {formula_error(backward=False)}." in text and "of our calls" in text
+    assert f"Known error: {own_error(PLANNER, 'forward')}." in text and "calls of ours" in text
 
 
 @pytest.mark.usefixtures("no_clock")

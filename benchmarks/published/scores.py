@@ -10,20 +10,24 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from itertools import combinations
 from math import exp, log
 from pathlib import Path
 from statistics import mean, median
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import calls
 
-from cupyflash import Device, plan
+from cupyflash import Device, Problem, TileSchedule, plan
 from cupyflash.schedules import plan_backward
-from cupyflash.sim.clock.known import formula_error
+from cupyflash.sim.clock.known import CLOCK, PLANNER, own_error
+from cupyflash.sim.clock.measured import RESULTS as MEASURED
+from cupyflash.sim.clock.measured import measured
+from cupyflash.sim.clock.measured import read as lines_of
 from cupyflash.sim.clock.predicted import formula_of
 from published import FOLDER, ladders
 
@@ -32,6 +36,7 @@ CALLS = FOLDER.parent / "calls.json"
 PAGE = FOLDER.parents[1] / "docs" / "clock.md"
 ERRORS = FOLDER.parents[1] / "cupyflash" / "clock_errors.toml"
 BEGIN, END = "<!-- scores.py writes from here -->", "<!-- to here -->"
+OWN, OWN_END = "<!-- own errors -->", "<!-- end -->"
 APART = 1.05  # pairs of figures that differ by less have no order
 NEAR = 0.2
 CLASSES = "tensor cores", "memory", "arithmetic", "warp roles"
@@ -207,26 +212,45 @@ def of_class(results: Results, kind: str) -> list[list[Result]]:
     return [steps for steps in found if steps]
 
 
-def formulas(path: Path = CALLS) -> dict[str, list[float]]:
-    """The times of the planner's formulas over the clock's, of our calls that benchmarks/calls.py timed."""
+def own(path: Path = CALLS, folder: Path = MEASURED) -> dict[str, list[float]]:
+    """The predicted over the measured times of our calls, by their kinds in cupyflash/clock_errors.toml.
+
+    Taken is the newest measurement of each call, beside the planner's formulas and, of those that benchmarks/calls.py timed, the
+    clock.
+    """
+    clocked = {str(one.call): one.seconds for one in calls.read(path) if one.whose == calls.OURS}
     found: dict[str, list[float]] = {}
-    for each in json.loads(path.read_text()):
-        call, device = calls.Call(**each["call"]), Device.named(each["call"]["device"])
-        if each["whose"] == calls.OURS:
-            backward = call.direction == "backward"
-            make = plan_backward if backward else plan
-            seconds = formula_of(make(call.problem, device, call.algorithm), 1, "").seconds
-            found.setdefault(formula_error(backward).kind, []).append(seconds / each["seconds"])
+    for call, schedule in dict(timed(folder)).items():
+        if taken := measured(schedule, folder):
+            seconds, predicted = taken[0].seconds, {PLANNER: formula_of(schedule, 1, "").seconds}
+            if call.problem == replace(schedule.problem, dtype="float16") and str(call) in clocked:
+                predicted[CLOCK] = clocked[str(call)]
+            for source, one in predicted.items():
+                found.setdefault(own_error(source, call.direction).kind, []).append(one / seconds)
     return found
 
 
+def timed(folder: Path) -> Iterator[tuple[calls.Call, TileSchedule]]:
+    """The calls of files of results, each of which has a formula, and their schedules."""
+    run: Mapping[str, Any] = {}
+    for line in (line for path in sorted(folder.glob("*.jsonl")) for line in lines_of(path)):
+        run = line if line["kind"] == "run" else run
+        name, direction = line.get("implementation"), line.get("pass")
+        if name not in ("fa2", "fa3") or direction not in ("forward", "backward") or "seconds" not in line:
+            continue
+        device, n, d = Device.named(run["device"]["name"]), line["n"], line["d"]
+        p = Problem(line["batch"], line["heads"], line["heads"], n, n, d, line["dtype"], causal=line["causal"])
+        schedule = (plan if direction == "forward" else plan_backward)(p, device, name)
+        yield calls.Call(direction, name, device.name, d, "causal" if line["causal"] else "full", n), schedule
+
+
 def errors(results: Results) -> str:
-    """The errors by class of kernels, and those of the planner's formulas, as cupyflash/clock_errors.toml."""
+    """The errors by class of kernels, and on our calls, as cupyflash/clock_errors.toml."""
     lines = [
-        "# The clock's errors on published kernels by class, and those of the planner's formulas against the clock, on our calls;",
-        "# written by benchmarks/published/scores.py from predicted.json and calls.json.",
+        "# The clock's errors on published kernels by class, and on our calls those of the clock and of the planner's formulas;",
+        "# written by benchmarks/published/scores.py from predicted.json, calls.json and benchmarks/results.",
     ]
-    known = {kind: Score(of_class(results, kind)).ratios for kind in CLASSES} | formulas()
+    known = {kind: Score(of_class(results, kind)).ratios for kind in CLASSES} | dict(sorted(own().items()))
     for kind, found in known.items():
         if not found:
             continue
@@ -235,10 +259,21 @@ def errors(results: Results) -> str:
     return "\n".join(lines) + "\n"
 
 
+def own_table() -> str:
+    """The errors on our own calls, for docs/clock.md."""
+    lines = ["| | calls | median error | of the measured time |", "| --- | --- | --- | --- |"]
+    for kind, found in sorted(own().items()):
+        error = f"{middle(found):.0%}".replace("%", " %")
+        lines.append(f"| {kind} | {len(found)} | {error} | {min(found):.2f} to {max(found):.2f} |")
+    return "\n".join(lines)
+
+
 def page(text: str, results: Results) -> str:
-    """A page with the table between its two marks."""
+    """A page with its tables between their marks."""
     head, _, rest = text.partition(BEGIN)
-    return f"{head}{BEGIN}\n\n{table(results)}\n\n{END}{rest.partition(END)[2]}"
+    text = f"{head}{BEGIN}\n\n{table(results)}\n\n{END}{rest.partition(END)[2]}"
+    head, _, rest = text.partition(OWN)
+    return f"{head}{OWN}\n{own_table()}\n{OWN_END}{rest.partition(OWN_END)[2]}"
 
 
 def main(words: Sequence[str] | None = None) -> int:

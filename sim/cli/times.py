@@ -77,7 +77,8 @@ def show(report: dict[str, Any]) -> None:
     say(f"predicted: {seconds * 1e6:,.1f} us, {report['flops_a_second'] / 1e12:,.1f} TFLOP/s{share}, {by}")
     if report["why"]:
         say(f"not by the clock: {report['why']}")
-    say(f"Known error: {KnownError(**report['known_error'])}.")
+    for known in (KnownError(**each) for each in report["known_errors"]):
+        say(f"Known error: {known}.")
     if report["launches"]:
         click.echo()
         rows = [launch_row(each, seconds) for each in report["launches"]]

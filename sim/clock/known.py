@@ -1,5 +1,7 @@
-"""Known errors: cupyflash/clock_errors.toml, which benchmarks/published/scores.py writes, of the clock by class of kernels, and of
-the planner's formulas."""
+"""Known errors: cupyflash/clock_errors.toml, which benchmarks/published/scores.py writes.
+
+They are the clock's by class of kernels, and those of the clock and of the planner's formulas on our calls that were measured.
+"""
 
 from __future__ import annotations
 
@@ -13,13 +15,13 @@ from typing import Any
 from .whole import Clock, Time
 
 TENSOR_SHARE = 0.05
-ROLES, PLANNER = "warp roles", "planner"
+ROLES = "warp roles"
+CLOCK, PLANNER = "clock", "planner"
 
 
 @dataclass(frozen=True)
 class KnownError:
-    """The errors of predictions of a class of published kernels, ratios of predicted over measured times; or of the planner's
-    formulas, ratios of their times over the clock's.
+    """The errors of predictions of a class of published kernels, or of our calls: ratios are predicted over measured time.
 
     `median`: of |ratio - 1|; `near`: figures within 20 %; `bias`: the geometric mean's distance from 1.
     """
@@ -33,13 +35,13 @@ class KnownError:
     bias: float
 
     def __str__(self) -> str:
+        one, many = "published kernel of this class", "published kernels of this class"
+        if self.kind.startswith((CLOCK, PLANNER)):
+            one, many = "call of ours", "calls of ours"
         if not self.figures:
-            return f"no published kernel of this class ({self.kind}) was compared"
-        kernels, time = f"published kernels of this class ({self.kind})", "measured time"
-        if self.kind.startswith(PLANNER):
-            kernels, time = f"of our calls ({self.kind})", "clock's time"
-        return (f"of {self.figures} {kernels} half were within {self.median:.0%}, {self.near} within 20 %, all from "
-                f"{self.least:.2f} to {self.most:.2f} of the {time}")  # fmt: skip
+            return f"no {one} ({self.kind}) was compared"
+        return (f"of {self.figures} {many} ({self.kind}) half were within {self.median:.0%}, {self.near} within 20 %, all from "
+                f"{self.least:.2f} to {self.most:.2f} of the measured time")  # fmt: skip
 
 
 def kind_of(clock: Clock, time: Time) -> str:
@@ -62,9 +64,9 @@ def error_of(kind: str) -> KnownError:
     return KnownError(kind, **_table()[kind]) if kind in _table() else KnownError(kind, 0, 0, 0, 1, 1, 0)
 
 
-def formula_error(backward: bool) -> KnownError:
-    """The known error of the planner's formulas, against the clock."""
-    return error_of(f"{PLANNER}, {'backward' if backward else 'forward'}")
+def own_error(source: str, direction: str) -> KnownError:
+    """The known error of CLOCK or PLANNER on our calls that were measured: "forward", "backward" or "decoding"."""
+    return error_of(f"{source}, {direction}")
 
 
 @cache

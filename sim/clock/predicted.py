@@ -13,11 +13,9 @@ from cupyflash.schedules.formulas import clocks as forward_clocks
 from cupyflash.sim.numbers.yardstick import NOTHING_GIVEN
 from cupyflash.sim.theory.visits import scores_of
 
-from .known import PLANNER, KnownError, formula_error, known_error
+from .known import CLOCK, PLANNER, KnownError, known_error, own_error
 from .planned import clocks
 from .whole import Time
-
-CLOCK = "clock"
 
 
 @dataclass(frozen=True)
@@ -31,7 +29,8 @@ class LaunchTime:
 
 @dataclass(frozen=True)
 class Prediction:
-    """The predicted time of a call, with its `known` error: by the clock, that of its longest launch's class.
+    """The predicted time of a call, with its `known` errors: on our calls that were measured; by the clock, first that of its
+    longest launch's class.
 
     `launches`: none by the planner; then `why` says why not by the clock. `flops`: of the products of all scores that position
     leaves.
@@ -39,7 +38,7 @@ class Prediction:
 
     seconds: float
     flops: int
-    known: KnownError
+    known: Sequence[KnownError]
     launches: Sequence[LaunchTime] = ()
     why: str = ""
 
@@ -76,7 +75,7 @@ class Prediction:
         ]
         head = {"modelled": True, "source": self.source, "why": self.why, "seconds": self.seconds, "binds": self.binds}
         rates = {"busy": self.busy, "flops": self.flops, "flops_a_second": self.rate}
-        return {**head, **rates, "known_error": asdict(self.known), "launches": launches}
+        return {**head, **rates, "known_errors": [asdict(each) for each in self.known], "launches": launches}
 
 
 def predicted(schedule: TileSchedule, given: Mapping[str, Any] = NOTHING_GIVEN) -> Prediction:
@@ -94,19 +93,27 @@ def predicted(schedule: TileSchedule, given: Mapping[str, Any] = NOTHING_GIVEN) 
     except (ImportError, RuntimeError, ValueError) as error:
         return formula_of(schedule, flops, str(error))
     longest = max(launches, key=lambda each: each.time.seconds)
-    return Prediction(sum(each.time.seconds for each in launches), flops, longest.known, launches)
+    known = longest.known, own_error(CLOCK, direction_of(schedule))
+    return Prediction(sum(each.time.seconds for each in launches), flops, known, launches)
 
 
 def formula_of(schedule: TileSchedule, flops: int, why: str) -> Prediction:
     """Returns a prediction by the planner's formulas."""
-    p, device, backward = schedule.problem, schedule.device, isinstance(schedule, BackwardSchedule)
+    p, device, known = schedule.problem, schedule.device, (own_error(PLANNER, direction_of(schedule)),)
     if schedule.algorithm not in FORMULAS:
         raise ValueError(f"no time for {schedule.algorithm!r}: {why}")
-    if backward:
-        return Prediction(backward_seconds(p, device), flops, formula_error(backward), why=why)
+    if isinstance(schedule, BackwardSchedule):
+        return Prediction(backward_seconds(p, device), flops, known, why=why)
     blocks = None if isinstance(schedule, DecodeSchedule) else (schedule.tiling.used.block_rows, schedule.block_cols)
     seconds = forward_clocks(p, device, schedule.algorithm, blocks) / clock_rate(device)
-    return Prediction(seconds, flops, formula_error(backward), why=why)
+    return Prediction(seconds, flops, known, why=why)
+
+
+def direction_of(schedule: TileSchedule) -> str:
+    """The direction by which errors on our calls are known."""
+    if isinstance(schedule, DecodeSchedule):
+        return "decoding"
+    return "backward" if isinstance(schedule, BackwardSchedule) else "forward"
 
 
 def require_work(schedule: TileSchedule) -> int:

@@ -22,7 +22,7 @@ from cupyflash.multiprocessor import clock_rate
 from cupyflash.request.options import require_taken
 from cupyflash.request.problem import Problem
 from cupyflash.schedules import choose, decode_tiles, formulas
-from cupyflash.sim.clock.known import KnownError, formula_error
+from cupyflash.sim.clock.known import PLANNER, KnownError, own_error
 from cupyflash.sim.ring import PieceWork, hbm_bytes
 from cupyflash.sim.theory.forward import add_state_traffic
 from cupyflash.sim.theory.ring import FLOAT32, link_bytes, row_elements, scores
@@ -98,7 +98,7 @@ class RingModel:
     @property
     def known(self) -> KnownError:
         """The known error of the formulas for its products."""
-        return formula_error(self.backward)
+        return own_error(PLANNER, "backward" if self.backward else "forward")
 
     @cached_property
     def work(self) -> tuple[int, ...]:
