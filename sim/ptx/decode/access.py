@@ -315,6 +315,39 @@ def add_at_once(view: Array, index: Array, value: Array) -> Array:
     return old
 
 
+REPEATED: dict[str, np.ufunc] = {
+    "and": np.bitwise_and,
+    "or": np.bitwise_or,
+    "xor": np.bitwise_xor,
+    "min": np.minimum,
+    "max": np.maximum,
+}
+"""Updates of integers that can be made one behind the other at once."""
+
+
+def crowded(index: Array) -> bool:
+    """True if an element has more lanes than there are elements."""
+    _, counts = np.unique(index, return_counts=True)
+    return bool(counts.max() > len(counts))
+
+
+def in_turn(view: Array, index: Array, value: Array, turns: np.ufunc | None) -> Array:
+    """Updates the elements of lanes in their order, element by element; returns the old values. Without a function for turns the
+    value takes the old one's place.
+    """
+    order = np.argsort(index, kind="stable")
+    ordered = index[order]
+    heads = np.flatnonzero(np.concatenate(([True], ordered[1:] != ordered[:-1])))
+    old = np.empty(len(index), value.dtype)
+    for start, end in zip(heads.tolist(), [*heads[1:].tolist(), len(index)], strict=True):
+        place, lanes = ordered[start], order[start:end]
+        values = np.concatenate((view[place : place + 1], value[lanes]))
+        if turns is not None:
+            values = turns.accumulate(values)
+        old[lanes], view[place] = values[:-1], values[-1]
+    return old
+
+
 @opcode(
     "atom",
     "red",
@@ -338,6 +371,7 @@ def atom(i: PtxInstruction) -> Plan:
     values = given[: 2 if name == "cas" else 1] if count == 1 else items(given[0], count)
     base, offset = address_arg(memory, space)
     fn = update(name, type_)
+    chained = type_.kind != "f" and name in (*REPEATED, "exch")
     bits = f"b{type_.bits}"
     storage = TYPES[bits].dtype
 
@@ -354,6 +388,8 @@ def atom(i: PtxInstruction) -> Plan:
                     first, second = (chosen[0], chosen[-1]) if count == 1 else (chosen[k], chosen[k])
                     if name == "add" and type_.kind != "f":
                         found = add_at_once(view, index, first)
+                    elif chained and crowded(index):
+                        found = in_turn(view.view(type_.dtype), index, first.view(type_.dtype), REPEATED.get(name)).view(storage)
                     else:
                         found = np.empty(len(index), storage)
                         for at in rounds(index):
