@@ -32,6 +32,8 @@ from .detector import Detector
 from .launch_clocks import LaunchClock, LaunchPart, OrderedLaunch
 from .transfers import ELSEWHERE, Transfer
 
+ROWS = 1 << 20
+"""Rows of a table that become part of a history at once."""
 MANY_SITES = 1 << 12
 """Number of sites beyond those that were in use last, from which on unused ones are dropped."""
 
@@ -303,13 +305,16 @@ def forget(past: weakref.ref[Past], place: tuple[int, int]) -> None:
 
 
 def entries_of(table: Table | None) -> Iterator[tuple[Array, Array, Array]]:
-    """Yields rows with an entry, the entries, and the numbers of their instructions; nothing for an unused table."""
+    """Yields rows with an entry, the entries, and the numbers of their instructions; nothing for an unused table. The table comes in
+    parts: all that is made of a row takes several times its own memory.
+    """
     if table is None or not table.used:
         return
-    entries = table.entries.reshape(-1)
-    rows = np.flatnonzero(entries)
-    if len(rows):
-        yield rows, entries[rows], table.by.reshape(-1)[rows].astype(np.int64)
+    entries, by = table.entries.reshape(-1), table.by.reshape(-1)
+    for start in range(0, len(entries), ROWS):
+        rows = start + np.flatnonzero(entries[start : start + ROWS])
+        if len(rows):
+            yield rows, entries[rows], by[rows].astype(np.int64)
 
 
 class Known:
