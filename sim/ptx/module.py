@@ -29,6 +29,7 @@ from numpy.lib.array_utils import byte_bounds
 
 from .decode.code import Code
 from .decode.program import decode_all, function_addresses
+from .decode.tensor_cores import tensor_cores_asked
 from .execute.compiled import engine_asked, pays, run_compiled
 from .execute.device_runtime import DeviceRuntime
 from .execute.machine import PtxMachine
@@ -390,6 +391,7 @@ class Module:
         stall_seconds: float | None = None,
         max_seconds: float | None = None,
         approximate: bool = True,
+        tensor_cores: str | None = None,
         cluster: int | Sequence[int] | None = None,
         processes: int | None = None,
         suppressions: str | os.PathLike[str] | Sequence[Suppression] = (),
@@ -420,7 +422,9 @@ class Module:
         loop towards its end, after which the launch ends with an "endless" finding (`execute.scheduler`; None: the environment's
         CUPYFLASH_STALL_SECONDS, else 20). max_seconds: processor time, in seconds, after which the launch ends without such a
         finding (`Launch.unfinished`; None: no limit). approximate: True gives approximate instructions (ex2.approx and so on) an
-        error of the size that the PTX ISA allows; False rounds their exact results to nearest. cluster: blocks of a cluster, a
+        error of the size that the PTX ISA allows; False rounds their exact results to nearest. tensor_cores: "H100" sums products
+        of float16, bfloat16 and TF32 in mma, wmma and wgmma as an H100 does, bit for bit, which takes longer
+        (`decode.tensor_cores`); None: the environment's CUPYFLASH_TENSOR_CORES, else as NumPy does. cluster: blocks of a cluster, a
         number or up to three (x, y, z), which must divide the grid; None: the kernel's own (__cluster_dims__), else one block.
         processes: the most processes that run the blocks of a large grid (None: the environment's CUPYFLASH_PROCESSES, else 1), as
         far as there are processors and the blocks do not depend on each other. The result is the same. It needs races, no seed and
@@ -442,6 +446,7 @@ class Module:
         limits = Limits.asked(max_instructions, stall_seconds, max_seconds)
         processes = processes_asked(processes)
         engine = engine_asked()
+        numerics = approximate, tensor_cores_asked(tensor_cores)
         if stream is not None and not isinstance(stream, Stream):
             raise TypeError(f"stream must be a ptx.Stream or None, got {type(stream).__name__}")
         if programmatic and stream is None:
@@ -470,7 +475,7 @@ class Module:
         if reserved:
             shared_size = -(-shared_size // 128) * 128 + reserved
         schedule = seed, on_barrier, limits
-        setup = Setup(geometry, packed, params, shared_bytes, symbols, *schedule, workspace.start, approximate, textures, runtime)
+        setup = Setup(geometry, packed, params, shared_bytes, symbols, *schedule, workspace.start, *numerics, textures, runtime)
 
         def machine(races: bool) -> PtxMachine:
             findings, tally = Findings(kernel, allowed), LaunchTally()

@@ -44,6 +44,7 @@ from .registry import (
     opcode,
     taken,
 )
+from .tensor_cores import FACTORS, aligned_sums
 
 HALF_VALUES = np.arange(1 << 16, dtype=np.uint16).view(np.float16).astype(np.float32)
 """float32 values of all float16 bits."""
@@ -352,7 +353,7 @@ def multiplied(i: PtxInstruction, shape: str, types: Sequence[str]) -> Plan:
         a_moves, b_moves, total = f.moves(f.a_rows, a_regs), f.moves(f.b_rows, b_regs), f.total
         kept = frame.kept
 
-        def multiply() -> None:
+        def factors() -> None:
             if not kept:
                 for to, register in a_moves:
                     np.copyto(to, register)
@@ -360,6 +361,8 @@ def multiplied(i: PtxInstruction, shape: str, types: Sequence[str]) -> Plan:
             for to, register in b_moves:
                 np.copyto(to, register)
             b_decode(f.b_bits, f.b)
+
+        def multiply() -> None:
             if "xor" in i.mods:
                 # Bits as 1 and -1: equal ones give 1, different ones -1.
                 np.matmul(1 - 2 * f.a, 1 - 2 * f.b_columns, f.product)
@@ -368,10 +371,24 @@ def multiplied(i: PtxInstruction, shape: str, types: Sequence[str]) -> Plan:
                 np.matmul(f.a, f.b_columns, f.product)
             np.copyto(f.sums, f.fragments)
 
-        accumulate = adder(i, (d_type, c_type), out, total)
+        def as_chip(addends: Array) -> Array:
+            np.copyto(f.sums, addends.reshape(f.sums.shape))
+            np.copyto(f.fragments, f.sums)
+            # Warps come last, where there are most of them.
+            sums = aligned_sums(
+                f.a.transpose(2, 1, 0).copy(), f.b.transpose(2, 1, 0).copy(), f.product.transpose(1, 2, 0).copy(), d_type
+            )
+            np.copyto(f.product, sums.transpose(2, 0, 1))
+            np.copyto(f.sums, f.fragments)
+            return total
+
+        chip = frame.machine.tensor_cores is not None and a_type in FACTORS and d_type == c_type
+        accumulate = adder(i, (d_type, c_type), out, total, as_chip if chip else None)
 
         def run() -> None:
-            multiply()
+            factors()
+            if not chip:
+                multiply()
             accumulate([np.copy(addend) for addend in c_regs] if crossed else c_regs)
 
         return run
@@ -379,8 +396,12 @@ def multiplied(i: PtxInstruction, shape: str, types: Sequence[str]) -> Plan:
     return warpwise(bind, i, d_args, [*a_args, *b_args, *c_args], mode=0, flops=2 * m * n * k, keeps=len(a_args))
 
 
-def adder(i: PtxInstruction, types: tuple[str, str], out: Arrays, total: Array) -> Callable[[Arrays], None]:
-    """Returns a function that adds C to the products `total` and writes D; `types` of D and C."""
+def adder(
+    i: PtxInstruction, types: tuple[str, str], out: Arrays, total: Array, summed: Callable[[Array], Array] | None
+) -> Callable[[Arrays], None]:
+    """Returns a function that adds C to the products `total` and writes D; `types` of D and C. If `summed` is given, it makes the
+    sums from C as float32 (elements, lanes), products and all.
+    """
     (d_type, c_type), n = types, total.shape[1]
 
     def add_integers(addends: Arrays) -> None:
@@ -390,11 +411,11 @@ def adder(i: PtxInstruction, types: tuple[str, str], out: Arrays, total: Array) 
                 value = np.clip(value, -(1 << 31), (1 << 31) - 1)
             np.copyto(register, value, casting="unsafe")
 
-    def add_halves(addends: Arrays) -> None:
+    def add_together(addends: Arrays) -> None:
         lanes = [np.broadcast_to(addend, n) for addend in addends]
         if c_type == "f16":
             lanes = [half for pair in lanes for half in pair.copy().view(np.float16).reshape(-1, 2).T.astype(np.float32)]
-        both = total + np.stack(lanes)
+        both = total + np.stack(lanes) if summed is None else summed(np.stack(lanes))
         if d_type == "f16":
             both = np.ascontiguousarray(half_bits(both).reshape(-1, 2, n).transpose(0, 2, 1)).view(np.uint32)[..., 0]
         for register, value in zip(out, both, strict=True):
@@ -404,7 +425,7 @@ def adder(i: PtxInstruction, types: tuple[str, str], out: Arrays, total: Array) 
         for part, addend, register in zip(total, addends, out, strict=True):
             np.add(part, addend, register)
 
-    return add_integers if d_type == "s32" else add_halves if "f16" in types else add_reals
+    return add_integers if d_type == "s32" else add_together if "f16" in types or summed else add_reals
 
 
 WMMA_SHAPES = {

@@ -60,7 +60,9 @@ class WarpgroupUnit(Protocol):
 
 
 class Surroundings(Protocol):
-    """The machine, as an instruction sees it. `approximate`: approximate instructions have errors."""
+    """The machine, as an instruction sees it. `approximate`: approximate instructions have errors; `tensor_cores`: the chip
+    whose sums of products they make (`decode.tensor_cores`).
+    """
 
     memory: LaunchMemory
     copies: Copies
@@ -68,6 +70,7 @@ class Surroundings(Protocol):
     mbarriers: MBarriers
     textures: Textures
     approximate: bool
+    tensor_cores: str | None
 
     @property
     def warpgroups(self) -> WarpgroupUnit: ...

@@ -14,6 +14,7 @@ from ..decode.code import runs
 from ..decode.floats import half_bits
 from ..decode.matrices import Decode, fragment
 from ..decode.registry import ENVIRONMENT, KEEP, Arg, Multiply
+from ..decode.tensor_cores import FACTORS, aligned_sums
 from ..memory.layouts import DESCRIPTOR_UNIT, Descriptor
 from ..state.lanes import GROUP, WARP, LaneSet
 from ..state.segments import PAGE
@@ -274,19 +275,24 @@ def _compute(machine: RegisterFiles, steps: list[ProductStep]) -> None:
     a = a.reshape(len(b), len(slots) // len(b), ROWS, a.shape[2])
     product = np.empty((len(slots), ROWS, control.columns), np.float32)
     total = sums.of(slots)
+    chip = machine.tensor_cores is not None and control.types[0] in FACTORS
     # Step after step, so that sums have the same bits whichever steps of a chain are computed at a time.
     for first in range(0, a.shape[3], control.depth):
         depth = slice(first, first + control.depth)
-        multiply(a[..., depth], b[:, None, depth], product.reshape(*a.shape[:3], control.columns))
-        if control.sign < 0:
-            np.negative(product, product)
-        if first == 0 and not adds.all():
-            if adds.any():
-                np.add(product, total, out=product, where=adds[:, None, None])
+        if chip:
+            kept = total if first or adds.all() else np.where(adds[:, None, None], total, np.float32(0))
+            as_chip(control, a[..., depth], b[:, depth], kept, product)
         else:
-            product += total
-        if control.result == "f16":
-            product = half_bits(product).view(np.float16).astype(np.float32)
+            multiply(a[..., depth], b[:, None, depth], product.reshape(*a.shape[:3], control.columns))
+            if control.sign < 0:
+                np.negative(product, product)
+            if first == 0 and not adds.all():
+                if adds.any():
+                    np.add(product, total, out=product, where=adds[:, None, None])
+            else:
+                product += total
+            if control.result == "f16":
+                product = half_bits(product).view(np.float16).astype(np.float32)
         if first == 0:
             total = np.empty_like(product)
         product, total = total, product
@@ -370,6 +376,18 @@ def multiply(a: Array, b: Array, out: Array) -> None:
     step = max(8, ALONE // (a.shape[-2] * a.shape[-1]))
     for first in range(0, out.shape[-1], step):
         np.matmul(a, b[..., first : first + step], out=out[..., first : first + step])
+
+
+def as_chip(control: Multiply, a: Array, b: Array, total: Array, out: Array) -> None:
+    """Computes `total` + a b as a chip's tensor cores sum them; a: (matrices B, warpgroups of each, 64, k), total and out:
+    (warpgroups, 64, N).
+    """
+    count = a.shape[1]
+    for at, factor in enumerate(b):
+        mine = slice(at * count, (at + 1) * count)
+        rows = total[mine].reshape(-1, control.columns)
+        sums = aligned_sums(control.sign * a[at].reshape(len(rows), -1).T, factor, rows, control.result)
+        out[mine] = sums.reshape(count, ROWS, control.columns)
 
 
 def joins(before: Product, after: Product) -> bool:

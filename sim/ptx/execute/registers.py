@@ -302,6 +302,7 @@ class Setup:
     limits: Limits = field(default_factory=Limits)
     workspace: int = 0
     approximate: bool = True
+    tensor_cores: str | None = None
     textures: Mapping[int, Texture | Texels] = field(default_factory=dict)
     runtime: DeviceRuntime = field(default_factory=DeviceRuntime)
 
@@ -332,7 +333,7 @@ class RegisterFiles:
 
     def __init__(self, code: Code, setup: Setup, memory: LaunchMemory):
         self.code, self.setup, self.memory, self.findings = code, setup, memory, memory.findings
-        self.approximate, self.on_barrier = setup.approximate, setup.on_barrier
+        self.approximate, self.tensor_cores, self.on_barrier = setup.approximate, setup.tensor_cores, setup.on_barrier
         self._compact: dict[int, RegisterFrame] = {}
         self._full_frames: dict[int, RegisterFrame] = {}
         self._clock = 0
