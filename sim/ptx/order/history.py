@@ -305,8 +305,9 @@ def forget(past: weakref.ref[Past], place: tuple[int, int]) -> None:
 
 
 def entries_of(table: Table | None) -> Iterator[tuple[Array, Array, Array]]:
-    """Yields rows with an entry, the entries, and the numbers of their instructions; nothing for an unused table. The table comes in
-    parts: all that is made of a row takes several times its own memory.
+    """Yields rows with an entry, the entries, and the numbers of their instructions; nothing for an unused table.
+
+    The table comes in parts: all that is made of a row takes several times its own memory.
     """
     if table is None or not table.used:
         return
