@@ -375,9 +375,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) decode(__grid_constant_
         scale_scores(S[i], p, keys, own_heads + 16 * i, row0 + 16 * i, j * BC + key_warp * SUB);
     }
     rescale(S, state, factor, offset, MASK || j < keys.whole_begin || j >= keys.whole_end, mask);
-#pragma unroll
-    for (int k = 0; k < (N + 1) / 2; k++) weigh(S, state, factor, offset, k);
-    add_weighted_values<ValueTile>(state.O, S, V_smem);
+    weigh_tile(S, state, factor, offset);
+    if constexpr (SCARCE > 0) {
+      add_weighted_values<ValueTile>(state.O, S, V_smem);  // fewer registers
+    } else {
+      add_tile_of_values<ValueTile>(state.O, S, shared_address(V_smem));
+    }
     if (STAGES == 1) __syncthreads();
     slot = slot + 1 == STAGES ? 0 : slot + 1;
   }

@@ -336,7 +336,7 @@ fa2_backward(__grid_constant__ const Params given) {
               each_weight_transposed<BR % 32 == 0 && WARP_ROWS % 32 == 0>(P[m], dropout, warp_key + 16 * m, first, MarkDropped());
           }
           // dV_j += P^T dO_i
-          if constexpr (WITH_DV) add_weighted_values<ValuePart, 8>(dV_regs, KeptWeights(P).of, slot.dO + row * ValueTile::PAD + value_col);
+          if constexpr (WITH_DV) add_weighted_values<ValuePart>(dV_regs, KeptWeights(P).of, slot.dO + row * ValueTile::PAD + value_col);
           if constexpr (SCORE && !DBIAS && !DROPOUT && !(WIDE && WITH_DV)) {
 #pragma unroll
             for (int m = 0; m < M; m++) of_given_scores(P[m], slopes[m]);
@@ -365,7 +365,7 @@ fa2_backward(__grid_constant__ const Params given) {
 #pragma unroll
               for (int m = 0; m < M; m++) of_given_scores(dS[m], slopes[m]);
             }
-            add_weighted_values<KeyPart, 8>(dK_regs, dS, slot.Q + row * KeyTile::PAD + key_col);
+            add_weighted_values<KeyPart>(dK_regs, dS, slot.Q + row * KeyTile::PAD + key_col);
           }
           share(P, dS);
         } else {

@@ -268,7 +268,7 @@ fa2_backward_queries(__grid_constant__ const Params given) {
         for (int m = 0; m < M; m++) of_given_scores(dS[m], slopes[m]);
       }
       if constexpr (WIDE) put_tile<ScoreTile>(dS_smem + own_rows * ScoreTile::PAD, dS, col);
-      add_weighted_values<KeyPart, 8>(dQ_regs, dS, K_at + col * KeyTile::ROW_BYTES);
+      add_weighted_values<KeyPart>(dQ_regs, dS, K_at + col * KeyTile::ROW_BYTES);
     }
     if constexpr (WIDE) {
       meet_partner();

@@ -221,19 +221,17 @@ struct Warp {
       stream.ask_for_next(j);
 #pragma unroll
       for (int k = 1; k < N / 2; k++) {
-        weigh(S, state, factor, offset, k);
+        weigh(S, state.l, factor, offset, k);
         drop(S, 2 * k, j * BC + 16 * k, masks);
         add_sixteen<ValuePart>(state.O, S, V_at + k * 16 * ValuePart::ROW_BYTES, k);
       }
     } else {
       stream.ask_for_next(j);
       rescale(S, state, factor, offset, !ALL_MASKED && masked, mask);
+      weigh_tile(S, state, factor, offset);
 #pragma unroll
-      for (int k = 0; k < N / 2; k++) {
-        weigh(S, state, factor, offset, k);
-        drop(S, 2 * k, j * BC + 16 * k, masks);
-      }
-      add_weighted_values<ValueTile>(state.O, S, V_at);
+      for (int k = 0; k < N / 2; k++) drop(S, 2 * k, j * BC + 16 * k, masks);
+      add_tile_of_values<ValueTile>(state.O, S, V_at);
     }
     stream.parts.put();
   }

@@ -71,7 +71,7 @@ __device__ __forceinline__ void rescale(float (&S)[M][N][4], State& state, float
 }
 
 // P = exp2(S factor + offset) and l += rowsum(P), of columns 16 k to 16 k + 15
-__device__ __forceinline__ void weigh(float (&S)[M][N][4], State& state, float factor, const float (&offset)[M][2], int k) {
+__device__ __forceinline__ void weigh(float (&S)[M][N][4], float (&l)[M][2], float factor, const float (&offset)[M][2], int k) {
 #pragma unroll
   for (int i = 0; i < M; i++)
 #pragma unroll
@@ -79,8 +79,21 @@ __device__ __forceinline__ void weigh(float (&S)[M][N][4], State& state, float f
 #pragma unroll
       for (int e = 0; e < 4; e++) {
         S[i][n][e] = exp2_of(fmaf(S[i][n][e], factor, offset[i][e / 2]));
-        state.l[i][e / 2] += S[i][n][e];
+        l[i][e / 2] += S[i][n][e];
       }
+}
+
+// The same for all columns. Floats are summed before they are added to l, as add_tile_of_values does.
+__device__ __forceinline__ void weigh_tile(float (&S)[M][N][4], State& state, float factor, const float (&offset)[M][2]) {
+  constexpr bool APART = sizeof(Element) == 4;
+  float part[M][2] = {};
+#pragma unroll
+  for (int k = 0; k < (N + 1) / 2; k++) weigh(S, APART ? part : state.l, factor, offset, k);
+#pragma unroll
+  for (int i = 0; i < M; i++)
+#pragma unroll
+    for (int h = 0; h < 2; h++)
+      if (APART) state.l[i][h] += part[i][h];
 }
 
 // The same for the first 16 columns apart from S, of which sums are to be

@@ -141,70 +141,110 @@ __device__ __forceinline__ void add_sixteen(float (&O_regs)[M][C][4], const floa
   add_sixteen<Tile>(O_regs, P_frag, V_at);
 }
 
-// O += P V:  P_regs (16 M x 8 N), (8 N x 8 C, rows of PAD) of V at `V_at` -> O_regs (16 M x 8 C). Floats are summed SUMMED at a time (1 to 8),
-// each time with a rounding of the long sum: more take more registers.
-template <class Tile, int SUMMED = 1, int M, int N, int C>
+// Products of floats: a lane's part of P V for row 8 n + first + k of V, where `first` is 0 or 4. Rows four apart are permuted alike, but
+// for the lowest bit.
+template <class Tile> struct FloatProducts {
+  const Element* V_smem;
+  const int t = threadIdx.x % 4;
+
+  // Weights of that row, for rows 16 i + g and 16 i + g + 8 of P. P[row][8 n + k] is with lane k / 2 of the four.
+  template <int M, int N>
+  __device__ __forceinline__ void weights(float (&p)[M][2], const float (&P_regs)[M][N][4], int n, int first, int k) const {
+#pragma unroll
+    for (int i = 0; i < M; i++)
+#pragma unroll
+      for (int h = 0; h < 2; h++) p[i][h] = __shfl_sync(~0u, P_regs[i][n][2 * h + k % 2], first / 2 + k / 2, 4);
+  }
+
+  // sum += p V for columns 8 c + 2 t and the next. They are in chunk 2 c + t / 2, which is permuted by x: its even part is known to
+  // the compiler.
+  template <int M> __device__ __forceinline__ void add(float (&sum)[M][4], const float (&p)[M][2], int n, int first, int k, int c) const {
+    const int x = Tile::permutation(k), odd = x % 2 ^ first / 4;
+    const Element* V_row = V_smem + (8 * n + first + k) * Tile::PAD + (t / 2 ^ odd) * 4 + t % 2 * 2;
+    const float2 value = *reinterpret_cast<const float2*>(V_row + ((2 * c) ^ (x / 2 * 2)) * 4);
+#pragma unroll
+    for (int i = 0; i < M; i++)
+#pragma unroll
+      for (int h = 0; h < 2; h++) {
+        sum[i][2 * h] = fmaf(p[i][h], value.x, sum[i][2 * h]);
+        sum[i][2 * h + 1] = fmaf(p[i][h], value.y, sum[i][2 * h + 1]);
+      }
+  }
+};
+
+// O += P V:  P_regs (16 M x 8 N), (8 N x 8 C, rows of PAD) of V at `V_at` -> O_regs (16 M x 8 C). Floats are summed eight at a time:
+// an eighth as many roundings of the long sum.
+template <class Tile, int M, int N, int C>
 __device__ __forceinline__ void add_weighted_values(float (&O_regs)[M][C][4], const float (&P_regs)[M][N][4],
                                                     unsigned V_at) {
   if constexpr (sizeof(typename Tile::Type) == 2) {
 #pragma unroll
     for (int k = 0; k < N / 2; k++) add_sixteen<Tile>(O_regs, P_regs, V_at + k * 16 * Tile::ROW_BYTES, k);
   } else {
-    const Element* V_smem = static_cast<const Element*>(__cvta_shared_to_generic(V_at));
-    const int t = threadIdx.x % 4;
-    // Of each eight rows of V the first four, then the others, by the same code: they are permuted alike, but for the lowest bit.
-    // (A loop takes registers, too.)
-    constexpr int TURN = SUMMED > 4 || SCARCE ? 8 : 4;
-#pragma unroll 1
-    for (int first = 0; first < 8; first += TURN)
+    const FloatProducts<Tile> V = {static_cast<const Element*>(__cvta_shared_to_generic(V_at))};
 #pragma unroll
-      for (int n = 0; n < N; n++)
+    for (int n = 0; n < N; n++) {
+      if (SCARCE) __syncwarp();  // no value is loaded ahead of it
+      float p[8][M][2];
 #pragma unroll
-        for (int k0 = 0; k0 < TURN; k0 += SUMMED) {
-          if (SCARCE) __syncwarp();  // no value is loaded ahead of it
-          // P[row][8 n + k] is with lane k / 2 of the four that share the row.
-          float p[SUMMED][M][2];
+      for (int k = 0; k < 8; k++) V.weights(p[k], P_regs, n, 0, k);
 #pragma unroll
-          for (int k = 0; k < SUMMED; k++)
+      for (int c = 0; c < C; c++) {
+        float sum[M][4] = {};
 #pragma unroll
-            for (int i = 0; i < M; i++)
+        for (int k = 0; k < 8; k++) V.add(sum, p[k], n, 0, k, c);
 #pragma unroll
-              for (int h = 0; h < 2; h++)
-                p[k][i][h] = __shfl_sync(~0u, P_regs[i][n][2 * h + (k0 + k) % 2], first / 2 + (k0 + k) / 2, 4);
+        for (int i = 0; i < M; i++)
 #pragma unroll
-          for (int c = 0; c < C; c++) {
-            float sum[M][4];
-#pragma unroll
-            for (int i = 0; i < M; i++)
-#pragma unroll
-              for (int e = 0; e < 4; e++) sum[i][e] = SUMMED == 1 ? O_regs[i][c][e] : 0.f;
-#pragma unroll
-            for (int k = 0; k < SUMMED; k++) {
-              // Columns 8 c + 2 t are in chunk 2 c + t / 2, which is permuted by x: its even part is known to the compiler.
-              const int x = Tile::permutation(k0 + k), odd = x % 2 ^ first / 4;
-              const Element* V_row = V_smem + (8 * n + first + k0 + k) * Tile::PAD + (t / 2 ^ odd) * 4 + t % 2 * 2;
-              const float2 value = *reinterpret_cast<const float2*>(V_row + ((2 * c) ^ (x / 2 * 2)) * 4);
-#pragma unroll
-              for (int i = 0; i < M; i++)
-#pragma unroll
-                for (int h = 0; h < 2; h++) {
-                  sum[i][2 * h] = fmaf(p[k][i][h], value.x, sum[i][2 * h]);
-                  sum[i][2 * h + 1] = fmaf(p[k][i][h], value.y, sum[i][2 * h + 1]);
-                }
-            }
-#pragma unroll
-            for (int i = 0; i < M; i++)
-#pragma unroll
-              for (int e = 0; e < 4; e++) O_regs[i][c][e] = SUMMED == 1 ? sum[i][e] : O_regs[i][c][e] + sum[i][e];
-          }
-        }
+          for (int e = 0; e < 4; e++) O_regs[i][c][e] += sum[i][e];
+      }
+    }
   }
 }
 
-template <class Tile, int SUMMED = 1, int M, int N, int C>
+// The same with floats of all 8 N keys summed before they are added: the long sum is rounded once a tile. Up to 16 tiles of 16 rows x 8
+// columns are summed at once; of more, which would take too many registers beside O's, only some, and the weights are fetched again for
+// the next.
+template <class Tile, int M, int N, int C>
+__device__ __forceinline__ void add_tile_of_values(float (&O_regs)[M][C][4], const float (&P_regs)[M][N][4], unsigned V_at) {
+  if constexpr (sizeof(typename Tile::Type) == 2) {
+    add_weighted_values<Tile>(O_regs, P_regs, V_at);
+  } else {
+    const FloatProducts<Tile> V = {static_cast<const Element*>(__cvta_shared_to_generic(V_at))};
+    constexpr int COLS = M * C <= 16 ? C : (SCARCE ? 4 : 8) / M;
+    // Of each eight rows of V the first four, then the others, by the same code. (A loop takes registers, too.)
+    constexpr int TURN = SCARCE ? 8 : 4;
+#pragma unroll
+    for (int c0 = 0; c0 < C; c0 += COLS) {
+      float sums[COLS][M][4] = {};
+#pragma unroll 1
+      for (int first = 0; first < 8; first += TURN)
+#pragma unroll
+        for (int n = 0; n < N; n++)
+#pragma unroll
+          for (int k = 0; k < TURN; k++) {
+            if (SCARCE) __syncwarp();  // no value is loaded ahead of it
+            float p[M][2];
+            V.weights(p, P_regs, n, first, k);
+#pragma unroll
+            for (int c = 0; c < COLS; c++)
+              if (c0 + c < C) V.add(sums[c], p, n, first, k, c0 + c);
+          }
+#pragma unroll
+      for (int c = 0; c < COLS; c++)
+#pragma unroll
+        for (int i = 0; i < M; i++)
+#pragma unroll
+          for (int e = 0; e < 4; e++)
+            if (c0 + c < C) O_regs[i][c0 + c][e] += sums[c][i][e];
+    }
+  }
+}
+
+template <class Tile, int M, int N, int C>
 __device__ __forceinline__ void add_weighted_values(float (&O_regs)[M][C][4], const float (&P_regs)[M][N][4],
                                                     const Element* V_smem) {
-  add_weighted_values<Tile, SUMMED>(O_regs, P_regs, shared_address(V_smem));
+  add_weighted_values<Tile>(O_regs, P_regs, shared_address(V_smem));
 }
 
 // The same with weights in SRAM, of half types: 16 K of them a row, from column `col` on, a multiple of 16 K (a power of two).

@@ -74,22 +74,35 @@ __device__ __forceinline__ void add_weighted_values(float (&O_regs)[TILES][4], c
     }
   } else {
     int t = lane % 4;
+    // The products of all SUB keys are summed before they are added: a rounding of the long sum for each sub-tile, not for each key.
+    // SUMMED column tiles are at a time, as registers allow; the weights are fetched again for the next.
+    constexpr int SUMMED = TILES > 16 ? 8 : TILES;
 #pragma unroll
-    for (int n = 0; n < SUB / 8; n++)
+    for (int c0 = 0; c0 < TILES; c0 += SUMMED) {
+      float sums[SUMMED][4] = {};
+#pragma unroll
+      for (int n = 0; n < SUB / 8; n++)
 #pragma unroll 1
-      for (int holder = 0; holder < 4; holder++)  // of the four lanes that share a row this one has P[row][8 n + 2 holder], and the next
+        for (int holder = 0; holder < 4; holder++)  // of the four lanes that share a row this one has P[row][8 n + 2 holder], and the next
 #pragma unroll
-        for (int e = 0; e < 2; e++) {
-          float p0 = __shfl_sync(~0u, P_regs[n][e], holder, 4), p1 = __shfl_sync(~0u, P_regs[n][2 + e], holder, 4);
+          for (int e = 0; e < 2; e++) {
+            float p0 = __shfl_sync(~0u, P_regs[n][e], holder, 4), p1 = __shfl_sync(~0u, P_regs[n][2 + e], holder, 4);
 #pragma unroll
-          for (int c = 0; c < TILES; c++) {
-            float2 value = *reinterpret_cast<const float2*>(V_smem + (8 * n + 2 * holder + e) * ROW + 8 * c + 2 * t);
-            O_regs[c][0] = fmaf(p0, value.x, O_regs[c][0]);
-            O_regs[c][1] = fmaf(p0, value.y, O_regs[c][1]);
-            O_regs[c][2] = fmaf(p1, value.x, O_regs[c][2]);
-            O_regs[c][3] = fmaf(p1, value.y, O_regs[c][3]);
+            for (int c = 0; c < SUMMED; c++) {
+              if (c0 + c >= TILES) continue;
+              float2 value = *reinterpret_cast<const float2*>(V_smem + (8 * n + 2 * holder + e) * ROW + 8 * (c0 + c) + 2 * t);
+              sums[c][0] = fmaf(p0, value.x, sums[c][0]);
+              sums[c][1] = fmaf(p0, value.y, sums[c][1]);
+              sums[c][2] = fmaf(p1, value.x, sums[c][2]);
+              sums[c][3] = fmaf(p1, value.y, sums[c][3]);
+            }
           }
-        }
+#pragma unroll
+      for (int c = 0; c < SUMMED; c++)
+#pragma unroll
+        for (int e = 0; e < 4; e++)
+          if (c0 + c < TILES) O_regs[c0 + c][e] += sums[c][e];
+    }
   }
 }
 

@@ -45,6 +45,12 @@ SPLIT = Case(posed((230, 0, 97), 240), Cache(5, 16, 48, tree=True), splits=7, bl
 
 
 @pytest.mark.wide
+def test_long_sums_of_floats() -> None:
+    """One sum of 2,048 float32 products has twice the allowed error."""
+    check(Case(replace(posed((2048,), 2048, 4, 16), dtype="float32"), splits=1))
+
+
+@pytest.mark.wide
 @pytest.mark.parametrize("orders", [1, wide(2)])
 def test_the_same_bits_each_time_and_in_every_order(orders: int) -> None:
     case = replace(SPLIT, problem=posed((40, 0), 48), cache=replace(SPLIT.cache, pages=7))

@@ -320,7 +320,7 @@ FAULTS: dict[str, tuple[Mutant, bool]] = {
     "the offset is forgotten": (Mutant(DROPOUT, "p.dropout_offset,\n", "0u,\n", "numbers"), False),
     "what is kept is not scaled": (Mutant(FORWARD_KERNEL, "inverse *= dropout_of(p, 0, 0).scale", "", "numbers"), False),
     "L is of what is kept": (
-        Mutant("online_softmax.cuh", "state.l[i][e / 2] += S[i][n][e];", "state.l[i][e / 2] += S[i][n][e] / 2;", "numbers"),
+        Mutant("online_softmax.cuh", "l[i][e / 2] += S[i][n][e];", "l[i][e / 2] += S[i][n][e] / 2;", "numbers"),
         False,
     ),
     "the backward has other keys": (Mutant(BACKWARD_KERNEL, "dropout, warp_key +", "dropout, 16 + warp_key +", "numbers"), True),
