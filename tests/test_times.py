@@ -127,6 +127,13 @@ def test_without_the_clock_the_planner_s_formulas_tell_it_with_their_error(devic
     assert predicted(plan_decode(split, device, Cache())).seconds == pytest.approx(decode_tiles.choose(split, device).seconds)
 
 
+@needs_disassembler
+def test_a_run_that_takes_too_long_is_left_to_the_formulas(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("cupyflash.sim.clock.predicted.MOST_RUN", 1000)
+    found = predicted(plan(SMALL, A100))
+    assert found.source == "planner" and "runs more than 1,000 instructions" in found.why
+
+
 @pytest.mark.usefixtures("no_clock")
 def test_its_text_says_so() -> None:
     text = " ".join(told("--time").stdout.split())

@@ -17,6 +17,9 @@ from .known import CLOCK, PLANNER, KnownError, known_error, own_error
 from .planned import clocks
 from .whole import Time
 
+MOST_RUN = 3_000_000
+"""The most instructions of machine code that a run of some blocks takes, of all warps that go together: one to two minutes."""
+
 
 @dataclass(frozen=True)
 class LaunchTime:
@@ -81,15 +84,17 @@ class Prediction:
 def predicted(schedule: TileSchedule, given: Mapping[str, Any] = NOTHING_GIVEN) -> Prediction:
     """Predicts a call; `given` as for `planned.clocks`.
 
-    By the planner's formulas, which look at neither masks nor lengths, where NVRTC or a disassembler is missing or machine code is
-    not executed here. ValueError, with the clock's reason, if the algorithm has none; and for a call that computes nothing.
+    By the planner's formulas, which look at neither masks nor lengths, where NVRTC or a disassembler is missing, or machine code is
+    not executed here, or for too long. ValueError, with the clock's reason, if the algorithm has none; and for a call that computes
+    nothing.
     """
     flops = require_work(schedule)
     try:
-        launches = [
-            LaunchTime(clock.launch.kernel.name, time := clock.time(), known_error(clock, time))
-            for clock in clocks(schedule, given=given)
-        ]
+        launches = []
+        for clock in clocks(schedule, given=given):
+            clock.launch.most = MOST_RUN
+            time = clock.time()
+            launches.append(LaunchTime(clock.launch.kernel.name, time, known_error(clock, time)))
     except (ImportError, RuntimeError, ValueError) as error:
         return formula_of(schedule, flops, str(error))
     longest = max(launches, key=lambda each: each.time.seconds)
