@@ -54,6 +54,20 @@ def test_the_page_of_measured_times_says_what_is_on_file() -> None:
     assert measured.written(page) == page
 
 
+def test_stalls_are_read_from_nsight_compute_s_page() -> None:
+    """As it prints them: a line with the kernel's name before each table, and perhaps another page behind."""
+    head = '"Address","Source","# Samples","Instructions Executed","stall_wait","stall_selected","stall_wait (Not Issued)"'
+    rows = '"0x10","   FADD R1, R2, R3","30","8","20","10","20"', '"0x20","   EXIT","10","8","0","10","0"'
+    page = "\n".join(
+        ["==PROF== noise", '"Kernel Name","one",', head, *rows, '"Kernel Name","two",', head, rows[1], '"ID","x"', '"0","y"']
+    )
+    stalls = load("stalls")
+    (name, lines), (other, _) = stalls.kernels(page)
+    assert (name, other) == ("one", "two") and lines[0].reasons == {"wait": 20, "selected": 10}
+    every, first = stalls.table(lines, 0.5)
+    assert every == "40 samples: wait 50%, selected 50%" and "75.00%" in first and "FADD R1, R2, R3" in first
+
+
 def split_counted(
     warps: int, split_k: bool, rows: int, cols: int, d: int, tiles: int = 3
 ) -> tuple[dict[str, int], np.ndarray, np.ndarray]:
