@@ -4,7 +4,7 @@
     python benchmarks/stalls.py --page FILE.csv [--kernel NAME] [--least SHARE]
 
 16,384 tokens in rows of N, 2,048 / d heads, float16. Needs `ncu` on the PATH; `--page` reads what it wrote elsewhere (`ncu -i
-REPORT --page source --csv --print-source sass`). An instruction's share is of all samples of its kernel: of the clocks of all its warps.
+REPORT --page source --csv --print-source sass`). The share of an instruction is of all samples of its kernel.
 """
 
 from __future__ import annotations
