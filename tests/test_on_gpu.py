@@ -293,6 +293,9 @@ def test_the_pages_name_files_and_options_that_exist() -> None:
             "machine",
             "peers",
             "pytest_records",
+            "rate_chips",
+            "rate_measurements",
+            "rate_steps",
             "records",
             "timing",
         )
