@@ -75,9 +75,9 @@ Measurement = Callable[[Chip], Iterator[Found]]
 
 
 def known(device: Device) -> Mapping[str, Constant]:
-    """The table's constants of the catalogue's device of that name, which may be CUDA's; none of a device that is not there."""
+    """The table's constants of a device; none of one that is not there."""
     try:
-        return ChipRates.of(Device.named(device.name)).constants
+        return ChipRates.of(device).constants
     except ValueError:
         return {}
 

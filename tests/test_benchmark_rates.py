@@ -23,8 +23,8 @@ from cupyflash.sim.clock.whole import Clock
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "benchmarks"))  # as for a script that Python runs there
-rates, chips, measurements, records = (
-    importlib.import_module(name) for name in ("rates", "rate_chips", "rate_measurements", "records")
+rates, chips, measurements, rate_steps, records = (
+    importlib.import_module(name) for name in ("rates", "rate_chips", "rate_measurements", "rate_steps", "records")
 )
 H100 = Device.named("H100-SXM")
 
@@ -189,8 +189,32 @@ def test_the_clock_s_own_constants_come_back(name: str) -> None:
     table = ChipRates.of(H100)
     found = {each.name: each.value for each in measurements.MEASUREMENTS[name](Modelled())}
     same = set(found) & set(table.constants)
-    # ptxas knows a shorter way from VOTE to a register; a copy goes to the L2 here; two warpgroups are for a GPU.
-    same -= {"latency.vote", "latency.ldgsts", "wgmma.fmas"}
+    same -= {"latency.vote", "wgmma.fmas"}  # the table took VOTE for a way to a guard; two warpgroups are for a GPU
     assert len(same) >= 3
     for constant in same:
         assert found[constant] == pytest.approx(table[constant], abs=0.5), constant
+
+
+def test_fences_and_arrivals_hold_a_warp_back() -> None:
+    table, steps = ChipRates.of(H100), rate_steps.SHARED + rate_steps.BARRIERS
+    wanted = {"fence_block": "latency.fence_block", "fence_gpu": "latency.fence_gpu", "mbarrier_arrive": "copies.mbarrier_arrive"}
+    found = measurements.chains(Modelled(), [step for step in steps if step.name in wanted])
+    for name, constant in wanted.items():
+        assert found[name][0] == pytest.approx(table[constant], abs=10), name  # with what ptxas puts behind
+
+
+def test_a_copy_past_the_l1_leaves_nothing_there() -> None:
+    for kind, kept in {".ca": True, ".cg": False}.items():
+        source = SOURCE % (kind, kind)
+        code = loaded.of_source(source, H100, (), "k.cu")
+        clock = Clock(code.launch("k", ((1,), (32,)), [np.zeros(128, np.uint32)]).launch, H100)
+        asked = [issue.cost.l2_bytes for issue in clock.traces[0][0] if issue.cost is not None and issue.cost.asked]
+        assert asked == [512, 0 if kept else 512]
+
+
+SOURCE = """extern "C" __global__ void k(const float4* x) {
+    __shared__ float4 to[64];
+    const unsigned at = (unsigned)__cvta_generic_to_shared(to + threadIdx.x);
+    asm volatile("{cp.async%s.shared.global [%%0], [%%2], 16;} {cp.async%s.shared.global [%%1], [%%2], 16;}"
+                 :: "r"(at), "r"(at + 512), "l"(x + threadIdx.x));
+}"""

@@ -13,6 +13,8 @@ from cupyflash.device import Device
 from cupyflash.request.options import Options
 from cupyflash.schedules import BackwardSchedule, DecodeSchedule, TileSchedule
 
+from .rates import catalogue_name
+
 RESULTS = Path(__file__).resolve().parents[2] / "benchmarks" / "results"
 """The folder of results in a checkout; an installed package has none."""
 
@@ -121,8 +123,4 @@ def implements(schedule: TileSchedule, line: Mapping[str, Any]) -> bool:
 
 def same_chip(device: Device, told: Mapping[str, Any]) -> bool:
     """True if a file's device, which CUDA named, is this one: the same name in the catalogue, and the same size."""
-    try:
-        known = Device.named(str(told["name"])).name
-    except ValueError:
-        known = told["name"]
-    return known == device.name and told["sm_count"] == device.sm_count
+    return catalogue_name(str(told["name"])) == catalogue_name(device.name) and told["sm_count"] == device.sm_count

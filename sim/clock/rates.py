@@ -37,9 +37,10 @@ class ChipRates:
     def of(cls, device: Device) -> ChipRates:
         """Looks up each constant: the device's own, its compute capability's, every one's, that of the capability it is like.
 
-        ValueError if the table does not know the compute capability or lacks a constant for it.
+        A device that CUDA names has those of the catalogue's of that name. ValueError if the table does not know the compute
+        capability or lacks a constant for it.
         """
-        table, capability = _table(), ".".join(map(str, device.compute_capability))
+        table, chip, capability = _table(), catalogue_name(device.name), ".".join(map(str, device.compute_capability))
         if capability not in table:
             known = ", ".join(name for name in table if name[0].isdigit())
             raise ValueError(f"compute_capability = {capability}: rates are known for {known}")
@@ -47,7 +48,7 @@ class ChipRates:
         for group, names in table["meanings"].items():
             for name, meaning in names.items():
                 if capability in meaning.get("only", [capability]):
-                    constants[f"{group}.{name}"] = _constant(table, device.name, capability, group, name)
+                    constants[f"{group}.{name}"] = _constant(table, chip, capability, group, name)
         return cls(device, constants)
 
     def __getitem__(self, name: str) -> float:
@@ -65,6 +66,14 @@ class ChipRates:
         """Returns the rates with other clocks between the launches of two blocks."""
         block = self.constants["launch.block"]
         return ChipRates(self.device, {**self.constants, "launch.block": Constant(block.value * factor, block.source)})
+
+
+def catalogue_name(name: str) -> str:
+    """The catalogue's name of a device that may have CUDA's; the same name where the catalogue has no such device."""
+    try:
+        return Device.named(name).name
+    except (OSError, ValueError):
+        return name
 
 
 @cache

@@ -98,7 +98,7 @@ class TraceStep:
 
     unit: int
     clocks: float
-    stall: int
+    stall: float
     yields: bool
     waits: tuple[int, ...]
     writes: int | None
@@ -125,7 +125,7 @@ def step_of(i: Instruction, rates: ChipRates) -> TraceStep:
     return TraceStep(
         unit,
         _clocks(i, unit, rates),
-        max(control.stall, 1),
+        max(control.stall, 1, _holds(i, rates)),
         control.yields,
         control.waits,
         control.writes,
@@ -269,6 +269,15 @@ def _latency(i: Instruction, unit: Unit, size: int, rates: ChipRates) -> float:
     if unit == Unit.TENSOR:
         return rates["latency.double"] if name == "DMMA" else rates["tensor.latency_16816"]
     return rates["latency.double" if unit == Unit.DOUBLE else "latency.alu"]
+
+
+def _holds(i: Instruction, rates: ChipRates) -> float:
+    """Returns the clocks for which an instruction holds its warp back, whatever its stall count says."""
+    if i.opcode == "MEMBAR" and not i.never:
+        return rates["latency.fence_block" if "CTA" in i.modifiers else "latency.fence_gpu"]
+    if i.opcode == "SYNCS" and i.modifiers[0] == "ARRIVE" and "copies.mbarrier_arrive" in rates.constants:
+        return rates["copies.mbarrier_arrive"]
+    return 0.0
 
 
 def _release(i: Instruction, unit: Unit, size: int, rates: ChipRates) -> float:

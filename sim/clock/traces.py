@@ -16,14 +16,19 @@ from .lanes import Array
 from .memory import SPACES, tensor_of
 from .multiprocessor import IDLE, Cost, Issue
 from .rates import ChipRates
+from .sass import Instruction
 from .waits import Key
 
-LOADS = ("LDG", "LD")
 BRANCHES = ("BRA", "JMP", "CALL", "RET")
 TURNS_BEFORE, TURNS_BEHIND = 8, 2
 """Turns of a loop that are run at its begin and at its end; those between take as long as the last ones before them."""
 WARM = 3
 """Turns at a loop's begin from which its time a turn is not taken."""
+
+
+def keeps(i: Instruction) -> bool:
+    """True for a load whose sectors stay in the L1: a copy to shared memory too, unless it bypasses the L1."""
+    return i.opcode in ("LDG", "LD") or (i.opcode == "LDGSTS" and "BYPASS" not in i.modifiers)
 
 
 LINE, COPIES = 128, 48
@@ -90,7 +95,7 @@ def wave(launch: CodeLaunch, blocks: Sequence[Index], loop: Loop | None, sector:
         access = event.access
         if access is None or access.space != "global":
             continue
-        load = launch.kernel.instructions[event.at].opcode in LOADS
+        load = keeps(launch.kernel.instructions[event.at])
         for warp in event.warps:
             lanes = access.lanes[warp]
             found = sectors_of(access.addresses[warp][lanes], access.size, sector).tolist() if lanes.any() else []
@@ -162,12 +167,12 @@ class Tracer:
         """Returns each warp's cost of an access."""
         assert event.access is not None
         access, warps = event.access.of(event.warps), event.warps
-        opcode = self.launch.kernel.instructions[event.at].opcode
+        i = self.launch.kernel.instructions[event.at]
         clocks: list[float]
         if access.space == "local":
             clocks = [access.size / 4] * len(warps)
         else:
-            clocks = self.shared.wavefronts(access, opcode in ("LDSM", "STSM")).tolist()
+            clocks = self.shared.wavefronts(access, i.opcode in ("LDSM", "STSM")).tolist()
         made: Array = np.logical_or.reduce((access.to or access).lanes, axis=1)
         if access.space != "global":
             return {warp: Cost(float(clocks[row])) if made[row] else IDLE for row, warp in enumerate(warps)}
@@ -180,7 +185,7 @@ class Tracer:
                 continue
             lanes = access.lanes[row]
             sectors = sectors_of(access.addresses[row][lanes], access.size, self.sector)
-            tags, missed = self.l1.look_up(sectors, opcode in LOADS)
+            tags, missed = self.l1.look_up(sectors, keeps(i))
             pipe = max(clocks[row], tags, copied[row], len(sectors) * self.sector / self.rate)
             asked = missed * self.sector
             found[warp] = Cost(pipe, asked, asked * reach)
