@@ -189,7 +189,7 @@ def test_the_clock_s_own_constants_come_back(name: str) -> None:
     table = ChipRates.of(H100)
     found = {each.name: each.value for each in measurements.MEASUREMENTS[name](Modelled())}
     same = set(found) & set(table.constants)
-    same -= {"latency.vote", "wgmma.fmas"}  # the table took VOTE for a way to a guard; two warpgroups are for a GPU
+    same -= {"wgmma.fmas"}  # two warpgroups are for a GPU
     assert len(same) >= 3
     for constant in same:
         assert found[constant] == pytest.approx(table[constant], abs=0.5), constant
