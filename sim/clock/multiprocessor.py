@@ -2,7 +2,7 @@
 
 An instruction issues when the stall count of the one before has passed, the scoreboards that it waits for are clear, its unit or
 queue takes it, and the register banks can give its operands in time. The last warp goes on as long as it can, then the youngest
-that is ready (Huerta et al., arXiv 2503.20481).
+that is ready (Huerta et al., arXiv 2503.20481); the turn to another warp may cost a clock in which none issues.
 """
 
 from __future__ import annotations
@@ -95,6 +95,7 @@ class SubCore:
     leaves: deque[float] = field(default_factory=deque)
     returned: float = 0.0
     free_at: float = 0.0  # the clock from which it may issue
+    switched: float = 0.0  # the clock from which it may issue another warp, or one that yielded
     next: float = inf  # the clock at which it looks for a warp again
 
 
@@ -130,7 +131,7 @@ class ClockedMultiprocessor:
         self.room, self.special_room = int(rates["queues.memory"]), rates["queues.special"]
         self.downstream, self.grant_clocks = rates["queues.downstream"], 1 / rates["shared.requests"]
         self.return_bytes = rates["shared.return_bytes"]
-        self.branch = rates["latency.branch"]
+        self.branch, self.switch = rates["latency.branch"], rates["issue.switch"]
         self.meetings = Meetings(rates)
         self.products = Products(rates) if "wgmma.queue" in rates.constants else None
         if self.products is not None:
@@ -168,6 +169,7 @@ class ClockedMultiprocessor:
                 continue
             core.free_at = now + 1
             core.free_at += self.issue(core, warp, now)
+            core.switched = core.free_at + self.switch
             if warp.at == len(warp.trace):
                 core.warps.remove(warp)
                 self.left[warp.block] -= 1
@@ -210,12 +212,11 @@ class ClockedMultiprocessor:
         for warp in reversed(core.warps) if self.youngest else core.warps:
             if warp is last or warp.held:
                 continue
-            if warp.ready > now:
-                soonest = min(soonest, warp.ready)
-                continue
-            at = self.earliest(core, warp, now)
+            at = max(core.switched, warp.ready)
             if at <= now:
-                return warp, now
+                at = self.earliest(core, warp, now)
+                if at <= now:
+                    return warp, now
             soonest = min(soonest, at)
         return None, soonest
 

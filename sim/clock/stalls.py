@@ -34,7 +34,7 @@ REASONS: Mapping[str, str] = {
     "math pipe throttle": "the unit was busy",
     "MIO throttle": "the queue to shared memory was full",
     "LG throttle": "the queue to the L1 was full",
-    "dispatch stall": "operands of one register bank",
+    "dispatch stall": "operands of one register bank, or the turn from another warp to this one",
     "not selected": "another warp was issued",
 }
 """The reasons, by the names of Nsight Compute, and what a warp waits for."""
@@ -126,7 +126,9 @@ class Watched(ClockedMultiprocessor):
         if board is not None:
             held.append((warp.boards[board], self.board(past.boards[board]), past.boards[board]))
         behind = "wait" if past.at == NOBODY else BEHIND.get(Act(self.steps[past.at].act), "wait")
-        held += [(warp.ready, behind, past.at), (*self.throttled(core, issue, step, now), NOBODY), (now, "not selected", NOBODY)]
+        held += [(warp.ready, behind, past.at), (*self.throttled(core, issue, step, now), NOBODY)]
+        turned = now if warp is core.last or core.switched < now else now - self.switch
+        held += [(turned, "not selected", NOBODY), (now, "dispatch stall", NOBODY)]
         for until, reason, cause in held:
             if min(until, now) > reached:
                 found.append(Stretch(reached, min(until, now), reason, cause))
