@@ -2,7 +2,7 @@
 
 An instruction issues when the stall count of the one before has passed, the scoreboards that it waits for are clear, its unit or
 queue takes it, and the register banks can give its operands in time. The last warp goes on as long as it can, then the youngest
-that is ready (Huerta et al., arXiv 2503.20481); the turn to another warp may cost a clock in which none issues.
+that is ready (Huerta et al., arXiv 2503.20481); a warp that yields may cost a clock in which none issues.
 """
 
 from __future__ import annotations
@@ -95,7 +95,6 @@ class SubCore:
     leaves: deque[float] = field(default_factory=deque)
     returned: float = 0.0
     free_at: float = 0.0  # the clock from which it may issue
-    switched: float = 0.0  # the clock from which it may issue another warp, or one that yielded
     next: float = inf  # the clock at which it looks for a warp again
 
 
@@ -169,7 +168,7 @@ class ClockedMultiprocessor:
                 continue
             core.free_at = now + 1
             core.free_at += self.issue(core, warp, now)
-            core.switched = core.free_at + self.switch
+            core.free_at += 0.0 if core.last is not None else self.switch
             if warp.at == len(warp.trace):
                 core.warps.remove(warp)
                 self.left[warp.block] -= 1
@@ -212,11 +211,12 @@ class ClockedMultiprocessor:
         for warp in reversed(core.warps) if self.youngest else core.warps:
             if warp is last or warp.held:
                 continue
-            at = max(core.switched, warp.ready)
+            if warp.ready > now:
+                soonest = min(soonest, warp.ready)
+                continue
+            at = self.earliest(core, warp, now)
             if at <= now:
-                at = self.earliest(core, warp, now)
-                if at <= now:
-                    return warp, now
+                return warp, now
             soonest = min(soonest, at)
         return None, soonest
 

@@ -34,7 +34,7 @@ REASONS: Mapping[str, str] = {
     "math pipe throttle": "the unit was busy",
     "MIO throttle": "the queue to shared memory was full",
     "LG throttle": "the queue to the L1 was full",
-    "dispatch stall": "operands of one register bank, or the turn from another warp to this one",
+    "dispatch stall": "operands of one register bank, or a warp that yielded",
     "not selected": "another warp was issued",
 }
 """The reasons, by the names of Nsight Compute, and what a warp waits for."""
@@ -127,7 +127,7 @@ class Watched(ClockedMultiprocessor):
             held.append((warp.boards[board], self.board(past.boards[board]), past.boards[board]))
         behind = "wait" if past.at == NOBODY else BEHIND.get(Act(self.steps[past.at].act), "wait")
         held += [(warp.ready, behind, past.at), (*self.throttled(core, issue, step, now), NOBODY)]
-        turned = now if warp is core.last or core.switched < now else now - self.switch
+        turned = now - self.switch if core.last is None and core.free_at >= now else now
         held += [(turned, "not selected", NOBODY), (now, "dispatch stall", NOBODY)]
         for until, reason, cause in held:
             if min(until, now) > reached:
