@@ -78,7 +78,7 @@ class Products:
 
     def __init__(self, rates: ChipRates) -> None:
         self.room, self.latency = int(rates["wgmma.queue"]), rates["wgmma.latency"]
-        self.register = rates["wgmma.latency_register"]
+        self.register, self.collision = rates["wgmma.latency_register"], rates["wgmma.collision"]
         self.free = self.busy = 0.0
         self.made: dict[tuple[int, int, int], QueuedProduct] = {}
         self.open = 0  # issued by some warps of their group, not by all
@@ -113,6 +113,16 @@ class Products:
                 self.fetches.append((begins, self.free, step.fetched / clocks))
             found.done = begins + max(self.latency + self.register * step.count, clocks)
         return found
+
+    def collide(self, now: float, cores: int) -> float:
+        """Returns the clocks that an arithmetic result waits for a bank into which a product writes its sums.
+
+        What waits behind that product does so as long, once all sub-cores had such a result.
+        """
+        if self.free <= now:
+            return 0.0
+        self.free += self.collision / cores
+        return self.collision
 
     def beside(self, begins: float, wavefronts: float) -> float:
         """Returns the end of an access to shared memory that takes what products leave of it."""

@@ -252,6 +252,8 @@ class ClockedMultiprocessor:
         done, read = now + step.latency, now + step.release
         if step.reads:
             delay = self.operands(core, warp, step, now)
+        if step.result and self.products is not None:
+            delay += self.products.collide(now, len(self.cores))
         if unit == Unit.MEMORY:
             if issue.cost is not IDLE:
                 done, read = self.memory(core, step, issue.cost or SHUFFLED, now)

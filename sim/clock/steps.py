@@ -114,6 +114,7 @@ class TraceStep:
     closes: bool  # a group of products
     updates: bool  # sectors of the L2: an atomic, or a bulk copy that adds
     fetched: float
+    result: bool  # an arithmetic result that a register gets
 
 
 def step_of(i: Instruction, rates: ChipRates) -> TraceStep:
@@ -141,6 +142,7 @@ def step_of(i: Instruction, rates: ChipRates) -> TraceStep:
         unit == Unit.PRODUCT and "gsb0" in i.operands,
         i.opcode in UPDATES,
         _fetched(i, rates) if unit == Unit.PRODUCT else 0.0,
+        unit in (Unit.FMA, Unit.HEAVY, Unit.ALU, Unit.HALF, Unit.SPECIAL) and bool(i.operands and _REGISTER.match(i.operands[0])),
     )
 
 
