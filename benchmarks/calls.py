@@ -160,9 +160,10 @@ def arguments(request: LaunchRequest, allocations: Sequence[ptx.Allocation]) -> 
     return BoundArguments(data + bytes(8 * len(tensors)), offsets, tensors)
 
 
-def read(path: Path = KEPT) -> list[Figure]:
+def read(path: Path | None = None) -> list[Figure]:
     """The figures on file."""
-    return [Figure(**{**each, "call": Call(**each["call"])}) for each in json.loads(path.read_text())] if path.exists() else []
+    kept = path or KEPT
+    return [Figure(**{**each, "call": Call(**each["call"])}) for each in json.loads(kept.read_text())] if kept.exists() else []
 
 
 def keep(one: Figure) -> None:

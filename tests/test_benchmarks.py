@@ -8,6 +8,7 @@ import os
 import re
 import subprocess
 import sys
+import tomllib
 import types
 from pathlib import Path
 
@@ -66,6 +67,21 @@ def test_stalls_are_read_from_nsight_compute_s_page() -> None:
     assert (name, other) == ("one", "two") and lines[0].reasons == {"wait": 20, "selected": 10}
     every, first = stalls.table(lines, 0.5)
     assert every == "40 samples: wait 50%, selected 50%" and "75.00%" in first and "FADD R1, R2, R3" in first
+
+
+def test_faults_are_seeded_in_the_place_that_the_list_names(tmp_path: Path) -> None:
+    faults = load("programs/faults")
+    every = tomllib.loads((ROOT / "benchmarks" / "programs" / "faults.toml").read_text())["fault"]
+    assert len(every) > 12 and all({"what", "program", "file", "old", "new", "kind", "line"} <= set(each) for each in every)
+    fault = {"program": "a/b", "file": "c.cu", "old": "sync();", "new": "", "nth": 1, "kind": "race"}
+    (tmp_path / "Samples" / "a" / "b").mkdir(parents=True)
+    (tmp_path / "Samples" / "a" / "b" / "c.cu").write_text("sync();\nx = 1;\nsync();\n")
+    folder = faults.seeded(fault, tmp_path, tmp_path / "copy")
+    assert (folder / "c.cu").read_text() == "sync();\nx = 1;\n\n"
+    found = {"kind": "race", "source": ["/elsewhere/c.cu", 2], "other": None, "inlined_at": [["/no/such.cu", 7]]}
+    assert list(faults.places(found, folder)) == ["race, c.cu:2: x = 1;"]
+    with pytest.raises(ValueError, match="1 times before"):
+        faults.seeded(fault | {"old": "x = 1;"}, tmp_path, tmp_path / "again")
 
 
 def split_counted(

@@ -69,7 +69,7 @@ class Program:
     @property
     def sources(self) -> list[Path]:
         if self.folder.is_file():
-            return [self.folder]
+            return [self.folder, *(self.folder.parent / path for path in self.more)]
         folders = [self.folder, self.folder / "src"]
         own = [path for one in folders if one.is_dir() for path in sorted(one.iterdir()) if path.suffix in SOURCES]
         return [*own, *(self.folder / path for path in self.more)]
@@ -143,7 +143,7 @@ def last_line(text: str) -> str:
 
 def tried(program: Program, builds: Path, device: str, limit: float) -> Outcome:
     """Compiles a program and runs it, in a folder of its own that has a copy of its data."""
-    binary = builds / program.name.replace("/", "-")
+    binary = builds / program.name.replace("/", "-").replace(".", "-")  # no suffix of a source
     before = seconds_of_children()
     complaint = compiled(program, binary, device)
     building = seconds_of_children() - before
