@@ -117,7 +117,7 @@ def test_the_models_take_the_busiest() -> None:
 
 
 def test_short_row_blocks_are_told_apart_and_all_if_there_are_few() -> None:
-    """Of 64 row blocks a head on 132 multiprocessors 12 heads' are few (5.8 each), 24 heads' are not."""
+    """64 row blocks a head on 132 multiprocessors: 12 heads' are few (5.8 each), 24 heads' are not."""
     few, many = (Problem(batch, 6, 6, 8192, 8192, 128, "float16", causal=True) for batch in (2, 4))
     assert plan(few, H100, "fa3").alike == fa3_queue.NEVER  # type: ignore[attr-defined]
     schedule = plan(many, H100, "fa3")

@@ -40,7 +40,7 @@ def seeded(fault: Mapping[str, Any], samples: Path, into: Path) -> Path:
 
 
 def findings(folder: Path, fault: Mapping[str, Any], samples: Path, limit: float) -> tuple[list[dict[str, Any]], str]:
-    """What the machine finds in the program, and what was said."""
+    """Runs the program: the machine's findings, and the output."""
     sources = sorted(str(path) for path in folder.iterdir() if path.suffix in (".cu", ".cpp"))
     report = folder / "report.json"
     command = [sys.executable, "-m", "cupyflash", "run", *sources, "-I", str(samples / "Common"), f"--format=json={report}"]

@@ -34,7 +34,7 @@ class HostGuard:
     history: ptx.History
     modes: dict[int, np.ndarray] = field(default_factory=dict)
     _host: object = None
-    """What the host had waited for when pages were opened last."""
+    """The work that the host had waited for when pages were opened last."""
 
     def close(self, blocks: Iterable[Block]) -> None:
         """Closes and opens pages of these blocks by what is in use now."""

@@ -84,7 +84,7 @@ class LaunchCalls(SymbolCalls, ArrayCalls):
         super().__init__(*arguments)
         self.records: dict[str, KernelRecord] = {}
         self._configured: defaultdict[int, list[tuple[int, ...]]] = defaultdict(list)
-        """What each thread has pushed and not yet taken."""
+        """The configurations that each thread has pushed and not yet taken."""
         self._repeats: dict[LaunchRequest, Repeats] = {}
         self._streams: set[int] = set()
         """The streams in which kernels were launched."""
