@@ -252,6 +252,21 @@ def test_what_the_driver_refuses_is_one_error(recorded: Driver, monkeypatch: pyt
         driver.encode(made, 0x1000, start)
 
 
+def test_another_threads_first_map_may_come_between(recorded: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Seen on an H100: an address set in a map of zeros, which the kernel that got it called an illegal instruction."""
+    encoded = driver.EncodedMap(Box("K", 64, 64, 128).of(drawn(37, 64)))
+
+    def between(words: bytes = b"") -> tuple[Any, int]:
+        monkeypatch.undo()
+        monkeypatch.setattr(driver, "functions", lambda: recorded.functions)
+        encoded.of(0x2000)
+        return aligned(words)
+
+    monkeypatch.setattr(driver, "aligned", between)
+    assert all(encoded.of(0x1000))
+    assert [address for address, _ in recorded.encoded] == [0x2000, 0x1000]
+
+
 def test_without_a_driver_only_the_first_map_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(driver, "LIBRARY", "libcuda.so.none")
     driver.functions.cache_clear()

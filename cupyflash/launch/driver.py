@@ -48,7 +48,8 @@ def functions() -> Functions:
 
 
 class EncodedMap:
-    """A tensor map's words for tensors at several addresses, as the driver encodes them. Recent ones are kept."""
+    """A tensor map's words for tensors at several addresses, as the driver encodes them. Recent ones are kept; threads may ask at
+    once."""
 
     WORDS: ClassVar[int] = WORDS
     most = 64
@@ -63,10 +64,11 @@ class EncodedMap:
         if made is None:
             if len(self._made) >= self.most:
                 self._made.clear()
-            room, at = aligned(self._first.tobytes())
-            (replace_address if self._first else encode)(self.map, address, at)
+            first = self._first  # read once: another thread may set it at any time
+            room, at = aligned(first.tobytes())
+            (replace_address if first else encode)(self.map, address, at)
             self._made[address] = made = array("Q", ctypes.string_at(at, 8 * WORDS))
-            self._first = self._first or made
+            self._first = first or made
             del room
         return made
 
