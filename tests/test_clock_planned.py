@@ -107,6 +107,12 @@ def test_what_a_mask_leaves_empty_is_not_visited() -> None:
         ("ISETP.NE.AND P1, PT, R2, RZ, P0", False),
         ("ISETP.EQ.AND P1, PT, R2, RZ, P0", None),
         ("ISETP.EQ.OR P1, PT, R2, RZ, P0", True),
+        ("FSETP.GT.AND P1, PT, |R4|, 2.5, PT", True),  # -3
+        ("FSETP.LE.FTZ.AND P1, PT, -R4, 2.5, PT", False),
+        ("FSETP.NEU.AND P1, PT, R4, -INF, PT", True),
+        ("FSETP.GEU.AND P1, PT, R4, +QNAN, PT", True),
+        ("FSETP.GE.AND P1, PT, R4, +QNAN, PT", False),
+        ("FSETP.GT.AND P1, PT, R5, 2.5, PT", None),
     ],
 )
 def test_what_does_not_depend_on_unknown_numbers_is_known(text: str, known: bool | None) -> None:
@@ -114,6 +120,8 @@ def test_what_does_not_depend_on_unknown_numbers_is_known(text: str, known: bool
     lanes.forget("P0", None)
     lanes.write("P2", lanes.everyone, None)
     lanes.write("P3", lanes.no, None)
+    lanes.write("R4", np.full(32, -3, np.float32).view(np.uint32), None)
+    lanes.forget("R5", None)
     opcode, _, operands = text.partition(" ")
     name, *modifiers = opcode.split(".")
     decoded(Instruction(0, name, tuple(modifiers), tuple(operands.split(", "))), {}).run(lanes, None)
@@ -139,7 +147,10 @@ def test_a_schedule_s_launches_have_clocks_and_a_queue_is_made_before_it_is_read
 
 
 @pytest.mark.wide
-def test_a_backward_s_launches_have_clocks() -> None:
-    found = list(clocks(plan_backward(Problem(1, 4, 4, 1024, 1024, 64, "float16", causal=True), A100, "fa2")))
+@pytest.mark.parametrize("asked", ["", "deterministic", "bias", "dbias"])
+def test_a_backward_s_launches_have_clocks(asked: str) -> None:
+    p = Problem(1, 4, 4, 1024, 1024, 64, "float16", causal=True).asking(bias="bias" in asked)
+    found = clocks(plan_backward(p, A100, "fa2", deterministic=asked == "deterministic", dbias=asked == "dbias"))
     times = {each.launch.kernel.name: each.time() for each in found}
-    assert max(times, key=lambda name: times[name].seconds) == "fa2_backward" and len(times) >= 3
+    slowest = "fa2_backward" + "_queries" * (asked == "deterministic")
+    assert max(times, key=lambda name: times[name].seconds) == slowest and len(times) >= 3

@@ -23,7 +23,7 @@ from cupyflash.sim.ptx.parameters import BoundArguments
 
 from . import sass
 from .bulk import BULK, Bulk, BulkWork
-from .lanes import ALWAYS, Array, Lanes
+from .lanes import ALWAYS, VOTED, VOTES, Array, Lanes
 from .memory import APART, FIRST_ADDRESS, SPACES, Memory, MemoryWork, Space, TensorBytes, WarpAccess
 from .opcodes import decoded
 from .operands import WARP, OperandWork, UnknownInstruction
@@ -226,6 +226,7 @@ class Blocks:
         shared = SHARED_AT[launch.kernel.capability[0]] + launch.shared_bytes
         self.memory = Memory(launch.tensors, len(blocks), threads, shared, launch.kernel.local_bytes)
         self.memory.traffic = launch.traffic
+        self.votes = self.unsure = self.lanes.no  # of barriers that reduce: each thread's last
         self.stayed: dict[int, Array] = {}  # by the address of an exit whose condition is unknown, the lanes that went on
         if launch.together and len(blocks) < prod(launch.grid):
             self.memory.numbers, self.memory.grid = tuple(launch.number(each) for each in blocks), prod(launch.grid)
@@ -354,12 +355,28 @@ class Blocks:
                 found.append(self.lanes.register(text))
             else:
                 found.append(self.lanes.constant(int(text, 0), 4))
+        if "RED" in i.modifiers:
+            self.vote(i, active)
         threads = int(found[1][active.argmax()]) if len(found) > 1 else 0
         to = None if "ARV" in i.modifiers else at + 1
         signals = self.waits.meet(found[0], threads, active, to) if active.any() else []
         if to is None:
             self.waits.free.append((at + 1, active))
         return tuple(signals), group
+
+    def vote(self, i: Instruction, active: Array) -> None:
+        """Counts a predicate over the threads of each block at a barrier; the last one to come makes the result that B2R reads."""
+        name = i.operands[-1].lstrip("!")
+        value = self.lanes.predicate(name) ^ i.operands[-1].startswith("!")
+        unsure = self.lanes.lacking([name], active)
+        self.votes = np.where(active, value, self.votes)
+        self.unsure = np.where(active, False if unsure is None else unsure, self.unsure)
+        of_block = (self.alive & self.votes).reshape(self.count, -1).sum(axis=1)
+        whole = of_block == self.alive.reshape(self.count, -1).sum(axis=1) if "AND" in i.modifiers else of_block > 0
+        each = self.lanes.threads // self.count
+        for result, numbers in ((VOTED, whole), (VOTES, of_block)):
+            self.lanes.write(result, np.repeat(numbers, each), None)
+            self.lanes.forget(result, np.repeat((self.alive & self.unsure).reshape(self.count, -1).any(axis=1), each))
 
     def branch(self, i: Instruction, at: int, group: Array, active: Array) -> list[tuple[int, Array]]:
         rest = group & ~active

@@ -17,6 +17,8 @@ Mask = Array | None
 
 ALWAYS = ("PT", "UPT")
 ZERO = ("RZ", "URZ", "SRZ")
+VOTES, VOTED = "R256", "P8"
+"""Names for a register and a predicate that no code has: the last result of a barrier that reduces."""
 
 
 class Lanes:

@@ -262,13 +262,21 @@ class MemoryWork:
         return self.instruction.opcode in STORES
 
     def run(self, lanes: Lanes, memory: Memory, active: Array, guard_unknown: bool) -> WarpAccess | None:
-        """Makes the accesses of the active lanes; data that are unknown stay so."""
+        """Makes the accesses of the active lanes; data that are unknown stay so. One is not made, as a branch is not taken, if both
+        its guard and its address are unknown: that was computed under the same guard."""
         i = self.instruction
         if not active.any():
             return None
         if self.source is not None:
             return self.copy(lanes, memory, active)
-        addresses = self.address(lanes, active)
+        try:
+            addresses = self.address(lanes, active)
+        except UnknownInstruction:
+            if not guard_unknown:
+                raise
+            for name in self.results:
+                lanes.forget(name, active)
+            return None
         if i.opcode in ("LDSM", "STSM"):
             return self.matrices(lanes, memory, addresses, active)
         if i.opcode in ATOMICS:

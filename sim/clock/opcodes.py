@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from .lanes import ALWAYS, ZERO, Array, Lanes, Mask, Read, neighbour
+from .lanes import ALWAYS, VOTED, VOTES, ZERO, Array, Lanes, Mask, Read, neighbour
 from .operands import (
     CONSTANT,
     PREDICATE,
@@ -354,6 +354,26 @@ def compare(i: Instruction, o: Operands) -> OperandWork:
     return OperandWork((first, second), needed, compute, partly=partly)
 
 
+@opcode("FSETP")
+def compare_reals(i: Instruction, o: Operands) -> OperandWork:
+    """Compares numbers that came from memory as they are: any arithmetic makes a number unknown."""
+    first, second, a, b = o.take(), o.take(), o.real(), o.real()
+    name = next((m for m in i.modifiers if m.removesuffix("U") in COMPARE), None)
+    if name is None:
+        raise UnknownInstruction(f"{i}: not one of the comparisons that are executed")
+    relation, combine = COMPARE[name.removesuffix("U")], COMBINE[next(m for m in i.modifiers if m in COMBINE)]
+    numbers = len(o.reads)
+    other = o.predicate()
+
+    def compute(lanes: Lanes, mask: Mask) -> list[Array]:
+        x, y, p = a(lanes), b(lanes), other(lanes)
+        unordered = np.isnan(x) | np.isnan(y)
+        found = relation(x, y) | unordered if name.endswith("U") else relation(x, y) & ~unordered
+        return [combine(found, p), combine(~found, p)]
+
+    return OperandWork((first, second), tuple(o.reads[:numbers]), compute, partly=tuple(o.reads[numbers:]))
+
+
 @opcode("IMNMX", "VIMNMX")
 def extreme(i: Instruction, o: Operands) -> OperandWork:
     d = o.take()
@@ -423,6 +443,16 @@ def bits(i: Instruction, o: Operands) -> OperandWork:
         return np.where(value == 0, -1, found) & 0xFFFFFFFF
 
     return work(o, [d], compute)
+
+
+@opcode("B2R")
+def barrier_to_registers(i: Instruction, o: Operands) -> OperandWork:
+    """Takes the result of a barrier that reduces: the number of its votes, and whether any, or all, were true."""
+    if "RESULT" not in i.modifiers:
+        raise UnknownInstruction("B2R")
+    d, said = o.take(), o.results()
+    votes, voted = o.number_of(VOTES), o.predicate_of(VOTED)
+    return OperandWork((d, *said), tuple(o.reads), lambda lanes, mask: [votes(lanes), *(voted(lanes) for _ in said)])
 
 
 @opcode("P2R")

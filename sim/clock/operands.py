@@ -144,6 +144,25 @@ class Operands:
             return self.constant(constant, 4)
         return self.literal(text, 4)
 
+    def real(self) -> Read:
+        """Takes an operand as a float32."""
+        return self.real_of(SUFFIX.sub("", self.take()))
+
+    def real_of(self, text: str) -> Read:
+        if text.startswith("|"):
+            inner = self.real_of(text.strip("|"))
+            return lambda lanes: np.abs(inner(lanes))
+        try:
+            value = np.float32(text.replace("+", "").replace("QNAN", "nan"))
+            return lambda lanes: np.full(lanes.threads, value)
+        except ValueError:
+            pass
+        if text.startswith("-"):
+            inner = self.real_of(text[1:])
+            return lambda lanes: -inner(lanes)
+        bits = self.number_of(text)
+        return lambda lanes: bits(lanes).view(np.float32)
+
     def literal(self, text: str, size: int) -> Read:
         if not re.fullmatch(r"-?0x[0-9a-f]+|-?\d+", text):
             raise UnknownInstruction(f"{text} is no whole number")

@@ -222,8 +222,13 @@ class Clock:
         if self.roles:
             return [each.traces for each in self.shortened]
         count = min(self.residents, -(-self.blocks // self.device.sm_count))
-        numbers = [(self.begin + k * self.step) % self.blocks for k in range(count)]
-        return self.tracer.traces([self.launch.index(number) for number in numbers])
+        blocks = [self.launch.index((self.begin + k * self.step) % self.blocks) for k in range(count)]
+        found = self.tracer.traces(blocks)
+        if self.tracer.loop is not None and any(_turns(trace) < TURNS_BEFORE for block in found for trace in block):
+            # It is a loop of some warps alone: nothing is left out.
+            self.tracer = Tracer(self.launch, self.rates, None, *self.shares, self.residents)
+            found = self.tracer.traces(blocks)
+        return found
 
     @property
     def apart(self) -> float:
@@ -373,6 +378,10 @@ def left_clocks(run: Run, cuts: Sequence[Cut]) -> float:
     """Returns the clocks of the revolutions that were left out: each as long as the last ones before them."""
     turns = [at for at, _ in run.turns]
     return sum(cut.revolutions * (turns[cut.mark] - turns[cut.mark - cut.measured]) / cut.measured for cut in cuts)
+
+
+def _turns(trace: Sequence[Issue]) -> int:
+    return sum(issue.mark for issue in trace)
 
 
 def _turn(trace: Sequence[Issue]) -> Sequence[Issue]:
