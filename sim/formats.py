@@ -16,7 +16,7 @@ from typing import Any
 from urllib.parse import quote
 from xml.etree import ElementTree
 
-from cupyflash.sim.ptx.report.findings import ERROR, KINDS, NOTE, WARNING, Finding, Suppressed, shorten
+from cupyflash.sim.ptx.state.findings import ERROR, KINDS, NOTE, WARNING, Finding, Suppressed, shorten
 from cupyflash.sim.ptx.text.syntax import Line, source_name
 
 SARIF_SCHEMA = "https://json.schemastore.org/sarif-2.1.0.json"

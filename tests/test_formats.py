@@ -17,7 +17,7 @@ from cupyflash.sim import formats
 from cupyflash.sim.cli import main, reporting
 from cupyflash.sim.formats import CheckedKernels
 from cupyflash.sim.ptx import Module
-from cupyflash.sim.ptx.report.findings import SEVERITIES, Finding, Suppressed, Suppression, by_cause, of_program
+from cupyflash.sim.ptx.state.findings import SEVERITIES, Finding, Suppressed, Suppression, by_cause, of_program
 from cupyflash.sim.ptx.text.syntax import source_name
 
 CUDA = """template <int N> __global__ void k(float* x, int* o) {

@@ -17,7 +17,7 @@ from cupyflash.sim.program.memory import PAGE
 from cupyflash.sim.program.report import report
 from cupyflash.sim.program.session import run_program
 from cupyflash.sim.program.streams import Settings
-from cupyflash.sim.ptx.order.transfers import FREE, READ, WRITE, Touched
+from cupyflash.sim.ptx.order.past import FREE, READ, WRITE, Touched
 
 SOURCE = PROGRAMS / "faults.cu"
 TEXT = SOURCE.read_text(encoding="utf-8")

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from test_ptx_harness import HEAD, compile_cuda, run
 
 from cupyflash.sim.ptx import Counts, Launch, Traffic, coverage
-from cupyflash.sim.ptx.report.counters import SharedCounts, instruction_class
+from cupyflash.sim.ptx.state.counters import SharedCounts, instruction_class
 from cupyflash.sim.ptx.text.syntax import PtxInstruction
 from suites import sweep
 

@@ -10,7 +10,7 @@ import pytest
 
 MACHINE = Path(__file__).resolve().parent.parent / "sim" / "ptx"
 
-LAYERS = ("text", "state", "report", "order", "memory", "decode", "execute", "")
+LAYERS = ("text", "state", "order", "memory", "decode", "execute", "")
 """Folders, the lowest first; "" are the files beside them. Each may import from itself and from those before it."""
 
 MOST_PARAMETERS = 8

@@ -7,7 +7,7 @@ import pytest
 from test_ptx_tma import program
 
 from cupyflash.sim.ptx import Module
-from cupyflash.sim.ptx.order.clocks import LaneClocks
+from cupyflash.sim.ptx.order.moments import LaneClocks
 
 SEEDS = [None, 0, 1]
 CTA, CLUSTER = "shared::cta.b64", "shared::cluster.b64"

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from cupyflash.sim.ptx import Launch, Module
-from cupyflash.sim.ptx.order.clocks import GridClock
+from cupyflash.sim.ptx.order.moments import GridClock
 from suites import sample
 
 SEEDS = sample([None, 0, 1], [0])

@@ -11,7 +11,7 @@ from test_ptx_cluster import launch as of_cluster
 from test_ptx_races import SEEDS, launch, line_of
 
 from cupyflash.sim.ptx import Launch, Module
-from cupyflash.sim.ptx.report.findings import ERROR, KINDS, LIMIT, NOTE, SEVERITIES, WARNING, Findings, counted
+from cupyflash.sim.ptx.state.findings import ERROR, KINDS, LIMIT, NOTE, SEVERITIES, WARNING, Findings, counted
 
 PTX = (Path(__file__).resolve().parent.parent / "docs" / "ptx.md").read_text()
 

@@ -16,7 +16,8 @@ from test_ptx_tma import HEAD, REGISTERS
 from test_ptx_tma_faults import MAP_STORE, PIPE, PIPE_PARAMS
 
 from cupyflash.sim import ptx
-from cupyflash.sim.ptx.order import history
+from cupyflash.sim.ptx.order import past as tables_of_past
+from cupyflash.sim.ptx.order.moments import LaunchClock, OrderedLaunch
 from suites import sample, sweep
 
 SEEDS = sample([None, 0, 1, 2], [0])
@@ -489,7 +490,7 @@ def test_views_of_one_array_meet_and_freed_memory_is_forgotten() -> None:
 
 def test_a_history_stays_small(monkeypatch: pytest.MonkeyPatch) -> None:
     """A launch that comes after another one stands for it: many launches take the tables of one, and few sites."""
-    monkeypatch.setattr(history, "MANY_SITES", 2)
+    monkeypatch.setattr(tables_of_past, "MANY_SITES", 2)
     gc.freeze()  # what other tests have left is not to be looked through
     x, y = floats(), floats()
     for kernels in (("plain", False), ("waits", True), ("early", True)):
@@ -500,9 +501,9 @@ def test_a_history_stays_small(monkeypatch: pytest.MonkeyPatch) -> None:
         assert sorted(len(tables) for one in past.regions.values() for tables in one.kinds) == [0, 0, 0, 0, 1, 1]
         assert len(past.sites) < 16
         gc.collect()
-        runs = [one for one in gc.get_objects() if isinstance(one, history.OrderedLaunch) and one.kernel == kernels[0]]
+        runs = [one for one in gc.get_objects() if isinstance(one, OrderedLaunch) and one.kernel == kernels[0]]
         assert len(runs) < 8 and sum(bool(one.done.first) for one in runs) == 1 + kernels[1]
-        past.drop(history.LaunchClock())
+        past.drop(LaunchClock())
         assert len(past.sites) == 1 + 2
         stream.synchronize()
         assert not past.regions and len(past.sites) == 1

@@ -13,7 +13,7 @@ from click.testing import CliRunner
 
 from cupyflash.sim.cli import main
 from cupyflash.sim.ptx import KernelFault, KernelWarning, Launch, Module, RawKernel, Suppression, simulation
-from cupyflash.sim.ptx.report.findings import asked, comments, entries
+from cupyflash.sim.ptx.state.findings import asked, comments, entries
 
 CUDA = r"""__device__ void put(int* o, int v) {
     o[0] = v;

@@ -15,7 +15,7 @@ import click
 from cupyflash.sim import files, formats
 from cupyflash.sim.cli.group import Found, orderly
 from cupyflash.sim.cli.options import Command, NewFile
-from cupyflash.sim.ptx.report.findings import FAIL_ON
+from cupyflash.sim.ptx.state.findings import FAIL_ON
 from cupyflash.words import plural
 
 POLL_SECONDS = 0.3

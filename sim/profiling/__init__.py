@@ -23,7 +23,7 @@ from cupyflash.sim.profiling.banks import BankAccess, WorstAccesses
 from cupyflash.sim.ptx import Access, Counts, Finding, Launch, Module, SharedCounts, Suppression, Traffic
 from cupyflash.sim.ptx.memory.spaces import Observer
 from cupyflash.sim.ptx.module import triple
-from cupyflash.sim.ptx.report.findings import source_text
+from cupyflash.sim.ptx.state.findings import source_text
 from cupyflash.sim.ptx.text.syntax import Line, Refusal, base_name, find_kernel
 from cupyflash.words import plural
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from cupyflash.sim.ptx import Counters, Counts, Launch, SharedCounts, Traffic
-from cupyflash.sim.ptx.report.counters import total
-from cupyflash.sim.ptx.report.findings import counted, shorten, suppressed_count, told
+from cupyflash.sim.ptx.state.counters import total
+from cupyflash.sim.ptx.state.findings import counted, shorten, suppressed_count, told
 from cupyflash.sim.ptx.text.syntax import Line, Refusal, base_name
 from cupyflash.sim.text import paragraph, table
 from cupyflash.words import plural

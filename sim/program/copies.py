@@ -11,7 +11,7 @@ from cupyflash.sim.program.errors import CudaError, ErrorCode
 from cupyflash.sim.program.lines import Call
 from cupyflash.sim.program.memory import DEVICE, HOST, MANAGED, PAGE, TOTAL, VARIABLE, Move
 from cupyflash.sim.program.streams import ALLOCATE, FREE, MEMCPY, MEMSET, StreamCalls
-from cupyflash.sim.ptx.order import transfers
+from cupyflash.sim.ptx.order import past
 
 PITCH = 512
 """Bytes that the rows of pitched memory are multiples of."""
@@ -83,7 +83,7 @@ class CopyCalls(StreamCalls):
         """Frees memory in a stream: nothing that is not over before may use it."""
         block = self.memory.find(address)
         if block is not None and block.address == address:
-            self.moved([Move(block, transfers.FREE, 0, block.size)], stream, call)
+            self.moved([Move(block, past.FREE, 0, block.size)], stream, call)
         self.release(address)
 
     def release(self, address: int) -> None:

@@ -18,7 +18,7 @@ from cupyflash.sim import ptx
 from cupyflash.sim.program.channel import Channel
 from cupyflash.sim.program.lines import Call, ProgramLines
 from cupyflash.sim.program.memory import HOST, MANAGED, PAGE, Block, ProgramMemory
-from cupyflash.sim.ptx.order.transfers import READ, WRITE, Touched
+from cupyflash.sim.ptx.order.past import READ, WRITE, Touched
 from cupyflash.sim.ptx.state.segments import WINDOW_BITS
 
 CLOSED, READABLE, OPEN = 0, 1, 2

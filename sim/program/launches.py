@@ -21,9 +21,9 @@ from cupyflash.sim.program.streams import KERNEL
 from cupyflash.sim.program.symbols import LaunchRequest, ProgramKernel, SymbolCalls
 from cupyflash.sim.program.textures import ArrayCalls
 from cupyflash.sim.ptx.memory.textures import texels_of
-from cupyflash.sim.ptx.order.transfers import Touched
+from cupyflash.sim.ptx.order.past import Touched
 from cupyflash.sim.ptx.parameters import parameter_offsets
-from cupyflash.sim.ptx.report.findings import asked, comments, source_text
+from cupyflash.sim.ptx.state.findings import asked, comments, source_text
 from cupyflash.sim.ptx.text.syntax import parameters
 
 HEAP = 2
@@ -188,7 +188,7 @@ class LaunchCalls(SymbolCalls, ArrayCalls):
             for name, block in self.memory.named(results).items():
                 block.restore(results[name])
             if self.concurrent:
-                stream.begin(request.kernel.name, request.programmatic, None)
+                stream.begin(request.kernel.name, request.programmatic)
             record.repeated += 1
             return
         self.services.begin(request, stream, child=False)

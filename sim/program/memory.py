@@ -22,7 +22,7 @@ from cupyflash.sim.program.channel import Channel
 from cupyflash.sim.program.errors import CudaError, ErrorCode
 from cupyflash.sim.ptx import Allocation
 from cupyflash.sim.ptx.memory.heap import HEAP_WINDOW
-from cupyflash.sim.ptx.order.transfers import READ, WRITE
+from cupyflash.sim.ptx.order.past import READ, WRITE
 from cupyflash.sim.ptx.state.segments import UNWRITTEN, WINDOW_BITS, WRITTEN
 
 TOTAL = 16 << 30

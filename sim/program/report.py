@@ -7,7 +7,7 @@ from typing import Any
 from cupyflash.sim.profiling import told
 from cupyflash.sim.program.launches import KernelRecord
 from cupyflash.sim.program.session import ProgramResult
-from cupyflash.sim.ptx.report.findings import Finding, Suppressed, by_cause, counted, of_program, shorten
+from cupyflash.sim.ptx.state.findings import Finding, Suppressed, by_cause, counted, of_program, shorten
 from cupyflash.sim.ptx.text.syntax import source_name
 from cupyflash.words import plural
 

@@ -13,12 +13,13 @@ from .decode.registry import Coverage, coverage
 from .device_names import simulated_cupy
 from .memory.layouts import TensorMap
 from .memory.textures import TexelFormat, Texels, Texture
-from .module import Event, History, Launch, Module, Stream
+from .module import Launch, Module
+from .order.history import Event, History, Stream
 from .parameters import Allocation, RawArguments
 from .rawkernel import KernelFault, KernelFaultWarning, KernelWarning, RawKernel, RawModule, simulation
-from .report.counters import Counters, Counts, SharedCounts
-from .report.counters import TensorCounts as Traffic
-from .report.findings import Finding, Suppressed, Suppression
+from .state.counters import Counters, Counts, SharedCounts
+from .state.counters import TensorCounts as Traffic
+from .state.findings import Finding, Suppressed, Suppression
 from .state.segments import Access
 from .text.syntax import PtxError, UnsupportedPTX
 

@@ -25,26 +25,23 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.lib.array_utils import byte_bounds
 
 from .decode.code import Code
+from .decode.matrices import tensor_cores_asked
 from .decode.program import decode_all, function_addresses
-from .decode.tensor_cores import tensor_cores_asked
 from .execute.compiled import engine_asked, pays, run_compiled
-from .execute.device_runtime import DeviceRuntime
 from .execute.machine import PtxMachine
 from .execute.processes import processes_asked, run_apart
 from .execute.registers import Setup
 from .execute.scheduler import Limits
+from .memory.heap import DeviceRuntime
 from .memory.spaces import PARAM_START, PARAM_WINDOW, LaunchMemory, Observer
 from .memory.textures import placed, texels_of
-from .order.history import Launches, Past
-from .order.launch_clocks import LaunchClock, OrderedLaunch
+from .order.history import Stream
 from .order.races import Races
-from .order.transfers import HOST, Touched, Transfer
 from .parameters import POINTER_BYTES, BoundArguments, BoundTensor, RawArguments, bind
-from .report.counters import Counters, LaunchTally, TensorCounts
-from .report.findings import Comment, Finding, Findings, Suppressed, Suppression, asked, by_cause, comments, of_thread, source_text
+from .state.counters import Counters, LaunchTally, TensorCounts
+from .state.findings import Comment, Finding, Findings, Suppressed, Suppression, asked, by_cause, comments, of_thread, source_text
 from .state.lanes import Geometry
 from .state.segments import UNWRITTEN, Segment, mark_unwritten, may_hold_nan
 from .text.parser import parse
@@ -58,7 +55,6 @@ from .text.syntax import (
     Refusal,
     UnsupportedPTX,
     Variable,
-    base_name,
     brief,
     find_kernel,
     variable_name,
@@ -68,127 +64,6 @@ if TYPE_CHECKING:
     from cupyflash.device import Device
     from cupyflash.sim.clock.loaded import MachineCode
     from cupyflash.sim.clock.timed import Timed
-
-
-class History:
-    """The launches of one device: those of its streams, and those that the host has waited for.
-
-    It keeps who touched which bytes (about 12 bytes for each 4 that were written, read or updated) until the array is freed, or
-    the host has waited.
-    """
-
-    def __init__(self) -> None:
-        self.past = Past()
-        self.host = LaunchClock()
-        """The launches that the host has waited for, and which therefore precede all that it issues from now on."""
-        self.streams: list[Stream] = []
-
-    def stream(self) -> Stream:
-        """Returns another stream of this history."""
-        return Stream(self)
-
-    def synchronize(self) -> None:
-        """Waits for all streams (cudaDeviceSynchronize)."""
-        self.wait(*(stream.issued for stream in self.streams))
-
-    def wait(self, *clocks: LaunchClock) -> None:
-        """Records that the host has waited for these launches."""
-        self.host = self.host.join(*clocks)
-        self.past.drop(self.host)
-
-    def touched(self, function: str, touched: Touched, line: Callable[[], Line | None]) -> list[Finding]:
-        """Returns the races of an access of the host with what it has not waited for."""
-        run = OrderedLaunch(function, (HOST, 0), self.host, self.host)
-        return list(self.past.races(Transfer(run, touched, line)))
-
-    def in_use(self, memory: Array, page: int) -> tuple[Array, Array]:
-        """Returns masks of the pages of an allocation that are all written, or all read, by what the host has not waited for."""
-        return self.past.in_use(*byte_bounds(memory), page, self.host)
-
-    def forget(self, memory: Array) -> None:
-        """Forgets accesses to memory that was freed."""
-        self.past.forget(*byte_bounds(memory))
-
-
-@dataclass(frozen=True)
-class Event:
-    """A moment of a stream: everything that was issued to it before is over."""
-
-    history: History
-    clock: LaunchClock
-
-    def synchronize(self) -> None:
-        """Waits for it (cudaEventSynchronize)."""
-        self.history.wait(self.clock)
-
-
-class Stream:
-    """Launches that run in the order in which they are issued. Without a history it is the first stream of a new one."""
-
-    def __init__(self, history: History | None = None):
-        if history is not None and not isinstance(history, History):
-            raise TypeError(f"history must be a History (of another stream: stream.history), got {type(history).__name__}")
-        self.history = History() if history is None else history
-        self.number = len(self.history.streams)
-        self.history.streams.append(self)
-        self._issued = self._joined = LaunchClock()
-        self._count = 0
-        self._last: OrderedLaunch | None = None
-
-    @property
-    def issued(self) -> LaunchClock:
-        """The launches that are over once everything issued so far is over."""
-        return self._issued if self._last is None else self._issued.join(self._last.done)
-
-    def record(self) -> Event:
-        """Returns an event that follows everything issued so far (cudaEventRecord)."""
-        return Event(self.history, self.issued)
-
-    def wait(self, event: Event) -> None:
-        """Makes later launches wait for the event (cudaStreamWaitEvent). Raises ValueError for an event of another history."""
-        if not isinstance(event, Event) or event.history is not self.history:
-            raise ValueError("event must be one that a stream of the same history recorded")
-        self._joined = self._joined.join(event.clock)
-        self._issued = self._issued.join(event.clock)
-
-    def synchronize(self) -> None:
-        """Waits for everything that was issued so far (cudaStreamSynchronize)."""
-        self.history.wait(self.issued)
-
-    def begin(self, kernel: str, programmatic: bool, races: Races | None) -> OrderedLaunch:
-        """Begins the next launch, with its race detector. A programmatic launch may begin before the one in front of it is over."""
-        self._count += 1
-        behind = self._last if programmatic else None
-        if behind is None:
-            start = wait = self.issued.join(self.history.host)
-        else:
-            start = self._joined.join(self.history.host, behind.told)
-            wait = start.join(behind.done)
-        self._issued = self.issued.join(LaunchClock({self.number: self._count}))
-        if self._last is not None and self._last.behind is not None:
-            self._last.behind.forget()
-        if self._last is not None and behind is None:
-            self._last.forget()
-        self._last = run = OrderedLaunch(base_name(kernel), (self.number, self._count), start, wait, behind)
-        self.join(run, races)
-        return run
-
-    def transfer(self, function: str, touched: Sequence[Touched], line: Callable[[], Line | None]) -> list[Finding]:
-        """Records that a copy, fill or free of this stream touches ranges of memory, and returns its races with what nothing orders
-        before it. `function` is its name, `line` returns its place in the program.
-        """
-        self._count += 1
-        start = self.issued.join(self.history.host)
-        run = OrderedLaunch(function, (self.number, self._count), start, start)
-        self._issued, last, self._last = self.issued.join(LaunchClock({self.number: self._count})), self._last, None
-        for over in filter(None, (last, last and last.behind)):
-            over.forget()
-        return [found for one in touched for found in self.history.past.transfer(Transfer(run, one, line))]
-
-    def join(self, run: OrderedLaunch, races: Races | None) -> None:
-        """Makes a race detector that of a launch, which begins anew."""
-        if races is not None:
-            races.join_history(Launches(races, self.history.past, run))
 
 
 @dataclass(frozen=True)
@@ -424,12 +299,12 @@ class Module:
         finding (`Launch.unfinished`; None: no limit). approximate: True gives approximate instructions (ex2.approx and so on) an
         error of the size that the PTX ISA allows; False rounds their exact results to nearest. tensor_cores: "H100" sums products
         of float16, bfloat16 and TF32 in mma, wmma and wgmma as an H100 does, bit for bit, which takes longer
-        (`decode.tensor_cores`); None: the environment's CUPYFLASH_TENSOR_CORES, else as NumPy does. cluster: blocks of a cluster, a
+        (`decode.matrices`); None: the environment's CUPYFLASH_TENSOR_CORES, else as NumPy does. cluster: blocks of a cluster, a
         number or up to three (x, y, z), which must divide the grid; None: the kernel's own (__cluster_dims__), else one block.
         processes: the most processes that run the blocks of a large grid (None: the environment's CUPYFLASH_PROCESSES, else 1), as
         far as there are processors and the blocks do not depend on each other. The result is the same. It needs races, no seed and
         no observer, and forks: on Linux, in a program with one thread. suppressions: a file of findings to let pass, or the result
-        of `Suppression.read`; comments in the source count too (`report.findings`). Suppressed findings are in `Launch.suppressed`.
+        of `Suppression.read`; comments in the source count too (`state.findings`). Suppressed findings are in `Launch.suppressed`.
         stream: orders the launch among others of a history, races with which are findings, too; None: the launch is the only one.
         programmatic: it may begin before the launch in front of it in the stream is over (programmatic stream serialization):
         griddepcontrol.wait, cudaGridDependencySynchronize, waits for that. runtime: answers calls of malloc, free and other
@@ -486,14 +361,16 @@ class Module:
             if races:
                 memory.races = detector(memory)
                 memory.races.offset_name = memory.shared_name
+                if stream is not None and ordered is not None:
+                    memory.races.join_history(stream, ordered)
             return PtxMachine(code, setup, memory, findings, tally)
 
         def detector(memory: LaunchMemory) -> Races:
             watched = [*segments, *tensors, *heaps, workspace]
             return Races(code.sharing, len(code.instructions), watched, memory.shared_stride, memory.findings, geometry.blocks)
 
+        ordered = None if stream is None else stream.begin(kernel, programmatic)
         run, ended = machine(races), False
-        ordered = None if stream is None else stream.begin(kernel, programmatic, run.memory.races)
         if not heaps and (engine == "llvm" or (not engine and processes == 1 and pays(code, run.waves))):
             watch = None if stream is None else run.memory.races
             run = machine(races=False)
@@ -505,8 +382,6 @@ class Module:
             if not ended:
                 begun, run = run.budgets.begun, machine(races)
                 run.budgets.begun = begun  # the limit of time is the launch's
-                if stream is not None and ordered is not None:
-                    stream.join(ordered, run.memory.races)
         if not ended:
             began = time.process_time()
             ended = run_apart(run, processes) or run.run()

@@ -17,7 +17,7 @@ import pytest
 from .device_names import simulated_cupy as replaced
 from .module import Launch
 from .rawkernel import fault_text, simulation
-from .report.findings import FAIL_ON, WARNING, Finding, Suppression, shorten, told
+from .state.findings import FAIL_ON, WARNING, Finding, Suppression, shorten, told
 
 _LAUNCHES = pytest.StashKey[list[Launch]]()
 _FATAL = pytest.StashKey[tuple[str, ...]]()

@@ -32,9 +32,10 @@ from cupyflash.launch.compiler import SHARED_WITHOUT_ASKING
 from cupyflash.launch.nvrtc import architecture, compile_named, compile_to_cubin
 from cupyflash.words import plural
 
-from .module import Launch, Module, Recipe, Stream
+from .module import Launch, Module, Recipe
+from .order.history import Stream
 from .parameters import POINTER_BYTES, is_maps
-from .report.findings import Finding, Suppression, asked, told
+from .state.findings import Finding, Suppression, asked, told
 from .text.syntax import Array, Variable, base_name, parameters
 
 if TYPE_CHECKING:

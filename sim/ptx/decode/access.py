@@ -15,7 +15,7 @@ from ..memory.spaces import LOCAL_WINDOW, PARAM_WINDOW, SHARED_WINDOW, SPACE_BIT
 from ..memory.textures import AXES, CUBES, LAYERED, Texels, Texture, TexturePort, padded, some, take, texels_of
 from ..state.lanes import LaneSet
 from ..text.syntax import ELEMENT, SINK, TYPES, Array, Mem, Operand, PtxInstruction, PtxType, Reg, Sym, Unsupported
-from .floats import narrow, wide
+from .primitives import narrow, wide
 from .registry import ANY_TYPE, Arg, Arrays, Frame, Plan, Thunk, act, arg, args, items, opcode, pair, pure, taken
 from .rows import HALF_TYPES, extended
 

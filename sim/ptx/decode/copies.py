@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from ..memory.bulkcopy import Reduction, Shape
+from ..memory.async_copies import Reduction
 from ..memory.ports import GlobalPort, Part, SharedPort
-from ..memory.regions import BAD, Region, Tile
+from ..memory.regions import BAD, Region, Shape, Tile
 from ..memory.spaces import PARAM_WINDOW
 from ..state.lanes import LaneSet
 from ..text.syntax import TYPES, UNSIGNED, Array, Imm, Mem, Operand, PtxError, PtxInstruction, PtxType, Reg, Unsupported

@@ -9,13 +9,9 @@ from __future__ import annotations
 import numpy as np
 
 from ..text.syntax import SINK, TYPES, Array, Operand, PtxInstruction, Reg, Unsupported, Vec
-from . import floats, integers
-from .floats import EIGHTS
-from .integers import PRMT_MODES, lookup
+from .primitives import EIGHTS, PRMT_MODES, lookup
 from .registry import ANY_TYPE, ROUNDING, Arg, Arrays, Frame, Plan, Thunk, act, arg, opcode, pure, taken
 from .rows import Case, decode, row
-
-__all__ = ["floats", "integers"]  # their functions are primitives of the expressions
 
 WORDS = ".u32 .s32 .u64 .s64"
 BITS = ".b16 .b32 .b64"

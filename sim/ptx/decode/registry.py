@@ -18,8 +18,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from ..memory.asynccopy import Copies
-from ..memory.bulkcopy import Bulks
+from ..memory.async_copies import Bulks, Copies
 from ..memory.mbarriers import MBarriers
 from ..memory.spaces import LaunchMemory
 from ..memory.textures import Textures
@@ -61,7 +60,7 @@ class WarpgroupUnit(Protocol):
 
 class Surroundings(Protocol):
     """The machine, as an instruction sees it. `approximate`: approximate instructions have errors; `tensor_cores`: the chip
-    whose sums of products they make (`decode.tensor_cores`).
+    whose sums of products they make (`decode.matrices`).
     """
 
     memory: LaunchMemory

@@ -17,9 +17,9 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from ..decode.registry import ENVIRONMENT, KEEP, Barrier, ClusterBarrier, WarpBarrier
-from ..order.clocks import highest
 from ..order.happens_before import Released
-from ..report.findings import WARNING, Stuck, Verdict, crowd
+from ..order.moments import highest
+from ..state.findings import WARNING, Stuck, Verdict, crowd
 from ..state.lanes import WARP, LaneSet, by_value
 from ..text.syntax import Array
 from .registers import RegisterFiles, WaveUnit

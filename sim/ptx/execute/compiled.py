@@ -30,7 +30,7 @@ from cupyflash.launch import first_use, own_files
 from ..decode.access import CACHE
 from ..decode.code import Code, CodeRegion
 from ..decode.registry import Arg, Barrier, Branch, Exit, Return, Thunk, WarpBarrier
-from ..order import clocks
+from ..order import moments
 from ..order.accesses import WIDEST
 from ..order.history import Launches
 from ..order.races import Races
@@ -514,11 +514,11 @@ class Stretches:
         """Returns tags as entries of a race detector."""
         block = (tags >> np.uint64(32) & np.uint64(0x7FFFFFFF)) - np.uint64(1)
         out = block * np.uint64(self.machine.wave.lanes_per_block) + (tags & np.uint64(WARP_CROWD - 1))
-        out |= np.uint64(1 << clocks.STAMP | clocks.ONE)
+        out |= np.uint64(1 << moments.STAMP | moments.ONE)
         crowds = np.flatnonzero(tags & np.uint64(WARP_CROWD | BLOCK_CROWD | 1 << 63))
         some = tags[crowds]
-        level = np.where(some & np.uint64(BLOCK_CROWD), np.uint64(clocks.WARPS), np.uint64(clocks.LANES))
-        out[crowds] = clocks.raised(out[crowds], np.where(some >> np.uint64(63), np.uint64(clocks.CLUSTERS), level))
+        level = np.where(some & np.uint64(BLOCK_CROWD), np.uint64(moments.WARPS), np.uint64(moments.LANES))
+        out[crowds] = moments.raised(out[crowds], np.where(some >> np.uint64(63), np.uint64(moments.CLUSTERS), level))
         return out
 
     def finish(self) -> None:

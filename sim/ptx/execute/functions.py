@@ -14,11 +14,10 @@ import numpy as np
 
 from ..decode.program import BUILTINS
 from ..decode.registry import FunctionCall
-from ..memory.heap import BadCall
+from ..memory.heap import BadCall, Caller
 from ..memory.spaces import LaunchMemory
 from ..state.lanes import LaneSet
 from ..text.syntax import Array, Function
-from .device_runtime import Caller
 from .registers import RegisterFiles, WaveUnit
 from .unwritten import Shadows
 

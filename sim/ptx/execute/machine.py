@@ -25,14 +25,13 @@ from ..decode.registry import (
     Return,
     WarpBarrier,
 )
-from ..memory.asynccopy import Copies
-from ..memory.bulkcopy import Bulks
+from ..memory.async_copies import Bulks, Copies
 from ..memory.mbarriers import MBarriers, PhaseWaiting
 from ..memory.regions import Maps
 from ..memory.spaces import LaunchMemory
 from ..memory.textures import Textures
-from ..report.counters import LaunchTally
-from ..report.findings import Findings, Stuck, report_deadlock
+from ..state.counters import LaunchTally
+from ..state.findings import Findings, Stuck, report_deadlock
 from ..state.lanes import WARP, LaneSet, Wave, merged, warp_bits
 from .barriers import Barriers, ClusterBarriers, WarpBarriers
 from .functions import DeviceFunctions

@@ -11,10 +11,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..decode.code import runs
-from ..decode.floats import half_bits
-from ..decode.matrices import Decode, fragment
+from ..decode.matrices import FACTORS, Decode, aligned_sums, fragment
+from ..decode.primitives import half_bits
 from ..decode.registry import ENVIRONMENT, KEEP, Arg, Multiply
-from ..decode.tensor_cores import FACTORS, aligned_sums
 from ..memory.layouts import DESCRIPTOR_UNIT, Descriptor
 from ..state.lanes import GROUP, WARP, LaneSet
 from ..state.segments import PAGE

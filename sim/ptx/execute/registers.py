@@ -17,17 +17,16 @@ from typing import Any, NoReturn, Protocol
 import numpy as np
 
 from ..decode.code import Code, CodeRegion
-from ..decode.liveness import CONSTANT_REGISTERS
+from ..decode.flow import CONSTANT_REGISTERS
 from ..decode.registry import ENVIRONMENT, Arg, Frame, Plan, Thunk, WarpgroupUnit
-from ..memory.asynccopy import Copies
-from ..memory.bulkcopy import Bulks
+from ..memory.async_copies import Bulks, Copies
+from ..memory.heap import DeviceRuntime
 from ..memory.mbarriers import MBarriers
 from ..memory.spaces import LaunchMemory, MemoryUnit
 from ..memory.textures import Texels, Texture, Textures
 from ..state.lanes import WARP, Geometry, LaneSet, Wave
 from ..state.segments import Segment
 from ..text.syntax import Array, Imm, Mem, PtxError, PtxInstruction, Reg, Sym
-from .device_runtime import DeviceRuntime
 from .scheduler import Limits, ReadyLanes
 
 FILE_DTYPES: dict[int, np.dtype[Any]] = {

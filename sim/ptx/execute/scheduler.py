@@ -16,7 +16,7 @@ from ..decode.code import Code, CodeRegion
 from ..decode.flow import CodeLoop, ExitTest
 from ..decode.registry import Arg
 from ..order.accesses import is_strong
-from ..report.findings import Findings, at_line, source
+from ..state.findings import Findings, at_line, source
 from ..state.lanes import WARP, LaneSet, Wave, by_value, merged
 from ..text.syntax import Array, PtxInstruction
 

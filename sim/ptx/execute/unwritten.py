@@ -21,9 +21,9 @@ from functools import partial
 import numpy as np
 
 from ..decode.code import Code
-from ..decode.liveness import copied, merged, names, results, touched
+from ..decode.flow import copied, merged, names, results, touched
 from ..decode.registry import Arg, Frame, Multiply, Plan, Thunk
-from ..report.findings import ERROR, Findings, Verdict
+from ..state.findings import ERROR, Findings, Verdict
 from ..state.lanes import LaneSet, Wave
 from ..text.syntax import TYPES, UNSIGNED, Array, Imm, PtxInstruction, Reg
 from .registers import RegisterFrame

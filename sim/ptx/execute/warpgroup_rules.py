@@ -11,7 +11,7 @@ of the kernel asks for, as ptxas 13.0 has it. A warp gives some back (.dec) or t
 pool has them. Without such directives ptxas ignores the instruction.
 
 Registers of wgmma in flight must not be accessed before the product was waited for, or without a wgmma.fence behind the access.
-For each register that `decode.liveness` names, and each warp, there are: the product that writes it (a code: the product's number
+For each register that `decode.flow` names, and each warp, there are: the product that writes it (a code: the product's number
 and the number of its register), the last product that reads it as a fragment of A, and its accesses since the warp's last fence. A
 move of a register hands all that on, as compilers rename registers by moves.
 """
@@ -23,9 +23,9 @@ from collections.abc import Callable
 import numpy as np
 
 from ..decode.code import Code
-from ..decode.liveness import InFlight
+from ..decode.flow import InFlight
 from ..decode.registry import Arg, RegisterCount, Thunk
-from ..report.findings import Findings, Stuck, source, source_and_call
+from ..state.findings import Findings, Stuck, source, source_and_call
 from ..state.lanes import GROUP, WARP, LaneSet, Wave
 from ..text.syntax import TYPES, Array, PtxInstruction
 from .registers import RegisterFiles, RegisterFrame, WaveUnit

@@ -13,7 +13,7 @@ import numpy as np
 from ..decode.matrices import decoder
 from ..decode.registry import Arg, Multiply, MultiplyWait
 from ..memory.layouts import DESCRIPTOR_UNIT, MODES, Descriptor
-from ..report.findings import Stuck, source
+from ..state.findings import Stuck, source
 from ..state.lanes import GROUP, WARP, LaneSet, by_value, merged
 from ..state.segments import IN_FLIGHT, UNWRITTEN
 from ..text.syntax import Array, PtxInstruction, Reg

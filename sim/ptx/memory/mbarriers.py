@@ -18,7 +18,7 @@ import numpy as np
 from cupyflash.words import plural
 
 from ..order.accesses import BLOCK, CLUSTER
-from ..report.findings import ERROR, WARNING, Stuck, Verdict
+from ..state.findings import ERROR, WARNING, Stuck, Verdict
 from ..state.lanes import LaneSet, by_value, merged
 from ..state.segments import WRITTEN
 from ..text.syntax import Array, PtxInstruction

@@ -16,8 +16,8 @@ from cupyflash.words import plural
 
 from ..order.accesses import Stored, windows
 from ..order.races import Lifetimes, Races
-from ..report.counters import LaunchTally
-from ..report.findings import Findings
+from ..state.counters import LaunchTally
+from ..state.findings import Findings
 from ..state.lanes import LaneSet, Wave, wavefronts
 from ..state.segments import PAGE, UNWRITTEN, WINDOW_BITS, WRITTEN, Access, Pages, Segment
 from ..text.syntax import ELEMENT, Array, PtxInstruction

@@ -24,7 +24,7 @@ from numpy.lib.stride_tricks import as_strided
 from ..state.lanes import WARP, LaneSet
 from ..state.segments import Place, Segment, meets
 from ..text.syntax import Array, PtxInstruction
-from .clocks import STAMP
+from .moments import STAMP
 
 DEVICE, CLUSTER, BLOCK = range(3)
 """Scopes of fences, atomics and strong accesses, the widest first."""
@@ -40,7 +40,7 @@ STRONG = frozenset({"volatile", "relaxed", "acquire", "release", "acq_rel", "mmi
 
 
 def is_phase(i: PtxInstruction) -> bool:
-    """True for instructions on an mbarrier object, whose orders `order.clocks` keeps."""
+    """True for instructions on an mbarrier object, whose orders `order.moments` keeps."""
     return i.opcode == "mbarrier" or (i.opcode == "cp" and "mbarrier" in i.mods)
 
 

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from ..report.findings import (
+from ..state.findings import (
     ERROR,
     WARNING,
     WARP_ONLY,
@@ -26,8 +26,8 @@ from ..state.lanes import WARP, LaneSet, Wave, by_value
 from ..state.segments import Segment
 from ..text.syntax import Array, Imm, PtxInstruction
 from .accesses import SAME, STORES, Area, Boxes, Shadow, Sharing, Stored, Table, Touch, Who, is_async, windows
-from .clocks import BLOCKS, CLUSTERS, CROWD, LANE, LANES, LEVEL, LOW, ONE, STAMP, WARPS, lanes_of, levels_of, raised
 from .happens_before import Order
+from .moments import BLOCKS, CLUSTERS, CROWD, LANE, LANES, LEVEL, LOW, ONE, STAMP, WARPS, lanes_of, levels_of, raised
 
 WARP_BITS = np.uint64(((1 << STAMP) - 1) & ~(LANES | WARP - 1))
 """Bits of an entry that are equal in two entries of the same warp, be it one lane or some."""

@@ -15,7 +15,7 @@ import numpy as np
 from ..state.lanes import WARP, LaneSet, Wave, run_starts
 from ..text.syntax import Array, PtxInstruction
 from .accesses import BLOCK, CLUSTER, DEVICE, scope_of
-from .clocks import (
+from .moments import (
     BLOCKS,
     CLUSTERS,
     LANES,

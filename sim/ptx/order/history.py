@@ -1,10 +1,8 @@
-"""Launches of one history: which are over before which, and races between those that are not.
+"""Streams and events, the launches of one history: which are over before which, and races between those that are not.
 
 The order between launches is a partial one. A launch is known by its stream and its number there. A clock says which launches are
 over for somebody: of each stream the first so many, some besides (a launch that began early may be over while one before it is
-not), and some in part (as far as they released by fences or atomics what others acquired). The memory of the host's arrays has
-tables, as that of one launch has (`order.accesses`), which stay: the last writer of each granule, its readers and its atomics,
-as far as no later one stands for them.
+not), and some in part (as far as they released by fences or atomics what others acquired). `order.past` has the accesses.
 
 Accesses of an earlier launch happen before all of this one if a stream or an event orders the launches. A programmatic dependent
 launch may begin before the launch in front of it in its stream is over (PTX ISA, "griddepcontrol"): as soon as each block of that
@@ -14,322 +12,19 @@ one has let dependents go or has exited. Accesses of the launch in front then ha
 
 from __future__ import annotations
 
-import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 from numpy.lib.array_utils import byte_bounds
 
-from ..report.findings import ERROR, Finding, Key, Verdict, place_of, source_and_call
+from ..state.findings import ERROR, Finding, Key, Verdict, place_of, source_and_call
 from ..state.lanes import LaneSet, by_value, run_starts
-from ..state.segments import Segment
-from ..text.syntax import UNDECODED, Array, PtxInstruction
-from .accesses import DEVICE, Area, ShadowAccess, Table, scope_of, zeros
-from .clocks import LANES, ONE, STAMP, GridClock, lanes_of
+from ..text.syntax import Array, Line, PtxInstruction, base_name
+from .accesses import DEVICE, Area, ShadowAccess, scope_of
 from .detector import Detector
-from .launch_clocks import LaunchClock, LaunchPart, OrderedLaunch
-from .transfers import ELSEWHERE, Transfer
-
-ROWS = 1 << 20
-"""Rows of a table that become part of a history at once."""
-MANY_SITES = 1 << 12
-"""Number of sites beyond those that were in use last, from which on unused ones are dropped."""
-
-
-@dataclass(frozen=True)
-class Site:
-    """An instruction of a launch, to which entries refer."""
-
-    run: OrderedLaunch
-    instruction: PtxInstruction
-
-    @property
-    def narrow(self) -> bool:
-        """True if, as an atomic, its scope excludes the threads of other launches."""
-        return scope_of(self.instruction.mods) != DEVICE
-
-    @property
-    def loads(self) -> bool:
-        return self.instruction.opcode == "ld"
-
-
-NOBODYS = Site(OrderedLaunch("", (-1, 0), LaunchClock(), LaunchClock()), UNDECODED)
-"""Site number 0, of a launch that is over for all."""
-
-
-class Marks:
-    """One entry a granule, as in a launch (`order.clocks`), with the number of its site; 0: none."""
-
-    def __init__(self, rows: int):
-        self.entries, self.sites = (zeros((rows,), np.dtype(kind), True) for kind in (np.uint64, np.int32))
-
-    def put(self, rows: Array, entries: Array, sites: Array) -> None:
-        self.entries[rows], self.sites[rows] = entries, sites
-
-    def renumber(self, numbers: Array) -> bool:
-        """Renumbers sites; 0 drops a site's entries. Returns False if nothing is left."""
-        at = np.flatnonzero(self.sites)
-        self.sites[at] = numbers[self.sites[at]]
-        return bool(self.sites[at].any())
-
-    def finer(self, by: int) -> Marks:
-        """Returns the same in granules of which `by` make one of these."""
-        out = Marks(len(self.sites) * by)
-        at = np.flatnonzero(self.sites)
-        out.put((at[:, None] * by + np.arange(by)).reshape(-1), np.repeat(self.entries[at], by), np.repeat(self.sites[at], by))
-        return out
-
-
-@dataclass
-class SharedRegion:
-    """The memory of one host allocation, in granules of 1 << shift bytes from `low` on.
-
-    `writes` has one table; `reads` and `atomics` as many as needed for accesses that do not stand for each other.
-    """
-
-    low: int
-    high: int
-    shift: int
-    writes: list[Marks] = field(default_factory=list)
-    reads: list[Marks] = field(default_factory=list)
-    atomics: list[Marks] = field(default_factory=list)
-    owner: Any = None
-    """The owner of memory that is not an array's own: it is not reused meanwhile."""
-
-    @property
-    def kinds(self) -> tuple[list[Marks], ...]:
-        return self.writes, self.reads, self.atomics
-
-    def refine(self, shift: int) -> None:
-        if shift < self.shift:
-            for tables in self.kinds:
-                tables[:] = [one.finer(1 << self.shift - shift) for one in tables]
-            self.shift = shift
-
-    def touched(self, transfer: Transfer) -> list[slice]:
-        """Returns the granules that a copy touches, or parts of which it touches."""
-        starts, ends, last = *transfer.bounds, (1 << self.shift) - 1
-        first = (np.maximum(starts, self.low) - self.low) >> self.shift
-        end = (np.minimum(ends, self.high) - self.low + last) >> self.shift
-        return [slice(a, b) for a, b in zip(first.tolist(), end.tolist(), strict=True) if a < b]
-
-    def rows(self, area: Area, rows: Array) -> tuple[Array, Array]:
-        """Returns the granules of a launch's area that lie here, and their positions in `rows`."""
-        start, width = area.low + (rows << area.shift), 1 << max(0, area.shift - self.shift)
-        first = (start - self.low) >> self.shift
-        out, position = first, np.arange(len(rows))
-        if width > 1:
-            out, position = (first[:, None] + np.arange(width)).reshape(-1), np.repeat(position, width)
-        inside = (out >= 0) & (out < (self.high - self.low + (1 << self.shift) - 1) >> self.shift)
-        return (out, position) if inside.all() else (out[inside], position[inside])
-
-
-class Past:
-    """The memory of a history: regions by address, and the sites of their entries."""
-
-    def __init__(self) -> None:
-        self.regions: dict[tuple[int, int], SharedRegion] = {}
-        self.sites = [NOBODYS]
-        self.messages: dict[int, tuple[LaunchPart, LaunchClock]] = {}
-        """The last release to the whole device at each address: the releasing launch's part, and the launches over for it."""
-        self.transfers: list[Transfer] = []
-        """Copies and fills that are not over for all later launches, or which others stand for."""
-        self._kept = 0
-
-    # -- queries ------------------------------------------------------------------------------------------------------------
-
-    def open(self, clock: LaunchClock) -> Array:
-        """Returns a mask of the sites of launches that are not over by this clock."""
-        over: dict[int, bool] = {}
-        out = np.zeros(len(self.sites), bool)
-        for number, site in enumerate(self.sites):
-            known = over.get(id(site.run))
-            if known is None:
-                known = over[id(site.run)] = clock.knows(site.run.launch)
-            out[number] = not known
-        return out
-
-    def meeting(self, low: int, high: int) -> list[SharedRegion]:
-        """Returns the regions that have some of these addresses."""
-        return [one for one in list(self.regions.values()) if one.low < high and low < one.high]
-
-    def own(self, run: OrderedLaunch) -> Array:
-        """Returns a mask of the sites of this launch."""
-        return np.array([site.run is run for site in self.sites], bool)
-
-    # -- copies, fills, frees -------------------------------------------------------------------------------------------------
-
-    def transfer(self, one: Transfer) -> Iterator[Finding]:
-        """Yields the races of a copy, fill or free; then adds it to the past."""
-        yield from self.races(one)
-        self.transfers = [each for each in self.transfers if not one.stands_for(each)]
-        self.transfers.append(one)
-
-    def races(self, one: Transfer) -> Iterator[Finding]:
-        """Yields the races of a copy, or an access of the host, with what nothing orders before it. Atomics of kernels and what the
-        host does in their place do not race.
-        """
-        start = one.run.start
-        known, found = Known(self, start), set[int]()
-        for region in self.meeting(one.low, one.high) if known.open.any() else ():
-            atomics = [] if one.by_host else region.atomics
-            kinds = (("write", region.writes), ("atomic access", atomics), ("read", region.reads if one.writes else []))
-            for verb, table in ((verb, table) for verb, tables in kinds for table in tables):
-                for rows in region.touched(one):
-                    sites, entries = table.sites[rows], table.entries[rows]
-                    at = np.flatnonzero(known.open[sites])
-                    at = at[~known.covers(entries[at], sites[at])]
-                    for number in set(np.flatnonzero(np.bincount(sites[at])).tolist()) - found:
-                        first, site = int(at[np.argmax(sites[at] == number)]), self.sites[number]
-                        address = max(one.low, region.low + (rows.start + first << region.shift))
-                        who = f"by an earlier launch, {site.run.thread(int(entries[first]))},"
-                        yield one.race(verb, address, f"at {source_and_call(site.instruction)} {who}", site.instruction)
-                        found.add(number)
-        for other in self.transfers:
-            if (one.writes or other.writes) and not start.knows(other.run.launch):
-                at = np.flatnonzero(one.meets(*other.bounds))
-                if len(at):
-                    address = max(one.low, int(other.bounds[0][at[0]]))
-                    yield one.race(other.touched.verb, address, f"by {other.told}", other.instruction)
-
-    def in_use(self, low: int, high: int, page: int, clock: LaunchClock) -> tuple[Array, Array]:
-        """Returns masks of the pages from `low` to `high` that are all written, or all read, by what is not over by a clock."""
-        open_, pages = self.open(clock), -(-(high - low) // page)
-        wrote, read = (np.zeros(pages, bool) for _ in range(2))
-        region = self.regions.get((low, high))
-        if region is not None and open_.any():
-            for out, tables in ((wrote, region.writes), (read, region.reads)):
-                for table in tables:
-                    out |= np.logical_and.reduceat(open_[table.sites], np.arange(0, len(table.sites), page >> region.shift))
-        for one in self.transfers:
-            if one.low < high and low < one.high and not clock.knows(one.run.launch):
-                for start, end in zip(*(bound - low for bound in one.bounds), strict=True):
-                    last = pages if end == high - low else end // page
-                    (wrote if one.writes else read)[-(-max(start, 0) // page) : last] = True
-        return wrote, read
-
-    def forget(self, low: int, high: int) -> None:
-        """Forgets memory that is freed, of which the host addresses low to high may be of other memory from now on."""
-        for place in [place for place, one in self.regions.items() if one.low < high and low < one.high]:
-            del self.regions[place]
-        self.transfers = [one for one in self.transfers if one.high <= low or high <= one.low]
-        self.messages = {at: one for at, one in self.messages.items() if not low <= at < high} if self.messages else {}
-
-    # -- a launch is over -----------------------------------------------------------------------------------------------------
-
-    def add(self, run: OrderedLaunch, areas: Iterable[tuple[Segment, Area]], instructions: list[PtxInstruction]) -> None:
-        """Adds a launch that touched these areas, a segment of each; `instructions` as they are numbered in the areas' tables."""
-        if len(self.sites) > 2 * self._kept + MANY_SITES:
-            self.drop(LaunchClock())
-        unknown = self.open(run.done)
-        numbers = np.zeros(len(instructions), np.int32)
-        for segment, area in areas:
-            region = self.region(segment, area)
-            shadow = area.shadow
-            for tables, noted in (
-                (region.writes, (shadow.writes, shadow.landing)),
-                (region.reads, (shadow.reads, shadow.copies)),
-                (region.atomics, (shadow.atomics,)),
-            ):
-                for table in noted:
-                    for rows, entries, by in entries_of(table):
-                        for one in np.flatnonzero(np.bincount(by[numbers[by] == 0])).tolist():
-                            numbers[one] = len(self.sites)
-                            self.sites.append(Site(run, instructions[one]))
-                        unknown = np.concatenate((unknown, np.zeros(len(self.sites) - len(unknown), bool)))
-                        where, position = region.rows(area, rows)
-                        self.put(region, tables, where, entries[position], numbers[by[position]], unknown)
-
-    def put(self, region: SharedRegion, tables: list[Marks], rows: Array, entries: Array, sites: Array, unknown: Array) -> None:
-        """Enters accesses in the first table where they stand for the present entry: that is over once they are. Writes always
-        do, as those that do not are races already.
-        """
-        for table in tables:
-            if tables is region.writes or not unknown[table.sites[rows]].any():
-                break
-        else:
-            table = Marks((region.high - region.low + (1 << region.shift) - 1) >> region.shift)
-            tables.append(table)
-        table.put(rows, entries, sites)
-
-    def region(self, segment: Segment, area: Area) -> SharedRegion:
-        """Returns the region of an area, which forgets all once its memory is freed."""
-        low, high = byte_bounds(segment.root)
-        low = low & ~15
-        found = self.regions.get((low, high))
-        if found is None:
-            found = self.regions[low, high] = SharedRegion(low, high, area.shift)
-            if segment.root.flags.owndata:
-                weakref.finalize(segment.root, forget, weakref.ref(self), (low, high)).atexit = False
-            else:
-                found.owner = segment.root.base
-        found.refine(area.shift)
-        return found
-
-    # -- old launches and sites -------------------------------------------------------------------------------------------------
-
-    def drop(self, over: LaunchClock) -> None:
-        """Forgets launches that are over for all later ones, and sites to which no granule refers any more."""
-        self.transfers = [one for one in self.transfers if not over.knows(one.run.launch)]
-        kept = self.open(over)
-        if kept.any():
-            used = np.zeros(len(kept), bool)
-            for table in self.tables():
-                used[table.sites] = True
-            kept &= used
-        else:
-            self.regions.clear()
-        numbers = np.cumsum(kept, dtype=np.int32)
-        numbers[~kept] = 0
-        for region in self.regions.values():
-            for tables in region.kinds:
-                tables[:] = [one for one in tables if one.renumber(numbers)]
-        self.regions = {place: one for place, one in self.regions.items() if any(one.kinds)}
-        self.sites = [NOBODYS, *(site for site, keep in zip(self.sites, kept.tolist(), strict=True) if keep)]
-        self._kept = len(self.sites)
-        self.messages = {at: told for at, told in self.messages.items() if not over.knows(told[0].run.launch)}
-
-    def tables(self) -> Iterator[Marks]:
-        for region in self.regions.values():
-            for tables in region.kinds:
-                yield from tables
-
-
-def forget(past: weakref.ref[Past], place: tuple[int, int]) -> None:
-    """Forgets memory that was freed."""
-    found = past()
-    if found is not None:
-        found.forget(*place)
-
-
-def entries_of(table: Table | None) -> Iterator[tuple[Array, Array, Array]]:
-    """Yields rows with an entry, the entries, and the numbers of their instructions; nothing for an unused table.
-
-    The table comes in parts: all that is made of a row takes several times its own memory.
-    """
-    if table is None or not table.used:
-        return
-    entries, by = table.entries.reshape(-1), table.by.reshape(-1)
-    for start in range(0, len(entries), ROWS):
-        rows = start + np.flatnonzero(entries[start : start + ROWS])
-        if len(rows):
-            yield rows, entries[rows], by[rows].astype(np.int64)
-
-
-class Known:
-    """The past's entries that are over by a clock."""
-
-    def __init__(self, past: Past, clock: LaunchClock):
-        self.open = past.open(clock)
-        self.parts = [(part, past.own(part.run)) for part in clock.parts]
-
-    def covers(self, entries: Array, sites: Array) -> Array:
-        out = ~self.open[sites]
-        for part, own in self.parts:
-            out |= part.covers(entries, own[sites])
-        return out
+from .moments import LANES, ONE, STAMP, GridClock, LaunchClock, LaunchPart, OrderedLaunch, lanes_of
+from .past import ELSEWHERE, HOST, Known, Past, SharedRegion, Site, Touched, Transfer
 
 
 @dataclass(eq=False)
@@ -616,3 +311,118 @@ class Launches:
         places = {area.low: area.shift for _, area in areas}
         released = {area + (at << places[area]): LaunchPart(run, until) for area, at, until in races.messages()}
         self.past.messages |= {at: (part, before) for at, part in released.items()}
+
+
+class History:
+    """The launches of one device: those of its streams, and those that the host has waited for.
+
+    It keeps who touched which bytes (about 12 bytes for each 4 that were written, read or updated) until the array is freed, or
+    the host has waited.
+    """
+
+    def __init__(self) -> None:
+        self.past = Past()
+        self.host = LaunchClock()
+        """The launches that the host has waited for, and which therefore precede all that it issues from now on."""
+        self.streams: list[Stream] = []
+
+    def stream(self) -> Stream:
+        """Returns another stream of this history."""
+        return Stream(self)
+
+    def synchronize(self) -> None:
+        """Waits for all streams (cudaDeviceSynchronize)."""
+        self.wait(*(stream.issued for stream in self.streams))
+
+    def wait(self, *clocks: LaunchClock) -> None:
+        """Records that the host has waited for these launches."""
+        self.host = self.host.join(*clocks)
+        self.past.drop(self.host)
+
+    def touched(self, function: str, touched: Touched, line: Callable[[], Line | None]) -> list[Finding]:
+        """Returns the races of an access of the host with what it has not waited for."""
+        run = OrderedLaunch(function, (HOST, 0), self.host, self.host)
+        return list(self.past.races(Transfer(run, touched, line)))
+
+    def in_use(self, memory: Array, page: int) -> tuple[Array, Array]:
+        """Returns masks of the pages of an allocation that are all written, or all read, by what the host has not waited for."""
+        return self.past.in_use(*byte_bounds(memory), page, self.host)
+
+    def forget(self, memory: Array) -> None:
+        """Forgets accesses to memory that was freed."""
+        self.past.forget(*byte_bounds(memory))
+
+
+@dataclass(frozen=True)
+class Event:
+    """A moment of a stream: everything that was issued to it before is over."""
+
+    history: History
+    clock: LaunchClock
+
+    def synchronize(self) -> None:
+        """Waits for it (cudaEventSynchronize)."""
+        self.history.wait(self.clock)
+
+
+class Stream:
+    """Launches that run in the order in which they are issued. Without a history it is the first stream of a new one."""
+
+    def __init__(self, history: History | None = None):
+        if history is not None and not isinstance(history, History):
+            raise TypeError(f"history must be a History (of another stream: stream.history), got {type(history).__name__}")
+        self.history = History() if history is None else history
+        self.number = len(self.history.streams)
+        self.history.streams.append(self)
+        self._issued = self._joined = LaunchClock()
+        self._count = 0
+        self._last: OrderedLaunch | None = None
+
+    @property
+    def issued(self) -> LaunchClock:
+        """The launches that are over once everything issued so far is over."""
+        return self._issued if self._last is None else self._issued.join(self._last.done)
+
+    def record(self) -> Event:
+        """Returns an event that follows everything issued so far (cudaEventRecord)."""
+        return Event(self.history, self.issued)
+
+    def wait(self, event: Event) -> None:
+        """Makes later launches wait for the event (cudaStreamWaitEvent). Raises ValueError for an event of another history."""
+        if not isinstance(event, Event) or event.history is not self.history:
+            raise ValueError("event must be one that a stream of the same history recorded")
+        self._joined = self._joined.join(event.clock)
+        self._issued = self._issued.join(event.clock)
+
+    def synchronize(self) -> None:
+        """Waits for everything that was issued so far (cudaStreamSynchronize)."""
+        self.history.wait(self.issued)
+
+    def begin(self, kernel: str, programmatic: bool) -> OrderedLaunch:
+        """Begins the next launch. A programmatic launch may begin before the one in front of it is over."""
+        self._count += 1
+        behind = self._last if programmatic else None
+        if behind is None:
+            start = wait = self.issued.join(self.history.host)
+        else:
+            start = self._joined.join(self.history.host, behind.told)
+            wait = start.join(behind.done)
+        self._issued = self.issued.join(LaunchClock({self.number: self._count}))
+        if self._last is not None and self._last.behind is not None:
+            self._last.behind.forget()
+        if self._last is not None and behind is None:
+            self._last.forget()
+        self._last = run = OrderedLaunch(base_name(kernel), (self.number, self._count), start, wait, behind)
+        return run
+
+    def transfer(self, function: str, touched: Sequence[Touched], line: Callable[[], Line | None]) -> list[Finding]:
+        """Records that a copy, fill or free of this stream touches ranges of memory, and returns its races with what nothing orders
+        before it. `function` is its name, `line` returns its place in the program.
+        """
+        self._count += 1
+        start = self.issued.join(self.history.host)
+        run = OrderedLaunch(function, (self.number, self._count), start, start)
+        self._issued, last, self._last = self.issued.join(LaunchClock({self.number: self._count})), self._last, None
+        for over in filter(None, (last, last and last.behind)):
+            over.forget()
+        return [found for one in touched for found in self.history.past.transfer(Transfer(run, one, line))]

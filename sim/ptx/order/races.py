@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from ..report.findings import Findings, Key, place_of, source_and_call, thread_name
+from ..state.findings import Findings, Key, place_of, source_and_call, thread_name
 from ..state.lanes import LaneSet, Wave, by_value
 from ..state.segments import Access, Segment
 from ..text.syntax import Array, PtxInstruction
@@ -39,9 +39,9 @@ from .accesses import (
     scope_of,
     windows,
 )
-from .clocks import BLOCKS, CLUSTERS, LANES, LOW, ONE, STAMP, highest, lanes_of, levels_of, stamps_of
 from .detector import COPY, LANDING, LEFT_OUT, Detector
-from .history import Launches
+from .history import Launches, Stream
+from .moments import BLOCKS, CLUSTERS, LANES, LOW, ONE, STAMP, OrderedLaunch, highest, lanes_of, levels_of, stamps_of
 from .tiles import TileReads
 
 LATEST = LOW << np.uint64(STAMP)
@@ -61,9 +61,9 @@ class Races(Detector):
         self._readings: list[Touch] = []
         self.tiles = TileReads(self) if self.sharing.products else None
 
-    def join_history(self, launches: Launches) -> None:
-        """Makes the launch part of a history."""
-        self.launches, self.in_history = launches, True
+    def join_history(self, stream: Stream, run: OrderedLaunch) -> None:
+        """Makes the launch, `run` of a stream, part of the stream's history."""
+        self.launches, self.in_history = Launches(self, stream.history.past, run), True
 
     def fence(self, lanes: LaneSet, scope: int) -> None:
         super().fence(lanes, scope)

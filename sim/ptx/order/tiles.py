@@ -2,7 +2,7 @@
 
 A product reads its tiles at any time from its issue until its warps have waited for it. A later writer must be ordered behind
 the wait of one of the four warps: they run the product together, and pipelines let one of them release a stage. An earlier
-write must be over for each of the four, and be visible to the asynchronous proxy (`order.clocks`).
+write must be over for each of the four, and be visible to the asynchronous proxy (`order.moments`).
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from typing import Protocol
 
 import numpy as np
 
-from ..report.findings import ERROR, Verdict, at_line, kernel_line, source, thread_name
+from ..state.findings import ERROR, Verdict, at_line, kernel_line, source, thread_name
 from ..state.lanes import GROUP, WARP
 from ..state.segments import Pages
 from ..text.syntax import Array, PtxInstruction
 from .accesses import Touch, is_async
-from .clocks import LANE, LANES, LOW, ONE, STAMP, lanes_of, levels_of, stamps_of
 from .detector import Detector
+from .moments import LANE, LANES, LOW, ONE, STAMP, lanes_of, levels_of, stamps_of
 
 UNIT = 16
 REMEMBERED = 1 << 16

@@ -1,1 +1,1 @@
-"""The state of a launch: sets of lanes, the patterns of their addresses, named tensors, the host's floating-point environment."""
+"""The state of a launch: sets of lanes, the patterns of their addresses, named tensors, findings, counts."""

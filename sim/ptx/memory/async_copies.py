@@ -1,211 +1,177 @@
-"""cp.async.bulk: whole ranges and boxes between global and shared memory, copied asynchronously.
+"""Asynchronous copies in flight: cp.async and cp.async.bulk.
 
-PTX ISA, "Data Movement: Bulk copy", "Bulk tensor copy". A copy into shared memory tells an mbarrier how many bytes it brought; one
-into global memory belongs to a bulk group of its thread. All copies that lanes issue together are checked, counted and ordered
-together; the bytes move when somebody waits for them, or with a seed at any moment before.
+cp.async copies a few bytes a lane from global to shared memory (PTX ISA, "Data Movement: Non-bulk asynchronous copy"). A copy is
+checked and counted at its issue. Its bytes are read and written when it lands: without a seed at its wait, as late as allowed, so
+that a missing wait shows; with a seed at a random moment before. Until its thread waits, the destination counts as in flight.
+
+cp.async.bulk copies whole ranges and boxes between global and shared memory (PTX ISA, "Data Movement: Bulk copy", "Bulk tensor
+copy"). A copy into shared memory tells an mbarrier how many bytes it brought; one into global memory belongs to a bulk group of its
+thread. All copies that lanes issue together are checked, counted and ordered together; the bytes move when somebody waits for them,
+or with a seed at any moment before.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
+from typing import TypeVar
 
 import numpy as np
 
-from cupyflash.words import plural
-
 from ..order.accesses import ShadowAccess, TileAccess, Touch
-from ..report.findings import ERROR, Verdict
+from ..state.findings import ERROR, Verdict
 from ..state.lanes import LaneSet, Wave
-from ..state.segments import IN_FLIGHT, UNWRITTEN, WINDOW_BITS, WRITTEN, Access, Segment
-from ..text.syntax import Array, PtxInstruction
+from ..state.segments import IN_FLIGHT, UNWRITTEN, WRITTEN, Access
+from ..text.syntax import ELEMENT, Array, PtxInstruction
 from .mbarriers import MBarriers
-from .ports import NOBODY, element, targets
-from .regions import CHUNK, Maps, Region, Tile, byte_region, extent
+from .ports import Part, element
+from .regions import CHUNK, Arrival, Ends, Maps, Region, Tile, extent
 from .spaces import LaunchMemory, MemoryUnit
 
 
-@dataclass(frozen=True)
-class Shape:
-    """The shape of tiles in shared memory: bytes, the alignment of their addresses, and the swizzle."""
+@dataclass
+class PendingCopy:
+    """One executed cp.async. Arrays have one entry a lane: `group` is the number of commits its thread had done; `landed`, `over`:
+    masks of the lanes whose bytes have moved, and that have waited. `readings`: the race detector's record of its sources.
+    """
 
+    lanes: LaneSet
     size: int
-    align: int = CHUNK
-    swizzle: int = 0
+    destination: Array
+    whole: list[Part]
+    pieces: list[Part]
+    sizes: Array | None
+    group: Array
+    landed: Array
+    over: Array
+    readings: list[Touch]
+    serial: int
+
+    def data(self) -> Array:
+        """Returns the bytes of every lane: whole copies, pieces with zeros behind them, zeros."""
+        if len(self.whole) == 1 and self.whole[0][2] is None:
+            return self.whole[0][0][self.whole[0][1]]
+        out = np.zeros((self.lanes.n, self.size), np.uint8)
+        for view, index, positions in self.whole:
+            rows = positions if positions is not None else slice(None)
+            out[rows] = view[index].view(np.uint8).reshape(-1, self.size)
+        for view, index, positions in self.pieces:
+            assert self.sizes is not None and positions is not None
+            for row, start in zip(positions.tolist(), index.tolist(), strict=True):
+                count = int(self.sizes[row])
+                out[row, :count] = view[start : start + count]
+        return out.reshape(-1)
 
 
-@dataclass(frozen=True)
-class Spot:
-    """Addresses of tiles, one each: the lane (row) that copies, the block of the wave, the offset in its shared memory."""
-
-    row: Array
-    blocks: Array
-    offsets: Array
-
-    @classmethod
-    def of(cls, lanes: LaneSet, addresses: Array) -> Spot:
-        return cls(np.arange(lanes.n), *targets(lanes, addresses))
-
-    def take(self, at: Array) -> Spot:
-        return Spot(self.row[at], self.blocks[at], self.offsets[at])
+C = TypeVar("C", "PendingCopy", "BulkStore")
 
 
-@dataclass(frozen=True)
-class Arrival:
-    """Destinations of loads, one entry each: the copy (row) it belongs to, the tile, and its mbarrier's key."""
+class Groups(MemoryUnit):
+    """Copies in groups: `committed` has the number of groups that each thread of the wave has closed."""
 
-    row: Array
-    tile: Tile
-    keys: Array
-
-
-class Ends(MemoryUnit):
-    """The checks of both ends of a wave's bulk copies."""
-
-    def __init__(self, wave: Wave, memory: LaunchMemory, mbarriers: MBarriers):
+    def __init__(self, wave: Wave, memory: LaunchMemory):
         super().__init__(memory)
-        self.wave, self.mbarriers = wave, mbarriers
-        self.room = memory.shared_size - memory.reserved
-        """Bytes of shared memory that a block may use."""
+        self.committed = np.zeros(wave.size, np.int64)
+        self._member = np.zeros(wave.size, bool)
 
-    # -- tensors ------------------------------------------------------------------------------------------------------------
+    def commit(self, lanes: LaneSet) -> None:
+        self.committed[lanes.index] += 1
 
-    def ranges(self, lanes: LaneSet, addresses: Array, sizes: Array, i: PtxInstruction) -> list[tuple[Array, Region]]:
-        """Returns plain bytes of tensors, together where size and tensor are the same: (positions of their lanes, region)."""
-        found: list[tuple[Array, Region]] = []
-        crooked = (addresses | sizes) % CHUNK != 0
-        if crooked.any():
-            first = int(np.flatnonzero(crooked)[0])
-            message = f"{i.name} of {plural(int(sizes[first]), 'byte')}: addresses and size are multiples of {CHUNK}"
-            self.report("misaligned", message, lanes, np.flatnonzero(crooked), i)
-        numbers = addresses >> WINDOW_BITS
-        for number, size in sorted(set(zip(numbers[~crooked].tolist(), sizes[~crooked].tolist(), strict=True))):
-            at = np.flatnonzero(~crooked & (numbers == number) & (sizes == size))
-            segment = self.memory.segments.get(number)
-            if segment is None:
-                message = f"{i.name} of {plural(size, 'byte')} at {int(addresses[at[0]]):#x} of no tensor"
-                self.report("out of bounds", message, lanes, at, i)
-            elif size:
-                region = byte_region(segment, addresses[at], size)
-                found += self.inside(lanes, at, region, i)
+    def due(self, copies: list[C], lanes: LaneSet, limit: Array) -> list[tuple[C, Array]]:
+        """Returns each of the copies with a mask of its lanes that are among these, in a group below their limit."""
+        if not copies:
+            return []
+        self._member[lanes.index] = True
+        found = []
+        for copy in copies:
+            due = copy.group < limit[copy.lanes.index]
+            if copy.lanes is not lanes:
+                due &= self._member[copy.lanes.index]
+            found.append((copy, due))
+        self._member[lanes.index] = False
         return found
 
-    def own_ranges(self, lanes: LaneSet, addresses: Array, sizes: Array, i: PtxInstruction) -> list[tuple[Array, Tile]]:
-        """Returns bytes of the lanes' own shared memory, together where sizes are the same: (positions of their lanes, tiles)."""
-        found: list[tuple[Array, Tile]] = []
-        for size in set(sizes.tolist()):
-            at = np.flatnonzero(sizes == size)
-            if size % CHUNK:
-                message = f"{i.name} of {plural(size, 'byte')}: the size is a multiple of {CHUNK}"
-                self.report("misaligned", message, lanes, at, i)
-            elif size and (good := self.own(lanes.subset(at), addresses[at], Shape(size), i)):
-                found.append((at[good[0]], good[1]))
-        return found
 
-    def inside(self, lanes: LaneSet, at: Array, region: Region, i: PtxInstruction) -> list[tuple[Array, Region]]:
-        """Returns the copies by lanes `at` that stay within the bytes of their tensor."""
-        segment, bad = region.segment, region.outside()
-        if not len(bad):
-            return [(at, region)]
-        where = f"{segment.name!r}, which has {plural(segment.size, 'byte')}"
-        first = int(region.starts[np.flatnonzero(region.row == bad[0])].max()) - segment.start
-        message = f"{i.name} of {plural(region.size, 'byte')}, some at offset {first:#x} of {where}"
-        self.report("out of bounds", message, lanes, at[bad], i, segment.name)
-        good = np.setdiff1d(np.arange(len(at)), bad)
-        return [(at[good], region.take(good))] if len(good) else []
+class Copies(Groups):
+    """The copies of a wave by cp.async."""
 
-    def writable(self, segment: Segment, lanes: LaneSet, i: PtxInstruction) -> bool:
-        if not segment.writable:
-            message = f"{i.name} to {segment.name!r}, which is read-only"
-            self.findings.report("read-only", message, i, lanes)
-        return segment.writable
+    def __init__(self, wave: Wave, memory: LaunchMemory, random: np.random.Generator | None):
+        super().__init__(wave, memory)
+        self.random = random
+        self.pending: list[PendingCopy] = []
+        self.serial = 0
 
-    # -- shared memory ------------------------------------------------------------------------------------------------------
+    def issue(
+        self, lanes: LaneSet, size: int, destination: Array, whole: list[Part], pieces: list[Part], sizes: Array | None
+    ) -> None:
+        group, (landed, over) = self.committed[lanes.index], np.zeros((2, lanes.n), bool)
+        readings = self.races.issued() if self.races is not None else []
+        copy = PendingCopy(lanes, size, destination, whole, pieces, sizes, group, landed, over, readings, self.serial)
+        self.serial += 1
+        self.memory.states[size][destination] = element(IN_FLIGHT, size)
+        self.memory.unsettle()
+        self.pending.append(copy)
+        self.memory.flying = len(self.pending)
 
-    def own(self, lanes: LaneSet, addresses: Array, shape: Shape, i: PtxInstruction) -> tuple[Array, Tile] | None:
-        """Returns tiles of the lanes' own blocks: (positions of the lanes, tiles)."""
-        spot = Spot.of(lanes, addresses)
-        foreign = np.flatnonzero(spot.blocks != lanes.block)
-        if len(foreign):
-            message = f"{i.name} of another block's shared memory: the source is the own block's"
-            self.report("out of bounds", message, lanes, foreign, i)
-        good = np.flatnonzero(self.places(lanes, spot, shape, i) & (spot.blocks == lanes.block))
-        if not len(good):
-            return None
-        return good, Tile.of(self.memory, spot.blocks[good], spot.offsets[good], shape.size, shape.swizzle)
+    def wait(self, lanes: LaneSet, newest: int | None) -> None:
+        """Waits until at most `newest` of the threads' newest groups are pending (None: they close one, and wait for all)."""
+        if newest is None:
+            self.commit(lanes)
+        self._finish(lanes, self.committed - (newest or 0), True)
 
-    def arrival(
-        self, lanes: LaneSet, ends: tuple[Array, Array, Array | None], shape: Shape, i: PtxInstruction
-    ) -> tuple[Array, Arrival] | None:
-        """Returns destinations of copies: (positions of the lanes, tiles and mbarriers). `ends`: addresses of the tiles, of the
-        mbarriers, and masks of the ranks of a multicast.
-        """
-        to, bar, masks = ends
-        spot, barrier = Spot.of(lanes, to), Spot.of(lanes, bar)
-        if masks is not None:
-            spot, barrier = self.spread(lanes, spot, barrier, masks, i)
-        good = self.places(lanes, spot, shape, i) & self.barriers(lanes, spot, barrier, i)
-        if not good.any():
-            return None
-        spot, barrier = spot.take(np.flatnonzero(good)), barrier.take(np.flatnonzero(good))
-        keys = (barrier.blocks * self.memory.shared_stride + barrier.offsets) >> 3
-        at, row = np.unique(spot.row, return_inverse=True)
-        tile = Tile.of(self.memory, spot.blocks, spot.offsets, shape.size, shape.swizzle)
-        self.mbarriers.used_by_copy(keys, lanes, spot.row, i)
-        return at, Arrival(row, tile, keys)
+    def land_before(self, lanes: LaneSet, serial: int) -> None:
+        """Lands the copies that the threads issued before number `serial`, for an mbarrier."""
+        later = [copy for copy in self.pending if copy.serial >= serial]
+        self.pending = [copy for copy in self.pending if copy.serial < serial]
+        self._finish(lanes, self.committed + 1, True)
+        self.pending += later
+        self.memory.flying = len(self.pending)
 
-    def spread(self, lanes: LaneSet, spot: Spot, barrier: Spot, masks: Array, i: PtxInstruction) -> tuple[Spot, Spot]:
-        """Spreads a multicast: the same offsets in each block of the cluster whose bit is set."""
-        cluster = self.wave.cluster
-        beyond = np.flatnonzero(masks >> cluster)
-        if len(beyond):
-            message = f"multicast to the blocks of mask {int(masks[beyond[0]]):#x}: the cluster has {plural(cluster, 'block')}"
-            self.report("out of bounds", message, lanes, beyond, i)
-        row, rank = np.nonzero(masks[:, None] >> np.arange(cluster) & 1)
-        blocks = lanes.block[row] // cluster * cluster + rank
-        return Spot(row, blocks, spot.offsets[row]), Spot(row, blocks, barrier.offsets[row])
+    def leave(self, lanes: LaneSet) -> None:
+        """Ends the threads: their copies land, but nobody has waited for them."""
+        self._finish(lanes, self.committed + 1, False)
 
-    def places(self, lanes: LaneSet, spot: Spot, shape: Shape, i: PtxInstruction) -> Array:
-        """Returns a mask of the tiles in the shared memory of a living block; the others are findings."""
-        blocks, offsets = spot.blocks, spot.offsets
-        room = self.room - extent(shape.size, shape.swizzle)
-        checks: Sequence[tuple[str, Array, str]] = (
-            ("out of bounds", blocks == NOBODY, "the address names a block outside of the cluster"),
-            ("misaligned", offsets % shape.align != 0, f"the address is no multiple of {shape.align}"),
-            ("out of bounds", (offsets < 0) | (offsets > room), f"it has {plural(self.room, 'byte')}"),
-            ("exited block", self.wave.alive_by_block[blocks] == 0, "the block that is to get it has exited"),
-        )
-        strays = (offsets >= 0) & (offsets <= room) & self.memory.strays(i, offsets, shape.size)
-        if strays.any():
-            why = self.memory.strayed(i, int(offsets[strays][0])).removeprefix(": ")
-            checks = (*checks, ("out of bounds", strays, why))
-        what = f"{i.name} of {plural(shape.size, 'byte')}"
-        return self.judged(checks, lanes, spot, i, lambda at: f"{what} at {int(offsets[at]):#x} of shared memory: ")
+    def _finish(self, lanes: LaneSet, limit: Array, waited: bool) -> None:
+        kept = []
+        for copy, due in self.due(self.pending, lanes, limit):
+            due &= ~copy.over
+            count = np.count_nonzero(due)
+            if count == copy.lanes.n and not copy.landed.any():
+                self.memory.shared[copy.size][copy.destination] = copy.data().view(ELEMENT[copy.size])
+                if waited:
+                    self._waited(copy, copy.lanes, copy.destination)
+                continue
+            if count:
+                self._land(copy, due)
+                if waited:
+                    self._waited(copy, copy.lanes.subset(np.flatnonzero(due)), copy.destination[due])
+                copy.over |= due
+            if not copy.over.all():
+                kept.append(copy)
+        self.pending = kept
+        self.memory.flying = len(kept)
 
-    def barriers(self, lanes: LaneSet, spot: Spot, barrier: Spot, i: PtxInstruction) -> Array:
-        """Returns a mask of the mbarriers in bounds and in their tile's block; the others are findings."""
-        checks = (
-            ("misaligned", barrier.offsets % 8 != 0, "is not aligned to 8 bytes"),
-            ("out of bounds", (barrier.offsets < 0) | (barrier.offsets > self.room - 8), "is not in shared memory"),
-            ("out of bounds", barrier.blocks != spot.blocks, "is not in the block that gets the bytes"),
-        )
-        return self.judged(checks, lanes, spot, i, lambda at: f"{i.name}: the mbarrier at {int(barrier.offsets[at]):#x} ")
+    def _waited(self, copy: PendingCopy, lanes: LaneSet, destination: Array) -> None:
+        self.memory.states[copy.size][destination] = element(WRITTEN, copy.size)
+        if self.races is not None:
+            self.races.landed(lanes, copy.size, destination)
+            self.races.copied(lanes, copy.readings)
 
-    def judged(
-        self, checks: Sequence[tuple[str, Array, str]], lanes: LaneSet, spot: Spot, i: PtxInstruction, subject: Callable[[int], str]
-    ) -> Array:
-        """Returns a mask of the ends that pass all checks (kind, wrong ends, message); `subject` names the first that does not."""
-        good = np.ones(len(spot.row), bool)
-        for kind, wrong, why in checks:
-            bad = np.flatnonzero(good & wrong)
-            if len(bad):
-                self.report(kind, subject(int(bad[0])) + why, lanes, spot.row[bad], i)
-                good[bad] = False
-        return good
+    def _land(self, copy: PendingCopy, due: Array) -> None:
+        now = due & ~copy.landed
+        if np.count_nonzero(now):
+            target = self.memory.shared[copy.size]
+            values = copy.data().view(target.dtype)
+            target[copy.destination[now]] = values[now]
+            copy.landed |= now
 
-    def report(self, kind: str, message: str, lanes: LaneSet, at: Array, i: PtxInstruction, tensor: str | None = None) -> None:
-        self.findings.report(kind, message, i, lanes, at, tensor=tensor)
+    def stir(self) -> None:
+        """Lands some pending copies, wholly or in part: seeded runs call this between stretches."""
+        assert self.random is not None
+        for copy in self.pending:
+            if self.random.random() < 0.25:
+                self._land(copy, self.random.random(copy.lanes.n) < self.random.choice([0.5, 1.0]))
 
 
 Update = Callable[[Array, Array, Array], Array]
@@ -345,17 +311,15 @@ class BulkStore:
             one.put(self.reduction(old[0], self.data[row])[None], np.array([0]))
 
 
-class Bulks(MemoryUnit):
+class Bulks(Groups):
     """The bulk copies of a wave."""
 
     def __init__(self, wave: Wave, memory: LaunchMemory, mbarriers: MBarriers, maps: Maps):
-        super().__init__(memory)
+        super().__init__(wave, memory)
         self.wave, self.mbarriers = wave, mbarriers
         self.ends = Ends(wave, memory, mbarriers)
         self.maps = maps
-        self.committed = np.zeros(wave.size, np.int64)
         self.stores: list[BulkStore] = []
-        self._member = np.zeros(wave.size, bool)
 
     # -- issue ------------------------------------------------------------------------------------------------------------
 
@@ -404,31 +368,17 @@ class Bulks(MemoryUnit):
 
     # -- groups -----------------------------------------------------------------------------------------------------------
 
-    def commit(self, lanes: LaneSet) -> None:
-        self.committed[lanes.index] += 1
-
     def wait(self, lanes: LaneSet, newest: int | None, read: bool) -> None:
         """Waits until at most `newest` (None: 0) of the threads' newest groups are pending, or (`read`) have not yet read."""
-        for store, due in self.due(lanes, self.committed - (newest or 0)):
-            store.wait(self.memory, due, READ if read else DONE)
+        for store, due in self.due(self.stores, lanes, self.committed - (newest or 0)):
+            if due.any():
+                store.wait(self.memory, np.flatnonzero(due), READ if read else DONE)
         self.stores = [store for store in self.stores if (store.known < DONE).any()]
-
-    def due(self, lanes: LaneSet, limit: Array) -> list[tuple[BulkStore, Array]]:
-        """Returns the stores of these threads in groups below the limit: (store, rows)."""
-        if not self.stores:
-            return []
-        self._member[lanes.index] = True
-        found = []
-        for store in self.stores:
-            mine = self._member[store.lanes.index] & (store.group < limit[store.lanes.index])
-            if mine.any():
-                found.append((store, np.flatnonzero(mine)))
-        self._member[lanes.index] = False
-        return found
 
     def leave(self, lanes: LaneSet) -> None:
         """Ends the threads; their copies must have read shared memory by now, for the block's may go to another."""
-        for store, due in self.due(lanes, self.committed + 1):
+        for store, mask in self.due(self.stores, lanes, self.committed + 1):
+            due = np.flatnonzero(mask)
             late = due[store.known[due] < READ]
             if len(late):
                 name = store.instruction.name

@@ -26,8 +26,8 @@ import numpy as np
 
 from cupyflash.words import plural
 
-from ..state.lanes import LaneSet
 from ..text.syntax import Array, Line, PtxInstruction, base_name, source_name
+from .lanes import LaneSet
 
 LIMIT = 100
 """Most findings that a launch keeps; further ones are only counted."""
@@ -59,7 +59,7 @@ KINDS = {
     "null pointer": "an access near address 0",
     "out of bounds": "an access outside of the memory that its address belongs to",
     "partial barrier": "threads had exited before a barrier of the whole block",
-    "proxy": "no fence between two ways to memory (`order.clocks`)",
+    "proxy": "no fence between two ways to memory (`order.moments`)",
     "race": "two accesses that nothing orders (`order.races`)",
     "read-only": "a store to memory that may only be read",
     "register budget": "a setmaxnreg that the warp or its warpgroup may not run",

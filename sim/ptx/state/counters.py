@@ -14,9 +14,9 @@ from typing import Self, TypeVar
 
 import numpy as np
 
-from ..state.lanes import SECTOR, LaneSet, distinct
-from ..state.segments import Segment
 from ..text.syntax import TYPES, Array, Line, PtxInstruction
+from .lanes import SECTOR, LaneSet, distinct
+from .segments import Segment
 
 _OPCODES = {
     "tensor core": "mma wmma wgmma",

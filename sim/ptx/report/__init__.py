@@ -1,1 +1,0 @@
-"""The results of a launch: findings, and counts by instruction, line and tensor."""
