@@ -297,7 +297,7 @@ def said(schedule: Schedule) -> dict[str, Any]:
 
 
 def played(schedule: TileSchedule) -> list[Any]:
-    """What the L2 has and DRAM moves."""
+    """Returns the hits of the L2 and the bytes of DRAM."""
     return [l2.run(schedule).as_dict()]
 
 

@@ -1,4 +1,4 @@
-"""Where a kernel's clocks go on the GPU at hand, instruction by instruction, by Nsight Compute's samples:
+"""Tells where a kernel's clocks go on the GPU at hand, instruction by instruction, by Nsight Compute's samples:
 
     python benchmarks/stalls.py [--algorithm fa3] [--d 128] [--n 4096] [--causal] [--backward] [--kernel NAME] [--least SHARE]
     python benchmarks/stalls.py --page FILE.csv [--kernel NAME] [--least SHARE]

@@ -213,3 +213,25 @@ def test_the_names_that_are_loaded_when_asked_for_are_those_that_editors_see() -
 @pytest.mark.parametrize("name", cupyflash.__all__)
 def test_public_names_exist_and_are_documented(name: str) -> None:
     assert getattr(cupyflash, name).__doc__
+
+
+ROOT = Path(__file__).resolve().parent.parent
+MOST_PARAMETERS = 8
+
+
+def parameters(node: ast.FunctionDef) -> int:
+    """The number of parameters of a function, `self` and `cls` not counted."""
+    named = [each.arg for each in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)]
+    return len([name for name in named if name not in ("self", "cls")]) + bool(node.args.vararg) + bool(node.args.kwarg)
+
+
+def test_only_what_the_reference_describes_takes_more_than_eight_parameters() -> None:
+    """Functions, and methods of the classes, that docs/reference.md names: all beyond a few are named options of a user's call."""
+    named = set(re.findall(r"^::: .*\.(\w+)$", (ROOT / "docs" / "reference.md").read_text(), re.MULTILINE))
+    crowds = []
+    for path in (path for folder in ("cupyflash", "sim") for path in (ROOT / folder).rglob("*.py")):
+        nodes = [*ast.walk(ast.parse(path.read_text()))]
+        public = {part for node in nodes if isinstance(node, ast.ClassDef) and node.name in named for part in node.body}
+        functions = [node for node in nodes if isinstance(node, ast.FunctionDef) and node not in public and node.name not in named]
+        crowds += [f"{path.relative_to(ROOT)}: {node.name}" for node in functions if parameters(node) > MOST_PARAMETERS]
+    assert crowds == []

@@ -17,7 +17,7 @@ from cupyflash import sim
 from cupyflash.sim.cli import main
 from cupyflash.sim.profiling.banks import BankAccess
 from cupyflash.sim.profiling.page import report
-from cupyflash.sim.ptx.state.lanes import Wave, bank_passes
+from cupyflash.sim.ptx.state.lane_sets import Wave, bank_passes
 
 pytest.importorskip("cupy")
 

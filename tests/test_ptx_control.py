@@ -7,7 +7,7 @@ import pytest
 from test_ptx_harness import HEAD, apply, compile_cuda, kernel, run
 
 from cupyflash.sim.ptx import Module, UnsupportedPTX
-from cupyflash.sim.ptx.execute import machine as machine_module
+from cupyflash.sim.ptx.execute import ptx_machine
 from suites import sample, wide
 
 REGISTERS = ".reg .b64 %rd<20>; .reg .b32 %r<20>; .reg .pred %p<6>;"
@@ -357,7 +357,7 @@ def test_waves_of_blocks() -> None:
     y = np.zeros(1000 * 32, np.uint32)
     launch = run(y_kernel(body), {"y": y}, grid=1000)
     assert launch.findings == () and (y == np.repeat(np.arange(1000), 32)).all()
-    assert launch.counters.waves == -(-1000 * 32 // machine_module.WAVE_LANES) > 1
+    assert launch.counters.waves == -(-1000 * 32 // ptx_machine.WAVE_LANES) > 1
 
 
 def test_blocks_that_may_wait_for_each_other_are_resident_together() -> None:
@@ -367,7 +367,7 @@ def test_blocks_that_may_wait_for_each_other_are_resident_together() -> None:
     SPIN: ld.volatile.global.u32 %r5, [%rd2]; setp.eq.u32 %p2, %r5, 0; @%p2 bra SPIN; st.global.u32 [%rd1+128], %r5; END:"""
     y = np.zeros(300 * 32, np.uint32)
     launch = run(y_kernel(body), {"y": y}, grid=300)
-    assert launch.counters.waves == 1 and (y[32:64] == 7).all() and machine_module.WAVE_LANES < 300 * 32
+    assert launch.counters.waves == 1 and (y[32:64] == 7).all() and ptx_machine.WAVE_LANES < 300 * 32
 
 
 def test_a_body_may_end_without_a_return() -> None:

@@ -1,9 +1,10 @@
-"""The PTX machine's folders import in one direction, no module is in a circle, and no function takes a crowd of parameters."""
+"""The PTX machine's folders import in one direction, no module is in a circle, and no file has a name of another room."""
 
 from __future__ import annotations
 
 import ast
 import re
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -12,10 +13,6 @@ MACHINE = Path(__file__).resolve().parent.parent / "sim" / "ptx"
 
 LAYERS = ("text", "state", "order", "memory", "decode", "execute", "")
 """Folders, the lowest first; "" are the files beside them. Each may import from itself and from those before it."""
-
-MOST_PARAMETERS = 8
-EXEMPT = {"launch"}
-"""The public call: all beyond four are named options of a launch."""
 
 
 def modules(root: Path) -> dict[str, Path]:
@@ -95,20 +92,11 @@ def test_a_circle_is_seen_however_it_is_written(tmp_path: Path, statement: str) 
     assert circle(graph) == {"", "text.a", "execute.b"} and upward(graph) == [("text.a", "execute.b")]
 
 
-def test_no_function_takes_more_than_eight_parameters() -> None:
-    crowds = [
-        f"{path.relative_to(MACHINE)}: {node.name}"
-        for path in modules(MACHINE).values()
-        for node in ast.walk(ast.parse(path.read_text()))
-        if isinstance(node, ast.FunctionDef) and parameters(node) > MOST_PARAMETERS and node.name not in EXEMPT
-    ]
-    assert crowds == []
-
-
-def parameters(node: ast.FunctionDef) -> int:
-    """The number of parameters of a function, `self` and `cls` not counted."""
-    named = [each.arg for each in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)]
-    return len([name for name in named if name not in ("self", "cls")]) + bool(node.args.vararg) + bool(node.args.kwarg)
+def test_a_file_of_the_machine_has_a_name_that_no_other_room_has() -> None:
+    """Nor does another name differ from it by an s alone."""
+    everywhere = [path.stem for folder in ("sim", "cupyflash") for path in (MACHINE.parent.parent / folder).rglob("[!_]*.py")]
+    uses = Counter(name.removesuffix("s") for name in everywhere)
+    assert [path.stem for path in MACHINE.rglob("[!_]*.py") if uses[path.stem.removesuffix("s")] > 1] == []
 
 
 DOCS = (MACHINE.parent.parent / "docs" / "ptx.md").read_text()

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from test_ptx_harness import kernel, run
 
-from cupyflash.sim.ptx.execute.machine import PtxMachine
+from cupyflash.sim.ptx.execute.ptx_machine import PtxMachine
 from cupyflash.sim.ptx.execute.scheduler import SeededReady
-from cupyflash.sim.ptx.state.lanes import LaneSet, Wave
+from cupyflash.sim.ptx.state.lane_sets import LaneSet, Wave
 
 REGISTERS = ".reg .b64 %rd<20>; .reg .b32 %r<20>; .reg .pred %p<6>;"
 PLACES = """ld.param.u64 %rd1, [y]; ld.param.u64 %rd2, [ticket]; mov.u32 %r1, %tid.x; mov.u32 %r2, %ctaid.x; mov.u32 %r4, %ntid.x;

@@ -14,7 +14,7 @@ from test_ptx_harness import compile_cuda
 from cupyflash import Device, Problem, plan
 from cupyflash.sim.execution import allocate, run
 from cupyflash.sim.ptx.decode.matrices import HALF_VALUES, widen_halves
-from cupyflash.sim.ptx.state.lanes import REMEMBERED_LANES, Grid, LaneSet, Wave, wavefronts
+from cupyflash.sim.ptx.state.lane_sets import REMEMBERED_LANES, Grid, LaneSet, Wave, wavefronts
 from cupyflash.sim.ptx.state.segments import PAGE, Pages
 from suites import wide
 

@@ -43,9 +43,9 @@ import tempfile
 import numpy as np
 from cupyflash.sim.ptx import Module
 from cupyflash.sim.ptx import module
-from cupyflash.sim.ptx.execute import machine, processes
+from cupyflash.sim.ptx.execute import processes, ptx_machine
 
-machine.WAVE_LANES = 128
+ptx_machine.WAVE_LANES = 128
 processes.cores = lambda: 3  # whatever this machine has
 apart = []
 inner = processes.run_apart
@@ -100,9 +100,9 @@ FAULTS = """
 import errno, multiprocessing, os, signal, struct, sys
 import numpy as np
 from cupyflash.sim.ptx import Module
-from cupyflash.sim.ptx.execute import machine, processes
+from cupyflash.sim.ptx.execute import processes, ptx_machine
 
-machine.WAVE_LANES = 128
+ptx_machine.WAVE_LANES = 128
 processes.cores = lambda: 3
 module, own = Module.from_ptx(sys.stdin.read()), processes.work
 

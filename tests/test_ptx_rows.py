@@ -8,7 +8,7 @@ from itertools import product
 import numpy as np
 import pytest
 
-from cupyflash.sim.ptx.decode.rows import (
+from cupyflash.sim.ptx.decode.table_rows import (
     KINDS,
     PRIMITIVES,
     ROWS,

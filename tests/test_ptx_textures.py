@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from cupyflash.sim import ptx
-from cupyflash.sim.ptx.memory.textures import BORDER, CLAMP, MIRROR, WRAP
+from cupyflash.sim.ptx.memory.texels import BORDER, CLAMP, MIRROR, WRAP
 from cupyflash.sim.ptx.state.segments import UNWRITTEN, WRITTEN
 from suites import sample
 

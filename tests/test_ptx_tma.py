@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from cupyflash.sim.ptx import Launch, Module, TensorMap, UnsupportedPTX
-from cupyflash.sim.ptx.memory.layouts import ADDRESS_AT, decode
+from cupyflash.sim.ptx.memory.swizzles import ADDRESS_AT, decode
 
 SEEDS = [None, 0, 1, 2]
 

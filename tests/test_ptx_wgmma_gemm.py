@@ -9,8 +9,8 @@ import pytest
 from test_ptx_harness import compile_cuda
 
 from cupyflash.sim.ptx import Launch, Module, TensorMap
-from cupyflash.sim.ptx.execute.machine import PtxMachine
-from cupyflash.sim.ptx.state.lanes import LaneSet
+from cupyflash.sim.ptx.execute.ptx_machine import PtxMachine
+from cupyflash.sim.ptx.state.lane_sets import LaneSet
 
 SEEDS = [None, 0, 1]
 

@@ -28,7 +28,7 @@ from cupyflash.launch.simulated import Simulation
 from cupyflash.launch.tensor_maps import ALIGNMENT, WORDS, Box, first_refusal, refusal
 from cupyflash.schedules import TileSchedule
 from cupyflash.sim.execution import machine_value, run_kernels
-from cupyflash.sim.ptx.memory.layouts import FILLS, INTERLEAVES, PROMOTIONS, SWIZZLES, TYPES, Description, decode
+from cupyflash.sim.ptx.memory.swizzles import FILLS, INTERLEAVES, PROMOTIONS, SWIZZLES, TYPES, Description, decode
 from cupyflash.sim.traffic import TensorTraffic
 
 HALF = np.dtype(np.float16)

@@ -26,7 +26,7 @@ from cupyflash.sim.clock.execution import CodeLaunch, CubinKernel
 from cupyflash.sim.clock.known import kind_of
 from cupyflash.sim.clock.whole import Clock
 from cupyflash.sim.ptx import TensorMap
-from cupyflash.sim.ptx.memory.layouts import ADDRESS_AT
+from cupyflash.sim.ptx.memory.swizzles import ADDRESS_AT
 from cupyflash.sim.ptx.parameters import POINTER_BYTES, BoundArguments, BoundTensor
 from published import Argument, Ladder, Step, ladders
 from published.build import cubin_of

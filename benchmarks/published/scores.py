@@ -171,7 +171,7 @@ def middle(ratios: Sequence[float]) -> float:
 
 
 def near(ratios: Sequence[float]) -> int:
-    """How many are within 20 %."""
+    """Returns the number of ratios within 20 %."""
     return sum(abs(ratio - 1) <= NEAR for ratio in ratios)
 
 

@@ -10,7 +10,7 @@ import click
 from cupyflash.request.options import EMPTY, MIXED, WHOLE
 from cupyflash.schedules import TileSchedule, fa3_tiles
 from cupyflash.sim import theory
-from cupyflash.sim.cli import l2, predict_decode, predict_ring, times
+from cupyflash.sim.cli import l2, predict_decode, predict_ring, predicted_time
 from cupyflash.sim.cli.counts import beside_balance, counted, intensities, show_replay, show_traffic
 from cupyflash.sim.cli.functions import MOST_SCORES
 from cupyflash.sim.cli.group import Found
@@ -35,12 +35,14 @@ EXAMPLES = examples(
 @click.command(epilog=EXAMPLES)
 @problem_options(seqlen=4096, head_dim=64, backward=True, decode={})
 @l2.OPTION
-@times.options
+@predicted_time.options
 @RANKS
 @split_options
 @AS_JSON
-@gathered(timing=times.Timing, split=Split)
-def predict(request: ProblemRequest, with_l2: bool, timing: times.Timing, ranks: int | None, split: Split, as_json: bool) -> None:
+@gathered(timing=predicted_time.Timing, split=Split)
+def predict(
+    request: ProblemRequest, with_l2: bool, timing: predicted_time.Timing, ranks: int | None, split: Split, as_json: bool
+) -> None:
     """Predict HBM reads and writes.
 
     The bytes of each tensor by the closed form, beside a replay of the schedule on an SRAM of M bytes; then FlashAttention-3 (on a

@@ -8,7 +8,7 @@ import click
 
 from cupyflash.schedules import DecodeSchedule
 from cupyflash.sim import theory
-from cupyflash.sim.cli import l2, times
+from cupyflash.sim.cli import l2, predicted_time
 from cupyflash.sim.cli.counts import beside_balance, counted, intensities, show_replay, show_traffic
 from cupyflash.sim.cli.group import Found
 from cupyflash.sim.cli.options import ProblemRequest
@@ -54,7 +54,7 @@ def prediction(request: ProblemRequest, schedule: DecodeSchedule, form: Traffic)
 
 def show_models(report: dict[str, Any]) -> None:
     """Show the models of the L2 and of times, if a report has them."""
-    for name, show_model in (("l2", l2.show), ("time", times.show)):
+    for name, show_model in (("l2", l2.show), ("time", predicted_time.show)):
         if name in report:
             click.echo()
             show_model(report[name])

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from cupyflash.sim.ptx.memory.layouts import Description
-from cupyflash.sim.ptx.memory.layouts import decode as decode_map
+from cupyflash.sim.ptx.memory.swizzles import Description
+from cupyflash.sim.ptx.memory.swizzles import decode as decode_map
 
 from .lanes import Array, Lanes, neighbour
 from .memory import SECTOR, SHARED_OFFSET, Memory, tensor_of

@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from cupyflash.sim.ptx.memory.layouts import MAP_BYTES
+from cupyflash.sim.ptx.memory.swizzles import MAP_BYTES
 from cupyflash.sim.ptx.parameters import BoundArguments
 
 from . import sass

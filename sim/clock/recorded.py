@@ -31,7 +31,7 @@ that a loop's body may have."""
 
 @dataclass
 class Recording:
-    """What a warp issued: instruction numbers, and by position in them the cost, the signals."""
+    """The instructions that a warp issued: their numbers, and by position in them the cost, the signals."""
 
     at: array[int] = field(default_factory=lambda: array("i"))
     costs: dict[int, Cost] = field(default_factory=dict)

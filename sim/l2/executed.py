@@ -22,7 +22,7 @@ from cupyflash.sim.l2 import run as model
 from cupyflash.sim.l2.cache import L2, LINE, ROTATED, SECTOR, SECTORS, CacheCounts, Sets
 from cupyflash.sim.l2.launch import DeviceMemory, LaunchedBlocks, resident
 from cupyflash.sim.ptx import Access
-from cupyflash.sim.ptx.state.lanes import AddressPattern, Wave
+from cupyflash.sim.ptx.state.lane_sets import AddressPattern, Wave
 from cupyflash.sim.ptx.state.segments import ALIGNMENT, Segment
 
 SECTOR_BITS, SECTORS_BITS = SECTOR.bit_length() - 1, SECTORS.bit_length() - 1

@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from cupyflash.sim.ptx.memory.layouts import TensorMap
+from cupyflash.sim.ptx.memory.swizzles import TensorMap
 from cupyflash.sim.ptx.text.syntax import QUALIFIERS, Variable, parameters, source_name
 
 FILLS = ("zeros", "ones", "normal", "uniform", "arange", "empty")

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from cupyflash.sim.ptx.state.lanes import WARP, AddressPattern, bank_columns, bank_turns
+from cupyflash.sim.ptx.state.lane_sets import WARP, AddressPattern, bank_columns, bank_turns
 from cupyflash.sim.ptx.state.segments import Access
 from cupyflash.sim.ptx.text.syntax import Line
 

@@ -20,7 +20,7 @@ from cupyflash.sim.program.memory import Contents, Move, ProgramMemory
 from cupyflash.sim.program.streams import KERNEL
 from cupyflash.sim.program.symbols import LaunchRequest, ProgramKernel, SymbolCalls
 from cupyflash.sim.program.textures import ArrayCalls
-from cupyflash.sim.ptx.memory.textures import texels_of
+from cupyflash.sim.ptx.memory.texels import texels_of
 from cupyflash.sim.ptx.order.past import Touched
 from cupyflash.sim.ptx.parameters import parameter_offsets
 from cupyflash.sim.ptx.state.findings import asked, comments, source_text

@@ -11,8 +11,8 @@ from __future__ import annotations
 
 from .decode.registry import Coverage, coverage
 from .device_names import simulated_cupy
-from .memory.layouts import TensorMap
-from .memory.textures import TexelFormat, Texels, Texture
+from .memory.swizzles import TensorMap
+from .memory.texels import TexelFormat, Texels, Texture
 from .module import Launch, Module
 from .order.history import Event, History, Stream
 from .parameters import Allocation, RawArguments

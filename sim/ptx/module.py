@@ -27,22 +27,22 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from .decode.code import Code
+from .decode.decoded import decode_all, function_addresses
 from .decode.matrices import tensor_cores_asked
-from .decode.program import decode_all, function_addresses
 from .execute.compiled import engine_asked, pays, run_compiled
-from .execute.machine import PtxMachine
 from .execute.processes import processes_asked, run_apart
+from .execute.ptx_machine import PtxMachine
 from .execute.registers import Setup
 from .execute.scheduler import Limits
 from .memory.heap import DeviceRuntime
 from .memory.spaces import PARAM_START, PARAM_WINDOW, LaunchMemory, Observer
-from .memory.textures import placed, texels_of
+from .memory.texels import placed, texels_of
 from .order.history import Stream
 from .order.races import Races
 from .parameters import POINTER_BYTES, BoundArguments, BoundTensor, RawArguments, bind
 from .state.counters import Counters, LaunchTally, TensorCounts
 from .state.findings import Comment, Finding, Findings, Suppressed, Suppression, asked, by_cause, comments, of_thread, source_text
-from .state.lanes import Geometry
+from .state.lane_sets import Geometry
 from .state.segments import UNWRITTEN, Segment, mark_unwritten, may_hold_nan
 from .text.parser import parse
 from .text.syntax import (

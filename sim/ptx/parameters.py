@@ -16,8 +16,8 @@ import numpy as np
 
 from cupyflash.words import plural
 
-from .memory.layouts import ADDRESS_AT, MAP_ALIGN, MAP_BYTES, TensorMap
-from .memory.textures import Texels, Texture, texels_of
+from .memory.swizzles import ADDRESS_AT, MAP_ALIGN, MAP_BYTES, TensorMap
+from .memory.texels import Texels, Texture, texels_of
 from .state.segments import Place, PointerField, Segment
 from .text.syntax import Array, Variable
 

@@ -6,7 +6,7 @@ import ctypes
 from typing import Any
 
 from cupyflash.launch import driver
-from cupyflash.sim.ptx.memory.layouts import (
+from cupyflash.sim.ptx.memory.swizzles import (
     FILLS,
     INTERLEAVES,
     MAP_ALIGN,

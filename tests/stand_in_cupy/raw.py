@@ -15,7 +15,7 @@ from cupy.cuda._compiler_cache import DiskKernelCacheBackend
 from cupyflash.launch import cubins
 from cupyflash.launch.nvrtc import compile_to_ptx
 from cupyflash.sim.ptx import Module, TensorMap
-from cupyflash.sim.ptx.memory.layouts import MAP_BYTES, Description, decode
+from cupyflash.sim.ptx.memory.swizzles import MAP_BYTES, Description, decode
 
 from .array import ndarray
 from .streams import enqueue, runtime

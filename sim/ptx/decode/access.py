@@ -12,12 +12,12 @@ from cupyflash.words import plural
 
 from ..memory.ports import ALL, PORTS, LocalPort, Part, Port, cluster_address, rank_of
 from ..memory.spaces import LOCAL_WINDOW, PARAM_WINDOW, SHARED_WINDOW, SPACE_BITS
-from ..memory.textures import AXES, CUBES, LAYERED, Texels, Texture, TexturePort, padded, some, take, texels_of
-from ..state.lanes import LaneSet
+from ..memory.texels import AXES, CUBES, LAYERED, Texels, Texture, TexturePort, padded, some, take, texels_of
+from ..state.lane_sets import LaneSet
 from ..text.syntax import ELEMENT, SINK, TYPES, Array, Mem, Operand, PtxInstruction, PtxType, Reg, Sym, Unsupported
 from .primitives import narrow, wide
 from .registry import ANY_TYPE, Arg, Arrays, Frame, Plan, Thunk, act, arg, args, items, opcode, pair, pure, taken
-from .rows import HALF_TYPES, extended
+from .table_rows import HALF_TYPES, extended
 
 WINDOWS = {"shared": SHARED_WINDOW, "local": LOCAL_WINDOW, "global": 0, "const": 0, "param": PARAM_WINDOW}
 SPACES = "global shared shared::cta shared::cluster local const param param::entry"

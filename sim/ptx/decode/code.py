@@ -11,11 +11,11 @@ from itertools import pairwise
 
 import numpy as np
 
-from ..order.accesses import Sharing
+from ..order.shadow import Sharing
 from ..state.counters import Mix, mix_of
 from ..text.syntax import Array, PtxInstruction, PtxProgram, Reg, Variable, symbols, variable_name
+from .decoded import function_addresses
 from .flow import CONSTANT_REGISTERS, LiveRegisters, in_flight, numbers, spins
-from .program import function_addresses
 from .provenance import Home, guesses, homes, sharing_of
 from .registry import FLUSH, KEEP, FunctionCall, Plan
 

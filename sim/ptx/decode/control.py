@@ -9,10 +9,10 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from ..memory.layouts import MAP_BYTES
 from ..memory.ports import PORTS
-from ..order.accesses import BLOCK, scope_of
-from ..state.lanes import WARP, LaneSet
+from ..memory.swizzles import MAP_BYTES
+from ..order.shadow import BLOCK, scope_of
+from ..state.lane_sets import WARP, LaneSet
 from ..text.syntax import SINK, Array, Group, Imm, Mem, Not, Operand, PtxInstruction, Sym, Unsupported
 from .access import address_arg, address_thunk
 from .registry import (

@@ -1,4 +1,4 @@
-"""The table of elementwise opcodes: arithmetic, comparison, logic, shifts, bit fields, conversions. `rows` says how to read it.
+"""The table of elementwise opcodes: arithmetic, comparison, logic, shifts, bit fields, conversions. `table_rows` reads it.
 
 PTX ISA: "Integer Arithmetic", "Extended-Precision Integer Arithmetic", "Floating Point", "Half Precision Floating Point",
 "Comparison and Selection", "Logic and Shift", "Data Movement and Conversion Instructions".
@@ -11,7 +11,7 @@ import numpy as np
 from ..text.syntax import SINK, TYPES, Array, Operand, PtxInstruction, Reg, Unsupported, Vec
 from .primitives import EIGHTS, PRMT_MODES, lookup
 from .registry import ANY_TYPE, ROUNDING, Arg, Arrays, Frame, Plan, Thunk, act, arg, opcode, pure, taken
-from .rows import Case, decode, row
+from .table_rows import Case, decode, row
 
 WORDS = ".u32 .s32 .u64 .s64"
 BITS = ".b16 .b32 .b64"

@@ -27,7 +27,7 @@ from typing import Any
 import numpy as np
 
 from ..memory.ports import PORTS, Port
-from ..state.lanes import WARP, LaneSet
+from ..state.lane_sets import WARP, LaneSet
 from ..text.syntax import ELEMENT, TYPES, UNSIGNED, Array, Imm, PtxInstruction, Unsupported
 from .access import SPACES, address_arg, address_thunk, gather, space_of, store
 from .primitives import eight_dtype, half_bits

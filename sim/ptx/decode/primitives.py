@@ -24,7 +24,7 @@ import numpy as np
 
 from ..text.syntax import TYPES, Array, PtxType
 from .registry import Frame, Thunk
-from .rows import Case, primitive, writer
+from .table_rows import Case, primitive, writer
 
 # -- sums, halves -----------------------------------------------------------------------------------------------------------
 

@@ -20,8 +20,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from ..memory.layouts import ADDRESS_AT
-from ..order.accesses import WIDEST, Sharing, is_async, is_narrow, is_phase, is_strong
+from ..memory.swizzles import ADDRESS_AT
+from ..order.shadow import WIDEST, Sharing, is_async, is_narrow, is_phase, is_strong
 from ..state.segments import Place, PointerField
 from ..text.syntax import TYPES, Imm, Mem, Operand, PtxInstruction, Reg, Sym, Variable, Vec, leaves
 from .flow import ControlFlow

@@ -21,8 +21,8 @@ import numpy as np
 from ..memory.async_copies import Bulks, Copies
 from ..memory.mbarriers import MBarriers
 from ..memory.spaces import LaunchMemory
-from ..memory.textures import Textures
-from ..state.lanes import LaneSet
+from ..memory.texels import Textures
+from ..state.lane_sets import LaneSet
 from ..text.syntax import (
     SINK,
     TYPES,

@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ..state.lanes import WARP, run_starts, warp_bits
+from ..state.lane_sets import WARP, run_starts, warp_bits
 from ..text.syntax import Array, Not, Pair, PtxInstruction, Unsupported
 from .registry import Arrays, Frame, Plan, Thunk, act, args, opcode, pair, taken
 
 if TYPE_CHECKING:
-    from ..state.lanes import LaneSet
+    from ..state.lane_sets import LaneSet
 
 _LANE = np.arange(WARP)
 _NOTHING = np.empty(0, np.int64)

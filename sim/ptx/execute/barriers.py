@@ -20,7 +20,7 @@ from ..decode.registry import ENVIRONMENT, KEEP, Barrier, ClusterBarrier, WarpBa
 from ..order.happens_before import Released
 from ..order.moments import highest
 from ..state.findings import WARNING, Stuck, Verdict, crowd
-from ..state.lanes import WARP, LaneSet, by_value
+from ..state.lane_sets import WARP, LaneSet, by_value
 from ..text.syntax import Array
 from .registers import RegisterFiles, WaveUnit
 

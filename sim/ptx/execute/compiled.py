@@ -6,8 +6,8 @@ bounds or not aligned, a byte that nobody wrote, two threads at one word of whic
 block between them, a NaN as a result (its payload is NumPy's). Then the launch's writes are undone, and it runs from its start
 without compiled code, which finds and says everything. So a finding has one origin.
 
-Arithmetic is made from the rows of the opcodes (`decode.rows`), as NumPy's evaluation is. An instruction without a translation runs
-by its thunk between compiled ones.
+Arithmetic is made from the rows of the opcodes (`decode.table_rows`), as NumPy's evaluation is. An instruction without a
+translation runs by its thunk between compiled ones.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ from ..decode.access import CACHE
 from ..decode.code import Code, CodeRegion
 from ..decode.registry import Arg, Barrier, Branch, Exit, Return, Thunk, WarpBarrier
 from ..order import moments
-from ..order.accesses import WIDEST
 from ..order.history import Launches
 from ..order.races import Races
-from ..state.lanes import AddressPattern, LaneSet
+from ..order.shadow import WIDEST
+from ..state.lane_sets import AddressPattern, LaneSet
 from ..state.segments import WINDOW_BITS, Segment
 from ..text.syntax import Array, PtxInstruction, Unsupported
 from .registers import Follower, RegisterFrame, Stop
@@ -77,7 +77,7 @@ from .translation import (
 )
 
 if TYPE_CHECKING:
-    from .machine import PtxMachine
+    from .ptx_machine import PtxMachine
 
 SAFE = frozenset({"shfl", "vote", "activemask", "match", "redux"})
 """Opcodes that are not pure and touch no memory: their thunks run between compiled stretches."""

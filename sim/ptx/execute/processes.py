@@ -25,7 +25,7 @@ import numpy as np
 from ..decode.registry import FunctionCall
 from ..state.segments import UNWRITTEN, WRITTEN, Segment
 from ..text.syntax import Array, PtxInstruction
-from .machine import PtxMachine
+from .ptx_machine import PtxMachine
 
 VARIABLE = "CUPYFLASH_PROCESSES"
 """Environment variable: the number of processes for launches that give none."""

@@ -14,8 +14,8 @@ from ..decode.code import runs
 from ..decode.matrices import FACTORS, Decode, aligned_sums, fragment
 from ..decode.primitives import half_bits
 from ..decode.registry import ENVIRONMENT, KEEP, Arg, Multiply
-from ..memory.layouts import DESCRIPTOR_UNIT, Descriptor
-from ..state.lanes import GROUP, WARP, LaneSet
+from ..memory.swizzles import DESCRIPTOR_UNIT, Descriptor
+from ..state.lane_sets import GROUP, WARP, LaneSet
 from ..state.segments import PAGE
 from ..text.syntax import Array, PtxInstruction
 from .registers import RegisterFiles, WaveUnit

@@ -23,8 +23,8 @@ from ..memory.async_copies import Bulks, Copies
 from ..memory.heap import DeviceRuntime
 from ..memory.mbarriers import MBarriers
 from ..memory.spaces import LaunchMemory, MemoryUnit
-from ..memory.textures import Texels, Texture, Textures
-from ..state.lanes import WARP, Geometry, LaneSet, Wave
+from ..memory.texels import Texels, Texture, Textures
+from ..state.lane_sets import WARP, Geometry, LaneSet, Wave
 from ..state.segments import Segment
 from ..text.syntax import Array, Imm, Mem, PtxError, PtxInstruction, Reg, Sym
 from .scheduler import Limits, ReadyLanes
@@ -72,7 +72,7 @@ class Follower(Protocol):
 
 
 class CompiledCode(Protocol):
-    """What a frame asks of `execute.compiled`."""
+    """Compiled code (`execute.compiled`), as a frame uses it."""
 
     def begin_wave(self) -> None: ...
 

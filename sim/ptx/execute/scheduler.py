@@ -15,9 +15,9 @@ import numpy as np
 from ..decode.code import Code, CodeRegion
 from ..decode.flow import CodeLoop, ExitTest
 from ..decode.registry import Arg
-from ..order.accesses import is_strong
+from ..order.shadow import is_strong
 from ..state.findings import Findings, at_line, source
-from ..state.lanes import WARP, LaneSet, Wave, by_value, merged
+from ..state.lane_sets import WARP, LaneSet, Wave, by_value, merged
 from ..text.syntax import Array, PtxInstruction
 
 PATIENCE = 512

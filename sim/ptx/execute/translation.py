@@ -1,6 +1,6 @@
 """The text of LLVM's functions for compiled launches (`execute.compiled`): runs of arithmetic, a load or a store.
 
-Arithmetic is made from the rows of the opcodes (`decode.rows`), as NumPy's evaluation is.
+Arithmetic is made from the rows of the opcodes (`decode.table_rows`), as NumPy's evaluation is.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ import numpy as np
 from ..decode.access import address_arg, moved
 from ..decode.code import Code
 from ..decode.registry import KEEP, Arg, Plan
-from ..decode.rows import VIEWS, WRITERS, Expression, Formula, OperandName, PrimitiveCall, function, result_dtype
-from ..order.accesses import WIDEST
-from ..state.lanes import WARP, bank_columns
+from ..decode.table_rows import VIEWS, WRITERS, Expression, Formula, OperandName, PrimitiveCall, function, result_dtype
+from ..order.shadow import WIDEST
+from ..state.lane_sets import WARP, bank_columns
 from ..text.syntax import SINK, TYPES, Imm, Operand, PtxInstruction, PtxType, Reg, Sym
 from .registers import RegisterFrame, immediate
 

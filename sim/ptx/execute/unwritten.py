@@ -24,7 +24,7 @@ from ..decode.code import Code
 from ..decode.flow import copied, merged, names, results, touched
 from ..decode.registry import Arg, Frame, Multiply, Plan, Thunk
 from ..state.findings import ERROR, Findings, Verdict
-from ..state.lanes import LaneSet, Wave
+from ..state.lane_sets import LaneSet, Wave
 from ..text.syntax import TYPES, UNSIGNED, Array, Imm, PtxInstruction, Reg
 from .registers import RegisterFrame
 

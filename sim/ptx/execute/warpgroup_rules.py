@@ -26,7 +26,7 @@ from ..decode.code import Code
 from ..decode.flow import InFlight
 from ..decode.registry import Arg, RegisterCount, Thunk
 from ..state.findings import Findings, Stuck, source, source_and_call
-from ..state.lanes import GROUP, WARP, LaneSet, Wave
+from ..state.lane_sets import GROUP, WARP, LaneSet, Wave
 from ..text.syntax import TYPES, Array, PtxInstruction
 from .registers import RegisterFiles, RegisterFrame, WaveUnit
 

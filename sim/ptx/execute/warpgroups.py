@@ -12,9 +12,9 @@ import numpy as np
 
 from ..decode.matrices import decoder
 from ..decode.registry import Arg, Multiply, MultiplyWait
-from ..memory.layouts import DESCRIPTOR_UNIT, MODES, Descriptor
+from ..memory.swizzles import DESCRIPTOR_UNIT, MODES, Descriptor
 from ..state.findings import Stuck, source
-from ..state.lanes import GROUP, WARP, LaneSet, by_value, merged
+from ..state.lane_sets import GROUP, WARP, LaneSet, by_value, merged
 from ..state.segments import IN_FLIGHT, UNWRITTEN
 from ..text.syntax import Array, PtxInstruction, Reg
 from .products import ROWS, THREADS, BoundProduct, MatrixOperand, MatrixOperands, Product, Sums, land, matrix, put_rows, rows_of

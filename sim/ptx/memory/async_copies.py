@@ -19,9 +19,9 @@ from typing import TypeVar
 
 import numpy as np
 
-from ..order.accesses import ShadowAccess, TileAccess, Touch
+from ..order.shadow import ShadowAccess, TileAccess, Touch
 from ..state.findings import ERROR, Verdict
-from ..state.lanes import LaneSet, Wave
+from ..state.lane_sets import LaneSet, Wave
 from ..state.segments import IN_FLIGHT, UNWRITTEN, WRITTEN, Access
 from ..text.syntax import ELEMENT, Array, PtxInstruction
 from .mbarriers import MBarriers
@@ -67,7 +67,7 @@ class PendingCopy:
 C = TypeVar("C", "PendingCopy", "BulkStore")
 
 
-class Groups(MemoryUnit):
+class CopyGroups(MemoryUnit):
     """Copies in groups: `committed` has the number of groups that each thread of the wave has closed."""
 
     def __init__(self, wave: Wave, memory: LaunchMemory):
@@ -93,7 +93,7 @@ class Groups(MemoryUnit):
         return found
 
 
-class Copies(Groups):
+class Copies(CopyGroups):
     """The copies of a wave by cp.async."""
 
     def __init__(self, wave: Wave, memory: LaunchMemory, random: np.random.Generator | None):
@@ -311,7 +311,7 @@ class BulkStore:
             one.put(self.reduction(old[0], self.data[row])[None], np.array([0]))
 
 
-class Bulks(Groups):
+class Bulks(CopyGroups):
     """The bulk copies of a wave."""
 
     def __init__(self, wave: Wave, memory: LaunchMemory, mbarriers: MBarriers, maps: Maps):

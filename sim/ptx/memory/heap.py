@@ -15,7 +15,7 @@ import numpy as np
 
 from cupyflash.words import plural
 
-from ..state.lanes import LaneSet
+from ..state.lane_sets import LaneSet
 from ..state.segments import UNALLOCATED, UNWRITTEN, WINDOW_BITS, Segment
 from ..text.syntax import Array, PtxInstruction
 from .spaces import LaunchMemory

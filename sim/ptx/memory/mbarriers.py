@@ -17,9 +17,9 @@ import numpy as np
 
 from cupyflash.words import plural
 
-from ..order.accesses import BLOCK, CLUSTER
+from ..order.shadow import BLOCK, CLUSTER
 from ..state.findings import ERROR, WARNING, Stuck, Verdict
-from ..state.lanes import LaneSet, by_value, merged
+from ..state.lane_sets import LaneSet, by_value, merged
 from ..state.segments import WRITTEN
 from ..text.syntax import Array, PtxInstruction
 from .ports import PORTS, element

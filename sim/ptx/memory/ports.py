@@ -18,7 +18,7 @@ import numpy as np
 
 from cupyflash.words import plural
 
-from ..state.lanes import LaneSet, by_value
+from ..state.lane_sets import LaneSet, by_value
 from ..state.segments import IN_FLIGHT, UNWRITTEN, WINDOW_BITS, WRITTEN, Access, Segment
 from ..text.syntax import ELEMENT, UNSIGNED, Array, PtxInstruction
 from .spaces import LOCAL_WINDOW, PARAM_WINDOW, SHARED_WINDOW, SPACE_BITS, STORES, LaunchMemory

@@ -19,13 +19,13 @@ import numpy as np
 from cupyflash.words import plural
 
 from ..state.findings import ERROR, Verdict
-from ..state.lanes import SECTOR, LaneSet, Wave, by_value
+from ..state.lane_sets import SECTOR, LaneSet, Wave, by_value
 from ..state.segments import UNWRITTEN, WINDOW_BITS, WRITTEN, Segment
 from ..text.syntax import ELEMENT, Array, PtxInstruction
-from .layouts import MAP_ALIGN, MAP_BYTES, NAN, Description, decode
 from .mbarriers import MBarriers
 from .ports import NOBODY, targets
 from .spaces import LOCAL_WINDOW, SHARED_WINDOW, SPACE_BITS, LaunchMemory, MemoryUnit
+from .swizzles import MAP_ALIGN, MAP_BYTES, NAN, Description, decode
 
 CHUNK = 16
 """Bytes that bulk copies move as one: sizes and addresses in shared memory are multiples of it."""

@@ -14,14 +14,14 @@ import numpy as np
 
 from cupyflash.words import plural
 
-from ..order.accesses import Stored, windows
 from ..order.races import Lifetimes, Races
+from ..order.shadow import Stored, windows
 from ..state.counters import LaunchTally
 from ..state.findings import Findings
-from ..state.lanes import LaneSet, Wave, wavefronts
+from ..state.lane_sets import LaneSet, Wave, wavefronts
 from ..state.segments import PAGE, UNWRITTEN, WINDOW_BITS, WRITTEN, Access, Pages, Segment
 from ..text.syntax import ELEMENT, Array, PtxInstruction
-from .layouts import Swizzles
+from .swizzles import Swizzles
 
 SHARED_WINDOW = 1 << 56
 LOCAL_WINDOW = 2 << 56

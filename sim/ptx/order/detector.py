@@ -22,12 +22,12 @@ from ..state.findings import (
     source_and_call,
     thread_name,
 )
-from ..state.lanes import WARP, LaneSet, Wave, by_value
+from ..state.lane_sets import WARP, LaneSet, Wave, by_value
 from ..state.segments import Segment
 from ..text.syntax import Array, Imm, PtxInstruction
-from .accesses import SAME, STORES, Area, Boxes, Shadow, Sharing, Stored, Table, Touch, Who, is_async, windows
 from .happens_before import Order
 from .moments import BLOCKS, CLUSTERS, CROWD, LANE, LANES, LEVEL, LOW, ONE, STAMP, WARPS, lanes_of, levels_of, raised
+from .shadow import SAME, STORES, Area, Boxes, Shadow, Sharing, Stored, Table, Touch, Who, is_async, windows
 
 WARP_BITS = np.uint64(((1 << STAMP) - 1) & ~(LANES | WARP - 1))
 """Bits of an entry that are equal in two entries of the same warp, be it one lane or some."""

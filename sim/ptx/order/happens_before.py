@@ -12,9 +12,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ..state.lanes import WARP, LaneSet, Wave, run_starts
+from ..state.lane_sets import WARP, LaneSet, Wave, run_starts
 from ..text.syntax import Array, PtxInstruction
-from .accesses import BLOCK, CLUSTER, DEVICE, scope_of
 from .moments import (
     BLOCKS,
     CLUSTERS,
@@ -32,6 +31,7 @@ from .moments import (
     levels_of,
     stamps_of,
 )
+from .shadow import BLOCK, CLUSTER, DEVICE, scope_of
 
 REMEMBERED = 1 << 10
 """Most remembered sets of lanes in groups."""

@@ -19,12 +19,12 @@ import numpy as np
 from numpy.lib.array_utils import byte_bounds
 
 from ..state.findings import ERROR, Finding, Key, Verdict, place_of, source_and_call
-from ..state.lanes import LaneSet, by_value, run_starts
+from ..state.lane_sets import LaneSet, by_value, run_starts
 from ..text.syntax import Array, Line, PtxInstruction, base_name
-from .accesses import DEVICE, Area, ShadowAccess, scope_of
 from .detector import Detector
 from .moments import LANES, ONE, STAMP, GridClock, LaunchClock, LaunchPart, OrderedLaunch, lanes_of
 from .past import ELSEWHERE, HOST, Known, Past, SharedRegion, Site, Touched, Transfer
+from .shadow import DEVICE, Area, ShadowAccess, scope_of
 
 
 @dataclass(eq=False)

@@ -33,7 +33,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ..state.findings import thread_name
-from ..state.lanes import WARP, LaneSet, Wave, by_value, run_starts
+from ..state.lane_sets import WARP, LaneSet, Wave, by_value, run_starts
 from ..text.syntax import Array, PtxInstruction
 
 STAMP = 32

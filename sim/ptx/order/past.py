@@ -1,6 +1,6 @@
 """The past of a history: accesses of launches to the host's arrays, and copies, fills and frees.
 
-The memory of the host's arrays has tables, as that of one launch has (`order.accesses`), which stay: the last writer of each
+The memory of the host's arrays has tables, as that of one launch has (`order.shadow`), which stay: the last writer of each
 granule, its readers and its atomics, as far as no later one stands for them.
 
 Copies, fills and frees touch ranges of bytes, by no thread of a kernel. They have their places in streams as launches have, so
@@ -23,8 +23,8 @@ from numpy.lib.array_utils import byte_bounds
 from ..state.findings import ERROR, Finding, at_line, source_and_call
 from ..state.segments import Segment
 from ..text.syntax import UNDECODED, Array, Line, PtxInstruction
-from .accesses import DEVICE, Area, Table, scope_of, zeros
 from .moments import LaunchClock, LaunchPart, OrderedLaunch
+from .shadow import DEVICE, Area, Table, scope_of, zeros
 
 READ, WRITE, FREE = "read", "write", "free"
 

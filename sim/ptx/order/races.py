@@ -20,10 +20,13 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from ..state.findings import Findings, Key, place_of, source_and_call, thread_name
-from ..state.lanes import LaneSet, Wave, by_value
+from ..state.lane_sets import LaneSet, Wave, by_value
 from ..state.segments import Access, Segment
 from ..text.syntax import Array, PtxInstruction
-from .accesses import (
+from .detector import COPY, LANDING, LEFT_OUT, Detector
+from .history import Launches, Stream
+from .moments import BLOCKS, CLUSTERS, LANES, LOW, ONE, STAMP, OrderedLaunch, highest, lanes_of, levels_of, stamps_of
+from .shadow import (
     CLUSTER,
     DEVICE,
     Rows,
@@ -39,9 +42,6 @@ from .accesses import (
     scope_of,
     windows,
 )
-from .detector import COPY, LANDING, LEFT_OUT, Detector
-from .history import Launches, Stream
-from .moments import BLOCKS, CLUSTERS, LANES, LOW, ONE, STAMP, OrderedLaunch, highest, lanes_of, levels_of, stamps_of
 from .tiles import TileReads
 
 LATEST = LOW << np.uint64(STAMP)

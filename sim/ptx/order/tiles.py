@@ -14,12 +14,12 @@ from typing import Protocol
 import numpy as np
 
 from ..state.findings import ERROR, Verdict, at_line, kernel_line, source, thread_name
-from ..state.lanes import GROUP, WARP
+from ..state.lane_sets import GROUP, WARP
 from ..state.segments import Pages
 from ..text.syntax import Array, PtxInstruction
-from .accesses import Touch, is_async
 from .detector import Detector
 from .moments import LANE, LANES, LOW, ONE, STAMP, lanes_of, levels_of, stamps_of
+from .shadow import Touch, is_async
 
 UNIT = 16
 REMEMBERED = 1 << 16

@@ -15,7 +15,7 @@ from typing import Self, TypeVar
 import numpy as np
 
 from ..text.syntax import TYPES, Array, Line, PtxInstruction
-from .lanes import SECTOR, LaneSet, distinct
+from .lane_sets import SECTOR, LaneSet, distinct
 from .segments import Segment
 
 _OPCODES = {

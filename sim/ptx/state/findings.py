@@ -27,7 +27,7 @@ import numpy as np
 from cupyflash.words import plural
 
 from ..text.syntax import Array, Line, PtxInstruction, base_name, source_name
-from .lanes import LaneSet
+from .lane_sets import LaneSet
 
 LIMIT = 100
 """Most findings that a launch keeps; further ones are only counted."""
@@ -42,7 +42,7 @@ KINDS = {
     "bad arrival": "at an mbarrier",
     "bad call": "through a pointer to no suitable function, or free for what is not allocated",
     "bad rank": "mapa to a rank that the cluster does not have",
-    "bad texture": "a handle of no texture or surface, or a wrong use of one (`memory.textures`)",
+    "bad texture": "a handle of no texture or surface, or a wrong use of one (`memory.texels`)",
     "bad tensor map": "an invalid map, or a wrong use of one (`memory.regions`)",
     "budget": "all instructions that the launch may run are spent",
     "cluster barrier": "barrier.cluster.wait without an arrival before, or two arrivals without a wait between",

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.lib.array_utils import byte_bounds
 
 from ..text.syntax import ELEMENT, Array, PtxInstruction
-from .lanes import LaneSet
+from .lane_sets import LaneSet
 
 WINDOW_BITS = 40
 ALIGNMENT = 4096

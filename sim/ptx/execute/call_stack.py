@@ -12,11 +12,11 @@ from struct import Struct, calcsize, pack
 
 import numpy as np
 
-from ..decode.program import BUILTINS
+from ..decode.decoded import BUILTINS
 from ..decode.registry import FunctionCall
 from ..memory.heap import BadCall, Caller
 from ..memory.spaces import LaunchMemory
-from ..state.lanes import LaneSet
+from ..state.lane_sets import LaneSet
 from ..text.syntax import Array, Function
 from .registers import RegisterFiles, WaveUnit
 from .unwritten import Shadows

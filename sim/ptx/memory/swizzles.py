@@ -89,7 +89,7 @@ class Swizzles:
 
 DESCRIPTOR_UNIT = 16
 DESCRIPTOR_MODES = {0: "none", 1: "128 bytes", 2: "64 bytes", 3: "32 bytes"}
-"""Swizzles by the descriptor's bits 62-63, named as `memory.layouts` names them."""
+"""Swizzles by the descriptor's bits 62-63, named as `memory.swizzles` names them."""
 
 ROW = {0: 1, 1: 8, 2: 4, 3: 2}
 """Units of a row of the swizzle's pattern."""

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
-from ..state.lanes import WARP, LaneSet
+from ..state.lane_sets import WARP, LaneSet
 from ..state.segments import Place, Segment, meets
 from ..text.syntax import Array, PtxInstruction
 from .moments import STAMP

@@ -29,12 +29,12 @@ from ..memory.async_copies import Bulks, Copies
 from ..memory.mbarriers import MBarriers, PhaseWaiting
 from ..memory.regions import Maps
 from ..memory.spaces import LaunchMemory
-from ..memory.textures import Textures
+from ..memory.texels import Textures
 from ..state.counters import LaunchTally
 from ..state.findings import Findings, Stuck, report_deadlock
-from ..state.lanes import WARP, LaneSet, Wave, merged, warp_bits
+from ..state.lane_sets import WARP, LaneSet, Wave, merged, warp_bits
 from .barriers import Barriers, ClusterBarriers, WarpBarriers
-from .functions import DeviceFunctions
+from .call_stack import DeviceFunctions
 from .registers import FILE_DTYPES, RegisterFiles, RegisterFrame, Setup, Stop
 from .scheduler import Budgets, make_ready
 from .unwritten import Shadows

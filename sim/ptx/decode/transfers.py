@@ -11,7 +11,7 @@ from ..memory.async_copies import Reduction
 from ..memory.ports import GlobalPort, Part, SharedPort
 from ..memory.regions import BAD, Region, Shape, Tile
 from ..memory.spaces import PARAM_WINDOW
-from ..state.lanes import LaneSet
+from ..state.lane_sets import LaneSet
 from ..text.syntax import TYPES, UNSIGNED, Array, Imm, Mem, Operand, PtxError, PtxInstruction, PtxType, Reg, Unsupported
 from .access import address_arg, address_thunk, update
 from .control import on_objects

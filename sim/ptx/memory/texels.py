@@ -28,7 +28,7 @@ import numpy as np
 from cupyflash.words import plural
 
 from ..state.findings import ERROR, WARNING, Verdict
-from ..state.lanes import SECTOR, LaneSet, by_value, distinct
+from ..state.lane_sets import SECTOR, LaneSet, by_value, distinct
 from ..state.segments import WINDOW_BITS, Access, Segment
 from ..text.syntax import ELEMENT, Array, PtxInstruction
 from .ports import ALL, GlobalPort, Part
