@@ -93,7 +93,7 @@ class SubCore:
     banks: list[float] = field(default_factory=lambda: [0.0, 0.0])
     kept: dict[int, tuple[ClockedWarp, int]] = field(default_factory=dict)
     leaves: deque[float] = field(default_factory=deque)
-    returned: float = 0.0
+    returned: list[float] = field(default_factory=lambda: [0.0, 0.0])  # the last result of shared memory and L1, and of the L2
     free_at: float = 0.0  # the clock from which it may issue
     next: float = inf  # the clock at which it looks for a warp again
 
@@ -329,8 +329,8 @@ class ClockedMultiprocessor:
             latency = outside.l2_latency + far * (outside.dram_latency - outside.l2_latency)
             done = max(now + latency, arrives + latency - self.leave)
         if step.writes is not None and not step.act:
-            core.returned = max(core.returned + WARP * step.bytes / self.return_bytes, done)
-            done = core.returned
+            behind = cost.l2_bytes > 0
+            done = core.returned[behind] = max(core.returned[behind] + WARP * step.bytes / self.return_bytes, done)
         return done, read
 
     def served(self, begins: float, wavefronts: float) -> float:
