@@ -5,8 +5,8 @@
 A call has 16,384 tokens in rows of 4,096, and 2,048 / d heads, in float16. Words choose: forward or backward, a device's name, fa2
 or fa3, full or causal, 64 or 128. --tile 128x64 plans ours with other blocks. With --programs FlashAttention's kernels are timed
 instead of ours: FOLDER has a program for each pass, as fa3_forward_128_causal, which makes the launches of a call BATCH HEADS N
-(docs/run.md says how to compile it); none of its kernels is run. --write keeps the figures in calls.json, of which
-docs/performance.md has the table.
+(docs/run.md says how to compile it); none of its kernels is run. Beside each stand the times of benchmarks/results, and the figure
+over them. --write keeps the figures in calls.json, of which docs/performance.md has the table.
 """
 
 from __future__ import annotations
@@ -15,10 +15,11 @@ import argparse
 import json
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import checkout  # noqa: F401
 
@@ -31,6 +32,8 @@ from cupyflash.sim import ptx
 from cupyflash.sim.clock.execution import CodeLaunch, CubinKernel
 from cupyflash.sim.clock.known import KnownError, error_of, kind_of
 from cupyflash.sim.clock.loaded import of_ptx
+from cupyflash.sim.clock.measured import RESULTS, same_chip
+from cupyflash.sim.clock.measured import read as lines_of
 from cupyflash.sim.clock.memory import APART, FIRST_ADDRESS
 from cupyflash.sim.clock.planned import clocks
 from cupyflash.sim.clock.whole import Clock
@@ -43,6 +46,8 @@ KEPT = Path(__file__).with_suffix(".json")
 TOKENS, WIDTH = 16384, 2048
 OURS, THEIRS = "ours", "FlashAttention-{}"
 LENGTH = 4096
+HALF_TYPES = "float16", "bfloat16"
+TORCH, CUDNN = "torch flash", "torch cudnn"  # PyTorch's FlashAttention-2, and cuDNN by PyTorch
 ROWS = (
     ("forward", "fa2", ("A100-40GB", "H100-SXM", "RTX 5090")),
     ("forward", "fa3", ("H100-SXM", "H200")),
@@ -113,6 +118,32 @@ class Figure:
     def error(self) -> KnownError:
         return error_of(self.kind)
 
+    def beside(self, folder: Path = RESULTS) -> str:
+        """Measured times of such a call, and the figure over that of the same kernels (FlashAttention-2's: PyTorch's); or ""."""
+        found, own = measured_seconds(self.call, folder), self.call.algorithm
+        if self.whose != OURS:
+            own = TORCH if own == "fa2" else ""
+        times = [f"{name} {seconds * 1e6:,.0f} us" for name, seconds in found.items()]
+        times += [f"the figure is {self.seconds / found[own]:.2f} of {own}'s"] if own in found else []
+        return f"measured: {', '.join(times)}" if times else ""
+
+
+def measured_seconds(call: Call, folder: Path = RESULTS) -> dict[str, float]:
+    """The newest measured seconds of a call in either half type: of our kernels, of PyTorch's FlashAttention-2 and of cuDNN."""
+    p, device, names = call.problem, Device.named(call.device), (call.algorithm, TORCH, CUDNN)
+    case = {"pass": call.direction, "d": call.d, "n": call.n, "causal": p.options.causal, "batch": p.batch, "heads": p.heads}
+    found: dict[str, tuple[str, float]] = {}
+    for path in sorted(folder.glob("*.jsonl")):
+        run: Mapping[str, Any] = {}
+        for line in lines_of(path):
+            run = line if line["kind"] == "run" else run
+            name = line.get("implementation", "")
+            same = name in names and case.items() <= line.items() and line["dtype"] in HALF_TYPES
+            good = "seconds" in line and "invalid" not in line and line.get("right") is not False and not run.get("simulated", True)
+            if same and good and same_chip(device, run["device"]) and str(run["date"]) >= found.get(name, ("", 0.0))[0]:
+                found[name] = str(run["date"]), line["seconds"]
+    return {name: found[name][1] for name in names if name in found}
+
 
 def figure(call: Call, programs: Path | None = None, tile: tuple[int, int] | None = None) -> Figure:
     timed = [(clock, clock.time()) for clock in call.clocks(programs, tile)]
@@ -177,8 +208,9 @@ def keep(one: Figure) -> None:
 def table() -> Iterator[str]:
     """The table of docs/performance.md."""
     figures = {(each.call, each.whose): each for each in read()}
-    yield "| | ours | FlashAttention's | ours over it | binds | known error |"
-    yield "| --- |" + " --- |" * 5
+    names = "ours", "FlashAttention's", "ours over it", "binds", "known error", "measured: ours", "ours over it", TORCH, CUDNN
+    yield f"| | {' | '.join(names)} |"
+    yield "| --- |" + " --- |" * len(names)
     for call in calls():
         ours, theirs = figures.get((call, OURS)), figures.get((call, THEIRS.format(call.algorithm[-1])))
         if ours is None:
@@ -186,7 +218,11 @@ def table() -> Iterator[str]:
         name = f"{call.direction}, `{call.algorithm}`, {call.device}, d {call.d}{', causal' if call.mask == 'causal' else ''}"
         beside = (f"{theirs.tflops:.0f}", f"{theirs.seconds / ours.seconds:.2f}") if theirs else ("", "")
         error = f"{ours.error.median:.0%}" if ours.error.figures else "not known"
-        yield f"| {name} | {ours.tflops:.0f} | {' | '.join(beside)} | {ours.binds} | {error} |"
+        taken = measured_seconds(call)
+        own, *peers = (f"{call.flops / taken[each] / 1e12:.0f}" if each in taken else "" for each in (call.algorithm, TORCH, CUDNN))
+        over = f"{taken[call.algorithm] / ours.seconds:.2f}" if own else ""
+        cells = (f"{ours.tflops:.0f}", *beside, ours.binds, error, own, over, *peers)
+        yield f"| {name} | {' | '.join(cells)} |"
 
 
 def tile_of(text: str) -> tuple[int, int]:
@@ -211,6 +247,8 @@ def main(words: Sequence[str] | None = None) -> int:
         took = time.process_time() - begun
         rate = f"{one.seconds * 1e6:,.0f} us, {one.tflops:.0f} TFLOP/s"
         print(f"{call}: {one.whose} {rate}; {one.binds} binds; {one.error} ({took:.0f} s)", flush=True)
+        if beside := one.beside():
+            print(f"    {beside}", flush=True)
         if asked.write and not asked.tile:
             keep(one)
     return 0

@@ -240,6 +240,21 @@ def library_versions() -> dict[str, str | None]:
     return found
 
 
+class NvmlField(ctypes.Structure):
+    """NVML's nvmlFieldValue_t."""
+
+    _fields_ = (
+        ("id", ctypes.c_uint),
+        ("scope", ctypes.c_uint),
+        ("timestamp", ctypes.c_longlong),
+        ("latency", ctypes.c_longlong),
+        ("kind", ctypes.c_int),
+        ("status", ctypes.c_int),
+        ("value", ctypes.c_ulonglong),
+    )
+
+
+POWER_INSTANT = 186  # NVML_FI_DEV_POWER_INSTANT
 NVML_CLOCKS = {"sm_mhz": 1, "memory_mhz": 2}  # NVML_CLOCK_SM, NVML_CLOCK_MEM
 
 
@@ -255,6 +270,26 @@ class Nvml:
         ):
             if status:
                 raise OSError(f"NVML answers {status}")
+
+    @classmethod
+    def of_current(cls) -> Nvml | None:
+        """That of CuPy's current device; None where the library is not there."""
+        import cupy
+
+        try:
+            return cls(cupy.cuda.Device().pci_bus_id)
+        except OSError:
+            return None
+
+    def millijoules(self) -> int | None:
+        """The energy that the GPU has taken since the driver was loaded."""
+        return self._asked(self._library.nvmlDeviceGetTotalEnergyConsumption, ctypes.c_ulonglong())
+
+    def milliwatts(self) -> int | None:
+        """The power at once: nvmlDeviceGetPowerUsage tells a mean of a second."""
+        field = NvmlField(POWER_INSTANT)
+        failed = self._library.nvmlDeviceGetFieldValues(self._handle, 1, ctypes.byref(field)) or field.status
+        return None if failed else int(field.value & 0xFFFFFFFF)
 
     def read(self) -> dict[str, Any]:
         """None for what the GPU does not tell. `throttle`: bits of NVML's reasons for a lower clock."""

@@ -73,7 +73,7 @@ _MULTIPROCESSORS = {
     (8, 6): Multiprocessor(1536, 16),
     (8, 7): Multiprocessor(1536, 16),
     (8, 9): Multiprocessor(1536, 24),
-    (9, 0): Multiprocessor(2048, 32, mma_sync=1290),
+    (9, 0): Multiprocessor(2048, 32, mma_sync=1365),
     (10, 0): Multiprocessor(2048, 32, mma_sync=1024),
     (10, 3): Multiprocessor(2048, 32, mma_sync=1024),
     (11, 0): Multiprocessor(1536, 24),

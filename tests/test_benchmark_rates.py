@@ -23,8 +23,8 @@ from cupyflash.sim.clock.whole import Clock
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "benchmarks"))  # as for a script that Python runs there
-rates, chips, measurements, rate_steps, records = (
-    importlib.import_module(name) for name in ("rates", "rate_chips", "rate_measurements", "rate_steps", "records")
+rates, chips, measurements, rate_steps, records, power = (
+    importlib.import_module(name) for name in ("rates", "rate_chips", "rate_measurements", "rate_steps", "records", "power")
 )
 H100 = Device.named("H100-SXM")
 
@@ -218,3 +218,27 @@ SOURCE = """extern "C" __global__ void k(const float4* x) {
     asm volatile("{cp.async%s.shared.global [%%0], [%%2], 16;} {cp.async%s.shared.global [%%1], [%%2], 16;}"
                  :: "r"(at), "r"(at + 512), "l"(x + threadIdx.x));
 }"""
+
+
+@pytest.mark.parametrize(("device", "loads"), [("H100-SXM", 14), ("A100-40GB", 8)])
+def test_a_dry_run_of_power_runs_every_load(device: str, loads: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUPYFLASH_STAND_IN", device)
+    path = tmp_path / "dry.jsonl"
+    assert power.main(["--dry-run", "--out", str(path)]) == 0
+    lines = [each for each in read(path) if each["kind"] == "power"]
+    assert len({each["load"] for each in lines}) == len(lines) == loads
+    assert all(each["stretches"] > 0 and each["clocks"] > 0 for each in lines)
+
+
+def test_rates_of_a_series_are_clocks_over_nanoseconds() -> None:
+    """A chip that falls from 2,000 to 1,500 MHz after 0.1 s, measured each ms for half of it."""
+    at = np.arange(0, 500_000_000, 1_000_000)
+    clocks = np.cumsum(np.where(at < 100_000_000, 2_000_000, 1_500_000)) - 2_000_000
+    rates_at = np.where(at < 100_000_000, 2.0, 1.5)
+    taken = np.stack([clocks, at, clocks + (500_000 * rates_at).astype(int), at + 500_000], axis=1)
+    found = power.told_series(taken, 0.2)
+    assert found["mhz"] == pytest.approx(1500) and found["busy mhz"] == pytest.approx(1500)
+    assert found["falls"][0] == [0.0, 2000] and found["falls"][-1][1] == 1500
+    meter = power.Meter(None)
+    meter.found = [(0.01 * k, 1000 + 6000 * (k // 10), 600_000) for k in range(100)]  # 600 W, a counter that moves each 0.1 s
+    assert meter.told(1.0) == {"watts": pytest.approx(60.0), "watts at once": pytest.approx(600.0)}

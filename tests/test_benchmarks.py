@@ -187,6 +187,34 @@ def test_calls_are_timed_and_kept_one_figure_a_call(tmp_path: Path, monkeypatch:
     assert len(list(calls.table())) == 3
 
 
+def test_calls_have_their_measured_times_beside_them(tmp_path: Path) -> None:
+    """The newest right figure of a real device, in either half type, of the same case."""
+    calls = load("calls")
+    call = calls.Call("forward", "fa2", "H100-SXM", 64, "causal", 4096)
+    run = {"kind": "run", "simulated": False, "date": "2026-11-27", "device": {"name": "NVIDIA H100 80GB HBM3", "sm_count": 132}}
+    line = {
+        "kind": "measurement",
+        "pass": "forward",
+        "d": 64,
+        "n": 4096,
+        "causal": True,
+        "batch": 4,
+        "heads": 32,
+        "dtype": "bfloat16",
+    }
+    ours, torch = line | {"implementation": "fa2", "seconds": 2e-3}, line | {"implementation": "torch flash", "seconds": 4e-3}
+    wrong = [torch | {"seconds": 1e-3, "right": False}, ours | {"causal": False}, ours | {"dtype": "float32"}, ours | {"n": 1024}]
+    older = [run | {"date": "2026-11-26"}, ours | {"seconds": 9e-3}, run | {"simulated": True}, ours | {"seconds": 8e-3}]
+    lines = [run, line | {"implementation": "fa2"}, ours, torch, *wrong, *older]
+    (tmp_path / "a.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    assert calls.measured_seconds(call, tmp_path) == {"fa2": 2e-3, "torch flash": 4e-3}
+    for whose, over in ((calls.OURS, "1.50 of fa2's"), ("FlashAttention-2", "0.75 of torch flash's")):
+        figure = calls.Figure(call, whose, 3e-3, 100.0, "tensor", "tensor cores")
+        assert figure.beside(tmp_path) == f"measured: fa2 2,000 us, torch flash 4,000 us, the figure is {over}"
+    other = calls.Figure(calls.Call("forward", "fa3", "H200", 64, "full", 4096), calls.OURS, 1.0, 1.0, "MUFU", "warp roles")
+    assert other.beside(tmp_path) == ""
+
+
 @pytest.mark.wide
 def test_imports_are_those_behind_numpy() -> None:
     listed = (

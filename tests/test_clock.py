@@ -25,7 +25,8 @@ from cupyflash.sim.clock.engines import Products
 from cupyflash.sim.clock.execution import CodeLaunch, CubinKernel
 from cupyflash.sim.clock.memory import WarpAccess
 from cupyflash.sim.clock.multiprocessor import WAVEFRONT, ClockedMultiprocessor, Cost, Issue, Outside, Run
-from cupyflash.sim.clock.rates import ChipRates
+from cupyflash.sim.clock.power import kept
+from cupyflash.sim.clock.rates import ChipRates, Constant
 from cupyflash.sim.clock.sass import Control, Instruction
 from cupyflash.sim.clock.steps import step_of
 from cupyflash.sim.clock.traces import Loop, longest_loop
@@ -209,6 +210,16 @@ def test_the_planner_s_rates_are_those_of_the_table() -> None:
         assert clock_rate(device) == pytest.approx(rates["clock.boost"] * 1e6, rel=0.01), device.name
 
 
+def test_a_chip_keeps_the_rate_at_which_it_takes_its_power() -> None:
+    watts = {"clock.power": 700, "power.idle": 200, "power.issue": 100, "power.wgmma": 500, "power.mma": 300, "power.shared": 100}
+    watts |= {"power.l2": 80, "power.dram": 150, "power.exponent": 2.5}
+    rates = ChipRates(A6000, {name: Constant(value, "here: made up") for name, value in watts.items()})
+    busy = {"issue": 0.5, "tensor": 0.9, "shared memory and L1": 0.6, "L2": 0.25, "DRAM": 0.2}
+    share = kept(rates, busy, True)
+    assert 200 + 30 + (50 + 450 + 60 + 20) * share**2.5 == pytest.approx(700) and share < 1
+    assert kept(rates, busy, False) == 1 and kept(ChipRates.of(A6000), busy, True) == 1
+
+
 def shared_access(addresses: Sequence[int], size: int, write: bool = False) -> WarpAccess:
     return WarpAccess("shared", size, write, np.array(addresses, np.int64).reshape(1, 32), np.ones((1, 32), np.bool_))
 
@@ -307,6 +318,19 @@ def test_units_take_their_clocks_and_whole_numbers_only_half_of_the_fma_unit() -
         assert begins[-1] - begins[9] == 10 * clocks, text
     begins = clocks_of(code_of(*[("MUFU.EX2 R0, R1", control)] * 20))
     assert begins[-1] - begins[9] == 80
+
+
+def test_shared_memory_gives_its_results_while_a_load_from_dram_is_under_way() -> None:
+    rates = ChipRates.of(A6000)
+    code = code_of(
+        ("LDG.E R0, [R2.64]", Control(1, writes=0)),
+        ("LDS R4, [R6]", Control(2, writes=1)),
+        ("IADD3 R8, R4, R5, RZ", Control(1, waits=(1,))),
+        ("IADD3 R9, R0, R5, RZ", Control(1, waits=(0,))),
+    )
+    trace = [Issue(0, Cost(1.0, 128.0, 128.0), mark=True), Issue(1, Cost(1.0), mark=True), *(Issue(k, mark=True) for k in (2, 3))]
+    begins = [at for at, _ in ClockedMultiprocessor([step_of(each, rates) for each in code], rates, FAST, 1).run([[trace]]).turns]
+    assert begins[2] - begins[1] < 30 and begins[3] >= FAST.dram_latency
 
 
 def test_the_l2_updates_sectors_at_a_rate_of_its_own() -> None:

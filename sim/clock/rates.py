@@ -35,7 +35,8 @@ class ChipRates:
 
     @classmethod
     def of(cls, device: Device) -> ChipRates:
-        """Looks up each constant: the device's own, its compute capability's, every one's, that of the capability it is like.
+        """Looks up each constant: the device's own, its compute capability's, every one's, that of the capability it is like; an
+        optional one only where the device or its capability has it.
 
         A device that CUDA names has those of the catalogue's of that name. ValueError if the table does not know the compute
         capability or lacks a constant for it.
@@ -47,7 +48,8 @@ class ChipRates:
         constants = {}
         for group, names in table["meanings"].items():
             for name, meaning in names.items():
-                if capability in meaning.get("only", [capability]):
+                own = any(name in table.get(place, {}).get(group, {}) for place in (chip, capability))
+                if capability in meaning.get("only", [capability]) and (own or not meaning.get("optional")):
                     constants[f"{group}.{name}"] = _constant(table, chip, capability, group, name)
         return cls(device, constants)
 
