@@ -205,7 +205,6 @@ def test_the_planner_s_rates_are_those_of_the_table() -> None:
         cores = rates["issue.sub_cores"]
         assert (sm.fma_lanes, EXPONENTIALS) == (cores * rates["lanes.fp32"], cores * rates["lanes.special"]), device.name
         assert rates["l1.sm_port"] >= L2_BYTES and SHARED_BYTES == WAVEFRONT  # an H100's port is wider
-        # The planner has an H100's mma.sync at 1,290 FMAs a clock (Luo et al.), measured are 1,365.
         assert mma_rate(device) == pytest.approx(2048 * cores / rates["tensor.hmma_16816_f32"], rel=0.06), device.name
         assert clock_rate(device) == pytest.approx(rates["clock.boost"] * 1e6, rel=0.01), device.name
 
