@@ -94,6 +94,9 @@ class L2Options:
 
 
 FILE = click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+KERNEL = click.option(
+    "--kernel", metavar="NAME", help="The kernel's name, as in the source or in the PTX; not needed if there is only one."
+)
 GRID = click.option("--grid", callback=extent, metavar="X[,Y,Z]", help="Blocks.  [required]")
 BLOCK = click.option("--block", callback=extent, metavar="X[,Y,Z]", help="Threads of a block.  [required]")
 ARGS = click.option(
@@ -132,9 +135,7 @@ def preprocessed(defines: Sequence[str], includes: Sequence[Path]) -> list[str]:
 
 @click.command(epilog=EXAMPLES)
 @FILE
-@click.option(
-    "--kernel", metavar="NAME", help="The kernel's name, as in the source or in the PTX; not needed if there is only one."
-)
+@KERNEL
 @GRID
 @BLOCK
 @click.option("--cluster", callback=extent, metavar="X[,Y,Z]", help="Blocks of a cluster.")

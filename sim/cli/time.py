@@ -12,7 +12,19 @@ import click
 
 from cupyflash.device import Device
 from cupyflash.sim.cli.options import AS_JSON, DEVICE, examples, gathered
-from cupyflash.sim.cli.profile import ARGS, BLOCK, DEFINES, FILE, GRID, INCLUDES, SHARED, complete, first_reason, preprocessed
+from cupyflash.sim.cli.profile import (
+    ARGS,
+    BLOCK,
+    DEFINES,
+    FILE,
+    GRID,
+    INCLUDES,
+    KERNEL,
+    SHARED,
+    complete,
+    first_reason,
+    preprocessed,
+)
 from cupyflash.sim.cli.show import say, show_table
 from cupyflash.sim.ptx import PtxError
 
@@ -62,9 +74,7 @@ class TimeReport:
 
 @click.command(epilog=EXAMPLES)
 @FILE
-@click.option(
-    "--kernel", metavar="NAME", help="The kernel's name, as in the source or in the PTX; not needed if there is only one."
-)
+@KERNEL
 @GRID
 @BLOCK
 @ARGS

@@ -15,6 +15,7 @@ from dataclasses import dataclass, fields, replace
 import numpy as np
 
 from cupyflash.device import Device
+from cupyflash.sim.ranges import ranges
 
 SECTOR = 32
 LINE = 128
@@ -268,8 +269,7 @@ class SectoredCache:
 
 def _runs_of(run: int, first: np.ndarray, end: np.ndarray, number: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """The runs of lines of some requests, and of each the requested sectors, as a mask."""
-    ends = np.cumsum(number)
-    runs = np.repeat(first // (run * LINE) - (ends - number), number) + np.arange(number.sum())
+    ends, runs = np.cumsum(number), ranges(first // (run * LINE), number)
     masks = np.full(len(runs), _VALID)
     if run == 1:  # sectors of the first line before the request, and of the last behind it
         masks[ends - number] &= _VALID << (first % LINE // SECTOR)

@@ -24,6 +24,7 @@ from cupyflash.sim.l2.launch import DeviceMemory, LaunchedBlocks, resident
 from cupyflash.sim.ptx import Access
 from cupyflash.sim.ptx.state.lane_sets import AddressPattern, Wave
 from cupyflash.sim.ptx.state.segments import ALIGNMENT, Segment
+from cupyflash.sim.ranges import ranges
 
 SECTOR_BITS, SECTORS_BITS = SECTOR.bit_length() - 1, SECTORS.bit_length() - 1
 # Lines that are looked up at once, about
@@ -84,8 +85,7 @@ class SectorLines:
         block, first, nbytes = block[there], first[there], nbytes[there]
         sector = first >> SECTOR_BITS
         number = (first + nbytes - 1 >> SECTOR_BITS) - sector + 1
-        along = np.arange(number.sum()) - np.repeat(np.cumsum(number) - number, number)
-        return cls.of(np.repeat(block, number), np.repeat(sector, number) + along)
+        return cls.of(np.repeat(block, number), ranges(sector, number))
 
 
 class AskedLines(LaunchedBlocks):

@@ -10,6 +10,7 @@ from cupyflash.schedules import Walk
 from cupyflash.schedules.fa3 import Fa3Schedule
 from cupyflash.schedules.moves import When
 from cupyflash.sim.l2.bounds import Bounds
+from cupyflash.sim.ranges import ranges
 from cupyflash.sim.two_level.steps import Events, Heads, Steps
 
 Order = Literal["rows", "batch", "heads"]
@@ -69,8 +70,7 @@ class MovedTiles(NamedTuple):
     def repeated(self, number: np.ndarray | int) -> tuple[MovedTiles, np.ndarray]:
         """Each repeated so often, and the index of the repetition."""
         each = np.broadcast_to(number, self.work.shape)
-        again = np.arange(each.sum()) - np.repeat(np.cumsum(each) - each, each)
-        return MovedTiles(*(np.repeat(one, each) for one in self)), again
+        return MovedTiles(*(np.repeat(one, each) for one in self)), ranges(0, each)
 
 
 class Tables:
@@ -122,5 +122,5 @@ class Tables:
         block = self.block[works] * self.width
         begin, behind = (np.searchsorted(order, block + turn) for turn in (first, end))
         number = behind - begin
-        at = np.arange(number.sum()) + np.repeat(begin - np.cumsum(number) + number, number)
+        at = ranges(begin, number)
         return MovedTiles(np.repeat(works, number), *(each[at].astype(np.int64) for each in events[1:]))

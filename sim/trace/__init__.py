@@ -26,6 +26,7 @@ from cupyflash.sim.host_memory import require_room, verified
 from cupyflash.sim.numbers.inputs import Decoding
 from cupyflash.sim.ptx import Access
 from cupyflash.sim.ptx.text.syntax import Line
+from cupyflash.sim.ranges import ranges
 from cupyflash.sim.traffic import Traffic
 from cupyflash.sim.two_level.machine import Tally
 from cupyflash.sim.two_level.steps import distinct
@@ -362,8 +363,7 @@ class Recorder:
         blocks = np.broadcast_to(lanes.block, offsets.shape)  # a bulk copy has one lane and many pieces
         sizes = np.broadcast_to(np.asarray(access.size, np.int64), offsets.shape)
         counts = -(-sizes // held.itemsize)
-        along = np.arange(int(counts.sum())) - np.repeat(np.cumsum(counts) - counts, counts)
-        elements = np.repeat(offsets // held.itemsize, counts) + along
+        elements = ranges(offsets // held.itemsize, counts)
         if held.pages and elements.size and self._in_pages(segment.name):
             elements = by_heads(elements, segment.array.shape)
         nbytes = np.repeat(np.minimum(sizes, held.itemsize), counts)

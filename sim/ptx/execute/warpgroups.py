@@ -24,9 +24,6 @@ from .warpgroup_rules import BITS, SLOTS, Agreement, Flights
 MODE_NUMBERS = np.array([MODES[Descriptor.of(bits << 62).mode] for bits in range(4)], np.uint8)
 """Swizzles as the record of tensor copies has them, by the descriptor's bits."""
 
-BITS_OF_K = 256
-"""Bits of a row of A and of a column of B, in every product: 16 elements of a half type, 8 of TF32, 32 of FP8."""
-
 EARLY = 0.06
 """Probability, between two steps of a seeded run, that a product is computed before its wait."""
 

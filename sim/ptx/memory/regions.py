@@ -16,6 +16,7 @@ from functools import lru_cache
 
 import numpy as np
 
+from cupyflash.sim.ranges import ranges
 from cupyflash.words import plural
 
 from ..state.findings import ERROR, Verdict
@@ -92,9 +93,7 @@ class Region:
             return int(self.lengths.sum()) // SECTOR
         first, last = self.starts // SECTOR, (self.starts + self.lengths - 1) // SECTOR
         count = last - first + 1
-        before = np.cumsum(count) - count
-        sector = np.repeat(first - before, count) + np.arange(int(count.sum()))
-        return len(np.unique(np.stack((np.repeat(self.row, count), sector)), axis=1).T)
+        return len(np.unique(np.stack((np.repeat(self.row, count), ranges(first, count))), axis=1).T)
 
     def fetch(self) -> Array:
         """Returns the bytes as chunks, (n, size // CHUNK), filled outside of the tensor."""

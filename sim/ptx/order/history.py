@@ -12,7 +12,7 @@ one has let dependents go or has exited. Accesses of the launch in front then ha
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -198,18 +198,8 @@ class Launches:
                 at = at[~self.behind(some, heard.entries)[which]]
         if not len(at):
             return
-        segment, i = access.segment, access.instruction
-        assert segment is not None
-        position = int(access.who.position[at[0]])
-        address = int(access.addresses[position])
-        message = (
-            f"{did} at offset {address - segment.start:#x} of {segment.name!r} and {transfer.touched.verb} by {transfer.told} "
-            f"are not ordered: {ELSEWHERE}"
-        )
-        key: Key = ("race", place_of(i), transfer.told, segment.name)
-        verdict = Verdict("race", ERROR, f"{did} after {transfer.touched.verb}")
-        sides, place = (i, transfer.instruction), access.lanes.place(position)
-        self.races.findings.record(verdict, message, sides, place, key, count=len(at), address=address, tensor=segment.name)
+        verbs, other = (did, transfer.touched.verb), transfer.instruction
+        self.report(access, (int(at[0]), len(at)), verbs, other, f"by {transfer.told}", ELSEWHERE, (transfer.told,))
 
     def alone(self, area: Area) -> bool:
         """True if this launch touches no granule of an area, one of them writing, that a launch has touched which is not over."""
@@ -253,24 +243,36 @@ class Launches:
                 over[over] = self.behind(some, heard.entries)[which]
                 at, mine = at[~over], mine[~over]
         for number, those in by_value(sites[at]):
-            first = int(at[those[0]])
-            self.report(access, int(position[first]), int(entries[first]), self.past.sites[number], verbs, len(those))
+            first, theirs = int(at[those[0]]), self.past.sites[number]
+            run, other = theirs.run, theirs.instruction
+            who = f"at {source_and_call(other)} by an earlier launch, {run.thread(int(entries[first]))}"
+            where = int(position[first]), len(those)
+            self.report(access, where, verbs, other, who, self.why(theirs), (place_of(other), run.kernel))
 
-    def report(self, access: ShadowAccess, at: int, entry: int, theirs: Site, verbs: tuple[str, str], count: int) -> None:
-        """Reports a finding of this launch, the later one; `at`: the granule of the access, `entry`: the other side."""
-        assert access.segment is not None
-        i, run, segment = access.instruction, theirs.run, access.segment
-        position = int(access.who.position[at])
+    def report(
+        self,
+        access: ShadowAccess,
+        where: tuple[int, int],
+        verbs: tuple[str, str],
+        other: PtxInstruction,
+        who: str,
+        why: str,
+        key: tuple[Hashable, ...],
+    ) -> None:
+        """Reports that nothing orders this access behind an earlier one, by the instruction `other`, of `who`, for a reason `why`.
+
+        `where`: the first granule of the access, and the number of them; `key`: the other side, as findings are told apart.
+        """
+        segment, i = access.segment, access.instruction
+        assert segment is not None
+        position = int(access.who.position[where[0]])
         address = int(access.addresses[position])
         message = (
-            f"{verbs[0]} at offset {address - segment.start:#x} of {segment.name!r} and {verbs[1]} at "
-            f"{source_and_call(theirs.instruction)} by an earlier launch, {run.thread(entry)} are not ordered: {self.why(theirs)}"
+            f"{verbs[0]} at offset {address - segment.start:#x} of {segment.name!r} and {verbs[1]} {who} are not ordered: {why}"
         )
-        key: Key = ("race", place_of(i), place_of(theirs.instruction), run.kernel, segment.name)
-        place = access.lanes.place(position)
-        sides = i, theirs.instruction
-        verdict = Verdict("race", ERROR, f"{verbs[0]} after {verbs[1]}")
-        self.races.findings.record(verdict, message, sides, place, key, count=count, address=address, tensor=segment.name)
+        verdict, place = Verdict("race", ERROR, f"{verbs[0]} after {verbs[1]}"), access.lanes.place(position)
+        whole: Key = ("race", place_of(i), *key, segment.name)
+        self.races.findings.record(verdict, message, (i, other), place, whole, count=where[1], address=address, tensor=segment.name)
 
     def why(self, theirs: Site) -> str:
         run, behind = theirs.run, self.run.behind

@@ -19,6 +19,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from cupyflash.sim.ranges import ranges
+
 from ..state.findings import Findings, Key, place_of, source_and_call, thread_name
 from ..state.lane_sets import LaneSet, Wave, by_value
 from ..state.segments import Access, Segment
@@ -99,8 +101,7 @@ class Races(Detector):
         else:
             count = (size.astype(np.int64) + (1 << shift) - 1) >> shift
             position = np.repeat(np.arange(lanes.n), count)
-            start = np.cumsum(count) - count
-            rows = rows[position] + np.arange(len(position)) - start[position]
+            rows = ranges(rows, count)
             who = Who(lanes.index[position] + self.first, position, position, position)
         return area.shadow, rows, None, who
 
@@ -305,9 +306,7 @@ class Races(Detector):
         area.shadow.ragged |= bool(((begin | begin + lengths) & up).any())
         first = (begin + up) >> area.shift
         count = ((begin + lengths + up) >> area.shift) - first
-        before = np.cumsum(count) - count
-        rows = np.repeat(first - before, count) + np.arange(int(count.sum()))
-        position = np.repeat(row, count)
+        rows, position = ranges(first, count), np.repeat(row, count)
         addresses = np.zeros(lanes.n, np.int64)
         addresses[row[::-1]] = starts[::-1]
         who = Who(lanes.index[position] + self.first, position, position, position)

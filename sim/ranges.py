@@ -1,0 +1,12 @@
+"""Ranges of whole numbers, many at once."""
+
+from __future__ import annotations
+
+import numpy as np
+
+
+def ranges(first: np.ndarray | int, count: np.ndarray) -> np.ndarray:
+    """Returns the numbers first[k] to first[k] + count[k] - 1 of every k, one range behind the other."""
+    behind = np.cumsum(count)
+    numbers: np.ndarray = np.arange(behind[-1] if len(count) else 0) + np.repeat(first - behind + count, count)
+    return numbers
