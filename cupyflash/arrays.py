@@ -36,7 +36,7 @@ class Held:
         raise NotImplementedError
 
 
-class Layout(NamedTuple):
+class ArrayLayout(NamedTuple):
     """The layout of an array: all but its memory. `offset` is its address modulo `MAX_ALIGNMENT`.
 
     Arrays of equal layouts pose equal problems, so a launch that was prepared for one serves the other.
@@ -48,12 +48,12 @@ class Layout(NamedTuple):
     offset: int = 0
 
     @classmethod
-    def of(cls, array: Any) -> Layout:
+    def of(cls, array: Any) -> ArrayLayout:
         """Return the layout of a NumPy or CuPy array."""
         return cls(array.shape, array.strides, array.dtype, address(array) % MAX_ALIGNMENT)
 
     @classmethod
-    def contiguous(cls, shape: tuple[int, ...], dtype: Any) -> Layout:
+    def contiguous(cls, shape: tuple[int, ...], dtype: Any) -> ArrayLayout:
         """Return the layout of an array in C order, as it is allocated."""
         dtype = np.dtype(dtype)
         return cls(shape, tuple(math.prod(shape[axis + 1 :]) * dtype.itemsize for axis in range(len(shape))), dtype)
@@ -62,7 +62,7 @@ class Layout(NamedTuple):
     def ndim(self) -> int:
         return len(self.shape)
 
-    def swapaxes(self, one: int, other: int) -> Layout:
+    def swapaxes(self, one: int, other: int) -> ArrayLayout:
         """The layout of `array.swapaxes(one, other)`."""
         axes = list(range(self.ndim))
         axes[one], axes[other] = axes[other], axes[one]
@@ -102,7 +102,7 @@ def numpy_dtype(name: str) -> np.dtype[Any]:
 
 def address(array: Any) -> int:
     """The address of an array's first element; for a layout, as far as it is known."""
-    if isinstance(array, Layout):
+    if isinstance(array, ArrayLayout):
         return array.offset
     return int(array.ctypes.data if isinstance(array, np.ndarray) else array.data.ptr)
 

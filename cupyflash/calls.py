@@ -8,7 +8,7 @@ from typing import Any, Unpack
 import numpy as np
 
 from cupyflash.arrays import of_heads
-from cupyflash.launch.launcher import CACHED, TENSORS, Arrays, Call, held_for_graph, hold_for_graph
+from cupyflash.launch.launcher import CACHED, TENSORS, Arrays, PublicCall, held_for_graph, hold_for_graph
 from cupyflash.request import keywords
 from cupyflash.request.keywords import asks, keywords_of
 
@@ -257,9 +257,9 @@ def _gradients(given: Mapping[str, Any], arrays: Arrays, made: dict[str, Any]) -
     return (*made.values(), arrays["dbias"].astype(made["dQ"].dtype)) if "dbias" in arrays else tuple(made.values())
 
 
-FORWARD = Call(keywords_of(attention), TENSORS, _rows)
-BACKWARD = Call(keywords_of(attention_backward), TENSORS, _gradients)
-VJP = Call(keywords_of(attention_vjp), TENSORS, lambda given, arrays, made: None)
-VARLEN = Call(keywords_of(attention_varlen), TENSORS, _rows, "sequences")
-VARLEN_BACKWARD = Call(keywords_of(attention_varlen_backward), TENSORS, _gradients, "sequences")
-DECODE = Call(keywords_of(attention_decode), {**TENSORS, **CACHED}, _rows, "function")
+FORWARD = PublicCall(keywords_of(attention), TENSORS, _rows)
+BACKWARD = PublicCall(keywords_of(attention_backward), TENSORS, _gradients)
+VJP = PublicCall(keywords_of(attention_vjp), TENSORS, lambda given, arrays, made: None)
+VARLEN = PublicCall(keywords_of(attention_varlen), TENSORS, _rows, "sequences")
+VARLEN_BACKWARD = PublicCall(keywords_of(attention_varlen_backward), TENSORS, _gradients, "sequences")
+DECODE = PublicCall(keywords_of(attention_decode), {**TENSORS, **CACHED}, _rows, "function")

@@ -9,7 +9,7 @@ from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
-from cupyflash.arrays import Held, Layout
+from cupyflash.arrays import ArrayLayout, Held
 from cupyflash.launch.binding import prepare
 from cupyflash.launch.dispatch import as_array, as_integers, target
 from cupyflash.launch.launcher import capturing, hold_for_graph
@@ -169,5 +169,5 @@ def _find(tiles: MaskTiles, gpu: bool, arrays: Mapping[str, Any]) -> Any:
     device, simulation = target(gpu)
     size = TileSize(*tiles.blocks, reason="of the calls")
     schedule = StatesSchedule(tiles.problem.asking(tiles_given=False), device, Tiling(size, size, size), packed=tiles.packed)
-    made = {"tiles": Layout.contiguous(tiles.shape, "uint8")}
+    made = {"tiles": ArrayLayout.contiguous(tiles.shape, "uint8")}
     return prepare(schedule, simulation, {**arrays, **made}, made).launch(arrays)["tiles"]

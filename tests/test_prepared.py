@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from cupyflash import Mask, attention, attention_decode, attention_varlen, block_mask, calls
-from cupyflash.arrays import Layout
+from cupyflash.arrays import ArrayLayout
 from cupyflash.launch import launcher
 from cupyflash.sim.numbers.yardstick import DTYPES
 from recorded_cupy import Recorded
@@ -407,8 +407,8 @@ def test_a_layout_is_that_of_the_array(seed: int) -> None:
     shape = tuple(int(n) for n in random.integers(1, 6, random.integers(1, 5)))
     dtype = random.choice([np.float16, np.float32, np.int8])
     empty = np.empty(shape, dtype)
-    assert Layout.contiguous(shape, dtype) == (empty.shape, empty.strides, empty.dtype, 0)
+    assert ArrayLayout.contiguous(shape, dtype) == (empty.shape, empty.strides, empty.dtype, 0)
     one, other = random.integers(0, len(shape), 2)
     swapped = empty.swapaxes(one, other)
-    layout = Layout.of(empty).swapaxes(one, other)
-    assert layout == Layout.of(swapped) and layout.ndim == swapped.ndim
+    layout = ArrayLayout.of(empty).swapaxes(one, other)
+    assert layout == ArrayLayout.of(swapped) and layout.ndim == swapped.ndim

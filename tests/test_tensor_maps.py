@@ -18,7 +18,7 @@ import pytest
 from tile_copy import ROWS, TileCopy, doubled, prepared
 
 from cupyflash import Device, Problem, calls
-from cupyflash.arrays import Layout, numpy_dtype
+from cupyflash.arrays import ArrayLayout, numpy_dtype
 from cupyflash.launch import compiler, cubins, driver, first_use, launcher
 from cupyflash.launch.binding import argument_values
 from cupyflash.launch.driver import aligned
@@ -34,8 +34,8 @@ from cupyflash.sim.traffic import TensorTraffic
 HALF = np.dtype(np.float16)
 
 
-def layout(*shape: int, strides: tuple[int, ...] | None = None, offset: int = 0) -> Layout:
-    made = Layout.contiguous(shape, HALF)
+def layout(*shape: int, strides: tuple[int, ...] | None = None, offset: int = 0) -> ArrayLayout:
+    made = ArrayLayout.contiguous(shape, HALF)
     return made._replace(strides=strides or made.strides, offset=offset)
 
 

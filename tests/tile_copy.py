@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from cupyflash import Device, Problem
-from cupyflash.arrays import Layout
+from cupyflash.arrays import ArrayLayout
 from cupyflash.launch.binding import prepare
 from cupyflash.launch.params import Params
 from cupyflash.launch.simulated import Simulation
@@ -58,8 +58,8 @@ class TileCopy(TileSchedule):
 
 def prepared(q: Any, simulation: Simulation | None = None) -> Any:
     """The copy of an array, on a GPU or in a simulation, ready to be launched on arrays of its layout."""
-    layout = Layout.of(q)
-    out = Layout.contiguous(q.shape, q.dtype)
+    layout = ArrayLayout.of(q)
+    out = ArrayLayout.contiguous(q.shape, q.dtype)
     schedule = TileCopy.of(Problem.from_arrays(q, q, q))
     return prepare(schedule, simulation, {**dict.fromkeys("QKV", layout), "O": out}, {"O": out})
 

@@ -11,7 +11,7 @@ from cupyflash.distributed.plan import Piece, RingPlan, plan_ring
 from cupyflash.distributed.positions import BATCH, NUMBERS, by_position, numbers_of_part, of_part
 from cupyflash.distributed.streams import array_module
 from cupyflash.launch.cold import compile_first
-from cupyflash.launch.launcher import Call
+from cupyflash.launch.launcher import PublicCall
 from cupyflash.request.dropout import KEY_GROUP, ROW_GROUP, Dropout
 from cupyflash.request.options import Band, Window
 from cupyflash.request.score import Form, Mask, Score
@@ -102,7 +102,7 @@ class PieceCalls:
     def prepare_backward(self, piece: Piece, rows: Mapping[str, Any], k: Any, v: Any) -> None:
         compile_first(self._calls(piece)[1], self._backward(piece, rows, k, v))
 
-    def _calls(self, piece: Piece) -> tuple[Call, Call]:
+    def _calls(self, piece: Piece) -> tuple[PublicCall, PublicCall]:
         """The forward and the backward that a piece is."""
         return FORWARD, BACKWARD
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from cupyflash.arrays import Layout
+from cupyflash.arrays import ArrayLayout
 from cupyflash.device import Device
 from cupyflash.launch.launcher import KEPT, Prepared
 from cupyflash.merge import merged
@@ -27,7 +27,7 @@ def add_state(gpu: bool, out: Any, lse: Any, o: Any, own: Any) -> None:
     given = arrays(out, lse, o, own)
     if out.size:
         device = sys.modules["cupy"].cuda.runtime.getDevice()
-        key = "add_state", device, *(Layout.of(array) for array in given.values())
+        key = "add_state", device, *(ArrayLayout.of(array) for array in given.values())
         prepared = KEPT.get(key) or KEPT.keep(key, Prepared(schedule_of(given, Device.current()).kernels(), values(given)))
         prepared.launch(given)
 

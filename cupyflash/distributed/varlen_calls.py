@@ -13,7 +13,7 @@ from cupyflash.calls import BACKWARD, FORWARD, VARLEN, VARLEN_BACKWARD
 from cupyflash.distributed.asked import PieceCalls
 from cupyflash.distributed.plan import PackedPiece
 from cupyflash.distributed.positions import numbers_of_part, of_part, without_first
-from cupyflash.launch.launcher import Call
+from cupyflash.launch.launcher import PublicCall
 from cupyflash.request import varlen
 from cupyflash.request.dropout import KEY_GROUP, ROW_GROUP
 from cupyflash.request.score import Form, Mask
@@ -38,7 +38,7 @@ class VarlenCalls(PieceCalls):
         """The piece as it is: the rows and keys before those of a part are none of the sequence's, or not here."""
         return piece
 
-    def _calls(self, piece: Any) -> tuple[Call, Call]:
+    def _calls(self, piece: Any) -> tuple[PublicCall, PublicCall]:
         return (VARLEN, VARLEN_BACKWARD) if isinstance(piece, PackedPiece) else (FORWARD, BACKWARD)
 
     def _own(self, piece: Any, made: tuple[Any, ...]) -> tuple[Any, ...]:

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from cupyflash.arrays import Array, Layout, numpy_dtype
+from cupyflash.arrays import Array, ArrayLayout, numpy_dtype
 from cupyflash.launch.launcher import Prepared
 from cupyflash.launch.simulated import PreparedSimulation, Simulation
 from cupyflash.request.dropout import NO_NUMBERS
@@ -17,18 +17,20 @@ from cupyflash.schedules import TileSchedule
 
 
 def prepare(
-    schedule: TileSchedule, simulation: Simulation | None, arrays: Mapping[str, Array], outputs: Mapping[str, Layout]
+    schedule: TileSchedule, simulation: Simulation | None, arrays: Mapping[str, Array], outputs: Mapping[str, ArrayLayout]
 ) -> Prepared | PreparedSimulation:
     """Prepare a schedule's kernels for arrays of these layouts, by the kernels' names, on the GPU or in a simulation.
 
     Each launch allocates the `outputs`, which are among the arrays, and the schedule's workspaces. ValueError if no kernel runs the
     schedule.
     """
-    workspaces = {name: Layout.contiguous(space.shape, numpy_dtype(space.dtype)) for name, space in schedule.workspaces().items()}
+    workspaces = {
+        name: ArrayLayout.contiguous(space.shape, numpy_dtype(space.dtype)) for name, space in schedule.workspaces().items()
+    }
     kernels = schedule.kernels()  # refuses what no kernel runs
-    tiles = {each.field: Layout.contiguous(each.shape, np.uint8) for each in schedule.given_tiles}
+    tiles = {each.field: ArrayLayout.contiguous(each.shape, np.uint8) for each in schedule.given_tiles}
     pointers = schedule.struct.pointers.items()
-    vectors = {name: Layout.contiguous(arrays[name].shape, kind) for name, kind in pointers if arrays.get(name) is not None}
+    vectors = {name: ArrayLayout.contiguous(arrays[name].shape, kind) for name, kind in pointers if arrays.get(name) is not None}
     values = argument_values(schedule, {**arrays, **vectors, **workspaces, **tiles})
     if simulation is None:
         return Prepared(kernels, values, outputs, workspaces, schedule.given_tiles)

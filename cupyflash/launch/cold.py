@@ -11,11 +11,11 @@ from typing import Any
 
 import numpy as np
 
-from cupyflash.arrays import Array, Layout, last_axis_contiguous
+from cupyflash.arrays import Array, ArrayLayout, last_axis_contiguous
 from cupyflash.device import Device
 from cupyflash.launch.binding import prepare
 from cupyflash.launch.dispatch import as_arrays, as_integers, device_of, placed, reach_of, refuse_written, target
-from cupyflash.launch.launcher import KEPT, Arrays, Call, Key, Numbers, Ready, as_contiguous, read, refuse_copy, zeros
+from cupyflash.launch.launcher import KEPT, Arrays, Key, Numbers, PublicCall, Ready, as_contiguous, read, refuse_copy, zeros
 from cupyflash.launch.tensor_maps import first_refusal
 from cupyflash.request import decode, varlen
 from cupyflash.request.dropout import Dropout
@@ -42,18 +42,18 @@ ON_HOST = (*INTEGERS, "block_table")
 TENSORS = ("q", "k", "v", "dout", "out", "lse", "k_cache", "v_cache", "tree_mask", *ARRAYS, *ON_HOST)
 # Tensors of (total, h, d), which the kernels take with their heads first
 ROWS = ("Q", "K", "V", "O", "dO", "dQ", "dK", "dV")
-Made = dict[str, Layout]
+Made = dict[str, ArrayLayout]
 Step = Callable[[Mapping[str, Any], Arrays, Numbers], None]
 
 
-def first(call: Call, given: Mapping[str, Any]) -> Any:
+def first(call: PublicCall, given: Mapping[str, Any]) -> Any:
     """Makes a call that has to be looked at, which may then be found to be like one before."""
     request = FirstCall.of(call, given)
     with device_of(request.gpu, **request.placed):
         return request.ready().launch(given, request.by_field)
 
 
-def compile_first(call: Call, given: Mapping[str, Any]) -> None:
+def compile_first(call: PublicCall, given: Mapping[str, Any]) -> None:
     """Do the work of such a call before its launch; only the layouts of the arrays matter, and the captured values of functions."""
     request = FirstCall.of(call, given)
     with device_of(request.gpu, **request.placed):
@@ -68,7 +68,7 @@ class FirstCall:
     numbers; `placed`: the arrays that are where the call runs.
     """
 
-    call: Call
+    call: PublicCall
     asked: Mapping[str, Any]
     given: Mapping[str, Any]
     arrays: Mapping[str, Any]
@@ -79,7 +79,7 @@ class FirstCall:
     numbers: Numbers
 
     @classmethod
-    def of(cls, call: Call, given: Mapping[str, Any]) -> FirstCall:
+    def of(cls, call: PublicCall, given: Mapping[str, Any]) -> FirstCall:
         """Return the request of some arguments. TypeError or ValueError for arguments that are wrong whatever the shapes."""
         asked = call.keywords.complete(given)
         score = one_score(asked)
@@ -129,7 +129,7 @@ class FirstCall:
     def layouts(self) -> dict[str, Any]:
         """All that a kept launch may depend on: the layouts of arrays on a GPU; for a dout that kernels cannot read, its copy's."""
         arrays = {name: decode.for_all_heads(array) if name == "tree_mask" else array for name, array in self.arrays.items()}
-        return readable({name: Layout.of(array) for name, array in arrays.items()} if self.gpu else arrays)
+        return readable({name: ArrayLayout.of(array) for name, array in arrays.items()} if self.gpu else arrays)
 
     @property
     def inputs(self) -> dict[str, Any]:
@@ -233,8 +233,8 @@ def _forward(r: FirstCall, device: Device) -> tuple[TileSchedule, Made, Made]:
 def _rows(r: FirstCall, problem: Problem, lse: bool) -> Made:
     """O and L, as far as they are made."""
     q = r.layouts["q"]
-    made = {} if "out" in r.layouts else {"O": Layout.contiguous((*q.shape[:-1], problem.head_dim_v), q.dtype)}
-    return made | ({"L": Layout.contiguous(r.rows, np.float32)} if lse else {})
+    made = {} if "out" in r.layouts else {"O": ArrayLayout.contiguous((*q.shape[:-1], problem.head_dim_v), q.dtype)}
+    return made | ({"L": ArrayLayout.contiguous(r.rows, np.float32)} if lse else {})
 
 
 def _backward(r: FirstCall, device: Device) -> tuple[TileSchedule, Made, Made]:
@@ -251,9 +251,9 @@ def _backward(r: FirstCall, device: Device) -> tuple[TileSchedule, Made, Made]:
     else:
         algorithm = "fa2" if asked["algorithm"] == "auto" else asked["algorithm"]
         schedule = plan_backward(problem, device, algorithm, asked["tiling"], deterministic=deterministic, dbias=dbias)
-    made = {f"d{name.upper()}": Layout.contiguous(arrays[name].shape, arrays[name].dtype) for name in "qkv"}
-    made |= {name: Layout.contiguous(r.rows, np.float32) for name in schedule.row_results}
-    return schedule, made, {"dbias": Layout.contiguous(bias.shape, np.float32)} if dbias else {}
+    made = {f"d{name.upper()}": ArrayLayout.contiguous(arrays[name].shape, arrays[name].dtype) for name in "qkv"}
+    made |= {name: ArrayLayout.contiguous(r.rows, np.float32) for name in schedule.row_results}
+    return schedule, made, {"dbias": ArrayLayout.contiguous(bias.shape, np.float32)} if dbias else {}
 
 
 def _spans(bias: Any, problem: Problem) -> bool:
@@ -273,7 +273,7 @@ def readable(arrays: dict[str, Any]) -> dict[str, Any]:
     dout = arrays.get("dout")
     if dout is None or last_axis_contiguous(dout):
         return arrays
-    return arrays | {"dout": Layout.contiguous(dout.shape, dout.dtype)}
+    return arrays | {"dout": ArrayLayout.contiguous(dout.shape, dout.dtype)}
 
 
 def steps(r: FirstCall, schedule: TileSchedule) -> Iterator[Step]:
@@ -299,7 +299,7 @@ def steps(r: FirstCall, schedule: TileSchedule) -> Iterator[Step]:
         wanted["dO"] = r.arrays["dout"].dtype
     for field, kind in wanted.items():
         array = r.arrays[names[field]]
-        if field in on_host or (array.dtype, array.strides) != (kind, Layout.contiguous(array.shape, kind).strides):
+        if field in on_host or (array.dtype, array.strides) != (kind, ArrayLayout.contiguous(array.shape, kind).strides):
             yield partial(_make_contiguous, gpu, names[field], field, kind)
     if r.numbers:
         yield _bring_numbers

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from cupyflash.arrays import Held, Layout, address
+from cupyflash.arrays import ArrayLayout, Held, address
 from cupyflash.request.keywords import SCORE_ARRAYS, SCORE_NUMBERS, Keywords
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ Arrays = dict[str, Any]
 Numbers = dict[str, Any]
 
 
-class Call(NamedTuple):
+class PublicCall(NamedTuple):
     """One of the calls: its keywords, the preparation of a first one, and its results.
 
     `fields`: the struct's names for arrays of a call whose own names differ. `masks`: the kinds that it takes (`tiled_mask.Given`).
@@ -60,7 +60,7 @@ class Call(NamedTuple):
         return cold.first(self, given)
 
 
-def read(call: Call, given: Mapping[str, Any], looked_at: bool = False) -> tuple[Key | None, Arrays]:
+def read(call: PublicCall, given: Mapping[str, Any], looked_at: bool = False) -> tuple[Key | None, Arrays]:
     """(The key, the arrays) of a call. The key has everything that decides how it is prepared; None if a value must be checked
     first.
 
@@ -118,7 +118,7 @@ KEPT = Kept()
 class Ready(NamedTuple):
     """A prepared call of some layouts and options: `steps` check or add each call's own values."""
 
-    call: Call
+    call: PublicCall
     prepared: Any
     steps: tuple[Callable[[Mapping[str, Any], Arrays, Numbers], None], ...]
     device: int | None
@@ -148,8 +148,8 @@ class Prepared:
         self,
         kernels: Sequence[Kernel],
         values: Mapping[str, Any],
-        outputs: Mapping[str, Layout] | None = None,
-        workspaces: Mapping[str, Layout] | None = None,
+        outputs: Mapping[str, ArrayLayout] | None = None,
+        workspaces: Mapping[str, ArrayLayout] | None = None,
         given_tiles: tuple[MaskTiles, ...] = (),
     ) -> None:
         from cupyflash.launch.driver import EncodedMap

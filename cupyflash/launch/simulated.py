@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from cupyflash.arrays import Layout
+from cupyflash.arrays import ArrayLayout
 from cupyflash.device import Device, find_device
 from cupyflash.launch.params import with_arrays
 from cupyflash.launch.turns import Turns
@@ -92,8 +92,8 @@ class PreparedSimulation:
     simulation: Simulation
     schedule: TileSchedule
     values: Mapping[str, Any]
-    outputs: Mapping[str, Layout]
-    workspaces: Mapping[str, Layout]
+    outputs: Mapping[str, ArrayLayout]
+    workspaces: Mapping[str, ArrayLayout]
 
     @property
     def given_tiles(self) -> tuple[MaskTiles, ...]:

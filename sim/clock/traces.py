@@ -60,14 +60,14 @@ def longest_loop(path: Sequence[int]) -> Loop | None:
     return best
 
 
-class Wave(NamedTuple):
+class WaveFetches(NamedTuple):
     """By instruction the share of its bytes that no block has asked for before, and the number of the tensor that it reaches."""
 
     news: Mapping[int, float]
     tensors: Mapping[int, int]
 
 
-def wave(launch: CodeLaunch, blocks: Sequence[Index], loop: Loop | None, sector: int) -> Wave:
+def wave(launch: CodeLaunch, blocks: Sequence[Index], loop: Loop | None, sector: int) -> WaveFetches:
     """Runs the blocks that the chip has at once through the loop's first turns, and asks which sectors the L2 gets twice."""
     seen: set[int] = set()
     lines: set[int] = set()  # of bulk copies, which take whole lines
@@ -109,7 +109,7 @@ def wave(launch: CodeLaunch, blocks: Sequence[Index], loop: Loop | None, sector:
             new = [each for each in found if each not in seen]
             seen.update(new)
             fetched[event.at] += len(new)
-    return Wave({at: fetched[at] / max(asked[at], 1) for at in asked}, tensors)
+    return WaveFetches({at: fetched[at] / max(asked[at], 1) for at in asked}, tensors)
 
 
 class Tracer:

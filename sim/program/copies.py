@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from cupyflash.sim import ptx
 from cupyflash.sim.program.errors import CudaError, ErrorCode
 from cupyflash.sim.program.lines import Call
-from cupyflash.sim.program.memory import DEVICE, HOST, MANAGED, PAGE, TOTAL, VARIABLE, Move
+from cupyflash.sim.program.memory import DEVICE, HOST, MANAGED, PAGE, TOTAL, VARIABLE, MovedRange
 from cupyflash.sim.program.streams import ALLOCATE, FREE, MEMCPY, MEMSET, StreamCalls
 from cupyflash.sim.ptx.order import past
 
@@ -83,7 +83,7 @@ class CopyCalls(StreamCalls):
         """Frees memory in a stream: nothing that is not over before may use it."""
         block = self.memory.find(address)
         if block is not None and block.address == address:
-            self.moved([Move(block, past.FREE, 0, block.size)], stream, call)
+            self.moved([MovedRange(block, past.FREE, 0, block.size)], stream, call)
         self.release(address)
 
     def release(self, address: int) -> None:

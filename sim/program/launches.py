@@ -16,7 +16,7 @@ from cupyflash.sim import ptx
 from cupyflash.sim.program.children import LAUNCH, DynamicLaunches
 from cupyflash.sim.program.errors import CudaError, ErrorCode
 from cupyflash.sim.program.lines import Call
-from cupyflash.sim.program.memory import Contents, Move, ProgramMemory
+from cupyflash.sim.program.memory import Contents, MovedRange, ProgramMemory
 from cupyflash.sim.program.streams import KERNEL
 from cupyflash.sim.program.symbols import LaunchRequest, ProgramKernel, SymbolCalls
 from cupyflash.sim.program.textures import ArrayCalls
@@ -272,7 +272,7 @@ class LaunchCalls(SymbolCalls, ArrayCalls):
             raise BudgetSpent
         return done, printed.getvalue()
 
-    def moved(self, moves: list[Move], stream: ptx.Stream, call: Call) -> None:
+    def moved(self, moves: list[MovedRange], stream: ptx.Stream, call: Call) -> None:
         """Records what work of a stream has copied, filled or freed; races are findings under the function's name."""
         if not self.concurrent or not self.settings.races:
             return

@@ -112,7 +112,7 @@ def read_only(array: np.ndarray) -> np.ndarray:
     return view
 
 
-class Move(NamedTuple):
+class MovedRange(NamedTuple):
     """Bytes of a block that a copy, a fill or a product reads or writes, or which are freed: `verb` is READ, WRITE or FREE."""
 
     block: Block
@@ -130,7 +130,7 @@ class ProgramMemory:
     """Is called with an allocation that is freed."""
     file: int = field(init=False)
     blocks: dict[int, Block] = field(default_factory=dict)
-    moves: list[Move] | None = None
+    moves: list[MovedRange] | None = None
     """A list, if somebody keeps one, to which all is added that no kernel reads and writes."""
 
     def __post_init__(self) -> None:
@@ -246,7 +246,7 @@ class ProgramMemory:
 
     def note(self, block: Block, verb: str, where: slice) -> None:
         if self.moves is not None:
-            self.moves.append(Move(block, verb, where.start, where.stop))
+            self.moves.append(MovedRange(block, verb, where.start, where.stop))
 
     def copied(self, address: int, size: int) -> bytes:
         """Returns bytes that are copied to elsewhere."""

@@ -19,7 +19,7 @@ from cupyflash.sim.program.channel import Channel
 from cupyflash.sim.program.errors import CudaError, ErrorCode
 from cupyflash.sim.program.guard import HostGuard
 from cupyflash.sim.program.lines import Call, ProgramLines
-from cupyflash.sim.program.memory import Block, Move, ProgramMemory
+from cupyflash.sim.program.memory import Block, MovedRange, ProgramMemory
 
 LEGACY, PER_THREAD = 1, 2
 """cudaStreamLegacy and cudaStreamPerThread; 0 is the one or the other, as the program was compiled."""
@@ -151,7 +151,7 @@ class StreamCalls:
 
     def act(self, work: Callable[[ptx.Stream], None], stream: ptx.Stream, call: Call) -> None:
         """Does work, which a call asked for, in a stream of which all that it copies and fills is part."""
-        moves: list[Move] = []
+        moves: list[MovedRange] = []
         before, self.memory.moves = self.memory.moves, moves
         try:
             work(stream)
@@ -165,7 +165,7 @@ class StreamCalls:
         self.history.forget(block.allocation.memory)
         self.guard.modes.pop(block.address, None)
 
-    def moved(self, moves: list[Move], stream: ptx.Stream, call: Call) -> None:
+    def moved(self, moves: list[MovedRange], stream: ptx.Stream, call: Call) -> None:
         """Records what work of a stream has copied, filled or freed, and its races with what nothing orders before it."""
         raise NotImplementedError
 

@@ -165,7 +165,7 @@ class Sums:
 
 
 @dataclass(eq=False)
-class Product:
+class PendingProduct:
     """One executed wgmma of some warpgroups. Arrays have one entry a warpgroup; `over` one a warp.
 
     `first`: the first warp of each; `operands`: A (none if it is in registers) and B; `slots`: of its sums, shared by a chain;
@@ -200,18 +200,18 @@ class Product:
         return (self.first[:, None] == first).any(axis=1)
 
 
-ProductStep = list[tuple[Product, Array]]
+ProductStep = list[tuple[PendingProduct, Array]]
 """A step along K of some warpgroups: products of one instruction, and a selection of the warpgroups of each."""
 
-Chain = list[tuple[Product, int]]
+Chain = list[tuple[PendingProduct, int]]
 """Steps along K of one warpgroup: a product, and the warpgroup's place in it."""
 
 
-def land(machine: RegisterFiles, products: list[Product], due: Callable[[Product], Array]) -> None:
+def land(machine: RegisterFiles, products: list[PendingProduct], due: Callable[[PendingProduct], Array]) -> None:
     """Computes the due parts (booleans, a warpgroup each) of these products, oldest first: chains of steps at once, also of
     warpgroups that came to the same instructions one after the other.
     """
-    pending: list[tuple[Product, Array]] = []
+    pending: list[tuple[PendingProduct, Array]] = []
     for product in products:
         now = due(product) & ~product.landed
         if now.any():
@@ -248,9 +248,9 @@ def land(machine: RegisterFiles, products: list[Product], due: Callable[[Product
             compute(machine, [together(step) for step in zip(*group, strict=True)])
 
 
-def together(step: Sequence[tuple[Product, int]]) -> ProductStep:
+def together(step: Sequence[tuple[PendingProduct, int]]) -> ProductStep:
     """Groups warpgroups of one step, in order, those of one product together."""
-    out: list[tuple[Product, list[int]]] = []
+    out: list[tuple[PendingProduct, list[int]]] = []
     for product, k in step:
         if out and out[-1][0] is product:
             out[-1][1].append(k)
@@ -323,7 +323,7 @@ def factor(machine: RegisterFiles, steps: list[ProductStep], side: int) -> Array
     return out if k_major == (side == 0) else out.transpose(0, 2, 1)
 
 
-def operand_of(product: Product, side: int) -> MatrixOperand:
+def operand_of(product: PendingProduct, side: int) -> MatrixOperand:
     operand = product.operands[side]
     assert operand is not None
     return operand
@@ -362,7 +362,7 @@ def put_rows(machine: RegisterFiles, places: Array, lanes: LaneSet, values: Arra
         there[run] = held[at]
 
 
-def fragments(machine: RegisterFiles, product: Product) -> Array:
+def fragments(machine: RegisterFiles, product: PendingProduct) -> Array:
     """Returns A from registers: (warpgroups, 64, 8 words), rows 16 w + g + 8 r, words t + 4 k of a row."""
     out = np.empty((len(product.first) * GROUP, 16, 8), np.uint32)
     parts = fragment(out)
@@ -389,7 +389,7 @@ def as_chip(control: Multiply, a: Array, b: Array, total: Array, out: Array) -> 
         out[mine] = sums.reshape(count, ROWS, control.columns)
 
 
-def joins(before: Product, after: Product) -> bool:
+def joins(before: PendingProduct, after: PendingProduct) -> bool:
     """True if two products may be one along K, if the second adds to the sums of the first."""
     mine, theirs = before.bound.control, after.bound.control
     return mine == theirs and mine.result == "f32"

@@ -17,7 +17,19 @@ from ..state.findings import Stuck, source
 from ..state.lane_sets import GROUP, WARP, LaneSet, by_value, merged
 from ..state.segments import IN_FLIGHT, UNWRITTEN
 from ..text.syntax import Array, PtxInstruction, Reg
-from .products import ROWS, THREADS, BoundProduct, MatrixOperand, MatrixOperands, Product, Sums, land, matrix, put_rows, rows_of
+from .products import (
+    ROWS,
+    THREADS,
+    BoundProduct,
+    MatrixOperand,
+    MatrixOperands,
+    PendingProduct,
+    Sums,
+    land,
+    matrix,
+    put_rows,
+    rows_of,
+)
 from .registers import RegisterFiles, WaveUnit
 from .warpgroup_rules import BITS, SLOTS, Agreement, Flights
 
@@ -39,13 +51,13 @@ class Warpgroups(WaveUnit):
         self.agreement = Agreement(machine)
         self.committed = np.zeros(self.wave.size // WARP, np.int64)
         # By first warp: the products that it, or a warp of its group, has yet to wait for, oldest first.
-        self.flying: dict[int, list[Product]] = {}
-        self.products: dict[int, Product] = {}
+        self.flying: dict[int, list[PendingProduct]] = {}
+        self.products: dict[int, PendingProduct] = {}
         self.waiting: dict[tuple[int, int], list[LaneSet]] = {}
         self.operands = MatrixOperands(machine)
         self._sums: dict[int, Sums] = {}
         # The newest product, and the number of changes of registers in flight at its issue.
-        self.last: Product | None = None
+        self.last: PendingProduct | None = None
         self.last_change = 0
         self._bound: dict[int, BoundProduct] = {}
 
@@ -133,7 +145,7 @@ class Warpgroups(WaveUnit):
         slots = self.chain(bound, lanes, first, adds)
         number = self.flights.issue(bound.instruction, lanes, bound.d_rows, bound.a_rows)
         count = len(first)
-        product = Product(
+        product = PendingProduct(
             number,
             bound,
             lanes,
@@ -285,7 +297,7 @@ class Warpgroups(WaveUnit):
             message = f"accumulates in registers of {source(other.bound.instruction)}, another shape, which has not been waited for"
             self.findings.report("in flight", message, bound.instruction, lanes)
 
-    def of(self, first: Array) -> list[Product]:
+    def of(self, first: Array) -> list[PendingProduct]:
         """Returns the products in flight of warpgroups with these first warps, oldest first."""
         found = {p.number: p for one in first.tolist() for p in self.flying.get(one, ())}
         return [found[number] for number in sorted(found)]
@@ -379,7 +391,7 @@ class Warpgroups(WaveUnit):
         if races is not None:
             races.now += 1
 
-    def forget(self, product: Product) -> None:
+    def forget(self, product: PendingProduct) -> None:
         del self.products[product.number]
         product.sums.newest[product.slots[product.sums.newest[product.slots] == product.number]] = 0
         for one in product.first.tolist():
