@@ -10,3 +10,9 @@ def ranges(first: np.ndarray | int, count: np.ndarray) -> np.ndarray:
     behind = np.cumsum(count)
     numbers: np.ndarray = np.arange(behind[-1] if len(count) else 0) + np.repeat(first - behind + count, count)
     return numbers
+
+
+def members(groups: np.ndarray, size: int) -> np.ndarray:
+    """Returns the numbers of the `size` members of each of these groups, those of group 0 first from 0 on."""
+    numbers: np.ndarray = (groups[:, None] * size + np.arange(size)).reshape(-1)
+    return numbers

@@ -96,6 +96,10 @@ class RegisterFrame(Frame):
 
     # -- operands ---------------------------------------------------------------------------------------------------
 
+    def predicate(self, i: PtxInstruction) -> Array | None:
+        """Returns the register of an instruction's predicate as an array over the lanes, if it has one."""
+        return None if i.predicate is None else self.array(Arg(i.predicate[0], FILE_DTYPES[1]))
+
     def array(self, arg: Arg) -> Array:
         """Returns the operand as an array over the lanes, or 0-d if it is a constant."""
         operand, dtype = arg.operand, arg.dtype

@@ -223,7 +223,7 @@ class Shadows:
         rows, written = ({n: np.empty(frame.n, self.rows[n].dtype) for n in read} for _ in range(2))
         targets = [n for n in names(plan.writes) if n in rows]
         changes = [self.twin(frame, pc, rows, False), self.twin(frame, pc, written, True)]
-        predicate = None if i.predicate is None else frame.array(Arg(i.predicate[0], TYPES["pred"].dtype))
+        predicate = frame.predicate(i)
         named = frozenset(rows).union([i.predicate[0].name] if i.predicate else [])
 
         def run() -> None:
@@ -298,7 +298,7 @@ class Shadows:
             named = self._touched[pc] = self.rows.keys() & set(touched(plan))
         if self.known(lanes, named):
             return
-        self.judge(pc, lanes, None if i.predicate is None else frame.array(Arg(i.predicate[0], TYPES["pred"].dtype)))
+        self.judge(pc, lanes, frame.predicate(i))
         if isinstance(plan.control, Multiply):
             # The accumulator matters only if the product adds to it.
             adds = np.broadcast_to(frame.array(plan.reads[-1]), lanes.n)

@@ -27,7 +27,7 @@ from ..decode.flow import InFlight
 from ..decode.registry import Arg, RegisterCount, Thunk
 from ..state.findings import Findings, Stuck, source, source_and_call
 from ..state.lane_sets import GROUP, WARP, LaneSet, Wave
-from ..text.syntax import TYPES, Array, PtxInstruction
+from ..text.syntax import Array, PtxInstruction
 from .registers import RegisterFiles, RegisterFrame, WaveUnit
 
 
@@ -289,7 +289,7 @@ class Flights:
     def watch(self, frame: RegisterFrame, pc: int, thunk: Thunk) -> Thunk:
         """Returns an instruction's thunk, preceded by its effect on registers in flight."""
         i, plan, rows = self.code.instructions[pc], self.code.plans[pc], self.facts.rows
-        predicate = None if i.predicate is None else frame.array(Arg(i.predicate[0], TYPES["pred"].dtype))
+        predicate = frame.predicate(i)
         negated = i.predicate is not None and i.predicate[1]
         act = self.mover(pc) if pc in self.facts.moves else self.toucher(pc, *accessed(plan.reads, plan.writes, rows))
 

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from cupyflash.sim.ranges import members
+
 from ..decode.matrices import decoder
 from ..decode.registry import Arg, Multiply, MultiplyWait
 from ..memory.swizzles import DESCRIPTOR_UNIT, MODES, Descriptor
@@ -267,14 +269,14 @@ class Warpgroups(WaveUnit):
             sums.pool[slots[new]] = 0
             added = new[adds[new]]
             if len(added):
-                some = lanes if len(added) == len(first) else lanes.subset(lanes_of(added))
+                some = lanes if len(added) == len(first) else lanes.subset(members(added, THREADS))
                 sums.pool[slots[added]] = matrix(rows_of(self.machine, bound.d_places, some), len(added), control)
         return slots
 
     def begin_anew(self, bound: BoundProduct, lanes: LaneSet, which: Array, found: tuple[Array, Array]) -> None:
         """Ends products on other registers for warpgroups that are to add to their sums, and begins anew."""
-        some = lanes if which.size * THREADS == lanes.n else lanes.subset(lanes_of(which))
-        columns = (which[:, None] * GROUP + np.arange(GROUP)).reshape(-1)
+        some = lanes if which.size * THREADS == lanes.n else lanes.subset(members(which, THREADS))
+        columns = members(which, GROUP)
         codes, pending = (each[:, columns] for each in found)
         self.mixed(bound, some, codes, pending)
         self.machine.deactivate()
@@ -341,8 +343,8 @@ class Warpgroups(WaveUnit):
                 continue
             for row in some.tolist():
                 at = np.flatnonzero(mine[row])
-                to = (warps[at][:, None] * WARP + np.arange(WARP)).reshape(-1)
-                there = (column[at][:, None] * WARP + np.arange(WARP)).reshape(-1)
+                to = members(warps[at], WARP)
+                there = members(column[at], WARP)
                 file[places[row], to] = held[np.repeat(codes[row, at] % SLOTS, WARP), there]
 
     # -- waits ----------------------------------------------------------------------------------------------------------------
@@ -426,8 +428,3 @@ class Warpgroups(WaveUnit):
 def chosen(held: Array, rows: Array) -> Array:
     """Returns some rows, without a copy if they are all."""
     return held if len(rows) == len(held) and (rows == np.arange(len(rows))).all() else held[rows]
-
-
-def lanes_of(warpgroups: Array) -> Array:
-    """Returns positions of the lanes of some of the warpgroups of a set."""
-    return (warpgroups[:, None] * THREADS + np.arange(THREADS)).reshape(-1)

@@ -20,6 +20,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.lib.array_utils import byte_bounds
 
+from cupyflash.sim.ranges import members
+
 from ..state.findings import ERROR, Finding, at_line, source_and_call
 from ..state.segments import Segment
 from ..text.syntax import UNDECODED, Array, Line, PtxInstruction
@@ -172,7 +174,7 @@ class Marks:
         """Returns the same in granules of which `by` make one of these."""
         out = Marks(len(self.sites) * by)
         at = np.flatnonzero(self.sites)
-        out.put((at[:, None] * by + np.arange(by)).reshape(-1), np.repeat(self.entries[at], by), np.repeat(self.sites[at], by))
+        out.put(members(at, by), np.repeat(self.entries[at], by), np.repeat(self.sites[at], by))
         return out
 
 
