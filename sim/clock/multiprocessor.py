@@ -95,6 +95,7 @@ class SubCore:
     leaves: deque[float] = field(default_factory=deque)
     returned: list[float] = field(default_factory=lambda: [0.0, 0.0])  # the last result of shared memory and L1, and of the L2
     free_at: float = 0.0  # the clock from which it may issue
+    turns_at: float = 0.0  # the clock from which it may issue another warp than the last one
     next: float = inf  # the clock at which it looks for a warp again
 
 
@@ -168,7 +169,8 @@ class ClockedMultiprocessor:
                 continue
             core.free_at = now + 1
             core.free_at += self.issue(core, warp, now)
-            core.free_at += 0.0 if core.last is not None else self.switch
+            core.turns_at = core.free_at + self.switch
+            core.free_at = core.free_at if core.last is not None else core.turns_at
             if warp.at == len(warp.trace):
                 core.warps.remove(warp)
                 self.left[warp.block] -= 1
@@ -208,13 +210,14 @@ class ClockedMultiprocessor:
             soonest = self.earliest(core, last, now)
             if soonest <= now:
                 return last, now
+        turns_at = core.turns_at if last is not None else now
         for warp in reversed(core.warps) if self.youngest else core.warps:
             if warp is last or warp.held:
                 continue
             if warp.ready > now:
-                soonest = min(soonest, warp.ready)
+                soonest = min(soonest, max(warp.ready, turns_at))
                 continue
-            at = self.earliest(core, warp, now)
+            at = max(self.earliest(core, warp, now), turns_at)
             if at <= now:
                 return warp, now
             soonest = min(soonest, at)
