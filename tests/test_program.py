@@ -19,6 +19,7 @@ from cupyflash.sim.program.properties import layout, properties
 from cupyflash.sim.program.report import report, summary
 from cupyflash.sim.program.session import ProgramResult, run_program
 from cupyflash.sim.program.streams import Settings
+from cupyflash.sim.ptx.execute import scheduler
 
 PROGRAMS = Path(__file__).parent / "programs"
 SOURCE = PROGRAMS / "everything.cu"
@@ -177,6 +178,20 @@ def test_the_device_is_the_one_asked_for_and_prints_in_order(program: Path, capf
 def test_a_budget_ends_the_program_and_says_so(program: Path) -> None:
     result = ran(program, "repeats", max_seconds=1e-9)
     assert result.cut and [one.launches for one in result.kernels] == [1]
+
+
+def test_a_long_launch_is_foretold_with_what_the_budget_leaves(program: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scheduler, "LONG_SECONDS", 1e-6)
+    monkeypatch.setattr(scheduler, "FEW_SECONDS", 0)
+    for limit, enough in ((1000, True), (1e-3, False)):
+        said: list[str] = []
+        settings = Settings(max_seconds=limit, say=said.append)
+        result = run_program(program, ["vector", "1000000"], device=A100, settings=settings)
+        assert said and said[0].startswith("scale, grid ") and f"; --max-seconds leaves {limit:,.0f} s" in said[0]
+        assert enough == (not said[-1].endswith(", so it will not be run to its end")) == (not result.cut)
+        if not enough:
+            assert "not to its end (estimated to take" in report(result)
+            assert summary(result)["kernels"][0]["estimate"]["waves"] == 16
 
 
 def test_the_command_reports_findings_and_has_the_programs_status(program: Path) -> None:

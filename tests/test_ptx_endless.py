@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import re
 from functools import cache
-from itertools import count
+from itertools import count, pairwise
 from typing import Any
 
 import numpy as np
 import pytest
 
-from cupyflash.sim.ptx import Launch, Module
+from cupyflash.sim.ptx import Estimate, Launch, Module
 from cupyflash.sim.ptx.execute import scheduler
 from suites import wide
 
@@ -31,11 +31,14 @@ def compiled(source: str) -> Module:
     return Module.from_source(source)
 
 
-def launch(body: str, grid: int = 1, block: int = 64, seed: int | None = None, **limits: Any) -> Launch:
+def module(body: str) -> Module:
     head = 'extern "C" __global__ void k(unsigned *x, volatile unsigned *flag, int n) {\nint t = threadIdx.x;\n'
-    source = f"{FUNCTION if 'f(' in body else ''}{head}{body}\n}}"
+    return compiled(f"{FUNCTION if 'f(' in body else ''}{head}{body}\n}}")
+
+
+def launch(body: str, grid: int = 1, block: int = 64, seed: int | None = None, **limits: Any) -> Launch:
     args = {"x": np.zeros(256, np.uint32), "flag": np.zeros(4, np.uint32), "n": np.int32(500)}
-    return compiled(source).launch("k", grid, block, args, seed=seed, **limits)
+    return module(body).launch("k", grid, block, args, seed=seed, **limits)
 
 
 # The bodies that never end, and what stands in the line that they wait at.
@@ -168,3 +171,28 @@ def test_what_is_no_limit(wrong: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUPYFLASH_MAX_INSTRUCTIONS", str(wrong))
     with pytest.raises(ValueError, match="CUPYFLASH_MAX_INSTRUCTIONS must be a whole number from 1, got "):
         launch("x[t] = 1;")
+
+
+@pytest.mark.parametrize("body, grid", [("x[t / 2] = t;", 20000), ("for (int i = 0; i < 9 * n; i++) x[t] += flag[0];", 1)])
+def test_a_long_launch_is_foretold(body: str, grid: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From its first waves if there are many, else by the time that has passed; then, of the same kernel, before it begins."""
+    clock = count(step=1)
+    monkeypatch.setattr(scheduler, "processor_seconds", clock.__next__)
+    told: list[Estimate] = []
+    began = next(clock)
+    launch(body, grid, on_long=told.append)
+    spent = next(clock) - began
+    one_wave = grid == 1
+    assert told and all(one.at_least == one_wave and (one.done > 1) != one_wave for one in told)
+    assert all(later.seconds >= 2 * one.seconds for one, later in pairwise(told))
+    assert spent / 2 < told[-1].seconds < 2 * spent
+    monkeypatch.setattr(module(body).code("k"), "seconds_of_wave", 1000.0)
+    told.clear()
+    launch(body, grid, on_long=told.append)
+    assert told == [Estimate(1000.0 * told[0].waves, 0, told[0].waves)]
+
+
+def test_a_short_launch_is_not_foretold() -> None:
+    told: list[Estimate] = []
+    launch("x[t] = t;", on_long=told.append)
+    assert not told

@@ -65,7 +65,8 @@ def run(files: tuple[str, ...], building: Building, running: Running, told: Find
     -cudart shared -no-compress). Arguments of the program stand behind `--`.
 
     The program runs as it is; its calls of the CUDA runtime are answered by the simulated device, and its kernels run on the PTX
-    machine, which checks every access. Times that the program measures are the simulation's. The report goes to stderr.
+    machine, which checks every access. Times that the program measures are the simulation's. The report goes to stderr, and before
+    it an estimate of each launch that takes 10 s or more.
 
     Exit status 1 if the machine finds a fault in a kernel; else the program's own.
     """
@@ -75,7 +76,7 @@ def run(files: tuple[str, ...], building: Building, running: Running, told: Find
     from cupyflash.sim.program.streams import Settings
 
     paths, arguments = divided(files)
-    settings = Settings(seed=running.seed, max_seconds=running.max_seconds, suppressions=running.suppressions)
+    settings = Settings(seed=running.seed, max_seconds=running.max_seconds, suppressions=running.suppressions, say=say)
     with tempfile.TemporaryDirectory() as folder:
         try:
             program = paths[0]
@@ -95,6 +96,10 @@ def run(files: tuple[str, ...], building: Building, running: Running, told: Find
     checked = CheckedKernels([kernel.name for kernel in result.kernels], findings, allowed, str(paths[0]))
     told.tell(checked, lambda: report(result), lambda: summary(result), "the program's kernels", text_to_stderr=True)
     sys.exit(result.status if result.status >= 0 else 128 - result.status)
+
+
+def say(line: str) -> None:
+    click.echo(f"cupyflash: {line}", err=True)
 
 
 def divided(files: tuple[str, ...]) -> tuple[list[Path], list[str]]:

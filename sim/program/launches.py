@@ -24,7 +24,8 @@ from cupyflash.sim.ptx.memory.texels import texels_of
 from cupyflash.sim.ptx.order.past import Touched
 from cupyflash.sim.ptx.parameters import parameter_offsets
 from cupyflash.sim.ptx.state.findings import asked, comments, source_text
-from cupyflash.sim.ptx.text.syntax import parameters
+from cupyflash.sim.ptx.text.syntax import parameters, source_name
+from cupyflash.words import plural
 
 HEAP = 2
 """cudaLimitMallocHeapSize."""
@@ -52,6 +53,8 @@ class KernelRecord:
     instructions: int = 0
     unfinished: bool = False
     """True if its last launch was ended for the program's time."""
+    estimate: ptx.Estimate | None = None
+    """The last estimate that was said of a launch, which is one of 10 s or more; of its processor time."""
     findings: dict[str, ptx.Finding] = field(default_factory=dict)
     notes: dict[str, ptx.Finding] = field(default_factory=dict)
     suppressed: dict[ptx.Suppression, dict[str, ptx.Finding]] = field(default_factory=dict)
@@ -88,6 +91,8 @@ class LaunchCalls(SymbolCalls, ArrayCalls):
         self._repeats: dict[LaunchRequest, Repeats] = {}
         self._streams: set[int] = set()
         """The streams in which kernels were launched."""
+        self._foretold: set[tuple[object, ...]] = set()
+        """The launches of which an estimate was said."""
         self.spent = 0.0
 
     limits: dict[int, int]
@@ -211,6 +216,24 @@ class LaunchCalls(SymbolCalls, ArrayCalls):
         record.launches += 1
         return record
 
+    @property
+    def left(self) -> float | None:
+        """The seconds that all launches from now on may take together; None: any."""
+        return None if self.settings.max_seconds is None else self.settings.max_seconds - self.spent
+
+    def foretell(self, request: LaunchRequest, record: KernelRecord, estimate: ptx.Estimate) -> None:
+        """Says how long a launch will take, once for launches of one size, and whenever the program's time is too short for it."""
+        record.estimate, left = estimate, self.left
+        enough = left is None or estimate.seconds <= left
+        key = request.kernel, request.grid, request.block, estimate.done > 0
+        if self.settings.say is None or (enough and key in self._foretold):
+            return
+        self._foretold.add(key)
+        grid, block = ("x".join(map(str, one)) for one in (request.grid, request.block))
+        budget = "" if left is None else f"; --max-seconds leaves {max(left, 0):,.0f} s"
+        budget += "" if enough else ", so it will not be run to its end"
+        self.settings.say(f"{source_name(request.kernel.name)}, grid {grid}, block {block}: {estimated(estimate)}{budget}")
+
     def run_children(self) -> None:
         """Runs what the threads of the launch have issued, each launch with all that follows from it before the next."""
         steps = self.services.issued()
@@ -241,7 +264,8 @@ class LaunchCalls(SymbolCalls, ArrayCalls):
                     shared_bytes=request.shared,
                     seed=self.settings.seed,
                     races=self.settings.races,
-                    max_seconds=None if self.settings.max_seconds is None else self.settings.max_seconds - self.spent,
+                    max_seconds=self.left,
+                    on_long=lambda estimate: self.foretell(request, record, estimate),
                     cluster=request.cluster,
                     suppressions=self.settings.suppressions,
                     stream=stream if self.concurrent else None,
@@ -317,6 +341,17 @@ class LaunchCalls(SymbolCalls, ArrayCalls):
                         break
             out.append(finding)
         return out
+
+
+def estimated(estimate: ptx.Estimate) -> str:
+    """Returns an estimate in words."""
+    if estimate.done:
+        why = f"{estimate.done:,} of {plural(estimate.waves, 'group')} of blocks have run"
+    elif estimate.at_least:
+        why = f"the first of {plural(estimate.waves, 'group')} of blocks goes on"
+    else:
+        why = "as the last launch of this kernel"
+    return f"estimated to take {'at least ' if estimate.at_least else ''}{estimate.seconds:,.0f} s of processor time ({why})"
 
 
 def dim3(xy: int, z: int) -> tuple[int, int, int]:

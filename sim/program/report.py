@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from cupyflash.sim.profiling import told
-from cupyflash.sim.program.launches import KernelRecord
+from cupyflash.sim.program.launches import KernelRecord, estimated
 from cupyflash.sim.program.session import ProgramResult
 from cupyflash.sim.ptx.state.findings import Finding, Suppressed, by_cause, counted, of_program, shorten
 from cupyflash.sim.ptx.text.syntax import source_name
@@ -29,7 +29,9 @@ def report(result: ProgramResult) -> str:
         findings = found(kernel)
         again = f", {kernel.repeated} of them repeats that were not executed again" if kernel.repeated else ""
         count = plural(kernel.launches, "launch", "launches")
-        again += ", the last one not to its end" if kernel.unfinished else ""
+        if kernel.unfinished:
+            again += ", the last one not to its end"
+            again += f" ({estimated(kernel.estimate)})" if kernel.estimate else ""
         how = f"{count}{again}, {kernel.seconds:.1f} s: " if kernel.launches else ""  # none: a function that copies
         lines.append(f"{source_name(kernel.name)}: {how}{counted(findings) or 'no finding'}")
         lines += [f"  {shorten(finding)}" for finding in findings]
@@ -54,6 +56,7 @@ def summary(result: ProgramResult) -> dict[str, Any]:
             "repeated": kernel.repeated,
             "unfinished": kernel.unfinished,
             "seconds": kernel.seconds,
+            "estimate": None if kernel.estimate is None else vars(kernel.estimate),
             "instructions": kernel.instructions,
             "findings": told(found(kernel)),
             "suppressed": [{"by": vars(one.by), "findings": told(one.findings), "text": str(one)} for one in suppressed(kernel)],

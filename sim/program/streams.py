@@ -29,12 +29,16 @@ Thing = TypeVar("Thing")
 
 @dataclass
 class Settings:
-    """Settings of a run: as of `ptx.Module.launch`; `max_seconds` is processor time for all launches together."""
+    """Settings of a run: as of `ptx.Module.launch`; `max_seconds` is processor time for all launches together.
+
+    `say` is called with a line of text before launches that will take long, with an estimate.
+    """
 
     seed: int | None = None
     races: bool = True
     max_seconds: float | None = None
     suppressions: Any = ()
+    say: Callable[[str], None] | None = None
 
 
 @dataclass

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from .decode.registry import Coverage, coverage
 from .device_names import simulated_cupy
+from .execute.scheduler import Estimate
 from .memory.swizzles import TensorMap
 from .memory.texels import TexelFormat, Texels, Texture
 from .module import Launch, Module
@@ -29,6 +30,7 @@ __all__ = [
     "Counters",
     "Counts",
     "Coverage",
+    "Estimate",
     "Event",
     "Finding",
     "History",

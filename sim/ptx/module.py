@@ -33,7 +33,7 @@ from .execute.compiled import engine_asked, pays, run_compiled
 from .execute.processes import processes_asked, run_apart
 from .execute.ptx_machine import PtxMachine
 from .execute.registers import Setup
-from .execute.scheduler import Limits
+from .execute.scheduler import Estimate, Limits
 from .memory.heap import DeviceRuntime
 from .memory.spaces import PARAM_START, PARAM_WINDOW, LaunchMemory, Observer
 from .memory.texels import placed, texels_of
@@ -265,6 +265,7 @@ class Module:
         max_instructions: int | None = None,
         stall_seconds: float | None = None,
         max_seconds: float | None = None,
+        on_long: Callable[[Estimate], None] | None = None,
         approximate: bool = True,
         tensor_cores: str | None = None,
         cluster: int | Sequence[int] | None = None,
@@ -296,7 +297,9 @@ class Module:
         environment's CUPYFLASH_MAX_INSTRUCTIONS, else no limit). stall_seconds: processor time, in seconds, without progress of any
         loop towards its end, after which the launch ends with an "endless" finding (`execute.scheduler`; None: the environment's
         CUPYFLASH_STALL_SECONDS, else 20). max_seconds: processor time, in seconds, after which the launch ends without such a
-        finding (`Launch.unfinished`; None: no limit). approximate: True gives approximate instructions (ex2.approx and so on) an
+        finding (`Launch.unfinished`; None: no limit). on_long: called with an `Estimate` if the launch is expected to take 10 s of
+        processor time or more: before it, if its kernel ran before, else once some waves of its blocks have run; and again if it
+        turns out to take twice as long. approximate: True gives approximate instructions (ex2.approx and so on) an
         error of the size that the PTX ISA allows; False rounds their exact results to nearest. tensor_cores: "H100" sums products
         of float16, bfloat16 and TF32 in mma, wmma and wgmma as an H100 does, bit for bit, which takes longer
         (`decode.matrices`); None: the environment's CUPYFLASH_TENSOR_CORES, else as NumPy does. cluster: blocks of a cluster, a
@@ -318,7 +321,7 @@ class Module:
         geometry = geometry_of(self.program, entry, triple(grid, "grid"), triple(block, "block"), cluster)
         if seed is not None and (isinstance(seed, bool) or not isinstance(seed, (int, np.integer)) or seed < 0):
             raise ValueError(f"seed must be None or a whole number from 0, got {seed!r}")
-        limits = Limits.asked(max_instructions, stall_seconds, max_seconds)
+        limits = Limits.asked(max_instructions, stall_seconds, max_seconds, on_long)
         processes = processes_asked(processes)
         engine = engine_asked()
         numerics = approximate, tensor_cores_asked(tensor_cores)
@@ -371,6 +374,9 @@ class Module:
 
         ordered = None if stream is None else stream.begin(kernel, programmatic)
         run, ended = machine(races), False
+        if limits.forecast is not None:
+            compiled = 0 if code.gave_up else code.compiled_seconds_of_wave
+            limits.forecast.before(compiled or code.seconds_of_wave)
         if not heaps and (engine == "llvm" or (not engine and processes == 1 and pays(code, run.waves))):
             watch = None if stream is None else run.memory.races
             run = machine(races=False)
@@ -385,7 +391,7 @@ class Module:
         if not ended:
             began = time.process_time()
             ended = run_apart(run, processes) or run.run()
-            code.seconds_of_wave = (time.process_time() - began) / run.waves
+            code.seconds_of_wave = (time.process_time() - began) / max(run.tally.waves, 1)
         findings, tally, memory = run.findings, run.tally, run.memory
         if memory.races is not None and memory.races.launches is not None:
             memory.races.launches.end()

@@ -89,7 +89,8 @@ def may_run_apart(machine: PtxMachine) -> bool:
     """True if waves may run apart: there is no observer, and no block of one can wait for a block of another."""
     code, memory = machine.code, machine.memory
     looks_on = machine.on_barrier is not None or memory.observer is not None
-    limited = machine.setup.limits.max_instructions is not None or machine.setup.limits.max_seconds is not None
+    limits = machine.setup.limits
+    limited = (limits.max_instructions, limits.max_seconds, limits.forecast) != (None, None, None)
     if machine.random is not None or looks_on or memory.races is None or limited:
         return False
     if memory.races.launches is not None:

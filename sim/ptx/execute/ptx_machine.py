@@ -80,7 +80,7 @@ class PtxMachine(RegisterFiles):
         self.shadows = Shadows(code, findings)
         self.flights = Flights(code, findings)
         self.followers = [self.flights, self.shadows]
-        self.budgets = Budgets(code, findings, setup.limits, self.everywhere)
+        self.budgets = Budgets(code, findings, setup.limits, self.everywhere, self.waves)
 
     # -- waves ----------------------------------------------------------------------------------------------------------
 

@@ -219,27 +219,100 @@ TRAIL = 1024
 APART = 256
 """Sets of lanes whose places are kept apart before they are entered for their warps."""
 
+LONG_SECONDS, FEW_SECONDS, WAVE_SECONDS = 10.0, 1.0, 4.0
+"""Processor time: of a launch that is long; of the waves from which it is estimated; of a first wave from which alone it is, as
+the first one may compile code.
+"""
+
 processor_seconds = time.thread_time
 """Processor time of this thread, so that a busy computer does not change the limit."""
 
 
 @dataclass(frozen=True)
+class Estimate:
+    """The processor time of a whole launch, estimated from `done` of its `waves`.
+
+    If none is done it comes from an earlier launch of the kernel, or, `at_least`, from the time that the first wave has taken so far.
+    """
+
+    seconds: float
+    done: int
+    waves: int
+    at_least: bool = False
+
+
+class Forecast:
+    """Estimates of a launch while it runs: a wave takes what those before have taken, the first one apart, as it may compile code.
+
+    The first estimate of LONG_SECONDS or more is told, and then one that is twice the last one.
+    """
+
+    def __init__(self, told: Callable[[Estimate], None]):
+        self.told = told
+        self.last = LONG_SECONDS / 2
+
+    def begin(self, waves: int) -> None:
+        """Begins a launch of so many waves; again if it is run a second time, in another way."""
+        self.waves = waves
+        self.begun, self.first = processor_seconds(), 0.0
+        self.done = -1
+        """Waves that are over; -1 before the first one."""
+
+    def before(self, seconds_of_wave: float) -> None:
+        """Estimates the launch before it begins, from the time of a wave of an earlier one; 0: there was none."""
+        self.tell(Estimate(seconds_of_wave * self.waves, 0, self.waves))
+
+    def begin_wave(self) -> None:
+        self.done += 1
+        spent = processor_seconds() - self.begun
+        if self.done == 1:
+            self.first = spent
+        if self.done > 1 and spent > FEW_SECONDS:
+            a_wave = (spent - self.first) / (self.done - 1)
+            self.tell(Estimate(self.first + (self.waves - 1) * a_wave, self.done, self.waves))
+        elif self.done == 1:
+            self.look(processor_seconds())
+
+    def look(self, now: float) -> None:
+        """Estimates the launch within its first wave, or from that alone, if it takes long."""
+        if self.done < 2 and now - self.begun > WAVE_SECONDS:
+            spent = self.first if self.done else now - self.begun
+            self.tell(Estimate(spent * self.waves, self.done, self.waves, not self.done))
+
+    def tell(self, estimate: Estimate) -> None:
+        if estimate.seconds >= 2 * self.last:
+            self.last = estimate.seconds
+            self.told(estimate)
+
+
+@dataclass(frozen=True)
 class Limits:
-    """The limits of a launch. max_instructions: of all its warps together; max_seconds: of processor time; None: no limit."""
+    """The limits of a launch. max_instructions: of all its warps together; max_seconds: of processor time; None: no limit.
+
+    forecast: tells a launch that is expected to take long.
+    """
 
     max_instructions: int | None = None
     stall_seconds: float = STALL_SECONDS
     max_seconds: float | None = None
+    forecast: Forecast | None = None
 
     @classmethod
-    def asked(cls, max_instructions: int | None, stall_seconds: float | None, max_seconds: float | None) -> Limits:
+    def asked(
+        cls,
+        max_instructions: int | None,
+        stall_seconds: float | None,
+        max_seconds: float | None,
+        on_long: Callable[[Estimate], None] | None = None,
+    ) -> Limits:
         """Returns these limits; a missing one is the environment's (CUPYFLASH_MAX_INSTRUCTIONS, CUPYFLASH_STALL_SECONDS), else the
         default. Raises ValueError for a wrong limit.
         """
         most = _asked("max_instructions", max_instructions, int, "a whole number from 1")
         seconds = _asked("stall_seconds", stall_seconds, float, "a number of seconds above 0")
         in_all = None if max_seconds is None else _asked("max_seconds", max_seconds, float, "a number of seconds above 0")
-        return cls(None if most is None else int(most), STALL_SECONDS if seconds is None else float(seconds), in_all)
+        forecast = None if on_long is None else Forecast(on_long)
+        return cls(None if most is None else int(most), STALL_SECONDS if seconds is None else float(seconds), in_all, forecast)
 
 
 def _asked(name: str, value: float | None, kind: Callable[[Any], float], wanted: str) -> float | None:
@@ -267,7 +340,7 @@ class Budgets:
     `values`: returns a register or constant as an array over the lanes of the wave.
     """
 
-    def __init__(self, code: Code, findings: Findings, limits: Limits, values: Callable[[Arg], Array]):
+    def __init__(self, code: Code, findings: Findings, limits: Limits, values: Callable[[Arg], Array], waves: int):
         self.code = code
         self.findings = findings
         self.limits = limits
@@ -276,12 +349,16 @@ class Budgets:
         self.interval = min(LOOK_SECONDS, limits.stall_seconds / 4)
         self.instructions = 0
         self.begun = processor_seconds()
+        if limits.forecast is not None:
+            limits.forecast.begin(waves)
         self.spent = False
         """True if the launch was ended for its time."""
         self.glance = GLANCE
 
     def begin_wave(self, wave: Wave) -> None:
         self.wave = wave
+        if self.limits.forecast is not None:
+            self.limits.forecast.begin_wave()
         # Many waves are over before the first glance, and the clock of a thread is a system call.
         self.looked = self.progress = math.inf
         self.exits = wave.exits
@@ -331,6 +408,8 @@ class Budgets:
         if self.limits.max_seconds is not None and now - self.begun > self.limits.max_seconds:
             self.spent = True
             return True
+        if self.limits.forecast is not None:
+            self.limits.forecast.look(now)
         if self.looked == math.inf:
             self.looked = self.progress = now
         return now - self.looked >= self.interval and self.stalls(now)
