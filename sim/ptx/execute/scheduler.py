@@ -232,7 +232,7 @@ processor_seconds = time.thread_time
 class Estimate:
     """The processor time of a whole launch, estimated from `done` of its `waves`.
 
-    If none is done it comes from an earlier launch of the kernel, or, `at_least`, from the time that the first wave has taken so far.
+    If none is done it comes from an earlier launch of the kernel, or, `at_least`, from what the first wave has taken so far.
     """
 
     seconds: float
