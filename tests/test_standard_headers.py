@@ -49,6 +49,16 @@ def test_each_header_stands_alone(name: str) -> None:
     Module.from_source(f'#include <{name}>\n#include <{name}>\nextern "C" __global__ void k(int* x) {{ x[0] = 1; }}')
 
 
+def test_a_tensor_map_is_that_of_the_driver() -> None:
+    """A parameter of cuda.h's type is as long and as aligned as the toolkit's."""
+    code = """#include <cuda.h>
+    extern "C" __global__ void k(int* x, const __grid_constant__ CUtensorMap map) {
+        x[0] = sizeof(map); x[1] = alignof(CUtensorMap); x[2] = CUDA_VERSION; }"""
+    x = np.zeros(3, np.int32)
+    assert not Module.from_source(code).launch("k", 1, 1, [x, bytes(128)]).findings
+    assert x[0] == 128 and x[1] == (64 if x[2] < 13000 else 128) and x[2] >= 12000
+
+
 def test_raw_kernels_have_them_too() -> None:
     x = np.zeros(4, np.int32)
     code = '#include <cstdint>\nextern "C" __global__ void k(std::int32_t* x) { x[threadIdx.x] = INT32_MAX; }'
@@ -68,7 +78,9 @@ def test_cub_for_blocks_and_warps() -> None:
     assert not Module.from_source(code).launch("k", 1, 64, [x, y]).findings and y == x.sum()
 
 
-@pytest.mark.parametrize(("name", "where"), [("iostream", "cupyflash run"), ("curand_kernel.h", "wheel nvidia-curand ")])
+@pytest.mark.parametrize(
+    ("name", "where"), [("iostream", "cupyflash run"), ("time.h", "cupyflash run"), ("curand_kernel.h", "wheel nvidia-curand ")]
+)
 def test_a_header_that_is_missing_is_named_with_what_to_do(name: str, where: str) -> None:
     with pytest.raises(CompileError, match=where) as raised:
         Module.from_source(f'#include <{name}>\nextern "C" __global__ void k() {{}}')

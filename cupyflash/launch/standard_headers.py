@@ -42,6 +42,14 @@ MATH = """#ifndef INFINITY
 """
 
 
+DRIVER = """#pragma once
+#define CUDA_VERSION (1000 * __CUDACC_VER_MAJOR__ + 10 * __CUDACC_VER_MINOR__)
+typedef unsigned long long CUdeviceptr;
+typedef struct alignas(__CUDACC_VER_MAJOR__ < 13 ? 64 : 128) CUtensorMap_st { unsigned long long opaque[16]; } CUtensorMap;
+"""
+"""cuda.h: the types of the driver that code on the device may have."""
+
+
 def forward(name: str) -> str:
     """Returns a header that has CCCL's names in std."""
     return f"#pragma once\n#include <cuda/std/{name}>\nnamespace std {{ using namespace cuda::std; }}\n"
@@ -79,6 +87,7 @@ HEADERS: dict[str, str] = {
     # printf, memcpy, malloc and the like are NVRTC's own
     **dict.fromkeys(("stddef.h", "stdio.h", "cstdio", "stdlib.h", "cstdlib", "string.h"), BUILT_IN),
     "cub/cub.cuh": of_cub(),
+    "cuda.h": DRIVER,
     "assert.h": ASSERT,
     "cassert": ASSERT,
 }
@@ -92,7 +101,8 @@ MISSING = {
     r"nccl": "it is in the wheel nvidia-nccl-cu13 (of CUDA 12: nvidia-nccl-cu12)",
     r"(cutlass|cute)/": "it is in the wheel nvidia-cutlass, and in CUTLASS's folder include: -I says where",
     r"helper_": "it is in the folder Common of NVIDIA's cuda-samples: -I says where",
-    r"(iostream|vector|string|map|memory|chrono|thread|fstream|sstream|iomanip|stdexcept|random|omp\.h|unistd\.h)$": HOST,
+    r"(iostream|vector|string|map|memory|chrono|thread|fstream|sstream|iomanip|stdexcept|random)$": HOST,
+    r"(time|omp|unistd|getopt|pthread|sys/\w+)\.h$": HOST,
 }
 """Advice about headers that are not found, by the beginning of their names."""
 OFFER = "nvcc, which is on the PATH, compiles what NVRTC does not: `nvcc -ptx -lineinfo -arch=compute_80 FILE` makes PTX to profile"

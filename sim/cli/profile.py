@@ -183,7 +183,7 @@ def profile(source: Source, launch: LaunchOptions, report: ProfileReport, behind
     with one line, for wrong input.
     """
     from cupyflash.launch.nvrtc import architecture
-    from cupyflash.sim.profiling import cuda_of, load
+    from cupyflash.sim.profiling import load
     from cupyflash.sim.profiling import profile as run
     from cupyflash.sim.profiling.arguments import read_arguments, template_text
     from cupyflash.sim.ptx.parameters import arrays_by_name
@@ -201,7 +201,7 @@ def profile(source: Source, launch: LaunchOptions, report: ProfileReport, behind
             raise click.UsageError(f"{source.file}: {first_reason(error)}") from error
         kernel = find_kernel(module.kernels, source.kernel)
         params = module.program.functions[kernel].params
-        return template_text(cuda_of(module, kernel), kernel, params)
+        return template_text(module.cuda_of(kernel), kernel, params)
 
     shape = {"--grid": launch.grid, "--block": launch.block}
     arguments = read_arguments(complete(source.spec, shape, to_fill_in))

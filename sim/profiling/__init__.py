@@ -23,7 +23,6 @@ from cupyflash.sim.profiling.banks import BankAccess, WorstAccesses
 from cupyflash.sim.ptx import Access, Counts, Finding, Launch, Module, SharedCounts, Suppression, Traffic
 from cupyflash.sim.ptx.memory.spaces import Observer
 from cupyflash.sim.ptx.module import triple
-from cupyflash.sim.ptx.state.findings import source_text
 from cupyflash.sim.ptx.text.syntax import Line, Refusal, base_name, find_kernel
 from cupyflash.words import plural
 
@@ -205,13 +204,6 @@ def load(path: Path, options: Sequence[str] = ()) -> Module:
     return Module.from_source(text, (*options, f"-I{path.parent}"), name=str(path))
 
 
-def cuda_of(module: Module, kernel: str) -> str:
-    """The CUDA C of a kernel: the text that made its module, and the files of the kernel's lines that are there to read."""
-    lines = (i.inlined_at[-1] if i.inlined_at else i.source for i in module.program.functions[kernel].instructions)
-    files = dict.fromkeys(line[0] for line in lines if line)
-    return "\n".join([module.recipe.text if module.recipe else "", *map(source_text, files)])
-
-
 def registers_of(path: Path, options: Sequence[str], kernel: str) -> int | None:
     """A thread's registers in the machine code that NVRTC makes from a file with the options of `load`; None for PTX, and
     for a file that does not compile to machine code."""
@@ -275,7 +267,7 @@ def profile(
     """
     module = source if isinstance(source, Module) else load(Path(source), options)
     kernel = find_kernel(module.kernels, kernel)
-    ask_about_types(cuda_of(module, kernel), kernel, args)
+    ask_about_types(module.cuda_of(kernel), kernel, args)
     how: dict[str, Any] = {"shared_bytes": shared_bytes, "seed": seed, "races": races, "unwritten": unwritten, "cluster": cluster}
     how |= {"max_instructions": max_instructions, "stall_seconds": stall_seconds, "suppressions": suppressions}
     blocks, threads = (math.prod(triple(each, name)) for each, name in ((grid, "grid"), (block, "block")))

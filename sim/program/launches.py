@@ -336,8 +336,7 @@ class LaunchCalls(SymbolCalls, ArrayCalls):
                     word = int.from_bytes(request.data[offsets[param.name] :][:8], "little") if param.size == 8 else 0
                     word = texels_of(shown[word]).address if word in shown else word
                     if 0 <= word - block.address < block.allocation.memory.nbytes:
-                        own = f"{name!r} ({finding.tensor})"
-                        finding = replace(finding, message=finding.message.replace(repr(finding.tensor), own, 1))
+                        finding = finding.called(name)
                         break
             out.append(finding)
         return out

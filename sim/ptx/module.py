@@ -57,6 +57,7 @@ from .text.syntax import (
     Variable,
     brief,
     find_kernel,
+    parameters,
     variable_name,
 )
 
@@ -64,6 +65,9 @@ if TYPE_CHECKING:
     from cupyflash.device import Device
     from cupyflash.sim.clock.loaded import MachineCode
     from cupyflash.sim.clock.timed import Timed
+
+_NUMBERED = re.compile(r"arg(\d+)")
+"""The names of tensors in a launch whose arguments have none."""
 
 
 @dataclass(frozen=True)
@@ -395,6 +399,8 @@ class Module:
         findings, tally, memory = run.findings, run.tally, run.memory
         if memory.races is not None and memory.races.launches is not None:
             memory.races.launches.end()
+        if memory.races is not None:
+            memory.races.forget()
         written = [s for s in (*segments, *tensors) if tally.wrote(s)]
         doubted = bool(findings.doubts)
         notes = findings.settle(doubted and (not ended or code.integer_products or any(map(may_hold_nan, written))))
@@ -406,7 +412,7 @@ class Module:
         still = {name: where for name, where in left.items() if where.any()}
         suppressed = tuple(Suppressed(allowed[k], findings.closed(records)) for k, records in findings.suppressed.items())
         unmatched = tuple(one for k, one in enumerate(allowed) if k not in findings.suppressed)
-        found = by_cause(findings.closed(findings.found), of_thread)
+        found = by_cause(self._in_source(kernel, findings.closed(findings.found)), of_thread)
         return Launch(counters, traffic, found, tuple(notes), findings.total, still, suppressed, unmatched, run.budgets.spent)
 
     def clock(
@@ -456,6 +462,23 @@ class Module:
             anybody = lines_of(i for function in self.program.functions.values() for i in function.instructions) if lost else mine
             found += [one for one in self._comments[file] if one.at in mine or (one in lost and one.at not in anybody)]
         return [one.read() for one in found]
+
+    def cuda_of(self, kernel: str) -> str:
+        """Returns the CUDA C of a kernel, by its name in the PTX: the text of the module, and the files of its lines that exist."""
+        lines = (i.inlined_at[-1] if i.inlined_at else i.source for i in self.program.functions[kernel].instructions)
+        files = dict.fromkeys(line[0] for line in lines if line)
+        return "\n".join([self.recipe.text if self.recipe else "", *map(source_text, files)])
+
+    def _in_source(self, kernel: str, found: Sequence[Finding]) -> Sequence[Finding]:
+        """Returns findings that call a tensor without a name, as arg1, by its parameter in the source, if that is there to read."""
+        numbers = [_NUMBERED.fullmatch(finding.tensor or "") for finding in found]
+        if not any(numbers):
+            return found
+        names = [name for _, name in parameters(self.cuda_of(kernel), kernel, len(self.code(kernel).params))]
+        return [
+            finding if number is None else finding.called(names[int(number[1])])
+            for finding, number in zip(found, numbers, strict=True)
+        ]
 
     def _placed_variables(self) -> tuple[list[Segment], dict[str, int]]:
         """Returns the module's variables as tensors with their pointers filled in, and the addresses of variables and functions."""

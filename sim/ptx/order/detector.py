@@ -102,6 +102,12 @@ class Detector(Order):
         self._areas |= {id(one): area for one in group}
         return area
 
+    def forget(self) -> None:
+        """Gives the memory of all shadows back, which objects that refer to each other would keep until the garbage collection."""
+        for _, area in self.touched():
+            vars(area.shadow).clear()
+        self._areas.clear()
+
     def touched(self) -> list[tuple[Segment, Area]]:
         """Returns the shadows of tensors that anybody has accessed, each with one of its segments."""
         found = {id(one): one for one in self.segments}

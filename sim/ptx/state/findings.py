@@ -133,6 +133,12 @@ class Finding:
         also = f"; {len(self.also)} more of this cause{elsewhere}" if self.also else ""
         return f"{place}: {less}{self.kind}: {self.message}{hazard}{also}{mend} {who}"
 
+    def called(self, name: str) -> Finding:
+        """Returns the finding with a tensor's name in the source in front of its own."""
+        if self.tensor is None or name == self.tensor:
+            return self
+        return replace(self, message=self.message.replace(repr(self.tensor), f"{name!r} ({self.tensor})", 1))
+
     @property
     def places(self) -> tuple[Line, ...]:
         """Returns all lines that the finding names: its own (the PTX's if there is no other), the calls, the other side."""
