@@ -530,6 +530,11 @@ class Stretches:
                 if count:
                     self.machine.tally.predicated_off[i] += count
 
+    def forget(self) -> None:
+        """Gives the memory of shadows and kept contents back, which objects that refer to each other would keep for a while."""
+        self.shadows.clear()
+        self.kept.clear()
+
     # -- code -----------------------------------------------------------------------------------------------------------
 
     def thunks(self, frame: RegisterFrame, region: CodeRegion) -> list[Thunk]:
@@ -756,4 +761,5 @@ def run_compiled(machine: PtxMachine, segments: list[Segment], races: Races | No
     else:
         machine.code.gave_up = True
         stretches.restore()
+    stretches.forget()
     return done
