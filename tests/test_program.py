@@ -13,12 +13,14 @@ import numpy as np
 import pytest
 
 from cupyflash.device import Device
+from cupyflash.sim.clock import sass
 from cupyflash.sim.program import build, fatbin
 from cupyflash.sim.program.linking import linked
 from cupyflash.sim.program.properties import layout, properties
 from cupyflash.sim.program.report import report, summary
 from cupyflash.sim.program.session import ProgramResult, run_program
 from cupyflash.sim.program.streams import Settings
+from cupyflash.sim.ptx import Module
 from cupyflash.sim.ptx.execute import scheduler
 
 PROGRAMS = Path(__file__).parent / "programs"
@@ -192,6 +194,24 @@ def test_a_long_launch_is_foretold_with_what_the_budget_leaves(program: Path, mo
         if not enough:
             assert "not to its end (estimated to take" in report(result)
             assert summary(result)["kernels"][0]["estimate"]["waves"] == 16
+
+
+def test_events_tell_the_time_that_the_clock_predicts(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """One launch takes what the clock says of its code, three take three times that; a fill has no time but the simulation's."""
+    if sass.tool("nvdisasm") is None or sass.tool("ptxas") is None:
+        pytest.skip("the clock needs ptxas and nvdisasm")
+    binary = built([PROGRAMS / "clocked.cu"], tmp_path)
+    result = run_program(binary, device=A100, settings=Settings(clock=True))
+    one, three, fill = (float(line) for line in capfd.readouterr().out.split())
+    n = 1 << 18
+    module = Module.from_source((PROGRAMS / "clocked.cu").read_text().partition("int main")[0].replace("#include <cstdio>", ""))
+    args = {"x": np.zeros(n, np.float32), "y": np.zeros(n, np.float32), "n": n}
+    assert one == pytest.approx(1e3 * module.clock("add", n // 256, 256, args, A100).seconds, rel=0.05)
+    assert three == pytest.approx(3 * one, abs=3e-6) and fill > 0
+    assert result.predicted and result.timed
+    assert report(result).endswith("one after another\nother times that the program measured are the simulation's, not a GPU's")
+    plain = run_program(binary, device=A100)
+    assert plain.timed and not plain.predicted and float(capfd.readouterr().out.split()[0]) != one
 
 
 def test_the_command_reports_findings_and_has_the_programs_status(program: Path) -> None:

@@ -40,6 +40,7 @@ class Running:
     device: Device
     seed: int | None
     max_seconds: float | None
+    clock: bool
     suppressions: Path | tuple[Suppression, ...]
 
 
@@ -55,6 +56,7 @@ class Running:
     type=click.FloatRange(0, min_open=True),
     help="End the program when its kernels have taken this processor time.",
 )
+@click.option("--clock", is_flag=True, help="Events tell the time that the clock predicts for the device (docs/clock.md).")
 @findings_report
 @watched(lambda given: [*divided(given["files"])[0], *given["includes"]])
 @gathered(building=Building, running=Running, told=FindingsReport)
@@ -76,7 +78,8 @@ def run(files: tuple[str, ...], building: Building, running: Running, told: Find
     from cupyflash.sim.program.streams import Settings
 
     paths, arguments = divided(files)
-    settings = Settings(seed=running.seed, max_seconds=running.max_seconds, suppressions=running.suppressions, say=say)
+    limit, known = running.max_seconds, running.suppressions
+    settings = Settings(seed=running.seed, max_seconds=limit, suppressions=known, say=say, clock=running.clock)
     with tempfile.TemporaryDirectory() as folder:
         try:
             program = paths[0]

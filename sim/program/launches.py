@@ -184,6 +184,8 @@ class LaunchCalls(SymbolCalls, ArrayCalls):
         A fault that a device would notice is the error of all later calls.
         """
         record = self.record(request)
+        if self.settings.clock:
+            self.device_time.launch(request, list(self.memory.blocks.values()))
         self._streams.add(stream.number)
         calls = self.services.calls
         earlier = self._repeats.get(request) if len(self._streams) == 1 else None
@@ -244,6 +246,7 @@ class LaunchCalls(SymbolCalls, ArrayCalls):
     def run_child(self, request: LaunchRequest, stream: ptx.Stream) -> None:
         """Runs a launch by a thread of another."""
         record = self.record(request)
+        self.device_time.unknown += 1
         self.services.begin(request, stream, child=True)
         self.execute(request, stream, record)
 
@@ -298,6 +301,7 @@ class LaunchCalls(SymbolCalls, ArrayCalls):
 
     def moved(self, moves: list[MovedRange], stream: ptx.Stream, call: Call) -> None:
         """Records what work of a stream has copied, filled or freed; races are findings under the function's name."""
+        self.device_time.unknown += 1
         if not self.concurrent or not self.settings.races:
             return
         ranges: dict[tuple[int, str], list[tuple[int, int]]] = {}

@@ -40,8 +40,11 @@ def report(result: ProgramResult) -> str:
     lines += [f"{name} returned {error}" for name, error in result.failed if name not in result.missing]
     if result.cut:
         lines.append(f"ended after {result.seconds:.0f} s of processor time (--max-seconds): what came after was not checked")
+    if result.predicted:
+        lines.append("times that the program measured are a model's (docs/clock.md), not a GPU's: its kernels', one after another")
     if result.timed:
-        lines.append("times that the program measured are the simulation's, not a GPU's")
+        some = "other " if result.predicted else ""
+        lines.append(f"{some}times that the program measured are the simulation's, not a GPU's")
     if result.status < 0 and not result.cut:
         lines.append(f"the program was ended by signal {-result.status}")
     return "\n".join(["", *lines] if lines else ["", "no kernel was launched"])
@@ -71,4 +74,5 @@ def summary(result: ProgramResult) -> dict[str, Any]:
         "failed": failed,
         "cut": result.cut,
         "timed": result.timed,
+        "predicted": result.predicted,
     }

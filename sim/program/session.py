@@ -25,7 +25,7 @@ class ProgramResult:
 
     `missing`: runtime functions that are not simulated, with the number of their calls; `failed`: calls that returned an error;
     `cut`: the launches took all the time that they were given, and the program was ended; `timed`: it asked for times, which were
-    the simulation's.
+    the simulation's; `predicted`: for times that the clock predicted.
     """
 
     status: int
@@ -34,6 +34,7 @@ class ProgramResult:
     failed: dict[tuple[str, str], int] = field(default_factory=dict)
     cut: bool = False
     timed: bool = False
+    predicted: bool = False
     seconds: float = 0.0
 
     @property
@@ -80,4 +81,6 @@ def run_program(
             status = process.wait()
             served.memory.close()
     kernels = list(served.records.values())
-    return ProgramResult(status, kernels, dict(served.missing), dict(served.failed), cut, served.timed, served.spent)
+    return ProgramResult(
+        status, kernels, dict(served.missing), dict(served.failed), cut, served.timed, served.predicted, served.spent
+    )

@@ -20,6 +20,7 @@ from cupyflash.sim.program.errors import CudaError, ErrorCode
 from cupyflash.sim.program.guard import HostGuard
 from cupyflash.sim.program.lines import Call, ProgramLines
 from cupyflash.sim.program.memory import Block, MovedRange, ProgramMemory
+from cupyflash.sim.program.predicted import DeviceTime
 
 LEGACY, PER_THREAD = 1, 2
 """cudaStreamLegacy and cudaStreamPerThread; 0 is the one or the other, as the program was compiled."""
@@ -31,7 +32,8 @@ Thing = TypeVar("Thing")
 class Settings:
     """Settings of a run: as of `ptx.Module.launch`; `max_seconds` is processor time for all launches together.
 
-    `say` is called with a line of text before launches that will take long, with an estimate.
+    `say` is called with a line of text before launches that will take long, with an estimate. `clock`: events give the time that
+    the clock predicts, where it knows all work between them.
     """
 
     seed: int | None = None
@@ -39,6 +41,7 @@ class Settings:
     max_seconds: float | None = None
     suppressions: Any = ()
     say: Callable[[str], None] | None = None
+    clock: bool = False
 
 
 @dataclass
@@ -85,10 +88,11 @@ class ProgramStream:
 
 @dataclass
 class ProgramEvent:
-    """An event, with the moment at which it was recorded last."""
+    """An event, with the moment at which it was recorded last; `predicted`: the device's seconds, and the work without a time."""
 
     event: ptx.Event | None = None
     seconds: float = 0.0
+    predicted: tuple[float, int] = (0.0, 0)
     graph: Graph | None = None
     ends: list[Node] = field(default_factory=list)
 
@@ -119,7 +123,10 @@ class StreamCalls:
         self.concurrent = True
         """False if all launches are in one stream: then no history is kept."""
         self.timed = False
-        """True once the program has asked how long something took: it got the simulation's time."""
+        """True once the program has asked how long something took, and got the simulation's time."""
+        self.predicted = False
+        """True once it got the time that the clock predicts."""
+        self.device_time = DeviceTime(device, settings.say or (lambda line: None))
         self._texts: dict[str, int] = {}
         self._threads: dict[int, ProgramStream] = {}
         self._next = 0x1000
@@ -289,6 +296,7 @@ class StreamCalls:
         if one.graph is None:
             self.order(one)
             what.event, what.seconds = one.stream.record(), time.perf_counter()
+            what.predicted = self.device_time.seconds, self.device_time.unknown
 
     def cudaEventRecordWithFlags(self, event: int, stream: int, flags: int) -> None:
         self.cudaEventRecord(event, stream)
@@ -306,5 +314,9 @@ class StreamCalls:
         first, last = self.find(start, ProgramEvent), self.find(end, ProgramEvent)
         if first.event is None or last.event is None:
             raise CudaError(ErrorCode.INVALID_RESOURCE_HANDLE)
-        self.timed = True
-        self.channel.write(out, struct.pack("<f", 1e3 * max(last.seconds - first.seconds, 1e-6)))
+        (began, unknown), (ended, still) = first.predicted, last.predicted
+        if self.settings.clock and unknown == still:
+            self.predicted, seconds = True, ended - began
+        else:
+            self.timed, seconds = True, last.seconds - first.seconds
+        self.channel.write(out, struct.pack("<f", 1e3 * max(seconds, 1e-6)))
