@@ -103,6 +103,13 @@ def test_a_product_of_what_nobody_wrote_is_what_nobody_wrote(products: Path) -> 
     assert (finding.kind, finding.lane) == ("uninitialised", 7)
 
 
+def test_a_header_that_is_missing_is_named_with_its_wheel(tmp_path: Path) -> None:
+    source = tmp_path / "draws.cu"
+    source.write_text("#include <nccl.h>\nint main() {}\n")
+    with pytest.raises(build.BuildError, match=r"nccl\.h: it is in the wheel nvidia-nccl"):
+        built([source], tmp_path)
+
+
 @pytest.mark.wide
 def test_a_program_of_parts_is_one_module(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     """Two files share functions and variables, and each has a variable, a function and texts of the same name of its own."""

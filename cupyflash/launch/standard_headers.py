@@ -109,14 +109,14 @@ OFFER = "nvcc, which is on the PATH, compiles what NVRTC does not: `nvcc -ptx -l
 
 
 def advice(log: str, folders: Iterable[str] = (), nvcc: bool = False) -> str:
-    """Returns what to do about a compiler's log, "" if we do not know.
+    """Returns what to do about the log of NVRTC or of a compiler of the host, "" if we do not know.
 
     folders: a toolkit's, which may have a header that was not found. nvcc: there is one on the PATH.
     """
-    found = re.search(r'cannot open source file "([^"]+)"', log)
+    found = re.search(r'cannot open source file "([^"]+)"|fatal error: (\S+): No such file', log)
     if found is None:
         return OFFER if nvcc and re.search(r'namespace "std" has no member|not supported when compiling with NVRTC', log) else ""
-    header = found[1]
+    header = found[1] or found[2]
     told = [match.expand(text) for pattern, text in MISSING.items() if (match := re.match(pattern, header))]
     told += [f"a CUDA toolkit has it: -I {folder}" for folder in folders if os.path.isfile(os.path.join(folder, header))][:1]
     if told[:1] == [HOST]:

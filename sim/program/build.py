@@ -18,6 +18,7 @@ from importlib import resources
 from importlib.util import find_spec
 from pathlib import Path
 
+from cupyflash.launch.standard_headers import advice
 from cupyflash.sim import files
 from cupyflash.sim.program.runtime import FIRST_NUMBER, function_names
 
@@ -179,4 +180,5 @@ def build(sources: Sequence[Path], into: Path, architecture: str, options: Seque
 def run(*command: str) -> None:
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:
-        raise BuildError(f"{' '.join(command[:1])} failed:\n{done.stderr or done.stdout}".rstrip())
+        log = done.stderr or done.stdout
+        raise BuildError("\n".join(filter(None, (f"{command[0]} failed:", log.rstrip(), advice(log)))))

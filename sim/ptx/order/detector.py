@@ -352,6 +352,8 @@ class Detector(Order):
         later, earlier = sides
         did, had = (ACTS.get(verb, verb) for verb in verbs)
         a, b = kernel_line(earlier), kernel_line(later)
+        if earlier.source and later.source and earlier.inlined_at == later.inlined_at:
+            a, b = earlier.source, later.source  # of one call of a function
         at, to = (f"line {line[1]}" if line[0] == later.place[0] else at_line(line) for line in (a, b))
         turns = a != b and self.sharing.turns(earlier, later)
         hazard = f"{had} after {did}, of a loop's next turn" if turns else f"{did} after {had}"

@@ -21,7 +21,7 @@ import numpy as np
 
 from cupyflash.sim.ranges import ranges
 
-from ..state.findings import Findings, Key, place_of, source_and_call, thread_name
+from ..state.findings import LOCKSTEP, Findings, Key, place_of, source_and_call, thread_name
 from ..state.lane_sets import LaneSet, Wave, by_value
 from ..state.segments import Access, Segment
 from ..text.syntax import Array, PtxInstruction
@@ -49,7 +49,7 @@ from .tiles import TileReads
 LATEST = LOW << np.uint64(STAMP)
 """The stamp of an entry that no access is ordered behind."""
 
-LOCKSTEP = "work only in lockstep: both are volatile, but nothing lets the lanes of the warp wait for each other (__syncwarp would)"
+IN_LOCKSTEP = f"{LOCKSTEP}: both are volatile, but nothing lets the lanes of the warp wait for each other (__syncwarp would)"
 
 
 class Races(Detector):
@@ -226,7 +226,7 @@ class Races(Detector):
         other = lanes_of(written)
         where = np.flatnonzero((written != 0) & (other >> 5 == lane >> 5) & (other != lane))
         where = where[self.unordered(lane[where], written[where], False)]
-        self.report(access, where, written[where], table.by[rows[where], 0], ("read", "write"), LOCKSTEP)
+        self.report(access, where, written[where], table.by[rows[where], 0], ("read", "write"), IN_LOCKSTEP)
 
     def judge_scopes(self, access: Touch, writes: bool) -> None:
         """Reports the strong accesses that this one is neither ordered behind nor morally strong with; then adds it to them."""

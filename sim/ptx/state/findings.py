@@ -167,8 +167,16 @@ def by_cause(findings: Iterable[Finding], alike: Callable[[Finding], Hashable]) 
     return tuple(out)
 
 
+LOCKSTEP = "work only in lockstep"
+"""The words of races within a warp that its lanes' own steps hide."""
+
+
 def of_thread(finding: Finding) -> Hashable:
-    """Returns a key that the unwritten registers of a thread share: a variable without a value is used in many places."""
+    """Returns a key that findings of one cause share: the unwritten registers of a thread, as a variable without a value is used in
+    many places; the races of code that relies on lockstep, as in a reduction's steps.
+    """
+    if LOCKSTEP in finding.message:
+        return finding.severity, LOCKSTEP, finding.inlined_at, finding.tensor
     if finding.kind == "uninitialised" and finding.message.startswith("register "):
         return finding.severity, finding.block, finding.warp, finding.lane
     return id(finding)
