@@ -27,6 +27,12 @@ def clocks(problem: Problem, device: Device, algorithm: str, blocks: tuple[int, 
     return max(least, fa2_tiles.choose(problem, device, blocks).clocks)
 
 
+GRADIENTS_SLOWER = {64: 1.12, 128: 1.37}
+"""By head dims up to these, the seconds that `fa2`'s gradients take for a product over those that its forward does: measured on an
+H100 at N 1,024 and 4,096 (docs/measured.md: 1.12 at d 64, 1.31 to 1.40 at d 128)."""
+
+
 def backward_seconds(problem: Problem, device: Device) -> float:
-    """Seconds of `fa2`'s gradients: their products at the rate of its forward."""
-    return clocks(problem, device, "fa2") / clock_rate(device) * problem.backward_flops / problem.flops
+    """Seconds of `fa2`'s gradients: their products at the rate of its forward, less what they were measured to be slower."""
+    slower = GRADIENTS_SLOWER[64 if problem.head_dim <= 64 else 128]
+    return clocks(problem, device, "fa2") / clock_rate(device) * problem.backward_flops / problem.flops * slower
