@@ -165,6 +165,57 @@ def test_recursion_with_local_arrays_and_unknown_functions_are_refused() -> None
         Module.from_ptx(y_kernel("call.uni vprintf;", head=".extern .func vprintf ();\n"))
 
 
+SHAPES = """struct Shape { __device__ virtual int area(int* found, int depth) const = 0; };
+struct Square : Shape { int a; __device__ Square(int a) : a(a) {}
+    __device__ int area(int* found, int depth) const override { found[a & 7] += a * a; return a * a; } };
+struct List : Shape { const Shape* parts[2];
+    __device__ int area(int* found, int depth) const override {
+        int own[8] = {}, sum = 0;
+        for (int k = 0; k < 2; k++) sum += parts[k]->area(own, depth + 1);
+        for (int k = 0; k < 8; k++) found[(k + sum) & 7] += own[k];
+        return sum; } };
+extern "C" __global__ void k(int* y, int nested) {
+    Square one(threadIdx.x), two(3); List list, around; int found[8] = {};
+    list.parts[0] = &one; list.parts[1] = &two; around.parts[0] = &one; around.parts[1] = &list;
+    const Shape* shape = nested ? (const Shape*)&around : &list;
+    int sum = shape->area(found, 0);
+    for (int k = 0; k < 8; k++) sum += found[k] << k;
+    y[threadIdx.x] = sum; }"""
+
+
+def test_a_call_through_a_pointer_may_go_to_its_own_function_but_does_not() -> None:
+    """A list of shapes is a shape: only one that has a list in it would need its local array twice, and is refused by name."""
+    module, y = compile_cuda(SHAPES), np.zeros(32, np.int32)
+    assert not module.launch("k", 1, 32, [y, 0]).findings
+
+    def area(a: int) -> int:
+        own = [0] * 8
+        own[a & 7] += a * a
+        own[3] += 9
+        sum_ = a * a + 9
+        return sum_ + sum(own[k] << ((k + sum_) & 7) for k in range(8))
+
+    assert y.tolist() == [area(a) for a in range(32)]
+    with pytest.raises(UnsupportedPTX, match="recursion of a function with local arrays"):
+        module.launch("k", 1, 32, [y, 1])
+
+
+def test_recursion_writes_to_an_array_of_its_caller() -> None:
+    source = """__device__ __noinline__ int fill(volatile int* a, int n) {
+        if (n == 0) return 1;
+        a[n - 1] = n;
+        int below = fill(a, n - 1);
+        return below + a[n - 1]; }
+    extern "C" __global__ void k(int* y, int n) {
+        volatile int own[8] = {};
+        int sum = fill(own, n);
+        for (int j = 0; j < 8; j++) sum += 100 * own[j];
+        y[threadIdx.x] = sum; }"""
+    y = np.zeros(32, np.int32)
+    assert not compile_cuda(source).launch("k", 1, 32, [y, 5]).findings
+    assert (y == 1 + 15 + 1500).all()
+
+
 def test_trap_stops_the_launch() -> None:
     y = np.zeros(64, np.uint32)
     launch = run(y_kernel("setp.eq.u32 %p1, %r3, 40; @%p1 trap; st.global.u32 [%rd1], 1;"), {"y": y}, grid=2)

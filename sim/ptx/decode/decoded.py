@@ -59,14 +59,25 @@ def address_taken(program: PtxProgram) -> set[str]:
     return {name for name in taken if name in program.functions and program.functions[name].defined}
 
 
+SHARED_FRAME = "recursion of a function with local arrays"
+
+
+def has_local_arrays(function: Function) -> bool:
+    return any(v.space == "local" for v in function.variables)
+
+
 def shared_frames(program: PtxProgram, plans: dict[str, list[Plan]]) -> list[tuple[str, Refusal]]:
-    """Returns (function, call) within a recursion by functions with local arrays, which all levels would share."""
+    """Returns (function, call) within a recursion by functions with local arrays, which all levels would share.
+
+    A call through a pointer may go to many functions, and may be none: it is looked at when it is made.
+    """
     return [
-        (name, (plan.instruction.line, plan.instruction.text, "recursion of a function with local arrays"))
+        (name, (plan.instruction.line, plan.instruction.text, SHARED_FRAME))
         for name, function in program.functions.items()
-        if any(v.space == "local" for v in function.variables)
+        if has_local_arrays(function)
         for plan in plans[name]
         if isinstance(plan.control, FunctionCall)
+        and plan.control.function
         and any((name, callee) in reachable(name, plans)[1] for callee in callees(plan.control))
     ]
 

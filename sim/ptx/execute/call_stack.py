@@ -1,7 +1,9 @@
 """Calls of device functions: direct, through a pointer, recursive; printf and other functions that the device provides.
 
 A call runs in the registers and the local memory of the callee, which are laid out once. Only a call within a cycle of the
-call graph needs more: it saves the registers of its lanes, and its return restores them.
+call graph needs more: it saves the registers of its lanes and the parameters of the functions in cycles, and its return restores
+them. Local arrays of a function that calls itself would need a place for each level, and are refused: when the code is decoded if
+it says so, else, for calls through pointers, when it happens.
 """
 
 from __future__ import annotations
@@ -12,12 +14,12 @@ from struct import Struct, calcsize, pack
 
 import numpy as np
 
-from ..decode.decoded import BUILTINS
+from ..decode.decoded import BUILTINS, SHARED_FRAME, has_local_arrays
 from ..decode.registry import FunctionCall
 from ..memory.heap import BadCall, Caller
 from ..memory.spaces import LaunchMemory
 from ..state.lane_sets import LaneSet
-from ..text.syntax import Array, Function
+from ..text.syntax import Array, Function, UnsupportedPTX
 from .registers import RegisterFiles, WaveUnit
 from .unwritten import Shadows
 
@@ -99,6 +101,11 @@ class DeviceFunctions(WaveUnit):
         self.depth = np.zeros(self.wave.size, np.int64)
         self.levels: list[list[Array]] = []
         """The saved state of each level of recursion."""
+        again = {name for edge in self.code.cycles for name in edge}
+        layout = self.code.local.offsets
+        variables = [v for name in again for f in (self.by_name[name],) for v in (*f.params, *f.returns, *f.variables)]
+        self.frames = [slice(layout[v.name], layout[v.name] + v.size) for v in variables if v.name in layout]
+        """The local memory of functions in cycles. That of others is theirs alone: a callee may write it through a pointer."""
 
     def call(self, pc: int, control: FunctionCall, lanes: LaneSet) -> None:
         """Takes lanes to the function; each lane that calls through a pointer to its own."""
@@ -121,7 +128,11 @@ class DeviceFunctions(WaveUnit):
 
     def enter(self, pc: int, control: FunctionCall, function: Function, lanes: LaneSet) -> None:
         values = [self.bytes_of(lanes, mine, theirs.size) for mine, theirs in zip(control.arguments, function.params, strict=True)]
-        if (self.code.function_at[pc], function.name) in self.code.cycles:
+        caller = self.code.function_at[pc]
+        if (caller, function.name) in self.code.cycles:
+            if has_local_arrays(self.by_name[caller]):
+                instruction = self.code.instructions[pc]
+                raise UnsupportedPTX([(instruction.line, instruction.text, SHARED_FRAME)], self.code.kernel)
             self.save(pc, lanes)
         for theirs, value in zip(function.params, values, strict=True):
             self.set_bytes(lanes, theirs.name, value)
@@ -145,7 +156,8 @@ class DeviceFunctions(WaveUnit):
     def state(self) -> list[Array]:
         """Returns everything that a return restores, the lanes on the last axis."""
         machine = self.machine
-        return [*machine.full.files.values(), self.local().T, *self.sites.values(), *self.shadows.rows.values()]
+        frames = [self.local()[:, frame].T for frame in self.frames]
+        return [*machine.full.files.values(), *frames, *self.sites.values(), *self.shadows.rows.values()]
 
     def save(self, pc: int, lanes: LaneSet) -> None:
         self.machine.deactivate()
