@@ -63,6 +63,8 @@ POLICIES = ("raise", "warn", "keep")
 class KernelFault(RuntimeError):
     """Raised when a launch had findings; the arrays hold its results all the same. `launch` is the whole `Launch`."""
 
+    __module__ = "cupyflash.sim.ptx"  # shorter, where a line has little room
+
     def __init__(self, kernel: str, launch: Launch):
         self.kernel, self.launch = kernel, launch
         super().__init__(fault_text(kernel, launch.findings))
@@ -80,7 +82,9 @@ class KernelFaultWarning(KernelWarning):
 
 
 def fault_text(kernel: str, findings: tuple[Finding, ...], called: str = "fault") -> str:
-    return "\n  ".join([f"kernel {kernel} has {plural(len(findings), called)}:", *map(str, findings)])
+    """Returns a launch's findings, a line each, behind one with the place of the first: that is all that pytest's summary shows."""
+    (file, line), count = findings[0].places[0], plural(len(findings), called)
+    return "\n  ".join([f"{findings[0].kind} at {Path(file).name}:{line} (kernel {kernel} has {count}):", *map(str, findings)])
 
 
 @dataclass
