@@ -218,7 +218,7 @@ def test_matrices_with_rows_that_nobody_wrote(scores: Module, seed: int | None) 
 def test_a_raw_kernel_warns_of_them() -> None:
     q, k, s = np.ones((16, 16), np.float16), np.ones((8, 16), np.float16), np.zeros((16, 8), np.float32)
     kernel = RawKernel(SCORES, "scores")
-    with pytest.warns(KernelWarning, match=r"kernel scores has 1 note:\n .*uninitialised") as warned:
+    with pytest.warns(KernelWarning, match=r"\(kernel scores has 1 note\):\n .*uninitialised") as warned:
         kernel((1,), (32,), (q, k, s, 5, 1))
     assert warned[0].filename == __file__
     with simulation(findings="keep") as launches, warnings.catch_warnings():
