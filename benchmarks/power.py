@@ -1,10 +1,9 @@
-"""Clock rate and power of the GPU at hand under loads that keep one kind of unit busy, from which rates.toml has its watts:
+"""Clock rate and power of the GPU at hand under loads that keep one kind of unit busy:
 
     python benchmarks/power.py [--out FOLDER] [--seconds S] [--dry-run]
 
 A line of JSON a load: the clock rate that a multiprocessor kept and how it fell, by clock64 beside globaltimer; watts by NVML's
-counter of energy, and those that it takes at once; the work that was done. 16 s, by CuPy and NVRTC alone. docs/clock.md says how
-the constants follow.
+counter of energy, and those that it takes at once; the work that was done. 16 s, by CuPy and NVRTC alone.
 """
 
 from __future__ import annotations

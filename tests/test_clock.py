@@ -25,10 +25,9 @@ from cupyflash.sim.clock.engines import Products
 from cupyflash.sim.clock.execution import CodeLaunch, CubinKernel
 from cupyflash.sim.clock.memory import WarpAccess
 from cupyflash.sim.clock.multiprocessor import WAVEFRONT, ClockedMultiprocessor, Cost, Issue, Outside, Run
-from cupyflash.sim.clock.power import kept
-from cupyflash.sim.clock.rates import ChipRates, Constant
+from cupyflash.sim.clock.rates import ChipRates
 from cupyflash.sim.clock.sass import Control, Instruction
-from cupyflash.sim.clock.steps import step_of
+from cupyflash.sim.clock.steps import of_halves, step_of
 from cupyflash.sim.clock.traces import Loop, longest_loop
 from cupyflash.sim.clock.waits import NAMED, Key, Waits
 from cupyflash.sim.clock.whole import Clock
@@ -209,14 +208,19 @@ def test_the_planner_s_rates_are_those_of_the_table() -> None:
         assert clock_rate(device) == pytest.approx(rates["clock.boost"] * 1e6, rel=0.01), device.name
 
 
-def test_a_chip_keeps_the_rate_at_which_it_takes_its_power() -> None:
-    watts = {"clock.power": 700, "power.idle": 200, "power.issue": 100, "power.wgmma": 500, "power.mma": 300, "power.shared": 100}
-    watts |= {"power.l2": 80, "power.dram": 150, "power.exponent": 2.5}
-    rates = ChipRates(A6000, {name: Constant(value, "here: made up") for name, value in watts.items()})
-    busy = {"issue": 0.5, "tensor": 0.9, "shared memory and L1": 0.6, "L2": 0.25, "DRAM": 0.2}
-    share = kept(rates, busy, True)
-    assert 200 + 30 + (50 + 450 + 60 + 20) * share**2.5 == pytest.approx(700) and share < 1
-    assert kept(rates, busy, False) == 1 and kept(ChipRates.of(A6000), busy, True) == 1
+def test_kernels_with_products_of_tensor_cores_have_the_rate_of_documents_for_them() -> None:
+    """132 multiprocessors of 4,096 FLOP a clock make 989.4 TFLOP/s at 1,830 MHz; float32's 66.9 are those of the boost clock."""
+    rates = ChipRates.of(H100)
+    assert rates["clock.tensor"] * 1e6 * H100.sm_count * 4096 == pytest.approx(H100.tensor_peak["float16"], rel=1e-3)
+    assert "clock.tensor" not in ChipRates.of(A6000).constants
+    launch = ring(4, 8, 2)[0]
+    assert Clock(launch, H100).mhz == rates["clock.tensor"] and Clock(launch, H100, 1590).mhz == 1590
+    for text, halves in (
+        ("HMMA.16816.F32 R0, R4, R8, R0", True),
+        ("DMMA.884 R0, R4, R8, R0", False),
+        ("FFMA R0, R1, R2, R3", False),
+    ):
+        assert of_halves(code_of((text, Control(1)))[0]) == halves
 
 
 def shared_access(addresses: Sequence[int], size: int, write: bool = False) -> WarpAccess:

@@ -117,6 +117,11 @@ class TraceStep:
     result: bool  # an arithmetic result that a register gets
 
 
+def of_halves(i: Instruction) -> bool:
+    """True for a product of tensor cores, of any type but float64."""
+    return i.opcode in PRODUCTS or (unit_of(i) == Unit.TENSOR and i.opcode != "DMMA")
+
+
 def step_of(i: Instruction, rates: ChipRates) -> TraceStep:
     unit, control = unit_of(i), i.control
     act, count, board = _act(i)

@@ -14,10 +14,9 @@ from .engines import GROUP_WARPS
 from .execution import CodeLaunch
 from .memory import STORES
 from .multiprocessor import ClockedMultiprocessor, Issue, Outside, Run
-from .power import kept
 from .rates import ChipRates
 from .recorded import Cut, RevolutionRecorder, Shortened
-from .steps import TraceStep, Unit, flops_of, step_of
+from .steps import TraceStep, Unit, flops_of, of_halves, step_of
 from .traces import TURNS_BEFORE, WARM, Loop, Tracer, longest_loop, wave
 from .unequal import ALIKE, Work, counted
 
@@ -101,6 +100,8 @@ class Clock:
         self.launch, self.device, self.cold, self.dram = launch, device, cold, dram or {}
         self.rates = rates or ChipRates.of(device)
         self.mhz = mhz or self.rates["clock.boost"]
+        if "clock.tensor" in self.rates.constants and any(of_halves(each) for each in launch.kernel.instructions):
+            self.mhz = min(self.mhz, self.rates["clock.tensor"])
         (made_for, least), (major, minor) = launch.kernel.capability, device.compute_capability
         if made_for != major or least > minor:
             raise ValueError("device = {}: its compute capability is {}.{}, the machine code is for {}.{}".format(
@@ -279,16 +280,10 @@ class Clock:
         busy = self.busy(full)
         # The window in which a multiprocessor may get more than its share is for once, not for each round.
         clocks = max(clocks, max(busy["L2"], busy["DRAM"]) * full.clocks * own / len(self.traces))
-        return self.timed(clocks, residents, own / residents, self.flops(), busy, self.sampled)
+        return Time(self.seconds(clocks), self.mhz, residents, own / residents, self.flops(), busy, self.sampled)
 
-    def timed(self, clocks: float, residents: int, rounds: float, flops: float, busy: Mapping[str, float], sampled: str) -> Time:
-        """Returns the time of so many clocks at the rate that power leaves; DRAM, where it binds, is as fast at a lower one."""
-        mhz, rates = self.mhz, self.rates
-        if max(busy, key=lambda name: busy[name]) != "DRAM":
-            warpgroups = any(step.unit == Unit.PRODUCT for step in self.steps)
-            mhz = min(mhz, rates["clock.boost"] * kept(rates, busy, warpgroups))
-        seconds = (clocks + rates["launch.start"]) / (mhz * 1e6) + rates["launch.between"] * 1e-6
-        return Time(seconds, mhz, residents, rounds, flops, dict(busy), sampled)
+    def seconds(self, clocks: float) -> float:
+        return (clocks + self.rates["launch.start"]) / (self.mhz * 1e6) + self.rates["launch.between"] * 1e-6
 
     def unequal(self, work: Work) -> Time:
         """Times a launch whose blocks differ: who is free takes the next one."""
@@ -300,7 +295,7 @@ class Clock:
         busy = {name: share * full.clocks / each[0] * mean / clocks for name, share in longest.busy(full).items()}
         clocks += max(full.clocks - each[0], 0.0)
         rounds = self.blocks / places
-        return self.timed(clocks, count, rounds, work.flops * self.blocks, busy, longest.sampled)
+        return Time(self.seconds(clocks), self.mhz, count, rounds, work.flops * self.blocks, busy, longest.sampled)
 
     @property
     def following(self) -> float:
