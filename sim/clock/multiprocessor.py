@@ -2,7 +2,8 @@
 
 An instruction issues when the stall count of the one before has passed, the scoreboards that it waits for are clear, its unit or
 queue takes it, and the register banks can give its operands in time. The last warp goes on as long as it can, then the youngest
-that is ready (Huerta et al., arXiv 2503.20481); a warp that yields may cost a clock in which none issues.
+that is ready (Huerta et al., arXiv 2503.20481); a turn to another warp, or a warp that yields, may cost a clock in which none
+issues.
 """
 
 from __future__ import annotations
