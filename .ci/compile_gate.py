@@ -103,6 +103,7 @@ WIDE_VARIANTS: tuple[Variant, ...] = (CAUSAL, HEAVY, (("packed", "window"), True
 SOFTMAX_COLS = (2, 20, 1000, 5000)
 # Of FlashAttention-3: each number of slabs and each team of warpgroups, and the options that take registers.
 FA3_HEADS = (16, 40, 64, 96, 128, 160, 192, 256)
+FA3_GRADIENTS = ((64, 64), (16, 40), (40, 128), (96, 96), (128, 80), (128, 128))  # (d, d_v)
 FA3_MASKS = ((), ("causal",), ("window",), ("padded", "causal"), ("packed",), ("packed", "window"))
 # Of decoding: (query heads of a key head, queries), from one warp's rows to two tiles of them; and what a call brings.
 DECODE_ROWS = ((1, 1), (4, 1), (16, 2), (8, 8), (16, 8), (16, 20))
@@ -283,7 +284,7 @@ def backward_schedules(device: Device, everything: bool) -> Labelled:
     """The backward pass up to d 128, where its kernels have no spills: dimensions, masks and determinism in turns."""
     dims = tuple(d for d in HEAD_DIMS if d <= SCARCE)
     turn = DEVICES.index(device)
-    for algorithm in BACKWARD_ALGORITHMS:
+    for algorithm in (each for each in BACKWARD_ALGORITHMS if each != "fa3"):
         for dtype in ("float16", "float32"):
             some = dims if everything or (algorithm == "fa2" and dtype == "float16") else (dims[turn % len(dims)],)
             for d in some:
@@ -292,6 +293,18 @@ def backward_schedules(device: Device, everything: bool) -> Labelled:
                 for variant in (LIGHT, HEAVY) if everything else ((LIGHT, HEAVY)[turn % 2],):
                     schedule = plan_backward(posed(d, dtype, variant), device, algorithm, deterministic=deterministic)
                     yield labelled(f"{algorithm} backward", schedule, *variant[0])
+
+
+def fa3_backward_schedules(device: Device) -> Labelled:
+    """The Hopper's gradients: d and d_v of one slab and of two, each mask that it takes, with and without dQ's sum."""
+    if device.compute_capability != (9, 0):
+        return
+    for turn, (d, value) in enumerate(FA3_GRADIENTS):
+        for masks in (each for each in FA3_MASKS if "packed" not in each):
+            dtype = ("float16", "bfloat16")[turn % 2]
+            for deterministic in (False, True):
+                problem = posed(d, dtype, ((*masks, *(("sinks",) if turn % 2 else ())), False), value)
+                yield labelled("fa3 backward", plan_backward(problem, device, "fa3", deterministic=deterministic), *masks)
 
 
 def varlen_schedules(device: Device) -> Labelled:
@@ -372,6 +385,7 @@ def jobs(everything: bool = False) -> list[Job]:
             backward_schedules(device, everything) if gradients else (),
             wide_backward_schedules(device) if gradients else (),
             fa3_schedules(device),
+            fa3_backward_schedules(device),
             decode_schedules(device),
             varlen_schedules(device),
             varlen_backward_schedules(device) if gradients else (),

@@ -42,6 +42,7 @@ from cupyflash.schedules.add_state import AddStateSchedule
 from cupyflash.schedules.dropout_mask import DropoutMaskSchedule
 from cupyflash.schedules.fa2_backward import Fa2BackwardSchedule
 from cupyflash.schedules.fa3 import Fa3Schedule
+from cupyflash.schedules.fa3_backward import Fa3BackwardSchedule
 from cupyflash.sim import estimate, l2, replay, theory
 from cupyflash.tiling import TileSize
 
@@ -332,7 +333,7 @@ def models(schedule: Schedule) -> dict[str, Any]:
         found["times"] = {name: each.tolist() for name, each in times.items()}
         found["least"] = decode_tiles.least_seconds(p, device), decode_tiles.needed_in_flight(device)
         found["under way"] = decode_tiles.under_way(p, device, best), decode_tiles.at_a_time(p, device, best)
-    elif isinstance(schedule, Fa2BackwardSchedule):
+    elif isinstance(schedule, Fa2BackwardSchedule) and not isinstance(schedule, Fa3BackwardSchedule):
         own, rows, dq = fa2_backward_tiles, schedule.by_rows, not schedule.deterministic
         ways = ((of, within) for of in (own.candidates, own.query_candidates) for within in (None, schedule.mask_blocks))
         found["candidates"] = candidates(*(lambda of=of, within=within: of(p, device, within) for of, within in ways))

@@ -27,11 +27,18 @@ from timing import Implementation, Pass, peers_of
 
 import cupyflash
 from cupyflash import Device, plan
-from cupyflash.schedules import BACKWARD_ALGORITHMS, Kernel, TileSchedule, choose, plan_backward
+from cupyflash.schedules import Kernel, TileSchedule, choose, fa3_backward, plan_backward
 
 DEFAULT, FIRST = "auto", "fa2"
 WIDEST = 128  # d up to which one launch makes both gradients
-OURS = (DEFAULT, FIRST, f"{FIRST} deterministic", *(name for name in BACKWARD_ALGORITHMS if name != FIRST))
+OURS = (DEFAULT, FIRST, f"{FIRST} deterministic", "fa1", "standard")
+
+
+def names(device: Device, case: Case) -> Iterator[str]:
+    """Ours: "auto", then by algorithm, fa3 where it runs."""
+    yield from OURS
+    if not fa3_backward.refusal(case.problem, device):
+        yield from ("fa3", "fa3 deterministic")
 
 
 def ours(machine: Machine, case: Case, arrays: Sequence[Any]) -> Iterator[Implementation]:
@@ -47,14 +54,16 @@ def ours(machine: Machine, case: Case, arrays: Sequence[Any]) -> Iterator[Implem
         options: dict[str, Any] = {"causal": case.causal, "algorithm": algorithm, "deterministic": deterministic}
         return lambda: cupyflash.attention_backward(dout, q, k, v, *forward(), **options)
 
-    for name in OURS:
+    for name in names(machine.device, case):
         algorithm, _, deterministic = name.partition(" ")
         yield Implementation(name, by(algorithm, bool(deterministic)), ours=True)
 
 
 def kernels(device: Device, case: Case) -> Iterator[Kernel]:
     yield from plan(case.problem, device, choose(case.problem, device).algorithm, lse=True).kernels()
-    for name in OURS[1:]:  # "auto" is among them
+    for name in names(device, case):
+        if name == DEFAULT:  # which is among them
+            continue
         algorithm, _, deterministic = name.partition(" ")
         yield from plan_backward(case.problem, device, algorithm, deterministic=bool(deterministic)).kernels()
 

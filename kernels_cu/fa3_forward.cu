@@ -11,7 +11,6 @@
 //   PACK        query heads of one K/V head whose rows share blocks: row r of a block is of query r / PACK, of the head r % PACK
 //   CAUSAL, WINDOW, PADDED, SINKS  0 or 1: mask.cuh, sinks.cuh            VARLEN  sequence.cuh            SCORE  score.cuh
 #define SUB BC
-#include "tensor_map.cuh"
 #include "params.cuh"
 #include "fa3_work.cuh"
 #include "mma.cuh"

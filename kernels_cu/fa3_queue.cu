@@ -6,7 +6,6 @@
 //
 // Constants: as fa3_forward.cu has them.
 #define SUB BC
-#include "tensor_map.cuh"
 #include "params.cuh"
 #include "fa3_work.cuh"
 

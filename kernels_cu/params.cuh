@@ -6,6 +6,7 @@
 #pragma once
 #include "captured.cuh"
 #include "element.cuh"
+#include "tensor_map.cuh"
 
 // Rows of d elements, of one head
 template <typename T> struct Matrix {

@@ -46,7 +46,12 @@ __device__ __forceinline__ void store_box(const TensorMap& map, unsigned from, i
                  ::"l"(&map), "r"(from), "r"(column), "r"(row), "r"(head), "r"(batch) : "memory");
   }
 }
-// Until the stores have read shared memory
+// Adds float32 numbers that lie together, by their number of bytes, a multiple of 16, as both addresses are.
+__device__ __forceinline__ void add_floats(float* to, unsigned from, int bytes) {
+  asm volatile("cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], %2;"
+               ::"l"(__cvta_generic_to_global(to)), "r"(from), "r"(bytes) : "memory");
+}
+// Until the stores and additions have read shared memory
 __device__ __forceinline__ void wait_for_stores() {
   asm volatile("cp.async.bulk.commit_group;\ncp.async.bulk.wait_group.read 0;" ::: "memory");
 }

@@ -82,15 +82,20 @@ template <int PENDING, int N> __device__ __forceinline__ void wait_for_products(
 
 // C (64 x N) = A B^T, or += where `add`: A and B rows of 16 columns each in shared memory
 template <int N> __device__ __forceinline__ void multiply(float (&C)[N / 8][4], Operand A, Operand B, bool add);
+// The same of A (16 x 64) and B (16 x N), columns of 16 rows each: C = A^T B
+template <int N> __device__ __forceinline__ void multiply_columns(float (&C)[N / 8][4], Operand A, Operand B, bool add);
 // C (64 x N) += A B: A (64 x 16) in registers, each warp's 16 rows as in row_products.cuh, B columns of 16 rows in shared memory
 template <int N> __device__ __forceinline__ void multiply(float (&C)[N / 8][4], const unsigned (&A)[4], Operand B);
 
-#define PRODUCT(N, R0, R1, R2, R3, R4) \
-  template <> __device__ __forceinline__ void multiply<N>(float (&C)[N / 8][4], Operand A, Operand B, bool add) { \
+#define IN_SHARED_MEMORY(NAME, N, R0, R1, R2, TRANSPOSED) \
+  template <> __device__ __forceinline__ void NAME<N>(float (&C)[N / 8][4], Operand A, Operand B, bool add) { \
     asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, " R2 ", 0;\nwgmma.mma_async.sync.aligned.m64n" #N "k16.f32." \
-                 WGMMA_TYPE_OF(ELEMENT) "." WGMMA_TYPE_OF(ELEMENT) " {" TEXT_##N "}, " R0 ", " R1 ", p, 1, 1, 0, 0;\n}" \
+                 WGMMA_TYPE_OF(ELEMENT) "." WGMMA_TYPE_OF(ELEMENT) " {" TEXT_##N "}, " R0 ", " R1 ", p, 1, 1, " TRANSPOSED ";\n}" \
                  : REGS_##N(C, 0) : "l"(A.descriptor), "l"(B.descriptor), "r"(static_cast<int>(add))); \
-  } \
+  }
+#define PRODUCT(N, R0, R1, R2, R3, R4) \
+  IN_SHARED_MEMORY(multiply, N, R0, R1, R2, "0, 0") \
+  IN_SHARED_MEMORY(multiply_columns, N, R0, R1, R2, "1, 1") \
   template <> __device__ __forceinline__ void multiply<N>(float (&C)[N / 8][4], const unsigned (&A)[4], Operand B) { \
     asm volatile("wgmma.mma_async.sync.aligned.m64n" #N "k16.f32." WGMMA_TYPE_OF(ELEMENT) "." WGMMA_TYPE_OF(ELEMENT) \
                  " {" TEXT_##N "}, {" R0 ", " R1 ", " R2 ", " R3 "}, " R4 ", 1, 1, 1, 1;" \

@@ -175,7 +175,7 @@ def _backward(schedule: BackwardSchedule) -> Iterator[tuple[float, int]]:
     scores = 16 * schedule.block_rows / 32
     products = scores * d * (6.0 if p.dtype == "float32" else 1 / 20)
     # Fitted: Algorithm 4's sums go through shared memory, and one block has all of a head.
-    fitted = {"fa1": 4.5, "fa2": 2.0, "standard": 1.8}[schedule.algorithm]
+    fitted = {"fa1": 4.5, "fa2": 2.0, "fa3": 2.0, "standard": 1.8}[schedule.algorithm]
     visits = schedule.group * visits_of(schedule, p.seqlen_k).blocks / max(1, schedule.col_blocks)
     steps = fitted * (visits * (products + 20 * scores + schedule.block_rows / 16 * d + 400) + 400)
     beside = schedule.warps.beside if isinstance(schedule, Fa2BackwardSchedule) and schedule.warps == SHARING else 1

@@ -17,9 +17,10 @@ from cupyflash.schedules import Kernel, Schedule
 from cupyflash.sim import execution, theory
 from cupyflash.sim.execution import BackwardExecution, Execution
 from cupyflash.sim.ptx import Finding, Module
+from cupyflash.sim.verification import VerifiedRun
 
 AnySchedule = TypeVar("AnySchedule", bound=Schedule)
-Run = Callable[[AnySchedule, int | None], tuple[Execution | BackwardExecution, bool]]
+Run = Callable[[AnySchedule, int | None], tuple[Execution | BackwardExecution | VerifiedRun, bool]]
 """Executes a schedule's kernels in the order of a seed: the execution, and whether its numbers are right."""
 
 

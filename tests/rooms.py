@@ -12,7 +12,16 @@ ROOMS: dict[str, tuple[str, ...]] = {
         *("execution", "sparse", "varlen", "option_*", "softmax", "magnitudes", "mutants", "mutants_fa2", "fa3", "mutants_fa3"),
         *("decode", "mutants_decode", "mutants_score", "drawn_mutants", "masks", "masks_sequences", "wide_heads"),
     ),
-    "backward": ("backward", "backward_algorithms", "backward_sparse", "mutants_backward", "mutants_queries", "wide_gradients"),
+    "backward": (
+        "backward",
+        "backward_algorithms",
+        "backward_sparse",
+        "fa3_backward",
+        "mutants_fa3_backward",
+        "mutants_backward",
+        "mutants_queries",
+        "wide_gradients",
+    ),
     # sim/ptx/
     "machine": (*("ptx_*", "profile*", "timeline*", "rawkernel", "mutants_pipeline", "clock*", "program*", "standard_headers"),),
     # sim/theory/, sim/two_level/machine.py and what a schedule says

@@ -46,7 +46,8 @@ def planner(by: str) -> Callable[[Problem], object]:
     """The planner of one of those that the table names. Blocks are 16, if there is a choice, like the block mask's."""
     algorithm, _, backward = by.partition(" ")
     if backward:
-        return lambda problem: plan_backward(problem, A100, algorithm, (16, 16)).kernels()
+        on, tiling = (H100, None) if algorithm == "fa3" else (A100, (16, 16))
+        return lambda problem: plan_backward(problem, on, algorithm, tiling).kernels()
     if by in ALGORITHMS:
         tiling = None if by in ("fa3", "decode") else (16, 16)
         return lambda problem: plan(problem, H100 if by == "fa3" else A100, by, tiling).kernels()

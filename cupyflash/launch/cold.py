@@ -28,6 +28,7 @@ from cupyflash.schedules import (
     BACKWARD_ALGORITHMS,
     TileSchedule,
     choose,
+    choose_backward,
     plan,
     plan_backward,
     plan_decode,
@@ -42,6 +43,8 @@ ON_HOST = (*INTEGERS, "block_table")
 TENSORS = ("q", "k", "v", "dout", "out", "lse", "k_cache", "v_cache", "tree_mask", *ARRAYS, *ON_HOST)
 # Tensors of (total, h, d), which the kernels take with their heads first
 ROWS = ("Q", "K", "V", "O", "dO", "dQ", "dK", "dV")
+# What a backward copies by tensor maps, by the kernels' names
+TENSORS_OF_MAPS = {"q": "Q", "k": "K", "v": "V", "dout": "dO"}
 Made = dict[str, ArrayLayout]
 Step = Callable[[Mapping[str, Any], Arrays, Numbers], None]
 
@@ -249,7 +252,10 @@ def _backward(r: FirstCall, device: Device) -> tuple[TileSchedule, Made, Made]:
         lengths, totals = r.sequences.lengths, r.totals
         schedule: Any = plan_varlen_backward(problem, device, lengths, asked["tiling"], deterministic=deterministic, totals=totals)
     else:
-        algorithm = "fa2" if asked["algorithm"] == "auto" else asked["algorithm"]
+        algorithm = asked["algorithm"]
+        if algorithm == "auto":
+            mapped = {field: arrays[name] for name, field in TENSORS_OF_MAPS.items() if name in arrays}
+            algorithm = choose_backward(problem, device, asked["tiling"], first_refusal(mapped)).algorithm
         schedule = plan_backward(problem, device, algorithm, asked["tiling"], deterministic=deterministic, dbias=dbias)
     made = {f"d{name.upper()}": ArrayLayout.contiguous(arrays[name].shape, arrays[name].dtype) for name in "qkv"}
     made |= {name: ArrayLayout.contiguous(r.rows, np.float32) for name in schedule.row_results}

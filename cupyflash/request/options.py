@@ -148,10 +148,11 @@ def option(words: str, kind: str, takers: tuple[str, ...], default: Any = None, 
 
 _BACKWARD = ("standard backward", "fa1 backward", "fa2 backward")
 _EVERY = ("standard", "fa1", "fa2", "fa3", "decode", *_BACKWARD, "attention_decode", "attention_varlen", "ring_attention")
+_BY_POSITION = (*_EVERY, "fa3 backward")
 _BY_SCORE = ("standard", "fa1", "fa2", *_BACKWARD)
 _MASKED = (*_BY_SCORE, "decode", "attention_decode")
-_PADDED = (*_BY_SCORE, "fa3", "attention_decode")
-_WITH_SINKS = tuple(by for by in _EVERY if by not in ("standard backward", "fa1 backward"))
+_PADDED = (*_BY_SCORE, "fa3", "fa3 backward", "attention_decode")
+_WITH_SINKS = tuple(by for by in _BY_POSITION if by not in ("standard backward", "fa1 backward"))
 _MASK_FLAG = "Use a boolean mask; counts assume that it leaves no tile empty or whole."
 _OBJECTS = (("score", Form, "a Score's form"), ("mask_function", Form, "a Mask's form"), ("pattern", Pattern, "a Pattern"))
 _SINKS_FLAG = "Add a score for each head, which joins each row's softmax and has no value."
@@ -178,9 +179,9 @@ class Options:
     Raises TypeError or ValueError that names the argument, its value and the allowed values.
     """
 
-    causal: bool = option("a causal mask", "value", _EVERY, False)
-    window: Window | None = option("a window", "value", _EVERY)
-    scale: float | None = option("a scale", "value", _EVERY, in_scores=True)
+    causal: bool = option("a causal mask", "value", _BY_POSITION, False)
+    window: Window | None = option("a window", "value", _BY_POSITION)
+    scale: float | None = option("a scale", "value", _BY_POSITION, in_scores=True)
     mask: bool = option("a mask of bool", "array", _BY_SCORE, False, flag=_MASK_FLAG)
     bias: bool = option("a bias", "array", _BY_SCORE, False, flag="Add a number to each score.", in_scores=True)
     padded: bool = option("key lengths", "found", _PADDED, False)
@@ -291,7 +292,7 @@ VALUES, ARRAYS, VECTORS = (
 @lru_cache(maxsize=64)
 def not_taken(by: str) -> tuple[str, ...]:
     """The fields that an algorithm, its backward or a call does not take."""
-    assert by in _EVERY, by
+    assert by in _BY_POSITION, by
     return tuple(name for name, each in OPTIONS.items() if by not in each.takers)
 
 

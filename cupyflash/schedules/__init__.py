@@ -22,6 +22,7 @@ from cupyflash.schedules import (
     fa2_backward_tiles,
     fa2_tiles,
     fa3,
+    fa3_backward,
     fa3_tiles,
     formulas,
     standard,
@@ -70,6 +71,7 @@ __all__ = [
     "Walk",
     "Workspace",
     "choose",
+    "choose_backward",
     "patterns_of",
     "plan",
     "plan_backward",
@@ -91,6 +93,7 @@ _VARLEN: dict[str, type[VarlenSchedule]] = {"fa2": VarlenSchedule, "fa3": Fa3Var
 _BACKWARD: dict[str, Any] = {
     "fa1": (fa1_backward.Fa1BackwardSchedule, fa1_backward.fit),
     "fa2": (fa2_backward.Fa2BackwardSchedule, fa2_backward_tiles.fit),
+    "fa3": (fa3_backward.Fa3BackwardSchedule, fa3_backward.fit),
     "standard": (standard_backward.StandardBackwardSchedule, standard_backward.fit),
 }
 BACKWARD_ALGORITHMS = tuple(_BACKWARD)
@@ -168,6 +171,19 @@ def _choose(problem: Problem, device: Device, refused: str | None) -> Choice:
         return Choice("fa2", f"fa3 does not run this: {reason}")
     others = " and ".join(f"{clocks:,.0f} of {name}" for name, clocks in needed.items() if name != best)
     return Choice(best, f"by the models, {needed[best]:,.0f} clocks of {best} against {others}")
+
+
+def choose_backward(problem: Problem, device: Device, tiling: TilingChoice = None, refused: str | None = None) -> Choice:
+    """The algorithm that "auto" chooses for a problem's gradients, with the reason: "fa3" if it runs, else "fa2".
+
+    Arguments as those of `choose`. On an H100 fa3 took about half of fa2's time (docs/measured.md).
+    """
+    if tiling is not None:
+        return Choice("fa2", "tiling= speaks of fa2's blocks")
+    reason = fa3_backward.refusal(problem, device) or refused
+    if reason:
+        return Choice("fa2", f"fa3's backward does not run this: {reason}")
+    return Choice("fa3", "gradients by warpgroup products take about half the time")
 
 
 def _splits_keys(problem: Problem) -> bool:
@@ -291,9 +307,9 @@ def plan_backward(
     deterministic: bool = False,
     dbias: bool = False,
 ) -> BackwardSchedule:
-    """The tile schedule of the backward pass of `algorithm` for a problem on a device; `tiling` as for `plan`.
+    """The tile schedule of the gradients by `algorithm` ("fa1", "fa2", "fa3" or "standard") for a problem on a device.
 
-    For "fa2" the tiling is the forward's: the kernels take blocks that divide it, and a block mask has its blocks.
+    `tiling` as for `plan`. For "fa2" it is the forward's: the kernels take blocks that divide it, and a block mask has its blocks.
     `deterministic`: the same bits each time; `dbias`: with the bias's gradient. Raises as `plan` does.
     """
     tiling = _checked_choice(problem, device, algorithm, tiling, backward=True)

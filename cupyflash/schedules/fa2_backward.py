@@ -80,9 +80,16 @@ class _Fa2Kernels(BackwardSchedule):
 
 @dataclass(frozen=True)
 class QueriesSchedule(_Fa2Kernels, RowBlocksOutside):
-    """The schedule of the kernel of dQ alone."""
+    """The schedule of the kernel of dQ alone, in the struct of the schedule beside which it runs, `given`, if that has one of its
+    own."""
 
     algorithm: ClassVar[str] = "fa2"
+
+    given: Params | None = None
+
+    @property
+    def struct(self) -> Params:
+        return self.given or super().struct
 
     def walks(self, parts: tuple[Part, ...] | None = None) -> Iterator[Walk]:
         p, parts, values = self.problem, self.parts if parts is None else parts, "V" if self.stages else "K"
@@ -137,6 +144,7 @@ class Fa2BackwardSchedule(_Fa2Kernels):
     """A thread block is a column block of a key head, and visits the row blocks that see it, of every query head of the group."""
 
     algorithm: ClassVar[str] = "fa2"
+    whole_boxes: ClassVar[bool] = False
 
     @property
     def state_words(self) -> int:
@@ -172,7 +180,8 @@ class Fa2BackwardSchedule(_Fa2Kernels):
         """Row blocks as thread blocks."""
         used = tiles.fit_queries(self.problem, self.device, self.mask_blocks)
         tiling, packed = replace(self.tiling, used=used), self.together
-        return QueriesSchedule(self.problem, self.device, tiling, mask_blocks=self.mask_blocks, packed=packed)
+        given = self.struct if self.struct.maps else None
+        return QueriesSchedule(self.problem, self.device, tiling, mask_blocks=self.mask_blocks, packed=packed, given=given)
 
     @property
     def queries(self) -> QueriesSchedule | None:
@@ -239,8 +248,7 @@ class Fa2BackwardSchedule(_Fa2Kernels):
             *length_reads(p),
             *tile_reads(self),
             *captured(p, "head", BEGIN),
-            load("K", SEEN, "K"),
-            *([load("V", SEEN, "V")] if launch.dk else []),
+            *(Move(tensor(p, name), SEEN, tile=name, room=self.whole_boxes) for name in ("K", "V") if launch.dk or name == "K"),
             *captured(p, "key", When("gj")),
             load("Q", VISIT, "Q, dO"),
             load("dO", VISIT, "Q, dO" if launch.dk or self.stages else "V"),
@@ -253,7 +261,9 @@ class Fa2BackwardSchedule(_Fa2Kernels):
         added = [tensor(p, "dbias")] * self.dbias + [sums] * (not self.deterministic)
         moves += [Move(each, VISIT, write) for each in added if launch.dk for write in (False, True)]
         moves += writes(p, END, *["dK"] * launch.dk, *["dV"] * launch.dv, room=True)
-        return Walk("fa2_backward", self, parts, "j", "gI", tuple(moves), self._tiles(), works=self.grid if packed else None)
+        return Walk(
+            f"{self.algorithm}_backward", self, parts, "j", "gI", tuple(moves), self._tiles(), works=self.grid if packed else None
+        )
 
     def workspaces(self) -> Mapping[str, Workspace]:
         spaces = {"D": Workspace(self.query_shape, "float32")}
@@ -269,20 +279,19 @@ class Fa2BackwardSchedule(_Fa2Kernels):
         p = self.problem
         require_dtype(p.dtype, self.device)
         require_block_mask(self, self.mask_blocks)
-        source, made = "fa2_backward.cu", launches(p)
-        beside_main = self._constants(made[-1], self.warps)
-        # The kernels before and behind are compiled with the launch that makes dK.
-        pairs, total_q = self.query_shape
-        row_grid = pairs * -(-total_q // (ROW_THREADS // tiles.row_lanes(p)))
-        rows = Kernel(source, "fa2_backward_rows", beside_main, row_grid, ROW_THREADS, 0, self.struct)
+        made = launches(p)
         others = tiles.narrower(self.warps, self.block_rows)
         main = [replace(self._main(each, self.warps), instead=tuple(self._main(each, warps) for warps in others)) for each in made]
+        # The kernels before and behind are compiled with the launch that makes dK.
+        beside_main = replace(main[-1], shared_bytes=0, instead=())
+        pairs, total_q = self.query_shape
+        row_grid = pairs * -(-total_q // (ROW_THREADS // tiles.row_lanes(p)))
+        rows = replace(beside_main, name="fa2_backward_rows", grid=row_grid, threads=ROW_THREADS)
         before_main = *self.tile_kernels(), *self.bases.kernels(), rows
         if self.queries is not None:
             return (*before_main, *main, *self.queries.kernels())
         grid = pairs * -(-total_q // self.finished_rows)
-        finish = Kernel(source, "fa2_backward_finish", beside_main, grid, self._finish_threads, 0, self.struct)
-        return (*before_main, *main, finish)
+        return (*before_main, *main, replace(beside_main, name="fa2_backward_finish", grid=grid, threads=self._finish_threads))
 
     @property
     def _row_pieces(self) -> int:

@@ -25,7 +25,6 @@ from cupyflash.schedules.fa3_queue import Items
 from cupyflash.schedules.moves import BEGIN, END, Move, Room, Tensor, Totals, Walk, whole
 from cupyflash.schedules.parts import Visited
 
-SWIZZLE = 128
 MAPPED = ("Q", "K", "V", "O")
 OWN = (
     *numbers("int", "works", "section", "alike"),
@@ -112,8 +111,8 @@ class Fa3Schedule(Fa2Schedule):
     def maps(self) -> Mapping[str, Box]:
         rows = {"Q": self.block_rows // self.config.q_parts, "O": fa3_tiles.WARPGROUP_ROWS // self.pack}
         return {
-            **{tensor: Box(tensor, each, fa3_tiles.SLAB, SWIZZLE, heads=self.pack) for tensor, each in rows.items()},
-            **{tensor: Box(tensor, self.block_cols, fa3_tiles.SLAB, SWIZZLE) for tensor in "KV"},
+            **{tensor: Box(tensor, each, fa3_tiles.SLAB, fa3_tiles.SWIZZLE, heads=self.pack) for tensor, each in rows.items()},
+            **{tensor: Box(tensor, self.block_cols, fa3_tiles.SLAB, fa3_tiles.SWIZZLE) for tensor in "KV"},
         }
 
     @property

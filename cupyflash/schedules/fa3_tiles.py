@@ -35,7 +35,7 @@ REGISTERS, REGISTER_UNIT = 65536, 8
 """Registers of a multiprocessor; the unit in which a thread's are allocated."""
 SLAB = 64
 """Columns of a half type in a row of 128 bytes, within which the 128-byte swizzle exchanges 16-byte pieces."""
-SLAB_BYTES = 128
+SLAB_BYTES = SWIZZLE = 128
 STACKED = {"sin", "cos"}
 """The functions in a score that, for large numbers, are computed with an array in local memory."""
 HEADS_OF_A_LANE = 8

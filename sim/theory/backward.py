@@ -13,6 +13,7 @@ from cupyflash.schedules import BackwardSchedule, VarlenBackwardSchedule
 from cupyflash.schedules.fa1_backward import Fa1BackwardSchedule
 from cupyflash.schedules.fa2_backward import Fa2BackwardSchedule, QueriesSchedule
 from cupyflash.schedules.fa2_backward_tiles import launches
+from cupyflash.schedules.fa3_backward import Fa3BackwardSchedule
 from cupyflash.schedules.row_bases import RowBasesSchedule
 from cupyflash.sim.theory.visits import (
     FLOAT32,
@@ -67,7 +68,7 @@ def _varlen(schedule: VarlenBackwardSchedule) -> Iterator[tuple[int, Traffic]]:
 
 def _forms(schedule: BackwardSchedule) -> Iterator[tuple[BackwardSchedule, Callable[[Any, int, Heads], Traffic]]]:
     """The closed forms whose sum a schedule's traffic is."""
-    forms: dict[str, Callable[[Any, int, Heads], Traffic]] = {"fa1": _fa1, "fa2": _fa2, "standard": _standard}
+    forms: dict[str, Callable[[Any, int, Heads], Traffic]] = {"fa1": _fa1, "fa2": _fa2, "fa3": _fa2, "standard": _standard}
     yield schedule, forms[schedule.algorithm]
     bases = None if isinstance(schedule, RowBasesSchedule | QueriesSchedule) else getattr(schedule, "bases", None)
     if bases is not None:
@@ -101,9 +102,10 @@ def _asked(schedule: BackwardSchedule, keys: int, heads: Heads) -> Visits:
 
 
 def _loaded(schedule: BackwardSchedule, keys: int, heads: Heads) -> int:
-    """The keys of the column blocks that any row block of any query head visits."""
+    """The keys of the column blocks that any row block of any query head visits; FlashAttention-3 loads whole blocks within k."""
     masks = [kept.visited for _, kept in heads if kept is not None]
-    return columns_of(schedule, keys, np.any(masks, axis=0) if masks else None)
+    room = schedule.problem.seqlen_k if isinstance(schedule, Fa3BackwardSchedule) else keys
+    return columns_of(schedule, keys, np.any(masks, axis=0) if masks else None, room)
 
 
 def _fa1(schedule: Fa1BackwardSchedule, keys: int, heads: Heads) -> Traffic:

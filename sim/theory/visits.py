@@ -210,16 +210,16 @@ def visits_of(schedule: TileSchedule, keys: int, kept: np.ndarray | None = None)
     return Visits(row_visits, rows, blocks * bc - in_last * (-keys % bc), blocks, in_last)
 
 
-def columns_of(schedule: TileSchedule, keys: int, kept: np.ndarray | None = None) -> int:
-    """The keys of the column blocks that any row block visits."""
-    bc = schedule.block_cols
+def columns_of(schedule: TileSchedule, keys: int, kept: np.ndarray | None = None, room: int | None = None) -> int:
+    """The keys of the column blocks that any row block visits; with those that only have `room` there, up to so many in all."""
+    bc, room = schedule.block_cols, keys if room is None else room
     if kept is None:
         seen = seen_blocks(schedule, keys)
-        return min(span(schedule, keys, seen[-1])[1] * bc, keys) - span(schedule, keys, seen[0])[0] * bc if seen else 0
+        return min(span(schedule, keys, seen[-1])[1] * bc, room) - span(schedule, keys, seen[0])[0] * bc if seen else 0
     begin, end = _spans(schedule, keys)
     j = np.arange(kept.shape[1])
     visited = (kept & (begin[:, None] <= j) & (j < end[:, None])).any(axis=0)
-    return int(visited @ np.clip(keys - j * bc, 0, bc))
+    return int(visited @ np.clip(room - j * bc, 0, bc))
 
 
 def _spans(schedule: TileSchedule, keys: int) -> tuple[np.ndarray, np.ndarray]:

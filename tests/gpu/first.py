@@ -11,7 +11,7 @@ from typing import Any
 
 from cupyflash import Device, Problem, plan
 from cupyflash.request.options import refused
-from cupyflash.schedules import Kernel, choose, fa3_tiles, plan_backward
+from cupyflash.schedules import Kernel, choose, choose_backward, fa3_backward, fa3_tiles, plan_backward
 
 HALF, DTYPES = ("bfloat16", "float16"), ("bfloat16", "float16", "float32")
 BFLOAT16_SINCE = (8, 0)  # compute capability
@@ -55,7 +55,9 @@ class First:
         """The reason why the device does not run it, None if it does."""
         if self.dtype == "bfloat16" and device.compute_capability < BFLOAT16_SINCE:
             return f"bfloat16 needs compute capability 8.0, {device.name} has less"
-        return fa3_tiles.refusal(self.problem(), device) if self.algorithm == "fa3" else None
+        if self.algorithm != "fa3":
+            return None
+        return (fa3_backward if self.backward else fa3_tiles).refusal(self.problem(), device)
 
     def kernels(self, device: Device) -> Iterator[Kernel]:
         """The kernels that a call on contiguous arrays launches."""
@@ -63,7 +65,7 @@ class First:
         forward = choose(problem, device).algorithm if self.algorithm == "auto" else self.algorithm
         yield from plan(problem, device, forward, lse=True).kernels()
         if self.backward:
-            backward = "fa2" if self.algorithm == "auto" else self.algorithm
+            backward = choose_backward(problem, device).algorithm if self.algorithm == "auto" else self.algorithm
             yield from plan_backward(problem, device, backward, **self.flags).kernels()
 
 
@@ -75,6 +77,7 @@ def _all() -> Iterator[First]:
                 yield First("auto", dtype, d, option, backward=True)
             for dtype in HALF:
                 yield First("fa3", dtype, d, option)
+                yield First("fa3", dtype, d, option, backward=True)
                 yield First("fa2", dtype, d, option)
     for d in (256, 40):
         for dtype in DTYPES:
@@ -84,6 +87,8 @@ def _all() -> Iterator[First]:
         for dtype in DTYPES:
             yield First("decode", dtype, 128, option)
             yield First("fa2", dtype, 64, option, backward=True, flags={"deterministic": True})
+        for dtype in HALF:
+            yield First("fa3", dtype, 128, option, backward=True, flags={"deterministic": True})
     for algorithm in ("fa1", "standard"):
         for dtype in DTYPES:
             for option in ("causal", "bias"):
@@ -91,4 +96,9 @@ def _all() -> Iterator[First]:
                 yield First(algorithm, dtype, 64, option, backward=True)
 
 
-FIRST = [each for each in _all() if each.algorithm == "auto" or not refused(each.problem().options, each.algorithm)]
+def _taken(each: First) -> bool:
+    """True if the algorithm has the option."""
+    return each.algorithm == "auto" or not refused(each.problem().options, f"{each.algorithm}{' backward' * each.backward}")
+
+
+FIRST = [each for each in _all() if _taken(each)]

@@ -353,8 +353,9 @@ class Bulks(CopyGroups):
         readings = self.reading(lanes, source, i, to)
         self.count(source, i)
         size = int(to.lengths.sum())
-        memory.tally.traffic[i, segment].count_side(True, size, lanes.n, to.sectors(), size)
-        self.show(lanes, to, True, i)
+        for written in (True,) if reduction is None else (False, True):  # a reduction reads what it adds to, as an atomic does
+            memory.tally.traffic[i, segment].count_side(written, size, lanes.n, to.sectors(), size)
+            self.show(lanes, to, written, i)
         target = None
         if memory.races is not None:
             target = memory.races.piece_access(lanes, segment, to.starts, to.lengths, to.row, i)

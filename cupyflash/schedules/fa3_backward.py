@@ -1,0 +1,133 @@
+"""A backward for Hopper: FlashAttention-2's column blocks (arXiv 2307.08691, Algorithm 2), run by warpgroups with roles as in
+FlashAttention-3 (arXiv 2407.08608).
+
+The kernels before and behind the main one are FlashAttention-2's, and so is that of dQ with `deterministic`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+from cupyflash.device import Device
+from cupyflash.launch import params
+from cupyflash.launch.params import Params
+from cupyflash.launch.tensor_maps import Box
+from cupyflash.request.options import OPTIONS, refused
+from cupyflash.request.problem import Problem
+from cupyflash.request.score import Constants, named
+from cupyflash.schedules import fa3_tiles
+from cupyflash.schedules.base import Kernel, total_bytes
+from cupyflash.schedules.fa2_backward import Fa2BackwardSchedule
+from cupyflash.schedules.fa2_backward_tiles import GradientsLaunch, Warps
+from cupyflash.schedules.fa3_tiles import BARRIER_BYTES, SLAB, WARPGROUP, WARPGROUP_ROWS, slab_bytes
+from cupyflash.schedules.moves import Room
+from cupyflash.tiling import DoesNotFit, TileSize
+
+CONSUMERS = 2
+BLOCK_COLS = CONSUMERS * WARPGROUP_ROWS
+"""Bc: 64 keys for each consumer warpgroup, whose registers hold their dK and dV."""
+STAGES = 2
+"""Slots of the rings of Q and dO."""
+PING_PONG = True
+"""Whether warpgroups issue their products in turns."""
+REGISTERS = 240, 24
+"""Of a consumer's and of a producer's thread."""
+MOST_DIM = 128
+"""Of d and d_v: beyond it registers do not hold dK and dV of 64 keys."""
+FLOATS_OF_ROW = 3
+"""What a slot has of each row besides: two numbers that its exponents are relative to, and D."""
+WORD = 4
+WORK_BYTES = 32
+"""For what a thread block has to do, which one thread finds for all."""
+MAPPED = {"Q": WARPGROUP_ROWS, "dO": WARPGROUP_ROWS, "K": BLOCK_COLS, "V": BLOCK_COLS, "dK": WARPGROUP_ROWS, "dV": WARPGROUP_ROWS}
+
+
+def block_rows(problem: Problem) -> int:
+    """Br: as many rows as registers hold of S and dP beside the gradients."""
+    return 2 * WARPGROUP_ROWS if max(problem.head_dim, problem.head_dim_v) <= SLAB else WARPGROUP_ROWS
+
+
+def refusal(problem: Problem, device: Device) -> str | None:
+    """The reason why the kernel does not run a problem with any tile, in one sentence; None if it does."""
+    if (widest := max(problem.head_dim, problem.head_dim_v)) > MOST_DIM:
+        return f"the kernel takes d and d_v up to {MOST_DIM}, and this has {widest}"
+    if lacking := refused(problem.options, "fa3 backward"):
+        return f"the kernel has no place for {OPTIONS[lacking].words}"
+    return fa3_tiles.refusal(problem, device)
+
+
+def rooms(problem: Problem, rows: int, with_dq: bool) -> tuple[Room, ...]:
+    """Bytes of shared memory by contents: K and V, through which dK and dV leave, the rings, dS of this turn and of the one before,
+    dQ, and the barriers with what tells whether a slot has a row of large scores."""
+    k, v = slab_bytes(problem.head_dim), slab_bytes(problem.head_dim_v)
+    whole = -(-problem.head_dim // 16) * 16
+    return (
+        Room("K", BLOCK_COLS * k),
+        Room("V", BLOCK_COLS * v),
+        Room("Q, dO", STAGES * rows * (k + v)),
+        Room("dS", 2 * BLOCK_COLS * slab_bytes(rows)),
+        Room("dQ", with_dq * rows * whole * WORD),
+        Room("L, D", STAGES * rows * FLOATS_OF_ROW * WORD),
+        Room("barriers", BARRIER_BYTES * (4 + 6 * STAGES) + WORK_BYTES + WORD * STAGES),
+    )
+
+
+def fit(problem: Problem, device: Device) -> TileSize:
+    """The blocks of the kernel. ValueError if `refusal` has a reason, `DoesNotFit` if shared memory is too small."""
+    if reason := refusal(problem, device):
+        raise ValueError(f"fa3's backward does not run this: {reason}")
+    rows = block_rows(problem)
+    need = total_bytes(rooms(problem, rows, with_dq=True))
+    if need > device.sram_per_block:
+        raise DoesNotFit(
+            f"fa3's backward needs {need:,} bytes of SRAM; {device.name} gives a block {device.sram_per_block:,} bytes"
+        )
+    return TileSize(
+        rows, BLOCK_COLS, f"a producer and {CONSUMERS} consumer warpgroups; {need:,} of {device.sram_per_block:,} bytes"
+    )
+
+
+@dataclass(frozen=True)
+class Fa3BackwardSchedule(Fa2BackwardSchedule):
+    """A thread block is a column block of a key head, and visits the row blocks that see it, of every query head of the group.
+
+    TMA copies the part of a block that is in the tensor: if a batch has fewer keys than k, the block in which they end is copied
+    whole.
+    """
+
+    algorithm: ClassVar[str] = "fa3"
+    whole_boxes: ClassVar[bool] = True
+    params: ClassVar[Params] = Params((*params.maps(*(f"{name}_tiles" for name in MAPPED)), *Fa2BackwardSchedule.params.fields))
+
+    @property
+    def stages(self) -> int:
+        return STAGES
+
+    def _rooms(self, warps: Warps) -> tuple[Room, ...]:
+        return rooms(self.problem, self.block_rows, not self.deterministic)
+
+    def maps(self) -> Mapping[str, Box]:
+        boxes = {**MAPPED, "Q": self.block_rows, "dO": self.block_rows}
+        return {f"{name}_tiles": Box(name, rows, SLAB, fa3_tiles.SWIZZLE) for name, rows in boxes.items()}
+
+    def kernels(self) -> tuple[Kernel, ...]:
+        if reason := refusal(self.problem, self.device):
+            raise ValueError(f"fa3's backward does not run this: {reason}")
+        if self.blocks != (runs := (block_rows(self.problem), BLOCK_COLS)):
+            raise ValueError(f"fa3's backward runs blocks of Br {runs[0]} x Bc {runs[1]}; the tiling asks for {self.tiling.used}")
+        return super().kernels()
+
+    def _main(self, launch: GradientsLaunch, warps: Warps) -> Kernel:
+        threads, shared = WARPGROUP * (1 + CONSUMERS), total_bytes(self._rooms(warps))
+        constants = self._constants(launch, warps)
+        return Kernel("fa3_backward.cu", "fa3_backward", constants, self.grid, threads, shared, self.struct, accelerated=True)
+
+    def _constants(self, launch: GradientsLaunch, warps: Warps) -> Constants:
+        consumer, producer = REGISTERS
+        return (
+            *self.constants(),
+            *named(STAGES=STAGES, CONSUMER_REGISTERS=consumer, PRODUCER_REGISTERS=producer, PING_PONG=int(PING_PONG)),
+            *named(WITH_DQ=int(not self.deterministic)),
+        )

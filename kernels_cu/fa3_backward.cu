@@ -1,0 +1,531 @@
+// A backward pass for Hopper: FlashAttention-2's (arXiv 2307.08691, Algorithm 2) by warpgroups with roles, as FlashAttention-3 has
+// them (arXiv 2407.08608). A thread block has a K/V block of a key head; a producer warp streams the Q and dO blocks that see it, by
+// TMA; consumer warpgroups have 64 keys each. S^T = K Q^T and dP^T = V dO^T (keys x queries) make P^T and dS^T, which stay in registers for
+// dV += P^T dO and dK += dS^T Q; dS goes through shared memory besides, where dQ = dS K takes the keys of all warpgroups. A warp
+// of its own adds dQ to its sum in HBM by bulk reductions, in the order in which accumulators lie (query_sum.cuh).
+//
+// The kernels before and behind are FlashAttention-2's (fa2_backward_rows.cuh).
+//
+// Constants, all from the tile schedule:
+//   ELEMENT     __half or __nv_bfloat16               HEAD_DIM, VALUE_DIM  d of Q and K, of V and O
+//   BR, BC      rows of a Q block, of a K/V block     STAGES     slots of the rings of Q and of dO
+//   CONSUMER_REGISTERS, PRODUCER_REGISTERS            of a thread, once the roles are known
+//   PING_PONG   whether warpgroups issue their products in turns
+//   WITH_DQ     whether dQ is summed here
+//   CAUSAL, WINDOW, PADDED  0 or 1: mask.cuh           COPY_BYTES, SINKS  fa2_backward_rows.cuh
+#define SUB BR
+#include "fa2_backward_rows.cuh"
+#include "mask.cuh"
+#include "mma.cuh"
+#include "sequence.cuh"
+#include "tma.cuh"
+#include "weight.cuh"
+#include "wgmma.cuh"
+
+constexpr int CONSUMERS = BC / 64, WARPS = 4 * CONSUMERS, THREADS = WARPGROUP * (1 + CONSUMERS);
+constexpr int K_SLABS = slabs(HEAD_DIM), V_SLABS = slabs(VALUE_DIM), Q_SLABS = slabs(BR);  // Q's: of the columns of dS^T
+constexpr int K_BYTES = BC * SLAB_ROW * K_SLABS, V_BYTES = BC * SLAB_ROW * V_SLABS;
+constexpr int Q_BYTES = BR * SLAB_ROW * K_SLABS, dO_BYTES = BR * SLAB_ROW * V_SLABS;
+constexpr int dS_BYTES = BC * SLAB_ROW * Q_SLABS, PIECE_BYTES = SUM_PIECE * 4, dQ_BYTES = BR / 8 * SUM_TILES * PIECE_BYTES;
+constexpr int BOTH = 1, OWN = 2, TURN = OWN + CONSUMERS;  // named barriers: of all consumers; OWN + g, TURN + g of warpgroup g
+// dQ_i is BR x d: a warpgroup makes 64 rows or, where there are no more, 64 columns of it.
+constexpr bool BY_ROWS = BR > 64;
+static_assert(STAGES == 2, "dS of a turn and of the one before, by their slots");
+static_assert(BR == 64 * (BY_ROWS ? CONSUMERS : 1) && K_SLABS <= (BY_ROWS ? 1 : CONSUMERS), "a part of dQ a warpgroup");
+constexpr int dQ_COLS = D_PAD < 64 ? D_PAD : 64;
+
+// Shared memory: addresses
+struct Shared {
+  unsigned K, V, Q, dO, dS, dQ;  // (BC x d), (BC x d_v), later dK, dV; STAGES x (BR x d), x (BR x d_v); 2 x (BC x BR); (BR x d) of float32
+  unsigned offsets, origins, D, large;  // of the rows of each slot: what exponents are relative to (weight.cuh), D; whether an origin is not 0
+  unsigned work, KV_came, KV_full, Q_full, Q_empty, dO_full, dO_empty, dS_full, dS_empty, dQ_full, dQ_empty;
+
+  __device__ __forceinline__ explicit Shared(unsigned base) {
+    K = base, V = K + K_BYTES, Q = V + V_BYTES, dO = Q + STAGES * Q_BYTES, dS = dO + STAGES * dO_BYTES, dQ = dS + 2 * dS_BYTES;
+    offsets = dQ + (WITH_DQ ? dQ_BYTES : 0), origins = offsets + STAGES * BR * 4, D = origins + STAGES * BR * 4;
+    KV_came = D + STAGES * BR * 4, KV_full = KV_came + 8, dQ_full = KV_came + 16, dQ_empty = KV_came + 24;
+    work = KV_came + 32, Q_full = KV_came + 64, Q_empty = Q_full + 8 * STAGES, dO_full = Q_empty + 8 * STAGES, dO_empty = dO_full + 8 * STAGES;
+    dS_full = dO_empty + 8 * STAGES, dS_empty = dS_full + 16, large = dS_empty + 16;
+  }
+  __device__ __forceinline__ void init_barriers() const {
+    init_barrier(KV_came, 1), init_barrier(KV_full, 1), init_barrier(dQ_full, WARPS), init_barrier(dQ_empty, 1);
+    for (int slot = 0; slot < STAGES; slot++) {
+      init_barrier(Q_full + 8 * slot, 2), init_barrier(Q_empty + 8 * slot, WARPS);
+      init_barrier(dO_full + 8 * slot, 2), init_barrier(dO_empty + 8 * slot, WARPS);
+      init_barrier(dS_full + 8 * slot, WARPS), init_barrier(dS_empty + 8 * slot, WARPS);
+    }
+    publish_barriers();
+  }
+};
+
+// A place in a ring: the slot, and the parity of the phase in which it is filled
+struct Slot {
+  int index, parity;
+  __device__ __forceinline__ Slot next() const { return index + 1 < STAGES ? Slot{index + 1, parity} : Slot{0, parity ^ 1}; }
+};
+
+// What a thread block has: a K/V block, and the Q blocks from `end - 1` down to `first` of each query head of the group
+struct Work {
+  int batch, kv_head, j, keys, first, end;
+  __device__ __forceinline__ int turns(const Params& p) const { return max(0, end - first) * p.group; }
+  __device__ __forceinline__ int head(const Params& p, int h) const { return kv_head * p.group + h; }
+  // Row 0 of a query head, in L and D
+  __device__ __forceinline__ long long row0(const Params& p, int h) const {
+    return (static_cast<long long>(batch) * p.heads + head(p, h)) * p.total_q;
+  }
+};
+
+// One thread finds it, and each role reads it for itself: kept for all of them, it would take registers of all.
+__device__ __forceinline__ Work find_work(const Params& p) {
+  const int index = blockIdx.x, Tc = (p.Nk + BC - 1) / BC, pair = index / Tc, j = index % Tc, kv_heads = p.heads / p.group;
+  const int batch = pair / kv_heads;
+  Work w = {batch, pair % kv_heads, j, PADDED ? max(0, min(p.Nk, p.key_lengths[batch])) : p.Nk, 0, 0};
+  const int cols = min(BC, w.keys - j * BC), diagonal = p.Nk - p.Nq;
+  const int first_row = CAUSAL || WINDOW ? max(0, j * BC - diagonal - (WINDOW ? p.right : 0)) : 0;
+  const int last_row = WINDOW ? min(p.Nq - 1ll, j * BC + cols - 1ll - diagonal + p.left) : p.Nq - 1;
+  w.first = first_row / BR, w.end = cols > 0 && first_row <= last_row ? last_row / BR + 1 : w.first;
+  return w;
+}
+
+__device__ __forceinline__ void write_work(unsigned at, const Work& w) {
+  asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};\nst.shared.v2.b32 [%0+16], {%5, %6};" ::"r"(at), "r"(w.batch), "r"(w.kv_head),
+               "r"(w.j), "r"(w.keys), "r"(w.first), "r"(w.end) : "memory");
+}
+__device__ __forceinline__ Work read_work(unsigned at) {
+  Work w;
+  asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%6];\nld.shared.v2.b32 {%4, %5}, [%6+16];"
+               : "=r"(w.batch), "=r"(w.kv_head), "=r"(w.j), "=r"(w.keys), "=r"(w.first), "=r"(w.end) : "r"(at) : "memory");
+  return w;
+}
+
+// Calls visit(h, i) for each turn, h being a query head of the group.
+template <class Visit> __device__ __forceinline__ void each_turn(const Params& p, const Work& w, Visit visit) {
+#pragma unroll 1
+  for (int h = 0; h < p.group; h++)
+#pragma unroll 1
+    for (int i = w.end - 1; i >= w.first; i--) visit(h, i);
+}
+
+// --- the producer: a warp, whose first lane copies
+
+template <int ROWS>
+__device__ __forceinline__ void load_tile(unsigned to, const TensorMap& map, unsigned full, int slabs, int row, int head, int batch) {
+  for (int slab = 0; slab < slabs; slab++) load_box<1>(to + slab * ROWS * SLAB_ROW, map, full, slab * SLAB, row, head, batch);
+}
+
+// Rows of keys that are not there, but for what the tensor has: zeros, since a weight of 0 does not make nothing of an infinity.
+__device__ __forceinline__ void clear_rows(unsigned tile, int slabs, int from) {
+  for (int chunk = from * 8 + threadIdx.x % 32; chunk < BC * 8; chunk += 32)
+    for (int slab = 0; slab < slabs; slab++)
+      asm volatile("st.shared.v4.b32 [%0], {%1, %1, %1, %1};" ::"r"(tile + slab * BC * SLAB_ROW + chunk * 16), "r"(0) : "memory");
+}
+
+__device__ __forceinline__ void store_shared(unsigned at, float x) { asm volatile("st.shared.f32 [%0], %1;" ::"r"(at), "f"(x) : "memory"); }
+
+// A warp that brings what rows are given: calls bring(at, row, rows, slot) for each turn, with where this lane's rows go in the slots' room,
+// which is its first, how many there are from that one on, and the slot. It has the rows from that one on, 32 apart.
+template <class Bring>
+__device__ __forceinline__ void produce_rows(const Params& p, const Work& w, unsigned full, unsigned empty, Bring bring) {
+  const int lane = threadIdx.x % 32;
+  Slot slot = {0, 1};  // empty at first, as if a phase before had ended
+  each_turn(p, w, [&](int h, int i) {
+    bring((slot.index * BR + lane) * 4, w.row0(p, h) + i * BR + lane, p.Nq - i * BR - lane, slot, empty + 8 * slot.index);
+    __syncwarp();
+    if (lane == 0) arrive(full + 8 * slot.index);
+    slot = slot.next();
+  });
+}
+
+// What exponents are relative to (weight.cuh). A row that does not exist has weights of 0.
+__device__ __forceinline__ void produce_bases(const Params& p, const Shared& s, const Work& w) {
+  produce_rows(p, w, s.Q_full, s.Q_empty, [&](unsigned at, long long row, int rows, Slot slot, unsigned empty) {
+    float L[BR / 32];
+#pragma unroll
+    for (int n = 0; n < BR / 32; n++) L[n] = 32 * n < rows ? p.L[row + 32 * n] : -NEG_INF;
+    wait_for(empty, slot.parity);
+    bool large = false;
+#pragma unroll
+    for (int n = 0; n < BR / 32; n++) {
+      large |= 32 * n < rows && is_large(L[n]);
+      store_shared(s.offsets + at + 128 * n, L[n] == NEG_INF ? 0.f : L[n] * -UNIT);  // 0 where nothing is seen and scores are -inf
+    }
+    large = __any_sync(~0u, large);
+    if (large) {
+#pragma unroll 1
+      for (int n = 0; n < BR / 32; n++) {
+        const Base base = 32 * n < rows ? base_of(p.L[row + 32 * n], p.bases, row + 32 * n) : Base{0.f, -NEG_INF};
+        store_shared(s.offsets + at + 128 * n, -base.log_sum);
+        store_shared(s.origins + at + 128 * n, base.score);
+      }
+    }
+    if (threadIdx.x % 32 == 0)
+      asm volatile("st.shared.b32 [%0], %1;" ::"r"(s.large + 4 * slot.index), "r"(static_cast<int>(large)) : "memory");
+  });
+}
+__device__ __forceinline__ void produce_D(const Params& p, const Shared& s, const Work& w) {
+  produce_rows(p, w, s.dO_full, s.dO_empty, [&](unsigned at, long long row, int rows, Slot slot, unsigned empty) {
+    float D[BR / 32];
+#pragma unroll
+    for (int n = 0; n < BR / 32; n++) D[n] = 32 * n < rows ? p.D[row + 32 * n] : 0.f;
+    wait_for(empty, slot.parity);
+#pragma unroll
+    for (int n = 0; n < BR / 32; n++) store_shared(s.D + at + 128 * n, D[n]);
+  });
+}
+
+// The warp that copies tiles, by its first lane
+__device__ __forceinline__ void produce(const Params& given, const Shared& s, const Work& w) {
+  const bool copies = threadIdx.x == 0;
+  if (w.turns(given) == 0) return;
+  const bool cut = PADDED && (w.j + 1) * BC > w.keys;
+  if (copies) {
+    const unsigned full = cut ? s.KV_came : s.KV_full;
+    arrive_expecting(full, K_BYTES + V_BYTES);
+    load_tile<BC>(s.K, given.K_tiles, full, K_SLABS, w.j * BC, w.kv_head, w.batch);
+    load_tile<BC>(s.V, given.V_tiles, full, V_SLABS, w.j * BC, w.kv_head, w.batch);
+  }
+  if (cut) {
+    wait_for(s.KV_came, 0);
+    clear_rows(s.K, K_SLABS, w.keys - w.j * BC);
+    clear_rows(s.V, V_SLABS, w.keys - w.j * BC);
+    publish_writes();
+    __syncwarp();
+    if (copies) arrive(s.KV_full);
+  }
+  if (!copies) return;
+  Slot slot = {0, 1};
+  each_turn(given, w, [&](int h, int i) {
+    const unsigned Q_full = s.Q_full + 8 * slot.index, dO_full = s.dO_full + 8 * slot.index;
+    wait_for(s.Q_empty + 8 * slot.index, slot.parity);
+    arrive_expecting(Q_full, Q_BYTES);
+    load_tile<BR>(s.Q + slot.index * Q_BYTES, given.Q_tiles, Q_full, K_SLABS, i * BR, w.head(given, h), w.batch);
+    wait_for(s.dO_empty + 8 * slot.index, slot.parity);
+    arrive_expecting(dO_full, dO_BYTES);
+    load_tile<BR>(s.dO + slot.index * dO_BYTES, given.dO_tiles, dO_full, V_SLABS, i * BR, w.head(given, h), w.batch);
+    slot = slot.next();
+  });
+}
+
+// --- the lane that adds dQ_i to its sum
+
+__device__ __forceinline__ void add_queries(const Params& p, const Shared& s, const Work& w) {
+  if (w.turns(p) == 0) return;
+  wait_for(s.dQ_full, 0);
+  arrive(s.dQ_empty);  // the first dQ is of no turn
+  int parity = 1;
+  each_turn(p, w, [&](int h, int i) {
+    const int rows = min(BR, p.Nq - i * BR), whole = rows / 8 * SUM_TILES * PIECE_BYTES;
+    float* sums = sums_of(p.dQ_acc, static_cast<long long>(w.batch) * p.heads + w.head(p, h), p.total_q, i * BR, 0);
+    wait_for(s.dQ_full, parity);
+    parity ^= 1;
+    if (whole) add_floats(sums, s.dQ, whole);
+    if (rows % 8)  // of pieces that have not all their rows
+#pragma unroll 1
+      for (int tile = 0; tile < SUM_TILES; tile++)
+        add_floats(sums + whole / 4 + tile * SUM_PIECE, s.dQ + whole + tile * PIECE_BYTES, rows % 8 * (PIECE_BYTES / 8));
+    wait_for_stores();
+    arrive(s.dQ_empty);
+  });
+}
+
+// --- a consumer: one warpgroup, each warp of which has 16 keys, each lane parts of keys g and g + 8 of those
+
+__device__ __forceinline__ void meet(int barrier, int threads) {
+  asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
+}
+__device__ __forceinline__ void let_pass(int barrier, int threads) {
+  asm volatile("bar.arrive %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
+}
+__device__ __forceinline__ float2 load_pair(unsigned at) {
+  float2 pair;
+  asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(pair.x), "=f"(pair.y) : "r"(at) : "memory");
+  return pair;
+}
+__device__ __forceinline__ void release(unsigned empty) {
+  if (threadIdx.x % 32 == 0) arrive(empty);
+}
+
+struct Consumer {
+  const Shared& s;
+  int group, thread;  // of the warpgroup; kept, since asking for it takes longer than a turn has
+  float factor;       // of S, for exponents of two
+  Slot slot;          // of the Q and dO block of this turn
+
+  float dK[D_PAD / 8][4], dV[DV_PAD / 8][4];
+  float S[BR / 8][4], dP[BR / 8][4];    // transposed; then P and dS
+  unsigned P[BR / 16][4], dS[BR / 16][4];  // transposed and rounded: an accumulator's layout is that of a factor
+
+  // Fragments of a tile's rows: K and V of this warpgroup's 64 keys, all rows of Q and dO
+  template <int DIM, int A_ROWS>
+  __device__ __forceinline__ void multiply_rows(float (&C)[BR / 8][4], Operand A, Operand B) {
+    begin_products();
+#pragma unroll
+    for (int k = 0; k < padded(DIM) / 16; k++) {
+      const int inside = k % 4 * 32;
+      multiply<BR>(C, A + (k / 4 * A_ROWS * SLAB_ROW + inside), B + (k / 4 * BR * SLAB_ROW + inside), k > 0);
+    }
+    commit_products();
+  }
+  // S^T = K_j Q_i^T
+  __device__ __forceinline__ void multiply_scores(Slot at) {
+    wait_for(s.Q_full + 8 * at.index, at.parity);
+    multiply_rows<HEAD_DIM, BC>(S, Operand::rows(s.K) + unknown(group) * 64 * SLAB_ROW, Operand::rows(s.Q) + at.index * Q_BYTES);
+  }
+  // dP^T = V_j dO_i^T
+  __device__ __forceinline__ void multiply_output_gradients() {
+    wait_for(s.dO_full + 8 * slot.index, slot.parity);
+    multiply_rows<VALUE_DIM, BC>(dP, Operand::rows(s.V) + unknown(group) * 64 * SLAB_ROW, Operand::rows(s.dO) + slot.index * dO_BYTES);
+  }
+  // C += A B_i, with Q_i or dO_i for B
+  template <int N> __device__ __forceinline__ void add_weighted(float (&C)[N / 8][4], const unsigned (&A)[BR / 16][4], unsigned B) {
+    const Operand columns = Operand::columns(B, BR * SLAB_ROW);
+    begin_products();
+#pragma unroll
+    for (int k = 0; k < BR / 16; k++) multiply<N>(C, A[k], columns + k * 16 * SLAB_ROW);
+    commit_products();
+  }
+
+  // What the rows of a lane's columns have, of one of a slot's arrays
+  __device__ __forceinline__ void load_rows(float2 (&x)[BR / 8], unsigned array) const {
+#pragma unroll
+    for (int n = 0; n < BR / 8; n++) x[n] = load_pair(array + slot.index * (BR * 4) + thread % 4 * 8 + 32 * n);
+  }
+  // P^T = exp(S^T - L), as soon as S^T is there
+  __device__ __forceinline__ void weigh(const Masks& masks, int i, int j, int Nq, bool whole) {
+    float2 offset[BR / 8];
+    load_rows(offset, s.offsets);
+    int large;
+    asm volatile("ld.shared.b32 %0, [%1];" : "=r"(large) : "r"(s.large + 4 * slot.index) : "memory");
+    wait_for_products<1>(S);
+    if (large) {
+#pragma unroll
+      for (int n = 0; n < BR / 8; n++) {
+        const float2 origin = load_pair(s.origins + slot.index * (BR * 4) + thread % 4 * 8 + 32 * n);
+#pragma unroll
+        for (int e = 0; e < 4; e++) S[n][e] -= e % 2 ? origin.y : origin.x;
+      }
+    }
+    if (!whole) {
+      const int key = j * BC + group * 64 + thread / 32 * 16 + thread % 32 / 4;
+      each_score_transposed<BR / 8>(masks, key, i * BR, Nq, [&](int n, int e, int, int, bool seen) {
+        if (!seen) S[n][e] = NEG_INF;
+      });
+    }
+#pragma unroll
+    for (int n = 0; n < BR / 8; n++)
+#pragma unroll
+      for (int e = 0; e < 4; e++) S[n][e] = exp2_of(fmaf(S[n][e], factor, e % 2 ? offset[n].y : offset[n].x));
+  }
+  // dS^T = P^T * (dP^T - D), as soon as dP^T is there
+  __device__ __forceinline__ void find_score_gradients() {
+    float2 D[BR / 8];
+    load_rows(D, s.D);
+    wait_for_products<0>(dP);
+#pragma unroll
+    for (int n = 0; n < BR / 8; n++)
+#pragma unroll
+      for (int e = 0; e < 4; e++) dP[n][e] = S[n][e] * (dP[n][e] - (e % 2 ? D[n].y : D[n].x));
+  }
+  static __device__ __forceinline__ void round(unsigned (&to)[BR / 16][4], const float (&from)[BR / 8][4]) {
+#pragma unroll
+    for (int n = 0; n < BR / 8; n++)
+#pragma unroll
+      for (int h = 0; h < 2; h++) to[n / 2][n % 2 * 2 + h] = pack(Element(), from[n][2 * h], from[n][2 * h + 1]);
+  }
+  // Where warpgroups issue their products in turns: one after the other, so that the exponentials of one are under the other's
+  // products
+  __device__ __forceinline__ void take_turn() const {
+    if constexpr (PING_PONG) meet(TURN + group, 2 * WARPGROUP);
+  }
+  __device__ __forceinline__ void pass_turn() const {
+    if constexpr (PING_PONG) let_pass(TURN + (group + 1 < CONSUMERS ? group + 1 : 0), 2 * WARPGROUP);
+  }
+
+  // Before the first turn the other room of dS has zeros.
+  __device__ __forceinline__ void begin_score_gradients() const {
+#pragma unroll
+    for (int at = 0; at < dS_BYTES; at += CONSUMERS * WARPGROUP * 16)
+      asm volatile("st.shared.v4.b32 [%0], {%1, %1, %1, %1};" ::"r"(s.dS + dS_BYTES + at + (group * WARPGROUP + thread) * 16), "r"(0) : "memory");
+    publish_writes();
+    __syncwarp();
+    release(s.dS_full + 8);
+  }
+  // dS^T to its room, for the products of all warpgroups, when the products of the turn before the last are done with it
+  __device__ __forceinline__ void share_score_gradients() const {
+    const int row = group * 64 + thread / 32 * 16 + thread % 16;  // of four 8 x 8 matrices, whose address this lane gives
+    const unsigned to = s.dS + slot.index * dS_BYTES + row * SLAB_ROW;
+    wait_for(s.dS_empty + 8 * slot.index, 1 ^ slot.parity ^ slot.index);
+#pragma unroll
+    for (int k = 0; k < BR / 16; k++) {
+      const unsigned chunk = (k % 4 * 2 + thread % 32 / 16) ^ row % 8;
+      store_matrices(to + k / 4 * BC * SLAB_ROW + chunk * 16, dS[k][0], dS[k][1], dS[k][2], dS[k][3]);
+    }
+    publish_writes();
+    __syncwarp();
+    release(s.dS_full + 8 * slot.index);
+  }
+  // This warpgroup's part of dQ = dS K_j of the block before that of `at`, when all of dS is there
+  __device__ __forceinline__ void multiply_keys(float (&dQ)[dQ_COLS / 8][4], Slot at) {
+    const int before = 1 - at.index;
+    const Operand A = Operand::columns(s.dS + before * dS_BYTES + (BY_ROWS ? unknown(group) * BC * SLAB_ROW : 0), BC * SLAB_ROW);
+    const Operand B = Operand::columns(s.K + (BY_ROWS || K_SLABS == 1 ? 0 : unknown(group) * BC * SLAB_ROW), BC * SLAB_ROW);
+    wait_for(s.dS_full + 8 * before, at.parity);
+    begin_products();
+#pragma unroll
+    for (int k = 0; k < BC / 16; k++) multiply_columns<dQ_COLS>(dQ, A + k * 16 * SLAB_ROW, B + k * 16 * SLAB_ROW, k > 0);
+    commit_products();
+  }
+  __device__ __forceinline__ void store_queries(const float (&dQ)[dQ_COLS / 8][4], Slot at) const {
+    const int warp = thread / 32, tile0 = BY_ROWS ? 0 : group * 4;
+    release(s.dS_empty + 8 * (1 - at.index));
+    wait_for(s.dQ_empty, 1 - at.index);  // its phases are as many as turns, and slots alternate
+#pragma unroll
+    for (int c = 0; c < dQ_COLS / 16; c++) {
+      if (tile0 + c >= SUM_TILES) break;
+#pragma unroll
+      for (int h = 0; h < 2; h++) {
+        const int piece = ((BY_ROWS ? group * 8 : 0) + warp * 2 + h) * SUM_TILES + tile0 + c;
+        asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(s.dQ + piece * PIECE_BYTES + thread % 32 * 16),
+                     "f"(dQ[2 * c][2 * h]), "f"(dQ[2 * c][2 * h + 1]), "f"(dQ[2 * c + 1][2 * h]), "f"(dQ[2 * c + 1][2 * h + 1]) : "memory");
+      }
+    }
+  }
+  __device__ __forceinline__ void hand_on_queries() const {
+    publish_writes();
+    __syncwarp();
+    release(s.dQ_full);
+  }
+
+  // Of P^T and dS^T: dV and dK, and under way dQ of the block before, for which no warpgroup has to wait
+  __device__ __forceinline__ void find_gradients(float (&dQ)[dQ_COLS / 8][4]) {
+    round(P, S);
+    round(dS, dP);
+    if constexpr (WITH_DQ) share_score_gradients();
+    take_turn();
+    add_weighted<DV_PAD>(dV, P, s.dO + slot.index * dO_BYTES);
+    add_weighted<D_PAD>(dK, dS, s.Q + slot.index * Q_BYTES);
+    if constexpr (WITH_DQ) multiply_keys(dQ, slot);
+    wait_for_products<1 + WITH_DQ>(dV);
+    release(s.dO_empty + 8 * slot.index);
+    wait_for_products<WITH_DQ>(dK);
+    release(s.Q_empty + 8 * slot.index);
+  }
+
+  // All turns, the last one apart: the compiler has a loop's products run by themselves if none are under way where it is left.
+  // `weigh` makes P^T of block i.
+  template <class Weigh> __device__ __forceinline__ void turns(int first, int end, int left, Weigh weigh) {
+    int i = end - 1;
+    if (PING_PONG && group == CONSUMERS - 1) pass_turn();
+    if constexpr (WITH_DQ) begin_score_gradients();
+    multiply_scores(slot);
+    wait_for_products<0>(S);  // what is set to 0 may not be so while products are on their way
+    multiply_output_gradients();
+    weigh(i);
+    find_score_gradients();
+#pragma unroll 1
+    while (--left > 0) {
+      float dQ[dQ_COLS / 8][4];
+      find_gradients(dQ);
+      multiply_scores(slot.next());
+      pass_turn();
+      if constexpr (WITH_DQ) {
+        wait_for_products<1>(dQ);
+        store_queries(dQ, slot);
+      }
+      slot = slot.next();
+      multiply_output_gradients();
+      if constexpr (WITH_DQ) hand_on_queries();
+      i = i > first ? i - 1 : end - 1;
+      weigh(i);
+      find_score_gradients();
+    }
+    float dQ[dQ_COLS / 8][4];
+    find_gradients(dQ);
+    pass_turn();
+    if constexpr (WITH_DQ) {
+      wait_for_products<0>(dQ);
+      store_queries(dQ, slot);
+      hand_on_queries();
+      multiply_keys(dQ, slot.next());
+      wait_for_products<0>(dQ);
+      store_queries(dQ, slot.next());
+      hand_on_queries();
+    }
+    if (PING_PONG && group == 0) take_turn();  // which is passed once more than it is taken
+  }
+};
+
+// The gradient of this warpgroup's keys leaves through the room of what it is the gradient of.
+template <int N>
+__device__ __forceinline__ void write_rows(const float (&C)[N / 8][4], float scale, unsigned room, const TensorMap& map, int slabs, int group, const Work& w) {
+  const int row = group * 64 + threadIdx.x % WARPGROUP / 32 * 16 + threadIdx.x % 16;
+#pragma unroll
+  for (int n = 0; n < N / 16; n++) {
+    const unsigned chunk = (n % 4 * 2 + threadIdx.x % 32 / 16) ^ row % 8;
+    const float(&left)[4] = C[2 * n], (&right)[4] = C[2 * n + 1];
+    store_matrices(room + n / 4 * BC * SLAB_ROW + row * SLAB_ROW + chunk * 16, pack(Element(), scale * left[0], scale * left[1]),
+                   pack(Element(), scale * left[2], scale * left[3]), pack(Element(), scale * right[0], scale * right[1]),
+                   pack(Element(), scale * right[2], scale * right[3]));
+  }
+  publish_writes();
+  meet(OWN + group, WARPGROUP);
+  if (threadIdx.x % WARPGROUP == 0) {
+    for (int slab = 0; slab < slabs; slab++)
+      store_box<1>(map, room + slab * BC * SLAB_ROW + group * 64 * SLAB_ROW, slab * SLAB, w.j * BC + group * 64, w.kv_head, w.batch);
+    wait_for_stores();
+  }
+}
+
+__device__ __forceinline__ void consume(const Params& p, const Params& given, const Shared& s, const Work& w, int group) {
+  Consumer c = {s, group, unknown(static_cast<int>(threadIdx.x % WARPGROUP)), p.scale * UNIT, {0, 0}};
+#pragma unroll
+  for (int n = 0; n < D_PAD / 8; n++)
+#pragma unroll
+    for (int e = 0; e < 4; e++) c.dK[n][e] = 0.f;
+#pragma unroll
+  for (int n = 0; n < DV_PAD / 8; n++)
+#pragma unroll
+    for (int e = 0; e < 4; e++) c.dV[n][e] = 0.f;
+  const int turns = w.turns(p);
+  if (turns > 0) {
+    wait_for(s.KV_full, 0);
+    const Masks masks = masks_of(p, 0, 0, p.Nq, p.Nk, PADDED ? w.keys : p.Nk);
+    c.turns(w.first, w.end, turns, [&](int i) {
+      const int last = min((i + 1) * BR, p.Nq) - 1;
+      const bool whole = (w.j + 1) * BC <= visible_end(masks, i * BR) && (!WINDOW || w.j * BC >= visible_begin(masks, last));
+      c.weigh(masks, i, w.j, p.Nq, whole);
+    });
+    meet(BOTH, WARPGROUP * CONSUMERS);  // all are done with K_j
+  }
+  const Work place = read_work(s.work);  // the same; registers are free again
+  write_rows<DV_PAD>(c.dV, 1.f, s.V, given.dV_tiles, V_SLABS, group, place);
+  write_rows<D_PAD>(c.dK, p.scale, s.K, given.dK_tiles, K_SLABS, group, place);
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS, 1) fa3_backward(const __grid_constant__ Params given) {
+  const Params p = given;
+  extern __shared__ __align__(1024) unsigned char sram[];
+  const Shared s(shared_address(sram));
+  if (threadIdx.x == 0) {
+    s.init_barriers();
+    write_work(s.work, find_work(p));
+  }
+  __syncthreads();
+  const int group = __shfl_sync(~0u, threadIdx.x / WARPGROUP, 0);
+  if (group == 0) {
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(PRODUCER_REGISTERS));
+    const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0);
+    if (warp == 0) {
+      produce(given, s, read_work(s.work));
+    } else if (warp == 1) {
+      produce_bases(given, s, read_work(s.work));
+    } else if (warp == 2) {
+      produce_D(given, s, read_work(s.work));
+    } else if (WITH_DQ && threadIdx.x == 96) {
+      add_queries(given, s, read_work(s.work));
+    }
+  } else {
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(CONSUMER_REGISTERS));
+    consume(p, given, s, read_work(s.work), group - 1);
+  }
+}

@@ -1,0 +1,163 @@
+"""The Hopper's gradients: numbers by the 2x rule, theory == replay == execution, no finding, whatever is asked for."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import numpy as np
+import pytest
+import test_magnitudes
+from hypothesis import strategies as st
+
+import cupyflash
+from cupyflash import Device, Problem
+from cupyflash.request.options import BlockMask
+from cupyflash.schedules import choose_backward, fa3_backward, plan_backward
+from cupyflash.sim.execution import execute_backward
+from cupyflash.sim.numbers.inputs import Inputs
+from cupyflash.sim.numbers.reference import reference
+from cupyflash.sim.numbers.yardstick import draw_gradient, measure_gradients
+from cupyflash.sim.verification import verify
+from suites import sweep, wide
+from yardstick import draw
+
+H100, A100 = Device.named("H100-SXM"), Device.named("A100-40GB")
+
+
+@st.composite
+def problems(draw_one: st.DrawFn) -> Problem:
+    """Ragged both ways, with each option that the kernel has."""
+    n_q, n_k = draw_one(st.integers(1, 270)), draw_one(st.integers(1, 270))
+    d, d_v = (draw_one(st.sampled_from((8, 40, 64, 72, 96, 128))) for _ in range(2))
+    batch, kv_heads, group = draw_one(st.sampled_from(((1, 1, 1), (2, 1, 2), (1, 2, 3), (3, 1, 1))))
+    window = draw_one(st.sampled_from((None, None, (50, 20), (0, 0), (None, 30))))
+    asked: dict[str, Any] = {
+        "causal": window is None and draw_one(st.booleans()),
+        "window": window,
+        "sinks": draw_one(st.booleans()),
+    }
+    if draw_one(st.booleans()):
+        asked |= {"padded": True, "key_lengths": tuple(draw_one(st.integers(0, n_k)) for _ in range(batch))}
+    dtype = draw_one(st.sampled_from(("float16", "bfloat16")))
+    return Problem(batch, kv_heads * group, kv_heads, n_q, n_k, d, dtype, head_dim_v=d_v, **asked)
+
+
+@sweep(2, 12)
+def test_random_problems(data: st.DataObject) -> None:
+    schedule = plan_backward(data.draw(problems()), H100, "fa3", deterministic=data.draw(st.booleans()))
+    found = verify(schedule, seed=data.draw(st.sampled_from((None, 1, 2))), data_seed=data.draw(st.integers(0, 99)))
+    assert found.good, (schedule.problem, found.differences, found.findings, found.wrong_tensors)
+
+
+@pytest.mark.wide
+@pytest.mark.parametrize(("d", "deterministic"), [(64, True), wide(128, True), wide(128, False)])
+def test_the_same_bits_in_every_order(d: int, deterministic: bool) -> None:
+    """All that is not summed by additions in HBM, whose order is free, is the same whatever the order of warps."""
+    problem = Problem(1, 2, 1, 200, 260, d, "float16", causal=True)
+    q, k, v = draw(problem)
+    dout = draw_gradient(problem)
+    out, lse = reference(q, k, v, causal=True)
+    schedule = plan_backward(problem, H100, "fa3", deterministic=deterministic)
+    given = dout, q, k, v, out.astype(q.dtype), lse.astype(np.float32)
+    runs = [execute_backward(schedule, *given, seed=seed) for seed in (None, *range(4))]
+    assert all(run.findings == () for run in runs)
+    assert len({(run.dk.tobytes(), run.dv.tobytes(), run.dq.tobytes() if deterministic else b"") for run in runs}) == 1
+
+
+@pytest.mark.parametrize("dtype", ["float16", wide("bfloat16")])
+def test_scores_of_any_size(dtype: str) -> None:
+    """From tiny ones to those of which float32 rounds L too far: rows are then relative to their own largest score."""
+    for powers in test_magnitudes.POWERS[dtype][:: 1 if dtype == "bfloat16" else 3]:
+        (q, k, v, dout), options = test_magnitudes.pose(dtype, *powers, "causal", 60)
+        out, lse = reference(q, k, v, **options)
+        with cupyflash.simulated_device(H100):
+            made = cupyflash.attention_backward(
+                dout, q, k, v, out.astype(q.dtype), lse.astype(np.float32), algorithm="fa3", **options
+            )
+        numbers = measure_gradients(dict(zip(("dQ", "dK", "dV"), made, strict=True)), dout, Inputs.of(q, k, v, **options))
+        assert all(each.good for each in numbers.values()), (powers, numbers)
+
+
+def test_keys_and_rows_that_are_not_there_may_hold_anything() -> None:
+    """Infinities behind the last key of a batch, and rows that see no key."""
+    rng = np.random.default_rng(0)
+    q, k, v, dout = (rng.standard_normal((2, 1, n, 64)).astype(np.float16) for n in (150, 140, 140, 150))
+    lengths = np.array([100, 0], np.int32)
+    out, lse = reference(q, k, v, key_lengths=lengths)
+    k[0, :, 100:], v[0, :, 100:] = np.inf, np.nan
+    with cupyflash.simulated_device(H100):
+        dq, dk, dv = cupyflash.attention_backward(
+            dout, q, k, v, out.astype(q.dtype), lse.astype(np.float32), key_lengths=lengths, algorithm="fa3"
+        )
+    assert all(np.isfinite(each).all() for each in (dq, dk, dv))
+    assert not dk[0, :, 100:].any() and not dv[0, :, 100:].any() and not dk[1].any() and not dq[1].any()
+
+
+@pytest.mark.parametrize("d", [64, wide(128)])
+def test_no_bank_conflicts_but_those_of_the_way_out(d: int) -> None:
+    problem = Problem(1, 1, 1, 130, 140, d, "float16")
+    q, k, v = draw(problem)
+    out, lse = reference(q, k, v)
+    found = execute_backward(
+        plan_backward(problem, H100, "fa3"), draw_gradient(problem), q, k, v, out.astype(q.dtype), lse.astype("f")
+    )
+    counters = found.counters["fa3_backward"]
+    kinds = {kind for kind, _ in counters.shared}
+    assert {kind: counters.shared_kind(kind).conflicts for kind in kinds} == dict.fromkeys(kinds, 0)
+    assert {"stmatrix", "st", "ld", "wgmma"} <= kinds
+
+
+def test_auto_takes_it_where_it_runs() -> None:
+    plain = Problem(2, 4, 2, 300, 300, 128, "bfloat16")
+    assert choose_backward(plain, H100).algorithm == choose_backward(plain.asking(causal=True), H100).algorithm == "fa3"
+    assert choose_backward(plain, H100, (64, 64)).algorithm == choose_backward(plain, A100).algorithm == "fa2"
+    assert choose_backward(plain, H100, refused="a stride").reason == "fa3's backward does not run this: a stride"
+    for others in (Problem(1, 1, 1, 64, 64, 256, "float16"), plain.asking(mask=True), Problem(1, 1, 1, 64, 64, 64, "float32")):
+        assert choose_backward(others, H100).algorithm == "fa2"
+
+
+def test_a_call_by_auto_is_that_of_fa3() -> None:
+    problem = Problem(1, 2, 1, 70, 90, 64, "float16")
+    q, k, v = draw(problem)
+    dout = draw_gradient(problem)
+    with cupyflash.simulated_device(H100):
+        out, lse = cupyflash.attention(q, k, v, return_lse=True)
+        by = {
+            name: cupyflash.attention_backward(dout, q, k, v, out, lse, algorithm=name, deterministic=True)
+            for name in ("auto", "fa3")
+        }
+        assert [each.tobytes() for each in by["auto"]] == [each.tobytes() for each in by["fa3"]]
+        crooked = np.zeros((1, 2, 70, 65), np.float16)[..., 1:]  # rows at odd addresses, which TMA does not take
+        crooked[...] = dout
+        found = cupyflash.attention_backward(crooked, q, k, v, out, lse)
+        with pytest.raises(ValueError, match="TMA takes"):
+            cupyflash.attention_backward(crooked, q, k, v, out, lse, algorithm="fa3")
+    numbers = measure_gradients(dict(zip(("dQ", "dK", "dV"), found, strict=True)), dout, Inputs.of(q, k, v))
+    assert all(each.good for each in numbers.values())
+
+
+@pytest.mark.parametrize(
+    ("problem", "words"),
+    [
+        (Problem(1, 1, 1, 64, 64, 192, "float16"), "takes d and d_v up to 128, and this has 192"),
+        (Problem(1, 1, 1, 64, 64, 64, "float32"), "half types"),
+        (Problem(1, 1, 1, 64, 64, 64, "float16", alignment=8), "multiples of 16 bytes"),
+        (Problem(1, 1, 1, 64, 64, 64, "float16", scale=-1.0), "scale is positive"),
+    ],
+)
+def test_what_it_does_not_run(problem: Problem, words: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(words)):
+        plan_backward(problem, H100, "fa3")
+
+
+def test_options_and_blocks_that_it_has_not() -> None:
+    plain = Problem(1, 1, 1, 64, 64, 64, "float16")
+    sparse = plain.asking(block_mask=BlockMask.of(np.ones((1, 1), bool)))
+    for asked in (plain.asking(mask=True), plain.asking(bias=True), sparse):
+        with pytest.raises(ValueError, match=r"the backward of 'fa3' has no place for"):
+            plan_backward(asked, H100, "fa3")
+    with pytest.raises(ValueError, match="runs blocks of Br 128 x Bc 128; the tiling asks for Br 64 x Bc 64"):
+        plan_backward(plain, H100, "fa3", (64, 64)).kernels()
+    with pytest.raises(ValueError, match=r"needs .* bytes of SRAM"):
+        fa3_backward.fit(plain, H100.with_sram("100KB"))

@@ -1,0 +1,363 @@
+"""Seeded faults in the Hopper's gradients: each is found, and what is not broken is clean under any order of execution."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from cupyflash import Device, Problem
+from cupyflash.schedules import BackwardSchedule, plan_backward
+from cupyflash.sim.verification import DrawnInputs, VerifiedRun, run_drawn
+from mutants import Mutant, check_mutant, check_unbroken
+from suites import MORE, sample
+
+H100 = Device.named("H100-SXM")
+PROBLEMS = {
+    "": Problem(1, 1, 1, 100, 150, 80, "float16"),
+    "groups": Problem(1, 2, 1, 70, 150, 80, "float16"),
+    "many": Problem(1, 1, 1, 330, 130, 80, "float16"),
+    "causal": Problem(1, 1, 1, 200, 200, 80, "float16", causal=True),
+    "narrow": Problem(1, 1, 1, 150, 150, 40, "float16"),
+}
+"""Ragged both ways; two column blocks, of two to six turns in blocks of 64 x 128, or of 128 x 128 where d is narrow."""
+
+
+def mutant(old: str, new: str, finds: str, problem: str = "") -> Mutant:
+    """A fault that is found in any line."""
+    return Mutant("fa3_backward.cu", old, new, finds, ("",), problem)
+
+
+# No harm do: dS without __syncwarp, whose readers wait in turns first; dO that is given back before dV, since the producer waits
+# for Q's room before it takes dO's; keys that are not cleared, unless they hold infinities (test_fa3_backward.py).
+MUTANTS = {
+    "dS is not published": mutant(
+        "    publish_writes();\n    __syncwarp();\n    release(s.dS_full + 8 * slot.index);",
+        "    __syncwarp();\n    release(s.dS_full + 8 * slot.index);",
+        "proxy",
+    ),
+    "dQ is not published": mutant(
+        "    publish_writes();\n    __syncwarp();\n    release(s.dQ_full);",
+        "    __syncwarp();\n    release(s.dQ_full);",
+        "proxy",
+    ),
+    "dQ is there for one lane": mutant(
+        "    publish_writes();\n    __syncwarp();\n    release(s.dQ_full);",
+        "    publish_writes();\n    release(s.dQ_full);",
+        "race",
+    ),
+    "the first zeros are not published": mutant(
+        "    publish_writes();\n    __syncwarp();\n    release(s.dS_full + 8);",
+        "    __syncwarp();\n    release(s.dS_full + 8);",
+        "proxy",
+    ),
+    "there are no first zeros": mutant(
+        "    for (int at = 0; at < dS_BYTES; at +=",
+        "    for (int at = dS_BYTES; at < dS_BYTES; at +=",
+        "uninitialised",
+    ),
+    "barriers are not published": mutant(
+        "    publish_barriers();\n",
+        "",
+        "proxy",
+    ),
+    "nobody waits for barriers": mutant(
+        "  __syncthreads();\n  const int group",
+        "  const int group",
+        "race",
+    ),
+    "gradients are not published on their way out": mutant(
+        "  publish_writes();\n  meet(OWN + group, WARPGROUP);",
+        "  meet(OWN + group, WARPGROUP);",
+        "proxy",
+    ),
+    "gradients leave before they are there": mutant(
+        "  meet(OWN + group, WARPGROUP);\n",
+        "",
+        "race",
+    ),
+    "nobody waits until all are done with K": mutant(
+        "    meet(BOTH, WARPGROUP * CONSUMERS);  // all are done with K_j\n",
+        "",
+        "race",
+    ),
+    "a thread block ends before its gradients are read": mutant(
+        "    wait_for_stores();\n  }\n}",
+        "  }\n}",
+        "in flight",
+    ),
+    "dQ is overwritten while it is added": mutant(
+        "    wait_for_stores();\n    arrive(s.dQ_empty);",
+        "    arrive(s.dQ_empty);",
+        "in flight|race",
+    ),
+    "dQ is put where the last has not left": mutant(
+        "    wait_for(s.dQ_empty, 1 - at.index);",
+        "    ",
+        "deadlock",
+    ),
+    "dQ is added before it is there": mutant(
+        "    wait_for(s.dQ_full, parity);\n    parity ^= 1;",
+        "    parity ^= 1;",
+        "race",
+    ),
+    "dQ's phases do not alternate": mutant(
+        "    parity ^= 1;\n    if (whole)",
+        "    if (whole)",
+        "deadlock",
+    ),
+    "the first dQ counts": mutant(
+        "  wait_for(s.dQ_full, 0);\n  arrive(s.dQ_empty);  // the first dQ is of no turn\n  int parity = 1;",
+        "  int parity = 0;",
+        "numbers",
+    ),
+    "dQ of the last turn is forgotten": mutant(
+        "      multiply_keys(dQ, slot.next());\n      wait_for_products<0>(dQ);\n      store_queries(dQ, slot.next());\n"
+        "      hand_on_queries();\n",
+        "",
+        "deadlock",
+    ),
+    "all pieces of dQ have all rows": mutant(
+        "const int rows = min(BR, p.Nq - i * BR), whole",
+        "const int rows = (min(BR, p.Nq - i * BR) + 7) / 8 * 8, whole",
+        "bytes",
+    ),
+    "pieces that have not all rows are forgotten": mutant(
+        "    if (rows % 8)  //",
+        "    if (false)  //",
+        "numbers",
+    ),
+    "dQ is added to another row block": mutant(
+        "p.total_q, i * BR, 0);",
+        "p.total_q, max(0, i - 1) * BR, 0);",
+        "numbers",
+    ),
+    "dQ is added to the first head's": mutant(
+        "+ w.head(p, h), p.total_q, i * BR, 0);",
+        "+ w.head(p, 0), p.total_q, i * BR, 0);",
+        "numbers",
+        problem="groups",
+    ),
+    "dS is stored where it is read": mutant(
+        "    wait_for(s.dS_empty + 8 * slot.index, 1 ^ slot.parity ^ slot.index);\n",
+        "",
+        "race",
+        problem="many",
+    ),
+    "dS is multiplied before it is there": mutant(
+        "    wait_for(s.dS_full + 8 * before, at.parity);\n",
+        "",
+        "race",
+    ),
+    "dS is of the turn itself": mutant(
+        "    const int before = 1 - at.index;",
+        "    const int before = at.index;",
+        "deadlock",
+    ),
+    "dS is given back at once": mutant(
+        "    release(s.dS_empty + 8 * (1 - at.index));\n",
+        "",
+        "deadlock",
+    ),
+    "Q is not waited for": mutant(
+        "    wait_for(s.Q_full + 8 * at.index, at.parity);\n",
+        "",
+        "in flight|race|uninitialised",
+    ),
+    "dO is not waited for": mutant(
+        "    wait_for(s.dO_full + 8 * slot.index, slot.parity);\n",
+        "",
+        "deadlock|in flight|race|uninitialised",
+    ),
+    "Q is waited for with the other parity": mutant(
+        "    wait_for(s.Q_full + 8 * at.index, at.parity);",
+        "    wait_for(s.Q_full + 8 * at.index, at.parity ^ 1);",
+        "in flight|race|uninitialised",
+    ),
+    "K and V are not waited for": mutant(
+        "    wait_for(s.KV_full, 0);\n",
+        "",
+        "in flight",
+    ),
+    "Q is released before dK": mutant(
+        "    wait_for_products<WITH_DQ>(dK);\n    release(s.Q_empty + 8 * slot.index);",
+        "    release(s.Q_empty + 8 * slot.index);\n    wait_for_products<WITH_DQ>(dK);",
+        "race",
+        problem="many",
+    ),
+    "Q is never released": mutant(
+        "    release(s.Q_empty + 8 * slot.index);\n",
+        "",
+        "deadlock",
+        problem="many",
+    ),
+    "a warp releases Q for all": mutant(
+        "init_barrier(Q_empty + 8 * slot, WARPS)",
+        "init_barrier(Q_empty + 8 * slot, 1)",
+        "in flight|race",
+        problem="many",
+    ),
+    "a warp releases dO for all": mutant(
+        "init_barrier(dO_empty + 8 * slot, WARPS)",
+        "init_barrier(dO_empty + 8 * slot, 1)",
+        "deadlock",
+        problem="many",
+    ),
+    "a warp hands on dS for all": mutant(
+        "init_barrier(dS_full + 8 * slot, WARPS)",
+        "init_barrier(dS_full + 8 * slot, 1)",
+        "deadlock",
+    ),
+    "a warp hands on dQ for all": mutant(
+        "init_barrier(dQ_full, WARPS)",
+        "init_barrier(dQ_full, 1)",
+        "deadlock",
+    ),
+    "Q is there without its rows' numbers": mutant(
+        "init_barrier(Q_full + 8 * slot, 2)",
+        "init_barrier(Q_full + 8 * slot, 1)",
+        "in flight|race|uninitialised",
+    ),
+    "dO is there without D": mutant(
+        "init_barrier(dO_full + 8 * slot, 2)",
+        "init_barrier(dO_full + 8 * slot, 1)",
+        "deadlock|uninitialised",
+    ),
+    "Q is expected a row short": mutant(
+        "arrive_expecting(Q_full, Q_BYTES);",
+        "arrive_expecting(Q_full, Q_BYTES - SLAB_ROW);",
+        "deadlock",
+    ),
+    "slots are not empty at first": mutant(
+        "  Slot slot = {0, 1};\n",
+        "  Slot slot = {0, 0};\n",
+        "deadlock",
+    ),
+    "S is read before it is there": mutant(
+        "    wait_for_products<1>(S);\n",
+        "    wait_for_products<2>(S);\n",
+        "in flight",
+    ),
+    "dP is read before it is there": mutant(
+        "    wait_for_products<0>(dP);\n",
+        "    wait_for_products<1>(dP);\n",
+        "in flight",
+    ),
+    "dQ is read before it is there": mutant(
+        "        wait_for_products<1>(dQ);\n",
+        "        wait_for_products<2>(dQ);\n",
+        "in flight|race",
+        problem="many",
+    ),
+    "the mask is a row off": mutant(
+        "key, i * BR, Nq, [&]",
+        "key, i * BR + 1, Nq, [&]",
+        "numbers",
+        problem="causal",
+    ),
+    "no block is masked": mutant(
+        "    if (!whole) {",
+        "    if (false) {",
+        "numbers",
+        problem="causal",
+    ),
+    "rows that are not there count": mutant(
+        "L[n] = 32 * n < rows ? p.L[row + 32 * n] : -NEG_INF;",
+        "L[n] = p.L[min(row + 32 * n, row + rows - 1)];",
+        "bytes",
+    ),
+    "exponents are not negative": mutant(
+        "L[n] * -UNIT);",
+        "L[n] * UNIT);",
+        "numbers",
+    ),
+    "D is forgotten": mutant(
+        "dP[n][e] = S[n][e] * (dP[n][e] - (e % 2 ? D[n].y : D[n].x));",
+        "dP[n][e] = S[n][e] * dP[n][e];",
+        "numbers",
+    ),
+    "D is the other row's": mutant(
+        "(e % 2 ? D[n].y : D[n].x)",
+        "(e % 2 ? D[n].x : D[n].y)",
+        "numbers",
+    ),
+    "dK is not scaled": mutant(
+        "write_rows<D_PAD>(c.dK, p.scale,",
+        "write_rows<D_PAD>(c.dK, 1.f,",
+        "numbers",
+    ),
+    "dS is not swizzled": mutant(
+        "const unsigned chunk = (k % 4 * 2 + thread % 32 / 16) ^ row % 8;",
+        "const unsigned chunk = k % 4 * 2 + thread % 32 / 16;",
+        "numbers",
+    ),
+    "both warpgroups have the first keys": mutant(
+        "Operand::rows(s.K) + unknown(group) * 64 * SLAB_ROW",
+        "Operand::rows(s.K)",
+        "numbers",
+    ),
+    "both make the same part of dQ": mutant(
+        "(BY_ROWS ? unknown(group) * BC * SLAB_ROW : 0)",
+        "0",
+        "numbers",
+        problem="narrow",
+    ),
+    "a row block is skipped": mutant(
+        "      i = i > first ? i - 1 : end - 1;",
+        "      i = i - 1 > first ? i - 2 : end - 1;",
+        "numbers",
+        problem="causal",
+    ),
+    "nobody has the first turn": mutant(
+        "    if (PING_PONG && group == CONSUMERS - 1) pass_turn();\n",
+        "",
+        "deadlock",
+    ),
+    "the second head's rows are the first's": mutant(
+        "    return (static_cast<long long>(batch) * p.heads + head(p, h)) * p.total_q;",
+        "    return (static_cast<long long>(batch) * p.heads + head(p, 0)) * p.total_q;",
+        "numbers",
+        problem="groups",
+    ),
+}
+# The wide suite has these, and with CUPYFLASH_TEST_EXAMPLES all.
+WIDE = {
+    "dS is not published",
+    "there are no first zeros",
+    "gradients leave before they are there",
+    "nobody waits until all are done with K",
+    "dQ is overwritten while it is added",
+    "dQ is added before it is there",
+    "pieces that have not all rows are forgotten",
+    "all pieces of dQ have all rows",
+    "dS is stored where it is read",
+    "dS is multiplied before it is there",
+    "dO is not waited for",
+    "Q is released before dK",
+    "a warp releases Q for all",
+    "Q is there without its rows' numbers",
+    "dP is read before it is there",
+    "the mask is a row off",
+    "rows that are not there count",
+    "both make the same part of dQ",
+    "nobody has the first turn",
+    "the second head's rows are the first's",
+}
+
+
+def run(schedule: BackwardSchedule, seed: int | None) -> tuple[VerifiedRun, bool]:
+    """A run on drawn arrays, and whether its numbers are right."""
+    found = run_drawn(schedule, DrawnInputs.of(schedule.problem, 0), 1.0, seed)
+    return found, all(each.good for each in found.numbers.values())
+
+
+@pytest.mark.parametrize("name", sample([name for name in MUTANTS if MORE > 1 or name in WIDE], {"dS is stored where it is read"}))
+def test_mutant(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fault = MUTANTS[name]
+    check_mutant(fault, plan_backward(PROBLEMS[fault.problem], H100, "fa3"), run, tmp_path, monkeypatch)
+
+
+@pytest.mark.wide
+@pytest.mark.parametrize("problem", PROBLEMS)
+def test_what_is_not_broken_is_clean(problem: str) -> None:
+    check_unbroken(plan_backward(PROBLEMS[problem], H100, "fa3"), run, range(2))
