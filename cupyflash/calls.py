@@ -94,16 +94,17 @@ def attention_backward(
     add up in its dk and dv; a row that sees no key, and a key that no row sees, have a gradient of zero. A NaN or an infinity in a
     masked row of k or v is multiplied by a weight of zero, and makes the dq of rows that share a tile with it NaN; rows beyond
     `key_lengths` are not read. P = exp(S - L) would have the error of float32's rounding of L: in float32 each row therefore
-    computes its scores once more, for m and log(l), and so do, with "fa2", rows of half types whose L is beyond 4096. With a
-    `score` function (`softcap` and `alibi_slopes` are two) dq and dk include its derivative by s, except where a score is masked,
+    computes its scores once more, for m and log(l), and so do, with "fa2" and "fa3", rows of half types whose L is large.
+    With a `score` function (`softcap` and `alibi_slopes` are two) dq and dk include its derivative by s, except where a score is masked,
     or its weight is 0. Captured values of the function get no gradient.
 
-    `algorithm`: "fa2" (FlashAttention-2), or "auto", which is "fa2". It sums dq by atomics, in float32 and in no order;
+    `algorithm`: "auto", the default, is "fa3" on a Hopper that accepts the call (half types, d and d_v up to 128, no mask, bias,
+    `score` or dropout), else "fa2" (FlashAttention-2). Both sum dq by additions in memory, in float32, in no order;
     `deterministic` uses a kernel of its own for dq instead, which gives the same bits each time. "fa1" (FlashAttention's Algorithm
     4) and "standard" (Algorithm 3, three matrices of n_q x n_k in memory) are here to be measured, up to a d of 256; they always
     give the same bits. "standard" rounds S as its forward did: `score_dtype` is that call's.
 
-    Returns arrays of q's dtype on q's device, of the shapes of q, k and v; with `sinks` their gradient, float32 ("fa2"); with
+    Returns arrays of q's dtype on q's device, of the shapes of q, k and v; with `sinks` their float32 gradient ("fa2", "fa3"); with
     `return_dbias` also the bias's gradient, of its shape ("fa2"; along broadcast axes atomics add it up, which `deterministic`
     refuses). Raises as `attention` does.
     """

@@ -96,7 +96,7 @@ def test_predict_elsewhere_has_one_line_of_it() -> None:
     ("command", "says"),
     [
         ("predict --seqlen 64 --head-dim 64 --algorithm fa3", "compute capability 9.0's, and A100-40GB has 8.0"),
-        ("predict --seqlen 64 --head-dim 64 --algorithm fa3 --backward", "algorithm must be one of fa1, fa2, standard"),
+        ("predict --seqlen 64 --head-dim 64 --algorithm fa3 --backward", "compute capability 9.0's, and A100-40GB has 8.0"),
         ("verify --algorithm fa3", "compute capability 9.0's"),
         ("inspect --algorithm fa3 --device B200", "compute capability 9.0's, and B200 has 10.0"),
         ("sweep --over sram --algorithm fa3", "compute capability 9.0's"),

@@ -198,7 +198,7 @@ def test_other_sinks_are_refused_by_name(sinks: np.ndarray, says: str) -> None:
 
 
 @pytest.mark.parametrize("algorithm", ["fa1", "standard"])
-def test_only_fa2_has_their_gradient(algorithm: str) -> None:
+def test_only_the_tensor_cores_kernels_have_their_gradient(algorithm: str) -> None:
     q, k, v = arrays(dtype=np.float16)
-    with pytest.raises(ValueError, match=f"the backward of {algorithm!r} has no place for sinks: 'fa2' has"):
+    with pytest.raises(ValueError, match=f"the backward of {algorithm!r} has no place for sinks: 'fa2' and 'fa3' have"):
         cupyflash.attention_vjp(q, k, v, sinks=np.zeros(2, np.float32), algorithm=algorithm)

@@ -210,9 +210,10 @@ def test_of_those_by_default_what_cannot_run_the_problem_is_left_out() -> None:
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (("--algorithms", "fa3-backward"), "got 'fa3-backward'"),
+        (("--algorithms", "fa3-backward"), "fa3's backward does not run this"),
+        (("--algorithms", "fa3-backward-deterministic"), "got 'fa3-backward-deterministic'"),
         (("--algorithms", "fa1,fa9"), "got 'fa9'"),
-        (("--algorithms", "fa3", "--backward"), "got 'fa3'"),
+        (("--algorithms", "decode", "--backward"), "got 'decode'"),
         (("--algorithms", "fa1", "--algorithm", "fa2"), "--algorithm and --algorithms"),
         (("--seqlen", "4096", "--sram", "16KB"), "at most 20,000 moves of tiles"),
         (("--seqlen", "0", "--algorithms", "fa1", "--html", "out.html"), "FlashAttention moves nothing"),
