@@ -95,8 +95,8 @@ def attention_backward(
     masked row of k or v is multiplied by a weight of zero, and makes the dq of rows that share a tile with it NaN; rows beyond
     `key_lengths` are not read. P = exp(S - L) would have the error of float32's rounding of L: in float32 each row therefore
     computes its scores once more, for m and log(l), and so do, with "fa2" and "fa3", rows of half types whose L is large.
-    With a `score` function (`softcap` and `alibi_slopes` are two) dq and dk include its derivative by s, except where a score is masked,
-    or its weight is 0. Captured values of the function get no gradient.
+    With a `score` function (`softcap` and `alibi_slopes` are two) dq and dk include its derivative by s, except where a score is
+    masked, or its weight is 0. Captured values of the function get no gradient.
 
     `algorithm`: "auto", the default, is "fa3" on a Hopper that accepts the call (half types, d and d_v up to 128, no mask, bias,
     `score` or dropout), else "fa2" (FlashAttention-2). Both sum dq by additions in memory, in float32, in no order;
