@@ -259,7 +259,7 @@ def test_packed_sequences_are_compiled_ahead(monkeypatch: pytest.MonkeyPatch) ->
     assert plan_varlen(asked, H100, algorithm="fa3").kernels()[-1].constants in [kernel.constants for kernel in compiled]
 
 
-# --- with FlashAttention-2's backward
+# --- with its backward
 
 
 @pytest.mark.wide
@@ -283,4 +283,4 @@ def test_gradients_of_the_pair(dtype: str, options: dict[str, Any], ran: list[st
     inputs = Inputs.of(**arrays, **options | ({"key_lengths": np.array(options["key_lengths"])} if batch > 1 else {}))
     numbers = measure_gradients(named, dout, inputs)
     assert all(each.good for each in numbers.values()), numbers
-    assert ran == ["fa3", "fa2"]
+    assert ran == ["fa3", "fa3"]

@@ -112,6 +112,7 @@ def test_auto_takes_it_where_it_runs() -> None:
     plain = Problem(2, 4, 2, 300, 300, 128, "bfloat16")
     assert choose_backward(plain, H100).algorithm == choose_backward(plain.asking(causal=True), H100).algorithm == "fa3"
     assert choose_backward(plain, H100, (64, 64)).algorithm == choose_backward(plain, A100).algorithm == "fa2"
+    assert choose_backward(plain, H100.with_sram("100KB")).reason.startswith("fa3's backward needs 198,")
     assert choose_backward(plain, H100, refused="a stride").reason == "fa3's backward does not run this: a stride"
     for others in (Problem(1, 1, 1, 64, 64, 256, "float16"), plain.asking(mask=True), Problem(1, 1, 1, 64, 64, 64, "float32")):
         assert choose_backward(others, H100).algorithm == "fa2"

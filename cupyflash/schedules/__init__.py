@@ -183,6 +183,10 @@ def choose_backward(problem: Problem, device: Device, tiling: TilingChoice = Non
     reason = fa3_backward.refusal(problem, device) or refused
     if reason:
         return Choice("fa2", f"fa3's backward does not run this: {reason}")
+    try:
+        fa3_backward.fit(problem, device)
+    except DoesNotFit as error:
+        return Choice("fa2", str(error))
     return Choice("fa3", "gradients by warpgroup products take about half the time")
 
 
