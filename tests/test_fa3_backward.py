@@ -95,7 +95,7 @@ def test_keys_and_rows_that_are_not_there_may_hold_anything() -> None:
 
 
 @pytest.mark.parametrize("d", [64, wide(128)])
-def test_no_bank_conflicts_but_those_of_the_way_out(d: int) -> None:
+def test_no_bank_conflicts(d: int) -> None:
     problem = Problem(1, 1, 1, 130, 140, d, "float16")
     q, k, v = draw(problem)
     out, lse = reference(q, k, v)
