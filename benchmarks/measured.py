@@ -62,7 +62,7 @@ def rows(what: str, own: tuple[str, ...], rate: str) -> Iterator[str]:
 
 TABLES: Mapping[str, Callable[[], Iterator[str]]] = {
     "forward": lambda: rows("forward", ("fa3", "fa2"), "tflops"),
-    "gradients": lambda: rows("backward", ("fa3", "fa2", "fa2 deterministic"), "tflops"),
+    "gradients": lambda: rows("backward", ("fa3", "fa3 deterministic", "fa2", "fa2 deterministic"), "tflops"),
     "decode": lambda: rows("decode", ("decode", "decode, pages of 16"), "gb_s"),
 }
 
