@@ -1,6 +1,6 @@
 // What FlashAttention-2's backward does for each row: before all else D = rowsum(dO * O), dQ's sum = 0 and the gradient of a sink, and
 // at the end dQ in its own type.
-// Constants: HEAD_DIM, VALUE_DIM, COPY_BYTES, WITH_DQ, SINKS (fa2_backward.cu).
+// Constants: HEAD_DIM, VALUE_DIM, COPY_BYTES, WITH_DQ, SINKS (fa2_backward.cu), ORDERED (fa3_backward.cu).
 #pragma once
 #include "element.cuh"
 #include "mask.cuh"
@@ -58,6 +58,9 @@ fa2_backward_rows(__grid_constant__ const Params given) {
 #pragma unroll
   for (int other = ROW_LANES / 2; other > 0; other /= 2) sum += __shfl_xor_sync(~0u, sum, other);
   if (first == 0 && place.row < p.total_q) p.D[place.at] = sum;
+#if ORDERED
+  if (first == 0 && place.row < p.total_q && place.row % BR == 0) p.turns[turn_of(p, place.pair, place.row / BR)] = 0;
+#endif
   if (SINKS && first == 0 && place.row < p.total_q)
     p.dsinks[place.at] = -sum * sink_weight(p.sinks[place.head], given_of_rows(p)[place.at], SCALED ? 1.f : p.scale);
 }

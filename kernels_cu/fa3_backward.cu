@@ -2,7 +2,9 @@
 // them (arXiv 2407.08608). A thread block has a K/V block of a key head; a producer warp streams the Q and dO blocks that see it, by
 // TMA; consumer warpgroups have 64 keys each. S^T = K Q^T and dP^T = V dO^T (keys x queries) make P^T and dS^T, which stay in registers for
 // dV += P^T dO and dK += dS^T Q; dS goes through shared memory besides, where dQ = dS K takes the keys of all warpgroups. A warp
-// of its own adds dQ to its sum in HBM by bulk reductions, in the order in which accumulators lie (query_sum.cuh).
+// of its own adds dQ to its sum in HBM by bulk reductions, in the order in which accumulators lie (query_sum.cuh). With ORDERED the
+// thread blocks of a head add to the sum of a row block one after the other, in the order of their keys, so that its bits are
+// always the same; none waits for one that begins later.
 //
 // The kernels before and behind are FlashAttention-2's (fa2_backward_rows.cuh).
 //
@@ -11,9 +13,21 @@
 //   BR, BC      rows of a Q block, of a K/V block     STAGES     slots of the rings of Q and of dO
 //   CONSUMER_REGISTERS, PRODUCER_REGISTERS            of a thread, once the roles are known
 //   PING_PONG   whether warpgroups issue their products in turns
-//   WITH_DQ     whether dQ is summed here
+//   ORDERED     whether dQ is summed in one order
 //   CAUSAL, WINDOW, PADDED  0 or 1: mask.cuh           COPY_BYTES, SINKS  fa2_backward_rows.cuh
 #define SUB BR
+#define WITH_DQ 1
+#include "params.cuh"
+
+#if ORDERED
+// Whose turn it is to add to dQ of a row block: how many thread blocks have. Of a key head's first one the upper half counts the
+// thread blocks that have begun.
+constexpr int BEGUN = 1 << 16;
+__device__ __forceinline__ long long turn_of(const Params& p, long long head, int i) {
+  return head * ((p.total_q + BR - 1) / BR) + i;
+}
+#endif
+
 #include "fa2_backward_rows.cuh"
 #include "mask.cuh"
 #include "mma.cuh"
@@ -42,7 +56,7 @@ struct Shared {
 
   __device__ __forceinline__ explicit Shared(unsigned base) {
     K = base, V = K + K_BYTES, Q = V + V_BYTES, dO = Q + STAGES * Q_BYTES, dS = dO + STAGES * dO_BYTES, dQ = dS + 2 * dS_BYTES;
-    offsets = dQ + (WITH_DQ ? dQ_BYTES : 0), origins = offsets + STAGES * BR * 4, D = origins + STAGES * BR * 4;
+    offsets = dQ + dQ_BYTES, origins = offsets + STAGES * BR * 4, D = origins + STAGES * BR * 4;
     KV_came = D + STAGES * BR * 4, KV_full = KV_came + 8, dQ_full = KV_came + 16, dQ_empty = KV_came + 24;
     work = KV_came + 32, Q_full = KV_came + 64, Q_empty = Q_full + 8 * STAGES, dO_full = Q_empty + 8 * STAGES, dO_empty = dO_full + 8 * STAGES;
     dS_full = dO_empty + 8 * STAGES, dS_empty = dS_full + 16, large = dS_empty + 16;
@@ -77,7 +91,15 @@ struct Work {
 
 // One thread finds it, and each role reads it for itself: kept for all of them, it would take registers of all.
 __device__ __forceinline__ Work find_work(const Params& p) {
-  const int index = blockIdx.x, Tc = (p.Nk + BC - 1) / BC, pair = index / Tc, j = index % Tc, kv_heads = p.heads / p.group;
+  const int Tc = (p.Nk + BC - 1) / BC, kv_heads = p.heads / p.group;
+  int pair = blockIdx.x / Tc, j = blockIdx.x % Tc;
+#if ORDERED
+  // Thread blocks of `alternate` key heads alternate: each adds when the one before it in its head has, so they should begin apart.
+  const int pairs = gridDim.x / Tc, first_pair = pair / p.alternate * p.alternate, index = blockIdx.x - first_pair * Tc;
+  const int beside = min(p.alternate, pairs - first_pair);
+  pair = first_pair + index % beside;
+  if (p.Nq > 0) j = static_cast<unsigned>(atomicAdd(p.turns + turn_of(p, pair * p.group, 0), BEGUN)) / BEGUN;
+#endif
   const int batch = pair / kv_heads;
   Work w = {batch, pair % kv_heads, j, PADDED ? max(0, min(p.Nk, p.key_lengths[batch])) : p.Nk, 0, 0};
   const int cols = min(BC, w.keys - j * BC), diagonal = p.Nk - p.Nq;
@@ -208,16 +230,34 @@ __device__ __forceinline__ void produce(const Params& given, const Shared& s, co
 
 // --- the lane that adds dQ_i to its sum
 
+#if ORDERED
+__device__ __forceinline__ void wait_for_turn(const int* added, unsigned before) {
+  unsigned found;
+  do {
+    asm volatile("ld.acquire.gpu.global.b32 %0, [%1];" : "=r"(found) : "l"(__cvta_generic_to_global(added)) : "memory");
+  } while (found % BEGUN != before);
+  asm volatile("fence.proxy.async.global;" ::: "memory");  // what is added behind it is added after the others'
+}
+__device__ __forceinline__ void pass_turn_on(int* added) {
+  asm volatile("red.release.gpu.global.add.u32 [%0], 1;" ::"l"(__cvta_generic_to_global(added)) : "memory");
+}
+#endif
+
 __device__ __forceinline__ void add_queries(const Params& p, const Shared& s, const Work& w) {
   if (w.turns(p) == 0) return;
   wait_for(s.dQ_full, 0);
   arrive(s.dQ_empty);  // the first dQ is of no turn
   int parity = 1;
+  [[maybe_unused]] const Masks masks = masks_of(p, 0, 0, p.Nq, p.Nk, p.Nk);
   each_turn(p, w, [&](int h, int i) {
     const int rows = min(BR, p.Nq - i * BR), whole = rows / 8 * SUM_TILES * PIECE_BYTES;
     float* sums = sums_of(p.dQ_acc, static_cast<long long>(w.batch) * p.heads + w.head(p, h), p.total_q, i * BR, 0);
     wait_for(s.dQ_full, parity);
     parity ^= 1;
+#if ORDERED
+    int* added = p.turns + turn_of(p, static_cast<long long>(w.batch) * p.heads + w.head(p, h), i);
+    wait_for_turn(added, w.j - visible_begin(masks, i * BR) / BC);
+#endif
     if (whole) add_floats(sums, s.dQ, whole);
     if (rows % 8)  // of pieces that have not all their rows
 #pragma unroll 1
@@ -225,6 +265,10 @@ __device__ __forceinline__ void add_queries(const Params& p, const Shared& s, co
         add_floats(sums + whole / 4 + tile * SUM_PIECE, s.dQ + whole + tile * PIECE_BYTES, rows % 8 * (PIECE_BYTES / 8));
     wait_for_stores();
     arrive(s.dQ_empty);
+#if ORDERED
+    wait_for_additions();
+    pass_turn_on(added);
+#endif
   });
 }
 
@@ -400,14 +444,14 @@ struct Consumer {
   __device__ __forceinline__ void find_gradients(float (&dQ)[dQ_COLS / 8][4]) {
     round(P, S);
     round(dS, dP);
-    if constexpr (WITH_DQ) share_score_gradients();
+    share_score_gradients();
     take_turn();
     add_weighted<DV_PAD>(dV, P, s.dO + slot.index * dO_BYTES);
     add_weighted<D_PAD>(dK, dS, s.Q + slot.index * Q_BYTES);
-    if constexpr (WITH_DQ) multiply_keys(dQ, slot);
-    wait_for_products<1 + WITH_DQ>(dV);
+    multiply_keys(dQ, slot);
+    wait_for_products<2>(dV);
     release(s.dO_empty + 8 * slot.index);
-    wait_for_products<WITH_DQ>(dK);
+    wait_for_products<1>(dK);
     release(s.Q_empty + 8 * slot.index);
   }
 
@@ -416,7 +460,7 @@ struct Consumer {
   template <class Weigh> __device__ __forceinline__ void turns(int first, int end, int left, Weigh weigh) {
     int i = end - 1;
     if (PING_PONG && group == CONSUMERS - 1) pass_turn();
-    if constexpr (WITH_DQ) begin_score_gradients();
+    begin_score_gradients();
     multiply_scores(slot);
     wait_for_products<0>(S);  // what is set to 0 may not be so while products are on their way
     multiply_output_gradients();
@@ -428,13 +472,11 @@ struct Consumer {
       find_gradients(dQ);
       multiply_scores(slot.next());
       pass_turn();
-      if constexpr (WITH_DQ) {
-        wait_for_products<1>(dQ);
-        store_queries(dQ, slot);
-      }
+      wait_for_products<1>(dQ);
+      store_queries(dQ, slot);
       slot = slot.next();
       multiply_output_gradients();
-      if constexpr (WITH_DQ) hand_on_queries();
+      hand_on_queries();
       i = i > first ? i - 1 : end - 1;
       weigh(i);
       find_score_gradients();
@@ -442,15 +484,13 @@ struct Consumer {
     float dQ[dQ_COLS / 8][4];
     find_gradients(dQ);
     pass_turn();
-    if constexpr (WITH_DQ) {
-      wait_for_products<0>(dQ);
-      store_queries(dQ, slot);
-      hand_on_queries();
-      multiply_keys(dQ, slot.next());
-      wait_for_products<0>(dQ);
-      store_queries(dQ, slot.next());
-      hand_on_queries();
-    }
+    wait_for_products<0>(dQ);
+    store_queries(dQ, slot);
+    hand_on_queries();
+    multiply_keys(dQ, slot.next());
+    wait_for_products<0>(dQ);
+    store_queries(dQ, slot.next());
+    hand_on_queries();
     if (PING_PONG && group == 0) take_turn();  // which is passed once more than it is taken
   }
 };
@@ -521,7 +561,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) fa3_backward(const __gr
       produce_bases(given, s, read_work(s.work));
     } else if (warp == 2) {
       produce_D(given, s, read_work(s.work));
-    } else if (WITH_DQ && threadIdx.x == 96) {
+    } else if (threadIdx.x == 96) {
       add_queries(given, s, read_work(s.work));
     }
   } else {

@@ -55,5 +55,7 @@ __device__ __forceinline__ void add_floats(float* to, unsigned from, int bytes) 
 __device__ __forceinline__ void wait_for_stores() {
   asm volatile("cp.async.bulk.commit_group;\ncp.async.bulk.wait_group.read 0;" ::: "memory");
 }
+// Until they have been made
+__device__ __forceinline__ void wait_for_additions() { asm volatile("cp.async.bulk.wait_group 0;" ::: "memory"); }
 // What this thread has written to shared memory is there for copies and warpgroup products that begin behind a barrier.
 __device__ __forceinline__ void publish_writes() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }

@@ -412,6 +412,7 @@ def run_kernels(
     counters: dict[str, Counters] = {}
     findings: list[Finding] = []
     given = {name: machine_value(value) for name, value in flat(values).items()}
+    signals = schedule.signals if isinstance(schedule, TileSchedule) else ()
     mapped = {name: value.tensor for name, value in values.items() if isinstance(value, tensor_maps.MapPlan)}
     fields = {tensor: name for name, tensor in mapped.items()} | {name: name for name in given}
     unwritten: dict[str, Any] = {fields[name]: True for name in made if given[fields[name]] is not None}
@@ -434,7 +435,7 @@ def run_kernels(
         )
         unwritten = dict(launch.unwritten)
         for name, moved in launch.traffic.items():
-            read[mapped.get(name, name)] += moved.read_bytes
+            read[mapped.get(name, name)] += 0 if name in signals else moved.read_bytes
             written[mapped.get(name, name)] += moved.write_bytes
         counters.setdefault(kernel.name, Counters()).join(launch.counters)
         findings.extend((*launch.findings, *launch.notes))

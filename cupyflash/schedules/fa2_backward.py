@@ -184,9 +184,14 @@ class Fa2BackwardSchedule(_Fa2Kernels):
         return QueriesSchedule(self.problem, self.device, tiling, mask_blocks=self.mask_blocks, packed=packed, given=given)
 
     @property
+    def sums_queries(self) -> bool:
+        """True if the main kernel sums dQ in HBM; otherwise a kernel of its own computes it."""
+        return not self.deterministic
+
+    @property
     def queries(self) -> QueriesSchedule | None:
-        """The schedule that computes dQ, if atomics do not."""
-        return self.by_rows if self.deterministic else None
+        """The schedule that computes dQ, if the main kernel does not sum it."""
+        return None if self.sums_queries else self.by_rows
 
     @cached_property
     def bases(self) -> RowBasesSchedule:
@@ -207,6 +212,11 @@ class Fa2BackwardSchedule(_Fa2Kernels):
         of_rows = next((each.given_tiles for each in self.beside if each.mask_tiles), ())
         return (*super().given_tiles, *of_rows)
 
+    @property
+    def begun(self) -> tuple[Move, ...]:
+        """What the kernel before the main one writes besides, for each row block."""
+        return ()
+
     def _tiles(self) -> tuple[Room, ...]:
         return self._rooms(self.warps)
 
@@ -224,8 +234,8 @@ class Fa2BackwardSchedule(_Fa2Kernels):
         yield from self.tile_walks(parts)
         yield from self.bases.walks(self.parts_beside(self.bases))
         moves = (*reads(p, BEGIN, "O", "dO"), *writes(p, END, "D"))
-        if not self.deterministic:
-            moves += (Move(sums, END, write=True),)
+        if self.sums_queries:
+            moves += (Move(sums, END, write=True), *self.begun)
         if p.options.sinks:
             moves += (*sink_reads(p, BEGIN), *reads(p, BEGIN, given_name(p)), *writes(p, END, "dsinks"))
         yield passing("fa2_backward_rows", self, every, moves, ROW_THREADS // tiles.row_lanes(p))
@@ -258,7 +268,7 @@ class Fa2BackwardSchedule(_Fa2Kernels):
             *score_reads(p, by_tiles=True),
         ]
         # An atomic reads and writes.
-        added = [tensor(p, "dbias")] * self.dbias + [sums] * (not self.deterministic)
+        added = [tensor(p, "dbias")] * self.dbias + [sums] * self.sums_queries
         moves += [Move(each, VISIT, write) for each in added if launch.dk for write in (False, True)]
         moves += writes(p, END, *["dK"] * launch.dk, *["dV"] * launch.dv, room=True)
         return Walk(
@@ -267,7 +277,7 @@ class Fa2BackwardSchedule(_Fa2Kernels):
 
     def workspaces(self) -> Mapping[str, Workspace]:
         spaces = {"D": Workspace(self.query_shape, "float32")}
-        if not self.deterministic:
+        if self.sums_queries:
             heads, rows = self.query_shape
             whole = -(-rows // SUMMED_ROWS) * SUMMED_ROWS
             spaces["dQ_acc"] = Workspace((heads, whole, padded_dim(self.problem.head_dim)), "float32")
@@ -314,5 +324,5 @@ class Fa2BackwardSchedule(_Fa2Kernels):
 
     def _constants(self, launch: GradientsLaunch, warps: Warps) -> Constants:
         sizes = named(STAGES=self.stages, WARP_KEYS=warps.own, WARP_ROWS=warps.at_once, ROW_WARPS=warps.beside)
-        made = named(WITH_DK=int(launch.dk), WITH_DV=int(launch.dv), WITH_DQ=int(launch.dk and not self.deterministic))
+        made = named(WITH_DK=int(launch.dk), WITH_DV=int(launch.dv), WITH_DQ=int(launch.dk and self.sums_queries))
         return (*self.constants(), *tile_constants(self), *sizes, *made, *named(DBIAS=int(launch.dk and self.dbias)))

@@ -1,28 +1,30 @@
 """A backward for Hopper: FlashAttention-2's column blocks (arXiv 2307.08691, Algorithm 2), run by warpgroups with roles as in
 FlashAttention-3 (arXiv 2407.08608).
 
-The kernels before and behind the main one are FlashAttention-2's, and so is that of dQ with `deterministic`.
+The kernels before and behind the main one are FlashAttention-2's. With `deterministic` the thread blocks of a head add to dQ of a
+row block one after the other.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from cupyflash.device import Device
 from cupyflash.launch import params
-from cupyflash.launch.params import Params
+from cupyflash.launch.params import POINTER, Params, arrays, numbers
 from cupyflash.launch.tensor_maps import Box
 from cupyflash.request.options import OPTIONS, refused
 from cupyflash.request.problem import Problem
 from cupyflash.request.score import Constants, named
 from cupyflash.schedules import fa3_tiles
-from cupyflash.schedules.base import Kernel, total_bytes
+from cupyflash.schedules.base import Kernel, Workspace, total_bytes
 from cupyflash.schedules.fa2_backward import Fa2BackwardSchedule
 from cupyflash.schedules.fa2_backward_tiles import GradientsLaunch, Warps
 from cupyflash.schedules.fa3_tiles import BARRIER_BYTES, SLAB, WARPGROUP, WARPGROUP_ROWS, slab_bytes
-from cupyflash.schedules.moves import Room
+from cupyflash.schedules.moves import BEGIN, END, VISIT, Move, Room, Tensor, Walk
+from cupyflash.schedules.parts import Part
 from cupyflash.tiling import DoesNotFit, TileSize
 
 CONSUMERS = 2
@@ -39,8 +41,13 @@ MOST_DIM = 128
 FLOATS_OF_ROW = 3
 """What a slot has of each row besides: two numbers that its exponents are relative to, and D."""
 WORD = 4
+TURNS = Tensor("turns", "row block", 1, WORD)
+"""Whose turn it is to add to dQ of a row block."""
+MOST_BLOCKS = (1 << 16) - 1
+"""Column blocks that a turn's word counts."""
 WORK_BYTES = 32
 """For what a thread block has to do, which one thread finds for all."""
+OWN = (*numbers("int", "alternate"), *arrays("int", POINTER, ("turns",)))
 MAPPED = {"Q": WARPGROUP_ROWS, "dO": WARPGROUP_ROWS, "K": BLOCK_COLS, "V": BLOCK_COLS, "dK": WARPGROUP_ROWS, "dV": WARPGROUP_ROWS}
 
 
@@ -55,10 +62,12 @@ def refusal(problem: Problem, device: Device) -> str | None:
         return f"the kernel takes d and d_v up to {MOST_DIM}, and this has {widest}"
     if lacking := refused(problem.options, "fa3 backward"):
         return f"the kernel has no place for {OPTIONS[lacking].words}"
+    if problem.seqlen_k > MOST_BLOCKS * BLOCK_COLS:
+        return f"the kernel takes up to {MOST_BLOCKS * BLOCK_COLS:,} keys, and this has {problem.seqlen_k:,}"
     return fa3_tiles.refusal(problem, device)
 
 
-def rooms(problem: Problem, rows: int, with_dq: bool) -> tuple[Room, ...]:
+def rooms(problem: Problem, rows: int) -> tuple[Room, ...]:
     """Bytes of shared memory by contents: K and V, through which dK and dV leave, the rings, dS of this turn and of the one before,
     dQ, and the barriers with what tells whether a slot has a row of large scores."""
     k, v = slab_bytes(problem.head_dim), slab_bytes(problem.head_dim_v)
@@ -68,7 +77,7 @@ def rooms(problem: Problem, rows: int, with_dq: bool) -> tuple[Room, ...]:
         Room("V", BLOCK_COLS * v),
         Room("Q, dO", STAGES * rows * (k + v)),
         Room("dS", 2 * BLOCK_COLS * slab_bytes(rows)),
-        Room("dQ", with_dq * rows * whole * WORD),
+        Room("dQ", rows * whole * WORD),
         Room("L, D", STAGES * rows * FLOATS_OF_ROW * WORD),
         Room("barriers", BARRIER_BYTES * (4 + 6 * STAGES) + WORK_BYTES + WORD * STAGES),
     )
@@ -79,7 +88,7 @@ def fit(problem: Problem, device: Device) -> TileSize:
     if reason := refusal(problem, device):
         raise ValueError(f"fa3's backward does not run this: {reason}")
     rows = block_rows(problem)
-    need = total_bytes(rooms(problem, rows, with_dq=True))
+    need = total_bytes(rooms(problem, rows))
     if need > device.sram_per_block:
         raise DoesNotFit(
             f"fa3's backward needs {need:,} bytes of SRAM; {device.name} gives a block {device.sram_per_block:,} bytes"
@@ -99,14 +108,45 @@ class Fa3BackwardSchedule(Fa2BackwardSchedule):
 
     algorithm: ClassVar[str] = "fa3"
     whole_boxes: ClassVar[bool] = True
-    params: ClassVar[Params] = Params((*params.maps(*(f"{name}_tiles" for name in MAPPED)), *Fa2BackwardSchedule.params.fields))
+    params: ClassVar[Params] = Params(
+        (*params.maps(*(f"{name}_tiles" for name in MAPPED)), *Fa2BackwardSchedule.params.fields, *OWN)
+    )
+    signals: ClassVar[tuple[str, ...]] = ("turns",)
 
     @property
     def stages(self) -> int:
         return STAGES
 
     def _rooms(self, warps: Warps) -> tuple[Room, ...]:
-        return rooms(self.problem, self.block_rows, not self.deterministic)
+        return rooms(self.problem, self.block_rows)
+
+    @property
+    def sums_queries(self) -> bool:
+        return True
+
+    @property
+    def alternate(self) -> int:
+        """Key heads whose thread blocks alternate, if they add one after the other: as many as the device holds at a time. A block
+        then begins about as much later than the one before it as it waits for that one."""
+        return max(1, round(self.device.sm_count / max(1, self.col_blocks))) if self.deterministic else 1
+
+    def numbers(self) -> Mapping[str, int]:
+        return {"alternate": self.alternate}
+
+    @property
+    def begun(self) -> tuple[Move, ...]:
+        return (Move(TURNS, END, write=True),) if self.deterministic else ()
+
+    def _main_walk(self, launch: GradientsLaunch, parts: tuple[Part, ...], sums: Tensor) -> Walk:
+        walk = super()._main_walk(launch, parts, sums)
+        if not self.deterministic:
+            return walk
+        begins = [Move(TURNS, BEGIN, write=True)] if self.problem.seqlen_q else []
+        return replace(walk, moves=(*walk.moves, *begins, Move(TURNS, VISIT, write=True)), alternate=self.alternate)
+
+    def workspaces(self) -> Mapping[str, Workspace]:
+        turns = {"turns": Workspace((self.problem.head_count, self.row_blocks), "int32")} if self.deterministic else {}
+        return {**super().workspaces(), **turns}
 
     def maps(self) -> Mapping[str, Box]:
         boxes = {**MAPPED, "Q": self.block_rows, "dO": self.block_rows}
@@ -129,5 +169,5 @@ class Fa3BackwardSchedule(Fa2BackwardSchedule):
         return (
             *self.constants(),
             *named(STAGES=STAGES, CONSUMER_REGISTERS=consumer, PRODUCER_REGISTERS=producer, PING_PONG=int(PING_PONG)),
-            *named(WITH_DQ=int(not self.deterministic)),
+            *named(ORDERED=int(self.deterministic)),
         )

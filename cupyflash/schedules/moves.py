@@ -23,10 +23,10 @@ FLOAT32 = 4
 WORD = 4
 
 Beside = Literal["seen", "newest", "head", "batch", "tile", "one", "search", "work", "whole"]
-Of = Literal["query", "key", "scores", "part", "new", "added", "pages", Beside]
+Of = Literal["query", "key", "scores", "part", "new", "added", "pages", "row block", Beside]
 """The things for which a tensor has a row: each query of a head, each key of a key head, and so on.
 
-"scores": each score of a head; "seen": an element that only scores read whose position is visible; "tile": each tile; "one": the
+"scores": each score of a head; "row block": each row block of a head; "seen": an element that only scores read whose position is visible; "tile": each tile; "one": the
 tensor is one word; "search": the bounds among which a thread block searches its sequence; "work": each piece of work in the order
 in which it is taken; "whole": all that moves is its width. In decoding "part": each query of a head and each split of its keys;
 "new": each new key; "added": the same after the cached ones, where the last row tile puts them; "pages": each page of a sequence;
@@ -122,7 +122,8 @@ class Walk:
     turn. It visits the tiles that position and masks leave, or `every` tile. `sizes` are rows and columns of a tile, if they differ
     from the schedule's. `heads` are (key heads, query heads of each), if they differ from the problem's; `pack` query heads share a
     tile of rows. Blocks that only pass over rows take `few` registers; `streamed`: the rows of such a block, too few
-    for blocks to be followed one by one. `works`: the number of pieces of work, if not all thread blocks find one.
+    for blocks to be followed one by one. `works`: the number of pieces of work, if not all thread blocks find one. `alternate`: the
+    thread blocks of so many key heads alternate in the launch.
     """
 
     kernel: str
@@ -139,6 +140,7 @@ class Walk:
     few: bool = False
     streamed: int = 0
     works: int | None = None
+    alternate: int = 1
 
     @property
     def key_heads(self) -> int:

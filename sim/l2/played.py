@@ -100,6 +100,9 @@ class PlayedWalk(PlayedLaunch):
         if moved.of in ("one", "work"):
             return partial(self._words, move, memory.words(moved.name, len(self.visits)))
         self.units.append(moved.itemsize)
+        if moved.of == "row block":
+            count = self.schedule.problem.head_count * self.schedule.row_blocks
+            return partial(self._row_blocks, move, memory.words(moved.name, count))
         if moved.of == "search":
             return partial(self._search, move)
         if moved.of == "tile":
@@ -180,6 +183,10 @@ class PlayedWalk(PlayedLaunch):
 
     def _words(self, move: Move, tensor: PlacedTensor, at: MovedTiles) -> Requests:
         return tensor.of(at.turn, at.work if move.tensor.of == "work" else 0, 1)
+
+    def _row_blocks(self, move: Move, tensor: PlacedTensor, at: MovedTiles) -> Requests:
+        at, head = self._by_heads(move, at)
+        return tensor.of(at.turn, (self.q.plane[self.works.part[at.work]] + head) * self.schedule.row_blocks + at.i, 1)
 
     def _search(self, move: Move, at: MovedTiles) -> Requests:
         assert self.bounds is not None

@@ -17,6 +17,7 @@ from cupyflash.schedules.fa3_backward import Fa3BackwardSchedule
 from cupyflash.schedules.row_bases import RowBasesSchedule
 from cupyflash.sim.theory.visits import (
     FLOAT32,
+    INT32,
     Bytes,
     KeptTiles,
     Visits,
@@ -132,7 +133,7 @@ def _fa2(schedule: Fa2BackwardSchedule, keys: int, heads: Heads) -> Traffic:
     p, group = schedule.problem, schedule.group
     visits = _visits(schedule, keys, heads)
     R = visits.row_visits
-    Nq, atomics = group * p.seqlen_q, not schedule.deterministic
+    Nq, atomics = group * p.seqlen_q, schedule.sums_queries
     loaded, made = _loaded(schedule, keys, heads), len(launches(p))
     scores = _mask_bytes(schedule, keys, heads, by_tiles=True)
     of_keys = sum(times * columns_of(schedule, keys, None if kept is None else kept.visited) for times, kept in heads)
@@ -142,6 +143,10 @@ def _fa2(schedule: Fa2BackwardSchedule, keys: int, heads: Heads) -> Traffic:
     # A row of dQ's sum has padded columns.
     sums = (R + Nq) * blocks_in(p.head_dim, 16) * 16 * FLOAT32 * atomics
     added = Counter(dQ_acc=sums, dbias=scores["bias"] // p.itemsize * FLOAT32 * schedule.dbias)
+    turns = Counter[str]()
+    if isinstance(schedule, Fa3BackwardSchedule) and schedule.deterministic and p.seqlen_q:
+        # Row blocks begin with 0, each visit adds 1, and each thread block counts itself.
+        turns["turns"] = INT32 * (group * blocks_in(p.seqlen_q, schedule.block_rows) + visits.blocks + col_blocks)
     read = {
         "Q": made * R,
         "K": made * loaded,
@@ -155,7 +160,7 @@ def _fa2(schedule: Fa2BackwardSchedule, keys: int, heads: Heads) -> Traffic:
     beside = Counter({name: made * nbytes for name, nbytes in beside.items()})
     beside += position_bytes(schedule, made * col_blocks, made * visits.blocks) + added
     written = {"dsinks": p.options.sinks * Nq, "D": Nq, "dK": p.seqlen_k, "dV": p.seqlen_k, "dQ": Nq * atomics}
-    return Traffic.of(in_bytes(p, read) + beside, in_bytes(p, written) + added)
+    return Traffic.of(in_bytes(p, read) + beside, in_bytes(p, written) + added + turns)
 
 
 def _given(p: Problem, rows: int, exact: bool = True) -> dict[str, int]:
