@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -18,8 +19,10 @@ from cupyflash.sim.execution import execute_backward
 from cupyflash.sim.numbers.inputs import Inputs
 from cupyflash.sim.numbers.reference import reference
 from cupyflash.sim.numbers.yardstick import draw_gradient, measure_gradients
+from cupyflash.sim.ptx.execute import ptx_machine
+from cupyflash.sim.ptx.state.lane_sets import Geometry
 from cupyflash.sim.verification import verify
-from suites import sweep, wide
+from suites import MORE, sweep, wide
 from yardstick import draw
 
 H100, A100 = Device.named("H100-SXM"), Device.named("A100-40GB")
@@ -50,19 +53,41 @@ def test_random_problems(data: st.DataObject) -> None:
     assert found.good, (schedule.problem, found.differences, found.findings, found.wrong_tensors)
 
 
+def gradients(problem: Problem, deterministic: bool, seeds: Iterable[int | None]) -> set[tuple[bytes, ...]]:
+    """dK's, dV's and, if that has one order, dQ's bits in each order of warps, without a finding."""
+    q, k, v = draw(problem)
+    dout = draw_gradient(problem)
+    out, lse = reference(q, k, v, causal=problem.options.causal)
+    schedule = plan_backward(problem, H100, "fa3", deterministic=deterministic)
+    given = dout, q, k, v, out.astype(q.dtype), lse.astype(np.float32)
+    runs = [execute_backward(schedule, *given, seed=seed) for seed in seeds]
+    assert all(run.findings == () for run in runs)
+    return {(run.dk.tobytes(), run.dv.tobytes(), *([run.dq.tobytes()] if deterministic else [])) for run in runs}
+
+
 @pytest.mark.wide
 @pytest.mark.parametrize(("d", "deterministic"), [(64, True), wide(128, True), wide(128, False)])
 def test_the_same_bits_in_every_order(d: int, deterministic: bool) -> None:
     """All that is not summed by additions in HBM, whose order is free, is the same whatever the order of warps."""
-    problem = Problem(1, 2, 1, 200, 260, d, "float16", causal=True)
-    q, k, v = draw(problem)
-    dout = draw_gradient(problem)
-    out, lse = reference(q, k, v, causal=True)
-    schedule = plan_backward(problem, H100, "fa3", deterministic=deterministic)
-    given = dout, q, k, v, out.astype(q.dtype), lse.astype(np.float32)
-    runs = [execute_backward(schedule, *given, seed=seed) for seed in (None, *range(4))]
-    assert all(run.findings == () for run in runs)
-    assert len({(run.dk.tobytes(), run.dv.tobytes(), run.dq.tobytes() if deterministic else b"") for run in runs}) == 1
+    problem = Problem(1, 2, 1, 200, 520, d, "float16", causal=True)
+    assert len(gradients(problem, deterministic, (None, *range(4 * MORE)))) == 1
+
+
+@pytest.mark.parametrize("resident", [1, wide(3)])
+def test_no_deadlock_whatever_blocks_are_resident(resident: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Thread blocks that wait for others, when the GPU holds few of them at a time, in any order: the same bits."""
+    problem = Problem(1, 4, 2, 140, 520, 64, "float16", causal=True)
+    everyone = gradients(problem, True, (None,))
+    monkeypatch.setattr(ptx_machine, "COMMUNICATING_LANES", resident * 384)
+    usual, blocks = Geometry.position, 2 * 5
+    for seed in range(2 * MORE):
+        order = np.random.default_rng(seed).permutation(blocks)
+
+        def in_this_order(geometry: Geometry, block: Any, order: Any = order) -> Any:
+            return usual(geometry, order[block] if geometry.blocks == blocks else block)
+
+        monkeypatch.setattr(Geometry, "position", in_this_order)
+        assert gradients(problem, True, (None,)) == everyone
 
 
 @pytest.mark.parametrize("dtype", ["float16", wide("bfloat16")])

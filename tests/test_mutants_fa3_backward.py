@@ -4,13 +4,18 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from cupyflash import Device, Problem
 from cupyflash.schedules import BackwardSchedule, plan_backward
+from cupyflash.sim.execution import BackwardExecution, execute_backward
+from cupyflash.sim.numbers.reference import reference
+from cupyflash.sim.numbers.yardstick import draw_gradient
 from cupyflash.sim.verification import DrawnInputs, VerifiedRun, run_drawn
 from mutants import Mutant, check_mutant, check_unbroken
 from suites import MORE, sample
+from yardstick import draw
 
 H100 = Device.named("H100-SXM")
 PROBLEMS = {
@@ -102,8 +107,8 @@ MUTANTS = {
         "race",
     ),
     "dQ's phases do not alternate": mutant(
-        "    parity ^= 1;\n    if (whole)",
-        "    if (whole)",
+        "    parity ^= 1;\n#if ORDERED",
+        "#if ORDERED",
         "deadlock",
     ),
     "the first dQ counts": mutant(
@@ -112,8 +117,8 @@ MUTANTS = {
         "numbers",
     ),
     "dQ of the last turn is forgotten": mutant(
-        "      multiply_keys(dQ, slot.next());\n      wait_for_products<0>(dQ);\n      store_queries(dQ, slot.next());\n"
-        "      hand_on_queries();\n",
+        "    multiply_keys(dQ, slot.next());\n    wait_for_products<0>(dQ);\n    store_queries(dQ, slot.next());\n"
+        "    hand_on_queries();\n",
         "",
         "deadlock",
     ),
@@ -180,8 +185,8 @@ MUTANTS = {
         "in flight",
     ),
     "Q is released before dK": mutant(
-        "    wait_for_products<WITH_DQ>(dK);\n    release(s.Q_empty + 8 * slot.index);",
-        "    release(s.Q_empty + 8 * slot.index);\n    wait_for_products<WITH_DQ>(dK);",
+        "    wait_for_products<1>(dK);\n    release(s.Q_empty + 8 * slot.index);",
+        "    release(s.Q_empty + 8 * slot.index);\n    wait_for_products<1>(dK);",
         "race",
         problem="many",
     ),
@@ -244,8 +249,8 @@ MUTANTS = {
         "in flight",
     ),
     "dQ is read before it is there": mutant(
-        "        wait_for_products<1>(dQ);\n",
-        "        wait_for_products<2>(dQ);\n",
+        "      wait_for_products<1>(dQ);\n",
+        "      wait_for_products<2>(dQ);\n",
         "in flight|race",
         problem="many",
     ),
@@ -320,6 +325,26 @@ MUTANTS = {
         problem="groups",
     ),
 }
+# Of dQ in one order. None is found by numbers alone, as all of it is added. Added behind other additions that are not finished it is no
+# fault here: the machine finishes them in the order in which they are issued.
+ORDERED = {
+    "nobody waits for its turn": mutant("    wait_for_turn(added, ", "    if (false) wait_for_turn(added, ", "numbers"),
+    "a turn is passed on before it is taken": mutant(
+        "    wait_for_turn(added, w.j - visible_begin(masks, i * BR) / BC);\n",
+        "    pass_turn_on(added);\n    wait_for_turn(added, 1 + w.j - visible_begin(masks, i * BR) / BC);\n",
+        "endless",
+    ),
+    "a turn is not passed on": mutant("    pass_turn_on(added);\n", "", "endless"),
+    "turns are those of the first row block": mutant("w.head(p, h), i);", "w.head(p, h), 0);", "endless|deadlock|numbers"),
+    "turns begin at the first key": mutant(
+        "w.j - visible_begin(masks, i * BR) / BC", "w.j", "endless|deadlock", problem="window"
+    ),
+    "turns begin anywhere": Mutant(
+        "fa2_backward_rows.cuh", "if (first == 0 && place.row < p.total_q && place.row % BR == 0)", "if (false)", "uninitialised", ("",)
+    ),
+    "the blocks that have begun are taken for additions": mutant("found % BEGUN != before", "found != before", "endless"),
+    "all blocks have the first keys": mutant("turn_of(p, pair * p.group, 0), BEGUN)", "turn_of(p, pair * p.group, 0), 0)", "race"),
+}
 # The wide suite has these, and with CUPYFLASH_TEST_EXAMPLES all.
 WIDE = {
     "dS is not published",
@@ -355,6 +380,40 @@ def run(schedule: BackwardSchedule, seed: int | None) -> tuple[VerifiedRun, bool
 def test_mutant(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fault = MUTANTS[name]
     check_mutant(fault, plan_backward(PROBLEMS[fault.problem], H100, "fa3"), run, tmp_path, monkeypatch)
+
+
+IN_ORDER = {
+    "": Problem(1, 1, 1, 130, 600, 40, "float16"),
+    "window": Problem(1, 1, 1, 400, 400, 40, "float16", window=(130, 0)),
+}
+"""Five and four column blocks: of two additions to zero, order changes nothing, and of three the machine's orders seldom."""
+
+
+def bits(schedule: BackwardSchedule, seed: int | None) -> tuple[BackwardExecution, bytes]:
+    """A run on drawn arrays, and dQ's bits."""
+    q, k, v = draw(schedule.problem)
+    window = schedule.problem.options.window
+    out, lse = reference(q, k, v, window=window)
+    given = draw_gradient(schedule.problem), q, k, v, out.astype(q.dtype), lse.astype(np.float32)
+    found = execute_backward(schedule, *given, seed=seed)
+    return found, found.dq.tobytes()
+
+
+@pytest.mark.parametrize("name", sample(list(ORDERED), {"nobody waits for its turn"}))
+def test_mutant_of_the_order(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fault = ORDERED[name]
+    schedule = plan_backward(IN_ORDER[fault.problem], H100, "fa3", deterministic=True)
+    _, right = bits(schedule, None)
+
+    def in_some_orders(schedule: BackwardSchedule, _: int | None) -> tuple[BackwardExecution, bool]:
+        runs = []
+        for seed in (None, 0, 1, 2):
+            runs.append(bits(schedule, seed))
+            if runs[-1][0].findings:
+                break
+        return runs[-1][0], all(made == right for _, made in runs)
+
+    check_mutant(fault, schedule, in_some_orders, tmp_path, monkeypatch)
 
 
 @pytest.mark.wide
