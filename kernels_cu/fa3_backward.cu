@@ -92,12 +92,11 @@ struct Work {
 // One thread finds it, and each role reads it for itself: kept for all of them, it would take registers of all.
 __device__ __forceinline__ Work find_work(const Params& p) {
   const int Tc = (p.Nk + BC - 1) / BC, kv_heads = p.heads / p.group;
-  int pair = blockIdx.x / Tc, j = blockIdx.x % Tc;
+  // Thread blocks of `alternate` key heads alternate.
+  const int first_pair = blockIdx.x / Tc / p.alternate * p.alternate, index = blockIdx.x - first_pair * Tc;
+  const int beside = min(p.alternate, static_cast<int>(gridDim.x) / Tc - first_pair), pair = first_pair + index % beside;
+  int j = index / beside;
 #if ORDERED
-  // Thread blocks of `alternate` key heads alternate: each adds when the one before it in its head has, so they should begin apart.
-  const int pairs = gridDim.x / Tc, first_pair = pair / p.alternate * p.alternate, index = blockIdx.x - first_pair * Tc;
-  const int beside = min(p.alternate, pairs - first_pair);
-  pair = first_pair + index % beside;
   if (p.Nq > 0) j = static_cast<unsigned>(atomicAdd(p.turns + turn_of(p, pair * p.group, 0), BEGUN)) / BEGUN;
 #endif
   const int batch = pair / kv_heads;
@@ -120,12 +119,13 @@ __device__ __forceinline__ Work read_work(unsigned at) {
   return w;
 }
 
-// Calls visit(h, i) for each turn, h being a query head of the group.
+// Calls visit(h, i) for each turn, h being a query head of the group. A row block has its turns together, so that thread blocks with
+// other numbers of row blocks still come to the same ones at the same time.
 template <class Visit> __device__ __forceinline__ void each_turn(const Params& p, const Work& w, Visit visit) {
 #pragma unroll 1
-  for (int h = 0; h < p.group; h++)
+  for (int i = w.end - 1; i >= w.first; i--)
 #pragma unroll 1
-    for (int i = w.end - 1; i >= w.first; i--) visit(h, i);
+    for (int h = 0; h < p.group; h++) visit(h, i);
 }
 
 // --- the producer: a warp, whose first lane copies
@@ -457,8 +457,8 @@ struct Consumer {
 
   // All turns, the last one apart: the compiler has a loop's products run by themselves if none are under way where it is left.
   // `weigh` makes P^T of block i.
-  template <class Weigh> __device__ __forceinline__ void turns(int first, int end, int left, Weigh weigh) {
-    int i = end - 1;
+  template <class Weigh> __device__ __forceinline__ void turns(int end, int heads, int left, Weigh weigh) {
+    int i = end - 1, of_block = heads;  // turns of this row block
     if (PING_PONG && group == CONSUMERS - 1) pass_turn();
     begin_score_gradients();
     multiply_scores(slot);
@@ -477,7 +477,7 @@ struct Consumer {
       slot = slot.next();
       multiply_output_gradients();
       hand_on_queries();
-      i = i > first ? i - 1 : end - 1;
+      if (--of_block == 0) i--, of_block = heads;
       weigh(i);
       find_score_gradients();
     }
@@ -530,7 +530,7 @@ __device__ __forceinline__ void consume(const Params& p, const Params& given, co
   if (turns > 0) {
     wait_for(s.KV_full, 0);
     const Masks masks = masks_of(p, 0, 0, p.Nq, p.Nk, PADDED ? w.keys : p.Nk);
-    c.turns(w.first, w.end, turns, [&](int i) {
+    c.turns(w.end, p.group, turns, [&](int i) {
       const int last = min((i + 1) * BR, p.Nq) - 1;
       const bool whole = (w.j + 1) * BC <= visible_end(masks, i * BR) && (!WINDOW || w.j * BC >= visible_begin(masks, last));
       c.weigh(masks, i, w.j, p.Nq, whole);

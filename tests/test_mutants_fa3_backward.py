@@ -308,8 +308,8 @@ MUTANTS = {
         problem="narrow",
     ),
     "a row block is skipped": mutant(
-        "      i = i > first ? i - 1 : end - 1;",
-        "      i = i - 1 > first ? i - 2 : end - 1;",
+        "if (--of_block == 0) i--, of_block",
+        "if (--of_block == 0) i = max(0, i - 2), of_block",
         "numbers",
         problem="causal",
     ),
@@ -336,11 +336,13 @@ ORDERED = {
     ),
     "a turn is not passed on": mutant("    pass_turn_on(added);\n", "", "endless"),
     "turns are those of the first row block": mutant("w.head(p, h), i);", "w.head(p, h), 0);", "endless|deadlock|numbers"),
-    "turns begin at the first key": mutant(
-        "w.j - visible_begin(masks, i * BR) / BC", "w.j", "endless|deadlock", problem="window"
-    ),
+    "turns begin at the first key": mutant("w.j - visible_begin(masks, i * BR) / BC", "w.j", "endless|deadlock", problem="window"),
     "turns begin anywhere": Mutant(
-        "fa2_backward_rows.cuh", "if (first == 0 && place.row < p.total_q && place.row % BR == 0)", "if (false)", "uninitialised", ("",)
+        "fa2_backward_rows.cuh",
+        "if (first == 0 && place.row < p.total_q && place.row % BR == 0)",
+        "if (false)",
+        "uninitialised",
+        ("",),
     ),
     "the blocks that have begun are taken for additions": mutant("found % BEGUN != before", "found != before", "endless"),
     "all blocks have the first keys": mutant("turn_of(p, pair * p.group, 0), BEGUN)", "turn_of(p, pair * p.group, 0), 0)", "race"),

@@ -112,7 +112,8 @@ class TileSchedule(Schedule):
     """A problem, a device, an algorithm's tiling, and all that follows from the three.
 
     `results` are the tensors that the kernels make. `signals` are those by which thread blocks wait for one another: only what is
-    written counts, since it depends on the order of things how often a block looks. `lse`: True if L, the log-sum-exp of each row, is written.
+    written counts, since it depends on the order of things how often a block looks. `lse`: True if L, the log-sum-exp of each row,
+    is written.
     """
 
     results: ClassVar[tuple[str, ...]] = ("O", "L")

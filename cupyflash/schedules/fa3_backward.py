@@ -7,7 +7,7 @@ row block one after the other.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
@@ -126,9 +126,15 @@ class Fa3BackwardSchedule(Fa2BackwardSchedule):
 
     @property
     def alternate(self) -> int:
-        """Key heads whose thread blocks alternate, if they add one after the other: as many as the device holds at a time. A block
-        then begins about as much later than the one before it as it waits for that one."""
-        return max(1, round(self.device.sm_count / max(1, self.col_blocks))) if self.deterministic else 1
+        """Key heads whose thread blocks alternate in the launch.
+
+        As many as the device holds at a time, if thread blocks have turns in different numbers: the last to begin are then short.
+        If they add one after the other, a block begins about as much later than the one before it as it waits for that one; of
+        different lengths twice as many wait less (simulated: 1.03 times the mean turns, with as many as the device holds 1.06).
+        """
+        held, asked = max(1, round(self.device.sm_count / max(1, self.col_blocks))), self.problem.options
+        unlike = asked.causal or asked.window is not None or asked.padded
+        return held * (1 + unlike) if self.deterministic else held if unlike else 1
 
     def numbers(self) -> Mapping[str, int]:
         return {"alternate": self.alternate}
@@ -138,11 +144,11 @@ class Fa3BackwardSchedule(Fa2BackwardSchedule):
         return (Move(TURNS, END, write=True),) if self.deterministic else ()
 
     def _main_walk(self, launch: GradientsLaunch, parts: tuple[Part, ...], sums: Tensor) -> Walk:
-        walk = super()._main_walk(launch, parts, sums)
+        walk = replace(super()._main_walk(launch, parts, sums), loop="Ig", alternate=self.alternate)
         if not self.deterministic:
             return walk
         begins = [Move(TURNS, BEGIN, write=True)] if self.problem.seqlen_q else []
-        return replace(walk, moves=(*walk.moves, *begins, Move(TURNS, VISIT, write=True)), alternate=self.alternate)
+        return replace(walk, moves=(*walk.moves, *begins, Move(TURNS, VISIT, write=True)))
 
     def workspaces(self) -> Mapping[str, Workspace]:
         turns = {"turns": Workspace((self.problem.head_count, self.row_blocks), "int32")} if self.deterministic else {}

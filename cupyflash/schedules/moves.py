@@ -24,13 +24,12 @@ WORD = 4
 
 Beside = Literal["seen", "newest", "head", "batch", "tile", "one", "search", "work", "whole"]
 Of = Literal["query", "key", "scores", "part", "new", "added", "pages", "row block", Beside]
-"""The things for which a tensor has a row: each query of a head, each key of a key head, and so on.
-
-"scores": each score of a head; "row block": each row block of a head; "seen": an element that only scores read whose position is visible; "tile": each tile; "one": the
-tensor is one word; "search": the bounds among which a thread block searches its sequence; "work": each piece of work in the order
-in which it is taken; "whole": all that moves is its width. In decoding "part": each query of a head and each split of its keys;
-"new": each new key; "added": the same after the cached ones, where the last row tile puts them; "pages": each page of a sequence;
-"newest": as "seen", for as many of the newest keys as there are queries.
+"""The things for which a tensor has a row: each query of a head, each key of a key head, and so on. "scores": each score of a head;
+"row block": each row block of a head; "seen": an element that only scores read whose position is visible; "tile": each tile;
+"one": the tensor is one word; "search": the bounds among which a thread block searches its sequence; "work": each piece of work
+in the order in which it is taken; "whole": all that moves is its width. In decoding "part": each query of a head and each split
+of its keys; "new": each new key; "added": the same after the cached ones, where the last row tile puts them; "pages": each page
+of a sequence; "newest": as "seen", for as many of the newest keys as there are queries.
 """
 
 
