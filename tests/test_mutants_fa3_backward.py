@@ -325,8 +325,8 @@ MUTANTS = {
         problem="groups",
     ),
 }
-# Of dQ in one order. None is found by numbers alone, as all of it is added. Added behind other additions that are not finished it is no
-# fault here: the machine finishes them in the order in which they are issued.
+# Of dQ in one order, by its bits. A turn that is passed on before the additions are finished is no fault here: the machine finishes
+# them in the order in which they are issued.
 ORDERED = {
     "nobody waits for its turn": mutant("    wait_for_turn(added, ", "    if (false) wait_for_turn(added, ", "numbers"),
     "a turn is passed on before it is taken": mutant(
