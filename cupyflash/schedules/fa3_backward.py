@@ -42,7 +42,7 @@ FLOATS_OF_ROW = 3
 """What a slot has of each row besides: two numbers that its exponents are relative to, and D."""
 WORD = 4
 TURNS = Tensor("turns", "row block", 1, WORD)
-"""Whose turn it is to add to dQ of a row block."""
+"""Turns to add to dQ of a row block."""
 MOST_BLOCKS = (1 << 16) - 1
 """Column blocks that a turn's word counts."""
 WORK_BYTES = 32
