@@ -22,9 +22,10 @@ FAULT = {"source": ["a/b.cu", 3], "ptx_line": 7, "kind": "race", "message": "two
 
 
 def report(status: int, findings: Any = (), missing: Any = (), failed: Any = (), cut: bool = False) -> dict[str, Any]:
-    kernel = {"launches": 2, "repeated": 1, "findings": list(findings)}
+    kernel = {"kernel": "_Z1fi", "launches": 2, "repeated": 1, "unfinished": cut, "seconds": 9.0, "findings": list(findings)}
+    kernel["estimate"] = {"seconds": 123.4, "done": 2, "waves": 1000, "at_least": False} if cut else None
     told = [{"function": function, "error": error} for function, error in failed]
-    return {"status": status, "kernels": [kernel], "missing": list(missing), "failed": told, "cut": cut}
+    return {"status": status, "kernels": [kernel], "missing": list(missing), "failed": told, "cut": cut, "memory": ""}
 
 
 @pytest.mark.parametrize(
@@ -47,6 +48,8 @@ def test_a_state_for_each_end(result: Any, text: str, late: bool, state: str) ->
     program = benchmark.Program("p", Path(), ())
     outcome = benchmark.judged(program, result, 0, text, late)
     assert outcome.state == state and outcome.findings in ([], ["b.cu:3: race: two writes"])
+    small = "f: 0 run to the end, 1 repeated, in 9.0 s; a launch: 123 s, by 2 of its 1,000 groups of blocks"
+    assert outcome.arithmetic == ([small] if result is not None and state == "too large" else [])
 
 
 def test_results_on_file_are_of_the_list() -> None:

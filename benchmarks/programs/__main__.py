@@ -40,6 +40,7 @@ sys.path.insert(0, str(HERE.parent))
 import checkout  # noqa: E402
 
 from cupyflash import Device  # noqa: E402
+from cupyflash.sim.ptx.text.syntax import source_name  # noqa: E402
 
 SOURCES = (".cu", ".cpp", ".c")
 WAIVED = 2
@@ -90,6 +91,8 @@ class Outcome:
     missing: list[str] = field(default_factory=list)
     failed: list[str] = field(default_factory=list)
     findings: list[str] = field(default_factory=list)
+    arithmetic: list[str] = field(default_factory=list)
+    """Of a program that is too large: what its kernels took, and what the machine estimates that they take."""
     said: str = ""
     note: str = ""
 
@@ -188,7 +191,7 @@ def judged(program: Program, result: Mapping[str, Any] | None, status: int | Non
     """Returns a program's state from the report of its run; see the head of this file."""
     outcome = Outcome(program.name, "wrong", status=status, said=last_line(text), note=program.note)
     if result is None:
-        outcome.state = "too large" if late or TOO_MUCH in text else "wrong"
+        outcome.state = "too large" if late or TOO_MUCH in outcome.said else "wrong"
         return outcome
     kernels = result["kernels"]
     outcome.status = result["status"]
@@ -203,6 +206,8 @@ def judged(program: Program, result: Mapping[str, Any] | None, status: int | Non
         outcome.state = "finding"
     elif result["cut"]:
         outcome.state = "too large"
+        outcome.arithmetic = [arithmetic(one) for one in kernels if one["launches"]]
+        outcome.arithmetic += [f"memory: {result['memory']}"] if result["memory"] else []
     elif outcome.status == 0:
         outcome.state = "passes"
     elif outcome.missing or any(name in one for one in outcome.failed for name in UNKNOWN):
@@ -210,6 +215,17 @@ def judged(program: Program, result: Mapping[str, Any] | None, status: int | Non
     elif outcome.status == WAIVED:
         outcome.state = "waived"
     return outcome
+
+
+def arithmetic(kernel: Mapping[str, Any]) -> str:
+    """Returns the processor time of a kernel's launches so far, and of one as it was estimated, if that is long."""
+    ran = kernel["launches"] - kernel["repeated"] - kernel["unfinished"]
+    so_far = f"{source_name(kernel['kernel'])}: {ran} run to the end, {kernel['repeated']} repeated, in {kernel['seconds']:.1f} s"
+    one = kernel["estimate"]
+    if one is None:
+        return so_far
+    least = "at least " if one["at_least"] else ""
+    return f"{so_far}; a launch: {least}{one['seconds']:,.0f} s, by {one['done']:,} of its {one['waves']:,} groups of blocks"
 
 
 def place(finding: Mapping[str, Any]) -> str:
@@ -222,7 +238,7 @@ def table(outcomes: Sequence[Outcome]) -> str:
     """Returns the outcomes, a line each, and their sums."""
     lines = []
     for one in outcomes:
-        why = "; ".join(filter(None, [", ".join(one.missing), *one.failed[:2], *one.findings[:1]]))
+        why = "; ".join(filter(None, [", ".join(one.missing), *one.failed[:2], *one.findings[:1], *one.arithmetic[-1:]]))
         why = why or (one.said if one.state not in ("passes", "waived") else "")
         lines.append(f"{one.name:56} {one.state:10} {one.seconds:7.1f} s  {one.launches:5} launches  {why[:160]}")
     states = Counter(one.state for one in outcomes)

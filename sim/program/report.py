@@ -38,7 +38,9 @@ def report(result: ProgramResult) -> str:
         lines += [f"  {shorten(one)}" for one in suppressed(kernel)]
     lines += [f"{name} is not simulated ({plural(count, 'call')})" for name, count in result.missing.items()]
     lines += [f"{name} returned {error}" for name, error in result.failed if name not in result.missing]
-    if result.cut:
+    if result.memory:
+        lines.append(f"ended for want of memory ({result.memory}): what came after was not checked")
+    elif result.cut:
         lines.append(f"ended after {result.seconds:.0f} s of processor time (--max-seconds): what came after was not checked")
     if result.predicted:
         lines.append("times that the program measured are a model's (docs/clock.md), not a GPU's: its kernels', one after another")
@@ -73,6 +75,7 @@ def summary(result: ProgramResult) -> dict[str, Any]:
         "missing": result.missing,
         "failed": failed,
         "cut": result.cut,
+        "memory": result.memory,
         "timed": result.timed,
         "predicted": result.predicted,
     }

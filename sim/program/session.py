@@ -24,7 +24,8 @@ class ProgramResult:
     """A run's end: `status` is the program's exit status (negative: the signal that ended it), `kernels` what was launched.
 
     `missing`: runtime functions that are not simulated, with the number of their calls; `failed`: calls that returned an error;
-    `cut`: the launches took all the time that they were given, and the program was ended; `timed`: it asked for times, which were
+    `cut`: the program was ended, as its launches took all the time that they were given, or, if `memory` says so, for want of
+    memory; `timed`: it asked for times, which were
     the simulation's; `predicted`: for times that the clock predicted.
     """
 
@@ -33,6 +34,7 @@ class ProgramResult:
     missing: dict[str, int] = field(default_factory=dict)
     failed: dict[tuple[str, str], int] = field(default_factory=dict)
     cut: bool = False
+    memory: str = ""
     timed: bool = False
     predicted: bool = False
     seconds: float = 0.0
@@ -68,11 +70,14 @@ def run_program(
             [str(program.resolve()), *arguments], env=environment, pass_fds=(theirs.fileno(), memory), cwd=cwd
         )
         theirs.close()
-        cut = False
+        cut, memory = False, ""
         try:
             channel.run()
         except BudgetSpent:
             cut = True
+            process.kill()
+        except MemoryError as error:
+            cut, memory = True, str(error) or "no more could be allocated"
             process.kill()
         except BaseException:
             process.kill()
@@ -82,5 +87,5 @@ def run_program(
             served.memory.close()
     kernels = list(served.records.values())
     return ProgramResult(
-        status, kernels, dict(served.missing), dict(served.failed), cut, served.timed, served.predicted, served.spent
+        status, kernels, dict(served.missing), dict(served.failed), cut, memory, served.timed, served.predicted, served.spent
     )
