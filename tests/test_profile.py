@@ -14,9 +14,9 @@ from click.testing import CliRunner, Result
 from cupyflash import sim
 from cupyflash.launch.nvrtc import CompileError, architecture
 from cupyflash.sim.cli import main
-from cupyflash.sim.profiling.arguments import ask_about_types, dtype_of, make_arguments, read_arguments
+from cupyflash.sim.profiling.arguments import make_arguments, read_arguments
 from cupyflash.sim.ptx import Module
-from cupyflash.sim.ptx.parameters import arrays_by_name
+from cupyflash.sim.ptx.parameters import arrays_by_name, ask_about_types, dtype_of
 from cupyflash.sim.ptx.text.syntax import base_name, find_kernel, source_name
 
 DOCS = (Path(__file__).resolve().parent.parent / "docs" / "profile.md").read_text()
@@ -422,7 +422,7 @@ def test_an_array_of_another_type_is_asked_about(kind: str, dtype: str, asks: bo
     code, array = f"__global__ void k({kind} x) {{}}", np.zeros(4, dtype_of(dtype))
     for args in ([array], {"named": array}):
         if asks:
-            with pytest.raises(ValueError, match="did you mean"):
+            with pytest.raises(TypeError, match="did you mean"):
                 ask_about_types(code, "k", args)
         else:
             ask_about_types(code, "k", args)
@@ -431,7 +431,7 @@ def test_an_array_of_another_type_is_asked_about(kind: str, dtype: str, asks: bo
 def test_what_several_sources_say_of_a_type_must_agree() -> None:
     two = "#ifdef HALF\n__global__ void k({0} x, int n) {{}}\n#else\n__global__ void k({1} x, int n) {{}}\n#endif"
     ask_about_types(two.format("half*", "float*"), "k", [np.zeros(4), 3])
-    with pytest.raises(ValueError, match="did you mean float32"):
+    with pytest.raises(TypeError, match="did you mean float32"):
         ask_about_types(two.format("const float*", "float *__restrict__ const"), "k", [np.zeros(4), 3])
 
 

@@ -189,6 +189,17 @@ def test_a_budget_ends_the_program_and_says_so(program: Path) -> None:
     assert result.cut and [one.launches for one in result.kernels] == [1]
 
 
+def test_a_kernel_that_waits_for_the_host_is_refused_by_name(
+    program: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("CUPYFLASH_STALL_SECONDS", "0.2")
+    result = ran(program, "await")
+    assert result.status == 0 and not result.findings and capfd.readouterr().out == "cudaErrorNotSupported\n"
+    (_, why), *more = result.failed
+    line = next(n for n, text in enumerate(SOURCE.read_text().splitlines(), 1) if "while (*flag" in text)
+    assert not more and f"await waits for the host: {SOURCE}:{line} reads 'flag' (host allocation " in why, why
+
+
 def test_a_long_launch_is_foretold_with_what_the_budget_leaves(program: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scheduler, "LONG_SECONDS", 1e-6)
     monkeypatch.setattr(scheduler, "FEW_SECONDS", 0)

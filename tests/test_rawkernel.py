@@ -146,6 +146,15 @@ def test_bytes_that_are_not_the_parameter_s_are_refused(name: str, value: Any, w
         values_of(**{name: value})
 
 
+def test_an_array_of_another_type_is_asked_about() -> None:
+    twice = RawKernel('extern "C" __global__ void twice(float* x) { x[threadIdx.x] *= 2.f; }', "twice")
+    with pytest.raises(TypeError, match=r"argument 0 is an array of float64, its parameter is float\* x: did you mean float32\?"):
+        twice((1,), (4,), (np.ones(4),))
+    x = np.ones(4, np.float32)
+    twice((1,), (4,), (x.view(np.uint32),))  # bits
+    assert x.tolist() == [2] * 4
+
+
 def test_denormals_are_flushed_as_cupy_has_them() -> None:
     x, y = np.full(32, 1e-40, np.float32), np.ones(32, np.float32)
     kernel("twice")((1,), (32,), (x, y, 32))

@@ -124,7 +124,8 @@ def _timed(asked: TimedLaunch, chip: Chip) -> dict[str, Any]:
     """Returns the report of a launch, for JSON."""
     from cupyflash.sim.clock.loaded import of_file
     from cupyflash.sim.clock.timed import timed
-    from cupyflash.sim.profiling.arguments import ask_about_types, read_arguments, template_text
+    from cupyflash.sim.profiling.arguments import read_arguments, template_text
+    from cupyflash.sim.ptx.parameters import ask_about_types
     from cupyflash.sim.ptx.text.syntax import find_kernel
 
     options = preprocessed(asked.defines, asked.includes)

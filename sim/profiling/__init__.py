@@ -18,11 +18,11 @@ from cupyflash.launch.resources import parse_account
 from cupyflash.sim.l2 import L2, Behind
 from cupyflash.sim.l2.executed import Observed
 from cupyflash.sim.l2.launch import resident
-from cupyflash.sim.profiling.arguments import ask_about_types
 from cupyflash.sim.profiling.banks import BankAccess, WorstAccesses
 from cupyflash.sim.ptx import Access, Counts, Finding, Launch, Module, SharedCounts, Suppression, Traffic
 from cupyflash.sim.ptx.memory.spaces import Observer
 from cupyflash.sim.ptx.module import triple
+from cupyflash.sim.ptx.parameters import ask_about_types
 from cupyflash.sim.ptx.text.syntax import Line, Refusal, base_name, find_kernel
 from cupyflash.words import plural
 

@@ -20,7 +20,8 @@ from typing import Any
 import numpy as np
 
 from cupyflash.sim.ptx.memory.swizzles import TensorMap
-from cupyflash.sim.ptx.text.syntax import QUALIFIERS, Variable, parameters, source_name
+from cupyflash.sim.ptx.parameters import dtype_of, is_float, type_of
+from cupyflash.sim.ptx.text.syntax import Variable, parameters
 
 FILLS = ("zeros", "ones", "normal", "uniform", "arange", "empty")
 
@@ -134,32 +135,6 @@ def _field(name: str, spec: Any, around: Around, position: Position) -> Any:
         return make_value(spec, around, position)
     except (ValueError, TypeError, OSError, OverflowError, MemoryError) as error:
         raise ValueError(f"field {name!r}: {error}") from error
-
-
-def dtype_of(name: Any) -> np.dtype[Any]:
-    """A NumPy type by name; bfloat16 and the small floats come from ml_dtypes. ImportError if that is missing."""
-    try:
-        if isinstance(name, str):
-            found = np.dtype(_small_float(name) if re.fullmatch(r"bfloat16|float[468]_\w+", name) else name)
-            if found.kind in "biufcV" and found.itemsize and found.names is None and found.subdtype is None:
-                return found
-    except (TypeError, AttributeError):
-        pass
-    raise ValueError(f"unknown dtype {name!r}: bool, int8 to int64, uint8 to uint64, float16, bfloat16, float32, float64, ...")
-
-
-def _small_float(name: str) -> Any:
-    """A floating-point type that NumPy lacks; AttributeError if ml_dtypes lacks it too."""
-    try:
-        import ml_dtypes
-    except ImportError as error:
-        raise ImportError(f"{name} needs ml_dtypes ({error}): pip install ml_dtypes", name="ml_dtypes") from error
-    return getattr(ml_dtypes, name)
-
-
-def is_float(dtype: np.dtype[Any]) -> bool:
-    """True for a floating-point type of NumPy or ml_dtypes."""
-    return dtype.kind == "f" or (dtype.kind == "V" and "float" in dtype.name)
 
 
 def _array(spec: Mapping[str, Any], around: Around, position: Position) -> np.ndarray:
@@ -276,48 +251,6 @@ _MAKERS = {
     "fields": (_fields, set[str]()),
 }
 """What an object describes, by the key that it must have: its maker and the further keys."""
-
-
-_C_TYPES = {
-    "float": "float32",
-    "double": "float64",
-    "bool": "bool",
-    **dict.fromkeys(("half", "__half"), "float16"),
-    **dict.fromkeys(("__nv_bfloat16", "nv_bfloat16"), "bfloat16"),
-    **dict.fromkeys(("char", "signed char"), "int8"),
-    **{f"{sign}{name}": f"{sign[:1]}int{bits}" for sign in ("", "unsigned ") for name, bits in (("short", 16), ("int", 32))},
-    **{f"{sign}{name}": f"{sign[:1]}int64" for sign in ("", "unsigned ") for name in ("long", "long long")},
-    "unsigned char": "uint8",
-    "unsigned": "uint32",
-    "size_t": "uint64",
-    **{f"{sign}int{bits}_t": f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)},
-}
-"""NumPy's types of C's."""
-
-
-def type_of(text: str) -> tuple[str, bool]:
-    """Returns NumPy's name of a C type ("" if it has none) and True for a pointer to it."""
-    bare = " ".join(QUALIFIERS.sub(" ", text).replace("std::", "").replace("*", " ").split())
-    return _C_TYPES.get(bare, ""), text.count("*") == 1
-
-
-def ask_about_types(cuda: str, kernel: str, args: Mapping[str, Any] | Sequence[Any]) -> None:
-    """Raises ValueError for an array of another type than the one that its parameter points to, if the source or the kernel's
-    mangled name says it. Unsigned integers may be bits of anything, and integers those of others of their size: they pass.
-    """
-    given = list(args.items()) if isinstance(args, Mapping) else list(enumerate(args))
-    for (kind, own), (name, value) in zip(parameters(cuda, kernel, len(given)), given, strict=True):
-        wanted, pointer = type_of(kind)
-        if not (isinstance(value, np.ndarray) and pointer and wanted):
-            continue
-        have, want = value.dtype, dtype_of(wanted)
-        bits = have.kind in "uc" or (have.kind == "V" and not is_float(have))
-        whole = not is_float(have) or want.kind == "u" or have.itemsize <= 2  # halves pass as shorts
-        if have != want and not bits and not (have.itemsize == want.itemsize and not is_float(want) and whole):
-            raise ValueError(
-                f"{source_name(kernel)}: argument {name!r} is an array of {have}, its parameter is {kind} {own}: did you mean "
-                f"{want}? (as unsigned integers, the bytes pass as they are)"
-            )
 
 
 def template(cuda: str, kernel: str, params: Sequence[Variable]) -> dict[str, Any]:

@@ -15,11 +15,11 @@ from functools import partialmethod
 
 import numpy as np
 
-from cupyflash.sim.profiling.arguments import dtype_of
 from cupyflash.sim.program.copies import CopyCalls
 from cupyflash.sim.program.errors import CudaError, ErrorCode
 from cupyflash.sim.program.streams import KERNEL
 from cupyflash.sim.ptx.order.past import READ, WRITE
+from cupyflash.sim.ptx.parameters import dtype_of
 from cupyflash.sim.ptx.state.segments import UNWRITTEN, WRITTEN
 
 SINGLE, DOUBLE, HALF, INTEGER = (np.dtype(name) for name in ("float32", "float64", "float16", "int32"))

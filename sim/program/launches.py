@@ -16,14 +16,14 @@ from cupyflash.sim import ptx
 from cupyflash.sim.program.children import LAUNCH, DynamicLaunches
 from cupyflash.sim.program.errors import CudaError, ErrorCode
 from cupyflash.sim.program.lines import Call
-from cupyflash.sim.program.memory import Contents, MovedRange, ProgramMemory
+from cupyflash.sim.program.memory import HOST, MANAGED, Contents, MovedRange, ProgramMemory
 from cupyflash.sim.program.streams import KERNEL
 from cupyflash.sim.program.symbols import LaunchRequest, ProgramKernel, SymbolCalls
 from cupyflash.sim.program.textures import ArrayCalls
 from cupyflash.sim.ptx.memory.texels import texels_of
 from cupyflash.sim.ptx.order.past import Touched
 from cupyflash.sim.ptx.parameters import parameter_offsets
-from cupyflash.sim.ptx.state.findings import asked, comments, source_text
+from cupyflash.sim.ptx.state.findings import asked, at_line, comments, source_text
 from cupyflash.sim.ptx.text.syntax import parameters, source_name
 from cupyflash.words import plural
 
@@ -285,6 +285,7 @@ class LaunchCalls(SymbolCalls, ArrayCalls):
             record.seconds += seconds
             self.channel.print(printed.getvalue())
         record.instructions += done.counters.instructions
+        self.check_progress(done, request)
         if self.concurrent and self.settings.races:
             used = {name for name, moved in done.counters.traffic.items() if moved.read_bytes or moved.write_bytes}
             self.guard.close(self.memory.named(used).values())
@@ -298,6 +299,21 @@ class LaunchCalls(SymbolCalls, ArrayCalls):
             record.unfinished = True
             raise BudgetSpent
         return done, printed.getvalue()
+
+    def check_progress(self, done: ptx.Launch, request: LaunchRequest) -> None:
+        """Raises CudaError for a launch that waits for the host: its loop reads memory that the host shares and the launch does not
+        write. Here the host goes on only behind a launch.
+        """
+        for finding in done.findings:
+            block = None if finding.address is None else self.memory.find(finding.address)
+            if finding.kind != "endless" or block is None or block.kind not in (HOST, MANAGED):
+                continue
+            name = block.allocation.name
+            if not done.counters.traffic[name].write_bytes:
+                (what,) = self.named([replace(finding, tensor=name, message=repr(name))], request)
+                why = f"waits for the host: {at_line(finding.places[0])} reads {what.message} until the host has written there"
+                why = f"{source_name(request.kernel.name)} {why}, and here the host goes on only behind a launch"
+                raise CudaError(ErrorCode.NOT_SUPPORTED, why)
 
     def moved(self, moves: list[MovedRange], stream: ptx.Stream, call: Call) -> None:
         """Records what work of a stream has copied, filled or freed; races are findings under the function's name."""

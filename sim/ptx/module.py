@@ -41,7 +41,19 @@ from .order.history import Stream
 from .order.races import Races
 from .parameters import POINTER_BYTES, BoundArguments, BoundTensor, RawArguments, bind
 from .state.counters import Counters, LaunchTally, TensorCounts
-from .state.findings import Comment, Finding, Findings, Suppressed, Suppression, asked, by_cause, comments, of_thread, source_text
+from .state.findings import (
+    Comment,
+    Finding,
+    Findings,
+    Suppressed,
+    Suppression,
+    asked,
+    by_cause,
+    comments,
+    of_line,
+    of_thread,
+    source_text,
+)
 from .state.lane_sets import Geometry
 from .state.segments import UNWRITTEN, Segment, mark_unwritten, may_hold_nan
 from .text.parser import parse
@@ -412,7 +424,7 @@ class Module:
         still = {name: where for name, where in left.items() if where.any()}
         suppressed = tuple(Suppressed(allowed[k], findings.closed(records)) for k, records in findings.suppressed.items())
         unmatched = tuple(one for k, one in enumerate(allowed) if k not in findings.suppressed)
-        found = by_cause(self._in_source(kernel, findings.closed(findings.found)), of_thread)
+        found = by_cause(by_cause(self._in_source(kernel, findings.closed(findings.found)), of_line), of_thread)
         return Launch(counters, traffic, found, tuple(notes), findings.total, still, suppressed, unmatched, run.budgets.spent)
 
     def clock(

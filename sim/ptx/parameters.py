@@ -7,6 +7,7 @@ which brings its own offsets, and whose fields of objects are pointers.
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -19,7 +20,7 @@ from cupyflash.words import plural
 from .memory.swizzles import ADDRESS_AT, MAP_ALIGN, MAP_BYTES, TensorMap
 from .memory.texels import Texels, Texture, texels_of
 from .state.segments import Place, PointerField, Segment
-from .text.syntax import Array, Variable
+from .text.syntax import QUALIFIERS, Array, Variable, parameters, source_name
 
 POINTER_BYTES = 8
 
@@ -371,3 +372,74 @@ def pack_scalar(kernel: str, name: str, value: Any, param: Variable) -> bytes:
             raise TypeError(f"{where}: got the floating-point number {value!r}")
         return np.array(float(value), f"f{param.size}").tobytes()
     raise TypeError(f"{where}: cannot pass {type(value).__name__} {value!r}")
+
+
+# -- the types of arrays ----------------------------------------------------------------------------------------------------
+
+
+def dtype_of(name: Any) -> np.dtype[Any]:
+    """A NumPy type by name; bfloat16 and the small floats come from ml_dtypes. ImportError if that is missing."""
+    try:
+        if isinstance(name, str):
+            found = np.dtype(_small_float(name) if re.fullmatch(r"bfloat16|float[468]_\w+", name) else name)
+            if found.kind in "biufcV" and found.itemsize and found.names is None and found.subdtype is None:
+                return found
+    except (TypeError, AttributeError):
+        pass
+    raise ValueError(f"unknown dtype {name!r}: bool, int8 to int64, uint8 to uint64, float16, bfloat16, float32, float64, ...")
+
+
+def _small_float(name: str) -> Any:
+    """A floating-point type that NumPy lacks; AttributeError if ml_dtypes lacks it too."""
+    try:
+        import ml_dtypes
+    except ImportError as error:
+        raise ImportError(f"{name} needs ml_dtypes ({error}): pip install ml_dtypes", name="ml_dtypes") from error
+    return getattr(ml_dtypes, name)
+
+
+def is_float(dtype: np.dtype[Any]) -> bool:
+    """True for a floating-point type of NumPy or ml_dtypes."""
+    return dtype.kind == "f" or (dtype.kind == "V" and "float" in dtype.name)
+
+
+_C_TYPES = {
+    "float": "float32",
+    "double": "float64",
+    "bool": "bool",
+    **dict.fromkeys(("half", "__half"), "float16"),
+    **dict.fromkeys(("__nv_bfloat16", "nv_bfloat16"), "bfloat16"),
+    **dict.fromkeys(("char", "signed char"), "int8"),
+    **{f"{sign}{name}": f"{sign[:1]}int{bits}" for sign in ("", "unsigned ") for name, bits in (("short", 16), ("int", 32))},
+    **{f"{sign}{name}": f"{sign[:1]}int64" for sign in ("", "unsigned ") for name in ("long", "long long")},
+    "unsigned char": "uint8",
+    "unsigned": "uint32",
+    "size_t": "uint64",
+    **{f"{sign}int{bits}_t": f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)},
+}
+"""NumPy's types of C's."""
+
+
+def type_of(text: str) -> tuple[str, bool]:
+    """Returns NumPy's name of a C type ("" if it has none) and True for a pointer to it."""
+    bare = " ".join(QUALIFIERS.sub(" ", text).replace("std::", "").replace("*", " ").split())
+    return _C_TYPES.get(bare, ""), text.count("*") == 1
+
+
+def ask_about_types(cuda: str, kernel: str, args: Mapping[str, Any] | Sequence[Any]) -> None:
+    """Raises TypeError for an array of another type than the one that its parameter points to, if the source or the kernel's
+    mangled name says it. Unsigned integers may be bits of anything, and integers those of others of their size: they pass.
+    """
+    given = list(args.items()) if isinstance(args, Mapping) else list(enumerate(args))
+    for (kind, own), (name, value) in zip(parameters(cuda, kernel, len(given)), given, strict=True):
+        wanted, pointer = type_of(kind)
+        if not (isinstance(value, np.ndarray) and pointer and wanted):
+            continue
+        have, want = value.dtype, dtype_of(wanted)
+        bits = have.kind in "uc" or (have.kind == "V" and not is_float(have))
+        whole = not is_float(have) or want.kind == "u" or have.itemsize <= 2  # halves pass as shorts
+        if have != want and not bits and not (have.itemsize == want.itemsize and not is_float(want) and whole):
+            raise TypeError(
+                f"{source_name(kernel)}: argument {name!r} is an array of {have}, its parameter is {kind} {own}: did you mean "
+                f"{want}? (as unsigned integers, the bytes pass as they are)"
+            )

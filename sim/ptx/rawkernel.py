@@ -34,7 +34,7 @@ from cupyflash.words import plural
 
 from .module import Launch, Module, Recipe
 from .order.history import Stream
-from .parameters import POINTER_BYTES, is_maps
+from .parameters import POINTER_BYTES, ask_about_types, is_maps
 from .state.findings import Finding, Suppression, asked, told
 from .text.syntax import Array, Variable, base_name, parameters
 
@@ -338,7 +338,8 @@ class RawKernel:
         CuPy's types: Python's int is int64 (a shorter parameter takes the low bytes), its float float64, its bool one byte.
         A structure is a NumPy structured scalar; fields of objects in it are pointers, as in a mapping.
         shared_mem: bytes of dynamic shared memory. stream: a `ptx.Stream` orders the launch among others; any other has no effect.
-        Raises TypeError where CuPy would pass bytes that are not the parameter's, ValueError for a launch that CUDA refuses, and
+        Raises TypeError where CuPy would pass bytes that are not the parameter's, or an array of another type than its pointer's
+        (view it as unsigned integers to pass it as it is), ValueError for a launch that CUDA refuses, and
         `KernelFault` for findings, unless a `simulation` says otherwise.
         """
         loaded, name = self._loaded()
@@ -378,6 +379,7 @@ class RawKernel:
             raise ValueError(f"{self.name}: shared_mem must be from 0 to {allowed} bytes ({ask}), got {shared_mem}")
         if len(args) != len(code.params):
             raise TypeError(f"{self.name} takes {plural(len(code.params), 'argument')}, got {len(args)}")
+        ask_about_types(self.code or "", name, args)
         names = [each for _, each in parameters(self.code or "", name, len(code.params))]
         zipped = zip(names, args, code.params, strict=True)
         given = {each: argument(self.name, each, value, param) for each, value, param in zipped}

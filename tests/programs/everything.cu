@@ -23,6 +23,11 @@ __global__ void scale(const float *x, float *y, int n) {
     if (i == 0) atomicAdd(&counter, n);
 }
 
+__global__ void await(volatile int *flag) {
+    while (*flag == 0) {
+    }
+}
+
 __global__ void add(int *x, int n, int value) {
     int i = blockIdx.x * blockDim.x + threadIdx.x;
     if (i < n) x[i] += value;
@@ -176,6 +181,17 @@ static int device() {
     return 0;
 }
 
+// A kernel that ends once the host has written: not here.
+static int await_host() {
+    int *flag;
+    CHECK(cudaMallocHost(&flag, sizeof(int)));
+    *flag = 0;
+    await<<<1, 32>>>(flag);
+    printf("%s\n", cudaGetErrorName(cudaGetLastError()));
+    *flag = 1;
+    return cudaDeviceSynchronize() != cudaSuccess;
+}
+
 int main(int count, char **words) {
     const char *part = count > 1 ? words[1] : "";
     if (!strcmp(part, "vector")) return vector(count > 2 ? atoi(words[2]) : 1000, count > 3 ? atoi(words[3]) : 0);
@@ -187,5 +203,6 @@ int main(int count, char **words) {
     if (!strcmp(part, "repeats")) return repeats();
     if (!strcmp(part, "errors")) return errors();
     if (!strcmp(part, "device")) return device();
+    if (!strcmp(part, "await")) return await_host();
     return 4;
 }

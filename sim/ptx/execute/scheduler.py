@@ -14,11 +14,11 @@ import numpy as np
 
 from ..decode.code import Code, CodeRegion
 from ..decode.flow import CodeLoop, ExitTest
-from ..decode.registry import Arg
+from ..decode.registry import Arg, arg
 from ..order.shadow import is_strong
 from ..state.findings import Findings, at_line, source
 from ..state.lane_sets import WARP, LaneSet, Wave, by_value, merged
-from ..text.syntax import Array, PtxInstruction
+from ..text.syntax import Array, Mem, PtxInstruction, Reg
 
 PATIENCE = 512
 """Picks by lowest instruction before the groups that have waited longest get their turn."""
@@ -458,7 +458,15 @@ class Budgets:
         of_late = f", of late at {', '.join(lines[:6])}{' and elsewhere' if len(lines) > 6 else ''}"
         lanes = visits[0][1]
         said = message.format(self.loop(warp) + of_late)
-        self.findings.report(kind, said, (loads or round_trip)[0], lanes, int(np.searchsorted(lanes.warp, warp)))
+        at, i = int(np.searchsorted(lanes.warp, warp)), (loads or round_trip)[0]
+        self.findings.report(kind, said, i, lanes, at, address=self.address(i, warp))
+
+    def address(self, i: PtxInstruction, warp: int) -> int | None:
+        """Returns the address of an instruction's operand in memory as the first lane of a warp had it last; None without one."""
+        memory = next((one for one in i.operands if isinstance(one, Mem)), None)
+        if memory is None or not isinstance(memory.base, Reg):
+            return None
+        return int(self.values(arg(memory.base, memory.base.type))[warp * WARP]) + memory.offset
 
     def loop(self, warp: int) -> str:
         """Returns the smallest loop around all that a warp has run since the last progress, or else of late, if there is one."""

@@ -171,14 +171,34 @@ LOCKSTEP = "work only in lockstep"
 """The words of races within a warp that its lanes' own steps hide."""
 
 
-def of_thread(finding: Finding) -> Hashable:
-    """Returns a key that findings of one cause share: the unwritten registers of a thread, as a variable without a value is used in
-    many places; the races of code that relies on lockstep, as in a reduction's steps.
+STRAY = re.compile(r"of (\d+) bytes? at 0x[0-9a-f]+: (?:offset )?(\d+) (of|before) ")
+"""The width and the offset of an access to global memory that is out of bounds."""
+
+
+def stray(finding: Finding) -> re.Match[str] | None:
+    return STRAY.search(finding.message) if finding.kind == "out of bounds" else None
+
+
+def of_line(finding: Finding) -> Hashable:
+    """Returns a key that findings of one cause share: accesses out of bounds of one line, as behind one guard; races of code that
+    relies on lockstep, as in a reduction's steps.
     """
     if LOCKSTEP in finding.message:
         return finding.severity, LOCKSTEP, finding.inlined_at, finding.tensor
+    if finding.source and stray(finding):
+        return finding.severity, finding.source, finding.inlined_at
+    return id(finding)
+
+
+def of_thread(finding: Finding) -> Hashable:
+    """Returns a key that findings of one cause share: the unwritten registers of a thread, as a variable without a value is used in
+    many places; the accesses out of bounds of a thread to one element of several arrays, as behind one guard.
+    """
+    thread = finding.severity, finding.block, finding.warp, finding.lane
+    if found := stray(finding):
+        return *thread, int(found[2]) / int(found[1]), found[3]
     if finding.kind == "uninitialised" and finding.message.startswith("register "):
-        return finding.severity, finding.block, finding.warp, finding.lane
+        return thread
     return id(finding)
 
 
