@@ -219,7 +219,7 @@ def test_events_tell_the_time_that_the_clock_predicts(tmp_path: Path, capfd: pyt
     if sass.tool("nvdisasm") is None or sass.tool("ptxas") is None:
         pytest.skip("the clock needs ptxas and nvdisasm")
     binary = built([PROGRAMS / "clocked.cu"], tmp_path)
-    result = run_program(binary, device=A100, settings=Settings(clock=True))
+    result = run_program(binary, device=A100)
     one, three, fill = (float(line) for line in capfd.readouterr().out.split())
     n = 1 << 18
     module = Module.from_source((PROGRAMS / "clocked.cu").read_text().partition("int main")[0].replace("#include <cstdio>", ""))
@@ -228,7 +228,7 @@ def test_events_tell_the_time_that_the_clock_predicts(tmp_path: Path, capfd: pyt
     assert three == pytest.approx(3 * one, abs=3e-6) and fill > 0
     assert result.predicted and result.timed
     assert report(result).endswith("one after another\nother times that the program measured are the simulation's, not a GPU's")
-    plain = run_program(binary, device=A100)
+    plain = ran(binary, clock=False)
     assert plain.timed and not plain.predicted and float(capfd.readouterr().out.split()[0]) != one
 
 

@@ -56,7 +56,12 @@ class Running:
     type=click.FloatRange(0, min_open=True),
     help="End the program when its kernels have taken this processor time.",
 )
-@click.option("--clock", is_flag=True, help="Events tell the time that the clock predicts for the device (docs/clock.md).")
+@click.option(
+    "--clock/--no-clock",
+    default=True,
+    show_default=True,
+    help="Events tell the time that the clock predicts for the device, where it knows the kernels (docs/clock.md).",
+)
 @findings_report
 @watched(lambda given: [*divided(given["files"])[0], *given["includes"]])
 @gathered(building=Building, running=Running, told=FindingsReport)
@@ -67,8 +72,8 @@ def run(files: tuple[str, ...], building: Building, running: Running, told: Find
     -cudart shared -no-compress). Arguments of the program stand behind `--`.
 
     The program runs as it is; its calls of the CUDA runtime are answered by the simulated device, and its kernels run on the PTX
-    machine, which checks every access. Times that the program measures are the simulation's. The report goes to stderr, and before
-    it an estimate of each launch that takes 10 s or more.
+    machine, which checks every access. Times of events are a model's where it knows the kernels, else the simulation's; the
+    report says which. It goes to stderr, and before it an estimate of each launch that takes 10 s or more.
 
     Exit status 1 if the machine finds a fault in a kernel; else the program's own.
     """

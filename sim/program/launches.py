@@ -93,7 +93,6 @@ class LaunchCalls(SymbolCalls, ArrayCalls):
         """The streams in which kernels were launched."""
         self._foretold: set[tuple[object, ...]] = set()
         """The launches of which an estimate was said."""
-        self.spent = 0.0
 
     limits: dict[int, int]
 
@@ -184,8 +183,7 @@ class LaunchCalls(SymbolCalls, ArrayCalls):
         A fault that a device would notice is the error of all later calls.
         """
         record = self.record(request)
-        if self.settings.clock:
-            self.device_time.launch(request, list(self.memory.blocks.values()))
+        self.device_time.work.append(request)
         self._streams.add(stream.number)
         calls = self.services.calls
         earlier = self._repeats.get(request) if len(self._streams) == 1 else None
@@ -246,7 +244,7 @@ class LaunchCalls(SymbolCalls, ArrayCalls):
     def run_child(self, request: LaunchRequest, stream: ptx.Stream) -> None:
         """Runs a launch by a thread of another."""
         record = self.record(request)
-        self.device_time.unknown += 1
+        self.device_time.work.append(None)
         self.services.begin(request, stream, child=True)
         self.execute(request, stream, record)
 
@@ -317,7 +315,7 @@ class LaunchCalls(SymbolCalls, ArrayCalls):
 
     def moved(self, moves: list[MovedRange], stream: ptx.Stream, call: Call) -> None:
         """Records what work of a stream has copied, filled or freed; races are findings under the function's name."""
-        self.device_time.unknown += 1
+        self.device_time.work.append(None)
         if not self.concurrent or not self.settings.races:
             return
         ranges: dict[tuple[int, str], list[tuple[int, int]]] = {}

@@ -1,11 +1,12 @@
 """The time of a program's work on the device, as the clock predicts it from machine code (`sim.clock`), for its events.
 
-Launches count one after another, also those of several streams. Copies, fills, library calls and kernels that the clock does not
+Launches count one after another, also those of several streams, and branch by what memory holds when they are predicted. Copies, fills, library calls and kernels that the clock does not
 execute have no time: what an event measures across them is unknown.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -25,31 +26,42 @@ MOST_RUN = 20_000_000
 
 @dataclass
 class DeviceTime:
-    """The time of the work so far: `seconds` of that which has a time, and the number of pieces that have none.
+    """The `work` of a program so far: launches, and None for each piece without a time. Only what lies between two events that a
+    program compares is predicted.
 
-    `say` is called with a line of text for each kernel without a time, with the reason.
+    `say` is called with a line of text for each reason why a kernel has no time.
     """
 
     device: Device
     say: Callable[[str], None]
-    seconds: float = 0.0
-    unknown: int = 0
+    work: list[LaunchRequest | None] = field(default_factory=list)
     _codes: dict[Image, MachineCode] = field(default_factory=dict)
     _known: dict[LaunchRequest, float | None] = field(default_factory=dict)
+    _said: set[str] = field(default_factory=set)
 
-    def launch(self, request: LaunchRequest, blocks: list[Block]) -> None:
-        """Adds a launch, which may access these blocks."""
+    def seconds(self, first: int, last: int, blocks: list[Block]) -> float | None:
+        """Returns the time of work[first:last], which may access these blocks; None if some of it has none."""
+        total, part = 0.0, self.work[first:last]
+        if None in part:
+            return None
+        for request, times in Counter(one for one in part if one is not None).items():
+            seconds = self.launch(request, blocks)
+            if seconds is None:
+                return None
+            total += times * seconds
+        return total
+
+    def launch(self, request: LaunchRequest, blocks: list[Block]) -> float | None:
+        """Returns the time of a launch; None if the clock has none."""
         if request not in self._known:
             try:
                 self._known[request] = self.predicted(request, blocks)
             except (ImportError, RuntimeError, ValueError, TypeError) as error:
-                self.say(f"{source_name(request.kernel.name)}: the clock has no time for it: {error}")
+                if str(error) not in self._said:
+                    self._said.add(str(error))
+                    self.say(f"{source_name(request.kernel.name)}: the clock has no time for it: {error}")
                 self._known[request] = None
-        seconds = self._known[request]
-        if seconds is None:
-            self.unknown += 1
-        else:
-            self.seconds += seconds
+        return self._known[request]
 
     def predicted(self, request: LaunchRequest, blocks: list[Block]) -> float:
         """Returns a launch's predicted seconds; raises ImportError, RuntimeError, ValueError or TypeError if there are none."""

@@ -33,7 +33,7 @@ class Settings:
     """Settings of a run: as of `ptx.Module.launch`; `max_seconds` is processor time for all launches together.
 
     `say` is called with a line of text before launches that will take long, with an estimate. `clock`: events give the time that
-    the clock predicts, where it knows all work between them.
+    the clock predicts, where it knows all work between them; `max_seconds` counts its time, too.
     """
 
     seed: int | None = None
@@ -41,7 +41,7 @@ class Settings:
     max_seconds: float | None = None
     suppressions: Any = ()
     say: Callable[[str], None] | None = None
-    clock: bool = False
+    clock: bool = True
 
 
 @dataclass
@@ -88,11 +88,11 @@ class ProgramStream:
 
 @dataclass
 class ProgramEvent:
-    """An event, with the moment at which it was recorded last; `predicted`: the device's seconds, and the work without a time."""
+    """An event, with the moment at which it was recorded last, and the number of pieces of work before it."""
 
     event: ptx.Event | None = None
     seconds: float = 0.0
-    predicted: tuple[float, int] = (0.0, 0)
+    work: int = 0
     graph: Graph | None = None
     ends: list[Node] = field(default_factory=list)
 
@@ -126,6 +126,8 @@ class StreamCalls:
         """True once the program has asked how long something took, and got the simulation's time."""
         self.predicted = False
         """True once it got the time that the clock predicts."""
+        self.spent = 0.0
+        """Seconds of processor time that launches and the clock have taken."""
         self.device_time = DeviceTime(device, settings.say or (lambda line: None))
         self._texts: dict[str, int] = {}
         self._threads: dict[int, ProgramStream] = {}
@@ -296,7 +298,7 @@ class StreamCalls:
         if one.graph is None:
             self.order(one)
             what.event, what.seconds = one.stream.record(), time.perf_counter()
-            what.predicted = self.device_time.seconds, self.device_time.unknown
+            what.work = len(self.device_time.work)
 
     def cudaEventRecordWithFlags(self, event: int, stream: int, flags: int) -> None:
         self.cudaEventRecord(event, stream)
@@ -314,9 +316,13 @@ class StreamCalls:
         first, last = self.find(start, ProgramEvent), self.find(end, ProgramEvent)
         if first.event is None or last.event is None:
             raise CudaError(ErrorCode.INVALID_RESOURCE_HANDLE)
-        (began, unknown), (ended, still) = first.predicted, last.predicted
-        if self.settings.clock and unknown == still:
-            self.predicted, seconds = True, ended - began
+        seconds = None
+        if self.settings.clock:
+            began = time.process_time()
+            seconds = self.device_time.seconds(first.work, last.work, list(self.memory.blocks.values()))
+            self.spent += time.process_time() - began
+        if seconds is not None:
+            self.predicted = True
         else:
             self.timed, seconds = True, last.seconds - first.seconds
         self.channel.write(out, struct.pack("<f", 1e3 * max(seconds, 1e-6)))
