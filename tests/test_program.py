@@ -18,6 +18,7 @@ from cupyflash.sim.program import build, fatbin
 from cupyflash.sim.program.linking import linked
 from cupyflash.sim.program.properties import layout, properties
 from cupyflash.sim.program.report import report, summary
+from cupyflash.sim.program.runtime import Runtime
 from cupyflash.sim.program.session import ProgramResult, run_program
 from cupyflash.sim.program.streams import Settings
 from cupyflash.sim.ptx import Module
@@ -187,6 +188,16 @@ def test_the_device_is_the_one_asked_for_and_prints_in_order(program: Path, capf
 def test_a_budget_ends_the_program_and_says_so(program: Path) -> None:
     result = ran(program, "repeats", max_seconds=1e-9)
     assert result.cut and [one.launches for one in result.kernels] == [1]
+
+
+def test_without_memory_the_program_ends_with_what_was_checked(program: Path) -> None:
+    class Short(Runtime):
+        def cudaDeviceSynchronize(self) -> None:
+            raise MemoryError("2 GiB")
+
+    result = run_program(program, ["vector", "100", "1"], device=A100, runtime=Short)
+    assert result.cut and [one.kind for one in result.findings] == ["out of bounds"]
+    assert report(result).endswith("ended for want of memory (2 GiB): what came after was not checked")
 
 
 def test_a_kernel_that_waits_for_the_host_is_refused_by_name(

@@ -1,7 +1,7 @@
 """The time of a program's work on the device, as the clock predicts it from machine code (`sim.clock`), for its events.
 
-Launches count one after another, also those of several streams, and branch by what memory holds when they are predicted. Copies, fills, library calls and kernels that the clock does not
-execute have no time: what an event measures across them is unknown.
+Launches count one after another, also those of several streams, and branch by what memory holds when they are predicted. Copies,
+fills, library calls and kernels that the clock does not execute have no time: what an event measures across them is unknown.
 """
 
 from __future__ import annotations

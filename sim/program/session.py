@@ -70,14 +70,14 @@ def run_program(
             [str(program.resolve()), *arguments], env=environment, pass_fds=(theirs.fileno(), memory), cwd=cwd
         )
         theirs.close()
-        cut, memory = False, ""
+        cut, short = False, ""
         try:
             channel.run()
         except BudgetSpent:
             cut = True
             process.kill()
         except MemoryError as error:
-            cut, memory = True, str(error) or "no more could be allocated"
+            cut, short = True, str(error) or "no more could be allocated"
             process.kill()
         except BaseException:
             process.kill()
@@ -87,5 +87,5 @@ def run_program(
             served.memory.close()
     kernels = list(served.records.values())
     return ProgramResult(
-        status, kernels, dict(served.missing), dict(served.failed), cut, memory, served.timed, served.predicted, served.spent
+        status, kernels, dict(served.missing), dict(served.failed), cut, short, served.timed, served.predicted, served.spent
     )
