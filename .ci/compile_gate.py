@@ -296,15 +296,16 @@ def backward_schedules(device: Device, everything: bool) -> Labelled:
 
 
 def fa3_backward_schedules(device: Device) -> Labelled:
-    """The Hopper's gradients: d and d_v of one slab and of two, each mask that it takes, with and without dQ's sum."""
+    """The Hopper's gradients: d and d_v of one slab and of two, each mask that it takes, with dQ's sum in any order and in one."""
     if device.compute_capability != (9, 0):
         return
     for turn, (d, value) in enumerate(FA3_GRADIENTS):
-        for masks in (each for each in FA3_MASKS if "packed" not in each):
+        for masks in FA3_MASKS:
             dtype = ("float16", "bfloat16")[turn % 2]
             for deterministic in (False, True):
                 problem = posed(d, dtype, ((*masks, *(("sinks",) if turn % 2 else ())), False), value)
-                yield labelled("fa3 backward", plan_backward(problem, device, "fa3", deterministic=deterministic), *masks)
+                make = plan_varlen_backward if problem.options.packed else plan_backward
+                yield labelled("fa3 backward", make(problem, device, algorithm="fa3", deterministic=deterministic), *masks)
 
 
 def varlen_schedules(device: Device) -> Labelled:

@@ -216,7 +216,7 @@ def packed(rng: random.Random, kind: str) -> Schedule:
     if whole.options.mask_function and lengths and max(most) < 400 and rng.random() < 0.7:
         known["patterns"] = tuple(Pattern.of(patches(rng, 1, whole.heads, *each)) for each in lengths)
     if backward:
-        return plan_varlen_backward(whole, device, lengths, tiling, deterministic=rng.random() < 0.5, **known)
+        return plan_varlen_backward(whole, device, lengths, tiling, algorithm=algorithm, deterministic=rng.random() < 0.5, **known)
     return plan_varlen(whole, device, lengths, tiling, algorithm=algorithm, lse=rng.random() < 0.5, **known)
 
 

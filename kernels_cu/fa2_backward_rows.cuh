@@ -59,7 +59,7 @@ fa2_backward_rows(__grid_constant__ const Params given) {
   for (int other = ROW_LANES / 2; other > 0; other /= 2) sum += __shfl_xor_sync(~0u, sum, other);
   if (first == 0 && place.row < p.total_q) p.D[place.at] = sum;
 #if ORDERED
-  if (first == 0 && place.row < p.total_q && place.row % BR == 0) p.turns[turn_of(p, place.pair, place.row / BR)] = 0;
+  if (first == 0 && place.row < p.total_q) p.turns[place.at] = 0;
 #endif
   if (SINKS && first == 0 && place.row < p.total_q)
     p.dsinks[place.at] = -sum * sink_weight(p.sinks[place.head], given_of_rows(p)[place.at], SCALED ? 1.f : p.scale);

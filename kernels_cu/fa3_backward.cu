@@ -15,19 +15,9 @@
 //   PING_PONG   whether warpgroups issue their products in turns
 //   ORDERED     whether dQ is summed in one order
 //   CAUSAL, WINDOW, PADDED  0 or 1: mask.cuh           COPY_BYTES, SINKS  fa2_backward_rows.cuh
+//   VARLEN      whether batches are sequences of their own lengths, packed one behind the other: sequence.cuh
 #define SUB BR
 #define WITH_DQ 1
-#include "params.cuh"
-
-#if ORDERED
-// Whose turn it is to add to dQ of a row block: how many thread blocks have. Of a key head's first one the upper half counts the
-// thread blocks that have begun.
-constexpr int BEGUN = 1 << 16;
-__device__ __forceinline__ long long turn_of(const Params& p, long long head, int i) {
-  return head * ((p.total_q + BR - 1) / BR) + i;
-}
-#endif
-
 #include "fa2_backward_rows.cuh"
 #include "mask.cuh"
 #include "mma.cuh"
@@ -40,7 +30,7 @@ constexpr int CONSUMERS = BC / 64, WARPS = 4 * CONSUMERS, THREADS = WARPGROUP * 
 constexpr int K_SLABS = slabs(HEAD_DIM), V_SLABS = slabs(VALUE_DIM), Q_SLABS = slabs(BR);  // Q's: of the columns of dS^T
 constexpr int K_BYTES = BC * SLAB_ROW * K_SLABS, V_BYTES = BC * SLAB_ROW * V_SLABS;
 constexpr int Q_BYTES = BR * SLAB_ROW * K_SLABS, dO_BYTES = BR * SLAB_ROW * V_SLABS;
-constexpr int dS_BYTES = BC * SLAB_ROW * Q_SLABS, PIECE_BYTES = SUM_PIECE * 4, dQ_BYTES = BR / 8 * SUM_TILES * PIECE_BYTES;
+constexpr int dS_BYTES = BC * SLAB_ROW * Q_SLABS, PIECE_BYTES = SUM_PIECE * 4, dQ_BYTES = (BR / 8 + VARLEN) * SUM_TILES * PIECE_BYTES;
 constexpr int BOTH = 1, OWN = 2, TURN = OWN + CONSUMERS;  // named barriers: of all consumers; OWN + g, TURN + g of warpgroup g
 // dQ_i is BR x d: a warpgroup makes 64 rows or, where there are no more, 64 columns of it.
 constexpr bool BY_ROWS = BR > 64;
@@ -52,17 +42,17 @@ constexpr int dQ_COLS = D_PAD < 64 ? D_PAD : 64;
 struct Shared {
   unsigned K, V, Q, dO, dS, dQ;  // (BC x d), (BC x d_v), later dK, dV; STAGES x (BR x d), x (BR x d_v); 2 x (BC x BR); (BR x d) of float32
   unsigned offsets, origins, D, large;  // of the rows of each slot: what exponents are relative to (weight.cuh), D; whether an origin is not 0
-  unsigned work, KV_came, KV_full, Q_full, Q_empty, dO_full, dO_empty, dS_full, dS_empty, dQ_full, dQ_empty;
+  unsigned work, came, KV_full, Q_full, Q_empty, dO_full, dO_empty, dS_full, dS_empty, dQ_full, dQ_empty;
 
   __device__ __forceinline__ explicit Shared(unsigned base) {
     K = base, V = K + K_BYTES, Q = V + V_BYTES, dO = Q + STAGES * Q_BYTES, dS = dO + STAGES * dO_BYTES, dQ = dS + 2 * dS_BYTES;
     offsets = dQ + dQ_BYTES, origins = offsets + STAGES * BR * 4, D = origins + STAGES * BR * 4;
-    KV_came = D + STAGES * BR * 4, KV_full = KV_came + 8, dQ_full = KV_came + 16, dQ_empty = KV_came + 24;
-    work = KV_came + 32, Q_full = KV_came + 64, Q_empty = Q_full + 8 * STAGES, dO_full = Q_empty + 8 * STAGES, dO_empty = dO_full + 8 * STAGES;
+    came = D + STAGES * BR * 4, KV_full = came + 8, dQ_full = came + 16, dQ_empty = came + 24;
+    work = came + 32, Q_full = work + 48, Q_empty = Q_full + 8 * STAGES, dO_full = Q_empty + 8 * STAGES, dO_empty = dO_full + 8 * STAGES;
     dS_full = dO_empty + 8 * STAGES, dS_empty = dS_full + 16, large = dS_empty + 16;
   }
   __device__ __forceinline__ void init_barriers() const {
-    init_barrier(KV_came, 1), init_barrier(KV_full, 1), init_barrier(dQ_full, WARPS), init_barrier(dQ_empty, 1);
+    init_barrier(came, 1), init_barrier(KV_full, 1), init_barrier(dQ_full, WARPS), init_barrier(dQ_empty, 1);
     for (int slot = 0; slot < STAGES; slot++) {
       init_barrier(Q_full + 8 * slot, 2), init_barrier(Q_empty + 8 * slot, WARPS);
       init_barrier(dO_full + 8 * slot, 2), init_barrier(dO_empty + 8 * slot, WARPS);
@@ -78,44 +68,72 @@ struct Slot {
   __device__ __forceinline__ Slot next() const { return index + 1 < STAGES ? Slot{index + 1, parity} : Slot{0, parity ^ 1}; }
 };
 
-// What a thread block has: a K/V block, and the Q blocks from `end - 1` down to `first` of each query head of the group
+// What a thread block has: a K/V block, and the Q blocks from `end - 1` down to `first` of each query head of the group; of a
+// sequence with so many `queries` and `keys`, where it begins among packed ones. If it has none, j is -1.
 struct Work {
-  int batch, kv_head, j, keys, first, end;
+  int batch, kv_head, j, keys, first, end, queries, first_query, first_key;
+  __device__ __forceinline__ int rows(const Params& p) const { return VARLEN ? queries : p.Nq; }
+  __device__ __forceinline__ int row(int i) const { return (VARLEN ? first_query : 0) + i * BR; }
+  __device__ __forceinline__ int key() const { return (VARLEN ? first_key : 0) + j * BC; }
   __device__ __forceinline__ int turns(const Params& p) const { return max(0, end - first) * p.group; }
   __device__ __forceinline__ int head(const Params& p, int h) const { return kv_head * p.group + h; }
-  // Row 0 of a query head, in L and D
-  __device__ __forceinline__ long long row0(const Params& p, int h) const {
-    return (static_cast<long long>(batch) * p.heads + head(p, h)) * p.total_q;
-  }
+  // Among those of all batches
+  __device__ __forceinline__ long long plane(const Params& p, int h) const { return static_cast<long long>(batch) * p.heads + head(p, h); }
+  // The first row of a row block of a query head, in L and D
+  __device__ __forceinline__ long long row_of(const Params& p, int h, int i) const { return plane(p, h) * p.total_q + row(i); }
 };
 
-// One thread finds it, and each role reads it for itself: kept for all of them, it would take registers of all.
-__device__ __forceinline__ Work find_work(const Params& p) {
-  const int Tc = (p.Nk + BC - 1) / BC, kv_heads = p.heads / p.group;
-  // Thread blocks of `alternate` key heads alternate.
-  const int first_pair = blockIdx.x / Tc / p.alternate * p.alternate, index = blockIdx.x - first_pair * Tc;
-  const int beside = min(p.alternate, static_cast<int>(gridDim.x) / Tc - first_pair), pair = first_pair + index % beside;
-  int j = index / beside;
-#if ORDERED
-  if (p.Nq > 0) j = static_cast<unsigned>(atomicAdd(p.turns + turn_of(p, pair * p.group, 0), BEGUN)) / BEGUN;
-#endif
-  const int batch = pair / kv_heads;
-  Work w = {batch, pair % kv_heads, j, PADDED ? max(0, min(p.Nk, p.key_lengths[batch])) : p.Nk, 0, 0};
-  const int cols = min(BC, w.keys - j * BC), diagonal = p.Nk - p.Nq;
-  const int first_row = CAUSAL || WINDOW ? max(0, j * BC - diagonal - (WINDOW ? p.right : 0)) : 0;
-  const int last_row = WINDOW ? min(p.Nq - 1ll, j * BC + cols - 1ll - diagonal + p.left) : p.Nq - 1;
+// Whose turn it is to add to dQ of a row block, at its first row: how many thread blocks have. Of the first one of a key head the
+// upper half counts the thread blocks that have begun.
+constexpr int BEGUN = 1 << 16;
+
+// The Q blocks that see a K/V block
+__device__ __forceinline__ void find_rows(const Params& p, Work& w, int Nk) {
+  const int Nq = w.rows(p), cols = min(BC, w.keys - w.j * BC), diagonal = Nk - Nq;
+  const int first_row = CAUSAL || WINDOW ? max(0, w.j * BC - diagonal - (WINDOW ? p.right : 0)) : 0;
+  const int last_row = WINDOW ? min(Nq - 1ll, w.j * BC + cols - 1ll - diagonal + p.left) : Nq - 1;
   w.first = first_row / BR, w.end = cols > 0 && first_row <= last_row ? last_row / BR + 1 : w.first;
+}
+
+// The first warp finds the work, and each role reads it for itself: kept for all of them, it would take registers of all.
+__device__ __forceinline__ Work find_work(const Params& p) {
+  const int kv_heads = p.heads / p.group, blocks = VARLEN ? gridDim.x / kv_heads : (p.Nk + BC - 1) / BC;  // of a key head
+  // Thread blocks of `alternate` key heads alternate.
+  const int first_pair = blockIdx.x / blocks / p.alternate * p.alternate, index = blockIdx.x - first_pair * blocks;
+  const int beside = min(p.alternate, static_cast<int>(gridDim.x) / blocks - first_pair), pair = first_pair + index % beside;
+  Work w = {pair / kv_heads, pair % kv_heads, index / beside, p.Nk, 0, 0, 0, 0, 0};
+  if constexpr (VARLEN) {
+    int bound = 0;
+    const int number = search_sequence<BC>(p, p.cu_seqlens_k, w.j, bound), end_query = __shfl_sync(~0u, bound, 1), end_key = __shfl_sync(~0u, bound, 3);
+    w.first_query = __shfl_sync(~0u, bound, 0), w.first_key = __shfl_sync(~0u, bound, 2);
+    w.queries = end_query - w.first_query, w.keys = end_key - w.first_key;
+    w.j -= w.first_key / BC + number;
+    if (w.j * BC >= w.keys) w.j = -1;
+  }
+#if ORDERED
+  // The next one of its head, whose blocks before it have all begun.
+  if (w.j >= 0 && w.rows(p) > 0 && threadIdx.x == 0) w.j = static_cast<unsigned>(atomicAdd(p.turns + w.row_of(p, 0, 0), BEGUN)) / BEGUN;
+#endif
+  const int Nk = w.keys;
+  if constexpr (PADDED) w.keys = max(0, min(p.Nk, p.key_lengths[w.batch]));
+  find_rows(p, w, Nk);
   return w;
 }
 
 __device__ __forceinline__ void write_work(unsigned at, const Work& w) {
   asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};\nst.shared.v2.b32 [%0+16], {%5, %6};" ::"r"(at), "r"(w.batch), "r"(w.kv_head),
                "r"(w.j), "r"(w.keys), "r"(w.first), "r"(w.end) : "memory");
+  if constexpr (VARLEN)
+    asm volatile("st.shared.v2.b32 [%0+24], {%1, %2};\nst.shared.b32 [%0+32], %3;" ::"r"(at), "r"(w.queries), "r"(w.first_query),
+                 "r"(w.first_key) : "memory");
 }
 __device__ __forceinline__ Work read_work(unsigned at) {
   Work w;
   asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%6];\nld.shared.v2.b32 {%4, %5}, [%6+16];"
                : "=r"(w.batch), "=r"(w.kv_head), "=r"(w.j), "=r"(w.keys), "=r"(w.first), "=r"(w.end) : "r"(at) : "memory");
+  if constexpr (VARLEN)
+    asm volatile("ld.shared.v2.b32 {%0, %1}, [%3+24];\nld.shared.b32 %2, [%3+32];"
+                 : "=r"(w.queries), "=r"(w.first_query), "=r"(w.first_key) : "r"(at) : "memory");
   return w;
 }
 
@@ -135,11 +153,11 @@ __device__ __forceinline__ void load_tile(unsigned to, const TensorMap& map, uns
   for (int slab = 0; slab < slabs; slab++) load_box<1>(to + slab * ROWS * SLAB_ROW, map, full, slab * SLAB, row, head, batch);
 }
 
-// Rows of keys that are not there, but for what the tensor has: zeros, since a weight of 0 does not make nothing of an infinity.
-__device__ __forceinline__ void clear_rows(unsigned tile, int slabs, int from) {
-  for (int chunk = from * 8 + threadIdx.x % 32; chunk < BC * 8; chunk += 32)
+// Rows that are not there, but for what the tensor has: zeros, since a weight of 0 does not make nothing of an infinity.
+template <int ROWS> __device__ __forceinline__ void clear_rows(unsigned tile, int slabs, int from) {
+  for (int chunk = from * 8 + threadIdx.x % 32; chunk < ROWS * 8; chunk += 32)
     for (int slab = 0; slab < slabs; slab++)
-      asm volatile("st.shared.v4.b32 [%0], {%1, %1, %1, %1};" ::"r"(tile + slab * BC * SLAB_ROW + chunk * 16), "r"(0) : "memory");
+      asm volatile("st.shared.v4.b32 [%0], {%1, %1, %1, %1};" ::"r"(tile + slab * ROWS * SLAB_ROW + chunk * 16), "r"(0) : "memory");
 }
 
 __device__ __forceinline__ void store_shared(unsigned at, float x) { asm volatile("st.shared.f32 [%0], %1;" ::"r"(at), "f"(x) : "memory"); }
@@ -147,11 +165,12 @@ __device__ __forceinline__ void store_shared(unsigned at, float x) { asm volatil
 // A warp that brings what rows are given: calls bring(at, row, rows, slot) for each turn, with where this lane's rows go in the slots' room,
 // which is its first, how many there are from that one on, and the slot. It has the rows from that one on, 32 apart.
 template <class Bring>
-__device__ __forceinline__ void produce_rows(const Params& p, const Work& w, unsigned full, unsigned empty, Bring bring) {
+__device__ __forceinline__ void produce_rows(const Params& p, const Shared& s, const Work& work, unsigned full, unsigned empty, Bring bring) {
   const int lane = threadIdx.x % 32;
   Slot slot = {0, 1};  // empty at first, as if a phase before had ended
-  each_turn(p, w, [&](int h, int i) {
-    bring((slot.index * BR + lane) * 4, w.row0(p, h) + i * BR + lane, p.Nq - i * BR - lane, slot, empty + 8 * slot.index);
+  each_turn(p, work, [&](int h, int i) {
+    const Work w = VARLEN ? read_work(s.work) : work;  // again, since a producer has few registers
+    bring((slot.index * BR + lane) * 4, w.row_of(p, h, i) + lane, w.rows(p) - i * BR - lane, slot, empty + 8 * slot.index);
     __syncwarp();
     if (lane == 0) arrive(full + 8 * slot.index);
     slot = slot.next();
@@ -160,7 +179,7 @@ __device__ __forceinline__ void produce_rows(const Params& p, const Work& w, uns
 
 // What exponents are relative to (weight.cuh). A row that does not exist has weights of 0.
 __device__ __forceinline__ void produce_bases(const Params& p, const Shared& s, const Work& w) {
-  produce_rows(p, w, s.Q_full, s.Q_empty, [&](unsigned at, long long row, int rows, Slot slot, unsigned empty) {
+  produce_rows(p, s, w, s.Q_full, s.Q_empty, [&](unsigned at, long long row, int rows, Slot slot, unsigned empty) {
     float L[BR / 32];
 #pragma unroll
     for (int n = 0; n < BR / 32; n++) L[n] = 32 * n < rows ? p.L[row + 32 * n] : -NEG_INF;
@@ -185,7 +204,7 @@ __device__ __forceinline__ void produce_bases(const Params& p, const Shared& s, 
   });
 }
 __device__ __forceinline__ void produce_D(const Params& p, const Shared& s, const Work& w) {
-  produce_rows(p, w, s.dO_full, s.dO_empty, [&](unsigned at, long long row, int rows, Slot slot, unsigned empty) {
+  produce_rows(p, s, w, s.dO_full, s.dO_empty, [&](unsigned at, long long row, int rows, Slot slot, unsigned empty) {
     float D[BR / 32];
 #pragma unroll
     for (int n = 0; n < BR / 32; n++) D[n] = 32 * n < rows ? p.D[row + 32 * n] : 0.f;
@@ -195,35 +214,56 @@ __device__ __forceinline__ void produce_D(const Params& p, const Shared& s, cons
   });
 }
 
+// Q_i or dO_i to its slot, when that is empty. Behind the last row of a packed sequence there is another: the warp makes zeros of it.
+template <class Load>
+__device__ __forceinline__ void produce_block(const Shared& s, unsigned tile, int bytes, int slabs, int rows, unsigned full, unsigned empty, int parity, int& came,
+                                              Load load) {
+  const bool copies = threadIdx.x == 0, cut = VARLEN && rows < BR;
+  wait_for(empty, parity);
+  if (copies) {
+    arrive_expecting(cut ? s.came : full, bytes);
+    load(cut ? s.came : full);
+  }
+  if (cut) {
+    wait_for(s.came, came);
+    came ^= 1;
+    clear_rows<BR>(tile, slabs, rows);
+    publish_writes();
+    __syncwarp();
+    if (copies) arrive(full);
+  }
+}
+
 // The warp that copies tiles, by its first lane
 __device__ __forceinline__ void produce(const Params& given, const Shared& s, const Work& w) {
   const bool copies = threadIdx.x == 0;
   if (w.turns(given) == 0) return;
-  const bool cut = PADDED && (w.j + 1) * BC > w.keys;
+  const bool cut = (PADDED || VARLEN) && (w.j + 1) * BC > w.keys;
   if (copies) {
-    const unsigned full = cut ? s.KV_came : s.KV_full;
+    const unsigned full = cut ? s.came : s.KV_full;
     arrive_expecting(full, K_BYTES + V_BYTES);
-    load_tile<BC>(s.K, given.K_tiles, full, K_SLABS, w.j * BC, w.kv_head, w.batch);
-    load_tile<BC>(s.V, given.V_tiles, full, V_SLABS, w.j * BC, w.kv_head, w.batch);
+    load_tile<BC>(s.K, given.K_tiles, full, K_SLABS, w.key(), w.kv_head, w.batch);
+    load_tile<BC>(s.V, given.V_tiles, full, V_SLABS, w.key(), w.kv_head, w.batch);
   }
   if (cut) {
-    wait_for(s.KV_came, 0);
-    clear_rows(s.K, K_SLABS, w.keys - w.j * BC);
-    clear_rows(s.V, V_SLABS, w.keys - w.j * BC);
+    wait_for(s.came, 0);
+    clear_rows<BC>(s.K, K_SLABS, w.keys - w.j * BC);
+    clear_rows<BC>(s.V, V_SLABS, w.keys - w.j * BC);
     publish_writes();
     __syncwarp();
     if (copies) arrive(s.KV_full);
   }
-  if (!copies) return;
+  if (!VARLEN && !copies) return;
   Slot slot = {0, 1};
+  int came = cut;  // the parity of the next phase
   each_turn(given, w, [&](int h, int i) {
-    const unsigned Q_full = s.Q_full + 8 * slot.index, dO_full = s.dO_full + 8 * slot.index;
-    wait_for(s.Q_empty + 8 * slot.index, slot.parity);
-    arrive_expecting(Q_full, Q_BYTES);
-    load_tile<BR>(s.Q + slot.index * Q_BYTES, given.Q_tiles, Q_full, K_SLABS, i * BR, w.head(given, h), w.batch);
-    wait_for(s.dO_empty + 8 * slot.index, slot.parity);
-    arrive_expecting(dO_full, dO_BYTES);
-    load_tile<BR>(s.dO + slot.index * dO_BYTES, given.dO_tiles, dO_full, V_SLABS, i * BR, w.head(given, h), w.batch);
+    const int index = slot.index, rows = w.rows(given) - i * BR;
+    produce_block(s, s.Q + index * Q_BYTES, Q_BYTES, K_SLABS, rows, s.Q_full + 8 * index, s.Q_empty + 8 * index, slot.parity, came, [&](unsigned full) {
+      load_tile<BR>(s.Q + index * Q_BYTES, given.Q_tiles, full, K_SLABS, w.row(i), w.head(given, h), w.batch);
+    });
+    produce_block(s, s.dO + index * dO_BYTES, dO_BYTES, V_SLABS, rows, s.dO_full + 8 * index, s.dO_empty + 8 * index, slot.parity, came, [&](unsigned full) {
+      load_tile<BR>(s.dO + index * dO_BYTES, given.dO_tiles, full, V_SLABS, w.row(i), w.head(given, h), w.batch);
+    });
     slot = slot.next();
   });
 }
@@ -243,26 +283,32 @@ __device__ __forceinline__ void pass_turn_on(int* added) {
 }
 #endif
 
+// Rows `from` to `from + rows - 1` of 8 that are side by side
+__device__ __forceinline__ void add_some(float* sums, unsigned dQ, int from, int rows) {
+#pragma unroll 1
+  for (int tile = 0; tile < SUM_TILES; tile++)
+    add_floats(sums + tile * SUM_PIECE + from * (SUM_PIECE / 8), dQ + tile * PIECE_BYTES + from * (PIECE_BYTES / 8), rows * (PIECE_BYTES / 8));
+}
+
 __device__ __forceinline__ void add_queries(const Params& p, const Shared& s, const Work& w) {
   if (w.turns(p) == 0) return;
   wait_for(s.dQ_full, 0);
   arrive(s.dQ_empty);  // the first dQ is of no turn
   int parity = 1;
-  [[maybe_unused]] const Masks masks = masks_of(p, 0, 0, p.Nq, p.Nk, p.Nk);
+  const int before = VARLEN ? w.first_query % 8 : 0;  // rows of other sequences among the first 8
+  [[maybe_unused]] const Masks masks = masks_of(p, 0, 0, w.rows(p), VARLEN ? w.keys : p.Nk, p.Nk);
   each_turn(p, w, [&](int h, int i) {
-    const int rows = min(BR, p.Nq - i * BR), whole = rows / 8 * SUM_TILES * PIECE_BYTES;
-    float* sums = sums_of(p.dQ_acc, static_cast<long long>(w.batch) * p.heads + w.head(p, h), p.total_q, i * BR, 0);
+    const int end = before + min(BR, w.rows(p) - i * BR), first = before > 0, whole = end / 8 - first;
+    float* sums = sums_of(p.dQ_acc, w.plane(p, h), p.total_q, w.row(i) - before, 0);
     wait_for(s.dQ_full, parity);
     parity ^= 1;
 #if ORDERED
-    int* added = p.turns + turn_of(p, static_cast<long long>(w.batch) * p.heads + w.head(p, h), i);
+    int* added = p.turns + w.row_of(p, h, i);
     wait_for_turn(added, w.j - visible_begin(masks, i * BR) / BC);
 #endif
-    if (whole) add_floats(sums, s.dQ, whole);
-    if (rows % 8)  // of pieces that have not all their rows
-#pragma unroll 1
-      for (int tile = 0; tile < SUM_TILES; tile++)
-        add_floats(sums + whole / 4 + tile * SUM_PIECE, s.dQ + whole + tile * PIECE_BYTES, rows % 8 * (PIECE_BYTES / 8));
+    if (before) add_some(sums, s.dQ, before, min(8, end) - before);
+    if (whole > 0) add_floats(sums + first * SUM_TILES * SUM_PIECE, s.dQ + first * SUM_TILES * PIECE_BYTES, whole * SUM_TILES * PIECE_BYTES);
+    if (end % 8 && whole >= 0) add_some(sums + end / 8 * SUM_TILES * SUM_PIECE, s.dQ + end / 8 * SUM_TILES * PIECE_BYTES, 0, end % 8);
     wait_for_stores();
     arrive(s.dQ_empty);
 #if ORDERED
@@ -422,6 +468,13 @@ struct Consumer {
   __device__ __forceinline__ void store_queries(const float (&dQ)[dQ_COLS / 8][4], Slot at) const {
     const int warp = thread / 32, tile0 = BY_ROWS ? 0 : group * 4;
     release(s.dS_empty + 8 * (1 - at.index));
+    int at_lane = thread % 32 * 16;
+    if constexpr (VARLEN) {  // behind as many rows as are another sequence's: in 8 rows of dQ, or the next ones
+      int first_query;  // read again in each turn, since registers are scarce
+      asm volatile("ld.shared.b32 %0, [%1+28];" : "=r"(first_query) : "r"(s.work) : "memory");
+      const int row = thread % 32 / 4 + first_query % 8;
+      at_lane = row / 8 * SUM_TILES * PIECE_BYTES + (row % 8 * 4 + thread % 4) * 16;
+    }
     wait_for(s.dQ_empty, 1 - at.index);  // its phases are as many as turns, and slots alternate
 #pragma unroll
     for (int c = 0; c < dQ_COLS / 16; c++) {
@@ -429,7 +482,7 @@ struct Consumer {
 #pragma unroll
       for (int h = 0; h < 2; h++) {
         const int piece = ((BY_ROWS ? group * 8 : 0) + warp * 2 + h) * SUM_TILES + tile0 + c;
-        asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(s.dQ + piece * PIECE_BYTES + thread % 32 * 16),
+        asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(s.dQ + piece * PIECE_BYTES + at_lane),
                      "f"(dQ[2 * c][2 * h]), "f"(dQ[2 * c][2 * h + 1]), "f"(dQ[2 * c + 1][2 * h]), "f"(dQ[2 * c + 1][2 * h + 1]) : "memory");
       }
     }
@@ -497,7 +550,8 @@ struct Consumer {
 
 // The gradient of this warpgroup's keys leaves through the room of what it is the gradient of.
 template <int N>
-__device__ __forceinline__ void write_rows(const float (&C)[N / 8][4], float scale, unsigned room, const TensorMap& map, int slabs, int group, const Work& w) {
+__device__ __forceinline__ void write_rows(const float (&C)[N / 8][4], float scale, unsigned room, const TensorMap& map, const TensorMap& map_of_row, int slabs,
+                                           int group, const Work& w) {
   const int row = group * 64 + threadIdx.x % WARPGROUP / 32 * 16 + threadIdx.x % 16;
 #pragma unroll
   for (int n = 0; n < N / 16; n++) {
@@ -509,9 +563,22 @@ __device__ __forceinline__ void write_rows(const float (&C)[N / 8][4], float sca
   }
   publish_writes();
   meet(OWN + group, WARPGROUP);
+  const unsigned from = room + group * 64 * SLAB_ROW;
+  if constexpr (VARLEN) {
+    // Of the last keys of a sequence each goes by itself, since those behind them are another sequence's.
+    const int keys = w.keys - w.j * BC - group * 64, lane = threadIdx.x % WARPGROUP;
+    if (keys < 64) {
+      if (lane < keys) {
+        for (int slab = 0; slab < slabs; slab++)
+          store_box<1>(map_of_row, from + (slab * BC + lane) * SLAB_ROW, slab * SLAB, w.key() + group * 64 + lane, w.kv_head, w.batch);
+        wait_for_stores();
+      }
+      return;
+    }
+  }
   if (threadIdx.x % WARPGROUP == 0) {
     for (int slab = 0; slab < slabs; slab++)
-      store_box<1>(map, room + slab * BC * SLAB_ROW + group * 64 * SLAB_ROW, slab * SLAB, w.j * BC + group * 64, w.kv_head, w.batch);
+      store_box<1>(map, from + slab * BC * SLAB_ROW, slab * SLAB, w.key() + group * 64, w.kv_head, w.batch);
     wait_for_stores();
   }
 }
@@ -529,28 +596,36 @@ __device__ __forceinline__ void consume(const Params& p, const Params& given, co
   const int turns = w.turns(p);
   if (turns > 0) {
     wait_for(s.KV_full, 0);
-    const Masks masks = masks_of(p, 0, 0, p.Nq, p.Nk, PADDED ? w.keys : p.Nk);
+    const int Nq = w.rows(p);
+    const Masks masks = masks_of(p, 0, 0, Nq, VARLEN ? w.keys : p.Nk, PADDED || VARLEN ? w.keys : p.Nk);
     c.turns(w.end, p.group, turns, [&](int i) {
-      const int last = min((i + 1) * BR, p.Nq) - 1;
+      const int last = min((i + 1) * BR, Nq) - 1;
       const bool whole = (w.j + 1) * BC <= visible_end(masks, i * BR) && (!WINDOW || w.j * BC >= visible_begin(masks, last));
-      c.weigh(masks, i, w.j, p.Nq, whole);
+      c.weigh(masks, i, w.j, Nq, whole);
     });
     meet(BOTH, WARPGROUP * CONSUMERS);  // all are done with K_j
   }
   const Work place = read_work(s.work);  // the same; registers are free again
-  write_rows<DV_PAD>(c.dV, 1.f, s.V, given.dV_tiles, V_SLABS, group, place);
-  write_rows<D_PAD>(c.dK, p.scale, s.K, given.dK_tiles, K_SLABS, group, place);
+#if VARLEN
+  const TensorMap &dK_row = given.dK_row, &dV_row = given.dV_row;
+#else
+  const TensorMap &dK_row = given.dK_tiles, &dV_row = given.dV_tiles;
+#endif
+  write_rows<DV_PAD>(c.dV, 1.f, s.V, given.dV_tiles, dV_row, V_SLABS, group, place);
+  write_rows<D_PAD>(c.dK, p.scale, s.K, given.dK_tiles, dK_row, K_SLABS, group, place);
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1) fa3_backward(const __grid_constant__ Params given) {
   const Params p = given;
   extern __shared__ __align__(1024) unsigned char sram[];
   const Shared s(shared_address(sram));
-  if (threadIdx.x == 0) {
-    s.init_barriers();
-    write_work(s.work, find_work(p));
+  if (threadIdx.x == 0) s.init_barriers();
+  if (threadIdx.x < (VARLEN ? 32 : 1)) {
+    const Work w = find_work(p);
+    if (threadIdx.x == 0) write_work(s.work, w);
   }
   __syncthreads();
+  if (VARLEN && read_work(s.work).j < 0) return;
   const int group = __shfl_sync(~0u, threadIdx.x / WARPGROUP, 0);
   if (group == 0) {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(PRODUCER_REGISTERS));

@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 import test_magnitudes
 from hypothesis import strategies as st
+from test_backward_sparse import check_packed
+from test_l2_calls import ALL
 
 import cupyflash
 from cupyflash import Device, Problem
 from cupyflash.request.options import BlockMask
-from cupyflash.schedules import choose_backward, fa3_backward, plan_backward
-from cupyflash.sim.execution import execute_backward
+from cupyflash.schedules import choose_backward, fa3_backward, plan_backward, plan_varlen_backward
+from cupyflash.sim import l2, theory
+from cupyflash.sim.execution import execute_backward, execute_varlen_backward
 from cupyflash.sim.numbers.inputs import Inputs
 from cupyflash.sim.numbers.reference import reference
 from cupyflash.sim.numbers.yardstick import draw_gradient, measure_gradients
@@ -51,6 +55,37 @@ def test_random_problems(data: st.DataObject) -> None:
     schedule = plan_backward(data.draw(problems()), H100, "fa3", deterministic=data.draw(st.booleans()))
     found = verify(schedule, seed=data.draw(st.sampled_from((None, 1, 2))), data_seed=data.draw(st.integers(0, 99)))
     assert found.good, (schedule.problem, found.differences, found.findings, found.wrong_tensors)
+
+
+@sweep(2, 12)
+def test_random_packed_sequences(data: st.DataObject) -> None:
+    """Of any lengths, also none, wherever they begin."""
+    one = data.draw(problems()).asking(packed=True, padded=False, key_lengths=None)
+    lengths = st.tuples(st.integers(0, one.seqlen_q), st.integers(0, one.seqlen_k))
+    seqlens = (*data.draw(st.lists(lengths, max_size=3)), (1 + one.seqlen_q // 2, 1 + one.seqlen_k // 2))  # of none there is no map
+    problem = replace(one, batch=len(seqlens)).asking(sinks=False)
+    schedule = plan_varlen_backward(problem, H100, seqlens, algorithm="fa3", deterministic=data.draw(st.booleans()))
+    check_packed(schedule)
+    behind = l2.run(schedule, l2=ALL)
+    assert behind.asked == theory.traffic(schedule)
+
+
+def test_packed_neighbours_may_hold_anything() -> None:
+    """Rows and keys behind a sequence's last are another's, whose infinities it does not see; "auto" takes the kernel."""
+    rng = np.random.default_rng(0)
+    q, k, v, dout = (rng.standard_normal((150, 2, 64)).astype(np.float16) for _ in range(4))
+    bounds = np.array([0, 21, 93, 150], np.int32)
+    q[21:93], k[21:93], v[21:93], dout[21:93] = np.inf, np.nan, np.inf, np.nan
+    with cupyflash.simulated_device(H100):
+        out, lse = cupyflash.attention_varlen(q, k, v, bounds, bounds, 72, 72, causal=True, return_lse=True)
+        options: dict[str, Any] = {"causal": True, "deterministic": True}
+        made = cupyflash.attention_varlen_backward(dout, q, k, v, out, lse, bounds, bounds, 72, 72, **options)
+    for first, end in ((0, 21), (93, 150)):
+        assert all(np.isfinite(each[first:end]).all() for each in made)
+    problem = Problem(3, 2, 2, 72, 72, 64, "float16", causal=True, packed=True)
+    schedule = plan_varlen_backward(problem, H100, ((21, 21), (72, 72), (57, 57)), algorithm="fa3", deterministic=True)
+    same = execute_varlen_backward(schedule, dout, q, k, v, out, lse)
+    assert all(a.tobytes() == b.tobytes() for a, b in zip(made, (same.dq, same.dk, same.dv), strict=True))
 
 
 def gradients(problem: Problem, deterministic: bool, seeds: Iterable[int | None]) -> set[tuple[bytes, ...]]:

@@ -44,7 +44,7 @@ TENSORS = ("q", "k", "v", "dout", "out", "lse", "k_cache", "v_cache", "tree_mask
 # Tensors of (total, h, d), which the kernels take with their heads first
 ROWS = ("Q", "K", "V", "O", "dO", "dQ", "dK", "dV")
 # What a backward copies by tensor maps, by the kernels' names
-TENSORS_OF_MAPS = {"q": "Q", "k": "K", "v": "V", "dout": "dO"}
+TENSORS_OF_MAPS = ("Q", "K", "V", "dO")
 Made = dict[str, ArrayLayout]
 Step = Callable[[Mapping[str, Any], Arrays, Numbers], None]
 
@@ -248,14 +248,16 @@ def _backward(r: FirstCall, device: Device) -> tuple[TileSchedule, Made, Made]:
         problem = replace(problem, alignment=min(problem.alignment, check_rows(arrays, r.rows)))
     if dbias and deterministic and not _spans(bias, problem):
         raise ValueError(f"deterministic=True cannot sum the gradient of a broadcast bias, got a bias of shape {bias.shape}")
+    algorithm = asked.get("algorithm", "auto")
+    if algorithm == "auto":
+        tensors = r.tensors({})
+        mapped = {name: tensors[name] for name in TENSORS_OF_MAPS if name in tensors}
+        algorithm = choose_backward(problem, device, asked["tiling"], first_refusal(mapped)).algorithm
     if r.options.packed:
         lengths, totals = r.sequences.lengths, r.totals
-        schedule: Any = plan_varlen_backward(problem, device, lengths, asked["tiling"], deterministic=deterministic, totals=totals)
+        how: dict[str, Any] = {"deterministic": deterministic, "totals": totals, "algorithm": algorithm}
+        schedule: Any = plan_varlen_backward(problem, device, lengths, asked["tiling"], **how)
     else:
-        algorithm = asked["algorithm"]
-        if algorithm == "auto":
-            mapped = {field: arrays[name] for name, field in TENSORS_OF_MAPS.items() if name in arrays}
-            algorithm = choose_backward(problem, device, asked["tiling"], first_refusal(mapped)).algorithm
         schedule = plan_backward(problem, device, algorithm, asked["tiling"], deterministic=deterministic, dbias=dbias)
     made = {f"d{name.upper()}": ArrayLayout.contiguous(arrays[name].shape, arrays[name].dtype) for name in "qkv"}
     made |= {name: ArrayLayout.contiguous(r.rows, np.float32) for name in schedule.row_results}

@@ -187,7 +187,7 @@ class Options:
     padded: bool = option("key lengths", "found", _PADDED, False)
     key_lengths: tuple[int, ...] | None = option("key lengths", "array", _PADDED)
     block_mask: BlockMask | None = option("a block mask", "array", ("fa1", "fa2", "fa1 backward", "fa2 backward"))
-    packed: bool = option("packed sequences", "found", ("fa2", "fa3", "fa2 backward", "attention_varlen"), False)
+    packed: bool = option("packed sequences", "found", ("fa2", "fa3", "fa2 backward", "fa3 backward", "attention_varlen"), False)
     sinks: bool = option("sinks", "vector", _WITH_SINKS, False, flag=_SINKS_FLAG)
     dropout: bool = option("dropout", "found", (*_BY_SCORE, "attention_varlen", "ring_attention"), False)
     score_dtype: str | None = option("score_dtype, the dtype of an S in memory", "value", ("standard", "standard backward"))

@@ -42,6 +42,7 @@ from cupyflash.schedules.decode import Cache, DecodeSchedule, plan_decode
 from cupyflash.schedules.moves import Move, Room, Walk
 from cupyflash.schedules.softmax import SoftmaxSchedule, plan_softmax
 from cupyflash.schedules.varlen import (
+    Fa3VarlenBackwardSchedule,
     Fa3VarlenSchedule,
     Patterns,
     Seqlens,
@@ -96,6 +97,7 @@ _BACKWARD: dict[str, Any] = {
     "fa3": (fa3_backward.Fa3BackwardSchedule, fa3_backward.fit),
     "standard": (standard_backward.StandardBackwardSchedule, standard_backward.fit),
 }
+_VARLEN_BACKWARD: dict[str, type[VarlenBackwardSchedule]] = {"fa2": VarlenBackwardSchedule, "fa3": Fa3VarlenBackwardSchedule}
 BACKWARD_ALGORITHMS = tuple(_BACKWARD)
 VARLEN_ALGORITHMS = tuple(_VARLEN)
 # Keys are split over thread blocks where the models have that faster by so much, at least: two launches are no gain if they err.
@@ -341,19 +343,21 @@ def plan_varlen_backward(
     *,
     deterministic: bool = False,
     totals: tuple[int, int] | None = None,
+    algorithm: str = "fa2",
     patterns: Patterns | None = None,
 ) -> VarlenBackwardSchedule:
     """The backward of `plan_varlen`'s problem; arguments and errors as there."""
     packed = _packed(problem)
-    tiling = _checked_choice(packed, device, "fa2", tiling, backward=True)
+    require_choice("algorithm", algorithm, VARLEN_ALGORITHMS)
+    tiling = _checked_choice(packed, device, algorithm, tiling, backward=True)
     require_flag("deterministic", deterministic)
 
     def made(problem: Problem, tiling: TilingChoice) -> BackwardSchedule:
-        return _plan_backward(problem, device, "fa2", tiling, deterministic, False)
+        return _plan_backward(problem, device, algorithm, tiling, deterministic, False)
 
     one = _runnable(made, packed, device, tiling) if isinstance(tiling, tuple) else made(packed, tiling)
     together = packed_totals(packed, seqlens, totals)
-    return VarlenBackwardSchedule(
+    return _VARLEN_BACKWARD[algorithm](
         packed, device, one.tiling, deterministic=deterministic, seqlens=seqlens, packed=together, patterns=patterns
     )
 

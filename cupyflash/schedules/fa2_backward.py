@@ -214,7 +214,7 @@ class Fa2BackwardSchedule(_Fa2Kernels):
 
     @property
     def begun(self) -> tuple[Move, ...]:
-        """What the kernel before the main one writes besides, for each row block."""
+        """Further moves of the kernel before the main one, for each row."""
         return ()
 
     def _tiles(self) -> tuple[Room, ...]:
@@ -253,6 +253,7 @@ class Fa2BackwardSchedule(_Fa2Kernels):
         def load(name: str, when: When, tile: str) -> Move:
             return Move(tensor(p, name), when, tile=tile)
 
+        of_dO = "Q, dO" if launch.dk or self.stages else "V"
         moves = [
             *search_reads(packed, "k"),
             *length_reads(p),
@@ -260,8 +261,7 @@ class Fa2BackwardSchedule(_Fa2Kernels):
             *captured(p, "head", BEGIN),
             *(Move(tensor(p, name), SEEN, tile=name, room=self.whole_boxes) for name in ("K", "V") if launch.dk or name == "K"),
             *captured(p, "key", When("gj")),
-            load("Q", VISIT, "Q, dO"),
-            load("dO", VISIT, "Q, dO" if launch.dk or self.stages else "V"),
+            *(Move(tensor(p, name), VISIT, tile=tile, room=self.whole_boxes) for name, tile in (("Q", "Q, dO"), ("dO", of_dO))),
             load(given_name(p), VISIT, "L, D"),
             *([load("D", VISIT, "L, D")] if launch.dk else []),
             *captured(p, "row", VISIT, MIXED),
@@ -270,7 +270,7 @@ class Fa2BackwardSchedule(_Fa2Kernels):
         # An atomic reads and writes.
         added = [tensor(p, "dbias")] * self.dbias + [sums] * self.sums_queries
         moves += [Move(each, VISIT, write) for each in added if launch.dk for write in (False, True)]
-        moves += writes(p, END, *["dK"] * launch.dk, *["dV"] * launch.dv, room=True)
+        moves += writes(p, END, *["dK"] * launch.dk, *["dV"] * launch.dv, room=packed is None)
         return Walk(
             f"{self.algorithm}_backward", self, parts, "j", "gI", tuple(moves), self._tiles(), works=self.grid if packed else None
         )

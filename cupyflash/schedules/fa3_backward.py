@@ -20,7 +20,7 @@ from cupyflash.request.problem import Problem
 from cupyflash.request.score import Constants, named
 from cupyflash.schedules import fa3_tiles
 from cupyflash.schedules.base import Kernel, Workspace, total_bytes
-from cupyflash.schedules.fa2_backward import Fa2BackwardSchedule
+from cupyflash.schedules.fa2_backward import SUMMED_ROWS, Fa2BackwardSchedule
 from cupyflash.schedules.fa2_backward_tiles import GradientsLaunch, Warps
 from cupyflash.schedules.fa3_tiles import BARRIER_BYTES, SLAB, WARPGROUP, WARPGROUP_ROWS, slab_bytes
 from cupyflash.schedules.moves import BEGIN, END, VISIT, Move, Room, Tensor, Walk
@@ -42,10 +42,10 @@ FLOATS_OF_ROW = 3
 """What a slot has of each row besides: two numbers that its exponents are relative to, and D."""
 WORD = 4
 TURNS = Tensor("turns", "row block", 1, WORD)
-"""Turns to add to dQ of a row block."""
+"""Turns to add to dQ of a row block, at its first row."""
 MOST_BLOCKS = (1 << 16) - 1
 """Column blocks that a turn's word counts."""
-WORK_BYTES = 32
+WORK_BYTES = 48
 """For what a thread block has to do, which one thread finds for all."""
 OWN = (*numbers("int", "alternate"), *arrays("int", POINTER, ("turns",)))
 MAPPED = {"Q": WARPGROUP_ROWS, "dO": WARPGROUP_ROWS, "K": BLOCK_COLS, "V": BLOCK_COLS, "dK": WARPGROUP_ROWS, "dV": WARPGROUP_ROWS}
@@ -77,7 +77,7 @@ def rooms(problem: Problem, rows: int) -> tuple[Room, ...]:
         Room("V", BLOCK_COLS * v),
         Room("Q, dO", STAGES * rows * (k + v)),
         Room("dS", 2 * BLOCK_COLS * slab_bytes(rows)),
-        Room("dQ", rows * whole * WORD),
+        Room("dQ", (rows + SUMMED_ROWS * problem.options.packed) * whole * WORD),
         Room("L, D", STAGES * rows * FLOATS_OF_ROW * WORD),
         Room("barriers", BARRIER_BYTES * (4 + 6 * STAGES) + WORK_BYTES + WORD * STAGES),
     )
@@ -141,17 +141,16 @@ class Fa3BackwardSchedule(Fa2BackwardSchedule):
 
     @property
     def begun(self) -> tuple[Move, ...]:
-        return (Move(TURNS, END, write=True),) if self.deterministic else ()
+        return (Move(replace(TURNS, of="query"), END, write=True),) if self.deterministic else ()
 
     def _main_walk(self, launch: GradientsLaunch, parts: tuple[Part, ...], sums: Tensor) -> Walk:
         walk = replace(super()._main_walk(launch, parts, sums), loop="Ig", alternate=self.alternate)
         if not self.deterministic:
             return walk
-        begins = [Move(TURNS, BEGIN, write=True)] if self.problem.seqlen_q else []
-        return replace(walk, moves=(*walk.moves, *begins, Move(TURNS, VISIT, write=True)))
+        return replace(walk, moves=(*walk.moves, Move(TURNS, BEGIN, write=True), Move(TURNS, VISIT, write=True)))
 
     def workspaces(self) -> Mapping[str, Workspace]:
-        turns = {"turns": Workspace((self.problem.head_count, self.row_blocks), "int32")} if self.deterministic else {}
+        turns = {"turns": Workspace(self.query_shape, "int32")} if self.deterministic else {}
         return {**super().workspaces(), **turns}
 
     def maps(self) -> Mapping[str, Box]:

@@ -13,6 +13,7 @@ from typing import Any, ClassVar, Generic, TypeVar
 import numpy as np
 
 from cupyflash.arrays import is_number
+from cupyflash.launch import params
 from cupyflash.launch.params import Params
 from cupyflash.launch.tensor_maps import Box
 from cupyflash.request.options import Pattern, require_taken
@@ -23,6 +24,7 @@ from cupyflash.schedules.base import TileSchedule, attention_params
 from cupyflash.schedules.fa2 import Fa2Schedule
 from cupyflash.schedules.fa2_backward import Fa2BackwardSchedule, QueriesSchedule
 from cupyflash.schedules.fa3 import MAPPED, OWN, Fa3Schedule
+from cupyflash.schedules.fa3_backward import Fa3BackwardSchedule
 from cupyflash.schedules.fa3_queue import Items
 from cupyflash.schedules.mask_tiles import MaskTiles
 from cupyflash.schedules.packed import NO_SEQUENCES, Packed
@@ -168,19 +170,24 @@ class Fa3VarlenSchedule(VarlenSchedule, Fa3Schedule):
         return {**maps, "O_row": replace(maps["O"], rows=1)}
 
     def in_order(self) -> list[Fa2Schedule]:
-        p, packed = self.problem, self.packed
-        each = ((p.seqlen_q, p.seqlen_k),) * p.batch if self.seqlens is None else self.seqlens
-        found: list[tuple[Problem, int, int]] = []
-        first_q = first_k = 0
-        for n_q, n_k in each:
-            # Of unknown lengths, which count as full, the totals may be less.
-            room_q = min(max(n_q, packed.total_q - first_q), -(-n_q // self.block_rows) * self.block_rows)
-            room_k = min(max(n_k, packed.total_k - first_k), -(-n_k // self.block_cols) * self.block_cols)
-            one = replace(p.asking(packed=False), batch=1, seqlen_q=n_q, seqlen_k=n_k)
-            found.append((one, room_q, room_k))
-            first_q, first_k = first_q + n_q, first_k + n_k
+        found = _with_rooms(self)
         made = {each: Fa3Sequence(each[0], self.device, self.tiling, self.lse, *each[1:]) for each in dict.fromkeys(found)}
         return [made[each] for each in found]
+
+
+def _with_rooms(schedule: PackedSchedule[Any]) -> list[tuple[Problem, int, int]]:
+    """The problem of each sequence, with the rows of Q and of K from its first one to the end of its blocks, within the tensors."""
+    p, packed, (Br, Bc) = schedule.problem, schedule.packed, schedule.blocks
+    found: list[tuple[Problem, int, int]] = []
+    first_q = first_k = 0
+    for one in _each(p, schedule.seqlens, None):
+        n_q, n_k = one.seqlen_q, one.seqlen_k
+        # Of unknown lengths, which count as full, the totals may be less.
+        room_q = min(max(n_q, packed.total_q - first_q), -(-n_q // Br) * Br)
+        room_k = min(max(n_k, packed.total_k - first_k), -(-n_k // Bc) * Bc)
+        found.append((one, room_q, room_k))
+        first_q, first_k = first_q + n_q, first_k + n_k
+    return found
 
 
 @dataclass(frozen=True)
@@ -219,6 +226,46 @@ class VarlenBackwardSchedule(PackedSchedule[Fa2BackwardSchedule], Fa2BackwardSch
     def parts_beside(self, each: RowBlocksOutside) -> tuple[Part, ...]:
         own = (one.bases if isinstance(each, RowBasesSchedule) else one.by_rows for one in self.in_order())
         return packed_parts(self.packed, own)
+
+
+@dataclass(frozen=True)
+class Fa3BackwardOfSequence(BackwardOfSequence, Fa3BackwardSchedule):
+    """One of several packed sequences by itself. Copies of its last blocks include rows beyond it, as `Fa3Sequence`'s do."""
+
+    room_q: int = field(kw_only=True)
+    room_k: int = field(kw_only=True)
+
+    @property
+    def rooms_beyond(self) -> tuple[int, int]:
+        return self.room_q, self.room_k
+
+
+@dataclass(frozen=True)
+class Fa3VarlenBackwardSchedule(VarlenBackwardSchedule, Fa3BackwardSchedule):
+    """The same by warpgroup products."""
+
+    algorithm: ClassVar[str] = "fa3"
+    params: ClassVar[Params] = Params((*params.maps("dK_row", "dV_row"), *Fa3BackwardSchedule.params.fields))
+
+    def maps(self) -> Mapping[str, Box]:
+        maps = super().maps()
+        return {**maps, **{f"{name}_row": replace(maps[f"{name}_tiles"], rows=1) for name in ("dK", "dV")}}
+
+    def in_order(self) -> list[Fa2BackwardSchedule]:
+        found, of_rows = _with_rooms(self), self.by_rows.tiling
+        made = {
+            each: Fa3BackwardOfSequence(
+                each[0],
+                self.device,
+                self.tiling,
+                deterministic=self.deterministic,
+                of_rows=of_rows,
+                room_q=each[1],
+                room_k=each[2],
+            )
+            for each in dict.fromkeys(found)
+        }
+        return [made[each] for each in found]
 
 
 def packed_totals(problem: Problem, seqlens: Seqlens | None, totals: tuple[int, int] | None) -> Packed:

@@ -101,8 +101,8 @@ class PlayedWalk(PlayedLaunch):
             return partial(self._words, move, memory.words(moved.name, len(self.visits)))
         self.units.append(moved.itemsize)
         if moved.of == "row block":
-            count = self.schedule.problem.head_count * self.schedule.row_blocks
-            return partial(self._row_blocks, move, memory.words(moved.name, count))
+            heads = int(self.q.plane.max()) + self.schedule.problem.heads
+            return partial(self._row_blocks, move, memory.rows(moved.name, heads * int(self.q.length.max()), moved.itemsize))
         if moved.of == "search":
             return partial(self._search, move)
         if moved.of == "tile":
@@ -185,8 +185,9 @@ class PlayedWalk(PlayedLaunch):
         return tensor.of(at.turn, at.work if move.tensor.of == "work" else 0, 1)
 
     def _row_blocks(self, move: Move, tensor: PlacedTensor, at: MovedTiles) -> Requests:
-        at, head = self._by_heads(move, at)
-        return tensor.of(at.turn, (self.q.plane[self.works.part[at.work]] + head) * self.schedule.row_blocks + at.i, 1)
+        head = self.works.k[at.work] * self.walk.group + at.g  # the first one's, if it is none's own
+        row = self._row(move, at, head, self._extent(move, at, "i")[0])
+        return tensor.of(at.turn, row, np.minimum(self.q.there[self.works.part[at.work]], 1))
 
     def _search(self, move: Move, at: MovedTiles) -> Requests:
         assert self.bounds is not None

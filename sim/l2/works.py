@@ -49,14 +49,14 @@ class Works(NamedTuple):
         found = dict(zip(axes.lower(), np.indices([sizes[axis] for axis in axes.lower()]).reshape(len(axes), -1), strict=True))
         for axis in filter(str.isupper, axes):
             found[axis.lower()] = sizes[axis.lower()] - 1 - found[axis.lower()]
+        if walk.alternate > 1:
+            pair, block = (found["b"] * sizes["k"] + found["k"], found[along]) if bounds is None else (found["k"], found["b"])
+            launched = np.lexsort((pair, block, pair // walk.alternate))
+            found = {axis: each[launched] for axis, each in found.items()}
         if bounds is not None:
             found["b"], index = (each[found["b"]] for each in bounds.found())
             last = (rows if along == "i" else cols)[found["b"]] - 1
             found[along] = last - index if along.upper() in walk.block else index
-        if walk.alternate > 1:
-            pair = found["b"] * sizes["k"] + found["k"]
-            launched = np.lexsort((pair, found[along], pair // walk.alternate))
-            found = {axis: each[launched] for axis, each in found.items()}
         part, k, g, i, j = (found.get(axis, np.zeros_like(found["b"])) for axis in "bkgij")
         here = [(at >= 0) & (at < size[part]) for axis, at, size in (("i", i, rows), ("j", j, cols)) if axis in walk.block.lower()]
         return cls(part, k, g, i, j, np.logical_and.reduce(here) if here else np.ones(len(part), bool))

@@ -31,6 +31,8 @@ from cupyflash.sim.theory.visits import (
     position_bytes,
     searched_bytes,
     searched_tiles,
+    seen_blocks,
+    span,
     states_made,
     tile_bytes,
     visits_of,
@@ -105,8 +107,18 @@ def _asked(schedule: BackwardSchedule, keys: int, heads: Heads) -> Visits:
 def _loaded(schedule: BackwardSchedule, keys: int, heads: Heads) -> int:
     """The keys of the column blocks that any row block of any query head visits; FlashAttention-3 loads whole blocks within k."""
     masks = [kept.visited for _, kept in heads if kept is not None]
-    room = schedule.problem.seqlen_k if isinstance(schedule, Fa3BackwardSchedule) else keys
+    room = schedule.rooms_beyond[1] if isinstance(schedule, Fa3BackwardSchedule) else keys
     return columns_of(schedule, keys, np.any(masks, axis=0) if masks else None, room)
+
+
+def _rows_behind(schedule: BackwardSchedule, keys: int) -> int:
+    """Rows beyond a packed sequence in all copies of its last row block, since FlashAttention-3 loads whole blocks."""
+    last = blocks_in(schedule.problem.seqlen_q, schedule.block_rows) - 1
+    if not isinstance(schedule, Fa3BackwardSchedule) or last not in seen_blocks(schedule, keys):
+        return 0
+    begin, end = span(schedule, keys, last)
+    room = min((last + 1) * schedule.block_rows, schedule.rooms_beyond[0])
+    return (end - begin) * (room - schedule.problem.seqlen_q)
 
 
 def _fa1(schedule: Fa1BackwardSchedule, keys: int, heads: Heads) -> Traffic:
@@ -135,6 +147,7 @@ def _fa2(schedule: Fa2BackwardSchedule, keys: int, heads: Heads) -> Traffic:
     R = visits.row_visits
     Nq, atomics = group * p.seqlen_q, schedule.sums_queries
     loaded, made = _loaded(schedule, keys, heads), len(launches(p))
+    copied = R + group * _rows_behind(schedule, keys)
     scores = _mask_bytes(schedule, keys, heads, by_tiles=True)
     of_keys = sum(times * columns_of(schedule, keys, None if kept is None else kept.visited) for times, kept in heads)
     col_blocks = blocks_in(p.seqlen_k, schedule.block_cols)
@@ -145,14 +158,13 @@ def _fa2(schedule: Fa2BackwardSchedule, keys: int, heads: Heads) -> Traffic:
     added = Counter(dQ_acc=sums, dbias=scores["bias"] // p.itemsize * FLOAT32 * schedule.dbias)
     turns = Counter[str]()
     if isinstance(schedule, Fa3BackwardSchedule) and schedule.deterministic and p.seqlen_q:
-        # Row blocks begin with 0, each visit adds 1, and each thread block counts itself.
-        turns["turns"] = INT32 * (group * blocks_in(p.seqlen_q, schedule.block_rows) + visits.blocks + col_blocks)
+        turns["turns"] = INT32 * (Nq + visits.blocks + col_blocks)  # 0 for each row; a visit adds 1; a thread block counts itself
     read = {
-        "Q": made * R,
+        "Q": made * copied,
         "K": made * loaded,
         "V": loaded,
         "O": Nq,
-        "dO": Nq + made * R,
+        "dO": Nq + made * copied,
         **_given(p, p.options.sinks * Nq + made * R),
         "sinks": p.options.sinks * Nq,
         "D": R,

@@ -126,9 +126,9 @@ class Tally:
 
     def _extents(self, move: Move) -> tuple[np.ndarray, np.ndarray]:
         """Rows of each row block, and columns of each column block: 1 of what has not so many."""
-        along, axes = move.tensor.along + "i" * move.by_rows, self.walk.axes(move.when)
+        along, axes, first_of_all = move.tensor.along + "i" * move.by_rows, self.walk.axes(move.when), move.tensor.of == "row block"
         rows, cols = (
-            tiles if axis in along else np.ones_like(tiles) if axis in axes else ONE
+            tiles if axis in along else np.ones_like(tiles) if axis in axes else ONE[: len(tiles)] if first_of_all else ONE
             for axis, tiles in zip("ij", self.part.extents(self.walk.blocks, move.room, move.tensor.of), strict=True)
         )
         return rows, cols
