@@ -1,6 +1,6 @@
 """Writes the tables of docs/measured.md from benchmarks/results:  python benchmarks/measured.py
 
-A row is a case of one pass on one device, of the files in their order the first measurement of each implementation.
+A row is a case of one pass on one device, of the last file that has it.
 """
 
 from __future__ import annotations
@@ -28,10 +28,12 @@ CASE = ("dtype", "d", "batch", "heads", "kv_heads", "n", "causal")
 def cases(what: str) -> dict[tuple[Any, ...], dict[str, Mapping[str, Any]]]:
     """The measurements of a pass that have a time, by case and implementation."""
     found: dict[tuple[Any, ...], dict[str, Mapping[str, Any]]] = {}
-    for path in sorted(RESULTS.glob("*.jsonl")):
+    for path in sorted(RESULTS.glob("*.jsonl"), key=lambda path: (len(path.stem), path.stem)):
+        of_file: dict[tuple[Any, ...], dict[str, Mapping[str, Any]]] = {}
         for line in read(path):
             if line.get("pass") == what and "seconds" in line and "invalid" not in line:
-                found.setdefault(tuple(line.get(name) for name in CASE), {}).setdefault(line["implementation"], line)
+                of_file.setdefault(tuple(line.get(name) for name in CASE), {})[line["implementation"]] = line
+        found |= of_file
     return found
 
 

@@ -6,9 +6,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from test_backward_sparse import run_packed
 
 from cupyflash import Device, Problem
-from cupyflash.schedules import BackwardSchedule, plan_backward
+from cupyflash.schedules import BackwardSchedule, VarlenBackwardSchedule, plan_backward, plan_varlen_backward
 from cupyflash.sim.execution import BackwardExecution, execute_backward
 from cupyflash.sim.numbers.reference import reference
 from cupyflash.sim.numbers.yardstick import draw_gradient
@@ -67,8 +68,8 @@ MUTANTS = {
         "proxy",
     ),
     "nobody waits for barriers": mutant(
-        "  __syncthreads();\n  const int group",
-        "  const int group",
+        "  __syncthreads();\n  if (VARLEN && read_work",
+        "  if (VARLEN && read_work",
         "race",
     ),
     "gradients are not published on their way out": mutant(
@@ -123,23 +124,23 @@ MUTANTS = {
         "deadlock",
     ),
     "all pieces of dQ have all rows": mutant(
-        "const int rows = min(BR, p.Nq - i * BR), whole",
-        "const int rows = (min(BR, p.Nq - i * BR) + 7) / 8 * 8, whole",
+        "end = before + min(BR, w.rows(p) - i * BR), first",
+        "end = (before + min(BR, w.rows(p) - i * BR) + 7) / 8 * 8, first",
         "bytes",
     ),
     "pieces that have not all rows are forgotten": mutant(
-        "    if (rows % 8)  //",
-        "    if (false)  //",
+        "    if (end % 8 && whole >= 0) add_some",
+        "    if (false) add_some",
         "numbers",
     ),
     "dQ is added to another row block": mutant(
-        "p.total_q, i * BR, 0);",
-        "p.total_q, max(0, i - 1) * BR, 0);",
+        "p.total_q, w.row(i) - before, 0);",
+        "p.total_q, w.row(max(0, i - 1)) - before, 0);",
         "numbers",
     ),
     "dQ is added to the first head's": mutant(
-        "+ w.head(p, h), p.total_q, i * BR, 0);",
-        "+ w.head(p, 0), p.total_q, i * BR, 0);",
+        "sums_of(p.dQ_acc, w.plane(p, h),",
+        "sums_of(p.dQ_acc, w.plane(p, 0),",
         "numbers",
         problem="groups",
     ),
@@ -229,8 +230,8 @@ MUTANTS = {
         "deadlock|uninitialised",
     ),
     "Q is expected a row short": mutant(
-        "arrive_expecting(Q_full, Q_BYTES);",
-        "arrive_expecting(Q_full, Q_BYTES - SLAB_ROW);",
+        "arrive_expecting(cut ? s.came : full, bytes);",
+        "arrive_expecting(cut ? s.came : full, bytes - SLAB_ROW);",
         "deadlock",
     ),
     "slots are not empty at first": mutant(
@@ -319,8 +320,8 @@ MUTANTS = {
         "deadlock",
     ),
     "the second head's rows are the first's": mutant(
-        "    return (static_cast<long long>(batch) * p.heads + head(p, h)) * p.total_q;",
-        "    return (static_cast<long long>(batch) * p.heads + head(p, 0)) * p.total_q;",
+        "return plane(p, h) * p.total_q + row(i);",
+        "return plane(p, 0) * p.total_q + row(i);",
         "numbers",
         problem="groups",
     ),
@@ -335,17 +336,44 @@ ORDERED = {
         "endless",
     ),
     "a turn is not passed on": mutant("    pass_turn_on(added);\n", "", "endless"),
-    "turns are those of the first row block": mutant("w.head(p, h), i);", "w.head(p, h), 0);", "endless|deadlock|numbers"),
+    "turns are those of the first row block": mutant(
+        "p.turns + w.row_of(p, h, i);", "p.turns + w.row_of(p, h, 0);", "endless|deadlock"
+    ),
+        "p.turns + w.row_of(p, h, i);", "p.turns + w.row_of(p, h, 0);", "endless|deadlock"
+    ),
     "turns begin at the first key": mutant("w.j - visible_begin(masks, i * BR) / BC", "w.j", "endless|deadlock", problem="window"),
     "turns begin anywhere": Mutant(
         "fa2_backward_rows.cuh",
-        "if (first == 0 && place.row < p.total_q && place.row % BR == 0)",
-        "if (false)",
+        "if (first == 0 && place.row < p.total_q) p.turns[place.at] = 0;",
+        "",
         "uninitialised",
         ("",),
     ),
     "the blocks that have begun are taken for additions": mutant("found % BEGUN != before", "found != before", "endless"),
-    "all blocks have the first keys": mutant("turn_of(p, pair * p.group, 0), BEGUN)", "turn_of(p, pair * p.group, 0), 0)", "race"),
+    "all blocks have the first keys": mutant("w.row_of(p, 0, 0), BEGUN)", "w.row_of(p, 0, 0), 0)", "race"),
+}
+# Of packed sequences. What lies behind a sequence is cleared for infinities alone (test_fa3_backward.py), and a thread block too many
+# would have no turns.
+PACKED = {
+    "dQ lies as if it began with 8 rows": mutant("thread % 32 / 4 + first_query % 8;", "thread % 32 / 4;", "numbers"),
+    "dQ's first rows are forgotten": mutant("    if (before) add_some", "    if (false) add_some", "numbers"),
+    "rows of the sequence before are added to": mutant(
+        "add_some(sums, s.dQ, before, min(8, end) - before);", "add_some(sums, s.dQ, 0, min(8, end));", "uninitialised|numbers"
+    ),
+    "the last keys leave with those behind": mutant("    if (keys < 64) {", "    if (false) {", "race"),
+    "thread blocks of sequences are not counted apart": mutant(
+        "w.j -= w.first_key / BC + number;", "w.j -= w.first_key / BC;", "numbers"
+    ),
+        "w.j -= w.first_key / BC + number;", "w.j -= w.first_key / BC;", "numbers"
+    ),
+    "what comes first is not told apart": mutant("    came ^= 1;\n", "", "in flight"),
+    "what has come is not waited for": mutant("    wait_for(s.came, came);\n", "", "race|in flight|proxy"),
+    "zeros are not published": mutant(
+        "    clear_rows<BR>(tile, slabs, rows);\n    publish_writes();\n", "    clear_rows<BR>(tile, slabs, rows);\n", "proxy"
+    ),
+    "rows are those of the first sequence": mutant("(VARLEN ? first_query : 0) + i * BR", "i * BR", "numbers"),
+    "keys are those of the first sequence": mutant("(VARLEN ? first_key : 0) + j * BC", "j * BC", "race|numbers"),
+    "as many rows as in the longest": mutant("return VARLEN ? queries : p.Nq;", "return p.Nq;", "numbers"),
 }
 # The wide suite has these, and with CUPYFLASH_TEST_EXAMPLES all.
 WIDE = {
@@ -416,6 +444,18 @@ def test_mutant_of_the_order(name: str, tmp_path: Path, monkeypatch: pytest.Monk
         return runs[-1][0], all(made == right for _, made in runs)
 
     check_mutant(fault, schedule, in_some_orders, tmp_path, monkeypatch)
+
+
+@pytest.mark.parametrize("name", sample(list(PACKED), {"dQ's first rows are forgotten"}))
+def test_mutant_of_packed_sequences(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    problem = Problem(3, 1, 1, 100, 150, 80, "float16", packed=True)
+    schedule = plan_varlen_backward(problem, H100, ((21, 30), (100, 150), (68, 131)), algorithm="fa3")
+
+    def run_each(schedule: VarlenBackwardSchedule, seed: int | None) -> tuple[BackwardExecution, bool]:
+        found, numbers = run_packed(schedule, seed)
+        return found, all(each.good for each in numbers)
+
+    check_mutant(PACKED[name], schedule, run_each, tmp_path, monkeypatch)
 
 
 @pytest.mark.wide
