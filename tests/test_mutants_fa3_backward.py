@@ -339,8 +339,6 @@ ORDERED = {
     "turns are those of the first row block": mutant(
         "p.turns + w.row_of(p, h, i);", "p.turns + w.row_of(p, h, 0);", "endless|deadlock"
     ),
-        "p.turns + w.row_of(p, h, i);", "p.turns + w.row_of(p, h, 0);", "endless|deadlock"
-    ),
     "turns begin at the first key": mutant("w.j - visible_begin(masks, i * BR) / BC", "w.j", "endless|deadlock", problem="window"),
     "turns begin anywhere": Mutant(
         "fa2_backward_rows.cuh",
@@ -352,8 +350,8 @@ ORDERED = {
     "the blocks that have begun are taken for additions": mutant("found % BEGUN != before", "found != before", "endless"),
     "all blocks have the first keys": mutant("w.row_of(p, 0, 0), BEGUN)", "w.row_of(p, 0, 0), 0)", "race"),
 }
-# Of packed sequences. What lies behind a sequence is cleared for infinities alone (test_fa3_backward.py), and a thread block too many
-# would have no turns.
+# Of packed sequences. What lies behind a sequence is cleared for infinities alone (test_fa3_backward.py), and a thread block too
+# many would have no turns.
 PACKED = {
     "dQ lies as if it began with 8 rows": mutant("thread % 32 / 4 + first_query % 8;", "thread % 32 / 4;", "numbers"),
     "dQ's first rows are forgotten": mutant("    if (before) add_some", "    if (false) add_some", "numbers"),
@@ -362,8 +360,6 @@ PACKED = {
     ),
     "the last keys leave with those behind": mutant("    if (keys < 64) {", "    if (false) {", "race"),
     "thread blocks of sequences are not counted apart": mutant(
-        "w.j -= w.first_key / BC + number;", "w.j -= w.first_key / BC;", "numbers"
-    ),
         "w.j -= w.first_key / BC + number;", "w.j -= w.first_key / BC;", "numbers"
     ),
     "what comes first is not told apart": mutant("    came ^= 1;\n", "", "in flight"),
