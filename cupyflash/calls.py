@@ -99,8 +99,8 @@ def attention_backward(
     masked, or its weight is 0. Captured values of the function get no gradient.
 
     `algorithm`: "auto", the default, is "fa3" on a Hopper that accepts the call (half types, d and d_v up to 128, no mask, bias,
-    `score` or dropout), else "fa2" (FlashAttention-2). Both sum dq by additions in memory, in float32, in no order;
-    `deterministic` uses a kernel of its own for dq instead, which gives the same bits each time. "fa1" (FlashAttention's Algorithm
+    `score` or dropout), else "fa2" (FlashAttention-2). Both sum dq by additions in memory, in float32, in no order. With
+    `deterministic` "fa3" adds in one order, and "fa2" uses a kernel of its own for dq: the same bits each time. "fa1" (FlashAttention's Algorithm
     4) and "standard" (Algorithm 3, three matrices of n_q x n_k in memory) are here to be measured, up to a d of 256; they always
     give the same bits. "standard" rounds S as its forward did: `score_dtype` is that call's.
 

@@ -273,7 +273,8 @@ def _are_blocks(tiling: tuple[Any, ...]) -> bool:
     return len(tiling) == 2 and all(is_number(size) and int(size) > 0 for size in tiling)
 
 
-def _packed(problem: Problem) -> Problem:
+def _packed(problem: Problem, algorithm: str) -> Problem:
+    require_choice("algorithm", algorithm, VARLEN_ALGORITHMS)
     if not isinstance(problem, Problem):
         raise TypeError(f"problem must be a Problem, got {type(problem).__name__}")
     return problem.asking(packed=True)
@@ -297,8 +298,7 @@ def plan_varlen(
     of a mask function in each sequence, if they are known (`patterns_of` finds them). Raises as `plan` does, and ValueError for
     seqlens of another batch or longer than the longest.
     """
-    packed = _packed(problem)
-    require_choice("algorithm", algorithm, VARLEN_ALGORITHMS)
+    packed = _packed(problem, algorithm)
     longest = _planned(packed, device, algorithm, _checked_choice(packed, device, algorithm, tiling), lse)
     together = packed_totals(packed, seqlens, totals)
     return _VARLEN[algorithm](packed, device, longest.tiling, lse, seqlens, together, patterns)
@@ -347,8 +347,7 @@ def plan_varlen_backward(
     patterns: Patterns | None = None,
 ) -> VarlenBackwardSchedule:
     """The backward of `plan_varlen`'s problem; arguments and errors as there."""
-    packed = _packed(problem)
-    require_choice("algorithm", algorithm, VARLEN_ALGORITHMS)
+    packed = _packed(problem, algorithm)
     tiling = _checked_choice(packed, device, algorithm, tiling, backward=True)
     require_flag("deterministic", deterministic)
 
