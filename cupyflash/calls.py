@@ -98,11 +98,11 @@ def attention_backward(
     With a `score` function (`softcap` and `alibi_slopes` are two) dq and dk include its derivative by s, except where a score is
     masked, or its weight is 0. Captured values of the function get no gradient.
 
-    `algorithm`: "auto", the default, is "fa3" on a Hopper that accepts the call (half types, d and d_v up to 128, no mask, bias,
-    `score` or dropout), else "fa2" (FlashAttention-2). Both sum dq by additions in memory, in float32, in no order. With
-    `deterministic` "fa3" adds in one order, and "fa2" uses a kernel of its own for dq: the same bits each time. "fa1" (FlashAttention's Algorithm
-    4) and "standard" (Algorithm 3, three matrices of n_q x n_k in memory) are here to be measured, up to a d of 256; they always
-    give the same bits. "standard" rounds S as its forward did: `score_dtype` is that call's.
+    `algorithm`: "auto", the default, is "fa3" on a Hopper that accepts the call (half types, d and d_v up to 128, no mask,
+    bias, `score` or dropout), else "fa2" (FlashAttention-2). Both sum dq by additions in memory, in float32, in no order. With
+    `deterministic` "fa3" adds in one order, and "fa2" uses a kernel of its own for dq: the same bits each time. "fa1"
+    (FlashAttention's Algorithm 4) and "standard" (Algorithm 3, three matrices of n_q x n_k in memory) are here to be measured,
+    up to a d of 256; they always give the same bits. "standard" rounds S as its forward did: `score_dtype` is that call's.
 
     Returns arrays of q's dtype on q's device, of the shapes of q, k and v; with `sinks` their float32 gradient ("fa2", "fa3"); with
     `return_dbias` also the bias's gradient, of its shape ("fa2"; along broadcast axes atomics add it up, which `deterministic`
