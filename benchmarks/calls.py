@@ -52,6 +52,7 @@ ROWS = (
     ("forward", "fa2", ("A100-40GB", "H100-SXM", "RTX 5090")),
     ("forward", "fa3", ("H100-SXM", "H200")),
     ("backward", "fa2", ("A100-40GB", "H100-SXM")),
+    ("backward", "fa3", ("H100-SXM", "H200")),
 )
 
 

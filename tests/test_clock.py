@@ -29,10 +29,10 @@ from cupyflash.sim.clock.rates import ChipRates
 from cupyflash.sim.clock.sass import Control, Instruction
 from cupyflash.sim.clock.steps import of_halves, step_of
 from cupyflash.sim.clock.traces import Loop, longest_loop
-from cupyflash.sim.clock.waits import NAMED, Key, Waits
+from cupyflash.sim.clock.waits import NAMED, PHASE, Key, Waits
 from cupyflash.sim.clock.whole import Clock
 from cupyflash.sim.ptx import Module, TensorMap
-from cupyflash.sim.ptx.parameters import bind
+from cupyflash.sim.ptx.parameters import BoundArguments, BoundTensor, bind
 
 pytestmark = pytest.mark.skipif(sass.disassembler() is None, reason="needs NVIDIA's disassemblers")
 
@@ -170,6 +170,7 @@ def unequal(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, set[str]]]:
         # ptxas makes wide stores of narrow ones, so dQ's sectors are fewer
         pytest.param("--algorithm fa2 --backward", {"fa2_backward_finish": {"dQ"}}, marks=pytest.mark.wide),
         pytest.param("--algorithm fa2 --backward --deterministic", {}, marks=pytest.mark.wide),
+        pytest.param("--algorithm fa3 --backward --device H100-SXM", {"fa2_backward_finish": {"dQ"}}, marks=pytest.mark.wide),
         pytest.param("--algorithm fa2 --backward --bias", {"fa2_backward_finish": {"dQ"}}, marks=pytest.mark.wide),
         pytest.param("--algorithm standard --backward", {}, marks=pytest.mark.wide),
         pytest.param("--algorithm fa1 --device T4", {}, marks=pytest.mark.wide),
@@ -565,6 +566,59 @@ def test_a_ring_without_its_middle_takes_as_long(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(recorded, "BEFORE", 10**6)
     whole = Clock(ring(4, 60, 8)[0], H100)
     assert whole.time().seconds == pytest.approx(seconds, rel=0.02) and whole.flops() == flops
+
+
+def test_a_warp_that_has_no_part_in_the_ring_leaves_out_what_it_shares_with_the_others() -> None:
+    """A ring of a consumer and a storing warp (number 8), one of a producer and the consumer (16), which the producer fills a turn
+    ahead, and one of the producer with a warp that only it meets (24)."""
+    turns, phase = 30, lambda number, turn: Key(PHASE, 0, number, turn)
+    recordings = [recorded.Recording() for _ in range(4)]
+
+    def issue(warp: int, at: int, *keys: Key) -> None:
+        if keys:
+            recordings[warp].signals[len(recordings[warp].at)] = tuple((key, False, True) for key in keys)
+        recordings[warp].at.append(at)
+
+    for turn in range(turns):
+        issue(0, 1, phase(16, turn)), issue(0, 2, phase(8, turn)), issue(0, 3)
+        issue(1, 5, phase(8, turn)), issue(1, 6)
+        issue(2, 7, phase(24, turn)), issue(2, 8, phase(16, turn + 1)), issue(2, 9)
+        issue(3, 10, phase(24, turn)), issue(3, 11)
+    cut = recorded.Cut(phase(8, 4), phase(8, 24), 20, 4, 2)
+    out = recorded.left_out(recordings, [cut])
+    each = [len(recording.at) // turns for recording in recordings]
+    assert [(end - begin) // size for ((begin, end),), size in zip(out, each, strict=True)] == [20, 20, 20, 20]
+    gone = [
+        {key for at, signals in each.signals.items() if any(b <= at < e for b, e in ranges) for key, _, _ in signals}
+        for ranges, each in zip(out, recordings, strict=True)
+    ]
+    assert {key for key in gone[2] if key.number == 24} == gone[3] and {key for key in gone[0] if key.number == 8} == gone[1]
+
+
+def test_a_jump_by_a_table_goes_to_its_entry() -> None:
+    """BRX adds a register to the address behind it; the table is constant bank 2."""
+    source = """extern "C" __global__ void k(int* x) {
+  int y = x[threadIdx.x];
+  switch (blockIdx.x) {
+    case 0: y = y * y + 3; __syncthreads(); break;
+    case 1: y = __popc(y); __threadfence(); break;
+    case 2: y = __brev(y) ^ 5; break;
+    case 3: y = __clz(y) + 7; __threadfence_block(); break;
+    case 4: y = __ffs(y); __syncwarp(); break;
+    case 5: atomicAdd(x + 64, y); break;
+    default: y = 9;
+  }
+  x[threadIdx.x] = y;
+}"""
+    code = CubinKernel.of(compile_to_cubin(source, ("-arch=sm_90a",), "k.cu")[0], "k")
+    assert any(i.opcode == "BRX" for i in code.instructions) and code.jump_tables
+    for block, wanted in ((0, 12), (1, 2), (2, 0xC0000005), (3, 37), (4, 1), (6, 9)):
+        x = np.full(128, 3, np.int32)
+        bound = BoundArguments(bytearray(8), {"x": 0}, [BoundTensor("x", "x", x, "x", 0)])
+        launch = CodeLaunch(code, (7,), (32,), bound)
+        for _ in launch.run((block, 0, 0)):
+            pass
+        assert launch.tensors[0].views[4][:32].tolist() == [wanted] * 32
 
 
 def test_products_wait_for_all_four_warps_and_run_one_after_another() -> None:

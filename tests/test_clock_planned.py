@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -154,3 +155,16 @@ def test_a_backward_s_launches_have_clocks(asked: str) -> None:
     times = {each.launch.kernel.name: each.time() for each in found}
     slowest = "fa2_backward" + "_queries" * (asked == "deterministic")
     assert max(times, key=lambda name: times[name].seconds) == slowest and len(times) >= 3
+
+
+@pytest.mark.wide
+@pytest.mark.parametrize("causal", [False, True])
+def test_gradients_by_warpgroup_products_have_a_clock(causal: bool) -> None:
+    """Turns are left out of each role, so none takes longer than the others. Under a causal mask blocks differ."""
+    problem = Problem(1, 16, 16, 2048, 2048, 128, "float16", causal=causal)
+    found = {each.launch.kernel.name: each for each in clocks(plan_backward(problem, Device.named("H100-SXM"), "fa3"))}
+    clock = found["fa3_backward"]
+    time, turns = clock.time(), [at for at, _ in (clock.alike[0] if causal else clock).sample(1).run.turns]
+    assert (clock.work is not None) == causal and 1 < time.flops / (5 * problem.flops / 2 / (1 + causal)) < 1.25
+    assert time.seconds > sum(each.time().seconds for name, each in found.items() if name != "fa3_backward")
+    assert max(b - a for a, b in pairwise(turns)) < 2 * np.median(np.diff(turns)) and "without" in time.sampled

@@ -31,6 +31,7 @@ from .sass import Instruction
 from .synchronization import SyncWork
 from .waits import Convergence, Signal, Waits
 
+INSTRUCTION_BYTES = 16
 GENERIC, GENERIC_AT = 1 << 36, 0x198
 """On 9.0 the address of the parameters, for instructions that take no constant, stands at 0x198 of constant bank 0."""
 CLUSTER_AT = {9: (0x150, 0x15C, 0x188)}
@@ -71,6 +72,8 @@ class CubinKernel:
     local_bytes: int
     parameters: tuple[tuple[int, int], ...] = ()
     """Offset and size of each parameter; none: as C lays a structure of them out."""
+    jump_tables: bytes = b""
+    """Constant bank 2."""
 
     @classmethod
     def of(cls, cubin: bytes, name: str | None = None) -> CubinKernel:
@@ -84,7 +87,8 @@ class CubinKernel:
         capability = divmod(found.architecture, 10)
         local = needs.get("STACK", 0) + needs.get("LOCAL", 0)
         code, laid = tuple(found.kernels[name]), tuple(sass.parameters(cubin, name))
-        return cls(name, code, capability, needs.get("REG", 0), needs.get("SHARED", 0), local, laid)
+        tables = sass.jump_tables(cubin, name)
+        return cls(name, code, capability, needs.get("REG", 0), needs.get("SHARED", 0), local, laid, tables)
 
 
 class CodeLaunch:
@@ -109,7 +113,7 @@ class CodeLaunch:
         self.most = inf
         """The most instructions that a run may take, each of all warps that issue it together."""
         self.tensors = [Space(tensor.name, tensor.array) for tensor in arguments.tensors]
-        self.banks: Mapping[int, bytes] = {0: self.constants(arguments)}
+        self.banks: Mapping[int, bytes] = {0: self.constants(arguments), 2: kernel.jump_tables}
         self.traffic = {space.name: TensorBytes() for space in self.tensors}
         self.address = {each.address: k for k, each in enumerate(kernel.instructions)}
         self.works: list[Decoded | None] = [None] * len(kernel.instructions)
@@ -380,15 +384,17 @@ class Blocks:
 
     def branch(self, i: Instruction, at: int, group: Array, active: Array) -> list[tuple[int, Array]]:
         rest = group & ~active
-        if i.opcode == "RET":
-            name = i.operands[0].split()[0]  # "R10 0x0": no comma stands between them
+        if i.opcode in ("RET", "BRX"):
+            name, *offset = i.operands[0].split()  # "R10 0x0": no comma stands between them
             if self.lanes.lacking([name], active) is not None:
-                raise UnknownInstruction(f"{i}: the address to return to is unknown")
+                raise UnknownInstruction(f"{i}: the address to go to is unknown")
             target = self.lanes.register(name)
+            if i.opcode == "BRX":  # relative to what follows
+                target = target + np.uint32((i.address + INSTRUCTION_BYTES + int(offset[0], 0)) % (1 << 32))
             return [(at + 1, rest)] + [
                 (self.launch.address[int(to)], active & (target == to)) for to in np.unique(target[active]).tolist()
             ]
-        if i.opcode == "BRX" or i.target is None:
+        if i.target is None:
             raise UnknownInstruction(f"{i}: the target is not in the code")
         if "DIV" in i.modifiers:  # the way of a warp whose lanes are not together; here they always are
             return [(at + 1, group)]

@@ -79,11 +79,14 @@ def load_constant(i: Instruction, o: Operands) -> OperandWork:
     d, text = o.take(), o.take()
     count = next((int(m) // 32 for m in i.modifiers if m in ("64", "128", "256")), 1)
     found = CONSTANT.match(SUFFIX.sub("", text))
-    if not found or found[2] not in (None, *ZERO):
-        return OperandWork(tuple(neighbour(d, k) for k in range(count)))
-    first = int(found[3] or "0", 0)
-    parts = [o.number_of(f"c[{found[1]}][{hex(first + 4 * k)}]") for k in range(count)]
     names = tuple(neighbour(d, k) for k in range(count))
+    if not found:
+        return OperandWork(names)
+    first = int(found[3] or "0", 0)
+    if found[2] in (None, *ZERO):
+        parts = [o.number_of(f"c[{found[1]}][{hex(first + 4 * k)}]") for k in range(count)]
+    else:
+        parts = [o.indexed(found[1], found[2], first + 4 * k) for k in range(count)]
     return OperandWork(names, (), lambda lanes, mask: [part(lanes) for part in parts])
 
 

@@ -193,6 +193,15 @@ class Operands:
         value = int.from_bytes((data + bytes(size))[offset : offset + size], "little")
         return lambda lanes: lanes.constant(value, size)
 
+    def indexed(self, bank: str, index: str, offset: int) -> Read:
+        """Reads a constant of 32 bits at a register's address, as tables of jumps are; zero behind the bank's end."""
+        data = self.banks.get(int(bank, 0)) if bank.startswith("0x") else None
+        if data is None:
+            raise UnknownInstruction(f"the constant bank {bank} is not known")
+        at = self.number_of(index)
+        words = np.frombuffer(data + bytes(-len(data) % 4 + 4), np.uint32)
+        return lambda lanes: words[np.minimum((at(lanes) + np.uint32(offset % (1 << 32))) // 4, len(words) - 1)]
+
 
 def signed(value: Array) -> Array:
     return np.ascontiguousarray(value).view(f"i{value.itemsize}")

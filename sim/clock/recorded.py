@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from array import array
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from itertools import pairwise
 
@@ -43,6 +43,15 @@ class Recording:
             if any(each == key for each, _, _ in signals):
                 return position
         return None
+
+    def stretch_of(self, gone: Set[Key]) -> tuple[int | None, int | None]:
+        """Returns the position of the first signal for some of these meetings, and that at which the same instruction comes again
+        behind all of them."""
+        inside = [position for position, signals in self.signals.items() if any(key in gone for key, _, _ in signals)]
+        if not inside:
+            return None, None
+        again = (k for k in range(inside[-1] + 1, len(self.at)) if self.at[k] == self.at[inside[0]])
+        return inside[0], next(again, None)
 
 
 @dataclass(frozen=True)
@@ -149,8 +158,7 @@ class RevolutionRecorder:
         first = int(np.argmax(products)) if any(products) else int(np.argmax([len(each.at) for each in recordings]))
         cuts, marks = ring_cuts(recordings[first])
         traces, left = [], Counter[Issue]()
-        for number, recording in enumerate(recordings):
-            out = ranges(recording, cuts)
+        for number, (recording, out) in enumerate(zip(recordings, left_out(recordings, cuts), strict=True)):
             traces.append(self.trace(recording, out, marks if number == first and block == 0 else frozenset()))
             for begin, end in out:
                 rest = Counter(recording.at[begin:end])
@@ -186,16 +194,26 @@ class RevolutionRecorder:
         return found
 
 
-def ranges(recording: Recording, cuts: Sequence[Cut]) -> list[tuple[int, int]]:
-    """Returns the positions that cuts leave out of a warp's recording: none if it has no part in both phases."""
-    wanted = {key for cut in cuts for key in (cut.begin, cut.end)}
-    where: dict[Key, int] = {}
-    for position, signals in recording.signals.items():
-        for key, _, _ in signals:
-            if key in wanted:
-                where.setdefault(key, position)
-    found = [(where[cut.begin], where[cut.end]) for cut in cuts if cut.begin in where and cut.end in where]
-    return sorted((begin, end) for begin, end in found if begin < end)
+def left_out(recordings: Sequence[Recording], cuts: Sequence[Cut]) -> list[list[tuple[int, int]]]:
+    """Returns for each warp of a block the positions in its recording that cuts leave out.
+
+    They are those between a cut's two phases. A warp that has no part in these, as one that fills another ring, goes around from
+    the first of the meetings that the others leave out.
+    """
+    found: list[list[tuple[int, int]]] = [[] for _ in recordings]
+    for cut in cuts:
+        gone: set[Key] = set()
+        between = [(recording.touches(cut.begin), recording.touches(cut.end)) for recording in recordings]
+        for others in (False, True):
+            for out, recording, phases in zip(found, recordings, between, strict=True):
+                if (phases == (None, None)) is not others:
+                    continue
+                begin, end = recording.stretch_of(gone) if others else phases
+                if begin is not None and end is not None and begin < end:
+                    out.append((begin, end))
+                    signals = (each for position, each in recording.signals.items() if begin <= position < end)
+                    gone.update(key for each in signals for key, _, _ in each)
+    return [sorted(out) for out in found]
 
 
 def ring_cuts(recording: Recording) -> tuple[list[Cut], frozenset[int]]:

@@ -168,14 +168,24 @@ def listing(cubin: bytes) -> str:
 
 def parameters(cubin: bytes, kernel: str) -> list[tuple[int, int]]:
     """The offset and size of each of a kernel's parameters, as its section .nv.info has them."""
+    return list(_parameters(section(cubin, f".nv.info.{kernel}")))
+
+
+def jump_tables(cubin: bytes, kernel: str) -> bytes:
+    """Constant bank 2 of a kernel: the addresses among which BRX chooses."""
+    return section(cubin, f".nv.constant2.{kernel}")
+
+
+def section(cubin: bytes, wanted: str) -> bytes:
+    """A section of a cubin, which is an ELF file; empty if it has none of that name."""
     begin, *_, size, count, names = struct.unpack_from("<QI6H", cubin, 40)  # where the section headers are, and which has the names
     sections = [struct.unpack_from("<IIQQQQ", cubin, begin + k * size) for k in range(count)]
     texts = sections[names][4]
     for name, _, _, _, at, length in sections:
         end = cubin.index(b"\0", texts + name)
-        if cubin[texts + name : end].decode() == f".nv.info.{kernel}":
-            return list(_parameters(cubin[at : at + length]))
-    return []
+        if cubin[texts + name : end].decode() == wanted:
+            return cubin[at : at + length]
+    return b""
 
 
 def _parameters(info: bytes) -> Iterator[tuple[int, int]]:

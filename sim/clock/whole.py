@@ -158,12 +158,13 @@ class Clock:
 
     @cached_property
     def ways(self) -> tuple[Loop | None, bool]:
-        """The loop of the first block, and whether others have other work."""
-        if self.roles:
+        """The loop of the first block, and whether others have other work; with roles no loop, and blocks that run all at once are
+        taken to be alike."""
+        if self.roles and (self.launch.together or prod(self.launch.cluster) > 1):
             return None, False
         some = sorted({self.begin, self.period // 2, self.period - 1} if self.begin == 0 else {self.begin})
         issued, _, path = counted(self.launch, some)
-        return longest_loop(path), bool(issued.max() > ALIKE * issued.min())
+        return None if self.roles else longest_loop(path), bool(issued.max() > ALIKE * issued.min())
 
     @cached_property
     def work(self) -> Work | None:
@@ -214,7 +215,7 @@ class Clock:
         # Where blocks take what they do from a queue, longest first, one in the middle has a mean block's.
         tickets = self.launch.together and any(each.opcode == "ATOMG" for each in self.launch.kernel.instructions)
         begin = (self.begin or (min(count, apart) // 2 if tickets else 0)) // size * size
-        firsts = range(begin, self.begin // size * size + count, apart)
+        firsts = (begin + k * (self.step // size * size) for k in range(-(-count // apart)))
         blocks = [self.launch.index((first + rank) % self.blocks) for first in firsts for rank in range(size)]
         return RevolutionRecorder(self.tracer, size).shortened(blocks)
 
