@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from math import prod
 
@@ -14,6 +14,7 @@ from .engines import GROUP_WARPS
 from .execution import CodeLaunch
 from .memory import STORES
 from .multiprocessor import ClockedMultiprocessor, Issue, Outside, Run
+from .power import Power
 from .rates import ChipRates
 from .recorded import Cut, RevolutionRecorder, Shortened
 from .steps import TraceStep, Unit, flops_of, of_halves, step_of
@@ -44,7 +45,8 @@ ENOUGH, MOST_ROUNDS, MANY = 60_000, 8, 16
 class Time:
     """The time of a launch, in seconds, and each limit's share of it: 1 is a limit that is reached all the time.
 
-    `rounds`: blocks of the busiest multiprocessor over those that it holds at once.
+    `rounds`: blocks of the busiest multiprocessor over those that it holds at once. `watts`: what the device takes while all of it
+    works, where the model knows; the rate is then one at which that is no more than its limit.
     """
 
     seconds: float
@@ -54,6 +56,7 @@ class Time:
     flops: float
     busy: Mapping[str, float]
     sampled: str
+    watts: float | None = None
 
     @property
     def tflops(self) -> float:
@@ -265,6 +268,18 @@ class Clock:
         return Sample(made, (end - begin) * turn / (behind - before) * len(loop.left_out) * rounds)
 
     def time(self) -> Time:
+        """Times the launch at the clock's rate, or at the lower one that the device's power limit leaves."""
+        found, power = self.unlimited(), Power(self.device, self.rates)
+        if not power.known:
+            return found
+        share = min(self.blocks / self.device.sm_count, 1.0)  # of the multiprocessors that work
+        busy = {name: each * (1.0 if name in ("L2", "DRAM") else share) for name, each in found.busy.items()}
+        kept = power.kept(busy, self.mhz)
+        if kept < self.mhz:
+            found = self.again(mhz=kept).unlimited()
+        return replace(found, watts=power.watts(busy, self.mhz, kept))
+
+    def unlimited(self) -> Time:
         """Times the busiest multiprocessor: full rounds of blocks that follow each other, and a last one of what is left."""
         if self.work is not None:
             return self.unequal(self.work)
