@@ -25,6 +25,7 @@ from cupyflash.sim.clock.engines import Products
 from cupyflash.sim.clock.execution import CodeLaunch, CubinKernel
 from cupyflash.sim.clock.memory import WarpAccess
 from cupyflash.sim.clock.multiprocessor import WAVEFRONT, ClockedMultiprocessor, Cost, Issue, Outside, Run
+from cupyflash.sim.clock.power import UNITS, Power
 from cupyflash.sim.clock.rates import ChipRates
 from cupyflash.sim.clock.sass import Control, Instruction
 from cupyflash.sim.clock.steps import of_halves, step_of
@@ -37,6 +38,7 @@ from cupyflash.sim.ptx.parameters import BoundArguments, BoundTensor, bind
 pytestmark = pytest.mark.skipif(sass.disassembler() is None, reason="needs NVIDIA's disassemblers")
 
 A6000 = Device.named("RTX A6000")
+H100 = Device.named("H100-SXM")
 SOURCE = r"""
 extern "C" __global__ void total(const float* x, float* y, int n) {
   __shared__ float s[32];
@@ -222,6 +224,41 @@ def test_kernels_with_products_of_tensor_cores_have_the_rate_of_documents_for_th
         ("FFMA R0, R1, R2, R3", False),
     ):
         assert of_halves(code_of((text, Control(1)))[0]) == halves
+
+
+NOTHING = dict.fromkeys((*UNITS, "L2", "DRAM"), 0.0)
+
+
+@pytest.mark.parametrize(
+    ("busy", "mhz", "watts"),
+    [
+        ({}, 1993, 128.5),
+        ({"FMA": 0.93}, 1990, 381.7),
+        ({"MUFU": 0.99, "FMA": 0.25}, 1992, 284.7),
+        ({"L2": 0.82, "ALU": 0.2}, 1978, 507.1),
+        ({"DRAM": 0.93, "L2": 0.29, "ALU": 0.07}, 1979, 526.6),
+        ({"tensor": 0.98, "shared memory and L1": 0.61}, 1643, 781.4),
+    ],
+)
+def test_the_watts_of_a_load_are_those_that_an_h100_took(busy: Mapping[str, float], mhz: float, watts: float) -> None:
+    power = Power(H100, ChipRates.of(H100))
+    assert power.watts({**NOTHING, **busy}, mhz, mhz) == pytest.approx(watts, rel=0.03)
+
+
+def test_power_lowers_the_clock_to_what_the_limit_leaves() -> None:
+    """An H100 that multiplied all the time kept 1,633 MHz; half of the time it could have kept its 1,830."""
+    rates = ChipRates.of(H100)
+    power, busy = Power(H100, rates), {**NOTHING, "tensor": 0.98, "shared memory and L1": 0.61}
+    kept = power.kept(busy, 1830)
+    assert kept == pytest.approx(1633, rel=0.02) and power.watts(busy, 1830, kept) == pytest.approx(rates["clock.power"])
+    assert power.kept({**NOTHING, "tensor": 0.5}, 1830) == 1830
+    busiest = Clock(ring(4, 400, 132)[0], H100)
+    free, found = busiest.unlimited(), busiest.time()
+    assert found.watts == pytest.approx(rates["clock.power"]) and found.mhz < free.mhz == 1830
+    assert 1 < found.seconds / free.seconds < free.mhz / found.mhz  # DRAM has a clock of its own
+    alone = Clock(ring(4, 400, 8)[0], H100).time()  # of the multiprocessors
+    assert alone.mhz == 1830 and alone.watts is not None and alone.watts < 200
+    assert not Power(A6000, ChipRates.of(A6000)).known
 
 
 def shared_access(addresses: Sequence[int], size: int, write: bool = False) -> WarpAccess:
@@ -431,7 +468,6 @@ def test_the_command_times_a_file(tmp_path: Path) -> None:
 
 # --- Hopper's engines
 
-H100 = Device.named("H100-SXM")
 SUMS = 32
 RING = """
 struct alignas(128) Map { unsigned long long words[16]; };

@@ -81,7 +81,9 @@ class TimeReport:
 @DEFINES
 @INCLUDES
 @SHARED
-@click.option("--mhz", type=click.FloatRange(0, min_open=True), help="The clock rate; by default the device's boost clock.")
+@click.option(
+    "--mhz", type=click.FloatRange(0, min_open=True), help="The most that the clock rate is; by default the device's boost clock."
+)
 @click.option("--cold", is_flag=True, help="The L2 was emptied before; else it has the arrays that fit into it.")
 @DEVICE
 @click.option("--lines", default=10, show_default=True, type=click.IntRange(1), help="The number of lines in a table.")
@@ -170,7 +172,8 @@ def _show(found: Mapping[str, Any], count: int) -> None:
     from cupyflash.sim.clock.known import KnownError
 
     rates = f"{found['tflops']:,.2f} TFLOP/s" if found["tflops"] > 0.1 else f"{found['dram_gbs']:,.0f} GB/s of DRAM"
-    say(f"{found['kernel']} on {found['device']} at {found['mhz']:,.0f} MHz, predicted: {found['seconds'] * 1e6:,.1f} us, "
+    watts = "" if found["watts"] is None else f" and {found['watts']:,.0f} W"
+    say(f"{found['kernel']} on {found['device']} at {found['mhz']:,.0f} MHz{watts}, predicted: {found['seconds'] * 1e6:,.1f} us, "
         f"{rates}; {found['binds']} binds")  # fmt: skip
     say(f"Known error: {KnownError(**found['known_error'])}.")
     say(f"{found['residents']} blocks a multiprocessor at once, {found['rounds']:,.1f} rounds; run: {found['sampled']}")

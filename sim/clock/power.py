@@ -34,7 +34,7 @@ class Power:
         return rates["power.idle"] + (units + l2) * (mhz / rates["power.at"]) ** 3 + dram
 
     def kept(self, busy: Mapping[str, float], mhz: float) -> float:
-        """Returns the highest rate up to `mhz`, at which the limits are busy for these shares, that takes no more than the limit."""
+        """Returns the highest rate up to `mhz` at which the device takes no more than its limit; `busy` as at `mhz`."""
         if self.watts(busy, mhz, mhz) <= self.rates["clock.power"]:
             return mhz
         low, high = 0.0, mhz
