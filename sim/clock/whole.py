@@ -272,8 +272,9 @@ class Clock:
         found, power = self.unlimited(), Power(self.device, self.rates)
         if not power.known:
             return found
-        share = min(self.blocks / self.device.sm_count, 1.0)  # of the multiprocessors that work
-        busy = {name: each * (1.0 if name in ("L2", "DRAM") else share) for name, each in found.busy.items()}
+        active = min(self.blocks, self.device.sm_count)  # some multiprocessors alone do not reach the L2's rate
+        shares = {"L2": active * self.outside.l2_bytes / self.rates["l2.rate"], "DRAM": 1.0}
+        busy = {name: each * shares.get(name, active / self.device.sm_count) for name, each in found.busy.items()}
         kept = power.kept(busy, self.mhz)
         if kept < self.mhz:
             found = self.again(mhz=kept).unlimited()
