@@ -32,7 +32,7 @@ from cupyflash.sim import ptx
 from cupyflash.sim.clock.execution import CodeLaunch, CubinKernel
 from cupyflash.sim.clock.known import KnownError, error_of, kind_of
 from cupyflash.sim.clock.loaded import of_ptx
-from cupyflash.sim.clock.measured import RESULTS, same_chip
+from cupyflash.sim.clock.measured import RESULTS, files, same_chip
 from cupyflash.sim.clock.measured import read as lines_of
 from cupyflash.sim.clock.memory import APART, FIRST_ADDRESS
 from cupyflash.sim.clock.planned import clocks
@@ -52,7 +52,7 @@ ROWS = (
     ("forward", "fa2", ("A100-40GB", "H100-SXM", "RTX 5090")),
     ("forward", "fa3", ("H100-SXM", "H200")),
     ("backward", "fa2", ("A100-40GB", "H100-SXM")),
-    ("backward", "fa3", ("H100-SXM", "H200")),
+    ("backward", "fa3", ("H100-SXM",)),
 )
 
 
@@ -134,7 +134,7 @@ def measured_seconds(call: Call, folder: Path = RESULTS) -> dict[str, float]:
     p, device, names = call.problem, Device.named(call.device), (call.algorithm, TORCH, CUDNN)
     case = {"pass": call.direction, "d": call.d, "n": call.n, "causal": p.options.causal, "batch": p.batch, "heads": p.heads}
     found: dict[str, tuple[str, float]] = {}
-    for path in sorted(folder.glob("*.jsonl")):
+    for path in files(folder):
         run: Mapping[str, Any] = {}
         for line in lines_of(path):
             run = line if line["kind"] == "run" else run

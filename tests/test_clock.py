@@ -252,11 +252,11 @@ def test_power_lowers_the_clock_to_what_the_limit_leaves() -> None:
     kept = power.kept(busy, 1830)
     assert kept == pytest.approx(1633, rel=0.02) and power.watts(busy, 1830, kept) == pytest.approx(rates["clock.power"])
     assert power.kept({**NOTHING, "tensor": 0.5}, 1830) == 1830
-    busiest = Clock(ring(4, 400, 132)[0], H100)
+    busiest = Clock(ring(4, 60, 132)[0], H100)
     free, found = busiest.unlimited(), busiest.time()
     assert found.watts == pytest.approx(rates["clock.power"]) and found.mhz < free.mhz == 1830
     assert 1 < found.seconds / free.seconds < free.mhz / found.mhz  # DRAM has a clock of its own
-    alone = Clock(ring(4, 400, 8)[0], H100).time()  # of the multiprocessors
+    alone = Clock(ring(4, 60, 8)[0], H100).time()  # of the multiprocessors
     assert alone.mhz == 1830 and alone.watts is not None and alone.watts < 200
     assert not Power(A6000, ChipRates.of(A6000)).known
 

@@ -28,7 +28,7 @@ MISSING: Mapping[str, tuple[int, int]] = {
     "RTX PRO 6000 Blackwell Server": (12, 0),
 }
 GROUPS = "without roles", "Hopper", "Blackwell"
-USES = "guide", "compared"
+USES = "guide", "compared", "unseen"
 NEEDS = "CUDA's headers", "CUTLASS", "PyTorch's headers"
 RATES: Mapping[str, tuple[str, float]] = {"TFLOP/s": ("FLOP", 1e12), "GFLOP/s": ("FLOP", 1e9), "GB/s": ("bytes", 1e9)}
 TIMES: Mapping[str, float] = {"ms": 1e-3, "us": 1e-6}

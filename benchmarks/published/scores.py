@@ -29,7 +29,7 @@ from cupyflash.sim.clock.measured import RESULTS as MEASURED
 from cupyflash.sim.clock.measured import measured
 from cupyflash.sim.clock.measured import read as lines_of
 from cupyflash.sim.clock.predicted import formula_of
-from published import FOLDER, ladders
+from published import FOLDER, USES, ladders
 
 RESULTS = FOLDER / "predicted.json"
 CALLS = FOLDER.parent / "calls.json"
@@ -185,7 +185,7 @@ def table(results: Results) -> str:
             (known[name].use, [one for step, one in steps.items() if groups[name, step] == group])
             for name, steps in results.items()
         ]
-        for use in ("guide", "compared"):
+        for use in USES:
             rows.append((f"{group}: {use}", "", Score([steps for its, steps in own if steps and its == use])))
         rows.append((f"**{group}: all**", "", Score([steps for _, steps in own if steps])))
     for kind in CLASSES:

@@ -44,7 +44,7 @@ def measured(schedule: TileSchedule, folder: Path = RESULTS) -> tuple[Measured, 
     if case is None or not folder.is_dir():
         return ()
     found: list[Measured] = []
-    for file in sorted(folder.glob("*.jsonl")):
+    for file in files(folder):
         run: Mapping[str, Any] = {}
         for number, line in numbered(file):
             run = line if line["kind"] == "run" else run
@@ -53,7 +53,13 @@ def measured(schedule: TileSchedule, folder: Path = RESULTS) -> tuple[Measured, 
                     found.append(measurement(run, line, file))
             except (KeyError, TypeError, ValueError) as error:
                 raise ValueError(f"{file.name}, line {number}: not a benchmark's measurement: {error!r}") from None
-    return tuple(sorted(found, key=lambda each: each.date, reverse=True))
+    found.sort(key=lambda each: each.date)
+    return tuple(reversed(found))
+
+
+def files(folder: Path) -> list[Path]:
+    """The files of results, the oldest of a device and date first: later ones of a date end in -2, -3."""
+    return sorted(folder.glob("*.jsonl"), key=lambda each: each.stem)
 
 
 def measurement(run: Mapping[str, Any], line: Mapping[str, Any], file: Path) -> Measured:
