@@ -415,6 +415,8 @@ def test_the_longest_loop_is_the_outermost_that_turns_often() -> None:
     path = [0] + [1, *inner, 5] * 30 + [6]
     assert longest_loop(path) == Loop(1, 30)
     assert longest_loop([0, 1, *inner * 2, 5]) == Loop(2, 40)
+    few = [1, *[2, 3, 4] * 4, *range(5, 40)]  # 16 outer turns are too few to leave most of the way out, and inner ones not alike
+    assert longest_loop([0, *few * 16, 40]) is None
 
 
 def test_a_launch_that_multiplies_only_or_copies_only_is_near_its_limit() -> None:

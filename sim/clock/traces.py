@@ -24,6 +24,8 @@ TURNS_BEFORE, TURNS_BEHIND = 8, 2
 """Turns of a loop that are run at its begin and at its end; those between take as long as the last ones before them."""
 WARM = 3
 """Turns at a loop's begin from which its time a turn is not taken."""
+ALIKE_TURNS = 1.25
+"""How many times as many instructions the turns that are left out may have, in the mean, as the last one before them, or fewer."""
 
 
 def keeps(i: Instruction) -> bool:
@@ -48,14 +50,17 @@ class Loop:
 
 
 def longest_loop(path: Sequence[int]) -> Loop | None:
-    """Returns the outermost loop on a warp's way through the code that has turns to leave out, most of the way."""
+    """Returns the outermost loop on a warp's way through the code that has turns to leave out, most of the way, and alike: those of
+    an inner loop are not, where the rest of an outer turn comes after some of them."""
     heads = {to for at, to in pairwise(path) if to < at}
     best: Loop | None = None
     for head in heads:
         visits = [k for k, at in enumerate(path) if at == head]
         if len(visits) <= TURNS_BEFORE + TURNS_BEHIND or (best is not None and len(visits) >= best.turns):
             continue
-        if 2 * (visits[-TURNS_BEHIND] - visits[TURNS_BEFORE]) > len(path):
+        left, last = visits[-TURNS_BEHIND] - visits[TURNS_BEFORE], visits[TURNS_BEFORE - 1] - visits[TURNS_BEFORE - 2]
+        ratio = left / (len(visits) - TURNS_BEHIND - TURNS_BEFORE) / last
+        if 2 * left > len(path) and 1 / ALIKE_TURNS < ratio < ALIKE_TURNS:
             best = Loop(head, len(visits))
     return best
 
