@@ -1,9 +1,9 @@
 """Faults seeded in strangers' programs: which of them `cupyflash run` finds, and where.
 
-    python benchmarks/programs/faults.py --samples CHECKOUT [--only PART] [--max-seconds N]
+    python benchmarks/programs/faults.py --samples CHECKOUT [--only PART] [--max-seconds N] [--write]
 
 faults.toml has them, a line or two each. Each program's folder is copied and changed; its source is compiled and run. Exit status
-1 if one is not found as the list says: by a finding of that kind, at that line.
+1 if one is not found as the list says: by a finding of that kind, at that line. `--write` keeps the results in faults-results.json.
 """
 
 from __future__ import annotations
@@ -63,23 +63,28 @@ def main() -> int:
     parser.add_argument("--samples", type=Path, required=True, help="a checkout of NVIDIA/cuda-samples")
     parser.add_argument("--only", default="", help="faults with this in what they are or in their program")
     parser.add_argument("--max-seconds", type=float, default=60.0, help="of processor time, of a program's kernels")
+    parser.add_argument("--write", action="store_true", help="keep the results beside the list")
     given = parser.parse_args()
     every = tomllib.loads((HERE / "faults.toml").read_text())["fault"]
     faults = [each for each in every if given.only in each["what"] + each["program"]]
-    missed = 0
+    results: list[dict[str, Any]] = []
     for fault in faults:
         begun = time.monotonic()
         with tempfile.TemporaryDirectory() as into:
             folder = seeded(fault, given.samples.resolve(), Path(into))
-            found, said = findings(folder, fault, given.samples.resolve(), given.max_seconds)
-            lines = [line for each in found if each["kind"] == fault["kind"] for line in places(each, folder)]
+            findings_of, said = findings(folder, fault, given.samples.resolve(), given.max_seconds)
+            lines = [line for each in findings_of if each["kind"] == fault["kind"] for line in places(each, folder)]
         good = any(fault["line"] in line for line in lines)
-        missed += not good
         shown = next((line for line in lines if fault["line"] in line), "; ".join(lines[:3]) or said.strip()[-200:])
         verdict, took = "found" if good else "MISSED", time.monotonic() - begun
         print(f"{verdict}  {fault['program']}: {fault['what']}: {shown} ({took:.0f} s)", flush=True)
-    print(f"{len(faults) - missed} of {len(faults)} found")
-    return int(missed > 0)
+        results.append({"program": fault["program"], "what": fault["what"], "found": good, "at": shown, "seconds": round(took)})
+    found = sum(each["found"] for each in results)
+    print(f"{found} of {len(faults)} found")
+    if given.write:
+        told = {"date": time.strftime("%Y-%m-%d"), "found": found, "of": len(faults), "faults": results}
+        (HERE / "faults-results.json").write_text(json.dumps(told, indent=1) + "\n")
+    return int(found < len(faults))
 
 
 if __name__ == "__main__":
