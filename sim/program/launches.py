@@ -311,7 +311,8 @@ class LaunchCalls(SymbolCalls, ArrayCalls):
                 (what,) = self.named([replace(finding, tensor=name, message=repr(name))], request)
                 why = f"waits for the host: {at_line(finding.places[0])} reads {what.message} until the host has written there"
                 why = f"{source_name(request.kernel.name)} {why}, and here the host goes on only behind a launch"
-                raise CudaError(ErrorCode.NOT_SUPPORTED, why)
+                self.sticky = ErrorCode.NOT_SUPPORTED  # else each such launch would take as long
+                raise CudaError(self.sticky, why)
 
     def moved(self, moves: list[MovedRange], stream: ptx.Stream, call: Call) -> None:
         """Records what work of a stream has copied, filled or freed; races are findings under the function's name."""
