@@ -9,9 +9,12 @@
 //   PING_PONG   whether warpgroups issue their products in turns
 //   O_APART     whether O has room of its own, where it leaves while the next Q comes; else it leaves through Q's
 //   PACK        query heads of one K/V head whose rows share blocks: row r of a block is of query r / PACK, of the head r % PACK
-//   CAUSAL, WINDOW, PADDED, SINKS  0 or 1: mask.cuh, sinks.cuh            VARLEN  sequence.cuh            SCORE  score.cuh
+//   CAUSAL, WINDOW, PADDED, BIAS, SINKS  0 or 1: mask.cuh, sinks.cuh      VARLEN  sequence.cuh            SCORE  score.cuh
+//   MASK, TILES  mask_function.cuh, block_mask.cuh                        DROPOUT whether weights are dropped: dropout.cuh
 #define SUB BC
 #include "params.cuh"
+#include "block_mask.cuh"
+#include "dropout.cuh"
 #include "fa3_work.cuh"
 #include "mma.cuh"
 #include "sinks.cuh"
@@ -26,6 +29,8 @@ constexpr int Q_BYTES = BR * SLAB_ROW * (O_APART || K_SLABS > V_SLABS ? K_SLABS 
 constexpr int K_BYTES = BC * SLAB_ROW * K_SLABS, V_BYTES = BC * SLAB_ROW * V_SLABS;
 // Parts in which Q comes: where warpgroups take turns each one's rows, else all; without turns there are no registers for it (d 256).
 constexpr int Q_PARTS = PING_PONG ? CONSUMERS : 1, Q_ROWS = BR / Q_PARTS;
+// Whether no block goes unmasked: every score has something of its own, or there are no states of tiles.
+constexpr bool ALL_MASKED = SCALED || (MASK && !STATES);
 constexpr int TURN = 1 + CONSUMERS;  // named barriers: 1 + g where a warpgroup meets itself, TURN + g where it waits for its turn
 
 // Shared memory: addresses. Of a slot's barriers `full` says that a block is there, `empty` that all warps are done with it. Each
@@ -33,12 +38,14 @@ constexpr int TURN = 1 + CONSUMERS;  // named barriers: 1 + g where a warpgroup 
 struct Shared {
   unsigned Q, O, K, V;  // (BR x d); (BR x d_v), which may be Q's; STAGES x (BC x d); STAGES x (BC x d_v)
   unsigned Q_full, Q_empty, V_came, work_full, work_empty, work, K_full, K_empty, V_full, V_empty;
+  unsigned begin, next;  // where blocks are left out: visits, with each part of Q the first, with each K block the one behind it
 
   __device__ __forceinline__ explicit Shared(unsigned base) {
     Q = base, O = O_APART ? Q + Q_BYTES : Q, K = Q + Q_BYTES + (O_APART ? O_BYTES : 0), V = K + STAGES * K_BYTES;
     Q_full = V + STAGES * V_BYTES, Q_empty = Q_full + 8 * Q_PARTS, V_came = Q_empty + 8 * Q_PARTS;
     work_full = V_came + 8, work_empty = V_came + 16, work = V_came + 24, K_full = V_came + 32;
     K_empty = K_full + 8 * STAGES, V_full = K_full + 16 * STAGES, V_empty = K_full + 24 * STAGES;
+    begin = V_empty + 8 * STAGES, next = begin + 4 * Q_PARTS;
   }
   // The barrier by which a consumer gives back its rows of Q, found from its thread: no register is kept for it.
   __device__ __forceinline__ unsigned own_Q_empty() const { return Q_PARTS == 1 ? Q_empty : Q_empty + (threadIdx.x / WARPGROUP - 1) * 8; }
@@ -59,6 +66,15 @@ __device__ __forceinline__ int read_shared(unsigned at) {
   asm volatile("ld.shared.b32 %0, [%1];" : "=r"(value) : "r"(at) : "memory");
   return value;
 }
+__device__ __forceinline__ void write_shared(unsigned at, int value) {
+  asm volatile("st.shared.b32 [%0], %1;" ::"r"(at), "r"(value) : "memory");
+}
+
+// A block that is visited, where masks leave out others: its number, with CUT where its place keeps some row from a key, ASKS where the mask is
+// asked for each score; or NO_VISIT
+constexpr int CUT = 1 << 29, ASKS = 1 << 30, NO_VISIT = -1;
+__device__ __forceinline__ int block_of(int visit) { return SKIPS ? visit & (CUT - 1) : visit; }
+__device__ __forceinline__ bool asks(int visit) { return !STATES || visit & ASKS; }
 
 // A place in the ring: the slot, and the parity of the phase in which it is filled
 struct Slot {
@@ -81,6 +97,31 @@ __device__ __forceinline__ void clear_rows(unsigned V, int from) {
   publish_writes();
   __syncwarp();
 }
+
+// What a mask says of a row block's K/V blocks, of 32 at a time: each lane reads what it says of one.
+struct Tiles {
+  const Work& w;
+  BlockMask mask;
+  int word;  // which 32 blocks: -1 before the first
+  unsigned kept, mixed;
+
+  __device__ __forceinline__ void read(int which) {
+    const int j = which * 32 + threadIdx.x % 32;
+    const TileState state = w.first <= j && j < w.end ? mask.state[w.place.i * mask.state_row + j * mask.state_col] : EMPTY;
+    word = which, kept = __ballot_sync(~0u, state != EMPTY), mixed = __ballot_sync(~0u, state == MIXED);
+  }
+  // The last visit of a block below j
+  __device__ __forceinline__ int below(int j) {
+    for (j--; j >= w.first; j = j / 32 * 32 - 1) {
+      if (j / 32 != word) read(j / 32);
+      const unsigned rest = kept << (31 - j % 32);  // block j and those before it of the same word
+      if (!rest) continue;
+      j -= __clz(rest);
+      return j | (j < w.whole_begin || j >= w.whole_end ? CUT : 0) | (mixed >> j % 32 & 1 ? ASKS : 0);
+    }
+    return NO_VISIT;
+  }
+};
 
 // The row block at a place: of the queue, or where row blocks have none, being alike or no more than thread blocks, the one of that
 // number. The first lane asks.
@@ -107,9 +148,10 @@ __device__ __forceinline__ void produce(const Params& p, const Params& given, co
   Slot K_slot = {0, 1}, V_slot = {0, 1};  // a slot is empty at first, as if a phase before had ended
   int parity = 1, came = 0;
 
-  const auto load_keys = [&](const Work& w, int j) {
+  const auto load_keys = [&](const Work& w, int j, int next = NO_VISIT) {
     if (copies) {
       wait_for(s.K_empty + 8 * K_slot.index, K_slot.parity);
+      if constexpr (SKIPS) write_shared(s.next + 4 * K_slot.index, next);
       arrive_expecting(s.K_full + 8 * K_slot.index, K_BYTES);
       load_tile<BC>(s.K + K_slot.index * K_BYTES, given.K, s.K_full + 8 * K_slot.index, K_SLABS, w.place.first_key + j * BC,
                     w.place.kv_head, w.place.batch);
@@ -141,13 +183,25 @@ __device__ __forceinline__ void produce(const Params& p, const Params& given, co
     const Work w = work_of(p, place_of(p, work));
     if (copies) hand_on(s, w.place.exists ? work : NO_WORK, parity);
     if (!w.place.exists) break;  // a block that its sequence has not: all after it in the queue are such
-    if (w.turns() > 0) load_keys(w, w.end - 1);
+    Tiles tiles = {w, block_mask_of(p, w.place.batch, w.place.head, w.place.first_block<BR>()), -1};
+    int visit = NO_VISIT, next = NO_VISIT;
+    if constexpr (SKIPS) {
+      visit = tiles.below(w.end);
+      if (visit >= 0) {
+        next = tiles.below(block_of(visit));
+        load_keys(w, block_of(visit), next);
+      }
+    } else {
+      if (w.turns() > 0) load_keys(w, w.end - 1);
+    }
+    const bool seen = SKIPS ? visit >= 0 : w.turns() > 0;
     if (copies) {
 #pragma unroll 1
       for (int part = 0; part < Q_PARTS; part++) {
         const unsigned full = s.Q_full + 8 * part;
         wait_for(s.Q_empty + 8 * part, parity);
-        if (w.turns() > 0) {
+        if constexpr (SKIPS) write_shared(s.begin + 4 * part, visit);
+        if (seen) {
           arrive_expecting(full, Q_ROWS * SLAB_ROW * K_SLABS);
           load_tile<BR, PACK>(s.Q + part * Q_ROWS * SLAB_ROW, given.Q, full, K_SLABS, w.place.first_query + (w.row() + part * Q_ROWS) / PACK,
                               w.place.head / PACK, w.place.batch);
@@ -157,9 +211,21 @@ __device__ __forceinline__ void produce(const Params& p, const Params& given, co
       }
     }
     parity ^= 1;
-    for (int j = w.end - 1; j >= w.first; j--) {
-      if (j > w.first) load_keys(w, j - 1);
-      load_values(w, j);
+    if constexpr (SKIPS) {
+      while (visit >= 0) {
+        const int one = block_of(visit);
+        visit = next;
+        if (visit >= 0) {
+          next = tiles.below(block_of(visit));
+          load_keys(w, block_of(visit), next);
+        }
+        load_values(w, one);
+      }
+    } else {
+      for (int j = w.end - 1; j >= w.first; j--) {
+        if (j > w.first) load_keys(w, j - 1);
+        load_values(w, j);
+      }
     }
   }
 }
@@ -257,6 +323,28 @@ struct Consumer {
         l[e / 2] += S[n][e];
       }
   }
+  // Of the weights of K/V block j, behind their part of l, some are dropped. Which ones of 64 keys is found first, a bit each, by a loop that
+  // is not unrolled: Philox's numbers would take registers.
+  __device__ __forceinline__ void drop(int j, const Work& w, int row) {
+#pragma unroll
+    for (int first = 0; DROPOUT && first < BC / 8; first += 8) {
+      const int end = first + 8 < BC / 8 ? first + 8 : BC / 8;
+      unsigned kept = 0;
+#pragma unroll 1
+      for (int n = end - 2; n >= first; n -= 2) {
+        float weights[1][2][4];
+        each_weight(weights, dropout_of(*w.masks.p, w.masks.batch, w.masks.head), 0, row / 16 * 16, j * BC + 8 * n,
+                    [&](float&, bool keeps) { kept = kept << 1 | keeps; });
+      }
+      int bit = 0;
+#pragma unroll
+      for (int n = first; n < end; n += 2)
+#pragma unroll
+        for (int e = 3; e >= 0; e--)  // from the last that was found
+#pragma unroll
+          for (int upper = 1; upper >= 0; upper--, bit++) Drop()(S[n + upper][e % 2 * 2 + e / 2], kept >> bit & 1);
+    }
+  }
   // P = S, rounded; an accumulator's layout is that of a factor
   __device__ __forceinline__ void round_weights() {
 #pragma unroll
@@ -271,19 +359,28 @@ struct Consumer {
       for (int e = 0; e < 4; e++) O[n][e] *= by[e / 2];
   }
 
-  // The first block: nothing to add to O yet
-  __device__ __forceinline__ void begin(int j, const Work& w, int row) {
+  // The visit behind this turn's, which came with its K block
+  __device__ __forceinline__ int next_visit() const { return SKIPS ? read_shared(s.next + 4 * slot.index) : NO_VISIT; }
+  __device__ __forceinline__ void mask(int j, const Work& w, int row) {
+    scale_and_mask(S, BIAS ? w.masks.p->scale_log2 : 1.f, LOG2_E, w.masks, row, block_of(j) * BC, w.place.Nq, asks(j));
+  }
+
+  // The first block: nothing to add to O yet. Returns the next visit.
+  __device__ __forceinline__ int begin(int j, const Work& w, int row) {
     wait_for(s.K_full + 8 * slot.index, slot.parity);
+    const int next = next_visit();
     multiply_scores(slot);
     wait_for_products<0>(S);
     release(s.K_empty + 8 * slot.index);
-    scale_and_mask(S, 1.f, LOG2_E, w.masks, row, j * BC, w.place.Nq);
+    mask(j, w, row);
     float m_tilde[2], offset[2], rescale[2];
     find_maximum(m_tilde, offset);
     raise_maximum(m_tilde, offset, rescale);
     weigh(offset);
+    drop(block_of(j), w, row);
     round_weights();
-    if (j > w.first) wait_for(s.K_full + 8 * slot.next().index, slot.next().parity);
+    if (SKIPS ? next >= 0 : j > w.first) wait_for(s.K_full + 8 * slot.next().index, slot.next().parity);
+    return next;
   }
 
   // A turn's first half: both products under way, S_j as soon as it is there
@@ -299,11 +396,12 @@ struct Consumer {
   // Its second half, behind the first exponentials: the others, and P_j, as soon as P V of the block before has been added to O, which
   // follows Q K^T and ends about when the maximum is found. An exponential is issued every eighth clock; weights are rounded between
   // them. The wait for the next K block stands first, to keep the compiler from moving the wait for O in front of the maximum.
-  __device__ __forceinline__ void end_turn(Slot before, bool more, const float (&offset)[2]) {
+  __device__ __forceinline__ void end_turn(Slot before, bool more, int j, const Work& w, int row, const float (&offset)[2]) {
     if (more) wait_for(s.K_full + 8 * slot.next().index, slot.next().parity);
     wait_for_products<0>(O);
     release(s.V_empty + 8 * before.index);
     weigh<EARLY>(offset);
+    drop(block_of(j), w, row);
     round_weights();
   }
 
@@ -312,13 +410,17 @@ struct Consumer {
   template <bool MASKED> __device__ __forceinline__ void turns(int& j, int until, const Work& w, int row) {
     while (j >= until) {
       bool grown;
+      int next = NO_VISIT;
       float rescale[2];
 #pragma unroll 1
       do {
         const Slot before = slot;
         slot = slot.next();
+        if constexpr (SKIPS) next = next_visit();
         multiply_both(before);
-        if constexpr (MASKED) scale_and_mask(S, 1.f, LOG2_E, w.masks, row, j * BC, w.place.Nq);
+        if constexpr (MASKED) {
+          if (!SKIPS || ALL_MASKED || j >= CUT) mask(j, w, row);
+        }
         float m_tilde[2], offset[2];
         grown = find_maximum(m_tilde, offset);
         if (!grown) {
@@ -327,8 +429,8 @@ struct Consumer {
           raise_maximum(m_tilde, offset, rescale);
           weigh<0, EARLY>(offset);
         }
-        end_turn(before, j > w.first, offset);
-      } while (--j >= until && !grown);
+        end_turn(before, SKIPS ? next >= 0 : j > w.first, j, w, row, offset);
+      } while ((SKIPS ? j = next : --j) >= until && !grown);
       if (grown) scale_values(rescale);
     }
   }
@@ -353,8 +455,9 @@ __device__ __forceinline__ void write_rows(Consumer& c, const Params& p, const P
     const float l = row_sum(c.l[h]);
     const Origin origin = origin_of(-c.minus_m[h], c.factor);
     by[h] = l == 0.f ? 0.f : 1.f / l;
-    float L = (SCORE ? LN_2 : p.scale) * origin.score + LN_2 * (log2f(l) - origin.offset);
+    float L = (SCALED ? LN_2 : p.scale) * origin.score + LN_2 * (log2f(l) - origin.offset);
     by[h] *= join_sink(L, sink_of(p, place.head + of_pack, query < place.Nq));
+    if constexpr (DROPOUT) by[h] *= dropout_of(p, 0, 0).scale;
     if (p.L && lane % 4 == 0 && query < place.Nq) p.L[place.L_row + static_cast<long long>(of_pack) * place.Nq + query] = L;
   }
   c.scale_values(by);
@@ -407,14 +510,14 @@ __device__ __forceinline__ int next_work(const Shared& s, int parity) {
 
 __device__ __forceinline__ void consume(const Params& p, const Params& given, const Shared& s, int group) {
   const int warp = threadIdx.x % WARPGROUP / 32, lane = threadIdx.x % 32;
-  Consumer c = {s, group, SCORE ? 1.f : p.scale_log2, {0, 0}};
+  Consumer c = {s, group, SCALED ? 1.f : p.scale_log2, {0, 0}};
   if (PING_PONG && group == CONSUMERS - 1) c.pass_turn();
   for (int parity = 0;; parity ^= 1) {
     const int work = next_work(s, parity);
     if (work == NO_WORK) break;
     Work w = work_of(p, place_of(p, work));
     const int row = w.row() + group * 64 + warp * 16 + lane / 4;
-    if constexpr (SCORE) {
+    if constexpr (SCORE || MASK == 2 || DROPOUT) {
       static_assert(!SCORE || 8 % PACK == 0, "rows g and g + 8 are of one head");
       w.masks.batch = w.place.sequence, w.masks.head += row % PACK;
       w.masks.of_head = score_of_heads<PACK>(p, {w.place.sequence, w.place.head, 0, 0, w.place.Nq, w.place.Nk}, row % PACK);
@@ -426,11 +529,15 @@ __device__ __forceinline__ void consume(const Params& p, const Params& given, co
 #pragma unroll
       for (int e = 0; e < 4; e++) c.O[n][e] = 0.f;
     wait_for(Q_PARTS == 1 ? s.Q_full : s.Q_full + 8 * group, parity);
-    if (w.turns() > 0) {
-      int j = w.end - 1;
-      c.begin(j, w, row);
+    const int visit = SKIPS ? read_shared(Q_PARTS == 1 ? s.begin : s.begin + 4 * group) : NO_VISIT;
+    if (SKIPS ? visit >= 0 : w.turns() > 0) {
+      int j = SKIPS ? visit : w.end - 1;
+      const int next = c.begin(j, w, row);
       j--;
-      if constexpr (SCORE) {
+      if constexpr (SKIPS) {
+        j = next;
+        c.turns<true>(j, 0, w, row);
+      } else if constexpr (ALL_MASKED) {
         c.turns<true>(j, w.first, w, row);
       } else {
         if constexpr (CAUSAL || WINDOW) c.turns<true>(j, max(w.whole_end, w.first), w, row);

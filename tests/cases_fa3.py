@@ -9,17 +9,18 @@ from typing import Any
 import lines
 import numpy as np
 import test_varlen
+from hypothesis import assume
 from hypothesis import strategies as st
 
-from cupyflash import Device, Problem, TileSchedule, plan
+from cupyflash import Device, Mask, Problem, TileSchedule, plan
 from cupyflash.request.score import captured_values
-from cupyflash.schedules import VarlenSchedule, fa3_tiles, plan_varlen
+from cupyflash.schedules import VarlenSchedule, fa3_tiles, patterns_of, plan_varlen
 from cupyflash.sim import execute_varlen, replay, theory
 from cupyflash.sim.execution import Execution, run
 from cupyflash.sim.numbers.inputs import Inputs
-from cupyflash.sim.numbers.yardstick import Numbers, draw_score, drawn, measure
+from cupyflash.sim.numbers.yardstick import Numbers, draw_mask, draw_score, drawn, knowing_mask, measure
 from cupyflash.tiling import DoesNotFit
-from problems import sides
+from problems import patterns, sides
 from suites import problems_each
 
 H100 = Device.named("H100-SXM")
@@ -67,15 +68,21 @@ class Case:
 
     @property
     def schedule(self) -> TileSchedule:
-        return plan(self.problem, self.device, "fa3", self.tiling, lse=self.lse)
+        return knowing_mask(plan(self.problem, self.device, "fa3", self.tiling, lse=self.lse), self.seed, self.mask)
+
+    @property
+    def mask(self) -> Mask | None:
+        """The mask function with its values."""
+        return draw_mask(self.problem, self.seed)
 
     def inputs(self) -> Inputs:
-        """The inputs for float64: zeros for keys that do not count."""
-        made = drawn(self.problem, self.seed, self.v_mean)
+        """The inputs for float64: zeros for keys that do not count, an array for a mask function."""
+        made = drawn(self.schedule.problem, self.seed, self.v_mean)
         for batch, keys in enumerate(made.beside.get("key_lengths", ())):
             made.k[batch, :, keys:] = made.v[batch, :, keys:] = 0
         flat = (0,) * (4 - self.axes)  # there is one of these
-        return replace(made, q=made.q[flat], k=made.k[flat], v=made.v[flat])
+        beside = {name: array[flat] if array.ndim == 4 else array for name, array in made.beside.items()}
+        return replace(made, q=made.q[flat], k=made.k[flat], v=made.v[flat], beside=beside)
 
 
 def executed(case: Case) -> tuple[Execution, dict[str, Numbers]]:
@@ -90,8 +97,8 @@ def executed(case: Case) -> tuple[Execution, dict[str, Numbers]]:
                 arrays[name][batch if case.axes == 4 else ...][..., keys:, :] = np.nan
     memory, out = case.layouts["out"].empty((*inputs.q.shape[:-1], inputs.v.shape[-1]), inputs.q.dtype, BESIDE)
     lse = np.empty(inputs.q.shape[:-1], np.float32) if case.lse else None
-    captured, numbers = captured_values(inputs.score)
-    arrays |= captured | dict(numbers)
+    captured, numbers = captured_values(inputs.score, case.mask)
+    arrays |= captured | dict(numbers) | ({} if inputs.dropout is None else inputs.dropout.numbers)
     execution = replace(run(case.schedule, {**arrays, "out": out, "lse": lse}, seed=case.order), out=out.copy())
     out[...] = BESIDE
     assert (memory == BESIDE).all(), "O was written beside its rows"
@@ -113,22 +120,27 @@ def check_packed(schedule: VarlenSchedule, seed: int = 0, order: int | None = No
     assert seqlens is not None
     q, k, v, cu_q, cu_k = test_varlen.packed(seqlens, p.heads, p.kv_heads, p.head_dim, p.head_dim_v, p.dtype, seed)
     beside = {"sinks": np.arange(p.heads, dtype=np.float32) - 1} if p.options.sinks else {}
-    score = draw_score(p, seed)
-    execution = execute_varlen(schedule, q, k, v, seed=order, score=score, **beside)
+    score, mask, dropout = draw_score(p, seed), draw_mask(p, seed), test_varlen.dropout_of(p.options)
+    if mask is not None:
+        schedule = replace(schedule, patterns=patterns_of(p, seqlens, mask.arrays | mask.numbers))
+    execution = execute_varlen(schedule, q, k, v, seed=order, score=score, mask=mask, dropout=dropout, **beside)
     assert execution.findings == (), execution.findings[0]
     assert theory.traffic(schedule) == replay(schedule) == execution.traffic
-    options = replace(p.options, packed=False)
+    options = replace(p.options, packed=False, mask_function=None)
     for b, (rows, keys) in enumerate(zip(pairwise(cu_q), pairwise(cu_k), strict=True)):
         each = (array[slice(*part)].swapaxes(0, 1) for array, part in ((q, rows), (k, keys), (v, keys)))
         lse = None if execution.lse is None else execution.lse[:, slice(*rows)]
-        inputs = Inputs(*each, options, beside, score=score, sequence=b)
+        n_q, n_k = seqlens[b]
+        seen = {"mask": np.broadcast_to(schedule.patterns[b].kept[0], (p.heads, n_q, n_k))} if schedule.patterns else {}
+        own = test_varlen.dropout_of(p.options, b)
+        inputs = Inputs(*each, options, beside | seen, score=score, sequence=b, dropout=own)
         numbers = measure(execution.out[slice(*rows)].swapaxes(0, 1), lse, inputs)
         assert all(one.good for one in numbers.values()), numbers
     return execution
 
 
-def runs(problem: Problem, blocks: tuple[int, int]) -> bool:
-    """True if the kernel runs such blocks."""
+def runs(problem: Problem, blocks: tuple[int, int] | None) -> bool:
+    """True if the kernel runs such blocks, or any."""
     try:
         fa3_tiles.choose(problem, H100, blocks)
     except DoesNotFit:
@@ -153,16 +165,22 @@ def cases(draw: st.DrawFn, dtype: str, most: int = 420) -> list[Case]:
     """Cases of one kernel: lengths up to `most`."""
     d = draw(widths)
     d_v = draw(st.just(d) | widths)
-    causal, windowed, padded, sinks = (draw(st.sampled_from([False, False, True])) for _ in range(4))
-    window, score = (most, 0 if causal else most) if windowed else None, draw(lines.some)
-    tiling = draw(tilings(Problem(1, 1, 1, 1, 1, d, dtype, head_dim_v=d_v, causal=causal, window=window, score=score)))
+    causal, windowed, padded, sinks, masked, *others = (draw(st.sampled_from([False, False, True])) for _ in range(7))
+    window, score, function = (most, 0 if causal else most) if windowed else None, draw(lines.some), draw(lines.masks)
+    own = {"score": score, "mask": masked and function is None, "mask_function": function if masked else None}
+    own |= zip(("bias", "dropout"), others, strict=True)
+    alike = Problem(1, 1, 1, 1, 1, d, dtype, head_dim_v=d_v, causal=causal, window=window, **own)
+    assume(runs(alike, None))
+    tiling = draw(tilings(alike))
     heads, kv_heads = draw(st.sampled_from(HEADS))
 
     def one() -> Case:
         axes = draw(st.sampled_from([4, 4, 3] if heads > 1 else [4, 3, 2]))
         batch = draw(st.integers(1, 3)) if axes == 4 else 1
         n_q, n_k = (draw(st.integers(1, 40) | st.integers(1, most if batch * heads < 4 else most // 2)) for _ in range(2))
-        asked: dict[str, Any] = {"scale": draw(st.sampled_from([None, None, 0.02, 1.0, 5.0, 20.0])), "sinks": sinks, "score": score}
+        asked: dict[str, Any] = {"scale": draw(st.sampled_from([None, None, 0.02, 1.0, 5.0, 20.0])), "sinks": sinks, **own}
+        if own["mask"]:
+            asked["pattern"] = draw(patterns(batch, heads, n_q, n_k))
         if padded:
             lengths = st.just(0) | st.just(n_k) | st.integers(0, n_k)
             asked |= {"padded": True, "key_lengths": draw(st.tuples(*[lengths] * batch))}
@@ -200,11 +218,12 @@ def packed(draw: st.DrawFn, dtype: str, most: int = 300) -> VarlenSchedule:
     windowed, causal, sinks = (draw(st.sampled_from([False, True])) for _ in range(3))
     heads, kv_heads = draw(st.sampled_from(HEADS[:5]))
     asked: dict[str, Any] = {"window": (draw(st.integers(0, most)), draw(sides))} if windowed else {"causal": causal}
-    asked["score"] = draw(lines.some)
+    asked |= {"score": draw(lines.some), "mask_function": draw(lines.masks), "dropout": draw(st.sampled_from([False, False, True]))}
     longest = (max(1, max(each[side] for each in seqlens)) + draw(st.sampled_from([0, 70])) for side in (0, 1))
     scale = draw(st.sampled_from([None, 0.3, 5.0]))
     problem = Problem(len(seqlens), heads, kv_heads, *longest, d, dtype, head_dim_v=d_v, scale=scale, sinks=sinks, **asked)
     device = replace(H100, sm_count=draw(st.sampled_from([H100.sm_count, 1, 3])))
+    assume(runs(problem.asking(packed=True), None))
     tiling = draw(tilings(problem.asking(packed=True)))
     return plan_varlen(problem, device, seqlens, tiling, lse=draw(st.booleans()), algorithm="fa3")
 

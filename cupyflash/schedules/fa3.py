@@ -19,6 +19,7 @@ from cupyflash.schedules.base import (
     Workspace,
     attention_params,
     element_constants,
+    tile_constants,
 )
 from cupyflash.schedules.fa2 import Fa2Schedule
 from cupyflash.schedules.fa3_queue import Items
@@ -81,6 +82,10 @@ class Fa3Schedule(Fa2Schedule):
     def block_rows(self) -> int:
         """Queries of a row block: Br, or a part of it if the block has the queries of several heads."""
         return self.tiling.used.block_rows // self.pack
+
+    @property
+    def state_words(self) -> int:
+        return 0  # the producer has the states of 32 tiles in registers
 
     @property
     def repeats(self) -> int:
@@ -159,7 +164,7 @@ class Fa3Schedule(Fa2Schedule):
     def unlike(self) -> bool:
         """True if some row blocks may be longer than others."""
         asked = self.problem.options
-        return asked.causal or asked.window is not None or asked.padded or asked.packed
+        return asked.causal or asked.window is not None or asked.padded or asked.packed or asked.masked
 
     @cached_property
     def items(self) -> Items:
@@ -192,7 +197,8 @@ class Fa3Schedule(Fa2Schedule):
         return 1
 
     def walks(self) -> Iterator[Walk | Totals]:
-        (main,) = super().walks()
+        *tiles, main = super().walks()
+        yield from tiles
         assert isinstance(main, Walk)
         if not self.queued:
             yield main
@@ -213,14 +219,15 @@ class Fa3Schedule(Fa2Schedule):
         return {"key_lengths": 1} if self.problem.options.padded else {}
 
     def workspaces(self) -> Mapping[str, Workspace]:
-        return {"queue": Workspace((self.works,), "int32"), "taken": Workspace((1,), "int32")} if self.queued else {}
+        queue = {"queue": Workspace((self.works,), "int32"), "taken": Workspace((1,), "int32")}
+        return self.tile_workspaces() | (queue if self.queued else {})
 
     @property
     def grid(self) -> int:
         return min(self.works, self.device.sm_count)
 
     def kernels(self) -> tuple[Kernel, ...]:
-        return (*((self.queue_kernel,) if self.queued else ()), self.main_kernel)
+        return (*self.tile_kernels(), *((self.queue_kernel,) if self.queued else ()), self.main_kernel)
 
     @property
     def queue_items(self) -> int:
@@ -245,6 +252,7 @@ class Fa3Schedule(Fa2Schedule):
         config, p = self.config, self.problem
         constants = (
             *element_constants(p),
+            *tile_constants(self),
             *named(BR=config.team.block_rows, BC=config.block_cols, STAGES=config.stages),
             *named(CONSUMER_REGISTERS=config.registers[0], PRODUCER_REGISTERS=config.registers[1]),
             *named(PING_PONG=int(config.ping_pong), O_APART=int(config.o_apart)),

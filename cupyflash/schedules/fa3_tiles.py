@@ -18,6 +18,7 @@ from cupyflash.request.options import OPTIONS, refused
 from cupyflash.request.problem import USUAL_HEAD_DIM, Problem
 from cupyflash.schedules.balance import MOST_PIECES, Pieces, busiest
 from cupyflash.schedules.base import GRANULE, padded_dim
+from cupyflash.schedules.moves import functions
 from cupyflash.schedules.score_cost import of_score, reads_scores
 from cupyflash.tiling import DoesNotFit, TileSize
 
@@ -43,6 +44,7 @@ HEADS_OF_A_LANE = 8
 STAGES = (4, 3, 2)
 """Slots of the rings: as many as fit."""
 BARRIER_BYTES = 8
+WORD = 4
 WORK_BYTES = 8
 """For the number of the row block that the producer hands on."""
 ALIGNMENT = 16
@@ -61,15 +63,17 @@ class Team:
 
     `registers`: of a consumer's and of a producer's thread, after `setmaxnreg`. Together they are those that the block has at
     launch: a multiprocessor's 65,536 over its threads, rounded down to multiples of eight. The second pair is for a producer that
-    keeps more than a causal mask's bounds: a window, key lengths, packed sequences. `accumulators`: of a thread, for O, S and P,
-    and `block_cols`: Bc, up to which `.ci/compile_gate.py` sees neither spills nor serialised products, with none to four kinds of
-    values kept through the loops (`kept`).
+    keeps more than a causal mask's bounds: a window, key lengths, packed sequences; the third for one that looks for the blocks
+    that masks leave. `accumulators`: of a thread, for O, S and P, and `block_cols`: Bc, up to which `.ci/compile_gate.py` sees
+    neither spills nor serialised products, with none to four kinds of values kept through the loops (`kept`). `least_accumulators`:
+    the same with a mask, a bias or dropout, by the number of these and of kinds together, one to four.
     """
 
     consumers: int
-    registers: tuple[tuple[int, int], tuple[int, int]]
+    registers: tuple[tuple[int, int], tuple[int, int], tuple[int, int]]
     accumulators: tuple[int, int, int, int, int]
     block_cols: tuple[int, int, int, int, int]
+    least_accumulators: tuple[int, int, int, int]
 
     @property
     def block_rows(self) -> int:
@@ -87,8 +91,8 @@ class Team:
 
 
 TEAMS = (
-    Team(3, ((160, 32), (160, 32)), (128, 104, 88, 80, 72), (256, 96, 80, 64, 48)),
-    Team(2, ((240, 24), (232, 40)), (200, 176, 160, 160, 136), (256, 128, 112, 96, 80)),
+    Team(3, ((160, 32), (160, 32), (152, 56)), (128, 104, 88, 80, 72), (256, 96, 80, 64, 48), (104, 92, 92, 80)),
+    Team(2, ((240, 24), (232, 40), (232, 40)), (200, 176, 160, 160, 136), (256, 128, 112, 96, 80), (164, 160, 148, 136)),
 )
 
 
@@ -171,10 +175,9 @@ def refusal(problem: Problem, device: Device) -> str | None:
         return f"the kernel takes d and d_v up to {USUAL_HEAD_DIM}, and this has {widest}"
     if lacking := refused(asked, "fa3"):
         return f"the kernel has no place for {OPTIONS[lacking].words}"
-    if stacked := sorted(
-        STACKED & {node.operation for node in walk(asked.score.tree) if isinstance(node, Apply)} if asked.score else ()
-    ):
-        return f"the kernel has no stack, and the score function's {stacked[0]} takes one"
+    for form in functions(p):
+        if stacked := sorted(STACKED & {node.operation for node in walk(form.tree) if isinstance(node, Apply)}):
+            return f"the kernel has no stack, and the {form.kind} function's {stacked[0]} takes one"
     if p.softmax_scale <= 0:
         return f"the kernel's scale is positive, and this is {p.softmax_scale}"
     if not (p.seqlen_q and p.seqlen_k and p.head_count):
@@ -191,14 +194,15 @@ def slab_bytes(columns: int) -> int:
 
 def rooms(problem: Problem, config: Fa3Config) -> dict[str, int]:
     """Bytes of shared memory by contents: Q, through which O is stored if it has no room of its own, the two rings, and the
-    barriers with the values that they pass on."""
+    barriers with the values that they pass on: with a mask also the next block, beside each K block and part of Q."""
     k, v = slab_bytes(problem.head_dim), slab_bytes(problem.head_dim_v)
+    passed = WORD * (config.q_parts + config.stages) if problem.options.masked else 0
     return {
         "Q": config.team.block_rows * (k if config.o_apart else max(k, v)),
         **({"O": config.team.block_rows * v} if config.o_apart else {}),
         "K": config.stages * config.block_cols * k,
         "V": config.stages * config.block_cols * v,
-        "barriers": BARRIER_BYTES * (3 + 2 * config.q_parts + 4 * config.stages) + WORK_BYTES,
+        "barriers": BARRIER_BYTES * (3 + 2 * config.q_parts + 4 * config.stages) + WORK_BYTES + passed,
     }
 
 
@@ -209,8 +213,10 @@ def accumulators(problem: Problem, block_cols: int) -> int:
 
 def packed_heads(problem: Problem, block_rows: int) -> int:
     """Query heads whose rows share blocks of `block_rows` rows: those that share K and V, as far as the kernel can, if this makes
-    fewer blocks, that is, if queries are few."""
+    fewer blocks, that is, if queries are few. With masks, a bias or dropout, which a head has of its own, blocks are not shared."""
     p = problem
+    if own_of_scores(p):
+        return 1
     pack = math.gcd(p.heads // max(1, p.kv_heads), WARPGROUP_ROWS if not p.options.transformed else HEADS_OF_A_LANE)
     apart, together = pack * -(-p.seqlen_q // block_rows), -(-pack * p.seqlen_q // block_rows)
     return pack if together < apart and not p.options.packed and block_rows % pack == 0 else 1
@@ -224,16 +230,32 @@ def kept(problem: Problem) -> int:
     return min(4, (asked.window is not None) + asked.packed + scored)
 
 
+def own_of_scores(problem: Problem) -> int:
+    """The number of things that each score or weight has beside a score function: a mask, a bias, dropout. A bias beside dropout
+    counts as two."""
+    bias, dropout = problem.options.bias, problem.options.dropout
+    return problem.options.masked + bias + dropout + (bias and dropout)
+
+
+def held_at_most(problem: Problem, team: Team) -> tuple[int, int]:
+    """Registers of a thread for O, S and P, and columns of S, up to which nothing spills."""
+    kinds, own = kept(problem), own_of_scores(problem)
+    most = team.accumulators[kinds]
+    if own:
+        most = min(most, team.least_accumulators[min(kinds + own, 4) - 1])
+    return most, team.block_cols[kinds] if kinds or not own else team.block_cols[1]
+
+
 def candidate(problem: Problem, device: Device, team: Team, block_cols: int) -> Fa3Candidate:
     """A configuration, with O's own room and as many slots as fit beside it, else without; its needs, its rejection or clocks."""
-    turns, registers = problem.head_dim_v <= MOST_DIM_IN_TURNS, team.registers[bool(kept(problem) or problem.options.padded)]
-    held, most = accumulators(problem, block_cols), team.accumulators[kept(problem)]
+    more = kept(problem) or problem.options.padded or own_of_scores(problem)
+    turns, registers = problem.head_dim_v <= MOST_DIM_IN_TURNS, team.registers[2 if problem.options.masked else bool(more)]
+    held, (most, widest) = accumulators(problem, block_cols), held_at_most(problem, team)
     configs = [Fa3Config(team, block_cols, stages, turns, registers, apart) for apart in (True, False) for stages in STAGES]
     needs = [Fa3Candidate(config, tuple(rooms(problem, config).items()), held, most) for config in configs]
     each = next((each for each in needs if each.shared_bytes <= device.sram_per_block), needs[-1])
     if held > most:
         return replace(each, rejected=f"registers: O, S and P take {held} of {most}")
-    widest = team.block_cols[kept(problem)]
     if block_cols > widest:
         return replace(each, rejected=f"registers: beside what else is kept, S has up to {widest} columns")
     if each.shared_bytes > device.sram_per_block:

@@ -107,7 +107,7 @@ class VarlenSchedule(PackedSchedule[Fa2Schedule], Fa2Schedule):
 
 
 @dataclass(frozen=True)
-class Fa3Sequence(Fa3Schedule):
+class Fa3Sequence(Fa2Sequence, Fa3Schedule):
     """One of several packed sequences by itself. Copies of its last blocks include rows beyond it, up to the tensors' ends.
 
     `room_q` and `room_k` are the rows of Q and of K from the sequence's first one to the end of its blocks.
@@ -170,8 +170,8 @@ class Fa3VarlenSchedule(VarlenSchedule, Fa3Schedule):
         return {**maps, "O_row": replace(maps["O"], rows=1)}
 
     def in_order(self) -> list[Fa2Schedule]:
-        found = _with_rooms(self)
-        made = {each: Fa3Sequence(each[0], self.device, self.tiling, self.lse, *each[1:]) for each in dict.fromkeys(found)}
+        found, skips = _with_rooms(self), bool(self.mask_tiles)
+        made = {each: Fa3Sequence(each[0], self.device, self.tiling, self.lse, skips, *each[1:]) for each in dict.fromkeys(found)}
         return [made[each] for each in found]
 
 
@@ -180,7 +180,7 @@ def _with_rooms(schedule: PackedSchedule[Any]) -> list[tuple[Problem, int, int]]
     p, packed, (Br, Bc) = schedule.problem, schedule.packed, schedule.blocks
     found: list[tuple[Problem, int, int]] = []
     first_q = first_k = 0
-    for one in _each(p, schedule.seqlens, None):
+    for one in _each(p, schedule.seqlens, schedule.patterns):
         n_q, n_k = one.seqlen_q, one.seqlen_k
         # Of unknown lengths, which count as full, the totals may be less.
         room_q = min(max(n_q, packed.total_q - first_q), -(-n_q // Br) * Br)

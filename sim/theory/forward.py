@@ -145,7 +145,11 @@ def _fa3(schedule: TileSchedule, keys: int, kept: np.ndarray | None) -> Traffic:
     assert isinstance(schedule, Fa3Schedule)
     p, visits = schedule.problem, visits_of(schedule, keys, kept)
     Tr, Tc = blocks_in(p.seqlen_q, schedule.block_rows), blocks_in(keys, schedule.block_cols)
-    behind_q = min(Tr * schedule.block_rows, schedule.room_q) - p.seqlen_q if Tr - 1 in seen_blocks(schedule, keys) else 0
+    sees = Tr - 1 in seen_blocks(schedule, keys)
+    if kept is not None:
+        last = np.arange(Tr)[:, None] == Tr - 1
+        sees = visits_of(schedule, keys, kept & last).rows > 0
+    behind_q = min(Tr * schedule.block_rows, schedule.room_q) - p.seqlen_q if sees else 0
     behind_k = visits.ends * (min(Tc * schedule.block_cols, schedule.room_k) - keys)
     warps = 1 + schedule.pack * schedule.block_rows // 16
     beside = position_bytes(schedule, warps * Tr, visits.blocks)
