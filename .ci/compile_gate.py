@@ -105,6 +105,11 @@ SOFTMAX_COLS = (2, 20, 1000, 5000)
 FA3_HEADS = (16, 40, 64, 96, 128, 160, 192, 256)
 FA3_GRADIENTS = ((64, 64), (16, 40), (40, 128), (96, 96), (128, 80), (128, 128))  # (d, d_v)
 FA3_MASKS = ((), ("causal",), ("window",), ("padded", "causal"), ("packed",), ("packed", "window"))
+# Whatever each score or weight has of its own; "documents" is DOCUMENTS.
+FA3_OWN = (
+    *(("mask",), ("mask", "window"), ("bias", "causal"), ("dropout",), ("dropout", "window"), ("documents", "packed")),
+    *(("documents", "padded"), ("mask", "bias", "dropout", "window", "padded"), ("documents", "dropout", "packed", "window")),
+)
 # Of decoding: (query heads of a key head, queries), from one warp's rows to two tiles of them; and what a call brings.
 DECODE_ROWS = ((1, 1), (4, 1), (16, 2), (8, 8), (16, 8), (16, 20))
 DECODE_HEADS = (64, 128, 256, 96)
@@ -230,8 +235,10 @@ def fa3_schedules(device: Device) -> Labelled:
     if device.compute_capability != (9, 0):
         return
     for turn, d in enumerate(FA3_HEADS):
-        for masks in FA3_MASKS:
-            problem = posed(d, ("float16", "bfloat16")[turn % 2], ((*masks, *(("sinks",) if turn % 2 else ())), False))
+        for masks in (*FA3_MASKS, *FA3_OWN):
+            given = tuple(name for name in masks if name != "documents")
+            problem = posed(d, ("float16", "bfloat16")[turn % 2], ((*given, *(("sinks",) if turn % 2 else ())), False))
+            problem = problem.asking(mask_function=DOCUMENTS.form if "documents" in masks else None)
             problem = replace(problem, batch=8 if d == COMMON[0] else 1)  # more row blocks than multiprocessors: with their queue
             make = plan_varlen if problem.options.packed else plan
             schedule = make(problem, device, algorithm="fa3", lse=True)

@@ -19,7 +19,7 @@ from cupyflash.launch import compiler, launcher
 from cupyflash.launch.cold import pose
 from cupyflash.request.options import EMPTY, MIXED, WHOLE, Options, Pattern
 from cupyflash.request.score import Form, captured_values, parts, seen_by
-from cupyflash.schedules import Kernel, choose, mask_tiles, plan_backward, plan_varlen
+from cupyflash.schedules import Kernel, mask_tiles, plan_backward, plan_varlen
 from cupyflash.schedules.mask_tiles import MaskTiles
 from cupyflash.sim import theory
 from cupyflash.sim.execution import Execution, argument_values, execute, execute_backward, run_kernels

@@ -11,8 +11,9 @@ import pytest
 import test_varlen
 
 from cases_fa3 import H100, Case, Layout, executed
-from cupyflash import Problem, TileSchedule
-from cupyflash.schedules import VarlenSchedule, plan_varlen
+from cupyflash import Mask, Problem, TileSchedule
+from cupyflash.request.options import Options, Pattern
+from cupyflash.schedules import VarlenSchedule, patterns_of, plan_varlen
 from cupyflash.sim import execute_varlen
 from cupyflash.sim.execution import Execution
 from cupyflash.sim.numbers.inputs import Inputs
@@ -23,11 +24,27 @@ from suites import MORE, sample
 FA3, WORK, QUEUE, PRODUCTS = "fa3_forward.cu", "fa3_work.cuh", "fa3_queue.cu", "wgmma.cuh"
 LOAD, STORE, PRODUCT = "d.shared::cluster.global.tile", "d.global.shared::cta.tile", "PRODUCT("
 PUT, WAIT, ARRIVE = "stmatrix", "mbarrier.try_wait", "mbarrier.arrive"
+PASSED = "st.shared.b32", "ld.shared.b32"
+WRITTEN = "      if constexpr (SKIPS) write_shared(s.next + 4 * K_slot.index, next);\n"
+COPIED = """      arrive_expecting(s.K_full + 8 * K_slot.index, K_BYTES);
+      load_tile<BC>(s.K + K_slot.index * K_BYTES, given.K, s.K_full + 8 * K_slot.index, K_SLABS, w.place.first_key + j * BC,
+                    w.place.kv_head, w.place.batch);
+"""
 LOADED = (LOAD, PRODUCT)
 
 PROBLEM = Problem(1, 1, 1, 150, 77, 80, "float16")
 """Two row blocks, ragged, of five turns each in blocks of 128 x 16; rows of two slabs in shared memory."""
 TWO_STAGES = H100.with_sram("50KB")
+
+
+def pattern(keys: int, heads: int = 1) -> Pattern:
+    """Of tiles of 128 x 16, in turns whole, mixed and empty ones, others of each row block and head."""
+    h, r, c = np.ogrid[:heads, :150, :keys]
+    kind = (h + r // 128 + c // 16) % 3
+    return Pattern.of((kind == 0) | (kind == 1) & ((r + c) % 3 > 0))
+
+
+FUNCTION = Mask("d[b, k] == d[b, q] and k % 3 > 0", d=np.sort(np.random.default_rng(0).integers(0, 3, (5, 77)), axis=1))
 CASES = {
     "": PROBLEM,
     "causal": PROBLEM.asking(causal=True),
@@ -40,6 +57,17 @@ CASES = {
     "few": replace(PROBLEM.asking(causal=True), seqlen_q=200, seqlen_k=20),
     "sections": Problem(2, 3, 3, 250, 20, 80, "float16", padded=True, key_lengths=(20, 15)),
     "apart": replace(PROBLEM, head_dim=64, head_dim_v=64),
+    "mask": PROBLEM.asking(mask=True, pattern=pattern(77)),
+    # The first row block sees no key; of the second the diagonal cuts whole tiles.
+    "whole tiles": replace(PROBLEM, seqlen_q=200).asking(
+        causal=True, mask=True, pattern=Pattern.of(np.repeat(np.arange(200)[:, None] >= 128, 77, 1))
+    ),
+    "one tile": replace(PROBLEM, seqlen_q=300, seqlen_k=16).asking(mask=True, pattern=Pattern.of(np.ones((300, 16), bool))),
+    "many tiles": replace(PROBLEM, seqlen_k=600).asking(mask=True, pattern=pattern(600)),
+    "two heads": Problem(1, 2, 1, 150, 77, 80, "float16", mask=True, pattern=pattern(77, 2), dropout=True),
+    "bias": PROBLEM.asking(bias=True),
+    "large scores": PROBLEM.asking(bias=True, scale=300.0),
+    "dropout": replace(PROBLEM, batch=2).asking(dropout=True),
     "apart, short": replace(PROBLEM, head_dim=64, head_dim_v=64, seqlen_k=16),  # a turn each, in which warpgroups do not meet
 }
 
@@ -227,7 +255,8 @@ MUTANTS = {
     ),
     "S has no group of its own": mutant("k > 0);\n    }\n    commit_products();", "k > 0);\n    }", "in flight", ""),
     "P is overwritten while it is read": mutant(
-        "    wait_for_products<0>(O);\n    release(s.V_empty + 8 * before.index);\n    weigh<EARLY>(offset);\n    round_weights();",
+        "    wait_for_products<0>(O);\n    release(s.V_empty + 8 * before.index);\n    weigh<EARLY>(offset);\n"
+        "    drop(block_of(j), w, row);\n    round_weights();",
         "    weigh<EARLY>(offset);\n    round_weights();\n    wait_for_products<0>(O);\n    release(s.V_empty + 8 * before.index);",
         "in flight",
         "",
@@ -277,7 +306,7 @@ MUTANTS = {
         file=WORK,
     ),
     "the mask is a key off": mutant(
-        "w.masks, row, j * BC, w.place.Nq", "w.masks, row, j * BC + 1, w.place.Nq", "numbers", problem="causal"
+        "w.masks, row, block_of(j) * BC,", "w.masks, row, block_of(j) * BC + 1,", "numbers", problem="causal"
     ),
     "the mask is a row off": mutant(
         "w.row() + group * 64 + warp * 16 + lane / 4;",
@@ -305,10 +334,11 @@ MUTANTS = {
     ),
     # the softmax
     "O is not rescaled": mutant("      if (grown) scale_values(rescale);\n", "", "numbers", problem="sharp"),
-    "O is rescaled late": mutant("--j >= until && !grown", "--j >= until", "numbers", problem="sharp"),
+    "O is rescaled late": mutant(": --j) >= until && !grown", ": --j) >= until", "numbers", problem="sharp"),
     "warps wait apart": mutant(
-        "        end_turn(before, j > w.first, offset);",
-        "        if (grown) end_turn(before, true, offset);\n        else end_turn(before, j > w.first, offset);",
+        "        end_turn(before, SKIPS ? next >= 0 : j > w.first, j, w, row, offset);",
+        "        if (grown) end_turn(before, true, j, w, row, offset);\n"
+        "        else end_turn(before, j > w.first, j, w, row, offset);",
         "disagreement",
         "",
         problem="sharp",
@@ -347,6 +377,108 @@ MUTANTS = {
         "(w.row() + BR) / PACK", "w.row() / PACK + 1", "bytes", problem="heads", file=WORK
     ),
     "O of one head": mutant("first / PACK;", "first;", "bytes", problem="heads"),
+    # a mask's tiles, and the visits that are handed on
+    "the next visit is read when K is given back": mutant(
+        "        if constexpr (SKIPS) next = next_visit();\n        multiply_both(before);",
+        "        multiply_both(before);\n        if constexpr (SKIPS) next = next_visit();",
+        "race",
+        *PASSED,
+        problem="mask",
+    ),
+    "the first block's next visit is read when K is given back": mutant(
+        "    release(s.K_empty + 8 * slot.index);\n    mask(j, w, row);",
+        "    release(s.K_empty + 8 * slot.index);\n    if (next_visit() != next) return NO_VISIT;\n    mask(j, w, row);",
+        "race",
+        *PASSED,
+        problem="mask",
+    ),
+    "the next visit is written before its slot is empty": mutant(
+        "      wait_for(s.K_empty + 8 * K_slot.index, K_slot.parity);\n"
+        "      if constexpr (SKIPS) write_shared(s.next + 4 * K_slot.index, next);\n",
+        "      if constexpr (SKIPS) write_shared(s.next + 4 * K_slot.index, next);\n"
+        "      wait_for(s.K_empty + 8 * K_slot.index, K_slot.parity);\n",
+        "race",
+        *PASSED,
+        problem="mask",
+    ),
+    "the next visit is written behind its K block's copy": mutant(
+        WRITTEN + COPIED, COPIED + WRITTEN, "race|uninitialised", *PASSED, problem="mask"
+    ),
+    "the first visit is written before Q's room is empty": mutant(
+        "        wait_for(s.Q_empty + 8 * part, parity);\n        if constexpr (SKIPS) write_shared(s.begin + 4 * part, visit);\n",
+        "        if constexpr (SKIPS) write_shared(s.begin + 4 * part, visit);\n        wait_for(s.Q_empty + 8 * part, parity);\n",
+        "race",
+        *PASSED,
+        problem="one tile",
+    ),
+    "a warpgroup reads another's first visit": mutant(
+        "s.begin + 4 * group) : NO_VISIT", "s.begin) : NO_VISIT", "race|uninitialised", *PASSED, problem="one tile"
+    ),
+    "the visit behind the next is handed on": mutant(
+        "next = tiles.below(block_of(visit));\n          load", "load", "bytes", problem="mask"
+    ),
+    "empty tiles are visited": mutant("__ballot_sync(~0u, state != EMPTY)", "~0u", "bytes", problem="mask"),
+    "mixed tiles are taken for whole": mutant("mixed >> j % 32 & 1 ? ASKS : 0", "0", "bytes", problem="mask"),
+    "whole tiles are asked": mutant("__ballot_sync(~0u, state == MIXED)", "kept", "bytes", problem="mask"),
+    "the diagonal is taken for whole beside a mask": mutant(
+        "(j < w.whole_begin || j >= w.whole_end ? CUT : 0)", "0", "numbers", problem="whole tiles"
+    ),
+    "the first 32 tiles are all": mutant(
+        "if (j / 32 != word) read(j / 32);", "if (word < 0) read(j / 32);", "bytes", problem="many tiles"
+    ),
+    "tiles are counted from the word's last": mutant("kept << (31 - j % 32)", "kept", "bytes", problem="mask"),
+    "the last tile of a word is passed over": mutant("j = j / 32 * 32 - 1)", "j = j / 32 * 32 - 2)", "bytes", problem="many tiles"),
+    "states behind the keys are read": mutant(
+        "w.first <= j && j < w.end ? mask.state", "w.first <= j ? mask.state", "bytes", problem="mask"
+    ),
+    "the states are the first row block's": mutant("mask.state[w.place.i * mask", "mask.state[0 * mask", "bytes", problem="mask"),
+    "the states are the first head's": mutant(
+        "block_mask_of(p, w.place.batch, w.place.head,", "block_mask_of(p, w.place.batch, 0,", "bytes", problem="two heads"
+    ),
+    "the states are the first sequence's": mutant(
+        "w.place.head, w.place.first_block<BR>())", "w.place.head)", "bytes", problem="packed, mask"
+    ),
+    "a row block that sees nothing takes Q": mutant(
+        "const bool seen = SKIPS ? visit >= 0 : w.turns() > 0;", "const bool seen = w.turns() > 0;", "bytes", problem="whole tiles"
+    ),
+    "a function knows the batch, not the sequence": mutant(
+        "w.masks.batch = w.place.sequence,", "w.masks.batch = w.place.batch,", "numbers", problem="packed, mask"
+    ),
+    # a bias
+    "the score beside a bias is not scaled": mutant("BIAS ? w.masks.p->scale_log2 : 1.f", "1.f", "numbers", problem="bias"),
+    "scores beside a bias are scaled again": mutant("SCALED ? 1.f : p.scale_log2", "p.scale_log2", "numbers", problem="bias"),
+    "L of scaled scores is scaled again": mutant("(SCALED ? LN_2 : p.scale)", "p.scale", "numbers", problem="large scores"),
+    # dropout
+    "nothing is dropped": mutant("kept >> bit & 1)", "true)", "numbers", problem="dropout"),
+    "what is kept does not grow": mutant(
+        "    if constexpr (DROPOUT) by[h] *= dropout_of(p, 0, 0).scale;\n", "", "numbers", problem="dropout"
+    ),
+    "l has only what is kept": mutant(
+        "        l[e / 2] += S[n][e];\n",
+        "        if (!DROPOUT) l[e / 2] += S[n][e];\n",
+        "numbers",
+        problem="dropout",
+    ),
+    "the first block drops nothing": mutant(
+        "    weigh(offset);\n    drop(block_of(j), w, row);\n", "    weigh(offset);\n", "numbers", problem="dropout"
+    ),
+    "the weights of the first keys are dropped": mutant("j * BC + 8 * n,", "8 * n,", "numbers", problem="dropout"),
+    "another row's weights are dropped": mutant("row / 16 * 16, j * BC", "row / 32 * 32, j * BC", "numbers", problem="dropout"),
+    "the bits are taken from the first": mutant(
+        "for (int e = 3; e >= 0; e--)", "for (int e = 0; e < 4; e++)", "numbers", problem="dropout"
+    ),
+    "the first head's weights are dropped": mutant(
+        "dropout_of(*w.masks.p, w.masks.batch, w.masks.head)",
+        "dropout_of(*w.masks.p, w.masks.batch, 0)",
+        "numbers",
+        problem="two heads",
+    ),
+    "all sequences drop the same": mutant(
+        "dropout_of(*w.masks.p, w.masks.batch, w.masks.head)",
+        "dropout_of(*w.masks.p, 0, w.masks.head)",
+        "numbers",
+        problem="packed, mask",
+    ),
     # packed sequences
     "a sequence's last rows go together": mutant("if (rows < 64) {", "if (rows < 0) {", "race", STORE, problem="packed"),
     "a sequence's rows go to the next": mutant("query + r, place", "query + r + 1, place", "race", STORE, problem="packed"),
@@ -388,10 +520,14 @@ POISONED = 2  # of the sequences, one with NaN for K and V, which is its own aff
 
 
 def schedule_of(problem: str) -> TileSchedule:
-    if problem != "packed":
+    if not problem.startswith("packed"):
         return case_of(problem).schedule
-    posed = Problem(len(SEQLENS), 1, 1, 150, 77, 80, "float16")
-    return plan_varlen(posed, replace(TWO_STAGES, sm_count=2), SEQLENS, (128, 16), lse=True, algorithm="fa3")
+    posed, patterns = Problem(len(SEQLENS), 1, 1, 150, 77, 80, "float16"), None
+    if problem == "packed, mask":
+        posed = posed.asking(mask_function=FUNCTION.form, dropout=True)
+        patterns = patterns_of(posed, SEQLENS, FUNCTION.arrays)
+    device = replace(TWO_STAGES, sm_count=2)
+    return plan_varlen(posed, device, SEQLENS, (128, 16), lse=True, algorithm="fa3", patterns=patterns)
 
 
 def of_case(problem: str, schedule: TileSchedule, seed: int | None) -> tuple[Execution, bool]:
@@ -405,13 +541,17 @@ def of_case(problem: str, schedule: TileSchedule, seed: int | None) -> tuple[Exe
 def run_packed(schedule: VarlenSchedule, seed: int | None) -> tuple[Execution, bool]:
     q, k, v, cu_q, cu_k = test_varlen.packed(SEQLENS, 1, 1, 80, 80)
     k[cu_k[POISONED] : cu_k[POISONED + 1]] = v[cu_k[POISONED] : cu_k[POISONED + 1]] = np.nan
-    execution = execute_varlen(schedule, q, k, v, seed=seed)
+    options, patterns = schedule.problem.options, schedule.patterns
+    given = {"mask": FUNCTION if options.mask_function else None, "dropout": test_varlen.dropout_of(options)}
+    execution = execute_varlen(schedule, q, k, v, seed=seed, **given)
     assert execution.lse is not None
     good = True
     for each in range(len(SEQLENS)):
         if each != POISONED:
             rows, keys = slice(*cu_q[each : each + 2]), slice(*cu_k[each : each + 2])
-            inputs = Inputs(*(array.swapaxes(0, 1) for array in (q[rows], k[keys], v[keys])))
+            beside = {"mask": patterns[each].kept[0]} if patterns else {}
+            arrays = (array.swapaxes(0, 1) for array in (q[rows], k[keys], v[keys]))
+            inputs = Inputs(*arrays, Options(dropout=options.dropout), beside, dropout=test_varlen.dropout_of(options, each))
             numbers = measure(execution.out[rows].swapaxes(0, 1), execution.lse[:, rows], inputs)
             good &= all(one.good for one in numbers.values())
     return execution, good
@@ -469,6 +609,6 @@ def test_mutant(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
 
 
 @pytest.mark.wide
-@pytest.mark.parametrize("problem", [*CASES, "packed"])
+@pytest.mark.parametrize("problem", [*CASES, "packed", "packed, mask"])
 def test_what_is_not_broken_is_clean(problem: str) -> None:
     check_unbroken(schedule_of(problem), partial(of_case, problem), range(1))

@@ -66,14 +66,14 @@ class Team:
     keeps more than a causal mask's bounds: a window, key lengths, packed sequences; the third for one that looks for the blocks
     that masks leave. `accumulators`: of a thread, for O, S and P, and `block_cols`: Bc, up to which `.ci/compile_gate.py` sees
     neither spills nor serialised products, with none to four kinds of values kept through the loops (`kept`). `least_accumulators`:
-    the same with a mask, a bias or dropout, by the number of these and of kinds together, one to four.
+    the same with a mask, a bias or dropout, by the number of these and of kinds together, one to four, up to d_v 128 and above.
     """
 
     consumers: int
     registers: tuple[tuple[int, int], tuple[int, int], tuple[int, int]]
     accumulators: tuple[int, int, int, int, int]
     block_cols: tuple[int, int, int, int, int]
-    least_accumulators: tuple[int, int, int, int]
+    least_accumulators: tuple[tuple[int, int, int, int], tuple[int, int, int, int]]
 
     @property
     def block_rows(self) -> int:
@@ -91,8 +91,20 @@ class Team:
 
 
 TEAMS = (
-    Team(3, ((160, 32), (160, 32), (152, 56)), (128, 104, 88, 80, 72), (256, 96, 80, 64, 48), (104, 92, 92, 80)),
-    Team(2, ((240, 24), (232, 40), (232, 40)), (200, 176, 160, 160, 136), (256, 128, 112, 96, 80), (164, 160, 148, 136)),
+    Team(
+        3,
+        registers=((160, 32), (160, 32), (152, 56)),
+        accumulators=(128, 104, 88, 80, 72),
+        block_cols=(256, 96, 80, 64, 48),
+        least_accumulators=((104, 92, 92, 80), (0, 0, 0, 0)),
+    ),
+    Team(
+        2,
+        registers=((240, 24), (232, 40), (232, 40)),
+        accumulators=(200, 176, 160, 160, 136),
+        block_cols=(256, 128, 112, 96, 80),
+        least_accumulators=((164, 160, 148, 140), (160, 152, 148, 140)),
+    ),
 )
 
 
@@ -242,7 +254,7 @@ def held_at_most(problem: Problem, team: Team) -> tuple[int, int]:
     kinds, own = kept(problem), own_of_scores(problem)
     most = team.accumulators[kinds]
     if own:
-        most = min(most, team.least_accumulators[min(kinds + own, 4) - 1])
+        most = min(most, team.least_accumulators[problem.head_dim_v > MOST_DIM_IN_TURNS][min(kinds + own, 4) - 1])
     return most, team.block_cols[kinds] if kinds or not own else team.block_cols[1]
 
 

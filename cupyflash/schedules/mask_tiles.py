@@ -87,8 +87,8 @@ class MaskTiles:
         return p.options.pattern.states((p.seqlen_q, p.seqlen_k), self.blocks)
 
     def moves(self) -> tuple[Move, ...]:
-        """The moves of a thread block: the reads for its tile, and the write of the state."""
-        p, form, here = self.problem, self.problem.options.mask_function, partial(Move, when=BEGIN, room=True)
+        """The moves of a thread block: the reads for its tile, and the write of the state. Keys beyond a batch's length count."""
+        p, form, here = self.problem, self.problem.options.mask_function, partial(Move, when=BEGIN, room=self.packed is None)
         state = Move(tensor(p, self.field), END, write=True)
         if form is None:
             return here(tensor(p, "mask", of="scores")), state
