@@ -64,6 +64,8 @@ EXPLAINED = (
     "--device H100-SXM --algorithm fa3 --seqlen 3000 --head-dim 128 --heads 16 --causal",
     "--device H100-SXM --algorithm fa3 --seqlen 5000 --head-dim 64 --heads 8 --kv-heads 1 --batch 3 --key-lengths 5000,100,3000",
     "--device H100-SXM --algorithm fa3 --seqlen 2000 --head-dim 256 --heads 16 --window 300,0 --softcap 20",
+    "--device H100-SXM --algorithm fa3 --seqlen 2000 --head-dim 64 --heads 16 --mask",
+    "--device H100-SXM --algorithm fa3 --seqlen 2000 --head-dim 128 --heads 16 --bias --dropout 0.1",
     "--device H100-SXM --seqlen 300 --head-dim 96 --heads 32 --batch 4",
     "--seqlen 1000 --head-dim 36 --heads 4",
     "--seqlen 1000 --head-dim 164 --heads 4 --causal --window 300,0",
@@ -86,6 +88,7 @@ PREDICTED = (
     "--seqlen 200 --head-dim 64 --backward --dropout 0.1 --l2",
     "--seqlen 200 --head-dim 64 --backward --deterministic --window 100,20 --l2",
     "--device H100-SXM --algorithm fa3 --seqlen 300 --head-dim 64 --causal --l2",
+    "--device H100-SXM --algorithm fa3 --seqlen 300 --head-dim 64 --heads 2 --mask --l2",
 )
 
 

@@ -11,14 +11,13 @@ import numpy as np
 
 from cupyflash.schedules import BackwardSchedule, Kernel, Move, Walk
 from cupyflash.schedules.balance import taken
-from cupyflash.schedules.fa3 import Fa3Schedule
 from cupyflash.schedules.moves import Of, When
 from cupyflash.schedules.parts import Axis
 from cupyflash.sim.l2.bounds import Bounds
 from cupyflash.sim.l2.cache import Requests
 from cupyflash.sim.l2.launch import TOGETHER, DeviceMemory, PlacedTensor, PlayedLaunch, unit_of
 from cupyflash.sim.l2.reads import Given, Place, Reading, reading
-from cupyflash.sim.l2.works import MovedTiles, Order, Tables, Works
+from cupyflash.sim.l2.works import MovedTiles, Order, Tables, Works, taking
 from cupyflash.sim.two_level.steps import OF_WORKS
 
 
@@ -57,8 +56,8 @@ class PlayedWalk(PlayedLaunch):
 
     def _takers(self) -> np.ndarray:
         """The thread block of each piece of work."""
-        s = self.schedule
-        if not isinstance(s, Fa3Schedule):
+        s = taking(self.walk)
+        if s is None:
             return np.arange(len(self.visits))
         # Who is free first takes the next; at the end each asks once more, as far as there are numbers.
         whose, _ = taken(self.work_turns[: s.blocks_there] if s.queued else np.ones(s.asked_for), s.grid)

@@ -19,6 +19,11 @@ ORDERS: tuple[Order, ...] = get_args(Order)
 it. "batch": row blocks, then the batch, then heads, as in FlashAttention-2's own grid. "heads": the same row block of all heads."""
 
 
+def taking(walk: Walk) -> Fa3Schedule | None:
+    """The schedule of a walk whose thread blocks take one row block after the other: FlashAttention-3's forward itself."""
+    return walk.schedule if isinstance(walk.schedule, Fa3Schedule) and walk.kernel == "fa3_forward" else None
+
+
 class Works(NamedTuple):
     """Pieces of work in the order in which they are taken, by their part, key head and tile; `there`: those that exist."""
 
@@ -34,10 +39,10 @@ class Works(NamedTuple):
         """A walk's."""
         rows, cols = (np.array([part.extents(walk.blocks)[axis].size for part in walk.parts], np.int64) for axis in range(2))
         sizes = {"b": len(walk.parts), "k": walk.key_heads, "g": walk.group, "i": rows.max(initial=0), "j": cols.max(initial=0)}
-        taken = walk.schedule.order() if isinstance(walk.schedule, Fa3Schedule) else None
+        queue = taking(walk)
         along = "i" if "i" in walk.block.lower() else "j"
-        if taken is not None:
-            item, head = taken
+        if queue is not None:
+            item, head = queue.order()
             k, g = np.divmod(head, walk.group)
             part, i = np.divmod(item, sizes["i"]) if bounds is None else (each[item] for each in bounds.found())
             return cls(part, k, g, i, np.zeros_like(i), i < rows[part])
