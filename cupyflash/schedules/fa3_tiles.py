@@ -51,6 +51,8 @@ ALIGNMENT = 16
 """Bytes that TMA wants to divide every row's address."""
 ISSUED = 2.75, 70
 """Instructions of a warp's turn besides its products: for each column, and for all of them (machine code of d 64, 128 and 256)."""
+DROPPED = 16
+"""Instructions of a lane for whether a weight is dropped: half of what a call of Philox gives is for rows that another warp has."""
 WORK_LATENCY = 2000
 """Clocks from a row block's start to its first products and from its last to its end."""
 IN_STEP = 1.1
@@ -331,6 +333,7 @@ def part_clocks(problem: Problem, device: Device, config: Fa3Config) -> dict[str
     rows, cols = config.team.block_rows, config.block_cols
     each, all_ = ISSUED
     own, special = of_score(problem)
+    own += DROPPED * problem.options.dropout
     return {
         "tensor": rows * cols * (padded_dim(problem.head_dim) + padded_dim(problem.head_dim_v)) / fma_rate(problem, device),
         "exp": rows * cols * (1 + special) / EXPONENTIALS,
