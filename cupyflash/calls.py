@@ -27,7 +27,7 @@ def attention(q: Any, k: Any, v: Any, **asked: Unpack[keywords.ForwardKeywords])
 
     `mask` is a boolean array, true if the row sees the key, or a `Mask`, one condition that is compiled into the kernels. `bias`,
     of q's dtype, is added to the scaled scores. Both arrays broadcast to (..., n_q, n_k). A first pass finds the tiles that a mask
-    leaves empty, which are neither loaded nor computed, and those that it leaves whole, which take the unmasked path ("fa2", "fa3"; others
+    leaves empty, which are neither loaded nor computed, and those that it leaves whole, which are not masked ("fa2", "fa3"; others
     evaluate the mask for every score). `block_mask` finds these tiles once for many calls. `window` and `mask` together
     are an *and*; to see the first keys beside a window, as in StreamingLLM, write the window into a mask, which skips tiles too:
     `Mask("k <= q and (q - k < width or k < first)", width=512, first=4)`.
@@ -45,8 +45,8 @@ def attention(q: Any, k: Any, v: Any, **asked: Unpack[keywords.ForwardKeywords])
     `sinks`, float32 of shape (h,), is one more score (a logit of no key) for each of a head's rows, without a value. L includes it,
     even if a row sees no key; if parts of the keys are merged, give the sinks to one of them.
 
-    Dropout. `dropout`, 0 to below 1, is the probability with which each weight of the softmax is dropped (not by
-    "decode"); kept weights are multiplied by 1 / (1 - dropout), and L is that without dropout. `seed`, an integer below 2**64,
+    Dropout. `dropout`, 0 to below 1, is the probability with which each weight of the softmax is dropped (not by "decode");
+    kept weights are multiplied by 1 / (1 - dropout), and L is that without dropout. `seed`, an integer below 2**64,
     `offset`, one below 2**32 that may count the calls, and batch, head, row and key decide which weights are dropped, independent
     of algorithm, tiling and device: `dropout_mask` returns them, `request.dropout.Dropout` defines them. For a part of a larger
     call `dropout_origin` is the (batch, head, row, key) of its first weight there; the row must be a multiple of 32, the key of 16.

@@ -203,7 +203,7 @@ def test_every_argument_is_among_them() -> None:
         ({}, Cache(70), None, "room for the 70 new keys, got room for 64"),
         ({"padded": True, "key_lengths": (64, 60)}, Cache(2), None, "at most 62, .* less the 2 new ones, got 64"),
         ({}, Cache(page_size=48, pages=3), None, "whole pages of 48 keys, got 64"),
-        ({"mask": True}, None, None, "attention_decode has no place for a mask of bool: 'standard', 'fa1' and 'fa2' have"),
+        ({"mask": True}, None, None, "attention_decode has no place for a mask of bool: 'standard', 'fa1', 'fa2' and 'fa3' have"),
         ({}, None, 257, "num_splits must be between 1 and 256, got 257"),
     ],
 )

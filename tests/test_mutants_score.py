@@ -45,7 +45,7 @@ MUTANTS = {
     "all rows have the first head's": mutant("fa3_forward.cu", "place.Nk}, row % PACK)", "place.Nk}, 0)", "numbers", "heads"),
     "all rows are of the first head": mutant("fa3_forward.cu", "w.masks.head += row % PACK;", "", "numbers", "heads"),
     "every lane reads a head's": mutant("score.cuh", "if (lane < HEADS) of_head", "if (lane < 8) of_head", "bytes", "heads"),
-    "L is scaled twice": mutant("fa3_forward.cu", "(SCORE ? LN_2 : p.scale)", "p.scale", "numbers", "large"),
+    "L is scaled twice": mutant("fa3_forward.cu", "(SCALED ? LN_2 : p.scale)", "p.scale", "numbers", "large"),
     "the sequence is the first": mutant("fa2_forward.cu", "masks.batch = place.sequence;", "", "numbers", "packed"),
     "the warps' sequence is the first": mutant(
         "fa3_forward.cu", "w.masks.batch = w.place.sequence,", "w.masks.batch = 0,", "numbers", "packed fa3"
