@@ -60,6 +60,8 @@ def period_of(walk: Walk | Totals, kernel: Kernel, schedule: TileSchedule) -> in
     p = schedule.problem
     lengths, pattern, kept = p.options.key_lengths or (), p.options.pattern, p.options.block_mask
     planes = [one.shape[:2] for one in (pattern, kept) if one is not None]
+    if isinstance(schedule, BackwardSchedule) and schedule.algorithm == "fa3":
+        return None  # the blocks of several heads take turns
     if not isinstance(walk, Walk) or len(set(lengths)) > 1 or any(each != (1, 1) for each in planes):
         return None
     heads = p.batch * walk.key_heads * (walk.group if "g" in walk.block else 1)
