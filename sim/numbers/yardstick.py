@@ -295,7 +295,7 @@ def measure_gradients(gradients: Mapping[str, np.ndarray], dout: np.ndarray, inp
     scale = abs(p.softmax_scale)
     cancelled = {"dQ": scale * cancels * K.max(initial=0), "dK": scale * cancels * Q.max(initial=0), "dV": 0.0}
     moves, of_score = _moved(inputs, exact, dO, Q, K), ulp(max(4.0, largest_score(inputs)), np.float32)
-    of_out = {"dsinks": _of_out(dO, inputs, forward(inputs))} if "dsinks" in gradients else {}
+    of_out = {name: _of_out(dO, inputs, forward(inputs), gradients[name].shape) for name in ("dsinks",) if name in gradients}
     numbers = {}
     for name, ours in gradients.items():
         expected, *plainly, moved = (_summed(each[name], ours.shape) for each in (exact.gradients, *rough, moves))
@@ -321,12 +321,12 @@ def _moved(inputs: Inputs, exact: Backward, dO: np.ndarray, Q: np.ndarray, K: np
     return products(inputs, exact.weights * rest, given, dO, Q, K) | {"dbias": dS, "dsinks": dsinks}
 
 
-def _of_out(dO: np.ndarray, inputs: Inputs, made: Forward) -> float:
-    """The largest error of a row's dsinks because D is computed from a rounded O: half a unit at O's largest element, at random in
-    each of d_v products."""
+def _of_out(dO: np.ndarray, inputs: Inputs, made: Forward, shape: tuple[int, ...]) -> float:
+    """The largest error of dsinks, of this shape, because D is computed from a rounded O: half a unit at O's largest element, at
+    random in each of d_v products of each row that is summed."""
     of_sink = np.exp(sinks_of(inputs, np.float64)[..., 0] - np.where(np.isneginf(made.L), 0, made.L))
     row = np.linalg.norm(dO, axis=-1) * ulp(np.abs(made.O).max(initial=0), inputs.q.dtype) / 2
-    return float((of_sink * row).max(initial=0))
+    return float(np.sqrt(_summed((of_sink * row) ** 2, shape)).max(initial=0))
 
 
 def _summed(gradient: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
