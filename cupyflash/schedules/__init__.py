@@ -159,6 +159,8 @@ def choose(problem: Problem, device: Device, tiling: TilingChoice = None, refuse
 @lru_cache(maxsize=1024)
 def _choose(problem: Problem, device: Device, refused: str | None) -> Choice:
     reason = fa3_tiles.refusal(problem, device) or refused
+    if problem.options.dropout and not reason:
+        return Choice("fa2", "for dropout fa3 makes twice as many random numbers as it uses, and by the clock fa2 is faster")
     needed: dict[str, float] = {}  # clocks
     try:
         for algorithm in ("fa3", "fa2") if not reason else ("fa2",):
