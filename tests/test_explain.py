@@ -280,7 +280,9 @@ def test_fa3_s_candidates_are_tried_in_order_and_the_first_that_fits_is_what_run
     found = fa3_tiles.candidates(problem, device, tiling)
     able = [each for each in found if not each.rejected]
     for each in found:
-        fits = each.registers <= each.most_registers and each.shared_bytes <= device.sram_per_block
+        _, widest = fa3_tiles.held_at_most(problem, each.config.team)
+        held = each.registers <= each.most_registers and each.config.block_cols <= widest
+        fits = held and each.shared_bytes <= device.sram_per_block
         assert bool(each.rejected) is not fits and bool(each.parts) is fits
         assert not each.rejected or each.rejected.split(":")[0] in ("registers", "shared memory")
         team = each.config.team

@@ -50,14 +50,14 @@ def problems(draw_one: st.DrawFn) -> Problem:
     return Problem(batch, kv_heads * group, kv_heads, n_q, n_k, d, dtype, head_dim_v=d_v, **asked)
 
 
-@sweep(2, 12)
+@sweep(2, 8)
 def test_random_problems(data: st.DataObject) -> None:
     schedule = plan_backward(data.draw(problems()), H100, "fa3", deterministic=data.draw(st.booleans()))
     found = verify(schedule, seed=data.draw(st.sampled_from((None, 1, 2))), data_seed=data.draw(st.integers(0, 99)))
     assert found.good, (schedule.problem, found.differences, found.findings, found.wrong_tensors)
 
 
-@sweep(2, 12)
+@sweep(1, 8)
 def test_random_packed_sequences(data: st.DataObject) -> None:
     """Of any lengths, also none, wherever they begin."""
     one = data.draw(problems()).asking(packed=True, padded=False, key_lengths=None)
@@ -101,7 +101,7 @@ def gradients(problem: Problem, deterministic: bool, seeds: Iterable[int | None]
 
 
 @pytest.mark.wide
-@pytest.mark.parametrize(("d", "deterministic"), [(64, True), wide(128, True), wide(128, False)])
+@pytest.mark.parametrize(("d", "deterministic"), [(64, True), wide(128, True)])
 def test_the_same_bits_in_every_order(d: int, deterministic: bool) -> None:
     """All that is not summed by additions in HBM, whose order is free, is the same whatever the order of warps."""
     problem = Problem(1, 2, 1, 200, 520, d, "float16", causal=True)
