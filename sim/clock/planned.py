@@ -55,17 +55,15 @@ def clocks(schedule: TileSchedule, mhz: float | None = None, given: Mapping[str,
 
 
 def period_of(walk: Walk | Totals, kernel: Kernel, schedule: TileSchedule) -> int | None:
-    """Returns the number of blocks after which a kernel's work repeats itself, those of a head; None where heads or sequences
-    differ, or blocks are not a head's."""
+    """Returns the number of blocks after which a kernel's work repeats itself, those of a head, or of the heads whose blocks
+    alternate; None where heads or sequences differ, or blocks are not a head's."""
     p = schedule.problem
     lengths, pattern, kept = p.options.key_lengths or (), p.options.pattern, p.options.block_mask
     planes = [one.shape[:2] for one in (pattern, kept) if one is not None]
-    if isinstance(schedule, BackwardSchedule) and schedule.algorithm == "fa3":
-        return None  # the blocks of several heads take turns
     if not isinstance(walk, Walk) or len(set(lengths)) > 1 or any(each != (1, 1) for each in planes):
         return None
     heads = p.batch * walk.key_heads * (walk.group if "g" in walk.block else 1)
-    return kernel.grid // heads if heads and kernel.grid % heads == 0 else None
+    return kernel.grid // heads * walk.alternate if heads and kernel.grid % heads == 0 and heads % walk.alternate == 0 else None
 
 
 def dram_shares(schedule: TileSchedule) -> Mapping[str, float]:
