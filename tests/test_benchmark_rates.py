@@ -20,6 +20,7 @@ from cupyflash.sim.clock import loaded, sass
 from cupyflash.sim.clock.measured import read
 from cupyflash.sim.clock.rates import ChipRates
 from cupyflash.sim.clock.whole import Clock
+from suites import wide
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "benchmarks"))  # as for a script that Python runs there
@@ -75,7 +76,7 @@ def test_a_measurement_that_hangs_or_ends_its_process_costs_itself_only(tmp_path
     assert [line["name"] for line in lines if "error" in line] == ["dram", "lanes"]
 
 
-@pytest.mark.parametrize("device", ["H100-SXM", "A100-40GB"])
+@pytest.mark.parametrize("device", [wide("H100-SXM"), "A100-40GB"])
 def test_a_dry_run_writes_every_constant(device: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUPYFLASH_STAND_IN", device)
     path = tmp_path / "dry.jsonl"
@@ -150,7 +151,7 @@ def examine(code: Sequence[sass.Instruction], timed: Any) -> None:
 REPEATED = {"arithmetic": 16, "shared_latencies": 15, "l1_latencies": 5, "lanes": 20, "wavefronts": 11, "tensor": 24, "clusters": 3}
 
 
-@pytest.mark.parametrize("name", [*REPEATED, "wgmma"])
+@pytest.mark.parametrize("name", [*REPEATED, wide("wgmma")])
 def test_each_measured_loop_is_the_chain_or_stream_that_it_should_be(name: str) -> None:
     chip = Compiled()
     list(measurements.MEASUREMENTS[name](chip))
@@ -183,7 +184,7 @@ class Modelled(chips.Simulated):  # type: ignore[misc,name-defined]
         return [(clocks[1] - clocks[0]) / ((self.turns[1] - self.turns[0]) * timed.steps)]
 
 
-@pytest.mark.parametrize("name", ["arithmetic", "l1_latencies", "wgmma"])
+@pytest.mark.parametrize("name", ["arithmetic", "l1_latencies", wide("wgmma")])
 def test_the_clock_s_own_constants_come_back(name: str) -> None:
     """The way from clocks to constants is right if the clock, measured in place of a GPU, has the table's constants."""
     table = ChipRates.of(H100)
