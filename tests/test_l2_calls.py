@@ -361,3 +361,11 @@ def test_the_page_s_calls_are_what_the_model_says(call: str) -> None:
     beside = sum(found.dram[name].total_bytes for name in found.dram if name not in "QKVO")
     numbers = found.asked.total_bytes, found.dram.total_bytes, beside
     assert tuple(f"{number / 1e9:.3f}" for number in numbers) == documented()[call]
+
+
+def test_sequences_may_all_be_shorter_than_a_call_allows() -> None:
+    """A mask's tiles are found by as many thread blocks as the longest sequence would need."""
+    problem = Problem(2, 3, 1, 130, 300, 64, "float16", mask_function=Mask("q >= k").form)
+    schedule = plan_varlen(problem, A100, ((70, 120), (0, 83)))
+    assert any(kernel.name == "mask_tiles" for kernel in schedule.kernels())
+    assert l2.run(schedule, l2=ALL).asked == theory.traffic(schedule) == replay(schedule)

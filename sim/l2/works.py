@@ -46,6 +46,9 @@ class Works(NamedTuple):
             k, g = np.divmod(head, walk.group)
             part, i = np.divmod(item, sizes["i"]) if bounds is None else (each[item] for each in bounds.found())
             return cls(part, k, g, i, np.zeros_like(i), i < rows[part])
+        if bounds is not None:  # thread blocks are launched for the longest that a call allows
+            longest = walk.schedule.problem.seqlen_q, walk.schedule.problem.seqlen_k
+            sizes |= {axis: -(-n // size) for axis, n, size in zip("ij", longest, walk.blocks, strict=True)}
         if bounds is None:
             axes = {"rows": "bk" + walk.block, "batch": "kgbI", "heads": "Ibkg"}[order]
         else:
