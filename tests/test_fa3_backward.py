@@ -59,7 +59,7 @@ def test_random_problems(data: st.DataObject) -> None:
 
 @sweep(1, 8)
 def test_random_packed_sequences(data: st.DataObject) -> None:
-    """Of any lengths, also none, wherever they begin."""
+    """Sequences may have any lengths, also none, and begin anywhere."""
     one = data.draw(problems()).asking(packed=True, padded=False, key_lengths=None)
     lengths = st.tuples(st.integers(0, one.seqlen_q), st.integers(0, one.seqlen_k))
     seqlens = (*data.draw(st.lists(lengths, max_size=3)), (1 + one.seqlen_q // 2, 1 + one.seqlen_k // 2))  # of none there is no map

@@ -38,7 +38,7 @@ TWO_STAGES = H100.with_sram("50KB")
 
 
 def pattern(keys: int, heads: int = 1) -> Pattern:
-    """Of tiles of 128 x 16, in turns whole, mixed and empty ones, others of each row block and head."""
+    """Tiles of 128 x 16 in turns whole, mixed and empty, others of each row block and head."""
     h, r, c = np.ogrid[:heads, :150, :keys]
     kind = (h + r // 128 + c // 16) % 3
     return Pattern.of((kind == 0) | (kind == 1) & ((r + c) % 3 > 0))

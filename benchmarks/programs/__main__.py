@@ -92,7 +92,7 @@ class Outcome:
     failed: list[str] = field(default_factory=list)
     findings: list[str] = field(default_factory=list)
     arithmetic: list[str] = field(default_factory=list)
-    """Of a program that is too large: what its kernels took, and what the machine estimates that they take."""
+    """Returns the arithmetic of a program that is too large: what its kernels took, and what the machine estimates."""
     said: str = ""
     note: str = ""
 

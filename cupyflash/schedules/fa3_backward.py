@@ -35,11 +35,11 @@ STAGES = 2
 PING_PONG = True
 """Whether warpgroups issue their products in turns."""
 REGISTERS = 240, 24
-"""Of a consumer's and of a producer's thread."""
+"""Registers of a consumer's and of a producer's thread."""
 MOST_DIM = 128
-"""Of d and d_v: beyond it registers do not hold dK and dV of 64 keys."""
+"""The most that d and d_v may be: beyond it registers do not hold dK and dV of 64 keys."""
 FLOATS_OF_ROW = 3
-"""What a slot has of each row besides: two numbers that its exponents are relative to, and D."""
+"""Numbers of each row in a slot: two that its exponents are relative to, and D."""
 WORD = 4
 TURNS = Tensor("turns", "row block", 1, WORD)
 """Turns to add to dQ of a row block, at its first row."""
