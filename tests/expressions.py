@@ -96,7 +96,8 @@ class _Writer:
             loads = "document[k]", "length[b]", "tiny[kv_h, row]", "deep[b, h, row, k]", f"document[{index}]", "single", "few"
             return self.one("b", "h", "kv_h", "row", "q", "k", "n_q", "n_k", str(self.random.randrange(6)), *loads)
         a, b, c = self.integer(depth - 1), self.integer(depth - 1), self.one(*CONDITIONS)
-        steps = f"({a} % {self.one('3', '(-4)', '7')})", f"(-{a})", f"abs({a})", f"min({a}, {b})", f"max({a}, {b}, 2)"
+        divided = f"({a} {self.one('%', '//')} {self.one('3', '(-4)', '7')})"
+        steps = divided, f"(-{a})", f"abs({a})", f"min({a}, {b})", f"max({a}, {b}, 2)"
         return self.one(f"({a} + {b})", f"({a} - {b})", f"({a} * {b})", *steps, f"where({c}, {a}, {b})")
 
     def exact(self, depth: int) -> str:
@@ -105,7 +106,8 @@ class _Writer:
             return self.one(*(3 * self.scores)[:3], "cap", str(self.random.randrange(12) / 4), self.integer(1), *loads)
         a, b, c = self.exact(depth - 1), self.exact(depth - 1), self.condition(depth - 1)
         joined = f"({a} + {b})", f"({a} - {b})", f"({a} * {b})", f"min({a}, {b})", f"max({a}, {b})", f"({a} if {c} else {b})"
-        return self.one(*joined, f"({a} / 2)", f"(-{a})", f"abs({a})", f"floor({a})", f"({a} % {self.one('1.5', '(-0.75)', '2')})")
+        divided = f"({a} {self.one('%', '//')} {self.one('1.5', '(-0.75)', '2')})"
+        return self.one(*joined, f"({a} / 2)", f"(-{a})", f"abs({a})", f"floor({a})", divided)
 
     def condition(self, depth: int) -> str:
         if depth == 0:

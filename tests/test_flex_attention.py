@@ -10,6 +10,7 @@ import pytest
 
 import cupyflash
 from cupyflash import Mask, Score
+from cupyflash.expressions.evaluate import evaluate, positions
 
 torch = pytest.importorskip("torch", reason="beside flex_attention, which needs PyTorch, which is not installed")
 flex = pytest.importorskip("torch.nn.attention.flex_attention", reason="this PyTorch has no flex_attention")
@@ -72,6 +73,18 @@ def check(asked: dict[str, Any], score_mod: Any = None, mask_mod: Any = None) ->
 def test_score_functions_agree(name: str) -> None:
     score_mod, score = SCORES[name]
     check({"score": score}, score_mod=score_mod)
+
+
+@pytest.mark.parametrize(("theirs", "ours"), [*SCORES.values(), *MASKS.values()])
+def test_their_functions_are_traced_to_what_ours_are(theirs: Callable[..., Any], ours: Score | Mask) -> None:
+    """With torch's functions and tensors, whose memory is taken as it is; queries count from 0 there, which is `row`."""
+    of_score, of_mask = (lambda s, b, h, row, k: theirs(s, b, h, row, k)), (lambda b, h, row, k: theirs(b, h, row, k))
+    traced = Score(of_score) if isinstance(ours, Score) else Mask(of_mask)
+    at = positions({"b": BATCH, "h": HEADS, "kv_h": HEADS, "row": N, "k": N}) | {"s": RNG.standard_normal((BATCH, HEADS, N, N))}
+    found, wanted = (evaluate(each.form.tree, at | each.arrays | each.numbers) for each in (traced, ours))
+    np.testing.assert_allclose(*np.broadcast_arrays(found, wanted), rtol=1e-6)
+    sources = (SLOPES, TABLE, BIAS, DOCUMENT, PREFIX)
+    assert all(any(np.shares_memory(array, source) for source in sources) for array in traced.arrays.values())
 
 
 @pytest.mark.parametrize("name", MASKS)

@@ -114,6 +114,8 @@ def test_the_generated_c_computes_what_the_reference_does(seed: int) -> None:
 EDGES = [
     "document[k * k * 2000000000] + document[-k * 1000000]",  # an overflow is no licence to read elsewhere
     "deep[q * 9, -h, k + 100, document[k - 7]] * s",
+    "few // (k - k) + (-2147483647 - k) // (-1) + (-2147483647 - 1) // few + (k - 2) // few * s",
+    "(s + 3) // 1.5 + s // -0.125 + 6 * k // 1.5 + s // slope[h]",
     "few % (k - k) + (k - 2) % (-1) + abs(-2147483647 - 1) % 7",
     "s % -1.5 + (k - 3) % -2 + s % slope[h]",
     "1 / 3 + 1 / (k + 1) + 16777217 * s / 16777216",

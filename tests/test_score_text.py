@@ -28,14 +28,13 @@ def chained(levels: int, inside: str = "s") -> str:
 
 # text, column (0 for any: Python's own parser says where), what is said
 REFUSED = [
-    ("s + s.real", 5, "'s.real' is not allowed; allowed are + - * / %"),
+    ("s + s.real", 5, "'s.real' is not allowed; allowed are + - * / // %"),
     ("pow(s, 2)", 1, "'pow(s, 2)' is not allowed"),
     ("s + __import__('os').system('true')", 5, "is not allowed"),
     ("s * (lambda: s)()", 5, "is not allowed"),
     ("where(c=s > 0, a=s, b=1)", 1, "is not allowed"),
     ("min(*table)", 5, "'*table' is not allowed"),
     ("s ** 2", 1, "'s ** 2' is not allowed"),
-    ("q // 2 + s", 1, "'q // 2' is not allowed"),
     ("s + (q << 2)", 6, "'q << 2' is not allowed"),
     ("s + (q & 1)", 6, "'q & 1' is not allowed"),
     ("s + ~q", 5, "'~q' is not allowed"),
@@ -199,7 +198,7 @@ def test_captured_values_are_checked(text: str, given: dict[str, Any], kind: typ
 
 
 def test_a_text_is_a_str() -> None:
-    with pytest.raises(TypeError, match="an expression in a str, got bytes"):
+    with pytest.raises(TypeError, match="an expression in a str, or a Python function, got bytes"):
         Score(b"s")  # type: ignore[arg-type]
 
 
@@ -222,7 +221,8 @@ def test_types() -> None:
         ("yes * 2.5", {"yes": np.True_}, 2.5),
         ("-7 % 3 + -7.5 % 2", {}, 2.5),
         ("7 % -3", {}, -2),
-        ("5 % 0", {}, 0),
+        ("5 % 0 + 5 // 0", {}, 0),
+        ("-7 // 2 + 7.5 // -2", {}, -8),
         ("2147483647 + k", {}, -(2**31) + 2),
         ("floor(-0.5)", {}, -1),
         ("half + third", {"half": np.float16(0.5), "third": Fraction(1, 4)}, 0.75),

@@ -20,7 +20,7 @@ def cost(tree: Node) -> int:
 
 def _own(node: Node) -> int:
     if isinstance(node, Apply):
-        return REMAINDER[node.type] if node.operation == "%" else COSTS.get(node.operation, 1)
+        return REMAINDER[node.type] if node.operation in ("%", "//") else COSTS.get(node.operation, 1)
     return LOAD + AXIS * len(node.indices) if isinstance(node, Load) else 0
 
 
@@ -29,7 +29,7 @@ def require_affordable(tree: Node, what: str) -> None:
     found = cost(tree)
     if found > MOST:
         raise ValueError(
-            f"{what} is too long to compile in seconds: its parts cost {found:,}, allowed are {MOST:,} (sin, cos and % of floats "
-            "64 each, log 16, tanh and / 8, exp, sqrt and % of integers 4, an element of an array 2 and 2 an axis, all else 1). "
-            "Values that depend on positions only may be captured as an array"
+            f"{what} is too long to compile in seconds: its parts cost {found:,}, allowed are {MOST:,} (sin, cos, % and // of "
+            "floats 64 each, log 16, tanh and / 8, exp, sqrt, % and // of ints 4, an element of an array 2 and 2 an axis, all else "
+            "1). Values that depend on positions only may be captured as an array"
         )

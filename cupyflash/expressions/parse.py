@@ -13,10 +13,10 @@ import numpy as np
 from cupyflash.expressions.tree import FUNCTIONS, OPERATIONS, Load, Node, Number, Type, apply, children, convert, depends_on
 from cupyflash.words import QUOTED, cut, plural
 
-ARITHMETIC = {ast.Add: "+", ast.Sub: "-", ast.Mult: "*", ast.Div: "/", ast.Mod: "%"}
+ARITHMETIC = {ast.Add: "+", ast.Sub: "-", ast.Mult: "*", ast.Div: "/", ast.FloorDiv: "//", ast.Mod: "%"}
 COMPARISONS = {ast.Lt: "<", ast.LtE: "<=", ast.Gt: ">", ast.GtE: ">=", ast.Eq: "==", ast.NotEq: "!="}
 ALLOWED = (
-    "+ - * / %, comparisons, and, or, not, 'a if c else b', "
+    "+ - * / // %, comparisons, and, or, not, 'a if c else b', "
     f"{', '.join(FUNCTIONS)}, numbers, names, and array[i, j] with an index an axis"
 )
 # Deeper nesting would exceed Python's recursion limit.

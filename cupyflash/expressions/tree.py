@@ -83,6 +83,10 @@ def _same(x: Any) -> Any:
     return x
 
 
+# Towards minus infinity, as in Python; 0 for a divisor of 0.
+_FLOOR_DIVIDE = (
+    "({1}) == 0 ? 0 : ({1}) == -1 ? int(0u - unsigned({0})) : ({0}) / ({1}) - int(({0}) % ({1}) != 0 && (({0}) ^ ({1})) < 0)"
+)
 # Sums and products are rounded as they are written here, whatever stands around them, so that a score is the same number in every
 # kernel (`c` makes an FMA of a sum with a product). Ints are unsigned to C, which may then assume nothing of an overflow. fminf and
 # fmaxf give the other operand for a NaN. At a tie, min and max have their first operand's derivative; abs has 1 at 0.
@@ -92,6 +96,7 @@ OPERATIONS = {
     "*": Operation("number", 2, np.multiply, "__fmul_rn({0}, {1})", "int(unsigned({0}) * unsigned({1}))", ("d * b", "d * a")),
     "/": Operation("float", 2, np.divide, "score_divide({0}, {1})", "", ("d / b", "-d * y / b")),
     "%": Operation("number", 2, np.remainder, "score_mod({0}, {1})", "score_mod({0}, {1})", ("d", "-d * floor(a / b)")),
+    "//": Operation("number", 2, np.floor_divide, "rintf(score_divide(__fsub_rn({0}, score_mod({0}, {1})), {1}))", _FLOOR_DIVIDE),
     "negate": Operation("number", 1, np.negative, "-{0}", "int(0u - unsigned({0}))", ("-d",)),
     "abs": Operation("number", 1, np.abs, "fabsf({0})", "{0} < 0 ? int(0u - unsigned({0})) : {0}", ("where(a < 0, -d, d)",)),
     "min": Operation("number", 2, np.fmin, "fminf({0}, {1})", "min({0}, {1})", (), "where(a == y, da, db)"),

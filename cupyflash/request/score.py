@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import keyword
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cached_property, lru_cache, partial
 from numbers import Integral, Real
+from types import FunctionType, MethodType
 from typing import Any, ClassVar, Literal, NamedTuple, Self
 
 import numpy as np
@@ -103,9 +104,11 @@ class _Function(Held):
     numbers: dict[str, bool | int | float]
     arrays: dict[str, Any]
 
-    def __init__(self, text: str, /, **captured: Any) -> None:
+    def __init__(self, text: str | Callable[..., Any], /, **captured: Any) -> None:
+        if isinstance(text, FunctionType | MethodType | partial):
+            text, captured = _traced(text, self.kind, captured)
         if not isinstance(text, str):
-            raise TypeError(f"a {self.kind} is an expression in a str, got {type(text).__name__}")
+            raise TypeError(f"a {self.kind} is an expression in a str, or a Python function, got {type(text).__name__}")
         for name in captured:
             if name == "s" or name in POSITIONS or name in FUNCTIONS or keyword.iskeyword(name):
                 raise ValueError(f"{name} already has a meaning in an expression: capture it by another name")
@@ -155,11 +158,14 @@ class Score(_Function):
     """A function of the scaled score s, before bias and masks: one expression, compiled into the kernels with its derivative.
 
         Score("s + slope[h] * (k - q)", slope=slopes)
+        Score(lambda s, h, q, k: s + slopes[h] * (k - q))
 
-    text: one Python expression of `+ - * / %`, comparisons (chained too), `and or not`, `where(c, a, b)` or `a if c else b`,
+    text: one Python expression of `+ - * / // %`, comparisons (chained too), `and or not`, `where(c, a, b)` or `a if c else b`,
         abs, min, max, floor, exp, log, sqrt, sin, cos, tanh, numbers, and names: s, the score times scale; the positions q and k on
         the keys' axis (q = row + n_k - n_q: rows are aligned with the last keys), row, b (batch), h (head), kv_h (head of K and V),
-        and the lengths n_q and n_k.
+        and the lengths n_q and n_k. Or a Python function whose parameters are some of these names: it is called once, with symbols,
+        to write that expression; its operations are Python's, with & | ~ for and, or, not, and NumPy's functions (PyTorch's too).
+        It captures the arrays and numbers of its closure, globals and defaults by their names.
     captured: further names. Numbers, Python's or NumPy's, infinite or NaN too. NumPy or CuPy arrays of up to four axes and any
         strides: of floats (float16, bfloat16, float32), conditions (bool) or integers (int8, uint8, int16, int32, int64, whose
         elements are taken modulo 2**32: those that fit 32 bits are what they are). An element is `array[i, j]`, with an integer for
@@ -176,7 +182,7 @@ class Score(_Function):
     form: tree and types, hashable; arrays, numbers: the captured values by name.
 
     Raises ValueError, with the place in the text, for anything not allowed there, and for captured names that the text does not
-    use; TypeError for a text that is not str, or captured values of other types.
+    use; TypeError for a text that is no str, captured values of other types, and a function that cannot be traced.
     """
 
     kind: ClassVar[Kind] = "score"
@@ -187,8 +193,8 @@ class Mask(_Function):
 
         Mask("document[q] == document[k] and k <= q", document=ids)
 
-    text, captured: a condition in `Score`'s language and with its names, but for s: a comparison, an element of a bool array, and
-        what and, or, not and where make of them.
+    text, captured: a condition, or a function that returns one, in `Score`'s language and with its names, but for s: a comparison,
+        an element of a bool array, and what and, or, not and where make of them.
 
     A first pass classifies tiles: those in which no row sees any key are neither loaded nor computed, those in which every row
     sees every key take the unmasked path, and the condition is evaluated in the others only. `block_mask` keeps the result for
@@ -198,6 +204,17 @@ class Mask(_Function):
     """
 
     kind: ClassVar[Kind] = "mask"
+
+
+def _traced(function: Callable[..., Any], kind: Kind, captured: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
+    """The text of a function, and what it has captured, arrays of other libraries as views."""
+    from cupyflash.expressions.trace import traced
+    from cupyflash.launch.dispatch import as_array
+
+    if captured:
+        raise TypeError(f"{next(iter(captured))} is given beside a function, which captures what it names itself")
+    text, found = traced(function, (*(("s",) if kind == "score" else ()), *POSITIONS))
+    return text, {name: as_array(name, value) if hasattr(value, "shape") else value for name, value in found.items()}
 
 
 @lru_cache(maxsize=256)
