@@ -82,7 +82,7 @@ def test_their_functions_are_traced_to_what_ours_are(theirs: Callable[..., Any],
     traced = Score(of_score) if isinstance(ours, Score) else Mask(of_mask)
     at = positions({"b": BATCH, "h": HEADS, "kv_h": HEADS, "row": N, "k": N}) | {"s": RNG.standard_normal((BATCH, HEADS, N, N))}
     found, wanted = (evaluate(each.form.tree, at | each.arrays | each.numbers) for each in (traced, ours))
-    np.testing.assert_allclose(*np.broadcast_arrays(found, wanted), rtol=1e-6)
+    np.testing.assert_allclose(np.broadcast_to(found, at["s"].shape), np.broadcast_to(wanted, at["s"].shape), rtol=1e-6)
     sources = (SLOPES, TABLE, BIAS, DOCUMENT, PREFIX)
     assert all(any(np.shares_memory(array, source) for source in sources) for array in traced.arrays.values())
 
