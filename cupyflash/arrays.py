@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Hashable, Mapping
-from numbers import Integral
-from typing import Any, NamedTuple, Protocol, TypeGuard
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-# Bytes of one element. The input types of the paper's M: shared memory is counted in elements of these.
-ITEMSIZE = {"float16": 2, "bfloat16": 2, "float32": 4}
+from cupyflash.basics import ITEMSIZE as ITEMSIZE
+from cupyflash.basics import is_number as is_number
+
 # The widest copy between HBM and SRAM, in bytes.
 MAX_ALIGNMENT = 16
 
@@ -158,11 +158,6 @@ def check_operand(name: str, array: Any, q: Array) -> None:
 def last_axis_contiguous(array: Array) -> bool:
     """True if neighbours along the last axis are neighbours in memory, or there are none."""
     return not (array.ndim and array.shape[-1] > 1 and array.strides[-1] != array.dtype.itemsize and 0 not in array.shape)
-
-
-def is_number(value: object, kind: Any = Integral) -> TypeGuard[Any]:
-    """True for a number of a kind; True and False are none."""
-    return isinstance(value, kind) and not isinstance(value, bool)
 
 
 def check_array(name: str, array: Any) -> None:

@@ -17,8 +17,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from cupyflash.arrays import is_number
-from cupyflash.launch import first_use
+from cupyflash.basics import is_number
 
 __all__ = ["PEAK_DTYPES", "Device"]
 
@@ -199,6 +198,8 @@ class Device:
             RuntimeError: no usable GPU, or CuPy was built for ROCm.
             ValueError: no device of that number.
         """
+        from cupyflash.launch import first_use  # only here, where there may be a GPU
+
         try:
             cupy = first_use.import_cupy()
         except ImportError as error:

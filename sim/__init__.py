@@ -4,19 +4,16 @@
 
 `l2` models what DRAM sees of that behind the L2, `l2.executed` of what kernels really asked for. `profile` says of any CUDA kernel
 what a profiler's first page would. Only `execute` and its like, `profile`, `l2.executed` and `ptx` need a compiler
-(`pip install 'cupyflash[sim]'`); they are imported when first used.
+(`pip install 'cupyflash[sim]'`). Everything is imported when first used.
 """
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from cupyflash.sim import theory
-from cupyflash.sim.traffic import TensorTraffic, Traffic
-from cupyflash.sim.two_level.machine import Machine, Replay, SramOverflow, replay, run
-
 if TYPE_CHECKING:
-    from cupyflash.sim import l2, ptx
+    from cupyflash.sim import l2, ptx, theory
     from cupyflash.sim.execution import (
         BackwardExecution,
         Execution,
@@ -28,6 +25,8 @@ if TYPE_CHECKING:
         execute_varlen_backward,
     )
     from cupyflash.sim.profiling import Profile, profile
+    from cupyflash.sim.traffic import TensorTraffic, Traffic
+    from cupyflash.sim.two_level.machine import Machine, Replay, SramOverflow, replay, run
 
 __all__ = [
     "BackwardExecution",
@@ -53,13 +52,20 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:
-    import importlib
+_HOMES = {
+    "execution": "BackwardExecution Execution execute execute_backward execute_decode execute_softmax execute_varlen "
+    "execute_varlen_backward",
+    "profiling": "Profile profile",
+    "traffic": "TensorTraffic Traffic",
+    "two_level.machine": "Machine Replay SramOverflow replay run",
+}
+_HOME = {name: home for home, names in _HOMES.items() for name in names.split()}
 
-    if name in ("Execution", "BackwardExecution") or name.startswith("execute"):
-        return getattr(importlib.import_module("cupyflash.sim.execution"), name)
-    if name in ("Profile", "profile"):
-        return getattr(importlib.import_module("cupyflash.sim.profiling"), name)
-    if name in ("l2", "ptx"):
-        return importlib.import_module(f"cupyflash.sim.{name}")
+
+def __getattr__(name: str) -> Any:
+    if name in _HOME:
+        found = globals()[name] = getattr(import_module(f"{__name__}.{_HOME[name]}"), name)
+        return found
+    if name in __all__:
+        return import_module(f"{__name__}.{name}")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -16,6 +16,7 @@ from typing import Any
 from urllib.parse import quote
 from xml.etree import ElementTree
 
+from cupyflash.sim.names import FORMATS as FORMATS
 from cupyflash.sim.ptx.state.findings import ERROR, KINDS, NOTE, WARNING, Finding, Suppressed, shorten
 from cupyflash.sim.ptx.text.syntax import Line, source_name
 
@@ -172,5 +173,4 @@ def text(words: str) -> dict[str, str]:
 
 
 WRITERS: Mapping[str, Callable[[CheckedKernels], str]] = {"lines": lines, "github": github, "junit": junit, "sarif": sarif}
-"""The formats of findings; commands add their own text and JSON."""
-FORMATS = ("text", *WRITERS, "json")
+"""The writers of `FORMATS`, but for text and JSON, which commands have themselves."""

@@ -45,8 +45,8 @@ from cupyflash.schedules import (
 )
 from cupyflash.schedules.dropout_mask import DropoutMaskSchedule
 from cupyflash.sim import replay, theory
-from cupyflash.sim.cli.options import ProblemRequest
-from cupyflash.sim.cli.verify import verify as command
+from cupyflash.sim.cli.commands.verify import verify as command
+from cupyflash.sim.cli.request import ProblemRequest
 from cupyflash.sim.execution import execute, run_kernels
 from cupyflash.sim.numbers.inputs import Inputs
 from cupyflash.sim.numbers.reference import dropped

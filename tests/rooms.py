@@ -29,7 +29,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
     # sim/cli/
     "commands": (
         "host_memory",
-        *("cli", "decode_commands", "demo", "explain", "fa3_commands", "flags", "formats", "paper", "resources"),
+        *("cli*", "decode_commands", "demo", "explain", "fa3_commands", "flags", "formats", "paper", "resources"),
         *("trace*", "verify", "pictures"),
     ),
     # what a user calls: cupyflash/

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import shlex
@@ -254,7 +255,7 @@ def test_what_the_machine_lacks_is_one_line_and_2(monkeypatch: pytest.MonkeyPatc
     def fail(*arguments: Any) -> None:
         raise error
 
-    monkeypatch.setattr(sys.modules["cupyflash.sim.cli.devices"], "detected", fail)
+    monkeypatch.setattr(importlib.import_module("cupyflash.sim.cli.devices"), "detected", fail)
     result = cupyflash("devices")
     assert result.exit_code == 2 and result.stderr.startswith("Error: ") and result.stderr.count("\n") == 1
 
@@ -263,7 +264,7 @@ def test_ctrl_c_is_130_without_a_traceback(monkeypatch: pytest.MonkeyPatch) -> N
     def interrupt(*arguments: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(sys.modules["cupyflash.sim.cli.devices"], "detected", interrupt)
+    monkeypatch.setattr(importlib.import_module("cupyflash.sim.cli.devices"), "detected", interrupt)
     result = cupyflash("devices")
     assert result.exit_code == INTERRUPTED == 128 + signal.SIGINT and result.stderr.split() == ["interrupted"]
 

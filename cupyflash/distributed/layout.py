@@ -6,14 +6,14 @@ from functools import lru_cache
 from itertools import accumulate, pairwise
 from typing import NamedTuple
 
-from cupyflash.arrays import is_number
+from cupyflash.basics import LAYOUTS as LAYOUTS
+from cupyflash.basics import MOST_RANKS as MOST_RANKS
+from cupyflash.basics import is_number
 from cupyflash.request.options import require_choice
 from cupyflash.request.problem import checked_size
 
-LAYOUTS = ("zigzag", "contiguous")
 # Chunks begin at multiples of this: whole tiles of rows, whole 16 bytes of anything that is a number a row.
 UNIT = 32
-MOST_RANKS = 65_536
 
 Part = tuple[range, ...]
 """The positions that one rank holds: ranges in rising order, some perhaps empty."""

@@ -13,15 +13,13 @@ from typing import Any
 import numpy as np
 
 from cupyflash.arrays import ArrayLayout
+from cupyflash.basics import DEFAULT_DEVICE, DEFAULT_SECONDS
 from cupyflash.device import Device, find_device
 from cupyflash.launch.params import with_arrays
 from cupyflash.launch.turns import Turns
 from cupyflash.schedules import Schedule, TileSchedule
 from cupyflash.schedules.mask_tiles import MaskTiles
 from cupyflash.words import plural
-
-DEFAULT_DEVICE = "A100-40GB"
-DEFAULT_SECONDS = 60.0
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from cupyflash.arrays import check_array, is_number
+from cupyflash.basics import FLAGS
 from cupyflash.request.dropout import MOST_PAIRS
 from cupyflash.request.score import Form
 from cupyflash.words import listed, plural
@@ -153,9 +154,7 @@ _BY_SCORE = ("standard", "fa1", "fa2", "fa3", *_BACKWARD)
 _MASKED = (*_BY_SCORE, "decode", "attention_decode")
 _PADDED = (*_BY_SCORE, "fa3 backward", "attention_decode")
 _WITH_SINKS = tuple(by for by in _BY_POSITION if by not in ("standard backward", "fa1 backward"))
-_MASK_FLAG = "Use a boolean mask; counts assume that it leaves no tile empty or whole."
 _OBJECTS = (("score", Form, "a Score's form"), ("mask_function", Form, "a Mask's form"), ("pattern", Pattern, "a Pattern"))
-_SINKS_FLAG = "Add a score for each head, which joins each row's softmax and has no value."
 
 
 @dataclass(frozen=True)
@@ -182,13 +181,13 @@ class Options:
     causal: bool = option("a causal mask", "value", _BY_POSITION, False)
     window: Window | None = option("a window", "value", _BY_POSITION)
     scale: float | None = option("a scale", "value", _BY_POSITION, in_scores=True)
-    mask: bool = option("a mask of bool", "array", _BY_SCORE, False, flag=_MASK_FLAG)
-    bias: bool = option("a bias", "array", _BY_SCORE, False, flag="Add a number to each score.", in_scores=True)
+    mask: bool = option("a mask of bool", "array", _BY_SCORE, False, flag=FLAGS["mask"])
+    bias: bool = option("a bias", "array", _BY_SCORE, False, flag=FLAGS["bias"], in_scores=True)
     padded: bool = option("key lengths", "found", _PADDED, False)
     key_lengths: tuple[int, ...] | None = option("key lengths", "array", _PADDED)
     block_mask: BlockMask | None = option("a block mask", "array", ("fa1", "fa2", "fa1 backward", "fa2 backward"))
     packed: bool = option("packed sequences", "found", ("fa2", "fa3", "fa2 backward", "fa3 backward", "attention_varlen"), False)
-    sinks: bool = option("sinks", "vector", _WITH_SINKS, False, flag=_SINKS_FLAG)
+    sinks: bool = option("sinks", "vector", _WITH_SINKS, False, flag=FLAGS["sinks"])
     dropout: bool = option("dropout", "found", (*_BY_SCORE, "attention_varlen", "ring_attention"), False)
     score_dtype: str | None = option("score_dtype, the dtype of an S in memory", "value", ("standard", "standard backward"))
     score: Form | None = option("a score function", "found", _EVERY, in_scores=True)

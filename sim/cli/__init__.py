@@ -1,24 +1,28 @@
-"""The command line. Data goes to stdout, progress to stderr; wrong input is one line."""
+"""The command line. Data goes to stdout, progress to stderr; wrong input is one line.
+
+A command is declared in `commands`, which imports neither NumPy nor a kernel: help and completion are instant. Its work is in the
+module of its name here.
+"""
 
 from __future__ import annotations
 
 import click
 
-from cupyflash.sim.cli.demo import demo
-from cupyflash.sim.cli.devices import devices
-from cupyflash.sim.cli.explain import explain
+from cupyflash.sim.cli.commands.demo import demo
+from cupyflash.sim.cli.commands.devices import devices
+from cupyflash.sim.cli.commands.explain import explain
+from cupyflash.sim.cli.commands.inspect import inspect
+from cupyflash.sim.cli.commands.nvcc import nvcc
+from cupyflash.sim.cli.commands.paper import paper
+from cupyflash.sim.cli.commands.predict import predict
+from cupyflash.sim.cli.commands.profile import profile
+from cupyflash.sim.cli.commands.run import run
+from cupyflash.sim.cli.commands.sweep import sweep
+from cupyflash.sim.cli.commands.time import time
+from cupyflash.sim.cli.commands.trace import trace
+from cupyflash.sim.cli.commands.verify import verify
 from cupyflash.sim.cli.group import EXIT_STATUS, CommandLine
-from cupyflash.sim.cli.inspect import inspect
-from cupyflash.sim.cli.nvcc import nvcc
 from cupyflash.sim.cli.options import examples
-from cupyflash.sim.cli.paper import paper
-from cupyflash.sim.cli.predict import predict
-from cupyflash.sim.cli.profile import profile
-from cupyflash.sim.cli.run import run
-from cupyflash.sim.cli.sweep import sweep
-from cupyflash.sim.cli.time import time
-from cupyflash.sim.cli.trace import trace
-from cupyflash.sim.cli.verify import verify
 from cupyflash.version import __version__
 
 EXAMPLES = examples(

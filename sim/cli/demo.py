@@ -11,49 +11,24 @@ import numpy as np
 from cupyflash.calls import attention
 from cupyflash.device import Device
 from cupyflash.request.problem import Problem
-from cupyflash.schedules import ALGORITHMS, BackwardSchedule, TileSchedule, plan, plan_backward
+from cupyflash.schedules import BackwardSchedule, TileSchedule, plan, plan_backward
 from cupyflash.sim import theory
 from cupyflash.sim.cli.group import Found
-from cupyflash.sim.cli.options import AS_JSON, DEVICE, MAX_SECONDS, SRAM, Count, examples, on, refuse_longer
-from cupyflash.sim.cli.show import NAMES, detected, flat, say, show_table, show_tiling, tell, tiling_report, worst_error
+from cupyflash.sim.cli.request import on, refuse_longer
+from cupyflash.sim.cli.show import detected, flat, say, show_table, show_tiling, tell, tiling_report, worst_error
 from cupyflash.sim.estimate import seconds
 from cupyflash.sim.host_memory import require_room, verified
+from cupyflash.sim.names import NAMES
 from cupyflash.sim.numbers.reference import reference, reference_gradients
 from cupyflash.sim.traffic import Traffic
 from cupyflash.sim.two_level import machine
 from cupyflash.words import plural
 
-EXAMPLES = examples(
-    "cupyflash demo",
-    "cupyflash demo --seqlen 200 --heads 2 --device T4 --sram 16KB",
-    "cupyflash demo --algorithm fa3 --device H100-SXM",
-)
 WITNESSES = ("theory", "replay", "executed")
-FLASH = tuple(name for name in ALGORITHMS if name != "standard")
 
 
-@click.command(epilog=EXAMPLES)
-@click.option("--seqlen", metavar="N", default=512, show_default=True, type=Count(1), help="Queries and keys a head.")
-@click.option("--heads", metavar="N", default=4, show_default=True, type=click.IntRange(1), help="Heads of Q, K and V.")
-@click.option(
-    "--algorithm",
-    default="fa1",
-    show_default=True,
-    type=click.Choice(FLASH),
-    help="The FlashAttention to show beside standard attention; fa3 needs a Hopper.",
-)
-@DEVICE
-@SRAM
-@MAX_SECONDS
-@AS_JSON
 def demo(seqlen: int, heads: int, algorithm: str, device: Device, sram: str | None, max_seconds: float, as_json: bool) -> None:
-    """Run the kernels, count their bytes.
-
-    A causal problem (d 64, float16), forward and backward, on a simulated device: standard attention and FlashAttention side by
-    side, with the counts of theory, replay and execution. Without --algorithm this is the paper's FlashAttention, the subject of
-    Theorem 2; `attention` runs FlashAttention-2 by default, on a Hopper FlashAttention-3. If there is a GPU, the forward runs
-    there, too.
-    """
+    """Run the kernels, count their bytes."""
     from cupyflash.sim.execution import execute
 
     gpu = detected()

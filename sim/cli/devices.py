@@ -10,21 +10,13 @@ import click
 
 from cupyflash.device import Device
 from cupyflash.launch.simulated import default_device
-from cupyflash.sim.cli.options import AS_JSON, examples
 from cupyflash.sim.cli.show import detected, say, show_table
 
-EXAMPLES = examples("cupyflash devices", "cupyflash devices --json", "CUPYFLASH_DEVICE=H100-SXM cupyflash devices")
 HEADS = ("device", "cc", "SRAM a block", "SRAM an SM", "SMs", "L2 MB", "HBM GB/s", "f16 TFLOP/s")
 
 
-@click.command(epilog=EXAMPLES)
-@AS_JSON
 def devices(as_json: bool) -> None:
-    """List devices, and the GPU at hand.
-
-    The catalogue has the figures that limit a kernel on a device, and the peaks of its data sheet. NumPy arrays run on a simulated
-    device: CUPYFLASH_DEVICE names it, also for the --device of commands.
-    """
+    """List devices, and the GPU at hand."""
     catalogue, gpu = Device.catalogue(), detected()
     wrong: ValueError | None = None
     try:

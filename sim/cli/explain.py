@@ -11,37 +11,16 @@ from cupyflash.request.problem import USUAL_HEAD_DIM, Problem
 from cupyflash.schedules import BackwardSchedule, DecodeSchedule, TileSchedule, fa3_tiles, plan, plan_backward
 from cupyflash.sim import l2, theory
 from cupyflash.sim.cli import explain_backward, explain_decode, explain_fa2, explain_fa3
-from cupyflash.sim.cli.options import AS_JSON, ProblemRequest, examples, problem_options
-from cupyflash.sim.cli.show import NAMES, flat, say, show_balance, show_tiling, taken, tell, tiling_report
+from cupyflash.sim.cli.request import ProblemRequest, requested
+from cupyflash.sim.cli.show import flat, say, show_balance, show_tiling, taken, tell, tiling_report
+from cupyflash.sim.names import NAMES
 
-EXAMPLES = examples(
-    "cupyflash explain --head-dim 128 --heads 16 --device H100-SXM",
-    "cupyflash explain --seqlen 512 --dtype float32 --all",
-    "cupyflash explain --tiling 64x32",
-    "cupyflash explain --backward --head-dim 128 --heads 16",
-    "cupyflash explain --decode --batch 4 --seqlen-k 32768 --device H100-SXM",
-)
 WAYS = {"fa2": explain_fa2, "fa3": explain_fa3}
 
 
-@click.command(epilog=EXAMPLES)
-@problem_options(seqlen=4096, head_dim=64, algorithms=("auto", *WAYS, "decode"), backward=True, decode={})
-@click.option(
-    "--all", "everything", is_flag=True, help="List every runner-up and every rejected tile, instead of a few and a count."
-)
-@AS_JSON
+@requested
 def explain(request: ProblemRequest, everything: bool, as_json: bool) -> None:
-    """Tell which tile is run, and why.
-
-    `attention` runs FlashAttention-2 by default; on a Hopper FlashAttention-3, if it accepts the call and the model predicts it to
-    be faster. The output says which, and why. Neither's tile is the paper's Bc = ceil(M / 4d): both are shown. Every configuration
-    of the kernel is a candidate: it is rejected with a reason, or a model of one multiprocessor gives the clocks of its tiles. The
-    times are the model's, none measured. Needs neither compiler nor GPU.
-
-    With --backward, the gradients' kernels: blocks in their order of preference, and the cost of dQ by atomics or deterministic.
-
-    With --decode, `attention_decode`: the number of splits of the keys, and the bytes in flight.
-    """
+    """Tell which tile is run, and why."""
     if request.backward and request.algorithm != "fa2":
         raise click.BadParameter(f"--backward explains fa2 only, got {request.algorithm!r}", param_hint="--algorithm")
     schedule = request.schedule()

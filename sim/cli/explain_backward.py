@@ -16,7 +16,7 @@ from cupyflash.schedules.base import padded_dim
 from cupyflash.schedules.fa2_backward import Fa2BackwardSchedule
 from cupyflash.schedules.fa2_backward_tiles import BackwardCandidate, launches, main_tiles
 from cupyflash.sim import theory
-from cupyflash.sim.cli.options import ProblemRequest
+from cupyflash.sim.cli.request import ProblemRequest
 from cupyflash.sim.cli.show import say, show_table
 from cupyflash.tiling import TileSize
 from cupyflash.words import plural

@@ -12,8 +12,9 @@ from cupyflash.schedules import DecodeSchedule, decode_tiles
 from cupyflash.schedules.base import GRANULE
 from cupyflash.schedules.decode_tiles import DecodeCandidate, DecodeConfig
 from cupyflash.sim import l2, theory
-from cupyflash.sim.cli.options import ProblemRequest
-from cupyflash.sim.cli.show import NAMES, say, show_balance, show_held, show_table, taken, tell
+from cupyflash.sim.cli.request import ProblemRequest
+from cupyflash.sim.cli.show import say, show_balance, show_held, show_table, taken, tell
+from cupyflash.sim.names import NAMES
 from cupyflash.words import plural
 
 

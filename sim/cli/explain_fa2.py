@@ -13,7 +13,7 @@ from cupyflash.multiprocessor import Multiprocessor
 from cupyflash.schedules import TileSchedule, fa2_tiles
 from cupyflash.schedules.fa2 import Fa2Schedule
 from cupyflash.schedules.fa2_tiles import Fa2Candidate
-from cupyflash.sim.cli.options import ProblemRequest
+from cupyflash.sim.cli.request import ProblemRequest
 from cupyflash.sim.cli.show import say, show_table
 from cupyflash.words import plural
 

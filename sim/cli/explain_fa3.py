@@ -10,7 +10,7 @@ from cupyflash.multiprocessor import Multiprocessor
 from cupyflash.schedules import TileSchedule, fa3_tiles
 from cupyflash.schedules.fa3 import L2_SHARE, LEAST_ROUNDS, Fa3Schedule
 from cupyflash.schedules.fa3_tiles import Fa3Candidate
-from cupyflash.sim.cli.options import ProblemRequest
+from cupyflash.sim.cli.request import ProblemRequest
 from cupyflash.sim.cli.show import say, show_held, show_table
 from cupyflash.words import plural
 

@@ -1,4 +1,4 @@
-"""The options of score and mask functions: --softcap, --alibi, --score and --mask-function with their captured values."""
+"""Score and mask functions from --softcap, --alibi, --score and --mask-function with their captured values."""
 
 from __future__ import annotations
 
@@ -21,21 +21,6 @@ from cupyflash.request.score import MAX_AXES, Mask, Score, seen_by, sizes_of
 from cupyflash.request.score import field as field_of
 from cupyflash.sim.numbers.yardstick import DTYPES
 
-FUNCTIONS = (
-    click.option("--softcap", metavar="X", type=float, help="Scores become X tanh(score / X)."),
-    click.option("--alibi", is_flag=True, help="ALiBi: subtract a slope, one for each head, times the distance of row and key."),
-    click.option("--score", metavar="TEXT", help="The transformed score, such as 's + slope[h] * (k - q)'."),
-    click.option(
-        "--mask-function", metavar="TEXT", help="The condition on which row q sees key k, such as 'k <= q and q - k < 100'."
-    ),
-    click.option(
-        "--capture",
-        metavar="NAME=WHAT",
-        multiple=True,
-        help="The value of a name in --score or --mask-function: a number, a .npy file with an array, or the dtype of an array "
-        "of drawn elements; may be repeated.",
-    ),
-)
 # Of a mask that is looked through for its tiles
 MOST_SCORES = 1 << 28
 

@@ -7,11 +7,12 @@ import re
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from cupyflash.launch.nvrtc import CompileError
+if TYPE_CHECKING:
+    from cupyflash.launch.nvrtc import CompileError
 
 WRONG_INPUT = 2
 INTERRUPTED = 130  # as shells say that SIGINT ended a command, and
@@ -37,6 +38,15 @@ class CommandLine(click.Group):
     def list_commands(self, context: click.Context) -> list[str]:
         return list(self.commands)
 
+    def resolve_command(self, ctx: click.Context, args: list[str]) -> tuple[str | None, click.Command | None, list[str]]:
+        if not ctx.resilient_parsing and args[0] not in self.commands and not args[0].startswith("-"):
+            import difflib  # only an error needs it
+
+            close = difflib.get_close_matches(args[0], self.commands)
+            hint = f" Did you mean {' or '.join(map(repr, close))}?" if close else f" Commands are {', '.join(self.commands)}."
+            ctx.fail(f"No such command {args[0]!r}.{hint}")
+        return super().resolve_command(ctx, args)
+
     def make_context(
         self, info_name: str | None, args: list[str], parent: click.Context | None = None, **extra: Any
     ) -> click.Context:
@@ -61,8 +71,6 @@ def orderly() -> Iterator[None]:
         sys.exit(INTERRUPTED)
     except click.UsageError as error:
         raise wrong_input(error.format_message()) from error
-    except CompileError as error:
-        raise wrong_input(first_error(error)) from error
     except OSError as error:
         drop_output()
         named = f"{error.filename}: {error.strerror}" if error.filename and error.strerror else error.strerror
@@ -71,6 +79,11 @@ def orderly() -> Iterator[None]:
         raise wrong_input(f"not enough memory: {error}") from error
     except (ValueError, TypeError, OverflowError, ImportError) as error:
         raise wrong_input(str(error)) from error
+    except RuntimeError as error:
+        compiler = sys.modules.get("cupyflash.launch.nvrtc")  # which help does not load
+        if compiler is None or not isinstance(error, compiler.CompileError):
+            raise
+        raise wrong_input(first_error(error)) from error
 
 
 def wrong_input(text: str) -> click.UsageError:

@@ -7,27 +7,13 @@ from typing import Any
 import click
 
 from cupyflash.schedules.fa3 import Fa3Schedule
-from cupyflash.sim.cli.options import AS_JSON, ProblemRequest, examples, problem_options
+from cupyflash.sim.cli.request import ProblemRequest, requested
 from cupyflash.sim.cli.show import say, show_table, show_tiling, taken, tell, tiling_report
 
-EXAMPLES = examples(
-    "cupyflash inspect --head-dim 128 --device H100-SXM",
-    "cupyflash inspect --head-dim 64 --algorithm fa1 --tiling 64x128",
-    "cupyflash inspect --head-dim 64 --backward --deterministic",
-)
 
-
-@click.command(epilog=EXAMPLES)
-@problem_options(seqlen=1024, head_dim=64, backward=True)
-@AS_JSON
+@requested
 def inspect(request: ProblemRequest, as_json: bool) -> None:
-    """Show registers, spills, occupancy.
-
-    Compiles the kernels to a device's machine code and prints their needs on a multiprocessor: registers, stack, spills, shared
-    memory, and the occupancy that these allow.
-
-    Needs the compiler (NVRTC), no GPU. Figures are a thread's (registers, stack, spills) or a block's (shared memory).
-    """
+    """Show registers, spills, occupancy."""
     from cupyflash.launch.resources import resources
 
     schedule, device = request.schedule(), request.device

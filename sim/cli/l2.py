@@ -11,12 +11,9 @@ from cupyflash.schedules.fa2 import Fa2Schedule
 from cupyflash.schedules.fa3 import Fa3Schedule
 from cupyflash.sim import l2
 from cupyflash.sim.cli.counts import beside_balance, intensity, machine_balance
-from cupyflash.sim.cli.options import ProblemRequest
+from cupyflash.sim.cli.request import ProblemRequest
 from cupyflash.sim.cli.show import say, show_table
 
-OPTION = click.option(
-    "--l2", "with_l2", is_flag=True, help="Model the L2: bytes of DRAM beside the requested ones, hit rates, orders of the grid."
-)
 ORDERS = {
     "rows": "row blocks, heads, batch (the kernels')",
     "batch": "row blocks, batch, heads (flash-attention 2's)",

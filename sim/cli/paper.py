@@ -10,31 +10,13 @@ from typing import Any
 import click
 
 from cupyflash.sim import files, text
-from cupyflash.sim.cli.options import OUTPUT, examples, formats, kind_of
+from cupyflash.sim.cli.options import kind_of
 from cupyflash.sim.cli.show import print_or_write, width
 from cupyflash.sim.pictures.paper import FIGURES, Figure, markdown
 
-EXAMPLES = examples("cupyflash paper", "cupyflash paper training block_size", "cupyflash paper --plot .")
 
-
-@click.command(epilog=EXAMPLES)
-@click.argument("names", metavar="[FIGURE]...", type=click.Choice([*FIGURES]), nargs=-1)
-@formats("text", "markdown", "json")
-@OUTPUT
-@click.option(
-    "--plot",
-    metavar="FOLDER",
-    type=click.Path(exists=True, file_okay=False, writable=True, path_type=Path),
-    help="Also draw each figure, as paper_FIGURE.png in this folder.",
-)
 def paper(names: Sequence[str], form: str | None, as_json: bool, output: Path | None, plot: Path | None) -> None:
-    """Show the papers' figures anew.
-
-    Each is a table of our counts, with the paper's statement and an explanation of the difference.
-
-    FlashAttention's Figure 2 (left: training, middle: block_size, right: block_sparse) and its Theorem 2 (sram), the passes of
-    online softmax (softmax), and FlashAttention-2's operations besides the products (operations). Without a name, all of them.
-    """
+    """Show the papers' figures anew."""
     form = kind_of(form, as_json) or "text"
     figures = [FIGURES[name]() for name in dict.fromkeys(names or FIGURES)]
     if plot is not None:

@@ -14,50 +14,22 @@ from cupyflash.sim.cli import l2, predict_decode, predict_ring, predicted_time
 from cupyflash.sim.cli.counts import beside_balance, counted, intensities, show_replay, show_traffic
 from cupyflash.sim.cli.functions import MOST_SCORES
 from cupyflash.sim.cli.group import Found
-from cupyflash.sim.cli.options import AS_JSON, ProblemRequest, examples, gathered, problem_options
-from cupyflash.sim.cli.ranks import RANKS, Split, refuse_without_ranks, split_options
-from cupyflash.sim.cli.show import NAMES, say, show_table, show_tiling, taken, tell, tiling_report
+from cupyflash.sim.cli.options import gathered
+from cupyflash.sim.cli.ranks import Split, refuse_without_ranks
+from cupyflash.sim.cli.request import ProblemRequest, requested
+from cupyflash.sim.cli.show import say, show_table, show_tiling, taken, tell, tiling_report
+from cupyflash.sim.names import NAMES
 from cupyflash.sim.traffic import Traffic
 
 IDEAL = "standard, each input read once"
-EXAMPLES = examples(
-    "cupyflash predict --seqlen 4k --head-dim 64",
-    "cupyflash predict --seqlen 8192 --head-dim 128 --heads 16 --causal",
-    "cupyflash predict --seqlen 4096 --head-dim 64 --algorithm fa1 --sram 8KB",
-    "cupyflash predict --seqlen 4096 --head-dim 64 --backward --json",
-    "cupyflash predict --seqlen 4096 --head-dim 64 --mask-function 'k < q + 9'",
-    "cupyflash predict --seqlen 16384 --head-dim 128 --heads 16 --l2",
-    "cupyflash predict --decode --seqlen-k 4096 --page-size 16 --append 1",
-    "cupyflash predict --ranks 8 --link 300GB/s --seqlen 65536 --head-dim 128",
-)
 
 
-@click.command(epilog=EXAMPLES)
-@problem_options(seqlen=4096, head_dim=64, backward=True, decode={})
-@l2.OPTION
-@predicted_time.options
-@RANKS
-@split_options
-@AS_JSON
+@requested
 @gathered(timing=predicted_time.Timing, split=Split)
 def predict(
     request: ProblemRequest, with_l2: bool, timing: predicted_time.Timing, ranks: int | None, split: Split, as_json: bool
 ) -> None:
-    """Predict HBM reads and writes.
-
-    The bytes of each tensor by the closed form, beside a replay of the schedule on an SRAM of M bytes; then FlashAttention-3 (on a
-    Hopper), FlashAttention-2, FlashAttention (the paper's, the subject of Theorem 2) and standard attention side by side.
-
-    With --decode, `attention_decode`: how often K and V are read, the bytes of partial results and pages, and FlashAttention-2's
-    bytes instead.
-
-    With --l2, by a model of the device's L2: the bytes from and to DRAM, and the best order of FlashAttention-2's grid. With
-    --time, by the clock that runs the machine code (some seconds): the time, what binds, the known error, and benchmark
-    measurements; without the extra `clock`, by the planner's formulas.
-
-    With --ranks, `cupyflash.distributed`: bytes on the link and in HBM by rank, the time of steps against that of transfers, the
-    length from which transfers are hidden, memory, and whether passing K and V round or gathering them is better.
-    """
+    """Predict HBM reads and writes."""
     if ranks is not None:
         if with_l2 or timing.asked or timing.results is not None:
             raise click.UsageError("--l2, --time, --roofline and --results are of one device: they cannot go with --ranks")

@@ -11,8 +11,9 @@ from cupyflash.sim import theory
 from cupyflash.sim.cli import l2, predicted_time
 from cupyflash.sim.cli.counts import beside_balance, counted, intensities, show_replay, show_traffic
 from cupyflash.sim.cli.group import Found
-from cupyflash.sim.cli.options import ProblemRequest
-from cupyflash.sim.cli.show import NAMES, say, show_table, taken, tell
+from cupyflash.sim.cli.request import ProblemRequest
+from cupyflash.sim.cli.show import say, show_table, taken, tell
+from cupyflash.sim.names import NAMES
 from cupyflash.sim.numbers.gathered import KEYS, PAGES, PARTS, bytes_of, gathered, together
 from cupyflash.sim.traffic import Traffic
 from cupyflash.words import plural

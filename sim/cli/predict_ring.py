@@ -8,8 +8,8 @@ from typing import Any
 import click
 
 from cupyflash.sim import text
-from cupyflash.sim.cli.options import ProblemRequest
 from cupyflash.sim.cli.ranks import Split, require_over_ranks
+from cupyflash.sim.cli.request import ProblemRequest
 from cupyflash.sim.cli.show import describe, flat, say, show_table, taken, tell
 from cupyflash.sim.clock.ring_model import RingModel
 from cupyflash.sim.theory.ring import link_bytes

@@ -8,8 +8,9 @@ from typing import Any
 
 import click
 
-from cupyflash.sim.cli.options import Command, NewFile, ProblemRequest
-from cupyflash.sim.cli.show import NAMES, say, show_table
+from cupyflash.sim.cli.request import ProblemRequest
+from cupyflash.sim.cli.show import say, show_table
+from cupyflash.sim.names import NAMES
 
 
 @dataclass(frozen=True)
@@ -50,21 +51,6 @@ class Timing:
             click.echo(f"wrote {self.roofline}", err=True)
             report |= {"intensities": roofline.intensities, "ridge": roofline.ridge}
         return report | {"measured": [asdict(each) | {"model_error": found.seconds / each.seconds - 1} for each in beside]}
-
-
-def options(command: Command) -> Command:
-    """--time, --roofline and --results."""
-    drawn = "Draw the device's roofs and this problem below them: a .png, .svg or .pdf."
-    file = click.option("--roofline", metavar="FILE", type=NewFile((".png", ".svg", ".pdf")), help=drawn)
-    told = "Predict the time, by the clock that runs the machine code (some seconds), beside measured ones."
-    timed = click.option("--time", "with_time", is_flag=True, help=told)
-    folder = click.option(
-        "--results",
-        metavar="FOLDER",
-        type=click.Path(exists=True, file_okay=False, path_type=Path),
-        help="The folder of benchmark results that --time shows beside the model.  [default: benchmarks/results of a checkout]",
-    )
-    return timed(file(folder(command)))
 
 
 def show(report: dict[str, Any]) -> None:

@@ -8,15 +8,18 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from cupyflash.sim import files, formats
 from cupyflash.sim.cli.group import Found, orderly
+from cupyflash.sim.cli.help import format_names
 from cupyflash.sim.cli.options import Command, NewFile
-from cupyflash.sim.ptx.state.findings import FAIL_ON
+from cupyflash.sim.names import FAIL_ON, FORMATS
 from cupyflash.words import plural
+
+if TYPE_CHECKING:
+    from cupyflash.sim import formats
 
 POLL_SECONDS = 0.3
 
@@ -26,8 +29,8 @@ def asked(context: click.Context, param: click.Parameter, values: tuple[str, ...
     found: dict[str, Path | None] = {}
     for value in values:
         kind, named, file = value.partition("=")
-        if kind not in formats.FORMATS:
-            raise click.BadParameter(f"{value!r} is none of {', '.join(formats.FORMATS)}, with =FILE or without", context, param)
+        if kind not in FORMATS:
+            raise click.BadParameter(f"{value!r} is none of {', '.join(FORMATS)}, with =FILE or without", context, param)
         if kind in found:
             raise click.BadParameter(f"{kind} is there twice", context, param)
         found[kind] = NewFile().convert(file, param, context) if named else None
@@ -63,6 +66,8 @@ class FindingsReport:
         text_to_stderr: bool = False,
     ) -> None:
         """Prints and writes the report. Raises Found if something fails the command; `where`, its end: in the kernel."""
+        from cupyflash.sim import files, formats
+
         for kind, path in self.all_forms.items():
             if kind == "text":
                 content = as_text() + "\n"
@@ -94,7 +99,8 @@ _OPTIONS = (
         multiple=True,
         callback=asked,
         metavar="KIND[=FILE]",
-        help=f"The report's format, to stdout or to a file; may be repeated: {', '.join(formats.FORMATS)}.",
+        shell_complete=format_names,
+        help=f"The report's format, to stdout or to a file; may be repeated: {', '.join(FORMATS)}.",
     ),
     click.option("--json", "as_json", is_flag=True, help="As --format json."),
     click.option(

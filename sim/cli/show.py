@@ -22,13 +22,6 @@ from cupyflash.schedules import Cache, TileSchedule
 from cupyflash.sim import files, text
 from cupyflash.words import plural
 
-NAMES = {
-    "standard": "standard",
-    "fa1": "FlashAttention",
-    "fa2": "FlashAttention-2",
-    "fa3": "FlashAttention-3",
-    "decode": "Flash-Decoding",
-}
 NARROWEST = 40
 
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from cupyflash.sim.cli.options import ProblemRequest
 from cupyflash.sim.cli.points import Column, Points
-from cupyflash.sim.cli.show import NAMES, describe_cache, taken
+from cupyflash.sim.cli.request import ProblemRequest
+from cupyflash.sim.cli.show import describe_cache, taken
+from cupyflash.sim.names import NAMES
 from cupyflash.sim.pictures.sweep_decode import CachePoint, sweep_cache
 
 OVER = "cache"

@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from cupyflash.sim.cli.options import ProblemRequest
 from cupyflash.sim.cli.points import Column, Points
 from cupyflash.sim.cli.predict_ring import better
 from cupyflash.sim.cli.ranks import Split, require_over_ranks
+from cupyflash.sim.cli.request import ProblemRequest
 from cupyflash.sim.cli.show import describe, flat, taken
 from cupyflash.sim.clock.ring_model import RingModel
 

@@ -13,45 +13,18 @@ import click
 from cupyflash.schedules import ALGORITHMS, BACKWARD_ALGORITHMS
 from cupyflash.sim import files
 from cupyflash.sim.cli.group import Found
-from cupyflash.sim.cli.options import (
-    AS_JSON,
-    MAX_SECONDS,
-    NewFile,
-    ProblemRequest,
-    examples,
-    first_given,
-    from_0,
-    problem_options,
-    refuse_longer,
-    timeline_block,
-)
-from cupyflash.sim.cli.show import NAMES, describe, describe_cache, say, show_table
+from cupyflash.sim.cli.options import first_given
+from cupyflash.sim.cli.request import ProblemRequest, refuse_longer, requested
+from cupyflash.sim.cli.show import describe, describe_cache, say, show_table
+from cupyflash.sim.names import NAMES
 from cupyflash.sim.numbers.gathered import one_call
 from cupyflash.words import plural
 
-EXAMPLES = examples(
-    "cupyflash trace --seqlen 128 --sram 16KB --causal --html out.html",
-    "cupyflash trace --backward --sram 32KB --html backward.html",
-    "cupyflash trace --device H100-SXM --seqlen 1k --algorithms fa3 --html h.html",
-    "cupyflash trace --algorithms fa2,fa2-backward --sram 32KB --html both.html",
-    "cupyflash trace --decode --page-size 16 --append 1 --html decode.html",
-    "cupyflash trace --algorithms fa1 --sram 8KB --head-dim 32 --json",
-)
 BACKWARD, DETERMINISTIC = "backward", "deterministic"  # behind an algorithm's name
 SIDE_BY_SIDE = ("standard", "fa1", "fa2")
-# A cache of which a few thread blocks have all, in more than one split
-SMALL = {"seqlen_k": 192, "head_dim": 64, "batch": 2, "heads": 4, "kv_heads": 2, "num_splits": 2}
-ASKED = "Algorithms to play side by side; fa2-backward plays gradients beside forwards.  [default: --algorithm; standard,fa1,fa2]"
 
 
-@click.command(epilog=EXAMPLES)
-@problem_options(seqlen=128, head_dim=64, backward=True, decode=SMALL)
-@click.option("--algorithms", metavar="NAME,NAME,...", help=ASKED)
-@click.option("--html", metavar="FILE", type=NewFile((".html", ".htm")), help="Write the page there.")
-@timeline_block("of each launch ")
-@from_0("--data-seed", "Draws q, k and v.")
-@MAX_SECONDS
-@AS_JSON
+@requested
 def trace(
     request: ProblemRequest,
     algorithms: str | None,
@@ -61,17 +34,7 @@ def trace(
     max_seconds: float,
     as_json: bool,
 ) -> None:
-    """Play the tiles that kernels move.
-
-    Runs the kernels on the simulated device, records each access to a tensor, and joins them to moves of tiles between HBM and the
-    chip. --html writes one page, which needs no network. It plays the algorithms side by side by one clock of bytes, and has a
-    timeline of one thread block of each launch. Without it, the moves are summed up; --json has all of it.
-
-    With --decode, `attention_decode`: pages are in random order, new keys are appended, splits are merged. Other algorithms play
-    `attention` with the same cache beside it.
-
-    Exit status 1 if the moves do not sum to the theory's bytes, or the machine finds a fault.
-    """
+    """Play the tiles that kernels move."""
     from cupyflash.sim import trace as traces
     from cupyflash.sim.estimate import seconds
     from cupyflash.sim.host_memory import require_room, verified

@@ -11,7 +11,7 @@ import click
 from cupyflash.schedules import DecodeSchedule, TileSchedule
 from cupyflash.sim.cli.group import Found
 from cupyflash.sim.cli.l2 import show_executed
-from cupyflash.sim.cli.options import AS_JSON, MAX_SECONDS, SEED, ProblemRequest, examples, from_0, problem_options, refuse_longer
+from cupyflash.sim.cli.request import ProblemRequest, refuse_longer, requested
 from cupyflash.sim.cli.show import say, show_table, show_tiling, tell, tiling_report
 from cupyflash.sim.l2 import L2
 from cupyflash.words import plural
@@ -19,41 +19,10 @@ from cupyflash.words import plural
 if TYPE_CHECKING:
     from cupyflash.sim.verification import Verification
 
-EXAMPLES = examples(
-    "cupyflash verify --causal",
-    "cupyflash verify --algorithm fa1 --sram 16KB --seqlen 128 --lse",
-    "cupyflash verify --backward --seqlen 64 --head-dim 32",
-    "cupyflash verify --decode --cache-seqlens 130,47 --page-size 16",
-    "cupyflash verify --score 's + near[h, q - k]' --capture near=float16",
-    "cupyflash verify --mask-function 'id[q] == id[k]' --capture id=int32",
-    "cupyflash verify --dropout 0.1 --backward --seqlen 64",
-)
-# A cache that is executed in a few seconds
-SMALL = {"seqlen_k": 192, "head_dim": 64, "batch": 2, "heads": 4, "kv_heads": 2}
 
-
-@click.command(epilog=EXAMPLES)
-@problem_options(seqlen=256, head_dim=64, backward=True, decode=SMALL)
-@SEED
-@from_0("--data-seed", "Draws q, k, v, what is captured and dropped.")
-@click.option("--l2", is_flag=True, help="With a model of the L2: what reaches DRAM of what the kernels asked for, line by line.")
-@MAX_SECONDS
-@AS_JSON
+@requested
 def verify(request: ProblemRequest, seed: int | None, data_seed: int, l2: bool, max_seconds: float, as_json: bool) -> None:
-    """Execute the kernels, compare counts.
-
-    Runs the real kernels on the simulated device and shows the bytes of theory, replay and execution side by side, and the numbers
-    beside float64's.
-
-    Exit status 1, with the difference per tensor, if the counts disagree, if a number is further from float64 than twice the same
-    computation done plainly in the low precision, or if the machine finds a fault in a kernel.
-
-    With --decode, `attention_decode`: pages are in random order, and afterwards the caches must be unchanged, to the bit, except
-    for the new keys in their places.
-
-    With --l2, the first execution's lines go through a model of the device's L2, beside the model from the schedule alone that
-    `predict --l2` has.
-    """
+    """Execute the kernels, compare counts."""
     from cupyflash.sim import verification
     from cupyflash.sim.numbers.yardstick import DROPPED, draw_mask, draw_score
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import Literal, get_args
 
 import numpy as np
 
@@ -13,10 +12,10 @@ from cupyflash.device import Device
 from cupyflash.request.problem import USUAL_HEAD_DIM, Problem
 from cupyflash.schedules import TileSchedule, plan
 from cupyflash.sim import l2, theory
+from cupyflash.sim.names import AXES as AXES
+from cupyflash.sim.names import Axis as Axis
 from cupyflash.tiling import DoesNotFit, TilingChoice
 
-Axis = Literal["sram", "seqlen", "head-dim", "block-cols"]
-AXES: tuple[Axis, ...] = get_args(Axis)
 # Enough rows to fill any device many times over.
 LONG = 1 << 30
 

@@ -24,6 +24,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from cupyflash.sim.names import ERROR as ERROR
+from cupyflash.sim.names import FAIL_ON as FAIL_ON
+from cupyflash.sim.names import NOTE as NOTE
+from cupyflash.sim.names import SEVERITIES as SEVERITIES
+from cupyflash.sim.names import WARNING as WARNING
 from cupyflash.words import plural
 
 from ..text.syntax import Array, Line, PtxInstruction, base_name, source_name
@@ -31,12 +36,6 @@ from .lane_sets import LaneSet
 
 LIMIT = 100
 """Most findings that a launch keeps; further ones are only counted."""
-
-ERROR, WARNING, NOTE = SEVERITIES = "error", "warning", "note"
-"""Wrong on some chip or in some order; undefined, yet every known chip does it; against the PTX ISA, without effect."""
-
-FAIL_ON = {ERROR: (ERROR,), WARNING: (ERROR, WARNING), NOTE: SEVERITIES, "never": ()}
-"""Severities that fail a test or a command: errors only, warnings too, notes too, none."""
 
 KINDS = {
     "bad arrival": "at an mbarrier",

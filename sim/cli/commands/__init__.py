@@ -1,0 +1,1 @@
+"""The commands, declared without NumPy: options, help, examples. The modules beside this folder do their work."""
