@@ -29,7 +29,7 @@ OTHERS = "Output"
 """The group of an option that is in none, such as --help."""
 
 
-class Command(click.Command):
+class GroupedCommand(click.Command):
     """A command whose help has its options in groups."""
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -44,7 +44,7 @@ class Command(click.Command):
                 formatter.write_dl(rows[title])
 
 
-command = functools.partial(click.command, cls=Command)
+command = functools.partial(click.command, cls=GroupedCommand)
 """`click.command`, with options in groups."""
 
 Completion = Callable[[click.Context, click.Parameter, str], list[CompletionItem]]
