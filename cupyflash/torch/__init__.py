@@ -1,0 +1,13 @@
+"""Attention of PyTorch tensors, with gradients: CUDA tensors on the GPU without a copy, CPU tensors on the simulated device.
+
+    from cupyflash.torch import scaled_dot_product_attention
+
+The calls of PyTorch and flash-attn by their own names, arguments and meanings. All of them run through custom operations of
+`torch.library`, which `torch.compile` and `torch.export` take as they are. PyTorch is imported here and nowhere else.
+"""
+
+from __future__ import annotations
+
+from cupyflash.torch.sdpa import scaled_dot_product_attention as scaled_dot_product_attention
+
+__all__ = ["scaled_dot_product_attention"]
