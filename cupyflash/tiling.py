@@ -44,14 +44,16 @@ class DoesNotFit(ValueError):
     """Even the smallest block does not fit the SRAM; the message says how many bytes it needs."""
 
 
-def paper_blocks(problem: Problem, device: Device) -> TileSize:
-    """Bc = ceil(M / 4d), Br = min(Bc, d), with M the SRAM of one block in elements of the input type.
+def paper_sizes(sram_elements: int, head_dim: int) -> tuple[int, int]:
+    """(Br, Bc): Bc = ceil(M / 4d), Br = min(Bc, d). Source: FlashAttention (arXiv 2205.14135), Algorithm 1, line 1."""
+    block_cols = max(1, -(-sram_elements // (4 * head_dim)))
+    return min(block_cols, head_dim), block_cols
 
-    Source: FlashAttention (arXiv 2205.14135), Algorithm 1, line 1.
-    """
-    sram_elements, d = device.sram_per_block // problem.itemsize, problem.head_dim
-    block_cols = max(1, -(-sram_elements // (4 * d)))
-    block_rows = min(block_cols, d)
+
+def paper_blocks(problem: Problem, device: Device) -> TileSize:
+    """The paper's sizes, with M the SRAM of one block in elements of the input type."""
+    sram_elements = device.sram_per_block // problem.itemsize
+    block_rows, block_cols = paper_sizes(sram_elements, problem.head_dim)
     reason = (
         f"M = {device.sram_per_block:,} bytes = {sram_elements:,} {problem.dtype}; "
         f"Bc = ceil(M / 4d) = {block_cols}, Br = min(Bc, d) = {block_rows}"

@@ -30,7 +30,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "commands": (
         "host_memory",
         *("cli*", "decode_commands", "demo", "explain", "fa3_commands", "flags", "formats", "paper", "resources"),
-        *("trace*", "verify", "pictures"),
+        *("trace*", "learn*", "verify", "pictures"),
     ),
     # what a user calls: cupyflash/
     "calls": (

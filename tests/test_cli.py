@@ -26,7 +26,7 @@ from cupyflash.sim.traffic import Traffic
 from cupyflash.words import plural
 
 ROOT = Path(__file__).resolve().parent.parent
-COMMANDS = ("demo", "predict", "verify", "trace", "sweep", "paper", "explain", "inspect", "profile", "run", "nvcc", "time")
+COMMANDS = ("demo", "learn", "predict", "verify", "trace", "sweep", "paper", "explain", "inspect", "profile", "run", "nvcc", "time")
 COMMANDS += ("devices",)
 
 

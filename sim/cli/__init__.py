@@ -12,6 +12,7 @@ from cupyflash.sim.cli.commands.demo import demo
 from cupyflash.sim.cli.commands.devices import devices
 from cupyflash.sim.cli.commands.explain import explain
 from cupyflash.sim.cli.commands.inspect import inspect
+from cupyflash.sim.cli.commands.learn import learn
 from cupyflash.sim.cli.commands.nvcc import nvcc
 from cupyflash.sim.cli.commands.paper import paper
 from cupyflash.sim.cli.commands.predict import predict
@@ -47,5 +48,5 @@ def main() -> None:
     """
 
 
-for command in (demo, predict, verify, trace, sweep, paper, explain, inspect, profile, run, nvcc, time, devices):
+for command in (demo, learn, predict, verify, trace, sweep, paper, explain, inspect, profile, run, nvcc, time, devices):
     main.add_command(command)

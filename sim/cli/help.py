@@ -22,7 +22,7 @@ GROUPS = {
     "Models": "with_l2 l2 with_time roofline results clock",
     "Execution": "seed data_seed max_seconds max_instructions stall_seconds watch",
     "Findings": "suppressions fail_on",
-    "Output": "form forms as_json output plot html timeline_block top lines saves against everything",
+    "Output": "form forms as_json output plot html language timeline_block top lines saves against everything",
 }
 """The groups of options in a command's help, by their names in Python."""
 OTHERS = "Output"

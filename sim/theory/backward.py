@@ -15,13 +15,13 @@ from cupyflash.schedules.fa2_backward import Fa2BackwardSchedule, QueriesSchedul
 from cupyflash.schedules.fa2_backward_tiles import launches
 from cupyflash.schedules.fa3_backward import Fa3BackwardSchedule
 from cupyflash.schedules.row_bases import RowBasesSchedule
+from cupyflash.sim.theory import forms
+from cupyflash.sim.theory.forms import FLOAT32, blocks_in
 from cupyflash.sim.theory.visits import (
-    FLOAT32,
     INT32,
     Bytes,
     KeptTiles,
     Visits,
-    blocks_in,
     columns_of,
     head_bytes,
     in_bytes,
@@ -128,12 +128,14 @@ def _fa1(schedule: Fa1BackwardSchedule, keys: int, heads: Heads) -> Traffic:
     """
     p, visits = schedule.problem, _visits(schedule, keys, heads)
     R, rows, loaded = visits.row_visits, schedule.group * p.seqlen_q, _loaded(schedule, keys, heads)
-    held = "dQ" if p.dtype == "float32" else "dQ_acc"  # for half types: the last of R + Nq writes goes to dQ in its own type
     of_blocks = schedule.group * blocks_in(loaded, schedule.block_cols)  # a head's part of a score function is loaded this often
-    read = {"Q": R, "K": loaded, "V": loaded, "O": R, "dO": R, held: R, **_given(p, R, schedule.bases is not None)}
+    read, written = forms.fa1_backward(rows, p.seqlen_k, loaded, R)
+    read |= _given(p, R, schedule.bases is not None)
+    if p.dtype == "float32":  # dQ itself is float32
+        read["dQ"] = read.pop("dQ_acc")
+        written["dQ"] += written.pop("dQ_acc")
     beside = position_bytes(schedule, 1, visits.blocks) + _mask_bytes(schedule, keys, heads) + head_bytes(p, of_blocks)
-    made = p.seqlen_k + loaded
-    return Traffic.of(in_bytes(p, read) + beside, in_bytes(p, {"dK": made, "dV": made, held: R}) + in_bytes(p, {"dQ": rows}))
+    return Traffic.of(in_bytes(p, read) + beside, in_bytes(p, written))
 
 
 def _fa2(schedule: Fa2BackwardSchedule, keys: int, heads: Heads) -> Traffic:
@@ -250,14 +252,7 @@ def standard_backward_ideal(problem: Problem) -> Traffic:
     p, rows = problem, problem.head_count * problem.seqlen_q
     scores, keys = rows * p.seqlen_k, sum(keys * batches for keys, batches in lengths(p).items()) * p.heads
     made, products = p.batch * p.kv_heads * p.seqlen_k, 2 * p.head_count  # those with K or V, each of which reads its key length
-    read = {
-        "P": 2 * scores,
-        "dP": scores,
-        "dS": (2 + p.options.transformed) * scores,
-        "dO": 2 * rows,
-        "Q": rows,
-        "K": keys,
-        "V": keys,
-    }
+    read, written = forms.standard_backward(rows, keys, made, scores)
+    read["dS"] += p.options.transformed * scores
     read["key_lengths"] = products * p.options.padded
-    return Traffic.of(in_bytes(p, read), in_bytes(p, {"dP": scores, "dS": scores, "dQ": rows, "dK": made, "dV": made}))
+    return Traffic.of(in_bytes(p, read), in_bytes(p, written))

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections import Counter
 
 from cupyflash.schedules import DecodeSchedule
-from cupyflash.sim.theory.visits import blocks_in, head_bytes, in_bytes, score_bytes
+from cupyflash.sim.theory import forms
+from cupyflash.sim.theory.forms import blocks_in
+from cupyflash.sim.theory.visits import head_bytes, in_bytes, score_bytes
 from cupyflash.sim.traffic import Traffic
 
 
@@ -19,23 +21,22 @@ def _key_head(schedule: DecodeSchedule, cached: int) -> Traffic:
     """The traffic of a key head whose sequence has `cached` keys."""
     p, cache, group = schedule.problem, schedule.cache, schedule.group
     rows, keys, split = p.seqlen_q * group, cached + cache.appended, schedule.splits > 1
-    old = new = queries = parts = pages = 0  # keys of the cache, new keys, rows, rows of splits, places of pages
+    old = new = parts = pages = 0  # keys of the cache, new keys, rows of splits, places of pages
     for tile in range(blocks_in(rows, schedule.block_rows)):
         here = min(schedule.block_rows, rows - tile * schedule.block_rows)
         begin, end = _read(schedule, cached, tile)
         splits = min(schedule.splits, blocks_in(end - begin, schedule.block_cols))
         old += max(0, min(end, cached) - begin)
         new += max(0, end - max(begin, cached))
-        queries += here * splits
         parts += here * splits
         pages += _pages(schedule, begin, end, splits)
     looks = blocks_in(rows, schedule.block_rows) * schedule.splits + (rows if split else 0)
-    of_splits = {"O_part": parts, "m_part": parts, "l_part": parts} if split else {}
-    read = {"Q": queries, "K": old, "V": old, "K_new": new, "V_new": new, "sinks": rows * p.options.sinks, **of_splits}
+    read, written = forms.decode(rows, old, parts * split)
+    read |= {"Q": parts, "K_new": new, "V_new": new, "sinks": rows * p.options.sinks}
     read |= {"cache_seqlens": looks * p.options.padded, "block_table": pages}
     of_scores = Counter(tree_mask=_scores(schedule, keys, max(0, keys - p.seqlen_q)) if cache.tree else 0)
-    of_scores += head_bytes(p, queries) + score_bytes(p, _scores(schedule, keys))
-    written = {"K": cache.appended, "V": cache.appended, "O": rows, "L": rows * schedule.lse, **of_splits}
+    of_scores += head_bytes(p, parts) + score_bytes(p, _scores(schedule, keys))
+    written |= {"K": cache.appended, "V": cache.appended, "L": rows * schedule.lse}
     return Traffic.of(in_bytes(p, read) + of_scores, in_bytes(p, written))
 
 

@@ -16,13 +16,13 @@ from cupyflash.schedules.add_state import AddStateSchedule
 from cupyflash.schedules.dropout_mask import DropoutMaskSchedule
 from cupyflash.schedules.fa2 import Fa2Schedule
 from cupyflash.schedules.fa3 import Fa3Schedule
+from cupyflash.sim.theory import forms
 from cupyflash.sim.theory.decode import decode_traffic
+from cupyflash.sim.theory.forms import FLOAT32, blocks_in
 from cupyflash.sim.theory.visits import (
-    FLOAT32,
     INT32,
     Bytes,
     KeptTiles,
-    blocks_in,
     columns_of,
     head_bytes,
     in_bytes,
@@ -117,12 +117,12 @@ def _varlen(schedule: VarlenSchedule) -> Iterator[tuple[int, Traffic]]:
 def _fa1(schedule: TileSchedule, keys: int, kept: np.ndarray | None) -> Traffic:
     """R = sum r_i c_i visits of a row: Q, O, l and m are read at each, O, l and m written at each and once to begin."""
     p, Nq, visits = schedule.problem, schedule.problem.seqlen_q, visits_of(schedule, keys, kept)
-    R = visits.row_visits
-    loaded = columns_of(schedule, keys, kept)
-    held = "O" if p.dtype == "float32" else "O_acc"  # for half types: the last of R + Nq writes goes to O in its own type
-    read = in_bytes(p, {"Q": R, "K": loaded, "V": loaded, "l": R, "m": R, held: R})
-    written = in_bytes(p, {held: R}) + in_bytes(p, {"O": Nq, "l": R + Nq, "m": R + Nq, "L": Nq * schedule.lse})
-    return Traffic.of(read + position_bytes(schedule, 1, visits.blocks), written)
+    read, written = forms.fa1(Nq, columns_of(schedule, keys, kept), visits.row_visits)
+    if p.dtype == "float32":  # O itself is float32
+        read["O"] = read.pop("O_acc")
+        written["O"] += written.pop("O_acc")
+    beside = position_bytes(schedule, 1, visits.blocks)
+    return Traffic.of(in_bytes(p, read) + beside, in_bytes(p, written | {"L": Nq * schedule.lse}))
 
 
 def _fa2(schedule: TileSchedule, keys: int, kept: np.ndarray | None) -> Traffic:
@@ -135,8 +135,8 @@ def _fa2(schedule: TileSchedule, keys: int, kept: np.ndarray | None) -> Traffic:
 def _row_blocks(schedule: TileSchedule, rows: int, keys: int, beside: Bytes, together: int = 1) -> Traffic:
     """The traffic of row blocks of `together` heads, which load so many rows of Q of each, and of K and V, and read `beside`."""
     p, every = schedule.problem, together * schedule.problem.seqlen_q
-    read = in_bytes(p, {"Q": together * rows, "K": keys, "V": keys})
-    return Traffic.of(read + beside, in_bytes(p, {"O": every, "L": every * schedule.lse}))
+    read, written = forms.fa2(every, together * rows, keys)
+    return Traffic.of(in_bytes(p, read) + beside, in_bytes(p, written | {"L": every * schedule.lse}))
 
 
 def _fa3(schedule: TileSchedule, keys: int, kept: np.ndarray | None) -> Traffic:
@@ -224,8 +224,10 @@ def standard_ideal(problem: Problem) -> Traffic:
     """
     p, rows = problem, problem.head_count * problem.seqlen_q
     scores, products = rows * p.seqlen_k, 2 * p.head_count  # each of which reads its key length
-    read = in_bytes(p, {"Q": rows, "S": scores, "P": scores, "key_lengths": products * p.options.padded})
+    every = sum(keys * batches for keys, batches in lengths(p).items()) * p.heads
+    read, written = forms.standard(rows, every, scores)
+    beside = in_bytes(p, {"key_lengths": products * p.options.padded})
     for keys, batches in lengths(p).items():
-        for name, nbytes in (in_bytes(p, {"K": keys, "V": keys}) + mask_bytes(p, keys)).items():
-            read[name] += batches * p.heads * nbytes
-    return Traffic.of(read, in_bytes(p, {"S": scores, "P": scores, "O": rows}))
+        for name, nbytes in mask_bytes(p, keys).items():
+            beside[name] += batches * p.heads * nbytes
+    return Traffic.of(in_bytes(p, read) + beside, in_bytes(p, written))

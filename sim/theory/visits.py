@@ -21,10 +21,12 @@ from cupyflash.request.options import EMPTY, MIXED
 from cupyflash.request.problem import Problem
 from cupyflash.request.score import Form
 from cupyflash.schedules import BackwardSchedule, TileSchedule
-from cupyflash.sim.theory.sums import clipped_sum, count_below
+from cupyflash.sim.theory import forms
+from cupyflash.sim.theory.forms import blocks_in
+from cupyflash.sim.theory.sums import clipped_sum
 from cupyflash.sim.traffic import Traffic
 
-FLOAT32 = INT32 = 4
+INT32 = 4
 Bytes = Counter[str]
 """Bytes that are read, by tensor."""
 # Lengths up to which a few times the product of two of them is exact in 64 bits.
@@ -105,18 +107,7 @@ def own_blocks(schedule: TileSchedule, mask: np.ndarray) -> np.ndarray:
 
 def in_bytes(p: Problem, rows: Mapping[str, int]) -> Bytes:
     """The bytes of so many rows of each tensor; of S, P, dP and dS of so many elements."""
-    d, dv = p.head_dim, p.head_dim_v
-    each = {
-        **dict.fromkeys(("Q", "K", "K_new", "dQ", "dK"), d * p.itemsize),
-        **dict.fromkeys(("V", "O", "V_new", "dO", "dV"), dv * p.itemsize),
-        **dict.fromkeys(("P", "dP", "dS"), p.itemsize),
-        "S": p.score_itemsize,
-        "O_acc": dv * FLOAT32,
-        "dQ_acc": d * FLOAT32,
-        "O_part": blocks_in(dv, 4) * 4 * FLOAT32,
-        "bases": 2 * FLOAT32,
-    }
-    return Counter({name: number * each.get(name, FLOAT32) for name, number in rows.items()})
+    return Counter(forms.bytes_of(rows, forms.row_bytes(p.head_dim, p.head_dim_v, p.itemsize, p.score_itemsize)))
 
 
 def position_bytes(schedule: TileSchedule, looks: int, blocks: int) -> Bytes:
@@ -162,11 +153,6 @@ def _times_loaded(form: Form, of_tiles: int, of_rows: int, of_columns: int, of_s
             yield load, of_columns if along else of_rows
 
 
-def blocks_in(length: int, size: int) -> int:
-    """The number of blocks of `size` that cover a length; the last may be short."""
-    return -(-length // size)
-
-
 def sides(p: Problem) -> tuple[int, int]:
     """(left, right): row r sees the columns from r - left to r + right; "no limit" is a number beyond all columns."""
     shift, far = p.seqlen_k - p.seqlen_q, p.seqlen_q + p.seqlen_k
@@ -176,46 +162,26 @@ def sides(p: Problem) -> tuple[int, int]:
 
 def seen_blocks(schedule: TileSchedule, keys: int) -> range:
     """The row blocks whose rows see any of `keys`: a_i < b_i. They follow one another, since a_i and b_i only grow."""
-    p, br = schedule.problem, schedule.block_rows
-    left, right = sides(p)
-    if keys == 0 or p.seqlen_q + right <= 0:  # the last row sees nothing
-        return range(0)
-    return range(count_below(p.seqlen_q // br, br, br + right, 1), count_below(blocks_in(p.seqlen_q, br), br, -left, keys))
+    return range(*forms.seen_range(schedule.problem.seqlen_q, keys, schedule.block_rows, *sides(schedule.problem)))
 
 
 def span(schedule: TileSchedule, keys: int, block: int) -> tuple[int, int]:
     """The column blocks begin <= j < end that row block `block`, one of `seen_blocks`, sees of `keys`."""
-    first, bc = block * schedule.block_rows, schedule.block_cols
-    left, right = sides(schedule.problem)
-    end = min(first + schedule.block_rows, schedule.problem.seqlen_q)
-    return max(first - left, 0) // bc, blocks_in(min(end + right, keys), bc)
+    return forms.col_range(schedule.problem.seqlen_q, keys, *schedule.blocks, *sides(schedule.problem), block)
 
 
 def visits_of(schedule: TileSchedule, keys: int, kept: np.ndarray | None = None) -> Visits:
     """The sums for a head with `keys` keys that visits the tiles `kept` (Tr, Tc), or all."""
     if kept is not None:
         return _kept_visits(schedule, keys, kept)
-    (br, bc), seen = schedule.blocks, seen_blocks(schedule, keys)
-    left, right = sides(schedule.problem)
-    full, tail = divmod(schedule.problem.seqlen_q, br)
-    n, start = max(0, min(seen.stop, full) - seen.start), seen.start * br  # the seen row blocks of br rows
-    blocks = clipped_sum(n, br, start + br + right, keys, bc, bc - 1) - clipped_sum(n, br, start - left, keys, bc)
-    row_visits, rows = br * blocks, br * n
-    last = blocks_in(keys, bc) - 1  # the last column block, which may be short
-    in_last = n - count_below(n, br, start + br + right, last * bc + 1)
-    if tail and full in seen:
-        begin, end = span(schedule, keys, full)
-        row_visits, rows, blocks = row_visits + tail * (end - begin), rows + tail, blocks + end - begin
-        in_last += schedule.problem.seqlen_q + right > last * bc  # so does the last row, unless a window ends before its own key
-    return Visits(row_visits, rows, blocks * bc - in_last * (-keys % bc), blocks, in_last)
+    return Visits(*forms.visited(schedule.problem.seqlen_q, keys, *schedule.blocks, *sides(schedule.problem)))
 
 
 def columns_of(schedule: TileSchedule, keys: int, kept: np.ndarray | None = None, room: int | None = None) -> int:
     """The keys of the column blocks that any row block visits; with those that only have `room` there, up to so many in all."""
     bc, room = schedule.block_cols, keys if room is None else room
     if kept is None:
-        seen = seen_blocks(schedule, keys)
-        return min(span(schedule, keys, seen[-1])[1] * bc, room) - span(schedule, keys, seen[0])[0] * bc if seen else 0
+        return forms.loaded_keys(schedule.problem.seqlen_q, keys, *schedule.blocks, *sides(schedule.problem), room)
     begin, end = _spans(schedule, keys)
     j = np.arange(kept.shape[1])
     visited = (kept & (begin[:, None] <= j) & (j < end[:, None])).any(axis=0)

@@ -1,0 +1,49 @@
+"""The page of `cupyflash learn`: an explanation of FlashAttention whose pictures can be changed, in one file without a network.
+
+Texts are in `en.toml` and `zh.toml`, one file a language; numbers come from `models`, which are translated to JavaScript.
+"""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from pathlib import Path
+from typing import Any
+
+from cupyflash.device import Device
+from cupyflash.sim import page as pages
+from cupyflash.sim.learn import models
+from cupyflash.sim.learn.javascript import translated
+from cupyflash.sim.learn.starts import STARTS
+
+HERE = Path(__file__).parent
+LANGUAGES = {"en": "English", "zh": "中文"}
+SECTIONS = ("memory", "softmax")
+FORMS = (models.tiles, models.forward, models.online)
+DEVICES = ("T4", "A100-40GB", "H100-SXM")
+
+
+def page(language: str | None = None) -> str:
+    """The whole page; it opens in `language` ("en" or "zh"), or in the reader's own if that is None."""
+    devices = [Device.named(name) for name in DEVICES]
+    told = {
+        "language": language,
+        "languages": LANGUAGES,
+        "starts": STARTS,
+        "texts": {name: texts(name) for name in LANGUAGES},
+        "devices": [{"name": each.name.split("-")[0], "sram": each.sram_per_block, "sms": each.sm_count} for each in devices],
+    }
+    data = json.dumps(told, separators=(",", ":"), ensure_ascii=False).replace("<", "\\u003c")
+    style = pages.read("common.css") + read("learn.css")
+    scripts = [pages.read("common.js"), translated("forms", *FORMS), *(read(f"{name}.js") for name in ("core", *SECTIONS, "start"))]
+    filled = read("learn.html").replace("/*STYLE*/", style).replace("/*SCRIPT*/", "".join(scripts))
+    return filled.replace("/*DATA*/", data)
+
+
+def texts(language: str) -> dict[str, Any]:
+    """All texts of a language, by section and name."""
+    return tomllib.loads(read(f"{language}.toml"))
+
+
+def read(name: str) -> str:
+    return (HERE / name).read_text(encoding="utf-8")
