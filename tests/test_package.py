@@ -121,7 +121,7 @@ def test_float16_and_float32_need_no_ml_dtypes() -> None:
 
 
 ROOT = Path(__file__).parents[1]
-OPTIONAL = ("ml_dtypes", "cuda", "matplotlib", "torch")
+OPTIONAL = ("ml_dtypes", "cuda", "matplotlib", "rich", "torch")
 # What is for nobody who has not installed it
 FOR_PYTORCH = ("cupyflash/torch/*.py", "examples/torch_*.py", "tests/beside_torch.py")
 

@@ -8,20 +8,7 @@ from __future__ import annotations
 
 import click
 
-from cupyflash.sim.cli.commands.demo import demo
-from cupyflash.sim.cli.commands.devices import devices
-from cupyflash.sim.cli.commands.explain import explain
-from cupyflash.sim.cli.commands.inspect import inspect
-from cupyflash.sim.cli.commands.learn import learn
-from cupyflash.sim.cli.commands.nvcc import nvcc
-from cupyflash.sim.cli.commands.paper import paper
-from cupyflash.sim.cli.commands.predict import predict
-from cupyflash.sim.cli.commands.profile import profile
-from cupyflash.sim.cli.commands.run import run
-from cupyflash.sim.cli.commands.sweep import sweep
-from cupyflash.sim.cli.commands.time import time
-from cupyflash.sim.cli.commands.trace import trace
-from cupyflash.sim.cli.commands.verify import verify
+from cupyflash.sim.cli.commands import COMMANDS
 from cupyflash.sim.cli.group import EXIT_STATUS, CommandLine
 from cupyflash.sim.cli.options import examples
 from cupyflash.version import __version__
@@ -48,5 +35,5 @@ def main() -> None:
     """
 
 
-for command in (demo, learn, predict, verify, trace, sweep, paper, explain, inspect, profile, run, nvcc, time, devices):
+for command in COMMANDS:
     main.add_command(command)

@@ -16,6 +16,7 @@ from cupyflash.sim import theory
 from cupyflash.sim.cli.group import Found
 from cupyflash.sim.cli.request import on, refuse_longer
 from cupyflash.sim.cli.show import detected, flat, say, show_table, show_tiling, tell, tiling_report, worst_error
+from cupyflash.sim.cli.terminal import progress
 from cupyflash.sim.estimate import seconds
 from cupyflash.sim.host_memory import require_room, verified
 from cupyflash.sim.names import NAMES
@@ -36,7 +37,8 @@ def demo(seqlen: int, heads: int, algorithm: str, device: Device, sram: str | No
     problem = Problem(1, heads, heads, seqlen, seqlen, 64, "float16", causal=True)
     schedules = {algorithm: plan(problem, device, algorithm) for algorithm in ("standard", algorithm)}
     backward = plan_backward(problem, device)
-    refuse_longer(sum(seconds(schedule) for schedule in (*schedules.values(), backward)), max_seconds)
+    estimate = sum(map(seconds, (*schedules.values(), backward)))
+    refuse_longer(estimate, max_seconds)
     require_room(max(map(verified, (*schedules.values(), backward))), "this")
     rng = np.random.default_rng(0)
     q, k, v = (rng.standard_normal((heads, seqlen, 64)).astype(np.float16) for _ in range(3))
@@ -44,13 +46,14 @@ def demo(seqlen: int, heads: int, algorithm: str, device: Device, sram: str | No
 
     report: dict[str, Any] = {"problem": flat(problem), "device": device.name, "sram_bytes": device.sram_per_block}
     counts: dict[str, dict[str, Traffic]] = {}
-    for name, schedule in schedules.items():
-        click.echo(f"compiling and executing {NAMES[name]} on the simulated {device.name} ...", err=True)
-        execution = execute(schedule, q, k, v)
-        counts[name], report[name] = witnesses(schedule, execution.traffic, execution.findings)
-        report[name]["error"] = worst_error(execution.out, expected)
-    click.echo(f"compiling and executing the backward on the simulated {device.name} ...", err=True)
-    report["backward"] = backward_demo(backward, rng.standard_normal(q.shape).astype(q.dtype), q, k, v)
+    with progress(estimate) as steps:
+        for name, schedule in schedules.items():
+            steps.begin(f"compiling and executing {NAMES[name]} on the simulated {device.name}")
+            execution = execute(schedule, q, k, v)
+            counts[name], report[name] = witnesses(schedule, execution.traffic, execution.findings)
+            report[name]["error"] = worst_error(execution.out, expected)
+        steps.begin(f"compiling and executing the backward on the simulated {device.name}")
+        report["backward"] = backward_demo(backward, rng.standard_normal(q.shape).astype(q.dtype), q, k, v)
     if gpu is not None:
         report["gpu"] = gpu_demo(gpu, q, k, v, expected)
     flash = counts[algorithm]["executed"].total_bytes

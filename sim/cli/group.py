@@ -7,9 +7,11 @@ import re
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any
 
 import click
+
+from cupyflash.sim.cli.help import HelpContext, coloured
 
 if TYPE_CHECKING:
     from cupyflash.launch.nvrtc import CompileError
@@ -26,7 +28,16 @@ Exit status:
   {INTERRUPTED}  interrupted"""
 
 
-class Found(click.ClickException):
+class OneLine(click.ClickException):
+    """An error that is printed in one line, without the usage above it."""
+
+    exit_code = WRONG_INPUT
+
+    def show(self, file: IO[Any] | None = None) -> None:
+        click.echo(f"{coloured('Error:', bold=True, fg='red')} {self.format_message()}", file=file, err=file is None)
+
+
+class Found(OneLine):
     """A finding or a disagreement, reported after the output."""
 
     exit_code = 1
@@ -34,6 +45,8 @@ class Found(click.ClickException):
 
 class CommandLine(click.Group):
     """Commands in the order of a first tour; every error is one line and has its exit status."""
+
+    context_class = HelpContext
 
     def list_commands(self, context: click.Context) -> list[str]:
         return list(self.commands)
@@ -86,9 +99,9 @@ def orderly() -> Iterator[None]:
         raise wrong_input(first_error(error)) from error
 
 
-def wrong_input(text: str) -> click.UsageError:
-    """An error of exit status 2 that is printed in one line, without the usage above it."""
-    return click.UsageError(" ".join(text.split()))
+def wrong_input(text: str) -> OneLine:
+    """An error of exit status 2."""
+    return OneLine(" ".join(text.split()))
 
 
 def drop_output() -> None:

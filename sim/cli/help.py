@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import functools
+import os
 from collections.abc import Callable
+from typing import Any
 
 import click
 from click.shell_completion import CompletionItem
@@ -29,8 +31,28 @@ OTHERS = "Output"
 """The group of an option that is in none, such as --help."""
 
 
+def coloured(words: str, **style: Any) -> str:
+    """Words in a style, which click leaves out of pipes and files; as they are if NO_COLOR is set (no-color.org)."""
+    return words if os.environ.get("NO_COLOR") else click.style(words, **style)
+
+
+class Formatter(click.HelpFormatter):
+    """Help with headings that stand out on a terminal."""
+
+    def write_heading(self, heading: str) -> None:
+        super().write_heading(coloured(heading, bold=True, fg="cyan"))
+
+
+class HelpContext(click.Context):
+    """The context of a command, whose help `Formatter` writes."""
+
+    formatter_class = Formatter
+
+
 class GroupedCommand(click.Command):
     """A command whose help has its options in groups."""
+
+    context_class = HelpContext
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         group_of = {name: title for title, names in GROUPS.items() for name in names.split()}

@@ -11,7 +11,7 @@ import click
 
 from cupyflash.sim import files, text
 from cupyflash.sim.cli.options import kind_of
-from cupyflash.sim.cli.show import print_or_write, width
+from cupyflash.sim.cli.show import print_or_write, say, show_table, width
 from cupyflash.sim.pictures.paper import FIGURES, Figure, markdown
 
 
@@ -26,6 +26,11 @@ def paper(names: Sequence[str], form: str | None, as_json: bool, output: Path | 
             path = plot / f"paper_{figure.name}.png"
             files.save(draw(figure), path)
             click.echo(f"wrote {path}", err=True)
+    if form == "text" and output is None:
+        for number, figure in enumerate(figures):
+            click.echo("\n" * bool(number), nl=False)
+            show(figure)
+        return
     if form == "text":
         content = "\n\n".join(shown(figure) for figure in figures) + "\n"
     else:
@@ -40,8 +45,18 @@ def report(figure: Figure) -> dict[str, Any]:
     return {**said, "rows": rows, "lines": {line.label: [*map(list, line.points)] for line in figure.picture.lines}}
 
 
+def show(figure: Figure) -> None:
+    """Print a figure as text."""
+    say(figure.title)
+    say(figure.paper, first="the paper: ")
+    say()
+    show_table(figure.heads, figure.rows)
+    say()
+    say(figure.explained)
+
+
 def shown(figure: Figure) -> str:
-    """A figure as text."""
+    """A figure as text, for a file."""
     columns = min(width(), text.WIDTH)
     said = text.paragraph(figure.paper, first="the paper: ", width=columns)
     table = text.table(figure.heads, figure.rows, width=width())

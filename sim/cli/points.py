@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from cupyflash.sim import text
-from cupyflash.sim.cli.show import width
+from cupyflash.sim.cli.show import say, show_table, width
 
 
 class Column(NamedTuple):
@@ -55,24 +55,37 @@ class Points:
         writer.writerows(self.rows)
         return file.getvalue()
 
+    def show(self) -> None:
+        """Print the table, with what is said of it."""
+        heads, rows, legends = self._table
+        say(self.title, rest="  ")
+        say()
+        show_table(heads, rows, left=())
+        say()
+        for words in legends:
+            say(words)
+
     def table(self) -> str:
         """Text with a heading, aligned."""
+        heads, rows, legends = self._table
+        across = width()
+        return "\n".join(
+            [
+                *text.paragraph(self.title, rest="  ", width=min(across, text.WIDTH)),
+                "",
+                *text.table(heads, rows, left=(), width=across),
+                "",
+                *(line for words in legends for line in text.paragraph(words, width=min(across, text.WIDTH))),
+                "",
+            ]
+        )
+
+    @property
+    def _table(self) -> tuple[list[str], list[tuple[str, ...]], list[str]]:
+        """Heads, rows and legends."""
         cells = {name: [column.cell(row[name]) for row in self.rows] for name, column in self.columns.items()}
         same = [name for name in list(cells)[1:] if self.folded and len(self.rows) > 1 and len(set(cells[name])) == 1]
         shown = [name for name in cells if name not in same]
         told = "; ".join(f"{self.columns[name].heading} {cells[name][0]}" for name in same)
         legends = [*self.legends, *[f"the same at every point: {told}"] * bool(same)]
-        across = width()
-        lines = [
-            *text.paragraph(self.title, rest="  ", width=min(across, text.WIDTH)),
-            "",
-            *text.table(
-                [self.columns[name].heading for name in shown],
-                zip(*(cells[name] for name in shown), strict=True),
-                left=(),
-                width=across,
-            ),
-            "",
-            *(line for words in legends for line in text.paragraph(words, width=min(across, text.WIDTH))),
-        ]
-        return "\n".join(lines) + "\n"
+        return [self.columns[name].heading for name in shown], [*zip(*(cells[name] for name in shown), strict=True)], legends

@@ -10,6 +10,7 @@ import click
 
 from cupyflash.sim.cli.request import ProblemRequest
 from cupyflash.sim.cli.show import say, show_table
+from cupyflash.sim.cli.terminal import progress
 from cupyflash.sim.names import NAMES
 
 
@@ -41,8 +42,9 @@ class Timing:
         schedule = request.schedule()
         beside = measured(schedule, self.results or RESULTS)
         require_work(schedule)
-        click.echo(f"executing the machine code of {NAMES[schedule.algorithm]} ...", err=True)
-        found = predicted(schedule, request.functions.given)
+        with progress() as steps:
+            steps.begin(f"executing the machine code of {NAMES[schedule.algorithm]}")
+            found = predicted(schedule, request.functions.given)
         peak = request.device.tensor_peak.get(request.problem.dtype)
         report = {**found.to_dict(), "peak_flops_a_second": peak}
         if self.roofline is not None:

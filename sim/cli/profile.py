@@ -16,6 +16,7 @@ from cupyflash.sim import files
 from cupyflash.sim.cli.options import gathered
 from cupyflash.sim.cli.reporting import FindingsReport
 from cupyflash.sim.cli.show import piped, width
+from cupyflash.sim.cli.terminal import LONG_SECONDS, progress
 from cupyflash.sim.formats import CheckedKernels
 from cupyflash.sim.ptx import PtxError, Suppression, UnsupportedPTX
 
@@ -117,19 +118,22 @@ def profile(source: Source, launch: LaunchOptions, report: ProfileReport, behind
     for name in report.saves:
         if name not in arrays:
             raise ValueError(f"--save {name}: there is no such array among the arguments; there are {', '.join(arrays) or 'none'}")
-    click.echo(f"executing {source.file} on the PTX machine ...", err=True)
     try:
-        found = run(
-            source.file,
-            source.kernel,
-            **vars(launch),
-            args=arguments.values,
-            options=options,
-            unwritten=arguments.unwritten,
-            banks=report.html is not None,
-            l2=behind.device if behind.l2 else None,
-            timeline_block=0 if report.timeline_block is None and report.html is not None else report.timeline_block,
-        )
+        with progress() as steps:
+            steps.begin(f"executing {source.file} on the PTX machine")
+            found = run(
+                source.file,
+                source.kernel,
+                **vars(launch),
+                args=arguments.values,
+                options=options,
+                unwritten=arguments.unwritten,
+                banks=report.html is not None,
+                l2=behind.device if behind.l2 else None,
+                timeline_block=0 if report.timeline_block is None and report.html is not None else report.timeline_block,
+                on_long=lambda estimate: steps.expect(estimate.seconds),
+                long_seconds=LONG_SECONDS,
+            )
     except PtxError as error:
         raise click.UsageError(f"{source.file}: {first_reason(error)}") from error
     for name, path in report.saves.items():

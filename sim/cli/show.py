@@ -20,6 +20,7 @@ from cupyflash.request.problem import Problem
 from cupyflash.request.score import Form
 from cupyflash.schedules import Cache, TileSchedule
 from cupyflash.sim import files, text
+from cupyflash.sim.cli import terminal
 from cupyflash.words import plural
 
 NARROWEST = 40
@@ -37,15 +38,14 @@ def piped() -> bool:
 
 def say(words: str = "", *, first: str = "", rest: str = "") -> None:
     """A paragraph; however wide the terminal is, its lines are no longer than is good to read."""
-    lines = text.paragraph(words, first=first, rest=rest, width=min(width(), text.WIDTH))
-    click.echo("\n".join(lines))
+    terminal.show_lines(text.paragraph(words, first=first, rest=rest, width=min(width(), text.WIDTH)))
 
 
 def show_table(
     heads: Sequence[str], rows: Iterable[Sequence[str]], *, left: Sequence[int] = (0,), titles: Sequence[str] = ()
 ) -> None:
     """A table that fits the terminal, in several parts if it has to."""
-    click.echo("\n".join(text.table(heads, rows, left=left, titles=titles, width=width())))
+    terminal.show_table(heads, rows, left=left, titles=titles, width=width())
 
 
 def print_or_write(content: str, output: Path | None) -> None:

@@ -22,6 +22,7 @@ from cupyflash.sim.cli.points import Column, Points
 from cupyflash.sim.cli.ranks import Split, refuse_without_ranks
 from cupyflash.sim.cli.request import ProblemRequest, requested
 from cupyflash.sim.cli.show import describe, flat, print_or_write, taken
+from cupyflash.sim.cli.terminal import tracked
 from cupyflash.sim.names import NAMES
 from cupyflash.sim.pictures import sweep as sweeping
 from cupyflash.sim.pictures.sweep import Axis, Point, default_range, spaced
@@ -119,14 +120,18 @@ def sweep(request: ProblemRequest, over: Over, span: AxisSpan, split: Split, rep
         points = of_axis(request, over, span, report)
     if report.plot is not None:
         click.echo(f"wrote {report.plot}", err=True)
-    print_or_write(points.printed(kind), report.output)
+    if kind == "table" and report.output is None:
+        points.show()
+    else:
+        print_or_write(points.printed(kind), report.output)
 
 
 def of_axis(request: ProblemRequest, over: Axis, span: AxisSpan, report: SweepReport) -> Points:
     """The points along one of the theorem's axes; a picture is drawn on the way."""
     request = replace(request, problem=posed(request.problem, over))
     values = span.values(request.problem, over)
-    asked = request.problem, request.device, over, values, request.algorithm, request.tiling
+    counting = tracked(values, "counting the points")
+    asked = request.problem, request.device, over, counting, request.algorithm, request.tiling
     found = sweeping.sweep(*asked, lse=request.lse, with_l2=report.with_l2)
     if not found.points:
         raise click.UsageError(found.skipped[0][1])

@@ -18,6 +18,7 @@ from cupyflash.sim.cli.profile import (
     preprocessed,
 )
 from cupyflash.sim.cli.show import say, show_table
+from cupyflash.sim.cli.terminal import progress
 from cupyflash.sim.ptx import PtxError
 
 if TYPE_CHECKING:
@@ -62,9 +63,10 @@ class TimeReport:
 def time(launch: TimedLaunch, chip: Chip, report: TimeReport) -> None:
     """Time a kernel on a device that is not there."""
     earlier = None if report.against is None else _earlier(report.against)
-    click.echo(f"executing the machine code of {launch.file} ...", err=True)
     try:
-        found = _timed(launch, chip)
+        with progress() as steps:
+            steps.begin(f"executing the machine code of {launch.file}")
+            found = _timed(launch, chip)
     except PtxError as error:
         raise click.UsageError(f"{launch.file}: {first_reason(error)}") from error
     except RuntimeError as error:  # a tool is missing, or refuses the file

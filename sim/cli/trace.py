@@ -16,6 +16,7 @@ from cupyflash.sim.cli.group import Found
 from cupyflash.sim.cli.options import first_given
 from cupyflash.sim.cli.request import ProblemRequest, refuse_longer, requested
 from cupyflash.sim.cli.show import describe, describe_cache, say, show_table
+from cupyflash.sim.cli.terminal import progress
 from cupyflash.sim.names import NAMES
 from cupyflash.sim.numbers.gathered import one_call
 from cupyflash.words import plural
@@ -51,13 +52,15 @@ def trace(
     if (block or 0) >= max(most, 1):
         why = f"{block}: no launch has more than {plural(most, 'thread block')}"
         raise click.BadParameter(why, param_hint="--timeline-block")
-    refuse_longer(sum(map(seconds, schedules)), max_seconds)
+    estimate = sum(map(seconds, schedules))
+    refuse_longer(estimate, max_seconds)
     require_room(max(map(verified, schedules)), "this")
     names, made = names_of(asked), []
-    for name, schedule in zip(names, schedules, strict=True):
-        click.echo(f"executing {name} on the simulated {request.device.name} ...", err=True)
-        drawn = schedule.problem, data_seed, request.functions.given
-        made.append(traces.trace(schedule, data_seed, draw_score(*drawn), draw_mask(*drawn), block))
+    with progress(estimate) as steps:
+        for name, schedule in zip(names, schedules, strict=True):
+            steps.begin(f"executing {name} on the simulated {request.device.name}")
+            drawn = schedule.problem, data_seed, request.functions.given
+            made.append(traces.trace(schedule, data_seed, draw_score(*drawn), draw_mask(*drawn), block))
     told = page.report(made, names, title_of(request, asked))
     if html is not None:
         files.write(html, page.page(told))

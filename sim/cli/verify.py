@@ -13,6 +13,7 @@ from cupyflash.sim.cli.group import Found
 from cupyflash.sim.cli.l2 import show_executed
 from cupyflash.sim.cli.request import ProblemRequest, refuse_longer, requested
 from cupyflash.sim.cli.show import say, show_table, show_tiling, tell, tiling_report
+from cupyflash.sim.cli.terminal import progress
 from cupyflash.sim.l2 import L2
 from cupyflash.words import plural
 
@@ -31,12 +32,11 @@ def verify(request: ProblemRequest, seed: int | None, data_seed: int, l2: bool, 
     estimate = verification.estimated_seconds(schedule, seed)
     refuse_longer(estimate, max_seconds)
 
-    def progress(doing: str) -> None:
-        click.echo(f"{doing} on the simulated {request.device.name} (about {estimate:.1f} s in all) ...", err=True)
-
     score, mask = (draw(schedule.problem, data_seed, request.functions.given) for draw in (draw_score, draw_mask))
     drawn: Any = {"data_seed": data_seed, "score": score, "mask": mask, "dropped": request.dropout or DROPPED}
-    found = verification.verify(schedule, seed=seed, **drawn, l2=l2, progress=progress)
+    with progress(estimate) as steps:
+        on = f"on the simulated {request.device.name}"
+        found = verification.verify(schedule, seed=seed, **drawn, l2=l2, progress=lambda doing: steps.begin(f"{doing} {on}"))
     report = report_of(request, schedule, found, seed)
     tell(report, as_json, show, request, found)
     if not found.good:

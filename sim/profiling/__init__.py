@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,7 +19,7 @@ from cupyflash.sim.l2 import L2, Behind
 from cupyflash.sim.l2.executed import Observed
 from cupyflash.sim.l2.launch import resident
 from cupyflash.sim.profiling.banks import BankAccess, WorstAccesses
-from cupyflash.sim.ptx import Access, Counts, Finding, Launch, Module, SharedCounts, Suppression, Traffic
+from cupyflash.sim.ptx import Access, Counts, Estimate, Finding, Launch, Module, SharedCounts, Suppression, Traffic
 from cupyflash.sim.ptx.memory.spaces import Observer
 from cupyflash.sim.ptx.module import triple
 from cupyflash.sim.ptx.parameters import ask_about_types
@@ -251,14 +251,16 @@ def profile(
     banks: bool = False,
     l2: Device | None = None,
     timeline_block: int | None = None,
+    on_long: Callable[[Estimate], None] | None = None,
+    long_seconds: float | None = None,
 ) -> Profile:
     """Run a kernel on the PTX machine and report traffic, bank conflicts, instruction mix, divergence and findings.
 
-    source: a file of CUDA C, a `.ptx` file, or a loaded `ptx.Module`. kernel: its name, in the PTX or in the source; not
-    needed if there is only one. grid, block, cluster, args, shared_bytes, seed, races, unwritten, max_instructions,
-    stall_seconds and suppressions: as in `ptx.Module.launch`; NumPy arrays are tensors, written in place. options: NVRTC's, for
-    CUDA C (-arch=compute_90, -DN=64, -Ifolder). banks: keep `Profile.banks`, for the page. l2: a device; all lines that the kernel
-    requests go through the model of its L2. timeline_block: the thread block (linear index in the grid) with a timeline.
+    source: a file of CUDA C, a `.ptx` file, or a loaded `ptx.Module`. kernel: its name, in the PTX or in the source; not needed if
+    there is only one. grid, block, cluster, args, shared_bytes, seed, races, unwritten, max_instructions, stall_seconds,
+    suppressions, on_long and long_seconds: as in `ptx.Module.launch`; NumPy arrays are tensors, written in place. options: NVRTC's,
+    for CUDA C (-arch=compute_90, -DN=64, -Ifolder). banks: keep `Profile.banks`, for the page. l2: a device; all lines that the
+    kernel requests go through the model of its L2. timeline_block: the thread block (linear index in the grid) with a timeline.
 
     Raises ValueError or TypeError for arguments that do not fit, such as a float64 array for `float*`, OSError for a file that
     cannot be read, `cupyflash.launch.nvrtc.CompileError`, `ptx.PtxError` for code that the machine cannot execute, ImportError
@@ -270,6 +272,7 @@ def profile(
     ask_about_types(module.cuda_of(kernel), kernel, args)
     how: dict[str, Any] = {"shared_bytes": shared_bytes, "seed": seed, "races": races, "unwritten": unwritten, "cluster": cluster}
     how |= {"max_instructions": max_instructions, "stall_seconds": stall_seconds, "suppressions": suppressions}
+    how |= {"on_long": on_long, "long_seconds": long_seconds}
     blocks, threads = (math.prod(triple(each, name)) for each, name in ((grid, "grid"), (block, "block")))
     if timeline_block is not None and not 0 <= timeline_block < blocks:
         raise ValueError(f"timeline_block must be one of the grid's {plural(blocks, 'thread block')}, from 0, got {timeline_block}")

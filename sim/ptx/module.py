@@ -282,6 +282,7 @@ class Module:
         stall_seconds: float | None = None,
         max_seconds: float | None = None,
         on_long: Callable[[Estimate], None] | None = None,
+        long_seconds: float | None = None,
         approximate: bool = True,
         tensor_cores: str | None = None,
         cluster: int | Sequence[int] | None = None,
@@ -313,11 +314,11 @@ class Module:
         environment's CUPYFLASH_MAX_INSTRUCTIONS, else no limit). stall_seconds: processor time, in seconds, without progress of any
         loop towards its end, after which the launch ends with an "endless" finding (`execute.scheduler`; None: the environment's
         CUPYFLASH_STALL_SECONDS, else 20). max_seconds: processor time, in seconds, after which the launch ends without such a
-        finding (`Launch.unfinished`; None: no limit). on_long: called with an `Estimate` if the launch is expected to take 10 s of
-        processor time or more: before it, if its kernel ran before, else once some waves of its blocks have run; and again if it
-        turns out to take twice as long. approximate: True gives approximate instructions (ex2.approx and so on) an
-        error of the size that the PTX ISA allows; False rounds their exact results to nearest. tensor_cores: "H100" sums products
-        of float16, bfloat16 and TF32 in mma, wmma and wgmma as an H100 does, bit for bit, which takes longer
+        finding (`Launch.unfinished`; None: no limit). on_long: called with an `Estimate` if the launch is expected to take
+        `long_seconds` (None: 10) of processor time or more: before it, if its kernel ran before, else once some waves of its blocks
+        have run; and again if it turns out to take twice as long. approximate: True gives approximate instructions (ex2.approx and
+        so on) an error of the size that the PTX ISA allows; False rounds their exact results to nearest. tensor_cores: "H100" sums
+        products of float16, bfloat16 and TF32 in mma, wmma and wgmma as an H100 does, bit for bit, which takes longer
         (`decode.matrices`); None: the environment's CUPYFLASH_TENSOR_CORES, else as NumPy does. cluster: blocks of a cluster, a
         number or up to three (x, y, z), which must divide the grid; None: the kernel's own (__cluster_dims__), else one block.
         processes: the most processes that run the blocks of a large grid (None: the environment's CUPYFLASH_PROCESSES, else 1), as
@@ -337,7 +338,7 @@ class Module:
         geometry = geometry_of(self.program, entry, triple(grid, "grid"), triple(block, "block"), cluster)
         if seed is not None and (isinstance(seed, bool) or not isinstance(seed, (int, np.integer)) or seed < 0):
             raise ValueError(f"seed must be None or a whole number from 0, got {seed!r}")
-        limits = Limits.asked(max_instructions, stall_seconds, max_seconds, on_long)
+        limits = Limits.asked(max_instructions, stall_seconds, max_seconds, on_long, long_seconds)
         processes = processes_asked(processes)
         engine = engine_asked()
         numerics = approximate, tensor_cores_asked(tensor_cores)

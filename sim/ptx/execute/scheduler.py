@@ -244,12 +244,12 @@ class Estimate:
 class Forecast:
     """Estimates of a launch while it runs: a wave takes what those before have taken, the first one apart, as it may compile code.
 
-    The first estimate of LONG_SECONDS or more is told, and then one that is twice the last one.
+    The first estimate of `least` seconds or more is told, and then one that is twice the last one.
     """
 
-    def __init__(self, told: Callable[[Estimate], None]):
+    def __init__(self, told: Callable[[Estimate], None], least: float):
         self.told = told
-        self.last = LONG_SECONDS / 2
+        self.last = least / 2
 
     def begin(self, waves: int) -> None:
         """Begins a launch of so many waves; again if it is run a second time, in another way."""
@@ -304,6 +304,7 @@ class Limits:
         stall_seconds: float | None,
         max_seconds: float | None,
         on_long: Callable[[Estimate], None] | None = None,
+        long_seconds: float | None = None,
     ) -> Limits:
         """Returns these limits; a missing one is the environment's (CUPYFLASH_MAX_INSTRUCTIONS, CUPYFLASH_STALL_SECONDS), else the
         default. Raises ValueError for a wrong limit.
@@ -311,7 +312,7 @@ class Limits:
         most = _asked("max_instructions", max_instructions, int, "a whole number from 1")
         seconds = _asked("stall_seconds", stall_seconds, float, "a number of seconds above 0")
         in_all = None if max_seconds is None else _asked("max_seconds", max_seconds, float, "a number of seconds above 0")
-        forecast = None if on_long is None else Forecast(on_long)
+        forecast = None if on_long is None else Forecast(on_long, LONG_SECONDS if long_seconds is None else long_seconds)
         return cls(None if most is None else int(most), STALL_SECONDS if seconds is None else float(seconds), in_all, forecast)
 
 
