@@ -95,7 +95,7 @@ def _grouped(
     return Padding(grid, (0, 0, 0, len(text.INDENT)), expand=False)
 
 
-class Steps:
+class StepLines:
     """Steps of work, told on stderr: each is a line, the first one with the estimate in seconds of all if that is long."""
 
     def __init__(self, estimate: float | None):
@@ -112,7 +112,7 @@ class Steps:
         click.echo(f"about {seconds:,.0f} s in all ...", err=True)
 
 
-class Bar(Steps):
+class StepBar(StepLines):
     """The same on one line of a terminal, with a bar by the estimate and the time that has passed."""
 
     def __init__(self, estimate: float | None, bar: Progress):
@@ -127,11 +127,11 @@ class Bar(Steps):
 
 
 @contextmanager
-def progress(estimate: float | None = None) -> Iterator[Steps]:
+def progress(estimate: float | None = None) -> Iterator[StepLines]:
     """Steps of work that takes `estimate` seconds in all, if that is known: a bar on a terminal with rich, else lines."""
     shown = console(err=True)
     if shown is None:
-        yield Steps(estimate)
+        yield StepLines(estimate)
         return
     from rich.progress import Progress, ProgressColumn, TextColumn
     from rich.progress_bar import ProgressBar
@@ -155,7 +155,7 @@ def progress(estimate: float | None = None) -> Iterator[Steps]:
             return Text(f"{task.elapsed or 0:,.0f}{of} s")
 
     with Progress(Passed(), Seconds(), TextColumn("{task.description}"), console=shown, transient=True) as bar:
-        yield Bar(estimate, bar)
+        yield StepBar(estimate, bar)
 
 
 def tracked(items: Sequence[Any], doing: str) -> Iterator[Any]:
