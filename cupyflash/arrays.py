@@ -180,6 +180,12 @@ def require_dtype(name: str, array: Array, dtype: Any) -> None:
         raise TypeError(f"{name} must be of dtype {np.dtype(dtype)}, got {array.dtype}")
 
 
+def require_integers(name: str, array: Array) -> None:
+    """TypeError for elements that are no integers; those of any width are taken, as 32 bits."""
+    if array.dtype.kind not in "iu":
+        raise TypeError(f"{name} must be of an integer dtype, got {array.dtype}")
+
+
 def check_strides(name: str, array: Array) -> None:
     size = array.dtype.itemsize
     if any(stride % size for stride in array.strides):
@@ -192,11 +198,17 @@ def check_scores_like(name: str, array: Array, scores: tuple[int, ...], dtype: s
     """An array of `dtype` that broadcasts to the shape of S."""
     check_array(name, array)
     if array.dtype.name != dtype:
-        raise TypeError(f"{name} must be of dtype {dtype}, got {array.dtype}")
+        added = dtype == "bool" and ": numbers that are added to the scores are bias" * (array.dtype.name in ITEMSIZE)
+        raise TypeError(f"{name} must be of dtype {dtype}, got {array.dtype}{added or ''}")
     check_strides(name, array)
     tail = scores[len(scores) - array.ndim :] if array.ndim <= len(scores) else None
     if tail is None or any(length not in (1, whole) for length, whole in zip(array.shape, tail, strict=True)):
         raise ValueError(f"{name} must broadcast to (..., n_q, n_k) = {scores}, got shape {array.shape}")
+
+
+def heads_first(array: Any) -> Any:
+    """(..., n, h, d) as (..., h, n, d), a view; an array without heads as it is."""
+    return array.swapaxes(-3, -2) if array.ndim > 2 else array
 
 
 def of_heads(rows: Any) -> Any:

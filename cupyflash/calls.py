@@ -18,9 +18,10 @@ def attention(q: Any, k: Any, v: Any, **asked: Unpack[keywords.ForwardKeywords])
     """Compute O = softmax(scale Q K^T + bias) V exactly, by tiles.
 
     Shapes: q (n_q, d), (h, n_q, d) or (b, h, n_q, d); k the same with n_k and h_kv heads, where h_kv divides h; v as k, with d_v in
-    place of d if you like. d and d_v are 1 to 256, up to 512 in half types for "fa2", gradients too; float16, bfloat16 (compute
-    capability 8.0) or float32, all of one dtype; any strides whose last axis is contiguous. `scale` is 1 / sqrt(d) if None. Scores
-    are float32 numbers: with finite inputs they are right up to 2e38, and NaN beyond.
+    place of d if you like. With `layout` "bnhd" q, k, v, `out` and the result are (n, h, d) or (b, n, h, d); everything else, L
+    too, has its heads before its rows as ever. d and d_v are 1 to 256, up to 512 in half types for "fa2", gradients too; float16,
+    bfloat16 (compute capability 8.0) or float32, all of one dtype; any strides whose last axis is contiguous. `scale` is 1 /
+    sqrt(d) if None. Scores are float32 numbers: with finite inputs they are right up to 2e38, and NaN beyond.
 
     Masks. `causal` is aligned bottom-right: row r sees key c if c <= r + n_k - n_q. `window` = (left, right) lets row r see the
     keys from r + n_k - n_q - left to r + n_k - n_q + right, None for no limit on a side; with `causal` right is 0.
@@ -39,11 +40,11 @@ def attention(q: Any, k: Any, v: Any, **asked: Unpack[keywords.ForwardKeywords])
 
     Scores. `score`, a `Score`, transforms each scaled score before bias and masks: one expression, compiled into the kernels (all
     of them take one; "fa3" none with sin or cos). Two such expressions have names: `softcap`, a positive number, makes scores
-    softcap tanh(s / softcap); `alibi_slopes`, float32 of shape (h,) or (b, h), then subtracts slope |q - k|, where q is the row's
-    place on the keys' axis (r + n_k - n_q). Neither can be combined with `score`, which can express both.
+    softcap tanh(s / softcap); `alibi_slopes`, of any of the three dtypes and shape (h,) or (b, h), then subtracts slope |q - k|,
+    where q is the row's place on the keys' axis (r + n_k - n_q). Neither can be combined with `score`, which can express both.
 
-    `sinks`, float32 of shape (h,), is one more score (a logit of no key) for each of a head's rows, without a value. L includes it,
-    even if a row sees no key; if parts of the keys are merged, give the sinks to one of them.
+    `sinks`, of any of the three dtypes and shape (h,), is one more score (a logit of no key) for each of a head's rows, without a
+    value. L includes it, even if a row sees no key; if parts of the keys are merged, give the sinks to one of them.
 
     Dropout. `dropout`, 0 to below 1, is the probability with which each weight of the softmax is dropped (not by "decode");
     kept weights are multiplied by 1 / (1 - dropout), and L is that without dropout. `seed`, an integer below 2**64,
@@ -152,13 +153,13 @@ def attention_varlen(
     otherwise.
 
     Shapes: q (total_q, h, d), k (total_k, h_kv, d), v (total_k, h_kv, d_v). Sequence b has the rows cu_seqlens_q[b] to
-    cu_seqlens_q[b + 1] - 1 of q, and likewise by cu_seqlens_k of k and v: both are int32 of shape (b + 1,) or lists, begin with 0,
-    do not decrease, and end with total_q and total_k. `causal` and `window` are aligned bottom-right in each sequence. A sequence
-    may have no queries, or no keys: its rows are then zeros with a log-sum-exp of -inf. `mask` is a `Mask`, or a `block_mask` of
-    one and of these bounds. In its expression, and in a `score`'s, b is the sequence's number, row, q and k count from its own
-    beginning, and n_q and n_k are its own lengths; an axis that row or k indexes has as many elements as the longest sequence
-    (`max_seqlen`). `alibi_slopes` are (h,) or (sequences, h). For `dropout` a sequence's number is its batch, and rows and keys
-    count from its own beginning, too.
+    cu_seqlens_q[b + 1] - 1 of q, and likewise by cu_seqlens_k of k and v: both are integers of shape (b + 1,) or lists, begin with
+    0, do not decrease, and end with total_q and total_k. `causal` and `window` are aligned bottom-right in each sequence. A
+    sequence may have no queries, or no keys: its rows are then zeros with a log-sum-exp of -inf. `mask` is a `Mask`, or a
+    `block_mask` of one and of these bounds. In its expression, and in a `score`'s, b is the sequence's number, row, q and k count
+    from its own beginning, and n_q and n_k are its own lengths; an axis that row or k indexes has as many elements as the longest
+    sequence (`max_seqlen`). `alibi_slopes` are (h,) or (sequences, h). For `dropout` a sequence's number is its batch, and rows and
+    keys count from its own beginning, too.
 
     `max_seqlen_q` and `max_seqlen_k` are the lengths of the longest sequences, or more. Without them the call reads the bounds,
     which waits for the GPU if they are there; so pass both lengths, or pass the bounds as lists or NumPy arrays. (While a CUDA
@@ -207,10 +208,11 @@ def attention_decode(q: Any, k_cache: Any, v_cache: Any, cache_seqlens: Any, **a
 
     Shapes: q (b, h, n_q, d); k_cache (b, h_kv, n, d) and v_cache (b, h_kv, n, d_v), with room for n keys of each sequence, of any
     strides whose last axis is contiguous. Or the caches are pages, (pages, h_kv, page_size, d) and d_v, page_size a multiple of 16,
-    and `block_table`, int32 of shape (b, pages of a sequence), has the number of the page with a sequence's keys 0 to page_size -
-    1, then that of the next ones, and so on; entries after the sequence's last key are not read. h_kv divides h, and the rows of
-    all query heads of a key head go together, so that K and V are read once. For caches with heads and keys the other way round, as
-    (b, n, h_kv, d) or (pages, page_size, h_kv, d), pass `swapaxes(1, 2)`, which makes no copy.
+    and `block_table`, integers of shape (b, pages of a sequence), has the number of the page with a sequence's keys 0 to page_size
+    - 1, then that of the next ones, and so on; entries after the sequence's last key are not read. h_kv divides h, and the rows of
+    all query heads of a key head go together, so that K and V are read once. With `layout` "bnhd" all have their heads behind: q
+    (b, n_q, h, d), caches (b, n, h_kv, d) or (pages, page_size, h_kv, d), k, v and the result likewise. For q of one order beside
+    caches of another pass `swapaxes(1, 2)`, which makes no copy.
 
     `cache_seqlens`, integers of shape (b,) in an array or a list, are the numbers of keys that each sequence has in the cache, from
     0 on. `k` (b, h_kv, n_new, d) and `v`, if given, are appended to them, in place, and belong to the sequence; `cache_seqlens`

@@ -7,18 +7,21 @@ from typing import Any
 
 import numpy as np
 
-from cupyflash.arrays import address, array_dtype, require_dtype, require_places, require_shape
+from cupyflash.arrays import address, array_dtype, heads_first, require_dtype, require_places, require_shape
 from cupyflash.launch.dispatch import as_array, device_of, on_gpu, refuse_written
 from cupyflash.launch.launcher import held_for_graph
+from cupyflash.request.keywords import LAYOUTS
+from cupyflash.request.options import require_choice
 
 
-def merge_states(o_a: Any, lse_a: Any, o_b: Any, lse_b: Any, *, out: Any | None = None) -> tuple[Any, Any]:
+def merge_states(o_a: Any, lse_a: Any, o_b: Any, lse_b: Any, *, out: Any | None = None, layout: str = "bhnd") -> tuple[Any, Any]:
     """Merge attention over the keys of a and of b: O = (e^La O_a + e^Lb O_b) / (e^La + e^Lb), L = log(e^La + e^Lb).
 
     o_a and o_b, of shape (..., n, d) and one dtype (float16, bfloat16 or float32), and lse_a and lse_b, float32 of shape (..., n),
-    are the results of `attention` with `return_lse` for the same queries and two disjoint sets of keys. (Pass results of
-    `attention_varlen` as `o.swapaxes(0, 1)`.) A log-sum-exp of -inf means that no key was seen: the other side is then the result,
-    exactly; if both are -inf, zeros and -inf. Commutative, and associative up to rounding.
+    are the results of `attention` with `return_lse` for the same queries and two disjoint sets of keys. With `layout` "bnhd" o_a,
+    o_b and out are (..., n, h, d) beside lse of (..., h, n), as `attention` and `attention_varlen` return them. A log-sum-exp of
+    -inf means that no key was seen: the other side is then the result, exactly; if both are -inf, zeros and -inf. Commutative, and
+    associative up to rounding.
 
     Computed in float32. Returns O in its dtype and L in float32; `out`, if given, receives O: o_a or o_b itself, or memory that no
     input shares, with a place for every element. NumPy and CuPy arrays alike, of any strides; CuPy arrays on their device and the
@@ -27,7 +30,10 @@ def merge_states(o_a: Any, lse_a: Any, o_b: Any, lse_b: Any, *, out: Any | None 
     Raises TypeError or ValueError for arrays that do not go together.
     """
     given = {"o_a": o_a, "lse_a": lse_a, "o_b": o_b, "lse_b": lse_b} | ({} if out is None else {"out": out})
+    require_choice("layout", layout, LAYOUTS)
     arrays = {name: as_array(name, array) for name, array in given.items()}
+    if layout == "bnhd":
+        arrays |= {name: heads_first(arrays[name]) for name in ("o_a", "o_b", "out") if name in arrays}
     gpu = on_gpu(**arrays)
     _check(**arrays)
     if out is not None:
@@ -35,7 +41,7 @@ def merge_states(o_a: Any, lse_a: Any, o_b: Any, lse_b: Any, *, out: Any | None 
     with device_of(gpu, **arrays), held_for_graph(gpu):
         o, lse = merged(sys.modules["cupy"] if gpu else np, *(arrays[name] for name in ("o_a", "lse_a", "o_b", "lse_b")))
         if out is None:
-            return o, lse
+            return (heads_first(o) if layout == "bnhd" else o), lse
         arrays["out"][...] = o
         return out, lse
 

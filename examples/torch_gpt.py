@@ -1,4 +1,4 @@
-"""Trains somebody else's GPT with cupyflash's attention in place of PyTorch's:  python examples/torch_gpt.py model.py
+"""Trains somebody else's GPT with cupyflash's attention:  python examples/torch_gpt.py model.py [--steps 20] [--on_gpu]
 
 model.py is nanoGPT's, or another file with its `GPT` and `GPTConfig`, which calls
 `torch.nn.functional.scaled_dot_product_attention`. The file stays as it is: that function is exchanged. The model learns the text

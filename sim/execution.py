@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from cupyflash.arrays import check_array, is_number, numpy_dtype, of_heads
+from cupyflash.arrays import check_array, heads_first, is_number, numpy_dtype, of_heads
 from cupyflash.launch import tensor_maps
 from cupyflash.launch.binding import argument_values
 from cupyflash.launch.compiler import MOST_PTX, ptx
@@ -20,7 +20,7 @@ from cupyflash.request import decode
 from cupyflash.request.dropout import Dropout
 from cupyflash.request.problem import Problem, check_rows
 from cupyflash.request.score import Mask, Score, captured_values, check_captured
-from cupyflash.request.varlen import heads_first, pose
+from cupyflash.request.varlen import pose
 from cupyflash.rows import Rows, softmax_values
 from cupyflash.schedules import (
     BackwardSchedule,

@@ -239,7 +239,7 @@ TABLE = np.arange(8, dtype=np.int32).reshape(2, 4)
     ("name", "value", "said"),
     [
         ("block_table", TABLE + 1, "block_table must be pages from 0 to 7, got 8 for sequence 1"),
-        ("block_table", TABLE.astype(float), "block_table must be of dtype int32, got float64"),
+        ("block_table", TABLE.astype(float), "block_table must be of an integer dtype, got float64"),
         ("block_table", TABLE[:, :2], "block_table must be (b, pages of a sequence) = (2, 4), room for 64 keys, got (2, 2)"),
         ("block_table", TABLE[0], "block_table must be (b, pages of a sequence) with b = 2, got shape (4,)"),
         ("block_table", TABLE * 0, "block_table must give new keys a page of their own, got page 0"),

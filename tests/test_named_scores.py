@@ -61,7 +61,7 @@ def test_another_cap_is_the_same_kernel() -> None:
         ({"softcap": True}, TypeError, "softcap must be a real number or None, got True"),
         ({"softcap": [3]}, TypeError, r"softcap must be a real number or None, got \[3\]"),
         ({"alibi_slopes": [0.5]}, TypeError, "alibi_slopes must be a NumPy or CuPy array, got list"),
-        ({"alibi_slopes": SLOPES.astype(np.float16)}, TypeError, "alibi_slopes must be of dtype float32, got float16"),
+        ({"alibi_slopes": SLOPES.astype(np.float64)}, TypeError, "alibi_slopes must be of dtype float16, bfloat16, f"),
         (
             {"alibi_slopes": SLOPES[0:1, None, None]},
             ValueError,

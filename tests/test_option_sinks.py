@@ -184,9 +184,9 @@ def test_of_merged_parts_one_has_the_sink() -> None:
 @pytest.mark.parametrize(
     ("sinks", "says"),
     [
-        (np.zeros(3, np.float32), r"sinks must be float32 of shape \(2,\), a number a head, got float32 of \(3,\)"),
-        (np.zeros(2, np.float16), r"sinks must be float32 of shape \(2,\), a number a head, got float16 of \(2,\)"),
-        (np.zeros((2, 1), np.float32), "sinks must be float32"),
+        (np.zeros(3, np.float32), r"sinks must be float16, bfloat16, float32 of shape \(2,\), a number a head, got float32"),
+        (np.zeros(2), r"sinks must be float16, bfloat16, float32 of shape \(2,\), a number a head, got float64"),
+        (np.zeros((2, 1), np.float32), "sinks must be float16"),
     ],
 )
 def test_other_sinks_are_refused_by_name(sinks: np.ndarray, says: str) -> None:

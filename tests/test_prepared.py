@@ -336,7 +336,7 @@ def test_bounds_are_looked_at_on_every_call(cupy: Recorded) -> None:
         call(np.array([0, 10, 39], np.int32)),
         call(np.array([0, 50, 40], np.int32)),
         call(np.array([[0, 10, 40]], np.int32)),
-        call(right.astype(np.int64)),
+        call(right.astype(np.float32)),
         call(right, max_seqlen_q=20),
         call(right, max_seqlen_k=True),
         call(right, out=k),

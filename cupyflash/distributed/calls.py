@@ -14,7 +14,7 @@ from cupyflash.request import keywords
 from cupyflash.request.keywords import asks, keywords_of
 
 
-@asks(keywords.Ring)
+@asks(keywords.Ring, layout="zigzag")
 def ring_attention(q: Any, k: Any, v: Any, comm: Any, **asked: Unpack[keywords.Ring]) -> Any:
     """Compute `attention` of a sequence that is cut over the ranks of `comm`: each gives its part of q, k and v, and gets its part
     of O.
@@ -37,7 +37,7 @@ def ring_attention(q: Any, k: Any, v: Any, comm: Any, **asked: Unpack[keywords.R
     return _forward(ring_attention, comm, {"q": q, "k": k, "v": v, **asked})
 
 
-@asks(keywords.RingGradients)
+@asks(keywords.RingGradients, layout="zigzag")
 def ring_attention_backward(
     dout: Any, q: Any, k: Any, v: Any, out: Any, lse: Any, comm: Any, **asked: Unpack[keywords.RingGradients]
 ) -> tuple[Any, ...]:
@@ -53,7 +53,7 @@ def ring_attention_backward(
     return _run(ring_attention_backward, comm, given, BackwardPass)
 
 
-@asks(keywords.RingGradients)
+@asks(keywords.RingGradients, layout="zigzag")
 def ring_attention_vjp(
     q: Any, k: Any, v: Any, comm: Any, **asked: Unpack[keywords.RingGradients]
 ) -> tuple[Any, Callable[[Any], tuple[Any, ...]]]:
@@ -74,7 +74,7 @@ def ring_attention_vjp(
     return out, pullback
 
 
-@asks(keywords.Ring)
+@asks(keywords.Ring, layout="zigzag")
 def ring_attention_varlen(
     q: Any, k: Any, v: Any, cu_seqlens_q: Any, cu_seqlens_k: Any, comm: Any, **asked: Unpack[keywords.Ring]
 ) -> Any:
@@ -92,7 +92,7 @@ def ring_attention_varlen(
     return _forward(ring_attention_varlen, comm, {"q": q, "k": k, "v": v, **bounds, **asked})
 
 
-@asks(keywords.RingGradients)
+@asks(keywords.RingGradients, layout="zigzag")
 def ring_attention_varlen_backward(
     dout: Any,
     q: Any,

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from cupyflash.arrays import require_dtype
+from cupyflash.arrays import heads_first, require_dtype
 from cupyflash.distributed.asked import PieceCalls
 from cupyflash.distributed.opening import ARRAYS, Checked
 from cupyflash.distributed.varlen_calls import VarlenCalls
@@ -35,7 +35,7 @@ class VarlenChecked(Checked):
         for name, array in tokens.items():
             if array.ndim != 3:
                 raise ValueError(f"{name} must be (tokens, h, d), got shape {array.shape}")
-        views = {name: varlen.heads_first(array) for name, array in tokens.items()}
+        views = {name: heads_first(array) for name, array in tokens.items()}
         checked = Checked.of(call, {**given, **views})
         of_rows, of_keys = (_bounds(name, given[name]) for name in varlen.BOUNDS)
         if len(of_rows) != len(of_keys):
@@ -45,7 +45,7 @@ class VarlenChecked(Checked):
         return cls(**vars(checked), bounds=(of_rows, of_keys))
 
     def returned(self, array: Any) -> Any:
-        return self.xp.ascontiguousarray(varlen.heads_first(array))
+        return self.xp.ascontiguousarray(heads_first(array))
 
     @property
     def said(self) -> dict[str, Any]:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
 
-from cupyflash.arrays import Array, ArrayLayout, last_axis_contiguous
+from cupyflash.arrays import Array, ArrayLayout, heads_first, last_axis_contiguous
 from cupyflash.device import Device
 from cupyflash.launch.binding import prepare
 from cupyflash.launch.dispatch import as_arrays, as_integers, device_of, placed, reach_of, refuse_written, target
@@ -19,6 +20,7 @@ from cupyflash.launch.launcher import KEPT, Arrays, Key, Numbers, PublicCall, Re
 from cupyflash.launch.tensor_maps import first_refusal
 from cupyflash.request import decode, varlen
 from cupyflash.request.dropout import Dropout
+from cupyflash.request.keywords import LAYOUTS
 from cupyflash.request.named_scores import named_numbers, one_score
 from cupyflash.request.options import ARRAYS, VALUES, Options, Pattern, check_key_lengths, require_choice, require_flag
 from cupyflash.request.problem import Problem, check_rows
@@ -42,7 +44,9 @@ INTEGERS = ("key_lengths", *varlen.BOUNDS, "cache_seqlens")
 ON_HOST = (*INTEGERS, "block_table")
 TENSORS = ("q", "k", "v", "dout", "out", "lse", "k_cache", "v_cache", "tree_mask", *ARRAYS, *ON_HOST)
 # Tensors of (total, h, d), which the kernels take with their heads first
-ROWS = ("Q", "K", "V", "O", "dO", "dQ", "dK", "dV")
+ROWS = ("Q", "K", "V", "O", "dO", "dQ", "dK", "dV", "K_new", "V_new")
+# The same by a call's names, which (b, n, h, d) has with its heads behind
+ROWS_GIVEN = ("q", "k", "v", "out", "dout", "k_cache", "v_cache")
 # What a backward copies by tensor maps, by the kernels' names
 TENSORS_OF_MAPS = ("Q", "K", "V", "dO")
 Made = dict[str, ArrayLayout]
@@ -140,6 +144,11 @@ class FirstCall:
         backward = ("dout", "out", "lse") if "deterministic" in self.asked else ()
         return {name: array for name, array in self.layouts.items() if name not in backward}
 
+    @property
+    def swapped(self) -> bool:
+        """True if the call's rows come before its heads, which kernels take first."""
+        return self.options.packed or self.asked.get("layout") == "bnhd"
+
     @cached_property
     def sequences(self) -> varlen.Sequences:
         """The lengths from the bounds of packed sequences; ValueError for bounds that do not fit q and k."""
@@ -156,13 +165,15 @@ class FirstCall:
     @property
     def rows(self) -> tuple[int, ...]:
         """The shape of a tensor with one number for each row of q."""
-        shape: tuple[int, ...] = self.arrays["q"].shape
-        return shape[1::-1] if self.options.packed else shape[:-1]
+        q = self.layouts["q"]
+        shape: tuple[int, ...] = (heads_first(q) if self.swapped else q).shape
+        return shape[:-1]
 
     @cached_property
     def problem(self) -> Problem:
         if not self.options.packed:
-            return pose(self.gpu, self.inputs, self.options, self.numbers)
+            with layout_named(self):
+                return pose(self.gpu, with_heads_first(self.inputs, self.swapped), self.options, self.numbers)
         problem = self.sequences.of(varlen.posed(self.inputs, self.options))
         check_captured(problem, captured_among(self.arrays))
         return problem
@@ -172,8 +183,8 @@ class FirstCall:
         found = {self.call.fields.get(name, name): array for name, array in self.layouts.items()}
         for more in made:
             found |= more
-        if self.options.packed:
-            found |= {name: varlen.heads_first(found[name]) for name in ROWS if name in found}
+        if self.swapped:
+            found |= {name: heads_first(found[name]) for name in ROWS if name in found}
         return found | self.numbers
 
     def _prepared(self) -> Ready:
@@ -202,6 +213,8 @@ def _check_choices(asked: Mapping[str, Any]) -> None:
     if "algorithm" in asked:
         algorithms = BACKWARD_ALGORITHMS if "deterministic" in asked else ALGORITHMS
         require_choice("algorithm", asked["algorithm"], ("auto", *algorithms))
+    if "layout" in asked:
+        require_choice("layout", asked["layout"], LAYOUTS)
     for name in ("return_lse", "deterministic", "return_dbias"):
         require_flag(name, asked.get(name, False))
     if asked.get("return_dbias") and asked["bias"] is None:
@@ -271,9 +284,29 @@ def _spans(bias: Any, problem: Problem) -> bool:
 
 
 def _decode(r: FirstCall, device: Device) -> tuple[TileSchedule, Made, Made]:
-    problem, cache = decode.pose(r.layouts, r.options)
+    with layout_named(r):
+        problem, cache = decode.pose(with_heads_first(r.layouts, r.swapped), r.options)
     lse = bool(r.asked["return_lse"])
     return plan_decode(problem, device, cache, num_splits=r.asked["num_splits"], lse=lse), _rows(r, problem, lse), {}
+
+
+@contextmanager
+def layout_named(r: FirstCall) -> Iterator[None]:
+    """A context in which an error names the other layout, if the arrays would go together by that and do not by this."""
+    try:
+        yield
+    except ValueError as error:
+        q, k = (r.layouts[name].shape for name in ("q", "k_cache" if "k_cache" in r.layouts else "k"))
+        heads, other = (-2, -3) if r.swapped else (-3, -2)
+        if len(q) == len(k) > 2 and k[heads] and k[other] and q[heads] % k[heads] and not q[other] % k[other]:
+            layout = next(each for each in LAYOUTS if each != r.asked["layout"])
+            raise ValueError(f"{error}: are the arrays {layout}? Then pass layout={layout!r}") from None
+        raise
+
+
+def with_heads_first(arrays: Mapping[str, Any], swapped: bool) -> dict[str, Any]:
+    """Arrays by a call's names; if `swapped`, those of rows as `heads_first`."""
+    return {name: heads_first(array) if swapped and name in ROWS_GIVEN else array for name, array in arrays.items()}
 
 
 def readable(arrays: dict[str, Any]) -> dict[str, Any]:
@@ -290,7 +323,10 @@ def steps(r: FirstCall, schedule: TileSchedule) -> Iterator[Step]:
     gpu, names = r.gpu, {r.call.fields.get(name, name): name for name in r.arrays}
     on_host = {field for field, name in names.items() if gpu and isinstance(r.arrays[name], np.ndarray)}
     if {"cache_seqlens", "key_lengths"} & on_host:  # of layouts, nobody could look into them
-        yield lambda given, arrays, numbers: _check_lengths({name: arrays[field] for field, name in names.items()})
+        swapped = r.swapped
+        yield lambda given, arrays, numbers: _check_lengths(
+            with_heads_first({name: arrays[field] for field, name in names.items()}, swapped)
+        )
     of_caches = ("k_cache", "v_cache") if "k" in r.arrays and "k_cache" in r.arrays else ()
     written = [name for name in (*of_caches, "out") if name in r.arrays and "lse" not in r.arrays]
     if written:

@@ -7,7 +7,16 @@ from typing import Any
 
 import numpy as np
 
-from cupyflash.arrays import Array, check_array, check_keys, check_operand, require_dtype, require_places, row_alignment
+from cupyflash.arrays import (
+    Array,
+    check_array,
+    check_keys,
+    check_operand,
+    require_dtype,
+    require_integers,
+    require_places,
+    row_alignment,
+)
 from cupyflash.request.options import VECTORS, Options
 from cupyflash.request.problem import Problem, check_out, check_vectors, require_lengths
 from cupyflash.request.score import captured_among, check_captured
@@ -82,7 +91,7 @@ def pose(arrays: Mapping[str, Any], options: Options) -> tuple[Problem, Cache]:
 def check_table(batch: int, table: Array) -> None:
     """TypeError or ValueError for a block table of another type or batch."""
     check_array("block_table", table)
-    require_dtype("block_table", table, np.int32)
+    require_integers("block_table", table)
     if table.ndim != 2 or table.shape[0] != batch:
         raise ValueError(f"block_table must be (b, pages of a sequence) with b = {batch}, got shape {table.shape}")
 

@@ -14,6 +14,8 @@ NO_ORIGIN = (0, 0, 0, 0)
 # The keywords of named scores (named_scores.py): numbers, which each call brings, and arrays.
 SCORE_NUMBERS = ("softcap",)
 SCORE_ARRAYS = ("alibi_slopes",)
+# The order of the axes of q, k, v and o
+LAYOUTS = ("bhnd", "bnhd")
 
 
 class Scores(TypedDict, total=False):
@@ -46,6 +48,7 @@ class HeadsKeywords(PackedKeywords, total=False):
     block_mask: Any | None
     score_dtype: str | None
     algorithm: str
+    layout: str
 
 
 class Returned(TypedDict, total=False):
@@ -81,6 +84,7 @@ class CacheKeywords(TypedDict, total=False):
     block_table: Any | None
     tree_mask: Any | None
     num_splits: int | None
+    layout: str
 
 
 class Decode(CacheKeywords, Scores, Returned, total=False):
@@ -107,7 +111,33 @@ OF_GRADIENTS = frozenset(("deterministic", "return_dbias"))
 # What is asked for where a call says nothing; None of all others.
 DEFAULTS: Mapping[str, Any] = MappingProxyType(
     dict.fromkeys(("causal", "return_lse", "deterministic", "return_dbias", "gather_kv"), False)
-    | {"dropout": 0.0, "offset": 0, "dropout_origin": NO_ORIGIN, "algorithm": "auto", "layout": "zigzag"}
+    | {"dropout": 0.0, "offset": 0, "dropout_origin": NO_ORIGIN, "algorithm": "auto", "layout": "bhnd"}
+)
+
+
+_IN_BOOLS = ", of bool; numbers that are added to the scores are bias"
+_SIDES = "=(left, right), with None in place of -1"
+# Other libraries' keywords: the name here, and words about the difference.
+ELSEWHERE: Mapping[str, tuple[str, str]] = MappingProxyType(
+    dict.fromkeys(("softmax_scale", "sm_scale", "scaling"), ("scale", ""))
+    | dict.fromkeys(("window_size", "local_window_size", "sliding_window"), ("window", _SIDES))
+    | dict.fromkeys(("logits_soft_cap", "logits_softcap", "soft_cap", "logit_cap"), ("softcap", ""))
+    | dict.fromkeys(("return_attn_probs", "return_softmax_lse", "return_softmax", "return_residual"), ("return_lse", ""))
+    | dict.fromkeys(("key_padding_mask", "key_value_seq_lengths", "kv_seqlen", "seqused_k"), ("key_lengths", ", numbers of keys"))
+    | dict.fromkeys(("tensor_layout", "qkv_format", "kv_layout"), ("layout", ", 'bhnd' or 'bnhd'"))
+    | dict.fromkeys(("s_aux", "learnable_sink"), ("sinks", ""))
+    | {
+        "is_causal": ("causal", ", aligned bottom-right"),
+        "attn_mask": ("mask", _IN_BOOLS),
+        "attn_bias": ("bias", ""),
+        "dropout_p": ("dropout", ""),
+        "dropout_rate": ("dropout", ""),
+        "enable_gqa": ("", "k and v may have fewer heads than q without it"),
+        "score_mod": ("score", "=cupyflash.Score(function)"),
+        "mask_mod": ("mask", "=cupyflash.Mask(function)"),
+        "block_tables": ("block_table", ""),
+        "page_table": ("block_table", ""),
+    }
 )
 
 
@@ -122,8 +152,22 @@ class Keywords(NamedTuple):
         """The given keywords with the defaults of the others. TypeError for names that the call does not have."""
         for name in given:
             if name not in self.defaults:
-                raise TypeError(f"{self.call}() got an unexpected keyword argument {name!r}")
+                raise TypeError(f"{self.call}() got an unexpected keyword argument {name!r}{self._hint(name)}")
         return {**self.defaults, **given}
+
+    def _hint(self, name: str) -> str:
+        """Words for who has a keyword from another library, or has misspelt one."""
+        from difflib import get_close_matches
+
+        ours, words = ELSEWHERE.get(name, (name, ""))
+        if ours in self.defaults:
+            return f": here it is {ours}{words}"
+        if not ours:
+            return f": {words}"
+        if ours != name:
+            return f": {self.call} has no {ours}"
+        near = get_close_matches(name, self.defaults, 1)
+        return f": did you mean {near[0]}?" if near else ""
 
 
 Function = TypeVar("Function", bound=Callable[..., Any])

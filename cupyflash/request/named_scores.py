@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from cupyflash.arrays import is_number, require_dtype
+from cupyflash.arrays import ITEMSIZE, is_number
 from cupyflash.launch.dispatch import as_array
 from cupyflash.request.keywords import SCORE_NUMBERS
 from cupyflash.request.score import Score, as_given, field
@@ -53,7 +53,8 @@ def _capped(s: str, softcap: Any) -> tuple[str, float]:
 
 def _less_slopes(s: str, alibi_slopes: Any) -> tuple[str, Any]:
     slopes = as_array("alibi_slopes", alibi_slopes)
-    require_dtype("alibi_slopes", slopes, np.float32)
+    if slopes.dtype.name not in ITEMSIZE:
+        raise TypeError(f"alibi_slopes must be of dtype {', '.join(ITEMSIZE)}, got {slopes.dtype}")
     if slopes.ndim not in (1, 2):
         raise ValueError(f"alibi_slopes must have shape (h,) or (b, h), got {slopes.shape}")
     return f"{s} - alibi_slopes[{'h' if slopes.ndim == 1 else 'b, h'}] * abs(q - k)", slopes

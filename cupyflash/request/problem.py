@@ -22,6 +22,7 @@ from cupyflash.arrays import (
     dtype_name,
     is_number,
     require_dtype,
+    require_integers,
     require_places,
     require_shape,
     row_alignment,
@@ -223,8 +224,7 @@ def _check_beside(q: Array, k: Array, beside: Mapping[str, Array | None]) -> Non
 def require_lengths(name: str, lengths: Array, batch: int) -> None:
     """TypeError or ValueError unless there is an integer for each of a batch."""
     check_array(name, lengths)
-    if lengths.dtype.kind not in "iu":
-        raise TypeError(f"{name} must be of an integer dtype, got {lengths.dtype}")
+    require_integers(name, lengths)
     require_shape(name, lengths, (batch,), ", a length for each of the batch")
 
 
@@ -234,8 +234,9 @@ def check_vectors(q: Array, arrays: Mapping[str, Array | None]) -> None:
     for name in VECTORS:
         if (given := arrays.get(name)) is not None:
             check_array(name, given)
-            if given.shape != heads or given.dtype != np.float32:
-                raise ValueError(f"{name} must be float32 of shape {heads}, a number a head, got {given.dtype} of {given.shape}")
+            if given.shape != heads or given.dtype.name not in ITEMSIZE:
+                what = f"{', '.join(ITEMSIZE)} of shape {heads}, a number a head"
+                raise ValueError(f"{name} must be {what}, got {given.dtype} of {given.shape}")
 
 
 def check_rows(arrays: Mapping[str, Any], rows: tuple[int, ...]) -> int:

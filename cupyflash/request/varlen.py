@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from cupyflash.arrays import Array, check_keys, is_number, require_dtype, require_shape
+from cupyflash.arrays import Array, check_keys, heads_first, is_number, require_integers, require_shape
 from cupyflash.launch.launcher import capturing
 from cupyflash.request.options import MAX_LENGTH, Options
 from cupyflash.request.problem import Problem
@@ -29,11 +29,6 @@ class Sequences:
     def of(self, problem: Problem) -> Problem:
         """A problem that is yet to know how long its sequences are."""
         return replace(problem, seqlen_q=self.longest[0], seqlen_k=self.longest[1])
-
-
-def heads_first(array: Any) -> Any:
-    """(total, h, d) as the kernels' (h, total, d), a view."""
-    return array.swapaxes(0, 1)
 
 
 def pose(
@@ -65,7 +60,7 @@ def check_bounds(arrays: Mapping[str, Any]) -> None:
     if "out" in arrays:
         require_shape("out", arrays["out"], (*arrays["q"].shape[:-1], arrays["v"].shape[-1]))
     for name in BOUNDS:
-        require_dtype(name, arrays[name], np.int32)
+        require_integers(name, arrays[name])
         if arrays[name].ndim != 1 or arrays[name].shape[0] == 0:
             raise ValueError(f"{name} must have shape (b + 1,), a bound more than there are sequences, got {arrays[name].shape}")
     first, second = (arrays[name].shape for name in BOUNDS)
