@@ -32,7 +32,11 @@ def leaves(tensors: Sequence[Any], dtype: Any = None) -> list[Any]:
 
 
 def close(
-    ours: Callable[..., Any], truth: Callable[..., Any], tensors: Sequence[Any], rounded: Callable[..., Any] | None = None
+    ours: Callable[..., Any],
+    truth: Callable[..., Any],
+    tensors: Sequence[Any],
+    rounded: Callable[..., Any] | None = None,
+    gradients: bool = True,
 ) -> None:
     """Compares O and the gradients of `ours` with those of `truth` in float64.
 
@@ -41,11 +45,13 @@ def close(
     found, allowed, exact = leaves(tensors), leaves(tensors), leaves(tensors, torch.float64)
     outs = [function(*each) for function, each in ((ours, found), (rounded or truth, allowed), (truth, exact))]
     assert outs[0].shape == outs[2].shape and outs[0].dtype == tensors[0].dtype
-    dout = drawn(tuple(outs[0].shape), dtype=outs[0].dtype, seed=9)[0]
-    for each in outs:
-        each.backward(dout.to(each.dtype))
-    rows = [(outs[0], outs[1], outs[2]), *((a.grad, b.grad, c.grad) for a, b, c in zip(found, allowed, exact, strict=True))]
-    for name, (one, other, right) in zip(("O", *(f"gradient {at}" for at in range(len(tensors)))), rows, strict=True):
+    rows: list[tuple[Any, ...]] = [tuple(outs)]
+    if gradients:
+        dout = drawn(tuple(outs[0].shape), dtype=outs[0].dtype, seed=9)[0]
+        for each in outs:
+            each.backward(dout.to(each.dtype))
+        rows += [(a.grad, b.grad, c.grad) for a, b, c in zip(found, allowed, exact, strict=True)]
+    for name, (one, other, right) in zip(("O", *(f"gradient {at}" for at in range(len(tensors)))), rows, strict=gradients):
         error, limit = ((each.double() - right).detach().abs().max() for each in (one, other))
         room = 4 * torch.finfo(one.dtype).eps * right.detach().abs().max()
         assert error <= 2 * limit + room, f"{name}: {error:.2e}, allowed are 2 x {limit:.2e} + {room:.2e}"

@@ -8,6 +8,9 @@ The calls of PyTorch and flash-attn by their own names, arguments and meanings. 
 
 from __future__ import annotations
 
+from cupyflash.torch.flash_attn import flash_attn_func as flash_attn_func
+from cupyflash.torch.flash_attn import flash_attn_varlen_func as flash_attn_varlen_func
+from cupyflash.torch.flash_attn import flash_attn_with_kvcache as flash_attn_with_kvcache
 from cupyflash.torch.sdpa import scaled_dot_product_attention as scaled_dot_product_attention
 
-__all__ = ["scaled_dot_product_attention"]
+__all__ = ["flash_attn_func", "flash_attn_varlen_func", "flash_attn_with_kvcache", "scaled_dot_product_attention"]

@@ -1,7 +1,7 @@
-"""The custom operations: cupyflash::attention and its backward, with the shapes that PyTorch's compiler asks for.
+"""The custom operations of `torch.ops.cupyflash`: attention and attention_varlen with their backwards, attention_decode.
 
-Tensors that may get a gradient come first, then the others, then all else by keyword. A seed is a tensor, so that a compiled
-program draws another one in each call.
+Each takes tensors first and all else by keyword, as a call of ours does. A seed is a tensor, so that a compiled program draws
+another one in each call. Fake kernels give PyTorch's compiler the shapes, strides and types of results.
 """
 
 from __future__ import annotations
@@ -16,36 +16,32 @@ from cupyflash.torch.functions import functions_of
 from cupyflash.torch.memory import array_of, same_stream, tensor_of
 
 Function = TypeVar("Function", bound=Callable[..., Any])
-BESIDE = ("bias", "sinks", "mask", "key_lengths", "alibi_slopes", "seed")
-_OPTIONAL = ", ".join(f"Tensor? {name}" for name in BESIDE)
-_PLAIN = (
-    "Tensor[] captured, *, str functions, bool causal, SymInt? left, SymInt? right, float? scale, float? softcap, float dropout, "
-    "str algorithm"
-)
+_PLAIN = "str functions, bool causal, SymInt? left, SymInt? right, float? scale, float? softcap"
+_DROPPED = f"{_PLAIN}, float dropout, bool deterministic"
 # Not `torch.library.custom_op`, which imports PyTorch's compiler when it is first called: seconds.
 _LIBRARY = torch.library.Library("cupyflash", "DEF")
 
 
-def operation(schema: str) -> Callable[[Function], Function]:
-    """Makes a function the operation of a schema, for CPU and CUDA tensors, by its name in `torch.ops.cupyflash`."""
+def operation(name: str, schema: str) -> Callable[[Function], Function]:
+    """Makes a function the operation of a name, for CPU and CUDA tensors."""
 
     def registered(function: Function) -> Function:
-        _LIBRARY.define(function.__name__ + schema, tags=(torch.Tag.pt2_compliant_tag,))
+        _LIBRARY.define(name + schema, tags=(torch.Tag.pt2_compliant_tag,))
         for device in ("CPU", "CUDA"):
-            _LIBRARY.impl(function.__name__, function, device)
+            _LIBRARY.impl(name, function, device)
         return function
 
     return registered
 
 
-def shapes_of(operation: Callable[..., Any]) -> Callable[[Function], Function]:
-    """Makes a function the fake kernel of an operation: tensors of the result's shapes, strides and types."""
-    decorate: Any = torch.library.register_fake(f"cupyflash::{operation.__name__}", lib=_LIBRARY)
-    return decorate  # type: ignore[no-any-return]
+def fake(name: str) -> Callable[[Function], Function]:
+    """Makes a function the fake kernel of an operation."""
+    decorate: Callable[[Function], Function] = torch.library.register_fake(f"cupyflash::{name}", lib=_LIBRARY)
+    return decorate
 
 
 def options_of(named: dict[str, Any]) -> dict[str, Any]:
-    """The keywords of a call of ours, from an operation's arguments but the arrays that ours requires."""
+    """The keywords of a call of ours, arrays among them, from an operation's arguments by name."""
     named = dict(named)
     made = functions_of(named.pop("functions"), [array_of(each) for each in named.pop("captured")])
     sides, seed = (named.pop("left"), named.pop("right")), named.pop("seed", None)
@@ -57,62 +53,95 @@ def options_of(named: dict[str, Any]) -> dict[str, Any]:
     return made | {name: array_of(value) if isinstance(value, torch.Tensor) else value for name, value in given.items()}
 
 
-def _named(beside: tuple[Any, ...], plain: dict[str, Any]) -> dict[str, Any]:
-    return dict(zip((*BESIDE, "captured"), beside, strict=True)) | plain
+def differentiable(name: str, beside: str, plain: str) -> None:
+    """Defines an operation, its backward and their connection, from the calls of ours of that name.
+
+    `beside`: the schema of the tensors after q, k and v; those named bias and sinks get gradients. The backward returns dq, dk, dv,
+    then dsinks if there are sinks, then the bias's with `dbias`; it is deterministic if PyTorch has been told to be, too.
+    """
+    forward, backward = getattr(cupyflash, name), getattr(cupyflash, f"{name}_backward")
+    names = (*(each.split()[1] for each in beside.split(", ")), "captured")
+    rest = f"{beside}, Tensor[] captured, *, {plain}, {_DROPPED}"
+
+    @operation(name, f"(Tensor q, Tensor k, Tensor v, {rest}) -> (Tensor, Tensor)")
+    def attend(q: Any, k: Any, v: Any, *tensors: Any, deterministic: bool, **more: Any) -> tuple[Any, Any]:
+        with same_stream(q):
+            options = options_of(dict(zip(names, tensors, strict=True)) | more)
+            out, lse = forward(*map(array_of, (q, k, v)), return_lse=True, **options)
+            return tensor_of(out), tensor_of(lse)
+
+    @fake(name)
+    def _(q: Any, k: Any, v: Any, *tensors: Any, layout: str = "bnhd", **more: Any) -> tuple[Any, Any]:
+        rows = q.transpose(-3, -2) if layout == "bnhd" and q.dim() > 2 else q
+        return q.new_empty((*q.shape[:-1], v.shape[-1])), q.new_empty(rows.shape[:-1], dtype=torch.float32)
+
+    @operation(
+        f"{name}_backward", f"(Tensor dout, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, {rest}, bool dbias) -> Tensor[]"
+    )
+    def differentiate(*tensors: Any, dbias: bool, deterministic: bool, **more: Any) -> list[Any]:
+        own, named = tensors[:6], dict(zip(names, tensors[6:], strict=True)) | more
+        q, k, lse = own[1], own[2], own[5]
+        bias: Any = named.get("bias")
+        deterministic = deterministic or torch.are_deterministic_algorithms_enabled()
+        asked = {"return_dbias": True} if dbias else {}
+        if dbias and deterministic:  # a sum along the bias's broadcast axes is then PyTorch's
+            n_k = k.shape[-3 if more["layout"] == "bnhd" and q.dim() > 2 else -2]
+            named["bias"] = bias.expand(*lse.shape, n_k).contiguous()
+        with same_stream(q):
+            arrays, options = map(array_of, own), options_of(named)
+            found = [tensor_of(each) for each in backward(*arrays, deterministic=deterministic, **asked, **options)]
+        if dbias:
+            found[-1] = found[-1].sum_to_size(bias.shape)
+        return found
+
+    @fake(f"{name}_backward")
+    def _(*tensors: Any, dbias: bool, **more: Any) -> list[Any]:
+        named = dict(zip(names, tensors[6:], strict=True))
+        found = [each.new_empty(each.shape) for each in tensors[1:4]]
+        if named["sinks"] is not None:
+            found += [named["sinks"].new_empty(named["sinks"].shape, dtype=torch.float32)]
+        return [*found, named["bias"].new_empty(named["bias"].shape)] if dbias else found
+
+    def keep(ctx: Any, inputs: tuple[Any, ...], keyword_only_inputs: dict[str, Any], output: tuple[Any, Any]) -> None:
+        *tensors, captured = inputs
+        ctx.mark_non_differentiable(output[1])
+        ctx.save_for_backward(*tensors, *output, *captured)
+        ctx.plain, ctx.tensors = keyword_only_inputs, len(tensors)
+
+    def connect(ctx: Any, dout: Any, dlse: Any) -> tuple[Any, ...]:
+        tensors, (out, lse, *captured) = ctx.saved_tensors[: ctx.tensors], ctx.saved_tensors[ctx.tensors :]
+        wanted = dict(zip(names, ctx.needs_input_grad[3:], strict=True))
+        call = getattr(torch.ops.cupyflash, f"{name}_backward")
+        dbias = bool(wanted.get("bias"))
+        found = call(dout, *tensors[:3], out, lse, *tensors[3:], captured, dbias=dbias, **ctx.plain)
+        of_name = {"bias": found.pop() if dbias else None, "sinks": found[3] if len(found) > 3 else None}
+        return *found[:3], *(of_name.get(each) for each in names[:-1]), [None] * len(captured)
+
+    torch.library.register_autograd(f"cupyflash::{name}", connect, setup_context=keep, lib=_LIBRARY)
 
 
-@operation(f"(Tensor q, Tensor k, Tensor v, {_OPTIONAL}, {_PLAIN}) -> (Tensor, Tensor)")
-def attention(q: Any, k: Any, v: Any, *beside: Any, **plain: Any) -> tuple[Any, Any]:
-    """O and L of `cupyflash.attention`."""
+_OF_HEADS = ", ".join(f"Tensor? {name}" for name in ("bias", "sinks", "mask", "key_lengths", "alibi_slopes", "seed"))
+_OF_SEQUENCES = "Tensor? sinks, Tensor cu_seqlens_q, Tensor cu_seqlens_k, Tensor? alibi_slopes, Tensor? seed"
+differentiable("attention", _OF_HEADS, "str algorithm, str layout")
+differentiable("attention_varlen", _OF_SEQUENCES, "SymInt max_seqlen_q, SymInt max_seqlen_k")
+
+_CACHED = ("k_cache", "v_cache", "cache_seqlens", "k", "v", "block_table", "sinks", "alibi_slopes", "tree_mask", "captured")
+
+
+@operation(
+    "attention_decode",
+    "(Tensor q, Tensor(a!) k_cache, Tensor(b!) v_cache, Tensor cache_seqlens, Tensor? k, Tensor? v, Tensor? block_table, "
+    f"Tensor? sinks, Tensor? alibi_slopes, Tensor? tree_mask, Tensor[] captured, *, {_PLAIN}, SymInt? num_splits, str layout) "
+    "-> (Tensor, Tensor)",
+)
+def _decode(q: Any, *tensors: Any, **more: Any) -> tuple[Any, Any]:
     with same_stream(q):
-        out, lse = cupyflash.attention(*map(array_of, (q, k, v)), return_lse=True, **options_of(_named(beside, plain)))
+        options = options_of(dict(zip(_CACHED, tensors, strict=True)) | more)
+        out, lse = cupyflash.attention_decode(array_of(q), return_lse=True, **options)
         return tensor_of(out), tensor_of(lse)
 
 
-@shapes_of(attention)
-def _(q: Any, k: Any, v: Any, *beside: Any, **plain: Any) -> tuple[Any, Any]:
-    return q.new_empty((*q.shape[:-1], v.shape[-1])), q.new_empty(q.shape[:-1], dtype=torch.float32)
-
-
-_SAVED = "Tensor dout, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse"
-
-
-@operation(f"({_SAVED}, {_OPTIONAL}, {_PLAIN}, bool dbias) -> Tensor[]")
-def attention_backward(*tensors: Any, dbias: bool, **plain: Any) -> list[Any]:
-    """dq, dk, dv, then dsinks if there are sinks, then the bias's with `dbias`. It is deterministic when PyTorch is told to be."""
-    own, named = tensors[:6], _named(tensors[6:], plain)
-    bias, deterministic = named["bias"], torch.are_deterministic_algorithms_enabled()
-    if dbias and deterministic:  # a sum along the bias's broadcast axes is then PyTorch's
-        named["bias"] = bias.expand(*own[1].shape[:-1], own[2].shape[-2]).contiguous()
-    with same_stream(own[0]):
-        arrays, options = map(array_of, own), options_of(named)
-        made = cupyflash.attention_backward(*arrays, deterministic=deterministic, return_dbias=dbias, **options)
-        found = [tensor_of(gradient) for gradient in made]
-    return [*found[:-1], found[-1].sum_to_size(bias.shape)] if dbias else found
-
-
-@shapes_of(attention_backward)
-def _(*tensors: Any, dbias: bool, **plain: Any) -> list[Any]:
-    like = [*tensors[1:4], *(beside for beside, there in zip(tensors[6:8], (dbias, True), strict=True) if there)]
-    dq, dk, dv, *rest = (each.new_empty(each.shape) for each in like if each is not None)
-    return [dq, dk, dv, *reversed(rest)]
-
-
-def _keep(ctx: Any, inputs: tuple[Any, ...], keyword_only_inputs: dict[str, Any], output: tuple[Any, Any]) -> None:
-    *tensors, captured = inputs
-    ctx.mark_non_differentiable(output[1])
-    ctx.save_for_backward(*tensors, *output, *captured)
-    ctx.plain, ctx.tensors = keyword_only_inputs, len(tensors)
-
-
-def _backward(ctx: Any, dout: Any, dlse: Any) -> tuple[Any, ...]:
-    q, k, v, *beside = ctx.saved_tensors[: ctx.tensors]
-    out, lse, *captured = ctx.saved_tensors[ctx.tensors :]
-    dbias = ctx.needs_input_grad[3]
-    dq, dk, dv, *rest = torch.ops.cupyflash.attention_backward(dout, q, k, v, out, lse, *beside, captured, dbias=dbias, **ctx.plain)
-    of_bias = rest.pop() if dbias else None
-    of_sinks = rest.pop() if rest else None
-    return dq, dk, dv, of_bias, of_sinks, *[None] * (len(BESIDE) - 2), [None] * len(captured)
-
-
-torch.library.register_autograd("cupyflash::attention", _backward, setup_context=_keep, lib=_LIBRARY)
+@fake("attention_decode")
+def _(q: Any, k_cache: Any, v_cache: Any, *tensors: Any, layout: str, **more: Any) -> tuple[Any, Any]:
+    rows = q.transpose(1, 2) if layout == "bnhd" else q
+    return q.new_empty((*q.shape[:-1], v_cache.shape[-1])), q.new_empty(rows.shape[:-1], dtype=torch.float32)

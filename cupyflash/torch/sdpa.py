@@ -61,6 +61,8 @@ def scaled_dot_product_attention(
         softcap=None,
         dropout=dropout_p,
         algorithm="auto",
+        layout="bhnd",
+        deterministic=False,
     )
     return out.reshape(*leading, n_q, v.shape[-1])
 
