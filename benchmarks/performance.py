@@ -24,6 +24,7 @@ from cupyflash.schedules import BackwardSchedule, decode_tiles, fa2_tiles, fa3_t
 from cupyflash.sim import execute_backward
 from cupyflash.sim.numbers.yardstick import draw, draw_gradient
 from cupyflash.sim.ptx import Counters
+from cupyflash.sim.theory.forms import split_bytes
 
 PAGE = ROOT / "docs" / "performance.md"
 DEVICES, HEAD_DIMS = ("A100-40GB", "RTX 4090", "H100-SXM"), (64, 128)
@@ -89,16 +90,6 @@ def warpgroups() -> Iterator[str]:
                 f"| d {d}{', causal' if causal else ''} | {config.team.block_rows} x {config.block_cols} "
                 f"| {config.team.consumers}, {config.stages} | {clocks} | {best.bound} | {rate:.0f} |"
             )
-
-
-def split_bytes(rows: int, cols: int, d: int, warps: int) -> dict[str, dict[str, int]]:
-    """Bytes of shared memory that the lanes ask for in one tile of half types, by splitting and by what moves (d_v = d)."""
-    q, kv, o = rows * d * 2, 2 * cols * d * 2, rows * d * 4
-    maxima = warps * rows * 4
-    return {
-        "split-Q": {"Q": q, "K and V": warps * kv, "O": 0, "maxima": 0},
-        "split-K": {"Q": warps * q, "K and V": kv, "O": 2 * warps * o, "maxima": maxima + warps * maxima},
-    }
 
 
 def split() -> Iterator[str]:

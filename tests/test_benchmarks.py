@@ -17,6 +17,7 @@ import pytest
 
 from cupyflash import kernels_cu
 from cupyflash.sim import ptx
+from cupyflash.sim.theory.forms import split_bytes
 
 ROOT = Path(__file__).resolve().parent.parent
 ENVIRONMENT = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))}
@@ -116,7 +117,7 @@ def test_shared_memory_of_both_splits_is_the_closed_form_to_the_byte(
     performance: types.ModuleType, split_k: bool, rows: int, cols: int, d: int
 ) -> None:
     counted, out, expected = split_counted(performance.WARPS, split_k, rows, cols, d)
-    form = performance.split_bytes(rows, cols, d, performance.WARPS)["split-K" if split_k else "split-Q"]
+    form = split_bytes(rows, cols, d, performance.WARPS)["split-K" if split_k else "split-Q"]
     assert counted["ldmatrix"] == form["Q"] + form["K and V"]
     assert counted["ld"] + counted["st"] == form["O"] + form["maxima"]
     assert np.abs(out - expected).max() < 2e-3
@@ -138,7 +139,7 @@ def test_our_kernel_moves_what_split_q_says(performance: types.ModuleType) -> No
         (counters,) = execute(schedule, *draw(problem)).counters.values()
         moved.append(counters.shared_kind("ldmatrix").bytes)
         assert counters.shared_kind("ldmatrix").wavefronts == counters.shared_kind("ldmatrix").ideal_wavefronts
-    form = performance.split_bytes(128, 64, 64, tile.warps)["split-Q"]
+    form = split_bytes(128, 64, 64, tile.warps)["split-Q"]
     assert moved[1] - moved[0] == form["Q"] + form["K and V"]
 
 

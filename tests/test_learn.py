@@ -14,11 +14,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cupyflash import Device, Problem, plan
+from cupyflash.schedules import Cache, plan_backward, plan_decode
 from cupyflash.sim import learn, theory
 from cupyflash.sim.cli import main
 from cupyflash.sim.learn import models
 from cupyflash.sim.learn.javascript import Untranslatable, translated
-from cupyflash.sim.learn.starts import STARTS, numbers
+from cupyflash.sim.learn.starts import STARTS, numbers, total
 from cupyflash.tiling import TileSize
 
 MOST_BYTES = 400_000
@@ -86,6 +87,62 @@ def test_online_softmax_is_softmax_whatever_the_blocks(pairs: list[tuple[float, 
     assert steps[-1]["O"] / steps[-1]["l"] == pytest.approx(whole["O"] / whole["l"], rel=1e-9, abs=1e-9)
     for before, step in pairwise(steps):
         assert (step["scale"] == 1) == (step["m"] == before["m"])
+
+
+@given(st.integers(1, 260), *[st.integers(1, 70)] * 3, st.booleans())
+def test_a_walk_over_all_tiles_moves_the_forward_s_bytes(seqlen: int, d: int, rows: int, cols: int, causal: bool) -> None:
+    """And never fewer after one more tile; both orders visit the same tiles."""
+    found = []
+    for algorithm in ("fa1", "fa2"):
+        order = models.visits(algorithm, -(-seqlen // rows), -(-seqlen // cols), rows, cols, causal)
+        walked = [models.walk(algorithm, seqlen, d, rows, cols, causal, steps) for steps in (len(order) // 2, len(order))]
+        assert walked[1] == models.forward(algorithm, seqlen, d, rows, cols, causal, 4)
+        assert total(walked[0]) <= total(walked[1])
+        found.append(sorted(order))
+    assert found[0] == found[1]
+
+
+@given(st.integers(1, 3), st.integers(1, 4), st.integers(1, 4), st.integers(1, 3000), st.integers(1, 40))
+def test_decoding_is_the_theory_s(batch: int, kv_heads: int, group: int, keys: int, splits: int) -> None:
+    problem = Problem(batch, kv_heads * group, kv_heads, 1, keys, 64, "float16")
+    schedule = plan_decode(problem, Device.named("H100-SXM"), Cache(), num_splits=splits)
+    found = models.decoding(batch * kv_heads, group, keys, 64, schedule.splits, 132, schedule.block_cols)
+    traffic = theory.traffic(schedule)
+    assert found["bytes"] == traffic.total_bytes
+    assert found["partial"] == sum(traffic[name].total_bytes for name in ("O_part", "m_part", "l_part") if name in traffic)
+    assert found["longest"] * found["busy"] >= batch * kv_heads * keys > 0
+
+
+@given(st.integers(1, 500), st.sampled_from([32, 64, 128]), st.integers(1, 70), st.integers(1, 70), st.booleans())
+def test_the_backward_is_the_theory_s(seqlen: int, d: int, rows: int, cols: int, causal: bool) -> None:
+    problem = Problem(1, 1, 1, seqlen, seqlen, d, "float16", causal=causal)
+    assert total(models.backward("standard", seqlen, d, rows, cols, causal)) == theory.standard_backward_ideal(problem).total_bytes
+    schedule = plan_backward(problem, Device.named("A100-40GB"), "fa1", tiling=TileSize(rows, cols, "drawn"))
+    traffic = theory.traffic(schedule)
+    again = traffic["L"].total_bytes - models.backward("fa1", seqlen, d, rows, cols, causal)["read"]["L"]  # of a kernel before it
+    assert total(models.backward("fa1", seqlen, d, rows, cols, causal)) + again == traffic.total_bytes and again in (0, 4 * seqlen)
+
+
+SIZES = st.tuples(st.integers(1, 7), st.integers(1, 4), st.integers(1, 3), st.booleans(), *[st.floats(1, 900)] * 3)
+
+
+@given(SIZES)
+def test_roles_keep_to_the_rules(sizes: tuple[int, int, int, bool, float, float, float]) -> None:
+    """Each task runs once; a unit does one thing at a time; nothing is used before it is there, no slot before it is free."""
+    turns, stages, groups, *_ = sizes
+    spans = models.roles(*sizes)
+    at = {(row, kind, j): (begin, end) for row, kind, j, begin, end in spans}
+    assert len(at) == len(spans) == turns * (2 + 3 * groups)
+    for unit in range(3):
+        own = sorted((begin, end) for _, kind, _, begin, end in spans if models.unit_of(kind) == unit)
+        assert all(before[1] <= after[0] for before, after in pairwise(own))
+    for row in range(1, groups + 1):
+        for j in range(turns):
+            scores, softmax, output = (at[row, kind, j] for kind in (2, 3, 4))
+            assert at[0, 0, j][1] <= scores[0] and scores[1] <= softmax[0] and softmax[1] <= output[0] >= at[0, 1, j][1]
+            for kind in range(2):
+                assert j < stages or at[row, 2 + 2 * kind, j - stages][1] <= at[0, kind, j][0]
+    assert 0 < models.busy(spans) <= 1 + 1e-9
 
 
 def takes_a_set(n: int) -> Any:

@@ -14,8 +14,10 @@ from click.testing import CliRunner
 
 import browsers
 from cupyflash import Device, Problem, plan
+from cupyflash.schedules import plan_backward
 from cupyflash.sim import learn, theory
 from cupyflash.sim.cli import main
+from cupyflash.sim.learn import models, starts
 from cupyflash.tiling import TileSize
 
 pytestmark = pytest.mark.wide
@@ -58,6 +60,27 @@ DRAWS: dict[str, Callable[[random.Random], list[Any]]] = {
         draw.randint(1, 8),
         draw.choice((0, draw.uniform(0, 8))),
     ],
+    "visits": lambda draw: [draw.choice(("fa1", "fa2")), *(draw.randint(1, 9) for _ in range(4)), draw.random() < 0.5],
+    "walk": lambda draw: [
+        draw.choice(("fa1", "fa2")),
+        *(draw.randint(1, most) for most in (400, 128, 128, 128)),
+        draw.random() < 0.5,
+        draw.randint(0, 60),
+    ],
+    "warps": lambda draw: [draw.randint(1, most) for most in (256, 256, 256, 8)],
+    "decoding": lambda draw: [draw.randint(1, most) for most in (2048, 8, 1 << 17, 256, 128, 148, 256)],
+    "backward": lambda draw: [
+        draw.choice(("fa1", "standard")),
+        *(draw.randint(1, most) for most in (1 << 17, 256, 256, 512)),
+        draw.random() < 0.5,
+    ],
+    "kept": lambda draw: [draw.randint(1, most) for most in (1 << 18, 32, 128)],
+    "roles": lambda draw: [
+        *(draw.randint(1, most) for most in (4, 4, 3)),
+        draw.random() < 0.5,
+        *(draw.uniform(1, 3000) for _ in range(3)),
+    ],
+    "busy": lambda draw: [models.roles(3, draw.randint(1, 4), 2, False, *(draw.randint(1, 900) for _ in range(3)))],
 }
 
 
@@ -124,12 +147,9 @@ def spoken(browser: Any) -> str:
     return str(browser.execute_script(said))
 
 
-def memory_total(browser: Any) -> tuple[int, int, int, int]:
-    """The last row of the table of bytes: standard attention's reads and writes, FlashAttention's."""
-    row = "return [...document.querySelectorAll('#memory tbody tr:last-child td')].map(one => one.textContent)"
-    cells = browser.execute_script(row)
-    read, written, flash_read, flash_written = (int(cell.replace(",", "")) for cell in cells[1:])
-    return read, written, flash_read, flash_written
+def memory_total(browser: Any) -> tuple[int, ...]:
+    """Standard attention's reads and writes, FlashAttention's, as the table says."""
+    return tuple(last_row(browser, "memory"))
 
 
 def memory_expected(browser: Any) -> tuple[int, int, int, int]:
@@ -172,15 +192,15 @@ def test_dragging_the_point_changes_the_bytes_to_the_theory_s(opened: Any) -> No
 
 
 def test_the_crossing_is_found_with_the_keyboard(opened: Any) -> None:
-    assert "found" not in opened.find_element("css selector", "#memory .ask").get_attribute("class")
+    assert not found(opened, "memory")
     press(opened, "#memory-head_dim", "ARROW_RIGHT", "ARROW_RIGHT")
     assert text(opened, "output[for=memory-head_dim]") == "128"
-    while number_at(opened, "output[for=memory-sram]") != 192:
-        press(opened, "#memory-sram", "ARROW_RIGHT")
+    press(opened, "#memory-sram", *["ARROW_RIGHT"] * 3)
+    assert number_at(opened, "output[for=memory-sram]") == 192
     assert "192 KB" in opened.find_element("css selector", "#memory-sram").get_attribute("aria-valuetext")
     read, written, *flash = memory_total(opened)
     assert sum(flash) == pytest.approx(read + written, rel=0.05)
-    assert "found" in opened.find_element("css selector", "#memory .ask").get_attribute("class")
+    assert found(opened, "memory")
     assert "192 KB" in text(opened, "#memory .answer") and spoken(opened).startswith("Found")
 
 
@@ -228,10 +248,101 @@ def test_softmax_is_stepped_and_typed(opened: Any) -> None:
 
 def test_no_rescaling_is_found_where_the_largest_comes_first(opened: Any) -> None:
     field = "#softmax input[aria-label='score 1']"
-    for typed, found in (("4.5", False), ("9", True)):
+    for typed, expected in (("4.5", False), ("9", True)):
         type_over(opened, field, typed)
-        assert ("found" in opened.find_element("css selector", "#softmax .ask").get_attribute("class")) is found
+        assert found(opened, "softmax") is expected
     assert number_at(opened, "#softmax [data-value=rescaled]") == 0
+
+
+def found(browser: Any, section: str) -> bool:
+    return "found" in str(browser.find_element("css selector", f"#{section} .ask").get_attribute("class"))
+
+
+def cells(browser: Any, section: str) -> list[list[str]]:
+    rows = "return [...document.querySelectorAll(arguments[0])].map(row => [...row.cells].map(cell => cell.textContent))"
+    return [list(row) for row in browser.execute_script(rows, f"#{section} tbody tr")]
+
+
+def last_row(browser: Any, section: str) -> list[int]:
+    """The sums in the last row of a section's table."""
+    return [int(cell.replace(",", "")) for cell in cells(browser, section)[-1][1:]]
+
+
+def steps_of(browser: Any) -> tuple[int, int]:
+    """The tiles computed so far in section 3, and all."""
+    at, every = text(browser, "output[for=loops-at]").split(" / ")
+    return int(at), int(every)
+
+
+def test_both_orders_of_loops_are_stepped_to_the_theory_s_bytes(opened: Any) -> None:
+    at, every = steps_of(opened)
+    before = cells(opened, "loops")
+    click(opened, "#loops-step")
+    assert steps_of(opened) == (at + 1, every) and cells(opened, "loops") != before
+    click(opened, "#loops-back")
+    assert cells(opened, "loops") == before
+    click(opened, "#loops-causal")
+    click(opened, "#loops-end")
+    problem = Problem(1, 16, 16, 1024, 1024, 64, "float32", causal=True)
+    schedules = [plan(problem, Device.named("A100-40GB"), name, tiling=TileSize(128, 128, "the page's")) for name in ("fa1", "fa2")]
+    assert last_row(opened, "loops") == [theory.traffic(schedule).total_bytes for schedule in schedules]
+    assert steps_of(opened) == (36, 36) and not found(opened, "loops")
+    press(opened, "#loops-block_rows", "HOME")
+    assert found(opened, "loops") and "times as many" in text(opened, "#loops .verdict")
+
+
+def test_keys_for_warps_are_right_for_few_rows(opened: Any) -> None:
+    assert last_row(opened, "warps") == [81920, 354304] and not found(opened, "warps")  # as docs/performance.md has it
+    press(opened, "#warps-rows", "HOME")
+    assert found(opened, "warps") and "Found" in spoken(opened)
+
+
+def test_decoding_is_split_until_the_chip_is_full(opened: Any) -> None:
+    for _ in range(15):
+        assert not found(opened, "decoding")
+        press(opened, "#decoding-splits", "ARROW_RIGHT")
+    assert found(opened, "decoding") and text(opened, "output[for=decoding-splits]") == "16"
+    assert text(opened, "#decoding [data-bar=longest]") == "512" and text(opened, "#decoding [data-value=busy]") == "128"
+    press(opened, "#decoding-splits", "ARROW_RIGHT")
+    assert text(opened, "#decoding [data-bar=longest]") == "1,024" and text(opened, "#decoding [data-value=rounds]") == "2"
+
+
+def test_p_outgrows_the_memory(opened: Any) -> None:
+    press(opened, "#backward-seqlen", *["ARROW_RIGHT"] * 4)
+    assert text(opened, "output[for=backward-seqlen]") == "32,768"
+    assert text(opened, "#backward [data-bar=P]") == "68.7 GB" and not found(opened, "backward")
+    press(opened, "#backward-seqlen", "ARROW_RIGHT")
+    assert text(opened, "#backward [data-bar=P]") == "107 GB" and found(opened, "backward")
+    tile = models.tiles(starts.BACKWARD_SRAM, 128)
+    problem = Problem(1, 32, 32, 40960, 40960, 128, "float16")
+    size = TileSize(tile["block_rows"], tile["block_cols"], "the page's")
+    algorithm4 = theory.traffic(plan_backward(problem, Device.named("A100-40GB"), "fa1", tiling=size)).total_bytes
+    for name, nbytes in (("standard", theory.standard_backward_ideal(problem).total_bytes), ("fa1", algorithm4)):
+        assert number_at(opened, f"#backward [data-bar={name}]") == pytest.approx(nbytes / 1e9, rel=5e-3)
+
+
+@pytest.mark.parametrize("way", ["two consumers", "ahead"])
+def test_a_hopper_s_tensor_cores_are_kept_busy(opened: Any, way: str) -> None:
+    doing = text(opened, "#hopper .doing")
+    clock = number_at(opened, "output[for=hopper-clock]")
+    click(opened, "#hopper-step")
+    assert number_at(opened, "output[for=hopper-clock]") > clock and text(opened, "#hopper .doing") != doing
+    assert text(opened, "#hopper [data-bar=busy]") == "68 %"
+    if way == "ahead":
+        click(opened, "#hopper-ahead")
+        assert not found(opened, "hopper")
+    press(opened, "#hopper-stages" if way == "ahead" else "#hopper-groups", "ARROW_RIGHT")
+    assert found(opened, "hopper") and number_at(opened, "#hopper [data-bar=busy]") > 90
+
+
+def test_the_first_numbers_are_those_of_the_command(opened: Any) -> None:
+    numbers = starts.numbers()
+    assert sum(memory_total(opened)[2:]) == numbers["memory"]["bytes"]["fa1"]
+    assert number_at(opened, "#hopper [data-value=busy]") == round(100 * numbers["hopper"]["busy"])
+    assert number_at(opened, "#softmax [data-value=result]") == pytest.approx(numbers["softmax"]["result"], abs=6e-5)
+    assert last_row(opened, "warps") == [*numbers["warps"].values()]
+    click(opened, "#loops-end")
+    assert last_row(opened, "loops") == [*numbers["loops"].values()]
 
 
 def test_languages_and_colours_change(opened: Any) -> None:

@@ -14,12 +14,15 @@ from cupyflash.device import Device
 from cupyflash.sim import page as pages
 from cupyflash.sim.learn import models
 from cupyflash.sim.learn.javascript import translated
-from cupyflash.sim.learn.starts import STARTS
+from cupyflash.sim.learn.starts import BACKWARD_SRAM, BLOCK_KEYS, GPU_MEMORY, STARTS
 
 HERE = Path(__file__).parent
 LANGUAGES = {"en": "English", "zh": "中文"}
-SECTIONS = ("memory", "softmax")
-FORMS = (models.tiles, models.forward, models.online)
+SECTIONS = tuple(STARTS)
+FORMS = (
+    *(models.tiles, models.forward, models.online, models.visits, models.walk, models.warps, models.decoding),
+    *(models.backward, models.kept, models.roles, models.busy),
+)
 DEVICES = ("T4", "A100-40GB", "H100-SXM")
 
 
@@ -30,6 +33,9 @@ def page(language: str | None = None) -> str:
         "language": language,
         "languages": LANGUAGES,
         "starts": STARTS,
+        "block_keys": BLOCK_KEYS,
+        "backward_sram": BACKWARD_SRAM,
+        "gpu_memory": GPU_MEMORY,
         "texts": {name: texts(name) for name in LANGUAGES},
         "devices": [{"name": each.name.split("-")[0], "sram": each.sram_per_block, "sms": each.sm_count} for each in devices],
     }

@@ -27,7 +27,8 @@ function rich(source, values = {}) {
   }
   return [...made, source.slice(at)];
 }
-const plain = (source, values = {}) => source.replace(/\{(\w+)\}/g, (_, name) => values[name] ?? name).replace(/\*\*|\*|`|_|\^/g, "");
+const filled = (source, values) => source.replace(/\{(\w+)\}/g, (_, name) => values[name] ?? name);
+const plain = (source, values = {}) => filled(source, values).replace(/\*\*|\*|`|_|\^/g, "");
 const say = (key, values) => rich(text(key), values);
 
 // Says a sentence to a screen reader, once nothing has moved for a while

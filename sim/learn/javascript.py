@@ -142,6 +142,8 @@ class _Translation:
                 return f"({self.value(node.test)} ? {self.value(node.body)} : {self.value(node.orelse)})"
             case ast.Tuple() | ast.List():
                 return f"[{', '.join(map(self.value, node.elts))}]"
+            case ast.Starred():
+                return f"...{self.value(node.value)}"
             case ast.Dict():
                 return f"({{ {', '.join(map(self.entry, node.keys, node.values))} }})"
             case ast.Subscript(slice=ast.Slice(lower=lower, upper=upper, step=None)):

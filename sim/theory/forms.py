@@ -120,3 +120,13 @@ def fa1_backward(rows: int, keys: int, loaded: int, row_visits: int) -> tuple[Ro
     R = row_visits
     read = {"Q": R, "K": loaded, "V": loaded, "O": R, "dO": R, "dQ_acc": R}
     return read, {"dQ_acc": R, "dQ": rows, "dK": keys + loaded, "dV": keys + loaded}
+
+
+def split_bytes(rows: int, cols: int, head_dim: int, warps: int) -> dict[str, dict[str, int]]:
+    """Bytes of shared memory that the lanes ask for in one tile of half types, by splitting and by what moves (d_v = d)."""
+    q, kv, o = rows * head_dim * 2, 2 * cols * head_dim * 2, rows * head_dim * 4
+    maxima = warps * rows * 4
+    return {
+        "split-Q": {"Q": q, "K and V": warps * kv, "O": 0, "maxima": 0},
+        "split-K": {"Q": warps * q, "K and V": kv, "O": 2 * warps * o, "maxima": maxima + warps * maxima},
+    }
