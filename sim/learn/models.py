@@ -150,7 +150,7 @@ def backward(algorithm: str, seqlen: int, head_dim: int, block_rows: int, block_
 
 
 def kept(seqlen: int, heads: int, head_dim: int) -> dict[str, int]:
-    """What a forward of half types keeps for its backward, in bytes: P, or L; and the backward's operations, in FLOP, with P kept
+    """Bytes that a forward of half types keeps for its backward, P or L; and the backward's operations, in FLOP, with P kept
     (four products) or S computed again (five)."""
     product = 2 * heads * seqlen * seqlen * head_dim
     return {"P": 2 * heads * seqlen * seqlen, "L": FLOAT32 * heads * seqlen, "flops": 4 * product, "again": 5 * product}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from cupyflash.device import Device
@@ -102,7 +103,7 @@ def hopper(**given: Any) -> dict[str, Any]:
     return {"clocks": max(span[-1] for span in spans), "busy": models.busy(spans)}
 
 
-OF_SECTION = {
+OF_SECTION: dict[str, Callable[..., dict[str, Any]]] = {
     "memory": memory,
     "softmax": softmax,
     "loops": loops,
