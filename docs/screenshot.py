@@ -86,7 +86,7 @@ def draw_trace(browser: Any, folder: Path) -> None:
     drawn = digest(told("--html", str(folder / "out.html")))
     set_screen(browser, WIDTH, HEIGHT)
     browser.get((folder / "out.html").as_uri())
-    browser.execute_script("jump(most * arguments[0]); for (const player of players) player.render(true)", PLACE)
+    browser.execute_script("view(null); jump(most * arguments[0]); for (const player of players) player.render(true)", PLACE)
     keep(browser, "trace.png", drawn)
 
 

@@ -17,6 +17,7 @@ from cupyflash.schedules import Cache
 from cupyflash.sim import theory
 from cupyflash.sim.cli import main
 from cupyflash.sim.trace import trace
+from cupyflash.sim.trace.choices import choices
 from cupyflash.sim.trace.page import page as page_of
 from cupyflash.sim.trace.page import report
 
@@ -37,10 +38,11 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def opened(browser: Any, page: Path) -> Iterator[Any]:
-    """The page, loaded anew; nothing may be on its console afterwards."""
+    """The page, loaded anew, at its beginning; nothing may be on its console afterwards."""
     browsers.screen(browser, 1280)
     browser.get_log("browser")  # what others left
     browser.get(page.as_uri())
+    browser.execute_script("jump(0)")
     yield browser
     assert browser.get_log("browser") == []
 
@@ -93,6 +95,58 @@ def test_it_plays_to_the_end_where_the_counters_are_the_theory_s(opened: Any) ->
         assert {name.replace("O_acc", "Oacc"): sides for name, sides in expected.items()} == shown
         assert text(opened, f"#panel-{number} .now") == f"Done: {form.total_bytes:,} bytes, as the closed form says."
     assert text(opened, "#spoken").count("as the closed form says") == 3
+
+
+SEEN = """
+const top = document.querySelector('.controls').getBoundingClientRect().top, player = players[arguments[0]];
+view(arguments[0]);
+jump(player.opening);
+const parts = [player.rooms, player.scores.picture, player.root.querySelector('ol'), player.now];
+const boxes = parts.map(each => each.getBoundingClientRect());
+return [boxes.map(each => each.width > 0 && each.top >= 0 && each.bottom <= top), player.scores.count, player.t === player.opening];
+"""
+
+
+@pytest.mark.parametrize("screen", [(1280, 800), (390, 844)])
+def test_it_opens_on_its_first_tile_with_all_of_it_in_view(browser: Any, page: Path, screen: tuple[int, int]) -> None:
+    browsers.screen(browser, *screen)
+    browser.get(page.as_uri())
+    assert clock(browser) == browser.execute_script("return players[1].opening") > 0
+    shown = "return players.map(player => player.root.checkVisibility())"
+    assert browser.execute_script(shown) == [False, True, False]  # FlashAttention; standard attention is beside it in the bars
+    assert browser.execute_script("return [players[1].scores.count, players[1].work.cell.className.baseVal]") == [1, "cell on at"]
+    for number in range(3):
+        in_view, tiles, there = browser.execute_script(SEEN, number)
+        assert tiles == 1 and there
+        assert all(in_view), (number, in_view)
+
+
+def test_one_algorithm_is_shown_or_all_side_by_side(opened: Any) -> None:
+    shown = "return players.map(player => player.root.checkVisibility())"
+    opened.execute_script("players[2].choice.click()")
+    assert opened.execute_script(shown) == [False, False, True]
+    assert opened.execute_script("return players.map(player => player.choice.ariaPressed)") == ["false", "false", "true"]
+    opened.execute_script("together.click()")
+    assert opened.execute_script(shown) == [True, True, True] and opened.execute_script("return together.ariaPressed") == "true"
+    opened.execute_script("together.click()")
+    assert opened.execute_script(shown) == [False, True, False]
+
+
+SENTENCES = """
+return players.map(player => player.moves.map((move, at) => {
+  jump(player.ends[at]);
+  const said = player.now.children[0].textContent, tile = player.tile(move).replaceAll("_", "");
+  return [said, tile, move[WRITE], move[MADE].length, comma(move[BYTES])];
+}).slice(0, -1));
+"""
+
+
+def test_each_move_is_told_in_one_sentence(opened: Any) -> None:
+    for player in opened.execute_script(SENTENCES):
+        for said, tile, write, made, size in player:
+            assert said.endswith(".") and said.count(".") == 1 and said.startswith(f"{tile} ({size} bytes) is ")
+            assert ("is written from" in said) == bool(write) and (" can be made on chip" in said) == bool(made)
+            assert ", " in said.partition(") is ")[2]  # the reason
 
 
 def test_keys_step_play_and_jump(opened: Any) -> None:
@@ -290,3 +344,47 @@ def test_who_wants_no_motion_sees_none(opened: Any) -> None:
     press(opened, "ARROW_RIGHT")
     assert clock(opened) == opened.execute_script("return Math.min(...players.map(player => player.ends[0]))")
     assert opened.execute_script("return [...document.querySelectorAll('.ghost')].every(each => each.style.display === 'none')")
+
+
+@pytest.fixture(scope="module")
+def sized(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A page that has other sizes."""
+    file = tmp_path_factory.mktemp("page") / "sized.html"
+    problem, device = Problem(1, 1, 1, 32, 32, 16, "float16", causal=True), Device.named("A100-40GB", sram="8KB")
+    told = report([trace(plan(problem, device, name)) for name in SIZED], SIZED, "traced")
+    others = choices(problem, device, SIZED, lambda number, *asked: plan(*asked, SIZED[number]), lambda p: f"N {p.seqlen_q}")
+    file.write_text(page_of(told, others), encoding="utf-8")
+    return file
+
+
+SIZED = ("standard", "fa1")
+CHOOSE = """
+const [axis, value, done] = arguments, select = document.getElementById(`size-${axis}`);
+select.value = value;
+select.onchange().then(() => done(select.value));
+"""
+
+
+def test_a_reader_chooses_other_sizes(browser: Any, sized: Path) -> None:
+    browsers.screen(browser, 1280)
+    browser.get_log("browser")
+    browser.get(sized.as_uri())
+    sizes = {"N": 32, "d": 16, "M": 8192}
+    for axis, value in (("N", 64), ("d", 32), ("M", 4096), ("M", 16384), ("N", 32), ("d", 16), ("M", 8192)):
+        assert browser.execute_async_script(CHOOSE, axis, str(value)) == str(value)
+        sizes[axis] = value
+        n, d, sram = sizes.values()
+        if text(browser, "#sizes-said").startswith("Not with these sizes: "):
+            with pytest.raises(ValueError, match="SRAM"):
+                plan(Problem(1, 1, 1, n, n, d, "float16"), Device.named("A100-40GB", sram=sram), "standard")
+            continue
+        traced = sizes == {"N": 32, "d": 16, "M": 8192}
+        assert text(browser, "#title") == ("traced" if traced else f"N {n}")
+        assert bool(text(browser, "#sizes-said")) is not traced
+        assert clock(browser) == browser.execute_script("return players[1].opening") > 0
+        press(browser, "END")
+        for number, name in enumerate(SIZED):
+            device = Device.named("A100-40GB", sram=sram)
+            form = theory.traffic(plan(Problem(1, 1, 1, n, n, d, "float16", causal=True), device, name))
+            assert text(browser, f"#panel-{number} .now") == f"Done: {form.total_bytes:,} bytes, as the closed form says."
+    assert browser.get_log("browser") == []

@@ -10,7 +10,9 @@ from typing import Any
 
 import click
 
-from cupyflash.schedules import ALGORITHMS, BACKWARD_ALGORITHMS
+from cupyflash.device import Device
+from cupyflash.request.problem import Problem
+from cupyflash.schedules import ALGORITHMS, BACKWARD_ALGORITHMS, TileSchedule
 from cupyflash.sim import files
 from cupyflash.sim.cli.group import Found
 from cupyflash.sim.cli.options import first_given
@@ -63,7 +65,7 @@ def trace(
             made.append(traces.trace(schedule, data_seed, draw_score(*drawn), draw_mask(*drawn), block))
     told = page.report(made, names, title_of(request, asked))
     if html is not None:
-        files.write(html, page.page(told))
+        files.write(html, page.page(told, choices_of(request, asked, names)))
         click.echo(f"wrote {html}", err=True)
     click.echo(json.dumps(told)) if as_json else show(told, request)
     for name, each in zip(names, made, strict=True):
@@ -71,6 +73,19 @@ def trace(
             raise Found(f"the moves of {name} do not sum to the theory's bytes")
         if each.problems:
             raise Found("; ".join(each.problems))
+
+
+def choices_of(request: ProblemRequest, asked: Sequence[ProblemRequest], names: Sequence[str]) -> dict[str, Any] | None:
+    """Other sizes for the page, None if there are none."""
+    from cupyflash.sim.trace.choices import choices
+
+    if request.cache is not None or any(each.backward for each in asked):
+        return None
+
+    def planner(number: int, problem: Problem, device: Device) -> TileSchedule:
+        return replace(asked[number], problem=problem, device=device).schedule()
+
+    return choices(request.problem, request.device, names, planner, describe)
 
 
 def asked_for(text: str | None, request: ProblemRequest) -> list[ProblemRequest]:

@@ -94,7 +94,8 @@ class Player {
     this.whole = el("i", { className: "whole" });
     this.bars = [el("i", { className: "in" }), el("i", { className: "out" })];
     this.moved = el("span", { className: "num" });
-    $("race").append(el("span", { textContent: capital(told.name) }), el("div", { className: "track" }, this.whole, ...this.bars), this.moved);
+    this.choice = el("button", { type: "button", textContent: capital(told.name), onclick: () => view(this.number) });
+    $("race").append(this.choice, el("div", { className: "track" }, this.whole, ...this.bars), this.moved);
   }
 
   tensorFigure(tensor) {
@@ -385,9 +386,32 @@ class Player {
     const slab = `${split}${tensor.slabs > 1 && tensor.axes ? `, head ${(split ? move[SLAB] % heads : move[SLAB]) + 1}` : ""}`;
     const rows = tensor.axes ? `${span("row", move[R0], move[R1])}${tensor.axes === "ij" ? `, ${span("column", move[C0], move[C1])}` : ""}${slab}` : "";
     const part = this.place(move, slab) || rows;
-    const head = move[WRITE] ? `${tile}: ${where} → HBM, ${comma(move[BYTES])} bytes` : `${tile}: HBM → ${where}, ${comma(move[BYTES])} bytes`;
-    return [head, part];
+    return [this.sentence(move, tile, where), part];
   }
+
+  // What a move does and why, and which tile of S can be made with it, in one sentence
+  sentence(move, tile, where) {
+    const launch = this.told.launches[move[LAUNCH]], name = this.told.tensors[move[TENSOR]].name, write = move[WRITE];
+    const why = write && launch.reasons.first && !this.reads(move) ? launch.reasons.first : launch.reasons[write ? "write" : "read"][name];
+    const way = write ? `is written from ${where} to HBM` : `is read from HBM into ${where}`;
+    const made = move[MADE].map(one => `${this.row(one[0], one[1], launch)},${Math.floor(one[3] / launch.block_cols) + 1}`);
+    const [i, j] = made.length === 1 ? made[0].split(",") : [];
+    const then = !made.length ? "" : i ? `; now S_${i},${j} = Q_${i} K_${j}ᵀ can be made on chip` : `; now ${made.length} tiles of S can be made on chip`;
+    return `${tile} (${plural(move[BYTES], "byte")}) ${way}${why ? `, ${why}` : ""}${then}.`;
+  }
+
+  // Whether a move's thread block has read anything before it
+  reads(move) {
+    for (let at = this.moves.indexOf(move) - 1; at >= 0; at--) {
+      const one = this.moves[at];
+      if (one[LAUNCH] !== move[LAUNCH] || one[BLOCK] !== move[BLOCK]) return false;
+      if (!one[WRITE]) return true;
+    }
+    return false;
+  }
+
+  // The bytes at which its first tile of S can be made
+  get opening() { const at = this.moves.findIndex(move => move[MADE].length); return at < 0 ? 0 : this.ends[at]; }
 
   // Where keys of a cache are, and a table's places; nothing of all else
   place(move, slab) {
@@ -416,7 +440,7 @@ class Player {
 
   renderGhost(moving) {
     const move = this.flying;
-    if (!moving || !move || calm.matches) { this.ghost.style.display = "none"; return; }
+    if (!moving || !move || calm.matches || !this.root.offsetParent) { this.ghost.style.display = "none"; return; }
     const frame = this.root.getBoundingClientRect(), far = this.figures[move[TENSOR]].active.getBoundingClientRect(), near = this.target(move).getBoundingClientRect();
     const along = move[WRITE] ? 1 - this.fraction : this.fraction, smooth = along * along * (3 - 2 * along);
     const mix = (a, b) => a + (b - a) * smooth;
@@ -429,21 +453,87 @@ class Player {
   }
 }
 
-const most = Math.max(1, ...data.players.map(player => player.total_bytes));
-const kept = data.players.map(player => player.name).join(", ").replace(/, ([^,]*)$/, " and $1");
-const backwards = data.players.filter(player => player.backward).length, gradients = backwards > 0 && backwards < data.players.length;
-const purpose = backwards && !gradients ? "for the gradients of" : "to compute";
-$("what").textContent = `What ${kept} ${data.players.length > 1 ? "move" : "moves"} between HBM and the SRAM of a thread block ${purpose} softmax(Q Kᵀ / √d) V${gradients ? " and its gradients" : ""}`;
-$("title").textContent = data.title;
-$("device").textContent = `simulated ${data.device}, ${comma(data.players[0].sram_bytes)} bytes of SRAM a thread block`;
-const players = data.players.map((told, number) => new Player(told, number));
+// -- the page: players of one problem, one of them in full or all side by side
+
+let players = [], most = 1, rate = 1, subject = 0, shown = null;
+
+// Make the players of a report, and open where the subject can make its first tile of S
+function load(report) {
+  Object.assign(data, report);
+  $("panels").replaceChildren();
+  $("race").replaceChildren();
+  most = Math.max(1, ...data.players.map(player => player.total_bytes));
+  players = data.players.map((told, number) => new Player(told, number));
+  // At 1x a move takes about a quarter of a second, and all of them no more than two minutes
+  rate = most / Math.min(120, Math.max(15, players.reduce((sum, player) => Math.max(sum, player.moves.length), 1) * 0.25));
+  subject = Math.max(0, data.players.findIndex(each => each.algorithm !== "standard"));
+  const kept = data.players.map(player => player.name).join(", ").replace(/, ([^,]*)$/, " and $1");
+  const backwards = data.players.filter(player => player.backward).length, gradients = backwards > 0 && backwards < data.players.length;
+  const purpose = backwards && !gradients ? "for the gradients of" : "to compute";
+  $("what").textContent = `What ${kept} ${data.players.length > 1 ? "move" : "moves"} between HBM and the SRAM of a thread block ${purpose} softmax(Q Kᵀ / √d) V${gradients ? " and its gradients" : ""}`;
+  $("title").textContent = data.title;
+  $("device").textContent = `simulated ${data.device}, ${comma(data.players[0].sram_bytes)} bytes of SRAM a thread block`;
+}
+
+const together = el("button", { type: "button", textContent: "All side by side", onclick: () => view(shown === null ? subject : null) });
+function view(number) {
+  shown = number;
+  for (const id of ["panels", "race"]) $(id).classList.toggle("one", number !== null);
+  for (const player of players) {
+    const on = player.number === number;
+    player.root.classList.toggle("chosen", on);
+    player.moved.classList.toggle("chosen", on);
+    player.choice.setAttribute("aria-pressed", String(on));
+  }
+  together.setAttribute("aria-pressed", String(number === null));
+}
+
+const executed = { ...data };
+load(executed);
+if (players.length > 1) $("views").append(together);
+view(subject);
+
+// Other sizes, by the schedules: their reports are unpacked when one is asked for
+class Sizes {
+  constructor(told) {
+    this.told = told;
+    this.selects = Object.fromEntries(Object.entries(told.axes).map(([axis, values]) => {
+      const name = value => axis !== "M" ? comma(value) : value % 1024 ? `${comma(value)} bytes` : `${comma(value / 1024)} KB`;
+      const select = el("select", { id: `size-${axis}`, onchange: () => this.choose() }, ...values.map(value => el("option", { value, textContent: name(value) })));
+      select.value = told.chosen[axis];
+      return [axis, select];
+    }));
+    this.said = el("p", { className: "soft", id: "sizes-said" });
+    this.said.setAttribute("aria-live", "polite");
+    const labels = Object.entries(this.selects).map(([axis, select]) => el("label", { title: { N: "Queries and keys", d: "Head dimension", M: "SRAM of a thread block" }[axis] }, axis, select));
+    this.root = el("div", { className: "sizes", role: "group" }, ...labels);
+    this.root.setAttribute("aria-label", "Sizes: N queries and keys, d, M bytes of SRAM");
+  }
+
+  async choose() {
+    const { told, selects } = this, key = Object.values(selects).map(select => select.value).join(), own = Object.values(told.chosen).join();
+    if (told.refused[key]) { this.said.textContent = `Not with these sizes: ${told.refused[key]}.`; return; }
+    if (key !== own) this.reports ??= await unpacked(told.packed);
+    if (key !== Object.values(selects).map(select => select.value).join()) return;  // another was chosen meanwhile
+    const before = shown;
+    if (playing) set(false);
+    load(key === own ? executed : this.reports[key]);
+    view(before);
+    $("timelines").hidden = key !== own;
+    this.said.textContent = key === own ? "" : "These sizes are played by the schedules, without an execution; the bytes are the closed form's.";
+    jump(players[shown ?? subject].opening);
+  }
+}
+async function unpacked(text) {
+  const bytes = Uint8Array.from(atob(text), each => each.charCodeAt(0));
+  return new Response(new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"))).json();
+}
+if (data.choices) { const sizes = new Sizes(data.choices); $("choose").prepend(sizes.root); $("choose").after(sizes.said); }
+
 const timed = data.players.filter(told => told.launches.some(one => one.timeline || one.timeline_why));
 const choices = timed.map(told => new Choice(`${capital(told.name)}: one thread block, by its warps`,
   told.launches.map(one => ({ label: `${one.kernel}: ${one.does}`, timeline: one.timeline, why: one.timeline_why })), ([file, line]) => el("span", { textContent: `${file}:${line}` })));
 if (choices.length) $("timelines").append(...choices.map(choice => choice.root)); else $("timelines").remove();
-const steps = players.reduce((sum, player) => Math.max(sum, player.moves.length), 1);
-// At 1x a move takes about a quarter of a second, and all of them no more than two minutes
-const rate = most / Math.min(120, Math.max(15, steps * 0.25));
 let t = 0, playing = false, last = 0, goal = null, clockText = "";
 
 function show() {
@@ -518,5 +608,4 @@ addEventListener("keydown", event => {
   const act = { " ": () => set(!playing), ArrowRight: step, ArrowLeft: back, Home: () => jump(0), End: () => jump(most), "+": () => faster(1), "=": () => faster(1), "-": () => faster(-1) }[event.key];
   if (act) { event.preventDefault(); act(); }
 });
-show();
-speak();
+jump(players[subject].opening);

@@ -213,15 +213,15 @@ def trace(
     return Trace(schedule, kernels, recorder.tensors, tuple(recorder.moves()), run.traffic, found, decoding, timelines)
 
 
-def refuse_longer(schedule: TileSchedule) -> None:
-    """ValueError for a schedule of more than about `MOST_STEPS` moves."""
+def refuse_longer(schedule: TileSchedule, most: int = MOST_STEPS) -> None:
+    """ValueError for a schedule of more than about `most` moves."""
     steps = schedule.row_blocks + schedule.col_blocks  # at least: beyond that nothing is gone through
-    if steps <= MOST_STEPS:
+    if steps <= most:
         steps = sum(map(_steps, schedule.walks()))
-    if steps > MOST_STEPS:
+    if steps > most:
         p = schedule.problem
         raise ValueError(
-            f"a trace holds at most {MOST_STEPS:,} moves of tiles; {schedule.algorithm} makes about {steps:,} or more here "
+            f"a trace holds at most {most:,} moves of tiles; {schedule.algorithm} makes about {steps:,} or more here "
             f"(Nq {p.seqlen_q:,}, Nk {p.seqlen_k:,}, {plural(p.head_count, 'head')}, Br {schedule.block_rows}, "
             f"Bc {schedule.block_cols}): take fewer rows, or larger tiles"
         )

@@ -1,4 +1,4 @@
-"""The papers' algorithms line by line (algorithms.toml), and the line of each move of a kernel.
+"""The papers' algorithms line by line (algorithms.toml), the line of each move of a kernel, and its reason (reasons.toml).
 
 Algorithms 0, 1, 3 and 4 are those of FlashAttention (arXiv 2205.14135, 3 and 4 in its appendix B), FlashAttention-2's are its own 1
 and 2 (arXiv 2307.08691), FlashAttention-3's its Algorithm 1, which has the producer's copies (arXiv 2407.08608). Lines say in our
@@ -65,4 +65,14 @@ def _algorithms(tables: Mapping[str, Any]) -> dict[str, Algorithm]:
 
 
 FORWARD, BACKWARD = map(_algorithms, tomllib.loads(Path(__file__).with_name("algorithms.toml").read_text("utf-8")).values())
+REASONS: Mapping[str, Mapping[str, Any]] = tomllib.loads(Path(__file__).with_name("reasons.toml").read_text("utf-8"))
+
+
+def reasons_of(kernel: str) -> dict[str, Any]:
+    """The reasons of a kernel's moves, the ends of their sentences: "read" and "write" by tensor, and "first", of a write before
+    any read, "" if that is like others."""
+    own, every = REASONS.get(kernel, {}), REASONS["every"]
+    return {side: {**every[side], **own.get(side, {})} for side in ("read", "write")} | {"first": own.get("first", "")}
+
+
 MASK_TILES = AlgorithmStep("which tiles a mask leaves empty, whole or mixed")

@@ -16,7 +16,7 @@ from cupyflash.sim.numbers.inputs import Decoding
 from cupyflash.sim.numbers.reference import visible
 from cupyflash.sim.page import filled
 from cupyflash.sim.trace import HeldTensor, Trace, axes_of, inner_of, rooms_of
-from cupyflash.sim.trace.lines import BACKWARD, FORWARD, MASK_TILES, Algorithm, AlgorithmStep
+from cupyflash.sim.trace.lines import BACKWARD, FORWARD, MASK_TILES, Algorithm, AlgorithmStep, reasons_of
 from cupyflash.sim.traffic import TENSORS, TensorTraffic, Traffic
 from cupyflash.sim.two_level.machine import replay
 
@@ -175,13 +175,23 @@ def launch(trace: Trace, number: int, places: dict[int, int]) -> dict[str, Any]:
         "rooms": [[room.name, room.nbytes] for room in rooms],
         "inside": {tensor: [room, stages if tensor in ring else 1] for tensor, room in inside.items()},
         "registers": step.registers,
+        "reasons": reasons(trace, number),
         "scores": [places[line] for line in step.scores],
         **(trace.timelines[number] if trace.timelines else {"timeline": None, "timeline_why": "it was not asked for"}),
     }
 
 
-def page(told: dict[str, Any]) -> str:
-    """A report as one HTML page that needs nothing else. ValueError where an algorithm moves nothing."""
+def reasons(trace: Trace, number: int) -> dict[str, Any]:
+    """The reasons of a launch's moves: by side and tensor, and of its writes before any read."""
+    moved = {(move.tensor, move.write) for move in trace.moves if move.launch == number}
+    told = reasons_of(trace.kernels[number].name)
+    sides = {"read": False, "write": True}
+    known = {side: {name: why for name, why in told[side].items() if (name, write) in moved} for side, write in sides.items()}
+    return known | {"first": told["first"]}
+
+
+def page(told: dict[str, Any], choices: dict[str, Any] | None = None) -> str:
+    """A report as one HTML page that needs nothing else, and `choices` of other sizes. ValueError if an algorithm moves nothing."""
     if still := [each["name"] for each in told["players"] if not each["moves"]]:
         raise ValueError(f"{still[0]} moves nothing for {told['title']}: there is nothing to play")
-    return filled("trace", told)
+    return filled("trace", told | {"choices": choices})
