@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import re
 from itertools import pairwise
@@ -22,6 +23,7 @@ from cupyflash.sim.learn.javascript import Untranslatable, translated
 from cupyflash.sim.learn.starts import STARTS, numbers, total
 from cupyflash.tiling import TileSize
 
+ROOT = Path(__file__).resolve().parent.parent
 MOST_BYTES = 400_000
 
 
@@ -143,6 +145,23 @@ def test_roles_keep_to_the_rules(sizes: tuple[int, int, int, bool, float, float,
             for kind in range(2):
                 assert j < stages or at[row, 2 + 2 * kind, j - stages][1] <= at[0, kind, j][0]
     assert 0 < models.busy(spans) <= 1 + 1e-9
+
+
+def test_the_notebook_s_ten_cells_have_the_page_s_numbers() -> None:
+    """Each cell runs, after those before it, and its last line is what the notebook says; all that it compares is equal."""
+    book = json.loads((ROOT / "docs" / "learn.ipynb").read_text(encoding="utf-8"))
+    cells = [cell for cell in book["cells"] if cell["cell_type"] == "code"]
+    assert len(cells) == 10
+    space: dict[str, Any] = {}
+    for cell in cells:
+        body = ast.parse("".join(cell["source"]))
+        last = body.body.pop()
+        assert isinstance(last, ast.Expr)
+        exec(compile(body, "a cell", "exec"), space)
+        value = eval(compile(ast.Expression(last.value), "a cell", "eval"), space)
+        ((shown,),) = ([output["data"]["text/plain"] for output in cell["outputs"]],)
+        assert repr(value) == "".join(shown)
+        assert not isinstance(value, tuple) or False not in value
 
 
 def takes_a_set(n: int) -> Any:
