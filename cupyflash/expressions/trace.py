@@ -46,6 +46,7 @@ OPERATIONS = {
     **{name: f"{name}({{}})" for name in ("floor", "exp", "log", "sqrt", "sin", "cos", "tanh")},
     "where": "where({}, {}, {})",
     "square": "({0} * {0})",
+    "exp2": f"exp({{}} * {math.log(2)})",
     "sigmoid": "(1.0 / (1.0 + exp(-{})))",
 }
 KNOWN = f"arithmetic, comparisons, & | ~, and NumPy's or PyTorch's {', '.join(dict.fromkeys(FUNCTIONS))}, minimum, maximum, clip"
@@ -117,6 +118,8 @@ class Tracing:
         if isinstance(value, partial):
             beside = {key: self.seen(each, key) for key, each in value.keywords.items()}
             return partial(self.seen(value.func), *(self.seen(each) for each in value.args), **beside)
+        if isinstance(value, tuple) and value and all(map(callable, value)):
+            return tuple(self.seen(each) for each in value)
         if isinstance(value, MethodType):
             return partial(self.seen(value.__func__), value.__self__)
         if isinstance(value, FunctionType):
@@ -275,6 +278,14 @@ class Symbolic(Traced):
         if name not in OPERATIONS:
             raise AttributeError(f"a traced value has no {name}: {KNOWN} have a place in an expression")
         return lambda *values, **beside: self._trace.called(name, (self, *values), beside)
+
+    def new_ones(self, *shape: Any, dtype: Any = None, **beside: Any) -> bool | int:
+        """One, as functions begin with that join others."""
+        return True if str(dtype).endswith("bool") else 1
+
+    def new_zeros(self, *shape: Any, dtype: Any = None, **beside: Any) -> bool | int:
+        """Zero, likewise."""
+        return False if str(dtype).endswith("bool") else 0
 
     def __bool__(self) -> bool:
         self._refuse(DECIDE)

@@ -1,0 +1,140 @@
+"""PyTorch's `flex_attention`, by its own arguments: score_mod and mask_mod are traced to expressions, once in each call."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.nn.attention.flex_attention import AuxOutput, noop_mask
+
+import cupyflash.torch.ops  # noqa: F401, the operations
+from cupyflash.expressions.trace import traced
+from cupyflash.torch.functions import text_of
+
+# A block size that stands for no blocks at all
+WHOLE = 1 << 30
+# The states of a block of scores: no score counts, mask_mod says which, all count
+EMPTY, PARTIAL, FULL = range(3)
+Function = tuple[str, dict[str, Any]]
+
+
+@torch.compiler.disable
+def flex_attention(
+    query: Any,
+    key: Any,
+    value: Any,
+    score_mod: Callable[..., Any] | None = None,
+    block_mask: Any = None,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+    return_lse: bool = False,
+    kernel_options: Any = None,
+    *,
+    return_aux: Any = None,
+) -> Any:
+    """Compute attention as `torch.nn.attention.flex_attention.flex_attention` does, on CPU tensors too, with their gradients.
+
+    Shapes: query (B, Hq, L, E), key (B, Hkv, S, E), value (B, Hkv, S, Ev); fewer key heads with `enable_gqa`. `score_mod`(score, b,
+    h, q_idx, kv_idx) and the mask_mod of a `BlockMask` are traced: Python functions of arithmetic, comparisons, & | ~ and PyTorch's
+    elementwise functions, which index captured tensors, as `cupyflash.Score` describes; what cannot be traced raises a TypeError
+    that says what to write. Blocks that a BlockMask leaves out are not seen, full ones are seen whole, mask_mod decides in the
+    others. A row that sees no key gives zeros and a log-sum-exp of -inf. `kernel_options` change nothing: tiles are the planner's.
+
+    Returns O (B, Hq, L, Ev); with `return_lse` also the log-sum-exps (B, Hq, L), float32; with `return_aux` O and an AuxOutput.
+    Captured tensors, log-sum-exps and max_scores get no gradient; max_scores are refused. torch.compile calls this as it is.
+    """
+    if return_lse and return_aux is not None:
+        raise ValueError("return_lse must be False beside return_aux, which replaces it")
+    if return_aux is not None and return_aux.max_scores:
+        raise ValueError("return_aux must not ask for max_scores: kernels keep no row's largest score")
+    for name, tensor in (("query", query), ("key", key), ("value", value)):
+        if tensor.dim() != 4:
+            raise ValueError(f"{name} must be (B, H, L, E), got shape {tuple(tensor.shape)}")
+    if not enable_gqa and query.shape[1] != key.shape[1]:
+        raise ValueError(f"key must have query's {query.shape[1]} heads, got {key.shape[1]}: pass enable_gqa=True for fewer")
+    functions: dict[str, Function] = {}
+    if score_mod is not None:
+        functions["score"] = traced(lambda s, b, h, row, k: score_mod(s, b, h, row, k), ("s", "b", "h", "row", "k"))
+    if block_mask is not None and (mask := _mask_of(block_mask, query, key)) is not None:
+        functions["mask"] = mask
+    captured = {kind: {name: each for name, each in values.items() if _is_tensor(each)} for kind, (_, values) in functions.items()}
+    text = text_of(
+        **{
+            kind: (expression, {name: each for name, each in values.items() if not _is_tensor(each)}, list(captured[kind]))
+            for kind, (expression, values) in functions.items()
+        }
+    )
+    tensors = [_on(name, each, query) for of_kind in captured.values() for name, each in of_kind.items()]
+    operands = (each if each.stride(-1) == 1 else each.contiguous() for each in (query, key, value))
+    out, lse = torch.ops.cupyflash.attention(
+        *operands,
+        *[None] * 6,
+        tensors,
+        functions=text if functions else "",
+        causal=False,
+        left=None,
+        right=None,
+        scale=scale,
+        softcap=None,
+        dropout=0.0,
+        deterministic=False,
+        algorithm="auto",
+        layout="bhnd",
+    )
+    if return_aux is not None:
+        return out, AuxOutput(lse=lse if return_aux.lse else None)
+    return (out, lse) if return_lse else out
+
+
+def _is_tensor(value: object) -> bool:
+    return isinstance(value, torch.Tensor)
+
+
+def _on(name: str, tensor: Any, query: Any) -> Any:
+    """A captured tensor. ValueError for one of another device, or that should get a gradient."""
+    if tensor.device != query.device:
+        raise ValueError(f"{name}, a captured tensor, must be on query's device {query.device}, got {tensor.device}")
+    if tensor.requires_grad and torch.is_grad_enabled():
+        raise ValueError(f"{name}, a captured tensor, gets no gradient here: pass {name}.detach()")
+    return tensor
+
+
+def _mask_of(block_mask: Any, query: Any, key: Any) -> Function | None:
+    """The condition of a BlockMask, and what it captures; None if every score counts. ValueError for other lengths."""
+    rows, keys = block_mask.BLOCK_SIZE
+    function = block_mask.mask_mod
+    mask = None
+    if function is not None and function is not noop_mask:
+        mask = traced(lambda b, h, row, k: function(b, h, row, k), ("b", "h", "row", "k"))
+    if rows == keys == WHOLE:
+        return mask
+    if tuple(block_mask.seq_lengths) != (query.shape[-2], key.shape[-2]):
+        lengths = (query.shape[-2], key.shape[-2])
+        raise ValueError(f"block_mask must be of query's and key's lengths {lengths}, got {tuple(block_mask.seq_lengths)}")
+    states = _states(block_mask)
+    names = [name for name, length in zip("bh", states.shape, strict=False) if length > 1]
+    states = states.squeeze(1) if states.shape[1] == 1 else states
+    states = states.squeeze(0) if states.shape[0] == 1 else states
+    expression, values = mask or ("", {})
+    state = "block_states"
+    while state in values:
+        state += "_"
+    of_block = f"{state}[{', '.join([*names, f'row // {rows}', f'k // {keys}'])}]"
+    decided = f"{of_block} == {FULL} or {of_block} == {PARTIAL} and ({expression})" if expression else f"{of_block} != {EMPTY}"
+    return decided, {**values, state: states}
+
+
+def _states(block_mask: Any) -> Any:
+    """EMPTY, PARTIAL or FULL of each block, (B or 1, H or 1, Tr, Tc) of int8."""
+    count, width = block_mask.kv_indices.shape[-2:]
+    leading = block_mask.kv_indices.shape[:-2]
+    states = torch.zeros((*leading, count, width + 1), dtype=torch.int8, device=block_mask.kv_indices.device)
+    for numbers, indices, state in (
+        (block_mask.kv_num_blocks, block_mask.kv_indices, PARTIAL),
+        (block_mask.full_kv_num_blocks, block_mask.full_kv_indices, FULL),
+    ):
+        if numbers is not None:
+            there = torch.arange(width, device=indices.device) < numbers[..., None]
+            states.scatter_(-1, torch.where(there, indices, width).long(), state)  # what is not there goes to a column of its own
+    return states[..., :width].contiguous()
