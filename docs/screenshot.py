@@ -1,9 +1,9 @@
-"""Draws docs/trace.png, docs/timeline.png and docs/profile.png: `python docs/screenshot.py [trace] [timeline] [profile]`.
+"""Draws docs/trace.png, timeline.png, profile.png and learn.png: `python docs/screenshot.py [trace] [timeline] [profile] [learn]`.
 
 They are the page of the first command in trace.md in the middle of its play, FlashAttention-3's timeline on the page of another
-one, and the page of the example in profile.md without its barrier, with a line opened. Each file carries a digest of what it
-shows, by which `tests/test_trace.py`, `tests/test_timeline_page.py` and `tests/test_profile_page.py` tell that it is still so. It
-takes chromium, chromedriver, selenium and Pillow.
+one, the page of the example in profile.md without its barrier, with a line opened, and the page of `cupyflash learn` as it opens.
+Each file carries a digest of what it shows, by which `tests/test_trace.py`, `test_timeline_page.py`, `test_profile_page.py` and
+`test_learn.py` tell that it is still so. It takes chromium, chromedriver, selenium and Pillow.
 """
 
 from __future__ import annotations
@@ -29,6 +29,9 @@ WIDTH, HEIGHT, PLACE = 1440, 1190, 0.455
 TIMELINE = "cupyflash trace --device H100-SXM --seqlen 1024 --head-dim 128 --algorithms fa3"
 TIMELINE_WIDTH, TIMELINE_HEIGHT, VIEW, CLOCK = 1280, 900, (0.38, 0.62), 0.45
 PROFILE_WIDTH, PROFILE_HEIGHT = 1100, 1160
+
+LEARN = "cupyflash learn"
+LEARN_WIDTH, LEARN_HEIGHT = 1280, 790
 
 
 def told(*more: str, command: str = COMMAND) -> dict[str, Any]:
@@ -120,6 +123,18 @@ def draw_profile(browser: Any, folder: Path) -> None:
     keep(browser, "profile.png", drawn)
 
 
+def learn_digest(report: dict[str, Any]) -> str:
+    """A hash of the numbers that the page of `cupyflash learn` begins with."""
+    return hashlib.sha256(json.dumps(report["memory"], sort_keys=True).encode()).hexdigest()
+
+
+def draw_learn(browser: Any, folder: Path) -> None:
+    drawn = learn_digest(told("--html", str(folder / "out.html"), "--language", "en", command=LEARN))
+    set_screen(browser, LEARN_WIDTH, LEARN_HEIGHT)
+    browser.get((folder / "out.html").as_uri())
+    keep(browser, "learn.png", drawn)
+
+
 def set_screen(browser: Any, width: int, height: int) -> None:
     import browsers
 
@@ -133,7 +148,7 @@ def draw(names: list[str]) -> None:
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "browser").mkdir()
         with browsers.chromium(Path(folder) / "browser") as browser:
-            for name, one in (("trace", draw_trace), ("timeline", draw_timeline), ("profile", draw_profile)):
+            for name, one in (("trace", draw_trace), ("timeline", draw_timeline), ("profile", draw_profile), ("learn", draw_learn)):
                 if not names or name in names:
                     one(browser, Path(folder))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import importlib.util
 import json
 import re
 from itertools import pairwise
@@ -162,6 +163,15 @@ def test_the_notebook_s_ten_cells_have_the_page_s_numbers() -> None:
         ((shown,),) = ([output["data"]["text/plain"] for output in cell["outputs"]],)
         assert repr(value) == "".join(shown)
         assert not isinstance(value, tuple) or False not in value
+
+
+def test_the_screenshot_is_of_today_s_numbers() -> None:
+    spec = importlib.util.spec_from_file_location("screenshot", ROOT / "docs" / "screenshot.py")
+    assert spec is not None and spec.loader is not None
+    screenshot = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(screenshot)
+    drawn = (ROOT / "docs" / "learn.png").read_bytes().split(b"tEXt" + screenshot.KEY.encode() + b"\0")[1][:64].decode()
+    assert drawn == screenshot.learn_digest(json.loads(json.dumps(numbers()))), "python docs/screenshot.py learn draws it anew"
 
 
 def takes_a_set(n: int) -> Any:

@@ -356,6 +356,19 @@ def test_languages_and_colours_change(opened: Any) -> None:
     assert before == learn.texts("en")["memory"]["title"] and shown() == learn.texts("zh")["memory"]["title"]
 
 
+def test_the_system_s_wishes_are_followed(browser: Any, page: Path) -> None:
+    style = "return getComputedStyle(document.querySelector(arguments[0]))[arguments[1]]"
+    shown = []
+    for wishes in ({}, {"prefers_color_scheme": "dark", "prefers_reduced_motion": "reduce"}):
+        browsers.screen(browser, *SCREENS["phone"], **wishes)
+        browser.get(page.as_uri())
+        shown.append(
+            [browser.execute_script(style, *asked) for asked in (("body", "backgroundColor"), (".eight i", "transitionDuration"))]
+        )
+    (light, moves), (dark, still) = shown
+    assert light == "rgb(255, 255, 255)" != dark and moves != "0s" == still
+
+
 def test_everything_that_can_be_moved_has_a_name(opened: Any) -> None:
     named = "one.labels?.length && one.labels[0].textContent.trim() || one.getAttribute('aria-label') || one.textContent.trim()"
     every = "[...document.querySelectorAll('input, select, button, a')]"

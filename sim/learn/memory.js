@@ -72,8 +72,8 @@ class Memory extends Lesson {
   }
 
   solved() {
-    const { ratio, fits } = this.now();
-    return this.state.head_dim === 128 && fits && Math.abs(ratio - 1) < 0.05;
+    const { ratio, fits } = this.now(), { head_dim, causal, sram } = this.state;
+    return head_dim === 128 && !causal && fits && Math.abs(ratio - 1) < 0.05 && Math.abs(sram / (ITEM * forms.tiles(1, head_dim).break_even) - 1) < 0.1;
   }
 
   told() { return plain(text("memory.told"), this.values()); }
