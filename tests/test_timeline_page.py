@@ -439,3 +439,53 @@ def test_in_a_profile_a_click_goes_to_the_line_and_a_line_lights_its_spans(profi
     ActionChains(profiled).move_to_element(profiled.execute_script("return $('name')")).perform()
     until(profiled, "chart.lit === null")
     assert profiled.execute_script("return document.documentElement.scrollWidth <= innerWidth")
+
+
+COMPARED = """
+compare.root.open = true;
+if (arguments.length) { compare.selects.forEach((select, at) => select.selectedIndex = arguments[at]); }
+compare.show();
+const cells = [...compare.place.querySelector('tbody').rows].map(row => [...row.cells].map(cell => cell.textContent));
+return [compare.selects.map(select => select.selectedIndex), compare.place.querySelector('.verdict').textContent, cells];
+"""
+
+
+def test_two_timelines_are_compared(opened: Any) -> None:
+    """The sentence and the table are sums of the JSON's."""
+    told = opened.execute_script("return compare.timelines.map(one => [one.name, one.timeline])")
+    names = [name for name, _ in told]
+    chosen, _, _ = opened.execute_script(COMPARED)
+    assert [names[at] for at in chosen] == ["FlashAttention-2", "FlashAttention-3"]
+    for pair in (chosen, [0, 2]):
+        _, said, rows = opened.execute_script(COMPARED, *pair)
+        (one, a), (other, b) = (told[at] for at in pair)
+        clocks = [round(each["clocks"]) for each in (a, b)]
+        assert f"takes {clocks[1]:,} clocks" in said and f"of the {clocks[0]:,} of {one}'s" in said and other in said
+        means = [[sum(share[n] for share in each["shares"]) / len(each["shares"]) for n in range(len(KINDS))] for each in (a, b)]
+        waits = [sum(mean for mean, (_, _, kind) in zip(each, KINDS, strict=True) if kind == "wait") for each in means]
+        shares = [float(share) for share in re.findall(r"for (\d+) %", said)]
+        for share, wait, each in zip(shares, waits[::-1], (b, a), strict=True):
+            assert abs(share - 100 * wait / each["clocks"]) <= 0.5
+        labels = {label: n for n, (_, label, _) in enumerate(KINDS)}
+        assert [row[0] for row in rows] == [label for label, n in labels.items() if means[0][n] or means[1][n]]
+        for label, *shown, difference in rows:
+            numbers = [int(cell.replace(",", "")) for cell in shown]
+            assert all(abs(number - mean[labels[label]]) <= 0.5 for number, mean in zip(numbers, means, strict=True))
+            assert int(difference.replace(",", "").replace("−", "-")) == numbers[1] - numbers[0]
+
+
+VIEWS = "return compare.pair.map(each => each.chart.view)"
+
+
+def test_compared_timelines_move_together(opened: Any) -> None:
+    opened.execute_script(COMPARED)
+    whole, other = opened.execute_script(VIEWS)
+    ends = opened.execute_script("return compare.pair.map(each => each.told.shown)")
+    assert whole == other == [0, max(ends)]
+    for act in ("pair[0].chart.zoom(4, 900)", "pair[1].chart.pan(200)", "pair[1].chart.zoom(2)"):
+        opened.execute_script(f"compare.{act}")
+        one, other = opened.execute_script(VIEWS)
+        assert one == other != whole
+    opened.execute_script("compare.place.querySelector('.legend button').click()")
+    assert opened.execute_script("return compare.pair.map(each => each.chart.lit !== null)") == [True, True]
+    assert opened.execute_script("return compare.place.querySelectorAll('.legend').length") == 1

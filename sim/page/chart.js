@@ -29,6 +29,7 @@ class Chart {
     this.lit = null;  // which spans are not dimmed: (span) => boolean
     this.hair = null;  // a clock
     this.picked = null;  // { row, n }
+    this.onlook = null;  // what follows the view
     new ResizeObserver(() => this.redraw()).observe(this.canvas);
   }
 
@@ -86,6 +87,7 @@ class Chart {
     const wide = Math.min(Math.max(to - from, FINEST), this.end), begin = Math.min(Math.max(from + (to - from - wide) / 2, 0), this.end - wide);
     this.view = [begin, begin + wide];
     this.redraw();
+    this.onlook?.(this.view);
   }
   // Times nearer, with a clock left where it is
   zoom(times, clock = (this.view[0] + this.view[1]) / 2) {

@@ -184,8 +184,8 @@ class Timeline {
 
   // -- words
 
-  legend() {
-    const { told, chart } = this, used = new Set(told.rows.flatMap(row => row.spans.map(span => span[KIND])));
+  legend(rows = this.told.rows) {
+    const { told, chart } = this, used = new Set(rows.flatMap(row => row.spans.map(span => span[KIND])));
     this.swatches = {};
     const items = told.kinds.map((kind, n) => {
       if (!used.has(n)) return null;

@@ -194,4 +194,4 @@ def page(told: dict[str, Any], choices: dict[str, Any] | None = None) -> str:
     """A report as one HTML page that needs nothing else, and `choices` of other sizes. ValueError if an algorithm moves nothing."""
     if still := [each["name"] for each in told["players"] if not each["moves"]]:
         raise ValueError(f"{still[0]} moves nothing for {told['title']}: there is nothing to play")
-    return filled("trace", told if choices is None else told | {"choices": choices})
+    return filled("trace", told if choices is None else told | {"choices": choices}, "sizes.js", "compare.js")
