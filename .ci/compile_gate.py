@@ -230,6 +230,14 @@ def wide_backward_schedules(device: Device) -> Labelled:
         yield labelled("fa2 backward", schedule, *variant[0])
 
 
+def sums_schedules(device: Device) -> Labelled:
+    """The gradients of captured arrays: sums in float32, and of integers, in turns."""
+    table = SCORES["relative"]
+    for turn, d in enumerate((64, 128), DEVICES.index(device)):
+        problem = Problem(1, 1, 1, 1024, 1024, d, "float16", causal=True, score=table.form)
+        yield labelled("fa2 backward", plan_backward(problem, device, deterministic=bool(turn % 2), dscore=("near",)), "sums")
+
+
 def fa3_schedules(device: Device) -> Labelled:
     """FlashAttention-3's kernel, whose tile follows from the head dimension, the causal mask and what is kept through its loops."""
     if device.compute_capability != (9, 0):
@@ -392,6 +400,7 @@ def jobs(everything: bool = False) -> list[Job]:
             wide_schedules(device, everything),
             backward_schedules(device, everything) if gradients else (),
             wide_backward_schedules(device) if gradients else (),
+            sums_schedules(device) if gradients else (),
             fa3_schedules(device),
             fa3_backward_schedules(device),
             decode_schedules(device),

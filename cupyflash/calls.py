@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from typing import Any, Unpack
 
@@ -11,6 +12,9 @@ from cupyflash.arrays import of_heads
 from cupyflash.launch.launcher import CACHED, TENSORS, Arrays, PublicCall, held_for_graph, hold_for_graph
 from cupyflash.request import keywords
 from cupyflash.request.keywords import asks, keywords_of
+from cupyflash.request.named_scores import one_score
+from cupyflash.request.score import field
+from cupyflash.request.score_sums import asked_sums, finished, most_terms
 
 
 @asks(keywords.ForwardKeywords)
@@ -250,14 +254,24 @@ def _rows(given: Mapping[str, Any], arrays: Arrays, made: dict[str, Any]) -> Any
 
 
 def _gradients(given: Mapping[str, Any], arrays: Arrays, made: dict[str, Any]) -> tuple[Any, ...]:
-    """dQ, dK and dV; the sums over a head's rows of the gradients that kernels made for each row; the bias's."""
+    """dQ, dK and dV; the sums over a head's rows of the gradients that kernels made for each row; the bias's; captured arrays' by
+    name."""
     gpu = not isinstance(made["dQ"], np.ndarray)
     for name in made.keys() - {"dQ", "dK", "dV"}:
         if gpu:
             hold_for_graph(made[name])  # which the caller does not get
         with held_for_graph(gpu):
             made[name] = of_heads(made[name])
-    return (*made.values(), arrays["dbias"].astype(made["dQ"].dtype)) if "dbias" in arrays else tuple(made.values())
+    dbias = (arrays["dbias"].astype(made["dQ"].dtype),) if "dbias" in arrays else ()
+    if not given.get("return_dscore"):
+        return (*made.values(), *dbias)
+    score = one_score(given)
+    assert score is not None
+    names = asked_sums(score.form, given["return_dscore"])
+    terms = math.prod(arrays["Q"].shape[:-1]) * arrays["K"].shape[-2] * most_terms(score.form)
+    with held_for_graph(gpu):
+        sums = finished(arrays, names, terms)
+        return (*made.values(), *dbias, {name: sums[name].astype(arrays[field(name)].dtype) for name in names})
 
 
 FORWARD = PublicCall(keywords_of(attention), TENSORS, _rows)

@@ -13,6 +13,7 @@
 //   COL_WARPS   warps that share their rows: 1 or 2  COPY_BYTES width of a copy
 //   CAUSAL, WINDOW, MASK, BIAS, SCORE, PADDED, SPARSE, TILES  mask.cuh, mask_function.cuh, score.cuh, block_mask.cuh
 //   DROPOUT     whether weights are dropped: dropout.cuh
+//   SCORE_SUMS  whether a launch makes, in place of dQ, the gradients of what the score function has captured: score_sums.cuh
 //   KEPT_ROWS, KEPT_COLS  row blocks and column blocks that share an element of the block mask
 //   VARLEN      whether batches are sequences of their own lengths, packed one behind the other: sequence.cuh
 #define SUB WARP_COLS
@@ -23,6 +24,7 @@ constexpr int SCARCE = WARP_ROWS == 16 ? 2 : 0;  // registers are, where there a
 #include "mask.cuh"
 #include "params.cuh"
 #include "row_products.cuh"
+#include "score_sums.cuh"
 #include "sequence.cuh"
 #include "weight.cuh"
 
@@ -107,6 +109,7 @@ fa2_backward_queries(__grid_constant__ const Params given) {
   masks.batch = place.sequence;
   masks.of_head = score_of_head(p, place.sequence, place.head, Nq, place.Nk, sram);
   const Dropout dropout = dropout_of(p, place.sequence, place.head);
+  Sums sums = sums_from(p, sram);
 
   // The K/V blocks that some row sees
   const int last_row = row_block + rows - 1;
@@ -212,7 +215,7 @@ fa2_backward_queries(__grid_constant__ const Params given) {
       const bool own = !ALONE || col_warp == 0;
       const bool seen = own && warp_row < Nq && first < visible_end(masks, last) && end > visible_begin(masks, warp_row);
       if (!seen) {
-        if constexpr (WIDE) {
+        if constexpr (WIDE && !SCORE_SUMS) {
           const float zeros[M][N][4] = {};
           if (own) put_tile<ScoreTile>(dS_smem + own_rows * ScoreTile::PAD, zeros, col);
         }
@@ -226,6 +229,15 @@ fa2_backward_queries(__grid_constant__ const Params given) {
       const bool asks = MASK && blocks.asks(j);
       const bool whole = !asks && !SCALED && end <= visible_end(masks, warp_row) && first >= visible_begin(masks, last);
       const float factor = SCALED ? 1.f : p.scale * UNIT;
+      float given[M][N][4];  // to the score function
+      if constexpr (SCORE_SUMS) {
+#pragma unroll
+        for (int m = 0; m < M; m++)
+#pragma unroll
+          for (int n = 0; n < N; n++)
+#pragma unroll
+            for (int e = 0; e < 4; e++) given[m][n][e] = __fmul_rn(P[m][n][e], p.scale);
+      }
       if (whole && !large) {
 #pragma unroll
         for (int m = 0; m < M; m++)
@@ -250,7 +262,7 @@ fa2_backward_queries(__grid_constant__ const Params given) {
         for (int n = 0; n < N; n += 2)  // the row is unknown, or some of the first rounds would be kept in all turns
           each_weight(P, dropout, n, unknown(warp_row), first + 8 * n, MarkDropped());
       }
-      if constexpr (SCORE && !DROPOUT) {
+      if constexpr (SCORE && !DROPOUT && !SCORE_SUMS) {
 #pragma unroll
         for (int m = 0; m < M; m++) of_given_scores(P[m], slopes[m]);
       }
@@ -263,6 +275,11 @@ fa2_backward_queries(__grid_constant__ const Params given) {
         for (int n = 0; n < N; n++)
 #pragma unroll
           for (int e = 0; e < 4; e++) dS[m][n][e] = score_gradient(P[m][n][e], dS[m][n][e], D_i[m][e / 2], dropout.scale);
+      if constexpr (SCORE_SUMS) {
+#pragma unroll
+        for (int m = 0; m < M; m++) add_scores(masks, given[m], dS[m], warp_row + 16 * m + g, first, Nq, sums);
+        continue;
+      }
       if constexpr (SCORE && DROPOUT) {
 #pragma unroll
         for (int m = 0; m < M; m++) of_given_scores(dS[m], slopes[m]);
@@ -270,7 +287,7 @@ fa2_backward_queries(__grid_constant__ const Params given) {
       if constexpr (WIDE) put_tile<ScoreTile>(dS_smem + own_rows * ScoreTile::PAD, dS, col);
       add_weighted_values<KeyPart>(dQ_regs, dS, K_at + col * KeyTile::ROW_BYTES);
     }
-    if constexpr (WIDE) {
+    if constexpr (WIDE && !SCORE_SUMS) {
       meet_partner();
       // dQ += dS K_j for the other warp's keys
       const int col = (1 - col_warp) * WARP_COLS;
@@ -285,6 +302,12 @@ fa2_backward_queries(__grid_constant__ const Params given) {
     }
     parts.put();
     j = next;
+  }
+
+  if constexpr (SCORE_SUMS) {
+    __syncthreads();
+    finish_sums<WARPS>(p, masks, sums, Nq, reinterpret_cast<float*>(sram));
+    return;
   }
 
   // dQ goes through the room of Q.

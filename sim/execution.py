@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,6 +21,8 @@ from cupyflash.request import decode
 from cupyflash.request.dropout import Dropout
 from cupyflash.request.problem import Problem, check_rows
 from cupyflash.request.score import Mask, Score, captured_values, check_captured
+from cupyflash.request.score import field as field_of
+from cupyflash.request.score_sums import finished, most_terms, zeros_of
 from cupyflash.request.varlen import pose
 from cupyflash.rows import Rows, softmax_values
 from cupyflash.schedules import (
@@ -49,6 +52,7 @@ class Onlookers(NamedTuple):
     given: Callable[[Mapping[str, Any]], None] | None = None
 
 
+NO_SUMS: Mapping[str, np.ndarray] = MappingProxyType({})
 # Called before each launch.
 Watch = Callable[[Kernel], Onlookers]
 
@@ -172,6 +176,7 @@ def execute_backward(
     lse: np.ndarray,
     *,
     dbias: np.ndarray | None = None,
+    dscore: Mapping[str, np.ndarray] = NO_SUMS,
     seed: int | None = None,
     score: Score | None = None,
     dropout: Dropout | None = None,
@@ -183,7 +188,8 @@ def execute_backward(
 
     `given` has the further arguments, as `beside` of `execute`.
 
-    `dbias`, zeros in float32 of the bias's shape, receives its gradient if the schedule computes it.
+    `dbias`, zeros in float32 of the bias's shape, receives its gradient if the schedule computes it, and so do the arrays of
+    `dscore`, by the names of captured arrays.
     `seed`, `watch` and errors: as in `execute`.
     """
     require_schedule(schedule, BackwardSchedule, "plan_backward", (VarlenBackwardSchedule,))
@@ -199,8 +205,18 @@ def execute_backward(
         raise ValueError(
             f"dbias must be {'zeros in float32 of the shape of bias' if wanted else 'None, as the schedule makes none'}"
         )
-    arrays, others = {"q": q, "k": k, "v": v, "out": out, "dout": dout}, {"dbias": dbias, **beside, **captured, **numbers}
-    return _into_gradients(schedule, arrays, lse, others, lambda array: array, seed=seed, watch=watch)
+    shapes = {name: captured[field_of(name)].shape for name in schedule.dscore}
+    if {name: array.shape for name, array in dscore.items() if array.dtype == np.float32} != shapes:
+        raise ValueError(f"dscore must be zeros in float32 for {', '.join(schedule.dscore) or 'nothing'}, of the captured shapes")
+    made = zeros_of(schedule.dscore, shapes, schedule.deterministic)
+    sums = {name: np.zeros(*each) for name, each in made.items()}
+    arrays, others = {"q": q, "k": k, "v": v, "out": out, "dout": dout}, {"dbias": dbias, **sums, **beside, **captured, **numbers}
+    execution = _into_gradients(schedule, arrays, lse, others, lambda array: array, seed=seed, watch=watch)
+    form = schedule.problem.options.score
+    terms = 0 if form is None else schedule.problem.head_count * q.shape[-2] * k.shape[-2] * most_terms(form)
+    for name, gradient in finished(sums, schedule.dscore, terms).items():
+        dscore[name][...] = gradient
+    return execution
 
 
 def _into_gradients(

@@ -56,13 +56,17 @@ class Statements:
 
     def _load(self, node: Load) -> str:
         array = self.names[node.name]
+        return LOADED[node.type].format(f"score_load({array}.at + {self.place(node, array)})")
+
+    def place(self, node: Load, array: str) -> str:
+        """The place of a load's element in `array`, an array of the same shape, in elements from its first one."""
         places = []
         for axis, index in enumerate(node.indices):
             place = self.value(index)
             if counted(index) is None:
                 place = f"min(max({place}, 0), {array}.length[{axis}] - 1)"
             places.append(f"{array}.stride[{axis}] * {place}")
-        return LOADED[node.type].format(f"score_load({array}.at + ({' + '.join(places) or 0}))")
+        return f"({' + '.join(places) or 0})"
 
     def _operation(self, node: Apply) -> str:
         operation, minus = OPERATIONS[node.operation], "-" if node.operation == "-" else ""

@@ -1,6 +1,6 @@
-"""The derivative by the score, as a tree of the same kind.
+"""The derivative by the score, or by a captured element, as a tree of the same kind.
 
-The rule of each operation is in `tree.OPERATIONS`, in the language itself. A part that does not depend on s has no term: it may be
+The rule of each operation is in `tree.OPERATIONS`, in the language itself. A part that does not depend on it has no term: it may be
 infinite or NaN, and the derivative is still right.
 """
 
@@ -14,13 +14,16 @@ from cupyflash.expressions.tree import ONE, OPERATIONS, Apply, Name, Node, Numbe
 ZERO = Number("float", 0.0)
 
 
-def derivative(tree: Node) -> Node | None:
-    """d tree / ds; None if the tree does not depend on s, or only in steps."""
-    if tree == Name("float", "s"):
+SCORE = Name("float", "s")
+
+
+def derivative(tree: Node, by: Node = SCORE) -> Node | None:
+    """The derivative of a tree by s, or by a load; None if the tree does not depend on it, or only in steps."""
+    if tree == by:
         return ONE
     if not isinstance(tree, Apply) or tree.type != "float":
         return None
-    return _of_operation(tree, [derivative(operand) for operand in tree.operands])
+    return _of_operation(tree, [derivative(operand, by) for operand in tree.operands])
 
 
 def _of_operation(tree: Apply, inner: Sequence[Node | None]) -> Node | None:

@@ -25,6 +25,8 @@ from cupyflash.request.named_scores import named_numbers, one_score
 from cupyflash.request.options import ARRAYS, VALUES, Options, Pattern, check_key_lengths, require_choice, require_flag
 from cupyflash.request.problem import Problem, check_rows
 from cupyflash.request.score import Mask, Score, captured_among, captured_by, captured_values, check_captured, seen_by
+from cupyflash.request.score import field as captured_field
+from cupyflash.request.score_sums import asked_sums, zeros_of
 from cupyflash.schedules import (
     ALGORITHMS,
     BACKWARD_ALGORITHMS,
@@ -196,7 +198,7 @@ class FirstCall:
             schedule.kernels()
             return Ready(self.call, NOTHING, (), device_id)
         prepared = prepare(schedule, simulation, self.tensors(made, sums), made)
-        return Ready(self.call, prepared, tuple(steps(self, schedule)), device_id)
+        return Ready(self.call, prepared, tuple(steps(self, schedule, sums)), device_id)
 
 
 class _Nothing:
@@ -261,6 +263,7 @@ def _backward(r: FirstCall, device: Device) -> tuple[TileSchedule, Made, Made]:
         problem = replace(problem, alignment=min(problem.alignment, check_rows(arrays, r.rows)))
     if dbias and deterministic and not _spans(bias, problem):
         raise ValueError(f"deterministic=True cannot sum the gradient of a broadcast bias, got a bias of shape {bias.shape}")
+    dscore = asked_sums(r.options.score, asked.get("return_dscore", False))
     algorithm = asked.get("algorithm", "auto")
     if algorithm == "auto":
         tensors = r.tensors({})
@@ -271,10 +274,13 @@ def _backward(r: FirstCall, device: Device) -> tuple[TileSchedule, Made, Made]:
         how: dict[str, Any] = {"deterministic": deterministic, "totals": totals, "algorithm": algorithm}
         schedule: Any = plan_varlen_backward(problem, device, lengths, asked["tiling"], **how)
     else:
-        schedule = plan_backward(problem, device, algorithm, asked["tiling"], deterministic=deterministic, dbias=dbias)
+        how = {"deterministic": deterministic, "dbias": dbias, "dscore": dscore}
+        schedule = plan_backward(problem, device, algorithm, asked["tiling"], **how)
     made = {f"d{name.upper()}": ArrayLayout.contiguous(arrays[name].shape, arrays[name].dtype) for name in "qkv"}
     made |= {name: ArrayLayout.contiguous(r.rows, np.float32) for name in schedule.row_results}
-    return schedule, made, {"dbias": ArrayLayout.contiguous(bias.shape, np.float32)} if dbias else {}
+    sums: dict[str, tuple[tuple[int, ...], Any]] = {"dbias": (bias.shape, np.float32)} if dbias else {}
+    sums |= zeros_of(dscore, {name: arrays[captured_field(name)].shape for name in dscore}, deterministic)
+    return schedule, made, {name: ArrayLayout.contiguous(*each) for name, each in sums.items()}
 
 
 def _spans(bias: Any, problem: Problem) -> bool:
@@ -317,9 +323,9 @@ def readable(arrays: dict[str, Any]) -> dict[str, Any]:
     return arrays | {"dout": ArrayLayout.contiguous(dout.shape, dout.dtype)}
 
 
-def steps(r: FirstCall, schedule: TileSchedule) -> Iterator[Step]:
-    """The steps of each such call before its launch, on its own arrays: checks, and copies to where they are needed. They hold
-    nothing of this call."""
+def steps(r: FirstCall, schedule: TileSchedule, sums: Made) -> Iterator[Step]:
+    """The steps of each such call before its launch, on its own arrays: checks, copies to where they are needed, and zeros for
+    `sums`. They hold nothing of this call."""
     gpu, names = r.gpu, {r.call.fields.get(name, name): name for name in r.arrays}
     on_host = {field for field, name in names.items() if gpu and isinstance(r.arrays[name], np.ndarray)}
     if {"cache_seqlens", "key_lengths"} & on_host:  # of layouts, nobody could look into them
@@ -352,9 +358,14 @@ def steps(r: FirstCall, schedule: TileSchedule) -> Iterator[Step]:
     if tiled:
         tiles = schedule.given_tiles
         yield lambda given, arrays, numbers: arrays.update(given["mask"].states(tiles, gpu, {**arrays, **numbers}))
-    if r.asked.get("return_dbias"):
-        shape = r.arrays["bias"].shape
-        yield lambda given, arrays, numbers: arrays.update(dbias=zeros(gpu, shape, np.float32))
+    for name, each in sums.items():
+        yield partial(_begin_sum, gpu, name, each.shape, each.dtype)
+
+
+def _begin_sum(
+    gpu: bool, name: str, shape: tuple[int, ...], dtype: Any, given: Mapping[str, Any], arrays: Arrays, numbers: Numbers
+) -> None:
+    arrays[name] = zeros(gpu, shape, dtype)
 
 
 def _check_lengths(arrays: Arrays) -> None:

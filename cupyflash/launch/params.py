@@ -24,7 +24,15 @@ ROWS = ("batch", "head", "row")
 SCORES = (*ROWS, "col")
 TEMPLATES = {ROWS: "Rows", SCORES: "Scores"}
 # What an array has in NumPy whose elements are this in C; "Element" is the problem's dtype.
-ELEMENTS = {"float": "float32", "int": "int32", "unsigned char": "bool", "TileState": "uint8", "Base": "float32"}
+ELEMENTS = {
+    "float": "float32",
+    "int": "int32",
+    "unsigned": "uint32",
+    "long long": "int64",
+    "unsigned char": "bool",
+    "TileState": "uint8",
+    "Base": "float32",
+}
 
 
 @dataclass(frozen=True)

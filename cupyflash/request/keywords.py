@@ -68,6 +68,7 @@ class BackwardKeywords(HeadsKeywords, Gradients, total=False):
     """`attention_backward`'s and `attention_vjp`'s."""
 
     return_dbias: bool
+    return_dscore: bool | tuple[str, ...]
 
 
 class Varlen(PackedKeywords, Returned, total=False):
@@ -107,10 +108,10 @@ class Ring(Dropped, total=False):
 
 
 # What only gradients have.
-OF_GRADIENTS = frozenset(("deterministic", "return_dbias"))
+OF_GRADIENTS = frozenset(("deterministic", "return_dbias", "return_dscore"))
 # What is asked for where a call says nothing; None of all others.
 DEFAULTS: Mapping[str, Any] = MappingProxyType(
-    dict.fromkeys(("causal", "return_lse", "deterministic", "return_dbias", "gather_kv"), False)
+    dict.fromkeys(("causal", "return_lse", "deterministic", "return_dbias", "return_dscore", "gather_kv"), False)
     | {"dropout": 0.0, "offset": 0, "dropout_origin": NO_ORIGIN, "algorithm": "auto", "layout": "bhnd"}
 )
 

@@ -347,7 +347,7 @@ def named(**constants: int | str) -> Constants:
 def constants(form: Form, with_derivative: bool = False, by_tiles: bool = False) -> Constants:
     """The compile-time constants of a score function: score.cuh. The slope is 0 unless `with_derivative`; `by_tiles` makes the
     loads of a row or a key once for a tile."""
-    names, made, known = _parts_in_c(form, by_tiles)
+    names, made, known = parts_in_c(form, by_tiles)
     lines = statements(form, names, with_derivative, known)
     results = f"const float value = {lines.value}, slope = {lines.derivative or '0.0f'};"
     loads = named(SCORE=1, SCORE_LOADS=int(len(parts(form).head) < len(form.loads)))
@@ -357,12 +357,12 @@ def constants(form: Form, with_derivative: bool = False, by_tiles: bool = False)
 @lru_cache(maxsize=256)
 def mask_constants(form: Form, by_tiles: bool = False) -> Constants:
     """The same for a mask function: mask_function.cuh."""
-    names, made, known = _parts_in_c(form, by_tiles)
+    names, made, known = parts_in_c(form, by_tiles)
     lines = statements(form, names, known=known)
     return (*made, ("MASK_LINES", " ".join([*lines.lines, f"const bool value = {lines.value};"])))
 
 
-def _parts_in_c(form: Form, by_tiles: bool) -> tuple[Mapping[str, str], Constants, Mapping[Node, str]]:
+def parts_in_c(form: Form, by_tiles: bool) -> tuple[Mapping[str, str], Constants, Mapping[Node, str]]:
     """A form's names in C, the constants for its loads once a head, a row or a key, and the names of the loaded values.
     A mask's have names of their own, since a kernel may have a score function too."""
     names = PLACES | {one.name: f"p.{field(one.name, form.kind)}" for one in form.captured}

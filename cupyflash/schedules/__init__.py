@@ -314,11 +314,13 @@ def plan_backward(
     *,
     deterministic: bool = False,
     dbias: bool = False,
+    dscore: tuple[str, ...] = (),
 ) -> BackwardSchedule:
     """The tile schedule of the gradients by `algorithm` ("fa1", "fa2", "fa3" or "standard") for a problem on a device.
 
     `tiling` as for `plan`. For "fa2" it is the forward's: the kernels take blocks that divide it, and a block mask has its blocks.
-    `deterministic`: the same bits each time; `dbias`: with the bias's gradient. Raises as `plan` does.
+    `deterministic`: the same bits each time; `dbias`: with the bias's gradient; `dscore`: with the gradients of the arrays of these
+    names that the score function has captured. Raises as `plan` does.
     """
     tiling = _checked_choice(problem, device, algorithm, tiling, backward=True)
     require_flag("deterministic", deterministic)
@@ -326,13 +328,16 @@ def plan_backward(
     if dbias and algorithm != "fa2":
         what = f"algorithm {algorithm!r}, which has no gradient of the bias: 'fa2' has"
         raise ValueError(f"dbias (a call's return_dbias) must be False for {what}")
+    if dscore and algorithm != "fa2":
+        what = f"algorithm {algorithm!r}, which has no gradients of captured arrays: 'fa2' has"
+        raise ValueError(f"dscore (a call's return_dscore) must be empty for {what}")
     if dbias and not problem.options.bias:
         raise ValueError("dbias is the gradient of a bias, and there is none")
     if problem.options.packed:
         raise ValueError("packed sequences are planned by plan_varlen_backward")
 
     def made(problem: Problem, tiling: TilingChoice) -> BackwardSchedule:
-        return _plan_backward(problem, device, algorithm, tiling, deterministic, dbias)
+        return _plan_backward(problem, device, algorithm, tiling, deterministic, dbias, dscore)
 
     return _runnable(made, problem, device, tiling) if isinstance(tiling, tuple) else made(problem, tiling)
 
@@ -365,13 +370,20 @@ def plan_varlen_backward(
 
 @lru_cache(maxsize=1024)
 def _plan_backward(
-    problem: Problem, device: Device, algorithm: str, tiling: TilingChoice, deterministic: bool, dbias: bool
+    problem: Problem,
+    device: Device,
+    algorithm: str,
+    tiling: TilingChoice,
+    deterministic: bool,
+    dbias: bool,
+    dscore: tuple[str, ...] = (),
 ) -> BackwardSchedule:
     schedule, fit = _BACKWARD[algorithm]
+    more: dict[str, Any] = {"deterministic": deterministic, "dbias": dbias, "dscore": dscore}
     paper = standard.paper_blocks(problem) if algorithm == "standard" else paper_blocks(problem, device)
     if algorithm != "fa2" or (tiling is None and problem.options.block_mask is None):
         tiles = _tiling(paper, fit, problem, device, tiling)
-        made: BackwardSchedule = schedule(problem, device, tiles, deterministic=deterministic, dbias=dbias)
+        made: BackwardSchedule = schedule(problem, device, tiles, **more)
         return made
     # The tiling is the forward's, and a block mask has its blocks; the kernels take blocks that divide them.
     forward = _plan(problem, device, algorithm, tiling, lse=True).tiling.used
@@ -381,8 +393,7 @@ def _plan_backward(
         problem,
         device,
         Tiling(paper, own, own),
-        deterministic=deterministic,
-        dbias=dbias,
+        **more,
         mask_blocks=None if problem.options.block_mask is None else blocks,
     )
 

@@ -10,7 +10,8 @@ from typing import ClassVar
 import numpy as np
 
 from cupyflash.launch import params
-from cupyflash.launch.params import Field, Params
+from cupyflash.launch.params import CapturedField, Field, Params
+from cupyflash.request.score_sums import LARGEST, sum_field
 from cupyflash.schedules.base import TileSchedule, attention_params
 from cupyflash.schedules.mask_tiles import MaskTiles, words
 from cupyflash.schedules.moves import BEGIN, Move, Room, Walk, captured, length_reads, search_reads, tile_reads
@@ -33,6 +34,8 @@ def gradient_params(*own: Field) -> Params:
 class BackwardSchedule(TileSchedule):
     """A schedule of dQ, dK and dV (and of the bias's gradient, with `dbias`) from dO, O and L.
 
+    `dscore`: the names of arrays that the score function has captured, whose gradients it makes, too.
+
     `deterministic`: an algorithm that would otherwise sum in any order gives the same bits each time. `mask_blocks`: the block
     sizes of the block mask, if they differ from the schedule's, which divide them.
     """
@@ -41,7 +44,16 @@ class BackwardSchedule(TileSchedule):
 
     deterministic: bool = False
     dbias: bool = False
+    dscore: tuple[str, ...] = ()
     mask_blocks: tuple[int, int] | None = None
+
+    @property
+    def sum_fields(self) -> tuple[Field, ...]:
+        form = self.problem.options.score
+        axes = {one.name: one.axes or 0 for one in form.captured} if form else {}
+        type_ = "long long" if self.deterministic else "float"
+        largest = (Field(LARGEST, "unsigned", params.POINTER),) if self.dscore and self.deterministic else ()
+        return (*(CapturedField.of(sum_field(name), type_, axes[name]) for name in self.dscore), *largest)
 
     @property
     def row_results(self) -> tuple[str, ...]:

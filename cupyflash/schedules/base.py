@@ -227,7 +227,12 @@ class TileSchedule(Schedule):
     def struct(self) -> Params:
         """The struct that its kernels take."""
         asked = self.problem.options
-        return whole_struct(self.params, (asked.score, asked.mask_function), asked.dropout, self.tile_fields)
+        return whole_struct(self.params, (asked.score, asked.mask_function), asked.dropout, self.tile_fields, self.sum_fields)
+
+    @property
+    def sum_fields(self) -> tuple[Field, ...]:
+        """The fields of that struct for sums of the gradients of captured arrays."""
+        return ()
 
     @property
     def tile_fields(self) -> tuple[str, ...]:
@@ -342,10 +347,16 @@ def tile_constants(schedule: TileSchedule) -> Constants:
 
 
 @lru_cache(maxsize=256)
-def whole_struct(own: Params, functions: tuple[score.Form | None, ...], dropped: bool, tiles: tuple[str, ...]) -> Params:
-    """An algorithm's struct with the fields that a problem adds: captured arrays and the states of a mask's tiles, after maps and
-    before the first pointer, where C aligns as Python does; captured numbers, dropout's; and vectors last, so that a new one moves
-    no other field."""
+def whole_struct(
+    own: Params,
+    functions: tuple[score.Form | None, ...],
+    dropped: bool,
+    tiles: tuple[str, ...],
+    sums: tuple[Field, ...] = (),
+) -> Params:
+    """An algorithm's struct with the fields that a problem adds: captured arrays, `sums` of their gradients and the states of a
+    mask's tiles, after maps and before the first pointer, where C aligns as Python does; captured numbers, dropout's; and vectors
+    last, so that a new one moves no other field."""
     fields = [
         CapturedField.of(score.field(one.name, form.kind), ELEMENTS[one.dtype], one.axes)
         if one.axes is not None
@@ -358,7 +369,7 @@ def whole_struct(own: Params, functions: tuple[score.Form | None, ...], dropped:
     numbers = [each for each in fields if each.axes is None] + [*DROPOUT_FIELDS] * dropped
     states, maps = params.arrays("TileState", params.SCORES, tiles), len(own.maps)
     vectors = params.arrays("const float", params.POINTER, VECTORS)
-    return Params((*own.fields[:maps], *arrays, *states, *own.fields[maps:], *numbers, *vectors))
+    return Params((*own.fields[:maps], *arrays, *sums, *states, *own.fields[maps:], *numbers, *vectors))
 
 
 def require_kernel_tiling(schedule: TileSchedule, shared_bytes: int) -> None:

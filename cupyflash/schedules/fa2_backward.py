@@ -7,12 +7,14 @@ all others, which finds the numbers to which weights are relative (row_bases.py)
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from typing import ClassVar
 
+from cupyflash.expressions.tree import Load
 from cupyflash.launch.params import POINTER, Params, arrays
-from cupyflash.request.score import Constants, named
+from cupyflash.request.score import Constants, Form, named
+from cupyflash.request.score_sums import LARGEST, Summed, sum_constants, sum_field, summed
 from cupyflash.schedules import fa2_backward_tiles as tiles
 from cupyflash.schedules.backward import BackwardSchedule, RowBlocksOutside, gradient_params
 from cupyflash.schedules.base import (
@@ -32,16 +34,20 @@ from cupyflash.schedules.mask_tiles import MaskTiles, words
 from cupyflash.schedules.moves import (
     BEGIN,
     END,
+    FLOAT32,
     MIXED,
     SEEN,
     VISIT,
+    WORD,
     Move,
+    Of,
     Room,
     Tensor,
     Walk,
     When,
     captured,
     length_reads,
+    loaded,
     passing,
     reads,
     score_reads,
@@ -55,6 +61,7 @@ from cupyflash.schedules.parts import NOWHERE, Axis, Part
 from cupyflash.schedules.row_bases import RowBasesSchedule, given_name, has_bases
 
 ROW_THREADS = 128
+INT64 = 8
 # Rows that dQ's sum has together (query_sum.cuh)
 SUMMED_ROWS = 8
 
@@ -101,10 +108,15 @@ class QueriesSchedule(_Fa2Kernels, RowBlocksOutside):
             *captured(p, "key", VISIT, MIXED),
             *score_reads(p, by_tiles=True),
             Move(tensor(p, "V"), VISIT, tile=values),
-            *writes(p, END, "dQ"),
+            *self.made,
         )
         yield from self.tile_walks(parts)
         yield self.row_walk("fa2_backward_queries", parts, moves, self._tiles())
+
+    @property
+    def made(self) -> tuple[Move, ...]:
+        """The moves of its results."""
+        return writes(self.problem, END, "dQ")
 
     @property
     def found_tiles(self) -> tuple[MaskTiles, ...]:
@@ -137,6 +149,66 @@ class QueriesSchedule(_Fa2Kernels, RowBlocksOutside):
         constants = *self.constants(), *tile_constants(self), *own
         name, threads = "fa2_backward_queries", warps.count(self.block_rows) * WARP
         return Kernel(f"{name}.cu", name, constants, self.grid, threads, total_bytes(self._tiles()), self.struct)
+
+
+@dataclass(frozen=True)
+class SumsSchedule(QueriesSchedule):
+    """The same kernel's launch that makes the gradients of captured arrays in place of dQ: it computes S and dP once more, and adds
+    with atomics. `deterministic`: two launches, of which the first finds how large the terms are, and the second adds integers.
+    `first`: False if another launch with the same blocks has found the mask's tiles."""
+
+    first: bool = True
+
+    @property
+    def found_tiles(self) -> tuple[MaskTiles, ...]:
+        return super().found_tiles if self.first else ()
+
+    @property
+    def summed(self) -> Summed:
+        """The elements to whose gradients the scores add."""
+        return summed(self._form, self.dscore)
+
+    @property
+    def _form(self) -> Form:
+        assert self.problem.options.score is not None
+        return self.problem.options.score
+
+    @property
+    def ways(self) -> tuple[int, ...]:
+        """The launches, by SCORE_SUMS of score_sums.cuh."""
+        return (2, 3) if self.deterministic else (1,)
+
+    def walks(self, parts: tuple[Part, ...] | None = None) -> Iterator[Walk]:
+        for way in self.ways:
+            *tiles_walks, main = super().walks(parts)
+            yield from tiles_walks if way == self.ways[0] else ()
+            yield replace(main, moves=(*main.moves, *self._added(way)))
+
+    @property
+    def made(self) -> tuple[Move, ...]:
+        return tuple(Move(loaded(self._form, load, "seen"), VISIT) for load in self.summed.again)
+
+    def _added(self, way: int) -> Iterator[Move]:
+        """The atomics of a launch, which read and write, and its reading of the largest sizes."""
+        largest = Tensor(LARGEST, "one", len(self.dscore), WORD)
+        if way == 3:
+            yield Move(largest, BEGIN)
+        terms: list[tuple[Tensor, When]] = [(largest, END)]
+        if way != 2:
+            terms = [(self._sum_of(load, "seen"), VISIT) for load, _ in self.summed.score]
+            terms += [(self._sum_of(load, "head"), END) for load, _ in self.summed.head]
+        yield from (Move(sums, when, write) for sums, when in terms for write in (False, True))
+
+    def _sum_of(self, load: Load, of: Of) -> Tensor:
+        return Tensor(sum_field(load.name), of, 1, INT64 if self.deterministic else FLOAT32, load=(self._form, load))
+
+    def kernels(self) -> tuple[Kernel, ...]:
+        *before, main = super().kernels()
+        return (*before, *(self._adding(main, way) for way in self.ways))
+
+    def _adding(self, kernel: Kernel, way: int) -> Kernel:
+        constants = (*kernel.constants, *sum_constants(self._form, self.dscore, way))
+        return replace(kernel, constants=constants, instead=tuple(self._adding(each, way) for each in kernel.instead))
 
 
 @dataclass(frozen=True)
@@ -180,7 +252,7 @@ class Fa2BackwardSchedule(_Fa2Kernels):
         """Row blocks as thread blocks."""
         used = tiles.fit_queries(self.problem, self.device, self.mask_blocks)
         tiling, packed = replace(self.tiling, used=used), self.together
-        given = self.struct if self.struct.maps else None
+        given = self.struct if self.struct.maps or self.dscore else None
         return QueriesSchedule(self.problem, self.device, tiling, mask_blocks=self.mask_blocks, packed=packed, given=given)
 
     @property
@@ -194,6 +266,14 @@ class Fa2BackwardSchedule(_Fa2Kernels):
         return None if self.sums_queries else self.by_rows
 
     @cached_property
+    def sums(self) -> SumsSchedule | None:
+        """The schedule that makes the gradients of captured arrays, if any are asked for."""
+        if not self.dscore:
+            return None
+        own = {each.name: getattr(self.by_rows, each.name) for each in fields(self.by_rows)}
+        return SumsSchedule(**own | {"dscore": self.dscore, "deterministic": self.deterministic, "first": self.sums_queries})
+
+    @cached_property
     def bases(self) -> RowBasesSchedule:
         """The schedule that finds m and l, in the same blocks as dQ's kernel."""
         rows, struct = self.by_rows, self.struct
@@ -205,7 +285,7 @@ class Fa2BackwardSchedule(_Fa2Kernels):
     @property
     def beside(self) -> tuple[RowBasesSchedule | QueriesSchedule, ...]:
         """The schedules that have row blocks as thread blocks."""
-        return (self.bases, *((self.queries,) if self.queries else ()))
+        return (self.bases, *(each for each in (self.queries, self.sums) if each))
 
     @property
     def given_tiles(self) -> tuple[MaskTiles, ...]:
@@ -245,6 +325,8 @@ class Fa2BackwardSchedule(_Fa2Kernels):
             yield from self.queries.walks(self.parts_beside(self.queries))
         else:
             yield passing("fa2_backward_finish", self, every, (Move(sums, BEGIN), *writes(p, END, "dQ")), self.finished_rows)
+        if self.sums is not None:
+            yield from self.sums.walks(self.parts_beside(self.sums))
 
     def _main_walk(self, launch: GradientsLaunch, parts: tuple[Part, ...], sums: Tensor) -> Walk:
         """A column block's walk: K and V, Q and dO of the row blocks that see it, of every query head of the group, dK and dV."""
@@ -298,10 +380,12 @@ class Fa2BackwardSchedule(_Fa2Kernels):
         row_grid = pairs * -(-total_q // (ROW_THREADS // tiles.row_lanes(p)))
         rows = replace(beside_main, name="fa2_backward_rows", grid=row_grid, threads=ROW_THREADS)
         before_main = *self.tile_kernels(), *self.bases.kernels(), rows
+        behind = self.sums.kernels() if self.sums is not None else ()
         if self.queries is not None:
-            return (*before_main, *main, *self.queries.kernels())
+            return (*before_main, *main, *self.queries.kernels(), *behind)
         grid = pairs * -(-total_q // self.finished_rows)
-        return (*before_main, *main, replace(beside_main, name="fa2_backward_finish", grid=grid, threads=self._finish_threads))
+        finish = replace(beside_main, name="fa2_backward_finish", grid=grid, threads=self._finish_threads)
+        return (*before_main, *main, finish, *behind)
 
     @property
     def _row_pieces(self) -> int:

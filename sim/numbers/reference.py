@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
+from cupyflash.expressions.derivative import derivative
 from cupyflash.expressions.evaluate import evaluate, positions
 from cupyflash.expressions.tree import Node
 from cupyflash.request.dropout import Dropout
@@ -139,6 +141,39 @@ def before_function(inputs: Inputs, P: np.ndarray, dS: np.ndarray) -> np.ndarray
     with np.errstate(invalid="ignore", over="ignore"):
         made: np.ndarray = np.where(P == 0, P.dtype.type(0), dS * slopes)
     return made
+
+
+def to_captured(
+    inputs: Inputs,
+    dS: np.ndarray,
+    name: str,
+    slope_of: Callable[[Node, Node], Node | None] = derivative,
+    *,
+    at_random: Literal["", "scores", "rows"] = "",
+) -> np.ndarray:
+    """The sums over all scores of dS times the derivative by each element of a captured array. `slope_of` takes the function's tree
+    and a load. `at_random`: the roots of the sums of squares, of each score's terms or of each row's, as errors add up.
+    """
+    score, scaled = inputs.score, scaled_scores(inputs, dS.dtype.type)
+    assert score is not None
+    made, rows = np.zeros(score.arrays[name].shape, dS.dtype), math.prod(dS.shape[:-1])
+    own_rows = np.zeros((rows if at_random == "rows" else 0, made.size), dS.dtype)
+    for load in (load for load in score.form.loads if load.name == name):
+        slope = slope_of(score.form.tree, load)
+        if slope is None:
+            continue
+        with np.errstate(invalid="ignore", over="ignore"):
+            terms = np.where(dS == 0, dS, dS * of_scores(inputs, scaled, slope))
+        places = np.zeros(terms.shape, np.intp)  # in memory
+        for index, length in zip(load.indices, made.shape, strict=True):
+            places = places * length + np.clip(of_scores(inputs, scaled, index), 0, length - 1)
+        if at_random == "rows":
+            np.add.at(own_rows, (np.arange(rows)[:, None], places.reshape(rows, -1)), terms.reshape(rows, -1))
+        else:
+            np.add.at(made.reshape(-1), places, terms * terms if at_random else terms)
+    if at_random == "rows":
+        return np.sqrt((own_rows * own_rows).sum(axis=0)).reshape(made.shape)
+    return np.sqrt(made) if at_random else made
 
 
 def visible(inputs: Inputs, shape: tuple[int, ...]) -> np.ndarray:

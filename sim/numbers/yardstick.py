@@ -13,11 +13,13 @@ from typing import Any, TypeVar
 import numpy as np
 
 from cupyflash.arrays import numpy_dtype, of_heads
-from cupyflash.expressions.tree import counted
+from cupyflash.expressions.derivative import derivative
+from cupyflash.expressions.tree import Node, counted
 from cupyflash.request.dropout import Dropout
 from cupyflash.request.options import OPTIONS, VECTORS, Options, Pattern
 from cupyflash.request.problem import Problem
 from cupyflash.request.score import Form, Mask, Score, seen_by, sizes_of
+from cupyflash.request.score_sums import sum_field
 from cupyflash.schedules import Cache, TileSchedule
 from cupyflash.sim.numbers.inputs import Decoding, Inputs
 from cupyflash.sim.numbers.reference import (
@@ -30,6 +32,7 @@ from cupyflash.sim.numbers.reference import (
     masked_scores,
     products,
     sinks_of,
+    to_captured,
 )
 
 AnyTiles = TypeVar("AnyTiles", bound=TileSchedule)
@@ -276,7 +279,8 @@ def plain_gradients(dout: np.ndarray, inputs: Inputs, *, from_out: bool) -> dict
 
 
 def measure_gradients(gradients: Mapping[str, np.ndarray], dout: np.ndarray, inputs: Inputs) -> dict[str, Numbers]:
-    """Measure the errors of gradients by name (dQ, dK, dV, dbias, dsinks) under the 2x rule. The allowed error is the sum of
+    """Measure the errors of gradients by name (dQ, dK, dV, dbias, dsinks, dscore_NAME) under the 2x rule. The allowed error is the
+    sum of
 
     2 x the plain computation's error         of the worse of its two ways to D
     1 unit in the last place                  of the gradient's dtype, at its largest element
@@ -298,6 +302,11 @@ def measure_gradients(gradients: Mapping[str, np.ndarray], dout: np.ndarray, inp
     of_out = {name: _of_out(dO, inputs, forward(inputs), gradients[name].shape) for name in ("dsinks",) if name in gradients}
     numbers = {}
     for name, ours in gradients.items():
+        if name.startswith(sum_field("")):
+            numbers[name] = _measure_captured(
+                name, ours, inputs, exact, rough, cancels, of_score * moves["dbias"], of_score, _of_D(dO, inputs, forward(inputs))
+            )
+            continue
         expected, *plainly, moved = (_summed(each[name], ours.shape) for each in (exact.gradients, *rough, moves))
         sums = exact.gradients[name].size / max(ours.size, 1)  # summed by a broadcast axis
         numbers[name] = Numbers(
@@ -309,6 +318,37 @@ def measure_gradients(gradients: Mapping[str, np.ndarray], dout: np.ndarray, inp
             + of_out.get(name, 0.0),
         )
     return numbers
+
+
+def _measure_captured(
+    name: str,
+    ours: np.ndarray,
+    inputs: Inputs,
+    exact: Backward,
+    rough: Sequence[Mapping[str, np.ndarray]],
+    cancels: float,
+    moved: np.ndarray,
+    of_score: float,
+    of_rows: np.ndarray,
+) -> Numbers:
+    """The error of a captured array's gradient, a sum of dS times derivatives. Errors of dS are those of a bias's gradient; an
+    error of S, `of_score`, is one of the derivatives, too; those of D, `of_rows`, which a rounded O has, are a row's in common. All
+    add up at random; twice that is allowed."""
+    of, dS = name.removeprefix(sum_field("")), exact.gradients["dbias"]
+    expected, *plainly = (to_captured(inputs, each, of) for each in (dS, *(each["dbias"].astype(np.float32) for each in rough)))
+    errors = np.where(exact.P > 0, moved + 2 * ulp(cancels, np.float32), 0.0)
+    turned = to_captured(inputs, dS, of, lambda tree, load: _again(derivative(tree, load)), at_random="scores")
+    by_rows = to_captured(inputs, exact.P * of_rows[..., None], of, at_random="rows")
+    return Numbers(
+        _largest(ours, expected),
+        2 * max(_largest(each, expected) for each in plainly)
+        + ulp(np.abs(expected).max(initial=0), ours.dtype)
+        + 2 * float((to_captured(inputs, errors, of, at_random="scores") + of_score * turned + by_rows).max(initial=0)),
+    )
+
+
+def _again(slope: Node | None) -> Node | None:
+    return None if slope is None else derivative(slope)
 
 
 def _moved(inputs: Inputs, exact: Backward, dO: np.ndarray, Q: np.ndarray, K: np.ndarray) -> dict[str, np.ndarray]:
@@ -325,8 +365,13 @@ def _of_out(dO: np.ndarray, inputs: Inputs, made: Forward, shape: tuple[int, ...
     """The largest error of dsinks, of this shape, because D is computed from a rounded O: half a unit at O's largest element, at
     random in each of d_v products of each row that is summed."""
     of_sink = np.exp(sinks_of(inputs, np.float64)[..., 0] - np.where(np.isneginf(made.L), 0, made.L))
-    row = np.linalg.norm(dO, axis=-1) * ulp(np.abs(made.O).max(initial=0), inputs.q.dtype) / 2
-    return float(np.sqrt(_summed((of_sink * row) ** 2, shape)).max(initial=0))
+    return float(np.sqrt(_summed((of_sink * _of_D(dO, inputs, made)) ** 2, shape)).max(initial=0))
+
+
+def _of_D(dO: np.ndarray, inputs: Inputs, made: Forward) -> np.ndarray:
+    """The error of each row's D = rowsum(dO O) by a rounded O."""
+    error: np.ndarray = np.linalg.norm(dO, axis=-1) * ulp(np.abs(made.O).max(initial=0), inputs.q.dtype) / 2
+    return error
 
 
 def _summed(gradient: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:

@@ -8,10 +8,12 @@ from typing import Any
 
 import numpy as np
 
+from cupyflash.request import score
 from cupyflash.request.problem import Problem
+from cupyflash.request.score_sums import LARGEST, sum_field
 from cupyflash.schedules import BackwardSchedule, VarlenBackwardSchedule
 from cupyflash.schedules.fa1_backward import Fa1BackwardSchedule
-from cupyflash.schedules.fa2_backward import Fa2BackwardSchedule, QueriesSchedule
+from cupyflash.schedules.fa2_backward import Fa2BackwardSchedule, QueriesSchedule, SumsSchedule
 from cupyflash.schedules.fa2_backward_tiles import launches
 from cupyflash.schedules.fa3_backward import Fa3BackwardSchedule
 from cupyflash.schedules.row_bases import RowBasesSchedule
@@ -29,6 +31,7 @@ from cupyflash.sim.theory.visits import (
     mask_bytes,
     masks_and_lengths,
     position_bytes,
+    scores_of,
     searched_bytes,
     searched_tiles,
     seen_blocks,
@@ -78,6 +81,8 @@ def _forms(schedule: BackwardSchedule) -> Iterator[tuple[BackwardSchedule, Calla
         yield bases, _bases
     if isinstance(schedule, Fa2BackwardSchedule) and schedule.queries is not None:
         yield schedule.queries, _queries
+    if isinstance(schedule, Fa2BackwardSchedule) and schedule.sums is not None:
+        yield schedule.sums, _sums
 
 
 def _groups(schedule: BackwardSchedule) -> Iterator[tuple[int, int, Heads]]:
@@ -196,14 +201,41 @@ def _bases(schedule: RowBasesSchedule, keys: int, heads: Heads) -> Traffic:
 
 
 def _queries(schedule: QueriesSchedule, keys: int, heads: Heads) -> Traffic:
-    """The traffic of a kernel with row blocks as thread blocks, as in the forward: Q, dO, L and D once if a row block visits any
-    column block, K and V at each visit, dQ once."""
+    """The traffic of dQ's own kernel: `_query_reads`, and dQ once."""
+    p = schedule.problem
+    return Traffic.of(_query_reads(schedule, keys, heads), in_bytes(p, {"dQ": schedule.group * p.seqlen_q}))
+
+
+def _sums(schedule: SumsSchedule, keys: int, heads: Heads) -> Traffic:
+    """The same reads, and atomics, which read and write elements of the gradients of captured arrays: an element for each score
+    that position leaves in the visited blocks, or, if it is one for a head, once a thread block. Loads by which scores find their
+    elements, or their derivatives, are made once more. Deterministic sums read all of that twice; each thread block adds to the
+    largest sizes, a word an array, and reads them; a sum has 64 bits."""
+    p, found, form = schedule.problem, schedule.summed, schedule.problem.options.score
+    assert form is not None
+    blocks = schedule.group * blocks_in(p.seqlen_q, schedule.block_rows)
+    scores = sum(times * scores_of(p, keys, None if kept is None else kept.visited, schedule.blocks) for times, kept in heads)
+    again, added = Counter[str](), Counter[str]()
+    for load in found.again:
+        again[score.field(load.name)] += scores * score.itemsize(form, load)
+    for load, times in (*((load, scores) for load, _ in found.score), *((load, blocks) for load, _ in found.head)):
+        added[sum_field(load.name)] += (2 if schedule.deterministic else 1) * FLOAT32 * times
+    read = _query_reads(schedule, keys, heads) + again
+    if not schedule.deterministic:
+        return Traffic.of(read + added, added)
+    sizes = Counter({LARGEST: INT32 * len(schedule.dscore) * blocks})
+    return Traffic.of(read + read + added + sizes + sizes, added + sizes)
+
+
+def _query_reads(schedule: QueriesSchedule, keys: int, heads: Heads) -> Bytes:
+    """The bytes that a kernel with row blocks as thread blocks reads, as in the forward: Q, dO, L and D once if a row block visits
+    any column block, K and V at each visit."""
     p, visits = schedule.problem, _visits(schedule, keys, heads)
     blocks, seen, loaded = schedule.group * blocks_in(p.seqlen_q, schedule.block_rows), visits.rows, visits.keys
     read = in_bytes(p, {"Q": seen, "dO": seen, **_given(p, seen), "D": seen, "K": loaded, "V": loaded})
     beside = position_bytes(schedule, blocks, visits.blocks) + _mask_bytes(schedule, keys, heads, by_tiles=True)
     beside += head_bytes(p, blocks) + tile_bytes(p, seen, loaded, seen, _asked(schedule, keys, heads).keys)
-    return Traffic.of(read + beside, in_bytes(p, {"dQ": schedule.group * p.seqlen_q}))
+    return read + beside
 
 
 def _standard(schedule: BackwardSchedule, keys: int, heads: Heads) -> Traffic:
