@@ -101,7 +101,10 @@ def attention_backward(
     `key_lengths` are not read. P = exp(S - L) would have the error of float32's rounding of L: in float32 each row therefore
     computes its scores once more, for m and log(l), and so do, with "fa2" and "fa3", rows of half types whose L is large.
     With a `score` function (`softcap` and `alibi_slopes` are two) dq and dk include its derivative by s, except where a score is
-    masked, or its weight is 0. Captured values of the function get no gradient.
+    masked, or its weight is 0. `return_dscore` asks for the gradients of the arrays of floats that it has captured: True for all,
+    or a tuple of their names (`alibi_slopes` is one). Each score adds to the elements that it has loaded, by atomics in float32;
+    with `deterministic` as integers of 64 bits, multiples of a fraction of the largest term, for which S and dP are computed twice
+    more. Scores whose weight is 0 add nothing.
 
     `algorithm`: "auto", the default, is "fa3" on a Hopper that accepts the call (half types, d and d_v up to 128, no mask,
     bias, `score` or dropout), else "fa2" (FlashAttention-2). Both sum dq by additions in memory, in float32, in no order. With
@@ -111,7 +114,8 @@ def attention_backward(
 
     Returns arrays of q's dtype on q's device, of the shapes of q, k and v; with `sinks` their float32 gradient ("fa2", "fa3"); with
     `return_dbias` also the bias's gradient, of its shape ("fa2"; along broadcast axes atomics add it up, which `deterministic`
-    refuses). Raises as `attention` does.
+    refuses); with `return_dscore` last a dict of the gradients of captured arrays by name, of their shapes and dtypes ("fa2").
+    Raises as `attention` does.
     """
     gradients: tuple[Any, ...] = BACKWARD({"dout": dout, "q": q, "k": k, "v": v, "out": out, "lse": lse, **asked})
     return gradients
@@ -122,7 +126,7 @@ def attention_vjp(
     q: Any, k: Any, v: Any, **asked: Unpack[keywords.BackwardKeywords]
 ) -> tuple[Any, Callable[[Any], tuple[Any, ...]]]:
     """Return `attention(q, k, v, ...)` and its pullback, which takes dout and returns the results of `attention_backward`: dq, dk,
-    dv, then dsinks if there are sinks, then dbias with `return_dbias`.
+    dv, then dsinks if there are sinks, then dbias with `return_dbias`, then dscore with `return_dscore`.
 
     The pullback holds q, k, v, out and the log-sum-exps, 4 bytes a row; it may be called any number of times. `algorithm` and
     `tiling` are those of both passes ("auto" is each pass's default); `options` are `attention`'s, except `return_lse` and `out`.
@@ -268,7 +272,8 @@ def _gradients(given: Mapping[str, Any], arrays: Arrays, made: dict[str, Any]) -
     score = one_score(given)
     assert score is not None
     names = asked_sums(score.form, given["return_dscore"])
-    terms = math.prod(arrays["Q"].shape[:-1]) * arrays["K"].shape[-2] * most_terms(score.form)
+    keys = arrays["K"].shape[-3 if given.get("layout") == "bnhd" else -2]
+    terms = math.prod(arrays["Q"].shape[:-1]) * keys * most_terms(score.form)
     with held_for_graph(gpu):
         sums = finished(arrays, names, terms)
         return (*made.values(), *dbias, {name: sums[name].astype(arrays[field(name)].dtype) for name in names})

@@ -87,6 +87,24 @@ def test_their_functions_are_traced_to_what_ours_are(theirs: Callable[..., Any],
     assert all(any(np.shares_memory(array, source) for source in sources) for array in traced.arrays.values())
 
 
+def test_gradients_of_captured_tensors_agree() -> None:
+    """A table by distance, with a factor for each head: autograd's of the same function in float64."""
+    gain, near = (RNG.standard_normal(shape).astype(np.float32) for shape in ((HEADS,), (HEADS, 17)))
+    leaves = {name: torch.tensor(each, dtype=torch.float64, requires_grad=True) for name, each in (("gain", gain), ("near", near))}
+    q, k, v, dout = RNG.standard_normal((4, BATCH, HEADS, N, D)).astype(np.float32)
+
+    def score_mod(s: Any, b: Any, h: Any, q: Any, k: Any) -> Any:
+        return s * leaves["gain"][h] + leaves["near"][h, torch.clamp(q - k + 8, 0, 16)]
+
+    Q, K, V, dO = (torch.from_numpy(each.astype(np.float64)) for each in (q, k, v, dout))
+    S = of_all(score_mod, Q @ K.transpose(-1, -2) / D**0.5)
+    (torch.softmax(S, -1) @ V).backward(dO)
+    ours = Score(lambda s, h, row, k: s * gain[h] + near[h, row - k + 8])
+    *_, dscore = cupyflash.attention_vjp(q, k, v, score=ours, return_dscore=True)[1](dout)
+    for name, leaf in leaves.items():
+        np.testing.assert_allclose(dscore[name], leaf.grad.numpy(), rtol=1e-4, atol=1e-4)
+
+
 @pytest.mark.parametrize("name", MASKS)
 def test_mask_functions_agree(name: str) -> None:
     mask_mod, mask = MASKS[name]

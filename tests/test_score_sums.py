@@ -191,7 +191,9 @@ def test_calls() -> None:
     table, gain, bias = floats(2, 9).astype(np.float16), floats(2), floats(2, 20, 20)
     score = Score(lambda s, h, q, k: s * gain[h] + table[h, q - k + 4])
     asked: dict[str, Any] = {"score": score, "bias": bias, "causal": True}
-    *_, dbias, dscore = cupyflash.attention_vjp(q, k, v, **asked, return_dbias=True, return_dscore=True)[1](dout)
+    sides = (each.swapaxes(0, 1) for each in (q, k, v))
+    how: dict[str, Any] = {"return_dbias": True, "return_dscore": True, "layout": "bnhd", "deterministic": True}
+    *_, dbias, dscore = cupyflash.attention_vjp(*sides, **asked, **how)[1](dout.swapaxes(0, 1))
     shapes = {name: (each.shape, each.dtype) for name, each in dscore.items()}
     assert shapes == {"gain": ((2,), np.float32), "table": ((2, 9), np.float16)}
     inputs = Inputs.of(q, k, v, **asked)

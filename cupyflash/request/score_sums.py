@@ -49,7 +49,7 @@ def asked_sums(form: Form | None, asked: Any) -> tuple[str, ...]:
     return tuple(name for name in captured if not named or name in asked)
 
 
-class Summed(NamedTuple):
+class CapturedSums(NamedTuple):
     """A form's loads whose gradients are summed, each with the derivative by it: those that are one for a head, and others; and the
     loads that a score makes once more for that."""
 
@@ -59,14 +59,14 @@ class Summed(NamedTuple):
 
 
 @lru_cache(maxsize=256)
-def summed(form: Form, names: tuple[str, ...]) -> Summed:
+def summed(form: Form, names: tuple[str, ...]) -> CapturedSums:
     """The loads of the arrays of these names on which the value depends, but in steps."""
     of_head, at_score = parts(form).head[:MOST_OF_HEAD], parts(form).score
     pairs = [(load, derivative(form.tree, load)) for load in form.loads if load.name in names]
     made = [(load, slope) for load, slope in pairs if slope is not None]
     each = tuple(pair for pair in made if pair[0] not in of_head)
     needed = loads(*(slope for _, slope in made), *(index for load, _ in each for index in load.indices))
-    return Summed(tuple(pair for pair in made if pair not in each), each, tuple(load for load in needed if load in at_score))
+    return CapturedSums(tuple(pair for pair in made if pair not in each), each, tuple(load for load in needed if load in at_score))
 
 
 @lru_cache(maxsize=256)

@@ -14,7 +14,7 @@ from typing import ClassVar
 from cupyflash.expressions.tree import Load
 from cupyflash.launch.params import POINTER, Params, arrays
 from cupyflash.request.score import Constants, Form, named
-from cupyflash.request.score_sums import LARGEST, Summed, sum_constants, sum_field, summed
+from cupyflash.request.score_sums import LARGEST, CapturedSums, sum_constants, sum_field, summed
 from cupyflash.schedules import fa2_backward_tiles as tiles
 from cupyflash.schedules.backward import BackwardSchedule, RowBlocksOutside, gradient_params
 from cupyflash.schedules.base import (
@@ -164,7 +164,7 @@ class SumsSchedule(QueriesSchedule):
         return super().found_tiles if self.first else ()
 
     @property
-    def summed(self) -> Summed:
+    def summed(self) -> CapturedSums:
         """The elements to whose gradients the scores add."""
         return summed(self._form, self.dscore)
 

@@ -172,7 +172,7 @@ def to_captured(
         else:
             np.add.at(made.reshape(-1), places, terms * terms if at_random else terms)
     if at_random == "rows":
-        return np.sqrt((own_rows * own_rows).sum(axis=0)).reshape(made.shape)
+        made = (own_rows * own_rows).sum(axis=0).reshape(made.shape)
     return np.sqrt(made) if at_random else made
 
 

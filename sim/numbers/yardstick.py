@@ -303,9 +303,9 @@ def measure_gradients(gradients: Mapping[str, np.ndarray], dout: np.ndarray, inp
     numbers = {}
     for name, ours in gradients.items():
         if name.startswith(sum_field("")):
-            numbers[name] = _measure_captured(
-                name, ours, inputs, exact, rough, cancels, of_score * moves["dbias"], of_score, _of_D(dO, inputs, forward(inputs))
-            )
+            errors = np.where(exact.P > 0, of_score * moves["dbias"] + 2 * ulp(cancels, np.float32), 0.0)
+            of_rows = _of_D(dO, inputs, forward(inputs))
+            numbers[name] = _measure_captured(name, ours, inputs, exact, rough, errors, of_score, of_rows)
             continue
         expected, *plainly, moved = (_summed(each[name], ours.shape) for each in (exact.gradients, *rough, moves))
         sums = exact.gradients[name].size / max(ours.size, 1)  # summed by a broadcast axis
@@ -326,17 +326,15 @@ def _measure_captured(
     inputs: Inputs,
     exact: Backward,
     rough: Sequence[Mapping[str, np.ndarray]],
-    cancels: float,
-    moved: np.ndarray,
+    errors: np.ndarray,
     of_score: float,
     of_rows: np.ndarray,
 ) -> Numbers:
-    """The error of a captured array's gradient, a sum of dS times derivatives. Errors of dS are those of a bias's gradient; an
+    """The error of a captured array's gradient, a sum of dS times derivatives. `errors` of dS are those of a bias's gradient; an
     error of S, `of_score`, is one of the derivatives, too; those of D, `of_rows`, which a rounded O has, are a row's in common. All
     add up at random; twice that is allowed."""
     of, dS = name.removeprefix(sum_field("")), exact.gradients["dbias"]
     expected, *plainly = (to_captured(inputs, each, of) for each in (dS, *(each["dbias"].astype(np.float32) for each in rough)))
-    errors = np.where(exact.P > 0, moved + 2 * ulp(cancels, np.float32), 0.0)
     turned = to_captured(inputs, dS, of, lambda tree, load: _again(derivative(tree, load)), at_random="scores")
     by_rows = to_captured(inputs, exact.P * of_rows[..., None], of, at_random="rows")
     return Numbers(
