@@ -24,9 +24,9 @@ from cupyflash.sim.clock.accesses import L1, wavefronts
 from cupyflash.sim.clock.engines import Products
 from cupyflash.sim.clock.execution import CodeLaunch, CubinKernel
 from cupyflash.sim.clock.memory import WarpAccess
-from cupyflash.sim.clock.multiprocessor import WAVEFRONT, ClockedMultiprocessor, Cost, Issue, Outside, Run
+from cupyflash.sim.clock.multiprocessor import IDLE, WAVEFRONT, ClockedMultiprocessor, Cost, Issue, Outside, Run
 from cupyflash.sim.clock.power import UNITS, Power
-from cupyflash.sim.clock.rates import ChipRates
+from cupyflash.sim.clock.rates import ChipRates, Constant
 from cupyflash.sim.clock.sass import Control, Instruction
 from cupyflash.sim.clock.steps import of_halves, step_of
 from cupyflash.sim.clock.traces import Loop, longest_loop
@@ -39,6 +39,7 @@ pytestmark = pytest.mark.skipif(sass.disassembler() is None, reason="needs NVIDI
 
 A6000 = Device.named("RTX A6000")
 H100 = Device.named("H100-SXM")
+A100 = Device.named("A100-40GB")
 SOURCE = r"""
 extern "C" __global__ void total(const float* x, float* y, int n) {
   __shared__ float s[32];
@@ -258,7 +259,27 @@ def test_power_lowers_the_clock_to_what_the_limit_leaves() -> None:
     assert 1 < found.seconds / free.seconds < free.mhz / found.mhz  # DRAM has a clock of its own
     alone = Clock(ring(4, 60, 8)[0], H100).time()  # of the multiprocessors
     assert alone.mhz == 1830 and alone.watts is not None and alone.watts < 200
-    assert not Power(A6000, ChipRates.of(A6000)).known
+    tight = replace(rates, constants={**rates.constants, "clock.power": Constant(600.0, "assumed: for this test")})
+    launch = ring(4, 60, 132)[0]
+    settled, brief = Clock(launch, H100, rates=tight).time(), Clock(launch, H100, rates=tight, series=2e-3).time()
+    assert settled.mhz < brief.mhz == rates["clock.burst"]
+    locked = Clock(launch, H100, locked=True).time()
+    assert locked.mhz == 1830 and locked.watts is None
+    assert not Power(A100, ChipRates.of(A100)).known
+
+
+@pytest.mark.parametrize(
+    ("flops", "mhz", "read", "watts"), [(1528e9, 1740, 679, 214), (12326e9, 1740, 675, 281), (22250e9, 1680, 358, 300)]
+)
+def test_the_watts_of_an_a6000_are_near_those_of_the_a40(flops: float, mhz: float, read: float, watts: float) -> None:
+    """Rows of the roofline that the constants come from: FLOP/s, MHz, GB/s, the mean watts of eight cards. The program takes more
+    for an FMA than loads of nothing else do: its idle, L2 and DRAM are theirs."""
+    rates = ChipRates.of(A6000)
+    assert A6000.hbm_bandwidth is not None
+    l2, dram = read * 1e9 / (rates["l2.rate"] * mhz * 1e6), read * 1e9 / (A6000.hbm_bandwidth * rates["dram.read"])
+    fma = flops / (A6000.sm_count * 256 * mhz * 1e6)
+    found = Power(A6000, rates).watts({**NOTHING, "FMA": fma, "L2": l2, "DRAM": dram}, mhz, mhz)
+    assert 0.85 * watts < found <= 1.02 * watts
 
 
 def shared_access(addresses: Sequence[int], size: int, write: bool = False) -> WarpAccess:
@@ -295,7 +316,7 @@ def test_the_l1_keeps_sectors_and_looks_lines_up_in_four_banks() -> None:
     assert l1.look_up(np.arange(0, 32 * 4 * 1024, 4 * 1024), load=True)[0] == 32  # lines 1,024 apart have one bank
 
 
-FAST = Outside(64.0, 64.0, 16.0, 64.0, 250.0, 470.0)
+FAST = Outside(64.0, 64.0, 16.0, 12.0, 64.0, 250.0, 470.0)
 
 
 def code_of(*lines: tuple[str, Control]) -> list[Instruction]:
@@ -311,11 +332,12 @@ def code_of(*lines: tuple[str, Control]) -> list[Instruction]:
     return found
 
 
-def run_of(code: Sequence[Instruction], warps: int = 1, device: Device = A6000) -> Run:
+def run_of(code: Sequence[Instruction], warps: int = 1, device: Device = A6000, blocks: int = 1) -> Run:
     rates = ChipRates.of(device)
     met = ((Key(NAMED, 0, 0, 0), True, True),)
     trace = [Issue(number, mark=True, signals=met if each.opcode == "BAR" else ()) for number, each in enumerate(code)]
-    return ClockedMultiprocessor([step_of(each, rates) for each in code], rates, FAST, 1).run([[trace] * warps])
+    steps = [step_of(each, rates) for each in code]
+    return ClockedMultiprocessor(steps, rates, FAST, blocks).run([[trace] * warps] * blocks)
 
 
 def clocks_of(code: Sequence[Instruction], device: Device = A6000) -> list[float]:
@@ -388,7 +410,9 @@ def test_a_barrier_waits_for_all_warps_of_the_block() -> None:
     rates = ChipRates.of(A6000)
     for warps in (1, 8):
         met = 2 * (warps - 1) + 15
-        assert run_of(code, warps).turns[2][0] == met + rates["latency.barrier"] + warps * rates["latency.barrier_warp"]
+        assert run_of(code, warps).turns[2][0] == met + rates["latency.barrier"] + rates["latency.barrier_warp"]
+    alone, beside = (max(run_of(code, 4, blocks=count).ends) for count in (1, 2))
+    assert beside - alone == 4 * rates["latency.barrier_warp"]  # one unit takes the warps of both blocks
 
 
 def test_traces_have_the_barriers_at_which_warps_of_a_block_meet() -> None:
@@ -463,7 +487,7 @@ def test_the_command_times_a_file(tmp_path: Path) -> None:
     cold = json.loads(CliRunner().invoke(main, [*words, "--args", args, "--json", "--cold"]).stdout)
     assert cold["seconds"] > found["seconds"] and cold["busy"]["DRAM"] > 0 == found["busy"]["DRAM"]
     told = CliRunner().invoke(main, [*words, "--args", args, "--mhz", "900"])
-    assert "at 900 MHz, predicted" in told.stdout and "1 of 16 blocks" in told.stdout and "DRAM" in told.stdout
+    assert "at 900 MHz and 1" in told.stdout and "1 of 16 blocks" in told.stdout and "DRAM" in told.stdout
     wrong = CliRunner().invoke(main, [*words[:3], "missing", *words[4:], "--args", args])
     assert wrong.exit_code == 2 and "kernel 'missing' is not in this module" in wrong.output
 
@@ -715,15 +739,41 @@ def test_blocks_that_run_without_the_others_take_numbers_in_turns_with_them() ->
         assert np.flatnonzero(launch.tensors[1].views[4][:11]).tolist() == written
 
 
-def test_a_warp_that_yields_costs_a_clock_on_hopper() -> None:
-    """As NOP and FFMA on an H100: 1 clock, 2 where they yield; a longer stall count hides it."""
+def test_a_warp_that_yields_leaves_a_clock_to_others() -> None:
+    """As FADD on an H100: 1 clock, 2 of one warp where it yields, 1 of two warps; a longer stall count hides it."""
     for device, control, clocks in (
         (H100, Control(1), [0, 1, 2]),
         (H100, Control(1, yields=True), [0, 2, 4]),
         (H100, Control(5, yields=True), [0, 5, 10]),
-        (A6000, Control(1, yields=True), [0, 1, 2]),
+        (A6000, Control(1, yields=True), [0, 2, 4]),
     ):
         assert clocks_of(code_of(*[("NOP", control)] * 3), device) == clocks
+    code = code_of(*[("NOP", Control(1, yields=True))] * 50)
+    one, two = (max(run_of(code, warps, H100).ends) for warps in (1, 5))  # the first and the fifth are of one sub-core
+    assert two - one < 15
+
+
+def test_bulk_reductions_have_rates_of_their_own() -> None:
+    rates = ChipRates.of(H100)
+    code = code_of(("UBLKRED.G.S.ADD.F32", Control(1)), ("REDG.E.ADD.F32", Control(1)), ("UBLKCP.G.S", Control(1)))
+    assert [FAST.rate(step_of(each, rates)) for each in code] == [FAST.added_bytes, FAST.atomic_bytes, FAST.l2_bytes]
+    apart = []
+    for opcode in ("UBLKRED.G.S.ADD.F32", "UBLKCP.G.S"):
+        steps = [step_of(each, rates) for each in code_of((opcode, Control(1)))]
+        run = ClockedMultiprocessor(steps, rates, FAST, 1)
+        run.run([[[Issue(0, Cost(8.0, 1024.0))] * 5]])
+        apart.append(run.bulk / 5)
+    assert apart == [rates["copies.reduce_issue"], rates["copies.tma_issue"]]
+
+
+def test_an_access_of_no_lane_takes_its_place_in_the_queue_and_no_wavefront() -> None:
+    rates, code = ChipRates.of(H100), code_of(("LDS R1, [R0]", Control(1)))
+    ends, pipes = [], []
+    for cost in (IDLE, Cost(1.0)):
+        run = ClockedMultiprocessor([step_of(each, rates) for each in code], rates, FAST, 1)
+        ends.append(run.run([[[Issue(0, cost)] * 40]]).ends[0])
+        pipes.append(run.pipe)
+    assert ends[0] == ends[1] > 60 and pipes[0] < pipes[1]
 
 
 def test_a_result_and_a_product_s_sums_wait_for_each_other() -> None:

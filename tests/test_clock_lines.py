@@ -66,7 +66,7 @@ def test_the_clocks_of_all_instructions_are_those_of_the_warps() -> None:
     assert selected > 2 * issued
 
 
-FAST = Outside(64.0, 64.0, 16.0, 64.0, 250.0, 470.0)
+FAST = Outside(64.0, 64.0, 16.0, 12.0, 64.0, 250.0, 470.0)
 
 
 def reasons(*lines: tuple[str, Control], warps: int = 1, taken: int = -1) -> list[Mapping[str, float]]:

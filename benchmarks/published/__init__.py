@@ -106,6 +106,7 @@ class Ladder:
     clock: Clock
     compiler: Compiler
     timing: str
+    series: int | None
     spread: float | None
     unit: str
     counted: str
@@ -207,6 +208,7 @@ def read(path: Path) -> Ladder:
         clock=clock_of(table),
         compiler=compiler,
         timing=table.text("timing"),
+        series=table.whole("series", None, least=1),
         spread=table.positive("spread", None),
         unit=unit,
         counted=counted,

@@ -14,6 +14,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
+from math import inf
 from pathlib import Path
 
 import numpy as np
@@ -125,14 +126,15 @@ def device_of(ladder: Ladder) -> Device:
 
 def clocks_of(ladder: Ladder, step: Step, folder: Path) -> list[Clock]:
     """The clocks of a step's launches at the highest rate of the ladder's file."""
-    file, cold = cubin_of(folder, ladder, step), "empties" in ladder.timing
+    file, cold, (low, high) = cubin_of(folder, ladder, step), "empties" in ladder.timing, ladder.clock.mhz
+    series = ladder.series * step.seconds if ladder.series else inf
     found = []
     for each in step.launches:
         if each.arguments is None:
             raise ValueError(f"{step.name}: the ladder does not know the arguments")
         arguments = bound(each.arguments)
         launch = CodeLaunch(kernel(file, each.kernel), each.grid, each.block, arguments, each.shared or 0, cluster=each.cluster)
-        found.append(Clock(launch, device_of(ladder), ladder.clock.mhz[1], cold=cold))
+        found.append(Clock(launch, device_of(ladder), high, cold=cold, series=series, locked=low == high))
     return found
 
 

@@ -26,7 +26,10 @@ Place = tuple[int, Key]
 
 
 class Meetings:
-    """Barriers and phases of mbarriers: who still has to come, when the last one came, and who waits."""
+    """Barriers and phases of mbarriers: who still has to come, when the last one came, and who waits.
+
+    A multiprocessor has one unit for barriers, which takes a warp after the other, of whatever block.
+    """
 
     def __init__(self, rates: ChipRates) -> None:
         self.after = {NAMED: rates["latency.barrier"], PHASE: 0.0, CLUSTER: 0.0}
@@ -38,16 +41,18 @@ class Meetings:
         self.needed: dict[Place, int] = {}
         self.last: dict[Place, float] = {}
         self.waiting: dict[Place, list[ClockedWarp]] = {}
-        self.sizes: dict[Place, int] = {}
+        self.free = 0.0  # the clock at which the unit for barriers takes its next warp
 
     def begin(self, block: int, traces: Sequence[Sequence[Issue]]) -> None:
         """Counts who comes to each meeting of a block."""
         counts = Counter(key for trace in traces for issue in trace for key, comes, _ in issue.signals if comes)
         for key, count in counts.items():
-            self.needed[block, key] = self.sizes[block, key] = count
+            self.needed[block, key] = count
 
     def come(self, place: Place, at: float) -> list[ClockedWarp]:
         """Counts one that comes at a time; returns the warps that waited for it, if it was the last one."""
+        if place[1].kind == NAMED:
+            at = self.free = max(self.free, at) + self.each
         self.last[place] = max(self.last.get(place, 0.0), at)
         self.needed[place] -= 1
         return self.waiting.pop(place, []) if not self.needed[place] else []
@@ -59,9 +64,7 @@ class Meetings:
             return 0.0
         if needed:
             return inf
-        kind = place[1].kind
-        warps = self.each * self.sizes[place] if kind == NAMED else 0.0
-        return self.last[place] + self.after[kind] + warps
+        return self.last[place] + self.after[place[1].kind]
 
 
 @dataclass

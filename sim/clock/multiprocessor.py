@@ -2,8 +2,7 @@
 
 An instruction issues when the stall count of the one before has passed, the scoreboards that it waits for are clear, its unit or
 queue takes it, and the register banks can give its operands in time. The last warp goes on as long as it can, then the youngest
-that is ready (Huerta et al., arXiv 2503.20481); a turn to another warp, or a warp that yields, may cost a clock in which none
-issues.
+that is ready (Huerta et al., arXiv 2503.20481); a warp that yields leaves the next clock to others.
 """
 
 from __future__ import annotations
@@ -49,19 +48,22 @@ class Issue(NamedTuple):
 class Outside:
     """The L2 and DRAM as a multiprocessor finds them: its port and its share of each in bytes a clock, latencies in clocks.
 
-    `atomic_bytes`: its share of the sectors that the L2 updates.
+    `atomic_bytes`: its share of the sectors that the L2 updates, `added_bytes`: of the bytes that bulk reductions add.
     """
 
     port: float
     l2_bytes: float
     atomic_bytes: float
+    added_bytes: float
     dram_bytes: float
     l2_latency: float
     dram_latency: float
 
     def rate(self, step: TraceStep) -> float:
         """Bytes a clock of the L2 for an instruction."""
-        return self.atomic_bytes if step.updates else self.l2_bytes
+        if not step.updates:
+            return self.l2_bytes
+        return self.added_bytes if step.act == Act.BULK else self.atomic_bytes
 
 
 @dataclass(slots=True, eq=False)
@@ -96,7 +98,6 @@ class SubCore:
     leaves: deque[float] = field(default_factory=deque)
     returned: list[float] = field(default_factory=lambda: [0.0, 0.0])  # the last result of shared memory and L1, and of the L2
     free_at: float = 0.0  # the clock from which it may issue
-    turns_at: float = 0.0  # the clock from which it may issue another warp than the last one
     next: float = inf  # the clock at which it looks for a warp again
 
 
@@ -132,13 +133,14 @@ class ClockedMultiprocessor:
         self.room, self.special_room = int(rates["queues.memory"]), rates["queues.special"]
         self.downstream, self.grant_clocks = rates["queues.downstream"], 1 / rates["shared.requests"]
         self.return_bytes = rates["shared.return_bytes"]
-        self.branch, self.switch = rates["latency.branch"], rates["issue.switch"]
+        self.branch = rates["latency.branch"]
         self.meetings = Meetings(rates)
         self.products = Products(rates) if "wgmma.queue" in rates.constants else None
         if self.products is not None:
             self.apart, self.fence = rates["wgmma.issue"], rates["wgmma.fence"]
         if "copies.tma_issue" in rates.constants:
             self.bulk_apart, self.bulk_extra, self.bulk_rate = (rates[f"copies.tma_{n}"] for n in ("issue", "extra", "rate"))
+            self.added_apart = rates["copies.reduce_issue"]
             self.woken = rates["copies.mbarrier_wait"]
         self.bulk = self.written = 0.0
         self.pending_clocks = rates["l1.pending"] * rates["l1.sector"] / outside.port
@@ -170,8 +172,6 @@ class ClockedMultiprocessor:
                 continue
             core.free_at = now + 1
             core.free_at += self.issue(core, warp, now)
-            core.turns_at = core.free_at + self.switch
-            core.free_at = core.free_at if core.last is not None else core.turns_at
             if warp.at == len(warp.trace):
                 core.warps.remove(warp)
                 self.left[warp.block] -= 1
@@ -211,14 +211,13 @@ class ClockedMultiprocessor:
             soonest = self.earliest(core, last, now)
             if soonest <= now:
                 return last, now
-        turns_at = core.turns_at if last is not None else now
         for warp in reversed(core.warps) if self.youngest else core.warps:
             if warp is last or warp.held:
                 continue
             if warp.ready > now:
-                soonest = min(soonest, max(warp.ready, turns_at))
+                soonest = min(soonest, warp.ready)
                 continue
-            at = max(self.earliest(core, warp, now), turns_at)
+            at = self.earliest(core, warp, now)
             if at <= now:
                 return warp, now
             soonest = min(soonest, at)
@@ -233,8 +232,7 @@ class ClockedMultiprocessor:
         if unit == Unit.FMA:
             return min(free[Unit.HEAVY], free[LITE]) if self.halves == 2 else free[Unit.HEAVY]
         if unit == Unit.MEMORY:
-            full = len(core.leaves) >= self.room and warp.trace[warp.at].cost is not IDLE
-            return core.leaves[0] if full else now
+            return core.leaves[0] if len(core.leaves) >= self.room else now
         if unit == Unit.SPECIAL:
             return free[unit] - self.special_room * step.clocks
         if unit == Unit.DOUBLE:
@@ -259,8 +257,7 @@ class ClockedMultiprocessor:
         if step.result and self.products is not None:
             delay += self.products.collide(now, len(self.cores))
         if unit == Unit.MEMORY:
-            if issue.cost is not IDLE:
-                done, read = self.memory(core, step, issue.cost or SHUFFLED, now)
+            done, read = self.memory(core, step, issue.cost or SHUFFLED, now)
         elif unit == Unit.FMA:
             place = Unit.HEAVY if self.halves == 1 or core.free[LITE] > core.free[Unit.HEAVY] else LITE
             core.free[place] = now + delay + step.clocks
@@ -316,7 +313,7 @@ class ClockedMultiprocessor:
         leaves, outside = core.leaves, self.outside
         while leaves and leaves[0] <= now:
             leaves.popleft()
-        interval = max(2.0, step.late / self.late)
+        interval = max(2.0, step.late / self.late) if cost is not IDLE else 2.0
         leave = max(now + self.leave, self.granted + self.grant_clocks, self.pipe - self.downstream)
         leave = max(leave, leaves[-1] + interval if leaves else 0.0, self.port - self.pending_clocks, self.l2 - self.lead)
         self.granted = leave
@@ -332,7 +329,7 @@ class ClockedMultiprocessor:
             far = cost.dram_bytes / cost.l2_bytes
             latency = outside.l2_latency + far * (outside.dram_latency - outside.l2_latency)
             done = max(now + latency, arrives + latency - self.leave)
-        if step.writes is not None and not step.act:
+        if step.writes is not None and not step.act and cost is not IDLE:
             behind = cost.l2_bytes > 0
             done = core.returned[behind] = max(core.returned[behind] + WARP * step.bytes / self.return_bytes, done)
         return done, read
@@ -417,7 +414,7 @@ class ClockedMultiprocessor:
         """Takes a bulk copy through the engine, the L2 and DRAM; its cost's wavefronts are those of all that comes or goes."""
         cost, outside = issue.cost or IDLE, self.outside
         begins = max(self.bulk, now)
-        self.bulk = begins + self.bulk_apart
+        self.bulk = begins + (self.added_apart if step.updates else self.bulk_apart)
         self.port = max(self.port, begins) + cost.pipe * WAVEFRONT / self.bulk_rate
         self.l2 = max(self.l2, begins) + cost.l2_bytes / outside.rate(step)
         self.dram = max(self.dram, begins) + cost.dram_bytes / outside.dram_bytes

@@ -43,15 +43,19 @@ class OperandWork:
     partly: tuple[str, ...] = ()  # predicates that need not be known if the results are alike for both of their values
 
     def run(self, lanes: Lanes, mask: Mask) -> None:
+        if self.compute is None:
+            for name in self.writes:
+                lanes.forget(name, mask)
+            return
         lacks = lanes.lacking(self.reads, mask)
         open_ones = [name for name in dict.fromkeys(self.partly) if lanes.lacking([name], mask) is not None]
         if open_ones:
             self.run_both(lanes, mask, lacks, open_ones)
             return
-        if self.warps and mask is not None and self.compute is not None:
+        if self.warps and mask is not None:
             self.broadcast(lanes, mask, lacks)
             return
-        if self.compute is not None and not (self.across and lacks is not None):
+        if not (self.across and lacks is not None):
             for name, value in zip(self.writes, self.compute(lanes, mask), strict=True):
                 lanes.write(name, value, mask)
             if lacks is None:

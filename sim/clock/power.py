@@ -11,7 +11,7 @@ from cupyflash.device import Device
 
 from .rates import ChipRates
 
-UNITS = {"FMA": "fma", "ALU": "alu", "MUFU": "special", "tensor": "tensor", "shared memory and L1": "shared"}
+UNITS = {"FMA": "fma", "half": "half", "ALU": "alu", "MUFU": "special", "tensor": "tensor", "shared memory and L1": "shared"}
 """The limits that are units of a multiprocessor, by their constant's name."""
 STEPS = 30
 """Halvings of the interval in which the rate lies."""

@@ -127,8 +127,7 @@ class Watched(ClockedMultiprocessor):
             held.append((warp.boards[board], self.board(past.boards[board]), past.boards[board]))
         behind = "wait" if past.at == NOBODY else BEHIND.get(Act(self.steps[past.at].act), "wait")
         held += [(warp.ready, behind, past.at), (*self.throttled(core, issue, step, now), NOBODY)]
-        turned = now - self.switch if core.last is None and core.free_at >= now else now
-        held += [(turned, "not selected", NOBODY), (now, "dispatch stall", NOBODY)]
+        held.append((now, "not selected", NOBODY))
         for until, reason, cause in held:
             if min(until, now) > reached:
                 found.append(Stretch(reached, min(until, now), reason, cause))

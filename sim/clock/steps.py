@@ -131,7 +131,7 @@ def step_of(i: Instruction, rates: ChipRates) -> TraceStep:
     return TraceStep(
         unit,
         _clocks(i, unit, rates),
-        max(control.stall, 1, _holds(i, rates)),
+        max(control.stall, 1, _holds(i, rates), rates["issue.yielded"] if control.yields else 0),
         control.yields,
         control.waits,
         control.writes,

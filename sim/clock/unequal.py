@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -22,15 +23,18 @@ def counted(launch: CodeLaunch, blocks: Sequence[int]) -> tuple[np.ndarray, np.n
     """Runs blocks together: the instructions that each one's warps issue, their floating-point operations, and the way of the first
     block's first warp."""
     warps, code = launch.warps, launch.kernel.instructions
-    issued, flops, path = np.zeros(len(blocks) * warps), np.zeros(len(blocks) * warps), []
-    each = [flops_of(i) for i in code]
+    issued, flops = np.zeros(len(blocks) * warps), np.zeros(len(blocks) * warps)
+    issues, operations, path = Counter[tuple[int, ...]](), Counter[tuple[int, ...]](), []
+    each = [int(flops_of(i)) for i in code]
     for event in launch.run(*(launch.index(block) for block in blocks)):
-        which = list(event.warps)
-        issued[which] += 1
+        issues[event.warps] += 1
         if each[event.at]:
-            flops[which] += each[event.at]
-        if which[0] == 0:
+            operations[event.warps] += each[event.at]
+        if event.warps[0] == 0:
             path.append(event.at)
+    for found, counts in (issued, issues), (flops, operations):
+        for which, count in counts.items():
+            found[list(which)] += count
     return issued.reshape(-1, warps).sum(1), flops.reshape(-1, warps).sum(1), path
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from math import prod
+from math import inf, prod
 
 from cupyflash.device import Device
 from cupyflash.multiprocessor import occupancy
@@ -86,7 +86,9 @@ class Clock:
 
     `cold`: the L2 was emptied before; else arrays that fit into it are there, from a launch before this one. `period`: the number
     of blocks after which their work repeats itself, by default the grid's x if it has y or z. `dram`: by tensor the share of the
-    launch's bytes that come from DRAM, where it is known; else it is that of the blocks that the chip has first.
+    launch's bytes that come from DRAM, where it is known; else it is that of the blocks that the chip has first. `series`: the
+    seconds for which such launches follow each other without a pause; in the first milliseconds power lowers the rate less.
+    `locked`: True if the rate is held at `mhz`, whatever the power.
     """
 
     def __init__(
@@ -99,8 +101,11 @@ class Clock:
         rates: ChipRates | None = None,
         period: int | None = None,
         dram: Mapping[str, float] | None = None,
+        series: float = inf,
+        locked: bool = False,
     ) -> None:
         self.launch, self.device, self.cold, self.dram = launch, device, cold, dram or {}
+        self.series, self.locked = series, locked
         self.rates = rates or ChipRates.of(device)
         self.mhz = mhz or self.rates["clock.boost"]
         if "clock.tensor" in self.rates.constants and any(of_halves(each) for each in launch.kernel.instructions):
@@ -142,6 +147,7 @@ class Clock:
             rates["l1.sm_port"],
             min(rates["l1.sm_port"], l2_rate / active),
             min(rates["l1.sm_port"], rates["l2.atomic"] / active),
+            min(rates["copies.reduce_rate"], rates["l2.bulk_atomic"] / active) if "l2.bulk_atomic" in rates.constants else 0.0,
             dram_rate / active,
             (rates["l2.latency"] + rates["l2.far_latency"]) / 2 if halves else rates["l2.latency"],
             (rates["dram.latency"] + rates["dram.far_latency"]) / 2 if halves else rates["dram.latency"],
@@ -269,16 +275,28 @@ class Clock:
 
     def time(self) -> Time:
         """Times the launch at the clock's rate, or at the lower one that the device's power limit leaves."""
+        return self.limited
+
+    @cached_property
+    def limited(self) -> Time:
         found, power = self.unlimited(), Power(self.device, self.rates)
-        if not power.known:
+        if not power.known or self.locked:
             return found
         active = min(self.blocks, self.device.sm_count)  # some multiprocessors alone do not reach the L2's rate
         shares = {"L2": active * self.outside.l2_bytes / self.rates["l2.rate"], "DRAM": 1.0}
         busy = {name: each * shares.get(name, active / self.device.sm_count) for name, each in found.busy.items()}
         kept = power.kept(busy, self.mhz)
+        if self.brief:
+            kept = max(kept, min(self.mhz, self.rates["clock.burst"]))
         if kept < self.mhz:
             found = self.again(mhz=kept).unlimited()
         return replace(found, watts=power.watts(busy, self.mhz, kept))
+
+    @property
+    def brief(self) -> bool:
+        """True if the launches are over before power has lowered the rate of wgmma's products as far as it will."""
+        known = "clock.burst" in self.rates.constants and self.series * 1e3 <= self.rates["clock.burst_ms"]
+        return known and any(step.unit == Unit.PRODUCT for step in self.steps)
 
     def unlimited(self) -> Time:
         """Times the busiest multiprocessor: full rounds of blocks that follow each other, and a last one of what is left."""
@@ -331,14 +349,16 @@ class Clock:
 
     def spread(self) -> tuple[float, float]:
         """Returns the least and the most seconds where all assumed latencies are 0.7, 1 and 1.4 times as long, and blocks begin all
-        at once or further apart."""
+        at once or further apart; at the rate that power leaves."""
+        found = self.time()
         varied = [self.rates.slower(factor).apart(phase) for factor, phase in zip(VARIED, PHASES, strict=True)]
-        times = [self.time().seconds] + [self.again(rates=rates).time().seconds for rates in varied]
+        times = [found.seconds] + [self.again(found.mhz, rates).unlimited().seconds for rates in varied]
         return min(times), max(times)
 
     def again(self, mhz: float | None = None, rates: ChipRates | None = None) -> Clock:
         """Returns a clock of the same traces at another rate or with other constants."""
         other = Clock(self.launch, self.device, mhz or self.mhz, cold=self.cold, rates=rates or self.rates, period=self.period)
+        other.series, other.locked = self.series, self.locked
         other.tracer, other.traces, other.work = self.tracer, self.traces, self.work
         if self.work is not None:
             longest, short = (each.again(mhz, rates) for each in self.alike)
