@@ -261,10 +261,10 @@ def test_power_lowers_the_clock_to_what_the_limit_leaves() -> None:
     assert alone.mhz == 1830 and alone.watts is not None and alone.watts < 200
     tight = replace(rates, constants={**rates.constants, "clock.power": Constant(600.0, "assumed: for this test")})
     launch = ring(4, 60, 132)[0]
-    settled, brief = Clock(launch, H100, rates=tight).time(), Clock(launch, H100, rates=tight, series=2e-3).time()
-    assert settled.mhz < brief.mhz == rates["clock.burst"]
-    locked = Clock(launch, H100, locked=True).time()
-    assert locked.mhz == 1830 and locked.watts is None
+    settled, brief, locked = (Clock(launch, H100, rates=tight) for _ in range(3))
+    brief.series, locked.locked = 2e-3, True
+    assert settled.time().mhz < brief.time().mhz == rates["clock.burst"]
+    assert locked.time().mhz == 1830 and locked.time().watts is None
     assert not Power(A100, ChipRates.of(A100)).known
 
 

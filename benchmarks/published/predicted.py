@@ -134,7 +134,8 @@ def clocks_of(ladder: Ladder, step: Step, folder: Path) -> list[Clock]:
             raise ValueError(f"{step.name}: the ladder does not know the arguments")
         arguments = bound(each.arguments)
         launch = CodeLaunch(kernel(file, each.kernel), each.grid, each.block, arguments, each.shared or 0, cluster=each.cluster)
-        found.append(Clock(launch, device_of(ladder), high, cold=cold, series=series, locked=low == high))
+        found.append(Clock(launch, device_of(ladder), high, cold=cold))
+        found[-1].series, found[-1].locked = series, low == high
     return found
 
 

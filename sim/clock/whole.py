@@ -86,10 +86,14 @@ class Clock:
 
     `cold`: the L2 was emptied before; else arrays that fit into it are there, from a launch before this one. `period`: the number
     of blocks after which their work repeats itself, by default the grid's x if it has y or z. `dram`: by tensor the share of the
-    launch's bytes that come from DRAM, where it is known; else it is that of the blocks that the chip has first. `series`: the
-    seconds for which such launches follow each other without a pause; in the first milliseconds power lowers the rate less.
-    `locked`: True if the rate is held at `mhz`, whatever the power.
+    launch's bytes that come from DRAM, where it is known; else it is that of the blocks that the chip has first.
+
+    Attributes to set: `series`, the seconds for which such launches follow each other without a pause (in the first milliseconds
+    power lowers the rate less), and `locked`, True if the rate is held at `mhz`, whatever the power.
     """
+
+    series: float = inf
+    locked: bool = False
 
     def __init__(
         self,
@@ -101,11 +105,8 @@ class Clock:
         rates: ChipRates | None = None,
         period: int | None = None,
         dram: Mapping[str, float] | None = None,
-        series: float = inf,
-        locked: bool = False,
     ) -> None:
         self.launch, self.device, self.cold, self.dram = launch, device, cold, dram or {}
-        self.series, self.locked = series, locked
         self.rates = rates or ChipRates.of(device)
         self.mhz = mhz or self.rates["clock.boost"]
         if "clock.tensor" in self.rates.constants and any(of_halves(each) for each in launch.kernel.instructions):
