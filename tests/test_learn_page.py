@@ -118,12 +118,15 @@ def number_at(browser: Any, selector: str) -> float:
 
 
 def press(browser: Any, selector: str, *keys: str) -> None:
-    """Press keys with the element focused."""
+    """Press keys with the element of a selector focused."""
+    press_on(browser, browser.find_element("css selector", selector), *keys)
+
+
+def press_on(browser: Any, element: Any, *keys: str) -> None:
     from selenium.webdriver.common.keys import Keys
 
-    found = browser.find_element("css selector", selector)
-    browser.execute_script("arguments[0].scrollIntoView({ block: 'center', behavior: 'instant' }); arguments[0].focus()", found)
-    found.send_keys(*(getattr(Keys, key, key) for key in keys))
+    browser.execute_script("arguments[0].scrollIntoView({ block: 'center', behavior: 'instant' }); arguments[0].focus()", element)
+    element.send_keys(*(getattr(Keys, key, key) for key in keys))
 
 
 def type_over(browser: Any, selector: str, typed: str) -> None:
@@ -354,6 +357,20 @@ def test_languages_and_colours_change(opened: Any) -> None:
     click(opened, "#theme")
     assert opened.execute_script("return getComputedStyle(document.body).backgroundColor") != dark
     assert before == learn.texts("en")["memory"]["title"] and shown() == learn.texts("zh")["memory"]["title"]
+
+
+def test_the_text_s_own_buttons_move_the_controls(opened: Any) -> None:
+    """Each does something that shows, names a control, and keeps its focus."""
+    for number, section in enumerate(learn.SECTIONS):
+        places = opened.find_elements("css selector", f"#{section} .prose .try")
+        assert places
+        for place in places:
+            before = opened.execute_script("return JSON.stringify(lessons[arguments[0]].state)", number)
+            press_on(opened, place, "SPACE")
+            assert opened.execute_script("return JSON.stringify(lessons[arguments[0]].state)", number) != before
+            assert opened.execute_script("return document.activeElement === arguments[0]", place)
+    assert text(opened, "output[for=memory-sram]") == "128 KB" and memory_total(opened) == memory_expected(opened)
+    assert text(opened, "output[for=hopper-copy]") == str(starts.STARTS["hopper"]["copy"])
 
 
 def test_the_system_s_wishes_are_followed(browser: Any, page: Path) -> None:

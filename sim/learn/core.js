@@ -8,17 +8,19 @@ let language = data.language ?? (Object.keys(data.languages).find(name => naviga
 
 // The text of a key such as "memory.title"; a list of paragraphs for some
 const text = key => key.split(".").reduce((part, name) => part?.[name], data.texts[language]) ?? key;
-const MARKS = /\*\*(.+?)\*\*|\*(.+?)\*|`(.+?)`|\{(\w+)\}|([A-Za-zτα]+)_(\w+|\{\w+\})|\^(\w+|\([^)]*\))/g;
+const MARKS = /\[(.+?)\]\((\w+)=(.+?)\)|\*\*(.+?)\*\*|\*(.+?)\*|`(.+?)`|\{(\w+)\}|([A-Za-zτα]+)_(\w+|\{\w+\})|\^(\w+|\([^)]*\))/g;
 
-// A text's nodes: **strong**, *emphasis*, `code`, {number} of `values`, B_r with its index below, d^2 with its exponent above
-function rich(source, values = {}) {
+// A text's nodes: **strong**, *emphasis*, `code`, {number} of `values`, B_r with its index below, d^2 with its exponent above, and
+// [words](name=value), a button that moves a control of the lesson there
+function rich(source, values = {}, lesson = null) {
   const made = [];
   let at = 0;
   for (const found of source.matchAll(MARKS)) {
     made.push(source.slice(at, found.index));
     at = found.index + found[0].length;
-    const [, strong, emphasis, code, value, base, index, power] = found;
-    if (strong) made.push(el("b", {}, ...rich(strong, values)));
+    const [, words, name, wanted, strong, emphasis, code, value, base, index, power] = found;
+    if (words) made.push(el("button", { type: "button", className: "try", onclick: () => lesson.set(name, JSON.parse(wanted)) }, ...rich(words)));
+    else if (strong) made.push(el("b", {}, ...rich(strong, values)));
     else if (emphasis) made.push(el("i", {}, ...rich(emphasis, values)));
     else if (code) made.push(el("code", {}, code));
     else if (value) made.push(el("b", { className: "live-number", "data-value": value }, values[value] ?? `{${value}}`));
@@ -29,6 +31,11 @@ function rich(source, values = {}) {
 }
 const filled = (source, values) => source.replace(/\{(\w+)\}/g, (_, name) => values[name] ?? name);
 const plain = (source, values = {}) => filled(source, values).replace(/\*\*|\*|`|_|\^/g, "");
+// Tells a text with other numbers: its nodes stay while it is the same, so that a button keeps its focus.
+function retell(node, source, values, lesson) {
+  if (node.source !== source) node.replaceChildren(...rich(node.source = source, values, lesson));
+  else for (const each of node.querySelectorAll("[data-value]")) each.textContent = values[each.dataset.value];
+}
 const say = (key, values) => rich(text(key), values);
 
 // Says a sentence to a screen reader, once nothing has moved for a while
@@ -206,11 +213,12 @@ class Lesson {
     this.draws.unshift(() => {
       const values = this.values(), section = data.texts[language][this.name];
       head.replaceChildren(...rich(section.title));
-      lead.replaceChildren(...rich(section.lead, values));
-      prose.replaceChildren(...section.prose.map(paragraph => el("p", {}, ...rich(paragraph, values))));
+      retell(lead, section.lead, values, this);
+      if (prose.childElementCount !== section.prose.length) prose.replaceChildren(...section.prose.map(() => el("p")));
+      section.prose.forEach((paragraph, n) => retell(prose.children[n], paragraph, values, this));
       asked.textContent = text(this.found ? "page.found" : "page.question");
-      question.replaceChildren(...rich(section.question, values));
-      answer.replaceChildren(...(this.found ? rich(section.answer, values) : []));
+      retell(question, section.question, values, this);
+      retell(answer, this.found ? section.answer : "", values, this);
       answer.hidden = !this.found;
       ask.classList.toggle("found", this.found);
       show.textContent = text("page.show");

@@ -3,7 +3,7 @@
 class Warps extends Lesson {
   constructor() {
     super("warps", {});
-    const tall = width => Math.min(width * 0.9, 260), heads = () => ["warps.what", "warps.rows_title", "warps.keys_title"].map(text);
+    const tall = width => 40 + this.unit(width) * this.state.rows, heads = () => ["warps.what", "warps.rows_title", "warps.keys_title"].map(text);
     const both = [["rows", "split-Q"], ["keys", "split-K"]];
     this.root = this.build(
       el("div", { className: "pictures" },
@@ -47,10 +47,13 @@ class Warps extends Lesson {
     return [...rows, [text("memory.all"), comma(totalOf(one)), comma(totalOf(two))]];
   }
 
+  // Pixels of a row or key: the tile is as wide as its place, and not too tall
+  unit(width) { return Math.min((width - 60) / this.state.cols, Math.min(width * 0.9, 260) / this.state.rows); }
+
   // S with one shade a warp; beside it who reads what of Q, K and V, and who adds to O
   paint(name, root, width, height) {
     const { rows, cols, count } = this.state, strip = 15, gap = 5, top = strip + gap + 16, left = strip + gap + 6;
-    const roomX = width - left - strip - gap - 8, roomY = height - top - 4, unit = Math.min(roomX / cols, roomY / rows), w = unit * cols, h = unit * rows;
+    const unit = this.unit(width), w = unit * cols, h = unit * rows;
     const x = left, y = top, byRows = name === "rows";
     const shade = n => `color-mix(in srgb, var(--read) ${Math.round(25 + 75 * n / Math.max(count - 1, 1))}%, var(--paper))`;
     for (let n = 0; n < count; n++) {
