@@ -11,7 +11,7 @@ const text = key => key.split(".").reduce((part, name) => part?.[name], data.tex
 const MARKS = /\[(.+?)\]\((\w+)=(.+?)\)|\*\*(.+?)\*\*|\*(.+?)\*|`(.+?)`|\{(\w+)\}|([A-Za-zτα]+)_(\w+|\{\w+\})|\^(\w+|\([^)]*\))/g;
 
 // A text's nodes: **strong**, *emphasis*, `code`, {number} of `values`, B_r with its index below, d^2 with its exponent above, and
-// [words](name=value), a button that moves a control of the lesson there
+// [words](name=value), a button that moves a control of the lesson there, or back to where it began by name=start
 function rich(source, values = {}, lesson = null) {
   const made = [];
   let at = 0;
@@ -19,7 +19,7 @@ function rich(source, values = {}, lesson = null) {
     made.push(source.slice(at, found.index));
     at = found.index + found[0].length;
     const [, words, name, wanted, strong, emphasis, code, value, base, index, power] = found;
-    if (words) made.push(el("button", { type: "button", className: "try", onclick: () => lesson.set(name, JSON.parse(wanted)) }, ...rich(words)));
+    if (words) made.push(el("button", { type: "button", className: "try", onclick: () => lesson.set(name, wanted === "start" ? data.starts[lesson.name][name] : JSON.parse(wanted)) }, ...rich(words)));
     else if (strong) made.push(el("b", {}, ...rich(strong, values)));
     else if (emphasis) made.push(el("i", {}, ...rich(emphasis, values)));
     else if (code) made.push(el("code", {}, code));
