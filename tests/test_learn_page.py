@@ -359,6 +359,15 @@ def test_languages_and_colours_change(opened: Any) -> None:
     assert before == learn.texts("en")["memory"]["title"] and shown() == learn.texts("zh")["memory"]["title"]
 
 
+def test_an_answer_that_is_shown_was_not_found(opened: Any) -> None:
+    link = "#contents a[href='#warps']"
+    click(opened, "#warps-show")
+    assert opened.find_element("css selector", "#warps .answer").is_displayed() and spoken(opened) == text(opened, "#warps .answer")
+    assert not found(opened, "warps") and opened.find_element("css selector", link).get_attribute("class") == ""
+    press(opened, "#warps-rows", "HOME")
+    assert found(opened, "warps") and opened.find_element("css selector", link).get_attribute("class") == "found"
+
+
 def test_the_text_s_own_buttons_move_the_controls(opened: Any) -> None:
     """Each does something that shows, names a control, and keeps its focus."""
     for number, section in enumerate(learn.SECTIONS):

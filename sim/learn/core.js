@@ -174,7 +174,7 @@ function details(lesson, key, heads, rows, open = false) {
 class Lesson {
   // The state begins as data.starts has it, with what only the page has beside
   constructor(name, beside) {
-    Object.assign(this, { name, state: { ...structuredClone(data.starts[name]), ...beside }, draws: [], found: false });
+    Object.assign(this, { name, state: { ...structuredClone(data.starts[name]), ...beside }, draws: [], found: false, shown: false });
     lessons.push(this);
   }
 
@@ -196,11 +196,17 @@ class Lesson {
     if (!this.found && this.solved()) this.find();
   }
 
+  // The answer was found by moving something, or else the reader asks for it
   find() {
     this.found = true;
     this.draw();
     outline();
     speak(`${text("page.found")} ${plain(text(`${this.name}.answer`), this.values())}`);
+  }
+  reveal() {
+    this.shown = true;
+    this.draw();
+    speak(plain(text(`${this.name}.answer`), this.values()));
   }
 
   draw() { for (const draw of this.draws) draw(); }
@@ -208,7 +214,7 @@ class Lesson {
   build(...live) {
     const head = el("h2", { id: `${this.name}-title` }), lead = el("p"), prose = el("div", { className: "prose" });
     const asked = el("h3"), question = el("p"), answer = el("p", { className: "answer" });
-    const show = el("button", { type: "button", id: `${this.name}-show`, onclick: () => this.find() });
+    const show = el("button", { type: "button", id: `${this.name}-show`, onclick: () => this.reveal() });
     const ask = el("div", { className: "ask" }, asked, question, answer, show);
     this.draws.unshift(() => {
       const values = this.values(), section = data.texts[language][this.name];
@@ -218,11 +224,12 @@ class Lesson {
       section.prose.forEach((paragraph, n) => retell(prose.children[n], paragraph, values, this));
       asked.textContent = text(this.found ? "page.found" : "page.question");
       retell(question, section.question, values, this);
-      retell(answer, this.found ? section.answer : "", values, this);
-      answer.hidden = !this.found;
+      const told = this.found || this.shown;
+      retell(answer, told ? section.answer : "", values, this);
+      answer.hidden = !told;
       ask.classList.toggle("found", this.found);
       show.textContent = text("page.show");
-      show.hidden = this.found;
+      show.hidden = told;
     });
     return el("section", { className: "lesson", id: this.name, "aria-labelledby": head.id },
       el("div", { className: "head" }, head, lead), el("div", { className: "live" }, ...live), prose, ask);
