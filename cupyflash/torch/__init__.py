@@ -2,14 +2,18 @@
 
     from cupyflash.torch import scaled_dot_product_attention
 
-The calls of PyTorch, flash-attn and FlexAttention by their own names, arguments and meanings. All of them run through custom
-operations of `torch.library`, which `torch.compile` and `torch.export` take as they are. PyTorch is imported here and nowhere else.
+The calls of `cupyflash`, and those of PyTorch, flash-attn and FlexAttention by their own names, arguments and meanings. All of them
+run through custom operations of `torch.library`, which `torch.compile` and `torch.export` take as they are. PyTorch is imported
+here and nowhere else.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from cupyflash.torch.calls import attention as attention
+from cupyflash.torch.calls import attention_decode as attention_decode
+from cupyflash.torch.calls import attention_varlen as attention_varlen
 from cupyflash.torch.flash_attn import flash_attn_func as flash_attn_func
 from cupyflash.torch.flash_attn import flash_attn_varlen_func as flash_attn_varlen_func
 from cupyflash.torch.flash_attn import flash_attn_with_kvcache as flash_attn_with_kvcache
@@ -19,6 +23,9 @@ if TYPE_CHECKING:
     from cupyflash.torch.flex import flex_attention as flex_attention
 
 __all__ = [
+    "attention",
+    "attention_decode",
+    "attention_varlen",
     "flash_attn_func",
     "flash_attn_varlen_func",
     "flash_attn_with_kvcache",

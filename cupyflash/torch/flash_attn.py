@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-import cupyflash.torch.ops  # noqa: F401, the operations
+from cupyflash.torch.calls import attention, attention_decode, attention_varlen
 
 
 def flash_attn_func(
@@ -34,14 +34,16 @@ def flash_attn_func(
     flash-attn's third result, the dropped weights, is refused. The log-sum-exps have no gradient, and slopes none.
     """
     _without_weights(dropout_p, return_attn_probs)
-    out, lse = torch.ops.cupyflash.attention(
-        *map(_contiguous, (q, k, v)),
-        *(None, None, None, None, alibi_slopes, _seed(dropout_p), []),
-        algorithm="auto",
-        layout="bnhd",
+    out, lse = attention(
+        q,
+        k,
+        v,
         dropout=dropout_p,
+        alibi_slopes=alibi_slopes,
         deterministic=deterministic,
-        **_plain(softmax_scale, causal, window_size, softcap),
+        layout="bnhd",
+        return_lse=True,
+        **_ours(softmax_scale, causal, window_size, softcap),
     )
     return (out, lse, q.new_empty(0)) if return_attn_probs else out
 
@@ -74,14 +76,13 @@ def flash_attn_varlen_func(
     _without_weights(dropout_p, return_attn_probs)
     if block_table is not None:
         raise ValueError("block_table must be None here: keys in pages are for flash_attn_with_kvcache")
-    out, lse = torch.ops.cupyflash.attention_varlen(
-        *map(_contiguous, (q, k, v)),
-        *(None, cu_seqlens_q, cu_seqlens_k, alibi_slopes, _seed(dropout_p), []),
-        max_seqlen_q=max_seqlen_q,
-        max_seqlen_k=max_seqlen_k,
+    out, lse = attention_varlen(
+        *(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k),
         dropout=dropout_p,
+        alibi_slopes=alibi_slopes,
         deterministic=deterministic,
-        **_plain(softmax_scale, causal, window_size, softcap),
+        return_lse=True,
+        **_ours(softmax_scale, causal, window_size, softcap),
     )
     return (out, lse, q.new_empty(0)) if return_attn_probs else out
 
@@ -131,30 +132,23 @@ def flash_attn_with_kvcache(
         if block_table is not None:
             raise ValueError("cache_batch_idx must be None beside a block_table, which names the pages")
         block_table = cache_batch_idx[:, None]  # each row of the cache is one page
-    with torch.no_grad():
-        out, lse = torch.ops.cupyflash.attention_decode(
-            *(_contiguous(q), k_cache, v_cache, cache_seqlens, _contiguous(k), _contiguous(v), block_table),
-            *(None, alibi_slopes, None, []),
-            num_splits=num_splits or None,
-            layout="bnhd",
-            **_plain(softmax_scale, causal, window_size, softcap),
-        )
-    return (out, lse) if return_softmax_lse else out
+    return attention_decode(
+        *(q, k_cache, v_cache, cache_seqlens),
+        k=k,
+        v=v,
+        block_table=block_table,
+        alibi_slopes=alibi_slopes,
+        num_splits=num_splits or None,
+        layout="bnhd",
+        return_lse=return_softmax_lse,
+        **_ours(softmax_scale, causal, window_size, softcap),
+    )
 
 
-def _plain(scale: float | None, causal: bool, window_size: tuple[int, int], softcap: float) -> dict[str, Any]:
+def _ours(scale: float | None, causal: bool, window_size: tuple[int, int], softcap: float) -> dict[str, Any]:
+    """The keywords for flash-attn's: no limit is a negative side, and no cap 0."""
     left, right = (None if side < 0 else side for side in window_size)
-    right = None if causal else right
-    return {"functions": "", "causal": causal, "left": left, "right": right, "scale": scale, "softcap": softcap or None}
-
-
-def _contiguous(tensor: Any) -> Any:
-    """A tensor whose last axis is contiguous."""
-    return tensor if tensor is None or tensor.stride(-1) == 1 else tensor.contiguous()
-
-
-def _seed(dropout_p: float) -> Any:
-    return torch.randint(2**63 - 1, ()) if dropout_p > 0 else None
+    return {"causal": causal, "window": (left, None if causal else right), "scale": scale, "softcap": softcap or None}
 
 
 def _without_weights(dropout_p: float, return_attn_probs: bool) -> None:

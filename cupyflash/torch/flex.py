@@ -8,15 +8,13 @@ from typing import Any
 import torch
 from torch.nn.attention.flex_attention import AuxOutput, noop_mask
 
-import cupyflash.torch.ops  # noqa: F401, the operations
-from cupyflash.expressions.trace import traced
-from cupyflash.torch.functions import text_of
+from cupyflash.torch.calls import attend, contiguous, in_autocast
+from cupyflash.torch.functions import TensorFunction, arguments_of
 
 # A block size that stands for no blocks at all
 WHOLE = 1 << 30
 # The states of a block of scores: no score counts, mask_mod says which, all count
 EMPTY, PARTIAL, FULL = range(3)
-Function = tuple[str, dict[str, Any]]
 
 
 @torch.compiler.disable
@@ -53,60 +51,26 @@ def flex_attention(
             raise ValueError(f"{name} must be (B, H, L, E), got shape {tuple(tensor.shape)}")
     if not enable_gqa and query.shape[1] != key.shape[1]:
         raise ValueError(f"key must have query's {query.shape[1]} heads, got {key.shape[1]}: pass enable_gqa=True for fewer")
-    functions: dict[str, Function] = {}
+    functions = {}
     if score_mod is not None:
-        functions["score"] = traced(lambda s, b, h, row, k: score_mod(s, b, h, row, k), ("s", "b", "h", "row", "k"))
+        functions["score"] = TensorFunction.of("score", lambda s, b, h, row, k: score_mod(s, b, h, row, k))
     if block_mask is not None and (mask := _mask_of(block_mask, query, key)) is not None:
         functions["mask"] = mask
-    captured = {kind: {name: each for name, each in values.items() if _is_tensor(each)} for kind, (_, values) in functions.items()}
-    text = text_of(
-        **{
-            kind: (expression, {name: each for name, each in values.items() if not _is_tensor(each)}, list(captured[kind]))
-            for kind, (expression, values) in functions.items()
-        }
-    )
-    tensors = [_on(name, each, query) for of_kind in captured.values() for name, each in of_kind.items()]
-    operands = (each if each.stride(-1) == 1 else each.contiguous() for each in (query, key, value))
-    out, lse = torch.ops.cupyflash.attention(
-        *operands,
-        *[None] * 6,
-        tensors,
-        functions=text if functions else "",
-        causal=False,
-        left=None,
-        right=None,
-        scale=scale,
-        softcap=None,
-        dropout=0.0,
-        deterministic=False,
-        algorithm="auto",
-        layout="bhnd",
-    )
+    text, captured = arguments_of(functions, query)
+    operands = map(contiguous, in_autocast(query, key, value))
+    out, lse = attend(*operands, functions=text, captured=captured, scale=scale)
     if return_aux is not None:
         return out, AuxOutput(lse=lse if return_aux.lse else None)
     return (out, lse) if return_lse else out
 
 
-def _is_tensor(value: object) -> bool:
-    return isinstance(value, torch.Tensor)
-
-
-def _on(name: str, tensor: Any, query: Any) -> Any:
-    """A captured tensor. ValueError for one of another device, or that should get a gradient."""
-    if tensor.device != query.device:
-        raise ValueError(f"{name}, a captured tensor, must be on query's device {query.device}, got {tensor.device}")
-    if tensor.requires_grad and torch.is_grad_enabled():
-        raise ValueError(f"{name}, a captured tensor, gets no gradient here: pass {name}.detach()")
-    return tensor
-
-
-def _mask_of(block_mask: Any, query: Any, key: Any) -> Function | None:
+def _mask_of(block_mask: Any, query: Any, key: Any) -> TensorFunction | None:
     """The condition of a BlockMask, and what it captures; None if every score counts. ValueError for other lengths."""
     rows, keys = block_mask.BLOCK_SIZE
     function = block_mask.mask_mod
     mask = None
     if function is not None and function is not noop_mask:
-        mask = traced(lambda b, h, row, k: function(b, h, row, k), ("b", "h", "row", "k"))
+        mask = TensorFunction.of("mask", lambda b, h, row, k: function(b, h, row, k))
     if rows == keys == WHOLE:
         return mask
     if tuple(block_mask.seq_lengths) != (query.shape[-2], key.shape[-2]):
@@ -122,7 +86,7 @@ def _mask_of(block_mask: Any, query: Any, key: Any) -> Function | None:
         state += "_"
     of_block = f"{state}[{', '.join([*names, f'row // {rows}', f'k // {keys}'])}]"
     decided = f"{of_block} == {FULL} or {of_block} == {PARTIAL} and ({expression})" if expression else f"{of_block} != {EMPTY}"
-    return decided, {**values, state: states}
+    return TensorFunction(decided, {**values, state: states})
 
 
 def _states(block_mask: Any) -> Any:

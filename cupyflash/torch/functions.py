@@ -3,17 +3,49 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
+import torch
+
+from cupyflash.expressions.trace import traced
 from cupyflash.request.score import Mask, Score
+from cupyflash.torch.memory import tensor_of
 
-KINDS = {"score": Score, "mask": Mask}
+KINDS: dict[str, type[Score | Mask]] = {"score": Score, "mask": Mask}
 
 
-def text_of(**given: tuple[str, dict[str, Any], Sequence[str]]) -> str:
-    """The text of functions by kind: (expression, captured numbers, names of captured tensors, in their order)."""
-    return json.dumps(given)
+class TensorFunction(NamedTuple):
+    """An expression, and the tensors and numbers that it captures."""
+
+    expression: str
+    captured: Mapping[str, Any]
+
+    @classmethod
+    def of(cls, kind: str, given: Any) -> TensorFunction:
+        """Return the function of a `Score`, a `Mask`, or a Python function in their words. TypeError for anything else."""
+        if isinstance(given, KINDS[kind]):
+            return cls(given.text, {name: tensor_of(array) for name, array in given.arrays.items()} | given.numbers)
+        if not callable(given):
+            raise TypeError(f"{kind} must be a cupyflash.{KINDS[kind].__name__} or a Python function, got {type(given).__name__}")
+        names = ("b", "h", "kv_h", "row", "k", "q", "n_q", "n_k")
+        return cls(*traced(given, ("s", *names) if kind == "score" else names))
+
+
+def arguments_of(functions: Mapping[str, TensorFunction], q: Any) -> tuple[str, list[Any]]:
+    """(The text of functions by kind, their captured tensors). ValueError for tensors on another device than q, or that should get
+    a gradient."""
+    said, tensors = {}, []
+    for kind, (expression, captured) in functions.items():
+        there = {name: value for name, value in captured.items() if isinstance(value, torch.Tensor)}
+        for name, tensor in there.items():
+            if tensor.device != q.device:
+                raise ValueError(f"{name}, a captured tensor, must be on the device of the others, {q.device}, got {tensor.device}")
+            if tensor.requires_grad and torch.is_grad_enabled():
+                raise ValueError(f"{name}, a captured tensor, gets no gradient here: pass {name}.detach()")
+        said[kind] = expression, {name: value for name, value in captured.items() if name not in there}, list(there)
+        tensors += there.values()
+    return json.dumps(said) if said else "", tensors
 
 
 def functions_of(text: str, captured: Sequence[Any]) -> dict[str, Any]:

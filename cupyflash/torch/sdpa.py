@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-import cupyflash.torch.ops  # noqa: F401, the operations
+from cupyflash.torch.calls import attend, contiguous, in_autocast
 
 # The mask of PyTorch's `is_causal`, aligned top-left, as an operation gets it
 TOP_LEFT = '{"mask": ["k <= row", {}, []]}'
@@ -34,7 +34,7 @@ def scaled_dot_product_attention(
 
     Returns a tensor (..., h, L, E_v). Raises TypeError or ValueError for arguments that do not go together.
     """
-    query, key, value, attn_mask = _autocast(query, key, value, attn_mask)
+    query, key, value, attn_mask = in_autocast(query, key, value, attn_mask)
     causal, attn_mask = _aligned(attn_mask, is_causal)
     if attn_mask is not None and is_causal:
         raise ValueError("attn_mask must be None with is_causal=True, as in PyTorch: write both into one mask")
@@ -50,31 +50,9 @@ def scaled_dot_product_attention(
         else:  # no row sees a key beyond the last row's
             k, v, causal = k.narrow(-2, 0, n_q), v.narrow(-2, 0, n_q), True
     mask, bias = _mask_and_bias(attn_mask, q, (*leading, n_q, n_k))
-    seed = torch.randint(2**63 - 1, ()) if dropout_p > 0 else None
-    out, _ = torch.ops.cupyflash.attention(
-        *(q, k, v, bias, None, mask, None, None, seed, []),
-        functions=functions,
-        causal=causal,
-        left=None,
-        right=None,
-        scale=scale,
-        softcap=None,
-        dropout=dropout_p,
-        algorithm="auto",
-        layout="bhnd",
-        deterministic=False,
-    )
+    asked = {"mask": mask, "bias": bias, "causal": causal, "scale": scale, "dropout": dropout_p}
+    out, _ = attend(q, k, v, functions=functions, **asked)
     return out.reshape(*leading, n_q, v.shape[-1])
-
-
-def _autocast(*tensors: Any) -> tuple[Any, ...]:
-    """The tensors in autocast's dtype, where it is enabled."""
-    kind = tensors[0].device.type
-    if not torch.is_autocast_enabled(kind):
-        return tensors
-    dtype = torch.get_autocast_dtype(kind)
-    known = (torch.float16, torch.bfloat16, torch.float32)
-    return tuple(each.to(dtype) if each is not None and each.dtype in known else each for each in tensors)
 
 
 def _aligned(attn_mask: Any, is_causal: bool) -> tuple[bool, Any]:
@@ -109,7 +87,7 @@ def _four_axes(tensor: Any, leading: tuple[int, ...], heads: tuple[int, ...]) ->
     wanted = (*leading[:-1], *heads, *tensor.shape[-2:])
     tensor = tensor if tuple(tensor.shape) == wanted else tensor.expand(wanted)
     tensor = tensor.flatten(0, -4) if tensor.dim() > 4 else tensor
-    return tensor if tensor.stride(-1) == 1 else tensor.contiguous()
+    return contiguous(tensor)
 
 
 def _mask_and_bias(attn_mask: Any, q: Any, scores: tuple[int, ...]) -> tuple[Any, Any]:

@@ -1,0 +1,77 @@
+"""cupyflash.torch's calls in our own words beside the calls of arrays, and their gradients beside attention_vjp's."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import cupyflash
+from cupyflash import Mask, Score
+
+torch = pytest.importorskip("torch", reason="beside PyTorch, which is not installed")
+pytestmark = pytest.mark.wide
+
+from beside_torch import drawn, leaves  # noqa: E402
+
+from cupyflash.torch import attention, attention_decode, attention_varlen  # noqa: E402
+
+SLOPES = np.float32([0.5, 0.25])
+slopes = torch.from_numpy(SLOPES)
+
+
+def test_the_same_bits_as_arrays_give() -> None:
+    """O, L and the gradients of everything that has one; functions as objects and as Python's, with tensors."""
+    tensors = leaves(drawn((2, 18, 2, 16), (2, 23, 2, 16), (2, 23, 2, 16), (18, 23), (2,)))
+    q, k, v, bias, sinks = (each.detach().numpy() for each in tensors)
+    given: dict[str, Any] = {"causal": True, "scale": 0.3, "dropout": 0.25, "seed": 7, "layout": "bnhd"}
+    score = Score("s + slope[h] * (k - q)", slope=SLOPES)
+    out, pullback = cupyflash.attention_vjp(
+        q, k, v, bias=bias, sinks=sinks, score=score, deterministic=True, return_dbias=False, **given
+    )
+    found = []
+    for function in (score, lambda s, h, q, k: s + slopes[h] * (k - q)):
+        one, lse = attention(
+            *tensors[:3], bias=tensors[3], sinks=tensors[4], score=function, deterministic=True, return_lse=True, **given
+        )
+        assert np.array_equal(one.detach().numpy(), out) and lse.shape == (2, 2, 18) and not lse.requires_grad
+        found += [torch.autograd.grad(one, tensors, torch.ones_like(one))]
+    for ours, other, expected in zip(found[0], found[1], pullback(np.ones_like(out)), strict=False):
+        assert torch.equal(ours, other) and (ours.dim() == 2 or np.allclose(ours.numpy(), expected, atol=1e-5))
+
+
+def test_packed_sequences_and_masks_as_functions() -> None:
+    tensors = leaves(drawn((20, 2, 16), (20, 1, 16), (20, 1, 16)))
+    cu = torch.tensor([0, 7, 20])
+    out = attention_varlen(*tensors, cu, cu, 13, 13, mask=lambda q, k: (k <= q) & (q - k < 5))
+    arrays = [each.detach().numpy() for each in tensors]
+    expected = cupyflash.attention_varlen(*arrays, cu.numpy(), cu.numpy(), mask=Mask("k <= q and q - k < 5"))
+    assert np.array_equal(out.detach().numpy(), expected)
+    assert all(each is not None for each in torch.autograd.grad(out.sum(), tensors))
+
+
+def test_decoding_has_no_gradient() -> None:
+    q, cache = leaves(drawn((2, 2, 1, 16), (2, 2, 32, 16)))
+    found = attention_decode(q, cache.detach(), cache.detach(), torch.tensor([9, 20]))
+    arrays = q.detach().numpy(), cache.detach().numpy(), cache.detach().numpy()
+    assert not found.requires_grad and np.array_equal(found.numpy(), cupyflash.attention_decode(*arrays, [9, 20]))
+
+
+def test_what_is_refused() -> None:
+    (q,) = drawn((2, 18, 16))
+    learned = torch.zeros(2, requires_grad=True)
+    refused: list[tuple[Callable[[], Any], str]] = [
+        (lambda: attention(q, q, q, score=lambda s, h: s + learned[h]), "learned, a captured tensor, gets no gradient here"),
+        (lambda: attention(q, q, q, score="s"), "score must be a cupyflash.Score or a Python function, got str"),
+        (lambda: attention(q, q, q, layout="nhd"), "layout must be one of bhnd, bnhd, got 'nhd'"),
+        (
+            lambda: attention(q, q, q, window=(-1, -1)),
+            "window must be (left, right) of at least 0, None for no limit, got (-1, -1)",
+        ),
+    ]
+    for call, message in refused:
+        with pytest.raises((TypeError, ValueError), match=re.escape(message)):
+            call()
