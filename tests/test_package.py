@@ -121,9 +121,9 @@ def test_float16_and_float32_need_no_ml_dtypes() -> None:
 
 
 ROOT = Path(__file__).parents[1]
-OPTIONAL = ("ml_dtypes", "cuda", "matplotlib", "rich", "torch")
+OPTIONAL = ("ml_dtypes", "cuda", "matplotlib", "rich", "torch", "jax")
 # What is for nobody who has not installed it
-FOR_PYTORCH = ("cupyflash/torch/*.py", "examples/torch_*.py", "tests/beside_torch.py")
+FOR_OTHERS = {"torch": ("cupyflash/torch/*.py", "examples/torch_*.py", "tests/beside_torch.py"), "jax": ("cupyflash/jax.py",)}
 
 
 def test_nothing_imports_what_is_optional_before_it_is_asked_for() -> None:
@@ -135,14 +135,14 @@ def test_nothing_imports_what_is_optional_before_it_is_asked_for() -> None:
                 names = [alias.name for alias in statement.names] if isinstance(statement, ast.Import) else []
                 names += [statement.module or ""] if isinstance(statement, ast.ImportFrom) and not statement.level else []
                 found += [(path.relative_to(ROOT), name) for name in names if name.split(".")[0] in OPTIONAL]
-    other = [(str(path), name) for path, name in found if name.split(".")[0] != "torch" or not any(map(path.match, FOR_PYTORCH))]
+    other = [(str(path), name) for path, name in found if not any(map(path.match, FOR_OTHERS.get(name.split(".")[0], ())))]
     assert found and not other
 
 
-def test_no_extra_brings_pytorch() -> None:
+def test_no_extra_brings_pytorch_or_jax() -> None:
     """PyTorch's usual wheel for Linux takes gigabytes of CUDA along."""
     required = {re.split(r"[^\w.-]", one)[0].lower() for one in metadata.requires("cupyflash") or ()}
-    assert {"numpy", "pytest", "mpich"} <= required and not {name for name in required if name.startswith("torch")}
+    assert {"numpy", "pytest", "mpich"} <= required and not {name for name in required if name.startswith(("torch", "jax"))}
 
 
 @pytest.mark.parametrize("pathfinder", ["missing", "finding nothing"])
