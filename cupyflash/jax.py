@@ -76,7 +76,8 @@ def dot_product_attention(
     if is_causal and window is not None:
         window = window[0], 0
     arrays = {"bias": bias if bias is None else jnp.asarray(bias, query.dtype), "mask": mask, "key_lengths": key_value_seq_lengths}
-    out, lse = attention(query, key, value, causal=is_causal, window=window, scale=scale, layout="bnhd", return_lse=True, **arrays)
+    asked: dict[str, Any] = {"causal": is_causal, "window": window, "scale": scale, "layout": "bnhd"}
+    out, lse = attention(query, key, value, return_lse=True, **asked, **arrays)
     return (out, jnp.swapaxes(lse, -1, -2)) if return_residual else out
 
 
@@ -102,7 +103,8 @@ def _attention(asked: Asked, q: Any, k: Any, v: Any, learned: dict[str, Any], gi
 
     def call(q: Any, k: Any, v: Any, beside: dict[str, Any]) -> Any:
         arrays = dict(zip(beside, _ours(*beside.values()), strict=True))
-        return _theirs(cupyflash.attention(*_ours(q, k, v), return_lse=True, **options, **arrays))
+        q, k, v = _ours(q, k, v)
+        return _theirs(cupyflash.attention(q, k, v, return_lse=True, **options, **arrays))
 
     return jax.pure_callback(call, results, q, k, v, learned | given)
 
@@ -120,7 +122,8 @@ def _backward(asked: Asked, kept: Any, cotangents: Any) -> tuple[Any, ...]:
 
     def call(dout: Any, q: Any, k: Any, v: Any, out: Any, lse: Any, beside: dict[str, Any]) -> Any:
         arrays = dict(zip(beside, _ours(*beside.values()), strict=True))
-        return list(_theirs(cupyflash.attention_backward(*_ours(dout, q, k, v, out, lse), **options, **arrays)))
+        dout, q, k, v, out, lse = _ours(dout, q, k, v, out, lse)
+        return list(_theirs(cupyflash.attention_backward(dout, q, k, v, out, lse, **options, **arrays)))
 
     dq, dk, dv, *rest = jax.pure_callback(call, results, cotangents[0], q, k, v, out, lse, learned | given)
     found = {name: rest.pop(0).astype(learned[name].dtype) for name in ("sinks", "bias") if name in learned}

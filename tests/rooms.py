@@ -35,8 +35,9 @@ ROOMS: dict[str, tuple[str, ...]] = {
     # what a user calls: cupyflash/
     "calls": (
         "recent",
-        *("attention", "captured", "cubins", "decode_refusals", "device", "foreign_arrays", "gradients", "jax", "launcher", "layout"),
-        *("merge", "prepared", "problem", "options", "refusals", "dropout", "named_scores", "score*", "stand_in", "tensor_maps"),
+        *("attention", "captured", "cubins", "decode_refusals", "device", "foreign_arrays", "gradients", "jax"),
+        *("launcher", "layout", "merge", "prepared", "problem", "options", "refusals", "dropout", "named_scores"),
+        *("score*", "stand_in", "tensor_maps"),
         *("torch", "torch_[!e]*", "first_use", "injected_faults", "warmup_decode"),
     ),
     # cupyflash/distributed/, and what counts it

@@ -49,7 +49,7 @@ def attention(
     arrays = {"bias": bias, "sinks": sinks, "mask": mask, "key_lengths": key_lengths, "alibi_slopes": alibi_slopes}
     choices = {"deterministic": deterministic, "algorithm": algorithm, "layout": layout}
     plain = {"causal": causal, "window": window, "scale": scale, "softcap": softcap, "dropout": dropout, "seed": seed}
-    out, lse = attend(*map(contiguous, (q, k, v)), functions=text, captured=captured, **arrays, **choices, **plain)
+    out, lse = attend(contiguous(q), contiguous(k), contiguous(v), functions=text, captured=captured, **arrays, **choices, **plain)
     return (out, lse) if return_lse else out
 
 

@@ -35,7 +35,8 @@ class TensorFunction(NamedTuple):
 def arguments_of(functions: Mapping[str, TensorFunction], q: Any) -> tuple[str, list[Any]]:
     """(The text of functions by kind, their captured tensors). ValueError for tensors on another device than q, or that should get
     a gradient."""
-    said, tensors = {}, []
+    said: dict[str, Any] = {}
+    tensors: list[Any] = []
     for kind, (expression, captured) in functions.items():
         there = {name: value for name, value in captured.items() if isinstance(value, torch.Tensor)}
         for name, tensor in there.items():
