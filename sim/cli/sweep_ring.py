@@ -10,6 +10,7 @@ from cupyflash.sim.cli.predict_ring import better
 from cupyflash.sim.cli.ranks import Split, require_over_ranks
 from cupyflash.sim.cli.request import ProblemRequest
 from cupyflash.sim.cli.show import describe, flat, taken
+from cupyflash.sim.cli.terminal import tracked
 from cupyflash.sim.clock.ring_model import RingModel
 
 OVER = "ranks"
@@ -34,7 +35,8 @@ COLUMNS = {
 def points_of(request: ProblemRequest, values: list[int], split: Split, plot: Path | None) -> Points:
     """The points; a picture is drawn on the way."""
     require_over_ranks("--over ranks")
-    rows = [row(split.model(request, ranks), split.model(request, ranks, gather=not split.gather_kv)) for ranks in values]
+    counting = tracked(values, "counting the points")
+    rows = [row(split.model(request, ranks), split.model(request, ranks, gather=not split.gather_kv)) for ranks in counting]
     told, device = describe(request.problem), request.device
     link = f"{device.name}, {split.link / 1e9:g} GB/s each way"
     if plot is not None:
