@@ -62,9 +62,12 @@ def test_decoding_has_no_gradient() -> None:
 
 def test_what_is_refused() -> None:
     (q,) = drawn((2, 18, 16))
-    learned = torch.zeros(2, requires_grad=True)
+    learned, bounds = torch.zeros(18, requires_grad=True), torch.tensor([0, 2])
     refused: list[tuple[Callable[[], Any], str]] = [
-        (lambda: attention(q, q, q, score=lambda s, h: s + learned[h]), "learned, a captured tensor, gets no gradient here"),
+        (
+            lambda: attention_varlen(q, q, q, bounds, bounds, 2, 2, score=lambda s, h: s + learned[h]),
+            "learned, a captured tensor, gets no gradient here: pass learned.detach()",
+        ),
         (lambda: attention(q, q, q, score="s"), "score must be a cupyflash.Score or a Python function, got str"),
         (lambda: attention(q, q, q, layout="nhd"), "layout must be one of bhnd, bnhd, got 'nhd'"),
         (

@@ -48,7 +48,9 @@ def test_fake_gradients_have_the_shapes_and_strides_of_real_ones() -> None:
     out, lse = torch.ops.cupyflash.attention(*given, **plain)
     arguments = (torch.ones_like(out), *given[:3], out, lse, *given[3:])
     operation = torch.ops.cupyflash.attention_backward.default
-    torch.library.opcheck(operation, arguments, plain | {"dbias": True}, test_utils=("test_schema", "test_faketensor"))
+    torch.library.opcheck(
+        operation, arguments, plain | {"dbias": True, "learned": []}, test_utils=("test_schema", "test_faketensor")
+    )
 
 
 def test_a_compiled_function_is_one_graph_with_the_same_numbers() -> None:

@@ -32,12 +32,12 @@ def attention(
     layout: str = "bhnd",
     return_lse: bool = False,
 ) -> Any:
-    """Compute `cupyflash.attention` of tensors, with gradients of q, k, v, bias and sinks.
+    """Compute `cupyflash.attention` of tensors, with gradients of q, k, v, bias, sinks and what a score has captured.
 
     Arguments are that function's. `mask` is a tensor of bool, a `Mask` or a Python function; `score` a `Score` or a Python
-    function, whose captured tensors get no gradient. The last axis of q, k and v is made contiguous by a copy if it is not. Without
-    `seed` `dropout` takes one from PyTorch's generator for CPUs. Gradients are the same bits each time with `deterministic`, or
-    `torch.use_deterministic_algorithms`. Autocast applies to q, k, v and bias.
+    function, whose captured tensors of floats get gradients. The last axis of q, k and v is made contiguous by a copy if it is not.
+    Without `seed` `dropout` takes one from PyTorch's generator for CPUs. Gradients are the same bits each time with
+    `deterministic`, or `torch.use_deterministic_algorithms`. Autocast applies to q, k, v and bias.
 
     Returns O, of q's dtype, and with `return_lse` the log-sum-exps, which have no gradient.
     """
@@ -45,7 +45,7 @@ def attention(
     functions = {} if score is None else {"score": TensorFunction.of("score", score)}
     if mask is not None and not isinstance(mask, torch.Tensor):
         functions["mask"], mask = TensorFunction.of("mask", mask), None
-    text, captured = arguments_of(functions, q) if functions else ("", [])
+    text, captured = arguments_of(functions, q, learned=True) if functions else ("", [])
     arrays = {"bias": bias, "sinks": sinks, "mask": mask, "key_lengths": key_lengths, "alibi_slopes": alibi_slopes}
     choices = {"deterministic": deterministic, "algorithm": algorithm, "layout": layout}
     plain = {"causal": causal, "window": window, "scale": scale, "softcap": softcap, "dropout": dropout, "seed": seed}

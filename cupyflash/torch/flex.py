@@ -39,8 +39,9 @@ def flex_attention(
     that says what to write. Blocks that a BlockMask leaves out are not seen, full ones are seen whole, mask_mod decides in the
     others. A row that sees no key gives zeros and a log-sum-exp of -inf. `kernel_options` change nothing: tiles are the planner's.
 
-    Returns O (B, Hq, L, Ev); with `return_lse` also the log-sum-exps (B, Hq, L), float32; with `return_aux` O and an AuxOutput.
-    Captured tensors, log-sum-exps and max_scores get no gradient; max_scores are refused. torch.compile calls this as it is.
+    Returns O (B, Hq, L, Ev); with `return_lse` also the log-sum-exps (B, Hq, L), float32; with `return_aux` O and an AuxOutput. A
+    score_mod's captured tensors of floats get gradients, log-sum-exps none; max_scores are refused. torch.compile calls this as it
+    is.
     """
     if return_lse and return_aux is not None:
         raise ValueError("return_lse must be False beside return_aux, which replaces it")
@@ -56,7 +57,7 @@ def flex_attention(
         functions["score"] = TensorFunction.of("score", lambda s, b, h, row, k: score_mod(s, b, h, row, k))
     if block_mask is not None and (mask := _mask_of(block_mask, query, key)) is not None:
         functions["mask"] = mask
-    text, captured = arguments_of(functions, query)
+    text, captured = arguments_of(functions, query, learned=True)
     operands = map(contiguous, in_autocast(query, key, value))
     out, lse = attend(*operands, functions=text, captured=captured, scale=scale)
     if return_aux is not None:

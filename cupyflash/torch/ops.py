@@ -12,11 +12,12 @@ from typing import Any, TypeVar
 import torch
 
 import cupyflash
-from cupyflash.torch.functions import functions_of
+from cupyflash.torch.functions import captured_names, functions_of
 from cupyflash.torch.memory import array_of, same_stream, tensor_of
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 _PLAIN = "str functions, bool causal, SymInt? left, SymInt? right, float? scale, float? softcap"
+_WANTED = "bool dbias, int[] learned"
 _DROPPED = f"{_PLAIN}, float dropout, bool deterministic"
 # Not `torch.library.custom_op`, which imports PyTorch's compiler when it is first called: seconds.
 _LIBRARY = torch.library.Library("cupyflash", "DEF")
@@ -57,7 +58,8 @@ def differentiable(name: str, beside: str, plain: str) -> None:
     """Defines an operation, its backward and their connection, from the calls of ours of that name.
 
     `beside`: the schema of the tensors after q, k and v; those named bias and sinks get gradients. The backward returns dq, dk, dv,
-    then dsinks if there are sinks, then the bias's with `dbias`; it is deterministic if PyTorch has been told to be, too.
+    then dsinks if there are sinks, then the bias's with `dbias`, then those of the `learned` captured tensors, by their places; it
+    is deterministic if PyTorch has been told to be, too.
     """
     forward, backward = getattr(cupyflash, name), getattr(cupyflash, f"{name}_backward")
     names = (*(each.split()[1] for each in beside.split(", ")), "captured")
@@ -76,31 +78,36 @@ def differentiable(name: str, beside: str, plain: str) -> None:
         return q.new_empty((*q.shape[:-1], v.shape[-1])), q.new_empty(rows.shape[:-1], dtype=torch.float32)
 
     @operation(
-        f"{name}_backward", f"(Tensor dout, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, {rest}, bool dbias) -> Tensor[]"
+        f"{name}_backward", f"(Tensor dout, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, {rest}, {_WANTED}) -> Tensor[]"
     )
-    def differentiate(*tensors: Any, dbias: bool, deterministic: bool, **more: Any) -> list[Any]:
+    def differentiate(*tensors: Any, dbias: bool, learned: list[int], deterministic: bool, **more: Any) -> list[Any]:
         own, named = tensors[:6], dict(zip(names, tensors[6:], strict=True)) | more
         q, k, lse = own[1], own[2], own[5]
         bias: Any = named.get("bias")
         deterministic = deterministic or torch.are_deterministic_algorithms_enabled()
-        asked = {"return_dbias": True} if dbias else {}
+        by_name = captured_names(more["functions"], learned)
+        asked = {name: value for name, value in (("return_dbias", dbias), ("return_dscore", by_name)) if value}
         if dbias and deterministic:  # a sum along the bias's broadcast axes is then PyTorch's
             n_k = k.shape[-3 if more["layout"] == "bnhd" and q.dim() > 2 else -2]
             named["bias"] = bias.expand(*lse.shape, n_k).contiguous()
         with same_stream(q):
             arrays, options = map(array_of, own), options_of(named)
-            found = [tensor_of(each) for each in backward(*arrays, deterministic=deterministic, **asked, **options)]
-        if dbias:
-            found[-1] = found[-1].sum_to_size(bias.shape)
-        return found
+            made = backward(*arrays, deterministic=deterministic, **asked, **options)
+            of_score = made[-1] if by_name else {}
+            found = list(map(tensor_of, made[:-1] if by_name else made))
+            if dbias:
+                found[-1] = found[-1].sum_to_size(bias.shape)
+            return [*found, *(tensor_of(of_score[name]) for name in by_name)]
 
     @fake(f"{name}_backward")
-    def _(*tensors: Any, dbias: bool, **more: Any) -> list[Any]:
+    def _(*tensors: Any, dbias: bool, learned: list[int], **more: Any) -> list[Any]:
         named = dict(zip(names, tensors[6:], strict=True))
+        of_score = [named["captured"][at].new_empty(named["captured"][at].shape) for at in learned]
         found = [each.new_empty(each.shape) for each in tensors[1:4]]
         if named["sinks"] is not None:
             found += [named["sinks"].new_empty(named["sinks"].shape, dtype=torch.float32)]
-        return [*found, named["bias"].new_empty(named["bias"].shape)] if dbias else found
+        found += [named["bias"].new_empty(named["bias"].shape)] if dbias else []
+        return found + of_score
 
     def keep(ctx: Any, inputs: tuple[Any, ...], keyword_only_inputs: dict[str, Any], output: tuple[Any, Any]) -> None:
         *tensors, captured = inputs
@@ -113,9 +120,11 @@ def differentiable(name: str, beside: str, plain: str) -> None:
         wanted = dict(zip(names, ctx.needs_input_grad[3:], strict=True))
         call = getattr(torch.ops.cupyflash, f"{name}_backward")
         dbias = bool(wanted.get("bias"))
-        found = call(dout, *tensors[:3], out, lse, *tensors[3:], captured, dbias=dbias, **ctx.plain)
-        of_name = {"bias": found.pop() if dbias else None, "sinks": found[3] if len(found) > 3 else None}
-        return *found[:3], *(of_name.get(each) for each in names[:-1]), [None] * len(captured)
+        learned = [at for at, wants in enumerate(wanted["captured"]) if wants]
+        dq, dk, dv, *rest = call(dout, *tensors[:3], out, lse, *tensors[3:], captured, dbias=dbias, learned=learned, **ctx.plain)
+        of_captured = {at: rest.pop() for at in reversed(learned)}
+        of_name = {"bias": rest.pop() if dbias else None, "sinks": rest.pop() if rest else None}
+        return dq, dk, dv, *(of_name.get(each) for each in names[:-1]), [of_captured.get(at) for at in range(len(captured))]
 
     torch.library.register_autograd(f"cupyflash::{name}", connect, setup_context=keep, lib=_LIBRARY)
 
