@@ -33,8 +33,8 @@ class TensorFunction(NamedTuple):
 
 
 def arguments_of(functions: Mapping[str, TensorFunction], q: Any, learned: bool = False) -> tuple[str, list[Any]]:
-    """(The text of functions by kind, their captured tensors, a score's first). ValueError for tensors on another device than q, and
-    for tensors of a score that should get a gradient, unless those are `learned`."""
+    """(The text of functions by kind, their captured tensors, a score's first). ValueError for tensors on another device than q,
+    and for tensors of a score that should get a gradient, unless those are `learned`."""
     said: dict[str, Any] = {}
     tensors: list[Any] = []
     for kind, (expression, captured) in functions.items():
