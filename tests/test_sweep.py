@@ -22,7 +22,7 @@ from cupyflash.sim.cli.sweep import COLUMNS
 from cupyflash.sim.pictures import sweep as sweeping
 from cupyflash.sim.pictures.plot import NOTE, draw
 from cupyflash.sim.pictures.sweep import AXES, at, default_range, spaced, sweep
-from cupyflash.sim.theory import forward, visits
+from cupyflash.sim.theory import forms, forward
 
 A100 = Device.named("A100-40GB")
 PROBLEM = Problem(1, 1, 1, 4096, 4096, 64, "float16")
@@ -114,7 +114,7 @@ def counted(monkeypatch: pytest.MonkeyPatch, module: Any, name: str) -> Calls:
 def test_a_thousand_points_are_planned_and_counted_once_each(over: str, causal: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """One plan, one closed form, and the sums that this takes: the same for the first point and the last."""
     planned, formed = counted(monkeypatch, sweeping, "plan"), counted(monkeypatch, theory, "traffic")
-    visited, summed = counted(monkeypatch, forward, "visits_of"), counted(monkeypatch, visits, "clipped_sum")
+    visited, summed = counted(monkeypatch, forward, "visits_of"), counted(monkeypatch, forms, "clipped_sum")
     first, last, _, _ = default_range(PROBLEM, over)
     values = spaced(first, last, 1000, log=False)
     found = sweep(replace(PROBLEM, causal=causal), A100, over, values)
