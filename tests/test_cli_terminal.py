@@ -103,6 +103,30 @@ def test_help_and_errors_have_colours_on_a_terminal_only() -> None:
     assert "\x1b" not in on_terminal("predict", "--help", NO_COLOR="1")
 
 
+REPORT = """k (k.cu), sm_80
+Simulated.
+
+Findings: 1 lane at 1 place
+  k.cu:5: race: read at offset 0x20; likely mend: __syncthreads()
+
+Shared memory: 5 bytes
+"""
+
+
+def test_a_report_of_findings_has_headings_findings_and_mends_in_colour(capsys: pytest.CaptureFixture[str]) -> None:
+    terminal.show_report(REPORT)
+    assert capsys.readouterr().out == REPORT
+    pytest.importorskip("rich")
+    shown = on_terminal(program=("-c", f"from cupyflash.sim.cli import terminal; terminal.show_report({REPORT!r})"))
+    assert ESCAPE.sub("", shown) == REPORT
+    assert re.findall(r"\x1b\[1m(.*?)\x1b\[0m", shown) == [
+        "k (k.cu), sm_80",
+        "Findings: 1 lane at 1 place",
+        "Shared memory: 5 bytes",
+    ]
+    assert ": \x1b[1;31mrace\x1b[0m: " in shown and "\x1b[32mlikely mend: \x1b[0m" in shown
+
+
 # -- progress -----------------------------------------------------------------------------------------------------------
 
 

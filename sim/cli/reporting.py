@@ -67,6 +67,7 @@ class FindingsReport:
     ) -> None:
         """Prints and writes the report. Raises Found if something fails the command; `where`, its end: in the kernel."""
         from cupyflash.sim import files, formats
+        from cupyflash.sim.cli import terminal
 
         for kind, path in self.all_forms.items():
             if kind == "text":
@@ -75,8 +76,10 @@ class FindingsReport:
                 content = json.dumps(as_data(), indent=2) + "\n"
             else:
                 content = formats.WRITERS[kind](checked)
-            if path is None:
-                click.echo(content, nl=False, err=kind == "text" and text_to_stderr)
+            if path is None and kind == "text":
+                terminal.show_report(content, text_to_stderr)
+            elif path is None:
+                click.echo(content, nl=False)
             else:
                 files.write(path, content)
                 click.echo(f"wrote {path}", err=True)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
@@ -38,18 +39,27 @@ def console(err: bool = False) -> Console | None:
     return Console(stderr=err, highlight=False)
 
 
-def show_lines(lines: Iterable[str]) -> None:
-    """Print lines of text, verdicts in colour on a terminal."""
-    content, shown = "\n".join(lines), console()
+def show_lines(lines: Iterable[str], styles: Mapping[str, str] = VERDICTS, err: bool = False) -> None:
+    """Print lines of text; on a terminal what matches a pattern has its style."""
+    content, shown = "\n".join(lines), console(err)
     if shown is None:
-        click.echo(content)
+        click.echo(content, err=err)
         return
     from rich.text import Text
 
     said = Text(content)
-    for style, pattern in VERDICTS.items():
+    for style, pattern in styles.items():
         said.highlight_regex(pattern, style)
     shown.print(said, soft_wrap=True)
+
+
+def show_report(content: str, err: bool = False) -> None:
+    """Print a report of findings: on a terminal its headings are bold, findings red, mends green."""
+    from cupyflash.sim.ptx.state.findings import KINDS
+
+    found = rf"(?<=: )({'|'.join(map(re.escape, KINDS))})(?=: )"
+    styles = {"bold": r"(?m)^(?<=\n\n)\S.*$|\A.*$", "bold red": found, "green": r"[Ll]ikely mend: "}
+    show_lines(content.splitlines(), styles, err)
 
 
 def show_table(
