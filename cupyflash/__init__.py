@@ -33,6 +33,8 @@ if TYPE_CHECKING:
     from cupyflash.rows import softmax as softmax
     from cupyflash.schedules import TileSchedule as TileSchedule
     from cupyflash.schedules import plan as plan
+    from cupyflash.second_order import attention_double_backward as attention_double_backward
+    from cupyflash.second_order import attention_jvp as attention_jvp
     from cupyflash.tiled_mask import block_mask as block_mask
     from cupyflash.tiling import TileSize as TileSize
     from cupyflash.tiling import Tiling as Tiling
@@ -48,6 +50,7 @@ _HOMES = {
     "request.problem": "Problem",
     "rows": "softmax",
     "schedules": "TileSchedule plan",
+    "second_order": "attention_double_backward attention_jvp",
     "request.score": "Mask Score",
     "launch.simulated": "simulated_device",
     "tiled_mask": "block_mask",

@@ -38,7 +38,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
         *("attention", "captured", "cubins", "decode_refusals", "device", "foreign_arrays", "gradients", "jax"),
         *("launcher", "layout", "merge", "prepared", "problem", "options", "refusals", "dropout", "named_scores"),
         *("score*", "stand_in", "tensor_maps"),
-        *("torch", "torch_[!e]*", "first_use", "injected_faults", "warmup_decode"),
+        *("torch", "torch_[!e]*", "first_use", "second_order", "injected_faults", "warmup_decode"),
     ),
     # cupyflash/distributed/, and what counts it
     "ranks": ("ring*", "mpi", "interrupts", "benchmark_ring"),

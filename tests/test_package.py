@@ -26,7 +26,18 @@ def python(code: str) -> str:
 
 DOCUMENTED = (
     *("attention", "attention_backward", "attention_decode", "attention_varlen", "attention_varlen_backward", "attention_vjp"),
-    *("block_mask", "dropout_mask", "merge_states", "plan", "simulated_device", "softmax", "warmup", "warmup_decode"),
+    *(
+        "attention_jvp",
+        "attention_double_backward",
+        "block_mask",
+        "dropout_mask",
+        "merge_states",
+        "plan",
+        "simulated_device",
+        "softmax",
+        "warmup",
+        "warmup_decode",
+    ),
     *("Device", "Mask", "Options", "Problem", "Score", "TileSchedule", "TileSize", "Tiling", "schedules.plan_softmax"),
     *("distributed.Communicator", "distributed.RankFailed", "distributed.parts", "distributed.plan", "distributed.ring_attention"),
     *("sim.execute", "sim.execute_backward", "sim.profile", "sim.replay", "sim.l2", "sim.ring.replay", "sim.trace.trace"),

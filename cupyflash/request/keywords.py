@@ -71,6 +71,28 @@ class BackwardKeywords(HeadsKeywords, Gradients, total=False):
     return_dscore: bool | tuple[str, ...]
 
 
+class DoubleKeywords(TypedDict, total=False):
+    """`attention_double_backward`'s."""
+
+    causal: bool
+    window: tuple[int | None, int | None] | None
+    mask: Any | None
+    sinks: Any | None
+    scale: float | None
+    bias: Any | None
+    key_lengths: Any | None
+    deterministic: bool
+
+
+class TangentKeywords(DoubleKeywords, total=False):
+    """`attention_jvp`'s."""
+
+    score: Score | None
+    softcap: float | None
+    alibi_slopes: Any | None
+    return_lse: bool
+
+
 class Varlen(PackedKeywords, Returned, total=False):
     """`attention_varlen`'s."""
 
