@@ -198,8 +198,11 @@ def check_scores_like(name: str, array: Array, scores: tuple[int, ...], dtype: s
     """An array of `dtype` that broadcasts to the shape of S."""
     check_array(name, array)
     if array.dtype.name != dtype:
-        added = dtype == "bool" and ": numbers that are added to the scores are bias" * (array.dtype.name in ITEMSIZE)
-        raise TypeError(f"{name} must be of dtype {dtype}, got {array.dtype}{added or ''}")
+        hint = ""
+        if array.dtype.name in ITEMSIZE:
+            other = f"numbers of another dtype are added by score=Score('s + {name}[b, h, row, k]', {name}={name})"
+            hint = ": " + ("numbers that are added to the scores are bias" if dtype == "bool" else other)
+        raise TypeError(f"{name} must be of dtype {dtype}, got {array.dtype}{hint}")
     check_strides(name, array)
     tail = scores[len(scores) - array.ndim :] if array.ndim <= len(scores) else None
     if tail is None or any(length not in (1, whole) for length, whole in zip(array.shape, tail, strict=True)):

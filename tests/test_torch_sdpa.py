@@ -48,6 +48,17 @@ def test_a_float_mask_is_added_and_gets_its_gradient() -> None:
     close(scaled_dot_product_attention, theirs, drawn((2, 2, 18, 16), (2, 2, 23, 16), (2, 2, 23, 16), (18, 23)))
 
 
+def test_a_float32_mask_beside_half_types_is_not_rounded() -> None:
+    """Its numbers need more than float16's digits; its gradient is float32."""
+    q, k, v, mask = (*drawn((2, 2, 18, 16), (2, 2, 23, 16), (2, 2, 23, 16), dtype=torch.float16), drawn((2, 1, 23))[0] + 2048)
+    mask.requires_grad_()
+    found = scaled_dot_product_attention(q, k, v, attn_mask=mask)
+    right, rounded = (theirs(q.double(), k.double(), v.double(), attn_mask=each.double()) for each in (mask, mask.half()))
+    assert float((found - right).detach().abs().max()) < 4e-3 < float((rounded - right).detach().abs().max())
+    (ours,), (other,) = (torch.autograd.grad(out.sum() + (out * out).sum(), mask) for out in (found.double(), right))
+    assert ours.dtype == torch.float32 and torch.allclose(ours, other, atol=0.05)
+
+
 def test_deterministic_gradients_have_the_same_bits_each_time() -> None:
     """The mask's, too, and they are those without the switch."""
     tensors = leaves(drawn((2, 2, 18, 16), (2, 2, 23, 16), (2, 2, 23, 16), (18, 23)))

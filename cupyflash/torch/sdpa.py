@@ -49,9 +49,8 @@ def scaled_dot_product_attention(
             functions = TOP_LEFT
         else:  # no row sees a key beyond the last row's
             k, v, causal = k.narrow(-2, 0, n_q), v.narrow(-2, 0, n_q), True
-    mask, bias = _mask_and_bias(attn_mask, q, (*leading, n_q, n_k))
-    asked = {"mask": mask, "bias": bias, "causal": causal, "scale": scale, "dropout": dropout_p}
-    out, _ = attend(q, k, v, functions=functions, **asked)
+    arrays = _of_mask(attn_mask, q, (*leading, n_q, n_k))
+    out, _ = attend(q, k, v, **({"functions": functions} | arrays), causal=causal, scale=scale, dropout=dropout_p)
     return out.reshape(*leading, n_q, v.shape[-1])
 
 
@@ -90,13 +89,17 @@ def _four_axes(tensor: Any, leading: tuple[int, ...], heads: tuple[int, ...]) ->
     return contiguous(tensor)
 
 
-def _mask_and_bias(attn_mask: Any, q: Any, scores: tuple[int, ...]) -> tuple[Any, Any]:
-    """(The mask of bool, the bias), of which one at most is there."""
+def _of_mask(attn_mask: Any, q: Any, scores: tuple[int, ...]) -> dict[str, Any]:
+    """The argument for a mask: `mask`, `bias`, or a score function that adds it, for float32 beside half types."""
     if attn_mask is None:
-        return None, None
-    floating = attn_mask.dtype.is_floating_point
+        return {}
     if attn_mask.dtype not in (torch.bool, q.dtype, torch.float32):
         raise TypeError(f"attn_mask must be of bool, float32 or query's dtype {q.dtype}, got {attn_mask.dtype}")
     if len(scores) > 4:
         attn_mask = attn_mask.expand(scores).flatten(0, -4)
-    return (None, attn_mask.to(q.dtype)) if floating else (attn_mask, None)
+    if attn_mask.dtype in (torch.bool, q.dtype):
+        return {"mask" if attn_mask.dtype == torch.bool else "bias": attn_mask}
+    positions = ("b", "h", "row", "k")[4 - attn_mask.dim() :]
+    there = [name for name, length in zip(positions, attn_mask.shape, strict=True) if length > 1]
+    added = f"attn_mask[{', '.join(there)}]" if there else "attn_mask"
+    return {"functions": f'{{"score": ["s + {added}", {{}}, ["attn_mask"]]}}', "captured": [attn_mask.squeeze()]}
