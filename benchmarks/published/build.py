@@ -35,7 +35,8 @@ def source_of(sources: Path, ladder: Ladder, step: Step) -> Path:
 
 def build(source: Path, target: Path, ladder: Ladder, kernels: Sequence[str], includes: Sequence[Path]) -> str:
     """Compile the kernels of a file; returns the compiler's complaint, "" if it had none."""
-    spaces = "using namespace flash;" if "namespace flash" in source.read_text() else ""
+    text = source.read_text()
+    spaces = "".join(f"using namespace {name};" for name in ("flash", "deep_gemm") if f"namespace {name} " in text)
     named = enumerate(sorted(set(kernels)))
     keeps = "\n".join(f"extern const void* const keep_{k}; const void* const keep_{k} = (const void*)&{name};" for k, name in named)
     folders = dict.fromkeys([source.parent, *(source.parent / up for up in ("include", "../include", "..")), *includes])

@@ -36,8 +36,8 @@ from published.scores import Result, Score, read, write
 ITEM_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, "float8_e4m3": 1, "int32": 4}
 SCALARS = {"int": "i4", "unsigned": "u4", "long": "i8", "size_t": "u8", "float": "f4", "half": "f2"}
 MAP_ALIGNMENT = 128
-LIKE = {"A100-PCIe-80GB": ("A100-80GB", 5120)}
-"""Devices that differ from one of the catalogue in their memory's clock: its name, and the bits of the bus."""
+LIKE = {"A100-PCIe-80GB": ("A100-80GB", 5120), "H800-SXM": ("H100-SXM", 0)}
+"""Devices that differ from one of the catalogue in their memory's clock: its name, and the bits of the bus; 0 if only links differ."""
 
 
 def bound(arguments: Sequence[Argument]) -> BoundArguments:
@@ -107,7 +107,7 @@ def kernel(file: Path, name: str) -> CubinKernel:
     cubin = file.read_bytes()
     mangled = list(sass.read(cubin).kernels)
     shown = subprocess.run(["c++filt", *mangled], capture_output=True, text=True, check=True).stdout.splitlines()
-    numbered = re.sub(r"\bk[A-Z]\w*", r"\\d+", re.escape(plain(name)))  # c++filt shows an enumerator as its number
+    numbered = re.sub(r"\bk[A-Z]\w*|\b[A-Z]\w*::\w+", r"\\d+", re.escape(plain(name)))  # c++filt shows an enumerator as its number
     wanted = re.compile(rf"(void)?{numbered}(\(|$)")
     for symbol, told in zip(mangled, shown, strict=True):
         if wanted.match(plain(told)):
@@ -119,6 +119,8 @@ def device_of(ladder: Ladder) -> Device:
     """The ladder's device, from the catalogue or as another one with other memory."""
     if ladder.device in LIKE:
         name, bits = LIKE[ladder.device]
+        if not bits:
+            return Device.named(name)
         assert ladder.clock.memory_mhz is not None
         return replace(Device.named(name), hbm_bandwidth=ladder.clock.memory_mhz * 1e6 * 2 * bits / 8)
     return Device.named(ladder.device)

@@ -1,0 +1,55 @@
+"""Instructions of one warp after another, as an H100 issued them (benchmarks/results, power, `issue`), beside the clock's."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+from test_clock import FAST, H100, code_of
+
+from cupyflash.sim.clock.multiprocessor import ClockedMultiprocessor, Issue
+from cupyflash.sim.clock.rates import ChipRates
+from cupyflash.sim.clock.sass import Control
+from cupyflash.sim.clock.steps import step_of
+
+TEXTS = {
+    "fadd": "FADD R{0}, R{0}, 1.5",
+    "imad": "IMAD R{0}, R{0}, 3, RZ",
+    "prmt": "PRMT R{0}, R{0}, 0x3210, RZ",
+    "fmin": "FMNMX R{0}, R{0}, 2, PT",
+}
+NEAR = 0.35
+"""The most that a row is off: three warps that yield to each other take turns of three in the model, not on the chip."""
+
+
+def clocks(names: Sequence[str], stall: int, yields: bool, warps: int) -> float:
+    """The clocks of a sub-core for an instruction, where so many of its warps have those in turns."""
+    found, rates = [], ChipRates.of(H100)
+    for turns in (8, 24):
+        code = code_of(*[(TEXTS[name].format(k % 8), Control(stall, yields=yields)) for k in range(turns) for name in names])
+        trace = [Issue(at) for at in range(len(code))]
+        run = ClockedMultiprocessor([step_of(each, rates) for each in code], rates, FAST, 1).run([[trace] * 4 * warps])
+        found.append(max(run.ends))
+    return (found[1] - found[0]) / (16 * len(names) * warps)
+
+
+@pytest.mark.parametrize(
+    ("names", "stall", "yields", "measured"),
+    [
+        ("fadd", 1, False, (1.0, 1.0, 0.998, 1.003)),
+        ("fadd", 1, True, (2.0, 0.998, 0.997, 1.004)),
+        ("fadd", 4, False, (4.0, 2.001, 1.336, 1.005)),
+        ("imad", 1, True, (2.0, 2.003, 2.001, 2.0)),
+        ("imad fadd", 1, False, (1.0, 1.001, 1.0, 0.999)),
+        ("imad fadd", 1, True, (2.0, 1.51, 1.448, 1.457)),
+        ("prmt fadd", 1, True, (2.0, 1.349, 1.281, 1.283)),
+        ("fadd fmin", 1, False, (1.0, 1.0, 1.0, 0.997)),
+        ("fadd fmin", 2, False, (2.0, 1.495, 1.513, 1.5)),
+        ("imad prmt", 1, True, (1.99, 1.506, 0.956, 0.986)),
+    ],
+)
+def test_a_sub_core_issues_its_warps_as_an_h100_did(names: str, stall: int, yields: bool, measured: Sequence[float]) -> None:
+    """Nothing is lost by a turn to another warp; who yields leaves a clock to others, who may need the same unit."""
+    found = [clocks(names.split(), stall, yields, warps) for warps in (1, 2, 3, 4)]
+    assert found == pytest.approx(measured, rel=NEAR)
+    assert [found[k] for k in (0, 1)] == pytest.approx(measured[:2], rel=0.1)
