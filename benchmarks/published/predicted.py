@@ -37,7 +37,7 @@ ITEM_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, "float8_e4m3": 1, "int3
 SCALARS = {"int": "i4", "unsigned": "u4", "long": "i8", "size_t": "u8", "float": "f4", "half": "f2"}
 MAP_ALIGNMENT = 128
 LIKE = {"A100-PCIe-80GB": ("A100-80GB", 5120), "H800-SXM": ("H100-SXM", 0)}
-"""Devices that differ from one of the catalogue in their memory's clock: its name, and the bits of the bus; 0 if only links differ."""
+"""Devices that differ from one of the catalogue in their memory's clock: its name, and the bits of the bus; 0 if in links only."""
 
 
 def bound(arguments: Sequence[Argument]) -> BoundArguments:
