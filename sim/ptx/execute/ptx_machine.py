@@ -33,6 +33,7 @@ from ..memory.texels import Textures
 from ..state.counters import LaunchTally
 from ..state.findings import Findings, Stuck, report_deadlock
 from ..state.lane_sets import WARP, LaneSet, Wave, merged, warp_bits
+from ..text.syntax import Array
 from .barriers import Barriers, ClusterBarriers, WarpBarriers
 from .call_stack import DeviceFunctions
 from .registers import FILE_DTYPES, RegisterFiles, RegisterFrame, Setup, Stop
@@ -146,8 +147,6 @@ class PtxMachine(RegisterFiles):
     def run_wave(self) -> None:
         memory = self.memory
         memory.begin_wave(self.wave)
-        if self.stretches is not None:
-            self.stretches.begin_wave()
         self.copies = Copies(self.wave, memory, self.random)
         frame = self._full_frames.get(self.wave.size)
         if frame is None:
@@ -205,20 +204,27 @@ class PtxMachine(RegisterFiles):
         return bool(self.copies.pending or self.mbarriers.objects or self.bulks.stores)
 
     def fill_special_registers(self) -> None:
-        wave, geometry = self.wave, self.setup.geometry
-        lane = np.arange(wave.size)
-        thread = lane % wave.lanes_per_block
-        block = wave.first_block + lane // wave.lanes_per_block
+        lane = np.arange(self.wave.size)
+        values = self.places(lane % self.wave.lanes_per_block, self.wave.first_block + lane // self.wave.lanes_per_block)
+        for name, value in values.items():
+            slot = self.code.slots.get(name)
+            if slot is not None:
+                self.full.files[slot[0]][slot[1]] = value
+
+    def places(self, thread: Array, block: Array | int = 0) -> dict[str, Array]:
+        """Returns the special registers that differ between threads, which are numbers in blocks that run in this order."""
+        geometry = self.setup.geometry
         x, y, _ = geometry.block
-        where, inside = geometry.position(block)
-        bit = np.uint64(1) << (lane % WARP).astype(np.uint64)
+        where, inside = geometry.position(np.asarray(block))
+        lane = thread % WARP
+        bit = np.uint64(1) << lane.astype(np.uint64)
         full = np.uint64(0xFFFFFFFF)
         values = {
             "%tid.x": thread % x,
             "%tid.y": thread // x % y,
             "%tid.z": thread // (x * y),
             "%cluster_ctarank": block % geometry.cluster_blocks,
-            "%laneid": lane % WARP,
+            "%laneid": lane,
             "%warpid": thread // WARP,
             "%lanemask_eq": bit,
             "%lanemask_lt": bit - np.uint64(1),
@@ -228,10 +234,7 @@ class PtxMachine(RegisterFiles):
         }
         for axis, cluster, at, count in zip("xyz", where, inside, geometry.cluster, strict=True):
             values |= {f"%ctaid.{axis}": cluster * count + at, f"%clusterid.{axis}": cluster, f"%cluster_ctaid.{axis}": at}
-        for name, value in values.items():
-            slot = self.code.slots.get(name)
-            if slot is not None:
-                self.full.files[slot[0]][slot[1]] = value
+        return {name: np.broadcast_to(value, thread.shape) for name, value in values.items()}
 
     # -- one step -------------------------------------------------------------------------------------------------------
 

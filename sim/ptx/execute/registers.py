@@ -71,15 +71,6 @@ class Follower(Protocol):
         """Returns an instruction's thunk, preceded by its effect on what is followed."""
 
 
-class CompiledCode(Protocol):
-    """Compiled code (`execute.compiled`), as a frame uses it."""
-
-    def begin_wave(self) -> None: ...
-
-    def thunks(self, frame: RegisterFrame, region: CodeRegion) -> list[Thunk]:
-        """Returns the bound instructions of a region."""
-
-
 class RegisterFrame(Frame):
     """The registers of `n` lanes."""
 
@@ -143,9 +134,7 @@ class RegisterFrame(Frame):
         key = (region.start, region.end)
         found = self._thunks.get(key)
         if found is None:
-            stretches = self.machine.stretches
-            found = self.plain(*key) if stretches is None else stretches.thunks(self, region)
-            self._thunks[key] = found
+            found = self._thunks[key] = self.plain(*key)
         return found
 
     def plain(self, start: int, end: int) -> list[Thunk]:
@@ -331,8 +320,6 @@ class RegisterFiles:
     """Those of the lanes that run now."""
     current: LaneSet | None
     followers: Sequence[Follower]
-    stretches: CompiledCode | None = None
-    """The compiled code, in a launch by it."""
 
     def __init__(self, code: Code, setup: Setup, memory: LaunchMemory):
         self.code, self.setup, self.memory, self.findings = code, setup, memory, memory.findings
@@ -373,6 +360,14 @@ class RegisterFiles:
         if symbol.name in self.setup.symbols:
             return self.setup.symbols[symbol.name] + symbol.offset
         raise PtxError(f"{self.code.kernel}: unknown symbol {symbol.name}")
+
+    def number(self, arg: Arg) -> int:
+        """Returns the bits of a symbol's address, or of a special register that is the same for every lane."""
+        operand = arg.operand
+        assert isinstance(operand, Sym | Reg)
+        value = self.address_of(operand) if isinstance(operand, Sym) else self.constants[operand.name]
+        raw = immediate(Imm(value), arg.dtype)
+        return int(raw.view(f"u{raw.itemsize}"))
 
     def parameter(self, symbol: Sym, offset: int, size: int) -> bytes | None:
         """Returns bytes of a kernel parameter; None if the symbol is a parameter of a call."""

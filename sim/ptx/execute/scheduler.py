@@ -415,6 +415,14 @@ class Budgets:
             self.looked = self.progress = now
         return now - self.looked >= self.interval and self.stalls(now)
 
+    def over(self, waves: int) -> bool:
+        """True if the launch has taken longer than it may; so many waves have run since it was asked last."""
+        if self.limits.forecast is not None:
+            self.limits.forecast.done += waves - 1
+            self.limits.forecast.begin_wave()
+        self.spent = self.limits.max_seconds is not None and processor_seconds() - self.begun > self.limits.max_seconds
+        return self.spent
+
     def enter(self) -> None:
         for lanes, ran in self.apart.items():
             self.places[lanes.warp_ids[:, None], self.block_at[list(ran)]] = True

@@ -1,387 +1,143 @@
-"""The text of LLVM's functions for compiled launches (`execute.compiled`): runs of arithmetic, a load or a store.
+"""The text of a kernel as LLVM's functions for compiled launches (`execute.compiled`): one runs a warp, one runs blocks.
 
-Arithmetic is made from the rows of the opcodes (`decode.table_rows`), as NumPy's evaluation is.
+A warp runs until its end or a barrier. Its registers are vectors of 32 lanes in memory between basic blocks, and LLVM's own values
+within one. Lanes that part go on as groups, the one at the lowest instruction first; groups at one instruction go on together: so
+does the machine (`execute.scheduler.ReadyLanes`), whose counts of warps must come out.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-from copy import copy
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
-from ..decode.access import address_arg, moved
+from ..decode.access import WINDOWS, address_arg, moved
 from ..decode.code import Code
-from ..decode.registry import KEEP, Arg, Plan
-from ..decode.table_rows import VIEWS, WRITERS, Expression, Formula, OperandName, PrimitiveCall, function, result_dtype
-from ..order.shadow import WIDEST
-from ..state.lane_sets import WARP, bank_columns
-from ..text.syntax import SINK, TYPES, Imm, Operand, PtxInstruction, PtxType, Reg, Sym
-from .registers import RegisterFrame, immediate
+from ..decode.flow import PER_LANE
+from ..decode.registry import FLUSH, KEEP, WHOLE_WARP, Arg, Barrier, Branch, Exit, Plan, Return, WarpBarrier
+from ..decode.table_rows import Formula
+from ..decode.warp import source_lanes
+from ..state.lane_sets import WARP
+from ..text.syntax import SINK, Imm, Mem, Operand, PtxInstruction, PtxType, Reg, Sym, Unsupported
+from .registers import immediate
+from .vectors import Arithmetic, NoCode, Value, scalar, splat, vector
+from .warp_memory import ATOMICS, LAUNCH, SITE_WORDS, WARP_STATE, ShadowRow, access_name, module
 
-FIRST, LAST, HOST, SHADOWED_FROM, SHADOW, STATE, RELATIVE, DISTINCT, LIST, NUMBER = range(10)
-"""Places in the table of an access: the first lane's smallest and largest address, distance from addresses to host memory, address
-of granule 0 of the shadow, the shadow (0: nobody writes there), distance to the states of bytes (0: none), relative addresses, the
-number and the list of distinct ones (distance from the first address, position of the last lane, crowd of the others), the
-instruction's number.
-"""
+WIDTHS = {1: "i32", 16: "i16", 32: "i32", 64: "i64"}
+"""What a register's rows hold for a lane, by width; predicates are one i32 for all lanes."""
 
-STREWN, LOWEST, HIGHEST, ADDRESSES, ACTIVE, STREWN_LIST = range(10, 16)
-"""The same for accesses without a pattern: they are expected (1 or 0), the smallest and largest address of any lane, the addresses
-(-1: the lane does not take part), the number of lanes that take part, and a list as above with one for each of these.
-"""
-
-WARPS, LANES, PASSES, IDEAL, SECTORS, UNIQUE = range(16, 22)
-"""Counts of those: warps, lanes, wavefronts, those without bank conflicts, sectors, distinct addresses."""
-
-COUNTS, PHASES = 22, 32
-"""Executions with the pattern, by `first % PHASES`."""
-
-WROTE, READ, UPDATED, BY = range(4)
-"""Words of a granule's row in the shadow: the last writer, reader and atomic access as tags, and 16 bits for the number of the
-instruction of each of them. A tag is block + 1, epoch of the block (the number of its barriers), crowd and thread. The last two
-words are there only if something needs them.
-"""
-
-KINDS = {"ld": READ, "st": WROTE, "atom": UPDATED, "red": UPDATED}
-CONFLICTS = {READ: (WROTE, UPDATED), WROTE: (WROTE, READ, UPDATED), UPDATED: (WROTE, READ)}
-"""The accesses that an access must be ordered behind, by kind."""
-
-ATOMICS = {
-    "add": "add",
-    "min": "minimum",
-    "max": "maximum",
-    "and": "bitwise_and",
-    "or": "bitwise_or",
-    "xor": "bitwise_xor",
-    **dict.fromkeys(("exch", "cas", "inc", "dec"), ""),
-}
-"""NumPy's functions of atomic operations; those without one are written here."""
-
-THREAD_BITS, EPOCH_BITS = 12, 20
-"""A tag's lower bits; the topmost of THREAD_BITS are crowds."""
-WARP_CROWD, BLOCK_CROWD, GRID_CROWD = 1 << 10, 1 << 11, -(1 << 63)
-"""Other lanes that a reader's tag stands for: of its warp, of its block, or of other blocks."""
-CROWDS = GRID_CROWD | BLOCK_CROWD | WARP_CROWD
+OPCODES = frozenset({"ld", "st", "atom", "red"})
+SPACES = ("global", "shared", "const", "param", "local")
 
 
-class NoCode(Exception):
-    """Raised for an instruction that has no translation."""
-
-
-def type_name(dtype: np.dtype[Any]) -> str:
-    if dtype.kind == "b":
-        return "i1"
-    if dtype.kind == "f":
-        if dtype.itemsize == 2:
-            raise NoCode
-        return "float" if dtype.itemsize == 4 else "double"
-    return f"i{8 * dtype.itemsize}"
-
-
-Value = tuple[str, np.dtype[Any]]
-
-
-class ShadowRow(NamedTuple):
-    """The shadow of a kernel: bytes of a granule of global and of shared memory; its parts that are kept."""
-
-    granule: int
-    shared_granule: int
-    atomics: bool
-    numbers: bool
-
-    @classmethod
-    def of(cls, code: Code, numbers: bool) -> ShadowRow:
-        """`numbers`: the launch is one of a history, in which later ones ask for the instructions."""
-        sharing = code.sharing
-        return cls(min([WIDEST, *sharing.global_granules.values()]), sharing.shared_granule, sharing.atomics, numbers)
-
-    @property
-    def words(self) -> int:
-        return 4 if self.atomics or self.numbers else 2
-
-
-class TextLines:
-    """Lines of a function's text."""
-
-    def __init__(self) -> None:
-        self.lines: list[str] = []
-        self.names = 0
-
-    def add(self, text: str) -> str:
-        self.names += 1
-        self.lines.append(f"  %v{self.names} = {text}")
-        return f"%v{self.names}"
-
-    def say(self, text: str) -> None:
-        self.lines.append(f"  {text}")
-
-    def label(self, kind: str) -> str:
-        self.names += 1
-        return f"{kind}{self.names}"
-
-    def begin(self, label: str) -> None:
-        self.lines.append(f"{label}:")
-
-    def field(self, table: str, place: str | int) -> str:
-        return self.add(f"getelementptr i64, ptr {table}, i64 {place}")
-
-    def load(self, place: str) -> str:
-        return self.add(f"load i64, ptr {place}")
-
-    def change(self, place: str, how: str, value: str) -> None:
-        """Applies an operation to a number in memory."""
-        old = self.load(place)
-        self.say(f"store i64 {self.add(f'{how} i64 {old}, {value}')}, ptr {place}")
-
-    @contextmanager
-    def when(self, bit: str) -> Iterator[None]:
-        """Runs what is added if a bit is set."""
-        then, after = self.label("then"), self.label("after")
-        self.say(f"br i1 {bit}, label %{then}, label %{after}")
-        self.begin(then)
-        yield
-        self.say(f"br label %{after}")
-        self.begin(after)
-
-    @contextmanager
-    def times(self, index: str, count: str) -> Iterator[str]:
-        """Runs what is added so many times; the turn's number is in memory at `index`, too."""
-        head, body, after = self.label("head"), self.label("body"), self.label("after")
-        self.say(f"store i64 0, ptr {index}")
-        self.say(f"br label %{head}")
-        self.begin(head)
-        turn = self.load(index)
-        self.say(f"br i1 {self.add(f'icmp ult i64 {turn}, {count}')}, label %{body}, label %{after}")
-        self.begin(body)
-        yield turn
-        self.change(index, "add", "1")
-        self.say(f"br label %{head}")
-        self.begin(after)
-
-
-class StrewnText(TextLines):
-    """The text of a function, `i32 @stretch(n, table of an access, tags, shared bases)`, that checks an access without a pattern.
-
-    It counts it, and lists the lanes that take part. Not 0: some address is out of bounds or not aligned.
-    """
-
-    def __init__(self, space: str, size: int):
-        super().__init__()
-        self.shared, self.size = space == "shared", size
-        self.columns = bank_columns(size)
-        self.list()
-        self.count()
-
-    def of(self, array: str, place: str) -> str:
-        return self.load(self.field(array, place))
-
-    def list(self) -> None:
-        low, high, addresses, found = (self.of("%table", str(k)) for k in (LOWEST, HIGHEST, ADDRESSES, STREWN_LIST))
-        self.addresses, self.found = (self.add(f"inttoptr i64 {x} to ptr") for x in (addresses, found))
-        with self.times("%i", "%n") as lane:
-            at = self.of(self.addresses, lane)
-            with self.when(self.add(f"icmp ne i64 {at}, -1")):
-                bad = [f"icmp slt i64 {at}, {low}", f"icmp sgt i64 {at}, {high}"]
-                bad.append(f"icmp ne i64 {self.add(f'and i64 {at}, {self.size - 1}')}, 0")
-                for test in bad:
-                    self.change("%bad", "or", self.add(f"zext i1 {self.add(test)} to i64"))
-                if self.shared:
-                    at = self.add(f"add i64 {at}, {self.of('%bases', lane)}")
-                row = self.add(f"mul i64 {self.load('%m')}, 3")
-                for k, value in enumerate((at, lane, "0")):
-                    self.say(f"store i64 {value}, ptr {self.field(self.found, self.add(f'add i64 {row}, {k}'))}")
-                self.change("%m", "add", "1")
-        fine = self.label("fine")
-        none = self.add(f"icmp eq i64 {self.load('%bad')}, 0")
-        self.say(f"br i1 {none}, label %{fine}, label %fail")
-        self.begin(fine)
-
-    def count(self) -> None:
-        active = self.load("%m")
-        self.say(f"store i64 {active}, ptr {self.field('%table', ACTIVE)}")
-        self.change(self.field("%table", LANES), "add", active)
-        # Lanes that go together: of a warp, or of a turn at the banks of shared memory.
-        together = self.columns.bit_length() - 1 if self.shared else WARP.bit_length() - 1
-        with self.times("%i", active) as number:
-            lane = self.of(self.found, self.add(f"add i64 {self.add(f'mul i64 {number}, 3')}, 1"))
-            tag, at = self.of("%tags", lane), self.of(self.addresses, lane)
-            self.tell_apart(tag, 5, "%warp", WARPS)
-            group = self.tell_apart(tag, together, "%group", IDEAL)
-            with self.when(group):
-                self.say("store i64 0, ptr %k")
-                self.say("store i64 0, ptr %most")
-                self.say("call void @llvm.memset.p0.i64(ptr %used, i8 0, i64 256, i1 false)")
-            others = self.load("%k")
-            unit = self.add(f"lshr i64 {at}, {(max(self.size, 4) if self.shared else 1).bit_length() - 1}")
-            sector = self.add(f"lshr i64 {at}, 5")
-            self.say("store i64 1, ptr %new")
-            self.say("store i64 1, ptr %fresh")
-            with self.times("%j", others) as other:
-                for array, mine, bit in (("%units", unit, "%new"), ("%sectors", sector, "%fresh")):
-                    differ = self.add(f"icmp ne i64 {self.of(array, other)}, {mine}")
-                    self.change(bit, "and", self.add(f"zext i1 {differ} to i64"))
-            self.say(f"store i64 {unit}, ptr {self.field('%units', others)}")
-            self.say(f"store i64 {sector}, ptr {self.field('%sectors', others)}")
-            self.change("%k", "add", "1")
-            new = self.load("%new")
-            self.change(self.field("%table", UNIQUE), "add", new)
-            self.change(self.field("%table", SECTORS), "add", self.load("%fresh"))
-            column = self.field("%used", self.add(f"and i64 {unit}, {self.columns - 1}"))
-            self.change(column, "add", new)
-            # The wavefronts of a group are those of its fullest bank.
-            most, mine = self.load("%most"), self.load(column)
-            more = self.add(f"icmp ugt i64 {mine}, {most}")
-            with self.when(more):
-                self.say(f"store i64 {mine}, ptr %most")
-                self.change(self.field("%table", PASSES), "add", "1")
-
-    def tell_apart(self, tag: str, shift: int, last: str, counter: int) -> str:
-        """Returns a bit: the tag's lanes are not those of the last tag. Counts them."""
-        key = self.add(f"lshr i64 {tag}, {shift}")
-        differ = self.add(f"icmp ne i64 {key}, {self.load(last)}")
-        self.say(f"store i64 {key}, ptr {last}")
-        self.change(self.field("%table", counter), "add", self.add(f"zext i1 {differ} to i64"))
-        return differ
-
-    def text(self) -> str:
-        numbers = ["i", "j", "k", "m", "bad", "warp", "group", "new", "fresh", "most"]
-        slots = "\n".join([*(f"  %{name} = alloca i64\n  store i64 0, ptr %{name}" for name in numbers)])
-        arrays = "\n".join(f"  %{name} = alloca i64, i64 32" for name in ("units", "sectors", "used"))
-        body = "\n".join(self.lines)
-        return f"""
-declare void @llvm.memset.p0.i64(ptr, i8, i64, i1)
-define i32 @stretch(i64 %n, ptr %table, ptr %tags, ptr %bases) {{
-start:
-{slots}
-{arrays}
-{body}
-  ret i32 0
-fail:
-  ret i32 1
-}}
-"""
+def space_of(i: PtxInstruction) -> str:
+    """Returns the space of an access; one with a window is generic."""
+    return next((mod.partition("::")[0] for mod in i.mods if mod.partition("::")[0] in SPACES), "generic")
 
 
 def target(i: PtxInstruction) -> tuple[str, PtxType, tuple[Operand, ...], Arg, int]:
     """Returns space, type, registers, base and offset of a load, a store, or an atomic access without a vector."""
     if i.opcode not in ("atom", "red"):
         return moved(i, *(i.operands[:2] if i.opcode == "ld" else i.operands[1::-1]))
-    space = next((mod.partition("::")[0] for mod in i.mods if mod.partition("::")[0] in ("global", "shared")), "generic")
     returns = i.opcode == "atom"
+    space = space_of(i)
     return space, i.type, (i.operands[0] if returns else SINK,), *address_arg(i.operands[int(returns)], space)
 
 
-class FunctionText(TextLines):
-    """The text of one function, `i32 @stretch(n, table, tags, shared bases, counts of lanes that are off)`; not 0: it gave up."""
+class Layout:
+    """The registers of a warp in memory: a row of vectors for each row of the machine's files."""
 
-    def __init__(self, frame: RegisterFrame, row: ShadowRow):
-        super().__init__()
-        self.frame = frame
-        self.code = frame.code
-        self.shadow_row = row
-        self.table: list[tuple[str, Any]] = []
-        """The kinds and keys of the table's pointers and numbers."""
-        self.values: dict[tuple[int, int], str] = {}
-        self.dirty: set[tuple[int, int]] = set()
-        self.inside = False
-        self.off: list[PtxInstruction] = []
-        self.accessed: PtxInstruction | None = None
-
-    def entry(self, kind: str, key: Any) -> int:
-        """Returns the place in the table of a row, a number or an access."""
-        if (kind, key) not in self.table:
-            self.table.append((kind, key))
-        return self.table.index((kind, key))
-
-    def loaded(self, kind: str, key: Any) -> str:
-        """Loads an entry of the table."""
-        at = self.add(f"getelementptr i64, ptr %table, i64 {self.entry(kind, key)}")
-        return self.add(f"load i64, ptr {at}, !invariant.load !0")
-
-    def flag(self, bit: str) -> None:
-        """Gives up later if a bit is set."""
-        self.change("%bad", "or", self.add(f"zext i1 {bit} to i64"))
-
-    # -- loops ----------------------------------------------------------------------------------------------------------
-
-    def open(self, count: str = "%n") -> None:
-        """Begins a loop over the lanes, or so many times."""
-        if self.inside:
-            return
-        self.inside, self.count = True, count
-        self.loop, self.exit = self.label("loop"), self.label("after")
-        self.say("store i64 0, ptr %index")
-        self.say(f"br label %{self.loop}")
-        self.begin(self.loop)
-        self.lane = self.add("load i64, ptr %index")
-        self.values, self.dirty = {}, set()
-
-    def close(self, parallel: bool = True) -> None:
-        """Ends it, and stores the registers that it changed."""
-        if not self.inside:
-            return
-        for width, row in sorted(self.dirty):
-            self.say(
-                f"store {self.storage(width)} {self.values[width, row]}, ptr {self.place(width, row)}{', !llvm.access.group !2'}"
-            )
-        following = self.add(f"add i64 {self.lane}, 1")
-        self.say(f"store i64 {following}, ptr %index")
-        again = self.add(f"icmp ult i64 {following}, {self.count}")
-        self.say(f"br i1 {again}, label %{self.loop}, label %{self.exit}" + (", !llvm.loop !3" if parallel else ""))
-        self.begin(self.exit)
-        self.inside = False
+    def __init__(self, code: Code):
+        self.starts: dict[int, int] = {}
+        at = 0
+        for width, rows in code.rows_of_width.items():
+            self.starts[width] = at
+            at += rows * self.stride(width)
+        self.size = -(-at // 64) * 64
 
     @staticmethod
-    def storage(width: int) -> str:
-        return f"i{max(width, 8)}"
+    def stride(width: int) -> int:
+        return 64 if width == 1 else max(64, WARP * width // 8)
 
-    def place(self, width: int, row: int) -> str:
-        base = self.add(f"inttoptr i64 {self.loaded('row', (width, row))} to ptr")
-        return self.add(f"getelementptr {self.storage(width)}, ptr {base}, i64 {self.lane}")
+    def offset(self, slot: tuple[int, int]) -> int:
+        """Returns the place of a register's row in the memory of a warp."""
+        return self.starts[slot[0]] + slot[1] * self.stride(slot[0])
 
-    def row(self, slot: tuple[int, int]) -> str:
-        """Returns the bits of a row of the register files."""
-        if slot not in self.values:
-            self.values[slot] = self.add(f"load {self.storage(slot[0])}, ptr {self.place(*slot)}, !llvm.access.group !2")
-        return self.values[slot]
+
+class KernelText(Arithmetic):
+    """The functions of a kernel. Raises `NoCode` for one that has no translation.
+
+    `constants` are what the launch gives, by place: parameters, addresses and sizes. `sites` are the accesses, `off` the
+    instructions with counts of lanes that are off, `parting` the branches with counts of warps that part.
+    """
+
+    def __init__(self, code: Code, row: ShadowRow):
+        super().__init__()
+        self.code, self.row, self.layout = code, row, Layout(code)
+        self.constants: list[tuple[str, Any]] = []
+        self.sites: list[PtxInstruction] = []
+        self.off: list[PtxInstruction] = []
+        self.parting: list[PtxInstruction] = []
+        self.helpers: set[tuple[str, ...]] = set()
+        self.values: dict[tuple[int, int], str] = {}
+        self.dirty: set[tuple[int, int]] = set()
+        self.starts = [pc for pc in code.leaders if code.function_at[pc] == code.kernel]
+        self.number = {pc: k for k, pc in enumerate(self.starts)}
+        self.words = -(-len(self.starts) // 64)
+        self.doubted = sorted(code.doubtful.registers)
+        self.moved = "0"
+        for start in self.starts:
+            self.region(start)
+
+    # -- the launch -----------------------------------------------------------------------------------------------------
+
+    def constant(self, kind: str, key: Any) -> str:
+        """Loads a number of the launch."""
+        if (kind, key) not in self.constants:
+            self.constants.append((kind, key))
+        table = self.add(f"getelementptr i64, ptr %constants, i64 {self.constants.index((kind, key))}")
+        return self.add(f"load i64, ptr {table}")
+
+    def place(self, slot: tuple[int, int]) -> str:
+        return self.add(f"getelementptr i8, ptr %regs, i64 {self.layout.offset(slot)}")
 
     # -- operands -------------------------------------------------------------------------------------------------------
 
+    def register(self, slot: tuple[int, int]) -> str:
+        """Returns the bits of a row: a vector, of predicates a mask."""
+        if slot not in self.values:
+            self.values[slot] = self.stored(slot)
+        return self.values[slot]
+
+    def stored(self, slot: tuple[int, int]) -> str:
+        element = WIDTHS[slot[0]]
+        if slot[0] == 1:
+            bits = self.add(f"load i32, ptr {self.place(slot)}")
+            return self.add(f"bitcast i32 {bits} to {vector('i1')}")
+        return self.add(f"load {vector(element)}, ptr {self.place(slot)}, align 64")
+
     def read(self, arg: Arg) -> Value:
         operand, dtype = arg.operand, arg.dtype
-        type_name(dtype)
+        element = scalar(dtype)
         if arg.packed:
             raise NoCode
+        bits = element if dtype.kind != "f" else f"i{8 * dtype.itemsize}"
         if isinstance(operand, Reg) and operand.name in self.code.slots:
             slot = self.code.slots[operand.name]
-            if 8 * dtype.itemsize > max(slot[0], 8):
+            if (dtype.kind == "b") != (slot[0] == 1) or 8 * dtype.itemsize > max(slot[0], 8):
                 raise NoCode
-            bits, name = self.row(slot), self.storage(slot[0])
-            return self.seen(self.resized(bits, name, f"i{8 * dtype.itemsize}", False), dtype), dtype
+            found = self.register(slot)
+            return Value(found, dtype) if slot[0] == 1 else self.seen(self.resized(found, WIDTHS[slot[0]], bits, False), dtype)
         if isinstance(operand, Imm):
             raw = immediate(operand, dtype)
-            bits = str(int(raw.view(f"u{dtype.itemsize}") if dtype.kind != "b" else raw))
-        elif isinstance(operand, (Sym, Reg)) and not (isinstance(operand, Reg) and operand == SINK):
-            wide = self.loaded("constant", (operand, dtype))
-            bits = self.resized(wide, "i64", f"i{8 * dtype.itemsize}", False)
-        else:
-            raise NoCode
-        return self.seen(bits, dtype), dtype
-
-    def seen(self, bits: str, dtype: np.dtype[Any]) -> str:
-        """Returns bits as a value of a dtype."""
-        if dtype.kind == "b":
-            return self.add(f"icmp ne i8 {bits}, 0")
-        return self.add(f"bitcast i{8 * dtype.itemsize} {bits} to {type_name(dtype)}") if dtype.kind == "f" else bits
-
-    def resized(self, bits: str, of: str, to: str, signed: bool) -> str:
-        if of == to:
-            return bits
-        wider = int(to[1:]) > int(of[1:])
-        return self.add(f"{('sext' if signed else 'zext') if wider else 'trunc'} {of} {bits} to {to}")
+            value = str(int(raw.view(f"u{dtype.itemsize}"))) if dtype.kind != "b" else str(bool(raw)).lower()
+            return self.seen(splat(bits, value), dtype)
+        if isinstance(operand, Sym) or (isinstance(operand, Reg) and operand != SINK):
+            one = self.constant("operand", (operand, dtype))
+            if bits != "i64":
+                one = self.add(f"trunc i64 {one} to {bits}")
+            return self.seen(self.everywhere(bits, one), dtype)
+        raise NoCode
 
     def write(self, arg: Arg, value: Value, mask: str | None) -> None:
         """Writes a value of the operand's dtype to its register, where a mask holds."""
@@ -391,478 +147,542 @@ class FunctionText(TextLines):
         if arg.operand.name == SINK.name:
             return
         slot = self.code.slots[arg.operand.name]
-        bits = f"i{8 * dtype.itemsize}"
-        if dtype.kind == "b":
-            name = self.add(f"zext i1 {name} to i8")
-        elif dtype.kind == "f":
-            name = self.add(f"bitcast {type_name(dtype)} {name} to {bits}")
-        whole = self.storage(slot[0])
-        if bits != whole:
-            old = self.row(slot)
-            kept = self.add(f"and {whole} {old}, {~((1 << 8 * dtype.itemsize) - 1)}")
-            name = self.add(f"or {whole} {kept}, {self.resized(name, bits, whole, False)}")
+        element = "i1" if slot[0] == 1 else WIDTHS[slot[0]]
+        if (dtype.kind == "b") != (slot[0] == 1):
+            raise NoCode
+        if slot[0] != 1:
+            bits = f"i{8 * dtype.itemsize}"
+            name = self.raw(value)
+            if bits != element:
+                kept = self.op("and", element, self.register(slot), splat(element, ~((1 << 8 * dtype.itemsize) - 1)))
+                name = self.op("or", element, kept, self.resized(name, bits, element, False))
         if mask is not None:
-            name = self.add(f"select i1 {mask}, {whole} {name}, {whole} {self.row(slot)}")
+            name = self.chosen(mask, name, self.register(slot), element)
         self.values[slot] = name
         self.dirty.add(slot)
 
-    # -- expressions ----------------------------------------------------------------------------------------------------
+    def keep(self, live: int) -> None:
+        """Stores the registers that a region has changed and something still needs, for the lanes that ran it."""
+        for slot in sorted(self.dirty):
+            if not live >> (self.code.row_base[slot[0]] + slot[1]) & 1:
+                continue
+            old, element = self.stored(slot), "i1" if slot[0] == 1 else WIDTHS[slot[0]]
+            new = self.chosen(self.active, self.values[slot], old, element)
+            if slot[0] == 1:
+                self.say(f"store i32 {self.bits(new)}, ptr {self.place(slot)}")
+            else:
+                self.say(f"store {vector(element)} {new}, ptr {self.place(slot)}, align 64")
 
-    def arithmetic(self, plan: Plan, instruction: PtxInstruction) -> None:
-        """Adds an instruction of a row. Raises `NoCode`."""
+    def flagged(self, mask: str) -> None:
+        self.add_to("%bad", self.add(f"and i32 {self.bits(mask)}, {self.mask}"), "or", "i32")
+
+    def needs(self, helper: str) -> None:
+        self.helpers.add((helper,))
+
+    # -- instructions ---------------------------------------------------------------------------------------------------
+
+    def region(self, start: int) -> None:
+        """Adds a basic block."""
+        code = self.code
+        region = code.region(start, True)
+        self.values, self.dirty = {}, set()
+        number = self.number[start]
+        self.begin(f"block{number}")
+        self.mask = self.add("load i32, ptr %mask")
+        self.active = self.add(f"bitcast i32 {self.mask} to {vector('i1')}")
+        self.count("%regions", 2 * number, "1")
+        self.count("%regions", 2 * number + 1, self.counted(self.mask))
+        for pc in range(region.start, region.end):
+            plan, i = code.plans[pc], code.instructions[pc]
+            self.known = {}
+            here = self.written_here(pc) if pc in code.doubtful.watched else ""
+            if plan.collective is not None:
+                self.together(plan)
+            self.now = i
+            if i.opcode in OPCODES:
+                self.access(plan, i)
+            elif i.opcode in OTHERS:
+                OTHERS[i.opcode](self, plan, i)
+            elif i.opcode == "mov" and len(plan.reads) + len(plan.writes) > 2:
+                self.regrouped(plan, i)
+            else:
+                self.arithmetic(plan, i)
+            if here:
+                self.settle(plan, here)
+        self.ask()
+        self.keep(region.live)
+        if region.ends is not None and region.ends in code.doubtful.watched:
+            self.written_here(region.ends)
+        if region.ends is None:
+            if region.end >= len(code.plans) or region.end not in self.number:
+                raise NoCode
+            self.go(region.end)
+        else:
+            self.control(region.ends)
+
+    def counted(self, mask: str) -> str:
+        """Returns the number of lanes of a mask, as i64."""
+        return self.add(f"zext i32 {self.add(f'call i32 @llvm.ctpop.i32(i32 {mask})')} to i64")
+
+    def arithmetic(self, plan: Plan, i: PtxInstruction) -> None:
+        """Adds an instruction of a row."""
         formula = getattr(plan.bind, "__self__", None)
-        if not isinstance(formula, Formula) or plan.mode not in (None, KEEP) or self.code.base_mode != KEEP:
+        base = self.code.base_mode
+        if not isinstance(formula, Formula) or base not in (KEEP, FLUSH):
             raise NoCode
-        self.open()
+        direction, self.flushing = divmod(plan.mode or KEEP, 2)
+        flushes = bool(self.flushing) and base != FLUSH
+        if plan.mode == KEEP != base:
+            raise NoCode
         operands = {name: self.read(a) for name, a in zip(formula.reads, plan.reads, strict=True)}
-        self.known: dict[PrimitiveCall, Value] = {}
-        found = [self.cast(self.value(e, operands), to.dtype) for e, to in zip(formula.values, plan.writes, strict=True)]
-        mask = None
-        if instruction.predicate is not None:
-            mask = self.predicate(instruction)
-            self.count_off(mask, instruction)
+        if flushes:
+            operands = {name: self.flushed(x, False) for name, x in operands.items()}
+        if direction:
+            found = [self.directed(e, operands, direction) for e in formula.values]
+        else:
+            found = [self.value(e, operands) for e in formula.values]
+        if flushes:
+            found = [self.flushed(self.cast(x, to.dtype), True) for x, to in zip(found, plan.writes, strict=True)]
+        found = [self.cast(x, to.dtype) for x, to in zip(found, plan.writes, strict=True)]
+        mask = self.predicate(i)
         for to, value in zip(plan.writes, found, strict=True):
             self.write(to, value, mask)
 
-    def predicate(self, instruction: PtxInstruction) -> str:
-        assert instruction.predicate is not None
-        register, negated = instruction.predicate
-        holds, _ = self.read(Arg(register, np.dtype(bool)))
-        return self.add(f"xor i1 {holds}, true") if negated else holds
-
-    def count_off(self, mask: str, instruction: PtxInstruction) -> None:
-        at = self.add(f"getelementptr i64, ptr %offs, i64 {len(self.off)}")
-        self.off.append(instruction)
-        old = self.add(f"load i64, ptr {at}, !llvm.access.group !2")
-        off = self.add(f"zext i1 {self.add(f'xor i1 {mask}, true')} to i64")
-        self.say(f"store i64 {self.add(f'add i64 {old}, {off}')}, ptr {at}")
-
-    def value(self, e: Expression, operands: dict[str, Value]) -> Value:
-        if isinstance(e, OperandName):
-            if e.name not in operands:
-                raise NoCode
-            return operands[e.name]
-        if not isinstance(e, PrimitiveCall):
+    def window(self, plan: Plan, i: PtxInstruction) -> None:
+        """cvta: adds or subtracts the start of a space's window."""
+        space = next(mod.partition("::")[0] for mod in i.mods if mod.partition("::")[0] in WINDOWS)
+        if space == "param":
             raise NoCode
-        if e not in self.known:
-            self.known[e] = self.applied(e, operands)
-        return self.known[e]
+        found = self.read(plan.reads[0])
+        name = found.name
+        if WINDOWS[space]:
+            name = self.op("sub" if "to" in i.mods else "add", scalar(found.dtype), name, splat(scalar(found.dtype), WINDOWS[space]))
+        self.write(plan.writes[0], Value(name, found.dtype), self.predicate(i))
 
-    def applied(self, e: PrimitiveCall, operands: dict[str, Value]) -> Value:
-        name = e.primitive
-        if name in TYPES:
-            kind = TYPES[name]
-            if (kind.kind == "f") != (kind.dtype.kind == "f") or isinstance(e.arguments[0], int | float | str):
-                raise NoCode
-            return self.cast(self.value(e.arguments[0], operands), kind.dtype)
-        if (name == "fused_f32" and e.arguments[3] == 0) or name == "fused_f64":
-            return self.fused([self.value(a, operands) for a in e.arguments[:3]])
-        if name == "extreme":
-            a, b = (self.value(x, operands) for x in e.arguments[:2])
-            return self.extreme(a, b, str(e.arguments[2]))
-        if name == "select":
-            a, b, p = (self.value(x, operands) for x in e.arguments)
-            if a[1] != b[1] or p[1].kind != "b":
-                raise NoCode
-            of = type_name(a[1])
-            return self.add(f"select i1 {p[0]}, {of} {a[0]}, {of} {b[0]}"), a[1]
-        if name in VIEWS or name in WRITERS or not isinstance(function(name), np.ufunc):
+    def regrouped(self, plan: Plan, i: PtxInstruction) -> None:
+        """mov of several registers to one, or of one to several."""
+        mask, bits = self.predicate(i), i.type.bits
+        whole, part = f"i{bits}", bits // max(len(plan.reads), len(plan.writes))
+        if len(plan.writes) == 1:
+            total = "zeroinitializer"
+            for k, arg in enumerate(plan.reads):
+                wide = self.resized(self.raw(self.read(arg)), f"i{part}", whole, False)
+                total = self.op("or", whole, total, self.op("shl", whole, wide, splat(whole, k * part)))
+            self.write(plan.writes[0], self.seen(total, plan.writes[0].dtype), mask)
+            return
+        source = self.raw(self.read(plan.reads[0]))
+        for k, arg in enumerate(plan.writes):
+            piece = self.resized(self.op("lshr", whole, source, splat(whole, k * part)), whole, f"i{part}", False)
+            self.write(arg, self.seen(piece, arg.dtype), mask)
+
+    # -- registers that may be unwritten ----------------------------------------------------------------------------------
+
+    def blanks(self, name: str) -> str:
+        """Returns the place of the lanes in which a register is unwritten."""
+        return self.field("%w", WARP_STATE["bitmap"] + 65 * self.words + self.doubted.index(name))
+
+    def written_here(self, pc: int) -> str:
+        """Gives up if an instruction reads a register that a lane never wrote, unless it moves it as a whole; returns its lanes."""
+        plan, i = self.code.plans[pc], self.code.instructions[pc]
+        here = self.mask
+        if i.predicate is not None:
+            register, negated = i.predicate
+            self.unblank([register.name], self.mask)
+            holds = self.bits(self.read(Arg(register, np.dtype(bool))).name)
+            if negated:
+                holds = self.add(f"xor i32 {holds}, -1")
+            here = self.add(f"and i32 {holds}, {self.mask}")
+        read = [a.operand.name for a in plan.reads if isinstance(a.operand, Reg) and a.operand.name in self.doubted]
+        if i.opcode == "mov" and len(plan.reads) == len(plan.writes) == 1 and read:
+            self.moved = self.add(f"load i64, ptr {self.blanks(read[0])}")
+        else:
+            self.moved = "0"
+            self.unblank(read, here)
+        return here
+
+    def unblank(self, names: list[str], here: str) -> None:
+        for name in names:
+            if name in self.doubted:
+                blank = self.add(f"load i64, ptr {self.blanks(name)}")
+                lanes = self.add(f"trunc i64 {blank} to i32")
+                self.fail_if(self.add(f"icmp ne i32 {self.add(f'and i32 {lanes}, {here}')}, 0"))
+
+    def settle(self, plan: Plan, here: str) -> None:
+        """Notes what an instruction has written for these lanes."""
+        for arg in plan.writes:
+            if not isinstance(arg.operand, Reg) or arg.operand.name not in self.doubted:
+                continue
+            if 8 * arg.dtype.itemsize < self.code.slots[arg.operand.name][0]:
+                continue
+            place, lanes = self.blanks(arg.operand.name), self.add(f"zext i32 {here} to i64")
+            old = self.add(f"load i64, ptr {place}")
+            kept = self.add(f"and i64 {old}, {self.add(f'xor i64 {lanes}, -1')}")
+            brought = self.add(f"and i64 {self.moved}, {lanes}")
+            self.say(f"store i64 {self.add(f'or i64 {kept}, {brought}')}, ptr {place}")
+
+    def predicate(self, i: PtxInstruction) -> str | None:
+        """Returns the mask of an instruction's predicate, and counts the lanes that are off; None: it has none."""
+        if i.predicate is None:
+            return None
+        register, negated = i.predicate
+        holds = self.read(Arg(register, np.dtype(bool))).name
+        if negated:
+            holds = self.op("xor", "i1", holds, splat("i1", "true"))
+        off = self.add(f"xor i32 {self.bits(holds)}, -1")
+        rest = self.add(f"and i32 {self.mask}, {off}")
+        self.count("%offs", len(self.off), self.counted(rest))
+        self.off.append(i)
+        return holds
+
+    def together(self, plan: Plan) -> None:
+        """Gives up unless all lanes are there that a warp-wide instruction names, and each is named."""
+        if plan.instruction.predicate is not None:
             raise NoCode
-        found = [None if isinstance(a, int | float) else self.value(a, operands) for a in e.arguments]
-        own = next((x[1] for x in found if x is not None), None)
-        if own is None or any(x is not None and x[1] != own for x in found):
+        alive = self.add(f"trunc i64 {self.load('%w', WARP_STATE['alive'])} to i32")
+        absent = self.add(f"xor i32 {self.mask}, {alive}")
+        if plan.collective == WHOLE_WARP:
+            self.fail_if(self.add(f"icmp ne i32 {absent}, 0"))
+            return
+        assert plan.collective is not None
+        self.named(self.read(plan.reads[plan.collective]), absent)
+
+    def named(self, member: Value, absent: str) -> None:
+        """Gives up unless the lanes name each other and none of those that are absent."""
+        others = self.op("and", "i32", member.name, self.everywhere("i32", absent))
+        here = self.everywhere("i32", self.mask)
+        unnamed = self.op("and", "i32", self.op("xor", "i32", member.name, splat("i32", -1)), here)
+        wrong = self.test("ne", "i32", self.op("or", "i32", others, unnamed), "zeroinitializer")
+        bits = self.add(f"and i32 {self.bits(wrong)}, {self.mask}")
+        self.fail_if(self.add(f"icmp ne i32 {bits}, 0"))
+
+    def fail_if(self, bit: str) -> None:
+        go = self.label("fine")
+        self.say(f"br i1 {bit}, label %fail, label %{go}")
+        self.begin(go)
+
+    def shuffle(self, plan: Plan, i: PtxInstruction) -> None:
+        """shfl: the source lanes are those of `decode.warp.source_lanes`."""
+        mode = next(mod for mod in i.mods if mod in ("up", "down", "bfly", "idx"))
+        by, clamp = i.operands[2:4]
+        value = self.read(plan.reads[0]).name
+        if isinstance(by, Imm) and isinstance(clamp, Imm):
+            lanes, within = source_lanes(mode, np.array(by.value), np.array(clamp.value), np.arange(WARP))
+            places = f"<{', '.join(f'i32 {n}' for n in lanes.tolist())}>"
+            inside = f"<{', '.join(f'i1 {str(bool(n)).lower()}' for n in within.tolist())}>"
+            there, found = (
+                self.add(f"shufflevector {vector(of)} {x}, {vector(of)} poison, {vector('i32')} {places}")
+                for of, x in (("i1", self.active), ("i32", value))
+            )
+        else:
+            step, segment, last, first = self.segments(plan)
+            how = {"up": "sub", "down": "add", "bfly": "xor"}.get(mode)
+            source = self.op(how, "i32", LANES, step) if how else self.op("or", "i32", first, segment)
+            inside = self.test("sge" if mode == "up" else "sle", "i32", source, last)
+            source = self.chosen(inside, source, LANES, "i32")
+            bit = self.op("shl", "i32", splat("i32", 1), source)
+            there = self.test("ne", "i32", self.op("and", "i32", bit, self.everywhere("i32", self.mask)), "zeroinitializer")
+            self.say(f"store {vector('i32')} {value}, ptr %exchanged, align 64")
+            self.needs("exchanged")
+            found = self.add(f"call {vector('i32')} @exchanged(ptr %exchanged, {vector('i32')} {source})")
+        # A lane that does not take part has no value: NumPy says so.
+        absent = self.add(f"xor i32 {self.bits(there)}, -1")
+        self.fail_if(self.add(f"icmp ne i32 {self.add(f'and i32 {absent}, {self.mask}')}, 0"))
+        self.write(plan.writes[0], Value(found, np.dtype(np.uint32)), None)
+        self.write(plan.writes[1], Value(inside, np.dtype(bool)), None)
+
+    def segments(self, plan: Plan) -> tuple[str, str, str, str]:
+        """Returns the step, its part outside of the segment's bits, the last and the first lane of each lane's segment."""
+        step = self.op("and", "i32", self.read(plan.reads[1]).name, splat("i32", 31))
+        c = self.read(plan.reads[2]).name
+        segment = self.op("and", "i32", self.op("lshr", "i32", c, splat("i32", 8)), splat("i32", 31))
+        others = self.op("xor", "i32", segment, splat("i32", -1))
+        first = self.op("and", "i32", LANES, segment)
+        last = self.op("or", "i32", first, self.op("and", "i32", self.op("and", "i32", c, splat("i32", 31)), others))
+        return step, self.op("and", "i32", step, others), last, first
+
+    def vote(self, plan: Plan, i: PtxInstruction) -> None:
+        """vote, for lanes that all name each other (`together`)."""
+        mode = next(mod for mod in i.mods if mod in ("all", "any", "uni", "ballot"))
+        holds = self.read(plan.reads[0]).name
+        if not isinstance(i.operands[1], Reg | Imm):
+            holds = self.op("xor", "i1", holds, splat("i1", "true"))
+        ballot = self.add(f"and i32 {self.bits(holds)}, {self.mask}")
+        if mode == "ballot":
+            self.write(plan.writes[0], Value(self.everywhere("i32", ballot), np.dtype(np.uint32)), None)
+            return
+        none, every = (self.add(f"icmp eq i32 {ballot}, {limit}") for limit in ("0", self.mask))
+        bit = {"all": every, "any": self.add(f"xor i1 {none}, true"), "uni": self.add(f"or i1 {none}, {every}")}[mode]
+        self.write(plan.writes[0], Value(self.everywhere("i1", bit), np.dtype(bool)), None)
+
+    def active_lanes(self, plan: Plan, i: PtxInstruction) -> None:
+        if i.predicate is not None:
             raise NoCode
-        inputs = [self.literal(a, own) if x is None else x[0] for x, a in zip(found, e.arguments, strict=True)]
-        return self.ufunc(name, inputs, own), result_dtype(name, *[own] * len(inputs))
+        self.write(plan.writes[0], Value(self.everywhere("i32", self.mask), np.dtype(np.uint32)), None)
 
-    def literal(self, value: Any, dtype: np.dtype[Any]) -> str:
-        if dtype.kind == "f":
-            as_double = np.array(np.array(value, dtype), np.float64).view(np.uint64)
-            return f"0x{int(as_double):016X}"
-        if dtype.kind == "b":
+    def reduced(self, plan: Plan, i: PtxInstruction) -> None:
+        """redux of integers, for lanes that all name each other."""
+        name = next(mod for mod in i.mods if mod in REDUCED)
+        x = self.read(plan.reads[0])
+        if x.dtype.kind == "f" or "abs" in i.mods:
             raise NoCode
-        try:
-            return str(int(np.array(value, dtype)))
-        except OverflowError:
-            raise NoCode from None
-
-    def checked(self, name: str, dtype: np.dtype[Any]) -> str:
-        """Gives up if a result is NaN: its payload depends on the order of operands."""
-        self.flag(self.add(f"fcmp uno {type_name(dtype)} {name}, {name}"))
-        return name
-
-    def fused(self, inputs: list[Value]) -> Value:
-        dtype = inputs[0][1]
-        of = type_name(dtype)
-        if dtype.kind != "f" or any(x[1] != dtype for x in inputs):
-            raise NoCode
-        listed = ", ".join(f"{of} {x[0]}" for x in inputs)
-        return self.checked(self.add(f"call {of} @llvm.fma.f{8 * dtype.itemsize}({listed})"), dtype), dtype
-
-    def extreme(self, a: Value, b: Value, name: str) -> Value:
-        """Returns the least or greatest number; of zeros, -0 is the lesser."""
-        dtype = a[1]
-        if dtype.kind != "f" or b[1] != dtype or name not in ("fmin", "fmax", "minimum", "maximum"):
-            raise NoCode
-        of, bits = type_name(dtype), f"i{8 * dtype.itemsize}"
-        x, y = self.checked(a[0], dtype), self.checked(b[0], dtype)
-        raw = [self.add(f"bitcast {of} {z} to {bits}") for z in (x, y)]
-        both = self.add(f"{'and' if 'max' in name else 'or'} {bits} {raw[0]}, {raw[1]}")
-        more = self.add(f"fcmp {'ogt' if 'max' in name else 'olt'} {of} {x}, {y}")
-        one = self.add(f"select i1 {more}, {bits} {raw[0]}, {bits} {raw[1]}")
-        equal = self.add(f"fcmp oeq {of} {x}, {y}")
-        return self.add(f"bitcast {bits} {self.add(f'select i1 {equal}, {bits} {both}, {bits} {one}')} to {of}"), dtype
-
-    def ufunc(self, name: str, x: list[str], dtype: np.dtype[Any]) -> str:
-        """Adds an instruction with the effect of one of NumPy's functions on operands of one dtype."""
-        of, kind = type_name(dtype), dtype.kind
-        plain = {"add": "add", "subtract": "sub", "multiply": "mul", "divide": "div"}
-        logic = {"bitwise_and": "and", "bitwise_or": "or", "bitwise_xor": "xor"}
-        compared = {"equal": "eq", "not_equal": "ne", "less": "lt", "less_equal": "le", "greater": "gt", "greater_equal": "ge"}
-        if name in plain and kind == "f":
-            return self.checked(self.add(f"f{plain[name]} {of} {x[0]}, {x[1]}"), dtype)
-        if name in plain and kind in "iu" and name != "divide":
-            return self.add(f"{plain[name]} {of} {x[0]}, {x[1]}")
-        if name == "sqrt" and kind == "f":
-            return self.checked(self.add(f"call {of} @llvm.sqrt.f{8 * dtype.itemsize}({of} {x[0]})"), dtype)
-        if name == "negative" and kind in "fiu":
-            return self.add(f"fneg {of} {x[0]}" if kind == "f" else f"sub {of} 0, {x[0]}")
-        if name == "absolute" and kind == "f":
-            return self.add(f"call {of} @llvm.fabs.f{8 * dtype.itemsize}({of} {x[0]})")
-        if name in logic and kind in "iub":
-            return self.add(f"{logic[name]} {of} {x[0]}, {x[1]}")
-        if name == "invert" and kind in "iub":
-            return self.add(f"xor {of} {x[0]}, {'true' if kind == 'b' else -1}")
-        if name in compared and kind in "iuf":
-            test = compared[name]
-            sign = "" if test in ("eq", "ne") else "u" if kind == "u" else "s"
-            if kind == "f":
-                return self.add(f"fcmp {'une' if test == 'ne' else 'o' + test} {of} {x[0]}, {x[1]}")
-            return self.add(f"icmp {sign}{test} {of} {x[0]}, {x[1]}")
-        if name in ("minimum", "maximum") and kind in "iu":
-            test = ("s" if kind == "i" else "u") + ("lt" if name == "minimum" else "gt")
-            return self.add(f"select i1 {self.add(f'icmp {test} {of} {x[0]}, {x[1]}')}, {of} {x[0]}, {of} {x[1]}")
-        if name in ("left_shift", "right_shift") and kind in "iu":
-            bits = 8 * dtype.itemsize
-            fits = self.add(f"icmp ult {of} {x[1]}, {bits}")
-            amount = self.add(f"select i1 {fits}, {of} {x[1]}, {of} 0")
-            shift = "shl" if name == "left_shift" else "ashr" if kind == "i" else "lshr"
-            full = self.add(f"ashr {of} {x[0]}, {bits - 1}") if shift == "ashr" else "0"
-            return self.add(f"select i1 {fits}, {of} {self.add(f'{shift} {of} {x[0]}, {amount}')}, {of} {full}")
-        raise NoCode
-
-    def cast(self, value: Value, to: np.dtype[Any]) -> Value:
-        """Returns a value converted as NumPy does; to integers from floating-point numbers it is undefined there for some."""
-        name, dtype = value
-        if dtype == to:
-            return value
-        of, target = type_name(dtype), type_name(to)
-        if dtype.kind == "f" and to.kind == "f":
-            return self.checked(self.add(f"{'fpext' if to.itemsize == 8 else 'fptrunc'} {of} {name} to {target}"), to), to
-        if to.kind == "f":
-            return self.add(f"{'sitofp' if dtype.kind == 'i' else 'uitofp'} {of} {name} to {target}"), to
-        if dtype.kind == "f" or to.kind == "b":
-            raise NoCode
-        return self.resized(name, of, target, dtype.kind == "i"), to
+        how, neutral = REDUCED[name]
+        if name in ("min", "max"):
+            how = ("s" if x.dtype.kind == "i" else "u") + name
+            info = np.iinfo(x.dtype)
+            neutral = int(info.max if name == "min" else info.min)
+        some = self.chosen(self.active, x.name, splat("i32", neutral), "i32")
+        found = self.add(f"call i32 @llvm.vector.reduce.{how}.v{WARP}i32({vector('i32')} {some})")
+        self.write(plan.writes[0], Value(self.everywhere("i32", found), x.dtype), None)
 
     # -- memory ---------------------------------------------------------------------------------------------------------
 
-    def followed(self, plan: Plan, i: PtxInstruction) -> FunctionText:
-        """Returns the function with an instruction of a row behind it. Raises `NoCode`, and is as it was."""
-        longer = copy(self)
-        for name in ("lines", "table", "values", "dirty", "off"):
-            setattr(longer, name, getattr(self, name).copy())
-        longer.arithmetic(plan, i)
-        return longer
-
     def access(self, plan: Plan, i: PtxInstruction) -> None:
-        """Adds a load, store or atomic access of global or shared memory."""
-        space, type_, registers, base, offset = target(i)
+        """Adds a load, store or atomic access."""
+        try:
+            space, type_, registers, base, offset = target(i)
+        except Unsupported:
+            raise NoCode from None
+        if space == "param":
+            self.parameter(plan, i, type_, registers, offset)
+            return
+        if space in ("const", "generic"):
+            space = "global"
+        if space not in ("global", "shared"):
+            raise NoCode
         size = len(registers) * type_.bytes
-        self.close()
-        table = self.add(f"inttoptr i64 {self.loaded('access', None)} to ptr")
-        check, strewn, located, hit, go, done = map(self.label, ("check", "strewn", "located", "hit", "go", "done"))
-
-        def called(what: int) -> str:
-            """Calls Python's side of the access: to resolve it (0), or to find the memory of strewn addresses (1)."""
-            resolve = self.add(f"inttoptr i64 {self.loaded('resolve', None)} to ptr")
-            return self.add(f"call i32 {resolve}(i64 {what})")
-
-        def address() -> str:
-            found, dtype = self.read(base)
-            bits = type_name(dtype)
-            delta = self.resized(self.loaded("number", offset & ((1 << 8 * dtype.itemsize) - 1)), "i64", bits, False)
-            return self.resized(self.add(f"add {bits} {found}, {delta}"), bits, "i64", False)
-
-        if i.predicate is None:
-            self.say(f"br label %{check}")
-        else:
-            self.off_or_on(i, check, strewn, done)
-        # The first lane's address, and whether the others are where they were last time.
-        self.begin(check)
-        relative = self.add(f"inttoptr i64 {self.load(self.field(table, RELATIVE))} to ptr")
-        self.lane, self.values, self.dirty = "0", {}, set()
-        first = address()
-        self.say(f"store i64 {first}, ptr %first")
-        self.say("store i64 0, ptr %moved")
-        self.open()
-        apart = self.add(f"sub i64 {address()}, {first}")
-        known = self.add(f"load i64, ptr {self.add(f'getelementptr i64, ptr {relative}, i64 {self.lane}')}, !llvm.access.group !2")
-        self.change("%moved", "or", self.add(f"xor i64 {apart}, {known}"))
-        self.close()
-        low, high = (self.load(self.field(table, k)) for k in (FIRST, LAST))
-        wrong = [
-            self.add(f"icmp ne i64 {self.load('%moved')}, 0"),
-            self.add(f"icmp slt i64 {first}, {low}"),
-            self.add(f"icmp sgt i64 {first}, {high}"),
-            self.add(f"icmp ne i64 {self.add(f'and i64 {first}, {size - 1}')}, 0"),
-        ]
-        for one in wrong[1:]:
-            wrong[0] = self.add(f"or i1 {wrong[0]}, {one}")
-        miss, resolve, asked = self.label("miss"), self.label("resolve"), self.label("asked")
-        self.say(f"br i1 {wrong[0]}, label %{miss}, label %{hit}")
-        self.begin(miss)
-        expected = self.load(self.field(table, STREWN))
-        self.say(f"br i1 {self.add(f'icmp ne i64 {expected}, 0')}, label %{strewn}, label %{resolve}")
-        self.begin(resolve)
-        answer = called(0)
-        self.say(f"br i1 {self.add(f'icmp eq i32 {answer}, 0')}, label %{hit}, label %{asked}")
-        self.begin(asked)
-        self.say(f"br i1 {self.add(f'icmp eq i32 {answer}, 2')}, label %{strewn}, label %fail")
-
-        self.begin(hit)
-        phase = self.add(f"and i64 {first}, {PHASES - 1}")
-        self.change(self.field(table, self.add(f"add i64 {phase}, {COUNTS}")), "add", "1")
-        for field, kept in ((DISTINCT, "%count"), (LIST, "%list")):
-            self.say(f"store i64 {self.load(self.field(table, field))}, ptr {kept}")
-        self.say(f"br label %{go}")
-
-        # Addresses anywhere: each lane's, and -1 where the predicate does not hold.
-        self.begin(strewn)
-        places = self.add(f"inttoptr i64 {self.load(self.field(table, ADDRESSES))} to ptr")
-        self.open()
-        at = address()
-        if i.predicate is not None:
-            at = self.add(f"select i1 {self.predicate(i)}, i64 {at}, i64 -1")
-        self.say(f"store i64 {at}, ptr {self.field(places, self.lane)}, !llvm.access.group !2")
-        self.close()
-
-        def listed(fine: str, else_: str) -> None:
-            function = self.add(f"inttoptr i64 {self.loaded('strewn', (space, size))} to ptr")
-            failed = self.add(f"call i32 {function}(i64 %n, ptr {table}, ptr %tags, ptr %bases)")
-            self.say(f"br i1 {self.add(f'icmp eq i32 {failed}, 0')}, label %{fine}, label %{else_}")
-
-        elsewhere, again = self.label("elsewhere"), self.label("again")
-        listed(located, elsewhere)
-        self.begin(elsewhere)
-        self.say(f"br i1 {self.add(f'icmp eq i32 {called(1)}, 0')}, label %{again}, label %fail")
-        self.begin(again)
-        listed(located, "fail")
-        self.begin(located)
-        self.say("store i64 0, ptr %first")
-        for field, kept in ((ACTIVE, "%count"), (STREWN_LIST, "%list")):
-            self.say(f"store i64 {self.load(self.field(table, field))}, ptr {kept}")
-        self.say(f"br label %{go}")
-
-        self.begin(go)
-        first, count = self.load("%first"), self.load("%count")
-        wanted = HOST, SHADOWED_FROM, SHADOW, STATE, NUMBER
-        host, origin, shadow, state, number = (self.load(self.field(table, k)) for k in wanted)
-        entries = self.add(f"inttoptr i64 {self.load('%list')} to ptr")
-        alone = self.label("alone")
-        if space == "global":
-            followed = self.label("followed")
-            nothing = self.add(f"icmp eq i64 {self.add(f'or i64 {shadow}, {state}')}, 0")
-            self.say(f"br i1 {nothing}, label %{alone}, label %{followed}")
-            self.begin(followed)
-        self.open(count)
-        start = self.add(f"mul i64 {self.lane}, 3")
-        apart, lane, crowd = (self.load(self.field(entries, self.add(f"add i64 {start}, {k}"))) for k in range(3))
-        at = self.add(f"add i64 {first}, {apart}")
-        tag = self.load(self.field("%tags", lane))
-        granule = self.shadow_row.shared_granule if space == "shared" else self.shadow_row.granule
-        row = self.add(f"lshr i64 {self.add(f'sub i64 {at}, {origin}')}, {granule.bit_length() - 1}")
-        passed = self.label("passed")
-        if space == "global":
-            noted = self.label("noted")
-            self.say(f"br i1 {self.add(f'icmp eq i64 {shadow}, 0')}, label %{passed}, label %{noted}")
-            self.begin(noted)
-        for k in range(max(1, size // granule)):
-            which = number if space == "global" else ""
-            self.shadowed(shadow, self.add(f"add i64 {row}, {k}"), tag, crowd, KINDS[i.opcode], which)
-        # Only tensors that were given with their contents have no states.
-        if space == "global":
-            self.say(f"br label %{passed}")
-            self.begin(passed)
-            known, stated = self.label("known"), self.label("stated")
-            self.say(f"br i1 {self.add(f'icmp eq i64 {state}, 0')}, label %{known}, label %{stated}")
-            self.begin(stated)
-        there = self.add(f"inttoptr i64 {self.add(f'add i64 {at}, {state}')} to ptr")
-        if i.opcode != "st":
-            self.flag(self.add(f"icmp ne i{8 * size} {self.add(f'load i{8 * size}, ptr {there}, align 1')}, 0"))
-        if i.opcode != "ld":
-            self.say(f"store i{8 * size} 0, ptr {there}, align 1")
-        if space == "global":
-            self.say(f"br label %{known}")
-            self.begin(known)
-        self.close(parallel=False)
-        if space == "global":
-            self.say(f"br label %{alone}")
-            self.begin(alone)
-        self.open()
-        at = address()
-        if space == "shared":
-            block = self.add(f"load i64, ptr {self.field('%bases', self.lane)}, !llvm.access.group !2")
-            at = self.add(f"add i64 {at}, {block}")
-        source, mask = self.add(f"inttoptr i64 {self.add(f'add i64 {at}, {host}')} to ptr"), None
-        if i.predicate is not None:
-            mask = self.predicate(i)
-            self.count_off(mask, i)
-            source = self.add(f"select i1 {mask}, ptr {source}, ptr %nowhere")
-        if i.opcode in ("atom", "red"):
-            self.update(plan, i, type_, source, mask)
-        else:
-            self.move(plan, i, type_, registers, source, mask)
-        self.close(parallel=i.opcode in ("ld", "st"))
-        self.accessed = i
-        self.say(f"br label %{done}")
-        self.begin(done)
-
-    def move(
-        self, plan: Plan, i: PtxInstruction, type_: PtxType, registers: tuple[Operand, ...], source: str, mask: str | None
-    ) -> None:
-        """Adds a lane's part of a load or store."""
-        bits = f"i{type_.bits}"
+        found = self.read(base)
+        delta = splat(scalar(found.dtype), offset)
+        address = self.resized(self.add(f"add {vector(found.dtype)} {found.name}, {delta}"), scalar(found.dtype), "i64", False)
+        mask, here = self.predicate(i), self.mask
+        if mask is not None:
+            here = self.add(f"and i32 {self.bits(mask)}, {self.mask}")
+        kind = "atom" if i.opcode in ("atom", "red") else i.opcode
+        self.helpers.add(("access", space, kind, str(size)))
+        site = self.field("%sites", SITE_WORDS * len(self.sites))
+        self.sites.append(i)
+        lanes = vector("i64")
+        answer = self.add(
+            f"call {{i64, i32}} @{access_name(space, kind, size)}(ptr %launch, ptr {site}, ptr %w, i32 {here}, {lanes} {address})"
+        )
+        to, form = (self.add(f"extractvalue {{i64, i32}} {answer}, {k}") for k in range(2))
+        self.fail_if(self.add(f"icmp slt i32 {form}, 0"))
+        if kind == "atom":
+            self.update(plan, i, type_, f"i64 {to}, i32 {here}, {lanes} {address}", mask)
+            return
         pieces = plan.writes if i.opcode == "ld" else plan.reads[1:]
         for k, (register, arg) in enumerate(zip(registers, pieces, strict=True)):
-            place = self.add(f"getelementptr i8, ptr {source}, i64 {k * type_.bytes}")
+            bits = f"i{type_.bits}"
+            given = f"i64 {to}, i32 {form}, i32 {here}, {lanes} {address}, i64 {k * type_.bytes}, i64 {size}"
+            self.helpers.add(("move", i.opcode, bits))
             if i.opcode == "st":
-                self.say(f"store {bits} {self.raw(self.read(arg))}, ptr {place}, align 1, !llvm.access.group !2")
+                value = self.read(arg)
+                self.say(f"call void @st_{bits}({given}, {vector(bits)} {self.raw(value)})")
             elif register != SINK:
-                value = self.add(f"load {bits}, ptr {place}, align 1, !llvm.access.group !2")
-                self.write(arg, (self.resized(value, bits, f"i{8 * arg.dtype.itemsize}", type_.kind == "s"), arg.dtype), mask)
+                value = self.add(f"call {vector(bits)} @ld_{bits}({given})")
+                wide = self.resized(value, bits, f"i{8 * arg.dtype.itemsize}", type_.kind == "s")
+                self.write(arg, self.seen(wide, arg.dtype), mask)
 
-    def raw(self, value: Value) -> str:
-        """Returns the bits of a value."""
-        name, dtype = value
-        return self.add(f"bitcast {type_name(dtype)} {name} to i{8 * dtype.itemsize}") if dtype.kind == "f" else name
+    def parameter(self, plan: Plan, i: PtxInstruction, type_: PtxType, registers: tuple[Operand, ...], offset: int) -> None:
+        """Adds a load of a parameter of the kernel at a fixed place."""
+        memory = i.operands[1]
+        if i.opcode != "ld" or not isinstance(memory, Mem) or not isinstance(memory.base, Sym) or type_.bytes > 8:
+            raise NoCode
+        mask = self.predicate(i)
+        for k, (register, arg) in enumerate(zip(registers, plan.writes, strict=True)):
+            if register == SINK:
+                continue
+            one = self.constant("parameter", (memory.base, offset + k * type_.bytes, type_.bytes, type_.kind == "s"))
+            bits = f"i{8 * arg.dtype.itemsize}"
+            if bits != "i64":
+                one = self.add(f"trunc i64 {one} to {bits}")
+            self.write(arg, self.seen(self.everywhere(bits, one), arg.dtype), mask)
 
-    def update(self, plan: Plan, i: PtxInstruction, type_: PtxType, source: str, mask: str | None) -> None:
-        """Adds a lane's part of an atomic access; lanes go in their order."""
-        bits, how = f"i{type_.bits}", next(mod for mod in i.mods if mod in ATOMICS)
-        first, *more = (self.raw(self.read(arg)) for arg in plan.reads[1:])
-        old = self.add(f"load {bits}, ptr {source}, align 1")
-        if how == "cas":
-            new = self.add(f"select i1 {self.add(f'icmp eq {bits} {old}, {first}')}, {bits} {more[0]}, {bits} {old}")
-        elif how == "exch":
-            new = first
-        elif how in ("inc", "dec"):
-            past = self.add(f"icmp ug{'e' if how == 'inc' else 't'} {bits} {old}, {first}")
-            if how == "dec":
-                past = self.add(f"or i1 {past}, {self.add(f'icmp eq {bits} {old}, 0')}")
-            next_ = self.add(f"add {bits} {old}, {1 if how == 'inc' else -1}")
-            new = self.add(f"select i1 {past}, {bits} {0 if how == 'inc' else first}, {bits} {next_}")
-        elif type_.kind == "f":
-            of = type_name(type_.dtype)
-            a, b = (self.add(f"bitcast {bits} {x} to {of}") for x in (old, first))
-            new = self.add(f"fadd {of} {a}, {b}")
-            wrong = self.add(f"fcmp uno {of} {new}, {new}")
-            self.flag(wrong if mask is None else self.add(f"and i1 {wrong}, {mask}"))
-            new = self.add(f"bitcast {of} {new} to {bits}")
-        else:
-            signed = type_.kind == "s"
-            dtype = np.dtype(f"{'i' if signed else 'u'}{type_.bytes}")
-            new = self.ufunc(ATOMICS[how], [old, first], dtype)
-        self.say(f"store {bits} {new}, ptr {source}, align 1")
-        if plan.writes and plan.writes[0].operand != SINK:
-            self.write(plan.writes[0], (old, plan.writes[0].dtype), mask)
+    def update(self, plan: Plan, i: PtxInstruction, type_: PtxType, given: str, mask: str | None) -> None:
+        """Adds an atomic access whose order among those of other lanes does not matter."""
+        how = next((mod for mod in i.mods if mod in ATOMICS), "")
+        used = bool(plan.writes) and plan.writes[0].operand != SINK and set(plan.written) & self.code.read_somewhere
+        if not how or used or type_.bits < 32:
+            raise NoCode
+        if type_.kind == "f" and (how != "add" or not self.once(i)):
+            raise NoCode
+        bits = f"i{type_.bits}"
+        self.helpers.add(("update", how, type_.name))
+        value = self.raw(self.read(plan.reads[1]))
+        odd = self.add(f"call i32 @update_{how}_{type_.name}({given}, {vector(bits)} {value})")
+        self.add_to("%bad", odd, "or", "i32")
 
-    def off_or_on(self, i: PtxInstruction, everywhere: str, somewhere: str, nowhere: str) -> None:
-        """Goes on where the predicate of an access holds for all lanes, for some, or for none."""
-        self.say("store i64 0, ptr %moved")
-        self.open()
-        self.change("%moved", "add", self.add(f"zext i1 {self.predicate(i)} to i64"))
-        self.close()
-        holds = self.load("%moved")
-        skip, some = self.label("skip"), self.label("some")
-        self.say(f"br i1 {self.add(f'icmp eq i64 {holds}, %n')}, label %{everywhere}, label %{some}")
+    def once(self, i: PtxInstruction) -> bool:
+        """True if each lane makes this access at most once, and no other has an order that matters: lanes then come in theirs."""
+        sums = [one for one in self.code.instructions if one.opcode in ("atom", "red") and one.types[-1].kind == "f"]
+        at = self.code.instructions.index(i)
+        return len(sums) == 1 and not any(first <= at <= last for first, last in self.code.loop_spans)
+
+    # -- control --------------------------------------------------------------------------------------------------------
+
+    def control(self, pc: int) -> None:
+        plan, i = self.code.plans[pc], self.code.instructions[pc]
+        control = plan.control
+        taken, rest = self.mask, "0"
+        if i.predicate is not None:
+            register, negated = i.predicate
+            holds = self.bits(self.read(Arg(register, np.dtype(bool))).name)
+            if negated:
+                holds = self.add(f"xor i32 {holds}, -1")
+            taken = self.add(f"and i32 {holds}, {self.mask}")
+            rest = self.add(f"xor i32 {taken}, {self.mask}")
+            self.count("%offs", len(self.off), self.counted(rest))
+            self.off.append(i)
+        match control:
+            case Branch(table="") as branch:
+                self.branch(i, self.code.target(branch.target), pc + 1, taken, rest)
+            case Exit(trap=False) | Return():
+                self.leave(i, pc + 1, taken, rest)
+            case WarpBarrier() if i.predicate is None:
+                alive = self.add(f"trunc i64 {self.load('%w', WARP_STATE['alive'])} to i32")
+                self.named(self.read(plan.reads[0]), self.add(f"xor i32 {self.mask}, {alive}"))
+                self.say("call void @warp_met(ptr %w)")
+                self.go(pc + 1)
+            case Barrier(counted=False, waits=True, reduction="") if i.predicate is None and isinstance(plan.reads[0].operand, Imm):
+                # All of the warp, as it was at its start: else NumPy says who waits for whom.
+                alone = self.add(f"icmp eq i64 {self.load('%w', WARP_STATE['pending'])}, 0")
+                lanes = self.add(f"trunc i64 {self.load('%w', WARP_STATE['whole'])} to i32")
+                all_ = self.add(f"icmp eq i32 {self.mask}, {lanes}")
+                apart = self.add(f"xor i1 {self.add(f'and i1 {alone}, {all_}')}, true")
+                self.fail_if(apart)
+                self.say(f"store i64 {plan.reads[0].operand.value + 1}, ptr {self.field('%w', WARP_STATE['barrier'])}")
+                self.push(pc + 1, self.mask)
+                self.say("br label %wait")
+            case _:
+                raise NoCode
+
+    def push(self, pc: int, mask: str) -> None:
+        """Makes lanes wait at an instruction, if there are any."""
+        if pc not in self.number:
+            raise NoCode
+        self.say(f"call void @push(ptr %w, i64 {self.number[pc]}, i32 {mask})")
+
+    def go(self, pc: int) -> None:
+        """Goes on at an instruction, unless other lanes of the warp are somewhere else."""
+        if pc not in self.number:
+            raise NoCode
+        apart, direct = self.label("apart"), f"block{self.number[pc]}"
+        alone = self.add(f"icmp eq i64 {self.load('%w', WARP_STATE['pending'])}, 0")
+        self.say(f"br i1 {alone}, label %{direct}, label %{apart}")
+        self.begin(apart)
+        self.push(pc, self.mask)
+        self.say("br label %dispatch")
+
+    def branch(self, i: PtxInstruction, there: int, here: int, taken: str, rest: str) -> None:
+        if there not in self.number:
+            raise NoCode
+        if i.predicate is None:
+            self.again(there, i)
+            self.go(there)
+            return
+        if here not in self.number:
+            raise NoCode
+        go, stay, some, both = (self.label(kind) for kind in ("go", "stay", "some", "both"))
+        self.again(there, i)
+        none = self.add(f"icmp eq i32 {taken}, 0")
+        self.say(f"br i1 {none}, label %{stay}, label %{some}")
+        self.begin(stay)
+        self.go(here)
         self.begin(some)
-        self.say(f"br i1 {self.add(f'icmp eq i64 {holds}, 0')}, label %{skip}, label %{somewhere}")
-        self.begin(skip)
-        at = self.add(f"getelementptr i64, ptr %offs, i64 {len(self.off)}")
-        self.off.append(i)
-        self.change(at, "add", "%n")
-        self.say(f"br label %{nowhere}")
+        self.say(f"br i1 {self.add(f'icmp eq i32 {rest}, 0')}, label %{go}, label %{both}")
+        self.begin(go)
+        self.go(there)
+        self.begin(both)
+        self.count("%parted", len(self.parting), "1")
+        self.parting.append(i)
+        self.push(there, taken)
+        self.push(here, rest)
+        self.say("br label %dispatch")
 
-    def shadowed(self, shadow: str, row: str, tag: str, crowd: str, kind: int, number: str) -> None:
-        """Gives up if another thread has touched a granule, of which one writes, with no barrier between; notes this thread.
+    def again(self, there: int, i: PtxInstruction) -> None:
+        """Counts a step back: a launch that makes too many gives up."""
+        if there <= self.code.instructions.index(i):
+            place = self.field("%launch", LAUNCH["budget"])
+            less = self.add(f"sub i64 {self.add(f'load i64, ptr {place}')}, 1")
+            self.say(f"store i64 {less}, ptr {place}")
+            self.fail_if(self.add(f"icmp slt i64 {less}, 0"))
 
-        A reader's tag stands for the readers before it that nothing orders before it, as `order.detector` has it.
-        """
-        kept = self.shadow_row
-        distance = self.add(f"mul i64 {row}, {8 * kept.words}")
-        start = self.add(f"inttoptr i64 {self.add(f'add i64 {shadow}, {distance}')} to ptr")
-        others = {k: self.load(self.field(start, k)) for k in ((WROTE, READ, UPDATED) if kept.atomics else (WROTE, READ))}
-        apart = {k: self.unordered(other, tag) for k, other in others.items()}
-        for k in CONFLICTS[kind]:
-            if k in apart:
-                self.flag(apart[k])
-        mine = tag if kind == WROTE else self.crowded(others[kind], tag, crowd, apart[kind])
-        self.say(f"store i64 {mine}, ptr {self.field(start, kind)}")
-        if kept.numbers and number:
-            place = self.add(f"getelementptr i16, ptr {self.field(start, BY)}, i64 {kind}")
-            self.say(f"store i16 {self.add(f'trunc i64 {number} to i16')}, ptr {place}")
+    def leave(self, i: PtxInstruction, here: int, taken: str, rest: str) -> None:
+        alive = self.field("%w", WARP_STATE["alive"])
+        stay = self.add(f"xor i32 {taken}, -1")
+        self.add_to(alive, self.add(f"zext i32 {stay} to i64"), "and")
+        if i.predicate is not None:
+            parted = self.add(f"icmp ne i32 {taken}, 0")
+            both = self.add(f"and i1 {parted}, {self.add(f'icmp ne i32 {rest}, 0')}")
+            self.count("%parted", len(self.parting), self.add(f"zext i1 {both} to i64"))
+            self.parting.append(i)
+            self.push(here, rest)
+        self.say("br label %dispatch")
 
-    def crowded(self, before: str, tag: str, crowd: str, apart: str) -> str:
-        """Returns the tag of a reader that stands for the one before it, too, if that is `apart`."""
-        differ = self.add(f"xor i64 {before}, {tag}")
-        same_lane = self.add(f"icmp eq i64 {self.add(f'and i64 {differ}, {WARP_CROWD - 1}')}, 0")
-        same_warp = self.add(f"icmp eq i64 {self.add(f'and i64 {differ}, {WARP_CROWD - WARP}')}, 0")
-        near = self.add(f"select i1 {same_warp}, i64 {WARP_CROWD}, i64 {BLOCK_CROWD}")
-        near = self.add(f"select i1 {same_lane}, i64 0, i64 {near}")
-        same_block = self.add(f"icmp ult i64 {differ}, {1 << 32}")
-        new = self.add(f"select i1 {same_block}, i64 {near}, i64 {GRID_CROWD}")
-        added = self.add(f"or i64 {new}, {self.add(f'and i64 {before}, {CROWDS}')}")
-        added = self.add(f"select i1 {apart}, i64 {added}, i64 0")
-        return self.add(f"or i64 {self.add(f'or i64 {tag}, {crowd}')}, {added}")
+    # -- the whole ------------------------------------------------------------------------------------------------------
 
-    def unordered(self, other: str, tag: str) -> str:
-        """True if there is an access `other` that is neither the thread's own nor behind a barrier of its block."""
-        differ = self.add(f"xor i64 {other}, {tag}")
-        in_epoch = self.add(f"icmp ult i64 {self.add(f'sub i64 {differ}, 1')}, {(1 << THREAD_BITS) - 1}")
-        elsewhere = self.add(f"icmp uge i64 {differ}, {1 << 32}")
-        somebody = self.add(f"icmp ne i64 {other}, 0")
-        return self.add(f"and i1 {somebody}, {self.add(f'or i1 {in_epoch}, {elsewhere}')}")
+    def special(self) -> list[tuple[str, tuple[int, int]]]:
+        """Returns the special registers that differ between blocks, and their rows."""
+        names = [f"%{kind}.{axis}" for kind in ("ctaid", "clusterid") for axis in "xyz"]
+        return [(name, self.code.slots[name]) for name in names if name in self.code.slots]
 
-    def text(self) -> str:
-        self.close()
+    def within(self) -> list[tuple[str, tuple[int, int]]]:
+        """Returns the special registers that are the same in each block, and their rows."""
+        differing = {name for name, _ in self.special()}
+        return [(name, slot) for name, slot in self.code.slots.items() if name in PER_LANE and name not in differing]
+
+    def text(self) -> tuple[str, int]:
+        """Returns the whole text, and the words of a warp's state."""
+        cases = " ".join(f"i64 {k}, label %block{k}" for k in range(len(self.starts)))
         body = "\n".join(self.lines)
-        return f"""
-declare float @llvm.fma.f32(float, float, float)
-declare double @llvm.fma.f64(double, double, double)
-declare float @llvm.sqrt.f32(float)
-declare double @llvm.sqrt.f64(double)
-declare float @llvm.fabs.f32(float)
-declare double @llvm.fabs.f64(double)
-define i32 @stretch(i64 %n, ptr %table, ptr %tags, ptr %bases, ptr %offs) {{
+        sizes = {name: LAUNCH[name] for name in ("regions", "offs", "parted", "sites", "constants")}
+        tables = "\n".join(
+            f"  %at.{name} = getelementptr i64, ptr %launch, i64 {place}\n  %{name} = load ptr, ptr %at.{name}"
+            for name, place in sizes.items()
+        )
+        warp = f"""
+define internal i32 @warp(ptr noalias %launch, ptr noalias %regs, ptr noalias %w) {{
 start:
-  %bad = alloca i64
-  %moved = alloca i64
-  %index = alloca i64
-  %first = alloca i64
-  %count = alloca i64
-  %list = alloca i64
-  %nowhere = alloca i64, i64 2
-  store i64 0, ptr %bad
+  %mask = alloca i32
+  %bad = alloca i32
+  %exchanged = alloca {vector('i32')}, align 64
+  store i32 0, ptr %bad
+  store i32 0, ptr %mask
+{tables}
+  br label %dispatch
+dispatch:
+  %next = call {{i64, i32}} @pop(ptr %w)
+  %at = extractvalue {{i64, i32}} %next, 0
+  %lanes = extractvalue {{i64, i32}} %next, 1
+  store i32 %lanes, ptr %mask
+  switch i64 %at, label %over [{cases}]
 {body}
-  %wrong = load i64, ptr %bad
-  %gives = trunc i64 %wrong to i32
-  ret i32 %gives
-fail:
+over:
+  %found = load i32, ptr %bad
+  %fine = icmp eq i32 %found, 0
+  br i1 %fine, label %end, label %fail
+end:
+  ret i32 0
+wait:
+  %met = load i32, ptr %bad
+  %well = icmp eq i32 %met, 0
+  br i1 %well, label %waits, label %fail
+waits:
   ret i32 1
+fail:
+  ret i32 2
 }}
-!0 = !{{}}
-!2 = distinct !{{}}
-!3 = distinct !{{!3, !4}}
-!4 = !{{!"llvm.loop.parallel_accesses", !2}}
 """
+        placed = [(self.layout.offset(slot), slot[0], axis) for axis, slot in self.special()]
+        blank = [self.doubted.index(name) for name in self.code.doubtful.blank]
+        return module(warp, self.helpers, self.row, self.words, self.layout.size, placed, len(self.doubted), blank)
+
+
+LANES = f"<{', '.join(f'i32 {n}' for n in range(WARP))}>"
+REDUCED = {"add": ("add", 0), "min": ("", 0), "max": ("", 0), "and": ("and", -1), "or": ("or", 0), "xor": ("xor", 0)}
+OTHERS = {
+    "cvta": KernelText.window,
+    "shfl": KernelText.shuffle,
+    "vote": KernelText.vote,
+    "activemask": KernelText.active_lanes,
+    "redux": KernelText.reduced,
+}
