@@ -1,14 +1,19 @@
 """The set-up that tests share: fixed seeds, and an environment that is the tests' own.
 
-CUPYFLASH_TEST_EXAMPLES=10 tries ten times as many random problems, and other ones each time.
+CUPYFLASH_TEST_EXAMPLES=10 tries ten times as many random problems, and other ones each time. `--draw 0.1` takes a tenth of them,
+other ones for each CUPYFLASH_TEST_DRAW; `--record FILE` adds a line about the run to a file.
 """
 
 from __future__ import annotations
 
 import atexit
+import datetime
 import gc
+import json
 import os
+import platform
 import shutil
+import subprocess
 import sys
 import tempfile
 from collections.abc import Generator, Iterator
@@ -22,6 +27,7 @@ import browsers
 import compiled
 from recorded_cupy import cupy  # noqa: F401 (a fixture)
 from rooms import ROOMS, left_out
+from suites import place
 
 # Loaded kernels are kept, a million objects and more: to go through them as often as Python does by itself takes long.
 gc.set_threshold(100_000, 50, 1000)
@@ -56,6 +62,8 @@ def pytest_runtest_call() -> Generator[None, object, object]:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--draw", type=float, metavar="FRACTION", help="only so many of the tests, drawn by CUPYFLASH_TEST_DRAW")
+    parser.addoption("--record", type=Path, metavar="FILE", help="add a line of JSON about the run")
     parser.addoption("--room", action="append", choices=list(ROOMS), help="only the tests of a part, see tests/rooms.py")
 
 
@@ -95,9 +103,14 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     return WorkStealingScheduling(config, log)
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skip, in the wide suite, cases with few examples of properties that it checks on many as well."""
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Skip, in the wide suite, cases with few examples of properties that it checks on many as well; draw some of all tests."""
     items[:] = [item for item in items if not {"few", "wide"} <= {mark.name for mark in item.iter_markers()}]
+    fraction = config.getoption("draw")
+    if fraction is not None:
+        drawn = [item for item in items if place(item.nodeid) < fraction]
+        config.hook.pytest_deselected(items=[item for item in items if item not in drawn])
+        items[:] = drawn
 
 
 def pytest_collection_finish() -> None:
@@ -108,7 +121,27 @@ def pytest_collection_finish() -> None:
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
     """After the whole wide suite a process leaves at once: to take apart what it has kept, object by object, takes minutes."""
     if not hasattr(session.config, "workerinput"):
+        if (file := session.config.getoption("record")) is not None:
+            record(session, file)
         atexit.register(_leave, int(exitstatus))
+
+
+def record(session: pytest.Session, file: Path) -> None:
+    """Adds a line: the commit, the suite, its results, seconds of processor time of this process and those it has waited for."""
+    git = ["git", "-C", str(Path(__file__).parent)]
+    commit = subprocess.run([*git, "rev-parse", "--short", "HEAD"], capture_output=True, text=True).stdout.strip()
+    stats = session.config.pluginmanager.getplugin("terminalreporter").stats
+    times = os.times()
+    line = {
+        "commit": commit,
+        "date": datetime.date.today().isoformat(),
+        "suite": session.config.option.markexpr,
+        **{name: len(stats.get(name, [])) for name in ("passed", "failed", "error", "skipped")},
+        "processor_seconds": round(times.user + times.system + times.children_user + times.children_system),
+        "machine": f"{os.cpu_count()} x {platform.machine()}",
+    }
+    with file.open("a") as stream:
+        stream.write(json.dumps(line) + "\n")
 
 
 def _leave(status: int) -> None:

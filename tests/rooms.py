@@ -57,7 +57,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
             "benchmark_rates",
             "timing*",
         ),
-        *("accuracy", "published", "on_gpu", "example", "generate", "suites", "torch_example", "flex_attention"),
+        *("accuracy", "published", "on_gpu", "example", "generate", "suites", "draws", "torch_example", "flex_attention"),
     ),
 }
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import hashlib
 import inspect
 import os
 from collections.abc import Callable, Collection, Iterable
@@ -14,6 +15,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 MORE = int(os.environ.get("CUPYFLASH_TEST_EXAMPLES", 1))
+
+
+def place(name: str) -> float:
+    """The place of a test's name in a draw, from 0 to 1: the same on any machine, and another one for each CUPYFLASH_TEST_DRAW."""
+    key = f"{os.environ.get('CUPYFLASH_TEST_DRAW', '')} {name}"
+    return int.from_bytes(hashlib.sha256(key.encode()).digest()[:8], "big") / 2**64
 
 
 def wide(*case: Any) -> Any:

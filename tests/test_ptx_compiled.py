@@ -60,7 +60,8 @@ CASES = [
         "ints", 64, 64, [RNG.integers(-(2**31), 2**31, 4096).astype(np.int32), np.zeros(4096, np.int32), n(1)], True, marks=wide
     ),
     ("hist", 3, 128, [RNG.integers(0, 256, 3000).astype(np.uint8), np.zeros(64, np.uint32), n(3000)], True),
-    pytest.param("atoms", 8, 64, [RNG.integers(-999, 999, 512).astype(np.int32), np.zeros(640, np.int32), n(1)], True, marks=wide),
+    # Results of atomics are used: their order matters, which is NumPy's.
+    pytest.param("atoms", 8, 64, [RNG.integers(-999, 999, 512).astype(np.int32), np.zeros(640, np.int32), n(1)], False, marks=wide),
     # Addresses without a pattern, stores of some lanes; then two lanes at one place, and a place beyond the end.
     *(
         pytest.param("permute", 16, 64, [places.astype(np.int32), np.zeros(2048, np.int32), n(1024)], clean, marks=wide)

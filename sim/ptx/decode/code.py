@@ -17,7 +17,7 @@ from ..text.syntax import Array, PtxInstruction, PtxProgram, Reg, Variable, symb
 from .decoded import function_addresses
 from .flow import CONSTANT_REGISTERS, LiveRegisters, in_flight, numbers, spins
 from .provenance import Home, guesses, homes, sharing_of
-from .registry import FLUSH, KEEP, FunctionCall, Plan
+from .registry import FLUSH, KEEP, FunctionCall, PhaseWait, Plan
 
 WIDTHS = (1, 16, 32, 64)
 """Register files by width in bits; 1 holds predicates."""
@@ -115,6 +115,13 @@ class Code(LiveRegisters):
         """True if it uses the shared memory that the system reserves (cooperative groups do)."""
         mentioned = (o for i in self.instructions for o in i.operands if isinstance(o, Reg))
         return any(o.name.startswith("%reserved_smem_offset") for o in mentioned)
+
+    @cached_property
+    def spins(self) -> bool:
+        """True if lanes may wait in a loop for what others do: by loads, by atomics whose results are used, at mbarriers."""
+        used = (plan for plan in self.plans if plan.instruction.opcode == "atom")
+        waits = any(isinstance(plan.control, PhaseWait | FunctionCall) for plan in self.plans)
+        return waits or bool(spins(self)) or any(not self.read_somewhere.isdisjoint(plan.written) for plan in used)
 
     @cached_property
     def sharing(self) -> Sharing:

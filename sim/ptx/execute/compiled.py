@@ -5,8 +5,8 @@ wrote, two threads at one word of which one writes without a barrier between the
 that wait for others. Then the launch's writes are undone, and it runs from its start without compiled code, which finds and says
 everything. So a finding has one origin. Blocks run one after the other, which no launch without fault can tell.
 
-Arithmetic is made from the rows of the opcodes (`decode.table_rows`), as NumPy's evaluation is. A kernel with an instruction that has
-no translation is NumPy's.
+Arithmetic is made from the rows of the opcodes (`decode.table_rows`), as NumPy's evaluation is. A kernel with an instruction
+that has no translation is NumPy's.
 """
 
 from __future__ import annotations
@@ -28,7 +28,6 @@ from cupyflash.launch import first_use, own_files
 
 from ..decode.access import CACHE
 from ..decode.code import Code
-from ..decode.flow import spins
 from ..decode.registry import ENVIRONMENT, KEEP, Arg, WarpBarrier
 from ..order import moments
 from ..order.history import Launches
@@ -39,7 +38,7 @@ from ..state.segments import Segment
 from ..text.syntax import Array, PtxInstruction, Unsupported
 from .translation import OPCODES, KernelText, space_of, target
 from .vectors import NoCode
-from .warp_memory import (
+from .warp_tables import (
     ATOMICS,
     BLOCK_CROWD,
     BY,
@@ -169,10 +168,10 @@ class CompiledKernel:
 
     def __init__(self, code: Code, row: ShadowRow):
         text = KernelText(code, row)
-        source, self.state_words = text.text()
+        self.state_words = text.shape.state_words
         self.constants, self.sites, self.off, self.parting = text.constants, text.sites, text.off, text.parting
         self.starts, self.layout, self.within = text.starts, text.layout, text.within()
-        self.run = ctypes.CFUNCTYPE(ctypes.c_int64, *[ctypes.c_int64] * 3)(compiled(source))
+        self.run = ctypes.CFUNCTYPE(ctypes.c_int64, *[ctypes.c_int64] * 3)(compiled(text.text()))
 
 
 KERNELS: WeakKeyDictionary[Code, dict[ShadowRow, CompiledKernel]] = WeakKeyDictionary()
@@ -240,7 +239,8 @@ class CompiledLaunch:
         self.living = self.array(warps)
         self.living[:] = (1 << alive) - 1
         self.enter(
-            **{"regions": self.regions, "offs": self.offs, "parted": self.parted, "sites": self.sites, "segments": table, **shadows},
+            regions=self.regions, offs=self.offs, parted=self.parted,
+            **{"sites": self.sites, "segments": table, **shadows},
             constants=self.constants(),
             registers=self.array(warps * kernel.layout.size, np.uint8),
             warps_memory=self.array((warps, kernel.state_words)),
@@ -271,7 +271,8 @@ class CompiledLaunch:
             self.shadows[segment] = np.zeros((granules, self.row.words), np.uint64)
             shadow = self.shadows[segment].ctypes.data
         state = 0 if segment.state is None else segment.state.ctypes.data - segment.start
-        return [segment.start, segment.size, segment.address - segment.start, state, shadow, segment.start & -WIDEST, number, writes]
+        distance = segment.address - segment.start
+        return [segment.start, segment.size, distance, state, shadow, segment.start & -WIDEST, number, writes]
 
     def constants(self) -> Array:
         """Returns the numbers that the kernel's text asks for."""
@@ -429,7 +430,7 @@ def plain(i: PtxInstruction) -> bool:
 def covers(machine: PtxMachine) -> bool:
     """True if compiled code may run a kernel, as far as its accesses and registers are concerned."""
     code = machine.code
-    if code.sharing.guesses or code.sharing.narrow or spins(code) or not machine.setup.approximate:
+    if code.sharing.guesses or code.sharing.narrow or code.spins or not machine.setup.approximate:
         return False
     accesses = (i for i in code.instructions if i.opcode in OPCODES and space_of(i) not in PRIVATE)
     return all(map(plain, accesses))

@@ -158,7 +158,7 @@ class PtxMachine(RegisterFiles):
         self.shadows.begin_wave(self.wave)
         self.flights.begin_wave(self.wave)
         self.budgets.begin_wave(self.wave)
-        self.ready = make_ready(self.random, self.wave, self.code.in_flight is not None)
+        self.ready = make_ready(self.random, self.wave, self.code)
         self.parked = {}
         self.functions = DeviceFunctions(self, self.shadows)
         self.barriers = Barriers(self)

@@ -32,10 +32,11 @@ class ReadyLanes:
 
     The lowest instruction goes first, so that diverged lanes meet again where their paths join. Because that would let
     a spin loop starve the very lanes it waits for, after every `PATIENCE` picks the longest waiting groups run for
-    `TURN` picks.
+    `TURN` picks, in a kernel that `spins`.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, spins: bool = True) -> None:
+        self.spins = spins
         self.groups: dict[int, list[LaneSet]] = {}
         self.since: dict[int, int] = {}
         self.picks = 0
@@ -55,7 +56,7 @@ class ReadyLanes:
         self.picks += 1
         if len(self.groups) == 1:
             pc = next(iter(self.groups))
-        elif self.picks % (PATIENCE + TURN) >= PATIENCE:
+        elif self.spins and self.picks % (PATIENCE + TURN) >= PATIENCE:
             pc = min(self.groups, key=self.since.__getitem__)
         else:
             pc = min(self.groups)
@@ -197,8 +198,8 @@ class SeededReady(ReadyLanes):
         return pc, lanes
 
 
-def make_ready(random: np.random.Generator | None, wave: Wave, warpgroups: bool) -> ReadyLanes:
-    return ReadyLanes() if random is None else SeededReady(random, wave, warpgroups)
+def make_ready(random: np.random.Generator | None, wave: Wave, code: Code) -> ReadyLanes:
+    return ReadyLanes(code.spins) if random is None else SeededReady(random, wave, code.in_flight is not None)
 
 
 STALL_SECONDS = 20.0

@@ -21,7 +21,8 @@ from ..state.lane_sets import WARP
 from ..text.syntax import SINK, Imm, Mem, Operand, PtxInstruction, PtxType, Reg, Sym, Unsupported
 from .registers import immediate
 from .vectors import Arithmetic, NoCode, Value, scalar, splat, vector
-from .warp_memory import ATOMICS, LAUNCH, SITE_WORDS, WARP_STATE, ShadowRow, access_name, module
+from .warp_run import KernelShape, module
+from .warp_tables import ATOMICS, LAUNCH, SITE_WORDS, WARP_STATE, ShadowRow, access_name
 
 WIDTHS = {1: "i32", 16: "i16", 32: "i32", 64: "i64"}
 """What a register's rows hold for a lane, by width; predicates are one i32 for all lanes."""
@@ -78,7 +79,7 @@ class KernelText(Arithmetic):
         self.sites: list[PtxInstruction] = []
         self.off: list[PtxInstruction] = []
         self.parting: list[PtxInstruction] = []
-        self.helpers: set[tuple[str, ...]] = set()
+        self.helpers: set[tuple[object, ...]] = set()
         self.values: dict[tuple[int, int], str] = {}
         self.dirty: set[tuple[int, int]] = set()
         self.starts = [pc for pc in code.leaders if code.function_at[pc] == code.kernel]
@@ -86,6 +87,7 @@ class KernelText(Arithmetic):
         self.words = -(-len(self.starts) // 64)
         self.doubted = sorted(code.doubtful.registers)
         self.moved = "0"
+        self.blanks_at = self.shape.blanks
         for start in self.starts:
             self.region(start)
 
@@ -256,7 +258,8 @@ class KernelText(Arithmetic):
         found = self.read(plan.reads[0])
         name = found.name
         if WINDOWS[space]:
-            name = self.op("sub" if "to" in i.mods else "add", scalar(found.dtype), name, splat(scalar(found.dtype), WINDOWS[space]))
+            element = scalar(found.dtype)
+            name = self.op("sub" if "to" in i.mods else "add", element, name, splat(element, WINDOWS[space]))
         self.write(plan.writes[0], Value(name, found.dtype), self.predicate(i))
 
     def regrouped(self, plan: Plan, i: PtxInstruction) -> None:
@@ -279,7 +282,7 @@ class KernelText(Arithmetic):
 
     def blanks(self, name: str) -> str:
         """Returns the place of the lanes in which a register is unwritten."""
-        return self.field("%w", WARP_STATE["bitmap"] + 65 * self.words + self.doubted.index(name))
+        return self.field("%w", self.blanks_at + self.doubted.index(name))
 
     def written_here(self, pc: int) -> str:
         """Gives up if an instruction reads a register that a lane never wrote, unless it moves it as a whole; returns its lanes."""
@@ -457,7 +460,7 @@ class KernelText(Arithmetic):
         if mask is not None:
             here = self.add(f"and i32 {self.bits(mask)}, {self.mask}")
         kind = "atom" if i.opcode in ("atom", "red") else i.opcode
-        self.helpers.add(("access", space, kind, str(size)))
+        self.helpers.add(("access", space, kind, size))
         site = self.field("%sites", SITE_WORDS * len(self.sites))
         self.sites.append(i)
         lanes = vector("i64")
@@ -473,7 +476,7 @@ class KernelText(Arithmetic):
         for k, (register, arg) in enumerate(zip(registers, pieces, strict=True)):
             bits = f"i{type_.bits}"
             given = f"i64 {to}, i32 {form}, i32 {here}, {lanes} {address}, i64 {k * type_.bytes}, i64 {size}"
-            self.helpers.add(("move", i.opcode, bits))
+            self.helpers.add(("move", i.opcode, type_.bits))
             if i.opcode == "st":
                 value = self.read(arg)
                 self.say(f"call void @st_{bits}({given}, {vector(bits)} {self.raw(value)})")
@@ -630,8 +633,13 @@ class KernelText(Arithmetic):
         differing = {name for name, _ in self.special()}
         return [(name, slot) for name, slot in self.code.slots.items() if name in PER_LANE and name not in differing]
 
-    def text(self) -> tuple[str, int]:
-        """Returns the whole text, and the words of a warp's state."""
+    @property
+    def shape(self) -> KernelShape:
+        places = [(self.layout.offset(slot), slot[0], name[-1]) for name, slot in self.special()]
+        blank = [self.doubted.index(name) for name in self.code.doubtful.blank]
+        return KernelShape(self.words, self.layout.size, places, len(self.doubted), blank)
+
+    def text(self) -> str:
         cases = " ".join(f"i64 {k}, label %block{k}" for k in range(len(self.starts)))
         body = "\n".join(self.lines)
         sizes = {name: LAUNCH[name] for name in ("regions", "offs", "parted", "sites", "constants")}
@@ -672,9 +680,7 @@ fail:
   ret i32 2
 }}
 """
-        placed = [(self.layout.offset(slot), slot[0], axis) for axis, slot in self.special()]
-        blank = [self.doubted.index(name) for name in self.code.doubtful.blank]
-        return module(warp, self.helpers, self.row, self.words, self.layout.size, placed, len(self.doubted), blank)
+        return module(warp, self.helpers, self.row, self.shape)
 
 
 LANES = f"<{', '.join(f'i32 {n}' for n in range(WARP))}>"

@@ -99,6 +99,9 @@ class Text:
         """Returns a mask of lanes as i32."""
         return self.add(f"bitcast {vector('i1')} {mask} to i32")
 
+    def chosen(self, mask: str, a: str, b: str, element: str) -> str:
+        return self.add(f"select {vector('i1')} {mask}, {vector(element)} {a}, {vector(element)} {b}")
+
     def everywhere(self, element: str, value: str) -> str:
         """Returns a number for all lanes."""
         one = self.add(f"insertelement {vector(element)} poison, {element} {value}, i64 0")
@@ -155,15 +158,14 @@ class Arithmetic(Text):
             if isinstance(given[0], int):
                 return Value(splat(scalar(kind.dtype), self.literal(given[0], kind.dtype)), kind.dtype)
             return self.cast(self.value(given[0], operands), kind.dtype)
-        if (name == "fused_f32" and given[3] == 0) or name == "fused_f64":
-            return self.called("fma", [self.value(a, operands) for a in given[:3]])
-        if name == "fused_f32":
+        if name in ("fused_f32", "fused_f64"):
             return self.called("fma", [self.value(a, operands) for a in given[:3]])
         if name == "extreme":
             a, b = (self.value(x, operands) for x in given[:2])
             return self.extreme(a, b, str(given[2]))
         if name in OWN:
-            return OWN[name](self, *(self.value(a, operands) if isinstance(a, PrimitiveCall | OperandName) and a != APPROXIMATE else a for a in given))
+            values = (a if a == APPROXIMATE or isinstance(a, int | str) else self.value(a, operands) for a in given)
+            return OWN[name](self, *values)
         if name in VIEWS or name in WRITERS or not isinstance(function(name), np.ufunc):
             raise NoCode
         found = [None if isinstance(a, int | float) else self.value(a, operands) for a in given]
@@ -235,9 +237,6 @@ class Arithmetic(Text):
         one = self.chosen(more, raw[0], raw[1], f"i{8 * dtype.itemsize}")
         equal = self.add(f"fcmp oeq {of} {a.name}, {b.name}")
         return self.seen(self.chosen(equal, both, one, f"i{8 * dtype.itemsize}"), dtype)
-
-    def chosen(self, mask: str, a: str, b: str, element: str) -> str:
-        return self.add(f"select {vector('i1')} {mask}, {vector(element)} {a}, {vector(element)} {b}")
 
     def flushed(self, x: Value, result: bool) -> Value:
         """Returns a float32 with subnormal numbers as zeros of their sign.
@@ -330,6 +329,8 @@ class Arithmetic(Text):
             return self.add(f"call {of} @llvm.fabs.v{WARP}f{8 * dtype.itemsize}({of} {x[0]})")
         if name == "absolute" and kind == "i":
             return self.add(f"call {of} @llvm.abs.v{WARP}{element}({of} {x[0]}, i1 false)")
+        if name == "copysign" and kind == "f":
+            return self.add(f"call {of} @llvm.copysign.v{WARP}f{8 * dtype.itemsize}({of} {x[0]}, {of} {x[1]})")
         if name in LOGIC and kind in "iub":
             return self.add(f"{LOGIC[name]} {of} {x[0]}, {x[1]}")
         if name == "invert" and kind in "iub":
@@ -485,7 +486,8 @@ class Arithmetic(Text):
             raise NoCode
         wide = self.resized(x.name, "i32", "i64", x.dtype.kind == "i")
         left = self.op("shl", "i64", wide, splat("i64", 40))
-        return Value(self.op("ashr" if x.dtype.kind == "i" else "lshr", "i64", left, splat("i64", 40)), np.dtype(x.dtype.kind + "8"))
+        how = "ashr" if x.dtype.kind == "i" else "lshr"
+        return Value(self.op(how, "i64", left, splat("i64", 40)), np.dtype(x.dtype.kind + "8"))
 
     def approximated(self, _: object, function: str, kind: str, *values: Value) -> Value:
         """Adds an approximation that is one of IEEE's operations in float64, moved as `decode.primitives.MOVES` has it."""
@@ -549,7 +551,11 @@ class Arithmetic(Text):
         return Value(self.add(f"fptrunc {vector('double')} {chosen.name} to {of}"), single)
 
 
-MOVED = {"rcp": 1 << 28 | 1, "sqrt": 1 << 28 | 1, "rsqrt": int((2.0**-22.9 - 2.0**-24) * 2.0**52), **dict.fromkeys(("div", "div.full"), 3 << 28 | 1)}
+MOVED = {
+    **dict.fromkeys(("rcp", "sqrt"), 1 << 28 | 1),
+    **dict.fromkeys(("div", "div.full"), 3 << 28 | 1),
+    "rsqrt": int((2.0**-22.9 - 2.0**-24) * 2.0**52),
+}
 """Bits by which the results of an approximation to float32 are moved."""
 
 APPROXIMATE = OperandName("approximate")

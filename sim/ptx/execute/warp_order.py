@@ -1,0 +1,278 @@
+"""The text of LLVM's functions that follow the accesses of a compiled launch: who touched which granule, which bytes are written.
+
+Granules of tensors have rows with the tags of their last writer, reader and atomic access; those of shared memory have an array for
+each, so that a warp looks at all of its granules at once. A function returns true if the launch shall give up: another thread has
+touched a granule, of which one writes, with no barrier between; or nobody wrote a byte that is read.
+"""
+
+from __future__ import annotations
+
+from string import Template
+
+from ..state.lane_sets import WARP
+from .vectors import Text, splat, vector
+from .warp_tables import (
+    BLOCK_CROWD,
+    BY,
+    CONFLICTS,
+    CROWDS,
+    EPOCH,
+    GRID_CROWD,
+    KINDS,
+    LAST_MEETING,
+    LAUNCH,
+    READ,
+    THREAD_BITS,
+    UPDATED,
+    WARP_CROWD,
+    WROTE,
+    ShadowRow,
+    steps,
+)
+
+FOLLOWED_GLOBAL = Template("""
+define internal i1 @follow_global_${KIND}_$SIZE(
+  ptr %addresses, i32 %m, i64 %tag, i64 %crowd, i64 %number, i64 %shadow, i64 %origin, i64 %state
+) noinline {
+start:
+  %nothing = icmp eq i64 %shadow, 0
+  %nostates = icmp eq i64 %state, 0
+  br label %lane
+lane:
+  %left = phi i32 [%m, %start], [%rest, %on]
+  %over = icmp eq i32 %left, 0
+  br i1 %over, label %fine, label %go
+fine:
+  ret i1 false
+bad:
+  ret i1 true
+go:
+  %l = call i32 @llvm.cttz.i32(i32 %left, i1 true)
+  %less = sub i32 %left, 1
+  %rest = and i32 %left, %less
+  %l64 = zext i32 %l to i64
+  %p = getelementptr i64, ptr %addresses, i64 %l64
+  %a = load i64, ptr %p
+  br i1 %nothing, label %shadowed, label %touch
+touch:
+  %mine = or i64 %tag, %l64
+  %distance = sub i64 %a, %origin
+  %granule = lshr i64 %distance, $GRANULE
+  %byte = mul i64 %granule, $ROW_BYTES
+  %row = add i64 %shadow, %byte
+  br label %piece
+piece:
+  %k = phi i64 [0, %touch], [%k2, %kept]
+  %skip = mul i64 %k, $ROW_BYTES
+  %at = add i64 %row, %skip
+  %r = inttoptr i64 %at to ptr
+$TOUCH
+kept:
+  %k2 = add i64 %k, 1
+  %last = icmp eq i64 %k2, $PIECES
+  br i1 %last, label %shadowed, label %piece
+shadowed:
+  br i1 %nostates, label %on, label %stated
+stated:
+  %where = add i64 %a, %state
+  %q = inttoptr i64 %where to ptr
+$STATED
+on:
+  br label %lane
+}
+""")
+
+
+def touched(kind: int, row: ShadowRow) -> str:
+    """Returns the text that gives up if another thread has touched a granule, of which one writes, with no barrier between.
+
+    It notes this thread. A reader's tag stands for the readers before it that nothing orders before it, as `order.detector` has it.
+    """
+    words = (WROTE, READ, UPDATED) if row.atomics else (WROTE, READ)
+    lines = []
+    for k in words:
+        lines += [
+            f"%p{k} = getelementptr i64, ptr %r, i64 {k}",
+            f"%other{k} = load i64, ptr %p{k}",
+            f"%differ{k} = xor i64 %other{k}, %mine",
+            f"%fewer{k} = sub i64 %differ{k}, 1",
+            f"%near{k} = icmp ult i64 %fewer{k}, {(1 << THREAD_BITS) - 1}",
+            f"%far{k} = icmp uge i64 %differ{k}, {1 << 32}",
+            f"%some{k} = icmp ne i64 %other{k}, 0",
+            f"%either{k} = or i1 %near{k}, %far{k}",
+            f"%apart{k} = and i1 %some{k}, %either{k}",
+        ]
+    clash = "false"
+    for k in CONFLICTS[kind]:
+        if k in words:
+            lines.append(f"%clash{k} = or i1 {clash}, %apart{k}")
+            clash = f"%clash{k}"
+    lines += [f"br i1 {clash}, label %bad, label %note", "note:"]
+    new = "%mine"
+    if kind != WROTE:
+        k = kind
+        lines += [
+            f"%samelane.bits = and i64 %differ{k}, {WARP_CROWD - 1}",
+            "%samelane = icmp eq i64 %samelane.bits, 0",
+            f"%samewarp.bits = and i64 %differ{k}, {WARP_CROWD - WARP}",
+            "%samewarp = icmp eq i64 %samewarp.bits, 0",
+            f"%inblock = select i1 %samewarp, i64 {WARP_CROWD}, i64 {BLOCK_CROWD}",
+            "%beside = select i1 %samelane, i64 0, i64 %inblock",
+            f"%sameblock = icmp ult i64 %differ{k}, {1 << 32}",
+            f"%newcrowd = select i1 %sameblock, i64 %beside, i64 {GRID_CROWD}",
+            f"%oldcrowd = and i64 %other{k}, {CROWDS}",
+            "%bothcrowds = or i64 %newcrowd, %oldcrowd",
+            f"%added = select i1 %apart{k}, i64 %bothcrowds, i64 0",
+            "%with = or i64 %mine, %crowd",
+            "%new = or i64 %with, %added",
+        ]
+        new = "%new"
+    lines.append(f"store i64 {new}, ptr %p{kind}")
+    if row.numbers:
+        lines += [
+            f"%b = getelementptr i64, ptr %r, i64 {BY}",
+            f"%by = getelementptr i16, ptr %b, i64 {kind}",
+            "%narrow = trunc i64 %number to i16",
+            "store i16 %narrow, ptr %by",
+        ]
+    return "\n".join(f"  {line}" if not line.endswith(":") else line for line in [*lines, "br label %kept"])
+
+
+def follow_global(kind: str, size: int, row: ShadowRow) -> str:
+    """Returns the function that follows an access to a tensor, lane after lane."""
+    bits, stated = 8 * size, list[str]()
+    if kind != "st":
+        stated += [
+            f"  %s = load i{bits}, ptr %q, align 1",
+            f"  %unwritten = icmp ne i{bits} %s, 0",
+            "  br i1 %unwritten, label %bad, label %known",
+            "known:",
+        ]
+    if kind != "ld":
+        stated.append(f"  store i{bits} 0, ptr %q, align 1")
+    stated.append("  br label %on")
+    return FOLLOWED_GLOBAL.substitute(
+        KIND=kind,
+        SIZE=size,
+        GRANULE=row.granule.bit_length() - 1,
+        ROW_BYTES=8 * row.words,
+        PIECES=max(1, size // row.granule),
+        TOUCH=touched(KINDS[kind], row),
+        STATED="\n".join(stated),
+    )
+
+
+class SharedOrder(Text):
+    """The function that follows an access of `size` bytes a lane to shared memory. `rowly`: one lane lies behind the other."""
+
+    def __init__(self, kind: str, size: int, rowly: bool, row: ShadowRow):
+        super().__init__()
+        self.kind, self.size, self.rowly = kind, size, rowly
+        self.own, self.granule = KINDS[kind], row.shared_granule
+        self.wrong = "zeroinitializer"
+        kept = (WROTE, READ, UPDATED) if row.atomics else (WROTE, READ)
+        self.words = [k for k in kept if k == self.own or k in CONFLICTS[self.own]]
+
+    def text(self) -> str:
+        self.lanes = self.add(f"bitcast i32 %m to {vector('i1')}")
+        self.tags = self.op("or", "i32", self.everywhere("i32", "%tag"), steps("i32", 1))
+        self.crowds = self.everywhere("i32", "%crowd")
+        names = {WROTE: "written", READ: "read", UPDATED: "updated"}
+        self.arrays = {k: self.pointer(names[k]) for k in self.words}
+        shift = self.granule.bit_length() - 1
+        self.granules = self.op("lshr", "i64", "%addresses", splat("i64", shift))
+        self.first = self.add(f"ashr i64 %row, {shift}")
+        for piece in range(max(1, self.size // self.granule)):
+            self.touch(piece)
+        self.states = self.pointer("states")
+        width = min(self.size, 8)
+        for piece in range(self.size // width):
+            self.written(piece * width, width)
+        bits = self.bits(self.op("and", "i1", self.wrong, self.lanes))
+        body = "\n".join([*self.lines, f"  %wrong = icmp ne i32 {bits}, 0"])
+        form = "row" if self.rowly else "strewn"
+        return f"""
+define internal i1 @follow_shared_{self.kind}_{self.size}_{form}(
+  ptr noalias %launch, i32 %m, i32 %tag, i32 %crowd, i64 %row, {vector("i64")} %addresses
+) noinline {{
+{body}
+  ret i1 %wrong
+}}
+"""
+
+    def pointer(self, name: str) -> str:
+        return self.add(f"load ptr, ptr {self.field('%launch', LAUNCH[name])}")
+
+    def place(self, array: str, element: str, row: str, index: str, piece: int, rowly: bool) -> str:
+        """Returns the place of the first lane in an array, or each lane's."""
+        if rowly:
+            return self.add(f"getelementptr {element}, ptr {array}, i64 {row}")
+        places = self.op("add", "i64", index, splat("i64", piece))
+        return self.add(f"getelementptr {element}, ptr {array}, {vector('i64')} {places}")
+
+    def get(self, place: str, bits: int, align: int, rowly: bool) -> str:
+        of, rest = vector(f"i{bits}"), f"i32 {align}, {vector('i1')} {self.lanes}"
+        how = f"load.v{WARP}i{bits}.p0(ptr" if rowly else f"gather.v{WARP}i{bits}.v{WARP}p0({vector('ptr')}"
+        return self.add(f"call {of} @llvm.masked.{how} {place}, {rest}, {of} zeroinitializer)")
+
+    def put(self, value: str, place: str, bits: int, align: int, rowly: bool) -> None:
+        of, rest = vector(f"i{bits}"), f"i32 {align}, {vector('i1')} {self.lanes}"
+        how = f"store.v{WARP}i{bits}.p0" if rowly else f"scatter.v{WARP}i{bits}.v{WARP}p0"
+        self.say(f"call void @llvm.masked.{how}({of} {value}, {'ptr' if rowly else vector('ptr')} {place}, {rest})")
+
+    def touch(self, piece: int) -> None:
+        """Looks who has touched a granule of each lane, and notes the lanes."""
+        rowly = self.rowly and self.size <= self.granule
+        places = {k: self.place(self.arrays[k], "i32", self.first, self.granules, piece, rowly) for k in self.words}
+        others = {k: TagFacts(self, self.get(place, 32, 4, rowly)) for k, place in places.items()}
+        for k in CONFLICTS[self.own]:
+            if k in others:
+                self.wrong = self.op("or", "i1", self.wrong, others[k].clashes())
+        new = self.tags if self.own == WROTE else others[self.own].joined(self.crowds)
+        self.put(new, places[self.own], 32, 4, rowly)
+
+    def written(self, start: int, width: int) -> None:
+        """Looks whether some bytes of each lane are written, or notes that they are."""
+        bits, rowly = 8 * width, self.rowly and self.size == width
+        place = self.place(self.states, "i8", "%row", "%addresses", start, rowly)
+        if self.kind != "st":
+            unwritten = self.test("ne", f"i{bits}", self.get(place, bits, 1, rowly), "zeroinitializer")
+            self.wrong = self.op("or", "i1", self.wrong, unwritten)
+        if self.kind != "ld":
+            self.put("zeroinitializer", place, bits, 1, rowly)
+
+
+class TagFacts:
+    """The earlier tags of a warp's granules beside its own: of this epoch of the block, of the warp, ordered by a barrier of the
+    warp between; and whether they stand for others of the warp or of the block, too.
+    """
+
+    def __init__(self, text: SharedOrder, other: str):
+        self.text = text
+        differ = text.op("xor", "i32", other, text.tags)
+        self.now = text.test("ult", "i32", differ, splat("i32", 1 << EPOCH))
+        thread, met, crowd, block = (
+            text.test("ne", "i32", text.op("and", "i32", x, splat("i32", mask)), "zeroinitializer")
+            for x, mask in ((differ, WARP_CROWD - 1), (differ, LAST_MEETING), (other, WARP_CROWD), (other, BLOCK_CROWD))
+        )
+        warps = text.op("and", "i32", differ, splat("i32", WARP_CROWD - WARP))
+        self.warp = text.test("eq", "i32", warps, "zeroinitializer")
+        ordered = text.op("and", "i1", self.warp, met)
+        unordered = text.op("xor", "i1", ordered, splat("i1", "true"))
+        self.beside = text.op("and", "i1", text.op("or", "i1", thread, crowd), unordered)
+        self.block = block
+
+    def clashes(self) -> str:
+        """Returns a mask of the lanes that are not ordered behind all threads of a tag."""
+        return self.text.op("and", "i1", self.text.op("or", "i1", self.beside, self.block), self.now)
+
+    def joined(self, crowds: str) -> str:
+        """Returns tags that stand for the warp's lanes and for the threads before, as far as nothing orders these."""
+        text = self.text
+        elsewhere = text.op("xor", "i1", self.warp, splat("i1", "true"))
+        block = text.op("and", "i1", text.op("or", "i1", elsewhere, self.block), self.now)
+        warp = text.op("and", "i1", text.op("and", "i1", self.beside, self.warp), self.now)
+        new = text.op("or", "i32", text.tags, crowds)
+        for mask, crowd in ((block, BLOCK_CROWD), (warp, WARP_CROWD)):
+            new = text.op("or", "i32", new, text.chosen(mask, splat("i32", crowd), "zeroinitializer", "i32"))
+        return new
