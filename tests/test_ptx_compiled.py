@@ -197,7 +197,7 @@ def test_another_engine_is_refused(monkeypatch) -> None:
 
 def test_without_llvmlite_the_engine_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "llvmlite.binding", None)
-    with pytest.raises(ImportError, match=r"CUPYFLASH_ENGINE=llvm needs llvmlite: pip install 'cupyflash\[llvm\]'"):
+    with pytest.raises(ImportError, match=r"CUPYFLASH_ENGINE=llvm needs llvmlite: pip install 'cupyflash\[sim\]'"):
         Compiler()
 
 

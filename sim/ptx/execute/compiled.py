@@ -81,7 +81,7 @@ class Compiler:
             import llvmlite
             import llvmlite.binding as llvm
         except ImportError:
-            raise ImportError("CUPYFLASH_ENGINE=llvm needs llvmlite: pip install 'cupyflash[llvm]'") from None
+            raise ImportError("CUPYFLASH_ENGINE=llvm needs llvmlite: pip install 'cupyflash[sim]'") from None
         from cupyflash.launch import cubins
 
         self.llvm: Any = llvm
@@ -463,7 +463,7 @@ WAVE_SECONDS, INSTRUCTION_SECONDS, ATOMIC, TURNS = 4e-4, 15e-6, 100, 8
 many instructions; turns of a loop that are taken for granted.
 """
 
-COMPILING_SECONDS, BOUND_SECONDS = 0.5, 0.1
+COMPILING_SECONDS, BOUND_SECONDS = 0.5, 0.02
 """Processor time of NumPy from which on compiled code pays: if it has to be compiled, and if it has been."""
 
 
