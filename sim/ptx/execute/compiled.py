@@ -156,11 +156,13 @@ def compiled(text: str) -> int:
     return compiler().function(text)
 
 
-@ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p)
 def exp2(asked: int, answer: int) -> None:
-    """Raises 2 to the powers of a warp's lanes as NumPy does."""
-    powers, found = (np.frombuffer((ctypes.c_double * WARP).from_address(at)) for at in (asked, answer))
+    """Raises 2 to the powers of a warp's lanes as NumPy does: float64 at these addresses."""
+    powers, found = (np.frombuffer(memoryview((ctypes.c_double * WARP).from_address(at))) for at in (asked, answer))
     np.exp2(powers, out=found)
+
+
+EXP2 = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p)(exp2)
 
 
 class CompiledKernel:
@@ -254,7 +256,7 @@ class CompiledLaunch:
             states=self.array(memory.shared_stride, np.uint8),
             granules=granules,
             segment_count=len(self.segments),
-            exp2=ctypes.cast(exp2, ctypes.c_void_p).value or 0,
+            exp2=ctypes.cast(EXP2, ctypes.c_void_p).value or 0,
         )
 
     def placed(self, segment: Segment, number: int) -> list[int]:
@@ -262,8 +264,8 @@ class CompiledLaunch:
         writes = segment.writable and any(map(self.machine.code.sharing.writes, segment.places))
         if writes:
             self.take(2 * segment.size)
-            state = segment.state
-            self.kept[segment] = segment.window(1)[0].copy(), None if state is None else state.copy()
+            states = segment.state
+            self.kept[segment] = segment.window(1)[0].copy(), None if states is None else states.copy()
         shadow = 0
         if writes or self.launches is not None:
             granules = (segment.size + 2 * WIDEST) // self.row.granule

@@ -232,8 +232,9 @@ class KernelText(Arithmetic):
         base = self.code.base_mode
         if not isinstance(formula, Formula) or base not in (KEEP, FLUSH):
             raise NoCode
-        direction, self.flushing = divmod(plan.mode or KEEP, 2)
-        flushes = bool(self.flushing) and base != FLUSH
+        direction, flushing = divmod(plan.mode or KEEP, 2)
+        self.flushing = bool(flushing)
+        flushes = self.flushing and base != FLUSH
         if plan.mode == KEEP != base:
             raise NoCode
         operands = {name: self.read(a) for name, a in zip(formula.reads, plan.reads, strict=True)}
@@ -481,8 +482,8 @@ class KernelText(Arithmetic):
                 value = self.read(arg)
                 self.say(f"call void @st_{bits}({given}, {vector(bits)} {self.raw(value)})")
             elif register != SINK:
-                value = self.add(f"call {vector(bits)} @ld_{bits}({given})")
-                wide = self.resized(value, bits, f"i{8 * arg.dtype.itemsize}", type_.kind == "s")
+                loaded = self.add(f"call {vector(bits)} @ld_{bits}({given})")
+                wide = self.resized(loaded, bits, f"i{8 * arg.dtype.itemsize}", type_.kind == "s")
                 self.write(arg, self.seen(wide, arg.dtype), mask)
 
     def parameter(self, plan: Plan, i: PtxInstruction, type_: PtxType, registers: tuple[Operand, ...], offset: int) -> None:

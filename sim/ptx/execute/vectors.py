@@ -163,6 +163,11 @@ class Arithmetic(Text):
         if name == "extreme":
             a, b = (self.value(x, operands) for x in given[:2])
             return self.extreme(a, b, str(given[2]))
+        if name == "multiply" and given[1] == 1 and self.flushing:
+            # A product with 1 flushes, and quiets NaN: LLVM leaves it out.
+            x = self.value(given[0], operands)
+            self.flagged(self.test("uno", scalar(x.dtype), x.name, x.name))
+            return self.flushed(x, False)
         if name in OWN:
             values = (a if a == APPROXIMATE or isinstance(a, int | str) else self.value(a, operands) for a in given)
             return OWN[name](self, *values)
@@ -236,15 +241,18 @@ class Arithmetic(Text):
         more = self.add(f"fcmp {'ogt' if 'max' in name else 'olt'} {of} {a.name}, {b.name}")
         one = self.chosen(more, raw[0], raw[1], f"i{8 * dtype.itemsize}")
         equal = self.add(f"fcmp oeq {of} {a.name}, {b.name}")
-        return self.seen(self.chosen(equal, both, one, f"i{8 * dtype.itemsize}"), dtype)
+        found = self.seen(self.chosen(equal, both, one, f"i{8 * dtype.itemsize}"), dtype)
+        return self.flushed(found, False) if self.flushing else found
 
     def flushed(self, x: Value, result: bool) -> Value:
         """Returns a float32 with subnormal numbers as zeros of their sign.
 
         The hardware looks at a result rounded to a wider range of exponents: the smallest normal number may be either.
         """
-        if x.dtype.kind != "f" or x.dtype.itemsize != 4:
+        if x.dtype.kind != "f":
             return x
+        if x.dtype.itemsize != 4:
+            raise NoCode
         smallest, all_but_sign = SMALLEST[4]
         bits = self.raw(x)
         size = self.add(f"and {vector('i32')} {bits}, {splat('i32', all_but_sign)}")
