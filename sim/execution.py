@@ -205,6 +205,8 @@ def execute_backward(
         raise ValueError(
             f"dbias must be {'zeros in float32 of the shape of bias' if wanted else 'None, as the schedule makes none'}"
         )
+    if not isinstance(dscore, Mapping) or not all(isinstance(array, np.ndarray) for array in dscore.values()):
+        raise TypeError(f"dscore must map names of captured arrays to NumPy arrays, got {dscore!r}")
     shapes = {name: captured[field_of(name)].shape for name in schedule.dscore}
     if {name: array.shape for name, array in dscore.items() if array.dtype == np.float32} != shapes:
         raise ValueError(f"dscore must be zeros in float32 for {', '.join(schedule.dscore) or 'nothing'}, of the captured shapes")

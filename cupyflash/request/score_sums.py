@@ -30,22 +30,22 @@ def sum_field(name: str) -> str:
     return PREFIX + name
 
 
-def asked_sums(form: Form | None, asked: Any) -> tuple[str, ...]:
+def asked_sums(form: Form | None, asked: Any, argument: str = "return_dscore") -> tuple[str, ...]:
     """The names of the captured arrays whose gradients a call asks for: all of floats if `asked` is True.
 
     TypeError or ValueError for anything but True, False or a tuple of names of captured arrays of floats.
     """
     named = isinstance(asked, tuple) and all(isinstance(name, str) for name in asked)
     if not (named or type(asked).__name__ in ("bool", "bool_")):
-        raise TypeError(f"return_dscore must be True, False or a tuple of names of captured arrays, got {asked!r}")
+        raise TypeError(f"{argument} must be True, False or a tuple of names of captured arrays, got {asked!r}")
     if not asked:
         return ()
     captured = [one.name for one in form.captured if one.axes is not None and one.type == "float"] if form else []
     if not captured:
-        raise ValueError("return_dscore is for a score function that has captured arrays of floats, and there is none")
+        raise ValueError(f"{argument} is for a score function that has captured arrays of floats, and there is none")
     for name in asked if named else ():
         if name not in captured:
-            raise ValueError(f"return_dscore must name captured arrays of floats, {', '.join(captured)}, got {name!r}")
+            raise ValueError(f"{argument} must name captured arrays of floats, {', '.join(captured)}, got {name!r}")
     return tuple(name for name in captured if not named or name in asked)
 
 

@@ -14,6 +14,7 @@ from cupyflash.arrays import is_number
 from cupyflash.device import Device
 from cupyflash.request.options import BlockMask, refused, require_choice, require_flag, require_taken
 from cupyflash.request.problem import USUAL_HEAD_DIM, Problem, require_usual_head_dim
+from cupyflash.request.score_sums import asked_sums
 from cupyflash.schedules import (
     fa1,
     fa1_backward,
@@ -328,6 +329,10 @@ def plan_backward(
     if dbias and algorithm != "fa2":
         what = f"algorithm {algorithm!r}, which has no gradient of the bias: 'fa2' has"
         raise ValueError(f"dbias (a call's return_dbias) must be False for {what}")
+    if not isinstance(dscore, tuple) or not all(isinstance(name, str) for name in dscore):
+        raise TypeError(f"dscore must be a tuple of names of captured arrays, got {dscore!r}")
+    if dscore:
+        asked_sums(problem.options.score, dscore, "dscore")
     if dscore and algorithm != "fa2":
         what = f"algorithm {algorithm!r}, which has no gradients of captured arrays: 'fa2' has"
         raise ValueError(f"dscore (a call's return_dscore) must be empty for {what}")
