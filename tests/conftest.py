@@ -103,6 +103,16 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     return WorkStealingScheduling(config, log)
 
 
+LONG = frozenset((Path(__file__).parent / "long.txt").read_text().splitlines())
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """Tests that take long are in the wide suite."""
+    if item.nodeid in LONG:
+        item.add_marker(pytest.mark.wide)
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Skip, in the wide suite, cases with few examples of properties that it checks on many as well; draw some of all tests."""
     items[:] = [item for item in items if not {"few", "wide"} <= {mark.name for mark in item.iter_markers()}]

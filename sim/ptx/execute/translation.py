@@ -20,7 +20,7 @@ from ..decode.warp import source_lanes
 from ..state.lane_sets import WARP
 from ..text.syntax import SINK, Imm, Mem, Operand, PtxInstruction, PtxType, Reg, Sym, Unsupported
 from .registers import immediate
-from .vectors import Arithmetic, NoCode, Value, scalar, splat, vector
+from .vectors import Arithmetic, LaneValue, NoCode, scalar, splat, vector
 from .warp_run import KernelShape, module
 from .warp_tables import ATOMICS, LAUNCH, SITE_WORDS, WARP_STATE, ShadowRow, access_name
 
@@ -45,7 +45,7 @@ def target(i: PtxInstruction) -> tuple[str, PtxType, tuple[Operand, ...], Arg, i
     return space, i.type, (i.operands[0] if returns else SINK,), *address_arg(i.operands[int(returns)], space)
 
 
-class Layout:
+class RegisterLayout:
     """The registers of a warp in memory: a row of vectors for each row of the machine's files."""
 
     def __init__(self, code: Code):
@@ -74,7 +74,7 @@ class KernelText(Arithmetic):
 
     def __init__(self, code: Code, row: ShadowRow):
         super().__init__()
-        self.code, self.row, self.layout = code, row, Layout(code)
+        self.code, self.row, self.layout = code, row, RegisterLayout(code)
         self.constants: list[tuple[str, Any]] = []
         self.sites: list[PtxInstruction] = []
         self.off: list[PtxInstruction] = []
@@ -118,7 +118,7 @@ class KernelText(Arithmetic):
             return self.add(f"bitcast i32 {bits} to {vector('i1')}")
         return self.add(f"load {vector(element)}, ptr {self.place(slot)}, align 64")
 
-    def read(self, arg: Arg) -> Value:
+    def read(self, arg: Arg) -> LaneValue:
         operand, dtype = arg.operand, arg.dtype
         element = scalar(dtype)
         if arg.packed:
@@ -129,7 +129,7 @@ class KernelText(Arithmetic):
             if (dtype.kind == "b") != (slot[0] == 1) or 8 * dtype.itemsize > max(slot[0], 8):
                 raise NoCode
             found = self.register(slot)
-            return Value(found, dtype) if slot[0] == 1 else self.seen(self.resized(found, WIDTHS[slot[0]], bits, False), dtype)
+            return LaneValue(found, dtype) if slot[0] == 1 else self.seen(self.resized(found, WIDTHS[slot[0]], bits, False), dtype)
         if isinstance(operand, Imm):
             raw = immediate(operand, dtype)
             value = str(int(raw.view(f"u{dtype.itemsize}"))) if dtype.kind != "b" else str(bool(raw)).lower()
@@ -141,7 +141,7 @@ class KernelText(Arithmetic):
             return self.seen(self.everywhere(bits, one), dtype)
         raise NoCode
 
-    def write(self, arg: Arg, value: Value, mask: str | None) -> None:
+    def write(self, arg: Arg, value: LaneValue, mask: str | None) -> None:
         """Writes a value of the operand's dtype to its register, where a mask holds."""
         name, dtype = value
         if not isinstance(arg.operand, Reg) or arg.packed or arg.dtype != dtype:
@@ -261,7 +261,7 @@ class KernelText(Arithmetic):
         if WINDOWS[space]:
             element = scalar(found.dtype)
             name = self.op("sub" if "to" in i.mods else "add", element, name, splat(element, WINDOWS[space]))
-        self.write(plan.writes[0], Value(name, found.dtype), self.predicate(i))
+        self.write(plan.writes[0], LaneValue(name, found.dtype), self.predicate(i))
 
     def regrouped(self, plan: Plan, i: PtxInstruction) -> None:
         """mov of several registers to one, or of one to several."""
@@ -350,7 +350,7 @@ class KernelText(Arithmetic):
         assert plan.collective is not None
         self.named(self.read(plan.reads[plan.collective]), absent)
 
-    def named(self, member: Value, absent: str) -> None:
+    def named(self, member: LaneValue, absent: str) -> None:
         """Gives up unless the lanes name each other and none of those that are absent."""
         others = self.op("and", "i32", member.name, self.everywhere("i32", absent))
         here = self.everywhere("i32", self.mask)
@@ -391,8 +391,8 @@ class KernelText(Arithmetic):
         # A lane that does not take part has no value: NumPy says so.
         absent = self.add(f"xor i32 {self.bits(there)}, -1")
         self.fail_if(self.add(f"icmp ne i32 {self.add(f'and i32 {absent}, {self.mask}')}, 0"))
-        self.write(plan.writes[0], Value(found, np.dtype(np.uint32)), None)
-        self.write(plan.writes[1], Value(inside, np.dtype(bool)), None)
+        self.write(plan.writes[0], LaneValue(found, np.dtype(np.uint32)), None)
+        self.write(plan.writes[1], LaneValue(inside, np.dtype(bool)), None)
 
     def segments(self, plan: Plan) -> tuple[str, str, str, str]:
         """Returns the step, its part outside of the segment's bits, the last and the first lane of each lane's segment."""
@@ -412,16 +412,16 @@ class KernelText(Arithmetic):
             holds = self.op("xor", "i1", holds, splat("i1", "true"))
         ballot = self.add(f"and i32 {self.bits(holds)}, {self.mask}")
         if mode == "ballot":
-            self.write(plan.writes[0], Value(self.everywhere("i32", ballot), np.dtype(np.uint32)), None)
+            self.write(plan.writes[0], LaneValue(self.everywhere("i32", ballot), np.dtype(np.uint32)), None)
             return
         none, every = (self.add(f"icmp eq i32 {ballot}, {limit}") for limit in ("0", self.mask))
         bit = {"all": every, "any": self.add(f"xor i1 {none}, true"), "uni": self.add(f"or i1 {none}, {every}")}[mode]
-        self.write(plan.writes[0], Value(self.everywhere("i1", bit), np.dtype(bool)), None)
+        self.write(plan.writes[0], LaneValue(self.everywhere("i1", bit), np.dtype(bool)), None)
 
     def active_lanes(self, plan: Plan, i: PtxInstruction) -> None:
         if i.predicate is not None:
             raise NoCode
-        self.write(plan.writes[0], Value(self.everywhere("i32", self.mask), np.dtype(np.uint32)), None)
+        self.write(plan.writes[0], LaneValue(self.everywhere("i32", self.mask), np.dtype(np.uint32)), None)
 
     def reduced(self, plan: Plan, i: PtxInstruction) -> None:
         """redux of integers, for lanes that all name each other."""
@@ -436,7 +436,7 @@ class KernelText(Arithmetic):
             neutral = int(info.max if name == "min" else info.min)
         some = self.chosen(self.active, x.name, splat("i32", neutral), "i32")
         found = self.add(f"call i32 @llvm.vector.reduce.{how}.v{WARP}i32({vector('i32')} {some})")
-        self.write(plan.writes[0], Value(self.everywhere("i32", found), x.dtype), None)
+        self.write(plan.writes[0], LaneValue(self.everywhere("i32", found), x.dtype), None)
 
     # -- memory ---------------------------------------------------------------------------------------------------------
 

@@ -21,7 +21,7 @@ class NoCode(Exception):
     """Raised for an instruction that has no translation."""
 
 
-class Value(NamedTuple):
+class LaneValue(NamedTuple):
     """A value of each lane: its name in the text and its dtype."""
 
     name: str
@@ -126,7 +126,7 @@ class Arithmetic(Text):
         self.doubtful: dict[str, DType] = {}
         self.flushing = False
         """The instruction flushes subnormal numbers."""
-        self.known: dict[PrimitiveCall, Value] = {}
+        self.known: dict[PrimitiveCall, LaneValue] = {}
 
     def flagged(self, mask: str) -> None:
         """Gives up later if a mask holds for a lane that is active."""
@@ -138,7 +138,7 @@ class Arithmetic(Text):
 
     # -- expressions ----------------------------------------------------------------------------------------------------
 
-    def value(self, e: Expression, operands: dict[str, Value]) -> Value:
+    def value(self, e: Expression, operands: dict[str, LaneValue]) -> LaneValue:
         if isinstance(e, OperandName):
             if e.name not in operands:
                 raise NoCode
@@ -149,14 +149,14 @@ class Arithmetic(Text):
             self.known[e] = self.applied(e, operands)
         return self.known[e]
 
-    def applied(self, e: PrimitiveCall, operands: dict[str, Value]) -> Value:
+    def applied(self, e: PrimitiveCall, operands: dict[str, LaneValue]) -> LaneValue:
         name, given = e.primitive, e.arguments
         if name in TYPES:
             kind = TYPES[name]
             if (kind.kind == "f") != (kind.dtype.kind == "f"):
                 raise NoCode
             if isinstance(given[0], int):
-                return Value(splat(scalar(kind.dtype), self.literal(given[0], kind.dtype)), kind.dtype)
+                return LaneValue(splat(scalar(kind.dtype), self.literal(given[0], kind.dtype)), kind.dtype)
             return self.cast(self.value(given[0], operands), kind.dtype)
         if name in ("fused_f32", "fused_f64"):
             return self.called("fma", [self.value(a, operands) for a in given[:3]])
@@ -179,7 +179,7 @@ class Arithmetic(Text):
             raise NoCode
         element = scalar(own)
         inputs = [splat(element, self.literal(a, own)) if x is None else x.name for x, a in zip(found, given, strict=True)]
-        return Value(self.ufunc(name, inputs, own), result_dtype(name, *[own] * len(inputs)))
+        return LaneValue(self.ufunc(name, inputs, own), result_dtype(name, *[own] * len(inputs)))
 
     def literal(self, value: Any, dtype: DType) -> str:
         if dtype.kind == "f":
@@ -206,7 +206,7 @@ class Arithmetic(Text):
             self.flagged(self.add(f"fcmp uno {vector(dtype)} {name}, {name}"))
         self.doubtful.clear()
 
-    def called(self, function: str, inputs: list[Value]) -> Value:
+    def called(self, function: str, inputs: list[LaneValue]) -> LaneValue:
         """Calls a function of LLVM's on floating-point numbers of one type."""
         dtype = inputs[0].dtype
         if dtype.kind != "f" or any(x.dtype != dtype for x in inputs):
@@ -214,21 +214,21 @@ class Arithmetic(Text):
         of = vector(dtype)
         listed = ", ".join(f"{of} {x.name}" for x in inputs)
         name = self.add(f"call {of} @llvm.{function}.v{WARP}f{8 * dtype.itemsize}({listed})")
-        return Value(self.result(name, dtype, *(x.name for x in inputs)), dtype)
+        return LaneValue(self.result(name, dtype, *(x.name for x in inputs)), dtype)
 
-    def raw(self, x: Value) -> str:
+    def raw(self, x: LaneValue) -> str:
         """Returns the bits of a value."""
         if x.dtype.kind != "f":
             return x.name
         return self.add(f"bitcast {vector(x.dtype)} {x.name} to {vector(f'i{8 * x.dtype.itemsize}')}")
 
-    def seen(self, bits: str, dtype: DType) -> Value:
+    def seen(self, bits: str, dtype: DType) -> LaneValue:
         """Returns bits as a value of a dtype as wide."""
         if dtype.kind == "f":
             bits = self.add(f"bitcast {vector(f'i{8 * dtype.itemsize}')} {bits} to {vector(dtype)}")
-        return Value(bits, dtype)
+        return LaneValue(bits, dtype)
 
-    def extreme(self, a: Value, b: Value, name: str) -> Value:
+    def extreme(self, a: LaneValue, b: LaneValue, name: str) -> LaneValue:
         """Returns the least or greatest number; of zeros, -0 is the lesser. Both are asked to be numbers."""
         dtype = a.dtype
         if dtype.kind != "f" or b.dtype != dtype or name not in ("fmin", "fmax", "minimum", "maximum"):
@@ -244,7 +244,7 @@ class Arithmetic(Text):
         found = self.seen(self.chosen(equal, both, one, f"i{8 * dtype.itemsize}"), dtype)
         return self.flushed(found, False) if self.flushing else found
 
-    def flushed(self, x: Value, result: bool) -> Value:
+    def flushed(self, x: LaneValue, result: bool) -> LaneValue:
         """Returns a float32 with subnormal numbers as zeros of their sign.
 
         The hardware looks at a result rounded to a wider range of exponents: the smallest normal number may be either.
@@ -261,9 +261,9 @@ class Arithmetic(Text):
             self.flagged(self.add(f"icmp eq {vector('i32')} {size}, {splat('i32', smallest)}"))
         sign = self.add(f"and {vector('i32')} {bits}, {splat('i32', -(1 << 31))}")
         found = self.seen(self.chosen(small, sign, bits, "i32"), x.dtype)
-        return Value(self.result(found.name, x.dtype, x.name), x.dtype) if x.name in self.doubtful else found
+        return LaneValue(self.result(found.name, x.dtype, x.name), x.dtype) if x.name in self.doubtful else found
 
-    def directed(self, e: Expression, operands: dict[str, Value], direction: int) -> Value:
+    def directed(self, e: Expression, operands: dict[str, LaneValue], direction: int) -> LaneValue:
         """Returns a sum, product or fused product of float32 numbers, rounded in a direction.
 
         float64 has a product whole, and a sum in two parts: the nearest number and what is missing.
@@ -303,9 +303,9 @@ class Arithmetic(Text):
         inside = self.test("ogt", "float", size, splat("float", smallest))
         inside = self.op("and", "i1", inside, self.test("olt", "float", size, splat("float", largest)))
         self.flagged(self.op("xor", "i1", inside, splat("i1", "true")))
-        return Value(found, np.dtype(np.float32))
+        return LaneValue(found, np.dtype(np.float32))
 
-    def double(self, e: Expression, operands: dict[str, Value]) -> str:
+    def double(self, e: Expression, operands: dict[str, LaneValue]) -> str:
         """Returns a float32 operand as float64."""
         inner = e.arguments[0] if isinstance(e, PrimitiveCall) and e.primitive == "f64" else e
         found = self.value(inner, operands)
@@ -330,7 +330,7 @@ class Arithmetic(Text):
         if name in PLAIN and kind in "iu" and name != "divide":
             return self.add(f"{PLAIN[name]} {of} {x[0]}, {x[1]}")
         if name in ("sqrt", *ROUNDED) and kind == "f":
-            return self.called(ROUNDED.get(name, name), [Value(x[0], dtype)]).name
+            return self.called(ROUNDED.get(name, name), [LaneValue(x[0], dtype)]).name
         if name == "negative" and kind in "fiu":
             return self.add(f"fneg {of} {x[0]}" if kind == "f" else f"sub {of} zeroinitializer, {x[0]}")
         if name == "absolute" and kind == "f":
@@ -364,7 +364,7 @@ class Arithmetic(Text):
             return counted if element == "i8" else self.add(f"trunc {of} {counted} to {vector('i8')}")
         raise NoCode
 
-    def cast(self, value: Value, to: DType) -> Value:
+    def cast(self, value: LaneValue, to: DType) -> LaneValue:
         """Returns a value converted as NumPy does; to integers from floating-point numbers it is undefined there for some."""
         name, dtype = value
         if dtype == to:
@@ -372,12 +372,12 @@ class Arithmetic(Text):
         of, target = vector(dtype), vector(to)
         if dtype.kind == "f" and to.kind == "f":
             how = "fpext" if to.itemsize == 8 else "fptrunc"
-            return Value(self.result(self.add(f"{how} {of} {name} to {target}"), to, name), to)
+            return LaneValue(self.result(self.add(f"{how} {of} {name} to {target}"), to, name), to)
         if to.kind == "f":
-            return Value(self.add(f"{'sitofp' if dtype.kind == 'i' else 'uitofp'} {of} {name} to {target}"), to)
+            return LaneValue(self.add(f"{'sitofp' if dtype.kind == 'i' else 'uitofp'} {of} {name} to {target}"), to)
         if dtype.kind == "f" or to.kind == "b":
             raise NoCode
-        return Value(self.resized(name, scalar(dtype), scalar(to), dtype.kind == "i"), to)
+        return LaneValue(self.resized(name, scalar(dtype), scalar(to), dtype.kind == "i"), to)
 
     def resized(self, bits: str, of: str, to: str, signed: bool) -> str:
         if of == to:
@@ -387,19 +387,19 @@ class Arithmetic(Text):
 
     # -- primitives of rows --------------------------------------------------------------------------------------------------
 
-    def select(self, a: Value, b: Value, p: Value) -> Value:
+    def select(self, a: LaneValue, b: LaneValue, p: LaneValue) -> LaneValue:
         if a.dtype != b.dtype or p.dtype.kind != "b":
             raise NoCode
-        return Value(self.chosen(p.name, a.name, b.name, scalar(a.dtype)), a.dtype)
+        return LaneValue(self.chosen(p.name, a.name, b.name, scalar(a.dtype)), a.dtype)
 
-    def quotient(self, a: Value, b: Value) -> Value:
+    def quotient(self, a: LaneValue, b: LaneValue) -> LaneValue:
         """Divides as `decode.primitives.quotient` does; by zero: all ones."""
         return self.divided("div", a, b, splat(scalar(a.dtype), -1))
 
-    def remainder(self, a: Value, b: Value) -> Value:
+    def remainder(self, a: LaneValue, b: LaneValue) -> LaneValue:
         return self.divided("rem", a, b, a.name)
 
-    def divided(self, how: str, a: Value, b: Value, by_zero: str) -> Value:
+    def divided(self, how: str, a: LaneValue, b: LaneValue, by_zero: str) -> LaneValue:
         """Divides integers; those of 32 bits through float64, which is exact and has instructions for vectors."""
         dtype, of, element = a.dtype, vector(a.dtype), scalar(a.dtype)
         if dtype.kind not in "iu" or b.dtype != dtype:
@@ -422,17 +422,17 @@ class Arithmetic(Text):
                 self.flagged(both)
                 divisor = self.chosen(both, splat(element, 1), divisor, element)
             found = self.op(f"{sign}{how}", element, a.name, divisor)
-        return Value(self.chosen(zero, by_zero, found, element), dtype)
+        return LaneValue(self.chosen(zero, by_zero, found, element), dtype)
 
-    def high_product(self, a: Value, b: Value) -> Value:
+    def high_product(self, a: LaneValue, b: LaneValue) -> LaneValue:
         dtype, bits = a.dtype, 8 * a.dtype.itemsize
         wide = f"i{2 * bits}"
         x, y = (self.resized(v.name, scalar(dtype), wide, dtype.kind == "i") for v in (a, b))
         product = self.add(f"mul {vector(wide)} {x}, {y}")
         high = self.add(f"lshr {vector(wide)} {product}, {splat(wide, bits)}")
-        return Value(self.add(f"trunc {vector(wide)} {high} to {vector(dtype)}"), dtype)
+        return LaneValue(self.add(f"trunc {vector(wide)} {high} to {vector(dtype)}"), dtype)
 
-    def permute(self, a: Value, b: Value, c: Value) -> Value:
+    def permute(self, a: LaneValue, b: LaneValue, c: LaneValue) -> LaneValue:
         """prmt without a mode: each selector nibble picks a byte of b:a; its top bit replicates that byte's sign."""
         low, high, chosen = (self.resized(x.name, "i32", "i64", False) for x in (a, b, c))
         pair = self.op("or", "i64", self.op("shl", "i64", high, splat("i64", 32)), low)
@@ -446,26 +446,26 @@ class Arithmetic(Text):
             signs = self.test("ne", "i64", self.op("and", "i64", nibble, splat("i64", 8)), "zeroinitializer")
             byte = self.op("shl", "i64", self.chosen(signs, sign, byte, "i64"), splat("i64", 8 * n))
             total = self.op("or", "i64", total, byte)
-        return Value(self.resized(total, "i64", "i32", False), np.dtype(np.uint32))
+        return LaneValue(self.resized(total, "i64", "i32", False), np.dtype(np.uint32))
 
-    def top_bit(self, a: Value) -> Value:
+    def top_bit(self, a: LaneValue) -> LaneValue:
         dtype = a.dtype
         zeros = self.add(f"call {vector(dtype)} @llvm.ctlz.v{WARP}{scalar(dtype)}({vector(dtype)} {a.name}, i1 false)")
         found = self.add(f"sub {vector(dtype)} {splat(scalar(dtype), 8 * dtype.itemsize - 1)}, {zeros}")
-        return Value(self.resized(found, scalar(dtype), "i64", True), np.dtype(np.int64))
+        return LaneValue(self.resized(found, scalar(dtype), "i64", True), np.dtype(np.int64))
 
-    def reversed_bits(self, a: Value) -> Value:
+    def reversed_bits(self, a: LaneValue) -> LaneValue:
         of = vector(a.dtype)
-        return Value(self.add(f"call {of} @llvm.bitreverse.v{WARP}{scalar(a.dtype)}({of} {a.name})"), a.dtype)
+        return LaneValue(self.add(f"call {of} @llvm.bitreverse.v{WARP}{scalar(a.dtype)}({of} {a.name})"), a.dtype)
 
-    def where(self, p: Value, a: Value | int, b: Value | int) -> Value:
-        dtype = next(x.dtype for x in (a, b) if isinstance(x, Value))
-        x, y = (v.name if isinstance(v, Value) else splat(scalar(dtype), v) for v in (a, b))
-        if any(isinstance(v, Value) and v.dtype != dtype for v in (a, b)):
+    def where(self, p: LaneValue, a: LaneValue | int, b: LaneValue | int) -> LaneValue:
+        dtype = next(x.dtype for x in (a, b) if isinstance(x, LaneValue))
+        x, y = (v.name if isinstance(v, LaneValue) else splat(scalar(dtype), v) for v in (a, b))
+        if any(isinstance(v, LaneValue) and v.dtype != dtype for v in (a, b)):
             raise NoCode
-        return Value(self.chosen(p.name, x, y, scalar(dtype)), dtype)
+        return LaneValue(self.chosen(p.name, x, y, scalar(dtype)), dtype)
 
-    def limited(self, x: Value, to: str, source: str) -> Value:
+    def limited(self, x: LaneValue, to: str, source: str) -> LaneValue:
         """Converts whole float64 numbers to integers: out of range clamps, NaN is 0 or the highest bit."""
         dtype = TYPES[to].dtype
         if x.dtype.itemsize != 8 or dtype.itemsize > 4:
@@ -477,27 +477,27 @@ class Arithmetic(Text):
         found = self.chosen(self.add(f"fcmp ogt {of} {x.name}, {low}"), x.name, low, "double")
         found = self.chosen(self.add(f"fcmp olt {of} {found}, {high}"), found, high, "double")
         whole = self.add(f"call {vector('i64')} @llvm.fptosi.sat.v{WARP}i64.v{WARP}f64({of} {found})")
-        return Value(self.resized(whole, "i64", scalar(dtype), True), dtype)
+        return LaneValue(self.resized(whole, "i64", scalar(dtype), True), dtype)
 
-    def clipped(self, x: Value) -> Value:
+    def clipped(self, x: LaneValue) -> LaneValue:
         return self.clip(x, -(1 << 31), (1 << 31) - 1)
 
-    def clip(self, x: Value, low: int, high: int) -> Value:
+    def clip(self, x: LaneValue, low: int, high: int) -> LaneValue:
         if x.dtype.kind not in "iu":
             raise NoCode
         limits = [splat(scalar(x.dtype), self.literal(v, x.dtype)) for v in (low, high)]
         found = self.ufunc("maximum", [x.name, limits[0]], x.dtype)
-        return Value(self.ufunc("minimum", [found, limits[1]], x.dtype), x.dtype)
+        return LaneValue(self.ufunc("minimum", [found, limits[1]], x.dtype), x.dtype)
 
-    def low24(self, x: Value) -> Value:
+    def low24(self, x: LaneValue) -> LaneValue:
         if x.dtype.itemsize != 4:
             raise NoCode
         wide = self.resized(x.name, "i32", "i64", x.dtype.kind == "i")
         left = self.op("shl", "i64", wide, splat("i64", 40))
         how = "ashr" if x.dtype.kind == "i" else "lshr"
-        return Value(self.op(how, "i64", left, splat("i64", 40)), np.dtype(x.dtype.kind + "8"))
+        return LaneValue(self.op(how, "i64", left, splat("i64", 40)), np.dtype(x.dtype.kind + "8"))
 
-    def approximated(self, _: object, function: str, kind: str, *values: Value) -> Value:
+    def approximated(self, _: object, function: str, kind: str, *values: LaneValue) -> LaneValue:
         """Adds an approximation that is one of IEEE's operations in float64, moved as `decode.primitives.MOVES` has it."""
         if kind != "f32" or function not in MOVED:
             raise NoCode
@@ -512,7 +512,7 @@ class Arithmetic(Text):
         for name in (root, *(v.name for v in values)):
             self.doubtful.pop(name, None)
         self.flagged(self.test("uno", "double", exact, exact))
-        bits = self.raw(Value(exact, np.dtype(np.float64)))
+        bits = self.raw(LaneValue(exact, np.dtype(np.float64)))
         moved = self.op("xor", "i64", bits, splat("i64", MOVED[function]))
         ordinary = self.ordinary(exact)
         for value in values:
@@ -528,19 +528,19 @@ class Arithmetic(Text):
         inside = self.op("and", "i1", self.test("ogt", "double", size, low), self.test("ole", "double", size, high))
         self.flagged(self.op("xor", "i1", inside, splat("i1", "true")))
 
-    def saturated(self, x: Value) -> Value:
+    def saturated(self, x: LaneValue) -> LaneValue:
         of, element = vector(x.dtype), scalar(x.dtype)
         zero, one = (splat(element, self.literal(limit, x.dtype)) for limit in (0.0, 1.0))
         found = self.chosen(self.test("ogt", element, x.name, zero), x.name, zero, element)
         found = self.chosen(self.test("olt", element, found, one), found, one, element)
-        return Value(self.add(f"call {of} @llvm.fabs.v{WARP}f{8 * x.dtype.itemsize}({of} {found})"), x.dtype)
+        return LaneValue(self.add(f"call {of} @llvm.fabs.v{WARP}f{8 * x.dtype.itemsize}({of} {found})"), x.dtype)
 
     def ordinary(self, name: str) -> str:
         """Returns a mask of finite numbers."""
         size = self.add(f"call {vector('double')} @llvm.fabs.v{WARP}f64({vector('double')} {name})")
         return self.add(f"fcmp olt {vector('double')} {size}, {splat('double', '0x7FF0000000000000')}")
 
-    def exponential(self, a: Value) -> Value:
+    def exponential(self, a: LaneValue) -> LaneValue:
         """ex2 in float32: 2 to a power by `@power`, moved by one unit unless the power is whole."""
         of, single = vector("float"), np.dtype(np.float32)
         self.doubtful.pop(a.name, None)
@@ -556,7 +556,7 @@ class Arithmetic(Text):
         above = self.test("ogt", "float", a.name, splat("float", self.literal(-126.5 if self.flushing else -160, single)))
         self.flagged(self.op("and", "i1", self.op("and", "i1", below, above), moves))
         chosen = self.seen(self.chosen(moves, moved, bits, "i64"), np.dtype(np.float64))
-        return Value(self.add(f"fptrunc {vector('double')} {chosen.name} to {of}"), single)
+        return LaneValue(self.add(f"fptrunc {vector('double')} {chosen.name} to {of}"), single)
 
 
 MOVED = {

@@ -299,7 +299,7 @@ declare void @llvm.masked.scatter.{width}.v{WARP}p0({of}, <{WARP} x ptr>, i32, {
 
 
 class KernelShape(NamedTuple):
-    """What the run of blocks knows of a kernel: `words` of the bits of its basic blocks, bytes of a warp's registers, the offset,
+    """Facts about a kernel for the run of blocks: `words` of the bits of its basic blocks, bytes of a warp's registers, the offset,
     width and axis of each special register with the block's place, the number of its doubtful registers and those blank at first.
     """
 
