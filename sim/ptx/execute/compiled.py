@@ -381,7 +381,7 @@ class CompiledLaunch:
         self.machine.wave = self.machine.new_wave(0, self.machine.wave_size())
         races.wave, races.instructions = self.machine.wave, self.kernel.sites
         for segment, shadow in self.shadows.items():
-            area = races.area(segment) if segment.space == "global" else None
+            area = races.area(segment) if segment.space == "global" and shadow.any() else None
             if area is None:
                 continue
             first = (area.low - segment.address + segment.start - (segment.start & -WIDEST)) // self.row.granule
@@ -439,11 +439,15 @@ def covers(machine: PtxMachine) -> bool:
 
 
 def knows_order(code: Code, launches: Launches, segments: list[Segment]) -> bool:
-    """True if barriers of blocks are all that orders a launch's accesses, so that the tags are those of a race detector."""
+    """True if barriers of blocks are all that orders a launch's accesses, so that the tags are those of a race detector; and if
+    all that it reads has tags: constants have none.
+    """
     warps = any(isinstance(plan.control, WarpBarrier) for plan in code.plans)
     aligned = all((one.address - one.start) % WIDEST == 0 for one in segments)
     messages = code.sharing.atomics and launches.past.messages
-    return launches.run.behind is None and aligned and not (warps or messages or code.sharing.releases or len(code.plans) >> 16)
+    constants = any(i.opcode == "ld" and space_of(i) == "const" for i in code.instructions)
+    others = warps or messages or constants or code.sharing.releases or len(code.plans) >> 16
+    return launches.run.behind is None and aligned and not others
 
 
 def apart(segments: list[Segment]) -> bool:
