@@ -16,6 +16,8 @@ import pytest
 from click.testing import CliRunner
 
 from cupyflash.sim.cli import main, profile, terminal
+from cupyflash.sim.clock import timed
+from cupyflash.sim.clock.sass import disassembler
 from cupyflash.sim.ptx.execute import scheduler
 from suites import wide
 
@@ -172,6 +174,20 @@ def test_a_long_launch_of_profile_has_an_estimate(monkeypatch: pytest.MonkeyPatc
     result = CliRunner().invoke(main, ["profile", str(kernel), "--grid", "20000", "--block", "32", "--json"])
     assert result.exit_code == 0 and json.loads(result.stdout)["grid"] == [20000, 1, 1]
     assert re.search(r"\.\.\.\nabout \d+ s in all \.\.\.\n", result.stderr), result.stderr
+
+
+@pytest.mark.wide
+@pytest.mark.parametrize(("each", "said"), [(0.0, False), (60.0, True)])
+def test_a_long_run_of_the_clock_has_an_estimate(each: float, said: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    if not disassembler():
+        pytest.skip("the extra clock brings the disassembler")
+    monkeypatch.setattr(timed, "SECONDS", each)
+    source = tmp_path / "k.cu"
+    source.write_text('extern "C" __global__ void k(float* x) { x[threadIdx.x] = 1; }')
+    arguments = ["--args", '{"x": {"shape": [32]}}', "--grid", "1", "--block", "32", "--device", "A100-40GB"]
+    result = CliRunner().invoke(main, ["time", str(source), *arguments, "--json"])
+    assert result.exit_code == 0 and json.loads(result.stdout)["kernel"] == "k"
+    assert ("about 6" in result.stderr) is said, result.stderr
 
 
 @pytest.mark.wide

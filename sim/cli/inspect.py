@@ -9,6 +9,7 @@ import click
 from cupyflash.schedules.fa3 import Fa3Schedule
 from cupyflash.sim.cli.request import ProblemRequest, requested
 from cupyflash.sim.cli.show import say, show_table, show_tiling, taken, tell, tiling_report
+from cupyflash.sim.cli.terminal import tracked
 
 
 @requested
@@ -18,7 +19,7 @@ def inspect(request: ProblemRequest, as_json: bool) -> None:
 
     schedule, device = request.schedule(), request.device
     kernels = schedule.kernels()
-    found = resources(kernels, device.compute_capability)
+    found = resources(tracked(kernels, "compiling the kernels"), device.compute_capability)
     report: dict[str, Any] = {
         **request.report,
         "device": taken(device, "name", "compute_capability", "sm_count", "registers_per_sm", "sram_per_sm"),

@@ -13,6 +13,7 @@ from cupyflash.sim import l2
 from cupyflash.sim.cli.counts import beside_balance, intensity, machine_balance
 from cupyflash.sim.cli.request import ProblemRequest
 from cupyflash.sim.cli.show import say, show_table
+from cupyflash.sim.cli.terminal import tracked
 
 ORDERS = {
     "rows": "row blocks, heads, batch (the kernels')",
@@ -27,7 +28,9 @@ def report_of(request: ProblemRequest) -> dict[str, Any]:
     found = l2.run(schedule, given=given)
     report: dict[str, Any] = {**l2.L2.of(device).as_dict(), **found.as_dict(), "dram_bytes": found.dram.total_bytes}
     if isinstance(schedule, Fa2Schedule) and not isinstance(schedule, Fa3Schedule):
-        totals = {order: found.dram if order == "rows" else l2.run(schedule, order=order, given=given).dram for order in l2.ORDERS}
+        orders = tracked([order for order in l2.ORDERS if order != "rows"], "following the requests in other orders of the grid")
+        others = {order: l2.run(schedule, order=order, given=given).dram for order in orders}
+        totals = {order: others.get(order, found.dram) for order in l2.ORDERS}
         report["grid_orders"] = {order: dram.total_bytes for order, dram in totals.items()}
     if request.cache is None:
         flops = request.problem.backward_flops if request.backward else request.problem.flops

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -18,7 +19,7 @@ from cupyflash.sim.cli.profile import (
     preprocessed,
 )
 from cupyflash.sim.cli.show import say, show_table
-from cupyflash.sim.cli.terminal import progress
+from cupyflash.sim.cli.terminal import LONG_SECONDS, progress
 from cupyflash.sim.ptx import PtxError
 
 if TYPE_CHECKING:
@@ -66,7 +67,14 @@ def time(launch: TimedLaunch, chip: Chip, report: TimeReport) -> None:
     try:
         with progress() as steps:
             steps.begin(f"executing the machine code of {launch.file}")
-            found = _timed(launch, chip)
+            begun = monotonic()
+
+            def foretold(rest: float) -> None:
+                whole = monotonic() - begun + rest
+                if whole > LONG_SECONDS:
+                    steps.expect(whole)
+
+            found = _timed(launch, chip, foretold)
     except PtxError as error:
         raise click.UsageError(f"{launch.file}: {first_reason(error)}") from error
     except RuntimeError as error:  # a tool is missing, or refuses the file
@@ -79,8 +87,8 @@ def time(launch: TimedLaunch, chip: Chip, report: TimeReport) -> None:
     _show(found, report.lines)
 
 
-def _timed(asked: TimedLaunch, chip: Chip) -> dict[str, Any]:
-    """Returns the report of a launch, for JSON."""
+def _timed(asked: TimedLaunch, chip: Chip, foretold: Callable[[float], None]) -> dict[str, Any]:
+    """Returns the report of a launch, for JSON; `foretold` as `sim.clock.timed` has it."""
     from cupyflash.sim.clock.loaded import of_file
     from cupyflash.sim.clock.timed import timed
     from cupyflash.sim.profiling.arguments import read_arguments, template_text
@@ -96,7 +104,7 @@ def _timed(asked: TimedLaunch, chip: Chip) -> dict[str, Any]:
     arguments = read_arguments(spec).values
     ask_about_types(cuda, kernel, arguments)
     loaded = code.launch(kernel, (asked.grid, asked.block), arguments, asked.shared_bytes)
-    return timed(loaded, chip.device, chip.mhz, cold=chip.cold).to_dict()
+    return timed(loaded, chip.device, chip.mhz, cold=chip.cold, foretold=foretold).to_dict()
 
 
 def _earlier(path: Path) -> dict[str, Any]:

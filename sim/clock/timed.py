@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -41,9 +41,24 @@ class Timed:
         return head | {"dram_gbs": self.dram / 1e9, "known_error": known, "lines": lines}
 
 
-def timed(loaded: LoadedLaunch, device: Device, mhz: float | None = None, *, cold: bool = False) -> Timed:
-    """Times a launch; raises as `Clock` does, RuntimeError without a disassembler."""
+SECONDS, ISSUE_SECONDS = 0.5, 45e-6
+"""Processor time of a clock's runs: of any launch, and for each instruction of the warps that it follows, as in eight launches."""
+
+
+def timed(
+    loaded: LoadedLaunch,
+    device: Device,
+    mhz: float | None = None,
+    *,
+    cold: bool = False,
+    foretold: Callable[[float], None] = lambda seconds: None,
+) -> Timed:
+    """Times a launch; raises as `Clock` does, RuntimeError without a disassembler.
+
+    foretold: is given the seconds that the clock's runs are expected to take, once the warps' instructions are known.
+    """
     clock = Clock(loaded.launch, device, mhz, cold=cold)
+    foretold(SECONDS + ISSUE_SECONDS * sum(len(trace) for block in clock.traces for trace in block))
     time, kernel = clock.time(), loaded.launch.kernel
     where = places(loaded.cubin, kernel.name)
     lines = lines_of(stalls(clock), kernel.instructions, where, time.seconds, loaded.sources)
