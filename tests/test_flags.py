@@ -71,7 +71,7 @@ def test_every_option_is_here() -> None:
 def test_an_option_is_taken_and_seen(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """One that is ignored would leave what is printed as it was."""
     needs = Resources("a kernel", threads=128, registers=64, stack_bytes=0, spill_bytes=0, shared_bytes=0)
-    monkeypatch.setattr("cupyflash.launch.resources.resources", lambda kernels, _: [needs] * len(kernels))  # nothing is compiled
+    monkeypatch.setattr("cupyflash.launch.resources.resources", lambda kernels, _: [needs for _ in kernels])  # nothing is compiled
     given = f"{command} --seqlen 64 --head-dim 16 {COMMANDS[command]}"
     for name in FLAGS.keys() & {one.name for one in main.commands[command].params} - EXCEPT.get(command, set()):
         beside, flag = FLAGS[name]

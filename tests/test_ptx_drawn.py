@@ -10,6 +10,7 @@ import pytest
 
 from cupyflash.sim.ptx import Module
 from cupyflash.sim.ptx import module as launches
+from cupyflash.sim.ptx.execute.compiled import run_compiled
 from suites import MORE, sample
 
 WORDS = (
@@ -135,12 +136,18 @@ ret;
 """
 
 
-@pytest.mark.parametrize("seed", sample(range(40 * MORE), range(3)))
-def test_drawn_programs_are_the_same_by_both(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("seeds", sample([range(3), range(3, 40 * MORE)], [range(3)]), ids=len)
+def test_drawn_programs_are_the_same_by_both(seeds: range, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("llvmlite", reason="the extra llvm brings it")
+    ran = [both(seed, monkeypatch) for seed in seeds]
+    assert 3 * sum(ran) >= len(ran)  # in the others some number is NaN, or the like, and NumPy runs them
+
+
+def both(seed: int, monkeypatch: pytest.MonkeyPatch) -> bool:
+    """Runs a drawn program by NumPy and by compiled code, and compares all there is; returns whether that did not give up."""
     kernel = Module.from_ptx(Drawn(random.Random(seed)).text())
     values = np.random.default_rng(seed).integers(-(2**31), 2**31, 256).astype(np.int32)
-    own, ran, found = launches.run_compiled, [], []
+    own, ran, found = run_compiled, [], []
     monkeypatch.setattr(launches, "run_compiled", lambda *given: ran.append(own(*given)) or ran[-1])
     threads = (32, 64, 96, 128)[seed % 4]
     for engine in ("numpy", "llvm"):
@@ -148,5 +155,5 @@ def test_drawn_programs_are_the_same_by_both(seed: int, monkeypatch: pytest.Monk
         arrays = [values, np.zeros((5 * threads, 12), np.uint32), np.zeros(8, np.uint32)]
         launch = kernel.launch("drawn", 5, threads, arrays)
         found.append(([one.tobytes() for one in arrays], launch.counters, launch.traffic, launch.findings))
-    assert found[0] == found[1]
-    assert ran[0] or seed not in (0, 1, 2) or found[0][3]
+    assert found[0] == found[1], f"seed {seed}"
+    return ran[0]
