@@ -54,7 +54,7 @@ def environment() -> dict[str, str]:
 
 
 def completions(*words: str) -> list[CompletionItem]:
-    """What is offered for the last of some words."""
+    """The words that are offered for the last one."""
     return ShellComplete(main, {}, "cupyflash", "_CUPYFLASH_COMPLETE").get_completions(list(words[:-1]), words[-1])
 
 

@@ -1,4 +1,4 @@
-"""What a terminal gets, with rich and without: tables, colours, progress. Pipes get plain text."""
+"""Output to a terminal, with rich and without: tables, colours, progress. Pipes get plain text."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ WITHOUT_RICH = "import sys; sys.modules['rich'] = None; from cupyflash.sim.cli i
 
 
 def on_terminal(*arguments: str, columns: int = 100, program: tuple[str, ...] = ("-m", "cupyflash"), **more: str) -> str:
-    """What a command writes to a terminal so wide, stdout and stderr."""
+    """The text that a command writes to a terminal so wide, on stdout and stderr."""
     own = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "NO_COLOR")}
     environment = own | {"PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path]), "TERM": "xterm-256color"} | more
     master, slave = pty.openpty()

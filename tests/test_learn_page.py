@@ -142,7 +142,7 @@ def click(browser: Any, selector: str) -> None:
 
 
 def spoken(browser: Any) -> str:
-    """What a screen reader is told once nothing has moved for a while."""
+    """The text for a screen reader once nothing has moved for a while."""
     from selenium.webdriver.support.wait import WebDriverWait
 
     said = "return document.getElementById('spoken').textContent"

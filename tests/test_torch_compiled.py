@@ -41,7 +41,7 @@ def test_schemas_and_fake_kernels(name: str) -> None:
 
 
 def test_fake_gradients_have_the_shapes_and_strides_of_real_ones() -> None:
-    """Of the bias and the sinks, too."""
+    """Gradients of the bias and the sinks, too."""
     tensors, plain = of_operations()["attention"]
     plain = PLAIN | plain
     given = [each.detach() if isinstance(each, torch.Tensor) else each for each in tensors]

@@ -44,7 +44,7 @@ def test_it_computes_pytorch_s(name: str) -> None:
 
 
 def test_a_float_mask_is_added_and_gets_its_gradient() -> None:
-    """Of fewer axes than the scores, too: its gradient is a sum."""
+    """A bias with fewer axes than the scores, too: its gradient is a sum."""
     close(scaled_dot_product_attention, theirs, drawn((2, 2, 18, 16), (2, 2, 23, 16), (2, 2, 23, 16), (18, 23)))
 
 

@@ -15,7 +15,7 @@ from cupyflash.sim.two_level.steps import Heads, Steps
 PLAN = "by the schedule"
 """The source of a move that no kernel's line made."""
 ALONG = ("query", "key", "scores")
-"""What the tensors of a planned trace have rows for."""
+"""The axes for which the tensors of a planned trace have rows."""
 
 
 def planned(schedule: TileSchedule) -> Trace:

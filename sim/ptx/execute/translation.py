@@ -25,7 +25,7 @@ from .warp_run import KernelShape, module
 from .warp_tables import ATOMICS, LAUNCH, SITE_WORDS, WARP_STATE, ShadowRow, access_name
 
 WIDTHS = {1: "i32", 16: "i16", 32: "i32", 64: "i64"}
-"""What a register's rows hold for a lane, by width; predicates are one i32 for all lanes."""
+"""Types of a register's rows for a lane, by width; predicates are one i32 for all lanes."""
 
 OPCODES = frozenset({"ld", "st", "atom", "red"})
 SPACES = ("global", "shared", "const", "param", "local")

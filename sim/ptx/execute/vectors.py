@@ -5,10 +5,12 @@ NumPy evaluates the same rows, so both give the same bits. Where they might not,
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from ..decode.primitives import MOVES
 from ..decode.registry import DOWN, UP
 from ..decode.table_rows import VIEWS, WRITERS, Expression, OperandName, PrimitiveCall, function, result_dtype
 from ..state.lane_sets import WARP
@@ -116,7 +118,7 @@ SMALLEST = {4: (0x00800000, 0x7FFFFFFF), 8: (0x0010000000000000, 0x7FFFFFFFFFFFF
 """The bits of the smallest normal number, and all but the sign, by width."""
 
 
-class Arithmetic(Text):
+class Arithmetic(Text, ABC):
     """Expressions of rows as vectors. `doubtful` are results that are NaN in some lane if anything went wrong: a NaN's payload
     depends on the order of operands, so that compiled code gives up; a result that goes into another one only is not asked.
     """
@@ -128,13 +130,13 @@ class Arithmetic(Text):
         """The instruction flushes subnormal numbers."""
         self.known: dict[PrimitiveCall, LaneValue] = {}
 
+    @abstractmethod
     def flagged(self, mask: str) -> None:
         """Gives up later if a mask holds for a lane that is active."""
-        raise NotImplementedError
 
+    @abstractmethod
     def needs(self, helper: str) -> None:
         """Notes a function that is called."""
-        raise NotImplementedError
 
     # -- expressions ----------------------------------------------------------------------------------------------------
 
@@ -541,7 +543,7 @@ class Arithmetic(Text):
         return self.add(f"fcmp olt {vector('double')} {size}, {splat('double', '0x7FF0000000000000')}")
 
     def exponential(self, a: LaneValue) -> LaneValue:
-        """ex2 in float32: 2 to a power by `@power`, moved by one unit unless the power is whole."""
+        """ex2 in float32: 2 to a power by `@power`, moved by one unit, as rcp is, unless the power is whole."""
         of, single = vector("float"), np.dtype(np.float32)
         self.doubtful.pop(a.name, None)
         self.flagged(self.test("uno", "float", a.name, a.name))
@@ -550,7 +552,7 @@ class Arithmetic(Text):
         self.needs("power")
         exact = self.add(f"call {vector('double')} @power(ptr %launch, {of} {a.name})")
         bits = self.add(f"bitcast {vector('double')} {exact} to {vector('i64')}")
-        moved = self.op("xor", "i64", bits, splat("i64", 1 << 28 | 1))
+        moved = self.op("xor", "i64", bits, splat("i64", MOVED["rcp"]))
         # Subnormal results are rounded elsewhere.
         below = self.test("olt", "float", a.name, splat("float", self.literal(-125.5, single)))
         above = self.test("ogt", "float", a.name, splat("float", self.literal(-126.5 if self.flushing else -160, single)))
@@ -560,9 +562,8 @@ class Arithmetic(Text):
 
 
 MOVED = {
-    **dict.fromkeys(("rcp", "sqrt"), 1 << 28 | 1),
-    **dict.fromkeys(("div", "div.full"), 3 << 28 | 1),
-    "rsqrt": int((2.0**-22.9 - 2.0**-24) * 2.0**52),
+    name: int(MOVES[name.removesuffix(".full"), "f32"](np.zeros(1)).view(np.uint64)[0])
+    for name in ("rcp", "sqrt", "rsqrt", "div", "div.full")
 }
 """Bits by which the results of an approximation to float32 are moved."""
 

@@ -136,14 +136,8 @@ done:
 }
 """)
 
-PLACED_GLOBAL = Template("""
-  br label %look
-look:
-  %segment = load ptr, ptr %site
-  %low = load i64, ptr %segment
-  %s1 = getelementptr i64, ptr %segment, i64 1
-  %bytes = load i64, ptr %s1
-  %enough = icmp uge i64 %bytes, $SIZE
+# Whether all lanes access bytes that are there: `bytes` of them from `low` on.
+BOUNDS = Template("""  %enough = icmp uge i64 %bytes, $SIZE
   %room = sub i64 %bytes, $SIZE
   %low1 = insertelement <32 x i64> poison, i64 %low, i64 0
   %lows = shufflevector <32 x i64> %low1, <32 x i64> poison, <32 x i32> zeroinitializer
@@ -156,7 +150,16 @@ look:
   %out = and i32 %outbits, %m
   %all = icmp eq i32 %out, 0
   %inside = and i1 %all, %enough
-  br i1 %inside, label %placed, label %search
+""")
+
+PLACED_GLOBAL = Template("""
+  br label %look
+look:
+  %segment = load ptr, ptr %site
+  %low = load i64, ptr %segment
+  %s1 = getelementptr i64, ptr %segment, i64 1
+  %bytes = load i64, ptr %s1
+$BOUNDS  br i1 %inside, label %placed, label %search
 search:
   %found = call ptr @segment(ptr %launch, i64 %a)
   %nowhere = icmp eq ptr %found, null
@@ -222,21 +225,8 @@ PLACED_SHARED = Template("""
   %low = load i64, ptr %at.low
   %at.high = getelementptr i64, ptr %site, i64 3
   %high = load i64, ptr %at.high
-  %low1 = insertelement <32 x i64> poison, i64 %low, i64 0
-  %lows = shufflevector <32 x i64> %low1, <32 x i64> poison, <32 x i32> zeroinitializer
   %bytes = sub i64 %high, %low
-  %enough = icmp uge i64 %bytes, $SIZE
-  %room = sub i64 %bytes, $SIZE
-  %room1 = insertelement <32 x i64> poison, i64 %room, i64 0
-  %rooms = shufflevector <32 x i64> %room1, <32 x i64> poison, <32 x i32> zeroinitializer
-  %offset = sub <32 x i64> %addresses, %lows
-  %in = icmp ule <32 x i64> %offset, %rooms
-  %inbits = bitcast <32 x i1> %in to i32
-  %outbits = xor i32 %inbits, -1
-  %out = and i32 %outbits, %m
-  %all = icmp eq i32 %out, 0
-  %inside = and i1 %all, %enough
-  %at.host = getelementptr i64, ptr %launch, i64 $AT_SHARED
+$BOUNDS  %at.host = getelementptr i64, ptr %launch, i64 $AT_SHARED
   %host = load i64, ptr %at.host
   %at.counts = getelementptr i64, ptr %site, i64 1
   br i1 %inside, label %aligned, label %fail
@@ -542,6 +532,7 @@ def access(space: str, kind: str, size: int) -> str:
         names |= {"SINGLE": single, "INLINE": IN_TURNS.substitute(N=3, SIZE=size, CROWD="")}
     else:
         names |= {"SINGLE": SINGLE_GLOBAL, "INLINE": INLINE_GLOBAL.substitute(SIZE=size)}
+    names["BOUNDS"] = BOUNDS.substitute(SIZE=size)
     names["PLACED"] = (PLACED_SHARED if shared else PLACED_GLOBAL).substitute(names)
     names["FOLLOW"] = (FOLLOW_SHARED if shared else FOLLOW_GLOBAL).substitute(names)
     return ACCESS.substitute(names)
